@@ -91,7 +91,8 @@ def _serves(
         return False
     shape = batch, heads, kv_heads, queries, places, head_dim
     asked = *shape, value_dim, dtype, index, padded
-    if (served := runtime.served.get(asked)) is None:
+    known = runtime.served
+    if (served := known.get(asked)) is None:
         gpu = runtime.platform.spec(index)
         mask = CAUSAL_LOWER_RIGHT if queries > 1 else FULL
         try:
@@ -101,7 +102,7 @@ def _serves(
             gpu = None
         choice = choose(strided(problem), gpu, runtime.pick, runtime.estimated) if gpu else Refusal("")
         served = not isinstance(choice, Refusal) and not runtime.failure(choice, index)
-        runtime.served[asked] = served
+        known[asked] = served
     return served
 
 

@@ -77,6 +77,8 @@ class Kernels:
                 self._lost()
                 self._say(f"{reason}; SDPA runs")
                 return Refusal(reason)
+            if kernel.failure:  # meanwhile, in a launch of another thread
+                return Refusal(kernel.failure)
             memory = scratch_bytes, zeroed_bytes, self._scratch
             return CallPlan(choice.words, kernel, packed, problem, *memory, self._platform)
 

@@ -22,6 +22,7 @@ from evoattn.ops.platform import Platform
 
 PLANS_KEPT = 4096
 """Each takes some 9 kB, and a sequence that grows makes one for each of its lengths: the oldest go first."""
+Plans = dict[tuple[object, ...], CallPlan | Refusal]
 GRADIENTS = "gradients are wanted, and kernels compute the forward pass only"
 
 
@@ -49,9 +50,11 @@ class Runtime:
         self.platform, self.pick, self._others = platform, pick, others
         self.device_type = platform.device_type if platform else "cuda"
         self.estimated = False
-        self._plans: dict[tuple[object, ...], CallPlan | Refusal] = {}
+        self.plans: Plans = {}
+        """What was decided of each call. `forget` puts an empty one in its place: whoever decides takes this one before
+        it looks at anything, and keeps the decision there, so that one that `forget` has overtaken is not found."""
         self.served: dict[tuple[object, ...], bool] = {}
-        """What integrations have found out of whether a kernel serves calls to come, until `forget`."""
+        """What integrations have found out of whether a kernel serves calls to come; `forget` replaces it likewise."""
         self._kernels = Kernels(platform, folder, build, self.forget) if platform else None
         self._lock = forks.Lock()
         forks.tell(self)
@@ -63,9 +66,8 @@ class Runtime:
         self.forget()
 
     def forget(self) -> None:
-        """Decide every call anew; loaded kernels stay loaded."""
-        self._plans.clear()
-        self.served.clear()
+        """Decide every call anew, those too that another thread is deciding; loaded kernels stay loaded."""
+        self.plans, self.served = {}, {}
 
     def attend(
         self,
@@ -97,7 +99,7 @@ class Runtime:
         except (RuntimeError, AttributeError, TypeError):  # nested or sparse tensors, or no tensors at all
             reason = "kernels take strided tensors"
         if reason is None:
-            plan = self._plans.get(call)
+            plan = self.plans.get(call)
             if plan is None:
                 plan = self._decide(call, query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out)
             if plan.__class__ is Refusal:
@@ -124,17 +126,13 @@ class Runtime:
             raise NoKernel(f"No kernel serves this call: {reason}.")
         return fallback.call(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out)
 
-    def kept(self, call: tuple[object, ...]) -> CallPlan | Refusal | None:
-        """What was decided for a call, if anything."""
-        return self._plans.get(call)
-
-    def keep(self, call: tuple[object, ...], plan: CallPlan | Refusal) -> None:
-        """Keep a decision until `forget`."""
+    def keep(self, plans: Plans, call: tuple[object, ...], plan: CallPlan | Refusal) -> None:
+        """Keep a decision in what was `plans` before it was made."""
         with self._lock:
-            if len(self._plans) >= PLANS_KEPT:
-                for old in list(islice(self._plans, PLANS_KEPT // 4)):
-                    self._plans.pop(old, None)
-            self._plans[call] = plan
+            if len(plans) >= PLANS_KEPT:
+                for old in list(islice(plans, PLANS_KEPT // 4)):
+                    plans.pop(old, None)
+            plans[call] = plan
 
     def fail(self, kernel: LoadedKernel, reason: str) -> str:
         """Take a kernel out of use for the rest of the process; the reason."""
@@ -193,10 +191,11 @@ class Runtime:
     ) -> CallPlan | Refusal:
         """Decide a new call, and keep the answer unless it holds for a capture only."""
         with self._lock:
+            plans = self.plans
             choice = self.choice(query, key, value, is_causal, scale, enable_gqa, causal, lse, out)
             plan = choice if isinstance(choice, Refusal) else self.prepare(choice, query.get_device(), scale)
             if plan.__class__ is Refusal and plan.reason is COLD:
                 return plan
             if plan.__class__ is CallPlan or not asked.may_share(key, value):  # the next one may lie elsewhere
-                self.keep(call, plan)
+                self.keep(plans, call, plan)
             return plan

@@ -113,7 +113,8 @@ def by_kernel(
         *(is_causal, causal, scale, enable_gqa, return_lse, None if out is None else out.stride()),
         *variant.form(query, key),
     )
-    plan = runtime.kept(call)
+    plans = runtime.plans
+    plan = plans.get(call)
     if plan is None:
         variant.require(query, key)
         fields = variant.fields(is_causal, query, key)
@@ -122,7 +123,7 @@ def by_kernel(
         choice = runtime.choice(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, fields)
         plan = choice if isinstance(choice, Refusal) else runtime.prepare(choice, query.get_device())
         if not (isinstance(plan, Refusal) and (plan.reason is COLD or asked.may_share(key, value))):
-            runtime.keep(call, plan)
+            runtime.keep(plans, call, plan)
     if isinstance(plan, Refusal):
         return plan.reason
     return _run(runtime, plan, query, key, value, variant, out, compiled)

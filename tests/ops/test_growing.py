@@ -195,6 +195,6 @@ def test_what_is_made_ready_for_a_causal_shape_serves_its_calls(tmp_path, kind):
 def test_plans_of_the_oldest_lengths_go_first(op):
     plans = [object() for _ in range(runtime.PLANS_KEPT + 1)]
     for number, plan in enumerate(plans):
-        op.keep((number,), plan)
-    kept = [number for number in range(len(plans)) if op.kept((number,)) is plans[number]]
+        op.keep(op.plans, (number,), plan)
+    kept = [number for number in range(len(plans)) if op.plans.get((number,)) is plans[number]]
     assert kept == list(range(runtime.PLANS_KEPT // 4, len(plans)))
