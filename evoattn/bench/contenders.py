@@ -17,6 +17,7 @@ from evoattn.model.records import Candidate, Study, Trial
 from evoattn.model.space import ConfigError, KernelConfig, load_space
 from evoattn.search.starting import starting_configs
 from evoattn.storage import Storage
+from evoattn.storage.chosen import is_alike
 
 MAX_FILE_BYTES = 16 << 20
 
@@ -43,16 +44,12 @@ class Contender:
     recorded: Recorded | None = None
 
 
-def _same(recorded: dict[str, Any], problem: AttentionProblem) -> bool:
-    return {**recorded, "name": ""} == problem.with_().to_dict()
-
-
 def recorded_best(storages: list[Storage], problem: AttentionProblem, arch: str, top: int) -> list[Recorded]:
     """The best `top` measured trials of any study of `problem` on `arch`, best first, one per config."""
     found: list[Recorded] = []
     for storage in storages:
         for study in storage.studies():
-            if study.arch == arch and not study.offline and _same(study.problem, problem):
+            if study.arch == arch and is_alike(study, problem, None, offline=False):
                 found += [Recorded(storage, study, trial) for trial in storage.leaderboard(study, top)]
     best: dict[str, Recorded] = {}
     for entry in sorted(found, key=lambda e: e.median_us):
@@ -116,7 +113,7 @@ def write_configs(storages: list[Storage], top: int) -> str:
         for study in storage.studies():
             if not study.offline:
                 problem = AttentionProblem(**study.problem)
-                problems[json.dumps(problem.with_().to_dict(), sort_keys=True), study.arch] = problem
+                problems[problem.with_(), study.arch] = problem
     lines = []
     for (_, arch), problem in problems.items():
         for recorded in recorded_best(storages, problem, arch, top):

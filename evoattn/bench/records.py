@@ -8,6 +8,7 @@ from evoattn.model.gpu import DetectedDevice, GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Evaluation, Study, Timing, TrialState
 from evoattn.storage import Storage
+from evoattn.storage.chosen import is_alike
 from evoattn.storage.versions import collect
 from evoattn.timing.protocol import CacheMode
 
@@ -59,9 +60,9 @@ class BenchRecords:
         return f"bench_{self.problem.name or 'shape'}_{self._gpu.name}"
 
     def _find(self) -> Study | None:
-        fields = self.problem.to_dict()
+        """One that a bench began, by its name, not a search."""
         for study in self._storage.studies():
-            if study.name.startswith(self._stem) and study.problem == fields and not study.offline:
+            if study.name.startswith(self._stem) and is_alike(study, self.problem, self._gpu, offline=False):
                 return study
         return None
 
@@ -69,8 +70,6 @@ class BenchRecords:
         families = tuple(
             name for name, family in FAMILIES.items() if family.why_unsupported(self.problem, self._gpu) is None
         )
-        taken = set(self._storage.study_names())
-        stem = self._stem
-        name = next(n for n in (stem, *(f"{stem}_{i}" for i in range(2, len(taken) + 3))) if n not in taken)
+        name = self._storage.free_name(self._stem)
         facts, options = collect(self._device), {"cache": self._cache}
         return self._storage.create_study(name, self.problem, self._gpu, False, "genetic", 0, families, facts, options)

@@ -78,7 +78,7 @@ def begin_study(request: SearchRequest, wanted: SearchPlan) -> PreparedSearch:
         "starting_configs": words.starting_configs,
     }
     study = storage.create_study(
-        words.study or _free_name(storage, stem),
+        words.study or storage.free_name(stem),
         wanted.problem,
         wanted.gpu,
         offline,
@@ -154,8 +154,3 @@ def make_search(
         words.sanitize,
         tools,
     )
-
-
-def _free_name(storage: Storage, stem: str) -> str:
-    taken = set(storage.study_names())
-    return next(n for n in (stem, *(f"{stem}_{i}" for i in range(2, len(taken) + 3))) if n not in taken)

@@ -16,9 +16,9 @@ BEST = "best"
 def is_alike(study: Study, problem: AttentionProblem, gpu: GpuSpec | None, offline: bool | None = None) -> bool:
     """Whether `study` is of the problem, whatever its name, and of the GPU and the kind, where these are given."""
     return (
-        AttentionProblem(**study.problem).with_() == problem.with_()
-        and (gpu is None or study.gpu == gpu.name)
+        (gpu is None or study.gpu == gpu.name)
         and (offline is None or study.offline == offline)
+        and AttentionProblem(**study.problem).with_() == problem.with_()
     )
 
 

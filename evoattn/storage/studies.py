@@ -77,6 +77,11 @@ class Studies(Database):
         names = self._read(lambda c: c.scalars(select(studies.c.name).order_by(studies.c.id)).all())
         return [plain_text(name) for name in names]
 
+    def free_name(self, stem: str) -> str:
+        """`stem`, or `stem_2`, `stem_3` …: the first that no study is called."""
+        taken = set(self.study_names())
+        return next(n for n in (stem, *(f"{stem}_{i}" for i in range(2, len(taken) + 3))) if n not in taken)
+
     def study(self, study_id: int) -> Study:
         """The study with this id, as trials name it. Raises `UnknownRecord`."""
         for study in self._select_studies(select(studies).where(studies.c.id == study_id)):

@@ -1,14 +1,20 @@
 """Who is benched on which problems: records, starting configs, a file of configs, words."""
 
+import sqlite3
+
 import pytest
-from bench_fakes import CONFIGS, GPU, PROBLEM, record
+from bench_fakes import CONFIGS, GPU, PROBLEM, record, timing
 from rich.console import Console
 from typer.testing import CliRunner
 
-from evoattn.bench.contenders import choose, read_configs, write_configs
+from evoattn.bench.contenders import Contender, choose, read_configs, recorded_best, write_configs
+from evoattn.bench.records import BenchRecords
 from evoattn.bench.session import run_bench
 from evoattn.cli.main import app
-from evoattn.model.gpu import DetectedDevice, GpuError
+from evoattn.families.registry import FAMILIES
+from evoattn.families.render import render
+from evoattn.model.gpu import GPUS, DetectedDevice, GpuError
+from evoattn.model.records import Evaluation, TrialState
 from evoattn.model.space import ConfigError
 
 
@@ -40,6 +46,25 @@ def test_configs_travel_and_are_checked(storage, tmp_path):
         path.write_text(text)
         with pytest.raises(ConfigError, match="Line 1"):
             read_configs(path, PROBLEM, "sm_90a")
+
+
+def test_a_study_that_says_of_its_problem_what_others_leave_out_is_of_the_same_problem(storage, tmp_path):
+    number = record(storage, CONFIGS[0], 50.0).number
+    with sqlite3.connect(tmp_path / "db.sqlite") as plain:
+        plain.execute("UPDATE studies SET problem = json_set(problem, '$.lse', json('false'))")
+    plain.close()
+    (found,) = recorded_best([storage], PROBLEM.with_(name="else"), "sm_90a", 4)
+    assert found.trial.number == number
+
+
+def test_results_go_to_the_bench_s_own_study_of_the_card_that_was_timed(storage):
+    contender = Contender(CONFIGS[0], render(FAMILIES["flash_mma"], PROBLEM, CONFIGS[0], GPU))
+    done, studies = Evaluation(TrialState.COMPLETE, timings=(timing(50.0, "screen", "alone"),)), []
+    for gpu in (GPUS["h100-pcie"], GPU, GPU):
+        here = DetectedDevice(0, gpu.name, (9, 0), "13.0")
+        trial = storage.trial(BenchRecords(storage, gpu, here, "warm", PROBLEM).record(contender, done))
+        studies.append(storage.study(trial.study_id))
+    assert [study.gpu for study in studies] == ["h100-pcie", "h100", "h100"] and studies[1] == studies[2]
 
 
 @pytest.mark.slow

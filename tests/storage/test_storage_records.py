@@ -50,6 +50,14 @@ def test_a_study_of_any_named_problem_comes_back(either):
         assert either.find_study(name) == study and AttentionProblem(**study.problem).scale == scaled.scale, name
 
 
+def test_a_name_that_no_study_has(either):
+    facts = PROBLEM, gpu.lookup("h100"), True, "genetic", 0, ("flash_wgmma",), {}, {}
+    given = [either.create_study(either.free_name("stem"), *facts).name for _ in range(3)]
+    assert given == ["stem", "stem_2", "stem_3"]
+    either.create_study("stem_5", *facts)
+    assert either.free_name("stem") == "stem_4" and either.free_name("other") == "other"
+
+
 def test_a_nan_error_is_kept_as_json_that_others_can_read(either, url, plain):
     study = make_study(either)
     report = ValidationReport("cuda", (CheckResult("large logits", False, math.nan, 1e-2, "NaN."),))
