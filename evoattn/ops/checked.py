@@ -38,7 +38,7 @@ def record(cubin: Cubin, machine: str, folder: Path, config: KernelConfig, wrong
 def load(choice: Choice, cubin: Cubin, index: int, platform: Platform, folder: Path) -> LoadedKernel:
     """The chosen kernel on a device. Its `failure` is set if it answered wrong there, now or at an earlier check.
 
-    Raises what loading and checking raise.
+    Raises what loading and checking raise, and keeps no record then: it may go well in the next process.
     """
     family, problem, config = choice.family, choice.problem.packed, choice.config
     kernel, machine = LoadedKernel(cubin.code, platform, index), platform.identity(index)

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from evoattn.backends.base import LaunchError
 from evoattn.families.base import starts_zeroed
 from evoattn.model.launch import KernelLaunch
 from evoattn.ops.packed import PackedLaunch, Place
-from evoattn.ops.platform import Platform
+from evoattn.ops.platform import Platform, error_of
 
 if TYPE_CHECKING:  # only a check has one
     from evoattn.model.records import CompiledKernel
@@ -89,7 +88,7 @@ class KernelBackend:
     def run(
         self, compiled: CompiledKernel, launches: tuple[KernelLaunch, ...], buffers: dict[str, torch.Tensor]
     ) -> tuple[str, ...]:
-        """See `Backend.run`; `compiled` is what is loaded already. Raises `LaunchError`."""
+        """See `Backend.run`; `compiled` is what is loaded already. Raises `LaunchError` or `ContextLost`."""
         places = {name: (index, 0) for index, name in enumerate(buffers)}
         addresses = tuple(buffer.data_ptr() for buffer in buffers.values())
         with self._platform.guard(self._kernel.index):
@@ -98,6 +97,7 @@ class KernelBackend:
                 packed.bind(addresses)
                 packed.set_stream(stream)
                 if status := self._platform.launch(packed.config, packed.function, packed.arguments, None):
-                    raise LaunchError(f"The launch of {packed.kernel} failed: {self._platform.describe(status)}.")
+                    words = self._platform.describe(status)
+                    raise error_of(status, f"The launch of {packed.kernel} failed: {words}.")
             self._platform.synchronize(self._kernel.index)
         return ()

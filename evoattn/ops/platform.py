@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 from evoattn.backends import tensor_map
-from evoattn.backends.base import LaunchError
+from evoattn.backends.base import ContextLost, LaunchError
 from evoattn.model.gpu import GpuSpec, detect_devices
 from evoattn.model.launch import TensorMap
 
@@ -22,7 +22,17 @@ MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
 INVALID_CONTEXT, INVALID_HANDLE = 201, 400
 NO_CONTEXT = frozenset((INVALID_CONTEXT, INVALID_HANDLE))
 """What a launch answers in a thread in which the device's context is not current yet."""
+FAULTS = frozenset((700, 702, 714, 715, 716, 717, 718, 719))
+"""What cuda.h's CUresult says of a kernel that went wrong while it ran: ILLEGAL_ADDRESS, LAUNCH_TIMEOUT,
+HARDWARE_STACK_ERROR, ILLEGAL_INSTRUCTION, MISALIGNED_ADDRESS, INVALID_ADDRESS_SPACE, INVALID_PC and LAUNCH_FAILED (all
+CUDA_ERROR_…). The context is lost with it. Every other status says something of the machine at that moment, too: no
+memory, a capture in another thread."""
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
+
+
+def error_of(status: int, sentence: str) -> LaunchError | ContextLost:
+    """What to raise for a status of the driver: `ContextLost` for a kernel's own fault, else `LaunchError`."""
+    return (ContextLost if status in FAULTS else LaunchError)(sentence)
 
 
 class Platform(Protocol):
@@ -91,7 +101,7 @@ class Platform(Protocol):
         ...
 
     def synchronize(self, index: int) -> None:
-        """Wait for the device. Raises `LaunchError` where a kernel failed."""
+        """Wait for the device. Raises `ContextLost` where a kernel went wrong, `LaunchError` on any other failure."""
         ...
 
 
@@ -187,11 +197,11 @@ class CudaPlatform:
         return f"{(text.value or b'unknown error').decode()} (CUDA error {status})"
 
     def synchronize(self, index: int) -> None:
-        """See `Platform`. Raises `LaunchError` where a kernel failed."""
-        try:
-            torch.cuda.synchronize(index)
-        except RuntimeError as error:
-            raise LaunchError(f"The kernel failed: {str(error).splitlines()[0]}") from None
+        """See `Platform`. Raises `ContextLost` or `LaunchError`."""
+        with self.guard(index):
+            self.make_context_current(index)
+            if status := self._cuda.cuCtxSynchronize():  # torch's own wait gives words in place of a status
+                raise error_of(status, f"The kernel failed: {self.describe(status)}.")
 
     def _require(self, status: int, what: str) -> None:
         if status:

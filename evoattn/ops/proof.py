@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from evoattn.backends.base import LaunchError
+from evoattn.backends.base import ContextLost
 from evoattn.correctness.cases import device_cases, make_case
 from evoattn.correctness.validate import check
 from evoattn.families.base import Family
@@ -34,11 +34,15 @@ def prove(
     """Empty if the kernel answers right on this machine, else one sentence.
 
     Two small problems of the same head_dim, dtype and mask, over poisoned outputs between guard bands, judged by
-    flash-attention's rule (`correctness.reference.Answer`); the second is run twice and compared bit for bit. Waits
-    for the device.
+    flash-attention's rule (`correctness.reference.Answer`); the second is run twice and compared bit for bit. A kernel
+    that loses the device's context is not right either. Waits for the device.
+
+    Raises what says nothing of the kernel: `LaunchError` where the driver refuses something, torch's errors where there
+    is no memory, `ContextLost` where the context was lost before.
     """
     backend = KernelBackend(kernel, platform)
     built = BuiltKernel(family, config, gpu, CompiledKernel(cubin.code, "", CompileInfo()))
+    platform.synchronize(kernel.index)  # a fault in what was enqueued before is not this kernel's
     try:
         with platform.guard(kernel.index), torch.no_grad(), torch.autocast(platform.device_type, enabled=False):
             for name, shape, kind in device_cases(problem):
@@ -47,6 +51,6 @@ def prove(
                     result = check(backend, built, case, repeat=name == CASES[-1])
                     if not result.passed:
                         return result.reason
-    except LaunchError as error:
+    except ContextLost as error:
         return str(error)
     return ""

@@ -236,6 +236,6 @@ def test_whether_a_kernel_serves_is_asked_again_where_that_may_have_changed(tmp_
         assert kernel_serves(*step)
         register()
         fake.status = 1  # so that the kernel fails its check
-        with pytest.warns(RuntimeWarning, match="failed its check"):
+        with pytest.warns(RuntimeWarning, match="fake error 1; SDPA runs"):
             steps(llama, NAME)
         assert not kernel_serves(*step)

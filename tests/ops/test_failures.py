@@ -35,29 +35,6 @@ def test_a_launch_that_fails_falls_back_and_is_not_tried_again(device):
     assert "fake error 719" in explain(q, k, v, enable_gqa=True)
 
 
-def test_a_kernel_that_answers_wrong_is_never_used_on_this_machine(device, tmp_path):
-    device.error = 0.05
-    q, k, v = tensors()
-    with pytest.warns(RuntimeWarning, match="failed its check on this machine: .*largest error"):
-        answer = attention(q, k, v, enable_gqa=True)
-    assert torch.equal(answer, F.scaled_dot_product_attention(q, k, v, enable_gqa=True))
-    device.error = 0.0  # the record counts, in the next process too
-    with current.use(fake_runtime(device, tmp_path)):
-        with pytest.warns(RuntimeWarning, match="never used here"):
-            attention(q, k, v, enable_gqa=True)
-        with pytest.raises(NoKernel, match="failed its check"):
-            attention(q, k, v, enable_gqa=True, strict=True)
-
-
-def test_a_check_that_passed_is_not_repeated(device, tmp_path):
-    attention(*tensors(), enable_gqa=True)
-    assert len(device.launches) > 1
-    device.launches.clear()
-    with current.use(fake_runtime(device, tmp_path)):
-        attention(*tensors(), enable_gqa=True)
-    assert len(device.launches) == 1
-
-
 def test_a_module_that_does_not_load_costs_a_warning(device):
     def refuse(cubin):
         raise LaunchError("The driver could not load the module.")
@@ -120,19 +97,6 @@ def test_a_kernel_that_cannot_be_compiled_costs_a_warning_and_one_try(device, tm
         assert str(error) in explain(q, k, v, enable_gqa=True)
 
 
-def test_a_check_that_breaks_off_leaves_no_kernel_in_use(device):
-    def run_out(index):
-        raise torch.OutOfMemoryError("CUDA out of memory.")
-
-    device.synchronize = run_out
-    q, k, v = tensors()
-    with pytest.warns(RuntimeWarning, match="out of memory; SDPA runs"):
-        attention(q, k, v, enable_gqa=True)
-    before = len(device.launches)
-    attention(q[:, :, :9], k, v, enable_gqa=True)
-    assert len(device.launches) == before, "a kernel that was never proved answers nobody"
-
-
 def test_a_loaded_kernel_that_the_driver_refuses_is_tried_once_for_all_shapes(device):
     q, k, v = tensors()
     attention(q, k, v, enable_gqa=True, strict=True)
@@ -158,17 +122,6 @@ def test_a_loaded_kernel_that_the_driver_refuses_is_tried_once_for_all_shapes(de
         assert "200000 bytes" in explain(q, k, v, enable_gqa=True)
         with pytest.raises(NoKernel, match="200000 bytes"):
             attention(q, k, v, enable_gqa=True, strict=True)
-
-
-@pytest.mark.parametrize("damage", ["", "[]", '{"cubin": "other", "machine": "a fake GPU, driver 1.0", "wrong": ""}'])
-def test_a_damaged_record_of_a_check_is_made_again(device, tmp_path, damage):
-    attention(*tensors(), enable_gqa=True)
-    (record,) = tmp_path.glob("*.check")
-    record.write_text(damage)
-    device.error = 0.05
-    with current.use(fake_runtime(device, tmp_path)), pytest.warns(RuntimeWarning, match="failed its check"):
-        attention(*tensors(), enable_gqa=True)
-    assert "largest error" in record.read_text()
 
 
 def test_machine_code_of_another_gpu_costs_a_warning(device, tmp_path):

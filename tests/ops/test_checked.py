@@ -1,0 +1,120 @@
+"""The check at a kernel's first use on a machine: what it says of the kernel stays, other failures do not."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fake_device import fake_runtime, near, reference, tensors
+
+from evoattn.backends.base import LaunchError
+from evoattn.ops import current
+from evoattn.ops.attention import attention
+from evoattn.ops.platform import error_of
+from evoattn.ops.runtime import NoKernel
+
+
+def broken(device, status):
+    """What waiting for the device comes to after a kernel went wrong."""
+
+    def wait(index):
+        raise error_of(status, f"{device.describe(status)}.")
+
+    return wait
+
+
+def test_a_kernel_that_answers_wrong_is_never_used_on_this_machine(device, tmp_path):
+    device.error = 0.05
+    q, k, v = tensors()
+    with pytest.warns(RuntimeWarning, match="failed its check on this machine: .*largest error"):
+        answer = attention(q, k, v, enable_gqa=True)
+    assert torch.equal(answer, F.scaled_dot_product_attention(q, k, v, enable_gqa=True))
+    device.error = 0.0  # the record counts, in the next process too
+    with current.use(fake_runtime(device, tmp_path)):
+        with pytest.warns(RuntimeWarning, match="never used here"):
+            attention(q, k, v, enable_gqa=True)
+        with pytest.raises(NoKernel, match="failed its check"):
+            attention(q, k, v, enable_gqa=True, strict=True)
+
+
+@pytest.mark.parametrize("status", [2, 600, 701, 900], ids=["no memory", "not ready", "resources", "a capture"])
+def test_a_launch_that_is_refused_during_a_check_is_tried_again_by_the_next_process(device, tmp_path, status):
+    q, k, v = tensors()
+    device.status = status
+    with pytest.warns(RuntimeWarning, match=f"fake error {status}; SDPA runs"):
+        attention(q, k, v, enable_gqa=True)
+    device.status = 0
+    with pytest.raises(NoKernel, match=f"fake error {status}"):
+        attention(q[:, :, :9], k, v, enable_gqa=True, strict=True)  # not in this one
+    assert not list(tmp_path.glob("*.check"))
+    with current.use(fake_runtime(device, tmp_path)):
+        assert near(attention(q, k, v, enable_gqa=True, strict=True), reference(q, k, v))
+
+
+def test_a_function_that_is_not_loaded_for_want_of_memory_is_no_failed_check(device, tmp_path):
+    def refuse(module, name):
+        raise LaunchError(f"The driver could not load {name}: out of memory (CUDA error 2).")
+
+    enough, device.function = device.function, refuse
+    with pytest.warns(RuntimeWarning, match="out of memory .CUDA error 2.; SDPA runs"):
+        attention(*tensors(), enable_gqa=True)
+    device.function = enough
+    with current.use(fake_runtime(device, tmp_path)):
+        attention(*tensors(), enable_gqa=True, strict=True)
+
+
+@pytest.mark.parametrize("status", [700, 702, 715, 716, 719])
+def test_a_kernel_that_goes_wrong_in_its_check_is_never_used_on_this_machine(device, tmp_path, status):
+    def launch(*arguments):
+        device.synchronize = broken(device, status)
+        return 0
+
+    healthy, device.launch = (device.launch, device.synchronize), launch
+    with pytest.warns(RuntimeWarning, match=f"failed its check on this machine: fake error {status}; it is never used"):
+        attention(*tensors(), enable_gqa=True)
+    device.launch, device.synchronize = healthy
+    with current.use(fake_runtime(device, tmp_path)), pytest.warns(RuntimeWarning, match=f"fake error {status}; it is"):
+        attention(*tensors(), enable_gqa=True)
+    assert not device.launches
+
+
+def test_a_fault_before_a_check_is_not_held_against_the_kernel(device, tmp_path):
+    """Of a kernel of the user's own, whose fault shows where the device is waited for next."""
+    healthy, device.synchronize = device.synchronize, broken(device, 700)
+    with pytest.warns(RuntimeWarning, match="fake error 700; SDPA runs"):
+        attention(*tensors(), enable_gqa=True)
+    device.synchronize = healthy
+    with current.use(fake_runtime(device, tmp_path)):
+        attention(*tensors(), enable_gqa=True, strict=True)
+
+
+def test_a_check_that_passed_is_not_repeated(device, tmp_path):
+    attention(*tensors(), enable_gqa=True)
+    assert len(device.launches) > 1
+    device.launches.clear()
+    with current.use(fake_runtime(device, tmp_path)):
+        attention(*tensors(), enable_gqa=True)
+    assert len(device.launches) == 1
+
+
+def test_a_check_that_breaks_off_leaves_no_kernel_in_use(device):
+    def run_out(index):
+        if device.launches:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    device.synchronize = run_out
+    q, k, v = tensors()
+    with pytest.warns(RuntimeWarning, match="out of memory; SDPA runs"):
+        attention(q, k, v, enable_gqa=True)
+    before = len(device.launches)
+    attention(q[:, :, :9], k, v, enable_gqa=True)
+    assert len(device.launches) == before, "a kernel that was never proved answers nobody"
+
+
+@pytest.mark.parametrize("damage", ["", "[]", '{"cubin": "other", "machine": "a fake GPU, driver 1.0", "wrong": ""}'])
+def test_a_damaged_record_of_a_check_is_made_again(device, tmp_path, damage):
+    attention(*tensors(), enable_gqa=True)
+    (record,) = tmp_path.glob("*.check")
+    record.write_text(damage)
+    device.error = 0.05
+    with current.use(fake_runtime(device, tmp_path)), pytest.warns(RuntimeWarning, match="failed its check"):
+        attention(*tensors(), enable_gqa=True)
+    assert "largest error" in record.read_text()
