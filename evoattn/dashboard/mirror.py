@@ -21,7 +21,6 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Study, Trial
 from evoattn.model.records import TrialState as State
 from evoattn.model.space import ConfigError, load_space
-from evoattn.report.analysis import value_of
 from evoattn.storage import Storage, StorageError
 
 ARTIFACT = "artifacts:"
@@ -120,7 +119,7 @@ class Mirror:
         return {name: tuple(values) for name, values in found.items()}
 
     def _as_optuna(self, trial: Trial) -> FrozenTrial:
-        value = None if trial.disqualified else value_of(trial, self._study.offline)
+        value = trial.value
         params = self._params(trial)
         made = create_trial(
             state=TrialState.FAIL if value is None else TrialState.COMPLETE,

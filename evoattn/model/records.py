@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -16,6 +17,12 @@ SM_COUNT = "sm_count"
 """Among the options of a study: SMs of the device."""
 MAX_SM_COUNT = 1 << 10
 """More is no GPU: a database may hold anything."""
+
+
+def is_positive(value: float) -> bool:
+    """Whether a time or cost can be divided by and drawn on a logarithmic axis; a damaged database may hold
+    anything."""
+    return 0 < value < math.inf
 
 
 class TrialState(StrEnum):
@@ -182,6 +189,15 @@ class Trial:
     def disqualified(self) -> str:
         """Why it is on no leaderboard although it was right when it was recorded; empty if it is on one."""
         return next((t.disqualified for t in self.timings if t.disqualified), "")
+
+    @property
+    def value(self) -> float | None:
+        """What a search minimises: the median in µs where it was measured, the relative cost where it was estimated; a
+        study has one or the other. None for a trial that is not right, and for a number that no kernel can have."""
+        value = self.relative_cost if self.state is TrialState.ESTIMATED else None
+        if self.state is TrialState.COMPLETE and self.timing and not self.disqualified:
+            value = self.timing.median_us
+        return value if value is not None and is_positive(value) else None
 
 
 @dataclass(frozen=True)

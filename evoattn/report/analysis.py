@@ -10,7 +10,7 @@ from datetime import datetime
 
 import numpy as np
 
-from evoattn.model.records import Study, Trial, TrialState
+from evoattn.model.records import Study, Trial, TrialState, is_positive
 from evoattn.report.rows import Ancestor, CostModelRank, FailureGroup, Progress
 
 MIN_TRIALS_TO_CORRELATE = 10
@@ -18,32 +18,15 @@ MAX_ANCESTORS = 24
 MAX_REASON = 240
 
 
-def is_positive(value: float) -> bool:
-    """Whether a time or cost can be divided by and drawn on a logarithmic axis; a damaged database may hold
-    anything."""
-    return 0 < value < math.inf
-
-
-def value_of(trial: Trial, offline: bool) -> float | None:
-    """What the study ranks by: the median in µs, or the relative cost offline; None for a trial that is not right."""
-    value = None
-    if offline and trial.state is TrialState.ESTIMATED:
-        value = trial.relative_cost
-    elif not offline and trial.state is TrialState.COMPLETE and trial.timing and not trial.disqualified:
-        value = trial.timing.median_us
-    return value if value is not None and is_positive(value) else None
-
-
 Results = dict[str, list[tuple[Trial, float]]]
 """By family: its right trials with their times in µs, or their relative costs, best first."""
 
 
-def right_trials(trials: Iterable[Trial], offline: bool) -> Results:
+def right_trials(trials: Iterable[Trial]) -> Results:
     """The right trials by family; families without one are left out."""
     found: Results = {}
     for trial in trials:
-        value = value_of(trial, offline)
-        if value is not None:
+        if (value := trial.value) is not None:
             found.setdefault(trial.family, []).append((trial, value))
     return {family: sorted(pairs, key=lambda pair: pair[1]) for family, pairs in found.items()}
 
@@ -60,7 +43,7 @@ def progress(study: Study, trials: Iterable[Trial]) -> Progress:
     course = Progress("relative_cost" if study.offline else "median_us", [], [], [], [], [])
     best = float("inf")
     for trial in trials:
-        value = value_of(trial, study.offline)
+        value = trial.value
         if value is None:
             continue
         if value < best:
@@ -100,7 +83,7 @@ def _ranks(values: Sequence[float]) -> np.ndarray:
 def rank_cost_model(trials: Iterable[Trial]) -> CostModelRank | None:
     """Spearman's correlation (Pearson's over ranks) of `relative_cost` with the median over `COMPLETE` trials; None
     below 10 of them."""
-    right = [(t.relative_cost, value_of(t, offline=False)) for t in trials]
+    right = [(t.relative_cost, t.value) for t in trials if t.state is TrialState.COMPLETE]
     pairs = [(cost, us) for cost, us in right if us is not None and cost is not None and is_positive(cost)]
     if len(pairs) < MIN_TRIALS_TO_CORRELATE:
         return None
@@ -110,7 +93,7 @@ def rank_cost_model(trials: Iterable[Trial]) -> CostModelRank | None:
     return CostModelRank(float(np.corrcoef(cost, time)[0, 1]), len(pairs))
 
 
-def lineage(best: Trial | None, trials: dict[int, Trial], offline: bool) -> tuple[Ancestor, ...]:
+def lineage(best: Trial | None, trials: dict[int, Trial]) -> tuple[Ancestor, ...]:
     """`best` and its ancestors, youngest first, at most `MAX_ANCESTORS`; parents that are not in the study are passed
     over."""
     found: dict[int, Trial] = {}
@@ -124,21 +107,18 @@ def lineage(best: Trial | None, trials: dict[int, Trial], offline: bool) -> tupl
             for n in dict.fromkeys(trial.parents)
             if n in trials and n < trial.number and trials[n] not in front
         ]
-    return tuple(ancestor(trial, trials, offline) for trial in found.values())
+    return tuple(ancestor(trial, trials) for trial in found.values())
 
 
-def ancestor(trial: Trial, trials: dict[int, Trial], offline: bool) -> Ancestor:
+def ancestor(trial: Trial, trials: dict[int, Trial]) -> Ancestor:
     """How `trial` was bred: its value, and its genes against the best of its parents in `trials`."""
     parents = [trials[n] for n in trial.parents if n in trials and trials[n].family == trial.family]
     changes = {}
     if parents:
-        values = {p.number: value_of(p, offline) for p in parents}
-        parent = min(parents, key=lambda p: (values[p.number] is None, values[p.number] or 0.0))
+        parent = min(parents, key=lambda p: p.value or math.inf)
         changes = {
             name: (parent.config.get(name), value)
             for name, value in trial.config.items()
             if parent.config.get(name) != value
         }
-    return Ancestor(
-        trial.number, trial.family, trial.state.value, trial.operator, trial.parents, value_of(trial, offline), changes
-    )
+    return Ancestor(trial.number, trial.family, trial.state.value, trial.operator, trial.parents, trial.value, changes)

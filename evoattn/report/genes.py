@@ -21,16 +21,14 @@ MIN_DIFFERENCE = 0.2
 """Of the share among the best from that among all."""
 
 
-def improvements(progress: Progress, trials: dict[int, Trial], offline: bool) -> tuple[Improvement, ...]:
+def improvements(progress: Progress, trials: dict[int, Trial]) -> tuple[Improvement, ...]:
     """Each new best in the order found, with its gain over the best before it and its genes against its best parent."""
     found = []
     before: float | None = None
     for index in progress.improvements:
         value = progress.value[index]
         gain = None if before is None else 1 - value / before
-        found.append(
-            Improvement(progress.elapsed_s[index], gain, ancestor(trials[progress.trial[index]], trials, offline))
-        )
+        found.append(Improvement(progress.elapsed_s[index], gain, ancestor(trials[progress.trial[index]], trials)))
         before = value
     return tuple(found)
 

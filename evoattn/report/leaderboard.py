@@ -8,9 +8,8 @@ from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import KernelLaunch
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.records import CompileInfo, Timing, Trial
+from evoattn.model.records import CompileInfo, Timing, Trial, is_positive
 from evoattn.model.space import KernelConfig
-from evoattn.report.analysis import is_positive
 from evoattn.report.rows import LaunchOccupancy, LeaderboardRow
 from evoattn.timing.protocol import ENERGY
 

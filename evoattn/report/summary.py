@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from evoattn.model.gpu import GpuError, GpuSpec
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.records import Study, Timing, Trial
+from evoattn.model.records import Study, Timing, Trial, is_positive
 from evoattn.report.analysis import (
     Results,
     group_failures,
-    is_positive,
     lineage,
     progress,
     rank_cost_model,
@@ -54,7 +53,7 @@ def summarise(storage: Storage, study: Study, limit: int = 20) -> StudySummary:
         return leaderboard_row(rank, trial, problem, spec, peers, study.offline)
 
     rows = tuple(row(rank, trial) for rank, trial in enumerate(ranked[:limit], 1))
-    results = right_trials(trials.values(), study.offline)
+    results = right_trials(trials.values())
     return StudySummary(
         study=study.name,
         kind="estimated" if study.offline else "measured",
@@ -82,8 +81,8 @@ def summarise(storage: Storage, study: Study, limit: int = 20) -> StudySummary:
         progress=course,
         importances=_importances(study, results),
         cost_model=None if study.offline else rank_cost_model(trials.values()),
-        lineage=lineage(leader, trials, study.offline),
-        improvements=improvements(course, trials, study.offline),
+        lineage=lineage(leader, trials),
+        improvements=improvements(course, trials),
         genes=gene_values(results),
         samples=family_samples(results),
         roofs=() if study.offline or spec is None else roofs(problem, spec),

@@ -9,9 +9,8 @@ from typing import Any
 from evoattn.cost.words import sentences
 from evoattn.model.errors import WrongUse
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.records import Study, Timing, Trial
+from evoattn.model.records import Study, Timing, Trial, is_positive
 from evoattn.model.space import KernelConfig, spelling
-from evoattn.report.analysis import is_positive, value_of
 from evoattn.report.rows import LeaderboardRow, Origin, PeerRatio, Winner
 from evoattn.samplers.base import STARTING
 from evoattn.storage import Storage
@@ -84,11 +83,10 @@ def _origin(storage: Storage, study: Study, leader: Trial, source: str) -> Origi
         return None
 
     def order(trial: Trial) -> tuple[bool, bool, float]:
-        value = value_of(trial, study.offline)
-        return trial.family != leader.family, not _in_one_final(trial, leader), float("inf") if value is None else value
+        return trial.family != leader.family, not _in_one_final(trial, leader), trial.value or float("inf")
 
     best = min(starting, key=order)
-    ours, theirs = value_of(leader, study.offline), value_of(best, study.offline)
+    ours, theirs = leader.value, best.value
     changes: dict[str, tuple[Any, Any]] = {}
     diff = ""
     if best.family == leader.family:

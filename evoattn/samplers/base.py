@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from evoattn.model.records import Proposal, Trial, TrialState
+from evoattn.model.records import Proposal, Trial, TrialState, is_positive
 from evoattn.model.space import SearchSpace, config_id
 from evoattn.samplers.pool import ConfigPool, Params, WhyInvalid
 
@@ -62,7 +62,7 @@ class Sampler(Protocol):
 def objective(trial: Trial) -> float | None:
     """What samplers minimise: the log of the median in µs, or of the relative cost (a study has one or the other).
 
-    None for a failure.
+    None for a failure. Unlike `Trial.value` it has a pruned trial's, and one's that a final disqualified.
     """
     if trial.state in (TrialState.COMPLETE, TrialState.PRUNED) and trial.timing:
         cost: float | None = trial.timing.median_us
@@ -70,7 +70,7 @@ def objective(trial: Trial) -> float | None:
         cost = trial.relative_cost
     else:
         return None
-    return math.log(cost) if cost and math.isfinite(cost) and cost > 0 else None
+    return math.log(cost) if cost is not None and is_positive(cost) else None
 
 
 class ProposingSampler:

@@ -16,7 +16,7 @@ from evoattn.model.records import Trial
 from evoattn.model.space import KernelConfig
 from evoattn.search.crew import Crew, begun
 from evoattn.search.machines import Machines, machines_of
-from evoattn.search.progress import Progress, value_of
+from evoattn.search.progress import Progress
 from evoattn.search.request import SearchPlan, SearchRequest, SearchWords, plan, read_words
 from evoattn.search.setup import PreparedSearch, begin_study, make_search
 from evoattn.search.tools import Tools
@@ -52,7 +52,7 @@ class SearchResult:
     @property
     def value(self) -> float | None:
         """The leader's median in µs; its relative cost in an offline search."""
-        return value_of(self.best)
+        return self.best.value
 
     @property
     def ratio(self) -> float | None:

@@ -11,15 +11,6 @@ from evoattn.model.records import Trial, TrialState
 _NEVER_RAN = (TrialState.INVALID_CONFIG, TrialState.DUPLICATE, TrialState.COMPILE_ERROR)
 
 
-def value_of(trial: Trial) -> float | None:
-    """What a search minimises: the median in µs of a measured trial, the relative cost of an estimated one. None for
-    any other."""
-    if trial.state is TrialState.ESTIMATED:
-        return trial.relative_cost
-    measured = trial.state is TrialState.COMPLETE and not trial.disqualified and trial.timing
-    return measured.median_us if measured else None
-
-
 @dataclass
 class Progress:
     """What the live display shows; only the search writes it."""
@@ -44,7 +35,7 @@ class Progress:
     best: Trial | None = None
     improvements: list[tuple[float, float]] = field(default_factory=list)
     """(seconds, value) each time that this run found a better trial: `seconds` as in `Progress.seconds`, the value as
-    in `value_of`."""
+    in `Trial.value`."""
     tied_with: tuple[int, ...] = ()
     """Numbers of the finalists that the final does not tell from the best (`evoattn.timing.ranking`)."""
     peers: dict[str, float] = field(default_factory=dict)
@@ -70,8 +61,8 @@ class Progress:
 
     @property
     def best_value(self) -> float | None:
-        """`value_of` the best trial so far."""
-        return value_of(self.best) if self.best else None
+        """`Trial.value` of the best so far."""
+        return self.best.value if self.best else None
 
     @property
     def best_peer(self) -> tuple[str, float] | None:
@@ -101,7 +92,7 @@ class Progress:
 
     def take(self, trial: Trial) -> bool:
         """Whether `trial` is better than all before it, which makes it `best`."""
-        value, best = value_of(trial), self.best_value
+        value, best = trial.value, self.best_value
         better = value is not None and (best is None or value < best)
         if better:
             self.best = trial

@@ -18,7 +18,7 @@ from evoattn.model.timeline import mark
 from evoattn.samplers.base import Sampler
 from evoattn.search.candidates import Pending, Seen
 from evoattn.search.finalists import config_of
-from evoattn.search.progress import Progress, value_of
+from evoattn.search.progress import Progress
 from evoattn.search.writer import Writer
 from evoattn.storage import Storage
 from evoattn.storage.trials import NewTrial
@@ -118,7 +118,7 @@ class Recorder:
         progress = self._progress
         progress.recorded += 1
         progress.states[trial.state] += 1
-        if progress.take(trial) and (value := value_of(trial)) is not None:
+        if progress.take(trial) and (value := trial.value) is not None:
             progress.improvements.append((progress.seconds, value))
 
     def stop(self) -> None:
