@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
+import os
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,10 @@ from evoattn.model.paths import data_folder
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.space import ConfigError, KernelConfig, load_space
 
-VERSION = 1
 FILE = "wins.json"
+VERSION = 1
+"""Of the file. A later one means that this evoattn would misread rows, or spoil the file by writing it again: it is
+neither read nor written. A row that only says more needs none: who cannot read it passes it over and keeps it."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,20 @@ class Win:
         """What must agree: the GPU and all of the problem but its memory layout, the scale, which is an argument of
         every kernel, and how many keys are in use, which a call does not know; equal masks under one name."""
         return _key(self.problem, self.gpu, self.sm_count)
+
+    @classmethod
+    def from_row(cls, row: Any) -> Win:
+        """Of what `to_row` gave. Raises `ValueError`, `TypeError` or `ProblemError` where the row says something else,
+        or more than this evoattn knows."""
+        if not isinstance(row, dict) or not isinstance(row.get("problem"), dict):
+            raise ValueError("a row has no problem")
+        win = cls(**{**row, "problem": AttentionProblem(**row["problem"])})
+        if not isinstance(win.params, dict):
+            raise ValueError(f"params are no table: {win.params!r}")
+        for us in (win.us, win.before_us):
+            if not isinstance(us, (int, float)):
+                raise ValueError(f"a time is no number: {us!r}")
+        return win
 
     def to_row(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -83,16 +101,52 @@ def _lengths(problem: AttentionProblem) -> tuple[object, ...]:
     return problem.batch, problem.seqlen_q, problem.seqlen_k
 
 
+@dataclass
+class _Content:
+    """What a file says."""
+
+    wins: dict[tuple[object, ...], Win] = field(default_factory=dict)
+    others: list[Any] = field(default_factory=list)
+    """Rows that cannot be read, of another evoattn perhaps: they are written again as they are."""
+    why: str = ""
+    """Why these, or all, cannot be read."""
+    damaged: bool = False
+    """Nothing can be made out: the file is moved aside before another one is written."""
+    closed: bool = False
+    """The file may be in order, but not for this process to read: nothing is written in its place."""
+
+
+def _parsed(data: bytes) -> _Content:
+    content = _Content()
+    try:
+        text = json.loads(data)
+        version = text.get("version", VERSION) if isinstance(text, dict) else VERSION
+        if not isinstance(version, int) or version > VERSION:
+            return _Content(why=f"it is of version {version}, and this evoattn knows {VERSION}", closed=True)
+        if not isinstance(text, dict) or not isinstance(text.get("wins"), list):
+            raise ValueError("it has no list of wins")
+    except (ValueError, RecursionError) as error:
+        return _Content(why=str(error), damaged=True)
+    for row in text["wins"]:
+        try:
+            win = Win.from_row(row)
+            content.wins[win.key] = win
+        except (ValueError, TypeError, AttributeError, ProblemError) as error:
+            content.others.append(row)
+            content.why = content.why or str(error)
+    return content
+
+
 class Wins:
-    """The wins in a file, read again where another process has changed it. A damaged file is passed over with a
-    warning.
+    """The wins in a file, read again where another process has changed it. What cannot be read there is passed over
+    with a warning, and not lost.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         """`path`: the user's own unless given. It need not exist."""
         self.path = path or data_folder() / FILE
-        self._read_at: tuple[int, int] | None = None
-        self._wins: dict[tuple[object, ...], Win] = {}
+        self._read_at: tuple[int, int, int] | None = None
+        self._content = _Content()
         self._unwritten: dict[tuple[object, ...], Win] = {}
         self._lock = forks.Lock()
 
@@ -103,7 +157,7 @@ class Wins:
         with self._lock:
             self._refresh()
             key = _key(problem, gpu.name, gpu.sm_count)
-            win = self._unwritten.get(key) or self._wins.get(key)
+            win = self._unwritten.get(key) or self._content.wins.get(key)
         if win is None:
             return None
         try:
@@ -115,7 +169,7 @@ class Wins:
 
     def add(self, wins: list[Win]) -> None:
         """Keep these, in place of earlier ones for the same problems; where the file cannot be written, with a warning
-        and for this process only.
+        and for this process only. A damaged file is moved aside, and a warning says where.
         """
         new = {win.key: win for win in wins}
         with self._lock:
@@ -131,26 +185,41 @@ class Wins:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with _held(self.path.with_suffix(".lock")):
                 self._refresh()
-                self._wins.update(self._unwritten | new)
-                text = json.dumps({"version": VERSION, "wins": [win.to_row() for win in self._wins.values()]}, indent=1)
-                return write_whole(self.path, text.encode())
+                content = self._content
+                if content.closed:
+                    return False
+                if content.damaged:
+                    aside = f"evoattn: the {self.path} that cannot be read is kept as {_moved_aside(self.path)}."
+                    warnings.warn(aside, RuntimeWarning, stacklevel=3)
+                wins = content.wins | self._unwritten | new
+                rows = [*content.others, *(win.to_row() for win in wins.values())]
+                return write_whole(self.path, json.dumps({"version": VERSION, "wins": rows}, indent=1).encode())
         except OSError:
             return False
 
     def _refresh(self) -> None:
+        """Read the file, unless it is the one that was read last."""
         try:
             status = self.path.stat()
-            if (status.st_mtime_ns, status.st_size) == self._read_at:
+            found = status.st_mtime_ns, status.st_size, status.st_ino
+            if found == self._read_at:
                 return
-            text = json.loads(self.path.read_text(encoding="utf-8"))
-            rows = [Win(**{**row, "problem": AttentionProblem(**row["problem"])}) for row in text["wins"]]
-            self._wins = {win.key: win for win in rows}
-            self._read_at = status.st_mtime_ns, status.st_size
+            self._content, self._read_at = _parsed(self.path.read_bytes()), found
         except FileNotFoundError:
-            self._wins, self._read_at = {}, None
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, ProblemError) as error:
-            self._wins = {}
-            warnings.warn(f"evoattn: {self.path} cannot be read: {error}", RuntimeWarning, stacklevel=3)
+            self._content, self._read_at = _Content(), None
+        except OSError as error:  # no permission, a disk that does not answer …: it may pass
+            self._content, self._read_at = _Content(why=str(error), closed=True), None
+        content = self._content
+        if content.why:
+            several = f"{len(content.others)} of the kernels in " if content.others else ""
+            words = f"evoattn: {several}{self.path} cannot be read: {content.why.rstrip('.')}."
+            warnings.warn(words, RuntimeWarning, stacklevel=3)
+
+
+def _moved_aside(path: Path) -> Path:
+    """Where a damaged file went, beside its place. Raises `OSError`."""
+    names = (path.with_name(f"{path.stem}.damaged-{number}{path.suffix}") for number in itertools.count(1))
+    return path.rename(next(place for place in names if not os.path.lexists(place)))
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """The file of kernels that the user's own searches found."""
 
+import json
 import multiprocessing
 import subprocess
 import sys
@@ -66,6 +67,90 @@ def test_a_damaged_file_is_passed_over_with_a_warning(tmp_path, text):
     (tmp_path / "wins.json").write_text(text)
     with pytest.warns(RuntimeWarning, match=r"wins.json cannot be read"):
         assert Wins(tmp_path / "wins.json").find(PROBLEM, H100) is None
+
+
+LATER = [
+    lambda row: row | {"watts": 300},
+    lambda row: row | {"problem": row["problem"] | {"dilation": 2}},
+    lambda row: row | {"problem": row["problem"] | {"mask": "a later mask"}},
+    lambda row: row | {"us": "5.0"},
+    lambda row: row | {"params": [1]},
+    lambda row: row | {"gpu": [1]},
+    lambda row: row["problem"],
+    lambda row: 7,
+]
+
+
+@pytest.mark.parametrize("change", LATER)
+def test_rows_that_cannot_be_read_stay_in_the_file(tmp_path, change):
+    path = tmp_path / "wins.json"
+    Wins(path).add([win(PROBLEM.with_(batch=batch)) for batch in (1, 2, 3)])
+    text = json.loads(path.read_text())
+    text["wins"][1] = other = change(text["wins"][1])
+    path.write_text(json.dumps(text))
+    wins = Wins(path)
+    with pytest.warns(RuntimeWarning, match=r"1 of the kernels in .*wins.json cannot be read"):
+        assert wins.find(PROBLEM, H100) and wins.find(PROBLEM.with_(batch=3), H100)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert wins.find(PROBLEM.with_(batch=2), H100) is None, "said once"
+    with pytest.warns(RuntimeWarning, match="1 of the kernels"):
+        wins.add([win(PROBLEM.with_(batch=2), us=4.0)])
+        wins.add([win(PROBLEM.with_(batch=4))])
+        assert all(Wins(path).find(PROBLEM.with_(batch=batch), H100) for batch in (1, 2, 3, 4))
+    rows = json.loads(path.read_text())["wins"]
+    assert rows[0] == other and len(rows) == 5, "first, so that it does not replace a later one for the same problem"
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"wins": 1}', '{"version": 1, "wins": [{"gpu', "[" * 100_000, "\xff"])
+def test_a_damaged_file_is_kept_beside_the_next_one(tmp_path, text):
+    path, damaged = tmp_path / "wins.json", text.encode("latin1")
+    for number in (1, 2):
+        path.write_bytes(damaged)
+        with pytest.warns(RuntimeWarning, match=rf"cannot be read is kept as .*wins.damaged-{number}.json"):
+            Wins(path).add([win(us=number)])
+        assert (tmp_path / f"wins.damaged-{number}.json").read_bytes() == damaged
+        assert f"measured {number}.00" in Wins(path).find(PROBLEM, H100).why
+
+
+@pytest.mark.parametrize("version", [2, "2.0", None])
+def test_a_file_of_a_later_version_is_left_alone(tmp_path, version):
+    path = tmp_path / "wins.json"
+    path.write_text(json.dumps({"version": version, "kernels": {}}))
+    before, wins = path.read_bytes(), Wins(path)
+    with pytest.warns(RuntimeWarning, match=f"of version {version}, and this evoattn knows 1"):
+        assert wins.find(PROBLEM, H100) is None
+    with pytest.warns(RuntimeWarning, match="serves this process only"):
+        wins.add([win()])
+    assert wins.find(PROBLEM, H100)
+    assert path.read_bytes() == before and {file.name for file in tmp_path.iterdir()} == {"wins.json", "wins.lock"}
+
+
+def test_a_file_that_may_not_be_read_is_not_replaced(tmp_path):
+    """A link that leads back to itself: no user can read it, root neither."""
+    path = tmp_path / "wins.json"
+    path.symlink_to(path)
+    wins = Wins(path)
+    with pytest.warns(RuntimeWarning, match="cannot be read: .*symbolic links"):
+        assert wins.find(PROBLEM, H100) is None
+    with pytest.warns(RuntimeWarning, match="serves this process only"):
+        wins.add([win()])
+    assert path.is_symlink()
+    path.unlink()
+    wins.add([win(PROBLEM.with_(batch=2))])
+    assert Wins(path).find(PROBLEM, H100) and Wins(path).find(PROBLEM.with_(batch=2), H100), "as soon as that is mended"
+
+
+def test_a_damaged_file_that_cannot_be_moved_is_not_replaced(tmp_path):
+    path = tmp_path / ("w" * 250)  # as long as a name may be, with the lock's: the other place has no name
+    path.write_text("{")
+    wins = Wins(path)
+    with pytest.warns(RuntimeWarning, match="serves this process only"):
+        wins.add([win()])
+    assert path.read_text() == "{"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert wins.find(PROBLEM, H100)
 
 
 def test_a_config_that_the_space_no_longer_has_is_passed_over(tmp_path):
