@@ -69,7 +69,7 @@ def main() -> int:
     twins = [(p, p.with_(dtype=dtype), configs) for p, *configs in pairs for dtype in DTYPES]
     from evoattn.portfolio.engine.stage import Stage  # it loads CUDA
 
-    stage, logs = Stage(gpu, SEED), defaultdict(list)
+    stage, logs = Stage(SEED), defaultdict(list)
     stage(("register", "", [twin for _, twin, _ in twins]))
     with compilers(asked.jobs) as pool:
         waiting = [[pool.submit(build, twin, c, gpu) for c in configs] for _, twin, configs in twins]

@@ -143,7 +143,7 @@ def time_all(chosen: list[Compared], gpu: GpuSpec, jobs: int) -> None:
     """Prints each problem's times; wrong kernels are named."""
     from evoattn.portfolio.engine.stage import Stage  # it loads CUDA
 
-    stage, plans = Stage(gpu, SEED), [variants(one, gpu) for one in chosen]
+    stage, plans = Stage(SEED), [variants(one, gpu) for one in chosen]
     stage(("register", "", [one.problem for one in chosen]))
     with compilers(jobs) as pool:
         waiting = [

@@ -16,15 +16,13 @@ from evoattn.backends import tensor_map
 from evoattn.backends.base import ContextLost, DeviceBuffer, LaunchError, require_order_of_calls
 from evoattn.backends.driver_launch import DriverLaunch
 from evoattn.backends.with_cupy import cupy
-from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, TensorMap
+from evoattn.model.launch import STATIC_SMEM_LIMIT, Buffer, KernelArg, KernelLaunch, TensorMap
 from evoattn.model.records import CompiledKernel
 
 SCALARS = {"int32": struct.Struct("<i"), "int64": struct.Struct("<q"), "float32": struct.Struct("<f")}
 ADDRESS = struct.Struct("<Q")
 _encoded = lru_cache(maxsize=4096)(tensor_map.encode)  # all candidates share the small cases' buffers, and many maps
 MODULES_KEPT = 32
-STATIC_SMEM_LIMIT = 48 * 1024
-"""Bytes of dynamic shared memory that a kernel may have without opting in."""
 
 
 def _argument(argument: KernelArg, buffers: Mapping[str, DeviceBuffer]) -> bytes:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+STATIC_SMEM_LIMIT = 48 * 1024
+"""Bytes of dynamic shared memory that a kernel may have without opting in."""
+
 
 class Scalar(NamedTuple):
     """A kernel argument passed by value. `name` is given where a caller may put another value in its place."""

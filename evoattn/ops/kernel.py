@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from evoattn.families.base import starts_zeroed
-from evoattn.model.launch import KernelLaunch
+from evoattn.model.launch import STATIC_SMEM_LIMIT, KernelLaunch
 from evoattn.ops.packed import PackedLaunch, Place
 from evoattn.ops.platform import Platform, error_of
 
 if TYPE_CHECKING:  # only a check has one
     from evoattn.model.records import CompiledKernel
 
-STATIC_SMEM_LIMIT = 48 * 1024
-"""Bytes of dynamic shared memory that a kernel may have without opting in."""
 TENSORS = ("q", "k", "v", "o", "lse")
 TERMS = ("sinks", "slopes", "bias", "seqused", "table", "cu_seqlens_q", "cu_seqlens_k")
 """The inputs of variants (`AttentionProblem.term_shapes`), after the scratch memory."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
 
 from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
@@ -39,7 +38,6 @@ class Pick:
     estimated: bool
     """No card of this kind was measured for this class: the choice may be slow."""
     expected_regret: float | None
-    source: Literal["exact", "portfolio"]
 
 
 def pick(problem: AttentionProblem, gpu: GpuSpec, climbs: Climbs | None = None) -> Pick | None:
@@ -71,12 +69,12 @@ def _pick(problem: AttentionProblem, gpu: GpuSpec, climbs: Climbs) -> Pick | Non
         return _unmeasured(problem, gpu)
     config, why, regret = served.configs[0], served.why, served.regret
     if served.as_is or problem.head_dim > REFINED_DIM:
-        return Pick(config.family, config, why, served.estimated, regret, "portfolio")
+        return Pick(config.family, config, why, served.estimated, regret)
     better = climbs_end(_of_class, served.configs, problem, gpu, served.genes, climbs)
     if better.gain > 1 and better.config != config:
         why += f"; by the cost model {1 - 1 / better.gain:.0%} less {_changed(config, better.config)}"
         config, regret = better.config, None if served.estimated else CHECKED_REGRET
-    return Pick(config.family, config, why, served.estimated, regret, "portfolio")
+    return Pick(config.family, config, why, served.estimated, regret)
 
 
 _kept = lru_cache(MOST_KEPT)(_pick)
@@ -88,7 +86,7 @@ def next_picks(problem: AttentionProblem, gpu: GpuSpec) -> Iterator[Pick]:
     most promising first, as they are."""
     if (served := nearest(problem, gpu)) is not None:
         for config in served.configs:
-            yield Pick(config.family, config, served.why, served.estimated, None, "portfolio")
+            yield Pick(config.family, config, served.why, served.estimated, None)
 
 
 def _changed(before: KernelConfig, after: KernelConfig) -> str:
@@ -110,7 +108,7 @@ def _beyond(problem: AttentionProblem, gpu: GpuSpec, climbs: Climbs) -> Pick | N
         "of the families' known-good configs and what changes of them come to it should take least time here by the "
         f"cost model; there is no class '{class_of(problem)}', nor one of a wider head"
     )
-    return Pick(found.family, found, why, True, None, "portfolio")
+    return Pick(found.family, found, why, True, None)
 
 
 def _known(problem: AttentionProblem, gpu: GpuSpec) -> tuple[list[KernelConfig], Mapping[str, Genes]]:
@@ -138,7 +136,7 @@ def _unmeasured(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
     ranked_by = dict(zip((config.id for config in configs), scores(problem, configs, gpu), strict=True))
     best = min(configs, key=lambda config: ranked_by[config.id])
     why = "of its family's starting configs it should take least time here by the cost model; none was measured"
-    return Pick(best.family, best, why, True, None, "portfolio")
+    return Pick(best.family, best, why, True, None)
 
 
 def class_kernels(problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:

@@ -9,7 +9,7 @@ import cupy
 import numpy as np
 
 from evoattn.backends import tensor_map
-from evoattn.model.launch import TensorMap
+from evoattn.model.launch import STATIC_SMEM_LIMIT, TensorMap
 from ptx_golden.file import load
 
 
@@ -25,7 +25,7 @@ def run_from(first: int, folder: Path) -> None:
             module = cupy.cuda.function.Module()
             module.load(golden.ptx.encode())
             function = module.get_function(golden.entry)
-            if golden.smem > 48 << 10:
+            if golden.smem > STATIC_SMEM_LIMIT:
                 cupy.cuda.driver.funcSetAttribute(
                     function.ptr, cupy.cuda.driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, golden.smem
                 )

@@ -31,7 +31,7 @@ def fake_us(config) -> float:
 class FakeStage(Handler):
     """Answers as the GPU process does, without a GPU; dies at the third job."""
 
-    def __init__(self, gpu, seed=0):
+    def __init__(self):
         self._jobs, self._registered = 0, set()
 
     def __call__(self, task):
@@ -56,7 +56,7 @@ class FakeStage(Handler):
 class CannotStart(Handler):
     """A process that fails before its first task, as one does that lacks a library."""
 
-    def __init__(self, *args):
+    def __init__(self):
         raise OSError("libnvrtc.so: cannot open shared object file")
 
     def __call__(self, task):
@@ -66,10 +66,10 @@ class CannotStart(Handler):
 class DiesOnce(FakeStage):
     """A GPU process that a kernel ends, after which no other can start: the file says that one has."""
 
-    def __init__(self, file, gpu):
+    def __init__(self, file):
         if file.exists():
             raise RuntimeError("no device")
-        super().__init__(gpu)
+        super().__init__()
         self._file = file
 
     def __call__(self, task):

@@ -26,7 +26,7 @@ H100 = GPUS["h100"]
 class FakeStage(Handler):
     """Times that the config alone decides, 50 to 100 µs; the second measurement is 1 % longer. Some configs fail."""
 
-    def __init__(self, gpu, seed=0):
+    def __init__(self):
         pass
 
     def __call__(self, task):

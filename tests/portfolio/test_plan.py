@@ -89,7 +89,7 @@ def test_breeder_of_a_campaign(words, breeder):
 class FakeStage(Handler):
     """Answers as the GPU process does, without a GPU."""
 
-    def __init__(self, gpu, seed=0):
+    def __init__(self):
         pass
 
     def __call__(self, task):

@@ -67,7 +67,7 @@ class Engine:
         self._near = {g.name: g.near(gpu) for g in groups}
         self._searched: Sequence[Group] = groups
         self._pool = Pool(processes(jobs or max(1, (os.cpu_count() or 2) - 1), compiler))
-        self._stage = Worker(stage, (gpu,))
+        self._stage = Worker(stage)
         self._ready: deque[_Ready] = deque()
         self._sources, self._ahead = dict(sources or {}), ahead
         self._fresh = False  # the GPU process was replaced and has not been told the problems

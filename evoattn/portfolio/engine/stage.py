@@ -14,7 +14,6 @@ from evoattn.correctness.cases import Case, make_case
 from evoattn.correctness.validate import run_case
 from evoattn.evaluation.process import Handler
 from evoattn.families.built import BuiltKernel
-from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.portfolio.engine.clock import GRAPH_UNDER_US, Clock, repeat
 from evoattn.portfolio.engine.final import Final
@@ -40,7 +39,7 @@ class Stage(Handler):
     """Tasks: `("register", group, problems)`, `("job", Job)`, `("prove", group, index, kernel)` and
     `("final", group, index, kernels, rounds, peers)`."""
 
-    def __init__(self, gpu: GpuSpec, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0) -> None:
         from evoattn.backends.cuda import CudaBackend  # in the GPU process alone: the engine's own never loads CUDA
 
         self._backend, self._seed = CudaBackend(), seed
