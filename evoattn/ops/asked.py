@@ -19,6 +19,7 @@ ALIGNMENT = 16
 PLAIN: Mapping[str, Any] = {}
 """Fields of a call that asks for no variant."""
 SEVERAL_DEVICES = "the tensors are on several devices"
+NOT_STRIDED = "kernels take strided tensors"
 SIZE_NAMES = ("batch", "head", "row")
 _FIELDS = tuple(AttentionProblem.__dataclass_fields__)
 

@@ -12,7 +12,7 @@ from evoattn.ops import attn_mask as attn_masks
 from evoattn.ops.autocast import autocast
 from evoattn.ops.custom_op import is_fake
 from evoattn.ops.given_out import needs_copy, require_out
-from evoattn.ops.ordinary import is_ordinary, require_ordinary
+from evoattn.ops.ordinary import WATCHED, is_ordinary, require_ordinary
 from evoattn.ops.runtime import Runtime
 from evoattn.ops.variant import Variant, closed
 
@@ -209,6 +209,8 @@ def _watched(
     strict: bool,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """SDPA for tensor subclasses, modes and transforms: they know what to do with it."""
+    if capture.recorders():
+        capture.miss(WATCHED)
     if strict:
         require_ordinary(query, key, value)
     if out is not None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from evoattn.ops import capture
+from evoattn.ops.formula import FLOATS
 from evoattn.ops.given_out import require_out
 from evoattn.ops.runtime import NoKernel
 from evoattn.ops.torch_sdpa import sdpa
@@ -45,6 +46,8 @@ def why_only_torch(mask: Any, query: Any, key: Any, is_causal: bool, enable_gqa:
         return NO_TENSOR
     if is_causal:
         return "there are an attn_mask and is_causal"
+    if query.dtype not in FLOATS:
+        return f"kernels take tensors of float16, bfloat16 and float32, not {str(query.dtype).removeprefix('torch.')}"
     if mask.dtype not in (torch.bool, query.dtype):
         return f"attn_mask is {mask.dtype} beside {query.dtype}, which kernels would round"
     if not (query.dim() == key.dim() == 4 and 2 <= mask.dim() <= 4):

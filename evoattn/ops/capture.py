@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from evoattn.ops import asked
+from evoattn.ops.ordinary import WATCHED, is_ordinary
 from evoattn.ops.shapes import TIMED_CALLS, Shapes, Span
 
 
@@ -66,6 +67,8 @@ def _problem(
     fields: Mapping[str, Any],
 ) -> asked.StridedProblem | str:
     """As `asked.problem_of`, in the dtype that autocast gives."""
+    if not is_ordinary(query, key, value):
+        return WATCHED
     kind = query.device.type
     if kind != "meta" and torch.is_autocast_enabled(kind) and query.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(kind)
@@ -91,7 +94,10 @@ def call(
     variant."""
     timed: list[list[Span]] = []
     if all(isinstance(tensor, Tensor) for tensor in (query, key, value)):
-        problem = _problem(query, key, value, is_causal, causal, enable_gqa, lse, fields)
+        try:
+            problem = _problem(query, key, value, is_causal, causal, enable_gqa, lse, fields)
+        except RuntimeError:  # nested or sparse tensors, which the call itself may take
+            problem = asked.NOT_STRIDED
         for shapes in thread.shapes:
             if isinstance(problem, str):
                 shapes.miss(problem)

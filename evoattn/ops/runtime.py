@@ -97,7 +97,7 @@ class Runtime:
             if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
                 reason = GRADIENTS
         except (RuntimeError, AttributeError, TypeError):  # nested or sparse tensors, or no tensors at all
-            reason = "kernels take strided tensors"
+            reason = asked.NOT_STRIDED
         if reason is None:
             plan = self.plans.get(call)
             if plan is None:

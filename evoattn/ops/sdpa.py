@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
+from torch.jit._builtins import _register_builtin
 
 from evoattn.model import forks
 from evoattn.ops import current
@@ -109,6 +110,8 @@ def _hold(count: int) -> None:
         here = torch.nn.functional.scaled_dot_product_attention
         if before == 0 and _users and here is not scaled_dot_product_attention:
             _original = here
+            # TorchScript knows torch's own by its identity, and would compile ours, which it cannot.
+            _register_builtin(scaled_dot_product_attention, "aten::scaled_dot_product_attention")
             torch.nn.functional.scaled_dot_product_attention = scaled_dot_product_attention
         elif before and _users == 0 and here is scaled_dot_product_attention:
             torch.nn.functional.scaled_dot_product_attention = _original

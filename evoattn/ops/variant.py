@@ -194,7 +194,8 @@ def _require_packed(starts: tuple[Tensor, Tensor], longest: tuple[int, int], tot
             )
         if most < 0 or total > most * (len(tensor) - 1):
             raise ValueError(
-                f"max_seqlen_{side}={most} is too short: {total} rows are more than {len(tensor) - 1} sequences have."
+                f"max_seqlen_{side}={most} is too short: {len(tensor) - 1} sequences of so many rows are fewer than "
+                f"the {total} rows of the tensor, of which those behind the last sequence count too."
             )
 
 

@@ -40,6 +40,8 @@ def attention_varlen(
     are a multiple of kv_heads. cu_seqlens_q and cu_seqlens_k, int32 `[sequences + 1]` on the device, say where each
     sequence begins and the last one ends; max_seqlen_q and max_seqlen_k, at least the longest lengths, are numbers; a
     tensor's value is waited for. A sequence may have no queries, or no keys; a query that sees no key has the output 0.
+    Rows behind the last sequence have answers that mean nothing, and are counted: there are at most as many rows as
+    sequences of the longest lengths have.
 
     With `causal`, and in `window_size` `(past, ahead)`, query i of a sequence counts from its key i + keys - queries,
     so that the last query sees the last key (`causal="lower_right"` of `evoattn.attention`); -1 leaves a side open.
@@ -79,7 +81,7 @@ def attention_varlen(
         sinks,
         alibi_slopes,
         starts=(cu_seqlens_q, cu_seqlens_k),
-        longest=(_whole(max_seqlen_q), _whole(max_seqlen_k)),
+        longest=(_whole("max_seqlen_q", max_seqlen_q), _whole("max_seqlen_k", max_seqlen_k)),
     )
     if not return_lse and (torch.compiler.is_compiling() or not is_ordinary(query, key, value)):
         from evoattn.ops.varlen_op import traced  # imports torch._dynamo, which whoever traces has done already
@@ -105,6 +107,9 @@ def attention_varlen(
     return (answer[0][0].transpose(0, 1) if out is None else out), answer[1][0]
 
 
-def _whole(length: int) -> int:
-    """NumPy's numbers and tensors of one element as Python's int; a trace's symbols as they are."""
-    return length if isinstance(length, (int, torch.SymInt)) else index(length)
+def _whole(name: str, length: int) -> int:
+    """NumPy's numbers and tensors of one element as Python's int; a trace's symbols as they are. Raises `TypeError`."""
+    try:
+        return length if isinstance(length, (int, torch.SymInt)) else index(length)
+    except TypeError:
+        raise TypeError(f"{name} must be a whole number, not {length!r}.") from None

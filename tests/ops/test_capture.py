@@ -169,3 +169,24 @@ def test_the_file_is_plain(tmp_path):
     row = json.loads((tmp_path / "SHAPES.json").read_text())["shapes"][0]
     assert row["calls"] == 10
     assert row["problem"]["head_dim"] == 64
+
+
+class Watching(torch.Tensor):
+    """A subclass that answers to functions of torch itself."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return "answered" if func is TORCHS or "attention" in getattr(func, "__name__", "") else NotImplemented
+
+
+@pytest.mark.parametrize("on", [False, True])
+def test_what_torch_takes_is_taken_inside_of_a_block_too(device, on):
+    q, k, v = (torch.randn(2, 4, 5, 8) for _ in range(3))
+    nested = [torch.nested.nested_tensor([one[0, :, :3], one[1]]) for one in (q, k, v)]
+    expected = TORCHS(*nested)
+    with sdpa(on), capture() as shapes:
+        answer = F.scaled_dot_product_attention(*nested)
+        assert F.scaled_dot_product_attention(q.as_subclass(Watching), k, v) == "answered"
+        assert F.scaled_dot_product_attention(q, k, v.as_subclass(Watching)) == "answered"
+    assert all(torch.equal(one, other) for one, other in zip(answer.unbind(), expected.unbind(), strict=True))
+    assert not len(shapes) and sum(shapes.missed.values()) == 3

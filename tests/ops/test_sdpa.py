@@ -151,3 +151,29 @@ def test_wrong_arguments_raise_what_sdpa_raises(device):
     assert str(ours.value) == str(theirs.value)
     with sdpa(), pytest.raises(TypeError):
         F.scaled_dot_product_attention(q, k)
+
+
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = torch.nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, x):
+        return self.attention(x, x, x, need_weights=False)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_torchscript_compiles_what_calls_it():
+    """To torch's own function, as it does without evoattn."""
+    layer, x = Layer().eval(), torch.randn(2, 5, 16)
+    with torch.no_grad():
+        expected = layer(x)
+        with sdpa():
+            inside = torch.jit.script(layer)
+            assert torch.allclose(inside(x), expected, atol=1e-6)
+        enable()
+        assert torch.allclose(torch.jit.script(layer)(x), expected, atol=1e-6)
+        disable()
+        assert torch.allclose(torch.jit.script(layer)(x), expected, atol=1e-6)
+        assert torch.allclose(inside(x), expected, atol=1e-6)
