@@ -46,6 +46,18 @@ def test_a_family_serves_what_the_page_says(what, name, said):
             assert (why is None) == (said != "no") or (plain and name == "the others"), (family.name, shape, why)
 
 
+RANGES = [(name, said) for what, name, said in cells() if what == "head_dim of V" and said != "no"]
+
+
+@pytest.mark.parametrize("name, said", RANGES)
+def test_the_widths_of_v_are_those_of_the_page(name, said):
+    least, most = map(int, said.split(" to "))
+    below = least - 8 or 4  # the widths that a problem may have: 4 and multiples of 8
+    for width, served in ((below, False), (least, True), (most, True), (most + 8, False)):
+        why = registry.lookup(name).why_unsupported(parse_shape(f"{SHAPE},Dv={width}"), GPUS["h100"])
+        assert (why is None) == served, (width, why)
+
+
 def test_packed_sequences_have_no_bias():
     shape = f"{SHAPE},varlen=16:1024,bias=hs"
     with pytest.raises(ValueError, match="bias"):

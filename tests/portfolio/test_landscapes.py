@@ -26,9 +26,6 @@ H100 = GPUS["h100"]
 class FakeStage(Handler):
     """Times that the config alone decides, 50 to 100 µs; the second measurement is 1 % longer. Some configs fail."""
 
-    def __init__(self):
-        pass
-
     def __call__(self, task):
         if task[0] == "register":
             return None

@@ -89,9 +89,6 @@ def test_breeder_of_a_campaign(words, breeder):
 class FakeStage(Handler):
     """Answers as the GPU process does, without a GPU."""
 
-    def __init__(self):
-        pass
-
     def __call__(self, task):
         name, *arguments = task
         return dict.fromkeys(arguments[0].indexes, (9.0, False)) if name == "job" else None
