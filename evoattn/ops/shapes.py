@@ -163,6 +163,8 @@ class Shapes:
         shapes = cls()
         try:
             text = json.loads(Path(path).read_text(encoding="utf-8"))
+            if isinstance(text, dict) and text.get("version", VERSION) != VERSION:
+                raise ValueError(f"it is of version {text['version']!r}, and this evoattn reads {VERSION}")
             if not isinstance(text, dict) or "shapes" not in text:
                 raise ValueError("it has no `shapes`; `evoattn.capture` in Python records them and `save` writes them")
             if not isinstance(text["shapes"], list):

@@ -119,7 +119,7 @@ def _compare(
     for us, i in ranked:
         if us <= CLEARLY * limit and not engine.prove(group, index, contestants[i]):
             kernel = contestants[i]
-            win = Win(gpu.name, gpu.sm_count, problem, kernel.family, kernel.params, us, before_us or us)
+            win = Win(gpu.name, gpu.sm_count, problem, kernel.family, kernel.params, us, before_us)
             return Tuned(problem, entry.count, before, before_us, _name(kernel), us), win
     return Tuned(problem, entry.count, before, before_us, before, before_us), None
 

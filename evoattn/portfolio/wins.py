@@ -28,7 +28,8 @@ neither read nor written. A row that only says more needs none: who cannot read 
 
 @dataclass(frozen=True)
 class Win:
-    """One kernel for one problem on one kind of GPU. Times are µs per call: the kernel's, and of what ran before."""
+    """One kernel for one problem on one kind of GPU. Times are µs per call: the kernel's, and of what ran before, None
+    where that could not be timed."""
 
     gpu: str
     sm_count: int
@@ -36,7 +37,7 @@ class Win:
     family: str
     params: dict[str, Any]
     us: float
-    before_us: float
+    before_us: float | None
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -53,7 +54,7 @@ class Win:
         win = cls(**{**row, "problem": AttentionProblem(**row["problem"])})
         if not isinstance(win.params, dict):
             raise ValueError(f"params are no table: {win.params!r}")
-        for us in (win.us, win.before_us):
+        for us in (win.us, win.before_us or 0.0):
             if not isinstance(us, (int, float)):
                 raise ValueError(f"a time is no number: {us!r}")
         return win
@@ -165,7 +166,8 @@ class Wins:
         except ConfigError as error:
             warnings.warn(f"evoattn: a kernel of {self.path} is passed over: {error}", RuntimeWarning, stacklevel=2)
             return None
-        return Exact(win.family, config, f"your search measured {win.us:.2f} µs, {win.before_us:.2f} µs before")
+        before = "nothing else could be timed" if win.before_us is None else f"{win.before_us:.2f} µs before"
+        return Exact(win.family, config, f"your search measured {win.us:.2f} µs, {before}")
 
     def add(self, wins: list[Win]) -> None:
         """Keep these, in place of earlier ones for the same problems; where the file cannot be written, with a warning

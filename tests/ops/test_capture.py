@@ -144,6 +144,7 @@ def test_a_block_without_a_call_of_attention_says_so():
         ('{"shapes": [{"problem": "seed_s64", "calls": -1}]}', "entry 1 has calls=-1"),
         ('{"shapes": [{"problem": "seed_s64", "us": -1}]}', "entry 1 has us=-1"),
         ('{"shapes": [{"problem": "seed_s46"}]}', "Unknown problem 'seed_s46'"),
+        ('{"shapes": [], "version": 2}', "it is of version 2, and this evoattn reads 1"),
         (None, "No such file"),
     ],
 )

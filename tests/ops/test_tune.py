@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 from fake_device import WGMMA, FakeDevice, fake_runtime, tensors
+from fake_engine import FakeEngine
 
 import evoattn
 from evoattn.model.errors import FailedRun, WrongUse
@@ -16,7 +17,6 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.ops import current
 from evoattn.ops.shapes import Shapes
 from evoattn.ops.tune import tune
-from evoattn.portfolio.engine.kernel import Kernel
 from evoattn.portfolio.wins import Wins
 
 H100 = GPUS["h100"]
@@ -24,38 +24,6 @@ SMALL = AttentionProblem(2, 4, 2, 37, 45, 64)
 LARGE = SMALL.with_(batch=8, seqlen_q=2048, seqlen_k=2048)
 OTHER = AttentionProblem(1, 8, 8, 512, 512, 128, "bf16", "causal_upper_left")
 NOBODY = AttentionProblem(1, 8, 8, 512, 512, 512, window="9:0")
-
-
-class FakeEngine:
-    """Finds one kernel; `final` gives `us` to it, SDPA 10 µs, and 9 µs to what runs today."""
-
-    us, wrong = 5.0, ""
-    compiled = measured = 3
-
-    def __init__(self, groups, gpu):
-        self.groups, self.seconds, self.ended = groups, 0.0, False
-        FakeEngine.last = self
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.ended = True
-
-    def run(self, seconds, refresh):
-        self.seconds = seconds
-        refresh()
-        for group in self.groups:
-            for index in range(len(group.problems)):
-                kernel = Kernel("flash_wgmma", WGMMA, state="right", times={index: self.us})
-                group.kernels[f"{index}"] = kernel
-
-    def prove(self, group, index, kernel):
-        return self.wrong
-
-    def final(self, group, index, kernels, rounds=5, peers=()):
-        times = [self.us if kernel.params == WGMMA else 9.0 for kernel in kernels]
-        return times, {"flash": 12.0, "cudnn": 10.0}, {"math": "too slow"}
 
 
 @pytest.fixture
@@ -180,6 +148,21 @@ def test_the_progress_is_told(wins):
     tune([SMALL], "10s", gpu=H100, make_engine=FakeEngine, refresh=told.append)
     assert [progress.stage for progress in told] == ["starting workers", "searching", "comparing"]
     assert told[-1].measured == 3
+
+
+class Alone(FakeEngine):
+    """SDPA refuses the problem."""
+
+    def final(self, group, index, kernels, rounds=5, peers=()):
+        return [self.us if kernel.params == WGMMA else None for kernel in kernels], {}, dict.fromkeys(peers, "refused")
+
+
+def test_a_win_over_nothing_says_so(wins, tmp_path):
+    problem = SMALL.with_(softcap=7.0, sink=True)
+    [row] = tune([problem], "10s", gpu=H100, make_engine=Alone).rows
+    assert (row.before_us, row.after_us, row.gain) == (None, 5.0, 1.0)
+    for finds in (wins, Wins(wins.path)):
+        assert finds.find(problem, H100).why == "your search measured 5.00 µs, nothing else could be timed"
 
 
 class Late(FakeEngine):
