@@ -11,6 +11,8 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Candidate, Evaluation, TrialState
 from evoattn.timing.protocol import CacheMode
 
+CACHE: CacheMode = "warm"
+"""All calls of a bench find what the one before left in the L2."""
 COMPILE_SECONDS = 60.0
 START_SECONDS = 60.0
 """Inputs and answers of a problem: 0.1 to 5 s."""
@@ -42,10 +44,10 @@ class BenchDevice(Handler):
     """The GPU worker's process: it lives through all problems, so that a peer is imported once. Answers a
     `BenchTask`."""
 
-    def __init__(self, gpu: GpuSpec, cache: CacheMode) -> None:
+    def __init__(self, gpu: GpuSpec) -> None:
         from evoattn.evaluation.device import DeviceEvaluator
 
-        self._gpu, self._cache, self._make = gpu, cache, DeviceEvaluator
+        self._gpu, self._make = gpu, DeviceEvaluator
         self._evaluator: DeviceEvaluator | None = None
 
     def __call__(self, task: BenchTask) -> DeviceAnswer:
@@ -54,7 +56,7 @@ class BenchDevice(Handler):
         if self._evaluator is None or self._evaluator.problem != task.problem:
             self._evaluator = None  # its inputs and answers leave the device before the next ones come
             torch.cuda.empty_cache()
-            self._evaluator = self._make(task.problem, self._gpu, self._cache, report=self.report)
+            self._evaluator = self._make(task.problem, self._gpu, CACHE, report=self.report)
         try:
             return self._evaluator.do(task.task)
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from evoattn.bench.contenders import Contender
+from evoattn.bench.device import CACHE
 from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import DetectedDevice, GpuSpec
 from evoattn.model.problem import AttentionProblem
@@ -10,18 +11,15 @@ from evoattn.model.records import Evaluation, Study, Timing, TrialState
 from evoattn.storage import Storage
 from evoattn.storage.chosen import is_alike
 from evoattn.storage.versions import collect
-from evoattn.timing.protocol import CacheMode
 
 
 class BenchRecords:
     """The records of one problem's bench. Every method raises `StorageError`."""
 
-    def __init__(
-        self, storage: Storage, gpu: GpuSpec, device: DetectedDevice, cache: CacheMode, problem: AttentionProblem
-    ) -> None:
+    def __init__(self, storage: Storage, gpu: GpuSpec, device: DetectedDevice, problem: AttentionProblem) -> None:
         """`storage` takes what is new."""
         self.problem = problem
-        self._storage, self._gpu, self._device, self._cache = storage, gpu, device, cache
+        self._storage, self._gpu, self._device = storage, gpu, device
         self._own: Study | None = None
         self._timed: dict[tuple[int, int], tuple[Storage, Study]] = {}
         """The studies that have a finalist with a time which stands."""
@@ -71,5 +69,5 @@ class BenchRecords:
             name for name, family in FAMILIES.items() if family.why_unsupported(self.problem, self._gpu) is None
         )
         name = self._storage.free_name(self._stem)
-        facts, options = collect(self._device), {"cache": self._cache}
+        facts, options = collect(self._device), {"cache": CACHE}
         return self._storage.create_study(name, self.problem, self._gpu, False, "genetic", 0, families, facts, options)

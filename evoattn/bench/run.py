@@ -25,7 +25,6 @@ from evoattn.search.finals import Final, FinalFailed
 from evoattn.storage import Storage
 from evoattn.timing.finalists import Finalists, FinalResult
 from evoattn.timing.peers.labels import PEER_NAMES
-from evoattn.timing.protocol import CacheMode
 
 Configs = list[tuple[str, dict[str, Any]]]
 """(family, parameters) of each."""
@@ -43,16 +42,15 @@ class Bench:
         device: DetectedDevice,
         jobs: int,
         top: int = 4,
-        cache: CacheMode = "warm",
         make_compiler: Callable[[], Handler] = CompileAny,
-        make_device: Callable[[GpuSpec, CacheMode], Handler] = BenchDevice,
+        make_device: Callable[[GpuSpec], Handler] = BenchDevice,
         peers: Collection[str] = PEER_NAMES,
     ) -> None:
         """`peers`: of `PEER_NAMES`, those that are asked."""
-        self.storages, self.gpu, self.detected, self.top, self.cache = storages, gpu, device, top, cache
+        self.storages, self.gpu, self.detected, self.top = storages, gpu, device, top
         self._not_asked = {name: "It is not asked." for name in PEER_NAMES if name not in peers}
         self._pool = Pool(processes(jobs, make_compiler))
-        self._device = Worker(make_device, (gpu, cache))
+        self._device = Worker(make_device, (gpu,))
 
     def close(self) -> None:
         """End the processes."""
@@ -70,7 +68,7 @@ class Bench:
     def _run(self, problem: AttentionProblem, configs: Configs, row: Row) -> list[Note]:
         """Fills the row; returns remarks on it."""
         subject = problem.name or problem.describe()
-        records = BenchRecords(self.storages[0], self.gpu, self.detected, self.cache, problem)
+        records = BenchRecords(self.storages[0], self.gpu, self.detected, problem)
         contenders, notes = choose(problem, self.gpu, self.storages, configs, self.top)
         if not contenders:
             notes.append(Note(subject, "No family has a recorded or starting config for this problem."))

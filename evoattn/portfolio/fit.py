@@ -152,11 +152,11 @@ class Table:
         rows, times = self._times_of(family, us, work)
         return usual(rows, times) if len(times) else None
 
-    def left_out(self, rows: Sequence[int], folds: int = FOLDS) -> tuple[Floats, Floats]:
+    def left_out(self, rows: Sequence[int]) -> tuple[Floats, Floats]:
         """µs [rows, kernels] as predicted by fits of the other rows, an equal part of them left out at a time: of the
         problems as they are, and as a choice sees them."""
         predicted, chosen_by = (np.full((len(rows), self.us.shape[1]), np.nan) for _ in range(2))
-        for places in parts(len(rows), folds):
+        for places in parts(len(rows), FOLDS):
             left, out = set(places), [rows[i] for i in places]
             fitted = self.fit([row for i, row in enumerate(rows) if i not in left])
             predicted[places] = fitted.predict(self.work[:, out], self.scaled[out])

@@ -41,12 +41,12 @@ def by_class(problems: Iterable[AttentionProblem], dtypes: bool = False) -> dict
     return {name: list(rows) for name, rows in classes.items()}
 
 
-def spread(problems: list[AttentionProblem], count: int, gpu: GpuSpec, seed: int = 0) -> list[AttentionProblem]:
+def spread(problems: list[AttentionProblem], count: int, gpu: GpuSpec) -> list[AttentionProblem]:
     """`count` of the problems: half at random, half each as far as can be from those chosen before, in the space of
     `features`."""
     bits = group_of(problems[0]).split()[0]
     problems = [p for p in problems if p.flops <= MOST_FLOPS[bits]]
-    rng = random.Random(seed)
+    rng = random.Random(0)
     chosen = problems[: count // 2]
     rest = problems[count // 2 :]
     points = {id(p): tuple(features(p, gpu).values()) for p in problems}

@@ -135,7 +135,6 @@ def replay(
     make: Callable[[MakePool], Sampler],
     count: int,
     jobs: int = JOBS,
-    device_seconds: float = DEVICE_SECONDS,
 ) -> list[Step]:
     """The first `count` results of a search, or those until the landscape's best. `make` is called once, with the pool
     to use.
@@ -150,7 +149,7 @@ def replay(
 
     sampler = make(make_pool)
     steps: list[Step] = []
-    for step in itertools.islice(Line(sampler, pools[0], jobs, device_seconds), count):
+    for step in itertools.islice(Line(sampler, pools[0], jobs, DEVICE_SECONDS), count):
         steps.append(step)
         if step.best_us <= landscape.best < float("inf"):
             break

@@ -37,7 +37,7 @@ class Boards:
         workers: Sequence[BaseWorker],
         progress: Progress,
         seconds: float,
-        make_referee: Callable[[], BaseWorker | None] = lambda: None,
+        make_referee: Callable[[], BaseWorker | None],
     ) -> None:
         """`seconds`: what one candidate may take on a device. `make_referee` starts a second worker on the first board,
         if it can have one."""

@@ -62,7 +62,7 @@ def test_results_go_to_the_bench_s_own_study_of_the_card_that_was_timed(storage)
     done, studies = Evaluation(TrialState.COMPLETE, timings=(timing(50.0, "screen", "alone"),)), []
     for gpu in (GPUS["h100-pcie"], GPU, GPU):
         here = DetectedDevice(0, gpu.name, (9, 0), "13.0")
-        trial = storage.trial(BenchRecords(storage, gpu, here, "warm", PROBLEM).record(contender, done))
+        trial = storage.trial(BenchRecords(storage, gpu, here, PROBLEM).record(contender, done))
         studies.append(storage.study(trial.study_id))
     assert [study.gpu for study in studies] == ["h100-pcie", "h100", "h100"] and studies[1] == studies[2]
 
