@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from evoattn.bench.contenders import Contender
 from evoattn.bench.device import CACHE
 from evoattn.families.registry import FAMILIES
@@ -68,6 +70,15 @@ class BenchRecords:
         families = tuple(
             name for name, family in FAMILIES.items() if family.why_unsupported(self.problem, self._gpu) is None
         )
-        name = self._storage.free_name(self._stem)
-        facts, options = collect(self._device), {"cache": CACHE}
-        return self._storage.create_study(name, self.problem, self._gpu, False, "genetic", 0, families, facts, options)
+        create = partial(
+            self._storage.create_study,
+            problem=self.problem,
+            gpu=self._gpu,
+            offline=False,
+            sampler="genetic",
+            seed=0,
+            families=families,
+            versions=collect(self._device),
+            options={"cache": CACHE},
+        )
+        return self._storage.create_numbered(self._stem, create)

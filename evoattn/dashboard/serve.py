@@ -11,7 +11,7 @@ from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from evoattn.dashboard.mirror import Mirror, Sources
-from evoattn.model.errors import FailedRun
+from evoattn.model.errors import FailedRun, WrongUse
 from evoattn.model.records import Study
 from evoattn.storage import Storage
 
@@ -67,7 +67,10 @@ class _Quiet(WSGIRequestHandler):
 
 
 def listen(dashboard: Dashboard, host: str, port: int) -> WSGIServer:
-    """A server that is ready to serve; port 0 takes a free one. Raises `DashboardError` if the port is taken."""
+    """A server that is ready to serve; port 0 takes a free one. Raises `DashboardError` if the port is taken, and
+    `WrongUse` without a host, which would be all addresses of this machine."""
+    if not host:
+        raise WrongUse("The host is empty; leave --host out for 127.0.0.1, or name an address of this machine.")
     try:
         return make_server(host, port, dashboard, _Server, _Quiet)
     except OSError as error:

@@ -52,6 +52,8 @@ def reproduce(storage: Storage, trial: Trial, study: Study, trust_source: bool =
     """
     if trial.state not in (TrialState.COMPLETE, TrialState.ESTIMATED) or trial.source_hash is None:
         raise ReproduceError(f"Trial {trial.number} is {trial.state} ({trial.reason}) and has no result to reproduce.")
+    if trial.timing and trial.timing.median_us <= 0:
+        raise ReproduceError(f"Trial {trial.number} has a record of {trial.timing.median_us:.2f} µs, which is no time.")
     spec = study.spec
     problem = AttentionProblem(**study.problem)
     source = storage.source(trial.source_hash)

@@ -14,7 +14,7 @@ from evoattn.model.paths import default_database
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import ConfigError, SearchSpace, parse_choices
-from evoattn.model.word_kinds import require_text, require_whole
+from evoattn.model.word_kinds import require_printable, require_text, require_whole
 from evoattn.samplers.registry import require_sampler
 from evoattn.search.budget import Budget, parse_budget
 from evoattn.search.spaces import choose_spaces
@@ -100,6 +100,8 @@ def read_words(words: SearchWords) -> SearchRequest:
         raise ProblemError("Give --problem or --shape, not both.")
     if words.study == "":
         raise ConfigError("The name of a study is not empty: leave --study out, or give a name.")
+    if words.study is not None and not words.resume:
+        require_printable("The name of a study", words.study)
     if words.devices is not None:
         read_numbers(words.devices)
         if words.offline or words.ray is not None:

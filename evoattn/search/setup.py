@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from evoattn.evaluation.bandwidth import probed
@@ -77,17 +78,18 @@ def begin_study(request: SearchRequest, wanted: SearchPlan) -> PreparedSearch:
         "set": list(words.choices),
         "starting_configs": words.starting_configs,
     }
-    study = storage.create_study(
-        words.study or storage.free_name(stem),
-        wanted.problem,
-        wanted.gpu,
-        offline,
-        words.sampler or DEFAULT_SAMPLER,
-        words.seed or 0,
-        tuple(wanted.spaces),
-        collect(wanted.device),
-        options,
+    create = partial(
+        storage.create_study,
+        problem=wanted.problem,
+        gpu=wanted.gpu,
+        offline=offline,
+        sampler=words.sampler or DEFAULT_SAMPLER,
+        seed=words.seed or 0,
+        families=tuple(wanted.spaces),
+        versions=collect(wanted.device),
+        options=options,
     )
+    study = create(words.study) if words.study else storage.create_numbered(stem, create)
     return PreparedSearch(storage, study, wanted, request.budget, words, tried[-1] if tried else None)
 
 

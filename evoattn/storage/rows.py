@@ -205,6 +205,9 @@ def trial_from_row(row: Row, timings: tuple[Timing, ...]) -> Trial:
             )
             each(int, [info.registers, info.spill_bytes, info.stack_bytes, info.static_smem_bytes], list)
         validation = row.get("validation")
+        cost = None if row["relative_cost"] is None else _number(row["relative_cost"])
+        if cost is not None and cost <= 0:
+            raise ValueError(f"a relative cost of {cost}")
         return Trial(
             row["number"],
             row["study_id"],
@@ -217,7 +220,7 @@ def trial_from_row(row: Row, timings: tuple[Timing, ...]) -> Trial:
             info,
             None if validation is None else _validation_from_json(validation),
             timings,
-            None if row["relative_cost"] is None else _number(row["relative_cost"]),
+            cost,
             tuple(each(int, row["parents"], list)),
             plain_text(row["operator"]),
             plain_text(row["created_at"]),

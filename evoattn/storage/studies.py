@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from typing import Any
@@ -39,7 +40,8 @@ class Studies(Database):
         versions: dict[str, str],
         options: dict[str, Any],
     ) -> Study:
-        """Record a new study. Raises `StorageError` if the name is taken, or a value is not of its kind."""
+        """Record a new study. Raises `AlreadyThere` if the name is taken, `StorageError` if a value is not of its
+        kind."""
         row = {
             "name": name,
             "gpu": gpu.name,
@@ -57,8 +59,9 @@ class Studies(Database):
         try:
             study_id = self._insert(studies, row)
         except AlreadyThere:
-            raise StorageError(
-                f"The study {name!r} is there already; go on with it by --resume, or choose another --study."
+            raise AlreadyThere(
+                f"The study {name!r} is there already; choose another name, or go on with it by `evoattn search "
+                f"--resume --study {shlex.quote(name)}`."
             ) from None
         return replace(study, id=study_id)
 
@@ -77,6 +80,19 @@ class Studies(Database):
         names = self._read(lambda c: c.scalars(select(studies.c.name).order_by(studies.c.id)).all())
         return [plain_text(name) for name in names]
 
+    def create_numbered(self, stem: str, create: Callable[[str], Study]) -> Study:
+        """What `create`, a call of `create_study`, makes under a `free_name` of `stem`, also where other processes take
+        names at the same time. Raises what `create` raises."""
+        refused = ""
+        while True:
+            name = self.free_name(stem)
+            try:
+                return create(name)
+            except AlreadyThere:
+                if name == refused:  # it is not the name that is there already
+                    raise
+                refused = name
+
     def free_name(self, stem: str) -> str:
         """`stem`, or `stem_2`, `stem_3` …: the first that no study is called."""
         taken = set(self.study_names())
@@ -89,7 +105,9 @@ class Studies(Database):
         raise UnknownRecord(f"There is no study {study_id} in {self.place}; `evoattn report` shows the latest.")
 
     def find_study(self, name: str) -> Study | None:
-        """The study called `name`, if it is there."""
+        """The study called `name`, if it is there. None for a name that is no text, as none can be called so."""
+        if not _is_text(name):
+            return None
         return next(iter(self._select_studies(select(studies).where(studies.c.name == name))), None)
 
     def latest_study(self) -> Study | None:
@@ -122,3 +140,13 @@ class Studies(Database):
         if self.url.get_backend_name() == "sqlite":
             return lock.lock_beside_file(self.url, study)
         return lock.lock_on_server(self._patience, study)
+
+
+def _is_text(name: str) -> bool:
+    """Whether drivers can send it: a byte of a command line that is not of the locale's encoding is half a surrogate
+    pair in Python, and PostgreSQL has no NUL."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in name

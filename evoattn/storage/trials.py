@@ -19,6 +19,7 @@ from evoattn.storage.leaders import FINAL, leaders
 from evoattn.storage.packing import unpack_source
 from evoattn.storage.rows import (
     EVIDENCE_COLUMNS,
+    checked,
     environment_from_row,
     evidence_to_row,
     plain_text,
@@ -197,14 +198,16 @@ class Trials(Database):
         return int(self._read(lambda c: c.scalar(query)) or 0)
 
     def counts(self, study: Study) -> dict[TrialState, int]:
-        """Trials of the study by state; states without a trial are left out."""
+        """Trials of the study by state; states without a trial are left out. Raises `StorageError` for an unknown
+        state."""
         query = select(trials.c.state, func.count()).where(trials.c.study_id == study.id).group_by(trials.c.state)
-        return {TrialState(state): count for state, count in self._read(lambda c: c.execute(query).all())}
+        rows = self._read(lambda c: c.execute(query).all())
+        return checked(f"A trial of study {study.name}", lambda: {TrialState(state): count for state, count in rows})
 
     def failures(self, study: Study, limit: int = 50) -> list[tuple[TrialState, str, int]]:
         """The `limit` most frequent (state, reason, count) of the trials that failed, most frequent first.
 
-        Those are all but the `COMPLETE`, the `ESTIMATED` and the `PRUNED`.
+        Those are all but the `COMPLETE`, the `ESTIMATED` and the `PRUNED`. Raises `StorageError` for an unknown state.
         """
         good = [TrialState.COMPLETE.value, TrialState.ESTIMATED.value, TrialState.PRUNED.value]
         query = (
@@ -215,7 +218,10 @@ class Trials(Database):
             .limit(limit)
         )
         rows = self._read(lambda c: c.execute(query).all())
-        return [(TrialState(state), plain_text(reason), count) for state, reason, count in rows]
+        return checked(
+            f"A trial of study {study.name}",
+            lambda: [(TrialState(s), plain_text(why), count) for s, why, count in rows],
+        )
 
 
 def _add_sources(connection: Connection, texts: Sequence[PackedSource]) -> None:

@@ -92,6 +92,9 @@ def test_a_search_speaks_before_it_imports_anything_slow():
         (("search", "--gpu", "l4", "--shape", ""), "'' is not part of a shape"),
         (("pick", "--gpu", "l4", "--problem", ""), "Unknown problem ''"),
         (("search", "--gpu", "l4", "--study", ""), "leave --study out"),
+        (("search", "--gpu", "l4", "--study", "a\nb"), "The name of a study has only characters that can be printed"),
+        (("search", "--gpu", "l4", "--study", "a\x1b[2J"), r"'a\x1b[2J' has others"),
+        (("search", "--gpu", "l4", "--study", "a\udcffb"), r"'a\udcffb' has others"),
         (("search", "--gpu", "l4", "--shape", "seed_h100"), "the name of a problem"),
         (("search", "--gpu", "l4", "--problem", "B=1,H=2,S=96,D=32"), "--shape takes it."),
         (

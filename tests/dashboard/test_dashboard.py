@@ -16,6 +16,7 @@ from evoattn.storage import Storage
 pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is not installed (evoattn[dashboard])")
 
 from evoattn.dashboard.serve import Dashboard, DashboardError, listen, serve
+from evoattn.model.errors import WrongUse
 
 
 @pytest.fixture
@@ -127,6 +128,11 @@ def test_a_taken_port_is_a_sentence(storage):
     with pytest.raises(DashboardError, match=r"Port \d+ of 127.0.0.1 cannot be had .*; choose another --port"):
         listen(dashboard, "127.0.0.1", taken.server_port)
     taken.server_close()
+
+
+def test_an_empty_host_does_not_open_it_to_the_network(storage):
+    with pytest.raises(WrongUse, match=r"The host is empty; leave --host out for 127\.0\.0\.1"):
+        listen(Dashboard(storage, make_study(storage)), "", 0)
 
 
 def test_it_serves_until_it_is_interrupted_and_reads_new_trials_by_itself(storage):

@@ -111,6 +111,7 @@ def test_urls_that_cannot_be_are_sentences(url, part):
         ("validation", '{"backend": "cuda", "checks": [{"case": "x"}]}'),
         ("registers", "many"),
         ("relative_cost", "cheap"),
+        ("relative_cost", 0),
         ("compile_options", "3"),
     ],
 )
@@ -120,6 +121,16 @@ def test_a_tampered_trial_is_a_sentence(storage, path, column, value):
         plain.execute(f"UPDATE trials SET {column} = ?", (value,))
     with pytest.raises(StorageError, match="use another copy"):
         storage.trial(trial.number)
+
+
+def test_a_state_that_no_trial_has_is_a_sentence_where_trials_are_counted(storage, path):
+    study = make_study(storage)
+    record(storage, study, 1, timings=(timing("screen", 1.0),))
+    with sqlite3.connect(path) as plain:
+        plain.execute("UPDATE trials SET state = 'FOO'")
+    for count in (storage.counts, storage.failures):
+        with pytest.raises(StorageError, match=r"A trial of study first is damaged .*'FOO'.*; use another copy"):
+            count(study)
 
 
 @pytest.mark.parametrize(

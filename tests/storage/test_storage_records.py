@@ -14,7 +14,7 @@ from storage_records import INFO, PROBLEM, make_study, record, timing
 from evoattn.model import gpu
 from evoattn.model.named_problems import named_problems
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.records import CheckResult, Evaluation, Timing, TrialState, ValidationReport
+from evoattn.model.records import CheckResult, Evaluation, Study, Timing, TrialState, ValidationReport
 from evoattn.model.space import KernelConfig
 from evoattn.storage import Storage, StorageError, UnknownRecord
 from evoattn.storage.chosen import chosen_trial
@@ -56,6 +56,26 @@ def test_a_name_that_no_study_has(either):
     assert given == ["stem", "stem_2", "stem_3"]
     either.create_study("stem_5", *facts)
     assert either.free_name("stem") == "stem_4" and either.free_name("other") == "other"
+
+
+def test_searches_that_begin_at_once_get_names_of_their_own(either, url):
+    """Each has seen the same free name before the other has taken it."""
+    other = Storage.open(url)
+
+    def create(name: str) -> Study:
+        if len(either.study_names()) < 3:
+            make_study(other, name)
+        return make_study(either, name)
+
+    assert either.create_numbered("stem", create).name == "stem_4"
+    assert either.study_names() == ["stem", "stem_2", "stem_3", "stem_4"]
+    other.close()
+
+
+def test_a_refusal_that_no_other_name_mends_is_raised(either):
+    make_study(either)
+    with pytest.raises(StorageError, match="'first' is there already"):
+        either.create_numbered("stem", lambda name: make_study(either))
 
 
 def test_a_nan_error_is_kept_as_json_that_others_can_read(either, url, plain):
@@ -155,8 +175,15 @@ def test_unknown_records_are_sentences(either):
     with pytest.raises(UnknownRecord, match="There is no study 99"):
         either.study(99)
     make_study(either)
-    with pytest.raises(StorageError, match=r"The study 'first' is there already; .*--resume"):
+    with pytest.raises(StorageError, match=r"'first' is there already; .* `evoattn search --resume --study first`"):
         make_study(either)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\udcffb"])
+def test_a_name_that_no_driver_can_send_is_of_no_study(either, name):
+    make_study(either)
+    with pytest.raises(UnknownRecord, match=r"There is no study 'a\\.*b' in .*; it has first\."):
+        either.chosen_study(name)
 
 
 @pytest.mark.slow

@@ -112,6 +112,15 @@ def hostile(tmp_path):
     storage.close()
 
 
+def test_a_recorded_time_of_zero_is_no_result_to_reproduce(hostile):
+    study = hostile.latest_study()
+    timed = Evaluation(TrialState.COMPLETE, "", timings=(timing_from_row(TIMING | {"samples_us": [0.0]}),))
+    config = SPACE.starting_configs()[0]
+    candidate = render(FAMILIES["flash_scalar"], PROBLEM, config, study.spec)
+    with pytest.raises(ReproduceError, match=r"has a record of 0\.00 µs, which is no time"):
+        reproduce(hostile, hostile.record(study, config, candidate, timed), study)
+
+
 def test_an_export_of_a_hostile_database_is_the_kernel_and_comments(hostile):
     text = export_source(hostile, hostile.trial(1))
     outside = text.replace(hostile.source(hostile.trial(1).source_hash), "")
