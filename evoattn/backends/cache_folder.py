@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
 
+from evoattn.model.whole_file import TEMPORARY, replace_file
+
 LIMIT = "EVOATTN_CACHE_GB"
 """The variable with the most gigabytes (10^9 bytes) that a folder of compiled kernels may hold."""
 USUAL_GB = 4.0
+OWN = 0o600
+"""Permissions of a file: what lies in a cache is run, so that only its owner may write there."""
 AFTER_PRUNING = 0.8
 """Of the limit: so much is left, so that not every later file makes one too many."""
 SUFFIXES = (".kernel", ".check", ".climbs")
 """Of files that may be removed; the user may have chosen a folder with others in it."""
-TEMPORARY = ".evoattn-part"
-"""How names of files end that are not in place yet."""
 DAY_S, HOUR_S, BETWEEN_S = 86400, 3600, 600
 MARK = ".pruned"
 """The file that says, by the time of its last change, when a folder was last looked through."""
@@ -25,18 +26,11 @@ MARK = ".pruned"
 def write_whole(path: Path, data: bytes) -> bool:
     """Put a file in place whole, or not at all: whether it is there. A disk that is full or read-only costs the cache,
     nothing else."""
-    temporary = ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(suffix=TEMPORARY, dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.replace(temporary, path)
+        replace_file(path, data, OWN)
         return True
     except OSError:
-        if temporary:
-            with suppress(OSError):
-                os.unlink(temporary)
         return False
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from io import StringIO
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 
 from evoattn.cli.common import Jobs, Output, console, errors, require_one_of, write
 from evoattn.model.paths import default_database
+from evoattn.model.whole_file import write_file
 from evoattn.timing.peers.labels import PEER_NAMES
 
 
@@ -65,13 +67,14 @@ def bench(
         def keep(rows: list[Row]) -> None:
             """So that a bench that is ended early leaves what it has."""
             if format == "json" and output:
-                output.write_text(rows_json(rows), encoding="utf-8")
+                write_file(output, rows_json(rows))
 
         rows = run_bench(problems, gpu, urls, configs, top, count, progress, peers=asked, keep=keep)
         if format == "json":
             write(rows_json(rows), output)
         elif output:
-            with output.open("w", encoding="utf-8") as file:
-                render_rows(rows, Console(file=file, width=200))
+            page = StringIO()
+            render_rows(rows, Console(file=page, width=200))
+            write(page.getvalue(), output)
         else:
             render_rows(rows, console())

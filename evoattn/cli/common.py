@@ -13,6 +13,7 @@ import typer
 
 from evoattn.model.errors import FailedRun, WrongUse
 from evoattn.model.paths import default_database
+from evoattn.model.whole_file import write_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -116,11 +117,7 @@ def write(text: str, output: Path | None) -> None:
     if output is None:
         sys.stdout.write(text)
         return
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        error.filename = str(output)  # a full disk names no file
-        raise
+    write_file(output, text)
     typer.echo(f"Wrote {output}.", err=True)
 
 

@@ -19,6 +19,7 @@ from evoattn.cli.common import (
     console,
     errors,
 )
+from evoattn.model.whole_file import write_file
 
 
 def profile(
@@ -54,6 +55,6 @@ def profile(
                 typer.echo(f"evoattn: {found}", err=True)
             elif raw:
                 raw.mkdir(parents=True, exist_ok=True)
-                (raw / f"{found.profile.peer or f'trial{record.number}'}.csv").write_text(found.csv, encoding="utf-8")
+                write_file(raw / f"{found.profile.peer or f'trial{record.number}'}.csv", found.csv)
         if table := counters_table(storage, its_study, record):
             print_counters(screen, table)

@@ -15,6 +15,7 @@ from evoattn.export.words import fill
 from evoattn.model.dtype import DTYPES
 from evoattn.model.errors import WrongUse
 from evoattn.model.records import Trial
+from evoattn.model.whole_file import write_file
 from evoattn.storage import Storage
 
 HEADER = "attention.cuh"
@@ -58,4 +59,4 @@ def write_folder(files: dict[str, str], folder: Path) -> None:
         )
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8")
+        write_file(folder / name, text)

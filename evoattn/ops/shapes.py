@@ -15,6 +15,7 @@ from evoattn.model import forks
 from evoattn.model.errors import WrongUse
 from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.problem import AttentionProblem, ProblemError
+from evoattn.model.whole_file import write_file
 
 VERSION = 1
 TIMED_CALLS = 64
@@ -149,13 +150,13 @@ class Shapes:
         return "\n".join(lines)
 
     def save(self, path: str | Path) -> None:
-        """Write a JSON file that `load` reads and people can edit."""
+        """Write a JSON file that `load` reads and people can edit. Raises `OSError`, and leaves what was there then."""
         rows = [
             {"problem": e.problem.to_dict(), "calls": e.count, "us": round(e.us, 3), "share": round(self.share(e), 4)}
             for e in self.entries
         ]
         text = json.dumps({"version": VERSION, "shapes": rows, "missed": self.missed}, indent=1)
-        Path(path).write_text(text + "\n", encoding="utf-8")
+        write_file(Path(path), text + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Shapes:

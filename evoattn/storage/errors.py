@@ -21,6 +21,7 @@ class AlreadyThere(StorageError):
     """A row with the same unique key."""
 
 
+_AGAIN = "try again (a search goes on with --resume)"
 _SENTENCES = (
     (
         "is locked",
@@ -30,10 +31,10 @@ _SENTENCES = (
         "readonly database",
         "The database {place} is read-only; make the file and its folder writable, or choose another one with --db.",
     ),
-    ("disk is full", "The disk that holds the database {place} is full; free some space and go on with --resume."),
+    ("disk is full", "The disk that holds the database {place} is full; free some space, then {again}."),
     (
         "disk i/o error",
-        "The disk that holds the database {place} fails to read or write; see to it, then go on with --resume.",
+        "The disk that holds the database {place} fails to read or write; see to it, then {again}.",
     ),
     ("malformed", "The database {place} is damaged; use a copy of it, or start a new one with --db."),
     ("not a database", "{place} is not a SQLite database; choose another file with --db."),
@@ -48,15 +49,15 @@ _SENTENCES = (
 )
 """Texts of SQLite's result codes (sqlite.org/rescode.html), in lower case, and what they mean to a user."""
 _CODES = {
-    "08": "The database {place} does not answer; see that its server runs, then go on with --resume.",
+    "08": "The database {place} does not answer; see that its server runs, then {again}.",
     "28": "The database {place} does not let you in; see to the user and the password of its URL.",
     "3D000": "The server has no database {place}; create it with `createdb`, or choose another one with --db.",
     "42501": "You may not do that in the database {place}; ask its owner, or choose another one with --db.",
     "42P01": "The database {place} does not have the tables of this version of evoattn; choose another one with --db.",
     "25006": "The database {place} is read-only; choose another one with --db.",
-    "53100": "The disk that holds the database {place} is full; free some space and go on with --resume.",
+    "53100": "The disk that holds the database {place} is full; free some space, then {again}.",
     "53300": "The database {place} has too many connections; end some, or raise its max_connections.",
-    "57P": "The database {place} is shut down; see that its server runs, then go on with --resume.",
+    "57P": "The database {place} is shut down; see that its server runs, then {again}.",
 }
 """PostgreSQL's SQLSTATEs, or what they begin with (appendix A of its manual), and what they mean to a user."""
 
@@ -67,10 +68,10 @@ def explain(error: DBAPIError | sqlite3.Error, place: str) -> StorageError:
     code = _sqlstate(error)
     for prefix, sentence in _CODES.items():
         if code.startswith(prefix):
-            return StorageError(sentence.format(place=place))
+            return StorageError(sentence.format(place=place, again=_AGAIN))
     for part, sentence in () if code else _SENTENCES:
         if part in text.lower():
-            return StorageError(sentence.format(place=place))
+            return StorageError(sentence.format(place=place, again=_AGAIN))
     if isinstance(error, IntegrityError):
         return AlreadyThere(f"The database {place} refused a row that is there already.")
     return StorageError(f"The database {place} refused the call: {' '.join(text.split())}.")

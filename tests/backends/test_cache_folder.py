@@ -13,12 +13,12 @@ from evoattn.backends.cache_folder import (
     HOUR_S,
     LIMIT,
     MARK,
-    TEMPORARY,
     keep_small,
     limit_bytes,
     mark_used,
     write_whole,
 )
+from evoattn.model.whole_file import TEMPORARY
 
 KB = 1000
 

@@ -24,15 +24,27 @@ def is_of_text(call: ast.Call) -> bool:
     return call.func.attr == "write_text" or (call.func.attr == "open" and modes in (["r"], ["w"], ["a"]))
 
 
-def test_text_files_are_read_and_written_as_utf_8():
-    calls = [
-        (path.name, call)
+def calls_of_text() -> list[tuple[str, ast.Call]]:
+    """(file, call) of all of the package."""
+    return [
+        (str(path.relative_to(ROOT / "evoattn")), call)
         for path in (ROOT / "evoattn").rglob("*.py")
         for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(call, ast.Call) and is_of_text(call)
     ]
+
+
+def test_text_files_are_read_and_written_as_utf_8():
+    calls = calls_of_text()
     assert len(calls) > 20
     assert not [(name, call.lineno) for name, call in calls if not any(k.arg == "encoding" for k in call.keywords)]
+
+
+def test_files_of_a_user_are_written_whole():
+    """By `write_file`, so that a full disk costs no file that was there."""
+    written = {name for name, call in calls_of_text() if ast.unparse(call.func).endswith(".write_text")}
+    assert "model/whole_file.py" in written
+    assert not {name for name in written if name.split("/")[0] in ("cli", "ops", "export", "report", "bench")}
 
 
 @pytest.mark.parametrize(

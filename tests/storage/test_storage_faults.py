@@ -142,7 +142,9 @@ def test_a_full_disk_is_a_sentence_and_costs_only_the_trial_in_hand(storage, pat
     storage.close()
     full = Storage(database.parse_url(str(path)))
     event.listen(full._engine, "connect", limit)
-    with pytest.raises(StorageError, match="is full; free some space and go on with --resume"):
+    with pytest.raises(
+        StorageError, match=r"is full; free some space, then try again \(a search goes on with --resume\)\."
+    ):
         for i in range(2, 200):
             record(full, study, i, timings=(timing("screen", 1.0),), source=os.urandom(3000).hex())
     full.close()

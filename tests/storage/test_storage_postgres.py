@@ -103,7 +103,7 @@ def test_a_write_waits_for_the_server_in_one_sentence(server, postgres_url):
     server.stop()
     storage._patience.wait_s = 0.1
     try:
-        with pytest.raises(StorageError, match="does not answer; see that its server runs, then go on with --resume"):
+        with pytest.raises(StorageError, match="does not answer; see that its server runs, then try again"):
             list(storage.iter_trials(study))
     finally:
         server.start()
