@@ -18,8 +18,6 @@ class Dtype:
     """Name in `torch`."""
     cuda: str
     """Type in `templates/device`."""
-    ptx: str
-    """Type of an instruction (PTX ISA)."""
     tensor_map: str
     """Enumerator of `CUtensorMapDataType` after `CU_TENSOR_MAP_DATA_TYPE_` (cuda.h)."""
     tensor_map_code: int
@@ -38,7 +36,6 @@ DTYPES: dict[str, Dtype] = {
             bytes=2,
             torch="float16",
             cuda="Fp16",
-            ptx="f16",
             tensor_map="FLOAT16",
             tensor_map_code=6,
             spellings=("fp16", "float16", "half", "f16", "torch.float16", "torch.half"),
@@ -48,7 +45,6 @@ DTYPES: dict[str, Dtype] = {
             bytes=2,
             torch="bfloat16",
             cuda="Bf16",
-            ptx="bf16",
             tensor_map="BFLOAT16",
             tensor_map_code=9,
             spellings=("bf16", "bfloat16", "torch.bfloat16"),
@@ -58,7 +54,6 @@ DTYPES: dict[str, Dtype] = {
             bytes=4,
             torch="float32",
             cuda="Fp32",
-            ptx="f32",
             tensor_map="FLOAT32",
             tensor_map_code=7,
             spellings=("fp32", "float32", "float", "f32", "torch.float32", "torch.float"),

@@ -73,7 +73,6 @@ class Exact:
     why: str
     estimated: bool = False
     expected_regret: float | None = None
-    source: str = "exact"
 
 
 def _key(problem: AttentionProblem, gpu: str, sm_count: int) -> tuple[object, ...]:
