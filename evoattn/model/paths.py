@@ -54,6 +54,13 @@ def default_database() -> str:
     return os.environ.get("EVOATTN_DB") or str(data_folder() / "evoattn.sqlite")
 
 
+def for_people(path: str) -> str:
+    """A path as a person reads it, with `~` for the home folder; anything else as it is. Not for a command to be
+    pasted, where a shell leaves a quoted `~` alone."""
+    home = os.path.expanduser("~").rstrip("/")
+    return f"~{path.removeprefix(home)}" if home and path.startswith(f"{home}/") else path
+
+
 def database_text(db: str | os.PathLike[str] | None) -> str | None:
     """A database as a caller of Python names it, a URL or a path, as text. Raises `WrongUse` for anything else."""
     if db is None or isinstance(db, str):

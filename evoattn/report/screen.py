@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
+from evoattn.model.paths import for_people
 from evoattn.report.data import StudySummary
 from evoattn.report.rows import Origin, PeerRatio, Winner
 from evoattn.report.text import WIDEST, clean, command, cost_text, number, print_lines, print_text
@@ -117,4 +118,4 @@ def _print_place(summary: StudySummary, console: Console, kept: Kept) -> None:
     trial = f"trial {summary.winner.row.trial} of " if summary.winner else ""
     print_lines(console, [""])
     print_text(console, f"Kept: {trial}study {summary.study}")
-    print_text(console, f"in {kept.database}", indent="  ")
+    print_text(console, f"in {for_people(kept.database)}", indent="  ")

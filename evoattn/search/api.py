@@ -20,6 +20,7 @@ from evoattn.search.progress import Progress
 from evoattn.search.request import SearchPlan, SearchRequest, SearchWords, plan, read_words
 from evoattn.search.setup import PreparedSearch, begin_study, make_search
 from evoattn.search.tools import Tools
+from evoattn.storage.engine import without_password
 from evoattn.storage.versions import collect
 
 
@@ -46,7 +47,7 @@ class SearchResult:
             f"{self.problem.describe()}\n"
             f"Best kernel: trial {best.number} ({best.family}), {took}\n"
             f"  {KernelConfig(best.family, best.config).describe()}\n"
-            f"Kept: study {self.study} in {self.db}"
+            f"Kept: study {self.study} in {without_password(self.db)}"
         )
 
     @property

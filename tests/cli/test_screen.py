@@ -84,6 +84,14 @@ def test_the_result_says_the_winner_its_peer_how_sure_it_is_and_where_it_is_kept
         assert step in text
 
 
+def test_a_place_under_the_home_folder_is_short_but_not_in_commands(storage, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ada")
+    place = "/home/ada/.local/share/evoattn/evoattn.sqlite"
+    text = printed(storage, measured(storage), Kept(place, db=place), width=200)
+    assert "  in ~/.local/share/evoattn/evoattn.sqlite\n" in text
+    assert text.count(f"--db {place}") == 2 and f"db='{place}'" in text
+
+
 def test_a_tie_names_the_trials(storage):
     text = " ".join(printed(storage, measured(storage, times=(20.0, 20.0, 20.0))).split())
     assert "A tie with trials 2, 3: the final does not tell them apart." in text and "No tie" not in text

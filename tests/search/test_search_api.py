@@ -4,6 +4,7 @@ import importlib
 import multiprocessing
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from search_fakes import INFO, FakeCompiler, FakeDevice
@@ -49,6 +50,7 @@ def test_a_search_and_its_result(tmp_path):
         f"Best kernel: trial {result.best.number} (flash_mma), {result.value:.2f} µs, {result.ratio:.3f} of"
     )
     assert "BLOCK_M=" in said[2]
+    assert str(replace(result, db="postgresql://ada:secret@host/base")).endswith(" in postgresql://ada@host/base")
     storage = Storage.open(result.db)
     assert storage.chosen_study("mine").problem["seqlen_q"] == 256
     storage.close()
