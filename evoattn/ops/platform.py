@@ -199,8 +199,11 @@ class CudaPlatform:
     def synchronize(self, index: int) -> None:
         """See `Platform`. Raises `ContextLost` or `LaunchError`."""
         with self.guard(index):
-            self.make_context_current(index)
-            if status := self._cuda.cuCtxSynchronize():  # torch's own wait gives words in place of a status
+            status = self._cuda.cuCtxSynchronize()  # torch's own wait gives words in place of a status
+            if status in NO_CONTEXT:
+                self.make_context_current(index)
+                status = self._cuda.cuCtxSynchronize()
+            if status:
                 raise error_of(status, f"The kernel failed: {self.describe(status)}.")
 
     def _require(self, status: int, what: str) -> None:

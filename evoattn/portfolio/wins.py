@@ -54,7 +54,9 @@ class Win:
         win = cls(**{**row, "problem": AttentionProblem(**row["problem"])})
         if not isinstance(win.params, dict):
             raise ValueError(f"params are no table: {win.params!r}")
-        for us in (win.us, win.before_us or 0.0):
+        if not isinstance(win.family, str):
+            raise ValueError(f"the family is no name: {win.family!r}")
+        for us in (win.us, 0.0 if win.before_us is None else win.before_us):
             if not isinstance(us, (int, float)):
                 raise ValueError(f"a time is no number: {us!r}")
         return win

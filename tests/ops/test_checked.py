@@ -1,14 +1,16 @@
 """The check at a kernel's first use on a machine: what it says of the kernel stays, other failures do not."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.nn.functional as F
 from fake_device import fake_runtime, near, reference, tensors
 
-from evoattn.backends.base import LaunchError
+from evoattn.backends.base import ContextLost, LaunchError
 from evoattn.ops import current
 from evoattn.ops.attention import attention
-from evoattn.ops.platform import error_of
+from evoattn.ops.platform import CudaPlatform, error_of
 from evoattn.ops.runtime import NoKernel
 
 
@@ -118,3 +120,41 @@ def test_a_damaged_record_of_a_check_is_made_again(device, tmp_path, damage):
     with current.use(fake_runtime(device, tmp_path)), pytest.warns(RuntimeWarning, match="failed its check"):
         attention(*tensors(), enable_gqa=True)
     assert "largest error" in record.read_text()
+
+
+class Driver:
+    """In place of libcuda: what waiting answers, one call after another."""
+
+    def __init__(self, *statuses):
+        self.statuses, self.made_current = list(statuses), 0
+
+    def cuCtxSynchronize(self):
+        return self.statuses.pop(0)
+
+    def cuGetErrorString(self, status, text):
+        return 0
+
+
+def platform_on(driver):
+    """A `CudaPlatform` of this driver."""
+
+    class Here(CudaPlatform):
+        def __init__(self):
+            self._cuda, self.guard = driver, lambda index: nullcontext()
+
+        def make_context_current(self, index):
+            driver.made_current += 1
+
+    return Here()
+
+
+@pytest.mark.parametrize("status, kind", [(700, ContextLost), (719, ContextLost), (2, LaunchError), (900, LaunchError)])
+def test_waiting_tells_a_kernels_fault_from_other_failures(status, kind):
+    with pytest.raises(kind, match=f"CUDA error {status}"):
+        platform_on(Driver(status)).synchronize(0)
+
+
+def test_waiting_makes_the_context_current_where_a_thread_has_none():
+    driver = Driver(201, 0)
+    platform_on(driver).synchronize(0)
+    assert driver.made_current == 1 and not driver.statuses

@@ -74,6 +74,8 @@ LATER = [
     lambda row: row | {"problem": row["problem"] | {"dilation": 2}},
     lambda row: row | {"problem": row["problem"] | {"mask": "a later mask"}},
     lambda row: row | {"us": "5.0"},
+    lambda row: row | {"before_us": ""},
+    lambda row: row | {"family": ["flash_mma"]},
     lambda row: row | {"params": [1]},
     lambda row: row | {"gpu": [1]},
     lambda row: row["problem"],
