@@ -134,6 +134,7 @@ class CudaPlatform:
         self.current_device: Callable[[], int] = torch._C._cuda_getDevice
         self.guard: Callable[[int], contextlib.AbstractContextManager[object]] = torch.cuda.device
         self.lost_in_fork: Callable[[], bool] = torch.cuda._is_in_bad_fork
+        self._wait: Callable[[int], None] = torch.cuda.synchronize
         self._specs: dict[int, GpuSpec | None] = {}
 
     def device(self, index: int) -> torch.device:
@@ -198,13 +199,11 @@ class CudaPlatform:
 
     def synchronize(self, index: int) -> None:
         """See `Platform`. Raises `ContextLost` or `LaunchError`."""
-        with self.guard(index):
-            status = self._cuda.cuCtxSynchronize()  # torch's own wait gives words in place of a status
-            if status in NO_CONTEXT:
-                self.make_context_current(index)
-                status = self._cuda.cuCtxSynchronize()
-            if status:
-                raise error_of(status, f"The kernel failed: {self.describe(status)}.")
+        try:
+            self._wait(index)
+        except RuntimeError as error:  # words in place of a status, but a fault stays with the context
+            status = self._cuda.cuCtxSynchronize()
+            raise error_of(status, f"The kernel failed: {str(error).splitlines()[0]}") from None
 
     def _require(self, status: int, what: str) -> None:
         if status:

@@ -1,7 +1,5 @@
 """The check at a kernel's first use on a machine: what it says of the kernel stays, other failures do not."""
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -123,38 +121,28 @@ def test_a_damaged_record_of_a_check_is_made_again(device, tmp_path, damage):
 
 
 class Driver:
-    """In place of libcuda: what waiting answers, one call after another."""
+    """In place of libcuda: what waiting for the context answers."""
 
-    def __init__(self, *statuses):
-        self.statuses, self.made_current = list(statuses), 0
+    def __init__(self, status):
+        self.status = status
 
     def cuCtxSynchronize(self):
-        return self.statuses.pop(0)
-
-    def cuGetErrorString(self, status, text):
-        return 0
+        return self.status
 
 
-def platform_on(driver):
-    """A `CudaPlatform` of this driver."""
+class Here(CudaPlatform):
+    """On a driver and a torch of which waiting fails where the driver's does."""
 
-    class Here(CudaPlatform):
-        def __init__(self):
-            self._cuda, self.guard = driver, lambda index: nullcontext()
+    def __init__(self, status):
+        self._cuda = Driver(status)
 
-        def make_context_current(self, index):
-            driver.made_current += 1
-
-    return Here()
+    def _wait(self, index):
+        if self._cuda.status:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nSearch for it.")
 
 
 @pytest.mark.parametrize("status, kind", [(700, ContextLost), (719, ContextLost), (2, LaunchError), (900, LaunchError)])
 def test_waiting_tells_a_kernels_fault_from_other_failures(status, kind):
-    with pytest.raises(kind, match=f"CUDA error {status}"):
-        platform_on(Driver(status)).synchronize(0)
-
-
-def test_waiting_makes_the_context_current_where_a_thread_has_none():
-    driver = Driver(201, 0)
-    platform_on(driver).synchronize(0)
-    assert driver.made_current == 1 and not driver.statuses
+    with pytest.raises(kind, match="The kernel failed: CUDA error: an illegal memory access"):
+        Here(status).synchronize(0)
+    Here(0).synchronize(0)
