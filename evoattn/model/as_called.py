@@ -27,7 +27,7 @@ def called_window(past: int, ahead: int, queries: int, keys: int, causal: bool) 
 
 
 def said_in(problem: AttentionProblem, mask: str, window: str) -> tuple[str, str]:
-    """What a call of this problem's lengths says of a mask and a `window`."""
+    """(mask, window) as a call of this problem's lengths says this mask and this `window`."""
     if window:
         keys = problem.shape("k")[2] if problem.varlen else problem.seqlen_k
         window = called_window(*parse_window(window), problem.shape("q")[2], keys, mask != FULL)

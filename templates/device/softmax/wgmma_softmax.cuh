@@ -4,7 +4,6 @@
 #include "device/ptx/exp2.cuh"
 #include "device/ptx/max_nan.cuh"
 #include "device/ptx/warp.cuh"
-#include "device/mask.cuh"
 #include "device/softmax/exp2_polynomial.cuh"
 
 template <bool VALUE> struct Flag {
@@ -30,49 +29,6 @@ struct RowState {
     sum[0] = sum[1] = 0.f;
   }
 };
-
-// s = -inf for keys that a row does not see. `visible`: of all keys, row g being the first row; `first_key` is the
-// tile's.
-template <int FLOATS, class Keys>
-__device__ __forceinline__ void mask_scores(float (&s)[FLOATS], int first_key, const Keys& visible, int lane) {
-  const int lane_key = first_key + lane % 4 * 2;  // the lane's first
-  const int low_keys = visible.of(0) - lane_key, high_keys = visible.of(8) - lane_key;
-#pragma unroll
-  for (int i = 0; i < FLOATS; ++i) {
-    if (i / 4 * 8 + i % 2 >= (i & 2 ? high_keys : low_keys)) s[i] = NEGATIVE_INFINITY;
-  }
-  if constexpr (Keys::WINDOW) {
-    const int low_hidden = visible.hidden_of(0) - lane_key, high_hidden = visible.hidden_of(8) - lane_key;
-#pragma unroll
-    for (int i = 0; i < FLOATS; ++i) {
-      if (i / 4 * 8 + i % 2 < (i & 2 ? high_hidden : low_hidden)) s[i] = NEGATIVE_INFINITY;
-    }
-  }
-}
-
-// As `Keys`, of rows g and g + 8 that are not 8 queries apart.
-template <class Keys> struct KeysOfTwo {
-  static constexpr bool WINDOW = Keys::WINDOW;
-  Keys low, high;
-  __device__ __forceinline__ int of(int row) const { return (row ? high : low).of(0); }
-  __device__ __forceinline__ int hidden_of(int row) const { return (row ? high : low).hidden_of(0); }
-};
-template <class Keys> KeysOfTwo(Keys, Keys) -> KeysOfTwo<Keys>;
-
-// The bias of the scores of rows g and g + 8, from this lane's first key on.
-template <int PAIRS, class Terms, class Pair, class Row>
-__device__ __forceinline__ void load_bias(Pair (&bias)[PAIRS], const Terms& terms, const Row& low, const Row& high) {
-#pragma unroll
-  for (int i = 0; i < PAIRS; ++i) bias[i] = terms.bias_of_pair(i % 2 ? high : low, i / 2 * 8);
-}
-// What `terms` make of these scores, their bias loaded.
-template <int FLOATS, int PAIRS, class Terms, class Pair, class Row>
-__device__ __forceinline__ void change_tile(float (&s)[FLOATS], const Pair (&bias)[PAIRS], const Terms& terms,
-                                            const Row& low, const Row& high) {
-#pragma unroll
-  for (int i = 0; i < FLOATS; i += 2)
-    terms.of_pair(s[i], s[i + 1], i & 2 ? high : low, i / 4 * 8, bias[PAIRS > 1 ? i / 2 : 0]);
-}
 
 // Where some exponentials are polynomials, which are numbers whatever their exponents are, KEEP_NAN has the shift of a
 // row hold NaN as soon as a score is NaN or infinite: all of its exponents, and its answer, are NaN then.
