@@ -16,6 +16,7 @@ from typing import Literal
 from evoattn.families.gangs import TilesInOrder
 from evoattn.model.mask import Mask, MaskKind
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.sequences import Sequences
 
 WARP = 32
 SHARED_LINE = 128
@@ -105,16 +106,26 @@ def row_steps(problem: AttentionProblem, rows: int, keys: int, rows_per_query: i
     and how many blocks there are. Rows are queries, or as many of each query as its heads take."""
     if problem.varlen:
         return _packed_row_steps(problem, rows, keys, rows_per_query)
-    if problem.seqused:
-        lengths = sorted(problem.key_lengths)[:: math.ceil(problem.batch / MOST_SAMPLED)]
-        alone = (problem.with_(batch=1, seqlen_k=max(1, length), seqused="", page=0) for length in lengths)
-        found = [row_steps(one, rows, keys, rows_per_query) for one in alone]
-        return sum(mean for mean, _, _ in found) / len(found), max(most for _, most, _ in found), found[0][2]
     count = math.ceil(problem.seqlen_q * rows_per_query / rows)
-    if problem.masking.kind is MaskKind.FULL:
-        tiles = math.ceil(problem.seqlen_k / keys)
-        return float(tiles), tiles, count
-    return *_masked_steps(problem.masking, problem.seqlen_q, problem.seqlen_k, rows, keys, rows_per_query), count
+    if not problem.seqused:
+        return *_steps(problem.masking, problem.seqlen_q, problem.seqlen_k, rows, keys, rows_per_query), count
+    lengths = Counter(sorted(problem.key_lengths)[:: math.ceil(problem.batch / MOST_SAMPLED)])
+    found = [
+        (_steps(problem.masking, problem.seqlen_q, max(1, length), rows, keys, rows_per_query), times)
+        for length, times in lengths.items()
+    ]
+    mean = sum(mean * times for (mean, _), times in found) / lengths.total()
+    return mean, max(most for (_, most), _ in found), count
+
+
+def _steps(
+    mask: Mask, seqlen_q: int, seqlen_k: int, rows: int, keys: int, rows_per_query: int
+) -> tuple[float, int]:
+    """(mean, most) of `row_steps` of a sequence."""
+    if mask.kind is MaskKind.FULL:
+        tiles = math.ceil(seqlen_k / keys)
+        return float(tiles), tiles
+    return _masked_steps(mask, seqlen_q, seqlen_k, rows, keys, rows_per_query)
 
 
 @lru_cache(maxsize=1024)  # candidates of one problem have few tiles
@@ -133,14 +144,19 @@ def _masked_steps(
     return sum(visited) / len(visited), max(visited)
 
 
+@lru_cache(maxsize=64)
+def _counted(sequences: Sequences) -> tuple[tuple[tuple[int, int], int], ...]:
+    """The different lengths, and how often each occurs."""
+    return tuple(Counter(sequences).items())
+
+
 def _packed_row_steps(problem: AttentionProblem, rows: int, keys: int, rows_per_query: int) -> tuple[float, int, int]:
     """As `row_steps`, over all sequences that have queries; blocks without a tile of rows are not counted."""
     total, most, count = 0.0, 0, 0
-    for lengths, times in Counter(problem.sequences).items():
-        seqlen_q, seqlen_k = lengths
+    for (seqlen_q, seqlen_k), times in _counted(problem.sequences):
         if seqlen_q and seqlen_k:
-            alone = problem.with_(batch=1, seqlen_q=seqlen_q, seqlen_k=seqlen_k, varlen="")
-            mean, longest, blocks = row_steps(alone, rows, keys, rows_per_query)
+            mean, longest = _steps(problem.masking, seqlen_q, seqlen_k, rows, keys, rows_per_query)
+            blocks = math.ceil(seqlen_q * rows_per_query / rows)
             total, most, count = total + times * mean * blocks, max(most, longest), count + times * blocks
     return (total / count, most, count) if count else (1.0, 1, 1)
 
