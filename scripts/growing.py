@@ -37,7 +37,8 @@ from evoattn.ops import cubins, current
 from evoattn.ops.choice import Picked
 from evoattn.ops.cubins import Cubin
 from evoattn.ops.runtime import Runtime
-from evoattn.portfolio.climbs import Climbs, Key, Refined
+from evoattn.portfolio.climb import Climbed
+from evoattn.portfolio.climb_cache import ClimbCache, Key
 from evoattn.portfolio.pick import lasting_pick, next_picks
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -56,12 +57,12 @@ KINDS: dict[str, dict[str, Any]] = {
 BACKENDS = {"sdpa": None, "sdpa flash": SDPBackend.FLASH_ATTENTION, "sdpa efficient": SDPBackend.EFFICIENT_ATTENTION}
 
 
-class Counted(Climbs):
+class Counted(ClimbCache):
     """What climbs came to, and how many were made."""
 
     count = 0
 
-    def add(self, key: Key, climbed: Refined) -> None:
+    def add(self, key: Key, climbed: Climbed) -> None:
         self.count += key[4][:1] != ("between",)
         super().add(key, climbed)
 

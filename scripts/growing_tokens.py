@@ -26,7 +26,7 @@ from no_device import NoDevice, no_code
 import evoattn.integrations.transformers as integration
 from evoattn.ops import current
 from evoattn.ops.runtime import Runtime
-from evoattn.portfolio.climbs import Climbs
+from evoattn.portfolio.climb_cache import ClimbCache
 from evoattn.portfolio.pick import lasting_pick, next_picks
 
 LAYERS, PROMPT, PADDING = 4, 130, 20
@@ -105,7 +105,7 @@ def main() -> None:
         parser.error(f"{', '.join(sorted(unknown))}: the models are {', '.join(MODELS)}")
     integration.register()
     torch.set_num_threads(1)
-    climbs, rows = Climbs(), []
+    climbs, rows = ClimbCache(), []
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         op = Runtime(
             NoDevice(arguments.gpu), lambda p, gpu: lasting_pick(p, gpu, climbs), Path(folder), no_code, next_picks

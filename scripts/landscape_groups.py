@@ -10,7 +10,6 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.space import load_space
 from evoattn.portfolio.engine.kernel import Group
 from evoattn.portfolio.pick import portfolio_kernels
-from evoattn.portfolio.strata import spread
 from evoattn.portfolio.workload import draw
 from evoattn.search.starting import starting_configs
 
@@ -161,7 +160,7 @@ def make_groups(gpu: GpuSpec, most: int = 8, only: str = "") -> list[Group]:
         }
         problems = [named_problems.by_name_or_shape(n) for n in named]
         if able:
-            problems += spread(list(able), min(count, most) - len(problems), gpu)
+            problems += list(able)[: min(count, most) - len(problems)]
         families = tuple(f.name for f in registry.FAMILIES.values() if not f.why_unsupported(problems[0], gpu))
         group = Group(name, problems[:most], families, weight)
         group.given = _known(group, gpu)

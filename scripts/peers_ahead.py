@@ -15,7 +15,7 @@ import torch
 
 from evoattn.correctness.terms import torch_dtype
 from evoattn.model.problem import AttentionProblem
-from evoattn.portfolio.draws import PLAIN, draw_all
+from evoattn.portfolio.workload import PLAIN, draw_all
 from evoattn.timing.peers.table import PEERS
 
 

@@ -1,10 +1,10 @@
-"""A campaign for scripts/portfolio_build.py of what scripts/portfolio_check.py timed; needs no GPU.
+"""A campaign of what `evoattn portfolio check` timed; needs no GPU.
 
     python scripts/portfolio_checked.py OUT.jsonl.gz CHECK.json… --problem mla_decode [--problem B=8,H=128,…]
     python scripts/portfolio_checked.py OUT.jsonl.gz CHECK.json… --drawn
 
-`CHECK.json` is what `portfolio_check.py -o` wrote: of each problem named, or with --drawn of all that were drawn of its
-seeds, the pick's and the winner's times are kept, both measured in turns. A problem of several checks gets the kernels
+`CHECK.json` is what `evoattn portfolio check -o` wrote: of each problem named, or with --drawn of all that were drawn
+of its seeds, the pick's and the winner's times are kept, both measured in turns. A problem of several checks gets the kernels
 of all of them where a kernel that they share shows that the GPU ran alike; else the file is refused. Registers come
 from a compile.
 """
@@ -25,9 +25,9 @@ from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.portfolio import campaign
-from evoattn.portfolio.draws import PLAIN, draw_all
 from evoattn.portfolio.engine.kernel import Group, Kernel
-from evoattn.portfolio.features import class_of
+from evoattn.portfolio.problems import group_of
+from evoattn.portfolio.workload import PLAIN, draw_all
 
 ALIKE = 1.02
 """Times of one kernel in two checks differ by no more where the checks are taken together."""
@@ -62,16 +62,11 @@ def drawn_problems(check: dict[str, Any]) -> list[AttentionProblem]:
     return draw_all([PLAIN], check["seeds"], len(check["rows"]))
 
 
-def group_name(problem: AttentionProblem) -> str:
-    """The class but for its last word."""
-    return class_of(problem).rpartition(" ")[0]
-
-
 def groups_of(times: Times, kernels: dict[str, Kernel]) -> tuple[list[Group], dict[str, Any]]:
     """Groups and their final tables, as a campaign's file has them."""
     groups, table = [], {}
-    for name in sorted({group_name(p) for p in times}):
-        problems = [p for p in times if group_name(p) == name]
+    for name in sorted({group_of(p) for p in times}):
+        problems = [p for p in times if group_of(p) == name]
         own = list(dict.fromkeys(k for p in problems for k in times[p]))
         group = Group(name, problems, (), kernels={k: replace(kernels[k]) for k in own})  # others have them too
         for k in own:

@@ -10,7 +10,20 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from evoattn import __version__
-from evoattn.cli import attempt, bench, catalogue, dashboard, db, kernels, pick, profile, search, studies, tune
+from evoattn.cli import (
+    attempt,
+    bench,
+    catalogue,
+    dashboard,
+    db,
+    kernels,
+    pick,
+    portfolio,
+    profile,
+    search,
+    studies,
+    tune,
+)
 from evoattn.cli.common import FAILED_RUN
 
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -120,6 +133,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
 for _name, _command in _COMMANDS.items():
     app.command(_name, cls=_Command)(_command)
 app.add_typer(db.app, name="db")
+app.add_typer(portfolio.app, name="portfolio")
 
 
 def main() -> None:

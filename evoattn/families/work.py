@@ -118,9 +118,7 @@ def row_steps(problem: AttentionProblem, rows: int, keys: int, rows_per_query: i
     return mean, max(most for (_, most), _ in found), count
 
 
-def _steps(
-    mask: Mask, seqlen_q: int, seqlen_k: int, rows: int, keys: int, rows_per_query: int
-) -> tuple[float, int]:
+def _steps(mask: Mask, seqlen_q: int, seqlen_k: int, rows: int, keys: int, rows_per_query: int) -> tuple[float, int]:
     """(mean, most) of `row_steps` of a sequence."""
     if mask.kind is MaskKind.FULL:
         tiles = math.ceil(seqlen_k / keys)

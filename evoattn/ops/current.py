@@ -15,13 +15,13 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.ops.choice import Picked
 from evoattn.ops.platform import CudaPlatform, Platform
 from evoattn.ops.runtime import Runtime
-from evoattn.portfolio.climbs import Climbs
+from evoattn.portfolio.climb_cache import ClimbCache
 from evoattn.portfolio.pick import lasting_pick, next_picks
 from evoattn.portfolio.wins import Wins
 
 _runtime: Runtime | None = None
 _wins: Wins | None = None
-_climbs: Climbs | None = None
+_climbs: ClimbCache | None = None
 _lock = forks.Lock()
 FOLDER = "op"
 """In the user's cache of compiled kernels."""
@@ -35,11 +35,11 @@ def wins() -> Wins:
     return _wins
 
 
-def climbs() -> Climbs:
+def climbs() -> ClimbCache:
     """What picks came to, in earlier processes too: beside the compiled kernels."""
     global _climbs
     if _climbs is None:
-        _climbs = Climbs(cubin_cache() / FOLDER)
+        _climbs = ClimbCache(cubin_cache() / FOLDER)
     return _climbs
 
 

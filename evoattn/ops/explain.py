@@ -23,7 +23,7 @@ from evoattn.ops.runtime import GRADIENTS, Runtime
 from evoattn.ops.shapes import Wanted, problems_of
 from evoattn.ops.variant import Variant, closed
 from evoattn.ops.variant_call import why_not_tensors
-from evoattn.portfolio.rounding import grown
+from evoattn.portfolio.canonical import grown
 
 
 def explain(

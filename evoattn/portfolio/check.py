@@ -1,25 +1,38 @@
-"""What a portfolio loses on problems that it was not built from: picks beside searches from them, and beside peers."""
+"""What picks lose on problems that they were not built from: beside searches from them, and beside peers.
+
+For each problem the pick, the best kernels of a search that starts from it and from the families' known-good configs,
+and every peer are timed in turns. Regret is the pick's time over the best of ours.
+"""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from statistics import fmean, quantiles
 from typing import Any
 
+from evoattn.bench.contenders import read_configs
 from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import ConfigError, load_space
 from evoattn.portfolio.campaign import families_for
 from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.engine.kernel import Group, Kernel
-from evoattn.portfolio.features import class_of
-from evoattn.portfolio.pick import Pick, portfolio_kernels
+from evoattn.portfolio.pick import Pick, pick, portfolio_kernels
+from evoattn.portfolio.problems import group_of
 from evoattn.timing.peers.labels import FLASH_ATTENTION
+from evoattn.timing.peers.table import PEERS
 
 FINALISTS = 5
 """Kernels of each search that are timed in turns with the pick."""
+WINNERS = 3
+"""Kernels of each problem that `--winners` keeps."""
+STARTING = 6
+"""Known-good configs of each family that a search begins at, beside the pick and what comes next."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +41,7 @@ class Checked:
     the search's best, is not right."""
 
     problem: str
-    class_name: str
+    group: str
     pick: tuple[str, dict[str, Any]] | None
     wrong: str
     pick_us: float | None
@@ -108,7 +121,7 @@ def check(
         wrong = f"{wrong} the search's best: {fault}".strip()
     return Checked(
         problem.describe(),
-        class_of(problem),
+        group_of(problem),
         (ours.family, ours.params) if ours else None,
         wrong,
         times[0] if ours else None,
@@ -145,3 +158,85 @@ def summary(rows: list[Checked]) -> str:
             *(f"  {r.regret:.3f} {r.problem}: {r.pick and r.pick[0]} → {r.winner and r.winner[0]}" for r in worst),
         ]
     )
+
+
+def winner_lines(group: Group, row: Checked, gpu: GpuSpec) -> list[str]:
+    """The fastest of the final and the next ones of the search, as `read_configs` takes them."""
+    problem = group.problems[0]
+    best = [row.winner] if row.winner else []
+    best += [(kernel.family, kernel.params) for kernel in group.leaders(0, WINNERS)]
+    distinct = [kernel for i, kernel in enumerate(best) if kernel not in best[:i]][:WINNERS]
+    about = {"problem": problem.to_dict(), "arch": gpu.arch, "median_us": row.best_us}
+    return [json.dumps(about | {"family": family, "config": params}) + "\n" for family, params in distinct]
+
+
+def known_kernels(file: Path, group: Group, gpu: GpuSpec) -> list[Kernel]:
+    """Those of the file for the group's problem that today's families and spaces have."""
+    problem, found = group.problems[0], []
+    for family, params in read_configs(file, problem, gpu.arch):
+        try:
+            config = load_space(family, gpu).make_config(params)
+        except ConfigError:
+            continue
+        if not registry.lookup(family).why_invalid(problem, config, gpu):
+            found.append(Kernel(family, config.params))
+    return found
+
+
+def bench_row(group: Group, row: Checked) -> dict[str, Any]:
+    """The row as `evoattn bench` writes it; without a time of ours where it proved wrong."""
+    problem = group.problems[0]
+
+    def time_of(name: str, us: float) -> dict[str, float]:
+        low, high = row.spreads.get(name, (us, us))
+        return {"median_us": us, "p10_us": low, "p90_us": high}
+
+    us, (family, config) = (row.best_us or 0.0, row.winner) if row.winner and not row.fault else (0.0, ("", {}))
+    return {
+        "problem": problem.to_dict(),
+        "describe": problem.describe(),
+        "ours": time_of("ours", us) if us else None,
+        "tflops": problem.flops / us / 1e6 if us else None,
+        "family": family,
+        "config": config,
+        "peers": {name: time_of(name, us) for name, us in row.peers.items()},
+        "versions": {name: PEERS[name].version(problem) for name in row.peers},
+        "refusals": row.refusals,
+    }
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How problems are checked."""
+
+    seconds: float = 10.0
+    """Of search for each problem; all are searched at once in one set of processes."""
+    peers: tuple[str, ...] = ()
+    rounds: int = 7
+    """Of the final."""
+    jobs: int | None = None
+    """Compile processes."""
+    families: tuple[str, ...] = ()
+    """That the searches look at; all that serve a problem where none is named."""
+    known: Path | None = None
+    """A file of kernels that take part in the finals, as `evoattn bench --configs` takes them."""
+
+
+def check_all(
+    problems: Sequence[AttentionProblem], gpu: GpuSpec, wanted: Wanted, say: Callable[[str], None]
+) -> Iterator[tuple[Group, Checked]]:
+    """Search all, then check one by one. Raises `OSError` where the known kernels cannot be read."""
+    picks = [pick(problem, gpu) for problem in problems]
+    groups = [make_group(i, problem, picks[i], gpu) for i, problem in enumerate(problems)]
+    for group in groups:
+        group.families = wanted.families or group.families
+        for name in group.families:
+            family, space = registry.lookup(name), load_space(name, gpu)
+            valid = [c for c in space.starting_configs() if not family.why_invalid(group.problems[0], c, gpu)]
+            group.given += [(name, config.params) for config in valid[:STARTING]]
+    with Engine(groups, gpu, wanted.jobs, most=1) as engine:
+        engine.run(wanted.seconds * len(groups))
+        say(f"searched: {engine.compiled} compiles, {engine.measured} times")
+        for group, chosen in zip(groups, picks, strict=True):
+            known = known_kernels(wanted.known, group, gpu) if wanted.known else []
+            yield group, check(engine, group, chosen, wanted.rounds, wanted.peers, known)

@@ -40,18 +40,14 @@ def in_turn(groups: list[Group]) -> list[tuple[Group, int]]:
     return [(group, index) for _, group, index in sorted(order, key=lambda entry: entry[0])]
 
 
-def final_tables(
-    engine: Engine, most: int, rounds: int, earlier: dict[str, list[Kernel]], seconds: float
-) -> Iterator[dict[str, Any]]:
-    """{group: {"kernels": [id], "us": [[µs by kernel] by problem]}} of `most` contenders and the `earlier` kernels,
+def final_tables(engine: Engine, most: int, rounds: int, seconds: float) -> Iterator[dict[str, Any]]:
+    """{group: {"kernels": [id], "us": [[µs by kernel] by problem]}} of `most` contenders,
     timed in turns on the problems of their group; yielded again and again as rows fill. After `seconds` the problems
     that are left keep rows of None."""
     end = time.monotonic() + seconds
     chosen: dict[str, list[Kernel]] = {}
     for group in engine.groups:
-        both = [*earlier.get(group.name, []), *contenders(group, most)]
-        found = {k.id: group.kernels.setdefault(k.id, k) for k in both}
-        chosen[group.name] = with_splits(list(found.values()), group, engine)
+        chosen[group.name] = with_splits(contenders(group, most), group, engine)
     engine.compile_all([(g, k) for g in engine.groups for k in chosen[g.name]])
     able = {g.name: {k.id: set(engine.serves(g, k)) for k in chosen[g.name]} for g in engine.groups}
     table: dict[str, Any] = {}
@@ -90,8 +86,3 @@ def with_peers(
             if ours:
                 found[group.name][str(index)] = {"ours": ours} | theirs
     return {name: row | {"peers": found[name]} for name, row in table.items()}
-
-
-def timed_problems(table: dict[str, Any]) -> list[int]:
-    """Indexes of the problems that a final table of a group has a time of."""
-    return [i for i, row in enumerate(table["us"]) if any(row)]

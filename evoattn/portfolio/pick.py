@@ -1,157 +1,171 @@
-"""The kernel that would run for a problem: of this architecture's portfolio, or of the nearest one's."""
+"""The kernel that would run for a problem: the kernels of a short list that can serve it are ranked by the cost model,
+and climbs from the best of them go on to what fits the problem."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig
-from evoattn.portfolio.climbs import MOST_KEPT, Climbs
-from evoattn.portfolio.features import class_of
-from evoattn.portfolio.growing import climbs_end
-from evoattn.portfolio.nearest import nearest, portfolios
-from evoattn.portfolio.refine import IN_MEMORY, Genes
-from evoattn.portfolio.rounding import lasting
-from evoattn.portfolio.unmeasured import changed, known_genes, known_good, spaces_for
+from evoattn.model.space import KernelConfig, SearchSpace, load_space
+from evoattn.portfolio.canonical import canonical, likely
+from evoattn.portfolio.climb import Costs, climbed, neighbours
+from evoattn.portfolio.climb_cache import MOST_KEPT, ClimbCache
+from evoattn.portfolio.kernels import Genes, KernelList, kind_of, list_for
 
-REFINED_DIM = 256
-"""The widest heads whose picks are refined. On 144 problems of wider ones, none of them in the cost model's fit, its
-choice among all kernels that a search had timed takes 0.997 times as long as the class's, in 32 bits 1.010, and 1.2 and
-1.4 times at worst."""
-CHECKED_REGRET = 1.021
-"""Geometric mean of the picks' times over those of searches from them, on 80 problems that nothing was made from
-(docs/any_shape.md); not known by class."""
+MOST_CHANGED = 60
+"""Changes of known-good configs that are looked at where no such config can serve a problem; each is scored in some
+0.15 ms."""
+SPLITS, NUMBERS = "SPLITS", (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Blocks that share the keys of the same rows."""
+MOST_RANKED = 24
+"""Kernels where a search may begin."""
+IN_MEMORY = ClimbCache()
+"""What climbs of this process came to."""
 
 
 @dataclass(frozen=True)
 class Pick:
-    """One choice. `expected_regret` is a geometric mean of time over the best known: of its class on problems left out,
-    or CHECKED_REGRET where the cost model has changed the class's kernel; None if unknown."""
+    """One choice. `expected_regret` is its time over the best of a search, geometric mean of problems left out; None
+    if unknown."""
 
     family: str
     config: KernelConfig
     why: str
     estimated: bool
-    """No card of this kind was measured for this class: the choice may be slow."""
+    """No kernel was timed on such a card for such a problem: the choice may be slow."""
     expected_regret: float | None
 
 
-def pick(problem: AttentionProblem, gpu: GpuSpec, climbs: Climbs | None = None) -> Pick | None:
-    """The kernel for `problem` on `gpu`, or None where no portfolio has one that can serve it.
+def pick(problem: AttentionProblem, gpu: GpuSpec, climbs: ClimbCache | None = None) -> Pick | None:
+    """The kernel for `problem` on `gpu`, or None where no family has one, or PyTorch's own attention was faster.
 
-    A GPU that was never measured takes the portfolio of its architecture, else of the nearest older one, a head_dim
-    that was never measured that of the next wider one; such picks are `estimated`. So are those by the cost model
-    alone: of plain attention of heads that are wider than all that were measured, and of families that serve variants
-    alone. `climbs`: what earlier picks came to, those of this process unless given.
+    Picks on a card that was not measured, or for a kind of problem that was not (`kernels.kind_of`), are `estimated`.
+    `climbs`: what earlier picks came to, those of this process unless given.
     """
-    found, climbs = lasting_pick(problem, gpu, climbs), IN_MEMORY if climbs is None else climbs
+    found = lasting_pick(problem, gpu, climbs)
     if found and registry.lookup(found.family).why_impossible(problem, found.config, gpu):
-        return _pick(problem, gpu, climbs)
+        return next(next_picks(problem, gpu), None)
     return found
 
 
-def lasting_pick(problem: AttentionProblem, gpu: GpuSpec, climbs: Climbs | None = None) -> Pick | None:
-    """As `pick`, but seldom one that cannot serve the very lengths: with few queries the keys are rounded, so that each
-    token over a cache that grows costs a look-up."""
-    return _kept(lasting(problem), gpu, IN_MEMORY if climbs is None else climbs)
+def lasting_pick(problem: AttentionProblem, gpu: GpuSpec, climbs: ClimbCache | None = None) -> Pick | None:
+    """As `pick`, but seldom one that cannot serve the very lengths: the choice is made for rounded ones, and kept."""
+    return _kept(canonical(problem), gpu, IN_MEMORY if climbs is None else climbs)
 
 
-def _pick(problem: AttentionProblem, gpu: GpuSpec, climbs: Climbs) -> Pick | None:
-    """As `pick`, for these very lengths."""
-    served = nearest(problem, gpu)
-    if not problem.variants and (served is None or served.narrower):
-        return _beyond(problem, gpu, climbs)
-    if served is None:
-        return _unmeasured(problem, gpu)
-    config, why, regret = served.configs[0], served.why, served.regret
-    if served.as_is or problem.head_dim > REFINED_DIM:
-        return Pick(config.family, config, why, served.estimated, regret)
-    better = climbs_end(_of_class, served.configs, problem, gpu, served.genes, climbs)
-    if better.gain > 1 and better.config != config:
-        why += f"; by the cost model {1 - 1 / better.gain:.0%} less {_changed(config, better.config)}"
-        config, regret = better.config, None if served.estimated else CHECKED_REGRET
-    return Pick(config.family, config, why, served.estimated, regret)
+@lru_cache(MOST_KEPT)
+def _kept(about: AttentionProblem, gpu: GpuSpec, climbs: ClimbCache) -> Pick | None:
+    """The pick for a canonical problem."""
+    listed = list_for(gpu)
+    if listed and any(one.covers(about) for one in listed.skipped):
+        return None
+    if (end := climbs.get((about, gpu))) is None:
+        kernels, genes = _begin(about, gpu, listed)
+        if not kernels:
+            return None
+        timed = _split(listed.of(about)[0], about, gpu) if listed else ()
+        end = climbed(kernels, about, gpu, genes, timed)
+        climbs.add((about, gpu), end)
+    why = f"of {_begun(listed)} it should take least time here by the cost model"
+    if end.gain > 1:
+        saved = f"{1 - 1 / end.gain:.0%}"
+        why = f"it changes the best of {_begun(listed)}, and should take {saved} less time here by the cost model"
+    return _pick(end.config, why, about, gpu, listed)
 
 
-_kept = lru_cache(MOST_KEPT)(_pick)
-"""Of the problems that were picked for last."""
+def _begun(listed: KernelList | None) -> str:
+    if listed is None:
+        return "the families' known-good configs"
+    return f"the kernels that were fast on {' and '.join(listed.cards)}"
+
+
+def _pick(config: KernelConfig, why: str, problem: AttentionProblem, gpu: GpuSpec, listed: KernelList | None) -> Pick:
+    if listed is None or gpu.name not in listed.cards:
+        return Pick(config.family, config, f"{why}; nothing was timed on {gpu.name}", True, None)
+    if kind_of(problem) not in listed.kinds:
+        return Pick(
+            config.family, config, f"{why}; no problem of its kind, '{kind_of(problem)}', was timed", True, None
+        )
+    return Pick(config.family, config, why, False, listed.regret_of(problem))
+
+
+def _begin(
+    problem: AttentionProblem, gpu: GpuSpec, listed: KernelList | None
+) -> tuple[list[KernelConfig], Mapping[str, Genes]]:
+    """The kernels that climbs begin at, and by family the values that genes may take: those of the list, and where it
+    was not made for such a card or problem the known-good configs of all families, too."""
+    able = [c for c in _split(listed.of(problem)[1], problem, gpu) if _can_run(c, problem, gpu)] if listed else []
+    genes: dict[str, Genes] = dict(listed.genes) if listed else {}
+    if able and listed and gpu.name in listed.cards and kind_of(problem) in listed.kinds:
+        return able, genes
+    serving = (f.name for f in registry.FAMILIES.values() if not f.why_unsupported(problem, gpu))
+    spaces = [load_space(name, gpu) for name in serving]
+    genes |= {space.family: _known_genes(space, genes.get(space.family, {})) for space in spaces}
+    known = [c for space in spaces for c in space.starting_configs() if _can_run(c, problem, gpu)]
+    found = {config.id: config for config in [*able, *known]} or {
+        config.id: config
+        for space in spaces
+        for start in space.starting_configs()
+        for config in neighbours(start, problem, gpu, genes[space.family])
+    }
+    configs = list(found.values())
+    apart = 1 if able or known or not configs else math.ceil(len(configs) / MOST_CHANGED)
+    return configs[::apart], genes
+
+
+def _split(kernels: Sequence[KernelConfig], problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
+    """The kernels, those whose number of splits is an argument of the launch with the numbers of blocks that the SMs
+    have room for: the greatest that all run at once, and the next."""
+    found: dict[str, KernelConfig] = {}
+    for config in kernels:
+        if SPLITS not in config.params or config.params.get("MERGE") == "cluster":
+            found[config.id] = config
+            continue
+        whole = KernelConfig(config.family, config.params | {SPLITS: 1})
+        if _can_run(whole, problem, gpu):
+            blocks = registry.lookup(config.family).work(problem, whole)[0].blocks
+            room = gpu.sm_count * int(config.params.get("BLOCKS_PER_SM", 1)) / blocks
+            fewer = [n for n in NUMBERS if n <= room] or NUMBERS[:1]
+            for splits in (fewer[-1], *NUMBERS[len(fewer) : len(fewer) + 1]):
+                made = KernelConfig(config.family, config.params | {SPLITS: splits})
+                found[made.id] = made
+    return list(found.values())
+
+
+def _known_genes(space: SearchSpace, genes: Genes) -> Genes:
+    """The values of `genes`, and those that a known-good config has."""
+    return {
+        name: list(dict.fromkeys([*genes.get(name, ()), *(row[name] for row in space.starting)]))
+        for name in space.names()
+    }
+
+
+def _can_run(config: KernelConfig, problem: AttentionProblem, gpu: GpuSpec) -> bool:
+    return not registry.lookup(config.family).why_impossible(problem, config, gpu)
+
+
+def ranked(problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
+    """The kernels that a pick's climbs begin at and that can serve the very problem, the most promising first."""
+    kernels, _ = _begin(problem, gpu, list_for(gpu))
+    scored = Costs(likely(problem), gpu).of(kernels)
+    return [one.config for one in sorted(scored, key=lambda one: one.score)]
 
 
 def next_picks(problem: AttentionProblem, gpu: GpuSpec) -> Iterator[Pick]:
-    """What to try where the pick cannot serve the problem as its tensors lie in memory: the kernels of its class, the
-    most promising first, as they are."""
-    if (served := nearest(problem, gpu)) is not None:
-        for config in served.configs:
-            yield Pick(config.family, config, served.why, served.estimated, None)
-
-
-def _changed(before: KernelConfig, after: KernelConfig) -> str:
-    """What differs."""
-    if before.family != after.family:
-        return f"as {after.family}"
-    differ = {name: value for name, value in after.params.items() if value != before.params[name]}
-    return f"with {KernelConfig(after.family, differ).describe()}"
-
-
-def _beyond(problem: AttentionProblem, gpu: GpuSpec, climbs: Climbs) -> Pick | None:
-    """Where climbs by the cost model end that begin at known-good configs and at kernels of a narrower class; None on
-    a GPU of no portfolio."""
-    configs, genes = _known(problem, gpu)
-    if not configs:
-        return None
-    found = climbs_end(_known, configs, problem, gpu, genes, climbs).config
-    why = (
-        "of the families' known-good configs and what changes of them come to it should take least time here by the "
-        f"cost model; there is no class '{class_of(problem)}', nor one of a wider head"
-    )
-    return Pick(found.family, found, why, True, None)
-
-
-def _known(problem: AttentionProblem, gpu: GpuSpec) -> tuple[list[KernelConfig], Mapping[str, Genes]]:
-    """What `_beyond` begins at: see `growing.Begin`."""
-    if not (found := portfolios(gpu)):
-        return [], {}
-    served, spaces = nearest(problem, gpu), spaces_for(problem, gpu, plain=True)
-    genes = known_genes(spaces, found[0].genes)
-    near = served.configs if served else []
-    return [*near, *known_good(problem, gpu, spaces)] or changed(problem, gpu, spaces, genes), genes
-
-
-def _of_class(problem: AttentionProblem, gpu: GpuSpec) -> tuple[list[KernelConfig], Mapping[str, Genes]]:
-    """What the climbs of a class begin at: see `growing.Begin`."""
-    served = nearest(problem, gpu)
-    return (served.configs, served.genes) if served else ([], {})
-
-
-def _unmeasured(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
-    """A starting config of the families that serve variants alone, which no portfolio has: the cost model's choice."""
-    if not (configs := known_good(problem, gpu, spaces_for(problem, gpu, plain=False))):
-        return None
-    from evoattn.cost.cost import scores  # here: few problems need it, and it imports NumPy and reads a file
-
-    ranked_by = dict(zip((config.id for config in configs), scores(problem, configs, gpu), strict=True))
-    best = min(configs, key=lambda config: ranked_by[config.id])
-    why = "of its family's starting configs it should take least time here by the cost model; none was measured"
-    return Pick(best.family, best, why, True, None)
-
-
-def class_kernels(problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
-    """All kernels of the problem's class, else of the nearest one, that can serve it, the most promising first."""
-    served = nearest(problem, gpu)
-    return served.configs if served else []
+    """What to try where the pick cannot serve the problem as its tensors lie in memory, the most promising first."""
+    listed = list_for(gpu)
+    for config in ranked(problem, gpu):
+        yield _pick(config, f"of {_begun(listed)} it comes next by the cost model", problem, gpu, listed)
 
 
 def portfolio_kernels(problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
-    """The pick, then the kernels of its class (`class_kernels`): where a search of the problem begins."""
-    found, picked = class_kernels(problem, gpu), pick(problem, gpu)
-    first = [picked.config] if picked else []
-    return first + [config for config in found if config not in first]
-
-
-def climbing_genes(gpu: GpuSpec) -> Mapping[str, Genes]:
-    """By family: the values that a climb from a pick may take on the GPU."""
-    return next((portfolio.genes for portfolio in portfolios(gpu)), {})
+    """The pick, then the most promising kernels that its climbs begin at: where a search of the problem begins. Empty
+    where there is no pick."""
+    if (picked := pick(problem, gpu)) is None:
+        return []
+    return [picked.config, *(c for c in ranked(problem, gpu) if c != picked.config)][:MOST_RANKED]

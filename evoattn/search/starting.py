@@ -8,8 +8,8 @@ from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import ConfigError, KernelConfig, SearchSpace
+from evoattn.portfolio.climb import Costs
 from evoattn.portfolio.pick import portfolio_kernels
-from evoattn.portfolio.work import USUAL_TILE, work_of
 
 MOST = 8
 """Configs of the portfolio that a search begins with, those first that should take least time."""
@@ -18,25 +18,14 @@ EARLY = 10
 on which it imports torch."""
 MOST_OF_A_FAMILY = 6
 """Of its known-good configs."""
-EACH_TILE = 0.3
-"""What a tile costs beside its products, as a part of a tile of the usual size: for an order, not for a time."""
-
-
-def _steps(config: KernelConfig, problem: AttentionProblem, gpu: GpuSpec) -> float:
-    """What the busiest SM has to do: tiles of keys against tiles of rows, each counted by its size and by what every
-    tile costs alike."""
-    resident = int(config.params.get("BLOCKS_PER_SM", 1))
-    work = work_of(config.family, config.params, resident, problem, gpu)
-    size = int(config["BLOCK_M"]) * int(config["BLOCK_N"]) / USUAL_TILE
-    return work.shared * (1 + EACH_TILE / size)
 
 
 def starting_configs(space: SearchSpace, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
-    """Of the family's known-good configs those that are valid for the problem, those first that spread its work best
-    over the SMs."""
+    """Of the family's known-good configs those that are valid for the problem, those first that should take least time
+    by the cost model."""
     family = registry.lookup(space.family)
     valid = [c for c in space.starting_configs() if family.why_invalid(problem, c, gpu) is None]
-    return sorted(valid, key=lambda config: _steps(config, problem, gpu))
+    return [one.config for one in sorted(Costs(problem, gpu).of(valid), key=lambda one: one.score)]
 
 
 def begin(spaces: dict[str, SearchSpace], problem: AttentionProblem, gpu: GpuSpec) -> dict[str, SearchSpace]:

@@ -7,7 +7,7 @@ from evoattn.model.as_called import as_called, as_picked
 from evoattn.model.shape_text import parse_shape
 from evoattn.ops.asked import DTYPES, StridedProblem, out_like, problem_of
 from evoattn.ops.variant import Variant
-from evoattn.portfolio.draws import DRAWS, drawn
+from evoattn.portfolio.workload import DRAWS, drawn
 
 TORCH = {name: dtype for dtype, name in DTYPES.items()}
 ONE = "B=2,H=4,Sq=1,Sk=300,D=64"

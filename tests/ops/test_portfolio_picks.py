@@ -13,8 +13,8 @@ from evoattn.ops.choice import Choice, choose
 from evoattn.ops.explain import strided
 from evoattn.ops.kernel import SCRATCH, TERMS, LoadedKernel, scratch_places, tensor_places
 from evoattn.ops.plan import Refusal
-from evoattn.portfolio.draws import DRAWS, PLAIN, WIDE
 from evoattn.portfolio.pick import pick
+from evoattn.portfolio.workload import DRAWS, PLAIN, WIDE
 
 SEED, COUNT = 4711, 50
 ADDRESSES = tuple(4096 << i for i in range(SCRATCH + 2 + len(TERMS)))

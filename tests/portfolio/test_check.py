@@ -9,12 +9,11 @@ import torch
 from evoattn.model.gpu import lookup
 from evoattn.model.named_problems import lookup as lookup_problem
 from evoattn.model.shape_text import parse_shape
-from evoattn.portfolio.check import check, make_group
-from evoattn.portfolio.draws import draw_all
+from evoattn.portfolio.check import bench_row, check, known_kernels, make_group, winner_lines
 from evoattn.portfolio.engine.kernel import Kernel
 from evoattn.portfolio.pick import pick
-from evoattn.portfolio.workload import draw
-from scripts import portfolio_check, results_page
+from evoattn.portfolio.workload import draw, draw_all
+from scripts import results_page
 from scripts.peers_ahead import tensors_of
 
 H100 = lookup("h100")
@@ -58,12 +57,12 @@ def test_a_row_goes_to_the_results_page_as_one_of_the_bench():
     problem = lookup_problem("varlen_bert")
     group = make_group(0, problem, None, H100)
     row = check(FakeEngine(), group, None, 3, ("varlen",), [Kernel("flash_mma", {"known": 1})])
-    told = portfolio_check.bench_row(group, row)
+    told = bench_row(group, row)
     assert row.wrong == "no pick" and not row.fault
     (kept,) = results_page.run_of_bench([told])["rows"]
     assert kept["ours"] == [10.0, 9.2, 10.8] and kept["peers"] == {"varlen_attn": [20.0, 20.0, 20.0]}
-    assert portfolio_check.bench_row(group, replace(row, fault="It differs."))["ours"] is None
-    (line,) = portfolio_check.winner_lines(group, row, H100)
+    assert bench_row(group, replace(row, fault="It differs."))["ours"] is None
+    (line,) = winner_lines(group, row, H100)
     assert json.loads(line)["config"] == {"known": 1} and json.loads(line)["arch"] == H100.arch
 
 
@@ -83,7 +82,7 @@ def test_known_kernels_are_completed_or_left_out(tmp_path):
     ]
     file = tmp_path / "known.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (kernel,) = portfolio_check.known_kernels(file, group, H100)
+    (kernel,) = known_kernels(file, group, H100)
     assert kernel.params == chosen.config.params
 
 

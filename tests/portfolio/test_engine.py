@@ -14,10 +14,11 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.records import Candidate
 from evoattn.model.shape_text import parse_shape
 from evoattn.portfolio import campaign
+from evoattn.portfolio.campaign import timed_problems
 from evoattn.portfolio.engine.compiling import compile_all
 from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.engine.kernel import Group
-from evoattn.portfolio.final_table import final_tables, in_turn, timed_problems, with_peers
+from evoattn.portfolio.final_table import final_tables, in_turn, with_peers
 
 GPU = GPUS["h100"]
 SHAPES = ("B=2,H=8,S=1000,D=64,dtype=bf16,mask=full", "B=1,H=8,Sq=1,Sk=4000,D=64,dtype=bf16,mask=full")
@@ -140,8 +141,8 @@ def test_the_engine_finds_times_and_survives_a_dead_gpu_process(tmp_path):
         assert right and all(k.times for k in right)
         assert any(k.state.startswith("launch") for k in group.kernels.values())
         assert "the context is lost" in engine.prove(group, 1, next(k for k in right if 1 in k.times))
-        *_, table = final_tables(engine, 4, 1, {}, 60)
-        *_, none = final_tables(engine, 4, 1, {}, 0)
+        *_, table = final_tables(engine, 4, 1, 60)
+        *_, none = final_tables(engine, 4, 1, 0)
         beside = with_peers(engine, table, ("flash",), 1, 60)["16 d64 full"]
     made = table["16 d64 full"]
     assert set(beside["peers"]) == {str(i) for i in timed_problems(made)}

@@ -11,10 +11,11 @@ from evoattn.cost.cost import scores
 from evoattn.families import registry
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
-from evoattn.portfolio.climbs import Climbs, Key, Refined
-from evoattn.portfolio.nearest import nearest
-from evoattn.portfolio.pick import lasting_pick, pick
-from evoattn.portfolio.refine import refined
+from evoattn.portfolio.canonical import likely
+from evoattn.portfolio.climb import Climbed, climbed
+from evoattn.portfolio.climb_cache import ClimbCache, Key
+from evoattn.portfolio.kernels import list_for
+from evoattn.portfolio.pick import lasting_pick, pick, ranked
 
 H100 = GPUS["h100"]
 pytestmark = pytest.mark.slow
@@ -24,14 +25,14 @@ LATENT = AttentionProblem(1, 128, 128, 1, 1024, 192, "bf16", value_dim=128)
 WIDE = AttentionProblem(1, 8, 8, 1, 1024, 520, "bf16")
 
 
-class Counted(Climbs):
+class Counted(ClimbCache):
     """What climbs came to, and how many were made."""
 
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
 
-    def add(self, key: Key, climbed: Refined) -> None:
+    def add(self, key: Key, climbed: Climbed) -> None:
         self.count += 1
         super().add(key, climbed)
 
@@ -45,20 +46,20 @@ def test_an_octave_of_lengths_takes_eight_climbs(token: AttentionProblem) -> Non
 
 
 def test_a_pick_is_the_same_whatever_came_before() -> None:
-    grown, lengths = Climbs(), (1500, 1100, 700, 701, 1024, 1025)
+    grown, lengths = ClimbCache(), (1500, 1100, 700, 701, 1024, 1025)
     for keys in range(690, 1510, 30):
         pick(HEADS.with_(seqlen_k=keys), H100, grown)
     for keys in lengths:
-        assert pick(HEADS.with_(seqlen_k=keys), H100, grown) == pick(HEADS.with_(seqlen_k=keys), H100, Climbs())
+        assert pick(HEADS.with_(seqlen_k=keys), H100, grown) == pick(HEADS.with_(seqlen_k=keys), H100, ClimbCache())
 
 
 def test_the_next_process_asks_the_cost_model_nothing(tmp_path) -> None:
-    class Told(Climbs):
-        def add(self, key: Key, climbed: Refined) -> None:
+    class Told(ClimbCache):
+        def add(self, key: Key, climbed: Climbed) -> None:
             raise AssertionError("this was known")
 
     token = HEADS.with_(seqlen_k=1333)
-    assert pick(token, H100, Climbs(tmp_path)) == pick(token, H100, Told(tmp_path))
+    assert pick(token, H100, ClimbCache(tmp_path)) == pick(token, H100, Told(tmp_path))
 
 
 @pytest.mark.parametrize("token", [GROUPED, HEADS], ids=["grouped", "heads"])
@@ -66,9 +67,9 @@ def test_the_next_process_asks_the_cost_model_nothing(tmp_path) -> None:
 def test_it_costs_little_more_than_the_end_of_a_climb_of_its_own(token: AttentionProblem, keys: int) -> None:
     """A little less than 1.1 is the most of 200 drawn problems."""
     problem = token.with_(seqlen_k=keys)
-    served = nearest(problem, H100)
-    assert served
-    own = refined(served.configs, problem, H100, served.genes, Climbs()).config
+    listed = list_for(H100)
+    assert listed
+    own = climbed(ranked(problem, H100), likely(problem), H100, listed.genes).config
     mine, its = scores(problem, [pick(problem, H100).config, own], H100)
     assert mine < 1.1 * its
 
@@ -81,15 +82,9 @@ def test_each_length_has_a_kernel_that_serves_it(token: AttentionProblem) -> Non
             assert found and registry.lookup(found.family).why_impossible(problem, found.config, H100) is None
 
 
-def test_a_token_of_latent_attention_is_refined_and_estimated() -> None:
-    """Its class is plain attention's of 192 columns, whose kernels were never timed with values of 128."""
-    found = pick(LATENT.with_(seqlen_k=600), H100)
-    assert found and found.estimated and found.expected_regret is None and "by the cost model" in found.why
-
-
 def test_threads_get_the_same_picks() -> None:
-    shared, lengths = Climbs(), [*range(800, 1000, 9), *range(1000, 800, -9)]
-    alone = Climbs()
+    shared, lengths = ClimbCache(), [*range(800, 1000, 9), *range(1000, 800, -9)]
+    alone = ClimbCache()
     with ThreadPoolExecutor(4) as pool:
         found = pool.map(lambda keys: pick(GROUPED.with_(seqlen_k=keys), H100, shared), lengths)
         assert list(found) == [pick(GROUPED.with_(seqlen_k=keys), H100, alone) for keys in lengths]

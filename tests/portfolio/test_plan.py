@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 
-import portfolio_campaign
 import pytest
 
 from evoattn.backends.compiler import version
@@ -14,10 +13,9 @@ from evoattn.model.gpu import GPUS, DetectedDevice
 from evoattn.model.shape_text import parse_shape
 from evoattn.portfolio import campaign, plan
 from evoattn.portfolio.engine.ahead import Ahead
-from evoattn.portfolio.engine.aimed import AimedBreeder
-from evoattn.portfolio.engine.breeding import Breeder
 from evoattn.portfolio.engine.climbing import ClimbingBreeder
 from evoattn.portfolio.engine.kernel import Group
+from evoattn.portfolio.measure import Wanted, measure
 
 H100 = GPUS["h100"]
 SHAPES = ("B=4,H=8,S=512,D=64,dtype=bf16,mask=full", "B=8,H=8,Sq=1,Sk=900,D=64,dtype=bf16,mask=full")
@@ -73,19 +71,6 @@ def test_what_has_no_machine_code_is_what_a_breeder_proposes_first(folder):
     assert [(one.kernel().config, one.origin) for one in planned[3:] if one.target == 1][:3] == steps
 
 
-@pytest.mark.parametrize(
-    "words, breeder",
-    [
-        ([], Breeder),
-        (["--variants", "paged"], AimedBreeder),
-        (["--again"], ClimbingBreeder),
-        (["--ahead", "folder"], ClimbingBreeder),  # though nothing in it may be compiled
-    ],
-)
-def test_breeder_of_a_campaign(words, breeder):
-    assert portfolio_campaign.breeder_of(portfolio_campaign.parse(["out.jsonl.gz", *words])) is breeder
-
-
 class FakeStage(Handler):
     """Answers as the GPU process does, without a GPU."""
 
@@ -96,9 +81,11 @@ class FakeStage(Handler):
 
 @pytest.mark.slow
 def test_a_campaign_times_what_was_compiled_ahead_and_goes_on(folder, tmp_path):
-    words = [str(tmp_path / "out.jsonl.gz"), "--ahead", str(folder), "--seconds", "6", "--final-seconds", "0"]
+    wanted = Wanted(tmp_path / "out.jsonl.gz", seconds=6, ahead=folder, jobs=1)
     device = DetectedDevice(0, "NVIDIA H100 80GB HBM3", (9, 0), "13.0")
-    portfolio_campaign.measure(portfolio_campaign.parse([*words, "--jobs", "1"]), device, FakeStage)
+    said: list[str] = []
+    measure(wanted, device, said.append, FakeStage)
+    assert said[0] == f"3 of {len(made())} planned kernels are compiled"
     about, (group,), tables = campaign.load(tmp_path / "out.jsonl.gz")
     right = {k.id for k in group.kernels.values() if k.state == "right" and k.times}
     assert {one.kernel().id for one in made()[:3]} <= right, "no compile process waited for these"

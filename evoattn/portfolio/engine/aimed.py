@@ -16,11 +16,10 @@ from evoattn.families.flash_wgmma.resources import merges_in_memory
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, SearchSpace
+from evoattn.portfolio.canonical import likely
 from evoattn.portfolio.engine.breeding import PARENTS, Breeder
 from evoattn.portfolio.engine.kernel import Group, Kernel
-from evoattn.portfolio.known import known
 from evoattn.portfolio.pick import portfolio_kernels
-from evoattn.portfolio.work import tiles_of
 
 Params = dict[str, Any]
 Proposal = tuple[str, Params, str]
@@ -57,7 +56,9 @@ class Aim:
 
     def blocks(self, **genes: Any) -> int:
         """Blocks of the config with these genes, without a split of the keys."""
-        return tiles_of("flash_wgmma", self.params | genes | {"KEY_SPLIT": 1}, self.problem).blocks
+        params = self.params | genes | {"KEY_SPLIT": 1, "SCHEDULE": "single"}
+        launch, *_ = registry.lookup("flash_wgmma").work(self.problem, KernelConfig("flash_wgmma", params))
+        return launch.blocks
 
 
 class AimedBreeder(Breeder):
@@ -77,7 +78,7 @@ class AimedBreeder(Breeder):
         return found + [Kernel(c.family, c.params) for c in configs if c.family in self.spaces]
 
     def _breed(self) -> Proposal | None:
-        problem = known(self._group.problems[self._target])
+        problem = likely(self._group.problems[self._target])
         breed, count = super()._breed, SCREENED_BRED
         if self._rng.random() < AIMED_SHARE and self._can_aim(problem):
             breed, count = self._aimed, SCREENED_AIMED
@@ -98,7 +99,7 @@ class AimedBreeder(Breeder):
 
     def _aimed(self) -> Proposal | None:
         """A parent with one or two genes that are drawn for the problem."""
-        problem, space = known(self._group.problems[self._target]), self.spaces[self._family]
+        problem, space = likely(self._group.problems[self._target]), self.spaces[self._family]
         timed = self._group.leaders(self._target, len(self._group.kernels))
         best = [k.params for k in timed if k.family == self._family][:PARENTS]
         parents = best or [k.params for k in self.parents() if k.family == self._family]

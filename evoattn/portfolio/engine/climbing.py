@@ -12,12 +12,12 @@ from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
+from evoattn.portfolio.canonical import likely
+from evoattn.portfolio.climb import Costs, Scored, all_genes, beginnings, climb, neighbours
 from evoattn.portfolio.engine.aimed import AimedBreeder, Proposal
 from evoattn.portfolio.engine.breeding import hopeless
 from evoattn.portfolio.engine.kernel import Group, Step
-from evoattn.portfolio.known import known
 from evoattn.portfolio.pick import portfolio_kernels
-from evoattn.portfolio.refine import Costs, Scored, all_genes, beginnings, climb, neighbours
 
 CLIMBED_SHARE = 0.7
 """Of the proposals; the others are aimed and bred."""
@@ -53,7 +53,7 @@ class ClimbingBreeder(AimedBreeder):
         self._genes = {name: all_genes(space) for name, space in self.spaces.items()}
 
     def _breed(self) -> Proposal | None:
-        problem = known(self._group.problems[self._target])
+        problem = likely(self._group.problems[self._target])
         if self._rng.random() < CLIMBED_SHARE:
             turns: list[Callable[[], Step | None]] = [self._next_step, partial(self._beside, problem)]
             timed = len(self._group.leaders(self._target, LEADERS)) == LEADERS
@@ -66,10 +66,10 @@ class ClimbingBreeder(AimedBreeder):
     def steps(self, target: int) -> list[Step]:
         """What climbs for a problem of the group come to, valid configs in the order in which they are to be tried."""
         self._target = target
-        problem = known(self._group.problems[target])
+        problem = likely(self._group.problems[target])
         ranked = [c for c in portfolio_kernels(problem, self._gpu) if c.family in self.spaces]
         costs = Costs(problem, self._gpu)
-        starts = beginnings(ranked, problem, self._gpu, self._genes, costs)
+        starts = beginnings(sorted(costs.of(ranked), key=lambda s: s.score)) if ranked else []
         starts += self._of_other_families(problem, ranked, {s.config.family for s in starts}, costs)
         climbs = [climb(s.config, problem, self._gpu, STEPS, self._genes[s.config.family], costs) for s in starts]
         ends = sorted((steps[-1] for steps in climbs), key=lambda s: s.score)

@@ -8,7 +8,7 @@ from typing import Any
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, config_id
-from evoattn.portfolio.features import distance, features
+from evoattn.portfolio.problems import distance, features
 
 Step = tuple[KernelConfig, str]
 """A config to try, and its kernel's origin."""

@@ -1,4 +1,4 @@
-"""What climbs came to (`refine.refined`), in memory and in a file, so that a process need not climb where an earlier
+"""What climbs came to (`climb.climbed`), in memory and in a file, so that a process need not climb where an earlier
 one has: a climb, and reading the cost model before the first, take longer than all else of a first call.
 
 A file is of one state of what decides a climb. Its lines are appended, each by one write, so that processes share it;
@@ -12,7 +12,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -20,7 +19,8 @@ from evoattn.backends.cache_folder import mark_used, write_whole
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.paths import SEARCH_SPACES
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig, Value
+from evoattn.model.space import KernelConfig
+from evoattn.portfolio.climb import Climbed
 
 SUFFIX = ".climbs"
 MOST_KEPT = 4096
@@ -35,19 +35,8 @@ ROOMS = ("model", "families", "portfolio", "cost")
 READ_NS = time.time_ns()
 """When this process had read them, or most of them."""
 
-Key = tuple[AttentionProblem, GpuSpec, str, tuple[Value, ...], tuple[str, ...]]
-"""The problem with rounded lengths, the GPU, family and values of the kernel that was predicted to be best, and the
-others of the class that can serve."""
-
-
-@dataclass(frozen=True)
-class Refined:
-    """What became of a kernel: the config, and by what factor it should be faster."""
-
-    config: KernelConfig
-    gain: float
-    asked: int
-    """Configs whose cost was computed."""
+Key = tuple[AttentionProblem, GpuSpec]
+"""The canonical problem (`portfolio/canonical.py`), and the GPU."""
 
 
 def _source_files(folder: str) -> Iterator[tuple[str, int, int]]:
@@ -87,14 +76,14 @@ def _sum(name: bytes, row: bytes) -> bytes:
     return hashlib.sha256(name + row).hexdigest()[:SUM].encode()
 
 
-class Climbs:
+class ClimbCache:
     """Ends of climbs by what they began with."""
 
     def __init__(self, folder: Path | None = None, state: Callable[[], str] = what_decides) -> None:
         """`folder`: where the file lies, or is made; None for memory alone. `state`: as `what_decides`."""
         self._state = state
         self._folder, self._writes = folder, folder is not None
-        self._memory: dict[Key, Refined] = {}
+        self._memory: dict[Key, Climbed] = {}
         self._lines: dict[bytes, bytes] | None = None
 
     @property
@@ -106,7 +95,7 @@ class Climbs:
             return None
         return self._folder / f"{state[:NAME]}{SUFFIX}" if self._folder and state else None
 
-    def get(self, key: Key) -> Refined | None:
+    def get(self, key: Key) -> Climbed | None:
         """What this process or an earlier one has added."""
         found = self._memory.get(key)
         if found is None and self._folder is not None:
@@ -117,7 +106,7 @@ class Climbs:
                 self._remember(key, found)
         return found
 
-    def add(self, key: Key, climbed: Refined) -> None:
+    def add(self, key: Key, climbed: Climbed) -> None:
         """Keep what a climb came to, on disk too if that can be written."""
         self._remember(key, climbed)
         if not self._writes or (path := self.path) is None:
@@ -128,7 +117,7 @@ class Climbs:
         # The first newline ends what a process that was killed has left.
         self._writes = _append(path, b"\n" + name + b" " + _sum(name, row) + b" " + row + b"\n")
 
-    def _remember(self, key: Key, found: Refined) -> None:
+    def _remember(self, key: Key, found: Climbed) -> None:
         if len(self._memory) >= MOST_KEPT:
             self._memory.clear()
         self._memory[key] = found
@@ -144,13 +133,13 @@ class Climbs:
         return {line[:NAME]: line[NAME + 1 :] for line in lines if line}
 
 
-def _parsed(name: bytes, line: bytes) -> Refined | None:
+def _parsed(name: bytes, line: bytes) -> Climbed | None:
     """What a line says after its name; None if it is not whole."""
     check, _, row = line.partition(b" ")
     if check != _sum(name, row):
         return None
     family, params, gain, asked = json.loads(row)
-    return Refined(KernelConfig(family, params), gain, asked)
+    return Climbed(KernelConfig(family, params), gain, asked)
 
 
 def _append(path: Path, line: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""Climbs that are kept on disk: the same in the next process, and never another's, whatever happens to the file."""
+"""ClimbCache that are kept on disk: the same in the next process, and never another's, whatever happens to the file."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from evoattn.families import registry
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
-from evoattn.portfolio import climbs as module
-from evoattn.portfolio import shipped
-from evoattn.portfolio.climbs import MOST_BYTES, PACKAGE, Climbs, Key, Refined, what_decides
-from evoattn.portfolio.pick import pick, portfolio_kernels
-from evoattn.portfolio.refine import refined
-from evoattn.portfolio.rounding import rounded
+from evoattn.portfolio import climb_cache as module
+from evoattn.portfolio.canonical import canonical
+from evoattn.portfolio.climb import Climbed
+from evoattn.portfolio.climb_cache import MOST_BYTES, PACKAGE, ClimbCache, Key, what_decides
+from evoattn.portfolio.pick import next_picks, pick
 
 H100 = GPUS["h100"]
 PROBLEM = AttentionProblem(batch=49, heads=64, kv_heads=16, seqlen_q=39, seqlen_k=39, head_dim=64)
@@ -28,53 +27,48 @@ CONFIG = KernelConfig("flash_wgmma", {"BLOCK_M": 64, "OVERLAP": True, "STORE": "
 
 
 def key(number: int) -> Key:
-    return replace(PROBLEM, batch=number + 1), H100, "flash_wgmma", (64, True), ("another",)
+    return replace(PROBLEM, batch=number + 1), H100
 
 
-def climbed(number: int) -> Refined:
-    return Refined(CONFIG, 1 + number / 7, number)
+def climbed(number: int) -> Climbed:
+    return Climbed(CONFIG, 1 + number / 7, number)
 
 
-def file_of(climbs: Climbs) -> Path:
+def file_of(climbs: ClimbCache) -> Path:
     assert climbs.path
     return climbs.path
 
 
+class Told(ClimbCache):
+    """What an earlier process has found."""
+
+    def add(self, key: Key, climbed: Climbed) -> None:
+        raise AssertionError("this was known")
+
+
 def test_the_next_process_has_the_same_pick_without_a_climb(tmp_path: Path) -> None:
-    kernels = portfolio_kernels(PROBLEM, H100)[1:]
-    portfolio = shipped.load("sm_90a")
-    assert portfolio
-    first = refined(kernels, PROBLEM, H100, portfolio.genes, Climbs(tmp_path))
-    assert first.gain > 1
-    assert refined(kernels, PROBLEM, H100, {}, Climbs(tmp_path)) == first, "no genes, so that nothing can be climbed"
+    first = pick(PROBLEM, H100, ClimbCache(tmp_path))
+    assert pick(PROBLEM, H100, Told(tmp_path)) == first == pick(PROBLEM, H100)
     longer = replace(PROBLEM, seqlen_q=40, seqlen_k=40)
-    assert rounded(longer) == rounded(PROBLEM)
-    assert refined(kernels, longer, H100, {}, Climbs(tmp_path)) == first
-    assert pick(PROBLEM, H100, Climbs(tmp_path)) == pick(PROBLEM, H100)
+    assert canonical(longer) == canonical(PROBLEM) and pick(longer, H100, Told(tmp_path)) == first
 
 
-def test_another_problem_gpu_or_first_kernel_is_another_climb(tmp_path: Path) -> None:
-    about, gpu, family, values, rest = key(0)
-    Climbs(tmp_path).add(key(0), climbed(0))
-    others: list[Key] = [
-        (replace(about, lse=True), gpu, family, values, rest),
-        (about, replace(gpu, sm_count=114), family, values, rest),
-        (about, gpu, "flash_mma", values, rest),
-        (about, gpu, family, (64, False), rest),
-        (about, gpu, family, values, ()),
-    ]
-    assert [Climbs(tmp_path).get(other) for other in others] == [None] * 5
-    assert Climbs(tmp_path).get(key(0)) == climbed(0)
+def test_another_problem_or_gpu_is_another_climb(tmp_path: Path) -> None:
+    about, gpu = key(0)
+    ClimbCache(tmp_path).add(key(0), climbed(0))
+    others: list[Key] = [(replace(about, lse=True), gpu), (about, replace(gpu, sm_count=114))]
+    assert [ClimbCache(tmp_path).get(other) for other in others] == [None] * 2
+    assert ClimbCache(tmp_path).get(key(0)) == climbed(0)
 
 
 def test_a_config_that_cannot_serve_is_not_taken(tmp_path: Path) -> None:
     """Whatever the file says: each end of a climb is asked again whether it can run."""
-    first = portfolio_kernels(PROBLEM, H100)[0]
-    wrong = KernelConfig(first.family, first.params | {"BLOCK_M": 4096})
-    assert registry.lookup(first.family).why_impossible(PROBLEM, wrong, H100)
-    kept = Climbs(tmp_path)
-    kept.add((rounded(PROBLEM), H100, first.family, tuple(first.params.values()), ()), Refined(wrong, 2.0, 9))
-    assert refined([first], PROBLEM, H100, {}, Climbs(tmp_path)) == Refined(first, 1.0, 9)
+    following = next(next_picks(PROBLEM, H100))
+    wrong = KernelConfig(following.family, following.config.params | {"BLOCK_M": 4096})
+    assert registry.lookup(following.family).why_impossible(PROBLEM, wrong, H100)
+    kept = ClimbCache(tmp_path)
+    kept.add((canonical(PROBLEM), H100), Climbed(wrong, 2.0, 9))
+    assert pick(PROBLEM, H100, ClimbCache(tmp_path)) == following
 
 
 @pytest.fixture
@@ -91,7 +85,7 @@ def state(package: Path) -> str:
     return what_decides(package, package.parent / "spaces", LATER_NS)
 
 
-@pytest.mark.parametrize("name", ["portfolio/data/sm_90a.jsonl", "cost/data/fitted.npz"])
+@pytest.mark.parametrize("name", ["portfolio/data/sm_90a.json", "cost/data/fitted.npz"])
 def test_other_data_of_the_same_size_and_age_are_another_state(package: Path, name: str) -> None:
     before, file = state(package), package / name
     data, about = bytearray(file.read_bytes()), file.stat()
@@ -103,7 +97,7 @@ def test_other_data_of_the_same_size_and_age_are_another_state(package: Path, na
 
 
 @pytest.mark.parametrize(
-    "name", ["portfolio/refine.py", "families/flash_wgmma/refusals.py", "cost/new.py", "model/x.py"]
+    "name", ["portfolio/climb.py", "families/flash_wgmma/refusals.py", "cost/new.py", "model/x.py"]
 )
 def test_other_source_is_another_state(package: Path, name: str) -> None:
     before = state(package)
@@ -119,7 +113,7 @@ def test_other_search_spaces_are_another_state(package: Path) -> None:
 
 def test_source_that_changed_under_a_process_is_no_state(package: Path) -> None:
     """Its climbs are by other code than lies on disk, and would be taken for those of that code."""
-    spaces, file = package.parent / "spaces", package / "portfolio" / "refine.py"
+    spaces, file = package.parent / "spaces", package / "portfolio" / "climb.py"
     changed_ns = max(about[2] for room in module.ROOMS for about in module._source_files(str(package / room))) + 1
     os.utime(file, ns=(changed_ns, changed_ns))
     assert what_decides(package, spaces, changed_ns)
@@ -131,36 +125,36 @@ def test_without_a_state_climbs_are_kept_in_memory(tmp_path: Path) -> None:
         raise FileNotFoundError
 
     for state_of in (str, vanished):
-        kept = Climbs(tmp_path / "op", state_of)
+        kept = ClimbCache(tmp_path / "op", state_of)
         kept.add(key(0), climbed(0))
         assert kept.path is None and kept.get(key(0)) == climbed(0) and kept.get(key(1)) is None
     assert not (tmp_path / "op").exists()
 
 
 def test_damage_costs_a_climb_and_never_changes_one(tmp_path: Path) -> None:
-    kept = Climbs(tmp_path)
+    kept = ClimbCache(tmp_path)
     for number in range(3):
         kept.add(key(number), climbed(number))
     whole = file_of(kept).read_bytes()
     for place in range(0, len(whole), 3):
         for damaged in (whole[:place], whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :]):
             file_of(kept).write_bytes(damaged)
-            found = [Climbs(tmp_path).get(key(number)) for number in range(3)]
+            found = [ClimbCache(tmp_path).get(key(number)) for number in range(3)]
             assert all(one in (None, climbed(number)) for number, one in enumerate(found))
             assert sum(one is None for one in found) <= 1 or damaged == whole[:place]
 
 
 def test_a_line_after_one_that_was_cut_off_is_whole(tmp_path: Path) -> None:
-    kept = Climbs(tmp_path)
+    kept = ClimbCache(tmp_path)
     kept.add(key(0), climbed(0))
     file_of(kept).write_bytes(file_of(kept).read_bytes()[:-40])
-    Climbs(tmp_path).add(key(1), climbed(1))
-    again = Climbs(tmp_path)
+    ClimbCache(tmp_path).add(key(1), climbed(1))
+    again = ClimbCache(tmp_path)
     assert (again.get(key(0)), again.get(key(1))) == (None, climbed(1))
 
 
 def _add_many(folder: Path, first: int) -> None:
-    kept = Climbs(folder)
+    kept = ClimbCache(folder)
     for number in range(first, first + 100):
         kept.add(key(number), climbed(number))
 
@@ -168,13 +162,13 @@ def _add_many(folder: Path, first: int) -> None:
 def test_processes_share_a_file(tmp_path: Path) -> None:
     with multiprocessing.get_context("fork").Pool(4) as pool:
         pool.starmap(_add_many, [(tmp_path, 100 * i) for i in range(4)])
-    kept = Climbs(tmp_path)
+    kept = ClimbCache(tmp_path)
     assert [kept.get(key(number)) for number in range(400)] == [climbed(number) for number in range(400)]
 
 
 def test_a_folder_that_cannot_be_written_costs_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    kept = Climbs(tmp_path / "file" / "op")
+    kept = ClimbCache(tmp_path / "file" / "op")
     assert kept.get(key(0)) is None
     kept.add(key(0), climbed(0))
     assert kept.get(key(0)) == climbed(0)
@@ -185,7 +179,7 @@ def test_a_folder_that_cannot_be_written_costs_nothing_else(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_a_file_stays_small_and_keeps_what_is_new(tmp_path: Path) -> None:
-    kept = Climbs(tmp_path)
+    kept = ClimbCache(tmp_path)
     line = 0
     number = 0
     while number * line < 2 * MOST_BYTES:
@@ -193,13 +187,13 @@ def test_a_file_stays_small_and_keeps_what_is_new(tmp_path: Path) -> None:
         line = line or file_of(kept).stat().st_size
         number += 1
     assert MOST_BYTES / 3 < file_of(kept).stat().st_size <= MOST_BYTES
-    later = Climbs(tmp_path)
+    later = ClimbCache(tmp_path)
     assert [later.get(key(n)) for n in range(number - 50, number)] == [climbed(n) for n in range(number - 50, number)]
     assert later.get(key(0)) is None
 
 
 def test_memory_alone_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    kept = Climbs()
+    kept = ClimbCache()
     kept.add(key(0), climbed(0))
     assert kept.path is None and kept.get(key(0)) == climbed(0) and not list(tmp_path.iterdir())

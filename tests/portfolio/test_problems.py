@@ -7,15 +7,15 @@ from collections import Counter
 import pytest
 
 from evoattn.model.shape_text import parse_shape
-from evoattn.portfolio.emphasis import KINDS, brief, emphasized, kind_of
-from evoattn.portfolio.workload import draw
+from evoattn.portfolio.problems import EMPHASIS, brief, by_group, chosen, emphasis_of, emphasized, group_of
+from evoattn.portfolio.workload import draw, draw_variants
 
 
 def test_each_kind_has_its_part():
     found = emphasized((p for seed in range(400, 412) for p in draw(seed, 60)), 50)
-    counts = Counter(map(kind_of, found))
-    assert sum(part for part, _ in KINDS.values()) == pytest.approx(1)
-    assert counts == {name: round(part * 50) for name, (part, _) in KINDS.items()}
+    counts = Counter(map(emphasis_of, found))
+    assert sum(part for part, _ in EMPHASIS.values()) == pytest.approx(1)
+    assert counts == {name: round(part * 50) for name, (part, _) in EMPHASIS.items()}
     assert len(set(found)) == len(found)
 
 
@@ -39,4 +39,17 @@ def test_brief_problems_read_little_and_compute_little():
     ],
 )
 def test_a_problem_is_of_a_kind_by_its_features(shape, kind):
-    assert kind_of(parse_shape(shape)) == kind
+    assert emphasis_of(parse_shape(shape)) == kind
+
+
+def test_a_problem_stands_for_its_group_with_its_variants():
+    groups = by_group(draw_variants(1, 400))
+    assert {"16 d64 causal+window+sink", "16 d128 causal+window", "16 d256 causal+softcap"} <= groups.keys()
+    for name, problems in groups.items():
+        assert all(group_of(p) == name for p in problems)
+
+
+def test_problems_that_were_timed_are_not_chosen_again():
+    drawn = draw(410, 30)
+    first = chosen(drawn, [], 10, False)
+    assert len(first) == 10 and not set(first) & set(chosen(drawn, first, 10, False))

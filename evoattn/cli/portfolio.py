@@ -1,0 +1,207 @@
+"""`evoattn portfolio`: what the kernels that come with evoattn are made from, chosen by and judged on."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from evoattn.cli.common import FAILED_RUN, Jobs, console, errors, stop
+from evoattn.model.errors import WrongUse
+
+app = typer.Typer(
+    name="portfolio",
+    help="Measure, choose and judge the kernels that come with evoattn.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+Kinds = Annotated[str, typer.Option(metavar="KIND,…", help="Kinds of problems that are drawn, e.g. plain,packed.")]
+Seeds = Annotated[str, typer.Option(metavar="FIRST:END", help="Seeds of the problems.")]
+Peers = Annotated[str, typer.Option(metavar="NAME,…", help="Timed beside the best kernels.")]
+Rounds = Annotated[int, typer.Option(min=1, metavar="N", help="Rounds of the finals.")]
+
+
+def _sayer() -> Callable[[str], None]:
+    started, screen = time.monotonic(), console()
+    return lambda text: screen.print(f"{time.monotonic() - started:5.0f} s: {text}", markup=False)
+
+
+def _seeds(text: str) -> range:
+    first, _, end = text.partition(":")
+    if not (first.isdigit() and end.isdigit()):
+        raise WrongUse(f"Seeds are FIRST:END, such as 400:450, not {text!r}.")
+    return range(int(first), int(end))
+
+
+def _kinds(text: str) -> tuple[str, ...]:
+    from evoattn.portfolio.workload import DRAWS
+
+    kinds = tuple(text.split(","))
+    if unknown := [kind for kind in kinds if kind not in DRAWS]:
+        raise WrongUse(f"There is no kind {unknown[0]!r} of problems, only {', '.join(DRAWS)}.")
+    return kinds
+
+
+@app.command()
+def measure(
+    output: Annotated[Path, typer.Argument(metavar="OUT.jsonl.gz", help="Where the campaign's file goes.")],
+    seconds: Annotated[float, typer.Option(min=0.0, metavar="S", help="Of search.")] = 360.0,
+    count: Annotated[int, typer.Option(min=1, metavar="N", help="Problems in all.")] = 600,
+    kinds: Kinds = "plain",
+    seeds: Seeds = "0:50",
+    emphasis: Annotated[
+        bool, typer.Option("--emphasis", help="More of the problems on which picks lose most.")
+    ] = False,
+    after: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="An earlier campaign, that this one goes on from.")
+    ] = None,
+    share: Annotated[str, typer.Option(metavar="I/N", help="The I-th of N shares, for a host with N GPUs.")] = "0/1",
+    near: Annotated[int, typer.Option(min=1, metavar="N", help="Problems that a promising kernel is timed on.")] = 12,
+    ahead: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="What `evoattn portfolio plan` chose and compiled.")
+    ] = None,
+    final_seconds: Annotated[float, typer.Option(min=0.0, metavar="S", help="Of final tables, in turns.")] = 0.0,
+    peers: Peers = "",
+    rounds: Rounds = 3,
+    jobs: Jobs = None,
+) -> None:
+    """Search problems as people have them, all at once, on the GPU that is here, and keep all times."""
+    with errors():
+        from evoattn.model.gpu import detect_devices
+        from evoattn.portfolio import measure as room
+
+        part, _, parts = share.partition("/")
+        if not (part.isdigit() and parts.isdigit() and int(part) < int(parts)):
+            raise WrongUse(f"A share is I/N with I below N, not {share!r}.")
+        devices = [device for device in detect_devices() if device.spec]
+        if not devices:
+            stop("No GPU is here that evoattn knows.", FAILED_RUN)
+        wanted = room.Wanted(
+            output, seconds, count, _kinds(kinds), _seeds(seeds), emphasis, tuple(after or ()),
+            (int(part), int(parts)), near, jobs, ahead, final_seconds, rounds=rounds,
+            peers=tuple(filter(None, peers.split(","))),
+        )  # fmt: skip
+        room.measure(wanted, devices[0], _sayer())
+
+
+@app.command()
+def plan(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the plan and the machine code go.")],
+    gpu: Annotated[str, typer.Option(metavar="NAME", help="The card that it is for.")],
+    count: Annotated[int, typer.Option(min=1, metavar="N", help="Problems in all.")] = 600,
+    kinds: Kinds = "plain",
+    seeds: Seeds = "0:50",
+    emphasis: Annotated[
+        bool, typer.Option("--emphasis", help="More of the problems on which picks lose most.")
+    ] = False,
+    seconds: Annotated[float, typer.Option(min=0.0, metavar="S", help="To compile for.")] = 1500.0,
+    jobs: Jobs = 2,
+) -> None:
+    """Choose a campaign's problems and what is tried first on each, and compile that, on a machine without a GPU.
+
+    A second run goes on with the plan that is there. `evoattn portfolio measure --ahead FOLDER` takes it.
+    """
+    with errors():
+        from evoattn.backends.compiler import version
+        from evoattn.backends.kernel_files import KernelFiles
+        from evoattn.portfolio import plan as room
+        from evoattn.portfolio.measure import Wanted
+        from evoattn.search.request import choose_device
+
+        spec, _ = choose_device(gpu, [])
+        say, path = _sayer(), folder / room.PLAN
+        folder.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            _, planned = room.load(path)
+        else:
+            wanted = Wanted(path, 0.0, count, _kinds(kinds), _seeds(seeds), emphasis)
+            planned = room.make(wanted.groups(spec), spec)
+            room.save(path, planned)
+            say(f"{len(planned)} kernels planned")
+        files = KernelFiles(folder / room.KERNELS, version())
+        compiled = sum(1 for _ in room.compile_ahead(iter(planned), files, spec, seconds, jobs or 1))
+        say(f"{compiled} of {len(planned)} compiled")
+
+
+@app.command()
+def select(
+    campaigns: Annotated[list[Path], typer.Argument(metavar="FILE…", help="Files of `evoattn portfolio measure`.")],
+    gpu: Annotated[str, typer.Option(metavar="NAME", help="The card that the choice is made for.")],
+    output: Annotated[
+        Path | None, typer.Option("-o", metavar="FILE", help="Where the list goes.", show_default="the shipped file")
+    ] = None,
+    jobs: Jobs = None,
+) -> None:
+    """Choose the kernels that come with evoattn, of those that were fastest on measured problems; needs no GPU."""
+    with errors():
+        from evoattn.portfolio import select as room
+        from evoattn.portfolio.kernels import DATA, load, save
+        from evoattn.search.request import choose_device
+
+        spec, _ = choose_device(gpu, [])
+        today = load(spec.arch)
+        made = room.select(campaigns, spec, today, jobs)
+        path = output or DATA / f"{spec.arch}.json"
+        save(path, made)
+        typer.echo(f"{len(made.kernels)} kernels for {len(made.kinds)} kinds of problems: {path}")
+
+
+@app.command()
+def check(
+    seeds: Seeds = "71:73",
+    count: Annotated[int, typer.Option(min=1, metavar="N", help="Problems in all.")] = 60,
+    kinds: Kinds = "plain",
+    problem: Annotated[
+        list[str] | None, typer.Option(metavar="NAME|SHAPE", help="In place of drawn ones; may be repeated.")
+    ] = None,
+    family: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="That the searches look at; may be repeated.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.0, metavar="S", help="Of search for each problem.")] = 10.0,
+    peers: Peers = "flash,cudnn,efficient,fa3,fa4",
+    rounds: Rounds = 7,
+    configs: Annotated[Path | None, typer.Option(metavar="FILE", help="Kernels that take part in the finals.")] = None,
+    winners: Annotated[Path | None, typer.Option(metavar="FILE", help="Where the best kernels go.")] = None,
+    table: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where times and spreads go, as `evoattn bench` writes them.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", metavar="FILE", help="Where all rows go, as JSON.")] = None,
+    jobs: Jobs = None,
+) -> None:
+    """What do picks lose on problems that they were not built from, on the GPU that is here?
+
+    For each problem the pick, the best kernels of a search, and every peer are timed in turns.
+    """
+    with errors():
+        from evoattn.model.gpu import detect_devices
+        from evoattn.model.named_problems import by_name_or_shape
+        from evoattn.portfolio import check as room
+        from evoattn.portfolio.workload import draw_all
+
+        devices = [device for device in detect_devices() if device.spec]
+        if not devices:
+            stop("No GPU is here that evoattn knows.", FAILED_RUN)
+        gpu, say = devices[0].spec, _sayer()
+        assert gpu is not None  # these devices have one
+        drawn = [by_name_or_shape(text) for text in problem or ()]
+        problems = drawn or draw_all(_kinds(kinds), _seeds(seeds), count)
+        named = tuple(filter(None, peers.split(",")))
+        wanted = room.Wanted(seconds, named, rounds, jobs, tuple(family or ()), configs)
+        rows, benched = [], []
+        for group, row in room.check_all(problems, gpu, wanted, say):
+            rows.append(row)
+            say(row.line())
+            if winners:
+                with winners.open("a", encoding="utf-8") as file:
+                    file.writelines(room.winner_lines(group, row, gpu))
+            if table:
+                benched.append(room.bench_row(group, row))
+                table.write_text(json.dumps(benched, indent=1), encoding="utf-8")
+            if output:
+                kept = {"device": devices[0].product, "seeds": list(_seeds(seeds)), "rows": [r.to_dict() for r in rows]}
+                output.write_text(json.dumps(kept), encoding="utf-8")
+        typer.echo(room.summary(rows))

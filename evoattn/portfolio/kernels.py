@@ -1,0 +1,128 @@
+"""The kernels that come with evoattn for an architecture, at which every pick begins, as plain JSON.
+
+A file says on which cards its kernels were timed and which of them were fast on which kind of problems, what climbs
+from them may change, and which problems are left to PyTorch. `evoattn portfolio select` writes it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from evoattn.families import registry
+from evoattn.model.gpu import GPUS, GpuSpec
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig, Value
+
+DATA = Path(__file__).parent / "data"
+Genes = Mapping[str, Sequence[Value]]
+"""Values that each parameter of a family may have."""
+
+
+def kind_of(problem: AttentionProblem) -> str:
+    """What must have been timed before a kernel may run unasked: bits, head_dim, V's if it has one of its own, and the
+    variants, e.g. `16 d64`, `16 d192 dv128 varlen`.
+
+    fp16 and bf16 share their kernels: the same instructions at the same rates. Masks share them as well."""
+    dims = f"d{problem.head_dim}" + (f" dv{problem.value_dim}" if problem.value_dim else "")
+    variants = (name for name in problem.variants if name != "value_dim")
+    return " ".join(("32" if problem.dtype == "fp32" else "16", dims, *variants))
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """Problems on which PyTorch's own attention was faster than every kernel."""
+
+    dtype: str
+    least_dim: int
+    """The narrowest head_dim."""
+    most_rows: int
+    """The most query rows that share a K/V head."""
+
+    def covers(self, problem: AttentionProblem) -> bool:
+        rows = problem.group_size * problem.seqlen_q
+        return problem.dtype == self.dtype and problem.head_dim >= self.least_dim and rows <= self.most_rows
+
+
+@dataclass(frozen=True, eq=False)
+class KernelList:
+    """What was found on the cards of one architecture."""
+
+    arch: str
+    cards: tuple[str, ...]
+    """On which its kernels may run without being asked for."""
+    skipped: tuple[Skipped, ...]
+    regret: Mapping[str, float]
+    """What a pick takes over the best of a search, geometric mean of problems left out: `plain` and `variants`."""
+    genes: Mapping[str, Genes]
+    """By family: values of parameters that right kernels had."""
+    kernels: tuple[KernelConfig, ...]
+    general: tuple[int, ...]
+    """Of the kernels those for plain attention of any head_dim, and for kinds of problems that none was timed on."""
+    kinds: Mapping[str, tuple[int, ...]]
+    """By kind of problems (`kind_of`): those that were fast there."""
+
+    def of(self, problem: AttentionProblem) -> tuple[list[KernelConfig], list[KernelConfig]]:
+        """The kernels that were fast on the problem's kind, and all that may serve it, these first. On 40 problems of
+        plain attention that nothing was made from picks take 1.021 times the best known with the general kernels and
+        1.036 without; on 42 with variants 1.082 and 1.073."""
+        timed = self.kinds.get(kind_of(problem), ())
+        others = self.general if not timed or not problem.variants else ()
+        return [self.kernels[i] for i in timed], [self.kernels[i] for i in dict.fromkeys((*timed, *others))]
+
+    def regret_of(self, problem: AttentionProblem) -> float | None:
+        """What a pick for a problem of a timed kind takes over the best of a search; None for other kinds."""
+        if kind_of(problem) not in self.kinds:
+            return None
+        return self.regret.get("variants" if problem.variants else "plain")
+
+
+@cache
+def load(arch: str, folder: Path = DATA) -> KernelList | None:
+    """The list of an architecture, e.g. `sm_90a`, or None where there is none.
+
+    Raises `ValueError`, `KeyError` or `TypeError` on a damaged file.
+    """
+    try:
+        row = json.loads((folder / f"{arch}.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    kernels = (KernelConfig(family, dict(zip(row["genes"][family], values))) for family, *values in row["kernels"])
+    return KernelList(
+        arch,
+        tuple(row["cards"]),
+        tuple(Skipped(**one) for one in row["skipped"]),
+        row["regret"],
+        row["genes"],
+        tuple(KernelConfig(one.family, registry.completed(one.family, one.params)) for one in kernels),
+        tuple(row["general"]),
+        {kind: tuple(places) for kind, places in row["kinds"].items()},
+    )
+
+
+def save(path: Path, found: KernelList) -> None:
+    """Write the file: a kernel a line, its family and the values of its genes in their order. Raises `OSError`."""
+    head: dict[str, Any] = {
+        "cards": found.cards,
+        "skipped": [vars(one) for one in found.skipped],
+        "regret": dict(found.regret),
+        "genes": {family: dict(genes) for family, genes in found.genes.items()},
+        "general": found.general,
+        "kinds": dict(found.kinds),
+    }
+    lines = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
+    rows = ([k.family, *(k.params[name] for name in found.genes[k.family])] for k in found.kernels)
+    kernels = ",\n".join(f"  {json.dumps(row)}" for row in rows)
+    path.write_text("{\n" + ",\n".join(lines) + ',\n "kernels": [\n' + kernels + "\n ]\n}\n", encoding="utf-8")
+
+
+@cache
+def list_for(gpu: GpuSpec) -> KernelList | None:
+    """The list of the GPU's architecture, else of the newest older one that has a list; None where there is none."""
+    older = {g.arch: g.capability for g in GPUS.values() if g.capability <= gpu.capability} | {gpu.arch: gpu.capability}
+    found = (load(arch) for arch in sorted(older, key=lambda arch: older[arch], reverse=True))
+    return next((one for one in found if one), None)

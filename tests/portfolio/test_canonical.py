@@ -1,0 +1,72 @@
+"""Lengths that picks are made for: near the true ones, and few of them while a sequence grows."""
+
+from __future__ import annotations
+
+import pytest
+
+from evoattn.model.problem import MAX_TENSOR_BYTES, AttentionProblem
+from evoattn.portfolio.canonical import canonical, grown, likely
+from evoattn.portfolio.workload import draw_kind
+
+TOKEN = AttentionProblem(batch=34, heads=1, kv_heads=1, seqlen_q=1, seqlen_k=4160, head_dim=64)
+
+
+def test_lengths_are_rounded_up_by_little() -> None:
+    for queries, keys in ((17, 257), (1000, 1025), (65537, 131071)):
+        problem = TOKEN.with_(seqlen_q=queries, seqlen_k=keys, mask="causal_lower_right")
+        about = canonical(problem)
+        assert queries <= about.seqlen_q <= queries * 1.04 + 3 and keys <= about.seqlen_k <= keys * 1.04 + 3
+        assert canonical(about) == about
+
+
+def test_a_length_that_cannot_be_rounded_stays() -> None:
+    keys = MAX_TENSOR_BYTES // (96 * 2)
+    problem = AttentionProblem(batch=1, heads=1, kv_heads=1, seqlen_q=1, seqlen_k=keys, head_dim=96)
+    assert canonical(problem) == problem
+
+
+@pytest.mark.parametrize("queries", [1, 16])
+def test_few_queries_are_picked_for_with_a_little_more_keys(queries: int) -> None:
+    for keys in range(1, 9000):
+        about = canonical(TOKEN.with_(seqlen_q=queries, seqlen_k=keys))
+        most = max(16, min(keys * 9 / 8, keys + 64) if keys < 1024 else keys * 9 / 8, 2 * keys - 1)
+        assert about.seqlen_q == queries and keys <= about.seqlen_k <= most
+
+
+def test_few_queries_are_picked_for_with_few_numbers_of_keys() -> None:
+    lengths = {canonical(TOKEN.with_(seqlen_k=keys)).seqlen_k for keys in range(1, 8193)}
+    assert len(lengths) == 3 + 15 + 3 * 8 and all(canonical(TOKEN.with_(seqlen_k=n)).seqlen_k == n for n in lengths)
+
+
+def test_a_growing_problem_comes_by_every_pick() -> None:
+    begin, most = TOKEN.with_(seqlen_k=100), 9000
+    found = list(grown(begin, most))
+    picks = {canonical(begin.with_(seqlen_k=keys)): keys for keys in range(most, 99, -1)}
+    assert [problem.seqlen_k for problem in found] == sorted(picks.values())
+    assert list(grown(begin, 0)) == list(grown(begin, 112)) == [begin]
+
+
+@pytest.mark.parametrize("kind", ("packed", "cached", "paged"))
+def test_what_only_the_device_knows_changes_nothing(kind: str) -> None:
+    for problem in draw_kind(kind, 601, 60):
+        told = {"seqused": f"0:{problem.seqlen_k}"} if problem.seqused else {}
+        if problem.varlen:
+            rows = [problem.shape(name)[2] for name in "qk"]
+            told = {"varlen": f"sum:{rows[0]}/sum:{rows[1]}"}
+        as_called = problem.with_(**told)
+        assert likely(problem) == likely(as_called) and canonical(problem) == canonical(as_called)
+        seen = likely(problem)
+        assert seen.key_lengths and max(keys for _, keys in seen.sequences) <= problem.seqlen_k
+
+
+def test_packed_sequences_are_as_long_as_they_are_in_the_mean() -> None:
+    problem = TOKEN.with_(batch=8, seqlen_q=900, seqlen_k=900, varlen="sum:3200/sum:3200")
+    lengths = [rows for rows, _ in likely(problem).sequences]
+    assert sum(lengths) == pytest.approx(3200, rel=0.05) and max(lengths) - min(lengths) == 128
+    whole = problem.with_(varlen="sum:7200/sum:7200")
+    assert set(likely(whole).sequences) == {(900, 900)}, "all of them are as long as can be"
+
+
+def test_batches_of_packed_sequences_share_picks() -> None:
+    batches = [TOKEN.with_(batch=b, seqlen_q=1000, seqlen_k=1000, varlen=f"sum:{b * 250}") for b in range(33, 37)]
+    assert len({canonical(problem) for problem in batches}) == 1

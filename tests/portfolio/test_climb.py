@@ -1,0 +1,162 @@
+"""Kernels near a portfolio's: each runs on the problem, and a climb by the cost model never ends higher."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from evoattn.cost.cost import scores
+from evoattn.families import registry
+from evoattn.model.gpu import GPUS
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig, load_space
+from evoattn.portfolio.canonical import canonical
+from evoattn.portfolio.climb import (
+    A_GENE,
+    AT_ONCE,
+    ENOUGH,
+    FAR,
+    LEAST_GAIN,
+    OTHER_FAMILY,
+    STARTS,
+    Costs,
+    Scored,
+    all_genes,
+    at_once,
+    beginnings,
+    climb,
+    climbed,
+    neighbours,
+    penalised,
+)
+from evoattn.portfolio.kernels import list_for
+from evoattn.portfolio.pick import pick, portfolio_kernels, ranked
+
+H100 = GPUS["h100"]
+MOST_ASKED = 300
+SHAPES = {
+    "few keys, grouped": AttentionProblem(batch=49, heads=64, kv_heads=16, seqlen_q=39, seqlen_k=39, head_dim=64),
+    "prefill": AttentionProblem(
+        batch=2, heads=8, kv_heads=8, seqlen_q=1000, seqlen_k=1000, head_dim=128, mask="causal_lower_right"
+    ),
+    "decode": AttentionProblem(batch=34, heads=1, kv_heads=1, seqlen_q=1, seqlen_k=4160, head_dim=64),
+}
+
+
+@pytest.mark.parametrize("problem", SHAPES.values(), ids=SHAPES.keys())
+def test_neighbours_run_and_a_climb_falls(problem: AttentionProblem) -> None:
+    start = portfolio_kernels(problem, H100)[0]
+    genes = all_genes(load_space(start.family, H100))
+    near = neighbours(start, problem, H100, genes)
+    family = registry.lookup(start.family)
+    assert near and start.id not in {c.id for c in near}
+    assert not any(family.why_impossible(problem, c, H100) for c in near)
+    steps = climb(start, problem, H100, 3, genes)
+    assert steps[0].config == start
+    assert all(b.score <= a.score * 1.001 for a, b in pairwise(steps))
+    assert steps[-1].score == scores(problem, [steps[-1].config], H100)[0]
+
+
+def test_few_keys_get_tiles_that_fit() -> None:
+    problem = AttentionProblem(batch=37, heads=14, kv_heads=2, seqlen_q=90, seqlen_k=90, head_dim=160)
+    start = portfolio_kernels(problem, H100)[0]
+    steps = climb(start, problem, H100, 3, all_genes(load_space(start.family, H100)))
+    assert -(-90 // int(steps[-1].config["BLOCK_N"])) * int(steps[-1].config["BLOCK_N"]) < 128
+
+
+def test_what_costs_little_more_than_the_least_is_known() -> None:
+    """Of all scores, whatever the climb made of them; campaigns time some of these."""
+    problem = SHAPES["prefill"]
+    start = portfolio_kernels(problem, H100)[0]
+    costs = Costs(problem, H100)
+    assert costs.within(1.03) == []
+    every = costs.of(neighbours(start, problem, H100, all_genes(load_space(start.family, H100))))
+    least = min(one.score for one in every)
+    assert sorted(one.score for one in costs.within(1.03)) == sorted(s.score for s in every if s.score <= 1.03 * least)
+
+
+def test_the_cost_of_a_config_is_computed_once() -> None:
+    problem = SHAPES["prefill"]
+    start = portfolio_kernels(problem, H100)[0]
+    near = neighbours(start, problem, H100, all_genes(load_space(start.family, H100)))
+    costs = Costs(problem, H100)
+    some, all_of_them = costs.of(near[5:8]), costs.of(near)
+    assert len(costs) == len(near) and all_of_them[5:8] == some
+    assert [one.config for one in all_of_them] == near
+    assert [one.score for one in all_of_them] == scores(problem, near, H100)
+    assert costs.of(near[::-1]) == all_of_them[::-1] and len(costs) == len(near)
+    climb(start, problem, H100, 0, {}, costs)
+    assert len(costs) == len(near) + 1
+
+
+def test_a_sequence_that_grows_keeps_its_kernel_for_a_while() -> None:
+    one = SHAPES["decode"]
+    kernels = {pick(one.with_(seqlen_k=n), H100).config.id for n in range(4097, 4225)}
+    assert len(kernels) == 1
+
+
+def test_a_step_makes_several_changes_that_save_time_each() -> None:
+    """Each config has one change more than the one before, of other genes; none that costs more is among them."""
+    problem = SHAPES["prefill"]
+    start = portfolio_kernels(problem, H100)[-1]
+    listed = list_for(H100)
+    assert listed
+    costs = Costs(problem, H100)
+    (first,) = costs.of([start])
+    near = costs.of(neighbours(start, problem, H100, listed.genes[start.family]))
+    made = at_once(first, near, problem, H100)
+    saving = [one.config.params.items() - start.params.items() for one in near if one.score < first.score]
+    assert 1 <= len(made) < AT_ONCE
+    for fewer, more in pairwise([min(near, key=lambda one: one.score).config, *made]):
+        added = more.params.items() - fewer.params.items()
+        assert any(added == change for change in saving)
+        assert not registry.lookup(more.family).why_invalid(problem, more, H100)
+    assert at_once(first, [one for one in near if one.score >= first.score], problem, H100) == []
+
+
+@pytest.mark.parametrize("problem", SHAPES.values(), ids=SHAPES.keys())
+def test_a_climb_saves_what_it_says_and_asks_for_few_costs(problem: AttentionProblem) -> None:
+    """The first call of a shape waits for them: some 0.15 ms each."""
+    listed, about = list_for(H100), canonical(problem)
+    assert listed
+    kernels = ranked(about, H100)
+    found = climbed(kernels, about, H100, listed.genes)
+    first, end = min(scores(about, kernels, H100)), scores(about, [found.config], H100)[0]
+    assert len(kernels) < found.asked <= MOST_ASKED
+    assert found.gain == 1 or (found.gain == pytest.approx(first / end) and found.gain > 1 / (1 - LEAST_GAIN))
+    genes = listed.genes[found.config.family]
+    assert all(value in genes[name] for name, value in found.config.params.items() if name != "SPLITS")
+    again = climbed([found.config], about, H100, {})
+    assert again.config == found.config and again.gain == 1 and again.asked == 1
+
+
+def scored(family: str, score: float, **params: int) -> Scored:
+    return Scored(KernelConfig(family, params), score)
+
+
+def test_each_family_that_is_not_far_behind_has_a_start() -> None:
+    near, far = scored("near", 10 * FAR), scored("far", 10.1 * FAR)
+    firsts = [scored("first", 10.0 + i / 100, GENE=i) for i in range(STARTS + 1)]
+    found = beginnings([*firsts, near, far])
+    assert found == [*firsts[: STARTS - 1], near]
+    assert beginnings(firsts[:1]) == firsts[:1]
+
+
+def test_one_climb_is_made_however_many_kernels_there_are_to_begin_at() -> None:
+    problem = SHAPES["prefill"]
+    start = portfolio_kernels(problem, H100)[0]
+    genes = all_genes(load_space(start.family, H100))
+    near = neighbours(start, problem, H100, genes)
+    kernels = list({c.id: c for one in near[:20] for c in neighbours(one, problem, H100, genes)}.values())
+    assert len(kernels) > ENOUGH
+    assert climbed(kernels, problem, H100, {}).asked == len(kernels)
+
+
+def test_a_config_must_save_something_for_each_gene_that_was_not_timed() -> None:
+    kernels = [KernelConfig("one", {"A": 1, "B": 1, "C": 1}), KernelConfig("one", {"A": 2, "B": 2, "C": 1})]
+    cost = penalised(kernels)
+    assert cost(scored("one", 10.0, A=2, B=2, C=1)) == 10.0
+    assert cost(scored("one", 10.0, A=2, B=2, C=3)) == pytest.approx(10 * (1 + A_GENE))
+    assert cost(scored("one", 10.0, A=1, B=2, C=3)) == pytest.approx(10 * (1 + 2 * A_GENE))
+    assert cost(scored("other", 10.0, A=1)) == pytest.approx(10 * (1 + OTHER_FAMILY * A_GENE))
