@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, func, insert, literal, select
 
-from evoattn.model.packed_source import PackedSource
+from evoattn.model.compressed_source import CompressedSource
 from evoattn.model.records import Candidate, Evaluation, Study, Timing, Trial, TrialState
 from evoattn.model.space import KernelConfig
 from evoattn.storage.database import Database, now
@@ -41,7 +41,7 @@ class NewTrial:
     """What is recorded of one evaluation. `source` is None where nothing was rendered."""
 
     config: KernelConfig
-    source: PackedSource | None
+    source: CompressedSource | None
     evaluation: Evaluation
     parents: tuple[int, ...] = ()
     operator: str = ""
@@ -82,7 +82,7 @@ class Trials(Database):
         operator: str = "",
     ) -> Trial:
         """Add one trial: see `record_all`."""
-        source = PackedSource.of(candidate) if candidate else None
+        source = CompressedSource.of(candidate) if candidate else None
         return self.record_all(study, [NewTrial(config, source, evaluation, tuple(parents), operator)])[0]
 
     def record_all(self, study: Study, new: Sequence[NewTrial]) -> list[Trial]:
@@ -224,7 +224,7 @@ class Trials(Database):
         )
 
 
-def _add_sources(connection: Connection, texts: Sequence[PackedSource]) -> None:
+def _add_sources(connection: Connection, texts: Sequence[CompressedSource]) -> None:
     """Those that are not there yet. Most of a resumed study are: they are asked for before they are sent."""
     packed = {text.hash: text.zlib for text in texts}
     if packed:
