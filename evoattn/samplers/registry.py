@@ -26,9 +26,6 @@ def _lazy(module: str, name: str) -> MakeSampler:
 
 SAMPLERS: dict[str, MakeSampler] = {
     "guided": _lazy("guided", "GuidedSampler"),
-    "forest": _lazy("guided", "ForestSampler"),
-    "mixed": _lazy("mixed", "MixedSampler"),
-    "local": _lazy("local", "LocalSampler"),
     "genetic": _lazy("genetic", "GeneticSampler"),
     "tpe": _lazy("tpe", "TpeSampler"),
     "random": _lazy("random", "RandomSampler"),

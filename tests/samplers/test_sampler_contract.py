@@ -15,9 +15,10 @@ from evoattn.samplers.random import RandomSampler
 from evoattn.samplers.registry import SamplerError, make_sampler
 
 
-def test_an_unknown_sampler_is_one_sentence():
-    with pytest.raises(SamplerError, match=r"Unknown sampler 'anneal'; evoattn has guided, .*, random\."):
-        make_sampler("anneal", SamplerSetup(SPACES, 0, why_invalid))
+@pytest.mark.parametrize("name", ["anneal", "forest", "local", "mixed"])
+def test_an_unknown_sampler_is_one_sentence(name):
+    with pytest.raises(SamplerError, match=rf"Unknown sampler '{name}'; evoattn has guided, genetic, tpe, random\."):
+        make_sampler(name, SamplerSetup(SPACES, 0, why_invalid))
 
 
 @every_sampler
