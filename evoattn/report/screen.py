@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from evoattn.model.paths import for_people
-from evoattn.report.data import StudySummary
-from evoattn.report.rows import Origin, PeerRatio, Winner
+from evoattn.report.data import Origin, PeerRatio, StudySummary, Winner
 from evoattn.report.text import WIDEST, clean, command, cost_text, number, print_lines, print_text
 from evoattn.timing.peers.labels import peer_label
 
