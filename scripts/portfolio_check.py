@@ -25,13 +25,13 @@ from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec, detect_devices
 from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.space import ConfigError, load_space
+from evoattn.peers.table import PEERS
 from evoattn.portfolio.check import Checked, check, make_group, summary
 from evoattn.portfolio.draws import DRAWS, PLAIN, draw_all
 from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.pick import pick
 from evoattn.search.starting import MOST_OF_A_FAMILY, starting_configs
-from evoattn.timing.peers.table import PEERS
 
 WINNERS = 3
 """Kernels of each problem that `--winners` keeps."""

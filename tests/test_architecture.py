@@ -20,7 +20,7 @@ LAYERS = [  # docs/architecture.md shows them; a module may import from its own 
     ["fleet"],
     ["evaluation"],
     ["profiling"],
-    ["timing"],
+    ["peers", "timing"],
     ["correctness"],
     ["backends", "cost"],
     ["families", "ptx"],

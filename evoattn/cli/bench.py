@@ -12,7 +12,7 @@ import typer
 from evoattn.cli.common import Jobs, Output, console, errors, require_one_of, write
 from evoattn.model.paths import default_database
 from evoattn.model.whole_file import write_file
-from evoattn.timing.peers.labels import PEER_NAMES
+from evoattn.peers.labels import PEER_NAMES
 
 
 def bench(
@@ -58,7 +58,7 @@ def bench(
         from rich.console import Console
 
         from evoattn.bench.row import Row
-        from evoattn.bench.session import run_bench
+        from evoattn.bench.run import run_bench
         from evoattn.bench.table import render_rows, rows_json
 
         urls = db or [default_database()]

@@ -11,12 +11,12 @@ from typing import Any
 from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
+from evoattn.peers.labels import FLASH_ATTENTION
 from evoattn.portfolio.campaign import families_for
 from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.features import class_of
 from evoattn.portfolio.pick import Pick, portfolio_kernels
-from evoattn.timing.peers.labels import FLASH_ATTENTION
 
 FINALISTS = 5
 """Kernels of each search that are timed in turns with the pick."""

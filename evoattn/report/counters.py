@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from evoattn.model.profile import KernelCounters, Profile
 from evoattn.model.records import Study, Trial
-from evoattn.profiling.counters import COUNTERS, STALLED
+from evoattn.peers.labels import peer_label
+from evoattn.profiling.ncu import COUNTERS, STALLED
 from evoattn.report.data import CountersTable
 from evoattn.report.winner import fastest_peer
 from evoattn.storage import Storage
-from evoattn.timing.peers.labels import peer_label
 
 STALLS_SHOWN = 4
 """Of the reasons for which warps wait, those that are largest in any column."""

@@ -7,7 +7,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from evoattn.timing.peers.labels import peer_label
+from evoattn.peers.labels import peer_label
 from evoattn.timing.ranking import Ratio
 
 
@@ -208,7 +208,7 @@ class PeerRatio:
     """The fastest peer of the final from which the winner's time comes."""
 
     backend: str
-    """Its name in `baselines.PEERS`; `evoattn.timing.peers.labels` has the full one."""
+    """Its name in `baselines.PEERS`; `evoattn.peers.labels` has the full one."""
     median_us: float
     speedup: float
     """Its median over the winner's: over 1 the winner is faster."""

@@ -15,10 +15,10 @@ from markupsafe import Markup
 
 from evoattn.model.paths import REPORT_TEMPLATES
 from evoattn.model.space import spelling
+from evoattn.peers.labels import peer_label
 from evoattn.report.data import FamilySample, GeneValue, LeaderboardRow, Progress, StudySummary, Winner
 from evoattn.report.instructions import CLASSES, Counts, count_instructions
 from evoattn.report.text import command, cost_text
-from evoattn.timing.peers.labels import peer_label
 
 MAX_POINTS = 1500
 """Candidates drawn in the progress plot: each is a node of the page, and more of them only cover each other."""

@@ -13,7 +13,8 @@ from rich.text import Text
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompileInfo, Study, Timing, Trial, ValidationReport
 from evoattn.ptx import NOT_MODELLED
-from evoattn.report.counters import CountersTable, counters_table
+from evoattn.report.counters import counters_table
+from evoattn.report.data import CountersTable
 from evoattn.report.text import add_row, clean, make_table, print_table, print_text
 from evoattn.storage import Storage
 from evoattn.timing.protocol import ENERGY

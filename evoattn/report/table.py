@@ -10,11 +10,11 @@ from rich.text import Text
 
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Study, Trial
+from evoattn.peers.labels import peer_label
 from evoattn.report.data import GeneValue, LeaderboardRow, StudySummary
 from evoattn.report.screen import Kept, print_result
 from evoattn.report.text import add_row, clean, cost_text, make_table, number, print_table, print_text
 from evoattn.storage import Storage
-from evoattn.timing.peers.labels import peer_label
 
 
 def print_studies(storage: Storage, console: Console) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 from evoattn.backends.base import LaunchError
 from evoattn.backends.compiler import CompileError, compile_candidate
 from evoattn.backends.interpreter import InterpreterBackend, NotInterpreted
-from evoattn.correctness.first_wrong import first_wrong
 from evoattn.correctness.interpreter_cases import interpreter_cases
+from evoattn.correctness.judge import first_wrong
 from evoattn.correctness.validate import run_case
 from evoattn.cost.cost import cost
 from evoattn.evaluation.endings import failed

@@ -14,9 +14,9 @@ from evoattn.model.gpu import DetectedDevice
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompiledKernel, CompileInfo, Evaluation, Timing, TrialState
 from evoattn.model.space import load_space
+from evoattn.peers.labels import PEER_NAMES
 from evoattn.search.starting import starting_configs
 from evoattn.timing.finalists import FinalResult
-from evoattn.timing.peers.labels import PEER_NAMES
 
 PROBLEM = AttentionProblem(1, 4, 4, 256, 256, 64, name="here")
 GPU = gpu.GPUS["h100"]

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from evoattn.bench.contenders import Contender, choose, read_configs, recorded_best, write_configs
 from evoattn.bench.records import BenchRecords
-from evoattn.bench.session import run_bench
+from evoattn.bench.run import run_bench
 from evoattn.cli.main import app
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render

@@ -7,8 +7,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from evoattn.correctness import reference
-from evoattn.correctness.case_shapes import sequenced
-from evoattn.correctness.cases import device_cases
+from evoattn.correctness.cases import device_cases, sequenced
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.shape_text import parse_shape
 
