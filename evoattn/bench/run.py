@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
@@ -38,6 +39,31 @@ Proved = list[tuple[Contender, CompiledKernel, Evaluation]]
 """Contenders that are right, the fastest first."""
 
 
+class Handlers(NamedTuple):
+    """What the processes of a bench run."""
+
+    compiler: Callable[[], Handler]
+    device: Callable[[GpuSpec], Handler]
+
+
+HANDLERS = Handlers(CompileAny, BenchDevice)
+
+
+@dataclass(frozen=True)
+class BenchWords:
+    """What `evoattn bench` was told: problems by name or shape, databases of which the first takes what is new, a file
+    of configs, how many of the best known stand for each problem, compile workers, and which of `PEER_NAMES` are
+    asked."""
+
+    problems: tuple[str, ...]
+    gpu: str
+    urls: tuple[str, ...]
+    configs: Path | None
+    top: int
+    jobs: int
+    peers: Collection[str] = PEER_NAMES
+
+
 class Bench:
     """Runs problems on the device; `storages[0]` takes what is new."""
 
@@ -48,15 +74,14 @@ class Bench:
         device: DetectedDevice,
         jobs: int,
         top: int = 4,
-        make_compiler: Callable[[], Handler] = CompileAny,
-        make_device: Callable[[GpuSpec], Handler] = BenchDevice,
+        handlers: Handlers = HANDLERS,
         peers: Collection[str] = PEER_NAMES,
     ) -> None:
         """`peers`: of `PEER_NAMES`, those that are asked."""
         self.storages, self.gpu, self.detected, self.top = storages, gpu, device, top
         self._not_asked = {name: "It is not asked." for name in PEER_NAMES if name not in peers}
-        self._pool = Pool(processes(jobs, make_compiler))
-        self._device = Worker(make_device, (gpu,))
+        self._pool = Pool(processes(jobs, handlers.compiler))
+        self._device = Worker(handlers.device, (gpu,))
 
     def close(self) -> None:
         """End the processes."""
@@ -158,35 +183,30 @@ class Bench:
 
 
 def run_bench(
-    texts: list[str],
-    gpu: str,
-    urls: list[str],
-    configs: Path | None,
-    top: int,
-    jobs: int,
+    words: BenchWords,
     progress: Console,
     devices: list[DetectedDevice] | None = None,
     make_bench: Callable[..., Bench] = Bench,
-    peers: Collection[str] = PEER_NAMES,
     keep: Callable[[list[Row]], None] = lambda rows: None,
 ) -> list[Row]:
-    """The rows of the problems, by name or shape; as each ends, a line on `progress` and a call of `keep` with all so
-    far. `peers`: of `PEER_NAMES`, those that are asked.
+    """The rows of the problems; as each ends, a line on `progress` and a call of `keep` with all so far.
 
     `devices`: those of this machine unless given. Raises `GpuError` without a device of the named kind, `ProblemError`,
     `ConfigError`, `StorageError` or `WorkerFailed`.
     """
-    wanted = list(dict.fromkeys(map(by_name_or_shape, texts)))
+    wanted = list(dict.fromkeys(map(by_name_or_shape, words.problems)))
     devices = gpus.detect_devices() if devices is None else devices
-    spec, device = choose_device(gpu, devices) if devices else (None, None)
+    spec, device = choose_device(words.gpu, devices) if devices else (None, None)
     if spec is None or device is None:
         raise GpuError("There is no CUDA device here; `evoattn bench` times kernels, so run it where the GPU is.")
-    from_file = {problem: read_configs(configs, problem, spec.arch) if configs else [] for problem in wanted}
+    from_file: dict[AttentionProblem, Configs] = {
+        problem: read_configs(words.configs, problem, spec.arch) if words.configs else [] for problem in wanted
+    }
     with ExitStack() as stack:
-        storages = [Storage.open(url, create=i == 0) for i, url in enumerate(urls)]
+        storages = [Storage.open(url, create=i == 0) for i, url in enumerate(words.urls)]
         for storage in storages:
             stack.callback(storage.close)
-        bench = make_bench(storages, spec, device, jobs, top, peers=peers)
+        bench = make_bench(storages, spec, device, words.jobs, words.top, peers=words.peers)
         stack.callback(bench.close)
         rows = []
         for row in bench.run(wanted, from_file.__getitem__):

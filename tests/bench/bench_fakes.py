@@ -4,7 +4,7 @@ import os
 from contextlib import contextmanager
 from dataclasses import replace
 
-from evoattn.bench.run import Bench
+from evoattn.bench.run import Bench, Handlers
 from evoattn.evaluation.process import Handler
 from evoattn.evaluation.tasks import Compiled, Evaluate
 from evoattn.families.registry import FAMILIES
@@ -112,7 +112,7 @@ def record(storage, config, us, problem=PROBLEM, name="s"):
 @contextmanager
 def bench_on(device, **options):
     here = DetectedDevice(0, "NVIDIA H100", (9, 0), "13.0")
-    made = Bench([], GPU, here, 1, 2, FakeCompiler, device, **options)
+    made = Bench([], GPU, here, 1, 2, Handlers(FakeCompiler, device), **options)
     try:
         yield made
     finally:

@@ -37,8 +37,8 @@ def source(kernel):
 @pytest.mark.parametrize(
     "gpu", [H100, replace(H100, name="cut", sm_count=114), GPUS["h200"], GPUS["l4"]], ids=lambda g: g.name
 )
-def test_a_thousand_problems_get_kernels_that_can_run(gpu):
-    problems = [p for seed in UNSEEN for p in draw(seed, 500)]
+def test_hundreds_of_problems_get_kernels_that_can_run(gpu):
+    problems = [p for seed in UNSEEN for p in draw(seed, 120)]
     picks = [pick(p, gpu) for p in problems]
     for problem, found in zip(problems, picks, strict=True):
         if found:
