@@ -14,7 +14,7 @@ import transformers
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from evoattn.timing.peers import fa3
+from evoattn.peers import fa3
 
 NAME = "fa3"
 

@@ -15,8 +15,8 @@ import torch
 
 from evoattn.correctness.terms import torch_dtype
 from evoattn.model.problem import AttentionProblem
+from evoattn.peers.table import PEERS
 from evoattn.portfolio.workload import PLAIN, draw_all
-from evoattn.timing.peers.table import PEERS
 
 
 def tensors_of(problem: AttentionProblem, device: str) -> dict[str, torch.Tensor]:

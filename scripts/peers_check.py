@@ -19,7 +19,7 @@ from pathlib import Path
 
 from evoattn.model.named_problems import by_name_or_shape, named_problems
 from evoattn.model.problem import AttentionProblem
-from evoattn.timing.peers.labels import PEER_NAMES
+from evoattn.peers.labels import PEER_NAMES
 
 PLAIN = ("gemma4_full", "spec_decode")
 
@@ -34,7 +34,7 @@ def asked(problem: AttentionProblem, peers: list[str]) -> dict[str, str]:
     import torch
 
     from evoattn.correctness.cases import make_case
-    from evoattn.timing.peers.table import PEERS, PeerRefused, peer_call
+    from evoattn.peers.table import PEERS, PeerRefused, peer_call
 
     case = make_case("the problem's own shape", problem, 1, torch.device("cuda"))
     told = {}

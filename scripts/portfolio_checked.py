@@ -4,9 +4,9 @@
     python scripts/portfolio_checked.py OUT.jsonl.gz CHECK.json… --drawn
 
 `CHECK.json` is what `evoattn portfolio check -o` wrote: of each problem named, or with --drawn of all that were drawn
-of its seeds, the pick's and the winner's times are kept, both measured in turns. A problem of several checks gets the kernels
-of all of them where a kernel that they share shows that the GPU ran alike; else the file is refused. Registers come
-from a compile.
+of its seeds, the pick's and the winner's times are kept, both measured in turns. A problem of several checks gets the
+kernels of all of them where a kernel that they share shows that the GPU ran alike; else the file is refused. Registers
+come from a compile.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ import numpy as np
 from replay import AT, WORST, Run, geomean, read, table
 
 WIDTH, HEIGHT, LEFT, TOP, GAP = 380, 260, 52, 34, 70
-COLORS = {"guided": "#0b6e4f", "mixed": "#3f7cac", "forest": "#8e5572", "local": "#c17817", "genetic": "#b23a48"}
-COLORS |= {"tpe": "#6c757d", "random": "#000000"}
+COLORS = {"guided": "#0b6e4f", "genetic": "#b23a48", "tpe": "#6c757d", "random": "#000000"}
+"""Of the samplers that are drawn: replays of others, which are no more, are left out."""
 CANDIDATES, SECONDS = (10, 500), (1.0, 20.0)
 TOP_RATIO = 1.5
 """Highest ratio that is drawn."""
@@ -59,7 +59,7 @@ def panel(
     for row, name in enumerate(dict.fromkeys(r.sampler for r in runs)):
         line = middle([r for r in runs if r.sampler == name], of, at)
         points = " ".join("{:.1f},{:.1f}".format(*place(x, r)) for x, r in zip(at, line, strict=True))
-        color = COLORS.get(name, "#999")
+        color = COLORS[name]
         parts.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"/>')
         y = TOP + 16 + 16 * row
         parts.append(f'<text x="{left + WIDTH - 6}" y="{y}" text-anchor="end" fill="{color}">{name}</text>')
@@ -98,7 +98,8 @@ def main() -> None:
     parser.add_argument("--default", default="guided")
     parser.add_argument("-o", "--output", type=Path, required=True)
     words = parser.parse_args()
-    parts = read(words.replays)
+    everything = read(words.replays)
+    parts = {begin: [r for r in runs if r.sampler in COLORS] for begin, runs in everything.items()}
     words.output.write_text(picture(parts))
     for begin, runs in parts.items():
         names = {r.landscape for r in runs}

@@ -41,7 +41,7 @@ from evoattn.model.named_problems import lookup
 from evoattn.model.paths import ROOT
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig
-from evoattn.timing.peers.labels import PEER_NAMES
+from evoattn.peers.labels import PEER_NAMES
 from evoattn.timing.protocol import FINAL
 
 SAMPLED = "sampled"

@@ -37,7 +37,6 @@ from evoattn.backends.kernel_files import KernelFiles
 from evoattn.families import registry
 from evoattn.families.built import BuiltKernel
 from evoattn.families.render import render
-from evoattn.model.describe import short_name
 from evoattn.model.gpu import detect_devices
 from evoattn.model.named_problems import lookup
 from evoattn.model.problem import AttentionProblem
@@ -126,7 +125,7 @@ def search(problem: AttentionProblem, begun: str, seconds: float, more: list[str
     `CalledProcessError`."""
     words = ["--shape", shape(problem), "--budget", f"{seconds + RESERVE_LEAST:g}s", *more]
     events, trials, _ = run(words, folder, until=FINAL)
-    return Found(short_name(problem), begun, course(events, trials), len(trials))
+    return Found(problem.short_name(), begun, course(events, trials), len(trials))
 
 
 def finalists(found: Sequence[Found], known: Sequence[Found] = ()) -> list[Step]:
@@ -205,7 +204,7 @@ def main() -> None:
                     found[begun] = search(problem, begun, *searches[begun], folder)
                 except CalledProcessError as error:  # the others go on
                     print(f"{problem.describe()}, {begun}: {error.stderr[-300:]}", file=sys.stderr)
-            steps = finalists([*found.values()], [f for f in known if f.problem == short_name(problem)])
+            steps = finalists([*found.values()], [f for f in known if f.problem == problem.short_name()])
             times = final(problem, steps, [folder / CUBINS for folder in folders.values()]) if steps else {}
         found = {begun: one.judged(times) for begun, one in found.items()}
         best = min(times.values(), default=math.inf)

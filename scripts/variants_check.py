@@ -29,8 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from evoattn.backends.base import Backend, LaunchError
 from evoattn.backends.compiler import compile_candidate
 from evoattn.backends.cuda import CudaBackend
-from evoattn.correctness.case_shapes import begin_apart
-from evoattn.correctness.cases import Case, device_cases, make_case
+from evoattn.correctness.cases import Case, begin_apart, device_cases, make_case
 from evoattn.correctness.validate import check
 from evoattn.families.base import Family
 from evoattn.families.built import BuiltKernel
@@ -40,7 +39,7 @@ from evoattn.model.gpu import GpuSpec, detect_devices
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompiledKernel
 from evoattn.model.space import KernelConfig, SearchSpace, load_space, parse_choices
-from evoattn.timing.peers.table import PEERS, PeerRefused, peer_call
+from evoattn.peers.table import PEERS, PeerRefused, peer_call
 
 DEVICE = torch.device("cuda")
 SERVING = ("flash_wgmma", "flash_mma", "split_kv", "latent_wgmma")

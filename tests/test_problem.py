@@ -7,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evoattn.model.describe import short_name
 from evoattn.model.dtype import DTYPES
 from evoattn.model.mask import MASKS
 from evoattn.model.named_problems import lookup, named_problems
@@ -94,15 +93,15 @@ def test_every_spelling_leads_to_a_word_of_the_problem():
 def test_short_names_tell_problems_apart(seqlen_q, seqlen_k, mask, dtype, layout, lse):
     base = AttentionProblem(1, 16, 16, 8, 8, 64)
     other = AttentionProblem(1, 16, 16, seqlen_q, seqlen_k, 64, dtype, mask, layout, lse=lse)
-    assert (short_name(other) == short_name(base)) == (other == base)
-    assert short_name(other).replace("_", "").isalnum()
+    assert (other.short_name() == base.short_name()) == (other == base)
+    assert other.short_name().replace("_", "").isalnum()
 
 
 def test_short_names_are_made_of_the_shape():
-    assert short_name(AttentionProblem(1, 16, 16, 1024, 1024, 64)) == "b1_h16_s1024_d64_fp16_full"
+    assert AttentionProblem(1, 16, 16, 1024, 1024, 64).short_name() == "b1_h16_s1024_d64_fp16_full"
     decode = AttentionProblem(8, 32, 8, 1, 4096, 128, "bf16", "causal_upper_left", "bshd", lse=True)
-    assert short_name(decode) == "b8_h32_kv8_sq1_sk4096_d128_bf16_causal_bshd_lse"
-    assert short_name(lookup("seed_h100")) == "seed_h100"
+    assert decode.short_name() == "b8_h32_kv8_sq1_sk4096_d128_bf16_causal_bshd_lse"
+    assert lookup("seed_h100").short_name() == "seed_h100"
 
 
 @pytest.mark.parametrize(

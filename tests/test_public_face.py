@@ -25,9 +25,6 @@ def loaded_by(statement: str) -> set[str]:
 
 def test_the_import_is_light():
     assert not loaded_by("import evoattn") & {*HEAVY, "importlib_metadata", "platformdirs"}
-    code = "import time; t = time.perf_counter(); import evoattn; print(time.perf_counter() - t)"
-    times = [float(subprocess.check_output([sys.executable, "-c", code], text=True)) for _ in range(5)]
-    assert min(times) < 0.05
 
 
 IMPORT_WITHOUT = """

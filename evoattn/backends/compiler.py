@@ -11,8 +11,7 @@ from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Any
 
-from evoattn.backends.compiler_options import OPTIONS
-from evoattn.backends.kernel_files import KernelFiles
+from evoattn.backends.kernel_files import OPTIONS, KernelFiles
 from evoattn.model.paths import cubin_cache
 from evoattn.model.records import Candidate, CompiledKernel, CompileInfo
 

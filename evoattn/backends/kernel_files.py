@@ -8,8 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from evoattn.backends.cache_folder import keep_small, mark_used, write_whole
-from evoattn.backends.compiler_options import OPTIONS
 from evoattn.model.records import Candidate, CompiledKernel, CompileInfo
+
+OPTIONS = ("--std=c++17", "-default-device", "--ptxas-options=-v", "--no-cache")
+"""NVRTC's own cache would answer a repeated compile without the log that says registers and spills."""
+
 
 SUFFIX = ".kernel"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from evoattn.bench.notes import Note
+from evoattn.bench.row import Note
 from evoattn.families import registry
 from evoattn.families.render import render
 from evoattn.model.gpu import GpuSpec

@@ -1,9 +1,9 @@
-"""One problem's line of the bench table."""
+"""One problem's line of the bench table, and what is said beside it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from evoattn.model.records import Timing
 from evoattn.timing.protocol import ENERGY
@@ -49,3 +49,31 @@ class Row:
         if self.ours is None or not self.peers:
             return None
         return self.ours.median_us / min(time.median_us for time in self.peers.values())
+
+
+MAX_COLUMNS = 160
+"""Of a printed line; the JSON holds the whole note."""
+
+
+class Note(NamedTuple):
+    """`subject`: the trial, file or problem that the sentence is about."""
+
+    subject: str
+    sentence: str
+
+
+def grouped(notes: list[Note]) -> list[str]:
+    """A line a sentence, in the order of first mention: its first subject, how many more there are, and the
+    sentence."""
+    subjects: dict[str, list[str]] = {}
+    for subject, sentence in notes:
+        subjects.setdefault(" ".join(sentence.split()), []).append(subject)
+    return [
+        f"{named[0]}{f' and {len(named) - 1} more' if len(named) > 1 else ''}: {sentence}"
+        for sentence, named in subjects.items()
+    ]
+
+
+def shortened(line: str) -> str:
+    """The line, cut to `MAX_COLUMNS` columns."""
+    return line if len(line) <= MAX_COLUMNS else line[: MAX_COLUMNS - 1] + "…"

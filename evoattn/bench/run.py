@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from evoattn.bench.contenders import Contender, choose
+from rich.console import Console
+
+from evoattn.bench.contenders import Contender, choose, read_configs
 from evoattn.bench.device import COMPILE_SECONDS, FINAL_SECONDS, START_SECONDS, BenchDevice, BenchTask, CompileAny
-from evoattn.bench.notes import Note, grouped
 from evoattn.bench.records import BenchRecords
-from evoattn.bench.row import Row, Time
+from evoattn.bench.row import Note, Row, Time, grouped
 from evoattn.evaluation.endings import failed
 from evoattn.evaluation.handlers import DEVICE_SECONDS
 from evoattn.evaluation.pool import Pool, processes
@@ -18,18 +22,46 @@ from evoattn.evaluation.tasks import Compiled, Evaluate
 from evoattn.evaluation.workers import Outcome, Worker
 from evoattn.families import registry
 from evoattn.families.built import BuiltKernel
-from evoattn.model.gpu import DetectedDevice, GpuSpec
+from evoattn.model import gpu as gpus
+from evoattn.model.gpu import DetectedDevice, GpuError, GpuSpec
+from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompiledKernel, Evaluation, Timing, TrialState
+from evoattn.peers.labels import PEER_NAMES
 from evoattn.search.finals import Final, FinalFailed
+from evoattn.search.request import choose_device
 from evoattn.storage import Storage
 from evoattn.timing.finalists import Finalists, FinalResult
-from evoattn.timing.peers.labels import PEER_NAMES
 
 Configs = list[tuple[str, dict[str, Any]]]
 """(family, parameters) of each."""
 Proved = list[tuple[Contender, CompiledKernel, Evaluation]]
 """Contenders that are right, the fastest first."""
+
+
+class Handlers(NamedTuple):
+    """What the processes of a bench run."""
+
+    compiler: Callable[[], Handler]
+    device: Callable[[GpuSpec], Handler]
+
+
+HANDLERS = Handlers(CompileAny, BenchDevice)
+
+
+@dataclass(frozen=True)
+class BenchWords:
+    """What `evoattn bench` was told: problems by name or shape, databases of which the first takes what is new, a file
+    of configs, how many of the best known stand for each problem, compile workers, and which of `PEER_NAMES` are
+    asked."""
+
+    problems: tuple[str, ...]
+    gpu: str
+    urls: tuple[str, ...]
+    configs: Path | None
+    top: int
+    jobs: int
+    peers: Collection[str] = PEER_NAMES
 
 
 class Bench:
@@ -42,15 +74,14 @@ class Bench:
         device: DetectedDevice,
         jobs: int,
         top: int = 4,
-        make_compiler: Callable[[], Handler] = CompileAny,
-        make_device: Callable[[GpuSpec], Handler] = BenchDevice,
+        handlers: Handlers = HANDLERS,
         peers: Collection[str] = PEER_NAMES,
     ) -> None:
         """`peers`: of `PEER_NAMES`, those that are asked."""
         self.storages, self.gpu, self.detected, self.top = storages, gpu, device, top
         self._not_asked = {name: "It is not asked." for name in PEER_NAMES if name not in peers}
-        self._pool = Pool(processes(jobs, make_compiler))
-        self._device = Worker(make_device, (gpu,))
+        self._pool = Pool(processes(jobs, handlers.compiler))
+        self._device = Worker(handlers.device, (gpu,))
 
     def close(self) -> None:
         """End the processes."""
@@ -149,3 +180,38 @@ class Bench:
                 row.tflops = records.problem.flops / timing.median_us / 1e6
                 row.family, row.config = family, contender.config.params
         return notes
+
+
+def run_bench(
+    words: BenchWords,
+    progress: Console,
+    devices: list[DetectedDevice] | None = None,
+    make_bench: Callable[..., Bench] = Bench,
+    keep: Callable[[list[Row]], None] = lambda rows: None,
+) -> list[Row]:
+    """The rows of the problems; as each ends, a line on `progress` and a call of `keep` with all so far.
+
+    `devices`: those of this machine unless given. Raises `GpuError` without a device of the named kind, `ProblemError`,
+    `ConfigError`, `StorageError` or `WorkerFailed`.
+    """
+    wanted = list(dict.fromkeys(map(by_name_or_shape, words.problems)))
+    devices = gpus.detect_devices() if devices is None else devices
+    spec, device = choose_device(words.gpu, devices) if devices else (None, None)
+    if spec is None or device is None:
+        raise GpuError("There is no CUDA device here; `evoattn bench` times kernels, so run it where the GPU is.")
+    from_file: dict[AttentionProblem, Configs] = {
+        problem: read_configs(words.configs, problem, spec.arch) if words.configs else [] for problem in wanted
+    }
+    with ExitStack() as stack:
+        storages = [Storage.open(url, create=i == 0) for i, url in enumerate(words.urls)]
+        for storage in storages:
+            stack.callback(storage.close)
+        bench = make_bench(storages, spec, device, words.jobs, words.top, peers=words.peers)
+        stack.callback(bench.close)
+        rows = []
+        for row in bench.run(wanted, from_file.__getitem__):
+            rows.append(row)
+            keep(rows)
+            ratio = "no time" if row.ratio is None else f"{row.ratio:.3f} of the best peer"
+            progress.print(f"{row.describe}: {ratio}", markup=False, soft_wrap=True)
+        return rows

@@ -11,9 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from evoattn.bench.notes import shortened
-from evoattn.bench.row import Row, Time
-from evoattn.timing.peers.table import NOT_INSTALLED
+from evoattn.bench.row import Row, Time, shortened
+from evoattn.peers.table import NOT_INSTALLED
 
 
 def genes(config: dict[str, Any]) -> str:

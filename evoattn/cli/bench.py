@@ -12,7 +12,7 @@ import typer
 from evoattn.cli.common import Jobs, Output, console, errors, require_one_of, write
 from evoattn.model.paths import default_database
 from evoattn.model.whole_file import write_file
-from evoattn.timing.peers.labels import PEER_NAMES
+from evoattn.peers.labels import PEER_NAMES
 
 
 def bench(
@@ -58,7 +58,7 @@ def bench(
         from rich.console import Console
 
         from evoattn.bench.row import Row
-        from evoattn.bench.session import run_bench
+        from evoattn.bench.run import BenchWords, run_bench
         from evoattn.bench.table import render_rows, rows_json
 
         urls = db or [default_database()]
@@ -69,7 +69,8 @@ def bench(
             if format == "json" and output:
                 write_file(output, rows_json(rows))
 
-        rows = run_bench(problems, gpu, urls, configs, top, count, progress, peers=asked, keep=keep)
+        words = BenchWords(tuple(problems), gpu, tuple(urls), configs, top, count, asked)
+        rows = run_bench(words, progress, keep=keep)
         if format == "json":
             write(rows_json(rows), output)
         elif output:

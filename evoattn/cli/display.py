@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from evoattn.model.space import KernelConfig
+from evoattn.peers.labels import peer_label
 from evoattn.report.text import cost_text
 from evoattn.search.progress import Progress
-from evoattn.timing.peers.labels import peer_label
 
 LINE_EVERY = 10.0
 """Seconds between lines where the output is no terminal."""

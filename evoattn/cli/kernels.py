@@ -65,7 +65,7 @@ def export(
     """
     with errors(), chosen(db, trial, study, shape, problem, gpu) as (storage, record):
         if kind is ExportFormat.TORCH:
-            from evoattn.export.torch_extension import export_torch, write_folder
+            from evoattn.export.header import export_torch, write_folder
 
             if output is None:
                 raise WrongUse("--format torch writes a folder; name it with -o.")

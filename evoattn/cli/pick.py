@@ -22,7 +22,6 @@ def pick(
     measured on the card. What `evoattn search` found runs by `evoattn.load` in Python.
     """
     with errors():
-        from evoattn.model.as_called import as_picked
         from evoattn.model.errors import WrongUse
         from evoattn.model.gpu import detect_devices
         from evoattn.portfolio.pick import pick as choose
@@ -34,7 +33,7 @@ def pick(
         if wanted is None:
             raise WrongUse("Give --shape or --problem.")
         spec, _ = choose_device(gpu, detect_devices() if gpu == "auto" else [])
-        asked = as_picked(wanted)
+        asked = wanted.with_unknown_lengths()
         found = Wins().find(asked, spec) or choose(asked, spec)
         screen = console()
         screen.print(f"{wanted.describe()} on {spec.name}", markup=False)

@@ -54,9 +54,7 @@ def search(
     ] = True,
     sampler: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", help="guided, mixed, forest, local, genetic, tpe or random.", show_default="guided"
-        ),
+        typer.Option(metavar="NAME", help="guided, genetic, tpe or random.", show_default="guided"),
     ] = None,
     study: Annotated[
         str | None,

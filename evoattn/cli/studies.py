@@ -71,7 +71,7 @@ def report(
 def studies(db: Database = None) -> None:
     """List the studies of the database, the latest last."""
     with errors(), opened(db) as storage:
-        from evoattn.report.studies import print_studies
+        from evoattn.report.table import print_studies
 
         print_studies(storage, console())
 

@@ -9,8 +9,149 @@ from itertools import accumulate, cycle
 import torch
 
 from evoattn.correctness import reference
-from evoattn.correctness.case_shapes import fitted, sequenced, used_cases, windowed
+from evoattn.model.mask import MASKS
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig
+
+MOST_SPLIT_KEYS = 512
+"""Of the keys before a tile of rows that begins behind as many tiles as a split has, where rows are as many."""
+MOST_HEAD_ROWS, MOST_HEAD_BLOCKS, SEVERAL_HEADS = 200, 1300, 24
+"""Where each query is a tile of heads: queries of a case, blocks of a case whose first split has several tiles, and
+heads of a query: those of two warps, one of them half full."""
+
+
+def windowed(problem: AttentionProblem, past: int, ahead: int) -> AttentionProblem:
+    """The problem with another window, if it has one: a kernel serves all. `ahead` is for masks that show such keys."""
+    if not problem.window:
+        return problem
+    return problem.with_(window=f"{past}:{0 if MASKS[problem.mask].causal else ahead}")
+
+
+def fitted(problem: AttentionProblem, past: int, ahead: int) -> AttentionProblem:
+    """As `windowed`, and with lengths from a third to seven eighths of all keys, if only some are in use."""
+    keys = problem.seqlen_k
+    used = problem.with_(seqused=f"{keys // 3}:{-(-keys * 7 // 8)}") if problem.seqused else problem
+    return windowed(used, past, ahead)
+
+
+def begin_apart(problem: AttentionProblem, rows: int, tile: int, split: int) -> list[AttentionProblem]:
+    """Problems under a window whose tiles of `rows` queries begin at different tiles of keys; empty without a window.
+
+    If `split` blocks take every `split`-th tile of keys each, also some in which the first 64 rows of a tile see none
+    of the keys of a block which its other rows see: by a window of one key.
+    """
+    if not problem.window:
+        return []
+    side = rows + tile + 5
+    found = [fitted(problem.with_(seqlen_q=side, seqlen_k=side), tile // 2, tile)]
+    if split > 1 and problem.masking.corner == "lower_right":  # the first 64 rows see those before tile `split`
+        keys = rows + split * tile - min(rows, 64)
+        found.append(fitted(problem.with_(seqlen_q=rows, seqlen_k=keys), 0, 0))
+    elif split > 1:
+        side = 2 * rows + min(split * tile, MOST_SPLIT_KEYS)
+        found.append(fitted(problem.with_(seqlen_q=side, seqlen_k=side), 0, 0))
+    return found
+
+
+def beside_tiles(problem: AttentionProblem, rows: int, tile: int, split: int = 1) -> list[AttentionProblem]:
+    """Problems of a few tiles of `rows` queries and `tile` keys, in which the keys that a tile of rows sees end one or
+    two before the end of a tile of keys, or one behind it; and begin, under a window, one or two behind or one before
+    it. A kernel whose edge is a key off passes over a tile that is seen, or does not mask one that is not, or does not
+    raise the maximum of a row that sees its first key there, here alone.
+
+    Of a causal mask in the upper left corner alone the last row moves an edge: it is the only one that sees a tile,
+    which is not the first of one of `split` blocks that share the keys.
+    Empty for masks whose edges no length moves.
+    """
+    mask, side = problem.masking, 2 * max(rows, 2 * tile) + 5
+    if not mask.causal:
+        return []
+    if mask.corner == "upper_left" and not problem.window:
+        round_of_tiles = tile * split if tile * split <= MOST_SPLIT_KEYS else tile
+        last = -(-(rows + 1) // round_of_tiles) * round_of_tiles
+        return [fitted(problem.with_(seqlen_q=last + 1, seqlen_k=last + tile + 3), 0, 0)]
+    if mask.corner == "upper_left":
+        square = problem.with_(seqlen_q=side, seqlen_k=side)
+        return [
+            windowed(square, past, ahead)
+            for past, ahead in ((3 * tile - 2, tile - 2), (3 * tile + 1, 1), (3 * tile - 1, 3))
+        ]
+    found = []
+    for end, begin, ahead in ((-2, 2, tile - 2), (1, -1, 1), (-1, 1, 3)):
+        ahead = 0 if MASKS[problem.mask].causal else ahead
+        diagonal = (5 if problem.window else 1) * tile + end - ahead  # a window has whole tiles between its edges
+        shifted = problem.with_(seqlen_q=rows + 7, seqlen_k=rows + 7 + diagonal)
+        found.append(fitted(shifted, max(0, diagonal - tile - begin), ahead))
+    return found
+
+
+def by_heads(problem: AttentionProblem, tile: int) -> AttentionProblem:
+    """As many rows a K/V head, but of heads instead of queries: for kernels of which each query takes a tile of `tile`
+    heads. Where the mask asks for many queries, one head keeps them, and gets others beside it."""
+    rows = problem.seqlen_q * problem.heads // problem.kv_heads
+    queries = 1 if rows % tile == 0 else 2
+    wanted = problem.masking.queries_to_see_all(problem.seqlen_k)
+    if problem.seqlen_q <= queries:
+        return problem
+    if problem.heads == 1 and wanted > queries:
+        return problem.with_(heads=min(tile, SEVERAL_HEADS))
+    return problem.with_(seqlen_q=queries, heads=problem.kv_heads * -(-rows // queries))
+
+
+def of_first_split(stages: int, splits: int, tile: int, rows: int = 1) -> tuple[int, int] | None:
+    """(queries, keys) under a mask that ends in the upper left corner, where `rows` queries are a tile: the queries
+    see so many tiles of keys of the first of `splits` that a stage is used again, or two, and the first of the next.
+    Less than `splits` splits have keys then, and queries none of most of them. None if that is too many blocks."""
+    most = max(2, (MOST_HEAD_ROWS * min(rows, 2) - 5) // tile)
+    for tiles in range(min(stages + 1, most), 1, -1):
+        queries, every = tiles * tile + 5, (tiles - 1) * splits + 1  # the fewest of which a split has so many
+        if queries <= 2 * MOST_HEAD_ROWS and -(-queries // rows) * -(-every // tiles) <= MOST_HEAD_BLOCKS:
+            return queries, (every - 1) * tile + 1
+    return None
+
+
+def used_cases(problem: AttentionProblem, tile: int) -> list[tuple[str, AttentionProblem, str]]:
+    """(name, problem, kind of inputs) of batches of sequences whose keys in use end at, beside and far from the ends of
+    tiles, or number less than none."""
+    some = problem.with_(heads=2, kv_heads=1, seqlen_q=7)
+    whole = -(-(tile + 2) // max(1, problem.page)) * max(1, problem.page)  # nothing is left of the last page
+    rows = {
+        "sequences of 0, 1 and 2 keys": (3, 0, 2, tile + 1, "plain"),
+        "sequences of whole tiles": (4, 0, 3 * tile, 3 * tile + 7, "plain"),
+        "sequences of about a tile": (5, tile - 2, tile + 2, 2 * tile, "plain"),
+        "sequences of all keys": (2, whole, whole, whole, "plain"),
+        "less than no keys": (4, 0, 1, tile + 1, "extreme_terms"),
+    }
+    return [
+        (name, some.with_(batch=batch, seqused=f"{low}:{high}", seqlen_k=keys), kind)
+        for name, (batch, low, high, keys, kind) in rows.items()
+    ]
+
+
+def sequenced(problem: AttentionProblem) -> AttentionProblem:
+    """Packed sequences of which the longest has the problem's lengths: others have one query, no queries or no keys.
+
+    The one without queries has keys that are NaN (`reference.make_inputs`), right behind those of the longest.
+    """
+    rows, keys = problem.seqlen_q, problem.seqlen_k
+    queries = (rows // 2 + 1, rows, 0, 1, rows // 3 + 1)
+    lengths = "+".join(map(str, queries)), "+".join(map(str, (keys // 3 + 1, keys, min(5, keys), keys // 2 + 1, 0)))
+    return problem.with_(batch=len(queries), varlen="/".join(lengths))
+
+
+def keys_of_three_kernels(config: KernelConfig) -> int:
+    """Keys with which softmax reads scores that it did not keep, the second product uses its ring a third time, the
+    first has more tiles than a block of it makes, and maxima of tiles are merged in a third round of eight or a second
+    of sixteen (`templates/three_kernel/tiles.cuh`); 0 for families of other kernels."""
+    genes = config.params
+    if "PV_BLOCK_K" not in genes:
+        return 0
+    kept = int(genes["THREADS_PER_ROW"]) * int(genes["VECTOR_WIDTH"]) * int(genes["KEPT_VECTORS"])
+    values = (2 * int(genes["PV_STAGES"]) + 1) * int(genes["PV_BLOCK_K"])
+    scores = (int(genes["TILES_A_BLOCK"]) + 1) * int(genes["BLOCK_N"])
+    merged = 16 * int(genes["BLOCK_N"]) // int(genes["WARPS_N"]) if "tiles" in str(genes["SOFTMAX"]) else 0
+    return max(kept + 9, values + 1, scores + 1, merged + 1)
+
 
 PACKING = 256
 """Bytes: tensors that are packed into one piece of memory begin at multiples of them."""

@@ -7,7 +7,7 @@ import math
 import torch
 
 from evoattn.correctness import sequences, terms
-from evoattn.correctness.packed_sequences import each
+from evoattn.correctness.sequences import each
 from evoattn.correctness.terms import torch_dtype
 from evoattn.model.problem import AttentionProblem
 

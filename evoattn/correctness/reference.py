@@ -11,7 +11,7 @@ import torch
 from evoattn.correctness import sequences, terms
 from evoattn.correctness.inputs import KINDS as KINDS
 from evoattn.correctness.inputs import make_inputs as make_inputs
-from evoattn.correctness.packed_sequences import with_pairs
+from evoattn.correctness.sequences import with_pairs
 from evoattn.correctness.terms import torch_dtype
 from evoattn.model.problem import AttentionProblem
 

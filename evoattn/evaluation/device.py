@@ -11,7 +11,7 @@ import torch
 from evoattn.backends.base import ContextLost, LaunchError, QueuedBackend
 from evoattn.correctness.arena import Arena, Vault
 from evoattn.correctness.cases import device_cases, make_case, packed, tensors_of
-from evoattn.correctness.first_wrong import first_wrong
+from evoattn.correctness.judge import first_wrong
 from evoattn.correctness.ladder import Ladder
 from evoattn.correctness.validate import OUTSIDE, check, make_arena, run_case
 from evoattn.evaluation.tasks import DeviceAnswer, DeviceTask, Evaluate, Gauge, HoldFinal, Inspect
@@ -20,12 +20,12 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CheckResult, Evaluation, Timing, TrialState, ValidationReport
 from evoattn.model.timeline import mark
+from evoattn.peers.table import PEERS, Peer
 from evoattn.timing import benchmark
 from evoattn.timing.clocks import Clocks
 from evoattn.timing.contest import Contest
 from evoattn.timing.contestant import Contestant, calls_to_screen
 from evoattn.timing.finalists import FinalResult
-from evoattn.timing.peers.table import PEERS, Peer
 from evoattn.timing.protocol import (
     HOPELESS,
     HOPELESS_US,

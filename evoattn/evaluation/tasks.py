@@ -9,8 +9,8 @@ from evoattn.families.base import Family
 from evoattn.families.behaviour import behaviour
 from evoattn.families.built import BuiltKernel
 from evoattn.families.render import Renderer, render
+from evoattn.model.compressed_source import CompressedSource
 from evoattn.model.gpu import GpuSpec
-from evoattn.model.packed_source import PackedSource
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Candidate, CompiledKernel, Evaluation, Timing
 from evoattn.model.space import KernelConfig
@@ -49,7 +49,7 @@ class Rendered:
     """A compile worker's answer: the source with its `behaviour`, and what became of it; offline that is an
     `Evaluation`."""
 
-    source: PackedSource
+    source: CompressedSource
     behaviour: str
     answer: Compiled | Evaluation
 
@@ -59,7 +59,7 @@ class Rendered:
     ) -> Rendered:
         """`candidate` is the task's config made source."""
         known = behaviour(candidate.source_hash, task.family, problem, task.config, gpu)
-        return cls(PackedSource.of(candidate), known, answer)
+        return cls(CompressedSource.of(candidate), known, answer)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from evoattn.families.latent_wgmma.family import LatentWgmma
 from evoattn.families.split_kv.family import SplitKv
 from evoattn.families.three_kernel.family import ThreeKernel
 from evoattn.model.errors import WrongUse
-from evoattn.model.meant import unknown
 from evoattn.model.space import KernelConfig, Value
+from evoattn.model.suggest import unknown
 
 
 class FamilyError(WrongUse):

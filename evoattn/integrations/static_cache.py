@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, FULL
-from evoattn.model.problem import AttentionProblem, ProblemError
-from evoattn.model.term_shapes import BIAS_ROW_STEP
+from evoattn.model.problem import BIAS_ROW_STEP, AttentionProblem, ProblemError
 from evoattn.ops import current, varied
 from evoattn.ops.asked import DTYPES
 from evoattn.ops.choice import choose

@@ -10,3 +10,30 @@ class WrongUse(ValueError):
 
 class FailedRun(RuntimeError):
     """A run that cannot go on: its message is one sentence; exit code 1."""
+
+
+MOST = 2**31 - 1
+"""Within the seeds of NumPy's and scikit-learn's generators, which have 32 bits."""
+
+
+def require_text(**words: object) -> None:
+    """Raise `WrongUse` for what is neither text nor None."""
+    for name, value in words.items():
+        if value is not None and not isinstance(value, str):
+            raise WrongUse(f"{name} must be text, not {value!r}.")
+
+
+def require_printable(what: str, text: str) -> None:
+    """Raise `WrongUse` for text that no terminal shows as it is, or no database takes: with control characters, or with
+    bytes that are not of the locale's encoding, which are halves of surrogate pairs in Python."""
+    if not text.isprintable():
+        raise WrongUse(
+            f"{what} has only characters that can be printed, in the encoding of your locale: {text!a} has others."
+        )
+
+
+def require_whole(least: int, **words: object) -> None:
+    """Raise `WrongUse` for what is neither a whole number from `least` to MOST nor None."""
+    for name, value in words.items():
+        if value is not None and (type(value) is not int or not least <= value <= MOST):
+            raise WrongUse(f"{name} must be a whole number from {least} to {MOST}, not {value!r}.")

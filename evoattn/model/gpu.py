@@ -13,7 +13,7 @@ from evoattn.model.gpu_spec import GpuError as GpuError
 from evoattn.model.gpu_spec import GpuSpec as GpuSpec
 from evoattn.model.gpu_table import ARCHITECTURES, GB, GEFORCE_SHARE, MB, make_spec
 from evoattn.model.gpu_table import GPUS as GPUS
-from evoattn.model.meant import unknown
+from evoattn.model.suggest import unknown
 
 MADE_ROW = (
     "This card is not in evoattn's table: its row is made of what its driver says, and the rates of its architecture "

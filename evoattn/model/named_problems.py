@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 
-from evoattn.model.meant import meant
 from evoattn.model.paths import SEARCH_SPACES
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.shape_text import complete, parse_shape
+from evoattn.model.suggest import meant
 
 _FILE = SEARCH_SPACES / "problems.yaml"
 

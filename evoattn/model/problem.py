@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from evoattn.model import least_work
-from evoattn.model.describe import describe
 from evoattn.model.dtype import DTYPES, Dtype
 from evoattn.model.errors import WrongUse
 from evoattn.model.lengths import parse_lengths
 from evoattn.model.mask import FULL, MASKS, Mask, MaskKind
 from evoattn.model.sequences import Sequences, parse_sequences
-from evoattn.model.size_fault import size_fault
-from evoattn.model.term_shapes import bias_strides, term_shapes
-from evoattn.model.variant import VARIANTS, variant_fault, windowed
+from evoattn.model.variant import BIASES, PAGES, VARIANTS, parse_window, windowed
 
 LAYOUTS = ("bhsd", "bshd")
 MAX_TENSOR_BYTES = 1 << 36
 """64 GiB: more than any card in `gpu.py` could hold beside the other three tensors."""
-
-
+MIN_HEAD_DIM, MAX_HEAD_DIM, HEAD_DIM_STEP = 8, 8192, 8
+SMALLEST_HEAD_DIM = 4
+"""The one head_dim under a whole step: for toy problems."""
+BIAS_ROW_STEP = 8
+"""Elements that the rows of a bias are multiples of."""
+LONGEST_LENGTHS = 40
+"""Characters of lengths that a file's name may have."""
 OPTIONAL = ("lse", "scale", *VARIANTS)
 """Fields that `to_dict` leaves out where they say nothing: older records lack them."""
 
@@ -97,14 +99,14 @@ class AttentionProblem:
     def __post_init__(self) -> None:
         if self.value_dim is None or self.value_dim == self.head_dim:
             object.__setattr__(self, "value_dim", 0)  # one way to say it, so that equal problems are equal
-        if fault := size_fault(self):
+        if fault := self._size_fault():
             raise ProblemError(fault)
         for field, allowed in (("dtype", DTYPES), ("mask", MASKS), ("layout", LAYOUTS)):
             if getattr(self, field) not in tuple(allowed):
                 raise ProblemError(f"{field} must be one of {', '.join(allowed)}, not {getattr(self, field)!r}.")
         if not isinstance(self.lse, bool):
             raise ProblemError(f"lse must be true or false, not {self.lse!r}.")
-        if fault := variant_fault(self):
+        if fault := self._variant_fault():
             raise ProblemError(fault)
         shapes: list[tuple[int, ...]] = [self.shape(tensor) for tensor in "qkvo"]
         largest = max([*shapes, self.term_shapes.get("bias", ())], key=math.prod)
@@ -194,8 +196,30 @@ class AttentionProblem:
 
     @property
     def term_shapes(self) -> dict[str, tuple[int, ...]]:
-        """See `evoattn.model.term_shapes`."""
-        return term_shapes(self)
+        """Shapes of the contiguous inputs beside q, k and v.
+
+        `sinks` is in the problem's dtype, `slopes` float32; `bias`, in the problem's dtype, has rows of `seqlen_k`
+        rounded up to 8 elements, so that they begin at multiples of 16 bytes, and what lies past the last key means
+        nothing. `seqused` holds the keys of each batch that are in use, `table` the pages of each batch's sequence in
+        their order, both int32; entries of pages behind the last key in use mean nothing. `cu_seqlens_q` and
+        `cu_seqlens_k`, int32, say where packed sequences begin, and where the last one ends.
+        """
+        shapes: dict[str, tuple[int, ...]] = {}
+        if self.sink:
+            shapes["sinks"] = (self.heads,)
+        if self.alibi:
+            shapes["slopes"] = (self.heads,)
+        if self.bias:
+            rows = self.batch if "b" in self.bias else 1, self.heads if "h" in self.bias else 1
+            columns = -(-self.seqlen_k // BIAS_ROW_STEP) * BIAS_ROW_STEP
+            shapes["bias"] = (*rows, self.seqlen_q, columns)
+        if self.seqused:
+            shapes["seqused"] = (self.batch,)
+        if self.page:
+            shapes["table"] = (self.batch, self.table_pages)
+        if self.varlen:
+            shapes |= {"cu_seqlens_q": (self.batch + 1,), "cu_seqlens_k": (self.batch + 1,)}
+        return shapes
 
     def shape(self, tensor: str) -> tuple[int, int, int, int]:
         """Logical shape `[batch, heads, seqlen, head_dim]` of `q`, `k`, `v` or `o`."""
@@ -210,9 +234,11 @@ class AttentionProblem:
         return batch, self.kv_heads, keys, dim
 
     def strides(self, tensor: str) -> tuple[int, int, int, int]:
-        """Strides of `shape(tensor)` in elements, in this problem's memory layout; the last one is 1. Of `bias` too."""
+        """Strides of `shape(tensor)` in elements, in this problem's memory layout; the last one is 1. Of `bias` too:
+        0 where it is the same for all."""
         if tensor == "bias":
-            return bias_strides(self)
+            batch, heads, rows, row = self.term_shapes["bias"]
+            return heads * rows * row * (batch > 1), rows * row * (heads > 1), row, 1
         _, heads, seqlen, dim = self.shape("k" if tensor == "v" and self.shared_kv else tensor)
         if self.layout == "bshd":
             return seqlen * heads * dim, dim, heads * dim, 1
@@ -220,18 +246,26 @@ class AttentionProblem:
 
     @property
     def visible_pairs(self) -> int:
-        """Query-key pairs that the mask lets through, summed over batch and heads."""
-        return least_work.visible_pairs(self)
+        """Query-key pairs that the mask lets through, summed over sequences and heads."""
+        return self.heads * sum(self.masking.visible_pairs(*lengths) for lengths in self.sequences)
 
     @property
     def flops(self) -> int:
-        """See `least_work.flops`."""
-        return least_work.flops(self)
+        """Floating-point operations: 2·head_dim for a score and as many for its part of O, of V's head_dim, for every
+        visible pair (flash-attention's count)."""
+        return 2 * (self.head_dim + self.head_dim_v) * self.visible_pairs
 
     @property
     def bytes(self) -> int:
-        """See `least_work.moved_bytes`."""
-        return least_work.moved_bytes(self)
+        """Fewest bytes through device memory: Q, the keys and values that some query sees, and the bias read once, O
+        and the log-sum-exp, if any, written once."""
+        keys = sum(keys for rows, keys in self.sequences if rows)
+        if self.window:
+            keys = sum(len(self.masking.visible_keys(0, rows, rows, count)) for rows, count in self.sequences)
+        elements = math.prod(self.shape("q")) + math.prod(self.shape("o"))
+        elements += math.prod(self.term_shapes.get("bias", (0,)))
+        elements += self.kv_heads * keys * (self.head_dim + (0 if self.shared_kv else self.head_dim_v))
+        return self.element_bytes * elements + 4 * self.lse * math.prod(self.lse_shape)
 
     def with_(self, **changes: Any) -> AttentionProblem:
         """A copy with fields changed; its name is dropped unless given."""
@@ -245,5 +279,212 @@ class AttentionProblem:
         return {f: getattr(self, f) for f in self.__dataclass_fields__ if f not in OPTIONAL or getattr(self, f)}
 
     def describe(self) -> str:
-        """One line for people, e.g. `seed_h100: B=1 H=16 S=1024 D=64 fp16 full`."""
-        return describe(self)
+        """One line for people, e.g. `seed_h100: B=1 H=16 S=1024 D=64 fp16 full`: what every problem has, then what is
+        unusual in this one."""
+        heads = f"{self.heads}" if self.kv_heads == self.heads else f"{self.heads}/{self.kv_heads}"
+        rows, keys = self.seqlen_q, self.seqlen_k
+        parts = [f"B={self.batch}", f"H={heads}", f"S={rows}" if rows == keys else f"Sq={rows} Sk={keys}"]
+        parts.append(f"D={self.head_dim} Dv={self.value_dim}" if self.value_dim else f"D={self.head_dim}")
+        parts += [self.dtype, self.mask]
+        if self.layout != "bhsd":
+            parts.append(self.layout)
+        if self.scale is not None:
+            parts.append(f"scale={_number(self.scale)}")
+        for field in self.variants:
+            value = getattr(self, field)
+            if field != "value_dim":
+                text = _number(value) if field == "softcap" else value
+                parts.append(field if value is True else f"{field}={text}")
+        if self.lse:
+            parts.append("lse")
+        text = " ".join(parts)
+        return f"{self.name}: {text}" if self.name else text
+
+    def short_name(self) -> str:
+        """A name for files and studies: the problem's own, else made of its shape, e.g. `b1_h16_s1024_d64_fp16_full`.
+
+        Different problems without a name have different ones; it holds letters, digits and underscores only.
+        """
+        if self.name:
+            return self.name
+        said = {
+            f"b{self.batch}_h{self.heads}": True,
+            f"kv{self.kv_heads}": self.kv_heads != self.heads,
+            f"s{self.seqlen_q}": self.seqlen_q == self.seqlen_k,
+            f"sq{self.seqlen_q}_sk{self.seqlen_k}": self.seqlen_q != self.seqlen_k,
+            f"d{self.head_dim}v{self.value_dim}" if self.value_dim else f"d{self.head_dim}": True,
+            f"{self.dtype}_{self.masking.short or self.mask}": True,
+            self.layout: self.layout != "bhsd",
+            "lse": self.lse,
+            f"scale{_digits(self.scale or 0)}": self.scale,
+            f"w{self.window.replace(':', '_')}": self.window,
+            f"cap{_digits(self.softcap)}": self.softcap,
+            "sink": self.sink,
+            "alibi": self.alibi,
+            f"bias_{self.bias}": self.bias,
+            "shared_kv": self.shared_kv,
+            f"used{self.seqused.replace(':', '_')}": self.seqused,
+            f"page{self.page}": self.page,
+            _lengths_name(self.varlen): self.varlen,
+        }
+        return "_".join(part for part, applies in said.items() if applies)
+
+    def canonical(self) -> AttentionProblem:
+        """The problem as a call of these lengths has it: what is the same answer has one form, so that the kernel that
+        is picked, made ready or searched for a shape is the one that a call of that shape gets. Itself where it is that
+        form."""
+        mask, window = self.canonical_masking(self.mask, self.window)
+        return self if (mask, window) == (self.mask, self.window) else self.with_(mask=mask, window=window)
+
+    def canonical_masking(self, mask: str, window: str) -> tuple[str, str]:
+        """(mask, window) as a call of this problem's lengths has this mask and this `window`."""
+        if window:
+            keys = self.shape("k")[2] if self.varlen else self.seqlen_k
+            window = canonical_window(*parse_window(window), self.shape("q")[2], keys, mask != FULL)
+        return canonical_mask(mask, self.seqlen_q), window
+
+    def with_unknown_lengths(self) -> AttentionProblem:
+        """`canonical`, with the lengths that only the device knows as a call has to take them: anything up to all keys
+        in use, packed sequences of equal lengths."""
+        problem = self.canonical()
+        if problem.seqused:
+            return problem.with_(seqused=f"0:{problem.seqlen_k}")
+        if problem.varlen:
+            return problem.with_(varlen=f"sum:{problem.shape('q')[2]}/sum:{problem.shape('k')[2]}")
+        return problem
+
+    def _size_fault(self) -> str:
+        """One sentence if the sizes cannot be, alone or together, else empty."""
+        for field in ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim"):
+            value = getattr(self, field)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                return f"{field} must be a whole number of at least 1, not {value!r}."
+        if self.heads % self.kv_heads:
+            return (
+                f"{self.heads} query heads do not divide over {self.kv_heads} K/V heads; choose kv_heads that "
+                "divides heads."
+            )
+        for field, dim in (("head_dim", self.head_dim), ("value_dim", self.head_dim_v)):
+            if isinstance(dim, bool) or not isinstance(dim, int) or not _is_head_dim(dim):
+                return (
+                    f"{field} must be {SMALLEST_HEAD_DIM} or a multiple of {HEAD_DIM_STEP} from {MIN_HEAD_DIM} to "
+                    f"{MAX_HEAD_DIM}, not {dim!r}."
+                )
+        return ""
+
+    def _variant_fault(self) -> str:
+        """One sentence if the fields cannot be, alone or together, else empty."""
+        for field in ("sink", "alibi", "shared_kv"):
+            if not isinstance(value := getattr(self, field), bool):
+                return f"{field} must be true or false, not {value!r}."
+        scale, softcap = self.scale, self.softcap
+        if scale is not None and not (_is_number(scale) and 0 < scale < math.inf):
+            return (
+                f"scale must be a positive number, not {scale!r}: kernels keep the largest score before it is scaled."
+            )
+        if not (_is_number(softcap) and 0 <= softcap < math.inf):
+            return f"softcap must be a positive number, or 0 for none, not {softcap!r}."
+        if self.bias and self.bias not in BIASES:
+            return (
+                f"bias must be one of {', '.join(BIASES)} (b batches, h heads, s queries and keys), not {self.bias!r}."
+            )
+        if self.alibi and self.bias:
+            return "alibi and bias exclude each other: add the slopes to the bias, or take one of them out."
+        if self.shared_kv and self.head_dim_v > self.head_dim:
+            return (
+                f"shared_kv: V is the first columns of K, so that its head_dim of {self.head_dim_v} must be at most "
+                f"the {self.head_dim} of K."
+            )
+        return self._fault_of_keys() or self._fault_of_sequences() or self._fault_of_window()
+
+    def _fault_of_keys(self) -> str:
+        """As `_variant_fault`, of which keys there are and where they lie."""
+        if self.seqused:
+            try:
+                parse_lengths(self.seqused)
+            except (TypeError, ValueError):
+                return (
+                    "seqused must be the lowest and the highest number of keys in use, lowest:highest, e.g. 512:4096, "
+                    f"not {self.seqused!r}."
+                )
+        if not self.page:
+            return ""
+        if not isinstance(self.page, int) or self.page not in PAGES:
+            return f"page must be one of {', '.join(map(str, PAGES))} keys, not {self.page!r}."
+        return "" if self.seqused else "page: paged sequences have lengths of their own; write seqused=512:4096 too."
+
+    def _fault_of_sequences(self) -> str:
+        """As `_variant_fault`, of packed sequences."""
+        if not self.varlen:
+            return ""
+        if not isinstance(self.varlen, str):
+            return f"varlen must be a text of lengths, e.g. 16:4096 or 3+0+17, not {self.varlen!r}."
+        if self.bias or self.seqused:
+            other = "bias" if self.bias else "seqused"
+            return (
+                f"varlen and {other} exclude each other: packed sequences have lengths of their own; take one of them "
+                "out."
+            )
+        try:
+            parse_sequences(self.varlen, self.batch, self.seqlen_q, self.seqlen_k)
+        except ValueError as error:
+            return f"{error}."
+        return ""
+
+    def _fault_of_window(self) -> str:
+        """As `_variant_fault`, of the window."""
+        if not self.window:
+            return ""
+        try:
+            _, ahead = parse_window(self.window)
+        except (TypeError, ValueError):
+            return f"window must be two whole numbers, past:ahead, e.g. 128:0, not {self.window!r}."
+        if MASKS[self.mask].causal and ahead:
+            return f"window={self.window}: a causal mask hides the keys ahead; write 0 there, or take mask=full."
+        return ""
+
+
+def canonical_mask(mask: str, seqlen_q: int) -> str:
+    """The mask, or `full` where it hides nothing: a last query alone sees every key, and kernels without a mask are the
+    faster ones."""
+    return FULL if seqlen_q == 1 and mask == "causal_lower_right" else mask
+
+
+def canonical_window(past: int, ahead: int, queries: int, keys: int, causal: bool) -> str:
+    """The field `window` for a mask that is `causal` or not; empty where the window hides nothing of so many rows of
+    each. A side that is open (-1), or wider, is as wide as both together. A query alone is that of the last key, so
+    that nothing lies ahead of it.
+    """
+    everything = queries + keys
+    past, ahead = (everything if side < 0 else min(side, everything) for side in (past, ahead))
+    none_ahead = causal or queries == 1
+    hides = min(past, everything if none_ahead else ahead) < max(queries, keys) - 1
+    return f"{past}:{0 if none_ahead else ahead}" if hides else ""
+
+
+def _number(value: float) -> str:
+    """In as many digits as tell it from every other number, so that the line can be read back."""
+    short = f"{value:g}"
+    return short if float(short) == value else repr(float(value))
+
+
+def _lengths_name(varlen: str) -> str:
+    """Lengths in letters, digits and underscores; long lists by a hash."""
+    if len(varlen) > LONGEST_LENGTHS:
+        return f"varlen_{hashlib.sha256(varlen.encode()).hexdigest()[:12]}"
+    for sign, word in (("/", "_k"), ("+", "_"), (":", "to")):
+        varlen = varlen.replace(sign, word)
+    return varlen and f"varlen_{varlen}"
+
+
+def _digits(number: float) -> str:
+    """A number in letters and digits, e.g. `0p125`."""
+    return repr(float(number)).removesuffix(".0").replace(".", "p").replace("-", "m").replace("+", "")
+
+
+def _is_head_dim(dim: int) -> bool:
+    return dim == SMALLEST_HEAD_DIM or (dim % HEAD_DIM_STEP == 0 and MIN_HEAD_DIM <= dim <= MAX_HEAD_DIM)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class KernelCounters:
     """One kernel that a call launched.
 
-    `counters` holds the words of `evoattn.profiling.counters` and their values: shares of a peak in percent, sizes in
+    `counters` holds the words of `evoattn.profiling.ncu` and their values: shares of a peak in percent, sizes in
     their unit.
     """
 

@@ -1,4 +1,4 @@
-"""The fields of a problem that make more of it than plain attention: their values, and which exclude each other.
+"""The fields of a problem that make more of it than plain attention, and their values.
 
 Sources: windows and ALiBi as in FlashAttention 2 (`window_size`, `alibi_slopes`), softcap as in Gemma 2, sinks as in
 gpt-oss, the bias as `attn_mask` of `torch.nn.functional.scaled_dot_product_attention`, a head_dim of V and a V within K
@@ -8,14 +8,10 @@ packed sequences as its `flash_attn_varlen_func`.
 
 from __future__ import annotations
 
-import math
 import re
 from functools import lru_cache
-from typing import Protocol
 
-from evoattn.model.lengths import parse_lengths
 from evoattn.model.mask import MASKS, Mask
-from evoattn.model.sequences import parse_sequences
 
 SCORE_VARIANTS = ("window", "softcap", "sink", "alibi", "bias")
 """Those that change scores: `templates/device/mask.cuh` and `score.cuh` serve them."""
@@ -30,43 +26,6 @@ PAGES = (16, 32, 64, 128, 256)
 _WINDOW = re.compile(r"(\d{1,9}):(\d{1,9})", re.ASCII)
 
 
-class Varied(Protocol):
-    """What `variant_fault` reads of a problem."""
-
-    @property
-    def mask(self) -> str: ...
-    @property
-    def scale(self) -> float | None: ...
-    @property
-    def window(self) -> str: ...
-    @property
-    def softcap(self) -> float: ...
-    @property
-    def sink(self) -> bool: ...
-    @property
-    def alibi(self) -> bool: ...
-    @property
-    def bias(self) -> str: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def head_dim_v(self) -> int: ...
-    @property
-    def shared_kv(self) -> bool: ...
-    @property
-    def seqused(self) -> str: ...
-    @property
-    def page(self) -> int: ...
-    @property
-    def varlen(self) -> str: ...
-    @property
-    def batch(self) -> int: ...
-    @property
-    def seqlen_q(self) -> int: ...
-    @property
-    def seqlen_k(self) -> int: ...
-
-
 def parse_window(text: str) -> tuple[int, int]:
     """(past, ahead) of `past:ahead`, e.g. `128:0`. Raises `ValueError` on anything else."""
     if match := _WINDOW.fullmatch(text):
@@ -78,79 +37,3 @@ def parse_window(text: str) -> tuple[int, int]:
 def windowed(mask: str, window: str) -> Mask:
     """The mask of this name, of a window `past:ahead`."""
     return MASKS[mask].windowed(*parse_window(window))
-
-
-def variant_fault(problem: Varied) -> str:
-    """One sentence if the fields cannot be, alone or together, else empty."""
-    for field in ("sink", "alibi", "shared_kv"):
-        if not isinstance(value := getattr(problem, field), bool):
-            return f"{field} must be true or false, not {value!r}."
-    scale, softcap = problem.scale, problem.softcap
-    if scale is not None and not (_is_number(scale) and 0 < scale < math.inf):
-        return f"scale must be a positive number, not {scale!r}: kernels keep the largest score before it is scaled."
-    if not (_is_number(softcap) and 0 <= softcap < math.inf):
-        return f"softcap must be a positive number, or 0 for none, not {softcap!r}."
-    if problem.bias and problem.bias not in BIASES:
-        return (
-            f"bias must be one of {', '.join(BIASES)} (b batches, h heads, s queries and keys), not {problem.bias!r}."
-        )
-    if problem.alibi and problem.bias:
-        return "alibi and bias exclude each other: add the slopes to the bias, or take one of them out."
-    if problem.shared_kv and problem.head_dim_v > problem.head_dim:
-        return (
-            f"shared_kv: V is the first columns of K, so that its head_dim of {problem.head_dim_v} must be at most the "
-            f"{problem.head_dim} of K."
-        )
-    return _fault_of_keys(problem) or _fault_of_sequences(problem) or _fault_of_window(problem)
-
-
-def _fault_of_keys(problem: Varied) -> str:
-    """As `variant_fault`, of which keys there are and where they lie."""
-    if problem.seqused:
-        try:
-            parse_lengths(problem.seqused)
-        except (TypeError, ValueError):
-            return (
-                "seqused must be the lowest and the highest number of keys in use, lowest:highest, e.g. 512:4096, not "
-                f"{problem.seqused!r}."
-            )
-    if not problem.page:
-        return ""
-    if not isinstance(problem.page, int) or problem.page not in PAGES:
-        return f"page must be one of {', '.join(map(str, PAGES))} keys, not {problem.page!r}."
-    return "" if problem.seqused else "page: paged sequences have lengths of their own; write seqused=512:4096 too."
-
-
-def _fault_of_sequences(problem: Varied) -> str:
-    """As `variant_fault`, of packed sequences."""
-    if not problem.varlen:
-        return ""
-    if not isinstance(problem.varlen, str):
-        return f"varlen must be a text of lengths, e.g. 16:4096 or 3+0+17, not {problem.varlen!r}."
-    if problem.bias or problem.seqused:
-        other = "bias" if problem.bias else "seqused"
-        return (
-            f"varlen and {other} exclude each other: packed sequences have lengths of their own; take one of them out."
-        )
-    try:
-        parse_sequences(problem.varlen, problem.batch, problem.seqlen_q, problem.seqlen_k)
-    except ValueError as error:
-        return f"{error}."
-    return ""
-
-
-def _fault_of_window(problem: Varied) -> str:
-    """As `variant_fault`, of the window."""
-    if not problem.window:
-        return ""
-    try:
-        _, ahead = parse_window(problem.window)
-    except (TypeError, ValueError):
-        return f"window must be two whole numbers, past:ahead, e.g. 128:0, not {problem.window!r}."
-    if MASKS[problem.mask].causal and ahead:
-        return f"window={problem.window}: a causal mask hides the keys ahead; write 0 there, or take mask=full."
-    return ""
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

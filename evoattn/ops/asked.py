@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from evoattn.model.as_called import called_mask
-from evoattn.model.problem import AttentionProblem, ProblemError
+from evoattn.model.problem import AttentionProblem, ProblemError, canonical_mask
 
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 CAUSAL_KINDS = ("upper_left", "lower_right")
@@ -142,7 +141,7 @@ def problem_of(
             value_dim=value.shape[3],
             shared_kv=may_share(key, value) and key.data_ptr() == value.data_ptr() != 0,
             dtype=DTYPES[query.dtype],
-            mask=called_mask(mask_name(is_causal, causal), fields.get("seqlen_q", query.shape[2])),
+            mask=canonical_mask(mask_name(is_causal, causal), fields.get("seqlen_q", query.shape[2])),
             layout="bshd" if query.stride(1) < query.stride(2) else "bhsd",
             lse=lse,
             **{"batch": query.shape[0], "seqlen_q": query.shape[2], "seqlen_k": key.shape[2], **fields},

@@ -12,7 +12,7 @@ from importlib.metadata import version as package_version
 from pathlib import Path
 
 from evoattn.backends.cache_folder import keep_small, mark_used, write_whole
-from evoattn.backends.compiler_options import OPTIONS
+from evoattn.backends.kernel_files import OPTIONS
 from evoattn.families.base import Family
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.paths import TEMPLATES

@@ -9,7 +9,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from evoattn.model.as_called import as_picked
 from evoattn.model.errors import WrongUse
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops import asked, current, dropout
@@ -138,7 +137,7 @@ def warmup(shapes: Wanted, device: torch.device | int | None = None, *, up_to_ke
     if not isinstance(up_to_keys, int):
         raise WrongUse(f"up_to_keys is a number of keys, not {up_to_keys!r}.")
     problems = problems_of(shapes)
-    several = [[as_picked(one) for one in grown(problem, up_to_keys)] for problem in problems]
+    several = [[one.with_unknown_lengths() for one in grown(problem, up_to_keys)] for problem in problems]
     if runtime.platform is None:
         return ["SDPA runs: there is no CUDA device."] * len(problems)
     index = runtime.platform.current_device() if device is None else torch.device(device).index or 0

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from evoattn.model.as_called import said_in
-from evoattn.model.errors import WrongUse
+from evoattn.model.errors import WrongUse, require_text
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.mask import FULL
 from evoattn.model.paths import cubin_cache, database_text, default_database
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
-from evoattn.model.word_kinds import require_text
 from evoattn.ops import asked, current, variant_call
 from evoattn.ops.attention import run
 from evoattn.ops.autocast import autocast, has_autocast
@@ -73,7 +71,7 @@ class RecordedKernel:
 
     def _pick(self, problem: AttentionProblem, gpu: GpuSpec) -> _Recorded | None:
         ours = self.problem
-        mask, window = said_in(problem, ours.mask, ours.window)
+        mask, window = problem.canonical_masking(ours.mask, ours.window)
         if tuple(v for v in ours.variants if v != "window" or window) != problem.variants:
             return None
         # With as many queries as keys the two causal masks are one.

@@ -99,8 +99,8 @@ def _by_varlen_attn(
         return None
     if torch.cuda.get_device_capability(query.device) < LEAST_CAPABILITY:
         return None
-    from evoattn.timing.peers import torch_varlen  # with it the peers, which other callers need not wait for
-    from evoattn.timing.peers.refused import PeerRefused
+    from evoattn.peers import torch_varlen  # with it the peers, which other callers need not wait for
+    from evoattn.peers.variants import PeerRefused
 
     try:
         function = torch_varlen.bound(

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from evoattn.evaluation.main_file import require_startable, without_main_file
-from evoattn.model.as_called import as_called
 from evoattn.model.errors import FailedRun, WrongUse
 from evoattn.model.gpu import GpuSpec, detect_devices
 from evoattn.model.problem import AttentionProblem
@@ -179,7 +178,7 @@ def tune(
     given = shapes.entries if isinstance(shapes, Shapes) else [Asked(problem, 1) for problem in problems_of(shapes)]
     called = Shapes()  # as calls ask for them: a win is found for no other text
     for one in given:
-        called.add(as_called(one.problem), one.count, one.us)
+        called.add(one.problem.canonical(), one.count, one.us)
     if gpu is None:
         devices = detect_devices()
         gpu = devices[0].spec if devices else None

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evoattn.model.as_called import called_window
-from evoattn.model.term_shapes import BIAS_ROW_STEP
+from evoattn.model.problem import BIAS_ROW_STEP, canonical_window
 
 INTEGERS = (torch.int32, torch.int64)
 """Dtypes of lengths and page tables; kernels read int32, and others are copied."""
@@ -168,7 +167,7 @@ class Variant:
             fields |= {"batch": len(self.starts[0]) - 1, "seqlen_q": self.longest[0], "seqlen_k": self.longest[1]}
             fields["varlen"] = f"sum:{query.shape[2]}/sum:{key.shape[2]}"
         if self.window is not None:
-            fields["window"] = called_window(*self.window, query.shape[2], seqlen_k, is_causal)
+            fields["window"] = canonical_window(*self.window, query.shape[2], seqlen_k, is_causal)
         if self.bias is not None:
             over = (1,) * (4 - self.bias.dim()) + tuple(self.bias.shape)
             fields["bias"] = "b" * (over[0] > 1) + "h" * (over[1] > 1) + "s"

@@ -19,13 +19,13 @@ from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import ConfigError, load_space
+from evoattn.peers.labels import FLASH_ATTENTION
+from evoattn.peers.table import PEERS
 from evoattn.portfolio.campaign import families_for
 from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.pick import Pick, pick, portfolio_kernels
 from evoattn.portfolio.problems import group_of
-from evoattn.timing.peers.labels import FLASH_ATTENTION
-from evoattn.timing.peers.table import PEERS
 
 FINALISTS = 5
 """Kernels of each search that are timed in turns with the pick."""

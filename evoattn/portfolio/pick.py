@@ -118,17 +118,26 @@ def _begin(
     return configs[::apart], genes
 
 
+def _splits_at_launch(config: KernelConfig) -> bool:
+    """Whether the number of splits is an argument of the launch, so that one compiled kernel serves all."""
+    return SPLITS in config.params and config.params.get("MERGE") != "cluster"
+
+
+def whole(config: KernelConfig) -> KernelConfig:
+    """The config without splits, if their number is an argument of the launch: how lists have it."""
+    return KernelConfig(config.family, config.params | {SPLITS: 1}) if _splits_at_launch(config) else config
+
+
 def _split(kernels: Sequence[KernelConfig], problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
     """The kernels, those whose number of splits is an argument of the launch with the numbers of blocks that the SMs
     have room for: the greatest that all run at once, and the next."""
     found: dict[str, KernelConfig] = {}
     for config in kernels:
-        if SPLITS not in config.params or config.params.get("MERGE") == "cluster":
+        if not _splits_at_launch(config):
             found[config.id] = config
             continue
-        whole = KernelConfig(config.family, config.params | {SPLITS: 1})
-        if _can_run(whole, problem, gpu):
-            blocks = registry.lookup(config.family).work(problem, whole)[0].blocks
+        if _can_run(one := whole(config), problem, gpu):
+            blocks = registry.lookup(config.family).work(problem, one)[0].blocks
             room = gpu.sm_count * int(config.params.get("BLOCKS_PER_SM", 1)) / blocks
             fewer = [n for n in NUMBERS if n <= room] or NUMBERS[:1]
             for splits in (fewer[-1], *NUMBERS[len(fewer) : len(fewer) + 1]):

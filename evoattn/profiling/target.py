@@ -23,7 +23,7 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompiledKernel, CompileInfo
 from evoattn.model.space import KernelConfig
-from evoattn.timing.peers.table import PEERS
+from evoattn.peers.table import PEERS
 
 SEED = 1
 WARM_UP = 3

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from evoattn.model.profile import KernelCounters, Profile
 from evoattn.model.records import Study, Trial
-from evoattn.profiling.counters import COUNTERS, STALLED
+from evoattn.peers.labels import peer_label
+from evoattn.profiling.ncu import COUNTERS, STALLED
+from evoattn.report.data import CountersTable
 from evoattn.report.winner import fastest_peer
 from evoattn.storage import Storage
-from evoattn.timing.peers.labels import peer_label
 
 STALLS_SHOWN = 4
 """Of the reasons for which warps wait, those that are largest in any column."""
 KERNELS_SHOWN = 2
 """Of each contestant, the longest: SDPA's math backend launches many."""
-
-
-@dataclass(frozen=True)
-class CountersTable:
-    """A column per kernel; None where a GPU lacks the counter."""
-
-    columns: tuple[str, ...]
-    kernels: tuple[str, ...]
-    """The name of each column's kernel."""
-    rows: tuple[tuple[str, tuple[float | None, ...]], ...]
-    note: str
 
 
 def counters_table(storage: Storage, study: Study, trial: Trial) -> CountersTable | None:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from evoattn.model.paths import for_people
-from evoattn.report.data import StudySummary
-from evoattn.report.rows import Origin, PeerRatio, Winner
+from evoattn.peers.labels import peer_label
+from evoattn.report.data import Origin, PeerRatio, StudySummary, Winner
 from evoattn.report.text import WIDEST, clean, command, cost_text, number, print_lines, print_text
-from evoattn.timing.peers.labels import peer_label
 
 
 @dataclass(frozen=True)

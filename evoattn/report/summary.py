@@ -1,33 +1,145 @@
-"""Storage → `StudySummary`."""
+"""The summary of a study, computed once from what is recorded."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from evoattn.families import registry
 from evoattn.model.gpu import GpuError, GpuSpec
+from evoattn.model.launch import KernelLaunch
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.records import Study, Timing, Trial, is_positive
+from evoattn.model.records import CompileInfo, Study, Timing, Trial, is_positive
+from evoattn.model.space import KernelConfig
 from evoattn.report.analysis import (
     Results,
+    family_samples,
+    gene_values,
     group_failures,
+    importance_of,
+    improvements,
     lineage,
     progress,
     rank_cost_model,
     right_trials,
 )
 from evoattn.report.counters import counters_table
-from evoattn.report.data import StudySummary
-from evoattn.report.genes import gene_values, improvements
-from evoattn.report.importance import importance_of
-from evoattn.report.leaderboard import leaderboard_row, tflops
-from evoattn.report.parameters import Importance
-from evoattn.report.roofs import roofs
-from evoattn.report.rows import BaselineRow, LeaderboardRow, StartingConfig
-from evoattn.report.samples import family_samples
+from evoattn.report.data import (
+    BaselineRow,
+    Importance,
+    LaunchOccupancy,
+    LeaderboardRow,
+    Roof,
+    StartingConfig,
+    StudySummary,
+)
 from evoattn.report.winner import make_winner
 from evoattn.samplers.base import STARTING
 from evoattn.storage import Storage
 from evoattn.timing import ranking
+from evoattn.timing.protocol import ENERGY
+
+
+def roofs(problem: AttentionProblem, spec: GpuSpec) -> tuple[Roof, ...]:
+    """What bounds the problem on the GPU, in TFLOP/s at its boost clock.
+
+    Matrix and CUDA-core peaks, `mma.sync` where it reaches less than `wgmma`; the exponentials: one for each
+    4·head_dim FLOP, `exp2_per_clock` per clock and SM; DRAM: the problem's fewest bytes.
+    """
+    intensity = problem.flops / problem.bytes
+    clocks = spec.sm_count * spec.boost_clock_ghz / 1e3  # SM clocks in 1e12 per second
+    exponentials = 4 * problem.head_dim * spec.exp2_per_clock * clocks
+    found = [Roof("DRAM", intensity * spec.dram_gb_per_s / 1e3, spec.dram_gb_per_s)]
+    if problem.element.on_tensor_cores:
+        matrix = spec.peak_tflops(problem.dtype)
+        found.append(Roof(f"tensor cores, {problem.dtype}", matrix, None))
+        if spec.mma_sync_share < 1:
+            found.append(Roof("tensor cores by mma.sync", matrix * spec.mma_sync_share, None))
+    found.append(Roof("CUDA cores, fp32", spec.peak_tflops("fp32"), None))
+    found.append(Roof(f"exponentials at head_dim {problem.head_dim}", exponentials, None))
+    return tuple(found)
+
+
+def tflops(problem: AttentionProblem, timing: Timing) -> float:
+    """Useful TFLOP/s at the median: the FLOP of the visible query-key pairs over the time."""
+    return problem.flops / timing.median_us / 1e6
+
+
+def leaderboard_row(
+    rank: int,
+    trial: Trial,
+    problem: AttentionProblem,
+    spec: GpuSpec | None,
+    peers: Mapping[str, Sequence[Timing]],
+    offline: bool,
+) -> LeaderboardRow:
+    """The row of `trial`; `peers` are the timings of each, `spec` is None for a GPU that this version does not know."""
+    info = trial.compile_info
+    launches = launch_occupancies(trial, problem, spec)
+    timing = None if offline else trial.timing
+    if timing and not is_positive(timing.median_us):
+        timing = None
+    rate = tflops(problem, timing) if timing else None
+    return LeaderboardRow(
+        rank=rank,
+        trial=trial.number,
+        family=trial.family,
+        config=trial.config,
+        state=trial.state.value,
+        operator=trial.operator,
+        median_us=timing.median_us if timing else None,
+        p10_us=timing.quantile_us(0.1) if timing else None,
+        p90_us=timing.quantile_us(0.9) if timing else None,
+        stage=str(timing.protocol.get("stage", "")) if timing else "",
+        tflops=rate,
+        peak_share=rate / spec.peak_tflops(problem.dtype) if rate and spec else None,
+        speedups=_speedups(timing, peers) if timing else {},
+        relative_cost=trial.relative_cost,
+        registers=info.registers if info else None,
+        spill_bytes=info.spill_bytes if info else None,
+        smem_bytes=max((launch.smem_bytes for launch in launches), default=None),
+        launches=launches,
+        energy_mj=_energy(timing) if timing else None,
+    )
+
+
+def _energy(timing: Timing) -> float | None:
+    energy = timing.protocol.get(ENERGY)
+    return float(energy) if isinstance(energy, (int, float)) and is_positive(energy) else None
+
+
+def _speedups(timing: Timing, peers: Mapping[str, Sequence[Timing]]) -> dict[str, float]:
+    """By peer: its median over ours, where both were timed in turns."""
+    pairs = ((name, peer) for name, timings in peers.items() for peer in timings)
+    return {name: peer.median_us / timing.median_us for name, peer in pairs if peer.interleaved_with(timing)}
+
+
+def launch_occupancies(trial: Trial, problem: AttentionProblem, spec: GpuSpec | None) -> tuple[LaunchOccupancy, ...]:
+    """The occupancy of each launch, in order; empty where the record is not of this version's families or was never
+    compiled."""
+    if trial.compile_info is None or spec is None:
+        return ()
+    try:
+        launches = registry.lookup(trial.family).launches(problem, KernelConfig(trial.family, trial.config), spec)
+        return tuple(_occupancy(launch, trial.compile_info, spec) for launch in launches)
+    except (LookupError, TypeError, ValueError, ArithmeticError):
+        return ()
+
+
+def _occupancy(launch: KernelLaunch, info: CompileInfo, spec: GpuSpec) -> LaunchOccupancy:
+    smem_bytes = info.static_smem_bytes + launch.smem_bytes
+    limits = spec.block_limits(info.registers, launch.threads, smem_bytes)
+    blocks = min(limits.values())
+    return LaunchOccupancy(
+        kernel=launch.kernel,
+        grid_blocks=launch.grid[0] * launch.grid[1] * launch.grid[2],
+        threads=launch.threads,
+        smem_bytes=smem_bytes,
+        limits=limits,
+        blocks_per_sm=blocks,
+        limited_by=tuple(name for name, limit in limits.items() if limit == blocks),
+        occupancy=blocks * launch.threads / spec.threads_per_sm,
+    )
+
 
 MAX_REASONS = 10_000
 """Different failure sentences that are read before those alike but for their numbers are put together."""

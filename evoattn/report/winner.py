@@ -11,7 +11,7 @@ from evoattn.model.errors import WrongUse
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Study, Timing, Trial, is_positive
 from evoattn.model.space import KernelConfig, spelling
-from evoattn.report.rows import LeaderboardRow, Origin, PeerRatio, Winner
+from evoattn.report.data import LeaderboardRow, Origin, PeerRatio, Winner
 from evoattn.samplers.base import STARTING
 from evoattn.storage import Storage
 from evoattn.timing import ranking

@@ -127,9 +127,5 @@ class ProposingSampler:
                 self._learn(replace(trial, config=params, config_id=identity))
         self.rng.seed(f"{self.rng.random()} after {count} trials")
 
-    def watch(self, trial: Trial) -> None:
-        """Learn from a trial that another sampler proposed."""
-        self._learn(trial)
-
     def _learn(self, trial: Trial) -> None:
         """Take in a trial recorded earlier."""

@@ -8,14 +8,13 @@ from bisect import insort
 from collections import deque
 from collections.abc import Iterable
 from importlib import import_module
-from typing import ClassVar
 
 import numpy as np
 
 from evoattn.model.records import Proposal, Trial, TrialState
 from evoattn.model.space import config_id
 from evoattn.samplers.base import ProposingSampler, SamplerSetup, objective
-from evoattn.samplers.learners import Array, Judge, Learner, classification, regression
+from evoattn.samplers.learners import Array, Judge, regression
 from evoattn.samplers.pool import Params
 from evoattn.samplers.thoughts import Thinker, Thought, first_of_each_value
 
@@ -63,8 +62,6 @@ class GuidedSampler(ProposingSampler):
 
     Without a prior, the first configs are random. Failures teach the model what to keep away from.
     """
-
-    learner: ClassVar[Learner] = staticmethod(regression)
 
     def __init__(self, setup: SamplerSetup) -> None:
         super().__init__(setup)
@@ -207,7 +204,7 @@ class GuidedSampler(ProposingSampler):
             best = [identity for _, identity in self._best[: MOST_TRIALS // 2]]
             known = list(dict.fromkeys([*best, *known[-MOST_TRIALS // 2 :]]))
         rows, prior = _features(self._thoughts[identity] for identity in known)
-        return self.learner(rows, prior, [self._values[i] for i in known], self.rng.getrandbits(31))
+        return regression(rows, prior, [self._values[i] for i in known], self.rng.getrandbits(31))
 
     def tell(self, proposal: Proposal, trial: Trial) -> None:
         self._learn(trial)
@@ -222,12 +219,6 @@ class GuidedSampler(ProposingSampler):
         self._thoughts |= self._thinker.of([(trial.family, trial.config)])
         if value is not None:
             insort(self._best, (value, trial.config_id))
-
-
-class ForestSampler(GuidedSampler):
-    """Guided by a classifier of the best tenth."""
-
-    learner: ClassVar[Learner] = staticmethod(classification)
 
 
 def _features(thoughts: Iterable[Thought]) -> tuple[Array, Array]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib import import_module
 
 from evoattn.model.errors import WrongUse
-from evoattn.model.meant import unknown
+from evoattn.model.suggest import unknown
 from evoattn.samplers.base import Sampler, SamplerSetup
 
 MakeSampler = Callable[[SamplerSetup], Sampler]
@@ -26,9 +26,6 @@ def _lazy(module: str, name: str) -> MakeSampler:
 
 SAMPLERS: dict[str, MakeSampler] = {
     "guided": _lazy("guided", "GuidedSampler"),
-    "forest": _lazy("guided", "ForestSampler"),
-    "mixed": _lazy("mixed", "MixedSampler"),
-    "local": _lazy("local", "LocalSampler"),
     "genetic": _lazy("genetic", "GeneticSampler"),
     "tpe": _lazy("tpe", "TpeSampler"),
     "random": _lazy("random", "RandomSampler"),

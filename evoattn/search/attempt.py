@@ -10,8 +10,8 @@ from typing import Any
 from evoattn.backends.base import LaunchError
 from evoattn.backends.compiler import CompileError, compile_candidate
 from evoattn.backends.interpreter import InterpreterBackend, NotInterpreted
-from evoattn.correctness.first_wrong import first_wrong
 from evoattn.correctness.interpreter_cases import interpreter_cases
+from evoattn.correctness.judge import first_wrong
 from evoattn.correctness.validate import run_case
 from evoattn.cost.cost import cost
 from evoattn.evaluation.endings import failed
@@ -23,10 +23,10 @@ from evoattn.families.base import Family
 from evoattn.families.built import BuiltKernel
 from evoattn.families.render import render
 from evoattn.model.gpu import GpuSpec
-from evoattn.model.meant import meant
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.records import Candidate, CompileInfo, Evaluation, TrialState
 from evoattn.model.space import ConfigError, KernelConfig, load_space, parse_choices, spelling
+from evoattn.model.suggest import meant
 from evoattn.samplers.pool import ConfigPool
 from evoattn.search.starting import starting_configs
 

@@ -12,8 +12,8 @@ from evoattn.evaluation.tasks import Compiled
 from evoattn.evaluation.workers import Outcome
 from evoattn.families.base import Family
 from evoattn.families.built import BuiltKernel
+from evoattn.model.compressed_source import CompressedSource
 from evoattn.model.gpu import GpuSpec
-from evoattn.model.packed_source import PackedSource
 from evoattn.model.records import CompiledKernel, Proposal
 from evoattn.model.space import KernelConfig
 from evoattn.samplers.base import STARTING
@@ -26,7 +26,7 @@ class Pending:
     proposal: Proposal
     family: Family
     config: KernelConfig
-    source: PackedSource | None = None
+    source: CompressedSource | None = None
     behaviour: str | None = None
     """These two once it is rendered."""
     kernel: CompiledKernel | None = None

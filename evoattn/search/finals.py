@@ -10,8 +10,8 @@ from evoattn.evaluation.tasks import HoldFinal
 from evoattn.evaluation.workers import Outcome
 from evoattn.model.errors import FailedRun
 from evoattn.model.records import Timing
+from evoattn.peers.labels import PEER_NAMES
 from evoattn.timing.finalists import Finalists, FinalResult
-from evoattn.timing.peers.labels import PEER_NAMES
 from evoattn.timing.protocol import FINAL, Protocol
 
 TRIES = 3

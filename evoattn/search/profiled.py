@@ -12,8 +12,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.profile import Profile
 from evoattn.model.records import Study, Trial, TrialState
 from evoattn.model.space import KernelConfig
-from evoattn.profiling.counters import parse
-from evoattn.profiling.ncu import Counted, ProfileError, count
+from evoattn.profiling.ncu import Counted, ProfileError, count, parse
 from evoattn.report.winner import fastest_peer
 from evoattn.search.recorded import ReproduceError, require_device, require_fitting, require_trusted
 from evoattn.storage import Storage

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from evoattn.families import registry
 from evoattn.model import gpu as gpus
 from evoattn.model import named_problems as problems
+from evoattn.model.errors import require_printable, require_text, require_whole
 from evoattn.model.gpu import DetectedDevice, GpuError, GpuSpec
 from evoattn.model.paths import default_database
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import ConfigError, SearchSpace, parse_choices
-from evoattn.model.word_kinds import require_printable, require_text, require_whole
 from evoattn.samplers.registry import require_sampler
 from evoattn.search.budget import Budget, parse_budget
 from evoattn.search.spaces import choose_spaces

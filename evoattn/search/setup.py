@@ -9,7 +9,6 @@ from typing import Any
 from evoattn.evaluation.bandwidth import probed
 from evoattn.fleet.base import Fleet
 from evoattn.model import gpu as gpus
-from evoattn.model.describe import short_name
 from evoattn.model.gpu import DetectedDevice, GpuError
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Study
@@ -71,7 +70,7 @@ def begin_study(request: SearchRequest, wanted: SearchPlan) -> PreparedSearch:
     storage = Storage.open(words.database)
     alike = [study for study in storage.studies() if is_alike(study, wanted.problem, wanted.gpu, offline)]
     tried = [study for study in alike if storage.counts(study)]
-    stem = f"{short_name(wanted.problem)}_{wanted.gpu.name}{'_offline' if offline else ''}"
+    stem = f"{wanted.problem.short_name()}_{wanted.gpu.name}{'_offline' if offline else ''}"
     options: dict[str, Any] = {
         "cache": words.cache or DEFAULT_CACHE,
         "jobs": words.processes,

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
-from evoattn.model.meant import meant
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.space import ConfigError, SearchSpace, load_space, parse_choices
+from evoattn.model.suggest import meant
 from evoattn.search.starting import begin
 
 

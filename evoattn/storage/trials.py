@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,14 +10,12 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, func, insert, literal, select
 
-from evoattn.model.packed_source import PackedSource
+from evoattn.model.compressed_source import CompressedSource
 from evoattn.model.records import Candidate, Evaluation, Study, Timing, Trial, TrialState
 from evoattn.model.space import KernelConfig
 from evoattn.storage.database import Database, now
 from evoattn.storage.engine import insert_missing
 from evoattn.storage.errors import UnknownRecord
-from evoattn.storage.leaders import FINAL, leaders
-from evoattn.storage.packing import unpack_source
 from evoattn.storage.rows import (
     EVIDENCE_COLUMNS,
     checked,
@@ -26,8 +25,72 @@ from evoattn.storage.rows import (
     timing_from_row,
     timing_to_row,
     trial_from_row,
+    unpack_source,
 )
-from evoattn.storage.schema import environments, samples, sources, trials
+from evoattn.storage.schema import STAGES, environments, samples, sources, trials
+
+FINAL = STAGES.index("final")
+
+
+def leaders(study: Study, limit: int, finalists_first: bool) -> Select[Any]:
+    """The query of the best `limit` trials, best first.
+
+    An offline study's are `ESTIMATED`, by relative cost. Else they are `COMPLETE`, by the median of their most trusted
+    timing: final before repeat before screen, the last recorded of a stage. The two never mix. A trial that was
+    disqualified in a final is left out.
+
+    With `finalists_first`, those of the study's latest final stand before all others: they were timed in turns, and a
+    lucky sample taken alone does not beat them; one that left it without a time is none of them. Without, a trial found
+    after that final can enter the next one.
+    """
+    return _estimated(study, limit) if study.offline else _measured(study, limit, finalists_first)
+
+
+def _estimated(study: Study, limit: int) -> Select[Any]:
+    return (
+        select(trials)
+        .where(trials.c.study_id == study.id, trials.c.state == TrialState.ESTIMATED.value)
+        .order_by(trials.c.relative_cost, trials.c.number)
+        .limit(limit)
+    )
+
+
+def _measured(study: Study, limit: int, finalists_first: bool) -> Select[Any]:
+    run = samples.c.protocol["run"].as_string()
+    latest_final = (
+        select(run)
+        .join(trials, trials.c.number == samples.c.trial_number)
+        .where(
+            trials.c.study_id == study.id,
+            samples.c.stage == FINAL,
+            samples.c.median_us < math.inf,
+        )
+        .order_by(samples.c.id.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+    finalist = func.coalesce(run == latest_final, False) if finalists_first else literal(False)
+    disqualified = select(samples.c.trial_number).where(
+        samples.c.stage == FINAL, samples.c.protocol["disqualified"].as_string().is_not(None)
+    )
+    rank = func.row_number().over(
+        partition_by=samples.c.trial_number, order_by=[samples.c.stage.desc(), samples.c.id.desc()]
+    )
+    ranked = (
+        select(samples.c.trial_number, samples.c.median_us, finalist.label("finalist"), rank.label("rank"))
+        .join(trials, trials.c.number == samples.c.trial_number)
+        .where(trials.c.study_id == study.id, trials.c.state == TrialState.COMPLETE.value)
+        .where(trials.c.number.not_in(disqualified), samples.c.median_us < math.inf)
+        .subquery()
+    )
+    return (
+        select(trials)
+        .join(ranked, ranked.c.trial_number == trials.c.number)
+        .where(ranked.c.rank == 1)
+        .order_by(ranked.c.finalist.desc(), ranked.c.median_us, trials.c.number)
+        .limit(limit)
+    )
+
 
 PAGE = 500
 """Trials read at a time: memory stays flat however many there are."""
@@ -41,7 +104,7 @@ class NewTrial:
     """What is recorded of one evaluation. `source` is None where nothing was rendered."""
 
     config: KernelConfig
-    source: PackedSource | None
+    source: CompressedSource | None
     evaluation: Evaluation
     parents: tuple[int, ...] = ()
     operator: str = ""
@@ -82,7 +145,7 @@ class Trials(Database):
         operator: str = "",
     ) -> Trial:
         """Add one trial: see `record_all`."""
-        source = PackedSource.of(candidate) if candidate else None
+        source = CompressedSource.of(candidate) if candidate else None
         return self.record_all(study, [NewTrial(config, source, evaluation, tuple(parents), operator)])[0]
 
     def record_all(self, study: Study, new: Sequence[NewTrial]) -> list[Trial]:
@@ -185,7 +248,7 @@ class Trials(Database):
         self, study: Study, limit: int, finalists_first: bool = True, operator: str | None = None
     ) -> list[Trial]:
         """The best `limit` trials (of those made by `operator`, if given), best first: see
-        `evoattn.storage.leaders`."""
+        `evoattn.storage.trials`."""
         query = leaders(study, limit, finalists_first)
         if operator is not None:
             query = query.where(trials.c.operator == operator)
@@ -224,7 +287,7 @@ class Trials(Database):
         )
 
 
-def _add_sources(connection: Connection, texts: Sequence[PackedSource]) -> None:
+def _add_sources(connection: Connection, texts: Sequence[CompressedSource]) -> None:
     """Those that are not there yet. Most of a resumed study are: they are asked for before they are sent."""
     packed = {text.hash: text.zlib for text in texts}
     if packed:

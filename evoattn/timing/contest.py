@@ -15,12 +15,12 @@ from evoattn.families.built import BuiltKernel
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.records import Timing
 from evoattn.model.timeline import mark
+from evoattn.peers.table import Peer, PeerRefused, peer_call
 from evoattn.timing import benchmark
 from evoattn.timing.clocks import Clocks
 from evoattn.timing.contestant import Contestant, ContestantFailed, calls_for_all
 from evoattn.timing.energy import energy_per_call
 from evoattn.timing.finalists import Finalists, FinalResult
-from evoattn.timing.peers.table import Peer, PeerRefused, peer_call
 from evoattn.timing.protocol import ENERGY, Protocol
 from evoattn.timing.replay_watch import ReplayWatch
 from evoattn.timing.timed_run import TimedRun, TimingSetup, why_implausible

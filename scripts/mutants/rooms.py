@@ -56,12 +56,8 @@ ROOMS = {
         (
             "report/summary.py",
             "report/analysis.py",
-            "report/importance.py",
+            "report/data.py",
             "report/winner.py",
-            "report/leaderboard.py",
-            "report/rows.py",
-            "report/genes.py",
-            "report/samples.py",
         ),
         ("tests/report",),
     ),

@@ -11,7 +11,7 @@ from typing import Any
 from false_alarms import draw_config, draw_problem
 
 from evoattn.backends.compiler import CompileError, first_error, include_options
-from evoattn.backends.compiler_options import OPTIONS
+from evoattn.backends.kernel_files import OPTIONS
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from evoattn.backends.compiler_options import OPTIONS
+from evoattn.backends.kernel_files import OPTIONS
 from evoattn.correctness.cases import make_case
 from evoattn.correctness.judge import judge_o
 from evoattn.families import registry

@@ -24,7 +24,7 @@ from evoattn.model.gpu import GpuSpec, detect_devices
 from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
-from evoattn.timing.peers.table import PEERS, Call, Peer, Tensors
+from evoattn.peers.table import PEERS, Call, Peer, Tensors
 from evoattn.timing.protocol import FINAL
 from scripts.versus import found
 from scripts.versus.found import Found, Tried

@@ -4,7 +4,7 @@ import os
 from contextlib import contextmanager
 from dataclasses import replace
 
-from evoattn.bench.run import Bench
+from evoattn.bench.run import Bench, Handlers
 from evoattn.evaluation.process import Handler
 from evoattn.evaluation.tasks import Compiled, Evaluate
 from evoattn.families.registry import FAMILIES
@@ -14,9 +14,9 @@ from evoattn.model.gpu import DetectedDevice
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompiledKernel, CompileInfo, Evaluation, Timing, TrialState
 from evoattn.model.space import load_space
+from evoattn.peers.labels import PEER_NAMES
 from evoattn.search.starting import starting_configs
 from evoattn.timing.finalists import FinalResult
-from evoattn.timing.peers.labels import PEER_NAMES
 
 PROBLEM = AttentionProblem(1, 4, 4, 256, 256, 64, name="here")
 GPU = gpu.GPUS["h100"]
@@ -112,7 +112,7 @@ def record(storage, config, us, problem=PROBLEM, name="s"):
 @contextmanager
 def bench_on(device, **options):
     here = DetectedDevice(0, "NVIDIA H100", (9, 0), "13.0")
-    made = Bench([], GPU, here, 1, 2, FakeCompiler, device, **options)
+    made = Bench([], GPU, here, 1, 2, Handlers(FakeCompiler, device), **options)
     try:
         yield made
     finally:

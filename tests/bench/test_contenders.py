@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from evoattn.bench.contenders import Contender, choose, read_configs, recorded_best, write_configs
 from evoattn.bench.records import BenchRecords
-from evoattn.bench.session import run_bench
+from evoattn.bench.run import BenchWords, run_bench
 from evoattn.cli.main import app
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
@@ -70,7 +70,7 @@ def test_results_go_to_the_bench_s_own_study_of_the_card_that_was_timed(storage)
 @pytest.mark.slow
 def test_without_a_device_it_is_one_sentence():
     with pytest.raises(GpuError, match="no CUDA device"):
-        run_bench(["seed_h100"], "auto", [], None, 4, 1, Console(), devices=[])
+        run_bench(BenchWords(("seed_h100",), "auto", (), None, 4, 1), Console(), devices=[])
 
 
 @pytest.mark.slow
@@ -91,7 +91,8 @@ def test_problems_come_by_name_or_by_shape(tmp_path):
     here = [DetectedDevice(0, "NVIDIA H100 80GB HBM3", (9, 0), "13.0")]
     words = ["seed_h100", "B=8,H=32,S=2048,D=64,dtype=bf16", "B=8,H=32,S=4096,D=64,dtype=bf16", "seed_h100"]
     urls = [f"sqlite:///{tmp_path}/a.sqlite"]
-    assert run_bench(words, "auto", urls, None, 4, 1, Console(), here, Recorder, ["cudnn"]) == []
+    told = BenchWords(tuple(words), "auto", tuple(urls), None, 4, 1, ["cudnn"])
+    assert run_bench(told, Console(), here, Recorder) == []
     assert asked.pop() == "closed" and asked.pop(0) == ["cudnn"]
     assert [(p.name, p.seqlen_q, p.dtype, configs) for p, configs in asked] == [
         ("seed_h100", 1024, "fp16", []),

@@ -19,7 +19,7 @@ from evoattn.model import gpu
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompileInfo, Evaluation
 from evoattn.model.space import load_space
-from evoattn.timing.peers.table import Peer
+from evoattn.peers.table import Peer
 from evoattn.timing.timer import Timer
 
 PROBLEM = AttentionProblem(1, 2, 2, 96, 96, 16)

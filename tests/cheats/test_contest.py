@@ -9,9 +9,9 @@ from evoattn.backends.base import ContextLost, LaunchError
 from evoattn.evaluation.process import Ending
 from evoattn.evaluation.tasks import HoldFinal
 from evoattn.evaluation.workers import Outcome
+from evoattn.peers.table import Peer
 from evoattn.search.finals import Final, FinalFailed
 from evoattn.timing.finalists import FinalResult
-from evoattn.timing.peers.table import Peer
 from evoattn.timing.protocol import Protocol
 
 SHORT = Protocol("final", 3, 200.0, most_calls=4)

@@ -11,8 +11,8 @@ from terminal import SHAPE, refused, run
 
 from evoattn.backends.compiler import compile_source
 from evoattn.correctness.arena import UNWRITTEN, bits
-from evoattn.correctness.first_wrong import first_wrong
 from evoattn.correctness.interpreter_cases import interpreter_cases
+from evoattn.correctness.judge import first_wrong
 from evoattn.correctness.reference import Answer
 from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES

@@ -3,8 +3,7 @@ the config."""
 
 import pytest
 
-from evoattn.correctness.case_shapes import begin_apart, beside_tiles, keys_of_three_kernels, used_cases
-from evoattn.correctness.cases import device_cases
+from evoattn.correctness.cases import begin_apart, beside_tiles, device_cases, keys_of_three_kernels, used_cases
 from evoattn.correctness.interpreter_cases import interpreter_cases
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig

@@ -6,8 +6,7 @@ import pytest
 from evoattn import ptx
 from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.correctness.far import FarProblem, can_be_far, far_places
-from evoattn.correctness.interpreter_cases import interpreter_cases
+from evoattn.correctness.interpreter_cases import FarProblem, can_be_far, far_places, interpreter_cases
 from evoattn.correctness.validate import check
 from evoattn.families.built import BuiltKernel
 from evoattn.families.flash_scalar.family import FlashScalar

@@ -1,8 +1,7 @@
-"""The cost model: every family has a cost on every card, fast; what was ranked absurdly is ranked plausibly."""
+"""The cost model: every family has a cost on every card; what was ranked absurdly is ranked plausibly."""
 
 import json
 import math
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,16 +60,6 @@ def test_every_family_has_a_cost_on_every_architecture(gpu):
             seen.add(config.family)
     hopper = {name for name, family in registry.FAMILIES.items() if family.devices == "sm_90a"}
     assert seen == set(registry.FAMILIES) - (set() if gpu.arch == "sm_90a" else hopper)
-
-
-def test_a_cost_takes_less_than_5_ms():
-    problem = lookup("fa_d64_16k_causal")
-    configs = candidates(problem, H100)
-    cost(problem, configs[0], H100)
-    started = time.process_time()
-    for config in configs:
-        cost(problem, config, H100)
-    assert (time.process_time() - started) / len(configs) < 0.005
 
 
 def test_no_block_that_fits_no_cost():

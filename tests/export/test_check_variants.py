@@ -9,10 +9,9 @@ import pytest
 import torch
 from test_launches import cuda_include
 
-from evoattn.correctness.packed_sequences import each
 from evoattn.correctness.reference import exact_attention, exact_lse
-from evoattn.export.check import BEGIN, END, HEADERS, export_source
-from evoattn.export.constants import problem_constants
+from evoattn.correctness.sequences import each
+from evoattn.export.check import BEGIN, END, HEADERS, export_source, problem_constants
 from evoattn.export.recorded import Recorded
 from evoattn.families.includes import resolve
 from evoattn.model.launch import KernelLaunch

@@ -14,9 +14,8 @@ from kernels import HOPPER_GENES, record
 from evoattn.correctness.judge import judge_o
 from evoattn.correctness.reference import make_answer, make_inputs
 from evoattn.export.check import export_source
-from evoattn.export.header import header, namespace_of
+from evoattn.export.header import export_torch, header, namespace_of, write_folder
 from evoattn.export.recorded import Recorded
-from evoattn.export.torch_extension import export_torch, write_folder
 from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import detect_devices
 from evoattn.model.problem import AttentionProblem

@@ -1,6 +1,9 @@
 """NVRTC compiles the starting configs of every family for every architecture in the table, for a problem that each
 serves."""
 
+import re
+from functools import cache
+
 import pytest
 from template_mutants.settings import compile_ptx
 
@@ -9,6 +12,7 @@ from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import named_problems
+from evoattn.model.paths import TEMPLATES
 from evoattn.model.space import load_space
 
 A_CARD_EACH = {spec.arch: spec for spec in sorted(GPUS.values(), key=lambda spec: spec.dram_bytes)}
@@ -17,7 +21,11 @@ PAIRS = [
 ]
 EACH = 2
 """Configs of a family that become machine code for each architecture, evenly out of its list: all of them take ten
-minutes. The others become PTX, which is all that NVRTC itself makes."""
+minutes. The others become PTX, which is all that NVRTC itself makes, for one of the architectures whose sources are
+alike: the only one that device code asks for is `HOPPER`."""
+ASKED = re.compile(r"__CUDA_ARCH\w*__\s*(.*)")
+HOPPER = 900
+"""Of `__CUDA_ARCH__`."""
 SPILLS = 64
 """Bytes per thread that a known-good config may spill on an architecture that it was not tuned for."""
 
@@ -25,18 +33,46 @@ SPILLS = 64
 @pytest.mark.slow
 @pytest.mark.parametrize("gpu, family", PAIRS, ids=lambda x: getattr(x, "arch", x.name))
 def test_starting_configs_compile(gpu, family):
-    problems = [p for p in named_problems().values() if family.why_unsupported(p, gpu) is None]
-    configs = load_space(family.name, gpu).starting_configs()
-    served = [(c, p) for c in configs if (p := first_valid(problems, family, c, gpu))]
+    configs, served = load_space(family.name, gpu).starting_configs(), served_by(family, gpu)
     assert len(served) > len(configs) / 3  # some are for shapes that have no name, or cards with more shared memory
     whole = served[:: max(1, len(served) // EACH)]
+    cards = [card for card, other in PAIRS if other is family and alike(card, gpu)]
+    before = {
+        render(family, problem, config, card).source
+        for card in cards[: cards.index(gpu)]
+        for config, problem in served_by(family, card)
+    }
     for config, problem in served:
         rendered = render(family, problem, config, gpu)
         if (config, problem) in whole:
             kernel = compile_candidate(rendered)
             assert kernel.cubin and kernel.info.spill_bytes <= SPILLS, config.describe()
-        else:
+        elif rendered.source not in before:
             assert f".target {gpu.arch}" in compile_ptx(rendered.source, gpu.arch), config.describe()
+
+
+def test_device_code_asks_for_one_architecture_only():
+    """Else PTX for one of those on either side of it would not stand for the others."""
+    asked = [found for path in TEMPLATES.rglob("*") if path.is_file() for found in ASKED.findall(path.read_text())]
+    assert set(asked) == {f">= {HOPPER}"}
+
+
+@cache
+def served_by(family, gpu):
+    """The starting configs that serve a named problem, each with the first of those."""
+    problems = [p for p in named_problems().values() if family.why_unsupported(p, gpu) is None]
+    configs = load_space(family.name, gpu).starting_configs()
+    return [(c, p) for c in configs if (p := first_valid(problems, family, c, gpu))]
+
+
+def alike(card, other):
+    """Whether device code is the same for both."""
+    return (number(card) < HOPPER) == (number(other) < HOPPER)
+
+
+def number(card):
+    """`__CUDA_ARCH__`, e.g. 860 of `sm_86`."""
+    return 10 * int(re.sub(r"\D", "", card.arch))
 
 
 def first_valid(problems, family, config, gpu):

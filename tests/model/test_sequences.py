@@ -7,9 +7,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from evoattn.correctness import reference
-from evoattn.correctness.case_shapes import sequenced
-from evoattn.correctness.cases import device_cases
-from evoattn.model.describe import short_name
+from evoattn.correctness.cases import device_cases, sequenced
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.shape_text import parse_shape
 
@@ -33,14 +31,14 @@ def test_lengths_are_written_read_and_kept(text, sequences):
     assert ":" in text or problem.sequences == sequences, "lengths that are named keep their order"
     assert problem.describe().endswith(f"varlen={text}")
     assert AttentionProblem(**problem.to_dict()) == problem
-    assert short_name(problem).replace("_", "").isalnum()
+    assert problem.short_name().replace("_", "").isalnum()
 
 
 def test_different_lengths_have_different_short_names():
     texts = ("3+0+17", "3+0+17/3+0+16", "3:17", "log:3:17", "sum:20", "3+0+17/1+1+1")
-    assert len({short_name(parse_shape(f"{SHAPE},varlen={text}")) for text in texts}) == len(texts)
+    assert len({parse_shape(f"{SHAPE},varlen={text}").short_name() for text in texts}) == len(texts)
     long = "+".join(["7"] * 300)
-    assert len(short_name(parse_shape(f"B=300,H=1,S=8,D=64,varlen={long}"))) < 100
+    assert len(parse_shape(f"B=300,H=1,S=8,D=64,varlen={long}").short_name()) < 100
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from evoattn.correctness import reference
 from evoattn.families.registry import FAMILIES
-from evoattn.model.describe import short_name
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.shape_text import parse_shape
@@ -39,7 +38,7 @@ def test_a_variant_is_written_read_and_kept(text, changes, words):
     assert problem == plain.with_(**changes) != plain
     assert problem.describe().endswith(words)
     assert AttentionProblem(**problem.to_dict()) == problem
-    assert short_name(problem) != short_name(plain) and short_name(problem).replace("_", "").isalnum()
+    assert problem.short_name() != plain.short_name() and problem.short_name().replace("_", "").isalnum()
 
 
 def test_records_without_variants_are_read_as_before():

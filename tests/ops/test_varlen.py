@@ -10,7 +10,7 @@ from fake_device import WGMMA, FakeDevice, Pick, fake_runtime
 
 import evoattn
 from evoattn.correctness import reference
-from evoattn.correctness.case_shapes import sequenced
+from evoattn.correctness.cases import sequenced
 from evoattn.correctness.judge import judge
 from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import GPUS

@@ -8,9 +8,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from evoattn.correctness.reference import make_answer, make_inputs
 from evoattn.model.problem import AttentionProblem
-from evoattn.timing.peers import flex
-from evoattn.timing.peers.caches import whole_keys
-from evoattn.timing.peers.table import PEERS, Peer, PeerRefused, fa3_peer, fa4_peer, peer_call
+from evoattn.peers import flex
+from evoattn.peers.table import PEERS, Peer, PeerRefused, fa3_peer, fa4_peer, peer_call
+from evoattn.peers.variants import whole_keys
 
 USED = AttentionProblem(3, 4, 2, 5, 70, 16, seqused="8:64")
 

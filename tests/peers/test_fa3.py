@@ -6,8 +6,8 @@ import pytest
 
 from evoattn.correctness.reference import make_inputs
 from evoattn.model.problem import AttentionProblem
-from evoattn.timing.peers import fa3
-from evoattn.timing.peers.table import NOT_INSTALLED, PeerRefused, fa3_peer, peer_call
+from evoattn.peers import fa3
+from evoattn.peers.table import NOT_INSTALLED, PeerRefused, fa3_peer, peer_call
 
 PROBLEM = AttentionProblem(2, 4, 2, 24, 40, 16, mask="causal_lower_right")
 

@@ -7,7 +7,7 @@ import torch
 
 from evoattn.correctness.reference import make_answer, make_inputs
 from evoattn.model.problem import AttentionProblem
-from evoattn.timing.peers.table import PeerRefused, fa4_peer, peer_call
+from evoattn.peers.table import PeerRefused, fa4_peer, peer_call
 
 DENSE = AttentionProblem(2, 4, 2, 24, 24, 16, mask="causal_upper_left", layout="bshd")
 PACKED = AttentionProblem(3, 4, 2, 37, 53, 16, varlen="37+1+20/53+9+1", mask="causal_lower_right", layout="bshd")

@@ -9,8 +9,8 @@ import torch
 
 from evoattn.correctness.reference import make_answer, make_inputs
 from evoattn.model.problem import AttentionProblem
-from evoattn.timing.peers import flashinfer
-from evoattn.timing.peers.table import Peer, PeerRefused, peer_call
+from evoattn.peers import flashinfer
+from evoattn.peers.table import Peer, PeerRefused, peer_call
 
 DENSE = AttentionProblem(1, 4, 2, 24, 24, 16, mask="causal_upper_left")
 PACKED = AttentionProblem(4, 4, 2, 37, 53, 16, varlen="37+1+0+20/53+9+4+1", mask="causal_lower_right", layout="bshd")

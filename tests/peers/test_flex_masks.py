@@ -6,8 +6,8 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from evoattn.correctness.reference import make_answer, make_inputs
 from evoattn.model.problem import AttentionProblem
-from evoattn.timing.peers import flex, flex_masks
-from evoattn.timing.peers.table import Peer, peer_call
+from evoattn.peers import flex
+from evoattn.peers.table import Peer, peer_call
 
 PACKED = AttentionProblem(4, 4, 2, 37, 53, 16, varlen="37+1+0+20/53+9+4+1", mask="causal_lower_right", layout="bshd")
 MASKS = [
@@ -22,10 +22,10 @@ MASKS = [
 @pytest.mark.parametrize("problem", MASKS, ids=lambda p: p.describe())
 def test_it_is_torch_s(problem, stripe):
     tensors = make_inputs(problem, 1, "cpu")
-    visible = flex_masks.visible_keys(problem, tensors)
+    visible = flex.visible_keys(problem, tensors)
     rows, keys = problem.shape("q")[2], problem.shape("k")[2]
     batches = problem.batch if problem.seqused else None
-    ours = flex_masks.block_mask(visible, batches, rows, keys, (128, 64), torch.device("cpu"), stripe)
+    ours = flex.block_mask(visible, batches, rows, keys, (128, 64), torch.device("cpu"), stripe)
     theirs = create_block_mask(visible, batches, None, rows, keys, "cpu", (128, 64))
     assert ours.shape == theirs.shape and ours.BLOCK_SIZE == theirs.BLOCK_SIZE
     for name in ("kv_num_blocks", "full_kv_num_blocks"):
@@ -36,7 +36,7 @@ def test_it_is_torch_s(problem, stripe):
 
 
 def test_all_keys_need_no_mask():
-    assert flex_masks.visible_keys(MASKS[0].with_(mask="full"), {}) is None
+    assert flex.visible_keys(MASKS[0].with_(mask="full"), {}) is None
 
 
 @pytest.mark.slow

@@ -7,8 +7,8 @@ import torch
 
 from evoattn.correctness.reference import make_answer, make_inputs
 from evoattn.model.problem import AttentionProblem
-from evoattn.timing.peers import flex
-from evoattn.timing.peers.table import PEERS, Peer, PeerRefused, fa3_peer, fa4_peer, peer_call, refusal
+from evoattn.peers import flex
+from evoattn.peers.table import PEERS, Peer, PeerRefused, fa3_peer, fa4_peer, peer_call, refusal
 
 PROBLEM = AttentionProblem(1, 4, 2, 24, 24, 16, mask="causal_upper_left")
 

@@ -9,8 +9,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from evoattn.correctness.reference import make_answer, make_inputs
 from evoattn.model.problem import AttentionProblem
-from evoattn.timing.peers import torch_varlen
-from evoattn.timing.peers.table import PEERS, Peer, PeerRefused, fa3_peer, peer_call
+from evoattn.peers import torch_varlen
+from evoattn.peers.table import PEERS, Peer, PeerRefused, fa3_peer, peer_call
 
 PACKED = AttentionProblem(3, 4, 2, 37, 53, 16, varlen="37+1+20/53+9+1", mask="causal_lower_right", layout="bshd")
 

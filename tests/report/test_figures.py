@@ -7,7 +7,7 @@ from report_studies import add, make_study, timing
 
 from evoattn.model.records import Timing, TrialState
 from evoattn.report import summarise
-from evoattn.report.figures import ceilings, family_colours, figures
+from evoattn.report.page import ceilings, family_colours, figures
 
 
 def test_the_best_family_has_the_first_colour(timed):

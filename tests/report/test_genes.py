@@ -8,7 +8,7 @@ from report_studies import add, make_study, printed
 
 from evoattn.model.records import TrialState
 from evoattn.report import summarise
-from evoattn.report.importance import importance_of
+from evoattn.report.analysis import importance_of
 
 
 def test_importance_finds_the_gene_that_matters(measured):

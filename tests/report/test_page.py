@@ -14,9 +14,8 @@ from report_studies import add, make_study, printed, timing
 from evoattn.model.paths import REPORT_TEMPLATES
 from evoattn.model.records import TrialState
 from evoattn.report import render_html, render_json, summarise
-from evoattn.report.figures import MAX_POINTS, drawn_points
-from evoattn.report.page import SCRIPTS
-from evoattn.report.rows import Progress
+from evoattn.report.data import Progress
+from evoattn.report.page import MAX_POINTS, SCRIPTS, drawn_points
 
 
 def test_page_is_whole_and_escapes_the_database(measured):

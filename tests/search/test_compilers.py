@@ -17,7 +17,7 @@ from evoattn.evaluation.tasks import Compile, Compiled
 from evoattn.families.behaviour import behaviour
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
-from evoattn.model.packed_source import PackedSource
+from evoattn.model.compressed_source import CompressedSource
 from evoattn.model.records import Evaluation, Proposal, TrialState
 from evoattn.model.space import load_space
 from evoattn.search.candidates import Pending
@@ -64,7 +64,7 @@ def ends(make, beside=False, render=render):
 def test_a_config_goes_there_and_its_source_comes_back(make):
     ((candidate, answer),) = ends(make, beside=True)
     text = render(FAMILY, PROBLEM, candidate.config, GPU)
-    assert candidate.source == PackedSource.of(text)
+    assert candidate.source == CompressedSource.of(text)
     assert candidate.behaviour == behaviour(text.source_hash, FAMILY, PROBLEM, candidate.config, GPU)
     assert isinstance(answer, Compiled) and answer.kernel and not answer.kernel.ptx
 
@@ -73,7 +73,7 @@ def test_a_config_goes_there_and_its_source_comes_back(make):
 def test_the_source_of_a_candidate_whose_workers_died_is_known_all_the_same():
     ((candidate, answer),) = ends(Dies)
     assert isinstance(answer, Evaluation) and answer.state is TrialState.WORKER_DIED and candidate.again
-    assert candidate.source == PackedSource.of(render(FAMILY, PROBLEM, candidate.config, GPU))
+    assert candidate.source == CompressedSource.of(render(FAMILY, PROBLEM, candidate.config, GPU))
 
 
 def test_a_candidate_that_cannot_be_rendered_ends_alone():

@@ -13,7 +13,7 @@ from studies_of_fakes import GPU, PROBLEM, Scripted, fakes, make_search, space_o
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
 from evoattn.fleet.local import LocalFleet
-from evoattn.model.packed_source import PackedSource
+from evoattn.model.compressed_source import CompressedSource
 from evoattn.model.records import Evaluation, Proposal, TrialState
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.search.budget import Budget
@@ -112,7 +112,7 @@ def test_results_that_come_at_once_share_a_transaction_and_are_told_after_it(sto
     for cost, proposal in enumerate(proposals, 5):
         config = KernelConfig("flash_mma", proposal.params)
         candidate = render(FAMILIES["flash_mma"], PROBLEM, config, GPU)
-        source = PackedSource.of(candidate)
+        source = CompressedSource.of(candidate)
         pending = Pending(proposal, FAMILIES["flash_mma"], config, source, source.hash)
         recorder.record_pending(pending, Evaluation(TrialState.ESTIMATED, relative_cost=cost), then.append)
     assert recorder.waiting == 3 and not progress.recorded and not list(storage.iter_trials(study))

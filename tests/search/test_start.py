@@ -11,8 +11,8 @@ from evoattn.evaluation import reserve, server
 from evoattn.evaluation.process import Handler
 from evoattn.evaluation.workers import Worker
 from evoattn.model.timeline import FILE, mark
-from evoattn.timing.peers.labels import PEER_NAMES
-from evoattn.timing.peers.table import PEERS
+from evoattn.peers.labels import PEER_NAMES
+from evoattn.peers.table import PEERS
 
 
 def said(code: str) -> str:

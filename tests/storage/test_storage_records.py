@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+from sqlalchemy import Engine, event
 from storage_records import INFO, PROBLEM, make_study, record, timing
 
 from evoattn.model import gpu
@@ -187,22 +187,19 @@ def test_a_name_that_no_driver_can_send_is_of_no_study(either, name):
 
 
 @pytest.mark.slow
-def test_a_large_study_is_written_and_read_quickly(either):
-    """2000 trials here; 20 000 take ten times as long to record and to read one by one, and a report has 3 s for
-    that."""
-    study = make_study(either)
-    started = time.perf_counter()
-    for i in range(2000):
+def test_questions_about_a_large_study_are_few_statements(either):
+    """A report of 20 000 trials may take 3 s: no question of it is asked once for every trial."""
+    study, count, asked = make_study(either), 1000, []
+    for i in range(count):
         state = TrialState.COMPLETE if i % 2 else TrialState.WRONG_RESULT
         timings = (timing("screen", *[20.0 + i] * 5),)
         record(either, study, i, state, timings, reason=f"case {i % 100}", source=f"{i}" + "// a line\n" * 500)
-    written = time.perf_counter()
+    event.listen(Engine, "before_cursor_execute", note := lambda *given: asked.append(given[2]))
     assert [t.config["BLOCK_M"] for t in either.leaderboard(study, 10)] == list(range(1, 20, 2))
-    assert len(either.failures(study, 10_000)) == 50 and sum(either.counts(study).values()) == 2000
-    queried = time.perf_counter()
-    assert sum(1 for _ in either.iter_trials(study)) == 2000
-    read = time.perf_counter()
-    assert written - started < 30 and queried - written < 0.5 and read - queried < 1.0
+    assert len(either.failures(study, 10_000)) == 50 and sum(either.counts(study).values()) == count
+    assert sum(1 for _ in either.iter_trials(study)) == count
+    event.remove(Engine, "before_cursor_execute", note)
+    assert 4 <= len(asked) <= 24
 
 
 def test_a_study_without_a_right_trial_has_no_best(either):

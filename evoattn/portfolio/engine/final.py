@@ -13,10 +13,10 @@ from evoattn.backends.base import LaunchError
 from evoattn.correctness.cases import Case, make_case
 from evoattn.families.built import BuiltKernel
 from evoattn.model.problem import AttentionProblem
+from evoattn.peers.table import PEERS, Peer, peer_call
 from evoattn.portfolio.engine.clock import GRAPH_UNDER_US, Call
 from evoattn.portfolio.engine.memory import Memory
 from evoattn.timing.contestant import Contestant, calls_for_all
-from evoattn.timing.peers.table import PEERS, Peer, peer_call
 from evoattn.timing.protocol import Protocol
 from evoattn.timing.timer import Timer
 

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from evoattn.backends.base import ContextLost, LaunchError
-from evoattn.correctness.case_shapes import fitted, sequenced
-from evoattn.correctness.cases import Case, make_case
+from evoattn.correctness.cases import Case, fitted, make_case, sequenced
 from evoattn.correctness.validate import run_case
 from evoattn.evaluation.process import Handler
 from evoattn.families.built import BuiltKernel

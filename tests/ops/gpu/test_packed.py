@@ -6,7 +6,7 @@ import torch
 from gpu_problems import ON_A_GPU, require_answer, without_waiting
 
 import evoattn
-from evoattn.correctness.case_shapes import sequenced
+from evoattn.correctness.cases import sequenced
 from evoattn.correctness.reference import make_inputs
 from evoattn.model.shape_text import parse_shape
 from evoattn.ops import current

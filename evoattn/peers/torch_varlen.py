@@ -13,8 +13,7 @@ from evoattn.correctness.terms import qkv, torch_dtype
 from evoattn.model.mask import MASKS, MaskKind
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.variant import parse_window
-from evoattn.timing.peers.refused import PeerRefused
-from evoattn.timing.peers.variants import Tensors, refuse_all_but
+from evoattn.peers.variants import PeerRefused, Tensors, refuse_all_but
 
 Attend = Callable[..., torch.Tensor]
 

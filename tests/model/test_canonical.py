@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from evoattn.model.as_called import as_called, as_picked
 from evoattn.model.shape_text import parse_shape
 from evoattn.ops.asked import DTYPES, StridedProblem, out_like, problem_of
 from evoattn.ops.variant import Variant
@@ -49,9 +48,9 @@ def test_drawn_problems_are_those_of_their_calls(kind):
         whole = problem.with_(seqlen_k=problem.table_pages * problem.page) if problem.page else problem
         # Tensors without data do not show that V lies within K; the scale is no part of plain calls.
         # The order of dimensions in memory does not show where one of them has one row.
-        picked = as_picked(whole).with_(shared_kv=False, scale=None)
+        picked = whole.with_unknown_lengths().with_(shared_kv=False, scale=None)
         assert called(whole).with_(layout="bhsd") == picked.with_(layout="bhsd"), problem.describe()
-        assert as_called(as_called(problem)) == as_called(problem)
+        assert problem.canonical().canonical() == problem.canonical()
 
 
 @pytest.mark.parametrize(
@@ -67,20 +66,21 @@ def test_drawn_problems_are_those_of_their_calls(kind):
 )
 def test_one_query(said, mask, window):
     problem = parse_shape(f"{ONE},{said}")
-    asked = as_called(problem)
+    asked = problem.canonical()
     assert (asked.mask, asked.window) == (mask, window)
     assert called(problem) == asked
 
 
 def test_a_window_that_hides_nothing_is_none():
     problem = parse_shape("B=1,H=4,S=100,D=64,mask=causal_upper_left,window=127:0")
-    assert as_called(problem) == problem.with_(window="")
+    assert problem.canonical() == problem.with_(window="")
     longer = problem.with_(seqlen_q=200, seqlen_k=200)
-    assert as_called(longer) is longer
+    assert longer.canonical() is longer
 
 
 def test_lengths_that_only_the_device_knows_stay_open():
     cache = parse_shape("B=3,H=4,Sq=1,Sk=512,D=64,mask=causal_lower_right,seqused=17:400")
-    assert as_called(cache).seqused == "17:400" and as_picked(cache) == cache.with_(mask="full", seqused="0:512")
+    assert cache.canonical().seqused == "17:400"
+    assert cache.with_unknown_lengths() == cache.with_(mask="full", seqused="0:512")
     packed = parse_shape("B=3,H=4,S=512,D=64,varlen=3+512+17")
-    assert as_called(packed) is packed and as_picked(packed) == packed.with_(varlen="sum:532/sum:532")
+    assert packed.canonical() is packed and packed.with_unknown_lengths() == packed.with_(varlen="sum:532/sum:532")

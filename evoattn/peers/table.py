@@ -19,11 +19,10 @@ from evoattn.correctness.reference import Answer
 from evoattn.correctness.terms import qkv
 from evoattn.model.mask import MASKS, MaskKind
 from evoattn.model.problem import AttentionProblem
-from evoattn.timing.peers import fa3, fa4, flashinfer, flex, torch_varlen
-from evoattn.timing.peers.caches import whole_keys, without_nan
-from evoattn.timing.peers.fa4_scores import ScoreMod, find_score_mod
-from evoattn.timing.peers.refused import PeerRefused as PeerRefused
-from evoattn.timing.peers.variants import added_to_scores, flash_options
+from evoattn.peers import fa3, fa4, flashinfer, flex, torch_varlen
+from evoattn.peers.fa4 import ScoreMod, find_score_mod
+from evoattn.peers.variants import PeerRefused as PeerRefused
+from evoattn.peers.variants import added_to_scores, flash_options, whole_keys, without_nan
 
 Tensors = dict[str, torch.Tensor]
 Call = Callable[[], torch.Tensor]

@@ -12,12 +12,12 @@ LEVEL = 1
 
 
 @dataclass(frozen=True)
-class PackedSource:
+class CompressedSource:
     """A source's sha256 in hex, and its compressed UTF-8."""
 
     hash: str
     zlib: bytes
 
     @classmethod
-    def of(cls, candidate: Candidate) -> PackedSource:
+    def of(cls, candidate: Candidate) -> CompressedSource:
         return cls(candidate.source_hash, zlib.compress(candidate.source.encode(), LEVEL))

@@ -1,0 +1,57 @@
+"""Which kernels come with evoattn: those that cover what was measured, one by one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from evoattn.model.gpu import GPUS
+from evoattn.model.shape_text import parse_shape
+from evoattn.model.space import load_space
+from evoattn.portfolio import campaign
+from evoattn.portfolio.engine.kernel import Group, Kernel
+from evoattn.portfolio.pick import whole
+from evoattn.portfolio.select import Kind, general, genes_of, measured_kinds, select
+
+H200 = GPUS["h200"]
+STARTING = load_space("flash_wgmma", H200).starting_configs()
+
+
+def test_each_kernel_that_is_chosen_saves_most_beside_those_before_it() -> None:
+    lost = {"all": {0: 0.2, 1: 0.2, 2: 0.2}, "first": {0: 0.0, 1: 0.9}, "last": {2: 0.0}, "same": {2: 0.195}}
+    assert Kind(3, lost).covering() == ["all", "first", "last"]
+    assert Kind().covering() == []
+
+
+def campaign_of(folder: Path) -> Path:
+    """Two problems with sinks: one kernel is the fastest on each, a third is wrong."""
+    problems = [parse_shape(f"B=2,H=8,S={s},D=64,dtype=bf16,mask=full,sink=1") for s in (512, 4096)]
+    kernels = [Kernel(c.family, c.params, "random", "right", 100) for c in STARTING[:2]]
+    kernels[0].times, kernels[1].times = {0: 5.0, 1: 90.0}, {0: 9.0, 1: 50.0}
+    wrong = Kernel(STARTING[2].family, STARTING[2].params, "random", "wrong: it differs", 100, times={0: 1.0})
+    group = Group("16 d64 full+sink", problems, ("flash_wgmma",), kernels={k.id: k for k in (*kernels, wrong)})
+    path = folder / "c.jsonl.gz"
+    campaign.save(path, [group], {"device": "NVIDIA H200"}, {})
+    return path
+
+
+def test_a_kind_that_was_measured_gets_what_covers_it_and_others_keep_theirs(tmp_path: Path) -> None:
+    path = campaign_of(tmp_path)
+    kinds, _ = measured_kinds([path])
+    assert {name: kind.problems for name, kind in kinds.items()} == {"16 d64 sink": 2}
+    first = select([path], H200, None, 2)
+    assert first.cards == ("h200",) and set(first.kinds) == {"16 d64 sink"}
+    assert {first.kernels[i].id for i in first.kinds["16 d64 sink"]} == {c.id for c in STARTING[:2]}
+    again = select([], H200, first, 2)
+    assert (again.kinds, again.kernels, again.genes) == (first.kinds, first.kernels, first.genes)
+
+
+def test_the_general_kernels_are_those_that_serve() -> None:
+    problem = parse_shape("B=2,H=8,S=2000,D=64,dtype=bf16,mask=full")
+    assert set(general(STARTING, [problem], H200, 1)) <= {c.id for c in STARTING}
+    assert len(general(STARTING, [problem], H200, 1)) == 1, "the best of one problem saves all there is to save"
+
+
+def test_splits_are_no_part_of_a_listed_kernel() -> None:
+    split = load_space("split_kv", H200).starting_configs()
+    assert {c["SPLITS"] for c in map(whole, split) if c["MERGE"] != "cluster"} == {1}
+    assert genes_of(STARTING).keys() == {"flash_wgmma"}
