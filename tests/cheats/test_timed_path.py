@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from cheating_kernels import faults
 from fake_kernels import PROBLEM, FakeBackend, FakeKernel, FakeTimer, Launch, built, evaluate, make_evaluator
 from timed_cheats import (
     CHECKED,
@@ -27,6 +26,7 @@ from evoattn.evaluation.tasks import Evaluate, HoldFinal
 from evoattn.model import gpu
 from evoattn.model.records import TrialState
 from evoattn.timing.protocol import RACE, Protocol
+from tests.cheats import faults
 
 SHORT = Protocol("final", 5, 200.0, most_calls=8)
 

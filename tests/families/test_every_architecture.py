@@ -2,7 +2,6 @@
 serves."""
 
 import pytest
-from template_mutants.settings import compile_ptx
 
 from evoattn.backends.compiler import compile_candidate
 from evoattn.families.registry import FAMILIES
@@ -10,6 +9,7 @@ from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import named_problems
 from evoattn.model.space import load_space
+from tests.mutation.settings import compile_ptx
 
 A_CARD_EACH = {spec.arch: spec for spec in sorted(GPUS.values(), key=lambda spec: spec.dram_bytes)}
 PAIRS = [
