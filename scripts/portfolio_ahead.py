@@ -14,14 +14,13 @@ import argparse
 import time
 from pathlib import Path
 
-from portfolio_campaign import seeds
-
 from evoattn.backends.compiler import version
 from evoattn.backends.kernel_files import KernelFiles
 from evoattn.model.gpu import GPUS
 from evoattn.portfolio import plan
 from evoattn.portfolio.again import groups_again
 from evoattn.portfolio.draws import PLAIN, drawn
+from scripts.portfolio_campaign import seeds
 
 SAY_EACH = 500
 """Compiled kernels between two lines."""

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 import typer
-from test_architecture import LAYERS
 
 import evoattn
 from evoattn.cli.main import app
 from evoattn.model.paths import ROOT
 from evoattn.search.api import search
 from scripts import results_page
+from tests.test_architecture import LAYERS
 
 FOLDERS = "scripts", "benchmarks", "tests"
 EXTERNAL = ("http://", "https://", "#", "mailto:")

@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from test_docs import FENCE, PLACES, ROOT, tracked
+
+from tests.docs.test_docs import FENCE, PLACES, ROOT, tracked
 
 FOLDERS = "scripts", "benchmarks", "tests"
 COMMAND = re.compile(

@@ -9,7 +9,6 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-from kernels import HOPPER_GENES, record
 
 from evoattn.correctness.judge import judge_o
 from evoattn.correctness.reference import make_answer, make_inputs
@@ -20,6 +19,7 @@ from evoattn.export.torch_extension import export_torch, write_folder
 from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import detect_devices
 from evoattn.model.problem import AttentionProblem
+from tests.export.kernels import HOPPER_GENES, record
 
 pytestmark = [
     pytest.mark.device,

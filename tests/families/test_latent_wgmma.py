@@ -2,7 +2,6 @@
 refusals that know the problem."""
 
 import pytest
-from kept_compiles import compile_kept
 
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.validate import check_small_cases
@@ -13,6 +12,7 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import lookup
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import load_space
+from tests.families.kept_compiles import compile_kept
 from tests.support.source_edits import replaced
 
 H100, FAMILY = GPUS["h100"], FAMILIES["latent_wgmma"]

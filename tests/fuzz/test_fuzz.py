@@ -7,7 +7,6 @@ import sys
 
 import pytest
 import torch
-from fake_device import FakeDevice, fake_runtime
 
 from evoattn.model.gpu import GPUS
 from evoattn.ops import current
@@ -20,6 +19,7 @@ from tests.fuzz.exact import why_wrong
 from tests.fuzz.judged import _written_beside, judged
 from tests.fuzz.made import BAND, POISON, Maker, called
 from tests.fuzz.ways import AT_ONCE, WAYS, ways
+from tests.ops.fake_device import FakeDevice, fake_runtime
 
 PLAIN = Call(7, batch=2, heads=4, kv_heads=2, seqlen_q=37, seqlen_k=45)
 

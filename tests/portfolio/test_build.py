@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from portfolio_build import UNTIMED, build_group, covers, left_out_regrets, presumed, said
 
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
 from evoattn.portfolio.engine.kernel import Kernel
 from evoattn.portfolio.fit import Table, View
 from evoattn.portfolio.measured import Imagined, Measured, imagine, one_speed, usual_of_plain, without_stumbles
+from scripts.portfolio_build import UNTIMED, build_group, covers, left_out_regrets, presumed, said
 
 FEW, MANY = 3, 40
 CONSTANTS = np.array([[1.0, 4.0], [4.0, 1.0]])

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from portfolio_genes import LEAST, with_values
-
 from evoattn.portfolio.engine.kernel import Kernel
+from scripts.portfolio_genes import LEAST, with_values
 
 GENES = {"flash_wgmma": {"KEY_SPLIT": [1, 2]}}
 

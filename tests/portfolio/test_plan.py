@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 
-import portfolio_campaign
 import pytest
 
 from evoattn.backends.compiler import version
@@ -18,6 +17,7 @@ from evoattn.portfolio.engine.aimed import AimedBreeder
 from evoattn.portfolio.engine.breeding import Breeder
 from evoattn.portfolio.engine.climbing import ClimbingBreeder
 from evoattn.portfolio.engine.kernel import Group
+from scripts import portfolio_campaign
 
 H100 = GPUS["h100"]
 SHAPES = ("B=4,H=8,S=512,D=64,dtype=bf16,mask=full", "B=8,H=8,Sq=1,Sk=900,D=64,dtype=bf16,mask=full")

@@ -1,10 +1,9 @@
 """What `scripts/portfolio_refined.py` says of each way to choose."""
 
-from portfolio_refined import CLASS, RULE, SHAPE, chosen, contestants, summary
-
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
 from evoattn.portfolio.pick import class_kernels, pick
+from scripts.portfolio_refined import CLASS, RULE, SHAPE, chosen, contestants, summary
 
 H100 = GPUS["h100"]
 

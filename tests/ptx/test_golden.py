@@ -6,10 +6,10 @@ import re
 
 import numpy as np
 import pytest
-from whitelist_choices import uncovered
 
 from tests.ptx.golden import file as golden_file
 from tests.ptx.golden.file import Golden
+from tests.ptx.whitelist_choices import uncovered
 
 EXCUSED = {
     # ptxas refuses them for this opcode, so that no kernel that compiles has them

@@ -9,7 +9,6 @@ from html import unescape
 
 import pytest
 from jinja2 import Environment, FileSystemLoader
-from report_studies import add, make_study, printed, timing
 
 from evoattn.model.paths import REPORT_TEMPLATES
 from evoattn.model.records import TrialState
@@ -17,6 +16,7 @@ from evoattn.report import render_html, render_json, summarise
 from evoattn.report.figures import MAX_POINTS, drawn_points
 from evoattn.report.page import SCRIPTS
 from evoattn.report.rows import Progress
+from tests.report.report_studies import add, make_study, printed, timing
 
 
 def test_page_is_whole_and_escapes_the_database(measured):

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, text
-from storage_records import PROBLEM, make_study, refusal
 
 from evoattn.model.gpu import GPUS
 from evoattn.model.paths import ROOT
 from evoattn.storage import Storage, StorageError
 from evoattn.storage.engine import parse_url, without_password
+from tests.storage.storage_records import PROBLEM, make_study, refusal
 from tests.support.postgres import Server, free_port, programs
 
 pytestmark = [

@@ -5,9 +5,8 @@ import os
 import subprocess
 import sys
 
-from gpu_problems import ON_A_GPU
-
 from evoattn.model.paths import ROOT
+from tests.ops.gpu.gpu_problems import ON_A_GPU
 
 pytestmark = ON_A_GPU
 SHAPE = "B=1,H=16,S=1024,D=128,dtype=bf16,mask=causal_upper_left"
