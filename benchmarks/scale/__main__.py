@@ -22,6 +22,7 @@ import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from benchmarks.samplers.time_to_best import problems as sampled_problems
 from benchmarks.samplers.time_to_best import shape as spelled
@@ -53,7 +54,7 @@ def shape_of(name: str) -> str:
     return spelled(sampled_problems(1)[0] if name == SAMPLED else lookup(name))
 
 
-def searched(mode: str, name: str, given: argparse.Namespace, folder: Path) -> dict | None:
+def searched(mode: str, name: str, given: argparse.Namespace, folder: Path) -> dict[str, Any] | None:
     """The row of one search; None where it failed, whose words are then printed."""
     command = [sys.executable, "-m", "benchmarks.scale.search", mode, shape_of(name), str(given.seconds)]
     command.append(str(folder / f"{mode}-{name}.db"))
@@ -85,7 +86,7 @@ def searched(mode: str, name: str, given: argparse.Namespace, folder: Path) -> d
     return row
 
 
-def line(row: dict) -> str:
+def line(row: dict[str, Any]) -> str:
     seconds, factors = max(row["seconds"], 1e-9), list(row["speeds"].values())
     spread = f", boards within {max(factors) / min(factors) - 1:.2%}" if factors else ""
     return (
@@ -100,12 +101,12 @@ def line(row: dict) -> str:
     )
 
 
-def near(row: dict, best: float) -> float | None:
+def near(row: dict[str, Any], best: float) -> float | None:
     """Seconds of the search until its best so far was within 2 % of `best`."""
     return next((seconds for seconds, us in row["improvements"] if us <= NEAR * best), None)
 
 
-def final(name: str, rows: list[dict]) -> dict[str, float]:
+def final(name: str, rows: list[dict[str, Any]]) -> dict[str, float]:
     """By mode: the median in µs of its winner, all timed in turns on the first GPU."""
     problem, gpu = parse_shape(shape_of(name)), detect_devices()[0].spec
     assert gpu is not None
@@ -124,7 +125,7 @@ def final(name: str, rows: list[dict]) -> dict[str, float]:
     return {mode: timing.median_us for mode, timing in outcome.value.timings.items()}
 
 
-def table(name: str, rows: list[dict], medians: dict[str, float]) -> list[str]:
+def table(name: str, rows: list[dict[str, Any]], medians: dict[str, float]) -> list[str]:
     """What the searches of one problem come to, beside the one on one GPU."""
     best = min((us for row in rows for _, us in row["improvements"]), default=0.0)
     alone = next((row["recorded"] / row["seconds"] for row in rows if row["mode"] == "one"), None)
@@ -150,7 +151,7 @@ def main() -> int:
     parser.add_argument("--no-final", action="store_true")
     parser.add_argument("-o", "--output")
     given = parser.parse_args()
-    found: list[dict] = []
+    found: list[dict[str, Any]] = []
     tables: list[str] = []
     with TemporaryDirectory() as folder:
         for name in given.problems.split(","):

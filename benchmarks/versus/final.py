@@ -13,6 +13,7 @@ import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.versus import found
 from benchmarks.versus.found import Found, Tried
@@ -36,7 +37,7 @@ def chosen(runs: Sequence[Found], seconds: Sequence[float]) -> dict[str, tuple[s
     them."""
     best: dict[str, tuple[str, Tried]] = {}
     for run in runs:
-        by_config: dict[str, tuple[list[str], Tried]] = {}
+        by_config: dict[str, Any][str, tuple[list[str], Tried]] = {}
         last = max((tried.at_s for tried in run.tried), default=0.0)
         enough = min((after for after in seconds if after >= last), default=math.inf)
         for after in seconds:
@@ -46,13 +47,13 @@ def chosen(runs: Sequence[Found], seconds: Sequence[float]) -> dict[str, tuple[s
     return best
 
 
-def built(config: dict, problem: AttentionProblem, gpu: GpuSpec) -> BuiltKernel:
+def built(config: dict[str, Any], problem: AttentionProblem, gpu: GpuSpec) -> BuiltKernel:
     """A config of one of evoattn's families, compiled. Raises `CompileError`."""
     family, params = registry.lookup(config["family"]), KernelConfig(config["family"], config["params"])
     return BuiltKernel(family, params, gpu, compile_candidate(render(family, problem, params, gpu)))
 
 
-def helion_peer(config: dict) -> Peer:
+def helion_peer(config: dict[str, Any]) -> Peer:
     """Helion's kernel with one of its configs."""
 
     def make(problem: AttentionProblem, tensors: Tensors) -> Call:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import NullPool, create_engine, text
 
@@ -32,11 +33,11 @@ class PostgresRun(Run):
         self.db = server.create("faults")
         self._engine = create_engine(parse_url(self.db), poolclass=NullPool)  # the server comes and goes
 
-    def _rows(self, query: str) -> list[tuple]:
+    def _rows(self, query: str) -> list[tuple[Any, ...]]:
         with self._engine.connect() as connection:
             return [tuple(row) for row in connection.execute(text(query))]
 
-    def begin(self, study: str, budget: str) -> subprocess.Popen:
+    def begin(self, study: str, budget: str) -> subprocess.Popen[str]:
         """A search of a new study, else its going on."""
         known = self._rows("SELECT 1 FROM information_schema.tables WHERE table_name = 'studies'")
         if known and (study,) in self._rows("SELECT name FROM studies"):

@@ -11,6 +11,7 @@ import sys
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from evoattn.model import gpu
 from evoattn.model.paths import ROOT
@@ -42,7 +43,7 @@ class Run:
         self.db, self.journal = folder / "db.sqlite", folder / "journal"
         self.target = "h100" if kind == "fake" else "auto" if gpu.detect_devices() else "l4"
 
-    def start(self, *words: str, obeys_modes: bool = False, file_bytes: int | None = None) -> subprocess.Popen:
+    def start(self, *words: str, obeys_modes: bool = False, file_bytes: int | None = None) -> subprocess.Popen[str]:
         def limit() -> None:
             if obeys_modes:  # root's right to write everywhere ends at the next exec
                 for capability in (CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH):
@@ -70,7 +71,7 @@ class Run:
             stderr=subprocess.STDOUT,
         )
 
-    def search(self, budget: str, *words: str, **how) -> subprocess.Popen:
+    def search(self, budget: str, *words: str, **how: Any) -> subprocess.Popen[str]:
         """A new study in a new database, else a resumed one."""
         if self.db.exists() and self.studies():
             return self.start("--budget", budget, "--jobs", "2", "--resume", *words, **how)
@@ -83,7 +84,7 @@ class Run:
     def acknowledged(self) -> dict[int, str]:
         return {int(number): config_id for number, config_id in self.lines("trial")}
 
-    def _rows(self, query: str) -> list[tuple]:
+    def _rows(self, query: str) -> list[tuple[Any, ...]]:
         try:
             with closing(sqlite3.connect(f"file:{self.db}?mode=ro", uri=True, timeout=20)) as connection:
                 return connection.execute(query).fetchall()
@@ -94,7 +95,7 @@ class Run:
             )
             return []
 
-    def studies(self) -> list[tuple]:
+    def studies(self) -> list[tuple[Any, ...]]:
         return self._rows("SELECT name FROM studies")
 
     def count_of(self, state: str) -> int:
@@ -119,7 +120,7 @@ class Run:
             require(found == answer, f"PRAGMA {pragma} says {found[:2]}.")
 
 
-def finish(process: subprocess.Popen, codes: tuple[int, ...], part: str = "", seconds: float = 180.0) -> str:
+def finish(process: subprocess.Popen[str], codes: tuple[int, ...], part: str = "", seconds: float = 180.0) -> str:
     """Wait for a search, hold its exit code and its words to what they should be, and return them."""
     try:
         output, _ = process.communicate(timeout=seconds)
@@ -140,6 +141,6 @@ def wait_until(condition, seconds: float = 120.0) -> None:
         time.sleep(0.005)
 
 
-def wait_for_trials(run: Run, process: subprocess.Popen, count: int) -> None:
+def wait_for_trials(run: Run, process: subprocess.Popen[str], count: int) -> None:
     """Until that many trials are acknowledged, or the search has ended."""
     wait_until(lambda: len(run.acknowledged()) >= count or process.poll() is not None)

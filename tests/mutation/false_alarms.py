@@ -17,7 +17,7 @@ import json
 import random
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -66,7 +66,7 @@ class Tally:
     """What ran, by family: configs, seconds, and how many are not right."""
 
     ran: Counter[str] = field(default_factory=Counter)
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     alarms: Counter[str] = field(default_factory=Counter)
 
     def add(self, one: Ran) -> None:

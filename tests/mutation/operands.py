@@ -43,8 +43,8 @@ def constants(text: str, code: str) -> Iterator[Edit]:
     for match in re.finditer(r"(?<=[ (-])(\d+)\b(?![.\w])", code):
         number = int(match[1])
         if number > 1:
-            for new in (2 * number, number // 2) if number & (number - 1) == 0 else (number + 1,):
-                yield "constant", match.start(), match.end(), str(new)
+            for other in (2 * number, number // 2) if number & (number - 1) == 0 else (number + 1,):
+                yield "constant", match.start(), match.end(), str(other)
     for match in re.finditer(r"(?<== |[ (]=)(0|0\.f|1|1\.f|-1e38f|-INFINITY)(?=[;,)}])", code):
         new = {"0": "1", "1": "0", "0.f": "1.f", "1.f": "0.f"}.get(match[1], "0.f")
         yield "constant", match.start(), match.end(), new

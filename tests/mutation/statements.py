@@ -93,8 +93,8 @@ def bits(text: str, code: str) -> Iterator[Edit]:
         for other in {number << 1, number >> 1, number ^ 1} - {number}:
             yield "bits", match.start(), match.end(), f"0x{other:x}{match[2]}"
     for match in re.finditer(r"(<<|>>) (\d+)\b", code):
-        for other in (int(match[2]) + 1, int(match[2]) - 1):
-            yield "bits", match.start(2), match.end(2), str(max(0, other))
+        for shift in (int(match[2]) + 1, int(match[2]) - 1):
+            yield "bits", match.start(2), match.end(2), str(max(0, shift))
     for match in re.finditer(r"(?<=[ (])~(?=[\w(])", code):
         yield "bits", match.start(), match.end(), ""
 
