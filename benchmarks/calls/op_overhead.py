@@ -107,7 +107,7 @@ def device_us(timed: Timed) -> float:
     with timed.pinned(), torch.cuda.graph(graph):
         for _ in range(IN_GRAPH):
             timed.call()
-    times = []
+    times: list[float] = []
     for _ in range(20):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
@@ -146,7 +146,7 @@ def measure(problem: AttentionProblem, compiled: bool, pieces: bool) -> dict[str
     if compiled:
         calls["evoattn compiled"] = Timed(torch.compile(ours))
         calls["sdpa compiled"] = Timed(torch.compile(torchs))
-    row = {
+    row: dict[str, object] = {
         "problem": problem.describe(),
         "runs": evoattn.explain(q, k, v, is_causal=causal, enable_gqa=grouped),
         "host_us": host_us(calls),

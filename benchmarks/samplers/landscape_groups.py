@@ -171,7 +171,7 @@ def make_groups(gpu: GpuSpec, most: int = 8, only: str = "") -> list[Group]:
 
 def _known(group: Group, gpu: GpuSpec) -> list[tuple[str, dict[str, Any]]]:
     """What a search of one of the problems would begin with: the starting configs and the portfolio's picks."""
-    known = {}
+    known: dict[str, tuple[str, dict[str, Any]]] = {}
     for problem in group.problems:
         starting = [c for f in group.families for c in starting_configs(load_space(f, gpu), problem, gpu)]
         known |= {c.id: (c.family, dict(c.params)) for c in [*starting, *portfolio_kernels(problem, gpu)[:MOST_PICKS]]}

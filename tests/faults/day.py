@@ -42,7 +42,8 @@ def draw(rng: random.Random, seen: set[int]) -> KernelConfig:
 
 def write(storage: Storage, study: Study, trials: int) -> float:
     """Record so many trials; MB at a tenth of them."""
-    rng, seen, early = random.Random(0), set(), 0.0
+    rng, early = random.Random(0), 0.0
+    seen: set[str] = set()
     for n in range(trials):
         if n == trials // 10:
             early = megabytes()

@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -134,7 +135,7 @@ def finish(process: subprocess.Popen[str], codes: tuple[int, ...], part: str = "
     return " ".join(output[output.find("evoattn: ") + 9 :].split()) if "evoattn: " in output else ""
 
 
-def wait_until(condition, seconds: float = 120.0) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         require(time.monotonic() < end, "It did not happen in time.")

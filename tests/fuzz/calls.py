@@ -16,7 +16,19 @@ One = TypeVar("One")
 HEAD_DIMS = (8, 16, 20, 24, 32, 40, 48, 64, 64, 72, 80, 88, 96, 100, 112, 128, 128, 136, 160, 192, 200, 256, 320, 512)
 LENGTHS = (1, 2, 3, 7, 16, 17, 31, 63, 64, 65, 113, 127, 128, 129, 203, 239, 256, 257, 511, 799, 1023, 1025, 2047, 4099)
 GROUPS = (1, 1, 1, 1, 2, 3, 4, 5, 7, 8, 16)
-PLACES = ("bhsd", "bhsd", "bshd", "bshd", "sbhd", "fused", "wide", "every other", "late", "odd start", "expanded")
+PLACES: tuple[str, ...] = (
+    "bhsd",
+    "bhsd",
+    "bshd",
+    "bshd",
+    "sbhd",
+    "fused",
+    "wide",
+    "every other",
+    "late",
+    "odd start",
+    "expanded",
+)
 PLACES += ("expanded heads", "expanded rows", "expanded columns", "columns")
 NUMBERS = ("normal", "normal", "normal", "large", "late key", "equal keys", "nan", "inf")
 OUTS = ("", "", "", "given", "given", "other order", "every other column", "query")

@@ -20,7 +20,18 @@ from tests.fuzz.calls import Call
 from tests.fuzz.made import Made, called
 
 Answer = tuple[Tensor, Tensor | None]
-WAYS = ("eager", "graph", "threads", "streams", "sdpa", "compiled", "any size", "autocast", "inference", "vmap")
+WAYS: tuple[str, ...] = (
+    "eager",
+    "graph",
+    "threads",
+    "streams",
+    "sdpa",
+    "compiled",
+    "any size",
+    "autocast",
+    "inference",
+    "vmap",
+)
 WAYS += ("gradients", "deterministic", "fake")
 WEIGHTS = (47, 10, 7, 7, 7, 5, 2, 4, 3, 2, 2, 2, 2)
 AT_ONCE = 3

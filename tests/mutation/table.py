@@ -60,7 +60,8 @@ def load_verdicts(paths: Iterable[Path]) -> list[Verdict]:
 
 def table(verdicts: Iterable[Verdict], reasons: Iterable[Reason]) -> str:
     """Markdown: a row per family and one of all."""
-    reasons, counts = list(reasons), {}
+    reasons = list(reasons)
+    counts: dict[str, Counter[str]] = {}
     for verdict in verdicts:
         if not verdict.live:
             continue

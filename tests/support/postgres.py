@@ -80,7 +80,7 @@ class Server:
                 stderr=log,
                 start_new_session=True,  # Ctrl-C in the terminal is for us
             )
-        ready = [self._programs / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(self.port)]
+        ready = [str(self._programs / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
         end = time.monotonic() + START_S
         while subprocess.run(ready).returncode:
             if time.monotonic() > end or self._process.poll() is not None:
