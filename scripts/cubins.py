@@ -30,8 +30,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from known_configs import known_configs
-
 from evoattn.backends.compiler import compile_candidate, version
 from evoattn.backends.machine_code import machine_code_hash
 from evoattn.families.registry import FAMILIES
@@ -43,6 +41,16 @@ from evoattn.model.records import Candidate
 from evoattn.model.space import ConfigError, Value, config_id, load_space
 
 ARCHES = ("sm_80", "sm_89", "sm_90a")
+KNOWN = Path(__file__).resolve().parent.parent / "tests/data/known_configs.jsonl"
+"""Configs that searches of named problems have won or that were written by hand, one per line with its problems."""
+
+
+def known_configs(family: str, problem: str) -> list[dict[str, Value]]:
+    """Parameters of the family's configs for the named problem, in the file's order; not all are valid on every GPU."""
+    rows = map(json.loads, KNOWN.read_text().splitlines())
+    return [row["config"] for row in rows if row["family"] == family and problem in row["problems"]]
+
+
 COMPILERS = 2
 HEX_DIGITS = 20
 """Of each sha256 that are kept."""

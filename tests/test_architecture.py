@@ -44,6 +44,13 @@ HOMES = {  # files, or rooms of which any file may
 }
 
 
+CIRCLES = {
+    frozenset(f"evoattn.model.{name}" for name in ("describe", "least_work", "problem", "size_fault", "term_shapes")),
+    frozenset(f"evoattn.model.{name}" for name in ("named_problems", "shape_text")),
+}
+"""Modules that import each other today."""
+
+
 @cache
 def imports(path: Path) -> frozenset[str]:
     """Dotted names that a file imports, wherever in it."""
@@ -109,6 +116,61 @@ def test_constexpr_functions_are_for_the_device():
         for line in path.read_text().splitlines():
             if re.search(r"(?<!if )constexpr\b[^=(]*\w+\([^()]*\)\s*\{", line):
                 assert "__device__" in line, f"{path.name}: {line.strip()}"
+
+
+def imported_modules(path: Path, known: frozenset[str]) -> set[str]:
+    """Those of `known` that a file imports, wherever in it; `from package import module` is the module alone."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= (inner & known) | ({node.module} if inner - known else set())
+    return found & known
+
+
+def circles(arrows: dict[str, set[str]]) -> set[frozenset[str]]:
+    """Sets of modules that reach each other (Tarjan, Depth-first search and linear graph algorithms, 1972)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found = set()
+
+    def visit(name: str) -> None:
+        index[name] = low[name] = len(index)
+        stack.append(name)
+        for other in sorted(arrows[name]):
+            if other not in index:
+                visit(other)
+                low[name] = min(low[name], low[other])
+            elif other in stack:
+                low[name] = min(low[name], index[other])
+        if low[name] == index[name]:
+            start = stack.index(name)
+            if len(stack) - start > 1:
+                found.add(frozenset(stack[start:]))
+            del stack[start:]
+
+    for name in arrows:
+        if name not in index:
+            visit(name)
+    return found
+
+
+def test_circles_are_found():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}, "e": set()}) == {frozenset("abc")}
+
+
+def test_no_modules_import_each_other():
+    """Wherever in the files, under TYPE_CHECKING too; the public face, which imports when asked, aside. `CIRCLES` may
+    only shrink."""
+    files = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for _, path in modules()
+    }
+    known = frozenset(files)
+    found = circles({name: imported_modules(path, known) - {name} for name, path in files.items()})
+    assert found == CIRCLES, "a circle came: break it; a circle went: take it out of CIRCLES"
 
 
 def test_python_files_are_short():

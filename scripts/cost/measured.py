@@ -1,5 +1,5 @@
 """Measured times of kernels, out of campaigns (`evoattn/portfolio/campaign.py`) and landscapes
-(`scripts/landscapes.py`)."""
+(`benchmarks/samplers/landscapes.py`)."""
 
 from __future__ import annotations
 

@@ -4,7 +4,14 @@ import io
 import json
 
 import pytest
-from bench_fakes import (
+from rich.console import Console
+
+from evoattn.bench.table import render_rows, rows_json
+from evoattn.families.registry import FAMILIES
+from evoattn.model.records import TrialState
+from evoattn.model.space import load_space
+from evoattn.search.starting import starting_configs
+from tests.bench.bench_fakes import (
     CONFIGS,
     GPU,
     PROBLEM,
@@ -17,13 +24,6 @@ from bench_fakes import (
     record,
     run,
 )
-from rich.console import Console
-
-from evoattn.bench.table import render_rows, rows_json
-from evoattn.families.registry import FAMILIES
-from evoattn.model.records import TrialState
-from evoattn.model.space import load_space
-from evoattn.search.starting import starting_configs
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import sqlite3
 
 import pytest
-from bench_fakes import CONFIGS, GPU, PROBLEM, record, timing
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -16,6 +15,7 @@ from evoattn.families.render import render
 from evoattn.model.gpu import GPUS, DetectedDevice, GpuError
 from evoattn.model.records import Evaluation, TrialState
 from evoattn.model.space import ConfigError
+from tests.bench.bench_fakes import CONFIGS, GPU, PROBLEM, record, timing
 
 
 def test_without_records_the_starting_configs_stand(storage):

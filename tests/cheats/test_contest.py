@@ -3,7 +3,6 @@ times."""
 
 import pytest
 import torch
-from fake_kernels import FakeKernel, Launch, built, make_evaluator
 
 from evoattn.backends.base import ContextLost, LaunchError
 from evoattn.evaluation.process import Ending
@@ -13,6 +12,7 @@ from evoattn.peers.table import Peer
 from evoattn.search.finals import Final, FinalFailed
 from evoattn.timing.finalists import FinalResult
 from evoattn.timing.protocol import Protocol
+from tests.cheats.fake_kernels import FakeKernel, Launch, built, make_evaluator
 
 SHORT = Protocol("final", 3, 200.0, most_calls=4)
 FIRST_CALL, WARM_UP, PROBE, FIRST_REPLAY, ROUNDS, PROOF = 0, 2, 5, 14, 25, 42

@@ -1,13 +1,13 @@
 """All kernels that cheat, on the interpreter, through compile pool, evaluation and storage; on a device
-`scripts/cheats.py` runs the same."""
+`tests/cheats` runs the same."""
 
 import pytest
-from cheating_kernels.faults import CHEATS, HONEST
-from cheating_kernels.pipeline import run_cheats
 
 from evoattn.model import gpu
 from evoattn.model.records import TrialState
 from evoattn.storage import Storage
+from tests.cheats.faults import CHEATS, HONEST
+from tests.cheats.pipeline import run_cheats
 
 pytestmark = pytest.mark.slow
 

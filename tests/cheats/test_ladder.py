@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
-from fake_kernels import PROBLEM, FakeBackend, FakeKernel, Launch, built
 
 from evoattn.backends.base import LaunchError
 from evoattn.correctness.cases import device_cases, make_case
 from evoattn.correctness.ladder import Ladder
 from evoattn.correctness.validate import run_case
+from tests.cheats.fake_kernels import PROBLEM, FakeBackend, FakeKernel, Launch, built
 
 BACKEND = FakeBackend()
 KEYS = [case.seqlen_k for _, case, _ in device_cases(PROBLEM)]

@@ -1,10 +1,10 @@
 """Cheating about what a kernel writes beside O: the log-sum-exp, and scratch that must stay zero."""
 
 import pytest
-from fake_kernels import FAMILY, PROBLEM, Launch, evaluate, make_evaluator
-from timed_cheats import CHECKED, honest
 
 from evoattn.model.records import TrialState
+from tests.cheats.fake_kernels import FAMILY, PROBLEM, Launch, evaluate, make_evaluator
+from tests.cheats.timed_cheats import CHECKED, honest
 
 SECOND_WARM_UP = 17
 """The launch before which no scratch buffer is poisoned again."""

@@ -2,9 +2,24 @@
 
 import pytest
 import torch
-from cheating_kernels import faults
-from fake_kernels import PROBLEM, FakeBackend, FakeKernel, FakeTimer, Launch, built, evaluate, make_evaluator
-from timed_cheats import (
+
+from evoattn.evaluation.device import DeviceEvaluator
+from evoattn.evaluation.tasks import Evaluate, HoldFinal
+from evoattn.model import gpu
+from evoattn.model.records import TrialState
+from evoattn.timing.protocol import RACE, Protocol
+from tests.cheats import faults
+from tests.cheats.fake_kernels import (
+    PROBLEM,
+    FakeBackend,
+    FakeKernel,
+    FakeTimer,
+    Launch,
+    built,
+    evaluate,
+    make_evaluator,
+)
+from tests.cheats.timed_cheats import (
     CHECKED,
     Cached,
     changes_its_inputs_when_timed,
@@ -21,12 +36,6 @@ from timed_cheats import (
     writes_outside_when_timed,
     writes_past_its_output,
 )
-
-from evoattn.evaluation.device import DeviceEvaluator
-from evoattn.evaluation.tasks import Evaluate, HoldFinal
-from evoattn.model import gpu
-from evoattn.model.records import TrialState
-from evoattn.timing.protocol import RACE, Protocol
 
 SHORT = Protocol("final", 5, 200.0, most_calls=8)
 

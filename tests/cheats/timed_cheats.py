@@ -1,9 +1,9 @@
 """Kernels that lie where a check before the timing cannot see it, as fakes (fake_kernels.py), and an honest one."""
 
 import torch
-from fake_kernels import PROBLEM, Launch
 
 from evoattn.correctness import reference
+from tests.cheats.fake_kernels import PROBLEM, Launch
 
 CHECKED = 20
 """Launches before the timing: eight cases and the problem's own shape, twice each, and two to warm up."""

@@ -5,10 +5,10 @@ import re
 import sqlite3
 
 import pytest
-from terminal import SHAPE, refused, run
 
 from evoattn.model.gpu import GPUS, DetectedDevice, GpuError
 from evoattn.search.request import choose_device
+from tests.cli.terminal import SHAPE, refused, run
 
 
 @pytest.fixture(scope="module")

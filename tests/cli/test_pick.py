@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-from terminal import refused, run
-
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import load_space
@@ -11,6 +9,7 @@ from evoattn.portfolio.pick import pick, portfolio_kernels
 from evoattn.portfolio.wins import Win, Wins
 from evoattn.search.spaces import choose_spaces
 from evoattn.search.starting import MOST, begin
+from tests.cli.terminal import refused, run
 
 SHAPE = "B=1,H=32,Hkv=8,S=4096,D=128,dtype=bf16,mask=causal"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from terminal import SHAPE, refused, run
 
 from evoattn.cli.run import resume_command
 from evoattn.model.gpu import GPUS, DetectedDevice, GpuError
@@ -17,6 +16,7 @@ from evoattn.search.setup import prepare_search
 from evoattn.search.starting import starting_configs
 from evoattn.storage import Storage, UnknownRecord
 from evoattn.storage.chosen import chosen_trial
+from tests.cli.terminal import SHAPE, refused, run
 
 H100 = DetectedDevice(0, "NVIDIA H100 80GB HBM3", (9, 0), "13.0")
 

@@ -6,8 +6,6 @@ import math
 
 import pytest
 import torch
-from attempt_fakes import Dies, Right, Wrong
-from terminal import SHAPE, refused, run
 
 from evoattn.backends.compiler import compile_source
 from evoattn.correctness.arena import UNWRITTEN, bits
@@ -23,6 +21,8 @@ from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import ConfigError, load_space
 from evoattn.search.attempt import attempt, check_on_interpreter, fill_in
 from evoattn.search.starting import starting_configs
+from tests.cli.attempt_fakes import Dies, Right, Wrong
+from tests.cli.terminal import SHAPE, refused, run
 
 GPU, FAMILY, PROBLEM = GPUS["l4"], FAMILIES["flash_mma"], parse_shape(SHAPE)
 WORDS = ("try", "flash_mma", "--gpu", "l4", "--shape", SHAPE)

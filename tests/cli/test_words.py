@@ -6,7 +6,6 @@ import sys
 
 import pytest
 import typer
-from terminal import SHAPE, WIDTH, refused, run
 from typer.testing import CliRunner
 
 from evoattn import __version__
@@ -14,6 +13,7 @@ from evoattn.cli.main import app
 from evoattn.cli.search import SHAPE_HELP
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.variant import VARIANTS
+from tests.cli.terminal import SHAPE, WIDTH, refused, run
 
 SLOW = ("torch", "optuna", "sqlalchemy", "alembic", "cupy", "jinja2", "plotly", "numpy", "rich")
 

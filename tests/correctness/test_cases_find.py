@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from source_edits import replaced
-from template_mutants.settings import compile_ptx
 
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.validate import check_small_cases
@@ -15,6 +13,8 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompiledKernel, CompileInfo
 from evoattn.model.space import load_space
+from tests.mutation.settings import compile_ptx
+from tests.support.source_edits import replaced
 
 pytestmark = pytest.mark.slow
 H100 = GPUS["h100"]

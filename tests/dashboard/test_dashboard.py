@@ -8,10 +8,10 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
-from report_studies import add, make_study, timed_study, timing
 
 from evoattn.model.records import TrialState
 from evoattn.storage import Storage
+from tests.report.report_studies import add, make_study, timed_study, timing
 
 pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is not installed (evoattn[dashboard])")
 

@@ -6,10 +6,10 @@ import shutil
 import threading
 
 import pytest
-from report_studies import timed_study
 
 from evoattn.dashboard.serve import Dashboard, listen
 from evoattn.storage import Storage
+from tests.report.report_studies import timed_study
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

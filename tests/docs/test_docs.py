@@ -14,14 +14,15 @@ from pathlib import Path
 
 import pytest
 import typer
-from test_architecture import LAYERS
 
 import evoattn
 from evoattn.cli.main import app
 from evoattn.model.paths import ROOT
 from evoattn.search.api import search
 from scripts import results_page
+from tests.test_architecture import LAYERS
 
+FOLDERS = "scripts", "benchmarks", "tests"
 EXTERNAL = ("http://", "https://", "#", "mailto:")
 FENCE = re.compile(r"(?:<!-- (runs on a CPU) -->\n)?^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -41,7 +42,7 @@ def tracked(*patterns: str) -> list[Path]:
         ).stdout.split()
         return [ROOT / name for name in listed if (ROOT / name).exists()]
     except (OSError, subprocess.CalledProcessError):
-        folders = ("docs", "evoattn", "reports", "scripts", "search_spaces", "templates", "tests")
+        folders = ("benchmarks", "docs", "evoattn", "reports", "scripts", "search_spaces", "templates", "tests")
         found = [p for pattern in patterns for folder in folders for p in (ROOT / folder).rglob(pattern)]
         return sorted({*found, *(p for pattern in patterns for p in ROOT.glob(pattern))})
 
@@ -209,15 +210,17 @@ def test_targets_are_shares_of_the_best_peer_and_of_flex_attention(flex, said):
 
 def test_every_module_says_what_it_is():
     """One line that a stranger can read where the module begins."""
-    modules = [path for path in tracked("*.py") if path.relative_to(ROOT).parts[0] in ("evoattn", "scripts")]
+    modules = [
+        path for path in tracked("*.py") if path.relative_to(ROOT).parts[0] in ("evoattn", "scripts", "benchmarks")
+    ]
     silent = [path for path in modules if len(ast.get_docstring(ast.parse(path.read_text())) or "") < 20]
     assert modules and not silent
 
 
 def test_every_script_says_by_help_what_it_is():
-    texts = {path: path.read_text() for path in tracked("*.py") if path.relative_to(ROOT).parts[0] == "scripts"}
-    programs = [text for text in texts.values() if "__main__" in text]
-    assert len(programs) > 30 and all("ArgumentParser(description=__doc__" in text for text in programs)
+    texts = {path: path.read_text() for path in tracked("*.py") if path.relative_to(ROOT).parts[0] in FOLDERS}
+    programs = [text for text in texts.values() if "\nif __name__ ==" in text]
+    assert len(programs) > 20 and all("ArgumentParser(description=__doc__" in text for text in programs)
 
 
 PROSE = [name for name in PLACES if name.count("/") == 0 or name.startswith(("docs/", "reports/"))]

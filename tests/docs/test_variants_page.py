@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from test_docs import ROOT
 
 from evoattn.families import registry
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
+from tests.docs.test_docs import ROOT
 
 SHAPE = "B=2,H=8,Hkv=2,S=1024,D=64,dtype=bf16,layout=bshd,mask=full"
 ROWS = {

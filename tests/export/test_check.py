@@ -5,7 +5,6 @@ import re
 import subprocess
 from dataclasses import replace
 
-import kernels
 import pytest
 
 from evoattn.export.check import BEGIN, END, export_source
@@ -19,6 +18,7 @@ from evoattn.model.records import Candidate, CompileInfo, Evaluation, Timing, Tr
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.search.starting import starting_configs
 from evoattn.storage import Storage, StorageError
+from tests.export import kernels
 
 PROBLEM = AttentionProblem(
     2, 4, 2, 100, 130, 64, "bf16", "causal_lower_right", "bshd", name='*/ int x; //\n#error "out"\\'

@@ -4,10 +4,8 @@ import math
 import re
 import subprocess
 
-import kernels
 import pytest
 import torch
-from test_launches import cuda_include
 
 from evoattn.correctness.reference import exact_attention, exact_lse
 from evoattn.correctness.sequences import each
@@ -18,6 +16,8 @@ from evoattn.model.launch import KernelLaunch
 from evoattn.model.paths import TEMPLATES
 from evoattn.model.shape_text import parse_shape
 from evoattn.storage import StorageError
+from tests.export import kernels
+from tests.export.test_launches import cuda_include
 
 pytestmark = pytest.mark.slow
 MAIN = """

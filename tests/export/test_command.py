@@ -1,11 +1,11 @@
 """`evoattn export` in its three formats."""
 
 import pytest
-from kernels import record
 from typer.testing import CliRunner
 
 from evoattn.cli.main import app
 from evoattn.storage import Storage
+from tests.export.kernels import record
 
 
 @pytest.fixture

@@ -5,14 +5,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from host_driver import GXX
-from kernels import HOPPER_GENES, record, recorded
 
 from evoattn.export.header import export_header, header, namespace_of
 from evoattn.export.host_config import host_config
 from evoattn.export.recorded import Recorded
 from evoattn.families.registry import FAMILIES
 from evoattn.model.errors import WrongUse
+from tests.export.host_driver import GXX
+from tests.export.kernels import HOPPER_GENES, record, recorded
 
 PLAIN_FAMILIES = [name for name, family in FAMILIES.items() if family.plain]
 """Kernels of variants are not exported."""

@@ -7,7 +7,6 @@ import random
 from dataclasses import dataclass, replace
 
 import pytest
-from host_driver import GXX, build, line, named_argument, python_launch, run
 
 from evoattn.export.host_config import FIELDS, host_config
 from evoattn.families.base import starts_zeroed
@@ -16,6 +15,7 @@ from evoattn.model import gpu
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, SearchSpace, load_space, spelling
 from evoattn.samplers.pool import ConfigPool
+from tests.export.host_driver import GXX, build, line, named_argument, python_launch, run
 
 needs_gxx = pytest.mark.skipif(GXX is None, reason="there is no g++")
 

@@ -8,12 +8,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from host_driver import GXX, HOST
-from kernels import HOPPER_GENES, recorded
 
 from evoattn.export.header import config_text
 from evoattn.model.dtype import DTYPES
 from evoattn.model.launch import Buffer, KernelLaunch, Scalar, TensorMap
+from tests.export.host_driver import GXX, HOST
+from tests.export.kernels import HOPPER_GENES, recorded
 
 SM_COUNT, WORKSPACE = 132, 1 << 20
 ADDRESSES = {"q": 1 << 10, "k": 2 << 10, "v": 3 << 10, "o": 4 << 10, "lse": 5 << 10}

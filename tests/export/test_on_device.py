@@ -9,7 +9,6 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-from kernels import HOPPER_GENES, record
 
 from evoattn.correctness.judge import judge_o
 from evoattn.correctness.reference import make_answer, make_inputs
@@ -19,6 +18,7 @@ from evoattn.export.recorded import Recorded
 from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import detect_devices
 from evoattn.model.problem import AttentionProblem
+from tests.export.kernels import HOPPER_GENES, record
 
 pytestmark = [
     pytest.mark.device,

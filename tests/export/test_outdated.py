@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import kernels
 import pytest
 
 from evoattn.export.recorded import Recorded
@@ -14,6 +13,7 @@ from evoattn.profiling.ncu import count
 from evoattn.search.profiled import profile_trial
 from evoattn.search.reproduce import ReproduceError, reproduce
 from evoattn.storage import StorageError
+from tests.export import kernels
 
 H100, PROBLEM = GPUS["h100"], kernels.PROBLEMS["flash_wgmma"]
 

@@ -5,10 +5,10 @@ import subprocess
 import sysconfig
 
 import pytest
-from kernels import record
 
 from evoattn.export.header import export_torch, write_folder
 from evoattn.model.errors import WrongUse
+from tests.export.kernels import record
 
 TARGETS = [("flash_wgmma", "h100", "sm_90a"), ("split_kv", "l4", "sm_89"), ("flash_mma", "a100", "sm_80")]
 

@@ -10,12 +10,6 @@ import math
 from dataclasses import replace
 from functools import cache
 
-import test_flash_mma
-import test_flash_scalar
-import test_flash_wgmma
-from kept_compiles import compile_kept
-from source_edits import replaced
-
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.cases import make_case
 from evoattn.correctness.validate import check
@@ -24,6 +18,9 @@ from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CheckResult
+from tests.families import test_flash_mma, test_flash_scalar, test_flash_wgmma
+from tests.families.kept_compiles import compile_kept
+from tests.support.source_edits import replaced
 
 FAMILIES = {
     "flash_scalar": (test_flash_scalar, AttentionProblem(1, 1, 1, 35, 131, 64), "l4"),

@@ -8,7 +8,6 @@ from dataclasses import fields, replace
 from typing import get_args, get_type_hints
 
 import pytest
-from added_mask import added
 
 from evoattn.families.base import Family
 from evoattn.families.registry import FAMILIES
@@ -21,6 +20,7 @@ from evoattn.model.space import KernelConfig, load_space
 from evoattn.portfolio.workload import draw
 from evoattn.samplers.pool import ConfigPool
 from evoattn.search.starting import starting_configs
+from tests.added_mask import added
 
 DRAWS = 2
 SEED = 29

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from family_faults import Row, assert_found
+
+from tests.families.family_faults import Row, assert_found
 
 pytestmark = pytest.mark.slow
 SCALAR_1, SCALAR_2 = {"BLOCK_N": 32, "KV_STAGES": 1}, {"BLOCK_N": 32, "KV_STAGES": 2}

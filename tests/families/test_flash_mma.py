@@ -6,8 +6,6 @@ from __future__ import annotations
 import random
 
 import pytest
-from kept_compiles import compile_kept
-from on_interpreter import judged
 
 from evoattn.backends.compiler import compile_source
 from evoattn.families.built import BuiltKernel
@@ -19,6 +17,8 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.search.starting import starting_configs
+from tests.families.kept_compiles import compile_kept
+from tests.families.on_interpreter import judged
 
 FAMILY, L4, H100 = FlashMma(), GPUS["l4"], GPUS["h100"]
 BASE = {

@@ -1,7 +1,6 @@
 """flash_scalar: right on the interpreter, every refusal explained, known-good configs known good."""
 
 import pytest
-from kept_compiles import compile_kept
 
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.cases import make_case
@@ -12,6 +11,7 @@ from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import load_space
+from tests.families.kept_compiles import compile_kept
 
 FAMILY = FlashScalar()
 L4 = GPUS["l4"]

@@ -10,8 +10,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from kept_compiles import compile_kept
-from test_flash_wgmma import FAMILY, config
 
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.cases import make_case
@@ -27,6 +25,8 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.ptx import run_launch
 from evoattn.samplers.pool import ConfigPool
+from tests.families.kept_compiles import compile_kept
+from tests.families.test_flash_wgmma import FAMILY, config
 
 H100 = GPUS["h100"]
 Piece = tuple[int, int, int]

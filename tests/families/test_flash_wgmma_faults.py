@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from family_faults import Row, assert_found
+
+from tests.families.family_faults import Row, assert_found
 
 pytestmark = pytest.mark.slow
 PLAIN, OVERLAP, ROWS = {"OVERLAP": False, "BLOCK_N": 64}, {"BLOCK_N": 64}, {"STORE": "rows", "BLOCK_N": 64}

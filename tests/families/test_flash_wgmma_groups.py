@@ -7,9 +7,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from kept_compiles import compile_kept
-from source_edits import replaced
-from test_flash_wgmma import FAMILY, H100, TWO, config
 
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.cases import make_case
@@ -18,6 +15,9 @@ from evoattn.families.built import BuiltKernel
 from evoattn.families.render import render
 from evoattn.model.launch import TensorMap
 from evoattn.model.problem import AttentionProblem
+from tests.families.kept_compiles import compile_kept
+from tests.families.test_flash_wgmma import FAMILY, H100, TWO, config
+from tests.support.source_edits import replaced
 
 BY_MAP = {"GROUP_ROWS": True, "BLOCK_N": 64}
 BY_ROWS = {**BY_MAP, "STORE": "rows", "KEY_SPLIT": 2}

@@ -6,11 +6,11 @@ import itertools
 import math
 
 import pytest
-from test_flash_wgmma import FAMILY, H100, TWO, config, problem
 
 from evoattn.families.base import starts_zeroed
 from evoattn.model.launch import Buffer, TensorMap
 from evoattn.model.problem import AttentionProblem
+from tests.families.test_flash_wgmma import FAMILY, H100, TWO, config, problem
 
 
 def test_tensor_maps_keep_to_the_limits():

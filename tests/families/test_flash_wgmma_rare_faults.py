@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from family_faults import Row, assert_found, outcome
-from test_flash_wgmma_faults import O_BARRIER
+
+from tests.families.family_faults import Row, assert_found, outcome
+from tests.families.test_flash_wgmma_faults import O_BARRIER
 
 pytestmark = pytest.mark.slow
 FIXED, CLAIMED = ({"SCHEDULE": schedule, "Q_IN_REGISTERS": True, "BLOCK_N": 64} for schedule in ("fixed", "claimed"))

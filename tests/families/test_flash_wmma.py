@@ -4,9 +4,6 @@ interpreter."""
 from __future__ import annotations
 
 import pytest
-from kept_compiles import compile_kept
-from on_interpreter import judged
-from source_edits import line_edit
 
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.cases import make_case
@@ -20,6 +17,9 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.search.starting import starting_configs
+from tests.families.kept_compiles import compile_kept
+from tests.families.on_interpreter import judged
+from tests.support.source_edits import line_edit
 
 FAMILY, L4 = FlashWmma(), GPUS["l4"]
 BASE = {

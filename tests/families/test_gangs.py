@@ -8,9 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from kept_compiles import compile_kept
-from test_flash_wgmma import FAMILY, config
-from test_flash_wgmma_balanced import SMALL, Twice, shares
 
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.cases import make_case
@@ -26,6 +23,9 @@ from evoattn.model.paths import TEMPLATES
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.shape_text import parse_shape
 from evoattn.ptx import run_launch
+from tests.families.kept_compiles import compile_kept
+from tests.families.test_flash_wgmma import FAMILY, config
+from tests.families.test_flash_wgmma_balanced import SMALL, Twice, shares
 
 H100 = GPUS["h100"]
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 import pytest
-from test_variants import PLAIN, STRUCTURES, every_other, faults
 
 from evoattn.families.registry import FAMILIES
 from evoattn.families.variants import variant_args
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
+from tests.families.test_variants import PLAIN, STRUCTURES, every_other, faults
 
 KEYS = {
     "keys in use": PLAIN.with_(seqused="0:500", dtype="fp16"),

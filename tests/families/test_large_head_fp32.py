@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from test_large_head import TENSOR, config, outcome, problem
+
+from tests.families.test_large_head import TENSOR, config, outcome, problem
 
 ONE_BLOCK = TENSOR | {"BLOCK_M": 64, "SCORE_ROWS": 32, "SCORE_KEYS": 16, "VALUE_THREADS": 32, "STAGES": 2}
 

@@ -7,9 +7,6 @@ import math
 import random
 
 import pytest
-from kept_compiles import compile_kept
-from on_interpreter import judged
-from source_edits import replaced
 
 from evoattn.backends.compiler import compile_source
 from evoattn.families.built import BuiltKernel
@@ -22,6 +19,9 @@ from evoattn.model.named_problems import lookup
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.search.starting import starting_configs
+from tests.families.kept_compiles import compile_kept
+from tests.families.on_interpreter import judged
+from tests.support.source_edits import replaced
 
 FAMILY, L4, H100 = LargeHeadMma(), GPUS["l4"], GPUS["h100"]
 SPACE = load_space("large_head_mma", H100)

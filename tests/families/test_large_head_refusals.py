@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from test_large_head import FAMILY, H100, L4, SPACE, SPLIT, SPREAD, TENSOR, config, problem
 
 from evoattn.backends.compiler import compile_source
 from evoattn.families.large_head.genes import LargeHeadGenes
@@ -13,6 +12,7 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import lookup
 from evoattn.model.problem import AttentionProblem
 from evoattn.search.starting import starting_configs
+from tests.families.test_large_head import FAMILY, H100, L4, SPACE, SPLIT, SPREAD, TENSOR, config, problem
 
 LARGEST = AttentionProblem(1, 4, 4, 64, 64, 8192, "fp32")
 CACHE = {"BLOCK_M": 32, "SCORE_ROWS": 4, "WARPS": 16, "VALUE_THREADS": 512, "STAGES": 0}

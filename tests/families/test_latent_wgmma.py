@@ -2,8 +2,6 @@
 refusals that know the problem."""
 
 import pytest
-from kept_compiles import compile_kept
-from source_edits import replaced
 
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.validate import check_small_cases
@@ -14,6 +12,8 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import lookup
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import load_space
+from tests.families.kept_compiles import compile_kept
+from tests.support.source_edits import replaced
 
 H100, FAMILY = GPUS["h100"], FAMILIES["latent_wgmma"]
 NARROW = parse_shape("B=2,H=8,Hkv=1,Sq=1,Sk=3000,D=192,Dv=128,dtype=bf16,shared_kv=1")

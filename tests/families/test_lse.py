@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kept_compiles import compile_kept
-from source_edits import replaced
 
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness import reference
@@ -23,6 +21,8 @@ from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.records import TrialState
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import load_space
+from tests.families.kept_compiles import compile_kept
+from tests.support.source_edits import replaced
 
 H100 = gpu.GPUS["h100"]
 FAMILY = FAMILIES["flash_wgmma"]

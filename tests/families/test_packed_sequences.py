@@ -4,9 +4,6 @@ kernels as they are)."""
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kept_compiles import compile_kept
-from test_split_kv import config
-from test_variants import H100, PLAIN, faults
 
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.cases import make_case
@@ -19,6 +16,9 @@ from evoattn.families.work import row_steps
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.sequences import starts
 from evoattn.model.space import load_space
+from tests.families.kept_compiles import compile_kept
+from tests.families.test_split_kv import config
+from tests.families.test_variants import H100, PLAIN, faults
 
 PACKED = ("flash_wgmma", "persistent, rows begin ahead", "packed")
 SPLIT, SPLIT_BY_MAP = (("split_kv", structure, "packed") for structure in ("mma, a ring", "mma by tensor maps"))

@@ -7,9 +7,6 @@ import random
 from dataclasses import replace
 
 import pytest
-from kept_compiles import compile_kept
-from on_interpreter import judged
-from source_edits import line_edit
 
 from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
@@ -26,6 +23,9 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, SearchSpace, load_space
 from evoattn.samplers.pool import ConfigPool
 from evoattn.search.starting import starting_configs
+from tests.families.kept_compiles import compile_kept
+from tests.families.on_interpreter import judged
+from tests.support.source_edits import line_edit
 
 FAMILY, L4, H100 = SplitKv(), GPUS["l4"], GPUS["h100"]
 BASE = {

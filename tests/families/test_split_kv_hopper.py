@@ -8,9 +8,6 @@ import math
 import random
 
 import pytest
-from kept_compiles import compile_kept
-from on_interpreter import judged
-from source_edits import replaced
 
 from evoattn.families.built import BuiltKernel
 from evoattn.families.render import render
@@ -21,6 +18,9 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CheckResult
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.samplers.pool import ConfigPool
+from tests.families.kept_compiles import compile_kept
+from tests.families.on_interpreter import judged
+from tests.support.source_edits import replaced
 
 FAMILY, L4, H100 = SplitKv(), GPUS["l4"], GPUS["h100"]
 SPACE = load_space("split_kv", H100)

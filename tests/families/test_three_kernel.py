@@ -5,9 +5,6 @@ from __future__ import annotations
 import random
 
 import pytest
-from kept_compiles import compile_kept
-from on_interpreter import judged
-from source_edits import line_edit
 
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.cases import make_case
@@ -18,6 +15,9 @@ from evoattn.families.three_kernel.family import ThreeKernel
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
+from tests.families.kept_compiles import compile_kept
+from tests.families.on_interpreter import judged
+from tests.support.source_edits import line_edit
 
 FAMILY, L4, H100 = ThreeKernel(), GPUS["l4"], GPUS["h100"]
 BASE = {

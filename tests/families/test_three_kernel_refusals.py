@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from test_three_kernel import EARLY, FAMILY, H100, L4, LATE, TILES, WGMMA, compiled, config, problem
 
 from evoattn.families.three_kernel.family import score_stride
 from evoattn.model.space import load_space
 from evoattn.search.starting import starting_configs
+from tests.families.test_three_kernel import EARLY, FAMILY, H100, L4, LATE, TILES, WGMMA, compiled, config, problem
 
 REFUSED = [
     ({"BLOCK_M": 64, "WARPS_M": 8}, "BLOCK_M=64"),

@@ -2,7 +2,8 @@
 wrong where tiles of V or O are taken for those of K or Q."""
 
 import pytest
-from test_variants import PLAIN, STRUCTURES, faults
+
+from tests.families.test_variants import PLAIN, STRUCTURES, faults
 
 PROBLEMS = {
     "V narrower than K, sink": PLAIN.with_(head_dim=96, value_dim=64, mask="causal_upper_left", sink=True),

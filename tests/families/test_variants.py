@@ -6,11 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
-import test_flash_mma
-import test_flash_wgmma
-import test_split_kv
-from kept_compiles import compile_kept
-from source_edits import replaced
 
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.validate import check_small_cases
@@ -19,6 +14,9 @@ from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import load_space
+from tests.families import test_flash_mma, test_flash_wgmma, test_split_kv
+from tests.families.kept_compiles import compile_kept
+from tests.support.source_edits import replaced
 
 H100 = GPUS["h100"]
 PLAIN = AttentionProblem(1, 2, 1, 512, 512, 64, "bf16")

@@ -3,10 +3,9 @@
 import os
 import time
 
-from search_fakes import FakeBoard, FakeCompiler
-
 from evoattn.evaluation.process import Handler
 from evoattn.model.gpu import DetectedDevice
+from tests.search.search_fakes import FakeBoard, FakeCompiler
 
 
 def made_up_gpus() -> list[DetectedDevice]:

@@ -1,13 +1,12 @@
 """Searches by made-up workers on a Ray cluster."""
 
-from studies_of_fakes import GPU, PROBLEM, space_of, why_invalid
-
 from evoattn.model.paths import ROOT
 from evoattn.samplers.base import SamplerSetup
 from evoattn.samplers.registry import make_sampler
 from evoattn.search.loop import Search
+from tests.search.studies_of_fakes import GPU, PROBLEM, space_of, why_invalid
 
-FOLDERS = [ROOT, *(ROOT / "tests" / name for name in ("fleet", "search"))]
+FOLDERS = [ROOT]
 """From which nodes import the made-up workers."""
 TRIALS = 60
 

@@ -9,9 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ray_fakes import DiesOnce, FakeRayBoard, SlowCompiler, made_up_gpus
-from ray_searches import FOLDERS, TRIALS, held, search
-from studies_of_fakes import fakes
 
 from evoattn.evaluation.process import Ending
 from evoattn.fleet.facts import NodeDiffers, facts_here, require_alike
@@ -20,6 +17,9 @@ from evoattn.fleet.ray_node import packed
 from evoattn.model.paths import ROOT
 from evoattn.model.records import TrialState
 from evoattn.search.budget import Budget
+from tests.fleet.ray_fakes import DiesOnce, FakeRayBoard, SlowCompiler, made_up_gpus
+from tests.fleet.ray_searches import FOLDERS, TRIALS, held, search
+from tests.search.studies_of_fakes import fakes
 
 
 @pytest.fixture(scope="module")

@@ -4,13 +4,13 @@ import os
 from dataclasses import replace
 
 import pytest
-from ray_fakes import SlowCompiler
-from ray_searches import FOLDERS, TRIALS, held, search
-from studies_of_fakes import fakes
 
 from evoattn.fleet.ray_fleet import RayFleet
 from evoattn.model.records import TrialState
 from evoattn.search.budget import Budget
+from tests.fleet.ray_fakes import SlowCompiler
+from tests.fleet.ray_searches import FOLDERS, TRIALS, held, search
+from tests.search.studies_of_fakes import fakes
 
 
 @pytest.mark.slow

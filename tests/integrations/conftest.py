@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from fake_device import FakeDevice, fake_runtime
 
 from evoattn.ops import current
+from tests.ops.fake_device import FakeDevice, fake_runtime
 
 
 @pytest.fixture

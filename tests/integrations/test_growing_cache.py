@@ -8,11 +8,11 @@ from collections import Counter
 
 import pytest
 import torch
-from fake_device import FakeDevice, build
 
 from evoattn.ops import checked, current
 from evoattn.ops.runtime import Runtime
 from evoattn.portfolio.pick import lasting_pick, next_picks
+from tests.ops.fake_device import FakeDevice, build
 
 transformers = pytest.importorskip("transformers")
 from evoattn.integrations.transformers import NAME, register

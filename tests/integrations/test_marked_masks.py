@@ -5,11 +5,10 @@ import pytest
 import torch
 
 transformers = pytest.importorskip("transformers")
-from test_transformers import TINY, TWO, close, gemma3, llama, mistral, padding
-
 from evoattn.integrations.mask_kinds import mark
 from evoattn.integrations.padded_batch import MARK
 from evoattn.integrations.transformers import NAME
+from tests.integrations.test_transformers import TINY, TWO, close, gemma3, llama, mistral, padding
 
 PADDINGS = {"none": None, "ones": padding(), "left": padding(*range(9)), "right": padding(*range(30, 48))}
 

@@ -4,11 +4,10 @@ import pytest
 import torch
 
 transformers = pytest.importorskip("transformers")
-from fake_device import FakeDevice, fake_runtime, wgmma_pick
-from test_transformers import TINY, TOKENS, close, deepseek, gemma3, logits, mistral, near, t5
-
 from evoattn.integrations.transformers import NAME, attention_forward, mask, register
 from evoattn.ops import current
+from tests.integrations.test_transformers import TINY, TOKENS, close, deepseek, gemma3, logits, mistral, near, t5
+from tests.ops.fake_device import FakeDevice, fake_runtime, wgmma_pick
 
 
 def gemma2(window):

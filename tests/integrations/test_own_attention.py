@@ -7,10 +7,9 @@ import pytest
 import torch
 
 transformers = pytest.importorskip("transformers")
-from fake_device import fake_runtime
-
 from evoattn.integrations.transformers import NAME, register
 from evoattn.ops import current
+from tests.ops.fake_device import fake_runtime
 
 TOKENS = torch.arange(3, 43).reshape(2, 20)
 SIZES = dict(vocab_size=99, hidden_size=64, num_hidden_layers=2, num_attention_heads=4)

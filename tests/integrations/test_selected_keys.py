@@ -4,12 +4,11 @@ import pytest
 import torch
 
 transformers = pytest.importorskip("transformers")
-from fake_device import fake_runtime
-from test_model_code import TOKENS, minimax_m3, of_both, same
-
 from evoattn.integrations.static_cache import filled_places
 from evoattn.integrations.transformers import attention_forward
 from evoattn.ops import current
+from tests.integrations.test_model_code import TOKENS, minimax_m3, of_both, same
+from tests.ops.fake_device import fake_runtime
 
 
 def test_keys_are_selected_among_filled_places(tmp_path):

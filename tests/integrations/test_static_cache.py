@@ -4,13 +4,12 @@ import pytest
 import torch
 
 transformers = pytest.importorskip("transformers")
-from fake_cache import CacheDevice, split_kv_pick
-from fake_device import fake_runtime, wgmma_pick
-from test_transformers import TINY, TOKENS, close, deepseek, llama, near, qwen3
-
 from evoattn.integrations.static_cache import filled_places, kernel_serves, padded_places, places_of
 from evoattn.integrations.transformers import NAME, register
 from evoattn.ops import current
+from tests.integrations.test_transformers import TINY, TOKENS, close, deepseek, llama, near, qwen3
+from tests.ops.fake_cache import CacheDevice, split_kv_pick
+from tests.ops.fake_device import fake_runtime, wgmma_pick
 
 STEPS = (1, 1, 3, 1)
 """Tokens of each step after the prompt: three at once are a speculative step."""

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from fake_device import near, reference, tensors
 
 from evoattn.integrations.torch_flash import NAME, Replaced, register
+from tests.ops.fake_device import near, reference, tensors
 
 OP = torch.ops.aten._scaled_dot_product_flash_attention
 

@@ -4,9 +4,9 @@ by torch elsewhere.
 
 import pytest
 import torch
-from fake_device import fake_runtime
 
 from evoattn.ops import current
+from tests.ops.fake_device import fake_runtime
 
 transformers = pytest.importorskip("transformers")
 from evoattn.integrations.transformers import NAME, attention_forward, register

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from added_mask import added
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,6 +9,7 @@ from evoattn.correctness import reference
 from evoattn.model.mask import MASKS, Mask, MaskKind
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.shape_text import parse_shape
+from tests.added_mask import added
 
 WINDOW = Mask("window", past=5, ahead=0, corner="lower_right")
 sides = st.none() | st.integers(-3, 12)

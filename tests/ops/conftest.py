@@ -1,9 +1,9 @@
 """A fake device behind the op, for the tests of this folder."""
 
 import pytest
-from fake_device import FakeDevice, fake_runtime
 
 from evoattn.ops import current
+from tests.ops.fake_device import FakeDevice, fake_runtime
 
 
 @pytest.fixture

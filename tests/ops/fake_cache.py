@@ -6,13 +6,13 @@ import ctypes
 import math
 
 import torch
-from fake_device import TORCH, FakeDevice, Pick
-from fake_variants import VARIED, changed, tensor_at
 
 from evoattn.backends.driver_launch import LaunchConfig
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import load_space
+from tests.ops.fake_device import TORCH, FakeDevice, Pick
+from tests.ops.fake_variants import VARIED, changed, tensor_at
 
 CONFIG = {
     **dict(COMPUTE="fma", LOAD="registers", BLOCK_M=4, BLOCK_N=32, WARPS=2, STAGES=1, VECTOR_BYTES=16, DOT_LANES=8),

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from fake_variants import VARIED, attend, sequences, shapes_of, tensor_at
 
 from evoattn.backends.base import LaunchError
 from evoattn.backends.driver_launch import LaunchConfig
@@ -27,6 +26,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.ops.cubins import Cubin
 from evoattn.ops.runtime import Runtime
+from tests.ops.fake_variants import VARIED, attend, sequences, shapes_of, tensor_at
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
 """An engine of `evoattn.tune` that finds what the test says."""
 
-from fake_device import WGMMA
-
 from evoattn.portfolio.engine.kernel import Kernel
+from tests.ops.fake_device import WGMMA
 
 
 class FakeEngine:

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 from functools import cache
 
-from fake_device import Pick
-
 from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import load_space
 from evoattn.search.starting import starting_configs
+from tests.ops.fake_device import Pick
 
 ORDER = ("split_kv", "flash_wgmma", "flash_mma", "large_head_mma", "large_head", "flash_scalar")
 FEW_QUERIES = 8

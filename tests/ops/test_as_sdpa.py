@@ -3,12 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from edge_calls import Calls, difference, outcome, torchs
 
 import evoattn
 from evoattn.ops import current
 from evoattn.ops.given_out import needs_copy
 from evoattn.ops.runtime import Runtime
+from tests.ops.edge_calls import Calls, difference, outcome, torchs
 
 NAMES = sorted(Calls("cpu").all())
 SERVED = {"plain", "4 dimensions", "4 dimensions, causal", "2 K/V heads, True", "head_dim 72", "head_dim 32 of v"}

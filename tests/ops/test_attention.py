@@ -5,12 +5,12 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from fake_device import near, reference, tensors
 
 from evoattn.ops.attention import attention
 from evoattn.ops.explain import explain
 from evoattn.ops.paged import attention_paged
 from evoattn.ops.varlen import attention_varlen
+from tests.ops.fake_device import near, reference, tensors
 
 
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])

@@ -3,11 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from fake_device import tensors
 
 from evoattn.ops import current
 from evoattn.ops.attention import attention
 from evoattn.ops.runtime import Runtime
+from tests.ops.fake_device import tensors
 
 
 def plain(q, k, v, **words):

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fake_cache import CONFIG, CacheDevice, split_kv_pick
-from fake_device import fake_runtime
 
 import evoattn
 from evoattn.correctness import reference
@@ -20,6 +18,8 @@ from evoattn.ops.cache_op import attention_cache_op
 from evoattn.ops.load import RecordedKernel
 from evoattn.ops.runtime import NoKernel
 from evoattn.storage import Storage
+from tests.ops.fake_cache import CONFIG, CacheDevice, split_kv_pick
+from tests.ops.fake_device import fake_runtime
 
 USED = AttentionProblem(5, 4, 2, 3, 70, 64, "fp16", seqused="0:60", layout="bshd")
 CASES = [

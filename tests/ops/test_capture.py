@@ -6,13 +6,13 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from fake_device import near, reference, tensors
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops.attention import attention
 from evoattn.ops.sdpa import capture, sdpa
 from evoattn.ops.shapes import Shapes, ShapesError
+from tests.ops.fake_device import near, reference, tensors
 
 TORCHS = F.scaled_dot_product_attention
 

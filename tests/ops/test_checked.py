@@ -3,13 +3,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from fake_device import fake_runtime, near, reference, tensors
 
 from evoattn.backends.base import ContextLost, LaunchError
 from evoattn.ops import current
 from evoattn.ops.attention import attention
 from evoattn.ops.platform import CudaPlatform, error_of
 from evoattn.ops.runtime import NoKernel
+from tests.ops.fake_device import fake_runtime, near, reference, tensors
 
 
 def broken(device, status):

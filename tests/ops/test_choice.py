@@ -6,8 +6,6 @@ import dataclasses
 
 import pytest
 import torch
-from fake_cache import CacheDevice, split_kv_pick
-from fake_device import WGMMA, Pick, build, near
 
 import evoattn
 from evoattn.model.gpu import GPUS
@@ -19,6 +17,8 @@ from evoattn.ops.choice import Choice, choose
 from evoattn.ops.plan import Refusal
 from evoattn.ops.runtime import NoKernel, Runtime
 from evoattn.portfolio.pick import next_picks, pick
+from tests.ops.fake_cache import CacheDevice, split_kv_pick
+from tests.ops.fake_device import WGMMA, Pick, build, near
 
 GPU = GPUS["h100"]
 APART = 8

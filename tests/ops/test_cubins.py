@@ -8,7 +8,6 @@ import textwrap
 from dataclasses import replace
 
 import pytest
-from fake_device import WGMMA
 
 from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import GPUS
@@ -16,6 +15,7 @@ from evoattn.model.paths import TEMPLATES
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.ops import cubins
+from tests.ops.fake_device import WGMMA
 
 L4, FAMILY = GPUS["l4"], FAMILIES["flash_scalar"]
 CONFIG = KernelConfig(FAMILY.name, load_space(FAMILY.name, L4).starting[0])

@@ -4,13 +4,13 @@ dropout SDPA answers."""
 import pytest
 import torch
 import torch.nn.functional as F
-from fake_device import tensors
 from torch.nn.attention.bias import causal_lower_right
 
 from evoattn.ops.attention import attention
 from evoattn.ops.explain import explain
 from evoattn.ops.runtime import NoKernel
 from evoattn.ops.sdpa import capture, sdpa
+from tests.ops.fake_device import tensors
 
 
 def dropouts():

@@ -5,7 +5,6 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from fake_device import WGMMA, Pick, build, fake_runtime, near, reference, tensors, wgmma_pick
 
 from evoattn.backends.base import LaunchError
 from evoattn.backends.compiler import CompileError
@@ -17,6 +16,7 @@ from evoattn.ops.attention import attention
 from evoattn.ops.explain import explain
 from evoattn.ops.runtime import NoKernel, Runtime
 from evoattn.portfolio import shipped
+from tests.ops.fake_device import WGMMA, Pick, build, fake_runtime, near, reference, tensors, wgmma_pick
 
 
 def test_a_launch_that_fails_falls_back_and_is_not_tried_again(device):

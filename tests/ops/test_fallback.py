@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from fake_device import fake_runtime, tensors
 
 from evoattn.ops import current
 from evoattn.ops.asked import why_not_devices
 from evoattn.ops.attention import attention
 from evoattn.ops.explain import explain, warmup
 from evoattn.ops.runtime import NoKernel
+from tests.ops.fake_device import fake_runtime, tensors
 
 
 def fallbacks():

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fake_device import Pick, build, fake_runtime, near, reference, tensors, wgmma_pick
 
 from evoattn.integrations.static_cache import kernel_serves
 from evoattn.ops import current
@@ -13,6 +12,7 @@ from evoattn.ops.attention import attention
 from evoattn.ops.explain import explain
 from evoattn.ops.runtime import NoKernel, Runtime
 from evoattn.ops.sdpa import disable, enable
+from tests.ops.fake_device import Pick, build, fake_runtime, near, reference, tensors, wgmma_pick
 
 
 class Pause:

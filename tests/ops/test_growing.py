@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from fake_device import FakeDevice, Pick, build, near
 
 import evoattn
 from evoattn.model.errors import WrongUse
@@ -17,6 +16,7 @@ from evoattn.ops import current, runtime
 from evoattn.ops.choice import Choice
 from evoattn.ops.runtime import Runtime
 from evoattn.portfolio.pick import lasting_pick, next_picks
+from tests.ops.fake_device import FakeDevice, Pick, build, near
 
 MOST_CALLS = 1000
 """Of Python functions, for a new length whose pick is known: 200 to 700 as measured, where before lengths were rounded

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from fake_device import WGMMA, FakeDevice, fake_runtime, near, reference, tensors
 
 import evoattn
 from evoattn.model.errors import WrongUse
@@ -13,6 +12,7 @@ from evoattn.model.space import ConfigError, KernelConfig, load_space
 from evoattn.ops.load import RecordedKernel, load
 from evoattn.ops.runtime import NoKernel
 from evoattn.storage import Storage
+from tests.ops.fake_device import WGMMA, FakeDevice, fake_runtime, near, reference, tensors
 
 SHAPE = "B=1,H=4,S=128,D=64,mask=causal"
 

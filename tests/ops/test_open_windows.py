@@ -4,12 +4,12 @@ import sys
 
 import pytest
 import torch
-from fake_cache import CacheDevice, split_kv_pick
-from fake_device import fake_runtime, near, reference, tensors
 
 import evoattn
 from evoattn.ops import current
 from evoattn.ops.runtime import Runtime
+from tests.ops.fake_cache import CacheDevice, split_kv_pick
+from tests.ops.fake_device import fake_runtime, near, reference, tensors
 
 pytestmark = pytest.mark.slow
 

@@ -3,7 +3,6 @@ of variants, of any family."""
 
 import pytest
 import torch
-from fake_device import FakeDevice, build, fake_runtime
 
 import evoattn
 from evoattn.families.base import SOFTMAX_SCALE_LOG2
@@ -15,6 +14,7 @@ from evoattn.ops.kernel import SCRATCH, TERMS, LoadedKernel, scratch_places, ten
 from evoattn.ops.plan import Refusal
 from evoattn.portfolio.pick import pick
 from evoattn.portfolio.workload import DRAWS, PLAIN, WIDE
+from tests.ops.fake_device import FakeDevice, build, fake_runtime
 
 SEED, COUNT = 4711, 50
 ADDRESSES = tuple(4096 << i for i in range(SCRATCH + 2 + len(TERMS)))

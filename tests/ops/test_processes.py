@@ -12,13 +12,13 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from fake_device import FakeDevice, build, near, reference, tensors, wgmma_pick
 
 from evoattn.model import forks
 from evoattn.model.paths import ROOT
 from evoattn.ops import current
 from evoattn.ops.attention import attention
 from evoattn.ops.runtime import NoKernel, Runtime
+from tests.ops.fake_device import FakeDevice, build, near, reference, tensors, wgmma_pick
 
 
 def in_child(work, seconds=20.0):

@@ -5,11 +5,11 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from fake_device import near, reference, tensors
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 from evoattn.ops import sdpa as room
 from evoattn.ops.sdpa import disable, enable, sdpa
+from tests.ops.fake_device import near, reference, tensors
 
 TORCHS = F.scaled_dot_product_attention
 

@@ -8,8 +8,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from fake_cache import CacheDevice, split_kv_pick
-from fake_device import WGMMA, Pick, fake_runtime, near, reference, tensors
 
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
@@ -20,6 +18,8 @@ from evoattn.ops.explain import warmup
 from evoattn.ops.plan import MOST_KEPT, CallPlan, Scratch
 from evoattn.ops.runtime import NoKernel
 from evoattn.ops.varlen_op import attention_varlen_op
+from tests.ops.fake_cache import CacheDevice, split_kv_pick
+from tests.ops.fake_device import WGMMA, Pick, fake_runtime, near, reference, tensors
 
 
 def test_streams_have_zeroed_scratch_of_their_own(device, tmp_path):

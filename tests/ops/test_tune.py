@@ -7,8 +7,6 @@ from functools import partial
 
 import pytest
 import torch
-from fake_device import WGMMA, FakeDevice, fake_runtime, tensors
-from fake_engine import FakeEngine
 
 import evoattn
 from evoattn.model.errors import FailedRun, WrongUse
@@ -18,6 +16,8 @@ from evoattn.ops import current
 from evoattn.ops.shapes import Shapes
 from evoattn.ops.tune import tune
 from evoattn.portfolio.wins import Wins
+from tests.ops.fake_device import WGMMA, FakeDevice, fake_runtime, tensors
+from tests.ops.fake_engine import FakeEngine
 
 H100 = GPUS["h100"]
 SMALL = AttentionProblem(2, 4, 2, 37, 45, 64)

@@ -1,7 +1,6 @@
 """Which problems `evoattn.tune` searches together, and where its time goes."""
 
 import pytest
-from fake_device import FakeDevice, fake_runtime
 
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
@@ -10,6 +9,7 @@ from evoattn.ops.shapes import Asked
 from evoattn.ops.tune_groups import groups_of
 from evoattn.portfolio.pick import pick
 from evoattn.portfolio.wins import Win, Wins
+from tests.ops.fake_device import FakeDevice, fake_runtime
 
 H100 = GPUS["h100"]
 SMALL = AttentionProblem(2, 4, 2, 37, 45, 64)

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from fake_device import near, reference, tensors
 
 import evoattn
 from evoattn.ops.attention import attention
+from tests.ops.fake_device import near, reference, tensors
 
 
 def inputs(value_dim, **shape):

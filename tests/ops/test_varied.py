@@ -6,7 +6,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from fake_device import tensors
 
 import evoattn
 from evoattn.correctness import reference
@@ -15,6 +14,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.ops import formula
 from evoattn.ops.runtime import NoKernel
 from evoattn.ops.variant import Variant
+from tests.ops.fake_device import tensors
 
 PROBLEM = AttentionProblem(2, 4, 2, 37, 53, 16, "fp32")
 CASES = [

@@ -6,7 +6,6 @@ from __future__ import annotations
 import numpy
 import pytest
 import torch
-from fake_device import WGMMA, FakeDevice, Pick, fake_runtime
 
 import evoattn
 from evoattn.correctness import reference
@@ -23,6 +22,7 @@ from evoattn.ops.runtime import NoKernel
 from evoattn.ops.varlen_op import attention_varlen_op
 from evoattn.portfolio.wins import Win
 from evoattn.storage import Storage
+from tests.ops.fake_device import WGMMA, FakeDevice, Pick, fake_runtime
 
 PROBLEM = sequenced(AttentionProblem(1, 4, 2, 37, 53, 16, "fp32", layout="bshd"))
 CASES = [

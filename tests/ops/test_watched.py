@@ -7,13 +7,13 @@ import contextlib
 
 import pytest
 import torch
-from fake_cache import CacheDevice, split_kv_pick
-from fake_device import fake_runtime, tensors
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 import evoattn
 from evoattn.ops import current
+from tests.ops.fake_cache import CacheDevice, split_kv_pick
+from tests.ops.fake_device import fake_runtime, tensors
 
 MADE = torch.Generator().manual_seed(9)
 VARIANTS = {

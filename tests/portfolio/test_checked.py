@@ -1,11 +1,11 @@
 """`scripts/portfolio_checked.py` makes a campaign of checks."""
 
 import pytest
-from portfolio_checked import drawn_problems, groups_of, times_of
 
 from evoattn.model.named_problems import by_name_or_shape
 from evoattn.portfolio import campaign
 from evoattn.portfolio.workload import draw
+from scripts.portfolio_checked import drawn_problems, groups_of, times_of
 
 MLA = by_name_or_shape("mla_decode")
 ONE = by_name_or_shape("B=1,H=128,Hkv=1,Sq=1,Sk=32768,D=576,Dv=512,dtype=bf16,shared_kv=1")

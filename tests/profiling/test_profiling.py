@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from storage_records import PROBLEM, timing
 from typer.testing import CliRunner
 
 from evoattn.cli.main import app
@@ -28,6 +27,7 @@ from evoattn.search.profiled import Profiled, profile_trial
 from evoattn.search.recorded import ReproduceError
 from evoattn.search.starting import starting_configs
 from evoattn.storage import Storage
+from tests.storage.storage_records import PROBLEM, timing
 
 H100 = GPUS["h100"]
 NAMES = {

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 import numpy as np
-from ptx_golden.operands import result_type
+
+from tests.ptx.golden.operands import result_type
 
 WHOLE = ("u16", "s16", "u32", "s32", "u64", "s64")
 FORMATS = {"f16": (11, -14), "bf16": (8, -126), "f32": (24, -126), "f64": (53, -1022)}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-from statement import WHOLE, Statement, Table, each, low_bits
+
+from tests.ptx.statement import WHOLE, Statement, Table, each, low_bits
 
 SIGNED_WORDS = ("eq", "ne", "lt", "le", "gt", "ge")
 COMPARE = {

@@ -9,8 +9,9 @@ import math
 from fractions import Fraction
 
 import numpy as np
-from ptx_golden.operands import F32_EDGES, TAME, result_type
-from statement import FORMATS, WHOLE, Statement, Table, bits_of, dressed, flushed, low_bits, nearest, once
+
+from tests.ptx.golden.operands import F32_EDGES, TAME, result_type
+from tests.ptx.statement import FORMATS, WHOLE, Statement, Table, bits_of, dressed, flushed, low_bits, nearest, once
 
 ROUNDINGS = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 HALVES = ("f16", "f16x2", "bf16", "bf16x2")

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from ptx_golden.harness import run_ptx
+
+from tests.ptx.golden.harness import run_ptx
 
 TILE = ".shared .align 16 .b8 tile[4096];"
 ADDRESSES = """

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from ptx_golden.hopper import run_hopper
+
+from tests.ptx.golden.hopper import run_hopper
 
 KERNEL = """
 __device__ void store_remote(uint32_t address, int value) {

@@ -1,7 +1,8 @@
 """Divergence, barriers, deadlocks and limits."""
 
 import numpy as np
-from ptx_golden.harness import run_cuda, run_ptx
+
+from tests.ptx.golden.harness import run_cuda, run_ptx
 
 AT_4 = "mul.wide.u32 %q0, %i, 4; add.s64 %q0, %q0, %a0; "
 

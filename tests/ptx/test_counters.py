@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from ptx_golden.harness import run_ptx
 
 from evoattn.ptx import Counters
+from tests.ptx.golden.harness import run_ptx
 
 TILE = ".shared .align 16 .b8 tile[16384];"
 

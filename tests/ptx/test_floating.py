@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ptx_golden.harness import evaluate
+
+from tests.ptx.golden.harness import evaluate
 
 FLOATS = np.float32(
     [0.0, -0.0, 1, -1.5, 3.25, 1e-3, 65504, 65520, 7e4, -7e4, 1e30, -3e38, 1e-40, -1e-45, np.inf, -np.inf, np.nan]

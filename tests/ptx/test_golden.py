@@ -6,9 +6,10 @@ import re
 
 import numpy as np
 import pytest
-from ptx_golden import file as golden_file
-from ptx_golden.file import Golden
-from whitelist_choices import uncovered
+
+from tests.ptx.golden import file as golden_file
+from tests.ptx.golden.file import Golden
+from tests.ptx.whitelist_choices import uncovered
 
 EXCUSED = {
     # ptxas refuses them for this opcode, so that no kernel that compiles has them
@@ -45,7 +46,7 @@ def recorded() -> tuple[list[Golden], dict[str, str]]:
 def test_a_gpu_ran_them(recorded):
     goldens, device = recorded
     assert "H100" in device.get("product", ""), (
-        "Run `python scripts/golden.py run` on an H100: these launches have no outputs yet."
+        "Run `python -m tests.ptx.golden run` on an H100: these launches have no outputs yet."
     )
     assert len(goldens) > 900 and all(g.after is not None for g in goldens)
     assert golden_file.FILE.stat().st_size < 1 << 20
@@ -69,7 +70,9 @@ def test_the_interpreter_does_what_the_gpu_did(recorded):
     wrong = []
     with np.errstate(all="ignore"):
         for golden in recorded[0]:
-            assert golden.after is not None, "Run `python scripts/golden.py run` on an H100: there are no outputs yet."
+            assert golden.after is not None, (
+                "Run `python -m tests.ptx.golden run` on an H100: there are no outputs yet."
+            )
             if missed := golden_file.disagreements(golden, golden.interpreted()):
                 wrong.append(f"{golden.name}: {missed} values; {' '.join(sorted(golden.opcodes, key=len)[-3:])}")
     assert not wrong, "\n".join(wrong)

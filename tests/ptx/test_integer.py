@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from ptx_golden.harness import evaluate
+
+from tests.ptx.golden.harness import evaluate
 
 EDGES = [0, 1, 2, 3, 5, 31, 32, 33, 127, 128, 255, 256] + [
     2**bits - below for bits in (15, 16, 31, 32, 63, 64) for below in (0, 1)

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from ptx_golden.hopper import run_hopper
+
+from tests.ptx.golden.hopper import run_hopper
 
 KERNEL = """
 extern "C" __global__ void k(int* out) {

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from ptx_golden.harness import cuda_kernel, launch, ptx_kernel, run_cuda, run_ptx
 
 from evoattn.ptx import PtxError
+from tests.ptx.golden.harness import cuda_kernel, launch, ptx_kernel, run_cuda, run_ptx
 
 AT_4 = "mul.wide.u32 %q0, %i, 4; add.s64 %q0, %q0, %a0; "
 

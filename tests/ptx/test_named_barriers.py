@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from ptx_golden.harness import run_cuda, run_ptx
+
+from tests.ptx.golden.harness import run_cuda, run_ptx
 
 EXCHANGE = """
 extern "C" __global__ void k(float* out, const float* in) {{

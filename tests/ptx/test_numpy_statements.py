@@ -9,17 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import statements_of_bits
-import statements_of_reals
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ptx_golden.harness import evaluate
-from ptx_golden.operands import operand, result_type
-from statement import decode
-from test_golden import excused
-from whitelist_choices import uncovered
 
 from evoattn.ptx.isa import dispatch
+from tests.ptx import statements_of_bits, statements_of_reals
+from tests.ptx.golden.harness import evaluate
+from tests.ptx.golden.operands import operand, result_type
+from tests.ptx.statement import decode
+from tests.ptx.test_golden import excused
+from tests.ptx.whitelist_choices import uncovered
 
 EXAMPLES = 2
 TABLE = statements_of_bits.TABLE | statements_of_reals.TABLE

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from ptx_golden.harness import run_cuda
+
+from tests.ptx.golden.harness import run_cuda
 
 BLOCKS, THREADS = 5, 64
 WORK = "int sum = 0; for (int i = 0; i < 3000; ++i) sum = sum * 3 + i;"

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from ptx_golden.harness import run_cuda
+
+from tests.ptx.golden.harness import run_cuda
 
 PIPELINE = """
 #define STAGES {stages}

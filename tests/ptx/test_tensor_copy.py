@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from ptx_golden.hopper import run_hopper, swizzle_address, tiled
 
 from evoattn.ptx import ImpossibleLaunch
+from tests.ptx.golden.hopper import run_hopper, swizzle_address, tiled
 
 LOAD = """
 extern "C" __global__ void k(const __grid_constant__ TensorMap map, const uint16_t* source, uint16_t* out, ARGUMENTS) {

@@ -4,7 +4,8 @@ matrices.
 
 import numpy as np
 import pytest
-from ptx_golden.harness import run_ptx
+
+from tests.ptx.golden.harness import run_ptx
 
 RNG = np.random.default_rng(0)
 STORE_4 = "mul.wide.u32 %q0, %tid, 16; add.s64 %q0, %q0, %a{out}; st.global.v4.b32 [%q0], {{{regs}}};"

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from ptx_golden.harness import evaluate, run_ptx
 
 from evoattn.ptx import PtxError
+from tests.ptx.golden.harness import evaluate, run_ptx
 
 VALUES = np.random.default_rng(0).integers(0, 2**32, 96, np.uint32)
 

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from ptx_golden.harness import run_ptx
-from ptx_golden.hopper import run_hopper
-from ptx_golden.wgmma_product import product
+
+from tests.ptx.golden.harness import run_ptx
+from tests.ptx.golden.hopper import run_hopper
+from tests.ptx.golden.wgmma_product import product
 
 PRODUCT = "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {{{names}}}, %q0, %q0, %p0, 1, 1, 0, 0;"
 

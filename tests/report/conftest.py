@@ -1,10 +1,10 @@
 """Databases for the tests of the report."""
 
 import pytest
-from report_studies import EVIL, add, make_study, timed_study, timing
 
 from evoattn.model.records import TrialState
 from evoattn.storage import Storage
+from tests.report.report_studies import EVIL, add, make_study, timed_study, timing
 
 
 @pytest.fixture

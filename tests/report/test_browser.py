@@ -6,10 +6,10 @@ import json
 import shutil
 
 import pytest
-from report_studies import add, make_study
 
 from evoattn.model.records import TrialState
 from evoattn.report import render_html, summarise
+from tests.report.report_studies import add, make_study
 
 pytestmark = pytest.mark.browser
 

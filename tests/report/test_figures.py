@@ -3,11 +3,11 @@
 import math
 
 import pytest
-from report_studies import add, make_study, timing
 
 from evoattn.model.records import Timing, TrialState
 from evoattn.report import summarise
 from evoattn.report.page import ceilings, family_colours, figures
+from tests.report.report_studies import add, make_study, timing
 
 
 def test_the_best_family_has_the_first_colour(timed):

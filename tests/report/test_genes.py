@@ -4,11 +4,11 @@ import random
 
 import optuna
 import pytest
-from report_studies import add, make_study, printed
 
 from evoattn.model.records import TrialState
 from evoattn.report import summarise
 from evoattn.report.analysis import importance_of
+from tests.report.report_studies import add, make_study, printed
 
 
 def test_importance_finds_the_gene_that_matters(measured):

@@ -9,13 +9,13 @@ from html import unescape
 
 import pytest
 from jinja2 import Environment, FileSystemLoader
-from report_studies import add, make_study, printed, timing
 
 from evoattn.model.paths import REPORT_TEMPLATES
 from evoattn.model.records import TrialState
 from evoattn.report import render_html, render_json, summarise
 from evoattn.report.data import Progress
 from evoattn.report.page import MAX_POINTS, SCRIPTS, drawn_points
+from tests.report.report_studies import add, make_study, printed, timing
 
 
 def test_page_is_whole_and_escapes_the_database(measured):

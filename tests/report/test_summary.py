@@ -4,7 +4,6 @@ import io
 import json
 
 import pytest
-from report_studies import add, make_study, printed, timing
 from rich.console import Console
 
 from evoattn.model import gpu
@@ -13,6 +12,7 @@ from evoattn.report import render_html, render_json, summarise
 from evoattn.report.analysis import group_failures, rank_cost_model
 from evoattn.report.show import print_trial
 from evoattn.report.summary import FINALISTS
+from tests.report.report_studies import add, make_study, printed, timing
 
 
 def test_numbers_of_the_leader(measured):

@@ -1,7 +1,6 @@
 """What the summary says of the winner: settings, peer, ties, starting config, occupancy, instructions."""
 
 import pytest
-from report_studies import H100, add, make_study, timing
 
 from evoattn.families import registry
 from evoattn.model.gpu import lookup
@@ -12,6 +11,7 @@ from evoattn.report import summarise
 from evoattn.report.analysis import MAX_DRAWN, family_samples
 from evoattn.report.instructions import class_of, count_instructions
 from evoattn.report.winner import source_diff
+from tests.report.report_studies import H100, add, make_study, timing
 
 PREFILL = AttentionProblem(1, 8, 8, 1024, 1024, 64)
 

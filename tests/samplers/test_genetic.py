@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 
 import pytest
-from made_up_families import SPACES, search, trial, why_invalid
 
 from evoattn.model.records import Proposal, TrialState
 from evoattn.samplers.base import SamplerSetup
 from evoattn.samplers.genetic import POPULATION, GeneticSampler
+from tests.samplers.made_up_families import SPACES, search, trial, why_invalid
 
 
 def generation_of_right_trials(name: str = "random"):

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made_up_families import SPACES, best, cost, search, trial, typical, why_invalid
 
 from evoattn.model.records import TrialState
 from evoattn.model.space import config_id
@@ -17,6 +16,7 @@ from evoattn.samplers.genetic import GeneticSampler
 from evoattn.samplers.guided import FAMILY_NEAR, LEAST_EACH, MOST_EACH, THOUGHTS, TOGETHER, GuidedSampler
 from evoattn.samplers.thoughts import Thought, first_of_each_value
 from evoattn.samplers.tpe import History, TpeSampler
+from tests.samplers.made_up_families import SPACES, best, cost, search, trial, typical, why_invalid
 
 
 @pytest.mark.slow

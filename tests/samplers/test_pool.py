@@ -8,9 +8,9 @@ import statistics
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_up_families import space
 
 from evoattn.samplers.pool import ConfigPool
+from tests.samplers.made_up_families import space
 
 
 @settings(max_examples=30)

@@ -6,13 +6,13 @@ import time
 from dataclasses import replace
 
 import pytest
-from made_up_families import SPACES, every_sampler, search, space, trial, typical, why_invalid
 
 from evoattn.model.records import Proposal, Trial, TrialState
 from evoattn.model.space import Parameter, config_id
 from evoattn.samplers.base import SamplerSetup
 from evoattn.samplers.random import RandomSampler
 from evoattn.samplers.registry import SamplerError, make_sampler
+from tests.samplers.made_up_families import SPACES, every_sampler, search, space, trial, typical, why_invalid
 
 
 @pytest.mark.parametrize("name", ["anneal", "forest", "local", "mixed"])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from made_up_families import SPACES, trial, why_invalid
 from optuna.trial import TrialState as OptunaState
 
 from evoattn.model.records import TrialState
 from evoattn.samplers.base import SamplerSetup
 from evoattn.samplers.tpe import STARTUP, TpeSampler
+from tests.samplers.made_up_families import SPACES, trial, why_invalid
 
 
 def one_family() -> dict:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import format_cuda
 import pytest
 
 from evoattn.families.render import MARKER
+from scripts import format_cuda
 
 pytestmark = pytest.mark.skipif(
     format_cuda.shutil.which("clang-format") is None

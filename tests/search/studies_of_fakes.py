@@ -2,8 +2,6 @@
 
 from collections import Counter
 
-from search_fakes import INFO, FakeCompiler, FakeDevice
-
 from evoattn.families.registry import FAMILIES
 from evoattn.fleet.local import LocalFleet
 from evoattn.model import gpu
@@ -14,6 +12,7 @@ from evoattn.samplers.base import SamplerSetup
 from evoattn.samplers.registry import make_sampler
 from evoattn.search.loop import Search
 from evoattn.search.tools import Tools
+from tests.search.search_fakes import INFO, FakeCompiler, FakeDevice
 
 PROBLEM = AttentionProblem(1, 4, 4, 256, 256, 64)
 GPU = gpu.GPUS["h100"]

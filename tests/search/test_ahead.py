@@ -7,8 +7,6 @@ import sys
 from collections import Counter
 
 import pytest
-from search_fakes import cost
-from studies_of_fakes import GPU, PROBLEM, fakes, make_search, space_of, why_invalid
 
 from evoattn.evaluation.process import Ending
 from evoattn.evaluation.workers import Outcome, wait_for_any
@@ -20,6 +18,8 @@ from evoattn.search.ahead import AHEAD, FIRST, AheadSampler, Proposed, has_more,
 from evoattn.search.budget import Budget
 from evoattn.search.errors import SearchError
 from evoattn.search.loop import Search
+from tests.search.search_fakes import cost
+from tests.search.studies_of_fakes import GPU, PROBLEM, fakes, make_search, space_of, why_invalid
 
 SMALL = {"WARPS": "4", "STAGES": "1", "KEY_WARPS": "1", "BLOCK_N": "64"}
 

@@ -6,8 +6,6 @@ import time
 from contextlib import closing
 
 import pytest
-from search_fakes import FakeCompiler
-from studies_of_fakes import GPU, PROBLEM, why_invalid
 
 from evoattn.evaluation.handlers import CompileHandler
 from evoattn.evaluation.listener import Listener
@@ -23,6 +21,8 @@ from evoattn.model.space import load_space
 from evoattn.search.candidates import Pending
 from evoattn.search.compilers import Compilers
 from evoattn.search.tools import Tools
+from tests.search.search_fakes import FakeCompiler
+from tests.search.studies_of_fakes import GPU, PROBLEM, why_invalid
 
 FAMILY = FAMILIES["flash_mma"]
 

@@ -5,8 +5,6 @@ import time
 from dataclasses import replace
 
 import pytest
-from search_fakes import FakeCompiler, FakeDevice
-from studies_of_fakes import PROBLEM
 
 from evoattn.evaluation.process import Ending
 from evoattn.evaluation.tasks import Rendered
@@ -17,6 +15,8 @@ from evoattn.search.crew import begun
 from evoattn.search.machines import Machines
 from evoattn.search.request import SearchWords, plan
 from evoattn.search.tools import Tools
+from tests.search.search_fakes import FakeCompiler, FakeDevice
+from tests.search.studies_of_fakes import PROBLEM
 
 HERE = [DetectedDevice(0, "NVIDIA H100 80GB HBM3", (9, 0), "13.0")]
 WORDS = SearchWords(families=("flash_mma",), jobs=2)

@@ -4,8 +4,6 @@ import io
 
 import pytest
 from rich.console import Console
-from search_fakes import CloseFinals, DiesInFinals, DiesOfAFinalist
-from studies_of_fakes import GPU, PROBLEM, fakes, make_search, space_of, why_invalid
 
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
@@ -16,6 +14,8 @@ from evoattn.samplers.base import STARTING, SamplerSetup
 from evoattn.samplers.registry import make_sampler
 from evoattn.search import finalists
 from evoattn.search.budget import Budget
+from tests.search.search_fakes import CloseFinals, DiesInFinals, DiesOfAFinalist
+from tests.search.studies_of_fakes import GPU, PROBLEM, fakes, make_search, space_of, why_invalid
 
 
 def test_a_final_names_its_winner_who_ties_with_it_and_who_left_it(storage):

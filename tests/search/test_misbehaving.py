@@ -1,14 +1,14 @@
 """The loop on workers that misbehave: a death, a hang or a failed compile costs its candidate and no more."""
 
 import pytest
-from search_fakes import AlwaysDoubtsItself, DoubtsItself, SlowToStart, cost
-from studies_of_fakes import GPU, fakes, make_search, space_of
 
 from evoattn.model.records import TrialState
 from evoattn.model.space import load_space
 from evoattn.search.budget import Budget
 from evoattn.search.progress import Progress
 from evoattn.search.starting import EARLY
+from tests.search.search_fakes import AlwaysDoubtsItself, DoubtsItself, SlowToStart, cost
+from tests.search.studies_of_fakes import GPU, fakes, make_search, space_of
 
 
 @pytest.mark.slow

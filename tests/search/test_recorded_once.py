@@ -8,7 +8,6 @@ import time
 from dataclasses import replace
 
 import pytest
-from studies_of_fakes import GPU, PROBLEM, Scripted, fakes, make_search, space_of, why_invalid
 
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
@@ -22,6 +21,7 @@ from evoattn.search.loop import Search
 from evoattn.search.progress import Progress
 from evoattn.search.recorder import GATHER_SECONDS, Recorder
 from evoattn.storage.errors import StorageError
+from tests.search.studies_of_fakes import GPU, PROBLEM, Scripted, fakes, make_search, space_of, why_invalid
 
 
 def alike(space, count):

@@ -7,7 +7,6 @@ import sys
 from dataclasses import replace
 
 import pytest
-from search_fakes import INFO, FakeCompiler, FakeDevice
 
 import evoattn
 from evoattn.evaluation.process import Handler
@@ -18,6 +17,7 @@ from evoattn.model.records import CompiledKernel, Evaluation, TrialState
 from evoattn.search.machines import Machines
 from evoattn.search.tools import Tools
 from evoattn.storage import Storage
+from tests.search.search_fakes import INFO, FakeCompiler, FakeDevice
 
 PROBLEM = AttentionProblem(1, 4, 4, 256, 256, 64)
 HERE = [DetectedDevice(0, "NVIDIA H100 80GB HBM3", (9, 0), "13.0")]

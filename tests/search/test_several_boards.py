@@ -3,8 +3,6 @@
 from collections import Counter
 
 import pytest
-from search_fakes import FakeBoard, KilledBoard, NeverGauges, SlowBoard, cost
-from studies_of_fakes import fakes, make_search, space_of
 
 from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES
@@ -15,6 +13,8 @@ from evoattn.search.budget import Budget
 from evoattn.search.errors import SearchError
 from evoattn.search.request import SearchWords, choose_boards, read_words
 from evoattn.search.scale import EVERY, LATEST, Reference, Scale
+from tests.search.search_fakes import FakeBoard, KilledBoard, NeverGauges, SlowBoard, cost
+from tests.search.studies_of_fakes import fakes, make_search, space_of
 
 SPACE = dict(WARPS="4,8", STAGES="1,2", KEY_WARPS="1")
 FAST_AND_SLOW = ("fast-1", "slow-1.25")

@@ -4,13 +4,13 @@ from io import StringIO
 
 import pytest
 from rich.console import Console
-from studies_of_fakes import fakes
 
 from evoattn.cli.run import run_search
 from evoattn.model.gpu import DetectedDevice
 from evoattn.search.machines import Machines
 from evoattn.search.request import SearchWords, plan, read_words
 from evoattn.search.setup import begin_study
+from tests.search.studies_of_fakes import fakes
 
 DEVICE = DetectedDevice(0, "NVIDIA H100 80GB HBM3", (9, 0), "13.0")
 

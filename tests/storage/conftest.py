@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from postgres import Server, programs
 from sqlalchemy import create_engine, text
 
 from evoattn.storage import Storage
 from evoattn.storage.engine import parse_url
+from tests.support.postgres import Server, programs
 
 
 @pytest.fixture

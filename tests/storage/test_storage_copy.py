@@ -7,7 +7,6 @@ import math
 import pytest
 from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
-from storage_records import make_study, record, timing
 from typer.testing import CliRunner
 
 from evoattn.cli.main import app
@@ -15,6 +14,7 @@ from evoattn.model.profile import KernelCounters, Profile
 from evoattn.model.records import Timing, TrialState
 from evoattn.storage import Storage, StorageError
 from evoattn.storage.copying import copy_database, count_rows
+from tests.storage.storage_records import make_study, record, timing
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])

@@ -4,12 +4,12 @@ import pytest
 from alembic import command
 from alembic.config import Config
 from sqlalchemy import create_engine
-from storage_records import make_study, record, timing
 
 from evoattn.model.gpu import DetectedDevice
 from evoattn.model.paths import MIGRATIONS
 from evoattn.storage import Storage, StorageError
 from evoattn.storage.versions import collect, differences
+from tests.storage.storage_records import make_study, record, timing
 
 HERE = {
     "evoattn": "0.1",

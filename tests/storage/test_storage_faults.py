@@ -15,18 +15,18 @@ from threading import Barrier, Thread
 
 import pytest
 from sqlalchemy import event
-from storage_records import make_study, record, timing
 
 from evoattn.model.paths import ROOT
 from evoattn.storage import Storage, StorageError
 from evoattn.storage import engine as database
+from tests.storage.storage_records import make_study, record, timing
 
 THREADS, ROUNDS = 4, 300
 """Without a lock of this process's own, two of them held the study in about one round of a hundred."""
 RECORDER = """
 import sys
 from evoattn.storage import Storage
-from storage_records import record, timing
+from tests.storage.storage_records import record, timing
 storage = Storage.open(sys.argv[1])
 study = storage.find_study("first")
 with storage.lock_study(study):
@@ -38,7 +38,7 @@ with storage.lock_study(study):
 
 
 def start_recorder(path: Path) -> subprocess.Popen:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(Path(__file__).parent)))}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         [sys.executable, "-c", RECORDER, str(path)], env=environment, stdout=subprocess.PIPE, text=True
     )

@@ -9,12 +9,12 @@ import sqlite3
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from storage_records import PROBLEM, make_study, record, refusal, timing
 
 from evoattn.model.paths import MIGRATIONS, data_folder
 from evoattn.storage import Storage, StorageError, UnknownRecord
 from evoattn.storage.engine import Migrations
 from evoattn.storage.schema import REVISION, VERSION_TABLE, metadata
+from tests.storage.storage_records import PROBLEM, make_study, record, refusal, timing
 
 
 def test_migrations_build_the_tables_that_the_program_uses(either):

@@ -8,23 +8,22 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, event, text
-from storage_records import make_study, record, timing
 
 from evoattn.model.paths import ROOT
 from evoattn.storage import Storage, StorageError
 from evoattn.storage.engine import insert_missing, parse_url
 from evoattn.storage.schema import REVISION, VERSION_TABLE, sources
+from tests.storage.storage_records import make_study, record, timing
 
 pytestmark = pytest.mark.postgres
 
 RECORDER = """
 import sys
 from evoattn.storage import Storage
-from storage_records import record, timing
+from tests.storage.storage_records import record, timing
 storage = Storage.open(sys.argv[1])
 study = storage.find_study(sys.argv[2])
 with storage.lock_study(study):
@@ -35,7 +34,7 @@ with storage.lock_study(study):
 
 
 def start_recorder(url: str, study: str, trials: int) -> subprocess.Popen:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(Path(__file__).parent)))}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         [sys.executable, "-c", RECORDER, url, study, str(trials)],
         env=environment,

@@ -11,14 +11,14 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from postgres import Server, free_port, programs
 from sqlalchemy import create_engine, text
-from storage_records import PROBLEM, make_study, refusal
 
 from evoattn.model.gpu import GPUS
 from evoattn.model.paths import ROOT
 from evoattn.storage import Storage, StorageError
 from evoattn.storage.engine import parse_url, without_password
+from tests.storage.storage_records import PROBLEM, make_study, refusal
+from tests.support.postgres import Server, free_port, programs
 
 pytestmark = [
     pytest.mark.postgres,
@@ -94,7 +94,7 @@ def test_the_script_serves_until_it_is_ended_and_leaves_nothing():
     folder = Path(tempfile.mkdtemp())  # pytest's own are closed to the server's user
     folder.chmod(0o755)
     started = subprocess.Popen(
-        [sys.executable, "-m", "scripts.postgres"],
+        [sys.executable, "-m", "tests.support.postgres"],
         cwd=ROOT,
         env=os.environ | {"TMPDIR": str(folder)},
         stdout=subprocess.PIPE,

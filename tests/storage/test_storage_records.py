@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 from sqlalchemy import Engine, event
-from storage_records import INFO, PROBLEM, make_study, record, timing
 
 from evoattn.model import gpu
 from evoattn.model.named_problems import named_problems
@@ -18,6 +17,7 @@ from evoattn.model.records import CheckResult, Evaluation, Study, Timing, TrialS
 from evoattn.model.space import KernelConfig
 from evoattn.storage import Storage, StorageError, UnknownRecord
 from evoattn.storage.chosen import chosen_trial
+from tests.storage.storage_records import INFO, PROBLEM, make_study, record, timing
 
 
 def test_records_come_back_as_they_went_in(either, url, plain):

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from device_clock import DeviceClock
 
 from evoattn.timing import benchmark
 from evoattn.timing.clocks import Clocks
@@ -10,6 +9,7 @@ from evoattn.timing.contestant import LAUNCH_SHARE, PROBE_US, Contestant, calls_
 from evoattn.timing.energy import energy_per_call
 from evoattn.timing.protocol import FINAL, SCREEN, Protocol
 from evoattn.timing.timer import Timer
+from tests.timing.device_clock import DeviceClock
 
 
 class NoWatch:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
-from untrusted import EVIL, JSON, PROBLEM, SPACE
 
 from evoattn.cli.main import app
 from evoattn.export.check import export_source
@@ -21,6 +20,7 @@ from evoattn.model.space import KernelConfig
 from evoattn.search.reproduce import ReproduceError, reproduce
 from evoattn.storage import Storage, StorageError
 from evoattn.storage.rows import study_from_row, timing_from_row, trial_from_row
+from tests.untrusted.untrusted import EVIL, JSON, PROBLEM, SPACE
 
 STUDY = {
     "id": 1,

@@ -3,7 +3,6 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from untrusted import JSON, SPACE
 
 from evoattn.model import gpu
 from evoattn.model.problem import ProblemError
@@ -12,6 +11,7 @@ from evoattn.model.space import ConfigError
 from evoattn.search.budget import BudgetError, parse_budget
 from evoattn.storage import StorageError
 from evoattn.storage.chosen import trial_number
+from tests.untrusted.untrusted import JSON, SPACE
 
 SHAPE_WORDS = st.text(alphabet="BHSDqkv=,0123456789dtypefloat16mask _-.e\n\"'\x1b", max_size=60)
 

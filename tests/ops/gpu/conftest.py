@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from stand_in import stand_in
 
 from evoattn.ops import current
 from evoattn.ops.platform import CudaPlatform
 from evoattn.ops.runtime import Runtime
+from tests.ops.stand_in import stand_in
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_problems import ON_A_GPU, PREFILL, SHAPES, flags, inputs, require_right
 
 import evoattn
 from evoattn.model.shape_text import parse_shape
 from evoattn.ops.asked import mask_name
+from tests.ops.gpu.gpu_problems import ON_A_GPU, PREFILL, SHAPES, flags, inputs, require_right
 
 pytestmark = ON_A_GPU
 

@@ -3,13 +3,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from edge_calls import HIDDEN_ROW, Calls, difference, outcome, torchs
-from gpu_problems import ON_A_GPU
 
 import evoattn
 from evoattn.ops import current
 from evoattn.ops.platform import CudaPlatform
 from evoattn.ops.runtime import Runtime
+from tests.ops.edge_calls import HIDDEN_ROW, Calls, difference, outcome, torchs
+from tests.ops.gpu.gpu_problems import ON_A_GPU
 
 pytestmark = ON_A_GPU
 

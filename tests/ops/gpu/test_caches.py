@@ -3,11 +3,11 @@ graph after lengths and pages have changed."""
 
 import pytest
 import torch
-from gpu_problems import ON_A_GPU, require_answer, without_waiting
 
 import evoattn
 from evoattn.correctness.reference import make_inputs
 from evoattn.model.shape_text import parse_shape
+from tests.ops.gpu.gpu_problems import ON_A_GPU, require_answer, without_waiting
 
 pytestmark = ON_A_GPU
 CACHES = [

@@ -1,9 +1,9 @@
 """What `capture` times on a GPU: the calls themselves, plain ones and variants."""
 
 import torch
-from gpu_problems import ON_A_GPU, PREFILL, flags, inputs
 
 import evoattn
+from tests.ops.gpu.gpu_problems import ON_A_GPU, PREFILL, flags, inputs
 
 pytestmark = ON_A_GPU
 

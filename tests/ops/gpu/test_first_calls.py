@@ -5,9 +5,8 @@ import os
 import subprocess
 import sys
 
-from gpu_problems import ON_A_GPU
-
 from evoattn.model.paths import ROOT
+from tests.ops.gpu.gpu_problems import ON_A_GPU
 
 pytestmark = ON_A_GPU
 SHAPE = "B=1,H=16,S=1024,D=128,dtype=bf16,mask=causal_upper_left"
@@ -15,7 +14,7 @@ SHAPE = "B=1,H=16,S=1024,D=128,dtype=bf16,mask=causal_upper_left"
 
 def test_first_calls(tmp_path):
     made = tmp_path / "made.json"
-    words = [sys.executable, ROOT / "scripts" / "first_call.py", SHAPE, "--estimated", "--no-imports", "--json", made]
+    words = [sys.executable, "-m", "benchmarks.calls.first_call", SHAPE, "--estimated", "--no-imports", "--json", made]
     subprocess.run(words, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
     empty, filled, alone = json.loads(made.read_text())["rows"]
     assert empty["first call"] < 8000  # ms: NVRTC, CuPy's import and the check; 3 s are aimed at

@@ -3,14 +3,14 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_problems import DECODE, ON_A_GPU, PREFILL, flags, inputs, require_right
-from stand_in import stand_in
 
 import evoattn
 from evoattn.model.shape_text import parse_shape
 from evoattn.ops import current
 from evoattn.ops.platform import CudaPlatform
 from evoattn.ops.runtime import Runtime
+from tests.ops.gpu.gpu_problems import DECODE, ON_A_GPU, PREFILL, flags, inputs, require_right
+from tests.ops.stand_in import stand_in
 
 pytestmark = ON_A_GPU
 

@@ -7,8 +7,6 @@ import time
 
 import pytest
 import torch
-from fake_device import WGMMA, Pick
-from gpu_problems import ON_A_GPU, flags, inputs, require_right
 
 import evoattn
 from evoattn.model.shape_text import parse_shape
@@ -16,6 +14,8 @@ from evoattn.model.space import load_space
 from evoattn.ops import current
 from evoattn.ops.platform import CudaPlatform
 from evoattn.ops.runtime import Runtime
+from tests.ops.fake_device import WGMMA, Pick
+from tests.ops.gpu.gpu_problems import ON_A_GPU, flags, inputs, require_right
 
 pytestmark = ON_A_GPU
 MERGED = {**WGMMA, "STAGES": 2, "OVERLAP": True, "GROUP_ROWS": True}

@@ -3,7 +3,6 @@ in the replay of a graph after the lengths have changed."""
 
 import pytest
 import torch
-from gpu_problems import ON_A_GPU, require_answer, without_waiting
 
 import evoattn
 from evoattn.correctness.cases import sequenced
@@ -12,6 +11,7 @@ from evoattn.model.shape_text import parse_shape
 from evoattn.ops import current
 from evoattn.ops.platform import CudaPlatform
 from evoattn.ops.runtime import Runtime
+from tests.ops.gpu.gpu_problems import ON_A_GPU, require_answer, without_waiting
 
 pytestmark = ON_A_GPU
 PACKED = [

@@ -3,11 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_problems import ON_A_GPU
 from torch.nn import attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from evoattn.integrations.torch_flash import NAME, register
+from tests.ops.gpu.gpu_problems import ON_A_GPU
 
 pytestmark = [
     *ON_A_GPU,

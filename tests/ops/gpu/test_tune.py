@@ -1,13 +1,13 @@
 """`evoattn.tune` on a GPU: what it finds is timed beside what runs today, kept, taken and right."""
 
 import pytest
-from gpu_problems import ON_A_GPU, flags, inputs, require_right
 
 import evoattn
 from evoattn.ops import current
 from evoattn.ops.platform import CudaPlatform
 from evoattn.ops.runtime import Runtime
 from evoattn.portfolio.wins import Wins
+from tests.ops.gpu.gpu_problems import ON_A_GPU, flags, inputs, require_right
 
 pytestmark = [*ON_A_GPU, pytest.mark.slow]
 SHAPES = ["B=2,H=8,S=1024,D=64,dtype=fp16,mask=full", "B=1,H=32,Hkv=8,Sq=1,Sk=4096,D=128,dtype=bf16,mask=full"]

@@ -1,0 +1,1 @@
+"""What evoattn is measured with; each program says by `--help` what it asks."""

@@ -1,1 +1,0 @@
-"""One small fault after another, planted in the Python (scripts/python_mutants.py)."""

@@ -1,1 +1,0 @@
-"""One small fault after another, planted in the CUDA of the templates (scripts/mutants.py)."""

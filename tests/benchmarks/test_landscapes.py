@@ -1,0 +1,216 @@
+"""`benchmarks/samplers/landscapes.py` without a GPU: what it records can be read again, cut short or not."""
+
+import hashlib
+from functools import partial
+
+import pytest
+
+from benchmarks.samplers import landscape_ahead, landscapes
+from benchmarks.samplers.landscape_groups import SEEDS, make_groups
+from benchmarks.samplers.landscape_surveyor import Aim, Surveyor, take_turns
+from evoattn.evaluation.process import Handler
+from evoattn.families import registry
+from evoattn.model.gpu import GPUS
+from evoattn.model.named_problems import lookup
+from evoattn.model.paths import ROOT
+from evoattn.model.space import KernelConfig, load_space
+from evoattn.portfolio.engine.engine import Engine
+from evoattn.portfolio.engine.kernel import Group, Kernel
+from evoattn.portfolio.workload import BUILD_SEEDS
+from evoattn.samplers import landscape
+
+H100 = GPUS["h100"]
+
+
+class FakeStage(Handler):
+    """Times that the config alone decides, 50 to 100 µs; the second measurement is 1 % longer. Some configs fail."""
+
+    def __call__(self, task):
+        if task[0] == "register":
+            return None
+        job = task[1]
+        number = int(hashlib.md5(job.kernel.config.id.encode()).hexdigest()[:4], 16)
+        if number % 3 == 0:
+            return "wrong: as planned"
+        us = (50 + 50 * number / 65536) * (1.0 if job.check else 1.01)
+        return dict.fromkeys(job.indexes, (us, us > 90 and job.check))
+
+
+@pytest.mark.slow
+def test_the_groups_are_of_different_kinds_and_beyond_the_portfolios_problems():
+    groups = make_groups(H100)
+    problems = [p for g in groups for p in g.problems]
+    assert len(problems) == len(set(problems)) >= 40
+    assert sum(not p.name for p in problems) >= len(problems) / 2
+    assert any(p.window and p.sink for p in problems) and any(p.seqlen_k < p.seqlen_q for p in problems)
+    assert {p.dtype for p in problems} == {"fp16", "bf16", "fp32"} and len({p.head_dim for p in problems}) >= 4
+    assert any(p.seqlen_q == 1 for p in problems) and any(p.causal for p in problems)
+    assert not set(SEEDS) & set(BUILD_SEEDS)
+    for group in groups:  # one compiled kernel serves a group
+        assert len({(p.dtype, p.head_dim, p.mask) for p in group.problems}) == 1
+        assert {f for f, _ in group.given} <= set(group.families)
+
+
+@pytest.mark.slow
+def test_a_recording_can_be_read_again(tmp_path):
+    (group,) = make_groups(H100, most=3, only="fp32 d64 full")
+    path = tmp_path / "l.jsonl.gz"
+    record = landscapes.Record(path, {"gpu": "h100"}, [group], H100)
+    with Engine([group], H100, jobs=2, stage=FakeStage, sample=99, most=99, breeder=Surveyor) as engine:
+        landscapes.survey(engine, record, 12)
+    found = landscape.load(path)
+    assert [s.problem for s in found] == group.problems and found[0].about == {"gpu": "h100"}
+    kernels = list(group.kernels.values())
+    for index, one in enumerate(found):
+        right = [c for c in one.configs if c.us is not None]
+        assert len(right) > 2 and {c.family for c in right} <= set(group.families)
+        assert any(c.state == "wrong: as planned" for c in one.configs)
+        assert any(c.again for c in right) and one.best == min(c.us for c in right)
+        for config in right:
+            kernel = next(k for k in kernels if k.family == config.family and k.params == config.params)
+            assert config.us == pytest.approx(kernel.times[index], rel=1e-4)
+            assert config.rough == (index in kernel.rough)
+            made = KernelConfig(config.family, config.params)
+            assert not registry.lookup(config.family).why_invalid(one.problem, made, H100)
+            assert config.device_s > 0 and (config.compile_s > 0.05 or config.compile_s == 0)
+
+
+@pytest.mark.slow
+def test_a_recording_goes_on_from_an_earlier_one(tmp_path):
+    first, second = tmp_path / "a.jsonl.gz", tmp_path / "b.jsonl.gz"
+    for path, earlier in ((first, []), (second, [first])):
+        (group,) = make_groups(H100, most=2, only="fp32 d64 full")
+        landscapes.go_on_from([group], earlier, 2)
+        assert bool(group.spent) == bool(earlier) and len(group.kernels) <= group.spent
+        record = landscapes.Record(path, {"gpu": "h100"}, [group], H100)
+        make = Surveyor
+        with Engine(
+            [group], H100, jobs=2, seed=len(earlier), stage=FakeStage, sample=99, most=99, breeder=make
+        ) as engine:
+            landscapes.survey(engine, record, 8)
+    one, two, both = landscape.load(first)[0], landscape.load(second)[0], landscape.load(first, second)[0]
+    names = [{KernelConfig(c.family, c.params).id for c in land.configs} for land in (one, two, both)]
+    again = {
+        KernelConfig(c.family, c.params).id
+        for land in landscape.load(first)
+        for c in sorted((c for c in land.configs if c.us), key=lambda c: c.best_us)[: landscapes.COMMON]
+    }
+    assert names[1] - names[0] and names[0] & names[1] <= again and names[2] == names[0] | names[1]
+    assert both.problem == one.problem == two.problem and len({c.number for c in both.configs}) == len(both.configs)
+
+
+def test_a_file_that_was_cut_short_is_whole_up_to_its_last_member(tmp_path):
+    path = tmp_path / "l.jsonl.gz"
+    landscape.append(path, [{"a": 1}, {"a": 2}])
+    whole = path.stat().st_size
+    landscape.append(path, [{"a": 3}])
+    assert landscape.read_rows(path) == [{"a": 1}, {"a": 2}, {"a": 3}]
+    path.write_bytes(path.read_bytes()[: whole + 9])
+    assert landscape.read_rows(path) == [{"a": 1}, {"a": 2}]
+
+
+def _kernel(number, params, us, compile_s=0.5):
+    return {"kernel": number, "of": "g", "family": "flash_wgmma", "params": params, "origin": "random",
+            "state": "right", "registers": 90, "spills": 0, "compile_s": compile_s, "device_s": 0.01, "us": {"0": us},
+            "rough": [], "valid": [0]}  # fmt: skip
+
+
+def test_two_files_of_a_problem_are_one_landscape_at_the_speed_of_the_later_board(tmp_path):
+    space = load_space("flash_wgmma", H100)
+    genes = {p.name: list(p.values) for p in space.parameters}
+    fewer = {name: values for name, values in genes.items() if name != "GROUP_ROWS"}
+    params = [c.params for c in space.starting_configs() if not c.params["GROUP_ROWS"]][:6]
+    problem, never_timed = (lookup(name).to_dict() for name in ("seed_h100", "seed_l4_s512"))
+    for path, names, rows in (
+        ("a", fewer, [_kernel(i, [p[n] for n in fewer], 10.0 + i) for i, p in enumerate(params[:4])]),
+        ("b", genes, [_kernel(i, [p[n] for n in genes], 11.0 + 1.1 * i, 0) for i, p in enumerate(params[:3])]
+         + [_kernel(3, [params[5][n] for n in genes], 9.0, 0.8)]),
+    ):  # fmt: skip
+        head = {"about": {"gpu": "h100"}, "genes": {"flash_wgmma": names}}
+        landscape.append(tmp_path / path, [head, {"group": "g", "problems": [problem, never_timed]}, *rows])
+    (one,) = landscape.load(tmp_path / "a", tmp_path / "b")
+    assert [c.params for c in one.configs] == [*params[:4], params[5]] and one.best == 9.0
+    assert [c.us for c in one.configs] == pytest.approx([11.0, 12.1, 13.2, 14.3, 9.0])
+    assert [c.compile_s for c in one.configs] == [0.8, 0.8, 0.8, 0.5, 0.8]  # what was there already: the median
+    (alone,) = landscape.load(tmp_path / "a")
+    assert [c.us for c in alone.configs] == [10.0, 11.0, 12.0, 13.0] and "GROUP_ROWS" not in alone.configs[0].params
+
+
+def test_problems_that_only_one_file_times_are_its_own_and_two_at_one_index_are_refused(tmp_path):
+    space = load_space("flash_wgmma", H100)
+    genes = {p.name: list(p.values) for p in space.parameters}
+    params = [space.starting_configs()[0].params[name] for name in genes]
+    head = {"about": {"gpu": "h100"}, "genes": {"flash_wgmma": genes}}
+    for path, problem, rows in (
+        ("nothing", "seed_l4_s512", []),
+        ("one", "seed_h100", [_kernel(0, params, 10.0)]),
+        ("other", "seed_l4_s512", [_kernel(0, params, 10.0)]),
+    ):
+        group = {"group": "g", "problems": [lookup(problem).to_dict()]}
+        landscape.append(tmp_path / path, [head, group, *rows])
+    (found,) = landscape.load(tmp_path / "nothing", tmp_path / "one")
+    assert found.problem == lookup("seed_h100") and found.best == 10.0
+    with pytest.raises(ValueError, match="different problems of 'g' at index 0"):
+        landscape.load(tmp_path / "one", tmp_path / "other")
+
+
+def _surveyor(group, **words):
+    return Surveyor(group, H100, 0, **words)
+
+
+def test_the_compile_processes_serve_the_group_that_misses_the_fewest_configs():
+    groups = [Group(str(i), [lookup("seed_h100")], ("flash_mma",)) for i in range(3)]
+    ahead = [("flash_mma", load_space("flash_mma", H100).starting_configs()[0].params)]
+    lacking = (Aim((0,), 100, {0: 40}), Aim((0,), 100, {0: 90}), Aim((0,), 100, {0: 0}))
+    surveyors = {g.name: _surveyor(g, aim=a, ahead=ahead * (i == 2)) for i, (g, a) in enumerate(zip(groups, lacking))}
+    take_turns(groups, surveyors, 100)
+    assert [s.aim.turn for s in surveyors.values()] == [False, True, False]
+    assert max(groups, key=lambda g: g.weight) is groups[1] and groups[2].weight > groups[0].weight
+    assert surveyors["0"].propose() is None
+    kernel, target = surveyors["2"].propose()  # out of turn: what was compiled ahead, and no more
+    assert (kernel.family, kernel.origin, target) == ("flash_mma", "random", 0) and surveyors["2"].propose() is None
+    for number in range(10):
+        made = Kernel("flash_mma", {"number": number}, state="right", times={0: 1.0})
+        groups[1].kernels[made.id] = made
+    take_turns(groups, surveyors, 100)
+    assert [s.aim.turn for s in surveyors.values()] == [True, False, False]
+
+
+def test_only_the_problems_of_the_aim_are_timed():
+    (group,) = make_groups(H100, most=4, only="fp16 d512 full")
+    surveyor = _surveyor(group, aim=Aim((1, 3)))
+    found = [surveyor.propose() for _ in range(20)]
+    assert {index for kernel, target in filter(None, found) for index in (target, *surveyor.serves(kernel))} == {1, 3}
+
+
+@pytest.mark.slow
+def test_fewer_problems_than_an_earlier_file_has_are_the_first_ones():
+    (group,) = make_groups(H100, most=2, only="fp16 d512 full")
+    problems, path = list(group.problems), ROOT / "docs" / "landscapes" / "h100-b.jsonl.gz"
+    right = landscapes.go_on_from([group], [path], 2)
+    assert group.problems == problems and set(right[group.name]) == {0, 1}
+    assert {i for k in group.kernels.values() for i in k.times} == {0, 1}
+
+
+@pytest.mark.slow
+def test_configs_are_compiled_for_the_other_groups_when_one_has_none_left(tmp_path):
+    *none, some = make_groups(H100, most=1, only="fp")[:3]
+    for group in none:
+        group.families = ()
+    assert landscape_ahead.compile_for(tmp_path, [*none, some], {}, H100, 0.1, 1) >= 1
+    assert set(landscape_ahead.configs_of(tmp_path)) == {some.name}
+
+
+@pytest.mark.slow
+def test_what_was_compiled_ahead_is_recorded_without_a_compile(tmp_path):
+    (group,) = make_groups(H100, most=2, only="fp32 d64 full")
+    assert landscape_ahead.compile_for(tmp_path, [group], {}, H100, 0.1, 2)
+    group.kernels.clear()
+    configs, sources = landscape_ahead.read(tmp_path, [group], H100)
+    ahead = configs[group.name]
+    make = partial(Surveyor, aim=Aim((0, 1), turn=False), ahead=ahead)
+    with Engine([group], H100, 1, stage=FakeStage, breeder=make, sources=sources) as engine:
+        engine.run(4)
+    done = list(group.kernels.values())
+    assert ahead and {k.id for k in done} == {KernelConfig(*config).id for config in ahead} and not engine.compiled
+    assert all(k.state != "new" and k.registers for k in done)

@@ -1,0 +1,167 @@
+"""Is `evoattn.attention` right for any call? Draws calls over all arguments and judges each answer.
+
+    python -m tests.fuzz [--count 300] [--seed 200] [--jobs 16] [--seconds 90] [--json FILE] [--only N]
+
+Of each call: two runs, the same bit for bit, over memory that was poisoned with NaN before; inputs unchanged; nothing
+written beside a given `out`; the answer and the log-sum-exp against the formula in float64 by flash-attention's rule.
+The second run of half of the calls is compiled, a CUDA graph's, of several threads or streams, SDPA's in nested blocks,
+in a mode of torch (inference, autocast, deterministic algorithms, gradients) or by a transform.
+Where no kernel runs, the reason is counted and PyTorch's answer is judged, too. `--jobs` processes compile kernels
+ahead. After a call that breaks the device another process goes on. Exit code 1 if anything is wrong. Without a GPU
+PyTorch answers all calls.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO
+
+import torch
+
+from evoattn.model.gpu import detect_devices
+from evoattn.ops import current
+from evoattn.ops.platform import CudaPlatform
+from evoattn.ops.runtime import Runtime
+from evoattn.portfolio.pick import next_picks
+from tests.fuzz.ahead import compiled_ahead
+from tests.fuzz.calls import drawn
+from tests.fuzz.judged import Judged, judged
+from tests.fuzz.ways import ways
+
+BROKEN = 3
+"""How a process ends after which the device can only be used by another one."""
+ENDED = "the process ended in this call"
+"""Of a call that has begun."""
+STOPPED = 130
+"""The exit code after Ctrl-C or SIGTERM, as a shell has it."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=200)
+    parser.add_argument("--jobs", type=int, default=1, help="processes that compile ahead")
+    parser.add_argument("--seconds", type=float, default=0, help="ends after so long, whatever the count; 0 for never")
+    parser.add_argument("--most-flops", type=float, default=1e11, help="of a call")
+    parser.add_argument(
+        "--measured-only", action="store_true", help="no kernels that were measured on no GPU like this"
+    )
+    parser.add_argument("--only", type=int, help="one call, by its number")
+    parser.add_argument("--folder", type=Path, help="of compiled kernels; a new one unless given")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--until", type=float, default=0, help=argparse.SUPPRESS)
+    words = parser.parse_args()
+    if words.until:
+        return run_calls(words)
+    started = time.time()
+    until = started + (words.seconds or math.inf)
+    with tempfile.TemporaryDirectory() as temporary:
+        rows_at, folder = words.json or Path(temporary) / "rows", words.folder or Path(temporary)
+        rows_at.unlink(missing_ok=True)
+        own = [*sys.argv[1:], "--until", str(until), "--json", str(rows_at), "--folder", str(folder)]
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was judged until then is said, too
+        try:
+            code = started_anew(lambda: subprocess.run([sys.executable, "-m", "tests.fuzz", *own]).returncode, rows_at)
+        except KeyboardInterrupt:
+            code = STOPPED
+        rows = rows_of(rows_at)
+    if code == STOPPED:
+        rows = {number: row for number, row in rows.items() if row.wrong != ENDED}
+    print(summary(list(rows.values()), time.time() - started))
+    return code or int(any(row.wrong for row in rows.values()))
+
+
+def started_anew(run: Callable[[], int], rows_at: Path) -> int:
+    """`run` a process, and another one wherever a call has ended it; the exit code of the last. One that has not begun
+    a new call would end so again, and is the last."""
+    begun = 0
+    while ((code := run()) == BROKEN or code < 0) and (count := len(rows_of(rows_at))) > begun:
+        print(f"That process ended with {code}; another one goes on.", flush=True)
+        begun = count
+    return code
+
+
+def rows_of(path: Path) -> dict[int, Judged]:
+    """By its number, what became of each call; the last word counts. A line that a process has not ended is none."""
+    rows = {}
+    for line in path.read_text().splitlines() if path.exists() else []:
+        with contextlib.suppress(ValueError):
+            row = Judged(**json.loads(line))
+            rows[row.number] = row
+    return rows
+
+
+def run_calls(words: argparse.Namespace) -> int:
+    """Run the calls that no process before has run, and write down what became of each."""
+    done = rows_of(words.json)
+    way_of = ways(words.seed, words.count)
+    calls = [c for c in enumerate(drawn(words.seed, words.count, words.most_flops)) if c[0] not in done]
+    calls = calls if words.only is None else [c for c in calls if c[0] == words.only]
+    devices, platform = detect_devices(), None
+    ready = (c for c in calls)
+    if devices and devices[0].spec:
+        ready = compiled_ahead(calls, words.jobs, devices[0].spec, words.folder, not words.measured_only)
+        platform = CudaPlatform()
+    runtime = Runtime(platform, current.best_known, words.folder, others=next_picks)
+    runtime.estimated = not words.measured_only
+    with current.use(runtime), torch.no_grad(), words.json.open("a") as file:
+        if file.tell() and not words.json.read_bytes().endswith(b"\n"):
+            file.write("\n")  # the process before ended in the midst of a line
+        for number, call in ready:
+            if time.time() > words.until:
+                break
+            begun = f"{way_of[number]}: {call.describe()}"
+            write(file, Judged(number, begun, False, "", 0.0, ENDED))
+            row = judged(number, call, "cuda" if platform else "cpu", way=way_of[number])
+            write(file, row)
+            if row.wrong:
+                print(f"{number}: {row.wrong}: {row.call}; {row.ran}", flush=True)
+                if platform and is_broken():
+                    ready.close()  # and with it the processes that compile
+                    return BROKEN
+    return 0
+
+
+def write(file: TextIO, row: Judged) -> None:
+    """Add a line."""
+    file.write(json.dumps(row.__dict__) + "\n")
+    file.flush()
+
+
+def is_broken() -> bool:
+    """Whether a kernel has left the device unusable for this process."""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
+def summary(rows: list[Judged], seconds: float) -> str:
+    """How many calls ran as what."""
+    kernels = [row for row in rows if row.kernel]
+    lines = [f"{len(rows)} calls in {seconds:.0f} s, {sum(bool(row.wrong) for row in rows)} wrong; by kernels: "]
+    lines[0] += f"{len(kernels)}, {len({row.ran for row in kernels})} kinds of them"
+    if kernels:
+        worst = max(row.error for row in kernels)
+        lines.append(f"  the largest error of a kernel is {worst:.2f} of what is allowed")
+    for family, count in Counter(row.ran.split()[0] for row in kernels).most_common():
+        lines.append(f"{count:6d}  {family}")
+    for reason, count in Counter(row.ran for row in rows if not row.kernel).most_common():
+        lines.append(f"{count:6d}  PyTorch: {reason}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

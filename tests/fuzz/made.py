@@ -1,0 +1,229 @@
+"""The tensors of a drawn call, and the call itself."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import evoattn
+from tests.fuzz import terms
+from tests.fuzz.calls import Call
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+LARGE = 20.0
+"""Queries are so much longer where scores are large."""
+POISON = 255
+"""As every byte it is a NaN in all of the dtypes."""
+BAND = 256
+"""Elements around a given `out`: whole 16 bytes."""
+
+
+@dataclass
+class Made:
+    """`q`, `k` and `v` as the call takes them: [batch, heads, rows, dim] of `attention`, [batch, rows, heads, dim] and
+    caches of pages of `attention_paged`, [rows of all, heads, dim] of `attention_varlen`.
+
+    `used`: keys of each batch of a cache; `starts`: where packed sequences begin, queries' and keys'.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    sinks: Tensor | None = None
+    slopes: Tensor | None = None
+    bias: Tensor | None = None
+    used: Tensor | None = None
+    table: Tensor | None = None
+    starts: tuple[Tensor, Tensor] | None = None
+    longest: tuple[int, int] = (0, 0)
+    room: Tensor | None = None
+    """The memory around `out`."""
+    out: Tensor | None = None
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """That no call may change."""
+        own = (self.q, self.k, self.v, self.sinks, self.slopes, self.bias, self.used, self.table, *(self.starts or ()))
+        return [tensor for tensor in own if tensor is not None]
+
+
+class Maker:
+    """Makes the tensors of a call on a device; `filled=False` leaves large ones as they come, for their shapes only."""
+
+    def __init__(self, call: Call, device: str, filled: bool = True) -> None:
+        self.call, self.device, self.filled = call, device, filled
+        self.dtype = DTYPES[call.dtype]
+        self.generator = torch.Generator(device).manual_seed(call.seed)
+        self.lengths = torch.Generator().manual_seed(call.seed)
+
+    def made(self) -> Made:
+        """All of them."""
+        call = self.call
+        made = {"attention": self._plain, "paged": self._paged, "varlen": self._varlen}[call.op]()
+        if call.sink:
+            made.sinks = terms.with_hidden(self._numbers(call.heads))
+        if call.alibi:
+            made.slopes = torch.linspace(0.01, 0.5, call.heads, device=self.device)
+        if call.bias:
+            made.bias = terms.bias(call, self._numbers, self.filled)
+        if self.filled:
+            self._special(made)
+        self._give_out(made)
+        return made
+
+    def _numbers(self, *shape: int) -> Tensor:
+        if not self.filled:
+            return torch.empty(shape, dtype=self.dtype, device=self.device)
+        return torch.randn(shape, generator=self.generator, dtype=torch.float32, device=self.device).to(self.dtype)
+
+    def _ints(self, low: int, high: int, count: int) -> list[int]:
+        return torch.randint(low, high + 1, (count,), generator=self.lengths).tolist()
+
+    def _placed(self, batch: int, heads: int, rows: int, dim: int, kv: bool) -> Tensor:
+        """[batch, heads, rows, dim], lying as the call says."""
+        places = self.call.places
+        if places == "bshd":
+            return self._numbers(batch, rows, heads, dim).transpose(1, 2)
+        if places == "sbhd":
+            return self._numbers(rows, batch, heads, dim).permute(1, 2, 0, 3)
+        if places == "wide":
+            return self._numbers(batch, heads, rows, dim + 16)[..., :dim]
+        if places == "every other":
+            return self._numbers(batch, heads, 2 * rows, dim)[:, :, ::2]
+        if places in ("late", "odd start"):
+            start = 64 if places == "late" else 3
+            whole = self._numbers(start + batch * heads * rows * dim)
+            return whole[start:].view(batch, heads, rows, dim)
+        if places == "expanded" and kv:
+            return self._numbers(1, heads, rows, dim).expand(batch, -1, -1, -1)
+        if places == "expanded heads" and kv:
+            return self._numbers(batch, 1, rows, dim).expand(-1, heads, -1, -1)
+        if places == "expanded rows" and kv:
+            return self._numbers(batch, heads, 1, dim).expand(-1, -1, rows, -1)
+        if places == "expanded columns" and kv:
+            return self._numbers(batch, heads, rows, 1).expand(-1, -1, -1, dim)
+        if places == "columns":
+            return self._numbers(batch, heads, dim, rows).transpose(2, 3)
+        return self._numbers(batch, heads, rows, dim)
+
+    def _qkv(self, batch: int, rows_q: int, rows_k: int) -> tuple[Tensor, Tensor, Tensor]:
+        call = self.call
+        if call.places == "fused" and rows_q == rows_k and call.head_dim == call.value_dim:
+            heads = call.heads, call.kv_heads, call.kv_heads
+            fused = self._numbers(batch, rows_q, sum(heads), call.head_dim).transpose(1, 2)
+            q, k, v = fused.split(heads, dim=1)
+            return q, k, v
+        return (
+            self._placed(batch, call.heads, rows_q, call.head_dim, False),
+            self._placed(batch, call.kv_heads, rows_k, call.head_dim, True),
+            self._placed(batch, call.kv_heads, rows_k, call.value_dim, True),
+        )
+
+    def _used(self) -> Tensor:
+        call = self.call
+        lengths = self._ints(0, call.seqlen_k, call.batch)
+        longest = [call.seqlen_k, *lengths[1:]][: call.batch]
+        return torch.tensor(longest, dtype=torch.int32, device=self.device)
+
+    def _plain(self) -> Made:
+        made = Made(*self._qkv(self.call.batch, self.call.seqlen_q, self.call.seqlen_k))
+        if self.call.seqused:
+            made.used = self._used()
+        return made
+
+    def _paged(self) -> Made:
+        call = self.call
+        pages = call.batch * -(-call.seqlen_k // call.page) + 3
+        q = self._placed(call.batch, call.seqlen_q, call.heads, call.head_dim, False)
+        k = self._placed(pages, call.page, call.kv_heads, call.head_dim, True)
+        v = self._placed(pages, call.page, call.kv_heads, call.value_dim, True)
+        used = self._used()
+        return Made(q, k, v, used=used, table=terms.table(call, pages, used, self.lengths))
+
+    def _varlen(self) -> Made:
+        call = self.call
+        queries = self._ints(0, call.seqlen_q, call.batch)
+        keys = queries if call.seqlen_q == call.seqlen_k else self._ints(0, call.seqlen_k, call.batch)
+        queries[-1], keys[-1] = max(1, queries[-1]), max(1, keys[-1])  # tensors of no row are another matter
+        q, k, v = (t[0].transpose(0, 1) for t in self._qkv(1, sum(queries), sum(keys)))
+        starts = [torch.tensor([0, *lengths]).cumsum(0).to(torch.int32) for lengths in (queries, keys)]
+        first, second = (one.to(self.device) for one in starts)
+        return Made(q, k, v, starts=(first, second), longest=(call.seqlen_q, call.seqlen_k))
+
+    def _special(self, made: Made) -> None:
+        """Scores that need rescaling, or are all the same; what lies behind the keys in use is NaN."""
+        call = self.call
+        if call.numbers == "large":
+            made.q *= LARGE
+        own = call.op == "attention" and not call.places.startswith("expanded")
+        if call.numbers == "late key" and own:
+            made.k[:, :, -1] *= LARGE
+        if call.numbers == "equal keys" and own:
+            made.k.copy_(made.k[:, :, :1].clone())
+        if call.numbers in ("nan", "inf") and made.k.shape[0]:
+            made.k[0, 0, call.seqlen_k // 2, 1] = float(call.numbers)
+        if made.used is not None and own:
+            behind = torch.arange(call.seqlen_k, device=self.device) >= made.used[:, None]
+            for tensor in (made.k, made.v):
+                tensor.masked_fill_(behind[:, None, :, None], math.nan)
+
+    def _give_out(self, made: Made) -> None:
+        """`out` in the midst of poisoned memory."""
+        call = self.call
+        if call.out == "query":
+            made.out = made.q
+        elif call.out:
+            shape = *made.q.shape[:-1], call.value_dim
+            size = math.prod(shape) * (2 if call.out == "every other column" else 1)
+            made.room = torch.empty(BAND + size + BAND, dtype=self.dtype, device=self.device)
+            made.out = within(made.room, shape, call.out)
+
+
+def within(room: Tensor, shape: tuple[int, ...], out: str) -> Tensor:
+    """The tensor between the bands of `room`; in another order of dimensions two by two, or every other column."""
+    inner = room[BAND:-BAND]
+    *front, a, b, dim = shape
+    if out == "every other column":
+        return inner.view(*front, a, b, 2 * dim)[..., ::2]
+    return inner.view(shape) if out != "other order" else inner.view(*front, b, a, dim).transpose(-3, -2)
+
+
+def called(call: Call, made: Made, strict: bool, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The answer of the op, and the log-sum-exp where the call wants it."""
+    common: dict[str, Any] = {"softcap": call.softcap, "sinks": made.sinks, "alibi_slopes": made.slopes, "out": out}
+    common["strict"] = strict
+    if call.op == "paged":
+        assert made.table is not None and made.used is not None
+        words = common | {"causal": call.is_causal, "scale": call.scale, "window": call.window}
+        return evoattn.attention_paged(made.q, made.k, made.v, made.table, made.used, **words), None
+    if call.op == "varlen":
+        assert made.starts is not None
+        words = common | {"causal": call.is_causal, "softmax_scale": call.scale, "window_size": call.window or (-1, -1)}
+        answer = evoattn.attention_varlen(
+            made.q, made.k, made.v, *made.starts, *made.longest, return_lse=call.lse, **words
+        )
+    else:
+        words = common | {"is_causal": call.is_causal, "causal": call.causal, "scale": call.scale}
+        words |= {"window": call.window, "seqused_k": made.used, "return_lse": call.lse, "enable_gqa": True}
+        words["attn_mask" if call.mask else "bias"] = made.bias
+        answer = evoattn.attention(made.q, made.k, made.v, **words)
+    return answer if isinstance(answer, tuple) else (answer, None)
+
+
+def explained(call: Call, made: Made) -> str:
+    """What `evoattn.explain` says of the call."""
+    words: dict[str, Any] = {"softcap": call.softcap, "sinks": made.sinks, "alibi_slopes": made.slopes}
+    words |= {"is_causal": call.is_causal, "scale": call.scale, "window": call.window, "return_lse": call.lse}
+    if made.starts is not None:
+        words |= dict(zip(("cu_seqlens_q", "cu_seqlens_k"), made.starts, strict=True))
+        words |= dict(zip(("max_seqlen_q", "max_seqlen_k"), made.longest, strict=True))
+    elif made.table is not None:
+        words |= {"block_table": made.table, "seqused_k": made.used}
+    else:
+        words |= {"seqused_k": made.used, "causal": call.causal, "enable_gqa": True}
+        words["attn_mask" if call.mask else "bias"] = made.bias
+    return evoattn.explain(made.q, made.k, made.v, **words)

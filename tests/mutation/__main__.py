@@ -1,0 +1,192 @@
+"""Mutants of the templates: one small fault after another is planted in the CUDA, and the offline path (compile, the
+interpreter's cases) is to find it.
+
+    python -m tests.mutation [FAMILY…] [--count 40] [--seed 0] [--jobs 2] [--out FILE.jsonl]    run a sample of each
+    python -m tests.mutation --table FILE.jsonl…                                 print the table and survivors
+    python -m tests.mutation --host [FAMILY…] …                     of the Python that launches kernels (host.py)
+    python -m tests.mutation --again FILE.jsonl --seed 1 [--out FILE.jsonl]      survivors, in other configs
+    python -m tests.mutation --python [ROOM…] [--list] [--only NUMBER…]          of evoattn's own Python
+
+A mutant deletes, weakens or moves a synchronization, flips a condition or a parity, shifts an edge or a stage by one,
+drops a term of an address, takes meaning from a PTX instruction, exchanges names or operands, changes a constant, an
+operator, a shuffle or a loop, leaves out an assignment, a factor or a part of a condition, does a statement twice or
+too late, negates a condition, takes another function, other bits or a coarser number. It is live where the PTX of a
+launched kernel differs; it runs in up to four configs, most of which have code on its line, and in others in which it
+lengthens code where it shortened it before. Between them the configs have most lines of the family. With `--out`,
+mutants that the file has are passed over, so that a long run may be done in pieces. Survivors that are known, with the
+reason, are in tests/mutation/reasons.yaml; the exit code is 1 if one is not. Some 0.5 s of a core per mutant.
+
+With `--python` the tests of a room are to notice the faults: search, finals, ranking, storage, samplers, benchmark,
+validate, report. A line per mutant (killed, survived, or timeout, which counts as killed) and the share killed per
+room; the exit code is 1 if a room is under 85 %. Works on a copy of the tracked files, at best under `nice -n 15`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import sys
+import time
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+
+from evoattn.families.registry import FAMILIES
+from scripts.in_processes import in_processes
+from tests.mutation import host, python_mutants
+from tests.mutation.host import HostMutant
+from tests.mutation.python_mutants import ROOMS
+from tests.mutation.settings import Setting, drawn_settings, with_lines, with_most_lines
+from tests.mutation.sources import Mutant, mutants_of
+from tests.mutation.table import load_reasons, load_verdicts, survivors, table
+from tests.mutation.verdicts import SURVIVED, Verdict, judge, run_ptx
+
+SETTINGS = 14
+"""Configs per family."""
+
+
+AnyMutant = Mutant | HostMutant
+
+
+def sample(family: str, count: int, seed: int, of_host: bool = False) -> list[AnyMutant]:
+    """The kinds of change in turn. The same ones for the same seed and sources; a larger sample holds a smaller one."""
+    every: list[AnyMutant] = list(host.mutants_of(family) if of_host else mutants_of(family))
+    mutants = sorted(every, key=lambda mutant: mutant.key)
+    random.Random(f"{family} {seed}").shuffle(mutants)
+    kinds: dict[str, list[AnyMutant]] = {}
+    for mutant in mutants:
+        kinds.setdefault(mutant.kind, []).append(mutant)
+    return [mutant for turn in zip_longest(*kinds.values()) for mutant in turn if mutant][:count]
+
+
+def _is_sound(setting: Setting, seed: int) -> tuple[Setting, str]:
+    """A setting, and what is wrong with its kernel as it is: a false alarm; empty if nothing is."""
+    verdict, reason = run_ptx(setting, setting.ptx, seed)
+    return setting, "" if verdict == SURVIVED else reason
+
+
+def sound_settings(families: list[str], seed: int, count: int, gpu: str | None, jobs: int) -> dict[str, list[Setting]]:
+    """By family the settings in which its mutants are judged."""
+    draw = partial(drawn_settings, count=count, seed=seed, only=gpu)
+    drawn = [setting for settings in in_processes(jobs, draw, families) for setting in settings]
+    by_family: dict[str, list[Setting]] = {family: [] for family in families}
+    for setting in in_processes(jobs, with_lines, drawn):
+        by_family[setting.family].append(setting)
+    chosen = []
+    for settings in by_family.values():
+        chosen += with_most_lines(sorted(settings, key=lambda setting: str(setting.row())), count)
+        settings.clear()
+    for setting, alarm in in_processes(jobs, partial(_is_sound, seed=seed), chosen):
+        if alarm:
+            print(f"FALSE ALARM: {setting.family} {setting}: {alarm}", flush=True)
+        else:
+            by_family[setting.family].append(setting)
+    return {family: sorted(settings, key=lambda setting: str(setting.row())) for family, settings in by_family.items()}
+
+
+_SETTINGS: dict[str, list[Setting]] = {}
+"""By family. Processes of `run` have what was here when they began."""
+
+
+def _judge(family_and_mutant: tuple[str, AnyMutant], seed: int) -> tuple[Verdict, float]:
+    """A verdict, and its seconds."""
+    family, mutant = family_and_mutant
+    started, settings = time.process_time(), _SETTINGS[family]
+    found = judge(mutant, settings, seed) if isinstance(mutant, Mutant) else host.judge(mutant, settings, seed)
+    return found, time.process_time() - started
+
+
+def run(
+    mutants: Mapping[str, Sequence[AnyMutant]], seed: int, settings: int, gpu: str | None, jobs: int, out: Path | None
+) -> list[Verdict]:
+    """Judge the mutants, the families in turn, add verdicts to `out` as they come, and print a line for each."""
+    families, found = [family for family in mutants if mutants[family]], []
+    _SETTINGS.update(sound_settings(families, seed, settings, gpu, jobs))
+    turns = zip_longest(*([(family, mutant) for mutant in mutants[family]] for family in families if _SETTINGS[family]))
+    items = [one for turn in turns for one in turn if one]
+    for verdict, seconds in in_processes(jobs, partial(_judge, seed=seed), items):
+        found.append(verdict)
+        print(f"{verdict.family:15}{verdict.verdict:16}{seconds:5.1f} s  {verdict.place}", flush=True)
+        if out:
+            with out.open("a") as file:
+                file.write(json.dumps(verdict.row()) + "\n")
+    return found
+
+
+def known_keys(path: Path | None, family: str) -> set[str]:
+    """Of the family's mutants that the file has."""
+    return {v.key for v in load_verdicts([path]) if v.family == family} if path and path.exists() else set()
+
+
+def unexplained(paths: list[Path]) -> set[tuple[str, str]]:
+    """(family, key) of the survivors in these files that have no known reason."""
+    verdicts = load_verdicts(paths)
+    return {(v.family, v.key) for v, reason in survivors(verdicts, load_reasons()) if reason is None}
+
+
+def show(verdicts: list[Verdict]) -> int:
+    """Print the table and the survivors; 1 if one has no known reason."""
+    reasons, unknown = load_reasons(), 0
+    print(table(verdicts, reasons))
+    for verdict, reason in survivors(verdicts, reasons):
+        if reason is None:
+            unknown += 1
+            print(f"\nUNKNOWN {verdict.family}: {verdict.place}\n    {Setting.from_row(verdict.setting)}")
+        elif not reason.equivalent:
+            print(f"\nsurvivor {verdict.family}: {verdict.place}\n    {reason.why}")
+    return int(bool(unknown))
+
+
+def listed(chosen: Mapping[str, Sequence[object]]) -> int:
+    """Print the mutants by family or room."""
+    print(*(f"{name:15}{mutant}" for name, mutants in chosen.items() for mutant in mutants), sep="\n")
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="FAMILY", help=", ".join(sorted(FAMILIES)))
+    parser.add_argument("--count", type=int, default=40, help="mutants per family or room")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--settings", type=int, default=SETTINGS, help="configs per family")
+    parser.add_argument("--match", default="", help="only mutants whose description this matches")
+    parser.add_argument("--gpu", choices=("h100", "l4"), help="only configs for this one; either, unless given")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--host", action="store_true", help="faults in the Python that launches the kernels instead")
+    parser.add_argument("--python", action="store_true", help="faults in evoattn's own Python, run by its tests")
+    parser.add_argument("--only", type=int, nargs="*", help="with --python: numbers of mutants to run")
+    parser.add_argument("--list", action="store_true", help="show the mutants, run nothing")
+    parser.add_argument("--out", type=Path, help="verdicts are added to this file, one JSON object per line")
+    parser.add_argument("--table", type=Path, nargs="+", metavar="FILE", help="print the table of these, run nothing")
+    parser.add_argument(
+        "--again", type=Path, nargs="+", metavar="FILE", help="the survivors in these, whatever --count"
+    )
+    words = parser.parse_args()
+    if words.table:
+        return show(load_verdicts(words.table))
+    known_names: Collection[str] = ROOMS if words.python else sorted(FAMILIES)
+    if unknown := set(words.names) - set(known_names):
+        parser.error(f"unknown name {unknown.pop()}; there are {', '.join(known_names)}")
+    names = words.names or known_names
+    if words.python:
+        drawn = {room: python_mutants.sample(room, words.count, words.seed) for room in names}
+        wanted = {room: [m for m in drawn[room] if not words.only or m.number in words.only] for room in names}
+        return listed(wanted) if words.list else python_mutants.run(wanted)
+    chosen, left = {}, unexplained(words.again or [])
+    for family in names:
+        mutants = [m for m in sample(family, sys.maxsize, words.seed, words.host) if re.search(words.match, str(m))]
+        if words.again:
+            chosen[family] = [m for m in mutants if (family, m.key) in left]
+        else:
+            known = known_keys(words.out, family)
+            chosen[family] = [m for m in mutants[: words.count] if m.key not in known]
+    if words.list:
+        return listed(chosen)
+    return show(run(chosen, words.seed, words.settings, words.gpu, words.jobs, words.out))
+
+
+if __name__ == "__main__":  # tests of --python spawn workers, which import this file again
+    sys.exit(main())

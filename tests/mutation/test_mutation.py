@@ -1,0 +1,189 @@
+"""Mutants of the templates: what can be changed, where it lands in a rendered source, and that the offline path finds a
+sample of them (`tests/mutation` runs them all)."""
+
+import contextlib
+import re
+from dataclasses import replace
+
+import pytest
+
+from evoattn.families.registry import FAMILIES
+from evoattn.model.gpu import GPUS
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import load_space
+from tests.mutation import host
+from tests.mutation.changes import changes_of
+from tests.mutation.chosen import load
+from tests.mutation.settings import settings_of
+from tests.mutation.sources import bare_lines, files_of, mutants_of
+from tests.mutation.table import Reason, load_reasons, survivors, table
+from tests.mutation.verdicts import SURVIVED, Verdict, judge
+
+TEXT = """// if (a < b) wait();
+__device__ void f(int lane, int* p_smem) {
+  for (int tile = 0; tile < tiles; ++tile) {
+    __syncthreads();  // a reason
+    if (lane == 0) mbarrier_wait(full + 8 * at.stage, at.parity);
+    p_smem[batch * stride + min(lane, 7)] = 1;
+    cp_async_wait<STAGES - 2>();
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) x[i] = 0;
+}
+"""
+
+
+def changed(kind):
+    return [c.what for c in changes_of(TEXT) if c.kind == kind]
+
+
+def test_what_is_changed():
+    assert "__syncthreads() → (void)0" in changed("delete")
+    assert "__syncthreads() → __syncwarp()" in changed("weaken")
+    assert any(what.startswith("lines exchanged: __syncthreads();") for what in changed("move"))
+    assert "at.parity → (at.parity ^ 1)" in changed("flip") and "lane == 0 → true" in changed("flip")
+    assert changed("edge").count("< → <=") == 1  # neither in the comment nor where registers are unrolled
+    assert "min(lane, 7) → (lane)" in changed("edge") and "at.stage → (at.stage + 1)" in changed("stage")
+    assert "batch * stride + → nothing" in changed("term")
+    assert "STAGES - 2 → (STAGES - 2) + 1" in changed("weaken")
+
+
+def test_what_is_changed_of_values():
+    assert "lane → warp" not in changed("name")  # the text has no warp
+    assert "tile → tiles" in changed("name") and "7 → 8" in changed("constant") and "* → +" in changed("operator")
+    assert "* stride → nothing" in changed(
+        "factor"
+    ) and "full + 8 * at.stage, at.parity → at.parity, full + 8 * at.stage" in changed("swap")
+    assert "→ + 1" in [
+        what.strip() for what in changed("loop")
+    ] and "p_smem[batch * stride + min(lane, 7)] = 1 → (void)0" in changed("stale")
+    assert "__syncthreads();  // a reason → 2 lines later" in changed("far move")
+
+
+def test_what_is_changed_of_statements():
+    assert not changed("twice")  # neither a barrier nor an assignment does more then
+    assert "< → >=" in changed("negate") and "i → (i) ^ 1" in changed("index")
+
+
+MORE = """
+float f(float x, int lane) {
+  const float shift = fmaxf(x, -1.5f);
+  const int row = lane ^ 0x7;
+  sum += x * x;
+  best = exp2_approx(x * scale - shift);
+  if constexpr (WIDE) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(x), "f"(x));
+  load(shift);
+  wait(row);
+  do look(seen); while (seen == 0);
+  return wide ? x : -shift;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "kind, what",
+    [
+        ("twice", "sum += x * x; → { sum += x * x; sum += x * x; }"),
+        ("call", "fmaxf → fminf"),
+        ("bits", "0x7 → 0x6"),
+        ("bits", "^ → |"),
+        ("compound", "+= → -="),
+        ("float", "1.5f → (1.5f * 16.f)"),
+        ("float", "- → nothing"),
+        ("initial", "lane ^ 0x7 → 0"),
+        ("round", "x * x → __uint_as_float(__float_as_uint(x * x) & 0xffff0000u)"),
+        ("order", "load(shift); wait(row); → wait(row); load(shift);"),
+        ("negate", "WIDE → !(WIDE)"),
+        ("negate", "seen == 0 → !(seen == 0)"),
+        ("partly", "→ if (threadIdx.x % 32 != 31)"),
+        ("partly", "→ if (threadIdx.x % 32 == 5) return;"),
+        ("choice", "x : -shift → -shift : x"),
+        ("term", "- shift → nothing"),
+        ("ptx", ".rn → .rz"),
+    ],
+)  # fmt: skip
+def test_what_else_is_changed_of_statements(kind, what):
+    assert what in [c.what.strip() for c in changes_of(MORE) if c.kind == kind]
+
+
+def test_a_change_leaves_the_rest_as_it_is():
+    for change in changes_of(TEXT):
+        text = change.apply(TEXT)
+        assert text != TEXT and len(text) == len(TEXT) - (change.end - change.first) + len(change.new)
+
+
+first, *others = FAMILIES
+
+
+@pytest.mark.parametrize("family", [first, *(pytest.param(name, marks=pytest.mark.slow) for name in others)])
+def test_every_family_has_mutants_of_its_template_and_headers(family):
+    mutants = mutants_of(family)
+    assert {m.file for m in mutants} <= set(files_of(family)) and f"{family}.cu.j2" in files_of(family)
+    assert len({m.change.kind for m in mutants}) >= 6 and len(mutants) > 200
+    assert len({m.key for m in mutants}) == len(mutants)
+
+
+def test_the_table_counts_equivalents_apart():
+    known = Reason("f.cuh", "wait();", "", True, "nobody waits")
+    verdicts = [Verdict("x", f"f.cuh | {line} | delete | → nothing", "", verdict) for line, verdict in LINES]
+    assert "| x | 3 | 0 | 1 | 0 | 0 | 1 | 1 | 50.0% |" in table(verdicts, [known])
+    assert [reason for _, reason in survivors(verdicts, [known])] == [known, None]
+    assert survivors(verdicts, [replace(known, family="y")])[0][1] is None
+
+
+LINES = [("wait();", SURVIVED), ("sync();", SURVIVED), ("go();", "fault"), ("no();", "same PTX")]
+
+
+def test_reasons_are_read():
+    assert all(reason.why and reason.file for reason in load_reasons())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_deleted_waits_and_barriers_are_found(family):
+    """Of waits and barriers that are deleted, where the config has code there: all that change the PTX."""
+    wanted = ("__syncthreads()", "cp_async_wait", "mbarrier_wait", "wgmma_wait", "named_barrier_sync")
+    deleted = [m for m in mutants_of(family) if m.change.kind == "delete" and m.change.what.startswith(wanted)]
+    settings = settings_of(family, 2, 1)
+    verdicts = [judge(mutant, settings, 1) for mutant in deleted[:6]]
+    live = [v for v in verdicts if v.live]
+    left = [v.place for v, reason in survivors(live, load_reasons()) if reason is None]
+    assert len(left) <= len(live) // 3, left  # two configs do not need every barrier
+
+
+def test_reasons_are_of_lines_that_there_are():
+    def lines(file):
+        text = (host.PACKAGE / file).read_text().splitlines() if file.endswith(".py") else bare_lines(file)
+        return [line.strip() for line in text]
+
+    gone = [r for r in load_reasons() if re.sub(r" \(again \d+\)$", "", r.line) not in lines(r.file)]
+    assert not gone
+
+
+@pytest.mark.slow
+def test_the_mutants_for_the_device_are_of_todays_templates():
+    assert all(chosen.source() != chosen.setting.source for chosen in load())
+
+
+def test_a_fault_of_the_host_is_planted_and_taken_out():
+    family, problem = FAMILIES["flash_scalar"], AttentionProblem(1, 2, 1, 100, 100, 64, "fp32")
+    config = load_space("flash_scalar", GPUS["l4"]).starting_configs()[0]
+    mutants = host.mutants_in("families/flash_scalar/family.py")
+
+    def launched():
+        return str(family.launches(problem, config, GPUS["l4"])) + str(family.constants(problem, config, GPUS["l4"]))
+
+    right, seen = launched(), set()
+    for mutant in mutants:
+        with contextlib.suppress(Exception), host.planted(mutant):
+            seen.add(launched())
+        assert launched() == right
+    assert len(seen - {right}) > 15
+
+
+@pytest.mark.slow
+def test_a_fault_of_the_host_is_found():
+    """A grid that lacks a block's rows."""
+    (mutant, *_) = [m for m in host.mutants_of("flash_scalar") if m.file.endswith("family.py") and "ceil" in m.what]
+    verdict = host.judge(mutant, settings_of("flash_scalar", 1, 1), 1)
+    assert verdict.killed, verdict

@@ -1,0 +1,105 @@
+"""What the offline path says of a mutant."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from evoattn.backends.base import LaunchError
+from evoattn.backends.compiler import CompileError
+from evoattn.backends.interpreter import InterpreterBackend, NotInterpreted
+from evoattn.correctness.validate import check_small_cases
+from evoattn.families.built import BuiltKernel
+from evoattn.families.registry import FAMILIES
+from evoattn.model.gpu import GPUS
+from evoattn.model.records import CompiledKernel, CompileInfo
+from tests.mutation.settings import Setting, compile_ptx
+from tests.mutation.sources import Mutant
+
+STEPS = 1_000_000
+"""Ten times what the interpreter's cases take of a right kernel."""
+LIVE_CONFIGS = 4
+"""Configs that a mutant may survive; of the others, only those are tried in which it is the first to lengthen, to
+shorten or to keep the code for a dtype: a condition that it turns round may never hold where it adds one, and what is
+as coarse as bf16 shows in fp16 and fp32."""
+BLIND_CONFIGS = 2
+"""Configs that are tried where no line of the change has code of its own: a condition that holds where it did not."""
+
+ANSWER, FAULT, DEADLOCK, REFUSED, SURVIVED = "answer", "fault", "deadlock", "refused", "survived"
+DEAD, STILLBORN = "same PTX", "does not compile"
+_ANSWERS = ("largest error", "root-mean-square", "are NaN", "never written", "log-sum-exp", "on average")
+_ENDLESS = ("deadlocked", "waits forever", "was stopped after")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Of one mutant: `setting` and `reason` are those of the config that killed it, else of the last one tried."""
+
+    family: str
+    key: str
+    place: str
+    verdict: str
+    reason: str = ""
+    setting: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def live(self) -> bool:
+        return self.verdict not in (DEAD, STILLBORN)
+
+    @property
+    def killed(self) -> bool:
+        return self.live and self.verdict != SURVIVED
+
+    def row(self) -> dict[str, str]:
+        return asdict(self)
+
+
+def run_ptx(setting: Setting, ptx: str, seed: int) -> tuple[str, str]:
+    """(verdict, reason) of a kernel in the offline path."""
+    kernel = CompiledKernel(b"", ptx, CompileInfo())
+    built = BuiltKernel(FAMILIES[setting.family], setting.config, GPUS[setting.gpu], kernel)
+    try:
+        results = check_small_cases(InterpreterBackend(STEPS), built, setting.problem, seed)
+    except (NotInterpreted, LaunchError) as error:
+        return REFUSED, str(error)
+    if results[-1].passed:
+        return SURVIVED, ""
+    reason = results[-1].reason
+    if any(word in reason for word in _ANSWERS):
+        return ANSWER, reason
+    return DEADLOCK if any(word in reason for word in _ENDLESS) else FAULT, reason
+
+
+def judge(mutant: Mutant, settings: list[Setting], seed: int) -> Verdict:
+    """The mutant in LIVE_CONFIGS configs in which its PTX differs, and some in which it does so in another way, until
+    one kills it."""
+    family = settings[0].family
+    places = [(setting, place) for setting in settings if (place := mutant.place(setting.source))]
+    covered = [setting for setting, place in places if setting.covers(place)]
+    rng = random.Random(f"{mutant.key} {seed}")
+    rng.shuffle(covered)
+    blind = [setting for setting, _ in places if setting not in covered]
+    tried = covered[: LIVE_CONFIGS - 1] + blind[:BLIND_CONFIGS] + covered[LIVE_CONFIGS - 1 :]
+    found, live = Verdict(family, mutant.key, str(mutant), DEAD), 0
+    sides: set[tuple[int, str]] = set()
+    for setting in tried:
+        source = mutant.applied(setting.source)
+        assert source is not None
+        try:
+            ptx = compile_ptx(source, GPUS[setting.gpu].arch)
+        except CompileError as error:
+            if not live:
+                found = Verdict(family, mutant.key, str(mutant), STILLBORN, str(error), setting.row())
+            break
+        old, new = setting.launched(setting.ptx), setting.launched(ptx)
+        side = (new.count(";") > old.count(";")) - (new.count(";") < old.count(";")), setting.problem.dtype
+        if new == old or (live >= LIVE_CONFIGS and side in sides):
+            continue
+        live += 1
+        sides.add(side)
+        verdict, reason = run_ptx(setting, ptx, seed)
+        found = Verdict(family, mutant.key, str(mutant), verdict, reason, setting.row())
+        if found.killed:
+            break
+    return found
