@@ -139,12 +139,12 @@ def right_without_a_device(*arguments: Any) -> Any:
     """A cubin whose check is recorded as passed, as nothing can be checked without a device."""
     from no_device import NoDevice
 
-    from evoattn.ops import checked, cubins
+    from evoattn.ops import cubins, selftest
 
     *_, config, gpu, folder = arguments
     cubin, machine = cubins.get(*arguments), NoDevice(gpu.name).identity(0)
-    if checked.recorded(cubin, machine, folder) is None:
-        checked.record(cubin, machine, folder, config, "")
+    if selftest.recorded(cubin, machine, folder) is None:
+        selftest.record(cubin, machine, folder, config, "")
     return cubin
 
 

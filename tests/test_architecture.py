@@ -112,7 +112,7 @@ def test_constexpr_functions_are_for_the_device():
 
 
 def test_python_files_are_short():
-    """At most 250 lines of 120 columns, in every file that git knows."""
+    """At most 600 lines of 120 columns, in every file that git knows."""
     listed = subprocess.run(["git", "ls-files", "-z", "*.py"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
         pytest.skip("not a git checkout")
@@ -120,7 +120,7 @@ def test_python_files_are_short():
         name: (ROOT / name).read_text().splitlines() for name in listed.stdout.split("\0") if (ROOT / name).is_file()
     }
     assert len(texts) > 100
-    assert not {name: len(lines) for name, lines in texts.items() if len(lines) > 250}
+    assert not {name: len(lines) for name, lines in texts.items() if len(lines) > 600}
     assert not [f"{name}:{i}" for name, lines in texts.items() for i, line in enumerate(lines, 1) if len(line) > 120]
 
 

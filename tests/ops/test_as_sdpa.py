@@ -7,7 +7,7 @@ from edge_calls import Calls, difference, outcome, torchs
 
 import evoattn
 from evoattn.ops import current
-from evoattn.ops.given_out import needs_copy
+from evoattn.ops.arguments import needs_copy
 from evoattn.ops.runtime import Runtime
 
 NAMES = sorted(Calls("cpu").all())
