@@ -45,7 +45,6 @@ def kernel_serves(
     return bool(served) and all(served)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _sizes(config: Any) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """((heads, K/V heads), head_dims of K and of V) of the layers without a window, which share a mask; none where they
     are not known. Those of Gemma 4 differ. A key of latent attention (DeepSeek) has a rotated and a plain part."""

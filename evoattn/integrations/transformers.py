@@ -71,13 +71,13 @@ def mask(
     config = others.get("config")
     window = model_code.window_of(config)
     allow_is_causal_skip = allow_is_causal_skip and model_code.says_causal(config)
-    allow_is_causal_skip = allow_is_causal_skip and not model_code.wants_masks(config)
+    allow_is_causal_skip = allow_is_causal_skip and not model_code.wants_masks(type(config))
     asked: dict[str, Any] = dict(others, batch_size=batch_size, q_length=q_length, kv_length=kv_length)
     asked |= dict(q_offset=q_offset, kv_offset=kv_offset, mask_function=mask_function, attention_mask=attention_mask)
     asked |= dict(local_size=local_size, allow_is_causal_skip=allow_is_causal_skip)
     made: Tensor | None
-    if not model_code.takes_attention(config):
-        calls = model_code.calls_interface(config)
+    if not model_code.takes_attention(type(config)):
+        calls = model_code.calls_interface(type(config))
         if calls:  # and with no mask could not say that it is not causal
             asked["allow_is_bidirectional_skip"] = False
         made = _with_versions(eager_mask, asked)
@@ -90,7 +90,7 @@ def mask(
     known = attention_mask is None and isinstance(q_offset, int) and allow_is_causal_skip
     if known and local_size is not None and kv_length >= local_size:
         known = mask_kinds.is_same(mask_function, sliding_window_causal_mask_function(local_size))
-        known = known and model_code.hands_on_windows(config)
+        known = known and model_code.hands_on_windows(type(config))
     causal = mask_function, causal_mask_function
     if isinstance(q_offset, Tensor) and kv_offset == 0 and mask_kinds.is_same(*causal):
         places = _step_of_cache(batch_size, q_length, kv_length, q_offset, attention_mask, others)
@@ -139,7 +139,7 @@ def _step_of_cache(
         return None  # queries would be of another dtype than the bias, whose bits they would read as theirs
     step = batch, queries, places, dtype, offset.device
     config = others.get("config")
-    if model_code.wants_masks(config) or not kernel_serves(config, *step, padding is not None):
+    if model_code.wants_masks(type(config)) or not kernel_serves(config, *step, padding is not None):
         return None
     if padding is None:
         return filled_places(batch, queries, offset)
@@ -181,7 +181,7 @@ def attention_forward(
             return out.transpose(1, 2).contiguous(), None
         attention_mask = seen.as_mask(query.shape[2], key.shape[2])
     window = sliding_window if decoder and sliding_window and sliding_window < key.shape[2] else None
-    if window is not None and not model_code.hands_on_windows(getattr(module, "config", None)):
+    if window is not None and not model_code.hands_on_windows(type(getattr(module, "config", None))):
         window = None  # the mask tensor has it, or nobody: "sdpa" knows no windows
     if block_indices is not None:
         positions: Any = others.get("position_ids")

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT, FULL
-from evoattn.ops import attn_mask as attn_masks
 from evoattn.ops import current, shapes, torch_answer
 from evoattn.ops.arguments import (
     Causal,
@@ -22,7 +21,18 @@ from evoattn.ops.arguments import (
     scale_of,
     window_of,
 )
-from evoattn.ops.call import Answer, Call, of_pages, of_sequences, terms_of
+from evoattn.ops.call import (
+    DROPOUT,
+    DROPOUT_ALONE,
+    Answer,
+    Call,
+    causal_kind,
+    of_pages,
+    of_sequences,
+    terms_of,
+    why_only_torch,
+    with_mask,
+)
 from evoattn.ops.runtime import NoKernel, Runtime
 from evoattn.ops.torch_modes import WATCHED, is_ordinary
 
@@ -310,11 +320,11 @@ def _with_sdpa_s_own(call: Call, attn_mask: Any, dropout_p: float, named: bool) 
     beyond = call.has_variant or call.return_lse or named
     if dropout_p:
         if beyond:
-            raise ValueError(attn_masks.DROPOUT_ALONE)
-        return _by_sdpa_alone(call, attn_mask, dropout_p, attn_masks.DROPOUT)
-    if not beyond and (reason := attn_masks.why_only_torch(attn_mask, call)):
+            raise ValueError(DROPOUT_ALONE)
+        return _by_sdpa_alone(call, attn_mask, dropout_p, DROPOUT)
+    if not beyond and (reason := why_only_torch(attn_mask, call)):
         return _by_sdpa_alone(call, attn_mask, 0.0, reason)
-    return attend(attn_masks.with_mask(call, attn_mask))
+    return attend(with_mask(call, attn_mask))
 
 
 def _by_sdpa_alone(call: Call, attn_mask: Any, dropout_p: float, reason: str) -> Tensor:
@@ -326,8 +336,8 @@ def _by_sdpa_alone(call: Call, attn_mask: Any, dropout_p: float, reason: str) ->
     if call.out is not None:
         require_out(call.out, call.query, call.value)
     unseen, is_causal = None, call.causal
-    if attn_masks.causal_kind(attn_mask) is not None:  # torch's causal masks know its function by a name, maybe ours
-        call = attn_masks.with_mask(call, attn_mask)
+    if causal_kind(attn_mask) is not None:  # torch's causal masks know its function by a name, maybe ours
+        call = with_mask(call, attn_mask)
         lengths = call.query.shape[-2], call.key.shape[-2]
         is_causal = call.mask != CAUSAL_LOWER_RIGHT or lengths[0] == lengths[1]
         attn_mask = None if is_causal else torch_answer.lower_right_mask(*lengths, call.query.device)

@@ -11,10 +11,20 @@ from torch import Tensor
 from evoattn.model.as_called import as_picked
 from evoattn.model.errors import WrongUse
 from evoattn.model.problem import AttentionProblem
-from evoattn.ops import attn_mask as attn_masks
 from evoattn.ops import current
 from evoattn.ops.arguments import Causal
-from evoattn.ops.call import GRADIENTS, NO_TENSOR, Call, call_of, strided
+from evoattn.ops.call import (
+    DROPOUT,
+    DROPOUT_ALONE,
+    GRADIENTS,
+    NO_TENSOR,
+    Call,
+    call_of,
+    causal_kind,
+    strided,
+    why_only_torch,
+    with_mask,
+)
 from evoattn.ops.choice import Choice, Refusal, choose
 from evoattn.ops.plan import ADDRESS_BITS, UNALIGNED
 from evoattn.ops.runtime import Runtime
@@ -64,14 +74,14 @@ def explain(
     call, of_sdpa = call_of(query, key, value, words), ""
     if dropout_p:
         if call.has_variant or return_lse or causal is not None:
-            raise ValueError(attn_masks.DROPOUT_ALONE)
-        return f"SDPA runs: {attn_masks.DROPOUT}."
+            raise ValueError(DROPOUT_ALONE)
+        return f"SDPA runs: {DROPOUT}."
     if attn_mask is not None:
-        if only := attn_masks.why_only_torch(attn_mask, call):
+        if only := why_only_torch(attn_mask, call):
             return f"SDPA runs: {only}."
-        if attn_masks.causal_kind(attn_mask) is None:
+        if causal_kind(attn_mask) is None:
             of_sdpa = "; as SDPA under `evoattn.sdpa` PyTorch's own runs, as there is a mask tensor"
-        call = attn_masks.with_mask(call, attn_mask)
+        call = with_mask(call, attn_mask)
     call.require_terms()
     watched = not is_ordinary(query, key, value)
     if has_autocast(kind := query.device.type):

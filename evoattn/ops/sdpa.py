@@ -19,8 +19,7 @@ from evoattn.model import forks
 from evoattn.ops import current
 from evoattn.ops.arguments import MASKS, mask_of
 from evoattn.ops.attention import attention
-from evoattn.ops.attn_mask import causal_kind
-from evoattn.ops.call import Call
+from evoattn.ops.call import Call, causal_kind
 from evoattn.ops.runtime import NoKernel
 from evoattn.ops.shapes import Shapes, miss, paused, recorded_call, recorders, recording
 from evoattn.ops.torch_answer import SDPA

@@ -14,11 +14,9 @@ from torch import Tensor
 
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT
 from evoattn.ops.arguments import BIAS, SEQUSED, SINKS, SLOPES, STARTS_K, STARTS_Q, TABLE, TERMS
-from evoattn.ops.call import ALIGNMENT, Answer, Call
+from evoattn.ops.call import ALIGNMENT, FLOATS, Answer, Call
 from evoattn.ops.torch_modes import autocast, has_autocast, without_autocast
 
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-"""Dtypes of the formula, which SDPA takes too."""
 SCORES_PER_CHUNK = 1 << 26
 """Scores that are made at once: 256 MiB in float32."""
 LEAST_CAPABILITY = (8, 0)
