@@ -66,6 +66,17 @@ def test_torch_gives_the_reference_s_answer(fields):
     assert judge(call(problem, tensors), right)[0] == ""
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("fields", CASES, ids=str)
+def test_compiled_code_runs_a_kernel(device, fields):
+    problem = PROBLEM.with_(**{"dtype": "fp16", **fields})
+    tensors = reference.make_inputs(problem, 5, "cpu")
+    compiled = torch.compile(lambda given: call(problem, given, strict=True), backend="aot_eager", fullgraph=True)
+    right = reference.make_answer(problem, tensors, double=True)
+    assert judge(compiled(tensors), right)[0] == "" and device.launches
+    torch._dynamo.reset()
+
+
 @pytest.mark.parametrize("fields", CASES, ids=str)
 def test_a_kernel_gets_the_right_arguments(device, fields):
     """The fake device computes what the launch's arguments say; other lengths of as many rows are no other call."""
