@@ -180,9 +180,7 @@ def attention_forward(
             out = static_cache.attention(query, key, value, seen, scaling, softcap or 0.0, s_aux)
             return out.transpose(1, 2).contiguous(), None
         attention_mask = seen.as_mask(query.shape[2], key.shape[2])
-    window = sliding_window if decoder and sliding_window and sliding_window < key.shape[2] else None
-    if window is not None and not model_code.hands_on_windows(type(getattr(module, "config", None))):
-        window = None  # the mask tensor has it, or nobody: "sdpa" knows no windows
+    window = _window(module, sliding_window, key.shape[2]) if decoder else None
     if block_indices is not None:
         positions: Any = others.get("position_ids")
         attention_mask = by_hand.of_blocks(module, block_indices, attention_mask, query, key, positions)
@@ -216,6 +214,35 @@ def attention_forward(
     if causal and key.shape[2] > query.shape[2]:  # an empty static cache: what lies beyond the queries is masked
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
         position_bias = None if position_bias is None else position_bias[..., : query.shape[2]]
+    served = _without_mask(query, key, value, causal, scaling, window, (softcap, s_aux, position_bias))
+    if served is not None:
+        return served, None
+    answer, _ = sdpa_attention_forward(  # which makes the mask of a bias in half the CPU time that `attention` takes
+        module, query, key, value, None, scaling=scaling, is_causal=is_causal, position_bias=position_bias
+    )
+    return answer, None
+
+
+def _window(module: torch.nn.Module, window: int | None, keys: int) -> int | None:
+    """The window that a layer of a decoder hands on; None where it hides nothing, or where the mask tensor has it, or
+    nobody: "sdpa" knows no windows."""
+    if not window or window >= keys:
+        return None
+    return window if model_code.hands_on_windows(type(getattr(module, "config", None))) else None
+
+
+def _without_mask(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: bool,
+    scaling: float | None,
+    window: int | None,
+    terms: tuple[float | None, Tensor | None, Tensor | None],
+) -> Tensor | None:
+    """The answer `[batch, seqlen_q, heads, head_dim]` to a call without a mask tensor; None where a bias alone asks for
+    more than SDPA and no kernel serves it. `terms`: soft cap, sinks and bias."""
+    softcap, s_aux, position_bias = terms
     variant = softcap is not None or s_aux is not None or window is not None
     as_sdpa = position_bias is not None and not variant and not torch.compiler.is_compiling()
     try:
@@ -232,9 +259,6 @@ def attention_forward(
             sinks=s_aux,
             bias=position_bias,
         )
-    except NoKernel:  # whose mask transformers makes in half the CPU time that `attention` takes
-        answer, _ = sdpa_attention_forward(
-            module, query, key, value, None, scaling=scaling, is_causal=is_causal, position_bias=position_bias
-        )
-        return answer, None
-    return out.transpose(1, 2).contiguous(), None
+    except NoKernel:
+        return None
+    return out.transpose(1, 2).contiguous()

@@ -133,16 +133,7 @@ class CallPlan:
             terms, places = call.terms, self._no_terms  # named until the launches are enqueued, so that nobody else
             scratch = zeros = None  # gets their memory
             if terms:
-                if self._readers:
-                    terms = tuple(
-                        [
-                            t if t is None or read is None else read(t)
-                            for t, read in zip(terms, self._readers, strict=True)
-                        ]
-                    )
-                places = tuple([0 if t is None else t.data_ptr() or FREED for t in terms])
-                if FREED in places:
-                    return NO_MEMORY
+                terms, places = self._read(terms)
             try:
                 if self._scratch_bytes:
                     scratch = self._scratch.get(self._scratch_bytes, False, out.device, index, stream, call.compiled)
@@ -159,7 +150,7 @@ class CallPlan:
             )
         with self._lock:
             if addresses != self._bound:
-                if 0 in addresses[:4]:
+                if 0 in addresses[:4] or FREED in addresses:
                     return NO_MEMORY
                 self._bound = ()
                 for launch in self.launches:
@@ -173,6 +164,13 @@ class CallPlan:
                 if status := self._platform.launch(launch.config, launch.function, launch.arguments, None):
                     self._try_again(launch, status)
         return ""
+
+    def _read(self, terms: tuple[Tensor | None, ...]) -> tuple[tuple[Tensor | None, ...], tuple[int, ...]]:
+        """The terms as kernels read them, and their addresses: 0 for none, `FREED` where the memory is gone."""
+        if self._readers:
+            pairs = zip(terms, self._readers, strict=True)
+            terms = tuple([t if t is None or read is None else read(t) for t, read in pairs])
+        return terms, tuple([0 if t is None else t.data_ptr() or FREED for t in terms])
 
     def _try_again(self, launch: LaunchArguments, status: int) -> None:
         """A thread's first launch may find no context; every other failure raises `LaunchError`."""
