@@ -289,7 +289,8 @@ def run(runtime: Runtime, call: Call) -> Answer:
     if out is None:
         return runtime.attend(call)
     require_out(out, call.query, call.value)
-    if not needs_copy(out, call.query, call.key, call.value, *call.given_terms):
+    terms = call.given_terms if call.terms else ()
+    if not needs_copy(out, call.query, call.key, call.value, *terms):
         return runtime.attend(call)
     answer = runtime.attend(replace(call, out=None))
     return out.copy_(answer) if isinstance(answer, Tensor) else (out.copy_(answer[0]), answer[1])
