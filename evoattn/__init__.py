@@ -12,10 +12,11 @@ if TYPE_CHECKING:  # what type checkers and editors see of the names below
     from evoattn.model.gpu import GPUS as GPUS
     from evoattn.model.problem import AttentionProblem as AttentionProblem
     from evoattn.ops.attention import attention as attention
+    from evoattn.ops.attention import attention_paged as attention_paged
+    from evoattn.ops.attention import attention_varlen as attention_varlen
     from evoattn.ops.explain import explain as explain
     from evoattn.ops.explain import warmup as warmup
     from evoattn.ops.load import load as load
-    from evoattn.ops.paged import attention_paged as attention_paged
     from evoattn.ops.runtime import NoKernel as NoKernel
     from evoattn.ops.sdpa import capture as capture
     from evoattn.ops.sdpa import disable as disable
@@ -23,7 +24,6 @@ if TYPE_CHECKING:  # what type checkers and editors see of the names below
     from evoattn.ops.sdpa import sdpa as sdpa
     from evoattn.ops.shapes import Shapes as Shapes
     from evoattn.ops.tune import tune as tune
-    from evoattn.ops.varlen import attention_varlen as attention_varlen
     from evoattn.search.api import search as search
 
 __version__ = "0.1.0"
@@ -36,8 +36,8 @@ _HOMES = {
     "Shapes": "evoattn.ops.shapes",
     "WrongUse": "evoattn.model.errors",
     "attention": "evoattn.ops.attention",
-    "attention_paged": "evoattn.ops.paged",
-    "attention_varlen": "evoattn.ops.varlen",
+    "attention_paged": "evoattn.ops.attention",
+    "attention_varlen": "evoattn.ops.attention",
     "capture": "evoattn.ops.sdpa",
     "disable": "evoattn.ops.sdpa",
     "enable": "evoattn.ops.sdpa",

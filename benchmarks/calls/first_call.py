@@ -1,6 +1,6 @@
 """Where the time of the first call of `evoattn.attention` in a process goes, without and with compiled kernels on disk.
 
-    python -m benchmarks.calls.first_call [SHAPE …] [--json FILE] [--estimated] [--no-imports] [--no-device GPU]
+    python scripts/first_call.py [SHAPE …] [--json FILE] [--estimated] [--no-imports] [--no-device GPU]
 
 Each row is a process of its own: CUDA and PyTorch's own attention have run in it before. The first row of a shape has
 an empty cache of kernels, the second the cache that the first has left, the third the same without what picks came to.
@@ -138,12 +138,12 @@ def platform_of(no_device: str) -> Any:
 def right_without_a_device(*arguments: Any) -> Any:
     """A cubin whose check is recorded as passed, as nothing can be checked without a device."""
     from benchmarks.calls.no_device import NoDevice
-    from evoattn.ops import checked, cubins
+    from evoattn.ops import cubins, selftest
 
     *_, config, gpu, folder = arguments
     cubin, machine = cubins.get(*arguments), NoDevice(gpu.name).identity(0)
-    if checked.recorded(cubin, machine, folder) is None:
-        checked.record(cubin, machine, folder, config, "")
+    if selftest.recorded(cubin, machine, folder) is None:
+        selftest.record(cubin, machine, folder, config, "")
     return cubin
 
 
@@ -177,7 +177,7 @@ def main() -> None:
             for cache in CACHES:
                 for kept in Path(folder).rglob(f"*{SUFFIX}") if cache == CACHES[2] else ():
                     kept.unlink()
-                words = [sys.executable, "-m", "benchmarks.calls.first_call", shape, "--folder", folder]
+                words = [sys.executable, __file__, shape, "--folder", folder]
                 words += ["--estimated"] if arguments.estimated else []
                 words += ["--no-device", arguments.no_device] if arguments.no_device else []
                 row = json.loads(

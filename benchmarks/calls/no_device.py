@@ -15,7 +15,7 @@ from evoattn.model.gpu import GpuSpec, lookup
 from evoattn.model.launch import TensorMap
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
-from evoattn.ops import checked
+from evoattn.ops import selftest
 from evoattn.ops.cubins import Cubin
 
 
@@ -88,5 +88,5 @@ def no_code(family: Family, problem: AttentionProblem, config: KernelConfig, gpu
     words = family.name, config.id, problem.head_dim, problem.head_dim_v, problem.dtype, problem.mask, problem.variants
     code = repr(words).encode()
     cubin = Cubin(code, hashlib.sha256(code).hexdigest(), "")
-    checked.record(cubin, NoDevice(gpu.name).identity(0), folder, config, "")
+    selftest.record(cubin, NoDevice(gpu.name).identity(0), folder, config, "")
     return cubin

@@ -29,6 +29,8 @@ from evoattn.correctness.reference import make_inputs
 from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops import current
+from evoattn.ops.arguments import mask_of
+from evoattn.ops.call import call_of
 from evoattn.ops.choice import Choice
 from evoattn.ops.plan import CallPlan
 
@@ -72,12 +74,14 @@ def host_us(calls: dict[str, Timed]) -> dict[str, float]:
 
 def pieces_us(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, grouped: bool) -> dict[str, float]:
     """Median CPU time in µs of the parts of an eager call. The launches are those of the kernel that serves it."""
+    words = {"is_causal": causal, "enable_gqa": grouped}
     runtime, out, other = current.runtime(), torch.empty_like(q), torch.empty_like(q)
-    choice = runtime.choice(q, k, v, causal, None, grouped, "upper_left", False, None)
+    made, given = call_of(q, k, v, words), call_of(q, k, v, {**words, "out": out})
+    choice = runtime.choice(made)
     assert isinstance(choice, Choice)
     plan = runtime.prepare(choice, q.get_device())
     assert isinstance(plan, CallPlan)
-    plan.run(q, k, v, out, None)
+    plan.run(made, q, k, v, out, None)
     platform, (launch, *_) = runtime.platform, plan.launches
     assert platform is not None
     index, turn = q.get_device(), itertools.cycle((out, other))
@@ -89,10 +93,10 @@ def pieces_us(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, g
         "stream": lambda: platform.stream(index),
         "current device": platform.current_device,
         "one launch": lambda: platform.launch(launch.config, launch.function, launch.arguments, None),
-        "launches of one call": lambda: plan.run(q, k, v, out, None),
-        "launches, another output": lambda: plan.run(q, k, v, next(turn), None),
-        "attend, out given": lambda: runtime.attend(q, k, v, causal, None, grouped, out=out),
-        "attend": lambda: runtime.attend(q, k, v, causal, None, grouped),
+        "launches of one call": lambda: plan.run(made, q, k, v, out, None),
+        "launches, another output": lambda: plan.run(made, q, k, v, next(turn), None),
+        "attend, out given": lambda: runtime.attend(given),
+        "attend": lambda: runtime.attend(made),
     }
     return host_us({name: Timed(call) for name, call in calls.items()})
 
@@ -159,7 +163,7 @@ def measure(problem: AttentionProblem, compiled: bool, pieces: bool) -> dict[str
 
 def through_op(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> object:
     """The custom op that compiled code calls."""
-    return torch.ops.evoattn.attention(q, k, v, causal, "upper_left", None, False)
+    return torch.ops.evoattn.attention(q, k, v, mask_of(None, causal), k.shape[1] != q.shape[1], None, False)
 
 
 def main() -> None:

@@ -27,10 +27,9 @@ WANTS_MASKS = re.compile(
 FUSED = "_supports_sdpa", "_supports_flash_attn", "_supports_flex_attn"
 
 
-def _model_of(config: Any) -> Any:
-    """A model class of this config, None where there is none in its package."""
-    of: Any = type(config)
-    return _search(of, len(sys.modules))
+def _model_of(config_class: Any) -> Any:
+    """A model class of this class of configs, None where there is none in its package."""
+    return _search(config_class, len(sys.modules))
 
 
 @functools.lru_cache
@@ -89,45 +88,54 @@ def _wants_masks(model: Any) -> bool:
     return WANTS_MASKS.search(_code(model)) is not None
 
 
+# What is asked within a trace is a constant of it. It takes the class of a config: for torch 2.11's compiler a config
+# itself is no constant, and it ends with an error of its own.
+
+
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def takes_attention(config: Any) -> bool:
+def takes_attention(config_class: Any) -> bool:
     """Whether the layers of a model of this config call the attention that they are asked for, and say what they need
     of it. True where its code is not known. Warns once of each model for which it is not so."""
-    model = _model_of(config)
+    model = _model_of(config_class)
     return model is None or _takes_attention(model)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def calls_interface(config: Any) -> bool:
+def calls_interface(config_class: Any) -> bool:
     """Whether a model of this config calls transformers' attention interface. True where its code is not known."""
-    model = _model_of(config)
+    model = _model_of(config_class)
     return model is None or bool(model._can_set_attn_implementation())
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def hands_on_windows(config: Any) -> bool:
+def hands_on_windows(config_class: Any) -> bool:
     """Whether the sliding windows of this config's masks are those that layers hand to their attention, so that no mask
     tensor is needed for them. Some models do the one or the other only. False where the code is not known."""
-    model = _model_of(config)
+    model = _model_of(config_class)
     return model is not None and _hands_on_windows(model)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def says_causal(config: Any) -> bool:
     """Whether a layer of a model of this config says that it is causal where it is. Those of UMT5's decoder and of some
     others do not, nor PaliGemma's, whose prefixes see all of themselves: they need a mask tensor, which "sdpa" does not
     give them. True where the code is not known."""
     if _attribute(config, "use_bidirectional_attention") is True:
         return False
-    model = _model_of(config)
+    found: bool = _code_says_causal(type(config))
+    return found
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _code_says_causal(config_class: Any) -> bool:
+    model = _model_of(config_class)
     return model is None or _says_causal(model)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def wants_masks(config: Any) -> bool:
+def wants_masks(config_class: Any) -> bool:
     """Whether a model of this config reads mask tensors itself, as an indexer does that selects keys, or adds to them,
     as Doge does, so that it needs them and nothing else may take their place. False where the code is not known."""
-    model = _model_of(config)
+    model = _model_of(config_class)
     return model is not None and _wants_masks(model)
 
 

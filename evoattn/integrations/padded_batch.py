@@ -12,12 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from evoattn.ops import current, varied
+from evoattn.ops import current
 from evoattn.ops.attention import attention as unpadded
-from evoattn.ops.ordinary import is_ordinary
+from evoattn.ops.attention import attention_varlen
 from evoattn.ops.runtime import NoKernel
-from evoattn.ops.variant import Variant
-from evoattn.ops.varlen import attention_varlen
+from evoattn.ops.torch_modes import is_ordinary
 
 MARK = "evoattn_padded"
 """The attribute of a mask tensor. What a model makes of the tensor has none, and counts as any other mask."""
@@ -99,34 +98,27 @@ def attention(
     """`[batch, seqlen_q, heads, head_dim]`, or None where no kernel serves this. Under a causal mask, and in a window,
     what padding gets is of other padding alone."""
     try:
-        if padded.starts is None and padded.lengths is None:
-            plain = unpadded(
+        if padded.starts is None:
+            answer = unpadded(
                 query,
                 key,
                 value,
-                is_causal=padded.causal,
                 scale=scale,
                 enable_gqa=True,
-                causal="lower_right",
+                causal=padded.causal,
                 strict=True,
                 window=padded.window,
                 softcap=softcap,
                 sinks=sinks,
                 bias=bias,
+                seqused_k=padded.lengths,
             )
-            return plain.transpose(1, 2).contiguous()
-        if padded.starts is None:
-            variant = Variant(softcap=softcap, sinks=sinks, bias=bias, seqused=padded.lengths)
-            answer = varied.attention(
-                query, key, value, variant, False, scale, True, "lower_right", False, None, strict=True
-            )
-            assert isinstance(answer, Tensor)
             return answer.transpose(1, 2).contiguous()
         if bias is not None:
             return None
         batch, _, seqlen = query.shape[:3]
         queries, keys, values = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
-        answer = attention_varlen(
+        packed = attention_varlen(
             queries,
             keys,
             values,
@@ -134,14 +126,14 @@ def attention(
             padded.starts,
             seqlen,
             seqlen,
-            softmax_scale=scale,
+            scale=scale,
             causal=padded.causal,
-            window_size=padded.window or (-1, -1),
+            window=padded.window,
             softcap=softcap,
             sinks=sinks,
             strict=True,
         )
-        assert isinstance(answer, Tensor)
-        return answer.reshape(batch, seqlen, *answer.shape[1:]).contiguous()
+        assert isinstance(packed, Tensor)
+        return packed.reshape(batch, seqlen, *packed.shape[1:]).contiguous()
     except NoKernel:
         return None

@@ -12,12 +12,10 @@ from torch import Tensor
 
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, FULL
 from evoattn.model.problem import BIAS_ROW_STEP, AttentionProblem, ProblemError
-from evoattn.ops import current, varied
-from evoattn.ops.asked import DTYPES
-from evoattn.ops.choice import choose
-from evoattn.ops.explain import strided
-from evoattn.ops.plan import Refusal
-from evoattn.ops.variant import Variant
+from evoattn.ops import current
+from evoattn.ops.attention import attend
+from evoattn.ops.call import DTYPES, Call, strided, terms_of
+from evoattn.ops.choice import Refusal, choose
 
 MOST_QUERIES = 8
 """The most queries of a step; more are a prompt, for which a mask tensor costs little."""
@@ -46,7 +44,6 @@ def kernel_serves(
     return bool(served) and all(served)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _sizes(config: Any) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """((heads, K/V heads), head_dims of K and of V) of the layers without a window, which share a mask; none where they
     are not known. Those of Gemma 4 differ. A key of latent attention (DeepSeek) has a rotated and a plain part."""
@@ -169,10 +166,18 @@ def attention(
     sinks: Tensor | None,
 ) -> Tensor:
     """A step's attention `[batch, heads, queries, head_dim]` over a cache whose empty places hold zeros."""
-    variant = Variant(softcap=softcap, sinks=sinks, bias=seen.bias, seqused=seen.filled, finite=True)
-    causal, grouped = query.shape[2] > 1, key.shape[1] != query.shape[1]
-    answer = varied.attention(
-        query, key, value, variant, causal, scale, grouped, "lower_right", False, None, strict=False
+    answer = attend(
+        Call(
+            query,
+            key,
+            value,
+            CAUSAL_LOWER_RIGHT if query.shape[2] > 1 else FULL,
+            scale,
+            key.shape[1] != query.shape[1],
+            softcap=softcap,
+            terms=terms_of(sinks=sinks, bias=seen.bias, seqused_k=seen.filled),
+            finite=True,
+        )
     )
     assert isinstance(answer, Tensor)
     return answer

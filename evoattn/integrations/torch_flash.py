@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from evoattn.ops import current
+from evoattn.ops.arguments import mask_of
+from evoattn.ops.call import Call
 from evoattn.ops.runtime import NoKernel
 
 NAME = "evoattn"
@@ -77,9 +79,9 @@ class Replaced:
             grouped = key.shape[1] != query.shape[1]
             try:
                 with torch.no_grad():  # autograd has been here already
-                    answer = current.runtime().attend(
-                        query, key, value, is_causal, scale, grouped, "upper_left", True, None, True
-                    )
+                    mask = mask_of(None, is_causal)
+                    call = Call(query, key, value, mask, scale, grouped, return_lse=True, strict=True)
+                    answer = current.runtime().attend(call)
                 state = torch.empty(2, dtype=torch.uint64, device=query.device)  # of dropout, which there is not
                 debug_mask = torch.empty(0, dtype=query.dtype, device=query.device)
                 return answer[0], answer[1], None, None, query.shape[2], key.shape[2], state, state[0], debug_mask

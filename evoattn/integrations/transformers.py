@@ -71,13 +71,13 @@ def mask(
     config = others.get("config")
     window = model_code.window_of(config)
     allow_is_causal_skip = allow_is_causal_skip and model_code.says_causal(config)
-    allow_is_causal_skip = allow_is_causal_skip and not model_code.wants_masks(config)
+    allow_is_causal_skip = allow_is_causal_skip and not model_code.wants_masks(type(config))
     asked: dict[str, Any] = dict(others, batch_size=batch_size, q_length=q_length, kv_length=kv_length)
     asked |= dict(q_offset=q_offset, kv_offset=kv_offset, mask_function=mask_function, attention_mask=attention_mask)
     asked |= dict(local_size=local_size, allow_is_causal_skip=allow_is_causal_skip)
     made: Tensor | None
-    if not model_code.takes_attention(config):
-        calls = model_code.calls_interface(config)
+    if not model_code.takes_attention(type(config)):
+        calls = model_code.calls_interface(type(config))
         if calls:  # and with no mask could not say that it is not causal
             asked["allow_is_bidirectional_skip"] = False
         made = _with_versions(eager_mask, asked)
@@ -90,7 +90,7 @@ def mask(
     known = attention_mask is None and isinstance(q_offset, int) and allow_is_causal_skip
     if known and local_size is not None and kv_length >= local_size:
         known = mask_kinds.is_same(mask_function, sliding_window_causal_mask_function(local_size))
-        known = known and model_code.hands_on_windows(config)
+        known = known and model_code.hands_on_windows(type(config))
     causal = mask_function, causal_mask_function
     if isinstance(q_offset, Tensor) and kv_offset == 0 and mask_kinds.is_same(*causal):
         places = _step_of_cache(batch_size, q_length, kv_length, q_offset, attention_mask, others)
@@ -139,7 +139,7 @@ def _step_of_cache(
         return None  # queries would be of another dtype than the bias, whose bits they would read as theirs
     step = batch, queries, places, dtype, offset.device
     config = others.get("config")
-    if model_code.wants_masks(config) or not kernel_serves(config, *step, padding is not None):
+    if model_code.wants_masks(type(config)) or not kernel_serves(config, *step, padding is not None):
         return None
     if padding is None:
         return filled_places(batch, queries, offset)
@@ -180,9 +180,7 @@ def attention_forward(
             out = static_cache.attention(query, key, value, seen, scaling, softcap or 0.0, s_aux)
             return out.transpose(1, 2).contiguous(), None
         attention_mask = seen.as_mask(query.shape[2], key.shape[2])
-    window = sliding_window if decoder and sliding_window and sliding_window < key.shape[2] else None
-    if window is not None and not model_code.hands_on_windows(getattr(module, "config", None)):
-        window = None  # the mask tensor has it, or nobody: "sdpa" knows no windows
+    window = _window(module, sliding_window, key.shape[2]) if decoder else None
     if block_indices is not None:
         positions: Any = others.get("position_ids")
         attention_mask = by_hand.of_blocks(module, block_indices, attention_mask, query, key, positions)
@@ -216,6 +214,35 @@ def attention_forward(
     if causal and key.shape[2] > query.shape[2]:  # an empty static cache: what lies beyond the queries is masked
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
         position_bias = None if position_bias is None else position_bias[..., : query.shape[2]]
+    served = _without_mask(query, key, value, causal, scaling, window, (softcap, s_aux, position_bias))
+    if served is not None:
+        return served, None
+    answer, _ = sdpa_attention_forward(  # which makes the mask of a bias in half the CPU time that `attention` takes
+        module, query, key, value, None, scaling=scaling, is_causal=is_causal, position_bias=position_bias
+    )
+    return answer, None
+
+
+def _window(module: torch.nn.Module, window: int | None, keys: int) -> int | None:
+    """The window that a layer of a decoder hands on; None where it hides nothing, or where the mask tensor has it, or
+    nobody: "sdpa" knows no windows."""
+    if not window or window >= keys:
+        return None
+    return window if model_code.hands_on_windows(type(getattr(module, "config", None))) else None
+
+
+def _without_mask(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: bool,
+    scaling: float | None,
+    window: int | None,
+    terms: tuple[float | None, Tensor | None, Tensor | None],
+) -> Tensor | None:
+    """The answer `[batch, seqlen_q, heads, head_dim]` to a call without a mask tensor; None where a bias alone asks for
+    more than SDPA and no kernel serves it. `terms`: soft cap, sinks and bias."""
+    softcap, s_aux, position_bias = terms
     variant = softcap is not None or s_aux is not None or window is not None
     as_sdpa = position_bias is not None and not variant and not torch.compiler.is_compiling()
     try:
@@ -232,9 +259,6 @@ def attention_forward(
             sinks=s_aux,
             bias=position_bias,
         )
-    except NoKernel:  # whose mask transformers makes in half the CPU time that `attention` takes
-        answer, _ = sdpa_attention_forward(
-            module, query, key, value, None, scaling=scaling, is_causal=is_causal, position_bias=position_bias
-        )
-        return answer, None
-    return out.transpose(1, 2).contiguous(), None
+    except NoKernel:
+        return None
+    return out.transpose(1, 2).contiguous()

@@ -1,23 +1,43 @@
-"""`evoattn.attention`: scaled dot-product attention by the best known kernel, or by torch where there is none."""
+"""The functions of the op: scaled dot-product attention by the best known kernel, or by torch where there is none."""
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from dataclasses import replace
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
-from evoattn.ops import asked, capture, current, dropout, fallback, varied
-from evoattn.ops import attn_mask as attn_masks
-from evoattn.ops.autocast import autocast
-from evoattn.ops.custom_op import is_fake
-from evoattn.ops.given_out import needs_copy, require_out
-from evoattn.ops.ordinary import WATCHED, is_ordinary, require_ordinary
-from evoattn.ops.runtime import Runtime
-from evoattn.ops.variant import Variant, closed
+from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT, FULL
+from evoattn.ops import current, shapes, torch_answer
+from evoattn.ops.arguments import (
+    Causal,
+    aligned_mask_of,
+    cap_of,
+    mask_of,
+    needs_copy,
+    require_flags,
+    require_out,
+    scale_of,
+    window_of,
+)
+from evoattn.ops.call import (
+    DROPOUT,
+    DROPOUT_ALONE,
+    Answer,
+    Call,
+    causal_kind,
+    of_pages,
+    of_sequences,
+    terms_of,
+    why_only_torch,
+    with_mask,
+)
+from evoattn.ops.runtime import NoKernel, Runtime
+from evoattn.ops.torch_modes import WATCHED, is_ordinary
 
 _is_compiling = torch.compiler.is_compiling
-_has_autocast = torch.is_autocast_enabled
+_any_autocast = torch._C._is_any_autocast_enabled
 
 
 @overload
@@ -31,16 +51,16 @@ def attention(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
-    causal: Literal["upper_left", "lower_right"] = "upper_left",
-    return_lse: Literal[False] = False,
-    out: Tensor | None = None,
-    strict: bool = False,
+    causal: Causal = None,
     window: tuple[int, int] | None = None,
     softcap: float | None = 0.0,
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
     bias: Tensor | None = None,
     seqused_k: Tensor | None = None,
+    return_lse: Literal[False] = False,
+    out: Tensor | None = None,
+    strict: bool = False,
 ) -> Tensor: ...
 
 
@@ -55,16 +75,16 @@ def attention(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
-    causal: Literal["upper_left", "lower_right"] = "upper_left",
-    return_lse: Literal[True],
-    out: Tensor | None = None,
-    strict: bool = False,
+    causal: Causal = None,
     window: tuple[int, int] | None = None,
     softcap: float | None = 0.0,
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
     bias: Tensor | None = None,
     seqused_k: Tensor | None = None,
+    return_lse: Literal[True],
+    out: Tensor | None = None,
+    strict: bool = False,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -78,22 +98,23 @@ def attention(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
-    causal: Literal["upper_left", "lower_right"] = "upper_left",
-    return_lse: bool = False,
-    out: Tensor | None = None,
-    strict: bool = False,
+    causal: Causal = None,
     window: tuple[int, int] | None = None,
     softcap: float | None = 0.0,
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
     bias: Tensor | None = None,
     seqused_k: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+    return_lse: bool = False,
+    out: Tensor | None = None,
+    strict: bool = False,
+) -> Answer:
     """softmax(query keyᵀ · scale + mask) value, as `torch.nn.functional.scaled_dot_product_attention` computes it.
 
     Shapes: query `[batch, heads, seqlen_q, head_dim]`, key and value `[batch, kv_heads, seqlen_k, head_dim]`, of any
-    strides; fewer K/V heads need `enable_gqa`. `scale` is 1/sqrt(head_dim) unless given. With `is_causal` query i sees
-    keys j <= i, or, with `causal="lower_right"`, keys j <= i + seqlen_k - seqlen_q. A query that sees no key has the
+    strides; fewer K/V heads need `enable_gqa`. `scale` is 1/sqrt(head_dim) unless given. SDPA's `is_causal` shows query
+    i the keys j <= i. `causal` says the mask alone: True or "lower_right" shows it the keys j <= i + seqlen_k -
+    seqlen_q, as FlashAttention's `causal` does, "upper_left" what `is_causal` shows. A query that sees no key has the
     output 0.
 
     Beyond SDPA, in this order: `softcap` makes a scaled score s `softcap · tanh(s / softcap)`, and 0 or None leaves it
@@ -115,104 +136,214 @@ def attention(
     The best known kernel for the GPU and the problem runs on torch's current stream; the first use of a kernel
     compiles or loads it. What no kernel serves (gradients, dropout, other devices and dtypes, unaligned strides …)
     torch computes. `explain` says which it is, and `strict` raises `NoKernel` instead. Raises what SDPA raises for
-    shapes that do not fit, `ValueError` for a wrong `causal`, `out` or argument beyond SDPA's, and `TypeError` for one
-    that is not a tensor.
+    shapes that do not fit, `ValueError` for a wrong `causal` or one that `is_causal` contradicts, a wrong `out` or
+    argument beyond SDPA's, and `TypeError` for one of the wrong type.
     """
-    asked.require_causal(causal)
-    if scale is not None and scale.__class__ is not float:
-        if not _is_compiling():
-            scale = asked.number("scale", scale)
-        elif isinstance(scale, Tensor):
-            scale = scale.item()
-    if softcap.__class__ is not float:
-        softcap = asked.cap(softcap)
+    if causal is None and is_causal.__class__ is bool:
+        mask = CAUSAL_UPPER_LEFT if is_causal else FULL
+    else:
+        mask = mask_of(causal, is_causal)
+    if enable_gqa.__class__ is not bool:
+        require_flags(enable_gqa=enable_gqa)
+    if scale is not None:
+        scale = scale_of(scale)
+    if softcap.__class__ is not float or softcap != 0:
+        softcap = cap_of(softcap)
     if window is not None:
-        window = closed(window)
-    others = window is not None or sinks is not None or alibi_slopes is not None or bias is not None
-    others = others or seqused_k is not None or softcap != 0
-    if dropout_p:
-        beyond = others or return_lse or causal != "upper_left"
-        return dropout.attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, out, strict, beyond
-        )
-    if attn_mask is not None:
-        beyond = others or return_lse or causal != "upper_left"
-        if not beyond and (reason := attn_masks.why_only_torch(attn_mask, query, key, is_causal, enable_gqa)):
-            return attn_masks.masked(query, key, value, attn_mask, is_causal, scale, enable_gqa, out, strict, reason)
-        if not _is_compiling():  # what stands for no causal mask beside another one would pass unseen
-            asked.require_flags(is_causal=is_causal, enable_gqa=enable_gqa)
-        is_causal, causal, bias = attn_masks.said_by(attn_mask, query, key, is_causal, causal, bias)
-        others = others or bias is not None
-    if others:
-        if not _is_compiling():
-            asked.require_flags(is_causal=is_causal, enable_gqa=enable_gqa)
-        variant = Variant(window, softcap, sinks, alibi_slopes, bias, seqused_k)
-        return varied.attention(
-            query, key, value, variant, is_causal, scale, enable_gqa, causal, return_lse, out, strict
-        )
-    if _is_compiling():
-        from evoattn.ops.traced import traced  # its imports take a second, which whoever compiles has spent
-
-        return traced(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
-    if not is_ordinary(query, key, value):
-        asked.require_flags(is_causal=is_causal, enable_gqa=enable_gqa)
-        if is_fake(query):
-            from evoattn.ops.traced import traced
-
-            return traced(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
-        return _watched(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
-    if is_causal.__class__ is not bool or enable_gqa.__class__ is not bool:
-        asked.require_flags(is_causal=is_causal, enable_gqa=enable_gqa)
-    runtime = current.runtime()
-    if capture.thread.shapes:
-        with capture.call(query, key, value, is_causal, causal, enable_gqa, return_lse):
-            return run(runtime, query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
-    if out is None and not _has_autocast(runtime.device_type):
-        return runtime.attend(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, None, strict)
-    return run(runtime, query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
+        window = window_of(window)
+    terms: tuple[Tensor | None, ...] = ()
+    if sinks is not None or alibi_slopes is not None or bias is not None or seqused_k is not None:
+        terms = (sinks, alibi_slopes, bias, seqused_k, None, None, None)
+    call = Call(query, key, value, mask, scale, enable_gqa, window, softcap, terms, return_lse, out, strict)
+    if dropout_p or attn_mask is not None:
+        return _with_sdpa_s_own(call, attn_mask, dropout_p, causal is not None)
+    return attend(call)
 
 
-def run(
-    runtime: Runtime,
+def attention_varlen(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-    causal: str,
-    return_lse: bool,
-    out: Tensor | None,
-    strict: bool,
-) -> Tensor | tuple[Tensor, Tensor]:
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    scale: float | None = None,
+    causal: Causal = None,
+    window: tuple[int, int] | None = None,
+    softcap: float | None = 0.0,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    return_lse: bool = False,
+    out: Tensor | None = None,
+    strict: bool = False,
+) -> Answer:
+    """Attention of each sequence's queries over its own keys, which lie packed end to end, as in flash-attention's
+    `flash_attn_varlen_func`.
+
+    Shapes: query `[total_q, heads, head_dim]`, key and value `[total_k, kv_heads, head_dim]`, of any strides; heads
+    are a multiple of kv_heads. cu_seqlens_q and cu_seqlens_k, int32 `[sequences + 1]` on the device, say where each
+    sequence begins and the last one ends; max_seqlen_q and max_seqlen_k, at least the longest lengths, are numbers; a
+    tensor's value is waited for. A sequence may have no queries, or no keys; a query that sees no key has the output 0.
+    Rows behind the last sequence have answers that mean nothing, and are counted: there are at most as many rows as
+    sequences of the longest lengths have.
+
+    The other arguments are those of `evoattn.attention`. Under `causal`, which is True or "lower_right", in `window`
+    and of `alibi_slopes`, query i of a sequence counts from its key i + keys - queries, so that the last query sees the
+    last key. The answer has query's shape, dtype and memory layout; `return_lse` adds the natural logarithm of each
+    query's sum of exponentials, `[heads, total_q]` float32.
+
+    The best known kernel runs; else torch's `varlen_attn`, or, where that lacks what is asked, SDPA over the sequences
+    padded to their longest. Lengths are not read on the host, and nothing waits for the device. Raises `ValueError`
+    for arguments that do not fit, `TypeError` for ones of the wrong type, and `NoKernel` under `strict` where no kernel
+    serves the call.
+    """
+    call = Call(
+        **of_sequences(query, key, value, (max_seqlen_q, max_seqlen_k), out),
+        mask=aligned_mask_of(causal),
+        scale=scale_of(scale),
+        window=window_of(window),
+        softcap=cap_of(softcap),
+        terms=terms_of(sinks=sinks, alibi_slopes=alibi_slopes, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k),
+        return_lse=return_lse,
+        strict=strict,
+    )
+    return _in_caller_s_order(call, out)
+
+
+def attention_paged(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seqused_k: Tensor,
+    *,
+    scale: float | None = None,
+    causal: Causal = None,
+    window: tuple[int, int] | None = None,
+    softcap: float | None = 0.0,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    return_lse: bool = False,
+    out: Tensor | None = None,
+    strict: bool = False,
+) -> Answer:
+    """Attention of each batch's queries over its own sequence of keys, which lies in pages of a cache.
+
+    Shapes are those of `flash_attn_with_kvcache`: query `[batch, seqlen_q, heads, head_dim]`, k_cache and v_cache
+    `[pages, page, kv_heads, head_dim]`, block_table int32 `[batch, most_pages]` with each sequence's pages in their
+    order, seqused_k int32 `[batch]` with its number of keys. Entries of the table and rows of pages behind the last key
+    may hold anything. A sequence without keys has the output 0.
+
+    The other arguments are those of `evoattn.attention`. Under `causal`, which is True or "lower_right", in `window`
+    and of `alibi_slopes`, query i counts from key i + seqused_k - seqlen_q: the queries are the last ones of the
+    sequence, whose own keys are in the cache already. The answer has query's shape, dtype and memory layout;
+    `return_lse` adds the natural logarithm of each query's sum of exponentials, `[batch, heads, seqlen_q]` float32.
+
+    The best known kernel runs where pages have 16, 32, 64, 128 or 256 keys; else torch gathers the pages and computes
+    the same. Nothing waits for the device. Raises `ValueError` for arguments that do not fit, `TypeError` for ones of
+    the wrong type, and `NoKernel` under `strict` where no kernel serves the call.
+    """
+    if block_table is None:
+        raise TypeError("block_table must be a tensor, not NoneType.")
+    call = Call(
+        **of_pages(query, k_cache, v_cache, out),
+        mask=aligned_mask_of(causal),
+        scale=scale_of(scale),
+        window=window_of(window),
+        softcap=cap_of(softcap),
+        terms=terms_of(sinks=sinks, alibi_slopes=alibi_slopes, seqused_k=seqused_k, block_table=block_table),
+        return_lse=return_lse,
+        strict=strict,
+    )
+    return _in_caller_s_order(call, out)
+
+
+def _in_caller_s_order(call: Call, out: Tensor | None) -> Answer:
+    """The answer to a call of packed sequences or pages; `out` as the caller gave it."""
+    answer = call.given_back(attend(call))
+    if out is None:
+        return answer
+    return out if isinstance(answer, Tensor) else (out, answer[1])
+
+
+def attend(call: Call) -> Answer:
+    """The answer to a call, whatever its tensors are; see `attention`."""
+    query = call.query
+    if _is_compiling() or not is_ordinary(query, call.key, call.value):
+        return _of_watched(call)
+    runtime = current.runtime()
+    if shapes.thread.recorders:
+        call.require()
+        with shapes.recorded_call(call):
+            return run(runtime, call)
+    return runtime.attend(call) if call.out is None and not _any_autocast() else run(runtime, call)
+
+
+def run(runtime: Runtime, call: Call) -> Answer:
     """The call of plain tensors."""
     if torch.is_autocast_enabled(runtime.device_type):
-        query, key, value = autocast(runtime.device_type, query, key, value)
-    if out is not None:
-        require_out(out, query, value)
-        if needs_copy(out, query, key, value):
-            answer = runtime.attend(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, None, strict)
-            return out.copy_(answer) if isinstance(answer, Tensor) else (out.copy_(answer[0]), answer[1])
-    return runtime.attend(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
+        call = call.autocast(runtime.device_type)
+    out = call.out
+    if out is None:
+        return runtime.attend(call)
+    require_out(out, call.query, call.value)
+    terms = call.given_terms if call.terms else ()
+    if not needs_copy(out, call.query, call.key, call.value, *terms):
+        return runtime.attend(call)
+    answer = runtime.attend(replace(call, out=None))
+    return out.copy_(answer) if isinstance(answer, Tensor) else (out.copy_(answer[0]), answer[1])
 
 
-def _watched(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-    causal: str,
-    return_lse: bool,
-    out: Tensor | None,
-    strict: bool,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """SDPA for tensor subclasses, modes and transforms: they know what to do with it."""
-    if capture.recorders():
-        capture.miss(WATCHED)
-    if strict:
-        require_ordinary(query, key, value)
-    if out is not None:
-        require_out(out, query, value)
-    return fallback.call(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out)
+def _of_watched(call: Call) -> Answer:
+    """The op of torch's registry in a trace; SDPA, and torch's functions, for tensor subclasses, modes and transforms:
+    they know what to do with them."""
+    call.require()
+    from evoattn.ops import custom_op  # its imports take a second, which whoever traces has spent
+
+    if _is_compiling() or custom_op.is_fake(call.query):
+        if call.out is not None:
+            require_out(call.out, call.query, call.value)
+        return custom_op.traced(call)
+    if shapes.recorders():
+        shapes.miss(WATCHED)
+    if call.strict:
+        raise NoKernel(f"No kernel serves this call: {WATCHED}.")
+    if call.out is not None:
+        require_out(call.out, call.query, call.value)
+    return torch_answer.answer(call)
+
+
+def _with_sdpa_s_own(call: Call, attn_mask: Any, dropout_p: float, named: bool) -> Answer:
+    """The answer to a call with SDPA's mask or dropout; `named`: its causal mask was given as `causal`, which SDPA has
+    not."""
+    beyond = call.has_variant or call.return_lse or named
+    if dropout_p:
+        if beyond:
+            raise ValueError(DROPOUT_ALONE)
+        return _by_sdpa_alone(call, attn_mask, dropout_p, DROPOUT)
+    if not beyond and (reason := why_only_torch(attn_mask, call)):
+        return _by_sdpa_alone(call, attn_mask, 0.0, reason)
+    return attend(with_mask(call, attn_mask))
+
+
+def _by_sdpa_alone(call: Call, attn_mask: Any, dropout_p: float, reason: str) -> Tensor:
+    """SDPA's answer to what no kernel takes for that reason, and its errors."""
+    if call.strict:
+        raise NoKernel(f"No kernel serves this call: {reason}.")
+    if shapes.recorders():
+        shapes.miss("it has dropout" if dropout_p else reason)
+    if call.out is not None:
+        require_out(call.out, call.query, call.value)
+    unseen, is_causal = None, call.causal
+    if causal_kind(attn_mask) is not None:  # torch's causal masks know its function by a name, maybe ours
+        call = with_mask(call, attn_mask)
+        lengths = call.query.shape[-2], call.key.shape[-2]
+        is_causal = call.mask != CAUSAL_LOWER_RIGHT or lengths[0] == lengths[1]
+        attn_mask = None if is_causal else torch_answer.lower_right_mask(*lengths, call.query.device)
+        unseen = attn_mask if lengths[0] > lengths[1] else None
+    words: dict[str, Any] = dict(is_causal=is_causal, scale=call.scale, enable_gqa=call.enable_gqa)
+    answer = torch_answer.sdpa(call.query, call.key, call.value, attn_mask, dropout_p, **words)
+    answer = answer if unseen is None else torch_answer.without_unseen(answer, unseen)
+    return answer if call.out is None else call.out.copy_(answer)

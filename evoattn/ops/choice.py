@@ -14,8 +14,7 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import KernelLaunch, Scalar
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
-from evoattn.ops.asked import StridedProblem
-from evoattn.ops.plan import Refusal
+from evoattn.ops.call import StridedProblem
 
 
 class Picked(Protocol):
@@ -37,6 +36,15 @@ Pickers = Callable[[AttentionProblem, GpuSpec], Iterable[Picked]]
 KernelKey = tuple[str, str, int, int, str, str, bool, tuple[str, ...], str]
 """Family, config, head_dim of Q and of V, dtype, mask, log-sum-exp, variants, architecture: what one compiled kernel
 serves (see `Family`)."""
+
+
+class Refusal:
+    """A call that SDPA serves: one sentence why."""
+
+    __slots__ = ("reason",)
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
 
 
 @dataclass(frozen=True)
@@ -81,18 +89,18 @@ def choose(
 
     A picker that fails (a damaged file) is passed over with a warning.
     """
-    packed = problem.packed
+    searched = problem.as_searched
     try:
-        picked = pick(packed, gpu)
+        picked = pick(searched, gpu)
         if picked is None:
-            return Refusal(f"no portfolio has a kernel for {packed.describe()} on the {gpu.name}")
+            return Refusal(f"no portfolio has a kernel for {searched.describe()} on the {gpu.name}")
         if unmeasured := _why_unmeasured(picked, gpu, estimated):
             return Refusal(unmeasured)
         family, name = registry.lookup(picked.family), _name(picked)
         if not (invalid := family.why_impossible(problem, picked.config, gpu)):
             return Choice(family, picked.config, problem, gpu, f"{name} runs: {picked.why}")
         invalid = f"{name} cannot serve this call: {invalid.rstrip('.')}"
-        for other in others(packed, gpu) if others else ():
+        for other in others(searched, gpu) if others else ():
             family = registry.lookup(other.family)
             if not _why_unmeasured(other, gpu, estimated) and not family.why_impossible(problem, other.config, gpu):
                 return Choice(family, other.config, problem, gpu, f"{_name(other)} runs: {other.why}; {invalid}")

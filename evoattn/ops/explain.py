@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from evoattn.model.errors import WrongUse
 from evoattn.model.problem import AttentionProblem
-from evoattn.ops import asked, current, dropout
-from evoattn.ops import attn_mask as attn_masks
-from evoattn.ops.asked import PLAIN, SEVERAL_DEVICES, StridedProblem
-from evoattn.ops.autocast import autocast, has_autocast
-from evoattn.ops.choice import choose
-from evoattn.ops.ordinary import WATCHED, is_ordinary
-from evoattn.ops.plan import ADDRESS_BITS, UNALIGNED, Refusal
-from evoattn.ops.runtime import GRADIENTS, Runtime
+from evoattn.ops import current
+from evoattn.ops.arguments import Causal
+from evoattn.ops.call import (
+    DROPOUT,
+    DROPOUT_ALONE,
+    GRADIENTS,
+    NO_TENSOR,
+    Call,
+    call_of,
+    causal_kind,
+    strided,
+    why_only_torch,
+    with_mask,
+)
+from evoattn.ops.choice import Choice, Refusal, choose
+from evoattn.ops.plan import ADDRESS_BITS, UNALIGNED
+from evoattn.ops.runtime import Runtime
 from evoattn.ops.shapes import Wanted, problems_of
-from evoattn.ops.variant import Variant, closed
-from evoattn.ops.variant_call import why_not_tensors
+from evoattn.ops.torch_modes import WATCHED, has_autocast, is_ordinary
 from evoattn.portfolio.canonical import grown
 
 
@@ -35,8 +42,7 @@ def explain(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
-    causal: Literal["upper_left", "lower_right"] = "upper_left",
-    return_lse: bool = False,
+    causal: Causal = None,
     window: tuple[int, int] | None = None,
     softcap: float | None = 0.0,
     sinks: Tensor | None = None,
@@ -48,79 +54,52 @@ def explain(
     cu_seqlens_k: Tensor | None = None,
     max_seqlen_q: int = 0,
     max_seqlen_k: int = 0,
+    return_lse: bool = False,
 ) -> str:
     """One sentence: the kernel that `evoattn.attention`, or SDPA under `evoattn.sdpa`, runs for these arguments, or
     why torch's SDPA runs; where a mask tensor parts the two, of both. With `block_table` query, key and value are those
     of `evoattn.attention_paged`, with `cu_seqlens_q` and the other three those of `evoattn.attention_varlen`; their
-    causal mask is `lower_right`.
+    causal mask is `causal=True`.
 
-    Nothing is compiled, loaded or launched. Raises `ValueError` for arguments beyond SDPA's that do not fit.
+    Nothing is compiled, loaded or launched. Raises `ValueError` and `TypeError` for arguments beyond
+    SDPA's that do not fit.
     """
-    asked.require_causal(causal)
     if not all(isinstance(tensor, Tensor) for tensor in (query, key, value)):
-        return f"SDPA runs: {attn_masks.NO_TENSOR}."
-    scale = None if scale is None else asked.number("scale", scale)
-    softcap = asked.cap(softcap)
-    starts = None if cu_seqlens_q is None or cu_seqlens_k is None else (cu_seqlens_q, cu_seqlens_k)
-    longest = max_seqlen_q, max_seqlen_k
-    variant = Variant(
-        closed(window), softcap, sinks, alibi_slopes, bias, seqused_k, block_table, starts=starts, longest=longest
-    )
+        return f"SDPA runs: {NO_TENSOR}."
+    words: dict[str, Any] = dict(is_causal=is_causal, scale=scale, enable_gqa=enable_gqa, causal=causal, window=window)
+    words |= dict(softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, bias=bias, seqused_k=seqused_k)
+    words |= dict(block_table=block_table, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    words |= dict(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, return_lse=return_lse)
+    call, of_sdpa = call_of(query, key, value, words), ""
     if dropout_p:
-        dropout.require_alone(not variant.plain or return_lse or causal != "upper_left")
-        return f"SDPA runs: {dropout.REASON}."
-    if block_table is not None:
-        query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
-        enable_gqa, causal = True, "lower_right"
-    of_sdpa = ""
+        if call.has_variant or return_lse or causal is not None:
+            raise ValueError(DROPOUT_ALONE)
+        return f"SDPA runs: {DROPOUT}."
     if attn_mask is not None:
-        if only := attn_masks.why_only_torch(attn_mask, query, key, is_causal, enable_gqa):
+        if only := why_only_torch(attn_mask, call):
             return f"SDPA runs: {only}."
-        if attn_masks.causal_kind(attn_mask) is None:
+        if causal_kind(attn_mask) is None:
             of_sdpa = "; as SDPA under `evoattn.sdpa` PyTorch's own runs, as there is a mask tensor"
-        is_causal, causal, bias = attn_masks.said_by(attn_mask, query, key, is_causal, causal, bias)
-        variant = replace(variant, bias=bias)
-    if starts is not None:
-        query, key, value = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
-        enable_gqa, causal = True, "lower_right"
-    if not variant.plain:
-        variant.require_tensors()
+        call = with_mask(call, attn_mask)
+    call.require_terms()
     watched = not is_ordinary(query, key, value)
     if has_autocast(kind := query.device.type):
-        query, key, value = autocast(kind, query, key, value)
-        variant = variant.on_all(lambda tensor: autocast(kind, tensor)[0])
-    if not variant.plain:
-        variant.require(query, key)
+        call = call.autocast(kind)
+    call.require()
+    found = WATCHED if watched else GRADIENTS if call.wants_gradients else _found(call)
+    return f"SDPA runs: {found}." if isinstance(found, str) else f"{found.words}{of_sdpa}."
+
+
+def _found(call: Call) -> Choice | str:
+    """The kernel that a call would run, or one reason, without a full stop, why none."""
     runtime = current.runtime()
-    reason = None
-    if watched:
-        reason = WATCHED
-    elif torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value, *variant.tensors)):
-        reason = GRADIENTS
-    elif any(t.device != query.device for t in variant.tensors):
-        reason = SEVERAL_DEVICES
-    else:
-        reason = why_not_tensors(query, variant)
-    if reason is None:
-        fields = PLAIN if variant.plain else variant.fields(is_causal, query, key)
-        if fields and scale is not None:
-            fields = {**fields, "scale": float(scale)}
-        choice = runtime.choice(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, None, fields)
-        if isinstance(choice, Refusal):
-            reason = choice.reason
-        elif failure := runtime.failure(choice, query.get_device()):
-            reason = failure
-        elif (query.data_ptr() | key.data_ptr() | value.data_ptr()) & ADDRESS_BITS:
-            reason = UNALIGNED
-        else:
-            return f"{choice.words}{of_sdpa}."
-    return f"SDPA runs: {reason}."
-
-
-def strided(problem: AttentionProblem) -> StridedProblem:
-    """The problem with the strides of its own memory layout."""
-    strides = tuple(problem.strides(tensor) for tensor in "qkvo")
-    return StridedProblem(**problem.to_dict(), strides_of=strides)
+    choice = runtime.choice(call)
+    if isinstance(choice, Refusal):
+        return choice.reason
+    if failure := runtime.failure(choice, call.query.get_device()):
+        return failure
+    unaligned = (call.query.data_ptr() | call.key.data_ptr() | call.value.data_ptr()) & ADDRESS_BITS
+    return UNALIGNED if unaligned else choice
 
 
 def warmup(shapes: Wanted, device: torch.device | int | None = None, *, up_to_keys: int = 0) -> list[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,14 +15,13 @@ from evoattn.model.mask import FULL
 from evoattn.model.paths import cubin_cache, database_text, default_database
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
-from evoattn.ops import asked, current, variant_call
+from evoattn.ops import current
+from evoattn.ops.arguments import Causal
 from evoattn.ops.attention import run
-from evoattn.ops.autocast import autocast, has_autocast
+from evoattn.ops.call import call_of
 from evoattn.ops.choice import Picker
-from evoattn.ops.given_out import require_out
-from evoattn.ops.ordinary import require_ordinary
 from evoattn.ops.runtime import NoKernel, Runtime
-from evoattn.ops.variant import Variant, closed
+from evoattn.ops.torch_modes import WATCHED, is_ordinary
 
 if TYPE_CHECKING:
     from evoattn.model.records import Study, Trial
@@ -91,9 +90,7 @@ class RecordedKernel:
         is_causal: bool = False,
         scale: float | None = None,
         enable_gqa: bool = False,
-        causal: Literal["upper_left", "lower_right"] = "upper_left",
-        return_lse: bool = False,
-        out: torch.Tensor | None = None,
+        causal: Causal = None,
         window: tuple[int, int] | None = None,
         softcap: float | None = 0.0,
         sinks: torch.Tensor | None = None,
@@ -105,44 +102,26 @@ class RecordedKernel:
         cu_seqlens_k: torch.Tensor | None = None,
         max_seqlen_q: int = 0,
         max_seqlen_k: int = 0,
+        return_lse: bool = False,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """See `evoattn.attention`; with `block_table` `evoattn.attention_paged`, with `cu_seqlens_q` and the other
         three `evoattn.attention_varlen`, whose tensors these are then. Raises `NoKernel` for a call that this kernel
-        does not serve, and `ValueError` for a wrong `causal`, `out` or argument beyond SDPA's."""
-        asked.require_causal(causal)
-        scale = None if scale is None else asked.number("scale", scale)
-        softcap = asked.cap(softcap)
-        require_ordinary(query, key, value)
-        variant = Variant(closed(window), softcap, sinks, alibi_slopes, bias, seqused_k, block_table)
-        if cu_seqlens_q is not None and cu_seqlens_k is not None:
-            variant = replace(variant, starts=(cu_seqlens_q, cu_seqlens_k), longest=(max_seqlen_q, max_seqlen_k))
-        if variant.plain:
-            return run(self._runtime, query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, True)
-        if out is not None:
-            require_out(out, query, value)
-        if block_table is not None:
-            query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
-            out = None if out is None else out.transpose(1, 2)
-            enable_gqa, causal = True, "lower_right"
-        elif variant.starts is not None:
-            query, key, value = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
-            out = None if out is None else out.transpose(0, 1)[None]
-            enable_gqa, causal = True, "lower_right"
-        if has_autocast(query.device.type):
-            query, key, value = autocast(query.device.type, query, key, value)
-            variant = variant.on_all(lambda tensor: autocast(query.device.type, tensor)[0])
-        variant.require(query, key)
-        done = variant_call.by_kernel(
-            self._runtime, query, key, value, variant, is_causal, scale, enable_gqa, causal, return_lse, out
+        does not serve, and `ValueError` and `TypeError` for what those functions refuse."""
+        words: dict[str, Any] = dict(
+            is_causal=is_causal, scale=scale, enable_gqa=enable_gqa, causal=causal, window=window
         )
-        if isinstance(done, str):
-            raise NoKernel(f"No kernel serves this call: {done}.")
-        answer, lse = (done, None) if isinstance(done, torch.Tensor) else done
-        if block_table is not None:
-            answer = answer.transpose(1, 2)
-        elif variant.starts is not None:
-            answer, lse = answer[0].transpose(0, 1), None if lse is None else lse[0]
-        return answer if lse is None else (answer, lse)
+        words |= dict(softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, bias=bias, seqused_k=seqused_k)
+        words |= dict(block_table=block_table, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+        words |= dict(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, return_lse=return_lse, out=out)
+        call = call_of(query, key, value, words | {"strict": True})
+        if not is_ordinary(query, key, value):  # their addresses may not be those of the data
+            raise NoKernel(f"No kernel serves this call: {WATCHED}.")
+        call.require()
+        answer = call.given_back(run(self._runtime, call))
+        if out is None:
+            return answer
+        return out if isinstance(answer, torch.Tensor) else (out, answer[1])
 
 
 def load(

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from evoattn.backends.base import LaunchError
+from evoattn.model import forks
 from evoattn.model.problem import AttentionProblem
-from evoattn.ops.asked import ALIGNMENT
-from evoattn.ops.kernel import LoadedKernel
-from evoattn.ops.packed import PackedLaunch
+from evoattn.ops import selftest
+from evoattn.ops.call import ALIGNMENT, Call, Reader
+from evoattn.ops.choice import Choice, KernelKey, Refusal
+from evoattn.ops.cubins import Cubin
+from evoattn.ops.kernel import TERMS, LaunchArguments, LoadedKernel, scratch_places, tensor_places
 from evoattn.ops.platform import NO_CONTEXT, Platform
 
 ADDRESS_BITS = 15
@@ -20,6 +26,9 @@ UNALIGNED = f"an address is no multiple of {ALIGNMENT} bytes"
 NO_MEMORY = "a tensor has no memory"
 APART = "value does not lie within key, as it did in the call before"
 NO_ROOM = "the device has no memory left for what the kernel writes beside its answer"
+FREED = -1
+"""In place of the address of a tensor whose memory was freed: 0 says that there is no such tensor."""
+COLD = "its kernel is not loaded yet and a CUDA graph is being captured; call evoattn.warmup or the model once before"
 MOST_KEPT = 32 << 20
 """Bytes: larger scratch memory goes back to torch's allocator after each call."""
 
@@ -60,22 +69,16 @@ class Scratch:
         self._kept.clear()
 
 
-class Refusal:
-    """A call that SDPA serves: one sentence why."""
-
-    __slots__ = ("reason",)
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-
-
 class CallPlan:
     """The launches of one call. `words` is one sentence about the kernel."""
 
     __slots__ = (
         "_bound",
+        "_has_more",
         "_lock",
+        "_no_terms",
         "_platform",
+        "_readers",
         "_scratch",
         "_scratch_bytes",
         "_stream",
@@ -91,37 +94,31 @@ class CallPlan:
 
     def __init__(
         self,
-        words: str,
+        choice: Choice,
         kernel: LoadedKernel,
-        launches: tuple[PackedLaunch, ...],
-        problem: AttentionProblem,
-        scratch_bytes: int,
-        zeroed_bytes: int,
-        scratch: Scratch,
+        launches: tuple[LaunchArguments, ...],
+        memory: tuple[int, int, Scratch],
+        readers: tuple[Reader | None, ...],
         platform: Platform,
     ) -> None:
-        self.words, self.kernel, self.index = words, kernel, kernel.index
+        """`memory`: the bytes of scratch memory and of that which is zeroed, and who has it. `readers`: see
+        `Call.readers`."""
+        problem: AttentionProblem = choice.problem
+        self.words, self.kernel, self.index = choice.words, kernel, kernel.index
         self.lse_shape = problem.lse_shape if problem.lse else None
         self.value_dim, self.shared_kv = problem.value_dim, problem.shared_kv
         self.launches, self._platform = launches, platform
-        self._scratch_bytes, self._zeroed_bytes, self._scratch = scratch_bytes, zeroed_bytes, scratch
-        shares = len(launches) > 1 or scratch_bytes or zeroed_bytes
-        self._lock = scratch.lock if shares else threading.Lock()
+        self._scratch_bytes, self._zeroed_bytes, self._scratch = memory
+        self._readers = readers if any(readers) else ()
+        self._no_terms = (0,) * len(TERMS) if problem.variants else ()
+        self._has_more = bool(self._scratch_bytes or self._zeroed_bytes or self.lse_shape or self._no_terms)
+        shares = len(launches) > 1 or self._scratch_bytes or self._zeroed_bytes
+        self._lock = self._scratch.lock if shares else threading.Lock()
         self._bound: tuple[int, ...] = ()
         self._stream = -1
 
-    def run(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        out: Tensor,
-        lse: Tensor | None,
-        compiled: bool = False,
-        terms: tuple[int, ...] = (),
-    ) -> str:
-        """Enqueue the call on torch's current stream. The device must be the current one. `terms` are the addresses of
-        a variant's inputs.
+    def run(self, call: Call, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor | None) -> str:
+        """Enqueue the call, of these tensors, on torch's current stream. The device must be the current one.
 
         Returns why nothing was enqueued, empty if the call was. Raises `LaunchError` where the driver refuses.
         """
@@ -132,13 +129,16 @@ class CallPlan:
             return UNALIGNED
         if self.shared_kv and addresses[1] != addresses[2]:
             return APART
-        if self._scratch_bytes or self._zeroed_bytes or lse is not None or terms:
-            scratch = zeros = None  # named until the launches are enqueued, so that nobody else gets their memory
+        if self._has_more:
+            terms, places = call.terms, self._no_terms  # named until the launches are enqueued, so that nobody else
+            scratch = zeros = None  # gets their memory
+            if terms:
+                terms, places = self._read(terms)
             try:
                 if self._scratch_bytes:
-                    scratch = self._scratch.get(self._scratch_bytes, False, query.device, index, stream, compiled)
+                    scratch = self._scratch.get(self._scratch_bytes, False, out.device, index, stream, call.compiled)
                 if self._zeroed_bytes:
-                    zeros = self._scratch.get(self._zeroed_bytes, True, query.device, index, stream, compiled)
+                    zeros = self._scratch.get(self._zeroed_bytes, True, out.device, index, stream, call.compiled)
             except torch.OutOfMemoryError:
                 return NO_ROOM
             addresses = (
@@ -146,11 +146,11 @@ class CallPlan:
                 0 if lse is None else lse.data_ptr(),
                 0 if scratch is None else scratch.data_ptr(),
                 0 if zeros is None else zeros.data_ptr(),
-                *terms,
+                *places,
             )
         with self._lock:
             if addresses != self._bound:
-                if 0 in addresses[:4]:
+                if 0 in addresses[:4] or FREED in addresses:
                     return NO_MEMORY
                 self._bound = ()
                 for launch in self.launches:
@@ -165,10 +165,101 @@ class CallPlan:
                     self._try_again(launch, status)
         return ""
 
-    def _try_again(self, launch: PackedLaunch, status: int) -> None:
+    def _read(self, terms: tuple[Tensor | None, ...]) -> tuple[tuple[Tensor | None, ...], tuple[int, ...]]:
+        """The terms as kernels read them, and their addresses: 0 for none, `FREED` where the memory is gone."""
+        if self._readers:
+            pairs = zip(terms, self._readers, strict=True)
+            terms = tuple([t if t is None or read is None else read(t) for t, read in pairs])
+        return terms, tuple([0 if t is None else t.data_ptr() or FREED for t in terms])
+
+    def _try_again(self, launch: LaunchArguments, status: int) -> None:
         """A thread's first launch may find no context; every other failure raises `LaunchError`."""
         if status in NO_CONTEXT:
             self._platform.make_context_current(self.index)
             status = self._platform.launch(launch.config, launch.function, launch.arguments, None)
         if status:
             raise LaunchError(f"The launch of {launch.kernel} failed: {self._platform.describe(status)}.")
+
+
+class Kernels:
+    """Loaded kernels, and why others could not be made ready: none of these is tried again in this process.
+
+    `folder` keeps compiled kernels and the records of their checks.
+    """
+
+    def __init__(self, platform: Platform, folder: Path, build: Callable[..., Cubin], lost: Callable[[], None]) -> None:
+        """`build` makes machine code, as `cubins.get` does. `lost` is called where a kernel turns out to be of no
+        use."""
+        self._platform, self._folder, self._build, self._lost = platform, folder, build, lost
+        self._scratch = Scratch(platform)
+        self._loaded: dict[tuple[int, KernelKey], LoadedKernel] = {}
+        self._failures: dict[tuple[int, KernelKey], str] = {}
+        self._said: set[str] = set()
+        self._lock = forks.Lock()
+
+    def failure(self, choice: Choice, index: int) -> str:
+        """Why the chosen kernel, if it was loaded, is not used any more; empty if nothing is known against it."""
+        return self._failure((index, choice.key))
+
+    def _failure(self, key: tuple[int, KernelKey]) -> str:
+        kernel = self._loaded.get(key)
+        return kernel.failure if kernel else self._failures.get(key, "")
+
+    def fail(self, kernel: LoadedKernel, reason: str) -> str:
+        """Take a kernel out of use for the rest of the process; the reason."""
+        kernel.failure = reason
+        self._scratch.forget()
+        self._lost()
+        self._say(f"{reason}; the kernel is not used again, SDPA runs")
+        return reason
+
+    def prepare(
+        self, choice: Choice, index: int, scale: float | None, readers: tuple[Reader | None, ...]
+    ) -> CallPlan | Refusal:
+        """The plan of a chosen kernel on a device: compiles, loads and checks it at first use, never in a capture."""
+        with self._lock:
+            problem, launches, key = choice.problem, choice.launches(scale), (index, choice.key)
+            kernel = self._loaded.get(key)
+            if (kernel is None or not kernel.holds(launches)) and self._platform.capturing():
+                self._say(f"SDPA was captured for {problem.as_searched.describe()}: {COLD}")
+                return Refusal(COLD)
+            if failure := self._failure(key):
+                return Refusal(failure)
+            try:
+                kernel = kernel or self._load(choice, key)
+                if kernel.failure:
+                    return Refusal(kernel.failure)
+                workspace = choice.family.workspace(problem, choice.config, choice.gpu)
+                places, scratch_bytes, zeroed_bytes = scratch_places(workspace)
+                places |= tensor_places()
+                bound = kernel.bound(launches, places)
+            except Exception as error:  # no compiler, no memory, a driver that refuses …: a model must go on
+                words = str(error).strip().splitlines() or [type(error).__name__]
+                reason = f"{choice.family.name} {choice.config.describe()} failed: {words[0].rstrip('.')}"
+                if kernel is None:
+                    self._failures[key] = reason
+                else:
+                    kernel.failure = reason
+                self._lost()
+                self._say(f"{reason}; SDPA runs")
+                return Refusal(reason)
+            if kernel.failure:  # meanwhile, in a launch of another thread
+                return Refusal(kernel.failure)
+            memory = scratch_bytes, zeroed_bytes, self._scratch
+            return CallPlan(choice, kernel, bound, memory, readers, self._platform)
+
+    def _load(self, choice: Choice, key: tuple[int, KernelKey]) -> LoadedKernel:
+        """The kernel, loaded on the device and checked there. Raises what compiling, loading and checking raise."""
+        cubin = self._build(choice.family, choice.problem.as_searched, choice.config, choice.gpu, self._folder)
+        kernel = selftest.load(choice, cubin, key[0], self._platform, self._folder)
+        self._loaded[key] = kernel
+        if kernel.failure:
+            self._lost()
+            self._say(f"{kernel.failure}; it is never used here, SDPA runs")
+        return kernel
+
+    def _say(self, what: str) -> None:
+        """Warn, once for each text."""
+        if what not in self._said:
+            self._said.add(what)
+            warnings.warn(f"evoattn: {what}.", RuntimeWarning, stacklevel=5)

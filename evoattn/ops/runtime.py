@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from evoattn.backends.base import LaunchError
 from evoattn.model import forks
-from evoattn.ops import asked, cubins, fallback
-from evoattn.ops.choice import Choice, Picker, Pickers, choose
+from evoattn.ops import cubins, torch_answer
+from evoattn.ops.call import (
+    GRADIENTS,
+    NOT_STRIDED,
+    Answer,
+    Call,
+    Reader,
+    may_share,
+    out_like,
+    why_not_devices,
+    why_not_scale,
+)
+from evoattn.ops.choice import Choice, Picker, Pickers, Refusal, choose
 from evoattn.ops.cubins import Cubin
 from evoattn.ops.kernel import LoadedKernel
-from evoattn.ops.kernels import COLD, Kernels
-from evoattn.ops.plan import CallPlan, Refusal
+from evoattn.ops.plan import COLD, CallPlan, Kernels
 from evoattn.ops.platform import Platform
 
 PLANS_KEPT = 4096
 """Each takes some 9 kB, and a sequence that grows makes one for each of its lengths: the oldest go first."""
 Plans = dict[tuple[object, ...], CallPlan | Refusal]
-GRADIENTS = "gradients are wanted, and kernels compute the forward pass only"
 
 
 class NoKernel(RuntimeError):
@@ -69,62 +76,57 @@ class Runtime:
         """Decide every call anew, those too that another thread is deciding; loaded kernels stay loaded."""
         self.plans, self.served = {}, {}
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-        causal: str = "upper_left",
-        return_lse: bool = False,
-        out: Tensor | None = None,
-        strict: bool = False,
-        compiled: bool = False,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """See `evoattn.attention`; tensors are ordinary ones, outside of any trace. `out` has been checked.
-
-        `compiled`: the call comes from compiled code.
-        """
+    def attend(self, call: Call) -> Answer:
+        """The answer, and with `return_lse` the log-sum-exp beside it; tensors are ordinary ones, outside of any trace,
+        and as autocast makes them. `out` has been checked. Raises `NoKernel` under `strict` where no kernel serves the
+        call, and what `Call.require` raises."""
+        query, key, value, terms, out = call.query, call.key, call.value, call.terms, call.out
         plan = reason = None
         try:
-            call = (
+            known: tuple[object, ...] = (
                 query.shape, key.shape, value.shape, query.stride(), key.stride(), value.stride(),
                 query.dtype, key.dtype, value.dtype, query.get_device(), key.get_device(), value.get_device(),
-                is_causal, causal, scale, enable_gqa, return_lse, None if out is None else out.stride(),
+                call.mask, call.scale, call.enable_gqa, call.return_lse, None if out is None else out.stride(),
+                call.window, call.softcap,
             )  # fmt: skip
+            if terms:
+                known = (
+                    *known,
+                    call.longest,
+                    *[None if t is None else (t.shape, t.stride(), t.dtype, t.device, t.is_neg()) for t in terms],
+                )
+                if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in terms):
+                    reason = GRADIENTS
             if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
                 reason = GRADIENTS
         except (RuntimeError, AttributeError, TypeError):  # nested or sparse tensors, or no tensors at all
-            reason = asked.NOT_STRIDED
+            call.require_terms()
+            reason = NOT_STRIDED
         if reason is None:
-            plan = self.plans.get(call)
-            if plan is None:
-                plan = self._decide(call, query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out)
+            plan = self.plans.get(known) or self._decide(call, known)
             if plan.__class__ is Refusal:
                 reason = plan.reason
         if reason is None:
             assert plan.__class__ is CallPlan and self.platform is not None
             if out is None:
-                out = asked.out_like(query, value) if plan.value_dim else torch.empty_like(query)
-            answer = out
+                out = out_like(query, value) if plan.value_dim else torch.empty_like(query)
             lse = None
             if plan.lse_shape is not None:
                 lse = torch.empty(plan.lse_shape, dtype=torch.float32, device=query.device)
             try:
                 if self.platform.current_device() == plan.index:
-                    reason = plan.run(query, key, value, answer, lse, compiled)
+                    reason = plan.run(call, query, key, value, out, lse)
                 else:
                     with self.platform.guard(plan.index):
-                        reason = plan.run(query, key, value, answer, lse, compiled)
+                        reason = plan.run(call, query, key, value, out, lse)
             except LaunchError as error:
                 reason = self.fail(plan.kernel, str(error).rstrip("."))
             if not reason:
-                return answer if lse is None else (answer, lse)
-        if strict:
+                return out if lse is None else (out, lse)
+        if call.strict:
+            call.require()
             raise NoKernel(f"No kernel serves this call: {reason}.")
-        return fallback.call(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out)
+        return torch_answer.answer(call)
 
     def keep(self, plans: Plans, call: tuple[object, ...], plan: CallPlan | Refusal) -> None:
         """Keep a decision in what was `plans` before it was made."""
@@ -139,27 +141,14 @@ class Runtime:
         assert self._kernels is not None
         return self._kernels.fail(kernel, reason)
 
-    def choice(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        is_causal: bool,
-        scale: float | None,
-        enable_gqa: bool,
-        causal: str,
-        lse: bool,
-        out: Tensor | None,
-        fields: Mapping[str, Any] = asked.PLAIN,
-    ) -> Choice | Refusal:
-        """The kernel for a call, or why none; loads nothing. `fields` are those of a variant (`Variant.fields`)."""
-        platform = self.platform
-        if reason := asked.why_not_devices(query, key, value, self.device_type) or asked.why_not_scale(scale):
+    def choice(self, call: Call) -> Choice | Refusal:
+        """The kernel for a call that fits, or why none; loads nothing."""
+        platform, query = self.platform, call.query
+        reason = call.why_not_terms() or why_not_devices(call, self.device_type) or why_not_scale(call.scale)
+        if reason:
             return Refusal(reason)
-        out_strides = (asked.out_like(query, value, "meta") if out is None else out).stride()
-        problem = asked.problem_of(
-            query, key, value, out_strides, fields, is_causal=is_causal, causal=causal, enable_gqa=enable_gqa, lse=lse
-        )
+        out_strides = (out_like(query, call.value, "meta") if call.out is None else call.out).stride()
+        problem = call.problem(out_strides)
         if isinstance(problem, str):
             return Refusal(problem)
         gpu = platform.spec(query.get_device()) if platform else None
@@ -171,31 +160,26 @@ class Runtime:
         """Why the chosen kernel, if it was loaded, is not used any more; empty if nothing is known against it."""
         return self._kernels.failure(choice, index) if self._kernels else ""
 
-    def prepare(self, choice: Choice, index: int, scale: float | None = None) -> CallPlan | Refusal:
+    def prepare(
+        self, choice: Choice, index: int, scale: float | None = None, readers: tuple[Reader | None, ...] = ()
+    ) -> CallPlan | Refusal:
         """The plan of a chosen kernel on a device, made ready at first use: see `Kernels.prepare`."""
         assert self._kernels is not None
-        return self._kernels.prepare(choice, index, scale)
+        return self._kernels.prepare(choice, index, scale, readers)
 
-    def _decide(
-        self,
-        call: tuple[object, ...],
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        is_causal: bool,
-        scale: float | None,
-        enable_gqa: bool,
-        causal: str,
-        lse: bool,
-        out: Tensor | None,
-    ) -> CallPlan | Refusal:
+    def _decide(self, call: Call, known: tuple[object, ...]) -> CallPlan | Refusal:
         """Decide a new call, and keep the answer unless it holds for a capture only."""
         with self._lock:
             plans = self.plans
-            choice = self.choice(query, key, value, is_causal, scale, enable_gqa, causal, lse, out)
-            plan = choice if isinstance(choice, Refusal) else self.prepare(choice, query.get_device(), scale)
+            call.require()
+            choice = self.choice(call)
+            if isinstance(choice, Refusal):
+                plan: CallPlan | Refusal = choice
+            else:
+                scale = call.scale if choice.problem.scale is None else None
+                plan = self.prepare(choice, call.query.get_device(), scale, call.readers())
             if plan.__class__ is Refusal and plan.reason is COLD:
                 return plan
-            if plan.__class__ is CallPlan or not asked.may_share(key, value):  # the next one may lie elsewhere
-                self.keep(plans, call, plan)
+            if plan.__class__ is CallPlan or not may_share(call.key, call.value):  # the next one may lie elsewhere
+                self.keep(plans, known, plan)
             return plan

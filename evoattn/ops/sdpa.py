@@ -17,13 +17,12 @@ from torch.jit._builtins import _register_builtin
 
 from evoattn.model import forks
 from evoattn.ops import current
+from evoattn.ops.arguments import MASKS, mask_of
 from evoattn.ops.attention import attention
-from evoattn.ops.attn_mask import causal_kind
-from evoattn.ops.capture import call as recorded_call
-from evoattn.ops.capture import miss, paused, recorders, recording
+from evoattn.ops.call import Call, causal_kind
 from evoattn.ops.runtime import NoKernel
-from evoattn.ops.shapes import Shapes
-from evoattn.ops.torch_sdpa import SDPA
+from evoattn.ops.shapes import Shapes, miss, paused, recorded_call, recorders, recording
+from evoattn.ops.torch_answer import SDPA
 
 _everywhere = False
 _lock = forks.Lock()
@@ -60,17 +59,15 @@ def _with_bias_object(
         return _original(query, key, value, bias, dropout_p, False, scale=scale, enable_gqa=enable_gqa)
     if is_on() and not dropout_p:
         with contextlib.suppress(NoKernel):
-            return attention(
-                query, key, value, is_causal=True, causal=kind, scale=scale, enable_gqa=enable_gqa, strict=True
-            )
+            return attention(query, key, value, causal=kind, scale=scale, enable_gqa=enable_gqa, strict=True)
     from torch.nn.attention.bias import CausalBias  # two seconds, which whoever made the bias has spent
 
     assert isinstance(bias, CausalBias)
     if dropout_p and recorders():
         miss("it has dropout")
     is_asked = bool(recorders()) and not is_on() and not dropout_p
-    counted = recorded_call(query, key, value, True, kind, enable_gqa, False) if is_asked else contextlib.nullcontext()
-    with counted, paused():
+    call = Call(query, key, value, MASKS[kind], scale, enable_gqa)
+    with recorded_call(call) if is_asked else contextlib.nullcontext(), paused():
         return CausalBias._dispatch(query, key, value, bias, dropout_p, False, scale, enable_gqa)
 
 
@@ -93,7 +90,7 @@ def scaled_dot_product_attention(
         if is_on():
             return attention(query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
         if recorders():
-            with recorded_call(query, key, value, is_causal, "upper_left", enable_gqa, False):
+            with recorded_call(Call(query, key, value, mask_of(None, bool(is_causal)), scale, enable_gqa)):
                 return _original(query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
     elif recorders():
         miss("it has a mask tensor" if attn_mask is not None else "it has dropout")

@@ -1,21 +1,27 @@
-"""What a model asks of attention: recorded while it runs, kept as JSON, searched by `evoattn.tune`."""
+"""What a model asks of attention: recorded while it runs (`evoattn.capture`), kept as JSON, searched by
+`evoattn.tune`."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import MISSING, dataclass, field
+from dataclasses import MISSING, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from evoattn.model import forks
 from evoattn.model.errors import WrongUse
 from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.whole_file import write_file
+from evoattn.ops.call import NOT_STRIDED, Call, StridedProblem, out_like
+from evoattn.ops.torch_modes import WATCHED, has_autocast, is_ordinary
 
 VERSION = 1
 TIMED_CALLS = 64
@@ -178,3 +184,85 @@ class Shapes:
         except (ValueError, TypeError, KeyError, AttributeError, ProblemError) as error:
             raise ShapesError(f"The shapes in {path} cannot be read: {str(error).rstrip('.')}.") from None
         return shapes
+
+
+class _Thread(threading.local):
+    """What this thread records into, the innermost block's last."""
+
+    def __init__(self) -> None:
+        self.recorders: list[Shapes] = []
+
+
+thread = _Thread()
+
+
+def recorders() -> list[Shapes]:
+    """Of this thread; empty outside of all blocks, and while code is compiled."""
+    return thread.recorders if not torch.compiler.is_compiling() else []
+
+
+@contextlib.contextmanager
+def recording(shapes: Shapes) -> Iterator[Shapes]:
+    """Calls of this thread are added to `shapes`."""
+    thread.recorders.append(shapes)
+    try:
+        yield shapes
+    finally:
+        thread.recorders.remove(shapes)
+
+
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """Calls of this thread are not written down: they are parts of one that was."""
+    kept, thread.recorders = thread.recorders, []
+    try:
+        yield
+    finally:
+        thread.recorders = kept
+
+
+def miss(reason: str) -> None:
+    """Write down a call that no kernel could serve."""
+    for shapes in thread.recorders:
+        shapes.miss(reason)
+
+
+def _problem(call: Call) -> StridedProblem | str:
+    """As `Call.problem`, in the dtype that autocast gives."""
+    query, key, value = call.query, call.key, call.value
+    if not is_ordinary(query, key, value):
+        return WATCHED
+    kind = query.device.type
+    if has_autocast(kind) and query.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(kind)
+        query, key, value = (torch.empty_like(t, dtype=dtype, device="meta") for t in (query, key, value))
+        call = replace(call, query=query, key=key, value=value)
+    return call.problem(out_like(query, value, "meta").stride())
+
+
+@contextlib.contextmanager
+def recorded_call(call: Call) -> Iterator[None]:
+    """Write down a call, and on a GPU time what runs inside of the block by CUDA events."""
+    timed: list[list[Span]] = []
+    query = call.query
+    if all(isinstance(tensor, Tensor) for tensor in (query, call.key, call.value)):
+        try:
+            problem = _problem(call)
+        except RuntimeError:  # nested or sparse tensors, which the call itself may take
+            problem = NOT_STRIDED
+        for shapes in thread.recorders:
+            if isinstance(problem, str):
+                shapes.miss(problem)
+                continue
+            entry = shapes.add(problem.as_searched)
+            if len(entry.spans) < TIMED_CALLS:
+                timed.append(entry.spans)
+    if not timed or not query.is_cuda or torch.cuda.is_current_stream_capturing():
+        yield
+        return
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record(torch.cuda.current_stream(query.device))
+    yield
+    end.record(torch.cuda.current_stream(query.device))
+    for spans in timed:
+        spans.append((begin, end))

@@ -10,9 +10,9 @@ from pathlib import Path
 from benchmarks.calls.no_device import NoDevice
 from evoattn.model.gpu import GpuSpec
 from evoattn.ops import cubins, current
-from evoattn.ops.choice import Choice
+from evoattn.ops.choice import Choice, Refusal
 from evoattn.ops.cubins import Cubin
-from evoattn.ops.plan import CallPlan, Refusal
+from evoattn.ops.plan import CallPlan
 from evoattn.ops.platform import Platform
 from evoattn.ops.runtime import Runtime
 from evoattn.portfolio.pick import next_picks
@@ -30,8 +30,8 @@ class Compiling(Runtime):
         super().__init__(platform, current.best_known, folder, others=next_picks)
         self._folder, self._build = folder, build
 
-    def prepare(self, choice: Choice, index: int, scale: float | None = None) -> CallPlan | Refusal:
-        self._build(choice.family, choice.problem.packed, choice.config, choice.gpu, self._folder)
+    def prepare(self, choice: Choice, index: int, *others: object) -> CallPlan | Refusal:
+        self._build(choice.family, choice.problem.as_searched, choice.config, choice.gpu, self._folder)
         return Refusal("it is compiled")
 
 

@@ -199,15 +199,17 @@ def called(call: Call, made: Made, strict: bool, out: Tensor | None) -> tuple[Te
     if call.op == "paged":
         assert made.table is not None and made.used is not None
         words = common | {"causal": call.is_causal, "scale": call.scale, "window": call.window}
-        return evoattn.attention_paged(made.q, made.k, made.v, made.table, made.used, **words), None
+        words["return_lse"] = call.lse
+        answer = evoattn.attention_paged(made.q, made.k, made.v, made.table, made.used, **words)
+        return answer if isinstance(answer, tuple) else (answer, None)
     if call.op == "varlen":
         assert made.starts is not None
-        words = common | {"causal": call.is_causal, "softmax_scale": call.scale, "window_size": call.window or (-1, -1)}
+        words = common | {"causal": call.is_causal, "scale": call.scale, "window": call.window}
         answer = evoattn.attention_varlen(
             made.q, made.k, made.v, *made.starts, *made.longest, return_lse=call.lse, **words
         )
     else:
-        words = common | {"is_causal": call.is_causal, "causal": call.causal, "scale": call.scale}
+        words = common | {"causal": call.is_causal and call.causal, "scale": call.scale}
         words |= {"window": call.window, "seqused_k": made.used, "return_lse": call.lse, "enable_gqa": True}
         words["attn_mask" if call.mask else "bias"] = made.bias
         answer = evoattn.attention(made.q, made.k, made.v, **words)
@@ -217,13 +219,13 @@ def called(call: Call, made: Made, strict: bool, out: Tensor | None) -> tuple[Te
 def explained(call: Call, made: Made) -> str:
     """What `evoattn.explain` says of the call."""
     words: dict[str, Any] = {"softcap": call.softcap, "sinks": made.sinks, "alibi_slopes": made.slopes}
-    words |= {"is_causal": call.is_causal, "scale": call.scale, "window": call.window, "return_lse": call.lse}
+    words |= {"causal": call.is_causal, "scale": call.scale, "window": call.window, "return_lse": call.lse}
     if made.starts is not None:
         words |= dict(zip(("cu_seqlens_q", "cu_seqlens_k"), made.starts, strict=True))
         words |= dict(zip(("max_seqlen_q", "max_seqlen_k"), made.longest, strict=True))
     elif made.table is not None:
         words |= {"block_table": made.table, "seqused_k": made.used}
     else:
-        words |= {"seqused_k": made.used, "causal": call.causal, "enable_gqa": True}
+        words |= {"seqused_k": made.used, "causal": call.is_causal and call.causal, "enable_gqa": True}
         words["attn_mask" if call.mask else "bias"] = made.bias
     return evoattn.explain(made.q, made.k, made.v, **words)

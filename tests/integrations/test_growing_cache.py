@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 import torch
 
-from evoattn.ops import checked, current
+from evoattn.ops import current, selftest
 from evoattn.ops.runtime import Runtime
 from evoattn.portfolio.pick import lasting_pick, next_picks
 from tests.ops.fake_device import FakeDevice, build
@@ -44,7 +44,7 @@ class Idle(FakeDevice):
 def right(family, problem, config, gpu, folder):
     """Machine code that was checked before."""
     cubin = build(family, problem, config, gpu, folder)
-    checked.record(cubin, Idle().identity(0), folder, config, "")
+    selftest.record(cubin, Idle().identity(0), folder, config, "")
     return cubin
 
 

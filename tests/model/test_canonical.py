@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from evoattn.model.shape_text import parse_shape
-from evoattn.ops.asked import DTYPES, StridedProblem, out_like, problem_of
-from evoattn.ops.variant import Variant
+from evoattn.ops.call import DTYPES, Call, StridedProblem, out_like, terms_of
 from evoattn.portfolio.workload import DRAWS, drawn
 
 TORCH = {name: dtype for dtype, name in DTYPES.items()}
@@ -21,25 +20,22 @@ def called(problem):
         q, k, v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v))
     integers = torch.zeros(batch + 1, dtype=torch.int32)
     past, ahead = map(int, problem.window.split(":")) if problem.window else (-1, -1)
-    variant = Variant(
-        (past, ahead) if problem.window else None,
-        problem.softcap,
-        torch.zeros(problem.heads) if problem.sink else None,
-        torch.zeros(problem.heads) if problem.alibi else None,
-        torch.zeros(problem.term_shapes["bias"], device="meta") if problem.bias else None,
-        integers[1:] if problem.seqused else None,
-        torch.zeros(batch, problem.table_pages, dtype=torch.int32) if problem.page else None,
-        starts=(integers, integers) if problem.varlen else None,
-        longest=(problem.seqlen_q, problem.seqlen_k) if problem.varlen else (0, 0),
+    terms = terms_of(
+        sinks=torch.zeros(problem.heads) if problem.sink else None,
+        alibi_slopes=torch.zeros(problem.heads) if problem.alibi else None,
+        bias=torch.zeros(problem.term_shapes["bias"], device="meta") if problem.bias else None,
+        seqused_k=integers[1:] if problem.seqused else None,
+        block_table=torch.zeros(batch, problem.table_pages, dtype=torch.int32) if problem.page else None,
+        cu_seqlens_q=integers if problem.varlen else None,
+        cu_seqlens_k=integers if problem.varlen else None,
     )
-    causal = problem.mask != "full"
-    fields = {} if variant.plain else variant.fields(causal, q, k)
-    corner = problem.mask.removeprefix("causal_") if causal else "upper_left"
-    flags = dict(is_causal=causal, causal=corner, enable_gqa=True, lse=problem.lse)
-    asked = problem_of(q, k, v, out_like(q, v).stride(), fields, **flags)
+    window, longest = (past, ahead) if problem.window else None, (problem.seqlen_q, problem.seqlen_k)
+    call = Call(q, k, v, problem.mask, None, True, window, problem.softcap, terms, problem.lse)
+    call.longest = longest if problem.varlen else (0, 0)
+    asked = call.problem(out_like(q, v).stride())
     assert isinstance(asked, StridedProblem), asked
     assert asked.seqlen_q == problem.seqlen_q and asked.shape("q")[2] == rows
-    return asked.packed
+    return asked.as_searched
 
 
 @pytest.mark.parametrize("kind", sorted(DRAWS))
@@ -80,7 +76,8 @@ def test_a_window_that_hides_nothing_is_none():
 
 def test_lengths_that_only_the_device_knows_stay_open():
     cache = parse_shape("B=3,H=4,Sq=1,Sk=512,D=64,mask=causal_lower_right,seqused=17:400")
-    assert cache.canonical().seqused == "17:400"
-    assert cache.with_unknown_lengths() == cache.with_(mask="full", seqused="0:512")
+    assert cache.canonical().seqused == "17:400" and cache.with_unknown_lengths() == cache.with_(
+        mask="full", seqused="0:512"
+    )
     packed = parse_shape("B=3,H=4,S=512,D=64,varlen=3+512+17")
     assert packed.canonical() is packed and packed.with_unknown_lengths() == packed.with_(varlen="sum:532/sum:532")

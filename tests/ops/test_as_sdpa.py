@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import evoattn
 from evoattn.ops import current
-from evoattn.ops.given_out import needs_copy
+from evoattn.ops.arguments import needs_copy
 from evoattn.ops.runtime import Runtime
 from tests.ops.edge_calls import Calls, difference, outcome, torchs
 

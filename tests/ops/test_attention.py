@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from evoattn.ops.attention import attention
+from evoattn.ops.attention import attention, attention_paged, attention_varlen
 from evoattn.ops.explain import explain
-from evoattn.ops.paged import attention_paged
-from evoattn.ops.varlen import attention_varlen
 from tests.ops.fake_device import near, reference, tensors
 
 
@@ -27,11 +25,9 @@ def test_a_kernel_gets_the_right_arguments(device, layout, is_causal, scale):
 
 def test_lower_right_and_log_sum_exp(device):
     q, k, v = tensors(seqlen_q=45, seqlen_k=37)
-    answer, lse = attention(
-        q, k, v, is_causal=True, causal="lower_right", enable_gqa=True, return_lse=True, strict=True
-    )
+    answer, lse = attention(q, k, v, causal=True, enable_gqa=True, return_lse=True, strict=True)
     other, other_lse = attention(  # a scale under which torch computes both
-        q, k, v, is_causal=True, causal="lower_right", enable_gqa=True, return_lse=True, scale=-(64**-0.5)
+        q, k, v, causal=True, enable_gqa=True, return_lse=True, scale=-(64**-0.5)
     )
     assert lse.shape == (2, 4, 45)
     assert lse.dtype == torch.float32
@@ -39,16 +35,14 @@ def test_lower_right_and_log_sum_exp(device):
     assert (answer[:, :, :8] == 0).all()
     assert (other_lse[:, :, :8] == -torch.inf).all()
     assert (other[:, :, :8] == 0).all()
-    expected, expected_lse = attention(
-        -q, k, v, is_causal=True, causal="lower_right", enable_gqa=True, return_lse=True, scale=-(64**-0.5)
-    )
+    expected, expected_lse = attention(-q, k, v, causal=True, enable_gqa=True, return_lse=True, scale=-(64**-0.5))
     assert near(answer, expected)
     assert torch.allclose(lse, expected_lse, atol=1e-3)
 
 
 def test_a_last_query_alone_needs_no_mask(device):
     q, k, v = tensors(seqlen_q=1)
-    words = dict(is_causal=True, causal="lower_right", enable_gqa=True)
+    words = dict(causal=True, enable_gqa=True)
     assert near(attention(q, k, v, **words, strict=True), reference(q, k, v))
     attention(q, k, v, enable_gqa=True)
     assert device.loads == 1, "one kernel serves both"

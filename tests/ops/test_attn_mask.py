@@ -53,7 +53,7 @@ def test_a_causal_mask_of_torch_is_known_as_one(device, made, mask):
     q, k, v = (tensors[name] for name in "qkv")
     answer = evoattn.attention(q, k, v, enable_gqa=True, attn_mask=made(37, 53), strict=True)
     assert judge({"o": answer}, reference.make_answer(problem, tensors, double=True))[0] == ""
-    asked = evoattn.attention(q, k, v, enable_gqa=True, is_causal=True, causal=mask, strict=True)
+    asked = evoattn.attention(q, k, v, enable_gqa=True, causal=mask, strict=True)
     assert torch.equal(answer, asked) and device.loads == 1
 
 
@@ -62,7 +62,7 @@ def test_explain_names_the_kernel_of_a_causal_mask(device, made):
     q, k, v = inputs(PROBLEM.with_(dtype="fp16"))
     said = evoattn.explain(q, k, v, made(37, 53), enable_gqa=True)
     kind = "upper_left" if made is causal_upper_left else "lower_right"
-    assert said == evoattn.explain(q, k, v, is_causal=True, causal=kind, enable_gqa=True) and "SDPA" not in said
+    assert said == evoattn.explain(q, k, v, causal=kind, enable_gqa=True) and "SDPA" not in said
 
 
 def test_explain_tells_what_both_ways_make_of_a_mask_tensor(device):
@@ -99,7 +99,7 @@ def test_what_is_no_tensor_is_named(words):
 
 
 def test_explain_refuses_a_corner_that_is_none():
-    with pytest.raises(ValueError, match="causal must be one of"):
+    with pytest.raises(ValueError, match="causal must be True, False"):
         evoattn.explain(*inputs(), causal="upper", enable_gqa=True)
 
 

@@ -14,7 +14,8 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompileInfo, Evaluation, TrialState
 from evoattn.model.space import load_space
 from evoattn.ops import current
-from evoattn.ops.cache_op import attention_cache_op
+from evoattn.ops.call import call_of
+from evoattn.ops.custom_op import operands, variant_op
 from evoattn.ops.load import RecordedKernel
 from evoattn.ops.runtime import NoKernel
 from evoattn.storage import Storage
@@ -55,8 +56,8 @@ def asked(problem: AttentionProblem, tensors: dict[str, torch.Tensor], **more: o
     others = words(problem, tensors) | more
     causal = problem.mask != "full"
     if not problem.page:
-        others |= {"causal": "lower_right", "seqused_k": tensors["seqused"], "enable_gqa": True}
-        return evoattn.attention(q, k, v, is_causal=causal, **others)
+        others |= {"seqused_k": tensors["seqused"], "enable_gqa": True}
+        return evoattn.attention(q, k, v, causal=causal, **others)
     tensors_paged = (t.transpose(1, 2) for t in (q, k, v))
     return evoattn.attention_paged(
         *tensors_paged, tensors["table"], tensors["seqused"], causal=causal, **others
@@ -125,21 +126,13 @@ def test_the_op_is_what_torch_expects_of_one(page):
     problem = USED.with_(page=page)
     tensors = reference.make_inputs(problem, 5, "cpu")
     q, k, v = (tensors[t] for t in "qkv")
-    arguments = (
-        *(q, k, v, tensors["seqused"], tensors.get("table")),
-        True,
-        "lower_right",
-        0.5,
-        [9, 0],
-        0.0,
-        None,
-        None,
-        None,
-        False,
-    )
-    torch.library.opcheck(attention_cache_op, (*arguments, False))
+    words = {"seqused_k": tensors["seqused"], "block_table": tensors.get("table"), "causal": True, "scale": 0.5}
+    if page:
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    words |= {"window": (9, 0), "enable_gqa": True}
+    torch.library.opcheck(variant_op, operands(call_of(q, k, v, words)))
     with pytest.raises(NoKernel):
-        attention_cache_op(*arguments, True)
+        variant_op(*operands(call_of(q, k, v, words | {"strict": True})))
 
 
 def test_explain_and_capture_say_what_is_asked(cache_device):
@@ -183,7 +176,8 @@ def test_pages_of_any_size_are_answered_by_torch(cache_device):
         ({"query": torch.zeros(5, 3, 4, 32, dtype=torch.float16)}, "do not fit: the last dimension is one head_dim"),
         ({"query": torch.zeros(5, 3, 3, 64, dtype=torch.float16)}, "do not fit"),
         ({"out": torch.zeros(1)}, r"out must be a torch.float16 tensor of shape \[5, 3, 4, 64\]"),
-        ({"causal": "lower_right"}, "causal must be bool, not 'lower_right'"),
+        ({"causal": "lower"}, "causal must be True, False, 'upper_left' or 'lower_right', not 'lower'"),
+        ({"causal": "upper_left"}, "the causal mask of packed sequences and of pages is the lower right one"),
         ({"block_table": None}, "block_table must be a tensor, not NoneType"),
     ],
     ids=str,
@@ -215,13 +209,13 @@ def test_a_recorded_kernel_is_called_so_too(tmp_path, page):
     storage.close()
     kernel = RecordedKernel(trial, study, lambda pick: fake_runtime(CacheDevice(), tmp_path, pick))
     tensors = reference.make_inputs(problem, 5, "cpu")
-    given = {"is_causal": True, "window": (9, 0), "seqused_k": tensors["seqused"]}
+    given = {"causal": True, "window": (9, 0), "seqused_k": tensors["seqused"]}
     q, k, v = (tensors[t] for t in "qkv")
     if page:
         paged = (t.transpose(1, 2) for t in (q, k, v))
         answer = kernel(*paged, **given, block_table=tensors["table"]).transpose(1, 2)
     else:
-        answer = kernel(q, k, v, **given, causal="lower_right", enable_gqa=True)
+        answer = kernel(q, k, v, **given, enable_gqa=True)
     assert judge({"o": answer}, reference.make_answer(problem, tensors, double=True))[0] == ""
     with pytest.raises(NoKernel):
         kernel(q, q, q, is_causal=True)
@@ -230,20 +224,5 @@ def test_a_recorded_kernel_is_called_so_too(tmp_path, page):
 def test_the_op_refuses_what_it_has_no_gradient_for():
     query, cache = torch.zeros(1, 4, 1, 16, requires_grad=True), torch.zeros(1, 2, 8, 16)
     with pytest.raises(RuntimeError, match="computes no gradients"):
-        attention_cache_op(
-            query,
-            cache,
-            cache,
-            torch.tensor([5]),
-            None,
-            False,
-            "lower_right",
-            None,
-            None,
-            0.0,
-            None,
-            None,
-            None,
-            False,
-            False,
-        )
+        used = {"seqused_k": torch.tensor([5]), "enable_gqa": True}
+        variant_op(*operands(call_of(query, cache, cache, used)))

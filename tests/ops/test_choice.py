@@ -12,9 +12,8 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import load_space
 from evoattn.ops import current
-from evoattn.ops.asked import StridedProblem
-from evoattn.ops.choice import Choice, choose
-from evoattn.ops.plan import Refusal
+from evoattn.ops.call import StridedProblem
+from evoattn.ops.choice import Choice, Refusal, choose
 from evoattn.ops.runtime import NoKernel, Runtime
 from evoattn.portfolio.pick import next_picks, pick
 from tests.ops.fake_cache import CacheDevice, split_kv_pick
@@ -100,11 +99,11 @@ def test_the_portfolio_has_a_kernel_for_such_strides():
     """Of 64 queries over a cache: its first kernels are flash_wgmma's, and the others of the class need no tensor
     maps."""
     problem = strided_cache(4, 32, 8, 64, 4096, 128)
-    first = pick(problem.packed, GPU)
+    first = pick(problem.as_searched, GPU)
     assert first.family == "flash_wgmma"
     assert isinstance(choose(problem, GPU, pick, True), Refusal)
     chosen = choose(problem, GPU, pick, True, next_picks)
     assert isinstance(chosen, Choice) and chosen.family.name == "split_kv"
-    able = [other for other in next_picks(problem.packed, GPU) if other.family == "split_kv"]
+    able = [other for other in next_picks(problem.as_searched, GPU) if other.family == "split_kv"]
     assert chosen.config == able[0].config, "the most promising one"
     assert all(other.estimated == first.estimated for other in able)

@@ -110,7 +110,7 @@ def test_a_loaded_kernel_that_the_driver_refuses_is_tried_once_for_all_shapes(de
         raise LaunchError("The driver could not give a block 200000 bytes of shared memory.")
 
     (kernel,) = current.runtime()._kernels._loaded.values()
-    kernel.pack, device.launch = pack, refuse
+    kernel.bound, device.launch = pack, refuse
     with pytest.warns(RuntimeWarning, match="200000 bytes of shared memory; SDPA runs"):
         attention(q[:, :, :9], k, v, enable_gqa=True)
     with warnings.catch_warnings():

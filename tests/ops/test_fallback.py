@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from evoattn.ops import current
-from evoattn.ops.asked import why_not_devices
 from evoattn.ops.attention import attention
+from evoattn.ops.call import Call, why_not_devices
 from evoattn.ops.explain import explain, warmup
 from evoattn.ops.runtime import NoKernel
 from tests.ops.fake_device import fake_runtime, tensors
@@ -52,7 +52,7 @@ def test_what_no_kernel_serves_is_torchs(device, reason, arguments):
 
 def test_tensors_of_several_devices_are_named():
     def on(*devices):
-        return why_not_devices(*(SimpleNamespace(device=torch.device(name)) for name in devices), "cuda")
+        return why_not_devices(Call(*(SimpleNamespace(device=torch.device(name)) for name in devices)), "cuda")
 
     assert on("cuda:0", "cuda:0", "cuda:0") is None and on("cuda:1", "cuda:1", "cuda:1") is None
     assert on("cuda:0", "cuda:1", "cuda:0") == on("cuda:0", "cuda:0", "cuda:1") == "the tensors are on several devices"
@@ -90,7 +90,7 @@ def test_wrong_input_raises_what_sdpa_raises(device, inputs):
 
 
 def test_a_wrong_word_is_one_sentence(device):
-    with pytest.raises(ValueError, match="causal must be one of upper_left, lower_right, not 'sideways'"):
+    with pytest.raises(ValueError, match="causal must be True, False, 'upper_left' or 'lower_right', not 'sideways'"):
         attention(*tensors(), causal="sideways")
 
 

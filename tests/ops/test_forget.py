@@ -65,7 +65,7 @@ def test_a_kernel_that_fails_while_another_call_of_it_is_prepared_runs_no_more(d
     with current.use(fake_runtime(device, tmp_path)) as runtime:
         attention(q, k, v, enable_gqa=True, strict=True, **words)
         (kernel,) = runtime._kernels._loaded.values()
-        packing = kernel.pack = Pause(kernel.pack)
+        packing = kernel.bound = Pause(kernel.bound)
 
         def fail():
             device.status = 719

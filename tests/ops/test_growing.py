@@ -13,6 +13,7 @@ from evoattn.model.errors import WrongUse
 from evoattn.model.launch import Scalar, TensorMap
 from evoattn.model.space import KernelConfig
 from evoattn.ops import current, runtime
+from evoattn.ops.call import call_of
 from evoattn.ops.choice import Choice
 from evoattn.ops.runtime import Runtime
 from evoattn.portfolio.pick import lasting_pick, next_picks
@@ -49,10 +50,10 @@ class Idle(FakeDevice):
 
 def right(family, problem, config, gpu, folder):
     """Machine code that was checked before."""
-    from evoattn.ops import checked
+    from evoattn.ops import selftest
 
     cubin = build(family, problem, config, gpu, folder)
-    checked.record(cubin, Idle().identity(0), folder, config, "")
+    selftest.record(cubin, Idle().identity(0), folder, config, "")
     return cubin
 
 
@@ -104,11 +105,7 @@ def test_a_launch_is_of_the_very_length(op, kind):
     for keys in (4225, 4226):
         (query, key, value), words = token(keys, **kind)
         grouped = words.pop("enable_gqa")
-        with evoattn.capture() as shapes:
-            evoattn.attention(query, key, value, enable_gqa=grouped, **words, strict=True)
-        (entry,) = shapes.entries
-        fields = {name: getattr(entry.problem, name) for name in ("window", "softcap", "sink")}
-        choice = op.choice(query, key, value, False, None, grouped, "upper_left", False, None, fields)
+        choice = op.choice(call_of(query, key, value, {"enable_gqa": grouped, **words}))
         assert isinstance(choice, Choice) and choice.problem.seqlen_k == keys
         first, *_ = choice.launches(None)
         numbers = [a.value for a in first.args if isinstance(a, Scalar)]
@@ -188,7 +185,7 @@ def test_what_is_made_ready_for_a_causal_shape_serves_its_calls(tmp_path, kind):
         del compiled[:]
         for keys in (100, 290, 302, 340, 900):
             tensors, words = token(keys, **KINDS["grouped"] | {"words": dict(window=(300, -1)) if window else {}})
-            evoattn.attention(*tensors, **words, is_causal=True, causal="lower_right", strict=True)
+            evoattn.attention(*tensors, **words, causal=True, strict=True)
         assert not compiled
 
 

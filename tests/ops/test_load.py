@@ -40,7 +40,7 @@ def test_the_recorded_kernel_answers_and_nothing_else_does(storage, tmp_path):
     q, k, v = tensors(seqlen_q=37, seqlen_k=37)
     answer = kernel(q, k, v, is_causal=True, enable_gqa=True)
     assert near(answer, reference(q, k, v, is_causal=True)) and device.launches
-    assert near(kernel(q, k, v, is_causal=True, causal="lower_right", enable_gqa=True), answer)
+    assert near(kernel(q, k, v, causal=True, enable_gqa=True), answer)
     assert kernel.trial == 1 and kernel.family == "flash_wgmma" and "BLOCK_M=64" in repr(kernel)
     out = torch.empty_like(q)
     assert kernel(q, k, v, is_causal=True, enable_gqa=True, out=out) is out and near(out, answer)
@@ -69,7 +69,7 @@ def test_a_recorded_variant_answers_as_the_op_does(storage, tmp_path):
     for other in ({"sinks": None}, {"window": None}, {"softcap": 3.0}, {"is_causal": False, "window": (5, 2)}):
         with pytest.raises(NoKernel):
             kernel(q, k, v, **(words | other))
-    with pytest.raises(ValueError, match="causal must be one of"):
+    with pytest.raises(ValueError, match="causal must be True, False"):
         kernel(q, k, v, **words, causal="sideways")
     with pytest.raises(ValueError, match="sinks must have one value"):
         kernel(q, k, v, **(words | {"sinks": sinks[:2]}))
@@ -79,7 +79,7 @@ def test_a_windowed_kernel_serves_calls_that_the_window_hides_nothing_of(storage
     """Of fewer keys than the window has, and of one query, such a call says neither window nor mask."""
     shape = "B=1,H=4,S=128,D=64,mask=causal_lower_right,window=40:0"
     kernel = RecordedKernel(*record(storage, shape=shape), lambda pick: fake_runtime(FakeDevice(), tmp_path, pick))
-    words = dict(is_causal=True, causal="lower_right", enable_gqa=True, window=(40, 0))
+    words = dict(causal=True, enable_gqa=True, window=(40, 0))
     for lengths in (dict(seqlen_q=37, seqlen_k=37), dict(seqlen_q=1, seqlen_k=30), dict(seqlen_q=1, seqlen_k=99)):
         q, k, v = tensors(**lengths)
         assert near(kernel(q, k, v, **words), evoattn.attention(q, k, v, **words)), lengths

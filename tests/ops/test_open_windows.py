@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("window", [(-1, -1), [-1, -1], (44, 44), (-1, 44), (10**9, -1)], ids=str)
 def test_a_window_that_hides_nothing(device, lengths, causal, window):
     q, k, v = tensors(kv_heads=4, seqlen_q=lengths[0], seqlen_k=lengths[1])
-    words = dict(is_causal=causal is not None, causal=causal or "upper_left")
+    words = dict(causal=causal)
     with evoattn.capture() as shapes:
         answer = evoattn.attention(q, k, v, **words, window=window, strict=True)
     assert torch.equal(answer, evoattn.attention(q, k, v, **words, strict=True))

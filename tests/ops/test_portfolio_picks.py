@@ -8,10 +8,9 @@ import evoattn
 from evoattn.families.base import SOFTMAX_SCALE_LOG2
 from evoattn.model.gpu import GPUS
 from evoattn.ops import current
-from evoattn.ops.choice import Choice, choose
-from evoattn.ops.explain import strided
+from evoattn.ops.call import strided
+from evoattn.ops.choice import Choice, Refusal, choose
 from evoattn.ops.kernel import SCRATCH, TERMS, LoadedKernel, scratch_places, tensor_places
-from evoattn.ops.plan import Refusal
 from evoattn.portfolio.pick import pick
 from evoattn.portfolio.workload import DRAWS, PLAIN, WIDE
 from tests.ops.fake_device import FakeDevice, build, fake_runtime
@@ -50,7 +49,7 @@ def test_every_pick_can_be_packed_and_takes_the_callers_scale(kind):
         assert all(0 <= offset < (scratch, zeroed)[index - SCRATCH] for index, offset in places.values())
         places |= tensor_places()
         cubin = build(choice.family, problem, choice.config, choice.gpu, None)
-        for packed in LoadedKernel(cubin.code, device, -1).pack(scaled, places):
+        for packed in LoadedKernel(cubin.code, device, -1).bound(scaled, places):
             packed.bind(ADDRESSES)
     assert FAMILIES.get(kind, {"flash_wgmma", "split_kv"}) <= families
 

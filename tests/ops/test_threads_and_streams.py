@@ -13,11 +13,11 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.ops import current
 from evoattn.ops.attention import attention
-from evoattn.ops.cache_op import attention_cache_op
+from evoattn.ops.call import Call, of_sequences, terms_of
+from evoattn.ops.custom_op import operands, variant_op
 from evoattn.ops.explain import warmup
 from evoattn.ops.plan import MOST_KEPT, CallPlan, Scratch
 from evoattn.ops.runtime import NoKernel
-from evoattn.ops.varlen_op import attention_varlen_op
 from tests.ops.fake_cache import CacheDevice, split_kv_pick
 from tests.ops.fake_device import WGMMA, Pick, fake_runtime, near, reference, tensors
 
@@ -34,7 +34,7 @@ def test_streams_have_zeroed_scratch_of_their_own(device, tmp_path):
             assert near(attention(q, k, v, strict=True), reference(q, k, v))
         assert [one.stream for one in device.launches[-3:]] == [7, 8, 7]
         device.now = 9  # compiled code may be about to be captured: zeros that stay come from no graph's pool
-        torch.ops.evoattn.attention(q, k, v, False, "upper_left", None, True)
+        torch.ops.evoattn.attention(q, k, v, "full", False, None, True)
         device.is_capturing = True
         attention(q, k, v, strict=True)
     assert [one.stream for one in device.launches[-2:]] == [9, 9]
@@ -47,9 +47,8 @@ def test_memory_of_variants_in_compiled_code_comes_from_no_pool(tmp_path):
     into what is kept."""
     device, (q, k, v) = CacheDevice(), tensors()
     used = torch.full((2,), 45, dtype=torch.int32)
-    words = None, False, "upper_left", None, None, 0.0, None, None, None, False, True
     with current.use(fake_runtime(device, tmp_path, split_kv_pick)) as runtime:
-        attention_cache_op(q, k, v, used, *words)
+        variant_op(*operands(Call(q, k, v, enable_gqa=True, terms=terms_of(seqused_k=used), strict=True)))
         assert device.outside == len(runtime._kernels._scratch._kept) > 0
 
 
@@ -59,9 +58,9 @@ def test_memory_of_packed_sequences_in_compiled_code_comes_from_no_pool(device, 
 
     q, k, v = (torch.randn(1024, 16, 64).half() for _ in range(3))
     starts = torch.tensor([0, 300, 1024], dtype=torch.int32)
-    words = 1024, 1024, False, None, None, 0.0, None, None, True
+    terms = terms_of(cu_seqlens_q=starts, cu_seqlens_k=starts)
     with current.use(fake_runtime(device, tmp_path, pick)) as runtime:
-        attention_varlen_op(q, k, v, starts, starts, *words)
+        variant_op(*operands(Call(**of_sequences(q, k, v, (1024, 1024), None), terms=terms, strict=True)))
         assert device.outside == len(runtime._kernels._scratch._kept) > 0
 
 
@@ -173,12 +172,13 @@ def test_calls_of_several_launches_of_one_stream_do_not_mix(device, names):
     scratch, problem = Scratch(device), AttentionProblem(2, 4, 2, 37, 45, 64)
     kernel = SimpleNamespace(index=-1, failure="")
     calls = names.split()
-    plans = [CallPlan("", kernel, tuple(map(SlowLaunch, call)), problem, 64, 0, scratch, device) for call in calls]
+    choice = SimpleNamespace(problem=problem, words="")
+    plans = [CallPlan(choice, kernel, tuple(map(SlowLaunch, call)), (64, 0, scratch), (), device) for call in calls]
     q, k, v = tensors()
 
     def work(plan):
         for _ in range(5):
-            assert plan.run(q, k, v, q, None) == ""
+            assert plan.run(Call(q, k, v), q, k, v, q, None) == ""
 
     threads = [threading.Thread(target=work, args=(plan,)) for plan in plans]
     for thread in threads:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from evoattn.ops.attention import attention
-from evoattn.ops.torch_sdpa import aligned, is_aligned, readable, without_unseen
+from evoattn.ops.torch_answer import aligned, is_aligned, readable, without_unseen
 
 
 def test_rows_that_flash_attention_cannot_read_are_known():
@@ -49,7 +49,7 @@ VARIANTS = {
     "sinks": lambda h, sq, sk: {"sinks": torch.zeros(h)},
     "slopes": lambda h, sq, sk: {"alibi_slopes": torch.ones(h)},
     "bias": lambda h, sq, sk: {"bias": torch.zeros(1, 1, sq, sk)},
-    "lower right": lambda h, sq, sk: {"is_causal": True, "causal": "lower_right"},
+    "lower right": lambda h, sq, sk: {"causal": "lower_right"},
 }
 
 

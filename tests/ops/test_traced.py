@@ -22,13 +22,13 @@ def fresh_dynamo():
 
 
 def cases():
-    yield "contiguous", tensors(), (False, "upper_left", None, False)
-    yield "views", tensors(layout="bshd"), (True, "upper_left", 0.2, False)
-    yield "lower right, served by torch", tensors(dtype=torch.float32), (True, "lower_right", None, False)
+    yield "contiguous", tensors(), ("full", True, None, False)
+    yield "views", tensors(layout="bshd"), ("causal_upper_left", True, 0.2, False)
+    yield "lower right, served by torch", tensors(dtype=torch.float32), ("causal_lower_right", True, None, False)
     packed = torch.randn(2, 33, 3, 4, 64, dtype=torch.float16)
     q, k, v = tensors(layout="bshd")
-    yield "a head_dim of value", (q, k, v[..., :32]), (True, "upper_left", None, False)
-    yield "packed", tuple(packed[:, :, i].transpose(1, 2) for i in range(3)), (False, "upper_left", None, False)
+    yield "a head_dim of value", (q, k, v[..., :32]), ("causal_upper_left", True, None, False)
+    yield "packed", tuple(packed[:, :, i].transpose(1, 2) for i in range(3)), ("full", False, None, False)
 
 
 @pytest.mark.slow
@@ -41,7 +41,7 @@ def test_opcheck(device, op, inputs, flags):
 
 @pytest.mark.slow
 def test_opcheck_without_a_device():
-    results = torch.library.opcheck(attention_op, (*tensors(), True, "upper_left", None, False))
+    results = torch.library.opcheck(attention_op, (*tensors(), "causal_upper_left", True, None, False))
     assert set(results.values()) == {"SUCCESS"}
 
 
@@ -140,9 +140,9 @@ def test_strict_under_compile(device):
 def test_the_op_itself_refuses_gradients(device):
     q, k, v = tensors(kv_heads=4)
     with pytest.raises(RuntimeError, match="computes no gradients"):
-        attention_op(q.requires_grad_(), k, v, False, "upper_left", None, False)
+        attention_op(q.requires_grad_(), k, v, "full", False, None, False)
     with torch.no_grad():
-        assert near(attention_op(q, k, v, False, "upper_left", None, False), reference(q, k, v))
+        assert near(attention_op(q, k, v, "full", False, None, False), reference(q, k, v))
 
 
 def test_fake_tensors(device):

@@ -109,12 +109,12 @@ def test_winners_of_packed_sequences_and_pages_are_taken(tmp_path, scale):
     finds = Wins(tmp_path / "wins.json")
     with current.use(fake_runtime(FakeDevice(), tmp_path, lambda *about: finds.find(*about)), finds):
         with evoattn.capture() as asked:
-            evoattn.attention_varlen(q, k, k, *packed.values(), causal=True, softmax_scale=scale)
+            evoattn.attention_varlen(q, k, k, *packed.values(), causal=True, scale=scale)
             evoattn.attention_paged(queries, pages, pages, *cache.values(), scale=scale)
         asked.save(tmp_path / "SHAPES.json")
         tune(Shapes.load(tmp_path / "SHAPES.json"), "10s", gpu=H100, make_engine=FakeEngine)
         said = [
-            evoattn.explain(q, k, k, is_causal=True, scale=scale, **packed),
+            evoattn.explain(q, k, k, causal=True, scale=scale, **packed),
             evoattn.explain(queries, pages, pages, scale=scale, **cache),
         ]
     assert all("your search measured 5.00 µs" in sentence for sentence in said), said
@@ -133,7 +133,7 @@ def test_a_win_for_a_shape_is_found_by_its_calls(wins):
         ("full", "9:0"),
     ]
     q, k, v = tensors()
-    words = dict(enable_gqa=True, is_causal=True, causal="lower_right")
+    words = dict(enable_gqa=True, causal=True)
     for query, window in ((q[:, :, :1], None), (q, (99, -1)), (q[:, :, :1], (9, -1))):
         assert "your search measured" in evoattn.explain(query, k, v, **words, window=window), window
 

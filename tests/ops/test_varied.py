@@ -11,9 +11,10 @@ import evoattn
 from evoattn.correctness import reference
 from evoattn.correctness.judge import judge
 from evoattn.model.problem import AttentionProblem
-from evoattn.ops import formula
+from evoattn.ops.call import Call, bias_reader, call_of, terms_of
+from evoattn.ops.custom_op import operands, variant_lse_op, variant_op
 from evoattn.ops.runtime import NoKernel
-from evoattn.ops.variant import Variant
+from evoattn.ops.torch_answer import by_formula
 from tests.ops.fake_device import tensors
 
 PROBLEM = AttentionProblem(2, 4, 2, 37, 53, 16, "fp32")
@@ -37,7 +38,7 @@ def arguments(problem: AttentionProblem, tensors: dict[str, torch.Tensor]) -> di
     """The call of `evoattn.attention` that asks for the problem."""
     words: dict[str, object] = {"scale": problem.scale, "enable_gqa": problem.group_size > 1, "return_lse": problem.lse}
     if problem.mask != "full":
-        words |= {"is_causal": True, "causal": problem.mask.removeprefix("causal_")}
+        words["causal"] = problem.mask.removeprefix("causal_")
     if problem.window:
         words["window"] = tuple(map(int, problem.window.split(":")))
     if problem.softcap:
@@ -66,12 +67,9 @@ def test_torch_gives_the_reference_s_answer(fields, kind):
 def test_rows_in_chunks_give_the_same():
     problem = PROBLEM.with_(window="9:0", softcap=2.0, sink=True, bias="hs", lse=True)
     tensors = reference.make_inputs(problem, 5, "cpu")
-    variant = Variant((9, 0), 2.0, tensors["sinks"], None, tensors["bias"][..., :53])
-    words = dict(is_causal=False, scale=None, enable_gqa=True, causal="upper_left", wants_lse=True)
-    whole, chunks = (
-        formula.attention(*(tensors[t] for t in "qkv"), variant, **words, scores_at_once=count)
-        for count in (1 << 26, 5 * 8 * 53)
-    )
+    terms = terms_of(sinks=tensors["sinks"], bias=tensors["bias"][..., :53])
+    call = Call(*(tensors[t] for t in "qkv"), enable_gqa=True, window=(9, 0), softcap=2.0, terms=terms, return_lse=True)
+    whole, chunks = (by_formula(call, scores_at_once=count) for count in (1 << 26, 5 * 8 * 53))
     for one, other in zip(whole, chunks, strict=True):
         torch.testing.assert_close(one, other)
 
@@ -88,6 +86,34 @@ def test_a_kernel_gets_the_right_arguments(device, fields, seqlen_k):
     launches = len(device.launches)
     evoattn.attention(*(tensors[t] for t in "qkv"), **arguments(problem, tensors), strict=True)
     assert len(device.launches) == launches + 1 and device.loads == 1
+
+
+@pytest.mark.parametrize("fields", CASES, ids=str)
+def test_compiled_code_runs_a_kernel(device, fields):
+    problem = PROBLEM.with_(**{"dtype": "fp16", **fields})
+    tensors = reference.make_inputs(problem, 5, "cpu")
+    evoattn.attention(*(tensors[t] for t in "qkv"), **arguments(problem, tensors), strict=True)  # loads and checks it
+    launches = len(device.launches)
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def compiled(given):
+        return evoattn.attention(*(given[t] * 1 for t in "qkv"), **arguments(problem, given), strict=True)
+
+    answer = compiled(tensors)
+    outputs = {"o": answer[0], "lse": answer[1]} if problem.lse else {"o": answer}
+    assert judge(outputs, reference.make_answer(problem, tensors, double=True))[0] == ""
+    assert len(device.launches) == launches + 1
+    torch._dynamo.reset()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fields", CASES, ids=str)
+def test_the_op_is_what_torch_expects_of_one(device, fields):
+    problem = PROBLEM.with_(**{"dtype": "fp16", **fields})
+    tensors = reference.make_inputs(problem, 5, "cpu")
+    call = call_of(*(tensors[t] for t in "qkv"), arguments(problem, tensors))
+    op = variant_lse_op if problem.lse else variant_op
+    assert set(torch.library.opcheck(op, operands(call)).values()) == {"SUCCESS"}
 
 
 def test_a_call_that_is_recorded_says_what_it_asks(device):
@@ -160,7 +186,7 @@ def test_gradients_flow_and_strict_refuses():
 def test_an_open_side_of_a_window():
     tensors = reference.make_inputs(PROBLEM, 5, "cpu")
     q, k, v = (tensors[t] for t in "qkv")
-    causal = evoattn.attention(q, k, v, is_causal=True, causal="lower_right", enable_gqa=True)
+    causal = evoattn.attention(q, k, v, causal=True, enable_gqa=True)
     torch.testing.assert_close(evoattn.attention(q, k, v, window=(-1, 0), enable_gqa=True), causal)
 
 
@@ -175,12 +201,11 @@ def test_out_takes_the_answer():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_a_kernel_gets_a_bias_at_a_multiple_of_16_bytes(dtype):
     """A slice of a larger tensor may begin anywhere; what lies well already is not copied."""
-    query, key = torch.zeros(1, 1, 3, 16), torch.zeros(1, 1, 8, 16)
     memory = torch.arange(25, dtype=dtype)
     for first in (0, 1):
         bias = memory[first : first + 24].view(3, 8)
-        given = Variant(bias=bias).for_kernel(query, key)[2]
-        assert given is not None and given.data_ptr() % 16 == 0 and torch.equal(given[0, 0], bias)
+        given = bias_reader(bias, 3, 8)(bias)
+        assert given.data_ptr() % 16 == 0 and torch.equal(given.reshape(3, 8), bias)
         assert (given.data_ptr() == bias.data_ptr()) == (first == 0)
 
 
@@ -193,11 +218,10 @@ def test_explain_says_why_torch_serves_a_call():
 
 
 def test_a_bias_in_whole_rows_is_not_copied():
-    query, key = torch.zeros(3, 4, 2, 64, dtype=torch.float16), torch.zeros(3, 2, 70, 64, dtype=torch.float16)
     wide = torch.zeros(3, 1, 2, 72, dtype=torch.float16)
 
     def copied(bias):
-        given = Variant(bias=bias).for_kernel(query, key)[2]
+        given = bias_reader(bias, 2, 70)(bias)
         assert given.stride(2) == 72 and torch.equal(given[..., :70], bias.expand(-1, -1, 2, 70))
         return given.data_ptr() != bias.data_ptr()
 
@@ -239,10 +263,6 @@ def test_forms_that_look_alike_are_told_apart(device):
     calls += [{"window": (3, 0)}, {"window": [9, 1]}, {"window": (9, 1)}, {"softcap": 1.0}, {"softcap": 2.0}]
     for words in calls * 2:
         answer = evoattn.attention(q, k, v, enable_gqa=True, **words)
-        variant = Variant(**words)
-        double = (t.double() for t in (q, k, v))
-        if variant.bias is not None:
-            variant = Variant(bias=variant.bias.double())
-        flags = dict(is_causal=False, scale=None, enable_gqa=True, causal="upper_left", wants_lse=False)
-        expected, _ = formula.attention(*double, variant, **flags)
+        double = {name: t.double() if name == "bias" else t for name, t in words.items()}
+        expected = evoattn.attention(q.double(), k.double(), v.double(), enable_gqa=True, **double)
         assert (answer.double() - expected).abs().max() < 4e-3, words

@@ -17,9 +17,10 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompileInfo, Evaluation, TrialState
 from evoattn.model.space import load_space
 from evoattn.ops import current
+from evoattn.ops.call import call_of
+from evoattn.ops.custom_op import operands, variant_op
 from evoattn.ops.load import RecordedKernel
 from evoattn.ops.runtime import NoKernel
-from evoattn.ops.varlen_op import attention_varlen_op
 from evoattn.portfolio.wins import Win
 from evoattn.storage import Storage
 from tests.ops.fake_device import WGMMA, FakeDevice, Pick, fake_runtime
@@ -40,10 +41,10 @@ CASES = [
 def call(problem: AttentionProblem, tensors: dict[str, torch.Tensor], **words: object) -> dict[str, torch.Tensor]:
     """The outputs of the op, in the reference's shapes."""
     if problem.window:
-        words["window_size"] = tuple(map(int, problem.window.split(":")))
+        words["window"] = tuple(map(int, problem.window.split(":")))
     names = {"sinks": "sinks", "slopes": "alibi_slopes"}
     words |= {names[name]: tensors[name] for name in problem.term_shapes if name in names}
-    words |= {"softmax_scale": problem.scale, "causal": problem.mask != "full", "softcap": problem.softcap}
+    words |= {"scale": problem.scale, "causal": problem.mask != "full", "softcap": problem.softcap}
     answer = evoattn.attention_varlen(
         *(tensors[name][0].transpose(0, 1) for name in "qkv"),
         tensors["cu_seqlens_q"],
@@ -63,6 +64,17 @@ def test_torch_gives_the_reference_s_answer(fields):
     tensors = reference.make_inputs(problem, 5, "cpu")
     right = reference.make_answer(problem, tensors, double=True)
     assert judge(call(problem, tensors), right)[0] == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fields", CASES, ids=str)
+def test_compiled_code_runs_a_kernel(device, fields):
+    problem = PROBLEM.with_(**{"dtype": "fp16", **fields})
+    tensors = reference.make_inputs(problem, 5, "cpu")
+    compiled = torch.compile(lambda given: call(problem, given, strict=True), backend="aot_eager", fullgraph=True)
+    right = reference.make_answer(problem, tensors, double=True)
+    assert judge(compiled(tensors), right)[0] == "" and device.launches
+    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("fields", CASES, ids=str)
@@ -99,7 +111,7 @@ def test_numbers_of_other_kinds_are_lengths_too(device, number):
 def test_explain_names_the_kernel(device):
     tensors = {name: tensor.half() for name, tensor in plain().items() if name in ("query", "key", "value")}
     words = plain(**tensors)
-    assert "flash_wgmma" in evoattn.explain(**words, is_causal=True)
+    assert "flash_wgmma" in evoattn.explain(**words, causal=True)
     with pytest.raises(ValueError, match="too short"):
         evoattn.explain(**{**words, "max_seqlen_q": 2})
 
@@ -144,9 +156,10 @@ def test_sequences_without_queries_or_keys_at_all():
         ({"cu_seqlens_k": torch.tensor([[0, 8, 11]])}, "cu_seqlens_k must be int32"),
         ({"max_seqlen_q": 4}, "max_seqlen_q=4 is too short"),
         ({"max_seqlen_k": -1}, "max_seqlen_k=-1 is too short"),
-        ({"window_size": (3, -2)}, "window must be"),
+        ({"window": (3, -2)}, "window must be"),
         ({"out": torch.zeros(1)}, r"out must be .* of shape \[9, 4, 16\]"),
-        ({"causal": "lower_right"}, "causal must be bool"),
+        ({"causal": "upper_left"}, "is the lower right one"),
+        ({"causal": 1}, "causal must be True, False"),
         ({"sinks": torch.zeros(3)}, "sinks must have one value"),
     ],
     ids=str,
@@ -173,11 +186,11 @@ def test_compiled_code_calls_the_op(device):
 
 
 def test_the_op_is_what_torch_expects_of_one():
-    words = plain()
-    arguments = (*words.values(), True, 0.5, [9, 0], 0.0, torch.zeros(4), None)
-    torch.library.opcheck(attention_varlen_op, (*arguments, False))
+    words = plain(causal=True, scale=0.5, window=(9, 0), sinks=torch.zeros(4))
+    tensors = [words.pop(name) for name in ("query", "key", "value")]
+    torch.library.opcheck(variant_op, operands(call_of(*tensors, words)))
     with pytest.raises(NoKernel):
-        attention_varlen_op(*arguments, True)
+        variant_op(*operands(call_of(*tensors, words | {"strict": True})))
 
 
 def test_capture_writes_down_how_long_all_sequences_are(device):
@@ -214,7 +227,7 @@ def test_a_recorded_kernel_is_called_so_too(tmp_path):
     q, k, v = (tensors[name][0].transpose(0, 1) for name in "qkv")
     starts = {name: tensors[name] for name in ("cu_seqlens_q", "cu_seqlens_k")}
     lengths = {"max_seqlen_q": problem.seqlen_q, "max_seqlen_k": problem.seqlen_k}
-    out, lse = kernel(q, k, v, is_causal=True, return_lse=True, **starts, **lengths)
+    out, lse = kernel(q, k, v, causal=True, return_lse=True, **starts, **lengths)
     outputs = {"o": out.transpose(0, 1)[None], "lse": lse[None]}
     assert judge(outputs, reference.make_answer(problem, tensors, double=True))[0] == ""
 
@@ -247,4 +260,5 @@ def test_the_op_refuses_what_it_has_no_gradient_for():
     words = plain()
     words["query"].requires_grad_()
     with pytest.raises(RuntimeError, match="computes no gradients"):
-        attention_varlen_op(*words.values(), True, None, None, 0.0, None, None, False)
+        tensors = [words.pop(name) for name in ("query", "key", "value")]
+        variant_op(*operands(call_of(*tensors, words)))

@@ -34,8 +34,8 @@ SHAPES = [
 
 
 def flags(problem: AttentionProblem) -> dict:
-    causal = "lower_right" if problem.mask == "causal_lower_right" else "upper_left"
-    return dict(is_causal=problem.mask != "full", causal=causal, enable_gqa=problem.kv_heads != problem.heads)
+    causal = problem.mask.removeprefix("causal_") if problem.mask != "full" else None
+    return dict(causal=causal, enable_gqa=problem.kv_heads != problem.heads)
 
 
 def inputs(problem: AttentionProblem, seed: int = 1) -> tuple[torch.Tensor, ...]:

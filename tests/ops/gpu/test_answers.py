@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import evoattn
 from evoattn.model.shape_text import parse_shape
-from evoattn.ops.asked import mask_name
+from evoattn.ops.arguments import mask_of
 from tests.ops.gpu.gpu_problems import ON_A_GPU, PREFILL, SHAPES, flags, inputs, require_right
 
 pytestmark = ON_A_GPU
@@ -21,7 +21,7 @@ def test_the_answer_is_right_and_stays_the_same(shape):
     assert out.stride() == torch.empty_like(q).stride()
     again = evoattn.attention(q, k, v, **flags(problem), strict=True)
     assert torch.equal(out, again)
-    assert mask_name(problem.mask != "full", flags(problem)["causal"]) == problem.mask
+    assert mask_of(flags(problem)["causal"]) == problem.mask
 
 
 @pytest.mark.parametrize("scale", [0.25, 0.5])

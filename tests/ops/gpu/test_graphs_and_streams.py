@@ -97,5 +97,5 @@ def test_opcheck():
 
     small = parse_shape("B=1,H=4,S=200,D=64,dtype=fp16,mask=causal_upper_left,layout=bshd")
     for op in (attention_op, attention_lse_op):
-        results = torch.library.opcheck(op, (*inputs(small), True, "upper_left", 0.2, False))
+        results = torch.library.opcheck(op, (*inputs(small), "causal_upper_left", True, 0.2, False))
         assert set(results.values()) == {"SUCCESS"}

@@ -31,7 +31,7 @@ def call(problem, tensors, strict=True):
         problem.seqlen_q,
         problem.seqlen_k,
         causal=problem.mask != "full",
-        window_size=window,
+        window=window,
         softcap=problem.softcap,
         strict=strict,
     ).transpose(0, 1)[None]

@@ -1,4 +1,4 @@
-"""What autocast makes of the tensors of a call."""
+"""What torch's modes make of a call: tensors that something watches, and autocast."""
 
 from __future__ import annotations
 
@@ -6,6 +6,27 @@ import contextlib
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+
+WATCHED = "a tensor subclass, mode, transform, trace or negation is at work"
+_ORDINARY = frozenset((Tensor, torch.nn.Parameter))
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_transforms = torch._C._functorch.peek_interpreter_stack
+_tracing_state = torch._C._get_tracing_state
+
+
+def is_ordinary(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether these are plain tensors that nothing watches: no subclass, dispatch mode, `torch.func` transform, JIT
+    trace or forward-mode differentiation, nor views that are negated when they are read.
+    """
+    return (
+        (type(query) is type(key) is type(value) is Tensor or _ORDINARY.issuperset(map(type, (query, key, value))))
+        and not _dispatch_modes()
+        and _transforms() is None
+        and _tracing_state() is None
+        and forward_ad._current_level < 0
+        and not (query.is_neg() or key.is_neg() or value.is_neg())
+    )
 
 
 def has_autocast(kind: str) -> bool:

@@ -1,0 +1,194 @@
+"""The arguments of the op: one table of them, and what each value may be."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT, FULL
+from evoattn.ops.torch_modes import autocast_dtype, has_autocast
+
+Causal = bool | Literal["upper_left", "lower_right"] | None
+"""What callers say of a causal mask: see `mask_of`."""
+MASKS: dict[object, str] = {
+    None: FULL,
+    False: FULL,
+    True: CAUSAL_LOWER_RIGHT,
+    "upper_left": CAUSAL_UPPER_LEFT,
+    "lower_right": CAUSAL_LOWER_RIGHT,
+}
+"""`AttentionProblem.mask` by the value of `causal`. True is FlashAttention's, which aligns the last query and key."""
+LONGEST = 1 << 31
+"""No sequence has so many keys."""
+ATTENTION, VARLEN, PAGED = "attention", "attention_varlen", "attention_paged"
+ALL = frozenset((ATTENTION, VARLEN, PAGED))
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument beside query, key and value."""
+
+    name: str
+    default: Any
+    of: frozenset[str]
+    """The functions that take it by its name. `evoattn.explain` and a loaded kernel take those of all, as they answer
+    to calls of all."""
+    meaning: str
+    in_schema: str = ""
+    """Its type in torch's registry, with the same name; empty where it has another form there (`causal`), or where
+    compiled code says it by other means."""
+    is_term: bool = False
+    """Whether it is a tensor that kernels read: see `TERMS`."""
+
+
+REQUIRED = object()
+"""The default of an argument that has none."""
+_SDPA = frozenset((ATTENTION,))
+ARGUMENTS = (
+    Argument("attn_mask", None, _SDPA, "SDPA's mask: bool, or added to the scores"),
+    Argument("dropout_p", 0.0, _SDPA, "SDPA's dropout"),
+    Argument("is_causal", False, _SDPA, 'SDPA\'s mask: query i sees keys j <= i; the same as `causal="upper_left"`'),
+    Argument("block_table", REQUIRED, frozenset((PAGED,)), "int32 `[batch, pages]`: where keys lie", "Tensor?", True),
+    Argument("seqused_k", None, frozenset((ATTENTION, PAGED)), "int32 `[batch]`: keys in use", "Tensor?", True),
+    Argument("cu_seqlens_q", REQUIRED, frozenset((VARLEN,)), "int32 `[sequences + 1]`: starts", "Tensor?", True),
+    Argument("cu_seqlens_k", REQUIRED, frozenset((VARLEN,)), "int32 `[sequences + 1]`: starts", "Tensor?", True),
+    Argument("max_seqlen_q", REQUIRED, frozenset((VARLEN,)), "at least the longest sequence's queries", "SymInt"),
+    Argument("max_seqlen_k", REQUIRED, frozenset((VARLEN,)), "at least the longest sequence's keys", "SymInt"),
+    Argument("scale", None, ALL, "of scores; 1/sqrt(head_dim) unless given", "float?"),
+    Argument("enable_gqa", False, _SDPA, "whether fewer K/V heads than query heads are meant"),
+    Argument("causal", None, ALL, "the causal mask, and the corner that its diagonal ends in"),
+    Argument("window", None, ALL, "`(past, ahead)`: keys seen beside the diagonal, -1 for an open side", "int[]?"),
+    Argument("softcap", 0.0, ALL, "s becomes softcap · tanh(s / softcap); 0 or None for none", "float"),
+    Argument("sinks", None, ALL, "`[heads]`: scores without a value", "Tensor?", True),
+    Argument("alibi_slopes", None, ALL, "`[heads]`: slope · distance is taken from scores", "Tensor?", True),
+    Argument("bias", None, _SDPA, "added to scores", "Tensor?", True),
+    Argument("return_lse", False, ALL, "whether the log-sum-exp is wanted too"),
+    Argument("out", None, ALL, "takes the answer"),
+    Argument("strict", False, ALL, "whether `NoKernel` is raised where torch would compute", "bool"),
+)
+TERMS = ("sinks", "alibi_slopes", "bias", "seqused_k", "block_table", "cu_seqlens_q", "cu_seqlens_k")
+"""The arguments that are tensors beside query, key and value, in the order in which calls and launches hold them."""
+SINKS, SLOPES, BIAS, SEQUSED, TABLE, STARTS_Q, STARTS_K = range(len(TERMS))
+"""Indices into a call's `terms`."""
+
+
+def mask_of(causal: object, is_causal: object = False) -> str:
+    """The `AttentionProblem.mask` that SDPA's flag and `causal` say together: SDPA's is the upper left one, `causal`
+    names its corner, and True is the lower right one, as in FlashAttention.
+
+    Raises `TypeError` for an `is_causal` that is no bool, `ValueError` for another `causal`, and where the two do not
+    say the same: neither may be overruled in silence.
+    """
+    require_flags(is_causal=is_causal)
+    if not (causal is None or causal is True or causal is False or isinstance(causal, str)) or causal not in MASKS:
+        raise ValueError(f"causal must be True, False, 'upper_left' or 'lower_right', not {causal!r}.")
+    mask = MASKS[causal]
+    if not is_causal:
+        return mask
+    if causal is not None and mask != CAUSAL_UPPER_LEFT:
+        raise ValueError(
+            f"is_causal=True is the upper left mask, and causal={causal!r} says another one; give one of the two."
+        )
+    return CAUSAL_UPPER_LEFT
+
+
+def aligned_mask_of(causal: object, is_causal: object = False) -> str:
+    """As `mask_of`, for packed sequences and pages, whose masks end in the lower right corner. Raises `ValueError` for
+    the upper left one."""
+    mask = mask_of(causal, is_causal)
+    if mask == CAUSAL_UPPER_LEFT:
+        raise ValueError(
+            "the causal mask of packed sequences and of pages is the lower right one: say causal=True or "
+            "'lower_right'; nothing computes the upper left one of is_causal."
+        )
+    return mask
+
+
+def number(name: str, value: Any) -> float:
+    """What torch takes for a float: a number, NumPy's too, or a tensor of one number without dimensions, whose value is
+    waited for. Kept as a tensor it would be a part of what calls are known by, whatever it holds later.
+
+    Raises `TypeError` for anything else."""
+    if isinstance(value, int | float):
+        return float(value)
+    plain = getattr(value, "ndim", None) == 0 and hasattr(value, "item")
+    if plain and isinstance(found := value.item(), int | float):
+        return float(found)
+    raise TypeError(f"{name} must be a number, not {type(value).__name__}.")
+
+
+def scale_of(value: Any) -> Any:
+    """A scale as `number` makes it, None for none. Compiled code gets a number as it is."""
+    if value is None or value.__class__ is float:
+        return value
+    if not torch.compiler.is_compiling():
+        return number("scale", value)
+    return value.item() if isinstance(value, Tensor) else value
+
+
+def cap_of(softcap: Any) -> Any:
+    """A soft cap as `number` makes it, 0 for None: models pass the one or the other for none. In compiled code a number
+    is left as it is. Raises `ValueError` for a negative or infinite one, and for NaN."""
+    if softcap is None:
+        return 0.0
+    if not torch.compiler.is_compiling():
+        softcap = number("softcap", softcap)
+    if not 0 <= softcap < math.inf:
+        raise ValueError(f"softcap must be positive, or 0 for none, not {softcap!r}.")
+    return softcap
+
+
+def window_of(window: Any) -> Any:
+    """The window as a tuple, or None where both of its sides are open, as in flash-attention's default. Sides that are
+    wider than any sequence are open, too: int64 does not hold the sum of `sys.maxsize` and a place. Raises `ValueError`
+    for what is no window."""
+    if window is None:
+        return None
+    if (
+        not isinstance(window, tuple | list)
+        or len(window) != 2
+        or any(not isinstance(side, int) or isinstance(side, bool) or side < -1 for side in window)
+    ):
+        raise ValueError(f"window must be (past, ahead), keys beside the diagonal or -1, not {window!r}.")
+    past, ahead = window
+    past, ahead = -1 if past >= LONGEST else past, -1 if ahead >= LONGEST else ahead
+    return None if past == ahead == -1 else (past, ahead)
+
+
+def require_flags(**flags: object) -> None:
+    """Raise `TypeError` for what is no bool, but in compiled code, which has symbols."""
+    for name, value in flags.items():
+        if value.__class__ is not bool and not torch.compiler.is_compiling():
+            raise TypeError(f"{name} must be bool, not {value!r}.")
+
+
+def require_out(out: Tensor, query: Tensor, value: Tensor) -> None:
+    """Raise `ValueError` unless `out` has the answer's shape, query's dtype, or that of autocast, and its device, and
+    nothing wants gradients, `TypeError` where it is no tensor."""
+    if not isinstance(out, Tensor):
+        raise TypeError(f"out must be a tensor, not {type(out).__name__}.")
+    shape, dtype = (*query.shape[:-1], value.shape[-1]), query.dtype
+    if has_autocast(query.device.type):
+        dtype = autocast_dtype(query.device.type, query)
+    if tuple(out.shape) != shape or out.dtype != dtype or out.device != query.device:
+        raise ValueError(
+            f"out must be a {dtype} tensor of shape {list(shape)} on {query.device}, "
+            f"not {out.dtype} {list(out.shape)} on {out.device}."
+        )
+    if torch.is_grad_enabled() and (out.requires_grad or query.requires_grad or value.requires_grad):
+        raise ValueError("out cannot be given where gradients are wanted, as with torch's own out arguments.")
+
+
+def needs_copy(out: Tensor, *inputs: Tensor) -> bool:
+    """Whether a kernel may not write the answer into `out` itself: it lies in the memory of an input, which may be read
+    after that, or is negated when it is read, or is of a subclass."""
+    if type(out) is not Tensor or out.is_neg():
+        return True
+    memory = out.untyped_storage()
+    start, end = memory.data_ptr(), memory.data_ptr() + memory.nbytes()
+    others = (tensor.untyped_storage() for tensor in inputs)  # not the same ones: DLPack makes another of a part
+    return any(start < other.data_ptr() + other.nbytes() and other.data_ptr() < end for other in others)

@@ -1,0 +1,591 @@
+"""One call of the op as a record: what every way into it makes, and all that decides, runs or answers it reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from operator import index
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from evoattn.model.mask import FULL
+from evoattn.model.problem import BIAS_ROW_STEP, AttentionProblem, ProblemError, canonical_mask, canonical_window
+from evoattn.ops.arguments import (
+    BIAS,
+    MASKS,
+    SEQUSED,
+    SINKS,
+    SLOPES,
+    STARTS_K,
+    STARTS_Q,
+    TABLE,
+    TERMS,
+    aligned_mask_of,
+    cap_of,
+    mask_of,
+    require_flags,
+    require_out,
+    scale_of,
+    window_of,
+)
+from evoattn.ops.torch_modes import WATCHED, autocast
+
+DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+INTEGERS = (torch.int32, torch.int64)
+"""Dtypes of lengths and page tables; kernels read int32, and others are copied."""
+ALIGNMENT = 16
+"""Bytes that every address and stride is a multiple of: vector loads and tensor maps need it."""
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""Dtypes of torch's own formula, and of SDPA."""
+CAUSAL_BIAS = "torch.nn.attention.bias", "CausalBias"
+"""The class of torch's causal masks by its names: an import takes two seconds, and a compiler that looks for it in
+`sys.modules` fails where an import adds to them meanwhile."""
+DROPOUT = "kernels have no dropout"
+DROPOUT_ALONE = "dropout_p goes with the arguments of SDPA alone: nothing computes it with others."
+SEVERAL_DEVICES = "the tensors are on several devices"
+GRADIENTS = "gradients are wanted, and kernels compute the forward pass only"
+NO_TENSOR = "an argument is not a tensor"
+NOT_STRIDED = "kernels take strided tensors"
+SIZE_NAMES = ("batch", "head", "row")
+_FIELDS = tuple(AttentionProblem.__dataclass_fields__)
+Answer = Tensor | tuple[Tensor, Tensor]
+"""The output, and where it is wanted the log-sum-exp."""
+Reader = Callable[[Tensor], Tensor]
+"""Makes of a term what kernels read."""
+
+
+@dataclass(frozen=True)
+class StridedProblem(AttentionProblem):
+    """A problem whose tensors lie as a caller's do: `strides_of` holds the strides of q, k, v and o in elements,
+    `pages` how many pages the caches have, if there are pages."""
+
+    strides_of: tuple[tuple[int, int, int, int], ...] = ()
+    pages: int = 0
+
+    def shape(self, tensor: str) -> tuple[int, int, int, int]:
+        shape = super().shape(tensor)
+        return (self.pages, *shape[1:]) if self.pages and tensor in "kv" else shape
+
+    def strides(self, tensor: str) -> tuple[int, int, int, int]:
+        if tensor == "bias":  # kernels get a copy unless it lies so
+            return super().strides(tensor)
+        return self.strides_of["qkvo".index(tensor)]
+
+    @property
+    def as_searched(self) -> AttentionProblem:
+        """The same problem in a memory layout of its own: what a search or a portfolio speaks of."""
+        fields = self.__dict__
+        made = object.__new__(AttentionProblem)  # without the checks, which its fields have passed
+        made.__dict__.update({name: fields[name] for name in _FIELDS})
+        return made
+
+
+def strided(problem: AttentionProblem) -> StridedProblem:
+    """The problem with the strides of its own memory layout."""
+    strides = tuple(problem.strides(tensor) for tensor in "qkvo")
+    return StridedProblem(**problem.to_dict(), strides_of=strides)
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """A call whose values, but for tensors beside each other, have been checked.
+
+    query is `[batch, heads, seqlen_q, head_dim]`, key and value are `[batch, kv_heads, seqlen_k, head_dim]`; of packed
+    sequences batch is 1 and the sequences lie one after another, of pages key and value are `[pages, kv_heads, page,
+    head_dim]`. `out`, of the answer's shape, is where it goes if it is given.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: str = FULL
+    """As in `AttentionProblem`."""
+    scale: float | None = None
+    enable_gqa: bool = False
+    window: tuple[int, int] | None = None
+    """Keys that a query sees before and behind the diagonal; -1 leaves a side open."""
+    softcap: float = 0.0
+    """0 for none."""
+    terms: tuple[Tensor | None, ...] = ()
+    """The tensors of `arguments.TERMS` in that order; empty where none was given."""
+    return_lse: bool = False
+    out: Tensor | None = None
+    strict: bool = False
+    longest: tuple[int, int] = (0, 0)
+    """The most queries and keys of a packed sequence."""
+    finite: bool = False
+    """Whether what lies behind the last key in use is finite, so that torch need not clear it."""
+    compiled: bool = False
+    """Whether it comes from compiled code."""
+
+    def term(self, which: int) -> Tensor | None:
+        """One of `terms`, by its index."""
+        return self.terms[which] if self.terms else None
+
+    @property
+    def has_variant(self) -> bool:
+        """Whether SDPA lacks an argument that was given."""
+        return bool(self.terms) or self.window is not None or self.softcap != 0
+
+    @property
+    def packed(self) -> bool:
+        """Whether it is of sequences that lie end to end."""
+        return self.term(STARTS_Q) is not None
+
+    @property
+    def paged(self) -> bool:
+        """Whether keys and values lie in pages."""
+        return self.term(TABLE) is not None
+
+    @property
+    def causal(self) -> bool:
+        return self.mask != FULL
+
+    @property
+    def given_terms(self) -> tuple[Tensor, ...]:
+        """Those of `terms` that there are."""
+        return tuple(term for term in self.terms if term is not None)
+
+    @property
+    def wants_gradients(self) -> bool:
+        """Whether an answer without gradients would be a wrong one."""
+        tensors = (self.query, self.key, self.value, *self.given_terms)
+        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+    def autocast(self, kind: str) -> Call:
+        """The call as autocast hands it on, on devices of that kind."""
+        query, key, value = autocast(kind, self.query, self.key, self.value)
+        terms = tuple(None if term is None else autocast(kind, term)[0] for term in self.terms)
+        return replace(self, query=query, key=key, value=value, terms=terms)
+
+    def given_back(self, answer: Answer) -> Answer:
+        """The answer in the caller's order of dimensions."""
+        if not (self.paged or self.packed):
+            return answer
+        output, lse = (answer, None) if isinstance(answer, Tensor) else answer
+        output = output[0].transpose(0, 1) if self.packed else output.transpose(1, 2)
+        if lse is None:
+            return output
+        return output, lse[0] if self.packed else lse
+
+    def require_terms(self) -> None:
+        """Raise `TypeError` for a list, an array or another thing where a tensor belongs."""
+        for name, term in zip(TERMS, self.terms, strict=False):
+            if term is not None and not isinstance(term, Tensor):
+                raise TypeError(f"{name} must be a tensor, not {type(term).__name__}.")
+
+    def require(self) -> None:
+        """Raise `ValueError` where tensors of a variant do not fit the others or each other, `TypeError` for one that
+        is not a tensor."""
+        if not self.has_variant:
+            return
+        self.require_terms()
+        query, key = self.query, self.key
+        if not query.dim() == key.dim() == 4:
+            raise ValueError(
+                f"query and key must have four dimensions beside what SDPA lacks, not {query.dim()} and {key.dim()}."
+            )
+        if not self.terms:
+            return
+        batch, heads = query.shape[:2]
+        for which in (SINKS, SLOPES):
+            if (term := self.terms[which]) is not None and tuple(term.shape) != (heads,):
+                raise ValueError(
+                    f"{TERMS[which]} must have one value for each of the {heads} heads, not {list(term.shape)}."
+                )
+        for which, dimensions in ((SEQUSED, 1), (TABLE, 2)):
+            if (term := self.terms[which]) is None:
+                continue
+            if term.dtype not in INTEGERS or term.dim() != dimensions or term.shape[0] != batch:
+                pages = ", pages" * (dimensions - 1)
+                raise ValueError(f"{TERMS[which]} must be int32 [{batch}{pages}], not {_said(term)}.")
+        if self.paged and self.terms[SEQUSED] is None:
+            raise ValueError("block_table needs seqused_k, the number of keys in each sequence.")
+        if self.packed:
+            self._require_packed()
+        if (bias := self.terms[BIAS]) is not None:
+            self._require_bias(bias)
+
+    def _require_bias(self, bias: Tensor) -> None:
+        if self.terms[SLOPES] is not None:
+            raise ValueError("alibi_slopes and bias exclude each other; add the slopes to the bias.")
+        whole = (*self.query.shape[:3], self.key.shape[2])
+        shape = (1,) * (4 - bias.dim()) + tuple(bias.shape)
+        if len(shape) != 4 or any(have not in (1, want) for have, want in zip(shape, whole, strict=True)):
+            raise ValueError(f"bias must be broadcastable to {list(whole)}, not {list(bias.shape)}.")
+        if bias.dtype not in (self.query.dtype, torch.float32):
+            raise ValueError(f"bias must be float32 or of query's dtype {self.query.dtype}, not {bias.dtype}.")
+
+    def _require_packed(self) -> None:
+        """Raise `ValueError` where sequences of these starts and longest lengths cannot lie in so many rows."""
+        totals, starts_q = (self.query.shape[2], self.key.shape[2]), self.terms[STARTS_Q]
+        for which, most, total in zip((STARTS_Q, STARTS_K), self.longest, totals, strict=True):
+            starts, name = self.terms[which], TERMS[which]
+            if starts is None or starts_q is None:
+                raise ValueError("cu_seqlens_q and cu_seqlens_k go together.")
+            if starts.dtype not in INTEGERS or starts.dim() != 1 or not len(starts) == len(starts_q) > 1:
+                raise ValueError(
+                    f"{name} must be int32 [sequences + 1], as many of queries as of keys, not {_said(starts)}."
+                )
+            if most < 0 or total > most * (len(starts) - 1):
+                raise ValueError(
+                    f"max_seqlen_{name[-1]}={most} is too short: {len(starts) - 1} sequences of so many rows are fewer "
+                    f"than the {total} rows of the tensor, of which those behind the last sequence count too."
+                )
+
+    def _variant_fields(self) -> dict[str, Any]:
+        """The fields of `AttentionProblem` that a variant sets. An open side of a window is as wide as both sequences,
+        and one that hides nothing is left out; how many keys are in use is known to the device alone, so that it is
+        anything from none to all, and of packed sequences how long all of them are together.
+        """
+        query, key, bias, table = self.query, self.key, self.term(BIAS), self.term(TABLE)
+        starts = self.term(STARTS_Q)
+        fields: dict[str, Any] = {"softcap": float(self.softcap)}
+        fields |= {"sink": self.term(SINKS) is not None, "alibi": self.term(SLOPES) is not None}
+        seqlen_k = key.shape[2] if table is None else table.shape[1] * key.shape[2]
+        if self.term(SEQUSED) is not None:
+            fields["seqused"] = f"0:{seqlen_k}"
+        if table is not None:
+            fields |= {"page": key.shape[2], "seqlen_k": seqlen_k}
+        if starts is not None:
+            fields |= {"batch": len(starts) - 1, "seqlen_q": self.longest[0], "seqlen_k": self.longest[1]}
+            fields["varlen"] = f"sum:{query.shape[2]}/sum:{key.shape[2]}"
+        if self.window is not None:
+            fields["window"] = canonical_window(*self.window, query.shape[2], seqlen_k, self.causal)
+        if bias is not None:
+            over = (1,) * (4 - bias.dim()) + tuple(bias.shape)
+            fields["bias"] = "b" * (over[0] > 1) + "h" * (over[1] > 1) + "s"
+        if self.scale is not None and any(fields.values()):  # of plain calls the launches take it: one pick serves all
+            fields["scale"] = float(self.scale)
+        return fields
+
+    def problem(self, out_strides: tuple[int, ...]) -> StridedProblem | str:
+        """The problem of the call, whose answer has these strides, or one reason, without a full stop, why no kernel
+        takes it."""
+        query, key, value = self.query, self.key, self.value
+        if reason := why_not_shapes(self):
+            return reason
+        if 0 in (*query.shape, *key.shape, *value.shape):
+            return "a tensor is empty"
+        out_shape = (*query.shape[:3], value.shape[3])
+        element, shapes = query.element_size(), (query.shape, key.shape, value.shape, out_shape)
+        strides = (query.stride(), key.stride(), value.stride(), out_strides)
+        for name, shape, stride in zip(("query", "key", "value", "out"), shapes, strides, strict=True):
+            if wrong := _why_wrong_strides(name, tuple(shape), stride, element):
+                return wrong
+        fields = self._variant_fields() if self.has_variant else {}
+        try:
+            return StridedProblem(
+                heads=query.shape[1],
+                kv_heads=key.shape[1],
+                head_dim=query.shape[3],
+                value_dim=value.shape[3],
+                shared_kv=may_share(key, value) and key.data_ptr() == value.data_ptr() != 0,
+                dtype=DTYPES[query.dtype],
+                mask=canonical_mask(self.mask, fields.get("seqlen_q", query.shape[2])),
+                layout="bshd" if query.stride(1) < query.stride(2) else "bhsd",
+                lse=self.return_lse,
+                **{"batch": query.shape[0], "seqlen_q": query.shape[2], "seqlen_k": key.shape[2], **fields},
+                pages=key.shape[0] if self.paged else 0,
+                strides_of=tuple([_plain_strides(s, t) for s, t in zip(shapes, strides, strict=True)]),
+            )
+        except ProblemError as error:
+            return str(error).rstrip(".")
+
+    def why_not_terms(self) -> str | None:
+        """One reason, without a full stop, why kernels cannot read the terms as they are, or None."""
+        bias, query = self.term(BIAS), self.query
+        if any(term.device != query.device for term in self.given_terms):
+            return SEVERAL_DEVICES
+        if any(term.is_neg() for term in self.given_terms):
+            return WATCHED
+        if bias is not None and bias.dtype != query.dtype:
+            return f"the bias is {bias.dtype} beside {query.dtype}, which kernels would round"
+        return None
+
+    def readers(self) -> tuple[Reader | None, ...]:
+        """For each of `terms`, what makes of it, and of every other tensor of its shape, strides and dtype, what
+        kernels read: sinks in query's dtype, slopes in float32, the bias with rows of whole 16 bytes, lengths and table
+        int32, all contiguous; None where it is so already."""
+        wanted = {SINKS: self.query.dtype, SLOPES: torch.float32}
+        made: list[Reader | None] = []
+        for which, term in enumerate(self.terms):
+            dtype = wanted.get(which, torch.int32)
+            if term is None:
+                made.append(None)
+            elif which == BIAS:
+                made.append(bias_reader(term, self.query.shape[2], self.key.shape[2]))
+            elif term.dtype == dtype and term.is_contiguous():
+                made.append(None)
+            else:
+                made.append(_converter(dtype))
+        return tuple(made)
+
+
+def _said(tensor: Tensor) -> str:
+    """Dtype and shape, as messages say them."""
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _converter(dtype: torch.dtype) -> Reader:
+    return lambda tensor: tensor.to(dtype).contiguous()
+
+
+def bias_reader(bias: Tensor, seqlen_q: int, seqlen_k: int) -> Reader:
+    """As `Call.readers`, of a bias: the bias itself where its rows, of `seqlen_k` up to a multiple of 8 elements, lie
+    one behind another, with room behind the last one, at a multiple of 16 bytes. Else a copy, contiguous, `[batch or 1,
+    heads or 1, seqlen_q, keys]`: kernels load two elements at once, and after a misaligned load a process can no longer
+    use the device."""
+    batch, heads, rows, keys = (1,) * (4 - bias.dim()) + tuple(bias.shape)
+    strides = (0,) * (4 - bias.dim()) + tuple(bias.stride())
+    whole = -(-seqlen_k // BIAS_ROW_STEP) * BIAS_ROW_STEP
+    places = heads * seqlen_q * whole, seqlen_q * whole, whole, 1
+    sizes = batch, heads, seqlen_q, seqlen_k
+    strides = tuple(
+        0 if have < size else stride
+        for have, size, stride in zip((batch, heads, rows, keys), sizes, strides, strict=True)
+    )
+    lies_so = all(size == 1 or stride == place for size, stride, place in zip(sizes, strides, places, strict=True))
+    end = batch * places[0]
+
+    def read(given: Tensor) -> Tensor:
+        begins_well = lies_so and not given.data_ptr() % ALIGNMENT
+        if begins_well and (given.storage_offset() + end) * given.element_size() <= given.untyped_storage().nbytes():
+            return given
+        expanded = given.reshape((1,) * (4 - given.dim()) + tuple(given.shape)).expand(-1, -1, seqlen_q, seqlen_k)
+        copied = (
+            torch.nn.functional.pad(expanded, (0, whole - seqlen_k)) if whole != seqlen_k else expanded.contiguous()
+        )
+        return copied.clone() if copied.data_ptr() % ALIGNMENT else copied
+
+    return read
+
+
+def terms_of(**given: Tensor | None) -> tuple[Tensor | None, ...]:
+    """`Call.terms` of arguments by their names."""
+    terms = tuple(given.get(name) for name in TERMS)
+    return () if all(term is None for term in terms) else terms
+
+
+def of_sequences(query: Tensor, key: Tensor, value: Tensor, longest: tuple[Any, Any], out: Any) -> dict[str, Any]:
+    """The fields of a call of packed sequences: tensors `[total, heads, head_dim]` and the longest lengths. Raises
+    `ValueError` where they do not fit, `TypeError` for a length that is no whole number."""
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if tensor.dim() != 3:
+            raise ValueError(f"{name} must have three dimensions, [total, heads, head_dim], not {list(tensor.shape)}.")
+    fits = key.shape[:2] == value.shape[:2] and key.shape[2] == query.shape[2]
+    if not fits or not key.shape[1] or query.shape[1] % key.shape[1]:
+        raise ValueError(
+            f"query {list(query.shape)}, key {list(key.shape)} and value {list(value.shape)} do not fit: key and value "
+            "have as many rows and heads, key has query's head_dim, and query's heads are a multiple of theirs."
+        )
+    if out is not None:
+        require_out(out, query, value)
+    return {
+        **{name: t.transpose(0, 1)[None] for name, t in (("query", query), ("key", key), ("value", value))},
+        "out": None if out is None else out.transpose(0, 1)[None],
+        "longest": (_whole("max_seqlen_q", longest[0]), _whole("max_seqlen_k", longest[1])),
+        "enable_gqa": True,
+    }
+
+
+def of_pages(query: Tensor, k_cache: Tensor, v_cache: Tensor, out: Any) -> dict[str, Any]:
+    """The fields of a call over pages: query `[batch, seqlen_q, heads, head_dim]`, caches `[pages, page, kv_heads,
+    head_dim]`. Raises `ValueError` where they do not fit."""
+    for name, tensor in (("query", query), ("k_cache", k_cache), ("v_cache", v_cache)):
+        if tensor.dim() != 4:
+            raise ValueError(f"{name} must have four dimensions, not {list(tensor.shape)}.")
+    if k_cache.shape[:3] != v_cache.shape[:3]:
+        raise ValueError(
+            f"k_cache and v_cache must have the same pages and heads, not {list(k_cache.shape)} and "
+            f"{list(v_cache.shape)}."
+        )
+    if 0 in k_cache.shape:
+        raise ValueError(f"k_cache must not be empty, as {list(k_cache.shape)} is.")
+    if k_cache.shape[3] != query.shape[3] or query.shape[2] % k_cache.shape[2]:
+        raise ValueError(
+            f"query {list(query.shape)} and k_cache {list(k_cache.shape)} do not fit: the last dimension is one "
+            "head_dim, and query's heads, its third dimension, are a multiple of the K/V heads, k_cache's third."
+        )
+    if out is not None:
+        require_out(out, query, v_cache)
+    return {
+        **{name: t.transpose(1, 2) for name, t in (("query", query), ("key", k_cache), ("value", v_cache))},
+        "out": None if out is None else out.transpose(1, 2),
+        "enable_gqa": True,
+    }
+
+
+def call_of(query: Tensor, key: Tensor, value: Tensor, given: dict[str, Any]) -> Call:
+    """The call of `evoattn.attention`, or with `block_table` of `evoattn.attention_paged`, with `cu_seqlens_q` of
+    `evoattn.attention_varlen`, whose tensors these are then. `given` are the other arguments by their names, all that
+    the functions but `attn_mask` and `dropout_p` have; those that are left out have their defaults.
+
+    Raises `ValueError` and `TypeError` for what the functions refuse, but for tensors that do not fit: see
+    `Call.require`.
+    """
+    get = given.get
+    table, starts = get("block_table"), (get("cu_seqlens_q"), get("cu_seqlens_k"))
+    aligned = table is not None or starts != (None, None)
+    require_flags(enable_gqa=get("enable_gqa", False))
+    fields: dict[str, Any] = {
+        "query": query,
+        "key": key,
+        "value": value,
+        "out": get("out"),
+        "enable_gqa": get("enable_gqa", False),
+        "mask": (aligned_mask_of if aligned else mask_of)(get("causal"), get("is_causal", False)),
+        "scale": scale_of(get("scale")),
+        "window": window_of(get("window")),
+        "softcap": cap_of(get("softcap", 0.0)),
+        "return_lse": get("return_lse", False),
+        "terms": terms_of(**{name: get(name) for name in TERMS}),
+        "strict": get("strict", False),
+    }
+    if table is not None:
+        fields |= of_pages(query, key, value, get("out"))
+    elif aligned:
+        longest = get("max_seqlen_q", 0), get("max_seqlen_k", 0)
+        fields |= of_sequences(query, key, value, longest, get("out"))
+    return Call(**fields)
+
+
+def _whole(name: str, length: Any) -> Any:
+    """NumPy's numbers and tensors of one element as Python's int; a trace's symbols as they are. Raises `TypeError`."""
+    try:
+        return length if isinstance(length, (int, torch.SymInt)) else index(length)
+    except TypeError:
+        raise TypeError(f"{name} must be a whole number, not {length!r}.") from None
+
+
+def out_like(query: Tensor, value: Tensor, device: str | None = None) -> Tensor:
+    """An empty answer to a call: of query's order of dimensions in memory, with the head_dim of value; on query's
+    device unless another is given."""
+    if query.shape[-1] == value.shape[-1]:
+        return torch.empty_like(query, device=device)
+    if query.dim() == 4 and query.stride(1) < query.stride(2):
+        batch, heads, rows, _ = query.shape
+        return query.new_empty((batch, rows, heads, value.shape[3]), device=device).transpose(1, 2)
+    return query.new_empty((*query.shape[:-1], value.shape[-1]), device=device)
+
+
+def may_share(key: Tensor, value: Tensor) -> bool:
+    """Whether value lies in memory as the first columns of key would; it is them if their addresses are equal too."""
+    return value.shape[-1] < key.shape[-1] and value.stride() == key.stride()
+
+
+def _plain_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int, int, int]:
+    """`strides` with those of dimensions of one element, which mean nothing, replaced by what the other dimensions
+    span.
+    """
+    span = max([stride * size for stride, size in zip(strides, shape, strict=True) if size > 1 or stride == 1])
+    span = -(-span // ALIGNMENT) * ALIGNMENT
+    batch, head, row = [strides[dim] if shape[dim] > 1 else span for dim in range(3)]
+    return batch, head, row, strides[3]
+
+
+def _why_wrong_strides(name: str, shape: tuple[int, ...], strides: tuple[int, ...], element: int) -> str | None:
+    if strides[3] != 1:
+        return f"{name}'s last dimension has stride {strides[3]}, not 1"
+    for dim, what in enumerate(SIZE_NAMES):
+        if shape[dim] > 1 and (strides[dim] <= 0 or strides[dim] * element % ALIGNMENT):
+            return f"{name}'s {what} stride of {strides[dim] * element} bytes is no positive multiple of {ALIGNMENT}"
+    return None
+
+
+def why_not_shapes(call: Call) -> str | None:
+    """One reason, without a full stop, why a call of these shapes and dtypes is no problem of a kernel, or None."""
+    query, key, value = call.query, call.key, call.value
+    if query.dtype not in DTYPES or key.dtype != query.dtype or value.dtype != query.dtype:
+        found = ", ".join(dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in (query, key, value)))
+        return f"kernels take tensors of one dtype out of float16, bfloat16 and float32, not {found}"
+    if not query.dim() == key.dim() == value.dim() == 4:
+        return "kernels take tensors of four dimensions, [batch, heads, seqlen, head_dim]"
+    of_batch = call.paged or key.shape[0] == query.shape[0]
+    if key.shape[:3] != value.shape[:3] or key.shape[3] != query.shape[3] or not of_batch:
+        return "key and value are not of as many batches, heads and rows, with query's batch and head_dim"
+    if key.shape[1] != query.shape[1] and not call.enable_gqa:
+        return f"{key.shape[1]} K/V heads for {query.shape[1]} query heads need enable_gqa=True"
+    if key.shape[1] and query.shape[1] % key.shape[1]:
+        return f"{query.shape[1]} query heads are no multiple of {key.shape[1]} K/V heads"
+    return None
+
+
+def why_not_devices(call: Call, kind: str) -> str | None:
+    """One reason, without a full stop, why kernels for devices of that kind cannot read the tensors, or None."""
+    query, key, value = call.query, call.key, call.value
+    if not query.device.type == key.device.type == value.device.type == kind:
+        return f"the tensors are on the {query.device.type.upper()}, and kernels run on {kind.upper()} devices"
+    return None if query.device == key.device == value.device else SEVERAL_DEVICES
+
+
+def why_not_scale(scale: float | None) -> str | None:
+    """Kernels keep the largest unscaled score of a row, which is the largest scaled one only for a positive scale."""
+    if scale is None or (0 < scale < math.inf):
+        return None
+    return f"kernels take a positive, finite scale, not {scale}"
+
+
+def causal_kind(mask: Any) -> Literal["upper_left", "lower_right"] | None:
+    """Which causal mask an object of `torch.nn.attention.bias` stands for; None for any other tensor."""
+    kind = type(mask)
+    if kind is Tensor or (kind.__module__, kind.__name__) != CAUSAL_BIAS:
+        return None
+    return "lower_right" if mask.variant.name == "LOWER_RIGHT" else "upper_left"
+
+
+def as_bias(mask: Tensor, query: Tensor) -> Tensor:
+    """The mask as a bias that is added to scores: -inf where a bool one hides, else the mask itself."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(mask.shape, dtype=query.dtype, device=mask.device).masked_fill_(~mask, -math.inf)
+
+
+def why_only_torch(mask: Any, call: Call) -> str | None:
+    """One reason, without a full stop, why only SDPA can answer to a mask, or refuse it; None where it is a bias of a
+    kernel or torch's causal mask."""
+    query, key = call.query, call.key
+    if causal_kind(mask) is not None:
+        return None
+    if not all(isinstance(tensor, Tensor) for tensor in (mask, query, key)):
+        return NO_TENSOR
+    if call.causal:
+        return "there are an attn_mask and is_causal"
+    if query.dtype not in FLOATS:
+        return f"kernels take tensors of float16, bfloat16 and float32, not {str(query.dtype).removeprefix('torch.')}"
+    if mask.dtype not in (torch.bool, query.dtype):
+        return f"attn_mask is {mask.dtype} beside {query.dtype}, which kernels would round"
+    if not (query.dim() == key.dim() == 4 and 2 <= mask.dim() <= 4):
+        return "kernels take tensors of four dimensions, and masks of two to four"
+    if key.shape[1] != query.shape[1] and not call.enable_gqa:
+        return f"{key.shape[1]} K/V heads for {query.shape[1]} query heads need enable_gqa=True"
+    whole = (*query.shape[:3], key.shape[2])
+    if any(have not in (1, want) for have, want in zip(mask.shape[::-1], whole[::-1], strict=False)):
+        return f"attn_mask is not broadcastable to {list(whole)}"
+    return None
+
+
+def with_mask(call: Call, mask: Any) -> Call:
+    """The call with what the mask says in its own fields. Nothing is read back from the device.
+
+    Raises `ValueError` for a mask beside a causal one or a bias, and for a causal one of other lengths, `TypeError` for
+    what is no tensor.
+    """
+    if call.causal:
+        raise ValueError("attn_mask and is_causal or causal exclude each other.")
+    if call.term(BIAS) is not None:
+        raise ValueError("attn_mask and bias exclude each other; add the bias to the mask.")
+    kind, query, key = causal_kind(mask), call.query, call.key
+    if kind is None:
+        if not isinstance(mask, Tensor):
+            raise TypeError(f"attn_mask must be a tensor, not {type(mask).__name__}.")
+        terms = list(call.terms or terms_of(bias=mask))
+        terms[BIAS] = as_bias(mask, query)
+        return replace(call, terms=tuple(terms))
+    of, lengths = (mask.seq_len_q, mask.seq_len_kv), (query.shape[-2], key.shape[-2])  # its shape is something else
+    if of != lengths:
+        raise ValueError(f"attn_mask is a causal mask of {of[0]} queries and {of[1]} keys, not of {lengths}.")
+    return replace(call, mask=MASKS[kind])

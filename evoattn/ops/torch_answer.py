@@ -1,0 +1,374 @@
+"""What torch computes where no kernel of ours runs: `scaled_dot_product_attention` itself, kept from what it cannot
+take; the formula, for what SDPA lacks, and for the log-sum-exp, which it does not give; of packed sequences torch's
+`varlen_attn`, or the formula over sequences of one length.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT
+from evoattn.ops.arguments import BIAS, SEQUSED, SINKS, SLOPES, STARTS_K, STARTS_Q, TABLE, TERMS
+from evoattn.ops.call import ALIGNMENT, FLOATS, Answer, Call
+from evoattn.ops.torch_modes import autocast, has_autocast, without_autocast
+
+SCORES_PER_CHUNK = 1 << 26
+"""Scores that are made at once: 256 MiB in float32."""
+LEAST_CAPABILITY = (8, 0)
+"""CUDA compute capability that `varlen_attn` needs."""
+MOST_HEAD_DIM = 256
+"""The largest head_dim that `varlen_attn` takes."""
+SDPA = torch._C._nn.scaled_dot_product_attention
+"""`torch.nn.functional.scaled_dot_product_attention` itself, whatever `evoattn.sdpa` puts in its place."""
+MATH = torch._scaled_dot_product_attention_math
+"""By the formula, on any device."""
+_PLAIN = Tensor, torch.nn.Parameter
+
+
+def sdpa(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Torch's own; its errors are raised as they are.
+
+    Tensors without elements go to its formula, as its kernels divide by their sizes, and those that do not fit, as the
+    formula raises where kernels read past the end or end the process. On a GPU it gets copies of what lies at odd
+    addresses: its kernels load 16 bytes at once without a look at where tensors begin
+    (https://github.com/pytorch/pytorch/issues/183484), after which a process can no longer use the device.
+    """
+    tensors = query, key, value
+    if not _is_watched() and all(map(_is_plain, tensors)):
+        if 0 in (*query.shape, *key.shape, *value.shape) or not _fit(query, key, value):
+            if has_autocast(query.device.type):  # which knows SDPA, not its formula
+                query, key, value = autocast(query.device.type, query, key, value)
+                attn_mask = autocast(query.device.type, attn_mask)[0] if isinstance(attn_mask, Tensor) else attn_mask
+            grouped = enable_gqa and all(tensor.shape[-3] for tensor in tensors)  # it divides by the heads then
+            return MATH(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=grouped)[0]
+        if all(tensor.is_cuda for tensor in tensors):
+            query, key, value = map(aligned, tensors)
+            attn_mask = None if attn_mask is None else readable(attn_mask, key.shape[-2])
+    return SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+def is_aligned(tensor: Tensor) -> bool:
+    """Whether rows lie at multiples of 16 bytes in its memory, each in one piece: FlashAttention refuses others, or
+    reads them by misaligned loads."""
+    *strides, last = tensor.stride()
+    places = tensor.storage_offset(), *(s for s, size in zip(strides, tensor.shape, strict=False) if size > 1)
+    return last == 1 and not any(place * tensor.element_size() % ALIGNMENT for place in places)
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy in one piece where it begins, or its rows of whole 16 bytes lie, at other places."""
+    offset, row = (count * tensor.element_size() % ALIGNMENT for count in (tensor.storage_offset(), tensor.shape[-1]))
+    return tensor if is_aligned(tensor) or (row and not offset) else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def readable(mask: Tensor, keys: int) -> Tensor:
+    """The mask, or a copy where torch's kernels would load numbers from places that are no multiples of 16 bytes: of
+    one column for all keys, as of torch 2.11, or where it begins or its rows lie so."""
+    if not _is_strided(mask) or not mask.dim():
+        return mask
+    if mask.shape[-1] == 1 < keys:
+        return mask.expand(*mask.shape[:-1], keys).contiguous()
+    return mask if mask.dtype == torch.bool else aligned(mask)
+
+
+def _is_strided(tensor: Tensor) -> bool:
+    """Whether it has strides and is of no subclass but `torch.nn.Parameter`, as a learned bias is."""
+    return type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_nested
+
+
+def _fit(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether columns of query and key, and rows of key and value, are as many."""
+    return query.shape[-1] == key.shape[-1] and key.shape[-2] == value.shape[-2]
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether it is a strided tensor of three dimensions or more."""
+    return _is_strided(tensor) and tensor.dim() > 2
+
+
+def _is_watched() -> bool:
+    """Whether a compiler, a transform or a trace is at work: tensors have no addresses, or sizes of one call only."""
+    if torch.compiler.is_compiling():
+        return True
+    return torch._C._functorch.peek_interpreter_stack() is not None or torch._C._get_tracing_state() is not None
+
+
+def lower_right_mask(seqlen_q: int, seqlen_k: int, device: torch.device) -> Tensor:
+    """Bool `[seqlen_q, seqlen_k]`: query i sees keys j <= i + seqlen_k - seqlen_q."""
+    return torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=device).tril(diagonal=seqlen_k - seqlen_q)
+
+
+def without_unseen(answer: Tensor, mask: Tensor) -> Tensor:
+    """The answer with 0 for queries of which the mask hides every key: some of SDPA's kernels give them the mean of all
+    values, or NaN."""
+    hidden = ~mask if mask.dtype == torch.bool else torch.isneginf(mask)
+    return answer.masked_fill(hidden.all(-1, keepdim=True), 0)
+
+
+def answer(call: Call) -> Answer:
+    """Torch's answer to a call, in its `out` if there is one, with `return_lse` the log-sum-exp beside it. SDPA's
+    errors are raised as they are, `ValueError` and `TypeError` for what does not fit. A query that sees no key has the
+    output 0, but where SDPA alone says what it has."""
+    if not call.has_variant:
+        output = _by_sdpa(call)
+        output = output if call.out is None else call.out.copy_(output)
+        if not call.return_lse:
+            return output
+        with without_autocast(call.query.device.type):
+            return output, log_sum_exp(call)
+    call.require()
+    kind = call.query.device.type
+    if has_autocast(kind):
+        call = call.autocast(kind)
+    with without_autocast(kind):
+        output, lse = _of_sequences(call) if call.packed else by_formula(call)
+    output = output if call.out is None else call.out.copy_(output)
+    return output if lse is None else (output, lse)
+
+
+def _by_sdpa(call: Call) -> Tensor:
+    query, key, value = call.query, call.key, call.value
+    words: dict[str, Any] = {"scale": call.scale, "enable_gqa": call.enable_gqa}
+    if call.mask == CAUSAL_LOWER_RIGHT and query.shape[-2] != key.shape[-2]:
+        mask = lower_right_mask(query.shape[-2], key.shape[-2], query.device)
+        output = sdpa(query, key, value, mask, **words)
+        return without_unseen(output, mask) if query.shape[-2] > key.shape[-2] else output
+    return sdpa(query, key, value, is_causal=call.causal, **words)
+
+
+def _require_numbers(call: Call) -> None:
+    """Raise `ValueError` for what SDPA refuses, and the formula would answer to: integers rounded to 0, complex numbers
+    without their imaginary parts, no heads."""
+    query, key, value = call.query, call.key, call.value
+    heads, kv_heads = query.shape[-3], key.shape[-3]
+    if query.dtype not in FLOATS or not query.dtype == key.dtype == value.dtype:
+        found = ", ".join(str(tensor.dtype).removeprefix("torch.") for tensor in (query, key, value))
+        raise ValueError(f"query, key and value must be of one dtype of real floating-point numbers, not {found}.")
+    if kv_heads != heads and not call.enable_gqa:
+        raise ValueError(f"{kv_heads} K/V heads for {heads} query heads need enable_gqa=True.")
+    if kv_heads != heads and (not kv_heads or heads % kv_heads):
+        raise ValueError(f"{heads} query heads are no multiple of {kv_heads} K/V heads.")
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """In float32, or float64 as it is."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def _factor(call: Call) -> float:
+    return 1 / math.sqrt(max(1, call.query.shape[-1])) if call.scale is None else call.scale
+
+
+def by_formula(call: Call, scores_at_once: int = SCORES_PER_CHUNK) -> tuple[Tensor, Tensor | None]:
+    """The answer to a variant of attention, and the log-sum-exp where it is wanted: SDPA with a mask tensor where it
+    can say what is asked, else the formula, in float32 (float64 in itself) and some rows at a time. A query that sees
+    no key has the output 0.
+
+    `scores_at_once` bounds the scores in memory. Raises `ValueError` where fewer K/V heads come without `enable_gqa` or
+    do not divide query's, for several dtypes or one of no real floating-point numbers, and what SDPA raises.
+    """
+    _require_numbers(call)
+    used, bias, sinks = call.term(SEQUSED), call.term(BIAS), call.term(SINKS)
+    if used is not None and not call.finite:
+        key, value = keys_in_use(call.key, call.value, used, call.term(TABLE))
+        call = replace(call, key=key, value=value)
+    query, key, value = call.query, call.key, call.value
+    seqlen_q, seqlen_k = query.shape[-2], key.shape[-2]
+    ends = seqlen_k if used is None else used[:, None, None, None]
+    diagonal = 0 if call.mask == CAUSAL_UPPER_LEFT else ends - seqlen_q
+    if not call.softcap and sinks is None and call.term(SLOPES) is None and not call.return_lse:
+        hidden = _hidden(call, slice(0, seqlen_q), diagonal)
+        mask = bias if hidden is None else ~hidden
+        if bias is not None and hidden is not None:
+            mask = bias.masked_fill(hidden, -math.inf)
+        mask = mask if mask is None else torch.atleast_2d(mask)  # SDPA takes no fewer dimensions
+        output = sdpa(query, key, value, mask, scale=call.scale, enable_gqa=call.enable_gqa)
+        return output if mask is None else without_unseen(output, mask), None
+    groups = query.shape[-3] // max(1, key.shape[-3])
+    keys, values = (t.repeat_interleave(groups, dim=-3) for t in (_wide(key), value))
+    rows = max(1, scores_at_once // max(1, math.prod(query.shape[:-2]) * seqlen_k))
+    outputs, sums = [], []
+    for first in range(0, max(1, seqlen_q), rows):
+        chunk = slice(first, min(first + rows, seqlen_q))
+        scores = _scores(call, keys, chunk, diagonal)
+        unseen = torch.isneginf(scores).all(-1, keepdim=True)
+        if sinks is not None:
+            column = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+            scores = torch.cat((scores, column), dim=-1)
+        weights = torch.softmax(scores, dim=-1)[..., :seqlen_k].masked_fill(unseen, 0)
+        outputs.append(weights.to(query.dtype) @ values)
+        sums.append(torch.logsumexp(scores, dim=-1))
+    return torch.cat(outputs, dim=-2), torch.cat(sums, dim=-1).float() if call.return_lse else None
+
+
+def _scores(call: Call, keys: Tensor, rows: slice, diagonal: int | Tensor) -> Tensor:
+    """Scores of some rows, as softmax takes them but for sinks; `keys` are in float32, of as many heads as queries."""
+    scores = (_wide(call.query[..., rows, :]) * _factor(call)) @ keys.transpose(-1, -2)
+    if call.softcap:
+        scores = call.softcap * torch.tanh(scores / call.softcap)
+    if call.term(SLOPES) is not None or call.term(BIAS) is not None:
+        scores = scores + _added(call, rows, diagonal)
+    if (hidden := _hidden(call, rows, diagonal)) is not None:
+        scores = scores.masked_fill(hidden, -math.inf)
+    return scores
+
+
+def keys_in_use(key: Tensor, value: Tensor, used: Tensor, table: Tensor | None) -> tuple[Tensor, Tensor]:
+    """K and V `[batch, kv_heads, seqlen_k, head_dim]` with zeros behind the last key in use, where anything may lie:
+    copies, out of pages `[pages, kv_heads, page, head_dim]` if there is a table `[batch, pages]`. Waits for nothing."""
+    if table is not None:
+        places = table.long().clamp(0, key.shape[0] - 1)
+        key, value = (t.transpose(1, 2)[places].flatten(1, 2).transpose(1, 2) for t in (key, value))
+    behind = (torch.arange(key.shape[2], device=key.device) >= used[:, None])[:, None, :, None]
+    return key.masked_fill(behind, 0), value.masked_fill(behind, 0)
+
+
+def log_sum_exp(call: Call) -> Tensor:
+    """Natural logarithm of the sum of exponentials of each query's masked and scaled scores, `[batch, heads,
+    seqlen_q]` float32, of a call without a variant.
+
+    `-inf` for a query that sees no key. Scores are made in float32 (of float64 in itself), some rows at a time. Heads
+    and batches are broadcast as SDPA broadcasts them.
+    """
+    query, keys = call.query, _wide(call.key)
+    seqlen_q, seqlen_k = query.shape[-2], keys.shape[-2]
+    if query.dim() > 2:
+        keys = keys.repeat_interleave(max(1, query.shape[-3] // max(1, keys.shape[-3])), dim=-3)
+    rows = max(1, SCORES_PER_CHUNK // max(1, math.prod(query.shape[:-2]) * seqlen_k))
+    diagonal = seqlen_k - seqlen_q if call.mask == CAUSAL_LOWER_RIGHT else 0
+    parts = []
+    for first in range(0, seqlen_q, rows):
+        chunk = slice(first, min(first + rows, seqlen_q))
+        parts.append(torch.logsumexp(_scores(call, keys, chunk, diagonal), dim=-1))
+    if not parts:
+        heads = torch.broadcast_shapes(query.shape[:-2], keys.shape[:-2])
+        return query.new_empty((*heads, 0), dtype=torch.float32)
+    return torch.cat(parts, dim=-1).float()
+
+
+def _added(call: Call, rows: slice, diagonal: int | Tensor) -> Tensor:
+    """What slopes or a bias add to the scores of some rows: float32 slopes, a bias in its own dtype."""
+    if (bias := call.term(BIAS)) is not None:
+        return bias if bias.dim() < 2 or bias.shape[-2] == 1 else bias[..., rows, :]
+    slopes, device = call.term(SLOPES), call.query.device
+    assert slopes is not None
+    queries = torch.arange(rows.start, rows.stop, device=device)[:, None]
+    distance = (torch.arange(call.key.shape[-2], device=device) - queries - diagonal).abs()
+    return -slopes.float()[:, None, None] * distance
+
+
+def _hidden(call: Call, rows: slice, diagonal: int | Tensor) -> Tensor | None:
+    """Bool `[rows, seqlen_k]`, or `[batch, 1, rows, seqlen_k]`: the keys that the mask and the window hide, and those
+    that are not in use; None if there are none."""
+    used, device = call.term(SEQUSED), call.query.device
+    if not call.causal and call.window is None and used is None:
+        return None
+    middle = torch.arange(rows.start, rows.stop, device=device)[:, None] + diagonal
+    keys = torch.arange(call.key.shape[-2], device=device)
+    hidden = torch.zeros(middle.shape[-2], len(keys), dtype=torch.bool, device=device)
+    if used is not None:
+        hidden = hidden | (keys >= used[:, None, None, None])
+    past, ahead = call.window or (-1, -1)
+    if call.causal:
+        ahead = 0
+    if ahead >= 0:
+        hidden = hidden | (keys > middle + ahead)
+    if past >= 0:
+        hidden = hidden | (keys < middle - past)
+    return hidden
+
+
+def _of_sequences(call: Call) -> tuple[Tensor, Tensor | None]:
+    """The answer to a call of packed sequences, and the log-sum-exp where it is wanted; the causal mask ends in the
+    lower right corner of each sequence. Nothing waits for the device.
+    """
+    query = call.query
+    if not (query.shape[2] and call.key.shape[2]):
+        return _of_nothing(call)
+    if not call.return_lse and (output := _by_varlen_attn(call)) is not None:
+        return output, None
+    starts_q, starts_k = (call.terms[which].long() for which in (STARTS_Q, STARTS_K))  # type: ignore[union-attr]
+    most_q, most_k = call.longest
+    # Keys begin at column 0, and queries end at the last row, so that the diagonal of a sequence's own ends is that of
+    # its keys in use.
+    columns, rows = (torch.arange(most, device=query.device) for most in (most_k, most_q))
+    keys, values = (_gathered(tensor, starts_k[:-1, None] + columns) for tensor in (call.key, call.value))
+    queries = _gathered(query, starts_q[1:, None] - most_q + rows)
+    terms = list(call.terms)
+    terms[STARTS_Q], terms[STARTS_K], terms[SEQUSED] = None, None, starts_k[1:] - starts_k[:-1]
+    answer, lse = by_formula(
+        replace(call, query=queries, key=keys, value=values, terms=tuple(terms), longest=(0, 0), out=None)
+    )
+    places = torch.arange(query.shape[2], device=query.device)
+    # Rows past the last sequence take part in it: after an index out of range a process can no longer use the device.
+    sequence = torch.bucketize(places, starts_q[1:], right=True).clamp(max=len(starts_q) - 2)
+    row = (places - starts_q[1:][sequence] + most_q).clamp(0, most_q - 1)
+    end_to_end = answer.transpose(1, 2)[sequence, row].transpose(0, 1)[None]
+    return end_to_end, None if lse is None else lse.transpose(1, 2)[sequence, row].transpose(0, 1)[None]
+
+
+def _gathered(tensor: Tensor, rows: Tensor) -> Tensor:
+    """Rows `[sequences, length]` of `[1, heads, total, head_dim]`: `[sequences, heads, length, head_dim]`; of rows that
+    there are not, others."""
+    return tensor[0].transpose(0, 1)[rows.clamp(0, tensor.shape[2] - 1)].transpose(1, 2)
+
+
+def _of_nothing(call: Call) -> tuple[Tensor, Tensor | None]:
+    """As `_of_sequences`, without a query or without a key."""
+    query, sinks = call.query, call.term(SINKS)
+    output = query.new_zeros(*query.shape[:3], call.value.shape[3])
+    if not call.return_lse:
+        return output, None
+    if sinks is not None:
+        return output, sinks.float()[None, :, None].expand(query.shape[:3]).contiguous()
+    return output, torch.full(query.shape[:3], float("-inf"), device=query.device)
+
+
+def _varlen_attn_takes(call: Call) -> bool:
+    """Whether torch's `varlen_attn` can say what is asked, of tensors that lie so."""
+    query, key, value = call.query, call.key, call.value
+    beyond = any(term is not None for term in call.terms[: TERMS.index("cu_seqlens_q")])
+    if not query.is_cuda or query.dtype not in (torch.float16, torch.bfloat16) or call.softcap or beyond:
+        return False
+    if query.shape[3] != value.shape[3] or query.shape[3] % 8 or query.shape[3] > MOST_HEAD_DIM:
+        return False
+    if not all(map(is_aligned, (query, key, value))):
+        return False
+    return torch.cuda.get_device_capability(query.device) >= LEAST_CAPABILITY
+
+
+def _by_varlen_attn(call: Call) -> Tensor | None:
+    """Torch's own, where it can say what is asked; else None."""
+    if torch.compiler.is_compiling() or not _varlen_attn_takes(call):  # no compiler can look through the search for it
+        return None
+    from evoattn.peers import torch_varlen  # with it the peers, which other callers need not wait for
+    from evoattn.peers.variants import PeerRefused
+
+    try:
+        function = torch_varlen.bound(
+            torch_varlen.find(),
+            causal=call.causal,
+            window=call.window,
+            scale=call.scale,
+            group_size=call.query.shape[1] // call.key.shape[1],
+        )
+    except (ImportError, PeerRefused):
+        return None
+    tensors = (tensor[0].transpose(0, 1) for tensor in (call.query, call.key, call.value))
+    starts = (call.terms[which].to(torch.int32) for which in (STARTS_Q, STARTS_K))  # type: ignore[union-attr]
+    return function(*tensors, *starts, *call.longest).transpose(0, 1)[None]
