@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Whether a choice between two kernels is another one in fp16 than in bf16: two kernels of a problem, timed in both.
 
-    python scripts/dtype_twins.py docs/campaigns/h100-2026-11-22-u0.jsonl.gz [--count 14] [--below 20] [--jobs 14]
+    python scripts/dtype_twins.py reports/measurements/h100.npz/h100-2026-11-22-u0 [--count 14] [--below 20] [--jobs 14]
 
 Of the campaign's problems in fp16 and in bf16 whose best time is `--below` so many µs, `--count` of each are drawn at
 random, with the fastest and the slowest kernel recorded (in campaign u a pick and the winner of a search). They are

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from evoattn.cost import measurements
 from evoattn.families import registry
 from evoattn.model.gpu import DetectedDevice, GpuError, GpuSpec
 from evoattn.model.problem import AttentionProblem
@@ -230,9 +231,14 @@ def _plain(kernel: Kernel) -> dict[str, Any]:
 
 
 def load(path: Path) -> tuple[dict[str, Any], list[Group], dict[str, Any]]:
-    """What `save` wrote: (about, groups, final tables)."""
-    with gzip.open(path, "rt") as file:
-        about, *rows = [json.loads(line) for line in file]
+    """What `save` wrote: (about, groups, final tables). A path as reports/measurements/h100.npz/h100-2026-11-22-a is of
+    a campaign among those of a card."""
+    if path.parent.suffix == ".npz":
+        recorded = measurements.campaign(path.parent, path.name)
+        about, rows = recorded.about, recorded.groups
+    else:
+        with gzip.open(path, "rt") as file:
+            about, *rows = [json.loads(line) for line in file]
     groups, table = [], {}
     for row in rows:
         names: dict[str, str] = {}  # today's, by the recorded ones, which lack parameters that are younger

@@ -2,8 +2,8 @@
 were timed there, the time of the one that it chooses over that of the fastest.
 
     python -m scripts.cost.fit --jobs 12 --judged 40 --scores SCORES.npz
-    python -m scripts.cost.choices SCORES.npz docs/campaigns/h100-2026-11-22-p0.jsonl.gz \\
-        docs/campaigns/h100-2026-11-22-r0.jsonl.gz
+    python -m scripts.cost.choices SCORES.npz reports/measurements/h100.npz/h100-2026-11-22-p0 \\
+        reports/measurements/h100.npz/h100-2026-11-22-r0
 
 With the same files in the repository as the fit had. A choice is made as at the end of climbs
 (`evoattn/portfolio/refine.py`), of the campaigns' plain problems in 16 bits, or with --bits 32 in fp32.
