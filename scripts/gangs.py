@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What gangs of blocks are worth to a balanced schedule: kernels with them, without, and others, timed in turns.
 
-    python scripts/gangs.py docs/campaigns/h100-*.jsonl.gz [--problems 12] [--queries 32] [--jobs 12] [--list]
+    python scripts/gangs.py CAMPAIGN… [--problems 12] [--queries 32] [--jobs 12] [--list]
 
 Of the campaigns' problems of so many queries or more those are taken on which a kernel with SCHEDULE=balanced that has
 gangs today (`evoattn/families/gangs.py`) took the largest part more than the best; of each the fastest such kernel of
@@ -11,7 +11,7 @@ simulation. `--once WORDS` launches the first kernel of one problem three times 
 Nsight Compute:
 
     ncu --metrics dram__bytes_read.sum,lts__t_sector_hit_rate.pct,gpu__time_duration.sum \\
-        -k flash_wgmma python scripts/gangs.py docs/campaigns/h100-*.jsonl.gz --once "B=5 H=12"
+        -k flash_wgmma python scripts/gangs.py CAMPAIGN… --once "B=5 H=12"
 """
 
 from __future__ import annotations

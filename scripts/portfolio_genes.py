@@ -1,6 +1,6 @@
 """Let the cost model's climbs use values that are younger than a portfolio's kernels.
 
-    python scripts/portfolio_genes.py reports/measurements/h100.npz/h100-2026-11-22-p0 [--portfolio evoattn/portfolio/data/…]
+    python scripts/portfolio_genes.py CAMPAIGN… [--portfolio evoattn/portfolio/data/…]
 
 A climb from a pick (`evoattn/portfolio/refine.py`) takes values of genes that the portfolio names: those that its own
 kernels have, and those that kernels of the campaigns here have, which were right and with which the cost model was
