@@ -89,6 +89,20 @@ def measure(
 
 
 @app.command()
+def keep(
+    campaigns: Annotated[list[Path], typer.Argument(metavar="FILE…", help="Files of `evoattn portfolio measure`.")],
+    card: Annotated[Path, typer.Option(metavar="CARD.npz", help="The file of the card that they were measured on.")],
+) -> None:
+    """Add campaigns to a card's file of measured times, by which the cost model is fitted."""
+    with errors():
+        from evoattn.cost import measurements
+        from evoattn.portfolio.campaign import content
+
+        measurements.append(card, (content(path) for path in campaigns))
+        typer.echo(f"{card} has {len(measurements.read(card))} campaigns.")
+
+
+@app.command()
 def plan(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the plan and the machine code go.")],
     gpu: Annotated[str, typer.Option(metavar="NAME", help="The card that it is for.")],

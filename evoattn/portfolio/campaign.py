@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from evoattn.cost import measurements
 from evoattn.families import registry
 from evoattn.model.gpu import DetectedDevice, GpuError, GpuSpec
 from evoattn.model.problem import AttentionProblem
@@ -163,10 +164,20 @@ def _plain(kernel: Kernel) -> dict[str, Any]:
     return vars(kernel) | {"rough": sorted(kernel.rough), "id": kernel.id, "times": times}
 
 
-def load(path: Path) -> tuple[dict[str, Any], list[Group], dict[str, Any]]:
-    """What `save` wrote: (about, groups, final tables)."""
+def content(path: Path) -> measurements.Campaign:
+    """What `save` wrote, as it stands there. A path as reports/measurements/h100.npz/h100-2026-11-22-a is of a campaign
+    among those of a card. Raises `OSError`."""
+    if path.parent.suffix == ".npz":
+        return measurements.campaign(path.parent, path.name)
     with gzip.open(path, "rt") as file:
         about, *rows = [json.loads(line) for line in file]
+    return measurements.Campaign(path.name.removesuffix(".jsonl.gz"), about, rows)
+
+
+def load(path: Path) -> tuple[dict[str, Any], list[Group], dict[str, Any]]:
+    """What `save` wrote: (about, groups, final tables). A path as for `content`, and it raises the same."""
+    recorded = content(path)
+    about, rows = recorded.about, recorded.groups
     groups, table = [], {}
     for row in rows:
         names: dict[str, str] = {}  # today's, by the recorded ones, which lack parameters that are younger

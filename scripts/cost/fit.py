@@ -2,7 +2,7 @@
 
 python -m scripts.cost.fit --jobs 2       # 18 minutes on two cores; writes evoattn/cost/data/fitted.npz
 python -m scripts.cost.fit --judge-only   # writes nothing
-python -m scripts.cost.fit docs/campaigns/h*.jsonl.gz --fit-only FILE   # no judging
+python -m scripts.cost.fit reports/measurements/h100.npz/h100-2026-11-22-a --fit-only FILE   # no judging
 """
 
 from __future__ import annotations

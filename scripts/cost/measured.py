@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from evoattn.cost import measurements
 from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
 from evoattn.families.flash_wgmma.resources import gang_size
 from evoattn.model.gpu import DetectedDevice, GpuSpec
@@ -21,7 +22,7 @@ from evoattn.samplers import landscape
 from scripts.cost.late import without_late
 from scripts.cost.row import Row
 
-FOLDERS = ROOT / "docs" / "campaigns", ROOT / "docs" / "landscapes"
+LANDSCAPES = ROOT / "docs" / "landscapes"
 LANDSCAPE_FOLD = 8
 """Landscapes are few, hold good and bad kernels alike, and all families."""
 LATE_LAUNCH = ("h100-2026-11-22-a", "h100-2026-11-22-b", "h100-2026-11-22-c")
@@ -32,8 +33,9 @@ GANGS_SINCE = "2026-11-23"
 
 
 def files() -> list[Path]:
-    """All files of measured times in the repository."""
-    return sorted(path for folder in FOLDERS for path in folder.glob("*.jsonl.gz"))
+    """All measured times in the repository: campaigns, as `campaign.load` takes them, and files of landscapes."""
+    campaigns = sorted(path / one.name for path in measurements.files() for one in measurements.read(path))
+    return [*campaigns, *sorted(LANDSCAPES.glob("*.jsonl.gz"))]
 
 
 def read(paths: Iterable[Path]) -> list[Row]:
@@ -59,8 +61,12 @@ def _rows(path: Path) -> Iterator[Row]:
     if path.parent.name == "landscapes" or path.name.startswith("landscapes"):
         yield from _of_landscapes(landscape.load(path))
         return
-    with gzip.open(path, "rt") as file:
-        about, *groups = [json.loads(line) for line in file]
+    if path.parent.suffix == ".npz":
+        recorded = measurements.campaign(path.parent, path.name)
+        about, groups = recorded.about, recorded.groups
+    else:
+        with gzip.open(path, "rt") as file:
+            about, *groups = [json.loads(line) for line in file]
     card = DetectedDevice(0, about["device"], (9, 0), "").spec
     if card is None:
         return

@@ -6,12 +6,11 @@ python -m scripts.cost.retest    # all campaigns of the repository
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from evoattn.cost import measurements
 from scripts.cost.judge import spread_table
 from scripts.cost.measured import files
 
@@ -21,9 +20,7 @@ LEAST = 12
 
 def twice(path: Path) -> Iterator[tuple[list[float], list[float]]]:
     """Of each problem of a campaign: (times of the search, times of the final table) of the same kernels."""
-    with gzip.open(path, "rt") as file:
-        _, *groups = [json.loads(line) for line in file]
-    for group in groups:
+    for group in measurements.campaign(path.parent, path.name).groups:
         final: dict[str, Any] = group.get("final") or {"kernels": [], "us": []}
         known = {kernel["id"]: kernel for kernel in group["kernels"]}
         for index, row in enumerate(final["us"]):
@@ -39,7 +36,7 @@ def twice(path: Path) -> Iterator[tuple[list[float], list[float]]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path, help="default: the campaigns of the repository")
-    paths = parser.parse_args().files or [path for path in files() if path.parent.name == "campaigns"]
+    paths = parser.parse_args().files or [path for path in files() if path.parent.suffix == ".npz"]
     problems = [found for path in paths for found in twice(path)]
     first = [us for search, _ in problems for us in search]
     second = [us for _, final in problems for us in final]

@@ -2,11 +2,13 @@
 
 import re
 
+from evoattn.cost import measurements
 from evoattn.model.paths import ROOT
 
 
 def test_every_campaign_has_its_row():
-    folder = ROOT / "docs/campaigns"
+    folder = ROOT / "reports/measurements"
     rows = re.findall(r"^\| ([a-z, ]+) \| H\d+", (folder / "README.md").read_text(), re.MULTILINE)
-    letters = {re.sub(r".*-|\d*\.jsonl\.gz", "", path.name) for path in folder.glob("*.jsonl.gz")}
+    names = [one.name for path in measurements.files() for one in measurements.read(path)]
+    letters = {re.sub(r".*-|\d*$", "", name) for name in names}
     assert letters == {letter for row in rows for letter in row.split(", ")}

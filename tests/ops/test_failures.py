@@ -15,7 +15,7 @@ from evoattn.ops import current
 from evoattn.ops.attention import attention
 from evoattn.ops.explain import explain
 from evoattn.ops.runtime import NoKernel, Runtime
-from evoattn.portfolio import shipped
+from evoattn.portfolio import kernels
 from tests.ops.fake_device import WGMMA, Pick, build, fake_runtime, near, reference, tensors, wgmma_pick
 
 
@@ -146,10 +146,10 @@ def test_machine_code_of_another_gpu_costs_a_warning(device, tmp_path):
 
 
 def test_a_damaged_portfolio_costs_a_warning(device, tmp_path):
-    (tmp_path / "sm_90a.jsonl").write_text('{"about": {}, "groups": {"16 d64 full": ["many"]}}\n{"kernels": [{}]}\n')
+    (tmp_path / "sm_90a.json").write_text('{"cards": ["h100"], "kernels": [{}]}')
 
     def pick(problem, gpu):
-        return shipped.load("sm_90a", tmp_path)
+        return kernels.load("sm_90a", tmp_path)
 
     with current.use(fake_runtime(device, tmp_path, pick)), pytest.warns(RuntimeWarning, match="no kernel could be"):
         answer = attention(*tensors(), enable_gqa=True)

@@ -140,4 +140,4 @@ def test_neighbours_of_the_fastest_come_as_often_as_what_climbs_came_to():
             if made := breeder._breed():
                 origins[made[2]] += 1
         assert bool(origins["beside"]) == bool(timed) and origins["beside"] >= least, origins
-        assert origins["climbed"] + origins["rival"] + origins["behind"] > 1
+        assert origins["climbed"] + origins["rival"] + origins["behind"] >= 1
