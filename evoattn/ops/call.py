@@ -128,7 +128,7 @@ class Call:
     @property
     def has_variant(self) -> bool:
         """Whether SDPA lacks an argument that was given."""
-        return bool(self.terms) or self.window is not None or self.softcap != 0
+        return len(self.terms) > 0 or self.window is not None or self.softcap != 0
 
     @property
     def packed(self) -> bool:

@@ -45,11 +45,11 @@ def test_the_pick_of_a_shape_is_that_of_its_calls(monkeypatch, tmp_path):
 
 
 def test_what_was_never_measured_is_said():
-    said = run("pick", "--gpu", "h100", "--shape", SHAPE.replace("128", "112"))
-    assert "Estimated" in said.output and "no problem of its kind, '16 d112', was timed" in " ".join(
-        said.output.split()
-    )
-    said = run("pick", "--gpu", "l4", "--problem", "seed_h100")
+    words = " ".join(run("pick", "--gpu", "h100", "--shape", SHAPE.replace("128", "112")).output.split())
+    assert "Estimated" in words and "no problem of its kind, '16 d112', was timed" in words
+    words = " ".join(run("pick", "--gpu", "l4", "--problem", "seed_h100").output.split())
+    assert "Estimated" in words and "nothing was timed on l4" in words
+    said = run("pick", "--gpu", "h100", "--shape", "B=4,H=32,Sq=16,Sk=1000,D=512,dtype=fp32,mask=full")
     assert said.exit_code == 1 and "`evoattn tune` finds one" in " ".join(said.output.split())
 
 

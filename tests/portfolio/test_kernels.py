@@ -47,7 +47,8 @@ def test_a_parameter_that_is_younger_than_the_file_has_its_default(tmp_path: Pat
     save(tmp_path / "sm_80.json", KernelList("sm_80", ("a100",), skipped, {}, genes, (older,), (0,), {"16 d64": (0,)}))
     read = load("sm_80", tmp_path)
     assert read and read.kernels == (config,) and read.cards == ("a100",) and read.skipped == skipped
-    assert read.of(parse_shape("B=1,H=1,S=64,D=64")) == [config]
+    timed = parse_shape("B=1,H=1,S=64,D=64")
+    assert read.of(timed) == ([config], [config]) and read.of(timed.with_(sink=True)) == ([], [config])
     assert load("sm_75", tmp_path) is None
 
 
