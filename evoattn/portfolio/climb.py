@@ -13,8 +13,15 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, SearchSpace, Value
 from evoattn.portfolio.kernels import Genes
 
-TOGETHER = (("BLOCK_N", "STAGES"), ("BLOCK_M", "BLOCKS_PER_SM"), ("BLOCK_N", "WARPS"), ("GROUP_ROWS", "BLOCK_M"))
-"""Genes that are changed both at once, too: what one takes of shared memory or registers the other must leave."""
+TOGETHER = (
+    ("BLOCK_N", "STAGES"),
+    ("BLOCK_M", "BLOCKS_PER_SM"),
+    ("BLOCK_N", "WARPS"),
+    ("GROUP_ROWS", "BLOCK_M"),
+    ("KEY_SPLIT", "STORE"),
+)
+"""Genes that are changed both at once, too: what one takes of shared memory or registers the other must leave, and
+blocks that share keys store their parts by rows."""
 SAME = 0.001
 """Costs that differ by no more are the same."""
 LEAST_GAIN = 0.02
