@@ -40,12 +40,10 @@ HOMES = {  # files, or rooms of which any file may
     "pynvml": {"timing/clocks.py"},
     "transformers": {"integrations"},
     "sklearn": {"samplers"},
-    "scipy": {"portfolio/fit.py"},
 }
 
 
 CIRCLES = {
-    frozenset(f"evoattn.model.{name}" for name in ("describe", "least_work", "problem", "size_fault", "term_shapes")),
     frozenset(f"evoattn.model.{name}" for name in ("named_problems", "shape_text")),
 }
 """Modules that import each other today."""

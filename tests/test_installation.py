@@ -77,12 +77,17 @@ def test_the_main_job_from_an_empty_folder(bin_folder, tmp_path):
     assert re.search(r"^reproduced$", evoattn("reproduce", "best"), re.MULTILINE)
 
 
+MEASURED = ("reports", "measurements")
+"""Times that only a fit reads: in the repository alone."""
+
+
 def test_the_sdist_holds_every_file_of_the_repository(built):
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
         pytest.skip("not a git checkout")
     unpacked = built / f"evoattn-{__version__}"
     tracked = [name for name in listed.stdout.split("\0") if name and (ROOT / name).exists()]
+    tracked = [name for name in tracked if Path(name).parts[:2] != MEASURED]
     assert len(tracked) > 500 and not [name for name in tracked if not (unpacked / name).exists()]
 
 
@@ -90,6 +95,7 @@ def read_by_the_program(folder: str) -> set[Path]:
     """The files of a top-level folder, but for databases and reports that somebody made there, texts and byte code."""
     found = {p.relative_to(ROOT) for p in (ROOT / folder).rglob("*") if p.is_file() and "__pycache__" not in p.parts}
     made = {Path("db"): (".sqlite", ".sqlite-wal", ".sqlite-shm"), Path("reports"): (".html", ".json", ".md")}
+    found = {p for p in found if p.parts[:2] != MEASURED}
     return {p for p in found if p.suffix not in made.get(p.parent, ())}
 
 

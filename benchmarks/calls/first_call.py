@@ -1,6 +1,6 @@
 """Where the time of the first call of `evoattn.attention` in a process goes, without and with compiled kernels on disk.
 
-    python scripts/first_call.py [SHAPE …] [--json FILE] [--estimated] [--no-imports] [--no-device GPU]
+    python -m benchmarks.calls.first_call [SHAPE …] [--json FILE] [--estimated] [--no-imports] [--no-device GPU]
 
 Each row is a process of its own: CUDA and PyTorch's own attention have run in it before. The first row of a shape has
 an empty cache of kernels, the second the cache that the first has left, the third the same without what picks came to.

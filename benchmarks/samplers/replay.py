@@ -5,7 +5,7 @@
             -o replays.json.gz
 
 A config that was not recorded becomes the nearest recorded one (`evoattn/samplers/replay.py`). --fitted names a fit of
-the cost model that knows nothing of the landscapes, made by `python -m scripts.cost.fit docs/campaigns/h*.gz --fit-only
+the cost model that knows nothing of the landscapes, made by `python -m scripts.cost.fit FILE… --fit-only
 FILE`; without it guided samplers have no prior. --begin portfolio: the search begins at the portfolio's picks and the
 starting configs, as `evoattn search` does.
 """

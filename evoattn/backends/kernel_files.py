@@ -6,9 +6,12 @@ import hashlib
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from evoattn.backends.cache_folder import keep_small, mark_used, write_whole
-from evoattn.model.records import Candidate, CompiledKernel, CompileInfo
+
+if TYPE_CHECKING:
+    from evoattn.model.records import Candidate, CompiledKernel
 
 OPTIONS = ("--std=c++17", "-default-device", "--ptxas-options=-v", "--no-cache")
 """NVRTC's own cache would answer a repeated compile without the log that says registers and spills."""
@@ -31,6 +34,11 @@ class KernelFiles:
 
     def get(self, candidate: Candidate) -> CompiledKernel | None:
         """The candidate's kernel; None where no file has it, or one that cannot be read or lacks its end."""
+        from evoattn.model.records import (  # here: the op imports this file for OPTIONS alone
+            CompiledKernel,
+            CompileInfo,
+        )
+
         path = self._path(candidate)
         try:
             head, _, rest = path.read_bytes().partition(b"\n")

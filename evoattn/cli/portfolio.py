@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ import typer
 
 from evoattn.cli.common import FAILED_RUN, Jobs, console, errors, stop
 from evoattn.model.errors import WrongUse
+from evoattn.model.whole_file import write_file
 
 app = typer.Typer(
     name="portfolio",
@@ -191,6 +193,7 @@ def check(
     For each problem the pick, the best kernels of a search, and every peer are timed in turns.
     """
     with errors():
+        from evoattn.bench.contenders import read_configs
         from evoattn.model.gpu import detect_devices
         from evoattn.model.named_problems import by_name_or_shape
         from evoattn.portfolio import check as room
@@ -204,18 +207,19 @@ def check(
         drawn = [by_name_or_shape(text) for text in problem or ()]
         problems = drawn or draw_all(_kinds(kinds), _seeds(seeds), count)
         named = tuple(filter(None, peers.split(",")))
-        wanted = room.Wanted(seconds, named, rounds, jobs, tuple(family or ()), configs)
-        rows, benched = [], []
+        known = partial(read_configs, configs, arch=gpu.arch) if configs else None
+        wanted = room.Wanted(seconds, named, rounds, jobs, tuple(family or ()), known)
+        rows, benched, best = [], [], list[str]()
         for group, row in room.check_all(problems, gpu, wanted, say):
             rows.append(row)
             say(row.line())
             if winners:
-                with winners.open("a", encoding="utf-8") as file:
-                    file.writelines(room.winner_lines(group, row, gpu))
+                best += room.winner_lines(group, row, gpu)
+                write_file(winners, "".join(best))
             if table:
                 benched.append(room.bench_row(group, row))
-                table.write_text(json.dumps(benched, indent=1), encoding="utf-8")
+                write_file(table, json.dumps(benched, indent=1))
             if output:
                 kept = {"device": devices[0].product, "seeds": list(_seeds(seeds)), "rows": [r.to_dict() for r in rows]}
-                output.write_text(json.dumps(kept), encoding="utf-8")
+                write_file(output, json.dumps(kept))
         typer.echo(room.summary(rows))

@@ -10,11 +10,9 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from statistics import fmean, quantiles
 from typing import Any
 
-from evoattn.bench.contenders import read_configs
 from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
@@ -170,10 +168,10 @@ def winner_lines(group: Group, row: Checked, gpu: GpuSpec) -> list[str]:
     return [json.dumps(about | {"family": family, "config": params}) + "\n" for family, params in distinct]
 
 
-def known_kernels(file: Path, group: Group, gpu: GpuSpec) -> list[Kernel]:
-    """Those of the file for the group's problem that today's families and spaces have."""
+def known_kernels(rows: Sequence[tuple[str, dict[str, Any]]], group: Group, gpu: GpuSpec) -> list[Kernel]:
+    """Of the rows, (family, parameters), those that today's families and spaces have for the group's problem."""
     problem, found = group.problems[0], []
-    for family, params in read_configs(file, problem, gpu.arch):
+    for family, params in rows:
         try:
             config = load_space(family, gpu).make_config(params)
         except ConfigError:
@@ -218,14 +216,14 @@ class Wanted:
     """Compile processes."""
     families: tuple[str, ...] = ()
     """That the searches look at; all that serve a problem where none is named."""
-    known: Path | None = None
-    """A file of kernels that take part in the finals, as `evoattn bench --configs` takes them."""
+    known: Callable[[AttentionProblem], Sequence[tuple[str, dict[str, Any]]]] | None = None
+    """Kernels that take part in a problem's final, (family, parameters)."""
 
 
 def check_all(
     problems: Sequence[AttentionProblem], gpu: GpuSpec, wanted: Wanted, say: Callable[[str], None]
 ) -> Iterator[tuple[Group, Checked]]:
-    """Search all, then check one by one. Raises `OSError` where the known kernels cannot be read."""
+    """Search all, then check one by one."""
     picks = [pick(problem, gpu) for problem in problems]
     groups = [make_group(i, problem, picks[i], gpu) for i, problem in enumerate(problems)]
     for group in groups:
@@ -238,5 +236,5 @@ def check_all(
         engine.run(wanted.seconds * len(groups))
         say(f"searched: {engine.compiled} compiles, {engine.measured} times")
         for group, chosen in zip(groups, picks, strict=True):
-            known = known_kernels(wanted.known, group, gpu) if wanted.known else []
+            known = known_kernels(wanted.known(group.problems[0]), group, gpu) if wanted.known else []
             yield group, check(engine, group, chosen, wanted.rounds, wanted.peers, known)

@@ -92,8 +92,11 @@ def test_commands_are_what_the_command_line_takes(page, line):
         assert not words or words[0] in {"--version", "--install-completion", "--show-completion", "--help"}
         return
     assert words[0] in COMMANDS, f"{page} names the command {words[0]!r}"
-    options = {option for p in COMMANDS[words[0]].params for option in (*p.opts, *p.secondary_opts)}
-    for word in words[1:]:
+    command, *words = COMMANDS[words[0]], *words[1:]
+    if words and words[0] in getattr(command, "commands", {}):
+        command, *words = command.commands[words[0]], *words[1:]
+    options = {option for p in command.params for option in (*p.opts, *p.secondary_opts)}
+    for word in words:
         if word.startswith("-") and word != "-":
             assert word.partition("=")[0] in {*options, "--help"}, f"{page}: {line!r} has no option {word!r}"
 

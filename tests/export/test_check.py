@@ -11,12 +11,10 @@ from evoattn.export.check import BEGIN, END, export_source
 from evoattn.families import registry
 from evoattn.families.base import attention_args
 from evoattn.model import gpu
-from evoattn.model import named_problems as problems
 from evoattn.model.launch import Buffer, KernelLaunch, Scalar, TensorMap
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Candidate, CompileInfo, Evaluation, Timing, TrialState
 from evoattn.model.space import KernelConfig, load_space
-from evoattn.search.starting import starting_configs
 from evoattn.storage import Storage, StorageError
 from tests.export import kernels
 
@@ -205,7 +203,7 @@ def test_clusters_and_tensor_maps_are_of_hopper(storage, monkeypatch, change):
 
 def test_tensor_maps_are_encoded_by_the_driver(storage):
     space = load_space("flash_wgmma", gpu.lookup("h100"))
-    params = starting_configs(space, problems.lookup("seed_h100"), gpu.lookup("h100"))[0].params
+    params = next(c.params for c in space.starting_configs() if (c["BLOCK_M"], c["BLOCK_N"]) == (128, 128))
     study = storage.create_study("maps", PROBLEM, gpu.lookup("h100"), True, "genetic", 0, ("flash_wgmma",), {}, {})
     config = KernelConfig("flash_wgmma", params)
     candidate = Candidate("flash_wgmma", params, config.id, "KERNEL\n", "sm_90a")
