@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from evoattn.backends.compiler import compile_candidate
+from evoattn.engine.groups import Group, Kernel
 from evoattn.families import registry
 from evoattn.families.render import render
 from evoattn.model.gpu import GpuSpec
@@ -25,7 +26,6 @@ from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.portfolio import campaign
-from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.problems import group_of
 from evoattn.portfolio.workload import PLAIN, draw_all
 

@@ -16,6 +16,7 @@ LAYERS = [  # docs/architecture.md shows them; a module may import from its own 
     ["cli"],
     ["bench", "dashboard", "export", "integrations", "ops", "report", "search"],
     ["portfolio"],
+    ["engine"],
     ["samplers", "storage"],
     ["fleet"],
     ["evaluation"],

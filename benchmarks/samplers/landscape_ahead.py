@@ -19,10 +19,11 @@ from benchmarks.samplers.landscape_groups import make_groups
 from benchmarks.samplers.landscape_surveyor import Surveyor
 from evoattn.backends.compiler import version
 from evoattn.backends.kernel_files import KernelFiles
+from evoattn.engine.groups import Group, Kernel
+from evoattn.engine.planned import Ahead, Planned
+from evoattn.families import registry
 from evoattn.model.gpu import GPUS, GpuSpec
-from evoattn.model.records import CompiledKernel
-from evoattn.portfolio.engine.ahead import Planned
-from evoattn.portfolio.engine.kernel import Group, Kernel
+from evoattn.model.space import KernelConfig
 from evoattn.portfolio.plan import compile_ahead
 
 LIST, KERNELS, RANDOM = "ahead.jsonl", "kernels", "random"
@@ -39,18 +40,16 @@ def configs_of(folder: Path) -> dict[str, list[Config]]:
     return found
 
 
-def read(folder: Path, groups: list[Group], gpu: GpuSpec) -> tuple[dict[str, list[Config]], dict[str, CompiledKernel]]:
-    """By group the configs whose machine code is that of today's sources, and the machine code by source."""
-    files, listed = KernelFiles(folder / KERNELS, version()), configs_of(folder)
-    configs: dict[str, list[Config]] = {}
-    sources: dict[str, CompiledKernel] = {}
+def read(folder: Path, groups: list[Group], gpu: GpuSpec) -> Ahead:
+    """What was compiled for the groups, to be timed on the first problem that it serves and others."""
+    listed, planned = configs_of(folder), []
     for group in groups:
-        for family, params in listed.get(group.name, []):
-            candidate = Planned(group, family, params, 0, RANDOM).candidate(gpu)
-            if compiled := files.get(candidate):
-                sources[candidate.source_hash] = compiled
-                configs.setdefault(group.name, []).append((family, params))
-    return configs, sources
+        for name, params in listed.get(group.name, []):
+            family, config = registry.lookup(name), KernelConfig(name, params)
+            able = (i for i, problem in enumerate(group.problems) if not family.why_invalid(problem, config, gpu))
+            if (target := next(able, None)) is not None:
+                planned.append(Planned(group, name, params, target, RANDOM))
+    return Ahead(planned, KernelFiles(folder / KERNELS, version()), gpu)
 
 
 def compile_for(

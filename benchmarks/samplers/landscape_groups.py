@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from evoattn.engine.groups import Group
 from evoattn.families import registry
 from evoattn.model import named_problems
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.space import load_space
-from evoattn.portfolio.engine.kernel import Group
 from evoattn.portfolio.pick import portfolio_kernels
 from evoattn.portfolio.workload import draw
 from evoattn.search.starting import starting_configs

@@ -6,21 +6,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from evoattn.engine.breeding import Breeder
+from evoattn.engine.groups import Group, Kernel
 from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
-from evoattn.portfolio.engine.breeding import Breeder
-from evoattn.portfolio.engine.kernel import Group, Kernel
 
 RANDOM_SHARE = 0.5
 ANY_FAMILY_SHARE = 0.4
 """Bred configs whose parent is the best of a family chosen at random, not the best of all."""
 PARENTS = 8
 CROSSOVER_SHARE = 0.35
-AHEAD_SHARE = 0.25
-"""Of a group's proposals while it has configs that were compiled ahead; random ones, so that fewer others are."""
-AHEAD_WEIGHT, LATER_WEIGHT = 0.15, 1e-3
-"""Of a group whose turn has not come: with configs that were compiled ahead, and without. Ahead of their turn they keep
-the GPU busy where the compile processes do not, but not so that it would have no time for theirs."""
+LATER_WEIGHT = 1e-3
+"""Of a group whose turn has not come."""
 
 
 @dataclass
@@ -59,7 +56,7 @@ def take_turns(groups: list[Group], surveyors: dict[str, Surveyor], wanted: int)
         surveyor = surveyors[group.name]
         surveyor.aim.turn = misses[group.name] == least
         group.spent = 0.0 if surveyor.aim.turn else 1.0
-        group.weight = 1.0 if surveyor.aim.turn else AHEAD_WEIGHT if surveyor.ahead else LATER_WEIGHT
+        group.weight = 1.0 if surveyor.aim.turn else LATER_WEIGHT
 
 
 class Surveyor(Breeder):
@@ -72,12 +69,9 @@ class Surveyor(Breeder):
         gpu: GpuSpec,
         seed: int,
         aim: Aim | None = None,
-        ahead: Iterable[tuple[str, dict[str, Any]]] = (),
     ) -> None:
-        """`ahead`: valid random configs that are compiled already."""
         super().__init__(group, gpu, seed)
         self.aim = aim or Aim(tuple(range(len(group.problems))))
-        self.ahead = list(ahead)
         self._earlier = set(group.kernels)
         for identity in group.kernels:  # of earlier recordings
             self._pool.mark(identity)
@@ -93,12 +87,7 @@ class Surveyor(Breeder):
         return [i for i in self.aim.problems if not family.why_invalid(self._group.problems[i], config, self._gpu)]
 
     def propose(self) -> tuple[Kernel, int] | None:
-        """See `Breeder`; out of turn only what was compiled ahead."""
-        while self.ahead and (not self.aim.turn or self._rng.random() < AHEAD_SHARE):
-            kernel = Kernel(*self.ahead.pop(), "random")
-            served = self.serves(kernel)
-            if served and self._pool.mark(kernel.id):
-                return kernel, served[0]
+        """See `Breeder`; nothing out of turn."""
         return super().propose() if self.aim.turn else None
 
     def _next_target(self) -> int:

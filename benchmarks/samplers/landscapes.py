@@ -28,12 +28,13 @@ from typing import Any
 from benchmarks.samplers import landscape_ahead
 from benchmarks.samplers.landscape_groups import make_groups
 from benchmarks.samplers.landscape_surveyor import Aim, Surveyor, take_turns
+from evoattn.engine.group_search import GroupSearch, Manner
+from evoattn.engine.groups import Group, Kernel
 from evoattn.families import registry
+from evoattn.fleet.local import LocalFleet
 from evoattn.model.gpu import GpuSpec, detect_devices
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import load_space
-from evoattn.portfolio.engine.engine import Engine
-from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.samplers import landscape
 from evoattn.samplers.landscape import append
 from evoattn.storage.versions import collect
@@ -99,7 +100,7 @@ class Record:
         append(self._path, [{"kernel": self._numbers[group.name, kernel.id], "again": rounded}])
 
 
-def time_the_best_again(engine: Engine, record: Record, end: float, rng: random.Random) -> list[float]:
+def time_the_best_again(engine: GroupSearch, record: Record, end: float, rng: random.Random) -> list[float]:
     """Second times over first ones, of the fastest tenth of each problem, until `end` by `time.monotonic`."""
     wanted: dict[tuple[str, str], tuple[Group, Kernel, list[int]]] = {}
     for group in engine.groups:
@@ -121,7 +122,7 @@ def time_the_best_again(engine: Engine, record: Record, end: float, rng: random.
 
 
 def survey(
-    engine: Engine, record: Record, seconds: float, seed: int = 0, count: Callable[[], None] = lambda: None
+    engine: GroupSearch, record: Record, seconds: float, seed: int = 0, count: Callable[[], None] = lambda: None
 ) -> None:
     """Search, save as it goes, time the best again, and say what came of it. `count` is called every two seconds."""
     begun = said = counted = time.monotonic()
@@ -221,20 +222,19 @@ def main() -> None:
         group.families = tuple(f for f in group.families if f not in words.without)
         print(group.name, group.families, *(f"\n    {p.describe()}" for p in group.problems))
     record = Record(words.output, about(gpu, collect(device), [p for g in groups for p in g.problems]), groups, gpu)
-    configs, sources = landscape_ahead.read(words.ahead, groups, gpu) if words.ahead else ({}, {})
-    print({name: len(found) for name, found in configs.items()}, "compiled ahead", flush=True)
+    ahead = landscape_ahead.read(words.ahead, groups, gpu) if words.ahead else None
+    print(ahead.left if ahead else 0, "compiled ahead", flush=True)
     surveyors: dict[str, Surveyor] = {}
 
     each = dict(zip((g.name for g in groups), words.each, strict=False))
 
     def breeder(group: Group, gpu: GpuSpec, seed: int) -> Surveyor:
         aim = make_aim(group, right[group.name], each.get(group.name, len(group.problems)), words.wanted)
-        surveyors[group.name] = Surveyor(group, gpu, seed, aim, configs.get(group.name, ()))
+        surveyors[group.name] = Surveyor(group, gpu, seed, aim)
         return surveyors[group.name]
 
-    with Engine(
-        groups, gpu, words.jobs, seed=words.seed, sample=99, most=99, breeder=breeder, sources=sources
-    ) as engine:
+    manner = Manner(breeder, words.seed, sample=99, most=99, ahead=ahead)
+    with GroupSearch(groups, gpu, manner, LocalFleet(words.jobs) if words.jobs else None) as engine:
         survey(engine, record, words.seconds, words.seed, partial(take_turns, groups, surveyors, words.wanted))
 
 

@@ -31,6 +31,7 @@ from typing import Any
 from benchmarks.samplers.search_speed import CUBINS, FINAL, Event, run
 from evoattn.backends.compiler import compile_candidate, version
 from evoattn.backends.kernel_files import KernelFiles
+from evoattn.engine.budget import RESERVE_LEAST
 from evoattn.families import registry
 from evoattn.families.built import BuiltKernel
 from evoattn.families.render import render
@@ -40,7 +41,6 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Trial
 from evoattn.model.space import KernelConfig, config_id
 from evoattn.portfolio.workload import draw
-from evoattn.search.budget import RESERVE_LEAST
 from evoattn.timing.protocol import Protocol
 
 SEEDS = range(2000, 2100)

@@ -22,17 +22,17 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.scale.core_time import CoreTime
+from evoattn.engine.progress import Progress
+from evoattn.engine.tools import Tools
 from evoattn.evaluation.handlers import DeviceHandler
 from evoattn.fleet.ray_fleet import LOCAL, RayFleet
 from evoattn.model.paths import ROOT
 from evoattn.model.records import Trial
 from evoattn.search import ahead
-from evoattn.search.loop import Search
 from evoattn.search.machines import Machines, machines_of
-from evoattn.search.progress import Progress
 from evoattn.search.request import SearchWords, plan, read_words
 from evoattn.search.setup import begin_study, make_search
-from evoattn.search.tools import Tools
+from evoattn.search.study import Search
 from evoattn.storage import Storage
 from evoattn.storage.versions import collect
 from tests.faults.search import KERNEL, FakeCompiler, FakeDevice, journaled, made_up, made_up_here

@@ -6,19 +6,20 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 
 from evoattn.bench.contenders import Contender, choose, read_configs
-from evoattn.bench.device import COMPILE_SECONDS, FINAL_SECONDS, START_SECONDS, BenchDevice, BenchTask, CompileAny
 from evoattn.bench.records import BenchRecords
 from evoattn.bench.row import Note, Row, Time, grouped
+from evoattn.engine.finals import Final, FinalFailed
+from evoattn.engine.tools import Tools
 from evoattn.evaluation.endings import failed
 from evoattn.evaluation.handlers import DEVICE_SECONDS
 from evoattn.evaluation.pool import Pool, processes
-from evoattn.evaluation.process import Ending, Handler
-from evoattn.evaluation.tasks import Compiled, Evaluate
+from evoattn.evaluation.process import Ending
+from evoattn.evaluation.tasks import Compile, Compiled, Evaluate, OnProblem
 from evoattn.evaluation.workers import Outcome, Worker
 from evoattn.families import registry
 from evoattn.families.built import BuiltKernel
@@ -28,7 +29,6 @@ from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompiledKernel, Evaluation, Timing, TrialState
 from evoattn.peers.labels import PEER_NAMES
-from evoattn.search.finals import Final, FinalFailed
 from evoattn.search.request import choose_device
 from evoattn.storage import Storage
 from evoattn.timing.finalists import Finalists, FinalResult
@@ -39,14 +39,11 @@ Proved = list[tuple[Contender, CompiledKernel, Evaluation]]
 """Contenders that are right, the fastest first."""
 
 
-class Handlers(NamedTuple):
-    """What the processes of a bench run."""
-
-    compiler: Callable[[], Handler]
-    device: Callable[[GpuSpec], Handler]
-
-
-HANDLERS = Handlers(CompileAny, BenchDevice)
+COMPILE_SECONDS = 60.0
+START_SECONDS = 60.0
+"""Inputs and answers of a problem: 0.1 to 5 s."""
+FINAL_SECONDS = 240.0
+"""A final in which FlashAttention 4 is imported and compiled just in time takes 20 to 40 s."""
 
 
 @dataclass(frozen=True)
@@ -74,14 +71,15 @@ class Bench:
         device: DetectedDevice,
         jobs: int,
         top: int = 4,
-        handlers: Handlers = HANDLERS,
+        tools: Tools | None = None,
         peers: Collection[str] = PEER_NAMES,
     ) -> None:
         """`peers`: of `PEER_NAMES`, those that are asked."""
         self.storages, self.gpu, self.detected, self.top = storages, gpu, device, top
         self._not_asked = {name: "It is not asked." for name in PEER_NAMES if name not in peers}
-        self._pool = Pool(processes(jobs, handlers.compiler))
-        self._device = Worker(handlers.device, (gpu,))
+        tools = tools or Tools()
+        self._pool = Pool(processes(jobs, tools.make_compiler, (gpu, False)))
+        self._device = Worker(tools.make_device, (None, gpu, "warm"))
 
     def close(self) -> None:
         """End the processes."""
@@ -123,10 +121,12 @@ class Bench:
         """The best `top` contenders that are right, and a note on each that is not."""
         proved: Proved = []
         notes = []
-        outcomes = self._pool.ask([contender.candidate for contender in contenders], COMPILE_SECONDS)
+        tasks = [Compile(registry.lookup(c.config.family), c.config, problem, c.candidate) for c in contenders]
+        outcomes = self._pool.ask(tasks, COMPILE_SECONDS)
         for contender, outcome in zip(contenders, outcomes, strict=True):
-            done: Compiled | None = outcome.value if outcome.ending is Ending.RESULT else None
-            kernel, evaluation = done.kernel if done else None, done.failure if done else failed(outcome, "compile")
+            ended = outcome.ending is Ending.RESULT
+            done: Compiled = outcome.value.answer if ended else Compiled(None, failed(outcome, "compile"))
+            kernel, evaluation = done.kernel, done.failure
             if kernel is not None and evaluation is None:
                 evaluation = self._evaluate(problem, contender, kernel)
             assert evaluation is not None, "a compile gives a kernel or a failure"
@@ -154,13 +154,13 @@ class Bench:
         return BuiltKernel(registry.lookup(contender.config.family), contender.config, self.gpu, kernel)
 
     def _ask(self, problem: AttentionProblem, task: Evaluate) -> Outcome:
-        return self._device.ask(BenchTask(problem, task), START_SECONDS + DEVICE_SECONDS)
+        return self._device.ask(OnProblem(problem, task), START_SECONDS + DEVICE_SECONDS)
 
     def _hold(self, problem: AttentionProblem, finalists: Finalists) -> FinalResult:
         """Raises `FinalFailed`."""
-        final = Final(finalists, refusals=self._not_asked)
+        final = Final(finalists, refusals=self._not_asked, problem=problem)
         while final.result is None:
-            final.take(self._device.ask(BenchTask(problem, final.task), FINAL_SECONDS))
+            final.take(self._device.ask(final.task, FINAL_SECONDS))
         return final.result
 
     def _finish(self, row: Row, records: BenchRecords, proved: Proved, timings: dict[str, Timing]) -> list[Note]:

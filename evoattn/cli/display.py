@@ -12,10 +12,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from evoattn.engine.progress import Progress
 from evoattn.model.space import KernelConfig
 from evoattn.peers.labels import peer_label
 from evoattn.report.text import cost_text
-from evoattn.search.progress import Progress
 
 LINE_EVERY = 10.0
 """Seconds between lines where the output is no terminal."""

@@ -12,17 +12,18 @@ from evoattn import report
 from evoattn.cli.common import kept_in, unusual
 from evoattn.cli.display import Display
 from evoattn.correctness import sanitizer
+from evoattn.engine.errors import SearchError
+from evoattn.engine.progress import Progress
+from evoattn.engine.tools import Tools
 from evoattn.evaluation.torch_libraries import why_slow
 from evoattn.model.records import Study
 from evoattn.report.text import WIDEST, command, print_lines, print_text
 from evoattn.samplers.base import Sampler
 from evoattn.search.crew import Crew
-from evoattn.search.errors import SearchError
+from evoattn.search.kept import keep_leader
 from evoattn.search.machines import Machines
-from evoattn.search.progress import Progress
 from evoattn.search.request import SearchWords
 from evoattn.search.setup import PreparedSearch, make_search
-from evoattn.search.tools import Tools
 from evoattn.storage.versions import collect, differences
 
 
@@ -102,6 +103,8 @@ def run_search(
         from evoattn.report.screen import print_result  # imports NumPy, for which the start of a search does not wait
 
         print_result(report.summarise(storage, study, 1), console, kept_in(storage, study, prepared.words.db))
+        if prepared.words.keep and (said := keep_leader(prepared)):
+            print_text(console, said)
     finally:
         storage.close()
 

@@ -95,6 +95,13 @@ def search(
         bool,
         typer.Option("--offline", help="Time nothing, even if a device is here: for another GPU than that one."),
     ] = False,
+    keep: Annotated[
+        bool,
+        typer.Option(
+            "--keep/--no-keep",
+            help="Have evoattn.attention run the winner, where it is clearly ahead of what runs today and of SDPA.",
+        ),
+    ] = True,
 ) -> None:
     """Search for the fastest kernel of a problem.
 
@@ -121,6 +128,7 @@ def search(
             resume=resume,
             sanitize=sanitize,
             offline=offline,
+            keep=keep,
             devices=devices,
             ray=ray,
             db=db,

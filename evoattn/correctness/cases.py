@@ -185,6 +185,12 @@ def make_case(
     return Case(name, problem, tensors, replace(answer, rounds_evenly=evenly))
 
 
+def unanswered(problem: AttentionProblem, seed: int, device: torch.device | str) -> Case:
+    """Plain inputs whose answer nobody asks for: the reference takes longer than many a timing."""
+    tensors = reference.make_inputs(problem, seed, device)
+    return Case("the problem's own shape", problem, tensors, reference.Answer(torch.empty(0, device=device), 0.0, 0.0))
+
+
 def tensors_of(case: Case) -> list[torch.Tensor]:
     """The inputs and the answer: all that a kernel is never handed."""
     answer = case.answer

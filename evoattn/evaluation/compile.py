@@ -19,15 +19,15 @@ _writing = ThreadPoolExecutor(1)
 """Writes to the cache of kernels while the next kernel is compiled: on some machines a new file takes milliseconds."""
 
 
-def compile_and_rank(task: Compile, problem: AttentionProblem, gpu: GpuSpec) -> Compiled:
+def compile_and_rank(task: Compile, gpu: GpuSpec) -> Compiled:
     """Render and compile a candidate and price it: the pool's task when a device will time it. The PTX, which is longer
     than the machine code, stays here: no device needs it."""
     started = time.perf_counter()
     try:
-        kernel = compile_candidate(task.rendered(problem, gpu), writing=_writing)
+        kernel = compile_candidate(task.rendered(gpu), writing=_writing)
     except CompileError as error:
         return Compiled(None, Evaluation(TrialState.COMPILE_ERROR, str(error), seconds=time.perf_counter() - started))
-    return Compiled(replace(kernel, ptx=""), None, score(task.config, kernel.info, problem, gpu))
+    return Compiled(replace(kernel, ptx=""), None, score(task.config, kernel.info, task.problem, gpu))
 
 
 def score(config: KernelConfig, info: CompileInfo, problem: AttentionProblem, gpu: GpuSpec) -> float | None:

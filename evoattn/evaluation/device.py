@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from functools import cached_property, partial
 
 import torch
 
 from evoattn.backends.base import ContextLost, LaunchError, QueuedBackend
 from evoattn.correctness.arena import Arena, Vault
-from evoattn.correctness.cases import device_cases, make_case, packed, tensors_of
+from evoattn.correctness.cases import Case, device_cases, make_case, packed, tensors_of, unanswered
 from evoattn.correctness.judge import first_wrong
 from evoattn.correctness.ladder import Ladder
 from evoattn.correctness.validate import OUTSIDE, check, make_arena, run_case
-from evoattn.evaluation.tasks import DeviceAnswer, DeviceTask, Evaluate, Gauge, HoldFinal, Inspect
+from evoattn.evaluation.tasks import DeviceAnswer, Evaluate, Gauge, HoldFinal, Inspect
 from evoattn.families.built import BuiltKernel
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
@@ -65,18 +66,45 @@ class DeviceEvaluator:
         mark("GPU worker: has a context")
         self.clocks = Clocks(str(torch.cuda.get_device_properties(dev).uuid) if dev.type == "cuda" else "")
         self.seed = int.from_bytes(os.urandom(4))
-        small = [make_case(name, case, self.seed, dev, kind) for name, case, kind in device_cases(problem)]
-        cases, memory = packed(small)  # one piece of memory, not forty, for the vault below to compare
-        self.ladder = Ladder(cases, dev)
-        self.own = make_case("the problem's own shape", problem, self.seed, dev)
-        self.fresh = make_case("fresh inputs after timing", problem, self.seed + 1, dev)
-        self.vault = Vault([memory, *self.ladder.tensors, *tensors_of(self.own), *tensors_of(self.fresh)])
-        flush = benchmark.l2_flush(dev) if cache == "cold" else None
-        self.setup = TimingSetup(self.backend, timer or Timer(), cache, self.own, self.fresh, flush)
+        self._timer, self._flush = timer or Timer(), benchmark.l2_flush(dev) if cache == "cold" else None
         self._report, self._peers = report, peers
         self._known_right: BuiltKernel | None = None
 
-    def do(self, task: DeviceTask) -> DeviceAnswer:
+    @cached_property
+    def ladder(self) -> Ladder:
+        """The small cases, all in one piece of memory, not forty, for the vault to compare."""
+        dev = self.backend.device
+        small = [make_case(name, case, self.seed, dev, kind) for name, case, kind in device_cases(self.problem)]
+        cases, self._memory = packed(small)
+        return Ladder(cases, dev)
+
+    @cached_property
+    def own(self) -> Case:
+        return make_case("the problem's own shape", self.problem, self.seed, self.backend.device)
+
+    @cached_property
+    def fresh(self) -> Case:
+        """Other inputs of the same shape."""
+        return make_case("fresh inputs after timing", self.problem, self.seed + 1, self.backend.device)
+
+    @cached_property
+    def vault(self) -> Vault:
+        """All that no kernel is handed and the verdicts on candidates rest on."""
+        ladder = self.ladder.tensors
+        return Vault([self._memory, *ladder, *tensors_of(self.own), *tensors_of(self.fresh)])
+
+    @cached_property
+    def setup(self) -> TimingSetup:
+        return self._setup(self.own, self.fresh)
+
+    def _setup(self, own: Case, fresh: Case) -> TimingSetup:
+        return TimingSetup(self.backend, self._timer, self.cache, own, fresh, self._flush)
+
+    def prepare(self) -> None:
+        """Make all cases now. Else each is made when it is first needed: a final needs no small ones."""
+        assert self.vault and self.setup
+
+    def do(self, task: Evaluate | Gauge | HoldFinal | Inspect) -> DeviceAnswer:
         """The answer to a task of the GPU worker."""
         if isinstance(task, Inspect):
             return self.inspect(task.kernel)
@@ -106,13 +134,14 @@ class DeviceEvaluator:
     def evaluate(self, task: Evaluate) -> Evaluation:
         """The small cases, a race against `task.best_us`, and for a candidate near it the problem's own shape twice,
         the timing, the check of the work that was timed, plausibility."""
+        vault = self.vault  # made before the candidate runs
         started = time.perf_counter()
         checks: list[CheckResult] = []
         timings: list[Timing] = []
         doubtful = False
         try:
             state, reason = self._climb(task, checks, timings)
-            if not self.vault.intact():
+            if not vault.intact():
                 self.broken = True
                 state = TrialState.WRONG_RESULT
                 reason = "The kernel overwrote memory that it was never given: the original inputs, or answers."
@@ -122,7 +151,7 @@ class DeviceEvaluator:
             elif state is TrialState.COMPLETE and self._known_right is None:
                 self._known_right = task.kernel
         except LaunchError as error:
-            state, reason, self.broken = TrialState.LAUNCH_ERROR, str(error), not self._context_lives()
+            state, reason, self.broken = TrialState.LAUNCH_ERROR, str(error), not _lives(vault)
         except ContextLost as error:
             self.broken, state, reason = True, TrialState.LAUNCH_ERROR, str(error)
         except RuntimeError as error:  # torch's own complaint about a failed capture or a lost context
@@ -133,14 +162,6 @@ class DeviceEvaluator:
         return Evaluation(
             state, reason, task.kernel.compiled.info, report, tuple(timings), seconds=seconds, doubtful=doubtful
         )
-
-    def _context_lives(self) -> bool:
-        """Whether the device still answers, and no input changed: a refused launch harms nothing, a faulty one may look
-        refused."""
-        try:
-            return self.vault.intact()
-        except RuntimeError:
-            return False
 
     def _is_still_right(self) -> bool:
         """Whether the first right candidate of this process still is: if not, the process may be at fault, not the
@@ -194,7 +215,10 @@ class DeviceEvaluator:
 
     def timed_arena(self) -> Arena:
         """Buffers with the problem's own inputs, ready for a `TimedRun`."""
-        arena = make_arena(self.own, {}, self.backend.device)
+        return self._arena_of(self.own)
+
+    def _arena_of(self, case: Case) -> Arena:
+        arena = make_arena(case, {}, self.backend.device)
         arena.arm()
         return arena
 
@@ -205,12 +229,27 @@ class DeviceEvaluator:
         """
         self.broken = True
         peers = {name: peer for name, peer in self._peers.items() if name not in task.refused}
+        if task.protocol.proves:
+            setup = self.setup
+            kept = self.__dict__.get("vault") or Vault([*tensors_of(self.own), *tensors_of(self.fresh)])
+        else:
+            own = self.own if peers else unanswered(self.problem, self.seed, self.backend.device)
+            setup, kept = self._setup(own, own), Vault(tensors_of(own))
         contest = Contest(
-            self.setup, self.gpu, self.clocks, self.timed_arena(), task.protocol, self._context_lives, self._report
+            setup, self.gpu, self.clocks, self._arena_of(setup.own), task.protocol, partial(_lives, kept), self._report
         )
         result = contest.hold(task.finalists, peers)
         self.broken = not result.complete
         return result
+
+
+def _lives(vault: Vault) -> bool:
+    """Whether the device still answers, and no input changed: a refused launch harms nothing, a faulty one may look
+    refused."""
+    try:
+        return vault.intact()
+    except RuntimeError:
+        return False
 
 
 def _cuda_backend() -> QueuedBackend:

@@ -16,15 +16,14 @@ from evoattn.evaluation.compile import score
 from evoattn.evaluation.tasks import Compile
 from evoattn.families.built import BuiltKernel
 from evoattn.model.gpu import GpuSpec
-from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Evaluation, TrialState, ValidationReport
 
 
-def evaluate_offline(task: Compile, problem: AttentionProblem, gpu: GpuSpec) -> Evaluation:
+def evaluate_offline(task: Compile, gpu: GpuSpec) -> Evaluation:
     """Compile for `gpu`, check the answers on the interpreter, rank by the cost model: the pool's task where no device
     is."""
     started = time.perf_counter()
-    config, candidate = task.config, task.rendered(problem, gpu)
+    config, problem, candidate = task.config, task.problem, task.rendered(gpu)
 
     def done(state: TrialState, reason: str = "", **evidence: Any) -> Evaluation:
         return Evaluation(state, reason, seconds=time.perf_counter() - started, **evidence)

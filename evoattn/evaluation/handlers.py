@@ -5,18 +5,25 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from threading import Thread
+from typing import TYPE_CHECKING
 
 from evoattn.backends.context import make_context
 from evoattn.backends.warm_up import load_products
 from evoattn.evaluation.allocator import keep_freed_memory
 from evoattn.evaluation.process import Handler
-from evoattn.evaluation.tasks import Compile, Compiled, DeviceAnswer, DeviceTask, Rendered
+from evoattn.evaluation.tasks import Compile, Compiled, DeviceAnswer, DeviceTask, OnProblem, Rendered, Survey, Surveyed
+from evoattn.model.dtype import DTYPES
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Evaluation
 from evoattn.model.timeline import mark
 from evoattn.timing.protocol import CacheMode
+
+if TYPE_CHECKING:  # where nothing is timed torch is not imported
+    from evoattn.evaluation.device import DeviceEvaluator
+    from evoattn.evaluation.survey import Surveyor
 
 COMPILE_SECONDS = 30.0
 """A compile with its cost estimate takes 0.1 to 2 s; one that takes this long hangs."""
@@ -25,23 +32,22 @@ DEVICE_SECONDS = 20.0
 POLITE = 5
 """Compile workers leave the cores to the GPU worker and to the search itself, which all others wait for."""
 
-Work = Callable[[Compile, AttentionProblem, GpuSpec], Compiled | Evaluation]
+Work = Callable[[Compile, GpuSpec], Compiled | Evaluation]
 
 
 class CompileHandler(Handler):
     """The compile pool's process: it renders, compiles and packs sources; with `offline` it checks and ranks too."""
 
-    def __init__(self, problem: AttentionProblem, gpu: GpuSpec, offline: bool) -> None:
+    def __init__(self, gpu: GpuSpec, offline: bool) -> None:
         os.nice(POLITE)  # first: what it imports is not urgent either
         keep_freed_memory()
-        self._problem, self._gpu = problem, gpu
+        self._gpu = gpu
         self._work = _offline() if offline else _compile()
         mark("compile worker: ready")
 
     def __call__(self, task: Compile) -> Rendered:
-        candidate = task.rendered(self._problem, self._gpu)
-        answer = self._work(replace(task, candidate=candidate), self._problem, self._gpu)
-        return Rendered.of(task, candidate, self._problem, self._gpu, answer)
+        candidate = task.rendered(self._gpu)
+        return Rendered.of(task, candidate, self._gpu, self._work(replace(task, candidate=candidate), self._gpu))
 
 
 def _compile() -> Work:
@@ -65,20 +71,52 @@ def _offline() -> Work:
 class DeviceHandler(Handler):
     """The GPU worker's process."""
 
-    def __init__(self, problem: AttentionProblem, gpu: GpuSpec, cache: CacheMode) -> None:
+    def __init__(self, problem: AttentionProblem | None, gpu: GpuSpec, cache: CacheMode) -> None:
+        """`problem`: what tasks are for that name none; its cases are made at once."""
         mark("GPU worker: begins")
         make_context()  # before what has to be imported, as a process of the reserve is still about that
-        products = "cuda", problem.element.torch, "float32" if problem.element.on_tensor_cores else "float64"
+        element = problem.element if problem else DTYPES["fp16"]
+        products = "cuda", element.torch, "float32" if element.on_tensor_cores else "float64"
         loading = Thread(target=load_products, args=products)
         loading.start()
         from evoattn.evaluation.device import DeviceEvaluator
 
-        self._evaluator = DeviceEvaluator(problem, gpu, cache, report=self.report)
+        self._gpu, self._make = gpu, partial(DeviceEvaluator, gpu=gpu, cache=cache, report=self.report)
+        self._evaluator = self._make(problem) if problem else None
+        if self._evaluator:
+            self._evaluator.prepare()
+        self._surveyor: Surveyor | None = None
         loading.join()  # while a graph is captured no other thread may ask for memory
         mark("GPU worker: its cases are made")
 
     def __call__(self, task: DeviceTask) -> DeviceAnswer:
+        if isinstance(task, Survey):
+            return self._survey(task)
+        if isinstance(task, OnProblem):
+            evaluator, task = self._evaluator_of(task.problem), task.task
+        else:
+            assert self._evaluator is not None, "tasks name their problem where the worker was made for none"
+            evaluator = self._evaluator
         try:
-            return self._evaluator.do(task)
+            return evaluator.do(task)
         finally:
-            self.broken = self._evaluator.broken
+            self.broken = evaluator.broken
+
+    def _survey(self, task: Survey) -> Surveyed:
+        from evoattn.evaluation.survey import Surveyor
+
+        self._surveyor = self._surveyor or Surveyor()
+        self.report(task.kernel.config.describe())
+        try:
+            return self._surveyor.times(task)
+        finally:
+            self.broken = self._surveyor.broken
+
+    def _evaluator_of(self, problem: AttentionProblem) -> DeviceEvaluator:
+        import torch
+
+        if self._evaluator is None or self._evaluator.problem != problem:
+            self._evaluator = None  # its inputs and answers leave the device before the next ones come
+            torch.cuda.empty_cache()
+            self._evaluator = self._make(problem)
+        return self._evaluator

@@ -20,19 +20,20 @@ from evoattn.timing.protocol import Protocol
 
 @dataclass(frozen=True)
 class Compile:
-    """For a compile worker: `config` as `family` has it. The answer is `Rendered`.
+    """For a compile worker: `config` as `family` has it for `problem`. The answer is `Rendered`.
 
     `candidate`: as it was rendered already; None: the worker renders it by `render`, which is sent by its name.
     """
 
     family: Family
     config: KernelConfig
+    problem: AttentionProblem
     candidate: Candidate | None = None
     render: Renderer = render
 
-    def rendered(self, problem: AttentionProblem, gpu: GpuSpec) -> Candidate:
+    def rendered(self, gpu: GpuSpec) -> Candidate:
         """The config made source."""
-        return self.candidate or self.render(self.family, problem, self.config, gpu)
+        return self.candidate or self.render(self.family, self.problem, self.config, gpu)
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,9 @@ class Rendered:
     answer: Compiled | Evaluation
 
     @classmethod
-    def of(
-        cls, task: Compile, candidate: Candidate, problem: AttentionProblem, gpu: GpuSpec, answer: Compiled | Evaluation
-    ) -> Rendered:
+    def of(cls, task: Compile, candidate: Candidate, gpu: GpuSpec, answer: Compiled | Evaluation) -> Rendered:
         """`candidate` is the task's config made source."""
-        known = behaviour(candidate.source_hash, task.family, problem, task.config, gpu)
+        known = behaviour(candidate.source_hash, task.family, task.problem, task.config, gpu)
         return cls(CompressedSource.of(candidate), known, answer)
 
 
@@ -97,5 +96,36 @@ class Inspect:
     kernel: BuiltKernel
 
 
-DeviceAnswer = Evaluation | FinalResult | Timing | str
-DeviceTask = Evaluate | Gauge | HoldFinal | Inspect
+@dataclass(frozen=True)
+class OnProblem:
+    """A task of the GPU worker for a problem that it was not made for: that one's inputs are made first, in the place
+    of those before."""
+
+    problem: AttentionProblem
+    task: Evaluate | Gauge | HoldFinal | Inspect
+
+
+@dataclass(frozen=True)
+class Survey:
+    """For the GPU worker: times of one kernel on several problems that it serves. The answer is a `Surveyed`.
+
+    `best_us`: the best time so far of each, infinity where none is known. `check`: it passes the small cases first.
+    """
+
+    kernel: BuiltKernel
+    problems: tuple[AttentionProblem, ...]
+    best_us: tuple[float, ...]
+    check: bool = True
+
+
+@dataclass(frozen=True)
+class Surveyed:
+    """µs on each problem, in the order asked, and whether that is the time of one call, as the kernel is far behind; or
+    a sentence in `failure`, which begins with `wrong:` or `launch:`."""
+
+    times: tuple[tuple[float, bool], ...] = ()
+    failure: str = ""
+
+
+DeviceAnswer = Evaluation | FinalResult | Surveyed | Timing | str
+DeviceTask = Evaluate | Gauge | HoldFinal | Inspect | OnProblem | Survey

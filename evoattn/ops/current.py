@@ -71,6 +71,12 @@ def runtime() -> Runtime:
     return _runtime
 
 
+def forget() -> None:
+    """Have the runtime, if there is one, ask anew which kernel runs: a search has found another."""
+    if _runtime is not None:
+        _runtime.forget()
+
+
 @contextlib.contextmanager
 def use(other: Runtime, finds: Wins | None = None) -> Iterator[Runtime]:
     """Put another runtime, and another file of wins if given, behind the op, in all threads, for the length of a

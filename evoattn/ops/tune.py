@@ -8,31 +8,36 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol as Structure
 
+from evoattn.engine.budget import parse_budget
+from evoattn.engine.groups import Group, Kernel
 from evoattn.evaluation.main_file import require_startable, without_main_file
+from evoattn.families import registry
 from evoattn.model.errors import FailedRun, WrongUse
 from evoattn.model.gpu import GpuSpec, detect_devices
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops import current
 from evoattn.ops.choice import Picked
 from evoattn.ops.shapes import Asked, Shapes, Wanted, problems_of
-from evoattn.ops.tune_groups import groups_of
-from evoattn.portfolio.engine.kernel import Group, Kernel
-from evoattn.portfolio.wins import Win
-from evoattn.search.budget import parse_budget
+from evoattn.peers.labels import SDPA
+from evoattn.portfolio.pick import Pick, portfolio_kernels
+from evoattn.portfolio.wins import CLEARLY, Win
+from evoattn.timing.finalists import FinalResult
+from evoattn.timing.protocol import COMPARISON, Protocol
 
-PEERS = ("flash", "cudnn", "efficient", "math")
-"""What SDPA could run: the backends of torch."""
 FINALISTS = 3
 FINAL_SHARE = 0.2
 """Of the budget, left for comparing the best with what runs today."""
-CLEARLY = 0.985
-"""A kernel replaces what runs today if it takes at most this part of its time in one interleaved run."""
+ELSEWHERE = frozenset(("flash_wmma", "three_kernel"))
+"""Families that have won no measured problem: the time is better spent on the others."""
+UNKNOWN_GAIN, LEAST_GAIN = 0.3, 0.01
+"""Part of a call's time that a search may save: where nothing that was measured for it runs today, and where a search
+has been."""
 
 
-class Searches(Protocol):
-    """What `tune` asks of `evoattn.portfolio.engine.engine.Engine`."""
+class Searches(Structure):
+    """What `tune` asks of `evoattn.engine.group_search.GroupSearch`."""
 
     compiled: int
     measured: int
@@ -40,10 +45,9 @@ class Searches(Protocol):
     def __enter__(self) -> Searches: ...
     def __exit__(self, *error: object) -> None: ...
     def run(self, seconds: float, refresh: Callable[[], None] = ...) -> None: ...
-    def prove(self, group: Group, index: int, kernel: Kernel) -> str: ...
     def final(
-        self, group: Group, index: int, kernels: list[Kernel], rounds: int = ..., peers: tuple[str, ...] = ...
-    ) -> tuple[list[float | None], dict[str, float], dict[str, str]]: ...
+        self, group: Group, index: int, kernels: list[Kernel], protocol: Protocol, peers: tuple[str, ...]
+    ) -> FinalResult: ...
 
 
 @dataclass(frozen=True)
@@ -103,24 +107,58 @@ class TuneResult:
 def _compare(
     engine: Searches, group: Group, index: int, entry: Asked, today: Picked | None, gpu: GpuSpec
 ) -> tuple[Tuned, Win | None]:
-    """What runs today, the best that was found and SDPA, in turns; the winner if it is clearly ahead and right."""
+    """What runs today, the best that was found and SDPA, in turns and proved as a study's finalists are; the winner if
+    it is right and clearly ahead."""
     problem = group.problems[index]
     ours = Kernel(today.family, dict(today.config.params)) if today and not today.estimated else None
     found = [k for k in group.leaders(index, FINALISTS + 1) if ours is None or k.id != ours.id][:FINALISTS]
-    contestants = [*([ours] if ours else []), *found]
-    times, peers, _ = engine.final(group, index, contestants, peers=PEERS)
+    result = engine.final(group, index, [*([ours] if ours else []), *found], COMPARISON, SDPA)
+    times = result.right_us
+    peers = {name: times[name] for name in SDPA if name in times}
     best_peer = min(peers, key=lambda name: peers[name]) if peers else None
     before, before_us = f"SDPA {best_peer or ''}".rstrip(), peers[best_peer] if best_peer else None
     if ours:
-        before, before_us = _name(ours), times[0]
+        before, before_us = _name(ours), times.get(ours.id)
     limit = min([us for us in (before_us, *peers.values()) if us is not None], default=float("inf"))
-    ranked = sorted((us, i) for i, us in enumerate(times) if us is not None and contestants[i] is not ours)
-    for us, i in ranked:
-        if us <= CLEARLY * limit and not engine.prove(group, index, contestants[i]):
-            kernel = contestants[i]
-            win = Win(gpu.name, gpu.sm_count, problem, kernel.family, kernel.params, us, before_us)
-            return Tuned(problem, entry.count, before, before_us, _name(kernel), us), win
-    return Tuned(problem, entry.count, before, before_us, before, before_us), None
+    best = min((k for k in found if k.id in times), key=lambda k: times[k.id], default=None)
+    if best is None or times[best.id] > CLEARLY * limit:
+        return Tuned(problem, entry.count, before, before_us, before, before_us), None
+    us = times[best.id]
+    win = Win(gpu.name, gpu.sm_count, problem, best.family, best.params, us, before_us)
+    return Tuned(problem, entry.count, before, before_us, _name(best), us), win
+
+
+def _gain(today: Picked | None) -> float:
+    """Part of a call's time that a search should save: what a portfolio's pick loses to the best known."""
+    if today is None or today.estimated:
+        return UNKNOWN_GAIN
+    regret = today.expected_regret if isinstance(today, Pick) else None
+    return max(LEAST_GAIN, 1 - 1 / regret) if regret else LEAST_GAIN
+
+
+def groups_of(entries: list[Asked], gpu: GpuSpec) -> list[Group]:
+    """The problems by what one kernel serves, each group due its share of calls × time × expected gain."""
+    groups: dict[str, Group] = {}
+    for entry in entries:
+        p = entry.problem
+        able = [f for f in registry.FAMILIES if not registry.FAMILIES[f].why_unsupported(p, gpu) and f not in ELSEWHERE]
+        if not able or p.lse:
+            continue
+        dims = f"d{p.head_dim}/{p.value_dim}" if p.value_dim else f"d{p.head_dim}"
+        name = " ".join((p.dtype, dims, p.mask, *p.variants))  # what one kernel serves
+        group = groups.setdefault(name, Group(name, [], tuple(able), 0.0))
+        group.problems.append(p)
+        group.families = tuple(dict.fromkeys((*group.families, *able)))
+        given = [(c.family, c.params) for c in portfolio_kernels(p, gpu)]
+        picked = current.best_known(p, gpu)
+        if picked:
+            given.insert(0, (picked.family, picked.config.params))
+        group.weight += entry.count * (entry.us or 1.0) * _gain(picked)
+        group.given += [one for one in given if one not in group.given]
+    total = sum(group.weight for group in groups.values())
+    for group in groups.values():
+        group.weight = max(group.weight / total, 0.02)
+    return list(groups.values())
 
 
 def _untouched(entry: Asked) -> Tuned:
@@ -138,13 +176,13 @@ def _kept() -> Iterator[list[Win]]:
     finally:
         if wins:
             current.wins().add(wins)
-            current.runtime().forget()
+            current.forget()
 
 
 def _engine(groups: list[Group], gpu: GpuSpec) -> Searches:
-    from evoattn.portfolio.engine.engine import Engine  # and with it what renders and compiles
+    from evoattn.engine.group_search import GroupSearch  # and with it what renders and compiles
 
-    return Engine(groups, gpu)
+    return GroupSearch(groups, gpu)
 
 
 def _name(kernel: Kernel) -> str:

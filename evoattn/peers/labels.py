@@ -4,6 +4,8 @@ from __future__ import annotations
 
 PEER_NAMES = ("flash", "cudnn", "efficient", "math", "fa3", "fa4", "flex", "varlen", "flashinfer")
 """Those of `table.PEERS`, in its order. That module imports torch."""
+SDPA = ("flash", "cudnn", "efficient", "math")
+"""Those that `scaled_dot_product_attention` may run."""
 FLASH_ATTENTION = {
     "fa3": "FlashAttention 3",
     "fa4": "FlashAttention 4",

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from evoattn.cost import measurements
+from evoattn.engine.groups import Group, Kernel
 from evoattn.families import registry
 from evoattn.model.gpu import DetectedDevice, GpuError, GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import ConfigError, SearchSpace, load_space
-from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.pick import portfolio_kernels
 from evoattn.portfolio.problems import by_group, chosen, group_of
 

@@ -9,21 +9,23 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean, quantiles
 from typing import Any
 
+from evoattn.engine.group_search import GroupSearch, Manner
+from evoattn.engine.groups import Group, Kernel
 from evoattn.families import registry
+from evoattn.fleet.local import LocalFleet
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import ConfigError, load_space
 from evoattn.peers.labels import FLASH_ATTENTION
 from evoattn.peers.table import PEERS
 from evoattn.portfolio.campaign import families_for
-from evoattn.portfolio.engine.engine import Engine
-from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.pick import Pick, pick, portfolio_kernels
 from evoattn.portfolio.problems import group_of
+from evoattn.timing.protocol import COMPARISON
 
 FINALISTS = 5
 """Kernels of each search that are timed in turns with the pick."""
@@ -35,8 +37,7 @@ STARTING = 6
 
 @dataclass(frozen=True)
 class Checked:
-    """One problem. Times are medians in µs, all taken in turns; `wrong` says why the answer of the pick, or of
-    the search's best, is not right."""
+    """One problem. Times are medians in µs, all taken in turns; `wrong` says why the pick has none."""
 
     problem: str
     group: str
@@ -51,7 +52,7 @@ class Checked:
     spreads: dict[str, tuple[float, float]] = field(default_factory=dict)
     """10th and 90th percentile of the rounds, µs, of the winner, called `ours`, and of each peer."""
     fault: str = ""
-    """Why the winner's answer is not right."""
+    """Which kernels of the search proved wrong, and so have no time."""
 
     @property
     def regret(self) -> float:
@@ -92,43 +93,41 @@ def make_group(index: int, problem: AttentionProblem, chosen: Pick | None, gpu: 
 
 
 def check(
-    engine: Engine,
+    engine: GroupSearch,
     group: Group,
     chosen: Pick | None,
     rounds: int,
     peers: tuple[str, ...],
     known: Sequence[Kernel] = (),
 ) -> Checked:
-    """Prove the pick on the problem's own shape, then time it, the search's best, the `known` ones and the peers in
-    turns."""
+    """The pick, the search's best, the `known` kernels and the peers in turns, all proved on the problem's own
+    shape."""
     problem = group.problems[0]
     ours = Kernel(chosen.family, chosen.config.params) if chosen else None
-    wrong = engine.prove(group, 0, ours) if ours else "no pick"
     found = [k for k in group.leaders(0, FINALISTS + 1) if ours is None or k.id != ours.id][:FINALISTS]
     distinct = {k.id: k for k in ([ours] if ours else []) + found + list(known)}
-    contestants = list(distinct.values())
-    times, theirs, refusals = engine.final(group, 0, contestants, rounds, peers)
-    if peers and not any(times):  # one of the peers may have broken the context
-        times, _, _ = engine.final(group, 0, contestants, rounds)
-    best = min((us for us in times if us), default=None)
-    winner = contestants[times.index(best)] if best else None
-    named = {"ours": engine.samples.get(str(contestants.index(winner)), []) if winner else []}
-    named |= {name: engine.samples.get(name, []) for name in theirs}
-    fault = engine.prove(group, 0, winner) if winner and winner is not ours else wrong
-    if fault and winner is not ours:
-        wrong = f"{wrong} the search's best: {fault}".strip()
+    result = engine.final(group, 0, list(distinct.values()), replace(COMPARISON, samples=rounds), peers)
+    times, timings = result.right_us, result.timings
+    faults = {id: timing.disqualified for id, timing in timings.items() if timing.disqualified}
+    wrong = "" if ours and ours.id in times else faults.get(ours.id, "It has no time.") if ours else "no pick"
+    winner = min((k for k in distinct.values() if k.id in times), key=lambda k: times[k.id], default=None)
+    best = times[winner.id] if winner else None
+    theirs = {name: times[name] for name in peers if name in times}
+    named = {"ours": timings[winner.id].samples_us} if winner else {}
+    named |= {name: timings[name].samples_us for name in theirs}
+    fault = "; ".join(f"{distinct[id].family} {id}: {why}" for id, why in faults.items() if not ours or id != ours.id)
     return Checked(
         problem.describe(),
         group_of(problem),
         (ours.family, ours.params) if ours else None,
         wrong,
-        times[0] if ours else None,
+        times.get(ours.id) if ours else None,
         best,
         (winner.family, winner.params) if winner else None,
         len(group.kernels),
         theirs,
-        refusals,
-        {name: _spread(samples) for name, samples in named.items() if samples},
+        result.refusals,
+        {name: _spread(list(samples)) for name, samples in named.items() if samples},
         fault,
     )
 
@@ -189,7 +188,7 @@ def bench_row(group: Group, row: Checked) -> dict[str, Any]:
         low, high = row.spreads.get(name, (us, us))
         return {"median_us": us, "p10_us": low, "p90_us": high}
 
-    us, (family, config) = (row.best_us or 0.0, row.winner) if row.winner and not row.fault else (0.0, ("", {}))
+    us, (family, config) = (row.best_us or 0.0, row.winner) if row.winner else (0.0, ("", {}))
     return {
         "problem": problem.to_dict(),
         "describe": problem.describe(),
@@ -232,7 +231,8 @@ def check_all(
             family, space = registry.lookup(name), load_space(name, gpu)
             valid = [c for c in space.starting_configs() if not family.why_invalid(group.problems[0], c, gpu)]
             group.given += [(name, config.params) for config in valid[:STARTING]]
-    with Engine(groups, gpu, wanted.jobs, most=1) as engine:
+    fleet = LocalFleet(wanted.jobs) if wanted.jobs else None
+    with GroupSearch(groups, gpu, Manner(most=1), fleet) as engine:
         engine.run(wanted.seconds * len(groups))
         say(f"searched: {engine.compiled} compiles, {engine.measured} times")
         for group, chosen in zip(groups, picks, strict=True):

@@ -5,18 +5,20 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+from evoattn.engine.group_search import GroupSearch
+from evoattn.engine.groups import Group, Kernel
 from evoattn.portfolio.campaign import contenders
-from evoattn.portfolio.engine.engine import Engine
-from evoattn.portfolio.engine.kernel import Group, Kernel
+from evoattn.timing.protocol import ORDER
 
 SPLITS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of splits that every kernel of split_kv and latent_wgmma is timed with: they cost no compile."""
 
 
-def with_splits(kernels: list[Kernel], group: Group, engine: Engine) -> list[Kernel]:
+def with_splits(kernels: list[Kernel], group: Group, engine: GroupSearch) -> list[Kernel]:
     """The kernels, and every number of splits that costs no other compile."""
     found = {k.id: k for k in kernels}
     for kernel in kernels:
@@ -29,7 +31,7 @@ def with_splits(kernels: list[Kernel], group: Group, engine: Engine) -> list[Ker
     return list(found.values())
 
 
-def in_turn(groups: list[Group]) -> list[tuple[Group, int]]:
+def in_turn(groups: Sequence[Group]) -> list[tuple[Group, int]]:
     """Every problem of every group as (group, index), in an order that is broken off anywhere with an equal share of
     each group's problems done, drawn at random within a group."""
     order: list[tuple[float, Group, int]] = []
@@ -40,7 +42,7 @@ def in_turn(groups: list[Group]) -> list[tuple[Group, int]]:
     return [(group, index) for _, group, index in sorted(order, key=lambda entry: entry[0])]
 
 
-def final_tables(engine: Engine, most: int, rounds: int, seconds: float) -> Iterator[dict[str, Any]]:
+def final_tables(engine: GroupSearch, most: int, rounds: int, seconds: float) -> Iterator[dict[str, Any]]:
     """{group: {"kernels": [id], "us": [[µs by kernel] by problem]}} of `most` contenders,
     timed in turns on the problems of their group; yielded again and again as rows fill. After `seconds` the problems
     that are left keep rows of None."""
@@ -58,15 +60,14 @@ def final_tables(engine: Engine, most: int, rounds: int, seconds: float) -> Iter
         if time.monotonic() > end:
             break
         valid = [k for k in chosen[group.name] if index in able[group.name][k.id]]
-        ours, _, _ = engine.final(group, index, valid, rounds)
-        times = {k.id: us for k, us in zip(valid, ours, strict=True)}
+        times = engine.final(group, index, valid, replace(ORDER, samples=rounds)).right_us
         table[group.name]["us"][index] = [times.get(k.id) for k in chosen[group.name]]
         yield table
     yield table
 
 
 def with_peers(
-    engine: Engine, table: dict[str, Any], peers: tuple[str, ...], rounds: int, seconds: float
+    engine: GroupSearch, table: dict[str, Any], peers: tuple[str, ...], rounds: int, seconds: float
 ) -> dict[str, Any]:
     """The table, and of each group `peers`: {index: {"ours": µs, name: µs}} of its fastest kernel on a problem and of
     the peers whose answers are right there, in turns, on as many problems as there is time for."""
@@ -82,7 +83,7 @@ def with_peers(
         ]
         if row:
             best = group.kernels[min(row)[1]]
-            (ours,), theirs, _ = engine.final(group, index, [best], rounds, peers)
-            if ours:
-                found[group.name][str(index)] = {"ours": ours} | theirs
+            times = engine.final(group, index, [best], replace(ORDER, samples=rounds), peers).right_us
+            if ours := times.pop(best.id, None):
+                found[group.name][str(index)] = {"ours": ours} | times
     return {name: row | {"peers": found[name]} for name, row in table.items()}

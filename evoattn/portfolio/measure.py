@@ -15,14 +15,14 @@ from typing import Any
 
 from evoattn.backends.compiler import version
 from evoattn.backends.kernel_files import KernelFiles
-from evoattn.evaluation.process import Handler
+from evoattn.engine.group_search import GroupSearch, Manner
+from evoattn.engine.groups import Group
+from evoattn.engine.planned import Ahead
+from evoattn.engine.tools import Tools
+from evoattn.fleet.local import LocalFleet
 from evoattn.model.gpu import DetectedDevice, GpuSpec
 from evoattn.portfolio import campaign, plan
-from evoattn.portfolio.engine.ahead import Ahead
-from evoattn.portfolio.engine.climbing import ClimbingBreeder
-from evoattn.portfolio.engine.engine import Engine
-from evoattn.portfolio.engine.kernel import Group
-from evoattn.portfolio.engine.stage import Stage
+from evoattn.portfolio.climbing import ClimbingBreeder
 from evoattn.portfolio.final_table import final_tables, with_peers
 from evoattn.portfolio.workload import BUILD_SEEDS, PLAIN, drawn
 
@@ -81,7 +81,7 @@ class Wanted:
 class Progress:
     """Says what the search has done, each SAY_SECONDS at most, and saves it, each SAVE_SECONDS."""
 
-    def __init__(self, engine: Engine, say: Say, save: Callable[[], None]) -> None:
+    def __init__(self, engine: GroupSearch, say: Say, save: Callable[[], None]) -> None:
         self._engine, self._say, self._save = engine, say, save
         self._said = self._saved = time.monotonic()
 
@@ -101,7 +101,7 @@ class Progress:
         )
 
 
-def _timed_at_last(wanted: Wanted, engine: Engine, save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def _timed_at_last(wanted: Wanted, engine: GroupSearch, save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """The final tables, saved each SAVE_SECONDS at most while they grow."""
     saved, table = time.monotonic(), dict[str, Any]()
     finals = final_tables(engine, wanted.most, wanted.rounds, wanted.final_seconds)
@@ -113,9 +113,9 @@ def _timed_at_last(wanted: Wanted, engine: Engine, save: Callable[[dict[str, Any
     return table
 
 
-def measure(wanted: Wanted, device: DetectedDevice, say: Say, stage: Callable[..., Handler] = Stage) -> None:
-    """Search, time at last, and save. `stage`: what the GPU process runs. Raises `OSError` where a file cannot be read
-    or written."""
+def measure(wanted: Wanted, device: DetectedDevice, say: Say, tools: Tools | None = None) -> None:
+    """Search, time at last, and save. `tools`: what the processes run, where it is not the usual. Raises `OSError`
+    where a file cannot be read or written."""
     gpu = device.spec
     assert gpu is not None  # or there would be no device
     ahead: Ahead | None = None
@@ -126,9 +126,9 @@ def measure(wanted: Wanted, device: DetectedDevice, say: Say, stage: Callable[..
     else:
         groups = wanted.groups(gpu)
     say(f"{len(groups)} groups, {sum(len(g.problems) for g in groups)} problems")
-    with Engine(
-        groups, gpu, wanted.jobs, most=wanted.near, stage=stage, breeder=ClimbingBreeder, ahead=ahead
-    ) as engine:
+    fleet = LocalFleet(wanted.jobs) if wanted.jobs else None
+    manner = Manner(ClimbingBreeder, most=wanted.near, ahead=ahead)
+    with GroupSearch(groups, gpu, manner, fleet, tools) as engine:
 
         def save(table: dict[str, Any]) -> None:
             about = {

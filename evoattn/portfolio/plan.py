@@ -13,13 +13,13 @@ from pathlib import Path
 
 from evoattn.backends.compiler import CompileError, compile_source
 from evoattn.backends.kernel_files import KernelFiles
+from evoattn.engine.groups import Group
+from evoattn.engine.planned import Planned
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Candidate, CompiledKernel
 from evoattn.portfolio.campaign import plain_families
-from evoattn.portfolio.engine.ahead import Planned
-from evoattn.portfolio.engine.climbing import ClimbingBreeder
-from evoattn.portfolio.engine.kernel import Group
+from evoattn.portfolio.climbing import ClimbingBreeder
 
 PLAN, KERNELS = "plan.json", "kernels"
 """Of a plan's folder: the file, and the folder of machine code."""

@@ -1,4 +1,4 @@
-"""Kernels that the user's own `tune` found for exact problems: kept in the data folder, asked before a portfolio."""
+"""Kernels that the user's own searches found for exact problems: kept in the data folder, asked before a portfolio."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.space import ConfigError, KernelConfig, load_space
 
 FILE = "wins.json"
+CLEARLY = 0.985
+"""A kernel replaces what runs today if it takes at most this part of its time in one interleaved run."""
 VERSION = 1
 """Of the file. A later one means that this evoattn would misread rows, or spoil the file by writing it again: it is
 neither read nor written. A row that only says more needs none: who cannot read it passes it over and keeps it."""

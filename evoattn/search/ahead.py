@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from evoattn.engine.errors import SearchError
 from evoattn.evaluation.process import Ending, Handler
 from evoattn.evaluation.workers import BaseWorker, Worker
 from evoattn.model.records import Proposal, Trial
 from evoattn.samplers.base import Sampler
-from evoattn.search.errors import SearchError
 
 AHEAD = 16
 """Proposals that wait at most, for each GPU: few, as they do not know of later results. A GPU evaluates as many in half

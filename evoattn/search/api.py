@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
+from evoattn.engine.progress import Progress
+from evoattn.engine.tools import Tools
 from evoattn.evaluation.main_file import require_startable, without_main_file
 from evoattn.model.errors import FailedRun, WrongUse
 from evoattn.model.named_problems import by_name_or_shape
@@ -15,11 +18,10 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Trial
 from evoattn.model.space import KernelConfig
 from evoattn.search.crew import Crew, begun
+from evoattn.search.kept import keep_leader
 from evoattn.search.machines import Machines, machines_of
-from evoattn.search.progress import Progress
 from evoattn.search.request import SearchPlan, SearchRequest, SearchWords, plan, read_words
 from evoattn.search.setup import PreparedSearch, begin_study, make_search
-from evoattn.search.tools import Tools
 from evoattn.storage.engine import without_password
 from evoattn.storage.versions import collect
 
@@ -36,6 +38,8 @@ class SearchResult:
     db: str
     best: Trial
     progress: Progress
+    kept: str = ""
+    """What `evoattn.attention` runs from now on, in one sentence; empty where nothing was asked or compared."""
 
     def __str__(self) -> str:
         """In some lines: the problem, the leader and what it takes, and where it is kept."""
@@ -47,7 +51,7 @@ class SearchResult:
             f"{self.problem.describe()}\n"
             f"Best kernel: trial {best.number} ({best.family}), {took}\n"
             f"  {KernelConfig(best.family, best.config).describe()}\n"
-            f"Kept: study {self.study} in {without_password(self.db)}"
+            f"Kept: study {self.study} in {without_password(self.db)}" + (f"\n{self.kept}" if self.kept else "")
         )
 
     @property
@@ -80,14 +84,16 @@ def search(
     refresh: Callable[[Progress], None] = lambda progress: None,
     devices: str | None = None,
     ray: str | None = None,
+    keep: bool = True,
     machines: Machines | None = None,
     tools: Tools | None = None,
 ) -> SearchResult:
     """Search a kernel for `problem`, an `AttentionProblem`, a name of `evoattn problems`, or a shape.
 
-    The other words are those of `evoattn search`; all trials are recorded in the database `db`, the usual one unless
-    given. `refresh` is called with the progress several times per second. `machines` and `tools` are those
-    that the words name unless given.
+    The winner is what `evoattn.attention` runs from now on, where the final shows it clearly ahead of what ran and of
+    SDPA; `keep=False` leaves that as it is. The other words are those of `evoattn search`; all trials are recorded in
+    the database `db`, the usual one unless given. `refresh` is called with the progress several times per second.
+    `machines` and `tools` are those that the words name unless given.
 
     Raises `WrongUse` (a word that cannot be) or `FailedRun` (no config was right, a worker that does not start …).
     """
@@ -109,6 +115,7 @@ def search(
         jobs=jobs,
         devices=devices,
         ray=ray,
+        keep=keep,
     )
     request = replace(read_words(words), problem=wanted)
     alone = without_main_file() if tools is None else nullcontext()
@@ -149,8 +156,11 @@ def _run_study(
             running = make_search(prepared, machines, tools, crew)
             progress = running.run(prepared.budget, lambda: refresh(running.progress))
         leaders = storage.leaderboard(record, 1)
+        kept = keep_leader(prepared) if prepared.words.keep else ""
     finally:
         storage.close()
     if not leaders:
         raise FailedRun(f"Study {record.name} has no right kernel: {progress.recorded} candidates were recorded.")
-    return SearchResult(record.name, prepared.plan.problem, prepared.words.database, leaders[0], progress)
+    if current := sys.modules.get("evoattn.ops.current"):  # the op has been called: it looks for winners anew
+        current.forget()
+    return SearchResult(record.name, prepared.plan.problem, prepared.words.database, leaders[0], progress, kept)

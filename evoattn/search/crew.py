@@ -9,6 +9,11 @@ from threading import Event, Thread
 from typing import Any
 
 from evoattn.backends import compiler
+from evoattn.engine.budget import parse_budget
+from evoattn.engine.candidates import Pending
+from evoattn.engine.compilers import Compilers
+from evoattn.engine.loop import EARLY
+from evoattn.engine.tools import Tools
 from evoattn.evaluation import server
 from evoattn.evaluation.workers import BaseWorker, check_all, wait_for_any
 from evoattn.families import registry
@@ -19,13 +24,8 @@ from evoattn.model.timeline import mark
 from evoattn.samplers.for_problem import sampler_of
 from evoattn.search import ahead
 from evoattn.search.ahead import AheadSampler
-from evoattn.search.budget import parse_budget
-from evoattn.search.candidates import Pending
-from evoattn.search.compilers import Compilers
 from evoattn.search.machines import Machines
 from evoattn.search.request import DEFAULT_CACHE, DEFAULT_SAMPLER, SearchPlan, SearchWords
-from evoattn.search.starting import EARLY
-from evoattn.search.tools import Tools
 
 LOOK_SECONDS = 0.05
 """Between two looks at whether the search is ready to go on itself."""
@@ -39,7 +39,7 @@ class Crew:
         self._fleet, self.jobs, self.boards, self._plan = fleet, fleet.jobs, fleet.boards, plan
         made_of = words.sampler or DEFAULT_SAMPLER, plan.spaces, plan.problem, plan.gpu, words.seed or 0
         self._sampler = AheadSampler.start(sampler_of, *made_of)
-        self._compilers = fleet.compilers(tools.make_compiler, (plan.problem, plan.gpu, False), beside=True)
+        self._compilers = fleet.compilers(tools.make_compiler, (plan.gpu, False), beside=True)
         self._devices = fleet.devices(tools.make_device, (plan.problem, plan.gpu, words.cache or DEFAULT_CACHE))
         self._tools, self._most = tools, min(parse_budget(words.budget).trials or EARLY, EARLY)
         self._over, self._failure = Event(), list[FailedRun]()
@@ -57,7 +57,7 @@ class Crew:
 
     def _feed(self) -> None:
         try:
-            self._give_proposals(Compilers(self._compilers, self._tools, self._plan.problem, self._plan.gpu))
+            self._give_proposals(Compilers(self._compilers, self._tools))
         except FailedRun as error:
             self._failure.append(error)
 
@@ -79,7 +79,7 @@ class Crew:
                 if not self._most or family.why_invalid(plan.problem, config, plan.gpu):  # the search says so
                     self._sampler.put_back(proposals[0])
                     return
-                compilers.submit(Pending(proposals[0], family, config), worker)
+                compilers.submit(Pending(proposals[0], family, config, plan.problem, plan.gpu), worker)
                 fresh.remove(worker)
                 self._most -= 1
 

@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 from evoattn.backends.compiler import CompileError
 from evoattn.correctness import sanitizer
+from evoattn.engine.scale import Reference
+from evoattn.engine.tools import Tools
 from evoattn.families import registry
 from evoattn.families.built import BuiltKernel
 from evoattn.model.gpu import GpuSpec
@@ -14,8 +16,6 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Study, Timing, Trial
 from evoattn.model.space import ConfigError, KernelConfig, SearchSpace
 from evoattn.samplers.base import STARTING
-from evoattn.search.scale import Reference
-from evoattn.search.tools import Tools
 from evoattn.storage import Storage
 from evoattn.timing.finalists import Finalists
 

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from evoattn.engine.candidates import Pending, Seen
+from evoattn.engine.progress import Progress
 from evoattn.families import registry
 from evoattn.families.behaviour import behaviour
 from evoattn.model.gpu import GpuSpec
@@ -16,9 +18,7 @@ from evoattn.model.records import Evaluation, Proposal, Study, Timing, Trial, Tr
 from evoattn.model.space import KernelConfig, SearchSpace
 from evoattn.model.timeline import mark
 from evoattn.samplers.base import Sampler
-from evoattn.search.candidates import Pending, Seen
 from evoattn.search.finalists import config_of
-from evoattn.search.progress import Progress
 from evoattn.search.writer import Writer
 from evoattn.storage import Storage
 from evoattn.storage.trials import NewTrial

@@ -71,7 +71,7 @@ def reproduce(storage: Storage, trial: Trial, study: Study, trust_source: bool =
     if rendered.agrees is None:
         findings += _code_finding(trial, problem, config, spec, kernel)
     if trial.state is TrialState.ESTIMATED:
-        evaluation = evaluate_offline(Compile(registry.lookup(trial.family), config, candidate), problem, spec)
+        evaluation = evaluate_offline(Compile(registry.lookup(trial.family), config, problem, candidate), spec)
         findings += [_validation_finding(trial, evaluation), *_cost_finding(trial, evaluation)]
     else:
         evaluation = _on_device(problem, spec, study, trial, config, kernel)

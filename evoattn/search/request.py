@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from evoattn.engine.budget import Budget, parse_budget
 from evoattn.families import registry
 from evoattn.model import gpu as gpus
 from evoattn.model import named_problems as problems
@@ -16,7 +17,6 @@ from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import ConfigError, SearchSpace, parse_choices
 from evoattn.samplers.registry import require_sampler
-from evoattn.search.budget import Budget, parse_budget
 from evoattn.search.spaces import choose_spaces
 
 DEFAULT_PROBLEM, DEFAULT_SAMPLER, DEFAULT_CACHE = "seed_h100", "guided", "warm"
@@ -53,6 +53,8 @@ class SearchWords:
     """A Ray cluster to run on: its address, `auto`, or `local` for one of this machine; None: no Ray."""
     offline: bool = False
     """Compile, check on the interpreter and rank, whatever device is here."""
+    keep: bool = True
+    """Have `evoattn.attention` run what wins clearly."""
 
     @property
     def database(self) -> str:

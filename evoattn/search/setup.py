@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from evoattn.engine.budget import Budget
+from evoattn.engine.tools import Tools
 from evoattn.evaluation.bandwidth import probed
 from evoattn.fleet.base import Fleet
 from evoattn.model import gpu as gpus
@@ -15,9 +17,7 @@ from evoattn.model.records import Study
 from evoattn.samplers.base import Sampler
 from evoattn.samplers.for_problem import sampler_of
 from evoattn.search.ahead import AheadSampler
-from evoattn.search.budget import Budget
 from evoattn.search.crew import Crew
-from evoattn.search.loop import Search
 from evoattn.search.machines import Machines
 from evoattn.search.request import (
     DEFAULT_CACHE,
@@ -31,7 +31,7 @@ from evoattn.search.request import (
     read_words,
 )
 from evoattn.search.spaces import choose_spaces
-from evoattn.search.tools import Tools
+from evoattn.search.study import Search
 from evoattn.storage import Storage
 from evoattn.storage.chosen import is_alike
 from evoattn.storage.versions import collect

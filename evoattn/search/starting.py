@@ -1,4 +1,4 @@
-"""Where a search begins: at a portfolio's kernels for the problem, then at known-good configs of each family."""
+"""Where a search begins: at what was kept and a portfolio's kernels for the problem, then at known-good configs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import ConfigError, KernelConfig, SearchSpace
 from evoattn.portfolio.climb import Costs
 from evoattn.portfolio.pick import portfolio_kernels
+from evoattn.portfolio.wins import Wins
 
 MOST = 8
 """Configs of the portfolio that a search begins with, those first that should take least time."""
-EARLY = 10
-"""Candidates that are compiled before a GPU worker is up: enough for the first leaderboard. More would take the cores
-on which it imports torch."""
 MOST_OF_A_FAMILY = 6
 """Of its known-good configs."""
 
@@ -29,20 +27,22 @@ def starting_configs(space: SearchSpace, problem: AttentionProblem, gpu: GpuSpec
 
 
 def begin(spaces: dict[str, SearchSpace], problem: AttentionProblem, gpu: GpuSpec) -> dict[str, SearchSpace]:
-    """The spaces with the configs as `starting` that a search of the problem begins with; families of which a portfolio
-    has a kernel come first.
+    """The spaces with the configs as `starting` that a search of the problem begins with: what an earlier search kept
+    for it, then the portfolio's kernels, then known-good ones. Families of the first two come first.
 
     A kernel of the portfolio that is redundant on this very problem, or none of today's space, is passed over.
     """
     rows: dict[str, list[KernelConfig]] = {}
-    for config in portfolio_kernels(problem, gpu):
+    kept = Wins().find(problem.canonical(), gpu)
+    for config in (*([kept.config] if kept else []), *portfolio_kernels(problem, gpu)):
         space = spaces.get(config.family)
         if space is None or sum(map(len, rows.values())) >= MOST:
             continue
         if registry.lookup(config.family).why_invalid(problem, config, gpu):
             continue
         try:
-            rows.setdefault(config.family, []).append(space.make_config(config.params))
+            row = rows.setdefault(config.family, [])
+            row += [made for made in (space.make_config(config.params),) if made not in row]
         except ConfigError:
             continue
     chosen = {}

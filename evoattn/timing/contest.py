@@ -3,6 +3,7 @@ on."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -75,6 +76,7 @@ class Contest:
                 with self._turn(name):
                     self._enter_peer(name, peer)
             mark("final: all have entered")
+            self._leave_behind()
             self._capture()
             mark("final: all are captured")
             timings = self._measure()
@@ -83,7 +85,7 @@ class Contest:
                 with self._turn(name):
                     self._weigh(name, timings[name])
             mark("final: all are weighed")
-            for name in list(self._runs):
+            for name in list(self._runs) if self._protocol.proves else ():
                 with self._turn(name):
                     self._prove(name, timings[name])
             mark("final: all are proved")
@@ -116,17 +118,36 @@ class Contest:
                 raise _DeviceLost from None
 
     def _enter(self, name: str, kernel: BuiltKernel) -> None:
-        result, outputs = run_case(self._setup.backend, kernel, self._setup.own, repeat=True)
+        fault, outputs = "", None
+        if self._protocol.proves:
+            result, outputs = run_case(self._setup.backend, kernel, self._setup.own, repeat=True)
+            fault = result.reason
         run = TimedRun(self._setup, kernel, outputs, self._arena)
         self._contestants[name] = run.contestant(name)
         self._contestants[name].probe()
-        self._runs[name], self._faults[name] = run, result.reason
+        self._runs[name], self._faults[name] = run, fault
 
     def _enter_peer(self, name: str, peer: Peer) -> None:
         setup = self._setup
         call = peer_call(peer, setup.own.problem, self._arena.views, setup.own.answer)
         self._contestants[name] = Contestant(name, call, setup.timer, ReplayWatch(self._arena, None), setup.flush)
         self._contestants[name].probe()
+
+    def _leave_behind(self) -> None:
+        """Who is far behind has the time of its probe: finalists behind the fastest of them, of whom one that has to be
+        proved has none, and peers behind the fastest of all."""
+        ours = min((self._contestants[name].us for name in self._runs), default=math.inf)
+        fastest = min((c.us for c in self._contestants.values()), default=0.0)
+        for name, contestant in list(self._contestants.items()):
+            least = ours if name in self._runs else fastest
+            if contestant.us <= self._protocol.behind * least:
+                continue
+            del self._contestants[name]
+            if self._runs.pop(name, None) and self._protocol.proves:
+                late = f"It takes {contestant.us:.2f} µs, {least:.2f} the fastest, and was not timed any further."
+                self._out[name] = Timing.out(late, disqualified=False)
+            else:
+                self._out[name] = Timing((contestant.us,), {"stage": "probe"})
 
     def _capture(self) -> None:
         """Graphs of one number of calls for all: with fewer, a contestant would carry more of the graph's launch."""
@@ -161,7 +182,7 @@ class Contest:
         """Add a contestant's energy per call, unless it is far behind."""
         contestant = self._contestants[name]
         fastest = min(c.us for c in self._contestants.values())
-        if self._protocol.stage != "final" or contestant.us > WEIGHED_WITHIN * fastest:
+        if not self._protocol.weighs or contestant.us > WEIGHED_WITHIN * fastest:
             return
         synchronize = self._setup.timer.synchronize
         if energy := energy_per_call(contestant, self._clocks.energy_mj, synchronize):

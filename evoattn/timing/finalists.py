@@ -22,3 +22,8 @@ class FinalResult(NamedTuple):
     """By peer: why it has no timing."""
     complete: bool = True
     """False: the process is lost to those named here; the others need another try in a fresh one."""
+
+    @property
+    def right_us(self) -> dict[str, float]:
+        """Median µs of all who have a time and proved right, or were not asked to."""
+        return {n: t.median_us for n, t in self.timings.items() if t.samples_us and not t.disqualified}

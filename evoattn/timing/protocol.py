@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,14 +24,24 @@ class Protocol:
     replay_us: float
     most_calls: int = 2000
     """Per replay: each is a node of the graph, or several, that the CPU builds."""
+    proves: bool = True
+    """Of a final: finalists are right before they are timed and after it. False: their order alone is asked for."""
+    weighs: bool = False
+    """Of a final: energy is measured, a third of a second for each."""
+    behind: float = math.inf
+    """Of a final: who takes this many times the fastest, by its probe, has no rounds."""
 
 
 SCREEN = Protocol("screen", 5, 500.0, most_calls=500)
 """Cheap, for every candidate: 3 ms of device time."""
 REPEAT = Protocol("repeat", 15, 1000.0)
 """For candidates within `REPEAT_WITHIN` times the best so far."""
-FINAL = Protocol("final", 25, 1000.0)
+FINAL = Protocol("final", 25, 1000.0, weighs=True)
 """Rounds of the final: every contestant once per round, in shuffled order."""
+COMPARISON = Protocol("final", 9, 700.0, most_calls=500, behind=1.5)
+"""A final among many: what `evoattn.tune` keeps is proved in it."""
+ORDER = Protocol("final", 5, 700.0, most_calls=500, proves=False, behind=1.5)
+"""A final of kernels that passed the small cases, where nothing but their order is asked for."""
 REPEAT_WITHIN = 1.05
 RACE = 2
 """Samples of the race that every candidate runs before it is proved in full."""

@@ -4,9 +4,10 @@ import os
 from contextlib import contextmanager
 from dataclasses import replace
 
-from evoattn.bench.run import Bench, Handlers
+from evoattn.bench.run import Bench
+from evoattn.engine.tools import Tools
 from evoattn.evaluation.process import Handler
-from evoattn.evaluation.tasks import Compiled, Evaluate
+from evoattn.evaluation.tasks import Compiled, Evaluate, Rendered
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
 from evoattn.model import gpu
@@ -34,16 +35,20 @@ def timing(us: float, stage: str, run: str) -> Timing:
 class FakeCompiler(Handler):
     """Takes all but flash_wmma."""
 
+    def __init__(self, gpu, offline):
+        self.gpu = gpu
+
     def __call__(self, task):
-        if task.family == "flash_wmma":
-            return Compiled(None, Evaluation(TrialState.COMPILE_ERROR, "no header:\n" + 200 * "x"))
-        return Compiled(CompiledKernel(b"", "", CompileInfo(registers=64)), None)
+        made = Compiled(CompiledKernel(b"", "", CompileInfo(registers=64)), None)
+        if task.family.name == "flash_wmma":
+            made = Compiled(None, Evaluation(TrialState.COMPILE_ERROR, "no header:\n" + 200 * "x"))
+        return Rendered.of(task, task.candidate, self.gpu, made)
 
 
 class FakeDevice(Handler):
     """Slower by BLOCK_M; kernels of flash_scalar prove wrong in the final, those of three_kernel fail in it."""
 
-    def __init__(self, gpu):
+    def __init__(self, problem, gpu, cache):
         pass
 
     def __call__(self, task):
@@ -112,7 +117,7 @@ def record(storage, config, us, problem=PROBLEM, name="s"):
 @contextmanager
 def bench_on(device, **options):
     here = DetectedDevice(0, "NVIDIA H100", (9, 0), "13.0")
-    made = Bench([], GPU, here, 1, 2, Handlers(FakeCompiler, device), **options)
+    made = Bench([], GPU, here, 1, 2, Tools(make_compiler=FakeCompiler, make_device=device), **options)
     try:
         yield made
     finally:

@@ -8,14 +8,17 @@ import pytest
 from benchmarks.samplers import landscape_ahead, landscapes
 from benchmarks.samplers.landscape_groups import SEEDS, make_groups
 from benchmarks.samplers.landscape_surveyor import Aim, Surveyor, take_turns
+from evoattn.engine.group_search import GroupSearch, Manner
+from evoattn.engine.groups import Group, Kernel
+from evoattn.engine.tools import Tools
 from evoattn.evaluation.process import Handler
+from evoattn.evaluation.tasks import Surveyed
 from evoattn.families import registry
+from evoattn.fleet.local import LocalFleet
 from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import lookup
 from evoattn.model.paths import ROOT
 from evoattn.model.space import KernelConfig, load_space
-from evoattn.portfolio.engine.engine import Engine
-from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.workload import BUILD_SEEDS
 from evoattn.samplers import landscape
 
@@ -25,15 +28,18 @@ H100 = GPUS["h100"]
 class FakeStage(Handler):
     """Times that the config alone decides, 50 to 100 µs; the second measurement is 1 % longer. Some configs fail."""
 
+    def __init__(self, problem, gpu, cache):
+        pass
+
     def __call__(self, task):
-        if task[0] == "register":
-            return None
-        job = task[1]
-        number = int(hashlib.md5(job.kernel.config.id.encode()).hexdigest()[:4], 16)
+        number = int(hashlib.md5(task.kernel.config.id.encode()).hexdigest()[:4], 16)
         if number % 3 == 0:
-            return "wrong: as planned"
-        us = (50 + 50 * number / 65536) * (1.0 if job.check else 1.01)
-        return dict.fromkeys(job.indexes, (us, us > 90 and job.check))
+            return Surveyed(failure="wrong: as planned")
+        us = (50 + 50 * number / 65536) * (1.0 if task.check else 1.01)
+        return Surveyed(((us, us > 90 and task.check),) * len(task.problems))
+
+
+FAKES = Tools(make_device=FakeStage)
 
 
 @pytest.mark.slow
@@ -56,7 +62,7 @@ def test_a_recording_can_be_read_again(tmp_path):
     (group,) = make_groups(H100, most=3, only="fp32 d64 full")
     path = tmp_path / "l.jsonl.gz"
     record = landscapes.Record(path, {"gpu": "h100"}, [group], H100)
-    with Engine([group], H100, jobs=2, stage=FakeStage, sample=99, most=99, breeder=Surveyor) as engine:
+    with GroupSearch([group], H100, Manner(Surveyor, sample=99, most=99), LocalFleet(2), FAKES) as engine:
         landscapes.survey(engine, record, 12)
     found = landscape.load(path)
     assert [s.problem for s in found] == group.problems and found[0].about == {"gpu": "h100"}
@@ -83,10 +89,8 @@ def test_a_recording_goes_on_from_an_earlier_one(tmp_path):
         landscapes.go_on_from([group], earlier, 2)
         assert bool(group.spent) == bool(earlier) and len(group.kernels) <= group.spent
         record = landscapes.Record(path, {"gpu": "h100"}, [group], H100)
-        make = Surveyor
-        with Engine(
-            [group], H100, jobs=2, seed=len(earlier), stage=FakeStage, sample=99, most=99, breeder=make
-        ) as engine:
+        manner = Manner(Surveyor, len(earlier), 99, 99)
+        with GroupSearch([group], H100, manner, LocalFleet(2), FAKES) as engine:
             landscapes.survey(engine, record, 8)
     one, two, both = landscape.load(first)[0], landscape.load(second)[0], landscape.load(first, second)[0]
     names = [{KernelConfig(c.family, c.params).id for c in land.configs} for land in (one, two, both)]
@@ -160,15 +164,12 @@ def _surveyor(group, **words):
 
 def test_the_compile_processes_serve_the_group_that_misses_the_fewest_configs():
     groups = [Group(str(i), [lookup("seed_h100")], ("flash_mma",)) for i in range(3)]
-    ahead = [("flash_mma", load_space("flash_mma", H100).starting_configs()[0].params)]
     lacking = (Aim((0,), 100, {0: 40}), Aim((0,), 100, {0: 90}), Aim((0,), 100, {0: 0}))
-    surveyors = {g.name: _surveyor(g, aim=a, ahead=ahead * (i == 2)) for i, (g, a) in enumerate(zip(groups, lacking))}
+    surveyors = {g.name: _surveyor(g, aim=a) for g, a in zip(groups, lacking)}
     take_turns(groups, surveyors, 100)
     assert [s.aim.turn for s in surveyors.values()] == [False, True, False]
-    assert max(groups, key=lambda g: g.weight) is groups[1] and groups[2].weight > groups[0].weight
+    assert max(groups, key=lambda g: g.weight) is groups[1]
     assert surveyors["0"].propose() is None
-    kernel, target = surveyors["2"].propose()  # out of turn: what was compiled ahead, and no more
-    assert (kernel.family, kernel.origin, target) == ("flash_mma", "random", 0) and surveyors["2"].propose() is None
     for number in range(10):
         made = Kernel("flash_mma", {"number": number}, state="right", times={0: 1.0})
         groups[1].kernels[made.id] = made
@@ -206,11 +207,10 @@ def test_what_was_compiled_ahead_is_recorded_without_a_compile(tmp_path):
     (group,) = make_groups(H100, most=2, only="fp32 d64 full")
     assert landscape_ahead.compile_for(tmp_path, [group], {}, H100, 0.1, 2)
     group.kernels.clear()
-    configs, sources = landscape_ahead.read(tmp_path, [group], H100)
-    ahead = configs[group.name]
-    make = partial(Surveyor, aim=Aim((0, 1), turn=False), ahead=ahead)
-    with Engine([group], H100, 1, stage=FakeStage, breeder=make, sources=sources) as engine:
+    configs, ahead = landscape_ahead.configs_of(tmp_path), landscape_ahead.read(tmp_path, [group], H100)
+    make = partial(Surveyor, aim=Aim((0, 1), turn=False))
+    with GroupSearch([group], H100, Manner(make, ahead=ahead), LocalFleet(1), FAKES) as engine:
         engine.run(4)
     done = list(group.kernels.values())
-    assert ahead and {k.id for k in done} == {KernelConfig(*config).id for config in ahead} and not engine.compiled
+    assert {k.id for k in done} == {KernelConfig(*config).id for config in configs[group.name]} and not engine.compiled
     assert all(k.state != "new" and k.registers for k in done)

@@ -131,7 +131,9 @@ def built(fake: FakeKernel, family: Family = FAMILY) -> BuiltKernel:
 def make_evaluator(problem: AttentionProblem = PROBLEM, **peers: Peer) -> DeviceEvaluator:
     """On fake kernels; against `peers` alone in a final."""
     backend = FakeBackend()
-    return DeviceEvaluator(problem, H100, backend=backend, timer=FakeTimer(backend), peers=peers)
+    evaluator = DeviceEvaluator(problem, H100, backend=backend, timer=FakeTimer(backend), peers=peers)
+    evaluator.prepare()
+    return evaluator
 
 
 def evaluate(

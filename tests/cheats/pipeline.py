@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from evoattn.engine.budget import Budget
+from evoattn.engine.tools import Tools
 from evoattn.evaluation.handlers import DeviceHandler
 from evoattn.evaluation.tasks import DeviceAnswer, DeviceTask, Evaluate
 from evoattn.families.base import Family
@@ -18,9 +20,7 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Candidate, Proposal, Study, Trial, TrialState
 from evoattn.model.space import KernelConfig, load_space
-from evoattn.search.budget import Budget
-from evoattn.search.loop import Search
-from evoattn.search.tools import Tools
+from evoattn.search.study import Search
 from evoattn.storage import Storage
 from tests.cheats.faults import CHEATS, FREE, GENES, HONEST, PROBLEM, Cheat, plant_fault
 

@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from evoattn.backends.base import ContextLost, LaunchError
+from evoattn.engine.finals import Final, FinalFailed
 from evoattn.evaluation.process import Ending
 from evoattn.evaluation.tasks import HoldFinal
 from evoattn.evaluation.workers import Outcome
 from evoattn.peers.table import Peer
-from evoattn.search.finals import Final, FinalFailed
 from evoattn.timing.finalists import FinalResult
 from evoattn.timing.protocol import Protocol
 from tests.cheats.fake_kernels import FakeKernel, Launch, built, make_evaluator

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from evoattn.cli.display import Display, best_sentence, clock, curve
+from evoattn.engine.progress import Progress
 from evoattn.model.records import Timing, Trial, TrialState
-from evoattn.search.progress import Progress
 
 
 def trial(number: int, us: float | None = None, cost: float | None = None) -> Trial:

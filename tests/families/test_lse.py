@@ -75,7 +75,7 @@ def test_the_exact_one_is_that_of_the_scores():
 @pytest.mark.parametrize("genes", [FORMS[0], *(pytest.param(f, marks=pytest.mark.slow) for f in FORMS[1:])])
 def test_flash_wgmma_writes_it(genes):
     config = SPACE.make_config(BASE | genes)
-    evaluation = evaluate_offline(Compile(FAMILY, config, render(FAMILY, PROBLEM, config, H100)), PROBLEM, H100)
+    evaluation = evaluate_offline(Compile(FAMILY, config, PROBLEM), H100)
     assert evaluation.state is TrialState.ESTIMATED, evaluation.reason
 
 

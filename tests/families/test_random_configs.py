@@ -8,7 +8,6 @@ import pytest
 from evoattn.evaluation.evaluate import evaluate_offline
 from evoattn.evaluation.tasks import Compile
 from evoattn.families.registry import FAMILIES
-from evoattn.families.render import render
 from evoattn.model import gpu
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import TrialState
@@ -59,8 +58,8 @@ def draw(space: SearchSpace, problem: AttentionProblem, spec: gpu.GpuSpec, count
 
 def wrong_ones(problem: AttentionProblem, spec: gpu.GpuSpec, configs: list[KernelConfig]) -> list[tuple[str, object]]:
     """The configs that do not come out `ESTIMATED`, with what became of them."""
-    tasks = [Compile(FAMILIES[c.family], c, render(FAMILIES[c.family], problem, c, spec)) for c in configs]
-    outcomes = [(task.config, evaluate_offline(task, problem, spec)) for task in tasks]
+    tasks = [Compile(FAMILIES[c.family], c, problem) for c in configs]
+    outcomes = [(task.config, evaluate_offline(task, spec)) for task in tasks]
     return [(c.describe(), outcome) for c, outcome in outcomes if outcome.state is not TrialState.ESTIMATED]
 
 

@@ -26,6 +26,7 @@ from typing import Any
 from rich.console import Console
 
 from evoattn.cli.run import run_search
+from evoattn.engine.tools import Tools
 from evoattn.evaluation.handlers import CompileHandler, DeviceHandler
 from evoattn.evaluation.process import Handler
 from evoattn.evaluation.tasks import Compile, Compiled, DeviceTask, Gauge, HoldFinal, Rendered
@@ -36,7 +37,6 @@ from evoattn.model.records import CompiledKernel, CompileInfo, Evaluation, Timin
 from evoattn.search.machines import Machines
 from evoattn.search.request import SearchWords
 from evoattn.search.setup import prepare_search
-from evoattn.search.tools import Tools
 from evoattn.storage import Storage
 from evoattn.timing.finalists import FinalResult
 
@@ -80,13 +80,13 @@ def made_up_us(config_id: str) -> float:
 class FakeCompiler(Handler):
     """Renders, but compiles nothing."""
 
-    def __init__(self, problem, gpu, offline) -> None:
-        self._problem, self._gpu = problem, gpu
+    def __init__(self, gpu, offline) -> None:
+        self._gpu = gpu
 
     def __call__(self, task: Compile) -> Rendered:
         time.sleep(FAKE_SECONDS)
         answer = Compiled(KERNEL, None, made_up_us(task.config.id))
-        return Rendered.of(task, task.rendered(self._problem, self._gpu), self._problem, self._gpu, answer)
+        return Rendered.of(task, task.rendered(self._gpu), self._gpu, answer)
 
 
 class FakeDevice(Handler):

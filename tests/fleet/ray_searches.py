@@ -3,7 +3,7 @@
 from evoattn.model.paths import ROOT
 from evoattn.samplers.base import SamplerSetup
 from evoattn.samplers.registry import make_sampler
-from evoattn.search.loop import Search
+from evoattn.search.study import Search
 from tests.search.studies_of_fakes import GPU, PROBLEM, space_of, why_invalid
 
 FOLDERS = [ROOT]

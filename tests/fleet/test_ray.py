@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from evoattn.engine.budget import Budget
 from evoattn.evaluation.process import Ending
 from evoattn.fleet.facts import NodeDiffers, facts_here, require_alike
 from evoattn.fleet.ray_fleet import RayFleet
 from evoattn.fleet.ray_node import packed
 from evoattn.model.paths import ROOT
 from evoattn.model.records import TrialState
-from evoattn.search.budget import Budget
 from tests.fleet.ray_fakes import DiesOnce, FakeRayBoard, SlowCompiler, made_up_gpus
 from tests.fleet.ray_searches import FOLDERS, TRIALS, held, search
 from tests.search.studies_of_fakes import fakes

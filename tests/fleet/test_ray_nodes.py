@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from evoattn.engine.budget import Budget
 from evoattn.fleet.ray_fleet import RayFleet
 from evoattn.model.records import TrialState
-from evoattn.search.budget import Budget
 from tests.fleet.ray_fakes import SlowCompiler
 from tests.fleet.ray_searches import FOLDERS, TRIALS, held, search
 from tests.search.studies_of_fakes import fakes

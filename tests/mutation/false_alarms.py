@@ -27,7 +27,6 @@ from typing import Any
 from evoattn.evaluation.evaluate import evaluate_offline
 from evoattn.evaluation.tasks import Compile
 from evoattn.families.registry import FAMILIES
-from evoattn.families.render import render
 from evoattn.model.dtype import DTYPES
 from evoattn.model.gpu import GPUS
 from evoattn.model.mask import MASKS
@@ -168,8 +167,8 @@ def run_one(number: int, seed: int, families: tuple[str, ...]) -> Ran:
         gpu, problem = rng.choice(sorted(GPUS)), draw_problem(family, rng)
         config = draw_config(family, problem, gpu, rng)
     started = time.perf_counter()
-    task = Compile(FAMILIES[family], config, render(FAMILIES[family], problem, config, GPUS[gpu]))
-    result = evaluate_offline(task, problem, GPUS[gpu])
+    task = Compile(FAMILIES[family], config, problem)
+    result = evaluate_offline(task, GPUS[gpu])
     return Ran(
         number,
         family,

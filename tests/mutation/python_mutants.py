@@ -36,7 +36,7 @@ class Room:
 
 ROOMS = {
     "search": Room(
-        ("search/loop.py", "search/device.py", "search/recorder.py", "search/candidates.py"), ("tests/search",)
+        ("search/study.py", "search/device.py", "search/recorder.py", "search/candidates.py"), ("tests/search",)
     ),
     "finals": Room(
         ("search/finals.py", "search/finalists.py"),

@@ -1,6 +1,8 @@
 """An engine of `evoattn.tune` that finds what the test says."""
 
-from evoattn.portfolio.engine.kernel import Kernel
+from evoattn.engine.groups import Kernel
+from evoattn.model.records import Timing
+from evoattn.timing.finalists import FinalResult
 from tests.ops.fake_device import WGMMA
 
 
@@ -28,9 +30,14 @@ class FakeEngine:
                 kernel = Kernel("flash_wgmma", WGMMA, state="right", times={index: self.us})
                 group.kernels[f"{index}"] = kernel
 
-    def prove(self, group, index, kernel):
-        return self.wrong
+    def final(self, group, index, kernels, protocol, peers):
+        assert protocol.proves
+        times = {kernel.id: self.us if kernel.params == WGMMA else 9.0 for kernel in kernels}
+        return self.result(times | {"flash": 12.0, "cudnn": 10.0}, {"math": "too slow"})
 
-    def final(self, group, index, kernels, rounds=5, peers=()):
-        times = [self.us if kernel.params == WGMMA else 9.0 for kernel in kernels]
-        return times, {"flash": 12.0, "cudnn": 10.0}, {"math": "too slow"}
+    def result(self, times, refusals):
+        """`wrong` is why kernels that take `us` are disqualified."""
+        words = {
+            name: {"disqualified": self.wrong} if self.wrong and us == self.us else {} for name, us in times.items()
+        }
+        return FinalResult({name: Timing((us,), words[name]) for name, us in times.items()}, refusals)

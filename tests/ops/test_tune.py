@@ -153,8 +153,8 @@ def test_the_progress_is_told(wins):
 class Alone(FakeEngine):
     """SDPA refuses the problem."""
 
-    def final(self, group, index, kernels, rounds=5, peers=()):
-        return [self.us if kernel.params == WGMMA else None for kernel in kernels], {}, dict.fromkeys(peers, "refused")
+    def final(self, group, index, kernels, protocol, peers):
+        return self.result({k.id: self.us for k in kernels if k.params == WGMMA}, dict.fromkeys(peers, "refused"))
 
 
 def test_a_win_over_nothing_says_so(wins, tmp_path):

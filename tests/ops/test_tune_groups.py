@@ -6,7 +6,7 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops import current
 from evoattn.ops.shapes import Asked
-from evoattn.ops.tune_groups import groups_of
+from evoattn.ops.tune import groups_of
 from evoattn.portfolio.pick import pick
 from evoattn.portfolio.wins import Win, Wins
 from tests.ops.fake_device import FakeDevice, fake_runtime

@@ -6,14 +6,14 @@ from collections import Counter
 import pytest
 
 from evoattn.cost.cost import scores
+from evoattn.engine.groups import Group, Kernel
 from evoattn.families import registry
 from evoattn.model.gpu import lookup
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import load_space
+from evoattn.portfolio.aimed import AIMS, Aim, AimedBreeder, fill_waves, fit_keys, group_rows, split_keys
 from evoattn.portfolio.climb import all_genes, climb, neighbours
-from evoattn.portfolio.engine.aimed import AIMS, Aim, AimedBreeder, fill_waves, fit_keys, group_rows, split_keys
-from evoattn.portfolio.engine.climbing import ALSO_FAR, BEHIND, KEPT, RIVAL, RIVALS, STEPS, ClimbingBreeder
-from evoattn.portfolio.engine.kernel import Group, Kernel
+from evoattn.portfolio.climbing import ALSO_FAR, BEHIND, KEPT, RIVAL, RIVALS, STEPS, ClimbingBreeder
 from evoattn.portfolio.pick import portfolio_kernels
 from evoattn.portfolio.problems import group_of
 

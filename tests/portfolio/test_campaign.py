@@ -6,12 +6,12 @@ from collections import Counter
 
 import pytest
 
+from evoattn.engine.group_search import GroupSearch
+from evoattn.engine.groups import Group, Kernel
 from evoattn.model.gpu import lookup
 from evoattn.model.space import load_space
 from evoattn.portfolio import campaign
 from evoattn.portfolio.campaign import make_groups, shares
-from evoattn.portfolio.engine.engine import Engine
-from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.final_table import SPLITS, with_splits
 from evoattn.portfolio.pick import portfolio_kernels
 from evoattn.portfolio.problems import EMPHASIS, emphasis_of, group_of, stand_in
@@ -86,7 +86,7 @@ def test_each_kind_has_its_families():
             assert not {"flash_wgmma", "flash_mma"} & families
 
 
-class ServesAll(Engine):
+class ServesAll(GroupSearch):
     """Of which `with_splits` asks nothing else."""
 
     def __init__(self):

@@ -1,4 +1,4 @@
-"""A check of picks outlives a peer that breaks the GPU's context; peers that compile can be called ahead."""
+"""What a check says of a pick, a search and peers; peers that compile can be called ahead."""
 
 import json
 from dataclasses import replace
@@ -6,13 +6,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+from evoattn.engine.groups import Kernel
 from evoattn.model.gpu import lookup
 from evoattn.model.named_problems import lookup as lookup_problem
+from evoattn.model.records import Timing
 from evoattn.model.shape_text import parse_shape
 from evoattn.portfolio.check import bench_row, check, known_kernels, make_group, winner_lines
-from evoattn.portfolio.engine.kernel import Kernel
 from evoattn.portfolio.pick import pick
 from evoattn.portfolio.workload import draw, draw_all
+from evoattn.timing.finalists import FinalResult
 from scripts import results_page
 from scripts.peers_ahead import tensors_of
 
@@ -21,28 +23,32 @@ PROBLEM = parse_shape("B=2,H=8,Hkv=2,S=500,D=64,dtype=bf16,mask=causal,layout=bs
 
 
 class FakeEngine:
-    """Every kernel is right and takes 11 µs, or 10 if it is known; nothing is timed beside a peer called `broken`."""
+    """Every kernel is right and takes 11 µs, or 10 if it is known; those that are `wrong` are disqualified, and the
+    peer `broken` refuses."""
 
-    def __init__(self):
-        self.samples = {}
-
-    def prove(self, group, index, kernel):
-        return ""
-
-    def final(self, group, index, kernels, rounds, peers=()):
-        if "broken" in peers:
-            return [None] * len(kernels), {}, {"all": "the context is lost"}
-        self.samples = {str(i): [9.0, 10.0, 11.0] for i in range(len(kernels))} | {p: [20.0] for p in peers}
-        times = [10.0 if kernel.params.get("known") else 11.0 for kernel in kernels]
-        return times, dict.fromkeys(peers, 20.0), {}
+    def final(self, group, index, kernels, protocol, peers):
+        assert protocol.proves and protocol.samples == 3
+        timings = {p: Timing((20.0,), {}) for p in peers if p != "broken"}
+        for kernel in kernels:
+            samples = (9.0, 10.0, 11.0) if kernel.params.get("known") else (10.0, 11.0, 12.0)
+            faults = {"disqualified": "it is wrong"} if kernel.params.get("wrong") else {}
+            timings[kernel.id] = Timing(samples, faults)
+        return FinalResult(timings, {"broken": "the context is lost"} if "broken" in peers else {})
 
 
-@pytest.mark.parametrize(("peer", "refusals"), (("flash", {}), ("broken", {"all": "the context is lost"})))
-def test_a_peer_that_breaks_the_context_costs_no_regret(peer, refusals):
+@pytest.mark.parametrize(("peer", "refusals"), (("flash", {}), ("broken", {"broken": "the context is lost"})))
+def test_a_peer_that_refuses_costs_no_regret(peer, refusals):
     chosen = pick(PROBLEM, H100)
     row = check(FakeEngine(), make_group(0, PROBLEM, chosen, H100), chosen, 3, (peer,))
     assert row.regret == 1.0 and row.refusals == refusals
     assert set(row.peers) == (set() if refusals else {peer})
+
+
+def test_a_kernel_that_proves_wrong_wins_nothing_and_is_named():
+    chosen = pick(PROBLEM, H100)
+    wrong = Kernel("flash_mma", {"known": 1, "wrong": 1})
+    row = check(FakeEngine(), make_group(0, PROBLEM, chosen, H100), chosen, 3, (), [wrong])
+    assert row.regret == 1.0 and row.fault == f"flash_mma {wrong.id}: it is wrong" and not row.wrong
 
 
 def test_known_kernels_take_part_and_spreads_are_kept():
@@ -61,7 +67,7 @@ def test_a_row_goes_to_the_results_page_as_one_of_the_bench():
     assert row.wrong == "no pick" and not row.fault
     (kept,) = results_page.run_of_bench([told])["rows"]
     assert kept["ours"] == [10.0, 9.2, 10.8] and kept["peers"] == {"varlen_attn": [20.0, 20.0, 20.0]}
-    assert bench_row(group, replace(row, fault="It differs."))["ours"] is None
+    assert bench_row(group, replace(row, winner=None))["ours"] is None
     (line,) = winner_lines(group, row, H100)
     assert json.loads(line)["config"] == {"known": 1} and json.loads(line)["arch"] == H100.arch
 

@@ -8,13 +8,15 @@ import pytest
 
 from evoattn.backends.compiler import version
 from evoattn.backends.kernel_files import KernelFiles
+from evoattn.engine.groups import Group
+from evoattn.engine.planned import Ahead
+from evoattn.engine.tools import Tools
 from evoattn.evaluation.process import Handler
+from evoattn.evaluation.tasks import Surveyed
 from evoattn.model.gpu import GPUS, DetectedDevice
 from evoattn.model.shape_text import parse_shape
 from evoattn.portfolio import campaign, plan
-from evoattn.portfolio.engine.ahead import Ahead
-from evoattn.portfolio.engine.climbing import ClimbingBreeder
-from evoattn.portfolio.engine.kernel import Group
+from evoattn.portfolio.climbing import ClimbingBreeder
 from evoattn.portfolio.measure import Wanted, measure
 
 H100 = GPUS["h100"]
@@ -71,12 +73,14 @@ def test_what_has_no_machine_code_is_what_a_breeder_proposes_first(folder):
     assert [(one.kernel().config, one.origin) for one in planned[3:] if one.target == 1][:3] == steps
 
 
-class FakeStage(Handler):
+class FakeDevice(Handler):
     """Answers as the GPU process does, without a GPU."""
 
+    def __init__(self, problem, gpu, cache):
+        pass
+
     def __call__(self, task):
-        name, *arguments = task
-        return dict.fromkeys(arguments[0].indexes, (9.0, False)) if name == "job" else None
+        return Surveyed(((9.0, False),) * len(task.problems))
 
 
 @pytest.mark.slow
@@ -84,7 +88,7 @@ def test_a_campaign_times_what_was_compiled_ahead_and_goes_on(folder, tmp_path):
     wanted = Wanted(tmp_path / "out.jsonl.gz", seconds=6, ahead=folder, jobs=1)
     device = DetectedDevice(0, "NVIDIA H100 80GB HBM3", (9, 0), "13.0")
     said: list[str] = []
-    measure(wanted, device, said.append, FakeStage)
+    measure(wanted, device, said.append, Tools(make_device=FakeDevice))
     assert said[0] == f"3 of {len(made())} planned kernels are compiled"
     about, (group,), tables = campaign.load(tmp_path / "out.jsonl.gz")
     right = {k.id for k in group.kernels.values() if k.state == "right" and k.times}

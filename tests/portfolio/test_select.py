@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from evoattn.engine.groups import Group, Kernel
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import load_space
 from evoattn.portfolio import campaign
-from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.pick import whole
 from evoattn.portfolio.select import Kind, general, genes_of, measured_kinds, select
 

@@ -2,12 +2,12 @@
 
 import pytest
 
+from evoattn.engine.alike import features
 from evoattn.families import registry
 from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import named_problems
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.variant import parse_window
-from evoattn.portfolio.problems import features
 from evoattn.portfolio.workload import BUILD_SEEDS, KINDS, draw, draw_kind, draw_variants, draw_wide
 
 SEED_7 = [

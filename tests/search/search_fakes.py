@@ -24,12 +24,11 @@ def cost(params: dict) -> float:
 class FakeCompiler(Handler):
     """Renders, but compiles nothing; some configs hang."""
 
-    def __init__(self, problem, gpu, offline):
-        self.problem, self.gpu, self.offline = problem, gpu, offline
+    def __init__(self, gpu, offline):
+        self.gpu, self.offline = gpu, offline
 
     def __call__(self, task):
-        candidate = task.rendered(self.problem, self.gpu)
-        return Rendered.of(task, candidate, self.problem, self.gpu, self.answer(task.config))
+        return Rendered.of(task, task.rendered(self.gpu), self.gpu, self.answer(task.config))
 
     def answer(self, config):
         if config["WARPS"] == 3:

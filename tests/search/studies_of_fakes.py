@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+from evoattn.engine.tools import Tools
 from evoattn.families.registry import FAMILIES
 from evoattn.fleet.local import LocalFleet
 from evoattn.model import gpu
@@ -10,8 +11,7 @@ from evoattn.model.records import CompiledKernel
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.samplers.base import SamplerSetup
 from evoattn.samplers.registry import make_sampler
-from evoattn.search.loop import Search
-from evoattn.search.tools import Tools
+from evoattn.search.study import Search
 from tests.search.search_fakes import INFO, FakeCompiler, FakeDevice
 
 PROBLEM = AttentionProblem(1, 4, 4, 256, 256, 64)

@@ -8,6 +8,8 @@ from collections import Counter
 
 import pytest
 
+from evoattn.engine.budget import Budget
+from evoattn.engine.errors import SearchError
 from evoattn.evaluation.process import Ending
 from evoattn.evaluation.workers import Outcome, wait_for_any
 from evoattn.fleet.local import LocalFleet
@@ -15,9 +17,7 @@ from evoattn.model.records import Proposal, TrialState
 from evoattn.samplers.base import SamplerSetup
 from evoattn.samplers.registry import make_sampler
 from evoattn.search.ahead import AHEAD, FIRST, AheadSampler, Proposed, has_more, listen, stop, worker_of
-from evoattn.search.budget import Budget
-from evoattn.search.errors import SearchError
-from evoattn.search.loop import Search
+from evoattn.search.study import Search
 from tests.search.search_fakes import cost
 from tests.search.studies_of_fakes import GPU, PROBLEM, fakes, make_search, space_of, why_invalid
 

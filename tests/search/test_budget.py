@@ -2,7 +2,7 @@
 
 import pytest
 
-from evoattn.search.budget import Budget, BudgetError, Clock, parse_budget, reserve_of
+from evoattn.engine.budget import Budget, BudgetError, Clock, parse_budget, reserve_of
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from evoattn.engine.candidates import Pending, Ready, Seen, tried_again
 from evoattn.evaluation.process import Ending
 from evoattn.evaluation.tasks import Compiled
 from evoattn.evaluation.workers import Outcome
@@ -13,15 +14,15 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompiledKernel, CompileInfo, Proposal
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.samplers.base import STARTING
-from evoattn.search.candidates import Pending, Ready, Seen, tried_again
 
+PROBLEM, GPU = AttentionProblem(1, 4, 4, 256, 256, 64), GPUS["h100"]
 KERNEL = CompiledKernel(b"", "", CompileInfo())
 
 
 def pending(name: str, operator: str = "") -> Pending:
     family = FAMILIES["flash_mma"]
     proposal = Proposal(family.name, {}, operator=operator)
-    return Pending(proposal, family, KernelConfig(family.name, {}), CompressedSource(name, b""), name)
+    return Pending(proposal, family, KernelConfig(family.name, {}), PROBLEM, GPU, CompressedSource(name, b""), name)
 
 
 def names(ready: Ready) -> list[str]:

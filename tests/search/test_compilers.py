@@ -7,6 +7,9 @@ from contextlib import closing
 
 import pytest
 
+from evoattn.engine.candidates import Pending
+from evoattn.engine.compilers import Compilers
+from evoattn.engine.tools import Tools
 from evoattn.evaluation.handlers import CompileHandler
 from evoattn.evaluation.listener import Listener
 from evoattn.evaluation.pool import processes
@@ -18,9 +21,6 @@ from evoattn.families.render import render
 from evoattn.model.compressed_source import CompressedSource
 from evoattn.model.records import Evaluation, Proposal, TrialState
 from evoattn.model.space import load_space
-from evoattn.search.candidates import Pending
-from evoattn.search.compilers import Compilers
-from evoattn.search.tools import Tools
 from tests.search.search_fakes import FakeCompiler
 from tests.search.studies_of_fakes import GPU, PROBLEM, why_invalid
 
@@ -30,7 +30,7 @@ FAMILY = FAMILIES["flash_mma"]
 class Dies(Handler):
     """Of every task."""
 
-    def __init__(self, problem, gpu, offline):
+    def __init__(self, gpu, offline):
         pass
 
     def __call__(self, task):
@@ -39,7 +39,7 @@ class Dies(Handler):
 
 def pending():
     config = next(c for c in load_space(FAMILY.name, GPU).starting_configs() if not why_invalid(FAMILY.name, c.params))
-    return Pending(Proposal(FAMILY.name, config.params), FAMILY, config)
+    return Pending(Proposal(FAMILY.name, config.params), FAMILY, config, PROBLEM, GPU)
 
 
 def cannot_render(family, problem, config, gpu):
@@ -48,7 +48,7 @@ def cannot_render(family, problem, config, gpu):
 
 def ends(make, beside=False, render=render):
     """The (candidate, answer) of one task, by one worker."""
-    compilers = Compilers(processes(1, make, (PROBLEM, GPU, False), beside), Tools(render=render), PROBLEM, GPU)
+    compilers = Compilers(processes(1, make, (GPU, False), beside), Tools(render=render))
     end, found, handed = time.monotonic() + 60, [], False
     with closing(Listener()) as listener:
         while not found and time.monotonic() < end:
@@ -86,5 +86,5 @@ def test_a_candidate_that_cannot_be_rendered_ends_alone():
 
 def test_a_task_is_small():
     candidate = pending()
-    task = Compile(candidate.family, candidate.config, render=Tools().render)
+    task = Compile(candidate.family, candidate.config, candidate.problem, render=Tools().render)
     assert len(pickle.dumps(task)) < 2_000

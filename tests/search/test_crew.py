@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from evoattn.engine.tools import Tools
 from evoattn.evaluation.process import Ending
 from evoattn.evaluation.tasks import Rendered
 from evoattn.model.errors import FailedRun
@@ -14,7 +15,6 @@ from evoattn.samplers.for_problem import sampler_of
 from evoattn.search.crew import begun
 from evoattn.search.machines import Machines
 from evoattn.search.request import SearchWords, plan
-from evoattn.search.tools import Tools
 from tests.search.search_fakes import FakeCompiler, FakeDevice
 from tests.search.studies_of_fakes import PROBLEM
 

@@ -8,6 +8,7 @@ import pytest
 
 from evoattn.backends.compiler import CompileError
 from evoattn.correctness import sanitizer
+from evoattn.engine.tools import Tools
 from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
@@ -18,7 +19,6 @@ from evoattn.model.space import KernelConfig, load_space
 from evoattn.samplers.base import STARTING
 from evoattn.search import finalists
 from evoattn.search.starting import starting_configs
-from evoattn.search.tools import Tools
 
 PROBLEM = AttentionProblem(1, 4, 4, 256, 256, 64)
 GPU = gpu.GPUS["h100"]

@@ -5,6 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
+from evoattn.engine.budget import Budget
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
 from evoattn.model.records import Evaluation, Timing, TrialState
@@ -13,7 +14,6 @@ from evoattn.report.show import print_trial
 from evoattn.samplers.base import STARTING, SamplerSetup
 from evoattn.samplers.registry import make_sampler
 from evoattn.search import finalists
-from evoattn.search.budget import Budget
 from tests.search.search_fakes import CloseFinals, DiesInFinals, DiesOfAFinalist
 from tests.search.studies_of_fakes import GPU, PROBLEM, fakes, make_search, space_of, why_invalid
 

@@ -2,11 +2,11 @@
 
 import pytest
 
+from evoattn.engine.budget import Budget
+from evoattn.engine.loop import EARLY
+from evoattn.engine.progress import Progress
 from evoattn.model.records import TrialState
 from evoattn.model.space import load_space
-from evoattn.search.budget import Budget
-from evoattn.search.progress import Progress
-from evoattn.search.starting import EARLY
 from tests.search.search_fakes import AlwaysDoubtsItself, DoubtsItself, SlowToStart, cost
 from tests.search.studies_of_fakes import GPU, fakes, make_search, space_of
 

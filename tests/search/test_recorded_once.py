@@ -9,17 +9,17 @@ from dataclasses import replace
 
 import pytest
 
+from evoattn.engine.budget import Budget
+from evoattn.engine.candidates import Pending
+from evoattn.engine.progress import Progress
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
 from evoattn.fleet.local import LocalFleet
 from evoattn.model.compressed_source import CompressedSource
 from evoattn.model.records import Evaluation, Proposal, TrialState
 from evoattn.model.space import KernelConfig, load_space
-from evoattn.search.budget import Budget
-from evoattn.search.candidates import Pending
-from evoattn.search.loop import Search
-from evoattn.search.progress import Progress
 from evoattn.search.recorder import GATHER_SECONDS, Recorder
+from evoattn.search.study import Search
 from evoattn.storage.errors import StorageError
 from tests.search.studies_of_fakes import GPU, PROBLEM, Scripted, fakes, make_search, space_of, why_invalid
 
@@ -113,7 +113,7 @@ def test_results_that_come_at_once_share_a_transaction_and_are_told_after_it(sto
         config = KernelConfig("flash_mma", proposal.params)
         candidate = render(FAMILIES["flash_mma"], PROBLEM, config, GPU)
         source = CompressedSource.of(candidate)
-        pending = Pending(proposal, FAMILIES["flash_mma"], config, source, source.hash)
+        pending = Pending(proposal, FAMILIES["flash_mma"], config, PROBLEM, GPU, source, source.hash)
         recorder.record_pending(pending, Evaluation(TrialState.ESTIMATED, relative_cost=cost), then.append)
     assert recorder.waiting == 3 and not progress.recorded and not list(storage.iter_trials(study))
     recorder.flush()

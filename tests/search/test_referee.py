@@ -2,18 +2,18 @@
 
 import pytest
 
+from evoattn.engine.boards import Boards
+from evoattn.engine.device import Device
+from evoattn.engine.errors import SearchError
+from evoattn.engine.finals import Final
+from evoattn.engine.progress import Progress
+from evoattn.engine.referee import BEGINS_AFTER, Referee
+from evoattn.engine.tools import Tools
 from evoattn.evaluation.process import Ending
 from evoattn.evaluation.workers import START_TRIES, BaseWorker, WorkerFailed
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Timing
-from evoattn.search.boards import Boards
-from evoattn.search.device import Device
-from evoattn.search.errors import SearchError
-from evoattn.search.finals import Final
-from evoattn.search.progress import Progress
-from evoattn.search.referee import BEGINS_AFTER, Referee
-from evoattn.search.tools import Tools
 from evoattn.timing.finalists import FinalResult
 
 

@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 
 import evoattn
+from evoattn.engine.tools import Tools
 from evoattn.evaluation.process import Handler
 from evoattn.model.errors import FailedRun, WrongUse
 from evoattn.model.gpu import GPUS, DetectedDevice
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompiledKernel, Evaluation, TrialState
 from evoattn.search.machines import Machines
-from evoattn.search.tools import Tools
 from evoattn.storage import Storage
 from tests.search.search_fakes import INFO, FakeCompiler, FakeDevice
 

@@ -4,15 +4,15 @@ from collections import Counter
 
 import pytest
 
+from evoattn.engine.budget import Budget
+from evoattn.engine.errors import SearchError
+from evoattn.engine.scale import EVERY, LATEST, Reference, Scale
 from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES
 from evoattn.fleet.local import visible_as
 from evoattn.model.gpu import GPUS, DetectedDevice, GpuError
 from evoattn.model.records import CompiledKernel, Evaluation, Timing, TrialState
-from evoattn.search.budget import Budget
-from evoattn.search.errors import SearchError
 from evoattn.search.request import SearchWords, choose_boards, read_words
-from evoattn.search.scale import EVERY, LATEST, Reference, Scale
 from tests.search.search_fakes import FakeBoard, KilledBoard, NeverGauges, SlowBoard, cost
 from tests.search.studies_of_fakes import fakes, make_search, space_of
 

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evoattn.engine.budget import BudgetError, parse_budget
 from evoattn.model import gpu
 from evoattn.model.problem import ProblemError
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import ConfigError
-from evoattn.search.budget import BudgetError, parse_budget
 from evoattn.storage import StorageError
 from evoattn.storage.chosen import trial_number
 from tests.untrusted.untrusted import JSON, SPACE

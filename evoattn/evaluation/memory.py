@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 
+from evoattn.backends.base import QueuedBackend
 from evoattn.correctness.terms import make_terms, torch_dtype
 from evoattn.families.base import starts_zeroed
 from evoattn.families.built import BuiltKernel
 from evoattn.model.problem import AttentionProblem
-from evoattn.portfolio.engine.clock import Call
-
-if TYPE_CHECKING:  # a process that does not own the GPU never loads CUDA
-    from evoattn.backends.cuda import CudaBackend
+from evoattn.timing.clock import Call
 
 ALIGNMENT = 1024
 
@@ -23,7 +20,7 @@ class Memory:
     """Q, K and V of every reserved problem in one buffer per dtype, filled with normal numbers; O in another. Sinks,
     slopes and biases are each problem's own."""
 
-    def __init__(self, backend: CudaBackend, seed: int) -> None:
+    def __init__(self, backend: QueuedBackend, seed: int) -> None:
         self._backend, self._seed = backend, seed
         self._inputs: dict[torch.dtype, torch.Tensor] = {}
         self._out = torch.empty(0, dtype=torch.uint8, device=backend.device)
@@ -39,13 +36,14 @@ class Memory:
         dtype = torch_dtype(problem)
         elements = sum(_padded(problem, t) for t in problem.tensors) // problem.element_bytes
         if dtype not in self._inputs or self._inputs[dtype].numel() < elements:
-            self._inputs.pop(dtype, None)
+            if self._inputs.pop(dtype, None) is not None and self._backend.device.type == "cuda":
+                torch.cuda.empty_cache()  # the larger one finds no place in what the smaller one had
             generator = torch.Generator(device=self._backend.device).manual_seed(self._seed)
             made = torch.empty(elements, dtype=dtype, device=self._backend.device)
             for first in range(0, elements, 1 << 27):
                 made[first : first + (1 << 27)].normal_(generator=generator)
             self._inputs[dtype] = made
-        if problem.term_shapes:
+        if problem.term_shapes and problem not in self._terms:
             generator = torch.Generator(device=self._backend.device).manual_seed(self._seed)
             self._terms[problem] = make_terms(problem, generator, self._backend.device, extreme=False)
         if self._out.numel() < _padded(problem, "o"):
@@ -62,11 +60,9 @@ class Memory:
         tensors["o"] = out.as_strided(problem.shape("o"), problem.strides("o"), 0)
         return tensors | self._terms.get(problem, {})
 
-    def prepare(
-        self, kernel: BuiltKernel, problem: AttentionProblem, inputs: Mapping[str, torch.Tensor] | None = None
-    ) -> Call:
-        """A call of the kernel on the problem's tensors, or on these inputs, with scratch buffers of its own."""
-        buffers = {name: _flat(t) for name, t in {**self.tensors(problem), **(inputs or {})}.items()}
+    def prepare(self, kernel: BuiltKernel, problem: AttentionProblem) -> Call:
+        """A call of the kernel on the problem's tensors, with scratch buffers of its own."""
+        buffers = {name: _flat(tensor) for name, tensor in self.tensors(problem).items()}
         for name, size in kernel.workspace(problem).items():
             allocate = torch.zeros if starts_zeroed(name) else torch.empty
             buffers[name] = allocate(max(size, 16), dtype=torch.uint8, device=self._backend.device)
@@ -74,7 +70,7 @@ class Memory:
         return _keeping(enqueue, buffers)
 
 
-def _keeping(enqueue: Call, buffers: dict[str, torch.Tensor]) -> Call:
+def _keeping(enqueue: Callable[[], object], buffers: dict[str, torch.Tensor]) -> Call:
     """The call, with the memory that it works in."""
 
     def call(kept: dict[str, torch.Tensor] = buffers) -> None:

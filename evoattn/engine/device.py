@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from evoattn.engine.progress import Progress
 from evoattn.evaluation.tasks import DeviceTask
 from evoattn.evaluation.workers import BaseWorker, Outcome
-from evoattn.search.progress import Progress
 
 
 class Device:

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 
+from evoattn.engine.candidates import Pending
+from evoattn.engine.device import Device
+from evoattn.engine.errors import SearchError
+from evoattn.engine.progress import Progress
+from evoattn.engine.referee import Referee
+from evoattn.engine.scale import Reference, Scale
+from evoattn.engine.tools import Tools
 from evoattn.evaluation.process import Ending
 from evoattn.evaluation.tasks import Gauge
 from evoattn.evaluation.workers import BaseWorker, Outcome
@@ -11,13 +18,6 @@ from evoattn.fleet.base import Fleet
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Evaluation, Trial, TrialState
-from evoattn.search.candidates import Pending
-from evoattn.search.device import Device
-from evoattn.search.errors import SearchError
-from evoattn.search.progress import Progress
-from evoattn.search.referee import Referee
-from evoattn.search.scale import Reference, Scale
-from evoattn.search.tools import Tools
 from evoattn.timing.finalists import FinalResult
 from evoattn.timing.protocol import CacheMode
 
@@ -32,7 +32,6 @@ class Boards:
 
     def __init__(
         self,
-        gpu: GpuSpec,
         names: Sequence[str],
         workers: Sequence[BaseWorker],
         progress: Progress,
@@ -41,7 +40,6 @@ class Boards:
     ) -> None:
         """`seconds`: what one candidate may take on a device. `make_referee` starts a second worker on the first board,
         if it can have one."""
-        self._gpu = gpu
         self.devices = [Device(worker, progress, seconds, name) for name, worker in zip(names, workers, strict=True)]
         self.referee = Referee(make_referee, self.first, seconds)
         self.scale = Scale(names)
@@ -50,15 +48,17 @@ class Boards:
 
     @classmethod
     def start(
-        cls, fleet: Fleet, tools: Tools, args: tuple[AttentionProblem, GpuSpec, CacheMode], progress: Progress
+        cls, fleet: Fleet, tools: Tools, args: tuple[AttentionProblem | None, GpuSpec, CacheMode], progress: Progress
     ) -> Boards:
-        """With a worker for each board of the fleet, which `tools` makes with `args`."""
+        """With a worker for each board of the fleet, which `tools` makes with `args`; a referee of its own only where
+        they name a problem, which is small enough."""
 
         def make_referee() -> BaseWorker | None:
-            return fleet.referee(tools.make_device, args) if args[0].bytes <= REFEREE_BYTES else None
+            small = args[0] is not None and args[0].bytes <= REFEREE_BYTES
+            return fleet.referee(tools.make_device, args) if small else None
 
         workers = fleet.devices(tools.make_device, args)
-        return cls(args[1], fleet.boards, workers, progress, tools.device_seconds, make_referee)
+        return cls(fleet.boards, workers, progress, tools.device_seconds, make_referee)
 
     @property
     def first(self) -> Device:
@@ -151,7 +151,7 @@ class Boards:
     def learn(self, device: Device, pending: Pending, trial: Trial) -> None:
         """Take the first right kernel for the reference: this device has just timed it."""
         if self.compared and not self.scale.reference and trial.state is TrialState.COMPLETE and trial.timing:
-            reference = Reference(pending.built(self._gpu), trial.number, trial.timing.median_us)
+            reference = Reference(pending.built, trial.number, trial.timing.median_us)
             self.scale.refer_to(reference, device.board)
 
     def stop(self) -> None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from evoattn.backends.kernel_files import KernelFiles
+from evoattn.engine.groups import Group, Kernel
 from evoattn.families import registry
 from evoattn.families.render import render
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.records import Candidate, CompiledKernel
-from evoattn.portfolio.engine.kernel import Group, Kernel
 
 
 @dataclass

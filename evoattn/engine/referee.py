@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 
+from evoattn.engine.device import Device
+from evoattn.engine.errors import SearchError
+from evoattn.engine.finals import Final, FinalFailed
 from evoattn.evaluation.workers import START_TRIES, BaseWorker, Outcome, WorkerFailed
-from evoattn.search.device import Device
-from evoattn.search.errors import SearchError
-from evoattn.search.finals import Final, FinalFailed
 from evoattn.timing.finalists import FinalResult
 from evoattn.timing.protocol import SCREEN
 

@@ -14,6 +14,7 @@ from evoattn.families.base import Family
 from evoattn.families.built import BuiltKernel
 from evoattn.model.compressed_source import CompressedSource
 from evoattn.model.gpu import GpuSpec
+from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompiledKernel, Proposal
 from evoattn.model.space import KernelConfig
 from evoattn.samplers.base import STARTING
@@ -26,6 +27,9 @@ class Pending:
     proposal: Proposal
     family: Family
     config: KernelConfig
+    problem: AttentionProblem
+    """That it is rendered for."""
+    gpu: GpuSpec
     source: CompressedSource | None = None
     behaviour: str | None = None
     """These two once it is rendered."""
@@ -36,10 +40,11 @@ class Pending:
     """It has its second try, in a fresh process: the first one died, or may have been harmed
     (`Evaluation.doubtful`)."""
 
-    def built(self, gpu: GpuSpec) -> BuiltKernel:
-        """Its kernel for `gpu`, once it is compiled."""
+    @property
+    def built(self) -> BuiltKernel:
+        """Its kernel, once it is compiled."""
         assert self.kernel is not None, "it is compiled before it is run"
-        return BuiltKernel(self.family, self.config, gpu, self.kernel)
+        return BuiltKernel(self.family, self.config, self.gpu, self.kernel)
 
 
 def given_back(outcome: Outcome, pending: Pending) -> bool:

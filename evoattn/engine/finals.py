@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 
 from evoattn.evaluation.process import Ending
-from evoattn.evaluation.tasks import HoldFinal
+from evoattn.evaluation.tasks import HoldFinal, OnProblem
 from evoattn.evaluation.workers import Outcome
 from evoattn.model.errors import FailedRun
+from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Timing
 from evoattn.peers.labels import PEER_NAMES
 from evoattn.timing.finalists import Finalists, FinalResult
@@ -34,8 +35,11 @@ class Final:
         protocol: Protocol = FINAL,
         peers: Collection[str] = PEER_NAMES,
         refusals: Mapping[str, str] | None = None,
+        problem: AttentionProblem | None = None,
     ) -> None:
-        """`refusals`: of peers that are known to take no part, by name."""
+        """`refusals`: of peers that are known to take no part, by name. `problem`: where it is not the one that the
+        GPU worker was made for."""
+        self._problem = problem
         self._finalists, self._protocol, self._peers = finalists, protocol, peers
         self._timings: dict[str, Timing] = {}
         self._refusals = dict(refusals or {})
@@ -44,10 +48,11 @@ class Final:
         """Once it is over: with everybody who was put out on the way."""
 
     @property
-    def task(self) -> HoldFinal:
+    def task(self) -> HoldFinal | OnProblem:
         """The next try, for the GPU worker."""
         left = {name: finalist for name, finalist in self._finalists.items() if name not in self._timings}
-        return HoldFinal(left, self._protocol, tuple(self._refusals))
+        task = HoldFinal(left, self._protocol, tuple(self._refusals))
+        return OnProblem(self._problem, task) if self._problem else task
 
     def take(self, outcome: Outcome) -> None:
         """The end of a try. Raises `FinalFailed` where another would be no use."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from evoattn.engine.alike import distance, features
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, config_id
-from evoattn.portfolio.problems import distance, features
 
 Step = tuple[KernelConfig, str]
 """A config to try, and its kernel's origin."""
@@ -58,7 +58,7 @@ class Group:
     given: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     """Configs to try first, (family, params)."""
     first: dict[int, list[Step]] = field(default_factory=dict)
-    """By problem: what a plan has for it that is not compiled (`evoattn/portfolio/engine/ahead.py`)."""
+    """By problem: what a plan has for it that is not compiled (`evoattn/engine/planned.py`)."""
     spent: float = 0.0
 
     def near(self, gpu: GpuSpec) -> list[list[int]]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from evoattn.engine.groups import Group, Kernel
 from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, SearchSpace, load_space
-from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.samplers.pool import ConfigPool
 
 RANDOM_SHARE = 0.12

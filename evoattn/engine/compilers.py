@@ -6,23 +6,21 @@ from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
+from evoattn.engine.candidates import Pending, given_back, tried_again
+from evoattn.engine.tools import Tools
 from evoattn.evaluation.endings import failed
 from evoattn.evaluation.pool import Pool
 from evoattn.evaluation.process import Ending
 from evoattn.evaluation.tasks import Compile, Compiled, Rendered
 from evoattn.evaluation.workers import BaseWorker, Outcome
-from evoattn.model.gpu import GpuSpec
-from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Evaluation
-from evoattn.search.candidates import Pending, given_back, tried_again
-from evoattn.search.tools import Tools
 
 
 class Compilers:
     """A pool that gives each candidate its second try, where something else may have ended the first."""
 
-    def __init__(self, workers: Sequence[BaseWorker], tools: Tools, problem: AttentionProblem, gpu: GpuSpec) -> None:
-        self._pool, self._tools, self._problem, self._gpu = Pool(workers), tools, problem, gpu
+    def __init__(self, workers: Sequence[BaseWorker], tools: Tools) -> None:
+        self._pool, self._tools = Pool(workers), tools
         self._again = deque[Pending]()
 
     @property
@@ -48,8 +46,10 @@ class Compilers:
 
     def submit(self, pending: Pending, worker: BaseWorker) -> None:
         """Hand a candidate to an idle worker."""
-        task = Compile(pending.family, pending.config, render=self._tools.render)
-        worker.submit(pending, task, self._tools.compile_seconds)
+        worker.submit(pending, self._task(pending), self._tools.compile_seconds)
+
+    def _task(self, pending: Pending) -> Compile:
+        return Compile(pending.family, pending.config, pending.problem, render=self._tools.render)
 
     def poll(self, heard: Collection[BaseWorker]) -> Iterator[tuple[Pending, Compiled | Evaluation]]:
         """The candidates with which the `heard` are done, with their sources unless rendering itself failed; of one
@@ -71,12 +71,12 @@ class Compilers:
     def _rendered_here(self, pending: Pending, outcome: Outcome) -> Rendered | None:
         """A candidate whose worker ended, and the source with it; None if it cannot be rendered here either: that was
         what failed there, a bug of ours, which costs one candidate and not the search."""
-        task = Compile(pending.family, pending.config, render=self._tools.render)
+        task = self._task(pending)
         try:
-            candidate = task.rendered(self._problem, self._gpu)
+            candidate = task.rendered(pending.gpu)
         except Exception:
             return None
-        return Rendered.of(task, candidate, self._problem, self._gpu, failed(outcome, "compile"))
+        return Rendered.of(task, candidate, pending.gpu, failed(outcome, "compile"))
 
     def stop(self) -> None:
         """End all workers; tasks under way are lost."""

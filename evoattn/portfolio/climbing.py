@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from evoattn.cost.cost import scores
+from evoattn.engine.breeding import hopeless
+from evoattn.engine.groups import Group, Step
 from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
+from evoattn.portfolio.aimed import AimedBreeder, Proposal
 from evoattn.portfolio.canonical import likely
 from evoattn.portfolio.climb import Costs, Scored, all_genes, beginnings, climb, neighbours
-from evoattn.portfolio.engine.aimed import AimedBreeder, Proposal
-from evoattn.portfolio.engine.breeding import hopeless
-from evoattn.portfolio.engine.kernel import Group, Step
 from evoattn.portfolio.pick import portfolio_kernels
 
 CLIMBED_SHARE = 0.7

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from evoattn.cost.cost import scores
+from evoattn.engine.breeding import PARENTS, Breeder
+from evoattn.engine.groups import Group, Kernel
 from evoattn.families import registry
 from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
 from evoattn.families.flash_wgmma.resources import merges_in_memory
@@ -17,8 +19,6 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, SearchSpace
 from evoattn.portfolio.canonical import likely
-from evoattn.portfolio.engine.breeding import PARENTS, Breeder
-from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.pick import portfolio_kernels
 
 Params = dict[str, Any]

@@ -24,10 +24,10 @@ class Tools:
     process."""
     compile: Callable[[Candidate], CompiledKernel] = compile_candidate
     """For the finalists, in the search's own process. Raises `CompileError`."""
-    make_compiler: Callable[[AttentionProblem, GpuSpec, bool], Handler] = CompileHandler
-    """Called in each compile worker with (problem, GPU, offline); answers a `Compile`."""
-    make_device: Callable[[AttentionProblem, GpuSpec, CacheMode], Handler] = DeviceHandler
-    """Called in the GPU worker; answers an `Evaluate` or a `HoldFinal`."""
+    make_compiler: Callable[[GpuSpec, bool], Handler] = CompileHandler
+    """Called in each compile worker with (GPU, offline); answers a `Compile`."""
+    make_device: Callable[[AttentionProblem | None, GpuSpec, CacheMode], Handler] = DeviceHandler
+    """Called in the GPU worker; answers a `DeviceTask`."""
     compile_seconds: float = COMPILE_SECONDS
     """A compile that takes longer is ended."""
     device_seconds: float = DEVICE_SECONDS

@@ -1,0 +1,252 @@
+"""A search for several groups of problems at once: a compiled kernel of a group is timed on more than one of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from evoattn.engine.boards import Boards
+from evoattn.engine.breeding import Breeder
+from evoattn.engine.budget import Budget, Clock
+from evoattn.engine.candidates import Pending
+from evoattn.engine.compilers import Compilers
+from evoattn.engine.device import Device
+from evoattn.engine.errors import SearchError
+from evoattn.engine.finals import Final
+from evoattn.engine.groups import Group, Kernel
+from evoattn.engine.loop import Loop
+from evoattn.engine.planned import Ahead
+from evoattn.engine.tools import Tools
+from evoattn.evaluation.process import Ending
+from evoattn.evaluation.tasks import Compiled, Survey, Surveyed
+from evoattn.evaluation.workers import BaseWorker, Outcome, check_all, wait_for_any
+from evoattn.families import registry
+from evoattn.families.built import BuiltKernel
+from evoattn.fleet.base import Fleet
+from evoattn.fleet.local import LocalFleet
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.records import CompiledKernel, Evaluation, Proposal
+from evoattn.peers.labels import PEER_NAMES
+from evoattn.timing.finalists import FinalResult
+from evoattn.timing.protocol import ORDER, Protocol
+
+FINAL_SECONDS = 120.0
+"""A try at a final that takes longer is ended."""
+NEAR = 1.12
+"""A kernel within this factor of the best on one of them is timed on more of the group's problems."""
+TRIES = 4
+"""Groups that are asked for a config in a row before another turn of the loop."""
+
+
+@dataclass(frozen=True)
+class _Bred(Pending):
+    """A candidate of a group, the problems to time it on, and those that follow where it is near the best."""
+
+    group: Group | None = None
+    bred: Kernel | None = None
+    indexes: tuple[int, ...] = ()
+    rest: tuple[int, ...] = ()
+    check: bool = True
+
+    @property
+    def place(self) -> tuple[Group, Kernel]:
+        assert self.group is not None and self.bred is not None
+        return self.group, self.bred
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How groups are searched."""
+
+    breeder: Callable[[Group, GpuSpec, int], Breeder] = Breeder
+    """Makes who proposes kernels for a group, with (group, GPU, seed)."""
+    seed: int = 0
+    sample: int = 3
+    """Problems beside its own on which a new kernel is timed first."""
+    most: int = 12
+    """Problems that a promising kernel is timed on."""
+    ahead: Ahead | None = None
+    """Kernels that are compiled already, to be timed while no other waits for the GPU."""
+
+
+class GroupSearch(Loop):
+    """`run` for a time, then look at `groups`. A context manager: leaving it ends all processes."""
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        gpu: GpuSpec,
+        manner: Manner | None = None,
+        fleet: Fleet | None = None,
+        tools: Tools | None = None,
+    ) -> None:
+        """`fleet`: this machine's first GPU and its cores unless given."""
+        manner = manner or Manner()
+        if len({g.name for g in groups}) < len(groups):  # breeders go by name
+            raise ValueError(f"Two groups have one name: {', '.join(g.name for g in groups)}.")
+        super().__init__(fleet or LocalFleet(max(1, (os.cpu_count() or 2) - 1)), tools)
+        self.groups, self.gpu, self._manner = list(groups), gpu, manner
+        self._breeders = {g.name: manner.breeder(g, gpu, manner.seed) for g in groups}
+        self._near = {g.name: g.near(gpu) for g in groups}
+        self._searched: Sequence[Group] = self.groups
+        self._code: dict[tuple[str, str], CompiledKernel] = {}
+        """By group and kernel."""
+        self.measured, self.compiled, self.busy_seconds = 0, 0, 0.0
+
+    def __enter__(self) -> GroupSearch:
+        self._boards = Boards.start(self.fleet, self.tools, (None, self.gpu, "warm"), self.progress)
+        made = self.fleet.compilers(self.tools.make_compiler, (self.gpu, False), beside=True)
+        self._compilers = Compilers(made, self.tools)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._compilers.stop()
+        if self._boards:
+            self._boards.stop()
+
+    def run(self, seconds: float, refresh: Callable[[], None] = lambda: None, among: Sequence[Group] = ()) -> None:
+        """Search `among`, or all groups, for `seconds` from when a GPU process is up. Raises `WorkerFailed`."""
+        self._searched, self._refresh = among or self.groups, refresh
+        self._clock = Clock(Budget(seconds=seconds))
+        self._loop()
+        if self._boards:
+            self._end_boards_tasks(self._boards)
+
+    def _begin_next(self, idle: list[BaseWorker]) -> bool:
+        for _ in range(TRIES):
+            group = min(self._searched, key=lambda g: g.spent / g.weight)
+            group.spent += 1
+            if proposal := self._breeders[group.name].propose():
+                kernel, target = proposal
+                group.kernels[kernel.id] = kernel
+                self._compilers.submit(self._bred(group, kernel, target), idle.pop())
+                return True
+            group.spent += 3
+        return False
+
+    def _bred(self, group: Group, kernel: Kernel, target: int) -> _Bred:
+        able, sample = set(self.serves(group, kernel)), self._manner.sample
+        others = [i for i in self._near[group.name][target] if i in able]
+        indexes, rest = (target, *others[:sample]), tuple(others[sample : self._manner.most - 1])
+        return self._pending(group, kernel, indexes, rest)
+
+    def _pending(
+        self, group: Group, kernel: Kernel, indexes: tuple[int, ...], rest: tuple[int, ...] = (), check: bool = True
+    ) -> _Bred:
+        family, proposal = registry.lookup(kernel.family), Proposal(kernel.family, kernel.params, (), kernel.origin)
+        code = self._code.get((group.name, kernel.id))
+        return _Bred(
+            proposal, family, kernel.config, group.problems[indexes[0]], self.gpu, None, None, code, None, False,
+            group, kernel, indexes, rest, check,
+        )  # fmt: skip
+
+    def _compiled(self, pending: Pending, answer: Compiled | Evaluation) -> None:
+        assert isinstance(pending, _Bred)
+        group, kernel = pending.place
+        self.compiled += 1
+        if isinstance(answer, Evaluation) or answer.kernel is None:
+            failure = answer if isinstance(answer, Evaluation) else answer.failure
+            kernel.state = f"compile: {failure.reason if failure else ''}"
+            return
+        self._know(group, kernel, answer.kernel)
+        kernel.compile_seconds = answer.kernel.info.seconds
+        if pending.indexes and pending.check:
+            self._ready.add(pending, replace(answer, relative_cost=None))  # costs of several problems do not compare
+
+    def _know(self, group: Group, kernel: Kernel, code: CompiledKernel) -> None:
+        self._code[group.name, kernel.id] = code
+        kernel.registers, kernel.spill_bytes = code.info.registers, code.info.spill_bytes
+
+    def _refill(self) -> bool:
+        """Make the next kernel that was compiled ahead ready."""
+        if (ahead := self._manner.ahead) is None or not (found := ahead.next()):
+            return False
+        planned, kernel, _, code = found
+        self._know(planned.group, kernel, code)
+        self._ready.add(self._bred(planned.group, kernel, planned.target), Compiled(code, None))
+        return True
+
+    def _task(self, pending: Pending, device: Device) -> Survey:
+        assert isinstance(pending, _Bred)
+        group, _ = pending.place
+        problems = tuple(group.problems[i] for i in pending.indexes)
+        return Survey(pending.built, problems, tuple(group.best(i) for i in pending.indexes), pending.check)
+
+    def _take(self, device: Device, outcome: Outcome) -> None:
+        """A finished task: its times, and more problems for a promising kernel."""
+        pending = outcome.tag
+        group, kernel = pending.place
+        self.busy_seconds += outcome.seconds
+        kernel.device_seconds += outcome.seconds
+        answer = outcome.value if outcome.ending is Ending.RESULT else Surveyed(failure=f"launch: {outcome.value}")
+        if answer.failure:
+            kernel.state = answer.failure
+            return
+        kernel.state = "right"
+        self.measured += len(answer.times)
+        near = False
+        for index, (us, rough) in zip(pending.indexes, answer.times, strict=True):
+            near = near or (not rough and us <= NEAR * group.best(index))
+            kernel.times[index] = us
+            if rough:
+                kernel.rough.add(index)
+        if near and pending.rest:
+            more = replace(pending, indexes=pending.rest, rest=(), check=False, again=False)
+            self._ready.add_again(more)
+
+    def serves(self, group: Group, kernel: Kernel) -> list[int]:
+        """Indexes of the group's problems that the kernel can run."""
+        return self._breeders[group.name].serves(kernel)
+
+    def time_again(self, group: Group, kernel: Kernel, indexes: Sequence[int]) -> dict[int, float]:
+        """µs of a right kernel on some problems, measured as in the search; of those where it fails, none."""
+        self.compile_all([(group, kernel)])
+        pending = self._pending(group, kernel, tuple(indexes), check=False)
+        if pending.kernel is None or self._boards is None:
+            return {}
+        device = self._boards.first
+        outcome = device.worker.ask(self._task(pending, device), self.tools.device_seconds)
+        if outcome.ending is not Ending.RESULT or outcome.value.failure:
+            return {}
+        return {i: us for i, (us, rough) in zip(indexes, outcome.value.times, strict=True) if not rough}
+
+    def final(
+        self,
+        group: Group,
+        index: int,
+        kernels: Sequence[Kernel],
+        protocol: Protocol = ORDER,
+        peers: Sequence[str] = (),
+    ) -> FinalResult:
+        """Kernels, by their ids, and peers on one problem of a group, in turns. Kernels that do not compile are left
+        out. Where it cannot be held nobody has a time, and `all` is refused with the reason."""
+        assert self._boards is not None, "within the context"
+        self.compile_all([(group, kernel) for kernel in kernels])
+        codes = {kernel.id: self._code.get((group.name, kernel.id)) for kernel in kernels}
+        finalists = {
+            k.id: BuiltKernel(registry.lookup(k.family), k.config, self.gpu, code)
+            for k in kernels
+            if (code := codes[k.id])
+        }
+        refused = {name: "It is not asked." for name in PEER_NAMES if name not in peers}
+        final = Final(finalists, protocol, refusals=refused, problem=group.problems[index])
+        try:
+            result = self._boards.referee.hold(final, FINAL_SECONDS, self._refresh, self._take_peers)
+        except SearchError as error:
+            return FinalResult({}, {"all": str(error)})
+        asked = {name: why for name, why in result.refusals.items() if name not in refused}
+        return FinalResult(result.timings, asked)
+
+    def compile_all(self, wanted: Sequence[tuple[Group, Kernel]]) -> None:
+        """Compile the kernels that are not compiled yet, on all processes. Raises `WorkerFailed`."""
+        waiting = list({(g.name, k.id): (g, k) for g, k in wanted if (g.name, k.id) not in self._code}.values())
+        while waiting or self._compilers.busy:
+            for worker in self._compilers.idle()[: len(waiting)]:
+                group, kernel = waiting.pop()
+                index = next(iter(self.serves(group, kernel)), 0)
+                self._compilers.submit(self._pending(group, kernel, (index,), check=False), worker)
+            wait_for_any(self._compilers.workers, 0.2)
+            for pending, answer in self._compilers.poll(self._compilers.workers):
+                self._compiled(pending, answer)
+            check_all(self._compilers.workers)

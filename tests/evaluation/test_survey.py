@@ -1,0 +1,122 @@
+"""Quick times: how often a call is repeated, estimates that a late CPU does not spoil, memory for all problems."""
+
+import gc
+
+import pytest
+import torch
+
+from evoattn.evaluation.memory import Memory
+from evoattn.model.shape_text import parse_shape
+from evoattn.timing.clock import DIRECT_CALLS, GRAPH_UNDER_US, Clock, Repeated, repeat
+from evoattn.timing.timer import Timer
+
+SMALL, LARGE = (parse_shape(f"B=1,H=2,S={n},D=64,dtype=fp16,mask=full") for n in (100, 300))
+
+
+class CpuBackend:
+    device = torch.device("cpu")
+
+    def prepare(self, compiled, launches, buffers):
+        return lambda: compiled(buffers)
+
+
+class Kernel:
+    """Stands where a `BuiltKernel` stands; `us` is what a call takes, None that it does not launch."""
+
+    def __init__(self, us=None, sizes=()):
+        self.us, self.sizes, self.buffers, self.calls = us, dict(sizes), {}, 0
+
+    def compiled(self, buffers):
+        self.buffers = buffers
+        self.calls += 1
+        Stopwatch.passed += self.us
+
+    def workspace(self, problem):
+        return self.sizes
+
+    def launches(self, problem):
+        return ()
+
+
+class Stopwatch(Clock):
+    """Counts what the fakes say that they take."""
+
+    passed = 0.0
+
+    def __init__(self):
+        pass
+
+    def elapsed(self, work):
+        before = Stopwatch.passed
+        work()
+        return Stopwatch.passed - before
+
+
+@pytest.mark.parametrize("us, calls", ((20, 3), (900, 3), (20_000, 2)))
+def test_a_launch_that_the_cpu_was_late_with_is_no_estimate_but_of_calls_that_take_longer_anyhow(us, calls):
+    made = []
+
+    def call():
+        made.append(us)
+        Stopwatch.passed += us + (3000 if len(made) == 2 and us < 10_000 else 0)  # the first only loads the kernel
+
+    assert Stopwatch().first(call) == pytest.approx(us) and len(made) == calls
+
+
+@pytest.fixture
+def memory():
+    made = Memory(CpuBackend(), seed=0)
+    for problem in (SMALL, LARGE):
+        made.reserve(problem)
+    return made
+
+
+def test_a_problem_has_its_shapes_apart_and_shares_memory_with_the_others(memory):
+    small, large = memory.tensors(SMALL), memory.tensors(LARGE)
+    assert {name: t.shape for name, t in large.items()} == {name: LARGE.shape(name) for name in "qkvo"}
+    ends = [t.data_ptr() + t.nbytes for t in large.values()]
+    assert all(end <= large[name].data_ptr() for end, name in zip(ends, "kv"))
+    assert small["q"].data_ptr() == large["q"].data_ptr() and small["o"].data_ptr() == large["o"].data_ptr()
+    assert 0.9 < float(large["v"].float().std()) < 1.1
+
+
+def test_scratch_that_must_start_as_zeros_does(memory):
+    kernel = Kernel(us=1.0, sizes={"counters_zeroed": 4096, "partial": 8})
+    memory.prepare(kernel, SMALL)()
+    assert not kernel.buffers["counters_zeroed"].any() and kernel.buffers["counters_zeroed"].numel() == 4096
+    assert kernel.buffers["partial"].numel() == 16
+
+
+@pytest.mark.parametrize(("first_us", "calls"), [(GRAPH_UNDER_US, 4), (400.0, 3), (1e6, DIRECT_CALLS[0])])
+def test_a_long_call_is_repeated_for_about_a_millisecond(first_us, calls):
+    made = []
+    repeated = repeat(lambda: made.append(1), first_us, Timer(make_graph=Graph))
+    repeated.work()
+    assert repeated.calls == len(made) == calls
+
+
+class Graph:
+    """Knows whether garbage may be collected while it is captured."""
+
+    def capture_begin(self):
+        self.collects = gc.isenabled()
+
+    def capture_end(self):
+        self.collects = self.collects or gc.isenabled()
+
+    def replay(self):
+        assert not self.collects, "garbage may be modules, which cannot be unloaded during a capture"
+        return "replayed"
+
+
+def test_short_calls_become_a_graph_and_no_garbage_is_collected_meanwhile():
+    seen = []
+    repeated = repeat(lambda: seen.append(gc.isenabled()), 20.0, Timer(make_graph=Graph))
+    assert repeated.calls == len(seen) == 60 and not any(seen)
+    assert repeated.work() == "replayed" and gc.isenabled()
+
+
+def test_a_call_is_the_mean_over_the_work():
+    kernel = Kernel(us=50.0)
+    loop = Repeated(lambda: [kernel.compiled({}) for _ in range(4)], 4)
+    assert Stopwatch().a_call(loop) == 50.0

@@ -1,0 +1,128 @@
+"""A final that proves nobody, on a CPU: who takes part, over which tensors, and how often each is called."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from evoattn.backends.base import LaunchError
+from evoattn.correctness.cases import make_case, unanswered
+from evoattn.correctness.validate import make_arena
+from evoattn.model.gpu import GPUS
+from evoattn.model.shape_text import parse_shape
+from evoattn.peers.table import PEERS, Peer
+from evoattn.timing.clocks import Clocks
+from evoattn.timing.contest import Contest
+from evoattn.timing.protocol import ORDER
+from evoattn.timing.timed_run import TimingSetup
+from evoattn.timing.timer import Timer
+
+LARGE = parse_shape("B=1,H=2,S=300,D=64,dtype=fp16,mask=full")
+
+
+class CpuBackend:
+    device = torch.device("cpu")
+
+    def prepare(self, compiled, launches, buffers):
+        return lambda: compiled(buffers)
+
+
+class Kernel:
+    """Stands where a `BuiltKernel` stands; `us` is what a call takes, None that it does not launch."""
+
+    def __init__(self, us=None):
+        self.us, self.buffers, self.calls = us, {}, 0
+
+    def compiled(self, buffers):
+        if self.us is None:
+            raise LaunchError("no")
+        self.buffers = buffers
+        self.calls += 1
+        StopwatchTimer.passed += self.us
+
+    def workspace(self, problem):
+        return {}
+
+    def launches(self, problem):
+        return ()
+
+
+class StopwatchTimer(Timer):
+    """Counts what the fakes say that they take."""
+
+    launch_us = passed = 0.0
+
+    def __init__(self):
+        pass
+
+    def queue(self, work):
+        before = StopwatchTimer.passed
+        work()
+        took = StopwatchTimer.passed - before
+        return lambda: took
+
+    @contextmanager
+    def side_stream(self):
+        yield
+
+    def capture(self, calls):
+        return lambda: [call() for call in calls]
+
+    def synchronize(self):
+        pass
+
+
+def final(kernels, peers=None, protocol=ORDER):
+    """The result of kernels by name beside peers."""
+    case = make_case("own", LARGE, 0, "cpu") if peers else unanswered(LARGE, 0, "cpu")
+    arena = make_arena(case, {}, torch.device("cpu"))
+    arena.arm()
+    setup = TimingSetup(CpuBackend(), StopwatchTimer(), "warm", case, case, None)
+    contest = Contest(setup, GPUS["h100"], Clocks(""), arena, protocol, lambda: True, lambda name: None)
+    return contest.hold(kernels, peers or {})
+
+
+def test_who_fails_is_out_and_the_others_go_on():
+    result = final({"near": Kernel(us=400.0), "broken": Kernel()})
+    assert result.right_us == {"near": 400.0} and result.timings["near"].samples_us == (400.0,) * 5
+    assert "no" in result.timings["broken"].disqualified
+
+
+def test_what_its_probe_shows_far_behind_has_no_rounds():
+    near, behind = Kernel(us=20.0), Kernel(us=32.0)
+    result = final({"near": near, "behind": behind})
+    assert result.right_us == {"near": 20.0, "behind": 32.0} and len(result.timings["behind"].samples_us) == 1
+    assert near.calls > 2 * behind.calls
+
+
+def test_all_are_called_as_often():
+    quick, slower = Kernel(us=20.0), Kernel(us=28.0)
+    result = final({"quick": quick, "slower": slower})
+    assert {t.protocol["calls_per_replay"] for t in result.timings.values()} == {35}
+
+
+@pytest.mark.slow
+def test_a_peer_takes_part_if_its_answer_is_right():
+    def wrong(problem, tensors):
+        return lambda: torch.zeros(problem.shape("o"), dtype=torch.float16)
+
+    def absent(problem, tensors):
+        raise ImportError("no such module")
+
+    table = {"right": PEERS["math"], "wrong": Peer(wrong, "torch"), "absent": Peer(absent, "torch")}
+    result = final({"ours": Kernel(us=400.0)}, table)
+    assert set(result.timings) == {"ours", "right"}
+    assert "answer is wrong" in result.refusals["wrong"] and "not installed" in result.refusals["absent"]
+
+
+def test_kernels_and_peers_have_the_same_tensors():
+    """Where K and V lie decides some per cent of a time that is bound by memory."""
+    given = []
+
+    def make(problem, tensors):
+        given.append(tensors)
+        return lambda: torch.zeros(problem.shape("o"), dtype=torch.float16)
+
+    kernel = Kernel(us=400.0)
+    final({"ours": kernel}, {"peer": Peer(make, "torch")})
+    assert [kernel.buffers[name].data_ptr() for name in "qkv"] == [given[0][name].data_ptr() for name in "qkv"]
