@@ -110,6 +110,8 @@ PRELOADED = (
     "pytest",
 )
 """Imported once; each mutant's tests run in a fork."""
+OWN = ("evoattn", "tests", "scripts")
+"""What this program has of itself, a fork imports again: from the copy, in which the fault is."""
 
 
 def preload() -> None:
@@ -130,6 +132,8 @@ def run_tests(copied: Path, tests: list[str], limit: float) -> str:
             os.dup2(quiet, stream)
         os.chdir(copied)
         sys.path[:0] = [str(copied)]
+        for name in [name for name in sys.modules if name.split(".")[0] in OWN]:
+            del sys.modules[name]
         os.environ["PYTHONPATH"] = str(copied)
         sys.dont_write_bytecode = True
         import pytest
