@@ -1,4 +1,4 @@
-"""Faults of finals that once passed the tests: who spoils the inputs of others, and who did it only before the timing."""
+"""Faults of finals that once passed the tests: inputs that a finalist spoils, for others or before the timing."""
 
 from evoattn.evaluation.tasks import HoldFinal
 from evoattn.timing.protocol import Protocol

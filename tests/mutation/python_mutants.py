@@ -63,6 +63,14 @@ ROOMS = {
             "tests/cheats/test_other_outputs.py",
         ),
     ),
+    "ops": Room(("ops/*.py",), ("tests/ops",)),
+    "portfolio": Room(("portfolio/*.py",), ("tests/portfolio",)),
+    "integrations": Room(("integrations/*.py",), ("tests/integrations",)),
+    "timing": Room(("timing/*.py",), ("tests/timing", "tests/cheats")),
+    "cost": Room(("cost/*.py",), ("tests/cost",)),
+    "model": Room(("model/*.py",), ("tests/model", "tests/test_problem.py")),
+    "export": Room(("export/*.py",), ("tests/export",)),
+    "fleet": Room(("fleet/*.py",), ("tests/fleet", "tests/search/test_boards.py")),
     "report": Room(
         (
             "report/summary.py",
