@@ -16,8 +16,8 @@ lengthens code where it shortened it before. Between them the configs have most 
 mutants that the file has are passed over, so that a long run may be done in pieces. Survivors that are known, with the
 reason, are in tests/mutation/reasons.yaml; the exit code is 1 if one is not. Some 0.5 s of a core per mutant.
 
-With `--python` the tests of a room are to notice the faults: search, finals, ranking, storage, samplers, benchmark,
-validate, report. A line per mutant (killed, survived, or timeout, which counts as killed) and the share killed per
+With `--python` the tests of a room are to notice the faults: those of above, a keyword argument or a part of a key
+left out, and a name in place of its neighbour's. The rooms are those of `python_mutants.ROOMS`. A line per mutant (killed, survived, or timeout, which counts as killed) and the share killed per
 room; the exit code is 1 if a room is under 85 %. Works on a copy of the tracked files, at best under `nice -n 15`.
 """
 
