@@ -39,7 +39,7 @@ HOMES = {  # files, or rooms of which any file may
     "ray": {"fleet"},
     "pynvml": {"timing/clocks.py"},
     "transformers": {"integrations"},
-    "sklearn": {"samplers"},
+    "sklearn": {"samplers", "cost"},
 }
 
 

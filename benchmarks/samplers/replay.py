@@ -5,9 +5,9 @@
             -o replays.json.gz
 
 A config that was not recorded becomes the nearest recorded one (`evoattn/samplers/replay.py`). --fitted names a fit of
-the cost model that knows nothing of the landscapes, made by `python -m scripts.cost.fit FILE… --fit-only
-FILE`; without it guided samplers have no prior. --begin portfolio: the search begins at the portfolio's picks and the
-starting configs, as `evoattn search` does.
+the cost model that knows nothing of the landscapes, made by `evoattn cost fit FILE… --unjudged -o FILE`; without it
+guided samplers have no prior. --begin portfolio: the search begins at the portfolio's picks and the starting configs,
+as `evoattn search` does.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from pathlib import Path
 import numpy as np
 
 from evoattn.cost.fitted import load as load_fitted
+from evoattn.cost.landscapes import Landscape, load
 from evoattn.model.gpu import lookup
 from evoattn.model.space import SearchSpace, load_space
 from evoattn.samplers.base import MakePool, Sampler, SamplerSetup
-from evoattn.samplers.landscape import Landscape, load
 from evoattn.samplers.prior import cost_prior
 from evoattn.samplers.registry import SAMPLERS, make_sampler
 from evoattn.samplers.replay import JOBS, replay, spaces_of

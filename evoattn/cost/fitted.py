@@ -1,6 +1,6 @@
 """What was fitted to measured times: weights of the physical terms, and trees for what the terms leave over.
 
-Plain numbers in `data/fitted.npz`; `python -m scripts.cost.fit` makes the file anew.
+Plain numbers in `data/fitted.npz`; `evoattn cost fit` makes the file anew.
 """
 
 from __future__ import annotations
@@ -95,5 +95,6 @@ def save(fitted: Fitted, path: Path = DATA) -> None:
         f"{name} {key}": table for name, tree in fitted.trees.items() for key, table in pack(tree).items()
     }
     about = json.dumps(fitted.about | {"weights": weights, "trees": trees})
-    path.parent.mkdir(exist_ok=True)
-    np.savez_compressed(path, about=np.array(about), **tables)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:  # to a path without .npz NumPy would add it
+        np.savez_compressed(file, about=np.array(about), **tables)

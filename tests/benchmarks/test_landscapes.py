@@ -8,6 +8,7 @@ import pytest
 from benchmarks.samplers import landscape_ahead, landscapes
 from benchmarks.samplers.landscape_groups import SEEDS, make_groups
 from benchmarks.samplers.landscape_surveyor import Aim, Surveyor, take_turns
+from evoattn.cost import landscapes as landscape
 from evoattn.evaluation.process import Handler
 from evoattn.families import registry
 from evoattn.model.gpu import GPUS
@@ -17,7 +18,6 @@ from evoattn.model.space import KernelConfig, load_space
 from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.workload import BUILD_SEEDS
-from evoattn.samplers import landscape
 
 H100 = GPUS["h100"]
 

@@ -1,46 +1,52 @@
 """Measured times of kernels, out of campaigns (`evoattn/portfolio/campaign.py`) and landscapes
-(`benchmarks/samplers/landscapes.py`)."""
+(`evoattn/cost/landscapes.py`)."""
 
 from __future__ import annotations
 
 import gzip
 import json
-import random
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from evoattn.cost import measurements
-from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
-from evoattn.families.flash_wgmma.resources import gang_size
+from evoattn.cost import landscapes, measurements
+from evoattn.cost.fitted import load
+from evoattn.cost.training.rows import Row, without_late
+from evoattn.model.errors import WrongUse
 from evoattn.model.gpu import DetectedDevice, GpuSpec
 from evoattn.model.paths import ROOT
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.space import KernelConfig, config_id
-from evoattn.samplers import landscape
-from scripts.cost.late import without_late
-from scripts.cost.row import Row
 
 LANDSCAPES = ROOT / "docs" / "landscapes"
-LANDSCAPE_FOLD = 8
-"""Landscapes are few, hold good and bad kernels alike, and all families."""
 LATE_LAUNCH = ("h100-2026-11-22-a", "h100-2026-11-22-b", "h100-2026-11-22-c")
 """Campaigns in which one launch that the CPU was late with was sometimes taken for a time. Of a problem whose best is
 short, times that may be such are left out."""
-GANGS_SINCE = "2026-11-23"
-"""Kernels whose blocks are gangs today (`evoattn/families/gangs.py`) had none in what was saved before."""
 
 
 def files() -> list[Path]:
-    """All measured times in the repository: campaigns, as `campaign.load` takes them, and files of landscapes."""
-    campaigns = sorted(path / one.name for path in measurements.files() for one in measurements.read(path))
+    """All measured times in the repository: campaigns, as `reports/measurements/CARD.npz/NAME`, and landscapes."""
+    campaigns = sorted(path / name for path in measurements.files() for name in measurements.names(path))
     return [*campaigns, *sorted(LANDSCAPES.glob("*.jsonl.gz"))]
+
+
+def files_of_fit() -> list[Path]:
+    """Those that the fit that ships was made from. Raises `WrongUse` where one is not in the repository."""
+    known = {_name(path): path for path in files()}
+    wanted = [_name(Path(name)) for name in load().about["files"]]
+    if missing := [name for name in wanted if name not in known]:
+        raise WrongUse(f"The fit that ships has times of {missing[0]}, which are not in {measurements.FOLDER}.")
+    return [known[name] for name in wanted]
+
+
+def _name(path: Path) -> str:
+    return path.name.removesuffix(".jsonl.gz")
 
 
 def read(paths: Iterable[Path]) -> list[Row]:
     """All rows of the files, one per kind of file, card, problem and config: the last file's. Times that are none are
-    left out (`scripts/cost/late.py`)."""
+    left out (`without_late`). Raises `WrongUse` for a file that is not there or holds no times."""
     rows: dict[tuple[str, str, AttentionProblem, str], Row] = {}
     for path in paths:
         for row in _rows(path):
@@ -48,42 +54,44 @@ def read(paths: Iterable[Path]) -> list[Row]:
     return without_late(list(rows.values()))
 
 
-def launched_as_today(rows: Iterable[Row]) -> list[Row]:
-    """The rows but those of kernels that have gangs today and had none when they were timed."""
-    return [row for row in rows if row.saved >= GANGS_SINCE or not _has_gangs(row)]
-
-
-def _has_gangs(row: Row) -> bool:
-    return row.family == "flash_wgmma" and gang_size(row.problem, FlashWgmmaGenes.of(row.config), row.gpu) > 1
+def is_landscape(path: Path) -> bool:
+    """Whether these are times of a landscape, not of a campaign."""
+    return path.parent.name == "landscapes" or path.name.startswith("landscapes")
 
 
 def _rows(path: Path) -> Iterator[Row]:
-    if path.parent.name == "landscapes" or path.name.startswith("landscapes"):
-        yield from _of_landscapes(landscape.load(path))
+    if is_landscape(path):
+        yield from _of_landscapes(landscapes.load(path))
         return
-    if path.parent.suffix == ".npz":
-        recorded = measurements.campaign(path.parent, path.name)
-        about, groups = recorded.about, recorded.groups
-    else:
-        with gzip.open(path, "rt") as file:
-            about, *groups = [json.loads(line) for line in file]
-    card = DetectedDevice(0, about["device"], (9, 0), "").spec
+    recorded = campaign(path)
+    card = DetectedDevice(0, recorded.about["device"], (9, 0), "").spec
     if card is None:
         return
-    late = path.name.removesuffix(".jsonl.gz") in LATE_LAUNCH
-    for group in groups:
-        yield from _of_group(card, group, late, about["saved"])
+    for group in recorded.groups:
+        yield from _of_group(card, group, recorded.name in LATE_LAUNCH, recorded.about["saved"])
 
 
-def _of_landscapes(landscapes: Iterable[landscape.Landscape]) -> Iterator[Row]:
-    for one in landscapes:
+def campaign(path: Path) -> measurements.Campaign:
+    """The campaign that `reports/measurements/CARD.npz/NAME` names, or that `evoattn portfolio measure` wrote. Raises
+    `WrongUse`."""
+    try:
+        if path.parent.suffix == ".npz":
+            return measurements.campaign(path.parent, path.name)
+        with gzip.open(path, "rt") as file:
+            about, *groups = [json.loads(line) for line in file]
+        return measurements.Campaign(_name(path), about, groups)
+    except (OSError, EOFError, KeyError, ValueError) as error:
+        raise WrongUse(f"{path} is no campaign's measured times: {error}.") from None
+
+
+def _of_landscapes(found: Iterable[landscapes.Landscape]) -> Iterator[Row]:
+    for one in found:
         card = DetectedDevice(0, one.about["device"], (9, 0), "").spec
-        for found in (*one.configs, *one.elsewhere):
-            if card is not None and found.best_us is not None and found.state == "right":
-                config = KernelConfig(found.family, found.params)
-                problem = one.problem.with_()
-                numbers = found.registers, found.spills, found.best_us
-                yield Row(card, problem, config, *numbers, "landscape", one.about["saved"])
+        for config in (*one.configs, *one.elsewhere):
+            if card is not None and config.best_us is not None and config.state == "right":
+                problem, kernel = one.problem.with_(), KernelConfig(config.family, config.params)
+                numbers = config.registers, config.spills, config.best_us
+                yield Row(card, problem, kernel, *numbers, "landscape", one.about["saved"])
 
 
 def _of_group(card: GpuSpec, group: dict[str, Any], late: bool, saved: str) -> Iterator[Row]:
@@ -122,18 +130,3 @@ def _problem(fields: dict[str, Any]) -> AttentionProblem | None:
         return AttentionProblem(**fields).with_()
     except (ProblemError, TypeError):
         return None
-
-
-def thinned(rows: Iterable[Row], most: int, seed: int = 0) -> list[Row]:
-    """At most `most` rows of a problem of a campaign on a card, a third of them its fastest, the others at random; of a
-    landscape `LANDSCAPE_FOLD` times as many."""
-    rng = random.Random(seed)
-    groups: dict[tuple[str, str, AttentionProblem], list[Row]] = defaultdict(list)
-    for row in rows:
-        groups[row.source, row.gpu.name, row.problem].append(row)
-    chosen = []
-    for (source, *_), group in groups.items():
-        group.sort(key=lambda row: row.us)
-        each = most * (LANDSCAPE_FOLD if source == "landscape" else 1)
-        chosen += group[: each // 3] + rng.sample(rest := group[each // 3 :], min(len(rest), each - each // 3))
-    return chosen
