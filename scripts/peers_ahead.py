@@ -33,7 +33,7 @@ def tensors_of(problem: AttentionProblem, device: str) -> dict[str, torch.Tensor
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", required=True)
-    parser.add_argument("--count", type=int, default=60, help="plain problems, as scripts/portfolio_check.py has them")
+    parser.add_argument("--count", type=int, default=60, help="plain problems, as `evoattn portfolio check` has them")
     parser.add_argument("--peers", default="fa4")
     parser.add_argument("--share", default="0/1", help="I/N: every N-th problem from the I-th on")
     words = parser.parse_args()

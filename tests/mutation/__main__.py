@@ -35,7 +35,6 @@ from itertools import zip_longest
 from pathlib import Path
 
 from evoattn.families.registry import FAMILIES
-from scripts.in_processes import in_processes
 from tests.mutation import host, python_mutants
 from tests.mutation.host import HostMutant
 from tests.mutation.python_mutants import ROOMS
@@ -43,6 +42,7 @@ from tests.mutation.settings import Setting, drawn_settings, with_lines, with_mo
 from tests.mutation.sources import Mutant, mutants_of
 from tests.mutation.table import load_reasons, load_verdicts, survivors, table
 from tests.mutation.verdicts import SURVIVED, Verdict, judge, run_ptx
+from tests.support.in_processes import in_processes
 
 SETTINGS = 14
 """Configs per family."""
