@@ -1,13 +1,14 @@
 """Replay searches on recorded landscapes: any sampler, many seeds, no GPU.
 
-    python -m benchmarks.samplers.replay docs/landscapes/h100-?.jsonl.gz --samplers random,genetic,tpe,guided --seeds 20
-    python -m benchmarks.samplers.replay docs/landscapes/h100-?.jsonl.gz --begin portfolio --fitted FILE
+    python -m benchmarks.samplers.replay LANDSCAPE… --samplers random,genetic,tpe,guided --seeds 20
+    python -m benchmarks.samplers.replay LANDSCAPE… --begin portfolio --fitted FILE
             -o replays.json.gz
 
-A config that was not recorded becomes the nearest recorded one (`evoattn/samplers/replay.py`). --fitted names a fit of
-the cost model that knows nothing of the landscapes, made by `evoattn cost fit FILE… --unjudged -o FILE`; without it
-guided samplers have no prior. --begin portfolio: the search begins at the portfolio's picks and the starting configs,
-as `evoattn search` does.
+LANDSCAPE: as reports/measurements/landscapes.npz/h100-a, or a file that `benchmarks/samplers/landscapes.py` wrote. A
+config that was not recorded becomes the nearest recorded one (`benchmarks/samplers/simulation.py`). --fitted names a
+fit of the cost model that knows nothing of the landscapes, made by `evoattn cost fit FILE… --unjudged -o FILE`;
+without it guided samplers have no prior. --begin portfolio: the search begins at the portfolio's picks and the starting
+configs, as `evoattn search` does.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.samplers.simulation import JOBS, replay, spaces_of
 from evoattn.cost.fitted import load as load_fitted
 from evoattn.cost.landscapes import Landscape, load
 from evoattn.model.gpu import lookup
@@ -35,7 +37,6 @@ from evoattn.model.space import SearchSpace, load_space
 from evoattn.samplers.base import MakePool, Sampler, SamplerSetup
 from evoattn.samplers.prior import cost_prior
 from evoattn.samplers.registry import SAMPLERS, make_sampler
-from evoattn.samplers.replay import JOBS, replay, spaces_of
 from evoattn.search import starting
 
 NEAR = 1.02

@@ -28,7 +28,7 @@ def kept(tmp_path_factory):
 
 
 def test_there_are_measured_times_in_the_repository():
-    assert {path.parent.name for path in measured.files()} == {"h100.npz", "h200.npz", "landscapes"}
+    assert {path.parent.name for path in measured.files()} == {"h100.npz", "h200.npz", "landscapes.npz"}
 
 
 def test_the_fit_that_ships_can_be_repeated():
@@ -69,10 +69,12 @@ def test_a_campaign_is_read_as_it_was_kept_or_as_it_was_measured(kept, tmp_path)
     assert len(rows) == 7 * len(CONFIGS) and {r.gpu.name for r in rows} == {"h100"}
     assert [r.us for r in rows] == [r.us for r in measured.read(kept[:1])]
     assert rows[0].us == pytest.approx(one.groups[0]["final"]["us"][0][0]), "of the final table, taken in turns"
-    with pytest.raises(WrongUse, match="no campaign's measured times"):
+    with pytest.raises(WrongUse, match="no measured times"):
         measured.read([tmp_path / "not-there.jsonl.gz"])
-    with pytest.raises(WrongUse, match="no campaign's measured times"):
+    with pytest.raises(WrongUse, match="no measured times"):
         measured.read([kept[0].with_name("not-there")])
+    with pytest.raises(WrongUse, match="No measured times were found"):
+        measured.read([])
 
 
 def test_a_fit_is_kept_when_it_is_made_and_with_its_judgement(kept):

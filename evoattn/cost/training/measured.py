@@ -7,6 +7,7 @@ import gzip
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +16,18 @@ from evoattn.cost.fitted import load
 from evoattn.cost.training.rows import Row, without_late
 from evoattn.model.errors import WrongUse
 from evoattn.model.gpu import DetectedDevice, GpuSpec
-from evoattn.model.paths import ROOT
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.space import KernelConfig, config_id
 
-LANDSCAPES = ROOT / "docs" / "landscapes"
 LATE_LAUNCH = ("h100-2026-11-22-a", "h100-2026-11-22-b", "h100-2026-11-22-c")
 """Campaigns in which one launch that the CPU was late with was sometimes taken for a time. Of a problem whose best is
 short, times that may be such are left out."""
 
 
 def files() -> list[Path]:
-    """All measured times in the repository: campaigns, as `reports/measurements/CARD.npz/NAME`, and landscapes."""
+    """All measured times in the repository: campaigns and landscapes, as `reports/measurements/CARD.npz/NAME`."""
     campaigns = sorted(path / name for path in measurements.files() for name in measurements.names(path))
-    return [*campaigns, *sorted(LANDSCAPES.glob("*.jsonl.gz"))]
+    return [*campaigns, *landscapes.files()]
 
 
 def files_of_fit() -> list[Path]:
@@ -46,22 +45,30 @@ def _name(path: Path) -> str:
 
 def read(paths: Iterable[Path]) -> list[Row]:
     """All rows of the files, one per kind of file, card, problem and config: the last file's. Times that are none are
-    left out (`without_late`). Raises `WrongUse` for a file that is not there or holds no times."""
+    left out (`without_late`). Raises `WrongUse` for a file that cannot be read, and where all have no time of a known
+    card."""
     rows: dict[tuple[str, str, AttentionProblem, str], Row] = {}
     for path in paths:
         for row in _rows(path):
             rows[row.source, row.gpu.name, row.problem, config_id(row.family, row.config.params)] = row
+    if not rows:
+        raise WrongUse("No measured times were found: a checkout of the repository has some, or name files that do.")
     return without_late(list(rows.values()))
 
 
 def is_landscape(path: Path) -> bool:
-    """Whether these are times of a landscape, not of a campaign."""
-    return path.parent.name == "landscapes" or path.name.startswith("landscapes")
+    """Whether these are times of a landscape, not of a campaign. Raises `WrongUse` for a file that cannot be read."""
+    if path.parent.suffix == ".npz":
+        return path.parent.name == measurements.LANDSCAPES.name
+    with _readable(path), gzip.open(path, "rt") as file:
+        return "genes" in json.loads(file.readline())
 
 
 def _rows(path: Path) -> Iterator[Row]:
     if is_landscape(path):
-        yield from _of_landscapes(landscapes.load(path))
+        with _readable(path):
+            found = landscapes.load(path)
+        yield from _of_landscapes(found)
         return
     recorded = campaign(path)
     card = DetectedDevice(0, recorded.about["device"], (9, 0), "").spec
@@ -74,14 +81,20 @@ def _rows(path: Path) -> Iterator[Row]:
 def campaign(path: Path) -> measurements.Campaign:
     """The campaign that `reports/measurements/CARD.npz/NAME` names, or that `evoattn portfolio measure` wrote. Raises
     `WrongUse`."""
-    try:
+    with _readable(path):
         if path.parent.suffix == ".npz":
             return measurements.campaign(path.parent, path.name)
         with gzip.open(path, "rt") as file:
             about, *groups = [json.loads(line) for line in file]
         return measurements.Campaign(_name(path), about, groups)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
     except (OSError, EOFError, KeyError, ValueError) as error:
-        raise WrongUse(f"{path} is no campaign's measured times: {error}.") from None
+        raise WrongUse(f"{path} has no measured times: {error}.") from None
 
 
 def _of_landscapes(found: Iterable[landscapes.Landscape]) -> Iterator[Row]:
