@@ -98,20 +98,20 @@ def main() -> None:
     which.add_argument("--problem", action="append", default=[], help="a name or a shape; may be repeated")
     which.add_argument("--drawn", action="store_true", help="all that were drawn of the checks' seeds")
     parser.add_argument("--versions", default="", help="of what timed the checks, for people")
-    words = parser.parse_args()
-    checks = [json.loads(path.read_text()) for path in words.checks]
+    options = parser.parse_args()
+    checks = [json.loads(path.read_text()) for path in options.checks]
     devices = sorted({check["device"] for check in checks})
     if len(devices) > 1:
         parser.error(f"checks of several cards: {', '.join(devices)}")
-    named = [by_name_or_shape(text) for text in words.problem]
+    named = [by_name_or_shape(text) for text in options.problem]
     times, kernels = times_of(checks, named or [p for check in checks for p in drawn_problems(check)])
     measured = sum(len(row) for row in times.values())
     about = {
-        "device": devices[0], "versions": words.versions, "source": [path.name for path in words.checks],
+        "device": devices[0], "versions": options.versions, "source": [path.name for path in options.checks],
         "measured": measured, "compiled": len(kernels), "saved": time.strftime("%Y-%m-%d"),
     }  # fmt: skip
-    measurements.append(words.card, [Campaign(words.name, about, groups_of(times, kernels, card(devices[0])))])
-    print(f"{measured} times of {len(kernels)} kernels on {len(times)} problems: {words.name} of {words.card}")
+    measurements.append(options.card, [Campaign(options.name, about, groups_of(times, kernels, card(devices[0])))])
+    print(f"{measured} times of {len(kernels)} kernels on {len(times)} problems: {options.name} of {options.card}")
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ class Op:
 
 
 def call_of(kind: dict[str, Any], keys: int, memory: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
-    """Tensors and words of a call of `evoattn.attention` of so many keys, K and V in one piece each."""
+    """Tensors and keywords of a call of `evoattn.attention` of so many keys, K and V in one piece each."""
     heads, kv_heads, dim = kind["heads"], kind["kv_heads"], kind["dim"]
     value_dim = kind.get("value_dim", dim)
     query, key = (
@@ -105,13 +105,13 @@ def call_of(kind: dict[str, Any], keys: int, memory: torch.Tensor) -> tuple[tupl
     value = (
         key[..., :value_dim] if kv_heads == 1 else memory[-kv_heads * keys * value_dim :].view(1, kv_heads, keys, -1)
     )
-    words = {name: kind[name] for name in ("window", "softcap") if name in kind}
+    keywords = {name: kind[name] for name in ("window", "softcap") if name in kind}
     if kind.get("sinks"):
-        words["sinks"] = memory[:heads]
-    return (query, key, value), words | dict(enable_gqa=heads != kv_heads)
+        keywords["sinks"] = memory[:heads]
+    return (query, key, value), keywords | dict(enable_gqa=heads != kv_heads)
 
 
-def sdpa(grouped: bool, *tensors: torch.Tensor, **words: Any) -> torch.Tensor | None:
+def sdpa(grouped: bool, *tensors: torch.Tensor, **keywords: Any) -> torch.Tensor | None:
     """Torch's answer; None where the backend that is pinned gives none."""
     try:
         return F.scaled_dot_product_attention(*tensors, enable_gqa=grouped)
@@ -137,21 +137,21 @@ def measure(kind: dict[str, Any], keys: int, tokens: int, no_device: str, estima
     times: dict[str, dict[str, list[float]]] = {name: {"new": [], "known": []} for name in names}
     loading: list[float] = []
     with op.used():
-        tensors, words = call_of(kind, keys, memory)
-        said = evoattn.explain(*tensors, **words)
+        tensors, keywords = call_of(kind, keys, memory)
+        said = evoattn.explain(*tensors, **keywords)
         if no_device and said.startswith("SDPA runs"):  # which would compute on the CPU
             return {"climbs": op.climbs.count, "loads": 0, "loading_s": 0.0, "runs": said}
         for length in range(keys, keys + tokens):
-            tensors, words = call_of(kind, length, memory)
+            tensors, keywords = call_of(kind, length, memory)
             for name in list(times):
                 for what in ("new", "known"):
                     pinned = sdpa_kernel(backend) if (backend := BACKENDS.get(name)) else contextlib.nullcontext()
-                    call = evoattn.attention if name == "evoattn" else partial(sdpa, words["enable_gqa"])
+                    call = evoattn.attention if name == "evoattn" else partial(sdpa, keywords["enable_gqa"])
                     loads = op.loads
                     with pinned:
                         wait()
                         begun = clock()
-                        served = call(*tensors, **words)
+                        served = call(*tensors, **keywords)
                         took = clock() - begun
                     if served is None:
                         del times[name]

@@ -14,8 +14,8 @@ from evoattn.cost import landscapes, measurements
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recordings", type=Path, nargs="+")
-    words = parser.parse_args()
-    measurements.append(measurements.LANDSCAPES, map(landscapes.recording, words.recordings))
+    options = parser.parse_args()
+    measurements.append(measurements.LANDSCAPES, map(landscapes.recording, options.recordings))
     print(f"{measurements.LANDSCAPES} has {', '.join(measurements.names(measurements.LANDSCAPES))}.")
 
 

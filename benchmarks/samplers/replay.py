@@ -181,26 +181,26 @@ def main() -> None:
     parser.add_argument("--fitted", type=Path)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("-o", "--output", type=Path)
-    words = parser.parse_args()
-    paths = tuple(words.landscapes)
+    options = parser.parse_args()
+    paths = tuple(options.landscapes)
     names = [
         n for n, one in _landscapes(paths).items()
-        if n.startswith(words.only) and sum(c.best_us is not None for c in one.configs) >= words.least
-    ][:: words.every]  # fmt: skip
-    seeds = range(words.first_seed, words.first_seed + words.seeds)
+        if n.startswith(options.only) and sum(c.best_us is not None for c in one.configs) >= options.least
+    ][:: options.every]  # fmt: skip
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
     tasks = [
-        (paths, name, sampler, words.begin, seeds, words.count, words.jobs, words.fitted)
-        for sampler in words.samplers.split(",")
+        (paths, name, sampler, options.begin, seeds, options.count, options.jobs, options.fitted)
+        for sampler in options.samplers.split(",")
         for name in names
     ]
-    if words.processes > 1:
-        with ProcessPoolExecutor(words.processes, multiprocessing.get_context("fork")) as pool:
+    if options.processes > 1:
+        with ProcessPoolExecutor(options.processes, multiprocessing.get_context("fork")) as pool:
             runs = [run for found in pool.map(searches, *zip(*tasks, strict=True)) for run in found]
     else:
         runs = [run for found in starmap(searches, tasks) for run in found]
-    print(f"{len(names)} landscapes, {words.seeds} seeds, begun at {words.begin}\n\n{table(runs, words.count)}")
-    if words.output:
-        keep(words.output, words.begin, runs)
+    print(f"{len(names)} landscapes, {options.seeds} seeds, begun at {options.begin}\n\n{table(runs, options.count)}")
+    if options.output:
+        keep(options.output, options.begin, runs)
 
 
 if __name__ == "__main__":

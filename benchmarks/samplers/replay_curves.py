@@ -98,15 +98,15 @@ def main() -> None:
     parser.add_argument("replays", type=Path)
     parser.add_argument("--default", default="guided")
     parser.add_argument("-o", "--output", type=Path, required=True)
-    words = parser.parse_args()
-    everything = read(words.replays)
+    options = parser.parse_args()
+    everything = read(options.replays)
     parts = {begin: [r for r in runs if r.sampler in COLORS] for begin, runs in everything.items()}
-    words.output.write_text(picture(parts))
+    options.output.write_text(picture(parts))
     for begin, runs in parts.items():
         names = {r.landscape for r in runs}
         seeds = {r.seed for r in runs}
         print(f"\nBegun at {begin} configs, {len(names)} landscapes, {len(seeds)} seeds:\n\n{table(runs, AT[-1])}\n")
-        print(beside(runs, words.default))
+        print(beside(runs, options.default))
 
 
 if __name__ == "__main__":

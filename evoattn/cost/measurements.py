@@ -26,7 +26,7 @@ NONE = -1
 """In place of a number that is not there."""
 Numbers = NDArray[np.int64]
 KERNEL = ("config", "origin", "state")
-"""The words of a kernel; each column has the places of its words in a table of the same name."""
+"""Columns of a kernel that have the places of values in a table of the same name."""
 PER_US = {"ns": 1000, "0.1 ns": 10_000}
 """Units of times: a file has the first in which all of its times are whole."""
 MORE = ("compile ms", "device 0.1 ms", "valid")
@@ -79,8 +79,8 @@ def append(path: Path, new: Iterable[Campaign]) -> None:
 
 
 @dataclass
-class _Words:
-    """Each word once, in the order in which they came."""
+class _Table:
+    """Each value once, in the order in which they came."""
 
     places: dict[str, int] = field(default_factory=dict)
 
@@ -106,7 +106,7 @@ def _ticks(us: float | None, unit: str) -> int:
 
 def _columns(campaigns: Sequence[Campaign]) -> dict[str, NDArray[Any]]:
     unit = _unit(campaigns)
-    words = {name: _Words() for name in ("campaign", "group", "problem", *KERNEL)}
+    tables = {name: _Table() for name in ("campaign", "group", "problem", *KERNEL)}
     rows: dict[str, list[int]] = {
         name: []
         for name in (
@@ -117,32 +117,32 @@ def _columns(campaigns: Sequence[Campaign]) -> dict[str, NDArray[Any]]:
     }  # fmt: skip
     finals: list[float] = []
     for one in campaigns:
-        place = words["campaign"].place([one.name, one.about])
+        place = tables["campaign"].place([one.name, one.about])
         for group in one.groups:
             rows["group of campaign"].append(place)
             more = {k: v for k, v in (group["final"] or {}).items() if k not in ("kernels", "us")}
-            rows["group name"].append(words["group"].place([group["group"], more]))
+            rows["group name"].append(tables["group"].place([group["group"], more]))
             rows["problems of group"].append(len(group["problems"]))
-            rows["problem"] += [words["problem"].place(problem) for problem in group["problems"]]
-            finals += _put_kernels(rows, words, group, unit)
+            rows["problem"] += [tables["problem"].place(problem) for problem in group["problems"]]
+            finals += _put_kernels(rows, tables, group, unit)
     narrow = {
         name: _narrow(np.array(column, np.int64))
         for name, column in rows.items()
         if column or name not in (*MORE, f"again {unit}")
     }
     narrow["final us"] = np.array(finals)
-    return narrow | {f"{name} table": table.stored() for name, table in words.items()}
+    return narrow | {f"{name} table": table.stored() for name, table in tables.items()}
 
 
 def _put_kernels(
-    rows: dict[str, list[int]], words: dict[str, _Words], group: dict[str, Any], unit: str
+    rows: dict[str, list[int]], tables: dict[str, _Table], group: dict[str, Any], unit: str
 ) -> Iterator[float]:
     rows["kernels of group"].append(len(group["kernels"]))
     for kernel in group["kernels"]:
         family, params = kernel["family"], kernel["params"]
-        rows["config"].append(words["config"].place([family, params]))
+        rows["config"].append(tables["config"].place([family, params]))
         for name in KERNEL[1:]:
-            rows[name].append(words[name].place(kernel[name]))
+            rows[name].append(tables[name].place(kernel[name]))
         rows["registers"].append(kernel["registers"])
         rows["spill bytes"].append(kernel["spill_bytes"])
         rough = set(kernel["rough"])
@@ -213,7 +213,7 @@ class _Reader:
         return {"group": name, "problems": problems, "kernels": kernels, "final": table}
 
     def _kernel(self) -> dict[str, Any]:
-        (family, params), *others = (self._tables[word][self._one(word)] for word in KERNEL)
+        (family, params), *others = (self._tables[name][self._one(name)] for name in KERNEL)
         count = self._one("times of kernel")
         timed, rough = self._take("time problem", count), self._take("time rough", count)
         found = dict(zip(KERNEL[1:], others, strict=True)) | {
