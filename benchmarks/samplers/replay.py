@@ -87,23 +87,32 @@ def _landscapes(paths: tuple[Path, ...]) -> dict[str, Landscape]:
     return {one.name: one for one in load(*paths)}
 
 
-def searches(
-    paths: tuple[Path, ...], name: str, sampler: str, begin: str, seeds: range, count: int, jobs: int,
-    fitted: Path | None,
-) -> list[Run]:  # fmt: skip
+@dataclass(frozen=True)
+class Wanted:
+    """What is the same for all samplers and landscapes."""
+
+    paths: tuple[Path, ...]
+    begin: str
+    seeds: range
+    count: int
+    jobs: int
+    fitted: Path | None
+
+
+def searches(wanted: Wanted, name: str, sampler: str) -> list[Run]:
     """The runs of one sampler on one landscape."""
-    landscape = _landscapes(paths)[name]
-    spaces, gpu = begun(landscape, begin), lookup(landscape.about["gpu"])
-    known = load_fitted(fitted) if fitted else None
+    landscape = _landscapes(wanted.paths)[name]
+    spaces, gpu = begun(landscape, wanted.begin), lookup(landscape.about["gpu"])
+    known = load_fitted(wanted.fitted) if wanted.fitted else None
 
     def make(seed: int, make_pool: MakePool) -> Sampler:
         prior = cost_prior(landscape.problem, gpu, known) if known else None
         return make_sampler(sampler, SamplerSetup(spaces, seed, lambda family, params: None, prior, make_pool))
 
     runs = []
-    for seed in seeds:
+    for seed in wanted.seeds:
         started = time.process_time()
-        steps = replay(landscape, partial(make, seed), count, jobs)
+        steps = replay(landscape, partial(make, seed), wanted.count, wanted.jobs)
         asking = 1e3 * (time.process_time() - started) / max(1, len(steps))
         found, best = [], math.inf
         for n, step in enumerate(steps, 1):
@@ -188,11 +197,8 @@ def main() -> None:
         if n.startswith(options.only) and sum(c.best_us is not None for c in one.configs) >= options.least
     ][:: options.every]  # fmt: skip
     seeds = range(options.first_seed, options.first_seed + options.seeds)
-    tasks = [
-        (paths, name, sampler, options.begin, seeds, options.count, options.jobs, options.fitted)
-        for sampler in options.samplers.split(",")
-        for name in names
-    ]
+    wanted = Wanted(paths, options.begin, seeds, options.count, options.jobs, options.fitted)
+    tasks = [(wanted, name, sampler) for sampler in options.samplers.split(",") for name in names]
     if options.processes > 1:
         with ProcessPoolExecutor(options.processes, multiprocessing.get_context("fork")) as pool:
             runs = [run for found in pool.map(searches, *zip(*tasks, strict=True)) for run in found]
