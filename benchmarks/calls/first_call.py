@@ -81,7 +81,7 @@ def one_process(shape: str, folder: Path, estimated: bool, no_device: str) -> di
 
     problem = by_name_or_shape(shape)
     tensors = make_inputs(problem, 1, "cpu" if no_device else "cuda")
-    wait = (lambda: None) if no_device else torch.cuda.synchronize
+    wait: Callable[[], None] = (lambda: None) if no_device else torch.cuda.synchronize
     q, k, v = (tensors[name] for name in "qkv")
     causal, grouped = problem.mask != "full", problem.kv_heads != problem.heads
     torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
