@@ -6,6 +6,7 @@ import ast
 import copy
 import re
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -79,7 +80,7 @@ def _of_names(node: ast.AST) -> Iterator[tuple[str, Callable[[ast.AST], None]]]:
         row = getattr(node, way, None)
         if not isinstance(row, list) or not isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
             continue
-        for place, (one, other) in enumerate(zip(row, row[1:], strict=False), 1):
+        for place, (one, other) in enumerate(pairwise(row), 1):
             if one is None or not _named(one) or _shape(one) != _shape(other) or ast.dump(one) == ast.dump(other):
                 continue
             yield (
