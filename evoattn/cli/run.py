@@ -19,7 +19,7 @@ from evoattn.evaluation.imports import why_slow
 from evoattn.model.records import Study
 from evoattn.report.text import WIDEST, command, print_lines, print_text
 from evoattn.samplers.base import Sampler
-from evoattn.search.crew import Crew
+from evoattn.search.early_start import EarlyStart
 from evoattn.search.kept import keep_leader
 from evoattn.search.machines import Machines
 from evoattn.search.request import SearchWords
@@ -79,10 +79,10 @@ def run_search(
     machines: Machines,
     console: Console,
     tools: Tools | None = None,
-    crew: Crew | None = None,
+    early: EarlyStart | None = None,
     why_slow: Callable[[ModuleSpec | None], str] = why_slow,
 ) -> None:
-    """Run the study under a live display, then print its result. `crew`: see `make_search`. `why_slow`: a sentence on
+    """Run the study under a live display, then print its result. `early`: see `make_search`. `why_slow`: a sentence on
     torch's import, or none. Raises `SearchError` where no config was valid."""
     storage, study, wanted = prepared.storage, prepared.study, prepared.plan
     try:
@@ -99,7 +99,7 @@ def run_search(
             print_text(console, f"Note: --sanitize does nothing: {why_not}")
         if wanted.device and (slow := why_slow(find_spec("torch"))):
             print_text(console, f"Note: {slow}")
-        _search(prepared, machines, console, tools, crew)
+        _search(prepared, machines, console, tools, early)
         from evoattn.report.screen import print_result  # imports NumPy, for which the start of a search does not wait
 
         print_result(report.summarise(storage, study, 1), console, kept_in(storage, study, prepared.words.db))
@@ -110,12 +110,12 @@ def run_search(
 
 
 def _search(
-    prepared: PreparedSearch, machines: Machines, console: Console, tools: Tools | None, crew: Crew | None
+    prepared: PreparedSearch, machines: Machines, console: Console, tools: Tools | None, early: EarlyStart | None
 ) -> None:
     storage, study, wanted, budget = prepared.storage, prepared.study, prepared.plan, prepared.budget
     title = f"evoattn search --gpu {wanted.gpu.name} --budget {prepared.words.budget}"
     with storage.lock_study(study):
-        running = make_search(prepared, machines, tools, crew)
+        running = make_search(prepared, machines, tools, early)
         with Display(console, running.progress, title, budget.seconds, budget.trials) as display:
             progress = running.run(budget, display.refresh)
     if running.exhausted and not progress.recorded and progress.best is None:

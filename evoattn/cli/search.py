@@ -148,7 +148,7 @@ def _run(checked: SearchRequest, machines: Machines) -> None:
     """Say what is searched and where, then search."""
     mark("devices are detected")
     from evoattn.search import request
-    from evoattn.search.crew import begun
+    from evoattn.search.early_start import begun
 
     wanted = checked.problem and request.plan(checked.words, checked.problem, machines.devices)
     if wanted and wanted.device is None:
@@ -164,11 +164,11 @@ def _run(checked: SearchRequest, machines: Machines) -> None:
     if wanted and wanted.gpu.note:
         print_plainly(wanted.gpu.note)
 
-    with begun(checked.words, wanted, machines) if wanted else nullcontext() as crew:
+    with begun(checked.words, wanted, machines) if wanted else nullcontext() as early:
         from evoattn.cli.run import run_search
         from evoattn.search.setup import begin_study, resume_study
 
         mark("the search is imported")
         prepared = begin_study(checked, wanted) if wanted else resume_study(checked, machines.devices)
         mark("the study is made")
-        run_search(prepared, machines, console(), crew=crew)
+        run_search(prepared, machines, console(), early=early)

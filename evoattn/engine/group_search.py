@@ -6,12 +6,12 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from evoattn.engine.boards import Boards
 from evoattn.engine.breeding import Breeder
 from evoattn.engine.budget import Budget, Clock
 from evoattn.engine.candidates import Pending
 from evoattn.engine.compilers import Compilers
 from evoattn.engine.device import Device
+from evoattn.engine.devices import Devices
 from evoattn.engine.errors import SearchError
 from evoattn.engine.finals import Final
 from evoattn.engine.groups import Group, Kernel
@@ -95,23 +95,23 @@ class GroupSearch(Loop):
         self.measured, self.compiled, self.busy_seconds = 0, 0, 0.0
 
     def __enter__(self) -> GroupSearch:
-        self._boards = Boards.start(self.fleet, self.tools, (None, self.gpu, "warm"), self.progress)
+        self._devices = Devices.start(self.fleet, self.tools, (None, self.gpu, "warm"), self.progress)
         made = self.fleet.compilers(self.tools.make_compiler, (self.gpu, False), beside=True)
         self._compilers = Compilers(made, self.tools)
         return self
 
     def __exit__(self, *error: object) -> None:
         self._compilers.stop()
-        if self._boards:
-            self._boards.stop()
+        if self._devices:
+            self._devices.stop()
 
     def run(self, seconds: float, refresh: Callable[[], None] = lambda: None, among: Sequence[Group] = ()) -> None:
         """Search `among`, or all groups, for `seconds` from when a GPU process is up. Raises `WorkerFailed`."""
         self._searched, self._refresh = among or self.groups, refresh
         self._clock = Clock(Budget(seconds=seconds))
         self._loop()
-        if self._boards:
-            self._end_boards_tasks(self._boards)
+        if self._devices:
+            self._end_devices_tasks(self._devices)
 
     def _begin_next(self, idle: list[BaseWorker]) -> bool:
         for _ in range(TRIES):
@@ -203,9 +203,9 @@ class GroupSearch(Loop):
         """µs of a right kernel on some problems, measured as in the search; of those where it fails, none."""
         self.compile_all([(group, kernel)])
         pending = self._pending(group, kernel, tuple(indexes), check=False)
-        if pending.kernel is None or self._boards is None:
+        if pending.kernel is None or self._devices is None:
             return {}
-        device = self._boards.first
+        device = self._devices.first
         outcome = device.worker.ask(self._task(pending, device), self.tools.device_seconds)
         if outcome.ending is not Ending.RESULT or outcome.value.failure:
             return {}
@@ -221,7 +221,7 @@ class GroupSearch(Loop):
     ) -> FinalResult:
         """Kernels, by their ids, and peers on one problem of a group, in turns. Kernels that do not compile are left
         out. Where it cannot be held nobody has a time, and `all` is refused with the reason."""
-        assert self._boards is not None, "within the context"
+        assert self._devices is not None, "within the context"
         self.compile_all([(group, kernel) for kernel in kernels])
         codes = {kernel.id: self._code.get((group.name, kernel.id)) for kernel in kernels}
         finalists = {
@@ -232,7 +232,7 @@ class GroupSearch(Loop):
         refused = {name: "It is not asked." for name in PEER_NAMES if name not in peers}
         final = Final(finalists, protocol, refusals=refused, problem=group.problems[index])
         try:
-            result = self._boards.referee.hold(final, FINAL_SECONDS, self._refresh, self._take_peers)
+            result = self._devices.referee.hold(final, FINAL_SECONDS, self._refresh, self._take_peers)
         except SearchError as error:
             return FinalResult({}, {"all": str(error)})
         asked = {name: why for name, why in result.refusals.items() if name not in refused}

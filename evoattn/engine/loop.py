@@ -7,11 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 
-from evoattn.engine.boards import Boards
 from evoattn.engine.budget import Budget, Clock
 from evoattn.engine.candidates import Pending, Ready, given_back, tried_again
 from evoattn.engine.compilers import Compilers
 from evoattn.engine.device import Device
+from evoattn.engine.devices import Devices
 from evoattn.engine.progress import Progress
 from evoattn.engine.tools import Tools
 from evoattn.evaluation.tasks import Compiled, DeviceTask
@@ -41,7 +41,7 @@ class Loop(ABC):
         self.progress = Progress()
         self.exhausted = False
         self._ready = Ready()
-        self._boards: Boards | None = None
+        self._devices: Devices | None = None
         """None: nothing is timed."""
         self._compilers = Compilers([], self.tools)
         self._budget, self._clock = Budget(), Clock(Budget())
@@ -105,7 +105,7 @@ class Loop(ABC):
                 more = self._feed_compilers()
                 if self.exhausted and not self._on_the_way():
                     return
-                of_boards = self._boards.workers if self._boards else []
+                of_boards = self._devices.workers if self._devices else []
                 workers = [*self._others(), *self._compilers.workers, *of_boards]
                 pause = 0.0 if more else min(POLL_SECONDS, self._due)
                 heard = listener.wait(workers, pause)
@@ -119,7 +119,7 @@ class Loop(ABC):
     def _start_clock(self) -> None:
         """The budget's time runs from when a candidate can be measured: a compile worker and the first GPU worker are
         up."""
-        up = any(w.ready for w in self._compilers.workers) and (not self._boards or self._boards.first.worker.idle)
+        up = any(w.ready for w in self._compilers.workers) and (not self._devices or self._devices.first.worker.idle)
         if up and self._clock.started is None:
             self._clock.start()
             mark("the budget's time begins")
@@ -128,19 +128,19 @@ class Loop(ABC):
     def _show(self) -> None:
         progress = self.progress
         progress.compiling, progress.ready = self._compilers.in_flight, len(self._ready)
-        progress.on_device = self._boards.state if self._boards else ""
+        progress.on_device = self._devices.state if self._devices else ""
         progress.stage = "starting workers" if progress.started is None else "searching"
         self._refresh()
 
     def _on_the_way(self) -> int:
         """Candidates that are compiled, wait for a device or a second compile, are on a device, or are written down."""
-        busy = self._compilers.busy + (self._boards.busy if self._boards else 0)
+        busy = self._compilers.busy + (self._devices.busy if self._devices else 0)
         return busy + len(self._ready) + self._waiting
 
     def _wanted(self, idle: int) -> int:
         """How many more candidates may start now: a trial budget is not overrun by those on their way."""
         room = min(idle, AT_ONCE)
-        if self._boards:
+        if self._devices:
             later = READY_PER_COMPILER * len(self._compilers.workers) - len(self._ready)
             room = min(room, EARLY - self._on_the_way() if self._clock.started is None else later)
         if self._budget.trials is not None:
@@ -159,14 +159,14 @@ class Loop(ABC):
 
     def _feed_boards(self) -> None:
         """Give each idle device the candidate that is to be timed first of those that are left."""
-        for device in self._boards.free() if self._boards else ():
+        for device in self._devices.free() if self._devices else ():
             if not self._ready and not self._refill():
                 return
             pending = self._ready.take()
             device.submit(pending, self._task(pending, device))
 
     def _poll_boards(self, heard: Collection[BaseWorker] | None = None) -> None:
-        for device, result in self._boards.poll(heard) if self._boards else ():
+        for device, result in self._devices.poll(heard) if self._devices else ():
             if self.progress.stage == "searching":
                 self._feed_boards()  # first, so that the board works on while this result is recorded
             if isinstance(result, FinalResult):
@@ -176,9 +176,9 @@ class Loop(ABC):
             else:
                 self._take(device, result)
 
-    def _end_boards_tasks(self, boards: Boards) -> None:
+    def _end_devices_tasks(self, devices: Devices) -> None:
         """Wait until no board has a candidate."""
-        while boards.busy:
-            wait_for_any(boards.workers, POLL_SECONDS)
+        while devices.busy:
+            wait_for_any(devices.workers, POLL_SECONDS)
             self._poll_boards()
             self._refresh()

@@ -17,7 +17,7 @@ from evoattn.model.paths import database_text
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Trial
 from evoattn.model.space import KernelConfig
-from evoattn.search.crew import Crew, begun
+from evoattn.search.early_start import EarlyStart, begun
 from evoattn.search.kept import keep_leader
 from evoattn.search.machines import Machines, machines_of
 from evoattn.search.request import SearchPlan, SearchRequest, SearchWords, plan, read_words
@@ -138,8 +138,8 @@ def _run(
     refresh: Callable[[Progress], None],
     tools: Tools | None,
 ) -> SearchResult:
-    with begun(request.words, chosen, machines, tools) as crew:
-        return _run_study(begin_study(request, chosen), machines, refresh, tools, crew)
+    with begun(request.words, chosen, machines, tools) as early:
+        return _run_study(begin_study(request, chosen), machines, refresh, tools, early)
 
 
 def _run_study(
@@ -147,13 +147,13 @@ def _run_study(
     machines: Machines,
     refresh: Callable[[Progress], None],
     tools: Tools | None,
-    crew: Crew | None,
+    early: EarlyStart | None,
 ) -> SearchResult:
     storage, record = prepared.storage, prepared.study
     try:
         storage.use_environment(collect(prepared.plan.device))
         with storage.lock_study(record):
-            running = make_search(prepared, machines, tools, crew)
+            running = make_search(prepared, machines, tools, early)
             progress = running.run(prepared.budget, lambda: refresh(running.progress))
         leaders = storage.leaderboard(record, 1)
         kept = keep_leader(prepared) if prepared.words.keep else ""

@@ -17,7 +17,7 @@ from evoattn.model.records import Study
 from evoattn.samplers.base import Sampler
 from evoattn.samplers.for_problem import sampler_of
 from evoattn.search.ahead import AheadSampler
-from evoattn.search.crew import Crew
+from evoattn.search.early_start import EarlyStart
 from evoattn.search.machines import Machines
 from evoattn.search.request import (
     DEFAULT_CACHE,
@@ -130,15 +130,15 @@ def resume_study(request: SearchRequest, devices: list[DetectedDevice]) -> Prepa
 
 
 def make_search(
-    prepared: PreparedSearch, machines: Machines, tools: Tools | None = None, crew: Crew | None = None
+    prepared: PreparedSearch, machines: Machines, tools: Tools | None = None, early: EarlyStart | None = None
 ) -> Search:
-    """The study, ready to run on these machines, or with the `crew` that was begun for it. Where kernels are timed its
+    """The study, ready to run on these machines, or with the `early` that was begun for it. Where kernels are timed its
     sampler has a process of its own, so that no GPU waits for its proposals; `Search.run` ends that process."""
     study, wanted, words = prepared.study, prepared.plan, prepared.words
     fleet: Fleet
     sampler: Sampler
-    if crew:
-        fleet, sampler = crew, crew.take_over()
+    if early:
+        fleet, sampler = early, early.take_over()
     else:
         fleet = machines.fleet(words, wanted)
         made_of = study.sampler, wanted.spaces, wanted.problem, wanted.gpu, study.seed

@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
-from evoattn.engine.boards import Boards
 from evoattn.engine.budget import RESERVE_MOST, Budget, Clock, reserve_of
 from evoattn.engine.candidates import Pending, tried_again
 from evoattn.engine.compilers import Compilers
 from evoattn.engine.device import Device
+from evoattn.engine.devices import Devices
 from evoattn.engine.finals import Final
 from evoattn.engine.loop import Loop
 from evoattn.engine.progress import Progress
@@ -65,7 +65,7 @@ class Search(Loop):
         `StorageError`."""
         self._budget, self._refresh = budget, refresh
         self._clock = Clock(budget, 0.0 if self.study.offline else reserve_of(budget))
-        self._boards, self._compilers = None, Compilers([], self.tools)
+        self._devices, self._compilers = None, Compilers([], self.tools)
         try:
             self._recorder.restore(self.problem, self.gpu, self.spaces)
             self._start_workers()
@@ -73,15 +73,15 @@ class Search(Loop):
             self._loop()
             self._recorder.flush(wait=True)
             mark("the final begins")
-            if self._boards and self.progress.best is not None:
-                self._hold_final(self._boards)
+            if self._devices and self.progress.best is not None:
+                self._hold_final(self._devices)
         except KeyboardInterrupt:
             self.interrupted = True
         finally:
             self._compilers.stop()
             ahead.stop(self.sampler)
-            if self._boards:
-                self._boards.stop()
+            if self._devices:
+                self._devices.stop()
             self._recorder.stop()
         mark("the search ends")
         self.progress.stage = "done"
@@ -91,12 +91,12 @@ class Search(Loop):
         offline = self.study.offline
         if not offline:
             of_device = self.problem, self.gpu, self.cache  # before the others, as it takes them longest to start
-            self._boards = Boards.start(self.fleet, self.tools, of_device, self.progress)
+            self._devices = Devices.start(self.fleet, self.tools, of_device, self.progress)
         ahead.provide_for(self.sampler, len(self.fleet.boards))
         compilers = self.fleet.compilers(self.tools.make_compiler, (self.gpu, offline), beside=not offline)
         self._compilers = Compilers(compilers, self.tools)
-        if self._boards and (reference := finalists.reference(*self._kept, len(self.fleet.boards) > 1)):
-            self._boards.scale.refer_to(reference)
+        if self._devices and (reference := finalists.reference(*self._kept, len(self.fleet.boards) > 1)):
+            self._devices.scale.refer_to(reference)
 
     def _begin_next(self, idle: list[BaseWorker]) -> bool:
         proposals = self.sampler.ask(1)
@@ -121,8 +121,8 @@ class Search(Loop):
     def _task(self, pending: Pending, device: Device) -> Evaluate:
         best = self.progress.best
         best_us = best.timing.median_us if best and best.timing else None
-        assert self._boards is not None, "the device is one of them"
-        return Evaluate(pending.built, best_us and best_us * self._boards.scale.factor(device.board))
+        assert self._devices is not None, "the device is one of them"
+        return Evaluate(pending.built, best_us and best_us * self._devices.scale.factor(device.board))
 
     def _take(self, device: Device, outcome: Outcome) -> None:
         pending: Pending = outcome.tag
@@ -130,10 +130,10 @@ class Search(Loop):
         if evaluation.doubtful and not pending.again:
             self._ready.add_again(tried_again(pending, outcome))
             return
-        assert self._boards is not None, "its device is one of them"
-        learn = partial(self._boards.learn, device, pending)
-        self._recorder.record_pending(pending, self._boards.marked(device, evaluation), learn)
-        if self._boards.compared and not self._boards.scale.reference:
+        assert self._devices is not None, "its device is one of them"
+        learn = partial(self._devices.learn, device, pending)
+        self._recorder.record_pending(pending, self._devices.marked(device, evaluation), learn)
+        if self._devices.compared and not self._devices.scale.reference:
             self._recorder.flush(wait=True)  # no other board is asked for a time before this one may be the reference
 
     def _take_peers(self, result: FinalResult) -> None:
@@ -160,14 +160,14 @@ class Search(Loop):
     def _hear(self, heard: Collection[BaseWorker]) -> None:
         ahead.listen(self.sampler, heard)
 
-    def _hold_final(self, boards: Boards) -> None:
+    def _hold_final(self, devices: Devices) -> None:
         """The best candidates and every peer, interleaved on one board, so that all are measured under the same
         conditions. All boards end what they have before."""
         self.progress.stage = "final"
-        self._end_boards_tasks(boards)
+        self._end_devices_tasks(devices)
         self._recorder.flush(wait=True)
         chosen = finalists.choose(*self._kept)
-        result = boards.referee.hold(Final(chosen), FINAL_SECONDS, self._refresh, self._take_peers, boards.for_final)
+        result = devices.referee.hold(Final(chosen), FINAL_SECONDS, self._refresh, self._take_peers, devices.for_final)
         self._recorder.flush(wait=True)
         if self.sanitize:
             self.progress.stage = "compute-sanitizer"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from evoattn.engine.boards import Boards
 from evoattn.engine.device import Device
+from evoattn.engine.devices import Devices
 from evoattn.engine.errors import SearchError
 from evoattn.engine.finals import Final
 from evoattn.engine.progress import Progress
@@ -152,6 +152,6 @@ def test_a_problem_that_fills_the_memory_gets_no_second_worker(batch, expected):
             return FakeWorker()
 
     problem = AttentionProblem(batch, 8, 8, 1024, 1024, 64)
-    boards = Boards.start(OneBoard(), Tools(), (problem, GPUS["h100"], "warm"), Progress())
+    boards = Devices.start(OneBoard(), Tools(), (problem, GPUS["h100"], "warm"), Progress())
     boards.referee.go_on(BEGINS_AFTER)
     assert bool(asked) == bool(boards.referee.workers) == expected

@@ -20,7 +20,7 @@ def said(code: str) -> str:
 
 
 def test_the_search_s_own_process_imports_no_torch():
-    code = "import sys, evoattn.cli.search, evoattn.cli.run, evoattn.search.setup, evoattn.search.crew"
+    code = "import sys, evoattn.cli.search, evoattn.cli.run, evoattn.search.setup, evoattn.search.early_start"
     assert said(f"{code}; print(sorted({{'torch', 'cupy', 'optuna', 'numpy'}} & set(sys.modules)))").strip() == "[]"
 
 

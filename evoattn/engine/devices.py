@@ -27,7 +27,7 @@ GAUGE_TRIES = 3
 """Times in a row that a board may fail to time the reference kernel."""
 
 
-class Boards:
+class Devices:
     """A `Device` for each GPU, and a referee for the first one."""
 
     def __init__(
@@ -49,7 +49,7 @@ class Boards:
     @classmethod
     def start(
         cls, fleet: Fleet, tools: Tools, args: tuple[AttentionProblem | None, GpuSpec, CacheMode], progress: Progress
-    ) -> Boards:
+    ) -> Devices:
         """With a worker for each board of the fleet, which `tools` makes with `args`; a referee of its own only where
         they name a problem, which is small enough."""
 
@@ -83,7 +83,7 @@ class Boards:
 
     @property
     def busy(self) -> int:
-        """Boards with a task."""
+        """Those with a task."""
         return sum(device.worker.busy for device in self.devices)
 
     @property

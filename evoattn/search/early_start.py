@@ -31,7 +31,7 @@ LOOK_SECONDS = 0.05
 """Between two looks at whether the search is ready to go on itself."""
 
 
-class Crew:
+class EarlyStart:
     """A `Fleet` with its workers under way, and the search's sampler, whose process is too. Until `take_over` the
     sampler's first proposals go to the compile workers."""
 
@@ -111,17 +111,17 @@ def begun(
     machines: Machines,
     tools: Tools | None = None,
     at_once: Callable[[], bool] = server.is_light,
-) -> Iterator[Crew | None]:
-    """The crew of a new search until the context ends; None for one that has to wait for its own: where nothing is
+) -> Iterator[EarlyStart | None]:
+    """The early of a new search until the context ends; None for one that has to wait for its own: where nothing is
     timed the sampler has no process, a card without a row in the table is measured first, and where workers are not
     there `at_once` their server's imports are to be waited for."""
     if plan.device is None or plan.gpu.note == MADE_ROW or not at_once():
         yield None
         return
-    crew = Crew(words, plan, machines.fleet(words, plan), tools or Tools())
+    early = EarlyStart(words, plan, machines.fleet(words, plan), tools or Tools())
     Thread(target=compiler.version, daemon=True).start()  # loads NVRTC, whose version the study records
     mark("workers are asked for")
     try:
-        yield crew
+        yield early
     finally:
-        crew.stop()
+        early.stop()

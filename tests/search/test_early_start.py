@@ -12,7 +12,7 @@ from evoattn.evaluation.tasks import Rendered
 from evoattn.model.errors import FailedRun
 from evoattn.model.gpu import MADE_ROW, DetectedDevice
 from evoattn.samplers.for_problem import sampler_of
-from evoattn.search.crew import begun
+from evoattn.search.early_start import begun
 from evoattn.search.machines import Machines
 from evoattn.search.request import SearchWords, plan
 from tests.search.search_fakes import FakeCompiler, FakeDevice
@@ -24,16 +24,16 @@ FAKES = Tools(make_compiler=FakeCompiler, make_device=FakeDevice)
 
 
 def light(words, wanted):
-    """The crew that `evoattn search` has, whose server imports no torch; here it may."""
+    """The early that `evoattn search` has, whose server imports no torch; here it may."""
     return begun(words, wanted, Machines(HERE), FAKES, lambda: True)
 
 
 def test_all_processes_are_asked_for_at_once_and_end_with_what_went_wrong():
     wanted = plan(WORDS, PROBLEM, HERE)
-    with pytest.raises(OSError, match="no such database"), light(WORDS, wanted) as crew:
-        compilers = crew.compilers(FakeCompiler, (PROBLEM, wanted.gpu, False), beside=True)
-        devices = crew.devices(FakeDevice, (PROBLEM, wanted.gpu, "warm"))
-        sampler = crew.take_over()
+    with pytest.raises(OSError, match="no such database"), light(WORDS, wanted) as early:
+        compilers = early.compilers(FakeCompiler, (PROBLEM, wanted.gpu, False), beside=True)
+        devices = early.devices(FakeDevice, (PROBLEM, wanted.gpu, "warm"))
+        sampler = early.take_over()
         workers = [*compilers, *devices, sampler.worker]
         while not all(worker.ready for worker in workers):
             for worker in workers:
@@ -47,14 +47,14 @@ def test_all_processes_are_asked_for_at_once_and_end_with_what_went_wrong():
 
 def test_nothing_is_begun_offline_or_for_a_card_that_is_measured_first_or_where_imports_are_waited_for():
     offline = plan(SearchWords(families=("flash_mma",), gpu="h100", offline=True), PROBLEM, [])
-    with light(WORDS, offline) as crew:
-        assert crew is None
+    with light(WORDS, offline) as early:
+        assert early is None
     wanted = plan(WORDS, PROBLEM, HERE)
     unknown = replace(wanted, gpu=replace(wanted.gpu, note=MADE_ROW))
-    with light(WORDS, unknown) as crew:
-        assert crew is None
-    with begun(WORDS, wanted, Machines(HERE), FAKES, lambda: False) as crew:
-        assert crew is None
+    with light(WORDS, unknown) as early:
+        assert early is None
+    with begun(WORDS, wanted, Machines(HERE), FAKES, lambda: False) as early:
+        assert early is None
 
 
 @pytest.mark.slow
@@ -63,11 +63,11 @@ def test_first_proposals_are_compiled_before_the_search_takes_over(budget, given
     words = replace(WORDS, budget=budget, jobs=3)
     wanted = plan(words, PROBLEM, HERE)
     alone = sampler_of("guided", wanted.spaces, PROBLEM, wanted.gpu, 0).ask(given + 1)
-    with light(words, wanted) as crew:
-        compilers = crew.compilers(FakeCompiler, (PROBLEM, wanted.gpu, False), beside=True)
-        while crew._feeding.is_alive() and sum(worker.busy for worker in compilers) < given:
+    with light(words, wanted) as early:
+        compilers = early.compilers(FakeCompiler, (PROBLEM, wanted.gpu, False), beside=True)
+        while early._feeding.is_alive() and sum(worker.busy for worker in compilers) < given:
             time.sleep(0.01)
-        sampler = crew.take_over()
+        sampler = early.take_over()
         outcomes = []
         while len(outcomes) < given:
             outcomes += [outcome for worker in compilers if worker.busy and (outcome := worker.poll())]
@@ -78,7 +78,7 @@ def test_first_proposals_are_compiled_before_the_search_takes_over(budget, given
 
 def test_a_search_hears_of_a_process_that_failed_before_it_took_over():
     wanted = plan(replace(WORDS, sampler="random"), PROBLEM, HERE)
-    with light(replace(WORDS, sampler="none such"), wanted) as crew:
-        crew._feeding.join()
+    with light(replace(WORDS, sampler="none such"), wanted) as early:
+        early._feeding.join()
         with pytest.raises(FailedRun):
-            crew.take_over()
+            early.take_over()
