@@ -4,8 +4,8 @@
     python -m scripts.results_page BENCH.json --title T --date D --card C --commit H --command "evoattn bench …"
 
 The second form first adds what `evoattn bench --format json` wrote, as one more run. Its table goes where the page has
-the places `<!-- run: T -->` and `<!-- end -->`. Times are µs per call: the median, or median, 10th and 90th percentile, of which
-the page shows the latter for evoattn alone.
+the places `<!-- run: T -->` and `<!-- end -->`. Times are µs per call: the median, or median, 10th and 90th percentile;
+of the peers' the page shows the median alone.
 With `--targets 0.97,0.7` a column says whether evoattn takes at most these shares of the best peer's time and of
 FlexAttention's.
 """
