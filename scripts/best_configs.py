@@ -15,8 +15,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("top", type=int, help="configs of a problem")
     parser.add_argument("database", nargs="+", help="a file, or the URL of a PostgreSQL server")
-    words = parser.parse_args()
-    sys.stdout.write(write_configs([Storage.open(url, create=False) for url in words.database], words.top))
+    options = parser.parse_args()
+    sys.stdout.write(write_configs([Storage.open(url, create=False) for url in options.database], options.top))
 
 
 if __name__ == "__main__":

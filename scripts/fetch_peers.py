@@ -40,9 +40,9 @@ GLIBC = range(39, 16, -1)
 """Minor versions of glibc 2 whose platform tags are tried for another Python: pip matches them one by one."""
 
 
-def pip(*words: str) -> None:
+def pip(*options: str) -> None:
     """Run pip. Raises `SystemExit` with a sentence where it fails."""
-    command = [sys.executable, "-m", "pip", *words]
+    command = [sys.executable, "-m", "pip", *options]
     if subprocess.run(command).returncode:
         raise SystemExit(f"pip failed: {' '.join(command[2:])}")
 
@@ -73,8 +73,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--python-version", help="for another Python than the running one, as pip has it")
-    words = parser.parse_args()
-    paths = fetch(words.folder.resolve(), words.python_version)
+    options = parser.parse_args()
+    paths = fetch(options.folder.resolve(), options.python_version)
     print(f"export PYTHONPATH={':'.join(map(str, paths))}")
 
 

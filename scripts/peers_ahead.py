@@ -33,14 +33,14 @@ def tensors_of(problem: AttentionProblem, device: str) -> dict[str, torch.Tensor
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", required=True)
-    parser.add_argument("--count", type=int, default=60, help="plain problems, as scripts/portfolio_check.py has them")
+    parser.add_argument("--count", type=int, default=60, help="plain problems, as `evoattn portfolio check` has them")
     parser.add_argument("--peers", default="fa4")
     parser.add_argument("--share", default="0/1", help="I/N: every N-th problem from the I-th on")
-    words = parser.parse_args()
-    part, parts = map(int, words.share.split("/"))
+    options = parser.parse_args()
+    part, parts = map(int, options.share.split("/"))
     started = time.monotonic()
-    for problem in draw_all([PLAIN], [int(seed) for seed in words.seeds.split(",")], words.count)[part::parts]:
-        for name in words.peers.split(","):
+    for problem in draw_all([PLAIN], [int(seed) for seed in options.seeds.split(",")], options.count)[part::parts]:
+        for name in options.peers.split(","):
             try:
                 PEERS[name].make(problem, tensors_of(problem, "cuda"))()
                 torch.cuda.synchronize()

@@ -175,13 +175,13 @@ def main() -> None:
     for name in ("title", "date", "card", "commit", "command"):
         parser.add_argument(f"--{name}", default="")
     parser.add_argument("--targets", help="the most shares of the best peer's time and of FlexAttention's")
-    words = parser.parse_args()
+    options = parser.parse_args()
     runs = json.loads(DATA.read_text())["runs"]
-    if words.bench:
-        about = {name: getattr(words, name) for name in ("title", "date", "card", "commit", "command")}
-        runs = [run for run in runs if run["title"] != words.title]
-        about |= {"targets": [float(share) for share in words.targets.split(",")]} if words.targets else {}
-        runs.append(about | run_of_bench(json.loads(words.bench.read_text())))
+    if options.bench:
+        about = {name: getattr(options, name) for name in ("title", "date", "card", "commit", "command")}
+        runs = [run for run in runs if run["title"] != options.title]
+        about |= {"targets": [float(share) for share in options.targets.split(",")]} if options.targets else {}
+        runs.append(about | run_of_bench(json.loads(options.bench.read_text())))
         DATA.write_text(data_text(runs))
     PAGE.write_text(filled(PAGE.read_text(), runs))
     PICTURE.write_text(picture(runs[0]))

@@ -51,10 +51,10 @@ class Stopwatch:
         self.seconds, self._inner, self._collecting = seconds, 0.0, 0.0
 
     def around(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*arguments: Any, **words: Any) -> Any:
+        def timed(*arguments: Any, **named: Any) -> Any:
             outer, self._inner, started = self._inner, 0.0, self.seconds()
             try:
-                return function(*arguments, **words)
+                return function(*arguments, **named)
             finally:
                 took = (self.seconds() - started) * 1e3
                 self.ms[name] = self.ms.get(name, 0.0) + took - self._inner
@@ -81,7 +81,7 @@ def one_process(shape: str, folder: Path, estimated: bool, no_device: str) -> di
 
     problem = by_name_or_shape(shape)
     tensors = make_inputs(problem, 1, "cpu" if no_device else "cuda")
-    wait = (lambda: None) if no_device else torch.cuda.synchronize
+    wait: Callable[[], None] = (lambda: None) if no_device else torch.cuda.synchronize
     q, k, v = (tensors[name] for name in "qkv")
     causal, grouped = problem.mask != "full", problem.kv_heads != problem.heads
     torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
@@ -104,7 +104,7 @@ def one_process(shape: str, folder: Path, estimated: bool, no_device: str) -> di
         runtime = Runtime(platform, pick, folder, build=build)
         runtime.estimated = estimated
         runtime.choice = watch.around("problem and checks", runtime.choice)  # type: ignore[method-assign]
-        runtime.prepare = watch.around("proof and packing", runtime.prepare)  # type: ignore[method-assign]
+        runtime.prepare = watch.around("proof and binding", runtime.prepare)  # type: ignore[method-assign]
         watch.ms["imports"] = (watch.seconds() - started) * 1e3 - sum(watch.ms.values())
         with current.use(runtime):
             gc.callbacks.append(watch.collection)
@@ -177,11 +177,11 @@ def main() -> None:
             for cache in CACHES:
                 for kept in Path(folder).rglob(f"*{SUFFIX}") if cache == CACHES[2] else ():
                     kept.unlink()
-                words = [sys.executable, __file__, shape, "--folder", folder]
-                words += ["--estimated"] if arguments.estimated else []
-                words += ["--no-device", arguments.no_device] if arguments.no_device else []
+                command = [sys.executable, __file__, shape, "--folder", folder]
+                command += ["--estimated"] if arguments.estimated else []
+                command += ["--no-device", arguments.no_device] if arguments.no_device else []
                 row = json.loads(
-                    subprocess.check_output(words, text=True, env=os.environ | {CACHE: folder}).splitlines()[-1]
+                    subprocess.check_output(command, text=True, env=os.environ | {CACHE: folder}).splitlines()[-1]
                 )
                 rows.append({"shape": shape, "cache": cache} | row)
                 print(f"{shape}, cache {cache}: " + ", ".join(f"{name} {ms:.2f}" for name, ms in row.items()))

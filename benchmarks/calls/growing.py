@@ -21,7 +21,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import evoattn
 from benchmarks.calls.no_device import NoDevice, no_code
 from evoattn.model.gpu import GpuSpec
+from evoattn.model.paths import cubin_cache
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops import cubins, current
 from evoattn.ops.choice import Picked
@@ -57,13 +57,16 @@ KINDS: dict[str, dict[str, Any]] = {
 BACKENDS = {"sdpa": None, "sdpa flash": SDPBackend.FLASH_ATTENTION, "sdpa efficient": SDPBackend.EFFICIENT_ATTENTION}
 
 
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
 class Counted(ClimbCache):
     """What climbs came to, and how many were made."""
 
     count = 0
 
     def add(self, key: Key, climbed: Climbed) -> None:
-        self.count += key[4][:1] != ("between",)
+        self.count += 1
         super().add(key, climbed)
 
 
@@ -78,9 +81,9 @@ class Op:
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
-        platform = NoDevice(self.no_device) if self.no_device else current.find_platform()
+        platform: Any = NoDevice(self.no_device) if self.no_device else current.find_platform()
         with tempfile.TemporaryDirectory() as own:
-            folder = Path(own) if self.no_device else current.cubin_cache() / current.FOLDER
+            folder = Path(own) if self.no_device else cubin_cache() / current.FOLDER
             runtime = Runtime(platform, self._pick, folder, self._build, next_picks)
             runtime.estimated = self.estimated
             with current.use(runtime):
@@ -94,8 +97,8 @@ class Op:
         return (no_code if self.no_device else cubins.get)(*arguments)
 
 
-def call_of(kind: dict[str, Any], keys: int, memory: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
-    """Tensors and words of a call of `evoattn.attention` of so many keys, K and V in one piece each."""
+def call_of(kind: dict[str, Any], keys: int, memory: torch.Tensor) -> tuple[Inputs, dict[str, Any]]:
+    """Tensors and keywords of a call of `evoattn.attention` of so many keys, K and V in one piece each."""
     heads, kv_heads, dim = kind["heads"], kind["kv_heads"], kind["dim"]
     value_dim = kind.get("value_dim", dim)
     query, key = (
@@ -105,16 +108,18 @@ def call_of(kind: dict[str, Any], keys: int, memory: torch.Tensor) -> tuple[tupl
     value = (
         key[..., :value_dim] if kv_heads == 1 else memory[-kv_heads * keys * value_dim :].view(1, kv_heads, keys, -1)
     )
-    words = {name: kind[name] for name in ("window", "softcap") if name in kind}
+    keywords: dict[str, Any] = {name: kind[name] for name in ("window", "softcap") if name in kind}
     if kind.get("sinks"):
-        words["sinks"] = memory[:heads]
-    return (query, key, value), words | dict(enable_gqa=heads != kv_heads)
+        keywords["sinks"] = memory[:heads]
+    return (query, key, value), keywords | dict(enable_gqa=heads != kv_heads)
 
 
-def sdpa(grouped: bool, *tensors: torch.Tensor, **words: Any) -> torch.Tensor | None:
+def sdpa(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool, **others: Any
+) -> torch.Tensor | None:
     """Torch's answer; None where the backend that is pinned gives none."""
     try:
-        return F.scaled_dot_product_attention(*tensors, enable_gqa=grouped)
+        return F.scaled_dot_product_attention(query, key, value, enable_gqa=enable_gqa)
     except RuntimeError:
         return None
 
@@ -137,21 +142,21 @@ def measure(kind: dict[str, Any], keys: int, tokens: int, no_device: str, estima
     times: dict[str, dict[str, list[float]]] = {name: {"new": [], "known": []} for name in names}
     loading: list[float] = []
     with op.used():
-        tensors, words = call_of(kind, keys, memory)
-        said = evoattn.explain(*tensors, **words)
+        tensors, keywords = call_of(kind, keys, memory)
+        said = evoattn.explain(*tensors, **keywords)
         if no_device and said.startswith("SDPA runs"):  # which would compute on the CPU
             return {"climbs": op.climbs.count, "loads": 0, "loading_s": 0.0, "runs": said}
         for length in range(keys, keys + tokens):
-            tensors, words = call_of(kind, length, memory)
+            tensors, keywords = call_of(kind, length, memory)
             for name in list(times):
                 for what in ("new", "known"):
                     pinned = sdpa_kernel(backend) if (backend := BACKENDS.get(name)) else contextlib.nullcontext()
-                    call = evoattn.attention if name == "evoattn" else partial(sdpa, words["enable_gqa"])
+                    call: Callable[..., Any] = evoattn.attention if name == "evoattn" else sdpa
                     loads = op.loads
                     with pinned:
                         wait()
                         begun = clock()
-                        served = call(*tensors, **words)
+                        served = call(*tensors, **keywords)
                         took = clock() - begun
                     if served is None:
                         del times[name]

@@ -74,9 +74,9 @@ def host_us(calls: dict[str, Timed]) -> dict[str, float]:
 
 def pieces_us(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, grouped: bool) -> dict[str, float]:
     """Median CPU time in µs of the parts of an eager call. The launches are those of the kernel that serves it."""
-    words = {"is_causal": causal, "enable_gqa": grouped}
+    keywords = {"is_causal": causal, "enable_gqa": grouped}
     runtime, out, other = current.runtime(), torch.empty_like(q), torch.empty_like(q)
-    made, given = call_of(q, k, v, words), call_of(q, k, v, {**words, "out": out})
+    made, given = call_of(q, k, v, keywords), call_of(q, k, v, {**keywords, "out": out})
     choice = runtime.choice(made)
     assert isinstance(choice, Choice)
     plan = runtime.prepare(choice, q.get_device())

@@ -14,7 +14,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,17 +35,22 @@ TOKENS = 1 + (ROUNDS + WARM_UP) * REPLAYS
 call before the graph."""
 
 
+def registry(kind: Any) -> Any:
+    """One of transformers' tables, whose constructors have no types."""
+    return kind()
+
+
 class Clock:
     """An implementation of its own around another one: while it is `on`, it keeps the arguments of every call and the
     CPU time that it took, in µs."""
 
     def __init__(self, name: str) -> None:
         self.name, self.on = f"timed_{name}", False
-        self._inner = transformers.AttentionInterface()[name]
+        self._inner = registry(transformers.AttentionInterface)[name]
         self._calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         self._cpu_us: list[float] = []
         transformers.AttentionInterface.register(self.name, self)
-        masks = transformers.AttentionMaskInterface()
+        masks = registry(transformers.AttentionMaskInterface)
         transformers.AttentionMaskInterface.register(self.name, masks[name])
 
     def __call__(self, *arguments: Any, **others: Any) -> Any:
@@ -85,7 +90,7 @@ def once_ms(call: Callable[[], Any]) -> float:
     call()
     end.record()
     end.synchronize()
-    return begin.elapsed_time(end)
+    return float(begin.elapsed_time(end))
 
 
 def once_cpu_ms(call: Callable[[], Any]) -> float:
@@ -96,7 +101,7 @@ def once_cpu_ms(call: Callable[[], Any]) -> float:
     return (time.thread_time() - begin) * 1e3
 
 
-def medians(calls: dict[str, Callable[[], Any]], once: Callable[[Callable[[], Any]], float]) -> dict[str, float]:
+def medians(calls: Mapping[str, Callable[[], Any]], once: Callable[[Callable[[], Any]], float]) -> dict[str, float]:
     """Of each call, all in turns, so that they meet the same clocks and the same load of the host."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(ROUNDS + WARM_UP):
@@ -120,7 +125,12 @@ def graph_ms(call: Callable[[], Any]) -> float:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call()
-    return median_ms(lambda: [graph.replay() for _ in range(REPLAYS)]) / REPLAYS
+
+    def replays() -> None:
+        for _ in range(REPLAYS):
+            graph.replay()
+
+    return median_ms(replays) / REPLAYS
 
 
 def output(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -164,7 +174,8 @@ def measure(name: str, layers: int, names: list[str], batch: int | None, growing
     """A row for each implementation; with `growing` of a token over a growing cache alone."""
     make, inputs = MODELS[name](layers)
     inputs = {n: (t.bfloat16() if t.is_floating_point() else t)[:batch].cuda() for n, t in inputs.items()}
-    expected, rows, models = None, [], {}
+    expected, models = None, {}
+    rows: list[dict[str, Any]] = []
     for implementation in names:  # "eager" first, which has all that a model asks for
         clock = None if implementation == "eager" else Clock(implementation)  # that one is of each model's own code
         torch.manual_seed(0)

@@ -56,6 +56,7 @@ def forward(  # noqa: PLR0913 — as transformers calls it
     if causal and key.shape[2] > query.shape[2]:  # an empty static cache
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
     options = {"softmax_scale": scaling, "softcap": softcap or 0.0}
-    call = fa3.find("bf16").prepare(*(t.transpose(1, 2) for t in (query, key, value)), causal, options)
+    q, k, v = (t.transpose(1, 2) for t in (query, key, value))
+    call = fa3.find("bf16").prepare(q, k, v, causal, options)
     made = call()
     return (made[0] if isinstance(made, tuple) else made), None

@@ -84,15 +84,15 @@ def gptoss(layers: int) -> Made:
 
 def vit(layers: int) -> Made:
     """ViT-L/16 at 384 pixels: 577 tokens."""
-    sizes = dict(hidden_size=1024, intermediate_size=4096, num_attention_heads=16, image_size=384, patch_size=16)
-    config = transformers.ViTConfig(num_hidden_layers=layers, **sizes)
+    sizes: dict[str, Any] = dict(hidden_size=1024, intermediate_size=4096, num_attention_heads=16)
+    config = transformers.ViTConfig(num_hidden_layers=layers, **sizes, image_size=384, patch_size=16)
     pixels = torch.randn(32, 3, 384, 384, generator=torch.Generator().manual_seed(1))
     return _maker(transformers.ViTModel, config), dict(pixel_values=pixels)
 
 
 def whisper(layers: int) -> Made:
     """Whisper large: 1500 frames, and the prompt of a long text."""
-    sides = {f"{side}_{what}": count for side in ("encoder", "decoder") for what, count in
+    sides: dict[str, Any] = {f"{side}_{what}": count for side in ("encoder", "decoder") for what, count in
              (("layers", layers), ("attention_heads", 20), ("ffn_dim", 5120))}  # fmt: skip
     config = transformers.WhisperConfig(d_model=1280, num_mel_bins=128, **sides)
     generator = torch.Generator().manual_seed(1)
@@ -105,7 +105,7 @@ def whisper(layers: int) -> Made:
 
 def bert(layers: int) -> Made:
     """BERT large."""
-    sizes = dict(hidden_size=1024, intermediate_size=4096, num_attention_heads=16)
+    sizes: dict[str, Any] = dict(hidden_size=1024, intermediate_size=4096, num_attention_heads=16)
     config = transformers.BertConfig(num_hidden_layers=layers, **sizes)
     ids = torch.randint(3, 30000, (16, 512), generator=torch.Generator().manual_seed(1))
     return _maker(transformers.BertModel, config), dict(input_ids=ids)
@@ -113,7 +113,7 @@ def bert(layers: int) -> Made:
 
 def modernbert(layers: int) -> Made:
     """ModernBERT large: every third layer sees all keys, the others 64 on either side."""
-    sizes = dict(hidden_size=1024, intermediate_size=2624, num_attention_heads=16)
+    sizes: dict[str, Any] = dict(hidden_size=1024, intermediate_size=2624, num_attention_heads=16)
     config = transformers.ModernBertConfig(num_hidden_layers=layers, **sizes)
     ids = torch.randint(3, 50000, (4, SEQLEN), generator=torch.Generator().manual_seed(1))
     return _maker(transformers.ModernBertModel, config), dict(input_ids=ids)

@@ -9,7 +9,7 @@ of its group. At the end the fastest tenth of each problem is timed a second tim
 seconds. With --after, the recording goes on from earlier files: what they hold is bred from and not tried again, but
 for some of their fastest. With --wanted, the compile processes serve the groups one after another, each until its
 problems have so many right configs. With --each, of each group only so many problems are timed, those of which most is
-known. --ahead: configs of `benchmarks/samplers/landscape_ahead.py`. `evoattn/samplers/landscape.py` says what the rows
+known. --ahead: configs of `benchmarks/samplers/landscape_ahead.py`. `evoattn.cost.landscapes.py` says what the rows
 hold.
 """
 
@@ -28,6 +28,8 @@ from typing import Any
 from benchmarks.samplers import landscape_ahead
 from benchmarks.samplers.landscape_groups import make_groups
 from benchmarks.samplers.landscape_surveyor import Aim, Surveyor, take_turns
+from evoattn.cost import landscapes as landscape
+from evoattn.cost.landscapes import append
 from evoattn.engine.group_search import GroupSearch, Manner
 from evoattn.engine.groups import Group, Kernel
 from evoattn.families import registry
@@ -35,8 +37,6 @@ from evoattn.fleet.local import LocalFleet
 from evoattn.model.gpu import GpuSpec, detect_devices
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import load_space
-from evoattn.samplers import landscape
-from evoattn.samplers.landscape import append
 from evoattn.storage.versions import collect
 
 TOP_SHARE = 0.1

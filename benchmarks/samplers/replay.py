@@ -1,13 +1,14 @@
 """Replay searches on recorded landscapes: any sampler, many seeds, no GPU.
 
-    python -m benchmarks.samplers.replay docs/landscapes/h100-?.jsonl.gz --samplers random,genetic,tpe,guided --seeds 20
-    python -m benchmarks.samplers.replay docs/landscapes/h100-?.jsonl.gz --begin portfolio --fitted FILE
+    python -m benchmarks.samplers.replay LANDSCAPE… --samplers random,genetic,tpe,guided --seeds 20
+    python -m benchmarks.samplers.replay LANDSCAPE… --begin portfolio --fitted FILE
             -o replays.json.gz
 
-A config that was not recorded becomes the nearest recorded one (`evoattn/samplers/replay.py`). --fitted names a fit of
-the cost model that knows nothing of the landscapes, made by `python -m scripts.cost.fit FILE… --fit-only
-FILE`; without it guided samplers have no prior. --begin portfolio: the search begins at the portfolio's picks and the
-starting configs, as `evoattn search` does.
+LANDSCAPE: as reports/measurements/landscapes.npz/h100-a, or a file that `benchmarks/samplers/landscapes.py` wrote. A
+config that was not recorded becomes the nearest recorded one (`benchmarks/samplers/simulation.py`). --fitted names a
+fit of the cost model that knows nothing of the landscapes, made by `evoattn cost fit FILE… --unjudged -o FILE`;
+without it guided samplers have no prior. --begin portfolio: the search begins at the portfolio's picks and the starting
+configs, as `evoattn search` does.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.samplers.simulation import JOBS, replay, spaces_of
 from evoattn.cost.fitted import load as load_fitted
+from evoattn.cost.landscapes import Landscape, load
 from evoattn.model.gpu import lookup
 from evoattn.model.space import SearchSpace, load_space
 from evoattn.samplers.base import MakePool, Sampler, SamplerSetup
-from evoattn.samplers.landscape import Landscape, load
 from evoattn.samplers.prior import cost_prior
 from evoattn.samplers.registry import SAMPLERS, make_sampler
-from evoattn.samplers.replay import JOBS, replay, spaces_of
 from evoattn.search import starting
 
 NEAR = 1.02
@@ -86,23 +87,32 @@ def _landscapes(paths: tuple[Path, ...]) -> dict[str, Landscape]:
     return {one.name: one for one in load(*paths)}
 
 
-def searches(
-    paths: tuple[Path, ...], name: str, sampler: str, begin: str, seeds: range, count: int, jobs: int,
-    fitted: Path | None,
-) -> list[Run]:  # fmt: skip
+@dataclass(frozen=True)
+class Wanted:
+    """What is the same for all samplers and landscapes."""
+
+    paths: tuple[Path, ...]
+    begin: str
+    seeds: range
+    count: int
+    jobs: int
+    fitted: Path | None
+
+
+def searches(wanted: Wanted, name: str, sampler: str) -> list[Run]:
     """The runs of one sampler on one landscape."""
-    landscape = _landscapes(paths)[name]
-    spaces, gpu = begun(landscape, begin), lookup(landscape.about["gpu"])
-    known = load_fitted(fitted) if fitted else None
+    landscape = _landscapes(wanted.paths)[name]
+    spaces, gpu = begun(landscape, wanted.begin), lookup(landscape.about["gpu"])
+    known = load_fitted(wanted.fitted) if wanted.fitted else None
 
     def make(seed: int, make_pool: MakePool) -> Sampler:
         prior = cost_prior(landscape.problem, gpu, known) if known else None
         return make_sampler(sampler, SamplerSetup(spaces, seed, lambda family, params: None, prior, make_pool))
 
     runs = []
-    for seed in seeds:
+    for seed in wanted.seeds:
         started = time.process_time()
-        steps = replay(landscape, partial(make, seed), count, jobs)
+        steps = replay(landscape, partial(make, seed), wanted.count, wanted.jobs)
         asking = 1e3 * (time.process_time() - started) / max(1, len(steps))
         found, best = [], math.inf
         for n, step in enumerate(steps, 1):
@@ -180,26 +190,23 @@ def main() -> None:
     parser.add_argument("--fitted", type=Path)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("-o", "--output", type=Path)
-    words = parser.parse_args()
-    paths = tuple(words.landscapes)
+    options = parser.parse_args()
+    paths = tuple(options.landscapes)
     names = [
         n for n, one in _landscapes(paths).items()
-        if n.startswith(words.only) and sum(c.best_us is not None for c in one.configs) >= words.least
-    ][:: words.every]  # fmt: skip
-    seeds = range(words.first_seed, words.first_seed + words.seeds)
-    tasks = [
-        (paths, name, sampler, words.begin, seeds, words.count, words.jobs, words.fitted)
-        for sampler in words.samplers.split(",")
-        for name in names
-    ]
-    if words.processes > 1:
-        with ProcessPoolExecutor(words.processes, multiprocessing.get_context("fork")) as pool:
+        if n.startswith(options.only) and sum(c.best_us is not None for c in one.configs) >= options.least
+    ][:: options.every]  # fmt: skip
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    wanted = Wanted(paths, options.begin, seeds, options.count, options.jobs, options.fitted)
+    tasks = [(wanted, name, sampler) for sampler in options.samplers.split(",") for name in names]
+    if options.processes > 1:
+        with ProcessPoolExecutor(options.processes, multiprocessing.get_context("fork")) as pool:
             runs = [run for found in pool.map(searches, *zip(*tasks, strict=True)) for run in found]
     else:
         runs = [run for found in starmap(searches, tasks) for run in found]
-    print(f"{len(names)} landscapes, {words.seeds} seeds, begun at {words.begin}\n\n{table(runs, words.count)}")
-    if words.output:
-        keep(words.output, words.begin, runs)
+    print(f"{len(names)} landscapes, {options.seeds} seeds, begun at {options.begin}\n\n{table(runs, options.count)}")
+    if options.output:
+        keep(options.output, options.begin, runs)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Draw what replays came to: best so far over the best, against candidates and against seconds.
 
-    python -m benchmarks.samplers.replay_curves docs/landscapes/replays.json.gz -o reports/samplers.svg
+    python -m benchmarks.samplers.replay_curves replays.json.gz -o reports/samplers.svg
 
 A curve is the median over the seeds of each landscape, then the geometric mean over the landscapes. Also prints the
 table of `benchmarks/samplers/replay.py` anew, and how the default stands beside each other sampler.
@@ -14,9 +14,11 @@ from html import escape
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.samplers.replay import AT, WORST, Run, geomean, read, table
 
+Floats = NDArray[np.float64]
 WIDTH, HEIGHT, LEFT, TOP, GAP = 380, 260, 52, 34, 70
 COLORS = {"guided": "#0b6e4f", "genetic": "#b23a48", "tpe": "#6c757d", "random": "#000000"}
 """Of the samplers that are drawn: replays of others, which are no more, are left out."""
@@ -25,13 +27,14 @@ TOP_RATIO = 1.5
 """Highest ratio that is drawn."""
 
 
-def middle(runs: list[Run], of: Callable[[Run, float], float], at: np.ndarray) -> np.ndarray:
+def middle(runs: list[Run], of: Callable[[Run, float], float], at: Floats) -> Floats:
     """The curve of one sampler."""
     lines = []
     for name in dict.fromkeys(r.landscape for r in runs):
         of_seeds = [[min(of(r, x), WORST) for x in at] for r in runs if r.landscape == name]
         lines.append(np.median(of_seeds, axis=0))
-    return np.exp(np.mean(np.log(lines), axis=0))
+    curve: Floats = np.exp(np.mean(np.log(lines), axis=0))
+    return curve
 
 
 def panel(
@@ -67,12 +70,16 @@ def panel(
     return "\n".join(parts)
 
 
+def _after(run: Run, candidates: float) -> float:
+    return run.after(int(candidates))
+
+
 def picture(parts: dict[str, list[Run]]) -> str:
     """All charts as one SVG: a row per beginning."""
     charts = []
     for row, (begin, runs) in enumerate(parts.items()):
         charts.append(f'<g transform="translate(0 {row * (HEIGHT + 90)})">')
-        charts.append(panel(runs, f"begun at {begin} configs", "candidates", Run.after, CANDIDATES, LEFT))
+        charts.append(panel(runs, f"begun at {begin} configs", "candidates", _after, CANDIDATES, LEFT))
         charts.append(panel(runs, "", "seconds of the replay", Run.at, SECONDS, LEFT + WIDTH + GAP))
         charts.append("</g>")
     size = f'width="{LEFT + 2 * WIDTH + GAP + 20}" height="{len(parts) * (HEIGHT + 90)}"'
@@ -98,15 +105,15 @@ def main() -> None:
     parser.add_argument("replays", type=Path)
     parser.add_argument("--default", default="guided")
     parser.add_argument("-o", "--output", type=Path, required=True)
-    words = parser.parse_args()
-    everything = read(words.replays)
+    options = parser.parse_args()
+    everything = read(options.replays)
     parts = {begin: [r for r in runs if r.sampler in COLORS] for begin, runs in everything.items()}
-    words.output.write_text(picture(parts))
+    options.output.write_text(picture(parts))
     for begin, runs in parts.items():
         names = {r.landscape for r in runs}
         seeds = {r.seed for r in runs}
         print(f"\nBegun at {begin} configs, {len(names)} landscapes, {len(seeds)} seeds:\n\n{table(runs, AT[-1])}\n")
-        print(beside(runs, words.default))
+        print(beside(runs, options.default))
 
 
 if __name__ == "__main__":

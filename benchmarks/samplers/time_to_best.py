@@ -120,8 +120,8 @@ def course(events: list[Event], trials: list[Trial]) -> list[Step]:
 def search(problem: AttentionProblem, begun: str, seconds: float, more: list[str], folder: Path) -> Found:
     """One search by the command, of so many seconds before its final, which is left out. Raises
     `CalledProcessError`."""
-    words = ["--shape", shape(problem), "--budget", f"{seconds + RESERVE_LEAST:g}s", *more]
-    events, trials, _ = run(words, folder, until=FINAL)
+    asked = ["--shape", shape(problem), "--budget", f"{seconds + RESERVE_LEAST:g}s", *more]
+    events, trials, _ = run(asked, folder, until=FINAL)
     return Found(problem.short_name(), begun, course(events, trials), len(trials))
 
 
@@ -177,16 +177,16 @@ def main() -> None:
     parser.add_argument("--sampler")
     parser.add_argument("--known", type=Path, help="what an earlier run wrote by -o")
     parser.add_argument("-o", "--output", type=Path)
-    words = parser.parse_args()
-    if not (words.seconds or words.random_seconds or words.after):
+    options = parser.parse_args()
+    if not (options.seconds or options.random_seconds or options.after):
         parser.error("One of --seconds, --random-seconds and --after is over 0.")
-    chosen = [lookup(name) for name in words.problems] or problems(words.count, words.skip)
-    more = ["--sampler", words.sampler] if words.sampler else []
-    known = [Found.read(fields) for fields in json.loads(words.known.read_text())] if words.known else []
+    chosen = [lookup(name) for name in options.problems] or problems(options.count, options.skip)
+    more = ["--sampler", options.sampler] if options.sampler else []
+    known = [Found.read(fields) for fields in json.loads(options.known.read_text())] if options.known else []
     searches = {
-        "portfolio": (words.seconds, more),
-        "random": (words.random_seconds, [*more, "--no-starting-configs"]),
-        "portfolio again": (words.after, [*more, "--seed", "1"]),
+        "portfolio": (options.seconds, more),
+        "random": (options.random_seconds, [*more, "--no-starting-configs"]),
+        "portfolio again": (options.after, [*more, "--seed", "1"]),
     }
     rows: list[Found] = []
     needed: dict[str, list[float]] = {begun: [] for begun in BEGUN}
@@ -209,8 +209,8 @@ def main() -> None:
             needed[begun].append((found[begun].until(NEAR * best) if begun in found else None) or math.inf)
         print(row(problem, found, best), flush=True)
         rows += found.values()
-        if words.output:
-            words.output.write_text(json.dumps([asdict(row) for row in rows]))
+        if options.output:
+            options.output.write_text(json.dumps([asdict(row) for row in rows]))
     for begun, seconds in needed.items():
         if seconds:
             print(f"median from the {begun} configs: {median(seconds):.1f} s")

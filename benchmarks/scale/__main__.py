@@ -81,7 +81,8 @@ def searched(mode: str, name: str, given: argparse.Namespace, folder: Path) -> d
     if done.returncode:
         print(f"{mode} on {name} failed: {done.stderr[-1500:]}", flush=True)
         return None
-    row = json.loads(done.stdout.splitlines()[-1]) | {"problem": name, "wall": time.monotonic() - started}
+    row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    row |= {"problem": name, "wall": time.monotonic() - started}
     print(line(row), flush=True)
     return row
 

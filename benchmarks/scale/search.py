@@ -17,17 +17,20 @@ import os
 import signal
 import sys
 import time
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks.scale.core_time import CoreTime
 from evoattn.engine.progress import Progress
 from evoattn.engine.tools import Tools
 from evoattn.evaluation.handlers import DeviceHandler
+from evoattn.evaluation.workers import Worker
 from evoattn.fleet.ray_fleet import LOCAL, RayFleet
 from evoattn.model.paths import ROOT
-from evoattn.model.records import Trial
+from evoattn.model.records import Study, Trial
 from evoattn.search import ahead
 from evoattn.search.machines import Machines, machines_of
 from evoattn.search.request import SearchWords, plan, read_words
@@ -90,9 +93,9 @@ class TimedStorage(Storage):
 
     writing, writes = 0.0, 0
 
-    def record_all(self, *args, **words) -> list[Trial]:
+    def record_all(self, *arguments: Any, **named: Any) -> list[Trial]:
         started = time.perf_counter()
-        trials = super().record_all(*args, **words)
+        trials = super().record_all(*arguments, **named)
         TimedStorage.writing += time.perf_counter() - started
         TimedStorage.writes += 1
         return trials
@@ -104,8 +107,11 @@ class Observer:
     def __init__(self, running: Search, row: Row, journal: Path, kill_after: float | None, seconds: float) -> None:
         """`seconds`: when to end the search without its final."""
         self._progress, self._row, self._journal, self._kill_after = running.progress, row, journal, kill_after
-        self._ends, self._cpu = seconds, None
-        self._thinking = [CoreTime(worker.pid) for worker in ahead.worker_of(running.sampler)]
+        self._ends = seconds
+        self._cpu: float | None = None
+        self._thinking = [
+            CoreTime(worker.pid) for worker in ahead.worker_of(running.sampler) if isinstance(worker, Worker)
+        ]
         self._looks, self._next = 0, 0.0
 
     def __call__(self) -> None:
@@ -132,7 +138,7 @@ class Observer:
             raise KeyboardInterrupt
 
 
-def machines_for(mode: str, words: SearchWords, fake: int):
+def machines_for(mode: str, words: SearchWords, fake: int) -> AbstractContextManager[Machines]:
     """A context with the machines of a mode."""
     if not fake:
         return machines_of(words)
@@ -203,7 +209,7 @@ def search(given: argparse.Namespace) -> Row:
     return row
 
 
-def fill(row: Row, progress: Progress, storage: Storage, study) -> None:
+def fill(row: Row, progress: Progress, storage: Storage, study: Study) -> None:
     """What is known once the search has ended."""
     row.states = {str(state): count for state, count in storage.counts(study).items()}
     row.speeds, row.improvements = progress.speeds, progress.improvements

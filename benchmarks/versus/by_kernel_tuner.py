@@ -117,7 +117,7 @@ def tune(
 
     with_whole_uuids(cupy.cuda.runtime)
 
-    class Device(BenchmarkObserver):
+    class Device(BenchmarkObserver):  # type: ignore[misc]  # it has no types
         """Gives the backend away."""
 
         def get_results(self) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def chosen(runs: Sequence[Found], seconds: Sequence[float]) -> dict[str, tuple[s
     them."""
     best: dict[str, tuple[str, Tried]] = {}
     for run in runs:
-        by_config: dict[str, Any][str, tuple[list[str], Tried]] = {}
+        by_config: dict[str, tuple[list[str], Tried]] = {}
         last = max((tried.at_s for tried in run.tried), default=0.0)
         enough = min((after for after in seconds if after >= last), default=math.inf)
         for after in seconds:
@@ -59,7 +59,8 @@ def helion_peer(config: dict[str, Any]) -> Peer:
     def make(problem: AttentionProblem, tensors: Tensors) -> Call:
         from benchmarks.versus.helion_attention import call_of
 
-        return call_of(problem.mask, tensors, config)
+        call: Call = call_of(problem.mask, tensors, config)
+        return call
 
     return Peer(make, "helion")
 

@@ -16,7 +16,7 @@ import torch
 LOG2_E = 1.44269504
 
 
-@helion.kernel(static_shapes=True)
+@helion.kernel(static_shapes=True)  # type: ignore[untyped-decorator]
 def full(q_in: torch.Tensor, k_in: torch.Tensor, v_in: torch.Tensor) -> torch.Tensor:
     """O `[batch, heads, seqlen_q, head_dim]` of contiguous q, k and v of as many heads."""
     rows, keys = q_in.size(-2), k_in.size(-2)
@@ -42,7 +42,7 @@ def full(q_in: torch.Tensor, k_in: torch.Tensor, v_in: torch.Tensor) -> torch.Te
     return out.view(q_in.size())
 
 
-@helion.kernel(static_shapes=True)
+@helion.kernel(static_shapes=True)  # type: ignore[untyped-decorator]
 def causal(q_in: torch.Tensor, k_in: torch.Tensor, v_in: torch.Tensor) -> torch.Tensor:
     """As `full`, where query i sees keys 0 to i."""
     rows, keys = q_in.size(-2), k_in.size(-2)

@@ -14,6 +14,7 @@ from evoattn.cli import (
     attempt,
     bench,
     catalogue,
+    cost,
     dashboard,
     db,
     kernels,
@@ -134,6 +135,7 @@ for _name, _command in _COMMANDS.items():
     app.command(_name, cls=_Command)(_command)
 app.add_typer(db.app, name="db")
 app.add_typer(portfolio.app, name="portfolio")
+app.add_typer(cost.app, name="cost")
 
 
 def main() -> None:

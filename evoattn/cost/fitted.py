@@ -1,6 +1,6 @@
 """What was fitted to measured times: weights of the physical terms, and trees for what the terms leave over.
 
-Plain numbers in `data/fitted.npz`; `python -m scripts.cost.fit` makes the file anew.
+Plain numbers in `data/fitted.npz`; `evoattn cost fit` makes the file anew.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from evoattn.cost.packed_trees import TABLES, pack, unpack
-from evoattn.cost.trees import Trees
+from evoattn.cost.trees import COLUMNS, Trees
 
 DATA = Path(__file__).parent / "data" / "fitted.npz"
 
@@ -58,7 +57,7 @@ class StoredTrees(Mapping[str, Trees]):
     two."""
 
     def __init__(self, file: bytes, rows: Mapping[str, dict[str, Any]]) -> None:
-        """`rows`: of each family the arguments of `unpack` that are no tables."""
+        """`rows`: of each family the arguments of `Trees.of_columns` that are no columns."""
         self._file, self._rows = file, rows
         self._read: dict[str, Trees] = {}
 
@@ -66,8 +65,8 @@ class StoredTrees(Mapping[str, Trees]):
         if family not in self._read:
             row = self._rows[family]
             with np.load(BytesIO(self._file)) as file:
-                tables = {key: file[f"{family} {key}"] for key in TABLES}
-            self._read[family] = unpack(tables, tuple(row["names"]), row["depth"], row["base"])
+                columns = {key: file[f"{family} {key}"] for key in COLUMNS}
+            self._read[family] = Trees.of_columns(columns, tuple(row["names"]), row["depth"], row["base"])
         return self._read[family]
 
     def __iter__(self) -> Iterator[str]:
@@ -91,9 +90,10 @@ def save(fitted: Fitted, path: Path = DATA) -> None:
     """Write the file."""
     trees = {n: {"names": t.names, "depth": t.depth, "base": t.base} for n, t in fitted.trees.items()}
     weights = {name: dict(row.__dict__) for name, row in fitted.weights.items()}
-    tables: dict[str, Any] = {
-        f"{name} {key}": table for name, tree in fitted.trees.items() for key, table in pack(tree).items()
+    columns: dict[str, Any] = {
+        f"{name} {key}": column for name, tree in fitted.trees.items() for key, column in tree.columns().items()
     }
     about = json.dumps(fitted.about | {"weights": weights, "trees": trees})
-    path.parent.mkdir(exist_ok=True)
-    np.savez_compressed(path, about=np.array(about), **tables)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:  # to a path without .npz NumPy would add it
+        np.savez_compressed(file, about=np.array(about), **columns)

@@ -1,4 +1,5 @@
-"""The measured times of campaigns, in columns: one file a card, `reports/measurements/CARD.npz`.
+"""The measured times of campaigns, in columns: one file a card, `reports/measurements/CARD.npz`, and one for landscapes
+(`evoattn/cost/landscapes.py`), which say more of each kernel.
 
 Its README says what each column is. What is read is what was written, but for how long a kernel took to compile.
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -20,11 +21,16 @@ from evoattn.model.paths import ROOT
 from evoattn.model.space import config_id
 
 FOLDER = ROOT / "reports" / "measurements"
+LANDSCAPES = FOLDER / "landscapes.npz"
 NONE = -1
 """In place of a number that is not there."""
 Numbers = NDArray[np.int64]
 KERNEL = ("config", "origin", "state")
-"""The words of a kernel; each column has the places of its words in a table of the same name."""
+"""Columns of a kernel that have the places of values in a table of the same name."""
+PER_US = {"ns": 1000, "0.1 ns": 10_000}
+"""Units of times: a file has the first in which all of its times are whole."""
+MORE = ("compile ms", "device 0.1 ms", "valid")
+"""Columns of a kernel of a landscape, which campaigns do not have, nor `again` of its times."""
 
 
 @dataclass(frozen=True)
@@ -38,16 +44,20 @@ class Campaign:
 
 def files() -> list[Path]:
     """One a card."""
-    return sorted(FOLDER.glob("*.npz"))
+    return sorted(path for path in FOLDER.glob("*.npz") if path != LANDSCAPES)
 
 
 @cache
 def read(path: Path) -> tuple[Campaign, ...]:
     """All campaigns of the card, by name. They are shared: change none of them."""
     with np.load(path) as stored:
-        columns = {name: stored[name] for name in stored.files}
-    tables = {name: _lines(columns[f"{name} table"]) for name in ("campaign", "group", "problem", *KERNEL)}
-    return tuple(_campaigns(columns, tables))
+        return tuple(_Reader({name: stored[name] for name in stored.files}).campaigns())
+
+
+def names(path: Path) -> list[str]:
+    """Of the card's campaigns, in order; in a hundredth of the time of `read`."""
+    with np.load(path) as stored:
+        return [json.loads(line)[0] for line in _lines(stored["campaign table"])]
 
 
 def campaign(path: Path, name: str) -> Campaign:
@@ -69,8 +79,8 @@ def append(path: Path, new: Iterable[Campaign]) -> None:
 
 
 @dataclass
-class _Words:
-    """Each word once, in the order in which they came."""
+class _Table:
+    """Each value once, in the order in which they came."""
 
     places: dict[str, int] = field(default_factory=dict)
 
@@ -85,42 +95,54 @@ def _lines(stored: NDArray[np.uint8]) -> list[str]:
     return stored.tobytes().decode().split("\n") if len(stored) else []
 
 
-def _nanoseconds(us: float | None) -> int:
-    return NONE if us is None else round(us * 1e3)
+def _unit(campaigns: Iterable[Campaign]) -> str:
+    times = (us for one in campaigns for group in one.groups for k in group["kernels"] for us in k["times"].values())
+    return "ns" if all(abs(us * 1e3 - round(us * 1e3)) < 1e-3 for us in times) else "0.1 ns"
 
 
-def _columns(campaigns: Iterable[Campaign]) -> dict[str, NDArray[Any]]:
-    words = {name: _Words() for name in ("campaign", "group", "problem", *KERNEL)}
+def _ticks(us: float | None, unit: str) -> int:
+    return NONE if us is None else round(us * PER_US[unit])
+
+
+def _columns(campaigns: Sequence[Campaign]) -> dict[str, NDArray[Any]]:
+    unit = _unit(campaigns)
+    tables = {name: _Table() for name in ("campaign", "group", "problem", *KERNEL)}
     rows: dict[str, list[int]] = {
         name: []
         for name in (
             "group of campaign", "group name", "problems of group", "problem", "kernels of group", *KERNEL,
-            "registers", "spill bytes", "times of kernel", "time problem", "time ns", "time rough",
-            "finals of group", "final kernel",
+            "registers", "spill bytes", *MORE, "times of kernel", "time problem", f"time {unit}", "time rough",
+            f"again {unit}", "finals of group", "final kernel",
         )
     }  # fmt: skip
     finals: list[float] = []
     for one in campaigns:
-        place = words["campaign"].place([one.name, one.about])
+        place = tables["campaign"].place([one.name, one.about])
         for group in one.groups:
             rows["group of campaign"].append(place)
             more = {k: v for k, v in (group["final"] or {}).items() if k not in ("kernels", "us")}
-            rows["group name"].append(words["group"].place([group["group"], more]))
+            rows["group name"].append(tables["group"].place([group["group"], more]))
             rows["problems of group"].append(len(group["problems"]))
-            rows["problem"] += [words["problem"].place(problem) for problem in group["problems"]]
-            finals += _put_kernels(rows, words, group)
-    narrow = {name: _narrow(np.array(column, np.int64)) for name, column in rows.items()}
+            rows["problem"] += [tables["problem"].place(problem) for problem in group["problems"]]
+            finals += _put_kernels(rows, tables, group, unit)
+    narrow = {
+        name: _narrow(np.array(column, np.int64))
+        for name, column in rows.items()
+        if column or name not in (*MORE, f"again {unit}")
+    }
     narrow["final us"] = np.array(finals)
-    return narrow | {f"{name} table": table.stored() for name, table in words.items()}
+    return narrow | {f"{name} table": table.stored() for name, table in tables.items()}
 
 
-def _put_kernels(rows: dict[str, list[int]], words: dict[str, _Words], group: dict[str, Any]) -> Iterator[float]:
+def _put_kernels(
+    rows: dict[str, list[int]], tables: dict[str, _Table], group: dict[str, Any], unit: str
+) -> Iterator[float]:
     rows["kernels of group"].append(len(group["kernels"]))
     for kernel in group["kernels"]:
         family, params = kernel["family"], kernel["params"]
-        rows["config"].append(words["config"].place([family, params]))
+        rows["config"].append(tables["config"].place([family, params]))
         for name in KERNEL[1:]:
-            rows[name].append(words[name].place(kernel[name]))
+            rows[name].append(tables[name].place(kernel[name]))
         rows["registers"].append(kernel["registers"])
         rows["spill bytes"].append(kernel["spill_bytes"])
         rough = set(kernel["rough"])
@@ -128,8 +150,13 @@ def _put_kernels(rows: dict[str, list[int]], words: dict[str, _Words], group: di
         timed = [*times, *sorted(rough - set(times))]
         rows["times of kernel"].append(len(timed))
         rows["time problem"] += timed
-        rows["time ns"] += [_nanoseconds(times.get(index)) for index in timed]
+        rows[f"time {unit}"] += [_ticks(times.get(index), unit) for index in timed]
         rows["time rough"] += [index in rough for index in timed]
+        if "again" in kernel:
+            rows["compile ms"].append(round(kernel["compile_s"] * 1e3))
+            rows["device 0.1 ms"].append(round(kernel["device_s"] * 1e4))
+            rows["valid"].append(sum(1 << index for index in kernel["valid"]))
+            rows[f"again {unit}"] += [_ticks(kernel["again"].get(str(index)), unit) for index in timed]
     final = group["final"]
     places = {kernel["id"]: i for i, kernel in enumerate(group["kernels"])}
     rows["finals of group"].append(len(final["kernels"]) if final else NONE)
@@ -147,41 +174,67 @@ def _narrow(column: Numbers) -> NDArray[Any]:
     return column.astype(kind)
 
 
-def _campaigns(columns: dict[str, NDArray[Any]], tables: dict[str, list[str]]) -> Iterator[Campaign]:
-    known = {name: [json.loads(line) for line in table] for name, table in tables.items()}
-    found = [Campaign(name, about, []) for name, about in known["campaign"]]
-    taken = dict.fromkeys(columns, 0)
+class _Reader:
+    """Columns, read from their beginnings on."""
 
-    def take(name: str, count: int = 1) -> list[Any]:
-        first = taken[name]
-        taken[name] += count
-        values: list[Any] = columns[name][first : first + count].tolist()
+    def __init__(self, columns: dict[str, NDArray[Any]]) -> None:
+        self._columns, self._taken = columns, dict.fromkeys(columns, 0)
+        self._unit = next(unit for unit in PER_US if f"time {unit}" in columns)
+        self._tables = {
+            name: [json.loads(line) for line in _lines(columns[f"{name} table"])]
+            for name in ("campaign", "group", "problem", *KERNEL)
+        }
+
+    def campaigns(self) -> list[Campaign]:
+        """All of them; to be asked once."""
+        found = [Campaign(name, about, []) for name, about in self._tables["campaign"]]
+        for place in self._columns["group of campaign"].tolist():
+            found[place].groups.append(self._group())
+        return found
+
+    def _take(self, name: str, count: int) -> list[Any]:
+        first = self._taken[name]
+        self._taken[name] += count
+        values: list[Any] = self._columns[name][first : first + count].tolist()
         return values
 
-    for place in columns["group of campaign"].tolist():
-        name, more = known["group"][take("group name")[0]]
-        problems = [dict(known["problem"][i]) for i in take("problem", take("problems of group")[0])]
-        kernels = []
-        for _ in range(take("kernels of group")[0]):
-            (family, params), *others = (known[word][take(word)[0]] for word in KERNEL)
-            count = take("times of kernel")[0]
-            timed = list(
-                zip(take("time problem", count), take("time ns", count), take("time rough", count), strict=True)
-            )
-            kernels.append(
-                dict(zip(KERNEL[1:], others, strict=True))
-                | {"family": family, "params": dict(params), "id": config_id(family, params)}
-                | {"registers": take("registers")[0], "spill_bytes": take("spill bytes")[0]}
-                | {"times": {str(i): ns / 1e3 for i, ns, _ in timed if ns != NONE}}
-                | {"rough": sorted(i for i, _, rough in timed if rough)}
-            )
-        table, count = None, take("finals of group")[0]
+    def _one(self, name: str) -> Any:
+        return self._take(name, 1)[0]
+
+    def _group(self) -> dict[str, Any]:
+        name, more = self._tables["group"][self._one("group name")]
+        problems = [dict(self._tables["problem"][i]) for i in self._take("problem", self._one("problems of group"))]
+        kernels = [self._kernel() for _ in range(self._one("kernels of group"))]
+        table, count = None, self._one("finals of group")
         if count != NONE:
-            names = [kernels[i]["id"] for i in take("final kernel", count)]
-            table = {
-                "kernels": names,
-                "us": [[None if us != us else us for us in take("final us", count)] for _ in problems],
+            names = [kernels[i]["id"] for i in self._take("final kernel", count)]
+            us = [[None if us != us else us for us in self._take("final us", count)] for _ in problems]
+            table = {"kernels": names, "us": us} | more
+        return {"group": name, "problems": problems, "kernels": kernels, "final": table}
+
+    def _kernel(self) -> dict[str, Any]:
+        (family, params), *others = (self._tables[name][self._one(name)] for name in KERNEL)
+        count = self._one("times of kernel")
+        timed, rough = self._take("time problem", count), self._take("time rough", count)
+        found = dict(zip(KERNEL[1:], others, strict=True)) | {
+            "family": family,
+            "params": dict(params),
+            "id": config_id(family, params),
+            "registers": self._one("registers"),
+            "spill_bytes": self._one("spill bytes"),
+            "times": self._us("time", timed),
+            "rough": sorted(i for i, is_rough in zip(timed, rough, strict=True) if is_rough),
+        }
+        if "valid" in self._columns:
+            valid = self._one("valid")
+            found |= {
+                "compile_s": self._one("compile ms") / 1e3,
+                "device_s": self._one("device 0.1 ms") / 1e4,
+                "valid": [index for index in range(valid.bit_length()) if valid >> index & 1],
+                "again": self._us("again", timed),
             }
-            table |= more
-        found[place].groups.append({"group": name, "problems": problems, "kernels": kernels, "final": table})
-    yield from found
+        return found
+
+    def _us(self, what: str, timed: list[int]) -> dict[str, float]:
+        ticks = self._take(f"{what} {self._unit}", len(timed))
+        return {str(i): n / PER_US[self._unit] for i, n in zip(timed, ticks, strict=True) if n != NONE}

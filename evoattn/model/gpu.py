@@ -11,7 +11,7 @@ from uuid import UUID
 from evoattn.model.gpu_spec import MAX_GRID_YZ as MAX_GRID_YZ
 from evoattn.model.gpu_spec import GpuError as GpuError
 from evoattn.model.gpu_spec import GpuSpec as GpuSpec
-from evoattn.model.gpu_table import ARCHITECTURES, GB, GEFORCE_SHARE, MB, make_spec
+from evoattn.model.gpu_table import ARCHITECTURES, GB, GEFORCE_SHARE, MB, Card
 from evoattn.model.gpu_table import GPUS as GPUS
 from evoattn.model.suggest import unknown
 
@@ -87,7 +87,7 @@ class DetectedDevice:
         if nearest is None or not {*self.limits, *self.rates} >= _NEEDED:
             return None
         limits, rates = self.limits, self.rates
-        spec = make_spec(
+        card = Card(
             "-".join(self.product.lower().removeprefix("nvidia ").removeprefix("geforce ").split()),
             self.product,
             nearest,
@@ -99,7 +99,8 @@ class DetectedDevice:
             "the card's driver",
             GEFORCE_SHARE if "GeForce" in self.product else 1.0,
             MADE_ROW,
-        ).with_limits(limits)
+        )
+        spec = card.spec.with_limits(limits)
         major, minor = self.capability
         return spec if nearest == self.capability else replace(spec, arch=f"sm_{major}{minor}")
 

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 from functools import cache
 
-from evoattn.model.paths import SEARCH_SPACES
 from evoattn.model.problem import AttentionProblem, ProblemError
-from evoattn.model.shape_text import complete, parse_shape
+from evoattn.model.shape_text import complete, named_shapes, parse_shape
 from evoattn.model.suggest import meant
-
-_FILE = SEARCH_SPACES / "problems.yaml"
 
 
 @cache
 def named_problems() -> dict[str, AttentionProblem]:
-    """All problems of `problems.yaml`, in its order. Raises `ProblemError` if the file is broken."""
-    import yaml  # here, as by_name_or_shape of a shape needs no PyYAML
-
-    from evoattn.model import safe_yaml
-
+    """All of them, in the file's order. Raises `ProblemError` if the file is broken."""
     try:
-        rows = safe_yaml.load_file(_FILE)
-        return {name: complete(fields, name) for name, fields in rows.items()}
-    except (OSError, yaml.YAMLError, TypeError, AttributeError) as error:
-        raise ProblemError(f"{_FILE} cannot be read: {' '.join(str(error).split())}.") from None
+        return {name: complete(fields, name) for name, fields in named_shapes().items()}
+    except TypeError as error:  # a field that no problem has
+        raise ProblemError(f"A problem of search_spaces/problems.yaml cannot be: {error}.") from None
 
 
 def lookup(name: str) -> AttentionProblem:

@@ -12,9 +12,9 @@ ROOT = _PACKAGE.parent
 
 
 def own_folder(name: str) -> Path:
-    """The folder `name` of the repository's top level. A wheel packs it inside the package."""
-    packed = _PACKAGE / name
-    return packed if packed.is_dir() else ROOT / name
+    """The folder `name` of the repository's top level. A wheel has it inside the package."""
+    inside = _PACKAGE / name
+    return inside if inside.is_dir() else ROOT / name
 
 
 TEMPLATES = own_folder("templates")

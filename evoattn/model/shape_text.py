@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from itertools import chain
 from typing import Any
 
 from evoattn.model.dtype import DTYPES
 from evoattn.model.mask import MASKS
+from evoattn.model.paths import SEARCH_SPACES
 from evoattn.model.problem import LAYOUTS, AttentionProblem, ProblemError
 
 _SIZES = {
@@ -55,6 +57,21 @@ def complete(fields: dict[str, Any], name: str = "") -> AttentionProblem:
     return AttentionProblem(**fields, name=name)
 
 
+@cache
+def named_shapes() -> dict[str, dict[str, Any]]:
+    """The fields of each problem of `search_spaces/problems.yaml`, in its order. Raises `ProblemError` if the file is
+    broken."""
+    import yaml  # here, as a shape needs no PyYAML
+
+    from evoattn.model import safe_yaml
+
+    path = SEARCH_SPACES / "problems.yaml"
+    try:
+        return {str(name): dict(fields) for name, fields in safe_yaml.load_file(path).items()}
+    except (OSError, yaml.YAMLError, TypeError, ValueError, AttributeError) as error:
+        raise ProblemError(f"{path} cannot be read: {' '.join(str(error).split())}.") from None
+
+
 def parse_shape(text: str) -> AttentionProblem:
     """The problem of a text such as `B=1,H=16,S=1024,D=64,dtype=fp16,mask=causal` (see `SHAPE_SYNTAX`), or of one as
     `describe` makes it, `B=1 H=32/8 S=1024 D=64 fp16 causal sink`, of which a name in front is not kept.
@@ -66,9 +83,7 @@ def parse_shape(text: str) -> AttentionProblem:
         key, equals, value = part.partition("=")
         names = _SIZES.get(key.lower(), (key.lower(),))
         if not equals or names[0] not in _SETTABLE:
-            from evoattn.model.named_problems import named_problems  # which imports this module
-
-            if part in named_problems():
+            if part in named_shapes():
                 raise ProblemError(f"{part!r} is no shape but the name of a problem: --problem takes it.")
             raise ProblemError(f"{part!r} is not part of a shape, which is written like {SHAPE_SYNTAX}.")
         for name in names:

@@ -51,13 +51,15 @@ def _compiler_version() -> str:
         return compiler.version()
 
 
-def recipe(family: Family, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str:
+def recipe(
+    family: Family, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, templates: Path = TEMPLATES
+) -> str:
     """sha256 over all that decides the machine code: template, constants, architecture, compiler version and options.
 
     As good as the hash of the rendered source, without rendering it.
     """
     constants = json.dumps(family.constants(problem, config, gpu), sort_keys=True, default=str)
-    parts = (family.name, template_digest(family.name), constants, gpu.arch, _compiler_version(), *OPTIONS)
+    parts = (family.name, template_digest(family.name, templates), constants, gpu.arch, _compiler_version(), *OPTIONS)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

@@ -27,8 +27,10 @@ from evoattn.timing.finalists import FinalResult
 from evoattn.timing.protocol import COMPARISON, Protocol
 
 FINALISTS = 3
-FINAL_SHARE = 0.2
-"""Of the budget, left for comparing the best with what runs today."""
+FINAL_SHARE, MOST_FINAL_SHARE = 0.2, 0.5
+"""Of the budget, the least and the most that is left for comparing the best with what runs today."""
+FINAL_SECONDS = 1.2
+"""A comparison takes 0.6 to 1.4 s on an H200, of which cuDNN's first call of a shape takes 0.4 to 1.2 s."""
 ELSEWHERE = frozenset(("flash_wmma", "three_kernel"))
 """Families that have won no measured problem: the time is better spent on the others."""
 UNKNOWN_GAIN, LEAST_GAIN = 0.3, 0.01
@@ -202,12 +204,12 @@ def tune(
 
     `shapes` are what `evoattn.capture` recorded, or problems, names and shapes, or one of these. The time goes to where
     calls × time × expected gain is greatest; problems that one kernel can serve are searched as one. A fifth of the
-    budget is for comparisons, the problems that take the most time first; what they do not reach stays as it is. A
-    winner was right on the device and clearly ahead of what runs today and of SDPA in one interleaved run, as far as
-    these can be timed (SDPA refuses sinks and soft caps). It is kept in the user's data folder (`wins.json`): this
-    process and later ones take it. Problems that ask for a log-sum-exp are not searched. An interrupt keeps the winners
-    of the problems that were compared. Raises `WrongUse` for a wrong budget or shape, `FailedRun` without a known GPU
-    and where no worker process can start.
+    budget, or up to a half where problems are many, is for comparisons, the problems that take the most time first;
+    what they do not reach stays as it is. A winner was right on the device and clearly ahead of what runs today and of
+    SDPA in one interleaved run, as far as these can be timed (SDPA refuses sinks and soft caps). It is kept in the
+    user's data folder (`wins.json`): this process and later ones take it. Problems that ask for a log-sum-exp are not
+    searched. An interrupt keeps the winners of the problems that were compared. Raises `WrongUse` for a wrong budget or
+    shape, `FailedRun` without a known GPU and where no worker process can start.
     """
     require_startable()
     seconds = parse_budget(budget).seconds
@@ -235,9 +237,10 @@ def tune(
                 refresh(TuneProgress(stage, time.monotonic() - started, engine.compiled, engine.measured))
 
             say("starting workers")
-            engine.run((1 - FINAL_SHARE) * seconds, lambda: say("searching"))
-            deadline = time.monotonic() + FINAL_SHARE * seconds
             places = {id(p): (group, i) for group in groups for i, p in enumerate(group.problems)}
+            finals = min(max(FINAL_SHARE * seconds, FINAL_SECONDS * len(places)), MOST_FINAL_SHARE * seconds)
+            engine.run(seconds - finals, lambda: say("searching"))
+            deadline = time.monotonic() + finals
             for entry in entries:
                 if place := places.get(id(entry.problem)):
                     if tuned and time.monotonic() > deadline:

@@ -22,7 +22,7 @@ FAMILIES = {"16": ("flash_wgmma", "split_kv", "flash_mma"), "32": ("flash_scalar
 """By bits. Not: flash_wmma and three_kernel, which have won no problem. Those that serve variants alone come to these
 (`families_for`)."""
 WIDE, WIDE_FAMILIES = 256, ("large_head_mma",)
-"""The families in 16 bits beyond this head_dim: of 14 recorded problems (docs/landscapes) large_head won none, and was
+"""The families in 16 bits beyond this head_dim: of 14 recorded problems (landscapes.npz) large_head won none, and was
 1.5 to 11 times slower."""
 RECALLED = "recalled"
 """Origin of a kernel whose times an earlier campaign took."""

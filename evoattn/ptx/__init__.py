@@ -18,11 +18,12 @@ from evoattn.ptx.errors import (
 )
 from evoattn.ptx.limits import NOT_MODELLED
 from evoattn.ptx.machine.counters import Counters
-from evoattn.ptx.machine.launch import DEFAULT_STEP_LIMIT, Execution
+from evoattn.ptx.machine.launch import Execution
 from evoattn.ptx.program.kernel import Instruction, Kernel, Program
 from evoattn.ptx.program.parser import parse_program
 from evoattn.ptx.races.grid_dependency import Touched
 from evoattn.ptx.run import Argument, TensorMap, run_launch
+from evoattn.ptx.state.context import DEFAULT_STEP_LIMIT
 
 __all__ = [
     "DEFAULT_STEP_LIMIT",

@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evoattn.ptx.errors import ImpossibleLaunch
-from evoattn.ptx.machine.launch import DEFAULT_STEP_LIMIT, Execution, Machine
+from evoattn.ptx.machine.launch import Execution, Machine, Shape
 from evoattn.ptx.memory.global_buffers import GlobalMemory
 from evoattn.ptx.memory.tensor_map import TiledMap
 from evoattn.ptx.program.arrays import Octets
 from evoattn.ptx.program.kernel import Program
 from evoattn.ptx.program.parser import parse_program
 from evoattn.ptx.races.grid_dependency import Touched
-from evoattn.ptx.state.context import POISON
+from evoattn.ptx.state.context import DEFAULT_STEP_LIMIT, POISON, RunOptions
 
 Extent = int | tuple[int, ...]
 """Blocks or threads along x, or along x, y and z; what is left out is 1."""
@@ -45,7 +45,7 @@ Argument = str | np.generic | bytes | TensorMap
 """The address of the buffer of that name; by value a number, a struct as its bytes, or a tensor map."""
 
 
-def run_launch(
+def run_launch(  # noqa: PLR0913 — the face of the library
     program: str | Program,
     kernel: str,
     grid: Extent,
@@ -94,17 +94,9 @@ def run_launch(
         kernels[kernel],
         memory,
         [_value(argument, addresses) for argument in args],
-        _three(grid),
-        _three(block),
-        smem_bytes,
-        cluster=_three(cluster),
-        together=together,
-        before=after,
-        detect_races=detect_races,
-        count=count,
-        step_limit=step_limit,
-        poison=poison,
-        late_blocks=late_blocks,
+        Shape(_three(grid), _three(block), smem_bytes, _three(cluster), together),
+        RunOptions(detect_races, count, step_limit, poison, late_blocks),
+        after,
     )
     return machine.run()
 

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from evoattn.cost.words import sentences
+from evoattn.cost.explanation import sentences
 from evoattn.model.errors import WrongUse
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Study, Timing, Trial, is_positive

@@ -40,7 +40,7 @@ FAMILY_THOUGHTS, FAMILY_ROUNDS, FAMILY_FAR = 60, 16, 0.8
 best of all. It takes 0.1 to 0.5 s, while the GPU worker starts."""
 EACH_FAMILY, FAMILY_NEAR = 2, 0.4
 """Of each family so many configs are tried first: those that the prior likes best, at most so much slower by it (log)
-than the best of all. Where families are close, it errs by up to 0.25 between them (docs/landscapes)."""
+than the best of all. Where families are close, it errs by up to 0.25 between them (landscapes.npz)."""
 THOUGHTS, MOST_EACH, LEAST_EACH = 480, 60, 4
 """Configs thought of for all proposals that are asked for at once, and the most and the least for each of them. The
 more the better (reports/samplers.md), but several GPUs ask for more proposals at once, and not more often."""

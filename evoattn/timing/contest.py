@@ -136,6 +136,8 @@ class Contest:
     def _leave_behind(self) -> None:
         """Who is far behind has the time of its probe: finalists behind the fastest of them, of whom one that has to be
         proved has none, and peers behind the fastest of all."""
+        if math.isinf(self._protocol.behind):
+            return
         ours = min((self._contestants[name].us for name in self._runs), default=math.inf)
         fastest = min((c.us for c in self._contestants.values()), default=0.0)
         for name, contestant in list(self._contestants.items()):

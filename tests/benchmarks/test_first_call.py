@@ -19,5 +19,5 @@ def test_the_first_call_is_split_without_a_device(tmp_path):
     assert max(filled["cubin"], alone["cubin"]) < empty["cubin"] / 4, "what was compiled is found again"
     assert filled["pick"] < alone["pick"] / 2, "and what the pick came to"
     for row in (empty, filled, alone):
-        parts = sum(ms for name, ms in row.items() if name in ("pick", "cubin", "proof and packing"))
+        parts = sum(ms for name, ms in row.items() if name in ("pick", "cubin", "proof and binding"))
         assert 0 < row["second call"] < parts <= row["first call"]

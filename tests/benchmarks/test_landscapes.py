@@ -8,6 +8,8 @@ import pytest
 from benchmarks.samplers import landscape_ahead, landscapes
 from benchmarks.samplers.landscape_groups import SEEDS, make_groups
 from benchmarks.samplers.landscape_surveyor import Aim, Surveyor, take_turns
+from evoattn.cost import landscapes as landscape
+from evoattn.cost.measurements import LANDSCAPES
 from evoattn.engine.group_search import GroupSearch, Manner
 from evoattn.engine.groups import Group, Kernel
 from evoattn.engine.tools import Tools
@@ -17,10 +19,8 @@ from evoattn.families import registry
 from evoattn.fleet.local import LocalFleet
 from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import lookup
-from evoattn.model.paths import ROOT
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 from evoattn.portfolio.workload import BUILD_SEEDS
-from evoattn.samplers import landscape
 
 H100 = GPUS["h100"]
 
@@ -103,61 +103,6 @@ def test_a_recording_goes_on_from_an_earlier_one(tmp_path):
     assert both.problem == one.problem == two.problem and len({c.number for c in both.configs}) == len(both.configs)
 
 
-def test_a_file_that_was_cut_short_is_whole_up_to_its_last_member(tmp_path):
-    path = tmp_path / "l.jsonl.gz"
-    landscape.append(path, [{"a": 1}, {"a": 2}])
-    whole = path.stat().st_size
-    landscape.append(path, [{"a": 3}])
-    assert landscape.read_rows(path) == [{"a": 1}, {"a": 2}, {"a": 3}]
-    path.write_bytes(path.read_bytes()[: whole + 9])
-    assert landscape.read_rows(path) == [{"a": 1}, {"a": 2}]
-
-
-def _kernel(number, params, us, compile_s=0.5):
-    return {"kernel": number, "of": "g", "family": "flash_wgmma", "params": params, "origin": "random",
-            "state": "right", "registers": 90, "spills": 0, "compile_s": compile_s, "device_s": 0.01, "us": {"0": us},
-            "rough": [], "valid": [0]}  # fmt: skip
-
-
-def test_two_files_of_a_problem_are_one_landscape_at_the_speed_of_the_later_board(tmp_path):
-    space = load_space("flash_wgmma", H100)
-    genes = {p.name: list(p.values) for p in space.parameters}
-    fewer = {name: values for name, values in genes.items() if name != "GROUP_ROWS"}
-    params = [c.params for c in space.starting_configs() if not c.params["GROUP_ROWS"]][:6]
-    problem, never_timed = (lookup(name).to_dict() for name in ("seed_h100", "seed_l4_s512"))
-    for path, names, rows in (
-        ("a", fewer, [_kernel(i, [p[n] for n in fewer], 10.0 + i) for i, p in enumerate(params[:4])]),
-        ("b", genes, [_kernel(i, [p[n] for n in genes], 11.0 + 1.1 * i, 0) for i, p in enumerate(params[:3])]
-         + [_kernel(3, [params[5][n] for n in genes], 9.0, 0.8)]),
-    ):  # fmt: skip
-        head = {"about": {"gpu": "h100"}, "genes": {"flash_wgmma": names}}
-        landscape.append(tmp_path / path, [head, {"group": "g", "problems": [problem, never_timed]}, *rows])
-    (one,) = landscape.load(tmp_path / "a", tmp_path / "b")
-    assert [c.params for c in one.configs] == [*params[:4], params[5]] and one.best == 9.0
-    assert [c.us for c in one.configs] == pytest.approx([11.0, 12.1, 13.2, 14.3, 9.0])
-    assert [c.compile_s for c in one.configs] == [0.8, 0.8, 0.8, 0.5, 0.8]  # what was there already: the median
-    (alone,) = landscape.load(tmp_path / "a")
-    assert [c.us for c in alone.configs] == [10.0, 11.0, 12.0, 13.0] and "GROUP_ROWS" not in alone.configs[0].params
-
-
-def test_problems_that_only_one_file_times_are_its_own_and_two_at_one_index_are_refused(tmp_path):
-    space = load_space("flash_wgmma", H100)
-    genes = {p.name: list(p.values) for p in space.parameters}
-    params = [space.starting_configs()[0].params[name] for name in genes]
-    head = {"about": {"gpu": "h100"}, "genes": {"flash_wgmma": genes}}
-    for path, problem, rows in (
-        ("nothing", "seed_l4_s512", []),
-        ("one", "seed_h100", [_kernel(0, params, 10.0)]),
-        ("other", "seed_l4_s512", [_kernel(0, params, 10.0)]),
-    ):
-        group = {"group": "g", "problems": [lookup(problem).to_dict()]}
-        landscape.append(tmp_path / path, [head, group, *rows])
-    (found,) = landscape.load(tmp_path / "nothing", tmp_path / "one")
-    assert found.problem == lookup("seed_h100") and found.best == 10.0
-    with pytest.raises(ValueError, match="different problems of 'g' at index 0"):
-        landscape.load(tmp_path / "one", tmp_path / "other")
-
-
 def _surveyor(group, **words):
     return Surveyor(group, H100, 0, **words)
 
@@ -187,7 +132,7 @@ def test_only_the_problems_of_the_aim_are_timed():
 @pytest.mark.slow
 def test_fewer_problems_than_an_earlier_file_has_are_the_first_ones():
     (group,) = make_groups(H100, most=2, only="fp16 d512 full")
-    problems, path = list(group.problems), ROOT / "docs" / "landscapes" / "h100-b.jsonl.gz"
+    problems, path = list(group.problems), LANDSCAPES / "h100-b"
     right = landscapes.go_on_from([group], [path], 2)
     assert group.problems == problems and set(right[group.name]) == {0, 1}
     assert {i for k in group.kernels.values() for i in k.times} == {0, 1}

@@ -1,30 +1,23 @@
-"""The scripts that fit and judge: trees are copied as they are, factors and correlations are what they say."""
+"""The fit and its judgement: trees are copied as they are, factors and correlations are what they say."""
 
 import math
 
 import numpy as np
 import pytest
+from sklearn.ensemble import HistGradientBoostingRegressor
 
 from evoattn.cost.cost import cost
 from evoattn.cost.fitted import load
+from evoattn.cost.training import fit as fits
+from evoattn.cost.training.fit import TREES, fit_trees
+from evoattn.cost.training.judge import LEAST, for_all_cards, judge, spread_table
+from evoattn.cost.training.rows import Row
+from evoattn.cost.training.table import make_table
 from evoattn.families import registry
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig, load_space
 
-pytest.importorskip("sklearn")
-pytest.importorskip("scipy")
-
-from scripts.cost import fitting
-from scripts.cost.boosting import TREES, HistGradientBoostingRegressor, fit_trees
-from scripts.cost.fit import Data, folds
-from scripts.cost.judge import LEAST, judge, spread_table
-from scripts.cost.judged_sets import for_all_cards
-from scripts.cost.measured import Row, files, launched_as_today, thinned
-from scripts.cost.other_card import fits_of
-from scripts.cost.table import make_table
-
-CARDS = GPUS["h100"], GPUS["h200"]
 H100, PROBLEM = GPUS["h100"], parse_shape("B=1,H=16,S=1024,D=64")
 
 
@@ -53,11 +46,11 @@ def test_a_judgement_counts_factors_over_the_best():
 
 
 def fit(rows):
-    return fitting.fit(make_table(rows, "both"), np.arange(len(rows)))
+    return fits.fit(make_table(rows, "both"), np.arange(len(rows)))
 
 
 def predict(rows, fitted):
-    return fitting.predict(make_table(rows), np.arange(len(rows)), fitted)
+    return fits.predict(make_table(rows), np.arange(len(rows)), fitted)
 
 
 def test_problems_are_told_apart_by_how_much_their_kernels_differ():
@@ -69,31 +62,6 @@ def test_problems_are_told_apart_by_how_much_their_kernels_differ():
         ["| 1.0 to 1.05", "1", "-1.000", "-1.00"],
         ["| 1.8 and more", "1", "1.000", "1.00"],
     ]
-
-
-def rows(source="campaign"):
-    configs = list(load_space("flash_mma", H100).starting_configs())
-    return [Row(H100, PROBLEM, c, 128, 0, 10.0 + i, source) for i, c in enumerate(configs)]
-
-
-def test_times_of_another_launch_are_not_in_the_fit():
-    problem = parse_shape("B=5,H=12,Sq=494,Sk=6272,D=96,dtype=bf16")
-    start = load_space("flash_wgmma", H100).starting_configs()[0].params | {"BLOCK_M": 192, "BLOCKS_PER_SM": 1}
-    balanced, fixed = (KernelConfig("flash_wgmma", start | {"SCHEDULE": name}) for name in ("balanced", "fixed"))
-    before, since, other = (
-        Row(H100, problem, config, 128, 0, 200.0, "campaign", saved)
-        for config, saved in ((balanced, "2026-11-22"), (balanced, "2026-11-23"), (fixed, "2026-11-22"))
-    )
-    assert launched_as_today([before, since, other]) == [since, other]
-    judged = Row(CARDS[1], PROBLEM, fixed, 128, 0, 200.0, "campaign", "2026-11-22")
-    assert list(fits_of([before, since, other], [judged], "h100").values()) == [[since, other]] * 2
-
-
-def test_a_third_of_the_rows_that_are_kept_are_the_fastest():
-    every = rows()
-    kept = thinned(every, 9)
-    assert len(kept) == 9 and {row.us for row in kept} >= {10.0, 11.0, 12.0}
-    assert len(thinned(rows("landscape"), 9)) == len(every), "a landscape keeps eight times as many"
 
 
 def test_families_of_any_card():
@@ -142,31 +110,3 @@ def test_the_fit_predicts_what_the_cost_model_says():
     assert {row.family for row in several} == {"flash_mma", "flash_wgmma", "three_kernel", "split_kv"}
     for row, score in zip(several, scores, strict=True):
         assert score == pytest.approx(cost(row.problem, row.config, H100, row.registers, 8).score)
-
-
-def test_no_fit_saw_a_problem_that_it_is_judged_on():
-    problems = [PROBLEM.with_(batch=b) for b in range(1, 8)]
-    measured = [Row(card, p, rows()[0].config, 128, 0, 9.0, "campaign") for p in problems for card in CARDS]
-    table = make_table(measured)
-    parts = folds(Data(table, table, 1), 3)
-    assert sorted(i for _, outside in parts for i in outside) == list(range(len(measured)))
-    for inside, outside in parts:
-        assert not {measured[i].problem for i in inside} & {measured[i].problem for i in outside}
-        assert len(inside) + len(outside) == len(measured)
-
-
-def test_there_are_measured_times_in_the_repository():
-    assert {path.parent.name for path in files()} == {"h100.npz", "h200.npz", "landscapes"}
-
-
-def test_a_fit_for_another_card_saw_nothing_of_it():
-    problems = [PROBLEM.with_(batch=b) for b in (1, 2, 3)]
-    known = [Row(card, p, rows()[0].config, 128, 0, 9.0, "campaign") for p in problems for card in CARDS]
-    judged = [row for row in known if row.gpu.name == "h200" and row.problem == problems[0]]
-    whole, others = fits_of(known, judged, "h100").values()
-    assert whole == [row for row in known if row.gpu.name == "h100"]
-    assert others == [row for row in whole if row.problem != problems[0]]
-    with pytest.raises(ValueError, match="judged files hold times of h100"):
-        fits_of(known, whole, "h100")
-    with pytest.raises(ValueError, match="No times of other problems"):
-        fits_of(whole[:1], judged, "h100")

@@ -26,7 +26,7 @@ def made(name, us=5.25):
 def test_what_is_read_is_what_was_written(tmp_path):
     path = tmp_path / "card.npz"
     measurements.append(path, [made("b"), made("a")])
-    assert measurements.read(path) == (made("a"), made("b"))
+    assert measurements.read(path) == (made("a"), made("b")) and measurements.names(path) == ["a", "b"]
     with np.load(path, allow_pickle=False) as stored:
         assert stored["time ns"].max() == 70000125
 

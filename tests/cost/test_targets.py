@@ -2,14 +2,12 @@
 
 import pytest
 
-pytest.importorskip("scipy")
-
 from evoattn.cost.cost import cost
+from evoattn.cost.explanation import ANY_CARD
 from evoattn.cost.fitted import load
-from evoattn.cost.words import ANY_CARD
-from scripts.cost.judge import judge
-from scripts.cost.judged_sets import for_all_cards, problem_keys
-from scripts.cost.measured import files, read, thinned
+from evoattn.cost.training.judge import for_all_cards, judge, problem_keys
+from evoattn.cost.training.measured import files, is_landscape, read
+from evoattn.cost.training.rows import thinned
 
 EACH = 6
 """An eighth of the rows of a landscape's problem that are looked at."""
@@ -23,7 +21,7 @@ def assert_good(found):
 
 @pytest.fixture(scope="module")
 def landscapes():
-    return read(path for path in files() if path.parent.name == "landscapes")
+    return read(filter(is_landscape, files()))
 
 
 @pytest.mark.slow

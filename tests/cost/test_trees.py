@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from evoattn.cost.fitted import Fitted, Weights, load, save
-from evoattn.cost.packed_trees import pack, unpack
 from evoattn.cost.trees import Trees
 
 # x <= 1 ? 10 : (y <= 2 ? 20 : 30), with a missing y on the left; and a tree that is one leaf of 5.
@@ -36,10 +35,10 @@ def test_the_file_keeps_all(tmp_path):
 def test_a_file_rounds_leaves_by_a_part_in_2000_and_keeps_thresholds():
     value = np.where(TREES.value == 0, 0.0, TREES.value / 300)
     trees = replace(TREES, value=value, threshold=np.where(TREES.threshold == 2, np.float32(2.1), TREES.threshold))
-    again = unpack(pack(trees), trees.names, trees.depth, trees.base)
+    again = Trees.of_columns(trees.columns(), trees.names, trees.depth, trees.base)
     assert again.value == pytest.approx(value, rel=2**-11) and np.array_equal(again.threshold, trees.threshold)
 
 
 def test_nodes_in_another_order_are_refused():
     with pytest.raises(ValueError, match="left side first"):
-        pack(replace(TREES, left=TREES.right, right=TREES.left))
+        replace(TREES, left=TREES.right, right=TREES.left).columns()

@@ -16,9 +16,9 @@ from evoattn.ops.plan import CallPlan
 from evoattn.ops.platform import Platform
 from evoattn.ops.runtime import Runtime
 from evoattn.portfolio.pick import next_picks
-from scripts.in_processes import in_processes
 from tests.fuzz.calls import Call
 from tests.fuzz.made import Maker, called
+from tests.support.in_processes import in_processes
 
 Numbered = tuple[int, Call]
 

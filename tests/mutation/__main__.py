@@ -16,9 +16,10 @@ lengthens code where it shortened it before. Between them the configs have most 
 mutants that the file has are passed over, so that a long run may be done in pieces. Survivors that are known, with the
 reason, are in tests/mutation/reasons.yaml; the exit code is 1 if one is not. Some 0.5 s of a core per mutant.
 
-With `--python` the tests of a room are to notice the faults: search, finals, ranking, storage, samplers, benchmark,
-validate, report. A line per mutant (killed, survived, or timeout, which counts as killed) and the share killed per
-room; the exit code is 1 if a room is under 85 %. Works on a copy of the tracked files, at best under `nice -n 15`.
+With `--python` the tests of a room (`python_mutants.ROOMS`) are to notice the faults: those of above, a keyword
+argument or a part of a key left out, and a name in place of its neighbour's. A line per mutant (killed, survived, or
+timeout, which counts as killed) and the share killed per room; the exit code is 1 if a room is under 85 %. Works on a
+copy of the tracked files, at best under `nice -n 15`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ from itertools import zip_longest
 from pathlib import Path
 
 from evoattn.families.registry import FAMILIES
-from scripts.in_processes import in_processes
 from tests.mutation import host, python_mutants
 from tests.mutation.host import HostMutant
 from tests.mutation.python_mutants import ROOMS
@@ -43,6 +43,7 @@ from tests.mutation.settings import Setting, drawn_settings, with_lines, with_mo
 from tests.mutation.sources import Mutant, mutants_of
 from tests.mutation.table import load_reasons, load_verdicts, survivors, table
 from tests.mutation.verdicts import SURVIVED, Verdict, judge, run_ptx
+from tests.support.in_processes import in_processes
 
 SETTINGS = 14
 """Configs per family."""

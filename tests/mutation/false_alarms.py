@@ -35,7 +35,7 @@ from evoattn.model.records import TrialState
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.model.variant import BIASES, PAGES
 from evoattn.samplers.pool import ConfigPool
-from scripts.in_processes import in_processes
+from tests.support.in_processes import in_processes
 
 HEAD_DIMS = (16, 24, 32, 64, 72, 96, 128, 192, 256)
 LARGE_HEAD_DIMS = {"large_head": (256, 512, 1024), "large_head_mma": (264, 320, 512)}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import copy
+import re
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -28,8 +30,78 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
 }
 
 
+KEYED = ("get", "pop", "setdefault", "add", "discard")
+"""Methods of dicts and sets, whose first argument is a key."""
+
+
 def _changes(node: ast.AST) -> Iterator[tuple[str, Callable[[ast.AST], None]]]:
     """(what, how) of each fault that can be planted at this very node; `how` changes a copy of it in place."""
+    yield from _of_operators(node)
+    yield from _of_keys(node)
+    yield from _of_names(node)
+    if isinstance(node, ast.Call):
+        for place, keyword in enumerate(node.keywords):
+            if keyword.arg:
+                yield f"without {keyword.arg}=", lambda n, place=place: n.keywords.pop(place)
+
+
+def _of_keys(node: ast.AST) -> Iterator[tuple[str, Callable[[ast.AST], None]]]:
+    """A tuple that may be a key, as it is kept under a name, given back, looked up or added, without one part."""
+    found: ast.AST | None = None
+    if isinstance(node, (ast.Assign, ast.AnnAssign, ast.Return, ast.NamedExpr)):
+        targets = getattr(node, "targets", [getattr(node, "target", None)])
+        found = None if any(isinstance(target, (ast.Tuple, ast.List)) for target in targets) else node.value
+    elif isinstance(node, ast.Subscript):
+        found = node.slice
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in KEYED and node.args:
+        found = node.args[0]
+    elif isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
+        found = node.left
+    if isinstance(found, ast.Tuple) and len(found.elts) > 1:
+        way = next(name for name, value in ast.iter_fields(node) if value is found or _is_first(value, found))
+        for place, part in enumerate(found.elts):
+            yield (
+                f"key without {ast.unparse(part)[:40]}",
+                lambda n, place=place, way=way: _first(getattr(n, way)).elts.pop(place),
+            )
+
+
+def _is_first(value: object, node: ast.AST) -> bool:
+    return isinstance(value, list) and bool(value) and value[0] is node
+
+
+def _first(value: ast.AST | list[ast.AST]) -> ast.AST:
+    return value[0] if isinstance(value, list) else value
+
+
+def _of_names(node: ast.AST) -> Iterator[tuple[str, Callable[[ast.AST], None]]]:
+    """Of arguments, operands or parts in a row, one that names what its neighbour does: `k.stride(), k.stride()`."""
+    for way in ("args", "elts", "values"):
+        row = getattr(node, way, None)
+        if not isinstance(row, list) or not isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
+            continue
+        for place, (one, other) in enumerate(pairwise(row), 1):
+            if one is None or not _named(one) or _shape(one) != _shape(other) or ast.dump(one) == ast.dump(other):
+                continue
+            yield (
+                f"{ast.unparse(other)[:30]} → {ast.unparse(one)[:30]}",
+                lambda n, way=way, place=place: getattr(n, way).__setitem__(
+                    place, copy.deepcopy(getattr(n, way)[place - 1])
+                ),
+            )
+
+
+def _named(node: ast.AST) -> bool:
+    return any(isinstance(inner, ast.Name) for inner in ast.walk(node))
+
+
+def _shape(node: ast.AST) -> str:
+    """The expression, whatever its names are."""
+    return re.sub(r"Name\(id='\w+'", "Name(", ast.dump(node))
+
+
+def _of_operators(node: ast.AST) -> Iterator[tuple[str, Callable[[ast.AST], None]]]:
+    """Comparisons, arithmetic, conditions, constants and the order of arguments."""
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in COMPARISONS:
         other = COMPARISONS[type(node.ops[0])]
         yield f"{type(node.ops[0]).__name__} → {other.__name__}", lambda n: setattr(n, "ops", [other()])

@@ -63,6 +63,14 @@ ROOMS = {
             "tests/cheats/test_other_outputs.py",
         ),
     ),
+    "ops": Room(("ops/*.py",), ("tests/ops",)),
+    "portfolio": Room(("portfolio/*.py",), ("tests/portfolio",)),
+    "integrations": Room(("integrations/*.py",), ("tests/integrations",)),
+    "timing": Room(("timing/*.py",), ("tests/timing", "tests/cheats")),
+    "cost": Room(("cost/*.py",), ("tests/cost",)),
+    "model": Room(("model/*.py",), ("tests/model", "tests/test_problem.py")),
+    "export": Room(("export/*.py",), ("tests/export",)),
+    "fleet": Room(("fleet/*.py",), ("tests/fleet", "tests/search/test_boards.py")),
     "report": Room(
         (
             "report/summary.py",
@@ -110,6 +118,8 @@ PRELOADED = (
     "pytest",
 )
 """Imported once; each mutant's tests run in a fork."""
+OWN = ("evoattn", "tests", "scripts")
+"""What this program has of itself, a fork imports again: from the copy, in which the fault is."""
 
 
 def preload() -> None:
@@ -130,6 +140,8 @@ def run_tests(copied: Path, tests: list[str], limit: float) -> str:
             os.dup2(quiet, stream)
         os.chdir(copied)
         sys.path[:0] = [str(copied)]
+        for name in [name for name in sys.modules if name.split(".")[0] in OWN]:
+            del sys.modules[name]
         os.environ["PYTHONPATH"] = str(copied)
         sys.dont_write_bytecode = True
         import pytest

@@ -43,12 +43,18 @@ def shapes():
     return asked
 
 
+@pytest.mark.parametrize("budget, searched", [("60s", 48.0), ("10s", 6.4), ("4s", 2.0)])
+def test_a_fifth_is_for_comparisons_or_what_they_take_up_to_a_half(wins, budget, searched):
+    tune(shapes(), budget, gpu=H100, make_engine=FakeEngine)
+    assert FakeEngine.last.seconds == pytest.approx(searched)
+
+
 def test_winners_are_kept_and_taken(wins):
     result = tune(shapes(), "10s", gpu=H100, make_engine=FakeEngine)
     assert [row.problem for row in result.rows] == [SMALL, LARGE, OTHER, NOBODY]
     assert [row.after_us for row in result.rows] == [5.0, 5.0, 5.0, None]
     assert result.speedup > 1.7
-    assert FakeEngine.last.ended and FakeEngine.last.seconds == pytest.approx(8.0), "a fifth is for comparisons"
+    assert FakeEngine.last.ended
     assert "no family serves it" in str(result)
     assert wins.find(LARGE, H100).config.params == WGMMA
     assert "your search measured 5.00 µs" in evoattn.explain(*tensors(), enable_gqa=True)

@@ -50,7 +50,8 @@ def test_a_search_and_its_result(tmp_path):
         f"Best kernel: trial {result.best.number} (flash_mma), {result.value:.2f} µs, {result.ratio:.3f} of"
     )
     assert "BLOCK_M=" in said[2]
-    assert str(replace(result, db="postgresql://ada:secret@host/base")).endswith(" in postgresql://ada@host/base")
+    assert said[-1] == result.kept and "not clearly ahead of SDPA flash" in result.kept
+    assert " in postgresql://ada@host/base\n" in str(replace(result, db="postgresql://ada:secret@host/base"))
     storage = Storage.open(result.db)
     assert storage.chosen_study("mine").problem["seqlen_q"] == 256
     storage.close()

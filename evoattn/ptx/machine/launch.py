@@ -23,10 +23,8 @@ from evoattn.ptx.program.kernel import Kernel
 from evoattn.ptx.program.threads import WARP, Threads
 from evoattn.ptx.races.global_accesses import GlobalRaces
 from evoattn.ptx.races.grid_dependency import Touched
-from evoattn.ptx.state.context import POISON, Context
+from evoattn.ptx.state.context import Context, RunOptions
 
-DEFAULT_STEP_LIMIT = 5_000_000
-"""Instructions of one batch of blocks: some ten seconds."""
 MAX_THREADS_A_BLOCK, MAX_CLUSTER_BLOCKS = 1024, 16
 MAX_SMEM_BYTES = 232448
 """Most shared memory that a block may have on any GPU (sm_90: 227 KiB; CUDA C++ Programming Guide, compute
@@ -52,33 +50,21 @@ class Execution:
     """What a launch under the race detector read and wrote."""
 
 
-class Machine:
-    """One launch of `kernel`. `run` executes it, changing `memory`."""
+@dataclass(frozen=True)
+class Shape:
+    """How many threads are launched, and how they lie together."""
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        memory: GlobalMemory,
-        params: Sequence[object],
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        dynamic_smem_bytes: int = 0,
-        *,
-        cluster: tuple[int, int, int] = (1, 1, 1),
-        together: int = 1,
-        before: Touched | None = None,
-        detect_races: bool = True,
-        count: bool = True,
-        step_limit: int = DEFAULT_STEP_LIMIT,
-        poison: int = POISON,
-        late_blocks: bool = False,
-    ) -> None:
-        """`params` are NumPy scalars, arrays or bytes, one per kernel parameter, of exactly its size. `together`:
-        neighbouring blocks that wait for one another. `before` is what earlier launches touched that may not have ended
-        when this one begins; None if they have. `late_blocks` as in `run_launch`.
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    dynamic_smem_bytes: int = 0
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    """In blocks."""
+    together: int = 1
+    """Neighbouring blocks that wait for one another."""
 
-        Raises `ImpossibleLaunch`, or `UnsupportedInstruction` if the kernel has an instruction outside the whitelist.
-        """
+    def check(self, kernel: Kernel) -> None:
+        """Raises `ImpossibleLaunch`, or `UnsupportedInstruction` for clusters that the interpreter does not know."""
+        grid, block, cluster = self.grid, self.block, self.cluster
         if min(*grid, *block) < 1 or int(np.prod(block)) > MAX_THREADS_A_BLOCK:
             raise ImpossibleLaunch(f"A block of {block} threads in a grid of {grid} blocks cannot be launched.")
         if kernel.max_threads is not None and int(np.prod(block)) > kernel.max_threads:
@@ -91,7 +77,7 @@ class Machine:
             or int(np.prod(cluster)) > MAX_CLUSTER_BLOCKS
         ):
             raise ImpossibleLaunch(f"A grid of {grid} blocks cannot be launched in clusters of {cluster}.")
-        smem_bytes = kernel.static_smem_bytes + dynamic_smem_bytes
+        smem_bytes = kernel.static_smem_bytes + self.dynamic_smem_bytes
         if smem_bytes > MAX_SMEM_BYTES:
             raise ImpossibleLaunch(
                 f"{kernel.name} asks for {smem_bytes} bytes of shared memory; no GPU gives a block over "
@@ -101,11 +87,29 @@ class Machine:
             raise UnsupportedInstruction(
                 f"Clusters of {cluster} blocks, not along x alone, are outside the interpreter's whitelist."
             )
-        self.kernel, self.memory, self.grid, self.block, self.cluster = kernel, memory, grid, block, cluster[0]
-        self._together = math.lcm(self.cluster, together)
-        self.dynamic_smem_bytes, self.before = dynamic_smem_bytes, before
-        self.detect_races, self.count, self.step_limit, self.poison = detect_races, count, step_limit, poison
-        self.late_blocks = late_blocks
+
+
+class Machine:
+    """One launch of `kernel`. `run` executes it, changing `memory`."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        memory: GlobalMemory,
+        params: Sequence[object],
+        shape: Shape,
+        options: RunOptions,
+        before: Touched | None,
+    ) -> None:
+        """`params` are NumPy scalars, arrays or bytes, one per kernel parameter, of exactly its size. `before` is what
+        earlier launches touched that may not have ended when this one begins; None if they have.
+
+        Raises `ImpossibleLaunch`, or `UnsupportedInstruction` if the kernel has an instruction outside the whitelist.
+        """
+        shape.check(kernel)
+        self.kernel, self.memory, self.shape, self.options, self.before = kernel, memory, shape, options, before
+        self.cluster = shape.cluster[0]
+        self._together = math.lcm(self.cluster, shape.together)
         self.parameters = _pack(kernel, params)
         self.flow: Flow = flow_of(kernel)
 
@@ -114,20 +118,20 @@ class Machine:
 
         A launch that turns out to read and write the same buffer is run again with its reads watched (`GlobalRaces`).
         """
-        if self.detect_races and self.flow.undefined:
+        if self.options.detect_races and self.flow.undefined:
             return Execution((self.flow.undefined,), Counters(), 0)
-        blocks = int(np.prod(self.grid))
-        smem = self.kernel.dynamic_offset + self.dynamic_smem_bytes
-        block_threads = -(-int(np.prod(self.block)) // WARP) * WARP
+        blocks = int(np.prod(self.shape.grid))
+        smem = self.kernel.dynamic_offset + self.shape.dynamic_smem_bytes
+        block_threads = -(-int(np.prod(self.shape.block)) // WARP) * WARP
         at_once = max(1, min(blocks, _BATCH_THREADS // block_threads, _BATCH_SMEM_BYTES // max(smem, 1)))
         at_once = max(at_once // self._together, 1) * self._together
         while True:
             self.memory.load()
             watched = self.memory.numbers_of(_watched.get(self.kernel, frozenset()))
             grid_warps = blocks * block_threads // WARP
-            races = (
-                GlobalRaces(self.kernel, self.memory, grid_warps, watched, self.before) if self.detect_races else None
-            )
+            races = None
+            if self.options.detect_races:
+                races = GlobalRaces(self.kernel, self.memory, grid_warps, watched, self.before)
             execution = self._run_once(at_once, races)
             if execution.faults or races is None or not races.unwatched:
                 break
@@ -137,11 +141,11 @@ class Machine:
         return execution
 
     def _run_once(self, at_once: int, races: GlobalRaces | None) -> Execution:
-        blocks = int(np.prod(self.grid))
+        blocks = int(np.prod(self.shape.grid))
         faults: list[str] = []
         counters, steps = Counters(), 0
         for first in range(0, blocks, at_once):
-            threads = Threads(self.grid, self.block, first, min(at_once, blocks - first), self.cluster)
+            threads = Threads(self.shape.grid, self.shape.block, first, min(at_once, blocks - first), self.cluster)
             with _without_collector():
                 faults, counted, taken = self._run_blocks(threads, races)
             counters, steps = counters + counted, steps + taken
@@ -158,12 +162,12 @@ class Machine:
             threads,
             self.memory,
             self.parameters,
-            self.dynamic_smem_bytes,
+            self.shape.dynamic_smem_bytes,
             races,
-            self.count,
-            self.poison,
+            self.options,
         )
-        scheduler = Scheduler(context, self.flow, self.step_limit, self.late_blocks and threads.first_block == 0)
+        late_blocks = self.options.late_blocks and threads.first_block == 0
+        scheduler = Scheduler(context, self.flow, self.options.step_limit, late_blocks)
         faults: list[str] = []
         try:
             scheduler.run()

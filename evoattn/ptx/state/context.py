@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar, cast
 
@@ -29,6 +30,19 @@ POISON = 0x7FFE
 """Fills shared memory before it is written, if the launch asks for nothing else: a NaN in every float type, and neither
 the one that hardware computes (0x7FFF…) nor bytes of 0xFF, with which callers like to mark what was never written.
 """
+DEFAULT_STEP_LIMIT = 5_000_000
+"""Instructions of one batch of blocks: some ten seconds."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What a run looks for, and how it provokes it: as `run_launch` says of each."""
+
+    detect_races: bool = True
+    count: bool = True
+    step_limit: int = DEFAULT_STEP_LIMIT
+    poison: int = POISON
+    late_blocks: bool = False
 
 
 class NotConverged(Exception):
@@ -58,13 +72,10 @@ class Context(Binder):
         parameters: Lanes,
         dynamic_smem_bytes: int,
         global_races: GlobalRaces | None,
-        count: bool,
-        poison: int = POISON,
+        options: RunOptions,
     ) -> None:
-        """Races are looked for if `global_races` is given. `poison` is the 16-bit word that shared memory holds until
-        it is written.
-        """
-        self.poison = poison
+        """Races are looked for if `global_races` is given."""
+        self.poison = options.poison
         symbols = dict(kernel.shared) | dict.fromkeys(kernel.dynamic_symbols, kernel.dynamic_offset)
         symbols = {name: RESERVED_SMEM + offset for name, offset in symbols.items()}
         super().__init__(kernel, threads, symbols, parameters)
@@ -72,7 +83,7 @@ class Context(Binder):
         everybody = np.arange(threads.count)
         self.global_memory = memory
         self.shared = BankedMemory(
-            "shared", threads, threads.block_of, threads.block_count, smem_bytes, poison, RESERVED_SMEM
+            "shared", threads, threads.block_of, threads.block_count, smem_bytes, options.poison, RESERVED_SMEM
         )
         self.local = BankedMemory(
             "local", threads, everybody, threads.count if kernel.local_bytes else 1, kernel.local_bytes, 0
@@ -97,7 +108,7 @@ class Context(Binder):
         """By warp: a part of it has gone its own way, and nothing has brought its threads together since; None if no
         warp has.
         """
-        self.traffic = Traffic() if count else None
+        self.traffic = Traffic() if options.count else None
         self.alive = threads.exists.copy()
         self.alive_version = 0
         self.partly_gone = False

@@ -10,10 +10,10 @@ import pytest
 
 from benchmarks.samplers import replay as scripts_replay
 from benchmarks.samplers import replay_curves
+from benchmarks.samplers.simulation import RecordedPool, replay, spaces_of
+from evoattn.cost.landscapes import Config, Landscape
 from evoattn.samplers.base import SamplerSetup
-from evoattn.samplers.landscape import Config, Landscape
 from evoattn.samplers.registry import make_sampler
-from evoattn.samplers.replay import RecordedPool, replay, spaces_of
 from tests.samplers.made_up_families import PROBLEM, SPACES, cost, every_sampler
 
 GENES = {family: {p.name: p.values for p in s.parameters} for family, s in SPACES.items()}

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from evoattn.cost.explanation import how_far
 from evoattn.cost.fitted import Fitted
-from evoattn.cost.words import how_far
 from evoattn.model.gpu import GPUS
 
 JUDGED = {"problems": 40, "first": 1.041, "worst_first": 1.62}

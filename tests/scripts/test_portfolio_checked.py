@@ -2,8 +2,11 @@
 
 import pytest
 
+from evoattn.cost import measurements
+from evoattn.cost.measurements import Campaign
+from evoattn.cost.training.measured import read
+from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import by_name_or_shape
-from evoattn.portfolio import campaign
 from evoattn.portfolio.workload import draw
 from scripts.portfolio_checked import drawn_problems, groups_of, times_of
 
@@ -20,21 +23,18 @@ def row(problem, pick_us, winner, best_us, wrong=""):
     return {"problem": problem.describe(), "pick": OLD, "winner": winner, "wrong": wrong} | times
 
 
+@pytest.mark.slow
 def test_checks_that_ran_alike_are_one_table(tmp_path):
     first = {"rows": [row(MLA, 286.5, OVERLAP, 263.0), row(ONE, 37.0, OVERLAP, 35.0, wrong="it is wrong")]}
     times, kernels = times_of([first, {"rows": [row(MLA, 287.0, THREE, 237.0)]}], [MLA, ONE])
     assert [sorted(row.values()) for row in times.values()] == [[237.0, 263.0, 287.0]], "and no wrong pick's"
-    path = tmp_path / "made.jsonl.gz"
-    groups, table = groups_of(times, kernels)
-    campaign.save(path, groups, {"device": "NVIDIA H100 80GB HBM3"}, table)
-    _, [group], loaded = campaign.load(path)
-    assert group.name == NAME and group.problems == [MLA.with_(name="")]
-    found = {group.kernels[k].params["WARPGROUPS"]: us for k, us in zip(*read(loaded), strict=True)}
+    path, about = tmp_path / "h100.npz", {"device": "NVIDIA H100 80GB HBM3", "saved": "2026-11-24"}
+    measurements.append(path, [Campaign("x", about, groups_of(times, kernels, GPUS["h100"]))])
+    rows = read([path / "x"])
+    assert {r.problem for r in rows} == {MLA.with_(name="")} and all(r.registers > 0 for r in rows)
+    found = {r.config["WARPGROUPS"]: r.us for r in sorted(rows, key=lambda r: -r.us)}
     assert found == {2: 263.0, 3: 237.0}, "genes that are younger than a check have their defaults"
-
-
-def read(tables):
-    return tables[NAME]["kernels"], tables[NAME]["us"][0]
+    assert measurements.campaign(path, "x").groups[0]["group"] == NAME
 
 
 def test_checks_at_other_clocks_are_refused():
@@ -51,13 +51,9 @@ def test_problems_of_seeds_are_drawn_again():
     assert set(times) == {p.with_(name="") for p in problems}
 
 
+@pytest.mark.slow
 def test_each_group_has_its_own_times_of_a_kernel():
     other = ONE.with_(seqlen_q=2, mask="causal_lower_right")
     times, kernels = times_of([{"rows": [row(MLA, 5.0, THREE, 4.0), row(other, 9.0, THREE, 8.0)]}], [MLA, other])
-    groups, _ = groups_of(times, kernels)
-    assert len(groups) == 2 and {us for g in groups for k in g.kernels.values() for us in k.times.values()} == {
-        4,
-        5,
-        8,
-        9,
-    }
+    groups = groups_of(times, kernels, GPUS["h100"])
+    assert [sorted(us for k in g["kernels"] for us in k["times"].values()) for g in groups] == [[8, 9], [4, 5]]

@@ -1,4 +1,4 @@
-"""Calls in several processes, for scripts whose work is many small runs of the interpreter (`--jobs N`)."""
+"""Calls in several processes, for programs whose work is many small runs of the interpreter (`--jobs N`)."""
 
 from __future__ import annotations
 

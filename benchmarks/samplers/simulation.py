@@ -17,10 +17,10 @@ from typing import Protocol
 
 import numpy as np
 
+from evoattn.cost.landscapes import Config, Landscape
 from evoattn.model.records import Proposal, Timing, Trial, TrialState
 from evoattn.model.space import Parameter, SearchSpace, config_id
 from evoattn.samplers.base import MakePool, Sampler
-from evoattn.samplers.landscape import Config, Landscape
 from evoattn.samplers.pool import REPAIR_STEPS, ConfigPool, Params, WhyInvalid
 
 JOBS = 15

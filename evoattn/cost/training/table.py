@@ -17,8 +17,8 @@ from evoattn.cost.features import LEAST, fixed_features
 from evoattn.cost.fitted import Weights
 from evoattn.cost.launch_time import LaunchTerms, launch_terms
 from evoattn.cost.physics import BESIDE, FLOOR, OVERLAPPED_SHARE, UNITS, Physics
+from evoattn.cost.training.rows import Row
 from evoattn.families import registry
-from scripts.cost.measured import Row
 
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.stats import spearmanr
+from numpy.typing import ArrayLike, NDArray
+
+from evoattn.cost.explanation import ANY_CARD
+from evoattn.cost.training.rows import Row
 
 LEAST = 20
 """Kernels of a problem below which it is not judged."""
@@ -50,7 +52,14 @@ HEAD = (
 )
 
 
-def judge(predicted: Sequence[float], measured: Sequence[float], problems: Sequence[Hashable]) -> Judgement:
+def rank_correlation(one: ArrayLike, other: ArrayLike) -> float:
+    """Spearman's, of two lists of numbers."""
+    from scipy.stats import spearmanr
+
+    return float(spearmanr(one, other)[0])
+
+
+def judge(predicted: ArrayLike, measured: ArrayLike, problems: Sequence[Hashable]) -> Judgement:
     """Of kernels of several problems, each with at least `LEAST` of them."""
     judged = _groups(problems)
     all_p, all_m = np.asarray(predicted), np.asarray(measured)
@@ -58,10 +67,10 @@ def judge(predicted: Sequence[float], measured: Sequence[float], problems: Seque
     for group in judged:
         p, m = all_p[group], all_m[group]
         order = np.argsort(m)
-        correlations.append(spearmanr(p, m)[0])
+        correlations.append(rank_correlation(p, m))
         tenth = order[: max(10, len(group) // 10)]
         if m[tenth].max() > NOISE * m[tenth].min():
-            tenths.append(spearmanr(p[tenth], m[tenth])[0])
+            tenths.append(rank_correlation(p[tenth], m[tenth]))
         firsts.append(m[np.argmin(p)] / m.min())
         eights.append(m[np.argsort(p)[:8]].min() / m.min())
 
@@ -84,9 +93,7 @@ SPREAD_HEAD = (
 )
 
 
-def spread_table(
-    predicted: Sequence[float], measured: Sequence[float], problems: Sequence[Hashable], least: int = LEAST
-) -> str:
+def spread_table(predicted: ArrayLike, measured: ArrayLike, problems: Sequence[Hashable], least: int = LEAST) -> str:
     """Spearman's correlations of problems by how much their kernels differ: where all are nearly equally fast, no
     model can rank them."""
     all_p, all_m = np.asarray(predicted), np.asarray(measured)
@@ -94,7 +101,7 @@ def spread_table(
     for group in _groups(problems, least):
         m = all_m[group]
         spread = np.median(m) / m.min()
-        found[max(i for i, least in enumerate(SPREADS) if spread >= least)].append(spearmanr(all_p[group], m)[0])
+        found[max(i for i, least in enumerate(SPREADS) if spread >= least)].append(rank_correlation(all_p[group], m))
     lines = [SPREAD_HEAD]
     for i, correlations in sorted(found.items()):
         low, under = np.quantile(correlations, 0.05), np.mean(np.array(correlations) < GOOD)
@@ -112,3 +119,38 @@ def _groups(problems: Sequence[Hashable], least: int = LEAST) -> list[NDArray[np
     for i, problem in enumerate(problems):
         groups[problem].append(i)
     return [np.array(group) for group in groups.values() if len(group) >= least]
+
+
+HOPPER_ONLY = ("wgmma", "tma", "cluster")
+
+
+def for_all_cards(row: Row) -> bool:
+    """Whether a card without wgmma, tensor copies and clusters has this config too."""
+    values = {str(v) for v in row.config.params.values()}
+    return row.family not in ("flash_wgmma", "latent_wgmma") and not values & set(HOPPER_ONLY)
+
+
+def problem_keys(rows: Sequence[Row]) -> list[Hashable]:
+    """What tells the problems of rows apart that are ranked by themselves."""
+    return [(row.gpu.name, row.problem, row.source) for row in rows]
+
+
+def judged_sets(rows: Sequence[Row], score: NDArray[np.float64]) -> dict[str, Judgement]:
+    """The judgement of each set that has a problem with enough kernels, by what it is called: all, each card and
+    source, the families of any card alone, each variant, each family."""
+    sets: list[tuple[str, list[int]]] = [("all", list(range(len(rows))))]
+    for source in sorted({row.source for row in rows}):
+        for card in sorted({row.gpu.name for row in rows}):
+            here = [i for i, row in enumerate(rows) if row.source == source and row.gpu.name == card]
+            sets += [(f"{source}, {card}", here)]
+            sets += [(f"{source}, {card}{ANY_CARD}", [i for i in here if for_all_cards(rows[i])])]
+    for variant in ("window", "sink", "softcap", "varlen", "seqused", "value_dim"):
+        sets.append((f"with {variant}", [i for i, row in enumerate(rows) if getattr(row.problem, variant)]))
+    for family in sorted({row.family for row in rows}):
+        sets.append((family, [i for i, row in enumerate(rows) if row.family == family]))
+    judged = {}
+    for label, chosen in sets:
+        keys = problem_keys([rows[i] for i in chosen])
+        if max(Counter(keys).values(), default=0) >= LEAST:
+            judged[label] = judge(score[chosen], [rows[i].us for i in chosen], keys)
+    return judged

@@ -1,4 +1,4 @@
-"""Launches that the CPU was late with are found, and slow kernels are kept."""
+"""Which measured times a fit is given: launches that the CPU was late with are found, and slow kernels are kept."""
 
 import math
 
@@ -6,11 +6,10 @@ import pytest
 
 from evoattn.cost.cost import physical_part
 from evoattn.cost.fitted import load
+from evoattn.cost.training.rows import MOST_LATE, Row, launched_as_today, thinned, usual_us, without_late
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import load_space
-from scripts.cost.late import MOST_LATE, usual_us, without_late
-from scripts.cost.row import Row
+from evoattn.model.space import KernelConfig, load_space
 
 H100 = GPUS["h100"]
 PROBLEMS = [parse_shape(f"B={b},H=16,S=512,D=64") for b in (1, 2, 4, 8)]
@@ -66,3 +65,23 @@ def test_a_kernel_that_is_often_slow_is_not_late(times, kept):
 def test_what_kernel_and_problem_let_expect():
     every = rows()
     assert all(math.exp(-0.5) < us / row.us < math.exp(0.5) for row, us in zip(every, usual_us(every), strict=True))
+
+
+def test_times_of_another_launch_are_not_in_the_fit():
+    problem = parse_shape("B=5,H=12,Sq=494,Sk=6272,D=96,dtype=bf16")
+    start = load_space("flash_wgmma", H100).starting_configs()[0].params | {"BLOCK_M": 192, "BLOCKS_PER_SM": 1}
+    balanced, fixed = (KernelConfig("flash_wgmma", start | {"SCHEDULE": name}) for name in ("balanced", "fixed"))
+    before, since, other = (
+        Row(H100, problem, config, 128, 0, 200.0, "campaign", saved)
+        for config, saved in ((balanced, "2026-11-22"), (balanced, "2026-11-23"), (fixed, "2026-11-22"))
+    )
+    assert launched_as_today([before, since, other]) == [since, other]
+
+
+@pytest.mark.parametrize(("source", "kept"), [("campaign", 9), ("landscape", 24)])
+def test_a_third_of_the_rows_that_are_kept_are_the_fastest(source, kept):
+    """A landscape keeps eight times as many."""
+    configs = load_space("flash_mma", H100).starting_configs()
+    every = [Row(H100, PROBLEMS[0], configs[i % len(configs)], 128, 0, 10.0 + i, source) for i in range(24)]
+    found = thinned(every, 9)
+    assert len(found) == kept and {row.us for row in found} >= {10.0, 11.0, 12.0}

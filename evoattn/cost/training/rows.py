@@ -1,18 +1,27 @@
-"""Times that are none: a launch that the CPU was late with, taken for a kernel's time."""
+"""A measured time, and of which kernel on which GPU; which of the measured times a fit is given."""
 
 from __future__ import annotations
 
+import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evoattn.cost.cost import physical_part
 from evoattn.cost.fitted import load
-from evoattn.model.space import config_id
-from scripts.cost.row import Row
+from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
+from evoattn.families.flash_wgmma.resources import gang_size
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig, config_id
 
+LANDSCAPE_FOLD = 8
+"""Landscapes are few, hold good and bad kernels alike, and all families."""
+GANGS_SINCE = "2026-11-23"
+"""Kernels whose blocks are gangs today (`evoattn/families/gangs.py`) had none in what was saved before."""
 FAR_OFF, FAR_OFF_ALONE, LEAST_US, MOST_US = 8.0, 4.0, 50.0, 10_000.0
 """A time is late that is so many times what two others let expect, and more by so many µs than either: what the kernel
 takes on its other problems, in medians, and the physical part of the cost model. A launch is late by 60 µs to 8 ms.
@@ -27,8 +36,28 @@ MEDIANS = 2
 """Rounds of medians over problems and kernels."""
 
 
+@dataclass(frozen=True)
+class Row:
+    """One kernel timed on one problem."""
+
+    gpu: GpuSpec
+    problem: AttentionProblem
+    config: KernelConfig
+    registers: int
+    spill_bytes: int
+    us: float
+    source: str
+    """`campaign`: found by a search, so mostly good. `landscape`: good and bad alike."""
+    saved: str = ""
+    """The day on which it was saved, as 2026-11-23."""
+
+    @property
+    def family(self) -> str:
+        return self.config.family
+
+
 def without_late(rows: Sequence[Row]) -> list[Row]:
-    """The rows but those whose time is a late launch."""
+    """The rows but those whose time is that of a launch that the CPU was late with, not the kernel's."""
     expected = usual_us(rows)
     late = [_far(row.us, us) and _beyond_physics(row) for row, us in zip(rows, expected, strict=True)]
     times = Counter(_kernel(row) for row, is_late in zip(rows, late, strict=True) if is_late)
@@ -70,3 +99,27 @@ def _far(us: float, expected: float) -> bool:
 def _beyond_physics(row: Row) -> bool:
     part = physical_part(row.problem, row.config, row.gpu, row.registers, load())
     return part is not None and _far(row.us, part.us)
+
+
+def launched_as_today(rows: Iterable[Row]) -> list[Row]:
+    """The rows but those of kernels that have gangs today and had none when they were timed."""
+    return [row for row in rows if row.saved >= GANGS_SINCE or not _has_gangs(row)]
+
+
+def _has_gangs(row: Row) -> bool:
+    return row.family == "flash_wgmma" and gang_size(row.problem, FlashWgmmaGenes.of(row.config), row.gpu) > 1
+
+
+def thinned(rows: Iterable[Row], most: int, seed: int = 0) -> list[Row]:
+    """At most `most` rows of a problem of a campaign on a card, a third of them its fastest, the others at random; of a
+    landscape `LANDSCAPE_FOLD` times as many."""
+    rng = random.Random(seed)
+    groups: dict[tuple[str, str, AttentionProblem], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row.source, row.gpu.name, row.problem].append(row)
+    chosen = []
+    for (source, *_), group in groups.items():
+        group.sort(key=lambda row: row.us)
+        each = most * (LANDSCAPE_FOLD if source == "landscape" else 1)
+        chosen += group[: each // 3] + rng.sample(rest := group[each // 3 :], min(len(rest), each - each // 3))
+    return chosen

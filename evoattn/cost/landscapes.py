@@ -1,8 +1,9 @@
-"""Landscapes: the recorded times of many configs on a few problems, in one file.
+"""Landscapes: the recorded times of many configs, good and bad, on a few problems.
 
-The file is gzipped JSON, one row per line, in members that are appended: a recording that was cut short is whole up to
-its last member. The first row is `{about, genes}`: card and versions, and the values of every gene by family. Then a
-row per group of problems that share their kernels: `{group, problems}`. Then rows of kernels:
+The repository has them as columns, `reports/measurements/landscapes.npz` (`evoattn/cost/measurements.py`). What is
+being recorded is gzipped JSON, one row per line, in members that are appended: a recording that was cut short is whole
+up to its last member. The first row is `{about, genes}`: card and versions, and the values of every gene by family.
+Then a row per group of problems that share their kernels: `{group, problems}`. Then rows of kernels:
 
     kernel, of      its number, and its group's name
     family, params  the values stand in the order of `genes`
@@ -20,6 +21,7 @@ and `{kernel, again}`: µs measured a second time, of the fastest tenth of a pro
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import math
 import zlib
@@ -29,12 +31,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from evoattn.cost import measurements
+from evoattn.cost.measurements import LANDSCAPES, Campaign
 from evoattn.model.gpu import lookup
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import config_id, load_space
 
-FILE = 1_000_000
-"""Kernels of a second file are numbered from here."""
 COMMON = 3
 """Kernels that two files time on a problem, from which on their boards are compared."""
 
@@ -120,9 +122,41 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+def files() -> list[Path]:
+    """The recordings of the repository, as `load` takes them; an installed package has none."""
+    return [LANDSCAPES / name for name in measurements.names(LANDSCAPES)] if LANDSCAPES.exists() else []
+
+
+def recording(path: Path) -> Campaign:
+    """A recording's file, or one of the repository: `reports/measurements/landscapes.npz/h100-a`. What is said about it
+    has its `genes` too; a kernel has compile_s, device_s, valid and again beside what a campaign's has."""
+    if path.parent.suffix == ".npz":
+        return measurements.campaign(path.parent, path.name)
+    head, *rows = read_rows(path)
+    again = {row["kernel"]: row["again"] for row in rows if "again" in row}
+    kernels: dict[str, list[dict[str, Any]]] = {row["group"]: [] for row in rows if "group" in row}
+    for row in rows:
+        if "of" in row:
+            params = dict(zip(head["genes"][row["family"]], row["params"], strict=True))
+            kernels[row["of"]].append(
+                {
+                    name: row[name]
+                    for name in ("family", "origin", "state", "registers", "compile_s", "device_s", "valid")
+                }
+                | {"params": params, "id": config_id(row["family"], params), "spill_bytes": row["spills"]}
+                | {"times": row["us"], "rough": row["rough"], "again": again.get(row["kernel"], {})}
+            )
+    groups = [
+        {"group": row["group"], "problems": row["problems"], "kernels": kernels[row["group"]], "final": None}
+        for row in rows
+        if "group" in row
+    ]
+    return Campaign(path.name.removesuffix(".jsonl.gz"), head["about"] | {"genes": head["genes"]}, groups)
+
+
 def load(*paths: Path) -> list[Landscape]:
-    """The landscapes of some files, one per problem of which a kernel was timed, in the order in which the files have
-    them.
+    """The landscapes of some recordings, one per problem of which a kernel was timed, in the order in which the files
+    have them.
 
     A problem that several files have is one landscape: its group has one name, and the same problems at the same
     indexes, in all of them. Boards differ: what an earlier file has of a problem is multiplied by the median ratio of
@@ -131,29 +165,24 @@ def load(*paths: Path) -> list[Landscape]:
     """
     found: dict[Place, list[_Part]] = {}
     genes: dict[str, dict[str, tuple[Any, ...]]] = {}
-    gpu = ""
-    for number, path in enumerate(paths):
-        head, *rows = read_rows(path)
-        genes |= {family: {name: tuple(v) for name, v in g.items()} for family, g in head["genes"].items()}
-        gpu, again = head["about"]["gpu"], {row["kernel"]: row["again"] for row in rows if "again" in row}
-        waits = _compile_seconds(rows)
-        for row in rows:
-            if "group" in row:
-                for i, fields in enumerate(row["problems"]):
-                    part = _Part(AttentionProblem(**fields), head["about"])
-                    found.setdefault((row["group"], i), []).append(part)
-            elif "of" in row:
-                params = dict(zip(genes[row["family"]], row["params"], strict=True))
-                for index in range(sum(name == row["of"] for name, _ in found)):
-                    config = _config(row, number * FILE, params, str(index), again.get(row["kernel"], {}), waits)
-                    if index in row["valid"]:
-                        found[row["of"], index][-1].configs.append(config)
-                    elif config.us is not None:
-                        found[row["of"], index][-1].elsewhere.append(config)
+    gpu, numbers = "", itertools.count()
+    for path in paths:
+        recorded = recording(path)
+        about = {name: said for name, said in recorded.about.items() if name != "genes"}
+        genes |= {family: {name: tuple(v) for name, v in g.items()} for family, g in recorded.about["genes"].items()}
+        gpu, waits = about["gpu"], _compile_seconds(recorded)
+        for group in recorded.groups:
+            parts = [_Part(AttentionProblem(**fields), about) for fields in group["problems"]]
+            for i, part in enumerate(parts):
+                found.setdefault((group["group"], i), []).append(part)
+            for kernel in group["kernels"]:
+                number = next(numbers)
+                for i, part in enumerate(parts):
+                    part.put(_config(kernel, number, i, waits), i in kernel["valid"])
     defaults = _defaults(genes, gpu) if len(paths) > 1 else {}
     made = []
-    for (name, i), parts in found.items():
-        if timed := [part for part in parts if part.configs or part.elsewhere]:
+    for (name, i), places in found.items():
+        if timed := [part for part in places if part.configs or part.elsewhere]:
             problem, about = timed[0].problem, timed[0].about
             if any(part.problem != problem for part in timed):
                 raise ValueError(f"The files time different problems of {name!r} at index {i}.")
@@ -174,13 +203,20 @@ class _Part:
     configs: list[Config] = field(default_factory=list)
     elsewhere: list[Config] = field(default_factory=list)
 
+    def put(self, config: Config, valid: bool) -> None:
+        """Add a config, `valid` where a search could propose it."""
+        if valid:
+            self.configs.append(config)
+        elif config.us is not None:
+            self.elsewhere.append(config)
 
-def _compile_seconds(rows: Iterable[dict[str, Any]]) -> dict[str, float]:
+
+def _compile_seconds(recorded: Campaign) -> dict[str, float]:
     """By family, in the median: of kernels whose machine code was there, what a compile would have taken."""
     known: dict[str, list[float]] = {}
-    for row in rows:
-        if row.get("compile_s"):
-            known.setdefault(row["family"], []).append(row["compile_s"])
+    for kernel in (kernel for group in recorded.groups for kernel in group["kernels"]):
+        if kernel["compile_s"]:
+            known.setdefault(kernel["family"], []).append(kernel["compile_s"])
     return {family: median(seconds) for family, seconds in known.items()}
 
 
@@ -214,26 +250,20 @@ def _ratio(earlier: dict[str, Config], later: dict[str, Config]) -> float:
     return median(ratios) if len(ratios) >= COMMON else 1.0
 
 
-def _config(
-    row: dict[str, Any],
-    first: int,
-    params: dict[str, Any],
-    index: str,
-    again: dict[str, float],
-    waits: dict[str, float],
-) -> Config:
-    right = row["state"] == "right"
+def _config(kernel: dict[str, Any], number: int, index: int, waits: dict[str, float]) -> Config:
+    """A kernel on the problem of this index."""
+    times, family = kernel["times"], kernel["family"]
     return Config(
-        first + row["kernel"],
-        row["family"],
-        params,
-        row["state"],
-        row["origin"],
-        row["us"].get(index) if right else None,
-        int(index) in row["rough"],
-        row["registers"],
-        row["spills"],
-        row["compile_s"] or waits.get(row["family"], 0.0),
-        row["device_s"] / max(1, len(row["us"])),
-        again.get(index),
+        number,
+        family,
+        kernel["params"],
+        kernel["state"],
+        kernel["origin"],
+        times.get(str(index)) if kernel["state"] == "right" else None,
+        index in kernel["rough"],
+        kernel["registers"],
+        kernel["spill_bytes"],
+        kernel["compile_s"] or waits.get(family, 0.0),
+        kernel["device_s"] / max(1, len(times)),
+        kernel["again"].get(str(index)),
     )

@@ -1,0 +1,115 @@
+"""`evoattn cost`: fit the cost model to measured times, and judge it on problems that a fit did not see."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from evoattn.cli.common import errors
+from evoattn.model.errors import WrongUse
+
+app = typer.Typer(
+    name="cost",
+    help="Fit the cost model to measured times, and judge it.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+Files = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        metavar="[FILE…]",
+        help="Measured times: reports/measurements/CARD.npz/CAMPAIGN, or what `evoattn portfolio measure` wrote.",
+        show_default="all of the repository",
+    ),
+]
+Each = Annotated[int, typer.Option(min=3, metavar="N", help="Times of a problem of a campaign in the fit.")]
+Judged = Annotated[
+    int | None, typer.Option(min=3, metavar="N", help="The same of those that are judged.", show_default="all")
+]
+Jobs = Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes.", show_default="all cores")]
+
+
+@app.command()
+def fit(
+    files: Files = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", metavar="FILE", help="Where the fit goes.", show_default="the shipped file")
+    ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="To the files of the fit that ships, which this repeats.")
+    ] = False,
+    unjudged: Annotated[bool, typer.Option("--unjudged", help="Do not judge it: a sixth of the time.")] = False,
+    each: Each = 40,
+    judged: Judged = None,
+    jobs: Jobs = None,
+) -> None:
+    """Fit the cost model to measured times, and judge it by fits that leave problems out; needs no GPU.
+
+    The file says what it was made from and how it was judged.
+    """
+    with errors():
+        from evoattn.cost import fitted
+        from evoattn.cost.training import experiments, measured
+
+        if files and again:
+            raise WrongUse("Files are named, or those of the fit that ships are taken with --again: not both.")
+        paths = files or (measured.files_of_fit() if again else measured.files())
+        path, cores = output or fitted.DATA, jobs or os.cpu_count() or 1
+
+        def keep(found: fitted.Fitted) -> None:
+            fitted.save(found, path)
+
+        if unjudged:
+            keep(experiments.make_fit(paths, typer.echo, each, cores))
+        else:
+            experiments.fit_and_judge(paths, typer.echo, keep, each, judged, cores)
+        typer.echo(f"{path} has {path.stat().st_size >> 10} KB.")
+
+
+@app.command()
+def judge(
+    files: Files = None,
+    by: Annotated[
+        str | None, typer.Option("--by", metavar="CARD", help="By a fit to the repository's times of this card alone.")
+    ] = None,
+    order_on: Annotated[
+        str | None, typer.Option(metavar="GPU", help="How this GPU would order kernels that an H100 ran, by the fit "
+                                                     "that ships.")
+    ] = None,
+    twice: Annotated[
+        bool, typer.Option("--twice", help="How alike two measurings order the same kernels, without a model.")
+    ] = False,
+    scores: Annotated[
+        Path | None, typer.Option(metavar="FILE.npz", help="Where scores of problems left out go.")
+    ] = None,
+    each: Each = 40,
+    judged: Judged = None,
+    jobs: Jobs = None,
+) -> None:  # fmt: skip
+    """How well does the cost model order kernels of problems that it was not fitted to? Needs no GPU.
+
+    Prints the tables of reports/cost_model.md, and writes no fit.
+    """
+    with errors():
+        from evoattn.cost.training import experiments, measured
+        from evoattn.model.gpu import lookup
+
+        if bool(by) + bool(order_on) + twice > 1:
+            raise WrongUse("One of --by, --order-on and --twice is asked at a time.")
+        if by and not files:
+            raise WrongUse("With --by, the files that are judged are named.")
+        cores = jobs or os.cpu_count() or 1
+        paths = files or measured.files()
+        if by:
+            experiments.judge_by_card(paths, lookup(by).name, typer.echo, each, cores)
+        elif order_on:
+            landscapes = files or [path for path in paths if measured.is_landscape(path)]
+            for line in experiments.order_on(lookup(order_on), landscapes):
+                typer.echo(line)
+        elif twice:
+            typer.echo(experiments.measured_twice(paths))
+        else:
+            experiments.fit_and_judge(paths, typer.echo, None, each, judged, cores, scores)

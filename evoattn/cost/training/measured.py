@@ -1,0 +1,145 @@
+"""Measured times of kernels, out of campaigns (`evoattn/portfolio/campaign.py`) and landscapes
+(`evoattn/cost/landscapes.py`)."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from evoattn.cost import landscapes, measurements
+from evoattn.cost.fitted import load
+from evoattn.cost.training.rows import Row, without_late
+from evoattn.model.errors import WrongUse
+from evoattn.model.gpu import DetectedDevice, GpuSpec
+from evoattn.model.problem import AttentionProblem, ProblemError
+from evoattn.model.space import KernelConfig, config_id
+
+LATE_LAUNCH = ("h100-2026-11-22-a", "h100-2026-11-22-b", "h100-2026-11-22-c")
+"""Campaigns in which one launch that the CPU was late with was sometimes taken for a time. Of a problem whose best is
+short, times that may be such are left out."""
+
+
+def files() -> list[Path]:
+    """All measured times in the repository: campaigns and landscapes, as `reports/measurements/CARD.npz/NAME`."""
+    campaigns = sorted(path / name for path in measurements.files() for name in measurements.names(path))
+    return [*campaigns, *landscapes.files()]
+
+
+def files_of_fit() -> list[Path]:
+    """Those that the fit that ships was made from. Raises `WrongUse` where one is not in the repository."""
+    known = {_name(path): path for path in files()}
+    wanted = [_name(Path(name)) for name in load().about["files"]]
+    if missing := [name for name in wanted if name not in known]:
+        raise WrongUse(f"The fit that ships has times of {missing[0]}, which are not in {measurements.FOLDER}.")
+    return [known[name] for name in wanted]
+
+
+def _name(path: Path) -> str:
+    return path.name.removesuffix(".jsonl.gz")
+
+
+def read(paths: Iterable[Path]) -> list[Row]:
+    """All rows of the files, one per kind of file, card, problem and config: the last file's. Times that are none are
+    left out (`without_late`). Raises `WrongUse` for a file that cannot be read, and where all have no time of a known
+    card."""
+    rows: dict[tuple[str, str, AttentionProblem, str], Row] = {}
+    for path in paths:
+        for row in _rows(path):
+            rows[row.source, row.gpu.name, row.problem, config_id(row.family, row.config.params)] = row
+    if not rows:
+        raise WrongUse("No measured times were found: a checkout of the repository has some, or name files that do.")
+    return without_late(list(rows.values()))
+
+
+def is_landscape(path: Path) -> bool:
+    """Whether these are times of a landscape, not of a campaign. Raises `WrongUse` for a file that cannot be read."""
+    if path.parent.suffix == ".npz":
+        return path.parent.name == measurements.LANDSCAPES.name
+    with _readable(path), gzip.open(path, "rt") as file:
+        return "genes" in json.loads(file.readline())
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    if is_landscape(path):
+        with _readable(path):
+            found = landscapes.load(path)
+        yield from _of_landscapes(found)
+        return
+    recorded = campaign(path)
+    card = DetectedDevice(0, recorded.about["device"], (9, 0), "").spec
+    if card is None:
+        return
+    for group in recorded.groups:
+        yield from _of_group(card, group, recorded.name in LATE_LAUNCH, recorded.about["saved"])
+
+
+def campaign(path: Path) -> measurements.Campaign:
+    """The campaign that `reports/measurements/CARD.npz/NAME` names, or that `evoattn portfolio measure` wrote. Raises
+    `WrongUse`."""
+    with _readable(path):
+        if path.parent.suffix == ".npz":
+            return measurements.campaign(path.parent, path.name)
+        with gzip.open(path, "rt") as file:
+            about, *groups = [json.loads(line) for line in file]
+        return measurements.Campaign(_name(path), about, groups)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, EOFError, KeyError, ValueError) as error:
+        raise WrongUse(f"{path} has no measured times: {error}.") from None
+
+
+def _of_landscapes(found: Iterable[landscapes.Landscape]) -> Iterator[Row]:
+    for one in found:
+        card = DetectedDevice(0, one.about["device"], (9, 0), "").spec
+        for config in (*one.configs, *one.elsewhere):
+            if card is not None and config.best_us is not None and config.state == "right":
+                problem, kernel = one.problem.with_(), KernelConfig(config.family, config.params)
+                numbers = config.registers, config.spills, config.best_us
+                yield Row(card, problem, kernel, *numbers, "landscape", one.about["saved"])
+
+
+def _of_group(card: GpuSpec, group: dict[str, Any], late: bool, saved: str) -> Iterator[Row]:
+    """A campaign's group: times of the search, and in their place those of the final table, taken in turns."""
+    problems = [_problem(p) for p in group["problems"]]
+    kernels = {k["id"]: k for k in group["kernels"] if k["state"] == "right" and k["registers"]}
+    times: dict[int, dict[str, float]] = defaultdict(dict)
+    rough: set[tuple[int, str]] = set()
+    for name, kernel in kernels.items():
+        for index, us in kernel["times"].items():
+            times[int(index)][name] = us
+        rough |= {(index, name) for index in kernel["rough"]}
+    for index, row in enumerate((group.get("final") or {"us": []})["us"]):
+        for name, us in zip(group["final"]["kernels"], row, strict=True):
+            if us is not None and name in kernels:
+                times[index][name] = us
+    for index, found in times.items():
+        best, problem = min(found.values()), problems[index]
+        for name, us in found.items():
+            if problem is None or (late and _may_be_late(us, best, (index, name) in rough)):
+                continue
+            k = kernels[name]
+            config = KernelConfig(k["family"], k["params"])
+            yield Row(card, problem, config, k["registers"], k["spill_bytes"], us, "campaign", saved)
+
+
+def _may_be_late(us: float, best: float, rough: bool) -> bool:
+    if best < 80 and us > 85 and us > 2.2 * best:
+        return True
+    return rough and best < 300 and us - best > 30 and us < 1200
+
+
+def _problem(fields: dict[str, Any]) -> AttentionProblem | None:
+    """None of a problem that today's version does not know."""
+    try:
+        return AttentionProblem(**fields).with_()
+    except (ProblemError, TypeError):
+        return None

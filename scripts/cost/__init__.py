@@ -1,1 +1,0 @@
-"""The cost model's data, fit and judgement."""

@@ -1,0 +1,119 @@
+"""Which times a fit sees and which it is judged on; what the tables say."""
+
+import gzip
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+
+from evoattn.cost.fitted import load
+from evoattn.cost.training import experiments, measured
+from evoattn.cost.training.experiments import Data, folds, rows_of_card
+from evoattn.cost.training.rows import Row
+from evoattn.cost.training.table import make_table
+from evoattn.model.errors import WrongUse
+from evoattn.model.gpu import GPUS
+from tests.cost.made_up_campaigns import CARDS, CONFIGS, H100, PROBLEM, campaign, kept_campaigns
+
+
+def row(card, problem, config=CONFIGS[0], saved=""):
+    return Row(card, problem, config, 128, 0, 9.0, "campaign", saved)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    return kept_campaigns(tmp_path_factory.mktemp("kept"))
+
+
+def test_there_are_measured_times_in_the_repository():
+    assert {path.parent.name for path in measured.files()} == {"h100.npz", "h200.npz", "landscapes.npz"}
+
+
+def test_the_fit_that_ships_can_be_repeated():
+    found = measured.files_of_fit()
+    assert len(found) == len(load().about["files"]) and set(found) <= set(measured.files())
+
+
+def test_no_fit_saw_a_problem_that_it_is_judged_on():
+    problems = [PROBLEM.with_(batch=b) for b in range(1, 8)]
+    every = [row(card, p) for p in problems for card in CARDS]
+    table = make_table(every)
+    parts = folds(Data(table, table), 3)
+    assert sorted(i for _, outside in parts for i in outside) == list(range(len(every)))
+    for inside, outside in parts:
+        assert not {every[i].problem for i in inside} & {every[i].problem for i in outside}
+        assert len(inside) + len(outside) == len(every)
+
+
+def test_a_fit_for_another_card_saw_nothing_of_it():
+    problems = [PROBLEM.with_(batch=b) for b in (1, 2, 3)]
+    known = [row(card, p) for p in problems for card in CARDS]
+    judged = [row for row in known if row.gpu.name == "h200" and row.problem == problems[0]]
+    whole, others = rows_of_card(known, judged, "h100").values()
+    assert whole == [row for row in known if row.gpu.name == "h100"]
+    assert others == [row for row in whole if row.problem != problems[0]]
+    with pytest.raises(WrongUse, match="judged files hold times of h100"):
+        rows_of_card(known, whole, "h100")
+    with pytest.raises(WrongUse, match="no times of other problems"):
+        rows_of_card(whole[:1], judged, "h100")
+
+
+def test_a_campaign_is_read_as_it_was_kept_or_as_it_was_measured(kept, tmp_path):
+    one = campaign(H100, "h100-x", range(1, 8))
+    path = tmp_path / "mine.jsonl.gz"
+    with gzip.open(path, "wt") as file:
+        file.writelines(json.dumps(line) + "\n" for line in (one.about, *one.groups))
+    rows = measured.read([path])
+    assert len(rows) == 7 * len(CONFIGS) and {r.gpu.name for r in rows} == {"h100"}
+    assert [r.us for r in rows] == [r.us for r in measured.read(kept[:1])]
+    assert rows[0].us == pytest.approx(one.groups[0]["final"]["us"][0][0]), "of the final table, taken in turns"
+    with pytest.raises(WrongUse, match="no measured times"):
+        measured.read([tmp_path / "not-there.jsonl.gz"])
+    with pytest.raises(WrongUse, match="no measured times"):
+        measured.read([kept[0].with_name("not-there")])
+    with pytest.raises(WrongUse, match="No measured times were found"):
+        measured.read([])
+
+
+def test_a_fit_is_kept_when_it_is_made_and_with_its_judgement(kept):
+    said, fits = [], []
+    experiments.fit_and_judge(kept, said.append, fits.append)
+    first, last = fits
+    assert first.weights == last.weights and first.about["left_out"] == {}
+    assert last.about["files"] == ["h100-x", "h200-x"] and last.about["cards"] == ["h100", "h200"]
+    assert last.about["times"] == 13 * len(CONFIGS) and set(last.trees) == {"flash_mma"}
+    table = "\n".join(said)
+    lines = re.findall(r"^\| (campaign, h\d+|all) \| (\d+) \|", table, re.MULTILINE)
+    assert lines[:3] == [("all", "13"), ("campaign, h100", "7"), ("campaign, h200", "6")]
+    assert {label for label, _ in lines} <= set(last.about["left_out"]) and "Fitted on the h100 alone" in table
+    assert last.about["left_out"]["all"]["spearman"] > 0.5
+
+
+def test_scores_of_problems_left_out_are_written(kept, tmp_path):
+    experiments.fit_and_judge(kept, lambda text: None, judged=9, scores=tmp_path / "scores.npz")
+    with np.load(tmp_path / "scores.npz") as file:
+        assert sorted(file["row"]) == list(range(13 * 9)) and np.isfinite(file["score"]).all()
+
+
+def test_a_fit_alone_is_judged_on_nothing(kept):
+    said = []
+    found = experiments.make_fit(kept[:1], said.append, each=9)
+    assert said == ["63 times in the fit"] and found.about["left_out"] == {} and found.about["times"] == 63
+
+
+def test_two_measurings_are_compared(kept):
+    line = experiments.measured_twice(kept).splitlines()[2]
+    assert re.search(r"\| 1\.000 \| 1\.00 \| 1\.00 \| 0\.0% \|$", line), "the final table has the same order"
+    with pytest.raises(WrongUse, match="timed twice"):
+        experiments.measured_twice([])
+
+
+def test_another_card_orders_the_kernels_of_an_h100(kept):
+    head, _, *lines = experiments.order_on(GPUS["l4"], kept)
+    assert "order of l4 and measured H100" in head and len(lines) == 7
+    for line in lines:
+        _, _, kernels, correlation, first, _, place, _ = line.split("|")
+        assert 20 <= int(kernels) <= len(CONFIGS) and -1 <= float(correlation) <= 1 and "flash_mma" in first
+        assert math.isfinite(float(re.search(r", ([\d.]+) times the best", place)[1]))
