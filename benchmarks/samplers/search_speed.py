@@ -29,7 +29,7 @@ from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
 
-from evoattn.evaluation.torch_libraries import why_slow
+from evoattn.evaluation.imports import why_slow
 from evoattn.model.paths import ROOT
 from evoattn.model.records import Trial, TrialState
 from evoattn.model.timeline import FILE

@@ -15,12 +15,10 @@ from evoattn.bench.records import BenchRecords
 from evoattn.bench.row import Note, Row, Time, grouped
 from evoattn.engine.finals import Final, FinalFailed
 from evoattn.engine.tools import Tools
-from evoattn.evaluation.endings import failed
 from evoattn.evaluation.handlers import DEVICE_SECONDS
-from evoattn.evaluation.pool import Pool, processes
 from evoattn.evaluation.process import Ending
 from evoattn.evaluation.tasks import Compile, Compiled, Evaluate, OnProblem
-from evoattn.evaluation.workers import Outcome, Worker
+from evoattn.evaluation.workers import Outcome, Pool, Worker, failed, processes
 from evoattn.families import registry
 from evoattn.families.built import BuiltKernel
 from evoattn.model import gpu as gpus

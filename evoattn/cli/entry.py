@@ -63,12 +63,12 @@ def main() -> None:
 def _run() -> None:
     words = {word.split("=")[0] for word in sys.argv[2:]}
     if sys.argv[1:2] == ["search"] and not {"-h", "--help"} & words:
-        from evoattn.evaluation import reserve, server
+        from evoattn.evaluation import server
 
         if {"--offline", "--devices", "--ray"} & words or not _has_driver():
             server.start()  # many processes need torch, or none here
         else:
-            reserve.begin()  # the GPU worker
+            server.begin_spare()  # the GPU worker
             server.start(light=True)  # all others
     from evoattn.cli.main import main as command  # imports typer, which takes longer than to start the server
 

@@ -15,7 +15,7 @@ from evoattn.correctness import sanitizer
 from evoattn.engine.errors import SearchError
 from evoattn.engine.progress import Progress
 from evoattn.engine.tools import Tools
-from evoattn.evaluation.torch_libraries import why_slow
+from evoattn.evaluation.imports import why_slow
 from evoattn.model.records import Study
 from evoattn.report.text import WIDEST, command, print_lines, print_text
 from evoattn.samplers.base import Sampler

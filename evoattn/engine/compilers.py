@@ -8,11 +8,9 @@ from dataclasses import replace
 
 from evoattn.engine.candidates import Pending, given_back, tried_again
 from evoattn.engine.tools import Tools
-from evoattn.evaluation.endings import failed
-from evoattn.evaluation.pool import Pool
 from evoattn.evaluation.process import Ending
 from evoattn.evaluation.tasks import Compile, Compiled, Rendered
-from evoattn.evaluation.workers import BaseWorker, Outcome
+from evoattn.evaluation.workers import BaseWorker, Outcome, Pool, failed
 from evoattn.model.records import Evaluation
 
 

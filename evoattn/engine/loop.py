@@ -14,9 +14,8 @@ from evoattn.engine.compilers import Compilers
 from evoattn.engine.device import Device
 from evoattn.engine.progress import Progress
 from evoattn.engine.tools import Tools
-from evoattn.evaluation.listener import Listener
 from evoattn.evaluation.tasks import Compiled, DeviceTask
-from evoattn.evaluation.workers import BaseWorker, Outcome, check_all, wait_for_any
+from evoattn.evaluation.workers import BaseWorker, Listener, Outcome, check_all, wait_for_any
 from evoattn.fleet.base import Fleet
 from evoattn.model.records import Evaluation
 from evoattn.model.timeline import mark

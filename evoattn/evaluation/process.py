@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
-
-from evoattn.evaluation.server import die_with_parent
 
 _MAX_SENTENCE = 300
 
@@ -81,9 +81,24 @@ def serve(
             connection.send((Ending.RAISED, sentence_of(error), True))
 
 
+def die_with_parent() -> None:
+    """In a worker: be killed when the process that asked for it ends, however that ends and whatever the worker does.
+
+    Its own parent is the server, which does not end before its workers have.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_outlive_nobody, args=(parent.sentinel,), daemon=True).start()
+
+
+def _outlive_nobody(sentinel: int) -> None:
+    wait([sentinel])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def adopt(environment: dict[str, str], own: MutableMapping[str, str] = os.environ) -> None:
-    """Make this process's `own` environment that one. What is the same in both is there at all times: in a process of
-    the reserve (`evoattn.evaluation.reserve`) imports that read it go on meanwhile."""
+    """Make this process's `own` environment that one. What is the same in both is there at all times: in a process
+    that was begun ahead (`evoattn.evaluation.server.begin_spare`) imports that read it go on meanwhile."""
     for name in own.keys() - environment.keys():
         del own[name]
     for name, value in environment.items():

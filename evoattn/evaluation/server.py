@@ -1,25 +1,26 @@
 """Most worker processes are forked from one process that has the imports behind it and never touches CUDA.
 
 So a worker is there in milliseconds once that process is: at the start, and after a kernel that broke its context. It
-may leave out torch, whose import takes seconds: then it soon forks the workers that need none, and those that do are
-begun ahead (`evoattn.evaluation.reserve`).
+may leave out torch, whose import takes seconds: then it soon forks the workers that need none, and of those that do one
+is begun ahead, before it is known what it will do.
 """
 
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess, SpawnProcess
 from threading import Event
-from typing import Any
+from typing import Any, NamedTuple
 
 from evoattn.evaluation import main_file
+from evoattn.evaluation.imports import import_for_device
+from evoattn.evaluation.process import die_with_parent, serve
 from evoattn.model.errors import WrongUse
 
 PRELOADED, LIGHT = "evoattn.evaluation.preloaded", "evoattn.evaluation.preloaded_light"
@@ -92,16 +93,44 @@ def spawn(target: Callable[..., None], arguments: tuple[Any, ...]) -> SpawnProce
     return process
 
 
-def die_with_parent() -> None:
-    """In a worker: be killed when the process that asked for it ends, however that ends and whatever the worker does.
+class Spare(NamedTuple):
+    """A process that waits for what it is to do, and the pipe to it."""
 
-    Its own parent is the server, which does not end before its workers have.
-    """
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_outlive_nobody, args=(parent.sentinel,), daemon=True).start()
+    process: SpawnProcess
+    connection: Connection
 
 
-def _outlive_nobody(sentinel: int) -> None:
-    wait([sentinel])
-    os.kill(os.getpid(), signal.SIGKILL)
+_spare: list[Spare] = []
+
+
+def begin_spare() -> None:
+    """Start it, unless there is one; returns at once. The next worker that needs those imports is this process
+    (`take_spare`), and another one is begun once it is ready."""
+    if _spare:
+        return
+    parent, child = BESIDE.Pipe()
+    process = spawn(_import_and_serve, (child,))
+    child.close()
+    _spare.append(Spare(process, parent))
+
+
+def take_spare() -> Spare | None:
+    """The process that was begun, once; None where there is none, or it has died."""
+    try:
+        spare = _spare.pop()  # asked for in one step, as two threads may search
+    except IndexError:
+        return None
+    return spare if spare.process.is_alive() else None
+
+
+def _import_and_serve(connection: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent()
+    threading.Thread(target=_import, daemon=True).start()
+    with suppress(EOFError):  # nobody had use for it
+        serve(connection, *connection.recv())
+
+
+def _import() -> None:
+    with suppress(ImportError, OSError):  # what fails here fails again in the handler, and is said by the search
+        import_for_device()

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 import os
+import selectors
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess, SpawnProcess
-from typing import Any
+from typing import Any, Literal
 
-from evoattn.evaluation import reserve, server
+from evoattn.evaluation import server
 from evoattn.evaluation.process import Ending, Handler, Report, serve
 from evoattn.model.errors import FailedRun
+from evoattn.model.records import CompileInfo, Evaluation, TrialState
 
 START_SECONDS = 120.0
 """Within which a process has to have its imports behind it and its handler made."""
@@ -150,8 +152,8 @@ class Worker(BaseWorker):
         self._deadline = time.monotonic() + START_SECONDS
         self._process: ForkServerProcess | SpawnProcess
         words = self._make_handler, self._args, dict(os.environ)
-        spare = None if self._beside else reserve.take()
-        self._from_reserve = spare is not None
+        spare = None if self._beside else server.take_spare()
+        self._was_spare = spare is not None
         if spare:
             self._process, self.connection = spare
             with suppress(BrokenPipeError, ConnectionResetError):  # `poll` sees the closed pipe and reports the death
@@ -186,8 +188,8 @@ class Worker(BaseWorker):
                 if self.ready:
                     return self._end(ending, value)
                 self.ready, self.failures_to_start = True, 0
-                if self._from_reserve:
-                    reserve.begin()  # for who comes after it: no two import torch at once, as that takes longer
+                if self._was_spare:
+                    server.begin_spare()  # for who comes after it: no two import torch at once, as that takes longer
                 return None
         except (EOFError, ConnectionResetError, OSError):
             self._process.join(1)
@@ -226,3 +228,93 @@ def wait_for_any(workers: Sequence[BaseWorker], seconds: float) -> set[BaseWorke
     """Sleep until one of the workers says something, at most `seconds`; those that do."""
     by_connection = {worker.connection: worker for worker in workers}
     return {by_connection[c] for c in wait(by_connection, timeout=seconds) if isinstance(c, Connection)}
+
+
+class Listener:
+    """Says which workers to poll. The operating system is told only of workers that are new or were replaced, so that
+    a wait hardly takes longer the more workers there are."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._all_at = 0.0
+        self._known: dict[BaseWorker, tuple[object, int]] = {}
+        """Each worker's connection, and its file descriptor, which another connection may have once this is closed."""
+
+    def wait(self, workers: Sequence[BaseWorker], seconds: float) -> set[BaseWorker]:
+        """Sleep until one of the workers says something, at most `seconds`; those that do. Every `REFRESH_SECONDS` that
+        is all of them, as one that says nothing may be over its time."""
+        known = self._known
+        changed = [worker for worker in workers if known.get(worker, (None,))[0] is not worker.connection]
+        if changed or len(known) > len(workers):
+            for gone in {*known} - {*workers} | {*changed} & {*known}:
+                self._selector.unregister(known.pop(gone)[1])
+            for worker in changed:
+                descriptor = worker.connection.fileno()
+                self._selector.register(descriptor, selectors.EVENT_READ, worker)
+                known[worker] = worker.connection, descriptor
+        heard = {key.data for key, _ in self._selector.select(seconds)}
+        if time.monotonic() < self._all_at:
+            return heard
+        self._all_at = time.monotonic() + REFRESH_SECONDS
+        return {*workers}
+
+    def close(self) -> None:
+        """Forget all workers."""
+        self._selector.close()
+
+
+def processes(
+    count: int, make_handler: Callable[..., Handler], args: tuple[Any, ...] = (), beside: bool = False
+) -> list[Worker]:
+    """`count` workers of this machine that run the same kind of task. `beside`: see `Worker`."""
+    return [Worker(make_handler, args, beside=beside) for _ in range(count)]
+
+
+class Pool:
+    """Several workers of one kind."""
+
+    def __init__(self, workers: Sequence[BaseWorker]) -> None:
+        self.workers = workers
+
+    def idle(self) -> list[BaseWorker]:
+        return [w for w in self.workers if w.idle]
+
+    def poll(self, heard: Collection[BaseWorker] | None = None) -> list[Outcome]:
+        """All outcomes that are there now. `heard`: whom alone to ask (`Listener`), as each question is a system
+        call."""
+        return [outcome for w in self.workers if (heard is None or w in heard) and (outcome := w.poll())]
+
+    def check(self) -> None:
+        """Raises `WorkerFailed` as `Worker.check` does."""
+        check_all(self.workers)
+
+    def ask(self, tasks: Sequence[Any], seconds: float, refresh: Callable[[], None] = nothing) -> list[Outcome]:
+        """The outcomes of all tasks, in their order, once the last has ended. Each may take `seconds`. Raises
+        `WorkerFailed`."""
+        waiting, done = list(enumerate(tasks))[::-1], dict[int, Outcome]()
+        while len(done) < len(tasks):
+            for worker in self.idle()[: len(waiting)]:
+                number, task = waiting.pop()
+                worker.submit(number, task, seconds)
+            wait_for_any(self.workers, REFRESH_SECONDS)
+            refresh()
+            done |= {outcome.tag: outcome for outcome in self.poll()}
+            self.check()
+        return [done[number] for number in range(len(tasks))]
+
+    @property
+    def in_flight(self) -> int:
+        return sum(w.busy for w in self.workers)
+
+    def stop(self) -> None:
+        for worker in self.workers:
+            worker.stop()
+
+
+def failed(outcome: Outcome, where: Literal["compile", "device"], info: CompileInfo | None = None) -> Evaluation:
+    """The evaluation of a candidate whose task did not return: `outcome.ending` is not `Ending.RESULT`."""
+    sentence, state = str(outcome.value), TrialState.LAUNCH_ERROR if where == "device" else TrialState.COMPILE_ERROR
+    if outcome.ending in (Ending.TIMEOUT, Ending.DIED, Ending.LOST):
+        state = TrialState.TIMEOUT if outcome.ending is Ending.TIMEOUT else TrialState.WORKER_DIED
+        sentence = f"On the {where} worker: {sentence}"
+    return Evaluation(state, sentence, info, seconds=outcome.seconds)

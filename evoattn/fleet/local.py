@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from evoattn.evaluation.pool import processes
 from evoattn.evaluation.process import Handler
-from evoattn.evaluation.workers import BaseWorker, Worker
+from evoattn.evaluation.workers import BaseWorker, Worker, processes
 from evoattn.fleet.base import MakeHandler
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"

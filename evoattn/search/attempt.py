@@ -14,11 +14,10 @@ from evoattn.correctness.interpreter_cases import interpreter_cases
 from evoattn.correctness.judge import first_wrong
 from evoattn.correctness.validate import run_case
 from evoattn.cost.cost import cost
-from evoattn.evaluation.endings import failed
 from evoattn.evaluation.handlers import DEVICE_SECONDS, DeviceHandler
 from evoattn.evaluation.process import Ending, Handler
 from evoattn.evaluation.tasks import Evaluate, Inspect
-from evoattn.evaluation.workers import Worker
+from evoattn.evaluation.workers import Worker, failed
 from evoattn.families.base import Family
 from evoattn.families.built import BuiltKernel
 from evoattn.families.render import render

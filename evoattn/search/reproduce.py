@@ -6,12 +6,11 @@ from dataclasses import dataclass, replace
 
 from evoattn.backends.compiler import CompileError, compile_source
 from evoattn.backends.machine_code import machine_code_hash
-from evoattn.evaluation.endings import failed
 from evoattn.evaluation.evaluate import evaluate_offline
 from evoattn.evaluation.handlers import DEVICE_SECONDS, DeviceHandler
 from evoattn.evaluation.process import Ending
 from evoattn.evaluation.tasks import Compile, Evaluate
-from evoattn.evaluation.workers import Worker
+from evoattn.evaluation.workers import Worker, failed
 from evoattn.families import registry
 from evoattn.families.built import BuiltKernel
 from evoattn.families.render import render

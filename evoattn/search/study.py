@@ -15,10 +15,9 @@ from evoattn.engine.finals import Final
 from evoattn.engine.loop import Loop
 from evoattn.engine.progress import Progress
 from evoattn.engine.tools import Tools
-from evoattn.evaluation.endings import failed
 from evoattn.evaluation.process import Ending
 from evoattn.evaluation.tasks import Compiled, Evaluate
-from evoattn.evaluation.workers import BaseWorker, Outcome
+from evoattn.evaluation.workers import BaseWorker, Outcome, failed
 from evoattn.families import registry
 from evoattn.fleet.base import Fleet
 from evoattn.model.gpu import GpuSpec

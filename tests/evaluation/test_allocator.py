@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from evoattn.evaluation.allocator import keep_freed_memory
+from evoattn.evaluation.handlers import keep_freed_memory
 
 PIECES, BYTES = 600, 1 << 16
 

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from evoattn.evaluation.listener import Listener
-from evoattn.evaluation.workers import REFRESH_SECONDS
+from evoattn.evaluation.workers import REFRESH_SECONDS, Listener
 
 
 class Speaker(SimpleNamespace):

@@ -6,9 +6,8 @@ import time
 
 import pytest
 
-from evoattn.evaluation.pool import Pool, processes
 from evoattn.evaluation.process import Ending, Handler, adopt
-from evoattn.evaluation.workers import Worker, WorkerFailed, wait_for_any
+from evoattn.evaluation.workers import Pool, Worker, WorkerFailed, processes, wait_for_any
 
 
 class Obedient(Handler):

@@ -11,10 +11,9 @@ from evoattn.engine.candidates import Pending
 from evoattn.engine.compilers import Compilers
 from evoattn.engine.tools import Tools
 from evoattn.evaluation.handlers import CompileHandler
-from evoattn.evaluation.listener import Listener
-from evoattn.evaluation.pool import processes
 from evoattn.evaluation.process import Handler
 from evoattn.evaluation.tasks import Compile, Compiled
+from evoattn.evaluation.workers import Listener, processes
 from evoattn.families.behaviour import behaviour
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render

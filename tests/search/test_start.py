@@ -7,7 +7,7 @@ from multiprocessing import forkserver
 
 import pytest
 
-from evoattn.evaluation import reserve, server
+from evoattn.evaluation import server
 from evoattn.evaluation.process import Handler
 from evoattn.evaluation.workers import Worker
 from evoattn.model.timeline import FILE, mark
@@ -44,7 +44,7 @@ def test_a_light_server_forks_workers_that_have_all_but_torch():
 def test_torch_s_libraries_are_loaded_before_torch_is_imported():
     code = (
         "import sys\n"
-        "from evoattn.evaluation.torch_libraries import LIBRARIES, load_libraries\n"
+        "from evoattn.evaluation.imports import LIBRARIES, load_libraries\n"
         "load_libraries()\n"
         "maps = open('/proc/self/maps').read()\n"
         "print([name in maps for name, _ in LIBRARIES], 'torch' in sys.modules)"
@@ -96,7 +96,7 @@ def test_a_worker_has_the_surroundings_of_who_asks_for_it(tmp_path, monkeypatch)
 
 @pytest.mark.slow
 def test_the_next_worker_is_the_process_held_ready_and_the_one_after_it_a_fork(tmp_path, monkeypatch):
-    reserve.begin()
+    server.begin_spare()
     monkeypatch.setenv("EVOATTN_TEST_OF_WORKERS", "set later")
     workers = [Worker(Surroundings), Worker(Surroundings)]
     try:
@@ -106,15 +106,15 @@ def test_the_next_worker_is_the_process_held_ready_and_the_one_after_it_a_fork(t
             worker.stop()
     assert [value for value, _, _ in found] == ["set later", "set later"]
     assert [parent == os.getpid() for _, _, parent in found] == [True, False]
-    assert reserve.take(), "another was begun for who comes after"
+    assert server.take_spare(), "another was begun for who comes after"
 
 
 def test_a_process_held_ready_that_died_is_no_worker():
-    reserve.begin()
-    spare = reserve._spare[0]
+    server.begin_spare()
+    spare = server._spare[0]
     spare.process.kill()
     spare.process.join()
-    assert reserve.take() is None and reserve.take() is None
+    assert server.take_spare() is None and server.take_spare() is None
 
 
 def test_events_are_written_down_where_a_file_is_named(tmp_path, monkeypatch):

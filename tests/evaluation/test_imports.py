@@ -3,7 +3,7 @@
 import py_compile
 from importlib.util import spec_from_file_location
 
-from evoattn.evaluation.torch_libraries import why_slow
+from evoattn.evaluation.imports import why_slow
 
 
 def test_a_package_without_bytecode_is_named_until_it_is_compiled(tmp_path):
