@@ -4,7 +4,8 @@
     python -m scripts.results_page BENCH.json --title T --date D --card C --commit H --command "evoattn bench …"
 
 The second form first adds what `evoattn bench --format json` wrote, as one more run. Its table goes where the page has
-the places `<!-- run: T -->` and `<!-- end -->`. Times are µs per call: the median, or median, 10th and 90th percentile.
+the places `<!-- run: T -->` and `<!-- end -->`. Times are µs per call: the median, or median, 10th and 90th percentile;
+of the peers' the page shows the median alone.
 With `--targets 0.97,0.7` a column says whether evoattn takes at most these shares of the best peer's time and of
 FlexAttention's.
 """
@@ -91,7 +92,7 @@ def table(run: dict[str, Any]) -> str:
         f"|{'---|' * len(head)}",
     ]
     for row in rows:
-        times = [shown(row["peers"][name]) if name in row["peers"] else "-" for name in peers]
+        times = [f"{peer_us(row, name):.2f}" if name in row["peers"] else "-" for name in peers]
         ratios = [f"{row['ours'][0] / best_peer(row)[1]:.3f}", *(verdict(row, targets) if targets else [])]
         cells = [title(row), problem_text(row), row["family"], shown(row["ours"]), *times, *ratios]
         lines.append(f"| {' | '.join(cells)} |")

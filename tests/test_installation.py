@@ -94,7 +94,7 @@ def test_the_sdist_holds_every_file_of_the_repository(built):
 def read_by_the_program(folder: str) -> set[Path]:
     """The files of a top-level folder, but for databases and reports that somebody made there, texts and byte code."""
     found = {p.relative_to(ROOT) for p in (ROOT / folder).rglob("*") if p.is_file() and "__pycache__" not in p.parts}
-    made = {Path("db"): (".sqlite", ".sqlite-wal", ".sqlite-shm"), Path("reports"): (".html", ".json", ".md")}
+    made = {Path("db"): (".sqlite", ".sqlite-wal", ".sqlite-shm"), Path("reports"): (".html", ".json", ".md", ".svg")}
     found = {p for p in found if p.parts[:2] != MEASURED}
     return {p for p in found if p.suffix not in made.get(p.parent, ())}
 

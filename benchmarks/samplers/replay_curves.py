@@ -1,6 +1,6 @@
 """Draw what replays came to: best so far over the best, against candidates and against seconds.
 
-    python -m benchmarks.samplers.replay_curves replays.json.gz -o docs/samplers.svg
+    python -m benchmarks.samplers.replay_curves replays.json.gz -o reports/samplers.svg
 
 A curve is the median over the seeds of each landscape, then the geometric mean over the landscapes. Also prints the
 table of `benchmarks/samplers/replay.py` anew, and how the default stands beside each other sampler.

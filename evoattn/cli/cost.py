@@ -91,7 +91,7 @@ def judge(
 ) -> None:  # fmt: skip
     """How well does the cost model order kernels of problems that it was not fitted to? Needs no GPU.
 
-    Prints the tables of docs/cost_model.md, and writes no fit.
+    Prints the tables of reports/cost_model.md, and writes no fit.
     """
     with errors():
         from evoattn.cost.training import experiments, measured

@@ -103,7 +103,7 @@ def verdict(code: int, output: str) -> str:
 
 def is_damning(verdicts: dict[str, str], kernel: CompiledKernel) -> bool:
     """Whether a tool found something. A race that racecheck reports in a kernel with mbarriers is recorded and no more:
-    it does not follow every one of their forms, nor `barrier.cta.arrive` (docs/variant_kernels.md), which only such
+    it does not follow every one of their forms, nor `barrier.cta.arrive` (reports/variant_kernels.md), which only such
     kernels have."""
     found = {tool for tool, sentence in verdicts.items() if sentence.startswith("found")}
     return bool(found - {"racecheck"}) or ("racecheck" in found and "mbarrier" not in kernel.ptx)

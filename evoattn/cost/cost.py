@@ -2,7 +2,7 @@
 
 A cost orders candidates of one problem on one GPU; it is no time. The physical part says what each unit of the card has
 to do (`physics.py`); trees, fitted to times measured on an H100 and an H200, correct what it leaves over
-(`fitted.py`). `docs/cost_model.md` says how well that orders kernels, and of which cards nothing was measured.
+(`fitted.py`). `reports/cost_model.md` says how well that orders kernels, and of which cards nothing was measured.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ EACH_FAMILY, FAMILY_NEAR = 2, 0.4
 than the best of all. Where families are close, it errs by up to 0.25 between them (landscapes.npz)."""
 THOUGHTS, MOST_EACH, LEAST_EACH = 480, 60, 4
 """Configs thought of for all proposals that are asked for at once, and the most and the least for each of them. The
-more the better (docs/samplers.md), but several GPUs ask for more proposals at once, and not more often."""
+more the better (reports/samplers.md), but several GPUs ask for more proposals at once, and not more often."""
 TOGETHER = 8
 """Proposals whose thoughts are thought together, as the model judges many as fast as few."""
 RANDOM_SHARE, LIKED_SHARE = 0.15, 0.4

@@ -12,7 +12,7 @@ from evoattn.portfolio.workload import BUILD_SEEDS
 
 
 def test_the_problems_are_six_that_nothing_was_fitted_to():
-    campaigns = range(750)  # docs/any_shape.md: the last of them drew from seeds up to 749
+    campaigns = range(750)  # reports/any_shape.md: the last of them drew from seeds up to 749
     assert not set(SEEDS) & (set(BUILD_SEEDS) | set(LANDSCAPE_SEEDS) | set(campaigns))
     chosen = problems(6)
     assert len(set(chosen)) == 6 and all(parse_shape(shape(p)) == p for p in chosen)

@@ -1,4 +1,4 @@
-"""The shipped fit orders measured kernels, good and bad ones, as the targets of docs/cost_model.md ask."""
+"""The shipped fit orders measured kernels, good and bad ones, as the targets of reports/cost_model.md ask."""
 
 import pytest
 

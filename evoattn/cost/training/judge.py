@@ -1,4 +1,4 @@
-"""How well predicted times order kernels: the numbers of docs/cost_model.md."""
+"""How well predicted times order kernels: the numbers of reports/cost_model.md."""
 
 from __future__ import annotations
 

@@ -1,0 +1,27 @@
+"""The page of choices names the kinds of problems that were timed as the list of kernels does."""
+
+from __future__ import annotations
+
+import re
+
+from evoattn.model.gpu import GPUS
+from evoattn.portfolio.kernels import list_for
+from tests.docs.test_docs import ROOT
+
+
+def test_the_kinds_are_those_of_the_list():
+    listed = list_for(GPUS["h100"])
+    assert listed
+    rows = re.findall(r"^\| (16|32) \| (.+?) \| (.+?) \|$", (ROOT / "docs/choice.md").read_text(), re.MULTILINE)
+    said = {
+        f"{bits} d{dims.strip().replace('/', ' dv')}{'' if variants == 'none' else f' {variants}'}"
+        for bits, variants, each in rows
+        for dims in each.split(",")
+    }
+    assert said == set(listed.kinds)
+
+
+def test_the_cards_are_those_of_the_list():
+    listed = list_for(GPUS["h100"])
+    text = (ROOT / "docs/choice.md").read_text()
+    assert listed and f"The {' and the '.join(card.upper() for card in listed.cards)} were timed." in text
