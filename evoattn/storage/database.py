@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 
 from evoattn.model.paths import data_folder
 from evoattn.storage import engine
-from evoattn.storage.errors import StorageError, explain
+from evoattn.storage.errors import DamagedRecord, StorageError, explain
 from evoattn.storage.patience import WAIT_S, Patience, Work
 from evoattn.storage.schema import environments
 
@@ -100,7 +100,7 @@ class Database:
         except (DBAPIError, sqlite3.Error) as error:
             raise explain(error, engine.place(self.url)) from None
         except (JSONDecodeError, RecursionError):
-            raise StorageError(
+            raise DamagedRecord(
                 f"The database {engine.place(self.url)} holds a value that is not JSON; use another copy of it."
             ) from None
 

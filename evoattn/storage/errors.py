@@ -21,6 +21,10 @@ class AlreadyThere(StorageError):
     """A row with the same unique key."""
 
 
+class DamagedRecord(StorageError):
+    """A row with a value that is missing or not of its kind."""
+
+
 _AGAIN = "try again (a search goes on with --resume)"
 _SENTENCES = (
     (

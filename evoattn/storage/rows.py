@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CheckResult, CompileInfo, Study, Timing, Trial, TrialState, ValidationReport
-from evoattn.storage.errors import StorageError
+from evoattn.storage.errors import DamagedRecord, StorageError
 from evoattn.storage.schema import STAGES
 
 MAX_SOURCE_BYTES = 16 << 20
@@ -66,12 +66,12 @@ def plain_text(value: Any) -> str:
 
 
 def checked(what: str, build: Callable[[], _Record]) -> _Record:
-    """What `build` makes of a row. Raises `StorageError`, which names `what`, if a value is missing or not of its
+    """What `build` makes of a row. Raises `DamagedRecord`, which names `what`, if a value is missing or not of its
     kind."""
     try:
         return build()
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise StorageError(f"{what} is damaged in the database ({error}); use another copy of it.") from None
+        raise DamagedRecord(f"{what} is damaged in the database ({error}); use another copy of it.") from None
 
 
 def study_from_row(row: Row) -> Study:
