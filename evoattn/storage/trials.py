@@ -228,8 +228,8 @@ class Trials(Database):
         self, study: Study, evidence: bool = False, after: int = -1, whole_only: bool = False
     ) -> Iterator[Trial]:
         """The trials of the study by number, from the one that follows number `after`. `evidence`: with what compiler
-        and validation said, which is slow to read; else None. `whole_only`: a damaged one is passed over with a warning,
-        where it raises `StorageError` else.
+        and validation said, which is slow to read; else None. `whole_only`: a damaged one is passed over with a
+        warning, where it raises `DamagedRecord` else.
 
         Reads `PAGE` at a time and holds no transaction between, so that memory stays flat and others may write.
         """

@@ -2,7 +2,10 @@
 
 import json
 import re
+import signal
 import sqlite3
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -20,6 +23,7 @@ from evoattn.model.space import KernelConfig
 from evoattn.search.reproduce import ReproduceError, reproduce
 from evoattn.storage import Storage, StorageError
 from evoattn.storage.rows import study_from_row, timing_from_row, trial_from_row
+from evoattn.storage.schema import trials
 from tests.untrusted.untrusted import EVIL, JSON, PROBLEM, SPACE
 
 STUDY = {
@@ -181,3 +185,23 @@ def test_words_that_reach_a_command_line_are_checked(hostile, column, value):
         plain.execute(f"UPDATE studies SET {column} = ?", (value,))
     with pytest.raises(StorageError, match="is damaged"):
         hostile.latest_study()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_query_without_an_end_ends_with_a_signal(tmp_path, number):
+    """As a view in place of the trials may be."""
+    path = tmp_path / "db.sqlite"
+    Storage.open(str(path)).close()
+    with sqlite3.connect(path) as database:
+        database.execute("DROP TABLE trials")
+        columns = ", ".join(f"1 AS {column.name}" for column in trials.c)
+        endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT"
+        database.execute(f"CREATE VIEW trials AS {endless} {columns} FROM n WHERE x < 0")
+        database.execute("PRAGMA journal_mode=DELETE")
+    words = [sys.executable, "-m", "evoattn", "show", "1", "--db", str(path)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(8)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=5)
+    assert process.returncode == 1 and "Interrupted" in said and "Traceback" not in said, said
