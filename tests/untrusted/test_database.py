@@ -134,6 +134,22 @@ def test_an_export_of_a_hostile_database_is_the_kernel_and_comments(hostile):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("words", [("--format", "check"), ("--format", "header"), ("--format", "torch")])
+def test_an_export_says_when_its_source_is_not_the_templates(hostile, tmp_path, words):
+    study, trial = hostile.latest_study(), hostile.trial(1)
+    ours = render(FAMILIES["flash_scalar"], PROBLEM, SPACE.starting_configs()[0], gpu.GPUS["l4"])
+    foreign = replace(ours, source=ours.source + '\n#include "/etc/passwd"\n')
+    result = Evaluation(TrialState.ESTIMATED, "", CompileInfo(registers=32, compiler="NVRTC"), relative_cost=1.0)
+    other = hostile.record(study, KernelConfig(trial.family, trial.config), foreign, result)
+    said = []
+    for number in (trial.number, other.number):
+        place = ["--db", hostile.place, "-o", str(tmp_path / f"out{number}")]
+        done = CliRunner().invoke(app, ["export", str(number), *words, *place])
+        assert done.exit_code == 0, done.output
+        said.append("renders another text than the recorded one. What was exported is code of whoever" in done.stderr)
+    assert said == [False, True]
+
+
 def test_page_terminal_and_folder_of_a_hostile_database(hostile, tmp_path):
     before = sorted(tmp_path.iterdir())
     for words in (
