@@ -169,7 +169,7 @@ def summarise(storage: Storage, study: Study, limit: int = 20, course: bool = Tr
         return leaderboard_row(rank, trial, problem, spec, peers, study.offline)
 
     rows = tuple(row(rank, trial) for rank, trial in enumerate(ranked[:limit], 1))
-    results = right_trials(trials.values())
+    results = right_trials(study, trials.values())
     return StudySummary(
         study=study.name,
         kind="estimated" if study.offline else "measured",

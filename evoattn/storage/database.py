@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 from sqlalchemy import URL, Connection, Insert, Table, insert, select
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import StatementError
 
 from evoattn.model.paths import data_folder
 from evoattn.storage import engine
@@ -76,6 +76,8 @@ class Database:
             raise StorageError(
                 f"There is no database at {where}; run `evoattn search` first, or choose another with --db."
             )
+        if storage.url.get_backend_name() == "sqlite" and Path(where).exists() and not Path(where).is_file():
+            raise StorageError(f"{where} is no file; choose another one with --db.")
         if create and Path(where).parent == data_folder():
             _make(data_folder())
         with storage._explained():
@@ -97,7 +99,7 @@ class Database:
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except (DBAPIError, sqlite3.Error) as error:
+        except (StatementError, sqlite3.Error) as error:
             raise explain(error, engine.place(self.url)) from None
         except (JSONDecodeError, RecursionError):
             raise DamagedRecord(

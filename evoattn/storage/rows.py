@@ -34,7 +34,8 @@ def unpack_source(source_hash: str, packed: bytes) -> str:
 Row = Mapping[Any, Any]
 """By column; SQLAlchemy's `RowMapping` is one too."""
 _Record = TypeVar("_Record")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""Control characters, and those that change the direction of text or break lines."""
 _ARCH = re.compile(r"sm_\d{2,3}[af]?")
 """It goes into a compiler's options and into a command line that `export` proposes."""
 

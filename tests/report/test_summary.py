@@ -187,3 +187,12 @@ def on_one_screen(summary):
     console = Console(width=80, record=True, file=io.StringIO())
     print_result(summary, console, Kept("/data/evoattn.sqlite"))
     return console.export_text()
+
+
+def test_a_measured_study_ranks_no_estimates(storage):
+    """As a database may hold that somebody has changed."""
+    study = make_study(storage)
+    add(storage, study, TrialState.ESTIMATED, cost=12.0, A=1)
+    summary = summarise(storage, study)
+    assert not summary.best_of_families and not summary.progress.value
+    assert "<html" in render_html(summary)

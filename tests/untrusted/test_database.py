@@ -22,7 +22,7 @@ from evoattn.model.records import CompileInfo, Evaluation, TrialState
 from evoattn.model.space import KernelConfig
 from evoattn.search.reproduce import ReproduceError, reproduce
 from evoattn.storage import Storage, StorageError
-from evoattn.storage.rows import study_from_row, timing_from_row, trial_from_row
+from evoattn.storage.rows import plain_text, study_from_row, timing_from_row, trial_from_row
 from evoattn.storage.schema import trials
 from tests.untrusted.untrusted import EVIL, JSON, PROBLEM, SPACE
 
@@ -76,6 +76,10 @@ def test_rows_are_checked(reader, data):
         r"[\x00-\x08\x0b-\x1f]",
         f"{getattr(record, 'name', '')}{getattr(record, 'reason', '')}{getattr(record, 'operator', '')}",
     )
+
+
+def test_text_turns_no_line_around():
+    assert plain_text("a\u202eb\u2066c\u200f\u2028d") == "a?b?c??d"
 
 
 def test_what_a_timing_says_is_plain_text_of_its_kind():
