@@ -1,9 +1,12 @@
-"""Files of a cache folder that several processes share: put in place whole, and removed where they are too many."""
+"""Files of a cache folder that several processes share: put in place whole, read only where nobody else can have
+written them, and removed where they are too many."""
 
 from __future__ import annotations
 
 import os
+import stat
 import time
+import warnings
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +17,9 @@ LIMIT = "EVOATTN_CACHE_GB"
 USUAL_GB = 4.0
 OWN = 0o600
 """Permissions of a file: what lies in a cache is run, so that only its owner may write there."""
+OWN_FOLDER = 0o700
+"""Permissions of a folder that is made here, for the same reason."""
+OF_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 AFTER_PRUNING = 0.8
 """Of the limit: so much is left, so that not every later file makes one too many."""
 SUFFIXES = (".kernel", ".check", ".climbs")
@@ -27,11 +33,74 @@ def write_whole(path: Path, data: bytes) -> bool:
     """Put a file in place whole, or not at all: whether it is there. A disk that is full or read-only costs the cache,
     nothing else."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         replace_file(path, data, OWN)
         return True
     except OSError:
         return False
+
+
+def make_folder(folder: Path) -> None:
+    """Make what is missing of a folder's path, for its owner alone. Raises `OSError`."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(OWN_FOLDER, exist_ok=True)
+
+
+def open_own(path: Path, flags: int = os.O_RDONLY) -> int | None:
+    """A descriptor of a file that nobody else can have written; the caller closes it. None where there is no file, and,
+    with a warning, for a symbolic link, a file or folder of another user (root's may stay), and one that others may
+    write.
+
+    With `os.O_CREAT` among `flags` a missing file is made. Raises no error.
+    """
+    try:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return None
+    try:
+        if why := _of_others(os.fstat(folder)):
+            _pass_over(path.parent, f"it {why}")
+            return None
+        # Not through a link, and without waiting for the other end of a pipe.
+        handle = os.open(path.name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, OWN, dir_fd=folder)
+    except OSError:
+        if path.is_symlink():
+            _pass_over(path, "it is a symbolic link")
+        return None
+    finally:
+        os.close(folder)
+    about = os.fstat(handle)
+    why = _of_others(about) if stat.S_ISREG(about.st_mode) else "is no regular file"
+    if not why:
+        return handle
+    os.close(handle)
+    _pass_over(path, f"it {why}")
+    return None
+
+
+def read_own(path: Path) -> bytes | None:
+    """What is in a file that nobody else can have written (`open_own`); None where it cannot be read."""
+    handle = open_own(path)
+    if handle is None:
+        return None
+    try:
+        with os.fdopen(handle, "rb") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def _of_others(about: os.stat_result) -> str:
+    """Why a file or folder is not trusted; empty if it is."""
+    if about.st_uid not in (os.geteuid(), 0):
+        return f"belongs to the user {about.st_uid}"
+    return "may be written by other users (`chmod go-w` ends that)" if about.st_mode & OF_OTHERS else ""
+
+
+def _pass_over(path: Path, why: str) -> None:
+    words = f"evoattn: {path} is passed over, as {why}; what it holds is made anew."
+    warnings.warn(words, RuntimeWarning, stacklevel=4)
 
 
 def mark_used(path: Path) -> None:

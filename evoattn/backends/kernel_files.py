@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evoattn.backends.cache_folder import keep_small, mark_used, write_whole
+from evoattn.backends.cache_folder import keep_small, mark_used, read_own, write_whole
 
 if TYPE_CHECKING:
     from evoattn.model.records import Candidate, CompiledKernel
@@ -40,16 +40,21 @@ class KernelFiles:
         )
 
         path = self._path(candidate)
+        data = read_own(path)
+        if data is None:
+            return None
+        head, _, rest = data.partition(b"\n")
         try:
-            head, _, rest = path.read_bytes().partition(b"\n")
             fields = json.loads(head)
+            if fields.pop("key") != path.stem:  # another kernel's file under this name
+                return None
             length = int(fields.pop("ptx_bytes"))
             if len(rest) != length + int(fields.pop("cubin_bytes")):
                 return None
             fields["warnings"], fields["options"] = tuple(fields["warnings"]), tuple(fields["options"])
             mark_used(path)
             return CompiledKernel(rest[length:], rest[:length].decode(), CompileInfo(**fields))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
 
     def has(self, candidate: Candidate) -> bool:
@@ -60,6 +65,8 @@ class KernelFiles:
         """Keep a kernel, in place of those that were not used for longest if there are too many. It is put in place
         whole, so that a killed process leaves no half of it; a full or read-only disk keeps nothing."""
         ptx = compiled.ptx.encode()
-        head = json.dumps(asdict(compiled.info) | {"ptx_bytes": len(ptx), "cubin_bytes": len(compiled.cubin)}).encode()
-        if write_whole(self._path(candidate), head + b"\n" + ptx + compiled.cubin):
+        path = self._path(candidate)
+        about = {"key": path.stem, "ptx_bytes": len(ptx), "cubin_bytes": len(compiled.cubin)}
+        head = json.dumps(asdict(compiled.info) | about).encode()
+        if write_whole(path, head + b"\n" + ptx + compiled.cubin):
             keep_small(self._folder)

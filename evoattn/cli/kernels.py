@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,6 +23,10 @@ from evoattn.cli.common import (
     write,
 )
 from evoattn.model.errors import WrongUse
+
+if TYPE_CHECKING:
+    from evoattn.model.records import Trial
+    from evoattn.storage import Storage
 
 
 class ExportFormat(StrEnum):
@@ -79,6 +83,19 @@ def export(
             from evoattn.export.check import export_source
 
             write(export_source(storage, record), output)
+        _say_whose(storage, record)
+
+
+def _say_whose(storage: Storage, record: Trial) -> None:
+    """One sentence on stderr where the exported code is not what today's template gives."""
+    from evoattn.model.problem import AttentionProblem
+    from evoattn.search.recorded import source_finding
+
+    study = storage.study(record.study_id)
+    found = source_finding(record, AttentionProblem(**study.problem), study.spec)
+    if not found.agrees:
+        words = "What was exported is code of whoever wrote the database: read it before you build it."
+        typer.echo(f"evoattn: {found.sentence} {words}", err=True)
 
 
 def reproduce(

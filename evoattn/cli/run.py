@@ -102,7 +102,8 @@ def run_search(
         _search(prepared, machines, console, tools, early)
         from evoattn.report.screen import print_result  # imports NumPy, for which the start of a search does not wait
 
-        print_result(report.summarise(storage, study, 1), console, kept_in(storage, study, prepared.words.db))
+        summary = report.summarise(storage, study, 1, course=False)
+        print_result(summary, console, kept_in(storage, study, prepared.words.db))
         if prepared.words.keep and (said := keep_leader(prepared)):
             print_text(console, said)
     finally:

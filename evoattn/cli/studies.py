@@ -52,7 +52,7 @@ def report(
             from evoattn.report import render_html, render_json, render_table, summarise
 
             chosen_study = storage.chosen_study(wanted)
-            summary = summarise(storage, chosen_study, limit)
+            summary = summarise(storage, chosen_study, limit, course=full or format != "table")
             kept = kept_in(storage, chosen_study, db)
             if format == "json":
                 write(render_json(summary), output)

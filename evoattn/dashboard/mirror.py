@@ -28,6 +28,10 @@ ARTIFACT = "artifacts:"
 that has ended, as all of ours have."""
 
 
+UNKNOWN = datetime(1970, 1, 1)
+"""In place of a time."""
+
+
 class Sources:
     """An artifact store of Optuna over the sources of a database: an artifact's id is the sha256 of its text."""
 
@@ -69,7 +73,7 @@ class Mirror:
     def update(self) -> bool:
         """Add the trials recorded since. True where that cannot be done, as what is shown already has changed: a final
         was held, or a parameter has a value that it did not have. A new mirror is needed then."""
-        new = list(self._storage.iter_trials(self._study, evidence=False, after=self._last))
+        new = list(self._storage.iter_trials(self._study, after=self._last, whole_only=True))
         if self._storage.count_finals(self._study) != self._finals:
             return True
         if any(
@@ -88,7 +92,7 @@ class Mirror:
         for name, value in _facts(study).items():
             self._mirrored.set_user_attr(name, value)
         self._finals = self._storage.count_finals(study)
-        trials = list(self._storage.iter_trials(study))
+        trials = list(self._storage.iter_trials(study, whole_only=True))
         self._choices = self._values(trials)
         self._add(trials)
 
@@ -129,9 +133,18 @@ class Mirror:
             user_attrs=_attributes(trial),
             system_attrs=_artifact(trial),
         )
-        made.datetime_complete = datetime.fromisoformat(trial.created_at).astimezone().replace(tzinfo=None)
-        made.datetime_start = made.datetime_complete - timedelta(seconds=trial.seconds)
+        made.datetime_start, made.datetime_complete = _from_to(trial)
         return made
+
+
+def _from_to(trial: Trial) -> tuple[datetime, datetime]:
+    """When it began and ended, in local time. Both are the beginning of all time where a record says nothing sensible:
+    Optuna has no ended trial without them."""
+    try:
+        end = datetime.fromisoformat(trial.created_at).astimezone().replace(tzinfo=None)
+        return end - timedelta(seconds=trial.seconds), end
+    except (ValueError, OverflowError):
+        return UNKNOWN, UNKNOWN
 
 
 def _space(study: Study, family: str) -> Mapping[str, Iterable[Any]]:

@@ -1,7 +1,9 @@
-"""optuna-dashboard on a local port."""
+"""optuna-dashboard on a local port, for whoever asks this machine by its own name, and only to look."""
 
 from __future__ import annotations
 
+import ipaddress
+import platform
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -57,6 +59,56 @@ class Dashboard:
             self._renew()
 
 
+class OnlyLooks:
+    """An application that passes on what only looks, asked by a name of this machine.
+
+    A page of another site may have a browser ask here under the site's own name, which it lets lead to this machine
+    (DNS rebinding): what comes under that name is refused. A page cannot do so under an address.
+    """
+
+    def __init__(self, app: App, host: str) -> None:
+        """`host`: where the server listens."""
+        self._app = app
+        self._names = {"localhost", "127.0.0.1", "::1", host.lower(), platform.node().lower()}
+        self._any_address = _is_wildcard(host)
+
+    def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            return _refused(
+                start_response, "405 Method Not Allowed", "The dashboard only shows.", ("Allow", "GET, HEAD")
+            )
+        if not self._is_own(_name_of(environ.get("HTTP_HOST", ""))):
+            return _refused(start_response, "403 Forbidden", "The dashboard answers to this machine's own names only.")
+        return self._app(environ, start_response)
+
+    def _is_own(self, name: str) -> bool:
+        return name in self._names or (self._any_address and _is_address(name))
+
+
+def _name_of(host: str) -> str:
+    """Of a request's `Host`: without the port, and without the brackets of an address of IPv6."""
+    name = host.strip().lower()
+    return name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_wildcard(host: str) -> bool:
+    return _is_address(host) and ipaddress.ip_address(host).is_unspecified
+
+
+def _refused(start_response: StartResponse, status: str, sentence: str, *headers: tuple[str, str]) -> list[bytes]:
+    body = f"{sentence}\n".encode()
+    start_response(status, [("Content-Type", "text/plain"), ("Content-Length", str(len(body))), *headers])
+    return [body]
+
+
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
@@ -72,7 +124,7 @@ def listen(dashboard: Dashboard, host: str, port: int) -> WSGIServer:
     if not host:
         raise WrongUse("The host is empty; leave --host out for 127.0.0.1, or name an address of this machine.")
     try:
-        return make_server(host, port, dashboard, _Server, _Quiet)
+        return make_server(host, port, OnlyLooks(dashboard, host), _Server, _Quiet)
     except OSError as error:
         raise DashboardError(
             f"Port {port} of {host} cannot be had ({error.strerror}); choose another --port or --host."

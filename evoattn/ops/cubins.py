@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as package_version
 from pathlib import Path
 
-from evoattn.backends.cache_folder import keep_small, mark_used, write_whole
+from evoattn.backends.cache_folder import keep_small, mark_used, read_own, write_whole
 from evoattn.backends.kernel_files import OPTIONS
 from evoattn.families.base import Family
 from evoattn.model.gpu import GpuSpec
@@ -25,11 +25,13 @@ SUFFIX = ".kernel"
 
 @dataclass(frozen=True)
 class Cubin:
-    """One kernel's machine code. `digest` is its sha256, `source_hash` that of the CUDA source."""
+    """One kernel's machine code. `digest` is its sha256, `source_hash` that of the CUDA source, `recipe` that of all
+    that decides the code."""
 
     code: bytes
     digest: str
     source_hash: str
+    recipe: str
 
 
 @cache
@@ -63,18 +65,19 @@ def recipe(
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _read(path: Path) -> Cubin | None:
-    """The cubin in a file, None where there is none. A file that is not whole is passed over with a warning."""
-    try:
-        head, _, code = path.read_bytes().partition(b"\n")
-    except OSError:
+def _read(path: Path, wanted: str) -> Cubin | None:
+    """The cubin of the recipe `wanted` in a file, None where there is none. A file that is not whole, or of another
+    recipe, is passed over with a warning."""
+    data = read_own(path)
+    if data is None:
         return None
+    head, _, code = data.partition(b"\n")
     try:
         row = json.loads(head)
-        if hashlib.sha256(code).hexdigest() == row["digest"]:
+        if hashlib.sha256(code).hexdigest() == row["digest"] and row["recipe"] == wanted:
             mark_used(path)
-            return Cubin(code, row["digest"], row["source"])
-    except (ValueError, TypeError, KeyError):
+            return Cubin(code, row["digest"], row["source"], wanted)
+    except (ValueError, TypeError, KeyError, RecursionError):
         pass
     warnings.warn(f"evoattn: the cached kernel {path} is damaged; it is compiled again.", RuntimeWarning, stacklevel=2)
     return None
@@ -82,21 +85,22 @@ def _read(path: Path) -> Cubin | None:
 
 def get(family: Family, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, folder: Path) -> Cubin:
     """The kernel's machine code from `folder`, or compiled now and put there. Raises `CompileError`."""
-    path = folder / f"{recipe(family, problem, config, gpu)}{SUFFIX}"
-    found = _read(path)
+    wanted = recipe(family, problem, config, gpu)
+    path = folder / f"{wanted}{SUFFIX}"
+    found = _read(path, wanted)
     if found is None:
-        found = _compile(family, problem, config, gpu)
-        head = json.dumps({"digest": found.digest, "source": found.source_hash, "config": config.describe()})
-        if write_whole(path, head.encode() + b"\n" + found.code):
+        found = _compile(family, problem, config, gpu, wanted)
+        head = {"digest": found.digest, "source": found.source_hash, "recipe": wanted, "config": config.describe()}
+        if write_whole(path, json.dumps(head).encode() + b"\n" + found.code):
             keep_small(folder)
     return found
 
 
-def _compile(family: Family, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> Cubin:
+def _compile(family: Family, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, wanted: str) -> Cubin:
     """Render and compile; imports jinja2 and CuPy, which a process that finds its kernels on disk never does."""
     from evoattn.backends.compiler import compile_source
     from evoattn.families.render import render
 
     candidate = render(family, problem, config, gpu)
     code = compile_source(candidate.source, candidate.arch).cubin
-    return Cubin(code, hashlib.sha256(code).hexdigest(), candidate.source_hash)
+    return Cubin(code, hashlib.sha256(code).hexdigest(), candidate.source_hash, wanted)

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from evoattn.backends.base import ContextLost
-from evoattn.backends.cache_folder import mark_used, write_whole
+from evoattn.backends.cache_folder import mark_used, read_own, write_whole
 from evoattn.model.space import KernelConfig
 from evoattn.ops.choice import Choice
 from evoattn.ops.cubins import Cubin
@@ -23,23 +23,33 @@ SEED = 20
 
 
 def _place(cubin: Cubin, machine: str, folder: Path) -> Path:
-    return folder / f"{hashlib.sha256(f'{cubin.digest} {machine}'.encode()).hexdigest()}.check"
+    words = f"{cubin.recipe} {cubin.digest} {machine}"
+    return folder / f"{hashlib.sha256(words.encode()).hexdigest()}.check"
 
 
 def recorded(cubin: Cubin, machine: str, folder: Path) -> str | None:
-    """What the check of this machine code on this GPU and driver said: empty if right, None if there was none."""
-    try:
-        path = _place(cubin, machine, folder)
-        row = json.loads(path.read_text(encoding="utf-8"))
-        mark_used(path)
-        return str(row["wrong"]) if row["cubin"] == cubin.digest and row["machine"] == machine else None
-    except (OSError, ValueError, TypeError, KeyError):
+    """What the check of this machine code on this GPU and driver said: empty if right, None if there was none.
+
+    A record counts for the recipe that it was written for alone: the same code may have been asked for by another.
+    """
+    path = _place(cubin, machine, folder)
+    data = read_own(path)
+    if data is None:
         return None
+    try:
+        row = json.loads(data)
+        of = row["recipe"], row["cubin"], row["machine"]
+        wrong = str(row["wrong"]) if of == (cubin.recipe, cubin.digest, machine) else None
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    mark_used(path)
+    return wrong
 
 
 def record(cubin: Cubin, machine: str, folder: Path, config: KernelConfig, wrong: str) -> None:
     """Write down what the check of this machine code on this GPU and driver said."""
-    row = {"cubin": cubin.digest, "machine": machine, "config": config.describe(), "wrong": wrong}
+    of = {"recipe": cubin.recipe, "cubin": cubin.digest, "machine": machine}
+    row = of | {"config": config.describe(), "wrong": wrong}
     write_whole(_place(cubin, machine, folder), json.dumps(row).encode())
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
-from evoattn.backends.cache_folder import mark_used, write_whole
+from evoattn.backends.cache_folder import make_folder, mark_used, open_own, read_own, write_whole
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.paths import SEARCH_SPACES
 from evoattn.model.problem import AttentionProblem
@@ -125,12 +125,10 @@ class ClimbCache:
     def _read(self) -> dict[bytes, bytes]:
         if (path := self.path) is None:
             return {}
-        try:
-            lines = path.read_bytes().splitlines()
-        except OSError:
+        if (data := read_own(path)) is None:
             return {}
         mark_used(path)
-        return {line[:NAME]: line[NAME + 1 :] for line in lines if line}
+        return {line[:NAME]: line[NAME + 1 :] for line in data.splitlines() if line}
 
 
 def _parsed(name: bytes, line: bytes) -> Climbed | None:
@@ -145,8 +143,10 @@ def _parsed(name: bytes, line: bytes) -> Climbed | None:
 def _append(path: Path, line: bytes) -> bool:
     """Whether the line was written."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        make_folder(path.parent)
+        handle = open_own(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        if handle is None:
+            return False
         try:
             if os.fstat(handle).st_size + len(line) > MOST_BYTES:
                 kept = path.read_bytes().splitlines(keepends=True)

@@ -34,11 +34,16 @@ Results = dict[str, list[tuple[Trial, float]]]
 """By family: its right trials with their times in µs, or their relative costs, best first."""
 
 
-def right_trials(trials: Iterable[Trial]) -> Results:
+def value_in(study: Study, trial: Trial) -> float | None:
+    """The trial's value if it is of the study's kind: a measured study ranks no estimates."""
+    return trial.value if (trial.state is TrialState.ESTIMATED) == study.offline else None
+
+
+def right_trials(study: Study, trials: Iterable[Trial]) -> Results:
     """The right trials by family; families without one are left out."""
     found: Results = {}
     for trial in trials:
-        if (value := trial.value) is not None:
+        if (value := value_in(study, trial)) is not None:
             found.setdefault(trial.family, []).append((trial, value))
     return {family: sorted(pairs, key=lambda pair: pair[1]) for family, pairs in found.items()}
 
@@ -55,7 +60,7 @@ def progress(study: Study, trials: Iterable[Trial]) -> Progress:
     course = Progress("relative_cost" if study.offline else "median_us", [], [], [], [], [])
     best = float("inf")
     for trial in trials:
-        value = trial.value
+        value = value_in(study, trial)
         if value is None:
             continue
         if value < best:

@@ -148,24 +148,28 @@ FINALISTS = 100
 """More than any final has."""
 
 
-def summarise(storage: Storage, study: Study, limit: int = 20) -> StudySummary:
-    """All that a report says about `study`, with the best `limit` trials. Raises `StorageError` where the database
-    fails."""
+def summarise(storage: Storage, study: Study, limit: int = 20, course: bool = True) -> StudySummary:
+    """All that a report says about `study`, with the best `limit` trials. Without `course` it leaves out what only all
+    trials together say, so that none but the best is read: `best_of_families`, `right_by_family`, `progress`,
+    `importances`, `cost_model`, `improvements`, `genes` and `samples` are empty, and `lineage` is the best alone.
+
+    Raises `StorageError` where the database fails.
+    """
     problem = AttentionProblem(**study.problem)
     spec = _spec(study)
-    trials = {trial.number: trial for trial in storage.iter_trials(study)}
+    trials = {trial.number: trial for trial in storage.iter_trials(study)} if course else {}
     peers = {} if study.offline else storage.peers(study)
     ranked = storage.leaderboard(study, max(limit, FINALISTS))
     leader = ranked[0] if ranked else None
     timed = {} if study.offline else {t.number: t.timing for t in ranked if t.timing}
     ratios = ranking.against_leader(timed, leader.number) if leader and leader.number in timed else {}
-    course = progress(study, trials.values())
+    tried = progress(study, trials.values())
 
     def row(rank: int, trial: Trial) -> LeaderboardRow:
         return leaderboard_row(rank, trial, problem, spec, peers, study.offline)
 
     rows = tuple(row(rank, trial) for rank, trial in enumerate(ranked[:limit], 1))
-    results = right_trials(trials.values())
+    results = right_trials(study, trials.values())
     return StudySummary(
         study=study.name,
         kind="estimated" if study.offline else "measured",
@@ -190,11 +194,11 @@ def summarise(storage: Storage, study: Study, limit: int = 20) -> StudySummary:
         right_by_family={family: len(found) for family, found in results.items()},
         baselines=() if study.offline else _baselines(peers, storage.refusals(study), problem),
         failures=group_failures(storage.failures(study, MAX_REASONS)),
-        progress=course,
+        progress=tried,
         importances=_importances(study, results),
         cost_model=None if study.offline else rank_cost_model(trials.values()),
         lineage=lineage(leader, trials),
-        improvements=improvements(course, trials),
+        improvements=improvements(tried, trials),
         genes=gene_values(results),
         samples=family_samples(results),
         roofs=() if study.offline or spec is None else roofs(problem, spec),

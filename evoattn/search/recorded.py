@@ -29,12 +29,12 @@ class Finding:
 
 
 def require_trusted(trial: Trial, problem: AttentionProblem, spec: gpus.GpuSpec, trust_source: bool) -> Finding:
-    """Whether today's template renders the recorded source from the recorded config (`agrees` None where it does not).
+    """What `source_finding` says.
 
     A recorded source is code of whoever wrote the database: raises `ReproduceError` where the template renders another
     one, unless `trust_source`.
     """
-    rendered = _source_finding(trial, problem, KernelConfig(trial.family, trial.config), spec)
+    rendered = source_finding(trial, problem, spec)
     if not (rendered.agrees or trust_source):
         raise ReproduceError(
             f"{rendered.sentence} Trial {trial.number} was not run: its record is code of whoever wrote the database. "
@@ -50,7 +50,10 @@ def require_fitting(trial: Trial, source: str) -> None:
         raise ReproduceError(f"{outdated} Trial {trial.number} was not run; run the commit that recorded it.")
 
 
-def _source_finding(trial: Trial, problem: AttentionProblem, config: KernelConfig, spec: gpus.GpuSpec) -> Finding:
+def source_finding(trial: Trial, problem: AttentionProblem, spec: gpus.GpuSpec) -> Finding:
+    """Whether today's template renders the recorded source from the recorded config (`agrees` None where it does
+    not)."""
+    config = KernelConfig(trial.family, trial.config)
     try:
         family = registry.lookup(trial.family)
         configs.load_space(trial.family, spec).make_config(trial.config)

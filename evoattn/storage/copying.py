@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Column, Connection, Integer, RowMapping, Select, Table, func, insert, literal_column, select
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, StatementError
 
 from evoattn.storage.database import Database
 from evoattn.storage.errors import StorageError, explain
@@ -69,7 +69,12 @@ def _copy(
     for table in tables:
         copied[table.name] = 0
         for page in _pages(reader, origin, table, at_a_time):
-            writer.execute(insert(table), page)
+            try:
+                writer.execute(insert(table), page)
+            except StatementError as error:
+                if isinstance(error, DBAPIError):
+                    raise
+                raise explain(error, origin) from None  # what was read there is of another kind than its column
             copied[table.name] += len(page)
         if (there := count(writer, table)) != copied[table.name]:
             raise StorageError(

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 from sqlalchemy import URL, Connection, Insert, Table, insert, select
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import StatementError
 
 from evoattn.model.paths import data_folder
 from evoattn.storage import engine
-from evoattn.storage.errors import StorageError, explain
+from evoattn.storage.errors import DamagedRecord, StorageError, explain
 from evoattn.storage.patience import WAIT_S, Patience, Work
 from evoattn.storage.schema import environments
 
@@ -76,6 +76,8 @@ class Database:
             raise StorageError(
                 f"There is no database at {where}; run `evoattn search` first, or choose another with --db."
             )
+        if storage.url.get_backend_name() == "sqlite" and Path(where).exists() and not Path(where).is_file():
+            raise StorageError(f"{where} is no file; choose another one with --db.")
         if create and Path(where).parent == data_folder():
             _make(data_folder())
         with storage._explained():
@@ -97,10 +99,10 @@ class Database:
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except (DBAPIError, sqlite3.Error) as error:
+        except (StatementError, sqlite3.Error) as error:
             raise explain(error, engine.place(self.url)) from None
         except (JSONDecodeError, RecursionError):
-            raise StorageError(
+            raise DamagedRecord(
                 f"The database {engine.place(self.url)} holds a value that is not JSON; use another copy of it."
             ) from None
 

@@ -14,6 +14,7 @@ from sqlalchemy import (
     URL,
     Connection,
     Engine,
+    ExceptionContext,
     Table,
     column,
     create_engine,
@@ -37,6 +38,8 @@ BUSY_TIMEOUT_S = 10.0
 """How long a call waits for another program's write; ours take milliseconds."""
 
 
+BETWEEN_SIGNALS = 1_000_000
+"""Steps of SQLite's machine, some 10 ms, after which signals are seen to."""
 CONNECT_S = 10
 """How long a server may take to accept a connection."""
 MIGRATION_LOCK = 0x65766F61
@@ -123,11 +126,24 @@ def connect(url: URL, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Engine:
     if is_file:
         event.listen(engine, "connect", _set_up_reading if read_only else _set_up)
         event.listen(engine, "begin", _begin)
+        event.listen(engine, "handle_error", _interrupted)
     return engine
+
+
+def _go_on() -> int:
+    return 0
+
+
+def _interrupted(context: ExceptionContext) -> None:
+    """SQLite's word for it where a handler of a signal raised `KeyboardInterrupt` within `_go_on`."""
+    if str(context.original_exception) == "interrupted":
+        raise KeyboardInterrupt
 
 
 def _set_up_reading(connection: sqlite3.Connection, _record: object) -> None:
     connection.isolation_level = None  # _begin begins; Python's own way leaves DDL outside transactions
+    # A database from elsewhere may have queries without an end: Python's handlers of Ctrl-C and SIGTERM run in between.
+    connection.set_progress_handler(_go_on, BETWEEN_SIGNALS)
     # A database from elsewhere may define views and triggers: they may call no functions.
     connection.execute("PRAGMA trusted_schema=OFF")
 

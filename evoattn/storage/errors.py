@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError, StatementError
 
 from evoattn.model.errors import FailedRun, WrongUse
 
@@ -19,6 +19,10 @@ class UnknownRecord(StorageError, WrongUse, LookupError):
 
 class AlreadyThere(StorageError):
     """A row with the same unique key."""
+
+
+class DamagedRecord(StorageError):
+    """A row with a value that is missing or not of its kind."""
 
 
 _AGAIN = "try again (a search goes on with --resume)"
@@ -43,6 +47,11 @@ _SENTENCES = (
         "The database {place} cannot be opened; see that its folder is there and that you may read and write in it.",
     ),
     (
+        "already exists",
+        "The tables of the database {place} are not those of the version that it names; use another copy of it, or "
+        "choose another one with --db.",
+    ),
+    (
         "no such",
         "The database {place} does not have the tables of this version of evoattn; choose another one with --db.",
     ),
@@ -54,6 +63,8 @@ _CODES = {
     "3D000": "The server has no database {place}; create it with `createdb`, or choose another one with --db.",
     "42501": "You may not do that in the database {place}; ask its owner, or choose another one with --db.",
     "42P01": "The database {place} does not have the tables of this version of evoattn; choose another one with --db.",
+    "42P07": "The tables of the database {place} are not those of the version that it names; use another copy of it, "
+    "or choose another one with --db.",
     "25006": "The database {place} is read-only; choose another one with --db.",
     "53100": "The disk that holds the database {place} is full; free some space, then {again}.",
     "53300": "The database {place} has too many connections; end some, or raise its max_connections.",
@@ -62,9 +73,11 @@ _CODES = {
 """PostgreSQL's SQLSTATEs, or what they begin with (appendix A of its manual), and what they mean to a user."""
 
 
-def explain(error: DBAPIError | sqlite3.Error, place: str) -> StorageError:
+def explain(error: StatementError | sqlite3.Error, place: str) -> StorageError:
     """The driver's error as a sentence about the database at `place`."""
-    text = str(error.orig if isinstance(error, DBAPIError) else error)
+    text = str(error.orig if isinstance(error, StatementError) else error)
+    if isinstance(error, StatementError) and not isinstance(error, DBAPIError):  # a value that no driver was given
+        return DamagedRecord(f"The database {place} holds a value of another kind ({text}); use another copy of it.")
     code = _sqlstate(error)
     for prefix, sentence in _CODES.items():
         if code.startswith(prefix):
@@ -77,11 +90,17 @@ def explain(error: DBAPIError | sqlite3.Error, place: str) -> StorageError:
     return StorageError(f"The database {place} refused the call: {' '.join(text.split())}.")
 
 
-def _sqlstate(error: DBAPIError | sqlite3.Error) -> str:
+def _sqlstate(error: StatementError | sqlite3.Error) -> str:
     """PostgreSQL's code; empty for SQLite. A connection that failed has none, but for its words."""
     code = "" if isinstance(error, sqlite3.Error) else getattr(error.orig, "sqlstate", "")
     if code is not None:
         return str(code)
     assert isinstance(error, DBAPIError)
-    words = {"authentication failed": "28000", "does not exist": "3D000"}
+    words = {
+        "authentication failed": "28000",
+        "no password supplied": "28000",
+        "does not exist": "3D000",
+        "too many clients": "53300",
+        "remaining connection slots": "53300",
+    }
     return next((code for part, code in words.items() if part in str(error.orig)), "08000")

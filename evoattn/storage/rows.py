@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CheckResult, CompileInfo, Study, Timing, Trial, TrialState, ValidationReport
-from evoattn.storage.errors import StorageError
+from evoattn.storage.errors import DamagedRecord, StorageError
 from evoattn.storage.schema import STAGES
 
 MAX_SOURCE_BYTES = 16 << 20
@@ -34,7 +34,8 @@ def unpack_source(source_hash: str, packed: bytes) -> str:
 Row = Mapping[Any, Any]
 """By column; SQLAlchemy's `RowMapping` is one too."""
 _Record = TypeVar("_Record")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""Control characters, and those that change the direction of text or break lines."""
 _ARCH = re.compile(r"sm_\d{2,3}[af]?")
 """It goes into a compiler's options and into a command line that `export` proposes."""
 
@@ -66,12 +67,12 @@ def plain_text(value: Any) -> str:
 
 
 def checked(what: str, build: Callable[[], _Record]) -> _Record:
-    """What `build` makes of a row. Raises `StorageError`, which names `what`, if a value is missing or not of its
+    """What `build` makes of a row. Raises `DamagedRecord`, which names `what`, if a value is missing or not of its
     kind."""
     try:
         return build()
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise StorageError(f"{what} is damaged in the database ({error}); use another copy of it.") from None
+        raise DamagedRecord(f"{what} is damaged in the database ({error}); use another copy of it.") from None
 
 
 def study_from_row(row: Row) -> Study:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, Select, func, insert, literal, select
+from sqlalchemy import Column, Connection, Select, func, insert, literal, select
 
 from evoattn.model.compressed_source import CompressedSource
 from evoattn.model.records import Candidate, Evaluation, Study, Timing, Trial, TrialState
 from evoattn.model.space import KernelConfig
 from evoattn.storage.database import Database, now
 from evoattn.storage.engine import insert_missing
-from evoattn.storage.errors import UnknownRecord
+from evoattn.storage.errors import DamagedRecord, UnknownRecord
 from evoattn.storage.rows import (
     EVIDENCE_COLUMNS,
     checked,
@@ -223,9 +224,12 @@ class Trials(Database):
         packed = self._read(lambda c: c.scalar(select(sources.c.zlib).where(sources.c.hash == source_hash)))
         return unpack_source(source_hash, packed or b"")
 
-    def iter_trials(self, study: Study, evidence: bool = False, after: int = -1) -> Iterator[Trial]:
+    def iter_trials(
+        self, study: Study, evidence: bool = False, after: int = -1, whole_only: bool = False
+    ) -> Iterator[Trial]:
         """The trials of the study by number, from the one that follows number `after`. `evidence`: with what compiler
-        and validation said, which is slow to read; else None.
+        and validation said, which is slow to read; else None. `whole_only`: a damaged one is passed over with a
+        warning, where it raises `DamagedRecord` else.
 
         Reads `PAGE` at a time and holds no transaction between, so that memory stays flat and others may write.
         """
@@ -238,11 +242,27 @@ class Trials(Database):
                 .order_by(trials.c.number)
                 .limit(PAGE)
             )
-            found = self._read(partial(_load, query=page))
+            try:
+                found = self._read(partial(_load, query=page))
+            except DamagedRecord:
+                if not whole_only:
+                    raise
+                numbers = self._read(lambda c, page=page: c.scalars(page.with_only_columns(trials.c.number)).all())
+                yield from self._whole(columns, numbers)
+                last = numbers[-1]
+                continue
             if not found:
                 return
             yield from found
             last = found[-1].number
+
+    def _whole(self, columns: Sequence[Column[Any]], numbers: Sequence[int]) -> Iterator[Trial]:
+        """Those of the trials that are not damaged, and a warning about each of the others."""
+        for number in numbers:
+            try:
+                yield from self._read(partial(_load, query=select(*columns).where(trials.c.number == number)))
+            except DamagedRecord as error:
+                warnings.warn(f"Passed over: {error}", RuntimeWarning, stacklevel=3)
 
     def leaderboard(
         self, study: Study, limit: int, finalists_first: bool = True, operator: str | None = None

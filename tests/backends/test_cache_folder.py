@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from evoattn.backends.cache_folder import (
     keep_small,
     limit_bytes,
     mark_used,
+    read_own,
     write_whole,
 )
 from evoattn.model.whole_file import TEMPORARY
@@ -140,3 +142,59 @@ assert write_whole(Path({str(tmp_path)!r}) / "2.kernel", b"x" * 1000)
 """
     subprocess.run([sys.executable, "-c", code], check=True)
     assert [path.name for path in tmp_path.iterdir()] == ["2.kernel"]
+
+
+def test_folders_are_made_for_their_owner_alone(tmp_path):
+    before = os.umask(0)
+    try:
+        assert write_whole(tmp_path / "cubins" / "ab" / "1.kernel", b"code")
+    finally:
+        os.umask(before)
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "cubins", tmp_path / "cubins" / "ab")]
+    assert modes == [0o700, 0o700]
+
+
+def planted(folder, name):
+    """The file `name` of `folder`, as somebody else may have put it there."""
+    path = folder / "1.kernel"
+    path.parent.mkdir(mode=0o700)
+    if name == "link":
+        (folder.parent / "elsewhere").write_bytes(b"code")
+        path.symlink_to(folder.parent / "elsewhere")
+    elif name == "pipe":
+        os.mkfifo(path)
+    else:
+        path.write_bytes(b"code")
+        path.chmod(0o666 if name == "file for all" else 0o600)
+    if name.endswith("of another"):
+        os.chown(path if name.startswith("file") else folder, 65534, -1)
+    if name.startswith("folder for"):
+        folder.chmod({"folder for the group": 0o770, "folder for all": 0o1777}[name])
+    return path
+
+
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("link", "symbolic link"),
+        ("pipe", "no regular file"),
+        ("file for all", "may be written by other users"),
+        ("folder for the group", "may be written by other users"),
+        ("folder for all", "may be written by other users"),
+        pytest.param("file of another", "belongs to the user 65534", marks=AS_ROOT),
+        pytest.param("folder of another", "belongs to the user 65534", marks=AS_ROOT),
+    ],
+)
+def test_what_others_may_have_written_is_passed_over_with_a_sentence(tmp_path, name, why):
+    path = planted(tmp_path / "cubins", name)
+    with pytest.warns(RuntimeWarning, match=f"is passed over, as .*{why}"):
+        assert read_own(path) is None
+
+
+def test_what_is_ours_or_missing_says_nothing(tmp_path, recwarn):
+    assert read_own(planted(tmp_path / "cubins", "own")) == b"code"
+    assert read_own(tmp_path / "cubins" / "2.kernel") is None and read_own(tmp_path / "none" / "1.kernel") is None
+    assert not recwarn.list

@@ -100,6 +100,17 @@ def test_a_second_compile_comes_from_the_cache(tmp_path):
         assert KernelFiles(tmp_path, version()).get(candidate) == again
 
 
+def test_another_kernels_file_under_this_name_is_passed_over(tmp_path):
+    first, second = (Candidate("family", {}, "id", f"{SOURCE}// {n}\n", "sm_80") for n in range(2))
+    compile_candidate(first, tmp_path)
+    [file] = tmp_path.rglob("*.kernel")
+    files = KernelFiles(tmp_path, version())
+    place = files._path(second)
+    place.parent.mkdir(exist_ok=True)
+    place.write_bytes(file.read_bytes())
+    assert files.get(first) and files.get(second) is None
+
+
 def test_a_kernel_that_cannot_be_put_in_its_place_leaves_no_file(tmp_path):
     candidate = Candidate("family", {}, "id", SOURCE, "sm_80")
     files = KernelFiles(tmp_path, version())

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import platform
+import sqlite3
 import threading
+from http.client import HTTPConnection
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -15,7 +18,7 @@ from tests.report.report_studies import add, make_study, timed_study, timing
 
 pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is not installed (evoattn[dashboard])")
 
-from evoattn.dashboard.serve import Dashboard, DashboardError, listen, serve
+from evoattn.dashboard.serve import Dashboard, DashboardError, OnlyLooks, listen, serve
 from evoattn.model.errors import WrongUse
 
 
@@ -94,6 +97,90 @@ def test_it_follows_a_search_and_its_final(storage, served):
     storage.add_timing(first.number, timing(5.0, "final"))  # changes a trial that is shown already
     dashboard.update()
     assert [t.get("values") for t in trials_of(ask)] == [[5.0], [20.0], [10.0], None]
+
+
+def asked(server_port, method, host):
+    """The status of a request, as a browser sends it that took `host` for this machine."""
+    connection = HTTPConnection("127.0.0.1", server_port, timeout=10)
+    connection.request(method, "/api/studies", headers={"Host": host} if host else {})
+    status = connection.getresponse().status
+    connection.close()
+    return status
+
+
+def test_it_answers_only_who_looks_and_names_this_machine(storage):
+    dashboard = Dashboard(storage, timed_study(storage))
+    server = listen(dashboard, "127.0.0.1", 0)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    port = server.server_port
+    try:
+        for host in ("", "localhost", f"LOCALHOST:{port}", f"127.0.0.1:{port}", f"[::1]:{port}", platform.node()):
+            assert asked(port, "GET", host) == 200, host
+        for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "10.0.0.1", "[::2]", "[", ":80"):
+            assert asked(port, "GET", host) == 403, host
+        for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+            assert asked(port, method, "localhost") == 405, method
+        assert asked(port, "HEAD", "localhost") in (200, 405)  # optuna-dashboard's own word
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("bound", "host", "status"),
+    [
+        ("0.0.0.0", "10.0.0.1:8080", "200"),
+        ("::", "[fe80::1]:8080", "200"),
+        ("0.0.0.0", "evil.example", "403"),
+        ("gpu7.lab", "GPU7.lab:8080", "200"),
+        ("gpu7.lab", "10.0.0.1", "403"),
+    ],
+)
+def test_a_wider_host_is_asked_by_its_name_or_by_any_address(bound, host, status):
+    said = []
+
+    def app(environ, start_response):
+        start_response("200 OK", [])
+        return []
+
+    OnlyLooks(app, bound)({"REQUEST_METHOD": "GET", "HTTP_HOST": host}, lambda status, _: said.append(status))
+    assert said[0].startswith(status)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("created_at", "no date"),
+        ("created_at", "0001-01-01T00:00:00+00:00"),
+        ("seconds", 1e17),
+        ("seconds", 1e308),
+        ("seconds", float("inf")),
+        ("seconds", -1e300),
+    ],
+)
+def test_times_that_no_trial_has_are_shown_as_unknown(storage, column, value):
+    study = make_study(storage)
+    trial = add(storage, study, TrialState.COMPLETE, us=[("screen", 30.0)], A=1, B=2)
+    with sqlite3.connect(storage.place) as database:
+        database.execute(f"UPDATE trials SET {column} = ? WHERE number = ?", (value, trial.number))
+    assert Dashboard(storage, study).trials == 1
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("config", "[1]"), ("config", "{"), ("state", "BETTER"), ("seconds", "x")]
+)
+def test_damaged_rows_are_passed_over(storage, column, value):
+    study = make_study(storage)
+    trials = [add(storage, study, TrialState.COMPLETE, us=[("screen", 30.0)], A=1, B=2) for _ in range(2)]
+    dashboard = Dashboard(storage, study)
+    trials += [add(storage, study, TrialState.COMPLETE, us=[("screen", 30.0)], A=1, B=2) for _ in range(3)]
+    with sqlite3.connect(storage.place) as database:
+        database.execute(f"UPDATE trials SET {column} = ? WHERE number = ?", (value, trials[3].number))
+    with pytest.warns(RuntimeWarning, match="Passed over: "):
+        dashboard.update()
+    assert dashboard.trials == 4
+    with pytest.warns(RuntimeWarning, match="Passed over: "):
+        assert Dashboard(storage, study).trials == 4
 
 
 def test_an_offline_study_says_that_nothing_was_timed(storage, served):

@@ -52,7 +52,7 @@ def build(family: Family, problem: AttentionProblem, config: KernelConfig, gpu: 
     constants = dict(family=family.name, dtype=problem.dtype, mask=problem.mask, head_dim=problem.head_dim)
     constants |= dict(head_dim_v=problem.head_dim_v, lse=problem.lse, variants=variants, config=config.id)
     code = json.dumps(constants).encode()
-    return Cubin(code, hashlib.sha256(code).hexdigest(), "source")
+    return Cubin(code, hashlib.sha256(code).hexdigest(), "source", "recipe")
 
 
 @dataclass

@@ -92,6 +92,23 @@ def test_a_damaged_file_is_compiled_again_with_a_warning(tmp_path, damage):
     assert cubins.get(FAMILY, PROBLEM, CONFIG, L4, tmp_path) == fresh
 
 
+def test_another_kernels_file_under_this_name_is_compiled_again(tmp_path):
+    fresh = cubins.get(FAMILY, PROBLEM, CONFIG, L4, tmp_path)
+    other = cubins.get(FAMILY, PROBLEM.with_(head_dim=32), CONFIG, L4, tmp_path)
+    (tmp_path / f"{fresh.recipe}.kernel").write_bytes((tmp_path / f"{other.recipe}.kernel").read_bytes())
+    with pytest.warns(RuntimeWarning, match="is damaged; it is compiled again"):
+        assert cubins.get(FAMILY, PROBLEM, CONFIG, L4, tmp_path) == fresh
+
+
+def test_a_planted_file_is_compiled_again(tmp_path):
+    fresh = cubins.get(FAMILY, PROBLEM, CONFIG, L4, tmp_path)
+    (path,) = tmp_path.glob("*.kernel")
+    path.chmod(0o666)
+    with pytest.warns(RuntimeWarning, match="is passed over"):
+        assert cubins.get(FAMILY, PROBLEM, CONFIG, L4, tmp_path) == fresh
+    assert path.stat().st_mode & 0o777 == 0o600, "a file of our own is in its place"
+
+
 def test_a_folder_that_cannot_be_written_costs_the_cache_only(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")

@@ -1,12 +1,16 @@
 """The check at a kernel's first use on a machine: what it says of the kernel stays, other failures do not."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from evoattn.backends.base import ContextLost, LaunchError
-from evoattn.ops import current
+from evoattn.model.space import KernelConfig
+from evoattn.ops import current, selftest
 from evoattn.ops.attention import attention
+from evoattn.ops.cubins import Cubin
 from evoattn.ops.platform import CudaPlatform, error_of
 from evoattn.ops.runtime import NoKernel
 from tests.ops.fake_device import fake_runtime, near, reference, tensors
@@ -146,3 +150,20 @@ def test_waiting_tells_a_kernels_fault_from_other_failures(status, kind):
     with pytest.raises(kind, match="The kernel failed: CUDA error: an illegal memory access"):
         Here(status).synchronize(0)
     Here(0).synchronize(0)
+
+
+def test_a_record_counts_for_its_own_recipe_and_only_where_nobody_else_wrote_it(tmp_path):
+    config = KernelConfig("flash_scalar", {})
+    cubin = Cubin(b"code", "digest", "source", "recipe")
+    selftest.record(cubin, "machine", tmp_path, config, "")
+    assert selftest.recorded(cubin, "machine", tmp_path) == ""
+    other = replace(cubin, recipe="another")
+    (record,) = tmp_path.glob("*.check")
+    assert selftest.recorded(other, "machine", tmp_path) is None
+    selftest.record(other, "machine", tmp_path, config, "wrong")
+    (place,) = set(tmp_path.glob("*.check")) - {record}
+    place.write_bytes(record.read_bytes())
+    assert selftest.recorded(other, "machine", tmp_path) is None
+    record.chmod(0o666)
+    with pytest.warns(RuntimeWarning, match="is passed over"):
+        assert selftest.recorded(cubin, "machine", tmp_path) is None

@@ -10,8 +10,10 @@ from evoattn.model import gpu
 from evoattn.model.records import Timing, TrialState
 from evoattn.report import render_html, render_json, summarise
 from evoattn.report.analysis import group_failures, rank_cost_model
+from evoattn.report.screen import Kept, print_result
 from evoattn.report.show import print_trial
 from evoattn.report.summary import FINALISTS
+from evoattn.storage import Storage
 from tests.report.report_studies import add, make_study, printed, timing
 
 
@@ -167,3 +169,30 @@ def test_the_energy_and_the_board_of_a_final_are_shown(storage):
     print_trial(storage, storage.trial(trial.number), console)
     shown = " ".join(console.export_text().split())
     assert "6.25 mJ per call of the whole board; 1900-1980 MHz; 310-480 W; 41-47 °C" in shown
+
+
+def test_one_screen_reads_the_best_alone(measured):
+    class OnlyTheBest(Storage):
+        def iter_trials(self, *args, **words):
+            raise AssertionError("a study may have 200,000 trials")
+
+    storage, study = measured
+    only = OnlyTheBest(storage.url)
+    short, whole = summarise(only, study, course=False), summarise(storage, study)
+    only.close()
+    assert on_one_screen(short) == on_one_screen(whole)
+
+
+def on_one_screen(summary):
+    console = Console(width=80, record=True, file=io.StringIO())
+    print_result(summary, console, Kept("/data/evoattn.sqlite"))
+    return console.export_text()
+
+
+def test_a_measured_study_ranks_no_estimates(storage):
+    """As a database may hold that somebody has changed."""
+    study = make_study(storage)
+    add(storage, study, TrialState.ESTIMATED, cost=12.0, A=1)
+    summary = summarise(storage, study)
+    assert not summary.best_of_families and not summary.progress.value
+    assert "<html" in render_html(summary)

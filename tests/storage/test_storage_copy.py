@@ -150,3 +150,13 @@ def test_a_server_that_goes_away_is_waited_for_whichever_it_is(either, target, s
 def test_a_missing_source_is_a_sentence(tmp_path, target):
     said = CliRunner().invoke(app, ["db", "copy", str(tmp_path / "none.sqlite"), target])
     assert said.exit_code == 1 and "There is no database at" in said.output
+
+
+def test_a_source_that_is_text_is_a_sentence_about_the_source_database(storage, tmp_path):
+    fill(storage)
+    with storage._engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE sources SET zlib = 'text'")
+    target = tmp_path / "target.sqlite"
+    said = CliRunner().invoke(app, ["db", "copy", storage.place, str(target)])
+    assert said.exit_code == 1 and "Traceback" not in said.output
+    assert f"The database {storage.place} holds a value of another kind" in " ".join(said.output.split())

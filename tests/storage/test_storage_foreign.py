@@ -9,10 +9,12 @@ import sqlite3
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from sqlalchemy.exc import OperationalError
 
 from evoattn.model.paths import MIGRATIONS, data_folder
 from evoattn.storage import Storage, StorageError, UnknownRecord
 from evoattn.storage.engine import Migrations
+from evoattn.storage.errors import explain
 from evoattn.storage.schema import REVISION, VERSION_TABLE, metadata
 from tests.storage.storage_records import PROBLEM, make_study, record, refusal, timing
 
@@ -63,6 +65,38 @@ def test_another_versions_database_is_refused(storage, path):
     assert "another version of evoattn (its tables are at 9999, this one's at" in refusal(path)
 
 
+def test_tables_that_are_newer_than_the_version_named_are_refused_in_words(storage, path):
+    storage.close()
+    with sqlite3.connect(path) as plain:
+        plain.execute(f"UPDATE {VERSION_TABLE} SET version_num = '0001'")
+    assert "are not those of the version that it names; use another copy" in refusal(path)
+
+
+@pytest.mark.parametrize("create", [True, False])
+def test_what_is_no_file_is_no_database(tmp_path, create):
+    for place in ("/dev/zero", tmp_path):
+        assert f"{place} is no file; choose another one with --db." in refusal(place, create=create)
+
+
+class Failed(Exception):
+    """As psycopg's, of a connection that was not made."""
+
+    sqlstate = None
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("FATAL:  sorry, too many clients already", "has too many connections"),
+        ("FATAL:  remaining connection slots are reserved for", "has too many connections"),
+        ("fe_sendauth: no password supplied", "does not let you in; see to the user and the password"),
+        ("Connection refused", "does not answer; see that its server runs"),
+    ],
+)
+def test_a_server_that_takes_no_connection_is_said_for_what_it_is(words, sentence):
+    assert sentence in str(explain(OperationalError("", {}, Failed(words)), "x"))
+
+
 def test_a_data_folder_that_cannot_be_made(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
@@ -81,7 +115,7 @@ def test_databases_that_are_not_ours_are_refused_untouched(tmp_path):
     assert "is empty; run `evoattn search` first" in refusal(empty, create=False)
     assert "There is no database at" in refusal(tmp_path / "none.sqlite", create=False)
     assert "cannot be opened; see that its folder is there" in refusal(tmp_path / "nowhere" / "a.sqlite")
-    assert "cannot be opened" in refusal(tmp_path)
+    assert "is no file" in refusal(tmp_path)
     assert text.read_text() == "no database " * 200 and not (tmp_path / "none.sqlite").exists()
 
 

@@ -2,7 +2,10 @@
 
 import json
 import re
+import signal
 import sqlite3
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -19,7 +22,8 @@ from evoattn.model.records import CompileInfo, Evaluation, TrialState
 from evoattn.model.space import KernelConfig
 from evoattn.search.reproduce import ReproduceError, reproduce
 from evoattn.storage import Storage, StorageError
-from evoattn.storage.rows import study_from_row, timing_from_row, trial_from_row
+from evoattn.storage.rows import plain_text, study_from_row, timing_from_row, trial_from_row
+from evoattn.storage.schema import trials
 from tests.untrusted.untrusted import EVIL, JSON, PROBLEM, SPACE
 
 STUDY = {
@@ -72,6 +76,10 @@ def test_rows_are_checked(reader, data):
         r"[\x00-\x08\x0b-\x1f]",
         f"{getattr(record, 'name', '')}{getattr(record, 'reason', '')}{getattr(record, 'operator', '')}",
     )
+
+
+def test_text_turns_no_line_around():
+    assert plain_text("a\u202eb\u2066c\u200f\u2028d") == "a?b?c??d"
 
 
 def test_what_a_timing_says_is_plain_text_of_its_kind():
@@ -130,6 +138,22 @@ def test_an_export_of_a_hostile_database_is_the_kernel_and_comments(hostile):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("words", [("--format", "check"), ("--format", "header"), ("--format", "torch")])
+def test_an_export_says_when_its_source_is_not_the_templates(hostile, tmp_path, words):
+    study, trial = hostile.latest_study(), hostile.trial(1)
+    ours = render(FAMILIES["flash_scalar"], PROBLEM, SPACE.starting_configs()[0], gpu.GPUS["l4"])
+    foreign = replace(ours, source=ours.source + '\n#include "/etc/passwd"\n')
+    result = Evaluation(TrialState.ESTIMATED, "", CompileInfo(registers=32, compiler="NVRTC"), relative_cost=1.0)
+    other = hostile.record(study, KernelConfig(trial.family, trial.config), foreign, result)
+    said = []
+    for number in (trial.number, other.number):
+        place = ["--db", hostile.place, "-o", str(tmp_path / f"out{number}")]
+        done = CliRunner().invoke(app, ["export", str(number), *words, *place])
+        assert done.exit_code == 0, done.output
+        said.append("renders another text than the recorded one. What was exported is code of whoever" in done.stderr)
+    assert said == [False, True]
+
+
 def test_page_terminal_and_folder_of_a_hostile_database(hostile, tmp_path):
     before = sorted(tmp_path.iterdir())
     for words in (
@@ -181,3 +205,23 @@ def test_words_that_reach_a_command_line_are_checked(hostile, column, value):
         plain.execute(f"UPDATE studies SET {column} = ?", (value,))
     with pytest.raises(StorageError, match="is damaged"):
         hostile.latest_study()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_query_without_an_end_ends_with_a_signal(tmp_path, number):
+    """As a view in place of the trials may be."""
+    path = tmp_path / "db.sqlite"
+    Storage.open(str(path)).close()
+    with sqlite3.connect(path) as database:
+        database.execute("DROP TABLE trials")
+        columns = ", ".join(f"1 AS {column.name}" for column in trials.c)
+        endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT"
+        database.execute(f"CREATE VIEW trials AS {endless} {columns} FROM n WHERE x < 0")
+        database.execute("PRAGMA journal_mode=DELETE")
+    words = [sys.executable, "-m", "evoattn", "show", "1", "--db", str(path)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(8)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=5)
+    assert process.returncode == 1 and "Interrupted" in said and "Traceback" not in said, said
