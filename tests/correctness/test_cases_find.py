@@ -11,9 +11,8 @@ from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.records import CompiledKernel, CompileInfo
 from evoattn.model.space import load_space
-from tests.mutation.settings import compile_ptx
+from tests.support.compiles import ptx_kept
 from tests.support.source_edits import replaced
 
 pytestmark = pytest.mark.slow
@@ -124,7 +123,7 @@ def first_config(family, problem, genes):
 
 
 def outcome(family, problem, config, source):
-    kernel = CompiledKernel(b"", compile_ptx(source, H100.arch), CompileInfo())
+    kernel = ptx_kept(source, H100.arch)
     return check_small_cases(InterpreterBackend(), BuiltKernel(FAMILIES[family], config, H100, kernel), problem, 0)[-1]
 
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from evoattn import ptx
-from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.interpreter_cases import FarProblem, can_be_far, far_places, interpreter_cases
 from evoattn.correctness.validate import check
@@ -14,6 +13,7 @@ from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import load_space
+from tests.support.compiles import ptx_kept
 
 COPY = """
 extern "C" __global__ void copy(const int4* x, int4* out, TYPE stride) {
@@ -24,7 +24,7 @@ extern "C" __global__ void copy(const int4* x, int4* out, TYPE stride) {
 @pytest.mark.parametrize("kind, right", [("long long", True), ("int", False)])
 def test_an_offset_of_32_bits_lands_elsewhere(kind, right):
     """Eight rows of 16 bytes, 3 · 2^32 bytes apart: their index times the stride passes 32 bits."""
-    program = compile_source(COPY.replace("TYPE", kind), "sm_80").ptx
+    program = ptx_kept(COPY.replace("TYPE", kind), "sm_80").ptx
     x, out, stride = np.arange(32, dtype=np.int32), np.zeros(32, np.int32), (3 << 28) + 1
     number = np.int64(stride) if right else np.int32(stride)
     far = {"x": np.arange(8, dtype=np.uint16) * 3}
@@ -79,7 +79,7 @@ def test_a_kernel_that_drops_a_batch_or_counts_in_32_bits_is_found(tensor):
     assert source.count(step) == 1
 
     def run(text):
-        kernel = BuiltKernel(family, config, gpu, compile_source(text, gpu.arch))
+        kernel = BuiltKernel(family, config, gpu, ptx_kept(text, gpu.arch))
         return check(far.backend(InterpreterBackend()), far.placed(kernel), far.make(1))
 
     assert run(source).passed and not run(source.replace(step, "0")).passed

@@ -1,15 +1,50 @@
-"""What the interpreter says of a compiled kernel on one problem."""
+"""Kernels of a family as they are or with a fault in them, and what the interpreter says of them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.cases import make_case
-from evoattn.correctness.validate import check
+from evoattn.correctness.validate import check, check_small_cases
+from evoattn.families.base import Family
 from evoattn.families.built import BuiltKernel
+from evoattn.families.render import render
+from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CheckResult
+from evoattn.model.space import KernelConfig
+from tests.support.compiles import compile_kept, ptx_kept
+from tests.support.source_edits import replaced
+
+Edit = tuple[str, str] | tuple[str, str, int | None] | Callable[[str], str]
+"""Old text, new text, and in how many places if not in one (None: in any); or a function of the source."""
 
 
-def judged(kernel: BuiltKernel, problem: AttentionProblem, kind: str = "plain", repeat: bool = False) -> CheckResult:
+def built(family: Family, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, *edits: Edit) -> BuiltKernel:
+    """The kernel for `gpu`, with `edits` of its source. An edited one has no machine code. Raises `AnchorError` where
+    the source has not the places."""
+    candidate = render(family, problem, config, gpu)
+    source = candidate.source
+    for edit in edits:
+        source = edit(source) if callable(edit) else replaced(source, *edit)
+    return BuiltKernel(family, config, gpu, (ptx_kept if edits else compile_kept)(source, candidate.arch))
+
+
+def judged(
+    kernel: BuiltKernel,
+    problem: AttentionProblem,
+    kind: str = "plain",
+    repeat: bool = False,
+    seed: int = 1,
+    backend: InterpreterBackend | None = None,
+) -> CheckResult:
     """Of inputs of `kind`; with `repeat` twice on the same scratch buffers, so that counters must end as they began."""
-    return check(InterpreterBackend(), kernel, make_case(kind, problem, 1, "cpu", kind, double=True), repeat=repeat)
+    case = make_case(kind, problem, seed, "cpu", kind, double=True)
+    return check(backend or InterpreterBackend(), kernel, case, repeat=repeat)
+
+
+def small_faults(kernel: BuiltKernel, problem: AttentionProblem) -> list[str]:
+    """What the interpreter's small cases find, up to the first that fails; empty for a kernel that is right."""
+    results = check_small_cases(InterpreterBackend(), kernel, problem, 1)
+    return [result.reason for result in results if not result.passed]

@@ -13,7 +13,7 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import named_problems
 from evoattn.model.paths import TEMPLATES
 from evoattn.model.space import load_space
-from tests.mutation.settings import compile_ptx
+from tests.support.compiles import compile_ptx
 
 A_CARD_EACH = {spec.arch: spec for spec in sorted(GPUS.values(), key=lambda spec: spec.dram_bytes)}
 PAIRS = [

@@ -8,7 +8,6 @@ import random
 import pytest
 
 from evoattn.backends.compiler import compile_source
-from evoattn.families.built import BuiltKernel
 from evoattn.families.flash_mma.family import FlashMma
 from evoattn.families.flash_mma.genes import FlashMmaGenes
 from evoattn.families.flash_mma.resources import registers_needed, smem_bytes
@@ -17,8 +16,7 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.search.starting import starting_configs
-from tests.families.kept_compiles import compile_kept
-from tests.families.on_interpreter import judged
+from tests.families.on_interpreter import built, judged
 
 FAMILY, L4, H100 = FlashMma(), GPUS["l4"], GPUS["h100"]
 BASE = {
@@ -44,11 +42,6 @@ def problem(seqlen_q=1024, seqlen_k=1024, head_dim=64, heads=4, kv_heads=2, **re
 
 def config(**genes) -> KernelConfig:
     return load_space("flash_mma", L4).make_config(BASE | genes)
-
-
-def compiled(p: AttentionProblem, c: KernelConfig, gpu=L4):
-    candidate = render(FAMILY, p, c, gpu)
-    return compile_kept(candidate.source, candidate.arch)
 
 
 RIGHT = [
@@ -88,8 +81,7 @@ RIGHT = [
     ("p", "genes", "kind"), RIGHT, ids=lambda x: x.describe() if isinstance(x, AttentionProblem) else None
 )
 def test_right_on_the_interpreter(p, genes, kind):
-    c = config(**genes)
-    result = judged(BuiltKernel(FAMILY, c, L4, compiled(p, c)), p, kind)
+    result = judged(built(FAMILY, p, config(**genes), L4), p, kind)
     assert result.passed, result.reason
 
 
@@ -140,7 +132,7 @@ def test_refusals_know_the_problem(p, genes, word):
 def test_starting_configs_compile_without_spills(gpu, head_dim, which):
     p = problem(head_dim=head_dim)
     c = starting_configs(load_space("flash_mma", gpu), p, gpu)[which]
-    kernel = compiled(p, c, gpu)
+    kernel = built(FAMILY, p, c, gpu).compiled
     assert kernel.info.spill_bytes == 0 and kernel.info.static_smem_bytes == 0
     assert FAMILY.launches(p, c, H100)[0].smem_bytes == smem_bytes(
         p, FlashMmaGenes.of(c)

@@ -2,16 +2,11 @@
 
 import pytest
 
-from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.correctness.cases import make_case
-from evoattn.correctness.validate import check
-from evoattn.families.built import BuiltKernel
 from evoattn.families.flash_scalar.family import FlashScalar
-from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import load_space
-from tests.families.kept_compiles import compile_kept
+from tests.families.on_interpreter import built, judged
 
 FAMILY = FlashScalar()
 L4 = GPUS["l4"]
@@ -42,14 +37,9 @@ def problem(heads, kv_heads, seqlen_q, seqlen_k, head_dim, dtype="fp16", mask="f
 
 
 def outcome(problem, config, kind="plain", gpu=L4):
-    candidate = render(FAMILY, problem, config, gpu)
-    compiled = compile_kept(candidate.source, gpu.arch)
-    assert compiled.info.spill_bytes == 0
-    return check(
-        InterpreterBackend(),
-        BuiltKernel(FAMILY, config, gpu, compiled),
-        make_case("case", problem, 1, "cpu", kind, double=True),
-    )
+    kernel = built(FAMILY, problem, config, gpu)
+    assert kernel.compiled.info.spill_bytes == 0
+    return judged(kernel, problem, kind)
 
 
 @pytest.mark.slow

@@ -11,22 +11,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.correctness.cases import make_case
-from evoattn.correctness.validate import check
-from evoattn.families.built import BuiltKernel
 from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
 from evoattn.families.flash_wgmma.registers import registers_at_launch
 from evoattn.families.flash_wgmma.resources import grid
-from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.paths import TEMPLATES
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.ptx import run_launch
 from evoattn.samplers.pool import ConfigPool
-from tests.families.kept_compiles import compile_kept
+from tests.families.on_interpreter import built, judged
 from tests.families.test_flash_wgmma import FAMILY, config
+from tests.support.compiles import ptx_kept
 
 H100 = GPUS["h100"]
 Piece = tuple[int, int, int]
@@ -110,7 +106,7 @@ extern "C" __global__ void k(int2* out, const int2* sizes, int pairs, int rounds
     out[round] = make_int2(share.index, share.range.word);
 }"""
     )
-    ptx = compile_kept(source, "sm_90a").ptx
+    ptx = ptx_kept(source, "sm_90a").ptx
     for blocks, group in itertools.groupby(LAUNCHES, lambda launch: launch[2]):
         group = list(group)
         taken = [shares(*launch) if launch[1] < 1000 else None for launch in group]
@@ -195,10 +191,7 @@ def test_blocks_hand_their_results_over(sizes, kind, sm_count, genes):
     key_tiles = -(-p.seqlen_k // c["BLOCK_N"])
     cut = [piece for pieces in shares(tiles, key_tiles, blocks) for piece in pieces if piece[1] > 0]
     assert cut and FAMILY.why_invalid(p, c, gpu) is None
-    candidate = render(FAMILY, p, c, gpu)
-    case = make_case(kind, p, 3, "cpu", kind, double=True)
-    kernel = BuiltKernel(Twice(FAMILY), c, gpu, compile_kept(candidate.source, candidate.arch))
-    result = check(InterpreterBackend(), kernel, case)
+    result = judged(replace(built(FAMILY, p, c, gpu), family=Twice(FAMILY)), p, kind, seed=3)
     assert result.passed, result.reason
 
 

@@ -9,15 +9,10 @@ from dataclasses import replace
 import pytest
 
 from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.correctness.cases import make_case
-from evoattn.correctness.validate import check
-from evoattn.families.built import BuiltKernel
-from evoattn.families.render import render
 from evoattn.model.launch import TensorMap
 from evoattn.model.problem import AttentionProblem
-from tests.families.kept_compiles import compile_kept
+from tests.families.on_interpreter import built, judged
 from tests.families.test_flash_wgmma import FAMILY, H100, TWO, config
-from tests.support.source_edits import replaced
 
 BY_MAP = {"GROUP_ROWS": True, "BLOCK_N": 64}
 BY_ROWS = {**BY_MAP, "STORE": "rows", "KEY_SPLIT": 2}
@@ -56,13 +51,7 @@ def fault(
 ) -> str:
     """What the interpreter says of the kernel on a GPU of so many SMs, its source edited or not."""
     gpu, c = H100.with_limits({"sm_count": sms}), config(**genes)
-    candidate = render(FAMILY, p, c, gpu)
-    source = candidate.source
-    for old, new in edits:
-        source = replaced(source, old, new, None)
-    kernel = BuiltKernel(FAMILY, c, gpu, compile_kept(source, candidate.arch))
-    case = make_case("plain", p, 1, "cpu", "plain", double=True)
-    return check(backend or InterpreterBackend(), kernel, case).reason
+    return judged(built(FAMILY, p, c, gpu, *((*edit, None) for edit in edits)), p, backend=backend).reason
 
 
 @pytest.mark.slow

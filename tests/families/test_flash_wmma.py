@@ -5,20 +5,14 @@ from __future__ import annotations
 
 import pytest
 
-from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.correctness.cases import make_case
-from evoattn.correctness.validate import check
-from evoattn.families.built import BuiltKernel
 from evoattn.families.flash_wmma.family import FlashWmma
 from evoattn.families.flash_wmma.genes import FlashWmmaGenes
 from evoattn.families.flash_wmma.resources import smem_bytes, smem_parts
-from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.search.starting import starting_configs
-from tests.families.kept_compiles import compile_kept
-from tests.families.on_interpreter import judged
+from tests.families.on_interpreter import built, judged
 from tests.support.source_edits import line_edit
 
 FAMILY, L4 = FlashWmma(), GPUS["l4"]
@@ -44,11 +38,6 @@ def problem(seqlen_q=1024, seqlen_k=1024, head_dim=64, heads=4, kv_heads=2, **re
 
 def config(**genes) -> KernelConfig:
     return load_space("flash_wmma", L4).make_config(BASE | genes)
-
-
-def compiled(p: AttentionProblem, c: KernelConfig, gpu=L4, edit=lambda source: source):
-    candidate = render(FAMILY, p, c, gpu)
-    return compile_kept(edit(candidate.source), candidate.arch)
 
 
 RIGHT = [
@@ -84,8 +73,7 @@ RIGHT = [
     ("p", "genes", "kind"), RIGHT, ids=lambda x: x.describe() if isinstance(x, AttentionProblem) else None
 )
 def test_right_on_the_interpreter(p, genes, kind):
-    c = config(**genes)
-    result = judged(BuiltKernel(FAMILY, c, L4, compiled(p, c)), p, kind)
+    result = judged(built(FAMILY, p, config(**genes), L4), p, kind)
     assert result.passed, result.reason
 
 
@@ -99,11 +87,10 @@ FAULTS = {
 }
 
 
-def passes(genes: dict, edit=lambda source: source) -> bool:
+def passes(genes: dict, *edits) -> bool:
     p, c = problem(113, 203), config(**genes)
     assert FAMILY.why_invalid(p, c, L4) is None
-    case = make_case("rising maximum", p, 1, "cpu", "rising_maximum", double=True)
-    return check(InterpreterBackend(), BuiltKernel(FAMILY, c, L4, compiled(p, c, edit=edit)), case).passed
+    return judged(built(FAMILY, p, c, L4, *edits), p, "rising_maximum").passed
 
 
 @pytest.mark.slow
@@ -182,4 +169,4 @@ def test_64_rows_fit_past_the_48_kib_of_static_shared_memory():
 def test_starting_configs_compile_without_spills(head_dim, which):
     p = problem(head_dim=head_dim)
     c = starting_configs(load_space("flash_wmma", L4), p, L4)[which]
-    assert compiled(p, c).info.spill_bytes == 0
+    assert built(FAMILY, p, c, L4).compiled.info.spill_bytes == 0

@@ -9,23 +9,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.correctness.cases import make_case
-from evoattn.correctness.validate import check
-from evoattn.families.built import BuiltKernel
 from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
 from evoattn.families.flash_wgmma.registers import warpgroups
 from evoattn.families.flash_wgmma.resources import grid, result_bytes
 from evoattn.families.gangs import TilesInOrder
-from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.paths import TEMPLATES
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.shape_text import parse_shape
 from evoattn.ptx import run_launch
-from tests.families.kept_compiles import compile_kept
+from tests.families.on_interpreter import built, judged
 from tests.families.test_flash_wgmma import FAMILY, config
 from tests.families.test_flash_wgmma_balanced import SMALL, Twice, shares
+from tests.support.compiles import ptx_kept
 
 H100 = GPUS["h100"]
 
@@ -92,7 +88,7 @@ extern "C" __global__ void k(int2* out, int tiles, int key_tiles, int rounds) {
     out[round] = make_int2(share.index, share.range.word);
 }"""
     )
-    ptx = compile_kept(source, "sm_90a").ptx
+    ptx = ptx_kept(source, "sm_90a").ptx
     for gang, gangs, units, key_tiles in ((2, 5, 7, 3), (3, 4, 5, 7), (4, 3, 11, 2), (7, 1, 3, 5)):
         expected, rounds = shares(units, key_tiles, gangs), 3 + units // gangs
         out = np.full((gang, gangs, rounds, 2), -1, np.int32)
@@ -128,8 +124,5 @@ def test_blocks_of_gangs_hand_their_results_over(sizes, sm_count, gangs, genes):
     assert any(first for pieces in shares(units, -(-p.seqlen_k // c["BLOCK_N"]), gangs[0]) for _, first, _ in pieces)
     results = math.prod(gangs) * warpgroups(FlashWgmmaGenes.of(c))
     assert sorted(FAMILY.workspace(p, c, gpu).values()) == [4 * results, results * result_bytes(p)]
-    candidate = render(FAMILY, p, c, gpu)
-    case = make_case("plain", p, 3, "cpu", "plain", double=True)
-    kernel = BuiltKernel(Twice(FAMILY), c, gpu, compile_kept(candidate.source, candidate.arch))
-    result = check(InterpreterBackend(), kernel, case)
+    result = judged(replace(built(FAMILY, p, c, gpu), family=Twice(FAMILY)), p, seed=3)
     assert result.passed, result.reason

@@ -9,14 +9,11 @@ import pytest
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.cases import make_case
 from evoattn.correctness.validate import check
-from evoattn.families.built import BuiltKernel
 from evoattn.families.large_head.family import LargeHead
-from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
-from tests.families.kept_compiles import compile_kept
-from tests.families.on_interpreter import judged
+from tests.families.on_interpreter import built, judged
 from tests.support.source_edits import line_edit
 
 FAMILY, L4, H100 = LargeHead(), GPUS["l4"], GPUS["h100"]
@@ -60,10 +57,10 @@ def config(**genes) -> KernelConfig:
     return SPACE.make_config(BASE | genes)
 
 
-def outcome(p: AttentionProblem, c: KernelConfig, kind: str = "plain", gpu=L4, edit=lambda source: source):
-    kernel = compile_kept(edit(render(FAMILY, p, c, gpu).source), gpu.arch)
-    assert kernel.info.spill_bytes == kernel.info.stack_bytes == 0
-    return judged(BuiltKernel(FAMILY, c, gpu, kernel), p, kind)
+def outcome(p: AttentionProblem, c: KernelConfig, kind: str = "plain", gpu=L4, edits=()):
+    kernel = built(FAMILY, p, c, gpu, *edits)
+    assert kernel.compiled.info.spill_bytes == kernel.compiled.info.stack_bytes == 0
+    return judged(kernel, p, kind)
 
 
 @pytest.mark.slow
@@ -173,11 +170,8 @@ def test_fp32_keeps_one_part_in_a_hundred_thousand(genes):
     p = problem(4, 17, 8192)
     c = config(**genes)
     case = make_case("plain", p, 1, "cpu", double=True)
-    kernel = compile_kept(render(FAMILY, p, c, L4).source, L4.arch)
-    assert (
-        check(InterpreterBackend(), BuiltKernel(FAMILY, c, H100, kernel), case).max_error
-        <= 1e-6 * case.answer.exact.abs().max().item()
-    )
+    largest = case.answer.exact.abs().max().item()
+    assert check(InterpreterBackend(), built(FAMILY, p, c, L4), case).max_error <= 1e-6 * largest
 
 
 @pytest.mark.slow
@@ -207,7 +201,7 @@ def test_fp32_keeps_one_part_in_a_hundred_thousand(genes):
 )
 def test_an_injected_fault_is_found(genes, line, old, new):
     gpu = H100 if "DEPENDENT_LAUNCH" in genes or genes.get("EXCHANGE") == "cluster" else L4
-    assert not outcome(problem(), config(**genes), gpu=gpu, edit=line_edit(line, old, new)).passed
+    assert not outcome(problem(), config(**genes), gpu=gpu, edits=(line_edit(line, old, new),)).passed
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ import random
 import pytest
 
 from evoattn.backends.compiler import compile_source
-from evoattn.families.built import BuiltKernel
 from evoattn.families.large_head_mma.family import LargeHeadMma
 from evoattn.families.large_head_mma.genes import LargeHeadMmaGenes
 from evoattn.families.large_head_mma.resources import smem_bytes
@@ -19,9 +18,7 @@ from evoattn.model.named_problems import lookup
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.search.starting import starting_configs
-from tests.families.kept_compiles import compile_kept
-from tests.families.on_interpreter import judged
-from tests.support.source_edits import replaced
+from tests.families.on_interpreter import built, judged
 
 FAMILY, L4, H100 = LargeHeadMma(), GPUS["l4"], GPUS["h100"]
 SPACE = load_space("large_head_mma", H100)
@@ -54,10 +51,7 @@ def config(**genes) -> KernelConfig:
 
 
 def outcome(p: AttentionProblem, c: KernelConfig, kind: str = "plain", gpu=L4, edits=()):
-    source = render(FAMILY, p, c, gpu).source
-    for old, new in edits:
-        source = replaced(source, old, new)
-    return judged(BuiltKernel(FAMILY, c, gpu, compile_kept(source, gpu.arch)), p, kind)
+    return judged(built(FAMILY, p, c, gpu, *edits), p, kind)
 
 
 SHARED = {"Q_PLACE": "shared", "STAGES": 3, "DIM_CHUNK": 32, "KEY_CHUNK": 16}

@@ -3,17 +3,12 @@ refusals that know the problem."""
 
 import pytest
 
-from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.correctness.validate import check_small_cases
-from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES
-from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import lookup
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import load_space
-from tests.families.kept_compiles import compile_kept
-from tests.support.source_edits import replaced
+from tests.families.on_interpreter import built, small_faults
 
 H100, FAMILY = GPUS["h100"], FAMILIES["latent_wgmma"]
 NARROW = parse_shape("B=2,H=8,Hkv=1,Sq=1,Sk=3000,D=192,Dv=128,dtype=bf16,shared_kv=1")
@@ -66,14 +61,9 @@ def faults(name: str, edits: tuple[tuple[str, str], ...] = ()) -> list[str]:
     """What the interpreter's cases find in the kernel with these edits; empty for a right one."""
     problem, genes = CASES[name]
     config = load_space("latent_wgmma", H100).make_config(BASE | genes)
-    candidate = render(FAMILY, problem, config, H100)
-    source = candidate.source
-    for old, new in edits:
-        source = replaced(source, old, new)
-    kernel = BuiltKernel(FAMILY, config, H100, compile_kept(source, candidate.arch))
+    kernel = built(FAMILY, problem, config, H100, *edits)
     assert not kernel.compiled.info.spill_bytes and not kernel.compiled.info.static_smem_bytes
-    results = check_small_cases(InterpreterBackend(), kernel, problem, 1)
-    return [result.reason for result in results if not result.passed]
+    return small_faults(kernel, problem)
 
 
 @pytest.mark.slow

@@ -7,22 +7,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness import reference
-from evoattn.correctness.cases import make_case
-from evoattn.correctness.validate import check
 from evoattn.evaluation.evaluate import evaluate_offline
 from evoattn.evaluation.tasks import Compile
-from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES
-from evoattn.families.render import render
 from evoattn.model import gpu
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.records import TrialState
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import load_space
-from tests.families.kept_compiles import compile_kept
-from tests.support.source_edits import replaced
+from tests.families.on_interpreter import built, judged
 
 H100 = gpu.GPUS["h100"]
 FAMILY = FAMILIES["flash_wgmma"]
@@ -91,9 +85,5 @@ def test_flash_wgmma_writes_it(genes):
 )
 def test_a_wrong_one_is_found(right, wrong, word):
     config = SPACE.make_config(BASE)
-    candidate = render(FAMILY, PROBLEM, config, H100)
-    source = replaced(candidate.source, right, wrong, None)
-    case = make_case("masked rows", PROBLEM, 1, "cpu", double=True)
-    kernel = compile_kept(source, candidate.arch)
-    result = check(InterpreterBackend(), BuiltKernel(FAMILY, config, H100, kernel), case)
+    result = judged(built(FAMILY, PROBLEM, config, H100, (right, wrong, None)), PROBLEM)
     assert not result.passed and word in result.reason

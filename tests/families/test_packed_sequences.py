@@ -8,15 +8,13 @@ from hypothesis import strategies as st
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.cases import make_case
 from evoattn.correctness.validate import check
-from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import lookup
-from evoattn.families.render import render
 from evoattn.families.row_blocks import row_blocks
 from evoattn.families.work import row_steps
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.sequences import starts
 from evoattn.model.space import load_space
-from tests.families.kept_compiles import compile_kept
+from tests.families.on_interpreter import built
 from tests.families.test_split_kv import config
 from tests.families.test_variants import H100, PLAIN, faults
 
@@ -109,11 +107,9 @@ def test_a_merge_without_rows_ends_after_the_launch_before_it():
     family, problem = lookup("split_kv"), PLAIN.with_(batch=2, seqlen_q=1, varlen="1+1/100+512", head_dim=16)
     genes = config(MERGE="kernel").params | {"DEPENDENT_LAUNCH": "early"}
     early = load_space("split_kv", H100).make_config(genes)
-    candidate = render(family, problem, early, H100)
     case = make_case("no sequence", problem, 1, "cpu", double=True)
     case.tensors["cu_seqlens_q"].zero_()
-    kernel = BuiltKernel(family, early, H100, compile_kept(candidate.source, candidate.arch))
-    assert "griddepcontrol" not in check(InterpreterBackend(), kernel, case).reason
+    assert "griddepcontrol" not in check(InterpreterBackend(), built(family, problem, early, H100), case).reason
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=9).filter(any), st.sampled_from((16, 64, 192)))

@@ -16,7 +16,7 @@ from evoattn.samplers.pool import ConfigPool
 
 pytestmark = pytest.mark.slow
 
-MANY, FEW = 5, 2
+MANY, FEW = 3, 1
 """Configs per problem: of families whose kernels the interpreter runs soon, and of all others, a new one too."""
 COUNTS = {"flash_scalar": MANY, "flash_mma": MANY, "flash_wgmma": MANY}
 ELSEWHERE = {"split_kv", "large_head", "large_head_mma"}

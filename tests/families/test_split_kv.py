@@ -9,10 +9,6 @@ from dataclasses import replace
 import pytest
 
 from evoattn.backends.compiler import compile_source
-from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.correctness.cases import make_case
-from evoattn.correctness.validate import check
-from evoattn.families.built import BuiltKernel
 from evoattn.families.render import render
 from evoattn.families.split_kv.family import SplitKv
 from evoattn.families.split_kv.genes import SplitKvGenes
@@ -23,8 +19,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, SearchSpace, load_space
 from evoattn.samplers.pool import ConfigPool
 from evoattn.search.starting import starting_configs
-from tests.families.kept_compiles import compile_kept
-from tests.families.on_interpreter import judged
+from tests.families.on_interpreter import built, judged
 from tests.support.source_edits import line_edit
 
 FAMILY, L4, H100 = SplitKv(), GPUS["l4"], GPUS["h100"]
@@ -52,11 +47,6 @@ def problem(seqlen_q=1, seqlen_k=1024, head_dim=64, heads=8, kv_heads=2, batch=1
 
 def config(**genes) -> KernelConfig:
     return load_space("split_kv", L4).make_config(BASE | genes)
-
-
-def compiled(p: AttentionProblem, c: KernelConfig, gpu=L4, edit=lambda source: source):
-    candidate = render(FAMILY, p, c, gpu)
-    return compile_kept(edit(candidate.source), candidate.arch)
 
 
 def drawing(space: SearchSpace, p: AttentionProblem, gpu: GpuSpec, seed: int) -> ConfigPool:
@@ -105,8 +95,7 @@ RIGHT = [
 )
 def test_right_on_the_interpreter(p, genes, kind):
     """Twice on the same scratch buffers, so that the counters must have gone back to zero."""
-    c = config(**genes)
-    result = judged(BuiltKernel(FAMILY, c, L4, compiled(p, c)), p, kind, repeat=True)
+    result = judged(built(FAMILY, p, config(**genes), L4), p, kind, repeat=True)
     assert result.passed, result.reason
 
 
@@ -123,13 +112,12 @@ RAGGED = [
 @pytest.mark.parametrize("p", RAGGED, ids=AttentionProblem.describe)
 def test_random_valid_configs_are_right(p):
     pool = drawing(load_space("split_kv", L4), p, L4, p.seqlen_k)
-    case = make_case("random", p, 1, "cpu", "large_logits", double=True)
     for _ in range(2):
         c = KernelConfig(*pool.draw("split_kv"))
-        kernel = compiled(p, c)
-        result = check(InterpreterBackend(), BuiltKernel(FAMILY, c, L4, kernel), case)
+        kernel = built(FAMILY, p, c, L4)
+        result = judged(kernel, p, "large_logits")
         assert result.passed, f"{c.describe()}: {result.reason}"
-        assert kernel.info.spill_bytes == 0, c.describe()
+        assert kernel.compiled.info.spill_bytes == 0, c.describe()
 
 
 FAULTS = {
@@ -147,14 +135,8 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_an_injected_fault_is_found(fault):
     line, old, new, genes = FAULTS[fault]
-    p, c = problem(3, 239), config(**genes)
-    case = make_case("plain", p, 1, "cpu", double=True)
-    assert not check(
-        InterpreterBackend(),
-        BuiltKernel(FAMILY, c, L4, compiled(p, c, edit=line_edit(line, old, new))),
-        case,
-        repeat=True,
-    ).passed
+    p = problem(3, 239)
+    assert not judged(built(FAMILY, p, config(**genes), L4, line_edit(line, old, new)), p, repeat=True).passed
 
 
 REFUSED = [
@@ -204,7 +186,7 @@ def test_refusals_know_the_problem(p, genes, word):
 )
 def test_starting_configs_compile_without_spills(name, which):
     p = named_problems()[name]
-    kernel = compiled(p, starting_configs(load_space("split_kv", H100), p, H100)[which], H100)
+    kernel = built(FAMILY, p, starting_configs(load_space("split_kv", H100), p, H100)[which], H100).compiled
     assert kernel.info.spill_bytes == 0 and ".v4.b32" in kernel.ptx
 
 

@@ -9,18 +9,13 @@ import random
 
 import pytest
 
-from evoattn.families.built import BuiltKernel
-from evoattn.families.render import render
 from evoattn.families.split_kv.family import SplitKv
 from evoattn.model.gpu import GPUS
 from evoattn.model.launch import TensorMap
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.records import CheckResult
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.samplers.pool import ConfigPool
-from tests.families.kept_compiles import compile_kept
-from tests.families.on_interpreter import judged
-from tests.support.source_edits import replaced
+from tests.families.on_interpreter import built, judged
 
 FAMILY, L4, H100 = SplitKv(), GPUS["l4"], GPUS["h100"]
 SPACE = load_space("split_kv", H100)
@@ -50,14 +45,6 @@ def config(**genes) -> KernelConfig:
     return SPACE.make_config(BASE | genes)
 
 
-def outcome(
-    p: AttentionProblem, c: KernelConfig, kind: str = "plain", edit=lambda source: source, repeat=False
-) -> CheckResult:
-    candidate = render(FAMILY, p, c, H100)
-    compiled = compile_kept(edit(candidate.source), candidate.arch)
-    return judged(BuiltKernel(FAMILY, c, H100, compiled), p, kind, repeat=repeat)
-
-
 RIGHT = [
     (problem(1, 333, 128, 4, 1, dtype="bf16", mask="causal_lower_right", layout="bshd"), {"STAGES": 3}, "large_logits"),
     (
@@ -85,7 +72,7 @@ RIGHT = [
 )
 def test_right_on_the_interpreter(p, genes, kind):
     assert FAMILY.why_invalid(p, config(**genes), H100) is None
-    result = outcome(p, config(**genes), kind, repeat=True)
+    result = judged(built(FAMILY, p, config(**genes), H100), p, kind, repeat=True)
     assert result.passed, result.reason
 
 
@@ -102,7 +89,7 @@ def test_a_random_valid_config_is_right(p):
         random.Random(1),
     )
     c = KernelConfig(*pool.draw("split_kv"))
-    result = outcome(p, c, "large_logits")
+    result = judged(built(FAMILY, p, c, H100), p, "large_logits")
     assert result.passed, f"{c.describe()}: {result.reason}"
 
 
@@ -147,17 +134,12 @@ FAULTS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_an_injected_fault_is_found(fault):
-    old, new = FAULTS[fault]
-
-    def edit(source: str) -> str:
-        source = replaced(source, old, new)
-        if fault.startswith("K reused"):
-            wait = "mbarrier_wait(k_full_smem + 8 * at.stage, at.parity);\n"
-            source = replaced(source, wait, wait + "copy_again(k_map, k_ring, k_full_smem, tile, at.stage);\n")
-        return source
-
+    edits, p = [FAULTS[fault]], problem(3, 150, 16, 2, 1)
+    if fault.startswith("K reused"):
+        wait = "mbarrier_wait(k_full_smem + 8 * at.stage, at.parity);\n"
+        edits.append((wait, wait + "copy_again(k_map, k_ring, k_full_smem, tile, at.stage);\n"))
     genes = EARLY if "merge" in fault else {}
-    result = outcome(problem(3, 150, 16, 2, 1), config(SPLITS=2, **genes), edit=edit)
+    result = judged(built(FAMILY, p, config(SPLITS=2, **genes), H100, *edits), p)
     assert not result.passed and math.isnan(result.max_error), result  # stopped by a fault, not by a wrong answer
 
 

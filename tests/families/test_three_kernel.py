@@ -6,17 +6,11 @@ import random
 
 import pytest
 
-from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.correctness.cases import make_case
-from evoattn.correctness.validate import check
-from evoattn.families.built import BuiltKernel
-from evoattn.families.render import render
 from evoattn.families.three_kernel.family import ThreeKernel
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
-from tests.families.kept_compiles import compile_kept
-from tests.families.on_interpreter import judged
+from tests.families.on_interpreter import built, judged
 from tests.support.source_edits import line_edit
 
 FAMILY, L4, H100 = ThreeKernel(), GPUS["l4"], GPUS["h100"]
@@ -58,9 +52,10 @@ def config(**genes) -> KernelConfig:
     return load_space("three_kernel", H100).make_config(BASE | genes)
 
 
-def compiled(p: AttentionProblem, c: KernelConfig, gpu=L4, edit=lambda source: source):
-    candidate = render(FAMILY, p, c, H100 if c["PRODUCT"] == "wgmma" or c["DEPENDENT_LAUNCH"] != "none" else gpu)
-    return compile_kept(edit(candidate.source), candidate.arch)
+def kernel(p: AttentionProblem, c: KernelConfig, *edits):
+    """Compiled for an H100 where only that runs it."""
+    hopper = c["PRODUCT"] == "wgmma" or c["DEPENDENT_LAUNCH"] != "none"
+    return built(FAMILY, p, c, H100 if hopper else L4, *edits)
 
 
 RIGHT = [
@@ -117,8 +112,7 @@ RIGHT = [
     ("p", "genes", "kind"), RIGHT, ids=lambda x: x.describe() if isinstance(x, AttentionProblem) else None
 )
 def test_right_on_the_interpreter(p, genes, kind):
-    c = config(**genes)
-    result = judged(BuiltKernel(FAMILY, c, H100, compiled(p, c)), p, kind)
+    result = judged(kernel(p, config(**genes)), p, kind)
     assert result.passed, result.reason
 
 
@@ -192,10 +186,7 @@ FAULTS = {
 def test_an_injected_fault_is_found(fault):
     genes, line, old, new = FAULTS[fault]
     p, c = problem(113, 203), config(**{"THREADS_PER_ROW": 64} | genes)
-    case = make_case("plain", p, 1, "cpu", double=True)
-    assert not check(
-        InterpreterBackend(), BuiltKernel(FAMILY, c, H100, compiled(p, c, edit=line_edit(line, old, new))), case
-    ).passed
+    assert not judged(kernel(p, c, line_edit(line, old, new)), p).passed
 
 
 @pytest.mark.slow
@@ -216,10 +207,5 @@ def test_random_launches_that_overlap_are_right(p):
         c = space.make_config(genes | (TILES_ONLY if draw.random() < 0.7 else {"S_TYPE": "fp32", "PRODUCT": "mma"}))
         if FAMILY.why_invalid(p, c, H100) is None:
             found.append(c)
-    case = make_case("plain", p, 1, "cpu", double=True)
-    wrong = [
-        (c.describe(), r.reason)
-        for c in found
-        if not (r := check(InterpreterBackend(), BuiltKernel(FAMILY, c, H100, compiled(p, c)), case)).passed
-    ]
-    assert not wrong
+    results = [(c.describe(), judged(kernel(p, c), p)) for c in found]
+    assert not [(words, result.reason) for words, result in results if not result.passed]

@@ -7,7 +7,7 @@ import pytest
 from evoattn.families.three_kernel.family import score_stride
 from evoattn.model.space import load_space
 from evoattn.search.starting import starting_configs
-from tests.families.test_three_kernel import EARLY, FAMILY, H100, L4, LATE, TILES, WGMMA, compiled, config, problem
+from tests.families.test_three_kernel import EARLY, FAMILY, H100, L4, LATE, TILES, WGMMA, config, kernel, problem
 
 REFUSED = [
     ({"BLOCK_M": 64, "WARPS_M": 8}, "BLOCK_M=64"),
@@ -66,7 +66,7 @@ def test_starting_configs_are_of_the_architecture():
     assert products == [{"mma"}, {"mma", "wgmma"}]
     configs = starting_configs(load_space("three_kernel", H100), problem(), H100)
     first = next(config for config in configs if config["PRODUCT"] == "wgmma")
-    info = compiled(problem(), first).info
+    info = kernel(problem(), first).compiled.info
     assert info.spill_bytes == 0 and not info.warnings
 
 
@@ -75,7 +75,7 @@ def test_starting_configs_are_of_the_architecture():
 def test_starting_configs_compile_without_spills(head_dim, which):
     p = problem(head_dim=head_dim)
     c = starting_configs(load_space("three_kernel", L4), p, L4)[which]
-    assert compiled(p, c).info.spill_bytes == 0
+    assert kernel(p, c).compiled.info.spill_bytes == 0
 
 
 def test_scratch_holds_whole_chunks():

@@ -7,16 +7,11 @@ from collections.abc import Iterable
 
 import pytest
 
-from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.correctness.validate import check_small_cases
-from evoattn.families.built import BuiltKernel
-from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import load_space
 from tests.families import test_flash_mma, test_flash_wgmma, test_split_kv
-from tests.families.kept_compiles import compile_kept
-from tests.support.source_edits import replaced
+from tests.families.on_interpreter import built, small_faults
 
 H100 = GPUS["h100"]
 PLAIN = AttentionProblem(1, 2, 1, 512, 512, 64, "bf16")
@@ -106,13 +101,7 @@ def faults(
     if impossible := module.FAMILY.why_impossible(problem, config, H100):
         assert not edits, f"no fault can be planted: {impossible}"
         pytest.skip(impossible)
-    candidate = render(module.FAMILY, problem, config, H100)
-    source = candidate.source
-    for old, new in edits:
-        source = replaced(source, old, new)
-    kernel = BuiltKernel(module.FAMILY, config, H100, compile_kept(source, candidate.arch))
-    results = check_small_cases(InterpreterBackend(), kernel, problem, 1)
-    return [result.reason for result in results if not result.passed]
+    return small_faults(built(module.FAMILY, problem, config, H100, *edits), problem)
 
 
 @pytest.mark.slow

@@ -16,9 +16,10 @@ from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import GPUS
 from evoattn.model.records import CompiledKernel, CompileInfo
-from tests.mutation.settings import Setting, compile_ptx
+from tests.mutation.settings import Setting
 from tests.mutation.sources import Mutant, mutants_of
 from tests.mutation.verdicts import FAULT, STEPS, Verdict
+from tests.support.compiles import compile_ptx
 
 CHOSEN = Path(__file__).with_name("on_device.json")
 

@@ -24,8 +24,9 @@ from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.records import CompiledKernel, CompileInfo
 from tests.mutation.python_faults import mutants_of as faults_of
-from tests.mutation.settings import Setting, compile_ptx
+from tests.mutation.settings import Setting
 from tests.mutation.verdicts import DEAD, REFUSED, STILLBORN, Verdict, run_ptx
+from tests.support.compiles import compile_ptx
 
 PACKAGE = Path(evoattn.__file__).parent
 _SHARED = ("base.py", "tensor_tiles.py", "row_blocks.py", "variants.py")

@@ -8,14 +8,13 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from evoattn.backends.compiler import CompileError, first_error, include_options
-from evoattn.backends.kernel_files import OPTIONS
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
 from tests.mutation.false_alarms import draw_config, draw_problem
+from tests.support.compiles import compile_ptx
 
 DRAWN = 4
 """Random configs of which one setting is chosen."""
@@ -74,24 +73,6 @@ class Setting:
 
     def __str__(self) -> str:
         return f"{self.config.describe()} on {self.gpu}, {self.problem.describe()}"
-
-
-def compile_ptx(source: str, arch: str, *options: str) -> str:
-    """PTX alone, in half the time that machine code takes besides. Raises `CompileError`."""
-    from cupy.cuda import nvrtc
-
-    kept = [option for option in OPTIONS if "ptxas" not in option]
-    program = nvrtc.createProgram(source, "kernel.cu", (), ())
-    try:
-        target = f"-arch={arch.replace('sm_', 'compute_')}"
-        nvrtc.compileProgram(program, (target, *kept, *include_options(), *options))
-        ptx = nvrtc.getPTX(program)
-    except nvrtc.NVRTCError:
-        log = nvrtc.getProgramLog(program)
-        raise CompileError(first_error(log), log) from None
-    finally:
-        nvrtc.destroyProgram(program)
-    return (ptx.decode() if isinstance(ptx, bytes) else ptx).rstrip("\0")
 
 
 def drawn_settings(family: str, count: int, seed: int, only: str | None = None) -> list[Setting]:

@@ -14,8 +14,9 @@ from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import GPUS
 from evoattn.model.records import CompiledKernel, CompileInfo
-from tests.mutation.settings import Setting, compile_ptx
+from tests.mutation.settings import Setting
 from tests.mutation.sources import Mutant
+from tests.support.compiles import compile_ptx
 
 STEPS = 1_000_000
 """Ten times what the interpreter's cases take of a right kernel."""

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from evoattn.backends.base import LaunchError
-from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.families.includes import resolve
 from evoattn.model.launch import Buffer, KernelLaunch
 from evoattn.model.paths import TEMPLATES
+from tests.support.compiles import ptx_kept
 
 SOURCE = (
     resolve('#include "device/ptx/grid_dependency.cuh"\n', TEMPLATES)
@@ -48,7 +48,7 @@ def run(overlaps=(False, True, True), arch="sm_90a", **edits):
     )
     buffers = {name: torch.arange(192.0) + at for at, name in enumerate(("q", "v", "s", "o", "rows"))}
     q, v, rows = (buffers[name].clone() for name in ("q", "v", "rows"))
-    faults = InterpreterBackend().run(compile_source(source, arch), launches, buffers)
+    faults = InterpreterBackend().run(ptx_kept(source, arch), launches, buffers)
     if not faults:
         assert torch.equal(buffers["o"], v * (q + rows) + (q + rows))
     return faults
@@ -92,7 +92,7 @@ def test_reads_of_what_is_only_read_may_come_early():
 
 def test_a_launch_that_never_waits():
     """It touches nothing of the others, and yet the launch after it would wait for it alone."""
-    compiled = compile_source(SOURCE.replace("BEFORE", "").replace("WAIT", "").replace("THIRD", ""), "sm_90a")
+    compiled = ptx_kept(SOURCE.replace("BEFORE", "").replace("WAIT", "").replace("THIRD", ""), "sm_90a")
     launches = (
         KernelLaunch("first", (1, 1, 1), (64, 1, 1), 0, tuple(map(Buffer, ("s", "rows", "q")))),
         KernelLaunch("third", (1, 1, 1), (64, 1, 1), 0, tuple(map(Buffer, ("o", "v"))), overlaps=True),

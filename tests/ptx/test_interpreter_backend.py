@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from evoattn.backends.base import LaunchError
-from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend, NotInterpreted
 from evoattn.model.launch import Buffer, KernelLaunch, Scalar
+from tests.support.compiles import ptx_kept
 
 SOURCE = """
 extern "C" __global__ void scale(float* o, const float* q, int n, long stride, float factor) {
@@ -29,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(64) bounded(float* o) { o[threadIdx
 
 @pytest.fixture(scope="module")
 def compiled():
-    return compile_source(SOURCE, "sm_80")
+    return ptx_kept(SOURCE, "sm_80")
 
 
 def launch(kernel, *args, block=64, smem=0, cluster=(1, 1, 1), grid=(2, 1, 1)):

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from evoattn.backends.compiler import compile_source
 from evoattn.ptx import Execution, Kernel, Program, TensorMap, parse_program, run_launch
+from tests.support.compiles import ptx_kept
 
 observers: list[Callable[..., Any]] = []
 """Called after each launch without a fault: `tests/ptx/golden` collects what the tests run, to run it on a GPU too."""
@@ -125,7 +125,7 @@ def evaluate(statements: str, result: str, *inputs: np.ndarray) -> np.ndarray:
 @cache
 def cuda_kernel(source: str, arch: str = "sm_80") -> Kernel:
     """The one kernel of a CUDA C source that NVRTC compiles."""
-    return parsed(compile_source(source, arch).ptx)
+    return parsed(ptx_kept(source, arch).ptx)
 
 
 def run_cuda(source: str, *arrays: np.ndarray, **options) -> Execution:
