@@ -143,15 +143,4 @@ def make_search(
         fleet = machines.fleet(words, wanted)
         made_of = study.sampler, wanted.spaces, wanted.problem, wanted.gpu, study.seed
         sampler = sampler_of(*made_of) if study.offline else AheadSampler.start(sampler_of, *made_of)
-    return Search(
-        prepared.storage,
-        study,
-        wanted.problem,
-        wanted.gpu,
-        wanted.spaces,
-        sampler,
-        fleet,
-        study.options.get("cache", DEFAULT_CACHE),
-        words.sanitize,
-        tools,
-    )
+    return Search(prepared.storage, study, wanted, sampler, fleet, words.sanitize, tools)

@@ -20,17 +20,14 @@ from evoattn.evaluation.tasks import Compiled, Evaluate
 from evoattn.evaluation.workers import BaseWorker, Outcome, failed
 from evoattn.families import registry
 from evoattn.fleet.base import Fleet
-from evoattn.model.gpu import GpuSpec
-from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Evaluation, Study, TrialState
-from evoattn.model.space import SearchSpace
 from evoattn.model.timeline import mark
 from evoattn.samplers.base import Sampler
 from evoattn.search import ahead, finalists
 from evoattn.search.recorder import Recorder
+from evoattn.search.request import DEFAULT_CACHE, SearchPlan
 from evoattn.storage import Storage
 from evoattn.timing.finalists import FinalResult
-from evoattn.timing.protocol import CacheMode
 
 FINAL_SECONDS = 2 * RESERVE_MOST
 """A try at the final that takes longer is ended."""
@@ -44,19 +41,16 @@ class Search(Loop):
         self,
         storage: Storage,
         study: Study,
-        problem: AttentionProblem,
-        gpu: GpuSpec,
-        spaces: dict[str, SearchSpace],
+        plan: SearchPlan,
         sampler: Sampler,
         fleet: Fleet,
-        cache: CacheMode = "warm",
         sanitize: bool = False,
         tools: Tools | None = None,
     ) -> None:
         super().__init__(fleet, tools)
-        self.storage, self.study, self.problem, self.gpu = storage, study, problem, gpu
-        self.spaces, self.sampler, self.cache, self.sanitize = spaces, sampler, cache, sanitize
-        self._kept = storage, study, problem, gpu, spaces, self.tools
+        self.storage, self.study, self.sampler, self.sanitize = storage, study, sampler, sanitize
+        self.problem, self.gpu, self.spaces = plan.problem, plan.gpu, plan.spaces
+        self._kept = storage, study, plan.problem, plan.gpu, plan.spaces, self.tools
         self.interrupted = False
         self._recorder = Recorder(storage, study, sampler, self.progress)
 
@@ -90,7 +84,8 @@ class Search(Loop):
     def _start_workers(self) -> None:
         offline = self.study.offline
         if not offline:
-            of_device = self.problem, self.gpu, self.cache  # before the others, as it takes them longest to start
+            cache = self.study.options.get("cache", DEFAULT_CACHE)
+            of_device = self.problem, self.gpu, cache  # before the others, as it takes them longest to start
             self._devices = Devices.start(self.fleet, self.tools, of_device, self.progress)
         ahead.provide_for(self.sampler, len(self.fleet.boards))
         compilers = self.fleet.compilers(self.tools.make_compiler, (self.gpu, offline), beside=not offline)

@@ -20,6 +20,7 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Candidate, Proposal, Study, Trial, TrialState
 from evoattn.model.space import KernelConfig, load_space
+from evoattn.search.request import SearchPlan
 from evoattn.search.study import Search
 from evoattn.storage import Storage
 from tests.cheats.faults import CHEATS, FREE, GENES, HONEST, PROBLEM, Cheat, plant_fault
@@ -122,7 +123,15 @@ def run_cheats(
         make_device=ProvesEverybody,
         device_seconds=LOOP_SECONDS,
     )
-    running = Search(storage, study, PROBLEM, gpu, spaces, sampler, LocalFleet(jobs), sanitize=sanitize, tools=tools)
+    running = Search(
+        storage,
+        study,
+        SearchPlan(PROBLEM, gpu, None, spaces),
+        sampler,
+        LocalFleet(jobs),
+        sanitize=sanitize,
+        tools=tools,
+    )
     stages: list[str] = []
 
     def watch() -> None:

@@ -3,6 +3,7 @@
 from evoattn.model.paths import ROOT
 from evoattn.samplers.base import SamplerSetup
 from evoattn.samplers.registry import make_sampler
+from evoattn.search.request import SearchPlan
 from evoattn.search.study import Search
 from tests.search.studies_of_fakes import GPU, PROBLEM, space_of, why_invalid
 
@@ -17,9 +18,7 @@ def search(storage, fleet, offline, tools):
     return Search(
         storage,
         study,
-        PROBLEM,
-        GPU,
-        spaces,
+        SearchPlan(PROBLEM, GPU, None, spaces),
         make_sampler("random", SamplerSetup(spaces, 0, why_invalid)),
         fleet,
         tools=tools,

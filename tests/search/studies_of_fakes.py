@@ -11,6 +11,7 @@ from evoattn.model.records import CompiledKernel
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.samplers.base import SamplerSetup
 from evoattn.samplers.registry import make_sampler
+from evoattn.search.request import SearchPlan
 from evoattn.search.study import Search
 from tests.search.search_fakes import INFO, FakeCompiler, FakeDevice
 
@@ -44,7 +45,7 @@ def make_search(storage, spaces, tools, jobs=1, offline=False, sampler="random",
         "fake", PROBLEM, GPU, offline, sampler, 0, tuple(spaces), {}, {}
     )
     made = make_sampler(sampler, SamplerSetup(spaces, 0, why_invalid))
-    return Search(storage, study, PROBLEM, GPU, spaces, made, LocalFleet(jobs, boards), tools=tools)
+    return Search(storage, study, SearchPlan(PROBLEM, GPU, None, spaces), made, LocalFleet(jobs, boards), tools=tools)
 
 
 class Scripted:

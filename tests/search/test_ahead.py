@@ -17,6 +17,7 @@ from evoattn.model.records import Proposal, TrialState
 from evoattn.samplers.base import SamplerSetup
 from evoattn.samplers.registry import make_sampler
 from evoattn.search.ahead import AHEAD, FIRST, AheadSampler, Proposed, has_more, listen, stop, worker_of
+from evoattn.search.request import SearchPlan
 from evoattn.search.study import Search
 from tests.search.search_fakes import cost
 from tests.search.studies_of_fakes import GPU, PROBLEM, fakes, make_search, space_of, why_invalid
@@ -141,7 +142,7 @@ def test_a_search_ends_when_its_space_is_used_up(start, storage):
     spaces = space_of(**SMALL)
     study = storage.create_study("ahead", PROBLEM, GPU, False, "random", 0, tuple(spaces), {}, {})
     sampler = start(make_random, spaces)
-    running = Search(storage, study, PROBLEM, GPU, spaces, sampler, LocalFleet(2), tools=fakes())
+    running = Search(storage, study, SearchPlan(PROBLEM, GPU, None, spaces), sampler, LocalFleet(2), tools=fakes())
     running.run(Budget(trials=9999))
     trials = list(storage.iter_trials(study))
     everything = make_random(spaces).ask(9999)

@@ -19,6 +19,7 @@ from evoattn.model.compressed_source import CompressedSource
 from evoattn.model.records import Evaluation, Proposal, TrialState
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.search.recorder import GATHER_SECONDS, Recorder
+from evoattn.search.request import SearchPlan
 from evoattn.search.study import Search
 from evoattn.storage.errors import StorageError
 from tests.search.studies_of_fakes import GPU, PROBLEM, Scripted, fakes, make_search, space_of, why_invalid
@@ -49,7 +50,9 @@ def test_what_renders_and_launches_alike_is_evaluated_once_and_a_resumed_search_
     study = storage.create_study("fake", PROBLEM, GPU, offline, "random", 0, ("flash_mma",), {}, {})
     proposals = alike(spaces["flash_mma"], 6)
     for part in (proposals[:4], proposals[4:]):
-        running = Search(storage, study, PROBLEM, GPU, spaces, Scripted(*part), LocalFleet(2), tools=tools)
+        running = Search(
+            storage, study, SearchPlan(PROBLEM, GPU, None, spaces), Scripted(*part), LocalFleet(2), tools=tools
+        )
         running.run(Budget(trials=99))
         assert running.exhausted and running.progress.recorded == len(part)
     trials = list(storage.iter_trials(study))
@@ -71,7 +74,9 @@ def test_what_cannot_be_is_recorded_and_told_and_costs_nothing_more(storage):
     ]
     sampler = Scripted(*proposals)
     study = storage.create_study("fake", PROBLEM, GPU, True, "random", 0, ("flash_mma",), {}, {})
-    running = Search(storage, study, PROBLEM, GPU, {"flash_mma": space}, sampler, LocalFleet(1), tools=fakes())
+    running = Search(
+        storage, study, SearchPlan(PROBLEM, GPU, None, {"flash_mma": space}), sampler, LocalFleet(1), tools=fakes()
+    )
     progress = running.run(Budget(trials=9))
     trials = list(storage.iter_trials(study))
     assert [t.state for t in trials] == [TrialState.INVALID_CONFIG, TrialState.ESTIMATED]
