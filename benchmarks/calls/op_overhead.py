@@ -1,11 +1,12 @@
 """What a call of `evoattn.attention` costs beside SDPA: CPU time of eager and compiled calls, and device time in CUDA
 graphs.
 
-    python -m benchmarks.calls.op_overhead [SHAPE …] [--json FILE] [--pieces] [--no-compile]
+    python -m benchmarks.calls.op_overhead [SHAPE …] [--json FILE] [--pieces] [--variants] [--no-compile]
 
 One process, all calls in turns, so that all meet the same clocks. CPU time: from the first to the last of a burst of
 calls that the GPU is given without waiting, the median over the bursts, a call. Device time: a graph of many calls,
-replayed. `--pieces` also times the parts of an eager call, each alone.
+replayed. `--pieces` also times the parts of an eager call, each alone; `--variants` calls with what SDPA lacks, each in
+turns with the plain one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -101,6 +104,25 @@ def pieces_us(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, g
     return host_us({name: Timed(call) for name, call in calls.items()})
 
 
+def variants_us(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, grouped: bool) -> dict[str, float]:
+    """Median CPU time in µs of calls with one argument that SDPA lacks, and of a plain one."""
+    heads = q.shape[1]
+    given: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "window": {"window": (min(127, k.shape[2] - 1), -1)},
+        "softcap": {"softcap": 30.0},
+        "sinks": {"sinks": q.new_zeros(heads)},
+        "slopes": {"alibi_slopes": torch.ones(heads, device=q.device)},
+        "bias": {"bias": q.new_zeros(1, heads, q.shape[2], k.shape[2])},
+        "keys in use": {"seqused_k": torch.full((q.shape[0],), k.shape[2], dtype=torch.int32, device=q.device)},
+    }
+    keywords: dict[str, Any] = {"is_causal": causal, "enable_gqa": grouped}
+    call = partial(evoattn.attention, q, k, v, **keywords)
+    explained = {name: evoattn.explain(q, k, v, **keywords, **more) for name, more in given.items()}
+    served = {name: more for name, more in given.items() if not explained[name].startswith("SDPA")}
+    return host_us({name: Timed(partial(call, **more)) for name, more in served.items()})
+
+
 def device_us(timed: Timed) -> float:
     """Device time of a call in µs, out of a graph of many."""
     stream = torch.cuda.Stream()
@@ -131,7 +153,7 @@ def refuses(timed: Timed) -> bool:
     return False
 
 
-def measure(problem: AttentionProblem, compiled: bool, pieces: bool) -> dict[str, object]:
+def measure(problem: AttentionProblem, compiled: bool, pieces: bool, variants: bool) -> dict[str, object]:
     """All times of one problem."""
     tensors = make_inputs(problem, 1, "cuda")
     q, k, v = (tensors[name] for name in "qkv")
@@ -158,6 +180,8 @@ def measure(problem: AttentionProblem, compiled: bool, pieces: bool) -> dict[str
     }
     if pieces:
         row["pieces_us"] = pieces_us(q, k, v, causal, grouped)
+    if variants:
+        row["variants_us"] = variants_us(q, k, v, causal, grouped)
     return row
 
 
@@ -174,19 +198,20 @@ def main() -> None:
         "--estimated", action="store_true", help="also run kernels that were measured on no GPU like this"
     )
     parser.add_argument("--pieces", action="store_true", help="also time the parts of an eager call")
+    parser.add_argument("--variants", action="store_true", help="also time calls with what SDPA lacks")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     arguments = parser.parse_args()
     current.runtime().estimated = arguments.estimated
     rows = []
     with torch.no_grad():
         for shape in arguments.shapes:
-            row = measure(by_name_or_shape(shape), not arguments.no_compile, arguments.pieces)
+            row = measure(by_name_or_shape(shape), not arguments.no_compile, arguments.pieces, arguments.variants)
             rows.append(row)
             print(f"\n{row['problem']}\n  {row['runs']}")
-            for what in ("host_us", "graph_us", "pieces_us"):
+            for what in ("host_us", "graph_us", "pieces_us", "variants_us"):
                 times = row.get(what, {})
                 assert isinstance(times, dict)
-                print(f"  {what:9}" + "  ".join(f"{name} {value:.1f}" for name, value in times.items()))
+                print(f"  {what:11}" + "  ".join(f"{name} {value:.1f}" for name, value in times.items()))
     print(f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}")
     if arguments.json:
         arguments.json.write_text(json.dumps({"device": torch.cuda.get_device_name(), "rows": rows}, indent=1))

@@ -350,11 +350,14 @@ def bias_reader(bias: Tensor, seqlen_q: int, seqlen_k: int) -> Reader:
     )
     lies_so = all(size == 1 or stride == place for size, stride, place in zip(sizes, strides, places, strict=True))
     end = batch * places[0]
+    holds_end = bias.numel() >= end  # else the room behind the last row is the storage's, if it has so much
 
     def read(given: Tensor) -> Tensor:
-        begins_well = lies_so and not given.data_ptr() % ALIGNMENT
-        if begins_well and (given.storage_offset() + end) * given.element_size() <= given.untyped_storage().nbytes():
-            return given
+        if lies_so and not given.data_ptr() % ALIGNMENT:
+            if holds_end:
+                return given
+            if (given.storage_offset() + end) * given.element_size() <= given.untyped_storage().nbytes():
+                return given
         expanded = given.reshape((1,) * (4 - given.dim()) + tuple(given.shape)).expand(-1, -1, seqlen_q, seqlen_k)
         copied = (
             torch.nn.functional.pad(expanded, (0, whole - seqlen_k)) if whole != seqlen_k else expanded.contiguous()

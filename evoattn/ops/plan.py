@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -130,8 +130,9 @@ class CallPlan:
         if self.shared_kv and addresses[1] != addresses[2]:
             return APART
         if self._has_more:
-            terms, places = call.terms, self._no_terms  # named until the launches are enqueued, so that nobody else
-            scratch = zeros = None  # gets their memory
+            terms: Sequence[Tensor | None] = call.terms
+            places: Sequence[int] = self._no_terms
+            scratch = zeros = None  # named until the launches are enqueued, as terms are: nobody else gets their memory
             if terms:
                 terms, places = self._read(terms)
             try:
@@ -165,12 +166,15 @@ class CallPlan:
                     self._try_again(launch, status)
         return ""
 
-    def _read(self, terms: tuple[Tensor | None, ...]) -> tuple[tuple[Tensor | None, ...], tuple[int, ...]]:
+    def _read(self, terms: Sequence[Tensor | None]) -> tuple[Sequence[Tensor | None], Sequence[int]]:
         """The terms as kernels read them, and their addresses: 0 for none, `FREED` where the memory is gone."""
-        if self._readers:
-            pairs = zip(terms, self._readers, strict=True)
-            terms = tuple([t if t is None or read is None else read(t) for t, read in pairs])
-        return terms, tuple([0 if t is None else t.data_ptr() or FREED for t in terms])
+        read, places = list(terms), [0] * len(terms)
+        for which, term in enumerate(terms):
+            if term is not None:
+                if self._readers and (reader := self._readers[which]):
+                    read[which] = term = reader(term)
+                places[which] = term.data_ptr() or FREED
+        return read, places
 
     def _try_again(self, launch: LaunchArguments, status: int) -> None:
         """A thread's first launch may find no context; every other failure raises `LaunchError`."""

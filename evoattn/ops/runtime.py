@@ -90,14 +90,18 @@ class Runtime:
                 call.window, call.softcap,
             )  # fmt: skip
             if terms:
-                known = (
-                    *known,
-                    call.longest,
-                    *[None if t is None else (t.shape, t.stride(), t.dtype, t.device, t.is_neg()) for t in terms],
-                )
-                if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in terms):
-                    reason = GRADIENTS
-            if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+                of_terms = [
+                    (which, t.shape, t.stride(), t.dtype, t.get_device(), t.is_neg())
+                    for which, t in enumerate(terms)
+                    if t is not None
+                ]
+                known = (*known, call.longest, *of_terms)
+            if torch.is_grad_enabled() and (
+                query.requires_grad
+                or key.requires_grad
+                or value.requires_grad
+                or (terms and any(t is not None and t.requires_grad for t in terms))
+            ):
                 reason = GRADIENTS
         except (RuntimeError, AttributeError, TypeError):  # nested or sparse tensors, or no tensors at all
             call.require_terms()
