@@ -319,7 +319,9 @@ def _add_sources(connection: Connection, texts: Sequence[CompressedSource]) -> N
 
 def _load(connection: Connection, query: Select[Any]) -> list[Trial]:
     """The trials of a query on `trials`, in its order, each with its timings in order of trust."""
-    rows = connection.execute(query).mappings().all()
+    found = connection.execute(query)
+    names = tuple(found.keys())
+    rows = [dict(zip(names, row, strict=True)) for row in found]  # a `RowMapping` is slow to read
     timings: dict[int, list[Timing]] = {row["number"]: [] for row in rows}
     numbers = list(timings)
     for first in range(0, len(numbers), PAGE):  # a statement may have only so many parameters
