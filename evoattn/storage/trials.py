@@ -247,7 +247,7 @@ class Trials(Database):
             except DamagedRecord:
                 if not whole_only:
                     raise
-                numbers = self._read(lambda c, page=page: c.scalars(page.with_only_columns(trials.c.number)).all())
+                numbers = self._read(partial(_numbers, query=page))
                 yield from self._whole(columns, numbers)
                 last = numbers[-1]
                 continue
@@ -315,6 +315,11 @@ def _add_sources(connection: Connection, texts: Sequence[CompressedSource]) -> N
         rows = [{"hash": key, "zlib": data} for key, data in packed.items() if key not in there]
         if rows:
             insert_missing(connection, sources, rows)
+
+
+def _numbers(connection: Connection, query: Select[Any]) -> Sequence[int]:
+    """Those of the trials of a query, in its order."""
+    return connection.scalars(query.with_only_columns(trials.c.number)).all()
 
 
 def _load(connection: Connection, query: Select[Any]) -> list[Trial]:
