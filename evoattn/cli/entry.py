@@ -64,12 +64,17 @@ def _run() -> None:
     words = {word.split("=")[0] for word in sys.argv[2:]}
     if sys.argv[1:2] == ["search"] and not {"-h", "--help"} & words:
         from evoattn.evaluation import server
+        from evoattn.model.errors import FailedRun
 
-        if {"--offline", "--devices", "--ray"} & words or not _has_driver():
-            server.start()  # many processes need torch, or none here
-        else:
-            server.begin_spare()  # the GPU worker
-            server.start(light=True)  # all others
+        try:
+            if {"--offline", "--devices", "--ray"} & words or not _has_driver():
+                server.start()  # many processes need torch, or none here
+            else:
+                server.begin_spare()  # the GPU worker
+                server.start(light=True)  # all others
+        except FailedRun as error:  # which no command's own `errors` surrounds
+            print(f"evoattn: {error}", file=sys.stderr)
+            sys.exit(1)
     from evoattn.cli.main import main as command  # imports typer, which takes longer than to start the server
 
     command()

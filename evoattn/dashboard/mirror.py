@@ -14,7 +14,7 @@ from optuna.artifacts.exceptions import ArtifactNotFound
 from optuna.distributions import CategoricalDistribution
 from optuna.exceptions import ExperimentalWarning
 from optuna.storages import InMemoryStorage
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.trial import FrozenTrial, TrialState
 
 from evoattn.model.gpu import GpuError
 from evoattn.model.problem import AttentionProblem
@@ -54,6 +54,13 @@ class Sources:
         raise StorageError("evoattn's dashboard only shows; it keeps nothing.")
 
 
+class _Kept(FrozenTrial):
+    """One that nobody changes, so that the storage need not copy it: for 200,000 trials that takes minutes."""
+
+    def __deepcopy__(self, memo: object) -> _Kept:
+        return self
+
+
 class Mirror:
     """One study of ours in an Optuna storage of its own. `update` adds what was recorded since."""
 
@@ -62,13 +69,14 @@ class Mirror:
         self._storage, self._study = storage, study
         self.optuna_storage = InMemoryStorage()
         self._last, self._finals = -1, 0
-        self._choices: dict[str, tuple[Any, ...]] = {}
+        self._values: dict[str, tuple[Any, ...]] = {}
+        self._choices: dict[str, CategoricalDistribution] = {}
         self._begin()
 
     @property
     def trials(self) -> int:
         """Trials that it shows."""
-        return len(self._mirrored.get_trials(deepcopy=False))
+        return self.optuna_storage.get_n_trials(self._id)
 
     def update(self) -> bool:
         """Add the trials recorded since. True where that cannot be done, as what is shown already has changed: a final
@@ -76,9 +84,7 @@ class Mirror:
         new = list(self._storage.iter_trials(self._study, after=self._last, whole_only=True))
         if self._storage.count_finals(self._study) != self._finals:
             return True
-        if any(
-            value not in self._choices.get(name, ()) for trial in new for name, value in self._params(trial).items()
-        ):
+        if any(value not in self._values.get(name, ()) for trial in new for name, value in self._params(trial).items()):
             return True
         self._add(new)
         return False
@@ -87,18 +93,20 @@ class Mirror:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         warnings.simplefilter("ignore", ExperimentalWarning)  # names of metrics
         study = self._study
-        self._mirrored = optuna.create_study(storage=self.optuna_storage, study_name=study.name, direction="minimize")
-        self._mirrored.set_metric_names(["relative cost" if study.offline else "median µs"])
+        mirrored = optuna.create_study(storage=self.optuna_storage, study_name=study.name, direction="minimize")
+        mirrored.set_metric_names(["relative cost" if study.offline else "median µs"])
         for name, value in _facts(study).items():
-            self._mirrored.set_user_attr(name, value)
+            mirrored.set_user_attr(name, value)
+        self._id = self.optuna_storage.get_study_id_from_name(study.name)
         self._finals = self._storage.count_finals(study)
         trials = list(self._storage.iter_trials(study, whole_only=True))
-        self._choices = self._values(trials)
+        self._values = self._all_values(trials)
+        self._choices = {name: CategoricalDistribution(values) for name, values in self._values.items()}
         self._add(trials)
 
     def _add(self, trials: Iterable[Trial]) -> None:
         for trial in trials:
-            self._mirrored.add_trial(self._as_optuna(trial))
+            self.optuna_storage.create_new_trial(self._id, self._as_optuna(trial))
             self._last = trial.number
 
     def _params(self, trial: Trial) -> dict[str, Any]:
@@ -108,7 +116,7 @@ class Mirror:
             return dict(trial.config)
         return {"family": trial.family} | {f"{trial.family}.{name}": value for name, value in trial.config.items()}
 
-    def _values(self, trials: list[Trial]) -> dict[str, tuple[Any, ...]]:
+    def _all_values(self, trials: list[Trial]) -> dict[str, tuple[Any, ...]]:
         """The choices of each parameter: those of today's search space, and whatever else was tried."""
         found: dict[str, dict[Any, None]] = {}
         several = len(self._study.families) > 1
@@ -125,16 +133,20 @@ class Mirror:
     def _as_optuna(self, trial: Trial) -> FrozenTrial:
         value = trial.value
         params = self._params(trial)
-        made = create_trial(
+        start, end = _from_to(trial)
+        return _Kept(
+            number=-1,
+            trial_id=-1,
             state=TrialState.FAIL if value is None else TrialState.COMPLETE,
             value=value,
+            datetime_start=start,
+            datetime_complete=end,
             params=params,
-            distributions={name: CategoricalDistribution(self._choices[name]) for name in params},
+            distributions={name: self._choices[name] for name in params},
             user_attrs=_attributes(trial),
             system_attrs=_artifact(trial),
+            intermediate_values={},
         )
-        made.datetime_start, made.datetime_complete = _from_to(trial)
-        return made
 
 
 def _from_to(trial: Trial) -> tuple[datetime, datetime]:

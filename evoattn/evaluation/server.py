@@ -8,6 +8,8 @@ is begun ahead, before it is known what it will do.
 from __future__ import annotations
 
 import multiprocessing
+import os
+import resource
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -21,7 +23,7 @@ from typing import Any, NamedTuple
 from evoattn.evaluation import main_file
 from evoattn.evaluation.imports import import_for_device
 from evoattn.evaluation.process import die_with_parent, serve
-from evoattn.model.errors import WrongUse
+from evoattn.model.errors import FailedRun, WrongUse
 
 PRELOADED, LIGHT = "evoattn.evaluation.preloaded", "evoattn.evaluation.preloaded_light"
 
@@ -32,6 +34,30 @@ BESIDE = multiprocessing.get_context("spawn")
 _imports: list[str] = []
 """What the server imports, once it was started."""
 _has_forked = Event()
+
+
+ADDRESS_BYTES = 1_200_000_000
+"""Address space that a process with torch and the compiler takes: at 0.9e9 compiles fail, at 1.0e9 small ones go well
+(torch 2.13 of a CPU, NVRTC 13.0)."""
+FILES = 12
+"""Files that a process opens beside what it has, for one worker more, the database and the libraries."""
+
+
+def require_room() -> None:
+    """Raises `FailedRun` where the limits of this process, which workers inherit, are too small for one worker more:
+    it would fail somewhere on its way, each time in another way."""
+    bytes_, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if bytes_ != resource.RLIM_INFINITY and bytes_ < ADDRESS_BYTES:
+        raise FailedRun(
+            f"A process may take {bytes_ / 1e9:.1f} GB of address space here, and a worker needs "
+            f"{ADDRESS_BYTES / 1e9:.1f}; raise the limit (`ulimit -v`)."
+        )
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files != resource.RLIM_INFINITY and files < len(os.listdir("/proc/self/fd")) + FILES:
+        raise FailedRun(
+            f"A process may have {files} files open here, which is too few for one worker more; raise the limit "
+            "(`ulimit -n`), or use fewer --jobs."
+        )
 
 
 @contextmanager
@@ -51,7 +77,8 @@ def start(light: bool = False) -> None:
     too; started before, it imports while the caller does other things. `light`: it leaves out torch.
 
     Raises `WrongUse` in a process that was forked from one with such a server: it can neither use that nor see whether
-    it runs."""
+    it runs; and as `require_room` does."""
+    require_room()
     if not _imports:
         _imports.append(LIGHT if light else PRELOADED)
         CONTEXT.set_forkserver_preload(_imports)
@@ -76,17 +103,24 @@ def forks_soon() -> bool:
 
 
 def fork(target: Callable[..., None], arguments: tuple[Any, ...]) -> ForkServerProcess:
-    """A process forked from the server, which is waited for."""
+    """A process forked from the server, which is waited for. Raises `FailedRun` where that ended, and as `start`."""
     start()
     process = CONTEXT.Process(target=target, args=arguments, daemon=True)
     with without_interrupts(), main_file.as_asked():
-        process.start()
+        try:
+            process.start()
+        except (EOFError, ConnectionError):
+            raise FailedRun(
+                "The process that workers are forked from has ended; see that the limits of memory, files and "
+                "processes (`ulimit -a`) leave room for it."
+            ) from None
     _has_forked.set()
     return process
 
 
 def spawn(target: Callable[..., None], arguments: tuple[Any, ...]) -> SpawnProcess:
-    """A process with none of the server's imports."""
+    """A process with none of the server's imports. Raises as `require_room` does."""
+    require_room()
     process = BESIDE.Process(target=target, args=arguments, daemon=True)
     with without_interrupts(), main_file.as_asked():
         process.start()

@@ -181,7 +181,7 @@ class Shapes:
             shapes.missed = {str(why): int(count) for why, count in text.get("missed", {}).items()}
         except OSError as error:
             raise ShapesError(f"The shapes in {path} cannot be read: {error.strerror}.") from None
-        except (ValueError, TypeError, KeyError, AttributeError, ProblemError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, ProblemError) as error:
             raise ShapesError(f"The shapes in {path} cannot be read: {str(error).rstrip('.')}.") from None
         return shapes
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from statistics import median
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -156,31 +156,29 @@ def importance_of(family: str, results: list[tuple[dict[str, Any], float]]) -> I
         return Importance(
             family, len(results), {}, f"{len(results)} right trials are too few to tell; {MIN_TRIALS} are needed."
         )
-    names = [name for name in results[0][0] if all(name in params for params, _ in results)]
-    seen = {name: sorted({params[name] for params, _ in results}, key=lambda v: (str(type(v)), v)) for name in names}
-    varied = [name for name in names if len(seen[name]) > 1]
-    if not varied or len({value for _, value in results}) == 1:
-        return Importance(family, len(results), {}, "All right trials have the same parameters or the same result.")
     ranked = sorted(results, key=lambda result: result[1])
+    every = _columns([params for params, _ in ranked])
+    columns = {
+        name: every[name] for name in results[0][0] if len(every[name].values) > 1 and every[name].codes.min() >= 0
+    }
+    if not columns or ranked[0][1] == ranked[-1][1]:
+        return Importance(family, len(results), {}, "All right trials have the same parameters or the same result.")
     cutoff = ranked[math.ceil(BEST_SHARE * len(ranked)) - 1][1]
     best = sum(value <= cutoff for _, value in ranked)
-    shares = _ped_anova({name: seen[name] for name in varied}, [params for params, _ in ranked], best)
-    return Importance(family, len(results), shares, "")
+    return Importance(family, len(results), _ped_anova(columns, best), "")
 
 
-def _ped_anova(values: dict[str, list[Any]], ranked: list[dict[str, Any]], best: int) -> dict[str, float]:
-    """Shares by parameter, largest first: the Pearson divergence of its distribution among the `best` first of
-    `ranked` from that among all.
+def _ped_anova(columns: dict[str, _Column], best: int) -> dict[str, float]:
+    """Shares by parameter, largest first: the Pearson divergence of its distribution among the `best` first trials from
+    that among all.
 
     What `optuna.importance.PedAnovaImportanceEvaluator` computes for categorical parameters, to the last digit (tests
     hold the two together); that module alone takes a second to import, through scikit-learn, and then two for a day's
     trials.
     """
     divergences = {}
-    for name, choices in values.items():
-        index = {choice: i for i, choice in enumerate(choices)}
-        drawn = [index[params[name]] for params in ranked]
-        top, everywhere = (_smoothed(np.bincount(part, minlength=len(choices))) for part in (drawn[:best], drawn))
+    for name, (values, drawn) in columns.items():
+        top, everywhere = (_smoothed(np.bincount(part, minlength=len(values))) for part in (drawn[:best], drawn))
         divergences[name] = float(everywhere @ (top / everywhere - 1) ** 2)
     total = sum(divergences.values()) or 1.0
     return {name: value / total for name, value in sorted(divergences.items(), key=lambda item: -item[1])}
@@ -227,64 +225,90 @@ def gene_values(results: Results) -> tuple[GeneValue, ...]:
     return tuple(row for family, found in results.items() for row in _family_values(family, found))
 
 
+_ABSENT: Any = object()
+"""In place of a value that a config lacks."""
+
+
+class _Column(NamedTuple):
+    """One parameter over many trials."""
+
+    values: list[Value]
+    """In the order in which they come first."""
+    codes: np.ndarray
+    """By trial, the index in `values`; -1 where the trial lacks the parameter."""
+
+
+def _columns(configs: Sequence[dict[str, Value]]) -> dict[str, _Column]:
+    """Of each parameter that a config has."""
+    names = list(dict.fromkeys(chain.from_iterable(dict.fromkeys(map(tuple, configs)))))
+    columns = {}
+    for name in names:
+        values = [config.get(name, _ABSENT) for config in configs]
+        places = {value: place for place, value in enumerate(v for v in dict.fromkeys(values) if v is not _ABSENT)}
+        codes = np.fromiter(map((places | {_ABSENT: -1}).__getitem__, values), int, len(values))
+        columns[name] = _Column(list(places), codes)
+    return columns
+
+
 def _family_values(family: str, found: list[tuple[Trial, float]]) -> list[GeneValue]:
-    entries = [Entry(trial.config, value, sum(map(hash, trial.config.items()))) for trial, value in found]
-    best_count = max(1, round(TOP_SHARE * len(entries)))
+    configs, times = [trial.config for trial, _ in found], np.array([value for _, value in found])
+    columns = _columns(configs)
+    rng = np.random.default_rng(1)
+    hashes = {name: _hashes(column, rng) for name, column in columns.items()}
+    whole = sum(hashes.values(), np.zeros(len(found), np.uint64))
+    first = np.sort(np.unique(whole, return_index=True)[1])  # of each config the trial with its best time
+    best_count = max(1, round(TOP_SHARE * len(found)))
     rows = []
-    for name in entries[0].config:
-        having = [entry for entry in entries if name in entry.config]
-        times: dict[Value, list[float]] = defaultdict(list)
-        for entry in having:
-            times[entry.config[name]].append(entry.time)
-        if len(times) < 2:
+    for name in configs[0]:
+        values, codes = columns[name]
+        if len(values) < 2:
             continue
-        best = Counter(entry.config[name] for entry in entries[:best_count] if name in entry.config)
-        effects = _effects(name, having)
-        for gene in sorted(times, key=lambda value: -best[value]):
-            ratios = effects[gene]
-            top_share, share = best[gene] / best_count, len(times[gene]) / len(entries)
-            effect = median(ratios) if len(ratios) >= MIN_PAIRS else None
+        best = np.bincount(codes[:best_count][codes[:best_count] >= 0], minlength=len(values))
+        having = first[codes[first] >= 0]
+        ratios = _effects(whole[having] - hashes[name][having], times[having])
+        for code in sorted(range(len(values)), key=lambda code: -best[code]):
+            with_value = times[codes == code]
+            paired = ratios[codes[having] == code]
+            paired = paired[~np.isnan(paired)]
+            top_share, share = float(best[code]) / best_count, len(with_value) / len(found)
+            effect = float(np.median(paired)) if len(paired) >= MIN_PAIRS else None
             rows.append(
                 GeneValue(
                     family=family,
                     gene=name,
-                    value=gene,
-                    trials=len(times[gene]),
-                    best=times[gene][0],
-                    median=median(times[gene]),
+                    value=values[code],
+                    trials=len(with_value),
+                    best=float(with_value[0]),
+                    median=float(np.median(with_value)),
                     top_share=top_share,
                     share=share,
                     effect=effect,
-                    pairs=len(ratios),
+                    pairs=len(paired),
                     tells=effect is not None or (best_count >= MIN_BEST and abs(top_share - share) >= MIN_DIFFERENCE),
                 )
             )
     return rows
 
 
-class Entry(NamedTuple):
-    """A right trial; `whole` is the sum of the hashes of its parameters."""
+def _hashes(column: _Column, rng: np.random.Generator) -> np.ndarray:
+    """By trial, a number of 64 bits that stands for the parameter's value; 0 where the trial lacks it. Their sum stands
+    for a config."""
+    drawn = rng.integers(1, 1 << 63, len(column.values) + 1, dtype=np.uint64)
+    drawn[-1] = 0
+    numbers: np.ndarray = drawn[column.codes]
+    return numbers
 
-    config: dict[str, Value]
-    time: float
-    whole: int
 
-
-def _effects(name: str, entries: list[Entry]) -> dict[Value, list[float]]:
-    """Value → ratios to the best other value of the same background; `entries` best first, so that the first of each
-    is its best.
-
-    The sum of the hashes without this parameter's stands for the background, for speed.
-    """
-    backgrounds: dict[int, dict[Value, float]] = defaultdict(dict)
-    for entry in entries:
-        value = entry.config[name]
-        backgrounds[entry.whole - hash((name, value))].setdefault(value, entry.time)
-    ratios: dict[Value, list[float]] = defaultdict(list)
-    for times in backgrounds.values():
-        if len(times) > 1:
-            for value, time in times.items():
-                ratios[value].append(time / min(other for key, other in times.items() if key != value))
+def _effects(backgrounds: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """By trial, best first and each config once: its time over the best other one of the same background; NaN where
+    there is none."""
+    _, group, counts = np.unique(backgrounds, return_inverse=True, return_counts=True)
+    order, starts = np.argsort(group, kind="stable"), np.cumsum(counts) - counts
+    alone = counts[group] < 2
+    is_first = np.zeros(len(times), bool)
+    is_first[order[starts]] = True
+    others = order[np.minimum(starts[group] + is_first, len(times) - 1)]
+    ratios: np.ndarray = np.where(alone, np.nan, times / times[others])
     return ratios
 
 

@@ -55,15 +55,23 @@ def _json_float(value: float) -> float | str:
 def each(kind: type | tuple[type, ...], values: Any, container: type) -> Any:
     """`values` if it is a `container` that holds only `kind`. Raises `TypeError`."""
     inside = values.values() if isinstance(values, dict) else values
-    if not isinstance(values, container) or not all(isinstance(v, kind) for v in inside):
-        raise TypeError(f"{str(values)[:80]!r} is not of the kind that belongs here")
+    if not isinstance(values, container):
+        raise _misplaced(values)
+    for value in inside:
+        if not isinstance(value, kind):
+            raise _misplaced(values)
     return values
+
+
+def _misplaced(values: Any) -> TypeError:
+    return TypeError(f"{str(values)[:80]!r} is not of the kind that belongs here")
 
 
 def plain_text(value: Any) -> str:
     """A recorded string as terminals and pages may show it: control characters, which can drive a terminal, become
     `?`."""
-    return _CONTROL.sub("?", str(value))
+    text = str(value)
+    return text if text.isprintable() else _CONTROL.sub("?", text)
 
 
 def checked(what: str, build: Callable[[], _Record]) -> _Record:

@@ -247,7 +247,7 @@ class Trials(Database):
             except DamagedRecord:
                 if not whole_only:
                     raise
-                numbers = self._read(lambda c, page=page: c.scalars(page.with_only_columns(trials.c.number)).all())
+                numbers = self._read(partial(_numbers, query=page))
                 yield from self._whole(columns, numbers)
                 last = numbers[-1]
                 continue
@@ -317,9 +317,16 @@ def _add_sources(connection: Connection, texts: Sequence[CompressedSource]) -> N
             insert_missing(connection, sources, rows)
 
 
+def _numbers(connection: Connection, query: Select[Any]) -> Sequence[int]:
+    """Those of the trials of a query, in its order."""
+    return connection.scalars(query.with_only_columns(trials.c.number)).all()
+
+
 def _load(connection: Connection, query: Select[Any]) -> list[Trial]:
     """The trials of a query on `trials`, in its order, each with its timings in order of trust."""
-    rows = connection.execute(query).mappings().all()
+    found = connection.execute(query)
+    names = tuple(found.keys())
+    rows = [dict(zip(names, row, strict=True)) for row in found]  # a `RowMapping` is slow to read
     timings: dict[int, list[Timing]] = {row["number"]: [] for row in rows}
     numbers = list(timings)
     for first in range(0, len(numbers), PAGE):  # a statement may have only so many parameters

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -158,3 +160,34 @@ def test_a_pool_answers_in_the_order_of_its_tasks_whatever_becomes_of_them():
         assert not pool.ask([], 20.0) and not pool.in_flight
     finally:
         pool.stop()
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        ("-v 500000", "evoattn: A process may take 0.5 GB of address space here, and a worker needs 1.2"),
+        ("-n 16", "evoattn: A process may have 16 files open here, which is too few for one worker more"),
+    ],
+)
+def test_limits_that_leave_no_room_for_a_worker_are_said_at_once(limit, said, tmp_path):
+    search = f"{sys.executable} -m evoattn search --gpu l4 --offline --budget 2s --shape B=1,H=1,S=32,D=16"
+    words = ["bash", "-c", f"ulimit {limit}; exec {search} --db {tmp_path / 'db.sqlite'}"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=10)
+    assert done.returncode == 1 and done.stderr.startswith(said) and "Traceback" not in done.stderr
+
+
+def test_a_limit_that_leaves_no_room_is_an_error_in_python_too():
+    code = """
+import resource
+from evoattn.evaluation import server
+from evoattn.model.errors import FailedRun
+resource.setrlimit(resource.RLIMIT_NOFILE, (14, 14))
+for begin in (server.start, lambda: server.fork(print, ()), lambda: server.spawn(print, ())):
+    try:
+        begin()
+    except FailedRun as error:
+        assert "ulimit -n" in str(error)
+    else:
+        raise AssertionError(begin)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)

@@ -191,3 +191,11 @@ def test_what_torch_takes_is_taken_inside_of_a_block_too(device, on):
         assert F.scaled_dot_product_attention(q, k, v.as_subclass(Watching)) == "answered"
     assert all(torch.equal(one, other) for one, other in zip(answer.unbind(), expected.unbind(), strict=True))
     assert not len(shapes) and sum(shapes.missed.values()) == 3
+
+
+@pytest.mark.parametrize("text", ['{"shapes": [], "missed": {"a": 1e999}}', "[" * 100_000])
+def test_numbers_and_depths_that_no_file_of_ours_has_are_a_sentence(tmp_path, text):
+    path = tmp_path / "shapes.json"
+    path.write_text(text)
+    with pytest.raises(ShapesError, match="cannot be read"):
+        Shapes.load(path)

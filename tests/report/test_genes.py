@@ -1,6 +1,7 @@
 """Which parameters matter, and what their values are worth."""
 
 import random
+from statistics import median
 
 import optuna
 import pytest
@@ -63,3 +64,28 @@ def test_the_effect_of_a_gene_is_paired(storage):
     effects = {(g.gene, g.value): (g.effect, g.pairs) for g in summarise(storage, study, 5).genes}
     assert effects["A", 1] == (pytest.approx(0.8), 4) and effects["A", 0] == (pytest.approx(1.25), 4)
     assert effects["B", 0] == (None, 2)
+
+
+def test_effects_are_those_of_every_pair_that_differs_in_one_gene_alone(storage):
+    rng, study = random.Random(7), make_study(storage)
+    found = []
+    for _ in range(120):
+        genes = {"A": rng.choice((1, 2, 3)), "B": rng.choice((1, 2)), "C": rng.choice((True, False))}
+        genes |= {"D": rng.choice((5, 6))} if rng.random() < 0.2 else {}
+        found.append((rng.choice((1.5, 1 + rng.random())), genes))
+        add(storage, study, TrialState.COMPLETE, us=[("screen", found[-1][0])], **genes)
+    best = {}
+    for us, genes in sorted(found, key=lambda pair: pair[0]):
+        best.setdefault(frozenset(genes.items()), us)
+    ratios = {}
+    for genes, us in best.items():
+        for name, value in genes:
+            others = [t for g, t in best.items() if len(g ^ genes) == 2 and {n for n, _ in g ^ genes} == {name}]
+            if others:
+                ratios.setdefault((name, value), []).append(us / min(others))
+    shown = {(gene.gene, gene.value): gene for gene in summarise(storage, study).genes}
+    assert {name for name, _ in shown} >= {"A", "B", "C"}
+    for key, gene in shown.items():
+        assert gene.pairs == len(ratios.get(key, ()))
+        if gene.pairs >= 3:
+            assert gene.effect == pytest.approx(median(ratios[key]))
