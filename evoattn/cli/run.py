@@ -81,9 +81,9 @@ def run_search(
     tools: Tools | None = None,
     early: EarlyStart | None = None,
     why_slow: Callable[[ModuleSpec | None], str] = why_slow,
-) -> None:
-    """Run the study under a live display, then print its result. `early`: see `make_search`. `why_slow`: a sentence on
-    torch's import, or none. Raises `SearchError` where no config was valid."""
+) -> bool:
+    """Run the study under a live display, then print its result; whether a kernel was right. `early`: see
+    `make_search`. `why_slow`: a sentence on torch's import, or none. Raises `SearchError` where no config was valid."""
     storage, study, wanted = prepared.storage, prepared.study, prepared.plan
     try:
         print_text(console, f"Study {study.name}.")
@@ -106,6 +106,7 @@ def run_search(
         print_result(summary, console, kept_in(storage, study, prepared.words.db))
         if prepared.words.keep and (said := keep_leader(prepared)):
             print_text(console, said)
+        return summary.winner is not None
     finally:
         storage.close()
 

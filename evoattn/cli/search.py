@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evoattn.cli.common import Database, Jobs, console, errors, print_plainly
+from evoattn.cli.common import FAILED_RUN, Database, Jobs, console, errors, print_plainly
 from evoattn.model.timeline import mark
 
 if TYPE_CHECKING:
@@ -171,4 +171,6 @@ def _run(checked: SearchRequest, machines: Machines) -> None:
         mark("the search is imported")
         prepared = begin_study(checked, wanted) if wanted else resume_study(checked, machines.devices)
         mark("the study is made")
-        run_search(prepared, machines, console(), early=early)
+        found = run_search(prepared, machines, console(), early=early)
+    if not found:
+        raise typer.Exit(FAILED_RUN)

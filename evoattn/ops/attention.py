@@ -274,7 +274,7 @@ def attend(call: Call) -> Answer:
     if _is_compiling() or not is_ordinary(query, call.key, call.value):
         return _of_watched(call)
     runtime = current.runtime()
-    if shapes.thread.recorders:
+    if shapes.is_recording():
         call.require()
         with shapes.recorded_call(call):
             return run(runtime, call)

@@ -390,7 +390,10 @@ def of_sequences(query: Tensor, key: Tensor, value: Tensor, longest: tuple[Any, 
     return {
         **{name: t.transpose(0, 1)[None] for name, t in (("query", query), ("key", key), ("value", value))},
         "out": None if out is None else out.transpose(0, 1)[None],
-        "longest": (_whole("max_seqlen_q", longest[0]), _whole("max_seqlen_k", longest[1])),
+        "longest": tuple(  # none has more rows than all have together
+            min(_whole(f"max_seqlen_{name}", most), rows)
+            for name, most, rows in zip("qk", longest, (query.shape[0], key.shape[0]), strict=True)
+        ),
         "enable_gqa": True,
     }
 

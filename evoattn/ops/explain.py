@@ -27,6 +27,7 @@ from evoattn.ops.call import (
 from evoattn.ops.choice import Choice, Refusal, choose
 from evoattn.ops.plan import ADDRESS_BITS, UNALIGNED
 from evoattn.ops.runtime import Runtime
+from evoattn.ops.sdpa import backends_chosen, is_on
 from evoattn.ops.shapes import Wanted, problems_of
 from evoattn.ops.torch_modes import WATCHED, has_autocast, is_ordinary
 from evoattn.portfolio.canonical import grown
@@ -56,10 +57,10 @@ def explain(
     max_seqlen_k: int = 0,
     return_lse: bool = False,
 ) -> str:
-    """One sentence: the kernel that `evoattn.attention`, or SDPA under `evoattn.sdpa`, runs for these arguments, or
-    why torch's SDPA runs; where a mask tensor parts the two, of both. With `block_table` query, key and value are those
-    of `evoattn.attention_paged`, with `cu_seqlens_q` and the other three those of `evoattn.attention_varlen`; their
-    causal mask is `causal=True`.
+    """One sentence: the kernel that `evoattn.attention`, or SDPA under `evoattn.sdpa`, runs for these arguments, or why
+    torch's SDPA runs; where a mask tensor or an `sdpa_kernel` parts the two, of both. With `block_table` query, key and
+    value are those of `evoattn.attention_paged`, with `cu_seqlens_q` and the other three those of
+    `evoattn.attention_varlen`; their causal mask is `causal=True`.
 
     Nothing is compiled, loaded or launched. Raises `ValueError` and `TypeError` for arguments beyond
     SDPA's that do not fit.
@@ -81,6 +82,8 @@ def explain(
         if causal_kind(attn_mask) is None:
             of_sdpa = "; as SDPA under `evoattn.sdpa` PyTorch's own runs, as there is a mask tensor"
         call = with_mask(call, attn_mask)
+    if is_on() and backends_chosen():
+        of_sdpa = "; as SDPA under `evoattn.sdpa` PyTorch's own runs, as `sdpa_kernel` or a flag chooses its backends"
     call.require_terms()
     watched = not is_ordinary(query, key, value)
     if has_autocast(kind := query.device.type):

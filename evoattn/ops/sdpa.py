@@ -1,8 +1,9 @@
 """evoattn behind `torch.nn.functional.scaled_dot_product_attention`: for a block, or until further notice.
 
-While any thread has it on, the name in `torch.nn.functional` is a function of ours, which passes calls of other
-threads through. Code that bound torch's function to a name of its own before keeps torch's. Compiled code takes what
-was on when it was compiled, and is compiled again where that has changed.
+While any thread or asyncio task has it on, the name in `torch.nn.functional` is a function of ours, which passes calls
+of others through. Code that bound torch's function to a name of its own before keeps torch's. Who chooses SDPA's
+backends after that, by `torch.nn.attention.sdpa_kernel` or its flags, gets them. Compiled code takes what was on, and
+whether backends were chosen, when it was compiled; it is compiled again where a thread's blocks have changed.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.jit._builtins import _register_builtin
 
 from evoattn.model import forks
+from evoattn.model.blocks import Blocks
 from evoattn.ops import current
 from evoattn.ops.arguments import MASKS, mask_of
 from evoattn.ops.attention import attention
@@ -24,26 +27,75 @@ from evoattn.ops.runtime import NoKernel
 from evoattn.ops.shapes import Shapes, miss, paused, recorded_call, recorders, recording
 from evoattn.ops.torch_answer import SDPA
 
+Backends = tuple[bool, ...]
+"""Whether each of SDPA's may run."""
+_flags: tuple[Callable[[], bool], ...] = (
+    torch._C._get_flash_sdp_enabled,
+    torch._C._get_mem_efficient_sdp_enabled,
+    torch._C._get_math_sdp_enabled,
+    torch._C._get_cudnn_sdp_enabled,
+)
 _everywhere = False
+_before: Backends = ()
+"""Those that might run when `enable` was called."""
 _lock = forks.Lock()
 _users = 0
 """How many blocks, and whether `enable`, need the replacement in place."""
 _original: Callable[..., Tensor] = SDPA
+_blocks = Blocks[tuple[bool, Backends]]("evoattn.sdpa")
+"""Whether it is on, and the backends that might run when the block began."""
 
 
 class _Thread(threading.local):
-    """What a thread's blocks say: None outside of all of them."""
+    """For compiled code, whose guards look at it: what the blocks said when they were last looked at, None outside of
+    all of them; and whether a call is in `_original`."""
 
     def __init__(self) -> None:
         self.on: bool | None = None
+        self.inside = False
 
 
 _thread = _Thread()
 
 
+def _backends() -> Backends:
+    return tuple([flag() for flag in _flags])
+
+
+def backends_chosen() -> bool:
+    """Whether SDPA's backends were chosen since evoattn was put in their place."""
+    block = _blocks.innermost()
+    return _backends() != (block.value[1] if block else _before)
+
+
+backends_chosen._dynamo_marked_constant = True  # type: ignore[attr-defined] # as torch.compiler.assume_constant_result
+
+
 def is_on() -> bool:
-    """Whether this thread's calls of SDPA come to evoattn."""
-    return _everywhere if _thread.on is None else _thread.on
+    """Whether calls of SDPA come to evoattn here, unless backends were chosen."""
+    if torch.compiler.is_compiling():
+        on = _thread.on
+    else:
+        block = _blocks.innermost()
+        on = block.value[0] if block else None
+        if on is not _thread.on:
+            _thread.on = on
+    return _everywhere if on is None else on
+
+
+def _serves() -> bool:
+    return is_on() and not backends_chosen()
+
+
+def _by_torch(*arguments: Any, **keywords: Any) -> Tensor:
+    """The function that ours replaces. Where that is another library's which calls ours, torch's own."""
+    if _original is SDPA or _thread.inside:
+        return SDPA(*arguments, **keywords)
+    _thread.inside = True
+    try:
+        return _original(*arguments, **keywords)
+    finally:
+        _thread.inside = False
 
 
 def _with_bias_object(
@@ -56,8 +108,8 @@ def _with_bias_object(
     if kind is None:
         if recorders():
             miss("it has a mask tensor")
-        return _original(query, key, value, bias, dropout_p, False, scale=scale, enable_gqa=enable_gqa)
-    if is_on() and not dropout_p:
+        return _by_torch(query, key, value, bias, dropout_p, False, scale=scale, enable_gqa=enable_gqa)
+    if _serves() and not dropout_p:
         with contextlib.suppress(NoKernel):
             return attention(query, key, value, causal=kind, scale=scale, enable_gqa=enable_gqa, strict=True)
     from torch.nn.attention.bias import CausalBias  # two seconds, which whoever made the bias has spent
@@ -65,7 +117,7 @@ def _with_bias_object(
     assert isinstance(bias, CausalBias)
     if dropout_p and recorders():
         miss("it has dropout")
-    is_asked = bool(recorders()) and not is_on() and not dropout_p
+    is_asked = bool(recorders()) and not _serves() and not dropout_p
     call = Call(query, key, value, MASKS[kind], scale, enable_gqa)
     with recorded_call(call) if is_asked else contextlib.nullcontext(), paused():
         return CausalBias._dispatch(query, key, value, bias, dropout_p, False, scale, enable_gqa)
@@ -87,14 +139,14 @@ def scaled_dot_product_attention(
     if attn_mask is not None and type(attn_mask) is not Tensor and not is_causal:
         return _with_bias_object(query, key, value, attn_mask, dropout_p, scale, enable_gqa)
     if attn_mask is None and not dropout_p:
-        if is_on():
+        if _serves():
             return attention(query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
         if recorders():
             with recorded_call(Call(query, key, value, mask_of(None, bool(is_causal)), scale, enable_gqa)):
-                return _original(query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+                return _by_torch(query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
     elif recorders():
         miss("it has a mask tensor" if attn_mask is not None else "it has dropout")
-    return _original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    return _by_torch(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
 def _hold(count: int) -> None:
@@ -116,46 +168,50 @@ def _hold(count: int) -> None:
 
 @contextlib.contextmanager
 def sdpa(on: bool = True) -> Iterator[None]:
-    """This thread's `scaled_dot_product_attention` is evoattn's inside of the block; with `on=False`, torch's.
+    """`scaled_dot_product_attention` is evoattn's inside of the block, for this thread or asyncio task; with
+    `on=False`, torch's. An `sdpa_kernel` inside of it has PyTorch's backends run.
 
     Blocks nest, and an exception ends one like its last line. A compiled function takes evoattn if it is first called
     inside of a block.
     """
-    before = _thread.on
     _hold(1)
-    _thread.on = on
     try:
-        yield
+        with _blocks.entered((on, _backends())):
+            is_on()  # tells compiled code
+            yield
     finally:
-        _thread.on = before
+        is_on()
         _hold(-1)
 
 
 @contextlib.contextmanager
 def capture() -> Iterator[Shapes]:
-    """Record what this thread's calls of SDPA and `evoattn.attention` ask for: problems, counts and, on a GPU, times.
+    """Record what this thread's or asyncio task's calls of SDPA and `evoattn.attention` ask for: problems, counts and,
+    on a GPU, times.
 
     The calls run as they would without it. What is compiled or replayed from a CUDA graph is not seen: record the
     eager model.
     """
     _hold(1)
     try:
-        with recording(Shapes()) as shapes:
+        with recording(shapes := Shapes()):
             yield shapes
     finally:
         _hold(-1)
 
 
 def enable(estimated: bool = False) -> None:
-    """Put evoattn behind every `scaled_dot_product_attention` of the process.
+    """Put evoattn behind every `scaled_dot_product_attention` of the process. An `sdpa_kernel` later on has PyTorch's
+    backends run.
 
     `estimated=True` also allows, here and in `evoattn.attention`, kernels that were measured on no GPU of this kind.
     """
-    global _everywhere
+    global _before, _everywhere
     runtime = current.runtime()
     if runtime.estimated != estimated:
         runtime.estimated = estimated
         runtime.forget()
+    _before = _backends()
     if not _everywhere:
         _everywhere = True
         _hold(1)

@@ -6,9 +6,9 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from evoattn.model import forks
+from evoattn.model.blocks import Blocks
 from evoattn.model.errors import WrongUse
 from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.problem import AttentionProblem, ProblemError
@@ -186,44 +187,35 @@ class Shapes:
         return shapes
 
 
-class _Thread(threading.local):
-    """What this thread records into, the innermost block's last."""
-
-    def __init__(self) -> None:
-        self.recorders: list[Shapes] = []
+_blocks = Blocks[Shapes | None]("evoattn.capture")
+"""None: calls are not written down, as they are parts of one that was."""
 
 
-thread = _Thread()
+def is_recording() -> bool:
+    """Whether calls may be added to something here."""
+    return _blocks.innermost() is not None
 
 
 def recorders() -> list[Shapes]:
-    """Of this thread; empty outside of all blocks, and while code is compiled."""
-    return thread.recorders if not torch.compiler.is_compiling() else []
+    """What calls are added to here; empty outside of all blocks, and while code is compiled."""
+    if torch.compiler.is_compiling() or not is_recording():
+        return []
+    return [one for one in takewhile(lambda one: one is not None, _blocks.values()) if one is not None]
 
 
-@contextlib.contextmanager
-def recording(shapes: Shapes) -> Iterator[Shapes]:
-    """Calls of this thread are added to `shapes`."""
-    thread.recorders.append(shapes)
-    try:
-        yield shapes
-    finally:
-        thread.recorders.remove(shapes)
+def recording(shapes: Shapes) -> contextlib.AbstractContextManager[None]:
+    """Calls inside of the block are added to `shapes`."""
+    return _blocks.entered(shapes)
 
 
-@contextlib.contextmanager
-def paused() -> Iterator[None]:
-    """Calls of this thread are not written down: they are parts of one that was."""
-    kept, thread.recorders = thread.recorders, []
-    try:
-        yield
-    finally:
-        thread.recorders = kept
+def paused() -> contextlib.AbstractContextManager[None]:
+    """Calls inside of the block are not written down: they are parts of one that was."""
+    return _blocks.entered(None)
 
 
 def miss(reason: str) -> None:
     """Write down a call that no kernel could serve."""
-    for shapes in thread.recorders:
+    for shapes in recorders():
         shapes.miss(reason)
 
 
@@ -250,7 +242,7 @@ def recorded_call(call: Call) -> Iterator[None]:
             problem = _problem(call)
         except RuntimeError:  # nested or sparse tensors, which the call itself may take
             problem = NOT_STRIDED
-        for shapes in thread.recorders:
+        for shapes in recorders():
             if isinstance(problem, str):
                 shapes.miss(problem)
                 continue

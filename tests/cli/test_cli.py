@@ -241,3 +241,10 @@ def test_broken_databases(study, tmp_path):
         run("search", "--gpu", "l4", "--db", tmp_path / "no" / "such" / "folder" / "db.sqlite", "--budget", "1trials"),
         1,
     )
+
+
+@pytest.mark.slow
+def test_a_search_that_finds_no_right_kernel_has_failed(tmp_path):
+    shared = ["search", "--gpu", "l4", "--offline", "--jobs", 1, "--shape", SHAPE, "--db", tmp_path / "db.sqlite"]
+    result = run(*shared, "--budget", "0.01s")
+    assert result.exit_code == 1 and "No candidate is right yet" in result.stdout, result.output

@@ -1,14 +1,17 @@
 """evoattn behind `scaled_dot_product_attention`: in blocks, in threads, in compiled code, and gone afterwards."""
 
+import asyncio
 import threading
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
+import evoattn
 from evoattn.ops import sdpa as room
-from evoattn.ops.sdpa import disable, enable, sdpa
+from evoattn.ops.sdpa import capture, disable, enable, sdpa
 from tests.ops.fake_device import near, reference, tensors
 
 TORCHS = F.scaled_dot_product_attention
@@ -43,6 +46,85 @@ def test_a_block(device):
         assert launched(device) == 1
     assert launched(device) == 0
     assert F.scaled_dot_product_attention is TORCHS
+
+
+def test_backends_that_are_chosen_inside_run(device):
+    q, k, v = tensors()
+    with sdpa():
+        launched(device)
+        with sdpa_kernel(SDPBackend.MATH):
+            assert launched(device) == 0
+            assert "`sdpa_kernel`" in evoattn.explain(q, k, v, enable_gqa=True)
+            with sdpa():
+                assert launched(device) == 1, "who says so last is heard"
+        assert launched(device) == 1 and "`sdpa_kernel`" not in evoattn.explain(q, k, v, enable_gqa=True)
+    with sdpa_kernel(SDPBackend.MATH):
+        enable()
+        assert launched(device) == 1
+    disable()
+    assert "`sdpa_kernel`" not in evoattn.explain(q, k, v, enable_gqa=True)
+
+
+def test_a_block_is_of_one_task(device):
+    with sdpa():
+        launched(device)
+    seen = {}
+
+    async def one():
+        with sdpa():
+            await asyncio.sleep(0.02)
+            seen["inside"] = launched(device)
+            await asyncio.sleep(0.02)
+
+    async def other():
+        await asyncio.sleep(0.01)
+        seen["beside"] = launched(device)
+        with capture() as shapes:
+            await asyncio.sleep(0.05)
+        seen["recorded"] = len(shapes)
+
+    async def both():
+        await asyncio.gather(one(), other())
+
+    asyncio.run(both())
+    assert seen == {"inside": 1, "beside": 0, "recorded": 0}
+    assert launched(device) == 0
+
+
+def test_a_generator_s_block_ends_whoever_closes_it(device):
+    with sdpa():
+        launched(device)
+
+    def steps():
+        with sdpa(), capture():
+            yield
+            yield
+
+    begun = steps()
+    next(begun)
+    assert launched(device) == 1
+    thread = threading.Thread(target=begun.close)
+    thread.start()
+    thread.join()
+    assert launched(device) == 0 and not room.recorders()
+
+
+def test_another_library_s_wrapper_may_come_in_between(device):
+    """As one that keeps what it found, and calls that."""
+    enable()
+    launched(device)
+    found = F.scaled_dot_product_attention
+    F.scaled_dot_product_attention = lambda *words, **more: found(*words, **more)
+    assert launched(device) == 1
+    disable()
+    assert launched(device) == 0
+    enable()
+    assert launched(device) == 1
+    with sdpa(on=False):
+        assert launched(device) == 0
+    disable()
+    assert launched(device) == 0
+    F.scaled_dot_product_attention = TORCHS
 
 
 def test_an_exception_ends_a_block(device):

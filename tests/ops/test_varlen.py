@@ -262,3 +262,13 @@ def test_the_op_refuses_what_it_has_no_gradient_for():
     with pytest.raises(RuntimeError, match="computes no gradients"):
         tensors = [words.pop(name) for name in ("query", "key", "value")]
         variant_op(*operands(call_of(*tensors, words)))
+
+
+def test_longest_lengths_far_beyond_the_rows_cost_no_more():
+    q, k = (torch.randn(16, 2, 64) for _ in "qk")
+    starts = torch.tensor([0, 5, 16], dtype=torch.int32)
+    expected = evoattn.attention_varlen(q, k, k, starts, starts, 11, 11, causal=True)
+    answer = evoattn.attention_varlen(q, k, k, starts, starts, 2**31, 2**31, causal=True)
+    assert torch.allclose(answer, expected, atol=1e-5)
+    words = {"cu_seqlens_q": starts, "cu_seqlens_k": starts, "max_seqlen_q": 4096, "max_seqlen_k": 16}
+    assert call_of(q, k, k, words).longest == (16, 16)
