@@ -89,16 +89,6 @@ RIGHT = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("p", "genes", "kind"), RIGHT, ids=lambda x: x.describe() if isinstance(x, AttentionProblem) else None
-)
-def test_right_on_the_interpreter(p, genes, kind):
-    """Twice on the same scratch buffers, so that the counters must have gone back to zero."""
-    result = judged(built(FAMILY, p, config(**genes), L4), p, kind, repeat=True)
-    assert result.passed, result.reason
-
-
 RAGGED = [
     problem(1, 799, 128, dtype="bf16"),
     problem(1, 1023, 64, 2, 2, mask="causal_lower_right", layout="bshd"),
@@ -157,27 +147,15 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("genes", "word"), REFUSED)
-def test_refusals_say_why(genes, word):
-    assert FAMILY.why_invalid(problem(), config(), L4) is None
-    reason = FAMILY.why_invalid(problem(), config(**genes), L4)
-    assert word in reason and reason.endswith(".")
-
-
-@pytest.mark.parametrize(
-    ("p", "genes", "word"),
-    [
-        (problem(dtype="fp32"), {}, "tensor cores"),
-        (problem(head_dim=264), {}, "264"),
-        (problem(head_dim=4), {}, "VECTOR_BYTES=16"),
-        (problem(1, 40), {"SPLITS": 8}, "only 3"),
-        (problem(64, 1 << 20, batch=64), {"SPLITS": 64}, "waves"),
-        (problem(1, 1 << 20), RING | {"BLOCK_N": 512, "STAGES": 3}, "101376"),
-        (problem(batch=1 << 17, seqlen_k=64), {}, "65535"),
-    ],
-)
-def test_refusals_know_the_problem(p, genes, word):
-    assert word in FAMILY.why_invalid(p, config(**genes), L4)
+REFUSED_OF = [
+    (problem(dtype="fp32"), {}, "tensor cores"),
+    (problem(head_dim=264), {}, "264"),
+    (problem(head_dim=4), {}, "VECTOR_BYTES=16"),
+    (problem(1, 40), {"SPLITS": 8}, "only 3"),
+    (problem(64, 1 << 20, batch=64), {"SPLITS": 64}, "waves"),
+    (problem(1, 1 << 20), RING | {"BLOCK_N": 512, "STAGES": 3}, "101376"),
+    (problem(batch=1 << 17, seqlen_k=64), {}, "65535"),
+]
 
 
 @pytest.mark.slow

@@ -59,8 +59,7 @@ DEVICE_FILES = (
     "test_mbarrier",
     "test_memory",
     "test_control",
-    "test_integer",
-    "test_floating",
+    "test_forms",
     "test_warp_specialization",
 )
 
