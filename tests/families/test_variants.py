@@ -416,6 +416,7 @@ def test_a_wrong_one_is_found(kernel, edit):
     assert faults(*kernel, (edit,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "variant", ["window, sink", pytest.param("window both ways, softcap, alibi", marks=pytest.mark.slow)]
 )

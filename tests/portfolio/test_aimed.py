@@ -77,6 +77,7 @@ def test_proposals_are_valid_and_draw_the_genes_that_matter():
     assert len(AIMS) == 4
 
 
+@pytest.mark.slow
 def test_a_climb_begins_at_the_pick_and_goes_on_beside_the_fastest():
     group = Group(group_of(CHUNK), [CHUNK], ("flash_wgmma", "split_kv"))
     breeder, climbed = ClimbingBreeder(group, H200, 0), []
@@ -124,6 +125,7 @@ def test_what_is_tried_first_errs_on_both_sides_of_the_least_cost():
     assert max(len(set(rivals[0].params.items()) ^ set(other.params.items())) for other in others) >= 4
 
 
+@pytest.mark.slow
 def test_neighbours_of_the_fastest_come_as_often_as_what_climbs_came_to():
     group = Group(group_of(CHUNK), [CHUNK], ("flash_wgmma", "split_kv"))
     breeder = ClimbingBreeder(group, H200, 0)

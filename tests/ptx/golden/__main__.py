@@ -55,7 +55,6 @@ DEVICE_FILES = (
     "test_tensor_core",
     "test_wgmma",
     "test_tensor_copy",
-    "test_async_copy",
     "test_mbarrier",
     "test_memory",
     "test_control",
