@@ -19,21 +19,10 @@ from evoattn.search.starting import starting_configs
 from tests.families.on_interpreter import built
 
 FAMILY, L4, H100 = FlashMma(), GPUS["l4"], GPUS["h100"]
-BASE = {
-    "BLOCK_M": 32,
-    "BLOCK_N": 32,
-    "WARPS": 2,
-    "KEY_WARPS": 1,
-    "STAGES": 2,
-    "SCHEDULE": "together",
-    "SMEM_LAYOUT": "swizzled",
-    "Q_PLACE": "shared",
-    "RESCALE": "always",
-    "ROW_SUM": "add",
-    "O_STORE": "direct",
-    "BLOCK_ORDER": "rows",
-    "BLOCKS_PER_SM": 1,
-}
+BASE = dict(
+    BLOCK_M=32, BLOCK_N=32, WARPS=2, KEY_WARPS=1, STAGES=2, SCHEDULE="together", SMEM_LAYOUT="swizzled",
+    Q_PLACE="shared", RESCALE="always", ROW_SUM="add", O_STORE="direct", BLOCK_ORDER="rows", BLOCKS_PER_SM=1,
+)  # fmt: skip
 
 
 def problem(seqlen_q=1024, seqlen_k=1024, head_dim=64, heads=4, kv_heads=2, **rest) -> AttentionProblem:

@@ -12,19 +12,9 @@ FAMILY = FlashScalar()
 L4 = GPUS["l4"]
 SPACE = load_space("flash_scalar", L4)
 NOTES = dict(
-    BLOCK_M=32,
-    BLOCK_N=64,
-    THREADS_PER_ROW=4,
-    ROWS_PER_THREAD=1,
-    VECTOR_WIDTH=8,
-    PADDING=8,
-    KV_STAGES=1,
-    Q_IN_REGISTERS=False,
-    P_IN_SHARED=True,
-    BLOCK_ORDER="tiles",
-    BLOCKS_PER_SM=1,
-    UNROLL=1,
-)
+    BLOCK_M=32, BLOCK_N=64, THREADS_PER_ROW=4, ROWS_PER_THREAD=1, VECTOR_WIDTH=8, PADDING=8, KV_STAGES=1,
+    Q_IN_REGISTERS=False, P_IN_SHARED=True, BLOCK_ORDER="tiles", BLOCKS_PER_SM=1, UNROLL=1,
+)  # fmt: skip
 SEED = AttentionProblem(1, 16, 16, 1024, 1024, 64)
 
 

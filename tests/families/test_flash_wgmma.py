@@ -27,23 +27,11 @@ from evoattn.search.starting import starting_configs
 
 FAMILY, H100 = FlashWgmma(), GPUS["h100"]
 SPACE = load_space("flash_wgmma", H100)
-BASE = {
-    "BLOCK_M": 64,
-    "BLOCK_N": 128,
-    "STAGES": 2,
-    "BLOCKS_PER_SM": 2,
-    "PRODUCER": "warp",
-    "OVERLAP": True,
-    "PING_PONG": False,
-    "RESCALE": "always",
-    "KEY_SPLIT": 1,
-    "SCHEDULE": "single",
-    "TILE_ORDER": "by_head",
-    "CAUSAL_SKIP": False,
-    "POLYNOMIAL_EIGHTHS": 0,
-    "Q_IN_REGISTERS": False,
-    "STORE": "tensor_map",
-}
+BASE = dict(
+    BLOCK_M=64, BLOCK_N=128, STAGES=2, BLOCKS_PER_SM=2, PRODUCER="warp", OVERLAP=True, PING_PONG=False,
+    RESCALE="always", KEY_SPLIT=1, SCHEDULE="single", TILE_ORDER="by_head", CAUSAL_SKIP=False, POLYNOMIAL_EIGHTHS=0,
+    Q_IN_REGISTERS=False, STORE="tensor_map",
+)  # fmt: skip
 THREE = {"BLOCK_M": 192, "BLOCKS_PER_SM": 1, "PRODUCER": "warpgroup"}
 TWO = {**THREE, "BLOCK_M": 128, "BLOCK_N": 64, "RESCALE": "lazy_5"}
 

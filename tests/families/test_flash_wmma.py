@@ -16,19 +16,10 @@ from tests.families.on_interpreter import built, judged
 from tests.support.source_edits import line_edit
 
 FAMILY, L4 = FlashWmma(), GPUS["l4"]
-BASE = {
-    "BLOCK_M": 32,
-    "BLOCK_N": 32,
-    "ROW_WARPS": 2,
-    "COLUMN_WARPS": 1,
-    "THREADS_PER_ROW": 4,
-    "STAGES": 1,
-    "COPY": "async",
-    "PADDING_BYTES": 16,
-    "Q_PLACE": "shared",
-    "O_PLACE": "fragments",
-    "BLOCKS_PER_SM": 1,
-}
+BASE = dict(
+    BLOCK_M=32, BLOCK_N=32, ROW_WARPS=2, COLUMN_WARPS=1, THREADS_PER_ROW=4, STAGES=1, COPY="async", PADDING_BYTES=16,
+    Q_PLACE="shared", O_PLACE="fragments", BLOCKS_PER_SM=1,
+)  # fmt: skip
 SHARED = {"O_PLACE": "shared", "COLUMN_WARPS": 2}
 
 

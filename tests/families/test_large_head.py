@@ -25,22 +25,10 @@ from tests.support.source_edits import line_edit
 
 FAMILY, L4, H100 = LargeHead(), GPUS["l4"], GPUS["h100"]
 SPACE = load_space("large_head", H100)
-BASE = {
-    "BLOCK_M": 4,
-    "BLOCK_N": 16,
-    "DIM_SPLIT": 1,
-    "EXCHANGE": "none",
-    "DEPENDENT_LAUNCH": False,
-    "MATH": "fma",
-    "WARPS": 4,
-    "LANES": 32,
-    "SCORE_ROWS": 2,
-    "SCORE_KEYS": 4,
-    "VALUE_THREADS": 64,
-    "Q_PLACE": "shared",
-    "STAGES": 1,
-    "UNROLL": 1,
-}
+BASE = dict(
+    BLOCK_M=4, BLOCK_N=16, DIM_SPLIT=1, EXCHANGE="none", DEPENDENT_LAUNCH=False, MATH="fma", WARPS=4, LANES=32,
+    SCORE_ROWS=2, SCORE_KEYS=4, VALUE_THREADS=64, Q_PLACE="shared", STAGES=1, UNROLL=1,
+)  # fmt: skip
 TENSOR = {"MATH": "tf32x3", "BLOCK_M": 16, "SCORE_ROWS": 16, "SCORE_KEYS": 8, "VALUE_THREADS": 128}
 SPREAD = {
     "MATH": "tf32x3_spread",

@@ -22,22 +22,10 @@ from tests.families.on_interpreter import built, judged
 
 FAMILY, L4, H100 = LargeHeadMma(), GPUS["l4"], GPUS["h100"]
 SPACE = load_space("large_head_mma", H100)
-BASE = {
-    "BLOCK_M": 32,
-    "BLOCK_N": 64,
-    "DV_SPLIT": 1,
-    "SCORES": "recompute",
-    "ROW_WARPS": 2,
-    "COLUMN_WARPS": 2,
-    "DIM_CHUNK": 64,
-    "KEY_CHUNK": 32,
-    "STAGES": 2,
-    "Q_PLACE": "streamed",
-    "SMEM_LAYOUT": "swizzled",
-    "RESCALE": "always",
-    "BLOCK_ORDER": "rows",
-    "BLOCKS_PER_SM": 1,
-}
+BASE = dict(
+    BLOCK_M=32, BLOCK_N=64, DV_SPLIT=1, SCORES="recompute", ROW_WARPS=2, COLUMN_WARPS=2, DIM_CHUNK=64, KEY_CHUNK=32,
+    STAGES=2, Q_PLACE="streamed", SMEM_LAYOUT="swizzled", RESCALE="always", BLOCK_ORDER="rows", BLOCKS_PER_SM=1,
+)  # fmt: skip
 
 
 def problem(

@@ -23,20 +23,10 @@ from tests.families.on_interpreter import built, judged
 from tests.support.source_edits import line_edit
 
 FAMILY, L4, H100 = SplitKv(), GPUS["l4"], GPUS["h100"]
-BASE = {
-    "COMPUTE": "mma",
-    "LOAD": "registers",
-    "BLOCK_M": 8,
-    "BLOCK_N": 64,
-    "WARPS": 2,
-    "STAGES": 1,
-    "VECTOR_BYTES": 16,
-    "DOT_LANES": 4,
-    "SPLITS": 3,
-    "MERGE": "last_block",
-    "DEPENDENT_LAUNCH": "none",
-    "BLOCKS_PER_SM": 1,
-}
+BASE = dict(
+    COMPUTE="mma", LOAD="registers", BLOCK_M=8, BLOCK_N=64, WARPS=2, STAGES=1, VECTOR_BYTES=16, DOT_LANES=4, SPLITS=3,
+    MERGE="last_block", DEPENDENT_LAUNCH="none", BLOCKS_PER_SM=1,
+)  # fmt: skip
 FMA = {"COMPUTE": "fma", "BLOCK_M": 4, "BLOCK_N": 32, "DOT_LANES": 8}
 RING = {"LOAD": "cp_async", "STAGES": 2}
 

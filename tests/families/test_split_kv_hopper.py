@@ -19,20 +19,10 @@ from tests.families.on_interpreter import built, judged
 
 FAMILY, L4, H100 = SplitKv(), GPUS["l4"], GPUS["h100"]
 SPACE = load_space("split_kv", H100)
-BASE = {
-    "COMPUTE": "mma",
-    "LOAD": "tma",
-    "BLOCK_M": 8,
-    "BLOCK_N": 32,
-    "WARPS": 2,
-    "STAGES": 2,
-    "VECTOR_BYTES": 16,
-    "DOT_LANES": 4,
-    "SPLITS": 3,
-    "MERGE": "last_block",
-    "DEPENDENT_LAUNCH": "none",
-    "BLOCKS_PER_SM": 1,
-}
+BASE = dict(
+    COMPUTE="mma", LOAD="tma", BLOCK_M=8, BLOCK_N=32, WARPS=2, STAGES=2, VECTOR_BYTES=16, DOT_LANES=4, SPLITS=3,
+    MERGE="last_block", DEPENDENT_LAUNCH="none", BLOCKS_PER_SM=1,
+)  # fmt: skip
 EARLY = {"MERGE": "kernel", "DEPENDENT_LAUNCH": "early"}
 FMA = {"COMPUTE": "fma", "BLOCK_M": 4, "DOT_LANES": 8}
 

@@ -16,28 +16,11 @@ from tests.families.on_interpreter import built, judged
 from tests.support.source_edits import line_edit
 
 FAMILY, L4, H100 = ThreeKernel(), GPUS["l4"], GPUS["h100"]
-BASE = {
-    "PRODUCT": "mma",
-    "BLOCK_M": 32,
-    "BLOCK_N": 64,
-    "BLOCK_K": 32,
-    "WARPS_M": 2,
-    "WARPS_N": 1,
-    "S_TYPE": "fp16",
-    "SOFTMAX": "rewrite",
-    "P_PLACE": "in_place",
-    "THREADS_PER_ROW": 16,
-    "ROWS_PER_BLOCK": 4,
-    "VECTOR_WIDTH": 4,
-    "KEPT_VECTORS": 2,
-    "PV_BLOCK_M": 32,
-    "PV_BLOCK_K": 32,
-    "PV_WARPS": 2,
-    "PV_STAGES": 2,
-    "HEAD_ORDER": "forward",
-    "TILES_A_BLOCK": 1,
-    "DEPENDENT_LAUNCH": "none",
-}
+BASE = dict(
+    PRODUCT="mma", BLOCK_M=32, BLOCK_N=64, BLOCK_K=32, WARPS_M=2, WARPS_N=1, S_TYPE="fp16", SOFTMAX="rewrite",
+    P_PLACE="in_place", THREADS_PER_ROW=16, ROWS_PER_BLOCK=4, VECTOR_WIDTH=4, KEPT_VECTORS=2, PV_BLOCK_M=32,
+    PV_BLOCK_K=32, PV_WARPS=2, PV_STAGES=2, HEAD_ORDER="forward", TILES_A_BLOCK=1, DEPENDENT_LAUNCH="none",
+)  # fmt: skip
 TILES = {"SOFTMAX": "tiles", "THREADS_PER_ROW": 1, "ROWS_PER_BLOCK": 32, "KEPT_VECTORS": 1, "HEAD_ORDER": "zigzag"}
 TILES_ONLY = {"THREADS_PER_ROW": 1, "S_TYPE": "fp16", "P_PLACE": "in_place", "KEPT_VECTORS": 1, "VECTOR_WIDTH": 4}
 LATE = TILES | {"SOFTMAX": "tiles_late"}
