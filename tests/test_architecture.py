@@ -63,6 +63,7 @@ def modules() -> list[tuple[str, Path]]:
     return [(p.relative_to(package).parts[0].removesuffix(".py"), p) for p in files]
 
 
+@pytest.mark.slow
 def test_every_module_can_be_imported():
     for _, path in modules():
         import_module(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))
@@ -72,6 +73,7 @@ def test_every_room_has_a_layer():
     assert {room for room, _ in modules()} == set(RANK)
 
 
+@pytest.mark.slow
 def test_imports_point_down():
     wrong = []
     for room, path in modules():
@@ -155,6 +157,7 @@ def test_circles_are_found():
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}, "e": set()}) == {frozenset("abc")}
 
 
+@pytest.mark.slow
 def test_no_modules_import_each_other():
     """Wherever in the files, under TYPE_CHECKING too; the public face, which imports when asked, aside."""
     files = {

@@ -1,4 +1,5 @@
-"""A wheel and an sdist, installed into a fresh environment, do the main job from an empty folder."""
+"""A wheel and an sdist, installed into a fresh environment, do the main job from an empty folder; constraints.txt pins
+every dependency of pyproject.toml within its range."""
 
 import os
 import re
@@ -6,9 +7,12 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from evoattn import __version__
 from evoattn.model.paths import ROOT
@@ -105,3 +109,14 @@ def test_the_wheel_holds_what_the_program_reads_and_nothing_more(bin_folder):
         there = {p.relative_to(package) for p in (package / folder).rglob("*") if p.is_file()}
         assert {p for p in there if "__pycache__" not in p.parts} == read_by_the_program(folder)
     assert (package / "py.typed").exists() and not (package / "tests").exists()
+
+
+def test_every_dependency_has_a_pin_in_its_range():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = [*project["dependencies"], *(name for names in project["optional-dependencies"].values() for name in names)]
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    pins = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
+    assert len(pins) == len(lines) and all(pins.values())
+    wanted = {canonicalize_name(r.name): r.specifier for r in map(Requirement, asked) if r.name != "evoattn"}
+    assert len(wanted) > 20
+    assert not {name: pins.get(name) for name, range_ in wanted.items() if pins.get(name, "0") not in range_}

@@ -12,17 +12,9 @@ from evoattn.correctness.terms import torch_dtype
 from evoattn.model.problem import AttentionProblem
 
 KINDS = (
-    "plain",
-    "large_logits",
-    "late_huge_key",
-    "large_logits_late_key",
-    "large_logits_two_keys",
-    "huge_keys_within",
-    "scores_past_fp16",
-    "rising_maximum",
-    "equal_keys",
-    "extreme_terms",
-)
+    "plain", "large_logits", "late_huge_key", "large_logits_late_key", "large_logits_two_keys", "huge_keys_within",
+    "scores_past_fp16", "rising_maximum", "equal_keys", "extreme_terms",
+)  # fmt: skip
 MOST_LONE = 1e4
 """Of an element of Q in `huge_keys_within`: fp16 holds it."""
 LONE_DIMENSIONS = 3

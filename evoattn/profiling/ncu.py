@@ -24,14 +24,9 @@ from evoattn.model.profile import KernelCounters
 from evoattn.timing.protocol import CacheMode
 
 SECTIONS = (
-    "SpeedOfLight",
-    "ComputeWorkloadAnalysis",
-    "MemoryWorkloadAnalysis",
-    "SchedulerStats",
-    "WarpStateStats",
-    "Occupancy",
-    "LaunchStats",
-)
+    "SpeedOfLight", "ComputeWorkloadAnalysis", "MemoryWorkloadAnalysis", "SchedulerStats", "WarpStateStats",
+    "Occupancy", "LaunchStats",
+)  # fmt: skip
 """Those that hold the counters of `evoattn.profiling.ncu`; each costs the kernel some replays."""
 SECONDS = 180.0
 """A peer may compile for ten seconds, and each counter's replay restores memory."""

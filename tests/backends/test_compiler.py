@@ -1,12 +1,14 @@
-"""The compiler's answers: whole ELF files, what its log says, errors in one line, a cache that is never half
-written.
-"""
+"""The compiler's answers: whole ELF files, what its log says, errors in one line, a cache that is never half written;
+CuPy's folder, CUDA's context and what is loaded ahead."""
 
 import struct
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
+import torch
 
+from evoattn.backends import with_cupy
 from evoattn.backends.compiler import (
     CompileError,
     compile_candidate,
@@ -16,7 +18,9 @@ from evoattn.backends.compiler import (
     parse_log,
     version,
 )
+from evoattn.backends.context import make_context
 from evoattn.backends.kernel_files import KernelFiles
+from evoattn.backends.warm_up import load_products
 from evoattn.model.records import Candidate
 
 SOURCE = 'extern "C" __global__ void k(float* o) { __shared__ float t[64]; t[threadIdx.x] = o[0]; o[1] = t[5]; }'
@@ -124,3 +128,64 @@ def test_a_kernel_may_be_kept_after_it_is_handed_over(tmp_path):
     with ThreadPoolExecutor(1) as writing:
         first = compile_candidate(candidate, tmp_path, writing)
     assert KernelFiles(tmp_path, version()).get(candidate) == first
+
+
+def test_cupy_gets_a_folder_where_the_home_cannot_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    fine, none, given = {"HOME": str(tmp_path)}, {"HOME": str(tmp_path / "file")}, {with_cupy.FOLDER: "mine"}
+    for variables in (fine, none, given):
+        with_cupy.give_a_folder(variables)
+    assert with_cupy.FOLDER not in fine and Path(none[with_cupy.FOLDER]).is_dir() and given[with_cupy.FOLDER] == "mine"
+
+
+def test_products_of_each_dtype_are_made_where_it_is_said():
+    made = []
+
+    class Watched(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            if function is torch.softmax:
+                made.append((args[0].device.type, args[0].dtype))
+            return function(*args, **(kwargs or {}))
+
+    with Watched():
+        load_products("cpu", "float32", "float64")
+    assert made == [("cpu", torch.float32), ("cpu", torch.float64)]
+
+
+def test_a_device_that_is_not_there_is_not_said_here():
+    load_products("cuda:99", "float32")
+
+
+class Driver:
+    """Answers each call with success, or with the error of the one that `fails`."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.fails, self.calls = fails, []
+
+    def __getattr__(self, name):
+        def call(*arguments):
+            self.calls.append(name)
+            return 999 if name == self.fails else 0
+
+        return call
+
+
+CALLS = ["cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain"]
+
+
+def test_the_primary_context_of_the_first_device_is_made():
+    driver = Driver()
+    assert make_context(lambda name: driver) and driver.calls == CALLS
+
+
+@pytest.mark.parametrize("fails", CALLS)
+def test_what_fails_is_no_error_here(fails):
+    driver = Driver(fails)
+    assert not make_context(lambda name: driver) and driver.calls[-1] == fails
+
+
+def test_a_machine_without_a_driver_has_none():
+    def load(name):
+        raise OSError(name)
+
+    assert not make_context(load)

@@ -6,10 +6,12 @@ import json
 import pytest
 from rich.console import Console
 
+from evoattn.bench.row import Row, Time
 from evoattn.bench.table import render_rows, rows_json
 from evoattn.families.registry import FAMILIES
 from evoattn.model.records import TrialState
 from evoattn.model.space import load_space
+from evoattn.model.timing import Timing
 from evoattn.search.starting import starting_configs
 from tests.bench.bench_fakes import (
     CONFIGS,
@@ -114,6 +116,7 @@ def test_a_doubtful_verdict_is_asked_for_again_once(storage):
         assert run(bench, storage, [("flash_mma", CONFIGS[0].params)]).ours
 
 
+@pytest.mark.slow
 def test_what_fails_alike_is_one_line_and_every_trial_of_it_recorded(bench, storage):
     configs = starting_configs(load_space("flash_wmma", GPU), PROBLEM, GPU)
     row = run(bench, storage, [("flash_wmma", c.params) for c in configs])
@@ -124,3 +127,13 @@ def test_what_fails_alike_is_one_line_and_every_trial_of_it_recorded(bench, stor
     render_rows([row], Console(file=file, width=80))
     (line,) = [line for line in file.getvalue().splitlines() if "note:" in line]
     assert len(line) == 160 and line.endswith("…")
+
+
+def test_the_energy_of_a_call_stands_under_the_times():
+    weighed = Time.of(Timing((20.0, 20.0, 21.0), {"energy_mj_per_call": 6.25}))
+    row = Row({"name": "seed_h100"}, "", weighed, peers={"cudnn": Time.of(Timing((30.0,), {}))})
+    console = Console(width=160, record=True, file=io.StringIO())
+    render_rows([row], console)
+    assert "seed_h100: mJ per call of the whole board: ours 6.25\n" in console.export_text()
+    found = json.loads(rows_json([row]))[0]
+    assert found["ours"]["energy_mj"] == 6.25 and found["peers"]["cudnn"]["energy_mj"] is None

@@ -122,6 +122,7 @@ def test_the_compile_processes_serve_the_group_that_misses_the_fewest_configs():
     assert [s.aim.turn for s in surveyors.values()] == [True, False, False]
 
 
+@pytest.mark.slow
 def test_only_the_problems_of_the_aim_are_timed():
     (group,) = make_groups(H100, most=4, only="fp16 d512 full")
     surveyor = _surveyor(group, aim=Aim((1, 3)))

@@ -33,6 +33,7 @@ def lse_evaluator():
     return make_evaluator(PROBLEM.with_(lse=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cheat, words",
     [

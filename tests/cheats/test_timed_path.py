@@ -165,6 +165,7 @@ def test_a_harmed_process_does_not_blame_the_next_candidate():
     assert found.state is TrialState.WRONG_RESULT and found.doubtful and evaluator.broken
 
 
+@pytest.mark.slow
 def test_a_finalist_that_lies_in_the_final_is_disqualified():
     evaluator = make_evaluator()
     kernels = {

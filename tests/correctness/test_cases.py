@@ -1,9 +1,20 @@
 """The cases keep what a family compiles for; their lengths lie beside the tiles' edges, and the interpreter's grow with
-the config."""
+the config; in one piece of memory they are what they were."""
 
 import pytest
+import torch
 
-from evoattn.correctness.cases import begin_apart, beside_tiles, device_cases, keys_of_three_kernels, used_cases
+from evoattn.correctness.arena import Vault
+from evoattn.correctness.cases import (
+    begin_apart,
+    beside_tiles,
+    device_cases,
+    keys_of_three_kernels,
+    make_case,
+    packed,
+    tensors_of,
+    used_cases,
+)
 from evoattn.correctness.interpreter_cases import interpreter_cases
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
@@ -231,3 +242,25 @@ def test_maxima_of_tiles_are_merged_in_several_rounds(softmax, tiles):
     genes = {"THREADS_PER_ROW": 1, "VECTOR_WIDTH": 4, "KEPT_VECTORS": 1, "PV_STAGES": 2, "PV_BLOCK_K": 32}
     config = KernelConfig("three_kernel", genes | {"TILES_A_BLOCK": 1, "BLOCK_N": 64, "WARPS_N": 2, "SOFTMAX": softmax})
     assert keys_of_three_kernels(config) == tiles * 32 - 31
+
+
+def test_packed_cases_hold_the_same_and_any_change_is_seen():
+    problem = AttentionProblem(1, 4, 2, 96, 96, 16, lse=True)
+    cases = [make_case(name, case, 1, "cpu", kind) for name, case, kind in device_cases(problem)[:3]]
+    moved, memory = packed(cases)
+    for before, after in zip(cases, moved, strict=True):
+        assert (before.name, before.problem, before.answer.allowed_error) == (
+            after.name,
+            after.problem,
+            after.answer.allowed_error,
+        )
+        for one, other in zip(tensors_of(before), tensors_of(after), strict=True):
+            assert torch.equal(one, other) and one.stride() == other.stride() and one.dtype == other.dtype
+    vault = Vault([memory])
+    for case in moved:
+        for tensor in tensors_of(case):
+            kept = tensor[0, 0, 0].clone()
+            tensor[0, 0, 0] += 1
+            assert not vault.intact()
+            tensor[0, 0, 0] = kept
+            assert vault.intact()

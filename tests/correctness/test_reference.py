@@ -15,6 +15,7 @@ from evoattn.model.mask import MASKS
 from evoattn.model.problem import AttentionProblem
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("seqlens", [(37, 53), (53, 37), (1, 9), (9, 1)])
 def test_exact_attention_is_sdpa_in_float64(mask, seqlens):
@@ -149,6 +150,7 @@ def test_large_scores_of_fp32_problems_are_allowed_their_own_rounding():
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head_dim", [64, 1024])
 def test_fp32_scores_may_be_sums_of_products_one_after_another(head_dim):
     """Such a sum of 1,024 leaves errors that one rounding of a score would not: 1.6e-4 with logits of 130. Keys

@@ -1,4 +1,5 @@
-"""The cost model: every family has a cost on every card; what was ranked absurdly is ranked plausibly."""
+"""The cost model: every family has a cost on every card, what was ranked absurdly is ranked plausibly, a launch that
+fits nowhere has no time; how far its first choices have been, in words."""
 
 import json
 import math
@@ -8,11 +9,14 @@ from pathlib import Path
 import pytest
 
 from evoattn.cost.cost import BOUNDS, MOST_CORRECTION, cost, scores
+from evoattn.cost.explanation import how_far
 from evoattn.cost.fitted import Fitted, load
+from evoattn.cost.physics import physics
 from evoattn.families import registry
 from evoattn.families.residency import why_no_memory
 from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import lookup
+from evoattn.model.problem import AttentionProblem
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.search.starting import starting_configs
@@ -151,3 +155,48 @@ def test_a_family_that_was_never_fitted_has_a_cost_by_the_means_of_the_others():
     found, own = cost(problem, config, L4, fitted=without), cost(problem, config, L4)
     assert found is not None and own is not None and found.correction == 1
     assert own.score / 3 < found.score < own.score * 3
+
+
+def test_a_call_of_which_one_launch_fits_nowhere_has_no_time():
+    gpu, problem = GPUS["h100"], AttentionProblem(1, 8, 8, 256, 256, 64, "fp16")
+    config = starting_configs(load_space("three_kernel", gpu), problem, gpu)[0]
+    works = registry.lookup("three_kernel").work(problem, config)
+    weights = load().weights[config.family]
+    assert len(works) > 1 and physics(works, gpu, weights)
+    for place in range(len(works)):
+        broken = [replace(w, smem_bytes=1 << 30) if i == place else w for i, w in enumerate(works)]
+        assert physics(broken, gpu, weights) is None
+
+
+JUDGED = {"problems": 40, "first": 1.041, "worst_first": 1.62}
+ANY = ", no wgmma, TMA or cluster"
+
+
+def fitted(**left_out):
+    names = {
+        "lands": "landscape, h100",
+        "camp": "campaign, h100",
+        "any": f"landscape, h100{ANY}",
+        "h200": "campaign, h200",
+    }
+    return Fitted(
+        {}, {}, {"cards": ["h100", "h200"], "left_out": {names[n]: JUDGED | row for n, row in left_out.items()}}
+    )
+
+
+def test_a_measured_card_hears_of_all_families():
+    text = how_far(GPUS["h100"], fitted(lands={}, camp={"first": 9.0}, h200={"first": 1.2}, any={"first": 5.0}))
+    assert text.endswith(
+        "first choices took 1.04 and 1.20 times the best on an H100 and an H200, 1.62 and 1.62 at worst."
+    )
+
+
+def test_another_card_hears_of_the_families_that_it_has_and_that_nothing_was_measured_on_it():
+    text = how_far(GPUS["l4"], fitted(lands={}, any={"first": 1.1}))
+    assert "first choices of this card's families took 1.10 times" in text and "1.04" not in text
+    assert text.endswith("On this card, L4, nothing was measured.")
+    assert "nothing was measured" in how_far(replace(GPUS["h100"], name="h100-pcie"), fitted(lands={}))
+
+
+def test_without_a_judgement_it_only_says_that_nothing_was_measured():
+    assert how_far(GPUS["l4"], fitted()) == "On this card, L4, nothing was measured."

@@ -77,6 +77,7 @@ def test_a_campaign_is_read_as_it_was_kept_or_as_it_was_measured(kept, tmp_path)
         measured.read([])
 
 
+@pytest.mark.slow
 def test_a_fit_is_kept_when_it_is_made_and_with_its_judgement(kept):
     said, fits = [], []
     experiments.fit_and_judge(kept, said.append, fits.append)
@@ -91,6 +92,7 @@ def test_a_fit_is_kept_when_it_is_made_and_with_its_judgement(kept):
     assert last.about["left_out"]["all"]["spearman"] > 0.5
 
 
+@pytest.mark.slow
 def test_scores_of_problems_left_out_are_written(kept, tmp_path):
     experiments.fit_and_judge(kept, lambda text: None, judged=9, scores=tmp_path / "scores.npz")
     with np.load(tmp_path / "scores.npz") as file:

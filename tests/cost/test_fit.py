@@ -1,17 +1,19 @@
-"""The fit and its judgement: trees are copied as they are, factors and correlations are what they say."""
+"""The fit and its judgement: trees are copied as they are, factors and correlations are what they say, and the shipped
+fit orders measured kernels as the targets of reports/cost_model.md ask."""
 
 import math
 
 import numpy as np
 import pytest
-from sklearn.ensemble import HistGradientBoostingRegressor
 
 from evoattn.cost.cost import cost
+from evoattn.cost.explanation import ANY_CARD
 from evoattn.cost.fitted import load
 from evoattn.cost.training import fit as fits
 from evoattn.cost.training.fit import TREES, fit_trees
-from evoattn.cost.training.judge import LEAST, for_all_cards, judge, spread_table
-from evoattn.cost.training.rows import Row
+from evoattn.cost.training.judge import LEAST, for_all_cards, judge, problem_keys, spread_table
+from evoattn.cost.training.measured import files, is_landscape, read
+from evoattn.cost.training.rows import Row, thinned
 from evoattn.cost.training.table import make_table
 from evoattn.families import registry
 from evoattn.model.gpu import GPUS
@@ -21,7 +23,10 @@ from evoattn.model.space import KernelConfig, load_space
 H100, PROBLEM = GPUS["h100"], parse_shape("B=1,H=16,S=1024,D=64")
 
 
+@pytest.mark.slow
 def test_the_tables_say_what_scikit_learn_says():
+    from sklearn.ensemble import HistGradientBoostingRegressor  # four seconds, of every run that collects this file
+
     rng = np.random.default_rng(0)
     table = rng.normal(size=(400, 3))
     table[::5, 1] = math.nan
@@ -73,6 +78,7 @@ def test_families_of_any_card():
     assert not for_all_cards(of("flash_wgmma")) and not for_all_cards(of("three_kernel", PRODUCT="wgmma"))
 
 
+@pytest.mark.slow
 def test_a_fit_learns_what_the_terms_do_not_know():
     """Times in which O_STORE=shared costs a half more than the physical part says."""
     configs = [
@@ -110,3 +116,42 @@ def test_the_fit_predicts_what_the_cost_model_says():
     assert {row.family for row in several} == {"flash_mma", "flash_wgmma", "three_kernel", "split_kv"}
     for row, score in zip(several, scores, strict=True):
         assert score == pytest.approx(cost(row.problem, row.config, H100, row.registers, 8).score)
+
+
+EACH = 6
+"""An eighth of the rows of a landscape's problem that are looked at."""
+
+
+def assert_good(found):
+    """`found`: a `Judgement`, or its fields as the fit keeps them."""
+    assert found["spearman"] >= 0.92
+    assert found["first"] <= 1.15 and found["best_of_eight"] <= 1.04
+
+
+@pytest.fixture(scope="module")
+def landscapes():
+    return read(filter(is_landscape, files()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("any_card", [False, True], ids=["all families", "families of any card"])
+def test_kernels_of_landscapes_are_ordered_as_measured(landscapes, any_card):
+    rows = thinned((row for row in landscapes if for_all_cards(row) or not any_card), EACH)
+    costs = [cost(row.problem, row.config, row.gpu, row.registers, row.spill_bytes) for row in rows]
+    found = judge([one.score for one in costs], [row.us for row in rows], problem_keys(rows))
+    assert found.problems >= 30
+    assert_good(vars(found))
+    assert found.worst_spearman >= 0.75 and found.worst_first <= 1.6 and found.fastest_tenth >= 0.6
+
+
+@pytest.mark.parametrize("card", ["h100", "h200"])
+@pytest.mark.parametrize("kind", ["", ANY_CARD], ids=["all families", "families of any card"])
+def test_problems_left_out_of_the_fit_were_ordered_well(card, kind):
+    assert_good(load().about["left_out"][f"campaign, {card}{kind}"])
+
+
+def test_landscapes_left_out_of_the_fit_were_ordered_well():
+    for kind in ("", ANY_CARD):
+        found = load().about["left_out"][f"landscape, h100{kind}"]
+        assert_good(found)
+        assert found["worst_spearman"] >= 0.75

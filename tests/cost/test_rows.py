@@ -1,15 +1,19 @@
-"""Which measured times a fit is given: launches that the CPU was late with are found, and slow kernels are kept."""
+"""Which measured times a fit is given: launches that the CPU was late with are found, slow kernels are kept, and
+campaigns in columns are read as they were written."""
 
 import math
 
+import numpy as np
 import pytest
 
+from evoattn.cost import measurements
 from evoattn.cost.cost import physical_part
 from evoattn.cost.fitted import load
+from evoattn.cost.measurements import Campaign
 from evoattn.cost.training.rows import MOST_LATE, Row, launched_as_today, thinned, usual_us, without_late
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig, config_id, load_space
 
 H100 = GPUS["h100"]
 PROBLEMS = [parse_shape(f"B={b},H=16,S=512,D=64") for b in (1, 2, 4, 8)]
@@ -85,3 +89,36 @@ def test_a_third_of_the_rows_that_are_kept_are_the_fastest(source, kept):
     every = [Row(H100, PROBLEMS[0], configs[i % len(configs)], 128, 0, 10.0 + i, source) for i in range(24)]
     found = thinned(every, 9)
     assert len(found) == kept and {row.us for row in found} >= {10.0, 11.0, 12.0}
+
+
+def kernel(block, times, rough=()):
+    params = {"BLOCK_M": block}
+    about = {"family": "flash_mma", "params": params, "id": config_id("flash_mma", params), "origin": "seed"}
+    return about | {"state": "right", "registers": 90, "spill_bytes": 0, "times": times, "rough": list(rough)}
+
+
+def made(name, us=5.25):
+    kernels = [kernel(16, {"0": us, "1": 70000.125}, [1]), kernel(32, {}, [0])]
+    final = {"kernels": [kernels[1]["id"]], "us": [[1 / 3], [None]], "peers": {"cudnn": [2.0, None]}}
+    problems = [{"batch": 1}, {"batch": 2}]
+    group = {"group": "16 d64 full", "problems": problems, "kernels": kernels, "final": final}
+    bare = {"group": "32 d64 full", "problems": [], "kernels": [], "final": None}
+    return Campaign(name, {"device": "a card", "saved": "2026-11-23"}, [group, bare])
+
+
+def test_what_is_read_is_what_was_written(tmp_path):
+    path = tmp_path / "card.npz"
+    measurements.append(path, [made("b"), made("a")])
+    assert measurements.read(path) == (made("a"), made("b")) and measurements.names(path) == ["a", "b"]
+    with np.load(path, allow_pickle=False) as stored:
+        assert stored["time ns"].max() == 70000125
+
+
+def test_a_campaign_of_the_same_name_is_replaced(tmp_path):
+    path = tmp_path / "card.npz"
+    measurements.append(path, [made("a"), made("b")])
+    measurements.append(path, [made("a", us=9.0)])
+    assert measurements.campaign(path, "a") == made("a", us=9.0)
+    assert measurements.campaign(path, "b") == made("b")
+    with pytest.raises(KeyError):
+        measurements.campaign(path, "c")

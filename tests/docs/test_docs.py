@@ -211,6 +211,7 @@ def test_targets_are_shares_of_the_best_peer_and_of_flex_attention(flex, said):
     assert "≤ 0.97 and ≤ 0.7" in table and said in table
 
 
+@pytest.mark.slow
 def test_every_module_says_what_it_is():
     """One line that a stranger can read where the module begins."""
     modules = [

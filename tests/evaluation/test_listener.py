@@ -1,11 +1,18 @@
-"""Who of many workers is heard, as some speak, fall silent and are replaced."""
+"""Who of many workers is heard, as some speak, fall silent and are replaced; a worker's memory and its imports."""
 
+import ctypes
+import multiprocessing
+import py_compile
+import resource
 from contextlib import closing
+from importlib.util import spec_from_file_location
 from multiprocessing import Pipe
 from types import SimpleNamespace
 
 import pytest
 
+from evoattn.evaluation.handlers import keep_freed_memory
+from evoattn.evaluation.imports import why_slow
 from evoattn.evaluation.workers import REFRESH_SECONDS, Listener
 
 
@@ -67,3 +74,41 @@ def test_now_and_then_all_are_named_as_one_may_be_over_its_time(listener):
     one, other = Speaker(), Speaker()
     assert listener.wait([one, other], 2 * REFRESH_SECONDS) == {one, other}
     assert listener.wait([one, other], 0.0) == set()
+
+
+PIECES, BYTES = 600, 1 << 16
+
+
+def faults(keep: bool) -> int:
+    """Page faults of the third of three rounds of small allocations, all freed before the next."""
+    if keep:
+        keep_freed_memory()
+    counts = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        pieces = [b"x" * BYTES for _ in range(PIECES)]
+        del pieces
+        counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    return counts[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library has no mallopt")
+def test_memory_that_was_freed_is_used_again_without_a_page_fault():
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        given_back, kept = pool.map(faults, [False, True], chunksize=1)
+    assert given_back > 10 * max(kept, 1)
+
+
+def test_a_package_without_bytecode_is_named_until_it_is_compiled(tmp_path):
+    file = tmp_path / "torch" / "__init__.py"
+    file.parent.mkdir()
+    file.write_text("")
+    spec = spec_from_file_location("torch", file)
+    assert "no bytecode of torch is kept here" in why_slow(spec) and f"compileall -q {file.parent}`" in why_slow(spec)
+    py_compile.compile(str(file), cfile=spec.cached)
+    assert why_slow(spec) == ""
+
+
+def test_a_package_that_is_not_there_is_no_slow_one():
+    assert why_slow(None) == ""

@@ -141,6 +141,7 @@ def test_cpp_makes_the_same_gangs(tmp_path):
         assert len({gang for _, gang, _ in grids}) > 1
 
 
+@pytest.mark.slow
 @needs_gxx
 def test_cpp_refuses_more_rows_than_an_int32_counts(tmp_path):
     config = load_space("flash_wgmma", H100).starting_configs()[0]

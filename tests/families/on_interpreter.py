@@ -21,14 +21,23 @@ Edit = tuple[str, str] | tuple[str, str, int | None] | Callable[[str], str]
 """Old text, new text, and in how many places if not in one (None: in any); or a function of the source."""
 
 
-def built(family: Family, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, *edits: Edit) -> BuiltKernel:
-    """The kernel for `gpu`, with `edits` of its source. An edited one has no machine code. Raises `AnchorError` where
-    the source has not the places."""
+def built(
+    family: Family,
+    problem: AttentionProblem,
+    config: KernelConfig,
+    gpu: GpuSpec,
+    *edits: Edit,
+    machine_code: bool = True,
+) -> BuiltKernel:
+    """The kernel for `gpu`, with `edits` of its source. An edited one has no machine code, which takes half of a
+    compile. Raises `AnchorError` where the source has not the places."""
     candidate = render(family, problem, config, gpu)
     source = candidate.source
     for edit in edits:
         source = edit(source) if callable(edit) else replaced(source, *edit)
-    return BuiltKernel(family, config, gpu, (ptx_kept if edits else compile_kept)(source, candidate.arch))
+    return BuiltKernel(
+        family, config, gpu, (compile_kept if machine_code and not edits else ptx_kept)(source, candidate.arch)
+    )
 
 
 def judged(

@@ -1,4 +1,5 @@
-"""large_head: right on the interpreter whichever way partial scores meet, wrong with a fault in it."""
+"""large_head: right on the interpreter whichever way partial scores meet, wrong with a fault in it, every refusal
+explained, starting configs that are valid and compile."""
 
 from __future__ import annotations
 
@@ -6,34 +7,28 @@ import random
 
 import pytest
 
+from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.cases import make_case
 from evoattn.correctness.validate import check
 from evoattn.families.large_head.family import LargeHead
+from evoattn.families.large_head.genes import LargeHeadGenes
+from evoattn.families.large_head.resources import smem_bytes
+from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
+from evoattn.model.named_problems import lookup
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
+from evoattn.search.starting import starting_configs
 from tests.families.on_interpreter import built, judged
 from tests.support.source_edits import line_edit
 
 FAMILY, L4, H100 = LargeHead(), GPUS["l4"], GPUS["h100"]
 SPACE = load_space("large_head", H100)
-BASE = {
-    "BLOCK_M": 4,
-    "BLOCK_N": 16,
-    "DIM_SPLIT": 1,
-    "EXCHANGE": "none",
-    "DEPENDENT_LAUNCH": False,
-    "MATH": "fma",
-    "WARPS": 4,
-    "LANES": 32,
-    "SCORE_ROWS": 2,
-    "SCORE_KEYS": 4,
-    "VALUE_THREADS": 64,
-    "Q_PLACE": "shared",
-    "STAGES": 1,
-    "UNROLL": 1,
-}
+BASE = dict(
+    BLOCK_M=4, BLOCK_N=16, DIM_SPLIT=1, EXCHANGE="none", DEPENDENT_LAUNCH=False, MATH="fma", WARPS=4, LANES=32,
+    SCORE_ROWS=2, SCORE_KEYS=4, VALUE_THREADS=64, Q_PLACE="shared", STAGES=1, UNROLL=1,
+)  # fmt: skip
 TENSOR = {"MATH": "tf32x3", "BLOCK_M": 16, "SCORE_ROWS": 16, "SCORE_KEYS": 8, "VALUE_THREADS": 128}
 SPREAD = {
     "MATH": "tf32x3_spread",
@@ -63,103 +58,85 @@ def outcome(p: AttentionProblem, c: KernelConfig, kind: str = "plain", gpu=L4, e
     return judged(kernel, p, kind)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("p", "genes", "kind"),
-    [
-        (problem(), {}, "large_logits"),
-        (problem(mask="causal_upper_left", layout="bshd"), {"STAGES": 2, "BLOCK_N": 8}, "rising_maximum"),
-        (
-            problem(11, 5, mask="causal_lower_right"),
-            {"STAGES": 0, "Q_PLACE": "global", "BLOCK_N": 4},
-            "plain",
-        ),  # rows that see no key
-        (problem(head_dim=2048, mask="causal_lower_right"), SPLIT | {"STAGES": 2}, "late_huge_key"),
-        (
-            problem(1, 40, 1024, dtype="bf16", heads=6, kv_heads=1),
-            SPLIT | {"STAGES": 0, "Q_PLACE": "global"},
-            "equal_keys",
-        ),
-        (
-            problem(9, 21, 320, dtype="fp16"),
-            {"BLOCK_M": 16, "DIM_SPLIT": 5, "EXCHANGE": "workspace", "LANES": 8, "VALUE_THREADS": 8},
-            "plain",
-        ),
-        (problem(3, 17, 8192, kv_heads=4), {"DIM_SPLIT": 32, "EXCHANGE": "workspace", "UNROLL": 2}, "large_logits"),
-        (problem(head_dim=256), TENSOR | {"UNROLL": 2}, "large_logits"),
-        (
-            problem(31, 21, 256, mask="causal_lower_right"),
-            TENSOR | {"BLOCK_M": 32, "BLOCK_N": 8, "VALUE_THREADS": 64, "STAGES": 2},
-            "rising_maximum",
-        ),
-        (
-            problem(41, 29, mask="causal_upper_left", layout="bshd"),
-            TENSOR
-            | SPLIT
-            | {"BLOCK_M": 64, "SCORE_ROWS": 32, "SCORE_KEYS": 16, "LANES": 32, "STAGES": 0, "Q_PLACE": "global"},
-            "late_huge_key",
-        ),
-        (problem(), SPREAD, "large_logits"),
-        (
-            problem(41, 29, 1024, mask="causal_upper_left"),
-            SPREAD
-            | {
-                "BLOCK_M": 32,
-                "SCORE_KEYS": 8,
-                "WARPS": 8,
-                "DIM_SPLIT": 8,
-                "EXCHANGE": "workspace",
-                "STAGES": 2,
-                "UNROLL": 2,
-            },
-            "rising_maximum",
-        ),
-        (
-            problem(5, 33, 264),
-            {"VALUE_THREADS": 32, "LANES": 16, "SCORE_ROWS": 4, "BLOCK_N": 32, "UNROLL": 4},
-            "plain",
-        ),  # 66 vectors
-    ],
-)
-def test_right_on_the_interpreter(p, genes, kind):
-    c = config(**genes)
-    assert FAMILY.why_invalid(p, c, L4) is None
-    result = outcome(p, c, kind)
-    assert result.passed, result.reason
+RIGHT = [
+    (problem(), {}, "large_logits"),
+    (problem(mask="causal_upper_left", layout="bshd"), {"STAGES": 2, "BLOCK_N": 8}, "rising_maximum"),
+    (
+        problem(11, 5, mask="causal_lower_right"),
+        {"STAGES": 0, "Q_PLACE": "global", "BLOCK_N": 4},
+        "plain",
+    ),  # rows that see no key
+    (problem(head_dim=2048, mask="causal_lower_right"), SPLIT | {"STAGES": 2}, "late_huge_key"),
+    (
+        problem(1, 40, 1024, dtype="bf16", heads=6, kv_heads=1),
+        SPLIT | {"STAGES": 0, "Q_PLACE": "global"},
+        "equal_keys",
+    ),
+    (
+        problem(9, 21, 320, dtype="fp16"),
+        {"BLOCK_M": 16, "DIM_SPLIT": 5, "EXCHANGE": "workspace", "LANES": 8, "VALUE_THREADS": 8},
+        "plain",
+    ),
+    (problem(3, 17, 8192, kv_heads=4), {"DIM_SPLIT": 32, "EXCHANGE": "workspace", "UNROLL": 2}, "large_logits"),
+    (problem(head_dim=256), TENSOR | {"UNROLL": 2}, "large_logits"),
+    (
+        problem(31, 21, 256, mask="causal_lower_right"),
+        TENSOR | {"BLOCK_M": 32, "BLOCK_N": 8, "VALUE_THREADS": 64, "STAGES": 2},
+        "rising_maximum",
+    ),
+    (
+        problem(41, 29, mask="causal_upper_left", layout="bshd"),
+        TENSOR
+        | SPLIT
+        | {"BLOCK_M": 64, "SCORE_ROWS": 32, "SCORE_KEYS": 16, "LANES": 32, "STAGES": 0, "Q_PLACE": "global"},
+        "late_huge_key",
+    ),
+    (problem(), SPREAD, "large_logits"),
+    (
+        problem(41, 29, 1024, mask="causal_upper_left"),
+        SPREAD
+        | {
+            "BLOCK_M": 32,
+            "SCORE_KEYS": 8,
+            "WARPS": 8,
+            "DIM_SPLIT": 8,
+            "EXCHANGE": "workspace",
+            "STAGES": 2,
+            "UNROLL": 2,
+        },
+        "rising_maximum",
+    ),
+    (
+        problem(5, 33, 264),
+        {"VALUE_THREADS": 32, "LANES": 16, "SCORE_ROWS": 4, "BLOCK_N": 32, "UNROLL": 4},
+        "plain",
+    ),  # 66 vectors
+]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("p", "genes", "kind"),
-    [
-        (problem(mask="causal_lower_right"), SPLIT | {"DEPENDENT_LAUNCH": True, "STAGES": 2}, "plain"),
-        (problem(23, 40), SPREAD | {"DIM_SPLIT": 4, "EXCHANGE": "workspace", "DEPENDENT_LAUNCH": True}, "large_logits"),
-        (problem(head_dim=1024, mask="causal_upper_left"), TENSOR | {"DIM_SPLIT": 8, "EXCHANGE": "cluster"}, "plain"),
-        (
-            problem(head_dim=1024),
-            SPREAD | {"DIM_SPLIT": 8, "EXCHANGE": "cluster", "STAGES": 2, "WARPS": 8, "BLOCK_M": 32},
-            "late_huge_key",
-        ),
-        (
-            problem(5, 19, 640),
-            {
-                "DIM_SPLIT": 5,
-                "EXCHANGE": "cluster",
-                "BLOCK_N": 4,
-                "SCORE_KEYS": 2,
-                "LANES": 8,
-                "VALUE_THREADS": 32,
-                "SCORE_ROWS": 1,
-            },
-            "plain",
-        ),  # one vector of scores each, and one block has none
-    ],
-)
-def test_clusters_and_dependent_launches_are_right_on_the_interpreter(p, genes, kind):
-    c = config(**genes)
-    assert FAMILY.why_invalid(p, c, H100) is None
-    result = outcome(p, c, kind, H100)
-    assert result.passed, result.reason
+RIGHT += [
+    (problem(mask="causal_lower_right"), SPLIT | {"DEPENDENT_LAUNCH": True, "STAGES": 2}, "plain"),
+    (problem(23, 40), SPREAD | {"DIM_SPLIT": 4, "EXCHANGE": "workspace", "DEPENDENT_LAUNCH": True}, "large_logits"),
+    (problem(head_dim=1024, mask="causal_upper_left"), TENSOR | {"DIM_SPLIT": 8, "EXCHANGE": "cluster"}, "plain"),
+    (
+        problem(head_dim=1024),
+        SPREAD | {"DIM_SPLIT": 8, "EXCHANGE": "cluster", "STAGES": 2, "WARPS": 8, "BLOCK_M": 32},
+        "late_huge_key",
+    ),
+    (
+        problem(5, 19, 640),
+        {
+            "DIM_SPLIT": 5,
+            "EXCHANGE": "cluster",
+            "BLOCK_N": 4,
+            "SCORE_KEYS": 2,
+            "LANES": 8,
+            "VALUE_THREADS": 32,
+            "SCORE_ROWS": 1,
+        },
+        "plain",
+    ),  # one vector of scores each, and one block has none
+]
 
 
 @pytest.mark.slow
@@ -230,3 +207,108 @@ def test_random_valid_configs_are_right(p, gpu, fixed):
             result = outcome(p, c, gpu=gpu)
             assert result.passed, (c.describe(), result.reason)
             right += 1
+
+
+LARGEST = AttentionProblem(1, 4, 4, 64, 64, 8192, "fp32")
+CACHE = {"BLOCK_M": 32, "SCORE_ROWS": 4, "WARPS": 16, "VALUE_THREADS": 512, "STAGES": 0}
+
+
+REFUSED_OF = [
+    (LARGEST, CACHE, ("1048576", "BLOCK_M=32 rows of Q")),  # a cache of many queries
+    (
+        LARGEST,
+        {"Q_PLACE": "global", "STAGES": 2, "VALUE_THREADS": 128},
+        ("2097440", "STAGES=2"),
+    ),  # double buffering
+    (problem(), {"DIM_SPLIT": 5, "EXCHANGE": "workspace"}, ("DIM_SPLIT=5", "512")),
+    (problem(), {"DIM_SPLIT": 4}, ("EXCHANGE=none",)),
+    (problem(), {"EXCHANGE": "cluster"}, ("DIM_SPLIT=1",)),
+    (problem(), {"DIM_SPLIT": 4, "EXCHANGE": "cluster"}, ("sm_89",)),
+    (problem(), SPLIT | {"DEPENDENT_LAUNCH": True}, ("DEPENDENT_LAUNCH", "sm_89")),
+    (problem(), {"DEPENDENT_LAUNCH": True}, ("DEPENDENT_LAUNCH", "EXCHANGE=none")),
+    (problem(), SPREAD | {"SCORE_KEYS": 8, "WARPS": 2}, ("WARPS=2", "16 by 8")),
+    (problem(), SPREAD | {"Q_PLACE": "shared"}, ("detour",)),
+    (problem(head_dim=1056), SPREAD | {"VALUE_THREADS": 128}, ("slice of 1056",)),
+    (problem(), {"SCORE_KEYS": 16}, ("SCORE_KEYS=16 are for MATH=tf32x3",)),
+    (problem(dtype="bf16"), TENSOR, ("bf16 needs but one",)),
+    (problem(), TENSOR | {"LANES": 16}, ("LANES=16",)),
+    (problem(), TENSOR | {"VALUE_THREADS": 64}, ("leave it 8",)),
+    (problem(head_dim=320), TENSOR, ("slice of 320",)),
+    (problem(), {"SCORE_ROWS": 8}, ("SCORE_ROWS=8",)),
+    (problem(), {"LANES": 8, "SCORE_KEYS": 8, "BLOCK_N": 8}, ("2 score tiles",)),
+    (problem(), {"DIM_SPLIT": 32, "EXCHANGE": "workspace"}, ("LANES=32", "4 vectors")),
+    (problem(), {"BLOCK_M": 1, "SCORE_ROWS": 1}, ("do not divide over 128 threads",)),
+    (problem(head_dim=256), {"VALUE_THREADS": 128}, ("idle",)),
+    (problem(4000, 4000, 8192), SPLIT | {"DIM_SPLIT": 64, "LANES": 32}, ("over 1073741824",)),
+    (
+        problem(1, 1 << 20, heads=1, kv_heads=1),
+        SPLIT
+        | {
+            "BLOCK_M": 1,
+            "SCORE_ROWS": 1,
+            "BLOCK_N": 4,
+            "WARPS": 2,
+            "VALUE_THREADS": 64,
+            "LANES": 32,
+            "DIM_SPLIT": 1,
+        },
+        ("grid y",),
+    ),
+    (
+        problem(64, 64),
+        {"BLOCK_M": 64, "SCORE_ROWS": 8, "SCORE_KEYS": 8, "VALUE_THREADS": 32, "Q_PLACE": "global"},
+        ("registers",),
+    ),
+    (problem(1, heads=2), {}, ("for 1 rows",)),
+    (problem(seqlen_k=7), {}, ("for 7 keys",)),
+    (problem(seqlen_k=16), {"STAGES": 2}, ("STAGES=2",)),
+    (problem(), {"UNROLL": 8}, ("UNROLL=8 changes nothing",)),
+]
+
+
+def test_small_heads_and_too_many_are_unsupported():
+    assert FAMILY.why_unsupported(problem(head_dim=24), L4) and FAMILY.why_unsupported(problem(head_dim=32), L4) is None
+    assert "256 to 8192 in bf16" in FAMILY.why_unsupported(problem(head_dim=248, dtype="bf16"), L4)
+    assert FAMILY.why_unsupported(problem(head_dim=256, dtype="bf16"), L4) is None
+    assert "65536 times 2" in FAMILY.why_unsupported(AttentionProblem(65536, 2, 2, 1, 1, 256), L4)
+
+
+@pytest.mark.parametrize("gpu", GPUS.values(), ids=lambda gpu: gpu.name)
+def test_named_problems_have_starting_configs(gpu):
+    for name in ("hdim512_fp32", "hdim2048_fp32", "hdim4096_fp32", "hdim8192_fp32"):
+        assert len(starting_configs(SPACE, lookup(name), gpu)) >= 2, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "exchange"),
+    [
+        ("hdim512_fp32", "none"),
+        ("hdim2048_fp32", "cluster"),
+        ("hdim2048_fp32", "workspace"),
+        ("hdim8192_fp32", "workspace"),
+    ],
+)
+def test_the_first_of_each_exchange_compiles_without_spills(name, exchange):
+    c = next(c for c in starting_configs(SPACE, lookup(name), H100) if c["EXCHANGE"] == exchange)
+    kernel = compile_source(render(FAMILY, lookup(name), c, H100).source, H100.arch)
+    assert kernel.info.spill_bytes == kernel.info.stack_bytes == kernel.info.static_smem_bytes == 0
+    assert max(launch.smem_bytes for launch in FAMILY.launches(lookup(name), c, H100)) == max(
+        smem_bytes(lookup(name), LargeHeadGenes.of(c))
+    )
+
+
+ONE_BLOCK = TENSOR | {"BLOCK_M": 64, "SCORE_ROWS": 32, "SCORE_KEYS": 16, "VALUE_THREADS": 32, "STAGES": 2}
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "mask", "kind"),
+    [
+        (32, "full", "large_logits"),
+        pytest.param(64, "causal_lower_right", "rising_maximum", marks=pytest.mark.slow),
+        pytest.param(96, "causal_upper_left", "plain", marks=pytest.mark.slow),
+        pytest.param(128, "full", "late_huge_key", marks=pytest.mark.slow),
+    ],
+)
+def test_fp32_at_the_usual_head_dims_is_right_by_tf32(head_dim, mask, kind):
+    assert outcome(problem(61, 77, head_dim, mask=mask, layout="bshd"), config(**ONE_BLOCK), kind).passed

@@ -66,6 +66,7 @@ def test_the_exact_one_is_that_of_the_scores():
     assert torch.allclose(exact[:, :, 2:], scores.exp().sum(-1).log()[:, :, 2:], atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("genes", [FORMS[0], *(pytest.param(f, marks=pytest.mark.slow) for f in FORMS[1:])])
 def test_flash_wgmma_writes_it(genes):
     config = SPACE.make_config(BASE | genes)

@@ -1,4 +1,5 @@
-"""three_kernel: right on the interpreter with no race, and wrong with a fault in it."""
+"""three_kernel: right on the interpreter with no race, wrong with a fault in it; what `why_invalid` promises, its
+starting configs, scratch and launches."""
 
 from __future__ import annotations
 
@@ -6,36 +7,20 @@ import random
 
 import pytest
 
-from evoattn.families.three_kernel.family import ThreeKernel
+from evoattn.families.three_kernel.family import ThreeKernel, score_stride
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
+from evoattn.search.starting import starting_configs
 from tests.families.on_interpreter import built, judged
 from tests.support.source_edits import line_edit
 
 FAMILY, L4, H100 = ThreeKernel(), GPUS["l4"], GPUS["h100"]
-BASE = {
-    "PRODUCT": "mma",
-    "BLOCK_M": 32,
-    "BLOCK_N": 64,
-    "BLOCK_K": 32,
-    "WARPS_M": 2,
-    "WARPS_N": 1,
-    "S_TYPE": "fp16",
-    "SOFTMAX": "rewrite",
-    "P_PLACE": "in_place",
-    "THREADS_PER_ROW": 16,
-    "ROWS_PER_BLOCK": 4,
-    "VECTOR_WIDTH": 4,
-    "KEPT_VECTORS": 2,
-    "PV_BLOCK_M": 32,
-    "PV_BLOCK_K": 32,
-    "PV_WARPS": 2,
-    "PV_STAGES": 2,
-    "HEAD_ORDER": "forward",
-    "TILES_A_BLOCK": 1,
-    "DEPENDENT_LAUNCH": "none",
-}
+BASE = dict(
+    PRODUCT="mma", BLOCK_M=32, BLOCK_N=64, BLOCK_K=32, WARPS_M=2, WARPS_N=1, S_TYPE="fp16", SOFTMAX="rewrite",
+    P_PLACE="in_place", THREADS_PER_ROW=16, ROWS_PER_BLOCK=4, VECTOR_WIDTH=4, KEPT_VECTORS=2, PV_BLOCK_M=32,
+    PV_BLOCK_K=32, PV_WARPS=2, PV_STAGES=2, HEAD_ORDER="forward", TILES_A_BLOCK=1, DEPENDENT_LAUNCH="none",
+)  # fmt: skip
 TILES = {"SOFTMAX": "tiles", "THREADS_PER_ROW": 1, "ROWS_PER_BLOCK": 32, "KEPT_VECTORS": 1, "HEAD_ORDER": "zigzag"}
 TILES_ONLY = {"THREADS_PER_ROW": 1, "S_TYPE": "fp16", "P_PLACE": "in_place", "KEPT_VECTORS": 1, "VECTOR_WIDTH": 4}
 LATE = TILES | {"SOFTMAX": "tiles_late"}
@@ -105,15 +90,6 @@ RIGHT = [
     (problem(70, 700, mask="causal_lower_right"), WGMMA | EARLY | {"TILES_A_BLOCK": 2, "PV_STAGES": 3}, "large_logits"),
     (problem(127, 33, 72, mask="causal_lower_right"), WGMMA | LATE | {"DEPENDENT_LAUNCH": "late"}, "late_huge_key"),
 ]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("p", "genes", "kind"), RIGHT, ids=lambda x: x.describe() if isinstance(x, AttentionProblem) else None
-)
-def test_right_on_the_interpreter(p, genes, kind):
-    result = judged(kernel(p, config(**genes)), p, kind)
-    assert result.passed, result.reason
 
 
 FAULTS = {
@@ -209,3 +185,91 @@ def test_random_launches_that_overlap_are_right(p):
             found.append(c)
     results = [(c.describe(), judged(kernel(p, c), p)) for c in found]
     assert not [(words, result.reason) for words, result in results if not result.passed]
+
+
+REFUSED = [
+    ({"BLOCK_M": 64, "WARPS_M": 8}, "BLOCK_M=64"),
+    ({"PV_WARPS": 4}, "PV_BLOCK_M=32"),
+    ({"WARPS_N": 4}, "groups of 32"),
+    ({"THREADS_PER_ROW": 256, "ROWS_PER_BLOCK": 8}, "2048 threads"),
+    ({"S_TYPE": "bf16"}, "8 bits"),
+    ({"SOFTMAX": "statistics", "S_TYPE": "fp32"}, "16 bits"),
+    ({"SOFTMAX": "statistics", "P_PLACE": "own"}, "to do nothing"),
+    ({"S_TYPE": "fp32"}, "in_place"),
+    ({"S_TYPE": "fp32", "P_PLACE": "own", "VECTOR_WIDTH": 8}, "16 bytes"),
+    ({"BLOCK_K": 128}, "64 columns"),
+    ({"THREADS_PER_ROW": 1, "ROWS_PER_BLOCK": 32}, "whole rows"),
+    (TILES | {"S_TYPE": "fp32"}, "S_TYPE"),
+    (TILES | {"P_PLACE": "own"}, "P_PLACE"),
+    (TILES | {"PV_BLOCK_K": 128}, "64 keys"),
+    (LATE | {"ROWS_PER_BLOCK": 128}, "ROWS_PER_BLOCK"),
+    (WGMMA, "sm_90a"),
+    ({"TILES_A_BLOCK": 2}, "PRODUCT=mma"),
+    (EARLY, "DEPENDENT_LAUNCH=early needs griddepcontrol"),
+    ({"THREADS_PER_ROW": 256, "ROWS_PER_BLOCK": 1, "KEPT_VECTORS": 4}, "KEPT_VECTORS=4"),
+    ({"PV_BLOCK_M": 128, "PV_BLOCK_K": 128, "PV_STAGES": 4}, "196608"),
+    ({"BLOCK_M": 256, "WARPS_M": 2, "BLOCK_N": 128}, "registers"),
+]
+
+
+REFUSED_OF = [
+    (problem(dtype="fp32"), {}, "fp32"),
+    (problem(head_dim=264), {}, "264"),
+    (problem(8), {"PV_BLOCK_M": 32}, "8 queries"),
+    (problem(1024, 32), {}, "32 keys"),
+    (problem(1024, 60), {"PV_STAGES": 3}, "2 steps"),
+    (problem(heads=65536), {}, "65535"),
+    (problem(1024, 100), {"THREADS_PER_ROW": 64}, "half of the threads"),
+    (problem(dtype="bf16"), {"S_TYPE": "bf16"}, None),
+]
+
+
+def test_starting_configs_are_of_the_architecture():
+    products = [
+        {c["PRODUCT"] for c in starting_configs(load_space("three_kernel", gpu), problem(), gpu)} for gpu in (L4, H100)
+    ]
+    assert products == [{"mma"}, {"mma", "wgmma"}]
+    configs = starting_configs(load_space("three_kernel", H100), problem(), H100)
+    first = next(config for config in configs if config["PRODUCT"] == "wgmma")
+    info = kernel(problem(), first).compiled.info
+    assert info.spill_bytes == 0 and not info.warnings
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("head_dim", "which"), [(32, 1), (64, 0), (64, 3), (128, 4), (256, 3)])
+def test_starting_configs_compile_without_spills(head_dim, which):
+    p = problem(head_dim=head_dim)
+    c = starting_configs(load_space("three_kernel", L4), p, L4)[which]
+    assert kernel(p, c).compiled.info.spill_bytes == 0
+
+
+def test_scratch_holds_whole_chunks():
+    p = problem(3, 13)
+    assert score_stride(p) == 16
+    assert FAMILY.workspace(p, config(), H100) == {"s": 4 * 3 * 16 * 2, "rows": 4 * 3 * 8}
+    assert FAMILY.workspace(problem(3, 130), config(**TILES), H100) == {
+        "s": 4 * 3 * 136 * 2,
+        "tiles": 4 * 3 * 3 * 8,
+        "rows": 4 * 3 * 8,
+    }
+    assert set(FAMILY.workspace(problem(3, 130), config(**LATE), H100)) == {"s", "tiles"}
+    assert FAMILY.workspace(p, config(P_PLACE="own", S_TYPE="fp32"), H100) == {
+        "s": 4 * 3 * 16 * 4,
+        "p": 4 * 3 * 16 * 2,
+        "rows": 4 * 3 * 8,
+    }
+
+
+@pytest.mark.parametrize("softmax", ("tiles", "tiles_late"))
+def test_all_launches_but_the_first_may_begin_early(softmax):
+    genes = LATE | {"SOFTMAX": softmax}
+
+    def overlaps(when):
+        return [n.overlaps for n in FAMILY.launches(problem(), config(**genes, DEPENDENT_LAUNCH=when), H100)]
+
+    others = len(overlaps("none")) - 1
+    assert others == {"tiles": 2, "tiles_late": 1}[softmax]
+    assert (
+        overlaps("none") == [False] * (others + 1)
+        and overlaps("early") == overlaps("late") == [False] + [True] * others
+    )

@@ -1,21 +1,32 @@
-"""Variants of attention in the three families that serve them: right on the interpreter's cases in every structure that
-the genes give, and wrong where a place that a variant needs is changed."""
+"""Variants of attention, packed sequences, keys in use, pages and widths of V in the families that serve them: right on
+the interpreter's cases in every structure that the genes give, wrong where a place that a variant needs is changed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from evoattn.backends.interpreter import InterpreterBackend
+from evoattn.correctness.cases import make_case
+from evoattn.correctness.validate import check
+from evoattn.families.registry import FAMILIES, lookup
+from evoattn.families.row_blocks import row_blocks
+from evoattn.families.variants import variant_args
+from evoattn.families.work import row_steps
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.sequences import starts
 from evoattn.model.space import load_space
 from tests.families import test_flash_mma, test_flash_wgmma, test_split_kv
 from tests.families.on_interpreter import built, small_faults
 
 H100 = GPUS["h100"]
 PLAIN = AttentionProblem(1, 2, 1, 512, 512, 64, "bf16")
-VARIANTS = {
+TERMS = {
     "window, sink": PLAIN.with_(mask="causal_upper_left", window="128:0", sink=True, dtype="fp16"),
     "window both ways, softcap, alibi": PLAIN.with_(window="64:32", softcap=50.0, alibi=True),
     "softcap, sink": PLAIN.with_(mask="causal_lower_right", softcap=3.0, sink=True, scale=0.5, dtype="fp16"),
@@ -28,6 +39,20 @@ VARIANTS = {
     "packed, alibi, sink": PLAIN.with_(varlen="3:512", mask="causal_upper_left", alibi=True, sink=True),
     "packed, window, V wider than K": PLAIN.with_(varlen="3:512", head_dim=32, value_dim=88, window="64:32"),
 }
+KEYS = {
+    "keys in use": PLAIN.with_(seqused="0:500", dtype="fp16"),
+    "keys in use, causal, alibi, sink": PLAIN.with_(seqused="0:500", mask="causal_lower_right", alibi=True, sink=True),
+    "pages of 16": PLAIN.with_(seqused="0:500", page=16, layout="bshd"),
+    "pages of 64, window": PLAIN.with_(seqused="0:500", page=64, mask="causal_lower_right", window="90:0"),
+    "pages of 32, upper left, bias": PLAIN.with_(seqused="0:500", page=32, mask="causal_upper_left", bias="bhs"),
+    "pages of 128, head_dim 128": PLAIN.with_(seqused="0:500", page=128, head_dim=128, dtype="fp16"),
+}
+VALUES = {
+    "V narrower than K, sink": PLAIN.with_(head_dim=96, value_dim=64, mask="causal_upper_left", sink=True),
+    "V wider than K": PLAIN.with_(head_dim=32, value_dim=88, mask="causal_lower_right", dtype="fp16"),
+    "V within K": PLAIN.with_(head_dim=96, value_dim=64, shared_kv=True),
+}
+VARIANTS = TERMS | KEYS | VALUES
 TWO = {**test_flash_wgmma.TWO, "PING_PONG": True}
 STRUCTURES = {
     "flash_wgmma": (
@@ -87,21 +112,20 @@ def every_other(structures: Iterable[str], others: Iterable[str]) -> list[tuple[
 ALL = [
     pytest.param(family, *pair, id=": ".join((family, *pair)))
     for family, (_, structures) in STRUCTURES.items()
-    for pair in every_other(structures, VARIANTS)
+    for table in ((TERMS, KEYS) if family == "split_kv" else (TERMS, KEYS, VALUES))
+    for pair in every_other(structures, table)
 ]
 
 
-def faults(
-    family: str, structure: str, variant: str | AttentionProblem, edits: tuple[tuple[str, str], ...] = ()
-) -> list[str]:
+def faults(family: str, structure: str, variant: str, edits: tuple[tuple[str, str], ...] = ()) -> list[str]:
     """What the interpreter's cases find in the kernel's source with these edits; empty for a kernel that is right."""
     module, structures = STRUCTURES[family]
-    problem = VARIANTS[variant] if isinstance(variant, str) else variant
+    problem = VARIANTS[variant]
     config = load_space(family, H100).make_config(module.BASE | structures[structure])
     if impossible := module.FAMILY.why_impossible(problem, config, H100):
         assert not edits, f"no fault can be planted: {impossible}"
         pytest.skip(impossible)
-    return small_faults(built(module.FAMILY, problem, config, H100, *edits), problem)
+    return small_faults(built(module.FAMILY, problem, config, H100, *edits, machine_code=False), problem)
 
 
 @pytest.mark.slow
@@ -207,6 +231,183 @@ WRONG = [
         ("          if constexpr (Terms::ANY) change_scores();\n        });", "        });"),
     ),
 ]
+# Keys in use, and pages.
+TMA_USED = ("split_kv", "mma by tensor maps", "keys in use, causal, alibi, sink")
+MMA_USED = ("flash_mma", "overlapped", "keys in use")
+ONE_BLOCK = ("split_kv", "mma", "keys in use")
+PAGED_RING = ("split_kv", "mma, a ring", "pages of 16")
+PAGED_WINDOW = ("split_kv", "mma", "pages of 64, window")
+MMA_PAGED = ("flash_mma", "split", "pages of 16")
+MMA_WINDOW = ("flash_mma", "together", "pages of 64, window")
+WGMMA_USED = ("flash_wgmma", "one warpgroup", "keys in use, causal, alibi, sink")
+WGMMA_PAGED = ("flash_wgmma", "persistent, rows begin ahead", "pages of 16")
+WGMMA_PAGES = ("flash_wgmma", "heads as rows", "pages of 32, upper left, bias")
+FOUR_COPY = ("flash_wgmma", "fixed, four warps copy", "pages of 16")
+TWO_COPY = ("flash_wgmma", "fixed, four warps copy", "pages of 32, upper left, bias")
+TWO_PAGES = ("split_kv", "mma", "pages of 16")
+WRONG += [
+    ("all keys are in use", TMA_USED, ("return used;", "return seqlen_k;")),
+    ("the diagonal ends where all keys do", TMA_USED, ("given.diagonal += used - seqlen_k;", "")),
+    ("a NaN behind the last key", TMA_USED, ("v.clear_tile_from(left, work.v_row());", ";")),
+    ("a sequence without keys is never written", ONE_BLOCK, ("max(1, min(splits,", "min(splits, min(splits,")),
+    (
+        "it waits for splits without keys",
+        ONE_BLOCK,
+        ("arrived_zeroed + tile, live_splits,", "arrived_zeroed + tile, splits,"),
+    ),
+    (
+        "it adds up splits without keys",
+        ONE_BLOCK,
+        ("state_gmem + tile_row, live_splits,", "state_gmem + tile_row, splits,"),
+    ),
+    ("all keys are in use in flash_mma", MMA_USED, ("return used;", "return seqlen_k;")),
+    ("one table for all sequences", PAGED_RING, ("terms.given.table + batch *", "terms.given.table + 0 *")),
+    ("the pages of the tile before", PAGED_RING, ("find_pages(tile + STAGES + 1);", "find_pages(tile + STAGES);")),
+    (
+        "the first page of a tile",
+        TWO_PAGES,
+        ("pages.of_group[offset / 16] *", "pages.of_group[0] *"),
+    ),
+    (
+        "an entry behind the last key",
+        TWO_PAGES,
+        ("min(key, first + count - 1) >> page_bits", "key >> page_bits"),
+    ),
+    ("a page a key too long", PAGED_RING, ("key & ((1 << page_bits) - 1)", "key & (1 << page_bits)")),
+    ("one table for all sequences in flash_mma", MMA_PAGED, ("given.table + batch *", "given.table + 0 *")),
+    ("rows of a tile, not of a page", MMA_PAGED, ("pages.row_in_page(key) * row_stride", "row * row_stride")),
+    ("an entry behind the last key in flash_mma", MMA_PAGED, ("valid = key < pages.keys;", "valid = true;")),
+    (
+        "pages from key 0 on, not from a window's first",
+        MMA_WINDOW,
+        ("row_stride, pages, first_block_key + tile * BLOCK_N);", "row_stride, pages, tile * BLOCK_N);"),
+    ),
+    ("all keys are in use in flash_wgmma", WGMMA_USED, ("return used;", "return seqlen_k;")),
+    ("the diagonal of the first sequence", WGMMA_USED, ("mask = Mask(seqlen_q, seqlen_k, terms.given.window);", "")),
+    ("slopes from where all keys end", WGMMA_USED, ("0 : seqlen_k - seqlen_q;", "0 : packed.most_keys - seqlen_q;")),
+    ("batches of one head", WGMMA_USED, ("of * terms.given.kv_rows;", "of * packed.most_keys;")),
+    ("rows of keys of the tile before", WGMMA_PAGED, ("if constexpr (SEQUSED) enter_keys(words[6]);", "")),
+    ("one table for all sequences in flash_wgmma", WGMMA_PAGED, ("given.table + tile.batch *", "given.table + 0 *")),
+    ("a page of NaN behind the last key", WGMMA_PAGED, ("keys - (page << bits));", "page_keys());")),
+    (
+        "an entry behind the last key in flash_wgmma",
+        WGMMA_PAGES,
+        ("key < keys ? __ldg(table_gmem + (key >> bits)) : 0;", "__ldg(table_gmem + (key >> bits));"),
+    ),
+    ("boxes of a whole tile", WGMMA_PAGES, ("row += step;", "row += ROWS;")),
+    ("all warps copy the first box", FOUR_COPY, ("first_row = part * box_rows;", "first_row = 0;")),
+    ("all warps expect as many bytes", TWO_COPY, ("+ PARTS - 1 - part) / PARTS", "+ PARTS - 1) / PARTS")),
+    ("a part of the barriers' arrivals", FOUR_COPY, ("init_barriers<PARTS>", "init_barriers<1>")),
+    ("pages of the first warp", FOUR_COPY, ("look_up(first_row);", "look_up(0);")),
+    ("pages looked up before", (*WGMMA_PAGED[:1], "wide tiles", WGMMA_PAGED[2]), ("      look_up(row);\n", "")),
+    ("pages of one head", WGMMA_PAGES, ("* rows_apart + length};", "* page_keys() + length};")),
+    ("a window's pages begin anywhere", PAGED_WINDOW, ("first_key -= first_key % PAGE_GRANULE;", "")),
+]
+# Packed sequences.
+PACKED = ("flash_wgmma", "persistent, rows begin ahead", "packed")
+SPLIT, SPLIT_BY_MAP = (("split_kv", structure, "packed") for structure in ("mma, a ring", "mma by tensor maps"))
+PACKED_BY_ROWS = ("flash_wgmma", "scores again, a cluster", "packed")
+WRONG += [
+    ("a slot too few for each sequence", PACKED, ("[sequence]) / ROWS) + sequence;", "[sequence]) / ROWS);")),
+    ("a block without a tile waits for one", PACKED, ("if (take_tile(0) || !VARLEN) {", "if (take_tile(0) || true) {")),
+    ("slots without a tile make no claim", PACKED, ("index = next_index(++turn)) {", "++index) {")),
+    (
+        "rows end where those of the next tile's sequence do",
+        PACKED,
+        ("last_sequence, last_range, last_state);", "sequence, last_range, last_state);"),
+    ),
+    (
+        "the diagonal of the longest sequence",
+        PACKED,
+        ("mask = Mask(seqlen_q, seqlen_k,", "mask = Mask(packed.most_queries, seqlen_k,"),
+    ),
+    (
+        "keys a row too late",
+        PACKED,
+        ("k_ring.load_sliding(ring, key_tile * BLOCK_N,", "k_ring.load_sliding(ring, key_tile * BLOCK_N + 1,"),
+    ),
+    (
+        "V of the sequence behind",
+        PACKED,
+        (
+            "v_ring.load_sliding(ring, key_tile * BLOCK_N, sequence.keys, sequence.end_key(), kv_head);",
+            "v_ring.load_sliding(ring, key_tile * BLOCK_N, sequence.keys + 5, sequence.end_key() + 5, kv_head);",
+        ),
+    ),
+    (
+        "O over the sequence behind, by the copy engine",
+        PACKED,
+        (
+            "0, ValueTiles::CHUNKS, first_row(of), of_sequence.queries,\n" + " " * 38 + "of_sequence.end_query(),",
+            "0, ValueTiles::CHUNKS, first_row(of), of_sequence.queries + 1, of_sequence.end_query() + 1,",
+        ),
+    ),
+    (
+        "O over the sequence behind",
+        PACKED_BY_ROWS,
+        ("VARLEN ? of_sequence.queries : seqlen_q;", "VARLEN ? of_sequence.queries + 1 : seqlen_q;"),
+    ),
+    (
+        "K of a sequence where its Q begins",
+        ("flash_mma", "together", "packed"),
+        ("k_gmem += sequence.first_key *", "k_gmem += sequence.first_query *"),
+    ),
+    (
+        "rows of the longest sequence",
+        ("flash_mma", "split", "packed"),
+        ("seqlen_q = sequence.queries, seqlen_k = sequence.keys;", "seqlen_k = sequence.keys;"),
+    ),
+    ("K of split_kv where its Q begins", SPLIT, ("sequence.first_key + warp_key,", "sequence.first_query + warp_key,")),
+    ("a NaN of the sequence behind", SPLIT_BY_MAP, ("STAGES, SEQUSED || VARLEN, PAGED>", "STAGES, SEQUSED, PAGED>")),
+    (
+        "the diagonal of the longest sequence in split_kv",
+        SPLIT,
+        ("seqlen_q = sequence.queries, seqlen_k = sequence.keys;", "seqlen_k = sequence.keys;"),
+    ),
+    (
+        "rows are merged that a sequence has not",
+        SPLIT_BY_MAP,
+        ("if (VARLEN && row >= group_heads * seqlen_q) return;", ""),
+    ),
+    (
+        "all sequences are merged into the first",
+        SPLIT_BY_MAP,
+        ("o_batch_stride = 0;\n    o_gmem += sequence.first_query * o_row_stride;", "o_batch_stride = 0;"),
+    ),
+    (
+        "slopes from the first key",
+        ("flash_wgmma", "one warpgroup", "packed, alibi, sink"),
+        ("CAUSAL && !CAUSAL_LOWER_RIGHT ? 0 : seqlen_k - seqlen_q;", "seqlen_k - seqlen_q;"),
+    ),
+]
+# Widths of V.
+WRONG += [
+    (
+        "tiles of V as far apart as those of K, wgmma",
+        ("flash_wgmma", "persistent, rows begin ahead", "V narrower than K, sink"),
+        ("v_descriptor + descriptor_step(Smem::V_TILE_BYTES)", "v_descriptor + descriptor_step(Smem::K_TILE_BYTES)"),
+    ),
+    (
+        "O where the next warpgroup's Q lies",
+        ("flash_wgmma", "a warpgroup passes over tiles", "V wider than K"),
+        ("warpgroup * Smem::Q_PLACE_BYTES,", "warpgroup * TensorTile<HEAD_DIM>::bytes(64),"),
+    ),
+    (
+        "O is stored over the columns of Q",
+        ("flash_wgmma", "scores again, a cluster", "V wider than K"),
+        ("rows_to_global<VALUE_DIM>(smem", "rows_to_global<HEAD_DIM>(smem"),
+    ),
+    (
+        "tiles of V as far apart as those of K, mma",
+        ("flash_mma", "together", "V narrower than K, sink"),
+        ("v_ring_smem + tile % V_STAGES * V_TILE_BYTES", "v_ring_smem + tile % V_STAGES * K_TILE_BYTES"),
+    ),
+    (
+        "O over rows of Q that another warp reads",
+        ("flash_mma", "O where Q was", "V wider than K"),
+        ("QPlace::DIRECT || HEAD_DIM != VALUE_DIM)", "QPlace::DIRECT)"),
+    ),
+]
 
 
 @pytest.mark.slow
@@ -215,6 +416,7 @@ def test_a_wrong_one_is_found(kernel, edit):
     assert faults(*kernel, (edit,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "variant", ["window, sink", pytest.param("window both ways, softcap, alibi", marks=pytest.mark.slow)]
 )
@@ -222,3 +424,79 @@ def test_a_warpgroup_that_waits_for_a_tile_that_none_brings_is_found(variant):
     edit = ("key_tile >= first + KEY_SPLIT;", "key_tile > first && key_tile >= KEY_SPLIT;")
     reasons = faults("flash_wgmma", "passes over tiles of a split", variant, (edit,))
     assert reasons and all("deadlocked" in reason for reason in reasons)
+
+
+@dataclass(frozen=True)
+class Strided(AttentionProblem):
+    """A problem whose K and V have strides of their own."""
+
+    own: tuple[tuple[str, tuple[int, int, int, int]], ...] = ()
+
+    def strides(self, tensor):
+        return dict(self.own).get(tensor) or super().strides(tensor)
+
+
+@pytest.mark.parametrize(
+    ("strides", "reason"),
+    [
+        ({"k": (1024 * 64, 64, 64, 1), "v": (1024 * 64, 64, 64, 1)}, None),
+        ({"k": (1024 * 64, 64, 64, 1)}, "as many rows apart"),
+        ({"k": (1024 * 64 + 8, 64, 64, 1), "v": (1024 * 64 + 8, 64, 64, 1)}, "whole rows apart"),
+        ({"k": (1 << 37, 64, 64, 1), "v": (1 << 37, 64, 64, 1)}, "an int32 counts"),
+    ],
+)
+def test_flash_wgmma_takes_batches_that_are_whole_rows_apart(strides, reason):
+    fields = asdict(VARIANTS["keys in use"].with_(batch=2))
+    problem = Strided(**fields, own=tuple(strides.items()))
+    told = FAMILIES["flash_wgmma"].why_unsupported(problem, GPUS["h100"])
+    assert told is None if reason is None else reason in told
+
+
+@pytest.mark.parametrize(
+    ("rows", "variant", "taken"),
+    [
+        (1 << 30, {"seqused": "0:500"}, True),
+        ((1 << 30) + 1, {"seqused": "0:500"}, False),
+        ((1 << 30) + 1, {"seqused": "0:500", "page": 64}, True),
+        ((1 << 30) + 1, {"varlen": "300"}, False),
+    ],
+)
+def test_flash_wgmma_takes_sequences_that_its_tensor_maps_can_count(rows, variant, taken):
+    problem = PLAIN.with_(batch=1, heads=1, kv_heads=1, head_dim=16, seqlen_k=rows, **variant)
+    told = FAMILIES["flash_wgmma"].why_unsupported(problem, GPUS["h100"])
+    assert told is None if taken else "rows of one" in told
+
+
+def test_one_batch_may_have_more_rows_than_an_int32_counts():
+    own = dict.fromkeys("kv", (1 << 40, 64, 64, 1))
+    problem = Strided(**asdict(VARIANTS["keys in use"].with_(batch=1)), own=tuple(own.items()))
+    assert FAMILIES["flash_wgmma"].why_unsupported(problem, GPUS["h100"]) is None
+    assert all(
+        -(1 << 31) <= arg.value < 1 << 31 for arg in variant_args(problem) if getattr(arg, "ctype", "") == "int32"
+    )
+
+
+def test_a_merge_without_rows_ends_after_the_launch_before_it():
+    """As in a graph that serves no sequence this time: lengths are on the device, and all are 0."""
+    family, problem = lookup("split_kv"), PLAIN.with_(batch=2, seqlen_q=1, varlen="1+1/100+512", head_dim=16)
+    genes = test_split_kv.config(MERGE="kernel").params | {"DEPENDENT_LAUNCH": "early"}
+    early = load_space("split_kv", H100).make_config(genes)
+    case = make_case("no sequence", problem, 1, "cpu", double=True)
+    case.tensors["cu_seqlens_q"].zero_()
+    assert "griddepcontrol" not in check(InterpreterBackend(), built(family, problem, early, H100), case).reason
+
+
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=9).filter(any), st.sampled_from((16, 64, 192)))
+def test_there_are_slots_for_every_tile_and_few_more(lengths, rows):
+    """As `sequences.cuh` counts them."""
+    problem = AttentionProblem(len(lengths), 1, 1, 300, 300, 64, varlen="+".join(map(str, lengths)))
+    first = [start // rows + i for i, start in enumerate(starts(tuple(lengths)))]
+    tiles = [-(-length // rows) for length in lengths]
+    assert row_blocks(problem, rows) == first[-1]
+    assert all(count <= end - begin <= count + 1 for begin, end, count in zip(first, first[1:], tiles, strict=False))
+
+
+def test_steps_are_those_of_the_sequences():
+    problem = AttentionProblem(3, 1, 1, 300, 300, 64, mask="causal_lower_right", varlen="200+0+100")
+    assert row_steps(problem, 100, 50) == ((2 + 4 + 2) / 3, 4, 3)
+    assert row_steps(problem.with_(mask="full"), 100, 50) == ((4 + 4 + 2) / 3, 4, 3)

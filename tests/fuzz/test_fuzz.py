@@ -24,6 +24,7 @@ from tests.ops.fake_device import FakeDevice, fake_runtime
 PLAIN = Call(7, batch=2, heads=4, kv_heads=2, seqlen_q=37, seqlen_k=45)
 
 
+@pytest.mark.slow
 def test_the_same_seed_draws_the_same_calls_of_every_kind():
     calls = drawn(3, 200, 1e8)
     assert calls == drawn(3, 200, 1e8) != drawn(4, 200, 1e8)
@@ -37,6 +38,7 @@ def test_no_call_fills_the_memory():
     assert max(call.elements for call in drawn(779, 60, 4e6)) <= 1 << 28, "one without keys had 4e9"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [11, 12])
 def test_what_pytorch_answers_is_right(seed):
     wrong = [row for number, call in enumerate(drawn(seed, 25, 2e6)) if (row := judged(number, call, "cpu")).wrong]
@@ -161,6 +163,7 @@ def test_every_way_is_right(tmp_path, way, changes):
     assert len(device.launches) == 3 + 2 + again, "the check's, two eager ones, and those of the way"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["threads", "sdpa", "compiled"])
 def test_a_way_that_answers_other_bits_is_wrong(tmp_path, way):
     device = Misbehaving()

@@ -38,6 +38,7 @@ def called(problem):
     return asked.as_searched
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(DRAWS))
 def test_drawn_problems_are_those_of_their_calls(kind):
     for problem in drawn([kind], range(930, 934), 10):

@@ -18,6 +18,7 @@ MASKS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stripe", [1, 1 << 26])
 @pytest.mark.parametrize("problem", MASKS, ids=lambda p: p.describe())
 def test_it_is_torch_s(problem, stripe):

@@ -63,7 +63,7 @@ def test_proposals_are_valid_and_draw_the_genes_that_matter():
     group = Group(group_of(CHUNK), [CHUNK, GROUPED], ("flash_wgmma", "split_kv"))
     group.given = [("flash_wgmma", params) for params in SPACE.starting]
     breeder, genes = AimedBreeder(group, H200, 0), Counter()
-    for _ in range(120):
+    for _ in range(60):
         if not (made := breeder.propose()):
             continue
         kernel, target = made
@@ -73,10 +73,11 @@ def test_proposals_are_valid_and_draw_the_genes_that_matter():
             genes["aimed"] += 1
             genes["split"] += kernel.params["KEY_SPLIT"] > 1
             genes["grouped"] += kernel.params["GROUP_ROWS"]
-    assert genes["aimed"] > 30 and genes["split"] > 15 and genes["grouped"] > 8, genes
+    assert genes["aimed"] > 15 and genes["split"] > 8 and genes["grouped"] > 4, genes
     assert len(AIMS) == 4
 
 
+@pytest.mark.slow
 def test_a_climb_begins_at_the_pick_and_goes_on_beside_the_fastest():
     group = Group(group_of(CHUNK), [CHUNK], ("flash_wgmma", "split_kv"))
     breeder, climbed = ClimbingBreeder(group, H200, 0), []
@@ -124,6 +125,7 @@ def test_what_is_tried_first_errs_on_both_sides_of_the_least_cost():
     assert max(len(set(rivals[0].params.items()) ^ set(other.params.items())) for other in others) >= 4
 
 
+@pytest.mark.slow
 def test_neighbours_of_the_fastest_come_as_often_as_what_climbs_came_to():
     group = Group(group_of(CHUNK), [CHUNK], ("flash_wgmma", "split_kv"))
     breeder = ClimbingBreeder(group, H200, 0)

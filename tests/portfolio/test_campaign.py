@@ -50,6 +50,7 @@ def earlier(tmp_path):
     return path, problems, timed
 
 
+@pytest.mark.slow
 def test_a_campaign_goes_on_with_problems_that_no_final_table_has(earlier, tmp_path):
     path, problems, timed = earlier
     group = next(g for g in make_groups(draw(0, 60), [path], H200, 60) if g.name == "16 d64 full")
@@ -75,6 +76,7 @@ def test_problems_come_as_they_are_drawn_or_with_emphasis():
     assert all(kinds[name] == round(30 * EMPHASIS[name][0]) for name in ("causal, one wave", "fp32"))
 
 
+@pytest.mark.slow
 def test_each_kind_has_its_families():
     drawn = [p for kind in ("latent", "paged") for p in draw_kind(kind, 0, 12)] + draw_wide(0, 6)
     for group in make_groups(drawn, [], H200, 30):

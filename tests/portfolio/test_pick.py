@@ -10,10 +10,14 @@ from evoattn.cost.cost import scores
 from evoattn.families import registry
 from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import lookup
+from evoattn.model.problem import AttentionProblem
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import load_space
+from evoattn.portfolio.canonical import canonical
+from evoattn.portfolio.climb import Climbed
+from evoattn.portfolio.climb_cache import ClimbCache
 from evoattn.portfolio.kernels import kind_of, list_for
-from evoattn.portfolio.pick import next_picks, pick, portfolio_kernels
+from evoattn.portfolio.pick import lasting_pick, next_picks, pick, portfolio_kernels
 from evoattn.portfolio.workload import DRAWS, draw, draw_wide
 
 H100 = GPUS["h100"]
@@ -26,7 +30,7 @@ CUT = replace(H100, name="cut", sm_count=114)
 @pytest.mark.slow
 @pytest.mark.parametrize("gpu", [H100, CUT, GPUS["h200"], GPUS["l4"], GPUS["a100"]], ids=lambda g: g.name)
 def test_hundreds_of_problems_get_kernels_that_can_run(gpu):
-    for problem in (p for seed in UNSEEN for p in draw(seed, 200 if gpu.name in JUDGED else 40)):
+    for problem in (p for seed in UNSEEN for p in draw(seed, 100 if gpu.name in JUDGED else 40)):
         found = pick(problem, gpu)
         assert found and registry.lookup(found.family).why_impossible(problem, found.config, gpu) is None
         assert found.estimated == (gpu.name not in JUDGED) == (found.expected_regret is None)
@@ -67,6 +71,7 @@ def test_odd_shapes_get_a_kernel_that_can_run_or_none(shape, gpu):
         assert not registry.lookup(found.family).why_impossible(problem, found.config, GPUS[gpu])
 
 
+@pytest.mark.slow
 def test_thousands_of_sequences_count_as_few_lengths():
     problem = parse_shape("B=8192,H=32,Hkv=8,Sq=1,Sk=4096,D=128,dtype=bf16,seqused=1:4096")
     assert pick(problem, H100) == pick(problem.with_(seqused="0:4096"), H100)
@@ -88,6 +93,7 @@ def test_what_pytorch_does_faster_is_left_to_it():
     assert pick(few.with_(seqlen_q=1000), H100) and pick(few.with_(dtype="fp16"), H100)
 
 
+@pytest.mark.slow
 def test_wide_heads_get_kernels_for_them():
     families = {pick(problem, H100).family for problem in draw_wide(700, 40) if problem.dtype != "fp32"}
     assert families == {"large_head_mma"}
@@ -160,3 +166,14 @@ def test_few_tiles_of_rows_share_their_keys():
     problem = parse_shape("B=1,H=20,Sq=256,Sk=11546,D=160,dtype=bf16,mask=causal_lower_right")
     found = pick(problem, H100)
     assert found and found.config["BLOCK_M"] == 128 and found.config["KEY_SPLIT"] == 3
+
+
+def test_what_is_picked_can_serve_the_very_problem():
+    problem, gpu = AttentionProblem(1, 8, 8, 512, 512, 64, "fp16"), GPUS["l4"]
+    config = load_space("flash_wgmma", GPUS["h100"]).starting_configs()[0]
+    assert registry.lookup("flash_wgmma").why_impossible(problem, config, gpu)
+    climbs = ClimbCache()
+    climbs.add((canonical(problem), gpu), Climbed(config, 1.0, 1))
+    assert lasting_pick(problem, gpu, climbs).config == config
+    picked = pick(problem, gpu, climbs)
+    assert not registry.lookup(picked.family).why_impossible(problem, picked.config, gpu)

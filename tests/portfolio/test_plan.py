@@ -50,6 +50,7 @@ def test_a_plan_begins_with_the_pick_of_every_problem():
     assert len({one.kernel().id for one in planned}) == len(planned)
 
 
+@pytest.mark.slow
 def test_a_plan_is_read_as_it_was_written(folder):
     groups, planned = plan.load(folder / plan.PLAN)
     assert [(p.with_(name=""), g.weight) for g in groups for p in g.problems] == [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from evoattn.engine.groups import Group, Kernel
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
@@ -34,6 +36,7 @@ def campaign_of(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_kind_that_was_measured_gets_what_covers_it_and_others_keep_theirs(tmp_path: Path) -> None:
     path = campaign_of(tmp_path)
     kinds, _ = measured_kinds([path])

@@ -104,6 +104,7 @@ def test_rows_that_cannot_be_read_stay_in_the_file(tmp_path, change):
     assert rows[0] == other and len(rows) == 5, "first, so that it does not replace a later one for the same problem"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["", "[]", '{"wins": 1}', '{"version": 1, "wins": [{"gpu', "[" * 100_000, "\xff"])
 def test_a_damaged_file_is_kept_beside_the_next_one(tmp_path, text):
     path, damaged = tmp_path / "wins.json", text.encode("latin1")

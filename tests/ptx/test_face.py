@@ -56,6 +56,7 @@ def test_its_folders_form_layers():
                 assert ORDER.index(room) <= ORDER.index(path.parent.name), f"{path} imports {name}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", ["evoattn", "scripts"])
 def test_others_use_the_face_alone(folder):
     for path in (ROOT / folder).rglob("*.py"):

@@ -41,7 +41,7 @@ ELSEWHERE = {
     "st": "test_memory.test_vectors_and_narrow_types",
     "atom": "test_memory.test_atomics",
     "red": "test_memory.test_atomics",
-    "cp": "test_async_copy.test_zero_filling",
+    "cp": "test_memory.test_zero_filling",
     "cvta": "test_memory.test_generic_addresses_local_arrays_and_structs",
     "mapa": "test_clusters.test_blocks_read_and_write_each_other",
     # order, of which a right and a wrong program show what it allows

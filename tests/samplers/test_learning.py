@@ -9,11 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from evoattn.model.records import TrialState
+from evoattn.model.records import Proposal, TrialState
 from evoattn.model.space import config_id
 from evoattn.samplers.base import SamplerSetup
 from evoattn.samplers.genetic import GeneticSampler
-from evoattn.samplers.guided import FAMILY_NEAR, LEAST_EACH, MOST_EACH, THOUGHTS, TOGETHER, GuidedSampler
+from evoattn.samplers.guided import FAMILY_NEAR, LEAST_EACH, MOST_EACH, MOST_TRIALS, THOUGHTS, TOGETHER, GuidedSampler
+from evoattn.samplers.pool import ConfigPool
 from evoattn.samplers.thoughts import Thought, first_of_each_value
 from evoattn.samplers.tpe import History, TpeSampler
 from tests.samplers.made_up_families import SPACES, best, cost, search, trial, typical, why_invalid
@@ -73,6 +74,7 @@ def test_what_was_proposed_is_not_priced_again_when_its_result_comes_late():
     assert told > TOGETHER
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "most"), [(1, MOST_EACH), (8, THOUGHTS), (40, THOUGHTS), (200, 200 * LEAST_EACH)])
 def test_many_proposals_at_once_share_the_thoughts(count, most):
     priced = []
@@ -88,6 +90,7 @@ def test_many_proposals_at_once_share_the_thoughts(count, most):
     assert most / 2 < len(priced) <= 5 * most + TOGETHER  # what was thought of before is not priced again
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("behind", "tried"), [(FAMILY_NEAR - 0.1, 2), (FAMILY_NEAR + 0.5, 0)])
 def test_each_family_is_tried_first_unless_it_is_far_behind(behind, tried):
     """By the prior, `round` is so far behind `flat` that no opinion prefers it."""
@@ -108,3 +111,52 @@ def test_each_family_is_tried_first_unless_it_is_far_behind(behind, tried):
 def test_parents_are_of_every_value():
     thoughts = [Thought("a", {"x": x, "y": y}, np.zeros(0), 0.0) for x, y in [(1, 1), (1, 2), (1, 1), (2, 2), (2, 3)]]
     assert first_of_each_value(thoughts) == [thoughts[0], thoughts[1], thoughts[3], thoughts[4]]
+
+
+def sampler():
+    return GuidedSampler(SamplerSetup(SPACES, 0, why_invalid, None))
+
+
+class Noted(dict):
+    """Knows what was read of it."""
+
+    def __init__(self, items):
+        super().__init__(items)
+        self.read = []
+
+    def __getitem__(self, key):
+        self.read.append(key)
+        return super().__getitem__(key)
+
+
+def test_a_model_is_of_the_best_and_of_the_latest():
+    guided, count = sampler(), MOST_TRIALS + MOST_TRIALS // 2
+    pool = ConfigPool(SPACES, why_invalid, guided.rng)
+    while len(guided._values) < count:
+        drawn = pool.draw("round")
+        proposal = Proposal(*drawn, operator="random")
+        guided.tell(proposal, trial(len(guided._values), proposal))
+    guided._thoughts = Noted(guided._thoughts)
+    guided._fit()
+    half, known = MOST_TRIALS // 2, list(guided._values)
+    best = sorted(known, key=guided._values.__getitem__)[:half]
+    assert set(guided._thoughts.read) == {*best, *known[-half:]}
+
+
+def test_each_opinion_chooses_at_times():
+    guided = sampler()
+    guided._opinions = {
+        "liked by one": np.array([0.0, 9.0]),
+        "by the other": np.array([9.0, 0.0]),
+        "by both a little": np.ones(2),
+    }
+    assert {guided._choose() for _ in range(40)} == {"liked by one", "by the other"}
+
+
+def test_what_some_opinion_likes_best_is_kept():
+    guided = sampler()
+    guided._opinions = {
+        name: np.array([worst, 5.0]) for name, worst in (("c", 3.0), ("a", 1.0), ("d", 4.0), ("b", 2.0))
+    }
+    guided._open = {name: name for name in guided._opinions}
+    assert guided._liked(2) == ["a", "b"] and guided._liked(9) == ["a", "b", "c", "d"]

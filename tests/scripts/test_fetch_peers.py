@@ -22,6 +22,7 @@ def test_all_peers_without_their_needs_for_the_python_that_is_wanted(tmp_path, p
     assert ("manylinux_2_28_x86_64" in asked) == ("3.12" in asked) == bool(python_version)
 
 
+@pytest.mark.slow
 def test_a_failing_pip_is_one_sentence():
     with pytest.raises(SystemExit, match="pip failed: pip no-such-command"):
         fetch_peers.pip("no-such-command")

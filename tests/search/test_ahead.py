@@ -84,6 +84,7 @@ def trial_of(storage):
     return next(iter(storage.iter_trials(storage.find_study("fake"))))
 
 
+@pytest.mark.slow
 def test_it_proposes_what_the_sampler_would_and_has_some_before_they_are_wanted(start):
     spaces = space_of(WARPS="4", STAGES="1")
     sampler = start(make_random, spaces)

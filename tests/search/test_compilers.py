@@ -75,6 +75,7 @@ def test_the_source_of_a_candidate_whose_workers_died_is_known_all_the_same():
     assert candidate.source == CompressedSource.of(render(FAMILY, PROBLEM, candidate.config, GPU))
 
 
+@pytest.mark.slow
 def test_a_candidate_that_cannot_be_rendered_ends_alone():
     ((candidate, answer),) = ends(CompileHandler, beside=True, render=cannot_render)
     assert (

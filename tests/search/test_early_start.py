@@ -28,6 +28,7 @@ def light(words, wanted):
     return begun(words, wanted, Machines(HERE), FAKES, lambda: True)
 
 
+@pytest.mark.slow
 def test_all_processes_are_asked_for_at_once_and_end_with_what_went_wrong():
     wanted = plan(WORDS, PROBLEM, HERE)
     with pytest.raises(OSError, match="no such database"), light(WORDS, wanted) as early:

@@ -34,6 +34,7 @@ def search(tmp_path, **words):
     return evoattn.search(PROBLEM, **(dict(db=tmp_path / "db.sqlite") | words))
 
 
+@pytest.mark.slow
 def test_a_search_and_its_result(tmp_path):
     seen = []
     result = search(tmp_path, study="mine", refresh=lambda progress: seen.append(progress.recorded))

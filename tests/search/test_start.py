@@ -1,24 +1,34 @@
-"""What makes a search start fast: no torch in its own process, and workers forked from one that has it."""
+"""What makes a search start fast: no torch in its own process, workers forked from one that has it; what is said where
+torch's import is slow."""
 
 import os
 import subprocess
 import sys
+from io import StringIO
 from multiprocessing import forkserver
 
 import pytest
+from rich.console import Console
 
+from evoattn.cli.run import run_search
 from evoattn.evaluation import server
 from evoattn.evaluation.process import Handler
 from evoattn.evaluation.workers import Worker
+from evoattn.model.gpu import DetectedDevice
 from evoattn.model.timeline import FILE, mark
 from evoattn.peers.labels import PEER_NAMES
 from evoattn.peers.table import PEERS
+from evoattn.search.machines import Machines
+from evoattn.search.request import SearchWords, plan, read_words
+from evoattn.search.setup import begin_study
+from tests.search.studies_of_fakes import fakes
 
 
 def said(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=True).stdout
 
 
+@pytest.mark.slow
 def test_the_search_s_own_process_imports_no_torch():
     code = "import sys, evoattn.cli.search, evoattn.cli.run, evoattn.search.setup, evoattn.search.early_start"
     assert said(f"{code}; print(sorted({{'torch', 'cupy', 'optuna', 'numpy'}} & set(sys.modules)))").strip() == "[]"
@@ -66,6 +76,7 @@ def test_the_names_of_the_peers_are_those_of_the_table():
     assert tuple(PEERS) == PEER_NAMES
 
 
+@pytest.mark.slow
 def test_a_compile_worker_of_a_search_on_a_device_imports_no_torch():
     code = "import sys, evoattn.evaluation.handlers as handlers; handlers._compile()"
     assert said(f"{code}; print(sorted({{'torch', 'sqlalchemy', 'typer'}} & set(sys.modules)))").strip() == "[]"
@@ -125,3 +136,30 @@ def test_events_are_written_down_where_a_file_is_named(tmp_path, monkeypatch):
     lines = [line.split("\t") for line in (tmp_path / "timeline").read_text().splitlines()]
     assert [line[3] for line in lines] == ["it begins", "it ends"]
     assert float(lines[0][0]) <= float(lines[1][0]) and {line[1] for line in lines} == {str(os.getpid())}
+
+
+DEVICE = DetectedDevice(0, "NVIDIA H100 80GB HBM3", (9, 0), "13.0")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sentence, notes", [("its bytecode is not kept.", 1), ("", 0)])
+def test_the_sentence_is_a_note_before_the_search(tmp_path, sentence, notes):
+    words = SearchWords(
+        budget="1trials",
+        problem="seed_h100",
+        families=("flash_mma",),
+        sampler="random",
+        db=str(tmp_path / "db"),
+        jobs=1,
+    )
+    request, console = read_words(words), Console(file=StringIO(), width=200)
+    prepared = begin_study(request, plan(words, request.problem, [DEVICE]))
+    asked = []
+
+    def why_slow(spec):
+        asked.append(spec.name)
+        return sentence
+
+    run_search(prepared, Machines([DEVICE]), console, fakes(), why_slow=why_slow)
+    assert asked == ["torch"]
+    assert console.file.getvalue().count("Note: its bytecode is not kept.") == notes

@@ -60,6 +60,7 @@ TRIAL = {
 TIMING = {"samples_us": [1.0], "protocol": {"stage": "screen"}}
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.sampled_from([(study_from_row, STUDY), (trial_from_row, TRIAL), (timing_from_row, TIMING)]), st.data())
 def test_rows_are_checked(reader, data):

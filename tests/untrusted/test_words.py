@@ -30,6 +30,7 @@ def test_shapes_budgets_gpus_and_trial_numbers(text):
             assert str(refusal)
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from(SPACE.names()) | st.text(max_size=5), JSON, max_size=14))
 def test_configs_are_of_the_space_or_refused(params):
     with pytest.raises(ConfigError):

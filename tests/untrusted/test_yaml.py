@@ -26,6 +26,7 @@ BOMB = "a: &a [x, x]\n" + "".join(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

@@ -116,18 +116,9 @@ class FlashWgmma(Family):
         rescale, octaves = RESCALES[genes.RESCALE]
         split = cluster_blocks(problem, genes)
         same = (
-            "BLOCK_M",
-            "BLOCK_N",
-            "STAGES",
-            "BLOCKS_PER_SM",
-            "OVERLAP",
-            "PING_PONG",
-            "KEY_SPLIT",
-            "CAUSAL_SKIP",
-            "POLYNOMIAL_EIGHTHS",
-            "Q_IN_REGISTERS",
-            "GROUP_ROWS",
-        )
+            "BLOCK_M", "BLOCK_N", "STAGES", "BLOCKS_PER_SM", "OVERLAP", "PING_PONG", "KEY_SPLIT", "CAUSAL_SKIP",
+            "POLYNOMIAL_EIGHTHS", "Q_IN_REGISTERS", "GROUP_ROWS",
+        )  # fmt: skip
         return genes.named(*same) | {
             "CLUSTER": split,
             "CLUSTER_DIMS": f"__cluster_dims__({split}, 1, 1)" if split > 1 else "",

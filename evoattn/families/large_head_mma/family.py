@@ -61,16 +61,9 @@ class LargeHeadMma(Family):
         genes = self.genes(config)
         order = genes.BLOCK_ORDER
         same = (
-            "BLOCK_M",
-            "BLOCK_N",
-            "DV_SPLIT",
-            "ROW_WARPS",
-            "COLUMN_WARPS",
-            "DIM_CHUNK",
-            "KEY_CHUNK",
-            "STAGES",
+            "BLOCK_M", "BLOCK_N", "DV_SPLIT", "ROW_WARPS", "COLUMN_WARPS", "DIM_CHUNK", "KEY_CHUNK", "STAGES",
             "BLOCKS_PER_SM",
-        )
+        )  # fmt: skip
         return genes.named(*same) | {
             "ELEMENT": problem.element.cuda,
             "HEAD_DIM": problem.head_dim,

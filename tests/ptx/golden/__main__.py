@@ -55,12 +55,10 @@ DEVICE_FILES = (
     "test_tensor_core",
     "test_wgmma",
     "test_tensor_copy",
-    "test_async_copy",
     "test_mbarrier",
     "test_memory",
     "test_control",
-    "test_integer",
-    "test_floating",
+    "test_forms",
     "test_warp_specialization",
 )
 

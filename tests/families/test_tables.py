@@ -1,0 +1,75 @@
+"""Tables of the families' own tests: kernels that are right on the interpreter, and configs that are refused.
+
+`RIGHT` has rows of a problem, genes and the kind of inputs; `REFUSED` of genes, and words of the refusal; `REFUSED_OF`
+of a problem, genes, words (one, several, or None where the config is valid), and a GPU if not the family's usual."""
+
+from __future__ import annotations
+
+import pytest
+
+from evoattn.model.gpu import GPUS
+from tests.families import (
+    test_flash_mma,
+    test_flash_scalar,
+    test_flash_wgmma,
+    test_flash_wgmma_balanced,
+    test_flash_wmma,
+    test_large_head,
+    test_large_head_mma,
+    test_latent_wgmma,
+    test_split_kv,
+    test_split_kv_hopper,
+    test_three_kernel,
+)
+from tests.families.on_interpreter import built, judged
+
+L4, H100 = GPUS["l4"], GPUS["h100"]
+OF_HOPPER = (test_flash_wgmma, test_flash_wgmma_balanced, test_latent_wgmma, test_split_kv_hopper)
+MODULES = (
+    test_flash_mma, test_flash_scalar, test_flash_wmma, test_large_head, test_large_head_mma, test_split_kv,
+    test_three_kernel, *OF_HOPPER,
+)  # fmt: skip
+REPEATED = (test_split_kv, test_split_kv_hopper)
+"""Whose counters must end as they began: they run twice on the same scratch buffers."""
+WITHOUT_SPILLS = (test_flash_scalar, test_large_head)
+
+
+def rows(name):
+    """Each module's rows of a table, with the module in front."""
+    return [(module, *row) for module in MODULES for row in getattr(module, name, ())]
+
+
+def named(row):
+    module, p, genes, *rest = row
+    return pytest.param(*row, id=f"{module.__name__[20:]}: {p.describe()} {genes} {rest[0]}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("module", "p", "genes", "kind"), [named(row) for row in rows("RIGHT")])
+def test_right_on_the_interpreter(module, p, genes, kind):
+    """Of an L4, or of an H100 where an L4 has it not."""
+    config = module.config(**genes)
+    gpu = next((gpu for gpu in (L4, H100) if not module.FAMILY.why_impossible(p, config, gpu)), L4)
+    kernel = built(module.FAMILY, p, config, gpu)
+    if module in WITHOUT_SPILLS:
+        assert kernel.compiled.info.spill_bytes == kernel.compiled.info.stack_bytes == 0
+    result = judged(kernel, p, kind, repeat=module in REPEATED)
+    assert result.passed, result.reason
+
+
+REFUSED = [(module, module.problem(), *row) for module, *row in rows("REFUSED")] + rows("REFUSED_OF")
+
+
+@pytest.mark.parametrize(("module", "p", "genes", "words", "gpu"), [named((*row, None)[:5]) for row in REFUSED])
+def test_a_refusal_is_a_sentence_with_numbers(module, p, genes, words, gpu):
+    reason = module.FAMILY.why_invalid(p, module.config(**genes), gpu or (H100 if module in OF_HOPPER else L4))
+    if words is None:
+        assert reason is None
+    else:
+        assert reason.endswith(".") and all(word in reason for word in (words if type(words) is tuple else [words]))
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if hasattr(module, "REFUSED")])
+def test_what_is_changed_until_it_is_refused_is_valid(module):
+    gpu = H100 if module in OF_HOPPER else L4
+    assert module.FAMILY.why_invalid(module.problem(), module.config(), gpu) is None
