@@ -22,6 +22,7 @@ def visible(problem: AttentionProblem) -> torch.Tensor:
 
 
 @given(sizes, sizes, st.sampled_from(tuple(MASKS)), st.integers(1, 3), st.integers(1, 4))
+@pytest.mark.slow
 def test_flops_count_the_visible_pairs(seqlen_q, seqlen_k, mask, batch, heads):
     problem = AttentionProblem(batch, heads, heads, seqlen_q, seqlen_k, 64, mask=mask)
     assert problem.visible_pairs == batch * heads * int(visible(problem).sum())

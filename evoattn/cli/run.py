@@ -82,8 +82,9 @@ def run_search(
     early: EarlyStart | None = None,
     why_slow: Callable[[ModuleSpec | None], str] = why_slow,
 ) -> bool:
-    """Run the study under a live display, then print its result; whether a kernel was right. `early`: see
-    `make_search`. `why_slow`: a sentence on torch's import, or none. Raises `SearchError` where no config was valid."""
+    """Run the study under a live display, then print its result; whether a kernel was right, or the search was
+    interrupted. `early`: see `make_search`. `why_slow`: a sentence on torch's import, or none. Raises `SearchError`
+    where no config was valid."""
     storage, study, wanted = prepared.storage, prepared.study, prepared.plan
     try:
         print_text(console, f"Study {study.name}.")
@@ -99,21 +100,22 @@ def run_search(
             print_text(console, f"Note: --sanitize does nothing: {why_not}")
         if wanted.device and (slow := why_slow(find_spec("torch"))):
             print_text(console, f"Note: {slow}")
-        _search(prepared, machines, console, tools, early)
+        interrupted = _search(prepared, machines, console, tools, early)
         from evoattn.report.screen import print_result  # imports NumPy, for which the start of a search does not wait
 
         summary = report.summarise(storage, study, 1, course=False)
         print_result(summary, console, kept_in(storage, study, prepared.words.db))
         if prepared.words.keep and (said := keep_leader(prepared)):
             print_text(console, said)
-        return summary.winner is not None
+        return interrupted or summary.winner is not None
     finally:
         storage.close()
 
 
 def _search(
     prepared: PreparedSearch, machines: Machines, console: Console, tools: Tools | None, early: EarlyStart | None
-) -> None:
+) -> bool:
+    """Whether it was interrupted."""
     storage, study, wanted, budget = prepared.storage, prepared.study, prepared.plan, prepared.budget
     title = f"evoattn search --gpu {wanted.gpu.name} --budget {prepared.words.budget}"
     with storage.lock_study(study):
@@ -142,3 +144,4 @@ def _search(
         )
     for note in progress.notes:
         print_text(console, f"Note: {note}")
+    return running.interrupted

@@ -20,6 +20,7 @@ def test_a_fit_is_written_and_says_what_it_was_made_from(kept, tmp_path):
     assert result.stdout.splitlines()[0] == f"{13 * 9} times in the fit" and made["times"] == 13 * 9
 
 
+@pytest.mark.slow
 def test_a_fit_says_how_it_was_judged(kept, tmp_path):
     result = run("cost", "fit", *kept, "--jobs", 2, "-o", tmp_path / "mine.npz")
     assert result.exit_code == 0, result.output
@@ -29,6 +30,7 @@ def test_a_fit_says_how_it_was_judged(kept, tmp_path):
     assert f"| all | 13 | {13 * len(CONFIGS)} | {made['all']['spearman']:.3f} |" in result.stdout
 
 
+@pytest.mark.slow
 def test_a_judgement_is_tables_and_writes_nothing(kept):
     shipped = load().about
     result = run("cost", "judge", *kept, "--judged", 25, "--jobs", 1)

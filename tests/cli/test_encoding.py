@@ -34,12 +34,14 @@ def calls_of_text() -> list[tuple[str, ast.Call]]:
     ]
 
 
+@pytest.mark.slow
 def test_text_files_are_read_and_written_as_utf_8():
     calls = calls_of_text()
     assert len(calls) > 20
     assert not [(name, call.lineno) for name, call in calls if not any(k.arg == "encoding" for k in call.keywords)]
 
 
+@pytest.mark.slow
 def test_files_of_a_user_are_written_whole():
     """By `write_file`, so that a full disk costs no file that was there."""
     written = {name for name, call in calls_of_text() if ast.unparse(call.func).endswith(".write_text")}
@@ -74,6 +76,7 @@ def test_a_locale_without_the_letters_is_no_error(words):
         ("report --db /none 2>&-", 1, ""),
     ],
 )
+@pytest.mark.slow
 def test_an_output_that_takes_nothing_costs_no_traceback(ending, code, said):
     done = subprocess.run(
         ["sh", "-c", f"'{sys.executable}' -m evoattn {ending}"], capture_output=True, text=True, timeout=100

@@ -125,6 +125,7 @@ def test_the_first_wrong_element_is_the_first_in_order_of_its_indices():
         (Dies, [("device", False, "WORKER_DIED: On the device worker: ")]),
     ],
 )
+@pytest.mark.slow
 def test_where_a_device_is_the_kernel_runs_on_it_too(device, expected):
     filled = fill_in(FAMILY, [], PROBLEM, GPU)
     steps = list(attempt(FAMILY, filled, PROBLEM, GPU, device=True, make_device=device))[-len(expected) :]

@@ -169,6 +169,7 @@ def test_a_pool_answers_in_the_order_of_its_tasks_whatever_becomes_of_them():
         ("-n 16", "evoattn: A process may have 16 files open here, which is too few for one worker more"),
     ],
 )
+@pytest.mark.slow
 def test_limits_that_leave_no_room_for_a_worker_are_said_at_once(limit, said, tmp_path):
     search = f"{sys.executable} -m evoattn search --gpu l4 --offline --budget 2s --shape B=1,H=1,S=32,D=16"
     words = ["bash", "-c", f"ulimit {limit}; exec {search} --db {tmp_path / 'db.sqlite'}"]

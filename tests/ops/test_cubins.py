@@ -57,6 +57,7 @@ def test_the_key_covers_every_file_that_the_source_is_made_of(name, tmp_path):
     assert len(seen) == 4
 
 
+@pytest.mark.slow
 def test_a_kernel_is_compiled_once_and_found_again(tmp_path):
     fresh = cubins.get(FAMILY, PROBLEM, CONFIG, L4, tmp_path)
     assert fresh.code.startswith(b"\x7fELF")
@@ -92,6 +93,7 @@ def test_a_damaged_file_is_compiled_again_with_a_warning(tmp_path, damage):
     assert cubins.get(FAMILY, PROBLEM, CONFIG, L4, tmp_path) == fresh
 
 
+@pytest.mark.slow
 def test_another_kernels_file_under_this_name_is_compiled_again(tmp_path):
     fresh = cubins.get(FAMILY, PROBLEM, CONFIG, L4, tmp_path)
     other = cubins.get(FAMILY, PROBLEM.with_(head_dim=32), CONFIG, L4, tmp_path)

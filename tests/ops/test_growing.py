@@ -90,6 +90,7 @@ def op(tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+@pytest.mark.slow
 def test_a_new_length_takes_few_calls(op, kind):
     for keys in (4225, 4226):  # both of the same rounded length
         tensors, words = token(keys, **kind)
@@ -101,6 +102,7 @@ def test_a_new_length_takes_few_calls(op, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+@pytest.mark.slow
 def test_a_launch_is_of_the_very_length(op, kind):
     for keys in (4225, 4226):
         (query, key, value), words = token(keys, **kind)
@@ -147,6 +149,7 @@ def test_what_lies_ahead_of_a_single_query_is_not_said(op):
     assert not shapes.entries[0].problem.window
 
 
+@pytest.mark.slow
 def test_what_is_made_ready_up_to_a_length_waits_for_no_compiler(tmp_path):
     compiled = []
 

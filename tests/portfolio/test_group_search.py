@@ -107,6 +107,7 @@ def group_of_both(name="16 d64 full"):
     return Group(name, [parse_shape(s) for s in SHAPES], ("split_kv",))
 
 
+@pytest.mark.slow
 def test_compiling_gives_up_where_no_worker_can_start(soon):
     group = group_of_both()
     kernel = Kernel("split_kv", load_space("split_kv", GPU).starting_configs()[0].params)

@@ -19,6 +19,7 @@ def test_importance_finds_the_gene_that_matters(measured):
 
 
 @pytest.mark.parametrize("count", (30, 137, 1200))
+@pytest.mark.slow
 def test_importance_is_what_optuna_computes(count):
     rng = random.Random(count)
     values = {"A": [16, 32, 64], "B": [False, True], "C": ["exp2", "poly", "mixed", "none"], "D": list(range(9))}

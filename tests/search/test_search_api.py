@@ -25,7 +25,11 @@ HERE = [DetectedDevice(0, "NVIDIA H100 80GB HBM3", (9, 0), "13.0")]
 
 def tools(device=FakeDevice) -> Tools:
     return Tools(
-        compile=lambda candidate: CompiledKernel(b"", "", INFO), make_compiler=FakeCompiler, make_device=device
+        compile=lambda candidate: CompiledKernel(b"", "", INFO),
+        make_compiler=FakeCompiler,
+        make_device=device,
+        compile_seconds=2.0,  # some hang
+        device_seconds=2.0,
     )
 
 

@@ -31,6 +31,7 @@ def patience(wait_s):
     return Patience(create_engine("sqlite://"), "db", wait_s, told.append), told
 
 
+@pytest.mark.slow
 def test_a_server_is_waited_for_so_long_and_no_longer():
     waiting, told = patience(0.0)
     with pytest.raises(DBAPIError):
@@ -38,6 +39,7 @@ def test_a_server_is_waited_for_so_long_and_no_longer():
     assert len(told) == 1
 
 
+@pytest.mark.slow
 def test_a_short_absence_is_waited_for():
     waiting, told = patience(60.0)
     assert waiting.until_there(failing(None, "08006", "57P01")) == "an answer" and len(told) == 1

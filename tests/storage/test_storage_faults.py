@@ -44,6 +44,7 @@ def start_recorder(path: Path) -> subprocess.Popen:
     )
 
 
+@pytest.mark.slow
 def test_kill_9_loses_no_recorded_trial_and_leaves_none_half_written(path):
     storage = Storage.open(str(path))
     study = make_study(storage)

@@ -155,6 +155,7 @@ def test_an_export_says_when_its_source_is_not_the_templates(hostile, tmp_path, 
     assert said == [False, True]
 
 
+@pytest.mark.slow
 def test_page_terminal_and_folder_of_a_hostile_database(hostile, tmp_path):
     before = sorted(tmp_path.iterdir())
     for words in (
@@ -209,6 +210,7 @@ def test_words_that_reach_a_command_line_are_checked(hostile, column, value):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.slow
 def test_a_query_without_an_end_ends_with_a_signal(tmp_path, number):
     """As a view in place of the trials may be."""
     path = tmp_path / "db.sqlite"
