@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
+from evoattn.families.dealt import DealtTiles
 from evoattn.families.gangs import TilesInOrder
 from evoattn.model.mask import Mask, MaskKind
 from evoattn.model.problem import AttentionProblem
@@ -92,6 +93,8 @@ class LaunchWork:
     """Heads of which blocks are begun in turn: 1 where all blocks of a head come before those of the next."""
     order: TilesInOrder | None = None
     """Of a balanced schedule: which tiles of rows lie next to one another."""
+    dealt: DealtTiles | None = None
+    """Of a fixed schedule over sequences of their own lengths: the tiles of rows that blocks get."""
     scratch_bytes: float = 0.0
     """Of `read_bytes`, those that the launch before has just written."""
     cluster: int = 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 from evoattn.families.merge_work import merge_work
 from evoattn.families.residency import WARP, register_cap
@@ -101,6 +102,7 @@ def launch_work(problem: AttentionProblem, genes: SplitKvGenes, registers: int) 
     return partial, merge_work("split_kv_merge", problem, splits, float(scratch), common, overlaps)
 
 
+@lru_cache(maxsize=256)  # configs of one problem have few numbers of row tiles
 def _visible_share(problem: AttentionProblem, row_tiles: int) -> float:
     """The part of all keys that the blocks visit, on average."""
     full = problem.masking.kind is MaskKind.FULL
