@@ -3,9 +3,10 @@ and so on, step by step by the cost model, which was fitted to all kernels that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from operator import ne
 
 from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
@@ -200,13 +201,18 @@ def beginnings(ranked: Sequence[Scored]) -> list[Scored]:
 
 def penalised(kernels: Sequence[KernelConfig]) -> Callable[[Scored], float]:
     """A config's score, raised by A_GENE for each gene that differs from the nearest of the kernels."""
-    alike: dict[str, list[Mapping[str, Value]]] = {}
-    for kernel in kernels:
-        alike.setdefault(kernel.family, []).append(kernel.params)
+    alike: dict[tuple[str, tuple[str, ...]], list[Iterable[Value]]] = {}
+
+    def values_of(config: KernelConfig, names: tuple[str, ...]) -> list[Iterable[Value]]:
+        """Of the kernels of the family, in the order of `names`; once for each order."""
+        if (config.family, names) not in alike:
+            same = (kernel.params for kernel in kernels if kernel.family == config.family)
+            alike[config.family, names] = [tuple(map(params.__getitem__, names)) for params in same]
+        return alike[config.family, names]
 
     def cost(one: Scored) -> float:
-        params = one.config.params.items()
-        differ = (sum(other[name] != v for name, v in params) for other in alike.get(one.config.family, ()))
+        params = one.config.params
+        differ = (sum(map(ne, params.values(), others)) for others in values_of(one.config, tuple(params)))
         return one.score * (1 + A_GENE * min(differ, default=OTHER_FAMILY))
 
     return cost
