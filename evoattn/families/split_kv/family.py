@@ -17,7 +17,15 @@ from evoattn.families.split_kv.refusals import (
     why_useless,
     why_wrong_shape,
 )
-from evoattn.families.split_kv.resources import cluster_blocks, packed_rows, row_blocks, smem_bytes, split_of, warp_keys
+from evoattn.families.split_kv.resources import (
+    LEAST_STEPS,
+    cluster_blocks,
+    packed_rows,
+    row_blocks,
+    smem_bytes,
+    split_of,
+    warp_keys,
+)
 from evoattn.families.split_kv.work import launch_work
 from evoattn.families.tensor_tiles import tile_map
 from evoattn.families.variants import variant_args, variant_constants
@@ -106,6 +114,7 @@ class SplitKv(Family):
             "SWIZZLED": genes.LOAD == "tma",
             "MERGE": genes.MERGE.upper(),
             "SMEM_BYTES": smem_bytes(problem, genes),
+            "LEAST_STEPS": LEAST_STEPS,
             "MERGE_THREADS": MERGE_THREADS,
         }
 
