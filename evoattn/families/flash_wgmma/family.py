@@ -91,21 +91,13 @@ class FlashWgmma(Family):
                 return f"flash_wgmma takes a head_dim of at most {MAX_HEAD_DIM}, the widest wgmma, not {dim}."
         return why_not_sliding(problem)
 
-    def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
+    def why_not(
+        self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
+    ) -> str | None:
         genes = self.genes(config)
         return (
-            self.why_unsupported(problem, gpu)
-            or why_useless(problem, genes)
-            or why_redundant(problem, genes, gpu)
-            or why_too_long(problem, genes, gpu)
-            or why_too_big(problem, genes, gpu)
-        )
-
-    def why_impossible(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
-        genes = self.genes(config)
-        return (
-            self.why_unsupported(problem, gpu)
-            or why_useless(problem, genes)
+            why_useless(problem, genes)
+            or (why_redundant(problem, genes, gpu) if redundant else None)
             or why_too_long(problem, genes, gpu)
             or why_too_big(problem, genes, gpu)
         )

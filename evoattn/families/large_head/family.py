@@ -49,16 +49,15 @@ class LargeHead(Family):
             )
         return None
 
-    def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
-        return self.why_impossible(problem, config, gpu) or why_redundant(problem, self.genes(config))
-
-    def why_impossible(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
+    def why_not(
+        self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
+    ) -> str | None:
         genes = self.genes(config)
         return (
-            self.why_unsupported(problem, gpu)
-            or why_wrong_shape(problem, genes, gpu)
+            why_wrong_shape(problem, genes, gpu)
             or why_too_big(problem, genes, gpu)
             or why_no_memory(problem, self.workspace(problem, config, gpu), gpu)
+            or (why_redundant(problem, genes) if redundant else None)
         )
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
