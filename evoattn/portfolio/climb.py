@@ -126,12 +126,7 @@ class Costs:
 
 
 def climb(
-    start: KernelConfig,
-    problem: AttentionProblem,
-    gpu: GpuSpec,
-    steps: int,
-    genes: Genes,
-    costs: Costs | None = None,
+    start: KernelConfig, problem: AttentionProblem, gpu: GpuSpec, steps: int, genes: Genes, costs: Costs | None = None
 ) -> list[Scored]:
     """`start`, then after each step what costs least of its neighbours and of several of their changes `at_once`, for
     as long as the cost falls. If something of `start` is redundant, a neighbour of which nothing is comes before the

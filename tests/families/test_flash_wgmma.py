@@ -194,10 +194,7 @@ def test_a_starting_config_compiles_as_the_estimate_says(name):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "genes",
-    [
-        {"RESCALE": "lazy_after", "BLOCK_N": 112, "STORE": "rows"},
-        {"KEY_SPLIT": 4, "BLOCK_N": 64, "BLOCKS_PER_SM": 1},
-    ],
+    [{"RESCALE": "lazy_after", "BLOCK_N": 112, "STORE": "rows"}, {"KEY_SPLIT": 4, "BLOCK_N": 64, "BLOCKS_PER_SM": 1}],
 )
 def test_rare_genes_compile_as_the_estimate_says(genes):
     p = problem(64, 512)

@@ -59,11 +59,7 @@ RIGHT = [
         "plain",
     ),  # rows that see no key
     (problem(head_dim=2048, mask="causal_lower_right"), SPLIT | {"STAGES": 2}, "late_huge_key"),
-    (
-        problem(1, 40, 1024, dtype="bf16", heads=6, kv_heads=1),
-        SPLIT | {"STAGES": 0, "Q_PLACE": "global"},
-        "equal_keys",
-    ),
+    (problem(1, 40, 1024, dtype="bf16", heads=6, kv_heads=1), SPLIT | {"STAGES": 0, "Q_PLACE": "global"}, "equal_keys"),
     (
         problem(9, 21, 320, dtype="fp16"),
         {"BLOCK_M": 16, "DIM_SPLIT": 5, "EXCHANGE": "workspace", "LANES": 8, "VALUE_THREADS": 8},
@@ -193,11 +189,7 @@ CACHE = {"BLOCK_M": 32, "SCORE_ROWS": 4, "WARPS": 16, "VALUE_THREADS": 512, "STA
 
 REFUSED_OF = [
     (LARGEST, CACHE, ("1048576", "BLOCK_M=32 rows of Q")),  # a cache of many queries
-    (
-        LARGEST,
-        {"Q_PLACE": "global", "STAGES": 2, "VALUE_THREADS": 128},
-        ("2097440", "STAGES=2"),
-    ),  # double buffering
+    (LARGEST, {"Q_PLACE": "global", "STAGES": 2, "VALUE_THREADS": 128}, ("2097440", "STAGES=2")),  # double buffering
     (problem(), {"DIM_SPLIT": 5, "EXCHANGE": "workspace"}, ("DIM_SPLIT=5", "512")),
     (problem(), {"DIM_SPLIT": 4}, ("EXCHANGE=none",)),
     (problem(), {"EXCHANGE": "cluster"}, ("DIM_SPLIT=1",)),
@@ -221,15 +213,7 @@ REFUSED_OF = [
     (
         problem(1, 1 << 20, heads=1, kv_heads=1),
         SPLIT
-        | {
-            "BLOCK_M": 1,
-            "SCORE_ROWS": 1,
-            "BLOCK_N": 4,
-            "WARPS": 2,
-            "VALUE_THREADS": 64,
-            "LANES": 32,
-            "DIM_SPLIT": 1,
-        },
+        | {"BLOCK_M": 1, "SCORE_ROWS": 1, "BLOCK_N": 4, "WARPS": 2, "VALUE_THREADS": 64, "LANES": 32, "DIM_SPLIT": 1},
         ("grid y",),
     ),
     (

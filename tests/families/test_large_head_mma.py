@@ -136,11 +136,7 @@ REFUSED_OF = [
     (problem(seqlen_k=64), {"RESCALE": "vote"}, ("RESCALE",)),
     (problem(), {"BLOCK_ORDER": "heads_reversed"}, ("causal",)),
     (problem(20), {"BLOCK_ORDER": "heads"}, ("same order",)),
-    (
-        problem(200, 200, 1024),
-        {"BLOCK_M": 64, "DV_SPLIT": 4, "Q_PLACE": "shared"},
-        ("131072 of them for Q", "101376"),
-    ),
+    (problem(200, 200, 1024), {"BLOCK_M": 64, "DV_SPLIT": 4, "Q_PLACE": "shared"}, ("131072 of them for Q", "101376")),
     (problem(200, 200), {"BLOCK_N": 192, "BLOCKS_PER_SM": 2}, ("BLOCKS_PER_SM=2", "102400")),
     (problem(), {"BLOCKS_PER_SM": 2}, ("the same code",)),
     (problem(200, 200, 512), {"BLOCK_M": 64}, ("registers",)),

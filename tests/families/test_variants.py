@@ -139,10 +139,7 @@ WRONG = [
     (
         "keys beyond the last",
         MMA_LAZY,
-        (
-            "seqlen_k - first_block_key - tile * BLOCK_N);",
-            "seqlen_k - tile * BLOCK_N);",
-        ),
+        ("seqlen_k - first_block_key - tile * BLOCK_N);", "seqlen_k - tile * BLOCK_N);"),
     ),
     ("the split begins at key 0", SPLIT_WINDOW, ("Mask::WINDOW ? mask.first_key(packed.query(first_row)) : 0;", "0;")),
     ("no masking at the lower edge", SPLIT_WINDOW, ("masked |= key < hidden_keys;", "")),
@@ -168,11 +165,7 @@ WRONG = [
         BIAS,
         ("min(query, seqlen_q - 1) * given.bias_row_stride", "query * given.bias_row_stride"),
     ),
-    (
-        "a bias's keys past the last",
-        BIAS,
-        ("if (step < row.keys) pair.load(", "pair.load("),
-    ),
+    ("a bias's keys past the last", BIAS, ("if (step < row.keys) pair.load(", "pair.load(")),
     (
         "terms of counted tiles, not of their keys",
         ("flash_wgmma", "shared rows", "bias, sink"),
@@ -234,16 +227,8 @@ WRONG += [
     ("all keys are in use in flash_mma", MMA_USED, ("return used;", "return seqlen_k;")),
     ("one table for all sequences", PAGED_RING, ("terms.given.table + batch *", "terms.given.table + 0 *")),
     ("the pages of the tile before", PAGED_RING, ("find_pages(tile + STAGES + 1);", "find_pages(tile + STAGES);")),
-    (
-        "the first page of a tile",
-        TWO_PAGES,
-        ("pages.of_group[offset / 16] *", "pages.of_group[0] *"),
-    ),
-    (
-        "an entry behind the last key",
-        TWO_PAGES,
-        ("min(key, first + count - 1) >> page_bits", "key >> page_bits"),
-    ),
+    ("the first page of a tile", TWO_PAGES, ("pages.of_group[offset / 16] *", "pages.of_group[0] *")),
+    ("an entry behind the last key", TWO_PAGES, ("min(key, first + count - 1) >> page_bits", "key >> page_bits")),
     ("a page a key too long", PAGED_RING, ("key & ((1 << page_bits) - 1)", "key & (1 << page_bits)")),
     ("one table for all sequences in flash_mma", MMA_PAGED, ("given.table + batch *", "given.table + 0 *")),
     ("rows of a tile, not of a page", MMA_PAGED, ("pages.row_in_page(key) * row_stride", "row * row_stride")),

@@ -18,11 +18,7 @@ from tests.support.postgres import Server, programs
 
 STUDIES = ("first", "second", "third")
 AWAY = "does not answer; waiting up to"
-ENDINGS = {
-    signal.SIGINT: "shut down",
-    signal.SIGQUIT: "shut down at once",
-    signal.SIGKILL: "killed",
-}
+ENDINGS = {signal.SIGINT: "shut down", signal.SIGQUIT: "shut down at once", signal.SIGKILL: "killed"}
 
 
 class PostgresRun(Run):

@@ -133,8 +133,7 @@ def main() -> int:
     fake = words.kind == "fake"
     compiler, device = (FakeCompiler, FakeDevice) if fake else (CompileHandler, DeviceHandler)
     tools = Tools(
-        make_compiler=partial(journaled, words.journal, compiler),
-        make_device=partial(journaled, words.journal, device),
+        make_compiler=partial(journaled, words.journal, compiler), make_device=partial(journaled, words.journal, device)
     )
     if fake:
         tools = replace(tools, compile=lambda candidate: KERNEL)

@@ -8,12 +8,7 @@ from typing import Any, ClassVar
 
 from evoattn.families.base import ZEROED_SUFFIX, Family, softmax_scale_log2
 from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
-from evoattn.families.flash_wgmma.refusals import (
-    why_redundant,
-    why_too_big,
-    why_too_long,
-    why_useless,
-)
+from evoattn.families.flash_wgmma.refusals import why_redundant, why_too_big, why_too_long, why_useless
 from evoattn.families.flash_wgmma.registers import (
     WARPGROUP_ROWS,
     begins_ahead,
@@ -34,14 +29,7 @@ from evoattn.families.flash_wgmma.resources import (
 )
 from evoattn.families.flash_wgmma.text import wgmma_function
 from evoattn.families.flash_wgmma.work import launch_work
-from evoattn.families.tensor_tiles import (
-    ELEMENT_BYTES,
-    group_map,
-    key_map,
-    sliding_map,
-    tile_map,
-    why_not_sliding,
-)
+from evoattn.families.tensor_tiles import ELEMENT_BYTES, group_map, key_map, sliding_map, tile_map, why_not_sliding
 from evoattn.families.variants import variant_args, variant_constants
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import GpuSpec

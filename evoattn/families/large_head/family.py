@@ -92,10 +92,7 @@ class LargeHead(Family):
             return (
                 KernelLaunch("large_head", (x, 1, z), block, smem, (*attention_args(problem), no_workspace), cluster),
             )
-        args, key_tiles = (
-            (*attention_args(problem), Buffer("partials")),
-            math.ceil(problem.seqlen_k / genes.BLOCK_N),
-        )
+        args, key_tiles = ((*attention_args(problem), Buffer("partials")), math.ceil(problem.seqlen_k / genes.BLOCK_N))
         return (
             KernelLaunch("large_head_scores", (x, key_tiles, z), block, scores_smem, args),
             KernelLaunch("large_head", (x, 1, z), block, smem, args, overlaps=genes.DEPENDENT_LAUNCH),

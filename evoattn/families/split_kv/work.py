@@ -17,8 +17,7 @@ from evoattn.families.split_kv.resources import (
     split_of,
     warp_keys,
 )
-from evoattn.families.variant_work import bias_bytes, variant_step
-from evoattn.families.work import LaunchWork, Step, tensor_bytes, together, up_to
+from evoattn.families.work import LaunchWork, Step, bias_bytes, tensor_bytes, together, up_to, variant_step
 from evoattn.model.mask import MaskKind
 from evoattn.model.problem import AttentionProblem
 
