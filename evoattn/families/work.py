@@ -14,11 +14,11 @@ from functools import lru_cache
 from typing import Literal
 
 from evoattn.families.gangs import TilesInOrder
+from evoattn.families.residency import WARP
 from evoattn.model.mask import Mask, MaskKind
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.sequences import Sequences
 
-WARP = 32
 SHARED_LINE = 128
 """Bytes that shared memory gives in a clock."""
 
