@@ -61,11 +61,7 @@ def _measured(study: Study, limit: int, finalists_first: bool) -> Select[Any]:
     latest_final = (
         select(run)
         .join(trials, trials.c.number == samples.c.trial_number)
-        .where(
-            trials.c.study_id == study.id,
-            samples.c.stage == FINAL,
-            samples.c.median_us < math.inf,
-        )
+        .where(trials.c.study_id == study.id, samples.c.stage == FINAL, samples.c.median_us < math.inf)
         .order_by(samples.c.id.desc())
         .limit(1)
         .scalar_subquery()

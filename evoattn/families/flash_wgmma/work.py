@@ -28,15 +28,16 @@ from evoattn.families.flash_wgmma.resources import (
 from evoattn.families.residency import WARP
 from evoattn.families.row_blocks import batches
 from evoattn.families.tensor_tiles import group_slots
-from evoattn.families.variant_work import bias_bytes, variant_step
 from evoattn.families.work import (
     LaunchWork,
     Step,
+    bias_bytes,
     blocks_of_sequence,
     row_steps,
     tensor_bytes,
     together,
     up_to,
+    variant_step,
     visit_share,
 )
 from evoattn.model.problem import AttentionProblem

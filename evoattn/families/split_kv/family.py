@@ -74,26 +74,15 @@ class SplitKv(Family):
             )
         return None
 
-    def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
+    def why_not(
+        self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
+    ) -> str | None:
         genes = self.genes(config)
         return (
-            self.why_unsupported(problem, gpu)
-            or why_wrong_shape(problem, genes)
+            why_wrong_shape(problem, genes)
             or why_too_long(problem, genes)
             or why_no_tensor_map(problem, genes, gpu)
-            or why_useless(problem, genes, gpu)
-            or why_too_big(problem, genes, gpu)
-            or why_no_memory(problem, self.workspace(problem, config, gpu), gpu)
-        )
-
-    def why_impossible(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
-        genes = self.genes(config)
-        return (
-            self.why_unsupported(problem, gpu)
-            or why_wrong_shape(problem, genes)
-            or why_too_long(problem, genes)
-            or why_no_tensor_map(problem, genes, gpu)
-            or why_not_on_card(genes, gpu)
+            or (why_useless(problem, genes, gpu) if redundant else why_not_on_card(genes, gpu))
             or why_too_big(problem, genes, gpu)
             or why_no_memory(problem, self.workspace(problem, config, gpu), gpu)
         )

@@ -132,6 +132,5 @@ def registers_needed(problem: AttentionProblem, genes: SplitKvGenes) -> int:
     else:  # mma takes its operands out of the ring one by one, the CUDA cores a tile at once
         tiles = max(k_words, v_words) // (2 if genes.COMPUTE == "mma" else 1)
     return max(
-        rows + tiles + FIXED_REGISTERS[genes.COMPUTE],
-        LAST_BLOCK_REGISTERS if genes.MERGE == "last_block" else 0,
+        rows + tiles + FIXED_REGISTERS[genes.COMPUTE], LAST_BLOCK_REGISTERS if genes.MERGE == "last_block" else 0
     )

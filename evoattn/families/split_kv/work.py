@@ -19,8 +19,7 @@ from evoattn.families.split_kv.resources import (
     used_by_split,
     warp_keys,
 )
-from evoattn.families.variant_work import bias_bytes, variant_step
-from evoattn.families.work import LaunchWork, Step, tensor_bytes, together, up_to
+from evoattn.families.work import LaunchWork, Step, bias_bytes, tensor_bytes, together, up_to, variant_step
 from evoattn.model.mask import MaskKind
 from evoattn.model.problem import AttentionProblem
 
