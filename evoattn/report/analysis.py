@@ -196,6 +196,8 @@ MIN_PAIRS = 3
 TOP_SHARE = 0.05
 MIN_BEST = 5
 """Trials among the best twentieth from which a value's share of them says something."""
+MIN_EFFECT = 0.02
+"""Of a paired effect from 1: a smaller one is within the noise of times that were taken alone."""
 MIN_DIFFERENCE = 0.2
 """Of the share among the best from that among all."""
 
@@ -284,7 +286,8 @@ def _family_values(
                     share=share,
                     effect=effect,
                     pairs=len(paired),
-                    tells=effect is not None or (best_count >= MIN_BEST and abs(top_share - share) >= MIN_DIFFERENCE),
+                    tells=(effect is not None and abs(effect - 1) >= MIN_EFFECT)
+                    or (best_count >= MIN_BEST and abs(top_share - share) >= MIN_DIFFERENCE),
                 )
             )
     return rows

@@ -196,7 +196,9 @@ class Trials(Database):
         """The trial with this number, of whatever study. Raises `UnknownRecord`."""
         found = self._read(lambda c: _load(c, select(trials).where(trials.c.number == number)))
         if not found:
-            raise UnknownRecord(f"There is no trial {number} in {self.place}; `evoattn report` lists the trials.")
+            raise UnknownRecord(
+                f"There is no trial {number} in {self.place}; `evoattn report --full` shows the numbers of the best."
+            )
         return found[0]
 
     def environments(self, trial: Trial) -> list[dict[str, str]]:
