@@ -166,6 +166,7 @@ def summarise(storage: Storage, study: Study, limit: int = 20, course: bool = Tr
     timed = {} if study.offline else {t.number: t.timing for t in ranked if t.timing}
     ratios = ranking.against_leader(timed, leader.number) if leader and leader.number in timed else {}
     tried = progress(study, trials.values())
+    tried.configs.update((number, trials[number].config) for number in (tried.trial[i] for i in tried.drawn()))
 
     def row(rank: int, trial: Trial) -> LeaderboardRow:
         return leaderboard_row(rank, trial, problem, spec, peers, study.offline)
