@@ -18,6 +18,7 @@ from evoattn.model.gpu import lookup
 from evoattn.model.paths import REPORT_TEMPLATES
 from evoattn.model.space import load_space, spelling
 from evoattn.peers.labels import peer_label
+from evoattn.report.compare import Comparison
 from evoattn.report.data import FamilySample, GeneValue, LeaderboardRow, StudySummary, Winner
 from evoattn.report.instructions import CLASSES, Counts, count_instructions
 from evoattn.report.text import command, cost_text
@@ -265,3 +266,10 @@ def render_html(
         scripts=[Markup(script) for script in scripts],
         script_sources=Markup(" ".join(map(_source_hash, scripts))),
     )
+
+
+def comparison_html(found: Comparison) -> str:
+    """Two studies side by side as a page that loads nothing and runs nothing."""
+    environment = Environment(loader=FileSystemLoader(REPORT_TEMPLATES), autoescape=True, undefined=StrictUndefined)
+    style = Markup((REPORT_TEMPLATES / "page.css").read_text(encoding="utf-8"))
+    return environment.get_template("compare.html.j2").render(found=found, style=style)
