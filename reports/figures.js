@@ -2,7 +2,7 @@
 // Progress of the search and lineage of the winner. Colours are the style sheet's: light and dark need no new drawing.
 const data = JSON.parse(document.getElementById("figures").textContent);
 const colourOf = (family) => (data.colours[family] ? `var(--${data.colours[family]})` : "var(--grey)");
-const valueText = (value) => (data.measured ? `${d3.format(".4~r")(value)} µs` : d3.format(",.5~r")(value));
+const valueText = (value) => (data.measured ? `${d3.format(".2f")(value)} µs` : d3.format(",.5~r")(value));
 const unit = data.measured ? "median, µs per call" : "relative cost (no time)";
 const axis = { fontSize: 11, color: "var(--soft)" };
 // A logarithm has too few round numbers in less than a factor of 4.
