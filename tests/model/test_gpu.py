@@ -144,5 +144,5 @@ def test_an_offline_search_is_for_any_gpu_beside_the_one_that_is_here():
     assert choose_device("auto", [device], offline=True) == (device.spec, None)
     assert choose_device("H100", [device], offline=True) == (device.spec, None)
     assert choose_device("H100", [device]) == (device.spec, device) and device.spec.sm_count == 60
-    with pytest.raises(GpuError, match="name the GPU"):
+    with pytest.raises(GpuError, match="name a GPU"):
         choose_device("auto", [], offline=True)
