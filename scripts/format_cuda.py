@@ -66,7 +66,8 @@ def formatted(path: Path, text: str, program: str) -> str:
         cuda = cuda.removeprefix(BODY).removesuffix(END)
     if torn := TORN.search(cuda):
         raise FormatterError(
-            f"clang-format takes the template arguments in {path.name} for comparisons: give {torn[0]!r} a named constant."
+            f"clang-format takes the template arguments in {path.name} for comparisons: give {torn[0]!r} "
+            "a named constant."
         )
     return above + marker + cuda
 
