@@ -179,6 +179,8 @@ def test_wgmma_text_counts_its_operands():
         and "{%48, %49, %50, %51}, %52, p, 1, 1, 1;" in text
     )
     assert max(map(len, text.splitlines())) <= 140
+    with pytest.raises(ValueError, match="in registers"):
+        wgmma_function("multiply", 96, "bf16", a_in_registers=True, b_transposed=True, a_transposed=True)
 
 
 @pytest.mark.slow

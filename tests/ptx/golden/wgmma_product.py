@@ -124,9 +124,7 @@ def product(
     layouts = {"k": k_major, "mn": mn_major, "registers": lambda bits, _: (fragments_a(bits).ravel(), 0, 0, 0)}
     b_image, *b_offsets, b_steps = layouts[b_major](b_bits, swizzle)
     a_image, *a_offsets, a_steps = layouts[a_in](a_bits, swizzle)
-    text = change(wgmma_function("multiply", columns, dtype, a_in == "registers", b_major == "mn"))
-    if a_in == "mn":
-        text = text.replace("p, 1, 1, 0,", "p, 1, 1, 1,")
+    text = change(wgmma_function("multiply", columns, dtype, a_in == "registers", b_major == "mn", a_in == "mn"))
     source = (
         KERNEL.replace("MULTIPLY", text)
         .replace("ACCUMULATE", accumulate)
