@@ -7,7 +7,7 @@
 #include "device/ptx/tma.cuh"
 #include "device/ptx/wgmma.cuh"
 #include "device/copy/tensor_tile.cuh"
-#include "device/mma/scores_again.cuh"
+#include "flash_wgmma/scores_again.cuh"
 #include "device/softmax/wgmma_scores.cuh"
 #include "device/softmax/wgmma_softmax.cuh"
 #include "flash_wgmma/epilogue.cuh"

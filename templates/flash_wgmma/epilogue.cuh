@@ -4,9 +4,9 @@
 #include "device/ptx/read_again.cuh"
 #include "device/ptx/tma.cuh"
 #include "device/copy/wgmma_output.cuh"
-#include "device/merge/hand_over.cuh"
-#include "device/merge/key_split.cuh"
-#include "device/merge/sum_parts.cuh"
+#include "flash_wgmma/hand_over.cuh"
+#include "flash_wgmma/key_split.cuh"
+#include "flash_wgmma/sum_parts.cuh"
 #include "flash_wgmma/tile_scheduler.cuh"
 
 // Where O goes.

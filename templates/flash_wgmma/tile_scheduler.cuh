@@ -5,10 +5,10 @@
 #include "device/ptx/shared_words.cuh"
 #include "device/ptx/warp.cuh"
 #include "device/score.cuh"
-#include "device/schedule/block_tile.cuh"
-#include "device/schedule/key_share.cuh"
+#include "flash_wgmma/block_tile.cuh"
+#include "flash_wgmma/key_share.cuh"
 #include "device/schedule/sequences.cuh"
-#include "device/schedule/tile_rows.cuh"
+#include "flash_wgmma/tile_rows.cuh"
 #include "flash_wgmma/shared_layout.cuh"
 
 // Where a thread is.

@@ -238,7 +238,7 @@ def test_a_persistent_grid_is_one_wave_and_claims_from_a_counter_that_every_laun
 
 
 def block_tile(order: str, block: tuple[int, int, int], p: AttentionProblem, split: int) -> tuple[int, int]:
-    """(row block, head of all) of a block, as `templates/device/schedule/block_tile.cuh` reads its grid."""
+    """(row block, head of all) of a block, as `templates/flash_wgmma/block_tile.cuh` reads its grid."""
     x, y, z = block[0] // split, *block[1:]
     return {
         "by_head": (x, z * p.heads + y),
