@@ -2,7 +2,7 @@
 // Progress of the search and lineage of the winner. Colours are the style sheet's: light and dark need no new drawing.
 const data = JSON.parse(document.getElementById("figures").textContent);
 const colourOf = (family) => (data.colours[family] ? `var(--${data.colours[family]})` : "var(--grey)");
-const valueText = (value) => (data.measured ? `${d3.format(".4~r")(value)} µs` : d3.format(",.5~r")(value));
+const valueText = (value) => (data.measured ? `${d3.format(".2f")(value)} µs` : d3.format(",.5~r")(value));
 const unit = data.measured ? "median, µs per call" : "relative cost (no time)";
 const axis = { fontSize: 11, color: "var(--soft)" };
 // A logarithm has too few round numbers in less than a factor of 4.
@@ -34,6 +34,7 @@ function drawProgress() {
     [step, name] = last > 7200 ? [3600, "h"] : last > 180 ? [60, "min"] : [1, "s"];
   const rows = p.trial.map((trial, i) => ({
     trial,
+    index: i,
     x: progress.byTime ? p.seconds[i] / step : trial,
     family: p.family[i],
     value: p.value[i],
@@ -99,7 +100,30 @@ function drawProgress() {
       ),
     ],
   };
-  progress.place.replaceChildren(Plot.plot(options));
+  const plot = Plot.plot(options);
+  plot.addEventListener("click", () => plot.value && showTrial(plot.value.index));
+  progress.place.replaceChildren(named(plot));
+}
+
+// Screen readers take a drawing with a label for one picture.
+function named(plot) {
+  plot.setAttribute("role", "img");
+  return plot;
+}
+
+// The trial of a point: its config, and the source where the page holds it.
+function showTrial(index) {
+  const p = data.progress,
+    trial = p.trial[index],
+    options = p.config[index].map((value, i) => [p.names[p.family[index]][i], value]).filter(([, value]) => value !== null);
+  const text = [`--family ${p.family[index]}`, ...options.map(([name, value]) => `--set ${name}=${value}`)].join(" ");
+  const said = [element("b", {}, `trial ${trial}`), ` ${p.family[index]}, ${valueText(p.value[index])} `];
+  if (trial === data.winner) said.push(element("a", { href: "#source" }, "its source"));
+  else said.push(element("code", {}, `evoattn show ${trial} --source`));
+  document.getElementById("trial").replaceChildren(
+    element("p", {}, ...said),
+    element("pre", { class: "settings" }, ...text.split(" --").map((word, i) => element("span", {}, (i ? "--" : "") + word))),
+  );
 }
 
 function progressControls() {

@@ -50,7 +50,7 @@ function drawParallel() {
     rankIs = (test) => points.filter((point) => test(point.rank));
   const line = (rows, options) => Plot.line(rows, { x: "at", y: "row", z: "trial", curve: "bump-y", ...options });
   place.replaceChildren(
-    Plot.plot({
+    named(Plot.plot({
       width,
       height: (names.length + 1) * ROW + 26,
       ariaLabel: `Parameters of the right candidates of ${shownFamily.name}`,
@@ -106,7 +106,7 @@ function drawParallel() {
           ),
         ),
       ],
-    }),
+    })),
   );
 }
 
@@ -172,7 +172,7 @@ function slice(parameter, colour, width, low, high) {
     ],
   });
   const share = parameter.share == null ? "" : `${Math.round(100 * parameter.share)} %`;
-  return element("div", {}, element("h4", {}, parameter.name, element("span", {}, share)), plot);
+  return element("div", {}, element("h4", { title: data.meanings[parameter.name] ?? "" }, parameter.name, element("span", {}, share)), named(plot));
 }
 
 function drawSlices() {

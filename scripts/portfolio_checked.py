@@ -26,8 +26,7 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
-from evoattn.portfolio.campaign import card
-from evoattn.portfolio.problems import group_of
+from evoattn.portfolio.campaign import card, group_of
 from evoattn.portfolio.workload import PLAIN, draw_all
 
 ALIKE = 1.02

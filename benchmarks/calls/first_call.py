@@ -165,7 +165,7 @@ def main() -> None:
     if arguments.folder:
         print(json.dumps(one_process(arguments.shapes[0], arguments.folder, arguments.estimated, arguments.no_device)))
         return
-    from evoattn.portfolio.climb_cache import SUFFIX  # here: the processes that are timed import it when it is needed
+    from evoattn.portfolio.climb import SUFFIX  # here: the processes that are timed import it when it is needed
 
     imports: list[float] = []
     if not arguments.no_imports:

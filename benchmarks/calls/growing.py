@@ -37,8 +37,7 @@ from evoattn.ops import cubins, current
 from evoattn.ops.choice import Picked
 from evoattn.ops.cubins import Cubin
 from evoattn.ops.runtime import Runtime
-from evoattn.portfolio.climb import Climbed
-from evoattn.portfolio.climb_cache import ClimbCache, Key
+from evoattn.portfolio.climb import ClimbCache, Climbed, Key
 from evoattn.portfolio.pick import lasting_pick, next_picks
 
 KINDS: dict[str, dict[str, Any]] = {

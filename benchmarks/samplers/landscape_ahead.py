@@ -24,7 +24,7 @@ from evoattn.engine.planned import Ahead, Planned
 from evoattn.families import registry
 from evoattn.model.gpu import GPUS, GpuSpec
 from evoattn.model.space import KernelConfig
-from evoattn.portfolio.plan import compile_ahead
+from evoattn.portfolio.measure import compile_ahead
 
 LIST, KERNELS, RANDOM = "ahead.jsonl", "kernels", "random"
 Config = tuple[str, dict[str, Any]]

@@ -132,7 +132,7 @@ GROUPS: tuple[tuple[str, dict[str, Any], str, tuple[str, ...], int, float], ...]
 )
 """Name, what the problems have in common, few queries or many, problems by name or shape, problems in all, and
 the share of the compiles. The sampler draws no head_dim of 512; the windows are of seeds 202 and 203 of
-`evoattn/portfolio/variant_workload.py`, the latent caches of seed 202 of `evoattn/portfolio/kind_workload.py`."""
+an older `evoattn/portfolio/workload.py`, the latent caches of its seed 202."""
 LEAST_KEYS = 128
 """Of a drawn problem: on shorter ones most configs are redundant."""
 FEW_QUERIES = 16

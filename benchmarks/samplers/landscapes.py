@@ -216,6 +216,7 @@ def main() -> None:
     words = parser.parse_args()
     device = detect_devices()[0]
     gpu = device.spec
+    assert gpu is not None, f"evoattn has no row of {device.product}"
     groups = make_groups(gpu, words.problems, words.only)
     right = go_on_from(groups, words.after, words.problems)
     for group in groups:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from evoattn.cli.common import FAILED_RUN, chosen_problem, console, errors, print_plainly
+from evoattn.cli.common import FAILED_RUN, chosen_problem, console, errors, gpu_names, print_plainly
 from evoattn.cli.search import SHAPE_HELP
 
 
@@ -24,7 +24,10 @@ def attempt(
         str | None, typer.Option(metavar="NAME", help="A name of `evoattn problems`.", show_default="seed_h100")
     ] = None,
     gpu: Annotated[
-        str, typer.Option(metavar="NAME", help="GPU to compile for, or auto for the one that is here.")
+        str,
+        typer.Option(
+            metavar="NAME", autocompletion=gpu_names, help="GPU to compile for, or auto for the one that is here."
+        ),
     ] = "auto",
     source: Annotated[bool, typer.Option("--source", help="Also print the CUDA source.")] = False,
     offline: Annotated[

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from evoattn.cli.common import Jobs, Output, console, errors, require_one_of, write
+from evoattn.cli.common import Jobs, Output, console, errors, gpu_names, require_one_of, write
 from evoattn.model.paths import default_database
 from evoattn.model.whole_file import write_file
 from evoattn.peers.labels import PEER_NAMES
@@ -20,7 +20,9 @@ def bench(
         list[str],
         typer.Argument(metavar="PROBLEM", help="Names of `evoattn problems`, or shapes as for `search --shape`."),
     ],
-    gpu: Annotated[str, typer.Option(metavar="NAME", help="The GPU that must be here, or auto.")] = "auto",
+    gpu: Annotated[
+        str, typer.Option(metavar="NAME", autocompletion=gpu_names, help="The GPU that must be here, or auto.")
+    ] = "auto",
     db: Annotated[
         list[str] | None,
         typer.Option(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evoattn.cli.common import console, errors
+from evoattn.cli.common import console, errors, family_names, gpu_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -92,10 +92,19 @@ def _notes(specs: Iterable[GpuSpec]) -> dict[str, list[str]]:
 
 def families(
     name: Annotated[
-        str | None, typer.Argument(metavar="FAMILY", help="Show the parameters of this family.", show_default="all")
+        str | None,
+        typer.Argument(
+            metavar="FAMILY",
+            help="Show the parameters of this family.",
+            show_default="all",
+            autocompletion=family_names,
+        ),
     ] = None,
     gpu: Annotated[
-        str, typer.Option(metavar="NAME", help="The values that a search for this GPU chooses from.")
+        str,
+        typer.Option(
+            metavar="NAME", autocompletion=gpu_names, help="The values that a search for this GPU chooses from."
+        ),
     ] = DEFAULT_GPU,
 ) -> None:
     """List the families, or one family's parameters.
@@ -113,7 +122,11 @@ def families(
             for family in registry.FAMILIES.values():
                 points = load_space(family.name, spec).size
                 print_text(screen, f"{family.name}: {family.summary}", "bold")
-                print_text(screen, f"{family.devices}; {', '.join(family.dtypes)}; {points:.1e} configs", indent="  ")
+                print_text(
+                    screen,
+                    f"{family.devices}; {', '.join(family.dtypes)}; about {float(f'{points:.2g}'):,.0f} configs",
+                    indent="  ",
+                )
             screen.print()
             print_text(screen, "`evoattn families NAME` lists the parameters of one, with their values.")
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -29,6 +29,52 @@ WRONG_USE, FAILED_RUN = 2, 1
 PIPE_WIDTH = 160
 """Columns of tables that go to a pipe or a file."""
 
+
+def _beginning(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """What a shell completes a word to: those of `names` that begin with it; none where they cannot be had."""
+
+    def complete(incomplete: str) -> list[str]:
+        try:
+            return [name for name in names() if name.startswith(incomplete)]
+        except (WrongUse, FailedRun, OSError):
+            return []
+
+    return complete
+
+
+def _gpus() -> Iterable[str]:
+    from evoattn.model.gpu import GPUS
+
+    return GPUS
+
+
+def _problems() -> Iterable[str]:
+    from evoattn.model.named_problems import named_problems
+
+    return named_problems()
+
+
+def _families() -> Iterable[str]:
+    from evoattn.families.registry import FAMILIES
+
+    return FAMILIES
+
+
+def _samplers() -> Iterable[str]:
+    from evoattn.samplers.registry import SAMPLERS
+
+    return SAMPLERS
+
+
+def _studies() -> Iterable[str]:
+    with opened(None) as storage:
+        return [study.name for study in storage.studies()]
+
+
+gpu_names, problem_names, family_names, sampler_names, study_names = map(
+    _beginning, (_gpus, _problems, _families, _samplers, _studies)
+)
+
 Database = Annotated[
     str | None,
     typer.Option(
@@ -40,17 +86,29 @@ Database = Annotated[
     ),
 ]
 StudyName = Annotated[
-    str | None, typer.Option("--study", metavar="NAME", help="Name of the study.", show_default="the latest")
+    str | None,
+    typer.Option(
+        "--study", metavar="NAME", help="Name of the study.", show_default="the latest", autocompletion=study_names
+    ),
 ]
-StudyWord = Annotated[str | None, typer.Argument(metavar="STUDY", help="The study, without --study.", hidden=True)]
+StudyWord = Annotated[
+    str | None,
+    typer.Argument(metavar="STUDY", help="The study, without --study.", hidden=True, autocompletion=study_names),
+]
 TrialWord = Annotated[str, typer.Argument(metavar="TRIAL", help="Number of the trial, or `best`.")]
 ShapeOption = Annotated[
     str | None, typer.Option("--shape", help="`best` is then the best of all studies of this shape.", metavar="SHAPE")
 ]
 ProblemOption = Annotated[
-    str | None, typer.Option("--problem", help="The same by a name of `evoattn problems`.", metavar="NAME")
+    str | None,
+    typer.Option(
+        "--problem", help="The same by a name of `evoattn problems`.", metavar="NAME", autocompletion=problem_names
+    ),
 ]
-GpuOfBest = Annotated[str | None, typer.Option("--gpu", help="With --shape or --problem: on this GPU.", metavar="NAME")]
+GpuOfBest = Annotated[
+    str | None,
+    typer.Option("--gpu", help="With --shape or --problem: on this GPU.", metavar="NAME", autocompletion=gpu_names),
+]
 TrustSource = Annotated[
     bool,
     typer.Option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -65,7 +66,11 @@ class _Commands(TyperGroup):
 
 
 class _Command(TyperCommand):
-    """Leaves a hidden argument out of the usage line too."""
+    """Leaves a hidden argument out of the usage line too, and typer's parentheses out of defaults."""
+
+    def get_help(self, ctx: Any) -> str:
+        """The text of --help."""
+        return re.sub(r"\[default:(\s+)\(([^\])]*)\)", r"[default:\1\2", super().get_help(ctx))
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """The words behind the command's name."""

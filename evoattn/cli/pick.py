@@ -6,15 +6,19 @@ from typing import Annotated
 
 import typer
 
-from evoattn.cli.common import FAILED_RUN, chosen_problem, console, errors
+from evoattn.cli.common import FAILED_RUN, chosen_problem, console, errors, gpu_names, problem_names
 
 
 def pick(
-    gpu: Annotated[str, typer.Option(metavar="NAME", help="The GPU, or `auto` for the one that is here.")] = "auto",
+    gpu: Annotated[
+        str, typer.Option(metavar="NAME", autocompletion=gpu_names, help="The GPU, or `auto` for the one that is here.")
+    ] = "auto",
     shape: Annotated[
         str | None, typer.Option(metavar="SHAPE", help="A shape, as for `evoattn search --shape`.")
     ] = None,
-    problem: Annotated[str | None, typer.Option(metavar="NAME", help="Or a problem that has a name.")] = None,
+    problem: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Or a problem that has a name.", autocompletion=problem_names)
+    ] = None,
 ) -> None:
     """Print the kernel that would run for a shape, and why.
 

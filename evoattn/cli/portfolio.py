@@ -124,19 +124,18 @@ def plan(
     with errors():
         from evoattn.backends.compiler import version
         from evoattn.backends.kernel_files import KernelFiles
-        from evoattn.portfolio import plan as room
-        from evoattn.portfolio.measure import Wanted
+        from evoattn.portfolio import measure as room
         from evoattn.search.request import choose_device
 
         spec, _ = choose_device(gpu, [])
         say, path = _sayer(), folder / room.PLAN
         folder.mkdir(parents=True, exist_ok=True)
         if path.exists():
-            _, planned = room.load(path)
+            _, planned = room.load_plan(path)
         else:
-            wanted = Wanted(path, 0.0, count, _kinds(kinds), _seeds(seeds), emphasis)
-            planned = room.make(wanted.groups(spec), spec)
-            room.save(path, planned)
+            wanted = room.Wanted(path, 0.0, count, _kinds(kinds), _seeds(seeds), emphasis)
+            planned = room.plan(wanted.groups(spec), spec)
+            room.save_plan(path, planned)
             say(f"{len(planned)} kernels planned")
         files = KernelFiles(folder / room.KERNELS, version())
         compiled = sum(1 for _ in room.compile_ahead(iter(planned), files, spec, seconds, jobs or 1))

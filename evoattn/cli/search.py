@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evoattn.cli.common import FAILED_RUN, Database, Jobs, console, errors, print_plainly
+from evoattn.cli.common import (
+    FAILED_RUN,
+    Database,
+    Jobs,
+    console,
+    errors,
+    family_names,
+    gpu_names,
+    print_plainly,
+    problem_names,
+    sampler_names,
+    study_names,
+)
 from evoattn.model.timeline import mark
 
 if TYPE_CHECKING:
@@ -25,19 +37,28 @@ SHAPE_HELP = (
 def search(
     gpu: Annotated[
         str,
-        typer.Option(metavar="NAME", help="GPU to search for (see `evoattn gpus`), or auto for the one that is here."),
+        typer.Option(
+            metavar="NAME",
+            autocompletion=gpu_names,
+            help="GPU to search for (see `evoattn gpus`), or auto for the one that is here.",
+        ),
     ] = "auto",
     budget: Annotated[
         str, typer.Option(metavar="BUDGET", help="A time (90s, 30m, 2h) or a count (500trials).")
     ] = "10m",
     problem: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A name of `evoattn problems`.", show_default="seed_h100")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="A name of `evoattn problems`.", show_default="seed_h100", autocompletion=problem_names
+        ),
     ] = None,
     shape: Annotated[str | None, typer.Option(metavar="SHAPE", help=SHAPE_HELP)] = None,
     family: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME", help="Search only this family (see `evoattn families`); may be given several times."
+            metavar="NAME",
+            autocompletion=family_names,
+            help="Search only this family (see `evoattn families`); may be given several times.",
         ),
     ] = None,
     choice: Annotated[
@@ -54,11 +75,19 @@ def search(
     ] = True,
     sampler: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="guided, genetic, tpe or random.", show_default="guided"),
+        typer.Option(
+            metavar="NAME", autocompletion=sampler_names, help="guided, genetic, tpe or random.", show_default="guided"
+        ),
     ] = None,
     study: Annotated[
         str | None,
-        typer.Option("--study", metavar="NAME", help="Name of the study.", show_default="made of the shape"),
+        typer.Option(
+            "--study",
+            metavar="NAME",
+            help="Name of the study.",
+            show_default="made of the shape",
+            autocompletion=study_names,
+        ),
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, metavar="N", help="Seed of the sampler.", show_default="0")] = None,
     db: Database = None,

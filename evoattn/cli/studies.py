@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from io import StringIO
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,6 +27,10 @@ from evoattn.cli.common import (
     require_one_of,
     write,
 )
+from evoattn.model.errors import WrongUse
+
+if TYPE_CHECKING:
+    from evoattn.report.data import StudySummary
 
 
 def report(
@@ -38,6 +43,10 @@ def report(
         typer.Option("--full", help="Also the leaderboard, the peers, the failures, the lineage and the parameters."),
     ] = False,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="Rows of the leaderboard.")] = 20,
+    both: Annotated[
+        tuple[str, str] | None,
+        typer.Option("--compare", metavar="A B", help="Two studies of one problem side by side.", show_default=False),
+    ] = None,
     db: Database = None,
 ) -> None:
     """Show what a study found, and what to do next.
@@ -51,6 +60,13 @@ def report(
         with opened(db) as storage:
             from evoattn.report import render_html, render_json, render_table, summarise
 
+            if both:
+                if wanted:
+                    raise WrongUse("Give a study, or two with --compare, not both.")
+                _compare(
+                    [summarise(storage, storage.chosen_study(name), 1, course=False) for name in both], format, output
+                )
+                return
             chosen_study = storage.chosen_study(wanted)
             summary = summarise(storage, chosen_study, limit, course=full or format != "table")
             kept = kept_in(storage, chosen_study, db)
@@ -66,6 +82,24 @@ def report(
                 write(text.getvalue(), output)
             else:
                 render_table(summary, console(), kept, full)
+
+
+def _compare(both: list[StudySummary], format: str, output: Path | None) -> None:
+    from evoattn.report.compare import compare, comparison_json, print_comparison
+
+    found = compare(both[0], both[1])
+    if format == "table" and output is None:
+        print_comparison(found, console())
+    elif format == "table":
+        from rich.console import Console
+
+        text = StringIO()
+        print_comparison(found, Console(file=text, width=PIPE_WIDTH))
+        write(text.getvalue(), output)
+    else:
+        from evoattn.report.page import comparison_html
+
+        write(comparison_json(found) if format == "json" else comparison_html(found), output)
 
 
 def studies(db: Database = None) -> None:

@@ -60,9 +60,10 @@ class Cost:
 
     def sentence(self) -> str:
         """What bounds the kernel and how its score splits, for people."""
-        ranked = sorted(self.parts.items(), key=lambda item: -item[1])
-        shares = ", ".join(f"{name} {us / self.score:.0%}" for name, us in ranked[:SHOWN] if us >= LEAST * self.score)
-        return f"Bound by {self.bound}. Shares of the score, which overlap: {shares}."
+        (_, first), *rest = sorted(self.parts.items(), key=lambda item: -item[1])
+        shown = [f"{name} {us / self.score:.0%}" for name, us in rest[: SHOWN - 1] if us >= LEAST * self.score]
+        beside = f" At the same time: {', '.join(shown)}." if shown else ""
+        return f"Bound by {self.bound}, which takes {first / self.score:.0%} of the relative cost.{beside}"
 
 
 def cost(

@@ -84,6 +84,8 @@ def _turns(work: LaunchWork, resident: int, gpu: GpuSpec) -> _Turns:
         slots = min(slots, max(1, work.blocks - 1))
         slots -= slots % gang  # places that whole gangs leave are idle
         return _Turns(total / slots, total / min(slots, gpu.sm_count), work.blocks / slots, per_sm)
+    if dealt := work.dealt.to(slots, gpu.sm_count) if work.dealt else None:
+        return _Turns(dealt.steps, dealt.steps_of_sm, dealt.tiles, per_sm)
     uneven = work.most_steps > work.steps
     if work.blocks <= slots:
         most = math.ceil(per_sm)

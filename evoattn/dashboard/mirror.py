@@ -92,6 +92,7 @@ class Mirror:
     def _begin(self) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         warnings.simplefilter("ignore", ExperimentalWarning)  # names of metrics
+        warnings.filterwarnings("ignore", "Some regimes for parameter")  # of importances, on every view of the page
         study = self._study
         mirrored = optuna.create_study(storage=self.optuna_storage, study_name=study.name, direction="minimize")
         mirrored.set_metric_names(["relative cost" if study.offline else "median µs"])

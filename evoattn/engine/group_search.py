@@ -212,12 +212,7 @@ class GroupSearch(Loop):
         return {i: us for i, (us, rough) in zip(indexes, outcome.value.times, strict=True) if not rough}
 
     def final(
-        self,
-        group: Group,
-        index: int,
-        kernels: Sequence[Kernel],
-        protocol: Protocol = ORDER,
-        peers: Sequence[str] = (),
+        self, group: Group, index: int, kernels: Sequence[Kernel], protocol: Protocol = ORDER, peers: Sequence[str] = ()
     ) -> FinalResult:
         """Kernels, by their ids, and peers on one problem of a group, in turns. Kernels that do not compile are left
         out. Where it cannot be held nobody has a time, and `all` is refused with the reason."""

@@ -36,8 +36,8 @@ class Planned:
 
 
 class Ahead:
-    """What a campaign takes from a plan (`evoattn/portfolio/plan.py`): kernels that are compiled already, which the GPU
-    process times while no other waits for it, and what breeders propose first."""
+    """What a campaign takes from a plan (`evoattn/portfolio/measure.py`): kernels that are compiled already, which the
+    GPU process times while no other waits for it, and what breeders propose first."""
 
     def __init__(self, planned: Iterable[Planned], files: KernelFiles, gpu: GpuSpec) -> None:
         """Of what is planned those whose machine code is among the files become new kernels of their groups, so that no

@@ -11,7 +11,7 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from evoattn.backends.context import make_context
-from evoattn.backends.warm_up import load_products
+from evoattn.backends.warm_up import load_products, read_peers_ahead
 from evoattn.evaluation.process import Handler
 from evoattn.evaluation.tasks import Compile, Compiled, DeviceAnswer, DeviceTask, OnProblem, Rendered, Survey, Surveyed
 from evoattn.model.dtype import DTYPES
@@ -96,6 +96,7 @@ class DeviceHandler(Handler):
             self._evaluator.prepare()
         self._surveyor: Surveyor | None = None
         loading.join()  # while a graph is captured no other thread may ask for memory
+        Thread(target=read_peers_ahead, daemon=True).start()  # beside the search, whose final is the first to need them
         mark("GPU worker: its cases are made")
 
     def __call__(self, task: DeviceTask) -> DeviceAnswer:

@@ -6,8 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evoattn.families.base import Family
-from evoattn.families.behaviour import behaviour
-from evoattn.families.built import BuiltKernel
+from evoattn.families.built import BuiltKernel, behaviour
 from evoattn.families.render import Renderer, render
 from evoattn.model.compressed_source import CompressedSource
 from evoattn.model.gpu import GpuSpec

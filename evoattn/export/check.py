@@ -179,10 +179,7 @@ def _launcher(launches: tuple[KernelLaunch, ...], buffers: list[str]) -> str:
         where = f"dim3({grid}), dim3({block})"
         call = f"cudaLaunchKernel((const void*)::{n.kernel}, {where}, arguments, {n.smem_bytes}, stream)"
         if n.overlaps:
-            values += [
-                OVERLAP,
-                f"    cudaLaunchConfig_t config = {{{where}, {n.smem_bytes}, stream, &overlap, 1}};",
-            ]
+            values += [OVERLAP, f"    cudaLaunchConfig_t config = {{{where}, {n.smem_bytes}, stream, &overlap, 1}};"]
             call = f"cudaLaunchKernelExC(&config, (const void*)::{n.kernel}, arguments)"
         lines += [
             "  {",

@@ -13,7 +13,7 @@ from evoattn.families.base import Family
 from evoattn.model.launch import KernelLaunch, TensorMap
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Study, Timing, Trial
-from evoattn.model.space import KernelConfig
+from evoattn.model.space import KernelConfig, spelled
 from evoattn.peers.labels import peer_label
 from evoattn.storage import Storage, StorageError
 
@@ -104,7 +104,7 @@ def provenance(storage: Storage, recorded: Recorded) -> list[str]:
         f"evoattn {versions.get('evoattn', '?')}: trial {trial.number} of study {study.name} ({trial.created_at})",
         f"problem: {problem.describe()}" + (f". {MASK_OF_NO_KEY}" if problem.causal else ""),
         f"state: {trial.state}" + (f": {trial.reason}" if trial.reason else ""),
-        f"family: {trial.family}; config: " + " ".join(f"{k}={v}" for k, v in trial.config.items()),
+        f"family: {trial.family}; config: " + spelled(trial.config),
         f"source: sha256 {trial.source_hash}, made by {trial.operator}"
         + (f" of trials {list(trial.parents)}" if trial.parents else ""),
         "launches: " + "; ".join(launches),

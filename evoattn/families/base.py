@@ -73,11 +73,10 @@ class Family(ABC):
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         """One sentence if the shape or the GPU is not for this family, else None; part of `why_unsupported`."""
 
-    @abstractmethod
     def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
         """One sentence if this config cannot be, else None. All that is knowable before compiling is said here."""
+        return self.why_unsupported(problem, gpu) or self.why_not(problem, config, gpu)
 
-    @abstractmethod
     def why_impossible(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
         """One sentence if this config cannot serve the problem, else None: `why_invalid` without what is merely
         redundant there.
@@ -86,6 +85,14 @@ class Family(ABC):
         another problem may run it all the same: every kernel passes a set of small problems, on which most of its
         genes are redundant.
         """
+        return self.why_unsupported(problem, gpu) or self.why_not(problem, config, gpu, redundant=False)
+
+    @abstractmethod
+    def why_not(
+        self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
+    ) -> str | None:
+        """One sentence if this config cannot be for a problem that the family serves, or, with `redundant`, does there
+        what a smaller one does; else None."""
 
     @abstractmethod
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
@@ -108,13 +115,13 @@ class Family(ABC):
         SMs at most.
         """
 
-    @abstractmethod
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
         """Named scratch buffers in bytes; empty for a single-pass kernel.
 
         They hold anything when a launch begins, but those whose names end in `ZEROED_SUFFIX` hold zeros before the
         first launch, and the kernels must leave zeros in them: they are not cleared between launches.
         """
+        return {}
 
     @abstractmethod
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:

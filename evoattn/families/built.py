@@ -1,7 +1,8 @@
-"""A compiled kernel together with what is needed to launch it."""
+"""A compiled kernel together with what is needed to launch it, and what tells it from another one."""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 from evoattn.families.base import Family
@@ -28,3 +29,9 @@ class BuiltKernel:
     def workspace(self, problem: AttentionProblem) -> dict[str, int]:
         """Scratch buffers in bytes, by name: see `Family.workspace`."""
         return self.family.workspace(problem, self.config, self.gpu)
+
+
+def behaviour(source_hash: str, family: Family, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str:
+    """A sha256 in hex of a source's hash and of its launches: configs that share it are one kernel, called alike."""
+    launches = family.launches(problem, config, gpu)
+    return hashlib.sha256(f"{source_hash} {launches!r}".encode()).hexdigest()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from evoattn.families.work import WARP, LaunchWork, Step, tensor_bytes
+from evoattn.families.residency import WARP
+from evoattn.families.work import LaunchWork, Step, tensor_bytes
 from evoattn.model.problem import AttentionProblem
 
 MERGE_THREADS = 128

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
+from evoattn.families.dealt import DealtTiles
 from evoattn.families.gangs import TilesInOrder
+from evoattn.families.residency import WARP
 from evoattn.model.mask import Mask, MaskKind
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.sequences import Sequences
 
-WARP = 32
 SHARED_LINE = 128
 """Bytes that shared memory gives in a clock."""
 
@@ -92,6 +93,8 @@ class LaunchWork:
     """Heads of which blocks are begun in turn: 1 where all blocks of a head come before those of the next."""
     order: TilesInOrder | None = None
     """Of a balanced schedule: which tiles of rows lie next to one another."""
+    dealt: DealtTiles | None = None
+    """Of a fixed schedule over sequences of their own lengths: the tiles of rows that blocks get."""
     scratch_bytes: float = 0.0
     """Of `read_bytes`, those that the launch before has just written."""
     cluster: int = 1
@@ -211,3 +214,24 @@ def tensor_bytes(problem: AttentionProblem, *tensors: str) -> float:
 def up_to(count: float, step: int) -> int:
     """`count` up to a multiple of `step`."""
     return math.ceil(count / step) * step
+
+
+SOFTCAP, ALIBI, BIAS = (1.0, 1.0, 2.0), (0.0, 2.0, 3.3), (0.0, 2.0, 6.2)
+"""(exponentials, FP32 operations, instructions) for each score, as the interpreter counts them in kernels of flash_mma
+and flash_wgmma: a hyperbolic tangent with two factors; a distance times a slope; a load with its address."""
+
+
+def variant_step(problem: AttentionProblem, scores: float, lanes: float = 1.0) -> Step:
+    """Of `scores` scores of a block, of each of which so many lanes find the place."""
+    if not (problem.softcap or problem.alibi or problem.bias):
+        return Step()
+    chosen = [SOFTCAP] * bool(problem.softcap) + [tuple(lanes * n for n in ALIBI)] * problem.alibi
+    chosen += [tuple(lanes * n for n in BIAS)] * bool(problem.bias)
+    special, fp32, instructions = (scores * sum(each[i] for each in chosen) for i in range(3))
+    loaded = scores * problem.element_bytes * bool(problem.bias)
+    return Step(fp32=fp32, special=special, instructions=instructions / WARP, loaded_bytes=loaded)
+
+
+def bias_bytes(problem: AttentionProblem) -> float:
+    """Of the bias, 0 without one."""
+    return float(problem.element_bytes * math.prod(problem.term_shapes.get("bias", (0,))))

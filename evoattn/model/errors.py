@@ -3,6 +3,10 @@
 The command line catches these two and no others.
 """
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class WrongUse(ValueError):
     """A word of the user's that cannot be: its message is one sentence; exit code 2."""
@@ -10,6 +14,26 @@ class WrongUse(ValueError):
 
 class FailedRun(RuntimeError):
     """A run that cannot go on: its message is one sentence; exit code 1."""
+
+
+@contextmanager
+def in_python() -> Iterator[None]:
+    """Sentences that name options of the command line name the arguments of Python's functions in their place."""
+    try:
+        yield
+    except (WrongUse, FailedRun) as error:
+        if error.args and isinstance(error.args[0], str):
+            error.args = (_OPTION.sub(_argument, error.args[0]), *error.args[1:])
+        raise
+
+
+_OPTION = re.compile(r"--([a-z]+)(?: (l4)\b)?")
+"""An option in a sentence, with the one value that sentences give as an example."""
+
+
+def _argument(option: re.Match[str]) -> str:
+    name, value = option.groups()
+    return f'{name}="{value}"' if value else f"{name}="
 
 
 MOST = 2**31 - 1

@@ -40,6 +40,19 @@ def row_of(product: str) -> GpuSpec | None:
     return None if words & SISTERS else max(rows, key=lambda spec: len(spec.product.split()), default=None)
 
 
+TOO_OLD = {
+    "v100": "sm_70",
+    "titanv": "sm_70",
+    "t4": "sm_75",
+    "rtx20": "sm_75",
+    "gtx16": "sm_75",
+    "p100": "sm_60",
+    "p40": "sm_61",
+    "gtx10": "sm_61",
+}
+"""Cards before Ampere by a part of their names, as in NVIDIA's list at developer.nvidia.com/cuda-gpus."""
+
+
 def lookup(name: str) -> GpuSpec:
     """The spec called `name`, or that of a card by its maker's or its driver's name: `rtx4090`, `RTX 4090`, `H100 SXM`,
     `NVIDIA H100 80GB HBM3`.
@@ -53,6 +66,8 @@ def lookup(name: str) -> GpuSpec:
             return spec
     if row := row_of(name):
         return row
+    if arch := next((arch for old, arch in TOO_OLD.items() if old in _plain(name)), None):
+        raise GpuError(f"The GPU {name} is {arch}, which is too old: evoattn's kernels need Ampere (sm_80) or newer.")
     raise GpuError(unknown("GPU", name, sorted(GPUS), "evoattn gpus"))
 
 

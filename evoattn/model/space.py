@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -45,7 +45,7 @@ class KernelConfig:
 
     @cached_property
     def _words(self) -> str:
-        return " ".join(f"{k}={int(v) if isinstance(v, bool) else v}" for k, v in self.params.items())
+        return spelled(self.params)
 
 
 @dataclass(frozen=True)
@@ -131,6 +131,11 @@ def _lies_in(params: dict[str, Value], parameters: Iterable[Parameter]) -> bool:
 def spelling(value: Value) -> str:
     """A value as it is written on the command line: `64`, `true`, `lazy_5`."""
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def spelled(params: Mapping[str, Value]) -> str:
+    """Parameters on one line: `BLOCK_M=64 OVERLAP=true`."""
+    return " ".join(f"{name}={spelling(value)}" for name, value in params.items())
 
 
 def parse_choices(words: list[str]) -> dict[str, tuple[str, ...]]:

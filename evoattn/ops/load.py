@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from evoattn.model.errors import WrongUse, require_text
+from evoattn.model.errors import WrongUse, in_python, require_text
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.mask import FULL
 from evoattn.model.paths import cubin_cache, database_text, default_database
@@ -124,6 +124,7 @@ class RecordedKernel:
         return out if isinstance(answer, torch.Tensor) else (out, answer[1])
 
 
+@in_python()
 def load(
     trial: int | str = "best",
     *,

@@ -29,8 +29,9 @@ from evoattn.timing.protocol import COMPARISON, Protocol
 FINALISTS = 3
 FINAL_SHARE, MOST_FINAL_SHARE = 0.2, 0.5
 """Of the budget, the least and the most that is left for comparing the best with what runs today."""
-FINAL_SECONDS = 1.2
-"""A comparison takes 0.6 to 1.4 s on an H200, of which cuDNN's first call of a shape takes 0.4 to 1.2 s."""
+FINAL_SECONDS, FIRST_SECONDS = 1.5, 4.0
+"""A comparison takes 0.6 to 1.7 s on an H200, of which cuDNN's first call of a shape takes 0.4 to 1.2 s. What the first
+one takes beside: it loads PyTorch's own kernels."""
 ELSEWHERE = frozenset(("flash_wmma", "three_kernel"))
 """Families that have won no measured problem: the time is better spent on the others."""
 UNKNOWN_GAIN, LEAST_GAIN = 0.3, 0.01
@@ -238,7 +239,9 @@ def tune(
 
             say("starting workers")
             places = {id(p): (group, i) for group in groups for i, p in enumerate(group.problems)}
-            finals = min(max(FINAL_SHARE * seconds, FINAL_SECONDS * len(places)), MOST_FINAL_SHARE * seconds)
+            finals = min(
+                max(FINAL_SHARE * seconds, FIRST_SECONDS + FINAL_SECONDS * len(places)), MOST_FINAL_SHARE * seconds
+            )
             engine.run(seconds - finals, lambda: say("searching"))
             deadline = time.monotonic() + finals
             for entry in entries:

@@ -1,1 +1,1 @@
-"""Which kernel for which problem: the shipped table, the rule that chooses from it, and how both are made."""
+"""Which kernel for which problem: the list, climbs by the cost model, and how lists are measured, made and judged."""

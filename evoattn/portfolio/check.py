@@ -22,9 +22,8 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import ConfigError, load_space
 from evoattn.peers.labels import FLASH_ATTENTION
 from evoattn.peers.table import PEERS
-from evoattn.portfolio.campaign import families_for
+from evoattn.portfolio.campaign import families_for, group_of
 from evoattn.portfolio.pick import Pick, pick, portfolio_kernels
-from evoattn.portfolio.problems import group_of
 from evoattn.timing.protocol import COMPARISON
 
 FINALISTS = 5

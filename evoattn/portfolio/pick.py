@@ -13,8 +13,7 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, SearchSpace, load_space
 from evoattn.portfolio.canonical import canonical, likely
-from evoattn.portfolio.climb import Costs, climbed, neighbours
-from evoattn.portfolio.climb_cache import MOST_KEPT, ClimbCache
+from evoattn.portfolio.climb import MOST_KEPT, ClimbCache, Costs, climbed, neighbours
 from evoattn.portfolio.kernels import Genes, KernelList, kind_of, list_for
 
 MOST_CHANGED = 60

@@ -19,10 +19,10 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.space import KernelConfig, Value
 from evoattn.portfolio import campaign
+from evoattn.portfolio.campaign import bits_of
 from evoattn.portfolio.canonical import likely
 from evoattn.portfolio.kernels import Genes, KernelList, kind_of
 from evoattn.portfolio.pick import whole
-from evoattn.portfolio.problems import bits_of
 from evoattn.portfolio.workload import DRAWS, PLAIN
 
 SEEDS, EACH = range(50, 68), 20

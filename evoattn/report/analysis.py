@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from itertools import chain
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,28 +26,29 @@ from evoattn.report.data import (
     Improvement,
     Progress,
 )
+from evoattn.storage.course import Tried
 
 MIN_TRIALS_TO_CORRELATE = 10
 MAX_ANCESTORS = 24
 MAX_REASON = 240
 
 
-Results = dict[str, list[tuple[Trial, float]]]
+Results = dict[str, list[tuple[Trial | Tried, float]]]
 """By family: its right trials with their times in µs, or their relative costs, best first."""
 
 
-def value_in(study: Study, trial: Trial) -> float | None:
+def value_in(study: Study, trial: Trial | Tried) -> float | None:
     """The trial's value if it is of the study's kind: a measured study ranks no estimates."""
     return trial.value if (trial.state is TrialState.ESTIMATED) == study.offline else None
 
 
-def right_trials(study: Study, trials: Iterable[Trial]) -> Results:
+def right_trials(study: Study, trials: Iterable[Trial | Tried]) -> Results:
     """The right trials by family; families without one are left out."""
     found: Results = {}
     for trial in trials:
         if (value := value_in(study, trial)) is not None:
             found.setdefault(trial.family, []).append((trial, value))
-    return {family: sorted(pairs, key=lambda pair: pair[1]) for family, pairs in found.items()}
+    return {family: sorted(pairs, key=itemgetter(1)) for family, pairs in found.items()}
 
 
 def _seconds_between(start: str, end: str) -> float:
@@ -55,7 +58,7 @@ def _seconds_between(start: str, end: str) -> float:
         return 0.0
 
 
-def progress(study: Study, trials: Iterable[Trial]) -> Progress:
+def progress(study: Study, trials: Iterable[Trial | Tried]) -> Progress:
     """The right candidates in the order tried; `trials` by number."""
     course = Progress("relative_cost" if study.offline else "median_us", [], [], [], [], [])
     best = float("inf")
@@ -91,30 +94,30 @@ def group_failures(failures: Iterable[tuple[TrialState, str, int]]) -> tuple[Fai
     return tuple(sorted(rows, key=lambda row: (-row.count, row.state, row.reason)))
 
 
-def _ranks(values: Sequence[float]) -> np.ndarray:
+def _ranks(values: np.ndarray) -> np.ndarray:
     """Ranks from 0, equal values sharing their mean rank."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts + 1) / 2)[inverse]
 
 
-def rank_cost_model(trials: Iterable[Trial]) -> CostModelRank | None:
+def rank_cost_model(trials: Iterable[Trial | Tried]) -> CostModelRank | None:
     """Spearman's correlation (Pearson's over ranks) of `relative_cost` with the median over `COMPLETE` trials; None
     below 10 of them."""
-    right = [(t.relative_cost, t.value) for t in trials if t.state is TrialState.COMPLETE]
-    pairs = [(cost, us) for cost, us in right if us is not None and cost is not None and is_positive(cost)]
+    right = ((t.relative_cost, t.value) for t in trials if t.state is TrialState.COMPLETE)
+    pairs = np.array([pair for pair in right if None not in pair and is_positive(pair[0] or 0)])
     if len(pairs) < MIN_TRIALS_TO_CORRELATE:
         return None
-    cost, time = (_ranks(column) for column in zip(*pairs, strict=True))
+    cost, time = map(_ranks, pairs.T)
     if cost.std() == 0 or time.std() == 0:
         return None
     return CostModelRank(float(np.corrcoef(cost, time)[0, 1]), len(pairs))
 
 
-def lineage(best: Trial | None, trials: dict[int, Trial]) -> tuple[Ancestor, ...]:
+def lineage(best: Trial | None, trials: dict[int, Tried]) -> tuple[Ancestor, ...]:
     """`best` and its ancestors, youngest first, at most `MAX_ANCESTORS`; parents that are not in the study are passed
     over."""
-    found: dict[int, Trial] = {}
-    front = [best] if best else []
+    found: dict[int, Trial | Tried] = {}
+    front: list[Trial | Tried] = [best] if best else []
     while front and len(found) < MAX_ANCESTORS:
         trial = max(front, key=lambda t: t.number)  # a child is always younger than its parents
         front.remove(trial)
@@ -127,7 +130,7 @@ def lineage(best: Trial | None, trials: dict[int, Trial]) -> tuple[Ancestor, ...
     return tuple(ancestor(trial, trials) for trial in found.values())
 
 
-def ancestor(trial: Trial, trials: dict[int, Trial]) -> Ancestor:
+def ancestor(trial: Trial | Tried, trials: dict[int, Tried]) -> Ancestor:
     """How `trial` was bred: its value, and its genes against the best of its parents in `trials`."""
     parents = [trials[n] for n in trial.parents if n in trials and trials[n].family == trial.family]
     changes = {}
@@ -146,29 +149,23 @@ MIN_TRIALS = 30
 BEST_SHARE = 0.1
 
 
-def importance_of(family: str, results: list[tuple[dict[str, Any], float]]) -> Importance:
-    """`results` are (parameters, value to minimise) of the right trials of one family.
+def importance_of(family: str, values: Sequence[float], columns: dict[str, Column]) -> Importance:
+    """`values` (least first) and the parameters' columns are those of the right trials of one family.
 
     PED-ANOVA (Watanabe et al., IJCAI 2023) asks which parameters set the best tenth apart from all: what a search
     wants to know, in milliseconds, where fANOVA's forests take seconds and answer for the bad regions too.
     """
-    if len(results) < MIN_TRIALS:
-        return Importance(
-            family, len(results), {}, f"{len(results)} right trials are too few to tell; {MIN_TRIALS} are needed."
-        )
-    ranked = sorted(results, key=lambda result: result[1])
-    every = _columns([params for params, _ in ranked])
-    columns = {
-        name: every[name] for name in results[0][0] if len(every[name].values) > 1 and every[name].codes.min() >= 0
-    }
-    if not columns or ranked[0][1] == ranked[-1][1]:
-        return Importance(family, len(results), {}, "All right trials have the same parameters or the same result.")
-    cutoff = ranked[math.ceil(BEST_SHARE * len(ranked)) - 1][1]
-    best = sum(value <= cutoff for _, value in ranked)
-    return Importance(family, len(results), _ped_anova(columns, best), "")
+    count = len(values)
+    if count < MIN_TRIALS:
+        return Importance(family, count, {}, f"{count} right trials are too few to tell; {MIN_TRIALS} are needed.")
+    varied = {name: column for name, column in columns.items() if len(column.values) > 1 and column.codes.min() >= 0}
+    if not varied or values[0] == values[-1]:
+        return Importance(family, count, {}, "All right trials have the same parameters or the same result.")
+    best = bisect_right(values, values[math.ceil(BEST_SHARE * count) - 1])
+    return Importance(family, count, _ped_anova(varied, best), "")
 
 
-def _ped_anova(columns: dict[str, _Column], best: int) -> dict[str, float]:
+def _ped_anova(columns: dict[str, Column], best: int) -> dict[str, float]:
     """Shares by parameter, largest first: the Pearson divergence of its distribution among the `best` first trials from
     that among all.
 
@@ -199,11 +196,13 @@ MIN_PAIRS = 3
 TOP_SHARE = 0.05
 MIN_BEST = 5
 """Trials among the best twentieth from which a value's share of them says something."""
+MIN_EFFECT = 0.02
+"""Of a paired effect from 1: a smaller one is within the noise of times that were taken alone."""
 MIN_DIFFERENCE = 0.2
 """Of the share among the best from that among all."""
 
 
-def improvements(progress: Progress, trials: dict[int, Trial]) -> tuple[Improvement, ...]:
+def improvements(progress: Progress, trials: dict[int, Tried]) -> tuple[Improvement, ...]:
     """Each new best in the order found, with its gain over the best before it and its genes against its best parent."""
     found = []
     before: float | None = None
@@ -215,21 +214,21 @@ def improvements(progress: Progress, trials: dict[int, Trial]) -> tuple[Improvem
     return tuple(found)
 
 
-def gene_values(results: Results) -> tuple[GeneValue, ...]:
+def gene_values(results: Results, columns: dict[str, dict[str, Column]]) -> tuple[GeneValue, ...]:
     """Each value of each parameter: how often it was tried, its best and median time, its share among the best, its
     paired effect.
 
     The effect is the median, over pairs of trials that differ in this parameter alone, of the time with the value over
     the best time with any other value; None below `MIN_PAIRS` pairs. Parameters with one value are left out.
     """
-    return tuple(row for family, found in results.items() for row in _family_values(family, found))
+    return tuple(row for family, found in results.items() for row in _family_values(family, found, columns[family]))
 
 
 _ABSENT: Any = object()
 """In place of a value that a config lacks."""
 
 
-class _Column(NamedTuple):
+class Column(NamedTuple):
     """One parameter over many trials."""
 
     values: list[Value]
@@ -238,29 +237,32 @@ class _Column(NamedTuple):
     """By trial, the index in `values`; -1 where the trial lacks the parameter."""
 
 
-def _columns(configs: Sequence[dict[str, Value]]) -> dict[str, _Column]:
+def columns_of(configs: Sequence[dict[str, Value]]) -> dict[str, Column]:
     """Of each parameter that a config has."""
-    names = list(dict.fromkeys(chain.from_iterable(dict.fromkeys(map(tuple, configs)))))
+    shapes = dict.fromkeys(map(tuple, configs))
     columns = {}
-    for name in names:
-        values = [config.get(name, _ABSENT) for config in configs]
+    for name in dict.fromkeys(chain.from_iterable(shapes)):
+        if all(name in shape for shape in shapes):
+            values = list(map(itemgetter(name), configs))
+        else:
+            values = [config.get(name, _ABSENT) for config in configs]
         places = {value: place for place, value in enumerate(v for v in dict.fromkeys(values) if v is not _ABSENT)}
-        codes = np.fromiter(map((places | {_ABSENT: -1}).__getitem__, values), int, len(values))
-        columns[name] = _Column(list(places), codes)
+        codes = np.fromiter(map((places | {_ABSENT: -1}).__getitem__, values), np.int32, len(values))
+        columns[name] = Column(list(places), codes)
     return columns
 
 
-def _family_values(family: str, found: list[tuple[Trial, float]]) -> list[GeneValue]:
-    configs, times = [trial.config for trial, _ in found], np.array([value for _, value in found])
-    columns = _columns(configs)
+def _family_values(
+    family: str, found: list[tuple[Trial | Tried, float]], columns: dict[str, Column]
+) -> list[GeneValue]:
+    times = np.array([value for _, value in found])
     rng = np.random.default_rng(1)
     hashes = {name: _hashes(column, rng) for name, column in columns.items()}
     whole = sum(hashes.values(), np.zeros(len(found), np.uint64))
     first = np.sort(np.unique(whole, return_index=True)[1])  # of each config the trial with its best time
     best_count = max(1, round(TOP_SHARE * len(found)))
     rows = []
-    for name in configs[0]:
-        values, codes = columns[name]
+    for name, (values, codes) in columns.items():
         if len(values) < 2:
             continue
         best = np.bincount(codes[:best_count][codes[:best_count] >= 0], minlength=len(values))
@@ -284,13 +286,14 @@ def _family_values(family: str, found: list[tuple[Trial, float]]) -> list[GeneVa
                     share=share,
                     effect=effect,
                     pairs=len(paired),
-                    tells=effect is not None or (best_count >= MIN_BEST and abs(top_share - share) >= MIN_DIFFERENCE),
+                    tells=(effect is not None and abs(effect - 1) >= MIN_EFFECT)
+                    or (best_count >= MIN_BEST and abs(top_share - share) >= MIN_DIFFERENCE),
                 )
             )
     return rows
 
 
-def _hashes(column: _Column, rng: np.random.Generator) -> np.ndarray:
+def _hashes(column: Column, rng: np.random.Generator) -> np.ndarray:
     """By trial, a number of 64 bits that stands for the parameter's value; 0 where the trial lacks it. Their sum stands
     for a config."""
     drawn = rng.integers(1, 1 << 63, len(column.values) + 1, dtype=np.uint64)
@@ -322,7 +325,7 @@ def family_samples(results: Results) -> tuple[FamilySample, ...]:
     return tuple(_sample(family, found) for family, found in results.items())
 
 
-def _sample(family: str, found: list[tuple[Trial, float]]) -> FamilySample:
+def _sample(family: str, found: list[tuple[Trial | Tried, float]]) -> FamilySample:
     drawn = found
     if len(found) > MAX_DRAWN:
         half = MAX_DRAWN // 2

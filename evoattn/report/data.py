@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from evoattn.peers.labels import peer_label
@@ -143,6 +143,10 @@ class FailureGroup:
     """Different sentences in the group."""
 
 
+MAX_POINTS = 1500
+"""Candidates drawn in the progress plot: each is a node of the page, and more of them only cover each other."""
+
+
 @dataclass(frozen=True)
 class Progress:
     """Every right candidate in the order tried, as columns of one length, and the improvements among them."""
@@ -156,6 +160,14 @@ class Progress:
     value: list[float]
     improvements: list[int]
     """Indices into the columns at which the best so far became better."""
+    configs: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """By trial, of the points that the page draws (`drawn`); not in the JSON."""
+
+    def drawn(self) -> list[int]:
+        """Indices to draw: all improvements, and of the others an even sample of `MAX_POINTS` at most."""
+        count = len(self.value)
+        stride = max(1, -(-count // MAX_POINTS))
+        return sorted({*range(0, count, stride), *self.improvements})
 
 
 @dataclass(frozen=True)
@@ -410,4 +422,5 @@ def _finite(value: Any) -> Any:
 def render_json(summary: StudySummary) -> str:
     """The fields of `StudySummary` as JSON, with a line break at the end."""
     said = {name: getattr(summary, name) for name in ("trials", "notice", "verdict", "peer_verdict", "search_gain")}
+    summary = replace(summary, progress=replace(summary.progress, configs={}))
     return json.dumps(_finite(asdict(summary) | said), indent=1, ensure_ascii=False) + "\n"

@@ -13,15 +13,16 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from evoattn.model.errors import WrongUse
+from evoattn.model.gpu import lookup
 from evoattn.model.paths import REPORT_TEMPLATES
-from evoattn.model.space import spelling
+from evoattn.model.space import load_space, spelling
 from evoattn.peers.labels import peer_label
-from evoattn.report.data import FamilySample, GeneValue, LeaderboardRow, Progress, StudySummary, Winner
+from evoattn.report.compare import Comparison
+from evoattn.report.data import FamilySample, GeneValue, LeaderboardRow, StudySummary, Winner
 from evoattn.report.instructions import CLASSES, Counts, count_instructions
 from evoattn.report.text import command, cost_text
 
-MAX_POINTS = 1500
-"""Candidates drawn in the progress plot: each is a node of the page, and more of them only cover each other."""
 COLOURS = 8
 """Colours of the page's style sheet, `c0` and up."""
 
@@ -40,27 +41,56 @@ def figures(summary: StudySummary) -> dict[str, Any]:
         "progress": _progress(summary),
         "samples": [_sample(sample) for sample in summary.samples],
         "slices": {sample.family: _slices(summary, sample.family) for sample in summary.samples},
+        "winner": summary.winner.row.trial if summary.winner else None,
+        "meanings": meanings(summary),
         "notes": {i.family: i.why_not for i in summary.importances},
     }
 
 
-def drawn_points(progress: Progress) -> list[int]:
-    """Indices of the candidates to draw: all improvements, and of the others an even sample of `MAX_POINTS` at most."""
-    count = len(progress.value)
-    stride = max(1, -(-count // MAX_POINTS))
-    return sorted({*range(0, count, stride), *progress.improvements})
+def meanings(summary: StudySummary) -> dict[str, str]:
+    """What each parameter of the study's families means, as `evoattn families NAME` says it; none of a family or a GPU
+    that this version does not know."""
+    found: dict[str, str] = {}
+    for family in summary.families:
+        try:
+            space = load_space(family, lookup(summary.gpu))
+        except WrongUse:
+            continue
+        found |= {parameter.name: parameter.meaning for parameter in space.parameters}
+    return found
+
+
+CONTENTS = {
+    "winner": "Best kernel",
+    "course": "Progress",
+    "families": "Families",
+    "leaderboard": "Leaderboard",
+    "parameters": "Parameters",
+    "ancestors": "Lineage",
+    "roofline": "Roofline",
+    "peers": "Peers",
+    "failures": "Failures",
+}
+"""Sections of the page by their places."""
 
 
 def _progress(summary: StudySummary) -> dict[str, Any]:
     p = summary.progress
-    drawn, improved = drawn_points(p), set(p.improvements)
+    drawn, improved = p.drawn(), set(p.improvements)
     low, high = _value_range(summary)
+    names: dict[str, list[str]] = {}
+    for i in drawn:
+        known = names.setdefault(p.family[i], [])
+        known += [name for name in p.configs[p.trial[i]] if name not in known]
+    configs = [[p.configs[p.trial[i]].get(name) for name in names[p.family[i]]] for i in drawn]
     peers = [(b.backend, b.median_us) for b in summary.baselines if b.median_us is not None and b.median_us <= high]
     return {
         "trial": [p.trial[i] for i in drawn],
         "seconds": [round(p.elapsed_s[i], 3) for i in drawn],
         "family": [p.family[i] for i in drawn],
         "value": [p.value[i] for i in drawn],
+        "names": names,
+        "config": [[value if value is None else spelling(value) for value in row] for row in configs],
         "improved": [i in improved for i in drawn],
         "low": low,
         "high": high,
@@ -196,6 +226,12 @@ def render_html(
     instructions = count(winner.source, summary.arch) if winner else {}
     counted = {} if isinstance(instructions, str) else instructions
 
+    missing = {
+        *(["roofline"] if not ceilings(summary) else []),
+        *(["peers"] if not summary.baselines else []),
+        *(["failures"] if not summary.failures else []),
+    }
+
     def worth(row: LeaderboardRow) -> float | None:
         return row.median_us if measured else row.relative_cost
 
@@ -213,6 +249,8 @@ def render_html(
         setting=spelling,
         peer=peer_label,
         colours=family_colours(summary),
+        contents=[(place, name) for place, name in CONTENTS.items() if place not in missing],
+        meanings=drawn["meanings"],
         genes=list(dict.fromkeys(name for row in rows for name in row.config)),
         backends=[b.backend for b in summary.baselines if any(b.backend in row.speedups for row in rows)],
         telling=[gene for gene in summary.genes if gene.tells],
@@ -228,3 +266,10 @@ def render_html(
         scripts=[Markup(script) for script in scripts],
         script_sources=Markup(" ".join(map(_source_hash, scripts))),
     )
+
+
+def comparison_html(found: Comparison) -> str:
+    """Two studies side by side as a page that loads nothing and runs nothing."""
+    environment = Environment(loader=FileSystemLoader(REPORT_TEMPLATES), autoescape=True, undefined=StrictUndefined)
+    style = Markup((REPORT_TEMPLATES / "page.css").read_text(encoding="utf-8"))
+    return environment.get_template("compare.html.j2").render(found=found, style=style)

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompileInfo, Study, Timing, Trial, ValidationReport
-from evoattn.ptx import NOT_MODELLED
+from evoattn.model.space import spelled
 from evoattn.report.counters import counters_table
 from evoattn.report.data import CountersTable
 from evoattn.report.text import add_row, clean, make_table, print_table, print_text
@@ -31,7 +31,7 @@ def trial_rows(study: Study, trial: Trial, places: Iterable[dict[str, str]]) -> 
     yield "gpu", f"{study.gpu} ({study.arch}), {device}"
     yield "state", f"{trial.state}" + (f": {trial.reason}" if trial.reason else "")
     yield "family", trial.family
-    yield "config", _pairs(trial.config, "=", " ")
+    yield "config", spelled(trial.config)
     yield "config id", trial.config_id
     parents = f" of trials {', '.join(map(str, trial.parents))}" if trial.parents else ""
     yield "made by", f"{trial.operator}{parents}"
@@ -56,8 +56,8 @@ def trial_rows(study: Study, trial: Trial, places: Iterable[dict[str, str]]) -> 
     yield "source hash", trial.source_hash or "none: it never became source"
 
 
-def _pairs(values: dict[str, Any], between: str = " ", after: str = ", ") -> str:
-    return after.join(f"{name}{between}{value}" for name, value in values.items())
+def _pairs(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def _compile_rows(info: CompileInfo) -> Iterator[Row]:
@@ -79,8 +79,6 @@ def _check_rows(report: ValidationReport) -> Iterator[Row]:
         yield "", f"{verdict}  {check.case}: {error}, {check.seconds * 1e3:.1f} ms"
     if report.seed is not None:
         yield "inputs' seed", str(report.seed)
-    if report.backend == "interpreter":
-        yield "not modelled", "\n".join(NOT_MODELLED)
 
 
 def _timing_rows(timing: Timing) -> Iterator[Row]:

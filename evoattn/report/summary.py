@@ -11,7 +11,9 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompileInfo, Study, Timing, Trial, is_positive
 from evoattn.model.space import KernelConfig
 from evoattn.report.analysis import (
+    Column,
     Results,
+    columns_of,
     family_samples,
     gene_values,
     group_failures,
@@ -157,19 +159,21 @@ def summarise(storage: Storage, study: Study, limit: int = 20, course: bool = Tr
     """
     problem = AttentionProblem(**study.problem)
     spec = _spec(study)
-    trials = {trial.number: trial for trial in storage.iter_trials(study)} if course else {}
+    trials = {trial.number: trial for trial in storage.course(study)} if course else {}
     peers = {} if study.offline else storage.peers(study)
     ranked = storage.leaderboard(study, max(limit, FINALISTS))
     leader = ranked[0] if ranked else None
     timed = {} if study.offline else {t.number: t.timing for t in ranked if t.timing}
     ratios = ranking.against_leader(timed, leader.number) if leader and leader.number in timed else {}
     tried = progress(study, trials.values())
+    tried.configs.update((number, trials[number].config) for number in (tried.trial[i] for i in tried.drawn()))
 
     def row(rank: int, trial: Trial) -> LeaderboardRow:
         return leaderboard_row(rank, trial, problem, spec, peers, study.offline)
 
     rows = tuple(row(rank, trial) for rank, trial in enumerate(ranked[:limit], 1))
     results = right_trials(study, trials.values())
+    columns = {family: columns_of([trial.config for trial, _ in found]) for family, found in results.items()}
     return StudySummary(
         study=study.name,
         kind="estimated" if study.offline else "measured",
@@ -195,11 +199,11 @@ def summarise(storage: Storage, study: Study, limit: int = 20, course: bool = Tr
         baselines=() if study.offline else _baselines(peers, storage.refusals(study), problem),
         failures=group_failures(storage.failures(study, MAX_REASONS)),
         progress=tried,
-        importances=_importances(study, results),
+        importances=_importances(study, results, columns),
         cost_model=None if study.offline else rank_cost_model(trials.values()),
         lineage=lineage(leader, trials),
         improvements=improvements(tried, trials),
-        genes=gene_values(results),
+        genes=gene_values(results, columns),
         samples=family_samples(results),
         roofs=() if study.offline or spec is None else roofs(problem, spec),
         final={str(number): {"median": r.median, "low": r.low, "high": r.high} for number, r in ratios.items()},
@@ -218,17 +222,11 @@ def _spec(study: Study) -> GpuSpec | None:
 
 def _best_of_families(storage: Storage, ranked: Sequence[Trial], results: Results) -> list[Trial]:
     """The best trial of each family, best first; a finalist stands before a time that was taken alone."""
-    leaders = {trial.family for trial in ranked}
-    best = {  # read again: `iter_trials` leaves the compiler's report out
-        family: found[0][0] if family in leaders else storage.trial(found[0][0].number)
-        for family, found in results.items()
-    }
+    leaders = {trial.family: trial for trial in reversed(ranked)}
+    best = [leaders.get(family) or storage.trial(found[0][0].number) for family, found in results.items()]
     place = {trial.number: n for n, trial in enumerate(ranked)}
-    for trial in reversed(ranked):
-        if trial.family in best:
-            best[trial.family] = trial
     last = len(ranked)
-    return sorted(best.values(), key=lambda t: (place.get(t.number, last), results[t.family][0][1]))
+    return sorted(best, key=lambda t: (place.get(t.number, last), results[t.family][0][1]))
 
 
 def _starting(ranked: Sequence[Trial]) -> StartingConfig | None:
@@ -261,6 +259,8 @@ def _baselines(
     return tuple(sorted(rows, key=lambda row: (row.median_us is None, row.median_us or 0.0, row.backend)))
 
 
-def _importances(study: Study, results: Results) -> tuple[Importance, ...]:
-    right = {family: results.get(family, []) for family in study.families}
-    return tuple(importance_of(family, [(t.config, value) for t, value in found]) for family, found in right.items())
+def _importances(study: Study, results: Results, columns: Mapping[str, dict[str, Column]]) -> tuple[Importance, ...]:
+    return tuple(
+        importance_of(family, [value for _, value in results.get(family, [])], columns.get(family, {}))
+        for family in study.families
+    )

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Study, Trial
+from evoattn.model.space import spelled, spelling
 from evoattn.peers.labels import peer_label
 from evoattn.report.data import GeneValue, LeaderboardRow, StudySummary
 from evoattn.report.screen import Kept, print_result
@@ -114,10 +115,14 @@ def _print_lineage(summary: StudySummary, console: Console) -> None:
     table.add_column("parameters won")
     for a in summary.lineage[:ANCESTORS_SHOWN]:
         value = number(a.value, 2) if a.value is not None and measured else cost_text(a.value)
-        changes = " ".join(f"{name} {old}→{new}" for name, (old, new) in a.changes.items())
+        changes = _changes(a.changes)
         parents = f" of {', '.join(map(str, a.parents))}" if a.parents else ""
         add_row(table, str(a.trial), a.state if a.value is None else value, f"{a.operator}{parents}", changes)
     print_table(console, f"Lineage of the best (parameters that differ from its best parent; value in {unit})", table)
+
+
+def _changes(pairs: dict[str, tuple[Any, Any]]) -> str:
+    return " ".join(f"{name} {spelling(old)}→{spelling(new)}" for name, (old, new) in pairs.items())
 
 
 def _print_improvements(summary: StudySummary, console: Console) -> None:
@@ -134,7 +139,7 @@ def _print_improvements(summary: StudySummary, console: Console) -> None:
         found = step.found
         value = number(found.value, 2) if summary.kind == "measured" else cost_text(found.value)
         gain = "-" if step.gain is None else f"{step.gain:.2%}"
-        changes = " ".join(f"{name} {old}→{new}" for name, (old, new) in found.changes.items())
+        changes = _changes(found.changes)
         add_row(table, f"{step.elapsed_s:.0f} s", str(found.trial), value, gain, found.operator, changes)
     print_table(
         console, "Improvements, the latest first (gain over the best before; parameters against the best parent)", table
@@ -146,7 +151,7 @@ def _print_genes(summary: StudySummary, console: Console) -> None:
     winners: dict[tuple[str, str], GeneValue] = {}
     for gene in summary.genes:
         winners.setdefault((gene.family, gene.gene), gene)
-    telling = [gene for gene in winners.values() if gene.tells]
+    telling = [gene for gene in winners.values() if gene.tells and (gene.effect is None or gene.effect < 1)]
     if not telling:
         return
     table = make_table()
@@ -157,7 +162,7 @@ def _print_genes(summary: StudySummary, console: Console) -> None:
     for gene in telling:
         effect = number(gene.effect, 3)
         shares = (f"{gene.top_share:.0%}", f"{gene.share:.0%}")
-        add_row(table, gene.family, f"{gene.gene}={gene.value}", *shares, effect, str(gene.pairs))
+        add_row(table, gene.family, f"{gene.gene}={spelling(gene.value)}", *shares, effect, str(gene.pairs))
     print_table(
         console, "Values that won (share among the best 5 % and among all; paired effect, under 1 is faster)", table
     )
@@ -273,17 +278,13 @@ def _configs(rows: tuple[LeaderboardRow, ...], resources: bool) -> Table:
                 if all(k in r.config and r.config[k] == v for r in of_family)
             }
             blanks = [""] * len(RESOURCES) if resources else []
-            add_row(table, "all", *blanks, f"{family}: {_genes(shared) or 'nothing in common'}")
+            add_row(table, "all", *blanks, f"{family}: {spelled(shared) or 'nothing in common'}")
         for row in of_family:
             own = {k: v for k, v in row.config.items() if k not in shared}
             add_row(
                 table,
                 str(row.trial),
                 *(_resources(row) if resources else ()),
-                f"{_genes(own)} ({row.operator})".strip(),
+                f"{spelled(own)} ({row.operator})".strip(),
             )
     return table
-
-
-def _genes(config: dict[str, Any]) -> str:
-    return " ".join(f"{name}={int(value) if isinstance(value, bool) else value}" for name, value in config.items())

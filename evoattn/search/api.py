@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from evoattn.engine.progress import Progress
 from evoattn.engine.tools import Tools
 from evoattn.evaluation.main_file import require_startable, without_main_file
-from evoattn.model.errors import FailedRun, WrongUse
+from evoattn.model.errors import FailedRun, WrongUse, in_python
 from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.paths import database_text
 from evoattn.model.problem import AttentionProblem
@@ -70,6 +70,7 @@ class SearchResult:
         return dict(self.progress.peers)
 
 
+@in_python()
 def search(
     problem: AttentionProblem | str,
     budget: str = "1m",

@@ -11,7 +11,7 @@ from dataclasses import replace
 from evoattn.engine.candidates import Pending, Seen
 from evoattn.engine.progress import Progress
 from evoattn.families import registry
-from evoattn.families.behaviour import behaviour
+from evoattn.families.built import behaviour
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Evaluation, Proposal, Study, Timing, Trial, TrialState

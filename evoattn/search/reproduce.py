@@ -100,9 +100,7 @@ def _code_finding(
     except (registry.FamilyError, configs.ConfigError, CompileError):
         return []
     same = machine_code_hash(today.cubin) == machine_code_hash(kernel.cubin)
-    return [
-        Finding("code", f"Today's text compiles to {'the same' if same else 'other'} machine code here.", None),
-    ]
+    return [Finding("code", f"Today's text compiles to {'the same' if same else 'other'} machine code here.", None)]
 
 
 def _compile_finding(trial: Trial, kernel: CompiledKernel) -> Finding:

@@ -187,7 +187,7 @@ def choose_device(
     if name == "auto":
         if not devices:
             raise GpuError(
-                "There is no CUDA device here; name the GPU to search for offline, for example --gpu l4 (evoattn knows "
+                "There is no CUDA device here; name a GPU, for example --gpu l4, and nothing is timed (evoattn knows "
                 f"{', '.join(gpus.GPUS)})."
             )
         if devices[0].spec is None:

@@ -36,10 +36,7 @@ _SENTENCES = (
         "The database {place} is read-only; make the file and its folder writable, or choose another one with --db.",
     ),
     ("disk is full", "The disk that holds the database {place} is full; free some space, then {again}."),
-    (
-        "disk i/o error",
-        "The disk that holds the database {place} fails to read or write; see to it, then {again}.",
-    ),
+    ("disk i/o error", "The disk that holds the database {place} fails to read or write; see to it, then {again}."),
     ("malformed", "The database {place} is damaged; use a copy of it, or start a new one with --db."),
     ("not a database", "{place} is not a SQLite database; choose another file with --db."),
     (

@@ -55,16 +55,9 @@ def _json_float(value: float) -> float | str:
 def each(kind: type | tuple[type, ...], values: Any, container: type) -> Any:
     """`values` if it is a `container` that holds only `kind`. Raises `TypeError`."""
     inside = values.values() if isinstance(values, dict) else values
-    if not isinstance(values, container):
-        raise _misplaced(values)
-    for value in inside:
-        if not isinstance(value, kind):
-            raise _misplaced(values)
+    if not (isinstance(values, container) and all(issubclass(found, kind) for found in set(map(type, inside)))):
+        raise TypeError(f"{str(values)[:80]!r} is not of the kind that belongs here")
     return values
-
-
-def _misplaced(values: Any) -> TypeError:
-    return TypeError(f"{str(values)[:80]!r} is not of the kind that belongs here")
 
 
 def plain_text(value: Any) -> str:

@@ -44,10 +44,7 @@ studies = Table(
 """One search. `created_at`, here and below, is UTC in ISO 8601."""
 
 sources = Table(
-    "sources",
-    metadata,
-    Column("hash", String(64), primary_key=True),
-    Column("zlib", LargeBinary, nullable=False),
+    "sources", metadata, Column("hash", String(64), primary_key=True), Column("zlib", LargeBinary, nullable=False)
 )
 """Rendered text, once for each sha256 of its UTF-8 bytes. Compressed, as a day's search renders some 500 MB."""
 
@@ -146,10 +143,7 @@ profiles = Table(
 """Hardware counters of one call of a trial's kernel, or (`trial_number` NULL) of a peer on the study's problem."""
 
 writes = Table(
-    "writes",
-    metadata,
-    Column("writer", String(32), primary_key=True),
-    Column("number", BigInteger, nullable=False),
+    "writes", metadata, Column("writer", String(32), primary_key=True), Column("number", BigInteger, nullable=False)
 )
 """The last write of each program to a PostgreSQL server (`evoattn/storage/patience.py`): after a crash
 its row tells whether the server kept it. No result, so it is not copied with them; empty in SQLite."""

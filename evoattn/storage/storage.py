@@ -8,6 +8,7 @@ from sqlalchemy import select
 
 from evoattn.model.profile import KernelCounters, Profile
 from evoattn.model.records import Study, Timing
+from evoattn.storage.course import Courses
 from evoattn.storage.database import Database, now
 from evoattn.storage.rows import Row, checked, each, plain_text, timing_from_row
 from evoattn.storage.schema import baselines, profiles
@@ -108,7 +109,7 @@ def _kernel_from_json(kernel: dict[str, Any]) -> KernelCounters:
     )
 
 
-class Storage(Studies, Trials, Peers, Profiles):
+class Storage(Studies, Trials, Courses, Peers, Profiles):
     """An open database: `Storage.open(url)`.
 
     Rows are only ever added. Every method raises `StorageError` where the database fails it.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Column, Connection, Select, func, insert, literal, select
+from sqlalchemy import Column, ColumnElement, Connection, Select, func, insert, literal, select
 
 from evoattn.model.compressed_source import CompressedSource
 from evoattn.model.records import Candidate, Evaluation, Study, Timing, Trial, TrialState
@@ -33,8 +33,8 @@ from evoattn.storage.schema import STAGES, environments, samples, sources, trial
 FINAL = STAGES.index("final")
 
 
-def leaders(study: Study, limit: int, finalists_first: bool) -> Select[Any]:
-    """The query of the best `limit` trials, best first.
+def leaders(study: Study, limit: int, finalists_first: bool, operator: str | None = None) -> Select[Any]:
+    """The query of the best `limit` trials (of those made by `operator`, if given), best first.
 
     An offline study's are `ESTIMATED`, by relative cost. Else they are `COMPLETE`, by the median of their most trusted
     timing: final before repeat before screen, the last recorded of a stage. The two never mix. A trial that was
@@ -44,28 +44,25 @@ def leaders(study: Study, limit: int, finalists_first: bool) -> Select[Any]:
     lucky sample taken alone does not beat them; one that left it without a time is none of them. Without, a trial found
     after that final can enter the next one.
     """
-    return _estimated(study, limit) if study.offline else _measured(study, limit, finalists_first)
+    of_study = [trials.c.study_id == study.id, *([] if operator is None else [trials.c.operator == operator])]
+    return _estimated(of_study, limit) if study.offline else _measured(study, of_study, limit, finalists_first)
 
 
-def _estimated(study: Study, limit: int) -> Select[Any]:
+def _estimated(of_study: Sequence[ColumnElement[bool]], limit: int) -> Select[Any]:
     return (
         select(trials)
-        .where(trials.c.study_id == study.id, trials.c.state == TrialState.ESTIMATED.value)
+        .where(*of_study, trials.c.state == TrialState.ESTIMATED.value)
         .order_by(trials.c.relative_cost, trials.c.number)
         .limit(limit)
     )
 
 
-def _measured(study: Study, limit: int, finalists_first: bool) -> Select[Any]:
+def _measured(study: Study, of_study: Sequence[ColumnElement[bool]], limit: int, finalists_first: bool) -> Select[Any]:
     run = samples.c.protocol["run"].as_string()
     latest_final = (
         select(run)
         .join(trials, trials.c.number == samples.c.trial_number)
-        .where(
-            trials.c.study_id == study.id,
-            samples.c.stage == FINAL,
-            samples.c.median_us < math.inf,
-        )
+        .where(trials.c.study_id == study.id, samples.c.stage == FINAL, samples.c.median_us < math.inf)
         .order_by(samples.c.id.desc())
         .limit(1)
         .scalar_subquery()
@@ -80,7 +77,7 @@ def _measured(study: Study, limit: int, finalists_first: bool) -> Select[Any]:
     ranked = (
         select(samples.c.trial_number, samples.c.median_us, finalist.label("finalist"), rank.label("rank"))
         .join(trials, trials.c.number == samples.c.trial_number)
-        .where(trials.c.study_id == study.id, trials.c.state == TrialState.COMPLETE.value)
+        .where(*of_study, trials.c.state == TrialState.COMPLETE.value)
         .where(trials.c.number.not_in(disqualified), samples.c.median_us < math.inf)
         .subquery()
     )
@@ -195,7 +192,9 @@ class Trials(Database):
         """The trial with this number, of whatever study. Raises `UnknownRecord`."""
         found = self._read(lambda c: _load(c, select(trials).where(trials.c.number == number)))
         if not found:
-            raise UnknownRecord(f"There is no trial {number} in {self.place}; `evoattn report` lists the trials.")
+            raise UnknownRecord(
+                f"There is no trial {number} in {self.place}; `evoattn report --full` shows the numbers of the best."
+            )
         return found[0]
 
     def environments(self, trial: Trial) -> list[dict[str, str]]:
@@ -269,9 +268,7 @@ class Trials(Database):
     ) -> list[Trial]:
         """The best `limit` trials (of those made by `operator`, if given), best first: see
         `evoattn.storage.trials`."""
-        query = leaders(study, limit, finalists_first)
-        if operator is not None:
-            query = query.where(trials.c.operator == operator)
+        query = leaders(study, limit, finalists_first, operator)
         return self._read(lambda c: _load(c, query))
 
     def count_finals(self, study: Study) -> int:

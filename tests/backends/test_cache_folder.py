@@ -10,16 +10,7 @@ import time
 import pytest
 
 from evoattn.backends import cache_folder
-from evoattn.backends.cache_folder import (
-    HOUR_S,
-    LIMIT,
-    MARK,
-    keep_small,
-    limit_bytes,
-    mark_used,
-    read_own,
-    write_whole,
-)
+from evoattn.backends.cache_folder import HOUR_S, LIMIT, MARK, keep_small, limit_bytes, mark_used, read_own, write_whole
 from evoattn.model.whole_file import TEMPORARY
 
 KB = 1000

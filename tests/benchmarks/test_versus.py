@@ -93,10 +93,7 @@ def test_helions_trace_is_read():
         {"event": "trial", "timestamp_s": 102.0, "status": "ok", "perf_ms": 0.5, "config": {"a": 1}},
         {"event": "trial", "timestamp_s": 103.5, "status": "error", "perf_ms": None, "config": {"a": 2}},
     ]
-    assert by_helion.tried(map(json.dumps, events), 99.0) == [
-        Tried(3.0, 500.0, {"a": 1}),
-        Tried(4.5, None, {"a": 2}),
-    ]
+    assert by_helion.tried(map(json.dumps, events), 99.0) == [Tried(3.0, 500.0, {"a": 1}), Tried(4.5, None, {"a": 2})]
 
 
 def test_evoattns_trials_count_with_the_time_from_before_the_final():

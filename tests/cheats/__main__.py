@@ -30,6 +30,7 @@ def main() -> int:
     devices = [] if words.offline else gpus.detect_devices()
     offline = not devices
     spec = gpus.GPUS["h100"] if offline else devices[0].spec
+    assert spec is not None  # or there would be no device
     started = time.monotonic()
 
     def say(line: str) -> None:

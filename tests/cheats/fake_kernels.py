@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 
+from evoattn.backends.base import QueuedBackend
 from evoattn.correctness.reference import exact_attention, exact_lse
 from evoattn.evaluation.device import DeviceEvaluator
 from evoattn.evaluation.tasks import Evaluate
@@ -16,8 +18,9 @@ from evoattn.families import registry
 from evoattn.families.base import Family
 from evoattn.families.built import BuiltKernel
 from evoattn.model import gpu
+from evoattn.model.launch import KernelLaunch, Scalar
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.records import CompileInfo, Evaluation
+from evoattn.model.records import CompiledKernel, CompileInfo, Evaluation
 from evoattn.model.space import load_space
 from evoattn.peers.table import Peer
 from evoattn.timing.timer import Timer
@@ -39,7 +42,8 @@ class Launch:
     count: int
 
     def answer(self) -> torch.Tensor:
-        exact = exact_attention(self.problem, *(self.views[t] for t in "qkv"), torch.float32)
+        q, k, v = (self.views[t] for t in "qkv")
+        exact = exact_attention(self.problem, q, k, v, torch.float32)
         return exact.to(self.views["o"].dtype)
 
     def write(self) -> None:
@@ -65,8 +69,12 @@ class FakeBackend:
     def __init__(self) -> None:
         self.elapsed_us = 0.0
 
-    def prepare(self, compiled: FakeKernel, launches, buffers):
-        heads, kv_heads, seqlen_q, seqlen_k, *strides = (a.value for a in launches[0].args[4:20])
+    def prepare(
+        self, compiled: FakeKernel, launches: tuple[KernelLaunch, ...], buffers: dict[str, torch.Tensor]
+    ) -> Callable[[], None]:
+        heads, kv_heads, seqlen_q, seqlen_k, *strides = (
+            int(a.value) for a in launches[0].args[4:20] if isinstance(a, Scalar)
+        )
         dim, lse = PROBLEM.head_dim, "lse" in buffers
         batch = buffers["q"].numel() // (heads * seqlen_q * dim)
         layout = "bshd" if strides[2] == heads * dim else "bhsd"
@@ -86,7 +94,9 @@ class FakeBackend:
 
         return enqueue
 
-    def run(self, compiled: FakeKernel, launches, buffers) -> tuple[str, ...]:
+    def run(
+        self, compiled: FakeKernel, launches: tuple[KernelLaunch, ...], buffers: dict[str, torch.Tensor]
+    ) -> tuple[str, ...]:
         self.prepare(compiled, launches, buffers)()
         return ()
 
@@ -102,7 +112,7 @@ class FakeTimer(Timer):
 
     launch_us = 0.0
 
-    def queue(self, work: Callable[[], None]) -> Callable[[], float]:
+    def queue(self, work: Callable[[], object]) -> Callable[[], float]:
         before = self._backend.elapsed_us
         work()
         elapsed = self._backend.elapsed_us - before
@@ -112,7 +122,7 @@ class FakeTimer(Timer):
     def side_stream(self) -> Iterator[None]:
         yield
 
-    def capture(self, calls: list[Callable[[], None]]) -> Callable[[], None]:
+    def capture(self, calls: list[Callable[[], object]]) -> Callable[[], None]:
         def replay() -> None:
             for call in calls:
                 call()
@@ -125,13 +135,15 @@ class FakeTimer(Timer):
 
 def built(fake: FakeKernel, family: Family = FAMILY) -> BuiltKernel:
     """The fake as a kernel of flash_scalar."""
-    return BuiltKernel(family, CONFIG, H100, fake)
+    return BuiltKernel(family, CONFIG, H100, cast(CompiledKernel, fake))
 
 
 def make_evaluator(problem: AttentionProblem = PROBLEM, **peers: Peer) -> DeviceEvaluator:
     """On fake kernels; against `peers` alone in a final."""
     backend = FakeBackend()
-    evaluator = DeviceEvaluator(problem, H100, backend=backend, timer=FakeTimer(backend), peers=peers)
+    evaluator = DeviceEvaluator(
+        problem, H100, backend=cast(QueuedBackend, backend), timer=FakeTimer(backend), peers=peers
+    )
     evaluator.prepare()
     return evaluator
 

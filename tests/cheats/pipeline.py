@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from evoattn.engine.budget import Budget
@@ -19,7 +19,7 @@ from evoattn.fleet.local import LocalFleet
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Candidate, Proposal, Study, Trial, TrialState
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig, Value, load_space
 from evoattn.search.request import SearchPlan
 from evoattn.search.study import Search
 from evoattn.storage import Storage
@@ -33,7 +33,8 @@ FAMILY = lookup("flash_scalar")
 def configs_of(cheats: tuple[Cheat, ...], gpu: GpuSpec) -> dict[str, tuple[KernelConfig, Cheat]]:
     """By id: a valid config for each cheat. Raises `ValueError` if there are too few."""
     space = load_space(FAMILY.name, gpu)
-    points = (GENES | dict(zip(FREE, values, strict=True)) for values in itertools.product(*FREE.values()))
+    free = (dict(zip(FREE, values, strict=True)) for values in itertools.product(*FREE.values()))
+    points: Iterator[dict[str, Value]] = ({**GENES, **genes} for genes in free)
     valid = (c for c in map(space.make_config, points) if FAMILY.why_invalid(PROBLEM, c, gpu) is None)
     chosen = {config.id: (config, cheat) for config, cheat in zip(valid, cheats, strict=False)}
     if len(chosen) < len(cheats):

@@ -83,8 +83,8 @@ def depends_on_its_output(launch: Launch) -> None:
 class Cached:
     """Computes an answer once for each address of Q, and copies it from then on."""
 
-    def __init__(self):
-        self.answers = {}
+    def __init__(self) -> None:
+        self.answers: dict[tuple[int, torch.Size], torch.Tensor] = {}
 
     def __call__(self, launch: Launch) -> None:
         key = launch.buffers["q"].data_ptr(), launch.views["q"].shape

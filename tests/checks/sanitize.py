@@ -83,7 +83,9 @@ def main() -> None:
     devices = gpus.detect_devices()
     if not devices:
         sys.exit("sanitize.py needs a CUDA device in this machine.")
-    gpu, started, counts, damning = devices[0].spec, time.monotonic(), Counter(), 0
+    gpu, started, damning = devices[0].spec, time.monotonic(), 0
+    assert gpu is not None  # or there would be no device
+    counts: Counter[tuple[str, str, str]] = Counter()
     families, tools = options.family or list(registry.FAMILIES), tuple(options.tools.split(","))
     work = [
         (problem, config)
@@ -92,7 +94,7 @@ def main() -> None:
     ]
     with ThreadPoolExecutor(options.jobs) as pool:
         for (problem, config), (said, counted) in zip(
-            work, pool.map(lambda job: verdicts(*job, gpu, tools), work), strict=True
+            work, pool.map(lambda job: verdicts(job[0], job[1], gpu, tools), work), strict=True
         ):
             damning += counted
             for tool, sentence in said.items():

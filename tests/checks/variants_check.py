@@ -165,7 +165,7 @@ def made(ladder: Iterable[tuple[str, AttentionProblem, str]]) -> list[Case]:
 def judge(backend: Backend, kernel: BuiltKernel, cases: list[Case]) -> tuple[list[str], float]:
     """What is wrong with a kernel, and the largest share that an error has of what is allowed. A launch that fails ends
     the kernel's cases."""
-    found, worst = [], 0.0
+    found, worst = list[str](), 0.0
     for case in cases:
         try:
             result = check(backend, kernel, case, repeat=True)
@@ -183,7 +183,7 @@ def judge_all(rows: list[Row], compiled: Iterator[CompiledKernel], gpu: GpuSpec)
     for family, problem, configs in rows:
         if problem not in cases:
             cases[problem] = made([*device_cases(problem), ("its own shape", problem, "plain")])
-        found, worst = [], 0.0
+        found, worst = list[str](), 0.0
         for config in configs:
             own = made(("rows apart", p, "plain") for p in apart(problem, config))
             kernel = BuiltKernel(family, config, gpu, next(compiled))

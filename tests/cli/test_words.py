@@ -8,7 +8,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from evoattn import __version__
+import evoattn
+from evoattn import FailedRun, __version__
 from evoattn.cli.main import app
 from evoattn.cli.search import SHAPE_HELP
 from evoattn.model.shape_text import parse_shape
@@ -114,8 +115,38 @@ def test_what_the_parser_refuses_is_one_sentence_too(words, expected):
 
 
 def test_a_word_like_no_other_gets_no_suggestion():
-    said = run("search", "--gpu", "v100").stderr
+    said = run("search", "--gpu", "qqq").stderr
     assert "evoattn has a10, a100" in said and "Did you mean" not in said
+
+
+@pytest.mark.parametrize(
+    ("card", "arch"), [("t4", "sm_75"), ("Tesla V100-SXM2-16GB", "sm_70"), ("RTX 2080 Ti", "sm_75")]
+)
+def test_a_card_that_is_too_old_is_said_to_be(card, arch):
+    said = run("search", "--gpu", card).stderr
+    assert f"is {arch}, which is too old" in said and "Ampere" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "count", "first"),
+    [
+        ("search --gpu rtx4", 3, "rtx4080"),
+        ("search --problem paged_", 3, "paged_decode_16"),
+        ("search --family split", 3, "split_kv"),
+        ("search --sampler gu", 3, "guided"),
+        ("report --study x", 3, ""),
+    ],
+)
+def test_a_shell_completes_values(words, count, first, tmp_path):
+    asked = {"COMP_WORDS": f"evoattn {words}", "COMP_CWORD": str(count), "_EVOATTN_COMPLETE": "complete_bash"}
+    env = asked | {"EVOATTN_DB": str(tmp_path / "none.sqlite")}
+    assert CliRunner().invoke(app, [], env=env, prog_name="evoattn").output.split("\n")[0] == first
+
+
+def test_python_is_told_of_its_own_words(tmp_path):
+    with pytest.raises(FailedRun, match="or choose another with db=") as raised:
+        evoattn.load(db=tmp_path / "none.sqlite")
+    assert "--" not in str(raised.value)
 
 
 def test_what_a_shape_is_made_of_fits_into_some_lines():

@@ -10,7 +10,8 @@ from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.terms import torch_dtype
 from evoattn.families import registry
 from evoattn.families.render import render
-from evoattn.families.work import SHARED_LINE, WARP
+from evoattn.families.residency import WARP
+from evoattn.families.work import SHARED_LINE
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import load_space

@@ -98,11 +98,7 @@ def test_an_exception_costs_the_task_only(worker):
 
 
 @pytest.mark.parametrize(
-    "task, ending, words",
-    [
-        (("exit", 3), Ending.DIED, "exit code 3"),
-        (("hang", 60), Ending.TIMEOUT, "limit of 1 s"),
-    ],
+    "task, ending, words", [(("exit", 3), Ending.DIED, "exit code 3"), (("hang", 60), Ending.TIMEOUT, "limit of 1 s")]
 )
 @pytest.mark.slow
 def test_death_and_hang_are_followed_by_a_fresh_process(worker, task, ending, words):
@@ -150,13 +146,7 @@ def test_a_pool_answers_in_the_order_of_its_tasks_whatever_becomes_of_them():
     pool = Pool(processes(2, Obedient))
     try:
         outcomes = pool.ask([("hang", 0.5), ("exit", 3), ("echo", 0), ("raise", "bad luck"), ("echo", 1)], 20.0)
-        assert [o.ending for o in outcomes] == [
-            Ending.RESULT,
-            Ending.DIED,
-            Ending.RESULT,
-            Ending.RAISED,
-            Ending.RESULT,
-        ]
+        assert [o.ending for o in outcomes] == [Ending.RESULT, Ending.DIED, Ending.RESULT, Ending.RAISED, Ending.RESULT]
         assert not pool.ask([], 20.0) and not pool.in_flight
     finally:
         pool.stop()

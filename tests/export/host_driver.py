@@ -84,9 +84,7 @@ def build(family: str, fields: Iterable[str], folder: Path) -> Path:
     reads += ["std::cin >> p.softmax_scale;"]
     source = folder / f"{family}.cpp"
     text = PROGRAM.format(
-        host=(HOST / "host.h").read_text(),
-        family=(HOST / f"{family}.h").read_text(),
-        reads="\n    ".join(reads),
+        host=(HOST / "host.h").read_text(), family=(HOST / f"{family}.h").read_text(), reads="\n    ".join(reads)
     )
     source.write_text(text)
     program = folder / family

@@ -20,10 +20,7 @@ from evoattn.model.gpu import detect_devices
 from evoattn.model.problem import AttentionProblem
 from tests.export.kernels import HOPPER_GENES, record
 
-pytestmark = [
-    pytest.mark.device,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-]
+pytestmark = [pytest.mark.device, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 
 WRAPPER = """
 #include "attention.cuh"

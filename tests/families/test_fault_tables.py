@@ -84,27 +84,15 @@ MMA: list[Row] = [
             ("load_k(tile + K_STAGES);\n      if (!", "load_k(tile + K_STAGES);\n      __syncthreads();\n      if (!"),
         ],
     ),
-    (
-        "rings reused for the merge",
-        {"KEY_WARPS": 2},
-        [("__syncthreads();  // all warps are done", "//")],
-    ),
-    (
-        "no barrier in the merge",
-        {"KEY_WARPS": 2},
-        [("__syncthreads();  // the partial", "//")],
-    ),
+    ("rings reused for the merge", {"KEY_WARPS": 2}, [("__syncthreads();  // all warps are done", "//")]),
+    ("no barrier in the merge", {"KEY_WARPS": 2}, [("__syncthreads();  // the partial", "//")]),
     (
         "rings reused for O",
         {"Q_PLACE": "direct", "O_STORE": "shared"},
         [("|| HEAD_DIM != VALUE_DIM) __syncthreads();", "|| HEAD_DIM != VALUE_DIM) ;")],
     ),
     ("no __syncwarp before Q is reused", {"O_STORE": "shared"}, [("else __syncwarp();  ", "//")]),
-    (
-        "no __syncwarp before O is read",
-        {"O_STORE": "shared"},
-        [("__syncwarp();  // the warp's", "//")],
-    ),
+    ("no __syncwarp before O is read", {"O_STORE": "shared"}, [("__syncwarp();  // the warp's", "//")]),
     (
         "weak wait for K",
         SPLIT,
@@ -193,11 +181,7 @@ WGMMA: list[Row] = [
     ("no fence before the tensor store", PLAIN, [("fence_proxy_async();\n named", "named", 2)]),
     ("no barrier before the tensor store", PLAIN, [(O_BARRIER, "//", 2)]),
     ("no wait for the tensor store", PLAIN, [("tma_store_wait_read();  // shared", "; // shared")]),
-    (
-        "no __syncwarp before O is read",
-        ROWS,
-        [("__syncwarp();  // all rows", "//")],
-    ),
+    ("no __syncwarp before O is read", ROWS, [("__syncwarp();  // all rows", "//")]),
     (
         "no __syncwarp before Q is reused",
         {**ROWS, "Q_IN_REGISTERS": True},
@@ -288,11 +272,7 @@ GIVE_AGAIN = "  if (thread == 0) give(counters_zeroed + blockIdx.x * WARPGROUPS 
 HANDED_OVER: list[Row] = [
     ("a result is not waited for", BALANCED, [(TAKE, "")]),
     ("a result is never given", BALANCED, [(GIVE, "")]),
-    (
-        "a result is taken from another block",
-        BALANCED,
-        [("(blockIdx.y - 1) * gridDim.x", "blockIdx.y * gridDim.x")],
-    ),
+    ("a result is taken from another block", BALANCED, [("(blockIdx.y - 1) * gridDim.x", "blockIdx.y * gridDim.x")]),
     (
         "no barrier before a result is given",
         BALANCED,
@@ -331,11 +311,7 @@ WRONG_SHARES = {
 }
 LAZY_AFTER = {"RESCALE": "lazy_after", "BLOCK_N": 64}
 SCORES_AGAIN: list[Row] = [
-    (
-        "no fence after K was read again",
-        LAZY_AFTER,
-        [("fence_proxy_async();  // before the copies", "//")],
-    ),
+    ("no fence after K was read again", LAZY_AFTER, [("fence_proxy_async();  // before the copies", "//")])
 ]
 
 

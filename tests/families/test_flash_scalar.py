@@ -1,5 +1,7 @@
 """flash_scalar: right on the interpreter, every refusal explained, known-good configs known good."""
 
+from functools import partial
+
 import pytest
 
 from evoattn.families.flash_scalar.family import FlashScalar
@@ -22,8 +24,7 @@ def config(**changes):
     return SPACE.make_config(NOTES | changes)
 
 
-def problem(heads, kv_heads, seqlen_q, seqlen_k, head_dim, dtype="fp16", mask="full", layout="bhsd"):
-    return AttentionProblem(1, heads, kv_heads, seqlen_q, seqlen_k, head_dim, dtype, mask, layout)
+problem = partial(AttentionProblem, 1)
 
 
 def outcome(problem, config, kind="plain", gpu=L4):

@@ -24,6 +24,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.samplers.pool import ConfigPool
 from evoattn.search.starting import starting_configs
+from tests.families.covering import covering, gene_pairs
 
 FAMILY, H100 = FlashWgmma(), GPUS["h100"]
 SPACE = load_space("flash_wgmma", H100)
@@ -195,10 +196,7 @@ def test_a_starting_config_compiles_as_the_estimate_says(name):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "genes",
-    [
-        {"RESCALE": "lazy_after", "BLOCK_N": 112, "STORE": "rows"},
-        {"KEY_SPLIT": 4, "BLOCK_N": 64, "BLOCKS_PER_SM": 1},
-    ],
+    [{"RESCALE": "lazy_after", "BLOCK_N": 112, "STORE": "rows"}, {"KEY_SPLIT": 4, "BLOCK_N": 64, "BLOCKS_PER_SM": 1}],
 )
 def test_rare_genes_compile_as_the_estimate_says(genes):
     p = problem(64, 512)
@@ -258,7 +256,7 @@ def test_a_grid_has_every_tile_once_a_block_of_the_cluster(order, split):
     assert sorted(tile for tile in tiles if tile[1] < 18) == sorted([*itertools.product(range(4), range(18))] * split)
 
 
-CONFIGS, SEED = 100, 20261121
+DRAWN, CONFIGS, SEED = 400, 50, 20261121
 PARTS = 4
 """The tests that share the configs, so that all cores have some."""
 OTHER_HEAD_DIMS = [
@@ -314,7 +312,8 @@ TIGHT = [
 
 @cache
 def draw() -> list[tuple[AttentionProblem, KernelConfig]]:
-    """CONFIGS pairs: a problem at random, a valid config of it at random."""
+    """CONFIGS of DRAWN random pairs of a problem and a valid config: those that have most pairs of values of genes, and
+    values of genes at a head_dim; and the TIGHT ones."""
     rng = random.Random(SEED)
     choices = named_problems() + OTHER_HEAD_DIMS
     pools = [
@@ -325,11 +324,11 @@ def draw() -> list[tuple[AttentionProblem, KernelConfig]]:
         )
         for p in choices
     ]
-    drawn = rng.choices(range(len(choices)), k=CONFIGS)
-    pairs = [(choices[i], KernelConfig(*pools[i].draw())) for i in drawn]
+    drawn = [(choices[i], KernelConfig(*pools[i].draw())) for i in rng.choices(range(len(choices)), k=DRAWN)]
+    chosen = covering(drawn, gene_pairs, most=CONFIGS)
     tight = [(problems.lookup(name), config(**{"BLOCKS_PER_SM": 1} | genes)) for name, genes in TIGHT]
     assert all(FAMILY.why_invalid(p, c, H100) is None for p, c in tight)
-    return pairs + tight
+    return chosen + tight
 
 
 VARIANT_SPILL_BYTES = 16

@@ -11,7 +11,6 @@ from evoattn.families.flash_wmma.resources import smem_bytes, smem_parts
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
-from evoattn.search.starting import starting_configs
 from tests.families.on_interpreter import built, judged
 from tests.support.source_edits import line_edit
 
@@ -133,9 +132,4 @@ def test_64_rows_fit_past_the_48_kib_of_static_shared_memory():
     assert sum(smem_parts(p, FlashWmmaGenes.of(config())).values()) == smem_bytes(p, FlashWmmaGenes.of(config()))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("head_dim", "which"), [(64, 0), (64, 3), (128, 2), (256, 1)])
-def test_starting_configs_compile_without_spills(head_dim, which):
-    p = problem(head_dim=head_dim)
-    c = starting_configs(load_space("flash_wmma", L4), p, L4)[which]
-    assert built(FAMILY, p, c, L4).compiled.info.spill_bytes == 0
+STARTING = [(problem(head_dim=head_dim), L4, which) for head_dim, which in ((64, 0), (64, 3), (128, 2), (256, 1))]

@@ -115,11 +115,7 @@ WRONG = {
         "    p_tile = (p_tile + 1) % P_TILES;\n    release(ring);",
         "release(ring);\n    wgmma_wait<0>();\n    pin_registers(o);\n    p_tile = (p_tile + 1) % P_TILES;",
     ),
-    "scores alone, both halves of O are the first": (
-        "scores alone",
-        "half * (HALF / 64) * BLOCK_N * 128",
-        "0",
-    ),
+    "scores alone, both halves of O are the first": ("scores alone", "half * (HALF / 64) * BLOCK_N * 128", "0"),
     "scores alone, columns of a product that are another's": (
         "scores alone, DeepSeek's widths",
         "part * (PV_COLUMNS / 64) * BLOCK_N * 128",

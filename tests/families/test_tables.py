@@ -1,13 +1,16 @@
 """Tables of the families' own tests: kernels that are right on the interpreter, and configs that are refused.
 
 `RIGHT` has rows of a problem, genes and the kind of inputs; `REFUSED` of genes, and words of the refusal; `REFUSED_OF`
-of a problem, genes, words (one, several, or None where the config is valid), and a GPU if not the family's usual."""
+of a problem, genes, words (one, several, or None where the config is valid), and a GPU if not the family's usual.
+`STARTING` of a problem, a GPU, and the number or a gene of a starting config that compiles without spills."""
 
 from __future__ import annotations
 
 import pytest
 
 from evoattn.model.gpu import GPUS
+from evoattn.model.space import load_space
+from evoattn.search.starting import starting_configs
 from tests.families import (
     test_flash_mma,
     test_flash_scalar,
@@ -55,6 +58,18 @@ def test_right_on_the_interpreter(module, p, genes, kind):
         assert kernel.compiled.info.spill_bytes == kernel.compiled.info.stack_bytes == 0
     result = judged(kernel, p, kind, repeat=module in REPEATED)
     assert result.passed, result.reason
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("module", "p", "gpu", "which"), [named(row) for row in rows("STARTING")])
+def test_a_starting_config_compiles_without_spills(module, p, gpu, which):
+    able = starting_configs(load_space(module.FAMILY.name, gpu), p, gpu)
+    if isinstance(which, dict):
+        config = next(config for config in able if which.items() <= config.params.items())
+    else:
+        config = able[which]
+    info = built(module.FAMILY, p, config, gpu).compiled.info
+    assert info.spill_bytes == info.stack_bytes == info.static_smem_bytes == 0
 
 
 REFUSED = [(module, module.problem(), *row) for module, *row in rows("REFUSED")] + rows("REFUSED_OF")

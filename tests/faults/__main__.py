@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from evoattn.model import gpu
@@ -49,7 +50,7 @@ def kill_runs(run: Run, kills: int, rng: random.Random) -> str:
             time.sleep(rng.uniform(0, 0.2))
         require(
             process.poll() is None,
-            f"The search ended by itself: {process.stdout.read()[-400:] if process.poll() is not None else ''}",
+            f"The search ended by itself: {process.communicate()[0][-400:] if process.poll() is not None else ''}",
         )
         process.send_signal(signal.SIGKILL)
         process.communicate()
@@ -153,7 +154,7 @@ def main() -> int:
     given = options.parse_args()
     rng, root = random.Random(given.seed), os.geteuid() == 0
     here = bool(gpu.detect_devices())
-    runs = {
+    runs: dict[str, tuple[str, Callable[[Run], str]]] = {
         "kill": ("fake" if given.fake else "real", lambda run: kill_runs(run, given.kills, rng)),
         "workers": (
             "real" if here and not given.fake else "fake",

@@ -43,7 +43,7 @@ def draw(rng: random.Random, seen: set[int]) -> KernelConfig:
 def write(storage: Storage, study: Study, trials: int) -> float:
     """Record so many trials; MB at a tenth of them."""
     rng, early = random.Random(0), 0.0
-    seen: set[str] = set()
+    seen: set[int] = set()
     for n in range(trials):
         if n == trials // 10:
             early = megabytes()

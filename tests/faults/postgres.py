@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,7 @@ from tests.support.postgres import Server, programs
 
 STUDIES = ("first", "second", "third")
 AWAY = "does not answer; waiting up to"
-ENDINGS = {
-    signal.SIGINT: "shut down",
-    signal.SIGQUIT: "shut down at once",
-    signal.SIGKILL: "killed",
-}
+ENDINGS = {signal.SIGINT: "shut down", signal.SIGQUIT: "shut down at once", signal.SIGKILL: "killed"}
 
 
 class PostgresRun(Run):
@@ -30,8 +27,8 @@ class PostgresRun(Run):
     def __init__(self, folder: Path, server: Server) -> None:
         super().__init__(folder, "fake")
         self.server = server
-        self.db = server.create("faults")
-        self._engine = create_engine(parse_url(self.db), poolclass=NullPool)  # the server comes and goes
+        self.address = server.create("faults")
+        self._engine = create_engine(parse_url(self.address), poolclass=NullPool)  # the server comes and goes
 
     def _rows(self, query: str) -> list[tuple[Any, ...]]:
         with self._engine.connect() as connection:
@@ -52,6 +49,10 @@ class PostgresRun(Run):
         require(orphans == [(0,)], f"{orphans[0][0]} trials have lost their source.")
 
 
+def _has(run: Run, trials: int) -> bool:
+    return len(run.acknowledged()) >= trials
+
+
 def postgres_runs(folder: Path, rounds: int, rng: random.Random) -> str:
     """In each round three searches at once: one is killed, the server is ended in one of three ways and started again a
     moment later, and the other two go on to the end of their budgets."""
@@ -64,7 +65,8 @@ def postgres_runs(folder: Path, rounds: int, rng: random.Random) -> str:
         for _ in range(rounds):
             searches = {study: run.begin(study, "60trials") for study in STUDIES}
             before = len(run.acknowledged())
-            wait_until(lambda now=before: len(run.acknowledged()) >= now + rng.randint(20, 40))
+            enough = before + rng.randint(20, 40)
+            wait_until(partial(_has, run, enough))
             victim = rng.choice(STUDIES)
             searches[victim].send_signal(signal.SIGKILL)
             searches.pop(victim).communicate()

@@ -42,6 +42,8 @@ class Run:
     def __init__(self, folder: Path, kind: str) -> None:
         self.folder, self.kind = folder, kind
         self.db, self.journal = folder / "db.sqlite", folder / "journal"
+        self.address = str(self.db)
+        """What `--db` is told."""
         self.target = "h100" if kind == "fake" else "auto" if gpu.detect_devices() else "l4"
 
     def start(self, *words: str, obeys_modes: bool = False, file_bytes: int | None = None) -> subprocess.Popen[str]:
@@ -59,7 +61,7 @@ class Run:
             str(self.journal),
             self.kind,
             "--db",
-            str(self.db),
+            self.address,
             *words,
         ]
         return subprocess.Popen(

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -29,10 +30,11 @@ from evoattn.cli.run import run_search
 from evoattn.engine.tools import Tools
 from evoattn.evaluation.handlers import CompileHandler, DeviceHandler
 from evoattn.evaluation.process import Handler
-from evoattn.evaluation.tasks import Compile, Compiled, DeviceTask, Gauge, HoldFinal, Rendered
+from evoattn.evaluation.tasks import Compile, Compiled, DeviceTask, Evaluate, Gauge, HoldFinal, Rendered
 from evoattn.fleet.ray_fleet import LOCAL, RayFleet
 from evoattn.model.errors import FailedRun
-from evoattn.model.gpu import DetectedDevice, detect_devices
+from evoattn.model.gpu import DetectedDevice, GpuSpec, detect_devices
+from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompiledKernel, CompileInfo, Evaluation, Timing, Trial, TrialState
 from evoattn.search.machines import Machines
 from evoattn.search.request import SearchWords
@@ -80,7 +82,7 @@ def made_up_us(config_id: str) -> float:
 class FakeCompiler(Handler):
     """Renders, but compiles nothing."""
 
-    def __init__(self, gpu, offline) -> None:
+    def __init__(self, gpu: GpuSpec, offline: bool) -> None:
         self._gpu = gpu
 
     def __call__(self, task: Compile) -> Rendered:
@@ -92,7 +94,7 @@ class FakeCompiler(Handler):
 class FakeDevice(Handler):
     """Times nothing."""
 
-    def __init__(self, problem, gpu, cache) -> None:
+    def __init__(self, problem: AttentionProblem, gpu: GpuSpec, cache: Path) -> None:
         pass
 
     def __call__(self, task: DeviceTask) -> Evaluation | FinalResult | Timing:
@@ -101,6 +103,7 @@ class FakeDevice(Handler):
             run = {"stage": "final", "run": os.urandom(4).hex()}
             found = {name: Timing((made_up_us(f.config.id),), run) for name, f in task.finalists.items()}
             return FinalResult(found | {"flash": Timing((30.0,), run)}, {})
+        assert isinstance(task, Evaluate | Gauge), task
         timing = Timing((made_up_us(task.kernel.config.id),), {"stage": "screen"})
         if isinstance(task, Gauge):
             return timing
@@ -130,8 +133,7 @@ def main() -> int:
     fake = words.kind == "fake"
     compiler, device = (FakeCompiler, FakeDevice) if fake else (CompileHandler, DeviceHandler)
     tools = Tools(
-        make_compiler=partial(journaled, words.journal, compiler),
-        make_device=partial(journaled, words.journal, device),
+        make_compiler=partial(journaled, words.journal, compiler), make_device=partial(journaled, words.journal, device)
     )
     if fake:
         tools = replace(tools, compile=lambda candidate: KERNEL)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 from benchmarks.calls.no_device import NoDevice
 from evoattn.model.gpu import GpuSpec
@@ -39,7 +40,7 @@ def compile_one(
     gpu: GpuSpec, folder: Path, estimated: bool, numbered: Numbered, build: Callable[..., Cubin] = cubins.get
 ) -> Numbered:
     """Compile what the call will need; what fails will fail again where it is told."""
-    runtime = Compiling(NoDevice(gpu.name), folder, build)
+    runtime = Compiling(cast(Platform, NoDevice(gpu.name)), folder, build)
     runtime.estimated = estimated
     with current.use(runtime), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -51,6 +52,8 @@ def compile_one(
     return numbered
 
 
-def compiled_ahead(calls: list[Numbered], jobs: int, gpu: GpuSpec, folder: Path, estimated: bool) -> Iterator[Numbered]:
+def compiled_ahead(
+    calls: list[Numbered], jobs: int, gpu: GpuSpec, folder: Path, estimated: bool
+) -> Generator[Numbered, None, None]:
     """The calls as their kernels are ready."""
     return in_processes(jobs, partial(compile_one, gpu, folder, estimated), calls)

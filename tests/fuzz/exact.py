@@ -134,15 +134,15 @@ def why_wrong(call: Call, made: Made, answer: Tensor, lse: Tensor | None) -> tup
     if not torch.equal(torch.isnan(answer), nan := torch.isnan(exact)):
         return f"{int(torch.isnan(answer).sum())} of {answer.numel()} outputs are NaN, not {int(nan.sum())}", math.inf
     answer, exact, low = (tensor.masked_fill(nan, 0) for tensor in (answer, exact, low))
-    off, rough, eps = answer.double() - exact, low.double() - exact, torch.finfo(answer.dtype).eps
+    off, apart, eps = answer.double() - exact, low.double() - exact, torch.finfo(answer.dtype).eps
     rounded = exact.to(answer.dtype)
     nudged = (rounded + 0.3 - 0.3).double() - rounded.double()
     size, factor = exact.abs().max().item(), 3 if call.softcap else 2
     part = 0.0
     if call.dtype == "fp32":
         part = FP32_RELATIVE + (2 + math.sqrt(call.head_dim) / 3) * FP32_ROUNDING * largest
-    allowed = max(factor * rough.abs().max().item() + 2 * nudged.abs().max().item(), max(eps, part) * size)
-    allowed_rms = max(factor * _rms(rough) + 2 * _rms(rounded.double() - exact), max(eps / 2, part) * _rms(exact))
+    allowed = max(factor * apart.abs().max().item() + 2 * nudged.abs().max().item(), max(eps, part) * size)
+    allowed_rms = max(factor * _rms(apart) + 2 * _rms(rounded.double() - exact), max(eps / 2, part) * _rms(exact))
     worst = max(off.abs().max().item() / max(allowed, 1e-30), _rms(off) / max(allowed_rms, 1e-30))
     if worst > 1:
         return f"{worst:.2f} times the error that is allowed ({off.abs().max().item():.2e}, {allowed:.2e})", worst

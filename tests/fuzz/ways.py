@@ -163,7 +163,7 @@ def _is_sdpas(call: Call) -> bool:
 
 def _as_sdpa(call: Call, made: Made) -> Answer:
     """By SDPA's name in `torch.nn.functional`, within blocks that say on, off and on again, one of which fails."""
-    words = {"is_causal": call.is_causal, "scale": call.scale, "enable_gqa": True}
+    words: dict[str, Any] = {"is_causal": call.is_causal, "scale": call.scale, "enable_gqa": True}
     with evoattn.sdpa(), evoattn.sdpa(on=False):
         try:
             with evoattn.sdpa():

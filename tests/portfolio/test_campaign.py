@@ -11,10 +11,9 @@ from evoattn.engine.groups import Group, Kernel
 from evoattn.model.gpu import lookup
 from evoattn.model.space import load_space
 from evoattn.portfolio import campaign
-from evoattn.portfolio.campaign import make_groups, shares
-from evoattn.portfolio.final_table import SPLITS, with_splits
+from evoattn.portfolio.campaign import EMPHASIS, emphasis_of, group_of, make_groups, shares, stand_in
+from evoattn.portfolio.measure import SPLITS, with_splits
 from evoattn.portfolio.pick import portfolio_kernels
-from evoattn.portfolio.problems import EMPHASIS, emphasis_of, group_of, stand_in
 from evoattn.portfolio.workload import draw, draw_kind, draw_wide
 
 H200 = lookup("h200")

@@ -14,10 +14,9 @@ from evoattn.families import registry
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
-from evoattn.portfolio import climb_cache as module
+from evoattn.portfolio import climb as module
 from evoattn.portfolio.canonical import canonical
-from evoattn.portfolio.climb import Climbed
-from evoattn.portfolio.climb_cache import MOST_BYTES, PACKAGE, ClimbCache, Key, what_decides
+from evoattn.portfolio.climb import MOST_BYTES, PACKAGE, ClimbCache, Climbed, Key, what_decides
 from evoattn.portfolio.pick import next_picks, pick
 
 H100 = GPUS["h100"]

@@ -20,7 +20,7 @@ from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import load_space
 from evoattn.portfolio import campaign
 from evoattn.portfolio.campaign import timed_problems
-from evoattn.portfolio.final_table import final_tables, in_turn, with_peers
+from evoattn.portfolio.measure import final_tables, in_turn, with_peers
 from evoattn.timing.finalists import FinalResult
 
 GPU = GPUS["h100"]

@@ -12,8 +12,7 @@ from evoattn.families import registry
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.portfolio.canonical import likely
-from evoattn.portfolio.climb import Climbed, climbed
-from evoattn.portfolio.climb_cache import ClimbCache, Key
+from evoattn.portfolio.climb import ClimbCache, Climbed, Key, climbed
 from evoattn.portfolio.kernels import list_for
 from evoattn.portfolio.pick import lasting_pick, pick, ranked
 

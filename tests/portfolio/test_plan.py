@@ -15,9 +15,9 @@ from evoattn.evaluation.process import Handler
 from evoattn.evaluation.tasks import Surveyed
 from evoattn.model.gpu import GPUS, DetectedDevice
 from evoattn.model.shape_text import parse_shape
-from evoattn.portfolio import campaign, plan
-from evoattn.portfolio.climbing import ClimbingBreeder
-from evoattn.portfolio.measure import Wanted, measure
+from evoattn.portfolio import campaign
+from evoattn.portfolio.measure import KERNELS, PLAN, Wanted, compile_ahead, load_plan, measure, plan, save_plan
+from evoattn.portfolio.proposals import ClimbingBreeder
 
 H100 = GPUS["h100"]
 SHAPES = ("B=4,H=8,S=512,D=64,dtype=bf16,mask=full", "B=8,H=8,Sq=1,Sk=900,D=64,dtype=bf16,mask=full")
@@ -25,16 +25,16 @@ SHAPES = ("B=4,H=8,S=512,D=64,dtype=bf16,mask=full", "B=8,H=8,Sq=1,Sk=900,D=64,d
 
 def made():
     group = Group("16 d64 full", [parse_shape(s) for s in SHAPES], campaign.plain_families("16 d64 full"))
-    return plan.make([group], H100)
+    return plan([group], H100)
 
 
 @pytest.fixture(scope="module")
 def made_once(tmp_path_factory):
     """A plan of two problems whose first kernels are compiled."""
     folder = tmp_path_factory.mktemp("ahead")
-    planned, files = made(), KernelFiles(folder / plan.KERNELS, version())
-    assert len(list(plan.compile_ahead(iter(planned[:3]), files, H100, 60, 2))) == 3
-    plan.save(folder / plan.PLAN, planned)
+    planned, files = made(), KernelFiles(folder / KERNELS, version())
+    assert len(list(compile_ahead(iter(planned[:3]), files, H100, 60, 2))) == 3
+    save_plan(folder / PLAN, planned)
     return folder
 
 
@@ -52,7 +52,7 @@ def test_a_plan_begins_with_the_pick_of_every_problem():
 
 @pytest.mark.slow
 def test_a_plan_is_read_as_it_was_written(folder):
-    groups, planned = plan.load(folder / plan.PLAN)
+    groups, planned = load_plan(folder / PLAN)
     assert [(p.with_(name=""), g.weight) for g in groups for p in g.problems] == [
         (parse_shape(shape), 2) for shape in SHAPES
     ]
@@ -60,8 +60,8 @@ def test_a_plan_is_read_as_it_was_written(folder):
 
 
 def test_what_has_no_machine_code_is_what_a_breeder_proposes_first(folder):
-    (group,), planned = plan.load(folder / plan.PLAN)
-    files = KernelFiles(folder / plan.KERNELS, version())
+    (group,), planned = load_plan(folder / PLAN)
+    files = KernelFiles(folder / KERNELS, version())
     ahead = Ahead(planned, files, H100)
     assert list(group.kernels) == [one.kernel().id for one in planned[:3]] and ahead.left == 3
     found, kernel, candidate, compiled = ahead.next()

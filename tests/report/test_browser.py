@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from evoattn.model.records import TrialState
+from evoattn.model.space import spelling
 from evoattn.report import render_html, summarise
 from tests.report.report_studies import add, make_study
 
@@ -164,3 +165,40 @@ def test_a_family_can_be_hidden_and_another_one_chosen(browser, pages):
     browser.execute_script("document.querySelector('#family-controls button:last-child').click()")
     assert browser.execute_script(text) != first
     assert browser.get_log("browser") == []
+
+
+@pytest.mark.parametrize("width", HEIGHTS)
+def test_a_click_on_a_point_shows_its_trial(browser, pages, summaries, width):
+    show(browser, pages["measured"], width, "light")
+    webdriver = pytest.importorskip("selenium.webdriver")
+    dot = browser.find_elements("css selector", "#progress svg circle")[6]
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", dot)
+    webdriver.ActionChains(browser).move_to_element(dot).pause(0.1).click().perform()
+    said = " ".join(browser.execute_script("return document.getElementById('trial').innerText").split())
+    number = int(said.split()[1])
+    config = summaries["measured"].progress.configs[number]
+    assert all(f"--set {name}={spelling(value)}" in said for name, value in config.items())
+
+
+@pytest.mark.parametrize("width", HEIGHTS)
+def test_the_trial_and_its_time_stay_in_sight(browser, pages, width):
+    show(browser, pages["measured"], width, "light")
+    seen = browser.execute_script("""
+        const table = document.querySelector("table.pinned"), box = table.parentNode;
+        box.scrollLeft = box.scrollWidth;
+        const edge = box.getBoundingClientRect();
+        return [...table.tBodies[0].rows[0].cells].slice(1, 3).map((cell) => {
+          const place = cell.getBoundingClientRect();
+          return place.left >= edge.left && place.right <= edge.right;
+        })""")
+    assert seen == [True, True]
+
+
+def test_contents_lead_to_sections_and_drawings_are_pictures(browser, pages):
+    show(browser, pages["measured"], 1280, "light")
+    lost = """return [...document.querySelectorAll("nav a")].filter((a) => !document.querySelector(a.hash))
+        .map((a) => a.hash)"""
+    assert browser.execute_script(lost) == []
+    silent = """return [...document.querySelectorAll("figure > svg, #slices svg")].filter((svg) =>
+        svg.getAttribute("role") !== "img" || !svg.getAttribute("aria-label")).length"""
+    assert browser.execute_script(silent) == 0

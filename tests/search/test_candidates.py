@@ -9,7 +9,7 @@ from evoattn.engine.candidates import Pending, Ready, Seen, tried_again
 from evoattn.evaluation.process import Ending
 from evoattn.evaluation.tasks import Compiled
 from evoattn.evaluation.workers import Outcome
-from evoattn.families.behaviour import behaviour
+from evoattn.families.built import behaviour
 from evoattn.families.registry import FAMILIES
 from evoattn.model.compressed_source import CompressedSource
 from evoattn.model.gpu import GPUS

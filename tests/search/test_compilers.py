@@ -14,7 +14,7 @@ from evoattn.evaluation.handlers import CompileHandler
 from evoattn.evaluation.process import Handler
 from evoattn.evaluation.tasks import Compile, Compiled
 from evoattn.evaluation.workers import Listener, processes
-from evoattn.families.behaviour import behaviour
+from evoattn.families.built import behaviour
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
 from evoattn.model.compressed_source import CompressedSource

@@ -11,19 +11,7 @@ import pytest
 
 
 def start(db, *words):
-    command = [
-        sys.executable,
-        "-m",
-        "evoattn",
-        "search",
-        "--gpu",
-        "l4",
-        "--jobs",
-        "2",
-        "--db",
-        str(db),
-        *words,
-    ]
+    command = [sys.executable, "-m", "evoattn", "search", "--gpu", "l4", "--jobs", "2", "--db", str(db), *words]
     return subprocess.Popen(
         command,
         env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},

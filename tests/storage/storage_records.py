@@ -25,8 +25,7 @@ from evoattn.storage import Storage, StorageError
 PROBLEM = AttentionProblem(1, 16, 16, 1024, 1024, 64, name="seed_h100")
 INFO = CompileInfo(128, 8, 16, 24, 1024, ("C7510",), 0.3, "NVRTC 13.0", ("-arch=sm_89", "--std=c++17"))
 CHECKS = ValidationReport(
-    "cuda",
-    (CheckResult("ragged", True, 1e-4, 1e-2), CheckResult("late outlier", False, math.inf, 1e-2, "It differs.")),
+    "cuda", (CheckResult("ragged", True, 1e-4, 1e-2), CheckResult("late outlier", False, math.inf, 1e-2, "It differs."))
 )
 
 

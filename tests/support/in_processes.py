@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from typing import TypeVar
 
 import torch
@@ -12,7 +12,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def in_processes(jobs: int, call: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+def in_processes(jobs: int, call: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Result, None, None]:
     """`call` of every item, in `jobs` forked processes of one thread each: results as they come, in any order.
 
     The processes know what this one has in memory now. One job runs here, in order.

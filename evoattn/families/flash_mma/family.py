@@ -49,22 +49,14 @@ class FlashMma(Family):
             )
         return None
 
-    def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
+    def why_not(
+        self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
+    ) -> str | None:
         genes = self.genes(config)
         return (
-            self.why_unsupported(problem, gpu)
-            or why_wrong_shape(genes)
+            why_wrong_shape(genes)
             or why_wrong_ring(genes)
-            or why_redundant(problem, genes)
-            or why_too_big(problem, genes, gpu)
-        )
-
-    def why_impossible(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
-        genes = self.genes(config)
-        return (
-            self.why_unsupported(problem, gpu)
-            or why_wrong_shape(genes)
-            or why_wrong_ring(genes)
+            or (why_redundant(problem, genes) if redundant else None)
             or why_too_big(problem, genes, gpu)
         )
 
@@ -99,9 +91,6 @@ class FlashMma(Family):
         grid = (problem.heads, batch, rows) if heads_fastest else (rows, problem.heads, batch)
         args = attention_args(problem) + variant_args(problem)
         return (KernelLaunch(self.name, grid, (WARP * block_warps(genes), 1, 1), smem_bytes(problem, genes), args),)
-
-    def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
-        return {}
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
         return launch_work(problem, self.genes(config), registers)

@@ -6,15 +6,16 @@ from evoattn.families.flash_mma.genes import FlashMmaGenes
 from evoattn.families.flash_mma.resources import block_warps, registers_needed, ring_stages, smem_bytes, smem_row_bytes
 from evoattn.families.residency import WARP, register_cap
 from evoattn.families.row_blocks import batches
-from evoattn.families.variant_work import bias_bytes, variant_step
 from evoattn.families.work import (
     LaunchWork,
     Step,
+    bias_bytes,
     blocks_of_sequence,
     row_steps,
     tensor_bytes,
     together,
     up_to,
+    variant_step,
     visit_share,
 )
 from evoattn.model.problem import AttentionProblem

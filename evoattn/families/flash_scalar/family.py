@@ -37,18 +37,15 @@ class FlashScalar(Family):
             return f"flash_scalar serves head_dim {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {problem.head_dim}."
         return None
 
-    def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
+    def why_not(
+        self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
+    ) -> str | None:
         genes = self.genes(config)
         return (
-            self.why_unsupported(problem, gpu)
-            or why_shape(problem, genes)
-            or why_no_effect(problem, genes, gpu)
+            why_shape(problem, genes)
+            or (why_no_effect(problem, genes, gpu) if redundant else None)
             or why_resources(problem, genes, gpu)
         )
-
-    def why_impossible(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
-        genes = self.genes(config)
-        return self.why_unsupported(problem, gpu) or why_shape(problem, genes) or why_resources(problem, genes, gpu)
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes = self.genes(config)
@@ -75,9 +72,6 @@ class FlashScalar(Family):
                 attention_args(problem),
             ),
         )
-
-    def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
-        return {}
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
         return launch_work(problem, self.genes(config), registers)

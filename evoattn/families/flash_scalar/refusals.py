@@ -14,12 +14,11 @@ from evoattn.families.flash_scalar.resources import (
     outputs,
     smem_bytes,
 )
+from evoattn.families.residency import MAX_REGISTERS, WARP
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 
-WARP = 32
 MAX_THREADS = 1024
-MAX_REGISTERS = 255
 MAX_VECTOR_BYTES = 16
 MIN_ASYNC_BYTES = 4
 """The least that cp.async moves (PTX ISA)."""

@@ -58,11 +58,7 @@ def loop_trips(problem: AttentionProblem, genes: FlashScalarGenes) -> tuple[int,
 
 def body_instructions(problem: AttentionProblem, genes: FlashScalarGenes) -> int:
     """Multiply-adds, conversions and loads in the larger of the two unrolled loop bodies."""
-    rows, width, keys = (
-        genes.ROWS_PER_THREAD,
-        genes.VECTOR_WIDTH,
-        genes.BLOCK_N // genes.THREADS_PER_ROW,
-    )
+    rows, width, keys = (genes.ROWS_PER_THREAD, genes.VECTOR_WIDTH, genes.BLOCK_N // genes.THREADS_PER_ROW)
     conversions = 0 if problem.dtype == "fp32" else 1
     qk_trips, pv_trips = loop_trips(problem, genes)
     qk_elements = problem.head_dim // qk_trips * min(genes.UNROLL, qk_trips)

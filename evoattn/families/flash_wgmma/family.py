@@ -8,12 +8,7 @@ from typing import Any, ClassVar
 
 from evoattn.families.base import ZEROED_SUFFIX, Family, softmax_scale_log2
 from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
-from evoattn.families.flash_wgmma.refusals import (
-    why_redundant,
-    why_too_big,
-    why_too_long,
-    why_useless,
-)
+from evoattn.families.flash_wgmma.refusals import why_redundant, why_too_big, why_too_long, why_useless
 from evoattn.families.flash_wgmma.registers import (
     WARPGROUP_ROWS,
     begins_ahead,
@@ -34,14 +29,7 @@ from evoattn.families.flash_wgmma.resources import (
 )
 from evoattn.families.flash_wgmma.text import wgmma_function
 from evoattn.families.flash_wgmma.work import launch_work
-from evoattn.families.tensor_tiles import (
-    ELEMENT_BYTES,
-    group_map,
-    key_map,
-    sliding_map,
-    tile_map,
-    why_not_sliding,
-)
+from evoattn.families.tensor_tiles import ELEMENT_BYTES, group_map, key_map, sliding_map, tile_map, why_not_sliding
 from evoattn.families.variants import variant_args, variant_constants
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import GpuSpec
@@ -91,21 +79,13 @@ class FlashWgmma(Family):
                 return f"flash_wgmma takes a head_dim of at most {MAX_HEAD_DIM}, the widest wgmma, not {dim}."
         return why_not_sliding(problem)
 
-    def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
+    def why_not(
+        self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
+    ) -> str | None:
         genes = self.genes(config)
         return (
-            self.why_unsupported(problem, gpu)
-            or why_useless(problem, genes)
-            or why_redundant(problem, genes, gpu)
-            or why_too_long(problem, genes, gpu)
-            or why_too_big(problem, genes, gpu)
-        )
-
-    def why_impossible(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
-        genes = self.genes(config)
-        return (
-            self.why_unsupported(problem, gpu)
-            or why_useless(problem, genes)
+            why_useless(problem, genes)
+            or (why_redundant(problem, genes, gpu) if redundant else None)
             or why_too_long(problem, genes, gpu)
             or why_too_big(problem, genes, gpu)
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from evoattn.families.dealt import DealtTiles
 from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
 from evoattn.families.flash_wgmma.registers import (
     WARPGROUP_ROWS,
@@ -27,15 +28,16 @@ from evoattn.families.flash_wgmma.resources import (
 from evoattn.families.residency import WARP
 from evoattn.families.row_blocks import batches
 from evoattn.families.tensor_tiles import group_slots
-from evoattn.families.variant_work import bias_bytes, variant_step
 from evoattn.families.work import (
     LaunchWork,
     Step,
+    bias_bytes,
     blocks_of_sequence,
     row_steps,
     tensor_bytes,
     together,
     up_to,
+    variant_step,
     visit_share,
 )
 from evoattn.model.problem import AttentionProblem
@@ -86,10 +88,18 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
             visit_share=visit_share(problem, mean, keys),
             heads_in_turn=(HEADS_IN_TURN[genes.TILE_ORDER] or heads) / sharers,
             order=tiles_in_order(problem, genes) if genes.SCHEDULE == "balanced" else None,
+            dealt=_dealt(problem, genes) if genes.SCHEDULE == "fixed" else None,
             cluster=cluster_blocks(problem, genes),
             genes=_numbers(problem, genes, groups, copies, tiles),
         ),
     )
+
+
+def _dealt(problem: AttentionProblem, genes: FlashWgmmaGenes) -> DealtTiles | None:
+    if not (problem.varlen or problem.seqused):
+        return None
+    heads, slots = row_tiles(problem, genes)[1], group_slots(problem) if genes.GROUP_ROWS else 1
+    return DealtTiles(problem, genes.BLOCK_M, genes.BLOCK_N, slots, heads, HEADS_IN_TURN[genes.TILE_ORDER])
 
 
 def _widths(problem: AttentionProblem) -> int:
@@ -165,4 +175,5 @@ def _numbers(
         "copies": copies,
         "grouped rows": genes.GROUP_ROWS,
         "filled rows": math.prod(problem.shape("o")[:3]) / (tiles * rows),
+        "empty tiles": math.prod(row_tiles(problem, genes)) / tiles - 1 if problem.varlen else 0.0,
     }

@@ -45,18 +45,15 @@ class FlashWmma(Family):
             )
         return None
 
-    def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
+    def why_not(
+        self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
+    ) -> str | None:
         genes = self.genes(config)
         return (
-            self.why_unsupported(problem, gpu)
-            or why_wrong_shape(problem, genes)
-            or why_redundant(problem, genes)
+            why_wrong_shape(problem, genes)
+            or (why_redundant(problem, genes) if redundant else None)
             or why_too_big(problem, genes, gpu)
         )
-
-    def why_impossible(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
-        genes = self.genes(config)
-        return self.why_unsupported(problem, gpu) or why_wrong_shape(problem, genes) or why_too_big(problem, genes, gpu)
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes = self.genes(config)
@@ -82,9 +79,6 @@ class FlashWmma(Family):
                 self.name, grid, (WARP * block_warps(genes), 1, 1), smem_bytes(problem, genes), attention_args(problem)
             ),
         )
-
-    def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
-        return {}
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
         return launch_work(problem, self.genes(config), registers)

@@ -49,16 +49,15 @@ class LargeHead(Family):
             )
         return None
 
-    def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
-        return self.why_impossible(problem, config, gpu) or why_redundant(problem, self.genes(config))
-
-    def why_impossible(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
+    def why_not(
+        self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
+    ) -> str | None:
         genes = self.genes(config)
         return (
-            self.why_unsupported(problem, gpu)
-            or why_wrong_shape(problem, genes, gpu)
+            why_wrong_shape(problem, genes, gpu)
             or why_too_big(problem, genes, gpu)
             or why_no_memory(problem, self.workspace(problem, config, gpu), gpu)
+            or (why_redundant(problem, genes) if redundant else None)
         )
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
@@ -93,10 +92,7 @@ class LargeHead(Family):
             return (
                 KernelLaunch("large_head", (x, 1, z), block, smem, (*attention_args(problem), no_workspace), cluster),
             )
-        args, key_tiles = (
-            (*attention_args(problem), Buffer("partials")),
-            math.ceil(problem.seqlen_k / genes.BLOCK_N),
-        )
+        args, key_tiles = ((*attention_args(problem), Buffer("partials")), math.ceil(problem.seqlen_k / genes.BLOCK_N))
         return (
             KernelLaunch("large_head_scores", (x, key_tiles, z), block, scores_smem, args),
             KernelLaunch("large_head", (x, 1, z), block, smem, args, overlaps=genes.DEPENDENT_LAUNCH),

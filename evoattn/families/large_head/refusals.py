@@ -65,12 +65,7 @@ def _why_wrong_products(problem: AttentionProblem, genes: LargeHeadGenes) -> str
 
 def _why_not_spread(problem: AttentionProblem, genes: LargeHeadGenes) -> str | None:
     """Tiles and slices whose warps cannot share head_dim."""
-    rows, keys, piece, parts = (
-        genes.SCORE_ROWS,
-        genes.SCORE_KEYS,
-        slice_elements(problem, genes),
-        spread_parts(genes),
-    )
+    rows, keys, piece, parts = (genes.SCORE_ROWS, genes.SCORE_KEYS, slice_elements(problem, genes), spread_parts(genes))
     if parts < 2:
         return (
             f"MATH=tf32x3_spread shares score tiles between warps; WARPS={genes.WARPS} are too few for tiles of {rows} "

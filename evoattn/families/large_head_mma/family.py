@@ -40,20 +40,13 @@ class LargeHeadMma(Family):
             return f"large_head_mma takes a head_dim of {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {problem.head_dim}."
         return None
 
-    def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
+    def why_not(
+        self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
+    ) -> str | None:
         genes = self.genes(config)
         return (
-            self.why_unsupported(problem, gpu)
-            or why_wrong_shape(problem, genes, gpu)
-            or why_redundant(problem, genes)
-            or why_too_big(problem, genes, gpu)
-        )
-
-    def why_impossible(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
-        genes = self.genes(config)
-        return (
-            self.why_unsupported(problem, gpu)
-            or why_wrong_shape(problem, genes, gpu)
+            why_wrong_shape(problem, genes, gpu)
+            or (why_redundant(problem, genes) if redundant else None)
             or why_too_big(problem, genes, gpu)
         )
 
@@ -87,9 +80,6 @@ class LargeHeadMma(Family):
                 self.name, (blocks, 1, 1), (WARP * block_warps(genes), 1, 1), smem, attention_args(problem), cluster
             ),
         )
-
-    def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
-        return {}
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
         return launch_work(problem, self.genes(config), registers)

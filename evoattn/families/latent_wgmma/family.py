@@ -75,16 +75,15 @@ class LatentWgmma(Family):
             )
         return why_not_sliding(problem)
 
-    def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
-        return self.why_impossible(problem, config, gpu) or why_redundant(problem, self.genes(config), gpu)
-
-    def why_impossible(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
+    def why_not(
+        self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
+    ) -> str | None:
         genes = self.genes(config)
         return (
-            self.why_unsupported(problem, gpu)
-            or why_too_big(problem, genes, gpu)
+            why_too_big(problem, genes, gpu)
             or why_too_long(problem, genes)
             or why_no_memory(problem, self.workspace(problem, config, gpu), gpu)
+            or (why_redundant(problem, genes, gpu) if redundant else None)
         )
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:

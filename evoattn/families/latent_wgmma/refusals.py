@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 from evoattn.families.latent_wgmma.genes import LatentWgmmaGenes
-from evoattn.families.latent_wgmma.resources import (
-    REGISTERS,
-    registers_needed,
-    row_blocks,
-    smem_bytes,
-    split_of,
-)
+from evoattn.families.latent_wgmma.resources import REGISTERS, registers_needed, row_blocks, smem_bytes, split_of
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 

@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 from evoattn.families.latent_wgmma.genes import LatentWgmmaGenes
-from evoattn.families.latent_wgmma.resources import (
-    SCORES_ALONE,
-    row_blocks,
-    smem_bytes,
-    split_of,
-    threads,
-)
+from evoattn.families.latent_wgmma.resources import SCORES_ALONE, row_blocks, smem_bytes, split_of, threads
 from evoattn.families.merge_work import merge_work
 from evoattn.families.residency import WARP
 from evoattn.families.work import LaunchWork, Step, row_steps, tensor_bytes

@@ -17,7 +17,15 @@ from evoattn.families.split_kv.refusals import (
     why_useless,
     why_wrong_shape,
 )
-from evoattn.families.split_kv.resources import cluster_blocks, packed_rows, row_blocks, smem_bytes, split_of, warp_keys
+from evoattn.families.split_kv.resources import (
+    LEAST_STEPS,
+    cluster_blocks,
+    packed_rows,
+    row_blocks,
+    smem_bytes,
+    split_of,
+    warp_keys,
+)
 from evoattn.families.split_kv.work import launch_work
 from evoattn.families.tensor_tiles import tile_map
 from evoattn.families.variants import variant_args, variant_constants
@@ -66,26 +74,15 @@ class SplitKv(Family):
             )
         return None
 
-    def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
+    def why_not(
+        self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
+    ) -> str | None:
         genes = self.genes(config)
         return (
-            self.why_unsupported(problem, gpu)
-            or why_wrong_shape(problem, genes)
+            why_wrong_shape(problem, genes)
             or why_too_long(problem, genes)
             or why_no_tensor_map(problem, genes, gpu)
-            or why_useless(problem, genes, gpu)
-            or why_too_big(problem, genes, gpu)
-            or why_no_memory(problem, self.workspace(problem, config, gpu), gpu)
-        )
-
-    def why_impossible(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
-        genes = self.genes(config)
-        return (
-            self.why_unsupported(problem, gpu)
-            or why_wrong_shape(problem, genes)
-            or why_too_long(problem, genes)
-            or why_no_tensor_map(problem, genes, gpu)
-            or why_not_on_card(genes, gpu)
+            or (why_useless(problem, genes, gpu) if redundant else why_not_on_card(genes, gpu))
             or why_too_big(problem, genes, gpu)
             or why_no_memory(problem, self.workspace(problem, config, gpu), gpu)
         )
@@ -106,6 +103,7 @@ class SplitKv(Family):
             "SWIZZLED": genes.LOAD == "tma",
             "MERGE": genes.MERGE.upper(),
             "SMEM_BYTES": smem_bytes(problem, genes),
+            "LEAST_STEPS": LEAST_STEPS,
             "MERGE_THREADS": MERGE_THREADS,
         }
 

@@ -17,6 +17,9 @@ LAST_BLOCK_REGISTERS = 88
 MMA_ROWS, MMA_KEYS, MMA_LANES = 8, 16, 4
 """Rows, keys and lanes per key of the transposed m16n8k16."""
 SPLIT_GRANULE = 16
+LEAST_STEPS = 4
+"""Steps of BLOCK_N keys of a split, at least, where a sequence has fewer keys in use than there is room for: its splits
+are then smaller, so that more of them have keys. Two splits of 133 keys took 1.5 times as long as one of 266."""
 """Keys that a split is a multiple of."""
 TMA_VECTOR, TMA_KEYS, MAX_BOX_KEYS, TMA_ROW_BYTES = 16, 8, 256, 128
 """Of the 128-byte swizzle: bytes of a chunk, keys of a period, bytes of a row of a box; and the most rows of a box."""
@@ -103,6 +106,16 @@ def split_of(problem: AttentionProblem, genes: SplitKvGenes) -> tuple[int, int]:
     return max(cluster_blocks(genes), math.ceil(span / keys)), keys
 
 
+def used_by_split(problem: AttentionProblem, genes: SplitKvGenes) -> tuple[float, int]:
+    """(mean, most) keys of a split of sequences with keys in use of their own and no window: all splits of a sequence
+    share its keys, in whole steps and LEAST_STEPS at least, but no split has more than `split_of` says."""
+    (splits, all_keys), step = split_of(problem, genes), genes.BLOCK_N
+    lengths = problem.key_lengths
+    shares = (max(LEAST_STEPS, math.ceil(math.ceil(n / splits) / step)) * step for n in lengths)
+    most = max(min(n, all_keys, share) for n, share in zip(lengths, shares, strict=True))
+    return sum(lengths) / len(lengths) / splits, max(1, most)
+
+
 def registers_needed(problem: AttentionProblem, genes: SplitKvGenes) -> int:
     """Estimate of the registers per thread below which ptxas spills: O, Q, scores, and the tiles of K and V if they are
     loaded ahead."""
@@ -119,6 +132,5 @@ def registers_needed(problem: AttentionProblem, genes: SplitKvGenes) -> int:
     else:  # mma takes its operands out of the ring one by one, the CUDA cores a tile at once
         tiles = max(k_words, v_words) // (2 if genes.COMPUTE == "mma" else 1)
     return max(
-        rows + tiles + FIXED_REGISTERS[genes.COMPUTE],
-        LAST_BLOCK_REGISTERS if genes.MERGE == "last_block" else 0,
+        rows + tiles + FIXED_REGISTERS[genes.COMPUTE], LAST_BLOCK_REGISTERS if genes.MERGE == "last_block" else 0
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 from evoattn.families.merge_work import merge_work
 from evoattn.families.residency import WARP, register_cap
@@ -15,10 +16,10 @@ from evoattn.families.split_kv.resources import (
     row_blocks,
     smem_bytes,
     split_of,
+    used_by_split,
     warp_keys,
 )
-from evoattn.families.variant_work import bias_bytes, variant_step
-from evoattn.families.work import LaunchWork, Step, tensor_bytes, together, up_to
+from evoattn.families.work import LaunchWork, Step, bias_bytes, tensor_bytes, together, up_to, variant_step
 from evoattn.model.mask import MaskKind
 from evoattn.model.problem import AttentionProblem
 
@@ -35,8 +36,12 @@ def launch_work(problem: AttentionProblem, genes: SplitKvGenes, registers: int) 
     (splits, split_keys), row_tiles = split_of(problem, genes), row_blocks(problem, genes)
     heads = problem.kv_heads * problem.batch
     rows, keys, dim, size = genes.BLOCK_M, genes.BLOCK_N, problem.head_dim, problem.element_bytes
-    steps = math.ceil(min(split_keys, problem.seqlen_k) / keys)
-    visible = _visible_share(problem, row_tiles)
+    if problem.seqused and not problem.window:
+        mean, most = used_by_split(problem, genes)
+        visible = min(1.0, mean / most)
+    else:
+        most, visible = min(split_keys, problem.seqlen_k), _visible_share(problem, row_tiles)
+    steps = math.ceil(most / keys)
     step, waits = _step(problem, genes)
     step = together(step, variant_step(problem, rows * keys, PLACE_LANES))
     merged = rows * (up_to(dim, 32) * 4 + 8)
@@ -90,7 +95,7 @@ def launch_work(problem: AttentionProblem, genes: SplitKvGenes, registers: int) 
             "dot lanes": genes.DOT_LANES,
             "warp keys": warp_keys(genes),
             "splits": splits,
-            "idle warps": max(0.0, 1 - min(split_keys, problem.seqlen_k) / keys / max(steps, 1)),
+            "idle warps": max(0.0, 1 - most / keys / max(steps, 1)),
             "filled rows": packed_rows(problem) / (row_tiles * rows),
             "asked blocks": genes.BLOCKS_PER_SM,
         },
@@ -101,6 +106,7 @@ def launch_work(problem: AttentionProblem, genes: SplitKvGenes, registers: int) 
     return partial, merge_work("split_kv_merge", problem, splits, float(scratch), common, overlaps)
 
 
+@lru_cache(maxsize=256)  # configs of one problem have few numbers of row tiles
 def _visible_share(problem: AttentionProblem, row_tiles: int) -> float:
     """The part of all keys that the blocks visit, on average."""
     full = problem.masking.kind is MaskKind.FULL

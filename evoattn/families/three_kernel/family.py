@@ -102,11 +102,13 @@ class ThreeKernel(Family):
             )
         return None
 
-    def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
+    def why_not(
+        self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
+    ) -> str | None:
+        # Whatever `redundant` says: its scratch grows with the lengths, so that it is no kernel for other problems.
         genes = self.genes(config)
         return (
-            self.why_unsupported(problem, gpu)
-            or why_wrong_shape(genes)
+            why_wrong_shape(genes)
             or why_not_wgmma(genes, gpu)
             or why_no_overlap(genes, gpu)
             or why_wrong_scores(problem, genes)
@@ -114,10 +116,6 @@ class ThreeKernel(Family):
             or why_too_big(problem, genes, gpu)
             or why_no_memory(problem, self.workspace(problem, config, gpu), gpu)
         )
-
-    def why_impossible(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
-        # Its scratch grows with the lengths: it is no kernel for other problems.
-        return self.why_invalid(problem, config, gpu)
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes = self.genes(config)

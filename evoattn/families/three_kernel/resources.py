@@ -41,11 +41,7 @@ def _chunked_row_bytes(problem: AttentionProblem) -> int:
 
 def threads_a_block(genes: ThreeKernelGenes) -> tuple[int, int, int]:
     """Threads per block of Q Kᵀ, softmax, P V."""
-    return (
-        WARP * genes.WARPS_M * genes.WARPS_N,
-        genes.THREADS_PER_ROW * genes.ROWS_PER_BLOCK,
-        WARP * genes.PV_WARPS,
-    )
+    return (WARP * genes.WARPS_M * genes.WARPS_N, genes.THREADS_PER_ROW * genes.ROWS_PER_BLOCK, WARP * genes.PV_WARPS)
 
 
 def scores_smem_bytes(problem: AttentionProblem, genes: ThreeKernelGenes) -> int:
@@ -76,11 +72,7 @@ def registers_needed(problem: AttentionProblem, genes: ThreeKernelGenes) -> tupl
     scores, and the rest."""
     kept = genes.KEPT_VECTORS * genes.VECTOR_WIDTH
     if uses_wgmma(genes):
-        return (
-            genes.BLOCK_N // 2 + WGMMA_REGISTERS,
-            SOFTMAX_REGISTERS + kept,
-            problem.head_dim // 2 + WGMMA_REGISTERS,
-        )
+        return (genes.BLOCK_N // 2 + WGMMA_REGISTERS, SOFTMAX_REGISTERS + kept, problem.head_dim // 2 + WGMMA_REGISTERS)
     row_tiles, key_tiles = genes.BLOCK_M // (16 * genes.WARPS_M), genes.BLOCK_N // (8 * genes.WARPS_N)
     value_tiles = genes.PV_BLOCK_M // (16 * genes.PV_WARPS)
     factors = FACTOR_REGISTERS if has_tile_softmax(genes) else 0

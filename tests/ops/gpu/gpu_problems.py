@@ -10,10 +10,7 @@ from evoattn.correctness.reference import make_answer, make_inputs
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.shape_text import parse_shape
 
-ON_A_GPU = [
-    pytest.mark.device,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-]
+ON_A_GPU = [pytest.mark.device, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 SHAPES = [
     "B=2,H=8,S=1024,D=64,dtype=fp16,mask=full",
     "B=2,H=8,S=1024,D=64,dtype=fp16,mask=causal_upper_left",

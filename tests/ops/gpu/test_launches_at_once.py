@@ -19,13 +19,7 @@ from tests.ops.gpu.gpu_problems import ON_A_GPU, flags, inputs, require_right
 
 pytestmark = ON_A_GPU
 MERGED = {**WGMMA, "STAGES": 2, "OVERLAP": True, "GROUP_ROWS": True}
-BALANCED = WGMMA | {
-    "BLOCK_M": 128,
-    "STAGES": 2,
-    "PRODUCER": "warpgroup",
-    "OVERLAP": True,
-    "SCHEDULE": "balanced",
-}
+BALANCED = WGMMA | {"BLOCK_M": 128, "STAGES": 2, "PRODUCER": "warpgroup", "OVERLAP": True, "SCHEDULE": "balanced"}
 KERNELS = {
     "B=1,H=32,Hkv=8,Sq=4,Sk=4096,D=128,dtype=bf16,mask=causal_lower_right": MERGED | {"KEY_SPLIT": 16},
     "B=1,H=28,Hkv=4,Sq=8,Sk=8000,D=128,dtype=fp16,mask=full": MERGED | {"KEY_SPLIT": 32},

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -78,7 +79,7 @@ def collect() -> None:
     seen: Counter[str] = Counter()
     group, always = "", False
 
-    def observe(*launch) -> None:
+    def observe(*launch: Any) -> None:
         golden = Golden(f"{group}.{len(kept)}", *launch)
         golden.after = outputs.get(golden.key)
         if not all(isinstance(s, np.generic) for s in golden.scalars):  # a tensor map that the test has encoded itself
@@ -152,7 +153,10 @@ def run(everything: bool) -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         golden_file.save(goldens, {}, folder / "todo.bin")
-        done = lambda n: (folder / f"{n}.npz").exists() or (folder / f"{n}.why").exists()
+
+        def done(n: int) -> bool:
+            return (folder / f"{n}.npz").exists() or (folder / f"{n}.why").exists()
+
         first = 0
         while first < len(goldens):
             child = subprocess.Popen([sys.executable, "-m", "tests.ptx.golden", "device", str(first), name], cwd=ROOT)
@@ -194,7 +198,8 @@ def run(everything: bool) -> int:
             missed = golden_file.disagreements(golden, golden.interpreted())
         if missed:
             differing += 1
-            print(f"differs {golden.name}: {missed} of {sum(a.size for a in golden.after)} values; {_subject(golden)}")
+            values = sum(array.size for array in golden.before)
+            print(f"differs {golden.name}: {missed} of {values} values; {_subject(golden)}")
     print(f"The interpreter agrees on {len(kept) - differing} of {len(kept)} launches.")
     return 0
 

@@ -9,6 +9,7 @@ Each thread has a result. What needs a program is in `programs.py`.
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 
@@ -16,14 +17,14 @@ from tests.ptx.golden.harness import evaluate
 from tests.ptx.golden.operands import F32_EDGES, TAME, operand, result_type
 
 
-def plain(opcode: str, result: str, *kinds: str, extra: str = "", **how) -> None:
+def plain(opcode: str, result: str, *kinds: str, extra: str = "", **how: Any) -> None:
     """`opcode %d, %x0, …` with operands of `kinds`, then `extra`."""
     inputs = [operand(kind, 7 * i + 1, **how) for i, kind in enumerate(kinds)]
     names = ", ".join(["%d", *(f"%x{i}" for i in range(len(kinds)))])
     evaluate(f"{opcode} {names}{extra};", result_type(result), *inputs)
 
 
-def predicate(opcode: str, *kinds: str, after: str = "", **how) -> None:
+def predicate(opcode: str, *kinds: str, after: str = "", **how: Any) -> None:
     """An instruction that writes %p0, and perhaps `after` it more; 1 or 0 per thread, plus 2 for %p1."""
     inputs = [operand(kind, 7 * i + 1, **how) for i, kind in enumerate(kinds)]
     names = ", ".join(f"%x{i}" for i in range(len(kinds)))
@@ -46,36 +47,37 @@ def integer_cases() -> None:
             plain(f"{op}.{t}", t, t, t, t)
         plain(f"shr.{t}", t, t, "u32")
         if t[0] == "s":
-            plain(f"neg.{t}", t, t), plain(f"abs.{t}", t, t)
+            plain(f"neg.{t}", t, t)
+            plain(f"abs.{t}", t, t)
         if t[1:] != "64":
             wide = f"{t[0]}{2 * int(t[1:])}"
-            plain(f"mul.wide.{t}", wide, t, t), plain(f"mad.wide.{t}", wide, t, t, wide)
+            plain(f"mul.wide.{t}", wide, t, t)
+            plain(f"mad.wide.{t}", wide, t, t, wide)
     for t in ("u32", "s32"):
-        plain(f"mul24.lo.{t}", t, t, t), plain(f"mad24.lo.{t}", t, t, t, t), plain(f"sad.{t}", t, t, t, t)
-    plain("add.sat.s32", "s32", "s32", "s32"), plain("sub.sat.s32", "s32", "s32", "s32")
+        plain(f"mul24.lo.{t}", t, t, t)
+        plain(f"mad24.lo.{t}", t, t, t, t)
+        plain(f"sad.{t}", t, t, t, t)
+    plain("add.sat.s32", "s32", "s32", "s32")
+    plain("sub.sat.s32", "s32", "s32", "s32")
 
 
 def bit_cases() -> None:
     for t in ("b16", "b32", "b64"):
         for op in ("and", "or", "xor"):
             plain(f"{op}.{t}", t, t, t)
-        (
-            plain(f"not.{t}", t, t),
-            plain(f"cnot.{t}", t, t),
-            plain(f"shl.{t}", t, t, "u32"),
-            plain(f"shr.{t}", t, t, "u32"),
-        )
+        plain(f"not.{t}", t, t)
+        plain(f"cnot.{t}", t, t)
+        plain(f"shl.{t}", t, t, "u32")
+        plain(f"shr.{t}", t, t, "u32")
     for direction, mode in itertools.product("lr", ("wrap", "clamp")):
         plain(f"shf.{direction}.{mode}.b32", "b32", "b32", "b32", "u32")
     for t in ("u32", "s32", "u64", "s64"):
         plain(f"bfe.{t}", t, t, "u32", "u32")
     for t in ("b32", "b64"):
-        (
-            plain(f"bfi.{t}", t, t, t, "u32", "u32"),
-            plain(f"brev.{t}", t, t),
-            plain(f"popc.{t}", "u32", t),
-            plain(f"clz.{t}", "u32", t),
-        )
+        plain(f"bfi.{t}", t, t, t, "u32", "u32")
+        plain(f"brev.{t}", t, t)
+        plain(f"popc.{t}", "u32", t)
+        plain(f"clz.{t}", "u32", t)
         plain(f"bfind.{t.replace('b', 'u')}", "u32", t)
     for mode in ("clamp", "wrap"):
         plain(f"bmsk.{mode}.b32", "b32", "u32", "u32")
@@ -124,7 +126,9 @@ def float_cases() -> None:
         plain(f"{op}{words}.f32", "f32", "f32", "f32")
     plain("copysign.f32", "f32", "f32", "f32")
     for op in ("neg", "abs"):
-        plain(f"{op}.f32", "f32", "f32"), plain(f"{op}.ftz.f32", "f32", "f32"), plain(f"{op}.f64", "f64", "f64")
+        plain(f"{op}.f32", "f32", "f32")
+        plain(f"{op}.ftz.f32", "f32", "f32")
+        plain(f"{op}.f64", "f64", "f64")
     for op in ("fma.rn", "mad.rn"):
         for words in ("", ".ftz", ".sat", ".ftz.sat"):
             plain(f"{op}{words}.f32", "f32", "f32", "f32", "f32")
@@ -132,12 +136,11 @@ def float_cases() -> None:
     for words in (".rn", ".approx", ".full", ".rn.ftz", ".approx.ftz", ".full.ftz"):
         plain(f"div{words}.f32", "f32", "f32", "f32", edges=F32_EDGES if ".rn" in words else TAME)
     for op in ("rcp", "sqrt"):
-        (
-            plain(f"{op}.rn.f32", "f32", "f32"),
-            plain(f"{op}.rn.ftz.f32", "f32", "f32"),
-            plain(f"{op}.rn.f64", "f64", "f64"),
-        )
-        plain(f"{op}.approx.f32", "f32", "f32", edges=TAME), plain(f"{op}.approx.ftz.f32", "f32", "f32", edges=TAME)
+        plain(f"{op}.rn.f32", "f32", "f32")
+        plain(f"{op}.rn.ftz.f32", "f32", "f32")
+        plain(f"{op}.rn.f64", "f64", "f64")
+        plain(f"{op}.approx.f32", "f32", "f32", edges=TAME)
+        plain(f"{op}.approx.ftz.f32", "f32", "f32", edges=TAME)
     for op in ("ex2", "lg2", "rsqrt", "sin", "cos"):
         spread = 1.0 if op in ("sin", "cos") else 4.0
         for words in ("", ".ftz"):
@@ -163,10 +166,13 @@ def half_cases() -> None:
     for t in ("f16", "f16x2", "bf16", "bf16x2"):
         for op, words in itertools.product(("min", "max"), ("", ".NaN", *((".ftz",) if t[0] == "f" else ()))):
             plain(f"{op}{words}.{t}", t, t, t)
-        plain(f"neg.{t}", t, t), plain(f"abs.{t}", t, t), plain(f"tanh.approx.{t}", t, t)
+        plain(f"neg.{t}", t, t)
+        plain(f"abs.{t}", t, t)
+        plain(f"tanh.approx.{t}", t, t)
         plain(f"ex2.approx{'.ftz' if t[0] == 'b' else ''}.{t}", t, t)
     for t in ("f16", "f16x2"):
-        plain(f"neg.ftz.{t}", t, t), plain(f"abs.ftz.{t}", t, t)
+        plain(f"neg.ftz.{t}", t, t)
+        plain(f"abs.ftz.{t}", t, t)
 
 
 def conversion_cases() -> None:
@@ -180,17 +186,17 @@ def conversion_cases() -> None:
         ):  # else ptxas takes no .sat
             plain(f"cvt.sat.{to}.{source}", to, source)
     for t in ("u8", "s8"):  # in a wider register: the result extended, the source cut
-        (
-            plain(f"cvt.{t}.u32", f"{t[0]}32", "u32"),
-            plain(f"cvt.s32.{t}", "s32", "u32"),
-            plain(f"cvt.sat.{t}.s32", f"{t[0]}32", "s32"),
-        )
-        plain(f"cvt.rni.{t}.f32", f"{t[0]}32", "f32"), plain(f"cvt.rn.f32.{t}", "f32", "u32")
+        plain(f"cvt.{t}.u32", f"{t[0]}32", "u32")
+        plain(f"cvt.s32.{t}", "s32", "u32")
+        plain(f"cvt.sat.{t}.s32", f"{t[0]}32", "s32")
+        plain(f"cvt.rni.{t}.f32", f"{t[0]}32", "f32")
+        plain(f"cvt.rn.f32.{t}", "f32", "u32")
     for mode, to in itertools.product(("rni", "rzi", "rmi", "rpi"), whole):
         plain(f"cvt.{mode}.{to}.f32", to, "f32")
     for to, source in itertools.product(("s32", "u64"), ("f16", "bf16", "f64")):
         plain(f"cvt.rzi.{to}.{source}", to, source)
-    plain("cvt.rzi.ftz.s32.f32", "s32", "f32"), plain("cvt.rni.sat.s32.f32", "s32", "f32")
+    plain("cvt.rzi.ftz.s32.f32", "s32", "f32")
+    plain("cvt.rni.sat.s32.f32", "s32", "f32")
     for source, to in itertools.product(whole, ("f32", "f64")):
         plain(f"cvt.rn.{to}.{source}", to, source)
     for source in ("u16", "s16", "u32", "s32"):
@@ -211,8 +217,10 @@ def conversion_cases() -> None:
     for mode, words in itertools.product(("rni", "rzi", "rmi", "rpi"), ("", ".ftz", ".sat")):
         plain(f"cvt.{mode}{words}.f32.f32", "f32", "f32")
     for mode, relu, to in itertools.product(("rn", "rz"), ("", ".relu"), ("f16", "bf16")):
-        plain(f"cvt.{mode}{relu}.{to}.f32", to, "f32"), plain(f"cvt.{mode}{relu}.{to}x2.f32", f"{to}x2", "f32", "f32")
-    plain("cvt.rn.f16.f64", "f16", "f64"), plain("cvt.rna.tf32.f32", "b32", "f32")
+        plain(f"cvt.{mode}{relu}.{to}.f32", to, "f32")
+        plain(f"cvt.{mode}{relu}.{to}x2.f32", f"{to}x2", "f32", "f32")
+    plain("cvt.rn.f16.f64", "f16", "f64")
+    plain("cvt.rna.tf32.f32", "b32", "f32")
 
 
 GROUPS = (integer_cases, bit_cases, comparison_cases, float_cases, half_cases, conversion_cases)

@@ -9,6 +9,7 @@ import zlib
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +32,7 @@ class Golden:
 
     name: str
     ptx: str
-    maps: list[dict]
+    maps: list[dict[str, Any]]
     before: list[np.ndarray]
     scalars: list[np.generic]
     blocks: int
@@ -41,7 +42,7 @@ class Golden:
 
     @property
     def entry(self) -> str:
-        return re.search(r"\.entry\s+(\w+)", self.ptx)[1]
+        return str(re.findall(r"\.entry\s+(\w+)", self.ptx)[0])
 
     @property
     def cluster(self) -> int:
@@ -73,7 +74,7 @@ class Golden:
     def bytes(self) -> int:
         return sum(a.nbytes for a in self.before)
 
-    def interpreted(self, **options) -> list[np.ndarray]:
+    def interpreted(self, **options: Any) -> list[np.ndarray]:
         """The arrays as the interpreter leaves them; `options` as of `run_launch`. Raises `AssertionError` on a
         fault.
         """
@@ -96,7 +97,7 @@ class Golden:
 def save(goldens: list[Golden], device: dict[str, str], path: Path = FILE) -> None:
     blobs: dict[str, np.ndarray] = {}
 
-    def kept(array: np.ndarray) -> list:
+    def kept(array: np.ndarray) -> list[Any]:
         key = hashlib.sha256(array.tobytes()).hexdigest()[:16]
         blobs.setdefault(key, array)
         return [key, array.dtype.str, list(array.shape)]
@@ -107,7 +108,7 @@ def save(goldens: list[Golden], device: dict[str, str], path: Path = FILE) -> No
             "before": [kept(a) for a in golden.before],
             "scalars": [[s.dtype.str, s.item()] for s in golden.scalars],
         }
-        rows.append(row | {"after": golden.after and [kept(a) for a in golden.after]})
+        rows.append(row | {"after": [kept(a) for a in golden.after] if golden.after else golden.after})
     sizes = {key: array.nbytes for key, array in blobs.items()}
     head = json.dumps({"device": device, "arrays": sizes, "cases": rows}, default=int).encode()
     path.parent.mkdir(exist_ok=True)
@@ -185,6 +186,7 @@ def disagreements(golden: Golden, ours: list[np.ndarray]) -> int:
         (relative, absolute) for pattern, relative, absolute in TOLERANCES if any(re.match(pattern, o) for o in opcodes)
     ]
     relative, absolute = (max(column, default=0) for column in zip(*bounds)) if bounds else (0, 0)
+    assert golden.after is not None, "no device has run it yet"
     for theirs, mine in zip(golden.after, ours, strict=True):
         if theirs.tobytes() == mine.tobytes():
             continue

@@ -1,11 +1,12 @@
 """Runs small PTX programs, and small CUDA C kernels compiled by NVRTC, on the interpreter."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from evoattn.ptx import Execution, Kernel, Program, TensorMap, parse_program, run_launch
 from tests.support.compiles import ptx_kept
@@ -25,13 +26,13 @@ def parsed(text: str) -> Kernel:
 
 def observed(
     kernel: Kernel,
-    maps: list[dict],
+    maps: Sequence[dict[str, Any]],
     arrays: list[np.ndarray],
-    scalars: list,
+    scalars: Sequence[Any],
     blocks: int,
     threads: int,
     smem: int,
-    **options,
+    **options: Any,
 ) -> Execution:
     """Launch `kernel` with the tensor maps, a pointer to each array (called a0, a1, …), the scalars.
 
@@ -89,18 +90,18 @@ def launch(
     blocks: int = 1,
     threads: int = 32,
     smem: int = 0,
-    scalars: tuple = (),
-    **options,
+    scalars: tuple[Any, ...] = (),
+    **options: Any,
 ) -> Execution:
     """Run with `arrays` (named a0, a1, …, changed in place) as the first arguments."""
     return observed(kernel, [], list(arrays), list(scalars), blocks, threads, smem, **options)
 
 
-def run_ptx(body: str, *arrays: np.ndarray, declarations: str = "", cluster: int = 1, **options) -> Execution:
+def run_ptx(body: str, *arrays: np.ndarray, declarations: str = "", cluster: int = 1, **options: Any) -> Execution:
     return launch(ptx_kernel(body, len(arrays), declarations, cluster), *arrays, cluster=(cluster, 1, 1), **options)
 
 
-def evaluate(statements: str, result: str, *inputs: np.ndarray) -> np.ndarray:
+def evaluate(statements: str, result: npt.DTypeLike, *inputs: np.ndarray) -> np.ndarray:
     """`statements` on 1-D arrays, one element per thread: they read %x0, %x1, … and write %d, a register of the dtype
     `result`.
     """
@@ -128,5 +129,5 @@ def cuda_kernel(source: str, arch: str = "sm_80") -> Kernel:
     return parsed(ptx_kept(source, arch).ptx)
 
 
-def run_cuda(source: str, *arrays: np.ndarray, **options) -> Execution:
+def run_cuda(source: str, *arrays: np.ndarray, **options: Any) -> Execution:
     return launch(cuda_kernel(source), *arrays, **options)

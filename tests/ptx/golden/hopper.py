@@ -1,5 +1,8 @@
 """Runs small CUDA C kernels for sm_90a, made of the project's own device leaves, on the interpreter."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
 from evoattn.families.includes import resolve
@@ -25,12 +28,12 @@ HEAD = resolve("".join(f'#include "device/ptx/{name}.cuh"\n' for name in LEAVES)
 def run_hopper(
     source: str,
     arrays: list[np.ndarray],
-    maps: list[dict] = (),
-    scalars: list = (),
+    maps: Sequence[dict[str, Any]] = (),
+    scalars: Sequence[Any] = (),
     threads: int = 128,
     smem: int = 0,
     blocks: int = 1,
-    **options,
+    **options: Any,
 ) -> Execution:
     """Run the one kernel of `source`, which takes the tensor maps, then a pointer to each array (changed in place),
     then the scalars.
@@ -41,7 +44,7 @@ def run_hopper(
     return observed(kernel, list(maps), arrays, list(scalars), blocks, threads, smem, **options)
 
 
-def tiled(array: int, tensor: np.ndarray, box: tuple[int, ...], swizzle: int) -> dict:
+def tiled(array: int, tensor: np.ndarray, box: tuple[int, ...], swizzle: int) -> dict[str, Any]:
     """The map of a C-contiguous tensor of 16-bit elements; `box` counts from the innermost dimension."""
     return {
         "address": array,

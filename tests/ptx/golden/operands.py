@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 COUNT = 96
@@ -60,7 +62,7 @@ def bfloats(seed: int) -> np.ndarray:
 def integers(dtype: type, seed: int, nonzero: bool = False) -> np.ndarray:
     limits, rng = np.iinfo(dtype), np.random.default_rng(seed)
     edges = [0, 1, 2, 3, 7, 31, 32, 33, 63, 64, 255, limits.min, limits.max, limits.max - 1, limits.max // 2 + 1]
-    values = np.array([e & limits.max if e > limits.max else e for e in edges], dtype)
+    values: np.ndarray = np.array([e & limits.max if e > limits.max else e for e in edges], dtype)
     words = rng.integers(limits.min, limits.max, COUNT - len(edges), dtype, endpoint=True) >> dtype(
         rng.integers(0, limits.bits // 2)
     )
@@ -68,7 +70,7 @@ def integers(dtype: type, seed: int, nonzero: bool = False) -> np.ndarray:
     return np.where((values == 0) | (values == -1 if limits.min else False), dtype(3), values) if nonzero else values
 
 
-def operand(kind: str, seed: int, **how) -> np.ndarray:
+def operand(kind: str, seed: int, **how: Any) -> np.ndarray:
     """Values of a PTX type."""
     if kind in ("f32", "f64", "f16"):
         return floats({"f32": np.float32, "f64": np.float64, "f16": np.float16}[kind], seed, **how)

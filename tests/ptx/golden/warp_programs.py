@@ -14,7 +14,8 @@ from tests.ptx.golden.programs import RNG, TILE, word
 
 def warp_cases() -> None:
     word("and.b32 %r4, %r2, 3; match.any.sync.b32 %r3, %r4, -1;")
-    word("and.b32 %r4, %r2, 0; match.all.sync.b32 %r3|%p0, %r4, -1;"), word("match.all.sync.b32 %r3|%p0, %r2, -1;")
+    word("and.b32 %r4, %r2, 0; match.all.sync.b32 %r3|%p0, %r4, -1;")
+    word("match.all.sync.b32 %r3|%p0, %r2, -1;")
     word("and.b32 %r4, %r2, 3; cvt.u64.u32 %q5, %r4; match.any.sync.b64 %r3, %q5, -1;")
     for mode in ("all", "any", "uni"):
         for limit in (0, 7, 32):
@@ -109,7 +110,10 @@ def shared_cases() -> None:
 
 def parameter_cases() -> None:
     kinds = [f"{letter}{bits}" for letter in "bus" for bits in (8, 16, 32, 64)] + ["f32", "f64"]
-    size = lambda t: int(t[1:]) // 8
+
+    def size(t: str) -> int:
+        return int(t[1:]) // 8
+
     register = {1: "%h0", 2: "%h0", 4: "%r0", 8: "%q0"}
     values = [operand(t, n)[40:41][0] for n, t in enumerate(kinds)]
     names = ", ".join(f".param .{t} p{n}" for n, t in enumerate(kinds))
@@ -126,6 +130,10 @@ ld.param.u64 %q1, [out];
     observed(parsed(text), [], [np.zeros(8 * len(kinds), np.uint8)], values, 1, 1, 0, count=False)
 
 
+def _registers(first: int, count: int) -> str:
+    return "{" + ", ".join(f"%r{first + i}" for i in range(count)) + "}"
+
+
 def more_cases() -> None:
     for t, result in itertools.product(("f16", "bf16"), ("u32", "s32")):
         plain(f"set.lt.{result}.{t}", result, t, t)
@@ -135,11 +143,8 @@ def more_cases() -> None:
     for layout, ab, cd, t in itertools.product(
         ("row", "col"), ("global", "shared"), ("global", "shared"), ("f16", "bf16")
     ):
-        names = lambda first, count: "{" + ", ".join(f"%r{first + i}" for i in range(count)) + "}"
-        count, space = (
-            (8 if t == "f16" else 4),
-            lambda s, layout=layout: s + "::cta" * (s == "shared" and layout == "col"),
-        )
+        count = 8 if t == "f16" else 4
+        ab_space, cd_space = (s + "::cta" * (s == "shared" and layout == "col") for s in (ab, cd))
         at = {"global": ("%a0", "%a0+512", "%a1"), "shared": ("%r30", "%r30+512", "%r30+1024")}
         floats_ = "{" + ", ".join(f"%f{i}" for i in range(8)) + "}"
         bodies = (
@@ -150,12 +155,12 @@ def more_cases() -> None:
             "ld.global.v4.u32 {%r32, %r33, %r34, %r35}, [%q2]; st.shared.v4.u32 [%r31+1024], {%r32, %r33, %r34, %r35};"
             "ld.global.v4.u32 {%r32, %r33, %r34, %r35}, [%q2+16]; st.shared.v4.u32 [%r31+1040], {%r32, %r33, %r34, "
             "%r35}; bar.sync 0;"
-            f"wmma.load.a.sync.aligned.{layout}.m16n16k16.{space(ab)}.{t} {names(0, count)}, [{at[ab][0]}], 16;"
-            f"wmma.load.b.sync.aligned.{layout}.m16n16k16.{space(ab)}.{t} {names(8, count)}, [{at[ab][1]}], 16;"
-            f"wmma.load.c.sync.aligned.{layout}.m16n16k16.{space(cd)}.f32 {floats_}, [{at[cd][2]}], 16;"
+            f"wmma.load.a.sync.aligned.{layout}.m16n16k16.{ab_space}.{t} {_registers(0, count)}, [{at[ab][0]}], 16;"
+            f"wmma.load.b.sync.aligned.{layout}.m16n16k16.{ab_space}.{t} {_registers(8, count)}, [{at[ab][1]}], 16;"
+            f"wmma.load.c.sync.aligned.{layout}.m16n16k16.{cd_space}.f32 {floats_}, [{at[cd][2]}], 16;"
             f"wmma.mma.sync.aligned.{layout}.{layout}.m16n16k16.f32{'.f32' if t == 'f16' else '.bf16.bf16.f32'} "
-            f"{floats_}, {names(0, count)}, {names(8, count)}, {floats_};"
-            f"bar.sync 0; wmma.store.d.sync.aligned.{layout}.m16n16k16.{space(cd)}.f32 [{at[cd][2]}], {floats_}, 16; "
+            f"{floats_}, {_registers(0, count)}, {_registers(8, count)}, {floats_};"
+            f"bar.sync 0; wmma.store.d.sync.aligned.{layout}.m16n16k16.{cd_space}.f32 [{at[cd][2]}], {floats_}, 16; "
             "bar.sync 0;"
             + (
                 "ld.shared.v4.u32 {%r32, %r33, %r34, %r35}, [%r31+1024]; st.global.v4.u32 [%q2], {%r32, %r33, %r34, "

@@ -1,8 +1,11 @@
 """A wgmma product of a 64-row tile by a tile of `columns`: operands in every layout, against NumPy."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from evoattn.families.flash_wgmma.text import wgmma_function
+from evoattn.ptx import Execution
 from tests.ptx.golden.hopper import accumulators_to_matrix, run_hopper, swizzle_address
 
 KERNEL = """
@@ -31,14 +34,18 @@ extern "C" __global__ void k(const uint4* a_image, const uint4* b_image, const f
 }"""
 STEPS = 4
 LAYOUTS = {128: 1, 64: 2, 32: 3, 0: 0}
+Image = tuple[np.ndarray, int, int, int | list[int]]
+"""Its 16-bit words, the leading and the stride offset in bytes, and the bytes of a step of k, or of each."""
 
 
-def place(image, row, column, values, row_bytes, swizzle):
+def place(
+    image: np.ndarray, row: np.ndarray, column: np.ndarray, values: np.ndarray, row_bytes: int, swizzle: int
+) -> None:
     """Write 16-bit values at (row, column) of a tile of rows of `row_bytes`, swizzled."""
     image[swizzle_address(row * row_bytes + 2 * column, swizzle) // 2] = values
 
 
-def k_major(matrix, swizzle):
+def k_major(matrix: np.ndarray, swizzle: int) -> Image:
     """(image, leading and stride offsets in bytes, bytes a k16 step) of `[rows, 64]` with k contiguous, in tiles as
     wide as a swizzle.
     """
@@ -59,7 +66,7 @@ def k_major(matrix, swizzle):
     )
 
 
-def mn_major(matrix, swizzle):
+def mn_major(matrix: np.ndarray, swizzle: int) -> Image:
     """The same of `[rows, 64]` with the rows (M or N) contiguous: tiles of as many rows as a swizzle holds, a line for
     each k.
     """
@@ -76,23 +83,23 @@ def mn_major(matrix, swizzle):
     return image, depth * swizzle, 8 * swizzle, 16 * swizzle
 
 
-def descriptor(start, leading, stride, swizzle):
+def descriptor(start: int, leading: int, stride: int, swizzle: int) -> np.uint64:
     return np.uint64(start >> 4 | leading >> 4 << 16 | stride >> 4 << 32 | LAYOUTS[swizzle] << 62)
 
 
-def as_bits(values, dtype):
+def as_bits(values: np.ndarray, dtype: str) -> np.ndarray:
     if dtype == "fp16":
         return values.astype(np.float16).view(np.uint16)
     return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
 
 
-def as_values(bits, dtype):
+def as_values(bits: np.ndarray, dtype: str) -> np.ndarray:
     return (bits.view(np.float16) if dtype == "fp16" else (bits.astype(np.uint32) << 16).view(np.float32)).astype(
         np.float64
     )
 
 
-def fragments_a(bits):
+def fragments_a(bits: np.ndarray) -> np.ndarray:
     """`[64, 64]` → `[128 threads, 4 steps, 4 registers, 2]`: fragment A of mma m16n8k16, a warp its own 16 rows (PTX
     ISA).
     """
@@ -105,25 +112,29 @@ def fragments_a(bits):
 
 
 def product(
-    columns,
-    dtype="fp16",
-    swizzle=128,
-    a_in="registers",
-    b_major="k",
-    accumulate="1",
-    fence="fence_proxy_async();",
-    between="",
-    arranged="wgmma_fence();",
-    pending=0,
-    change=lambda text: text,
-):
+    columns: int,
+    dtype: str = "fp16",
+    swizzle: int = 128,
+    a_in: str = "registers",
+    b_major: str = "k",
+    accumulate: str = "1",
+    fence: str = "fence_proxy_async();",
+    between: str = "",
+    arranged: str = "wgmma_fence();",
+    pending: int = 0,
+    change: Callable[[str], str] = lambda text: text,
+) -> tuple[np.ndarray, np.ndarray, Execution]:
     """(D, what it should be, faults) of D = A[64, 64] B + C in four steps."""
     rng = np.random.default_rng(columns)
     a_bits, b_bits = (as_bits(rng.standard_normal(shape), dtype) for shape in ((64, 64), (columns, 64)))
     c = rng.standard_normal((128, columns // 2)).astype(np.float32)
-    layouts = {"k": k_major, "mn": mn_major, "registers": lambda bits, _: (fragments_a(bits).ravel(), 0, 0, 0)}
-    b_image, *b_offsets, b_steps = layouts[b_major](b_bits, swizzle)
-    a_image, *a_offsets, a_steps = layouts[a_in](a_bits, swizzle)
+    layouts: dict[str, Callable[[np.ndarray, int], Image]] = {
+        "k": k_major,
+        "mn": mn_major,
+        "registers": lambda bits, _: (fragments_a(bits).ravel(), 0, 0, 0),
+    }
+    b_image, b_leading, b_stride, b_steps = layouts[b_major](b_bits, swizzle)
+    a_image, a_leading, a_stride, a_steps = layouts[a_in](a_bits, swizzle)
     text = change(wgmma_function("multiply", columns, dtype, a_in == "registers", b_major == "mn", a_in == "mn"))
     source = (
         KERNEL.replace("MULTIPLY", text)
@@ -158,7 +169,7 @@ def product(
     ):
         source = source.replace(name, str(value))
     out = np.zeros_like(c)
-    scalars = [descriptor(0, *a_offsets, swizzle), descriptor(a_bytes, *b_offsets, swizzle), *stepped]
+    scalars = [descriptor(0, a_leading, a_stride, swizzle), descriptor(a_bytes, b_leading, b_stride, swizzle), *stepped]
     execution = run_hopper(source, [a_space, b_space, c, out], (), scalars, 128, a_bytes + b_space.nbytes)
     expected = as_values(a_bits, dtype) @ as_values(b_bits, dtype).T + (
         accumulators_to_matrix(c) if accumulate == "1" else 0

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from evoattn.model.shape_text import parse_shape
-from evoattn.portfolio.problems import EMPHASIS, brief, by_group, chosen, emphasis_of, emphasized, group_of
+from evoattn.portfolio.campaign import EMPHASIS, brief, by_group, chosen, emphasis_of, emphasized, group_of
 from evoattn.portfolio.workload import draw, draw_variants
 
 

@@ -11,11 +11,25 @@ from evoattn.families import registry
 from evoattn.model.gpu import lookup
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import load_space
-from evoattn.portfolio.aimed import AIMS, Aim, AimedBreeder, fill_waves, fit_keys, group_rows, split_keys
+from evoattn.portfolio.campaign import group_of
 from evoattn.portfolio.climb import all_genes, climb, neighbours
-from evoattn.portfolio.climbing import ALSO_FAR, BEHIND, KEPT, RIVAL, RIVALS, STEPS, ClimbingBreeder
 from evoattn.portfolio.pick import portfolio_kernels
-from evoattn.portfolio.problems import group_of
+from evoattn.portfolio.proposals import (
+    AIMS,
+    ALSO_FAR,
+    BEHIND,
+    KEPT,
+    RIVAL,
+    RIVALS,
+    STEPS,
+    Aim,
+    AimedBreeder,
+    ClimbingBreeder,
+    fill_waves,
+    fit_keys,
+    group_rows,
+    split_keys,
+)
 
 H200 = lookup("h200")
 SPACE = load_space("flash_wgmma", H200)

@@ -1,0 +1,51 @@
+"""The course of a study is what its trials say one by one."""
+
+import pytest
+from sqlalchemy import text
+
+from evoattn.model.records import TrialState
+from evoattn.storage import Storage, StorageError
+from evoattn.storage.course import Tried
+from tests.report.report_studies import add, make_study, timed_study, timing
+
+
+@pytest.fixture
+def storage(tmp_path):
+    opened = Storage.open(str(tmp_path / "db.sqlite"))
+    yield opened
+    opened.close()
+
+
+def test_each_trial_is_as_it_is_read_alone(storage):
+    study = timed_study(storage, 30)
+    make_study(storage, name="another")
+    best = storage.leaderboard(study, 1)[0]
+    lost = timing(9.0, "final")
+    lost.protocol["disqualified"] = "In the final: it is wrong."
+    storage.add_timing(best.number, lost)
+    course = storage.course(study)
+    assert course == [
+        Tried(**{name: getattr(trial, name) for name in Tried.__slots__}) for trial in storage.iter_trials(study)
+    ]
+    assert next(tried.value for tried in course if tried.number == best.number) is None
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("config", "3"),
+        ("config", '{"A": []}'),
+        ("config", "{},{}"),
+        ("config", "{"),
+        ("parents", '["one"]'),
+        ("state", "FOO"),
+    ],
+)
+def test_a_damaged_trial_is_named(storage, column, value):
+    study = make_study(storage, offline=True)
+    for n in range(3):
+        add(storage, study, TrialState.ESTIMATED, cost=1.0 + n, A=n)
+    with storage._engine.begin() as connection:
+        connection.execute(text(f"UPDATE trials SET {column} = :value WHERE number = 2"), {"value": value})
+    with pytest.raises(StorageError, match="use another copy"):
+        storage.course(study)
