@@ -11,6 +11,7 @@ header whose first line calls it a part of a kernel's body is formatted as one.
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import subprocess
 import sys
@@ -30,6 +31,8 @@ KINDS = ("*.cuh", "*.h", "*.cu", "*.cpp", "*.cu.j2")
 PART = "a part of the kernel's body"
 BODY, END = "void body() {\n", "}\n"
 """Around such a part while it is formatted."""
+TORN = re.compile(r"\w < [^;{}<>]* > \(")
+"""A call with template arguments that clang-format took for comparisons: of arguments with operators it does so."""
 
 
 class FormatterError(RuntimeError):
@@ -61,6 +64,11 @@ def formatted(path: Path, text: str, program: str) -> str:
         if not (cuda.startswith(BODY) and cuda.endswith(END)):
             raise FormatterError(f"{path.name} is not a part of a body: its braces do not match.")
         cuda = cuda.removeprefix(BODY).removesuffix(END)
+    if torn := TORN.search(cuda):
+        raise FormatterError(
+            f"clang-format takes the template arguments in {path.name} for comparisons: give {torn[0]!r} "
+            "a named constant."
+        )
     return above + marker + cuda
 
 

@@ -1,4 +1,4 @@
-"""Gangs: blocks of a balanced schedule (`templates/device/schedule/key_share.cuh`) that keep step.
+"""Gangs: blocks of a balanced schedule (`templates/flash_wgmma/key_share.cuh`) that keep step.
 
 Where each block begins its cut tiles of rows at another tile of keys, tiles of rows that share their keys read them at
 times far apart. Once these keys no longer fit in L2, every one of the tiles reads them from memory: of 61 such kernels

@@ -67,7 +67,7 @@ class KernelLaunch:
 
     together: int = 1
     """How many neighbouring blocks wait for one another, for a while: fastest where they run at once, and right where
-    they do not (`templates/device/merge/sum_parts.cuh`). 1 where none waits, or only for blocks before it."""
+    they do not (`templates/flash_wgmma/sum_parts.cuh`). 1 where none waits, or only for blocks before it."""
 
     @property
     def threads(self) -> int:

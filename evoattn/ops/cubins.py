@@ -36,10 +36,11 @@ class Cubin:
 
 @cache
 def template_digest(name: str, folder: Path = TEMPLATES) -> str:
-    """sha256 over a family's template, its own headers and those for all: with the constants, all that the source is
+    """sha256 over a family's template, its own headers and what all share: with the constants, all that the source is
     made of."""
     headers = sorted(path for own in ("device", name) for path in (folder / own).rglob("*.cuh"))
-    return hashlib.sha256(b"\0".join(file.read_bytes() for file in (folder / f"{name}.cu.j2", *headers))).hexdigest()
+    files = (folder / f"{name}.cu.j2", *folder.glob("problem.j2"), *headers)
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
 
 
 @cache

@@ -46,6 +46,7 @@ template <bool CAUSAL, bool LOWER_RIGHT, bool WINDOWED = false> struct KeyMask {
   static constexpr bool WINDOW = WINDOWED;
   static constexpr bool ROWS_DIFFER = CAUSAL;  // rows may see different keys
   static constexpr bool LAST_FIRST = CAUSAL;   // the last rows see most keys and start first: the end is then short
+  static constexpr bool ENDS_WITH_KEYS = !CAUSAL || LOWER_RIGHT;  // distances count from the last key
   using Keys = KeysFrom<CAUSAL, WINDOWED>;
   using Rows = RowMask<CAUSAL, LOWER_RIGHT>;
   int seqlen_k, offset, lowest;  // a row sees keys from row + lowest on (WINDOWED) to row + offset

@@ -1,95 +1,136 @@
-  // producer.cuh, a part of the kernel's body: the warps that bring tiles of Q, K and V into shared memory. One thread
-  // issues every copy; of pages, which may be many small ones, each warp of a warpgroup a part, if all know the tiles.
-  constexpr int PARTS = PAGED && SCHEDULE != Schedule::CLAIMED ? PRODUCER_WARPS : 1;
-  const int part = PARTS == 1 ? 0 : warp - 4 * WARPGROUPS;
-  if (warp == 4 * WARPGROUPS && lane == 0) {
-    prefetch_tensor_map(q_map), prefetch_tensor_map(k_map), prefetch_tensor_map(v_map);
-    Smem::init_barriers<PARTS>(smem_address);
+// producer.cuh: the warps that bring tiles of Q, K and V into shared memory. One thread issues every copy; of pages,
+// which may be many small ones, each warp of a warpgroup a part, if all know the tiles. Needs the constants of
+// flash_wgmma.cu.j2.
+#include "device/ptx/cluster.cuh"
+#include "device/ptx/mbarrier.cuh"
+#include "device/ptx/named_barrier.cuh"
+#include "device/ptx/read_again.cuh"
+#include "device/ptx/setmaxnreg.cuh"
+#include "device/ptx/tma.cuh"
+#include "device/copy/key_pages.cuh"
+#include "device/copy/tile_ring.cuh"
+#include "flash_wgmma/tile_scheduler.cuh"
+
+struct Producer : Block {
+  TileScheduler& work;
+  static constexpr int PARTS = PAGED && SCHEDULE != Schedule::CLAIMED ? PRODUCER_WARPS : 1;
+  const TensorMap &q_map, &k_map, &v_map;
+  uint32_t* counters_zeroed;  // CLAIMED: tiles claimed so far
+  int part, index, turn;      // turn: VARLEN, rounds and slots without a tile
+  KeyShare share;
+
+  __device__ __forceinline__ Producer(TileScheduler& work, const TensorMap& q_map, const TensorMap& k_map,
+                                      const TensorMap& v_map, uint32_t* counters_zeroed)
+      : Block(work), work(work), q_map(q_map), k_map(k_map), v_map(v_map), counters_zeroed(counters_zeroed), turn(0) {
+    part = PARTS == 1 ? 0 : warp - 4 * WARPGROUPS;
   }
-  __syncwarp();
-  // Others see the initialised barriers; who initialised them need not wait.
-  if (PARTS > 1 && part > 0) named_barrier_sync<THREADS>(BARRIERS_READY);
-  else named_barrier_arrive<THREADS>(BARRIERS_READY);
-  if constexpr (CLUSTER > 1) cluster_arrive();  // other blocks see them too
-  if constexpr (PRODUCER_REGISTERS > 0) decrease_registers<PRODUCER_REGISTERS>();
-  if ((PARTS > 1 || warp == 4 * WARPGROUPS) && lane == 0) {
-    const TileRing<Tiles, BLOCK_N, STAGES> k_ring{k_map, k_smem, barrier(Smem::K_FULL, 0), barrier(Smem::K_EMPTY, 0)};
-    const TileRing<ValueTiles, BLOCK_N, STAGES> v_ring{v_map, v_smem, barrier(Smem::V_FULL, 0),
+
+  __device__ __forceinline__ void run() {
+    if (warp == 4 * WARPGROUPS && lane == 0) {
+      prefetch_tensor_map(q_map), prefetch_tensor_map(k_map), prefetch_tensor_map(v_map);
+      Smem::init_barriers<PARTS>(smem_address);
+    }
+    __syncwarp();
+    // Others see the initialised barriers; who initialised them need not wait.
+    if (PARTS > 1 && part > 0) named_barrier_sync<THREADS>(BARRIERS_READY);
+    else named_barrier_arrive<THREADS>(BARRIERS_READY);
+    if constexpr (CLUSTER > 1) cluster_arrive();  // other blocks see them too
+    if constexpr (PRODUCER_REGISTERS > 0) decrease_registers<PRODUCER_REGISTERS>();
+    if ((PARTS > 1 || warp == 4 * WARPGROUPS) && lane == 0) copy();
+    if constexpr (CLUSTER > 1) __syncwarp(), cluster_wait();
+  }
+
+private:
+  __device__ __forceinline__ void copy() {
+    const TileRing<Tiles, BLOCK_N, STAGES> k_ring{k_map, smem_address + Smem::K, barrier(Smem::K_FULL, 0),
+                                                  barrier(Smem::K_EMPTY, 0)};
+    const TileRing<ValueTiles, BLOCK_N, STAGES> v_ring{v_map, smem_address + Smem::V, barrier(Smem::V_FULL, 0),
                                                        barrier(Smem::V_EMPTY, 0)};
+    index = blockIdx.x;
     Ring ring;  // of both: each tile of K goes before its V
-    int index = blockIdx.x;
-    KeyShare share;
-    // Every tile makes one claim, so that the counter wraps to 0 with the launch's last.
-    auto next_index = [&](int turn) {
-      return SCHEDULE == Schedule::CLAIMED ? blocks_read_again() + int(atomicInc(counters_zeroed, tiles - 1))
-                                           : fixed_tile<Mask::ROWS_DIFFER>(turn);
-    };
-    int turn = 0;  // VARLEN: rounds and slots without a tile
-    for (int round = 0;; ++round) {
-      if constexpr (VARLEN && PERSISTENT) {
-        for (; index < tiles; index = next_index(++turn)) {
-          tile = tile_at<HEADS_IN_TURN, Mask::LAST_FIRST>(index, row_blocks, heads, batches);
-          if (enter_slot(tile)) break;
-        }
-      }
-      if constexpr (SCHEDULE == Schedule::BALANCED) index = share.next(round, tiles, key_tiles) ? share.index : tiles;
-      // Consumers read the tile once their Q is full. Its place is that of the round before the last, in which all of
-      // them released Q.
-      const uint32_t tile_smem = smem_address + Smem::TILE + Smem::TILE_BYTES * (round % 2);
-      auto wait_for_q_place = [&](int i) {  // a warpgroup has read its last Q
-        if constexpr (PERSISTENT) mbarrier_wait(barrier(Smem::Q_EMPTY, i), round % 2 ^ 1);
-      };
-      auto tell = [&](int offset, int word) {
-        if (part == 0) write_shared_word(tile_smem + offset, word);
-      };
-      if (PERSISTENT && index >= tiles) {  // none is left
-        tell(0, -1);
-        for (int i = 0; i < WARPGROUPS && part == 0; ++i) {
-          wait_for_q_place(i), mbarrier_arrive(barrier(Smem::Q_FULL, i));
-        }
-        break;
-      }
-      if constexpr (PERSISTENT) {
-        if constexpr (!VARLEN) tile = tile_at<HEADS_IN_TURN, Mask::LAST_FIRST>(index, row_blocks, rows.heads, batch);
-        tell(0, tile.row_block), tell(4, tile.head), tell(8, tile.batch);
-        if (SCHEDULE == Schedule::BALANCED) tell(12, share.range.word);
-        if constexpr (VARLEN) tell(16, sequence.first_query), tell(20, sequence.queries);
-        if constexpr (SEQUSED) enter_batch(tile.batch);
-        if constexpr (SLIDING) tell(24, sequence.keys);
-      }
-      for (int i = 0; i < WARPGROUPS && part == 0; ++i) {
-        wait_for_q_place(i);
-        const int row = tile.row_block * BLOCK_M + i * 64;
-        const uint32_t place = smem_address + i * Smem::Q_PLACE_BYTES, full = barrier(Smem::Q_FULL, i);
-        if constexpr (VARLEN) {
-          Tiles::load_sliding<64>(place, q_map, full, row, sequence.queries, sequence.end_query(), tile.head);
-        } else {
-          rows.load<Tiles>(place, q_map, full, row, tile);
-        }
-      }
-      // Most need not wait for a division.
-      const int kv_head = GROUP_ROWS || heads == kv_heads ? tile.head : tile.head / (heads / kv_heads);
-      const int last = SCHEDULE == Schedule::BALANCED ? share.range.last() : last_key_tile(tile.row_block);
-      const int first = SCHEDULE == Schedule::BALANCED ? share.range.first()
-                        : Mask::WINDOW                 ? first_key_tile(tile.row_block)
-                                                       : 0;
-      const KeyPages pages{terms.given.table + tile.batch * int64_t(terms.given.table_pages), terms.given.page_bits,
-                           terms.given.kv_rows, seqlen_k};
-      for (int key_tile = last; key_tile >= first; key_tile -= KEY_SPLIT) {
-        if constexpr (PAGED) {
-          k_ring.load_paged<PARTS>(ring, pages, key_tile * BLOCK_N, kv_head, part);
-          v_ring.load_paged<PARTS>(ring, pages, key_tile * BLOCK_N, kv_head, part);
-        } else if constexpr (SLIDING) {
-          k_ring.load_sliding(ring, key_tile * BLOCK_N, sequence.keys, sequence.end_key(), kv_head);
-          v_ring.load_sliding(ring, key_tile * BLOCK_N, sequence.keys, sequence.end_key(), kv_head);
-        } else {
-          k_ring.load(ring, key_tile * BLOCK_N, kv_head, tile.batch);
-          v_ring.load(ring, key_tile * BLOCK_N, kv_head, tile.batch);
-        }
-        ring.advance();
-      }
+    for (int round = 0; next(round); ++round) {
+      load_q(round);
+      load_keys(k_ring, v_ring, ring);
       if constexpr (!PERSISTENT) break;
       if constexpr (SCHEDULE != Schedule::BALANCED) index = next_index(VARLEN ? ++turn : round + 1);
     }
   }
-  if constexpr (CLUSTER > 1) __syncwarp(), cluster_wait();
+
+  // Every tile makes one claim, so that the counter wraps to 0 with the launch's last.
+  __device__ __forceinline__ int next_index(int turn) const {
+    return SCHEDULE == Schedule::CLAIMED ? blocks_read_again() + int(atomicInc(counters_zeroed, work.tiles - 1))
+                                         : fixed_tile<Mask::ROWS_DIFFER>(turn);
+  }
+  // Finds a tile of rows and tells the consumers, which read it once their Q is full; false if none is left. Its place
+  // is that of the round before the last, in which all of them released Q.
+  __device__ __forceinline__ bool next(int round) {
+    if constexpr (VARLEN && PERSISTENT) {
+      for (; index < work.tiles; index = next_index(++turn)) {
+        work.tile = tile_at<HEADS_IN_TURN, Mask::LAST_FIRST>(index, work.row_blocks, work.heads, work.batches);
+        if (work.enter_slot(work.tile)) break;
+      }
+    }
+    if constexpr (SCHEDULE == Schedule::BALANCED)
+      index = share.next(round, work.tiles, work.key_tiles) ? share.index : work.tiles;
+    const uint32_t tile_smem = smem_address + Smem::TILE + Smem::TILE_BYTES * (round % 2);
+    auto tell = [&](int offset, int word) {
+      if (part == 0) write_shared_word(tile_smem + offset, word);
+    };
+    if (PERSISTENT && index >= work.tiles) {  // none is left
+      tell(0, -1);
+      for (int i = 0; i < WARPGROUPS && part == 0; ++i) {
+        wait_for_q_place(i, round), mbarrier_arrive(barrier(Smem::Q_FULL, i));
+      }
+      return false;
+    }
+    if constexpr (PERSISTENT) {
+      if constexpr (!VARLEN)
+        work.tile = tile_at<HEADS_IN_TURN, Mask::LAST_FIRST>(index, work.row_blocks, work.rows.heads, work.batch);
+      tell(0, work.tile.row_block), tell(4, work.tile.head), tell(8, work.tile.batch);
+      if (SCHEDULE == Schedule::BALANCED) work.range = share.range, tell(12, work.range.word);
+      if constexpr (VARLEN) tell(16, work.sequence.first_query), tell(20, work.sequence.queries);
+      if constexpr (SEQUSED) work.enter_batch(work.tile.batch);
+      if constexpr (SLIDING) tell(24, work.sequence.keys);
+    }
+    return true;
+  }
+  // A warpgroup has read its last Q.
+  __device__ __forceinline__ void wait_for_q_place(int i, int round) const {
+    if constexpr (PERSISTENT) mbarrier_wait(barrier(Smem::Q_EMPTY, i), round % 2 ^ 1);
+  }
+  __device__ __forceinline__ void load_q(int round) const {
+    for (int i = 0; i < WARPGROUPS && part == 0; ++i) {
+      wait_for_q_place(i, round);
+      const int row = work.tile.row_block * BLOCK_M + i * 64;
+      const uint32_t place = smem_address + i * Smem::Q_PLACE_BYTES, full = barrier(Smem::Q_FULL, i);
+      if constexpr (VARLEN) {
+        Tiles::load_sliding<64>(place, q_map, full, row, work.sequence.queries, work.sequence.end_query(),
+                                work.tile.head);
+      } else {
+        work.rows.load<Tiles>(place, q_map, full, row, work.tile);
+      }
+    }
+  }
+  template <class KRing, class VRing>
+  __device__ __forceinline__ void load_keys(const KRing& k_ring, const VRing& v_ring, Ring& ring) const {
+    // Most need not wait for a division.
+    const int kv_head =
+        GROUP_ROWS || work.heads == work.kv_heads ? work.tile.head : work.tile.head / (work.heads / work.kv_heads);
+    const int last = work.last_key_tile(), first = work.first_key_tile();
+    const KeyPages pages{work.terms.given.table + work.tile.batch * int64_t(work.terms.given.table_pages),
+                         work.terms.given.page_bits, work.terms.given.kv_rows, work.seqlen_k};
+    for (int key_tile = last; key_tile >= first; key_tile -= KEY_SPLIT) {
+      if constexpr (PAGED) {
+        k_ring.template load_paged<PARTS>(ring, pages, key_tile * BLOCK_N, kv_head, part);
+        v_ring.template load_paged<PARTS>(ring, pages, key_tile * BLOCK_N, kv_head, part);
+      } else if constexpr (SLIDING) {
+        k_ring.load_sliding(ring, key_tile * BLOCK_N, work.sequence.keys, work.sequence.end_key(), kv_head);
+        v_ring.load_sliding(ring, key_tile * BLOCK_N, work.sequence.keys, work.sequence.end_key(), kv_head);
+      } else {
+        k_ring.load(ring, key_tile * BLOCK_N, kv_head, work.tile.batch);
+        v_ring.load(ring, key_tile * BLOCK_N, kv_head, work.tile.batch);
+      }
+      ring.advance();
+    }
+  }
+};

@@ -4,7 +4,7 @@
 #include "device/ptx/element.cuh"
 #include "device/ptx/mbarrier.cuh"
 #include "device/copy/tensor_tile.cuh"
-#include "device/merge/key_split.cuh"
+#include "flash_wgmma/key_split.cuh"
 
 template <int HEAD_DIM, int VALUE_DIM, int WARPGROUPS, int BLOCK_N, int STAGES, int O_CHUNKS, int CLUSTER,
           int TILE_WORDS>

@@ -6,7 +6,7 @@
 #include "device/ptx/mma_m16n8k16.cuh"
 #include "device/copy/vector.cuh"
 #include "device/copy/swizzle.cuh"
-#include "device/copy/gather_tile.cuh"
+#include "three_kernel/gather_tile.cuh"
 #include "three_kernel/parts.cuh"
 #include "three_kernel/tiles.cuh"
 

@@ -6,7 +6,7 @@
 #include "device/ptx/ldmatrix.cuh"
 #include "device/ptx/mma_m16n8k16.cuh"
 #include "device/copy/swizzle.cuh"
-#include "device/copy/gather_tile.cuh"
+#include "three_kernel/gather_tile.cuh"
 #include "device/mma/flash_fragments.cuh"
 #include "device/copy/flash_output.cuh"
 #include "three_kernel/parts.cuh"

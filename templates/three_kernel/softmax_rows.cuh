@@ -2,7 +2,7 @@
 #include "device/ptx/element.cuh"
 #include "device/ptx/exp2.cuh"
 #include "device/copy/vector.cuh"
-#include "device/softmax/row_reduce.cuh"
+#include "three_kernel/row_reduce.cuh"
 #include "three_kernel/parts.cuh"
 
 constexpr int SOFTMAX_THREADS = THREADS_PER_ROW * ROWS_PER_BLOCK;

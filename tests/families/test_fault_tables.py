@@ -124,7 +124,7 @@ K_FULL = "mbarrier_wait(barrier(Smem::K_FULL, ring.stage), ring.parity);\n    mu
 Q_FULL = "mbarrier_wait(barrier(Smem::Q_FULL, warpgroup), round % 2);"
 V_FULL = "mbarrier_wait(barrier(Smem::V_FULL, before.stage), before.parity);"
 EMPTY = "mbarrier_wait(empty_smem + 8 * at.stage, at.parity ^ 1);"
-QK_WAIT = "    wgmma_wait<decltype(newer)::value>();  // S is there\n    pin_registers(s);\n"
+QK_WAIT = "    wgmma_wait<NEWER>();  // S is there\n    pin_registers(s);\n"
 PV_WAIT = "    wgmma_wait<0>();  // O is there, and P may be overwritten\n    pin_registers(o);\n"
 RELEASE_V = "    release(barrier(Smem::V_EMPTY, before.stage));\n"
 RELEASE_K = "    if constexpr (RESCALE != Rescale::LAZY_AFTER) release(barrier(Smem::K_EMPTY, ring.stage));\n"
@@ -151,10 +151,10 @@ WGMMA: list[Row] = [
     (
         "V released too early, overlapped",
         OVERLAP,
-        [(RELEASE_V, ""), (QK_WAIT, "if constexpr (decltype(newer)::value)" + RELEASE_V + QK_WAIT)],
+        [(RELEASE_V, ""), (QK_WAIT, "if constexpr (NEWER)" + RELEASE_V + QK_WAIT)],
     ),
     ("K never released", PLAIN, [(RELEASE_K, "")]),
-    ("weak wait for Q Kᵀ", PLAIN, [(QK_WAIT, QK_WAIT.replace("<decltype(newer)::value>", "<1>"))]),
+    ("weak wait for Q Kᵀ", PLAIN, [(QK_WAIT, QK_WAIT.replace("<NEWER>", "<1>"))]),
     ("weak wait for P V", PLAIN, [(PV_WAIT, PV_WAIT.replace("<0>", "<1>"))]),
     (
         "no wgmma.fence after P and O are written",
@@ -221,7 +221,7 @@ REUSED_Q: list[Row] = [
     (
         "O of the last tile of rows is not waited for",
         CLAIMED,
-        [("False{}, True{}); finish_pv(); finish_rows(last", "False{}, True{}); finish_rows(last")],
+        [("<true, false, true>(); finish_pv(); finish_rows(last", "<true, false, true>(); finish_rows(last")],
     ),
     ("O of the last tile of rows is stored over", CLAIMED, [("if (end_thread == 0) tma_store_wait_read();", "")]),
 ]
@@ -361,7 +361,7 @@ def test_it_is_found(words, genes, edits, where):
 
 
 def test_claims_that_are_left_to_the_next_launch_are_found():
-    edits = (("atomicInc(counters_zeroed, tiles - 1)", "atomicInc(counters_zeroed, tiles)"),)
+    edits = (("atomicInc(counters_zeroed, work.tiles - 1)", "atomicInc(counters_zeroed, work.tiles)"),)
     assert "did not leave zeros in counters_zeroed" in outcome(ONE_SM, tuple(CLAIMED.items()), edits).reason
 
 

@@ -180,6 +180,8 @@ def test_wgmma_text_counts_its_operands():
         and "{%48, %49, %50, %51}, %52, p, 1, 1, 1;" in text
     )
     assert max(map(len, text.splitlines())) <= 140
+    with pytest.raises(ValueError, match="in registers"):
+        wgmma_function("multiply", 96, "bf16", a_in_registers=True, b_transposed=True, a_transposed=True)
 
 
 @pytest.mark.slow
@@ -234,7 +236,7 @@ def test_a_persistent_grid_is_one_wave_and_claims_from_a_counter_that_every_laun
 
 
 def block_tile(order: str, block: tuple[int, int, int], p: AttentionProblem, split: int) -> tuple[int, int]:
-    """(row block, head of all) of a block, as `templates/device/schedule/block_tile.cuh` reads its grid."""
+    """(row block, head of all) of a block, as `templates/flash_wgmma/block_tile.cuh` reads its grid."""
     x, y, z = block[0] // split, *block[1:]
     return {
         "by_head": (x, z * p.heads + y),

@@ -95,9 +95,9 @@ def test_groups_of_any_size_are_right(p, genes, sms):
     ("old", "new"),
     [
         ("64 * i, head_in_group(first_row)", "64 * i, 0"),
-        ("* heads + head_of(row)) * seqlen_q", "* heads + head_of(0)) * seqlen_q"),
-        ("rows.head(tile, lane_row(tile) + 8 * i)", "rows.head(tile, lane_row(tile))"),
-        ("rows.head(tile, lane_row(tile) + row)", "rows.head(tile, lane_row(tile))"),
+        ("* work.heads + head_of(row)) * work.seqlen_q", "* work.heads + head_of(0)) * work.seqlen_q"),
+        ("head(work.tile, lane_row(work.tile) + 8 * i)", "head(work.tile, lane_row(work.tile))"),
+        ("head(work.tile, lane_row(work.tile) + row)", "head(work.tile, lane_row(work.tile))"),
         ("return (end_row + (1 << bits) - 1) >> bits;", "return end_row >> bits;"),
     ],
 )
@@ -148,7 +148,7 @@ def test_an_owner_that_leaves_as_the_last_result_comes_adds_up():
         ("  return there == RESULTS;", "  return true;"),
         ('"r"(OWNER_LEFT)', '"r"(0)'),
         ("parts ^= 1u << part", "parts = 0"),
-        ("31 - __clz(parts)", "split"),
+        ("31 - __clz(parts)", "work.split"),
         ("if (adds) *part_gmem = 0;", "if (adds && owns) *part_gmem = 0;"),
         ("atom.acq_rel.gpu.global.add", "atom.release.gpu.global.add"),
     ],

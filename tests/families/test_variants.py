@@ -116,7 +116,7 @@ WRONG = [
     (
         "whole tiles a tile too early",
         WGMMA_WINDOW,
-        ("rows.query(first_row(tile) + 63)) + BLOCK_N - 1)", "rows.query(first_row(tile))) + BLOCK_N - 1)"),
+        ("query(first_row(work.tile) + 63)) + BLOCK_N - 1)", "query(first_row(work.tile))) + BLOCK_N - 1)"),
     ),
     (
         "the first tile is not the row block's",
@@ -183,11 +183,15 @@ WRONG = [
     ("three heads in two rows a query", HEADS, ("bits = 32 - __clz(group - 1);", "bits = 31 - __clz(group);")),
     ("rows of heads that there are not", HEADS, ("return head_in_group(row) < group && query", "return query")),
     ("rows of queries that there are not", HEADS, ("< group && query(row) < queries;", "< group;")),
-    ("a mask by rows, not by queries", HEADS_BY_MAP, ("rows.query(lane_row(tile) + 8)", "(lane_row(tile) + 8)")),
+    (
+        "a mask by rows, not by queries",
+        HEADS_BY_MAP,
+        ("work.rows.query(lane_row(work.tile) + 8)", "(lane_row(work.tile) + 8)"),
+    ),
     (
         "a warpgroup passes over tiles that its last row sees",
         HEADS_BY_MAP,
-        ("mask.last_key(rows.query(first_row(tile) + 63))", "mask.last_key(rows.query(first_row(tile)))"),
+        ("last_key(work.rows.query(first_row(work.tile) + 63))", "last_key(work.rows.query(first_row(work.tile)))"),
     ),
     (
         "scores that come again are as they were",
@@ -243,7 +247,11 @@ WRONG += [
     ("slopes from where all keys end", WGMMA_USED, ("0 : seqlen_k - seqlen_q;", "0 : packed.most_keys - seqlen_q;")),
     ("batches of one head", WGMMA_USED, ("of * terms.given.kv_rows;", "of * packed.most_keys;")),
     ("rows of keys of the tile before", WGMMA_PAGED, ("if constexpr (SEQUSED) enter_keys(words[6]);", "")),
-    ("one table for all sequences in flash_wgmma", WGMMA_PAGED, ("given.table + tile.batch *", "given.table + 0 *")),
+    (
+        "one table for all sequences in flash_wgmma",
+        WGMMA_PAGED,
+        ("given.table + work.tile.batch *", "given.table + 0 *"),
+    ),
     ("a page of NaN behind the last key", WGMMA_PAGED, ("keys - (page << bits));", "page_keys());")),
     (
         "an entry behind the last key in flash_wgmma",
@@ -270,7 +278,7 @@ WRONG += [
     (
         "rows end where those of the next tile's sequence do",
         PACKED,
-        ("last_sequence, last_range, last_state);", "sequence, last_range, last_state);"),
+        ("last_sequence, last_range, last_state, o);", "work.sequence, last_range, last_state, o);"),
     ),
     (
         "the diagonal of the longest sequence",
@@ -286,8 +294,8 @@ WRONG += [
         "V of the sequence behind",
         PACKED,
         (
-            "v_ring.load_sliding(ring, key_tile * BLOCK_N, sequence.keys, sequence.end_key(), kv_head);",
-            "v_ring.load_sliding(ring, key_tile * BLOCK_N, sequence.keys + 5, sequence.end_key() + 5, kv_head);",
+            "v_ring.load_sliding(ring, key_tile * BLOCK_N, work.sequence.keys, work.sequence.end_key(),",
+            "v_ring.load_sliding(ring, key_tile * BLOCK_N, work.sequence.keys + 5, work.sequence.end_key() + 5,",
         ),
     ),
     (
@@ -301,7 +309,7 @@ WRONG += [
     (
         "O over the sequence behind",
         PACKED_BY_ROWS,
-        ("VARLEN ? of_sequence.queries : seqlen_q;", "VARLEN ? of_sequence.queries + 1 : seqlen_q;"),
+        ("VARLEN ? of_sequence.queries : work.seqlen_q;", "VARLEN ? of_sequence.queries + 1 : work.seqlen_q;"),
     ),
     (
         "K of a sequence where its Q begins",
@@ -346,7 +354,7 @@ WRONG += [
     (
         "O where the next warpgroup's Q lies",
         ("flash_wgmma", "a warpgroup passes over tiles", "V wider than K"),
-        ("warpgroup * Smem::Q_PLACE_BYTES,", "warpgroup * TensorTile<HEAD_DIM>::bytes(64),"),
+        ("warpgroup * Smem::Q_PLACE_BYTES;", "warpgroup * TensorTile<HEAD_DIM>::bytes(64);"),
     ),
     (
         "O is stored over the columns of Q",

@@ -38,3 +38,10 @@ def test_a_template_is_formatted_below_the_marker_only(program):
 def test_a_part_of_a_body_is_formatted_as_one(program):
     text = "  // a.cuh, a part of the kernel's body: one loop.\n  while (1) { a( ); }\n"
     assert format_cuda.formatted(Path("a.cuh"), text, program) == text.replace("( )", "()")
+
+
+def test_template_arguments_that_would_be_torn_apart_are_refused(program):
+    text = "void a() { b = c.template d<!E || F>(g); }\n"
+    with pytest.raises(format_cuda.FormatterError, match="named constant"):
+        format_cuda.formatted(Path("a.cuh"), text, program)
+    assert "d<E>(g)" in format_cuda.formatted(Path("a.cuh"), text.replace("!E || F", "E"), program)

@@ -18,20 +18,24 @@ def _string_lines(items: list[str], indent: str) -> str:
     return f'"\n{indent}"'.join(f"{row}, " if row is not rows[-1] else row for row in rows)
 
 
-def wgmma_function(name: str, columns: int, dtype: str, a_in_registers: bool, b_transposed: bool) -> str:
+def wgmma_function(
+    name: str, columns: int, dtype: str, a_in_registers: bool, b_transposed: bool, a_transposed: bool = False
+) -> str:
     """A C++ function `name(d, a, b, accumulate)`: D[64, columns] = A[64, 16] B[16, columns], added to D if
     `accumulate`; fp32 accumulators.
 
-    `d` is the lane's columns / 2 accumulators, `a` four registers or a descriptor, `b` a descriptor; `b_transposed`
-    says that B lies with its columns contiguous (PTX ISA, wgmma.mma_async). `columns` is a multiple of 8 up to 256,
-    `dtype` `fp16` or `bf16`.
+    `d` is the lane's columns / 2 accumulators, `a` four registers or a descriptor, `b` a descriptor; `a_transposed`
+    says that A lies with its rows contiguous, `b_transposed` B with its columns (PTX ISA, wgmma.mma_async). `columns`
+    is a multiple of 8 up to 256, `dtype` `fp16` or `bf16`. Raises `ValueError` for A transposed in registers.
     """
+    if a_in_registers and a_transposed:
+        raise ValueError("wgmma transposes no A that lies in registers.")
     count = columns // 2
     ptx = PTX_TYPES[dtype]
     a_operands = [f"%{count + i}" for i in range(4)] if a_in_registers else [f"%{count}"]
     b, accumulate = (f"%{count + len(a_operands) + i}" for i in range(2))
     a_text = "{" + ", ".join(a_operands) + "}" if a_in_registers else a_operands[0]
-    flags = f"p, 1, 1, {int(b_transposed)}" if a_in_registers else f"p, 1, 1, 0, {int(b_transposed)}"
+    flags = f"p, 1, 1, {int(b_transposed)}" if a_in_registers else f"p, 1, 1, {int(a_transposed)}, {int(b_transposed)}"
     a_type = "const uint32_t (&a)[4]" if a_in_registers else "uint64_t a"
     a_inputs = ", ".join(f'"r"(a[{i}])' for i in range(4)) if a_in_registers else '"l"(a)'
     accumulators = [f"%{i}" for i in range(count)]

@@ -11,7 +11,7 @@ MAX_POLLS_IN_VAIN = 1000
 """Runs of polling loops, one after another with no other in between, after which they are taken to be endless."""
 LATE_POLLS, LATE_COUNTED_POLLS = 10, 5000
 """The same, after which late blocks begin; the second of loops that count, which are to give up first
-(`templates/device/merge/sum_parts.cuh` looks 4,096 times).
+(`templates/flash_wgmma/sum_parts.cuh` looks 4,096 times).
 """
 
 

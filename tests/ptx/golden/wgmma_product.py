@@ -135,9 +135,7 @@ def product(
     }
     b_image, b_leading, b_stride, b_steps = layouts[b_major](b_bits, swizzle)
     a_image, a_leading, a_stride, a_steps = layouts[a_in](a_bits, swizzle)
-    text = change(wgmma_function("multiply", columns, dtype, a_in == "registers", b_major == "mn"))
-    if a_in == "mn":
-        text = text.replace("p, 1, 1, 0,", "p, 1, 1, 1,")
+    text = change(wgmma_function("multiply", columns, dtype, a_in == "registers", b_major == "mn", a_in == "mn"))
     source = (
         KERNEL.replace("MULTIPLY", text)
         .replace("ACCUMULATE", accumulate)

@@ -11,9 +11,9 @@
 #include "device/ptx/mbarrier.cuh"
 #include "device/ptx/tma.cuh"
 #include "device/copy/tensor_tile.cuh"
-#include "device/copy/lane_pieces.cuh"
+#include "split_kv/lane_pieces.cuh"
 #include "device/copy/ring_position.cuh"
-#include "device/copy/warp_keys.cuh"
+#include "split_kv/warp_keys.cuh"
 
 #define KV_SOURCE const __grid_constant__ TensorMap  // [batch, kv_heads, seqlen_k, HEAD_DIM], boxes of KEYS rows
 

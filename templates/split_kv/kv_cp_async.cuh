@@ -3,8 +3,8 @@
 #include "device/ptx/element.cuh"
 #include "device/ptx/shared_address.cuh"
 #include "device/ptx/cp_async.cuh"
-#include "device/copy/lane_pieces.cuh"
-#include "device/copy/warp_keys.cuh"
+#include "split_kv/lane_pieces.cuh"
+#include "split_kv/warp_keys.cuh"
 
 #define KV_SOURCE const Element* __restrict__  // [batch, kv_heads, seqlen_k, HEAD_DIM]
 

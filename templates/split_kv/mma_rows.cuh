@@ -6,7 +6,7 @@
 #include "device/ptx/exp2.cuh"
 #include "device/ptx/warp.cuh"
 #include "device/ptx/mma_m16n8k16.cuh"
-#include "device/copy/lane_pieces.cuh"
+#include "split_kv/lane_pieces.cuh"
 #include "device/merge/split_merge.cuh"
 
 template <typename Element, int HEAD_DIM, int VECTOR_BYTES, int ROWS, int KEYS, bool SWIZZLED> struct MmaRows {

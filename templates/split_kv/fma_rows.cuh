@@ -5,7 +5,7 @@
 #include "device/ptx/exp2.cuh"
 #include "device/ptx/warp.cuh"
 #include "device/copy/vector.cuh"
-#include "device/copy/lane_pieces.cuh"
+#include "split_kv/lane_pieces.cuh"
 #include "device/merge/split_merge.cuh"
 
 template <typename Element, int HEAD_DIM, int VECTOR_BYTES, int ROWS, int KEYS, int LANES, bool SWIZZLED>

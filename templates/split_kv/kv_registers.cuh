@@ -1,6 +1,6 @@
 // kv_registers.cuh: K and V of a warp from global memory to registers, one tile ahead.
-#include "device/copy/lane_pieces.cuh"
-#include "device/copy/warp_keys.cuh"
+#include "split_kv/lane_pieces.cuh"
+#include "split_kv/warp_keys.cuh"
 
 #define KV_SOURCE const Element* __restrict__  // [batch, kv_heads, seqlen_k, HEAD_DIM]
 

@@ -1,8 +1,42 @@
-  // output.cuh, a part of the kernel's body: the end of a tile of rows.
-  float inverse[2];                                                          // of the sums of a tile of rows
-  constexpr bool INVERSE_BESIDE = OVERLAP && KEY_SPLIT == 1 && !PERSISTENT;  // the last P V
+// epilogue.cuh: the end of a tile of rows of a consumer warpgroup: sums and O, merged where blocks share keys, to
+// global memory. Needs the constants of flash_wgmma.cu.j2.
+#include "device/ptx/named_barrier.cuh"
+#include "device/ptx/read_again.cuh"
+#include "device/ptx/tma.cuh"
+#include "device/copy/wgmma_output.cuh"
+#include "flash_wgmma/hand_over.cuh"
+#include "flash_wgmma/key_split.cuh"
+#include "flash_wgmma/sum_parts.cuh"
+#include "flash_wgmma/tile_scheduler.cuh"
+
+// Where O goes.
+struct Output {
+  const TensorMap& o_map;
+  Element* o_gmem;
+  float* lse_gmem;
+  uint32_t* counters_zeroed;
+  float4* results_gmem;
+  int64_t o_batch_stride, o_head_stride, o_row_stride;
+};
+
+struct Epilogue : Block, Output {
+  static constexpr bool INVERSE_BESIDE = OVERLAP && KEY_SPLIT == 1 && !PERSISTENT;  // the last P V
+  const TileScheduler& work;
+  int thread;           // of the warpgroup
+  uint32_t o_smem;      // O of the warpgroup
+  float (&inverse)[2];  // of the sums of a tile of rows
+
+  __device__ __forceinline__ Epilogue(const TileScheduler& work, const Output& output, float (&inverse)[2])
+      : Block(work), Output(output), work(work), inverse(inverse) {
+    thread = threadIdx.x % 128;
+  }
+  // Of this warpgroup; row g of this lane.
+  __device__ __forceinline__ int first_row(const Tile& of) const { return of.row_block * BLOCK_M + warpgroup * 64; }
+  __device__ __forceinline__ int lane_row(const Tile& of) const { return first_row(of) + thread / 32 * 16 + lane / 4; }
+
   // O of a tile of rows, to global memory.
-  auto finish_rows = [&](const Tile& of, const Sequence& of_sequence, KeyRange of_keys, RowState& of_rows) {
+  __device__ __forceinline__ void finish_rows(const Tile& of, const Sequence& of_sequence, KeyRange of_keys,
+                                              RowState& of_rows, float (&o)[VALUE_DIM / 2]) {
     // BALANCED has more branches than registers to keep addresses of the end through the loop over keys: they are made
     // here.
     const int end_thread = SCHEDULE == Schedule::BALANCED ? thread_read_again() : thread;
@@ -24,20 +58,21 @@
       }
     }
     auto end_row = [&] { return first_row(of) + end_thread / 32 * 16 + end_lane / 4; };  // row g of this lane
-    auto head_of = [&](int row) { return rows.head(of, end_row() + row); };
-    if constexpr (!INVERSE_BESIDE) inverse_sums(of_rows, terms, head_of, inverse);
+    auto head_of = [&](int row) { return work.rows.head(of, end_row() + row); };
+    if constexpr (!INVERSE_BESIDE) inverse_sums(of_rows, work.terms, head_of, inverse);
     const int warp_row = first_row(of) + end_thread / 32 * 16;
     if constexpr (WRITE_LSE) {
       log_sums_to_global(
-          of_rows, terms, head_of,
+          of_rows, work.terms, head_of,
           [&](int row) {
             if constexpr (VARLEN) {
               const int query = of_sequence.first_query + end_row() + row;
-              return lse_gmem + int64_t(of.head) * terms.given.total_queries + query;
+              return lse_gmem + int64_t(of.head) * work.terms.given.total_queries + query;
             }
-            return lse_gmem + (int64_t(of.batch) * heads + head_of(row)) * seqlen_q + rows.query(end_row() + row);
+            return lse_gmem + (int64_t(of.batch) * work.heads + head_of(row)) * work.seqlen_q +
+                   work.rows.query(end_row() + row);
           },
-          [&](int row) { return VARLEN ? end_row() + row < of_sequence.queries : rows.exists(end_row() + row); },
+          [&](int row) { return VARLEN ? end_row() + row < of_sequence.queries : work.rows.exists(end_row() + row); },
           end_lane);
     }
     if constexpr (PERSISTENT && STORE != Store::ROWS) {
@@ -61,7 +96,7 @@
             ValueTiles::store_sliding(o_map, chunk_smem, chunk, chunk + 1, first_row(of), of_sequence.queries,
                                       of_sequence.end_query(), of.head);
           } else {
-            rows.store_chunk<ValueTiles>(o_map, chunk_smem, chunk, first_row(of), of);
+            work.rows.store_chunk<ValueTiles>(o_map, chunk_smem, chunk, first_row(of), of);
           }
         }
       }
@@ -76,7 +111,7 @@
             ValueTiles::store_sliding(o_map, o_smem, 0, ValueTiles::CHUNKS, first_row(of), of_sequence.queries,
                                       of_sequence.end_query(), of.head);
           } else {
-            rows.store<ValueTiles>(o_map, o_smem, first_row(of), of);
+            work.rows.store<ValueTiles>(o_map, o_smem, first_row(of), of);
           }
         }
       } else {
@@ -85,61 +120,61 @@
           rows_to_places<VALUE_DIM>(
               smem + (o_smem - smem_address),
               [&](int row) {
-                return o_gmem + of.batch * o_batch_stride + rows.head(of, warp_row + row) * o_head_stride +
-                       rows.query(warp_row + row) * o_row_stride;
+                return o_gmem + of.batch * o_batch_stride + work.rows.head(of, warp_row + row) * o_head_stride +
+                       work.rows.query(warp_row + row) * o_row_stride;
               },
-              [&](int row) { return rows.exists(warp_row + row); }, end_thread / 32, end_lane);
+              [&](int row) { return work.rows.exists(warp_row + row); }, end_thread / 32, end_lane);
         } else {
           Element* head_gmem = VARLEN ? o_gmem + of.head * o_head_stride + of_sequence.first_query * o_row_stride
                                       : o_gmem + of.batch * o_batch_stride + of.head * o_head_stride;
-          const int queries = VARLEN ? of_sequence.queries : seqlen_q;
+          const int queries = VARLEN ? of_sequence.queries : work.seqlen_q;
           rows_to_global<VALUE_DIM>(smem + (o_smem - smem_address), head_gmem + warp_row * o_row_stride, o_row_stride,
                                     queries - warp_row, end_thread / 32, end_lane);
         }
       }
     }
-  };
+  }
   // IN_MEMORY: each block leaves its result, and each of the first SHARERS owns a part of the columns, whose sum it
   // makes unless it has left (`sum_parts.cuh`). A word for each part: [tiles, WARPGROUPS, SHARERS]. One wave of blocks
   // has no more results than an int counts.
-  auto merge_rows = [&] {
+  __device__ __forceinline__ void merge_rows(const RowState& state, const float (&o)[VALUE_DIM / 2]) {
     constexpr int COLUMN_TILES = VALUE_DIM / 8, SHARERS = KEY_SPLIT < COLUMN_TILES ? KEY_SPLIT : COLUMN_TILES;
     static_assert(SHARERS <= 32, "a lane for each part");
     constexpr int RESULT = Partial::PIECES * 128;
-    const int index = (tile.batch * rows.heads + tile.head) * row_blocks + tile.row_block;
-    const int warp_row = first_row(tile) + thread / 32 * 16;
+    const int index = (work.tile.batch * work.rows.heads + work.tile.head) * work.row_blocks + work.tile.row_block;
+    const int warp_row = first_row(work.tile) + thread / 32 * 16;
     float4* left_gmem = results_gmem + (index * KEY_SPLIT * WARPGROUPS + warpgroup) * RESULT;
     uint32_t* parts_gmem = counters_zeroed + (index * WARPGROUPS + warpgroup) * SHARERS;
     uint32_t* parts_smem = reinterpret_cast<uint32_t*>(smem + (o_smem - smem_address));  // Q's place, which was read
-    if (warp_row < rows.count) Partial::leave(left_gmem + split * WARPGROUPS * RESULT, o, state, thread);
+    if (warp_row < work.rows.count) Partial::leave(left_gmem + work.split * WARPGROUPS * RESULT, o, state, thread);
     named_barrier_sync<128>(O_TILE + warpgroup);  // all threads of the warpgroup have left their part
     if (thread < 32) {
-      const bool adds = thread < SHARERS && bring_result<KEY_SPLIT>(parts_gmem + thread, thread == split);
+      const bool adds = thread < SHARERS && bring_result<KEY_SPLIT>(parts_gmem + thread, thread == work.split);
       const uint32_t parts_added = __ballot_sync(ALL_LANES, adds);
       if (thread == 0) *parts_smem = parts_added;
     }
     named_barrier_sync<128>(O_TILE + warpgroup);  // all threads see the parts, and may read all results of these
-    if (warp_row >= rows.count) return;
-    auto head_of = [&](int row) { return rows.head(tile, lane_row(tile) + row); };
-    auto exists = [&](int row) { return rows.exists(lane_row(tile) + row); };
+    if (warp_row >= work.rows.count) return;
+    auto head_of = [&](int row) { return work.rows.head(work.tile, lane_row(work.tile) + row); };
+    auto exists = [&](int row) { return work.rows.exists(lane_row(work.tile) + row); };
     auto add_columns = [&](int column_tile) {
       RowState of_all;
       const float4 sum = Partial::total<KEY_SPLIT>(left_gmem, WARPGROUPS * RESULT, column_tile, of_all, thread);
-      inverse_sums(of_all, terms, head_of, inverse);
+      inverse_sums(of_all, work.terms, head_of, inverse);
 #pragma unroll
       for (int row = 0; row < 16; row += 8) {
         if (!exists(row)) continue;
-        Element* row_gmem = o_gmem + tile.batch * o_batch_stride + head_of(row) * o_head_stride +
-                            rows.query(lane_row(tile) + row) * o_row_stride;
+        Element* row_gmem = o_gmem + work.tile.batch * o_batch_stride + head_of(row) * o_head_stride +
+                            work.rows.query(lane_row(work.tile) + row) * o_row_stride;
         *reinterpret_cast<uint32_t*>(row_gmem + column_tile * 8 + lane % 4 * 2) =
             pack2<Element>((row ? sum.z : sum.x) * inverse[row / 8], (row ? sum.w : sum.y) * inverse[row / 8]);
       }
       if (WRITE_LSE && column_tile == 0) {
         log_sums_to_global(
-            of_all, terms, head_of,
+            of_all, work.terms, head_of,
             [&](int row) {
-              return lse_gmem + (int64_t(tile.batch) * heads + head_of(row)) * seqlen_q +
-                     rows.query(lane_row(tile) + row);
+              return lse_gmem + (int64_t(work.tile.batch) * work.heads + head_of(row)) * work.seqlen_q +
+                     work.rows.query(lane_row(work.tile) + row);
             },
             exists, lane);
       }
@@ -150,4 +185,5 @@
       parts ^= 1u << part;
       for (int column_tile = part; column_tile < COLUMN_TILES; column_tile += SHARERS) add_columns(column_tile);
     }
-  };
+  }
+};

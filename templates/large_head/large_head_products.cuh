@@ -1,7 +1,7 @@
 // large_head_products.cuh: the two products of attention on CUDA cores over a slice of head_dim, in 16-byte vectors of
 // it. Rows are given as functions from their number to where they begin, in shared or in global memory.
 #include "device/copy/vector.cuh"
-#include "device/merge/reduce_scatter.cuh"
+#include "large_head/reduce_scatter.cuh"
 
 // S[BLOCK_M, BLOCK_N] = Q Kᵀ. LANES neighbouring lanes share a tile of ROWS x KEYS scores: each takes every LANES-th
 // vector of the rows, so that a vector from memory serves ROWS or KEYS multiply-adds a element; their sums are added up

@@ -5,7 +5,7 @@
 #include "device/ptx/element.cuh"
 #include "device/copy/vector.cuh"
 #include "device/ptx/mma_m16n8k8_tf32.cuh"
-#include "device/mma/large_head_tensor.cuh"
+#include "large_head/large_head_tensor.cuh"
 
 template <int BLOCK_M, int BLOCK_N, int SLICE, int WARPS, int ROWS, int KEYS, int AHEAD> struct SpreadScoreProduct {
   static constexpr int KEY_TILES = BLOCK_N / KEYS, TILES = BLOCK_M / ROWS * KEY_TILES, PARTS = WARPS / TILES;

@@ -1,0 +1,320 @@
+// consumer.cuh: a consumer warpgroup: what it holds, its two products and its softmax, and how it goes through tiles of
+// rows and of keys. Needs the constants of flash_wgmma.cu.j2.
+#include "device/ptx/cluster.cuh"
+#include "device/ptx/mbarrier.cuh"
+#include "device/ptx/named_barrier.cuh"
+#include "device/ptx/setmaxnreg.cuh"
+#include "device/ptx/tma.cuh"
+#include "device/ptx/wgmma.cuh"
+#include "device/copy/tensor_tile.cuh"
+#include "flash_wgmma/scores_again.cuh"
+#include "device/softmax/wgmma_scores.cuh"
+#include "device/softmax/wgmma_softmax.cuh"
+#include "flash_wgmma/epilogue.cuh"
+
+// What a warpgroup holds in arrays. They lie apart from a consumer's numbers: the compiler takes an object to registers
+// as a whole, and one with an array only once the loops over it are unrolled, which costs registers.
+struct Fragments {
+  float s[BLOCK_N / 2];      // scores, then probabilities, of a tile
+  uint32_t p[KEY_STEPS][4];  // probabilities of a tile, rounded
+  float o[VALUE_DIM / 2];
+  float factor[2];  // by which the last softmax wants O rescaled
+  RowState state;
+  HeadTerms<Element> head_terms[GROUP_ROWS ? 2 : 1];        // of this tile of rows, of the lane's rows g and g + 8
+  BiasPair<Element> bias[Terms::BIASED ? BLOCK_N / 4 : 1];  // of the next tile of keys
+  float inverse[2];                                         // of the sums of a tile of rows
+};
+
+struct Consumer : Epilogue {
+  RowOperand<HEAD_DIM, Q_IN_REGISTERS>& q;
+  float (&s)[BLOCK_N / 2];
+  uint32_t (&p)[KEY_STEPS][4];
+  float (&o)[VALUE_DIM / 2];
+  float (&factor)[2];
+  RowState& state;
+  HeadTerms<Element> (&head_terms)[GROUP_ROWS ? 2 : 1];
+  BiasPair<Element> (&bias)[Terms::BIASED ? BLOCK_N / 4 : 1];
+  const float softmax_scale_log2;
+  uint32_t q_smem;
+  uint64_t k_descriptor, v_descriptor;
+  int key_tile;       // the next
+  Ring ring, before;  // places of the next K, and of the V that P is for
+  Ring skipped;       // AHEAD: the first place of V that is passed over
+  TileScheduler& work;
+
+  __device__ __forceinline__ Consumer(RowOperand<HEAD_DIM, Q_IN_REGISTERS>& q, Fragments& f, TileScheduler& work,
+                                      const Output& output, float softmax_scale_log2)
+      : Epilogue(work, output, f.inverse),
+        q(q),
+        s(f.s),
+        p(f.p),
+        o(f.o),
+        factor(f.factor),
+        state(f.state),
+        head_terms(f.head_terms),
+        bias(f.bias),
+        softmax_scale_log2(softmax_scale_log2),
+        work(work) {}
+
+  __device__ __forceinline__ void run() {
+    if (STORE != Store::ROWS && thread == 0 && work.split == 0) prefetch_tensor_map(o_map);
+    if constexpr (CLUSTER > 1) cluster_arrive();
+    named_barrier_sync<THREADS>(BARRIERS_READY);  // the barriers are initialised
+    if constexpr (CONSUMER_REGISTERS > 0) increase_registers<CONSUMER_REGISTERS>();
+    q_smem = smem_address + warpgroup * Smem::Q_PLACE_BYTES;
+    o_smem = smem_address + Smem::O + warpgroup * Smem::O_BYTES;
+    k_descriptor = matrix_descriptor(smem_address + Smem::K, 0);
+    v_descriptor = matrix_descriptor(smem_address + Smem::V, BLOCK_N * 128);
+    if (PING_PONG && warpgroup == WARPGROUPS - 1) pass_turn();  // the first turn is the first warpgroup's
+    if constexpr (AHEAD) rows_ahead();
+    else rows_in_turn();
+    if (STORE != Store::ROWS && thread == 0) tma_store_wait_read();  // shared memory must live until it is read
+    // Takes the turn that the last round left, so that the barrier ends as it began.
+    if (PING_PONG && warpgroup == 0) wait_for_turn();
+  }
+
+private:
+  __device__ __forceinline__ void multiply_qk(int stage) {  // S = Q Kᵀ
+    wgmma_fence();
+    const uint64_t k_stage = k_descriptor + descriptor_step(Smem::K_TILE_BYTES) * stage;
+#pragma unroll
+    for (int step = 0; step < Tiles::DIM_STEPS; ++step) {
+      wgmma_qk(s, q[step], k_stage + descriptor_step(Tiles::step_offset(step, BLOCK_N)), step > 0);
+    }
+    wgmma_commit();
+  }
+  __device__ __forceinline__ void multiply_pv(int stage) {  // O += P V
+    wgmma_fence();
+    const uint64_t v_stage = v_descriptor + descriptor_step(Smem::V_TILE_BYTES) * stage;
+#pragma unroll
+    for (int step = 0; step < KEY_STEPS; ++step) wgmma_pv(o, p[step], v_stage + descriptor_step(step * 16 * 128), true);
+    wgmma_commit();
+  }
+  __device__ __forceinline__ void release(uint32_t barrier_smem) {
+    if (lane == 0) mbarrier_arrive(barrier_smem);
+  }  // this warp is done with what it guards
+  __device__ __forceinline__ void wait_for_turn() {
+    if constexpr (PING_PONG) named_barrier_sync<256>(TURN + warpgroup);
+  }
+  __device__ __forceinline__ void pass_turn() {
+    if constexpr (PING_PONG) named_barrier_arrive<256>(TURN + (warpgroup + 1) % WARPGROUPS);
+  }
+  // The terms of the lane's rows g and g + 8 in the next tile of keys.
+  __device__ __forceinline__ RowTerms<Element> row_terms(int row) const {
+    const int lane_key = key_tile * BLOCK_N + lane % 4 * 2;
+    return work.terms.row(head_terms[GROUP_ROWS ? row / 8 : 0], work.rows.query(lane_row(work.tile) + row), lane_key,
+                          work.seqlen_q, work.seqlen_k);
+  }
+  // What a variant does to S.
+  __device__ __forceinline__ void change_scores() { change_tile(s, bias, work.terms, row_terms(0), row_terms(8)); }
+  // S = S masked, P = exponentials; returns whether O must be rescaled by `factor` before P V is added.
+  template <bool FIRST, bool MASKED> __device__ __forceinline__ bool softmax(int stage) {
+    if constexpr (Terms::ANY) change_scores();
+    if (MASKED || (FIRST && (Mask::ROWS_DIFFER || (key_tile + 1) * BLOCK_N > work.seqlen_k))) {
+      if constexpr (GROUP_ROWS) {
+        const auto low = work.mask.keys_from(work.rows.query(lane_row(work.tile)), 0),
+                   high = work.mask.keys_from(work.rows.query(lane_row(work.tile) + 8), 0);
+        mask_scores(s, key_tile * BLOCK_N, KeysOfTwo{low, high}, lane);
+      } else {
+        mask_scores(s, key_tile * BLOCK_N, work.mask.keys_from(lane_row(work.tile), 0), lane);
+      }
+    }
+    return softmax_tile<RESCALE, LAZY_OCTAVES, POLYNOMIAL_EIGHTHS, FIRST, MASKED>(
+        state, s, softmax_scale_log2, factor, [&] {
+          scores_again<Element, HEAD_DIM, BLOCK_N>(s, q, q_smem, smem_address + Smem::K + stage * Smem::K_TILE_BYTES,
+                                                   thread / 32, lane);
+          if constexpr (Terms::ANY) change_scores();
+        });
+  }
+  // Not all rows of the warpgroup see this tile and the first key of the one before: a row's first visible key may be
+  // in this one.
+  __device__ __forceinline__ bool crosses_diagonal() const {
+    return Mask::ROWS_DIFFER &&
+           (key_tile + KEY_SPLIT) * BLOCK_N > work.mask.last_key(work.rows.query(first_row(work.tile)));
+  }
+  __device__ __forceinline__ void start_pv() {
+    mbarrier_wait(barrier(Smem::V_FULL, before.stage), before.parity);
+    multiply_pv(before.stage);
+  }
+  __device__ __forceinline__ void finish_pv() {
+    wgmma_wait<0>();  // O is there, and P may be overwritten
+    pin_registers(o);
+    release(barrier(Smem::V_EMPTY, before.stage));
+  }
+  __device__ __forceinline__ void start_qk() {
+    mbarrier_wait(barrier(Smem::K_FULL, ring.stage), ring.parity);
+    multiply_qk(ring.stage);
+  }
+  // Waits for S while a newer product, if any, is under way, and returns what its softmax does.
+  template <bool FIRST, bool MASKED, bool NEWER> __device__ __forceinline__ bool finish_qk() {
+    if constexpr (Terms::BIASED) load_bias(bias, work.terms, row_terms(0), row_terms(8));  // beside the product
+    wgmma_wait<NEWER>();                                                                   // S is there
+    pin_registers(s);
+    if constexpr (RESCALE != Rescale::LAZY_AFTER) release(barrier(Smem::K_EMPTY, ring.stage));
+    // The product has used Q in registers: a load is under way after its instruction, and wgmma of another block can
+    // keep it from shared memory for longer than the copy of the next Q takes. The fence orders these reads before the
+    // copy's writes.
+    if constexpr (FIRST && PERSISTENT && Q_IN_REGISTERS) {
+      fence_proxy_async(), __syncwarp(), release(barrier(Smem::Q_EMPTY, warpgroup));
+    }
+    const bool rescale = softmax<FIRST, MASKED>(ring.stage);
+    key_tile -= KEY_SPLIT;
+    if constexpr (RESCALE == Rescale::LAZY_AFTER) release(barrier(Smem::K_EMPTY, ring.stage));
+    return rescale;
+  }
+  // Q Kᵀ of a tile of keys, then its softmax, with OVERLAP during P V of the one before, else followed by its own P V.
+  template <bool FIRST, bool MASKED> __device__ __forceinline__ void step() {
+    constexpr bool BESIDE = OVERLAP && !FIRST;
+    if constexpr (BESIDE) wait_for_turn();
+    start_qk();
+    if constexpr (BESIDE) start_pv(), pass_turn();
+    const bool rescale = finish_qk<FIRST, MASKED, BESIDE>();
+    if constexpr (BESIDE) finish_pv();
+    pack_probabilities<Element>(p, s);
+    if (!FIRST && rescale) scale_rows(o, factor);
+    before = ring;
+    ring.advance();
+    if constexpr (!OVERLAP) start_pv(), finish_pv();
+  }
+  // The next tile of rows, once Q of this warpgroup has come; false if there is none.
+  __device__ __forceinline__ bool take_tile(int round) {
+    __syncwarp();  // the thread that stored the last tile is back: wgmma wants whole warps
+    mbarrier_wait(barrier(Smem::Q_FULL, warpgroup), round % 2);
+    return work.next(round);  // by all lanes, before lane 0 releases Q
+  }
+  __device__ __forceinline__ void begin_rows() {
+    state.clear();
+    if constexpr (Terms::ADDED) {
+#pragma unroll
+      for (int i = 0; i < (GROUP_ROWS ? 2 : 1); ++i)
+        head_terms[i] = work.terms.head(work.tile.batch, work.rows.head(work.tile, lane_row(work.tile) + 8 * i));
+    }
+    q.load(q_smem, thread / 32, lane);
+    // All lanes have read the warp's rows of Q, which its rows of O may overwrite.
+    if constexpr (Q_IN_REGISTERS) __syncwarp();
+    key_tile = work.last_key_tile();
+    if constexpr (CAUSAL_SKIP) {
+      if constexpr (AHEAD) skipped = ring;
+      const int last = max(0, work.mask.last_key(work.rows.query(first_row(work.tile) + 63))) / BLOCK_N;
+      const int first = Mask::WINDOW ? work.first_key_tile(work.tile.row_block) : 0;
+      // Not over the last that the producer brings, which `step` waits for: of every KEY_SPLIT-th, that may be behind
+      // `first`.
+      for (; key_tile > last && key_tile >= first + KEY_SPLIT; key_tile -= KEY_SPLIT) {
+        mbarrier_wait(barrier(Smem::K_FULL, ring.stage), ring.parity);  // released unread, but not before it came
+        release(barrier(Smem::K_EMPTY, ring.stage));
+        wait_for_turn();
+        pass_turn();
+        if constexpr (!AHEAD) {
+          mbarrier_wait(barrier(Smem::V_FULL, ring.stage), ring.parity);
+          release(barrier(Smem::V_EMPTY, ring.stage));
+        }
+        ring.advance();
+      }
+    }
+  }
+  __device__ __forceinline__ void clear_output() {
+#pragma unroll
+    for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = 0.f;
+  }
+  // All tiles of keys but the first.
+  __device__ __forceinline__ void rest_of_keys() {
+    // From here on it only counts: no other tile is masked. Terms ask which keys are in it.
+    constexpr bool COUNTS = SCHEDULE == Schedule::BALANCED && !Terms::ADDED;
+    if constexpr (COUNTS) key_tile -= work.range.first();
+    if constexpr (SCHEDULE == Schedule::BALANCED && !COUNTS) {
+#pragma unroll 1
+      while (key_tile >= work.range.first()) step<false, Terms::MAY_HIDE>();
+      return;
+    }
+    if constexpr (Mask::WINDOW) {
+      const int first = work.first_key_tile(work.tile.row_block);
+      const int whole = Terms::MAY_HIDE
+                            ? key_tile + 1
+                            : (work.mask.first_key(work.rows.query(first_row(work.tile) + 63)) + BLOCK_N - 1) / BLOCK_N;
+#pragma unroll 1
+      for (;;) {  // twice at most: tiles at the upper edge and whole ones, then those at the lower edge
+#pragma unroll 1
+        while (key_tile >= first && (key_tile < whole || crosses_diagonal())) step<false, true>();
+        if (key_tile < first) return;
+#pragma unroll 1
+        while (key_tile >= max(first, whole)) step<false, false>();
+      }
+    }
+    if constexpr (Mask::ROWS_DIFFER || Terms::MAY_HIDE) {
+#pragma unroll 1
+      while (key_tile >= 0 && (Terms::MAY_HIDE || crosses_diagonal())) step<false, true>();
+    }
+    if constexpr (Terms::MAY_HIDE) return;
+#pragma unroll 1
+    while (key_tile >= 0) step<false, false>();
+  }
+  // AHEAD: each tile of rows begins beside the end of the one before.
+  __device__ __forceinline__ void rows_ahead() {
+    if (take_tile(0) || !VARLEN) {  // a block has one at least, but where sequences are packed
+      begin_rows();
+      start_qk();
+      finish_qk<true, false, false>();
+      for (int round = 1;; ++round) {
+        for (; CAUSAL_SKIP && skipped.stage != ring.stage; skipped.advance()) {  // fewer than STAGES: stages tell
+          mbarrier_wait(barrier(Smem::V_FULL, skipped.stage), skipped.parity);
+          release(barrier(Smem::V_EMPTY, skipped.stage));
+        }
+        pack_probabilities<Element>(p, s);
+        before = ring;
+        ring.advance();
+        clear_output();
+        rest_of_keys();
+        const Tile last_tile = work.tile;
+        const KeyRange last_range = work.range;
+        const Sequence last_sequence = work.sequence;
+        if (!take_tile(round)) {  // no branch around products under way: ptxas would wait for each (C7514)
+          start_pv();
+          finish_pv();
+          finish_rows(last_tile, last_sequence, last_range, state, o);
+          break;
+        }
+        RowState last_state = state;
+        begin_rows();
+        wait_for_turn();
+        start_qk();
+        start_pv();
+        pass_turn();
+        finish_qk<true, false, true>();
+        finish_pv();
+        finish_rows(last_tile, last_sequence, last_range, last_state, o);
+        __syncwarp();  // the thread that stored these rows is back: wgmma wants whole warps
+      }
+    }
+  }
+  __device__ __forceinline__ void rows_in_turn() {
+    for (int round = 0;; ++round) {
+      if (!take_tile(round)) break;
+      begin_rows();
+      clear_output();
+      step<true, false>();
+      rest_of_keys();
+      if constexpr (PERSISTENT && !Q_IN_REGISTERS) release(barrier(Smem::Q_EMPTY, warpgroup));
+      if constexpr (OVERLAP) {
+        start_pv();
+        if constexpr (INVERSE_BESIDE) {
+          inverse_sums(
+              state, work.terms, [&](int row) { return work.rows.head(work.tile, lane_row(work.tile) + row); },
+              inverse);
+        }
+        finish_pv();
+      }
+      if constexpr (IN_MEMORY) {
+        merge_rows(state, o);
+        break;
+      }
+      if constexpr (CLUSTER > 1) {
+        const int slots = Smem::PARTIALS + warpgroup * Partial::BYTES, full = barrier(Smem::PARTIALS_FULL, 0);
+        if (!Partial::gather<CLUSTER>(smem + slots, smem_address + slots, Smem::SLOT_BYTES, full, work.split, o, state,
+                                      thread))
+          break;
+      }
+      finish_rows(work.tile, work.sequence, work.range, state, o);
+      if constexpr (!PERSISTENT) break;
+    }
+  }
+};

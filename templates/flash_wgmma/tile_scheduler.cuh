@@ -1,0 +1,120 @@
+// tile_scheduler.cuh: which rows of which head and batch a block works on, of what lengths, and which key tiles they
+// see. Producer and consumers each have one: the producer's finds the tiles of rows (producer.cuh, `next`), those of
+// the consumers hear of them in shared memory (`next` here). Needs the constants of flash_wgmma.cu.j2.
+#include "device/ptx/shared_address.cuh"
+#include "device/ptx/shared_words.cuh"
+#include "device/ptx/warp.cuh"
+#include "device/score.cuh"
+#include "flash_wgmma/block_tile.cuh"
+#include "flash_wgmma/key_share.cuh"
+#include "device/schedule/sequences.cuh"
+#include "flash_wgmma/tile_rows.cuh"
+#include "flash_wgmma/shared_layout.cuh"
+
+// Where a thread is.
+struct Block {
+  unsigned char* smem;
+  uint32_t smem_address;
+  int lane, warp, warpgroup;
+
+  explicit __device__ __forceinline__ Block(unsigned char* smem) : smem(smem) {
+    smem_address = shared_address(smem);
+    lane = threadIdx.x % 32;
+    warp = __shfl_sync(ALL_LANES, int(threadIdx.x) / 32, 0);  // by a shuffle: uniform to the compiler
+    warpgroup = warp / 4;
+  }
+  __device__ __forceinline__ uint32_t barrier(int first, int index) const { return smem_address + first + 8 * index; }
+};
+
+struct TileScheduler : Block {
+  int batch, heads, kv_heads, seqlen_q, seqlen_k;  // SLIDING: the lengths are those of the tile at hand
+  TileRows<GROUP_ROWS> rows;
+  Terms terms;
+  int batches, row_blocks, tiles, key_tiles;
+  Mask mask;
+  PackedSequences packed;
+  Sequence sequence{};  // SLIDING: of the tile at hand, whose row block is one of it
+  int split;            // this block takes key tiles split, split + KEY_SPLIT …
+  Tile tile;            // at hand
+  KeyRange range;       // BALANCED: of it
+
+  __device__ __forceinline__ TileScheduler(unsigned char* smem, int batch, int heads, int kv_heads, int seqlen_q,
+                                           int seqlen_k, const Terms& terms)
+      : Block(smem),
+        batch(batch),
+        heads(heads),
+        kv_heads(kv_heads),
+        seqlen_q(seqlen_q),
+        seqlen_k(seqlen_k),
+        rows(heads, kv_heads, seqlen_q),
+        terms(terms),
+        batches(VARLEN ? 1 : batch),
+        row_blocks(VARLEN ? terms.given.total_queries / BLOCK_M + batch : (rows.count + BLOCK_M - 1) / BLOCK_M),
+        tiles(row_blocks * rows.heads * batches),
+        key_tiles((seqlen_k + BLOCK_N - 1) / BLOCK_N),
+        mask(seqlen_q, seqlen_k, terms.given.window),
+        packed{terms.given.query_starts, terms.given.key_starts, batch, seqlen_q, seqlen_k} {
+    split = blockIdx.x % KEY_SPLIT;
+    tile = block_tile<HEADS_IN_TURN, Mask::LAST_FIRST, KEY_SPLIT>(row_blocks, rows.heads);  // of a block that takes one
+  }
+  // False if the block has nothing to do.
+  __device__ __forceinline__ bool begin() {
+    if (!PERSISTENT && HEADS_IN_TURN > 1 && tile.batch >= batches) return false;
+    if constexpr (VARLEN && !PERSISTENT) {
+      if (!enter_slot(tile)) return false;
+    }
+    if constexpr (SEQUSED && !PERSISTENT) enter_batch(tile.batch);
+    return true;
+  }
+  // The tile of rows that the producer has told, once its Q has come; false if none is left.
+  __device__ __forceinline__ bool next(int round) {
+    if constexpr (PERSISTENT) {
+      int words[Smem::TILE_BYTES / 4];
+      read_shared_words(smem_address + Smem::TILE + Smem::TILE_BYTES * (round % 2), lane, words);
+      tile = Tile{words[0], words[1], words[2]}, range.word = words[3];
+      if (tile.row_block < 0) return false;
+      if constexpr (VARLEN) enter_sequence({words[4], words[5], 0, words[6]});
+      if constexpr (SEQUSED) enter_keys(words[6]);
+    }
+    return true;
+  }
+
+  __device__ __forceinline__ void enter_keys(int keys) {
+    seqlen_k = keys;
+    mask = Mask(seqlen_q, seqlen_k, terms.given.window);
+    terms.given.diagonal = CAUSAL && !CAUSAL_LOWER_RIGHT ? 0 : seqlen_k - seqlen_q;
+  }
+  __device__ __forceinline__ void enter_sequence(const Sequence& next) {
+    sequence = next, rows.count = seqlen_q = next.queries;
+    enter_keys(next.keys);
+  }
+  __device__ __forceinline__ void enter_batch(int of) {
+    sequence.first_key = of * terms.given.kv_rows;
+    sequence.keys = terms.template keys_in_use<false>(of, packed.most_keys);
+    enter_keys(sequence.keys);
+  }
+  // From the slot of a tile to the tile; false if the slot has none.
+  __device__ __forceinline__ bool enter_slot(Tile& of) {
+    of.batch = packed.at_slot<BLOCK_M>(of.row_block);
+    of.row_block -= packed.first_slot<BLOCK_M>(of.batch);
+    enter_sequence(packed.at(of.batch));
+    return of.row_block * BLOCK_M < seqlen_q;
+  }
+
+  // The last key tile of this block that some row of a row block sees; its first, wholly masked, where there is none.
+  __device__ __forceinline__ int last_key_tile(int row_block) const {
+    const int keys = mask.keys_before(rows.queries_before(min((row_block + 1) * BLOCK_M, rows.count)));
+    return split + max(0, (keys + BLOCK_N - 1) / BLOCK_N - 1 - split) / KEY_SPLIT * KEY_SPLIT;
+  }
+  // The first key tile that some row of a row block sees: the last one where there is none.
+  __device__ __forceinline__ int first_key_tile(int row_block) const {
+    return Mask::WINDOW ? min(last_key_tile(row_block), mask.first_key(rows.query(row_block * BLOCK_M)) / BLOCK_N) : 0;
+  }
+  // Of the tile at hand, from the last to the first.
+  __device__ __forceinline__ int last_key_tile() const {
+    return SCHEDULE == Schedule::BALANCED ? range.last() : last_key_tile(tile.row_block);
+  }
+  __device__ __forceinline__ int first_key_tile() const {
+    return SCHEDULE == Schedule::BALANCED ? range.first() : first_key_tile(tile.row_block);
+  }
+};
