@@ -94,7 +94,7 @@ def test_a_tile_is_two_neighbours_at_most_and_who_gives_has_not_waited_before():
 @pytest.mark.slow
 def test_cuda_takes_the_same_shares():
     """`KeyShare` of every launch above by itself, on the interpreter: [pairs, rounds] of (index, range) a block."""
-    header = (TEMPLATES / "device" / "schedule" / "key_share.cuh").read_text()
+    header = (TEMPLATES / "flash_wgmma" / "key_share.cuh").read_text()
     source = (
         header
         + """
@@ -289,7 +289,7 @@ def test_a_gang_leaves_few_places_empty():
 @pytest.mark.slow
 def test_blocks_of_a_gang_take_the_same_key_tiles_of_neighbouring_tiles_of_rows():
     """`KeyShare` on the interpreter: [gang, gangs, rounds] of (index, range)."""
-    header = (TEMPLATES / "device" / "schedule" / "key_share.cuh").read_text()
+    header = (TEMPLATES / "flash_wgmma" / "key_share.cuh").read_text()
     source = (
         header
         + """
