@@ -13,12 +13,14 @@ from evoattn.model.problem import AttentionProblem
 
 KINDS = (
     "plain", "large_logits", "late_huge_key", "large_logits_late_key", "large_logits_two_keys", "huge_keys_within",
-    "scores_past_fp16", "rising_maximum", "equal_keys", "extreme_terms",
+    "scores_past_fp16", "low_equal_scores", "rising_maximum", "equal_keys", "extreme_terms",
 )  # fmt: skip
 MOST_LONE = 1e4
-"""Of an element of Q in `huge_keys_within`: fp16 holds it."""
+"""Of an element of Q or K that alone decides a score: fp16 holds it."""
 LONE_DIMENSIONS = 3
 """Of K in `huge_keys_within`: each is all that one of the rows sees that meet a huge key alone."""
+LOW_SCORE = -4e4
+"""Of each query and key in `low_equal_scores`: below any number that a kernel may take for minus infinity, but one."""
 SIDE_BY_SIDE, PAST_FP16 = 8, 8e4
 """Keys in `scores_past_fp16`, as many as one thread stores scores of, and these in octaves: fp16 ends at 65,504."""
 
@@ -37,9 +39,10 @@ def make_inputs(
     `huge_keys_within` makes two keys far from either end 100 and 30 times as long, and rows of which one in 16 alone
     meets such a key, or one in each `tile` keys, beside others that come close to what it has met before,
     `scores_past_fp16` gives a query one key that is more octaves above all others than fp16 has, or all keys as far
-    below 0, `rising_maximum` lets the largest score grow with every key, `equal_keys` makes all keys the same,
-    `extreme_terms` is plain but for the other inputs. Packed sequences are each bent so; the keys and values of one
-    without queries are NaN, which no answer may show.
+    below 0, `low_equal_scores` gives all pairs one score far below 0, so that the answer is the mean of the values that
+    a row sees, and hidden keys count where a kernel gives them a finite score, `rising_maximum` lets the largest score
+    grow with every key, `equal_keys` makes all keys the same, `extreme_terms` is plain but for the other inputs. Packed
+    sequences are each bent so; the keys and values of one without queries are NaN, which no answer may show.
     Raises `ValueError` on another kind: it would be plain unseen.
     """
     if kind not in KINDS:
@@ -85,6 +88,10 @@ def _bend(values: torch.Tensor, name: str, kind: str, scale: float, tile: int) -
         _lone_rows(values, scale)
     elif kind == "scores_past_fp16":
         _one_dimension_each(values, name, scale)
+    elif kind == "low_equal_scores" and name != "v":  # by the last dimension, in which no V lies
+        if name == "q":
+            values[...] = 0
+        values[..., -1] = (-1 if name == "q" else 1) * min(math.sqrt(-LOW_SCORE / scale), MOST_LONE)
     elif kind in ("late_huge_key", "large_logits_late_key") and name == "k":
         values[:, :, max(0, rows - 3)] *= 12
     elif kind == "rising_maximum" and name == "q":

@@ -151,17 +151,19 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
       torch's own 16-bit scores failed it for 5 to 17 of 100 seeds, with 40 for 1 to 3;
     - one query, a tile that lacks one key, more heads than the order of tiles takes in turn, and blocks that wait long;
     - whole tiles alone, which real lengths often are, of two K/V heads as far apart;
+    - scores far below 0, so that hidden keys count where theirs is no infinity;
     - just past two tiles of rows, or past one where several heads take turns, and a part of one key tile, of several
       heads on three SMs; under a mask that ends in the lower right corner there are rows that see no key;
-    - if shifts rise seldom (RESCALE=lazy…), keys that make them rise after the first tiles, in any order of tiles; if a
-      softmax of its own keeps scores, a huge key behind them; packed sequences, of which each of these is the longest
-      (`sequenced`); terms beside the product at their extremes (`terms.make_terms`), a bias whose rows have no padding;
+    - if shifts rise seldom (RESCALE=lazy…), keys that make them rise after the first tiles, in any order of tiles, else
+      a maximum that rises in a whole tile; if a softmax of its own keeps scores, a huge key behind them; packed
+      sequences, of which each of these is the longest (`sequenced`); terms beside the product at their extremes
+      (`terms.make_terms`), a bias whose rows have no padding;
     - if heads are rows (GROUP_ROWS), three heads a K/V head, which is no power of two, over several tiles of rows; if
       only some keys are in use, sequences of none, one and two, of whole tiles, of just less and more than a tile, of
       all keys, where a table ends, and of less than none;
     - if V lies within K, groups of more heads than BLOCK_M; if the rows of a tile are heads of one query, as many rows
       as there would be of queries (`by_heads`); of splits under a mask that asks for many queries one that has several
-      tiles (`of_first_split`);
+      tiles (`of_first_split`), or as many queries as it takes where blocks take every KEY_SPLIT-th tile;
     - if blocks share tiles evenly, gangs of two that hand over, of a group of heads or of two tiles of rows;
     - most of a tile of keys, where the mask does not end within tiles;
     - more queries than keys, of which there is one alone, or three where heads are rows;
@@ -207,7 +209,10 @@ class _Maker:
         self.keys = keys
         """Of the case of many key tiles."""
         self.many = self.one.with_(seqlen_q=self._rows_for(keys), seqlen_k=keys)
-        if (self.heads_are_rows or self.number("SPLITS") > 1) and self.most < min(again, MOST_KEYS):
+        interleaved = again - self.block_n * self.shares + 5  # of blocks that take every KEY_SPLIT-th tile of keys
+        if self.number("KEY_SPLIT") > 1 and self.keys < interleaved <= MOST_KEYS and self.most == square:
+            self.many = self.one.with_(seqlen_q=interleaved + 5, seqlen_k=interleaved)
+        elif (self.heads_are_rows or self.number("SPLITS") > 1) and self.most < min(again, MOST_KEYS):
             rows = 1 if self.heads_are_rows else self.block_m
             found = of_first_split(self.stages, self.shares, self.block_n, rows)
             self.many = self.one.with_(seqlen_q=found[0], seqlen_k=found[1]) if found else self.many
@@ -239,6 +244,7 @@ class _Maker:
         rows = max((2 if turn == 1 else 1) * block_m + 7, block_n // 2 + 42)  # three tiles of rows, or more heads
         part = self.one.with_(heads=min(turn + 1, 5), seqlen_q=rows, seqlen_k=block_n // 2 + 1)
         part = part.with_(layout="bshd")  # in which rows of Q lie further apart than those of K
+        low = self.one.with_(seqlen_q=40, seqlen_k=block_n + 3)
         return [
             SmallCase("ragged, many key tiles", fitted(self.many, max(1, self.keys - block_n - 3), 5)),
             SmallCase(
@@ -251,6 +257,7 @@ class _Maker:
             SmallCase("one query, many heads", fitted(single, block_n // 2, 3), late_blocks=True),
             SmallCase("whole tiles", fitted(whole, block_n - 1, block_n), far=can_be_far(whole)),
             SmallCase("part of one key tile", fitted(part, block_n + 3, 0), sms=3),
+            SmallCase("scores far below 0", fitted(low, block_n // 2, 1), "low_equal_scores"),
         ]
 
     def of_the_softmax(self) -> list[SmallCase]:
@@ -261,17 +268,32 @@ class _Maker:
             rows = self._rows_for(within)
             if self.most == MOST_SQUARE_KEYS:
                 rows += 58  # 64 that see whole tiles alone
+            elif self.problem.masking.corner == "lower_right":
+                within = max(within, max(64, rows) + 3 * self.block_n + 1)
             rising = self.one.with_(seqlen_q=max(64, rows), seqlen_k=within)
             masked = self.problem.masking.causal or self.problem.window  # "grouped" has whole tiles of other masks
             if masked and not self.heads_are_rows and not self.params.get("GROUP_ROWS"):
                 rising = rising.with_(heads=2)
             rising = fitted(self.many if self.many.seqlen_k > self.keys else rising, within, 5)
             cases.append(SmallCase("a shift that rises late", rising, "huge_keys_within", tile=self.block_n))
-        if "KEPT_VECTORS" in self.params:
+        elif "KEPT_VECTORS" in self.params:
             coarse = self._coarse_scores and "tiles" not in str(self.params["SOFTMAX"])
             kind = "scores_past_fp16" if coarse else "large_logits_late_key"
             cases.append(SmallCase("a huge key behind those that are kept", fitted(self.many, self.keys, 5), kind))
+        else:
+            cases.append(SmallCase("a maximum that rises in a whole tile", self._whole_rise(), "large_logits_two_keys"))
         return cases
+
+    def _whole_rise(self) -> AttentionProblem:
+        """One head, of which a tile of rows sees two tiles of keys whole, and some keys of another."""
+        masking, keys = self.problem.masking, 2 * self.block_n + 3
+        rows = 40
+        if masking.queries_to_see_all(keys) > 1:  # the first row of the last tile of rows sees two whole tiles
+            rows = -(-2 * self.block_n // self.block_m) * self.block_m + 7
+        elif masking.corner == "lower_right":
+            keys += rows
+        seen = self.one.with_(seqlen_q=rows, seqlen_k=keys)
+        return windowed(seen.with_(seqused=f"{keys}:{keys}") if seen.seqused else seen, keys, 5)
 
     def of_terms(self) -> list[SmallCase]:
         """Where scores have terms beside the product."""

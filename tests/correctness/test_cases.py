@@ -89,9 +89,31 @@ def test_there_are_more_heads_than_take_turns(turn):
 
 
 def test_a_lazy_shift_has_to_rise_after_the_first_tiles():
-    assert len(cases(RESCALE="vote")) == len(cases()) == len(cases(RESCALE="lazy_5")) - 1
-    late = cases(RESCALE="lazy_5", STAGES=2)[5]
+    late = cases(RESCALE="lazy_5", STAGES=2)[6]
     assert late.seqlen_k > 4 * 32 and late.seqlen_q >= 64
+
+
+def test_a_lazy_shift_rises_in_a_whole_tile_of_few_keys_where_the_mask_ends_in_the_lower_right_corner():
+    late = cases("causal_lower_right", RESCALE="lazy", BLOCK_N=16, STAGES=1)[6]
+    assert late.seqlen_k - late.seqlen_q > 3 * 16
+
+
+@pytest.mark.parametrize("mask", ["full", "causal_upper_left", "causal_lower_right"])
+@pytest.mark.parametrize("seqused", ["", "1:4096"])
+def test_a_maximum_rises_in_a_whole_tile(mask, seqused):
+    """The first row of the last tile of 64 rows sees two whole tiles of keys, and there are some of a third."""
+    problem = AttentionProblem(2, 8, 2, 4096, 4096, 64, "fp16", mask, seqused=seqused)
+    config = KernelConfig("flash_mma", {"BLOCK_M": 64, "BLOCK_N": 32, "RESCALE": "vote"})
+    rises = interpreter_cases(problem, config)[6].problem
+    first = (rises.seqlen_q - 1) // 64 * 64
+    assert set(rises.key_lengths) == {rises.seqlen_k} and rises.seqlen_k % 32
+    assert len(rises.masking.visible_keys(first, first + 1, rises.seqlen_q, rises.seqlen_k)) > 2 * 32
+
+
+@pytest.mark.parametrize("tile, stages, split", [(128, 2, 2), (112, 1, 6), (80, 3, 6), (64, 2, 8)])
+def test_a_stage_is_used_again_where_blocks_share_keys_by_turns_under_a_mask(tile, stages, split):
+    many = cases("causal_upper_left", "flash_wgmma", BLOCK_N=tile, STAGES=stages, KEY_SPLIT=split)[0]
+    assert stages * split * tile < many.seqlen_k < many.seqlen_q < 1600
 
 
 @pytest.mark.parametrize("page", [16, 64])

@@ -25,6 +25,7 @@ TESTED = "if constexpr (TESTED) all_negative"
 BOUNDED = "fminf(fmaxf(x, -65504.f), 65504.f)"
 EDGE = "min(seqlen_k, end_row + offset)"
 HALF = {"S_TYPE": "fp16", "SOFTMAX": "rewrite", "P_PLACE": "own"}
+RISES = "|| raise) raise_"
 BALANCED = {"SCHEDULE": "balanced"}
 GIVER, MEMBER = "((blockIdx.y - 1) * gridDim.x + blockIdx.x)", "tile) * gang + blockIdx.x;"
 TRANSPOSED = 'asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans'
@@ -112,7 +113,45 @@ FAULTS = {
     ),
     "a tile of another block of the gang": ("flash_wgmma", PLAIN.with_(heads=300), BALANCED, MEMBER, "tile) * gang;"),
     "a stage that is never given back": ("latent_wgmma", LATENT, {"OVERLAP": True}, *RELEASE),
+    "a ring's second lap where blocks share keys under a mask": (
+        "flash_wgmma",
+        CAUSAL,
+        {"KEY_SPLIT": 2, "BLOCK_M": 64, "BLOCK_N": 128, "STAGES": 2},
+        "parity ^= 1",
+        "parity ^= 0",
+    ),
+    "a maximum that rises in masked tiles alone": (
+        "flash_mma",
+        PLAIN,
+        {"RESCALE": "always"},
+        RISES,
+        "&& raise) raise_",
+    ),
+    "a maximum that rises in masked tiles alone, in pages": (
+        "flash_mma",
+        PAGED.with_(seqlen_q=64),
+        {"RESCALE": "vote"},
+        RISES,
+        "&& raise) raise_",
+    ),
+    "a lazy shift of small tiles, for three of four scores": (
+        "flash_mma",
+        PLAIN.with_(mask="causal_lower_right"),
+        {"RESCALE": "lazy", "BLOCK_M": 32, "BLOCK_N": 16, "STAGES": 1, "WARPS": 1},
+        "e < 4; ++e) s[m][n][e] -= rise",
+        "e < 3; ++e) s[m][n][e] -= rise",
+    ),
 }
+HIDDEN = {
+    "flash_scalar": ({}, ">= row_keys_end) score[i][j] = NEGATIVE_INFINITY"),
+    "flash_mma": ({}, "if (n * 8 >= keys) s[m][n][2 * half] = NEGATIVE_INFINITY"),
+    "flash_wgmma": ({}, "high_keys : low_keys)) s[i] = NEGATIVE_INFINITY"),
+    "flash_wmma": ({}, "if (key >= keys) s[i].x = NEGATIVE_INFINITY"),
+    "large_head": ({}, "scores_smem[row * SCORE_STRIDE + key] : NEGATIVE_INFINITY"),
+    "three_kernel": (HALF, "if (key + e >= keys) s[e] = NEGATIVE_INFINITY"),
+    "split_kv": ({"COMPUTE": "fma"}, "key >= limit(r)) s[r][j] = NEGATIVE_INFINITY"),
+}
+"""By family genes, and where the score of a hidden key becomes minus infinity."""
 
 
 def first_config(family, problem, genes):
@@ -135,3 +174,14 @@ def test_it_is_found(fault):
     config = first_config(family, problem, genes)
     source = render(FAMILIES[family], problem, config, H100).source
     assert not outcome(family, problem, config, replaced(source, old, new)).passed
+
+
+@pytest.mark.parametrize("mask", ["full", "causal_lower_right"])
+@pytest.mark.parametrize("family", HIDDEN)
+def test_a_finite_score_of_hidden_keys_is_found(family, mask):
+    problem = PLAIN.with_(mask=mask, head_dim=512 if family == "large_head" else 64)
+    genes, place = HIDDEN[family]
+    config = first_config(family, problem, genes)
+    source = render(FAMILIES[family], problem, config, H100).source
+    edited = replaced(source, place, place.replace("NEGATIVE_INFINITY", "-3e4f"))
+    assert not outcome(family, problem, config, edited).passed
