@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from evoattn.correctness.sequences import make_key_terms
+from evoattn.model.mask import MaskKind
 from evoattn.model.problem import AttentionProblem
 
 
@@ -120,14 +121,9 @@ def terms_of(
 
 def _visible(problem: AttentionProblem, rows: slice, device: torch.device) -> torch.Tensor | None:
     """Bool `[rows, seqlen_k]`: may a query see a key; None without a mask."""
-    lowest, highest = problem.masking.edges(problem.seqlen_q, problem.seqlen_k)
-    if lowest is None and highest is None:
+    if problem.masking.kind is MaskKind.FULL:
         return None
     queries = torch.arange(rows.start, rows.stop, device=device)[:, None]
     keys = torch.arange(problem.seqlen_k, device=device)[None, :]
-    visible = torch.ones(len(queries), problem.seqlen_k, dtype=torch.bool, device=device)
-    if highest is not None:
-        visible &= keys <= queries + highest
-    if lowest is not None:
-        visible &= keys >= queries + lowest
+    visible: torch.Tensor = problem.masking.band(problem.seqlen_q, problem.seqlen_k).sees(queries, keys)
     return visible
