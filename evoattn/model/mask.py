@@ -48,19 +48,20 @@ class Mask:
         """Whether keys behind the diagonal are hidden, so that blocks of early queries pass over them."""
         return self.ahead is not None
 
+    @property
+    def ends_lower_right(self) -> bool:
+        """Whether distances count from the last key: by the diagonal, or, without one, as FlashAttention has it."""
+        return self.kind is MaskKind.FULL or self.corner == "lower_right"
+
     def offset(self, seqlen_q: int, seqlen_k: int) -> int:
         """The diagonal's key of query 0; 0 without a diagonal."""
-        return seqlen_k - seqlen_q if self.kind is not MaskKind.FULL and self.corner == "lower_right" else 0
+        return seqlen_k - seqlen_q if self.kind is not MaskKind.FULL and self.ends_lower_right else 0
 
     def band(self, seqlen_q: int, seqlen_k: int) -> Band:
         """What it shows of so many queries and keys."""
         offset = self.offset(seqlen_q, seqlen_k)
-        return Band(
-            seqlen_q,
-            seqlen_k,
-            None if self.past is None else offset - self.past,
-            None if self.ahead is None else offset + self.ahead,
-        )
+        lowest = None if self.past is None else offset - self.past
+        return Band(seqlen_q, seqlen_k, lowest, None if self.ahead is None else offset + self.ahead)
 
     def windowed(self, past: int, ahead: int) -> Mask:
         """The keys of this mask from `past` before the diagonal to `ahead` behind it.
@@ -68,9 +69,8 @@ class Mask:
         Without a diagonal of its own it gets the one that ends in the lower right corner, as FlashAttention's
         `window_size` has it.
         """
-        return replace(
-            self, past=past, ahead=ahead, corner="lower_right" if self.kind is MaskKind.FULL else self.corner
-        )
+        corner: Literal["lower_right", "upper_left"] = "lower_right" if self.ends_lower_right else "upper_left"
+        return replace(self, past=past, ahead=ahead, corner=corner)
 
     def queries_to_see_all(self, seqlen_k: int) -> int:
         """Fewest queries of which one sees the last of `seqlen_k` keys."""
@@ -80,8 +80,8 @@ class Mask:
 
     def constants(self) -> dict[str, bool]:
         """What every template gets to know of it (`templates/device/mask.cuh` reads them)."""
-        lower_right = self.kind is not MaskKind.FULL and self.corner == "lower_right"
-        return {"CAUSAL": self.causal, "CAUSAL_LOWER_RIGHT": lower_right}
+        has_diagonal = self.kind is not MaskKind.FULL
+        return {"CAUSAL": self.causal, "CAUSAL_LOWER_RIGHT": has_diagonal and self.ends_lower_right}
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 from evoattn.model.dtype import DTYPES, Dtype
 from evoattn.model.errors import WrongUse
 from evoattn.model.lengths import parse_lengths
-from evoattn.model.mask import FULL, MASKS, Mask, MaskKind
+from evoattn.model.mask import FULL, MASKS, Mask
 from evoattn.model.sequences import Sequences, parse_sequences
 from evoattn.model.variant import BIASES, PAGES, VARIANTS, parse_window
 
@@ -168,8 +168,7 @@ class AttentionProblem:
     def diagonal(self) -> int:
         """The key from which query 0 counts a distance: that of the mask's diagonal, or, where it has none, of the one
         that ends in the lower right corner, as in FlashAttention."""
-        mask = self.masking if self.masking.kind is not MaskKind.FULL else self.masking.windowed(0, 0)
-        return mask.offset(self.seqlen_q, self.seqlen_k)
+        return self.seqlen_k - self.seqlen_q if self.masking.ends_lower_right else 0
 
     @property
     def element(self) -> Dtype:
