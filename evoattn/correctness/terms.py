@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from evoattn.correctness.sequences import make_key_terms
+from evoattn.model.mask import MaskKind
 from evoattn.model.problem import AttentionProblem
 
 
@@ -105,29 +106,14 @@ def terms_of(
     Raises `KeyError` where the problem has an input that `others` lacks.
     """
     given = {name: (others or {})[name] for name in problem.term_shapes}
-    bias = None
+    queries = torch.arange(rows.start, rows.stop, device=device)[:, None]
+    keys, bias = torch.arange(problem.seqlen_k, device=device), None
     if problem.bias:
         whole = given["bias"][min(batch, given["bias"].shape[0] - 1)]
         bias = (whole[heads] if "h" in problem.bias else whole)[:, rows, : problem.seqlen_k]
     if problem.alibi:
-        queries = torch.arange(rows.start, rows.stop, device=device)[:, None]
-        distance = (torch.arange(problem.seqlen_k, device=device) - queries - problem.diagonal).abs()
+        distance = (keys - queries - problem.diagonal).abs()
         bias = -given["slopes"][heads, None, None].double() * distance
-    return Terms(
-        problem.softcap, bias, _visible(problem, rows, device), given["sinks"][heads] if problem.sink else None
-    )
-
-
-def _visible(problem: AttentionProblem, rows: slice, device: torch.device) -> torch.Tensor | None:
-    """Bool `[rows, seqlen_k]`: may a query see a key; None without a mask."""
-    lowest, highest = problem.masking.edges(problem.seqlen_q, problem.seqlen_k)
-    if lowest is None and highest is None:
-        return None
-    queries = torch.arange(rows.start, rows.stop, device=device)[:, None]
-    keys = torch.arange(problem.seqlen_k, device=device)[None, :]
-    visible = torch.ones(len(queries), problem.seqlen_k, dtype=torch.bool, device=device)
-    if highest is not None:
-        visible &= keys <= queries + highest
-    if lowest is not None:
-        visible &= keys >= queries + lowest
-    return visible
+    band = problem.masking.band(problem.seqlen_q, problem.seqlen_k)
+    visible = None if problem.masking.kind is MaskKind.FULL else band.sees(queries, keys)
+    return Terms(problem.softcap, bias, visible, given["sinks"][heads] if problem.sink else None)

@@ -7,7 +7,6 @@ import math
 
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.variant import parse_window
 
 TILE_ROWS = 128
 """Rows of the tiles that are counted: the middle of what the families use."""
@@ -32,9 +31,9 @@ def row_tiles(problem: AttentionProblem) -> int:
 
 def _most_keys(problem: AttentionProblem) -> int:
     """The most keys that a query can see: under a window those that it shows beside the diagonal."""
-    if not problem.window:
+    past, ahead = problem.masking.past, problem.masking.ahead
+    if past is None or ahead is None:
         return problem.seqlen_k
-    past, ahead = parse_window(problem.window)
     before, behind = problem.causal_offset + problem.seqlen_q - 1, problem.seqlen_k - 1 - problem.causal_offset
     return max(1, min(problem.seqlen_k, min(past, before) + 1 + min(ahead, max(0, behind))))
 

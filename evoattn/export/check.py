@@ -10,11 +10,11 @@ from evoattn.families.base import starts_zeroed
 from evoattn.families.includes import resolve
 from evoattn.model.dtype import DTYPES
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
-from evoattn.model.mask import MASKS, MaskKind
+from evoattn.model.mask import MASKS
 from evoattn.model.paths import TEMPLATES
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Trial
-from evoattn.model.variant import VARIANTS, parse_window
+from evoattn.model.variant import VARIANTS
 from evoattn.storage import Storage
 
 TERMS = ("sinks", "slopes", "bias", "seqused", "table", "cu_seqlens_q", "cu_seqlens_k")
@@ -33,7 +33,7 @@ def problem_constants(
 ) -> str:
     """The problem and the limits."""
     buffers, sizes = buffers_of(problem, workspace), _sizes(problem) + list(workspace.values())
-    past, ahead = parse_window(problem.window) if problem.window else (0, 0)
+    past, ahead = problem.masking.past or 0, problem.masking.ahead or 0
     places = {name: buffers.index(name) if name in problem.term_shapes else -1 for name in TERMS}
     bias = problem.strides("bias")[:3] if problem.bias else (0, 0, 0)
     zeroed = (_cpp(starts_zeroed(name)) for name in buffers)
@@ -56,7 +56,7 @@ constexpr bool PACKED = {_cpp(bool(problem.varlen))};     // the sequences lie e
 constexpr bool SHARED_KV = {_cpp(problem.shared_kv)};  // V is the first columns of K
 constexpr long PAGE = {problem.page or 1}, TABLE_PAGES = {problem.table_pages if problem.page else 0};
 constexpr bool CAUSAL = {_cpp(MASKS[problem.mask].causal)};
-constexpr bool LOWER_RIGHT = {_cpp(_ends_lower_right(problem))};  // where the diagonal ends
+constexpr bool LOWER_RIGHT = {_cpp(problem.masking.ends_lower_right)};  // where the diagonal ends
 constexpr double SCALE = {problem.softmax_scale!r}, SOFTCAP = {float(problem.softcap)!r};  // SOFTCAP 0: none
 constexpr bool WINDOW = {_cpp(bool(problem.window))};
 constexpr long PAST = {past}, AHEAD = {ahead};    // of the keys that a query sees with a window
@@ -81,12 +81,6 @@ def _sizes(problem: AttentionProblem) -> list[int]:
         for name, shape in problem.term_shapes.items()
     ]
     return [*inputs, *[4 * math.prod(problem.lse_shape)] * problem.lse, *terms]
-
-
-def _ends_lower_right(problem: AttentionProblem) -> bool:
-    """Whether the diagonal of each sequence ends in the lower right corner: see `AttentionProblem.diagonal`."""
-    mask = problem.masking
-    return mask.kind is MaskKind.FULL or mask.corner == "lower_right"
 
 
 def _cpp(value: bool) -> str:

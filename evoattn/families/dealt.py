@@ -95,9 +95,8 @@ def _steps(tiles: DealtTiles) -> NDArray[np.float64]:
         queries, keys = queries[:, None], keys[:, None]
     begin = tile * rows // tiles.rows_per_query
     end = np.minimum(-(-(tile + 1) * rows // tiles.rows_per_query), queries)
-    mask = problem.masking
-    offset = keys - queries if mask.corner == "lower_right" else 0
-    low = 0 if mask.past is None else np.maximum(0, begin + offset - mask.past)
-    high = keys if mask.ahead is None else np.minimum(keys, end + offset + mask.ahead)
+    band = problem.masking.band(queries, keys)
+    low = 0 if band.lowest is None else np.maximum(0, begin + band.lowest)
+    high = keys if band.highest is None else np.minimum(keys, end + band.highest)
     visited = -(-high // tiles.keys) - low // tiles.keys
     return np.where(begin < queries, np.where(high > low, visited, 0), -1).astype(np.float64)

@@ -7,7 +7,7 @@ from typing import Any
 from evoattn.families.tensor_tiles import MAX_END, rows_apart
 from evoattn.model.launch import Buffer, KernelArg, Scalar
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.variant import KEY_VARIANTS, SCORE_VARIANTS, parse_window
+from evoattn.model.variant import KEY_VARIANTS, SCORE_VARIANTS
 
 COMPILED = (*SCORE_VARIANTS, *KEY_VARIANTS, "varlen")
 """Those of which a template gets a constant each."""
@@ -28,15 +28,14 @@ def variant_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
     """
     if not set(COMPILED) & set(problem.variants):
         return ()
-    past, ahead = parse_window(problem.window) if problem.window else (0, 0)
     last_scale = problem.softcap or problem.softmax_scale
     null = Scalar("int64", 0)
     shapes = problem.term_shapes
     strides = problem.strides("bias")[:3] if problem.bias else (0, 0, 0)
     apart = rows_apart(problem, "k") if problem.seqused else 0
     return (
-        Scalar("int32", past),
-        Scalar("int32", ahead),
+        Scalar("int32", problem.masking.past or 0),
+        Scalar("int32", problem.masking.ahead or 0),
         Scalar("int32", problem.diagonal),
         Scalar("float32", problem.softmax_scale / last_scale),
         Scalar("float32", 1 / last_scale),

@@ -135,12 +135,12 @@ def _masked_steps(
 ) -> tuple[float, int]:
     """(mean, most) of `row_steps` of a sequence."""
     count = math.ceil(seqlen_q * rows_per_query / rows)
-    looked_at = min(count, MOST_SAMPLED)
+    band, looked_at = mask.band(seqlen_q, seqlen_k), min(count, MOST_SAMPLED)
     visited = []
     for i in range(looked_at):
         block = i * (count - 1) // max(1, looked_at - 1)
         end = min(math.ceil((block + 1) * rows / rows_per_query), seqlen_q)
-        seen = mask.visible_keys(block * rows // rows_per_query, end, seqlen_q, seqlen_k)
+        seen = band.keys(block * rows // rows_per_query, end)
         visited.append(math.ceil(seen.stop / keys) - seen.start // keys if seen else 0)
     return sum(visited) / len(visited), max(visited)
 
@@ -205,7 +205,7 @@ def tensor_bytes(problem: AttentionProblem, *tensors: str) -> float:
     own = [t for t in tensors if t != "v" or not problem.shared_kv]
     if not problem.seqused and not problem.window:
         return float(problem.element_bytes * sum(math.prod(problem.shape(t)) for t in own))
-    seen = (len(problem.masking.visible_keys(0, rows, rows, keys)) for rows, keys in problem.sequences if rows)
+    seen = (len(problem.masking.band(rows, keys).keys(0, rows)) for rows, keys in problem.sequences if rows)
     rows = dict.fromkeys("kv", problem.kv_heads * (sum(seen) if problem.window else sum(problem.key_lengths)))
     counts = (rows[t] * problem.shape(t)[3] if t in rows else math.prod(problem.shape(t)) for t in own)
     return float(problem.element_bytes * sum(counts))

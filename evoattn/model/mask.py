@@ -1,4 +1,4 @@
-"""The one table of masks, and all that Python knows of a mask.
+"""The one table of masks, and all that Python knows of a mask; a window is one (`Mask.windowed`).
 
 A mask is a band of keys along a diagonal, as in FlashAttention's `window_size`: query i sees keys from
 i + offset - past to i + offset + ahead, where either side may be open. The offset is 0 (the diagonal starts in the
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 
 class MaskKind(StrEnum):
@@ -48,31 +48,20 @@ class Mask:
         """Whether keys behind the diagonal are hidden, so that blocks of early queries pass over them."""
         return self.ahead is not None
 
+    @property
+    def ends_lower_right(self) -> bool:
+        """Whether distances count from the last key: by the diagonal, or, without one, as FlashAttention has it."""
+        return self.kind is MaskKind.FULL or self.corner == "lower_right"
+
     def offset(self, seqlen_q: int, seqlen_k: int) -> int:
         """The diagonal's key of query 0; 0 without a diagonal."""
-        return seqlen_k - seqlen_q if self.kind is not MaskKind.FULL and self.corner == "lower_right" else 0
+        return seqlen_k - seqlen_q if self.kind is not MaskKind.FULL and self.ends_lower_right else 0
 
-    def edges(self, seqlen_q: int, seqlen_k: int) -> tuple[int | None, int | None]:
-        """(lowest, highest): query i sees keys i + lowest <= j <= i + highest; None where that side is open."""
+    def band(self, seqlen_q: int, seqlen_k: int) -> Band:
+        """What it shows of so many queries and keys."""
         offset = self.offset(seqlen_q, seqlen_k)
-        return (
-            None if self.past is None else offset - self.past,
-            None if self.ahead is None else offset + self.ahead,
-        )
-
-    def visible_keys(self, first: int, last: int, seqlen_q: int, seqlen_k: int) -> range:
-        """The keys that any of the queries `first` to `last` - 1 sees; empty if they see none."""
-        lowest, highest = self.edges(seqlen_q, seqlen_k)
-        begin = 0 if lowest is None else max(0, first + lowest)
-        end = seqlen_k if highest is None else min(seqlen_k, last + highest)
-        return range(begin, max(begin, end))
-
-    def visible_pairs(self, seqlen_q: int, seqlen_k: int) -> int:
-        """Query-key pairs of one head that the mask lets through."""
-        lowest, highest = self.edges(seqlen_q, seqlen_k)
-        below = 0 if lowest is None else _clamped_sum(lowest, seqlen_q, seqlen_k)
-        up_to = seqlen_q * seqlen_k if highest is None else _clamped_sum(highest + 1, seqlen_q, seqlen_k)
-        return up_to - below
+        lowest = None if self.past is None else offset - self.past
+        return Band(seqlen_q, seqlen_k, lowest, None if self.ahead is None else offset + self.ahead)
 
     def windowed(self, past: int, ahead: int) -> Mask:
         """The keys of this mask from `past` before the diagonal to `ahead` behind it.
@@ -80,9 +69,8 @@ class Mask:
         Without a diagonal of its own it gets the one that ends in the lower right corner, as FlashAttention's
         `window_size` has it.
         """
-        return replace(
-            self, past=past, ahead=ahead, corner="lower_right" if self.kind is MaskKind.FULL else self.corner
-        )
+        corner: Literal["lower_right", "upper_left"] = "lower_right" if self.ends_lower_right else "upper_left"
+        return replace(self, past=past, ahead=ahead, corner=corner)
 
     def queries_to_see_all(self, seqlen_k: int) -> int:
         """Fewest queries of which one sees the last of `seqlen_k` keys."""
@@ -92,8 +80,40 @@ class Mask:
 
     def constants(self) -> dict[str, bool]:
         """What every template gets to know of it (`templates/device/mask.cuh` reads them)."""
-        lower_right = self.kind is not MaskKind.FULL and self.corner == "lower_right"
-        return {"CAUSAL": self.causal, "CAUSAL_LOWER_RIGHT": lower_right}
+        has_diagonal = self.kind is not MaskKind.FULL
+        return {"CAUSAL": self.causal, "CAUSAL_LOWER_RIGHT": has_diagonal and self.ends_lower_right}
+
+
+@dataclass(frozen=True)
+class Band:
+    """A mask of known lengths: query i sees the keys from i + lowest to i + highest; None leaves that side open.
+
+    Kernels know the same by `templates/device/mask.cuh`.
+    """
+
+    seqlen_q: int
+    seqlen_k: int
+    lowest: int | None
+    highest: int | None
+
+    def keys(self, first: int, last: int) -> range:
+        """The keys that any of the queries `first` to `last` - 1 sees; empty if they see none."""
+        begin = 0 if self.lowest is None else max(0, first + self.lowest)
+        end = self.seqlen_k if self.highest is None else min(self.seqlen_k, last + self.highest)
+        return range(begin, max(begin, end))
+
+    @property
+    def pairs(self) -> int:
+        """Query-key pairs of one head that it lets through."""
+        rows, keys = self.seqlen_q, self.seqlen_k
+        below = 0 if self.lowest is None else _clamped_sum(self.lowest, rows, keys)
+        return (rows * keys if self.highest is None else _clamped_sum(self.highest + 1, rows, keys)) - below
+
+    def sees(self, query: Any, key: Any) -> Any:
+        """Whether a query sees a key that there is: of whole numbers, or of tensors that broadcast, a bool or Bool
+        tensor; True for all where both sides are open."""
+        seen = True if self.highest is None else key <= query + self.highest
+        return seen if self.lowest is None else (key >= query + self.lowest) & seen
 
 
 def _clamped_sum(start: int, rows: int, most: int) -> int:

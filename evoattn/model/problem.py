@@ -11,9 +11,9 @@ from typing import Any
 from evoattn.model.dtype import DTYPES, Dtype
 from evoattn.model.errors import WrongUse
 from evoattn.model.lengths import parse_lengths
-from evoattn.model.mask import FULL, MASKS, Mask, MaskKind
+from evoattn.model.mask import FULL, MASKS, Mask
 from evoattn.model.sequences import Sequences, parse_sequences
-from evoattn.model.variant import BIASES, PAGES, VARIANTS, parse_window, windowed
+from evoattn.model.variant import BIASES, PAGES, VARIANTS, parse_window
 
 LAYOUTS = ("bhsd", "bshd")
 MAX_TENSOR_BYTES = 1 << 36
@@ -131,10 +131,11 @@ class AttentionProblem:
         """Query heads that share one K/V head."""
         return self.heads // self.kv_heads
 
-    @property
+    @cached_property
     def masking(self) -> Mask:
         """The row of the table of masks, with the window if there is one."""
-        return windowed(self.mask, self.window) if self.window else MASKS[self.mask]
+        mask = MASKS[self.mask]
+        return mask.windowed(*parse_window(self.window)) if self.window else mask
 
     @cached_property
     def variants(self) -> tuple[str, ...]:
@@ -167,8 +168,7 @@ class AttentionProblem:
     def diagonal(self) -> int:
         """The key from which query 0 counts a distance: that of the mask's diagonal, or, where it has none, of the one
         that ends in the lower right corner, as in FlashAttention."""
-        mask = self.masking if self.masking.kind is not MaskKind.FULL else self.masking.windowed(0, 0)
-        return mask.offset(self.seqlen_q, self.seqlen_k)
+        return self.seqlen_k - self.seqlen_q if self.masking.ends_lower_right else 0
 
     @property
     def element(self) -> Dtype:
@@ -247,7 +247,7 @@ class AttentionProblem:
     @property
     def visible_pairs(self) -> int:
         """Query-key pairs that the mask lets through, summed over sequences and heads."""
-        return self.heads * sum(self.masking.visible_pairs(*lengths) for lengths in self.sequences)
+        return self.heads * sum(self.masking.band(*lengths).pairs for lengths in self.sequences)
 
     @property
     def flops(self) -> int:
@@ -261,7 +261,7 @@ class AttentionProblem:
         and the log-sum-exp, if any, written once."""
         keys = sum(keys for rows, keys in self.sequences if rows)
         if self.window:
-            keys = sum(len(self.masking.visible_keys(0, rows, rows, count)) for rows, count in self.sequences)
+            keys = sum(len(self.masking.band(rows, count).keys(0, rows)) for rows, count in self.sequences)
         elements = math.prod(self.shape("q")) + math.prod(self.shape("o"))
         elements += math.prod(self.term_shapes.get("bias", (0,)))
         elements += self.kv_heads * keys * (self.head_dim + (0 if self.shared_kv else self.head_dim_v))

@@ -9,9 +9,6 @@ packed sequences as its `flash_attn_varlen_func`.
 from __future__ import annotations
 
 import re
-from functools import lru_cache
-
-from evoattn.model.mask import MASKS, Mask
 
 SCORE_VARIANTS = ("window", "softcap", "sink", "alibi", "bias")
 """Those that change scores: `templates/device/mask.cuh` and `score.cuh` serve them."""
@@ -31,9 +28,3 @@ def parse_window(text: str) -> tuple[int, int]:
     if match := _WINDOW.fullmatch(text):
         return int(match[1]), int(match[2])
     raise ValueError(f"{text!r} is no window of two whole numbers, past:ahead.")
-
-
-@lru_cache(1024)
-def windowed(mask: str, window: str) -> Mask:
-    """The mask of this name, of a window `past:ahead`."""
-    return MASKS[mask].windowed(*parse_window(window))

@@ -29,36 +29,32 @@ def visible_keys(problem: AttentionProblem, tensors: Mapping[str, torch.Tensor])
     if problem.varlen:
         return _in_sequences(problem, tensors)
     used, at_end = tensors.get("seqused"), problem.masking.corner == "lower_right"
-    lowest, highest = problem.masking.edges(problem.seqlen_q, problem.seqlen_k)
-    if highest is None and used is None:
+    band = problem.masking.band(problem.seqlen_q, problem.seqlen_k)
+    if band.highest is None and used is None:
         return None
-    past, ahead = _open(lowest, highest, problem.seqlen_k)
 
     def visible(b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
         keys = problem.seqlen_k if used is None else used[b]
         query = i + keys - problem.seqlen_k if at_end else i
-        return (j < keys) & (j <= query + ahead) & (j >= query + past)
+        seen: torch.Tensor = (j < keys) & band.sees(query, j)
+        return seen
 
     return visible
-
-
-def _open(lowest: int | None, highest: int | None, keys: int) -> tuple[int, int]:
-    """Edges of a band, farther than any key where a side is open."""
-    return -keys * 2 if lowest is None else lowest, keys * 2 if highest is None else highest
 
 
 def _in_sequences(problem: AttentionProblem, tensors: Mapping[str, torch.Tensor]) -> Visible:
     """Of packed sequences: each sees its own keys, up to a diagonal of its own."""
     owner_q, first_q, length_q = _owners(tensors["cu_seqlens_q"])
     owner_k, first_k, length_k = _owners(tensors["cu_seqlens_k"])
-    past, ahead = _open(*problem.masking.edges(0, 0), problem.seqlen_q + problem.seqlen_k)
+    band = problem.masking.band(0, 0)  # of each sequence, whose own lengths say where its diagonal ends
     at_end = problem.masking.corner == "lower_right"
 
     def visible(b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
         mine = owner_q[i]
         query, key = i - first_q[mine], j - first_k[mine]
         query = query + length_k[mine] - length_q[mine] if at_end else query
-        return (mine == owner_k[j]) & (key <= query + ahead) & (key >= query + past)
+        seen: torch.Tensor = (mine == owner_k[j]) & band.sees(query, key)
+        return seen
 
     return visible
 

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from evoattn.correctness.terms import qkv, torch_dtype
-from evoattn.model.mask import MASKS, MaskKind
+from evoattn.model.mask import MASKS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.variant import parse_window
 from evoattn.peers.variants import PeerRefused, Tensors, refuse_all_but
@@ -75,7 +75,6 @@ def make(problem: AttentionProblem, tensors: Tensors, load: Callable[[], Attend]
 
 def require_lower_right(problem: AttentionProblem, who: str) -> None:
     """Raises `PeerRefused` for a causal mask that is not the one whose diagonal ends in the lower right corner."""
-    mask = problem.masking
     ends_alike = all(queries == keys for queries, keys in problem.sequences)
-    if mask.corner == "upper_left" and mask.kind is not MaskKind.FULL and not ends_alike:
+    if not problem.masking.ends_lower_right and not ends_alike:
         raise PeerRefused(f"{who}'s causal mask is causal_lower_right, another one than this where Sq and Sk differ.")

@@ -49,7 +49,7 @@ def test_two_blocks_of_rows_whole_tiles_a_part_of_one_and_two_batches(block_m):
 @pytest.mark.parametrize("mask", ["full", "causal_lower_right"])
 def test_rows_are_heads_where_each_query_takes_a_tile(mask):
     many, grouped, single, whole, part, *_, unseen = cases(mask, "latent_wgmma")
-    assert unseen.seqlen_q > unseen.seqlen_k and unseen.masking.visible_pairs(unseen.seqlen_q, unseen.seqlen_k)
+    assert unseen.seqlen_q > unseen.seqlen_k and unseen.masking.band(unseen.seqlen_q, unseen.seqlen_k).pairs
     assert all(case.seqlen_q <= 2 for case in (many, grouped, single, whole, part))
     assert many.heads * many.seqlen_q >= 40 and grouped.group_size * grouped.seqlen_q >= 80 and grouped.batch == 2
     assert whole.group_size == 64 and whole.kv_heads == 2 and part.group_size * part.seqlen_q > 64
@@ -182,7 +182,8 @@ def test_edges_of_a_mask_lie_one_key_beside_those_of_tiles(tile):
     assert last.seqlen_q % tile == 1 and last.seqlen_q > rows and last.seqlen_k > last.seqlen_q
     for mask in ("full", "causal_upper_left", "causal_lower_right"):
         for problem in [plain.with_(mask=mask, window="9:0")] + ([plain] if mask == plain.mask else []):
-            edges = [p.masking.edges(p.seqlen_q, p.seqlen_k) for p in beside_tiles(problem, rows, tile)]
+            bands = [p.masking.band(p.seqlen_q, p.seqlen_k) for p in beside_tiles(problem, rows, tile)]
+            edges = [(band.lowest, band.highest) for band in bands]
             begins, ends = ({None if edge is None else edge % tile for edge in side} for side in zip(*edges))
             assert begins == ({1, 2, tile - 1} if problem.window else {None})
             assert ends == ({0} if mask == "causal_upper_left" else {tile - 2, tile - 1, 1})
@@ -193,11 +194,10 @@ def test_edges_of_a_mask_lie_one_key_beside_those_of_tiles(tile):
 def test_the_first_rows_see_no_key_of_a_block_that_shares_keys(mask, tile, split):
     rows, problem = 128, AttentionProblem(1, 1, 1, 4096, 4096, 64, mask=mask, window="9:0")
     _, apart = begin_apart(problem, rows, tile, split)
-    lowest, highest = apart.masking.edges(apart.seqlen_q, apart.seqlen_k)
+    band = apart.masking.band(apart.seqlen_q, apart.seqlen_k)
 
     def tiles_of(first_row: int, end_row: int) -> set[int]:
-        begin, end = max(0, first_row + lowest), min(apart.seqlen_k, end_row + highest)
-        return set(range(begin // tile, (end - 1) // tile + 1))
+        return {key // tile for key in band.keys(first_row, end_row)}
 
     blocks = [(tiles_of(row, row + 64), tiles_of(row, row + rows)) for row in range(0, apart.seqlen_q, rows)]
     assert any(

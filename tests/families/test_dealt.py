@@ -28,7 +28,7 @@ def steps_of(problem, rows, keys, per_query, row_block, batch):
     begin, end = row_block * rows // per_query, min(-(-(row_block + 1) * rows // per_query), seqlen_q)
     if begin >= seqlen_q:
         return None
-    seen = problem.masking.visible_keys(begin, end, seqlen_q, seqlen_k)
+    seen = problem.masking.band(seqlen_q, seqlen_k).keys(begin, end)
     return -(-seen.stop // keys) - seen.start // keys if seen else 0
 
 

@@ -34,10 +34,13 @@ def matrix(mask: Mask, seqlen_q: int, seqlen_k: int) -> torch.Tensor:
 @given(bands.filter(lambda m: m.past is None or m.ahead is None or m.past + m.ahead >= 0), lengths, lengths)
 def test_a_band_counts_what_its_matrix_shows(mask, seqlen_q, seqlen_k):
     visible = matrix(mask, seqlen_q, seqlen_k)
-    assert mask.visible_pairs(seqlen_q, seqlen_k) == int(visible.sum())
+    band = mask.band(seqlen_q, seqlen_k)
+    assert band.pairs == int(visible.sum())
+    seen = torch.as_tensor(band.sees(torch.arange(seqlen_q)[:, None], torch.arange(seqlen_k)))
+    assert seen.expand(seqlen_q, seqlen_k).equal(visible)
     for first in range(0, seqlen_q, 7):
         seen = visible[first : first + 7].any(0).nonzero().flatten().tolist()
-        keys = mask.visible_keys(first, min(first + 7, seqlen_q), seqlen_q, seqlen_k)
+        keys = band.keys(first, min(first + 7, seqlen_q))
         assert list(keys) == seen
 
 

@@ -7,7 +7,6 @@ import math
 from evoattn.families.residency import WARP
 from evoattn.families.split_kv.genes import SplitKvGenes
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.variant import parse_window
 
 MAX_WARPS = 16
 FIXED_REGISTERS = {"mma": 44, "fma": 40}
@@ -90,11 +89,12 @@ def split_granule(problem: AttentionProblem, genes: SplitKvGenes) -> int:
 def split_span(problem: AttentionProblem, genes: SplitKvGenes) -> int:
     """The most keys that the rows of a block see together: all of them but under a window, which with pages begins at a
     granule."""
-    if not problem.window:
+    past, ahead = problem.masking.past, problem.masking.ahead
+    if past is None or ahead is None:
         return problem.seqlen_k
     queries = min(problem.seqlen_q, math.ceil((genes.BLOCK_M - 1) / problem.group_size) + 1)
     before = split_granule(problem, genes) - 1 if problem.page else 0
-    return min(problem.seqlen_k, sum(parse_window(problem.window)) + queries + before)
+    return min(problem.seqlen_k, past + ahead + queries + before)
 
 
 def split_of(problem: AttentionProblem, genes: SplitKvGenes) -> tuple[int, int]:
