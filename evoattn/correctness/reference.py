@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -182,6 +182,15 @@ def make_answer(problem: AttentionProblem, tensors: dict[str, torch.Tensor], dou
     lse = exact_lse(problem, tensors["q"], tensors["k"], tensors)
     largest = torch.where(lse.isinf(), 0, lse).abs().max().item()
     return Answer(exact, allowed, allowed_rms, lse, LSE_ABSOLUTE + LSE_RELATIVE * largest)
+
+
+def make_case_answer(
+    problem: AttentionProblem, tensors: dict[str, torch.Tensor], kind: str, double: bool = False
+) -> Answer:
+    """As `make_answer`; with `double` it judges how 16-bit answers to plain inputs are rounded besides (soft caps by
+    `tanh.approx` have an error of one sign)."""
+    evenly = double and kind == "plain" and problem.dtype != "fp32" and not problem.softcap
+    return replace(make_answer(problem, tensors, double), rounds_evenly=evenly)
 
 
 def _rms(x: torch.Tensor) -> float:
