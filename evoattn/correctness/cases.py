@@ -213,13 +213,14 @@ def make_case(
 def unanswered(problem: AttentionProblem, seed: int, device: torch.device | str) -> Case:
     """Plain inputs whose answer nobody asks for: the reference takes longer than many a timing."""
     tensors = proof_of(problem).make_inputs(problem, seed, device)
-    return Case("the problem's own shape", problem, tensors, reference.Answer(torch.empty(0, device=device), 0.0, 0.0))
+    return Case(
+        "the problem's own shape", problem, tensors, {"none": reference.Exact(torch.empty(0, device=device), 0.0)}
+    )
 
 
 def tensors_of(case: Case) -> list[torch.Tensor]:
     """The inputs and the answer: all that a kernel is never handed."""
-    answer = case.answer
-    return [*case.tensors.values(), answer.exact, *([] if answer.lse is None else [answer.lse])]
+    return [*case.tensors.values(), *(exact.values for exact in case.answer.values())]
 
 
 def packed(cases: Sequence[Case]) -> tuple[list[Case], torch.Tensor]:
@@ -236,9 +237,8 @@ def packed(cases: Sequence[Case]) -> tuple[list[Case], torch.Tensor]:
 
     def moved(case: Case) -> Case:
         inputs = {name: next(left) for name in case.tensors}
-        exact = next(left)
-        lse = None if case.answer.lse is None else next(left)
-        return replace(case, tensors=inputs, answer=replace(case.answer, exact=exact, lse=lse))
+        answer = {name: replace(exact, values=next(left)) for name, exact in case.answer.items()}
+        return replace(case, tensors=inputs, answer=answer)
 
     return [moved(case) for case in cases], whole.view(torch.int64)
 

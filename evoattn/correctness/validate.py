@@ -12,6 +12,7 @@ from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.arena import BANDS, Arena, Layout
 from evoattn.correctness.cases import Case, proof_of
 from evoattn.correctness.judge import Outputs, different, dirty_sentence, judge, why_different
+from evoattn.correctness.reference import first
 from evoattn.families.built import BuiltKernel
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CheckResult
@@ -72,7 +73,7 @@ def run_case(
     def result(reason: str, largest: float = math.nan) -> CheckResult:
         sentence = f"Case '{case.name}': {reason}" if reason else ""
         return CheckResult(
-            case.name, not reason, largest, case.answer.allowed_error, sentence, time.perf_counter() - started
+            case.name, not reason, largest, first(case.answer).allowed_error, sentence, time.perf_counter() - started
         )
 
     def run(band: int) -> str:

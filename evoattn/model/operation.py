@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from evoattn.model.dtype import DTYPES
@@ -23,8 +22,6 @@ class TensorSpec(NamedTuple):
     """In elements."""
     dtype: str
     """Its name in `torch`."""
-    dims: tuple[str, ...] = ()
-    """Of an output: what each dimension counts, for a sentence about one element."""
 
     @property
     def bytes(self) -> int:
@@ -32,10 +29,10 @@ class TensorSpec(NamedTuple):
         return math.prod(self.shape) * _BYTES[self.dtype]
 
 
-def contiguous(name: str, shape: tuple[int, ...], dtype: str, dims: tuple[str, ...] = ()) -> TensorSpec:
+def contiguous(name: str, shape: tuple[int, ...], dtype: str) -> TensorSpec:
     """A tensor whose last dimension is the fastest, without gaps."""
     strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
-    return TensorSpec(name, shape, strides, dtype, dims)
+    return TensorSpec(name, shape, strides, dtype)
 
 
 @dataclass(frozen=True)
@@ -53,8 +50,6 @@ class Operation:
     proof: str
     """The module that makes its inputs, its float64 reference with its tolerance, and its small cases: a
     `correctness.cases.Proof`. A name, since the model imports no torch."""
-    check: Path | None = None
-    """What `evoattn export --format check` puts behind the kernel; None: it has no such export."""
 
 
 OPERATIONS: dict[str, Operation] = {}

@@ -13,7 +13,6 @@ from evoattn.model.errors import WrongUse
 from evoattn.model.lengths import parse_lengths
 from evoattn.model.mask import FULL, MASKS, Mask, MaskKind
 from evoattn.model.operation import OPERATIONS, Operation, TensorSpec, contiguous
-from evoattn.model.paths import TEMPLATES
 from evoattn.model.sequences import Sequences, parse_sequences
 from evoattn.model.variant import BIASES, PAGES, VARIANTS, parse_window, windowed
 
@@ -523,9 +522,8 @@ def _forward_inputs(problem: AttentionProblem) -> tuple[TensorSpec, ...]:
 
 def _forward_outputs(problem: AttentionProblem) -> tuple[TensorSpec, ...]:
     """O and, where the problem asks for it, the log-sum-exp."""
-    dims = "batch", "head", "query", "dim"
-    o = TensorSpec("o", problem.shape("o"), problem.strides("o"), problem.element.torch, dims)
-    return (o, contiguous("lse", problem.lse_shape, "float32", dims[:3])) if problem.lse else (o,)
+    o = TensorSpec("o", problem.shape("o"), problem.strides("o"), problem.element.torch)
+    return (o, contiguous("lse", problem.lse_shape, "float32")) if problem.lse else (o,)
 
 
 def _forward_flops(problem: AttentionProblem) -> int:
@@ -547,7 +545,6 @@ def _forward_bytes(problem: AttentionProblem) -> int:
 
 
 FORWARD = Operation(
-    "forward", _forward_inputs, _forward_outputs, _forward_flops, _forward_bytes, "evoattn.correctness.forward",
-    TEMPLATES / "export" / "check.cuh",
-)  # fmt: skip
+    "forward", _forward_inputs, _forward_outputs, _forward_flops, _forward_bytes, proof="evoattn.correctness.forward"
+)
 OPERATIONS[FORWARD.name] = FORWARD

@@ -249,10 +249,10 @@ def test_packed_cases_hold_the_same_and_any_change_is_seen():
     cases = [make_case(name, case, 1, "cpu", kind) for name, case, kind in device_cases(problem)[:3]]
     moved, memory = packed(cases)
     for before, after in zip(cases, moved, strict=True):
-        assert (before.name, before.problem, before.answer.allowed_error) == (
+        assert (before.name, before.problem, before.answer["o"].allowed_error) == (
             after.name,
             after.problem,
-            after.answer.allowed_error,
+            after.answer["o"].allowed_error,
         )
         for one, other in zip(tensors_of(before), tensors_of(after), strict=True):
             assert torch.equal(one, other) and one.stride() == other.stride() and one.dtype == other.dtype

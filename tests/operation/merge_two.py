@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from evoattn.correctness.interpreter_cases import SmallCase
-from evoattn.correctness.reference import LSE_ABSOLUTE, LSE_RELATIVE, Answer
+from evoattn.correctness.reference import LSE_ABSOLUTE, LSE_RELATIVE, Exact
 from evoattn.families.base import Family
 from evoattn.families.genes import Genes
 from evoattn.model.launch import Buffer, KernelLaunch, Scalar
@@ -19,12 +19,12 @@ from evoattn.model.operation import OPERATIONS, Operation, contiguous
 
 def inputs(problem):
     o, lse = outputs(problem)
-    return tuple(tensor._replace(name=f"{tensor.name}{part}", dims=()) for part in (1, 2) for tensor in (o, lse))
+    return tuple(tensor._replace(name=f"{tensor.name}{part}") for part in (1, 2) for tensor in (o, lse))
 
 
 def outputs(problem):
-    rows, dims = (problem.batch, problem.heads, problem.seqlen_q), ("batch", "head", "query", "dim")
-    return contiguous("o", (*rows, problem.head_dim), "float32", dims), contiguous("lse", rows, "float32", dims[:3])
+    rows = problem.batch, problem.heads, problem.seqlen_q
+    return contiguous("o", (*rows, problem.head_dim), "float32"), contiguous("lse", rows, "float32")
 
 
 def rows_of(problem):
@@ -62,7 +62,10 @@ def make_answer(problem, tensors, kind="plain", double=False):
     o = sum((part - lse).exp().nan_to_num(0)[..., None] * values.double() for values, part in parts)
     largest = o.abs().max().item()
     finite = lse.masked_fill(lse.isinf(), 0).abs().max().item()
-    return Answer(o, 1e-5 * largest, 1e-6 * largest, lse, LSE_ABSOLUTE + LSE_RELATIVE * finite)
+    return {
+        "o": Exact(o, 1e-5 * largest, 1e-6 * largest),
+        "lse": Exact(lse, LSE_ABSOLUTE + LSE_RELATIVE * finite, logarithms=True),
+    }
 
 
 def device_cases(problem):
