@@ -33,7 +33,7 @@ from benchmarks.versus.found import Found, Tried
 from benchmarks.versus.kernel_tuner_space import THREADS, params_of, restrictions, tune_params
 from evoattn.backends.kernel_files import OPTIONS
 from evoattn.correctness.cases import make_case
-from evoattn.correctness.judge import judge_o
+from evoattn.correctness.judge import judge_one
 from evoattn.families import registry
 from evoattn.families.render import render
 from evoattn.model.gpu import GpuSpec, detect_devices
@@ -142,12 +142,12 @@ def tune(
             (expected,), (given,) = ([a for a in arrays if a is not None] for arrays in (answer, result))
             right = bool(np.allclose(expected, given, atol=atol))
         else:
-            right = not judge_o(o, case.answer)[0]
+            right = not judge_one(o, case.answer["o"])[0]
         if not right:
             wrong.append("")
         return True
 
-    answer = [as_array(case.answer.exact.to(o.dtype), True) if a is buffers["o"] else None for a in arguments]
+    answer = [as_array(case.answer["o"].values.to(o.dtype), True) if a is buffers["o"] else None for a in arguments]
     results, _ = kernel_tuner.tune_kernel(
         FAMILY.name,
         bench.source,
@@ -160,7 +160,7 @@ def tune(
         restrictions=limits or None,
         answer=answer if host else None,
         verify=verify,
-        atol=float(case.answer.allowed_error),
+        atol=float(case.answer["o"].allowed_error),
         lang="CUPY",
         smem_args={"size": smem},
         compiler_options=COMPILER_OPTIONS,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from itertools import accumulate, cycle
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -159,12 +161,38 @@ PACKING = 256
 
 @dataclass(frozen=True)
 class Case:
-    """One problem with inputs: `tensors` q, k, v on the backend's device, and the answer to them."""
+    """One problem with inputs: `tensors` on the backend's device, by their names, and the answer to them."""
 
     name: str
     problem: AttentionProblem
     tensors: dict[str, torch.Tensor]
     answer: reference.Answer
+
+
+class Proof(Protocol):
+    """What makes an operation's inputs and answers, and its small cases: a module, `Operation.proof`."""
+
+    def make_inputs(
+        self, problem: AttentionProblem, seed: int, device: torch.device | str, kind: str = ..., tile: int = ...
+    ) -> dict[str, torch.Tensor]:
+        """The inputs by name, each of its spec's shape, strides and dtype. `kind` is one of those of the cases, `plain`
+        for all operations; `tile` a number of keys that inputs may have something huge in each of."""
+
+    def make_answer(
+        self, problem: AttentionProblem, tensors: dict[str, torch.Tensor], kind: str, double: bool
+    ) -> reference.Answer:
+        """The exact outputs of inputs of `kind`, and the errors that are allowed; in float64 with `double`."""
+
+    def device_cases(self, problem: AttentionProblem) -> list[tuple[str, AttentionProblem, str]]:
+        """(name, problem, kind of inputs) of the small cases on a GPU, cheap ones first."""
+
+    def interpreter_cases(self, problem: AttentionProblem, config: KernelConfig) -> list[Any]:
+        """Those of the interpreter, `interpreter_cases.SmallCase`, which grow with the config."""
+
+
+def proof_of(problem: AttentionProblem) -> Proof:
+    """That of the problem's operation."""
+    return cast(Proof, import_module(problem.operation.proof))
 
 
 def make_case(
@@ -176,25 +204,23 @@ def make_case(
     double: bool = False,
     tile: int = 64,
 ) -> Case:
-    """Inputs of `kind` and `tile` (see `reference.make_inputs`) and their answer, on `device`; `double` as
-    `reference.make_answer` has it, and judges how plain inputs are rounded besides (soft caps by `tanh.approx` have an
-    error of one sign)."""
-    tensors = reference.make_inputs(problem, seed, device, kind, tile)
-    answer = reference.make_answer(problem, tensors, double)
-    evenly = double and kind == "plain" and problem.dtype != "fp32" and not problem.softcap
-    return Case(name, problem, tensors, replace(answer, rounds_evenly=evenly))
+    """Inputs of `kind` and `tile` and their answer, on `device`; see `Proof`."""
+    proof = proof_of(problem)
+    tensors = proof.make_inputs(problem, seed, device, kind, tile)
+    return Case(name, problem, tensors, proof.make_answer(problem, tensors, kind, double))
 
 
 def unanswered(problem: AttentionProblem, seed: int, device: torch.device | str) -> Case:
     """Plain inputs whose answer nobody asks for: the reference takes longer than many a timing."""
-    tensors = reference.make_inputs(problem, seed, device)
-    return Case("the problem's own shape", problem, tensors, reference.Answer(torch.empty(0, device=device), 0.0, 0.0))
+    tensors = proof_of(problem).make_inputs(problem, seed, device)
+    return Case(
+        "the problem's own shape", problem, tensors, {"none": reference.Exact(torch.empty(0, device=device), 0.0)}
+    )
 
 
 def tensors_of(case: Case) -> list[torch.Tensor]:
     """The inputs and the answer: all that a kernel is never handed."""
-    answer = case.answer
-    return [*case.tensors.values(), answer.exact, *([] if answer.lse is None else [answer.lse])]
+    return [*case.tensors.values(), *(exact.values for exact in case.answer.values())]
 
 
 def packed(cases: Sequence[Case]) -> tuple[list[Case], torch.Tensor]:
@@ -211,9 +237,8 @@ def packed(cases: Sequence[Case]) -> tuple[list[Case], torch.Tensor]:
 
     def moved(case: Case) -> Case:
         inputs = {name: next(left) for name in case.tensors}
-        exact = next(left)
-        lse = None if case.answer.lse is None else next(left)
-        return replace(case, tensors=inputs, answer=replace(case.answer, exact=exact, lse=lse))
+        answer = {name: replace(exact, values=next(left)) for name, exact in case.answer.items()}
+        return replace(case, tensors=inputs, answer=answer)
 
     return [moved(case) for case in cases], whole.view(torch.int64)
 

@@ -82,11 +82,9 @@ def can_be_far(problem: AttentionProblem) -> bool:
 def far_places(problem: AttentionProblem) -> dict[str, NDArray[np.uint16]]:
     """By tensor, for each unit of its compact memory: the span that it lies in, `[bytes / 16]`."""
     places = {}
-    shapes: dict[str, tuple[int, ...]] = {tensor: problem.shape(tensor) for tensor in (*problem.tensors, "o")}
-    if problem.bias:
-        shapes["bias"] = problem.term_shapes["bias"]
-    for tensor, shape in shapes.items():
-        strides = problem.strides(tensor)
+    for tensor, shape, strides, _ in (*problem.inputs, *problem.outputs):
+        if tensor not in _APART:
+            continue
         units = shape[3] * problem.element_bytes // _UNIT
         spans = np.zeros(int(np.prod(shape[:3])) * units, np.uint16)
         rows = [stride * problem.element_bytes // _UNIT * spans.itemsize for stride in strides[:3]]

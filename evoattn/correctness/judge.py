@@ -8,13 +8,13 @@ from collections.abc import Mapping
 import torch
 
 from evoattn.correctness.arena import UNWRITTEN, bits
-from evoattn.correctness.reference import Answer
+from evoattn.correctness.reference import Answer, Exact
 
 LEAST_ROWS, LEANS, DEVIATIONS = 40, 0.15, 4.0
 """Rows that an average is taken of, what it may be in units of the dtype's `eps`, and standard errors on top."""
 
 Outputs = dict[str, torch.Tensor]
-"""`o` and, where the problem asks for it, `lse`, in their logical shapes."""
+"""By name, in their logical shapes."""
 
 
 def dirty_sentence(zeroed: tuple[str, ...], counts: list[int]) -> str:
@@ -47,16 +47,18 @@ def why_different(first: Outputs, other_bands: Outputs, third: Outputs, fourth: 
 
 
 def judge(outputs: Outputs, answer: Answer) -> tuple[str, float]:
-    """(what is wrong with the outputs, an empty string if nothing; the largest error of `o`)."""
-    reason, largest = judge_o(outputs["o"], answer)
-    if not reason and answer.lse is not None:
-        reason = _judge_lse(outputs["lse"], answer.lse, answer.allowed_lse)
-    return reason, largest
+    """(what is wrong with the outputs, an empty string if nothing; the largest error of the first)."""
+    found = [judge_one(outputs[name], exact) for name, exact in answer.items()]
+    return next((reason for reason, _ in found if reason), ""), found[0][1]
 
 
-def judge_o(out: torch.Tensor, answer: Answer) -> tuple[str, float]:
-    """As `judge`, of O alone: all that a peer gives."""
-    difference = out.to(answer.exact.dtype) - answer.exact
+def judge_one(out: torch.Tensor, exact: Exact) -> tuple[str, float]:
+    """As `judge`, of one output."""
+    return _judge_logarithms(out, exact) if exact.logarithms else _judge_values(out, exact)
+
+
+def _judge_values(out: torch.Tensor, answer: Exact) -> tuple[str, float]:
+    difference = out.to(answer.values.dtype) - answer.values
     missing, nan, largest, rms = torch.stack(
         [
             (bits(out) == UNWRITTEN).sum().double(),
@@ -73,7 +75,7 @@ def judge_o(out: torch.Tensor, answer: Answer) -> tuple[str, float]:
         return f"the largest error is {largest:.2e}, allowed are {answer.allowed_error:.2e}.", largest
     if not rms <= answer.allowed_rms:
         return f"the root-mean-square error is {rms:.2e}, allowed are {answer.allowed_rms:.2e}.", largest
-    return judge_rounding(out, answer.exact) if answer.rounds_evenly else "", largest
+    return judge_rounding(out, answer.values) if answer.rounds_evenly else "", largest
 
 
 def judge_rounding(out: torch.Tensor, exact: torch.Tensor) -> str:
@@ -97,8 +99,9 @@ def judge_rounding(out: torch.Tensor, exact: torch.Tensor) -> str:
     return f"rows are {abs(mean):.2f} eps too {how} on average, allowed are {allowed:.2f}: something is not rounded."
 
 
-def _judge_lse(lse: torch.Tensor, exact: torch.Tensor, allowed: float) -> str:
-    """As `judge`, for the log-sum-exp: -inf exactly where no key is seen, elsewhere at most `allowed` off."""
+def _judge_logarithms(lse: torch.Tensor, answer: Exact) -> tuple[str, float]:
+    """As `judge`, for log-sum-exps: -inf exactly where no key is seen, elsewhere at most what is allowed off."""
+    exact, allowed = answer.values, answer.allowed_error
     unseen = exact == -math.inf
     missing, nan, misplaced, error = torch.stack(
         [
@@ -109,32 +112,28 @@ def _judge_lse(lse: torch.Tensor, exact: torch.Tensor, allowed: float) -> str:
         ]
     ).tolist()
     if missing:
-        return f"{missing:.0f} of {lse.numel()} log-sum-exps were never written."
+        return f"{missing:.0f} of {lse.numel()} log-sum-exps were never written.", error
     if nan:
-        return f"{nan:.0f} of {lse.numel()} log-sum-exps are NaN."
+        return f"{nan:.0f} of {lse.numel()} log-sum-exps are NaN.", error
     if misplaced:
-        return "the log-sum-exp must be -inf for a query that sees no key, and for no other."
+        return "the log-sum-exp must be -inf for a query that sees no key, and for no other.", error
     if not error <= allowed:
-        return f"the largest error of a log-sum-exp is {error:.2e}, allowed are {allowed:.2e}."
-    return ""
+        return f"the largest error of a log-sum-exp is {error:.2e}, allowed are {allowed:.2e}.", error
+    return "", error
 
 
 def first_wrong(outputs: Mapping[str, torch.Tensor], answer: Answer) -> str:
     """One sentence about the first wrong element: its indices, what the kernel wrote, what is right, and how many are
     wrong.
 
-    `outputs` are `o` (`[batch, heads, seqlen_q, head_dim]`) and, where the answer has it, `lse`
-    (`[batch, heads, seqlen_q]`). An element is wrong if it was never written, is NaN, or is further from the exact
-    answer than `answer` allows a single element to be. Empty if there is none: the error is then one of many elements
-    together.
+    An element is wrong if it was never written, is NaN, or is further from the exact answer than `answer` allows a
+    single element to be. Empty if there is none: the error is then one of many elements together.
     """
-    sentence = _first(outputs["o"], answer.exact, answer.allowed_error, "o", ("batch", "head", "query", "dim"))
-    if sentence or answer.lse is None:
-        return sentence
-    return _first(outputs["lse"], answer.lse, answer.allowed_lse, "lse", ("batch", "head", "query"))
+    return next(filter(None, (_first(outputs[name], name, exact) for name, exact in answer.items())), "")
 
 
-def _first(out: torch.Tensor, exact: torch.Tensor, allowed: float, name: str, dims: tuple[str, ...]) -> str:
+def _first(out: torch.Tensor, name: str, answer: Exact) -> str:
+    exact, allowed = answer.values, answer.allowed_error
     got = out.to(exact.dtype)
     unwritten = bits(out) == UNWRITTEN
     close = (got - exact).abs() <= allowed
@@ -143,7 +142,7 @@ def _first(out: torch.Tensor, exact: torch.Tensor, allowed: float, name: str, di
     if not len(places):
         return ""
     index = tuple(places[0].tolist())
-    where = ", ".join(f"{dim} {i}" for dim, i in zip(dims, index, strict=True))
+    where = ", ".join(f"{dim} {i}" for dim, i in zip(answer.dims, index, strict=False))
     what = "was never written" if unwritten[index] else f"is {got[index].item():.6g}"
     return (
         f"The first wrong element, {name}{list(index)} ({where}), {what}; right is {exact[index].item():.6g} "

@@ -11,6 +11,7 @@ import torch
 from evoattn.backends.base import QueuedBackend
 from evoattn.correctness.arena import BANDS, UNWRITTEN, Arena, Layout, bits
 from evoattn.correctness.cases import Case
+from evoattn.correctness.reference import first
 from evoattn.correctness.validate import output_layouts, run_case
 from evoattn.families.built import BuiltKernel
 from evoattn.model.records import CheckResult
@@ -80,15 +81,18 @@ class Ladder:
             flat = self._arena.buffers[name].view(torch.uint8)
             self._written[flat.storage_offset() : flat.storage_offset() + len(flat)] = True
         numbers = range(len(self.cases))
-        self._o = _Rows(self._arena, [_key(i, "o") for i in numbers], [c.answer.exact for c in self.cases])
-        lse = [case.answer.lse for case in self.cases if case.answer.lse is not None]
-        self._lse = _Rows(self._arena, [_key(i, "lse") for i in numbers], lse) if lse else None
+        self._rows = [
+            (
+                _Rows(self._arena, [_key(i, name) for i in numbers], [c.answer[name].values for c in self.cases]),
+                [c.answer[name] for c in self.cases],
+            )
+            for name in self.cases[0].answer
+        ]
 
     @property
     def tensors(self) -> list[torch.Tensor]:
         """What no kernel is handed and the verdicts rest on."""
-        rows = [r for r in (self._o, self._lse) if r]
-        tables = [tensor for r in rows for tensor in (r.places, r.exact, r.valid)]
+        tables = [tensor for rows, _ in self._rows for tensor in (rows.places, rows.exact, rows.valid)]
         return [*self._images, self._written, *tables]
 
     def climb(self, backend: QueuedBackend, kernel: BuiltKernel) -> tuple[CheckResult, ...]:
@@ -99,7 +103,7 @@ class Ladder:
         if errors:
             seconds = (time.perf_counter() - started) / len(self.cases)
             return tuple(
-                CheckResult(case.name, True, error, case.answer.allowed_error, "", seconds)
+                CheckResult(case.name, True, error, first(case.answer).allowed_error, "", seconds)
                 for case, error in zip(self.cases, errors, strict=True)
             )
         results: list[CheckResult] = []
@@ -139,24 +143,17 @@ class Ladder:
             if scratch.buffers:
                 faults += [scratch.changed_bands(), *scratch.dirty_zeros()]
         faults.append(((runs[0] != runs[1]) & self._written).sum())
-        rows = self._o.of(runs[0])
-        counts = torch.cat([torch.stack(faults).double(), self._o.spoilt(rows)])
-        found = [counts, self._o.errors(rows).flatten()]
-        if self._lse:
-            sums = self._lse.of(runs[0])
-            found += [self._lse.spoilt(sums), self._lse.sum_errors(sums).flatten()]
+        found, limits = [torch.stack(faults).double()], [0.0] * len(faults)
+        for rows, exact in self._rows:
+            values, none = rows.of(runs[0]), [0.0] * len(exact)
+            errors = rows.sum_errors(values).flip(0) if exact[0].logarithms else rows.errors(values)
+            found += [errors.flatten(), rows.spoilt(values)]
+            limits += [one.allowed_error for one in exact]
+            limits += none if exact[0].logarithms else [one.allowed_rms for one in exact]
+            limits += none
         numbers: list[float] = torch.cat(found).tolist()
-        wrong, numbers = numbers[: len(counts)], numbers[len(counts) :]
-        return [] if any(wrong) or not self._allowed(numbers) else numbers[: len(self.cases)]
-
-    def _allowed(self, numbers: list[float]) -> bool:
-        """Whether largest and mean errors of `o`, and of the log-sum-exps what is spoilt, misplaced and in error, are
-        all as they may be."""
-        answers, count = [case.answer for case in self.cases], len(self.cases)
-        limits = [a.allowed_error for a in answers] + [a.allowed_rms for a in answers]
-        if self._lse:
-            limits += [0.0] * (2 * count) + [a.allowed_lse for a in answers]
-        return all(number <= limit for number, limit in zip(numbers, limits, strict=True))
+        right = all(number <= limit for number, limit in zip(numbers, limits, strict=True))
+        return numbers[len(faults) :][: len(self.cases)] if right else []
 
 
 def _key(case: int, name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -125,8 +125,8 @@ def largest_score(problem: AttentionProblem, tensors: Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Answer:
-    """The exact output of one set of inputs, and how far from it an honest kernel may be.
+class Exact:
+    """One exact output of one set of inputs, and how far from it an honest kernel may be.
 
     flash-attention's rule: max|out − exact| ≤ 2·max|low − exact| + 2·max|(exact + 0.3 − 0.3) − exact|, where `low` is
     the same formula in the input dtype and the last term the rounding of the output dtype (tests/test_flash_attn.py of
@@ -145,14 +145,25 @@ class Answer:
     off) and 2e-5 of the largest are allowed. Leaving out one tile of 64 equal keys in 16,384 would be 4e-3.
     """
 
-    exact: torch.Tensor
+    values: torch.Tensor
     allowed_error: float
-    allowed_rms: float
-    lse: torch.Tensor | None = None
-    allowed_lse: float = 0.0
+    allowed_rms: float = math.inf
+    logarithms: bool = False
+    """Whether it is -inf where nothing was summed up, there and nowhere else."""
     rounds_evenly: bool = False
     """Whether the roundings of an honest kernel cancel out over many rows, so that an output that leans to one side is
     wrong (`judge.judge_rounding`): of 16-bit answers to plain inputs."""
+    dims: tuple[str, ...] = ("batch", "head", "query", "dim")
+    """What each dimension counts; the first ones where there are fewer."""
+
+
+Answer = dict[str, Exact]
+"""The exact outputs by name. The first is the one that the error of a check is of, and all that a peer gives."""
+
+
+def first(answer: Answer) -> Exact:
+    """The first output."""
+    return next(iter(answer.values()))
 
 
 LSE_ABSOLUTE, LSE_RELATIVE = 2e-4, 2e-5
@@ -178,10 +189,21 @@ def make_answer(problem: AttentionProblem, tensors: dict[str, torch.Tensor], dou
         allowed = max(allowed, relative * exact.abs().max().item())
         allowed_rms = max(allowed_rms, relative * _rms(exact))
     if not problem.lse:
-        return Answer(exact, allowed, allowed_rms)
+        return {"o": Exact(exact, allowed, allowed_rms)}
     lse = exact_lse(problem, tensors["q"], tensors["k"], tensors)
     largest = torch.where(lse.isinf(), 0, lse).abs().max().item()
-    return Answer(exact, allowed, allowed_rms, lse, LSE_ABSOLUTE + LSE_RELATIVE * largest)
+    allowed_lse = LSE_ABSOLUTE + LSE_RELATIVE * largest
+    return {"o": Exact(exact, allowed, allowed_rms), "lse": Exact(lse, allowed_lse, logarithms=True)}
+
+
+def make_case_answer(
+    problem: AttentionProblem, tensors: dict[str, torch.Tensor], kind: str, double: bool = False
+) -> Answer:
+    """As `make_answer`; with `double` it judges how 16-bit answers to plain inputs are rounded besides (soft caps by
+    `tanh.approx` have an error of one sign)."""
+    evenly = double and kind == "plain" and problem.dtype != "fp32" and not problem.softcap
+    answer = make_answer(problem, tensors, double)
+    return answer | {"o": replace(answer["o"], rounds_evenly=evenly)}
 
 
 def _rms(x: torch.Tensor) -> float:

@@ -115,18 +115,18 @@ def main(folder: Path) -> None:
     import torch
 
     from evoattn.backends.bare import run_bare
-    from evoattn.correctness import reference
-    from evoattn.correctness.cases import device_cases
+    from evoattn.correctness.cases import proof_of
     from evoattn.correctness.validate import output_layouts
 
     job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
     config = KernelConfig(job["family"], job["params"])
     compiled = CompiledKernel((folder / "kernel.cubin").read_bytes(), "", CompileInfo())
     kernel = BuiltKernel(registry.lookup(config.family), config, GpuSpec(**job["gpu"]), compiled)
-    cases = device_cases(AttentionProblem(**job["problem"]))
+    proof = proof_of(whole := AttentionProblem(**job["problem"]))
+    cases = proof.device_cases(whole)
     last = cases[-1:] if job["problem"].get("seqused") else []
     for _, problem, kind in cases[:CASES] + last:
-        tensors = reference.make_inputs(problem, 1, "cpu", kind)
+        tensors = proof.make_inputs(problem, 1, "cpu", kind)
         contents = {name: t.as_strided((t.numel(),), (1,)).view(torch.uint8).numpy() for name, t in tensors.items()}
         sizes = {name: layout.nbytes for name, layout in output_layouts(problem).items()} | kernel.workspace(problem)
         contents |= {name: np.zeros(size, np.uint8) for name, size in sizes.items()}

@@ -10,10 +10,9 @@ import torch
 from evoattn.backends.base import Backend
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.arena import BANDS, Arena, Layout
-from evoattn.correctness.cases import Case
-from evoattn.correctness.interpreter_cases import interpreter_cases
+from evoattn.correctness.cases import Case, proof_of
 from evoattn.correctness.judge import Outputs, different, dirty_sentence, judge, why_different
-from evoattn.correctness.terms import torch_dtype
+from evoattn.correctness.reference import first
 from evoattn.families.built import BuiltKernel
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CheckResult
@@ -22,12 +21,8 @@ OUTSIDE = "the kernel wrote outside its buffers"
 
 
 def output_layouts(problem: AttentionProblem) -> dict[str, Layout]:
-    """What a kernel writes: `o` and, where the problem asks for it, `lse`."""
-    layouts = {"o": Layout(problem.shape("o"), problem.strides("o"), torch_dtype(problem))}
-    if problem.lse:
-        _, heads, rows = problem.lse_shape
-        layouts["lse"] = Layout(problem.lse_shape, (heads * rows, rows, 1), torch.float32)
-    return layouts
+    """What a kernel writes, by name."""
+    return {o.name: Layout(o.shape, o.strides, getattr(torch, o.dtype)) for o in problem.outputs}
 
 
 def make_arena(case: Case, scratch: dict[str, int], device: torch.device) -> Arena:
@@ -55,7 +50,7 @@ def check_small_cases(
 ) -> tuple[CheckResult, ...]:
     """The interpreter's cases for a problem, up to the first that fails. Raises as `check` does."""
     results: list[CheckResult] = []
-    for small in interpreter_cases(problem, kernel.config):
+    for small in proof_of(problem).interpreter_cases(problem, kernel.config):
         results.append(check(small.backend(backend), small.placed(kernel), small.make(seed)))
         if not results[-1].passed:
             break
@@ -78,7 +73,7 @@ def run_case(
     def result(reason: str, largest: float = math.nan) -> CheckResult:
         sentence = f"Case '{case.name}': {reason}" if reason else ""
         return CheckResult(
-            case.name, not reason, largest, case.answer.allowed_error, sentence, time.perf_counter() - started
+            case.name, not reason, largest, first(case.answer).allowed_error, sentence, time.perf_counter() - started
         )
 
     def run(band: int) -> str:

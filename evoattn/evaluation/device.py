@@ -11,7 +11,7 @@ import torch
 
 from evoattn.backends.base import ContextLost, LaunchError, QueuedBackend
 from evoattn.correctness.arena import Arena, Vault
-from evoattn.correctness.cases import Case, device_cases, make_case, packed, tensors_of, unanswered
+from evoattn.correctness.cases import Case, make_case, packed, proof_of, tensors_of, unanswered
 from evoattn.correctness.judge import first_wrong
 from evoattn.correctness.ladder import Ladder
 from evoattn.correctness.validate import OUTSIDE, check, make_arena, run_case
@@ -74,7 +74,8 @@ class DeviceEvaluator:
     def ladder(self) -> Ladder:
         """The small cases, all in one piece of memory, not forty, for the vault to compare."""
         dev = self.backend.device
-        small = [make_case(name, case, self.seed, dev, kind) for name, case, kind in device_cases(self.problem)]
+        wanted = proof_of(self.problem).device_cases(self.problem)
+        small = [make_case(name, case, self.seed, dev, kind) for name, case, kind in wanted]
         cases, self._memory = packed(small)
         return Ladder(cases, dev)
 

@@ -7,7 +7,7 @@ import os
 import torch
 
 from evoattn.backends.base import ContextLost, LaunchError, QueuedBackend
-from evoattn.correctness.cases import device_cases, make_case, packed
+from evoattn.correctness.cases import make_case, packed, proof_of
 from evoattn.correctness.ladder import Ladder
 from evoattn.evaluation.memory import Memory
 from evoattn.evaluation.tasks import Survey, Surveyed
@@ -59,7 +59,7 @@ class Surveyor:
         return "" if last.passed else last.reason
 
     def _ladder(self, problem: AttentionProblem) -> Ladder:
-        made = device_cases(problem.with_(name="", scale=None))
+        made = proof_of(problem).device_cases(problem.with_(name="", scale=None))
         kind = tuple(made)
         if kind not in self._ladders:
             if len(self._ladders) >= LADDERS:

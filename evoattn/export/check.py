@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 from evoattn.export.recorded import Recorded, Target, comment, provenance
@@ -19,8 +18,6 @@ from evoattn.storage import Storage
 
 TERMS = ("sinks", "slopes", "bias", "seqused", "table", "cu_seqlens_q", "cu_seqlens_k")
 """Inputs beside Q, K and V; in C++ each is the number of its buffer, -1 where there is none."""
-FOUR_BYTES = frozenset(TERMS) - {"sinks", "bias"}
-"""Those that are float32 or int32; the others have the problem's dtype."""
 
 
 def buffers_of(problem: AttentionProblem, workspace: Iterable[str]) -> list[str]:
@@ -75,12 +72,8 @@ constexpr int LARGEST_SMEM = {max(n.smem_bytes for n in launches)};  // bytes of
 
 def _sizes(problem: AttentionProblem) -> list[int]:
     """Bytes of the problem's own buffers."""
-    inputs = [math.prod(problem.shape(t)) * problem.element_bytes * (t in problem.tensors + "o") for t in "qkvo"]
-    terms = [
-        math.prod(shape) * (4 if name in FOUR_BYTES else problem.element_bytes)
-        for name, shape in problem.term_shapes.items()
-    ]
-    return [*inputs, *[4 * math.prod(problem.lse_shape)] * problem.lse, *terms]
+    sizes = {tensor.name: tensor.bytes for tensor in (*problem.inputs, *problem.outputs)}
+    return [sizes.get(name, 0) for name in buffers_of(problem, ())]
 
 
 def _cpp(value: bool) -> str:

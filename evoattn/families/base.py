@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Any, ClassVar
 
 from evoattn.families.genes import Genes
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
+from evoattn.model.paths import TEMPLATES
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 
@@ -34,6 +36,10 @@ class Family(ABC):
     devices: ClassVar[str]
     """The GPUs that it runs on, in words, e.g. `any GPU` or `sm_80 and newer`; `evoattn export` reads the least `sm_XX`
     out of them."""
+    operations: ClassVar[tuple[str, ...]] = ("forward",)
+    """Those that it computes, by their names in `model/operation.py`."""
+    templates: ClassVar[Path] = TEMPLATES
+    """The folder of its template."""
     dtypes: ClassVar[tuple[str, ...]]
     """Those that it serves, by their names in `model/dtype.py`."""
     masks: ClassVar[tuple[str, ...]]
@@ -50,6 +56,8 @@ class Family(ABC):
 
     def why_unsupported(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         """One sentence if no config of this family can serve the problem on this GPU, else None."""
+        if problem.op not in self.operations:
+            return f"{self.name} computes {_listed(self.operations)}, not {problem.op}."
         if problem.dtype not in self.dtypes:
             return f"{self.name} takes {_listed(self.dtypes)}, not {problem.dtype}."
         if problem.mask not in self.masks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -30,9 +31,9 @@ def _cpp_literal(value: Any) -> Any:
 
 
 @cache
-def _environment() -> Environment:
+def _environment(templates: Path) -> Environment:
     return Environment(
-        loader=FileSystemLoader(TEMPLATES),
+        loader=FileSystemLoader(templates),
         undefined=StrictUndefined,
         finalize=_cpp_literal,
         trim_blocks=True,
@@ -49,5 +50,9 @@ def render(family: Family, problem: AttentionProblem, config: KernelConfig, gpu:
     template and `constants` disagree and `IncludeError` if a header cannot be included: both are faults of the family,
     not of a config.
     """
-    text = _environment().get_template(f"{family.name}.cu.j2").render(family.constants(problem, config, gpu))
+    text = (
+        _environment(family.templates)
+        .get_template(f"{family.name}.cu.j2")
+        .render(family.constants(problem, config, gpu))
+    )
     return Candidate(family.name, config.params, config.id, resolve(text, TEMPLATES), gpu.arch)

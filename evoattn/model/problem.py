@@ -12,6 +12,7 @@ from evoattn.model.dtype import DTYPES, Dtype
 from evoattn.model.errors import WrongUse
 from evoattn.model.lengths import parse_lengths
 from evoattn.model.mask import FULL, MASKS, Mask
+from evoattn.model.operation import OPERATIONS, Operation, TensorSpec, contiguous
 from evoattn.model.sequences import Sequences, parse_sequences
 from evoattn.model.variant import BIASES, PAGES, VARIANTS, parse_window
 
@@ -25,7 +26,7 @@ BIAS_ROW_STEP = 8
 """Elements that the rows of a bias are multiples of."""
 LONGEST_LENGTHS = 40
 """Characters of lengths that a file's name may have."""
-OPTIONAL = ("lse", "scale", *VARIANTS)
+OPTIONAL = ("lse", "scale", "op", *VARIANTS)
 """Fields that `to_dict` leaves out where they say nothing: older records lack them."""
 
 
@@ -69,6 +70,8 @@ class AttentionProblem:
     and seqlen_k; a mask's diagonal is each sequence's own. Q and O are `[1, heads, all queries, head_dim]`, K and V
     likewise, and the log-sum-exp is `[1, heads, all queries]`.
 
+    `op` is what is computed, a row of `OPERATIONS`; the above is said of `forward`.
+
     Raises `ProblemError` on a size, dtype, mask or layout that is not one of the above, and on variants that exclude
     each other.
     """
@@ -95,13 +98,14 @@ class AttentionProblem:
     seqused: str = ""
     page: int = 0
     varlen: str = ""
+    op: str = "forward"
 
     def __post_init__(self) -> None:
         if self.value_dim is None or self.value_dim == self.head_dim:
             object.__setattr__(self, "value_dim", 0)  # one way to say it, so that equal problems are equal
         if fault := self._size_fault():
             raise ProblemError(fault)
-        for field, allowed in (("dtype", DTYPES), ("mask", MASKS), ("layout", LAYOUTS)):
+        for field, allowed in (("dtype", DTYPES), ("mask", MASKS), ("layout", LAYOUTS), ("op", OPERATIONS)):
             if getattr(self, field) not in tuple(allowed):
                 raise ProblemError(f"{field} must be one of {', '.join(allowed)}, not {getattr(self, field)!r}.")
         if not isinstance(self.lse, bool):
@@ -115,6 +119,21 @@ class AttentionProblem:
                 f"a tensor of shape {list(largest)} takes more than {MAX_TENSOR_BYTES >> 30} GiB; choose a smaller "
                 "shape."
             )
+
+    @property
+    def operation(self) -> Operation:
+        """The row of the table of operations."""
+        return OPERATIONS[self.op]
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """What a kernel reads."""
+        return self.operation.inputs(self)
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """What a kernel writes."""
+        return self.operation.outputs(self)
 
     @property
     def head_dim_v(self) -> int:
@@ -251,21 +270,13 @@ class AttentionProblem:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations: 2·head_dim for a score and as many for its part of O, of V's head_dim, for every
-        visible pair (flash-attention's count)."""
-        return 2 * (self.head_dim + self.head_dim_v) * self.visible_pairs
+        """See `Operation.flops`."""
+        return self.operation.flops(self)
 
     @property
     def bytes(self) -> int:
-        """Fewest bytes through device memory: Q, the keys and values that some query sees, and the bias read once, O
-        and the log-sum-exp, if any, written once."""
-        keys = sum(keys for rows, keys in self.sequences if rows)
-        if self.window:
-            keys = sum(len(self.masking.band(rows, count).keys(0, rows)) for rows, count in self.sequences)
-        elements = math.prod(self.shape("q")) + math.prod(self.shape("o"))
-        elements += math.prod(self.term_shapes.get("bias", (0,)))
-        elements += self.kv_heads * keys * (self.head_dim + (0 if self.shared_kv else self.head_dim_v))
-        return self.element_bytes * elements + 4 * self.lse * math.prod(self.lse_shape)
+        """See `Operation.bytes`."""
+        return self.operation.bytes(self)
 
     def with_(self, **changes: Any) -> AttentionProblem:
         """A copy with fields changed; its name is dropped unless given."""
@@ -276,7 +287,9 @@ class AttentionProblem:
 
         Fields that older records lack (`OPTIONAL`) are left out where they say nothing.
         """
-        return {f: getattr(self, f) for f in self.__dataclass_fields__ if f not in OPTIONAL or getattr(self, f)}
+        fields = self.__dataclass_fields__
+        said = {f: getattr(self, f) for f in fields if f not in OPTIONAL or getattr(self, f)}
+        return said if self.op != fields["op"].default else {f: value for f, value in said.items() if f != "op"}
 
     def describe(self) -> str:
         """One line for people, e.g. `seed_h100: B=1 H=16 S=1024 D=64 fp16 full`: what every problem has, then what is
@@ -288,6 +301,8 @@ class AttentionProblem:
         parts += [self.dtype, self.mask]
         if self.layout != "bhsd":
             parts.append(self.layout)
+        if self.op != "forward":
+            parts.append(f"op={self.op}")
         if self.scale is not None:
             parts.append(f"scale={_number(self.scale)}")
         for field in self.variants:
@@ -315,6 +330,7 @@ class AttentionProblem:
             f"d{self.head_dim}v{self.value_dim}" if self.value_dim else f"d{self.head_dim}": True,
             f"{self.dtype}_{self.masking.short or self.mask}": True,
             self.layout: self.layout != "bhsd",
+            self.op: self.op != "forward",
             "lse": self.lse,
             f"scale{_digits(self.scale or 0)}": self.scale,
             f"w{self.window.replace(':', '_')}": self.window,
@@ -488,3 +504,47 @@ def _is_head_dim(dim: int) -> bool:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _forward_inputs(problem: AttentionProblem) -> tuple[TensorSpec, ...]:
+    """Q, K and V (unless it lies within K), and the inputs of variants."""
+    dtype = problem.element.torch
+    main = tuple(TensorSpec(name, problem.shape(name), problem.strides(name), dtype) for name in problem.tensors)
+    if not problem.term_shapes:
+        return main
+    return main + tuple(
+        TensorSpec(name, shape, problem.strides(name), dtype)
+        if name == "bias"
+        else contiguous(name, shape, {"sinks": dtype, "slopes": "float32"}.get(name, "int32"))
+        for name, shape in problem.term_shapes.items()
+    )
+
+
+def _forward_outputs(problem: AttentionProblem) -> tuple[TensorSpec, ...]:
+    """O and, where the problem asks for it, the log-sum-exp."""
+    o = TensorSpec("o", problem.shape("o"), problem.strides("o"), problem.element.torch)
+    return (o, contiguous("lse", problem.lse_shape, "float32")) if problem.lse else (o,)
+
+
+def _forward_flops(problem: AttentionProblem) -> int:
+    """2·head_dim for a score and as many for its part of O, of V's head_dim, for every visible pair
+    (flash-attention's count)."""
+    return 2 * (problem.head_dim + problem.head_dim_v) * problem.visible_pairs
+
+
+def _forward_bytes(problem: AttentionProblem) -> int:
+    """Q, the keys and values that some query sees, and the bias read once, O and the log-sum-exp, if any, written
+    once."""
+    keys = sum(keys for rows, keys in problem.sequences if rows)
+    if problem.window:
+        keys = sum(len(problem.masking.band(rows, count).keys(0, rows)) for rows, count in problem.sequences)
+    elements = math.prod(problem.shape("q")) + math.prod(problem.shape("o"))
+    elements += math.prod(problem.term_shapes.get("bias", (0,)))
+    elements += problem.kv_heads * keys * (problem.head_dim + (0 if problem.shared_kv else problem.head_dim_v))
+    return problem.element_bytes * elements + 4 * problem.lse * math.prod(problem.lse_shape)
+
+
+FORWARD = Operation(
+    "forward", _forward_inputs, _forward_outputs, _forward_flops, _forward_bytes, proof="evoattn.correctness.forward"
+)
+OPERATIONS[FORWARD.name] = FORWARD

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import chain
 from typing import Any
 
 from evoattn.model.dtype import DTYPES
 from evoattn.model.mask import MASKS
+from evoattn.model.operation import OPERATIONS
 from evoattn.model.paths import SEARCH_SPACES
 from evoattn.model.problem import LAYOUTS, AttentionProblem, ProblemError
 
@@ -31,7 +32,7 @@ MOST_DIGITS = 9
 """Of a size."""
 _NUMBERS = ("scale", "softcap")
 _TEXTS = ("window", "bias", "seqused", "varlen")
-_SETTABLE = {name for names in _SIZES.values() for name in names} | {"dtype", "mask", "layout", "page"}
+_SETTABLE = {name for names in _SIZES.values() for name in names} | {"dtype", "mask", "layout", "page", "op"}
 _SETTABLE |= {*_SWITCHES, *_NUMBERS, *_TEXTS}
 EXAMPLE = "B=1,H=16,S=1024,D=64,dtype=fp16,mask=full"
 SHAPE_SYNTAX = (
@@ -118,7 +119,8 @@ def _words(field: str) -> dict[str, tuple[str, ...]]:
         return {name: dtype.spellings for name, dtype in DTYPES.items()}
     if field == "mask":
         return {name: (name, *mask.spellings) for name, mask in MASKS.items()}
-    return {layout: (layout,) for layout in LAYOUTS} if field == "layout" else {}
+    names: Iterable[str] = {"layout": LAYOUTS, "op": OPERATIONS}.get(field, ())
+    return {name: (name,) for name in names}
 
 
 def _value(name: str, key: str, text: str) -> int | float | str | bool:

@@ -14,8 +14,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from evoattn.correctness.judge import judge_o
-from evoattn.correctness.reference import Answer
+from evoattn.correctness.judge import judge_one
+from evoattn.correctness.reference import Answer, first
 from evoattn.correctness.terms import qkv
 from evoattn.model.mask import MASKS, MaskKind
 from evoattn.model.problem import AttentionProblem
@@ -166,7 +166,7 @@ def peer_call(peer: Peer, problem: AttentionProblem, tensors: Tensors, answer: A
         warnings.simplefilter("always")
         try:
             call = peer.make(problem, tensors)
-            wrong, _ = judge_o(call(), answer)  # reads the device, so that a failed launch shows here
+            wrong, _ = judge_one(call(), first(answer))  # reads the device, so that a failed launch shows here
         except ImportError as error:
             raise PeerRefused(f"{peer.package} {NOT_INSTALLED} ({_sentence(str(error))}).") from None
         except torch.cuda.OutOfMemoryError:

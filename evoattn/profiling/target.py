@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from evoattn.correctness.reference import make_inputs
+from evoattn.correctness.cases import proof_of
 from evoattn.correctness.validate import output_layouts
 from evoattn.families import registry
 from evoattn.families.built import BuiltKernel
@@ -36,7 +36,7 @@ def kernel_call(kernel: BuiltKernel, problem: AttentionProblem) -> Callable[[], 
 
     backend = CudaBackend()
     sizes = {name: layout.nbytes for name, layout in output_layouts(problem).items()} | kernel.workspace(problem)
-    buffers = make_inputs(problem, SEED, backend.device)
+    buffers = proof_of(problem).make_inputs(problem, SEED, backend.device)
     buffers |= {name: torch.zeros(size, dtype=torch.uint8, device=backend.device) for name, size in sizes.items()}
     return backend.prepare(kernel.compiled, kernel.launches(problem), buffers)
 
@@ -45,7 +45,7 @@ def call_of(job: dict[str, Any], cubin: Path) -> Callable[[], object]:
     """The contestant that a job names."""
     problem = AttentionProblem(**job["problem"])
     if peer := job.get("peer"):
-        return PEERS[peer].make(problem, make_inputs(problem, SEED, "cuda"))
+        return PEERS[peer].make(problem, proof_of(problem).make_inputs(problem, SEED, "cuda"))
     config = KernelConfig(job["family"], job["params"])
     compiled = CompiledKernel(cubin.read_bytes(), "", CompileInfo())
     return kernel_call(BuiltKernel(registry.lookup(config.family), config, GpuSpec(**job["gpu"]), compiled), problem)

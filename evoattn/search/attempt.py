@@ -10,7 +10,7 @@ from typing import Any
 from evoattn.backends.base import LaunchError
 from evoattn.backends.compiler import CompileError, compile_candidate
 from evoattn.backends.interpreter import InterpreterBackend, NotInterpreted
-from evoattn.correctness.interpreter_cases import interpreter_cases
+from evoattn.correctness.cases import proof_of
 from evoattn.correctness.judge import first_wrong
 from evoattn.correctness.validate import run_case
 from evoattn.cost.cost import cost
@@ -203,7 +203,7 @@ def _occupancy(kernel: BuiltKernel, problem: AttentionProblem) -> Iterator[Step]
 def _cases(kernel: BuiltKernel, candidate: Candidate, problem: AttentionProblem) -> Iterator[Step]:
     """The interpreter's cases up to the first that fails. Raises `NotInterpreted` or `LaunchError`."""
     seed = int(candidate.source_hash[:8], 16)  # the inputs of an offline evaluation
-    for small in interpreter_cases(problem, kernel.config):
+    for small in proof_of(problem).interpreter_cases(problem, kernel.config):
         case = small.make(seed)
         result, outputs = run_case(small.backend(InterpreterBackend()), small.placed(kernel), case)
         where = f"{small.name} ({small.problem.describe()})"

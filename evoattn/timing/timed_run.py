@@ -12,6 +12,7 @@ from evoattn.backends.base import QueuedBackend
 from evoattn.correctness.arena import POISON_BYTE, Arena
 from evoattn.correctness.cases import Case
 from evoattn.correctness.judge import different, dirty_sentence, judge
+from evoattn.correctness.reference import first
 from evoattn.correctness.validate import OUTSIDE
 from evoattn.families.built import BuiltKernel
 from evoattn.model.gpu import GpuSpec
@@ -112,7 +113,7 @@ class TimedRun:
             self._arena.refill(self._setup.own.tensors)
         sentence = f"Case '{fresh.name}': {reason}" if reason else ""
         return CheckResult(
-            fresh.name, not reason, largest, fresh.answer.allowed_error, sentence, time.perf_counter() - started
+            fresh.name, not reason, largest, first(fresh.answer).allowed_error, sentence, time.perf_counter() - started
         )
 
     def _idle_launches(self) -> str:

@@ -133,7 +133,7 @@ def test_a_peer_that_fails_is_refused_and_the_others_go_on(calls, error, sentenc
 
 def test_a_peer_that_refuses_but_lost_the_device_costs_the_process():
     def call(tensors):
-        evaluator.ladder.cases[0].answer.exact[0, 0, 0, 0] += 1  # what an illegal write may hit
+        evaluator.ladder.cases[0].answer["o"].values[0, 0, 0, 0] += 1  # what an illegal write may hit
         raise RuntimeError("An illegal address.")
 
     evaluator = make_evaluator(bad=make_peer(call))

@@ -86,7 +86,7 @@ def test_a_wrong_sum_is_seen(with_sums, value):
 
 def test_the_mean_error_is_held_to_its_bound(ladder):
     """An error that no element shows: each is within the largest error that is allowed."""
-    allowed = ladder.cases[4].answer.allowed_error
+    allowed = ladder.cases[4].answer["o"].allowed_error
     results, _ = climb(ladder, spoils(lambda o, launch: o.add_(0.6 * allowed)))
     assert not results[-1].passed and "root-mean-square" in results[-1].reason
 

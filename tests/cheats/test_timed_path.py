@@ -114,7 +114,7 @@ def test_who_harms_memory_in_the_race_is_blamed_although_it_is_slow():
 
     def harms(launch: Launch) -> None:
         launch.write()
-        evaluator.fresh.answer.exact[0, 0, 0, 0] += 1
+        evaluator.fresh.answer["o"].values[0, 0, 0, 0] += 1
 
     found = evaluate(evaluator, harms, us=99.0, best_us=10.0)
     assert found.state is TrialState.WRONG_RESULT and evaluator.broken
@@ -134,7 +134,7 @@ def test_faster_than_the_hardware_is_implausible(evaluator):
 @pytest.mark.parametrize(
     "hit",
     [
-        lambda ladder: ladder.cases[0].answer.exact,
+        lambda ladder: ladder.cases[0].answer["o"].values,
         *(lambda ladder, number=number: ladder.tensors[number] for number in range(6)),
     ],
 )

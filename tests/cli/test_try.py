@@ -11,7 +11,7 @@ from evoattn.backends.compiler import compile_source
 from evoattn.correctness.arena import UNWRITTEN, bits
 from evoattn.correctness.interpreter_cases import interpreter_cases
 from evoattn.correctness.judge import first_wrong
-from evoattn.correctness.reference import Answer
+from evoattn.correctness.reference import Exact
 from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
@@ -91,7 +91,7 @@ def test_a_wrong_kernel_says_its_first_wrong_element():
 
 def test_the_first_wrong_element_is_the_first_in_order_of_its_indices():
     exact = torch.arange(24, dtype=torch.float64).reshape(1, 2, 3, 4)
-    answer = Answer(exact, allowed_error=0.1, allowed_rms=0.1, lse=torch.zeros(1, 2, 3), allowed_lse=0.01)
+    answer = {"o": Exact(exact, 0.1, 0.1), "lse": Exact(torch.zeros(1, 2, 3), 0.01, logarithms=True)}
     lse = torch.zeros(1, 2, 3)
 
     def said(**changes) -> str:

@@ -107,7 +107,7 @@ def test_a_maximum_rises_in_a_whole_tile(mask, seqused):
     rises = interpreter_cases(problem, config)[6].problem
     first = (rises.seqlen_q - 1) // 64 * 64
     assert set(rises.key_lengths) == {rises.seqlen_k} and rises.seqlen_k % 32
-    assert len(rises.masking.visible_keys(first, first + 1, rises.seqlen_q, rises.seqlen_k)) > 2 * 32
+    assert len(rises.masking.band(rises.seqlen_q, rises.seqlen_k).keys(first, first + 1)) > 2 * 32
 
 
 @pytest.mark.parametrize("tile, stages, split", [(128, 2, 2), (112, 1, 6), (80, 3, 6), (64, 2, 8)])
@@ -271,10 +271,10 @@ def test_packed_cases_hold_the_same_and_any_change_is_seen():
     cases = [make_case(name, case, 1, "cpu", kind) for name, case, kind in device_cases(problem)[:3]]
     moved, memory = packed(cases)
     for before, after in zip(cases, moved, strict=True):
-        assert (before.name, before.problem, before.answer.allowed_error) == (
+        assert (before.name, before.problem, before.answer["o"].allowed_error) == (
             after.name,
             after.problem,
-            after.answer.allowed_error,
+            after.answer["o"].allowed_error,
         )
         for one, other in zip(tensors_of(before), tensors_of(after), strict=True):
             assert torch.equal(one, other) and one.stride() == other.stride() and one.dtype == other.dtype

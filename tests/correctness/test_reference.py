@@ -95,7 +95,7 @@ def test_rounding_passes_and_a_skipped_tile_does_not(dtype, kind):
     problem = AttentionProblem(1, 2, 2, 33, 1024, 64, dtype)
     tensors = reference.make_inputs(problem, 5, "cpu", kind)
     answer = reference.make_answer(problem, tensors, double=True)
-    rounded = answer.exact.to(torch_dtype(AttentionProblem(1, 1, 1, 1, 1, 8, dtype)))
+    rounded = answer["o"].values.to(torch_dtype(AttentionProblem(1, 1, 1, 1, 1, 8, dtype)))
     assert judge({"o": rounded}, answer)[0] == ""
     short = problem.with_(seqlen_k=1008)
     skipped = reference.exact_attention(
@@ -130,11 +130,11 @@ def test_answers_that_are_cut_are_told_from_rounded_ones():
 
 def test_only_plain_inputs_of_16_bit_problems_are_judged_by_their_rounding():
     plain = AttentionProblem(1, 2, 1, 8, 16, 64, "bf16")
-    assert make_case("", plain, 0, "cpu", double=True).answer.rounds_evenly
-    assert not make_case("", plain, 0, "cpu").answer.rounds_evenly
-    assert not make_case("", plain, 0, "cpu", "rising_maximum", double=True).answer.rounds_evenly
+    assert make_case("", plain, 0, "cpu", double=True).answer["o"].rounds_evenly
+    assert not make_case("", plain, 0, "cpu").answer["o"].rounds_evenly
+    assert not make_case("", plain, 0, "cpu", "rising_maximum", double=True).answer["o"].rounds_evenly
     for other in (plain.with_(dtype="fp32"), plain.with_(softcap=20.0)):
-        assert not make_case("", other, 0, "cpu", double=True).answer.rounds_evenly
+        assert not make_case("", other, 0, "cpu", double=True).answer["o"].rounds_evenly
 
 
 def test_large_scores_of_fp32_problems_are_allowed_their_own_rounding():
@@ -144,9 +144,10 @@ def test_large_scores_of_fp32_problems_are_allowed_their_own_rounding():
         tensors = reference.make_inputs(problem, 3, "cpu", kind)
         answer = reference.make_answer(problem, tensors)
         largest = reference.largest_score(problem, tensors)
-        rounding = (2 + 16 / 3) * 2.0**-24 * largest * answer.exact.abs().max().item()
+        rounding = (2 + 16 / 3) * 2.0**-24 * largest * answer["o"].values.abs().max().item()
         assert (
-            rounding < 4 * most and rounding < answer.allowed_error < rounding + 4e-5 * answer.exact.abs().max().item()
+            rounding < 4 * most
+            and rounding < answer["o"].allowed_error < rounding + 4e-5 * answer["o"].values.abs().max().item()
         )
 
 

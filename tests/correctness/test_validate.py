@@ -8,8 +8,8 @@ import torch
 
 from evoattn.correctness.arena import BANDS, GUARD_BYTES
 from evoattn.correctness.cases import make_case
-from evoattn.correctness.judge import judge, judge_o
-from evoattn.correctness.reference import Answer
+from evoattn.correctness.judge import judge, judge_one
+from evoattn.correctness.reference import Exact
 from evoattn.correctness.validate import check, run_case
 from evoattn.model.problem import AttentionProblem
 
@@ -39,8 +39,8 @@ class Backend:
         self.spoil, self.faults, self.runs = spoil, faults, 0
 
     def run(self, compiled, launches, buffers):
-        buffers["o"].copy_(CASE.answer.exact.to(torch.float16).flatten())
-        buffers["lse"].copy_(CASE.answer.lse.flatten())
+        buffers["o"].copy_(CASE.answer["o"].values.to(torch.float16).flatten())
+        buffers["lse"].copy_(CASE.answer["lse"].values.flatten())
         self.spoil(buffers, self.runs)
         self.runs += 1
         return self.faults
@@ -101,15 +101,15 @@ def test_a_fault_of_the_run_comes_first_and_leaves_no_outputs():
 def test_small_errors_everywhere_break_the_rule_for_their_mean():
     """As a skipped tile of keys does, whose largest error alone would pass."""
     exact = torch.zeros(1000, dtype=torch.float64)
-    answer = Answer(exact, allowed_error=1e-2, allowed_rms=1e-3)
+    answer = Exact(exact, allowed_error=1e-2, allowed_rms=1e-3)
     few, many = exact.clone(), exact.clone()
     few[:5], many[:] = 5e-3, 5e-3
-    assert judge_o(few, answer)[0] == "" and "root-mean-square error" in judge_o(many, answer)[0]
+    assert judge_one(few, answer)[0] == "" and "root-mean-square error" in judge_one(many, answer)[0]
 
 
 def test_rows_that_see_no_key_have_minus_infinity_and_nothing_else_has():
     exact = torch.tensor([0.5, -math.inf], dtype=torch.float64)
-    answer = Answer(torch.zeros(1), 1.0, 1.0, exact, 1e-3)
+    answer = {"o": Exact(torch.zeros(1), 1.0, 1.0), "lse": Exact(exact, 1e-3, logarithms=True)}
     right = torch.tensor([0.5, -math.inf])
     assert judge({"o": torch.zeros(1), "lse": right}, answer)[0] == ""
     for wrong in ([0.5, 0.0], [-math.inf, -math.inf], [0.5, math.inf]):

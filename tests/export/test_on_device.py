@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from evoattn.correctness.judge import judge_o
+from evoattn.correctness.judge import judge_one
 from evoattn.correctness.reference import make_answer, make_inputs
 from evoattn.export.check import export_source
 from evoattn.export.header import export_torch, header, namespace_of, write_folder
@@ -111,7 +111,7 @@ def call(library, problem, q, k, v, out, lse, workspace, ask=None, clear=True) -
 
 
 def require_right(problem, inputs, out) -> None:
-    reason, _ = judge_o(out, make_answer(problem, inputs, double=True))
+    reason, _ = judge_one(out, make_answer(problem, inputs, double=True)["o"])
     assert not reason, f"{problem.describe()}: {reason}"
 
 

@@ -46,7 +46,7 @@ def called(problem):
     """What its function got for a right answer."""
     tensors = make_inputs(problem, 1, "cpu")
     answer = make_answer(problem, tensors)
-    out = answer.exact.to(tensors["q"].dtype).transpose(1, 2)
+    out = answer["o"].values.to(tensors["q"].dtype).transpose(1, 2)
     stub = Stub(out[0] if problem.varlen else out)
     peer = fa4_peer(stub, score_mod=lambda name: name)
     assert peer_call(peer, problem, tensors, answer)().shape == problem.shape("o")

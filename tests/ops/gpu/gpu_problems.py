@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from evoattn.correctness.judge import judge_o
+from evoattn.correctness.judge import judge_one
 from evoattn.correctness.reference import make_answer, make_inputs
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.shape_text import parse_shape
@@ -44,13 +44,13 @@ def require_right(problem: AttentionProblem, q, k, v, out, scale: float | None =
     if scale is not None:  # the reference knows 1/sqrt(head_dim) only
         q = (q.double() * (scale * problem.head_dim**0.5)).to(q.dtype)
     answer = make_answer(problem, dict(q=q, k=k, v=v), double=True)
-    reason, _ = judge_o(out, answer)
+    reason, _ = judge_one(out, answer["o"])
     assert not reason
 
 
 def require_answer(problem: AttentionProblem, tensors: dict[str, torch.Tensor], out: torch.Tensor) -> None:
     """As `require_right`, of the inputs of a variant by name."""
-    assert judge_o(out, make_answer(problem, tensors, double=True))[0] == ""
+    assert judge_one(out, make_answer(problem, tensors, double=True)["o"])[0] == ""
 
 
 def without_waiting(call: Callable[[], torch.Tensor]) -> torch.Tensor:
