@@ -53,6 +53,19 @@ def gemma3(window):
     return transformers.Gemma3ForCausalLM, config, dict(input_ids=TOKENS)
 
 
+def gpt_oss():
+    config = transformers.GptOssConfig(
+        **TINY,
+        num_key_value_heads=2,
+        head_dim=64,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        sliding_window=16,
+        layer_types=["sliding_attention", "full_attention"],
+    )
+    return transformers.GptOssForCausalLM, config, dict(input_ids=TOKENS)
+
+
 def mistral(window):
     config = transformers.MistralConfig(**TINY, num_key_value_heads=2, head_dim=64, sliding_window=window)
     return transformers.MistralForCausalLM, config, dict(input_ids=TOKENS)
@@ -210,6 +223,17 @@ def test_a_compiled_model(model_device):
         before = len(model_device.launches)
         assert close(compiled(inputs["input_ids"]), expected)
         assert len(model_device.launches) - before == served
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [vit, gpt_oss])
+def test_a_compiled_model_of_another_kind(model_device, make):
+    """One without a mask, one with sinks and windows: no break of the graph, and what "eager" answers."""
+    torch.compiler.reset()
+    model, inputs = build(make, NAME)
+    compiled = torch.compile(lambda given: model(**given), backend="eager", fullgraph=True)
+    answer = compiled(inputs)
+    assert close(answer["logits"] if "logits" in answer else answer["last_hidden_state"], logits(make, "eager"))
 
 
 class Layer(torch.nn.Module):
