@@ -373,12 +373,18 @@ def terms_of(**given: Tensor | None) -> tuple[Tensor | None, ...]:
     return () if all(term is None for term in terms) else terms
 
 
+def _require_dims(count: int, said: str, **tensors: Any) -> None:
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}.")
+        if tensor.dim() != count:
+            raise ValueError(f"{name} must have {said}, not {list(tensor.shape)}.")
+
+
 def of_sequences(query: Tensor, key: Tensor, value: Tensor, longest: tuple[Any, Any], out: Any) -> dict[str, Any]:
     """The fields of a call of packed sequences: tensors `[total, heads, head_dim]` and the longest lengths. Raises
-    `ValueError` where they do not fit, `TypeError` for a length that is no whole number."""
-    for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if tensor.dim() != 3:
-            raise ValueError(f"{name} must have three dimensions, [total, heads, head_dim], not {list(tensor.shape)}.")
+    `ValueError` where they do not fit, `TypeError` for what is no tensor and a length that is no whole number."""
+    _require_dims(3, "three dimensions, [total, heads, head_dim]", query=query, key=key, value=value)
     fits = key.shape[:2] == value.shape[:2] and key.shape[2] == query.shape[2]
     if not fits or not key.shape[1] or query.shape[1] % key.shape[1]:
         raise ValueError(
@@ -400,15 +406,11 @@ def of_sequences(query: Tensor, key: Tensor, value: Tensor, longest: tuple[Any, 
 
 def of_pages(query: Tensor, k_cache: Tensor, v_cache: Tensor, out: Any) -> dict[str, Any]:
     """The fields of a call over pages: query `[batch, seqlen_q, heads, head_dim]`, caches `[pages, page, kv_heads,
-    head_dim]`. Raises `ValueError` where they do not fit."""
-    for name, tensor in (("query", query), ("k_cache", k_cache), ("v_cache", v_cache)):
-        if tensor.dim() != 4:
-            raise ValueError(f"{name} must have four dimensions, not {list(tensor.shape)}.")
+    head_dim]`. Raises `ValueError` where they do not fit, `TypeError` for what is no tensor."""
+    _require_dims(4, "four dimensions", query=query, k_cache=k_cache, v_cache=v_cache)
     if k_cache.shape[:3] != v_cache.shape[:3]:
-        raise ValueError(
-            f"k_cache and v_cache must have the same pages and heads, not {list(k_cache.shape)} and "
-            f"{list(v_cache.shape)}."
-        )
+        shapes = f"{list(k_cache.shape)} and {list(v_cache.shape)}"
+        raise ValueError(f"k_cache and v_cache must have the same pages and heads, not {shapes}.")
     if 0 in k_cache.shape:
         raise ValueError(f"k_cache must not be empty, as {list(k_cache.shape)} is.")
     if k_cache.shape[3] != query.shape[3] or query.shape[2] % k_cache.shape[2]:

@@ -179,6 +179,7 @@ def test_pages_of_any_size_are_answered_by_torch(cache_device):
         ({"causal": "lower"}, "causal must be True, False, 'upper_left' or 'lower_right', not 'lower'"),
         ({"causal": "upper_left"}, "the causal mask of packed sequences and of pages is the lower right one"),
         ({"block_table": None}, "block_table must be a tensor, not NoneType"),
+        ({"v_cache": "cache"}, "v_cache must be a tensor, not str"),
     ],
     ids=str,
 )

@@ -148,6 +148,7 @@ def test_sequences_without_queries_or_keys_at_all():
     "changes, words",
     [
         ({"query": torch.zeros(1, 9, 4, 16)}, "three dimensions"),
+        ({"key": [1.0]}, "key must be a tensor, not list"),
         ({"key": torch.zeros(11, 3, 16)}, "do not fit"),
         ({"key": torch.zeros(11, 0, 16), "value": torch.zeros(11, 0, 16)}, "do not fit"),
         ({"query": torch.zeros(9, 3, 16)}, "do not fit"),
