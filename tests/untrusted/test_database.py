@@ -223,8 +223,11 @@ def test_a_query_without_an_end_ends_with_a_signal(tmp_path, number):
         database.execute("PRAGMA journal_mode=DELETE")
     words = [sys.executable, "-m", "evoattn", "show", "1", "--db", str(path)]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(8)
-    process.send_signal(number)
-    _, said = process.communicate(timeout=60)
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(8)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()  # it would go on for good
     assert process.returncode == 1 and "Interrupted" in said and "Traceback" not in said, said
