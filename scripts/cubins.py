@@ -12,9 +12,7 @@ A config is compiled for every named problem of its line, on sm_80, sm_89 and sm
 and taken from the cubin cache if they are there; `compare` does not compile a source that differs from the recorded one
 in comments and white space only. The hash is that of the instructions and constants alone, so
 that line numbers and the names of inlined functions do not count. `tests/data/machine_code.json` is the record of
-commit d1a0587, and of flash_wgmma and split_kv of a later one, in which 60 of their 325 kernels, all of sm_90a, got a
-`__syncwarp`, and the 10 with polynomials of a third one, in which they keep NaN; by NVRTC 13.0, some five minutes on
-one core.
+today's templates by NVRTC 13.0; it takes some five minutes on one core.
 """
 
 from __future__ import annotations
