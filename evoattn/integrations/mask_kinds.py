@@ -23,15 +23,15 @@ MOST_COMPARED = 1 << 28
 
 
 def is_same(one: object, other: object) -> bool:
-    """Whether two functions are of the same code and have the same values bound."""
+    """Whether two functions are of the same code and have the same values bound. A trace cannot look into functions
+    that are made within it: there only one and the same function is."""
+    if one is other or torch.compiler.is_compiling():
+        return one is other
     if isinstance(one, tuple) and isinstance(other, tuple):
         return len(one) == len(other) and all(map(is_same, one, other))
     if not (isinstance(one, FunctionType) and isinstance(other, FunctionType)):
         return type(one) is type(other) and bool(one == other)
-    try:
-        bound = [tuple(cell.cell_contents for cell in f.__closure__ or ()) for f in (one, other)]
-    except AttributeError:  # a trace cannot look into functions that are made within it
-        return False
+    bound = [tuple(cell.cell_contents for cell in f.__closure__ or ()) for f in (one, other)]
     return one.__code__ is other.__code__ and is_same(*bound)
 
 
