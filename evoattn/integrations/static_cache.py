@@ -22,6 +22,9 @@ MOST_QUERIES = 8
 PLACES_STEP = 256
 """Places are rounded up to a multiple of it before it is asked whether a kernel serves a step: one answer is for many
 lengths of a growing cache."""
+TRACES_NO_COPY = torch.__version__ < "2.12"
+"""Whether compiled code cannot have the config of one layer, which transformers makes by `copy.copy`: then a mask
+tensor is made."""
 FILLED_STEP = 4
 """`padded_places` has room for a multiple of it of numbers, int32: the bias behind them begins at 16 bytes."""
 
@@ -49,6 +52,8 @@ def _sizes(config: Any) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     are not known. Those of Gemma 4 differ. A key of latent attention (DeepSeek) has a rotated and a plain part."""
     layers = [config]
     if getattr(config, "is_heterogeneous", False):
+        if TRACES_NO_COPY and torch.compiler.is_compiling():
+            return []
         types = getattr(config, "layer_types", None) or []
         full = [i for i, kind in enumerate(types) if kind == "full_attention"]
         layers = [config.per_layer_config[i] for i in full]

@@ -76,8 +76,9 @@ def test_modes_and_wrappers(model_device, model):
     with torch.inference_mode():
         count, inside = launched(model_device, model)
     assert count == 2 and torch.equal(inside, logits)
-    count, parallel = launched(model_device, torch.nn.DataParallel(model))  # without a GPU the module itself
-    assert count == 2 and torch.equal(parallel, logits)
+    if not torch.cuda.is_available():  # on a GPU it is a copy there, which the stand-in of a device does not serve
+        count, parallel = launched(model_device, torch.nn.DataParallel(model))
+        assert count == 2 and torch.equal(parallel, logits)
 
 
 def test_two_models_of_a_process_keep_their_own_attention(model_device, model):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 transformers = pytest.importorskip("transformers")
-from evoattn.integrations.static_cache import filled_places, kernel_serves, padded_places, places_of
+from evoattn.integrations.static_cache import TRACES_NO_COPY, filled_places, kernel_serves, padded_places, places_of
 from evoattn.integrations.transformers import NAME, register
 from evoattn.ops import current
 from tests.integrations.test_transformers import TINY, TOKENS, close, deepseek, llama, near, qwen3
@@ -72,7 +72,8 @@ def test_compiled_steps_take_the_same_kernel(tmp_path, make, layers):
         plain = steps(make, NAME)
         before = len(fake.launches)
         assert alike(steps(make, NAME, compiled=True), expected)
-        assert len(fake.launches) - before == layers * len(STEPS)
+        served = 0 if make is gemma4 and TRACES_NO_COPY else layers * len(STEPS)
+        assert len(fake.launches) - before == served
         assert alike(plain, expected)
     torch.compiler.reset()
 
