@@ -53,7 +53,11 @@ def require_room() -> None:
             f"{ADDRESS_BYTES / 1e9:.1f}; raise the limit (`ulimit -v`)."
         )
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if files != resource.RLIM_INFINITY and files < len(os.listdir("/proc/self/fd")) + FILES:
+    try:
+        used = len(os.listdir("/proc/self/fd"))
+    except OSError:  # the listing needs a file itself
+        used = files
+    if files != resource.RLIM_INFINITY and files < used + FILES:
         raise FailedRun(
             f"A process may have {files} files open here, which is too few for one worker more; raise the limit "
             "(`ulimit -n`), or use fewer --jobs."

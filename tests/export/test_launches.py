@@ -93,11 +93,13 @@ int main() {{
 
 
 def cuda_include() -> Path:
-    """The folder of CUDA's headers that the pip packages bring."""
+    """A folder of CUDA's headers: of the pip packages, or of the toolkit."""
     spec = find_spec("nvidia")
     folders = [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
-    found = [path.parent for folder in folders for path in folder.glob("*/include/cuda_runtime.h")]
-    return next((folder for folder in found if (folder / "cuda.h").exists()), None) or pytest.skip("no CUDA headers")
+    found = [path for folder in folders for path in folder.glob("*/include")] + [Path("/usr/local/cuda/include")]
+    needed = "cuda.h", "cuda_runtime.h", "crt/host_config.h"
+    whole = (folder for folder in found if all((folder / name).exists() for name in needed))
+    return next(whole, None) or pytest.skip("no CUDA headers")
 
 
 def scratch_addresses(workspace: dict[str, int]) -> dict[str, int]:

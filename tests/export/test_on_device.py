@@ -76,11 +76,11 @@ def kernel(request, database, nvcc):
 
 
 def problems(kernel: Recorded) -> list[AttentionProblem]:
-    """Those of `SHAPES`, with the head_dim, dtype and mask of the kernel."""
+    """Those of `SHAPES` that the kernel can serve, with its head_dim, dtype and mask."""
     p = kernel.problem
     made = (AttentionProblem(*s[:5], p.head_dim, p.dtype, p.mask, s[5], lse=p.lse) for s in SHAPES)
     spec = detect_devices()[0].spec
-    return [problem for problem in made if kernel.family.why_unsupported(problem, spec) is None]
+    return [problem for problem in made if kernel.family.why_impossible(problem, kernel.config, spec) is None]
 
 
 def build(kernel: Recorded, folder, nvcc) -> ctypes.CDLL:
