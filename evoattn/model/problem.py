@@ -14,7 +14,7 @@ from evoattn.model.lengths import parse_lengths
 from evoattn.model.mask import FULL, MASKS, Mask
 from evoattn.model.operation import OPERATIONS, Operation, TensorSpec, contiguous
 from evoattn.model.sequences import Sequences, parse_sequences
-from evoattn.model.variant import BIASES, PAGES, VARIANTS, parse_window
+from evoattn.model.variant import VARIANTS, fault_of, parse_window
 
 LAYOUTS = ("bhsd", "bshd")
 MAX_TENSOR_BYTES = 1 << 36
@@ -110,7 +110,7 @@ class AttentionProblem:
                 raise ProblemError(f"{field} must be one of {', '.join(allowed)}, not {getattr(self, field)!r}.")
         if not isinstance(self.lse, bool):
             raise ProblemError(f"lse must be true or false, not {self.lse!r}.")
-        if fault := self._variant_fault():
+        if fault := fault_of(self):
             raise ProblemError(fault)
         shapes: list[tuple[int, ...]] = [self.shape(tensor) for tensor in "qkvo"]
         largest = max([*shapes, self.term_shapes.get("bias", ())], key=math.prod)
@@ -388,77 +388,6 @@ class AttentionProblem:
                 )
         return ""
 
-    def _variant_fault(self) -> str:
-        """One sentence if the fields cannot be, alone or together, else empty."""
-        for field in ("sink", "alibi", "shared_kv"):
-            if not isinstance(value := getattr(self, field), bool):
-                return f"{field} must be true or false, not {value!r}."
-        scale, softcap = self.scale, self.softcap
-        if scale is not None and not (_is_number(scale) and 0 < scale < math.inf):
-            return (
-                f"scale must be a positive number, not {scale!r}: kernels keep the largest score before it is scaled."
-            )
-        if not (_is_number(softcap) and 0 <= softcap < math.inf):
-            return f"softcap must be a positive number, or 0 for none, not {softcap!r}."
-        if self.bias and self.bias not in BIASES:
-            return (
-                f"bias must be one of {', '.join(BIASES)} (b batches, h heads, s queries and keys), not {self.bias!r}."
-            )
-        if self.alibi and self.bias:
-            return "alibi and bias exclude each other: add the slopes to the bias, or take one of them out."
-        if self.shared_kv and self.head_dim_v > self.head_dim:
-            return (
-                f"shared_kv: V is the first columns of K, so that its head_dim of {self.head_dim_v} must be at most "
-                f"the {self.head_dim} of K."
-            )
-        return self._fault_of_keys() or self._fault_of_sequences() or self._fault_of_window()
-
-    def _fault_of_keys(self) -> str:
-        """As `_variant_fault`, of which keys there are and where they lie."""
-        if self.seqused:
-            try:
-                parse_lengths(self.seqused)
-            except (TypeError, ValueError):
-                return (
-                    "seqused must be the lowest and the highest number of keys in use, lowest:highest, e.g. 512:4096, "
-                    f"not {self.seqused!r}."
-                )
-        if not self.page:
-            return ""
-        if not isinstance(self.page, int) or self.page not in PAGES:
-            return f"page must be one of {', '.join(map(str, PAGES))} keys, not {self.page!r}."
-        return "" if self.seqused else "page: paged sequences have lengths of their own; write seqused=512:4096 too."
-
-    def _fault_of_sequences(self) -> str:
-        """As `_variant_fault`, of packed sequences."""
-        if not self.varlen:
-            return ""
-        if not isinstance(self.varlen, str):
-            return f"varlen must be a text of lengths, e.g. 16:4096 or 3+0+17, not {self.varlen!r}."
-        if self.bias or self.seqused:
-            other = "bias" if self.bias else "seqused"
-            return (
-                f"varlen and {other} exclude each other: packed sequences have lengths of their own; take one of them "
-                "out."
-            )
-        try:
-            parse_sequences(self.varlen, self.batch, self.seqlen_q, self.seqlen_k)
-        except ValueError as error:
-            return f"{error}."
-        return ""
-
-    def _fault_of_window(self) -> str:
-        """As `_variant_fault`, of the window."""
-        if not self.window:
-            return ""
-        try:
-            _, ahead = parse_window(self.window)
-        except (TypeError, ValueError):
-            return f"window must be two whole numbers, past:ahead, e.g. 128:0, not {self.window!r}."
-        if MASKS[self.mask].causal and ahead:
-            return f"window={self.window}: a causal mask hides the keys ahead; write 0 there, or take mask=full."
-        return ""
-
 
 def canonical_mask(mask: str, seqlen_q: int) -> str:
     """The mask, or `full` where it hides nothing: a last query alone sees every key, and kernels without a mask are the
@@ -500,10 +429,6 @@ def _digits(number: float) -> str:
 
 def _is_head_dim(dim: int) -> bool:
     return dim == SMALLEST_HEAD_DIM or (dim % HEAD_DIM_STEP == 0 and MIN_HEAD_DIM <= dim <= MAX_HEAD_DIM)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _forward_inputs(problem: AttentionProblem) -> tuple[TensorSpec, ...]:

@@ -8,7 +8,13 @@ packed sequences as its `flash_attn_varlen_func`.
 
 from __future__ import annotations
 
+import math
 import re
+from typing import Any
+
+from evoattn.model.lengths import parse_lengths
+from evoattn.model.mask import MASKS
+from evoattn.model.sequences import parse_sequences
 
 SCORE_VARIANTS = ("window", "softcap", "sink", "alibi", "bias")
 """Those that change scores: `templates/device/mask.cuh` and `score.cuh` serve them."""
@@ -28,3 +34,79 @@ def parse_window(text: str) -> tuple[int, int]:
     if match := _WINDOW.fullmatch(text):
         return int(match[1]), int(match[2])
     raise ValueError(f"{text!r} is no window of two whole numbers, past:ahead.")
+
+
+def fault_of(problem: Any) -> str:
+    """One sentence if the fields of a problem that make a variant of it cannot be, alone or together, else empty."""
+    for field in ("sink", "alibi", "shared_kv"):
+        if not isinstance(value := getattr(problem, field), bool):
+            return f"{field} must be true or false, not {value!r}."
+    scale, softcap = problem.scale, problem.softcap
+    if scale is not None and not (_is_number(scale) and 0 < scale < math.inf):
+        return f"scale must be a positive number, not {scale!r}: kernels keep the largest score before it is scaled."
+    if not (_is_number(softcap) and 0 <= softcap < math.inf):
+        return f"softcap must be a positive number, or 0 for none, not {softcap!r}."
+    if problem.bias and problem.bias not in BIASES:
+        return (
+            f"bias must be one of {', '.join(BIASES)} (b batches, h heads, s queries and keys), not {problem.bias!r}."
+        )
+    if problem.alibi and problem.bias:
+        return "alibi and bias exclude each other: add the slopes to the bias, or take one of them out."
+    if problem.shared_kv and problem.head_dim_v > problem.head_dim:
+        return (
+            f"shared_kv: V is the first columns of K, so that its head_dim of {problem.head_dim_v} must be at most "
+            f"the {problem.head_dim} of K."
+        )
+    return _fault_of_keys(problem) or _fault_of_sequences(problem) or _fault_of_window(problem)
+
+
+def _fault_of_keys(problem: Any) -> str:
+    """As `fault_of`, of which keys there are and where they lie."""
+    if problem.seqused:
+        try:
+            parse_lengths(problem.seqused)
+        except (TypeError, ValueError):
+            return (
+                "seqused must be the lowest and the highest number of keys in use, lowest:highest, e.g. 512:4096, "
+                f"not {problem.seqused!r}."
+            )
+    if not problem.page:
+        return ""
+    if not isinstance(problem.page, int) or problem.page not in PAGES:
+        return f"page must be one of {', '.join(map(str, PAGES))} keys, not {problem.page!r}."
+    return "" if problem.seqused else "page: paged sequences have lengths of their own; write seqused=512:4096 too."
+
+
+def _fault_of_sequences(problem: Any) -> str:
+    """As `fault_of`, of packed sequences."""
+    if not problem.varlen:
+        return ""
+    if not isinstance(problem.varlen, str):
+        return f"varlen must be a text of lengths, e.g. 16:4096 or 3+0+17, not {problem.varlen!r}."
+    if problem.bias or problem.seqused:
+        other = "bias" if problem.bias else "seqused"
+        return (
+            f"varlen and {other} exclude each other: packed sequences have lengths of their own; take one of them out."
+        )
+    try:
+        parse_sequences(problem.varlen, problem.batch, problem.seqlen_q, problem.seqlen_k)
+    except ValueError as error:
+        return f"{error}."
+    return ""
+
+
+def _fault_of_window(problem: Any) -> str:
+    """As `fault_of`, of the window."""
+    if not problem.window:
+        return ""
+    try:
+        _, ahead = parse_window(problem.window)
+    except (TypeError, ValueError):
+        return f"window must be two whole numbers, past:ahead, e.g. 128:0, not {problem.window!r}."
+    if MASKS[problem.mask].causal and ahead:
+        return f"window={problem.window}: a causal mask hides the keys ahead; write 0 there, or take mask=full."
+    return ""
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
