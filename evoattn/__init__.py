@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # what type checkers and editors see of the names below
     from evoattn.model.errors import WrongUse as WrongUse
     from evoattn.model.gpu import GPUS as GPUS
     from evoattn.model.problem import AttentionProblem as AttentionProblem
+    from evoattn.ops.arguments import Score as Score
     from evoattn.ops.attention import attention as attention
     from evoattn.ops.attention import attention_paged as attention_paged
     from evoattn.ops.attention import attention_varlen as attention_varlen
@@ -33,6 +34,7 @@ _HOMES = {
     "FailedRun": "evoattn.model.errors",
     "GPUS": "evoattn.model.gpu",
     "NoKernel": "evoattn.ops.runtime",
+    "Score": "evoattn.ops.arguments",
     "Shapes": "evoattn.ops.shapes",
     "WrongUse": "evoattn.model.errors",
     "attention": "evoattn.ops.attention",

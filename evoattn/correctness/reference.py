@@ -38,7 +38,9 @@ def exact_attention(
         packed = torch.zeros(problem.shape("o"), dtype=dtype, device=q.device)
         for one in with_pairs(problem):
             parts = q[:, :, one.queries], k[:, :, one.keys], v[:, :, one.keys]
-            packed[:, :, one.queries] = exact_attention(one.alone(problem), *parts, dtype, scores_at_once, others)
+            packed[:, :, one.queries] = exact_attention(
+                one.alone(problem), *parts, dtype, scores_at_once, one.inputs(others)
+            )
         return packed
     out = torch.empty(problem.shape("o"), dtype=dtype, device=q.device)
     rows = max(1, min(problem.seqlen_q, scores_at_once // problem.seqlen_k))
@@ -86,7 +88,8 @@ def exact_lse(
         if problem.sink:
             packed.copy_((others or {})["sinks"].double()[None, :, None])
         for one in with_pairs(problem):
-            packed[:, :, one.queries] = exact_lse(one.alone(problem), q[:, :, one.queries], k[:, :, one.keys], others)
+            parts = q[:, :, one.queries], k[:, :, one.keys]
+            packed[:, :, one.queries] = exact_lse(one.alone(problem), *parts, one.inputs(others))
         return packed
     out = torch.empty(problem.lse_shape, dtype=torch.float64, device=q.device)
     rows = max(1, min(problem.seqlen_q, SCORES_PER_CHUNK // problem.seqlen_k))

@@ -115,6 +115,7 @@ class One:
     """Rows of Q and O."""
     keys: slice
     """Rows of K and V."""
+    number: int = 0
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -126,6 +127,10 @@ class One:
         seqlen_q, seqlen_k = self.lengths
         return problem.with_(batch=1, seqlen_q=seqlen_q, seqlen_k=seqlen_k, varlen="")
 
+    def inputs(self, others: Mapping[str, torch.Tensor] | None) -> dict[str, torch.Tensor]:
+        """The inputs beside q, k and v of `alone`, with its number `b` among the packed ones."""
+        return {**(others or {}), "b": torch.tensor(self.number)}
+
 
 def each(problem: AttentionProblem) -> Iterator[One]:
     """The sequences in their order; of a dense batch one that is all of each."""
@@ -134,7 +139,7 @@ def each(problem: AttentionProblem) -> Iterator[One]:
         return
     queries, keys = (starts(lengths) for lengths in zip(*problem.sequences, strict=True))
     for i in range(problem.batch):
-        yield One(slice(queries[i], queries[i + 1]), slice(keys[i], keys[i + 1]))
+        yield One(slice(queries[i], queries[i + 1]), slice(keys[i], keys[i + 1]), i)
 
 
 def with_pairs(problem: AttentionProblem) -> Iterator[One]:

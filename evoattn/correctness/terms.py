@@ -8,8 +8,13 @@ from dataclasses import dataclass
 import torch
 
 from evoattn.correctness.sequences import make_key_terms
+from evoattn.model.dtype import DTYPES
 from evoattn.model.mask import MaskKind
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.score import INTEGERS, SCORE, Name, Tree, evaluate
+
+OWN_NUMBERS = 4
+"""Values of a table of whole numbers: of documents, say, of which keys and queries share some."""
 
 
 def torch_dtype(problem: AttentionProblem) -> torch.dtype:
@@ -30,7 +35,7 @@ def make_terms(
     problem: AttentionProblem, generator: torch.Generator, device: torch.device | str, extreme: bool
 ) -> dict[str, torch.Tensor]:
     """The inputs of `AttentionProblem.term_shapes`: normal sinks and biases, the slopes of the ALiBi paper, lengths and
-    pages as `sequences.make_key_terms` makes them.
+    pages as `sequences.make_key_terms` makes them, normal tables, and those of whole numbers with few values.
 
     `extreme`: lengths as `make_key_terms` has them then, sinks of -inf and of 30 by turns, slopes of which every other
     is steep and negative, and a bias that hides all keys from the first query, the last half of them from the second
@@ -39,6 +44,10 @@ def make_terms(
     """
     made = make_key_terms(problem, generator, device, extreme)
     heads = torch.arange(problem.heads, device=device)
+    for table in problem.own_score.tables if problem.own_score else ():
+        whole = torch.randint(OWN_NUMBERS, table.shape, generator=generator, device=device, dtype=torch.int32)
+        normal = torch.randn(table.shape, generator=generator, device=device) * (4 if extreme else 1)
+        made[table.buffer] = whole if table.dtype == INTEGERS else normal.to(getattr(torch, DTYPES[table.dtype].torch))
     for name, shape in problem.term_shapes.items():
         if name in made:
             continue
@@ -63,26 +72,28 @@ def make_terms(
 class Terms:
     """What the problem does to a block of scores `[heads, rows, seqlen_k]`."""
 
-    softcap: float
-    bias: torch.Tensor | None
-    """Broadcasts over the scores."""
+    scoring: Tree | None
+    """See `AttentionProblem.scoring`; None where scores stay."""
+    values: Mapping[str, torch.Tensor | int]
+    """Those of its indices and tables."""
     visible: torch.Tensor | None
     """Bool `[rows, seqlen_k]`; None without a mask."""
     sinks: torch.Tensor | None
     """`[heads]`."""
+    adds: bool
+    """Whether something is added, in float32 or better."""
 
     @property
     def may_hide(self) -> bool:
         """Whether a score may be -inf."""
-        return self.visible is not None or self.bias is not None
+        return self.visible is not None or self.adds
 
     def apply(self, scores: torch.Tensor) -> torch.Tensor:
-        """The scores capped, with the bias added (in float32 or better) and what is hidden at -inf."""
-        if self.softcap:
-            scores = self.softcap * torch.tanh(scores / self.softcap)
-        if self.bias is not None:
-            wide = torch.promote_types(scores.dtype, torch.float32)
-            scores = scores.to(wide) + self.bias.to(wide)
+        """The scores changed, and what is hidden at -inf."""
+        if self.adds:
+            scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        if self.scoring is not None:
+            scores = evaluate(self.scoring, {**self.values, SCORE: scores}, torch)
         return scores if self.visible is None else scores.masked_fill(~self.visible, float("-inf"))
 
     def with_sink(self, scores: torch.Tensor) -> torch.Tensor:
@@ -101,19 +112,24 @@ def terms_of(
     rows: slice,
     device: torch.device,
 ) -> Terms:
-    """The terms of some heads and query rows of a batch. `others` holds the problem's inputs beside q, k and v.
+    """The terms of some heads and query rows of a batch. `others` holds the problem's inputs beside q, k and v, of a
+    packed sequence also its number `b`.
 
     Raises `KeyError` where the problem has an input that `others` lacks.
     """
     given = {name: (others or {})[name] for name in problem.term_shapes}
     queries = torch.arange(rows.start, rows.stop, device=device)[:, None]
-    keys, bias = torch.arange(problem.seqlen_k, device=device), None
-    if problem.bias:
-        whole = given["bias"][min(batch, given["bias"].shape[0] - 1)]
-        bias = (whole[heads] if "h" in problem.bias else whole)[:, rows, : problem.seqlen_k]
-    if problem.alibi:
-        distance = (keys - queries - problem.diagonal).abs()
-        bias = -given["slopes"][heads, None, None].double() * distance
+    keys = torch.arange(problem.seqlen_k, device=device)
+    values: dict[str, torch.Tensor | int] = {
+        **given,
+        "b": (others or {}).get("b", batch),
+        "h": torch.arange(problem.heads, device=device)[heads, None, None],
+        "q": queries,
+        "k": keys,
+        "d": problem.diagonal,
+    }
     band = problem.masking.band(problem.seqlen_q, problem.seqlen_k)
     visible = None if problem.masking.kind is MaskKind.FULL else band.sees(queries, keys)
-    return Terms(problem.softcap, bias, visible, given["sinks"][heads] if problem.sink else None)
+    scoring = None if problem.scoring == Name(SCORE) else problem.scoring
+    adds = bool(problem.alibi or problem.bias or problem.score)
+    return Terms(scoring, values, visible, given["sinks"][heads] if problem.sink else None, adds)

@@ -81,7 +81,7 @@ def _of_problem(problem: AttentionProblem, gpu: GpuSpec) -> dict[str, float]:
         "window": bool(problem.window),
         "sink": problem.sink,
         "softcap": problem.softcap > 0,
-        "biased": problem.alibi or bool(problem.bias),
+        "biased": problem.alibi or bool(problem.bias or problem.score),
         "varlen": bool(problem.varlen),
         "keys in use": bool(problem.seqused),
         "page": problem.page,

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from evoattn.families.tensor_tiles import MAX_END, rows_apart
+from evoattn.model.dtype import DTYPES
 from evoattn.model.launch import Buffer, KernelArg, Scalar
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.score import Score, in_cuda, member, size_member
 from evoattn.model.variant import KEY_VARIANTS, SCORE_VARIANTS
 
 COMPILED = (*SCORE_VARIANTS, *KEY_VARIANTS, "varlen")
@@ -14,10 +16,53 @@ COMPILED = (*SCORE_VARIANTS, *KEY_VARIANTS, "varlen")
 
 
 def variant_constants(problem: AttentionProblem) -> dict[str, Any]:
-    """One constant for each variant of scores and keys, and VARIANT, the header in `templates/device/variant` that
-    names the arguments."""
+    """One constant for each variant of scores and keys; VARIANT, the header in `templates/device/variant` that names
+    the arguments; and OWN_SCORE, the code of the problem's own expression of scores."""
     flags = {name.upper(): name in problem.variants for name in COMPILED}
-    return flags | {"VARIANT": "varied" if any(flags.values()) else "plain"}
+    own = _own_score(problem.own_score) if problem.own_score else NO_OWN_SCORE
+    return flags | {"VARIANT": "varied" if any(flags.values()) else "plain", "OWN_SCORE": own}
+
+
+NO_OWN_SCORE = """struct OwnScore {
+  static constexpr bool GIVEN = false;  // scores have no expression of their own
+};
+#define OWN_SCORE_PARAMETERS
+#define OWN_SCORE_ARGUMENTS"""
+
+
+def _own_score(score: Score) -> str:
+    """The class `Own` of `templates/device/score.cuh`, and the arguments that its fields are made of, in the order of
+    `own_score_args`."""
+    fields = [("float", "unit", "what the kernel scales a score by last")]
+    for table in score.tables:
+        element = DTYPES[table.dtype].cuda if table.dtype in DTYPES else "int"
+        fields.append(
+            (f"const {element}* __restrict__", member(table), f"of {len(table.shape)} dimensions, contiguous")
+        )
+        fields += [("int", size_member(table, i), f"its dimension {i}") for i in range(len(table.shape))]
+    return "\n".join(
+        (
+            "struct OwnScore {",
+            f"  static constexpr bool GIVEN = true;  // s = {score.text}",
+            *(f"  {kind} {name};  // {meaning}" for kind, name, meaning in fields),
+            "  __device__ __forceinline__ float of(float s, int b, int h, int q, int k, int d) const {",
+            f"    return {in_cuda(score.tree)};",
+            "  }",
+            "};",
+            "#define OWN_SCORE_PARAMETERS " + "".join(f", {kind} own_{name}" for kind, name, _ in fields),
+            "#define OWN_SCORE_ARGUMENTS " + "".join(f", own_{name}" for _, name, _ in fields),
+        )
+    )
+
+
+def own_score_args(problem: AttentionProblem, last_scale: float) -> tuple[KernelArg, ...]:
+    """The arguments of the problem's own expression of scores; none without one."""
+    if problem.own_score is None:
+        return ()
+    args: list[KernelArg] = [Scalar("float32", last_scale)]
+    for table in problem.own_score.tables:
+        args += [Buffer(table.buffer), *(Scalar("int32", size) for size in table.shape)]
+    return tuple(args)
 
 
 def variant_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
@@ -48,4 +93,5 @@ def variant_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
         *(Buffer(name) if name in shapes else null for name in ("cu_seqlens_q", "cu_seqlens_k")),
         Scalar("int32", problem.shape("q")[2] if problem.varlen else 0),
         Scalar("int32", problem.batch if problem.varlen else 0),
+        *own_score_args(problem, last_scale),
     )

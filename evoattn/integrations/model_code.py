@@ -93,6 +93,12 @@ def _wants_masks(model: Any) -> bool:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def is_exporting() -> bool:
+    """`torch.compiler.is_exporting()`, which in compiled code of torch 2.11 is always true."""
+    return bool(torch.compiler.is_exporting())
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def takes_attention(config_class: Any) -> bool:
     """Whether the layers of a model of this config call the attention that they are asked for, and say what they need
     of it. True where its code is not known. Warns once of each model for which it is not so."""

@@ -34,7 +34,6 @@ from evoattn.integrations import by_hand, mask_kinds, model_code, own_attention,
 from evoattn.integrations.static_cache import MOST_QUERIES, filled_places, kernel_serves, padded_places, places_of
 from evoattn.ops.attention import attention
 from evoattn.ops.runtime import NoKernel
-from evoattn.ops.torch_modes import is_exporting
 
 NAME = "evoattn"
 
@@ -99,7 +98,7 @@ def mask(
             return places
     whole = known and q_offset == 0 and kv_offset == 0 and q_length == kv_length
     last = known and local_size is not None and q_length == 1 and kv_offset + kv_length == int(q_offset) + 1
-    if (whole or last) and not is_exporting():
+    if (whole or last) and not model_code.is_exporting():
         return None
     made = _with_versions(sdpa_mask, asked)
     if made is None:
@@ -132,7 +131,7 @@ def _step_of_cache(
     hides by a bias what they say is padding, so that nothing is read back whether or not there is any.
     """
     dtype = others.get("dtype")
-    if is_exporting() or queries > (MOST_QUERIES if padding is None else 1):
+    if model_code.is_exporting() or queries > (MOST_QUERIES if padding is None else 1):
         return None
     if padding is not None and (padding.dim() != 2 or padding.dtype != torch.bool):
         return None

@@ -13,6 +13,7 @@ from evoattn.model.errors import WrongUse
 from evoattn.model.lengths import parse_lengths
 from evoattn.model.mask import FULL, MASKS, Mask
 from evoattn.model.operation import OPERATIONS, Operation, TensorSpec, contiguous
+from evoattn.model.score import INTEGERS, SCORE, Score, Table, Tree, of_score, parse_score
 from evoattn.model.sequences import Sequences, parse_sequences
 from evoattn.model.variant import VARIANTS, fault_of, parse_window
 
@@ -26,7 +27,7 @@ BIAS_ROW_STEP = 8
 """Elements that the rows of a bias are multiples of."""
 LONGEST_LENGTHS = 40
 """Characters of lengths that a file's name may have."""
-OPTIONAL = ("lse", "scale", "op", *VARIANTS)
+OPTIONAL = ("lse", "scale", "op", "tables", *VARIANTS)
 """Fields that `to_dict` leaves out where they say nothing: older records lack them."""
 
 
@@ -59,6 +60,7 @@ class AttentionProblem:
     - `softcap`: `s = softcap · tanh(s / softcap)`, 0 for none;
     - `alibi`: `s -= slope of the head · |i + offset - j|`, with the offset of the mask's diagonal;
     - `bias`: `s += bias`, a tensor over queries and keys (`s`), and heads (`hs`), batches (`bs`) or both (`bhs`);
+    - `score`: `s` becomes the value of an expression of it, and of `tables` (see `evoattn.model.score`);
     - `window`: `past:ahead`, of the keys that the mask shows those from i + offset - past to i + offset + ahead;
     - `sink`: each head has one more score, without a value, that takes part in the sum of exponentials.
 
@@ -98,6 +100,8 @@ class AttentionProblem:
     seqused: str = ""
     page: int = 0
     varlen: str = ""
+    score: str = ""
+    tables: str = ""
     op: str = "forward"
 
     def __post_init__(self) -> None:
@@ -112,6 +116,8 @@ class AttentionProblem:
             raise ProblemError(f"lse must be true or false, not {self.lse!r}.")
         if fault := fault_of(self):
             raise ProblemError(fault)
+        if self.own_score:  # one way to write it
+            object.__setattr__(self, "score", self.own_score.text)
         shapes: list[tuple[int, ...]] = [self.shape(tensor) for tensor in "qkvo"]
         largest = max([*shapes, self.term_shapes.get("bias", ())], key=math.prod)
         if math.prod(largest) * self.element_bytes > MAX_TENSOR_BYTES:
@@ -160,6 +166,32 @@ class AttentionProblem:
     def variants(self) -> tuple[str, ...]:
         """Names of the fields by which this is more than plain attention; `scale` is none, as every kernel takes it."""
         return tuple(name for name in VARIANTS if getattr(self, name))
+
+    @cached_property
+    def own_score(self) -> Score | None:
+        """The problem's own expression of scores."""
+        return parse_score(self.score, self.tables) if self.score else None
+
+    @cached_property
+    def scoring(self) -> Tree:
+        """All that is done to a scaled score: the softcap, what slopes or a bias add, the problem's own expression."""
+        tree, shapes = parse_score(SCORE).tree, self.term_shapes
+        if self.softcap:
+            tree = parse_score(f"{float(self.softcap)!r}*tanh(s/{float(self.softcap)!r})").tree
+        for name, dtype, added in (("slopes", "fp32", "-slopes[h]*abs(q+d-k)"), ("bias", self.dtype, "bias[b,h,q,k]")):
+            if name in shapes:
+                tree = of_score(parse_score(f"s+{added}", (Table(name, dtype, shapes[name], name),)).tree, tree)
+        return of_score(self.own_score.tree, tree) if self.own_score else tree
+
+    @cached_property
+    def compiled_variants(self) -> tuple[str, ...]:
+        """`variants` as far as a kernel's code depends on them: of an expression its text, and the dtypes and ranks of
+        its tables."""
+        if not self.own_score:
+            return self.variants
+        tables = (f"{table.name}:{table.dtype}:{len(table.shape)}" for table in self.own_score.tables)
+        own = " ".join((f"score={self.score}", *tables))
+        return tuple(own if name == "score" else name for name in self.variants)
 
     @property
     def key_lengths(self) -> tuple[int, ...]:
@@ -221,7 +253,8 @@ class AttentionProblem:
         rounded up to 8 elements, so that they begin at multiples of 16 bytes, and what lies past the last key means
         nothing. `seqused` holds the keys of each batch that are in use, `table` the pages of each batch's sequence in
         their order, both int32; entries of pages behind the last key in use mean nothing. `cu_seqlens_q` and
-        `cu_seqlens_k`, int32, say where packed sequences begin, and where the last one ends.
+        `cu_seqlens_k`, int32, say where packed sequences begin, and where the last one ends. Tables of the problem's
+        own expression are `own_NAME`.
         """
         shapes: dict[str, tuple[int, ...]] = {}
         if self.sink:
@@ -238,6 +271,8 @@ class AttentionProblem:
             shapes["table"] = (self.batch, self.table_pages)
         if self.varlen:
             shapes |= {"cu_seqlens_q": (self.batch + 1,), "cu_seqlens_k": (self.batch + 1,)}
+        if self.own_score:
+            shapes |= {table.buffer: table.shape for table in self.own_score.tables}
         return shapes
 
     def shape(self, tensor: str) -> tuple[int, int, int, int]:
@@ -307,7 +342,9 @@ class AttentionProblem:
             parts.append(f"scale={_number(self.scale)}")
         for field in self.variants:
             value = getattr(self, field)
-            if field != "value_dim":
+            if field == "score":
+                parts += [f"score={self.score}"] + [f"tables={self.tables}"] * bool(self.tables)
+            elif field != "value_dim":
                 text = _number(value) if field == "softcap" else value
                 parts.append(field if value is True else f"{field}={text}")
         if self.lse:
@@ -342,6 +379,7 @@ class AttentionProblem:
             f"used{self.seqused.replace(':', '_')}": self.seqused,
             f"page{self.page}": self.page,
             _lengths_name(self.varlen): self.varlen,
+            f"score_{_hash(self.score + ' ' + self.tables)}": self.score,
         }
         return "_".join(part for part, applies in said.items() if applies)
 
@@ -416,10 +454,14 @@ def _number(value: float) -> str:
 def _lengths_name(varlen: str) -> str:
     """Lengths in letters, digits and underscores; long lists by a hash."""
     if len(varlen) > LONGEST_LENGTHS:
-        return f"varlen_{hashlib.sha256(varlen.encode()).hexdigest()[:12]}"
+        return f"varlen_{_hash(varlen)}"
     for sign, word in (("/", "_k"), ("+", "_"), (":", "to")):
         varlen = varlen.replace(sign, word)
     return varlen and f"varlen_{varlen}"
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _digits(number: float) -> str:
@@ -437,10 +479,13 @@ def _forward_inputs(problem: AttentionProblem) -> tuple[TensorSpec, ...]:
     main = tuple(TensorSpec(name, problem.shape(name), problem.strides(name), dtype) for name in problem.tensors)
     if not problem.term_shapes:
         return main
+    kinds = {"sinks": dtype, "slopes": "float32"}
+    for table in problem.own_score.tables if problem.own_score else ():
+        kinds[table.buffer] = "int32" if table.dtype == INTEGERS else DTYPES[table.dtype].torch
     return main + tuple(
         TensorSpec(name, shape, problem.strides(name), dtype)
         if name == "bias"
-        else contiguous(name, shape, {"sinks": dtype, "slopes": "float32"}.get(name, "int32"))
+        else contiguous(name, shape, kinds.get(name, "int32"))
         for name, shape in problem.term_shapes.items()
     )
 

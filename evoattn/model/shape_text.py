@@ -31,20 +31,19 @@ _SWITCHES = ("lse", "sink", "alibi", "shared_kv")
 MOST_DIGITS = 9
 """Of a size."""
 _NUMBERS = ("scale", "softcap")
-_TEXTS = ("window", "bias", "seqused", "varlen")
+_TEXTS = ("window", "bias", "seqused", "varlen", "score", "tables")
 _SETTABLE = {name for names in _SIZES.values() for name in names} | {"dtype", "mask", "layout", "page", "op"}
 _SETTABLE |= {*_SWITCHES, *_NUMBERS, *_TEXTS}
 EXAMPLE = "B=1,H=16,S=1024,D=64,dtype=fp16,mask=full"
 SHAPE_SYNTAX = (
     f"{EXAMPLE}; its keys are B, H, Hkv, S (or Sq and Sk), D, Dv, dtype, mask, layout, lse, scale, window, softcap, "
-    "sink, alibi, bias, seqused, page, shared_kv and varlen (see `evoattn search --help`)"
+    "sink, alibi, bias, seqused, page, shared_kv, varlen, score and tables (see `evoattn search --help`)"
 )
 """How a shape is written, with all its keys."""
 _KEYS = {"batch": "B", "heads": "H", "seqlen_q": "S", "head_dim": "D"}
 """The key of each field that a shape cannot do without."""
 _NAME_IN_FRONT = re.compile(r"^\s*\w+:\s+")
 _AROUND_EQUALS = re.compile(r"\s*=\s*")
-_BETWEEN = re.compile(r"[,;\s]+")
 
 
 def complete(fields: dict[str, Any], name: str = "") -> AttentionProblem:
@@ -98,7 +97,7 @@ def _parts(text: str) -> Iterator[str]:
     """The parts `key=value` of a shape, which commas, semicolons or spaces tell apart. `H=32/8` is two of them; a word
     alone is that of a dtype, a mask or a layout, or switches something on."""
     joined = _AROUND_EQUALS.sub("=", _NAME_IN_FRONT.sub("", text))
-    for part in [part for part in _BETWEEN.split(joined) if part] or [text]:
+    for part in _split(joined) or [text]:
         key, equals, value = part.partition("=")
         heads, shared, kv_heads = value.partition("/")
         if shared and _SIZES.get(key.lower()) == ("heads",):
@@ -108,6 +107,18 @@ def _parts(text: str) -> Iterator[str]:
         else:
             kinds = [field for field in ("dtype", "mask", "layout") if key.lower() in chain(*_words(field).values())]
             yield f"{kinds[0]}={key}" if kinds else f"{key}=1" if key.lower() in _SWITCHES else part
+
+
+def _split(text: str) -> list[str]:
+    """What commas, semicolons and spaces tell apart, but for those within brackets, which expressions have."""
+    parts, depth = [""], 0
+    for sign in text:
+        depth += (sign in "([") - (sign in ")]")
+        if depth <= 0 and (sign in ",;" or sign.isspace()):
+            parts.append("")
+        else:
+            parts[-1] += sign
+    return [part for part in parts if part]
 
 
 def _words(field: str) -> dict[str, tuple[str, ...]]:

@@ -14,9 +14,10 @@ from typing import Any
 
 from evoattn.model.lengths import parse_lengths
 from evoattn.model.mask import MASKS
+from evoattn.model.score import parse_score
 from evoattn.model.sequences import parse_sequences
 
-SCORE_VARIANTS = ("window", "softcap", "sink", "alibi", "bias")
+SCORE_VARIANTS = ("window", "softcap", "sink", "alibi", "bias", "score")
 """Those that change scores: `templates/device/mask.cuh` and `score.cuh` serve them."""
 KEY_VARIANTS = ("seqused", "page")
 """Those that say which keys there are and where they lie."""
@@ -57,6 +58,13 @@ def fault_of(problem: Any) -> str:
             f"shared_kv: V is the first columns of K, so that its head_dim of {problem.head_dim_v} must be at most "
             f"the {problem.head_dim} of K."
         )
+    try:
+        if problem.score:
+            parse_score(problem.score, problem.tables)
+    except (TypeError, ValueError) as error:
+        return f"score: {error}."
+    if problem.tables and not problem.score:
+        return "tables: there is no score that uses them."
     return _fault_of_keys(problem) or _fault_of_sequences(problem) or _fault_of_window(problem)
 
 

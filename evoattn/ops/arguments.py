@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor
 
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT, FULL
+from evoattn.model.problem import BIAS_ROW_STEP
+from evoattn.model.score import INTEGERS, SCORE, evaluate, parse_score
 from evoattn.ops.torch_modes import autocast_dtype, has_autocast
 
 Causal = bool | Literal["upper_left", "lower_right"] | None
@@ -22,6 +25,11 @@ MASKS: dict[object, str] = {
     "lower_right": CAUSAL_LOWER_RIGHT,
 }
 """`AttentionProblem.mask` by the value of `causal`. True is FlashAttention's, which aligns the last query and key."""
+Reader = Callable[[Tensor], Tensor]
+"""Makes of a term what kernels read."""
+ALIGNMENT = 16
+"""Bytes that every address and stride is a multiple of: vector loads and tensor maps need it."""
+TABLE_DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: INTEGERS}
 LONGEST = 1 << 31
 """No sequence has so many keys."""
 ATTENTION, VARLEN, PAGED = "attention", "attention_varlen", "attention_paged"
@@ -66,6 +74,7 @@ ARGUMENTS = (
     Argument("sinks", None, ALL, "`[heads]`: scores without a value", "Tensor?", True),
     Argument("alibi_slopes", None, ALL, "`[heads]`: slope · distance is taken from scores", "Tensor?", True),
     Argument("bias", None, _SDPA, "added to scores", "Tensor?", True),
+    Argument("score", None, _SDPA, "an `evoattn.Score`: an expression of scores and tables"),
     Argument("return_lse", False, ALL, "whether the log-sum-exp is wanted too"),
     Argument("out", None, ALL, "takes the answer"),
     Argument("strict", False, ALL, "whether `NoKernel` is raised where torch would compute", "bool"),
@@ -74,6 +83,53 @@ TERMS = ("sinks", "alibi_slopes", "bias", "seqused_k", "block_table", "cu_seqlen
 """The arguments that are tensors beside query, key and value, in the order in which calls and launches hold them."""
 SINKS, SLOPES, BIAS, SEQUSED, TABLE, STARTS_Q, STARTS_K = range(len(TERMS))
 """Indices into a call's `terms`."""
+
+
+class Score:
+    """An expression that every score becomes the value of, e.g. `Score("s + table[h, k - q + 63] * gate[h]",
+    table=table, gate=gate)`.
+
+    `s` is the score, scaled, capped and with slopes or a bias added; `b`, `h`, `q` and `k` are the batch, the query
+    head, the query and the key, whole numbers; `d` is the key of query 0's diagonal, 0 for the upper left corner, else
+    seqlen_k - seqlen_q. A table is a tensor of up to four dimensions, float16, bfloat16, float32 or int32, and an index
+    outside of it is taken as the nearest one inside. There are `+ - * / // %`, comparisons, `& | ~`, `where(c, x, y)`,
+    `max`, `min`, `abs`, `exp`, `log`, `sqrt`, `tanh` and `inf`: `where((q >= k) & (doc[q] == doc[k]), s, -inf)` hides
+    keys.
+
+    It is made once, outside of compiled code, and given to many calls, which read the tables' values of their time.
+    Raises `ValueError` for what is no such expression, and `TypeError` for a table that is no such tensor.
+    """
+
+    __slots__ = ("key", "tables", "tensors", "text", "tree")
+
+    def __init__(self, expression: str, /, **tables: Tensor) -> None:
+        if not isinstance(expression, str):
+            raise TypeError(f"a score's expression must be a text, not {type(expression).__name__}.")
+        for name, table in tables.items():
+            if not isinstance(table, Tensor) or table.dtype not in TABLE_DTYPES or not 1 <= table.dim() <= 4:
+                wanted = "a tensor of one to four dimensions, float16, bfloat16, float32 or int32"
+                raise TypeError(f"table {name} of a score must be {wanted}.")
+        described = (f"{n}:{TABLE_DTYPES[t.dtype]}:{'x'.join(map(str, t.shape))}" for n, t in tables.items())
+        self.tables = "+".join(described)
+        """As `AttentionProblem.tables`."""
+        try:
+            parsed = parse_score(expression, self.tables)
+        except ValueError as error:
+            raise ValueError(f"{error}.") from None
+        self.text, self.tree = parsed.text, parsed.tree
+        self.tensors = tuple(tables.values())
+        self.key = " ".join((self.text, *tables))
+        """The text and the names of the tables, by which calls are known beside the tables' shapes."""
+
+    def __repr__(self) -> str:
+        return f"Score({self.text!r})"
+
+    def of(self, scores: Tensor, indices: Mapping[str, int | Tensor]) -> Tensor:
+        """The expression's values, by torch: `indices` has `b`, `h`, `q`, `k` and `d`, which broadcast with scores."""
+        names = (f"own_{name}" for name in self.key.split(" ")[1:])
+        values = {**dict(zip(names, self.tensors, strict=True)), **indices, SCORE: scores}
+        changed: Tensor = evaluate(self.tree, values, torch)
+        return changed
 
 
 def mask_of(causal: object, is_causal: object = False) -> str:
@@ -192,3 +248,40 @@ def needs_copy(out: Tensor, *inputs: Tensor) -> bool:
     start, end = memory.data_ptr(), memory.data_ptr() + memory.nbytes()
     others = (tensor.untyped_storage() for tensor in inputs)  # not the same ones: DLPack makes another of a part
     return any(start < other.data_ptr() + other.nbytes() and other.data_ptr() < end for other in others)
+
+
+def converter(dtype: torch.dtype) -> Reader:
+    return lambda tensor: tensor.to(dtype).contiguous()
+
+
+def bias_reader(bias: Tensor, seqlen_q: int, seqlen_k: int) -> Reader:
+    """As `Call.readers`, of a bias: the bias itself where its rows, of `seqlen_k` up to a multiple of 8 elements, lie
+    one behind another, with room behind the last one, at a multiple of 16 bytes. Else a copy, contiguous, `[batch or 1,
+    heads or 1, seqlen_q, keys]`: kernels load two elements at once, and after a misaligned load a process can no longer
+    use the device."""
+    batch, heads, rows, keys = (1,) * (4 - bias.dim()) + tuple(bias.shape)
+    strides = (0,) * (4 - bias.dim()) + tuple(bias.stride())
+    whole = -(-seqlen_k // BIAS_ROW_STEP) * BIAS_ROW_STEP
+    places = heads * seqlen_q * whole, seqlen_q * whole, whole, 1
+    sizes = batch, heads, seqlen_q, seqlen_k
+    strides = tuple(
+        0 if have < size else stride
+        for have, size, stride in zip((batch, heads, rows, keys), sizes, strides, strict=True)
+    )
+    lies_so = all(size == 1 or stride == place for size, stride, place in zip(sizes, strides, places, strict=True))
+    end = batch * places[0]
+    holds_end = bias.numel() >= end  # else the room behind the last row is the storage's, if it has so much
+
+    def read(given: Tensor) -> Tensor:
+        if lies_so and not given.data_ptr() % ALIGNMENT:
+            if holds_end:
+                return given
+            if (given.storage_offset() + end) * given.element_size() <= given.untyped_storage().nbytes():
+                return given
+        expanded = given.reshape((1,) * (4 - given.dim()) + tuple(given.shape)).expand(-1, -1, seqlen_q, seqlen_k)
+        copied = (
+            torch.nn.functional.pad(expanded, (0, whole - seqlen_k)) if whole != seqlen_k else expanded.contiguous()
+        )
+        return copied.clone() if copied.data_ptr() % ALIGNMENT else copied
+
+    return read

@@ -12,6 +12,7 @@ from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT, FULL
 from evoattn.ops import current, shapes, torch_answer
 from evoattn.ops.arguments import (
     Causal,
+    Score,
     aligned_mask_of,
     cap_of,
     mask_of,
@@ -32,6 +33,7 @@ from evoattn.ops.call import (
     terms_of,
     why_only_torch,
     with_mask,
+    with_tables,
 )
 from evoattn.ops.runtime import NoKernel, Runtime
 from evoattn.ops.torch_modes import WATCHED, is_ordinary
@@ -58,6 +60,7 @@ def attention(
     alibi_slopes: Tensor | None = None,
     bias: Tensor | None = None,
     seqused_k: Tensor | None = None,
+    score: Score | None = None,
     return_lse: Literal[False] = False,
     out: Tensor | None = None,
     strict: bool = False,
@@ -82,6 +85,7 @@ def attention(
     alibi_slopes: Tensor | None = None,
     bias: Tensor | None = None,
     seqused_k: Tensor | None = None,
+    score: Score | None = None,
     return_lse: Literal[True],
     out: Tensor | None = None,
     strict: bool = False,
@@ -105,6 +109,7 @@ def attention(
     alibi_slopes: Tensor | None = None,
     bias: Tensor | None = None,
     seqused_k: Tensor | None = None,
+    score: Score | None = None,
     return_lse: bool = False,
     out: Tensor | None = None,
     strict: bool = False,
@@ -119,7 +124,8 @@ def attention(
 
     Beyond SDPA, in this order: `softcap` makes a scaled score s `softcap · tanh(s / softcap)`, and 0 or None leaves it
     as it is; `alibi_slopes` `[heads]` takes slope · |i + offset - j| from it; `bias`, broadcastable to `[batch, heads,
-    seqlen_q, seqlen_k]` and of query's dtype or float32, is added; `window` `(past, ahead)` shows the keys from i +
+    seqlen_q, seqlen_k]` and of query's dtype or float32, is added; `score` is an expression of what came of it, and of
+    tables (see `evoattn.Score`); `window` `(past, ahead)` shows the keys from i +
     offset - past to i + offset + ahead alone, -1 leaving a side open; `sinks` `[heads]` are scores without a value that
     take part in the sum. The offset is that of the causal mask, without one seqlen_k - seqlen_q, as in FlashAttention.
     `seqused_k` `[batch]`, int32 on the device, says how many keys of each batch there are: the others may hold
@@ -155,6 +161,8 @@ def attention(
     if sinks is not None or alibi_slopes is not None or bias is not None or seqused_k is not None:
         terms = (sinks, alibi_slopes, bias, seqused_k, None, None, None)
     call = Call(query, key, value, mask, scale, enable_gqa, window, softcap, terms, return_lse, out, strict)
+    if score is not None:
+        call.score, call.terms = score, with_tables(terms, score)
     if dropout_p or attn_mask is not None:
         return _with_sdpa_s_own(call, attn_mask, dropout_p, causal is not None)
     return attend(call)

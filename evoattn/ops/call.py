@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from operator import index
 from typing import Any, Literal
@@ -12,8 +11,9 @@ import torch
 from torch import Tensor
 
 from evoattn.model.mask import FULL
-from evoattn.model.problem import BIAS_ROW_STEP, AttentionProblem, ProblemError, canonical_mask, canonical_window
+from evoattn.model.problem import AttentionProblem, ProblemError, canonical_mask, canonical_window
 from evoattn.ops.arguments import (
+    ALIGNMENT,
     BIAS,
     MASKS,
     SEQUSED,
@@ -23,8 +23,12 @@ from evoattn.ops.arguments import (
     STARTS_Q,
     TABLE,
     TERMS,
+    Reader,
+    Score,
     aligned_mask_of,
+    bias_reader,
     cap_of,
+    converter,
     mask_of,
     require_flags,
     require_out,
@@ -36,8 +40,6 @@ from evoattn.ops.torch_modes import WATCHED, autocast
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 INTEGERS = (torch.int32, torch.int64)
 """Dtypes of lengths and page tables; kernels read int32, and others are copied."""
-ALIGNMENT = 16
-"""Bytes that every address and stride is a multiple of: vector loads and tensor maps need it."""
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """Dtypes of torch's own formula, and of SDPA."""
 CAUSAL_BIAS = "torch.nn.attention.bias", "CausalBias"
@@ -53,8 +55,6 @@ SIZE_NAMES = ("batch", "head", "row")
 _FIELDS = tuple(AttentionProblem.__dataclass_fields__)
 Answer = Tensor | tuple[Tensor, Tensor]
 """The output, and where it is wanted the log-sum-exp."""
-Reader = Callable[[Tensor], Tensor]
-"""Makes of a term what kernels read."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Call:
     softcap: float = 0.0
     """0 for none."""
     terms: tuple[Tensor | None, ...] = ()
-    """The tensors of `arguments.TERMS` in that order; empty where none was given."""
+    """The tensors of `arguments.TERMS` in that order, then the tables of `score`; empty where none was given."""
     return_lse: bool = False
     out: Tensor | None = None
     strict: bool = False
@@ -120,6 +120,7 @@ class Call:
     """Whether what lies behind the last key in use is finite, so that torch need not clear it."""
     compiled: bool = False
     """Whether it comes from compiled code."""
+    score: Score | None = None
 
     def term(self, which: int) -> Tensor | None:
         """One of `terms`, by its index."""
@@ -128,7 +129,7 @@ class Call:
     @property
     def has_variant(self) -> bool:
         """Whether SDPA lacks an argument that was given."""
-        return len(self.terms) > 0 or self.window is not None or self.softcap != 0
+        return len(self.terms) > 0 or self.window is not None or self.softcap != 0 or self.score is not None
 
     @property
     def packed(self) -> bool:
@@ -158,7 +159,8 @@ class Call:
     def autocast(self, kind: str) -> Call:
         """The call as autocast hands it on, on devices of that kind."""
         query, key, value = autocast(kind, self.query, self.key, self.value)
-        terms = tuple(None if term is None else autocast(kind, term)[0] for term in self.terms)
+        named, tables = self.terms[: len(TERMS)], self.terms[len(TERMS) :]
+        terms = (*(None if term is None else autocast(kind, term)[0] for term in named), *tables)
         return replace(self, query=query, key=key, value=value, terms=terms)
 
     def given_back(self, answer: Answer) -> Answer:
@@ -258,6 +260,8 @@ class Call:
         if bias is not None:
             over = (1,) * (4 - bias.dim()) + tuple(bias.shape)
             fields["bias"] = "b" * (over[0] > 1) + "h" * (over[1] > 1) + "s"
+        if self.score is not None:
+            fields |= {"score": self.score.text, "tables": self.score.tables}
         if self.scale is not None and any(fields.values()):  # of plain calls the launches take it: one pick serves all
             fields["scale"] = float(self.scale)
         return fields
@@ -313,7 +317,7 @@ class Call:
         wanted = {SINKS: self.query.dtype, SLOPES: torch.float32}
         made: list[Reader | None] = []
         for which, term in enumerate(self.terms):
-            dtype = wanted.get(which, torch.int32)
+            dtype = wanted.get(which, torch.int32) if which < len(TERMS) or term is None else term.dtype
             if term is None:
                 made.append(None)
             elif which == BIAS:
@@ -321,7 +325,7 @@ class Call:
             elif term.dtype == dtype and term.is_contiguous():
                 made.append(None)
             else:
-                made.append(_converter(dtype))
+                made.append(converter(dtype))
         return tuple(made)
 
 
@@ -330,47 +334,19 @@ def _said(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-def _converter(dtype: torch.dtype) -> Reader:
-    return lambda tensor: tensor.to(dtype).contiguous()
-
-
-def bias_reader(bias: Tensor, seqlen_q: int, seqlen_k: int) -> Reader:
-    """As `Call.readers`, of a bias: the bias itself where its rows, of `seqlen_k` up to a multiple of 8 elements, lie
-    one behind another, with room behind the last one, at a multiple of 16 bytes. Else a copy, contiguous, `[batch or 1,
-    heads or 1, seqlen_q, keys]`: kernels load two elements at once, and after a misaligned load a process can no longer
-    use the device."""
-    batch, heads, rows, keys = (1,) * (4 - bias.dim()) + tuple(bias.shape)
-    strides = (0,) * (4 - bias.dim()) + tuple(bias.stride())
-    whole = -(-seqlen_k // BIAS_ROW_STEP) * BIAS_ROW_STEP
-    places = heads * seqlen_q * whole, seqlen_q * whole, whole, 1
-    sizes = batch, heads, seqlen_q, seqlen_k
-    strides = tuple(
-        0 if have < size else stride
-        for have, size, stride in zip((batch, heads, rows, keys), sizes, strides, strict=True)
-    )
-    lies_so = all(size == 1 or stride == place for size, stride, place in zip(sizes, strides, places, strict=True))
-    end = batch * places[0]
-    holds_end = bias.numel() >= end  # else the room behind the last row is the storage's, if it has so much
-
-    def read(given: Tensor) -> Tensor:
-        if lies_so and not given.data_ptr() % ALIGNMENT:
-            if holds_end:
-                return given
-            if (given.storage_offset() + end) * given.element_size() <= given.untyped_storage().nbytes():
-                return given
-        expanded = given.reshape((1,) * (4 - given.dim()) + tuple(given.shape)).expand(-1, -1, seqlen_q, seqlen_k)
-        copied = (
-            torch.nn.functional.pad(expanded, (0, whole - seqlen_k)) if whole != seqlen_k else expanded.contiguous()
-        )
-        return copied.clone() if copied.data_ptr() % ALIGNMENT else copied
-
-    return read
-
-
 def terms_of(**given: Tensor | None) -> tuple[Tensor | None, ...]:
     """`Call.terms` of arguments by their names."""
     terms = tuple(given.get(name) for name in TERMS)
     return () if all(term is None for term in terms) else terms
+
+
+def with_tables(terms: tuple[Tensor | None, ...], score: Score | None) -> tuple[Tensor | None, ...]:
+    """`Call.terms` with the tables of a score behind them. Raises `TypeError` for what is no `Score`."""
+    if score is None:
+        return terms
+    if not isinstance(score, Score):
+        raise TypeError(f"score must be an evoattn.Score, not {type(score).__name__}.")
+    return (*(terms or (None,) * len(TERMS)), *score.tensors) if score.tensors else terms
 
 
 def _require_dims(count: int, said: str, **tensors: Any) -> None:
@@ -450,8 +426,9 @@ def call_of(query: Tensor, key: Tensor, value: Tensor, given: dict[str, Any]) ->
         "window": window_of(get("window")),
         "softcap": cap_of(get("softcap", 0.0)),
         "return_lse": get("return_lse", False),
-        "terms": terms_of(**{name: get(name) for name in TERMS}),
+        "terms": with_tables(terms_of(**{name: get(name) for name in TERMS}), get("score")),
         "strict": get("strict", False),
+        "score": get("score"),
     }
     if table is not None:
         fields |= of_pages(query, key, value, get("out"))

@@ -61,7 +61,7 @@ class Choice:
     def key(self) -> KernelKey:
         p = self.problem
         dims = p.head_dim, p.head_dim_v
-        return self.family.name, self.config.id, *dims, p.dtype, p.mask, p.lse, p.variants, self.gpu.arch
+        return self.family.name, self.config.id, *dims, p.dtype, p.mask, p.lse, p.compiled_variants, self.gpu.arch
 
     def launches(self, scale: float | None) -> tuple[KernelLaunch, ...]:
         """The launches of the problem, with the caller's softmax scale in place of 1/sqrt(head_dim)."""

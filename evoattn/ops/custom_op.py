@@ -17,8 +17,8 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 
 from evoattn.ops import current, torch_answer
-from evoattn.ops.arguments import ARGUMENTS, TERMS
-from evoattn.ops.call import GRADIENTS, Answer, Call, out_like, why_not_scale, why_not_shapes
+from evoattn.ops.arguments import ARGUMENTS, TERMS, Score
+from evoattn.ops.call import GRADIENTS, Answer, Call, out_like, why_not_scale, why_not_shapes, with_tables
 from evoattn.ops.runtime import NoKernel
 from evoattn.ops.torch_modes import has_autocast
 
@@ -26,12 +26,14 @@ TAGS = (torch.Tag.pt2_compliant_tag,)
 TENSORS = "Tensor query, Tensor key, Tensor value, str mask, bool enable_gqa"
 """What all schemas begin with; `mask` is that of `AttentionProblem`, the tensors are as `Call` has them."""
 NAMED = tuple(argument for argument in ARGUMENTS if argument.in_schema)
-"""The arguments that schemas take by name, in this order; `finite`, of a cache that holds no NaN, comes behind them."""
+"""The arguments that schemas take by name, in this order. Behind them come `finite`, of a cache that holds no NaN, and
+`Score.key` with its tables."""
 PLAIN = ("scale", "strict")
 """Those of plain calls."""
 SCHEMAS = {
     "attention": f"({TENSORS}, float? scale, bool strict)",
-    "attention_variant": f"({TENSORS}, {', '.join(f'{a.in_schema} {a.name}' for a in NAMED)}, bool finite)",
+    "attention_variant": f"({TENSORS}, {', '.join(f'{a.in_schema} {a.name}' for a in NAMED)}, bool finite, str score, "
+    "Tensor[] tables)",
 }
 _library = torch.library.Library("evoattn", "FRAGMENT")
 
@@ -44,7 +46,11 @@ def _made(query: Tensor, key: Tensor, value: Tensor, mask: str, enable_gqa: bool
         call = Call(query, key, value, mask, others[0], enable_gqa, out=out, strict=others[1], compiled=True)
     else:
         given = dict(zip((a.name for a in NAMED), others, strict=False))
+        finite, written, tables = others[len(NAMED) :]
+        expression, *names = written.split(" ")
+        score = Score(expression, **dict(zip(names, tables, strict=True))) if written else None
         terms = tuple(given[name] for name in TERMS)
+        terms = with_tables(() if all(term is None for term in terms) else terms, score)
         call = Call(
             query,
             key,
@@ -54,12 +60,13 @@ def _made(query: Tensor, key: Tensor, value: Tensor, mask: str, enable_gqa: bool
             enable_gqa,
             None if given["window"] is None else tuple(given["window"]),
             given["softcap"],
-            () if all(term is None for term in terms) else terms,
+            terms,
             out=out,
             strict=given["strict"],
             longest=(given["max_seqlen_q"], given["max_seqlen_k"]),
-            finite=others[-1],
+            finite=finite,
             compiled=True,
+            score=score,
         )
     if call.wants_gradients:
         raise RuntimeError("torch.ops.evoattn computes no gradients; call evoattn.attention, which does.")
@@ -142,7 +149,8 @@ def operands(call: Call) -> tuple[Any, ...]:
     given |= {"scale": call.scale, "softcap": call.softcap, "strict": call.strict}
     given["window"] = None if call.window is None else list(call.window)
     given["max_seqlen_q"], given["max_seqlen_k"] = call.longest
-    return (*tensors, *[given.get(argument.name) for argument in NAMED], call.finite)
+    score = ("", ()) if call.score is None else (call.score.key, call.score.tensors)
+    return (*tensors, *[given.get(argument.name) for argument in NAMED], call.finite, *score)
 
 
 def traced(call: Call) -> Answer:

@@ -11,7 +11,7 @@ from torch import Tensor
 from evoattn.model.errors import WrongUse
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops import current
-from evoattn.ops.arguments import Causal
+from evoattn.ops.arguments import Causal, Score
 from evoattn.ops.call import (
     DROPOUT,
     DROPOUT_ALONE,
@@ -55,6 +55,7 @@ def explain(
     cu_seqlens_k: Tensor | None = None,
     max_seqlen_q: int = 0,
     max_seqlen_k: int = 0,
+    score: Score | None = None,
     return_lse: bool = False,
 ) -> str:
     """One sentence: the kernel that `evoattn.attention`, or SDPA under `evoattn.sdpa`, runs for these arguments, or why
@@ -70,7 +71,7 @@ def explain(
     words: dict[str, Any] = dict(is_causal=is_causal, scale=scale, enable_gqa=enable_gqa, causal=causal, window=window)
     words |= dict(softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, bias=bias, seqused_k=seqused_k)
     words |= dict(block_table=block_table, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    words |= dict(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, return_lse=return_lse)
+    words |= dict(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, score=score, return_lse=return_lse)
     call, of_sdpa = call_of(query, key, value, words), ""
     if dropout_p:
         if call.has_variant or return_lse or causal is not None:

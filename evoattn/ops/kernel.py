@@ -12,6 +12,7 @@ from evoattn.backends import tensor_map
 from evoattn.backends.driver_launch import PROGRAMMATIC_STREAM_SERIALIZATION, LaunchAttribute, LaunchConfig
 from evoattn.families.base import starts_zeroed
 from evoattn.model.launch import STATIC_SMEM_LIMIT, KernelLaunch, Scalar, TensorMap
+from evoattn.model.problem import AttentionProblem
 from evoattn.ops.platform import Platform, error_of
 
 if TYPE_CHECKING:  # only a check has one
@@ -112,9 +113,14 @@ class LaunchArguments:
         self._bound = addresses
 
 
-def tensor_places() -> dict[str, Place]:
+def own_tables(problem: AttentionProblem) -> tuple[str, ...]:
+    """The buffers of the tables of the problem's own expression, in the order of calls."""
+    return tuple(table.buffer for table in problem.own_score.tables) if problem.own_score else ()
+
+
+def tensor_places(problem: AttentionProblem) -> dict[str, Place]:
     """Where the tensors of a call lie among its addresses."""
-    return {name: (i, 0) for i, name in enumerate((*TENSORS, "", "", *TERMS)) if name}
+    return {name: (i, 0) for i, name in enumerate((*TENSORS, "", "", *TERMS, *own_tables(problem))) if name}
 
 
 def scratch_places(workspace: dict[str, int]) -> tuple[dict[str, Place], int, int]:

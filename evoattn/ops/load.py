@@ -16,7 +16,7 @@ from evoattn.model.paths import cubin_cache, database_text, default_database
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.ops import current
-from evoattn.ops.arguments import Causal
+from evoattn.ops.arguments import Causal, Score
 from evoattn.ops.attention import run
 from evoattn.ops.call import call_of
 from evoattn.ops.choice import Picker
@@ -71,7 +71,7 @@ class RecordedKernel:
     def _pick(self, problem: AttentionProblem, gpu: GpuSpec) -> _Recorded | None:
         ours = self.problem
         mask, window = problem.canonical_masking(ours.mask, ours.window)
-        if tuple(v for v in ours.variants if v != "window" or window) != problem.variants:
+        if tuple(v for v in ours.compiled_variants if v != "window" or window) != problem.compiled_variants:
             return None
         # With as many queries as keys the two causal masks are one.
         both_causal = FULL not in (ours.mask, problem.mask) and problem.seqlen_q == problem.seqlen_k
@@ -102,6 +102,7 @@ class RecordedKernel:
         cu_seqlens_k: torch.Tensor | None = None,
         max_seqlen_q: int = 0,
         max_seqlen_k: int = 0,
+        score: Score | None = None,
         return_lse: bool = False,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -113,7 +114,7 @@ class RecordedKernel:
         )
         words |= dict(softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, bias=bias, seqused_k=seqused_k)
         words |= dict(block_table=block_table, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-        words |= dict(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, return_lse=return_lse, out=out)
+        words |= dict(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, score=score, return_lse=return_lse, out=out)
         call = call_of(query, key, value, words | {"strict": True})
         if not is_ordinary(query, key, value):  # their addresses may not be those of the data
             raise NoKernel(f"No kernel serves this call: {WATCHED}.")

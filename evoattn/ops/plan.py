@@ -14,10 +14,11 @@ from evoattn.backends.base import LaunchError
 from evoattn.model import forks
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops import selftest
-from evoattn.ops.call import ALIGNMENT, Call, Reader
+from evoattn.ops.arguments import ALIGNMENT, Reader
+from evoattn.ops.call import Call
 from evoattn.ops.choice import Choice, KernelKey, Refusal
 from evoattn.ops.cubins import Cubin
-from evoattn.ops.kernel import TERMS, LaunchArguments, LoadedKernel, scratch_places, tensor_places
+from evoattn.ops.kernel import TERMS, LaunchArguments, LoadedKernel, own_tables, scratch_places, tensor_places
 from evoattn.ops.platform import NO_CONTEXT, Platform
 
 ADDRESS_BITS = 15
@@ -110,7 +111,7 @@ class CallPlan:
         self.launches, self._platform = launches, platform
         self._scratch_bytes, self._zeroed_bytes, self._scratch = memory
         self._readers = readers if any(readers) else ()
-        self._no_terms = (0,) * len(TERMS) if problem.variants else ()
+        self._no_terms = (0,) * (len(TERMS) + len(own_tables(problem))) if problem.variants else ()
         self._has_more = bool(self._scratch_bytes or self._zeroed_bytes or self.lse_shape or self._no_terms)
         shares = len(launches) > 1 or self._scratch_bytes or self._zeroed_bytes
         self._lock = self._scratch.lock if shares else threading.Lock()
@@ -235,7 +236,7 @@ class Kernels:
                     return Refusal(kernel.failure)
                 workspace = choice.family.workspace(problem, choice.config, choice.gpu)
                 places, scratch_bytes, zeroed_bytes = scratch_places(workspace)
-                places |= tensor_places()
+                places |= tensor_places(problem)
                 bound = kernel.bound(launches, places)
             except Exception as error:  # no compiler, no memory, a driver that refuses …: a model must go on
                 words = str(error).strip().splitlines() or [type(error).__name__]

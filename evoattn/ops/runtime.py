@@ -11,12 +11,12 @@ import torch
 from evoattn.backends.base import LaunchError
 from evoattn.model import forks
 from evoattn.ops import cubins, torch_answer
+from evoattn.ops.arguments import Reader
 from evoattn.ops.call import (
     GRADIENTS,
     NOT_STRIDED,
     Answer,
     Call,
-    Reader,
     may_share,
     out_like,
     why_not_devices,
@@ -87,7 +87,7 @@ class Runtime:
                 query.shape, key.shape, value.shape, query.stride(), key.stride(), value.stride(),
                 query.dtype, key.dtype, value.dtype, query.get_device(), key.get_device(), value.get_device(),
                 call.mask, call.scale, call.enable_gqa, call.return_lse, None if out is None else out.stride(),
-                call.window, call.softcap,
+                call.window, call.softcap, call.score and call.score.key,
             )  # fmt: skip
             if terms:
                 of_terms = [

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT
-from evoattn.ops.arguments import BIAS, SEQUSED, SINKS, SLOPES, STARTS_K, STARTS_Q, TABLE, TERMS
-from evoattn.ops.call import ALIGNMENT, FLOATS, Answer, Call
+from evoattn.ops.arguments import ALIGNMENT, BIAS, SEQUSED, SINKS, SLOPES, STARTS_K, STARTS_Q, TABLE, TERMS
+from evoattn.ops.call import FLOATS, Answer, Call
 from evoattn.ops.torch_modes import autocast, has_autocast, without_autocast
 
 SCORES_PER_CHUNK = 1 << 26
@@ -191,7 +191,8 @@ def by_formula(call: Call, scores_at_once: int = SCORES_PER_CHUNK) -> tuple[Tens
     seqlen_q, seqlen_k = query.shape[-2], key.shape[-2]
     ends = seqlen_k if used is None else used[:, None, None, None]
     diagonal = 0 if call.mask == CAUSAL_UPPER_LEFT else ends - seqlen_q
-    if not call.softcap and sinks is None and call.term(SLOPES) is None and not call.return_lse:
+    has_formula = call.softcap or sinks is not None or call.term(SLOPES) is not None or call.score is not None
+    if not has_formula and not call.return_lse:
         hidden = _hidden(call, slice(0, seqlen_q), diagonal)
         mask = bias if hidden is None else ~hidden
         if bias is not None and hidden is not None:
@@ -223,6 +224,8 @@ def _scores(call: Call, keys: Tensor, rows: slice, diagonal: int | Tensor) -> Te
         scores = call.softcap * torch.tanh(scores / call.softcap)
     if call.term(SLOPES) is not None or call.term(BIAS) is not None:
         scores = scores + _added(call, rows, diagonal)
+    if call.score is not None:
+        scores = call.score.of(scores, _indices(call, rows, diagonal))
     if (hidden := _hidden(call, rows, diagonal)) is not None:
         scores = scores.masked_fill(hidden, -math.inf)
     return scores
@@ -270,6 +273,17 @@ def _added(call: Call, rows: slice, diagonal: int | Tensor) -> Tensor:
     queries = torch.arange(rows.start, rows.stop, device=device)[:, None]
     distance = (torch.arange(call.key.shape[-2], device=device) - queries - diagonal).abs()
     return -slopes.float()[:, None, None] * distance
+
+
+def _indices(call: Call, rows: slice, diagonal: int | Tensor) -> dict[str, int | Tensor]:
+    """Those of `Score`, which broadcast over the scores `[batch, heads, rows, seqlen_k]`."""
+    batch, heads = call.query.shape[:2]
+    sizes = {"b": range(batch), "h": range(heads), "q": range(rows.start, rows.stop), "k": range(call.key.shape[2])}
+    made: dict[str, int | Tensor] = {
+        name: torch.arange(one.start, one.stop, device=call.query.device).view(-1, *(1,) * (3 - i))
+        for i, (name, one) in enumerate(sizes.items())
+    }
+    return made | {"d": diagonal}
 
 
 def _hidden(call: Call, rows: slice, diagonal: int | Tensor) -> Tensor | None:

@@ -15,12 +15,6 @@ _transforms = torch._C._functorch.peek_interpreter_stack
 _tracing_state = torch._C._get_tracing_state
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def is_exporting() -> bool:
-    """`torch.compiler.is_exporting()`, which in compiled code of torch 2.11 is always true."""
-    return bool(torch.compiler.is_exporting())
-
-
 def is_ordinary(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether these are plain tensors that nothing watches: no subclass, dispatch mode, `torch.func` transform, JIT
     trace or forward-mode differentiation, nor views that are negated when they are read.

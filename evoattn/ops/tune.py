@@ -148,7 +148,7 @@ def groups_of(entries: list[Asked], gpu: GpuSpec) -> list[Group]:
         if not able or p.lse:
             continue
         dims = f"d{p.head_dim}/{p.value_dim}" if p.value_dim else f"d{p.head_dim}"
-        name = " ".join((p.dtype, dims, p.mask, *p.variants))  # what one kernel serves
+        name = " ".join((p.dtype, dims, p.mask, *p.compiled_variants))  # what one kernel serves
         group = groups.setdefault(name, Group(name, [], tuple(able), 0.0))
         group.problems.append(p)
         group.families = tuple(dict.fromkeys((*group.families, *able)))

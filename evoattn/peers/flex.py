@@ -11,6 +11,7 @@ import torch
 from evoattn.correctness.sequences import NO_PAGE
 from evoattn.correctness.terms import qkv
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.score import SCORE, Name, evaluate
 from evoattn.model.variant import SCORE_VARIANTS
 from evoattn.peers.variants import PeerRefused, has_a_flag, refuse_all_but, whole_keys, without_nan
 
@@ -153,9 +154,11 @@ def make(
     from torch.nn.attention.flex_attention import flex_attention
 
     refuse_all_but((*SCORE_VARIANTS, "value_dim", "shared_kv", "seqused", "page", "varlen"), problem, "FlexAttention")
-    slopes_of_lengths = problem.alibi and (problem.seqused or problem.varlen)
-    if slopes_of_lengths or (problem.page and (problem.bias or problem.shared_kv)):
-        raise PeerRefused("FlexAttention is not asked for slopes of different lengths, nor for a bias of pages.")
+    places_of_lengths = (problem.alibi or problem.score) and (problem.seqused or problem.varlen)
+    if places_of_lengths or (problem.page and (problem.bias or problem.shared_kv)):
+        raise PeerRefused(
+            "FlexAttention is not asked for slopes or expressions of different lengths, nor for a bias of pages."
+        )
     clean = without_nan(problem, tensors)
     if problem.page:
         q, k, v = tensors["q"], whole_cache(clean["k"]), whole_cache(clean["v"])
@@ -207,18 +210,13 @@ def _heads_are_rows(problem: AttentionProblem) -> bool:
 
 def _score_mod(problem: AttentionProblem, tensors: Tensors) -> ScoreMod | None:
     """What is done to a scaled score of batch b, head h, query i and key j; None for nothing."""
-    if not (problem.softcap or problem.alibi or problem.bias):
+    tree = problem.scoring
+    if tree == Name(SCORE):
         return None
-    cap, diagonal = problem.softcap, problem.diagonal
-    slopes, bias = tensors.get("slopes"), tensors.get("bias")
 
     def change(score: torch.Tensor, b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-        if cap:
-            score = cap * torch.tanh(score / cap)
-        if slopes is not None:
-            score = score - slopes[h] * (i + diagonal - j).abs()
-        if bias is not None:
-            score = score + bias[b if "b" in problem.bias else 0, h if "h" in problem.bias else 0, i, j]
-        return score
+        values = {**tensors, SCORE: score, "b": b, "h": h, "q": i, "k": j, "d": problem.diagonal}
+        changed: torch.Tensor = evaluate(tree, values, torch)
+        return changed
 
     return change

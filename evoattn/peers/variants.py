@@ -79,9 +79,10 @@ def added_to_scores(problem: AttentionProblem, tensors: Tensors) -> torch.Tensor
     refuse_all_but(served, problem, "SDPA")
     if not set(problem.variants) & {*SCORE_VARIANTS, *KEY_VARIANTS}:
         return None
-    rows, heads, device = slice(0, problem.seqlen_q), slice(0, problem.heads), tensors["q"].device
+    rows, device = slice(0, problem.seqlen_q), tensors["q"].device
     batches = problem.batch if problem.seqused or "b" in problem.bias else 1
-    shape = (batches, problem.heads if problem.alibi or "h" in problem.bias else 1, problem.seqlen_q)
+    heads = slice(0, problem.heads if problem.alibi or "h" in problem.bias else 1)
+    shape = (batches, heads.stop, problem.seqlen_q)
     columns = -(-problem.seqlen_k // 8) * 8
     mask = torch.zeros(*shape, columns, dtype=torch_dtype(problem), device=device)[..., : problem.seqlen_k]
     for index, batch in enumerate(mask):
@@ -90,11 +91,7 @@ def added_to_scores(problem: AttentionProblem, tensors: Tensors) -> torch.Tensor
         batch[..., seen.shape[-1] :] = float("-inf")
         if own is None:
             continue
-        terms = terms_of(own, tensors, index, heads, rows, device)
-        if terms.bias is not None:
-            seen.copy_(terms.bias)
-        if terms.visible is not None:
-            seen.masked_fill_(~terms.visible, float("-inf"))
+        seen.copy_(terms_of(own, tensors, index, heads, rows, device).apply(torch.zeros(seen.shape, device=device)))
     return mask
 
 

@@ -222,7 +222,7 @@ def bits_of(problem: AttentionProblem) -> str:
 def group_of(problem: AttentionProblem) -> str:
     """What one compiled kernel can serve: bits, head_dim, mask and variants, e.g. `16 d64 causal+window+sink`,
     `16 d192 causal+dv128`."""
-    words = (f"dv{problem.value_dim}" if name == "value_dim" else name for name in problem.variants)
+    words = (f"dv{problem.value_dim}" if name == "value_dim" else name for name in problem.compiled_variants)
     mask = "+".join(("causal" if problem.causal else "full", *words))
     return f"{bits_of(problem)} d{problem.head_dim} {mask}"
 

@@ -26,14 +26,24 @@ template <typename Element> struct VariantArguments {
 template <typename Element> struct HeadTerms {
   float slope = 0.f;                   // ALIBI: times term_unit
   const Element* bias_gmem = nullptr;  // BIAS: [seqlen_q, seqlen_k]
+  int batch = 0, head = 0;             // of an expression
 };
 
 // A row's terms of the keys from some key on.
 template <typename Element> struct RowTerms {
-  float slope, distance;     // ALIBI: of the first key from the row's diagonal
-  const Element* bias_gmem;  // BIAS: of the first key
-  int keys;                  // that there are from the first on
+  float slope, distance;        // ALIBI: of the first key from the row's diagonal
+  const Element* bias_gmem;     // BIAS: of the first key
+  int keys;                     // that there are from the first on
+  int batch, head, query, key;  // of an expression; the first key
 };
+
+// What an expression of scores is made of beside C++'s own (evoattn/model/score.py).
+__device__ __forceinline__ int inside(int index, int size) { return max(0, min(index, size - 1)); }
+__device__ __forceinline__ int floor_divide(int x, int y) { return x / y - (x % y != 0 && (x < 0) != (y < 0)); }
+__device__ __forceinline__ int floor_remainder(int x, int y) { return x - floor_divide(x, y) * y; }
+template <typename Number> __device__ __forceinline__ Number larger(Number x, Number y) { return x > y ? x : y; }
+template <typename Number> __device__ __forceinline__ Number smaller(Number x, Number y) { return x < y ? x : y; }
+template <typename Number> __device__ __forceinline__ Number magnitude(Number x) { return x < 0 ? -x : x; }
 
 // Two neighbours of a row of the bias, the first at an even place, as they are kept in registers.
 template <typename Element> struct BiasPair {
@@ -51,14 +61,17 @@ template <> struct BiasPair<Fp32> {
   __device__ __forceinline__ float high() const { return pair.y; }
 };
 
-template <typename Element, bool WINDOWED, bool SOFTCAP, bool ALIBI, bool BIAS, bool SINKS> struct ScoreTerms {
-  static constexpr bool WINDOW = WINDOWED;               // beside the scores, as `KeyMask` has it
-  static constexpr bool ANY = SOFTCAP || ALIBI || BIAS;  // scores change
-  static constexpr bool ADDED = ALIBI || BIAS;           // rows and keys differ in how
-  static constexpr bool BIASED = BIAS;                   // with a tensor to load
-  static constexpr bool MAY_HIDE = BIAS;                 // a score may become -inf, whatever the mask says
+// Own: an expression of the caller's (`OWN_SCORE`).
+template <typename Element, bool WINDOWED, bool SOFTCAP, bool ALIBI, bool BIAS, bool SINKS, class Own>
+struct ScoreTerms {
+  static constexpr bool WINDOW = WINDOWED;                    // beside the scores, as `KeyMask` has it
+  static constexpr bool ADDED = ALIBI || BIAS || Own::GIVEN;  // rows and keys differ in how scores change
+  static constexpr bool ANY = SOFTCAP || ADDED;               // scores change
+  static constexpr bool BIASED = BIAS;                        // with a tensor to load
+  static constexpr bool MAY_HIDE = BIAS || Own::GIVEN;        // a score may become -inf, whatever the mask says
   static constexpr bool SINK = SINKS;
   VariantArguments<Element> given;
+  Own own;
 
   // Keys of a batch that are in use, none for a number below 0. AT_END: the diagonal ends at the last of them, and
   // slopes count from there.
@@ -72,11 +85,12 @@ template <typename Element, bool WINDOWED, bool SOFTCAP, bool ALIBI, bool BIAS, 
     HeadTerms<Element> terms;
     if constexpr (ALIBI) terms.slope = given.slopes[head] * given.term_unit;
     if constexpr (BIAS) terms.bias_gmem = given.bias + batch * given.bias_batch_stride + head * given.bias_head_stride;
+    if constexpr (Own::GIVEN) terms.batch = batch, terms.head = head;
     return terms;
   }
   __device__ __forceinline__ RowTerms<Element> row(const HeadTerms<Element>& head, int query, int key, int seqlen_q,
                                                    int seqlen_k) const {
-    RowTerms<Element> row{head.slope, 0.f, nullptr, seqlen_k - key};
+    RowTerms<Element> row{head.slope, 0.f, nullptr, seqlen_k - key, head.batch, head.head, query, key};
     if constexpr (ALIBI) row.distance = float(key - query - given.diagonal);
     if constexpr (BIAS) {  // rows past the last are the last one: they can be read and are never stored
       row.bias_gmem = head.bias_gmem + min(query, seqlen_q - 1) * given.bias_row_stride + key;
@@ -91,7 +105,7 @@ template <typename Element, bool WINDOWED, bool SOFTCAP, bool ALIBI, bool BIAS, 
     if constexpr (BIAS) {
       if (step < row.keys) score = fmaf(to_float(row.bias_gmem[step]), given.term_unit, score);
     }
-    return score;
+    return expressed(score, row, step);
   }
   // The bias of two neighbours, 0 past the last key: to be loaded before the scores are there. The key of the first is
   // even, and so are the lengths of the bias's rows.
@@ -108,6 +122,7 @@ template <typename Element, bool WINDOWED, bool SOFTCAP, bool ALIBI, bool BIAS, 
     if constexpr (BIAS) {
       low = fmaf(bias.low(), given.term_unit, low), high = fmaf(bias.high(), given.term_unit, high);
     }
+    low = expressed(low, row, step), high = expressed(high, row, step + 1);
   }
   // The same, with the load.
   __device__ __forceinline__ void of_pair(float& low, float& high, const RowTerms<Element>& row, int step) const {
@@ -131,6 +146,11 @@ private:
     if constexpr (!SOFTCAP) return score;
     else if constexpr (sizeof(Element) == 4) return tanhf(score * given.score_scale);  // approx is for 16 bits
     else return tanh_approx(score * given.score_scale);
+  }
+  __device__ __forceinline__ float expressed(float score, const RowTerms<Element>& row, int step) const {
+    if constexpr (!Own::GIVEN) return score;
+    else
+      return own.of(score * own.unit, row.batch, row.head, row.query, row.key + step, given.diagonal) * given.term_unit;
   }
   __device__ __forceinline__ float sloped(float score, const RowTerms<Element>& row, int step) const {
     return fmaf(-row.slope, fabsf(row.distance + float(step)), score);

@@ -19,7 +19,7 @@
         [&](int row) { return Mask::WINDOW ? mask.first_key(packed.query(first_row + row)) - key : 0; }, terms,
         [&](int row, int step) {
           const int row_of_all = min(first_row + row, packed.heads * seqlen_q - 1);
-          return terms.row(terms.head(batch, first_head + packed.head(row_of_all)), packed.query(row_of_all),
+          return terms.row(terms.head(index, first_head + packed.head(row_of_all)), packed.query(row_of_all),
                            key + step, seqlen_q, seqlen_k);
         });
   };

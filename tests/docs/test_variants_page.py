@@ -12,7 +12,9 @@ from tests.docs.test_docs import ROOT
 SHAPE = "B=2,H=8,Hkv=2,S=1024,D=64,dtype=bf16,layout=bshd,mask=full"
 ROWS = {
     "scale": ("scale=0.1",),
-    "window, softcap, sinks, slopes, bias": ("window=128:0", "softcap=50", "sink=1", "alibi=1", "bias=hs"),
+    "window, softcap, sinks, slopes, bias, expressions": (
+        *("window=128:0", "softcap=50", "sink=1", "alibi=1", "bias=hs", "score=s*2"),
+    ),
     "keys in use, pages": ("seqused=16:1024", "seqused=16:1024,page=16"),
     "packed sequences": ("varlen=16:1024",),
     "head_dim of V": ("Dv=128",),

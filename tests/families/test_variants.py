@@ -44,6 +44,16 @@ VARIANTS = {
     "pages of 64, window": PLAIN.with_(seqused="0:500", page=64, mask="causal_lower_right", window="90:0"),
     "pages of 32, upper left, bias": PLAIN.with_(seqused="0:500", page=32, mask="causal_upper_left", bias="bhs"),
     "pages of 128, head_dim 128": PLAIN.with_(seqused="0:500", page=128, head_dim=128, dtype="fp16"),
+    "an expression, sink": PLAIN.with_(
+        score="s+table[h,k-q+40]*gate[b,h]-abs(q+d-k)//9", tables="table:fp32:2x97+gate:fp16:2x2", sink=True, scale=0.2
+    ),
+    "an expression of documents, causal": PLAIN.with_(
+        score="where(doc[k]==doc[q],s*1.5,-inf)", tables="doc:int32:512", mask="causal_upper_left", dtype="fp16"
+    ),
+    "packed, an expression, softcap": PLAIN.with_(
+        varlen="3:512", score="s*gate[b]+max(q-k,0)/64", tables="gate:bf16:3", softcap=20.0, mask="causal_lower_right"
+    ),
+    "keys in use, an expression": PLAIN.with_(seqused="0:500", score="s-slope[h]*abs(q+d-k)", tables="slope:fp32:2"),
     "V narrower than K, sink": PLAIN.with_(head_dim=96, value_dim=64, mask="causal_upper_left", sink=True),
     "V wider than K": PLAIN.with_(head_dim=32, value_dim=88, mask="causal_lower_right", dtype="fp16"),
     "V within K": PLAIN.with_(head_dim=96, value_dim=64, shared_kv=True),
@@ -109,6 +119,7 @@ WGMMA_WINDOW = ("flash_wgmma", "a warpgroup passes over tiles", "window, sink")
 MMA_LAZY = ("flash_mma", "lazy, key warps", "window both ways, softcap, alibi")
 SPLIT_WINDOW = ("split_kv", "mma by tensor maps", "window, sink")
 BIAS = ("flash_wgmma", "persistent, rows begin ahead", "bias, sink")
+OWN = ("flash_wgmma", "one warpgroup", "an expression, sink")
 HEADS, HEADS_BY_MAP = (("flash_wgmma", f"heads as rows{how}", "window, sink") for how in ("", ", by a tensor map"))
 WRONG = [
     ("a window a key too long", WGMMA_WINDOW, ("- window.past) {}", "- window.past - 1) {}")),
@@ -172,7 +183,38 @@ WRONG = [
         ("Schedule::BALANCED && !Terms::ADDED;", "Schedule::BALANCED;"),
     ),
     ("one bias for all heads", BIAS, ("head * given.bias_head_stride;", "0;")),
-    ("a bias that hides keys meets a lazy shift", BIAS, ("MAY_HIDE = BIAS;", "MAY_HIDE = false;")),
+    ("a bias that hides keys meets a lazy shift", BIAS, ("MAY_HIDE = BIAS || Own::GIVEN;", "MAY_HIDE = false;")),
+    (
+        "an expression that hides keys meets a lazy shift",
+        ("flash_mma", "lazy, key warps", "an expression of documents, causal"),
+        ("MAY_HIDE = BIAS || Own::GIVEN;", "MAY_HIDE = BIAS;"),
+    ),
+    ("an expression has another score's key", OWN, ("expressed(high, row, step + 1);", "expressed(high, row, step);")),
+    (
+        "an expression of scaled scores alone",
+        OWN,
+        ("row.key + step, given.diagonal) * given.term_unit;", "row.key + step, given.diagonal);"),
+    ),
+    ("an expression of unscaled scores", OWN, ("own.of(score * own.unit,", "own.of(score,")),
+    ("a table's index outside", OWN, ("max(0, min(index, size - 1))", "index")),
+    ("a division that rounds to zero", OWN, ("x / y - (x % y != 0 && (x < 0) != (y < 0));", "x / y;")),
+    ("an expression has the first batch", OWN, ("terms.batch = batch, terms.head", "terms.head")),
+    ("an expression has the first head", OWN, ("terms.batch = batch, terms.head = head;", "terms.batch = batch;")),
+    (
+        "an expression has the batch of packed tensors, mma",
+        ("flash_mma", "together", "packed, an expression, softcap"),
+        ("terms.head(sequence_number, head)", "terms.head(batch, head)"),
+    ),
+    (
+        "an expression has the batch of packed tensors, few rows",
+        ("split_kv", "fma", "packed, an expression, softcap"),
+        ("terms.head(index, first_head", "terms.head(batch, first_head"),
+    ),
+    (
+        "an expression has no key in a lane's second row",
+        ("split_kv", "mma", "keys in use, an expression"),
+        ("row.key + step, given.diagonal)", "row.key, given.diagonal)"),
+    ),
     ("a sink in natural units", WGMMA_WINDOW, ("to_float(given.sinks[head]) * LOG2_E", "to_float(given.sinks[head])")),
     (
         "O does not follow the sink's shift",

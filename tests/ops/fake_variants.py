@@ -6,6 +6,9 @@ from itertools import pairwise
 
 import torch
 
+from evoattn.model.dtype import DTYPES
+from evoattn.model.score import evaluate, parse_score, parse_tables
+
 VARIED = [ctypes.c_int32] * 3 + [ctypes.c_float] * 2 + [ctypes.c_uint64] * 3 + [ctypes.c_int64] * 3
 VARIED += [ctypes.c_uint64] * 2 + [ctypes.c_int32] * 3 + [ctypes.c_uint64] * 2 + [ctypes.c_int32] * 2
 """Behind the others in a kernel of a variant: window and diagonal, scales, sinks, slopes and bias, strides of the
@@ -20,8 +23,37 @@ def tensor_at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dt
     return torch.frombuffer(raw, dtype=dtype).as_strided(shape, strides)
 
 
+def own_types(kernel: dict) -> list:
+    """The arguments behind `VARIED` of an expression of scores: the last scale, each table and its sizes."""
+    if "score" not in kernel:
+        return []
+    types = [ctypes.c_float]
+    for table in parse_tables(kernel["tables"]):
+        types += [ctypes.c_uint64] + [ctypes.c_int32] * len(table.shape)
+    return types
+
+
+def expressed(kernel: dict, scores: torch.Tensor, arguments: list) -> torch.Tensor:
+    """What the kernel's expression makes of scores before they are scaled."""
+    _, heads, seqlen_q, seqlen_k = scores.shape
+    unit, *given = arguments[len(VARIED) :]
+    values = {"b": torch.arange(len(scores)).view(-1, 1, 1, 1), "h": torch.arange(heads).view(-1, 1, 1)}
+    values |= {"q": torch.arange(seqlen_q).view(-1, 1), "k": torch.arange(seqlen_k), "d": arguments[2]}
+    for table in parse_tables(kernel["tables"]):
+        address, *shape = (given.pop(0) for _ in range(1 + len(table.shape)))
+        dtype = torch.int32 if table.dtype == "int32" else getattr(torch, DTYPES[table.dtype].torch)
+        values[table.buffer] = tensor_at(address, tuple(shape), torch.empty(shape, device="meta").stride(), dtype)
+    tree = parse_score(kernel["score"], kernel["tables"]).tree
+    return evaluate(tree, values | {"s": scores * unit}, torch) * arguments[4]
+
+
 def changed(
-    scores: torch.Tensor, variants: list[str], mask: str, arguments: list, dtype: torch.dtype
+    scores: torch.Tensor,
+    variants: list[str],
+    mask: str,
+    arguments: list,
+    dtype: torch.dtype,
+    kernel: dict | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Scores before they are scaled, with what the arguments say of them, and the sinks."""
     _, heads, seqlen_q, seqlen_k = scores.shape
@@ -38,6 +70,8 @@ def changed(
         scores = scores - slopes * (columns - rows - diagonal).abs() * unit
     if "bias" in variants:
         scores = scores + tensor_at(bias_at, scores.shape, (*arguments[8:11], 1), dtype) * unit
+    if kernel and "score" in kernel:
+        scores = expressed(kernel, scores, arguments)
     if "sink" in variants:
         sinks = tensor_at(sinks_at, (heads, 1, 1), (1, 1, 1), dtype).double()
     if "window" in variants:
@@ -64,7 +98,9 @@ def shapes_of(kernel: dict, q: tuple[int, ...], k: tuple[int, ...]) -> tuple[tup
 def attend(kernel: dict, q, k, v, o, lse, scale: float, others: list, error: float) -> None:
     """Write O, with `error` added, and the log-sum-exp."""
     k, v = (t.double().repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
-    scores, sinks = changed(q.double() @ k.transpose(-1, -2), kernel["variants"], kernel["mask"], others, q.dtype)
+    scores, sinks = changed(
+        q.double() @ k.transpose(-1, -2), kernel["variants"], kernel["mask"], others, q.dtype, kernel
+    )
     scores = scores * scale
     if kernel["mask"] != "full":
         offset = k.shape[2] - q.shape[2] if kernel["mask"] == "causal_lower_right" else 0

@@ -47,7 +47,7 @@ def test_every_pick_can_be_packed_and_takes_the_callers_scale(kind):
         assert {one.name for one, _ in changed} == {SOFTMAX_SCALE_LOG2} and len(changed) <= len(scaled), "the scale"
         places, scratch, zeroed = scratch_places(choice.family.workspace(choice.problem, choice.config, choice.gpu))
         assert all(0 <= offset < (scratch, zeroed)[index - SCRATCH] for index, offset in places.values())
-        places |= tensor_places()
+        places |= tensor_places(problem)
         cubin = build(choice.family, problem, choice.config, choice.gpu, None)
         for packed in LoadedKernel(cubin.code, device, -1).bound(scaled, places):
             packed.bind(ADDRESSES)

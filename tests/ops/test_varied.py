@@ -11,7 +11,8 @@ import evoattn
 from evoattn.correctness import reference
 from evoattn.correctness.judge import judge
 from evoattn.model.problem import AttentionProblem
-from evoattn.ops.call import Call, bias_reader, call_of, terms_of
+from evoattn.ops.arguments import bias_reader
+from evoattn.ops.call import Call, call_of, terms_of
 from evoattn.ops.custom_op import operands, variant_lse_op, variant_op
 from evoattn.ops.runtime import NoKernel
 from evoattn.ops.torch_answer import by_formula
@@ -31,6 +32,14 @@ CASES = [
     {"bias": "s"},
     {"bias": "bhs", "lse": True},
     {"bias": "bs", "mask": "causal_upper_left", "sink": True, "dtype": "fp16"},
+    {"score": "s+table[h,k-q+20]*gate[h]", "tables": "table:fp32:4x41+gate:bf16:4"},
+    {
+        "score": "where(doc[b,k]==doc[b,q],s,-inf)",
+        "tables": "doc:int32:2x60",
+        "mask": "causal_lower_right",
+        "lse": True,
+    },
+    {"score": "s*0.5-abs(q+d-k)//4", "softcap": 3.0, "bias": "hs", "sink": True, "scale": 0.3},
 ]
 
 
@@ -44,7 +53,9 @@ def arguments(problem: AttentionProblem, tensors: dict[str, torch.Tensor]) -> di
     if problem.softcap:
         words["softcap"] = problem.softcap
     names = {"sinks": "sinks", "slopes": "alibi_slopes", "bias": "bias"}
-    words |= {names[name]: tensors[name] for name in problem.term_shapes}
+    words |= {names[name]: tensors[name] for name in problem.term_shapes if name in names}
+    if own := problem.own_score:
+        words["score"] = evoattn.Score(own.text, **{table.name: tensors[table.buffer] for table in own.tables})
     if problem.bias:
         words["bias"] = tensors["bias"][..., : problem.seqlen_k]
     return words
@@ -95,11 +106,13 @@ def test_compiled_code_runs_a_kernel(device, fields):
     evoattn.attention(*(tensors[t] for t in "qkv"), **arguments(problem, tensors), strict=True)  # loads and checks it
     launches = len(device.launches)
 
-    @torch.compile(backend="aot_eager", fullgraph=True)
-    def compiled(given):
-        return evoattn.attention(*(given[t] * 1 for t in "qkv"), **arguments(problem, given), strict=True)
+    words = arguments(problem, tensors)
 
-    answer = compiled(tensors)
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def compiled(given, words):
+        return evoattn.attention(*(given[t] * 1 for t in "qkv"), **words, strict=True)
+
+    answer = compiled(tensors, words)
     outputs = {"o": answer[0], "lse": answer[1]} if problem.lse else {"o": answer}
     assert judge(outputs, reference.make_answer(problem, tensors, double=True))[0] == ""
     assert len(device.launches) == launches + 1
@@ -266,3 +279,68 @@ def test_forms_that_look_alike_are_told_apart(device):
         double = {name: t.double() if name == "bias" else t for name, t in words.items()}
         expected = evoattn.attention(q.double(), k.double(), v.double(), enable_gqa=True, **double)
         assert (answer.double() - expected).abs().max() < 4e-3, words
+
+
+GATED = evoattn.Score("s * gate[h]", gate=torch.tensor([0.5, 1.0, 2.0, 0.1]))
+
+
+QUERY = torch.randn(1, 4, 8, 16, generator=torch.Generator().manual_seed(2), dtype=torch.float16)
+KEY, VALUE = torch.randn(2, 1, 4, 12, 16, generator=torch.Generator().manual_seed(3), dtype=torch.float16)
+
+
+def plain_call(**words):
+    return evoattn.attention(QUERY, KEY, VALUE, **words)
+
+
+def test_tables_are_read_at_each_call(device):
+    """One `Score` serves many calls; another text, or tables under other names, is another kernel."""
+    gate = torch.tensor([0.5, 1.0, 2.0, 0.1])
+    score = evoattn.Score("s * gate[h]", gate=gate)
+    first = plain_call(score=score, strict=True)
+    assert torch.equal(plain_call(score=score, strict=True), first) and device.loads == 1
+    gate.mul_(3)
+    second = plain_call(score=score, strict=True)
+    assert not torch.equal(second, first) and device.loads == 1
+    assert torch.equal(plain_call(score=evoattn.Score("s * gate[h]", gate=gate.clone()), strict=True), second)
+    assert not torch.equal(plain_call(score=evoattn.Score("s / gate[h]", gate=gate), strict=True), second)
+    assert not torch.equal(plain_call(strict=True), second) and device.loads == 3
+
+
+def test_a_table_in_pieces_is_copied(device):
+    gates = torch.tensor([[0.5, 1.0, 2.0, 0.1], [9.0, 9.0, 9.0, 9.0]]).t().contiguous()
+    expected = plain_call(score=GATED, strict=True)
+    assert torch.equal(plain_call(score=evoattn.Score("s*gate[h]", gate=gates[:, 0]), strict=True), expected)
+
+
+def test_gradients_reach_tables():
+    gate = torch.tensor([0.5, 1.0, 2.0, 0.1], requires_grad=True)
+    plain_call(score=evoattn.Score("s * gate[h]", gate=gate)).float().square().sum().backward()
+    assert gate.grad is not None and bool((gate.grad != 0).all())
+
+
+@pytest.mark.parametrize(
+    "make, error, why",
+    [
+        (lambda: evoattn.Score("s * gate[h]"), ValueError, "gate.* is nothing that a score can be made of"),
+        (lambda: evoattn.Score("s + gate[h]", gate=[1.0]), TypeError, "table gate of a score must be a tensor of one"),
+        (lambda: evoattn.Score("s + g[h]", g=torch.ones(4, dtype=torch.float64)), TypeError, "float16, bfloat16"),
+        (lambda: evoattn.Score(3), TypeError, "must be a text, not int"),
+        (lambda: plain_call(score="s * 2"), TypeError, "must be an evoattn.Score, not str"),
+        (lambda: plain_call(score=lambda s, b, h, q, k: s), TypeError, "must be an evoattn.Score, not function"),
+    ],
+)
+def test_what_is_no_score_raises_one_sentence(make, error, why):
+    with pytest.raises(error, match=why) as raised:
+        make()
+    assert str(raised.value).count("\n") == 0
+
+
+def test_explain_names_the_kernel(device):
+    query = torch.randn(1, 4, 8, 16, dtype=torch.float16)
+    assert "flash" in evoattn.explain(query, query, query, score=GATED)
+
+
+def test_compiled_code_without_a_device_computes_an_expression():
+    compiled = torch.compile(lambda: plain_call(score=GATED), backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(), plain_call(score=GATED))
+    torch._dynamo.reset()

@@ -78,7 +78,7 @@ def test_they_are_right(peer, mask):
         (torch_peer(older_varlen_attn), PACKED.with_(window="9:0"), "has no windows"),
         (torch_peer(older_varlen_attn), PACKED.with_(scale=0.5), "has no scale"),
         (PEERS["math"], PACKED, "SDPA has no varlen"),
-        (PEERS["flex"], PACKED.with_(alibi=True), "slopes of different lengths"),
+        (PEERS["flex"], PACKED.with_(alibi=True), "slopes or expressions of different lengths"),
     ],
 )
 def test_what_they_do_not_compute_is_refused(peer, problem, words):

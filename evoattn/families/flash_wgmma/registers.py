@@ -38,8 +38,8 @@ WIDE_MERGE_REGISTERS = 60
 LAZY_AFTER_REGISTERS = 16
 """For the product that brings lost scores back, and one more for 16 columns of a row; found as FIXED_REGISTERS."""
 TWO_HEADS_REGISTERS = 12
-"""Of GROUP_ROWS with slopes or a bias, which a thread's two rows may have of two heads: of 16 configs with up to 12 to
-spare two spilled, with 0 and with 8."""
+"""Of GROUP_ROWS with slopes, a bias or an expression, which a thread's two rows may have of two heads: of 16 configs
+with up to 12 to spare two spilled, with 0 and with 8."""
 AHEAD_ROWS_REGISTERS = 16
 """That must be left to begin a tile of rows ahead with STORE=rows: of 109 configs with less 61 spilled, of 16 with as
 many none."""
@@ -103,7 +103,7 @@ def registers_needed(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
         others += _persistent_registers(problem.head_dim_v, genes.STORE == "rows")
     if genes.RESCALE == "lazy_after":
         others += LAZY_AFTER_REGISTERS + problem.head_dim // 16 + wide // 8
-    if genes.GROUP_ROWS and (problem.alibi or problem.bias):
+    if genes.GROUP_ROWS and (problem.alibi or problem.bias or problem.score):
         others += TWO_HEADS_REGISTERS
     if problem.bias:  # one register for two keys of two rows, loaded beside the product
         others += block_n // 4

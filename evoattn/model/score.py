@@ -1,0 +1,499 @@
+"""What is done to a score between the product and the softmax: an expression, and all that is printed of it.
+
+A score `s`, scaled, becomes the value of an expression of
+
+- `s`, and of whole numbers: `b`, `h`, `q`, `k`, the batch, the query head, the query and the key, of packed sequences
+  within their own; `d`, the key of query 0's diagonal (`AttentionProblem.diagonal`);
+- numbers, and `inf`;
+- tables, tensors that are given beside it: `table[h, k - q + 63]`. An index outside is taken as the nearest one inside;
+- `+ - * / // %`, comparisons, `& | ~` of these, and the functions of `OPERATORS`.
+
+It is written as in Python and means there what it means here. Softcap, ALiBi's slopes and a bias are such expressions
+too (`AttentionProblem.scoring`). `OPERATORS` is the one table of what an expression may do: text, value in torch, CUDA,
+derivative and cost stand in one row.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, NamedTuple
+
+from evoattn.model.dtype import DTYPES
+
+Kind = Literal["bool", "int", "float"]
+SCORE = "s"
+INDICES = ("b", "h", "q", "k", "d")
+INTEGERS = "int32"
+"""The dtype of a table of whole numbers; the others are those of `DTYPES`."""
+MOST_CHARACTERS = 1000
+MOST_ELEMENTS = (1 << 31) - 1
+"""Of a table: kernels count them in int32."""
+LARGEST_INT, LARGEST_FLOAT = (1 << 31) - 1, 3.4e38
+_TABLE = re.compile(r"([a-z_][a-z0-9_]{0,31}):([a-z0-9]+):(\d{1,9}(?:x\d{1,9}){0,3})", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Number:
+    value: float
+
+    @property
+    def kind(self) -> Kind:
+        return "int" if isinstance(self.value, int) else "float"
+
+
+@dataclass(frozen=True)
+class Name:
+    """The score or an index."""
+
+    name: str
+
+    @property
+    def kind(self) -> Kind:
+        return "float" if self.name == SCORE else "int"
+
+
+@dataclass(frozen=True)
+class Load:
+    """An element of a table."""
+
+    table: Table
+    indices: tuple[Tree, ...]
+
+    @property
+    def kind(self) -> Kind:
+        return "int" if self.table.dtype == INTEGERS else "float"
+
+
+@dataclass(frozen=True)
+class Apply:
+    """An operator and what it is applied to."""
+
+    operator: str
+    of: tuple[Tree, ...]
+
+    @property
+    def kind(self) -> Kind:
+        given = [one.kind for one in self.of]
+        of = OPERATORS[self.operator].kind
+        return of if of != "numbers" else "float" if "float" in given else "int"
+
+
+Tree = Number | Name | Load | Apply
+
+
+class Table(NamedTuple):
+    """A tensor that an expression loads from; contiguous."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    buffer: str
+    """The name of the problem's input."""
+
+    def describe(self) -> str:
+        """E.g. `gate:fp32:12`."""
+        return f"{self.name}:{self.dtype}:{'x'.join(map(str, self.shape))}"
+
+
+Slopes = Callable[..., tuple["Tree | None", ...]]
+
+
+class Operator(NamedTuple):
+    """A row of `OPERATORS`."""
+
+    kind: Kind | Literal["numbers"]
+    """Of the result; `numbers`: float where an argument is, else int."""
+    takes: tuple[Kind, ...]
+    """The widest kind of each argument, of bool, int and float; bool is taken by itself alone."""
+    torch: Callable[..., Any]
+    """(torch, values) → value; the values are tensors or Python's numbers."""
+    cuda: str
+    """With a place `{}` for each argument."""
+    slopes: Slopes | None = None
+    """The derivatives by each argument, of these arguments; None where it is 0 wherever there is one."""
+    cost: tuple[float, float, float] = (0.0, 1.0, 1.0)
+    """(special functions, FP32 lane operations, instructions) for each score."""
+
+
+def _choose(torch: Any, condition: Any, yes: Any, no: Any) -> Any:
+    if isinstance(condition, bool):
+        return yes if condition else no
+    return torch.where(condition, yes, no)
+
+
+def _function(name: str) -> Callable[..., Any]:
+    def value(torch: Any, x: Any) -> Any:
+        return getattr(torch, name)(x) if hasattr(x, "dtype") else getattr(math, name)(x)
+
+    return value
+
+
+def _binary(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    return lambda torch, x, y: function(x, y)
+
+
+_F: tuple[Kind, ...] = ("float",)
+_FF: tuple[Kind, ...] = ("float", "float")
+_II: tuple[Kind, ...] = ("int", "int")
+_BB: tuple[Kind, ...] = ("bool", "bool")
+_COMPARED = (0.0, 0.0, 1.0)
+_LONG = (1.0, 4.0, 8.0)
+OPERATORS: dict[str, Operator] = {
+    "+": Operator("numbers", _FF, _binary(operator.add), "({} + {})", lambda x, y: (Number(1), Number(1))),
+    "-": Operator("numbers", _FF, _binary(operator.sub), "({} - {})", lambda x, y: (Number(1), Number(-1))),
+    "*": Operator("numbers", _FF, _binary(operator.mul), "({} * {})", lambda x, y: (y, x)),
+    "/": Operator(
+        "float",
+        _FF,
+        _binary(operator.truediv),
+        "(float({}) / float({}))",
+        lambda x, y: (divided(Number(1), y), minus(divided(x, times(y, y)))),
+        _LONG,
+    ),
+    "//": Operator("int", _II, _binary(operator.floordiv), "floor_divide({}, {})", None, (0.0, 0.0, 12.0)),
+    "%": Operator("int", _II, _binary(operator.mod), "floor_remainder({}, {})", None, (0.0, 0.0, 14.0)),
+    "minus": Operator("numbers", _F, lambda torch, x: -x, "(-{})", lambda x: (Number(-1),)),
+    "<": Operator("bool", _FF, _binary(operator.lt), "({} < {})", None, _COMPARED),
+    "<=": Operator("bool", _FF, _binary(operator.le), "({} <= {})", None, _COMPARED),
+    ">": Operator("bool", _FF, _binary(operator.gt), "({} > {})", None, _COMPARED),
+    ">=": Operator("bool", _FF, _binary(operator.ge), "({} >= {})", None, _COMPARED),
+    "==": Operator("bool", _FF, _binary(operator.eq), "({} == {})", None, _COMPARED),
+    "!=": Operator("bool", _FF, _binary(operator.ne), "({} != {})", None, _COMPARED),
+    "&": Operator("bool", _BB, _binary(operator.and_), "({} && {})", None, _COMPARED),
+    "|": Operator("bool", _BB, _binary(operator.or_), "({} || {})", None, _COMPARED),
+    "~": Operator("bool", ("bool",), lambda torch, x: x ^ True, "(!{})", None, _COMPARED),
+    "where": Operator(
+        "numbers",
+        ("bool", "float", "float"),
+        _choose,
+        "({} ? {} : {})",
+        lambda c, x, y: (None, where(c, Number(1), Number(0)), where(c, Number(0), Number(1))),
+        _COMPARED,
+    ),
+    "max": Operator(
+        "numbers",
+        _FF,
+        lambda torch, x, y: _choose(torch, x > y, x, y),
+        "larger({}, {})",
+        lambda x, y: (where(over(x, y), Number(1), Number(0)), where(over(x, y), Number(0), Number(1))),
+    ),
+    "min": Operator(
+        "numbers",
+        _FF,
+        lambda torch, x, y: _choose(torch, x < y, x, y),
+        "smaller({}, {})",
+        lambda x, y: (where(over(y, x), Number(1), Number(0)), where(over(y, x), Number(0), Number(1))),
+    ),
+    "abs": Operator(
+        "numbers",
+        _F,
+        lambda torch, x: abs(x),
+        "magnitude({})",
+        lambda x: (where(over(Number(0), x), Number(-1), Number(1)),),
+    ),
+    "exp": Operator(
+        "float", _F, _function("exp"), "exp2_approx({} * 1.44269504f)", lambda x: (Apply("exp", (x,)),), (1.0, 3.0, 5.0)
+    ),
+    "log": Operator("float", _F, _function("log"), "logf({})", lambda x: (divided(Number(1), x),), (0.0, 10.0, 20.0)),
+    "sqrt": Operator(
+        "float",
+        _F,
+        _function("sqrt"),
+        "sqrtf({})",
+        lambda x: (divided(Number(0.5), Apply("sqrt", (x,))),),
+        _LONG,
+    ),
+    "tanh": Operator(
+        "float",
+        _F,
+        _function("tanh"),
+        "tanhf({})",
+        lambda x: (plus(Number(1), minus(times(Apply("tanh", (x,)), Apply("tanh", (x,))))),),
+        (2.0, 10.0, 20.0),
+    ),
+}
+"""By the sign or the function's name in a text; `minus` is the sign before one number. `larger`, `smaller` and others
+stand in `templates/device/score.cuh`."""
+_SIGNS: dict[type[ast.AST], str] = {
+    ast.Add: "+",
+    ast.Sub: "-",
+    ast.Mult: "*",
+    ast.Div: "/",
+    ast.FloorDiv: "//",
+    ast.Mod: "%",
+    ast.BitAnd: "&",
+    ast.BitOr: "|",
+    ast.Invert: "~",
+    ast.USub: "minus",
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+}
+FUNCTIONS = tuple(name for name in OPERATORS if name.isalpha() and name != "minus")
+LOAD_COST = (0.0, 2.0, 6.0)
+"""Of an element with its address, as `Operator.cost`."""
+
+
+def _is(tree: Tree, value: float) -> bool:
+    return isinstance(tree, Number) and tree.value == value
+
+
+def plus(x: Tree, y: Tree) -> Tree:
+    """x + y, without what adds nothing."""
+    return y if _is(x, 0) else x if _is(y, 0) else Apply("+", (x, y))
+
+
+def times(x: Tree, y: Tree) -> Tree:
+    """x · y, without what changes nothing."""
+    if _is(x, 0) or _is(y, 0):
+        return Number(0)
+    return y if _is(x, 1) else x if _is(y, 1) else Apply("*", (x, y))
+
+
+def minus(x: Tree) -> Tree:
+    """-x."""
+    return Number(-x.value) if isinstance(x, Number) else Apply("minus", (x,))
+
+
+def divided(x: Tree, y: Tree) -> Tree:
+    """x / y, 0 where x is."""
+    return Number(0) if _is(x, 0) else Apply("/", (x, y))
+
+
+def over(x: Tree, y: Tree) -> Tree:
+    """Whether x > y."""
+    return Apply(">", (x, y))
+
+
+def where(condition: Tree, yes: Tree, no: Tree) -> Tree:
+    """`yes` where the condition holds, else `no`."""
+    return yes if yes == no else Apply("where", (condition, yes, no))
+
+
+@dataclass(frozen=True)
+class Score:
+    """An expression; `text` is it without spaces."""
+
+    tree: Tree
+    text: str
+    tables: tuple[Table, ...] = ()
+
+    def describe_tables(self) -> str:
+        """As `parse_tables` reads it."""
+        return "+".join(table.describe() for table in self.tables)
+
+
+def parse_tables(text: str) -> tuple[Table, ...]:
+    """The tables of `name:dtype:sizes+…`, e.g. `table:bf16:12x127+gate:fp32:12`. Raises `ValueError`."""
+    tables: list[Table] = []
+    for part in text.split("+") if text else ():
+        match = _TABLE.fullmatch(part)
+        if not match:
+            raise ValueError(f"{part!r} is no table, which is written like gate:fp32:12x64 with up to four sizes")
+        name, dtype, sizes = match[1], match[2], tuple(int(size) for size in match[3].split("x"))
+        if dtype not in (*DTYPES, INTEGERS):
+            raise ValueError(f"table {name} must be of {', '.join(DTYPES)} or {INTEGERS}, not {dtype}")
+        if name in (SCORE, *INDICES, *FUNCTIONS, "inf") or name in {table.name for table in tables}:
+            raise ValueError(f"a table cannot be called {name}: that name is taken")
+        if not 0 < math.prod(sizes) <= MOST_ELEMENTS:
+            raise ValueError(f"table {name} must have 1 to {MOST_ELEMENTS} elements")
+        tables.append(Table(name, dtype, sizes, f"own_{name}"))
+    return tuple(tables)
+
+
+@cache
+def parse_score(text: str, tables: str | tuple[Table, ...] = "") -> Score:
+    """The expression of a text, with tables as `parse_tables` reads them. Raises `ValueError`, whose message says what
+    is wrong in one sentence without a full stop."""
+    known = {table.name: table for table in (parse_tables(tables) if isinstance(tables, str) else tables)}
+    if len(text) > MOST_CHARACTERS:
+        raise ValueError(f"a score has {MOST_CHARACTERS} characters at most, not {len(text)}")
+    try:
+        parsed = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        raise ValueError(f"{text!r} is no expression") from None
+    try:
+        tree = _tree(parsed, known)
+        names = _names(tree)
+        plain = ast.unparse(parsed).replace(" ", "")
+    except RecursionError:
+        raise ValueError("a score is nested too deeply") from None
+    if tree.kind == "bool":
+        raise ValueError(f"{text!r} is true or false, not a score; write where(…, s, -inf) to hide keys")
+    if SCORE not in names:
+        raise ValueError(f"{text!r} has no s, the score that it changes")
+    if unused := [name for name in known if name not in names]:
+        raise ValueError(f"{text!r} does not use the table {unused[0]}")
+    return Score(tree, plain, tuple(known.values()))
+
+
+def _tree(node: ast.expr, tables: Mapping[str, Table]) -> Tree:
+    match node:
+        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
+            if abs(value) > (LARGEST_INT if isinstance(value, int) else LARGEST_FLOAT):
+                raise ValueError(f"{value} is larger than what kernels count with")
+            return Number(value)
+        case ast.Name(id="inf"):
+            return Number(math.inf)
+        case ast.Name(id=name) if name in (SCORE, *INDICES):
+            return Name(name)
+        case ast.Name(id=name):
+            raise ValueError(f"{name} is unknown; there are {SCORE}, {', '.join(INDICES)}, inf and the tables")
+        case ast.Subscript(value=ast.Name(id=name), slice=place) if name in tables:
+            given = place.elts if isinstance(place, ast.Tuple) else [place]
+            return _load(tables[name], tuple(_tree(one, tables) for one in given))
+        case ast.UnaryOp(op=sign, operand=of) if type(sign) in _SIGNS:
+            found = _applied(_SIGNS[type(sign)], (_tree(of, tables),))
+            return minus(found.of[0]) if found.operator == "minus" else found
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _SIGNS:
+            return _applied(_SIGNS[type(op)], (_tree(left, tables), _tree(right, tables)))
+        case ast.Compare(left=left, ops=ops, comparators=others) if all(type(op) in _SIGNS for op in ops):
+            sides = [_tree(one, tables) for one in (left, *others)]
+            pairs = [_applied(_SIGNS[type(op)], (sides[i], sides[i + 1])) for i, op in enumerate(ops)]
+            both: Tree = pairs[0]
+            for pair in pairs[1:]:
+                both = _applied("&", (both, pair))
+            return both
+        case ast.Call(func=ast.Name(id=name), args=given, keywords=[]) if name in FUNCTIONS:
+            return _applied(name, tuple(_tree(one, tables) for one in given))
+    raise ValueError(f"{ast.unparse(node)!r} is nothing that a score can be made of; there are {' '.join(OPERATORS)}")
+
+
+def _load(table: Table, indices: tuple[Tree, ...]) -> Load:
+    if len(indices) != len(table.shape):
+        raise ValueError(f"table {table.name} has {len(table.shape)} dimensions, and {len(indices)} indices are given")
+    if any(index.kind != "int" for index in indices):
+        raise ValueError(f"the indices of table {table.name} must be whole numbers")
+    return Load(table, indices)
+
+
+_WIDTH: dict[Kind, int] = {"int": 1, "float": 2}
+
+
+def _applied(name: str, of: tuple[Tree, ...]) -> Apply:
+    takes = OPERATORS[name].takes
+    if len(of) != len(takes):
+        raise ValueError(f"{name} takes {len(takes)} values, not {len(of)}")
+    for one, wanted in zip(of, takes, strict=True):
+        if (one.kind == "bool") != (wanted == "bool") or (wanted != "bool" and _WIDTH[one.kind] > _WIDTH[wanted]):
+            raise ValueError(f"{name} takes {wanted} where {one.kind} is given")
+    return Apply(name, of)
+
+
+def _names(tree: Tree) -> set[str]:
+    match tree:
+        case Name(name):
+            return {name}
+        case Load(table, indices):
+            return {table.name}.union(*map(_names, indices))
+        case Apply(_, of):
+            return set().union(*map(_names, of))
+    return set()
+
+
+def of_score(tree: Tree, inner: Tree) -> Tree:
+    """The expression of another one's value in place of the score."""
+    match tree:
+        case Name(name) if name == SCORE:
+            return inner
+        case Apply(name, of):
+            return Apply(name, tuple(of_score(one, inner) for one in of))
+    return tree
+
+
+def evaluate(tree: Tree, values: Mapping[str, Any], torch: Any) -> Any:
+    """The value of an expression: `values` has the score, the indices, whole numbers or tensors of them that broadcast,
+    and the tables by the names of their buffers, whose elements are taken in the score's dtype; `torch` is the module.
+    """
+    match tree:
+        case Number(value):
+            return value
+        case Name(name):
+            return values[name]
+        case Load(table, indices):
+            places = tuple(
+                _inside(evaluate(index, values, torch), size) for index, size in zip(indices, table.shape, strict=True)
+            )
+            element = values[table.buffer][places]
+            return element if table.dtype == INTEGERS else element.to(values[SCORE].dtype)
+        case Apply(name, of):
+            return OPERATORS[name].torch(torch, *(evaluate(one, values, torch) for one in of))
+
+
+def _inside(index: Any, size: int) -> Any:
+    return index.clamp(0, size - 1) if hasattr(index, "clamp") else min(max(index, 0), size - 1)
+
+
+def derivative(tree: Tree) -> Tree:
+    """d tree / d s; 0 where a step or a whole number hides it, at an edge of `max`, `min` and `abs` one side's."""
+    match tree:
+        case Name(name):
+            return Number(int(name == SCORE))
+        case Apply(name, of) if (slopes := OPERATORS[name].slopes) is not None:
+            total: Tree = Number(0)
+            for one, slope in zip(of, slopes(*of), strict=True):
+                if slope is not None:
+                    total = plus(total, times(slope, derivative(one)))
+            return total
+    return Number(0)
+
+
+def in_cuda(tree: Tree, floats: bool = True) -> str:
+    """The expression in CUDA C++, where the score and the indices have their names, tables and their sizes those of
+    `member` and `size_member`; `floats`: as a float, also where it is a whole number."""
+    if floats and isinstance(tree, Number) and not math.isinf(tree.value):
+        return f"{float(tree.value)!r}f"
+    return f"float({_in_cuda(tree)})" if floats and tree.kind == "int" else _in_cuda(tree)
+
+
+def _in_cuda(tree: Tree) -> str:
+    match tree:
+        case Number(value):
+            if math.isinf(value):
+                return "-NEGATIVE_INFINITY" if value > 0 else "NEGATIVE_INFINITY"
+            return str(value)
+        case Name(name):
+            return name
+        case Load(table, indices):
+            place = ""
+            for number, index in enumerate(indices):
+                size = size_member(table, number)
+                inside = f"inside({_in_cuda(index)}, {size})"
+                place = inside if not place else f"({place} * {size} + {inside})"
+            element = f"{member(table)}[{place}]"
+            return element if table.dtype == INTEGERS else f"to_float({element})"
+        case Apply(name, of):
+            wide = tree.kind == "float" or any(one.kind == "float" for one in of)
+            return OPERATORS[name].cuda.format(*(in_cuda(one, wide and one.kind != "bool") for one in of))
+
+
+def member(table: Table) -> str:
+    """What a table is called in CUDA, where some names are words of the language."""
+    return f"t_{table.name}"
+
+
+def size_member(table: Table, dimension: int) -> str:
+    """What the size of a dimension of a table is called in CUDA."""
+    return f"n_{table.name}_{dimension}"
+
+
+def cost(tree: Tree) -> tuple[float, float, float]:
+    """(special functions, FP32 lane operations, instructions) of an expression, as `Operator.cost`."""
+    match tree:
+        case Load(_, indices):
+            parts = [LOAD_COST, *map(cost, indices)]
+        case Apply(name, of):
+            parts = [OPERATORS[name].cost, *map(cost, of)]
+        case _:
+            return 0.0, 0.0, 0.0
+    special, lanes, instructions = (sum(column) for column in zip(*parts, strict=True))
+    return special, lanes, instructions
