@@ -5,9 +5,10 @@ import torch
 import torch.nn.functional as F
 
 import evoattn
+from evoattn.correctness.reference import make_inputs
 from evoattn.model.shape_text import parse_shape
 from evoattn.ops.arguments import mask_of
-from tests.ops.gpu.gpu_problems import ON_A_GPU, PREFILL, SHAPES, flags, inputs, require_right
+from tests.ops.gpu.gpu_problems import ON_A_GPU, PREFILL, SHAPES, flags, inputs, require_answer, require_right
 
 pytestmark = ON_A_GPU
 
@@ -76,3 +77,29 @@ def test_gradients_and_masks_are_torchs():
         assert torch.equal(
             F.scaled_dot_product_attention(q, k, v, mask), torch._C._nn.scaled_dot_product_attention(q, k, v, mask)
         )
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "B=2 H=8 S=1000 D=64 fp16 causal score=s+table[h,k-q+99]*gate[h] tables=table:fp32:8x1999+gate:bf16:8",
+        "B=1 H=16/4 S=2000 D=128 bf16 score=where((doc[q]==doc[k])|(k<7),s,-inf) tables=doc:int32:2000",
+        "B=3 H=16/4 Sq=1 Sk=5000 D=128 bf16 score=s-slope[h]*abs(q+d-k)+gate[b] tables=slope:fp32:16+gate:fp16:3",
+    ],
+)
+def test_an_expression_runs_in_a_kernel(shape):
+    problem = parse_shape(shape)
+    tensors = make_inputs(problem, 1, "cuda")
+    own = problem.own_score
+    score = evoattn.Score(own.text, **{table.name: tensors[table.buffer] for table in own.tables})
+    q, k, v = (tensors[name] for name in "qkv")
+    out = evoattn.attention(q, k, v, **flags(problem), score=score, strict=True)
+    require_answer(problem, tensors, out)
+    assert torch.equal(out, evoattn.attention(q, k, v, **flags(problem), score=score, strict=True))
+    torch.testing.assert_close(out, torch_answer_of(q, k, v, problem, score), atol=2e-2, rtol=2e-2)
+
+
+def torch_answer_of(q, k, v, problem, score):
+    """By torch's formula, which takes gradients."""
+    leaf = q.clone().requires_grad_()
+    return evoattn.attention(leaf, k, v, **flags(problem), score=score).detach()
