@@ -28,8 +28,10 @@ inline Problem meaningful(Problem p) {
   return p;
 }
 
-// One sentence if this kernel cannot serve the problem, else null.
-inline const char* why_not(const Problem& problem) {
+constexpr int ANY_DEVICE = 1024;  // more SMs than a GPU has
+
+// One sentence if this kernel cannot serve the problem on a device of `sm_count` SMs, else null.
+inline const char* why_not(const Problem& problem, int sm_count = ANY_DEVICE) {
   for (int n : {problem.batch, problem.heads, problem.kv_heads, problem.seqlen_q, problem.seqlen_k})
     if (n < 1) return "Every size must be at least 1.";
   if (problem.heads % problem.kv_heads) return "The query heads do not divide over the K/V heads.";
@@ -40,7 +42,7 @@ inline const char* why_not(const Problem& problem) {
     for (int64_t stride : {s.batch, s.head, s.row})
       if (stride <= 0 || stride * CONFIG.element_bytes % ALIGNMENT)
         return "Every stride must be a positive multiple of 16 bytes, or of a row that is shorter.";
-  const Plan planned = plan(p, CONFIG, 1);
+  const Plan planned = plan(p, CONFIG, sm_count);
   if (planned.refusal) return planned.refusal;
   for (int i = 0; i < planned.launches; i++) {
     const Size& grid = planned.launch[i].grid;
@@ -50,8 +52,8 @@ inline const char* why_not(const Problem& problem) {
   return nullptr;
 }
 
-inline const char* why_not(const Problem& problem, const Tensors& t) {
-  if (const char* reason = why_not(problem)) return reason;
+inline const char* why_not(const Problem& problem, const Tensors& t, int sm_count = ANY_DEVICE) {
+  if (const char* reason = why_not(problem, sm_count)) return reason;
   if (!t.q || !t.k || !t.v || !t.o || (WRITES_LSE && !t.lse)) return "A tensor has no address.";
   if (!is_aligned(t.q) || !is_aligned(t.k) || !is_aligned(t.v) || !is_aligned(t.o))
     return "Every tensor must begin at a multiple of 16 bytes, or of a row that is shorter.";

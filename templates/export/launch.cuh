@@ -107,9 +107,9 @@ cudaError_t run(const Launch& launch, const Addresses& addresses, const Kernel (
 template <int COUNT>
 cudaError_t run_all(const Problem& problem, const Tensors& tensors, void* workspace, const Kernel (&kernels)[COUNT],
                     cudaStream_t stream) {
-  if (why_not(problem, tensors)) return cudaErrorInvalidValue;
   int sm_count;
   if (cudaError_t error = current_sm_count(&sm_count)) return error;
+  if (why_not(problem, tensors, sm_count)) return cudaErrorInvalidValue;
   const Plan planned = plan(meaningful(problem), CONFIG, sm_count);
   if (planned.scratches && !workspace) return cudaErrorInvalidValue;
   const Addresses addresses(planned, tensors, workspace);
@@ -122,7 +122,7 @@ cudaError_t run_all(const Problem& problem, const Tensors& tensors, void* worksp
 inline cudaError_t workspace_size(const Problem& problem, size_t* bytes) {
   int sm_count;
   if (cudaError_t error = current_sm_count(&sm_count)) return error;
-  if (why_not(problem)) return cudaErrorInvalidValue;
+  if (why_not(problem, sm_count)) return cudaErrorInvalidValue;
   *bytes = workspace_bytes(problem, sm_count);
   return cudaSuccess;
 }
@@ -132,7 +132,7 @@ inline cudaError_t workspace_size(const Problem& problem, size_t* bytes) {
 inline cudaError_t clear_workspace(const Problem& problem, void* workspace, cudaStream_t stream) {
   int sm_count;
   if (cudaError_t error = current_sm_count(&sm_count)) return error;
-  if (why_not(problem)) return cudaErrorInvalidValue;
+  if (why_not(problem, sm_count)) return cudaErrorInvalidValue;
   const int64_t bytes = zeroed_bytes(plan(meaningful(problem), CONFIG, sm_count));
   return bytes ? cudaMemsetAsync(workspace, 0, bytes, stream) : cudaSuccess;
 }

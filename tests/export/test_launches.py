@@ -127,9 +127,18 @@ def without_padding(heard: object) -> object:
 
 @pytest.mark.slow
 @pytest.mark.skipif(GXX is None, reason="there is no g++")
-@pytest.mark.parametrize("family", [*HOPPER_GENES, "large_head", "flash_mma"])
-def test_the_runtime_is_asked_for_what_python_launches(database, tmp_path, family):
-    kernel = recorded(database, family, "h100", HOPPER_GENES.get(family))
+@pytest.mark.parametrize(
+    ("family", "genes"),
+    [
+        *HOPPER_GENES.items(),
+        ("large_head", None),
+        ("flash_mma", None),
+        ("flash_wgmma", {"KEY_SPLIT": 2, "STORE": "rows"}),
+    ],
+)
+def test_the_runtime_is_asked_for_what_python_launches(database, tmp_path, family, genes):
+    """KEY_SPLIT: results are merged in memory, by as many blocks as run at once."""
+    kernel = recorded(database, family, "h100", genes)
     p, launches = kernel.problem, kernel.launches
     texts = [(HOST / name).read_text() for name in ("host.h", f"{family}.h")] + [config_text(kernel)]
     texts += [(HOST / name).read_text() for name in ("api.h", "launch.cuh")]

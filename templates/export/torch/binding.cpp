@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <string>
 #include <tuple>
 
 #include "attention.cuh"
@@ -20,13 +21,17 @@ namespace {
 
 constexpr auto DTYPE = torch::EVOATTN_DTYPE;
 
+// Numbers as text: where the C++ library is linked into the extension itself, streams of torch's do not print them.
+std::string words(int64_t number) { return std::to_string(number); }
+
 void check(const torch::Tensor& tensor, const char* name, const torch::Tensor& query) {
   TORCH_CHECK(tensor.is_cuda() && tensor.device() == query.device(), name, " must be on query's CUDA device.");
   TORCH_CHECK(tensor.scalar_type() == DTYPE, name, " must be ", DTYPE, ", not ", tensor.scalar_type(), ".");
-  TORCH_CHECK(tensor.dim() == 4, name, " must be [batch, heads, seqlen, head_dim], not of ", tensor.dim(),
+  TORCH_CHECK(tensor.dim() == 4, name, " must be [batch, heads, seqlen, head_dim], not of ", words(tensor.dim()),
               " dimensions.");
-  TORCH_CHECK(tensor.size(3) == HEAD_DIM, name, " must have the head_dim ", HEAD_DIM, ", not ", tensor.size(3), ".");
-  TORCH_CHECK(tensor.stride(3) == 1, name, "'s last dimension must have stride 1, not ", tensor.stride(3), ".");
+  TORCH_CHECK(tensor.size(3) == HEAD_DIM, name, " must have the head_dim ", words(HEAD_DIM), ", not ",
+              words(tensor.size(3)), ".");
+  TORCH_CHECK(tensor.stride(3) == 1, name, "'s last dimension must have stride 1, not ", words(tensor.stride(3)), ".");
   for (int64_t size : tensor.sizes())
     TORCH_CHECK(size <= std::numeric_limits<int>::max(), name, " has a size that no int holds.");
 }
@@ -37,8 +42,8 @@ std::tuple<torch::Tensor, torch::Tensor> attend(const torch::Tensor& query, cons
                                                 const torch::Tensor& value, std::optional<double> scale) {
   check(query, "query", query), check(key, "key", query), check(value, "value", query);
   TORCH_CHECK(key.sizes() == value.sizes(), "key and value must have one shape.");
-  TORCH_CHECK(key.size(0) == query.size(0), "key must have query's batch of ", query.size(0), ", not ", key.size(0),
-              ".");
+  TORCH_CHECK(key.size(0) == query.size(0), "key must have query's batch of ", words(query.size(0)), ", not ",
+              words(key.size(0)), ".");
   const c10::cuda::CUDAGuard guard(query.device());
   torch::Tensor out = torch::empty_like(query), lse;
   if (WRITES_LSE)
@@ -52,7 +57,9 @@ std::tuple<torch::Tensor, torch::Tensor> attend(const torch::Tensor& query, cons
                            strides(out),       scale.value_or(1.0 / std::sqrt(double(HEAD_DIM)))};
   const Tensors tensors = {query.data_ptr(), key.data_ptr(), value.data_ptr(), out.data_ptr(),
                            WRITES_LSE ? lse.data_ptr<float>() : nullptr};
-  const char* reason = why_not(problem, tensors);
+  int sm_count;
+  C10_CUDA_CHECK(cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, query.device().index()));
+  const char* reason = why_not(problem, tensors, sm_count);
   TORCH_CHECK(!reason, reason);
 
   size_t bytes = 0;
