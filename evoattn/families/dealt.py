@@ -85,8 +85,8 @@ def _steps(tiles: DealtTiles) -> NDArray[np.float64]:
     problem, rows = tiles.problem, tiles.rows
     queries, keys = np.array(problem.sequences).T
     if problem.varlen:
-        tile = np.arange(row_blocks(problem, rows))
-        first = np.array(starts(tuple(queries))[:-1]) // rows + np.arange(len(queries))
+        tile = np.arange(row_blocks(problem, rows, tiles.rows_per_query))
+        first = np.array(starts(tuple(queries))[:-1]) * tiles.rows_per_query // rows + np.arange(len(queries))
         sequence = np.searchsorted(first, tile, "right") - 1
         tile -= first[sequence]
         queries, keys = queries[sequence][None], keys[sequence][None]

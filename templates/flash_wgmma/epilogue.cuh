@@ -66,13 +66,15 @@ struct Epilogue : Block, Output {
           of_rows, work.terms, head_of,
           [&](int row) {
             if constexpr (VARLEN) {
-              const int query = of_sequence.first_query + end_row() + row;
-              return lse_gmem + int64_t(of.head) * work.terms.given.total_queries + query;
+              const int query = of_sequence.first_query + work.rows.query(end_row() + row);
+              return lse_gmem + int64_t(head_of(row)) * work.terms.given.total_queries + query;
             }
             return lse_gmem + (int64_t(of.batch) * work.heads + head_of(row)) * work.seqlen_q +
                    work.rows.query(end_row() + row);
           },
-          [&](int row) { return VARLEN ? end_row() + row < of_sequence.queries : work.rows.exists(end_row() + row); },
+          [&](int row) {
+            return VARLEN ? work.rows.exists(end_row() + row, of_sequence.queries) : work.rows.exists(end_row() + row);
+          },
           end_lane);
     }
     if constexpr (PERSISTENT && STORE != Store::ROWS) {
@@ -120,10 +122,15 @@ struct Epilogue : Block, Output {
           rows_to_places<VALUE_DIM>(
               smem + (o_smem - smem_address),
               [&](int row) {
-                return o_gmem + of.batch * o_batch_stride + work.rows.head(of, warp_row + row) * o_head_stride +
+                const int64_t first = VARLEN ? of_sequence.first_query * o_row_stride : of.batch * o_batch_stride;
+                return o_gmem + first + work.rows.head(of, warp_row + row) * o_head_stride +
                        work.rows.query(warp_row + row) * o_row_stride;
               },
-              [&](int row) { return work.rows.exists(warp_row + row); }, end_thread / 32, end_lane);
+              [&](int row) {
+                return VARLEN ? work.rows.exists(warp_row + row, of_sequence.queries)
+                              : work.rows.exists(warp_row + row);
+              },
+              end_thread / 32, end_lane);
         } else {
           Element* head_gmem = VARLEN ? o_gmem + of.head * o_head_stride + of_sequence.first_query * o_row_stride
                                       : o_gmem + of.batch * o_batch_stride + of.head * o_head_stride;

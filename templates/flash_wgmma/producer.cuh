@@ -66,7 +66,7 @@ private:
   __device__ __forceinline__ bool next(int round) {
     if constexpr (VARLEN && PERSISTENT) {
       for (; index < work.tiles; index = next_index(++turn)) {
-        work.tile = tile_at<HEADS_IN_TURN, Mask::LAST_FIRST>(index, work.row_blocks, work.heads, work.batches);
+        work.tile = tile_at<HEADS_IN_TURN, Mask::LAST_FIRST>(index, work.row_blocks, work.rows.heads, work.batches);
         if (work.enter_slot(work.tile)) break;
       }
     }
@@ -103,7 +103,9 @@ private:
       wait_for_q_place(i, round);
       const int row = work.tile.row_block * BLOCK_M + i * 64;
       const uint32_t place = smem_address + i * Smem::Q_PLACE_BYTES, full = barrier(Smem::Q_FULL, i);
-      if constexpr (VARLEN) {
+      if constexpr (VARLEN && GROUP_ROWS) {
+        work.rows.load<Tiles>(place, q_map, full, row, work.tile, work.sequence.first_query);
+      } else if constexpr (VARLEN) {
         Tiles::load_sliding<64>(place, q_map, full, row, work.sequence.queries, work.sequence.end_query(),
                                 work.tile.head);
       } else {

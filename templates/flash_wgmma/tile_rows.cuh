@@ -1,6 +1,6 @@
 // tile_rows.cuh: what the rows of a tile are: the queries of one head; or, GROUPED, the query heads of one K/V head
 // below one another, query by query. Heads are then counted up to a power of two, so that no row costs a division. Rows
-// of heads that there are not read zero, as do rows past the last query, and neither is stored.
+// of heads that there are not read zero, as do rows past the last query, and neither is stored. Needs VARLEN.
 #include "device/ptx/element.cuh"
 #include "device/schedule/tile_order.cuh"
 #include "device/ptx/tma.cuh"
@@ -15,10 +15,13 @@ template <> struct TileRows<false> {
   __device__ __forceinline__ int queries_before(int end_row) const { return end_row; }
   __device__ __forceinline__ int head(const Tile& tile, int row) const { return tile.head; }
   __device__ __forceinline__ bool exists(int row) const { return row < count; }
+  __device__ __forceinline__ bool exists(int row, int queries) const { return row < queries; }
+  __device__ __forceinline__ int row_bits() const { return 0; }
+  __device__ __forceinline__ void set_queries(int queries) { count = queries; }
 
   template <class Tiles>
   __device__ __forceinline__ void load(uint32_t tile_smem, const TensorMap& map, uint32_t barrier_smem, int first_row,
-                                       const Tile& tile) const {
+                                       const Tile& tile, int first_query = 0) const {
     Tiles::template load<64>(tile_smem, map, barrier_smem, first_row, tile.head, tile.batch);
   }
   template <class Tiles>
@@ -48,17 +51,24 @@ template <> struct TileRows<true> {
   __device__ __forceinline__ int head(const Tile& tile, int row) const {
     return tile.head * group + min(head_in_group(row), group - 1);
   }
-  __device__ __forceinline__ bool exists(int row) const { return head_in_group(row) < group && query(row) < queries; }
+  __device__ __forceinline__ bool exists(int row, int queries) const {
+    return head_in_group(row) < group && query(row) < queries;
+  }
+  __device__ __forceinline__ bool exists(int row) const { return exists(row, queries); }
+  __device__ __forceinline__ int row_bits() const { return bits; }
+  __device__ __forceinline__ void set_queries(int of_sequence) { queries = of_sequence, count = of_sequence << bits; }
 
-  // Through a map [batch, kv_heads, seqlen_q, group, HEAD_DIM], a box of 64 rows for each chunk of 64 columns.
+  // Through a map [batch, kv_heads, seqlen_q, group, HEAD_DIM], a box of 64 rows for each chunk of 64 columns. Of
+  // packed sequences, which are one batch, the first query of this one counts; rows past its last read those of the
+  // next.
   template <class Tiles>
   __device__ __forceinline__ void load(uint32_t tile_smem, const TensorMap& map, uint32_t barrier_smem, int first_row,
-                                       const Tile& tile) const {
+                                       const Tile& tile, int first_query = 0) const {
     mbarrier_arrive_expect_tx(barrier_smem, Tiles::bytes(64));
 #pragma unroll
     for (int i = 0; i < Tiles::CHUNKS; ++i) {
-      tma_load_5d(tile_smem + i * 64 * 128, map, barrier_smem, 64 * i, head_in_group(first_row), query(first_row),
-                  tile.head, tile.batch);
+      tma_load_5d(tile_smem + i * 64 * 128, map, barrier_smem, 64 * i, head_in_group(first_row),
+                  first_query + query(first_row), tile.head, VARLEN ? 0 : tile.batch);
     }
   }
   template <class Tiles>

@@ -49,11 +49,12 @@ struct TileScheduler : Block {
         rows(heads, kv_heads, seqlen_q),
         terms(terms),
         batches(VARLEN ? 1 : batch),
-        row_blocks(VARLEN ? terms.given.total_queries / BLOCK_M + batch : (rows.count + BLOCK_M - 1) / BLOCK_M),
+        row_blocks(VARLEN ? (terms.given.total_queries << rows.row_bits()) / BLOCK_M + batch
+                          : (rows.count + BLOCK_M - 1) / BLOCK_M),
         tiles(row_blocks * rows.heads * batches),
         key_tiles((seqlen_k + BLOCK_N - 1) / BLOCK_N),
         mask(seqlen_q, seqlen_k, terms.given.window),
-        packed{terms.given.query_starts, terms.given.key_starts, batch, seqlen_q, seqlen_k} {
+        packed{terms.given.query_starts, terms.given.key_starts, batch, seqlen_q, seqlen_k, rows.row_bits()} {
     split = blockIdx.x % KEY_SPLIT;
     tile = block_tile<HEADS_IN_TURN, Mask::LAST_FIRST, KEY_SPLIT>(row_blocks, rows.heads);  // of a block that takes one
   }
@@ -85,7 +86,8 @@ struct TileScheduler : Block {
     terms.given.diagonal = CAUSAL && !CAUSAL_LOWER_RIGHT ? 0 : seqlen_k - seqlen_q;
   }
   __device__ __forceinline__ void enter_sequence(const Sequence& next) {
-    sequence = next, rows.count = seqlen_q = next.queries;
+    sequence = next, seqlen_q = next.queries;
+    rows.set_queries(next.queries);
     enter_keys(next.keys);
   }
   __device__ __forceinline__ void enter_batch(int of) {
@@ -98,7 +100,7 @@ struct TileScheduler : Block {
     of.batch = packed.at_slot<BLOCK_M>(of.row_block);
     of.row_block -= packed.first_slot<BLOCK_M>(of.batch);
     enter_sequence(packed.at(of.batch));
-    return of.row_block * BLOCK_M < seqlen_q;
+    return of.row_block * BLOCK_M < rows.count;
   }
 
   // The last key tile of this block that some row of a row block sees; its first, wholly masked, where there is none.

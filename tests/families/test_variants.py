@@ -37,6 +37,9 @@ VARIANTS = {
     "bias over batches, head_dim 128": PLAIN.with_(bias="bs", head_dim=128),
     "packed": PLAIN.with_(varlen="log:3:512", mask="causal_lower_right", layout="bshd", dtype="fp16"),
     "packed, alibi, sink": PLAIN.with_(varlen="3:512", mask="causal_upper_left", alibi=True, sink=True),
+    "packed, three heads, causal": PLAIN.with_(
+        heads=6, kv_heads=2, varlen="3:512", mask="causal_lower_right", layout="bshd", lse=True, sink=True
+    ),
     "packed, window, V wider than K": PLAIN.with_(varlen="3:512", head_dim=32, value_dim=88, window="64:32"),
     "keys in use": PLAIN.with_(seqused="0:500", dtype="fp16"),
     "keys in use, causal, alibi, sink": PLAIN.with_(seqused="0:500", mask="causal_lower_right", alibi=True, sink=True),
@@ -72,6 +75,14 @@ STRUCTURES = {
             "fixed, four warps copy": {**TWO, "SCHEDULE": "fixed", "BLOCK_N": 64},
             "wide tiles": {"BLOCK_N": 112},
             "heads as rows": {"GROUP_ROWS": True, "BLOCK_N": 64, "STORE": "rows", "KEY_SPLIT": 2},
+            "heads as rows, claimed": {
+                **TWO,
+                "GROUP_ROWS": True,
+                "SCHEDULE": "claimed",
+                "BLOCK_N": 64,
+                "STORE": "rows",
+                "PING_PONG": False,
+            },
             "results in memory": {"KEY_SPLIT": 8, "BLOCK_N": 48, "STORE": "rows", "GROUP_ROWS": True},
             "heads as rows, by a tensor map": {
                 **TWO,
@@ -120,6 +131,7 @@ MMA_LAZY = ("flash_mma", "lazy, key warps", "window both ways, softcap, alibi")
 SPLIT_WINDOW = ("split_kv", "mma by tensor maps", "window, sink")
 BIAS = ("flash_wgmma", "persistent, rows begin ahead", "bias, sink")
 OWN = ("flash_wgmma", "one warpgroup", "an expression, sink")
+PACKED_HEADS = ("flash_wgmma", "heads as rows, claimed", "packed, three heads, causal")
 HEADS, HEADS_BY_MAP = (("flash_wgmma", f"heads as rows{how}", "window, sink") for how in ("", ", by a tensor map"))
 WRONG = [
     ("a window a key too long", WGMMA_WINDOW, ("- window.past) {}", "- window.past - 1) {}")),
@@ -222,6 +234,28 @@ WRONG = [
         ("inverse = share.inverse() * factor;", "inverse = share.inverse();"),
     ),
     ("one sink for all heads", ("flash_mma", "overlapped", "bias, sink"), ("given.sinks[head]", "given.sinks[0]")),
+    (
+        "slots of queries, not of rows",
+        PACKED_HEADS,
+        ("(unsigned(query_starts[sequence]) << row_bits)", "unsigned(query_starts[sequence])"),
+    ),
+    ("rows of the first packed sequence", PACKED_HEADS, ("first_query + query(first_row),", "query(first_row),")),
+    (
+        "O of the first packed sequence",
+        PACKED_HEADS,
+        ("VARLEN ? of_sequence.first_query * o_row_stride : of", "VARLEN ? 0 : of"),
+    ),
+    (
+        "the log-sum-exp of the first packed sequence",
+        PACKED_HEADS,
+        ("of_sequence.first_query + work.rows.query(end_row() + row);", "work.rows.query(end_row() + row);"),
+    ),
+    (
+        "rows past a packed sequence",
+        PACKED_HEADS,
+        ("return head_in_group(row) < group && query(row) < queries;", "return head_in_group(row) < group;"),
+    ),
+    ("rows of a packed sequence counted once", PACKED_HEADS, ("count = of_sequence << bits;", "count = of_sequence;")),
     ("three heads in two rows a query", HEADS, ("bits = 32 - __clz(group - 1);", "bits = 31 - __clz(group);")),
     ("rows of heads that there are not", HEADS, ("return head_in_group(row) < group && query", "return query")),
     ("rows of queries that there are not", HEADS, ("< group && query(row) < queries;", "< group;")),

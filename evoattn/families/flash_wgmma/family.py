@@ -183,7 +183,7 @@ def _maps(problem: AttentionProblem, genes: FlashWgmmaGenes) -> tuple[TensorMap,
     """Of q, k, v and o."""
     maps = {tensor: key_map(problem, tensor, genes.BLOCK_N) for tensor in "kv"}
     for tensor in "qo":
-        if problem.varlen:
+        if problem.varlen and not (genes.GROUP_ROWS and tensor == "q"):  # there is no store by a map then
             maps[tensor] = sliding_map(problem, tensor, WARPGROUP_ROWS)
         elif genes.GROUP_ROWS:
             maps[tensor] = group_map(problem, tensor, WARPGROUP_ROWS)

@@ -51,8 +51,8 @@ def why_useless(problem: AttentionProblem, genes: FlashWgmmaGenes) -> str | None
         )
     if genes.SCHEDULE == "balanced" and (problem.varlen or problem.seqused):
         return "SCHEDULE=balanced needs sequences of one length: it gives blocks the same number of key tiles."
-    if genes.GROUP_ROWS and problem.varlen:
-        return "GROUP_ROWS needs sequences of one length: tiles of packed ones are of one head."
+    if genes.GROUP_ROWS and problem.varlen and genes.STORE != "rows":
+        return "GROUP_ROWS of packed sequences needs STORE=rows: a box of a tensor map may end in the next sequence."
     if genes.RESCALE == "lazy_after" and genes.POLYNOMIAL_EIGHTHS:
         return (
             "RESCALE=lazy_after needs POLYNOMIAL_EIGHTHS=0: the polynomial holds up to 2^127 only, and does not show "
@@ -109,7 +109,8 @@ def why_too_long(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec
     """More rows or key tiles than a kernel can count, or more blocks that wait for one another than run at once, which
     would take long."""
     row_blocks, heads = row_tiles(problem, genes)
-    if not problem.varlen and row_blocks * genes.BLOCK_M > MAX_ROWS:
+    packed = problem.varlen and not genes.GROUP_ROWS  # whose queries an int32 counts
+    if not packed and row_blocks * genes.BLOCK_M > MAX_ROWS:
         return f"{row_blocks} tiles of {genes.BLOCK_M} rows of each head are more rows than an int32 counts."
     if merges_in_memory(problem, genes) and row_blocks * heads * genes.KEY_SPLIT > gpu.sm_count * genes.BLOCKS_PER_SM:
         return (

@@ -87,7 +87,7 @@ def _tile_bytes(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
 def row_tiles(problem: AttentionProblem, genes: FlashWgmmaGenes) -> tuple[int, int]:
     """(tiles of rows, heads of all batches that have so many each): heads of Q, or of K and V with GROUP_ROWS."""
     if genes.GROUP_ROWS:
-        return math.ceil(problem.seqlen_q * group_slots(problem) / genes.BLOCK_M), problem.kv_heads * problem.batch
+        return row_blocks(problem, genes.BLOCK_M, group_slots(problem)), problem.kv_heads * batches(problem)
     return row_blocks(problem, genes.BLOCK_M), problem.heads * batches(problem)
 
 

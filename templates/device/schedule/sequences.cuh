@@ -17,6 +17,7 @@ struct Sequence {
 struct PackedSequences {
   const int *query_starts, *key_starts;  // [count + 1], cu_seqlens of flash-attention
   int count, most_queries, most_keys;    // no sequence is longer: more of it is cut off
+  int row_bits = 0;                      // a query has 2^row_bits rows
 
   // One that ends before it begins has no rows.
   static __device__ __forceinline__ int length(const int* starts, int index, int most) {
@@ -24,7 +25,7 @@ struct PackedSequences {
   }
 
   template <int ROWS> __device__ __forceinline__ int first_slot(int sequence) const {
-    return int(unsigned(query_starts[sequence]) / ROWS) + sequence;
+    return int((unsigned(query_starts[sequence]) << row_bits) / ROWS) + sequence;
   }
   // The last sequence that begins at `slot` or before.
   template <int ROWS> __device__ __forceinline__ int at_slot(int slot) const {
