@@ -34,9 +34,11 @@ TOGETHER = (
     ("BLOCK_N", "WARPS"),
     ("GROUP_ROWS", "BLOCK_M"),
     ("KEY_SPLIT", "STORE"),
+    ("KEY_SPLIT", "STAGES"),
+    ("GROUP_ROWS", "STORE"),
 )
-"""Genes that are changed both at once, too: what one takes of shared memory or registers the other must leave, and
-blocks that share keys store their parts by rows."""
+"""Genes that are changed both at once, too: what one takes of shared memory or registers the other must leave; blocks
+that share keys, and heads that are rows of packed sequences, store by rows."""
 SAME = 0.001
 """Costs that differ by no more are the same."""
 LEAST_GAIN = 0.02
