@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from evoattn.correctness import block_list
 from evoattn.correctness.sequences import make_key_terms
 from evoattn.model.mask import MaskKind
 from evoattn.model.problem import AttentionProblem
@@ -37,7 +38,7 @@ def make_terms(
     and every third one from the fourth, and takes 10,000 from every other score of the third. The columns of a bias
     past the last key are NaN.
     """
-    made = make_key_terms(problem, generator, device, extreme)
+    made = make_key_terms(problem, generator, device, extreme) | block_list.make_block_terms(problem, device)
     heads = torch.arange(problem.heads, device=device)
     for name, shape in problem.term_shapes.items():
         if name in made:
@@ -67,7 +68,7 @@ class Terms:
     bias: torch.Tensor | None
     """Broadcasts over the scores."""
     visible: torch.Tensor | None
-    """Bool `[rows, seqlen_k]`; None without a mask."""
+    """Bool that broadcasts over the scores; None without a mask."""
     sinks: torch.Tensor | None
     """`[heads]`."""
 
@@ -114,6 +115,7 @@ def terms_of(
     if problem.alibi:
         distance = (keys - queries - problem.diagonal).abs()
         bias = -given["slopes"][heads, None, None].double() * distance
-    band = problem.masking.band(problem.seqlen_q, problem.seqlen_k)
-    visible = None if problem.masking.kind is MaskKind.FULL else band.sees(queries, keys)
+    visible = None if problem.masking.kind is MaskKind.FULL else problem.band.sees(queries, keys)
+    if problem.blocks:
+        visible = block_list.visible(problem, given, batch, heads, rows)
     return Terms(problem.softcap, bias, visible, given["sinks"][heads] if problem.sink else None)
