@@ -11,6 +11,7 @@ from typing import Any, Protocol, cast
 import torch
 
 from evoattn.correctness import reference
+from evoattn.model.block_list import parse_blocks
 from evoattn.model.mask import MASKS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
@@ -139,6 +140,13 @@ def sequenced(problem: AttentionProblem) -> AttentionProblem:
     queries = (rows // 2 + 1, rows, 0, 1, rows // 3 + 1)
     lengths = "+".join(map(str, queries)), "+".join(map(str, (keys // 3 + 1, keys, min(5, keys), keys // 2 + 1, 0)))
     return problem.with_(batch=len(queries), varlen="/".join(lengths))
+
+
+def listed(problem: AttentionProblem) -> AttentionProblem:
+    """Block lists of blocks as large, of each batch and head their own, that are not what the predicate gives."""
+    mask = parse_blocks(problem.blocks)
+    documents = f"{mask.keys + 3}+{mask.keys // 2 + 1}+{3 * mask.keys}"
+    return problem.with_(blocks=f"bh:{mask.rows}x{mask.keys}:{documents}:mixed")
 
 
 def keys_of_three_kernels(config: KernelConfig) -> int:
@@ -271,4 +279,6 @@ def device_cases(problem: AttentionProblem) -> list[tuple[str, AttentionProblem,
     made = [(name, fitted(p, past, past // 2), kind) for (name, p, kind), past in zip(ladder, pasts)]
     if problem.seqused:
         made += [(name, windowed(p, 100, 30), kind) for name, p, kind in used_cases(problem, 256)]
+    if problem.blocks:
+        return [(name, listed(p), kind) for name, p, kind in made]
     return [(name, sequenced(p), kind) for name, p, kind in made] if problem.varlen else made

@@ -167,7 +167,9 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     - more queries than keys, of which there is one alone, or three where heads are rows;
     - if there is a window, one in which row blocks begin at different tiles of keys, and with KEY_SPLIT one of which
       some rows of a block see no key (`begin_apart`). The windows of the others end on, beside and within tiles;
-    - where lengths or windows say where a mask's edges lie, edges one key beside those of tiles (`beside_tiles`)."""
+    - where lengths or windows say where a mask's edges lie, edges one key beside those of tiles (`beside_tiles`);
+    - of block lists, blocks of one and two tiles, and lists that are not what the predicate gives, of each batch and
+      head their own (`mixed` in `model/block_list.py`)."""
     made = _Maker(problem.with_(varlen=""), config)
     cases = [*made.usual(), *made.of_the_softmax(), *made.of_terms(), *made.of_heads(), *made.of_edges()]
     queries, keys = (5, 3) if made.heads_are_rows else (2, 1)
@@ -179,6 +181,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
         kind = "plain" if problem.window else "rising_maximum"  # the last keys weigh most
         cases += [SmallCase("edges beside those of tiles", p, kind) for p in beside]
     cases.append(SmallCase("more queries than keys", few))
+    if problem.blocks:
+        return [replace(case, problem=made.listed(case.problem, turn)) for turn, case in enumerate(cases)]
     return [replace(case, problem=sequenced(case.problem)) for case in cases] if problem.varlen else cases
 
 
@@ -325,6 +329,11 @@ class _Maker:
             heads = problem.with_(batch=1, heads=block_m + 7, kv_heads=1, seqlen_q=2, seqlen_k=block_n + 3)
             cases.append(SmallCase("more heads than a tile", fitted(heads, 1, 1)))
         return cases
+
+    def listed(self, case: AttentionProblem, turn: int) -> AttentionProblem:
+        """The case with blocks of one or two tiles, by turns, and documents that begin within them."""
+        rows, keys = self.block_m * (1 + turn % 2), self.block_n * (2 - turn // 2 % 2)
+        return case.with_(blocks=f"bh:{rows}x{keys}:{self.block_n + 3}+{self.block_n // 2 + 1}+{3 * keys}:mixed")
 
     def of_edges(self) -> list[SmallCase]:
         """Where a window begins, and where keys end within a tile: causal masks end at many places of their own."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from evoattn.correctness import block_list
 from evoattn.correctness.sequences import make_key_terms
 from evoattn.model.dtype import DTYPES
 from evoattn.model.mask import MaskKind
@@ -42,7 +43,7 @@ def make_terms(
     and every third one from the fourth, and takes 10,000 from every other score of the third. The columns of a bias
     past the last key are NaN.
     """
-    made = make_key_terms(problem, generator, device, extreme)
+    made = make_key_terms(problem, generator, device, extreme) | block_list.make_block_terms(problem, device)
     heads = torch.arange(problem.heads, device=device)
     for table in problem.own_score.tables if problem.own_score else ():
         whole = torch.randint(OWN_NUMBERS, table.shape, generator=generator, device=device, dtype=torch.int32)
@@ -77,7 +78,7 @@ class Terms:
     values: Mapping[str, torch.Tensor | int]
     """Those of its indices and tables."""
     visible: torch.Tensor | None
-    """Bool `[rows, seqlen_k]`; None without a mask."""
+    """Bool that broadcasts over the scores; None without a mask."""
     sinks: torch.Tensor | None
     """`[heads]`."""
     adds: bool
@@ -128,8 +129,9 @@ def terms_of(
         "k": keys,
         "d": problem.diagonal,
     }
-    band = problem.masking.band(problem.seqlen_q, problem.seqlen_k)
-    visible = None if problem.masking.kind is MaskKind.FULL else band.sees(queries, keys)
+    visible = None if problem.masking.kind is MaskKind.FULL else problem.band.sees(queries, keys)
+    if problem.blocks:
+        visible = block_list.visible(problem, given, batch, heads, rows)
     scoring = None if problem.scoring == Name(SCORE) else problem.scoring
     adds = bool(problem.alibi or problem.bias or problem.score)
     return Terms(scoring, values, visible, given["sinks"][heads] if problem.sink else None, adds)

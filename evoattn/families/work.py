@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
+from evoattn.families.block_list import listed_row_steps
 from evoattn.families.dealt import DealtTiles
 from evoattn.families.gangs import TilesInOrder
 from evoattn.families.residency import WARP
@@ -110,6 +111,8 @@ def row_steps(problem: AttentionProblem, rows: int, keys: int, rows_per_query: i
     and how many blocks there are. Rows are queries, or as many of each query as its heads take."""
     if problem.varlen:
         return _packed_row_steps(problem, rows, keys, rows_per_query)
+    if problem.blocks:
+        return listed_row_steps(problem, rows, keys)
     count = math.ceil(problem.seqlen_q * rows_per_query / rows)
     if not problem.seqused:
         return *_steps(problem.masking, problem.seqlen_q, problem.seqlen_k, rows, keys, rows_per_query), count

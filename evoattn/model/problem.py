@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from evoattn.model import block_list
 from evoattn.model.dtype import DTYPES, Dtype
 from evoattn.model.errors import WrongUse
 from evoattn.model.lengths import parse_lengths
-from evoattn.model.mask import FULL, MASKS, Mask
+from evoattn.model.mask import FULL, MASKS, Band, Mask
 from evoattn.model.operation import OPERATIONS, Operation, TensorSpec, contiguous
 from evoattn.model.score import INTEGERS, SCORE, Score, Table, Tree, of_score, parse_score
 from evoattn.model.sequences import Sequences, parse_sequences
@@ -72,6 +73,8 @@ class AttentionProblem:
     and seqlen_k; a mask's diagonal is each sequence's own. Q and O are `[1, heads, all queries, head_dim]`, K and V
     likewise, and the log-sum-exp is `[1, heads, all queries]`.
 
+    `blocks` is a list of blocks of keys that each block of rows sees, on the device (`evoattn.model.block_list`).
+
     `op` is what is computed, a row of `OPERATIONS`; the above is said of `forward`.
 
     Raises `ProblemError` on a size, dtype, mask or layout that is not one of the above, and on variants that exclude
@@ -102,6 +105,7 @@ class AttentionProblem:
     varlen: str = ""
     score: str = ""
     tables: str = ""
+    blocks: str = ""
     op: str = "forward"
 
     def __post_init__(self) -> None:
@@ -222,6 +226,16 @@ class AttentionProblem:
         return self.seqlen_k - self.seqlen_q if self.masking.ends_lower_right else 0
 
     @property
+    def band(self) -> Band:
+        """What the mask shows of seqlen_q queries and seqlen_k keys."""
+        return self.masking.band(self.seqlen_q, self.seqlen_k)
+
+    @property
+    def block_mask(self) -> tuple[block_list.BlockMask, int, int, Band, int]:
+        """What `block_list.draw` and its neighbours take, with `blocks`."""
+        return block_list.parse_blocks(self.blocks), self.batch, self.heads, self.band, self.diagonal
+
+    @property
     def element(self) -> Dtype:
         """The row of the table of dtypes."""
         return DTYPES[self.dtype]
@@ -253,8 +267,8 @@ class AttentionProblem:
         rounded up to 8 elements, so that they begin at multiples of 16 bytes, and what lies past the last key means
         nothing. `seqused` holds the keys of each batch that are in use, `table` the pages of each batch's sequence in
         their order, both int32; entries of pages behind the last key in use mean nothing. `cu_seqlens_q` and
-        `cu_seqlens_k`, int32, say where packed sequences begin, and where the last one ends. Tables of the problem's
-        own expression are `own_NAME`.
+        `cu_seqlens_k`, int32, say where packed sequences begin, and where the last one ends. A block list has six:
+        `BlockMask.shapes`. Tables of the problem's own expression are `own_NAME`.
         """
         shapes: dict[str, tuple[int, ...]] = {}
         if self.sink:
@@ -273,6 +287,8 @@ class AttentionProblem:
             shapes |= {"cu_seqlens_q": (self.batch + 1,), "cu_seqlens_k": (self.batch + 1,)}
         if self.own_score:
             shapes |= {table.buffer: table.shape for table in self.own_score.tables}
+        if self.blocks:
+            shapes |= block_list.parse_blocks(self.blocks).shapes(self.batch, self.heads, self.band)
         return shapes
 
     def shape(self, tensor: str) -> tuple[int, int, int, int]:
@@ -301,6 +317,8 @@ class AttentionProblem:
     @property
     def visible_pairs(self) -> int:
         """Query-key pairs that the mask lets through, summed over sequences and heads."""
+        if self.blocks:
+            return block_list.visible_pairs(*self.block_mask)
         return self.heads * sum(self.masking.band(*lengths).pairs for lengths in self.sequences)
 
     @property
@@ -380,6 +398,7 @@ class AttentionProblem:
             f"page{self.page}": self.page,
             _lengths_name(self.varlen): self.varlen,
             f"score_{_hash(self.score + ' ' + self.tables)}": self.score,
+            f"blocks_{self.blocks.replace('+', '_').replace(':', '_')}": self.blocks,
         }
         return "_".join(part for part, applies in said.items() if applies)
 
@@ -510,7 +529,11 @@ def _forward_bytes(problem: AttentionProblem) -> int:
         keys = sum(len(problem.masking.band(rows, count).keys(0, rows)) for rows, count in problem.sequences)
     elements = math.prod(problem.shape("q")) + math.prod(problem.shape("o"))
     elements += math.prod(problem.term_shapes.get("bias", (0,)))
-    elements += problem.kv_heads * keys * (problem.head_dim + (0 if problem.shared_kv else problem.head_dim_v))
+    kept = problem.kv_heads * keys
+    if problem.blocks:
+        mask, batch, heads, band, diagonal = problem.block_mask
+        kept = block_list.keys_read(mask, batch, heads, problem.kv_heads, band, diagonal)
+    elements += kept * (problem.head_dim + (0 if problem.shared_kv else problem.head_dim_v))
     return problem.element_bytes * elements + 4 * problem.lse * math.prod(problem.lse_shape)
 
 

@@ -3,7 +3,7 @@
 Sources: windows and ALiBi as in FlashAttention 2 (`window_size`, `alibi_slopes`), softcap as in Gemma 2, sinks as in
 gpt-oss, the bias as `attn_mask` of `torch.nn.functional.scaled_dot_product_attention`, a head_dim of V and a V within K
 as in DeepSeek V2's latent attention, used lengths and pages as `seqused_k` and `block_table` of FlashAttention 3,
-packed sequences as its `flash_attn_varlen_func`.
+packed sequences as its `flash_attn_varlen_func`, block lists as `BlockMask` of torch's FlexAttention.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 import re
 from typing import Any
 
+from evoattn.model.block_list import fault_of_blocks
 from evoattn.model.lengths import parse_lengths
 from evoattn.model.mask import MASKS
 from evoattn.model.score import parse_score
@@ -21,7 +22,7 @@ SCORE_VARIANTS = ("window", "softcap", "sink", "alibi", "bias", "score")
 """Those that change scores: `templates/device/mask.cuh` and `score.cuh` serve them."""
 KEY_VARIANTS = ("seqused", "page")
 """Those that say which keys there are and where they lie."""
-VARIANTS = (*SCORE_VARIANTS, "value_dim", "shared_kv", *KEY_VARIANTS, "varlen")
+VARIANTS = (*SCORE_VARIANTS, "value_dim", "shared_kv", *KEY_VARIANTS, "varlen", "blocks")
 """Each is compiled into a kernel where it is asked for, and a family says which it serves (`Family.variants`)."""
 BIASES = ("s", "hs", "bs", "bhs")
 """Dimensions over which a bias differs: b batches, h heads, s queries and keys; it is broadcast over the others."""
@@ -65,7 +66,9 @@ def fault_of(problem: Any) -> str:
         return f"score: {error}."
     if problem.tables and not problem.score:
         return "tables: there is no score that uses them."
-    return _fault_of_keys(problem) or _fault_of_sequences(problem) or _fault_of_window(problem)
+    others = tuple(name for name in VARIANTS if getattr(problem, name))
+    found = _fault_of_keys(problem) or _fault_of_sequences(problem) or _fault_of_window(problem)
+    return found or fault_of_blocks(problem.blocks, others)
 
 
 def _fault_of_keys(problem: Any) -> str:

@@ -5,11 +5,15 @@
   const Element* v_next_gmem = CopyV::thread_source(v_gmem, v_row_stride);
   const KeyPages pages{terms.given.table + batch * int64_t(terms.given.table_pages), terms.given.page_bits,
                        terms.given.kv_rows, seqlen_k};
-  // A tile of K or V; `next_gmem` is where this thread's part of it begins, and then that of the next.
+  // A tile of K or V; `next_gmem` is where this thread's part of it begins, and then that of the next; of a list that
+  // of key 0.
   auto copy_tile = [&](auto copy, int tile, uint32_t place_smem, const Element* gmem, int64_t batch_stride,
                        int64_t row_stride, const Element*& next_gmem) {
     if constexpr (PAGED) {
       copy.copy_pages(place_smem, gmem, batch_stride, row_stride, pages, first_block_key + tile * BLOCK_N);
+    } else if constexpr (KeyList::LISTED) {
+      const int key = key_tiles.first_key(tile);
+      copy.copy(place_smem, next_gmem + key * row_stride, row_stride, seqlen_k - key);
     } else {
       copy.copy(place_smem, next_gmem, row_stride, seqlen_k - first_block_key - tile * BLOCK_N);
       next_gmem += BLOCK_N * row_stride;

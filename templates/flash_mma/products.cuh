@@ -1,9 +1,13 @@
   // products.cuh, a part of the kernel's body: the two products of a tile of keys, and the softmax between them.
   RowState<ROW_TILES, VALUE_TILES> state;
   state.clear();
-  auto first_key = [&](int tile) { return first_block_key + tile * BLOCK_N + key_warp * WARP_KEYS; };  // of this warp
+  auto first_key = [&](int tile) {  // of this warp
+    return KeyList::LISTED ? key_tiles.first_key(tile) : first_block_key + tile * BLOCK_N + key_warp * WARP_KEYS;
+  };
   // False once, false ever after.
-  auto visible = [&](int tile) { return (!Mask::ROWS_DIFFER && KEY_WARPS == 1) || first_key(tile) < warp_keys; };
+  auto visible = [&](int tile) {
+    return KeyList::LISTED || (!Mask::ROWS_DIFFER && KEY_WARPS == 1) || first_key(tile) < warp_keys;
+  };
   auto scores = [&](Scores& s, int tile) {  // S = Q Kᵀ
     multiply_qk<Element, Layout, Q_PLACE == QPlace::SHARED, ROW_TILES, KEY_TILES, DIM_STEPS>(
         s, q_frag, q_smem, k_ring_smem + tile % K_STAGES * K_TILE_BYTES);
@@ -16,14 +20,23 @@
         return terms.row(head_terms, warp_row + lane / 4 + row, lane_key, seqlen_q, seqlen_k);
       });
     }
-    const bool masked = first_key(tile) + WARP_KEYS > unmasked_keys || (Mask::WINDOW && first_key(tile) < hidden_keys);
+    const bool listed_partial = KeyList::LISTED && key_tiles.is_partial(tile);
+    const bool masked = KeyList::LISTED ? listed_partial || first_key(tile) + WARP_KEYS > seqlen_k
+                                        : first_key(tile) + WARP_KEYS > unmasked_keys ||
+                                              (Mask::WINDOW && first_key(tile) < hidden_keys);
     if (masked) {
       const int lane_key = first_key(tile) + lane % 4 * 2;
-      mask_scores(s, mask.keys_from(warp_row + lane / 4, lane_key));
+      if (KeyList::LISTED && !listed_partial) {
+        mask_scores(s, AllKeys(seqlen_q, seqlen_k).keys_from(warp_row + lane / 4, lane_key));
+      } else {
+        mask_scores(s, mask.keys_from(warp_row + lane / 4, lane_key));
+      }
+      if (listed_partial) key_tiles.mask_documents(s, warp_row + lane / 4, lane_key, seqlen_q, seqlen_k);
     }
-    // The first key that a row sees may be in the tile behind those at the edge of a window.
-    const bool raise =
-        masked || tile == 0 || Terms::MAY_HIDE || (Mask::WINDOW && first_key(tile) < hidden_keys + BLOCK_N);
+    // The first key that a row sees may be in the tile behind those at the edge of a window, or in the first FULL one.
+    const bool raise = masked || tile == 0 || Terms::MAY_HIDE ||
+                       (Mask::WINDOW && first_key(tile) < hidden_keys + BLOCK_N) ||
+                       (KeyList::LISTED && tile == key_tiles.partial_tiles);
     shift_scores<RESCALE>(state, s, softmax_scale_log2, raise);
   };
   auto accumulate = [&](Scores& s, int tile) {  // O += 2^s V

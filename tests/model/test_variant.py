@@ -24,6 +24,7 @@ SHAPE = "B=2,H=4,Hkv=2,Sq=37,Sk=53,D=24"
         ("seqused=0:50", {"seqused": "0:50"}, "seqused=0:50"),
         ("seqused=log:1:50,page=16", {"seqused": "log:1:50", "page": 16}, "seqused=log:1:50 page=16"),
         ("bias=HS", {"bias": "hs"}, "bias=hs"),
+        ("blocks=BH:64x32:30+70", {"blocks": "bh:64x32:30+70"}, "blocks=bh:64x32:30+70"),
         ("dv=16", {"value_dim": 16}, "D=24 Dv=16 fp16 full"),
         ("Dv=16,shared_kv=1", {"value_dim": 16, "shared_kv": True}, "Dv=16 fp16 full shared_kv"),
         (

@@ -5,8 +5,15 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from evoattn.families.base import Family, attention_args
+from evoattn.families.block_list import block_list_args, block_list_constants, why_not_listed
 from evoattn.families.flash_mma.genes import FlashMmaGenes
-from evoattn.families.flash_mma.refusals import why_redundant, why_too_big, why_wrong_ring, why_wrong_shape
+from evoattn.families.flash_mma.refusals import (
+    why_key_warps,
+    why_redundant,
+    why_too_big,
+    why_wrong_ring,
+    why_wrong_shape,
+)
 from evoattn.families.flash_mma.resources import block_warps, ring_stages, smem_bytes
 from evoattn.families.flash_mma.work import launch_work
 from evoattn.families.residency import WARP
@@ -31,7 +38,7 @@ class FlashMma(Family):
     devices: ClassVar[str] = "sm_80 and newer"
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
-    variants: ClassVar[tuple[str, ...]] = (*SCORE_VARIANTS, "value_dim", "shared_kv", *KEY_VARIANTS, "varlen")
+    variants: ClassVar[tuple[str, ...]] = (*SCORE_VARIANTS, "value_dim", "shared_kv", *KEY_VARIANTS, "varlen", "blocks")
 
     def genes(self, config: KernelConfig) -> FlashMmaGenes:
         return FlashMmaGenes.of(config)
@@ -56,6 +63,8 @@ class FlashMma(Family):
         return (
             why_wrong_shape(genes)
             or why_wrong_ring(genes)
+            or why_not_listed(problem, genes.BLOCK_M, genes.BLOCK_N)
+            or why_key_warps(problem, genes)
             or (why_redundant(problem, genes) if redundant else None)
             or why_too_big(problem, genes, gpu)
         )
@@ -71,6 +80,7 @@ class FlashMma(Family):
             "VALUE_DIM": problem.head_dim_v,
             **problem.masking.constants(),
             **variant_constants(problem),
+            **block_list_constants(problem),
             "SCHEDULE": genes.SCHEDULE.removesuffix("_short_v").upper(),
             "K_STAGES": k_stages,
             "V_STAGES": v_stages,
@@ -89,7 +99,7 @@ class FlashMma(Family):
         rows, batch = row_blocks(problem, genes.BLOCK_M), batches(problem)
         heads_fastest = genes.BLOCK_ORDER.startswith("heads")
         grid = (problem.heads, batch, rows) if heads_fastest else (rows, problem.heads, batch)
-        args = attention_args(problem) + variant_args(problem)
+        args = attention_args(problem) + variant_args(problem) + block_list_args(problem)
         return (KernelLaunch(self.name, grid, (WARP * block_warps(genes), 1, 1), smem_bytes(problem, genes), args),)
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:

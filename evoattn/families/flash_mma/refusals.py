@@ -44,6 +44,13 @@ def why_wrong_ring(genes: FlashMmaGenes) -> str | None:
     return None
 
 
+def why_key_warps(problem: AttentionProblem, genes: FlashMmaGenes) -> str | None:
+    """Key warps of a listed tile: one of them may have no key of the first FULL tile, and a lazy shift no score."""
+    if problem.blocks and genes.KEY_WARPS > 1:
+        return f"KEY_WARPS={genes.KEY_WARPS}: with a block list one warp takes all keys of a tile."
+    return None
+
+
 def why_redundant(problem: AttentionProblem, genes: FlashMmaGenes) -> str | None:
     """Configs that do what a smaller one does."""
     block_m, block_n, key_warps, order = (genes.BLOCK_M, genes.BLOCK_N, genes.KEY_WARPS, genes.BLOCK_ORDER)

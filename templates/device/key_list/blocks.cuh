@@ -1,0 +1,75 @@
+// blocks.cuh: a block of rows takes the tiles of the blocks of keys that two lists name, as FlexAttention's `BlockMask`
+// has them. In PARTIAL blocks a key is seen if it is of the row's document and the mask shows it, in FULL ones in any
+// case. Tiles of rows and of keys are parts of a block.
+#include "device/ptx/element.cuh"
+#include "device/softmax/online_softmax.cuh"
+#define KEY_LIST_PARAMETERS                                                                                \
+  , const int *__restrict__ kv_num_blocks, const int *__restrict__ kv_indices,                             \
+      const int *__restrict__ full_kv_num_blocks, const int *__restrict__ full_kv_indices,                 \
+      const int *__restrict__ query_documents, const int *__restrict__ key_documents, int list_block_rows, \
+      int list_block_keys, int list_key_blocks, int64_t list_batch_stride, int64_t list_head_stride,       \
+      int64_t query_documents_stride, int64_t key_documents_stride
+#define KEY_LIST_ARGUMENTS                                                                                         \
+  kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices, query_documents, key_documents, list_block_rows, \
+      list_block_keys, list_key_blocks, list_batch_stride, list_head_stride, query_documents_stride,               \
+      key_documents_stride
+
+// What lies in memory. Lists are rows of `key_blocks` numbers of blocks, of which the first count.
+struct KeyList {
+  static constexpr bool LISTED = true;
+  const int *partial_counts, *partial_blocks, *full_counts, *full_blocks;  // [lists, blocks of rows(, key_blocks)]
+  const int *query_documents, *key_documents;                              // [batch or 1, seqlen_q], [.., seqlen_k]
+  int block_rows, block_keys, key_blocks;
+  int64_t batch_stride, head_stride;  // lists; 0 where it is the same for all
+  int64_t query_documents_stride, key_documents_stride;
+};
+
+// The tiles of BLOCK_N keys that a tile of rows takes: those of PARTIAL blocks, then those of FULL ones.
+template <int BLOCK_N> struct ListedTiles {
+  const int *partial_blocks, *full_blocks, *query_documents, *key_documents;
+  int block_keys, tiles_per_block, partial_tiles, tiles;
+
+  __device__ __forceinline__ ListedTiles(const KeyList& list, int batch, int head, int block_row)
+      : block_keys(list.block_keys), tiles_per_block(list.block_keys / BLOCK_N) {
+    const int64_t row = batch * list.batch_stride + head * list.head_stride + block_row / list.block_rows;
+    partial_blocks = list.partial_blocks + row * list.key_blocks;
+    full_blocks = list.full_blocks + row * list.key_blocks;
+    query_documents = list.query_documents + batch * list.query_documents_stride;
+    key_documents = list.key_documents + batch * list.key_documents_stride;
+    partial_tiles = list.partial_counts[row] * tiles_per_block;
+    tiles = partial_tiles + list.full_counts[row] * tiles_per_block;
+  }
+  __device__ __forceinline__ bool is_partial(int tile) const { return tile < partial_tiles; }
+  __device__ __forceinline__ int first_key(int tile) const {
+    const int *blocks = is_partial(tile) ? partial_blocks : full_blocks,
+              of_kind = tile - (is_partial(tile) ? 0 : partial_tiles);
+    const int number = of_kind / tiles_per_block;
+    return blocks[number] * block_keys + (of_kind - number * tiles_per_block) * BLOCK_N;
+  }
+
+  // s = -inf for keys of other documents. `row` and `key` are this lane's first; those past the last are not read.
+  template <int ROW_TILES, int KEY_TILES>
+  __device__ __forceinline__ void mask_documents(float (&s)[ROW_TILES][KEY_TILES][4], int row, int key, int seqlen_q,
+                                                 int seqlen_k) const {
+    int own[ROW_TILES][2];
+#pragma unroll
+    for (int m = 0; m < ROW_TILES; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int query = row + m * 16 + half * 8;
+        own[m][half] = query < seqlen_q ? query_documents[query] : 0;
+      }
+#pragma unroll
+    for (int n = 0; n < KEY_TILES; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int document = key + n * 8 + i < seqlen_k ? key_documents[key + n * 8 + i] : 0;
+#pragma unroll
+        for (int m = 0; m < ROW_TILES; ++m)
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            if (own[m][half] != document) s[m][n][2 * half + i] = NEGATIVE_INFINITY;
+          }
+      }
+  }
+};

@@ -1,0 +1,14 @@
+// none.cuh: no block list; tiles of keys follow one another from the first to the last that the mask shows.
+#define KEY_LIST_PARAMETERS
+#define KEY_LIST_ARGUMENTS
+struct KeyList {
+  static constexpr bool LISTED = false;
+};
+// What `blocks.cuh` says of tiles, never asked.
+template <int BLOCK_N> struct ListedTiles {
+  static constexpr int partial_tiles = 0, tiles = 0;
+  __device__ __forceinline__ ListedTiles(const KeyList&, int, int, int) {}
+  __device__ __forceinline__ bool is_partial(int) const { return false; }
+  __device__ __forceinline__ int first_key(int) const { return 0; }
+  template <typename Scores> __device__ __forceinline__ void mask_documents(Scores&, int, int, int, int) const {}
+};

@@ -1,0 +1,126 @@
+"""Block lists: kernels that read them are right on the interpreter's cases, and those with a planted fault are not."""
+
+import pytest
+
+from evoattn.families.registry import FAMILIES
+from evoattn.model.gpu import GPUS
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import load_space
+from tests.families import test_flash_mma
+from tests.families.on_interpreter import built, small_faults
+
+H100 = GPUS["h100"]
+LISTED = AttentionProblem(1, 2, 1, 512, 512, 64, "bf16", blocks="64x64:300+70")
+PROBLEMS = {
+    "documents": LISTED,
+    "causal, fp16": LISTED.with_(mask="causal_upper_left", dtype="fp16"),
+    "lower right, sink": LISTED.with_(mask="causal_lower_right", sink=True),
+    "bias, head_dim 40": LISTED.with_(bias="hs", head_dim=40),
+    "V narrower, softcap": LISTED.with_(head_dim=96, value_dim=64, softcap=3.0, mask="causal_upper_left"),
+}
+STRUCTURES = {
+    "together": {"BLOCK_M": 32},
+    "lazy": {"RESCALE": "lazy", "ROW_SUM": "mma", "STAGES": 3},
+    "overlapped": {"SCHEDULE": "overlapped", "RESCALE": "lazy", "O_STORE": "shared", "Q_PLACE": "registers"},
+    "split": {"SCHEDULE": "split", "RESCALE": "vote", "Q_PLACE": "direct", "BLOCK_N": 16},
+    "short ring of V": {"SCHEDULE": "split_short_v", "BLOCK_M": 64, "BLOCK_ORDER": "heads"},
+}
+ANY = ("together", "causal, fp16")
+WRONG = {
+    "the list is ignored": (ANY, ("return blocks[number] * block_keys", "return number * block_keys")),
+    "FULL taken for PARTIAL": (ANY, ("return tile < partial_tiles;", "return true;")),
+    "PARTIAL taken for FULL": (ANY, ("return tile < partial_tiles;", "return tile < 0;")),
+    "PARTIAL without the predicate": (
+        ANY,
+        (
+            "const bool listed_partial = KeyList::LISTED && key_tiles.is_partial(tile);",
+            "const bool listed_partial = false;",
+        ),
+    ),
+    "PARTIAL without the documents": (ANY, ("if (own[m][half] != document)", "if (false)")),
+    "PARTIAL without the diagonal": (
+        ANY,
+        ("mask_scores(s, mask.keys_from(", "mask_scores(s, AllKeys(seqlen_q, seqlen_k).keys_from("),
+    ),
+    "FULL with the diagonal": (ANY, ("if (KeyList::LISTED && !listed_partial) {", "if (false) {")),
+    "a PARTIAL block too many": (
+        ANY,
+        ("list.partial_counts[row] * tiles_per_block;", "(list.partial_counts[row] + 1) * tiles_per_block;"),
+    ),
+    "a FULL block too few": (
+        ANY,
+        ("list.full_counts[row] * tiles_per_block;", "max(0, list.full_counts[row] - 1) * tiles_per_block;"),
+    ),
+    "a FULL block too many": (
+        ANY,
+        ("list.full_counts[row] * tiles_per_block;", "(list.full_counts[row] + 1) * tiles_per_block;"),
+    ),
+    "the lists of another head": (ANY, ("head * list.head_stride", "(head / 2) * list.head_stride")),
+    "the lists of another batch": (ANY, ("row = batch * list.batch_stride", "row = 0 * list.batch_stride")),
+    "the lists of another block of rows": (
+        ANY,
+        ("block_row / list.block_rows;", "max(0, block_row / list.block_rows - 1);"),
+    ),
+    "documents of another batch": (
+        ANY,
+        ("list.key_documents + batch * list.key_documents_stride", "list.key_documents"),
+    ),
+    "documents of the row above": (ANY, ("query_documents[query]", "query_documents[max(0, query - 1)]")),
+    "documents of the key before": (
+        ANY,
+        ("key_documents[key + n * 8 + i]", "key_documents[max(0, key + n * 8 + i - 1)]"),
+    ),
+    "documents past the last row": (ANY, ("query < seqlen_q ? query_documents[query] : 0", "query_documents[query]")),
+    "documents past the last key": (
+        ANY,
+        ("key + n * 8 + i < seqlen_k ? key_documents[key + n * 8 + i] : 0", "key_documents[key + n * 8 + i]"),
+    ),
+    "keys past the last": (
+        ("together", "documents"),
+        ("listed_partial || first_key(tile) + WARP_KEYS > seqlen_k", "listed_partial"),
+    ),
+    "one tile of each block": (ANY, ("tiles_per_block(list.block_keys / BLOCK_N)", "tiles_per_block(1)")),
+    "a lazy shift is not raised at the first FULL tile": (
+        ("lazy", "documents"),
+        ("tile == key_tiles.partial_tiles", "false"),
+    ),
+}
+
+
+def faults(structure: str, problem: str, *edits: tuple[str, str]) -> list[str]:
+    """What the interpreter's cases find in the kernel's source with these edits; empty for a kernel that is right."""
+    config = load_space("flash_mma", H100).make_config(test_flash_mma.BASE | STRUCTURES[structure])
+    return small_faults(
+        built(test_flash_mma.FAMILY, PROBLEMS[problem], config, H100, *edits, machine_code=False), PROBLEMS[problem]
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_kernels_that_read_a_block_list_are_right(structure, problem):
+    assert not faults(structure, problem)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", WRONG)
+def test_a_planted_fault_shows(fault):
+    at, edit = WRONG[fault]
+    assert faults(*at, edit)
+
+
+def test_tiles_that_are_no_parts_of_a_block_are_refused_in_one_sentence():
+    def why(**genes: object) -> str | None:
+        config = load_space("flash_mma", H100).make_config(test_flash_mma.BASE | genes)
+        return test_flash_mma.FAMILY.why_invalid(LISTED.with_(blocks="64x32:300"), config, H100)
+
+    assert why() is None
+    assert why(BLOCK_M=128) == "BLOCK_M=128 does not divide the 64 rows of a listed block."
+    assert why(BLOCK_N=64) == "BLOCK_N=64 does not divide the 32 keys of a listed block."
+    assert "KEY_WARPS=2" in why(KEY_WARPS=2)
+
+
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"flash_mma"}))
+def test_other_families_say_that_they_have_no_block_lists(family):
+    reason = FAMILIES[family].why_unsupported(LISTED, H100)
+    assert reason and reason.count(". ") == 0

@@ -1,0 +1,91 @@
+"""Block lists: how they are written, what they are drawn as, and that what is counted of them is what the reference
+shows."""
+
+import pytest
+import torch
+
+from evoattn.correctness.block_list import NO_BLOCK, visible
+from evoattn.correctness.reference import exact_attention, exact_lse, make_inputs
+from evoattn.model.block_list import BlockRow, draw
+from evoattn.model.problem import AttentionProblem, ProblemError
+from evoattn.model.shape_text import parse_shape
+
+SHAPE = "B=2,H=4,Hkv=2,Sq=200,Sk=133,D=16"
+TEXTS = ["64x32:30+70", "b:64x32:100", "h:64x32:7+20+61:mixed", "bh:32x64:30+70:mixed", "128x128:1"]
+
+
+def test_what_a_text_draws():
+    problem = parse_shape("B=1,H=1,S=1000,D=16,blocks=128x128:300+700")
+    ((rows,),) = draw(*problem.block_mask)
+    assert rows[0] == BlockRow((2,), (0, 1)) and rows[2] == BlockRow((0, 1, 2, 3, 4, 5, 6, 7), ())
+    assert rows[7] == BlockRow((2,), (3, 4, 5, 6, 7))
+    assert problem.visible_pairs == 300**2 + 700**2
+    causal = problem.with_(mask="causal_upper_left")
+    assert causal.visible_pairs == 300 * 301 // 2 + 700 * 701 // 2
+    assert causal.flops == 2 * 32 * causal.visible_pairs
+
+
+def test_keys_that_no_list_names_are_not_read():
+    problem = parse_shape("B=1,H=1,Sq=100,Sk=1000,D=16,mask=causal,blocks=128x128:1000")
+    whole = problem.with_(blocks="", seqlen_k=128)
+    assert problem.bytes == whole.bytes
+
+
+@pytest.mark.parametrize("mask", ["full", "causal", "causal_lower_right"])
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("queries", [200, 90, 1])
+def test_pairs_are_those_that_the_reference_shows(mask, text, queries):
+    problem = parse_shape(f"B=2,H=4,Sq={queries},Sk=133,D=16,mask={mask},blocks={text}")
+    tensors = make_inputs(problem, 1, "cpu")
+    assert {name: tuple(tensors[name].shape) for name in problem.term_shapes} == problem.term_shapes
+    total = 0
+    for batch in range(2):
+        shown = visible(problem, tensors, batch, slice(0, 4), slice(0, queries))
+        total += int(shown.sum()) * (4 // shown.shape[0])
+        if not text.endswith("mixed"):  # what the predicate alone shows
+            rows, keys = (tensors[f"{name}_documents"] for name in ("query", "key"))
+            one = min(batch, len(rows) - 1)
+            band = problem.band.sees(torch.arange(queries)[:, None], torch.arange(133))
+            assert torch.equal(shown[0], (rows[one][:, None] == keys[one]) & band)
+    assert problem.visible_pairs == total
+
+
+def test_mixed_lists_are_not_what_the_predicate_gives_and_end_in_poison():
+    problem = parse_shape("B=2,H=2,S=400,D=16,mask=causal,blocks=bh:32x32:90+45:mixed")
+    tensors = make_inputs(problem, 1, "cpu")
+    honest = make_inputs(problem.with_(blocks="bh:32x32:90+45"), 1, "cpu")
+    seen, own = (visible(problem, t, 1, slice(0, 2), slice(0, 400)) for t in (tensors, honest))
+    assert (seen & ~own).any() and (own & ~seen).any() and not torch.equal(seen[0], seen[1])
+    counts = [tensors[f"{kind}kv_num_blocks"] for kind in ("", "full_")]
+    assert all((counts[i] > 0).logical_and(counts[1 - i] == 0).any() for i in (0, 1))
+    assert (sum(counts) == 0).any() and not tensors["kv_indices"].diff().gt(0).all()
+    assert (tensors["kv_indices"] == NO_BLOCK).sum() == tensors["kv_indices"].numel() - counts[0].sum()
+
+
+def test_rows_without_blocks_are_zero_and_full_blocks_need_no_predicate():
+    problem = AttentionProblem(1, 1, 1, 64, 64, 16, "fp32", blocks="32x32:64", mask="causal_upper_left", lse=True)
+    tensors = make_inputs(problem, 1, "cpu")
+    tensors["kv_num_blocks"][...] = 0
+    tensors["full_kv_num_blocks"][...] = torch.tensor([1, 0])
+    tensors["full_kv_indices"][..., 0, 0] = 1  # hidden by the mask
+    q, k, v = (tensors[name].double() for name in "qkv")
+    out = exact_attention(problem, q, k, v, torch.float64, others=tensors)
+    lse = exact_lse(problem, q, k, tensors)
+    scores = q[0, 0, :32] @ k[0, 0, 32:].T / 4
+    assert torch.allclose(out[0, 0, :32], torch.softmax(scores, -1) @ v[0, 0, 32:])
+    assert (out[0, 0, 32:] == 0).all() and lse[0, 0, 32:].isneginf().all()
+    assert torch.allclose(lse[0, 0, :32], scores.logsumexp(-1))
+
+
+@pytest.mark.parametrize(
+    "text", ["128", "128x128", "0x128:5", "128x128:0", "x:128x128:5", "128x128:5:other", "hb:1x1:1"]
+)
+def test_other_texts_are_refused(text):
+    with pytest.raises(ProblemError, match="blocks must be"):
+        parse_shape(f"{SHAPE},blocks={text}")
+
+
+@pytest.mark.parametrize("other", ["window=9:0", "seqused=0:50", "seqused=0:50,page=16", "varlen=1:50"])
+def test_what_has_no_block_list(other):
+    with pytest.raises(ProblemError, match="exclude each other"):
+        parse_shape(f"{SHAPE},{other},blocks=128x128:300")
