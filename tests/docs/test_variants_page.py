@@ -15,6 +15,7 @@ ROWS = {
     "window, softcap, sinks, slopes, bias": ("window=128:0", "softcap=50", "sink=1", "alibi=1", "bias=hs"),
     "keys in use, pages": ("seqused=16:1024", "seqused=16:1024,page=16"),
     "packed sequences": ("varlen=16:1024",),
+    "a block list": ("blocks=128x128:300+700",),
     "head_dim of V": ("Dv=128",),
 }
 LATENT = "B=2,H=16,Hkv=1,Sq=1,Sk=1024,D=192,Dv=128,shared_kv=1,dtype=bf16"
