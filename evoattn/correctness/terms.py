@@ -36,7 +36,8 @@ def make_terms(
     problem: AttentionProblem, generator: torch.Generator, device: torch.device | str, extreme: bool
 ) -> dict[str, torch.Tensor]:
     """The inputs of `AttentionProblem.term_shapes`: normal sinks and biases, the slopes of the ALiBi paper, lengths and
-    pages as `sequences.make_key_terms` makes them, normal tables, and those of whole numbers with few values.
+    pages as `sequences.make_key_terms` makes them, block lists as the problem's text says, normal tables, and those of
+    whole numbers with few values.
 
     `extreme`: lengths as `make_key_terms` has them then, sinks of -inf and of 30 by turns, slopes of which every other
     is steep and negative, and a bias that hides all keys from the first query, the last half of them from the second

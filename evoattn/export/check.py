@@ -20,6 +20,10 @@ TERMS = ("sinks", "slopes", "bias", "seqused", "table", "cu_seqlens_q", "cu_seql
 """Inputs beside Q, K and V; in C++ each is the number of its buffer, -1 where there is none."""
 
 
+KNOWN = (*(name for name in VARIANTS if name != "blocks"), "scale")
+"""Variants of which the program makes the inputs and the answer."""
+
+
 def buffers_of(problem: AttentionProblem, workspace: Iterable[str]) -> list[str]:
     """Names of the buffers in their order. Where V lies within K the buffer of V is empty."""
     return ["q", "k", "v", "o", *["lse"] * problem.lse, *problem.term_shapes, *workspace]
@@ -104,9 +108,9 @@ def export_source(storage: Storage, trial: Trial) -> str:
     """The text of one .cu file for a recorded trial, of whatever state, that has a source.
 
     `nvcc -arch=sm_XX kernel.cu -o kernel && ./kernel` prints errors and times, exit code 0 only if the answer is right
-    before and after the timing. Raises what `Recorded.read` raises for all but variants, all of which it knows.
+    before and after the timing. Raises what `Recorded.read` raises for variants that are not `KNOWN`.
     """
-    recorded = Recorded.read(storage, trial, (*VARIANTS, "scale"))
+    recorded = Recorded.read(storage, trial, KNOWN)
     problem, launches, workspace = recorded.problem, recorded.launches, recorded.workspace
     target = Target.of(recorded)
     guard, end_guard = target.guard

@@ -53,10 +53,10 @@ class Recorded:
         problem, family = AttentionProblem(**study.problem), registry.lookup(trial.family)
         asked = (*problem.variants, *["scale"] * (problem.scale is not None))
         if unknown := [variant for variant in asked if variant not in known]:
-            raise StorageError(
-                f"This export does not know {', '.join(unknown)}; take --format check, or call the kernel by "
-                "`evoattn.load`."
-            )
+            instead = "take --format check, or call the kernel by `evoattn.load`"
+            if "blocks" in unknown:
+                instead = "`evoattn show TRIAL --source` prints the kernel"
+            raise StorageError(f"This export does not know {', '.join(unknown)}; {instead}.")
         config = KernelConfig(trial.family, trial.config)
         if outdated := family.why_outdated(config, source):
             raise StorageError(f"{outdated} Export trial {trial.number} with the evoattn that made it.")

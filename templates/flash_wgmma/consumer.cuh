@@ -101,16 +101,29 @@ private:
   }
   // The terms of the lane's rows g and g + 8 in the next tile of keys.
   __device__ __forceinline__ RowTerms<Element> row_terms(int row) const {
-    const int lane_key = key_tile * BLOCK_N + lane % 4 * 2;
+    const int lane_key = (KeyList::LISTED ? work.listed().first_key_down(key_tile) : key_tile * BLOCK_N) + lane % 4 * 2;
     return work.terms.row(head_terms[GROUP_ROWS ? row / 8 : 0], work.rows.query(lane_row(work.tile) + row), lane_key,
                           work.seqlen_q, work.seqlen_k);
   }
   // What a variant does to S.
   __device__ __forceinline__ void change_scores() { change_tile(s, bias, work.terms, row_terms(0), row_terms(8)); }
+  // Of PARTIAL blocks by the predicate, else behind the last key.
+  __device__ __forceinline__ void mask_listed() {
+    const ListedTiles<BLOCK_N> listed = work.listed();
+    const int key = listed.first_key_down(key_tile), row = lane_row(work.tile);
+    if (listed.is_partial(key_tile)) {
+      mask_scores(s, key, work.mask.keys_from(row, 0), lane);
+      listed.mask_documents(s, row, key + lane % 4 * 2, work.seqlen_q, work.seqlen_k);
+    } else {
+      mask_scores(s, key, AllKeys(work.seqlen_q, listed.tiles == 0 ? 0 : work.seqlen_k).keys_from(0, 0), lane);
+    }
+  }
   // S = S masked, P = exponentials; returns whether O must be rescaled by `factor` before P V is added.
   template <bool FIRST, bool MASKED> __device__ __forceinline__ bool softmax(int stage) {
     if constexpr (Terms::ANY) change_scores();
-    if (MASKED || (FIRST && (Mask::ROWS_DIFFER || (key_tile + 1) * BLOCK_N > work.seqlen_k))) {
+    if constexpr (KeyList::LISTED) {
+      if constexpr (FIRST || MASKED) mask_listed();
+    } else if (MASKED || (FIRST && (Mask::ROWS_DIFFER || (key_tile + 1) * BLOCK_N > work.seqlen_k))) {
       if constexpr (GROUP_ROWS) {
         const auto low = work.mask.keys_from(work.rows.query(lane_row(work.tile)), 0),
                    high = work.mask.keys_from(work.rows.query(lane_row(work.tile) + 8), 0);
@@ -218,6 +231,16 @@ private:
   }
   // All tiles of keys but the first.
   __device__ __forceinline__ void rest_of_keys() {
+    if constexpr (KeyList::LISTED) {
+      const ListedTiles<BLOCK_N> listed = work.listed();
+#pragma unroll 1
+      while (key_tile >= 0) {
+        const bool whole = !listed.is_partial(key_tile) && listed.first_key_down(key_tile) + BLOCK_N <= work.seqlen_k;
+        if (whole && !Terms::MAY_HIDE) step<false, false>();
+        else step<false, true>();
+      }
+      return;
+    }
     // From here on it only counts: no other tile is masked. Terms ask which keys are in it.
     constexpr bool COUNTS = SCHEDULE == Schedule::BALANCED && !Terms::ADDED;
     if constexpr (COUNTS) key_tile -= work.range.first();

@@ -128,6 +128,10 @@ private:
       } else if constexpr (SLIDING) {
         k_ring.load_sliding(ring, key_tile * BLOCK_N, work.sequence.keys, work.sequence.end_key(), kv_head);
         v_ring.load_sliding(ring, key_tile * BLOCK_N, work.sequence.keys, work.sequence.end_key(), kv_head);
+      } else if constexpr (KeyList::LISTED) {
+        const int key = work.listed().first_key_down(key_tile);
+        k_ring.load(ring, key, kv_head, work.tile.batch);
+        v_ring.load(ring, key, kv_head, work.tile.batch);
       } else {
         k_ring.load(ring, key_tile * BLOCK_N, kv_head, work.tile.batch);
         v_ring.load(ring, key_tile * BLOCK_N, kv_head, work.tile.batch);

@@ -37,9 +37,10 @@ struct TileScheduler : Block {
   int split;            // this block takes key tiles split, split + KEY_SPLIT …
   Tile tile;            // at hand
   KeyRange range;       // BALANCED: of it
+  KeyList list;
 
   __device__ __forceinline__ TileScheduler(unsigned char* smem, int batch, int heads, int kv_heads, int seqlen_q,
-                                           int seqlen_k, const Terms& terms)
+                                           int seqlen_k, const Terms& terms, const KeyList& list)
       : Block(smem),
         batch(batch),
         heads(heads),
@@ -54,7 +55,8 @@ struct TileScheduler : Block {
         tiles(row_blocks * rows.heads * batches),
         key_tiles((seqlen_k + BLOCK_N - 1) / BLOCK_N),
         mask(seqlen_q, seqlen_k, terms.given.window),
-        packed{terms.given.query_starts, terms.given.key_starts, batch, seqlen_q, seqlen_k, rows.row_bits()} {
+        packed{terms.given.query_starts, terms.given.key_starts, batch, seqlen_q, seqlen_k, rows.row_bits()},
+        list(list) {
     split = blockIdx.x % KEY_SPLIT;
     tile = block_tile<HEADS_IN_TURN, Mask::LAST_FIRST, KEY_SPLIT>(row_blocks, rows.heads);  // of a block that takes one
   }
@@ -112,11 +114,17 @@ struct TileScheduler : Block {
   __device__ __forceinline__ int first_key_tile(int row_block) const {
     return Mask::WINDOW ? min(last_key_tile(row_block), mask.first_key(rows.query(row_block * BLOCK_M)) / BLOCK_N) : 0;
   }
+  // The listed tiles of keys of the tile at hand, counted down.
+  __device__ __forceinline__ ListedTiles<BLOCK_N> listed() const {
+    return ListedTiles<BLOCK_N>(list, tile.batch, tile.head, tile.row_block * BLOCK_M);
+  }
   // Of the tile at hand, from the last to the first.
   __device__ __forceinline__ int last_key_tile() const {
+    if constexpr (KeyList::LISTED) return max(0, listed().tiles - 1);
     return SCHEDULE == Schedule::BALANCED ? range.last() : last_key_tile(tile.row_block);
   }
   __device__ __forceinline__ int first_key_tile() const {
+    if constexpr (KeyList::LISTED) return 0;
     return SCHEDULE == Schedule::BALANCED ? range.first() : first_key_tile(tile.row_block);
   }
 };

@@ -17,6 +17,7 @@ ROWS = {
     ),
     "keys in use, pages": ("seqused=16:1024", "seqused=16:1024,page=16"),
     "packed sequences": ("varlen=16:1024",),
+    "a block list": ("blocks=128x128:300+700",),
     "head_dim of V": ("Dv=128",),
 }
 LATENT = "B=2,H=16,Hkv=1,Sq=1,Sk=1024,D=192,Dv=128,shared_kv=1,dtype=bf16"

@@ -6,7 +6,7 @@ from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import load_space
-from tests.families import test_flash_mma
+from tests.families import test_flash_mma, test_flash_wgmma
 from tests.families.on_interpreter import built, small_faults
 
 H100 = GPUS["h100"]
@@ -18,14 +18,25 @@ PROBLEMS = {
     "bias, head_dim 40": LISTED.with_(bias="hs", head_dim=40),
     "V narrower, softcap": LISTED.with_(head_dim=96, value_dim=64, softcap=3.0, mask="causal_upper_left"),
 }
+WGMMA_TWO = {**test_flash_wgmma.TWO, "PING_PONG": True}
 STRUCTURES = {
-    "together": {"BLOCK_M": 32},
-    "lazy": {"RESCALE": "lazy", "ROW_SUM": "mma", "STAGES": 3},
-    "overlapped": {"SCHEDULE": "overlapped", "RESCALE": "lazy", "O_STORE": "shared", "Q_PLACE": "registers"},
-    "split": {"SCHEDULE": "split", "RESCALE": "vote", "Q_PLACE": "direct", "BLOCK_N": 16},
-    "short ring of V": {"SCHEDULE": "split_short_v", "BLOCK_M": 64, "BLOCK_ORDER": "heads"},
+    "flash_mma": {
+        "together": {"BLOCK_M": 32},
+        "lazy": {"RESCALE": "lazy", "ROW_SUM": "mma", "STAGES": 3},
+        "overlapped": {"SCHEDULE": "overlapped", "RESCALE": "lazy", "O_STORE": "shared", "Q_PLACE": "registers"},
+        "split": {"SCHEDULE": "split", "RESCALE": "vote", "Q_PLACE": "direct", "BLOCK_N": 16},
+        "short ring of V": {"SCHEDULE": "split_short_v", "BLOCK_M": 64, "BLOCK_ORDER": "heads"},
+    },
+    "flash_wgmma": {
+        "one warpgroup": {"BLOCK_N": 64},
+        "lazy, two warpgroups": {**WGMMA_TWO, "RESCALE": "lazy_5", "BLOCK_N": 48},
+        "persistent, rows begin ahead": {**WGMMA_TWO, "SCHEDULE": "claimed", "Q_IN_REGISTERS": True, "BLOCK_N": 48},
+        "fixed, scores again": {"SCHEDULE": "fixed", "RESCALE": "lazy_after", "BLOCK_N": 64, "STORE": "rows"},
+    },
 }
-ANY = ("together", "causal, fp16")
+MODULES = {"flash_mma": test_flash_mma, "flash_wgmma": test_flash_wgmma}
+WGMMA = ("flash_wgmma", "lazy, two warpgroups", "causal, fp16")
+ANY = ("flash_mma", "together", "causal, fp16")
 WRONG = {
     "the list is ignored": (ANY, ("return blocks[number] * block_keys", "return number * block_keys")),
     "FULL taken for PARTIAL": (ANY, ("return tile < partial_tiles;", "return true;")),
@@ -76,30 +87,38 @@ WRONG = {
         ("key + n * 8 + i < seqlen_k ? key_documents[key + n * 8 + i] : 0", "key_documents[key + n * 8 + i]"),
     ),
     "keys past the last": (
-        ("together", "documents"),
+        ("flash_mma", "together", "documents"),
         ("listed_partial || first_key(tile) + WARP_KEYS > seqlen_k", "listed_partial"),
     ),
     "one tile of each block": (ANY, ("tiles_per_block(list.block_keys / BLOCK_N)", "tiles_per_block(1)")),
     "a lazy shift is not raised at the first FULL tile": (
-        ("lazy", "documents"),
+        ("flash_mma", "lazy", "documents"),
         ("tile == key_tiles.partial_tiles", "false"),
     ),
+    "wgmma: PARTIAL without the documents": (WGMMA, ("if (low != document)", "if (false)")),
+    "wgmma: PARTIAL taken for FULL": (WGMMA, ("whole = !listed.is_partial(key_tile) &&", "whole =")),
+    "wgmma: keys past the last of FULL blocks": (
+        WGMMA,
+        ("&& listed.first_key_down(key_tile) + BLOCK_N <= work.seqlen_k;", ";"),
+    ),
+    "wgmma: an empty list shows the first keys": (WGMMA, ("listed.tiles == 0 ? 0 : work.seqlen_k", "work.seqlen_k")),
+    "wgmma: a tile too few": (WGMMA, ("max(0, listed().tiles - 1)", "max(0, listed().tiles - 2)")),
+    "wgmma: PARTIAL blocks first": (WGMMA, ("tiles - 1 - (tile - partial_tiles)", "tiles - 1 - tile")),
 }
 
 
-def faults(structure: str, problem: str, *edits: tuple[str, str]) -> list[str]:
+def faults(family: str, structure: str, problem: str, *edits: tuple[str, str]) -> list[str]:
     """What the interpreter's cases find in the kernel's source with these edits; empty for a kernel that is right."""
-    config = load_space("flash_mma", H100).make_config(test_flash_mma.BASE | STRUCTURES[structure])
-    return small_faults(
-        built(test_flash_mma.FAMILY, PROBLEMS[problem], config, H100, *edits, machine_code=False), PROBLEMS[problem]
-    )
+    module, listed = MODULES[family], PROBLEMS[problem]
+    config = load_space(family, H100).make_config(module.BASE | STRUCTURES[family][structure])
+    return small_faults(built(module.FAMILY, listed, config, H100, *edits, machine_code=False), listed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("problem", PROBLEMS)
-@pytest.mark.parametrize("structure", STRUCTURES)
-def test_kernels_that_read_a_block_list_are_right(structure, problem):
-    assert not faults(structure, problem)
+@pytest.mark.parametrize("family, structure", [(family, name) for family in STRUCTURES for name in STRUCTURES[family]])
+def test_kernels_that_read_a_block_list_are_right(family, structure, problem):
+    assert not faults(family, structure, problem)
 
 
 @pytest.mark.slow
@@ -120,7 +139,14 @@ def test_tiles_that_are_no_parts_of_a_block_are_refused_in_one_sentence():
     assert "KEY_WARPS=2" in why(KEY_WARPS=2)
 
 
-@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"flash_mma"}))
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - set(STRUCTURES)))
 def test_other_families_say_that_they_have_no_block_lists(family):
     reason = FAMILIES[family].why_unsupported(LISTED, H100)
     assert reason and reason.count(". ") == 0
+
+
+@pytest.mark.parametrize("genes", [{"KEY_SPLIT": 2}, {"SCHEDULE": "balanced"}, {"GROUP_ROWS": True}])
+def test_blocks_of_wgmma_that_share_a_list_are_refused_in_one_sentence(genes):
+    config = load_space("flash_wgmma", H100).make_config(test_flash_wgmma.BASE | genes)
+    reason = test_flash_wgmma.FAMILY.why_invalid(LISTED.with_(blocks="1024x1024:300", seqlen_k=2048), config, H100)
+    assert reason and "block list" in reason

@@ -7,8 +7,15 @@ import math
 from typing import Any, ClassVar
 
 from evoattn.families.base import ZEROED_SUFFIX, Family, softmax_scale_log2
+from evoattn.families.block_list import block_list_args, block_list_constants, why_not_listed
 from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
-from evoattn.families.flash_wgmma.refusals import why_redundant, why_too_big, why_too_long, why_useless
+from evoattn.families.flash_wgmma.refusals import (
+    why_not_all_keys,
+    why_redundant,
+    why_too_big,
+    why_too_long,
+    why_useless,
+)
 from evoattn.families.flash_wgmma.registers import (
     WARPGROUP_ROWS,
     begins_ahead,
@@ -61,7 +68,7 @@ class FlashWgmma(Family):
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
     writes_lse: ClassVar[bool] = True
-    variants: ClassVar[tuple[str, ...]] = (*SCORE_VARIANTS, "value_dim", "shared_kv", *KEY_VARIANTS, "varlen")
+    variants: ClassVar[tuple[str, ...]] = (*SCORE_VARIANTS, "value_dim", "shared_kv", *KEY_VARIANTS, "varlen", "blocks")
 
     def genes(self, config: KernelConfig) -> FlashWgmmaGenes:
         return FlashWgmmaGenes.of(config)
@@ -84,7 +91,9 @@ class FlashWgmma(Family):
     ) -> str | None:
         genes = self.genes(config)
         return (
-            why_useless(problem, genes)
+            why_not_listed(problem, genes.BLOCK_M, genes.BLOCK_N)
+            or why_not_all_keys(problem, genes)
+            or why_useless(problem, genes)
             or (why_redundant(problem, genes, gpu) if redundant else None)
             or why_too_long(problem, genes, gpu)
             or why_too_big(problem, genes, gpu)
@@ -107,6 +116,7 @@ class FlashWgmma(Family):
             "VALUE_DIM": problem.head_dim_v,
             **problem.masking.constants(),
             **variant_constants(problem),
+            **block_list_constants(problem),
             "AHEAD": begins_ahead(problem, genes),
             "PRODUCER_WARPS": producer_warps(genes),
             "PRODUCER_REGISTERS": producer,
@@ -150,6 +160,7 @@ class FlashWgmma(Family):
             *(Scalar("int64", stride) for stride in problem.strides("o")[:3]),
             softmax_scale_log2(problem),
             *variant_args(problem),
+            *block_list_args(problem),
         )
         return (
             KernelLaunch(

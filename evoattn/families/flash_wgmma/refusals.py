@@ -33,6 +33,19 @@ MAX_ROWS = (1 << 31) - 1
 """Of a head, to the end of the last tile: `tile_rows.cuh` counts them in int32."""
 
 
+def why_not_all_keys(problem: AttentionProblem, genes: FlashWgmmaGenes) -> str | None:
+    """Blocks that would share the tiles of a list, or have rows of several heads."""
+    if not problem.blocks:
+        return None
+    if genes.KEY_SPLIT > 1 or genes.SCHEDULE == "balanced":
+        name = f"KEY_SPLIT={genes.KEY_SPLIT}" if genes.KEY_SPLIT > 1 else "SCHEDULE=balanced"
+        return f"{name}: a block takes all tiles of keys that a block list names."
+    for name in ("GROUP_ROWS", "CAUSAL_SKIP"):
+        if getattr(genes, name):
+            return f"{name} needs keys by the mask alone, and here a block list names them."
+    return None
+
+
 def why_useless(problem: AttentionProblem, genes: FlashWgmmaGenes) -> str | None:
     """Genes that do nothing beside the others, so that the same kernel has one genes only."""
     consumers = warpgroups(genes)

@@ -2,7 +2,6 @@
 // has them. In PARTIAL blocks a key is seen if it is of the row's document and the mask shows it, in FULL ones in any
 // case. Tiles of rows and of keys are parts of a block.
 #include "device/ptx/element.cuh"
-#include "device/softmax/online_softmax.cuh"
 #define KEY_LIST_PARAMETERS                                                                                \
   , const int *__restrict__ kv_num_blocks, const int *__restrict__ kv_indices,                             \
       const int *__restrict__ full_kv_num_blocks, const int *__restrict__ full_kv_indices,                 \
@@ -45,6 +44,28 @@ template <int BLOCK_N> struct ListedTiles {
               of_kind = tile - (is_partial(tile) ? 0 : partial_tiles);
     const int number = of_kind / tiles_per_block;
     return blocks[number] * block_keys + (of_kind - number * tiles_per_block) * BLOCK_N;
+  }
+
+  // The same, counted down: from `tiles` - 1 FULL blocks first, in each the first keys first, then PARTIAL ones. Where
+  // the lists name none, key 0.
+  __device__ __forceinline__ int first_key_down(int tile) const {
+    if (tiles == 0) return 0;
+    return first_key(is_partial(tile) ? partial_tiles - 1 - tile : tiles - 1 - (tile - partial_tiles));
+  }
+
+  // As below, on wgmma's accumulators.
+  template <int FLOATS>
+  __device__ __forceinline__ void mask_documents(float (&s)[FLOATS], int row, int key, int seqlen_q,
+                                                 int seqlen_k) const {
+    const int low = row < seqlen_q ? query_documents[row] : 0, high = row + 8 < seqlen_q ? query_documents[row + 8] : 0;
+#pragma unroll
+    for (int i = 0; i < FLOATS; i += 4)
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int document = key + i * 2 + j < seqlen_k ? key_documents[key + i * 2 + j] : 0;
+        if (low != document) s[i + j] = NEGATIVE_INFINITY;
+        if (high != document) s[i + 2 + j] = NEGATIVE_INFINITY;
+      }
   }
 
   // s = -inf for keys of other documents. `row` and `key` are this lane's first; those past the last are not read.
