@@ -154,3 +154,9 @@ def test_a_header_takes_any_scale_and_no_variant(database):
     assert Recorded.read(database, kernels.record(database, "flash_mma", "a100", scale=0.3)).problem.scale == 0.3
     with pytest.raises(StorageError, match="does not know window, softcap, sink;"):
         Recorded.read(database, kernels.record(database, "flash_mma", "a100", **SINKS))
+
+
+def test_no_export_takes_a_block_list(database):
+    trial = kernels.record(database, "flash_mma", "a100", blocks="128x128:300+700")
+    with pytest.raises(StorageError, match="does not know blocks; `evoattn show"):
+        export_source(database, trial)
