@@ -48,7 +48,7 @@ VARIANTS = {
     "pages of 32, upper left, bias": PLAIN.with_(seqused="0:500", page=32, mask="causal_upper_left", bias="bhs"),
     "pages of 128, head_dim 128": PLAIN.with_(seqused="0:500", page=128, head_dim=128, dtype="fp16"),
     "an expression, sink": PLAIN.with_(
-        score="s+table[h,k-q+40]*gate[b,h]-abs(q+d-k)//9", tables="table:fp32:2x97+gate:fp16:2x2", sink=True, scale=0.2
+        score="s+table[h,k-q+40]*gate[b,h]+(k-q-d)//9/4", tables="table:fp32:2x97+gate:fp16:2x2", sink=True, scale=0.2
     ),
     "an expression of documents, causal": PLAIN.with_(
         score="where(doc[k]==doc[q],s*1.5,-inf)", tables="doc:int32:512", mask="causal_upper_left", dtype="fp16"
@@ -348,7 +348,7 @@ PACKED = ("flash_wgmma", "persistent, rows begin ahead", "packed")
 SPLIT, SPLIT_BY_MAP = (("split_kv", structure, "packed") for structure in ("mma, a ring", "mma by tensor maps"))
 PACKED_BY_ROWS = ("flash_wgmma", "scores again, a cluster", "packed")
 WRONG += [
-    ("a slot too few for each sequence", PACKED, ("[sequence]) / ROWS) + sequence;", "[sequence]) / ROWS);")),
+    ("a slot too few for each sequence", PACKED, ("<< row_bits) / ROWS) + sequence;", "<< row_bits) / ROWS);")),
     ("a block without a tile waits for one", PACKED, ("if (take_tile(0) || !VARLEN) {", "if (take_tile(0) || true) {")),
     ("slots without a tile make no claim", PACKED, ("index = next_index(++turn)) {", "++index) {")),
     (

@@ -142,6 +142,8 @@ def draw_variant(problem: AttentionProblem, name: str, rng: random.Random) -> di
         "seqused": {"seqused": f"1:{keys}"},
         "page": {"seqused": f"1:{keys}", "page": rng.choice(PAGES)},
         "varlen": {"varlen": f"1:{queries}/1:{keys}"},
+        "score": {"score": "s*gate[h]-max(q+d-k,0)/64", "tables": "gate:fp32:4"},
+        "blocks": {"blocks": f"128x{rng.choice((64, 128))}:70+200"},
     }
     return fields[name]
 
