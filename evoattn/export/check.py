@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from evoattn.export.recorded import Recorded, Target, comment, provenance
+from evoattn.export.recorded import NOT_EXPORTED, Recorded, Target, comment, provenance
 from evoattn.families.base import starts_zeroed
 from evoattn.families.includes import resolve
 from evoattn.model.dtype import DTYPES
@@ -20,7 +20,7 @@ TERMS = ("sinks", "slopes", "bias", "seqused", "table", "cu_seqlens_q", "cu_seql
 """Inputs beside Q, K and V; in C++ each is the number of its buffer, -1 where there is none."""
 
 
-KNOWN = (*(name for name in VARIANTS if name != "blocks"), "scale")
+KNOWN = (*(name for name in VARIANTS if name not in NOT_EXPORTED), "scale")
 """Variants of which the program makes the inputs and the answer."""
 
 

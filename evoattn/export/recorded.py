@@ -17,6 +17,9 @@ from evoattn.model.space import KernelConfig, spelled
 from evoattn.peers.labels import peer_label
 from evoattn.storage import Storage, StorageError
 
+NOT_EXPORTED = ("blocks", "score")
+"""Variants that no export takes: its programs cannot make their inputs."""
+
 
 @dataclass(frozen=True)
 class Recorded:
@@ -54,7 +57,7 @@ class Recorded:
         asked = (*problem.variants, *["scale"] * (problem.scale is not None))
         if unknown := [variant for variant in asked if variant not in known]:
             instead = "take --format check, or call the kernel by `evoattn.load`"
-            if "blocks" in unknown:
+            if set(unknown) & set(NOT_EXPORTED):
                 instead = "`evoattn show TRIAL --source` prints the kernel"
             raise StorageError(f"This export does not know {', '.join(unknown)}; {instead}.")
         config = KernelConfig(trial.family, trial.config)

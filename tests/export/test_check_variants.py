@@ -156,7 +156,8 @@ def test_a_header_takes_any_scale_and_no_variant(database):
         Recorded.read(database, kernels.record(database, "flash_mma", "a100", **SINKS))
 
 
-def test_no_export_takes_a_block_list(database):
-    trial = kernels.record(database, "flash_mma", "a100", blocks="128x128:300+700")
-    with pytest.raises(StorageError, match="does not know blocks; `evoattn show"):
+@pytest.mark.parametrize("fields", [{"blocks": "128x128:300+700"}, {"score": "s*t[h]", "tables": "t:fp32:8"}])
+def test_no_export_takes_a_block_list_or_an_expression(database, fields):
+    trial = kernels.record(database, "flash_mma", "a100", **fields)
+    with pytest.raises(StorageError, match=f"does not know {next(iter(fields))}; `evoattn show"):
         export_source(database, trial)
