@@ -420,10 +420,11 @@ def evaluate(tree: Tree, values: Mapping[str, Any], torch: Any) -> Any:
         case Name(name):
             return values[name]
         case Load(table, indices):
+            given = values[table.buffer]
             places = tuple(
-                _inside(evaluate(index, values, torch), size) for index, size in zip(indices, table.shape, strict=True)
+                _inside(evaluate(index, values, torch), size) for index, size in zip(indices, given.shape, strict=True)
             )
-            element = values[table.buffer][places]
+            element = given[places]
             return element if table.dtype == INTEGERS else element.to(values[SCORE].dtype)
         case Apply(name, of):
             return OPERATORS[name].torch(torch, *(evaluate(one, values, torch) for one in of))

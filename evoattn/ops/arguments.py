@@ -100,33 +100,37 @@ class Score:
     Raises `ValueError` for what is no such expression, and `TypeError` for a table that is no such tensor.
     """
 
-    __slots__ = ("key", "tables", "tensors", "text", "tree")
+    __slots__ = ("_names", "key", "tensors", "text", "tree")
 
     def __init__(self, expression: str, /, **tables: Tensor) -> None:
         if not isinstance(expression, str):
             raise TypeError(f"a score's expression must be a text, not {type(expression).__name__}.")
-        for name, table in tables.items():
-            if not isinstance(table, Tensor) or table.dtype not in TABLE_DTYPES or not 1 <= table.dim() <= 4:
-                wanted = "a tensor of one to four dimensions, float16, bfloat16, float32 or int32"
-                raise TypeError(f"table {name} of a score must be {wanted}.")
-        described = (f"{n}:{TABLE_DTYPES[t.dtype]}:{'x'.join(map(str, t.shape))}" for n, t in tables.items())
-        self.tables = "+".join(described)
-        """As `AttentionProblem.tables`."""
+        self._names, self.tensors = tuple(tables), tuple(tables.values())
         try:
             parsed = parse_score(expression, self.tables)
         except ValueError as error:
             raise ValueError(f"{error}.") from None
         self.text, self.tree = parsed.text, parsed.tree
-        self.tensors = tuple(tables.values())
         self.key = " ".join((self.text, *tables))
         """The text and the names of the tables, by which calls are known beside the tables' shapes."""
+
+    @property
+    def tables(self) -> str:
+        """As `AttentionProblem.tables`, of the sizes of now. Raises `TypeError` for what is no table."""
+        described = []
+        for name, table in zip(self._names, self.tensors, strict=True):
+            if not isinstance(table, Tensor) or table.dtype not in TABLE_DTYPES or not 1 <= table.dim() <= 4:
+                wanted = "a tensor of one to four dimensions, float16, bfloat16, float32 or int32"
+                raise TypeError(f"table {name} of a score must be {wanted}.")
+            described.append(f"{name}:{TABLE_DTYPES[table.dtype]}:{'x'.join(map(str, table.shape))}")
+        return "+".join(described)
 
     def __repr__(self) -> str:
         return f"Score({self.text!r})"
 
     def of(self, scores: Tensor, indices: Mapping[str, int | Tensor]) -> Tensor:
         """The expression's values, by torch: `indices` has `b`, `h`, `q`, `k` and `d`, which broadcast with scores."""
-        names = (f"own_{name}" for name in self.key.split(" ")[1:])
+        names = (f"own_{name}" for name in self._names)
         values = {**dict(zip(names, self.tensors, strict=True)), **indices, SCORE: scores}
         changed: Tensor = evaluate(self.tree, values, torch)
         return changed

@@ -306,6 +306,21 @@ def test_tables_are_read_at_each_call(device):
     assert not torch.equal(plain_call(strict=True), second) and device.loads == 3
 
 
+def test_a_table_that_changes_its_size_is_read_as_it_is_then(device):
+    gate = torch.tensor([0.5, 1.0, 2.0, 0.1])
+    score = evoattn.Score("s * gate[h]", gate=gate)
+    plain_call(score=score, strict=True)
+    gate.data = torch.tensor([0.5, 1.0])
+    expected = plain_call(score=evoattn.Score("s * gate[h]", gate=torch.tensor([0.5, 1.0, 1.0, 1.0])), strict=True)
+    assert torch.equal(plain_call(score=score, strict=True), expected)
+    torch.testing.assert_close(by_torch(score), expected, atol=1e-3, rtol=1e-3)
+
+
+def by_torch(score):
+    """What no kernel computes."""
+    return evoattn.attention(QUERY.clone().requires_grad_(), KEY, VALUE, score=score).detach()
+
+
 def test_a_table_in_pieces_is_copied(device):
     gates = torch.tensor([[0.5, 1.0, 2.0, 0.1], [9.0, 9.0, 9.0, 9.0]]).t().contiguous()
     expected = plain_call(score=GATED, strict=True)
