@@ -32,10 +32,11 @@ def why_no_grads(problem: Any) -> str:
 
 def _inputs(problem: Any) -> tuple[TensorSpec, ...]:
     """Those of the forward pass, its output O and log-sum-exp, and the gradients of these: `do`, and with the
-    problem's `lse` `dlse`. Log-sum-exps and their gradients are float32, contiguous."""
+    problem's `lse` `dlse`. Log-sum-exps and their gradients are float32, contiguous. `do` may lie otherwise than `o`."""
     o = TensorSpec("o", problem.shape("o"), problem.strides("o"), problem.element.torch)
     lse = contiguous("lse", problem.lse_shape, "float32")
-    given = (*OPERATIONS["forward"].inputs(problem), o, o._replace(name="do"), lse)
+    do = o._replace(name="do", strides=problem.strides("do"))
+    given = (*OPERATIONS["forward"].inputs(problem), o, do, lse)
     return (*given, lse._replace(name="dlse")) if problem.lse else given
 
 
@@ -43,7 +44,8 @@ def _outputs(problem: Any) -> tuple[TensorSpec, ...]:
     """The gradients of q, k and v, in their layouts and dtype; of the bias and the sinks, float32, where the problem's
     `grads` names them."""
     dtype = problem.element.torch
-    made = tuple(TensorSpec(f"d{name}", problem.shape(name), problem.strides(name), dtype) for name in problem.tensors)
+    names = tuple(f"d{name}" for name in problem.tensors)
+    made = tuple(TensorSpec(name, problem.shape(name), problem.strides(name), dtype) for name in names)
     shapes = problem.term_shapes
     return made + tuple(contiguous(f"d{name}", shapes[name], "float32") for name in parse_grads(problem.grads))
 

@@ -33,9 +33,9 @@ class Picked(Protocol):
 Picker = Callable[[AttentionProblem, GpuSpec], Picked | None]
 Pickers = Callable[[AttentionProblem, GpuSpec], Iterable[Picked]]
 
-KernelKey = tuple[str, str, int, int, str, str, bool, tuple[str, ...], str]
-"""Family, config, head_dim of Q and of V, dtype, mask, log-sum-exp, variants, architecture: what one compiled kernel
-serves (see `Family`)."""
+KernelKey = tuple[str, str, int, int, str, str, bool, tuple[str, ...], str, str, str, bool]
+"""Family, config, head_dim of Q and of V, dtype, mask, log-sum-exp, variants, architecture, operation, which gradients
+of terms, and whether these are deterministic: what one compiled kernel serves (see `Family`)."""
 
 
 class Refusal:
@@ -61,7 +61,8 @@ class Choice:
     def key(self) -> KernelKey:
         p = self.problem
         dims = p.head_dim, p.head_dim_v
-        return self.family.name, self.config.id, *dims, p.dtype, p.mask, p.lse, p.compiled_variants, self.gpu.arch
+        what = p.op, p.grads, p.deterministic
+        return self.family.name, self.config.id, *dims, p.dtype, p.mask, p.lse, p.compiled_variants, self.gpu.arch, *what
 
     def launches(self, scale: float | None) -> tuple[KernelLaunch, ...]:
         """The launches of the problem, with the caller's softmax scale in place of 1/sqrt(head_dim)."""

@@ -25,13 +25,14 @@ Genes = Mapping[str, Sequence[Value]]
 
 def kind_of(problem: AttentionProblem) -> str:
     """What must have been timed before a kernel may run unasked: bits, head_dim, V's if it has one of its own, and the
-    variants, e.g. `16 d64`, `16 d192 dv128 varlen`.
+    variants, e.g. `16 d64`, `16 d192 dv128 varlen`, and the operation but for the forward pass: `16 d64 backward`.
 
     fp16 and bf16 share their kernels: the same instructions at the same rates. Masks share them as well, and
     expressions of scores, in whose place PyTorch would hold all scores in memory."""
     dims = f"d{problem.head_dim}" + (f" dv{problem.value_dim}" if problem.value_dim else "")
     variants = (name for name in problem.variants if name not in ("value_dim", "score"))
-    return " ".join(("32" if problem.dtype == "fp32" else "16", dims, *variants))
+    bits, operation = "32" if problem.dtype == "fp32" else "16", () if problem.op == "forward" else (problem.op,)
+    return " ".join((bits, dims, *operation, *variants))
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ class Skipped:
 
     def covers(self, problem: AttentionProblem) -> bool:
         rows = problem.group_size * problem.seqlen_q
-        return problem.dtype == self.dtype and problem.head_dim >= self.least_dim and rows <= self.most_rows
+        few = problem.head_dim >= self.least_dim and rows <= self.most_rows
+        return problem.op == "forward" and problem.dtype == self.dtype and few
 
 
 @dataclass(frozen=True, eq=False)
