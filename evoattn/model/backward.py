@@ -32,11 +32,10 @@ def why_no_grads(problem: Any) -> str:
 
 def _inputs(problem: Any) -> tuple[TensorSpec, ...]:
     """Those of the forward pass, its output O and log-sum-exp, and the gradients of these: `do`, and with the
-    problem's `lse` `dlse`. Log-sum-exps and their gradients are float32, contiguous. `do` may lie otherwise than `o`."""
+    problem's `lse` `dlse`. Log-sum-exps and their gradients are float32, contiguous."""
     o = TensorSpec("o", problem.shape("o"), problem.strides("o"), problem.element.torch)
     lse = contiguous("lse", problem.lse_shape, "float32")
-    do = o._replace(name="do", strides=problem.strides("do"))
-    given = (*OPERATIONS["forward"].inputs(problem), o, do, lse)
+    given = (*OPERATIONS["forward"].inputs(problem), o, o._replace(name="do"), lse)
     return (*given, lse._replace(name="dlse")) if problem.lse else given
 
 

@@ -52,8 +52,8 @@ GRADIENTS = "gradients are wanted"
 NO_TENSOR = "an argument is not a tensor"
 NOT_STRIDED = "kernels take strided tensors"
 SIZE_NAMES = ("batch", "head", "row")
-STRIDED = ("q", "k", "v", "o", "do", "dq", "dk", "dv")
-"""The tensors that may lie in memory as callers like."""
+STRIDED = ("q", "k", "v", "o", "dq", "dk", "dv")
+"""The tensors that may lie in memory as callers like. The gradient of O lies as O does."""
 _FIELDS = tuple(AttentionProblem.__dataclass_fields__)
 Answer = Tensor | tuple[Tensor, Tensor]
 """The output, and where it is wanted the log-sum-exp."""
@@ -74,7 +74,7 @@ class StridedProblem(AttentionProblem):
     def strides(self, tensor: str) -> tuple[int, int, int, int]:
         if tensor in ("bias", "dbias"):  # kernels get a copy unless it lies so
             return super().strides(tensor)
-        return self.strides_of[STRIDED.index(tensor)]
+        return self.strides_of[STRIDED.index("o" if tensor == "do" else tensor)]
 
     @property
     def as_searched(self) -> AttentionProblem:

@@ -33,7 +33,7 @@ from evoattn.ops.call import (
     why_not_shapes,
     with_tables,
 )
-from evoattn.ops.choice import Refusal, choose
+from evoattn.ops.choice import Refusal
 from evoattn.ops.gradients import (
     PLACES,
     SECOND,
@@ -54,6 +54,7 @@ NAMED = tuple(argument for argument in ARGUMENTS if argument.in_schema)
 """The arguments that schemas take by name, in this order. Behind them come `finite`, of a cache that holds no NaN, and
 `Score.key` with its tables."""
 FIRST_NAMED = len(TENSORS.split(", "))
+PLACE_OF_TABLES = FIRST_NAMED + len(NAMED) + 2
 PLAIN = ("scale", "strict")
 """Those of plain calls."""
 VARIED = f"{TENSORS}, {', '.join(f'{a.in_schema} {a.name}' for a in NAMED)}, bool finite, str score, Tensor[] tables"
@@ -209,14 +210,16 @@ def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) ->
     call = _call(*inputs)
     if reason := why_not_differentiable(call):
         raise RuntimeError(f"torch.ops.evoattn cannot do this: {reason}; call evoattn.attention, which does.")
-    ctx.arguments = len(inputs)
     keep(ctx, call, *output)
 
 
-def _differentiate(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
     given = kept(ctx, grad, grad_lse)
     found = backward_op(given.grad, grad_lse, given.out, given.lse, "+".join(given.grads), *_varied(given.call))
-    made: list[Tensor | None] = [*found[:3], *[None] * (ctx.arguments - 3)]
+    count = len(ctx.needs_input_grad)  # without arguments that have their defaults
+    made: list[Any] = [*found[:3], *[None] * (count - 3)]
+    if count > PLACE_OF_TABLES:
+        made[PLACE_OF_TABLES] = [None] * len(given.call.terms[len(TERMS) :])
     for name, gradient in zip(TERM_GRADS, found[3:], strict=True):
         if name in given.grads:
             made[FIRST_NAMED + [argument.name for argument in NAMED].index(name)] = gradient
@@ -308,7 +311,7 @@ def _why_no_kernels_of(
     gpu = runtime.platform and runtime.platform.spec(runtime.platform.current_device())
     if gpu is None:
         return "evoattn does not know this GPU"
-    choices = (choose(strided(one), gpu, runtime.pick, runtime.estimated) for one in (forward, backward))
+    choices = (runtime.choose(strided(one), gpu) for one in (forward, backward))
     return next((choice.reason for choice in choices if isinstance(choice, Refusal)), "")
 
 

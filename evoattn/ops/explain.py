@@ -24,7 +24,7 @@ from evoattn.ops.call import (
     why_only_torch,
     with_mask,
 )
-from evoattn.ops.choice import Choice, Refusal, choose
+from evoattn.ops.choice import Choice, Refusal
 from evoattn.ops.gradients import why_not_differentiable
 from evoattn.ops.plan import ADDRESS_BITS, UNALIGNED
 from evoattn.ops.runtime import Runtime
@@ -144,7 +144,7 @@ def _made_ready(runtime: Runtime, problems: Sequence[AttentionProblem], index: i
     gpu = runtime.platform and runtime.platform.spec(index)
     last: object = None
     for problem in problems:
-        choice = choose(strided(problem), gpu, runtime.pick, runtime.estimated) if gpu else Refusal("unknown GPU")
+        choice = runtime.choose(strided(problem), gpu) if gpu else Refusal("unknown GPU")
         kernel = choice.reason if isinstance(choice, Refusal) else choice.key
         if kernel == last:
             continue

@@ -11,7 +11,7 @@ from torch import Tensor
 from evoattn.model.backward import BACKWARD, TERM_GRADS
 from evoattn.model.problem import BIAS_ROW_STEP, ProblemError
 from evoattn.ops.arguments import ALIGNMENT, BIAS, SINKS, TERMS
-from evoattn.ops.call import GRADIENTS, Call, StridedProblem, out_like, plain_strides, why_wrong_strides
+from evoattn.ops.call import GRADIENTS, STRIDED, Call, StridedProblem, out_like, plain_strides, why_wrong_strides
 from evoattn.ops.torch_modes import is_ordinary
 
 Grads = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
@@ -67,25 +67,29 @@ class Backward:
 
     @property
     def is_ordinary(self) -> bool:
-        """Whether all tensors are such as kernels read: see `torch_modes.is_ordinary`."""
-        call = self.call
-        return is_ordinary(call.query, call.key, call.value) and is_ordinary(self.out, self.grad, self.lse)
+        """Whether all tensors are such as kernels read: see `torch_modes.is_ordinary`. Batches of gradients, which
+        autograd makes of `is_grads_batched`, have no memory."""
+        call, given = self.call, (self.grad, self.grad_lse)
+        try:
+            of_torch = all(one is None or (type(one) is Tensor and one.data_ptr() >= 0) for one in given)
+        except RuntimeError:
+            return False
+        return of_torch and is_ordinary(call.query, call.key, call.value) and is_ordinary(self.out, self.lse, self.lse)
 
     @property
     def known(self) -> tuple[object, ...]:
         """All that the plan of this backward pass depends on."""
         call = self.call
-        tensors = call.query, call.key, call.value, self.out, self.grad, self.grad_lse, *call.terms
+        tensors = call.query, call.key, call.value, self.out, self.grad_lse, *call.terms
         words = call.mask, call.scale, call.enable_gqa, call.window, call.softcap, call.score and call.score.key
         of_tensors = [t if t is None else (t.shape, t.stride(), t.dtype, t.get_device(), t.is_neg()) for t in tensors]
         return (BACKWARD.name, *words, call.longest, self.grads, deterministic_of(call), *of_tensors)
 
     def readable(self) -> Backward:
-        """The same with a gradient of the answer that kernels can read: a copy, laid out as the answer, where it is
-        expanded, as that of a sum is, where strides or its address are no multiples of 16 bytes, or it is negated."""
+        """The same with a gradient of the answer that kernels can read: a copy where it does not lie as the answer does,
+        as that of a sum, which is expanded, where its address is no multiple of 16 bytes, or it is negated."""
         grad = self.grad
-        wrong = why_wrong_strides("", tuple(grad.shape), grad.stride(), grad.element_size())
-        if wrong or grad.data_ptr() % ALIGNMENT or grad.is_neg():
+        if grad.stride() != self.out.stride() or grad.data_ptr() % ALIGNMENT or grad.is_neg():
             grad = torch.empty_like(self.out).copy_(grad)
         lse, of_lse = self.lse.contiguous(), self.grad_lse
         return replace(self, grad=grad, lse=lse, grad_lse=None if of_lse is None else of_lse.float().contiguous())
@@ -97,7 +101,7 @@ class Backward:
         if isinstance(forward, str):
             return forward
         strides, element = list(forward.strides_of), call.query.element_size()
-        for name, tensor in zip(("grad", "dq", "dk", "dv"), (self.grad, *made[:3]), strict=True):
+        for name, tensor in zip(STRIDED[4:], made[:3], strict=True):
             if wrong := why_wrong_strides(name, tuple(tensor.shape), tensor.stride(), element):
                 return wrong
             strides.append(plain_strides(tuple(tensor.shape), tensor.stride()))

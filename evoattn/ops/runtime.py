@@ -10,7 +10,10 @@ from pathlib import Path
 import torch
 
 from evoattn.backends.base import LaunchError
+from evoattn.families import registry
+from evoattn.families.base import Family
 from evoattn.model import forks
+from evoattn.model.gpu import GpuSpec
 from evoattn.ops import cubins, gradients, torch_answer, torch_gradients, trained
 from evoattn.ops.arguments import Reader
 from evoattn.ops.call import (
@@ -54,10 +57,11 @@ class Runtime:
         folder: Path,
         build: Callable[..., Cubin] = cubins.get,
         others: Pickers | None = None,
+        lookup: Callable[[str], Family] = registry.lookup,
     ) -> None:
         """`platform` None: no device, every call is SDPA's. `build` makes machine code, as `cubins.get` does. `others`:
-        what to try where the picked kernel cannot serve a caller's strides."""
-        self.platform, self.pick, self._others = platform, pick, others
+        what to try where the picked kernel cannot serve a caller's strides. `lookup` finds a family by its name."""
+        self.platform, self.pick, self._others, self._lookup = platform, pick, others, lookup
         self.device_type = platform.device_type if platform else "cuda"
         self.estimated = False
         self.plans: Plans = {}
@@ -229,7 +233,11 @@ class Runtime:
         gpu = platform.spec(query.get_device()) if platform else None
         if gpu is None:
             return Refusal(f"evoattn does not know this GPU ({platform and platform.identity(query.get_device())})")
-        return choose(problem, gpu, self.pick, self.estimated, self._others)
+        return self.choose(problem, gpu)
+
+    def choose(self, problem: StridedProblem, gpu: GpuSpec) -> Choice | Refusal:
+        """The kernel for a problem on a GPU, or why none."""
+        return choose(problem, gpu, self.pick, self.estimated, self._others, self._lookup)
 
     def failure(self, choice: Choice, index: int) -> str:
         """Why the chosen kernel, if it was loaded, is not used any more; empty if nothing is known against it."""

@@ -12,7 +12,7 @@ from evoattn.ops.arguments import BIAS, SEQUSED, SINKS
 from evoattn.ops.call import Call
 from evoattn.ops.gradients import PLACES, Backward, Grads
 from evoattn.ops.torch_answer import SCORES_PER_CHUNK, diagonal_of, keys_in_use, rows_at_once, scores_of, wide
-from evoattn.ops.torch_modes import without_autocast
+from evoattn.ops.torch_modes import autograd_at_work, without_autocast
 
 
 def gradients(given: Backward) -> Grads:
@@ -21,15 +21,13 @@ def gradients(given: Backward) -> Grads:
     sequences are computed again, too."""
     call = given.call
     again = call.packed or not (call.has_variant or given.grad_lse is not None)
-    with without_autocast(call.query.device.type):
+    with without_autocast(call.query.device.type), autograd_at_work():
         found = _again(given) if again else by_rows(given)
     q, k, v, bias, sinks = found
-    q, k, v = (_laid_out(one, tensor) for one, tensor in zip((q, k, v), (call.query, call.key, call.value), strict=True))
+    if given.is_ordinary:
+        tensors = zip((q, k, v), (call.query, call.key, call.value), strict=True)
+        q, k, v = (torch.empty_like(tensor).copy_(one) for one, tensor in tensors)
     return q, k, v, bias, sinks
-
-
-def _laid_out(made: Tensor, like: Tensor) -> Tensor:
-    return torch.empty_like(like).copy_(made)
 
 
 def _again(given: Backward) -> Grads:
