@@ -52,7 +52,8 @@ def _outputs(problem: Any) -> tuple[TensorSpec, ...]:
 def _flops(problem: Any) -> int:
     """Five products for every visible pair: Q Kᵀ, dQ and dK of head_dim, dO Vᵀ and dV of V's; 2.5 times the forward
     pass where the two are the same (flash-attention's count)."""
-    return 2 * (3 * problem.head_dim + 2 * problem.head_dim_v) * problem.visible_pairs
+    flops: int = 2 * (3 * problem.head_dim + 2 * problem.head_dim_v) * problem.visible_pairs
+    return flops
 
 
 def _bytes(problem: Any) -> int:

@@ -62,7 +62,17 @@ class Choice:
         p = self.problem
         dims = p.head_dim, p.head_dim_v
         what = p.op, p.grads, p.deterministic
-        return self.family.name, self.config.id, *dims, p.dtype, p.mask, p.lse, p.compiled_variants, self.gpu.arch, *what
+        return (
+            self.family.name,
+            self.config.id,
+            *dims,
+            p.dtype,
+            p.mask,
+            p.lse,
+            p.compiled_variants,
+            self.gpu.arch,
+            *what,
+        )
 
     def launches(self, scale: float | None) -> tuple[KernelLaunch, ...]:
         """The launches of the problem, with the caller's softmax scale in place of 1/sqrt(head_dim)."""

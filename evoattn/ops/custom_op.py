@@ -10,6 +10,7 @@ Importing this module imports `torch._dynamo`, which takes a second: `attention`
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ NAMED = tuple(argument for argument in ARGUMENTS if argument.in_schema)
 `Score.key` with its tables."""
 FIRST_NAMED = len(TENSORS.split(", "))
 PLACE_OF_TABLES = FIRST_NAMED + len(NAMED) + 2
-PLAIN = ("scale", "strict")
+PLAIN = ("scale", "strict", "deterministic")
 """Those of plain calls."""
 VARIED = f"{TENSORS}, {', '.join(f'{a.in_schema} {a.name}' for a in NAMED)}, bool finite, str score, Tensor[] tables"
 LAST = "bool deterministic=False"
@@ -72,9 +73,9 @@ _library = torch.library.Library("evoattn", "FRAGMENT")
 
 def _call(query: Tensor, key: Tensor, value: Tensor, mask: str, enable_gqa: bool, *others: Any) -> Call:
     """The call of an op's arguments. Torch leaves out `deterministic` where it is False."""
-    if len(others) <= len(PLAIN) + 1:
+    if len(others) <= len(PLAIN):
         call = Call(query, key, value, mask, others[0], enable_gqa, strict=others[1], compiled=True)
-        call.deterministic = any(others[len(PLAIN) :])
+        call.deterministic = any(others[2:])
     else:
         given = dict(zip((a.name for a in NAMED), others, strict=False))
         finite, written, tables, *deterministic = others[len(NAMED) :]
@@ -103,8 +104,8 @@ def _call(query: Tensor, key: Tensor, value: Tensor, mask: str, enable_gqa: bool
 
 
 def _made(*arguments: Any) -> Call:
-    """As `_call`, with an `out` that is laid out in memory as `query` is. Raises `RuntimeError` where autograd would get
-    an answer without a gradient."""
+    """As `_call`, with an `out` that is laid out in memory as `query` is. Raises `RuntimeError` where autograd would
+    get an answer without a gradient."""
     call = _call(*arguments)
     if call.wants_gradients:
         raise RuntimeError(
@@ -263,54 +264,43 @@ def why_not_traced(call: Call) -> str | None:
 
 def _why_no_kernels(call: Call) -> str | None:
     """As `why_not_traced`, of both passes of a call that wants gradients."""
-    query, key, value, terms = call.query, call.key, call.value, call.terms
-    sizes = query.shape[1], key.shape[1], query.shape[3], value.shape[3]
-    heads, kv_heads, head_dim, value_dim = [len(range(size)) for size in sizes]  # symbols become numbers
-    given = "+".join([name for name, term in zip(TERMS, terms, strict=False) if term is not None])
-    masked, window = call.mask, call.window is not None
-    of_scores = float(call.softcap), "" if call.score is None else call.score.text
-    words = masked, window, *of_scores, given, "+".join(grads_of(call)), deterministic_of(call)
-    if reason := _why_no_kernels_of(DTYPES[query.dtype], heads, kv_heads, head_dim, value_dim, *words):
-        return f"{GRADIENTS}, and {reason}"
-    return None
+    query, key, value = call.query, call.key, call.value
+    if call.score is not None:
+        return f"{GRADIENTS}, and compiled code leaves expressions of scores to torch"
+    given = [name for name, term in zip(TERMS, call.terms, strict=False) if term is not None]
+    given += ["window"] if call.window is not None else []
+    given += ["softcap"] if call.softcap != 0 else []
+    # Symbols of a trace become numbers: head_dims and heads decide which kernels there are.
+    sizes = index(query.shape[1]), index(key.shape[1]), index(query.shape[3]), index(value.shape[3])
+    wanted = "+".join(grads_of(call)), deterministic_of(call)
+    reason = _why_no_kernels_of(DTYPES[query.dtype], sizes, call.mask, "+".join(given), *wanted)
+    return f"{GRADIENTS}, and {reason}" if reason else None
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _why_no_kernels_of(
-    dtype: str,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    value_dim: int,
-    mask: str,
-    window: bool,
-    softcap: float,
-    score: str,
-    given: str,
-    grads: str,
-    deterministic: bool,
+    dtype: str, sizes: tuple[int, int, int, int], mask: str, given: str, grads: str, deterministic: bool
 ) -> str:
-    """Why kernels do not serve both passes of calls that are such but for their lengths; empty if they do."""
-    if score:
-        return "compiled code leaves expressions of scores to torch"
-    terms, side = given.split("+"), LIKELY_LENGTH // 2
-    fields: dict[str, Any] = {"seqlen_q": LIKELY_LENGTH, "seqlen_k": LIKELY_LENGTH, "dtype": dtype, "mask": mask}
-    fields |= {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "value_dim": value_dim}
-    fields |= {"softcap": softcap, "sink": "sinks" in terms, "alibi": "alibi_slopes" in terms, "layout": "bshd"}
-    fields["bias"] = "hs" if "bias" in terms else ""
-    fields["seqused"] = f"0:{LIKELY_LENGTH}" if "seqused_k" in terms else ""
-    fields["varlen"] = f"sum:{LIKELY_LENGTH}/sum:{LIKELY_LENGTH}" if "cu_seqlens_q" in terms else ""
-    if window:
-        fields["window"] = f"{side}:{side if mask == FULL else 0}"
+    """Why kernels do not serve both passes of calls that are such but for their lengths; empty if they do. `sizes` are
+    heads, K/V heads and head_dims, `given` names the arguments that SDPA lacks."""
+    names, length, side = given.split("+"), LIKELY_LENGTH, LIKELY_LENGTH // 2
+    fields: dict[str, Any] = {"seqlen_q": length, "seqlen_k": length, "dtype": dtype, "mask": mask, "layout": "bshd"}
+    fields |= dict(zip(("heads", "kv_heads", "head_dim", "value_dim"), sizes, strict=True))
+    fields |= {"sink": "sinks" in names, "alibi": "alibi_slopes" in names, "softcap": 30.0 * ("softcap" in names)}
+    fields["window"] = f"{side}:{side if mask == FULL else 0}" * ("window" in names)
+    fields["bias"] = "hs" * ("bias" in names)
+    fields["seqused"] = f"0:{length}" * ("seqused_k" in names)
+    fields["varlen"] = f"sum:{length}/sum:{length}" * ("cu_seqlens_q" in names)
+    runtime = current.runtime()
+    platform = runtime.platform
+    gpu = platform.spec(platform.current_device()) if platform else None
+    if gpu is None:
+        return "evoattn does not know this GPU"
     try:
         forward = AttentionProblem(batch=1, **fields, lse=True)
         backward = forward.with_(lse=False, op=BACKWARD.name, grads=grads, deterministic=deterministic)
     except ProblemError as error:
         return str(error).rstrip(".")
-    runtime = current.runtime()
-    gpu = runtime.platform and runtime.platform.spec(runtime.platform.current_device())
-    if gpu is None:
-        return "evoattn does not know this GPU"
     choices = (runtime.choose(strided(one), gpu) for one in (forward, backward))
     return next((choice.reason for choice in choices if isinstance(choice, Refusal)), "")
 

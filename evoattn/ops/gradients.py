@@ -20,7 +20,7 @@ PLACES = {"bias": BIAS, "sinks": SINKS}
 """Where the terms of `TERM_GRADS` are among a call's."""
 SECOND = (
     "evoattn's backward pass has no derivative: attention that is differentiated twice has to be PyTorch's, by "
-    "torch.nn.functional.scaled_dot_product_attention outside of evoattn.sdpa and evoattn.enable, with its math backend."
+    "scaled_dot_product_attention of torch.nn.functional outside of evoattn.sdpa and evoattn.enable."
 )
 
 
@@ -86,8 +86,8 @@ class Backward:
         return (BACKWARD.name, *words, call.longest, self.grads, deterministic_of(call), *of_tensors)
 
     def readable(self) -> Backward:
-        """The same with a gradient of the answer that kernels can read: a copy where it does not lie as the answer does,
-        as that of a sum, which is expanded, where its address is no multiple of 16 bytes, or it is negated."""
+        """The same with a gradient of the answer that kernels can read: a copy where it does not lie as the answer
+        does, as that of a sum, which is expanded, where its address is no multiple of 16 bytes, or it is negated."""
         grad = self.grad
         if grad.stride() != self.out.stride() or grad.data_ptr() % ALIGNMENT or grad.is_neg():
             grad = torch.empty_like(self.out).copy_(grad)

@@ -129,8 +129,8 @@ class CallPlan:
         lse: Tensor | None,
         backward: Sequence[Tensor | None] = (),
     ) -> str:
-        """Enqueue the call, of these tensors, on torch's current stream. The device must be the current one. `backward`:
-        those of `BACKWARD_TENSORS`, if it is a backward pass.
+        """Enqueue the call, of these tensors, on torch's current stream. The device must be the current one.
+        `backward`: those of `BACKWARD_TENSORS`, if it is a backward pass.
 
         Returns why nothing was enqueued, empty if the call was. Raises `LaunchError` where the driver refuses.
         """

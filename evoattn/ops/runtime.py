@@ -118,7 +118,7 @@ class Runtime:
             plan = self._trains(call, known)
             if plan.__class__ is CallPlan:
                 return trained.attend(self, call)
-            reason = plan.reason
+            reason = plan.reason if plan.__class__ is Refusal else None
         elif reason is None:
             plan = self.plans.get(known) or self._decide(call, known)
             if plan.__class__ is Refusal:

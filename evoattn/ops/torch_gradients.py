@@ -9,7 +9,6 @@ from torch import Tensor
 
 from evoattn.ops import torch_answer
 from evoattn.ops.arguments import BIAS, SEQUSED, SINKS
-from evoattn.ops.call import Call
 from evoattn.ops.gradients import PLACES, Backward, Grads
 from evoattn.ops.torch_answer import SCORES_PER_CHUNK, diagonal_of, keys_in_use, rows_at_once, scores_of, wide
 from evoattn.ops.torch_modes import autograd_at_work, without_autocast
@@ -45,9 +44,8 @@ def _again(given: Backward) -> Grads:
             call, query=query, key=key, value=value, terms=tuple(terms), out=None, return_lse=with_lse, strict=False
         )
         answer = torch_answer.answer(changed)
-        outputs, grads = [answer], [given.grad]
-        if not isinstance(answer, Tensor):
-            outputs, grads = list(answer), [given.grad, given.grad_lse]
+        outputs = (answer,) if isinstance(answer, Tensor) else answer
+        grads = [grad for grad in (given.grad, given.grad_lse) if grad is not None]
         found = torch.autograd.grad(outputs, leaves, grads, allow_unused=True)
     made = [torch.zeros_like(leaf) if one is None else one for one, leaf in zip(found, leaves, strict=True)]
     of_terms = dict(zip(given.grads, made[3:], strict=True))
@@ -103,4 +101,5 @@ def by_rows(given: Backward, scores_at_once: int = SCORES_PER_CHUNK) -> Grads:
 
 def _of_groups(tensor: Tensor, kv_heads: int) -> Tensor:
     """Summed over the query heads of each K/V head."""
-    return tensor.unflatten(1, (kv_heads, -1)).sum(2)
+    grouped: Tensor = tensor.unflatten(1, (kv_heads, -1)).sum(2)
+    return grouped

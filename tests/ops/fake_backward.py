@@ -7,6 +7,7 @@ import ctypes
 import hashlib
 import json
 import math
+from itertools import pairwise
 
 import torch
 
@@ -148,7 +149,12 @@ def differentiate(kernel: dict, at: dict, sizes: dict, strides: dict, scale: flo
     batch, heads, kv_heads = 1 if packed else sizes["batch"], sizes["heads"], sizes["kv_heads"]
     rows, keys, (dim, dim_v) = sizes["rows"], sizes["keys"], kernel["dims"]
     dtype, grads = TORCH[kernel["dtype"]], parse_grads(kernel["grads"])
-    shapes = {"q": (heads, rows, dim), "k": (kv_heads, keys, dim), "v": (kv_heads, keys, dim_v), "o": (heads, rows, dim_v)}
+    shapes = {
+        "q": (heads, rows, dim),
+        "k": (kv_heads, keys, dim),
+        "v": (kv_heads, keys, dim_v),
+        "o": (heads, rows, dim_v),
+    }
 
     def tensor(name: str, like: str = "") -> torch.Tensor:
         shape = (batch, *shapes[(like or name).removeprefix("d")])
@@ -172,7 +178,7 @@ def differentiate(kernel: dict, at: dict, sizes: dict, strides: dict, scale: flo
             tensor_at(at[name], (sizes["batch"] + 1,), (1,), torch.int32).tolist()
             for name in ("cu_seqlens_q", "cu_seqlens_k")
         ]
-        spans = [(slice(*a), slice(*b)) for a, b in zip(*(list(zip(s, s[1:], strict=False)) for s in starts), strict=True)]
+        spans = [(slice(*a), slice(*b)) for a, b in zip(*(list(pairwise(s)) for s in starts), strict=True)]
     width = -(-keys // 8) * 8
     for some, of in spans:
         queries = q[:, :, some].double().detach().requires_grad_()

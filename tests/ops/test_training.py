@@ -55,7 +55,7 @@ def require_near(found, expected):
 
 def require_right(given, words, lse=False, call=evoattn.attention):
     """The gradients of a call beside those of the same in float64, which torch computes."""
-    q, k, v = given
+    q, _, v = given
     generator = torch.Generator().manual_seed(5)
     grad = torch.randn(*q.shape[:-1], v.shape[-1], generator=generator).to(q.dtype)
     grad_lse = torch.randn(q.shape[:-1], generator=generator) if lse else None
@@ -97,7 +97,9 @@ def test_gradients_are_right(device, layout, name, lse):
     assert len(device.backwards) == 1
 
 
-@pytest.mark.parametrize("shape", [(45,), (37, 45), (1, 45), (4, 37, 1), (4, 1, 1), (2, 1, 37, 45), (1, 4, 1, 45)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(45,), (37, 45), (1, 45), (4, 37, 1), (4, 1, 1), (2, 1, 37, 45), (1, 4, 1, 45)], ids=str
+)
 def test_a_bias_gets_a_gradient_of_its_own_shape(device, shape):
     bias = torch.randn(shape, generator=torch.Generator().manual_seed(3)).half()
     require_right(tensors(), {"enable_gqa": True, "bias": bias})
@@ -197,7 +199,7 @@ def test_halves_merged_by_their_log_sum_exps_have_the_gradients_of_the_whole(dev
 def test_the_log_sum_exp_alone_is_differentiable(device):
     mine, _ = leaves(*tensors())
     evoattn.attention(*mine, enable_gqa=True, return_lse=True)[1].square().sum().backward()
-    q, k, v = (t.detach().double().requires_grad_() for t in mine)
+    q, k, _ = (t.detach().double().requires_grad_() for t in mine)
     torch.logsumexp(q @ k.repeat_interleave(2, 1).mT / 8, -1).square().sum().backward()
     require_near([mine[0].grad, mine[1].grad], [q.grad, k.grad])
     assert not mine[2].grad.any()
@@ -211,7 +213,9 @@ def test_one_frozen_input(device):
 
 
 FALLBACKS = {
-    name: words for name, words in VARIANTS.items() if name in ("plain", "lower right", "softcap", "everything", "slopes")
+    name: words
+    for name, words in VARIANTS.items()
+    if name in ("plain", "lower right", "softcap", "everything", "slopes")
 }
 
 
@@ -331,7 +335,9 @@ def test_deterministic_gradients_need_a_kernel_that_promises_them(device, someti
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing(device, reentrant):
     mine, _ = leaves(*tensors())
-    out = checkpoint(lambda *three: evoattn.attention(*three, enable_gqa=True, strict=True), *mine, use_reentrant=reentrant)
+    out = checkpoint(
+        lambda *three: evoattn.attention(*three, enable_gqa=True, strict=True), *mine, use_reentrant=reentrant
+    )
     out.float().square().sum().backward()
     double = [t.detach().double().requires_grad_() for t in mine]
     F.scaled_dot_product_attention(*double, enable_gqa=True).square().sum().backward()

@@ -127,7 +127,7 @@ def test_what_no_backward_kernel_serves_is_compiled_as_sdpa(device):
 
 def test_a_call_that_kernels_turn_out_not_to_serve(device):
     """Which shows when it runs: torch computes both passes, each in its op."""
-    q, k, v = tensors()
+    q, _, v = tensors()
     apart = torch.randn(2, 2, 45, 65).half()[..., :64]  # rows at odd addresses
     compiled = torch.compile(evoattn.attention, fullgraph=True, backend="aot_eager")
     mine = [q.requires_grad_(), apart, v]

@@ -51,14 +51,16 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
 
 def why_redundant(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
     """Configs that do on this problem what a smaller one does."""
-    if genes.BLOCK_M > 64 and genes.BLOCK_M >= 2 * problem.seqlen_q:
+    if genes.BLOCK_M > 64 and 2 * problem.seqlen_q <= genes.BLOCK_M:
         return f"BLOCK_M={genes.BLOCK_M} for {problem.seqlen_q} queries leaves half of the tile without work."
-    if genes.BLOCK_N > 64 and genes.BLOCK_N >= 2 * problem.seqlen_k:
+    if genes.BLOCK_N > 64 and 2 * problem.seqlen_k <= genes.BLOCK_N:
         return f"BLOCK_N={genes.BLOCK_N} for {problem.seqlen_k} keys leaves half of the block without work."
     tiles = -(-problem.seqlen_q // genes.BLOCK_M) * problem.group_size
     for name, stages in (("Q_STAGES", genes.Q_STAGES), ("DO_STAGES", genes.DO_STAGES), ("DS_STAGES", genes.DS_STAGES)):
         if stages > max(1 + (name == "Q_STAGES" and genes.AHEAD), tiles):
-            return f"{name}={stages} is more than the {tiles} tiles of {genes.BLOCK_M} queries that a block goes through."
+            return (
+                f"{name}={stages} is more than the {tiles} tiles of {genes.BLOCK_M} queries that a block goes through."
+            )
     if genes.BLOCK_ORDER == "heads" and (key_blocks(problem, genes) == 1 or problem.kv_heads * problem.batch == 1):
         return "BLOCK_ORDER=heads is the order of keys where there is one head, or one tile of keys."
     if genes.ROTATE and (tiles == 1 or key_blocks(problem, genes) == 1):
