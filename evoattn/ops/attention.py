@@ -291,8 +291,7 @@ def attend(call: Call) -> Answer:
     runtime = current.runtime()
     if shapes.is_recording():
         call.require()
-        with shapes.recorded_call(call):
-            return run(runtime, call)
+        return shapes.recorded_call(call, lambda: run(runtime, call))
     return runtime.attend(call) if call.out is None and not _any_autocast() else run(runtime, call)
 
 

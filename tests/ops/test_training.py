@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 import evoattn
-from evoattn.ops import current
+from evoattn.ops import current, shapes
 from evoattn.ops.runtime import NoKernel
 from tests.ops.fake_backward import NAME, TrainingDevice, pick_either, training_runtime
 from tests.ops.fake_device import Pick, tensors
@@ -437,3 +437,39 @@ def test_warmup_loads_what_training_needs(device):
     mine, _ = leaves(*tensors())
     evoattn.attention(*mine, enable_gqa=True, strict=True).sum().backward()
     assert device.loads == 2 and len(device.backwards) == 1
+
+
+def test_capture_records_both_passes(device):
+    with evoattn.capture() as recorded:
+        for words in ({}, {"return_lse": True}, {"deterministic": True}):
+            mine, _ = leaves(*tensors())
+            evoattn.attention(*mine, enable_gqa=True, **words)
+        sinks = torch.ones(4).half().requires_grad_()
+        evoattn.attention(*tensors(), enable_gqa=True, sinks=sinks)
+        F.scaled_dot_product_attention(*mine, enable_gqa=True)
+        evoattn.attention(*mine, enable_gqa=True, alibi_slopes=torch.ones(4, requires_grad=True))
+    forward = evoattn.AttentionProblem(2, 4, 2, 37, 45, 64, lse=True)
+    backward = forward.with_(op="backward", lse=False)
+    counts = {entry.problem: entry.count for entry in recorded.entries}
+    assert counts == {
+        forward: 4,
+        backward: 2,
+        backward.with_(lse=True): 1,
+        backward.with_(deterministic=True): 1,
+        forward.with_(sink=True): 1,
+        backward.with_(sink=True, grads="sinks"): 1,
+    }
+    assert recorded.missed == {"gradients are wanted, and kernels compute none of alibi_slopes": 1}
+
+
+def test_autograd_tells_when_a_backward_pass_begins_and_ends():
+    q, k, v = (t.float().requires_grad_() for t in tensors(kv_heads=4))
+    told = []
+    for _ in range(2):
+        out = F.scaled_dot_product_attention(q, k, v)
+        shapes.watch(out, q, lambda: told.append("begin"), lambda: told.append("end"))
+        assert not told[2:]
+        out.sum().backward()
+    assert told == ["begin", "end"] * 2
+    q.sum().backward()
+    assert len(told) == 4
