@@ -114,15 +114,15 @@ class Runtime:
         except (RuntimeError, AttributeError, TypeError):  # nested or sparse tensors, or no tensors at all
             call.require_terms()
             reason = NOT_STRIDED
-        if reason is GRADIENTS:
+        if reason is None:
+            plan = self.plans.get(known) or self._decide(call, known)
+            if plan.__class__ is Refusal:
+                reason = plan.reason
+        elif reason is GRADIENTS:
             plan = self._trains(call, known)
             if plan.__class__ is CallPlan:
                 return trained.attend(self, call)
             reason = plan.reason if plan.__class__ is Refusal else None
-        elif reason is None:
-            plan = self.plans.get(known) or self._decide(call, known)
-            if plan.__class__ is Refusal:
-                reason = plan.reason
         if reason is None:
             assert plan.__class__ is CallPlan and self.platform is not None
             if out is None:
