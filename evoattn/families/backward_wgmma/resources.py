@@ -84,7 +84,7 @@ def smem_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     scores = key_groups(genes) * math.ceil(genes.BLOCK_M / 64) * GROUP_KEYS * ROW_BYTES
     tiles = genes.BLOCK_N * (rows + value_rows)
     tiles += genes.BLOCK_M * (genes.Q_STAGES * rows + genes.DO_STAGES * value_rows)
-    tiles += scores * (genes.DS_STAGES + (genes.P_PLACE == "shared"))
+    tiles += scores * genes.DS_STAGES * (1 + (genes.P_PLACE == "shared"))
     sums = 64 * dq_columns(problem, genes) * 4 * warpgroups(genes) if genes.DQ_SUM == "bulk" else 0
     terms = 4 * genes.BLOCK_M * (genes.Q_STAGES + genes.DO_STAGES)
     return tiles + sums + terms + 8 * (2 + 2 * genes.Q_STAGES + 2 * genes.DO_STAGES)
