@@ -18,7 +18,6 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.score import MOST_ELEMENTS
 from evoattn.model.space import KernelConfig
 
 MAX_HEAD_DIM = 256
@@ -49,8 +48,6 @@ class BackwardScalar(Family):
             return f"backward_scalar takes head_dims up to {MAX_HEAD_DIM}."
         if max(problem.heads, problem.batch) > MAX_GRID_YZ:
             return f"backward_scalar takes up to {MAX_GRID_YZ} heads and as many batches."
-        if math.prod(problem.term_shapes.get("bias", (0,))) > MOST_ELEMENTS:
-            return f"backward_scalar takes a bias of up to {MOST_ELEMENTS} elements."
         return None
 
     def why_not(
