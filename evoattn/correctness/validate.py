@@ -36,8 +36,8 @@ def check(
     case: Case,
     repeat: bool = False,
 ) -> CheckResult:
-    """Run a candidate once on `case` over poisoned output between guard bands, and judge it. With `repeat` run it twice:
-    the bits of both are compared, or both are judged in outputs whose bits may differ (`Family.unordered`).
+    """Run a candidate once on `case` over poisoned output between guard bands, and judge it. With `repeat` run it
+    twice: the bits of both are compared, or both are judged in outputs whose bits may differ (`Family.unordered`).
 
     The inputs are copies between guard bands too, compared with the originals afterwards; the second run finds other
     bytes in the bands, so that an answer that depends on them shows. Raises `LaunchError` if the launch fails.

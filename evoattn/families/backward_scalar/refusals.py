@@ -12,7 +12,7 @@ from evoattn.model.problem import AttentionProblem
 def why_shape(genes: BackwardScalarGenes) -> str | None:
     """Threads that do not fit the tiles."""
     m, n = genes.BLOCK_M, genes.BLOCK_N
-    if genes.THREADS * EACH > m * n:
+    if m * n < genes.THREADS * EACH:
         return f"THREADS={genes.THREADS} are more than the BLOCK_M={m} by BLOCK_N={n} scores of a tile, {EACH} each."
     return None
 

@@ -12,8 +12,8 @@ from evoattn.model.backward import parse_grads
 from evoattn.model.problem import AttentionProblem
 
 STEP_WAIT, FIRST_WAIT, ROW_WAIT = 1500, 2000, 1000
-"""Clocks: of a tile's loads and four barriers, which nothing hides; of a block's first loads and last stores; of a block
-of the launch for rows. Estimates: nothing was fitted yet."""
+"""Clocks: of a tile's loads and four barriers, which nothing hides; of a block's first loads and last stores; of a
+block of the launch for rows. Estimates: nothing was fitted yet."""
 PAIR_OPERATIONS = 14
 """FP32 operations for each pair beside the products: mask, exponent, differences."""
 
