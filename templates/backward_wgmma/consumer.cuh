@@ -2,8 +2,10 @@
 // tiles of queries. Needs the constants of backward_wgmma.cu.j2.
 #include "device/ptx/bulk.cuh"
 #include "device/ptx/exp2.cuh"
+#include "device/ptx/keep.cuh"
 #include "device/ptx/mbarrier.cuh"
 #include "device/ptx/named_barrier.cuh"
+#include "device/ptx/opaque.cuh"
 #include "device/ptx/red.cuh"
 #include "device/ptx/setmaxnreg.cuh"
 #include "device/ptx/shared_address.cuh"
@@ -25,6 +27,7 @@ struct Fragments {
   float dp[SCORE_COLUMNS / 2];                         // of the probabilities, then of the scores
   uint32_t p[P_IN_REGISTERS ? QUERY_STEPS : 1][4];     // probabilities, rounded
   uint32_t ds[DS_IN_REGISTERS ? QUERY_STEPS : 1][4];   // gradients of the scores, rounded
+  float terms[SCORE_COLUMNS / 4];                      // of the queries: log2 of their sums, then deltas
   float dq[DQ_COLUMNS / 2];
   float dk[DK_COLUMNS / 2], dv[DV_COLUMNS / 2];
 };
@@ -46,6 +49,7 @@ struct Consumer {
   float (&dp)[SCORE_COLUMNS / 2];
   uint32_t (&p)[P_IN_REGISTERS ? QUERY_STEPS : 1][4];
   uint32_t (&ds)[DS_IN_REGISTERS ? QUERY_STEPS : 1][4];
+  float (&terms_of_lane)[SCORE_COLUMNS / 4];
   float (&dq)[DQ_COLUMNS / 2];
   float (&dk)[DK_COLUMNS / 2];
   float (&dv)[DV_COLUMNS / 2];
@@ -59,9 +63,11 @@ struct Consumer {
   uint32_t smem_address;
   int warp, lane;                // warp of the warpgroup
   int warpgroup, keys, dims;     // its number; its 64 keys and its part of the dimensions
+  Queries see_all;               // that see all of these keys
+  int lane_key;                  // of this lane's row g
   RingPosition<Q_STAGES> q;      // of the tile at hand
   RingPosition<DO_STAGES> d;
-  int ds_stage = 0;
+  int score_stage = 0;           // of dS and P
 
   __device__ __forceinline__ Consumer(Fragments& f, unsigned char* smem, int block_warp, const Mask& mask,
                                       const KeyBlock& block, int group, const QueryTerms& terms, float* dq_sums_gmem,
@@ -70,6 +76,7 @@ struct Consumer {
         dp(f.dp),
         p(f.p),
         ds(f.ds),
+        terms_of_lane(f.terms),
         dq(f.dq),
         dk(f.dk),
         dv(f.dv),
@@ -85,7 +92,11 @@ struct Consumer {
         lane(threadIdx.x % 32),
         warpgroup(block_warp / 4),
         keys(block_warp / 4 / DIM_GROUPS),
-        dims(block_warp / 4 % DIM_GROUPS) {}
+        dims(block_warp / 4 % DIM_GROUPS) {
+    const int key = block.first_key + keys * 64;
+    see_all = mask.that_see_all(key, 64), lane_key = key + warp * 16 + lane / 4;
+    keep_in_register(see_all.first), keep_in_register(see_all.end), keep_in_register(lane_key);
+  }
 
   __device__ __forceinline__ void run(Element* dk_gmem, int64_t dk_row_stride, Element* dv_gmem, int64_t dv_row_stride,
                                       float softmax_scale) {
@@ -98,14 +109,24 @@ struct Consumer {
     for (int i = 0; i < DV_COLUMNS / 2; ++i) dv[i] = 0.f;
     mbarrier_wait(smem_address + Smem::K_FULL, 0);
     mbarrier_wait(smem_address + Smem::V_FULL, 0);
-    if (AHEAD && !walk.done()) {
-      multiply_s(q);
-      wgmma_wait<0>();
-      pin_registers(s);
+    if constexpr (ORDER != Order::IN_TURN) {
+      if (!walk.done()) {
+        multiply_s(q);
+        load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
+        if constexpr (ORDER == Order::SOFTMAX_FIRST) {
+          wgmma_wait<0>();
+        } else {
+          multiply_dp();
+          wgmma_wait<1>();
+        }
+        pin_registers(s);
+        score_tile();
+        while (!walk.is_last()) query_tile_ahead<false>();
+        query_tile_ahead<true>();
+      }
+    } else {
+      while (!walk.done()) query_tile();
     }
-    while (!walk.done()) query_tile();
-    wgmma_wait<0>();
-    pin_registers(dk);
     grid_dependency_launch();
     named_barrier_sync<128 * WARPGROUPS>(SCORES);  // no product reads K and V any more, whose places the results take
     to_global<HEAD_DIM, DK_COLUMNS>(dk, Smem::K, dk_gmem, dk_row_stride, softmax_scale);
@@ -115,66 +136,94 @@ struct Consumer {
 
 private:
   __device__ __forceinline__ void query_tile() {
-    const bool last = walk.is_last();
-    if constexpr (!AHEAD) multiply_s(q);
-    multiply_dp();
-    if constexpr (!AHEAD) {
-      wgmma_wait<1>();
-      pin_registers(s);
-    }
-    probabilities();
-    if constexpr (!P_IN_REGISTERS) scores_to_shared(s, Smem::P);
+    multiply_s(q), multiply_dp();
+    if constexpr (TERMS_EARLY) load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
+    wgmma_wait<1>();
+    pin_registers(s);
+    if constexpr (!TERMS_EARLY) load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
+    score_tile();
+    multiply_dv();
+    score_gradients();
+    gradients_to_shared();
+    multiply_dq();
+    multiply_dk(q.stage);
+    wgmma_wait<1>();  // dV and dQ are there
+    pin_registers(dv), pin_registers(dq);
+    release(Smem::DO_EMPTY + 8 * d.stage);
+    add_dq();
     wgmma_wait<0>();
-    pin_registers(dp), pin_registers(dk);
-    if constexpr (AHEAD) release_q_before();
+    pin_registers(dk);
+    release(Smem::Q_EMPTY + 8 * q.stage);
+    q.advance(), d.advance(), next_tile();
+  }
+  // The same, but for the scores of the tile, which are there, and with those of the next: its products run beside what
+  // is done to scores and sums. Between two tiles no product is under way, or the compiler would have all of them wait
+  // in turn (ptxas C7515).
+  template <bool LAST> __device__ __forceinline__ void query_tile_ahead() {
+    const int last_stage = q.stage;
+    multiply_dv();
+    score_gradients();
+    q.advance();
+    if constexpr (!LAST) multiply_s(q);
+    gradients_to_shared();
+    multiply_dq();
+    multiply_dk(last_stage);
+    wgmma_wait<1>();  // dV, the next Sᵀ and dQ are there
+    pin_registers(dv), pin_registers(dq);
+    if constexpr (!LAST) pin_registers(s);
+    release(Smem::DO_EMPTY + 8 * d.stage);
+    d.advance();
+    if constexpr (!LAST && ORDER == Order::DP_FIRST) multiply_dp();
+    if constexpr (!LAST && TERMS_EARLY) load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
+    add_dq();
+    if constexpr (!LAST && ORDER == Order::SUMS_FIRST) multiply_dp();
+    next_tile();
+    if constexpr (!LAST) {
+      if constexpr (!TERMS_EARLY) load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
+      score_tile();
+    } else {
+      wgmma_wait<0>();
+    }
+    pin_registers(dk);
+    if constexpr (!LAST) release(Smem::Q_EMPTY + 8 * last_stage);
+  }
+  __device__ __forceinline__ void next_tile() {
+    if (DS_STAGES > 1 && ++score_stage == DS_STAGES) score_stage = 0;
+    walk.advance(block);
+  }
+  // Probabilities of a tile whose scores are there; then dPᵀ is too.
+  __device__ __forceinline__ void score_tile() {
+    probabilities();
+    if constexpr (ORDER == Order::SOFTMAX_FIRST) multiply_dp();
     if constexpr (!P_IN_REGISTERS) {
+      if constexpr (DS_STAGES == 1) {
+        named_barrier_sync<128 * WARPGROUPS>(PROBABILITIES);  // no product reads the last P any more
+      }
+      scores_to_shared(s, Smem::P + score_stage * Smem::SCORE_TILE_BYTES);
       fence_proxy_async();
       named_barrier_sync<128 * WARPGROUPS>(PROBABILITIES);
     }
-    multiply_dv();
-    score_gradients();
-    RingPosition<Q_STAGES> next = q;
-    next.advance();
-    if constexpr (AHEAD) {
-      if (!last) multiply_s(next);
-    }
-    const int ds_smem = Smem::DS + ds_stage * Smem::SCORE_TILE_BYTES;
+    if constexpr (TERMS_EARLY) load_terms(Smem::DELTAS + d.stage * BLOCK_M * 4);
+    wgmma_wait<0>();
+    pin_registers(dp);
+    if constexpr (!TERMS_EARLY) load_terms(Smem::DELTAS + d.stage * BLOCK_M * 4);
+  }
+  __device__ __forceinline__ void gradients_to_shared() {
     if constexpr (DS_STAGES == 1) {
-      named_barrier_sync<128 * WARPGROUPS>(PROBABILITIES);  // no product reads the last dS any more
+      named_barrier_sync<128 * WARPGROUPS>(SCORES);  // no product reads the last dS any more
     }
-    scores_to_shared(dp, ds_smem);
+    scores_to_shared(dp, Smem::DS + score_stage * Smem::SCORE_TILE_BYTES);
     fence_proxy_async();
     named_barrier_sync<128 * WARPGROUPS>(SCORES);
-    multiply_dq(ds_smem);
-    multiply_dk(ds_smem);
-    wgmma_wait<1>();  // dV, the next Sᵀ and dQ are there
-    pin_registers(dv), pin_registers(dq);
-    if constexpr (AHEAD) pin_registers(s);
-    release(Smem::DO_EMPTY + 8 * d.stage);
-    add_dq();
-    if constexpr (!AHEAD) {
-      wgmma_wait<0>();
-      pin_registers(dk);
-      release(Smem::Q_EMPTY + 8 * q.stage);
-    }
-    if (DS_STAGES > 1 && ++ds_stage == DS_STAGES) ds_stage = 0;
-    q = next, d.advance(), walk.advance(block);
-    first = false;
   }
-  bool first = true;
-
   __device__ __forceinline__ void release(int barrier) const {
     if (lane == 0) mbarrier_arrive(smem_address + barrier);
-  }
-  // dK of the tile before has read its Q.
-  __device__ __forceinline__ void release_q_before() const {
-    if (!first) release(Smem::Q_EMPTY + 8 * (q.stage == 0 ? Q_STAGES - 1 : q.stage - 1));
   }
 
   // ---- products
 
   // Sᵀ = K Qᵀ of the queries in a place of the ring, once they are there.
-  __device__ __forceinline__ void multiply_s(const RingPosition<Q_STAGES>& at) {
+  __device__ __forceinline__ void multiply_s(RingPosition<Q_STAGES> at) {
     mbarrier_wait(smem_address + Smem::Q_FULL + 8 * at.stage, at.parity);
     multiply_rows<Tiles>(s, Smem::K, Smem::Q + at.stage * Smem::Q_TILE_BYTES);
   }
@@ -184,8 +233,8 @@ private:
   }
   template <class Of>
   __device__ __forceinline__ void multiply_rows(float (&to)[SCORE_COLUMNS / 2], int keys_place, int queries_place) {
-    const uint64_t a = matrix_descriptor(smem_address + keys_place + keys * 64 * 128, 0);
-    const uint64_t b = matrix_descriptor(smem_address + queries_place + dims * SCORE_COLUMNS * 128, 0);
+    const uint64_t a = own_descriptor(smem_address + keys_place + keys * 64 * 128, 0);
+    const uint64_t b = own_descriptor(smem_address + queries_place + dims * SCORE_COLUMNS * 128, 0);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < Of::DIM_STEPS; ++step) {
@@ -196,68 +245,71 @@ private:
   }
   __device__ __forceinline__ void multiply_dv() {  // dV += Pᵀ dO
     const uint64_t b = columns_descriptor(Smem::DO + d.stage * Smem::DO_TILE_BYTES, BLOCK_M, dims * DV_COLUMNS);
-    const auto a = scores_by_steps<P_IN_REGISTERS>(p, Smem::P);
+    const auto a = scores_by_steps<P_IN_REGISTERS>(p, Smem::P + score_stage * Smem::SCORE_TILE_BYTES);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < QUERY_STEPS; ++step) wgmma_dv(dv, a[step], b + descriptor_step(step * 16 * 128), true);
     wgmma_commit();
   }
-  __device__ __forceinline__ void multiply_dk(int ds_smem) {  // dK += dSᵀ Q
-    const uint64_t b = columns_descriptor(Smem::Q + q.stage * Smem::Q_TILE_BYTES, BLOCK_M, dims * DK_COLUMNS);
-    const auto a = scores_by_steps<DS_IN_REGISTERS>(ds, ds_smem);
+  __device__ __forceinline__ void multiply_dk(int stage) {  // dK += dSᵀ Q
+    const uint64_t b = columns_descriptor(Smem::Q + stage * Smem::Q_TILE_BYTES, BLOCK_M, dims * DK_COLUMNS);
+    const auto a = scores_by_steps<DS_IN_REGISTERS>(ds, Smem::DS + score_stage * Smem::SCORE_TILE_BYTES);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < QUERY_STEPS; ++step) wgmma_dk(dk, a[step], b + descriptor_step(step * 16 * 128), true);
     wgmma_commit();
   }
   // dQ = dS K of 64 queries and DQ_COLUMNS dimensions, or dQᵀ = Kᵀ dSᵀ of 64 dimensions and all queries.
-  __device__ __forceinline__ void multiply_dq(int ds_smem) {
+  __device__ __forceinline__ void multiply_dq() {
+    const int ds_smem = Smem::DS + score_stage * Smem::SCORE_TILE_BYTES;
     const int part = warpgroup % SUM_TILES_ALONG, rows = warpgroup / SUM_TILES_ALONG;
+    const int scores = DQ_BY_DIMS ? ds_smem : ds_smem + rows * Smem::SCORE_CHUNK_BYTES;
+    const uint64_t of_scores = own_descriptor(smem_address + scores, Smem::SCORE_CHUNK_BYTES);
+    const uint64_t of_keys = columns_descriptor(Smem::K, BLOCK_N, DQ_BY_DIMS ? warpgroup * 64 : part * DQ_COLUMNS);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < BLOCK_N / 16; ++step) {  // of keys
-      const int group = ds_smem + step / 4 * Smem::SCORE_GROUP_BYTES + step % 4 * 16 * 128;
-      if constexpr (DQ_BY_DIMS) {
-        wgmma_dq(dq, columns_descriptor(Smem::K + step * 16 * 128, BLOCK_N, warpgroup * 64),
-                 matrix_descriptor(smem_address + group, Smem::SCORE_CHUNK_BYTES), step > 0);
-      } else {
-        wgmma_dq(dq, matrix_descriptor(smem_address + group + rows * Smem::SCORE_CHUNK_BYTES, Smem::SCORE_CHUNK_BYTES),
-                 columns_descriptor(Smem::K + step * 16 * 128, BLOCK_N, part * DQ_COLUMNS), step > 0);
-      }
+      const uint64_t ds_step = of_scores + descriptor_step(step / 4 * Smem::SCORE_GROUP_BYTES + step % 4 * 16 * 128);
+      const uint64_t k_step = of_keys + descriptor_step(step * 16 * 128);
+      wgmma_dq(dq, DQ_BY_DIMS ? k_step : ds_step, DQ_BY_DIMS ? ds_step : k_step, step > 0);
     }
     wgmma_commit();
   }
   // Of an operand whose rows lie along the depth of a product: columns from `column` on, of a tile of `rows` rows.
   __device__ __forceinline__ uint64_t columns_descriptor(int place, int rows, int column) const {
-    return matrix_descriptor(smem_address + place + column / 64 * rows * 128 + column % 64 * 2, rows * 128);
+    return own_descriptor(smem_address + place + column / 64 * rows * 128 + column % 64 * 2, rows * 128);
+  }
+  // Sums of it with constants are not made ahead of the loop, and kept in registers.
+  static __device__ __forceinline__ uint64_t own_descriptor(uint32_t address, uint32_t leading_bytes) {
+    uint64_t descriptor = matrix_descriptor(address, leading_bytes);
+    forget_origin(descriptor);
+    return descriptor;
   }
   // Of this warpgroup's 64 keys.
   template <bool IN_REGISTERS, int STEPS>
   __device__ __forceinline__ auto scores_by_steps(const uint32_t (&registers)[STEPS][4], int place) const {
     if constexpr (IN_REGISTERS) return RegisterSteps<STEPS>{registers};
-    else return SharedSteps{matrix_descriptor(smem_address + place + keys * Smem::SCORE_GROUP_BYTES, 0)};
+    else return SharedSteps{own_descriptor(smem_address + place + keys * Smem::SCORE_GROUP_BYTES, 0)};
   }
 
   // ---- scores
 
-  // The term of queries 2 t and 2 t + 1 of the eight of tile `i`.
-  __device__ __forceinline__ float2 term(int place, int i) const {
-    return *reinterpret_cast<const float2*>(smem + place + 4 * (dims * SCORE_COLUMNS + i * 8 + lane % 4 * 2));
+  // Terms of queries 2 t and 2 t + 1 of each eight, ahead of what is waited for.
+  __device__ __forceinline__ void load_terms(int place) {
+#pragma unroll
+    for (int i = 0; i < SCORE_COLUMNS / 8; ++i) {
+      const float2 pair =
+          *reinterpret_cast<const float2*>(smem + place + 4 * (dims * SCORE_COLUMNS + i * 8 + lane % 4 * 2));
+      terms_of_lane[2 * i] = pair.x, terms_of_lane[2 * i + 1] = pair.y;
+    }
   }
   // P = 2^(S · scale - lse), 0 where a query does not see a key.
   __device__ __forceinline__ void probabilities() {
-    const int key = block.first_key + keys * 64, query = walk.tile * BLOCK_M + dims * SCORE_COLUMNS;
-    if (!mask.shows(query, SCORE_COLUMNS, key, 64)) mask_transposed(s, mask, key + warp * 16 + lane / 4, query, lane);
-    const int place = Smem::LOG_SUMS + q.stage * BLOCK_M * 4;
+    const int query = walk.tile * BLOCK_M + dims * SCORE_COLUMNS;
+    if (!see_all.contain(query, SCORE_COLUMNS)) mask_transposed(s, mask, lane_key, query, lane);
 #pragma unroll
-    for (int i = 0; i < SCORE_COLUMNS / 8; ++i) {
-      const float2 log_sum = term(place, i);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        float& x = s[4 * i + e];
-        x = exp2_approx(fmaf(x, softmax_scale_log2, e % 2 ? -log_sum.y : -log_sum.x));
-      }
-    }
+    for (int i = 0; i < SCORE_COLUMNS / 2; ++i)
+      s[i] = exp2_approx(fmaf(s[i], softmax_scale_log2, -terms_of_lane[i / 4 * 2 + i % 2]));
     if constexpr (P_IN_REGISTERS) {
 #pragma unroll
       for (int i = 0; i < SCORE_COLUMNS / 4; ++i) p[i / 4][i % 4] = pack2<Element>(s[2 * i], s[2 * i + 1]);
@@ -265,13 +317,8 @@ private:
   }
   // dS = P · (dP - delta), without the scale that dQ and dK are multiplied by at last.
   __device__ __forceinline__ void score_gradients() {
-    const int place = Smem::DELTAS + d.stage * BLOCK_M * 4;
 #pragma unroll
-    for (int i = 0; i < SCORE_COLUMNS / 8; ++i) {
-      const float2 delta = term(place, i);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) dp[4 * i + e] = s[4 * i + e] * (dp[4 * i + e] - (e % 2 ? delta.y : delta.x));
-    }
+    for (int i = 0; i < SCORE_COLUMNS / 2; ++i) dp[i] = s[i] * (dp[i] - terms_of_lane[i / 4 * 2 + i % 2]);
     if constexpr (DS_IN_REGISTERS) {
 #pragma unroll
       for (int i = 0; i < SCORE_COLUMNS / 4; ++i) ds[i / 4][i % 4] = pack2<Element>(dp[2 * i], dp[2 * i + 1]);

@@ -15,8 +15,8 @@ struct Smem {
   static constexpr int Q = V + ValueTiles::bytes(BLOCK_N);   // [Q_STAGES]
   static constexpr int DO = Q + Q_STAGES * Q_TILE_BYTES;     // [DO_STAGES]
   static constexpr int DS = DO + DO_STAGES * DO_TILE_BYTES;  // [DS_STAGES]
-  static constexpr int P = DS + DS_STAGES * SCORE_TILE_BYTES;
-  static constexpr int DQ = P + (P_IN_REGISTERS ? 0 : SCORE_TILE_BYTES);  // [WARPGROUPS][4 warps]
+  static constexpr int P = DS + DS_STAGES * SCORE_TILE_BYTES;  // [DS_STAGES]
+  static constexpr int DQ = P + (P_IN_REGISTERS ? 0 : DS_STAGES * SCORE_TILE_BYTES);  // [WARPGROUPS][4 warps]
   static constexpr int DQ_WARP_BYTES = DQ_BY_BULK ? 4 * Sums::WARP_FLOATS : 0;
   static constexpr int LOG_SUMS = DQ + 4 * WARPGROUPS * DQ_WARP_BYTES;  // [Q_STAGES][BLOCK_M]
   static constexpr int DELTAS = LOG_SUMS + Q_STAGES * BLOCK_M * 4;      // [DO_STAGES][BLOCK_M]
