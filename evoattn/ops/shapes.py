@@ -292,7 +292,7 @@ class Recorded:
 
 
 def watch(out: Tensor, given: Tensor, begin: Callable[..., None], end: Callable[..., None]) -> None:
-    """Have autograd call `begin` when it has the gradient of `out`, and then `end` when it has that of `given`, once."""
+    """Have autograd call `begin` when it has the gradient of `out`, then, once, `end` when it has that of `given`."""
     handles: list[Any] = []
 
     def ended(gradient: Tensor) -> None:
