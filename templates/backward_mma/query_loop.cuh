@@ -39,8 +39,7 @@
     const int first_query = tile * BLOCK_M;
     const Gradient gradient(terms, batch, head, seqlen_q, seqlen_k);
     // Whether some key is hidden from some row of the tile.
-    const bool masked = first_key + BLOCK_N > seqlen_k || (CAUSAL && end_key - 1 > first_query + mask.offset) ||
-                        (Mask::WINDOW && first_key < first_query + BLOCK_M - 1 + mask.lowest);
+    const bool masked = !mask.shows(first_query, BLOCK_M, first_key, BLOCK_N);
 #pragma unroll
     for (int part = 0; part < WARP_QUERIES / PART; ++part) {
       const int part_query = query_warp * WARP_QUERIES + part * PART;  // in the tile
@@ -53,10 +52,9 @@
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int key = first_key + warp_key + m * 16 + half * 8 + lane / 4;
-          // Of the lane's queries from its first on, those before `hidden` and after `last` do not see the key.
-          const int distance = key - first_query - lane_query;
-          const int hidden = key >= seqlen_k ? PART : CAUSAL ? distance - mask.offset : 0;
-          const int last = Mask::WINDOW ? distance - mask.lowest : PART;
+          // Of the lane's queries from its first on, those from `first` on and before `last` see the key.
+          const int from = first_query + lane_query;
+          const int first = key < seqlen_k ? mask.first_query(key) - from : PART, last = mask.end_query(key) - from;
 #pragma unroll
           for (int n = 0; n < PART_TILES; ++n) {
             const float2 lse = *reinterpret_cast<const float2*>(rows_smem + lane_query + n * 8);
@@ -65,7 +63,7 @@
             for (int e = 0; e < 2; ++e) {
               float score = s[m][n][2 * half + e];
               factor[e] = gradient.change(score, first_query + lane_query + n * 8 + e, key);
-              if (masked && (n * 8 + e < hidden || (Mask::WINDOW && n * 8 + e > last))) score = NEGATIVE_INFINITY;
+              if (masked && (n * 8 + e < first || (Mask::WINDOW && n * 8 + e >= last))) score = NEGATIVE_INFINITY;
               probability[e] = exp2_approx(fmaf(score, softmax_scale_log2, e == 0 ? -lse.x : -lse.y));
             }
             p[n / 2][m][n % 2 * 2 + half] = pack2<Element>(probability[0], probability[1]);

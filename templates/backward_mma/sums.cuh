@@ -17,7 +17,7 @@ __device__ __forceinline__ void add_to_sums(const float (&x)[ROW_TILES][TILES][4
       const int column_tile = 2 * (first_block + n / 2 * APART) + n % 2;
       float* fragment_gmem = tile_gmem + ((first_row_tile + m * ROWS_APART) * TILES_A_ROW + column_tile) * 128;
       if constexpr (VECTORS) {
-        red_add(fragment_gmem + lane * 4, x[m][n]);
+        red_add_v4(fragment_gmem + lane * 4, x[m][n][0], x[m][n][1], x[m][n][2], x[m][n][3]);
       } else {
 #pragma unroll
         for (int i = 0; i < 4; ++i) red_add(fragment_gmem + i * 32 + lane, x[m][n][i]);
