@@ -14,7 +14,8 @@
   extern __shared__ __align__(128) unsigned char smem[];
   const uint32_t smem_address = shared_address(smem);
   const int lane = threadIdx.x % 32, warp = __shfl_sync(ALL_LANES, int(threadIdx.x) / 32, 0);
-  const int grid_rows = HEADS_FASTEST ? gridDim.z : gridDim.x, grid_row = HEADS_FASTEST ? blockIdx.z : blockIdx.x;
+  const int grid_rows = (HEADS_FASTEST ? gridDim.z : gridDim.x) - SINK_GRADIENT;
+  const int grid_row = HEADS_FASTEST ? blockIdx.z : blockIdx.x;
   const int head = HEADS_FASTEST ? blockIdx.x : blockIdx.y, batch = HEADS_FASTEST ? blockIdx.y : blockIdx.z;
   const int kv_head = head / (heads / kv_heads);
   int row_block = Mask::LAST_FIRST ? grid_rows - 1 - grid_row : grid_row;

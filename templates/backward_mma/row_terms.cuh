@@ -24,7 +24,20 @@
   }
   const int64_t row = first_query + tile * BLOCK_M, place = (int64_t(batch) * heads + head) * head_rows + row;
   float* tile_gmem = rows_gmem + tile_number(batch, heads, head, gridDim.x, blockIdx.x) * (2 * BLOCK_M);
-  RowTerms<Element, BLOCK_M, VALUE_DIM, ROW_THREADS>::write(
+  QueryTerms<Element, BLOCK_M, VALUE_DIM, ROW_THREADS>::write(
       tile_gmem, tile_gmem + BLOCK_M, o_gmem + batch * o_batch_stride + head * o_head_stride + row * o_row_stride,
       o_row_stride, do_gmem + batch * do_batch_stride + head * do_head_stride + row * do_row_stride, do_row_stride,
       lse_gmem + place, dlse_gmem ? dlse_gmem + place : nullptr, seqlen_q - tile * BLOCK_M);
+  if constexpr (SINK_GRADIENT) {  // what the tile adds to -dsink: the sink's probability times delta
+    __syncthreads();  // the tile's terms are there
+    if (threadIdx.x < 32) {
+      const float sink = to_float(terms.given.sinks[head]) * 1.44269504088896341f;
+      float sum = 0.f;
+      for (int i = threadIdx.x; i < BLOCK_M; i += 32) {
+        sum = fmaf(exp2_approx(sink - tile_gmem[i]), tile_gmem[BLOCK_M + i], sum);
+      }
+#pragma unroll
+      for (int away = 16; away > 0; away /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, away);
+      if (threadIdx.x == 0) sink_sums[tile_number(batch, heads, head, gridDim.x, blockIdx.x)] = sum;
+    }
+  }

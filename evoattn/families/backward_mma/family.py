@@ -74,8 +74,6 @@ class BackwardMma(Family):
                 f"backward_mma takes at most {MAX_GRID_YZ} heads and batches (grid y and z), not "
                 f"{max(problem.heads, batches(problem))}."
             )
-        if "sinks" in problem.grads:
-            return "backward_mma does not make the gradient of sinks; take it out of grads, or another family."
         return None
 
     def why_not(
@@ -106,6 +104,7 @@ class BackwardMma(Family):
                 "HEAD_DIM": problem.head_dim,
                 "VALUE_DIM": problem.head_dim_v,
                 "BIAS_GRADIENT": "bias" in problem.grads,
+                "SINK_GRADIENT": "sinks" in problem.grads,
                 "SWIZZLED": genes.SMEM_LAYOUT == "swizzled",
                 "K_KEPT": genes.KV_PLACE == "registers",
                 "V_KEPT": genes.KV_PLACE != "shared",
@@ -121,7 +120,7 @@ class BackwardMma(Family):
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         genes = self.genes(config)
         rows, keys = row_blocks(problem, genes.BLOCK_M), key_blocks(problem, genes.BLOCK_N)
-        row_threads = (ROW_THREADS, 1, 1)
+        row_threads, sinks = (ROW_THREADS, 1, 1), "sinks" in problem.grads  # whose blocks are behind the others
         return (
             KernelLaunch(
                 "backward_mma_rows", (rows, problem.heads, batches(problem)), row_threads, 0, _row_args(problem, genes)
@@ -135,7 +134,7 @@ class BackwardMma(Family):
             ),
             KernelLaunch(
                 "backward_mma_queries",
-                (rows + keys * (genes.QUERY_SPLIT > 1), problem.heads, batches(problem)),
+                (rows + keys * (genes.QUERY_SPLIT > 1) + sinks, problem.heads, batches(problem)),
                 row_threads,
                 0,
                 _query_args(problem, genes, rows, keys),
@@ -143,7 +142,7 @@ class BackwardMma(Family):
             if adds_dq(genes)
             else KernelLaunch(
                 "backward_mma_queries",
-                self._grid(genes, row_blocks(problem, genes.PASS_M), problem.heads, batches(problem)),
+                self._grid(genes, row_blocks(problem, genes.PASS_M) + sinks, problem.heads, batches(problem)),
                 (WARP * genes.PASS_WARPS, 1, 1),
                 pass_smem_bytes(problem, genes),
                 _query_args(problem, genes, rows, keys),
@@ -183,6 +182,10 @@ def _bias_gradient(problem: AttentionProblem) -> KernelArg:
     return Buffer("dbias") if "bias" in problem.grads else NULL
 
 
+def _sink_sums(problem: AttentionProblem) -> KernelArg:
+    return Buffer("sink_sums") if "sinks" in problem.grads else NULL
+
+
 def _row_args(problem: AttentionProblem, genes: BackwardMmaGenes) -> tuple[KernelArg, ...]:
     """Of the launch that reads O and dO."""
     sums, *_ = _sums(problem, genes)
@@ -192,6 +195,7 @@ def _row_args(problem: AttentionProblem, genes: BackwardMmaGenes) -> tuple[Kerne
         Buffer("row_terms"),
         sums,
         _bias_gradient(problem),
+        _sink_sums(problem),
         Scalar("int64", sum_offsets(problem, genes)[-1]),
         Scalar("int64", math.prod(problem.term_shapes["bias"]) if "bias" in problem.grads else 0),
         Scalar("int32", problem.heads),
@@ -223,6 +227,8 @@ def _query_args(problem: AttentionProblem, genes: BackwardMmaGenes, rows: int, k
     return (
         *map(Buffer, ("q", "k", "v", "do", "row_terms")),
         *_sums(problem, genes),
+        _sink_sums(problem),
+        Buffer("dsinks") if "sinks" in problem.grads else NULL,
         *map(Buffer, ("dq", "dk", "dv")),
         *(Scalar("int32", n) for n in (problem.heads, problem.kv_heads)),
         *_lengths(problem),

@@ -58,10 +58,12 @@ def pass_smem_bytes(problem: AttentionProblem, genes: BackwardMmaGenes) -> int:
 
 
 def scratch_bytes(problem: AttentionProblem, genes: BackwardMmaGenes) -> dict[str, int]:
-    """Two floats for each row of Q; the fp32 sums of dQ, and of dK and dV where blocks share their queries."""
-    rows = row_blocks(problem, genes.BLOCK_M) * genes.BLOCK_M * problem.heads * batches(problem)
-    sums = _sums(problem, genes)
-    return {"row_terms": 8 * rows} | ({"sums": 4 * sum(sums)} if any(sums) else {})
+    """Two floats for each row of Q; the fp32 sums of dQ, and of dK and dV where blocks share their queries; a float for
+    each tile of rows where sinks have a gradient."""
+    tiles = row_blocks(problem, genes.BLOCK_M) * problem.heads * batches(problem)
+    scratch, sums = {"row_terms": 8 * tiles * genes.BLOCK_M}, sum_offsets(problem, genes)[-1]
+    scratch |= {"sums": 4 * sums} if sums else {}
+    return scratch | ({"sink_sums": 4 * tiles} if "sinks" in problem.grads else {})
 
 
 def sum_offsets(problem: AttentionProblem, genes: BackwardMmaGenes) -> tuple[int, int, int, int]:
