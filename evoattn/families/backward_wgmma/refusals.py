@@ -46,6 +46,8 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
         return "ROTATE needs mask=full: under a causal mask blocks begin with different queries as it is."
     if genes.AHEAD and genes.Q_STAGES == 1:
         return "AHEAD needs Q_STAGES of 2 or more: two tiles of Q are read at a time."
+    if genes.AHEAD and genes.DS_PLACE == "registers":
+        return "AHEAD needs DS_PLACE=shared: dS in registers beside the next S, and products wait in turn (ptxas C7512)."
     return None
 
 

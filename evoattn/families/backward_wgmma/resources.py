@@ -13,8 +13,9 @@ WARPGROUP, GROUP_KEYS = 128, 64
 PRODUCER_REGISTERS = {1: 40, 2: 24, 3: 32}
 """Per thread of the producer warpgroup after setmaxnreg, by consumer warpgroups, as in flash_wgmma."""
 MAX_CONSUMER_REGISTERS = 240
-FIXED_REGISTERS = 26
-"""Addresses, counters, descriptors and terms of queries beside the arrays of `Fragments`."""
+FIXED_REGISTERS = {True: 22, False: 8}
+"""Addresses, counters and terms of queries beside the arrays of `Fragments`, by AHEAD: without it S and dP are not both
+alive where most is. Fitted to 80 random configs compiled by ptxas 13.0."""
 
 
 def key_groups(genes: BackwardWgmmaGenes) -> int:
@@ -74,7 +75,7 @@ def registers_needed(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> in
     scores = genes.BLOCK_M // genes.DIM_GROUPS // 2
     kept = (problem.head_dim + problem.head_dim_v) // genes.DIM_GROUPS // 2
     rounded = (scores // 2) * ((genes.P_PLACE == "registers") + (genes.DS_PLACE == "registers"))
-    return kept + scores + max(scores, dq_columns(problem, genes) // 2) + rounded + FIXED_REGISTERS
+    return kept + scores + max(scores, dq_columns(problem, genes) // 2) + rounded + FIXED_REGISTERS[genes.AHEAD]
 
 
 def smem_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
