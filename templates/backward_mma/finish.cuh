@@ -34,8 +34,8 @@
     }
     const int first_key = tile * BLOCK_N;
     store_sums<VECTORS_ADDED, BLOCK_N, 2 * DIM_STEPS, DIM_TILES, ROW_THREADS>(
-        sums_gmem + dk_begin + number * (16 * DIM_STEPS), softmax_scale, dk_gmem + first_key * dk_row_stride, dk_row_stride,
-        seqlen_k - first_key);
+        sums_gmem + dk_begin + number * (16 * DIM_STEPS), softmax_scale, dk_gmem + first_key * dk_row_stride,
+        dk_row_stride, seqlen_k - first_key);
     store_sums<VECTORS_ADDED, BLOCK_N, 2 * VALUE_STEPS, VALUE_TILES, ROW_THREADS>(
         sums_gmem + dv_begin + number * (16 * VALUE_STEPS), 1.f, dv_gmem + first_key * dv_row_stride, dv_row_stride,
         seqlen_k - first_key);

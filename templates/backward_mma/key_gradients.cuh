@@ -2,10 +2,10 @@
   if constexpr (QUERIES_SPLIT) {
     const int64_t number = tile_number(batch, kv_heads, kv_head, key_tiles, key_slot) * BLOCK_N;
     const int row_tile = key_warp * KEY_TILES;
-    add_to_sums<VECTORS_ADDED, 2 * DIM_STEPS, 1, QUERY_WARPS>(dk, sums_gmem + dk_begin + number * (16 * DIM_STEPS), row_tile,
-                                                              query_warp, dim_blocks, lane);
-    add_to_sums<VECTORS_ADDED, 2 * VALUE_STEPS, 1, QUERY_WARPS>(dv, sums_gmem + dv_begin + number * (16 * VALUE_STEPS), row_tile,
-                                                                query_warp, value_blocks, lane);
+    add_to_sums<VECTORS_ADDED, 2 * DIM_STEPS, 1, QUERY_WARPS>(dk, sums_gmem + dk_begin + number * (16 * DIM_STEPS),
+                                                              row_tile, query_warp, dim_blocks, lane);
+    add_to_sums<VECTORS_ADDED, 2 * VALUE_STEPS, 1, QUERY_WARPS>(dv, sums_gmem + dv_begin + number * (16 * VALUE_STEPS),
+                                                                row_tile, query_warp, value_blocks, lane);
   } else {
     cp_async_wait<0>();  // without a query K and V are still on their way
     __syncthreads();     // no warp still reads what dK and dV overwrite

@@ -20,10 +20,10 @@
   const uint32_t q_columns = Layout::offset(lane % 16, 2 * query_warp + lane / 16);
   const uint32_t do_columns = ValueLayout::offset(lane % 16, 2 * query_warp + lane / 16);
   // Of dSᵀ and Pᵀ: rows of this warp as the A operand of dK and dV; queries as that of dQ, transposed.
-  const uint32_t score_rows = smem_address + DS_OFFSET + warp_key * ScoreLayout::ROW_BYTES +
-                              ScoreLayout::rows_first(lane);
-  const uint32_t dq_rows = smem_address + DS_OFFSET +
-                           ScoreLayout::offset(lane / 16 * 8 + lane % 8, 2 * dq_row_warp + lane / 8 % 2);
+  const uint32_t score_rows =
+      smem_address + DS_OFFSET + warp_key * ScoreLayout::ROW_BYTES + ScoreLayout::rows_first(lane);
+  const uint32_t dq_rows =
+      smem_address + DS_OFFSET + ScoreLayout::offset(lane / 16 * 8 + lane % 8, 2 * dq_row_warp + lane / 8 % 2);
   const uint32_t dq_columns = smem_address + Layout::offset(lane % 16, 2 * dq_column_warp + lane / 16);
 
   int stage = 0, head = kv_head * group, tile = first_tile;
@@ -100,8 +100,8 @@
           for (int n = 0; n < PART_TILES; ++n)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-              const uint32_t at = ScoreLayout::offset(warp_key + m * 16 + half * 8 + lane / 4, part_query / 8 + n) +
-                                  lane % 4 * 4;
+              const uint32_t at =
+                  ScoreLayout::offset(warp_key + m * 16 + half * 8 + lane / 4, part_query / 8 + n) + lane % 4 * 4;
               *reinterpret_cast<uint32_t*>(smem + DS_OFFSET + at) = ds[n / 2][m][n % 2 * 2 + half];
               if constexpr (P_SHARED)
                 *reinterpret_cast<uint32_t*>(smem + P_OFFSET + at) = p[n / 2][m][n % 2 * 2 + half];
@@ -143,7 +143,7 @@
         add_product<Element, Layout, DQ_COLUMN_WARPS>(dq, ds, dq_columns, k, dq_blocks);
       }
       float* tile_sums = sums_gmem + tile_number(batch, heads, head, query_tiles, first_query_slot + tile) *
-                                       int64_t(BLOCK_M * 16 * DIM_STEPS);
+                                         int64_t(BLOCK_M * 16 * DIM_STEPS);
       add_to_sums<VECTORS_ADDED, 2 * DIM_STEPS, DQ_WARPS, DQ_COLUMN_WARPS>(dq, tile_sums, dq_row_warp, dq_column_warp,
                                                                            dq_blocks, lane);
     }

@@ -29,7 +29,7 @@
       o_row_stride, do_gmem + batch * do_batch_stride + head * do_head_stride + row * do_row_stride, do_row_stride,
       lse_gmem + place, dlse_gmem ? dlse_gmem + place : nullptr, seqlen_q - tile * BLOCK_M);
   if constexpr (SINK_GRADIENT) {  // what the tile adds to -dsink: the sink's probability times delta
-    __syncthreads();  // the tile's terms are there
+    __syncthreads();              // the tile's terms are there
     if (threadIdx.x < 32) {
       const float sink = to_float(terms.given.sinks[head]) * 1.44269504088896341f;
       float sum = 0.f;

@@ -1,5 +1,5 @@
-  // sink_gradient.cuh, a part of the kernel's body: blocks behind those of tiles add up the gradient of a head's sink, in
-  // the same order in every run.
+  // sink_gradient.cuh, a part of the kernel's body: blocks behind those of tiles add up the gradient of a head's sink,
+  // in the same order in every run.
   if constexpr (SINK_GRADIENT) {
     constexpr int SINK_THREADS = DQ_ADDED ? ROW_THREADS : 32 * PASS_WARPS;
     const bool by_heads = !DQ_ADDED && HEADS_FASTEST;

@@ -18,6 +18,7 @@ from evoattn.families.backward_mma.resources import (
     ROW_THREADS,
     adds_dq,
     block_warps,
+    idle_as_one,
     key_blocks,
     pass_smem_bytes,
     scratch_bytes,
@@ -91,12 +92,10 @@ class BackwardMma(Family):
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes = self.genes(config)
-        same = (
-            "BLOCK_M", "BLOCK_N", "WARPS", "QUERY_WARPS", "PART", "STAGES", "DQ_WARPS", "BLOCKS_PER_SM", "PASS_M",
-            "PASS_N", "PASS_WARPS", "PASS_STAGES",
-        )  # fmt: skip
+        same = ("BLOCK_M", "BLOCK_N", "WARPS", "QUERY_WARPS", "PART", "STAGES", "BLOCKS_PER_SM")
         return (
             genes.named(*same)
+            | idle_as_one(genes).named("DQ_WARPS", "PASS_M", "PASS_N", "PASS_WARPS", "PASS_STAGES")
             | problem.masking.constants()
             | variant_constants(problem)
             | {
@@ -113,7 +112,7 @@ class BackwardMma(Family):
                 "VECTORS_ADDED": gpu.capability >= (9, 0),
                 "HEADS_FASTEST": genes.BLOCK_ORDER == "heads",
                 "SMEM_BYTES": smem_bytes(problem, genes),
-                "PASS_SMEM_BYTES": pass_smem_bytes(problem, genes),
+                "PASS_SMEM_BYTES": pass_smem_bytes(problem, idle_as_one(genes)),
             }
         )
 

@@ -6,6 +6,7 @@ import math
 
 from evoattn.families.backward_mma.genes import BackwardMmaGenes
 from evoattn.families.backward_mma.resources import (
+    IDLE,
     adds_dq,
     block_warps,
     key_blocks,
@@ -20,8 +21,6 @@ from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
 from evoattn.model.problem import AttentionProblem
 
 MAX_WARPS = 16
-IDLE = {"DQ": "add", "DQ_WARPS": 1, "PASS_M": 64, "PASS_N": 64, "PASS_WARPS": 4, "PASS_STAGES": 1}
-"""What genes must be that do nothing: those of a launch that there is not."""
 
 
 def why_wrong_shape(problem: AttentionProblem, genes: BackwardMmaGenes) -> str | None:
@@ -86,21 +85,19 @@ def why_redundant(problem: AttentionProblem, genes: BackwardMmaGenes) -> str | N
         return f"BLOCK_N={block_n} for {problem.seqlen_k} keys leaves half of the block or more without work."
     if steps < genes.STAGES:
         return f"STAGES={genes.STAGES} is more than the {steps} tiles of {block_m} queries of a block."
-    if genes.QUERY_SPLIT > steps:
+    if steps < genes.QUERY_SPLIT:
         return f"QUERY_SPLIT={genes.QUERY_SPLIT} is more than the {steps} tiles of {block_m} queries of K/V head."
     heads = problem.kv_heads * problem.batch
     if genes.BLOCK_ORDER == "heads" and (keys == 1 or heads == 1):
         return f"BLOCK_ORDER=heads is the same order as keys for {keys} tiles of {heads} heads."
+    for name, value in IDLE.items():
+        if name.startswith("PASS") == adds_dq(genes) and genes.value(name) != value:
+            return f"{name} does nothing with DQ={genes.DQ}, and must be {value}."
     if adds_dq(genes):
-        for name in ("PASS_M", "PASS_N", "PASS_WARPS", "PASS_STAGES"):
-            if genes.value(name) != IDLE[name]:
-                return f"{name} does nothing with DQ=add, and must be {IDLE[name]}."
         return None
-    if genes.DQ_WARPS != IDLE["DQ_WARPS"]:
-        return f"DQ_WARPS does nothing with DQ=pass, and must be {IDLE['DQ_WARPS']}."
-    if genes.PASS_M > 16 and genes.PASS_M >= 2 * problem.seqlen_q and genes.PASS_M > 16 * genes.PASS_WARPS:
+    if genes.PASS_M > 16 and 2 * problem.seqlen_q <= genes.PASS_M and genes.PASS_M > 16 * genes.PASS_WARPS:
         return f"PASS_M={genes.PASS_M} for {problem.seqlen_q} queries leaves half of the block or more without work."
-    if genes.PASS_N > 16 and genes.PASS_N >= 2 * problem.seqlen_k:
+    if genes.PASS_N > 16 and 2 * problem.seqlen_k <= genes.PASS_N:
         return f"PASS_N={genes.PASS_N} for {problem.seqlen_k} keys leaves half of the tile or more without work."
     if math.ceil(problem.seqlen_k / genes.PASS_N) < genes.PASS_STAGES:
         return f"PASS_STAGES={genes.PASS_STAGES} is more than the tiles of {genes.PASS_N} of {problem.seqlen_k} keys."

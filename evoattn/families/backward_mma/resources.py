@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 from evoattn.families.backward_mma.genes import BackwardMmaGenes
 from evoattn.families.row_blocks import batches, row_blocks
@@ -15,6 +17,16 @@ ROW_THREADS = 256
 
 def adds_dq(genes: BackwardMmaGenes) -> bool:
     return genes.DQ == "add"
+
+
+IDLE = {"DQ_WARPS": 1, "PASS_M": 64, "PASS_N": 64, "PASS_WARPS": 4, "PASS_STAGES": 1}
+"""What genes must be that do nothing."""
+
+
+def idle_as_one(genes: BackwardMmaGenes) -> BackwardMmaGenes:
+    """Those genes that do nothing with the others as `IDLE` has them."""
+    idle: dict[str, Any] = {name: value for name, value in IDLE.items() if name.startswith("PASS") == adds_dq(genes)}
+    return replace(genes, **idle)
 
 
 def block_warps(genes: BackwardMmaGenes) -> int:
