@@ -34,6 +34,8 @@ def device_cases(problem: AttentionProblem) -> list[tuple[str, AttentionProblem,
         ("large gradients beside zeros", grouped, "large_gradients"),
         ("some of the keys", grouped.with_(seqlen_q=333), "parts_of_keys"),
     ]
+    if problem.own_score:  # of which an expression may make anything
+        ladder = [case for case in ladder if case[2] != "low_scores"]
     if problem.term_shapes:
         ladder.append(("extreme terms", small.with_(kv_heads=2, seqlen_q=190, seqlen_k=333), "extreme_terms"))
     pasts = cycle((64, 65, 128, 0, 127, 1000, 300, 33, 63, 31))
@@ -94,6 +96,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
         SmallCase("some of the keys", fitted(threes, n + 3, 3), "parts_of_keys"),
         SmallCase("more queries than keys", fitted(one.with_(heads=2, seqlen_q=m + 9, seqlen_k=5), 1, 0)),
     ]
+    if problem.own_score:  # of which an expression may make anything
+        cases = [case for case in cases if case.kind != "low_scores"]
     if problem.term_shapes:
         extreme = plain.with_(batch=2, heads=2, kv_heads=2, seqlen_q=m + 7, seqlen_k=n // 8 * 8 + 8)
         cases.append(SmallCase("extreme terms", fitted(extreme, n, 3), "extreme_terms"))

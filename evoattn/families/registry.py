@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from evoattn.families.backward_mma.family import BackwardMma
+from evoattn.families.backward_scalar.family import BackwardScalar
 from evoattn.families.backward_wgmma.family import BackwardWgmma
 from evoattn.families.base import Family
 from evoattn.families.flash_mma.family import FlashMma
@@ -36,6 +37,7 @@ FAMILIES: dict[str, Family] = {
         LargeHeadMma(),
         LatentWgmma(),
         BackwardMma(),
+        BackwardScalar(),
         BackwardWgmma(),
     )
 }
