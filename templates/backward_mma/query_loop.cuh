@@ -26,6 +26,23 @@
       smem_address + DS_OFFSET + ScoreLayout::offset(lane / 16 * 8 + lane % 8, 2 * dq_row_warp + lane / 8 % 2);
   const uint32_t dq_columns = smem_address + Layout::offset(lane % 16, 2 * dq_column_warp + lane / 16);
 
+  const Queries unmasked = mask.that_see_all(first_key, BLOCK_N);
+  // Those that see some key of the warp's.
+  const Queries of_warp = {mask.first_query(first_key + warp_key),
+                           mask.end_query(first_key + warp_key + WARP_KEYS - 1)};
+  auto store_scores = [&](uint32_t tile_smem, const uint32_t(&x)[PART / 16][KEY_TILES][4], int part_query) {
+#pragma unroll
+    for (int m = 0; m < KEY_TILES; ++m)
+#pragma unroll
+      for (int n = 0; n < PART_TILES; ++n)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int row = warp_key + m * 16 + half * 8 + lane / 4;
+          *reinterpret_cast<uint32_t*>(smem + tile_smem + ScoreLayout::offset(row, part_query / 8 + n) + lane % 4 * 4) =
+              x[n / 2][m][n % 2 * 2 + half];
+        }
+  };
+
   int stage = 0, head = kv_head * group, tile = first_tile;
   if (QUERIES_SPLIT && begin > 0) head += begin / head_tiles, tile += begin % head_tiles;
 #pragma unroll 1
@@ -39,11 +56,18 @@
     const int first_query = tile * BLOCK_M;
     const Gradient gradient(terms, batch, head, seqlen_q, seqlen_k);
     // Whether some key is hidden from some row of the tile.
-    const bool masked = !mask.shows(first_query, BLOCK_M, first_key, BLOCK_N);
+    const bool masked = !unmasked.contain(first_query, BLOCK_M);
 #pragma unroll
     for (int part = 0; part < WARP_QUERIES / PART; ++part) {
       const int part_query = query_warp * WARP_QUERIES + part * PART;  // in the tile
       const int lane_query = part_query + lane % 4 * 2;
+      if (HIDDEN_SKIPPED && (first_query + part_query + PART <= of_warp.first ||
+                             (Mask::WINDOW && first_query + part_query >= of_warp.end))) {
+        const uint32_t none[PART / 16][KEY_TILES][4] = {};
+        if constexpr (DS_SHARED) store_scores(DS_OFFSET, none, part_query);
+        if constexpr (P_SHARED) store_scores(P_OFFSET, none, part_query);
+        continue;
+      }
       float s[KEY_TILES][PART_TILES][4];
       multiply_rows<Element, Layout, DIM_STEPS>(s, k_rows, q_smem + q_chunks + part * PART * Layout::ROW_BYTES);
       uint32_t p[PART / 16][KEY_TILES][4], ds[PART / 16][KEY_TILES][4];
@@ -93,20 +117,8 @@
             }
           }
       }
-      if constexpr (DS_SHARED) {
-#pragma unroll
-        for (int m = 0; m < KEY_TILES; ++m)
-#pragma unroll
-          for (int n = 0; n < PART_TILES; ++n)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-              const uint32_t at =
-                  ScoreLayout::offset(warp_key + m * 16 + half * 8 + lane / 4, part_query / 8 + n) + lane % 4 * 4;
-              *reinterpret_cast<uint32_t*>(smem + DS_OFFSET + at) = ds[n / 2][m][n % 2 * 2 + half];
-              if constexpr (P_SHARED)
-                *reinterpret_cast<uint32_t*>(smem + P_OFFSET + at) = p[n / 2][m][n % 2 * 2 + half];
-            }
-      }
+      if constexpr (DS_SHARED) store_scores(DS_OFFSET, ds, part_query);
+      if constexpr (P_SHARED) store_scores(P_OFFSET, p, part_query);
       if constexpr (!P_SHARED) {
 #pragma unroll
         for (int k = 0; k < PART / 16; ++k) {

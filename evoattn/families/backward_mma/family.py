@@ -104,6 +104,7 @@ class BackwardMma(Family):
                 "VALUE_DIM": problem.head_dim_v,
                 "BIAS_GRADIENT": "bias" in problem.grads,
                 "SINK_GRADIENT": "sinks" in problem.grads,
+                "HIDDEN_SKIPPED": genes.CAUSAL_SKIP,
                 "SWIZZLED": genes.SMEM_LAYOUT == "swizzled",
                 "K_KEPT": genes.KV_PLACE == "registers",
                 "V_KEPT": genes.KV_PLACE != "shared",
@@ -119,6 +120,7 @@ class BackwardMma(Family):
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         genes = self.genes(config)
         rows, keys = row_blocks(problem, genes.BLOCK_M), key_blocks(problem, genes.BLOCK_N)
+        overlaps = gpu.capability >= (9, 0)
         row_threads, sinks = (ROW_THREADS, 1, 1), "sinks" in problem.grads  # whose blocks are behind the others
         return (
             KernelLaunch(
@@ -130,6 +132,7 @@ class BackwardMma(Family):
                 (WARP * block_warps(genes), 1, 1),
                 smem_bytes(problem, genes),
                 _key_args(problem, genes, rows),
+                overlaps=overlaps,
             ),
             KernelLaunch(
                 "backward_mma_queries",
@@ -137,6 +140,7 @@ class BackwardMma(Family):
                 row_threads,
                 0,
                 _query_args(problem, genes, rows, keys),
+                overlaps=overlaps,
             )
             if adds_dq(genes)
             else KernelLaunch(
@@ -145,6 +149,7 @@ class BackwardMma(Family):
                 (WARP * genes.PASS_WARPS, 1, 1),
                 pass_smem_bytes(problem, genes),
                 _query_args(problem, genes, rows, keys),
+                overlaps=overlaps,
             ),
         )
 

@@ -17,6 +17,7 @@ class BackwardMmaGenes(Genes):
     WARPS: int
     QUERY_WARPS: int
     PART: int
+    CAUSAL_SKIP: bool
     STAGES: int
     SMEM_LAYOUT: Literal["swizzled", "padded"]
     KV_PLACE: Literal["shared", "v_registers", "registers"]

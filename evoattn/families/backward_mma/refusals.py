@@ -87,6 +87,8 @@ def why_redundant(problem: AttentionProblem, genes: BackwardMmaGenes) -> str | N
         return f"STAGES={genes.STAGES} is more than the {steps} tiles of {block_m} queries of a block."
     if steps < genes.QUERY_SPLIT:
         return f"QUERY_SPLIT={genes.QUERY_SPLIT} is more than the {steps} tiles of {block_m} queries of K/V head."
+    if genes.CAUSAL_SKIP and not problem.causal:
+        return "CAUSAL_SKIP only matters with a causal mask or a window: without one every query sees every key."
     heads = problem.kv_heads * problem.batch
     if genes.BLOCK_ORDER == "heads" and (keys == 1 or heads == 1):
         return f"BLOCK_ORDER=heads is the same order as keys for {keys} tiles of {heads} heads."

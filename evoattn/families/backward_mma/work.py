@@ -143,6 +143,7 @@ def _key_blocks(problem: AttentionProblem, genes: BackwardMmaGenes, registers: i
         genes={
             "keys per warp": keys / genes.WARPS,
             "query warps": genes.QUERY_WARPS,
+            "causal skip": genes.CAUSAL_SKIP,
             "part": genes.PART,
             "stages": genes.STAGES,
             "padded": genes.SMEM_LAYOUT == "padded",
