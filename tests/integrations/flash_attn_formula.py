@@ -1,4 +1,4 @@
-"""FlashAttention's answers by the formula, in float64 and one sequence at a time: what tests hold evoattn's functions to."""
+"""FlashAttention's answers by the formula, in float64 and one sequence at a time, to hold evoattn's functions to."""
 
 from __future__ import annotations
 

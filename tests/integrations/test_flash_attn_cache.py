@@ -1,4 +1,4 @@
-"""`evoattn.flash_attn.flash_attn_with_kvcache` and packed queries over caches, against the formula in float64; on a CPU.
+"""`flash_attn_with_kvcache` of `evoattn.flash_attn` and packed queries over caches, against the formula in float64.
 
 Caches are full of NaN where nothing may be read, and are compared in full after keys were appended.
 """
@@ -99,9 +99,7 @@ def test_queries_of_a_batch(page, rows, pad, name):
         k, v = kept.keys[b][first[b] :], kept.values[b][first[b] :]
         expected, sums = Asked(**words).of(q[b], k, v, b)
         assert near(out[b], expected) and near(lse[b], sums), b
-    plain = flash_attn.flash_attn_with_kvcache(
-        q, kept.k, kept.v, cache_seqlens=kept.seqlens, **kept.words, **words
-    )
+    plain = flash_attn.flash_attn_with_kvcache(q, kept.k, kept.v, cache_seqlens=kept.seqlens, **kept.words, **words)
     assert near(plain, out)
 
 

@@ -1,4 +1,4 @@
-"""`evoattn.flash_attn` on padded and packed tensors, against the formula in float64; on a CPU, so that torch computes."""
+"""`evoattn.flash_attn` on padded and packed tensors, against the formula in float64; torch computes, on a CPU."""
 
 import itertools
 
@@ -85,10 +85,10 @@ def starts(lengths, gaps=(0, 0, 0, 0)):
     return torch.cat((torch.zeros(1), rooms.cumsum(0))).int()
 
 
-def packed(asked, q, k, v, queries=QUERIES, keys=KEYS, cu_q=None, cu_k=None):
+def packed(asked, q, k, v, cu_q=None, cu_k=None):
     """(rows, output, log-sum-exp) of each sequence."""
-    cu_q, cu_k = starts(queries) if cu_q is None else cu_q, starts(keys) if cu_k is None else cu_k
-    for i, (some, seen) in enumerate(zip(queries, keys, strict=True)):
+    cu_q, cu_k = starts(QUERIES) if cu_q is None else cu_q, starts(KEYS) if cu_k is None else cu_k
+    for i, (some, seen) in enumerate(zip(QUERIES, KEYS, strict=True)):
         rows, columns = slice(int(cu_q[i]), int(cu_q[i]) + some), slice(int(cu_k[i]), int(cu_k[i]) + seen)
         yield rows, *asked.of(q[rows], k[columns], v[columns], i)
 
@@ -198,7 +198,7 @@ def test_results_are_those_of_each_version():
     cu = torch.arange(4).int() * 12
     flat = [t.flatten(0, 1) for t in (q, k, v)]
     assert isinstance(version_2.flash_attn_func(q, k, v), torch.Tensor)
-    out, lse, probabilities = version_2.flash_attn_func(q, k, v, return_attn_probs=True)
+    _, lse, probabilities = version_2.flash_attn_func(q, k, v, return_attn_probs=True)
     assert lse.shape == (3, HEADS, 12) and lse.dtype == torch.float32 and not probabilities.numel()
     assert len(version_2.flash_attn_varlen_func(*flat, cu, cu, 12, 12, return_attn_probs=True)) == 3
     assert len(flash_attn.flash_attn_func(q, k, v, return_attn_probs=True)) == 2
@@ -290,7 +290,9 @@ def test_combine():
 def test_parts_of_keys_are_combined():
     """What the log-sum-exp is for: two halves of the keys make the whole."""
     q, k, v = tensors(9, 40)
-    halves = [flash_attn.flash_attn_func(q, t, u, return_attn_probs=True) for t, u in zip(k.split(20, 1), v.split(20, 1))]
+    halves = [
+        flash_attn.flash_attn_func(q, t, u, return_attn_probs=True) for t, u in zip(k.split(20, 1), v.split(20, 1))
+    ]
     out, _ = flash_attn.flash_attn_combine(
         torch.stack([one[0].float() for one in halves]), torch.stack([one[1].transpose(1, 2) for one in halves])
     )

@@ -59,9 +59,7 @@ WORDS = [
 def test_padded_tensors(device, words):
     """As views: their strides are those of the caller."""
     q, k, v = half(2, 17, HEADS, DIM, seed=1), half(2, 21, KV_HEADS, DIM, seed=2), half(2, 21, KV_HEADS, DIM, seed=3)
-    (out, lse), launch = once(
-        device, lambda: flash_attn.flash_attn_func(q, k, v, **words, return_attn_probs=True)
-    )
+    (out, lse), launch = once(device, lambda: flash_attn.flash_attn_func(q, k, v, **words, return_attn_probs=True))
     assert launch.addresses[:3] == (q.data_ptr(), k.data_ptr(), v.data_ptr()) and out.is_contiguous()
     for b in range(2):
         expected, sums = Asked(**words).of(q[b], k[b], v[b], b)
@@ -84,9 +82,7 @@ def test_packed_sequences(device, words, used):
     given = {}
     if used:
         given = dict(seqused_q=torch.tensor(queries).int(), seqused_k=torch.tensor(keys).int())
-    out, launch = once(
-        device, lambda: flash_attn.flash_attn_varlen_func(q, k, v, cu_q, cu_k, 14, 22, **given, **words)
-    )
+    out, launch = once(device, lambda: flash_attn.flash_attn_varlen_func(q, k, v, cu_q, cu_k, 14, 22, **given, **words))
     assert launch.addresses[:3] == (q.data_ptr(), k.data_ptr(), v.data_ptr())
     for i, (some, seen) in enumerate(zip(queries, keys)):
         rows, columns = slice(cu_q[i], cu_q[i] + some), slice(cu_k[i], cu_k[i] + seen)

@@ -93,7 +93,10 @@ def score_of(options: Options, pad: Tensor | None, device: torch.device) -> Scor
             first = f"((q + d - pad[b]) // {size} * {size} + pad[b])"
         seen += [f"k >= {first}", f"k < {first} + {size}"]
     ahead = OPEN if options.causal else options.window[1]
-    for name, side, said in (("near", options.window[0], "k >= q + d + near[0]"), ("far", ahead, "k <= q + d - far[0]")):
+    for name, side, said in (
+        ("near", options.window[0], "k >= q + d + near[0]"),
+        ("far", ahead, "k <= q + d - far[0]"),
+    ):
         if side < OPEN:
             tables[name] = torch.full((1,), -side, dtype=torch.int32, device=device)
             seen.append(said)
@@ -105,7 +108,7 @@ def score_of(options: Options, pad: Tensor | None, device: torch.device) -> Scor
 def answered(
     query: Tensor, key: Tensor, value: Tensor, options: Options, score: Score | None = None, **given: Any
 ) -> Answer:
-    """`evoattn.attention`, with `block_table` `attention_paged`, with `cu_seqlens_q` `attention_varlen`, each in its own
-    order of dimensions."""
+    """`evoattn.attention`, with `block_table` `attention_paged`, with `cu_seqlens_q` `attention_varlen`, each with its
+    own order of dimensions."""
     call = call_of(query, key, value, {**options.words, "score": score, **given})
     return call.given_back(attend(call))

@@ -33,4 +33,5 @@ def unpad_input(
 
 def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
     """`[batch, seqlen, …]` of packed rows `[total, …]` at these places, zeros elsewhere."""
-    return index_put_first_axis(hidden_states, indices, batch * seqlen).unflatten(0, (batch, seqlen))
+    rows = index_put_first_axis(hidden_states, indices, batch * seqlen)
+    return rows.view(batch, seqlen, *rows.shape[1:])

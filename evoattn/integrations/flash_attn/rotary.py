@@ -20,8 +20,8 @@ def rotated(rows: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, interleav
     half = cos.shape[-1]
     if sin.shape != cos.shape or 2 * half > rows.shape[-1]:
         raise ValueError(
-            f"rotary_cos {list(cos.shape)} and rotary_sin {list(sin.shape)} must be of one shape, [positions, columns], "
-            f"with at most half of the head_dim of {rows.shape[-1]} columns."
+            f"rotary_cos {list(cos.shape)} and rotary_sin {list(sin.shape)} must be of one shape, [positions, columns],"
+            f" with at most half of the head_dim of {rows.shape[-1]} columns."
         )
     where = positions.long().clamp(0, cos.shape[0] - 1)
     c, s = (table.float()[where].unsqueeze(-2) for table in (cos, sin))

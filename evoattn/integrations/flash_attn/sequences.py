@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from evoattn.integrations.flash_attn.by_torch import with_dropout
+from evoattn.integrations.flash_attn import by_torch
 from evoattn.integrations.flash_attn.options import Options, answered, score_of
 from evoattn.ops.call import Answer
 
@@ -42,9 +42,7 @@ class Keys:
     """cu_seqlens, where the sequences lie end to end."""
 
 
-def over_rows(
-    q: Tensor, k: Tensor, v: Tensor, queries: Queries, keys: Keys, options: Options
-) -> Answer:
+def over_rows(q: Tensor, k: Tensor, v: Tensor, queries: Queries, keys: Keys, options: Options) -> Answer:
     """Attention of packed queries `[total_q, heads, head_dim]` over rows `[total_k, kv_heads, head_dim]`. Rows of q
     between sequences get 0.
 
@@ -52,8 +50,8 @@ def over_rows(
     keys there get no queries, the queries there no keys.
     """
     if options.dropout_p:
-        return with_dropout(q, k, v, (queries.bounds[:-1], queries.lengths, queries.longest),
-                            (keys.starts, keys.lengths, keys.longest), options)
+        rows = queries.bounds[:-1], queries.lengths, queries.longest
+        return by_torch.of_sequences(q, k, v, rows, (keys.starts, keys.lengths, keys.longest), options)
     ends = keys.starts + keys.lengths
     if queries.used is None and keys.bounds is not None:
         starts_q, starts_k, parts = queries.bounds, keys.bounds, 1
@@ -120,17 +118,15 @@ class Pages:
 def over_pages(q: Tensor, pages: Pages, options: Options) -> Answer:
     """Attention of queries `[batch, rows, heads, head_dim]`, each batch with its own pages."""
     score = score_of(options, pages.pad, q.device)
-    return answered(
-        q, pages.k, pages.v, options, score, block_table=pages.table, seqused_k=pages.used.to(torch.int32)
-    )
+    return answered(q, pages.k, pages.v, options, score, block_table=pages.table, seqused_k=pages.used.to(torch.int32))
 
 
 def packed_over_pages(q: Tensor, queries: Queries, pages: Pages, options: Options) -> Answer:
     """Attention of packed queries `[total_q, heads, head_dim]`, each sequence with its own pages.
 
-    No kernel takes packed queries and pages in one launch. So sequences are put into classes by their lengths (`classes`
-    says how many a class can have), and each class is one launch over queries that are padded in front, where the mask
-    leaves the last row on its diagonal. What is in a class is decided on the device.
+    No kernel takes packed queries and pages in one launch. So sequences are put into classes by their lengths
+    (`classes` says how many a class can have), and each class is one launch over queries that are padded in front, so
+    that the last row stays on its diagonal. What is in a class is decided on the device.
     """
     total, heads, _ = q.shape
     if _wants_gradients(q, pages.k, pages.v):

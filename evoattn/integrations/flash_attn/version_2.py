@@ -1,10 +1,10 @@
-"""FlashAttention 2's functions: its `flash_attn.flash_attn_interface`, with the same names, order of arguments, defaults
-and shapes.
+"""FlashAttention 2's functions: its `flash_attn.flash_attn_interface`, with the same names, order of arguments,
+defaults and shapes.
 
 https://github.com/Dao-AILab/flash-attention/blob/main/flash_attn/flash_attn_interface.py says what each argument means.
 `return_attn_probs` gives three things, as there: output, log-sum-exp and a tensor without elements; FlashAttention has
 probabilities in it where there is dropout, and evoattn refuses the two together. The log-sum-exp of a query that sees
-no key is -inf, where FlashAttention 2 has +inf. `deterministic` changes nothing: answers are the same bits at each call.
+no key is -inf, where FlashAttention 2 has +inf. `deterministic` changes nothing: answers have the same bits each time.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def flash_attn_kvpacked_func(
 ) -> Any:
     """kv `[batch, seqlen_k, 2, kv_heads, head_dim]`."""
     given = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
-    return flash_attn_func(q, *kv.unbind(dim=2), *given)
+    k, v = kv.unbind(dim=2)
+    return flash_attn_func(q, k, v, *given)
 
 
 def flash_attn_qkvpacked_func(
@@ -138,7 +139,16 @@ def flash_attn_varlen_kvpacked_func(
 ) -> Any:
     """kv `[total_k, 2, kv_heads, head_dim]`."""
     lengths = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
-    given = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
+    given: Any = (
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
     k, v = kv.unbind(dim=1)
     return flash_attn_varlen_func(q, k, v, *lengths, *given)
 
@@ -158,7 +168,16 @@ def flash_attn_varlen_qkvpacked_func(
 ) -> Any:
     """qkv `[total, 3, heads, head_dim]`."""
     lengths = cu_seqlens, cu_seqlens, max_seqlen, max_seqlen
-    given = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
+    given: Any = (
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
     q, k, v = qkv.unbind(dim=1)
     return flash_attn_varlen_func(q, k, v, *lengths, *given)
 

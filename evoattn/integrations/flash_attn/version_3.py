@@ -1,5 +1,5 @@
-"""FlashAttention 3's functions: its `flash_attn_interface`, with the same names, order of arguments, defaults, shapes and
-results.
+"""FlashAttention 3's functions: its `flash_attn_interface`, with the same names, order of arguments, defaults, shapes
+and results.
 
 https://github.com/Dao-AILab/flash-attention/blob/main/hopper/flash_attn_interface.py says what each argument means.
 Beside its arguments there are, by name, those that other versions have: `alibi_slopes` and `dropout_p` of
