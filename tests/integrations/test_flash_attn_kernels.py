@@ -177,3 +177,20 @@ def test_a_latent_cache_is_not_copied(device):
     assert launch.addresses[1] == latent.data_ptr()
     for b in range(2):
         assert near(out[b], Asked().of(q[b], k_cache[b], v_cache[b], qv=qv[b])[0])
+
+
+@pytest.mark.parametrize("lse", [False, True])
+def test_a_wide_v_is_served_in_parts(device, lse):
+    """Columns that kernels take at once, then the rest, of a packed call too."""
+    q, k, v = half(2, 17, HEADS, DIM, seed=1), half(2, 21, KV_HEADS, DIM, seed=2), half(2, 21, KV_HEADS, 320, seed=3)
+    answer = flash_attn.flash_attn_func(q, k, v, causal=True, return_attn_probs=lse)
+    device.launches.clear()
+    flash_attn.flash_attn_func(q, k, v, causal=True, return_attn_probs=lse)
+    assert len(device.launches) == 2
+    bounds = torch.arange(3).int()
+    flat = [t.flatten(0, 1) for t in (q, k, v)]
+    packed = flash_attn.flash_attn_varlen_func(*flat, bounds * 17, bounds * 21, 17, 21, causal=True)
+    for b in range(2):
+        expected, sums = Asked(causal=True).of(q[b], k[b], v[b])
+        assert near(answer[0][b] if lse else answer[b], expected) and near(packed.unflatten(0, (2, 17))[b], expected)
+        assert not lse or near(answer[1][b], sums)

@@ -119,8 +119,8 @@ from transformers import modeling_flash_attention_utils as used
 for version in (2, 3):
     assert used.FLASH_ATTENTION_COMPATIBILITY_MATRIX[version]["pkg_availability_check"]()
 import flash_attn, flash_attn_interface
-with_sinks = used._lazy_define_process_function(flash_attn_interface.flash_attn_varlen_func).keywords["supports_mapping"]
-assert with_sinks["s_aux"] and with_sinks["softcap"] and with_sinks["dropout_p"] and with_sinks["max_seqlen_q"]
+known = used._lazy_define_process_function(flash_attn_interface.flash_attn_varlen_func).keywords["supports_mapping"]
+assert known["s_aux"] and known["softcap"] and known["dropout_p"] and known["max_seqlen_q"]
 """)
 
 
@@ -138,6 +138,7 @@ assert ["transformers was imported before" in str(one.message) for one in said] 
 
 
 @pytest.mark.device
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize("name", ["flash_attention_2", "flash_attention_3"])
 def test_a_model_of_transformers_runs(name):
     pytest.importorskip("transformers")

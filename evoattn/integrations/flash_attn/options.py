@@ -14,6 +14,8 @@ from evoattn.ops.call import Answer, call_of
 
 OPEN = -1
 """A side of a window that hides nothing; `None` is another word for it, as in FlashAttention 4."""
+MOST_COLUMNS = 256
+"""The largest head_dim of V beside a K of its own."""
 FP8 = "fp8 tensors and descale factors are not served: give q, k and v in float16 or bfloat16."
 
 
@@ -109,6 +111,16 @@ def answered(
     query: Tensor, key: Tensor, value: Tensor, options: Options, score: Score | None = None, **given: Any
 ) -> Answer:
     """`evoattn.attention`, with `block_table` `attention_paged`, with `cu_seqlens_q` `attention_varlen`, each with its
-    own order of dimensions."""
+    own order of dimensions.
+
+    A V that is wider than kernels take, beside a K that is not, is served in parts: each has the same weights.
+    """
+    if key.shape[-1] <= MOST_COLUMNS < value.shape[-1]:
+        first, *others = value.split(MOST_COLUMNS, dim=-1)
+        answer = answered(query, key, first, options, score, **given)
+        rest = [answered(query, key, part, replace(options, return_lse=False), score, **given) for part in others]
+        if isinstance(answer, Tensor):
+            return torch.cat((answer, *rest), dim=-1)  # type: ignore[arg-type]
+        return torch.cat((answer[0], *rest), dim=-1), answer[1]  # type: ignore[arg-type]
     call = call_of(query, key, value, {**options.words, "score": score, **given})
     return call.given_back(attend(call))
