@@ -6,8 +6,8 @@
 
 FOLDER holds files of https://github.com/Dao-AILab/flash-attention at their places: hopper/test_flash_attn.py,
 hopper/test_util.py, hopper/padding.py, and flash_attn/layers/rotary.py with flash_attn/ops/triton/rotary.py, which
-rotate the references; for `--file tests/test_flash_attn.py` also tests/test_util.py. The tests import einops: `pip
-install --target FOLDER einops` puts it there. Nothing of it is in this repository.
+rotate the references. `--file` names another file of tests, as FlashAttention 2's, with its test_util.py beside it. The
+tests import einops: `pip install --target FOLDER einops` puts it there. Nothing of it is in this repository.
 
 `evoattn.integrations.flash_attn.install()` answers their imports. Cases are drawn by the seed, as many of each function
 as the others have, until `--count` of them ran; skipped ones do not count. fp8 is switched off by the suite's own
@@ -49,7 +49,7 @@ from evoattn.portfolio.pick import next_picks
 LEFT_OUT = ("bw_compatibility",)
 FEW = {"race_condition": 2}
 """Cases of tests that take minutes each."""
-MOST_SCORES = 1 << 16
+MOST_SCORES = 1 << 13
 """Of a head of a case on a CPU."""
 COUNTED = (
     *("flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_with_kvcache"),

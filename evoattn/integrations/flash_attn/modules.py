@@ -123,9 +123,10 @@ class _Finder(importlib.metadata.DistributionFinder):
     def find_spec(self, *_: Any) -> None:
         return None
 
-    def find_distributions(self, context: Any = importlib.metadata.DistributionFinder.Context()) -> Iterator[Any]:  # noqa: B008
-        wanted = None if context.name is None else re.sub(r"[-_.]+", "-", context.name).lower()
-        yield from (_Distribution(name) for name in VERSIONS if wanted in (None, name))
+    def find_distributions(self, context: Any = None) -> Iterator[Any]:
+        name = getattr(context, "name", None)
+        wanted = None if name is None else re.sub(r"[-_.]+", "-", name).lower()
+        yield from (_Distribution(one) for one in VERSIONS if wanted in (None, one))
 
 
 _FINDER = _Finder()
