@@ -122,7 +122,9 @@ class Suite:
             name = getattr(item, "originalname", item.name)
             case = getattr(item, "callspec", None)
             case = case.params if case else {}
-            large = self.options.cpu and case.get("seqlen_q", 1) * case.get("seqlen_k", 1) > MOST_SCORES
+            size = case.get("seqlen_q", 1) * case.get("seqlen_k", 1)
+            size = max(size, case.get("seqlen", 1) * case.get("num_splits", 1))
+            large = self.options.cpu and size > MOST_SCORES
             left_out = large or case.get("dropout_p", 0) or any(word in name for word in LEFT_OUT)
             if self.options.only in name and not left_out:
                 of[name].append(item)
@@ -206,7 +208,7 @@ def prepared(suite: Suite, options: argparse.Namespace) -> None:
     install(replace=True)
     package, interface = sys.modules["flash_attn"], sys.modules["flash_attn.flash_attn_interface"]
     package.__path__ = [str(options.folder.resolve() / "flash_attn")]
-    vars(interface)["_get_block_size_n"] = None  # of FlashAttention's dropout patterns
+    vars(interface).update(_get_block_size_n=None, USE_TRITON_ROCM=False)  # of dropout's patterns, and of AMD
 
 
 def options_of(words: list[str]) -> argparse.Namespace:

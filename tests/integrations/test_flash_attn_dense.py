@@ -152,6 +152,23 @@ def test_gradients_of_packed(name):
         assert near(mine, theirs)
 
 
+@pytest.mark.parametrize("words", [{}, {"causal": True}, {"window_size": (3, 2)}, {"softcap": 2.0}])
+@pytest.mark.parametrize("lse", [False, True])
+def test_one_key_passes_no_gradient_to_its_score(words, lse):
+    """Not even one of rounding errors: FlashAttention's tests ask for 0."""
+    q, k, v = (t.requires_grad_() for t in tensors(7, 1, dtype=torch.bfloat16))
+    bounds, flat = torch.arange(4).int(), [t.flatten(0, 1) for t in (q, k, v)]
+    expected = torch.cat([Asked(**words).of(q[b], k[b], v[b])[0] for b in range(3)])
+    for answer in (
+        flash_attn.flash_attn_func(q, k, v, **words, return_attn_probs=lse),
+        flash_attn.flash_attn_varlen_func(*flat, bounds * 7, bounds, 7, 1, **words, return_attn_probs=lse),
+    ):
+        out = answer[0] if lse else answer
+        assert near(out.reshape(-1, HEADS, DIM), expected, 1e-2)
+        of_q, of_k, of_v = torch.autograd.grad(out, (q, k, v), drawn(*out.shape, seed=4).to(out.dtype))
+        assert not of_q.any() and not of_k.any() and of_v.any()
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_queries_of_values(causal):
     """`qv`, padded and packed, and its scale."""

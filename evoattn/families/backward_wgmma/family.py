@@ -55,7 +55,9 @@ class BackwardWgmma(Family):
             return f"backward_wgmma needs wgmma and tensor maps of {ARCH}, and {gpu.name} is {gpu.arch}."
         for dim in (problem.head_dim, problem.head_dim_v):
             if dim % DIM_STEP or dim > MAX_HEAD_DIM:
-                return f"backward_wgmma takes head_dims of {DIM_STEP} to {MAX_HEAD_DIM} in steps of {DIM_STEP}, not {dim}."
+                return (
+                    f"backward_wgmma takes head_dims of {DIM_STEP} to {MAX_HEAD_DIM} in steps of {DIM_STEP}, not {dim}."
+                )
         if problem.deterministic:
             return "backward_wgmma adds up dQ in the order in which its blocks run, which deterministic does not allow."
         return None

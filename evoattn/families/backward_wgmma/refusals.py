@@ -47,7 +47,9 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
     if genes.AHEAD and genes.Q_STAGES == 1:
         return "AHEAD needs Q_STAGES of 2 or more: two tiles of Q are read at a time."
     if genes.AHEAD and genes.DS_PLACE == "registers":
-        return "AHEAD needs DS_PLACE=shared: dS in registers beside the next S, and products wait in turn (ptxas C7512)."
+        return (
+            "AHEAD needs DS_PLACE=shared: dS in registers beside the next S, and products wait in turn (ptxas C7512)."
+        )
     return None
 
 
@@ -60,7 +62,9 @@ def why_redundant(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str |
     tiles = -(-problem.seqlen_q // genes.BLOCK_M) * problem.group_size
     for name, stages in (("Q_STAGES", genes.Q_STAGES), ("DO_STAGES", genes.DO_STAGES), ("DS_STAGES", genes.DS_STAGES)):
         if stages > max(1 + (name == "Q_STAGES" and genes.AHEAD), tiles):
-            return f"{name}={stages} is more than the {tiles} tiles of {genes.BLOCK_M} queries that a block goes through."
+            return (
+                f"{name}={stages} is more than the {tiles} tiles of {genes.BLOCK_M} queries that a block goes through."
+            )
     if genes.BLOCK_ORDER == "heads" and (key_blocks(problem, genes) == 1 or problem.kv_heads * problem.batch == 1):
         return "BLOCK_ORDER=heads is the order of keys where there is one head, or one tile of keys."
     if genes.ROTATE and (tiles == 1 or key_blocks(problem, genes) == 1):

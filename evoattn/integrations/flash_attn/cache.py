@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from evoattn.integrations.flash_attn import by_torch
-from evoattn.integrations.flash_attn.options import Options, answered, score_of
+from evoattn.integrations.flash_attn.options import Options, answered, score_of, wants_gradients
 from evoattn.integrations.flash_attn.sequences import Keys, Pages, Queries, over_pages, over_rows, packed_over_pages
 from evoattn.model.variant import PAGES
 from evoattn.ops.call import Answer
@@ -147,5 +147,11 @@ def of_batch(q: Tensor, k: Tensor, v: Tensor, options: Options, used: Tensor | N
     query, key, value = (tensor.transpose(1, 2) for tensor in (q, k, v))
     if options.dropout_p:
         return by_torch.of_batch(query, key, value, options, used).transpose(1, 2)
+    if k.shape[1] == 1 and used is None and wants_gradients(q, k, v):
+        # A softmax over one key passes no gradient on. Torch's fused kernels make one of rounding errors, its formula,
+        # which answers for keys in use where the log-sum-exp is wanted, makes none.
+        given = torch.ones(len(k), dtype=torch.int32, device=k.device)
+        output, lse = of_batch(q, k, v, replace(options, return_lse=True), given)
+        return (output, lse) if options.return_lse else output
     answer = answered(query, key, value, options, score_of(options, None, q.device), seqused_k=used)
     return answer.transpose(1, 2) if isinstance(answer, Tensor) else (answer[0].transpose(1, 2), answer[1])

@@ -107,6 +107,11 @@ def score_of(options: Options, pad: Tensor | None, device: torch.device) -> Scor
     return Score(value, **tables) if tables else None
 
 
+def wants_gradients(*tensors: Tensor) -> bool:
+    """Whether an answer without gradients would be a wrong one."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
 def answered(
     query: Tensor, key: Tensor, value: Tensor, options: Options, score: Score | None = None, **given: Any
 ) -> Answer:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from evoattn.integrations.flash_attn import by_torch
-from evoattn.integrations.flash_attn.options import Options, answered, score_of
+from evoattn.integrations.flash_attn.options import Options, answered, score_of, wants_gradients
 from evoattn.ops.call import Answer
 
 MOST_PADDING = 4
@@ -52,6 +52,8 @@ def over_rows(q: Tensor, k: Tensor, v: Tensor, queries: Queries, keys: Keys, opt
     if options.dropout_p:
         rows = queries.bounds[:-1], queries.lengths, queries.longest
         return by_torch.of_sequences(q, k, v, rows, (keys.starts, keys.lengths, keys.longest), options)
+    if keys.longest == 1 and not options.return_lse and wants_gradients(q, k, v):
+        return over_rows(q, k, v, queries, keys, replace(options, return_lse=True))[0]  # see `of_batch` in `cache.py`
     ends = keys.starts + keys.lengths
     if queries.used is None and keys.bounds is not None:
         starts_q, starts_k, parts = queries.bounds, keys.bounds, 1
@@ -63,7 +65,7 @@ def over_rows(q: Tensor, k: Tensor, v: Tensor, queries: Queries, keys: Keys, opt
         starts_q = torch.stack((first, first + queries.used, behind), dim=1)
         starts_k, parts = torch.stack((keys.starts, ends, ends), dim=1), 3
     if parts > 1:
-        if _wants_gradients(q, k, v):
+        if wants_gradients(q, k, v):
             q = _without_unused(q, queries.bounds[:-1], queries.lengths)
             k, v = (_without_unused(tensor, keys.starts, keys.lengths) for tensor in (k, v))
         starts_q = torch.cat((starts_q.flatten(), queries.bounds[-1:]))
@@ -82,10 +84,6 @@ def over_rows(q: Tensor, k: Tensor, v: Tensor, queries: Queries, keys: Keys, opt
         max_seqlen_q=max(queries.longest, -(-q.shape[0] // count)),  # rows behind the last sequence count too
         max_seqlen_k=max(keys.longest, -(-k.shape[0] // count)),
     )
-
-
-def _wants_gradients(*tensors: Tensor) -> bool:
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def _without_unused(tensor: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
@@ -129,7 +127,7 @@ def packed_over_pages(q: Tensor, queries: Queries, pages: Pages, options: Option
     that the last row stays on its diagonal. What is in a class is decided on the device.
     """
     total, heads, _ = q.shape
-    if _wants_gradients(q, pages.k, pages.v):
+    if wants_gradients(q, pages.k, pages.v):
         q = _without_unused(q, queries.bounds[:-1], queries.lengths)
     out = q.new_zeros(total + 1, heads, pages.v.shape[-1])  # the last row takes what is padding
     lse = torch.full((total + 1, heads), -torch.inf, device=q.device) if options.return_lse else None

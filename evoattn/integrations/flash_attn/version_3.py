@@ -23,6 +23,8 @@ from evoattn.integrations.flash_attn.rotary import rotated
 from evoattn.integrations.flash_attn.sequences import Keys, Queries, over_rows
 from evoattn.ops.call import Answer
 
+NUMBERS_AT_ONCE = 1 << 26
+"""Of products that are summed: 256 MiB, where one batch of all parts is not more."""
 NOWHERE = 1 << 30
 """A place behind every cache and every table of angles."""
 
@@ -269,10 +271,13 @@ def flash_attn_combine(
     counts for nothing, whatever its output holds."""
     lse = torch.logsumexp(lse_partial, dim=0)
     weights = torch.exp(lse_partial - lse).masked_fill(torch.isneginf(lse_partial), 0)[..., None]
-    merged = (out_partial * weights).masked_fill(weights == 0, 0).sum(0)
-    if out is not None:
-        return out.copy_(merged), lse
-    return merged.to(out_dtype or out_partial.dtype), lse
+    out = torch.empty_like(out_partial[0], dtype=out_dtype) if out is None else out
+    of_one = max(1, out_partial[:, :1].numel())
+    for part in range(0, out.shape[0], step := max(1, NUMBERS_AT_ONCE // of_one)):
+        rows = slice(part, part + step)
+        some = weights[:, rows]
+        out[rows] = (out_partial[:, rows] * some).masked_fill_(some == 0, 0).sum(0)
+    return out, lse
 
 
 def get_scheduler_metadata(*_arguments: Any, cache_seqlens: Tensor | None = None, **_others: Any) -> Tensor:
