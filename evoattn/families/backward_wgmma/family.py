@@ -75,7 +75,16 @@ class BackwardWgmma(Family):
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes = self.genes(config)
         producer, consumer = moved_registers(genes)
-        same = ("BLOCK_M", "BLOCK_N", "DIM_GROUPS", "Q_STAGES", "DO_STAGES", "DS_STAGES", "BLOCKS_PER_SM", "AHEAD")
+        same = (
+            "BLOCK_M",
+            "BLOCK_N",
+            "DIM_GROUPS",
+            "Q_STAGES",
+            "DO_STAGES",
+            "DS_STAGES",
+            "BLOCKS_PER_SM",
+            "TERMS_EARLY",
+        )
         dims, columns, dtype = genes.DIM_GROUPS, dq_columns(problem, genes), problem.dtype
         p_in_registers, ds_in_registers = genes.P_PLACE == "registers", genes.DS_PLACE == "registers"
         return genes.named(*same) | {
@@ -96,6 +105,7 @@ class BackwardWgmma(Family):
             "LSE_GRADIENT": problem.lse,
             "SMEM_BYTES": smem_bytes(problem, genes),
             "DQ_COLUMNS": columns,
+            "ORDER": genes.ORDER.upper(),
             "WGMMA_S": wgmma_function("wgmma_s", genes.BLOCK_M // dims, dtype, False, b_transposed=False),
             "WGMMA_DV": wgmma_function("wgmma_dv", problem.head_dim_v // dims, dtype, p_in_registers, True),
             "WGMMA_DK": wgmma_function("wgmma_dk", problem.head_dim // dims, dtype, ds_in_registers, True),
@@ -145,6 +155,9 @@ class BackwardWgmma(Family):
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
         return scratch(problem, self.genes(config))
+
+    def unordered(self, problem: AttentionProblem, config: KernelConfig) -> tuple[str, ...]:
+        return ("dq",) if key_blocks(problem, self.genes(config)) > 1 else ()
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
         return launch_work(problem, self.genes(config), registers)
