@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from evoattn.families.backward_scalar.family import BackwardScalar
 from evoattn.families.backward_wgmma.family import BackwardWgmma
 from evoattn.families.base import Family
 from evoattn.families.flash_mma.family import FlashMma
@@ -34,6 +35,7 @@ FAMILIES: dict[str, Family] = {
         LargeHead(),
         LargeHeadMma(),
         LatentWgmma(),
+        BackwardScalar(),
         BackwardWgmma(),
     )
 }

@@ -22,6 +22,8 @@ def why_no_grads(problem: Any) -> str:
     """One sentence if the fields that are of the backward pass alone cannot be, else empty."""
     if problem.op != BACKWARD.name and (problem.grads or problem.deterministic):
         return f"grads and deterministic are said of op={BACKWARD.name}, not of {problem.op}."
+    if problem.op == BACKWARD.name and problem.page:
+        return f"page: pages hold a cache that is read; op={BACKWARD.name} takes K and V in one piece."
     names = parse_grads(problem.grads)
     if names != tuple(name for name in TERM_GRADS if name in names):
         return f"grads must be {', '.join(TERM_GRADS)} or {'+'.join(TERM_GRADS)}, not {problem.grads!r}."
@@ -51,7 +53,8 @@ def _outputs(problem: Any) -> tuple[TensorSpec, ...]:
 def _flops(problem: Any) -> int:
     """Five products for every visible pair: Q Kᵀ, dQ and dK of head_dim, dO Vᵀ and dV of V's; 2.5 times the forward
     pass where the two are the same (flash-attention's count)."""
-    return 2 * (3 * problem.head_dim + 2 * problem.head_dim_v) * problem.visible_pairs
+    flops: int = 2 * (3 * problem.head_dim + 2 * problem.head_dim_v) * problem.visible_pairs
+    return flops
 
 
 def _bytes(problem: Any) -> int:

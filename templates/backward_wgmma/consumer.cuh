@@ -2,6 +2,7 @@
 // tiles of queries. Needs the constants of backward_wgmma.cu.j2.
 #include "device/ptx/bulk.cuh"
 #include "device/ptx/exp2.cuh"
+#include "device/ptx/keep.cuh"
 #include "device/ptx/mbarrier.cuh"
 #include "device/ptx/named_barrier.cuh"
 #include "device/ptx/opaque.cuh"
@@ -26,6 +27,7 @@ struct Fragments {
   float dp[SCORE_COLUMNS / 2];                         // of the probabilities, then of the scores
   uint32_t p[P_IN_REGISTERS ? QUERY_STEPS : 1][4];     // probabilities, rounded
   uint32_t ds[DS_IN_REGISTERS ? QUERY_STEPS : 1][4];   // gradients of the scores, rounded
+  float terms[SCORE_COLUMNS / 4];                      // of the queries: log2 of their sums, then deltas
   float dq[DQ_COLUMNS / 2];
   float dk[DK_COLUMNS / 2], dv[DV_COLUMNS / 2];
 };
@@ -47,6 +49,7 @@ struct Consumer {
   float (&dp)[SCORE_COLUMNS / 2];
   uint32_t (&p)[P_IN_REGISTERS ? QUERY_STEPS : 1][4];
   uint32_t (&ds)[DS_IN_REGISTERS ? QUERY_STEPS : 1][4];
+  float (&terms_of_lane)[SCORE_COLUMNS / 4];
   float (&dq)[DQ_COLUMNS / 2];
   float (&dk)[DK_COLUMNS / 2];
   float (&dv)[DV_COLUMNS / 2];
@@ -60,6 +63,8 @@ struct Consumer {
   uint32_t smem_address;
   int warp, lane;                // warp of the warpgroup
   int warpgroup, keys, dims;     // its number; its 64 keys and its part of the dimensions
+  Queries see_all;               // that see all of these keys
+  int lane_key;                  // of this lane's row g
   RingPosition<Q_STAGES> q;      // of the tile at hand
   RingPosition<DO_STAGES> d;
   int score_stage = 0;           // of dS and P
@@ -71,6 +76,7 @@ struct Consumer {
         dp(f.dp),
         p(f.p),
         ds(f.ds),
+        terms_of_lane(f.terms),
         dq(f.dq),
         dk(f.dk),
         dv(f.dv),
@@ -86,7 +92,11 @@ struct Consumer {
         lane(threadIdx.x % 32),
         warpgroup(block_warp / 4),
         keys(block_warp / 4 / DIM_GROUPS),
-        dims(block_warp / 4 % DIM_GROUPS) {}
+        dims(block_warp / 4 % DIM_GROUPS) {
+    const int key = block.first_key + keys * 64;
+    see_all = mask.that_see_all(key, 64), lane_key = key + warp * 16 + lane / 4;
+    keep_in_register(see_all.first), keep_in_register(see_all.end), keep_in_register(lane_key);
+  }
 
   __device__ __forceinline__ void run(Element* dk_gmem, int64_t dk_row_stride, Element* dv_gmem, int64_t dv_row_stride,
                                       float softmax_scale) {
@@ -99,9 +109,17 @@ struct Consumer {
     for (int i = 0; i < DV_COLUMNS / 2; ++i) dv[i] = 0.f;
     mbarrier_wait(smem_address + Smem::K_FULL, 0);
     mbarrier_wait(smem_address + Smem::V_FULL, 0);
-    if constexpr (AHEAD) {
+    if constexpr (ORDER != Order::IN_TURN) {
       if (!walk.done()) {
         multiply_s(q);
+        load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
+        if constexpr (ORDER == Order::SOFTMAX_FIRST) {
+          wgmma_wait<0>();
+        } else {
+          multiply_dp();
+          wgmma_wait<1>();
+        }
+        pin_registers(s);
         score_tile();
         while (!walk.is_last()) query_tile_ahead<false>();
         query_tile_ahead<true>();
@@ -118,9 +136,14 @@ struct Consumer {
 
 private:
   __device__ __forceinline__ void query_tile() {
-    multiply_s(q);
+    multiply_s(q), multiply_dp();
+    if constexpr (TERMS_EARLY) load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
+    wgmma_wait<1>();
+    pin_registers(s);
+    if constexpr (!TERMS_EARLY) load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
     score_tile();
     multiply_dv();
+    score_gradients();
     gradients_to_shared();
     multiply_dq();
     multiply_dk(q.stage);
@@ -131,45 +154,47 @@ private:
     wgmma_wait<0>();
     pin_registers(dk);
     release(Smem::Q_EMPTY + 8 * q.stage);
-    q.advance(), next_tile();
+    q.advance(), d.advance(), next_tile();
   }
   // The same, but for the scores of the tile, which are there, and with those of the next: its products run beside what
   // is done to scores and sums. Between two tiles no product is under way, or the compiler would have all of them wait
   // in turn (ptxas C7515).
   template <bool LAST> __device__ __forceinline__ void query_tile_ahead() {
-    RingPosition<Q_STAGES> next = q;
-    next.advance();
+    const int last_stage = q.stage;
     multiply_dv();
     score_gradients();
-    if constexpr (!LAST) multiply_s(next);
+    q.advance();
+    if constexpr (!LAST) multiply_s(q);
     gradients_to_shared();
     multiply_dq();
-    multiply_dk(q.stage);
+    multiply_dk(last_stage);
     wgmma_wait<1>();  // dV, the next Sᵀ and dQ are there
     pin_registers(dv), pin_registers(dq);
+    if constexpr (!LAST) pin_registers(s);
     release(Smem::DO_EMPTY + 8 * d.stage);
+    d.advance();
+    if constexpr (!LAST && ORDER == Order::DP_FIRST) multiply_dp();
+    if constexpr (!LAST && TERMS_EARLY) load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
     add_dq();
-    const int last_stage = q.stage;
-    q = next, next_tile();
+    if constexpr (!LAST && ORDER == Order::SUMS_FIRST) multiply_dp();
+    next_tile();
     if constexpr (!LAST) {
+      if constexpr (!TERMS_EARLY) load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
       score_tile();
-      pin_registers(dk);
-      release(Smem::Q_EMPTY + 8 * last_stage);
     } else {
       wgmma_wait<0>();
-      pin_registers(dk);
     }
+    pin_registers(dk);
+    if constexpr (!LAST) release(Smem::Q_EMPTY + 8 * last_stage);
   }
   __device__ __forceinline__ void next_tile() {
     if (DS_STAGES > 1 && ++score_stage == DS_STAGES) score_stage = 0;
-    d.advance(), walk.advance(block);
+    walk.advance(block);
   }
-  // Probabilities and dPᵀ of a tile whose scores are on the way.
+  // Probabilities of a tile whose scores are there; then dPᵀ is too.
   __device__ __forceinline__ void score_tile() {
-    multiply_dp();
-    wgmma_wait<1>();
-    pin_registers(s);
     probabilities();
+    if constexpr (ORDER == Order::SOFTMAX_FIRST) multiply_dp();
     if constexpr (!P_IN_REGISTERS) {
       if constexpr (DS_STAGES == 1) {
         named_barrier_sync<128 * WARPGROUPS>(PROBABILITIES);  // no product reads the last P any more
@@ -178,11 +203,12 @@ private:
       fence_proxy_async();
       named_barrier_sync<128 * WARPGROUPS>(PROBABILITIES);
     }
+    if constexpr (TERMS_EARLY) load_terms(Smem::DELTAS + d.stage * BLOCK_M * 4);
     wgmma_wait<0>();
     pin_registers(dp);
+    if constexpr (!TERMS_EARLY) load_terms(Smem::DELTAS + d.stage * BLOCK_M * 4);
   }
   __device__ __forceinline__ void gradients_to_shared() {
-    if constexpr (!AHEAD) score_gradients();
     if constexpr (DS_STAGES == 1) {
       named_barrier_sync<128 * WARPGROUPS>(SCORES);  // no product reads the last dS any more
     }
@@ -268,24 +294,22 @@ private:
 
   // ---- scores
 
-  // The term of queries 2 t and 2 t + 1 of the eight of tile `i`.
-  __device__ __forceinline__ float2 term(int place, int i) const {
-    return *reinterpret_cast<const float2*>(smem + place + 4 * (dims * SCORE_COLUMNS + i * 8 + lane % 4 * 2));
+  // Terms of queries 2 t and 2 t + 1 of each eight, ahead of what is waited for.
+  __device__ __forceinline__ void load_terms(int place) {
+#pragma unroll
+    for (int i = 0; i < SCORE_COLUMNS / 8; ++i) {
+      const float2 pair =
+          *reinterpret_cast<const float2*>(smem + place + 4 * (dims * SCORE_COLUMNS + i * 8 + lane % 4 * 2));
+      terms_of_lane[2 * i] = pair.x, terms_of_lane[2 * i + 1] = pair.y;
+    }
   }
   // P = 2^(S · scale - lse), 0 where a query does not see a key.
   __device__ __forceinline__ void probabilities() {
-    const int key = block.first_key + keys * 64, query = walk.tile * BLOCK_M + dims * SCORE_COLUMNS;
-    if (!mask.shows(query, SCORE_COLUMNS, key, 64)) mask_transposed(s, mask, key + warp * 16 + lane / 4, query, lane);
-    const int place = Smem::LOG_SUMS + q.stage * BLOCK_M * 4;
+    const int query = walk.tile * BLOCK_M + dims * SCORE_COLUMNS;
+    if (!see_all.contain(query, SCORE_COLUMNS)) mask_transposed(s, mask, lane_key, query, lane);
 #pragma unroll
-    for (int i = 0; i < SCORE_COLUMNS / 8; ++i) {
-      const float2 log_sum = term(place, i);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        float& x = s[4 * i + e];
-        x = exp2_approx(fmaf(x, softmax_scale_log2, e % 2 ? -log_sum.y : -log_sum.x));
-      }
-    }
+    for (int i = 0; i < SCORE_COLUMNS / 2; ++i)
+      s[i] = exp2_approx(fmaf(s[i], softmax_scale_log2, -terms_of_lane[i / 4 * 2 + i % 2]));
     if constexpr (P_IN_REGISTERS) {
 #pragma unroll
       for (int i = 0; i < SCORE_COLUMNS / 4; ++i) p[i / 4][i % 4] = pack2<Element>(s[2 * i], s[2 * i + 1]);
@@ -293,13 +317,8 @@ private:
   }
   // dS = P · (dP - delta), without the scale that dQ and dK are multiplied by at last.
   __device__ __forceinline__ void score_gradients() {
-    const int place = Smem::DELTAS + d.stage * BLOCK_M * 4;
 #pragma unroll
-    for (int i = 0; i < SCORE_COLUMNS / 8; ++i) {
-      const float2 delta = term(place, i);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) dp[4 * i + e] = s[4 * i + e] * (dp[4 * i + e] - (e % 2 ? delta.y : delta.x));
-    }
+    for (int i = 0; i < SCORE_COLUMNS / 2; ++i) dp[i] = s[i] * (dp[i] - terms_of_lane[i / 4 * 2 + i % 2]);
     if constexpr (DS_IN_REGISTERS) {
 #pragma unroll
       for (int i = 0; i < SCORE_COLUMNS / 4; ++i) ds[i / 4][i % 4] = pack2<Element>(dp[2 * i], dp[2 * i + 1]);

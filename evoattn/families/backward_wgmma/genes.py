@@ -20,7 +20,8 @@ class BackwardWgmmaGenes(Genes):
     DS_STAGES: int
     BLOCKS_PER_SM: int
     PRODUCER: Literal["warp", "warpgroup"]
-    AHEAD: bool
+    ORDER: Literal["in_turn", "dp_first", "sums_first", "softmax_first"]
+    TERMS_EARLY: bool
     P_PLACE: Literal["registers", "shared"]
     DS_PLACE: Literal["registers", "shared"]
     DQ_ROWS: Literal["queries", "dims"]

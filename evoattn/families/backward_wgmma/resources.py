@@ -13,9 +13,9 @@ WARPGROUP, GROUP_KEYS = 128, 64
 PRODUCER_REGISTERS = {1: 40, 2: 24, 3: 32}
 """Per thread of the producer warpgroup after setmaxnreg, by consumer warpgroups, as in flash_wgmma."""
 MAX_CONSUMER_REGISTERS = 240
-FIXED_REGISTERS = {True: 22, False: 8}
-"""Addresses, counters and terms of queries beside the arrays of `Fragments`, by AHEAD: without it S and dP are not both
-alive where most is. Fitted to 80 random configs compiled by ptxas 13.0."""
+FIXED_REGISTERS = {"in_turn": 8, "dp_first": 24, "sums_first": 22, "softmax_first": 22}
+"""Addresses, counters and terms of queries beside the arrays of `Fragments`, by ORDER: with in_turn S and dP are not
+both alive where most is. Fitted to 80 random configs compiled by ptxas 13.0."""
 
 
 def key_groups(genes: BackwardWgmmaGenes) -> int:
@@ -72,10 +72,12 @@ def dq_columns(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
 def registers_needed(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     """Estimate of the registers per consumer thread below which ptxas spills: dK and dV, S and dP of a tile, what is
     rounded, and dQ in the place of dP."""
-    scores = genes.BLOCK_M // genes.DIM_GROUPS // 2
+    scores, dq = genes.BLOCK_M // genes.DIM_GROUPS // 2, dq_columns(problem, genes) // 2
     kept = (problem.head_dim + problem.head_dim_v) // genes.DIM_GROUPS // 2
     rounded = (scores // 2) * ((genes.P_PLACE == "registers") + (genes.DS_PLACE == "registers"))
-    return kept + scores + max(scores, dq_columns(problem, genes) // 2) + rounded + FIXED_REGISTERS[genes.AHEAD]
+    if genes.ORDER == "dp_first":
+        return kept + 2 * scores + max(dq, rounded) + FIXED_REGISTERS[genes.ORDER]
+    return kept + scores + max(scores, dq) + rounded + FIXED_REGISTERS[genes.ORDER]
 
 
 def smem_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:

@@ -22,6 +22,7 @@ from evoattn.model.problem import AttentionProblem
 
 SCORE_OPERATIONS = 4.0
 """FP32 and conversion instructions per pair: a multiply-add, a difference, a product, two half conversions."""
+ORDERS = ("in_turn", "dp_first", "sums_first", "softmax_first")
 STEP_WAIT, FIRST_WAIT, ROW_WAIT = 500, 2500, 2000
 """Clocks: of a tile's dependent instructions and barriers; of a block's first loads and last stores; of a block of the
 launches for rows. Estimates: nothing was fitted yet."""
@@ -51,7 +52,7 @@ def launch_work(
         instructions=pairs * (SCORE_OPERATIONS + 1) / WARP + 60 * 4 * groups,
         shared_bytes=shared,
         loaded_bytes=tile_bytes + 2.0 * sums,
-        waits=STEP_WAIT * (0.6 if genes.AHEAD else 1.0),
+        waits=STEP_WAIT * (1.0 if genes.ORDER == "in_turn" else 0.6),
     )
     extra = variant_step(problem, pairs)
     blocks = key_blocks(problem, genes) * problem.kv_heads * problem.batch
@@ -132,7 +133,7 @@ def _numbers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, 
         "ds stages": genes.DS_STAGES,
         "asked blocks": genes.BLOCKS_PER_SM,
         "producer group": genes.PRODUCER == "warpgroup",
-        "ahead": genes.AHEAD,
+        "order": ORDERS.index(genes.ORDER),
         "p registers": genes.P_PLACE == "registers",
         "ds registers": genes.DS_PLACE == "registers",
         "dq by dims": genes.DQ_ROWS == "dims",

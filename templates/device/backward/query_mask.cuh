@@ -1,6 +1,12 @@
 // query_mask.cuh: which queries see a key: what mask.cuh says, asked from the other side.
 #include "device/mask.cuh"
 
+// Queries from `first` to before `end`.
+struct Queries {
+  int first, end;
+  __device__ __forceinline__ bool contain(int query, int count) const { return query >= first && query + count <= end; }
+};
+
 template <bool CAUSAL, bool LOWER_RIGHT, bool WINDOWED>
 struct QueryMask : KeyMask<CAUSAL, LOWER_RIGHT, WINDOWED> {
   using Base = KeyMask<CAUSAL, LOWER_RIGHT, WINDOWED>;
@@ -15,10 +21,11 @@ struct QueryMask : KeyMask<CAUSAL, LOWER_RIGHT, WINDOWED> {
   __device__ __forceinline__ int end_query(int key) const {
     return WINDOWED ? min(seqlen_q, key - this->lowest + 1) : seqlen_q;
   }
-  // Whether all of `queries` from `query` on see all of `keys` from `key` on.
-  __device__ __forceinline__ bool shows(int query, int queries, int key, int keys) const {
-    return key + keys <= this->seqlen_k && (!CAUSAL || key + keys - 1 <= query + this->offset) &&
-           (!WINDOWED || query + queries - 1 + this->lowest <= key);
+  // The queries that see all of `keys` keys from `key` on.
+  __device__ __forceinline__ Queries that_see_all(int key, int keys) const {
+    constexpr int MOST = 0x7fffffff;
+    if (key + keys > this->seqlen_k) return {MOST, MOST};
+    return {CAUSAL ? key + keys - 1 - this->offset : 0, WINDOWED ? key - this->lowest + 1 : MOST};
   }
 };
 
