@@ -56,7 +56,7 @@ class Cache:
         return self.table[sequence, page].long(), position % self.k.shape[1]
 
     def append(self, k: Tensor, v: Tensor, sequence: Tensor, position: Tensor) -> None:
-        """Write rows `[rows, kv_heads, head_dim]` at these positions of these sequences.
+        """Write rows `[rows, kv_heads, head_dim]` at these positions of these sequences, which there are.
 
         What has no place is not written: a position behind the room, a page that the table does not name. An index out
         of range on a GPU would end the process. Such a row writes what another one writes, to the same place: a copy of
@@ -64,14 +64,16 @@ class Cache:
         """
         if not len(k):
             return
-        within = (position >= 0) & (position < self.room) & (sequence >= 0) & (sequence < self.batch)
-        at, offset = self.place(sequence.clamp(0, self.batch - 1), position.clamp(0, self.room - 1))
-        within &= (at >= 0) & (at < self.k.shape[0])
+        within = position < self.room
+        at, offset = self.place(sequence, position.clamp(0, self.room - 1))
+        if self.table is not None:
+            within = within & (at >= 0) & (at < self.k.shape[0])
         source = torch.where(within, torch.arange(len(k), device=k.device), within.to(torch.int8).argmax())
         at, offset = at[source].clamp(0, self.k.shape[0] - 1), offset[source]
+        has_place = within[source][:, None, None]  # all rows, or none
         for cache, new in ((self.k, k), (self.v, v)):
-            rows = torch.where(within.any(), new[source], cache[at, offset])
-            cache.index_put_((at, offset), rows.to(cache.dtype))
+            rows = torch.where(has_place, new[source].to(cache.dtype), cache[at, offset])
+            cache.index_put_((at, offset), rows)
 
     def joined(self) -> Cache:
         """The cache whose keys are `[v, k]`, for queries `[qv, q]`: a view where the two lie side by side, as in a
@@ -138,7 +140,7 @@ def attend_packed(q: Tensor, queries: Queries, cache: Cache, options: Options) -
         return packed_over_pages(q, queries, pages, options)
     first = torch.zeros_like(cache.rows) if cache.pad is None else cache.pad
     lengths = cache.lengths.clamp(max=cache.room) - first
-    keys = Keys(cache.rows * cache.room + first, lengths, cache.room)
+    keys = Keys(cache.rows * cache.room + first, cache.room, lengths)
     return over_rows(q, cache.k.flatten(0, 1), cache.v.flatten(0, 1), queries, keys, options)
 
 

@@ -36,10 +36,18 @@ class Keys:
     """Sequence i is `lengths[i]` rows from `starts[i]` on; `starts` may be in any order."""
 
     starts: Tensor
-    lengths: Tensor
     longest: int
+    used: Tensor | None = None
+    """`[sequences]`; None where the sequences lie end to end."""
     bounds: Tensor | None = None
-    """cu_seqlens, where the sequences lie end to end."""
+    """cu_seqlens, where they do."""
+
+    @property
+    def lengths(self) -> Tensor:
+        if self.used is not None:
+            return self.used
+        assert self.bounds is not None
+        return self.bounds[1:] - self.bounds[:-1]
 
 
 def over_rows(q: Tensor, k: Tensor, v: Tensor, queries: Queries, keys: Keys, options: Options) -> Answer:
@@ -54,19 +62,17 @@ def over_rows(q: Tensor, k: Tensor, v: Tensor, queries: Queries, keys: Keys, opt
         return by_torch.of_sequences(q, k, v, rows, (keys.starts, keys.lengths, keys.longest), options)
     if keys.longest == 1 and not options.return_lse and wants_gradients(q, k, v):
         return over_rows(q, k, v, queries, keys, replace(options, return_lse=True))[0]  # see `of_batch` in `cache.py`
-    ends = keys.starts + keys.lengths
-    if queries.used is None and keys.bounds is not None:
-        starts_q, starts_k, parts = queries.bounds, keys.bounds, 1
-    elif queries.used is None:
-        starts_q = torch.stack((queries.bounds[:-1], queries.bounds[1:]), dim=1)
-        starts_k, parts = torch.stack((keys.starts, ends), dim=1), 2
+    if queries.used is None and keys.used is None and keys.bounds is not None:
+        starts_q, starts_k = queries.bounds, keys.bounds
     else:
-        first, behind = queries.bounds[:-1], queries.bounds[1:]
-        starts_q = torch.stack((first, first + queries.used, behind), dim=1)
-        starts_k, parts = torch.stack((keys.starts, ends, ends), dim=1), 3
-    if parts > 1:
+        first, behind, ends = queries.bounds[:-1], queries.bounds[1:], keys.starts + keys.lengths
+        if queries.used is None:
+            starts_q, starts_k, parts = torch.stack((first, behind), dim=1), torch.stack((keys.starts, ends), dim=1), 2
+        else:
+            starts_q = torch.stack((first, first + queries.used, behind), dim=1)
+            starts_k, parts = torch.stack((keys.starts, ends, ends), dim=1), 3
         if wants_gradients(q, k, v):
-            q = _without_unused(q, queries.bounds[:-1], queries.lengths)
+            q = _without_unused(q, first, queries.lengths)
             k, v = (_without_unused(tensor, keys.starts, keys.lengths) for tensor in (k, v))
         starts_q = torch.cat((starts_q.flatten(), queries.bounds[-1:]))
         starts_k = torch.nn.functional.pad(starts_k.flatten(), (0, 1), value=k.shape[0])

@@ -131,10 +131,8 @@ def flash_attn_varlen_func(
     if qv is not None:
         q, k = torch.cat((qv, q), dim=-1), torch.cat((v, k), dim=-1)
         v = k[..., : v.shape[-1]]
-    lengths, bounds = seqused_k, None
-    if lengths is None:
-        lengths, bounds = cu_seqlens_k[1:] - cu_seqlens_k[:-1], cu_seqlens_k
-    return over_rows(q, k, v, queries, Keys(cu_seqlens_k[:-1], lengths, int(max_seqlen_k), bounds), options)
+    keys = Keys(cu_seqlens_k[:-1], int(max_seqlen_k), seqused_k, cu_seqlens_k)
+    return over_rows(q, k, v, queries, keys, options)
 
 
 def flash_attn_qkvpacked_func(
@@ -301,6 +299,8 @@ def _rows_of(tensor: Tensor, bounds: Tensor | None) -> tuple[Tensor, Tensor]:
     if bounds is None:
         batch, rows = tensor.shape[:2]
         numbers = torch.arange(batch * rows, device=tensor.device)
+        if rows == 1:
+            return numbers, torch.zeros_like(numbers)
         return torch.div(numbers, max(1, rows), rounding_mode="floor"), numbers % max(1, rows)
     numbers, ends = torch.arange(tensor.shape[0], device=tensor.device), bounds[1:].long()
     sequence = torch.bucketize(numbers, ends, right=True)
