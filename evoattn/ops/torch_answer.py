@@ -50,7 +50,8 @@ def sdpa(
     """
     tensors = query, key, value
     if not _is_watched() and all(map(_is_plain, tensors)):
-        if 0 in (*query.shape, *key.shape, *value.shape) or not _fit(query, key, value):
+        unfit = 0 in (*query.shape, *key.shape, *value.shape) or not _fit(query, key, value)
+        if unfit and query.device == key.device == value.device:
             if has_autocast(query.device.type):  # which knows SDPA, not its formula
                 query, key, value = autocast(query.device.type, query, key, value)
                 attn_mask = autocast(query.device.type, attn_mask)[0] if isinstance(attn_mask, Tensor) else attn_mask

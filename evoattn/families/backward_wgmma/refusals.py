@@ -88,7 +88,7 @@ def why_too_big(problem: AttentionProblem, genes: BackwardWgmmaGenes, gpu: GpuSp
     have, needed = moved_registers(genes)[1] or registers_at_launch(genes), registers_needed(problem, genes)
     if needed > have:
         return (
-            f"A thread needs about {needed} registers, by BLOCK_M, BLOCK_N, P_PLACE, DS_PLACE and DQ_ROWS, and PRODUCER="
+            f"A thread needs about {needed} registers, by BLOCK_M, BLOCK_N, P_PLACE, DS_PLACE, DQ_ROWS, and PRODUCER="
             f"{genes.PRODUCER} with {producer_warps(genes)} warps leaves it {have}."
         )
     return why_no_memory(problem, scratch(problem, genes), gpu)
