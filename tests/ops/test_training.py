@@ -493,3 +493,14 @@ def test_a_backward_kernel_is_checked_at_its_first_use(tmp_path, words):
             mine, mine_words = leaves(*tensors(), **words)
             said = evoattn.explain(*mine, enable_gqa=True, **mine_words)
             assert ("failed its check" in said) == bool(error)
+
+
+def test_functions_of_flash_attention_have_gradients_by_kernels(device):
+    from evoattn.flash_attn import flash_attn_func
+
+    mine, _ = leaves(*(t.transpose(1, 2).contiguous() for t in tensors()))
+    flash_attn_func(*mine, causal=True, deterministic=True).float().square().sum().backward()
+    double = [t.detach().double().transpose(1, 2).requires_grad_() for t in mine]
+    evoattn.attention(*double, causal=True, enable_gqa=True).square().sum().backward()
+    require_near([t.grad.transpose(1, 2) for t in mine], [t.grad for t in double])
+    assert device.backwards[0]["deterministic"]
