@@ -32,6 +32,7 @@ BATCHES = 16
 SHOWN = (1, 2, 5, 10, 20, 50, 100, 150, 200)
 """Steps whose losses are printed."""
 LEARNING_RATE = 3e-4
+LIBRARY: Any = transformers
 Batch = dict[str, torch.Tensor]
 
 
@@ -48,17 +49,19 @@ class Run:
 
 
 def llama(small: bool, device: str) -> tuple[Callable[[str], Any], Callable[[torch.Generator], Batch]]:
-    sizes = dict(hidden_size=1024, intermediate_size=4096, num_attention_heads=16, num_key_value_heads=4)
+    sizes: dict[str, Any] = dict(
+        hidden_size=1024, intermediate_size=4096, num_attention_heads=16, num_key_value_heads=4
+    )
     batch, length, words = 4, 2048, 32000
     if small:
         sizes |= dict(hidden_size=64, intermediate_size=64, num_attention_heads=4, num_key_value_heads=2)
         batch, length, words = 2, 32, 50
 
     def model(attention: str) -> Any:
-        config = transformers.LlamaConfig(
+        config = LIBRARY.LlamaConfig(
             **sizes, num_hidden_layers=4, vocab_size=words, use_cache=False, attn_implementation=attention
         )
-        return transformers.LlamaForCausalLM(config)
+        return LIBRARY.LlamaForCausalLM(config)
 
     def data(generator: torch.Generator) -> Batch:
         tokens = torch.randint(words, (batch, length), generator=generator).to(device)
@@ -68,17 +71,17 @@ def llama(small: bool, device: str) -> tuple[Callable[[str], Any], Callable[[tor
 
 
 def vit(small: bool, device: str) -> tuple[Callable[[str], Any], Callable[[torch.Generator], Batch]]:
-    sizes = dict(hidden_size=768, intermediate_size=3072, num_attention_heads=12, num_hidden_layers=12)
+    sizes: dict[str, Any] = dict(hidden_size=768, intermediate_size=3072, num_attention_heads=12, num_hidden_layers=12)
     batch, side, labels = 64, 224, 100
     if small:
         sizes |= dict(hidden_size=64, intermediate_size=64, num_attention_heads=4, num_hidden_layers=2)
         batch, side, labels = 4, 64, 5
 
     def model(attention: str) -> Any:
-        config = transformers.ViTConfig(
+        config = LIBRARY.ViTConfig(
             **sizes, image_size=side, patch_size=16, num_labels=labels, attn_implementation=attention
         )
-        return transformers.ViTForImageClassification(config)
+        return LIBRARY.ViTForImageClassification(config)
 
     def data(generator: torch.Generator) -> Batch:
         pixels = torch.randn(batch, 3, side, side, generator=generator).to(device)
@@ -132,13 +135,13 @@ def train(name: str, attention: str, count: int, compiled: bool) -> Run:
 
     def step(number: int) -> float:
         loss = run_forward(batches[number % BATCHES])
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         return float(loss.detach())
 
     with evoattn.capture() as shapes:  # of a step that changes nothing
-        forward(batches[0]).backward()  # type: ignore[no-untyped-call]
+        forward(batches[0]).backward()
     optimizer.zero_grad()
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
