@@ -36,14 +36,17 @@ def how_far(gpu: GpuSpec, fitted: Fitted | None = None) -> str:
     cards: list[str] = about.get("cards", [])
     any_card = "" if gpu.arch in {GPUS[card].arch for card in cards} else ANY_CARD
     judged = {card: row for card in cards if (row := _judged(card, any_card, about.get("left_out", {})))}
-    unknown = "" if gpu.name in cards else f" On this card, {gpu.product}, nothing was measured."
+    unknown = "" if gpu.name in cards else f" Nothing was measured on the {gpu.product}."
     if not judged:
         return unknown.strip()
-    kind = " of this card's families" if any_card else ""
-    best = " and ".join(f"{row['first']:.2f}" for row in judged.values())
-    worst = " and ".join(f"{row['worst_first']:.2f}" for row in judged.values())
-    where = " and ".join(f"an {GPUS[card].product}" for card in judged)
-    return f"The cost model's first choices{kind} took {best} times the best on {where}, {worst} at worst.{unknown}"
+    kind = ", of this card's families," if any_card else ""
+    found = " and ".join(
+        f"{row['first']:.2f} on an {GPUS[card].product} (at worst {row['worst_first']:.2f})"
+        for card, row in judged.items()
+    )
+    return (
+        f"The kernel that the cost model puts first{kind} takes this many times as long as the best: {found}.{unknown}"
+    )
 
 
 def _judged(card: str, any_card: str, left_out: dict[str, dict[str, Any]]) -> dict[str, Any] | None:

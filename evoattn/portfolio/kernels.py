@@ -46,10 +46,9 @@ class Skipped:
     """The most query rows that share a K/V head."""
 
     def covers(self, problem: AttentionProblem) -> bool:
-        if problem.op != "forward":
-            return False
         rows = problem.group_size * problem.seqlen_q
-        return problem.dtype == self.dtype and problem.head_dim >= self.least_dim and rows <= self.most_rows
+        few = problem.head_dim >= self.least_dim and rows <= self.most_rows
+        return problem.op == "forward" and problem.dtype == self.dtype and few
 
 
 @dataclass(frozen=True, eq=False)
