@@ -197,3 +197,18 @@ def test_shared_memory_of_python_is_that_of_cuda():
 def test_tiles_of_queries_of_a_block_of_keys(rest, mean, most, count):
     p = AttentionProblem(2 if "varlen" in rest else 1, 2, 1, 128, 192, 64, op="backward", **rest)
     assert key_steps(p, 32, 64) == (pytest.approx(mean), most, count)
+
+
+@pytest.mark.parametrize(
+    "asked, genes, names",
+    [
+        ({}, PASS, ()),
+        ({}, {}, ("dq",)),
+        ({}, {"QUERY_SPLIT": 2}, ("dq", "dk", "dv")),
+        ({"bias": "bhs", "grads": "bias"}, PASS, ()),
+        ({"bias": "hs", "grads": "bias"}, PASS, ("dbias",)),
+        ({"deterministic": True}, PASS, ()),
+    ],
+)
+def test_which_outputs_may_differ_from_run_to_run(asked, genes, names):
+    assert FAMILY.unordered(problem(**asked), config(**genes)) == names
