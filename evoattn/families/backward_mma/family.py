@@ -160,6 +160,13 @@ class BackwardMma(Family):
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
         return scratch_bytes(problem, self.genes(config))
 
+    def unordered(self, problem: AttentionProblem, config: KernelConfig) -> tuple[str, ...]:
+        genes = self.genes(config)
+        added = ["dq"] * adds_dq(genes) + ["dk", "dv"] * (genes.QUERY_SPLIT > 1)
+        if "bias" in problem.grads and problem.bias != "bhs":  # which batches or heads share
+            added.append("dbias")
+        return tuple(added)
+
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
         return launch_work(problem, self.genes(config), registers)
 
