@@ -56,9 +56,9 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
 
 def why_redundant(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
     """Configs that do on this problem what a smaller one does."""
-    if genes.BLOCK_M > 64 and genes.BLOCK_M >= 2 * problem.seqlen_q:
+    if genes.BLOCK_M > 64 and 2 * problem.seqlen_q <= genes.BLOCK_M:
         return f"BLOCK_M={genes.BLOCK_M} for {problem.seqlen_q} queries leaves half of the tile without work."
-    if genes.BLOCK_N > 64 and genes.BLOCK_N >= 2 * problem.seqlen_k:
+    if genes.BLOCK_N > 64 and 2 * problem.seqlen_k <= genes.BLOCK_N:
         return f"BLOCK_N={genes.BLOCK_N} for {problem.seqlen_k} keys leaves half of the block without work."
     tiles = -(-problem.seqlen_q // genes.BLOCK_M) * problem.group_size
     for name, stages in (("Q_STAGES", genes.Q_STAGES), ("DO_STAGES", genes.DO_STAGES), ("DS_STAGES", genes.DS_STAGES)):
@@ -88,7 +88,7 @@ def why_too_big(problem: AttentionProblem, genes: BackwardWgmmaGenes, gpu: GpuSp
     have, needed = moved_registers(genes)[1] or registers_at_launch(genes), registers_needed(problem, genes)
     if needed > have:
         return (
-            f"A thread needs about {needed} registers, by BLOCK_M, BLOCK_N, P_PLACE, DS_PLACE and DQ_ROWS, and PRODUCER="
+            f"A thread needs about {needed} registers, by BLOCK_M, BLOCK_N, P_PLACE, DS_PLACE, DQ_ROWS, and PRODUCER="
             f"{genes.PRODUCER} with {producer_warps(genes)} warps leaves it {have}."
         )
     return why_no_memory(problem, scratch(problem, genes), gpu)
