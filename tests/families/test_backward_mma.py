@@ -62,8 +62,8 @@ REFUSED = [
     ({"WARPS": 8, "BLOCK_N": 128, "DQ_WARPS": 1}, "half or more have none"),
     (PASS | {"PASS_M": 32}, "PASS_M=32"),
     (PASS | {"QUERY_SPLIT": 2}, "QUERY_SPLIT=2"),
-    (PASS | {"DQ_WARPS": 2}, "DQ_WARPS does nothing"),
-    ({"PASS_N": 32}, "PASS_N does nothing"),
+    (PASS | {"DQ_WARPS": 2}, "DQ_WARPS=2 does nothing"),
+    ({"PASS_N": 32}, "PASS_N=32 does nothing"),
     ({"BLOCK_N": 256}, "registers"),
     ({"BLOCKS_PER_SM": 4}, "102400"),
 ]
