@@ -15,6 +15,9 @@ ANY_CARD = ", no wgmma, TMA or cluster"
 SOURCES = ("landscape", "campaign")
 """Kinds of measurements that begin the names of judged sets; the first was drawn good and bad alike."""
 
+NOT_FITTED = "The cost model was fitted to no times of op={op}: physics alone orders its kernels."
+"""In place of how far first choices were."""
+
 
 def sentences(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, registers: int) -> tuple[str, ...]:
     """Of an estimated kernel: what bounds it and how its score splits; how such first choices were; what is not known.
@@ -23,7 +26,8 @@ def sentences(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, reg
         found = cost(problem, config, gpu, registers)
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return ()
-    return (found.sentence(), how_far(gpu), *([gpu.note] if gpu.note else [])) if found else ()
+    judged = how_far(gpu) if problem.op == "forward" else NOT_FITTED.format(op=problem.op)
+    return (found.sentence(), judged, *([gpu.note] if gpu.note else [])) if found else ()
 
 
 def how_far(gpu: GpuSpec, fitted: Fitted | None = None) -> str:

@@ -144,9 +144,13 @@ def test_a_win_for_a_shape_is_found_by_its_calls(wins):
         assert "your search measured" in evoattn.explain(query, k, v, **words, window=window), window
 
 
-def test_a_log_sum_exp_is_not_searched_and_said_so(wins):
-    [row] = tune([SMALL.with_(lse=True)], "10s", gpu=H100, make_engine=FakeEngine).rows
-    assert row.after == "not searched: it asks for a log-sum-exp"
+def test_what_training_asks_for_is_found_for_itself(wins):
+    """Kernels of one problem's passes, with a log-sum-exp and without."""
+    passes = [SMALL, SMALL.with_(lse=True), SMALL.with_(op="backward"), SMALL.with_(op="backward", deterministic=True)]
+    rows = tune(passes[:2], "10s", gpu=H100, make_engine=FakeEngine).rows
+    assert all(row.after.startswith("flash_wgmma") for row in rows)
+    finds = Wins(wins.path)
+    assert [finds.find(problem, H100) is not None for problem in passes] == [True, True, False, False]
 
 
 def test_the_progress_is_told(wins):
