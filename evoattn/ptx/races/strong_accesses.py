@@ -33,7 +33,8 @@ class StrongAccesses:
     def __init__(self, granules: int) -> None:
         """`granules`: how many there are."""
         self._new: list[tuple[Numbers, Numbers, int, bool]] = []
-        self._sorted = Accesses(*(np.zeros(0, np.int64) for _ in range(3)), np.zeros(0, np.bool_), np.zeros(0, np.int64))
+        none = np.zeros(0, np.int64)
+        self._sorted = Accesses(none, none, none, np.zeros(0, np.bool_), none)
         self._forgotten = np.zeros(granules, np.int64)
         """By granule: the number of the first access that counts."""
         self._count = 0
