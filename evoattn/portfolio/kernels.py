@@ -124,7 +124,11 @@ def save(path: Path, found: KernelList) -> None:
 
 @cache
 def list_for(gpu: GpuSpec) -> KernelList | None:
-    """The list of the GPU's architecture, else of the newest older one that has a list; None where there is none."""
-    older = {g.arch: g.capability for g in GPUS.values() if g.capability <= gpu.capability} | {gpu.arch: gpu.capability}
-    found = (load(arch) for arch in sorted(older, key=lambda arch: older[arch], reverse=True))
-    return next((one for one in found if one), None)
+    """The list of the GPU's architecture, else of the newest older one that has a list, else of the oldest newer one;
+    None where there is none."""
+    known = {g.arch: g.capability for g in GPUS.values()} | {gpu.arch: gpu.capability}
+    older = sorted(
+        (arch for arch in known if known[arch] <= gpu.capability), key=lambda arch: known[arch], reverse=True
+    )
+    newer = sorted((arch for arch in known if known[arch] > gpu.capability), key=lambda arch: known[arch])
+    return next((one for one in map(load, (*older, *newer)) if one), None)
