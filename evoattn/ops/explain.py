@@ -24,7 +24,7 @@ from evoattn.ops.call import (
     why_only_torch,
     with_mask,
 )
-from evoattn.ops.choice import Choice, Refusal, choose
+from evoattn.ops.choice import Choice, Refusal
 from evoattn.ops.plan import ADDRESS_BITS, UNALIGNED
 from evoattn.ops.runtime import Runtime
 from evoattn.ops.sdpa import backends_chosen, is_on
@@ -132,7 +132,7 @@ def _made_ready(runtime: Runtime, problems: Sequence[AttentionProblem], index: i
     gpu = runtime.platform and runtime.platform.spec(index)
     last: object = None
     for problem in problems:
-        choice = choose(strided(problem), gpu, runtime.pick, runtime.estimated) if gpu else Refusal("unknown GPU")
+        choice = runtime.chosen(strided(problem), gpu, index) if gpu else Refusal("unknown GPU")
         kernel = choice.reason if isinstance(choice, Refusal) else choice.key
         if kernel == last:
             continue

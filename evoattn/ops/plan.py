@@ -215,7 +215,7 @@ class Kernels:
         kernel.failure = reason
         self._scratch.forget()
         self._lost()
-        self._say(f"{reason}; the kernel is not used again, SDPA runs")
+        self.say(f"{reason}; the kernel is not used again, SDPA runs")
         return reason
 
     def prepare(
@@ -226,7 +226,7 @@ class Kernels:
             problem, launches, key = choice.problem, choice.launches(scale), (index, choice.key)
             kernel = self._loaded.get(key)
             if (kernel is None or not kernel.holds(launches)) and self._platform.capturing():
-                self._say(f"SDPA was captured for {problem.as_searched.describe()}: {COLD}")
+                self.say(f"SDPA was captured for {problem.as_searched.describe()}: {COLD}")
                 return Refusal(COLD)
             if failure := self._failure(key):
                 return Refusal(failure)
@@ -246,7 +246,7 @@ class Kernels:
                 else:
                     kernel.failure = reason
                 self._lost()
-                self._say(f"{reason}; SDPA runs")
+                self.say(f"{reason}; SDPA runs")
                 return Refusal(reason)
             if kernel.failure:  # meanwhile, in a launch of another thread
                 return Refusal(kernel.failure)
@@ -260,10 +260,10 @@ class Kernels:
         self._loaded[key] = kernel
         if kernel.failure:
             self._lost()
-            self._say(f"{kernel.failure}; it is never used here, SDPA runs")
+            self.say(f"{kernel.failure}; it is never used here, SDPA runs")
         return kernel
 
-    def _say(self, what: str) -> None:
+    def say(self, what: str) -> None:
         """Warn, once for each text."""
         if what not in self._said:
             self._said.add(what)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from evoattn.backends.base import LaunchError
 from evoattn.model import forks
+from evoattn.model.gpu_spec import GpuSpec
 from evoattn.ops import cubins, torch_answer
 from evoattn.ops.arguments import Reader
 from evoattn.ops.call import (
@@ -17,6 +20,7 @@ from evoattn.ops.call import (
     NOT_STRIDED,
     Answer,
     Call,
+    StridedProblem,
     may_share,
     out_like,
     why_not_devices,
@@ -27,6 +31,8 @@ from evoattn.ops.cubins import Cubin
 from evoattn.ops.kernel import LoadedKernel
 from evoattn.ops.plan import COLD, CallPlan, Kernels
 from evoattn.ops.platform import Platform
+from evoattn.ops.race import IN_CAPTURE, Race
+from evoattn.portfolio.races import Raced
 
 PLANS_KEPT = 4096
 """Each takes some 9 kB, and a sequence that grows makes one for each of its lengths: the oldest go first."""
@@ -51,12 +57,17 @@ class Runtime:
         folder: Path,
         build: Callable[..., Cubin] = cubins.get,
         others: Pickers | None = None,
+        race: Race | None = None,
     ) -> None:
         """`platform` None: no device, every call is SDPA's. `build` makes machine code, as `cubins.get` does. `others`:
-        what to try where the picked kernel cannot serve a caller's strides."""
+        what to try where the picked kernel cannot serve a caller's strides. `race`: what lets estimated kernels run
+        that are faster than PyTorch; none runs unasked without it."""
         self.platform, self.pick, self._others = platform, pick, others
         self.device_type = platform.device_type if platform else "cuda"
-        self.estimated = False
+        self.estimated, self.races = False, race is not None
+        self._race = race
+        self._unraced: dict[tuple[object, ...], Refusal] = {}
+        """Calls that could not race: an eager one like them may."""
         self.plans: Plans = {}
         """What was decided of each call. `forget` puts an empty one in its place: whoever decides takes this one before
         it looks at anything, and keeps the decision there, so that one that `forget` has overtaken is not found."""
@@ -74,7 +85,7 @@ class Runtime:
 
     def forget(self) -> None:
         """Decide every call anew, those too that another thread is deciding; loaded kernels stay loaded."""
-        self.plans, self.served = {}, {}
+        self.plans, self.served, self._unraced = {}, {}, {}
 
     def attend(self, call: Call) -> Answer:
         """The answer, and with `return_lse` the log-sum-exp beside it; tensors are ordinary ones, outside of any trace,
@@ -158,7 +169,20 @@ class Runtime:
         gpu = platform.spec(query.get_device()) if platform else None
         if gpu is None:
             return Refusal(f"evoattn does not know this GPU ({platform and platform.identity(query.get_device())})")
-        return choose(problem, gpu, self.pick, self.estimated, self._others)
+        return self.chosen(problem, gpu, query.get_device())
+
+    def chosen(self, problem: StridedProblem, gpu: GpuSpec, index: int) -> Choice | Refusal:
+        """The kernel for a problem on a device, or why none. One that is `estimated` has still to race."""
+        races = self.races and not self.estimated and self._race is not None
+        choice = choose(problem, gpu, self.pick, self.estimated or races, self._others)
+        if isinstance(choice, Refusal) or not choice.estimated or not races:
+            return choice if isinstance(choice, Refusal) else replace(choice, estimated=False)
+        assert self._race is not None and self.platform is not None
+        raced = self._race.known(choice, self.platform.identity(index))
+        if raced is None:
+            words = f"{choice.name} races PyTorch's attention at the next eager call, and the faster runs from then on"
+            return replace(choice, words=words)
+        return _decided(choice, raced)
 
     def failure(self, choice: Choice, index: int) -> str:
         """Why the chosen kernel, if it was loaded, is not used any more; empty if nothing is known against it."""
@@ -176,14 +200,60 @@ class Runtime:
         with self._lock:
             plans = self.plans
             call.require()
+            if known in self._unraced and (call.compiled or self.platform is None or self.platform.capturing()):
+                return self._unraced[known]
             choice = self.choice(call)
             if isinstance(choice, Refusal):
                 plan: CallPlan | Refusal = choice
+            elif choice.estimated and (why := self._why_no_race(choice, call)):
+                if len(self._unraced) >= PLANS_KEPT:
+                    self._unraced = {}
+                return self._unraced.setdefault(known, Refusal(f"{choice.name} was not measured here: {why}"))
             else:
                 scale = call.scale if choice.problem.scale is None else None
                 plan = self.prepare(choice, call.query.get_device(), scale, call.readers())
+                if choice.estimated and plan.__class__ is CallPlan:
+                    plan = self._raced(choice, plan, call)
             if plan.__class__ is Refusal and plan.reason is COLD:
                 return plan
             if plan.__class__ is CallPlan or not may_share(call.key, call.value):  # the next one may lie elsewhere
                 self.keep(plans, known, plan)
             return plan
+
+    def _why_no_race(self, choice: Choice, call: Call) -> str:
+        assert self._race is not None and self.platform is not None and self._kernels is not None
+        if not self.platform.capturing():
+            return self._race.why_not(choice, call)
+        self._kernels.say(f"SDPA was captured for {choice.problem.as_searched.describe()}: {IN_CAPTURE}")
+        return IN_CAPTURE
+
+    def _raced(self, choice: Choice, plan: CallPlan, call: Call) -> CallPlan | Refusal:
+        """The plan if its kernel is faster than PyTorch on this call."""
+        platform, query, index = self.platform, call.query, call.query.get_device()
+        assert self._race is not None and platform is not None
+        own: list[Tensor | None] = []
+
+        def run() -> str:
+            if not own:
+                lse = None if plan.lse_shape is None else query.new_empty(plan.lse_shape, dtype=torch.float32)
+                out = out_like(query, call.value) if call.out is None else torch.empty_like(call.out)
+                own.extend((out, lse))
+            assert own[0] is not None
+            return plan.run(call, query, call.key, call.value, own[0], own[1])
+
+        with platform.guard(index):
+            raced = self._race.hold(choice, platform.identity(index), call, run)
+        if isinstance(raced, str):
+            return Refusal(f"{choice.name} was not measured here: {raced}")
+        found = _decided(choice, raced)
+        if isinstance(found, Refusal):
+            return found
+        plan.words = found.words
+        return plan
+
+
+def _decided(choice: Choice, raced: Raced) -> Choice | Refusal:
+    """Who runs after a race."""
+    if raced.won:
+        return replace(choice, words=f"{choice.name} runs: it took {raced} in a race on this card", estimated=False)
+    return Refusal(f"{choice.name} took {raced} in a race on this card")
