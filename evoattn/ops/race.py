@@ -8,10 +8,10 @@ from typing import Protocol
 
 import torch
 
+from evoattn.backends.versions import template_digest
 from evoattn.ops import torch_answer
 from evoattn.ops.call import Call
 from evoattn.ops.choice import Choice
-from evoattn.ops.cubins import template_digest
 from evoattn.portfolio.canonical import size_class
 from evoattn.portfolio.races import Raced, Races
 

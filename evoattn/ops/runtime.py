@@ -31,7 +31,7 @@ from evoattn.ops.cubins import Cubin
 from evoattn.ops.kernel import LoadedKernel
 from evoattn.ops.plan import COLD, CallPlan, Kernels
 from evoattn.ops.platform import Platform
-from evoattn.ops.race import IN_CAPTURE, Race
+from evoattn.ops.race import IN_CAPTURE, TOO_LONG, Race
 from evoattn.portfolio.races import Raced
 
 PLANS_KEPT = 4096
@@ -206,9 +206,12 @@ class Runtime:
             if isinstance(choice, Refusal):
                 plan: CallPlan | Refusal = choice
             elif choice.estimated and (why := self._why_no_race(choice, call)):
-                if len(self._unraced) >= PLANS_KEPT:
-                    self._unraced = {}
-                return self._unraced.setdefault(known, Refusal(f"{choice.name} was not measured here: {why}"))
+                plan = Refusal(f"{choice.name} was not measured here: {why}")
+                if why is not TOO_LONG:
+                    if len(self._unraced) >= PLANS_KEPT:
+                        self._unraced = {}
+                    self._unraced[known] = plan
+                    return plan
             else:
                 scale = call.scale if choice.problem.scale is None else None
                 plan = self.prepare(choice, call.query.get_device(), scale, call.readers())
@@ -236,13 +239,19 @@ class Runtime:
         def run() -> str:
             if not own:
                 lse = None if plan.lse_shape is None else query.new_empty(plan.lse_shape, dtype=torch.float32)
-                out = out_like(query, call.value) if call.out is None else torch.empty_like(call.out)
+                given = call.out  # the plan writes by its strides, which may leave gaps
+                out = (
+                    out_like(query, call.value)
+                    if given is None
+                    else torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device=given.device)
+                )
                 own.extend((out, lse))
             assert own[0] is not None
             return plan.run(call, query, call.key, call.value, own[0], own[1])
 
         with platform.guard(index):
             raced = self._race.hold(choice, platform.identity(index), call, run)
+        self._unraced = {}  # the size is known now, to compiled code and captures, too
         if isinstance(raced, str):
             return Refusal(f"{choice.name} was not measured here: {raced}")
         found = _decided(choice, raced)

@@ -22,6 +22,7 @@ from pathlib import Path
 from evoattn.backends import appended
 from evoattn.backends.cache_folder import mark_used
 from evoattn.families import registry
+from evoattn.model.calibrated import FILE, calibrations_folder
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.paths import SEARCH_SPACES
 from evoattn.model.problem import AttentionProblem
@@ -266,8 +267,9 @@ def what_decides(package: Path = PACKAGE, spaces: Path = SEARCH_SPACES, read_ns:
         return ""
     digest = hashlib.sha256(repr(sources).encode())
     digest.update(repr(list(_source_files(str(spaces)))).encode())
-    for file in sorted((*(package / "portfolio" / "data").iterdir(), *(package / "cost" / "data").iterdir())):
-        digest.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
+    data = *(package / "portfolio" / "data").iterdir(), *(package / "cost" / "data").iterdir()
+    for file in (*sorted(data), *sorted(calibrations_folder().glob(f"*/{FILE}"))):
+        digest.update(f"{file.parent.name}/{file.name}".encode() + hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
 
 
@@ -311,6 +313,10 @@ class ClimbCache:
         config = climbed.config
         row = [config.family, config.params, climbed.gain, climbed.asked]
         self._writes = appended.append(path, appended.name_of(key), row)
+
+    def forget(self) -> None:
+        """Take nothing of what is in memory, and read the file of the state as it is then."""
+        self._memory, self._lines = {}, None
 
     def _remember(self, key: Key, found: Climbed) -> None:
         if len(self._memory) >= MOST_KEPT:

@@ -14,7 +14,8 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, SearchSpace, load_space
 from evoattn.portfolio.canonical import canonical, likely
 from evoattn.portfolio.climb import MOST_KEPT, ClimbCache, Costs, climbed, neighbours
-from evoattn.portfolio.kernels import Genes, KernelList, kind_of, list_for
+from evoattn.portfolio.kernels import Genes, KernelList, kind_of
+from evoattn.portfolio.lists import list_for
 
 MOST_CHANGED = 60
 """Changes of known-good configs that are looked at where no such config can serve a problem; each is scored in some
@@ -55,6 +56,16 @@ def pick(problem: AttentionProblem, gpu: GpuSpec, climbs: ClimbCache | None = No
 def lasting_pick(problem: AttentionProblem, gpu: GpuSpec, climbs: ClimbCache | None = None) -> Pick | None:
     """As `pick`, but seldom one that cannot serve the very lengths: the choice is made for rounded ones, and kept."""
     return _kept(canonical(problem), gpu, IN_MEMORY if climbs is None else climbs)
+
+
+def forget() -> None:
+    """Have picks made anew: a calibration has come or gone."""
+    from evoattn.cost import correction  # it imports NumPy
+
+    correction.forget()
+    list_for.cache_clear()
+    _kept.cache_clear()
+    IN_MEMORY.forget()
 
 
 @lru_cache(MOST_KEPT)

@@ -1,6 +1,6 @@
 """What races came to: a kernel that nobody measured on such a card beside what PyTorch runs, on a size of problems.
 
-The file lies beside `wins.json`, a line a race: plain data, of which the name says all that decides who is faster.
+The file lies near `wins.json`, a line a race: plain data, of which the name says all that decides who is faster.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from pathlib import Path
 from evoattn.backends import appended
 from evoattn.model.paths import data_folder
 
-FILE = "races.jsonl"
+FILE = "races/races.jsonl"
+"""In the data folder: a folder of its own, which nobody else may write."""
 FASTER = 0.98
 """A kernel runs if it takes at most this part of PyTorch's time: less is within what a race of ten calls can tell."""
 

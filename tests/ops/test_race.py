@@ -176,6 +176,29 @@ def test_compiled_code_does_not_race(card):
         assert near(runtime.attend(made), reference(q, k, v)) and checked(device, before) == 1
 
 
+def test_compiled_code_of_another_out_takes_what_an_eager_call_found(card):
+    device, _, runtime = card()
+    q, k, v = tensors()
+    with current.use(runtime):
+        made = evoattn.ops.call.Call(q, k, v, enable_gqa=True, compiled=True, out=torch.empty_like(q))
+        runtime.attend(made)
+        assert not device.launches
+        call()
+        before = len(device.launches)
+        runtime.attend(made)
+        assert checked(device, before) == 1 and near(made.out, reference(q, k, v))
+
+
+def test_an_out_with_gaps_is_raced_with_gaps(card):
+    _, clock, runtime = card()
+    q, k, v = tensors()
+    wide = torch.full((*q.shape[:3], 2 * q.shape[3]), 7.0, dtype=q.dtype)
+    with current.use(runtime):
+        evoattn.attention(q, k, v, enable_gqa=True, out=wide[..., : q.shape[3]])
+    assert clock.asked and near(wide[..., : q.shape[3]], reference(q, k, v))
+    assert (wide[..., q.shape[3] :] == 7.0).all()
+
+
 def test_enable_can_skip_the_race_or_forbid_it(card):
     device, clock, runtime = card()
     with current.use(runtime):

@@ -9,7 +9,8 @@ from evoattn.families import registry
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import load_space
-from evoattn.portfolio.kernels import DATA, KernelList, Skipped, kind_of, list_for, load, save
+from evoattn.portfolio.kernels import DATA, KernelList, Skipped, kind_of, load, save
+from evoattn.portfolio.lists import list_for
 
 H100 = GPUS["h100"]
 
