@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from evoattn.families.backward_scalar.family import BackwardScalar
+from evoattn.families.backward_wgmma.family import BackwardWgmma
 from evoattn.families.base import Family
 from evoattn.families.flash_mma.family import FlashMma
 from evoattn.families.flash_scalar.family import FlashScalar
@@ -33,6 +35,8 @@ FAMILIES: dict[str, Family] = {
         LargeHead(),
         LargeHeadMma(),
         LatentWgmma(),
+        BackwardScalar(),
+        BackwardWgmma(),
     )
 }
 

@@ -25,6 +25,9 @@ class Kernel:
     def workspace(self, problem):
         return {"turns_zeroed": 8}
 
+    def unordered(self, problem):
+        return ()
+
     def launches(self, problem):
         return ()
 
