@@ -27,6 +27,8 @@ UNALIGNED = f"an address is no multiple of {ALIGNMENT} bytes"
 NO_MEMORY = "a tensor has no memory"
 APART = "value does not lie within key, as it did in the call before"
 NO_ROOM = "the device has no memory left for what the kernel writes beside its answer"
+OF_A_CALL = frozenset((UNALIGNED, NO_MEMORY, APART, NO_ROOM))
+"""Why a call was not enqueued that say nothing of the next one."""
 FREED = -1
 """In place of the address of a tensor whose memory was freed: 0 says that there is no such tensor."""
 COLD = "its kernel is not loaded yet and a CUDA graph is being captured; call evoattn.warmup or the model once before"

@@ -95,8 +95,10 @@ class Race:
 
         try:
             with torch.no_grad():
-                for warm in (kernel, by_torch):  # what loads and compiles at first use
-                    warm()
+                kernel()
+                if failed:
+                    return failed[0]
+                by_torch()  # what loads and compiles at first use
                 us, torch_us = (self._clock.time_us(one, 1) for one in (kernel, by_torch))
                 calls = min(CALLS, int((BUDGET_US - 2 * (us + torch_us)) / (ROUNDS * (us + torch_us) + 1e-9)))
                 for _ in range(ROUNDS if calls > 0 else 0):

@@ -29,7 +29,7 @@ from evoattn.ops.call import (
 from evoattn.ops.choice import Choice, Picker, Pickers, Refusal, choose
 from evoattn.ops.cubins import Cubin
 from evoattn.ops.kernel import LoadedKernel
-from evoattn.ops.plan import COLD, CallPlan, Kernels
+from evoattn.ops.plan import COLD, OF_A_CALL, CallPlan, Kernels
 from evoattn.ops.platform import Platform
 from evoattn.ops.race import IN_CAPTURE, TOO_LONG, Race
 from evoattn.portfolio.races import Raced
@@ -216,7 +216,9 @@ class Runtime:
                 scale = call.scale if choice.problem.scale is None else None
                 plan = self.prepare(choice, call.query.get_device(), scale, call.readers())
                 if choice.estimated and plan.__class__ is CallPlan:
-                    plan = self._raced(choice, plan, call)
+                    plan, again = self._raced(choice, plan, call)
+                    if again:
+                        return plan
             if plan.__class__ is Refusal and plan.reason is COLD:
                 return plan
             if plan.__class__ is CallPlan or not may_share(call.key, call.value):  # the next one may lie elsewhere
@@ -230,8 +232,9 @@ class Runtime:
         self._kernels.say(f"SDPA was captured for {choice.problem.as_searched.describe()}: {IN_CAPTURE}")
         return IN_CAPTURE
 
-    def _raced(self, choice: Choice, plan: CallPlan, call: Call) -> CallPlan | Refusal:
-        """The plan if its kernel is faster than PyTorch on this call."""
+    def _raced(self, choice: Choice, plan: CallPlan, call: Call) -> tuple[CallPlan | Refusal, bool]:
+        """The plan if its kernel is faster than PyTorch on this call; whether the next call may race again, since this
+        very one could not."""
         platform, query, index = self.platform, call.query, call.query.get_device()
         assert self._race is not None and platform is not None
         own: list[Tensor | None] = []
@@ -253,12 +256,12 @@ class Runtime:
             raced = self._race.hold(choice, platform.identity(index), call, run)
         self._unraced = {}  # the size is known now, to compiled code and captures, too
         if isinstance(raced, str):
-            return Refusal(f"{choice.name} was not measured here: {raced}")
+            return Refusal(f"{choice.name} was not measured here: {raced}"), raced in OF_A_CALL
         found = _decided(choice, raced)
         if isinstance(found, Refusal):
-            return found
+            return found, False
         plan.words = found.words
-        return plan
+        return plan, False
 
 
 def _decided(choice: Choice, raced: Raced) -> Choice | Refusal:

@@ -231,6 +231,17 @@ def test_a_race_that_fails_leaves_pytorch_and_no_record(card):
         assert clock.asked
 
 
+def test_a_call_at_an_odd_address_leaves_the_race_to_the_next(card):
+    _, clock, runtime = card()
+    q, k, v = tensors()
+    odd = torch.empty(q.numel() + 1, dtype=q.dtype)[1:].view(q.shape).copy_(q)
+    with current.use(runtime):
+        assert near(evoattn.attention(odd, k, v, enable_gqa=True), reference(q, k, v)) and not clock.asked
+        with pytest.raises(NoKernel, match="an address is no multiple"):
+            evoattn.attention(odd, k, v, enable_gqa=True, strict=True)
+        assert near(*call()) and clock.asked
+
+
 def test_warmup_says_that_it_will_race_and_compiles(card):
     device, clock, runtime = card()
     with current.use(runtime):
