@@ -39,7 +39,7 @@ def calibrate(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done.")] = False,
     jobs: Jobs = None,
 ) -> None:
-    """Measure on the GPU that is here what evoattn needs to choose kernels for any shape.
+    """Measure on this GPU what the choice of kernels needs.
 
     Problems as people have them are searched together. Every time is kept as it is taken: a later run goes on.
     `evoattn.attention` takes the kernels of the list that is made, and a table says how good they are on problems left

@@ -84,7 +84,7 @@ def cost(
     found = physical_part(problem, config, gpu, registers, known)
     if found is None:
         return None
-    own = correction_of(gpu).factor(config, found)
+    own = correction_of(gpu).factor(config, found.parts)
     score = found.corrected(float(_corrections(problem, [config], [found], gpu, known, spill_bytes)[0]) * own)
     correction = score / found.us
     parts: dict[str, float] = {}
@@ -109,7 +109,7 @@ def scores(
         chosen = [i for i in parts if configs[i].family == family]
         corrections = _corrections(problem, [configs[i] for i in chosen], [parts[i] for i in chosen], gpu, known)
         for i, factor in zip(chosen, corrections, strict=True):
-            found[i] = parts[i].corrected(float(factor) * own.factor(configs[i], parts[i]))
+            found[i] = parts[i].corrected(float(factor) * own.factor(configs[i], parts[i].parts))
     return found
 
 

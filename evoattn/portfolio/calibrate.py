@@ -15,7 +15,8 @@ from statistics import fmean
 from typing import Any
 
 from evoattn.cost import correction
-from evoattn.cost.correction import NONE, Fit, Timed, fit
+from evoattn.cost.correction import NONE
+from evoattn.cost.correction_fit import Fit, Timed, fit
 from evoattn.engine.group_search import GroupSearch, Manner
 from evoattn.engine.groups import Group, Kernel
 from evoattn.engine.tools import Tools

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from evoattn.cost import correction
 from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
@@ -60,8 +61,6 @@ def lasting_pick(problem: AttentionProblem, gpu: GpuSpec, climbs: ClimbCache | N
 
 def forget() -> None:
     """Have picks made anew: a calibration has come or gone."""
-    from evoattn.cost import correction  # it imports NumPy
-
     correction.forget()
     list_for.cache_clear()
     _kept.cache_clear()

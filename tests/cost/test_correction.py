@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from evoattn.cost.correction import LEAST_PROBLEMS, MOST, NONE, Correction, Timed, fit, of_row
+from evoattn.cost.correction import MOST, NONE, Correction, of_row
+from evoattn.cost.correction_fit import LEAST_PROBLEMS, Timed, fit
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 
