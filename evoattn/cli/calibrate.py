@@ -70,9 +70,14 @@ def calibrate(
             typer.echo(room.plan(wanted, gpu).describe())
             return
         started, screen = time.monotonic(), console()
-        done = room.calibrate(
-            wanted, gpu, lambda text: screen.print(f"{time.monotonic() - started:5.0f} s: {text}", markup=False)
-        )
+
+        def say(text: str) -> None:
+            screen.print(f"{time.monotonic() - started:5.0f} s: {text}", markup=False)
+
+        try:
+            done = room.calibrate(wanted, gpu, say)
+        except KeyboardInterrupt:
+            stop("Interrupted. What was measured is kept: the same command goes on.", FAILED_RUN)
         typer.echo(done.table())
         typer.echo(f"Kept as {done.calibration.name}; evoattn.attention takes it from now on.")
 

@@ -6,6 +6,7 @@ made a correction of the cost model and the card's list of kernels, and both are
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections import Counter
@@ -160,10 +161,12 @@ def _recall(made: Plan) -> None:
     """Put into the groups what a journal has: times of today's versions, and of others the best kernels."""
     today: dict[str, Group] = {}
     before: dict[str, Group] = {}
-    here = _Versions()
+    here, problems = _Versions(), dict[str, AttentionProblem]()
+    places: dict[tuple[str, str], int] = {}
     for row in times_of(calibration_folder(made.gpu)):
         try:
-            problem, family, us = AttentionProblem(**row["problem"]), str(row["family"]), float(row["us"])
+            text, family, us = json.dumps(row["problem"]), str(row["family"]), float(row["us"])
+            problem = problems.setdefault(text, problems.get(text) or AttentionProblem(**row["problem"]))
             params = registry.completed(family, row["params"])
             named = today if row["with"] == here.of(family) else before
             group = named.setdefault(row["group"], Group(row["group"], [], ()))
@@ -171,10 +174,11 @@ def _recall(made: Plan) -> None:
                 continue
         except (KeyError, TypeError, ValueError, ProblemError):
             continue
-        if problem not in group.problems:
+        index = places.setdefault((f"{named is today} {group.name}", text), len(group.problems))
+        if index == len(group.problems):
             group.problems.append(problem)
-        kernel = group.kernels.setdefault(Kernel(family, params).id, Kernel(family, params, state="right"))
-        index = group.problems.index(problem)
+        made_here = Kernel(family, params, state="right")
+        kernel = group.kernels.setdefault(made_here.id, made_here)
         kernel.times[index] = us
         if row.get("rough"):
             kernel.rough.add(index)
@@ -239,10 +243,12 @@ class Keeper:
                     continue
                 about = {"group": group.name, "family": kernel.family, "params": kernel.params}
                 about |= {"with": self._versions.of(kernel.family)}
+                times = []
                 for index in [i for i in kernel.times if i not in known]:
                     known.add(index)
                     row = {"problem": short(group.problems[index]), "us": round(kernel.times[index], 4)}
-                    yield about | row | ({"rough": True} if index in kernel.rough else {})
+                    times.append(row | ({"rough": True} if index in kernel.rough else {}))
+                yield about | {"times": times}
 
 
 def timed_rows(groups: Iterable[Group], gpu: GpuSpec) -> list[Timed]:
@@ -330,7 +336,7 @@ def calibrate(wanted: Wanted, gpu: GpuSpec, say: Say, tools: Tools | None = None
     with Journal(calibration_folder(gpu)) as journal:
         made = plan(wanted, gpu)
         for group in made.groups:
-            group.given += campaign.given(group.problems, group.families, gpu)
+            group.given = group.given or campaign.given(group.problems, group.families, gpu)
         say(made.describe())
         seconds = max(1.0, made.search_seconds - (time.monotonic() - started))
         fleet = LocalFleet(wanted.jobs) if wanted.jobs else None

@@ -243,16 +243,16 @@ class Journal:
 
 
 def times_of(folder: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a journal, those that are whole."""
+    """The times of a journal, each with what its line says of the kernel; lines that are not whole are passed over."""
     try:
         text = (folder / TIMES).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return
     for line in text.splitlines():
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, KeyError, TypeError):
             row = json.loads(line)
-            if isinstance(row, dict):
-                yield row
+            times = row.pop("times")
+            yield from [row | time for time in times]
 
 
 def today() -> str:

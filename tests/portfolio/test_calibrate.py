@@ -152,8 +152,10 @@ def test_kill_9_keeps_what_was_measured_and_two_at_once_are_refused(forgotten):
     with (forgotten / TIMES).open("a") as file:
         file.write('{"group": "16 d64 fu')
     with Journal(forgotten) as journal:
-        journal.add([{"what": "comes next"}])
-    assert [*times_of(forgotten)][-1] == {"what": "comes next"} and sum(1 for _ in times_of(forgotten)) == kept + 1
+        journal.add([{"what": "comes next", "times": [{"us": 1.0}]}])
+    assert [*times_of(forgotten)][-1] == {"what": "comes next", "us": 1.0} and sum(
+        1 for _ in times_of(forgotten)
+    ) == kept + 1
 
 
 def command(*words):
