@@ -7,7 +7,7 @@ The GPU at hand plays the stranger (`evoattn/model/played.py`):
 
 First `evoattn calibrate` runs with `--calibrate`, in a data folder of its own; then the picks of unseen problems are
 timed in turns with SDPA, with the shipped picks (stranger alone) and with the best of a search of `--search` seconds a
-problem. One table says what came of it; `-o` keeps all times. `--calibrate 0s` judges the picks before a calibration.
+problem. One table says what came of it; `-o` keeps all times. `--calibrate 0` judges picks before a calibration.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def main() -> int:
     device, gpu = devices[0], devices[0].spec
     row = row_of(device.product)
     real = row.with_limits(device.limits) if row and words.play == "stranger" else None
-    seconds = parse_budget(words.calibrate).seconds or 0.0
+    seconds = 0.0 if words.calibrate == "0" else parse_budget(words.calibrate).seconds or 0.0
     calibrated: dict[str, Any] = {}
     if seconds:
         done = calibrate(Wanted(seconds, tuple(words.kinds.split(",")), (), words.jobs, judge_share=0.0), gpu, say)
