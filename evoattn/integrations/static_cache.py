@@ -101,8 +101,8 @@ def _serves(
             problem = AttentionProblem(*shape, dtype, mask, seqused=f"0:{places}", bias=bias, value_dim=value_dim)
         except ProblemError:
             gpu = None
-        choice = runtime.chosen(strided(problem), gpu, index) if gpu else Refusal("")
-        served = not isinstance(choice, Refusal) and not choice.estimated and not runtime.failure(choice, index)
+        choice = runtime.choose(strided(problem), gpu, index=index) if gpu else Refusal("")
+        served = not isinstance(choice, Refusal) and not runtime.failure(choice, index)
         known[asked] = served
     return served
 

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from evoattn.backends.base import LaunchError
+from evoattn.families import registry
+from evoattn.families.base import Family
 from evoattn.model import forks
-from evoattn.model.gpu_spec import GpuSpec
-from evoattn.ops import cubins, torch_answer
+from evoattn.model.gpu import GpuSpec
+from evoattn.ops import cubins, gradients, torch_answer, torch_gradients, trained
 from evoattn.ops.arguments import Reader
 from evoattn.ops.call import (
     GRADIENTS,
@@ -28,6 +30,7 @@ from evoattn.ops.call import (
 )
 from evoattn.ops.choice import Choice, Picker, Pickers, Refusal, choose
 from evoattn.ops.cubins import Cubin
+from evoattn.ops.gradients import Backward, Grads
 from evoattn.ops.kernel import LoadedKernel
 from evoattn.ops.plan import COLD, OF_A_CALL, CallPlan, Kernels
 from evoattn.ops.platform import Platform
@@ -57,12 +60,13 @@ class Runtime:
         folder: Path,
         build: Callable[..., Cubin] = cubins.get,
         others: Pickers | None = None,
+        lookup: Callable[[str], Family] = registry.lookup,
         race: Race | None = None,
     ) -> None:
         """`platform` None: no device, every call is SDPA's. `build` makes machine code, as `cubins.get` does. `others`:
-        what to try where the picked kernel cannot serve a caller's strides. `race`: what lets estimated kernels run
-        that are faster than PyTorch; none runs unasked without it."""
-        self.platform, self.pick, self._others = platform, pick, others
+        what to try where the picked kernel cannot serve a caller's strides. `lookup` finds a family by its name.
+        `race`: what lets estimated kernels run that are faster than PyTorch; none runs unasked without it."""
+        self.platform, self.pick, self._others, self._lookup = platform, pick, others, lookup
         self.device_type = platform.device_type if platform else "cuda"
         self.estimated, self.races = False, race is not None
         self._race = race
@@ -92,7 +96,8 @@ class Runtime:
         and as autocast makes them. `out` has been checked. Raises `NoKernel` under `strict` where no kernel serves the
         call, and what `Call.require` raises."""
         query, key, value, terms, out = call.query, call.key, call.value, call.terms, call.out
-        plan = reason = None
+        plan: CallPlan | Refusal | None = None
+        reason = None
         try:
             known: tuple[object, ...] = (
                 query.shape, key.shape, value.shape, query.stride(), key.stride(), value.stride(),
@@ -121,6 +126,11 @@ class Runtime:
             plan = self.plans.get(known) or self._decide(call, known)
             if plan.__class__ is Refusal:
                 reason = plan.reason
+        elif reason is GRADIENTS:
+            plan = self._trains(call, known)
+            if plan.__class__ is CallPlan:
+                return trained.attend(self, call)
+            reason = plan.reason if plan.__class__ is Refusal else None
         if reason is None:
             assert plan.__class__ is CallPlan and self.platform is not None
             if out is None:
@@ -143,6 +153,53 @@ class Runtime:
             raise NoKernel(f"No kernel serves this call: {reason}.")
         return torch_answer.answer(call)
 
+    def gradients(self, given: Backward) -> Grads:
+        """The gradients of what a backward pass is of, by the best known kernel, or by torch where none serves it."""
+        if self.platform is not None and given.is_ordinary:
+            given = given.readable()
+            plan = self.plans.get(given.known) or self._decide_backward(given, given.known)
+            if plan.__class__ is CallPlan and (made := self._differentiated(plan, given)) is not None:
+                return given.fitted(made)
+        return torch_gradients.gradients(given)
+
+    def _differentiated(self, plan: CallPlan, given: Backward) -> Grads | None:
+        """What a kernel writes; None where it cannot be launched."""
+        call, platform = given.call, self.platform
+        assert platform is not None
+        made = given.made()
+        tensors = call.query, call.key, call.value, given.out, given.lse, (given.grad, given.grad_lse, *made)
+        try:
+            if platform.current_device() == plan.index:
+                reason = plan.run(call, *tensors)
+            else:
+                with platform.guard(plan.index):
+                    reason = plan.run(call, *tensors)
+        except LaunchError as error:
+            reason = self.fail(plan.kernel, str(error).rstrip("."))
+        return None if reason else made
+
+    def _trains(self, call: Call, known: tuple[object, ...]) -> CallPlan | Refusal:
+        """The plan of the backward pass of a call that wants gradients, if kernels serve both passes, else why torch
+        computes both."""
+        if reason := gradients.why_not_differentiable(call):
+            return Refusal(reason)
+        key = (GRADIENTS, *known, gradients.grads_of(call), gradients.deterministic_of(call))
+        if (plan := self.plans.get(key)) is not None:
+            return plan
+        forward = replace(call, return_lse=True)
+        plans = self.plans
+        with self._lock:
+            call.require()
+            found = self.training_choices(call)
+            plan = found if isinstance(found, Refusal) else self._prepared(found[0], forward)
+            if isinstance(found, tuple) and plan.__class__ is CallPlan:
+                plan = self._prepared(found[1], call)
+        if plan.__class__ is Refusal:
+            plan = Refusal(f"{GRADIENTS}, and {plan.reason}") if plan.reason is not COLD else plan
+        if not (plan.__class__ is Refusal and plan.reason is COLD):
+            self.keep(plans, key, plan)
+        return plan
+
     def keep(self, plans: Plans, call: tuple[object, ...], plan: CallPlan | Refusal) -> None:
         """Keep a decision in what was `plans` before it was made."""
         with self._lock:
@@ -156,33 +213,58 @@ class Runtime:
         assert self._kernels is not None
         return self._kernels.fail(kernel, reason)
 
-    def choice(self, call: Call) -> Choice | Refusal:
-        """The kernel for a call that fits, or why none; loads nothing."""
+    def choice(self, call: Call, contends: bool = False) -> Choice | Refusal:
+        """The kernel for a call that fits, or why none; loads nothing. `contends`: as of `choose`."""
+        out = out_like(call.query, call.value, "meta") if call.out is None else call.out
+        return self._choice(call, lambda: call.problem(out.stride()), contends)
+
+    def backward_choice(self, given: Backward) -> Choice | Refusal:
+        """The kernel for a backward pass, or why none; loads nothing."""
+        return self._choice(given.call, given.problem)
+
+    def training_choices(self, call: Call) -> tuple[Choice, Choice] | Refusal:
+        """The kernels for both passes of a call that wants gradients, or why torch computes both; loads nothing."""
+        forward = self.choice(replace(call, return_lse=True))
+        if isinstance(forward, Refusal):
+            return forward
+        backward = self.backward_choice(gradients.expected(call))
+        return backward if isinstance(backward, Refusal) else (forward, backward)
+
+    def _choice(
+        self, call: Call, problem_of: Callable[[], StridedProblem | str], contends: bool = False
+    ) -> Choice | Refusal:
         platform, query = self.platform, call.query
         reason = call.why_not_terms() or why_not_devices(call, self.device_type) or why_not_scale(call.scale)
         if reason:
             return Refusal(reason)
-        out_strides = (out_like(query, call.value, "meta") if call.out is None else call.out).stride()
-        problem = call.problem(out_strides)
+        problem = problem_of()
         if isinstance(problem, str):
             return Refusal(problem)
         gpu = platform.spec(query.get_device()) if platform else None
         if gpu is None:
             return Refusal(f"evoattn does not know this GPU ({platform and platform.identity(query.get_device())})")
-        return self.chosen(problem, gpu, query.get_device())
+        return self.choose(problem, gpu, contends, query.get_device())
 
-    def chosen(self, problem: StridedProblem, gpu: GpuSpec, index: int) -> Choice | Refusal:
-        """The kernel for a problem on a device, or why none. One that is `estimated` has still to race."""
-        races = self.races and not self.estimated and self._race is not None
-        choice = choose(problem, gpu, self.pick, self.estimated or races, self._others)
-        if isinstance(choice, Refusal) or not choice.estimated or not races:
-            return choice if isinstance(choice, Refusal) else replace(choice, estimated=False)
-        assert self._race is not None and self.platform is not None
-        raced = self._race.known(choice, self.platform.identity(index))
-        if raced is None:
-            words = f"{choice.name} races PyTorch's attention at the next eager call, and the faster runs from then on"
-            return replace(choice, words=words)
-        return _decided(choice, raced)
+    def choose(
+        self, problem: StridedProblem, gpu: GpuSpec, contends: bool = False, index: int | None = None
+    ) -> Choice | Refusal:
+        """The kernel for a problem on a GPU, the current one unless `index` says another, or why none. `contends`: a
+        kernel that has still to race PyTorch's attention is an answer, too, and is called `estimated`."""
+        race, platform = self._race, self.platform
+        races = self.races and not self.estimated and race is not None and problem.op == "forward"
+        choice = choose(problem, gpu, self.pick, self.estimated or races, self._others, self._lookup)
+        if isinstance(choice, Refusal) or not choice.estimated:
+            return choice
+        if not races:
+            return replace(choice, estimated=False)
+        assert race is not None and platform is not None
+        raced = race.known(choice, platform.identity(platform.current_device() if index is None else index))
+        if raced is not None:
+            return _decided(choice, raced)
+        if not contends:
+            return Refusal(f"{choice.name} was not measured on {gpu.name}, and has not raced PyTorch's attention yet")
+        words = f"{choice.name} races PyTorch's attention at the next eager call, and the faster runs from then on"
+        return replace(choice, words=words)
 
     def failure(self, choice: Choice, index: int) -> str:
         """Why the chosen kernel, if it was loaded, is not used any more; empty if nothing is known against it."""
@@ -202,28 +284,37 @@ class Runtime:
             call.require()
             if known in self._unraced and (call.compiled or self.platform is None or self.platform.capturing()):
                 return self._unraced[known]
-            choice = self.choice(call)
-            if isinstance(choice, Refusal):
-                plan: CallPlan | Refusal = choice
-            elif choice.estimated and (why := self._why_no_race(choice, call)):
-                plan = Refusal(f"{choice.name} was not measured here: {why}")
-                if why is not TOO_LONG:
+            choice = self.choice(call, contends=True)
+            if isinstance(choice, Choice) and choice.estimated:
+                plan, keeps = self._by_race(choice, call)
+                if not keeps:
                     if len(self._unraced) >= PLANS_KEPT:
                         self._unraced = {}
                     self._unraced[known] = plan
                     return plan
             else:
-                scale = call.scale if choice.problem.scale is None else None
-                plan = self.prepare(choice, call.query.get_device(), scale, call.readers())
-                if choice.estimated and plan.__class__ is CallPlan:
-                    plan, again = self._raced(choice, plan, call)
-                    if again:
-                        return plan
+                plan = self._prepared(choice, call)
             if plan.__class__ is Refusal and plan.reason is COLD:
                 return plan
             if plan.__class__ is CallPlan or not may_share(call.key, call.value):  # the next one may lie elsewhere
                 self.keep(plans, known, plan)
             return plan
+
+    def _decide_backward(self, given: Backward, known: tuple[object, ...]) -> CallPlan | Refusal:
+        """As `_decide`, of a backward pass."""
+        with self._lock:
+            plans = self.plans
+            plan = self._prepared(self.backward_choice(given), given.call)
+            if not (plan.__class__ is Refusal and plan.reason is COLD):
+                self.keep(plans, known, plan)
+            return plan
+
+    def _prepared(self, choice: Choice | Refusal, call: Call) -> CallPlan | Refusal:
+        """The plan of what was chosen for a call, or why there is none."""
+        if isinstance(choice, Refusal):
+            return choice
+        scale = call.scale if choice.problem.scale is None else None
+        return self.prepare(choice, call.query.get_device(), scale, call.readers())
 
     def _why_no_race(self, choice: Choice, call: Call) -> str:
         assert self._race is not None and self.platform is not None and self._kernels is not None
@@ -232,9 +323,14 @@ class Runtime:
         self._kernels.say(f"SDPA was captured for {choice.problem.as_searched.describe()}: {IN_CAPTURE}")
         return IN_CAPTURE
 
-    def _raced(self, choice: Choice, plan: CallPlan, call: Call) -> tuple[CallPlan | Refusal, bool]:
-        """The plan if its kernel is faster than PyTorch on this call; whether the next call may race again, since this
-        very one could not."""
+    def _by_race(self, choice: Choice, call: Call) -> tuple[CallPlan, bool] | tuple[Refusal, bool]:
+        """The plan of a kernel that was not measured if it is faster than PyTorch on this call, else why not; and
+        whether that holds for the next such call, as it does not where this very one could not race."""
+        if why := self._why_no_race(choice, call):
+            return Refusal(f"{choice.name} was not measured here: {why}"), why is TOO_LONG
+        plan = self._prepared(choice, call)
+        if not isinstance(plan, CallPlan):
+            return plan, plan.reason is not COLD
         platform, query, index = self.platform, call.query, call.query.get_device()
         assert self._race is not None and platform is not None
         own: list[Tensor | None] = []
@@ -256,12 +352,12 @@ class Runtime:
             raced = self._race.hold(choice, platform.identity(index), call, run)
         self._unraced = {}  # the size is known now, to compiled code and captures, too
         if isinstance(raced, str):
-            return Refusal(f"{choice.name} was not measured here: {raced}"), raced in OF_A_CALL
+            return Refusal(f"{choice.name} was not measured here: {raced}"), raced not in OF_A_CALL
         found = _decided(choice, raced)
         if isinstance(found, Refusal):
-            return found, False
+            return found, True
         plan.words = found.words
-        return plan, False
+        return plan, True
 
 
 def _decided(choice: Choice, raced: Raced) -> Choice | Refusal:
