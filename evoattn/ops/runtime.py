@@ -290,6 +290,7 @@ class Runtime:
                 if not keeps:
                     if len(self._unraced) >= PLANS_KEPT:
                         self._unraced = {}
+                    assert isinstance(plan, Refusal)
                     self._unraced[known] = plan
                     return plan
             else:
@@ -323,7 +324,7 @@ class Runtime:
         self._kernels.say(f"SDPA was captured for {choice.problem.as_searched.describe()}: {IN_CAPTURE}")
         return IN_CAPTURE
 
-    def _by_race(self, choice: Choice, call: Call) -> tuple[CallPlan, bool] | tuple[Refusal, bool]:
+    def _by_race(self, choice: Choice, call: Call) -> tuple[CallPlan | Refusal, bool]:
         """The plan of a kernel that was not measured if it is faster than PyTorch on this call, else why not; and
         whether that holds for the next such call, as it does not where this very one could not race."""
         if why := self._why_no_race(choice, call):
