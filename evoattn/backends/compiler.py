@@ -13,6 +13,7 @@ from typing import Any
 
 from evoattn.backends.kernel_files import OPTIONS, KernelFiles
 from evoattn.model.paths import cubin_cache
+from evoattn.model.played import target
 from evoattn.model.records import Candidate, CompiledKernel, CompileInfo
 
 NO_NVRTC = (
@@ -100,7 +101,7 @@ def compile_source(source: str, arch: str) -> CompiledKernel:
     One NVRTC call gives the cubin that a GPU would load and the PTX of that same compile.
     """
     nvrtc = _nvrtc()
-    options = (f"-arch={arch}", *OPTIONS, *include_options())
+    options = (f"-arch={target(arch)}", *OPTIONS, *include_options())
     started = time.perf_counter()
     program = nvrtc.createProgram(source, "kernel.cu", (), ())
     try:

@@ -14,6 +14,7 @@ from evoattn import __version__
 from evoattn.cli import (
     attempt,
     bench,
+    calibrate,
     catalogue,
     cost,
     dashboard,
@@ -122,6 +123,7 @@ def _root(
 _COMMANDS: dict[str, Callable[..., None]] = {
     "search": search.search,
     "tune": tune.tune,
+    "calibrate": calibrate.calibrate,
     "pick": pick.pick,
     "report": studies.report,
     "studies": studies.studies,
@@ -138,6 +140,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
 }
 for _name, _command in _COMMANDS.items():
     app.command(_name, cls=_Command)(_command)
+app.add_typer(calibrate.app, name="calibration")
 app.add_typer(db.app, name="db")
 app.add_typer(portfolio.app, name="portfolio")
 app.add_typer(cost.app, name="cost")

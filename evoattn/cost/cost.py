@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from evoattn.cost.correction import Correction, correction_of
 from evoattn.cost.features import features
 from evoattn.cost.fitted import Fitted, load
 from evoattn.cost.physics import Physics, physics
@@ -83,7 +84,8 @@ def cost(
     found = physical_part(problem, config, gpu, registers, known)
     if found is None:
         return None
-    score = found.corrected(float(_corrections(problem, [config], [found], gpu, known, spill_bytes)[0]))
+    own = correction_of(gpu).factor(config, found.parts)
+    score = found.corrected(float(_corrections(problem, [config], [found], gpu, known, spill_bytes)[0]) * own)
     correction = score / found.us
     parts: dict[str, float] = {}
     for name, us in found.parts.items():
@@ -92,17 +94,22 @@ def cost(
 
 
 def scores(
-    problem: AttentionProblem, configs: Sequence[KernelConfig], gpu: GpuSpec, fitted: Fitted | None = None
+    problem: AttentionProblem,
+    configs: Sequence[KernelConfig],
+    gpu: GpuSpec,
+    fitted: Fitted | None = None,
+    correction: Correction | None = None,
 ) -> list[float]:
     """The `Cost.score` of many configs that were not compiled, infinite where no block fits; half the time of one by
-    one."""
+    one. `correction`: that of the card's calibration unless given."""
     known, found = fitted or load(), [math.inf] * len(configs)
+    own = correction_of(gpu) if correction is None else correction
     parts = {i: part for i, c in enumerate(configs) if (part := physical_part(problem, c, gpu, 0, known))}
     for family in {configs[i].family for i in parts}:
         chosen = [i for i in parts if configs[i].family == family]
         corrections = _corrections(problem, [configs[i] for i in chosen], [parts[i] for i in chosen], gpu, known)
-        for i, correction in zip(chosen, corrections, strict=True):
-            found[i] = parts[i].corrected(float(correction))
+        for i, factor in zip(chosen, corrections, strict=True):
+            found[i] = parts[i].corrected(float(factor) * own.factor(configs[i], parts[i].parts))
     return found
 
 

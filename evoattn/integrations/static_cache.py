@@ -15,7 +15,7 @@ from evoattn.model.problem import BIAS_ROW_STEP, AttentionProblem, ProblemError
 from evoattn.ops import current
 from evoattn.ops.attention import attend
 from evoattn.ops.call import DTYPES, Call, strided, terms_of
-from evoattn.ops.choice import Refusal, choose
+from evoattn.ops.choice import Refusal
 
 MOST_QUERIES = 8
 """The most queries of a step; more are a prompt, for which a mask tensor costs little."""
@@ -101,7 +101,7 @@ def _serves(
             problem = AttentionProblem(*shape, dtype, mask, seqused=f"0:{places}", bias=bias, value_dim=value_dim)
         except ProblemError:
             gpu = None
-        choice = choose(strided(problem), gpu, runtime.pick, runtime.estimated) if gpu else Refusal("")
+        choice = runtime.choose(strided(problem), gpu, index=index) if gpu else Refusal("")
         served = not isinstance(choice, Refusal) and not runtime.failure(choice, index)
         known[asked] = served
     return served

@@ -13,6 +13,7 @@ from evoattn.model.gpu_spec import GpuError as GpuError
 from evoattn.model.gpu_spec import GpuSpec as GpuSpec
 from evoattn.model.gpu_table import ARCHITECTURES, GB, GEFORCE_SHARE, MB, Card
 from evoattn.model.gpu_table import GPUS as GPUS
+from evoattn.model.played import played
 from evoattn.model.suggest import unknown
 
 MADE_ROW = (
@@ -95,7 +96,8 @@ class DetectedDevice:
         A card of fewer SMs than the table's (a MIG slice) has its own number here.
         """
         row = row_of(self.product)
-        return row.with_limits(self.limits) if row else self._made_row()
+        spec = row.with_limits(self.limits) if row else self._made_row()
+        return spec and played(spec)
 
     def _made_row(self) -> GpuSpec | None:
         nearest = max((known for known in ARCHITECTURES if known <= self.capability), default=None)

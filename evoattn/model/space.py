@@ -84,6 +84,10 @@ class SearchSpace:
         """`params`, and the defaults of parameters that they lack: those added after they were recorded."""
         return {p.name: p.default for p in self.parameters if p.default is not None} | params
 
+    def has(self, params: Mapping[str, Value]) -> bool:
+        """Whether these are all of the space's parameters, each with one of its values."""
+        return params.keys() == set(self.names()) and _lies_in(dict(params), self.parameters)
+
     def make_config(self, params: dict[str, Value]) -> KernelConfig:
         """The config with exactly this space's parameters, in its order; those with a default may be missing.
 

@@ -56,6 +56,12 @@ class Choice:
     problem: StridedProblem
     gpu: GpuSpec
     words: str
+    estimated: bool = False
+    """Nobody timed it on such a card for such a problem."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.family.name} {self.config.describe()}"
 
     @property
     def key(self) -> KernelKey:
@@ -114,12 +120,13 @@ def choose(
             return Refusal(unmeasured)
         family, name = lookup(picked.family), _name(picked)
         if not (invalid := family.why_impossible(problem, picked.config, gpu)):
-            return Choice(family, picked.config, problem, gpu, f"{name} runs: {picked.why}")
+            return Choice(family, picked.config, problem, gpu, f"{name} runs: {picked.why}", picked.estimated)
         invalid = f"{name} cannot serve this call: {invalid.rstrip('.')}"
         for other in others(searched, gpu) if others else ():
             family = lookup(other.family)
             if not _why_unmeasured(other, gpu, estimated) and not family.why_impossible(problem, other.config, gpu):
-                return Choice(family, other.config, problem, gpu, f"{_name(other)} runs: {other.why}; {invalid}")
+                words = f"{_name(other)} runs: {other.why}; {invalid}"
+                return Choice(family, other.config, problem, gpu, words, other.estimated)
     except Exception as error:  # whatever the user's own data does to it, a model must go on
         warnings.warn(f"evoattn: no kernel could be picked ({error}); SDPA runs.", RuntimeWarning, stacklevel=2)
         return Refusal(f"the choice of a kernel failed: {error}")

@@ -6,13 +6,11 @@ import hashlib
 import json
 import warnings
 from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as package_version
 from pathlib import Path
 
 from evoattn.backends.cache_folder import keep_small, mark_used, read_own, write_whole
 from evoattn.backends.kernel_files import OPTIONS
+from evoattn.backends.versions import nvrtc_version, template_digest
 from evoattn.families.base import Family
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.paths import TEMPLATES
@@ -34,26 +32,6 @@ class Cubin:
     recipe: str
 
 
-@cache
-def template_digest(name: str, folder: Path = TEMPLATES) -> str:
-    """sha256 over a family's template, its own headers and what all share: with the constants, all that the source is
-    made of."""
-    headers = sorted(path for own in ("device", name) for path in (folder / own).rglob("*.cuh"))
-    files = (folder / f"{name}.cu.j2", *folder.glob("problem.j2"), *headers)
-    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
-
-
-@cache
-def _compiler_version() -> str:
-    """The version of NVRTC's package, which costs no import of CuPy; NVRTC's own word where it is no package."""
-    try:
-        return package_version("nvidia-cuda-nvrtc")
-    except PackageNotFoundError:
-        from evoattn.backends import compiler
-
-        return compiler.version()
-
-
 def recipe(
     family: Family, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, templates: Path = TEMPLATES
 ) -> str:
@@ -62,7 +40,7 @@ def recipe(
     As good as the hash of the rendered source, without rendering it.
     """
     constants = json.dumps(family.constants(problem, config, gpu), sort_keys=True, default=str)
-    parts = (family.name, template_digest(family.name, templates), constants, gpu.arch, _compiler_version(), *OPTIONS)
+    parts = (family.name, template_digest(family.name, templates), constants, gpu.arch, nvrtc_version(), *OPTIONS)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

@@ -14,9 +14,11 @@ from evoattn.model.paths import cubin_cache
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops.choice import Picked
 from evoattn.ops.platform import CudaPlatform, Platform
+from evoattn.ops.race import CudaClock, Race
 from evoattn.ops.runtime import Runtime
 from evoattn.portfolio.climb import ClimbCache
 from evoattn.portfolio.pick import lasting_pick, next_picks
+from evoattn.portfolio.races import Races
 from evoattn.portfolio.wins import Wins
 
 _runtime: Runtime | None = None
@@ -67,7 +69,8 @@ def runtime() -> Runtime:
         with _lock:
             if _runtime is None:
                 platform = find_platform() if torch.cuda.is_available() else None
-                _runtime = Runtime(platform, best_known, cubin_cache() / FOLDER, others=next_picks)
+                race = Race(Races(), CudaClock()) if platform else None
+                _runtime = Runtime(platform, best_known, cubin_cache() / FOLDER, others=next_picks, race=race)
     return _runtime
 
 

@@ -107,7 +107,7 @@ def _found(call: Call) -> tuple[Choice, ...] | str:
     choices: tuple[Choice, ...] | Refusal | Choice
     if wanted and (reason := why_not_differentiable(call)):
         return reason
-    choices = runtime.training_choices(call) if wanted else runtime.choice(call)
+    choices = runtime.training_choices(call) if wanted else runtime.choice(call, contends=True)
     if isinstance(choices, Refusal):
         return f"{GRADIENTS}, and {choices.reason}" if wanted else choices.reason
     choices = choices if isinstance(choices, tuple) else (choices,)
@@ -144,7 +144,7 @@ def _made_ready(runtime: Runtime, problems: Sequence[AttentionProblem], index: i
     gpu = runtime.platform and runtime.platform.spec(index)
     last: object = None
     for problem in problems:
-        choice = runtime.choose(strided(problem), gpu) if gpu else Refusal("unknown GPU")
+        choice = runtime.choose(strided(problem), gpu, True, index) if gpu else Refusal("unknown GPU")
         kernel = choice.reason if isinstance(choice, Refusal) else choice.key
         if kernel == last:
             continue

@@ -27,6 +27,8 @@ UNALIGNED = f"an address is no multiple of {ALIGNMENT} bytes"
 NO_MEMORY = "a tensor has no memory"
 APART = "value does not lie within key, as it did in the call before"
 NO_ROOM = "the device has no memory left for what the kernel writes beside its answer"
+OF_A_CALL = frozenset((UNALIGNED, NO_MEMORY, APART, NO_ROOM))
+"""Why a call was not enqueued that say nothing of the next one."""
 FREED = -1
 """In place of the address of a tensor whose memory was freed: 0 says that there is no such tensor."""
 COLD = "its kernel is not loaded yet and a CUDA graph is being captured; call evoattn.warmup or the model once before"
@@ -227,7 +229,7 @@ class Kernels:
         kernel.failure = reason
         self._scratch.forget()
         self._lost()
-        self._say(f"{reason}; the kernel is not used again, SDPA runs")
+        self.say(f"{reason}; the kernel is not used again, SDPA runs")
         return reason
 
     def prepare(
@@ -238,7 +240,7 @@ class Kernels:
             problem, launches, key = choice.problem, choice.launches(scale), (index, choice.key)
             kernel = self._loaded.get(key)
             if (kernel is None or not kernel.holds(launches)) and self._platform.capturing():
-                self._say(f"SDPA was captured for {problem.as_searched.describe()}: {COLD}")
+                self.say(f"SDPA was captured for {problem.as_searched.describe()}: {COLD}")
                 return Refusal(COLD)
             if failure := self._failure(key):
                 return Refusal(failure)
@@ -258,7 +260,7 @@ class Kernels:
                 else:
                     kernel.failure = reason
                 self._lost()
-                self._say(f"{reason}; SDPA runs")
+                self.say(f"{reason}; SDPA runs")
                 return Refusal(reason)
             if kernel.failure:  # meanwhile, in a launch of another thread
                 return Refusal(kernel.failure)
@@ -272,10 +274,10 @@ class Kernels:
         self._loaded[key] = kernel
         if kernel.failure:
             self._lost()
-            self._say(f"{kernel.failure}; it is never used here, SDPA runs")
+            self.say(f"{kernel.failure}; it is never used here, SDPA runs")
         return kernel
 
-    def _say(self, what: str) -> None:
+    def say(self, what: str) -> None:
         """Warn, once for each text."""
         if what not in self._said:
             self._said.add(what)

@@ -6,14 +6,13 @@ import contextlib
 import ctypes
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from evoattn.backends import tensor_map
 from evoattn.backends.base import ContextLost, LaunchError
+from evoattn.backends.versions import driver_version
 from evoattn.model.gpu import GpuSpec, detect_devices
 from evoattn.model.launch import TensorMap
 
@@ -27,7 +26,6 @@ FAULTS = frozenset((700, 702, 714, 715, 716, 717, 718, 719))
 HARDWARE_STACK_ERROR, ILLEGAL_INSTRUCTION, MISALIGNED_ADDRESS, INVALID_ADDRESS_SPACE, INVALID_PC and LAUNCH_FAILED (all
 CUDA_ERROR_…). The context is lost with it. Every other status says something of the machine at that moment, too: no
 memory, a capture in another thread."""
-DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 
 def error_of(status: int, sentence: str) -> LaunchError | ContextLost:
@@ -105,17 +103,6 @@ class Platform(Protocol):
         ...
 
 
-@cache
-def _driver_version() -> str:
-    """The kernel module's version, e.g. `580.95.05`; the CUDA version of the driver where the file is not there."""
-    with contextlib.suppress(OSError):
-        words = DRIVER_FILE.read_text(encoding="utf-8").splitlines()[0].split()
-        return next((word for word in words if word[:1].isdigit() and "." in word), words[-1])
-    version = ctypes.c_int()
-    ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
-    return f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
-
-
 class CudaPlatform:
     """The `Platform` of a CUDA build of torch."""
 
@@ -147,7 +134,7 @@ class CudaPlatform:
         return self._specs[index]
 
     def identity(self, index: int) -> str:
-        return f"{torch.cuda.get_device_name(index)}, driver {_driver_version()}"
+        return f"{torch.cuda.get_device_name(index)}, driver {driver_version()}"
 
     def make_context_current(self, index: int) -> None:
         device, context = ctypes.c_int(), ctypes.c_void_p()

@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from evoattn.backends.base import LaunchError
 from evoattn.families import registry
@@ -31,8 +32,10 @@ from evoattn.ops.choice import Choice, Picker, Pickers, Refusal, choose
 from evoattn.ops.cubins import Cubin
 from evoattn.ops.gradients import Backward, Grads
 from evoattn.ops.kernel import LoadedKernel
-from evoattn.ops.plan import COLD, CallPlan, Kernels
+from evoattn.ops.plan import COLD, OF_A_CALL, CallPlan, Kernels
 from evoattn.ops.platform import Platform
+from evoattn.ops.race import IN_CAPTURE, TOO_LONG, Race
+from evoattn.portfolio.races import Raced
 
 PLANS_KEPT = 4096
 """Each takes some 9 kB, and a sequence that grows makes one for each of its lengths: the oldest go first."""
@@ -58,12 +61,17 @@ class Runtime:
         build: Callable[..., Cubin] = cubins.get,
         others: Pickers | None = None,
         lookup: Callable[[str], Family] = registry.lookup,
+        race: Race | None = None,
     ) -> None:
         """`platform` None: no device, every call is SDPA's. `build` makes machine code, as `cubins.get` does. `others`:
-        what to try where the picked kernel cannot serve a caller's strides. `lookup` finds a family by its name."""
+        what to try where the picked kernel cannot serve a caller's strides. `lookup` finds a family by its name.
+        `race`: what lets estimated kernels run that are faster than PyTorch; none runs unasked without it."""
         self.platform, self.pick, self._others, self._lookup = platform, pick, others, lookup
         self.device_type = platform.device_type if platform else "cuda"
-        self.estimated = False
+        self.estimated, self.races = False, race is not None
+        self._race = race
+        self._unraced: dict[tuple[object, ...], Refusal] = {}
+        """Calls that could not race: an eager one like them may."""
         self.plans: Plans = {}
         """What was decided of each call. `forget` puts an empty one in its place: whoever decides takes this one before
         it looks at anything, and keeps the decision there, so that one that `forget` has overtaken is not found."""
@@ -81,7 +89,7 @@ class Runtime:
 
     def forget(self) -> None:
         """Decide every call anew, those too that another thread is deciding; loaded kernels stay loaded."""
-        self.plans, self.served = {}, {}
+        self.plans, self.served, self._unraced = {}, {}, {}
 
     def attend(self, call: Call) -> Answer:
         """The answer, and with `return_lse` the log-sum-exp beside it; tensors are ordinary ones, outside of any trace,
@@ -205,10 +213,10 @@ class Runtime:
         assert self._kernels is not None
         return self._kernels.fail(kernel, reason)
 
-    def choice(self, call: Call) -> Choice | Refusal:
-        """The kernel for a call that fits, or why none; loads nothing."""
+    def choice(self, call: Call, contends: bool = False) -> Choice | Refusal:
+        """The kernel for a call that fits, or why none; loads nothing. `contends`: as of `choose`."""
         out = out_like(call.query, call.value, "meta") if call.out is None else call.out
-        return self._choice(call, lambda: call.problem(out.stride()))
+        return self._choice(call, lambda: call.problem(out.stride()), contends)
 
     def backward_choice(self, given: Backward) -> Choice | Refusal:
         """The kernel for a backward pass, or why none; loads nothing."""
@@ -222,7 +230,9 @@ class Runtime:
         backward = self.backward_choice(gradients.expected(call))
         return backward if isinstance(backward, Refusal) else (forward, backward)
 
-    def _choice(self, call: Call, problem_of: Callable[[], StridedProblem | str]) -> Choice | Refusal:
+    def _choice(
+        self, call: Call, problem_of: Callable[[], StridedProblem | str], contends: bool = False
+    ) -> Choice | Refusal:
         platform, query = self.platform, call.query
         reason = call.why_not_terms() or why_not_devices(call, self.device_type) or why_not_scale(call.scale)
         if reason:
@@ -233,11 +243,28 @@ class Runtime:
         gpu = platform.spec(query.get_device()) if platform else None
         if gpu is None:
             return Refusal(f"evoattn does not know this GPU ({platform and platform.identity(query.get_device())})")
-        return self.choose(problem, gpu)
+        return self.choose(problem, gpu, contends, query.get_device())
 
-    def choose(self, problem: StridedProblem, gpu: GpuSpec) -> Choice | Refusal:
-        """The kernel for a problem on a GPU, or why none."""
-        return choose(problem, gpu, self.pick, self.estimated, self._others, self._lookup)
+    def choose(
+        self, problem: StridedProblem, gpu: GpuSpec, contends: bool = False, index: int | None = None
+    ) -> Choice | Refusal:
+        """The kernel for a problem on a GPU, the current one unless `index` says another, or why none. `contends`: a
+        kernel that has still to race PyTorch's attention is an answer, too, and is called `estimated`."""
+        race, platform = self._race, self.platform
+        races = self.races and not self.estimated and race is not None and problem.op == "forward"
+        choice = choose(problem, gpu, self.pick, self.estimated or races, self._others, self._lookup)
+        if isinstance(choice, Refusal) or not choice.estimated:
+            return choice
+        if not races:
+            return replace(choice, estimated=False)
+        assert race is not None and platform is not None
+        raced = race.known(choice, platform.identity(platform.current_device() if index is None else index))
+        if raced is not None:
+            return _decided(choice, raced)
+        if not contends:
+            return Refusal(f"{choice.name} was not measured on {gpu.name}, and has not raced PyTorch's attention yet")
+        words = f"{choice.name} races PyTorch's attention at the next eager call, and the faster runs from then on"
+        return replace(choice, words=words)
 
     def failure(self, choice: Choice, index: int) -> str:
         """Why the chosen kernel, if it was loaded, is not used any more; empty if nothing is known against it."""
@@ -255,7 +282,19 @@ class Runtime:
         with self._lock:
             plans = self.plans
             call.require()
-            plan = self._prepared(self.choice(call), call)
+            if known in self._unraced and (call.compiled or self.platform is None or self.platform.capturing()):
+                return self._unraced[known]
+            choice = self.choice(call, contends=True)
+            if isinstance(choice, Choice) and choice.estimated:
+                plan, keeps = self._by_race(choice, call)
+                if not keeps:
+                    if len(self._unraced) >= PLANS_KEPT:
+                        self._unraced = {}
+                    assert isinstance(plan, Refusal)
+                    self._unraced[known] = plan
+                    return plan
+            else:
+                plan = self._prepared(choice, call)
             if plan.__class__ is Refusal and plan.reason is COLD:
                 return plan
             if plan.__class__ is CallPlan or not may_share(call.key, call.value):  # the next one may lie elsewhere
@@ -277,3 +316,53 @@ class Runtime:
             return choice
         scale = call.scale if choice.problem.scale is None else None
         return self.prepare(choice, call.query.get_device(), scale, call.readers())
+
+    def _why_no_race(self, choice: Choice, call: Call) -> str:
+        assert self._race is not None and self.platform is not None and self._kernels is not None
+        if not self.platform.capturing():
+            return self._race.why_not(choice, call)
+        self._kernels.say(f"SDPA was captured for {choice.problem.as_searched.describe()}: {IN_CAPTURE}")
+        return IN_CAPTURE
+
+    def _by_race(self, choice: Choice, call: Call) -> tuple[CallPlan | Refusal, bool]:
+        """The plan of a kernel that was not measured if it is faster than PyTorch on this call, else why not; and
+        whether that holds for the next such call, as it does not where this very one could not race."""
+        if why := self._why_no_race(choice, call):
+            return Refusal(f"{choice.name} was not measured here: {why}"), why is TOO_LONG
+        plan = self._prepared(choice, call)
+        if not isinstance(plan, CallPlan):
+            return plan, plan.reason is not COLD
+        platform, query, index = self.platform, call.query, call.query.get_device()
+        assert self._race is not None and platform is not None
+        own: list[Tensor | None] = []
+
+        def run() -> str:
+            if not own:
+                lse = None if plan.lse_shape is None else query.new_empty(plan.lse_shape, dtype=torch.float32)
+                given = call.out  # the plan writes by its strides, which may leave gaps
+                out = (
+                    out_like(query, call.value)
+                    if given is None
+                    else torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device=given.device)
+                )
+                own.extend((out, lse))
+            assert own[0] is not None
+            return plan.run(call, query, call.key, call.value, own[0], own[1])
+
+        with platform.guard(index):
+            raced = self._race.hold(choice, platform.identity(index), call, run)
+        self._unraced = {}  # the size is known now, to compiled code and captures, too
+        if isinstance(raced, str):
+            return Refusal(f"{choice.name} was not measured here: {raced}"), raced not in OF_A_CALL
+        found = _decided(choice, raced)
+        if isinstance(found, Refusal):
+            return found, True
+        plan.words = found.words
+        return plan, True
+
+
+def _decided(choice: Choice, raced: Raced) -> Choice | Refusal:
+    """Who runs after a race."""
+    if raced.won:
+        return replace(choice, words=f"{choice.name} runs: it took {raced} in a race on this card", estimated=False)
+    return Refusal(f"{choice.name} took {raced} in a race on this card")

@@ -205,17 +205,16 @@ def capture() -> Iterator[Shapes]:
         _hold(-1)
 
 
-def enable(estimated: bool = False) -> None:
+def enable(estimated: bool = False, race: bool = True) -> None:
     """Put evoattn behind every `scaled_dot_product_attention` of the process. An `sdpa_kernel` later on has PyTorch's
     backends run.
 
-    `estimated=True` also allows, here and in `evoattn.attention`, kernels that were measured on no GPU of this kind.
+    Kernels that were measured on no GPU of this kind race PyTorch's attention at the first eager call of a problem, and
+    the faster runs from then on. Here and in `evoattn.attention` `estimated=True` lets them run without a race, and
+    `race=False` never.
     """
     global _before, _everywhere
-    runtime = current.runtime()
-    if runtime.estimated != estimated:
-        runtime.estimated = estimated
-        runtime.forget()
+    _allow(estimated, race)
     _before = _backends()
     if not _everywhere:
         _everywhere = True
@@ -223,12 +222,17 @@ def enable(estimated: bool = False) -> None:
 
 
 def disable() -> None:
-    """Undo `enable`. `evoattn.attention` goes on to work, without estimated kernels."""
+    """Undo `enable`. `evoattn.attention` goes on to work, and estimated kernels race again."""
     global _everywhere
-    runtime = current.runtime()
-    if runtime.estimated:
-        runtime.estimated = False
-        runtime.forget()
+    _allow(False, True)
     if _everywhere:
         _everywhere = False
         _hold(-1)
+
+
+def _allow(estimated: bool, race: bool) -> None:
+    """Which kernels may run that were measured on no GPU of this kind."""
+    runtime = current.runtime()
+    if (runtime.estimated, runtime.races) != (estimated, race):
+        runtime.estimated, runtime.races = estimated, race
+        runtime.forget()

@@ -44,6 +44,12 @@ def families_for(problem: AttentionProblem, gpu: GpuSpec) -> tuple[str, ...]:
     return (*plain_families(group_of(problem)), *special)
 
 
+def able_families(problem: AttentionProblem, gpu: GpuSpec) -> tuple[str, ...]:
+    """Those of `families_for` that the card has for the problem; where none serves it, all that do."""
+    serving = [f.name for f in registry.FAMILIES.values() if not f.why_unsupported(problem, gpu)]
+    return tuple(name for name in families_for(problem, gpu) if name in serving) or tuple(serving)
+
+
 def make_groups(
     drawn: Iterable[AttentionProblem], earlier: Sequence[Path], gpu: GpuSpec, count: int, emphasis: bool = False
 ) -> list[Group]:
@@ -55,7 +61,7 @@ def make_groups(
     made = []
     for name, problems in sorted(by_group(chosen(drawn, timed, count, emphasis)).items()):
         families = families_for(problems[0], gpu)
-        group = Group(name, problems, families, len(problems), given=_given(problems, families, gpu))
+        group = Group(name, problems, families, len(problems), given=given(problems, families, gpu))
         spaces = {family: load_space(family, gpu) for family in families}
         for about, groups, _ in loaded:
             if card(about["device"]) == gpu:
@@ -65,7 +71,7 @@ def make_groups(
     return made
 
 
-def _given(
+def given(
     problems: Sequence[AttentionProblem], families: Collection[str], gpu: GpuSpec
 ) -> list[tuple[str, dict[str, Any]]]:
     """The two kernels that should take least time on each problem, once."""

@@ -66,6 +66,20 @@ def canonical(problem: AttentionProblem) -> AttentionProblem:
         return problem
 
 
+def size_class(problem: AttentionProblem) -> AttentionProblem:
+    """The `canonical` problem, lengths of many queries rounded to one of eight numbers between two powers of two: of
+    such a size one race is enough."""
+    about = canonical(problem)
+    if is_few(about) or about.varlen:
+        return about
+    queries, keys = (_up(length, FINE, PACKED_PARTS) for length in (about.seqlen_q, about.seqlen_k))
+    used = {"seqused": f"0:{keys}"} if about.seqused else {}
+    try:
+        return likely(about.with_(seqlen_q=queries, seqlen_k=keys, **used))
+    except ProblemError:
+        return about
+
+
 def grown(problem: AttentionProblem, most_keys: int) -> Iterator[AttentionProblem]:
     """The problem, and those with more keys, up to `most_keys`, at which a pick for it may change: one for each number
     that keys are rounded to. Raises `ProblemError` where a problem cannot have so many."""

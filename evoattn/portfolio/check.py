@@ -15,6 +15,7 @@ from typing import Any
 
 from evoattn.engine.group_search import GroupSearch, Manner
 from evoattn.engine.groups import Group, Kernel
+from evoattn.engine.tools import Tools
 from evoattn.families import registry
 from evoattn.fleet.local import LocalFleet
 from evoattn.model.gpu import GpuSpec
@@ -22,7 +23,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import ConfigError, load_space
 from evoattn.peers.labels import FLASH_ATTENTION
 from evoattn.peers.table import peers_of
-from evoattn.portfolio.campaign import families_for, group_of
+from evoattn.portfolio.campaign import able_families, group_of
 from evoattn.portfolio.pick import Pick, pick, portfolio_kernels
 from evoattn.timing.protocol import COMPARISON
 
@@ -83,9 +84,7 @@ class Checked:
 def make_group(index: int, problem: AttentionProblem, chosen: Pick | None, gpu: GpuSpec) -> Group:
     """A search of one problem that starts from the pick and the other kernels of its class, over the families of a
     campaign, or, where none of those serves it, all that do."""
-    serving = [f.name for f in registry.FAMILIES.values() if not f.why_unsupported(problem, gpu)]
-    families = tuple(name for name in families_for(problem, gpu) if name in serving) or tuple(serving)
-    group = Group(f"{index} {problem.describe()}", [problem], families)
+    group = Group(f"{index} {problem.describe()}", [problem], able_families(problem, gpu))
     first = [(chosen.family, chosen.config.params)] if chosen else []
     group.given = first + [(c.family, c.params) for c in portfolio_kernels(problem, gpu)]
     return group
@@ -219,9 +218,13 @@ class Wanted:
 
 
 def check_all(
-    problems: Sequence[AttentionProblem], gpu: GpuSpec, wanted: Wanted, say: Callable[[str], None]
+    problems: Sequence[AttentionProblem],
+    gpu: GpuSpec,
+    wanted: Wanted,
+    say: Callable[[str], None],
+    tools: Tools | None = None,
 ) -> Iterator[tuple[Group, Checked]]:
-    """Search all, then check one by one."""
+    """Search all, then check one by one. `tools`: what the processes run, where it is not the usual."""
     picks = [pick(problem, gpu) for problem in problems]
     groups = [make_group(i, problem, picks[i], gpu) for i, problem in enumerate(problems)]
     for group in groups:
@@ -231,7 +234,7 @@ def check_all(
             valid = [c for c in space.starting_configs() if not family.why_invalid(group.problems[0], c, gpu)]
             group.given += [(name, config.params) for config in valid[:STARTING]]
     fleet = LocalFleet(wanted.jobs) if wanted.jobs else None
-    with GroupSearch(groups, gpu, Manner(most=1), fleet) as engine:
+    with GroupSearch(groups, gpu, Manner(most=1), fleet, tools) as engine:
         engine.run(wanted.seconds * len(groups))
         say(f"searched: {engine.compiled} compiles, {engine.measured} times")
         for group, chosen in zip(groups, picks, strict=True):

@@ -10,7 +10,6 @@ right checksum. What cannot be read or written costs a climb, nothing else.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,8 +19,10 @@ from itertools import product
 from operator import ne
 from pathlib import Path
 
-from evoattn.backends.cache_folder import make_folder, mark_used, open_own, read_own, write_whole
+from evoattn.backends import appended
+from evoattn.backends.cache_folder import mark_used
 from evoattn.families import registry
+from evoattn.model.calibrated import FILE, calibrations_folder
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.paths import SEARCH_SPACES
 from evoattn.model.problem import AttentionProblem
@@ -232,10 +233,6 @@ def penalised(kernels: Sequence[KernelConfig]) -> Callable[[Scored], float]:
 SUFFIX = ".climbs"
 MOST_KEPT = 4096
 """In memory."""
-MOST_BYTES = 1 << 20
-"""Of a file: some 2,000 climbs. Of a larger one the newer half is kept."""
-NAME, SUM = 32, 16
-"""Characters of a line's first two words."""
 PACKAGE = Path(__file__).resolve().parents[1]
 ROOMS = ("model", "families", "portfolio", "cost")
 """Whose source files decide what a climb comes to."""
@@ -270,17 +267,10 @@ def what_decides(package: Path = PACKAGE, spaces: Path = SEARCH_SPACES, read_ns:
         return ""
     digest = hashlib.sha256(repr(sources).encode())
     digest.update(repr(list(_source_files(str(spaces)))).encode())
-    for file in sorted((*(package / "portfolio" / "data").iterdir(), *(package / "cost" / "data").iterdir())):
-        digest.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
+    data = *(package / "portfolio" / "data").iterdir(), *(package / "cost" / "data").iterdir()
+    for file in (*sorted(data), *sorted(calibrations_folder().glob(f"*/{FILE}"))):
+        digest.update(f"{file.parent.name}/{file.name}".encode() + hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
-
-
-def _name(key: Key) -> bytes:
-    return hashlib.sha256(repr(key).encode()).hexdigest()[:NAME].encode()
-
-
-def _sum(name: bytes, row: bytes) -> bytes:
-    return hashlib.sha256(name + row).hexdigest()[:SUM].encode()
 
 
 class ClimbCache:
@@ -300,7 +290,7 @@ class ClimbCache:
             state = self._state() if self._folder else ""
         except OSError:  # no files, as in an archive, or one that went away while they were looked through
             return None
-        return self._folder / f"{state[:NAME]}{SUFFIX}" if self._folder and state else None
+        return self._folder / f"{state[: appended.NAME]}{SUFFIX}" if self._folder and state else None
 
     def get(self, key: Key) -> Climbed | None:
         """What this process or an earlier one has added."""
@@ -308,8 +298,10 @@ class ClimbCache:
         if found is None and self._folder is not None:
             if self._lines is None:
                 self._lines = self._read()
-            name = _name(key)
-            if (line := self._lines.get(name)) and (found := _parsed(name, line)):
+            name = appended.name_of(key)
+            if (line := self._lines.get(name)) and (row := appended.parsed(name, line)):
+                family, params, gain, asked = row
+                found = Climbed(KernelConfig(family, params), gain, asked)
                 self._remember(key, found)
         return found
 
@@ -319,10 +311,12 @@ class ClimbCache:
         if not self._writes or (path := self.path) is None:
             return
         config = climbed.config
-        row = json.dumps([config.family, config.params, climbed.gain, climbed.asked], separators=(",", ":")).encode()
-        name = _name(key)
-        # The first newline ends what a process that was killed has left.
-        self._writes = _append(path, b"\n" + name + b" " + _sum(name, row) + b" " + row + b"\n")
+        row = [config.family, config.params, climbed.gain, climbed.asked]
+        self._writes = appended.append(path, appended.name_of(key), row)
+
+    def forget(self) -> None:
+        """Take nothing of what is in memory, and read the file of the state as it is then."""
+        self._memory, self._lines = {}, None
 
     def _remember(self, key: Key, found: Climbed) -> None:
         if len(self._memory) >= MOST_KEPT:
@@ -332,34 +326,6 @@ class ClimbCache:
     def _read(self) -> dict[bytes, bytes]:
         if (path := self.path) is None:
             return {}
-        if (data := read_own(path)) is None:
-            return {}
-        mark_used(path)
-        return {line[:NAME]: line[NAME + 1 :] for line in data.splitlines() if line}
-
-
-def _parsed(name: bytes, line: bytes) -> Climbed | None:
-    """What a line says after its name; None if it is not whole."""
-    check, _, row = line.partition(b" ")
-    if check != _sum(name, row):
-        return None
-    family, params, gain, asked = json.loads(row)
-    return Climbed(KernelConfig(family, params), gain, asked)
-
-
-def _append(path: Path, line: bytes) -> bool:
-    """Whether the line was written."""
-    try:
-        make_folder(path.parent)
-        handle = open_own(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        if handle is None:
-            return False
-        try:
-            if os.fstat(handle).st_size + len(line) > MOST_BYTES:
-                kept = path.read_bytes().splitlines(keepends=True)
-                return write_whole(path, b"".join(kept[len(kept) // 2 :]) + line)
-            return os.write(handle, line) == len(line)
-        finally:
-            os.close(handle)
-    except OSError:
-        return False
+        if lines := appended.read(path):
+            mark_used(path)
+        return lines

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from evoattn.families import registry
-from evoattn.model.gpu import GPUS, GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, Value
 
@@ -95,6 +94,11 @@ def load(arch: str, folder: Path = DATA) -> KernelList | None:
         row = json.loads((folder / f"{arch}.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
+    return of_row(arch, row)
+
+
+def of_row(arch: str, row: Mapping[str, Any]) -> KernelList:
+    """The list that a file holds. Raises as `load` does."""
     kernels = (KernelConfig(family, dict(zip(row["genes"][family], values))) for family, *values in row["kernels"])
     return KernelList(
         arch,
@@ -102,31 +106,35 @@ def load(arch: str, folder: Path = DATA) -> KernelList | None:
         tuple(Skipped(**one) for one in row["skipped"]),
         row["regret"],
         row["genes"],
-        tuple(KernelConfig(one.family, registry.completed(one.family, one.params)) for one in kernels),
+        tuple(_completed(one) for one in kernels),
         tuple(row["general"]),
         {kind: tuple(places) for kind, places in row["kinds"].items()},
     )
 
 
-def save(path: Path, found: KernelList) -> None:
-    """Write the file: a kernel a line, its family and the values of its genes in their order. Raises `OSError`."""
-    head: dict[str, Any] = {
+def _completed(config: KernelConfig) -> KernelConfig:
+    """With the defaults of parameters that are younger than the file; of a family that is none any more as it is."""
+    known = config.family in registry.FAMILIES
+    return KernelConfig(config.family, registry.completed(config.family, config.params)) if known else config
+
+
+def to_row(found: KernelList) -> dict[str, Any]:
+    """What a file holds: of a kernel its family and the values of its genes in their order."""
+    return {
         "cards": found.cards,
         "skipped": [vars(one) for one in found.skipped],
         "regret": dict(found.regret),
         "genes": {family: dict(genes) for family, genes in found.genes.items()},
         "general": found.general,
         "kinds": dict(found.kinds),
+        "kernels": [[k.family, *(k.params[name] for name in found.genes[k.family])] for k in found.kernels],
     }
+
+
+def save(path: Path, found: KernelList) -> None:
+    """Write the file, a kernel a line. Raises `OSError`."""
+    head = to_row(found)
+    rows = head.pop("kernels")
     lines = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
-    rows = ([k.family, *(k.params[name] for name in found.genes[k.family])] for k in found.kernels)
     kernels = ",\n".join(f"  {json.dumps(row)}" for row in rows)
     path.write_text("{\n" + ",\n".join(lines) + ',\n "kernels": [\n' + kernels + "\n ]\n}\n", encoding="utf-8")
-
-
-@cache
-def list_for(gpu: GpuSpec) -> KernelList | None:
-    """The list of the GPU's architecture, else of the newest older one that has a list; None where there is none."""
-    older = {g.arch: g.capability for g in GPUS.values() if g.capability <= gpu.capability} | {gpu.arch: gpu.capability}
-    found = (load(arch) for arch in sorted(older, key=lambda arch: older[arch], reverse=True))
-    return next((one for one in found if one), None)

@@ -8,13 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from evoattn.cost import correction
 from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, SearchSpace, load_space
 from evoattn.portfolio.canonical import canonical, likely
 from evoattn.portfolio.climb import MOST_KEPT, ClimbCache, Costs, climbed, neighbours
-from evoattn.portfolio.kernels import Genes, KernelList, kind_of, list_for
+from evoattn.portfolio.kernels import Genes, KernelList, kind_of
+from evoattn.portfolio.lists import list_for
 
 MOST_CHANGED = 60
 """Changes of known-good configs that are looked at where no such config can serve a problem; each is scored in some
@@ -57,6 +59,14 @@ def lasting_pick(problem: AttentionProblem, gpu: GpuSpec, climbs: ClimbCache | N
     return _kept(canonical(problem), gpu, IN_MEMORY if climbs is None else climbs)
 
 
+def forget() -> None:
+    """Have picks made anew: a calibration has come or gone."""
+    correction.forget()
+    list_for.cache_clear()
+    _kept.cache_clear()
+    IN_MEMORY.forget()
+
+
 @lru_cache(MOST_KEPT)
 def _kept(about: AttentionProblem, gpu: GpuSpec, climbs: ClimbCache) -> Pick | None:
     """The pick for a canonical problem."""
@@ -67,7 +77,7 @@ def _kept(about: AttentionProblem, gpu: GpuSpec, climbs: ClimbCache) -> Pick | N
         kernels, genes = _begin(about, gpu, listed)
         if not kernels:
             return None
-        timed = _split(listed.of(about)[0], about, gpu) if listed else ()
+        timed = _split(listed.of(about)[0], about, gpu) if listed and gpu.name in listed.cards else ()
         end = climbed(kernels, about, gpu, genes, timed)
         climbs.add((about, gpu), end)
     why = f"of {_begun(listed)} it should take least time here by the cost model"
@@ -103,18 +113,29 @@ def _begin(
     if able and listed and gpu.name in listed.cards and kind_of(problem) in listed.kinds:
         return able, genes
     serving = (f.name for f in registry.FAMILIES.values() if not f.why_unsupported(problem, gpu))
-    spaces = [load_space(name, gpu) for name in serving]
-    genes |= {space.family: _known_genes(space, genes.get(space.family, {})) for space in spaces}
-    known = [c for space in spaces for c in space.starting_configs() if _can_run(c, problem, gpu)]
+    spaces = {name: load_space(name, gpu) for name in serving}
+    genes |= {name: _known_genes(space, genes.get(name, {})) for name, space in spaces.items()}
+    if listed and gpu.name not in listed.cards:
+        able = _of_another_card([*able, *listed.kernels], spaces, problem, gpu)
+    known = [c for space in spaces.values() for c in space.starting_configs() if _can_run(c, problem, gpu)]
     found = {config.id: config for config in [*able, *known]} or {
         config.id: config
-        for space in spaces
+        for space in spaces.values()
         for start in space.starting_configs()
         for config in neighbours(start, problem, gpu, genes[space.family])
     }
     configs = list(found.values())
     apart = 1 if able or known or not configs else math.ceil(len(configs) / MOST_CHANGED)
     return configs[::apart], genes
+
+
+def _of_another_card(
+    kernels: Sequence[KernelConfig], spaces: Mapping[str, SearchSpace], problem: AttentionProblem, gpu: GpuSpec
+) -> list[KernelConfig]:
+    """Those that this card's families have, too. Of 100 problems on each of ten cards the choice among these and the
+    families' own configs scores 0.97 times the best of them all, in the mean (`benchmarks/cards/picks.py`)."""
+    same = (c for c in kernels if c.family in spaces and spaces[c.family].has(c.params))
+    return [c for c in same if _can_run(c, problem, gpu)]
 
 
 def _splits_at_launch(config: KernelConfig) -> bool:
@@ -146,10 +167,14 @@ def _split(kernels: Sequence[KernelConfig], problem: AttentionProblem, gpu: GpuS
 
 
 def _known_genes(space: SearchSpace, genes: Genes) -> Genes:
-    """The values of `genes`, and those that a known-good config has."""
+    """The values of `genes` that the space has, and those that a known-good config has."""
     return {
-        name: list(dict.fromkeys([*genes.get(name, ()), *(row[name] for row in space.starting)]))
-        for name in space.names()
+        p.name: [
+            value
+            for value in dict.fromkeys([*genes.get(p.name, ()), *(row[p.name] for row in space.starting)])
+            if value in p.values
+        ]
+        for p in space.parameters
     }
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from evoattn.engine.groups import Group
 from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem, ProblemError
@@ -65,23 +66,20 @@ class Kind:
         return chosen
 
 
-def measured_kinds(files: Iterable[Path]) -> tuple[dict[str, Kind], dict[str, KernelConfig]]:
-    """The kinds of problems of campaigns, and their right kernels by name. Raises `OSError` or `ValueError` on a file
-    that cannot be read."""
+def measured_kinds(groups: Iterable[Group]) -> tuple[dict[str, Kind], dict[str, KernelConfig]]:
+    """The kinds of problems of measured groups, and their right kernels by name."""
     kinds: dict[str, Kind] = {}
     configs: dict[str, KernelConfig] = {}
-    for file in files:
-        _, groups, _ = campaign.load(file)
-        for group in groups:
-            for index, problem in enumerate(group.problems):
-                best, kind = group.best(index), kinds.setdefault(kind_of(problem), Kind())
-                for kernel in group.kernels.values():
-                    if kernel.state == "right" and index in kernel.times and index not in kernel.rough:
-                        config = whole(kernel.config)
-                        configs[config.id] = config
-                        known, lost = kind.lost.setdefault(config.id, {}), math.log(kernel.times[index] / best)
-                        known[kind.problems] = min(lost, known.get(kind.problems, lost))
-                kind.problems += 1
+    for group in groups:
+        for index, problem in enumerate(group.problems):
+            best, kind = group.best(index), kinds.setdefault(kind_of(problem), Kind())
+            for kernel in group.kernels.values():
+                if kernel.state == "right" and index in kernel.times and index not in kernel.rough:
+                    config = whole(kernel.config)
+                    configs[config.id] = config
+                    known, lost = kind.lost.setdefault(config.id, {}), math.log(kernel.times[index] / best)
+                    known[kind.problems] = min(lost, known.get(kind.problems, lost))
+            kind.problems += 1
     return kinds, configs
 
 
@@ -144,11 +142,21 @@ def genes_of(configs: Iterable[KernelConfig]) -> dict[str, Genes]:
 def select(files: Sequence[Path], gpu: GpuSpec, today: KernelList | None, jobs: int | None = None) -> KernelList:
     """The list of these campaigns and of `today`: kinds that they measured have the kernels that cover them, others
     keep theirs. Raises `OSError` or `ValueError` on a file that cannot be read."""
-    kinds, configs = measured_kinds(files)
+    return select_of((group for file in files for group in campaign.load(file)[1]), gpu, today, jobs)
+
+
+def select_of(
+    groups: Iterable[Group], gpu: GpuSpec, today: KernelList | None, jobs: int | None = None, beside: bool = False
+) -> KernelList:
+    """As `select`, of measured groups. `beside`: kinds that they measured keep the kernels of `today`, too."""
+    kinds, configs = measured_kinds(groups)
     own = {kind: found.covering() for kind, found in kinds.items()}
     if today:
         configs |= {config.id: config for config in today.kernels}
-        own = {kind: [today.kernels[i].id for i in places] for kind, places in today.kinds.items()} | own
+        theirs = {kind: [today.kernels[i].id for i in places] for kind, places in today.kinds.items()}
+        if beside:
+            own = {kind: list(dict.fromkeys([*names, *theirs.get(kind, ())])) for kind, names in own.items()}
+        own = theirs | own
     fast = list(dict.fromkeys(name for names in own.values() for name in names))
     everywhere = general([configs[name] for name in fast], problems_to_serve(), gpu, jobs)
     places = {name: i for i, name in enumerate(dict.fromkeys([*fast, *everywhere]))}

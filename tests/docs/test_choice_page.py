@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from evoattn.model.gpu import GPUS
-from evoattn.portfolio.kernels import list_for
+from evoattn.portfolio.lists import list_for
 from tests.docs.test_docs import ROOT
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from evoattn.backends import versions
 from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import GPUS
 from evoattn.model.paths import TEMPLATES
@@ -49,11 +50,11 @@ def test_the_key_covers_every_file_that_the_source_is_made_of(name, tmp_path):
     for file in files + own:
         for included in re.findall(r'#include "(.*)"', file.read_text()):
             assert included.startswith(("device/", f"{name}/")), f"{file.name} includes {included}"
-    seen = {cubins.template_digest(name)}
+    seen = {versions.template_digest(name)}
     for file in (files[0], tmp_path / "templates" / "problem.j2", own[0], own[-1]):
         file.write_text(file.read_text() + "// changed\n")
-        cubins.template_digest.cache_clear()
-        seen.add(cubins.template_digest(name, tmp_path / "templates"))
+        versions.template_digest.cache_clear()
+        seen.add(versions.template_digest(name, tmp_path / "templates"))
     assert len(seen) == 5
 
 

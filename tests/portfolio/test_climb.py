@@ -30,7 +30,7 @@ from evoattn.portfolio.climb import (
     neighbours,
     penalised,
 )
-from evoattn.portfolio.kernels import list_for
+from evoattn.portfolio.lists import list_for
 from evoattn.portfolio.pick import pick, portfolio_kernels, ranked
 
 H100 = GPUS["h100"]

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from evoattn.backends.appended import MOST_BYTES
 from evoattn.families import registry
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.portfolio import climb as module
 from evoattn.portfolio.canonical import canonical
-from evoattn.portfolio.climb import MOST_BYTES, PACKAGE, ClimbCache, Climbed, Key, what_decides
+from evoattn.portfolio.climb import PACKAGE, ClimbCache, Climbed, Key, what_decides
 from evoattn.portfolio.pick import next_picks, pick
 
 H100 = GPUS["h100"]

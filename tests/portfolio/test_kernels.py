@@ -9,7 +9,8 @@ from evoattn.families import registry
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import load_space
-from evoattn.portfolio.kernels import DATA, KernelList, Skipped, kind_of, list_for, load, save
+from evoattn.portfolio.kernels import DATA, KernelList, Skipped, kind_of, load, save
+from evoattn.portfolio.lists import list_for
 
 H100 = GPUS["h100"]
 
@@ -61,5 +62,5 @@ def test_a_kind_is_what_one_must_have_timed() -> None:
 
 def test_newer_cards_take_the_newest_list_that_is_there() -> None:
     assert list_for(GPUS["h200"]) is list_for(GPUS["b200"]) is shipped()
-    assert list_for(GPUS["l4"]) is None
+    assert list_for(GPUS["l4"]) is list_for(GPUS["h100"]), "the oldest newer one"
     assert registry.FAMILIES.keys() >= shipped().genes.keys()

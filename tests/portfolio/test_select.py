@@ -39,7 +39,7 @@ def campaign_of(folder: Path) -> Path:
 @pytest.mark.slow
 def test_a_kind_that_was_measured_gets_what_covers_it_and_others_keep_theirs(tmp_path: Path) -> None:
     path = campaign_of(tmp_path)
-    kinds, _ = measured_kinds([path])
+    kinds, _ = measured_kinds(campaign.load(path)[1])
     assert {name: kind.problems for name, kind in kinds.items()} == {"16 d64 sink": 2}
     first = select([path], H200, None, 2)
     assert first.cards == ("h200",) and set(first.kinds) == {"16 d64 sink"}

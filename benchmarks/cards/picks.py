@@ -1,0 +1,148 @@
+"""Are picks on cards that nobody measured as good as the best known-good config, by the cost model?
+
+For problems as people have them, on each card, the score of the pick over the least score of all configs that are known
+to be good for the card's families: the starting configs of their search spaces, and kernels of shipped portfolios that
+the card can run. With `--compile` NVRTC compiles each different pick for the card. Scores are no times: this says that
+the choice does what the cost model can, and nothing of the model itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from statistics import fmean
+
+from evoattn.cost.cost import scores
+from evoattn.families import registry
+from evoattn.model.gpu import GPUS, GpuSpec
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig, load_space
+from evoattn.portfolio.canonical import canonical
+from evoattn.portfolio.kernels import DATA, load
+from evoattn.portfolio.pick import pick
+from evoattn.portfolio.workload import draw
+
+CARDS = ("a100", "a100-80gb", "a10", "l4", "l40s", "rtx3090", "rtx4090", "rtx5090", "rtxpro6000", "b200")
+MOST = 1.02
+"""A pick's score over that of the best known-good config."""
+SEEDS = range(8000, 8005)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A pick beside the best known-good config of its problem."""
+
+    problem: AttentionProblem
+    picked: KernelConfig | None
+    best: KernelConfig
+    ratio: float
+    """Of their scores; infinite where there is no pick."""
+    failure: str = ""
+    """What the compiler said against the pick."""
+
+    @property
+    def misses(self) -> bool:
+        return self.ratio > MOST or bool(self.failure)
+
+
+def known_good(problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
+    """Configs that are known to be good and that can serve the problem on the card."""
+    able = [family for family in registry.FAMILIES.values() if not family.why_unsupported(problem, gpu)]
+    found = [c for family in able for c in load_space(family.name, gpu).starting_configs()]
+    for path in DATA.glob("*.json"):
+        listed = load(path.stem)
+        found += [c for c in listed.kernels if c.family in {f.name for f in able}] if listed else []
+    return [c for c in found if not registry.lookup(c.family).why_impossible(problem, c, gpu)]
+
+
+def judged(problem: AttentionProblem, gpu: GpuSpec) -> Judged | None:
+    """None where no known-good config can serve the problem. Both are scored on the lengths that picks are made for."""
+    about = canonical(problem)
+    known = list({c.id: c for c in known_good(about, gpu)}.values())
+    if not known:
+        return None
+    found = scores(about, known, gpu)
+    least = min(range(len(known)), key=lambda i: found[i])
+    picked = pick(problem, gpu)
+    if picked is None:
+        return Judged(problem, None, known[least], math.inf)
+    return Judged(problem, picked.config, known[least], scores(about, [picked.config], gpu)[0] / found[least])
+
+
+def compiled(rows: Iterable[Judged], gpu: GpuSpec) -> Iterator[Judged]:
+    """The rows, with what NVRTC says against their picks."""
+    from dataclasses import replace
+
+    from evoattn.backends.compiler import CompileError, compile_source
+    from evoattn.families.render import render
+
+    known: dict[str, str] = {}
+    for row in rows:
+        if row.picked is None:
+            yield row
+            continue
+        source = render(registry.lookup(row.picked.family), row.problem, row.picked, gpu).source
+        if source not in known:
+            try:
+                compile_source(source, gpu.arch)
+                known[source] = ""
+            except CompileError as error:
+                known[source] = str(error).splitlines()[0]
+        yield replace(row, failure=known[source])
+
+
+def of_card(name: str, problems: list[AttentionProblem], compiles: bool) -> list[Judged]:
+    """The rows of a card."""
+    gpu = GPUS[name]
+    rows = [row for problem in problems if (row := judged(problem, gpu))]
+    return list(compiled(rows, gpu)) if compiles else rows
+
+
+def summary(name: str, rows: list[Judged]) -> str:
+    """A row of the table."""
+    able = [row.ratio for row in rows if math.isfinite(row.ratio)] or [math.nan]
+    families = Counter(row.picked.family for row in rows if row.picked)
+    words = ", ".join(f"{family} {count}" for family, count in families.most_common())
+    failed = sum(bool(row.failure) for row in rows)
+    return (
+        f"| {name} | {len(rows)} | {math.exp(fmean(map(math.log, able))):.3f} | {max(able):.3f} "
+        f"| {sum(row.ratio > MOST for row in rows)} | {failed} | {words} |"
+    )
+
+
+def main() -> int:
+    """0 if every pick of every card is near enough and compiles."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cards", default=",".join(CARDS), metavar="NAME,…")
+    parser.add_argument("--count", type=int, default=100, metavar="N", help="problems of each card")
+    parser.add_argument("--compile", action="store_true", help="compile each different pick by NVRTC")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N")
+    parser.add_argument("--misses", type=int, default=5, metavar="N", help="of each card that are printed")
+    words = parser.parse_args()
+    each = math.ceil(words.count / len(SEEDS))
+    problems = [p for seed in SEEDS for p in draw(seed, each)][: words.count]
+    names, started = words.cards.split(","), time.monotonic()
+    print("| card | problems | geomean | worst | over 1.02 | do not compile | families of the picks |\n|" + "---|" * 7)
+    missed = 0
+    work = partial(of_card, problems=problems, compiles=words.compile)
+    with ProcessPoolExecutor(words.jobs) as workers:
+        for name, rows in zip(names, workers.map(work, names), strict=True):
+            print(summary(name, rows), flush=True)
+            bad = sorted((row for row in rows if row.misses), key=lambda row: -row.ratio)
+            missed += len(bad)
+            for row in bad[: words.misses]:
+                mine = f"{row.picked.family} {row.picked.describe()}" if row.picked else "no pick"
+                print(f"  {row.ratio:.3f} {row.problem.describe()}: {mine} {row.failure}")
+                print(f"        best: {row.best.family} {row.best.describe()}")
+    print(f"{missed} misses; {time.monotonic() - started:.0f} s")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,200 @@
+"""Is evoattn.attention never slower than SDPA on a card that nobody measured, and what do its races cost?
+
+The GPU at hand plays the card (`evoattn/model/played.py`), in data and cache folders of its own. Each unseen problem is
+called once, which races the pick and SDPA; then evoattn.attention and SDPA are timed in turns, as the device takes
+them. The table says who won, the worst of evoattn's time over SDPA's, and the GPU's time of a race. A second process
+then calls all again, and must not race; at last a CUDA graph and compiled code take what the races found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from evoattn.model.problem import AttentionProblem
+
+ROUNDS, CALLS = 7, 10
+MOST_SLOWER = 1.03
+RACE_CALLS = 12
+"""Of each in a whole race: warm, alone, and twice five (`evoattn/ops/race.py`)."""
+AGAIN = "--again"
+
+
+def compiled(text: str) -> None:
+    """Compile the pick of a problem into the op's cache, in a process of its own without CUDA."""
+    from evoattn.families import registry
+    from evoattn.model.gpu import detect_devices
+    from evoattn.model.paths import cubin_cache
+    from evoattn.model.shape_text import parse_shape
+    from evoattn.ops import cubins
+    from evoattn.ops.current import FOLDER
+    from evoattn.portfolio.pick import pick
+
+    problem, gpu = parse_shape(text).canonical(), detect_devices()[0].spec
+    if gpu and (found := pick(problem, gpu)):
+        cubins.get(registry.lookup(found.family), problem, found.config, gpu, cubin_cache() / FOLDER)
+
+
+def tensors(problem: AttentionProblem) -> dict[str, Any]:
+    """The arguments of a call of the problem."""
+    import torch
+
+    from evoattn.model.dtype import DTYPES
+
+    made = []
+    for name in "qkv":
+        shape, strides = problem.shape(name), problem.strides(name)
+        whole = torch.randn(math.prod(shape), device="cuda", dtype=getattr(torch, DTYPES[problem.dtype].torch))
+        made.append(whole.as_strided(shape, strides))
+    words = {"enable_gqa": problem.heads != problem.kv_heads}
+    causal = {"full": False, "causal_upper_left": "upper_left", "causal_lower_right": "lower_right"}[problem.mask]
+    return dict(zip(("query", "key", "value"), made, strict=True)) | words | {"causal": causal}
+
+
+def by_sdpa(words: dict[str, Any]) -> Tensor:
+    """What a user of PyTorch runs: its own causal mask where both are one."""
+    import torch
+
+    from evoattn.ops.arguments import mask_of
+    from evoattn.ops.call import Call
+    from evoattn.ops.torch_answer import answer
+
+    call = Call(words["query"], words["key"], words["value"], mask_of(words["causal"] or None, False))
+    call.enable_gqa = words["enable_gqa"]
+    found = answer(call)
+    assert isinstance(found, torch.Tensor)
+    return found
+
+
+def again(texts: list[str]) -> None:
+    """All problems once more, in this process: prints of how many a CUDA graph gives what the eager call gives."""
+    import torch
+
+    import evoattn
+    from evoattn.model.shape_text import parse_shape
+
+    right = 0
+    for text in texts:
+        words = tensors(parse_shape(text))
+        eager = evoattn.attention(**words)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = evoattn.attention(**words)
+        graph.replay()
+        torch.cuda.synchronize()
+        right += torch.allclose(eager.float(), out.float(), atol=1e-2, rtol=1e-2)
+    print(right)
+
+
+def races_in(folder: Path) -> int:
+    """Races that were held with this data folder."""
+    from evoattn.portfolio.races import FILE
+
+    file = folder / "data" / "evoattn" / FILE
+    return sum(map(bool, file.read_bytes().splitlines())) if file.exists() else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--play", default="stranger", metavar="CARD", help="a card of `evoattn gpus`, or stranger")
+    parser.add_argument("--target", default="sm_90a", help="what the GPU at hand compiles for")
+    parser.add_argument("--problems", type=int, default=60, metavar="N")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="compile processes")
+    parser.add_argument("--seconds", type=float, default=240.0, metavar="S", help="at most")
+    parser.add_argument(AGAIN, type=Path, metavar="FILE", help=argparse.SUPPRESS)
+    words = parser.parse_args()
+    if words.again:
+        again(json.loads(words.again.read_text(encoding="utf-8")))
+        return 0
+    folder, started = Path(tempfile.mkdtemp(prefix="evoattn-race-")), time.monotonic()
+    os.environ |= {
+        "EVOATTN_PLAY_CARD": f"{words.play}@{words.target}",
+        "XDG_DATA_HOME": str(folder / "data"),
+        "EVOATTN_CACHE": str(folder / "cubins"),
+    }
+    from benchmarks.cards.stranger import unseen
+    from evoattn.model.gpu import detect_devices
+    from evoattn.model.played import is_played
+    from evoattn.model.shape_text import parse_shape
+
+    devices = [device for device in detect_devices() if device.spec]
+    if not devices or devices[0].spec is None or not is_played(devices[0].spec):
+        print("There is no CUDA device here that could play a card.", file=sys.stderr)
+        return 1
+    gpu = devices[0].spec
+    texts = [problem.describe() for problem in unseen(words.problems, gpu)]
+    with ProcessPoolExecutor(words.jobs, multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(compiled, texts))
+    print(f"{time.monotonic() - started:.0f} s: compiled", file=sys.stderr, flush=True)
+
+    import torch
+
+    import evoattn
+    from evoattn.ops.race import CudaClock
+
+    clock = CudaClock()
+    rows: list[tuple[float, bool, float, float, str, str]] = []
+    for text in texts:
+        if time.monotonic() - started > words.seconds:
+            print(f"The time is over: {len(rows)} of {len(texts)} problems were called.", file=sys.stderr)
+            break
+        given = tensors(parse_shape(text))
+        torch.cuda.synchronize()
+        before = time.monotonic()
+        evoattn.attention(**given)
+        torch.cuda.synchronize()
+        first_ms = (time.monotonic() - before) * 1e3
+        said = evoattn.explain(given.pop("query"), given.pop("key"), given.pop("value"), **given)
+        given = tensors(parse_shape(text))
+        ours, theirs = [], []
+        for _ in range(ROUNDS):
+            ours.append(clock.time_us(partial(evoattn.attention, **given), CALLS))
+            theirs.append(clock.time_us(partial(by_sdpa, given), CALLS))
+        ratio = sorted(a / b for a, b in zip(ours, theirs, strict=True))[ROUNDS // 2]
+        race_ms = RACE_CALLS * 1e-3 * (min(ours) + min(theirs)) if "race" in said else 0.0
+        rows.append((ratio, not said.startswith("SDPA runs"), first_ms, race_ms, text, said))
+    file = folder / "shapes.json"
+    file.write_text(json.dumps([row[4] for row in rows]), encoding="utf-8")
+    held = races_in(folder)
+    right = int(_second(file).split()[-1])
+    more = races_in(folder) - held
+    ratios = [row[0] for row in rows]
+    print(f"{devices[0].product} as {gpu.name}, {time.strftime('%Y-%m-%d')}:")
+    print("| problems | races | kernel runs | ours / SDPA, geomean | worst | over 1.03 | first call, ms | GPU, ms |")
+    print("|---" * 8 + "|")
+    mean = math.exp(fmean(map(math.log, ratios)))
+    slower = sum(ratio > MOST_SLOWER for ratio in ratios)
+    print(
+        f"| {len(rows)} | {held} | {sum(row[1] for row in rows)} | {mean:.3f} | {max(ratios):.3f} | {slower} "
+        f"| {max(row[2] for row in rows):.0f} | {max(row[3] for row in rows):.1f} |"
+    )
+    print(
+        f"First call and GPU: the worst. A second process held {more} races; {right} of {len(rows)} graphs were right."
+    )
+    for ratio, _, _, _, text, said in sorted(rows, reverse=True)[:6]:
+        print(f"  {ratio:.3f} {text}: {said}")
+    return 1 if slower or more or right < len(rows) else 0
+
+
+def _second(file: Path) -> str:
+    words = [sys.executable, "-m", "benchmarks.cards.race", AGAIN, str(file)]
+    return subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,214 @@
+"""How good are picks on a card that evoattn has never seen, after a calibration of so many minutes?
+
+The GPU at hand plays the stranger (`evoattn/model/played.py`):
+
+    --play stranger   itself, with everything that ships for it hidden: the picks' times over those of the shipped picks
+    --play a100, l4   with the families and the shared memory of a block of that card, beside SDPA's flash and efficient
+
+First `evoattn calibrate` runs with `--calibrate`, in a data folder of its own; then the picks of unseen problems are
+timed in turns with SDPA, with the shipped picks (stranger alone) and with the best of a search of `--search` seconds a
+problem. One table says what came of it; `-o` keeps all times. `--calibrate 0` judges picks before a calibration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, quantiles
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from evoattn.engine.tools import Tools
+    from evoattn.model.gpu import GpuSpec
+    from evoattn.model.problem import AttentionProblem
+
+PEERS = ("flash", "efficient")
+"""Not cuDNN: it uses Hopper's instructions."""
+FIRST_SEED, EACH_SEED = 8200, 20
+FOUND = 3
+"""Kernels of a search that take part in a problem's final."""
+GOALS = {"stranger": "times of shipped picks: 1.05 after 10 minutes, 1.03 after 20"}
+BESIDE_SDPA = "ahead of SDPA on 57 of 60, SDPA / pick 1.25, regret 1.04, all after 10 minutes"
+
+
+@dataclass
+class Row:
+    """One problem: µs by contestant; `pick`, `shipped`, `found` (the best of a search) and PEERS."""
+
+    problem: str
+    family: str
+    us: dict[str, float] = field(default_factory=dict)
+    wrong: str = ""
+
+    def ratio(self, over: str, under: str = "pick") -> float | None:
+        """One time over another, None where there is none."""
+        return self.us[over] / self.us[under] if over in self.us and under in self.us else None
+
+    @property
+    def sdpa(self) -> float | None:
+        return min((self.us[name] for name in PEERS if name in self.us), default=None)
+
+    @property
+    def regret(self) -> float | None:
+        """Of the pick over the best of all of ours."""
+        best = min((self.us[name] for name in ("pick", "found", "shipped") if name in self.us), default=None)
+        return self.us["pick"] / best if best and "pick" in self.us else None
+
+
+def _geomean(ratios: Sequence[float]) -> str:
+    return f"{math.exp(fmean(map(math.log, ratios))):.3f}" if ratios else "none"
+
+
+def table(rows: Sequence[Row], goal: str) -> str:
+    """What came of it, for people."""
+    beside = [row for row in rows if row.sdpa and "pick" in row.us]
+    gains = [row.sdpa / row.us["pick"] for row in beside if row.sdpa]
+    over = [r for row in rows if (r := row.ratio("pick", "shipped"))]
+    regrets = [r for row in rows if (r := row.regret)]
+    tail = f"{quantiles(regrets, n=20)[-1]:.3f}" if len(regrets) > 1 else "none"
+    lines = [
+        f"Goal: {goal}.",
+        "| what | problems | geomean | worst |",
+        "|---|---|---|---|",
+        f"| pick / shipped pick | {len(over)} | {_geomean(over)} | {max(over, default=math.nan):.3f} |",
+        f"| pick / best of ours (regret; 95th percentile {tail}) | {len(regrets)} | {_geomean(regrets)} "
+        f"| {max(regrets, default=math.nan):.3f} |",
+        f"| SDPA flash or efficient / pick | {len(gains)} | {_geomean(gains)} | {min(gains, default=math.nan):.3f} |",
+        f"Ahead of SDPA on {sum(gain > 1 for gain in gains)} of {len(gains)}; "
+        f"{sum('pick' not in row.us for row in rows)} of {len(rows)} problems have no pick or a wrong one.",
+    ]
+    behind = sorted((row for row in beside if row.sdpa), key=lambda row: (row.sdpa or 0) / row.us["pick"])[:8]
+    lines += ["Least ahead of SDPA:"]
+    lines += [f"  {(row.sdpa or 0) / row.us['pick']:.3f} {row.problem} ({row.family})" for row in behind]
+    lines += ["Most lost to the best of ours:"]
+    lost = sorted((row for row in rows if row.regret), key=lambda row: -(row.regret or 0))[:8]
+    lines += [f"  {row.regret:.3f} {row.problem} ({row.family})" for row in lost]
+    lines += [f"  wrong: {row.problem}: {row.wrong}" for row in rows if row.wrong]
+    return "\n".join(lines)
+
+
+def unseen(count: int, gpu: GpuSpec) -> list[AttentionProblem]:
+    """Plain problems of seeds that nothing is made from, as many as fit the card; without fp32, as SDPA's flash is."""
+    from evoattn.portfolio.calibrate import fits
+    from evoattn.portfolio.workload import draw
+
+    found: dict[AttentionProblem, None] = {}
+    seed = FIRST_SEED
+    while len(found) < count:
+        found |= dict.fromkeys(p for p in draw(seed, EACH_SEED) if p.dtype != "fp32" and fits(p, gpu))
+        seed += 1
+    return list(found)[:count]
+
+
+def judge(
+    problems: Sequence[AttentionProblem],
+    gpu: GpuSpec,
+    real: GpuSpec | None,
+    words: argparse.Namespace,
+    say: Callable[[str], None],
+    tools: Tools | None = None,
+) -> list[Row]:
+    """The picks of the played card in turns with the others. `real`: the GPU whose shipped picks take part."""
+    from evoattn.engine.group_search import GroupSearch, Manner
+    from evoattn.engine.groups import Kernel
+    from evoattn.fleet.local import LocalFleet
+    from evoattn.portfolio.check import make_group
+    from evoattn.portfolio.pick import pick
+    from evoattn.timing.protocol import COMPARISON
+
+    picks = [pick(problem, gpu) for problem in problems]
+    groups = [make_group(i, problem, picks[i], gpu) for i, problem in enumerate(problems)]
+    fleet = LocalFleet(words.jobs) if words.jobs else None
+    rows: list[Row] = []
+    with GroupSearch(groups, gpu, Manner(most=1), fleet, tools) as engine:
+        if words.search > 0:
+            engine.run(words.search * len(groups))
+            say(f"searched: {engine.compiled} kernels compiled, {engine.measured} times")
+        shipped = [pick(problem, real) if real else None for problem in problems]
+        named = {}
+        for i, group in enumerate(groups):
+            mine = {"pick": picks[i], "shipped": shipped[i]}
+            named[i] = {name: Kernel(one.family, one.config.params) for name, one in mine.items() if one}
+            named[i] |= {f"found {n}": kernel for n, kernel in enumerate(group.leaders(0, FOUND))}
+        engine.compile_all([(groups[i], kernel) for i, kernels in named.items() for kernel in kernels.values()])
+        say("compiled")
+        end = time.monotonic() + words.finals
+        for i, group in enumerate(groups):
+            if time.monotonic() > end:
+                say(f"the time for finals is over: {len(rows)} of {len(groups)} problems were timed")
+                break
+            kernels = named[i]
+            result = engine.final(group, 0, list({k.id: k for k in kernels.values()}.values()), COMPARISON, PEERS)
+            times = result.right_us
+            us = {name: times[k.id] for name, k in kernels.items() if k.id in times}
+            found = [us.pop(name) for name in list(us) if name.startswith("found")]
+            us |= {"found": min(found)} if found else {}
+            us |= {name: times[name] for name in PEERS if name in times}
+            wrong = "" if "pick" in us else result.refusals.get("all", "the pick has no time")
+            rows.append(Row(problems[i].describe(), kernels["pick"].family if "pick" in kernels else "none", us, wrong))
+            if len(rows) % 10 == 0:
+                say(f"{len(rows)} of {len(groups)} timed")
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--play", default="a100", metavar="CARD", help="a card of `evoattn gpus`, or stranger")
+    parser.add_argument("--target", default="sm_90a", help="what the GPU at hand compiles for")
+    parser.add_argument("--calibrate", default="10m", metavar="BUDGET")
+    parser.add_argument("--kinds", default="plain", metavar="KIND,…", help="of the calibration")
+    parser.add_argument("--problems", type=int, default=60, metavar="N")
+    parser.add_argument("--search", type=float, default=0.0, metavar="S", help="of each problem, for its regret")
+    parser.add_argument("--finals", type=float, default=600.0, metavar="S", help="at most, of all finals")
+    parser.add_argument("--folder", type=Path, metavar="FOLDER", help="data and cache; a new one unless given")
+    parser.add_argument("--jobs", type=int, metavar="N", help="compile processes")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="all times, as JSON")
+    words = parser.parse_args()
+    folder = words.folder or Path(tempfile.mkdtemp(prefix="evoattn-stranger-"))
+    os.environ |= {
+        "EVOATTN_PLAY_CARD": f"{words.play}@{words.target}",
+        "XDG_DATA_HOME": str(folder / "data"),
+        "EVOATTN_CACHE": str(folder / "cubins"),
+    }
+    from evoattn.engine.budget import parse_budget
+    from evoattn.model.gpu import detect_devices, row_of
+    from evoattn.model.played import is_played
+    from evoattn.portfolio.calibrate import Wanted, calibrate
+
+    started = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"{time.monotonic() - started:5.0f} s: {text}", file=sys.stderr, flush=True)
+
+    devices = [device for device in detect_devices() if device.spec]
+    if not devices or devices[0].spec is None or not is_played(devices[0].spec):
+        print("There is no CUDA device here that could play a card.", file=sys.stderr)
+        return 1
+    device, gpu = devices[0], devices[0].spec
+    row = row_of(device.product)
+    real = row.with_limits(device.limits) if row and words.play == "stranger" else None
+    seconds = 0.0 if words.calibrate == "0" else parse_budget(words.calibrate).seconds or 0.0
+    calibrated: dict[str, Any] = {}
+    if seconds:
+        done = calibrate(Wanted(seconds, tuple(words.kinds.split(",")), (), words.jobs, judge_share=0.0), gpu, say)
+        say(f"the cost model's first choice: {done.fitted.before:.3f}, {done.fitted.after:.3f} corrected")
+        calibrated = {"times": done.calibration.times, "fit": [done.fitted.before, done.fitted.after]}
+    rows = judge(unseen(words.problems, gpu), gpu, real, words, say)
+    print(f"{device.product} as {gpu.name}, calibrated for {words.calibrate}, {time.strftime('%Y-%m-%d')}:")
+    print(table(rows, GOALS.get(words.play, BESIDE_SDPA)))
+    if words.output:
+        kept = {"device": device.product, "play": words.play, "calibrate": words.calibrate, **calibrated}
+        words.output.write_text(json.dumps(kept | {"rows": [vars(row) for row in rows]}), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,61 @@
+"""A file of lines that several processes append to and read: each line is one write, and has a checksum, so that one
+that is not whole is passed over. Plain data: a name and a JSON value a line."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from evoattn.backends.cache_folder import make_folder, open_own, read_own, write_whole
+
+MOST_BYTES = 1 << 20
+"""Of a file: some 2,000 lines. Of a larger one the newer half is kept."""
+NAME, SUM = 32, 16
+"""Characters of a line's first two words."""
+
+
+def name_of(key: object) -> bytes:
+    """What a line about `key` begins with."""
+    return hashlib.sha256(repr(key).encode()).hexdigest()[:NAME].encode()
+
+
+def _sum(name: bytes, row: bytes) -> bytes:
+    return hashlib.sha256(name + row).hexdigest()[:SUM].encode()
+
+
+def read(path: Path) -> dict[bytes, bytes]:
+    """The lines by their names, of one name the last; none where there is no file that can be trusted."""
+    data = read_own(path)
+    return {line[:NAME]: line[NAME + 1 :] for line in (data or b"").splitlines() if line}
+
+
+def parsed(name: bytes, line: bytes) -> Any:
+    """The value of a line after its name; None if it is not whole."""
+    check, _, row = line.partition(b" ")
+    return json.loads(row) if check == _sum(name, row) else None
+
+
+def append(path: Path, name: bytes, value: Any) -> bool:
+    """Whether the line was written; nothing is raised where it cannot be."""
+    row = json.dumps(value, separators=(",", ":")).encode()
+    # The first newline ends what a process that was killed has left.
+    line = b"\n" + name + b" " + _sum(name, row) + b" " + row + b"\n"
+    try:
+        make_folder(path.parent)
+        handle = open_own(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        if handle is None:
+            return False
+        try:
+            if os.fstat(handle).st_size + len(line) > MOST_BYTES:
+                fcntl.flock(handle, fcntl.LOCK_EX)  # of several that find it too long one makes it shorter at a time
+                kept = path.read_bytes().splitlines(keepends=True)
+                return write_whole(path, b"".join(kept[len(kept) // 2 :]) + line)
+            return os.write(handle, line) == len(line)
+        finally:
+            os.close(handle)
+    except OSError:
+        return False

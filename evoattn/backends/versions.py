@@ -1,0 +1,50 @@
+"""What decides how fast the kernel of a config is beside the card: templates, NVRTC, the driver."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+from functools import cache
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as package_version
+from pathlib import Path
+
+from evoattn.model.paths import TEMPLATES
+
+DRIVER_FILE = Path("/proc/driver/nvidia/version")
+
+
+@cache
+def template_digest(name: str, folder: Path = TEMPLATES) -> str:
+    """sha256 over a family's template, its own headers and what all share: with the constants, all that the source is
+    made of."""
+    headers = sorted(path for own in ("device", name) for path in (folder / own).rglob("*.cuh"))
+    files = (folder / f"{name}.cu.j2", *folder.glob("problem.j2"), *headers)
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
+
+
+@cache
+def nvrtc_version() -> str:
+    """The version of NVRTC's package, which costs no import of CuPy; NVRTC's own word where it is no package."""
+    try:
+        return package_version("nvidia-cuda-nvrtc")
+    except PackageNotFoundError:
+        from evoattn.backends import compiler
+
+        return compiler.version()
+
+
+@cache
+def driver_version() -> str:
+    """The kernel module's version, e.g. `580.95.05`; the CUDA version of the driver where the file is not there, and
+    nothing without a driver."""
+    with contextlib.suppress(OSError, IndexError):
+        words = DRIVER_FILE.read_text(encoding="utf-8").splitlines()[0].split()
+        return next((word for word in words if word[:1].isdigit() and "." in word), words[-1])
+    version = ctypes.c_int()
+    try:
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except OSError:
+        return ""
+    return f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"

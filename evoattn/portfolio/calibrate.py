@@ -1,0 +1,384 @@
+"""`evoattn calibrate`: measures on the card that is here what its picks need, within a budget.
+
+Problems as people have them, and the user's own, are searched together; each time is kept as it comes. Of them are
+made a correction of the cost model and the card's list of kernels, and both are judged on problems left out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import Any
+
+from evoattn.cost import correction
+from evoattn.cost.correction import NONE
+from evoattn.cost.correction_fit import Fit, Timed, fit
+from evoattn.engine.group_search import GroupSearch, Manner
+from evoattn.engine.groups import Group, Kernel
+from evoattn.engine.tools import Tools
+from evoattn.families import registry
+from evoattn.fleet.local import LocalFleet
+from evoattn.model.calibrated import calibration_folder
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.played import is_played
+from evoattn.model.problem import AttentionProblem, ProblemError
+from evoattn.model.space import load_space
+from evoattn.portfolio import calibrations, campaign, check, pick
+from evoattn.portfolio.calibrations import Calibration, Journal, card_of, short, times_of, versions_here
+from evoattn.portfolio.lists import shipped_for
+from evoattn.portfolio.proposals import ClimbingBreeder
+from evoattn.portfolio.select import select_of
+from evoattn.portfolio.workload import BUILD_SEEDS, DRAWS, PLAIN
+
+KINDS = (PLAIN, "scores", "packed", "cached", "paged", "biased")
+"""Of `workload.DRAWS`: those that most calls are of. Half of the problems are plain."""
+JUDGED_SEEDS = range(80, 100)
+"""Of problems left out."""
+JUDGE_SHARE, MAKE_SHARE = 0.24, 0.04
+"""Of the budget: for judging, and for making the list; the search has the rest."""
+PER_SECOND, LEAST, MOST = 0.6, 24, 800
+"""Problems by seconds of search."""
+SEARCH_EACH, FINAL_EACH, LEAST_JUDGED, MOST_JUDGED = 4.0, 1.5, 4, 40
+"""Seconds of a problem that is judged: to search it, and to time the pick, the best and SDPA in turns."""
+EACH_SEED = 20
+LONGEST_US = 3000.0
+"""By the card's peak: longer problems are many waves of the same tiles."""
+MEMORY_SHARE = 8
+"""Of a card's memory the tensors of a problem take one of so many parts at most."""
+SAVE_SECONDS, SAY_SECONDS = 1.0, 10.0
+RETIMED = 6
+"""Kernels of each group that were best under another driver, NVRTC or template, and are timed first."""
+MOST_ROWS = 12_000
+"""Times in the fit of a correction."""
+SDPA = ("flash", "efficient", "cudnn")
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a calibration is to do."""
+
+    seconds: float = 1200.0
+    kinds: Sequence[str] = KINDS
+    own: Sequence[tuple[AttentionProblem, float]] = ()
+    """The user's problems and their weights: together they have half of the time."""
+    jobs: int | None = None
+    """Compile processes."""
+    judge_share: float = JUDGE_SHARE
+    """Of the budget; 0 judges nothing."""
+
+
+@dataclass
+class Plan:
+    """What will be done."""
+
+    gpu: GpuSpec
+    groups: list[Group]
+    judged: list[AttentionProblem]
+    search_seconds: float
+    judge_seconds: float
+    recalled: int = 0
+    """Times that earlier runs took."""
+    old: int = 0
+    """Times under another driver, NVRTC or template, of which the best kernels are timed again."""
+    lines: list[str] = field(default_factory=list)
+
+    def describe(self) -> str:
+        """For people, in several lines."""
+        problems = sum(len(group.problems) for group in self.groups)
+        families = sorted({name for group in self.groups for name in group.families})
+        kinds = Counter(" ".join(("plain", *p.variants)[bool(p.variants) :]) for g in self.groups for p in g.problems)
+        rows = [
+            f"Card: {self.gpu.product} ({self.gpu.name}, {self.gpu.sm_count} SMs, {self.gpu.arch}).",
+            f"{problems} problems in {len(self.groups)} groups, searched together for {self.search_seconds:.0f} s;",
+            f"then {len(self.judged)} problems left out are judged, {self.judge_seconds:.0f} s.",
+            f"Families: {', '.join(families)}.",
+            "Problems: " + ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()) + ".",
+            f"Kept so far: {self.recalled} times.",
+        ]
+        if self.old:
+            rows.append(f"{self.old} more are of another driver, NVRTC or template: the best kernels are timed again.")
+        return "\n".join(rows)
+
+
+def fits(problem: AttentionProblem, gpu: GpuSpec) -> bool:
+    """Whether it is short enough to be measured, and small enough for the card."""
+    floor = gpu.floor_us(problem.flops, problem.bytes, problem.dtype)
+    return floor <= LONGEST_US and problem.bytes * MEMORY_SHARE <= gpu.dram_bytes
+
+
+def drawn(kinds: Sequence[str], seeds: Sequence[int], count: int, gpu: GpuSpec) -> list[AttentionProblem]:
+    """`count` different problems, half of them plain where other kinds are asked for, too."""
+    others = [kind for kind in kinds if kind != PLAIN]
+    plain = 0 if PLAIN not in kinds else count - count // 2 * bool(others)
+    shares = {PLAIN: plain} | {kind: math.ceil((count - plain) / len(others)) for kind in others}
+    found: dict[AttentionProblem, None] = {}
+    for kind, share in shares.items():
+        able = (p for seed in seeds for p in DRAWS[kind](seed, EACH_SEED) if share and fits(p, gpu))
+        mine = dict.fromkeys(campaign.stand_in(p) for p, _ in zip(able, range(share)))
+        found |= mine
+    return list(found)[:count]
+
+
+def plan(wanted: Wanted, gpu: GpuSpec) -> Plan:
+    """What a calibration of the card would do now, with what earlier ones have measured."""
+    judge = wanted.judge_share * wanted.seconds
+    search = wanted.seconds * (1 - MAKE_SHARE) - judge
+    count = min(MOST, max(LEAST, round(search * PER_SECOND)))
+    problems = drawn(wanted.kinds, BUILD_SEEDS, count, gpu)
+    each = min(MOST_JUDGED, max(LEAST_JUDGED, int(judge / (SEARCH_EACH + FINAL_EACH))))
+    judged = drawn(wanted.kinds, JUDGED_SEEDS, each, gpu) if judge else []
+    weights = dict.fromkeys(problems, 1.0)
+    own = [(without_lse(p), weight) for p, weight in wanted.own]
+    whole = sum(weight for _, weight in own) or 1.0
+    for problem, weight in own:
+        weights[problem] = weights.get(problem, 0.0) + len(problems) * weight / whole
+    made = Plan(gpu, list(_groups(weights, gpu)), judged, search, judge)
+    _recall(made)
+    return made
+
+
+def without_lse(problem: AttentionProblem) -> AttentionProblem:
+    """As searches have it: canonical, and with the causal mask that all lengths have."""
+    try:
+        return campaign.stand_in(problem.canonical().with_(lse=False))
+    except ProblemError:
+        return problem
+
+
+def _groups(weights: Mapping[AttentionProblem, float], gpu: GpuSpec) -> Iterator[Group]:
+    for name, problems in sorted(campaign.by_group(weights).items()):
+        if families := campaign.able_families(problems[0], gpu):
+            yield Group(name, problems, families, sum(weights[p] for p in problems))
+
+
+def _recall(made: Plan) -> None:
+    """Put into the groups what a journal has: times of today's versions, and of others the best kernels."""
+    today: dict[str, Group] = {}
+    before: dict[str, Group] = {}
+    here, problems = _Versions(), dict[str, AttentionProblem]()
+    places: dict[tuple[str, str], int] = {}
+    for row in times_of(calibration_folder(made.gpu)):
+        try:
+            text, family, us = json.dumps(row["problem"]), str(row["family"]), float(row["us"])
+            problem = problems.setdefault(text, problems.get(text) or AttentionProblem(**row["problem"]))
+            params = registry.completed(family, row["params"])
+            named = today if row["with"] == here.of(family) else before
+            group = named.setdefault(row["group"], Group(row["group"], [], ()))
+            if not (us > 0 and math.isfinite(us)):
+                continue
+        except (KeyError, TypeError, ValueError, ProblemError):
+            continue
+        index = places.setdefault((f"{named is today} {group.name}", text), len(group.problems))
+        if index == len(group.problems):
+            group.problems.append(problem)
+        made_here = Kernel(family, params, state="right")
+        kernel = group.kernels.setdefault(made_here.id, made_here)
+        kernel.times[index] = us
+        if row.get("rough"):
+            kernel.rough.add(index)
+    for group in made.groups:
+        spaces = {name: load_space(name, made.gpu) for name in group.families}
+        if known := today.get(group.name):
+            campaign.recall(group, known, spaces)
+            made.recalled += sum(len(kernel.times) for kernel in group.kernels.values())
+        if old := before.get(group.name):
+            best = [k for k in campaign.contenders(old, RETIMED) if campaign.in_space(k, spaces)]
+            group.given += [(k.family, k.params) for k in best if k.id not in group.kernels]
+            made.old += sum(len(kernel.times) for kernel in old.kernels.values())
+
+
+class _Versions:
+    """What decides the times of a family here, in a word."""
+
+    def __init__(self) -> None:
+        self._known = versions_here(registry.FAMILIES)
+
+    def of(self, family: str) -> str:
+        return f"{self._known['driver']} {self._known['nvrtc']} {self._known['templates'].get(family, '')}"
+
+
+class Keeper:
+    """Writes each new time of the groups to a journal, and says now and then where the search is."""
+
+    def __init__(self, engine: GroupSearch, journal: Journal, say: Say, seconds: float) -> None:
+        self._engine, self._journal, self._say, self._seconds = engine, journal, say, seconds
+        self._versions = _Versions()
+        self._kept = {(g.name, k.id): set(k.times) for g in engine.groups for k in g.kernels.values()}
+        self._started = self._saved = self._said = time.monotonic()
+
+    def __call__(self) -> None:
+        now = time.monotonic()
+        if now - self._saved >= SAVE_SECONDS:
+            self._saved = now
+            self.save()
+        if now - self._said >= SAY_SECONDS:
+            self._said = now
+            self._say(self.progress())
+
+    def progress(self) -> str:
+        """What is done and what is left."""
+        engine, done = self._engine, time.monotonic() - self._started
+        timed = sum(group.best(i) < math.inf for group in engine.groups for i in range(len(group.problems)))
+        problems = sum(len(group.problems) for group in engine.groups)
+        return (
+            f"searching, {max(0.0, self._seconds - done):.0f} s left: {engine.compiled} kernels compiled, "
+            f"{engine.measured} times, {timed} of {problems} problems"
+        )
+
+    def save(self) -> None:
+        """Append what is new. Raises `OSError`."""
+        self._journal.add(self._new())
+
+    def _new(self) -> Iterator[dict[str, Any]]:
+        for group in self._engine.groups:
+            for kernel in list(group.kernels.values()):
+                known = self._kept.setdefault((group.name, kernel.id), set())
+                if kernel.state != "right" or len(known) == len(kernel.times):
+                    continue
+                about = {"group": group.name, "family": kernel.family, "params": kernel.params}
+                about |= {"with": self._versions.of(kernel.family)}
+                times = []
+                for index in [i for i in kernel.times if i not in known]:
+                    known.add(index)
+                    row = {"problem": short(group.problems[index]), "us": round(kernel.times[index], 4)}
+                    times.append(row | ({"rough": True} if index in kernel.rough else {}))
+                yield about | {"times": times}
+
+
+def timed_rows(groups: Iterable[Group], gpu: GpuSpec) -> list[Timed]:
+    """Careful times of the groups, and what the model without a correction says, at most MOST_ROWS: of each problem
+    the fastest first."""
+    from evoattn.cost.cost import physical_part, scores
+    from evoattn.cost.fitted import load
+
+    found: list[Timed] = []
+    wholes = [(group, i) for group in groups for i in range(len(group.problems))]
+    each = max(8, MOST_ROWS // max(1, len(wholes)))
+    fitted = load()
+    for group, index in wholes:
+        problem, configs = group.problems[index], group.leaders(index, each)
+        if len(configs) < 2:
+            continue
+        costs = scores(problem, [k.config for k in configs], gpu, fitted, NONE)
+        for kernel, score in zip(configs, costs, strict=True):
+            part = physical_part(problem, kernel.config, gpu, 0, fitted)
+            if part and math.isfinite(score):
+                found.append(Timed(problem, kernel.config, kernel.times[index], score, part.parts))
+    return found
+
+
+@dataclass(frozen=True)
+class Done:
+    """What came of a calibration."""
+
+    calibration: Calibration
+    rows: Sequence[check.Checked]
+    fitted: Fit
+
+    def table(self) -> str:
+        """Regret and SDPA, by kinds of problems and for all, on problems left out."""
+        kinds = Counter(_kind(row) for row in self.rows)
+        lines = ["| problems left out | number | regret, geomean | worst | ahead of SDPA | SDPA / ours, geomean |"]
+        lines.append("|---" * 6 + "|")
+        for kind in (*kinds, "all"):
+            lines.append(_line(kind, [row for row in self.rows if kind in ("all", _kind(row))]))
+        before, after = self.fitted.before, self.fitted.after
+        lines.append(f"The cost model's first choice on measured problems left out: {before:.3f} without a correction,")
+        lines.append(f"{after:.3f} with it.")
+        return "\n".join(lines)
+
+
+def _kind(row: check.Checked) -> str:
+    return " ".join(row.group.split()[2].split("+")[1:]) or "plain"
+
+
+def _line(kind: str, rows: Sequence[check.Checked]) -> str:
+    regrets = [row.regret for row in rows if not math.isnan(row.regret)]
+    beside = [row for row in rows if row.sdpa and row.pick_us]
+    gains = [math.log(min(row.sdpa.values()) / row.pick_us) for row in beside if row.pick_us]
+    mean = f"{math.exp(fmean(map(math.log, regrets))):.3f} | {max(regrets):.3f}" if regrets else "none | none"
+    gain = f"{math.exp(fmean(gains)):.2f}" if gains else "none"
+    return f"| {kind} | {len(rows)} | {mean} | {sum(r.ahead_of(r.sdpa) for r in beside)} of {len(beside)} | {gain} |"
+
+
+def summary(rows: Sequence[check.Checked]) -> dict[str, Any]:
+    """What a calibration's file says of what it was judged on."""
+    regrets = [row.regret for row in rows if not math.isnan(row.regret)]
+    beside = [row for row in rows if row.sdpa and row.pick_us]
+    return {
+        "problems": len(rows),
+        "regret": round(math.exp(fmean(map(math.log, regrets))), 4) if regrets else None,
+        "worst": round(max(regrets), 3) if regrets else None,
+        "ahead": sum(row.ahead_of(row.sdpa) for row in beside),
+        "beside": len(beside),
+    }
+
+
+def _regrets(rows: Sequence[check.Checked]) -> dict[str, float]:
+    """As `KernelList.regret`."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if not math.isnan(row.regret):
+            found.setdefault("plain" if _kind(row) == "plain" else "variants", []).append(math.log(row.regret))
+    return {name: round(math.exp(fmean(logs)), 4) for name, logs in found.items()}
+
+
+def calibrate(wanted: Wanted, gpu: GpuSpec, say: Say, tools: Tools | None = None) -> Done:
+    """Search, make and judge. `tools`: what the processes run, where it is not the usual. Raises `FailedRun` where
+    another process is at it, and `OSError`; every time that was taken until then is kept."""
+    started = time.monotonic()
+    with Journal(calibration_folder(gpu)) as journal:
+        made = plan(wanted, gpu)
+        for group in made.groups:
+            group.given = group.given or campaign.given(group.problems, group.families, gpu)
+        say(made.describe())
+        seconds = max(1.0, made.search_seconds - (time.monotonic() - started))
+        fleet = LocalFleet(wanted.jobs) if wanted.jobs else None
+        with GroupSearch(made.groups, gpu, Manner(ClimbingBreeder), fleet, tools) as engine:
+            keeper = Keeper(engine, journal, say, seconds)
+            try:
+                engine.run(seconds, keeper)
+            finally:
+                keeper.save()
+        say(f"searched: {engine.compiled} kernels compiled, {engine.measured} times")
+    fitted, found = make(made, wanted.jobs)
+    say(f"{len(found.listed.kernels)} kernels for {len(found.listed.kinds)} kinds of problems are chosen")
+    left = max(made.judge_seconds / 2, wanted.seconds - (time.monotonic() - started))
+    each = left / max(1, len(made.judged)) - FINAL_EACH
+    peers = tuple(name for name in SDPA if name != "cudnn" or not is_played(gpu))
+    how = check.Wanted(max(0.5, min(SEARCH_EACH, each)), peers, 5, wanted.jobs)
+    rows = []
+    for _, row in check.check_all(made.judged, gpu, how, say, tools) if made.judged else ():
+        rows.append(row)
+        say(f"judged {len(rows)} of {len(made.judged)}: {row.line()}")
+    found = replace(found, judged=summary(rows), listed=replace(found.listed, regret=_regrets(rows)))
+    calibrations.save(found)
+    pick.forget()
+    return Done(found, rows, fitted)
+
+
+def make(made: Plan, jobs: int | None) -> tuple[Fit, Calibration]:
+    """The correction and the list of what was measured; the op takes them from now on."""
+    gpu, shipped = made.gpu, shipped_for(made.gpu)
+    today = shipped if shipped and gpu.name in shipped.cards else None
+    fitted = fit(timed_rows(made.groups, gpu))
+    correction.put(gpu, fitted.correction)  # the choice of general kernels is by corrected costs
+    listed = select_of(made.groups, gpu, today, jobs, beside=True)
+    found = Calibration(
+        card_of(gpu),
+        versions_here({kernel.family for kernel in listed.kernels}),
+        calibrations.today(),
+        replace(listed, skipped=today.skipped if today else ()),
+        fitted.correction,
+        summary(()),
+        sum(len(kernel.times) for group in made.groups for kernel in group.kernels.values()),
+    )
+    calibrations.save(found)
+    pick.forget()
+    return fitted, found

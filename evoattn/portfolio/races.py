@@ -1,0 +1,71 @@
+"""What races came to: a kernel that nobody measured on such a card beside what PyTorch runs, on a size of problems.
+
+The file lies near `wins.json`, a line a race: plain data, of which the name says all that decides who is faster.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from evoattn.backends import appended
+from evoattn.model.paths import data_folder
+
+FILE = "races/races.jsonl"
+"""In the data folder: a folder of its own, which nobody else may write."""
+FASTER = 0.98
+"""A kernel runs if it takes at most this part of PyTorch's time: less is within what a race of ten calls can tell."""
+
+Key = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Raced:
+    """Times per call in µs."""
+
+    us: float
+    torch_us: float
+
+    @property
+    def won(self) -> bool:
+        return self.us <= FASTER * self.torch_us
+
+    def __str__(self) -> str:
+        return f"{self.us:.1f} µs beside {self.torch_us:.1f} µs of PyTorch's"
+
+
+class Races:
+    """The races of a file, and those of this process where it cannot be written."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        """`path`: the user's own unless given. It need not exist."""
+        self.path = path or data_folder() / FILE
+        self._mine: dict[bytes, Raced] = {}
+        self._lines: dict[bytes, bytes] = {}
+        self._size = -1
+
+    def find(self, key: Key) -> Raced | None:
+        """The race of `key`, in this process or, as far as its file says, another one."""
+        name = appended.name_of(key)
+        if name in self._mine:
+            return self._mine[name]
+        self._refresh()
+        row = appended.parsed(name, self._lines[name]) if name in self._lines else None
+        if not (isinstance(row, list) and len(row) == 2 and all(isinstance(us, (int, float)) and us > 0 for us in row)):
+            return None
+        return self._mine.setdefault(name, Raced(*row))
+
+    def add(self, key: Key, raced: Raced) -> None:
+        """Keep it, on disk too if that can be written."""
+        name = appended.name_of(key)
+        self._mine[name] = raced
+        appended.append(self.path, name, [round(raced.us, 3), round(raced.torch_us, 3)])
+
+    def _refresh(self) -> None:
+        """Read the file where it has changed its size."""
+        try:
+            size = self.path.stat().st_size
+        except OSError:
+            size = -1
+        if size != self._size:
+            self._size, self._lines = size, appended.read(self.path)

@@ -1,0 +1,297 @@
+"""On a card that nobody measured the pick and PyTorch race once for a size of problems, and the faster runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+import warnings
+
+import pytest
+import torch
+
+import evoattn
+from evoattn.backends import appended
+from evoattn.model.gpu import GPUS
+from evoattn.ops import current
+from evoattn.ops.race import BUDGET_US, CALLS, COMPILED, NO_MEMORY, ROUNDS, TOO_LONG, Race
+from evoattn.ops.runtime import NoKernel, Runtime
+from evoattn.portfolio.races import FASTER, Raced, Races
+from tests.ops.fake_device import FakeDevice, build, near, reference, tensors, wgmma_pick
+
+CALLED = CALLS * ROUNDS + 2
+"""Of a kernel in a whole race: warm, timed alone, and in turns."""
+
+
+def guess(problem, gpu):
+    found = wgmma_pick(problem, gpu)
+    return found and dataclasses.replace(found, estimated=True)
+
+
+class FakeClock:
+    """Times are what the test says; the calls that it times are made."""
+
+    def __init__(self, us=10.0, torch_us=20.0, room=1 << 40):
+        self.us, self.torch_us, self.free, self.asked = us, torch_us, room, []
+
+    def time_us(self, run, count):
+        before = len(self.device.launches)
+        for _ in range(count):
+            run()
+        mine = len(self.device.launches) > before
+        self.asked.append(("ours" if mine else "torch", count))
+        return self.us if mine else self.torch_us
+
+    def room(self, index):
+        return self.free
+
+
+@pytest.fixture
+def card(tmp_path):
+    """Makes a process on the card anew: (device, clock, runtime)."""
+
+    def make(**words):
+        clock = FakeClock(**words)
+        clock.device = device = FakeDevice()
+        device._batch = 2
+        held = Race(Races(tmp_path / "data" / "races.jsonl"), clock)
+        return device, clock, Runtime(device, guess, tmp_path, build, race=held)
+
+    return make
+
+
+def call(seqlen_q=37, **words):
+    q, k, v = tensors(seqlen_q=seqlen_q)
+    return evoattn.attention(q, k, v, enable_gqa=True, **words), reference(q, k, v)
+
+
+def said(seqlen_q=37):
+    q, k, v = tensors(seqlen_q=seqlen_q)
+    return evoattn.explain(q, k, v, enable_gqa=True)
+
+
+def checked(device, before):
+    """Launches since; those of the check of the kernel at its first use are among them."""
+    return len(device.launches) - before
+
+
+def test_the_faster_kernel_runs_from_the_first_call_on_and_in_the_next_process(card):
+    device, clock, runtime = card()
+    with current.use(runtime):
+        assert "races PyTorch's attention at the next eager call" in said()
+        answer, expected = call()
+        assert near(answer, expected)
+        assert [name for name, _ in clock.asked] == ["ours", "torch"] * (1 + ROUNDS)
+        before = len(device.launches)
+        assert near(*call()) and checked(device, before) == 1, "the second call only launches"
+        assert "10.0 µs beside 20.0 µs of PyTorch's in a race on this card" in said()
+    device, clock, runtime = card(us=99.0)
+    with current.use(runtime):
+        assert near(call(strict=True)[0], expected) and not clock.asked, "the file says who won"
+        assert "10.0 µs beside 20.0 µs" in said()
+
+
+@pytest.mark.parametrize("us", [20.0, 20.0 * FASTER + 0.1, 500.0])
+def test_pytorch_runs_where_the_kernel_is_not_clearly_faster(card, us):
+    for process in range(2):
+        device, clock, runtime = card(us=us)
+        with current.use(runtime):
+            assert near(*call())
+            before = len(device.launches)
+            assert near(*call()) and checked(device, before) == 0
+            assert said().startswith("SDPA runs: flash_wgmma") and f"took {us:.1f} µs beside 20.0 µs" in said()
+            with pytest.raises(NoKernel, match="in a race on this card"):
+                call(strict=True)
+        assert bool(clock.asked) == (process == 0)
+
+
+def test_lengths_race_once_for_a_size(card):
+    _, clock, runtime = card()
+    with current.use(runtime):
+        for seqlen in range(1025, 1153):
+            call(seqlen)
+        assert len(clock.asked) == 2 * (1 + ROUNDS)
+        call(1153)
+        assert len(clock.asked) == 4 * (1 + ROUNDS)
+
+
+def test_a_race_takes_no_more_than_its_budget(card):
+    for us in (10.0, 2_000.0, 7_000.0, 100_000.0):
+        _, clock, runtime = card(us=us, torch_us=us)
+        with current.use(runtime):
+            q, k, v = tensors(seqlen_q=64 + int(us))
+            evoattn.attention(q, k, v, enable_gqa=True)
+        total = 2 * us + us * sum(count for _, count in clock.asked)
+        assert total <= BUDGET_US or [count for _, count in clock.asked] == [1, 1], "each once, warm"
+
+
+def test_what_is_too_long_by_the_card_s_peak_does_not_race(card):
+    device, clock, runtime = card()
+    device.gpu = dataclasses.replace(GPUS["h100"], tensor_flops_per_clock=1, boost_clock_ghz=1e-3, sm_count=1)
+    with current.use(runtime):
+        assert near(*call()) and not clock.asked
+        with pytest.raises(NoKernel, match=TOO_LONG):
+            call(strict=True)
+
+
+def test_no_memory_no_race_and_a_later_call_may(card):
+    _, clock, runtime = card(room=10)
+    with current.use(runtime):
+        assert near(*call()) and not clock.asked
+        with pytest.raises(NoKernel, match=NO_MEMORY):
+            call(strict=True)
+        clock.free = 1 << 40
+        call()
+        assert clock.asked
+
+
+def test_a_capture_takes_pytorch_and_says_so_and_a_later_call_races(card):
+    device, clock, runtime = card()
+    with current.use(runtime):
+        device.is_capturing = True
+        with pytest.warns(RuntimeWarning, match="SDPA was captured .* no kernel was raced yet"):
+            assert near(*call())
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            call()
+        assert not clock.asked and not device.launches
+        device.is_capturing = False
+        call()
+        assert clock.asked
+        before = len(device.launches)
+        device.is_capturing = True
+        assert near(*call()) and checked(device, before) == 1, "it is captured now"
+
+
+def test_compiled_code_does_not_race(card):
+    device, clock, runtime = card()
+    q, k, v = tensors()
+    with current.use(runtime):
+        made = evoattn.ops.call.Call(q, k, v, enable_gqa=True, compiled=True)
+        assert near(runtime.attend(made), reference(q, k, v)) and not clock.asked
+        with pytest.raises(NoKernel, match=COMPILED):
+            runtime.attend(dataclasses.replace(made, strict=True))
+        call()
+        before = len(device.launches)
+        assert near(runtime.attend(made), reference(q, k, v)) and checked(device, before) == 1
+
+
+def test_compiled_code_of_another_out_takes_what_an_eager_call_found(card):
+    device, _, runtime = card()
+    q, k, v = tensors()
+    with current.use(runtime):
+        made = evoattn.ops.call.Call(q, k, v, enable_gqa=True, compiled=True, out=torch.empty_like(q))
+        runtime.attend(made)
+        assert not device.launches
+        call()
+        before = len(device.launches)
+        runtime.attend(made)
+        assert checked(device, before) == 1 and near(made.out, reference(q, k, v))
+
+
+def test_an_out_with_gaps_is_raced_with_gaps(card):
+    _, clock, runtime = card()
+    q, k, v = tensors()
+    wide = torch.full((*q.shape[:3], 2 * q.shape[3]), 7.0, dtype=q.dtype)
+    with current.use(runtime):
+        evoattn.attention(q, k, v, enable_gqa=True, out=wide[..., : q.shape[3]])
+    assert clock.asked and near(wide[..., : q.shape[3]], reference(q, k, v))
+    assert (wide[..., q.shape[3] :] == 7.0).all()
+
+
+def test_enable_can_skip_the_race_or_forbid_it(card):
+    device, clock, runtime = card()
+    with current.use(runtime):
+        try:
+            evoattn.enable(race=False)
+            assert near(*call()) and "was measured on no" in said()
+            assert not device.launches
+            evoattn.enable(estimated=True)
+            assert near(call(strict=True)[0], call()[0]) and device.launches
+            evoattn.disable()
+            assert not clock.asked and "races PyTorch" in said()
+        finally:
+            evoattn.disable()
+
+
+def test_a_race_that_fails_leaves_pytorch_and_no_record(card):
+    _, clock, runtime = card()
+
+    def breaks(run, count):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    clock.time_us = breaks
+    with current.use(runtime):
+        assert near(*call())
+        with pytest.raises(NoKernel, match="the race failed: CUDA out of memory"):
+            call(strict=True)
+    _, clock, runtime = card()
+    with current.use(runtime):
+        call()
+        assert clock.asked
+
+
+def test_a_call_at_an_odd_address_leaves_the_race_to_the_next(card):
+    _, clock, runtime = card()
+    q, k, v = tensors()
+    odd = torch.empty(q.numel() + 1, dtype=q.dtype)[1:].view(q.shape).copy_(q)
+    with current.use(runtime):
+        assert near(evoattn.attention(odd, k, v, enable_gqa=True), reference(q, k, v)) and not clock.asked
+        with pytest.raises(NoKernel, match="an address is no multiple"):
+            evoattn.attention(odd, k, v, enable_gqa=True, strict=True)
+        assert near(*call()) and clock.asked
+
+
+def test_warmup_says_that_it_will_race_and_compiles(card):
+    device, clock, runtime = card()
+    with current.use(runtime):
+        (sentence,) = evoattn.warmup("B=1,H=4,S=64,D=64")
+        assert "races PyTorch's attention" in sentence and device.loads == 1 and not clock.asked
+
+
+def _adds(path, first):
+    races = Races(path)
+    for number in range(first, first + 200):
+        races.add((number,), Raced(1.0 + number, 2.0))
+
+
+def test_two_processes_at_once_lose_nothing(tmp_path):
+    path = tmp_path / "races.jsonl"
+    context = multiprocessing.get_context("fork")
+    both = [context.Process(target=_adds, args=(path, first)) for first in (0, 1000)]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join()
+    races = Races(path)
+    assert all(races.find((n,)) == Raced(1.0 + n, 2.0) for first in (0, 1000) for n in range(first, first + 200))
+
+
+def test_what_is_no_race_in_the_file_is_passed_over(tmp_path):
+    path = tmp_path / "races.jsonl"
+    races = Races(path)
+    races.add(("kept",), Raced(3.0, 4.0))
+    for value in ([1, "x"], {"us": 1}, [0, 1], [1, 2, 3], None):
+        appended.append(path, appended.name_of(("odd",)), value)
+        assert Races(path).find(("odd",)) is None
+    path.write_bytes(path.read_bytes() + b"half a line of a process that was killed")
+    assert Races(path).find(("kept",)) == Raced(3.0, 4.0)
+    races.add(("next",), Raced(5.0, 6.0))
+    assert Races(path).find(("next",)) == Raced(5.0, 6.0)
+    row = path.read_text().splitlines()[1].split(" ", 2)[2]
+    assert json.loads(row) == [3.0, 4.0], "plain data"
+
+
+@pytest.mark.parametrize("what", ["driver", "SMs"])
+def test_another_card_or_driver_races_anew(card, what):
+    _, clock, runtime = card()
+    with current.use(runtime):
+        call()
+    device, clock, runtime = card()
+    if what == "driver":
+        device.identity = lambda index: "a fake GPU, driver 2.0"
+    else:
+        device.gpu = dataclasses.replace(device.gpu, sm_count=114)
+    with current.use(runtime):
+        call()
+    assert clock.asked

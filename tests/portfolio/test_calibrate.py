@@ -1,0 +1,224 @@
+"""A card is calibrated: what was measured is kept whatever ends it, and picks are made from it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from evoattn.cli.main import app
+from evoattn.cost.correction import NONE, correction_of
+from evoattn.cost.cost import scores
+from evoattn.model.calibrated import FILE, calibration_folder
+from evoattn.model.errors import FailedRun, WrongUse
+from evoattn.model.gpu import GPUS
+from evoattn.model.paths import ROOT
+from evoattn.model.shape_text import parse_shape
+from evoattn.portfolio import calibrations, pick
+from evoattn.portfolio.calibrate import Wanted, calibrate, fits, plan
+from evoattn.portfolio.calibrations import TIMES, Calibration, Journal, times_of
+from evoattn.portfolio.climb import what_decides
+from evoattn.portfolio.kernels import kind_of
+from evoattn.portfolio.lists import list_for, shipped_for
+from tests.portfolio.calibrate_fakes import CARD, TOOLS
+
+WANTED = Wanted(16, ("plain",), jobs=1)
+ENOUGH = 500
+"""Times for a correction."""
+
+
+@pytest.fixture(autouse=True)
+def forgotten(tmp_path, monkeypatch):
+    """A data folder of its own, and nothing in memory of another test's."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    pick.forget()
+    yield calibration_folder(CARD)
+    monkeypatch.undo()
+    pick.forget()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A calibration of the fake card: (what came of it, its folder's text by file)."""
+    before, here = os.environ.get("XDG_DATA_HOME"), tmp_path_factory.mktemp("made")
+    os.environ["XDG_DATA_HOME"] = str(here)
+    try:
+        folder, said, done = calibration_folder(CARD), [], None
+        while done is None or done.calibration.times < ENOUGH:  # each run goes on with what is there
+            said.clear()
+            done = calibrate(WANTED, CARD, said.append, TOOLS)
+        return done, {name: (folder / name).read_text() for name in (FILE, TIMES)}, said
+    finally:
+        os.environ["XDG_DATA_HOME"] = before or ""
+        pick.forget()
+
+
+def decides():
+    return what_decides.__wrapped__(read_ns=time.time_ns())
+
+
+def put(folder, files, names=(FILE, TIMES)):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (folder / name).write_text(files[name])
+    pick.forget()
+
+
+@pytest.mark.slow
+def test_picks_are_made_from_what_was_measured(made, forgotten):
+    done, files, said = made
+    before = decides()
+    put(forgotten, files)
+    listed = list_for(CARD)
+    assert listed.cards == ("l4",) and listed.kernels and listed.regret and decides() not in (before, "")
+    problem = parse_shape("B=4,H=16,S=1024,D=64,dtype=bf16")
+    assert kind_of(problem) in listed.kinds
+    found = pick.pick(problem, CARD)
+    assert not found.estimated and "fast on l4" in found.why and found.expected_regret == listed.regret["plain"]
+    assert pick.pick(parse_shape("B=1,H=2,S=64,D=40"), CARD).estimated, "nobody measured such a head_dim"
+    assert pick.pick(problem, replace(CARD, sm_count=57)).estimated, "another card"
+    assert done.rows and f"judged {len(done.rows)} of {len(done.rows)}" in said[-1]
+    table = done.table()
+    assert table.count("| plain |") == 1 and f"{len(done.rows)} of {len(done.rows)}" in table
+    judged = done.calibration.judged
+    assert judged["ahead"] == judged["beside"] == judged["problems"] == len(done.rows) and judged["regret"] >= 1
+
+
+@pytest.mark.slow
+def test_the_cost_model_is_corrected_where_that_helps(made, forgotten):
+    done, files, _ = made
+    assert done.fitted.after < done.fitted.before
+    put(forgotten, files)
+    factors = correction_of(CARD).factors
+    assert factors["flash_mma BLOCK_N=64"] > factors["flash_mma BLOCK_N=32"], "wide tiles take 1.6 times as long here"
+    problem = parse_shape("B=4,H=16,S=1024,D=64,dtype=bf16")
+    configs = [c for c in pick.portfolio_kernels(problem, CARD) if c.family == "flash_mma"]
+    assert scores(problem, configs, CARD) != scores(problem, configs, CARD, correction=NONE)
+
+
+@pytest.mark.slow
+def test_a_later_run_goes_on_and_other_versions_are_timed_again(made, forgotten):
+    _, files, _ = made
+    put(forgotten, files, (TIMES,))
+    kept = sum(1 for _ in times_of(forgotten))
+    again = plan(WANTED, CARD)
+    assert again.recalled == kept > 100 and not again.old and f"Kept so far: {kept} times" in again.describe()
+    old = "\n".join(
+        json.dumps(json.loads(line) | {"with": "an older driver"}) for line in files[TIMES].split("\n") if line
+    )
+    (forgotten / TIMES).write_text(old)
+    again = plan(WANTED, CARD)
+    assert not again.recalled and again.old == kept and f"{kept} more are of another driver" in again.describe()
+    assert all(group.given for group in again.groups), "the best are timed first"
+
+
+@pytest.mark.slow
+def test_of_another_driver_or_template_the_kernels_are_known_and_not_measured(made, forgotten):
+    _, files, _ = made
+    problem = parse_shape("B=4,H=16,S=1024,D=64,dtype=bf16")
+    row = json.loads(files[FILE])
+    versions = row["versions"]
+    names = dict.fromkeys(versions["templates"], "0")
+    for other, why in (({"nvrtc": "1.0"}, "NVRTC was 1.0"), ({"templates": names}, "templates have changed")):
+        put(forgotten, {FILE: json.dumps(row | {"versions": versions | other})}, (FILE,))
+        assert why in calibrations.of_card(CARD).why_old()
+        found = pick.pick(problem, CARD)
+        assert found.estimated and "l4 before" in found.why
+    put(forgotten, files, (FILE,))
+    assert not calibrations.of_card(CARD).why_old()
+
+
+@pytest.mark.slow
+def test_kill_9_keeps_what_was_measured_and_two_at_once_are_refused(forgotten):
+    words = [sys.executable, "-c", "from tests.portfolio.calibrate_fakes import run; run(60)"]
+    with subprocess.Popen(words, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE) as run:
+        until = time.monotonic() + 120
+        while sum(1 for _ in times_of(forgotten)) < 20:
+            assert time.monotonic() < until and run.poll() is None
+            time.sleep(0.2)
+        with pytest.raises(FailedRun, match="Another process calibrates this card"), Journal(forgotten):
+            pass
+        run.send_signal(signal.SIGKILL)
+    kept = sum(1 for _ in times_of(forgotten))
+    assert kept >= 20 and plan(Wanted(60, ("plain",)), CARD).recalled == kept
+    assert list_for(CARD) is shipped_for(CARD), "no list was made"
+    with (forgotten / TIMES).open("a") as file:
+        file.write('{"group": "16 d64 fu')
+    with Journal(forgotten) as journal:
+        journal.add([{"what": "comes next", "times": [{"us": 1.0}]}])
+    assert [*times_of(forgotten)][-1] == {"what": "comes next", "us": 1.0} and sum(
+        1 for _ in times_of(forgotten)
+    ) == kept + 1
+
+
+def command(*words):
+    return CliRunner().invoke(app, ["calibration", *words])
+
+
+@pytest.mark.slow
+def test_calibrations_are_listed_and_go_to_others_as_plain_data(made, forgotten, tmp_path):
+    _, files, _ = made
+    assert "No card was calibrated" in command("list").stdout
+    put(forgotten, files)
+    assert command("list").stdout.startswith("l4-58-sm_89: ") and "regret" in command("list").stdout
+    file = tmp_path / "l4.json"
+    assert command("export", "l4", "-o", str(file)).exit_code == 0
+    assert "source" not in file.read_text()
+    assert command("import", str(file)).exit_code == 2, "the card has one"
+    assert command("remove", "l4").exit_code == 0 and not forgotten.exists()
+    assert command("remove", "l4").exit_code == command("export", "a10").exit_code == 2
+    assert "Kept l4-58-sm_89" in command("import", str(file)).stdout
+    assert list_for(CARD).cards == ("l4",)
+
+
+@pytest.mark.slow
+def test_a_file_that_holds_anything_else_is_refused_or_passed_over(made, forgotten, tmp_path):
+    _, files, _ = made
+    row, file = json.loads(files[FILE]), tmp_path / "other.json"
+    wrong = [[], {}, row | {"version": 2}, row | {"correction": {"flash_mma": "x"}}, row | {"card": {"name": "l4"}}]
+    wrong += [row | {"list": row["list"] | {"kernels": [["flash_mma"]]}}, row | {"correction": {"a": float("inf")}}]
+    for content in (*map(json.dumps, wrong), "no JSON", ""):
+        file.write_text(content)
+        with pytest.raises(WrongUse, match="cannot be imported"):
+            calibrations.bring_in(file)
+        put(forgotten, {FILE: content}, (FILE,))
+        assert list_for(CARD) is shipped_for(CARD) and correction_of(CARD) in (NONE, correction_of(CARD))
+        (forgotten / FILE).unlink()
+    odd = [["no_family", 1], ["flash_mma", *[10**6] * len(row["list"]["genes"]["flash_mma"])]]
+    genes = row["list"]["genes"] | {"no_family": {"A": [1]}}
+    file.write_text(json.dumps(row | {"list": row["list"] | {"kernels": row["list"]["kernels"] + odd, "genes": genes}}))
+    found = calibrations.bring_in(file)
+    assert len(found.listed.kernels) == len(row["list"]["kernels"]), "a config is a point of today's space"
+    assert isinstance(found, Calibration) and "no_family" not in found.listed.genes
+
+
+def test_a_folder_s_name_stays_in_its_folder():
+    assert calibration_folder(replace(CARD, name="../../x y")).parent == calibration_folder(CARD).parent
+
+
+def test_problems_fit_the_card_and_own_ones_have_half_of_the_time():
+    own = parse_shape("B=1,H=8,S=4096,D=64,dtype=bf16,mask=causal,lse=1")
+    made = plan(Wanted(60, ("plain", "packed"), [(own, 3.0), (own.with_(dtype="fp16"), 1.0)]), CARD)
+    assert all(fits(p, CARD) for group in made.groups for p in group.problems)
+    problems = {p for group in made.groups for p in group.problems}
+    assert {p.varlen != "" for p in problems} == {True, False} and not problems & set(made.judged)
+    weights = {group.name: group.weight - len(group.problems) for group in made.groups}
+    drawn = len(problems) - 2
+    assert weights["16 d64 causal"] == pytest.approx(0.75 * drawn - 1) and not fits(own.with_(batch=4096), CARD)
+    assert weights["16 d64 causal fp16"] == pytest.approx(0.25 * drawn - 1)
+    assert "Card: L4 (l4, 58 SMs, sm_89)" in made.describe() and "packed" not in made.groups[0].name
+    assert GPUS["l4"] == CARD
+
+
+def test_without_a_gpu_the_command_says_so():
+    result = CliRunner().invoke(app, ["calibrate", "--dry-run"])
+    assert result.exit_code == 1 and "There is no CUDA device here" in result.output
+    assert CliRunner().invoke(app, ["calibrate", "--budget", "9 trials"]).exit_code == 2
+    assert CliRunner().invoke(app, ["calibrate", "--kinds", "odd"]).exit_code == 2
