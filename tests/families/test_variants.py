@@ -442,6 +442,26 @@ WRONG += [
         ("rows_to_global<VALUE_DIM>(smem", "rows_to_global<HEAD_DIM>(smem"),
     ),
     (
+        "the table's row of a batch, of packed sequences",
+        ("flash_mma", "together", "packed, pages of 16"),
+        ("terms.given.table + sequence_number * int64_t", "terms.given.table + batch * int64_t"),
+    ),
+    (
+        "the table's row of a batch, of packed sequences, split",
+        ("split_kv", "mma", "packed, pages of 16"),
+        ("terms.given.table + index * int64_t", "terms.given.table + batch * int64_t"),
+    ),
+    (
+        "keys of packed sequences in pages begin at a row of their own, split",
+        ("split_kv", "fma", "packed, pages of 16"),
+        ("(PAGED ? 0 : sequence.first_key) + warp_key", "sequence.first_key + warp_key"),
+    ),
+    (
+        "keys of packed sequences in pages begin at a row of their own, mma",
+        ("flash_mma", "together", "packed, pages of 16"),
+        ("if constexpr (!PAGED) k_gmem += sequence.first_key", "k_gmem += sequence.first_key"),
+    ),
+    (
         "tiles of V as far apart as those of K, mma",
         ("flash_mma", "together", "V narrower than K, sink"),
         ("v_ring_smem + tile % V_STAGES * V_TILE_BYTES", "v_ring_smem + tile % V_STAGES * K_TILE_BYTES"),
