@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from evoattn.families.backward_mma.family import BackwardMma
 from evoattn.families.backward_scalar.family import BackwardScalar
 from evoattn.families.backward_wgmma.family import BackwardWgmma
 from evoattn.families.base import Family
@@ -35,6 +36,7 @@ FAMILIES: dict[str, Family] = {
         LargeHead(),
         LargeHeadMma(),
         LatentWgmma(),
+        BackwardMma(),
         BackwardScalar(),
         BackwardWgmma(),
     )

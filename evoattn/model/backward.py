@@ -45,7 +45,8 @@ def _outputs(problem: Any) -> tuple[TensorSpec, ...]:
     """The gradients of q, k and v, in their layouts and dtype; of the bias and the sinks, float32, where the problem's
     `grads` names them."""
     dtype = problem.element.torch
-    made = tuple(TensorSpec(f"d{name}", problem.shape(name), problem.strides(name), dtype) for name in problem.tensors)
+    names = tuple(f"d{name}" for name in problem.tensors)
+    made = tuple(TensorSpec(name, problem.shape(name), problem.strides(name), dtype) for name in names)
     shapes = problem.term_shapes
     return made + tuple(contiguous(f"d{name}", shapes[name], "float32") for name in parse_grads(problem.grads))
 

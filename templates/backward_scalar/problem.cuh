@@ -1,17 +1,17 @@
 // problem.cuh: sizes and places of the tensors, as the launches for keys and for queries take them.
 
 struct Problem {
-  int heads, seqlen_q, seqlen_k;          // the longest, of packed sequences
-  int query_rows;                         // of a head of Q and of its log-sum-exps: of all packed sequences
-  int sequences;                          // batches, or packed sequences
+  int heads, seqlen_q, seqlen_k;                   // the longest, of packed sequences
+  int query_rows;                                  // of a head of Q and of its log-sum-exps: of all packed sequences
+  int sequences;                                   // batches, or packed sequences
   const int *seqused, *query_starts, *key_starts;  // SEQUSED: [batch]; VARLEN: [sequences + 1]
 };
-#define PROBLEM_PARAMETERS                                                                                             \
-  int heads, int kv_heads, int seqlen_q, int seqlen_k, int query_rows, int sequences, int window_past,                  \
-      int window_ahead, float softmax_scale, const Element *__restrict__ sinks_gmem, const int *__restrict__ seqused,    \
+#define PROBLEM_PARAMETERS                                                                                            \
+  int heads, int kv_heads, int seqlen_q, int seqlen_k, int query_rows, int sequences, int window_past,                \
+      int window_ahead, float softmax_scale, const Element *__restrict__ sinks_gmem, const int *__restrict__ seqused, \
       const int *__restrict__ query_starts, const int *__restrict__ key_starts
 #define PROBLEM_ARGUMENTS {heads, seqlen_q, seqlen_k, query_rows, sequences, seqused, query_starts, key_starts}
-#define STRIDE_PARAMETERS(tensor)                                                                                      \
+#define STRIDE_PARAMETERS(tensor) \
   int64_t tensor##_batch_stride, int64_t tensor##_head_stride, int64_t tensor##_row_stride
 #define STRIDES(tensor) tensor##_batch_stride, tensor##_head_stride, tensor##_row_stride
 
@@ -26,14 +26,19 @@ template <typename T> struct Strided {
 
 // A batch, or a packed sequence: how long it is, and where it begins.
 struct Place {
-  int number, batch;           // among all; in the tensors
-  int first_query, queries;    // rows
-  int first_key, keys;         // keys: in use
-  int key_rows;                // rows of K, in use or not
+  int number, batch;         // among all; in the tensors
+  int first_query, queries;  // rows
+  int first_key, keys;       // keys: in use
+  int key_rows;              // rows of K, in use or not
 
   __device__ __forceinline__ Place(const Problem& problem, int number)
-      : number(number), batch(VARLEN ? 0 : number), first_query(0), queries(problem.seqlen_q), first_key(0),
-        keys(problem.seqlen_k), key_rows(problem.seqlen_k) {
+      : number(number),
+        batch(VARLEN ? 0 : number),
+        first_query(0),
+        queries(problem.seqlen_q),
+        first_key(0),
+        keys(problem.seqlen_k),
+        key_rows(problem.seqlen_k) {
     if constexpr (SEQUSED) keys = max(0, min(keys, problem.seqused[number]));
     if constexpr (VARLEN) {  // one that ends before it begins has no rows
       first_query = problem.query_starts[number], first_key = problem.key_starts[number];

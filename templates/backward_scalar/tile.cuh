@@ -61,16 +61,23 @@ template <int ROWS, int COLUMNS> struct Product {
 template <bool BY_KEYS> struct Tile {
   static constexpr int STRIDE = HEAD_DIM + 4, VALUE_STRIDE = VALUE_DIM + 4;  // floats: no bank conflict of 16 bytes
   static constexpr int SCORE_STRIDE = (BY_KEYS ? BLOCK_N : BLOCK_M) + 4;
-  static constexpr int SCORES = BLOCK_M * (BLOCK_N + 4) > BLOCK_N * (BLOCK_M + 4) ? BLOCK_M * (BLOCK_N + 4)
-                                                                                 : BLOCK_N * (BLOCK_M + 4);
+  static constexpr int SCORES = BLOCK_M * (BLOCK_N + 4) > BLOCK_N*(BLOCK_M + 4) ? BLOCK_M*(BLOCK_N + 4)
+                                                                                : BLOCK_N*(BLOCK_M + 4);
   static constexpr int FLOATS = (BLOCK_M + BLOCK_N) * (STRIDE + VALUE_STRIDE) + 2 * SCORES + 2 * BLOCK_M;
   float *q, *k, *v, *d, *p, *ds, *log_sums, *deltas;
   const Place& place;
   const Mask& mask;
 
   __device__ __forceinline__ Tile(float* smem, const Place& place, const Mask& mask)
-      : q(smem), k(q + BLOCK_M * STRIDE), v(k + BLOCK_N * STRIDE), d(v + BLOCK_N * VALUE_STRIDE),
-        p(d + BLOCK_M * VALUE_STRIDE), ds(p + SCORES), log_sums(ds + SCORES), deltas(log_sums + BLOCK_M), place(place),
+      : q(smem),
+        k(q + BLOCK_M * STRIDE),
+        v(k + BLOCK_N * STRIDE),
+        d(v + BLOCK_N * VALUE_STRIDE),
+        p(d + BLOCK_M * VALUE_STRIDE),
+        ds(p + SCORES),
+        log_sums(ds + SCORES),
+        deltas(log_sums + BLOCK_M),
+        place(place),
         mask(mask) {}
 
   // ROWS rows of DIM numbers, 0 from row `rows` on: NaN may lie there.
@@ -102,8 +109,8 @@ template <bool BY_KEYS> struct Tile {
     }
   }
 
-  // P and dS of the tile; `dbias` gets what each pair adds to the gradient of the bias, if it is given: it points to the
-  // tile's first query.
+  // P and dS of the tile; `dbias` gets what each pair adds to the gradient of the bias, if it is given: it points to
+  // the tile's first query.
   __device__ __forceinline__ void scores(const Score& score, int head, int first_query, int first_key, float scale,
                                          float* dbias, int bias_columns) const {
     using Pairs = Product<BLOCK_M, BLOCK_N>;
@@ -118,8 +125,8 @@ template <bool BY_KEYS> struct Tile {
       for (int e = 0; e < EACH; ++e) {
         const int row = Pairs::row() + e, query = first_query + row;
         const float raw = products.sum[e][i] * scale;
-        const bool seen = key < place.keys && query < place.queries && key >= mask.first_key(query) &&
-                          key < mask.keys_of(query);
+        const bool seen =
+            key < place.keys && query < place.queries && key >= mask.first_key(query) && key < mask.keys_of(query);
         float weight = 0.f, shift = 0.f;
         if (seen) {
           const float changed = score.of(raw, place.number, head, query, key, diagonal);

@@ -23,11 +23,11 @@
 // What a warpgroup holds in arrays, of Sᵀ[64 keys, SCORE_COLUMNS queries] and its like in the order of wgmma's
 // accumulators: lane 4 g + t of a warp has keys g and g + 8, of eight queries 2 t and 2 t + 1.
 struct Fragments {
-  float s[SCORE_COLUMNS / 2];                          // scores, then probabilities
-  float dp[SCORE_COLUMNS / 2];                         // of the probabilities, then of the scores
-  uint32_t p[P_IN_REGISTERS ? QUERY_STEPS : 1][4];     // probabilities, rounded
-  uint32_t ds[DS_IN_REGISTERS ? QUERY_STEPS : 1][4];   // gradients of the scores, rounded
-  float terms[SCORE_COLUMNS / 4];                      // of the queries: log2 of their sums, then deltas
+  float s[SCORE_COLUMNS / 2];                         // scores, then probabilities
+  float dp[SCORE_COLUMNS / 2];                        // of the probabilities, then of the scores
+  uint32_t p[P_IN_REGISTERS ? QUERY_STEPS : 1][4];    // probabilities, rounded
+  uint32_t ds[DS_IN_REGISTERS ? QUERY_STEPS : 1][4];  // gradients of the scores, rounded
+  float terms[SCORE_COLUMNS / 4];                     // of the queries: log2 of their sums, then deltas
   float dq[DQ_COLUMNS / 2];
   float dk[DK_COLUMNS / 2], dv[DV_COLUMNS / 2];
 };
@@ -61,13 +61,13 @@ struct Consumer {
   const float softmax_scale_log2;
   QueryWalk walk;
   uint32_t smem_address;
-  int warp, lane;                // warp of the warpgroup
-  int warpgroup, keys, dims;     // its number; its 64 keys and its part of the dimensions
-  Queries see_all;               // that see all of these keys
-  int lane_key;                  // of this lane's row g
-  RingPosition<Q_STAGES> q;      // of the tile at hand
+  int warp, lane;             // warp of the warpgroup
+  int warpgroup, keys, dims;  // its number; its 64 keys and its part of the dimensions
+  Queries see_all;            // that see all of these keys
+  int lane_key;               // of this lane's row g
+  RingPosition<Q_STAGES> q;   // of the tile at hand
   RingPosition<DO_STAGES> d;
-  int score_stage = 0;           // of dS and P
+  int score_stage = 0;  // of dS and P
 
   __device__ __forceinline__ Consumer(Fragments& f, unsigned char* smem, int block_warp, const Mask& mask,
                                       const KeyBlock& block, int group, const QueryTerms& terms, float* dq_sums_gmem,
@@ -238,8 +238,8 @@ private:
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < Of::DIM_STEPS; ++step) {
-      wgmma_s(to, a + descriptor_step(Of::step_offset(step, BLOCK_N)), b + descriptor_step(Of::step_offset(step, BLOCK_M)),
-              step > 0);
+      wgmma_s(to, a + descriptor_step(Of::step_offset(step, BLOCK_N)),
+              b + descriptor_step(Of::step_offset(step, BLOCK_M)), step > 0);
     }
     wgmma_commit();
   }
@@ -333,8 +333,9 @@ private:
       const int column = dims * (SCORE_COLUMNS / 8) + tile;
       const uint32_t address =
           group + column / 8 * Smem::SCORE_CHUNK_BYTES + row * 128 + ((column % 8 + lane / 16) ^ (row % 8)) * 16;
-      stmatrix_x4(address, pack2<Element>(x[4 * tile], x[4 * tile + 1]), pack2<Element>(x[4 * tile + 2], x[4 * tile + 3]),
-                  pack2<Element>(x[4 * tile + 4], x[4 * tile + 5]), pack2<Element>(x[4 * tile + 6], x[4 * tile + 7]));
+      stmatrix_x4(address, pack2<Element>(x[4 * tile], x[4 * tile + 1]),
+                  pack2<Element>(x[4 * tile + 2], x[4 * tile + 3]), pack2<Element>(x[4 * tile + 4], x[4 * tile + 5]),
+                  pack2<Element>(x[4 * tile + 6], x[4 * tile + 7]));
     }
   }
 

@@ -137,6 +137,8 @@ BIAS = ("flash_wgmma", "persistent, rows begin ahead", "bias, sink")
 OWN = ("flash_wgmma", "one warpgroup", "an expression, sink")
 PACKED_HEADS = ("flash_wgmma", "heads as rows, claimed", "packed, three heads, causal")
 HEADS, HEADS_BY_MAP = (("flash_wgmma", f"heads as rows{how}", "window, sink") for how in ("", ", by a tensor map"))
+PACKED_PAGES = "packed, pages of 16"
+MMA_PACKED = ("flash_mma", "together", PACKED_PAGES)
 WRONG = [
     ("a window a key too long", WGMMA_WINDOW, ("- window.past) {}", "- window.past - 1) {}")),
     ("a window a key too short", MMA_LAZY, ("(WINDOWED ? window.ahead : 0)", "(WINDOWED ? window.ahead - 1 : 0)")),
@@ -441,26 +443,14 @@ WRONG += [
         ("flash_wgmma", "scores again, a cluster", "V wider than K"),
         ("rows_to_global<VALUE_DIM>(smem", "rows_to_global<HEAD_DIM>(smem"),
     ),
+    ("the first table, mma", MMA_PACKED, ("table + sequence_number *", "table + batch *")),
+    ("the first table, split", ("split_kv", "mma", PACKED_PAGES), ("table + index * int64", "table + batch * int64")),
     (
-        "the table's row of a batch, of packed sequences",
-        ("flash_mma", "together", "packed, pages of 16"),
-        ("terms.given.table + sequence_number * int64_t", "terms.given.table + batch * int64_t"),
+        "a first row, split",
+        ("split_kv", "fma", PACKED_PAGES),
+        ("(PAGED ? 0 : sequence.first_key)", "sequence.first_key"),
     ),
-    (
-        "the table's row of a batch, of packed sequences, split",
-        ("split_kv", "mma", "packed, pages of 16"),
-        ("terms.given.table + index * int64_t", "terms.given.table + batch * int64_t"),
-    ),
-    (
-        "keys of packed sequences in pages begin at a row of their own, split",
-        ("split_kv", "fma", "packed, pages of 16"),
-        ("(PAGED ? 0 : sequence.first_key) + warp_key", "sequence.first_key + warp_key"),
-    ),
-    (
-        "keys of packed sequences in pages begin at a row of their own, mma",
-        ("flash_mma", "together", "packed, pages of 16"),
-        ("if constexpr (!PAGED) k_gmem += sequence.first_key", "k_gmem += sequence.first_key"),
-    ),
+    ("a first row, mma", MMA_PACKED, ("if constexpr (!PAGED) k_gmem += sequence", "k_gmem += sequence")),
     (
         "tiles of V as far apart as those of K, mma",
         ("flash_mma", "together", "V narrower than K, sink"),

@@ -1,10 +1,12 @@
 """The problems that have a name, as a family of any operation is asked for them."""
 
+from evoattn.families.base import Family
+from evoattn.model.gpu import GpuSpec
 from evoattn.model.named_problems import named_problems
-from evoattn.model.problem import ProblemError
+from evoattn.model.problem import AttentionProblem, ProblemError
 
 
-def own_problems(family, gpu):
+def own_problems(family: Family, gpu: GpuSpec) -> list[AttentionProblem]:
     """Those that the family serves on the GPU, with its operation."""
     found = []
     for problem in named_problems().values():

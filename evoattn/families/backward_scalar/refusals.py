@@ -23,7 +23,7 @@ def why_redundant(problem: AttentionProblem, genes: BackwardScalarGenes) -> str 
         ("BLOCK_M", genes.BLOCK_M, problem.seqlen_q),
         ("BLOCK_N", genes.BLOCK_N, problem.seqlen_k),
     ):
-        if rows > 16 and rows >= 2 * max(length, 16):
+        if rows > 32 and rows >= 2 * max(length, 32):
             return f"{name}={rows} is twice the {length} that there are, or more."
     return why_same_code(genes.BLOCKS_PER_SM, genes.THREADS // WARP)
 

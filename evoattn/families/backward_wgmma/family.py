@@ -126,7 +126,7 @@ class BackwardWgmma(Family):
             Buffer("dlse") if problem.lse else Scalar("int64", 0),
             *(log_sums, deltas, dq_sums),
             *_ints(problem.heads, problem.seqlen_q),
-            *_strides(problem, "o"),
+            *_strides(problem, "o", "do"),
         )
         main: tuple[KernelArg, ...] = (
             tile_map(problem, "q", genes.BLOCK_M),

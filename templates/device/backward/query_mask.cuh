@@ -7,8 +7,7 @@ struct Queries {
   __device__ __forceinline__ bool contain(int query, int count) const { return query >= first && query + count <= end; }
 };
 
-template <bool CAUSAL, bool LOWER_RIGHT, bool WINDOWED>
-struct QueryMask : KeyMask<CAUSAL, LOWER_RIGHT, WINDOWED> {
+template <bool CAUSAL, bool LOWER_RIGHT, bool WINDOWED> struct QueryMask : KeyMask<CAUSAL, LOWER_RIGHT, WINDOWED> {
   using Base = KeyMask<CAUSAL, LOWER_RIGHT, WINDOWED>;
   int seqlen_q;
 

@@ -10,25 +10,27 @@
 // queries.
 template <int ROWS, int COLUMNS, int TILE_COLUMNS, bool BY_DIMS> struct QuerySums {
   static constexpr int FLOATS = ROWS * COLUMNS;
-  static constexpr int LENGTH = BY_DIMS ? ROWS : TILE_COLUMNS;      // of a tile, along the accumulators of a lane
-  static constexpr int TILE_FLOATS = 64 * LENGTH;                  // of a tile
-  static constexpr int WARP_FLOATS = 16 * LENGTH;                  // of a warp's part of it
+  static constexpr int LENGTH = BY_DIMS ? ROWS : TILE_COLUMNS;  // of a tile, along the accumulators of a lane
+  static constexpr int TILE_FLOATS = 64 * LENGTH;               // of a tile
+  static constexpr int WARP_FLOATS = 16 * LENGTH;               // of a warp's part of it
   static constexpr int TILES_ALONG = BY_DIMS ? 1 : COLUMNS / TILE_COLUMNS;  // tiles of the same 64 queries
 
   static __device__ __forceinline__ void clear(float* sums_gmem, int thread, int threads) {
-    for (int i = thread; i < FLOATS / 4; i += threads) reinterpret_cast<float4*>(sums_gmem)[i] = make_float4(0, 0, 0, 0);
+    for (int i = thread; i < FLOATS / 4; i += threads)
+      reinterpret_cast<float4*>(sums_gmem)[i] = make_float4(0, 0, 0, 0);
   }
 
   // Rows 0 to `rows` - 1 of DIM columns, times `scale`.
   template <int DIM, typename Element>
-  static __device__ __forceinline__ void to_rows(const float* sums_gmem, Element* dq_gmem, int64_t row_stride,
-                                                 int rows, float scale, int thread, int threads) {
+  static __device__ __forceinline__ void to_rows(const float* sums_gmem, Element* dq_gmem, int64_t row_stride, int rows,
+                                                 float scale, int thread, int threads) {
     const float4* sums = reinterpret_cast<const float4*>(sums_gmem);
     for (int i = thread; i < FLOATS / 16; i += threads) {  // sixteen numbers each: 8 dimensions of two queries
       float low[8], high[8];
-      int query, dim, apart;  // of `low`; `high` is of query + apart
+      int query, dim, apart;    // of `low`; `high` is of query + apart
       if constexpr (BY_DIMS) {  // low, high: queries 2 t, 2 t + 1 of eight; rows g = 0 to 7 of a half of sixteen
-        const int t = i % 4, half = i / 4 % 2, piece = i / 8 % (LENGTH / 8), warp = i / LENGTH % 4, tile = i / LENGTH / 4;
+        const int t = i % 4, half = i / 4 % 2, piece = i / 8 % (LENGTH / 8), warp = i / LENGTH % 4,
+                  tile = i / LENGTH / 4;
         const float* from = sums_gmem + tile * TILE_FLOATS + warp * WARP_FLOATS + piece * 128 + t * 4 + half * 2;
 #pragma unroll
         for (int g = 0; g < 8; ++g) {

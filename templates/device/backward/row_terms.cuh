@@ -6,7 +6,7 @@
 
 // Of the rows of a tile, ROWS floats each. A row that sees no key, or is none of `rows`, gets +inf and 0: all of its
 // probabilities are 0 then. LANES neighbouring threads share a row.
-template <typename Element, int ROWS, int DIM, int THREADS> struct RowTerms {
+template <typename Element, int ROWS, int DIM, int THREADS> struct RowDeltas {
   static constexpr int WIDTH = 16 / sizeof(Element), PIECES = DIM / WIDTH;  // of 16 bytes, a row
   static constexpr int LANES = PIECES > 16 ? 32 : PIECES > 8 ? 16 : PIECES > 4 ? 8 : 4;
   static_assert(ROWS % (32 / LANES) == 0, "whole warps");
