@@ -131,7 +131,7 @@ def used_cases(problem: AttentionProblem, tile: int) -> list[tuple[str, Attentio
     ]
 
 
-def sequenced(problem: AttentionProblem) -> AttentionProblem:
+def sequenced(problem: AttentionProblem, page: int = 0) -> AttentionProblem:
     """Packed sequences of which the longest has the problem's lengths: others have one query, no queries or no keys.
 
     The one without queries has keys that are NaN (`reference.make_inputs`), right behind those of the longest.
@@ -139,7 +139,7 @@ def sequenced(problem: AttentionProblem) -> AttentionProblem:
     rows, keys = problem.seqlen_q, problem.seqlen_k
     queries = (rows // 2 + 1, rows, 0, 1, rows // 3 + 1)
     lengths = "+".join(map(str, queries)), "+".join(map(str, (keys // 3 + 1, keys, min(5, keys), keys // 2 + 1, 0)))
-    return problem.with_(batch=len(queries), varlen="/".join(lengths))
+    return problem.with_(batch=len(queries), varlen="/".join(lengths), page=page)
 
 
 def listed(problem: AttentionProblem) -> AttentionProblem:
@@ -260,7 +260,8 @@ def device_cases(problem: AttentionProblem) -> list[tuple[str, AttentionProblem,
     Lengths divide by no tile; some lie one beside a multiple of 64, and those of the plain cases are odd.
     """
     other = "bshd" if problem.layout == "bhsd" else "bhsd"
-    small = problem.with_(varlen="", batch=1, heads=2, kv_heads=1)
+    page = problem.page if problem.varlen else 0
+    small = problem.with_(varlen="", page=0 if page else problem.page, batch=1, heads=2, kv_heads=1)
     ladder = [
         ("ragged", small.with_(batch=2, heads=4, kv_heads=2, seqlen_q=203, seqlen_k=239), "plain"),
         ("ragged, strided, Sq > Sk", small.with_(seqlen_q=415, seqlen_k=113, layout=other), "plain"),
@@ -281,4 +282,4 @@ def device_cases(problem: AttentionProblem) -> list[tuple[str, AttentionProblem,
         made += [(name, windowed(p, 100, 30), kind) for name, p, kind in used_cases(problem, 256)]
     if problem.blocks:
         return [(name, listed(p), kind) for name, p, kind in made]
-    return [(name, sequenced(p), kind) for name, p, kind in made] if problem.varlen else made
+    return [(name, sequenced(p, page), kind) for name, p, kind in made] if problem.varlen else made

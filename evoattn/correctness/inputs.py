@@ -61,10 +61,10 @@ def make_inputs(
         if problem.seqused and name != "q":
             for row, keys in zip(values, problem.key_lengths, strict=True):
                 _bend(row[None, :, :keys], name, kind, problem.softmax_scale, tile)
-        later = problem.seqused and name != "q"
+        later = (problem.seqused or problem.page) and name != "q"
         tensors[name] = values.to(dtype) if later else _laid_out(problem, name, values.to(dtype))
     others = terms.make_terms(problem, generator, device, kind == "extreme_terms")
-    for name in problem.tensors[1:] if problem.seqused else "":
+    for name in problem.tensors[1:] if problem.seqused or problem.page else "":
         tensors[name] = _laid_out(problem, name, sequences.stored(problem, tensors[name], others))
     return tensors | others
 

@@ -49,7 +49,7 @@ def _apart(problem: AttentionProblem, tensor: str, batch_rows: int) -> tuple[int
     `batch_rows` rows could be more than the 2^40 bytes of a tensor map's stride."""
     tensor = tensor.removeprefix("d")
     batch, head, row = _APART["k" if tensor == "v" and problem.shared_kv else tensor]
-    several = tensor in "kv" and problem.seqused and problem.shape(tensor)[0] > 1
+    several = tensor in "kv" and (problem.seqused or problem.page) and problem.shape(tensor)[0] > 1
     return (batch_rows * row if several else batch), head, row
 
 
@@ -175,7 +175,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     - where lengths or windows say where a mask's edges lie, edges one key beside those of tiles (`beside_tiles`);
     - of block lists, blocks of one and two tiles, and lists that are not what the predicate gives, of each batch and
       head their own (`mixed` in `model/block_list.py`)."""
-    made = _Maker(problem.with_(varlen=""), config)
+    page = problem.page if problem.varlen else 0
+    made = _Maker(problem.with_(varlen="", page=0 if page else problem.page), config)
     cases = [*made.usual(), *made.of_the_softmax(), *made.of_terms(), *made.of_heads(), *made.of_edges()]
     queries, keys = (5, 3) if made.heads_are_rows else (2, 1)
     few = fitted(made.one.with_(heads=2, seqlen_q=queries, seqlen_k=keys), 1, 0)
@@ -188,7 +189,7 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     cases.append(SmallCase("more queries than keys", few))
     if problem.blocks:
         return [replace(case, problem=made.listed(case.problem, turn)) for turn, case in enumerate(cases)]
-    return [replace(case, problem=sequenced(case.problem)) for case in cases] if problem.varlen else cases
+    return [replace(case, problem=sequenced(case.problem, page)) for case in cases] if problem.varlen else cases
 
 
 class _Maker:

@@ -35,6 +35,9 @@ def exact_attention(
     beside q, k and v that the problem has.
     """
     if problem.varlen:
+        if problem.page:
+            k, v = (sequences.out_of_pages(problem, others, tensor) for tensor in (k, v))
+            problem = problem.with_(page=0)
         packed = torch.zeros(problem.shape("o"), dtype=dtype, device=q.device)
         for one in with_pairs(problem):
             parts = q[:, :, one.queries], k[:, :, one.keys], v[:, :, one.keys]
@@ -84,6 +87,8 @@ def exact_lse(
     for nothing to sum.
     """
     if problem.varlen:
+        if problem.page:
+            k, problem = sequences.out_of_pages(problem, others, k), problem.with_(page=0)
         packed = torch.full(problem.lse_shape, -math.inf, dtype=torch.float64, device=q.device)
         if problem.sink:
             packed.copy_((others or {})["sinks"].double()[None, :, None])
@@ -113,6 +118,8 @@ def largest_score(problem: AttentionProblem, tensors: Mapping[str, torch.Tensor]
     """The largest scaled product of a query and a key, by magnitude, masked or not."""
     if problem.varlen:
         q, k = tensors["q"], tensors["k"]
+        if problem.page:
+            k, problem = sequences.out_of_pages(problem, tensors, k), problem.with_(page=0)
         parts = ((one.alone(problem), q[:, :, one.queries], k[:, :, one.keys]) for one in with_pairs(problem))
         return max((largest_score(alone, {"q": query, "k": key}) for alone, query, key in parts), default=0.0)
     largest = 0.0

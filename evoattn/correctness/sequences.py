@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import cycle
@@ -60,13 +61,18 @@ def stored(problem: AttentionProblem, values: torch.Tensor, terms: Mapping[str, 
 
     `values` is of `whole_shape` and changed in place; the result has the logical shape `problem.shape` of K or V.
     """
-    for row, keys in zip(values, problem.key_lengths, strict=True):
-        row[:, keys:] = float("nan")
-    if not problem.page:
-        return values
     _, kv_heads, _, dim = values.shape
-    missing = problem.table_pages * problem.page - problem.seqlen_k
-    whole = torch.nn.functional.pad(values, (0, 0, 0, missing), value=float("nan"))
+    room = problem.table_pages * problem.page if problem.page else problem.seqlen_k
+    if problem.varlen:
+        whole = torch.full((problem.batch, kv_heads, room, dim), math.nan, dtype=values.dtype, device=values.device)
+        for one in each(problem):
+            whole[one.number, :, : one.lengths[1]] = values[0, :, one.keys]
+    else:
+        for row, keys in zip(values, problem.key_lengths, strict=True):
+            row[:, keys:] = math.nan
+        if not problem.page:
+            return values
+        whole = torch.nn.functional.pad(values, (0, 0, 0, room - problem.seqlen_k), value=math.nan)
     in_pages = whole.view(problem.batch, kv_heads, problem.table_pages, problem.page, dim).transpose(1, 2)
     cache = torch.full((*problem.shape("k")[:3], dim), float("nan"), dtype=values.dtype, device=values.device)
     held = _held(problem, values.device)
@@ -95,6 +101,9 @@ def sequence(
 def gathered(problem: AttentionProblem, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The inputs with K and V of `whole_shape`, copies with zeros behind the last key in use: what a peer that knows no
     lengths can multiply by 0. The same inputs where all keys are in use."""
+    if problem.varlen and problem.page:
+        parts = (out_of_pages(problem, tensors, tensors[name]) for name in problem.tensors[1:])
+        return {**tensors, **dict(zip(problem.tensors[1:], parts, strict=True))}
     if not problem.seqused:
         return dict(tensors)
     made = dict(tensors)
@@ -105,6 +114,17 @@ def gathered(problem: AttentionProblem, tensors: Mapping[str, torch.Tensor]) -> 
             whole[batch, :, :keys] = part
         made[name] = whole
     return made
+
+
+def out_of_pages(
+    problem: AttentionProblem, others: Mapping[str, torch.Tensor] | None, tensor: torch.Tensor
+) -> torch.Tensor:
+    """K or V of packed sequences, end to end as if they were not in pages."""
+    parts = []
+    for table, keys in zip((others or {})["table"], problem.key_lengths, strict=True):
+        pages = table[: -(-keys // problem.page)].long()
+        parts.append(tensor[pages].transpose(0, 1).flatten(1, 2)[:, :keys])
+    return torch.cat(parts, dim=1)[None]
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,10 @@ class Recorded:
                 f"Exports are of the forward pass so far, not of op={problem.op}; `evoattn show TRIAL --source` prints "
                 "the kernel."
             )
+        if problem.varlen and problem.page:
+            raise StorageError(
+                "Exports do not know packed sequences in pages; `evoattn show TRIAL --source` prints the kernel."
+            )
         asked = (*problem.variants, *["scale"] * (problem.scale is not None))
         if unknown := [variant for variant in asked if variant not in known]:
             instead = "take --format check, or call the kernel by `evoattn.load`"

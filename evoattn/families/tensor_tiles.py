@@ -114,7 +114,7 @@ def why_not_sliding(problem: AttentionProblem) -> str | None:
     rows = max(problem.page or problem.seqlen_k, problem.seqlen_q if problem.varlen else 0)
     if (problem.varlen or problem.seqused) and rows > SLIDING_ROWS:
         return f"Tensor maps of sequences of their own lengths count at most {SLIDING_ROWS} rows of one, not {rows}."
-    if not problem.seqused:
+    if not (problem.seqused or problem.page):
         return None
     what, several = "pages" if problem.page else "batches", problem.shape("k")[0] > 1
     if several and rows_apart(problem, "k") != rows_apart(problem, "v"):

@@ -77,7 +77,7 @@ def variant_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
     null = Scalar("int64", 0)
     shapes = problem.term_shapes
     strides = problem.strides("bias")[:3] if problem.bias else (0, 0, 0)
-    apart = rows_apart(problem, "k") if problem.seqused else 0
+    apart = rows_apart(problem, "k") if problem.seqused or problem.page else 0
     return (
         Scalar("int32", problem.masking.past or 0),
         Scalar("int32", problem.masking.ahead or 0),

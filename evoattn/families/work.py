@@ -207,7 +207,7 @@ def tensor_bytes(problem: AttentionProblem, *tensors: str) -> float:
     """Bytes of some of q, k, v and o; none of a V that lies within K, nor of keys that are not in use or that no query
     sees through a window."""
     own = [t for t in tensors if t != "v" or not problem.shared_kv]
-    if not problem.seqused and not problem.window:
+    if not (problem.seqused or problem.page or problem.window):
         return float(problem.element_bytes * sum(math.prod(problem.shape(t)) for t in own))
     seen = (len(problem.masking.band(rows, keys).keys(0, rows)) for rows, keys in problem.sequences if rows)
     rows = dict.fromkeys("kv", problem.kv_heads * (sum(seen) if problem.window else sum(problem.key_lengths)))

@@ -205,7 +205,9 @@ class AttentionProblem:
 
     @property
     def key_lengths(self) -> tuple[int, ...]:
-        """Keys of each batch that are in use."""
+        """Keys of each batch that are in use; those of packed sequences, if they lie in pages."""
+        if self.varlen and self.page:
+            return tuple(keys for _, keys in self.sequences)
         if not self.seqused:
             return (self.seqlen_k,) * self.batch
         return tuple(min(length, self.seqlen_k) for length in parse_lengths(self.seqused).draw(self.batch))

@@ -85,7 +85,9 @@ def _fault_of_keys(problem: Any) -> str:
         return ""
     if not isinstance(problem.page, int) or problem.page not in PAGES:
         return f"page must be one of {', '.join(map(str, PAGES))} keys, not {problem.page!r}."
-    return "" if problem.seqused else "page: paged sequences have lengths of their own; write seqused=512:4096 too."
+    if problem.seqused or problem.varlen:
+        return ""
+    return "page: paged sequences have lengths of their own; write seqused=512:4096, or varlen, too."
 
 
 def _fault_of_sequences(problem: Any) -> str:

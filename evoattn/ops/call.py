@@ -196,7 +196,8 @@ class Call:
             )
         if not self.terms:
             return
-        batch, heads = query.shape[:2]
+        starts, (batch, heads) = self.terms[STARTS_Q], query.shape[:2]
+        batch = batch if starts is None else len(starts) - 1
         for which in (SINKS, SLOPES):
             if (term := self.terms[which]) is not None and tuple(term.shape) != (heads,):
                 raise ValueError(
@@ -208,7 +209,7 @@ class Call:
             if term.dtype not in INTEGERS or term.dim() != dimensions or term.shape[0] != batch:
                 pages = ", pages" * (dimensions - 1)
                 raise ValueError(f"{TERMS[which]} must be int32 [{batch}{pages}], not {_said(term)}.")
-        if self.paged and self.terms[SEQUSED] is None:
+        if self.paged and self.terms[SEQUSED] is None and not self.packed:
             raise ValueError("block_table needs seqused_k, the number of keys in each sequence.")
         if self.packed:
             self._require_packed()
@@ -236,6 +237,8 @@ class Call:
                 raise ValueError(
                     f"{name} must be int32 [sequences + 1], as many of queries as of keys, not {_said(starts)}."
                 )
+            if self.paged and which == STARTS_K:
+                continue
             if most < 0 or total > most * (len(starts) - 1):
                 raise ValueError(
                     f"max_seqlen_{name[-1]}={most} is too short: {len(starts) - 1} sequences of so many rows are fewer "
@@ -257,8 +260,10 @@ class Call:
         if table is not None:
             fields |= {"page": key.shape[2], "seqlen_k": seqlen_k}
         if starts is not None:
-            fields |= {"batch": len(starts) - 1, "seqlen_q": self.longest[0], "seqlen_k": self.longest[1]}
-            fields["varlen"] = f"sum:{query.shape[2]}/sum:{key.shape[2]}"
+            count, most_k = len(starts) - 1, self.longest[1] if table is None else seqlen_k
+            keys = key.shape[2] if table is None else count * seqlen_k // 2 + 1  # of pages the device alone knows
+            fields |= {"batch": count, "seqlen_q": self.longest[0], "seqlen_k": most_k}
+            fields["varlen"] = f"sum:{query.shape[2]}/sum:{keys}"
         if self.window is not None:
             fields["window"] = canonical_window(*self.window, query.shape[2], seqlen_k, self.causal)
         if bias is not None:
@@ -436,7 +441,10 @@ def call_of(query: Tensor, key: Tensor, value: Tensor, given: dict[str, Any]) ->
         "deterministic": get("deterministic", False),
     }
     if table is not None:
-        fields |= of_pages(query, key, value, get("out"))
+        fields |= of_pages(query if starts[0] is None else query[None], key, value, get("out"))
+        if starts[0] is not None:  # packed queries are one batch
+            longest = min(_whole("max_seqlen_q", get("max_seqlen_q", 0)), len(query)), key.shape[1] * table.shape[1]
+            fields["longest"] = longest
     elif aligned:
         longest = get("max_seqlen_q", 0), get("max_seqlen_k", 0)
         fields |= of_sequences(query, key, value, longest, get("out"))

@@ -336,7 +336,9 @@ def _of_sequences(call: Call) -> tuple[Tensor, Tensor | None]:
     # Keys begin at column 0, and queries end at the last row, so that the diagonal of a sequence's own ends is that of
     # its keys in use.
     columns, rows = (torch.arange(most, device=query.device) for most in (most_k, most_q))
-    keys, values = (_gathered(tensor, starts_k[:-1, None] + columns) for tensor in (call.key, call.value))
+    keys, values = call.key, call.value
+    if not call.paged:
+        keys, values = (_gathered(tensor, starts_k[:-1, None] + columns) for tensor in (keys, values))
     queries = _gathered(query, starts_q[1:, None] - most_q + rows)
     terms = list(call.terms)
     terms[STARTS_Q], terms[STARTS_K], terms[SEQUSED] = None, None, starts_k[1:] - starts_k[:-1]

@@ -41,8 +41,8 @@ def likely(problem: AttentionProblem) -> AttentionProblem:
     whatever the lengths are that a problem records.
     """
     if problem.varlen:
-        queries, keys = problem.shape("q")[2], problem.shape("k")[2]
-        return problem.with_(varlen=_spread(problem.batch, (queries, problem.seqlen_q), (keys, problem.seqlen_k)))
+        sides = ((problem.shape("q")[2], problem.seqlen_q), (_rows_of_keys(problem), problem.seqlen_k))
+        return problem.with_(varlen=_spread(problem.batch, *sides))
     if problem.seqused:
         least = max(math.ceil(LEAST_USED * problem.seqlen_k), problem.seqlen_q if problem.causal else 1)
         return problem.with_(seqused=f"{min(least, problem.seqlen_k)}:{problem.seqlen_k}")
@@ -93,9 +93,16 @@ def grown(problem: AttentionProblem, most_keys: int) -> Iterator[AttentionProble
 
 def _packed(problem: AttentionProblem) -> AttentionProblem:
     batch, *longest = (_up(n, 1, PACKED_PARTS) for n in (problem.batch, problem.seqlen_q, problem.seqlen_k))
-    rows = (min(_up(problem.shape(name)[2], 1, PACKED_PARTS), batch * most) for name, most in zip("qk", longest))
-    lengths = _spread(batch, *zip(rows, longest))
+    rows = problem.shape("q")[2], _rows_of_keys(problem)
+    rounded = (min(_up(one, 1, PACKED_PARTS), batch * most) for one, most in zip(rows, longest))
+    lengths = _spread(batch, *zip(rounded, longest))
     return problem.with_(batch=batch, seqlen_q=longest[0], seqlen_k=longest[1], varlen=lengths)
+
+
+def _rows_of_keys(problem: AttentionProblem) -> int:
+    """Of packed sequences, all keys together; how many there are in pages the device alone knows, so that it is half of
+    what there is room for."""
+    return problem.batch * problem.seqlen_k // 2 + 1 if problem.page else problem.shape("k")[2]
 
 
 def _spread(batch: int, *sides: tuple[int, int]) -> str:

@@ -3,7 +3,7 @@
   // groups, which keep the count.
   const Element* k_next_gmem = CopyK::thread_source(k_gmem, k_row_stride);
   const Element* v_next_gmem = CopyV::thread_source(v_gmem, v_row_stride);
-  const KeyPages pages{terms.given.table + batch * int64_t(terms.given.table_pages), terms.given.page_bits,
+  const KeyPages pages{terms.given.table + sequence_number * int64_t(terms.given.table_pages), terms.given.page_bits,
                        terms.given.kv_rows, seqlen_k};
   // A tile of K or V; `next_gmem` is where this thread's part of it begins, and then that of the next; of a list that
   // of key 0.

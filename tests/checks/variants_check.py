@@ -67,6 +67,9 @@ VARIANTS = (
         "dtype": "bf16",
     },
     {"batch": 20, "varlen": "1:1500/1:900", "mask": "causal_upper_left", "alibi": True, "sink": True},
+    {"batch": 9, "varlen": "log:1:600/log:600:1500", "page": 16, "mask": "causal_lower_right", "head_dim": 128}
+    | {"layout": "bshd", "dtype": "bf16"},
+    {"batch": 20, "varlen": "1:9/1:1500", "page": 64, "mask": "causal_lower_right", "window": "300:0", "sink": True},
     {"batch": 40, "varlen": "0:300", "layout": "bshd", "head_dim": 256, "window": "100:30", "softcap": 30.0},
     {
         "heads": 160,

@@ -47,6 +47,10 @@ VARIANTS = {
     "pages of 64, window": PLAIN.with_(seqused="0:500", page=64, mask="causal_lower_right", window="90:0"),
     "pages of 32, upper left, bias": PLAIN.with_(seqused="0:500", page=32, mask="causal_upper_left", bias="bhs"),
     "pages of 128, head_dim 128": PLAIN.with_(seqused="0:500", page=128, head_dim=128, dtype="fp16"),
+    "packed, pages of 16": PLAIN.with_(varlen="3:512", page=16, mask="causal_lower_right", layout="bshd"),
+    "packed, pages of 64, window, sink": PLAIN.with_(
+        heads=6, kv_heads=2, varlen="3:512", page=64, mask="causal_lower_right", window="90:0", sink=True, dtype="fp16"
+    ),
     "an expression, sink": PLAIN.with_(
         score="s+table[h,k-q+40]*gate[b,h]+(k-q-d)//9/4", tables="table:fp32:2x97+gate:fp16:2x2", sink=True, scale=0.2
     ),
@@ -133,6 +137,8 @@ BIAS = ("flash_wgmma", "persistent, rows begin ahead", "bias, sink")
 OWN = ("flash_wgmma", "one warpgroup", "an expression, sink")
 PACKED_HEADS = ("flash_wgmma", "heads as rows, claimed", "packed, three heads, causal")
 HEADS, HEADS_BY_MAP = (("flash_wgmma", f"heads as rows{how}", "window, sink") for how in ("", ", by a tensor map"))
+PACKED_PAGES = "packed, pages of 16"
+MMA_PACKED = ("flash_mma", "together", PACKED_PAGES)
 WRONG = [
     ("a window a key too long", WGMMA_WINDOW, ("- window.past) {}", "- window.past - 1) {}")),
     ("a window a key too short", MMA_LAZY, ("(WINDOWED ? window.ahead : 0)", "(WINDOWED ? window.ahead - 1 : 0)")),
@@ -305,12 +311,12 @@ WRONG += [
         ("state_gmem + tile_row, live_splits,", "state_gmem + tile_row, splits,"),
     ),
     ("all keys are in use in flash_mma", MMA_USED, ("return used;", "return seqlen_k;")),
-    ("one table for all sequences", PAGED_RING, ("terms.given.table + batch *", "terms.given.table + 0 *")),
+    ("one table for all sequences", PAGED_RING, ("terms.given.table + index *", "terms.given.table + 0 *")),
     ("the pages of the tile before", PAGED_RING, ("find_pages(tile + STAGES + 1);", "find_pages(tile + STAGES);")),
     ("the first page of a tile", TWO_PAGES, ("pages.of_group[offset / 16] *", "pages.of_group[0] *")),
     ("an entry behind the last key", TWO_PAGES, ("min(key, first + count - 1) >> page_bits", "key >> page_bits")),
     ("a page a key too long", PAGED_RING, ("key & ((1 << page_bits) - 1)", "key & (1 << page_bits)")),
-    ("one table for all sequences in flash_mma", MMA_PAGED, ("given.table + batch *", "given.table + 0 *")),
+    ("one table for all sequences in flash_mma", MMA_PAGED, ("given.table + sequence_number *", "given.table + 0 *")),
     ("rows of a tile, not of a page", MMA_PAGED, ("pages.row_in_page(key) * row_stride", "row * row_stride")),
     ("an entry behind the last key in flash_mma", MMA_PAGED, ("valid = key < pages.keys;", "valid = true;")),
     (
@@ -437,6 +443,14 @@ WRONG += [
         ("flash_wgmma", "scores again, a cluster", "V wider than K"),
         ("rows_to_global<VALUE_DIM>(smem", "rows_to_global<HEAD_DIM>(smem"),
     ),
+    ("the first table, mma", MMA_PACKED, ("table + sequence_number *", "table + batch *")),
+    ("the first table, split", ("split_kv", "mma", PACKED_PAGES), ("table + index * int64", "table + batch * int64")),
+    (
+        "a first row, split",
+        ("split_kv", "fma", PACKED_PAGES),
+        ("(PAGED ? 0 : sequence.first_key)", "sequence.first_key"),
+    ),
+    ("a first row, mma", MMA_PACKED, ("if constexpr (!PAGED) k_gmem += sequence", "k_gmem += sequence")),
     (
         "tiles of V as far apart as those of K, mma",
         ("flash_mma", "together", "V narrower than K, sink"),

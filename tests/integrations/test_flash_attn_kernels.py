@@ -147,21 +147,27 @@ def test_packed_queries_over_a_plain_cache(device):
 
 
 @pytest.mark.parametrize("queries", [[2, 0, 3], [1, 1, 1], [1, 40, 1], [1, 60, 20] + [1] * 9])
-def test_packed_queries_over_pages(cache_device, queries):
-    """Each class of lengths is a launch."""
+@pytest.mark.parametrize("at_once", [True, False])
+def test_packed_queries_over_pages(tmp_path, queries, at_once):
+    """In one launch, or where no kernel takes both, in one for each class of lengths."""
     pages = [half(4 * len(queries), 16, KV_HEADS, DIM, seed=seed) for seed in (1, 2)]
     table = torch.randperm(4 * len(queries), generator=torch.Generator().manual_seed(1)).view(-1, 4)
     bounds = torch.tensor([0, *itertools.accumulate(queries)]).int()
     q, used = half(int(bounds[-1]), HEADS, DIM, seed=3), [64, 60, 33] + [7] * (len(queries) - 3)
     words = dict(seqused_k=torch.tensor(used).int(), page_table=table.int(), causal=True)
+    cache_device = CacheDevice()
+
+    def pick(problem, gpu):
+        return split_kv_pick(problem, gpu) if at_once or not problem.varlen else None
 
     def call():
         return flash_attn.flash_attn_varlen_func(q, *pages, bounds, None, max(queries), 64, **words)
 
-    call()
-    cache_device.launches.clear()
-    out = call()
-    assert len(cache_device.launches) == len(classes(len(q), len(queries), max(queries)))
+    with current.use(fake_runtime(cache_device, tmp_path, pick)):
+        call()
+        cache_device.launches.clear()
+        out = call()
+    assert len(cache_device.launches) == (1 if at_once else len(classes(len(q), len(queries), max(queries))))
     for b, count in enumerate(used):
         some = slice(bounds[b], bounds[b + 1])
         k, v = (t[table[b]].flatten(0, 1)[:count] for t in pages)

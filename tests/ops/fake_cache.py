@@ -12,7 +12,7 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import load_space
 from tests.ops.fake_device import TORCH, FakeDevice, Pick
-from tests.ops.fake_variants import VARIED, changed, tensor_at
+from tests.ops.fake_variants import VARIED, changed, sequences, tensor_at
 
 CONFIG = {
     **dict(COMPUTE="fma", LOAD="registers", BLOCK_M=4, BLOCK_N=32, WARPS=2, STAGES=1, VECTOR_BYTES=16, DOT_LANES=8),
@@ -37,10 +37,20 @@ class CacheDevice(FakeDevice):
         strides = [(*values[8 + 3 * i : 11 + 3 * i], 1) for i in range(4)]
         scale, others = values[20] / math.log2(math.e), values[28:]
         seqused, table, page_bits, table_pages = others[11:15]
-        q, o = (tensor_at(values[i], (batch, heads, seqlen_q, dim), strides[i], dtype) for i in (0, 3))
-        for b, keys in enumerate(tensor_at(seqused, (batch,), (1,), torch.int32).tolist()):
+        if "varlen" in kernel["variants"]:
+            packed = sequences(others)
+            whole = (1, heads, packed[-1][0].stop, dim)
+            all_q, all_o = (tensor_at(values[i], whole, strides[i], dtype) for i in (0, 3))
+            q, o = ([tensor[0, :, rows] for rows, _ in packed] for tensor in (all_q, all_o))
+            lengths = [keys.stop - keys.start for _, keys in packed]
+        else:
+            q, o = (tensor_at(values[i], (batch, heads, seqlen_q, dim), strides[i], dtype) for i in (0, 3))
+            lengths = tensor_at(seqused, (batch,), (1,), torch.int32).tolist()
+        for b, keys in enumerate(lengths):
+            seqlen_q = q[b].shape[1]
             if not keys:
-                o[b] = 0
+                o[b][:] = 0
+            if not keys or not seqlen_q:
                 continue
             if table:
                 row = tensor_at(table, (batch, table_pages), (table_pages, 1), torch.int32)[b]
@@ -52,10 +62,10 @@ class CacheDevice(FakeDevice):
                 shape = (batch, kv_heads, seqlen_k, dim)
                 k, v = (tensor_at(values[i], shape, strides[i], dtype)[b, :, :keys] for i in (1, 2))
             k, v = (t.double().repeat_interleave(heads // kv_heads, dim=0) for t in (k, v))
-            own = others[:11]
+            own = list(others[:11])
             own[2] += keys - seqlen_k
             own[7] += b * own[8] * dtype.itemsize
-            products = q[b : b + 1].double() @ k[None].transpose(-1, -2)
+            products = q[b][None].double() @ k[None].transpose(-1, -2)
             scores, sinks = changed(products, kernel["variants"], kernel["mask"], own, dtype)
             scores = scores * scale
             if kernel["mask"] == "causal_lower_right":
@@ -64,13 +74,13 @@ class CacheDevice(FakeDevice):
             if sinks is not None:
                 scores = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), -1)
                 v = torch.cat((v, torch.zeros_like(v[:, :1])), 1)
-            o[b] = (torch.softmax(scores, -1).nan_to_num(0) @ v)[0]
+            o[b][:] = (torch.softmax(scores, -1).nan_to_num(0) @ v)[0]
         self.launches.append(name)
         return 0
 
 
 def split_kv_pick(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
     """One small kernel with one launch, for keys in use and pages alone."""
-    if not problem.seqused:
+    if not (problem.seqused or problem.page):
         return None
     return Pick("split_kv", load_space("split_kv", gpu).make_config(CONFIG))

@@ -11,6 +11,7 @@ from torch import Tensor
 from evoattn.integrations.flash_attn import by_torch
 from evoattn.integrations.flash_attn.options import Options, answered, score_of, wants_gradients
 from evoattn.ops.call import Answer
+from evoattn.ops.runtime import NoKernel
 
 MOST_PADDING = 4
 """Rows that a class of sequences may be padded to, over the rows that there are."""
@@ -128,10 +129,15 @@ def over_pages(q: Tensor, pages: Pages, options: Options) -> Answer:
 def packed_over_pages(q: Tensor, queries: Queries, pages: Pages, options: Options) -> Answer:
     """Attention of packed queries `[total_q, heads, head_dim]`, each sequence with its own pages.
 
-    No kernel takes packed queries and pages in one launch. So sequences are put into classes by their lengths
-    (`classes` says how many a class can have), and each class is one launch over queries that are padded in front, so
-    that the last row stays on its diagonal. What is in a class is decided on the device.
+    In one launch where there is a kernel for it. Else sequences are put into classes by their lengths (`classes` says
+    how many a class can have), and each class is one launch over queries that are padded in front, so that the last row
+    stays on its diagonal. What is in a class is decided on the device.
     """
+    if queries.used is None and not torch.compiler.is_compiling():
+        try:
+            return _in_one_launch(q, queries, pages, options)
+        except NoKernel:
+            pass
     total, heads, _ = q.shape
     if wants_gradients(q, pages.k, pages.v):
         q = _without_unused(q, queries.bounds[:-1], queries.lengths)
@@ -153,6 +159,23 @@ def packed_over_pages(q: Tensor, queries: Queries, pages: Pages, options: Option
         if lse is not None and sums is not None:
             lse = lse.index_put((places,), sums.transpose(1, 2).flatten(0, 1))
     return out[:total] if lse is None else (out[:total], lse[:total].transpose(0, 1).contiguous())
+
+
+def _in_one_launch(q: Tensor, queries: Queries, pages: Pages, options: Options) -> Answer:
+    """As `packed_over_pages`, by a kernel. Raises `NoKernel` where none serves it."""
+    ends = pages.used.clamp(min=0).cumsum(0, dtype=torch.int32)
+    return answered(
+        q,
+        pages.k,
+        pages.v,
+        options,
+        score_of(options, pages.pad, q.device),
+        block_table=pages.table,
+        cu_seqlens_q=queries.bounds.to(torch.int32),
+        cu_seqlens_k=torch.nn.functional.pad(ends, (1, 0)),
+        max_seqlen_q=max(queries.longest, -(-q.shape[0] // (len(queries.bounds) - 1))),
+        strict=True,
+    )
 
 
 def classes(total: int, sequences: int, longest: int) -> list[tuple[int, int, int]]:
