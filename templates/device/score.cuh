@@ -39,6 +39,10 @@ template <typename Element> struct RowTerms {
 
 // What an expression of scores is made of beside C++'s own (evoattn/model/score.py).
 __device__ __forceinline__ int inside(int index, int size) { return max(0, min(index, size - 1)); }
+__device__ __forceinline__ int wrapped(int index, int size) { return inside(index < 0 ? index + size : index, size); }
+__device__ __forceinline__ int to_int(long long x) {
+  return int(x > 0x7fffffffLL ? 0x7fffffffLL : x < -0x80000000LL ? -0x80000000LL : x);
+}
 __device__ __forceinline__ int floor_divide(int x, int y) { return x / y - (x % y != 0 && (x < 0) != (y < 0)); }
 __device__ __forceinline__ int floor_remainder(int x, int y) { return x - floor_divide(x, y) * y; }
 template <typename Number> __device__ __forceinline__ Number larger(Number x, Number y) { return x > y ? x : y; }
