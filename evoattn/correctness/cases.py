@@ -145,7 +145,7 @@ def sequenced(problem: AttentionProblem) -> AttentionProblem:
 def listed(problem: AttentionProblem) -> AttentionProblem:
     """Block lists of blocks as large, of each batch and head their own, that are not what the predicate gives."""
     mask = parse_blocks(problem.blocks)
-    documents = f"{mask.keys + 3}+{mask.keys // 2 + 1}+{3 * mask.keys}"
+    documents = f"{mask.keys + 3}+{mask.keys // 2 + 1}+{3 * mask.keys}" if mask.documents else "1/1/3"
     return problem.with_(blocks=f"bh:{mask.rows}x{mask.keys}:{documents}:mixed")
 
 

@@ -26,6 +26,7 @@ from evoattn.correctness.cases import (
 )
 from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES
+from evoattn.model.block_list import parse_blocks
 from evoattn.model.launch import KernelLaunch
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
@@ -333,7 +334,10 @@ class _Maker:
     def listed(self, case: AttentionProblem, turn: int) -> AttentionProblem:
         """The case with blocks of one or two tiles, by turns, and documents that begin within them."""
         rows, keys = self.block_m * (1 + turn % 2), self.block_n * (2 - turn // 2 % 2)
-        return case.with_(blocks=f"bh:{rows}x{keys}:{self.block_n + 3}+{self.block_n // 2 + 1}+{3 * keys}:mixed")
+        documents = f"{self.block_n + 3}+{self.block_n // 2 + 1}+{3 * keys}"
+        if not parse_blocks(case.blocks).documents:
+            documents = "1/1/3"
+        return case.with_(blocks=f"bh:{rows}x{keys}:{documents}:mixed")
 
     def of_edges(self) -> list[SmallCase]:
         """Where a window begins, and where keys end within a tile: causal masks end at many places of their own."""

@@ -134,6 +134,11 @@ struct ScoreTerms {
     else of_pair(low, high, row, step, BiasPair<Element>{});
   }
 
+  // Whether a key is seen in a PARTIAL block of a list, by its predicate.
+  __device__ __forceinline__ bool shows(int batch, int head, int query, int key) const {
+    return own.shows(batch, head, query, key, given.diagonal);
+  }
+
   // Of a row's softmax, (shift, sum) = (shift, Σ_j 2^(s_j - shift)) with the sink of the head as one more score.
   // Returns the factor by which O must follow the shift.
   __device__ __forceinline__ float add_sink(float& shift, float& sum, int head) const {
