@@ -180,7 +180,7 @@ def _both(sign: str, x: Tree, y: Tree) -> Tree:
 
 def _not(x: Tree) -> Tree:
     x = _flag(x)
-    return {TRUE: FALSE, FALSE: TRUE}.get(x) or Apply("~", (x,))
+    return FALSE if x == TRUE else TRUE if x == FALSE else Apply("~", (x,))
 
 
 def _other(x: Tree, y: Tree) -> Tree:
@@ -372,7 +372,7 @@ class _Recorder(TorchDispatchMode):
     """Runs functions on stand-ins, tensors of one element on the CPU, and knows what each stands for."""
 
     def __init__(self, captured: list[Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.captured, self.places, self.uses_score = captured, list[Place](), False
         self._tables: dict[tuple[object, ...], Table] = {}
         self._known: dict[int, tuple[Tensor, Tree, int]] = {}
@@ -424,7 +424,7 @@ class _Recorder(TorchDispatchMode):
         base = next((i for i, one in enumerate(self.captured) if _holds(one, tensor)), len(self.captured))
         if base == len(self.captured):
             self.captured.append(tensor)
-        offset = tensor.storage_offset() - self.captured[base].storage_offset()
+        offset = int(tensor.storage_offset() - self.captured[base].storage_offset())
         return Place(base, tuple(tensor.shape), tensor.stride(), offset)
 
     def subscripted(self, tensor: Tensor, subscript: Any, plain: Callable[..., Any]) -> Any:
@@ -434,7 +434,8 @@ class _Recorder(TorchDispatchMode):
             return plain(tensor, subscript)
         if id(tensor) in self._known:
             raise Untraceable("a number has no elements")
-        table, indices = tensor, (None,) * tensor.dim()
+        table = tensor
+        indices: tuple[Tree | None, ...] = (None,) * tensor.dim()
         if id(tensor) in self._rows:
             _, table, indices = self._rows[id(tensor)]
         if any(one is Ellipsis for one in given):
@@ -517,7 +518,8 @@ class _Subscripts(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.__getitem__:
-            return self._recorder.subscripted(*args, func)
+            tensor, subscript = args
+            return self._recorder.subscripted(tensor, subscript, func)
         return func(*args, **(kwargs or {}))
 
 
