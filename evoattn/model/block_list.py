@@ -274,3 +274,13 @@ def blocks_of_rows(mask: BlockMask, batch: int, heads: int, band: Band, diagonal
     lists = draw(mask, batch, heads, band, diagonal)
     counts = [len(row.partial) + len(row.full) for of_batch in lists for rows in of_batch for row in rows]
     return sum(counts) / len(counts), max(counts)
+
+
+@lru_cache(maxsize=64)
+def partial_share(mask: BlockMask, batch: int, heads: int, band: Band, diagonal: int) -> float:
+    """Of the blocks that the lists name, those that are PARTIAL."""
+    partial, full, _ = mask.counts
+    if mask.documents:
+        rows = [row for of_batch in draw(mask, batch, heads, band, diagonal) for of_head in of_batch for row in of_head]
+        partial, full = (sum(len(getattr(row, kind)) for row in rows) for kind in ("partial", "full"))
+    return partial / max(1, partial + full)

@@ -150,12 +150,16 @@ def _scored(call: Call, score: str, predicate: str, tables: dict[str, Tensor]) -
     return replace(call, score=own, terms=with_tables(call.terms, own))
 
 
-def _fits(call: Call, mask: BlockMask | None) -> bool:
-    """Whether a mask is one of the call."""
+def _for_torch(call: Call, mask: BlockMask | None) -> BlockMask | None:
+    """The mask with which torch's function, uncompiled, gives the answer; the same one where it does not fit the call,
+    which torch refuses."""
     query, key = call.query, call.key
     if mask is None or not (isinstance(query, Tensor) and isinstance(key, Tensor) and query.dim() == key.dim() == 4):
-        return False
-    return is_ordinary(query, key, key) and not block_masks.why_not(mask, *query.shape[:3], key.shape[2])
+        return mask
+    batch, heads, rows, _ = query.shape
+    if not is_ordinary(query, key, key) or block_masks.why_not(mask, batch, heads, rows, key.shape[2]):
+        return mask
+    return block_masks.authoritative(mask, key.shape[2])
 
 
 def _attended(made: list[Callable[[], Call]]) -> Answer | None:
@@ -199,7 +203,7 @@ def flex_attention(  # noqa: PLR0913 - torch's own arguments
     made = MAX_SCORES if wants_largest else calls(call, score_mod, block_mask)
     answer = None if isinstance(made, str) else _attended(made)
     if answer is None:
-        mask = block_masks.authoritative(block_mask, key.shape[-2]) if _fits(call, block_mask) else block_mask
+        mask = _for_torch(call, block_mask)
         return TORCH(query, key, value, score_mod, mask, scale, enable_gqa, return_lse, **words)
     output, lse = answer if wants_lse else (answer, None)
     if return_aux is not None:
