@@ -337,7 +337,7 @@ def any_pairs(shape: Shape) -> Written:
 def _chosen(shape: Shape, block: int, most: int) -> tuple[Tensor, Tensor]:
     rows, blocks = -(-shape.queries // block), -(-shape.keys // block)
     order = torch.rand(shape.batch, shape.heads, rows, blocks, generator=_random(shape), device=shape.device)
-    count = min(most, blocks)
+    count = min(most, max(1, blocks // 2))
     return order.new_full(order.shape[:3], count, dtype=torch.int32), order.argsort(-1).int()
 
 

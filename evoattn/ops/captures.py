@@ -35,6 +35,25 @@ def key_of(function: Callable[..., Any], captured: list[Tensor]) -> Hashable | N
         return None
 
 
+def with_tensors(value: Any, device: torch.device) -> Any:
+    """A function, or what one captures, with a tensor of one number in place of each number that is captured. Nothing
+    waits for the device."""
+    kind = type(value)
+    if kind is int or kind is float:
+        return torch.full((), value, dtype=torch.int64 if kind is int else torch.float32, device=device)
+    if kind in (tuple, list):
+        return kind(with_tensors(one, device) for one in value)
+    if kind is functools.partial:
+        keywords = {name: with_tensors(one, device) for name, one in value.keywords.items()}
+        return functools.partial(with_tensors(value.func, device), *with_tensors(value.args, device), **keywords)
+    if kind is not types.FunctionType or not value.__closure__:
+        return value
+    cells = tuple(types.CellType(with_tensors(cell.cell_contents, device)) for cell in value.__closure__)
+    made = types.FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, cells)
+    made.__kwdefaults__, made.__module__ = value.__kwdefaults__, value.__module__
+    return made
+
+
 def _key(value: Any, captured: list[Tensor], depth: int) -> Hashable:
     if depth > DEEPEST:
         raise _Opaque

@@ -27,7 +27,7 @@ from evoattn.ops import block_masks, mods
 from evoattn.ops.arguments import Score
 from evoattn.ops.attention import attend
 from evoattn.ops.call import NO_TENSOR, Answer, Call, behind, why_not_shapes, with_tables
-from evoattn.ops.captures import key_of
+from evoattn.ops.captures import key_of, with_tensors
 from evoattn.ops.known_forms import Bounds, band_of, masking_of, softcap_of
 from evoattn.ops.runtime import NoKernel
 from evoattn.ops.shapes import paused
@@ -36,6 +36,8 @@ from evoattn.ops.torch_modes import WATCHED, is_ordinary
 TORCH = torch_flex.flex_attention
 """Torch's own function, whatever `flex` puts in its place."""
 MOST_TRACED = 1024
+MOST_VALUES = 2
+"""Of captured numbers that become constants."""
 FEW_ROWS = 64
 """Query rows that share a K/V head, up to which a table of blocks comes before lists: keys are then split over blocks
 of threads, which kernels that read lists do not."""
@@ -55,39 +57,72 @@ class Said:
     bounds: Bounds | None
     """Of a predicate that is a band and no more."""
 
+    @property
+    def is_named(self) -> bool:
+        """Whether kernels know it all by names, with numbers that are arguments of launches."""
+        return self.bounds is not None and (self.softcap > 0 or not self.traced.score)
+
 
 _known: dict[Hashable, Said | str] = {}
+_values: dict[Hashable, int] = {}
+"""How many values of their numbers functions had that differ in these alone."""
 _lock = forks.Lock()
+Mods = tuple[Callable[..., Any] | None, Callable[..., Any] | None]
+"""`score_mod` and `mask_mod`."""
 
 
-def said_by(
-    score_mod: Callable[..., Any] | None, mask_mod: Callable[..., Any] | None
-) -> tuple[Said, list[Tensor]] | str:
+def said_by(both: Mods, device: torch.device) -> tuple[Said, list[Tensor]] | str:
     """What the functions say, and the tensors that they capture; or one reason, without a full stop, why they are no
-    expressions. Functions that differ in the values of captured tensors alone are traced once."""
+    expressions. Functions that differ in the values of captured tensors alone are traced once. Captured numbers are
+    constants, of which compilers make more; those that change are tensors from then on, so that no kernel is compiled
+    for each."""
     captured: list[Tensor] = []
-    keys = [None if one is None else key_of(one, captured) for one in (score_mod, mask_mod)]
-    has_key = all(one is None or key is not None for one, key in zip((score_mod, mask_mod), keys, strict=True))
-    found = _known.get(key := tuple(keys)) if has_key else None
+    key = _key_of(both, captured)
+    found = None if key is None else _known.get(key)
+    if found is None and key is not None:
+        inner: list[Tensor] = []
+        general = with_tensors(both[0], device), with_tensors(both[1], device)
+        family = _key_of(general, inner)
+        if family != key and _values.get(family, 0) >= MOST_VALUES:
+            found = _traced(general, family, inner)
+            if not isinstance(found, str):
+                return found, inner
+        found = _traced(both, key, captured)
+        if not isinstance(found, str) and not found.is_named:
+            _values[family] = _values.get(family, 0) + 1
     if found is None:
-        before = len(captured)
-        try:
-            traced = mods.trace(score_mod, mask_mod, captured)
-            types = Score.of_texts("", "", traced.tables(captured)).tables
-            cap = softcap_of(parse_score(traced.score, types, True).tree) if traced.score else 0.0
-            bounds = band_of(parse_predicate(traced.predicate, types, True).tree) if traced.predicate else (None, None)
-            found = Said(traced, cap, bounds)
-        except Exception as error:  # the functions' own, too, which torch raises where it runs them
-            words = str(error).strip().splitlines() or [""]
-            found = (
-                words[0] if isinstance(error, mods.Untraceable) else f"{type(error).__name__}: {words[0].rstrip('.')}"
-            )
-        if has_key and before == len(captured):
-            with _lock:
-                if len(_known) >= MOST_TRACED:
-                    _known.clear()
-                _known[key] = found
+        found = _traced(both, None, captured)
     return found if isinstance(found, str) else (found, captured)
+
+
+def _key_of(both: Mods, captured: list[Tensor]) -> Hashable | None:
+    """One key of both functions; None where one has none."""
+    keys = tuple(None if one is None else key_of(one, captured) for one in both)
+    return None if any(one is not None and key is None for one, key in zip(both, keys, strict=True)) else keys
+
+
+def _traced(both: Mods, key: Hashable | None, captured: list[Tensor]) -> Said | str:
+    """As `said_by`, of what `_known` lacks or of functions without a key."""
+    if key is not None and key in _known:
+        return _known[key]
+    before, found = len(captured), None
+    try:
+        traced = mods.trace(*both, captured)
+        types = Score.of_texts("", "", traced.tables(captured)).tables
+        cap = softcap_of(parse_score(traced.score, types, True).tree) if traced.score else 0.0
+        bounds = band_of(parse_predicate(traced.predicate, types, True).tree) if traced.predicate else (None, None)
+        found = Said(traced, cap, bounds)
+    except mods.Untraceable as error:
+        reason = str(error)
+    except Exception as error:  # the functions' own, which torch raises where it runs them
+        reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0].rstrip('.')}"
+    if key is not None and before == len(captured):
+        with _lock:
+            for kept in (_known, _values):
+                if len(kept) >= MOST_TRACED:
+                    kept.clear()
+            _known[key] = found or reason
+    return found or reason
 
 
 def calls(
@@ -110,7 +145,7 @@ def calls(
             block_mask = None
     if block_mask is not None and (reason := block_masks.why_not(block_mask, batch, heads, rows, keys)):
         return reason
-    found = said_by(score_mod, mask_mod)
+    found = said_by((score_mod, mask_mod), query.device)
     if isinstance(found, str):
         return found
     said, captured = found
