@@ -44,6 +44,8 @@ def why_not(mask: BlockMask, batch: int, heads: int, seqlen_q: int, seqlen_k: in
     """One reason, without a full stop, why a mask is none of such a call; empty where it is."""
     if not isinstance(mask, BlockMask):
         return "block_mask is no BlockMask"
+    if getattr(mask.mask_mod, "__name__", "") == "_sliced_mask_mod_error":
+        return "block_mask is a slice of another"
     counts, indices = mask.kv_num_blocks, mask.kv_indices
     (rows, keys), blocks = mask.BLOCK_SIZE, -(-seqlen_q // mask.BLOCK_SIZE[0])
     if tuple(mask.seq_lengths) != (seqlen_q, seqlen_k):

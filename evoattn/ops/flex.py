@@ -163,26 +163,32 @@ def calls(
         band = Band(rows, keys, *said.bounds)
         if block_masks.agrees(block_mask, known, band):
             return [lambda: _scored(replace(call, mask=masking[0], window=masking[1]), score, "", tables)]
-    text, made = block_masks.text_of(block_mask, known), list[Callable[[], Call]]()
+    text = block_masks.text_of(block_mask, known)
 
     def by_table() -> Call:
         named = {**tables, block_masks.TABLE: block_masks.table_of(block_mask, keys)}
         return _scored(call, block_masks.expression_of(block_mask, score, predicate), "", named)
 
     def by_lists() -> Call:
-        listed = replace(_scored(call, score, predicate, tables), blocks=text)
-        return replace(listed, terms=behind(listed.terms, block_masks.lists_of(block_mask, known, keys)))
+        return _scored(call, score, predicate, tables, text, block_masks.lists_of(block_mask, known, keys))
 
     made = [by_lists, by_table] if text else [by_table]
     return made[::-1] if rows * (heads // key.shape[1]) <= FEW_ROWS else made
 
 
-def _scored(call: Call, score: str, predicate: str, tables: dict[str, Tensor]) -> Call:
-    """The call with these expressions."""
-    if not (score or predicate):
+def _scored(
+    call: Call,
+    score: str,
+    predicate: str,
+    tables: dict[str, Tensor],
+    blocks: str = "",
+    lists: tuple[Tensor, ...] = (),
+) -> Call:
+    """The call with these expressions, and block lists if there are any."""
+    own = Score.of_texts(score, predicate, tables) if score or predicate else None
+    if own is None and not blocks:
         return call
-    own = Score.of_texts(score, predicate, tables)
-    return replace(call, score=own, terms=with_tables(call.terms, own))
+    return replace(call, score=own, blocks=blocks, terms=behind(with_tables((), own), lists))
 
 
 def _for_torch(call: Call, mask: BlockMask | None) -> BlockMask | None:
