@@ -8,6 +8,7 @@ from torch._higher_order_ops.flex_attention import math_attention
 from torch.nn.attention.flex_attention import _identity, noop_mask
 
 from benchmarks.flex.mods import MODS, Shape
+from evoattn.model.paths import ROOT
 from evoattn.ops import block_masks, flex
 from evoattn.ops.call import Call
 from evoattn.ops.torch_answer import by_formula
@@ -40,3 +41,27 @@ def test_expressions_give_what_torch_gives(name, shape):
     out, lse = by_formula(wide)
     torch.testing.assert_close(out, expected[0], atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(lse.double(), expected[1], atol=1e-5, rtol=1e-5)
+
+
+def served(name):
+    """What a call of the function becomes: its score and its mask, as docs/variants.md says."""
+    shape = Shape(2, 4, 512, 512)
+    q, k, v = tensors(shape.batch, shape.heads, 4, shape.queries, shape.keys)
+    written = MODS[name](shape)
+    one = flex.calls(Call(q, k, v), written.score_mod, written.block_mask(shape))[0]()
+    score = "soft cap" if one.softcap else "expression" if one.score and one.score.text else "none"
+    if one.blocks:
+        return score, "lists, predicate" if one.score and one.score.predicate else "lists"
+    return score, "window" if one.window else "causal" if one.causal else "none"
+
+
+def test_the_table_of_the_page_is_what_runs():
+    lines = (ROOT / "docs/variants.md").read_text(encoding="utf-8").splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("| written as | its score"))
+    said = {}
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        names, score, mask, _ = (word.strip() for word in line.strip("|").split("|"))
+        said |= {name.strip().replace(" ", "_"): (score, mask) for name in names.split(",")}
+    assert said == {name: served(name) for name in MODS}
