@@ -9,7 +9,7 @@ import torch
 
 from evoattn.model.block_list import document_of, draw, positions
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.score import SCORE, evaluate
+from evoattn.model.score import evaluate
 
 NO_BLOCK = 0x3FFFFFFF
 """Behind the last block that a list names: far outside of all keys."""
@@ -50,7 +50,7 @@ def visible(problem: AttentionProblem, given: Mapping[str, Any], batch: int, hea
     full, partial = (blocks[:, queries // mask.rows, keys // mask.keys] for blocks in named)
     shown = band.sees(queries, keys)
     if problem.shown is not None:
-        indices = {"b": batch, "q": queries, "k": keys, "d": problem.diagonal, SCORE: torch.zeros(())}
+        indices = {"b": batch, "q": queries, "k": keys, "d": problem.diagonal}
         indices["h"] = torch.arange(problem.heads, device=device)[heads, None, None]
         shown = shown & evaluate(problem.shown, {**given, **indices}, torch)
     seen: torch.Tensor = full | (partial & shown)

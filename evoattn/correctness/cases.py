@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -14,8 +15,11 @@ from evoattn.correctness import reference
 from evoattn.model.block_list import parse_blocks
 from evoattn.model.mask import MASKS
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.score import parse_tables
 from evoattn.model.space import KernelConfig
 
+MOST_IN_A_TABLE = 1 << 18
+"""Elements that checks draw of a table."""
 MOST_SPLIT_KEYS = 512
 """Of the keys before a tile of rows that begins behind as many tiles as a split has, where rows are as many."""
 MOST_HEAD_ROWS, MOST_HEAD_BLOCKS, SEVERAL_HEADS = 200, 1300, 24
@@ -142,6 +146,19 @@ def sequenced(problem: AttentionProblem) -> AttentionProblem:
     return problem.with_(batch=len(queries), varlen="/".join(lengths))
 
 
+def with_small_tables(problem: AttentionProblem) -> AttentionProblem:
+    """The problem with tables of its expressions cut to so many elements: kernels of all sizes are the same, and an
+    index outside is one at the edge."""
+    cut = []
+    for table in parse_tables(problem.tables):
+        sizes = list(table.shape)
+        while math.prod(sizes) > MOST_IN_A_TABLE:
+            longest = sizes.index(max(sizes))
+            sizes[longest] = (sizes[longest] + 1) // 2
+        cut.append(table._replace(shape=tuple(sizes)))
+    return problem.with_(tables="+".join(table.describe() for table in cut)) if cut else problem
+
+
 def listed(problem: AttentionProblem) -> AttentionProblem:
     """Block lists of blocks as large, of each batch and head their own, that are not what the predicate gives."""
     mask = parse_blocks(problem.blocks)
@@ -260,7 +277,7 @@ def device_cases(problem: AttentionProblem) -> list[tuple[str, AttentionProblem,
     Lengths divide by no tile; some lie one beside a multiple of 64, and those of the plain cases are odd.
     """
     other = "bshd" if problem.layout == "bhsd" else "bhsd"
-    small = problem.with_(varlen="", batch=1, heads=2, kv_heads=1)
+    small = with_small_tables(problem).with_(varlen="", batch=1, heads=2, kv_heads=1)
     ladder = [
         ("ragged", small.with_(batch=2, heads=4, kv_heads=2, seqlen_q=203, seqlen_k=239), "plain"),
         ("ragged, strided, Sq > Sk", small.with_(seqlen_q=415, seqlen_k=113, layout=other), "plain"),

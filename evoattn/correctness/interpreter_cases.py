@@ -23,6 +23,7 @@ from evoattn.correctness.cases import (
     sequenced,
     used_cases,
     windowed,
+    with_small_tables,
 )
 from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES
@@ -171,7 +172,7 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     - where lengths or windows say where a mask's edges lie, edges one key beside those of tiles (`beside_tiles`);
     - of block lists, blocks of one and two tiles, and lists that are not what the predicate gives, of each batch and
       head their own (`mixed` in `model/block_list.py`)."""
-    made = _Maker(problem.with_(varlen=""), config)
+    made = _Maker(with_small_tables(problem).with_(varlen=""), config)
     cases = [*made.usual(), *made.of_the_softmax(), *made.of_terms(), *made.of_heads(), *made.of_edges()]
     queries, keys = (5, 3) if made.heads_are_rows else (2, 1)
     few = fitted(made.one.with_(heads=2, seqlen_q=queries, seqlen_k=keys), 1, 0)

@@ -510,7 +510,7 @@ def evaluate(tree: Tree, values: Mapping[str, Any], torch: Any) -> Any:
                 for index, size, wrap in zip(indices, given.shape, wraps, strict=True)
             )
             element = given[places]
-            return element if table.dtype in WHOLE else element.to(values[SCORE].dtype)
+            return element if table.dtype in WHOLE or SCORE not in values else element.to(values[SCORE].dtype)
         case Apply(name, of):
             return OPERATORS[name].torch(torch, *(evaluate(one, values, torch) for one in of))
 
