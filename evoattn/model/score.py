@@ -235,9 +235,9 @@ OPERATORS: dict[str, Operator] = {
         lambda x: (times(Number(2 / math.sqrt(math.pi)), Apply("exp", (minus(times(x, x)),))),),
         (1.0, 12.0, 24.0),
     ),
-    "sin": Operator("float", _F, _function("sin"), "sinf({})", lambda x: (Apply("cos", (x,)),), (0.0, 14.0, 30.0)),
+    "sin": Operator("float", _F, _function("sin"), "sine({}, 0.f)", lambda x: (Apply("cos", (x,)),), (0.0, 12.0, 16.0)),
     "cos": Operator(
-        "float", _F, _function("cos"), "cosf({})", lambda x: (minus(Apply("sin", (x,))),), (0.0, 14.0, 30.0)
+        "float", _F, _function("cos"), "sine({}, 0.5f)", lambda x: (minus(Apply("sin", (x,))),), (0.0, 12.0, 16.0)
     ),
     "pow": Operator(
         "float",
