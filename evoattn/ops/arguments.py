@@ -12,7 +12,7 @@ from torch import Tensor
 
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT, FULL
 from evoattn.model.problem import BIAS_ROW_STEP
-from evoattn.model.score import FLAGS, INTEGERS, LONG, SCORE, evaluate, parse_score
+from evoattn.model.score import FLAGS, INTEGERS, LONG, SCORE, Tree, evaluate, parse_score
 from evoattn.ops.torch_modes import autocast_dtype, has_autocast
 
 Causal = bool | Literal["upper_left", "lower_right"] | None
@@ -104,7 +104,7 @@ class Score:
     Raises `ValueError` for what is no such expression, and `TypeError` for a table that is no such tensor.
     """
 
-    __slots__ = ("_names", "key", "predicate", "tensors", "text")
+    __slots__ = ("_names", "_tree", "key", "predicate", "tensors", "text")
 
     def __init__(self, expression: str, /, **tables: Tensor) -> None:
         if not isinstance(expression, str):
@@ -115,6 +115,7 @@ class Score:
         except ValueError as error:
             raise ValueError(f"{error}.") from None
         self.text, self.predicate = parsed.text, ""
+        self._tree: Tree | None = parsed.tree  # compiled code cannot parse
         self.key = " ".join((self.text, *tables))
         """The text and the names of the tables, by which calls are known beside the tables' shapes."""
 
@@ -122,7 +123,7 @@ class Score:
     def of_texts(cls, text: str, predicate: str, tables: Mapping[str, Tensor]) -> Score:
         """As they are: `text` of a score may be empty, and `predicate` is that of PARTIAL blocks of a call's lists."""
         made = object.__new__(cls)
-        made.text, made.predicate = text, predicate
+        made.text, made.predicate, made._tree = text, predicate, None
         made._names, made.tensors = tuple(tables), tuple(tables.values())
         made.key = f"{text} {predicate}"
         return made
@@ -149,7 +150,7 @@ class Score:
         """The expression's values, by torch: `indices` has `b`, `h`, `q`, `k` and `d`, which broadcast with scores."""
         names = (f"own_{name}" for name in self._names)
         values = {**dict(zip(names, self.tensors, strict=True)), **indices, SCORE: scores}
-        tree = parse_score(self.text or SCORE, self.tables, True).tree
+        tree = self._tree or parse_score(self.text or SCORE, self.tables, True).tree
         changed: Tensor = evaluate(tree, values, torch)
         return changed
 
