@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what type checkers and editors see of the names below
+    from evoattn import flash_attn as flash_attn
     from evoattn.model.errors import FailedRun as FailedRun
     from evoattn.model.errors import WrongUse as WrongUse
     from evoattn.model.gpu import GPUS as GPUS
@@ -46,6 +47,7 @@ _HOMES = {
     "disable": "evoattn.ops.sdpa",
     "enable": "evoattn.ops.sdpa",
     "explain": "evoattn.ops.explain",
+    "flash_attn": "evoattn.flash_attn",
     "flex": "evoattn.ops.flex",
     "flex_attention": "evoattn.ops.flex",
     "load": "evoattn.ops.load",

@@ -24,7 +24,7 @@ SEARCH = ("search", "--gpu", "l4", "--budget", "6trials", "--shape", "B=1,H=2,S=
 def run(*words: str | Path, cwd: Path, **environment: str) -> str:
     """What the command prints; its errors are shown if it fails."""
     keep = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "EVOATTN_DB"))}
-    done = subprocess.run(words, cwd=cwd, env=keep | environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(words, cwd=cwd, env=keep | environment, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
     return done.stdout
 

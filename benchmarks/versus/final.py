@@ -27,7 +27,7 @@ from evoattn.model.gpu import GpuSpec, detect_devices
 from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
-from evoattn.peers.table import PEERS, Call, Peer, Tensors
+from evoattn.peers.table import Call, Peer, Tensors, peers_of
 from evoattn.timing.protocol import FINAL
 
 
@@ -78,7 +78,7 @@ def main() -> None:
     best = chosen([found.read(path) for path in options.found], options.after)
     ours = {name: built(tried.config, problem, gpu) for name, (kind, tried) in best.items() if kind == "evoattn"}
     theirs = {name: helion_peer(tried.config) for name, (kind, tried) in best.items() if kind == "helion"}
-    result = DeviceEvaluator(problem, gpu, peers=PEERS | theirs).final(HoldFinal(ours, FINAL))
+    result = DeviceEvaluator(problem, gpu, peers=peers_of(problem) | theirs).final(HoldFinal(ours, FINAL))
     print(f"{problem.describe()} on {devices[0].describe()}")
     for name, timing in sorted(result.timings.items(), key=lambda item: item[1].median_us):
         said = timing.disqualified or timing.protocol.get("out", "")

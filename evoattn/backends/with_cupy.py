@@ -1,4 +1,4 @@
-"""CuPy, imported so that no home directory, or one that cannot be written, does not stop it."""
+"""CuPy, imported so that it makes no folder in the home directory, and needs none."""
 
 from __future__ import annotations
 
@@ -9,26 +9,29 @@ import tempfile
 from collections.abc import MutableMapping
 from pathlib import Path
 
+from evoattn.backends.cache_folder import make_folder
+from evoattn.model.paths import cubin_cache
+
 FOLDER = "CUPY_CACHE_DIR"
 
 
-def give_a_folder(variables: MutableMapping[str, str]) -> None:
-    """CuPy makes a folder for a cache of its own at its import, which nothing here uses: name it another one in
-    `variables` where its usual one cannot be made. It goes when this process ends."""
-    if FOLDER in variables:
+def give_a_folder(variables: MutableMapping[str, str], cache: Path) -> None:
+    """CuPy makes a folder for a cache of its own at its import, which nothing here uses: name it in `variables` one in
+    `cache`, unless the user chose one or has CuPy's usual one. Where that cannot be made it is a folder that goes when
+    this process ends."""
+    usual = Path(variables.get("HOME", os.path.expanduser("~"))) / ".cupy/kernel_cache"
+    if FOLDER in variables or usual.is_dir():
         return
+    folder = cache / "cupy"
     try:
-        home = variables.get("HOME")
-        folder = Path(home if home is not None else os.path.expanduser("~")) / ".cupy/kernel_cache"
-        if not folder.is_absolute():
-            raise OSError("there is no home directory")
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
+        variables[FOLDER] = str(folder)
     except OSError:
         variables[FOLDER] = made = tempfile.mkdtemp(prefix="evoattn-")
         atexit.register(shutil.rmtree, made, ignore_errors=True)
 
 
-give_a_folder(os.environ)
+give_a_folder(os.environ, cubin_cache())
 
 import cupy  # noqa: E402
 

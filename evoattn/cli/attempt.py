@@ -6,12 +6,26 @@ from typing import Annotated
 
 import typer
 
-from evoattn.cli.common import FAILED_RUN, chosen_problem, console, errors, gpu_names, print_plainly
+from evoattn.cli.common import (
+    FAILED_RUN,
+    chosen_problem,
+    console,
+    errors,
+    family_names,
+    gpu_names,
+    print_plainly,
+    problem_names,
+)
 from evoattn.cli.search import SHAPE_HELP
 
 
 def attempt(
-    family: Annotated[str, typer.Argument(metavar="FAMILY", help="Name of the family (see `evoattn families`).")],
+    family: Annotated[
+        str,
+        typer.Argument(
+            metavar="FAMILY", help="Name of the family (see `evoattn families`).", autocompletion=family_names
+        ),
+    ],
     values: Annotated[
         list[str] | None,
         typer.Argument(
@@ -19,9 +33,11 @@ def attempt(
             help="Values of its parameters (see `evoattn families FAMILY`); the others come from a starting config.",
         ),
     ] = None,
-    shape: Annotated[str | None, typer.Option(metavar="SHAPE", help=SHAPE_HELP)] = None,
+    shape: Annotated[
+        str | None, typer.Option(metavar="SHAPE", help=SHAPE_HELP, show_default="B=1,H=16,S=1024,D=64")
+    ] = None,
     problem: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A name of `evoattn problems`.", show_default="seed_h100")
+        str | None, typer.Option(metavar="NAME", help="A name of `evoattn problems`.", autocompletion=problem_names)
     ] = None,
     gpu: Annotated[
         str,
@@ -43,11 +59,11 @@ def attempt(
     with errors():
         from evoattn.families import registry
         from evoattn.model import gpu as gpus
-        from evoattn.model.named_problems import lookup
-        from evoattn.search.request import DEFAULT_PROBLEM, choose_device
+        from evoattn.model.shape_text import parse_shape
+        from evoattn.search.request import DEFAULT_SHAPE, choose_device
 
         chosen = registry.lookup(family)
-        wanted = chosen_problem(shape, problem) or lookup(DEFAULT_PROBLEM)
+        wanted = chosen_problem(shape, problem) or parse_shape(DEFAULT_SHAPE)
         spec, device = choose_device(gpu, gpus.detect_devices(), offline)
         print_plainly(f"{chosen.name} for {wanted.describe()} on the {spec.product}")
 

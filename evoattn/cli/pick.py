@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from evoattn.cli.common import FAILED_RUN, chosen_problem, console, errors, gpu_names, problem_names
+from evoattn.cli.common import chosen_problem, console, errors, gpu_names, problem_names
 
 
 def pick(
@@ -22,8 +22,8 @@ def pick(
 ) -> None:
     """Print the kernel that would run for a shape, and why.
 
-    It comes out of what your own `evoattn tune` found for exactly this shape, else out of the portfolio that was
-    measured on the card. What `evoattn search` found runs by `evoattn.load` in Python.
+    It is what your own `evoattn tune` or `evoattn search` kept for exactly this shape, else what the cost model chooses
+    out of the kernels that were fast on such a card.
     """
     with errors():
         from evoattn.model.errors import WrongUse
@@ -44,10 +44,10 @@ def pick(
         if found is None:
             print_text(
                 screen,
-                "No kernel was measured for it: PyTorch's own attention would run. On such a card `evoattn tune` finds "
-                "one that evoattn.attention takes, and `evoattn search` one for evoattn.load.",
+                "PyTorch's own attention would run: no kernel can serve this, or it was faster than all of them. A "
+                "search on such a card may still find one.",
             )
-            raise typer.Exit(FAILED_RUN)
+            return
         screen.print(f"{found.family}", markup=False)
         print_text(screen, found.config.describe())
         print_text(screen, f"Why: {found.why}.")

@@ -49,11 +49,11 @@ def search(
     ] = "10m",
     problem: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", help="A name of `evoattn problems`.", show_default="seed_h100", autocompletion=problem_names
-        ),
+        typer.Option(metavar="NAME", help="A name of `evoattn problems`.", autocompletion=problem_names),
     ] = None,
-    shape: Annotated[str | None, typer.Option(metavar="SHAPE", help=SHAPE_HELP)] = None,
+    shape: Annotated[
+        str | None, typer.Option(metavar="SHAPE", help=SHAPE_HELP, show_default="B=1,H=16,S=1024,D=64")
+    ] = None,
     family: Annotated[
         list[str] | None,
         typer.Option(

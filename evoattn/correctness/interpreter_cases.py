@@ -34,10 +34,12 @@ from evoattn.model.space import KernelConfig
 
 _SPAN = 1 << 32
 """Bytes."""
+_COMPACT = ("dbias",)
+"""Tensors that never lie apart."""
 _APART = {"q": (5, 3, 1), "k": (5, 3, 1), "v": (7, 4, 1), "o": (7, 4, 1), "bias": (5, 3, 1)}
 """Spans from one batch, one head, one row to the next: coprime, so that no wrong index lands on another's place, and
-not the same of K and V, nor of Q and O. Of K and V with keys in use batches stay whole rows apart, as tensor maps that
-slide have them."""
+not the same of K and V, nor of Q and O. Gradients lie as what they are of. Of K and V with keys in use batches stay
+whole rows apart, as tensor maps that slide have them."""
 _STRIDE_LIMIT = 1 << 40
 """Bytes, of a tensor map (CUDA driver API, cuTensorMapEncodeTiled)."""
 _UNIT = 16
@@ -47,6 +49,7 @@ _UNIT = 16
 def _apart(problem: AttentionProblem, tensor: str, batch_rows: int) -> tuple[int, int, int]:
     """`_APART` of a tensor whose batches lie `batch_rows` rows apart. Where there is one batch, nothing lies so far on:
     `batch_rows` rows could be more than the 2^40 bytes of a tensor map's stride."""
+    tensor = tensor.removeprefix("d")
     batch, head, row = _APART["k" if tensor == "v" and problem.shared_kv else tensor]
     several = tensor in "kv" and problem.seqused and problem.shape(tensor)[0] > 1
     return (batch_rows * row if several else batch), head, row
@@ -58,6 +61,8 @@ class FarProblem(AttentionProblem):
 
     def strides(self, tensor: str) -> tuple[int, int, int, int]:
         """Those of the compact tensor, and whole spans more; 0 stays 0."""
+        if tensor in _COMPACT:
+            return super().strides(tensor)
         *compact, last = super().strides(tensor)
         spans = (apart * _SPAN // self.element_bytes for apart in _apart(self, tensor, compact[0] // compact[2]))
         batch, head, row = (stride and stride + span for stride, span in zip(compact, spans, strict=True))
@@ -85,7 +90,7 @@ def far_places(problem: AttentionProblem) -> dict[str, NDArray[np.uint16]]:
     """By tensor, for each unit of its compact memory: the span that it lies in, `[bytes / 16]`."""
     places = {}
     for tensor, shape, strides, _ in (*problem.inputs, *problem.outputs):
-        if tensor not in _APART:
+        if tensor.removeprefix("d") not in _APART or tensor in _COMPACT:
             continue
         units = shape[3] * problem.element_bytes // _UNIT
         spans = np.zeros(int(np.prod(shape[:3])) * units, np.uint16)

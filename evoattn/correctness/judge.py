@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 
 from evoattn.correctness.arena import UNWRITTEN, bits
-from evoattn.correctness.reference import Answer, Exact
+from evoattn.correctness.reference import FP32_RELATIVE, Answer, Exact
 
 LEAST_ROWS, LEANS, DEVIATIONS = 40, 0.15, 4.0
 """Rows that an average is taken of, what it may be in units of the dtype's `eps`, and standard errors on top."""
@@ -28,6 +28,26 @@ def dirty_sentence(zeroed: tuple[str, ...], counts: list[int]) -> str:
 def different(one: Outputs, other: Outputs) -> int:
     """Elements of the outputs of two runs that are not the same bits; waits for the device."""
     return int(sum((bits(one[name]) != bits(other[name])).sum() for name in one))
+
+
+def order_error(output: torch.Tensor) -> torch.Tensor:
+    """How far apart an element of an output, and the same with its fp32 parts added up in another order, may be: `eps`
+    of the output's dtype, or 1e-5, of the largest element. A float64 scalar on the device."""
+    return max(torch.finfo(output.dtype).eps, FP32_RELATIVE) * output.abs().max().double()
+
+
+def ordered(outputs: Outputs, unordered: Collection[str]) -> Outputs:
+    """The outputs without those of which two runs may leave other bits (`Family.unordered`)."""
+    return {name: out for name, out in outputs.items() if name not in unordered}
+
+
+def apart(one: Outputs, other: Outputs, unordered: Collection[str]) -> int:
+    """As `different`; of the outputs `unordered` those elements that are further apart than `order_error`."""
+    found = different(ordered(one, unordered), ordered(other, unordered))
+    for name in unordered:
+        difference = (one[name].double() - other[name].double()).abs()
+        found += int((~(difference <= order_error(other[name]))).sum())  # NaN is far from everything
+    return found
 
 
 def why_different(first: Outputs, other_bands: Outputs, third: Outputs, fourth: Outputs) -> str:

@@ -81,23 +81,24 @@ class Ladder:
             flat = self._arena.buffers[name].view(torch.uint8)
             self._written[flat.storage_offset() : flat.storage_offset() + len(flat)] = True
         numbers = range(len(self.cases))
-        self._rows = [
-            (
+        self._rows = {
+            name: (
                 _Rows(self._arena, [_key(i, name) for i in numbers], [c.answer[name].values for c in self.cases]),
                 [c.answer[name] for c in self.cases],
             )
             for name in self.cases[0].answer
-        ]
+        }
 
     @property
     def tensors(self) -> list[torch.Tensor]:
         """What no kernel is handed and the verdicts rest on."""
-        tables = [tensor for rows, _ in self._rows for tensor in (rows.places, rows.exact, rows.valid)]
+        tables = [tensor for rows, _ in self._rows.values() for tensor in (rows.places, rows.exact, rows.valid)]
         return [*self._images, self._written, *tables]
 
     def climb(self, backend: QueuedBackend, kernel: BuiltKernel) -> tuple[CheckResult, ...]:
         """What was found in each case, up to the first that is not passed. Each case runs twice, as `run_case` does
-        with `repeat`. Raises `LaunchError` or `ContextLost`."""
+        with `repeat`. Outputs whose bits may differ from run to run are judged in both. Raises `LaunchError` or
+        `ContextLost`."""
         started = time.perf_counter()
         errors = self._errors_of_all(backend, kernel)
         if errors:
@@ -117,6 +118,17 @@ class Ladder:
         )
         results[-1] = CheckResult(results[-1].case, False, math.nan, results[-1].allowed_error, reason)
         return tuple(results)
+
+    def _repeated(self, unordered: Sequence[str]) -> torch.Tensor:
+        """Bool of all bytes: those that a kernel writes and that are the same in every run."""
+        if not unordered:
+            return self._written
+        repeated = self._written.clone()
+        for i in range(len(self.cases)):
+            for name in unordered:
+                flat = self._arena.buffers[_key(i, name)].view(torch.uint8)
+                repeated[flat.storage_offset() : flat.storage_offset() + len(flat)] = False
+        return repeated
 
     def _errors_of_all(self, backend: QueuedBackend, kernel: BuiltKernel) -> list[float]:
         """The largest error of each case if all is right, else nothing."""
@@ -142,10 +154,13 @@ class Ladder:
             faults.append(((runs[-1] != image) & ~self._written).sum())
             if scratch.buffers:
                 faults += [scratch.changed_bands(), *scratch.dirty_zeros()]
-        faults.append(((runs[0] != runs[1]) & self._written).sum())
+        unordered = sorted({name for case in self.cases for name in kernel.unordered(case.problem)})
+        faults.append(((runs[0] != runs[1]) & self._repeated(unordered)).sum())
         found, limits = [torch.stack(faults).double()], [0.0] * len(faults)
-        for rows, exact in self._rows:
-            values, none = rows.of(runs[0]), [0.0] * len(exact)
+        judged = [(name, runs[0]) for name in self._rows] + [(name, runs[1]) for name in unordered]
+        for name, run in judged:
+            rows, exact = self._rows[name]
+            values, none = rows.of(run), [0.0] * len(exact)
             errors = rows.sum_errors(values).flip(0) if exact[0].logarithms else rows.errors(values)
             found += [errors.flatten(), rows.spoilt(values)]
             limits += [one.allowed_error for one in exact]

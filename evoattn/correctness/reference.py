@@ -185,12 +185,12 @@ def make_answer(problem: AttentionProblem, tensors: dict[str, torch.Tensor], dou
     difference, rounding = low.to(exact_dtype) - exact, rounded.to(exact_dtype) - exact
     unit = torch.finfo(dtype).eps
     allowed = max(2 * difference.abs().max().item() + 2 * nudged.abs().max().item(), unit * exact.abs().max().item())
-    allowed_rms = max(2 * _rms(difference) + 2 * _rms(rounding), unit / 2 * _rms(exact))
+    allowed_rms = max(2 * rms(difference) + 2 * rms(rounding), unit / 2 * rms(exact))
     if problem.dtype == "fp32":
         units = 2 + math.sqrt(problem.head_dim) / 3
         relative = FP32_RELATIVE + units * FP32_ROUNDING * largest_score(problem, tensors)
         allowed = max(allowed, relative * exact.abs().max().item())
-        allowed_rms = max(allowed_rms, relative * _rms(exact))
+        allowed_rms = max(allowed_rms, relative * rms(exact))
     if not problem.lse:
         return {"o": Exact(exact, allowed, allowed_rms)}
     lse = exact_lse(problem, tensors["q"], tensors["k"], tensors)
@@ -209,5 +209,6 @@ def make_case_answer(
     return answer | {"o": replace(answer["o"], rounds_evenly=evenly)}
 
 
-def _rms(x: torch.Tensor) -> float:
+def rms(x: torch.Tensor) -> float:
+    """The root of the mean square."""
     return x.double().square().mean().sqrt().item()

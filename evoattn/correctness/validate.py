@@ -11,7 +11,7 @@ from evoattn.backends.base import Backend
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.arena import BANDS, Arena, Layout
 from evoattn.correctness.cases import Case, proof_of
-from evoattn.correctness.judge import Outputs, different, dirty_sentence, judge, why_different
+from evoattn.correctness.judge import Outputs, different, dirty_sentence, judge, judge_one, ordered, why_different
 from evoattn.correctness.reference import first
 from evoattn.families.built import BuiltKernel
 from evoattn.model.problem import AttentionProblem
@@ -36,8 +36,8 @@ def check(
     case: Case,
     repeat: bool = False,
 ) -> CheckResult:
-    """Run a candidate once on `case` (twice if `repeat`, comparing bits) over poisoned output between guard bands, and
-    judge it.
+    """Run a candidate once on `case` over poisoned output between guard bands, and judge it. With `repeat` run it
+    twice: the bits of both are compared, or both are judged in outputs whose bits may differ (`Family.unordered`).
 
     The inputs are copies between guard bands too, compared with the originals afterwards; the second run finds other
     bytes in the bands, so that an answer that depends on them shows. Raises `LaunchError` if the launch fails.
@@ -94,8 +94,12 @@ def run_case(
         if changed:
             return result(f"the kernel changed {changed} elements of its input {name}."), outputs[0]
     reason, largest = judge(outputs[0], case.answer)
-    if repeat and different(*outputs):
+    unordered = kernel.unordered(case.problem)
+    if repeat and different(*(ordered(out, unordered) for out in outputs)):
         run(BANDS[0])
         run(BANDS[0])
-        reason = why_different(*outputs)
+        reason = why_different(*(ordered(out, unordered) for out in outputs))
+    elif repeat and not reason:
+        later = (judge_one(outputs[1][name], case.answer[name])[0] for name in unordered)
+        reason = next((f"in a second run, {sentence}" for sentence in later if sentence), "")
     return result(reason or dirty_sentence(arena.zeroed, counts[len(case.tensors) :]), largest), outputs[0]

@@ -62,8 +62,8 @@ class Cost:
         """What bounds the kernel and how its score splits, for people."""
         (_, first), *rest = sorted(self.parts.items(), key=lambda item: -item[1])
         shown = [f"{name} {us / self.score:.0%}" for name, us in rest[: SHOWN - 1] if us >= LEAST * self.score]
-        beside = f" At the same time: {', '.join(shown)}." if shown else ""
-        return f"Bound by {self.bound}: {first / self.score:.0%} of the relative cost.{beside}"
+        beside = f" What runs beside it, each alone: {', '.join(shown)}." if shown else ""
+        return f"Bound by {self.bound}, which alone takes {first / self.score:.0%} of the relative cost.{beside}"
 
 
 def cost(

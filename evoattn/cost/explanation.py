@@ -15,6 +15,9 @@ ANY_CARD = ", no wgmma, TMA or cluster"
 SOURCES = ("landscape", "campaign")
 """Kinds of measurements that begin the names of judged sets; the first was drawn good and bad alike."""
 
+NOT_FITTED = "The cost model was fitted to no times of op={op}: physics alone orders its kernels."
+"""In place of how far first choices were."""
+
 
 def sentences(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, registers: int) -> tuple[str, ...]:
     """Of an estimated kernel: what bounds it and how its score splits; how such first choices were; what is not known.
@@ -23,7 +26,8 @@ def sentences(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, reg
         found = cost(problem, config, gpu, registers)
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return ()
-    return (found.sentence(), how_far(gpu), *([gpu.note] if gpu.note else [])) if found else ()
+    judged = how_far(gpu) if problem.op == "forward" else NOT_FITTED.format(op=problem.op)
+    return (found.sentence(), judged, *([gpu.note] if gpu.note else [])) if found else ()
 
 
 def how_far(gpu: GpuSpec, fitted: Fitted | None = None) -> str:
@@ -32,14 +36,17 @@ def how_far(gpu: GpuSpec, fitted: Fitted | None = None) -> str:
     cards: list[str] = about.get("cards", [])
     any_card = "" if gpu.arch in {GPUS[card].arch for card in cards} else ANY_CARD
     judged = {card: row for card in cards if (row := _judged(card, any_card, about.get("left_out", {})))}
-    unknown = "" if gpu.name in cards else f" On this card, {gpu.product}, nothing was measured."
+    unknown = "" if gpu.name in cards else f" Nothing was measured on the {gpu.product}."
     if not judged:
         return unknown.strip()
-    kind = " of this card's families" if any_card else ""
-    best = " and ".join(f"{row['first']:.2f}" for row in judged.values())
-    worst = " and ".join(f"{row['worst_first']:.2f}" for row in judged.values())
-    where = " and ".join(f"an {GPUS[card].product}" for card in judged)
-    return f"The cost model's first choices{kind} took {best} times the best on {where}, {worst} at worst.{unknown}"
+    kind = ", of this card's families," if any_card else ""
+    found = " and ".join(
+        f"{row['first']:.2f} on an {GPUS[card].product} (at worst {row['worst_first']:.2f})"
+        for card, row in judged.items()
+    )
+    return (
+        f"The kernel that the cost model puts first{kind} takes this many times as long as the best: {found}.{unknown}"
+    )
 
 
 def _judged(card: str, any_card: str, left_out: dict[str, dict[str, Any]]) -> dict[str, Any] | None:

@@ -21,7 +21,7 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CheckResult, Evaluation, Timing, TrialState, ValidationReport
 from evoattn.model.timeline import mark
-from evoattn.peers.table import PEERS, Peer
+from evoattn.peers.table import Peer, peers_of
 from evoattn.timing import benchmark
 from evoattn.timing.clocks import Clocks
 from evoattn.timing.contest import Contest
@@ -57,9 +57,10 @@ class DeviceEvaluator:
         backend: QueuedBackend | None = None,
         timer: Timer | None = None,
         report: Callable[[str], None] = lambda name: None,
-        peers: Mapping[str, Peer] = PEERS,
+        peers: Mapping[str, Peer] | None = None,
     ) -> None:
-        """`backend` and `timer` are CUDA device 0's unless given. `report` is told whose turn it is in a final."""
+        """`backend` and `timer` are CUDA device 0's unless given. `report` is told whose turn it is in a final;
+        `peers` are those of the problem's operation unless given."""
         self.problem, self.gpu, self.cache, self.broken = problem, gpu, cache, False
         self.backend = backend or _cuda_backend()
         dev = self.backend.device
@@ -67,7 +68,7 @@ class DeviceEvaluator:
         self.clocks = Clocks(str(torch.cuda.get_device_properties(dev).uuid) if dev.type == "cuda" else "")
         self.seed = int.from_bytes(os.urandom(4))
         self._timer, self._flush = timer or Timer(), benchmark.l2_flush(dev) if cache == "cold" else None
-        self._report, self._peers = report, peers
+        self._report, self._peers = report, peers_of(problem) if peers is None else peers
         self._known_right: BuiltKernel | None = None
 
     @cached_property

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 
 from evoattn.backends.base import QueuedBackend
-from evoattn.correctness.terms import make_terms, torch_dtype
+from evoattn.correctness.terms import make_terms
 from evoattn.families.base import starts_zeroed
 from evoattn.families.built import BuiltKernel
+from evoattn.model.operation import TensorSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.timing.clock import Call
 
@@ -17,12 +19,12 @@ ALIGNMENT = 1024
 
 
 class Memory:
-    """Q, K and V of every reserved problem in one buffer per dtype, filled with normal numbers; O in another. Sinks,
-    slopes and biases are each problem's own."""
+    """The inputs of every reserved problem in one buffer per dtype, filled with normal numbers; the outputs in another.
+    Sinks, slopes and biases are each problem's own, and log-sum-exps, which are those of normal scores."""
 
     def __init__(self, backend: QueuedBackend, seed: int) -> None:
         self._backend, self._seed = backend, seed
-        self._inputs: dict[torch.dtype, torch.Tensor] = {}
+        self._inputs: dict[str, torch.Tensor] = {}
         self._out = torch.empty(0, dtype=torch.uint8, device=backend.device)
         self._terms: dict[AttentionProblem, dict[str, torch.Tensor]] = {}
 
@@ -33,32 +35,56 @@ class Memory:
 
     def reserve(self, problem: AttentionProblem) -> None:
         """Make room for the problem. Tensors that were given out before stay as they are."""
-        dtype = torch_dtype(problem)
-        elements = sum(_padded(problem, t) for t in problem.tensors) // problem.element_bytes
-        if dtype not in self._inputs or self._inputs[dtype].numel() < elements:
-            if self._inputs.pop(dtype, None) is not None and self._backend.device.type == "cuda":
+        if problem not in self._terms:
+            self._terms[problem] = self._make_terms(problem)
+        wanted: dict[str, int] = {}
+        for spec in self._shared(problem):
+            wanted[spec.dtype] = wanted.get(spec.dtype, 0) + _padded(spec)
+        for name, size in wanted.items():
+            dtype: torch.dtype = getattr(torch, name)
+            elements = size // dtype.itemsize
+            if name in self._inputs and self._inputs[name].numel() >= elements:
+                continue
+            if self._inputs.pop(name, None) is not None and self._backend.device.type == "cuda":
                 torch.cuda.empty_cache()  # the larger one finds no place in what the smaller one had
             generator = torch.Generator(device=self._backend.device).manual_seed(self._seed)
             made = torch.empty(elements, dtype=dtype, device=self._backend.device)
             for first in range(0, elements, 1 << 27):
                 made[first : first + (1 << 27)].normal_(generator=generator)
-            self._inputs[dtype] = made
-        if problem.term_shapes and problem not in self._terms:
-            generator = torch.Generator(device=self._backend.device).manual_seed(self._seed)
-            self._terms[problem] = make_terms(problem, generator, self._backend.device, extreme=False)
-        if self._out.numel() < _padded(problem, "o"):
-            self._out = torch.empty(_padded(problem, "o"), dtype=torch.uint8, device=self._backend.device)
+            self._inputs[name] = made
+        if self._out.numel() < (size := sum(map(_padded, problem.outputs))):
+            self._out = torch.empty(size, dtype=torch.uint8, device=self._backend.device)
+
+    def _make_terms(self, problem: AttentionProblem) -> dict[str, torch.Tensor]:
+        """The inputs that are the problem's own."""
+        device = self._backend.device
+        made = {}
+        if problem.term_shapes:
+            generator = torch.Generator(device=device).manual_seed(self._seed)
+            made = make_terms(problem, generator, device, extreme=False)
+        for spec in problem.inputs:
+            if spec.name == "lse":  # the exponential of a normal number is exp(1/2) on average
+                mean = math.log(problem.seqlen_k) + 0.5
+                made[spec.name] = torch.full(spec.shape, mean, dtype=getattr(torch, spec.dtype), device=device)
+        return made
+
+    def _shared(self, problem: AttentionProblem) -> list[TensorSpec]:
+        """The inputs that lie in the memory of all."""
+        return [spec for spec in problem.inputs if spec.name not in self._terms[problem]]
 
     def tensors(self, problem: AttentionProblem) -> dict[str, torch.Tensor]:
-        """`q`, `k`, `v` (unless it lies within k), `o` of a reserved problem, in its layout, and its other inputs."""
-        memory, start, tensors = self._inputs[torch_dtype(problem)], 0, {}
-        for name in problem.tensors:
-            shape, strides = problem.shape(name), problem.strides(name)
-            tensors[name] = memory.as_strided(shape, strides, start)
-            start += _padded(problem, name) // problem.element_bytes
-        out = self._out[: _padded(problem, "o")].view(memory.dtype)
-        tensors["o"] = out.as_strided(problem.shape("o"), problem.strides("o"), 0)
-        return tensors | self._terms.get(problem, {})
+        """The inputs and outputs of a reserved problem, by name, in its layout."""
+        tensors, starts = {}, dict.fromkeys(self._inputs, 0)
+        for spec in self._shared(problem):
+            memory = self._inputs[spec.dtype]
+            tensors[spec.name] = memory.as_strided(spec.shape, spec.strides, starts[spec.dtype])
+            starts[spec.dtype] += _padded(spec) // memory.itemsize
+        first = 0
+        for spec in problem.outputs:
+            part = self._out[first : first + _padded(spec)].view(getattr(torch, spec.dtype))
+            tensors[spec.name] = part.as_strided(spec.shape, spec.strides, part.storage_offset())
+            first += _padded(spec)
+        return tensors | self._terms[problem]
 
     def prepare(self, kernel: BuiltKernel, problem: AttentionProblem) -> Call:
         """A call of the kernel on the problem's tensors, with scratch buffers of its own."""
@@ -79,12 +105,9 @@ def _keeping(enqueue: Callable[[], object], buffers: dict[str, torch.Tensor]) ->
     return call
 
 
-def _padded(problem: AttentionProblem, tensor: str) -> int:
+def _padded(spec: TensorSpec) -> int:
     """Bytes of a tensor, rounded up to ALIGNMENT."""
-    count = problem.element_bytes
-    for extent in problem.shape(tensor):
-        count *= extent
-    return -(-count // ALIGNMENT) * ALIGNMENT
+    return -(-spec.bytes // ALIGNMENT) * ALIGNMENT
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

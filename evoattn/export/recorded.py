@@ -54,6 +54,11 @@ class Recorded:
             )
         study = storage.study(trial.study_id)
         problem, family = AttentionProblem(**study.problem), registry.lookup(trial.family)
+        if problem.op != "forward":
+            raise StorageError(
+                f"Exports are of the forward pass so far, not of op={problem.op}; `evoattn show TRIAL --source` prints "
+                "the kernel."
+            )
         asked = (*problem.variants, *["scale"] * (problem.scale is not None))
         if unknown := [variant for variant in asked if variant not in known]:
             instead = "take --format check, or call the kernel by `evoattn.load`"

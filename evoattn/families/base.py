@@ -131,6 +131,12 @@ class Family(ABC):
         """
         return {}
 
+    def unordered(self, problem: AttentionProblem, config: KernelConfig) -> tuple[str, ...]:
+        """The outputs whose bits may differ from run to run, since blocks add to them in the order in which they happen
+        to run. They are judged in each run; all others are compared bit for bit. Empty where the problem is
+        `deterministic`."""
+        return ()
+
     @abstractmethod
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
         """What each launch has to do, in closed forms (`families/work.py`): of this the cost model makes a time.

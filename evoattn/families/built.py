@@ -30,6 +30,10 @@ class BuiltKernel:
         """Scratch buffers in bytes, by name: see `Family.workspace`."""
         return self.family.workspace(problem, self.config, self.gpu)
 
+    def unordered(self, problem: AttentionProblem) -> tuple[str, ...]:
+        """Outputs whose bits may differ from run to run: see `Family.unordered`."""
+        return self.family.unordered(problem, self.config)
+
 
 def behaviour(source_hash: str, family: Family, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str:
     """A sha256 in hex of a source's hash and of its launches: configs that share it are one kernel, called alike."""

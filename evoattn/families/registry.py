@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from evoattn.families.backward_mma.family import BackwardMma
+from evoattn.families.backward_scalar.family import BackwardScalar
+from evoattn.families.backward_wgmma.family import BackwardWgmma
 from evoattn.families.base import Family
 from evoattn.families.flash_mma.family import FlashMma
 from evoattn.families.flash_scalar.family import FlashScalar
@@ -33,6 +36,9 @@ FAMILIES: dict[str, Family] = {
         LargeHead(),
         LargeHeadMma(),
         LatentWgmma(),
+        BackwardMma(),
+        BackwardScalar(),
+        BackwardWgmma(),
     )
 }
 

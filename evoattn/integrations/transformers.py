@@ -175,8 +175,7 @@ def attention_forward(
     causal = query.shape[2] > 1 and decoder
     seen = places_of(attention_mask, query.shape[0], key.shape[2], query.dtype)
     if seen is not None:
-        wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
-        if not dropout and not wanted and position_bias is None and indices is None and block_indices is None:
+        if not dropout and position_bias is None and indices is None and block_indices is None:
             out = static_cache.attention(query, key, value, seen, scaling, softcap or 0.0, s_aux)
             return out.transpose(1, 2).contiguous(), None
         attention_mask = seen.as_mask(query.shape[2], key.shape[2])

@@ -27,13 +27,17 @@ def in_python() -> Iterator[None]:
         raise
 
 
-_OPTION = re.compile(r"--([a-z]+)(?: (l4)\b)?")
-"""An option in a sentence, with the one value that sentences give as an example."""
+_OPTION = re.compile(r"`evoattn [^`]*`|--([a-z-]+)(?: (l4)\b)?")
+"""A whole command, or an option in a sentence, with the one value that sentences give as an example."""
 
 
 def _argument(option: re.Match[str]) -> str:
     name, value = option.groups()
-    return f'{name}="{value}"' if value else f"{name}="
+    if name is None:
+        return option[0]
+    if name.startswith("no-"):
+        return f"{name.removeprefix('no-').replace('-', '_')}=False"
+    return f'{name}="{value}"' if value else f"{name.replace('-', '_')}="
 
 
 MOST = 2**31 - 1

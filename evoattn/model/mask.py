@@ -102,6 +102,12 @@ class Band:
         end = self.seqlen_k if self.highest is None else min(self.seqlen_k, last + self.highest)
         return range(begin, max(begin, end))
 
+    def queries(self, first: int, last: int) -> range:
+        """The queries that see any of the keys `first` to `last` - 1; empty if none does."""
+        begin = 0 if self.highest is None else max(0, first - self.highest)
+        end = self.seqlen_q if self.lowest is None else min(self.seqlen_q, last - self.lowest)
+        return range(begin, max(begin, end) if begin < self.seqlen_q else begin)
+
     @property
     def pairs(self) -> int:
         """Query-key pairs of one head that it lets through."""

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from evoattn.model import block_list
+from evoattn.model.backward import why_no_grads
 from evoattn.model.dtype import DTYPES, Dtype
 from evoattn.model.errors import WrongUse
 from evoattn.model.lengths import parse_lengths
@@ -43,7 +44,7 @@ BIAS_ROW_STEP = 8
 """Elements that the rows of a bias are multiples of."""
 LONGEST_LENGTHS = 40
 """Characters of lengths that a file's name may have."""
-OPTIONAL = ("lse", "scale", "op", "tables", "predicate", *VARIANTS)
+OPTIONAL = ("lse", "scale", "op", "tables", "predicate", "grads", "deterministic", *VARIANTS)
 """Fields that `to_dict` leaves out where they say nothing: older records lack them."""
 
 
@@ -91,7 +92,9 @@ class AttentionProblem:
     `blocks` is a list of blocks of keys that each block of rows sees, on the device (`evoattn.model.block_list`), and
     `predicate` an expression of indices and `tables` that says which keys are seen in PARTIAL blocks.
 
-    `op` is what is computed, a row of `OPERATIONS`; the above is said of `forward`.
+    `op` is what is computed, a row of `OPERATIONS`; the above is said of `forward`. `backward` makes the gradients of
+    q, k and v out of that of O and, with `lse`, of the log-sum-exp; `grads` names further inputs whose gradients are
+    wanted, `bias`, `sinks` or `bias+sinks`; `deterministic` asks for the same bits in every run.
 
     Raises `ProblemError` on a size, dtype, mask or layout that is not one of the above, and on variants that exclude
     each other.
@@ -124,6 +127,8 @@ class AttentionProblem:
     blocks: str = ""
     predicate: str = ""
     op: str = "forward"
+    grads: str = ""
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         if self.value_dim is None or self.value_dim == self.head_dim:
@@ -133,9 +138,10 @@ class AttentionProblem:
         for field, allowed in (("dtype", DTYPES), ("mask", MASKS), ("layout", LAYOUTS), ("op", OPERATIONS)):
             if getattr(self, field) not in tuple(allowed):
                 raise ProblemError(f"{field} must be one of {', '.join(allowed)}, not {getattr(self, field)!r}.")
-        if not isinstance(self.lse, bool):
-            raise ProblemError(f"lse must be true or false, not {self.lse!r}.")
-        if fault := fault_of(self):
+        for field in ("lse", "deterministic"):
+            if not isinstance(getattr(self, field), bool):
+                raise ProblemError(f"{field} must be true or false, not {getattr(self, field)!r}.")
+        if fault := fault_of(self) or why_no_grads(self):
             raise ProblemError(fault)
         if self.own_score:  # one way to write it
             object.__setattr__(self, "score", self.own_score.text)
@@ -327,7 +333,8 @@ class AttentionProblem:
         return shapes
 
     def shape(self, tensor: str) -> tuple[int, int, int, int]:
-        """Logical shape `[batch, heads, seqlen, head_dim]` of `q`, `k`, `v` or `o`."""
+        """Logical shape `[batch, heads, seqlen, head_dim]` of `q`, `k`, `v` or `o`, or of its gradient: `dq`, …"""
+        tensor = tensor.removeprefix("d")
         dim = self.head_dim if tensor in ("q", "k") else self.head_dim_v
         batch, rows, keys = self.batch, self.seqlen_q, self.seqlen_k
         if self.varlen:
@@ -341,6 +348,7 @@ class AttentionProblem:
     def strides(self, tensor: str) -> tuple[int, int, int, int]:
         """Strides of `shape(tensor)` in elements, in this problem's memory layout; the last one is 1. Of `bias` too:
         0 where it is the same for all."""
+        tensor = tensor.removeprefix("d")
         if tensor == "bias":
             batch, heads, rows, row = self.term_shapes["bias"]
             return heads * rows * row * (batch > 1), rows * row * (heads > 1), row, 1
@@ -390,7 +398,8 @@ class AttentionProblem:
         if self.layout != "bhsd":
             parts.append(self.layout)
         if self.op != "forward":
-            parts.append(f"op={self.op}")
+            parts += [f"op={self.op}"] + [f"grads={self.grads}"] * bool(self.grads)
+            parts += ["deterministic"] * self.deterministic
         if self.scale is not None:
             parts.append(f"scale={_number(self.scale)}")
         for field in self.variants:
@@ -424,6 +433,8 @@ class AttentionProblem:
             f"{self.dtype}_{self.masking.short or self.mask}": True,
             self.layout: self.layout != "bhsd",
             self.op: self.op != "forward",
+            f"d{self.grads.replace('+', '_d')}": self.grads,
+            "deterministic": self.deterministic,
             "lse": self.lse,
             f"scale{_digits(self.scale or 0)}": self.scale,
             f"w{self.window.replace(':', '_')}": self.window,

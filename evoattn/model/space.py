@@ -183,8 +183,12 @@ def _require_known(starting: object, known: dict[str, set[Value]], defaults: dic
             raise TypeError(f"the starting config {str(row)[:60]!r} does not have a known value of each parameter")
 
 
+FOLDERS: dict[str, Path] = {}
+"""Where the file of a family lies that does not lie with the others: of one from outside of evoattn."""
+
+
 @cache
-def load_space(family: str, gpu: GpuSpec, folder: Path = SEARCH_SPACES) -> SearchSpace:
+def load_space(family: str, gpu: GpuSpec, folder: Path | None = None) -> SearchSpace:
     """Read `search_spaces/<family>.yaml` for one GPU; values under `architectures: <arch>` replace the general ones.
     Starting configs with values of other architectures are left out.
 
@@ -194,7 +198,7 @@ def load_space(family: str, gpu: GpuSpec, folder: Path = SEARCH_SPACES) -> Searc
 
     from evoattn.model import safe_yaml
 
-    path = folder / f"{family}.yaml"
+    path = (folder or FOLDERS.get(family, SEARCH_SPACES)) / f"{family}.yaml"
     try:
         text = safe_yaml.load_file(path)
         overrides = (text.get("architectures") or {}).get(gpu.arch, {})

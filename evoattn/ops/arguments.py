@@ -81,6 +81,7 @@ ARGUMENTS = (
     Argument("return_lse", False, ALL, "whether the log-sum-exp is wanted too"),
     Argument("out", None, ALL, "takes the answer"),
     Argument("strict", False, ALL, "whether `NoKernel` is raised where torch would compute", "bool"),
+    Argument("deterministic", False, frozenset((ATTENTION, VARLEN)), "whether gradients always have the same bits"),
 )
 TERMS = ("sinks", "alibi_slopes", "bias", "seqused_k", "block_table", "cu_seqlens_q", "cu_seqlens_k")
 """The arguments that are tensors beside query, key and value, in the order in which calls and launches hold them."""

@@ -64,6 +64,7 @@ def attention(
     return_lse: Literal[False] = False,
     out: Tensor | None = None,
     strict: bool = False,
+    deterministic: bool = False,
 ) -> Tensor: ...
 
 
@@ -89,6 +90,7 @@ def attention(
     return_lse: Literal[True],
     out: Tensor | None = None,
     strict: bool = False,
+    deterministic: bool = False,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -113,6 +115,7 @@ def attention(
     return_lse: bool = False,
     out: Tensor | None = None,
     strict: bool = False,
+    deterministic: bool = False,
 ) -> Answer:
     """softmax(query keyᵀ · scale + mask) value, as `torch.nn.functional.scaled_dot_product_attention` computes it.
 
@@ -161,6 +164,8 @@ def attention(
     if sinks is not None or alibi_slopes is not None or bias is not None or seqused_k is not None:
         terms = (sinks, alibi_slopes, bias, seqused_k, None, None, None)
     call = Call(query, key, value, mask, scale, enable_gqa, window, softcap, terms, return_lse, out, strict)
+    if deterministic:
+        call.deterministic = True
     if score is not None:
         call.score, call.terms = score, with_tables(terms, score)
     if dropout_p or attn_mask is not None:
@@ -186,6 +191,7 @@ def attention_varlen(
     return_lse: bool = False,
     out: Tensor | None = None,
     strict: bool = False,
+    deterministic: bool = False,
 ) -> Answer:
     """Attention of each sequence's queries over its own keys, which lie packed end to end, as in flash-attention's
     `flash_attn_varlen_func`.
@@ -216,6 +222,7 @@ def attention_varlen(
         terms=terms_of(sinks=sinks, alibi_slopes=alibi_slopes, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k),
         return_lse=return_lse,
         strict=strict,
+        deterministic=deterministic,
     )
     return _in_caller_s_order(call, out)
 
@@ -284,8 +291,7 @@ def attend(call: Call) -> Answer:
     runtime = current.runtime()
     if shapes.is_recording():
         call.require()
-        with shapes.recorded_call(call):
-            return run(runtime, call)
+        return shapes.recorded_call(call, lambda: run(runtime, call))
     return runtime.attend(call) if call.out is None and not _any_autocast() else run(runtime, call)
 
 

@@ -48,10 +48,12 @@ CAUSAL_BIAS = "torch.nn.attention.bias", "CausalBias"
 DROPOUT = "kernels have no dropout"
 DROPOUT_ALONE = "dropout_p goes with the arguments of SDPA alone: nothing computes it with others."
 SEVERAL_DEVICES = "the tensors are on several devices"
-GRADIENTS = "gradients are wanted, and kernels compute the forward pass only"
+GRADIENTS = "gradients are wanted"
 NO_TENSOR = "an argument is not a tensor"
 NOT_STRIDED = "kernels take strided tensors"
 SIZE_NAMES = ("batch", "head", "row")
+STRIDED = ("q", "k", "v", "o", "dq", "dk", "dv")
+"""The tensors that may lie in memory as callers like. The gradient of O lies as O does."""
 _FIELDS = tuple(AttentionProblem.__dataclass_fields__)
 Answer = Tensor | tuple[Tensor, Tensor]
 """The output, and where it is wanted the log-sum-exp."""
@@ -59,8 +61,8 @@ Answer = Tensor | tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class StridedProblem(AttentionProblem):
-    """A problem whose tensors lie as a caller's do: `strides_of` holds the strides of q, k, v and o in elements,
-    `pages` how many pages the caches have, if there are pages."""
+    """A problem whose tensors lie as a caller's do: `strides_of` holds the strides of `STRIDED` in elements, of the
+    forward pass of the first four, `pages` how many pages the caches have, if there are pages."""
 
     strides_of: tuple[tuple[int, int, int, int], ...] = ()
     pages: int = 0
@@ -70,9 +72,9 @@ class StridedProblem(AttentionProblem):
         return (self.pages, *shape[1:]) if self.pages and tensor in "kv" else shape
 
     def strides(self, tensor: str) -> tuple[int, int, int, int]:
-        if tensor == "bias":  # kernels get a copy unless it lies so
+        if tensor in ("bias", "dbias"):  # kernels get a copy unless it lies so
             return super().strides(tensor)
-        return self.strides_of["qkvo".index(tensor)]
+        return self.strides_of[STRIDED.index("o" if tensor == "do" else tensor)]
 
     @property
     def as_searched(self) -> AttentionProblem:
@@ -85,7 +87,7 @@ class StridedProblem(AttentionProblem):
 
 def strided(problem: AttentionProblem) -> StridedProblem:
     """The problem with the strides of its own memory layout."""
-    strides = tuple(problem.strides(tensor) for tensor in "qkvo")
+    strides = tuple(problem.strides(tensor) for tensor in STRIDED)
     return StridedProblem(**problem.to_dict(), strides_of=strides)
 
 
@@ -124,6 +126,8 @@ class Call:
     score: Score | None = None
     blocks: str = ""
     """As in `AttentionProblem`, of lists among the terms; the score has the predicate."""
+    deterministic: bool = False
+    """Whether its gradients have the same bits in every run."""
 
     def term(self, which: int) -> Tensor | None:
         """One of `terms`, by its index."""
@@ -288,7 +292,7 @@ class Call:
         element, shapes = query.element_size(), (query.shape, key.shape, value.shape, out_shape)
         strides = (query.stride(), key.stride(), value.stride(), out_strides)
         for name, shape, stride in zip(("query", "key", "value", "out"), shapes, strides, strict=True):
-            if wrong := _why_wrong_strides(name, tuple(shape), stride, element):
+            if wrong := why_wrong_strides(name, tuple(shape), stride, element):
                 return wrong
         fields = self._variant_fields() if self.has_variant else {}
         try:
@@ -304,7 +308,7 @@ class Call:
                 lse=self.return_lse,
                 **{"batch": query.shape[0], "seqlen_q": query.shape[2], "seqlen_k": key.shape[2], **fields},
                 pages=key.shape[0] if self.paged else 0,
-                strides_of=tuple([_plain_strides(s, t) for s, t in zip(shapes, strides, strict=True)]),
+                strides_of=tuple([plain_strides(s, t) for s, t in zip(shapes, strides, strict=True)]),
             )
         except ProblemError as error:
             return str(error).rstrip(".")
@@ -429,7 +433,7 @@ def call_of(query: Tensor, key: Tensor, value: Tensor, given: dict[str, Any]) ->
     get = given.get
     table, starts = get("block_table"), (get("cu_seqlens_q"), get("cu_seqlens_k"))
     aligned = table is not None or starts != (None, None)
-    require_flags(enable_gqa=get("enable_gqa", False))
+    require_flags(enable_gqa=get("enable_gqa", False), deterministic=get("deterministic", False))
     fields: dict[str, Any] = {
         "query": query,
         "key": key,
@@ -444,6 +448,7 @@ def call_of(query: Tensor, key: Tensor, value: Tensor, given: dict[str, Any]) ->
         "terms": with_tables(terms_of(**{name: get(name) for name in TERMS}), get("score")),
         "strict": get("strict", False),
         "score": get("score"),
+        "deterministic": get("deterministic", False),
     }
     if table is not None:
         fields |= of_pages(query, key, value, get("out"))
@@ -477,7 +482,7 @@ def may_share(key: Tensor, value: Tensor) -> bool:
     return value.shape[-1] < key.shape[-1] and value.stride() == key.stride()
 
 
-def _plain_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int, int, int]:
+def plain_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int, int, int]:
     """`strides` with those of dimensions of one element, which mean nothing, replaced by what the other dimensions
     span.
     """
@@ -487,7 +492,7 @@ def _plain_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[in
     return batch, head, row, strides[3]
 
 
-def _why_wrong_strides(name: str, shape: tuple[int, ...], strides: tuple[int, ...], element: int) -> str | None:
+def why_wrong_strides(name: str, shape: tuple[int, ...], strides: tuple[int, ...], element: int) -> str | None:
     if strides[3] != 1:
         return f"{name}'s last dimension has stride {strides[3]}, not 1"
     for dim, what in enumerate(SIZE_NAMES):

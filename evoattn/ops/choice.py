@@ -33,9 +33,9 @@ class Picked(Protocol):
 Picker = Callable[[AttentionProblem, GpuSpec], Picked | None]
 Pickers = Callable[[AttentionProblem, GpuSpec], Iterable[Picked]]
 
-KernelKey = tuple[str, str, int, int, str, str, bool, tuple[str, ...], str]
-"""Family, config, head_dim of Q and of V, dtype, mask, log-sum-exp, variants, architecture: what one compiled kernel
-serves (see `Family`)."""
+KernelKey = tuple[str, str, int, int, str, str, bool, tuple[str, ...], str, str, str, bool]
+"""Family, config, head_dim of Q and of V, dtype, mask, log-sum-exp, variants, architecture, operation, which gradients
+of terms, and whether these are deterministic: what one compiled kernel serves (see `Family`)."""
 
 
 class Refusal:
@@ -61,7 +61,18 @@ class Choice:
     def key(self) -> KernelKey:
         p = self.problem
         dims = p.head_dim, p.head_dim_v
-        return self.family.name, self.config.id, *dims, p.dtype, p.mask, p.lse, p.compiled_variants, self.gpu.arch
+        what = p.op, p.grads, p.deterministic
+        return (
+            self.family.name,
+            self.config.id,
+            *dims,
+            p.dtype,
+            p.mask,
+            p.lse,
+            p.compiled_variants,
+            self.gpu.arch,
+            *what,
+        )
 
     def launches(self, scale: float | None) -> tuple[KernelLaunch, ...]:
         """The launches of the problem, with the caller's softmax scale in place of 1/sqrt(head_dim)."""
@@ -82,10 +93,15 @@ class Choice:
 
 
 def choose(
-    problem: StridedProblem, gpu: GpuSpec, pick: Picker, estimated: bool, others: Pickers | None = None
+    problem: StridedProblem,
+    gpu: GpuSpec,
+    pick: Picker,
+    estimated: bool,
+    others: Pickers | None = None,
+    lookup: Callable[[str], Family] = registry.lookup,
 ) -> Choice | Refusal:
     """The picked kernel if it may run; where it cannot serve these strides, the first of the `others` that can.
-    `estimated` allows kernels that were measured on no GPU of this kind.
+    `estimated` allows kernels that were measured on no GPU of this kind. `lookup` finds a family by its name.
 
     A picker that fails (a damaged file) is passed over with a warning.
     """
@@ -96,12 +112,12 @@ def choose(
             return Refusal(f"no portfolio has a kernel for {searched.describe()} on the {gpu.name}")
         if unmeasured := _why_unmeasured(picked, gpu, estimated):
             return Refusal(unmeasured)
-        family, name = registry.lookup(picked.family), _name(picked)
+        family, name = lookup(picked.family), _name(picked)
         if not (invalid := family.why_impossible(problem, picked.config, gpu)):
             return Choice(family, picked.config, problem, gpu, f"{name} runs: {picked.why}")
         invalid = f"{name} cannot serve this call: {invalid.rstrip('.')}"
         for other in others(searched, gpu) if others else ():
-            family = registry.lookup(other.family)
+            family = lookup(other.family)
             if not _why_unmeasured(other, gpu, estimated) and not family.why_impossible(problem, other.config, gpu):
                 return Choice(family, other.config, problem, gpu, f"{_name(other)} runs: {other.why}; {invalid}")
     except Exception as error:  # whatever the user's own data does to it, a model must go on

@@ -1,5 +1,6 @@
 """The op in torch's registry, which compiled and exported code calls: `torch.ops.evoattn.attention` for plain calls,
 `attention_variant` for those with a window, terms and so on, each with an `_lse` beside it that gives the log-sum-exp.
+Those are differentiable: autograd calls `attention_backward`, which compiled code calls by itself.
 
 Defined by `torch.library.Library`: a call of a `torch.library.custom_op` passes through three Python functions more,
 which takes as long as the launch (2.9 µs against 8.7 for an empty op on one CPU).
@@ -9,6 +10,7 @@ Importing this module imports `torch._dynamo`, which takes a second: `attention`
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any
 
 import torch
@@ -16,9 +18,33 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 
+from evoattn.model.backward import BACKWARD, TERM_GRADS, parse_grads
+from evoattn.model.mask import FULL
+from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.ops import current, torch_answer
 from evoattn.ops.arguments import ARGUMENTS, TERMS, Score
-from evoattn.ops.call import GRADIENTS, Answer, Call, out_like, why_not_scale, why_not_shapes, with_tables
+from evoattn.ops.call import (
+    DTYPES,
+    GRADIENTS,
+    Answer,
+    Call,
+    out_like,
+    strided,
+    why_not_scale,
+    why_not_shapes,
+    with_tables,
+)
+from evoattn.ops.choice import Refusal
+from evoattn.ops.gradients import (
+    PLACES,
+    SECOND,
+    Backward,
+    deterministic_of,
+    grads_of,
+    keep,
+    kept,
+    why_not_differentiable,
+)
 from evoattn.ops.runtime import NoKernel
 from evoattn.ops.torch_modes import has_autocast
 
@@ -28,25 +54,31 @@ TENSORS = "Tensor query, Tensor key, Tensor value, str mask, bool enable_gqa"
 NAMED = tuple(argument for argument in ARGUMENTS if argument.in_schema)
 """The arguments that schemas take by name, in this order. Behind them come `finite`, of a cache that holds no NaN, and
 `Score.key` with its tables."""
-PLAIN = ("scale", "strict")
+FIRST_NAMED = len(TENSORS.split(", "))
+PLACE_OF_TABLES = FIRST_NAMED + len(NAMED) + 2
+PLAIN = ("scale", "strict", "deterministic")
 """Those of plain calls."""
+VARIED = f"{TENSORS}, {', '.join(f'{a.in_schema} {a.name}' for a in NAMED)}, bool finite, str score, Tensor[] tables"
+LAST = "bool deterministic=False"
 SCHEMAS = {
-    "attention": f"({TENSORS}, float? scale, bool strict)",
-    "attention_variant": f"({TENSORS}, {', '.join(f'{a.in_schema} {a.name}' for a in NAMED)}, bool finite, str score, "
-    "Tensor[] tables)",
+    "attention": f"({TENSORS}, float? scale, bool strict, {LAST})",
+    "attention_variant": f"({VARIED}, {LAST})",
 }
+BACKWARD_SCHEMA = f"(Tensor grad, Tensor? grad_lse, Tensor out, Tensor lse, str grads, {VARIED}, bool deterministic)"
+"""`grads` is that of `AttentionProblem`."""
+LIKELY_LENGTH = 1024
+"""Queries and keys in place of those of compiled code, which serves many lengths."""
 _library = torch.library.Library("evoattn", "FRAGMENT")
 
 
-def _made(query: Tensor, key: Tensor, value: Tensor, mask: str, enable_gqa: bool, *others: Any) -> Call:
-    """The call of an op's arguments, with an `out` that is laid out in memory as `query` is. Raises `RuntimeError`
-    where autograd would get an answer without a gradient."""
-    out = out_like(query, value)
-    if len(others) == len(PLAIN):
-        call = Call(query, key, value, mask, others[0], enable_gqa, out=out, strict=others[1], compiled=True)
+def _call(query: Tensor, key: Tensor, value: Tensor, mask: str, enable_gqa: bool, *others: Any) -> Call:
+    """The call of an op's arguments. Torch leaves out `deterministic` where it is False."""
+    if len(others) <= len(PLAIN):
+        call = Call(query, key, value, mask, others[0], enable_gqa, strict=others[1], compiled=True)
+        call.deterministic = any(others[2:])
     else:
         given = dict(zip((a.name for a in NAMED), others, strict=False))
-        finite, written, tables = others[len(NAMED) :]
+        finite, written, tables, *deterministic = others[len(NAMED) :]
         expression, *names = written.split(" ")
         score = Score(expression, **dict(zip(names, tables, strict=True))) if written else None
         terms = tuple(given[name] for name in TERMS)
@@ -61,15 +93,25 @@ def _made(query: Tensor, key: Tensor, value: Tensor, mask: str, enable_gqa: bool
             None if given["window"] is None else tuple(given["window"]),
             given["softcap"],
             terms,
-            out=out,
             strict=given["strict"],
             longest=(given["max_seqlen_q"], given["max_seqlen_k"]),
             finite=finite,
             compiled=True,
             score=score,
+            deterministic=any(deterministic),
         )
+    return call
+
+
+def _made(*arguments: Any) -> Call:
+    """As `_call`, with an `out` that is laid out in memory as `query` is. Raises `RuntimeError` where autograd would
+    get an answer without a gradient."""
+    call = _call(*arguments)
     if call.wants_gradients:
-        raise RuntimeError("torch.ops.evoattn computes no gradients; call evoattn.attention, which does.")
+        raise RuntimeError(
+            "torch.ops.evoattn computes no gradients without the log-sum-exp; call evoattn.attention, which does."
+        )
+    call.out = out_like(call.query, call.value)
     return call
 
 
@@ -116,6 +158,84 @@ attention_lse_op, variant_lse_op = (
 )
 
 
+def _unused(like: Tensor) -> Tensor:
+    """In place of a gradient that is not wanted: ops return tensors alone."""
+    return like.new_empty(0, dtype=torch.float32)
+
+
+def _gradients(
+    grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, grads: str, *arguments: Any
+) -> tuple[Tensor, ...]:
+    """The backward pass of an op with these arguments and answers: gradients of query, key, value, the bias and the
+    sinks."""
+    call = _call(*arguments)
+    call.out = out
+    found = current.runtime().gradients(Backward(call, lse, grad, grad_lse, parse_grads(grads)))
+    return tuple(_unused(out) if made is None else made for made in found)
+
+
+def _fake_gradients(
+    grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, grads: str, *arguments: Any
+) -> tuple[Tensor, ...]:
+    call, wanted = _call(*arguments), parse_grads(grads)
+    terms = (call.term(PLACES[name]) if name in wanted else None for name in TERM_GRADS)
+    of_terms = (_unused(out) if term is None else torch.empty(term.shape, **_like(term)) for term in terms)
+    return (*(torch.empty_like(tensor) for tensor in (call.query, call.key, call.value)), *of_terms)
+
+
+def _like(term: Tensor) -> dict[str, Any]:
+    return {"dtype": term.dtype, "device": term.device}
+
+
+backward_op = _register(
+    "attention_backward",
+    f"{BACKWARD_SCHEMA} -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _gradients,
+    _fake_gradients,
+)
+
+
+def _varied(call: Call) -> tuple[Any, ...]:
+    """The arguments of `attention_variant` for a call."""
+    given: dict[str, Any] = dict(zip(TERMS, call.terms, strict=False))
+    given |= {"scale": call.scale, "softcap": call.softcap, "strict": call.strict}
+    given["window"] = None if call.window is None else list(call.window)
+    given["max_seqlen_q"], given["max_seqlen_k"] = call.longest
+    score = "" if call.score is None else call.score.key, list(call.terms[len(TERMS) :])
+    tensors = call.query, call.key, call.value, call.mask, call.enable_gqa
+    return (*tensors, *[given.get(argument.name) for argument in NAMED], call.finite, *score, call.deterministic)
+
+
+def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    """Keep what the backward pass reads. Raises `RuntimeError` where it would lack a gradient."""
+    call = _call(*inputs)
+    if reason := why_not_differentiable(call):
+        raise RuntimeError(f"torch.ops.evoattn cannot do this: {reason}; call evoattn.attention, which does.")
+    keep(ctx, call, *output)
+
+
+def _differentiate(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
+    given = kept(ctx, grad, grad_lse)
+    found = backward_op(given.grad, grad_lse, given.out, given.lse, "+".join(given.grads), *_varied(given.call))
+    count = len(ctx.needs_input_grad)  # without arguments that have their defaults
+    made: list[Any] = [*found[:3], *[None] * (count - 3)]
+    if count > PLACE_OF_TABLES:
+        made[PLACE_OF_TABLES] = [None] * len(given.call.terms[len(TERMS) :])
+    for name, gradient in zip(TERM_GRADS, found[3:], strict=True):
+        if name in given.grads:
+            made[FIRST_NAMED + [argument.name for argument in NAMED].index(name)] = gradient
+    return tuple(made)
+
+
+def _differentiate_twice(ctx: Any, *grads: Tensor | None) -> None:
+    raise RuntimeError(SECOND)
+
+
+for _op in (attention_lse_op, variant_lse_op):
+    torch.library.register_autograd(_op, _differentiate, setup_context=_set_up, lib=_library)
+torch.library.register_autograd(backward_op, _differentiate_twice, lib=_library)
+
+
 def is_fake(tensor: Tensor) -> bool:
     """Whether the tensor has a shape and a device but no data."""
     return isinstance(tensor, FakeTensor)
@@ -135,22 +255,61 @@ def why_not_traced(call: Call) -> str | None:
     kind = kernels_run_on()
     if not kind or not call.query.device.type == call.key.device.type == call.value.device.type == kind:
         return f"the tensors are on the {call.query.device.type.upper()}"
-    if call.wants_gradients:
-        return GRADIENTS
-    return why_not_shapes(call) or why_not_scale(call.scale)
+    if reason := why_not_shapes(call) or why_not_scale(call.scale):
+        return reason
+    if not call.wants_gradients:
+        return None
+    return why_not_differentiable(call) or _why_no_kernels(call)
+
+
+def _why_no_kernels(call: Call) -> str | None:
+    """As `why_not_traced`, of both passes of a call that wants gradients."""
+    query, key, value = call.query, call.key, call.value
+    if call.score is not None:
+        return f"{GRADIENTS}, and compiled code leaves expressions of scores to torch"
+    given = [name for name, term in zip(TERMS, call.terms, strict=False) if term is not None]
+    given += ["window"] if call.window is not None else []
+    given += ["softcap"] if call.softcap != 0 else []
+    # Symbols of a trace become numbers: head_dims and heads decide which kernels there are.
+    sizes = index(query.shape[1]), index(key.shape[1]), index(query.shape[3]), index(value.shape[3])
+    wanted = "+".join(grads_of(call)), deterministic_of(call)
+    reason = _why_no_kernels_of(DTYPES[query.dtype], sizes, call.mask, "+".join(given), *wanted)
+    return f"{GRADIENTS}, and {reason}" if reason else None
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _why_no_kernels_of(
+    dtype: str, sizes: tuple[int, int, int, int], mask: str, given: str, grads: str, deterministic: bool
+) -> str:
+    """Why kernels do not serve both passes of calls that are such but for their lengths; empty if they do. `sizes` are
+    heads, K/V heads and head_dims, `given` names the arguments that SDPA lacks."""
+    names, length, side = given.split("+"), LIKELY_LENGTH, LIKELY_LENGTH // 2
+    fields: dict[str, Any] = {"seqlen_q": length, "seqlen_k": length, "dtype": dtype, "mask": mask, "layout": "bshd"}
+    fields |= dict(zip(("heads", "kv_heads", "head_dim", "value_dim"), sizes, strict=True))
+    fields |= {"sink": "sinks" in names, "alibi": "alibi_slopes" in names, "softcap": 30.0 * ("softcap" in names)}
+    fields["window"] = f"{side}:{side if mask == FULL else 0}" * ("window" in names)
+    fields["bias"] = "hs" * ("bias" in names)
+    fields["seqused"] = f"0:{length}" * ("seqused_k" in names)
+    fields["varlen"] = f"sum:{length}/sum:{length}" * ("cu_seqlens_q" in names)
+    runtime = current.runtime()
+    platform = runtime.platform
+    gpu = platform.spec(platform.current_device()) if platform else None
+    if gpu is None:
+        return "evoattn does not know this GPU"
+    try:
+        forward = AttentionProblem(batch=1, **fields, lse=True)
+        backward = forward.with_(lse=False, op=BACKWARD.name, grads=grads, deterministic=deterministic)
+    except ProblemError as error:
+        return str(error).rstrip(".")
+    choices = (runtime.choose(strided(one), gpu) for one in (forward, backward))
+    return next((choice.reason for choice in choices if isinstance(choice, Refusal)), "")
 
 
 def operands(call: Call) -> tuple[Any, ...]:
     """The arguments of the op for a call, but for `out`."""
-    tensors = call.query, call.key, call.value, call.mask, call.enable_gqa
-    if not call.has_variant:
-        return (*tensors, call.scale, call.strict)
-    given: dict[str, Any] = dict(zip(TERMS, call.terms, strict=False))
-    given |= {"scale": call.scale, "softcap": call.softcap, "strict": call.strict}
-    given["window"] = None if call.window is None else list(call.window)
-    given["max_seqlen_q"], given["max_seqlen_k"] = call.longest
-    score = ("", ()) if call.score is None else (call.score.key, call.score.tensors)
-    return (*tensors, *[given.get(argument.name) for argument in NAMED], call.finite, *score)
+    if call.has_variant:
+        return _varied(call)
+    return call.query, call.key, call.value, call.mask, call.enable_gqa, call.scale, call.strict, call.deterministic
 
 
 def traced(call: Call) -> Answer:
@@ -164,11 +323,14 @@ def traced(call: Call) -> Answer:
         if call.strict:
             raise NoKernel(f"No kernel serves this call: {reason}.")
         return torch_answer.answer(call)
+    has_lse = call.return_lse or call.wants_gradients
     if call.has_variant:
-        op = variant_lse_op if call.return_lse else variant_op
+        op = variant_lse_op if has_lse else variant_op
     else:
-        op = attention_lse_op if call.return_lse else attention_op
+        op = attention_lse_op if has_lse else attention_op
     answer = op(*operands(call))
-    output, lse = answer if call.return_lse else (answer, None)
+    output, lse = answer if has_lse else (answer, None)
+    if not call.return_lse:
+        lse = None
     output = output if call.out is None else call.out.copy_(output)
     return output if lse is None else (output, lse)

@@ -24,7 +24,8 @@ from evoattn.ops.call import (
     why_only_torch,
     with_mask,
 )
-from evoattn.ops.choice import Choice, Refusal, choose
+from evoattn.ops.choice import Choice, Refusal
+from evoattn.ops.gradients import why_not_differentiable
 from evoattn.ops.plan import ADDRESS_BITS, UNALIGNED
 from evoattn.ops.runtime import Runtime
 from evoattn.ops.sdpa import backends_chosen, is_on
@@ -59,12 +60,13 @@ def explain(
     score_mod: Callable[..., Any] | None = None,
     block_mask: Any = None,
     return_lse: bool = False,
+    deterministic: bool = False,
 ) -> str:
     """One sentence: the kernel that `evoattn.attention`, or SDPA under `evoattn.sdpa`, runs for these arguments, or why
     torch's SDPA runs; where a mask tensor or an `sdpa_kernel` parts the two, of both. With `block_table` query, key and
     value are those of `evoattn.attention_paged`, with `cu_seqlens_q` and the other three those of
     `evoattn.attention_varlen`; their causal mask is `causal=True`. With `score_mod` or `block_mask` it is said of
-    `evoattn.flex_attention`.
+    `evoattn.flex_attention`. Of a call that wants gradients it says both kernels.
 
     Nothing is compiled, loaded or launched. Raises `ValueError` and `TypeError` for arguments beyond
     SDPA's that do not fit.
@@ -79,6 +81,7 @@ def explain(
     words |= dict(softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, bias=bias, seqused_k=seqused_k)
     words |= dict(block_table=block_table, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     words |= dict(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, score=score, return_lse=return_lse)
+    words |= dict(deterministic=deterministic)
     call, of_sdpa = call_of(query, key, value, words), ""
     if dropout_p:
         if call.has_variant or return_lse or causal is not None:
@@ -97,8 +100,11 @@ def explain(
     if has_autocast(kind := query.device.type):
         call = call.autocast(kind)
     call.require()
-    found = WATCHED if watched else GRADIENTS if call.wants_gradients else _found(call)
-    return f"SDPA runs: {found}." if isinstance(found, str) else f"{found.words}{of_sdpa}."
+    found = WATCHED if watched else _found(call)
+    if isinstance(found, str):
+        return f"SDPA runs: {found}."
+    forward, *backward = [choice.words for choice in found]
+    return "".join((forward, *(f"; for the gradients {words}" for words in backward), of_sdpa, "."))
 
 
 def _of_flex(call: Call, score_mod: Callable[..., Any] | None, block_mask: Any) -> str:
@@ -108,25 +114,31 @@ def _of_flex(call: Call, score_mod: Callable[..., Any] | None, block_mask: Any) 
     if has_autocast(kind := call.query.device.type):
         call = call.autocast(kind)
     made = flex.calls(call, score_mod, block_mask)
-    found: Choice | str = made if isinstance(made, str) else ""
+    found: tuple[Choice, ...] | str = made if isinstance(made, str) else ""
     for make in () if isinstance(made, str) else made:
         one = make()
-        found = GRADIENTS if one.wants_gradients else _found(one)
+        found = flex.GRADIENTS if one.wants_gradients else _found(one)
         if not isinstance(found, str):
-            return f"{found.words}."
+            return f"{found[0].words}."
     return f"FlexAttention of torch runs: {found}."
 
 
-def _found(call: Call) -> Choice | str:
-    """The kernel that a call would run, or one reason, without a full stop, why none."""
-    runtime = current.runtime()
-    choice = runtime.choice(call)
-    if isinstance(choice, Refusal):
-        return choice.reason
-    if failure := runtime.failure(choice, call.query.get_device()):
-        return failure
+def _found(call: Call) -> tuple[Choice, ...] | str:
+    """The kernel that a call would run, and that of its gradients where they are wanted, or one reason, without a full
+    stop, why none."""
+    runtime, wanted = current.runtime(), call.wants_gradients
+    choices: tuple[Choice, ...] | Refusal | Choice
+    if wanted and (reason := why_not_differentiable(call)):
+        return reason
+    choices = runtime.training_choices(call) if wanted else runtime.choice(call)
+    if isinstance(choices, Refusal):
+        return f"{GRADIENTS}, and {choices.reason}" if wanted else choices.reason
+    choices = choices if isinstance(choices, tuple) else (choices,)
+    for choice in choices:
+        if failure := runtime.failure(choice, call.query.get_device()):
+            return failure
     unaligned = (call.query.data_ptr() | call.key.data_ptr() | call.value.data_ptr()) & ADDRESS_BITS
-    return UNALIGNED if unaligned else choice
+    return UNALIGNED if unaligned else choices
 
 
 def warmup(shapes: Wanted, device: torch.device | int | None = None, *, up_to_keys: int = 0) -> list[str]:
@@ -155,7 +167,7 @@ def _made_ready(runtime: Runtime, problems: Sequence[AttentionProblem], index: i
     gpu = runtime.platform and runtime.platform.spec(index)
     last: object = None
     for problem in problems:
-        choice = choose(strided(problem), gpu, runtime.pick, runtime.estimated) if gpu else Refusal("unknown GPU")
+        choice = runtime.choose(strided(problem), gpu) if gpu else Refusal("unknown GPU")
         kernel = choice.reason if isinstance(choice, Refusal) else choice.key
         if kernel == last:
             continue

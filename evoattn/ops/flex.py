@@ -44,6 +44,7 @@ of threads, which kernels that read lists do not."""
 WHOLE = 1 << 30
 """Rows and keys of the one block of the mask that torch makes where none is given."""
 MAX_SCORES = "the largest scores are wanted, which kernels do not give"
+GRADIENTS = "gradients are wanted, and expressions have none in kernels"
 NEW_IN_GRAPH = "its block mask is new and a CUDA graph is being captured; call it once before"
 
 
@@ -204,10 +205,12 @@ def _for_torch(call: Call, mask: BlockMask | None) -> BlockMask | None:
 
 
 def _attended(made: list[Callable[[], Call]]) -> Answer | None:
-    """The answer by the first call that a kernel serves; None where none does."""
+    """The answer by the first call that a kernel serves; None where none does, and where gradients are wanted."""
     for number, make in enumerate(made):
+        if (call := make()).wants_gradients:
+            break
         with contextlib.suppress(NoKernel), paused() if number else contextlib.nullcontext():
-            return attend(make())
+            return attend(call)
     return None
 
 

@@ -23,6 +23,8 @@ TENSORS = ("q", "k", "v", "o", "lse")
 TERMS = ("sinks", "slopes", "bias", "seqused", "table", "cu_seqlens_q", "cu_seqlens_k")
 """The inputs of variants as launches name them (`AttentionProblem.term_shapes`), after the scratch memory, in the order
 of `arguments.TERMS`."""
+BACKWARD_TENSORS = ("do", "dlse", "dq", "dk", "dv", "dbias", "dsinks")
+"""What launches of the backward pass have beside these, after the others."""
 SCRATCH, ZEROED = 5, 6
 """Indices, after the tensors, of the two allocations that hold a call's scratch buffers."""
 SCRATCH_ALIGNMENT = 256
@@ -121,7 +123,8 @@ def own_tables(problem: AttentionProblem) -> tuple[str, ...]:
 
 def tensor_places(problem: AttentionProblem) -> dict[str, Place]:
     """Where the tensors of a call lie among its addresses."""
-    return {name: (i, 0) for i, name in enumerate((*TENSORS, "", "", *TERMS, *own_tables(problem))) if name}
+    names = (*TENSORS, "", "", *TERMS, *own_tables(problem), *(BACKWARD_TENSORS if problem.op == "backward" else ()))
+    return {name: (i, 0) for i, name in enumerate(names) if name}
 
 
 def scratch_places(workspace: dict[str, int]) -> tuple[dict[str, Place], int, int]:

@@ -111,15 +111,26 @@ class CallPlan:
         self.launches, self._platform = launches, platform
         self._scratch_bytes, self._zeroed_bytes, self._scratch = memory
         self._readers = readers if any(readers) else ()
-        self._no_terms = (0,) * (len(TERMS) + len(own_tables(problem))) if problem.variants else ()
+        has_more = problem.variants or problem.op != "forward"
+        self._no_terms = (0,) * (len(TERMS) + len(own_tables(problem))) if has_more else ()
         self._has_more = bool(self._scratch_bytes or self._zeroed_bytes or self.lse_shape or self._no_terms)
         shares = len(launches) > 1 or self._scratch_bytes or self._zeroed_bytes
         self._lock = self._scratch.lock if shares else threading.Lock()
         self._bound: tuple[int, ...] = ()
         self._stream = -1
 
-    def run(self, call: Call, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor | None) -> str:
+    def run(
+        self,
+        call: Call,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        lse: Tensor | None,
+        backward: Sequence[Tensor | None] = (),
+    ) -> str:
         """Enqueue the call, of these tensors, on torch's current stream. The device must be the current one.
+        `backward`: those of `BACKWARD_TENSORS`, if it is a backward pass.
 
         Returns why nothing was enqueued, empty if the call was. Raises `LaunchError` where the driver refuses.
         """
@@ -149,6 +160,7 @@ class CallPlan:
                 0 if scratch is None else scratch.data_ptr(),
                 0 if zeros is None else zeros.data_ptr(),
                 *places,
+                *[0 if tensor is None else tensor.data_ptr() for tensor in backward],
             )
         with self._lock:
             if addresses != self._bound:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import torch
 
 from evoattn.backends.base import LaunchError
+from evoattn.families import registry
+from evoattn.families.base import Family
 from evoattn.model import forks
-from evoattn.ops import cubins, torch_answer
+from evoattn.model.gpu import GpuSpec
+from evoattn.ops import cubins, gradients, torch_answer, torch_gradients, trained
 from evoattn.ops.arguments import Reader
 from evoattn.ops.call import (
     GRADIENTS,
     NOT_STRIDED,
     Answer,
     Call,
+    StridedProblem,
     may_share,
     out_like,
     why_not_devices,
@@ -24,6 +29,7 @@ from evoattn.ops.call import (
 )
 from evoattn.ops.choice import Choice, Picker, Pickers, Refusal, choose
 from evoattn.ops.cubins import Cubin
+from evoattn.ops.gradients import Backward, Grads
 from evoattn.ops.kernel import LoadedKernel
 from evoattn.ops.plan import COLD, CallPlan, Kernels
 from evoattn.ops.platform import Platform
@@ -51,10 +57,11 @@ class Runtime:
         folder: Path,
         build: Callable[..., Cubin] = cubins.get,
         others: Pickers | None = None,
+        lookup: Callable[[str], Family] = registry.lookup,
     ) -> None:
         """`platform` None: no device, every call is SDPA's. `build` makes machine code, as `cubins.get` does. `others`:
-        what to try where the picked kernel cannot serve a caller's strides."""
-        self.platform, self.pick, self._others = platform, pick, others
+        what to try where the picked kernel cannot serve a caller's strides. `lookup` finds a family by its name."""
+        self.platform, self.pick, self._others, self._lookup = platform, pick, others, lookup
         self.device_type = platform.device_type if platform else "cuda"
         self.estimated = False
         self.plans: Plans = {}
@@ -81,7 +88,8 @@ class Runtime:
         and as autocast makes them. `out` has been checked. Raises `NoKernel` under `strict` where no kernel serves the
         call, and what `Call.require` raises."""
         query, key, value, terms, out = call.query, call.key, call.value, call.terms, call.out
-        plan = reason = None
+        plan: CallPlan | Refusal | None = None
+        reason = None
         try:
             known: tuple[object, ...] = (
                 query.shape, key.shape, value.shape, query.stride(), key.stride(), value.stride(),
@@ -110,6 +118,11 @@ class Runtime:
             plan = self.plans.get(known) or self._decide(call, known)
             if plan.__class__ is Refusal:
                 reason = plan.reason
+        elif reason is GRADIENTS:
+            plan = self._trains(call, known)
+            if plan.__class__ is CallPlan:
+                return trained.attend(self, call)
+            reason = plan.reason if plan.__class__ is Refusal else None
         if reason is None:
             assert plan.__class__ is CallPlan and self.platform is not None
             if out is None:
@@ -132,6 +145,53 @@ class Runtime:
             raise NoKernel(f"No kernel serves this call: {reason}.")
         return torch_answer.answer(call)
 
+    def gradients(self, given: Backward) -> Grads:
+        """The gradients of what a backward pass is of, by the best known kernel, or by torch where none serves it."""
+        if self.platform is not None and given.is_ordinary:
+            given = given.readable()
+            plan = self.plans.get(given.known) or self._decide_backward(given, given.known)
+            if plan.__class__ is CallPlan and (made := self._differentiated(plan, given)) is not None:
+                return given.fitted(made)
+        return torch_gradients.gradients(given)
+
+    def _differentiated(self, plan: CallPlan, given: Backward) -> Grads | None:
+        """What a kernel writes; None where it cannot be launched."""
+        call, platform = given.call, self.platform
+        assert platform is not None
+        made = given.made()
+        tensors = call.query, call.key, call.value, given.out, given.lse, (given.grad, given.grad_lse, *made)
+        try:
+            if platform.current_device() == plan.index:
+                reason = plan.run(call, *tensors)
+            else:
+                with platform.guard(plan.index):
+                    reason = plan.run(call, *tensors)
+        except LaunchError as error:
+            reason = self.fail(plan.kernel, str(error).rstrip("."))
+        return None if reason else made
+
+    def _trains(self, call: Call, known: tuple[object, ...]) -> CallPlan | Refusal:
+        """The plan of the backward pass of a call that wants gradients, if kernels serve both passes, else why torch
+        computes both."""
+        if reason := gradients.why_not_differentiable(call):
+            return Refusal(reason)
+        key = (GRADIENTS, *known, gradients.grads_of(call), gradients.deterministic_of(call))
+        if (plan := self.plans.get(key)) is not None:
+            return plan
+        forward = replace(call, return_lse=True)
+        plans = self.plans
+        with self._lock:
+            call.require()
+            found = self.training_choices(call)
+            plan = found if isinstance(found, Refusal) else self._prepared(found[0], forward)
+            if isinstance(found, tuple) and plan.__class__ is CallPlan:
+                plan = self._prepared(found[1], call)
+        if plan.__class__ is Refusal:
+            plan = Refusal(f"{GRADIENTS}, and {plan.reason}") if plan.reason is not COLD else plan
+        if not (plan.__class__ is Refusal and plan.reason is COLD):
+            self.keep(plans, key, plan)
+        return plan
+
     def keep(self, plans: Plans, call: tuple[object, ...], plan: CallPlan | Refusal) -> None:
         """Keep a decision in what was `plans` before it was made."""
         with self._lock:
@@ -147,18 +207,37 @@ class Runtime:
 
     def choice(self, call: Call) -> Choice | Refusal:
         """The kernel for a call that fits, or why none; loads nothing."""
+        out = out_like(call.query, call.value, "meta") if call.out is None else call.out
+        return self._choice(call, lambda: call.problem(out.stride()))
+
+    def backward_choice(self, given: Backward) -> Choice | Refusal:
+        """The kernel for a backward pass, or why none; loads nothing."""
+        return self._choice(given.call, given.problem)
+
+    def training_choices(self, call: Call) -> tuple[Choice, Choice] | Refusal:
+        """The kernels for both passes of a call that wants gradients, or why torch computes both; loads nothing."""
+        forward = self.choice(replace(call, return_lse=True))
+        if isinstance(forward, Refusal):
+            return forward
+        backward = self.backward_choice(gradients.expected(call))
+        return backward if isinstance(backward, Refusal) else (forward, backward)
+
+    def _choice(self, call: Call, problem_of: Callable[[], StridedProblem | str]) -> Choice | Refusal:
         platform, query = self.platform, call.query
         reason = call.why_not_terms() or why_not_devices(call, self.device_type) or why_not_scale(call.scale)
         if reason:
             return Refusal(reason)
-        out_strides = (out_like(query, call.value, "meta") if call.out is None else call.out).stride()
-        problem = call.problem(out_strides)
+        problem = problem_of()
         if isinstance(problem, str):
             return Refusal(problem)
         gpu = platform.spec(query.get_device()) if platform else None
         if gpu is None:
             return Refusal(f"evoattn does not know this GPU ({platform and platform.identity(query.get_device())})")
-        return choose(problem, gpu, self.pick, self.estimated, self._others)
+        return self.choose(problem, gpu)
+
+    def choose(self, problem: StridedProblem, gpu: GpuSpec) -> Choice | Refusal:
+        """The kernel for a problem on a GPU, or why none."""
+        return choose(problem, gpu, self.pick, self.estimated, self._others, self._lookup)
 
     def failure(self, choice: Choice, index: int) -> str:
         """Why the chosen kernel, if it was loaded, is not used any more; empty if nothing is known against it."""
@@ -176,14 +255,25 @@ class Runtime:
         with self._lock:
             plans = self.plans
             call.require()
-            choice = self.choice(call)
-            if isinstance(choice, Refusal):
-                plan: CallPlan | Refusal = choice
-            else:
-                scale = call.scale if choice.problem.scale is None else None
-                plan = self.prepare(choice, call.query.get_device(), scale, call.readers())
+            plan = self._prepared(self.choice(call), call)
             if plan.__class__ is Refusal and plan.reason is COLD:
                 return plan
             if plan.__class__ is CallPlan or not may_share(call.key, call.value):  # the next one may lie elsewhere
                 self.keep(plans, known, plan)
             return plan
+
+    def _decide_backward(self, given: Backward, known: tuple[object, ...]) -> CallPlan | Refusal:
+        """As `_decide`, of a backward pass."""
+        with self._lock:
+            plans = self.plans
+            plan = self._prepared(self.backward_choice(given), given.call)
+            if not (plan.__class__ is Refusal and plan.reason is COLD):
+                self.keep(plans, known, plan)
+            return plan
+
+    def _prepared(self, choice: Choice | Refusal, call: Call) -> CallPlan | Refusal:
+        """The plan of what was chosen for a call, or why there is none."""
+        if isinstance(choice, Refusal):
+            return choice
+        scale = call.scale if choice.problem.scale is None else None
+        return self.prepare(choice, call.query.get_device(), scale, call.readers())

@@ -119,8 +119,12 @@ def _with_bias_object(
         miss("it has dropout")
     is_asked = bool(recorders()) and not _serves() and not dropout_p
     call = Call(query, key, value, MASKS[kind], scale, enable_gqa)
-    with recorded_call(call) if is_asked else contextlib.nullcontext(), paused():
-        return CausalBias._dispatch(query, key, value, bias, dropout_p, False, scale, enable_gqa)
+
+    def dispatch() -> Tensor:
+        with paused():
+            return CausalBias._dispatch(query, key, value, bias, dropout_p, False, scale, enable_gqa)
+
+    return recorded_call(call, dispatch) if is_asked else dispatch()
 
 
 def scaled_dot_product_attention(
@@ -142,8 +146,9 @@ def scaled_dot_product_attention(
         if _serves():
             return attention(query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
         if recorders():
-            with recorded_call(Call(query, key, value, mask_of(None, bool(is_causal)), scale, enable_gqa)):
-                return _by_torch(query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+            call = Call(query, key, value, mask_of(None, bool(is_causal)), scale, enable_gqa)
+            words = dict(is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+            return recorded_call(call, lambda: _by_torch(query, key, value, **words))
     elif recorders():
         miss("it has a mask tensor" if attn_mask is not None else "it has dropout")
     return _by_torch(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)

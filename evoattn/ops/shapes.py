@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
@@ -21,7 +21,8 @@ from evoattn.model.errors import WrongUse
 from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.whole_file import write_file
-from evoattn.ops.call import NOT_STRIDED, Call, StridedProblem, out_like
+from evoattn.ops.call import NOT_STRIDED, Answer, Call, StridedProblem, out_like
+from evoattn.ops.gradients import expected, why_not_differentiable
 from evoattn.ops.torch_modes import WATCHED, has_autocast, is_ordinary
 
 VERSION = 1
@@ -219,42 +220,94 @@ def miss(reason: str) -> None:
         shapes.miss(reason)
 
 
-def _problem(call: Call) -> StridedProblem | str:
-    """As `Call.problem`, in the dtype that autocast gives."""
+def _problems(call: Call) -> list[StridedProblem | str]:
+    """As `Call.problem`, in the dtype that autocast gives; of a call that wants gradients both passes."""
     query, key, value = call.query, call.key, call.value
     if not is_ordinary(query, key, value):
-        return WATCHED
+        return [WATCHED]
+    wanted = call.wants_gradients
+    if wanted and (reason := why_not_differentiable(call)):
+        return [reason]
+    given = expected(call) if wanted else None
     kind = query.device.type
     if has_autocast(kind) and query.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(kind)
         query, key, value = (torch.empty_like(t, dtype=dtype, device="meta") for t in (query, key, value))
         call = replace(call, query=query, key=key, value=value)
-    return call.problem(out_like(query, value, "meta").stride())
+    out = out_like(query, value, "meta")
+    if given is None:
+        return [call.problem(out.stride())]
+    forward = replace(call, return_lse=True).problem(out.stride())
+    return [forward] if isinstance(forward, str) else [forward, replace(given, call=replace(call, out=out)).problem()]
 
 
-@contextlib.contextmanager
-def recorded_call(call: Call) -> Iterator[None]:
-    """Write down a call, and on a GPU time what runs inside of the block by CUDA events."""
-    timed: list[list[Span]] = []
-    query = call.query
-    if all(isinstance(tensor, Tensor) for tensor in (query, call.key, call.value)):
+class Recorded:
+    """A call that is written down, with its time on a GPU by CUDA events."""
+
+    def __init__(self, call: Call) -> None:
+        """`spans`: where times of the forward pass go, and of the backward pass."""
+        self._call = call
+        self._spans: tuple[list[list[Span]], ...] = [], []
         try:
-            problem = _problem(call)
+            problems = _problems(call)
         except RuntimeError:  # nested or sparse tensors, which the call itself may take
-            problem = NOT_STRIDED
+            problems = [NOT_STRIDED]
         for shapes in recorders():
-            if isinstance(problem, str):
-                shapes.miss(problem)
-                continue
-            entry = shapes.add(problem.as_searched)
-            if len(entry.spans) < TIMED_CALLS:
-                timed.append(entry.spans)
-    if not timed or not query.is_cuda or torch.cuda.is_current_stream_capturing():
-        yield
-        return
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record(torch.cuda.current_stream(query.device))
-    yield
-    end.record(torch.cuda.current_stream(query.device))
-    for spans in timed:
-        spans.append((begin, end))
+            for problem, timed in zip(problems, self._spans, strict=False):
+                if isinstance(problem, str):
+                    shapes.miss(problem)
+                    continue
+                entry = shapes.add(problem.as_searched)
+                if len(entry.spans) < TIMED_CALLS:
+                    timed.append(entry.spans)
+
+    def _timed(self, spans: list[list[Span]]) -> tuple[Callable[..., None], Callable[..., None]]:
+        """What is to be called at the begin and at the end of what takes these times."""
+        device = self._call.query.device
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+        def ended(*_: object) -> None:
+            end.record(torch.cuda.current_stream(device))
+            for one in spans:
+                one.append((begin, end))
+
+        return lambda *_: begin.record(torch.cuda.current_stream(device)), ended
+
+    def of(self, compute: Callable[[], Answer]) -> Answer:
+        """What `compute` returns: the answer to the call."""
+        query = self._call.query
+        forward, backward = self._spans
+        if not forward or not query.is_cuda or torch.cuda.is_current_stream_capturing():
+            return compute()
+        begin, end = self._timed(forward)
+        begin()
+        answer = compute()
+        end()
+        out = answer if isinstance(answer, Tensor) else answer[0]
+        if backward and out.requires_grad:  # from the answer's gradient to that of the first input that has one
+            first = next((t for t in (query, self._call.key, self._call.value) if t.requires_grad), None)
+            if first is not None:
+                watch(out, first, *self._timed(backward))
+        return answer
+
+
+def watch(out: Tensor, given: Tensor, begin: Callable[..., None], end: Callable[..., None]) -> None:
+    """Have autograd call `begin` when it has the gradient of `out`, and then `end` when it has that of `given`, once."""
+    handles: list[Any] = []
+
+    def ended(gradient: Tensor) -> None:
+        end()
+        handles.pop().remove()
+
+    def begun(gradient: Tensor) -> None:
+        begin()
+        handles.append(given.register_hook(ended))
+
+    out.register_hook(begun)
+
+
+def recorded_call(call: Call, compute: Callable[[], Answer]) -> Answer:
+    """The answer to a call, by `compute`, which is written down."""
+    if not all(isinstance(tensor, Tensor) for tensor in (call.query, call.key, call.value)):
+        return compute()
+    return Recorded(call).of(compute)

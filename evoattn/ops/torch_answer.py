@@ -50,7 +50,8 @@ def sdpa(
     """
     tensors = query, key, value
     if not _is_watched() and all(map(_is_plain, tensors)):
-        if 0 in (*query.shape, *key.shape, *value.shape) or not _fit(query, key, value):
+        unfit = 0 in (*query.shape, *key.shape, *value.shape) or not _fit(query, key, value)
+        if unfit and query.device == key.device == value.device:
             if has_autocast(query.device.type):  # which knows SDPA, not its formula
                 query, key, value = autocast(query.device.type, query, key, value)
                 attn_mask = autocast(query.device.type, attn_mask)[0] if isinstance(attn_mask, Tensor) else attn_mask
@@ -165,7 +166,7 @@ def _require_numbers(call: Call) -> None:
         raise ValueError(f"{heads} query heads are no multiple of {kv_heads} K/V heads.")
 
 
-def _wide(tensor: Tensor) -> Tensor:
+def wide(tensor: Tensor) -> Tensor:
     """In float32, or float64 as it is."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
@@ -189,8 +190,7 @@ def by_formula(call: Call, scores_at_once: int = SCORES_PER_CHUNK) -> tuple[Tens
         call = replace(call, key=key, value=value)
     query, key, value = call.query, call.key, call.value
     seqlen_q, seqlen_k = query.shape[-2], key.shape[-2]
-    ends = seqlen_k if used is None else used[:, None, None, None]
-    diagonal = 0 if call.mask == CAUSAL_UPPER_LEFT else ends - seqlen_q
+    diagonal = diagonal_of(call)
     has_formula = call.softcap or sinks is not None or call.term(SLOPES) is not None or call.score is not None
     if not has_formula and not call.return_lse:
         hidden = _hidden(call, slice(0, seqlen_q), diagonal)
@@ -201,12 +201,12 @@ def by_formula(call: Call, scores_at_once: int = SCORES_PER_CHUNK) -> tuple[Tens
         output = sdpa(query, key, value, mask, scale=call.scale, enable_gqa=call.enable_gqa)
         return output if mask is None else without_unseen(output, mask), None
     groups = query.shape[-3] // max(1, key.shape[-3])
-    keys, values = (t.repeat_interleave(groups, dim=-3) for t in (_wide(key), value))
-    rows = max(1, scores_at_once // max(1, math.prod(query.shape[:-2]) * seqlen_k))
+    keys, values = (t.repeat_interleave(groups, dim=-3) for t in (wide(key), value))
+    rows = rows_at_once(call, scores_at_once)
     outputs, sums = [], []
     for first in range(0, max(1, seqlen_q), rows):
         chunk = slice(first, min(first + rows, seqlen_q))
-        scores = _scores(call, keys, chunk, diagonal)
+        scores = scores_of(call, call.query[..., chunk, :], keys, chunk, diagonal)
         unseen = torch.isneginf(scores).all(-1, keepdim=True)
         if sinks is not None:
             column = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
@@ -217,9 +217,23 @@ def by_formula(call: Call, scores_at_once: int = SCORES_PER_CHUNK) -> tuple[Tens
     return torch.cat(outputs, dim=-2), torch.cat(sums, dim=-1).float() if call.return_lse else None
 
 
-def _scores(call: Call, keys: Tensor, rows: slice, diagonal: int | Tensor) -> Tensor:
-    """Scores of some rows, as softmax takes them but for sinks; `keys` are in float32, of as many heads as queries."""
-    scores = (_wide(call.query[..., rows, :]) * _factor(call)) @ keys.transpose(-1, -2)
+def diagonal_of(call: Call) -> int | Tensor:
+    """The key of query 0's diagonal, of keys in use for each batch."""
+    used, seqlen_q, seqlen_k = call.term(SEQUSED), call.query.shape[-2], call.key.shape[-2]
+    if call.mask == CAUSAL_UPPER_LEFT:
+        return 0
+    return seqlen_k - seqlen_q if used is None else used[:, None, None, None] - seqlen_q
+
+
+def rows_at_once(call: Call, scores_at_once: int) -> int:
+    """Rows of queries of which so many scores are made at once, at least one."""
+    return max(1, scores_at_once // max(1, math.prod(call.query.shape[:-2]) * call.key.shape[-2]))
+
+
+def scores_of(call: Call, queries: Tensor, keys: Tensor, rows: slice, diagonal: int | Tensor) -> Tensor:
+    """Scores of some rows, as softmax takes them but for sinks; `queries` are those rows, `keys` are in float32, of as
+    many heads as queries."""
+    scores = (wide(queries) * _factor(call)) @ keys.transpose(-1, -2)
     if call.softcap:
         scores = call.softcap * torch.tanh(scores / call.softcap)
     if call.term(SLOPES) is not None or call.term(BIAS) is not None:
@@ -248,7 +262,7 @@ def log_sum_exp(call: Call) -> Tensor:
     `-inf` for a query that sees no key. Scores are made in float32 (of float64 in itself), some rows at a time. Heads
     and batches are broadcast as SDPA broadcasts them.
     """
-    query, keys = call.query, _wide(call.key)
+    query, keys = call.query, wide(call.key)
     seqlen_q, seqlen_k = query.shape[-2], keys.shape[-2]
     if query.dim() > 2:
         keys = keys.repeat_interleave(max(1, query.shape[-3] // max(1, keys.shape[-3])), dim=-3)
@@ -257,7 +271,8 @@ def log_sum_exp(call: Call) -> Tensor:
     parts = []
     for first in range(0, seqlen_q, rows):
         chunk = slice(first, min(first + rows, seqlen_q))
-        parts.append(torch.logsumexp(_scores(call, keys, chunk, diagonal), dim=-1))
+        scores = scores_of(call, query[..., chunk, :], keys, chunk, diagonal)
+        parts.append(torch.logsumexp(scores, dim=-1))
     if not parts:
         heads = torch.broadcast_shapes(query.shape[:-2], keys.shape[:-2])
         return query.new_empty((*heads, 0), dtype=torch.float32)

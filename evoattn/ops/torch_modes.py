@@ -50,3 +50,15 @@ def without_autocast(kind: str) -> contextlib.AbstractContextManager[object]:
     """A block in which products of float32 tensors on devices of that kind stay float32: autocast would round scores
     to 16 bits."""
     return torch.autocast(kind, enabled=False) if has_autocast(kind) else contextlib.nullcontext()
+
+
+def autograd_at_work() -> contextlib.AbstractContextManager[object]:
+    """A block in which autograd records what is asked of it, within an op of torch's registry too, whose own autograd
+    keeps it out."""
+    keys, excluded = torch._C.DispatchKey, torch._C._dispatch_tls_local_exclude_set()
+    for key in (keys.AutogradFunctionality, keys.AutogradOther, keys.AutogradNestedTensor):
+        excluded = excluded.remove(key)
+    guard: contextlib.AbstractContextManager[object] = torch._C._ForceDispatchKeyGuard(
+        torch._C._dispatch_tls_local_include_set(), excluded
+    )
+    return guard

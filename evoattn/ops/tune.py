@@ -145,10 +145,10 @@ def groups_of(entries: list[Asked], gpu: GpuSpec) -> list[Group]:
     for entry in entries:
         p = entry.problem
         able = [f for f in registry.FAMILIES if not registry.FAMILIES[f].why_unsupported(p, gpu) and f not in ELSEWHERE]
-        if not able or p.lse:
+        if not able:
             continue
         dims = f"d{p.head_dim}/{p.value_dim}" if p.value_dim else f"d{p.head_dim}"
-        name = " ".join((p.dtype, dims, p.mask, *p.compiled_variants))  # what one kernel serves
+        name = " ".join((p.dtype, dims, p.mask, *_of_pass(p), *p.compiled_variants))  # what one kernel serves
         group = groups.setdefault(name, Group(name, [], tuple(able), 0.0))
         group.problems.append(p)
         group.families = tuple(dict.fromkeys((*group.families, *able)))
@@ -164,9 +164,15 @@ def groups_of(entries: list[Asked], gpu: GpuSpec) -> list[Group]:
     return list(groups.values())
 
 
+def _of_pass(problem: AttentionProblem) -> list[str]:
+    """Which pass of attention it is, and what else of it a kernel's code depends on."""
+    said = {"backward": problem.op == "backward", "lse": problem.lse, problem.grads: problem.grads}
+    return [word for word, holds in (said | {"deterministic": problem.deterministic}).items() if holds]
+
+
 def _untouched(entry: Asked) -> Tuned:
     """The row of a problem that was not searched."""
-    why = "not searched: it asks for a log-sum-exp" if entry.problem.lse else "SDPA: no family serves it"
+    why = "SDPA: no family serves it"
     return Tuned(entry.problem, entry.count, why, None, why, None)
 
 
@@ -208,8 +214,8 @@ def tune(
     budget, or up to a half where problems are many, is for comparisons, the problems that take the most time first;
     what they do not reach stays as it is. A winner was right on the device and clearly ahead of what runs today and of
     SDPA in one interleaved run, as far as these can be timed (SDPA refuses sinks and soft caps). It is kept in the
-    user's data folder (`wins.json`): this process and later ones take it. Problems that ask for a log-sum-exp are not
-    searched. An interrupt keeps the winners of the problems that were compared. Raises `WrongUse` for a wrong budget or
+    user's data folder (`wins.json`): this process and later ones take it. What `capture` recorded of training has both
+    passes, the forward one with a log-sum-exp, and both are searched. An interrupt keeps the winners of the problems that were compared. Raises `WrongUse` for a wrong budget or
     shape, `FailedRun` without a known GPU and where no worker process can start.
     """
     require_startable()

@@ -174,7 +174,7 @@ def make(
 
     Raises `PeerRefused` for plain attention that SDPA's fused kernels serve, and whatever torch's compiler raises.
     """
-    if has_a_flag(problem):
+    if problem.op == "forward" and has_a_flag(problem):
         raise PeerRefused("FlexAttention is asked for what is no flag of SDPA: its compiler takes seconds.")
     # Imported here, as it brings torch._dynamo: a second of every worker's start.
     from torch.nn.attention.flex_attention import flex_attention

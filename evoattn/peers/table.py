@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -20,12 +20,14 @@ from evoattn.correctness.terms import qkv
 from evoattn.model.mask import MASKS, MaskKind
 from evoattn.model.problem import AttentionProblem
 from evoattn.peers import fa3, fa4, flashinfer, flex, torch_varlen
+from evoattn.peers.backward import backward_of
 from evoattn.peers.fa4 import ScoreMod, find_score_mod
 from evoattn.peers.variants import PeerRefused as PeerRefused
 from evoattn.peers.variants import added_to_scores, flash_options, whole_keys, without_nan
 
 Tensors = dict[str, torch.Tensor]
-Call = Callable[[], torch.Tensor]
+Call = Callable[[], torch.Tensor | Tensors]
+"""Gives the first output, or outputs by their names, in the problem's logical shapes."""
 
 NOT_INSTALLED = "is not installed"
 """In the refusal of an absent peer; scripts/fetch_peers.py brings those that are no part of torch."""
@@ -33,8 +35,7 @@ NOT_INSTALLED = "is not installed"
 
 @dataclass(frozen=True)
 class Peer:
-    """One row of the table. `make(problem, tensors)` returns a call that gives O in the problem's logical shape; it may
-    raise anything."""
+    """One row of the table. `make(problem, tensors)` may raise anything."""
 
     make: Callable[[AttentionProblem, Tensors], Call]
     package: str
@@ -153,11 +154,18 @@ PEERS: dict[str, Peer] = {
     "flashinfer": Peer(flashinfer.make, "flashinfer-python"),
 }
 """The one table of peers: those of torch by the name of their backend."""
+BACKWARD_PEERS = {name: replace(peer, make=backward_of(peer.make)) for name, peer in PEERS.items()}
+"""The same of the backward pass, which some refuse."""
+
+
+def peers_of(problem: AttentionProblem) -> dict[str, Peer]:
+    """The table of the problem's operation; empty where nobody else computes it."""
+    return {"forward": PEERS, "backward": BACKWARD_PEERS}.get(problem.op, {})
 
 
 def peer_call(peer: Peer, problem: AttentionProblem, tensors: Tensors, answer: Answer) -> Call:
-    """A call of the peer on `tensors` (q, k, v of the problem's logical shapes), whose first answer was right by
-    `answer`.
+    """A call of the peer on `tensors` (q, k, v of the problem's logical shapes), which was right by `answer` at
+    first: in the first output, or in all that it gives.
 
     Raises `PeerRefused` if it is absent, refuses, fails, or is wrong: a peer that computes something else must not
     stand beside ours.
@@ -166,7 +174,7 @@ def peer_call(peer: Peer, problem: AttentionProblem, tensors: Tensors, answer: A
         warnings.simplefilter("always")
         try:
             call = peer.make(problem, tensors)
-            wrong, _ = judge_one(call(), first(answer))  # reads the device, so that a failed launch shows here
+            wrong = _wrong(call(), answer)
         except ImportError as error:
             raise PeerRefused(f"{peer.package} {NOT_INSTALLED} ({_sentence(str(error))}).") from None
         except torch.cuda.OutOfMemoryError:
@@ -178,6 +186,14 @@ def peer_call(peer: Peer, problem: AttentionProblem, tensors: Tensors, answer: A
     if wrong:
         raise PeerRefused(f"Its answer is wrong: {wrong}")
     return call
+
+
+def _wrong(given: torch.Tensor | Tensors, answer: Answer) -> str:
+    """What is wrong with a peer's outputs; reads the device, so that a failed launch shows here."""
+    if isinstance(given, torch.Tensor):
+        return judge_one(given, first(answer))[0]
+    reasons = {name: judge_one(out, answer[name])[0] for name, out in given.items()}
+    return next((f"{name}: {reason}" for name, reason in reasons.items() if reason), "")
 
 
 def refusal(said: list[str], error: str) -> str:

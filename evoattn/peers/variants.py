@@ -104,6 +104,8 @@ def flash_options(problem: AttentionProblem, tensors: Tensors, own: tuple[str, .
     """
     refuse_all_but(("window", "softcap", "value_dim", "shared_kv", *KEY_VARIANTS, "varlen", *own), problem, who)
     options: dict[str, Any] = {}
+    if problem.deterministic:
+        options["deterministic"] = True
     if problem.scale is not None:
         options["softmax_scale"] = problem.scale
     if problem.window:

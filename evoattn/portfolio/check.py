@@ -21,7 +21,7 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import ConfigError, load_space
 from evoattn.peers.labels import FLASH_ATTENTION
-from evoattn.peers.table import PEERS
+from evoattn.peers.table import peers_of
 from evoattn.portfolio.campaign import families_for, group_of
 from evoattn.portfolio.pick import Pick, pick, portfolio_kernels
 from evoattn.timing.protocol import COMPARISON
@@ -196,7 +196,7 @@ def bench_row(group: Group, row: Checked) -> dict[str, Any]:
         "family": family,
         "config": config,
         "peers": {name: time_of(name, us) for name, us in row.peers.items()},
-        "versions": {name: PEERS[name].version(problem) for name in row.peers},
+        "versions": {name: peers_of(problem)[name].version(problem) for name in row.peers},
         "refusals": row.refusals,
     }
 

@@ -28,19 +28,20 @@ UNTIMED = ("value_dim", "score", "blocks")
 
 
 def kind_of(problem: AttentionProblem) -> str:
-    """What must have been timed before a kernel may run unasked: bits, head_dim, V's if it has one of its own, and the
-    variants, e.g. `16 d64`, `16 d192 dv128 varlen`.
+    """What must have been timed before a kernel may run unasked: bits, an operation that is not the forward pass,
+    head_dim, V's if it has one of its own, and the variants, e.g. `16 d64`, `16 backward d192 dv128 varlen`.
 
     fp16 and bf16 share their kernels: the same instructions at the same rates. Masks share them as well, and
     expressions of scores and block lists, in whose place PyTorch would hold all scores in memory."""
     dims = f"d{problem.head_dim}" + (f" dv{problem.value_dim}" if problem.value_dim else "")
     variants = (name for name in problem.variants if name not in UNTIMED)
-    return " ".join(("32" if problem.dtype == "fp32" else "16", dims, *variants))
+    op = [problem.op] * (problem.op != "forward") + ["deterministic"] * problem.deterministic
+    return " ".join(("32" if problem.dtype == "fp32" else "16", *op, dims, *variants))
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """Problems on which PyTorch's own attention was faster than every kernel."""
+    """Problems of the forward pass on which PyTorch's own attention was faster than every kernel."""
 
     dtype: str
     least_dim: int
@@ -50,7 +51,8 @@ class Skipped:
 
     def covers(self, problem: AttentionProblem) -> bool:
         rows = problem.group_size * problem.seqlen_q
-        return problem.dtype == self.dtype and problem.head_dim >= self.least_dim and rows <= self.most_rows
+        few = problem.head_dim >= self.least_dim and rows <= self.most_rows
+        return problem.op == "forward" and problem.dtype == self.dtype and few
 
 
 @dataclass(frozen=True, eq=False)

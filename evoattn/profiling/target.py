@@ -23,7 +23,7 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompiledKernel, CompileInfo
 from evoattn.model.space import KernelConfig
-from evoattn.peers.table import PEERS
+from evoattn.peers.table import peers_of
 
 SEED = 1
 WARM_UP = 3
@@ -45,7 +45,7 @@ def call_of(job: dict[str, Any], cubin: Path) -> Callable[[], object]:
     """The contestant that a job names."""
     problem = AttentionProblem(**job["problem"])
     if peer := job.get("peer"):
-        return PEERS[peer].make(problem, proof_of(problem).make_inputs(problem, SEED, "cuda"))
+        return peers_of(problem)[peer].make(problem, proof_of(problem).make_inputs(problem, SEED, "cuda"))
     config = KernelConfig(job["family"], job["params"])
     compiled = CompiledKernel(cubin.read_bytes(), "", CompileInfo())
     return kernel_call(BuiltKernel(registry.lookup(config.family), config, GpuSpec(**job["gpu"]), compiled), problem)

@@ -237,8 +237,10 @@ class Column(NamedTuple):
     """By trial, the index in `values`; -1 where the trial lacks the parameter."""
 
 
-def columns_of(configs: Sequence[dict[str, Value]]) -> dict[str, Column]:
-    """Of each parameter that a config has."""
+def columns_of(trials: Sequence[Trial | Tried]) -> dict[str, Column]:
+    """Of each parameter that a config of the trials has."""
+    by_number = np.argsort(np.fromiter((trial.number for trial in trials), np.int64, len(trials)))
+    configs = [trials[place].config for place in by_number]  # as they lie in memory: a third of the time
     shapes = dict.fromkeys(map(tuple, configs))
     columns = {}
     for name in dict.fromkeys(chain.from_iterable(shapes)):
@@ -246,10 +248,22 @@ def columns_of(configs: Sequence[dict[str, Value]]) -> dict[str, Column]:
             values = list(map(itemgetter(name), configs))
         else:
             values = [config.get(name, _ABSENT) for config in configs]
-        places = {value: place for place, value in enumerate(v for v in dict.fromkeys(values) if v is not _ABSENT)}
-        codes = np.fromiter(map((places | {_ABSENT: -1}).__getitem__, values), np.int32, len(values))
-        columns[name] = Column(list(places), codes)
+        found = [value for value in dict.fromkeys(values) if value is not _ABSENT]
+        places = {value: place for place, value in enumerate(found)} | {_ABSENT: -1}
+        codes = np.empty(len(trials), np.int32)
+        codes[by_number] = np.fromiter(map(places.__getitem__, values), np.int32, len(values))
+        columns[name] = _as_they_come(found, codes)
     return columns
+
+
+def _as_they_come(values: Sequence[Value], codes: np.ndarray) -> Column:
+    """The column of these codes, with its values in the order in which they come first."""
+    seen, first = np.unique(codes, return_index=True)
+    old = seen[np.argsort(first)]
+    old = old[old >= 0]
+    new = np.full(len(values) + 1, -1, np.int32)  # the last is of the code -1
+    new[old] = np.arange(len(old))
+    return Column([values[code] for code in old], new[codes])
 
 
 def _family_values(

@@ -37,6 +37,7 @@ from evoattn.report.data import (
 from evoattn.report.winner import make_winner
 from evoattn.samplers.base import STARTING
 from evoattn.storage import Storage
+from evoattn.storage.course import without_collections
 from evoattn.timing import ranking
 from evoattn.timing.protocol import ENERGY
 
@@ -150,6 +151,7 @@ FINALISTS = 100
 """More than any final has."""
 
 
+@without_collections()
 def summarise(storage: Storage, study: Study, limit: int = 20, course: bool = True) -> StudySummary:
     """All that a report says about `study`, with the best `limit` trials. Without `course` it leaves out what only all
     trials together say, so that none but the best is read: `best_of_families`, `right_by_family`, `progress`,
@@ -173,7 +175,7 @@ def summarise(storage: Storage, study: Study, limit: int = 20, course: bool = Tr
 
     rows = tuple(row(rank, trial) for rank, trial in enumerate(ranked[:limit], 1))
     results = right_trials(study, trials.values())
-    columns = {family: columns_of([trial.config for trial, _ in found]) for family, found in results.items()}
+    columns = {family: columns_of([trial for trial, _ in found]) for family, found in results.items()}
     return StudySummary(
         study=study.name,
         kind="estimated" if study.offline else "measured",

@@ -79,7 +79,8 @@ def _print_peers(summary: StudySummary, console: Console) -> None:
     table.add_column("timed in")
     for b in summary.baselines:
         if b.median_us is None:
-            add_row(table, peer_label(b.backend), "-", "-", "-", f"refused: {b.refusal}")
+            said = b.refusal if b.refusal.startswith("Refused") else f"refused: {b.refusal}"
+            add_row(table, peer_label(b.backend), "-", "-", "-", said)
         else:
             spread = f"{number(b.p10_us, 2)}-{number(b.p90_us, 2)}"
             add_row(table, peer_label(b.backend), number(b.median_us, 2), spread, number(b.tflops, 1), b.stage)

@@ -19,7 +19,7 @@ from evoattn.model.space import ConfigError, SearchSpace, parse_choices
 from evoattn.samplers.registry import require_sampler
 from evoattn.search.spaces import choose_spaces
 
-DEFAULT_PROBLEM, DEFAULT_SAMPLER, DEFAULT_CACHE = "seed_h100", "guided", "warm"
+DEFAULT_SHAPE, DEFAULT_SAMPLER, DEFAULT_CACHE = "B=1,H=16,S=1024,D=64", "guided", "warm"
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,10 @@ def read_words(words: SearchWords) -> SearchRequest:
     for name in words.families:
         registry.lookup(name)
     parse_choices(list(words.choices))
-    name = DEFAULT_PROBLEM if words.problem is None else words.problem
-    problem = problems.lookup(name) if words.shape is None else parse_shape(words.shape)
+    if words.problem is not None:
+        problem = problems.lookup(words.problem)
+    else:
+        problem = parse_shape(DEFAULT_SHAPE if words.shape is None else words.shape)
     if not words.resume:
         return SearchRequest(words, budget, problem)
     kept = (words.problem, words.shape, words.families, words.choices, words.sampler, words.cache)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from sqlalchemy import Connection, Text, cast, select
@@ -47,12 +48,12 @@ class Courses(Database):
 
     def course(self, study: Study) -> list[Tried]:
         """All trials of the study by number. Raises `DamagedRecord` for one that is not as evoattn writes it."""
-        with _without_collections():
+        with without_collections():
             return self._read(lambda connection: _course(connection, study))
 
 
 @contextmanager
-def _without_collections() -> Iterator[None]:
+def without_collections() -> Iterator[None]:
     """None of what is made here is garbage, and going through all of it again and again takes a third of the time."""
     collects = gc.isenabled()
     gc.disable()
@@ -82,8 +83,31 @@ def _course(connection: Connection, study: Study) -> list[Tried]:
     query = select(*_COLUMNS, *_JSON).where(trials.c.study_id == study.id).order_by(trials.c.number)
     for page in connection.execute(query).partitions(AT_A_TIME):
         *columns, configs, parents = zip(*page, strict=True)
-        for row in zip(*columns, _parsed(configs), _parsed(parents), strict=True):
-            found.append(checked(f"Trial {row[0]}", partial(_tried, row, medians.get(row[0]))))
+        rows = list(zip(*columns, _parsed(configs), _parsed(parents), strict=True))
+        try:
+            found += _of_page(rows, medians)
+        except (TypeError, ValueError, AttributeError):
+            found += [checked(f"Trial {row[0]}", partial(_tried, row, medians.get(row[0]))) for row in rows]
+    return found
+
+
+def _of_page(rows: Sequence[Sequence[Any]], medians: Mapping[int, float]) -> list[Tried]:
+    """What `_tried` makes of all rows, by checks of all of them at once, in half the time. Raises `TypeError`,
+    `ValueError` or `AttributeError` where one may be damaged, or has control characters."""
+    _, families, states, costs, operators, dates, configs, parents = zip(*rows, strict=True)
+    if not "".join(chain(set(families), set(operators), dates)).isprintable():
+        raise ValueError("control characters")
+    each((int, float, str), [value for config in configs for value in config.values()], list)
+    each(int, [number for older in each(list, parents, tuple) for number in older], list)
+    if any(cost is not None and not cost > 0 for cost in costs):
+        raise ValueError("a relative cost of 0 or less")
+    state_of = {text: TrialState(text) for text in set(states)}
+    found = []
+    for number, family, text, cost, operator, created_at, config, older in rows:
+        state = state_of[text]
+        value = cost if state is TrialState.ESTIMATED else medians.get(number) if state is TrialState.COMPLETE else None
+        value = value if value is not None and is_positive(value) else None
+        found.append(Tried(number, family, config, state, cost, tuple(older), operator, created_at, value))
     return found
 
 

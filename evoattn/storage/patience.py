@@ -46,6 +46,7 @@ class Patience:
     place: str
     wait_s: float = WAIT_S
     tell: Callable[[str], None] = say
+    pause_s: float = PAUSE_S
     guards: list[Callable[[], None]] = field(default_factory=list)
     """Called before each write. What they raise ends the call."""
     _writer: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -99,7 +100,7 @@ class Patience:
                     self.tell(f"The database {self.place} does not answer; waiting up to {self.wait_s:.0f} s for it.")
                 elif time.monotonic() > end:
                     raise
-                time.sleep(PAUSE_S)
+                time.sleep(self.pause_s)
 
 
 class _Write(Generic[_T]):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Column, ColumnElement, Connection, Select, func, insert, literal, select
+from sqlalchemy import Column, ColumnElement, Connection, Select, case, func, insert, literal, select
 
 from evoattn.model.compressed_source import CompressedSource
 from evoattn.model.records import Candidate, Evaluation, Study, Timing, Trial, TrialState
@@ -67,7 +67,8 @@ def _measured(study: Study, of_study: Sequence[ColumnElement[bool]], limit: int,
         .limit(1)
         .scalar_subquery()
     )
-    finalist = func.coalesce(run == latest_final, False) if finalists_first else literal(False)
+    in_latest = case((samples.c.stage == FINAL, func.coalesce(run == latest_final, False)), else_=False)
+    finalist = in_latest if finalists_first else literal(False)  # the JSON of finals alone is read
     disqualified = select(samples.c.trial_number).where(
         samples.c.stage == FINAL, samples.c.protocol["disqualified"].as_string().is_not(None)
     )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 
 from evoattn.correctness.arena import UNWRITTEN, Arena, bits
+from evoattn.correctness.judge import order_error
 
 
 class ReplayWatch:
@@ -12,13 +15,14 @@ class ReplayWatch:
 
     Restores inputs and poisons outputs before each replay; compares both after it, without synchronising.
 
-    The comparison is bit for bit; its counts stay on the device until `fault` reads them.
+    The comparison is bit for bit, but of outputs that are `unordered` (`Family.unordered`). Its counts stay on the
+    device until `fault` reads them.
     """
 
-    def __init__(self, arena: Arena, expected: dict[str, torch.Tensor] | None) -> None:
+    def __init__(self, arena: Arena, expected: dict[str, torch.Tensor] | None, unordered: Collection[str] = ()) -> None:
         """`expected`: the validated outputs for the arena's inputs, by name; None for a contestant that writes
         elsewhere."""
-        self._arena, self.expected = arena, expected
+        self._arena, self.expected, self._unordered = arena, expected, unordered
         self._outputs = [(name, bits(out)) for name, out in arena.outputs.items()]
         flags = 2 * len(self._outputs) + len(arena.inputs)
         self._counts = torch.zeros(flags, dtype=torch.int64, device=arena.whole.device)
@@ -31,10 +35,17 @@ class ReplayWatch:
     def after(self) -> None:
         self.replays += 1
         if self.expected is not None:
-            wrong = [(out != bits(self.expected[name])).any() for name, out in self._outputs]
+            wrong = [self._is_wrong(name, out, self.expected[name]) for name, out in self._outputs]
             unwritten = [(out == UNWRITTEN).any() for _, out in self._outputs]
             changed = [(bits(now) != bits(original)).any() for now, original in self._arena.inputs.values()]
             self._counts += torch.stack(wrong + unwritten + changed)
+
+    def _is_wrong(self, name: str, out: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+        """Bool scalar on the device; `out` are the bits of the output."""
+        if name not in self._unordered:
+            return (out != bits(expected)).any()
+        difference = (self._arena.outputs[name].float() - expected.float()).abs().max()
+        return ~(difference <= order_error(expected))  # NaN is wrong
 
     def fault(self) -> str:
         """What the replays did wrong, in one sentence; waits for them."""

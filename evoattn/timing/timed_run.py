@@ -11,7 +11,7 @@ import torch
 from evoattn.backends.base import QueuedBackend
 from evoattn.correctness.arena import POISON_BYTE, Arena
 from evoattn.correctness.cases import Case
-from evoattn.correctness.judge import different, dirty_sentence, judge
+from evoattn.correctness.judge import apart, dirty_sentence, judge
 from evoattn.correctness.reference import first
 from evoattn.correctness.validate import OUTSIDE
 from evoattn.families.built import BuiltKernel
@@ -70,6 +70,7 @@ class TimedRun:
         """`arena` is shared among the contestants of a final, scratch buffers are not. Raises what `Arena` raises."""
         self._setup, self._kernel, self._outputs, self._arena = setup, kernel, outputs, arena
         self._launches = kernel.launches(setup.own.problem)
+        self._unordered = kernel.unordered(setup.own.problem)
         self._scratch = Arena({}, {}, kernel.workspace(setup.own.problem), setup.backend.device)
         self._scratch.arm()
         self._watches: list[ReplayWatch] = []
@@ -81,7 +82,7 @@ class TimedRun:
 
     def contestant(self, name: str) -> Contestant:
         """Warmed up and measured; its `capture` comes next. Raises `LaunchError`."""
-        self._watches.append(ReplayWatch(self._arena, self._outputs))
+        self._watches.append(ReplayWatch(self._arena, self._outputs, self._unordered))
         return Contestant(name, self._prepare(), self._setup.timer, self._watches[-1], self._setup.flush)
 
     def validated(self, outputs: dict[str, torch.Tensor]) -> None:
@@ -135,7 +136,7 @@ class TimedRun:
             {name: out.as_strided(views[name].shape, views[name].stride()) for name, out in outputs.items()}
             for outputs in flat
         ]
-        wrong = sum(different(outputs, expected) > 0 for outputs in written)
+        wrong = sum(apart(outputs, expected, self._unordered) > 0 for outputs in written)
         return (
             f"{wrong} of {BACK_TO_BACK} launches back to back, an output each, did not leave the validated one."
             if wrong

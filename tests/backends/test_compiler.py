@@ -130,12 +130,21 @@ def test_a_kernel_may_be_kept_after_it_is_handed_over(tmp_path):
     assert KernelFiles(tmp_path, version()).get(candidate) == first
 
 
-def test_cupy_gets_a_folder_where_the_home_cannot_be_written(tmp_path):
+def test_cupy_makes_no_folder_in_the_home_directory(tmp_path):
+    home, cache = tmp_path / "home", tmp_path / "cache"
+    home.mkdir()
+    variables = {"HOME": str(home)}
+    with_cupy.give_a_folder(variables, cache)
+    assert Path(variables[with_cupy.FOLDER]).parent == cache and not [*home.iterdir()]
     (tmp_path / "file").touch()
-    fine, none, given = {"HOME": str(tmp_path)}, {"HOME": str(tmp_path / "file")}, {with_cupy.FOLDER: "mine"}
-    for variables in (fine, none, given):
-        with_cupy.give_a_folder(variables)
-    assert with_cupy.FOLDER not in fine and Path(none[with_cupy.FOLDER]).is_dir() and given[with_cupy.FOLDER] == "mine"
+    none, given = {"HOME": str(tmp_path / "file")}, {with_cupy.FOLDER: "mine", "HOME": str(home)}
+    with_cupy.give_a_folder(none, tmp_path / "file")
+    assert Path(none[with_cupy.FOLDER]).is_dir()
+    (home / ".cupy/kernel_cache").mkdir(parents=True)
+    usual = {"HOME": str(home)}
+    for variables in (given, usual):
+        with_cupy.give_a_folder(variables, cache)
+    assert given[with_cupy.FOLDER] == "mine" and with_cupy.FOLDER not in usual
 
 
 def test_products_of_each_dtype_are_made_where_it_is_said():

@@ -9,6 +9,7 @@ from evoattn.backends.base import LaunchError
 from evoattn.correctness.cases import device_cases, make_case
 from evoattn.correctness.ladder import Ladder
 from evoattn.correctness.validate import run_case
+from evoattn.families.flash_scalar.family import FlashScalar
 from tests.cheats.fake_kernels import PROBLEM, FakeBackend, FakeKernel, Launch, built
 
 BACKEND = FakeBackend()
@@ -59,6 +60,22 @@ def spoils(change, name="o"):
 
 def set_one(value):
     return lambda view, launch: view.view(-1)[7:8].fill_(value)
+
+
+class InAnyOrder(FlashScalar):
+    """Sums up O in any order."""
+
+    def unordered(self, problem, config):
+        return ("o",)
+
+
+@pytest.mark.parametrize("off, passes", [(1e-3, True), (0.5, False)])
+def test_sums_in_any_order_are_judged_in_both_runs(ladder, off, passes):
+    fake = FakeKernel(spoils(lambda o, launch: o.view(-1)[7:8].add_((launch.count >= len(KEYS)) * off)))
+    results = ladder.climb(BACKEND, built(fake, InAnyOrder()))
+    assert results[-1].passed == passes
+    if not passes:
+        assert "the largest error is" in results[-1].reason
 
 
 @pytest.mark.parametrize(

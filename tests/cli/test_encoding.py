@@ -61,7 +61,7 @@ def test_a_locale_without_the_letters_is_no_error(words):
         [sys.executable, "-c", "from evoattn.cli.entry import main; main()", *words],
         env=os.environ | ASCII,
         capture_output=True,
-        timeout=100,
+        timeout=600,
     )
     assert b"Traceback" not in done.stderr and done.returncode in (0, 2)
     assert done.stdout.decode("ascii")
@@ -79,6 +79,6 @@ def test_a_locale_without_the_letters_is_no_error(words):
 @pytest.mark.slow
 def test_an_output_that_takes_nothing_costs_no_traceback(ending, code, said):
     done = subprocess.run(
-        ["sh", "-c", f"'{sys.executable}' -m evoattn {ending}"], capture_output=True, text=True, timeout=100
+        ["sh", "-c", f"'{sys.executable}' -m evoattn {ending}"], capture_output=True, text=True, timeout=600
     )
     assert (done.returncode, done.stdout, done.stderr) == (code, "", said)

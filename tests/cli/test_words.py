@@ -26,7 +26,7 @@ def imported_by(*words: str) -> tuple[int, str, list[str]]:
         "try: app(sys.argv[1:])\n"
         f"finally: print([n for n in {SLOW!r} if n in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=600)
     *before, last = done.stdout.splitlines()
     return done.returncode, "\n".join(before), eval(last)
 
@@ -40,7 +40,7 @@ def search_without(names, ending, command):
         f"sys.meta_path.insert(0, Finder())\n{command}"
     )
     words = [sys.executable, "-c", code, "search", "--gpu", "l4", "--shape", SHAPE]
-    return subprocess.run(words, capture_output=True, text=True, timeout=60, env={"CUDA_VISIBLE_DEVICES": ""})
+    return subprocess.run(words, capture_output=True, text=True, timeout=600, env={"CUDA_VISIBLE_DEVICES": ""})
 
 
 @pytest.mark.slow

@@ -142,9 +142,12 @@ FAULTS = {
         "e < 3; ++e) s[m][n][e] -= rise",
     ),
 }
+WIDE = PLAIN.with_(head_dim=512)
 HIDDEN = {
     "flash_scalar": ({}, ">= row_keys_end) score[i][j] = NEGATIVE_INFINITY"),
     "flash_mma": ({}, "if (n * 8 >= keys) s[m][n][2 * half] = NEGATIVE_INFINITY"),
+    "large_head_mma": ({}, "if (n * 8 >= keys) s[m][n][2 * half] = NEGATIVE_INFINITY"),
+    "latent_wgmma": ({}, "high_keys : low_keys)) s[i] = NEGATIVE_INFINITY"),
     "flash_wgmma": ({}, "high_keys : low_keys)) s[i] = NEGATIVE_INFINITY"),
     "flash_wmma": ({}, "if (key >= keys) s[i].x = NEGATIVE_INFINITY"),
     "large_head": ({}, "scores_smem[row * SCORE_STRIDE + key] : NEGATIVE_INFINITY"),
@@ -179,7 +182,7 @@ def test_it_is_found(fault):
 @pytest.mark.parametrize("mask", ["full", "causal_lower_right"])
 @pytest.mark.parametrize("family", HIDDEN)
 def test_a_finite_score_of_hidden_keys_is_found(family, mask):
-    problem = PLAIN.with_(mask=mask, head_dim=512 if family == "large_head" else 64)
+    problem = {"large_head": WIDE, "large_head_mma": WIDE, "latent_wgmma": LATENT}.get(family, PLAIN).with_(mask=mask)
     genes, place = HIDDEN[family]
     config = first_config(family, problem, genes)
     source = render(FAMILIES[family], problem, config, H100).source

@@ -8,7 +8,7 @@ import torch
 
 from evoattn.correctness.arena import BANDS, GUARD_BYTES
 from evoattn.correctness.cases import make_case
-from evoattn.correctness.judge import judge, judge_one
+from evoattn.correctness.judge import apart, judge, judge_one
 from evoattn.correctness.reference import Exact
 from evoattn.correctness.validate import check, run_case
 from evoattn.model.problem import AttentionProblem
@@ -24,6 +24,9 @@ class Kernel:
 
     def workspace(self, problem):
         return {"turns_zeroed": 8}
+
+    def unordered(self, problem):
+        return ()
 
     def launches(self, problem):
         return ()
@@ -145,6 +148,34 @@ def drifts(buffers, run):
 def test_runs_that_differ_are_told_apart(spoil, sentence):
     result, _ = checked(spoil, repeat=True)
     assert not result.passed and sentence in result.reason
+
+
+class Unordered(Kernel):
+    """Sums up O in any order."""
+
+    def unordered(self, problem):
+        return ("o",)
+
+
+@pytest.mark.parametrize("value, sentence", [(2**-9, ""), (30.0, "in a second run, the largest error is")])
+def test_sums_in_any_order_are_judged_in_both_runs(value, sentence):
+    def later(buffers, run):
+        buffers["o"][4] += run * value
+
+    result, _ = run_case(Backend(later), Unordered(), CASE, repeat=True)
+    assert result.passed == (not sentence) and sentence in result.reason
+    exact, _ = run_case(Backend(lambda buffers, run: buffers["lse"].add_(run * 1e-6)), Unordered(), CASE, repeat=True)
+    assert "differ in" in exact.reason  # the other outputs are the same bits
+
+
+def test_how_far_sums_in_another_order_may_be_apart():
+    one = {"o": torch.tensor([1.0, 2.0, float("nan")]), "lse": torch.tensor([1.0])}
+    near = {"o": one["o"] + torch.tensor([1e-5, 0, 0]), "lse": torch.tensor([1.0])}
+    assert apart(one, near, ("o",)) == 3  # nothing is near where the largest is no number
+    one["o"][2] = near["o"][2] = 0
+    assert apart(one, near, ("o",)) == 0 and apart(one, near, ()) == 1
+    near["o"][1] = 2.1
+    assert apart(one, near, ("o",)) == 1
 
 
 def test_every_run_starts_from_poison_between_bands():

@@ -105,14 +105,15 @@ def test_a_decoding_problem_costs_at_least_what_its_keys_and_values_take_memory(
 
 def test_more_work_costs_more():
     compared = set()
-    for name in PROBLEMS:
-        problem = lookup(name)
-        for config in candidates(problem, H100)[::7]:
+    problems = {name: lookup(name) for name in PROBLEMS}
+    problems["backward"] = lookup("seed_h100").with_(op="backward")
+    for name, problem in problems.items():
+        for config in candidates(problem, H100)[:: 1 if name == "backward" else 7]:
             doubled = problem.with_(batch=8 * problem.batch)
             if registry.lookup(config.family).why_invalid(doubled, config, H100) is None:
                 assert cost(doubled, config, H100).score > cost(problem, config, H100).score, (name, config)
                 compared.add((name, config.family))
-    assert {name for name, _ in compared} == set(PROBLEMS)
+    assert {name for name, _ in compared} == set(problems)
     assert {family for _, family in compared} == set(registry.FAMILIES)
 
 
@@ -186,17 +187,15 @@ def fitted(**left_out):
 
 def test_a_measured_card_hears_of_all_families():
     text = how_far(GPUS["h100"], fitted(lands={}, camp={"first": 9.0}, h200={"first": 1.2}, any={"first": 5.0}))
-    assert text.endswith(
-        "first choices took 1.04 and 1.20 times the best on an H100 and an H200, 1.62 and 1.62 at worst."
-    )
+    assert text.endswith("the best: 1.04 on an H100 (at worst 1.62) and 1.20 on an H200 (at worst 1.62).")
 
 
 def test_another_card_hears_of_the_families_that_it_has_and_that_nothing_was_measured_on_it():
     text = how_far(GPUS["l4"], fitted(lands={}, any={"first": 1.1}))
-    assert "first choices of this card's families took 1.10 times" in text and "1.04" not in text
-    assert text.endswith("On this card, L4, nothing was measured.")
-    assert "nothing was measured" in how_far(replace(GPUS["h100"], name="h100-pcie"), fitted(lands={}))
+    assert "of this card's families, takes" in text and "1.10 on an H100" in text and "1.04" not in text
+    assert text.endswith("Nothing was measured on the L4.")
+    assert "Nothing was measured" in how_far(replace(GPUS["h100"], name="h100-pcie"), fitted(lands={}))
 
 
 def test_without_a_judgement_it_only_says_that_nothing_was_measured():
-    assert how_far(GPUS["l4"], fitted()) == "On this card, L4, nothing was measured."
+    assert how_far(GPUS["l4"], fitted()) == "Nothing was measured on the L4."

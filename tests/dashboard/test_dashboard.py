@@ -41,7 +41,7 @@ def served(storage):
         threading.Thread(target=server.serve_forever, daemon=True).start()
 
         def ask(path):
-            with urlopen(f"http://127.0.0.1:{server.server_port}{path}", timeout=10) as answer:
+            with urlopen(f"http://127.0.0.1:{server.server_port}{path}", timeout=100) as answer:
                 return answer.read().decode(), answer.headers
 
         return dashboard, ask
@@ -101,7 +101,7 @@ def test_it_follows_a_search_and_its_final(storage, served):
 
 def asked(server_port, method, host):
     """The status of a request, as a browser sends it that took `host` for this machine."""
-    connection = HTTPConnection("127.0.0.1", server_port, timeout=10)
+    connection = HTTPConnection("127.0.0.1", server_port, timeout=100)
     connection.request(method, "/api/studies", headers={"Host": host} if host else {})
     status = connection.getresponse().status
     connection.close()

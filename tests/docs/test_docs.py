@@ -123,7 +123,7 @@ def test_python_examples_run_on_a_cpu(tmp_path):
     program = "".join(f"exec({text!r}, {{'__name__': 'example'}})\n" for _, text in RUNNING)
     environment = os.environ | CPU | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=1800
     )
     assert done.returncode == 0, done.stderr
 

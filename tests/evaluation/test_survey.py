@@ -34,6 +34,9 @@ class Kernel:
     def workspace(self, problem):
         return self.sizes
 
+    def unordered(self, problem):
+        return ()
+
     def launches(self, problem):
         return ()
 

@@ -70,7 +70,7 @@ def worker():
 
 
 def test_a_result_comes_back_from_one_process(worker):
-    first, second = worker.ask(("echo", 0), 20.0), worker.ask(("echo", 0), 20.0)
+    first, second = worker.ask(("echo", 0), 200.0), worker.ask(("echo", 0), 200.0)
     assert first.ending is Ending.RESULT
     assert first.value == second.value
 
@@ -78,23 +78,23 @@ def test_a_result_comes_back_from_one_process(worker):
 def test_a_process_whose_asker_is_gone_ends_without_an_error():
     worker = Worker(Obedient)
     worker.wait()
-    worker.submit(None, ("hang", 0.2), 20.0)
+    worker.submit(None, ("hang", 0.2), 200.0)
     worker.connection.close()
-    worker._process.join(20)
+    worker._process.join(200)
     assert worker._process.exitcode == 0
 
 
 def test_a_death_is_told_with_what_the_task_was_about(worker):
-    outcome = worker.ask(("report and exit", ["this", "that"]), 20.0)
+    outcome = worker.ask(("report and exit", ["this", "that"]), 200.0)
     assert outcome.ending is Ending.DIED and outcome.doing == "that"
-    assert worker.ask(("echo", 0), 20.0).doing == ""
+    assert worker.ask(("echo", 0), 200.0).doing == ""
 
 
 def test_an_exception_costs_the_task_only(worker):
-    before = worker.ask(("echo", 0), 20.0).value[1]
-    outcome = worker.ask(("raise", "bad luck"), 20.0)
+    before = worker.ask(("echo", 0), 200.0).value[1]
+    outcome = worker.ask(("raise", "bad luck"), 200.0)
     assert outcome.ending is Ending.RAISED and "bad luck" in outcome.value
-    assert worker.ask(("echo", 0), 20.0).value[1] == before
+    assert worker.ask(("echo", 0), 200.0).value[1] == before
 
 
 @pytest.mark.parametrize(
@@ -102,15 +102,15 @@ def test_an_exception_costs_the_task_only(worker):
 )
 @pytest.mark.slow
 def test_death_and_hang_are_followed_by_a_fresh_process(worker, task, ending, words):
-    before = worker.ask(("echo", 0), 20.0).value[1]
+    before = worker.ask(("echo", 0), 200.0).value[1]
     outcome = worker.ask(task, seconds=1.0)
     assert outcome.ending is ending and words in outcome.value
-    assert worker.ask(("echo", 0), 20.0).value[1] != before
+    assert worker.ask(("echo", 0), 200.0).value[1] != before
 
 
 def test_a_killed_process_is_noticed(worker):
-    before = worker.ask(("echo", 0), 20.0).value[1]
-    worker.submit("tag", ("hang", 60), 30)
+    before = worker.ask(("echo", 0), 200.0).value[1]
+    worker.submit("tag", ("hang", 60), 300)
     os.kill(before, signal.SIGKILL)
     while not (outcome := worker.poll()):
         wait_for_any([worker], 0.05)
@@ -118,23 +118,23 @@ def test_a_killed_process_is_noticed(worker):
 
 
 def test_a_broken_handler_delivers_its_result_and_is_replaced(worker):
-    outcome = worker.ask(("break", 0), 20.0)
+    outcome = worker.ask(("break", 0), 200.0)
     assert outcome.ending is Ending.RESULT and outcome.value[0] == "break"
-    assert worker.ask(("echo", 0), 20.0).value[1] != outcome.value[1]
+    assert worker.ask(("echo", 0), 200.0).value[1] != outcome.value[1]
 
 
 def test_a_handler_that_cannot_start_is_counted_with_its_reason():
     worker = Worker(CannotStart)
     try:
         with pytest.raises(WorkerFailed, match="failed to start 3 times; the last time: RuntimeError: no device"):
-            worker.ask("task", 20.0)
+            worker.ask("task", 200.0)
     finally:
         worker.stop()
 
 
 def test_who_asks_sees_the_end_of_the_task_before_and_refreshes_meanwhile(worker):
-    worker.ask(("echo", 0), 20.0)
-    worker.submit("before", ("hang", 0.3), 20.0)
+    worker.ask(("echo", 0), 200.0)
+    worker.submit("before", ("hang", 0.3), 200.0)
     earlier, refreshed = [], []
     outcome = worker.ask(("echo", 1), 20.0, lambda: refreshed.append(1), earlier.append)
     assert [o.tag for o in earlier] == ["before"] and outcome.tag is None and outcome.value[0] == "echo"
@@ -145,9 +145,9 @@ def test_who_asks_sees_the_end_of_the_task_before_and_refreshes_meanwhile(worker
 def test_a_pool_answers_in_the_order_of_its_tasks_whatever_becomes_of_them():
     pool = Pool(processes(2, Obedient))
     try:
-        outcomes = pool.ask([("hang", 0.5), ("exit", 3), ("echo", 0), ("raise", "bad luck"), ("echo", 1)], 20.0)
+        outcomes = pool.ask([("hang", 0.5), ("exit", 3), ("echo", 0), ("raise", "bad luck"), ("echo", 1)], 200.0)
         assert [o.ending for o in outcomes] == [Ending.RESULT, Ending.DIED, Ending.RESULT, Ending.RAISED, Ending.RESULT]
-        assert not pool.ask([], 20.0) and not pool.in_flight
+        assert not pool.ask([], 200.0) and not pool.in_flight
     finally:
         pool.stop()
 
@@ -163,7 +163,7 @@ def test_a_pool_answers_in_the_order_of_its_tasks_whatever_becomes_of_them():
 def test_limits_that_leave_no_room_for_a_worker_are_said_at_once(limit, said, tmp_path):
     search = f"{sys.executable} -m evoattn search --gpu l4 --offline --budget 2s --shape B=1,H=1,S=32,D=16"
     words = ["bash", "-c", f"ulimit {limit}; exec {search} --db {tmp_path / 'db.sqlite'}"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=600)
     assert done.returncode == 1 and done.stderr.startswith(said) and "Traceback" not in done.stderr
 
 
@@ -181,4 +181,4 @@ for begin in (server.start, lambda: server.fork(print, ()), lambda: server.spawn
     else:
         raise AssertionError(begin)
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)

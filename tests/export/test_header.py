@@ -14,7 +14,7 @@ from evoattn.model.errors import WrongUse
 from tests.export.host_driver import GXX
 from tests.export.kernels import HOPPER_GENES, record, recorded
 
-PLAIN_FAMILIES = [name for name, family in FAMILIES.items() if family.plain]
+PLAIN_FAMILIES = [name for name, family in FAMILIES.items() if family.plain and "forward" in family.operations]
 """Kernels of variants are not exported."""
 TARGETS = [
     *((family, "h100", "sm_90a", HOPPER_GENES.get(family, {})) for family in PLAIN_FAMILIES),

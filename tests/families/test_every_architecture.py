@@ -10,10 +10,10 @@ from evoattn.backends.compiler import compile_candidate
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
-from evoattn.model.named_problems import named_problems
 from evoattn.model.paths import TEMPLATES
 from evoattn.model.space import load_space
 from tests.support.compiles import compile_ptx
+from tests.support.own_problems import own_problems
 
 A_CARD_EACH = {spec.arch: spec for spec in sorted(GPUS.values(), key=lambda spec: spec.dram_bytes)}
 PAIRS = [
@@ -60,7 +60,7 @@ def test_device_code_asks_for_one_architecture_only():
 @cache
 def served_by(family, gpu):
     """The starting configs that serve a named problem, each with the first of those."""
-    problems = [p for p in named_problems().values() if family.why_unsupported(p, gpu) is None]
+    problems = own_problems(family, gpu)
     configs = load_space(family.name, gpu).starting_configs()
     return [(c, p) for c in configs if (p := first_valid(problems, family, c, gpu))]
 

@@ -14,13 +14,13 @@ from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS, GpuSpec
 from evoattn.model.mask import MASKS, Mask
-from evoattn.model.named_problems import named_problems
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.portfolio.workload import draw
 from evoattn.samplers.pool import ConfigPool
 from evoattn.search.starting import starting_configs
 from tests.added_mask import added
+from tests.support.own_problems import own_problems
 
 DRAWS = 2
 SEED = 29
@@ -36,7 +36,7 @@ every_gpu = pytest.mark.parametrize("gpu", A_CARD_EACH.values(), ids=[spec.name 
 
 
 def supported(family: Family, gpu: GpuSpec) -> list[AttentionProblem]:
-    return [p for p in named_problems().values() if family.why_unsupported(p, gpu) is None]
+    return own_problems(family, gpu)
 
 
 @every_family

@@ -11,7 +11,7 @@ import pytest
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CheckResult
-from tests.families import test_flash_mma, test_flash_scalar, test_flash_wgmma
+from tests.families import test_backward_mma, test_flash_mma, test_flash_scalar, test_flash_wgmma
 from tests.families.on_interpreter import Edit, built, judged
 
 pytestmark = pytest.mark.slow
@@ -337,6 +337,10 @@ TABLES = {
     "shared rows": (HANDED_OVER, SHARED_ROWS),
     # Far beyond what fp16 probabilities hold: warps compute scores again, from K and Q in shared memory.
     "scores again": (SCORES_AGAIN, (test_flash_wgmma, WGMMA_PROBLEM, "h100", "large_logits", None)),
+}
+TABLES |= {
+    name: (rows, (test_backward_mma, problem, "l4", kind, None))
+    for name, (rows, (problem, kind)) in test_backward_mma.PLACES.items()
 }
 ROWS_OF_ALL = [
     pytest.param(*row, where, id=f"{name}: {row[0]}") for name, (rows, where) in TABLES.items() for row in rows

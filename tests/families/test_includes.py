@@ -9,10 +9,10 @@ from evoattn.families.includes import IncludeError, resolve
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
-from evoattn.model.named_problems import named_problems
 from evoattn.model.paths import TEMPLATES
 from evoattn.model.space import load_space
 from evoattn.search.starting import starting_configs
+from tests.support.own_problems import own_problems
 
 SHARED = sorted((TEMPLATES / "device").rglob("*.cuh"))
 
@@ -67,7 +67,7 @@ def test_a_template_that_includes_no_file_says_so(headers):
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_a_rendered_source_is_whole(family):
     gpu = GPUS["h100"]
-    problem = next(p for p in named_problems().values() if family.why_unsupported(p, gpu) is None)
+    problem = own_problems(family, gpu)[0]
     for config in starting_configs(load_space(family.name, gpu), problem, gpu)[:3]:
         source = render(family, problem, config, gpu).source
         assert '#include "' not in source

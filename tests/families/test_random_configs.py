@@ -14,7 +14,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import TrialState
 from evoattn.model.space import KernelConfig, SearchSpace, load_space, spelling
 from evoattn.samplers.pool import ConfigPool
-from tests.families import test_large_head, test_large_head_mma, test_split_kv
+from tests.families import test_backward_mma, test_large_head, test_large_head_mma, test_split_kv
 from tests.families.covering import covering, gene_pairs
 from tests.families.on_interpreter import built, judged
 
@@ -24,7 +24,7 @@ DRAWN = 24
 """Configs of a family for each problem, of which one is run there."""
 MORE = {"flash_scalar": 5, "flash_mma": 10, "flash_wgmma": 5}
 """And of these families so many more over all problems."""
-OWN = (test_split_kv, test_large_head, test_large_head_mma)
+OWN = (test_split_kv, test_large_head, test_large_head_mma, test_backward_mma)
 """Whose `DRAWN_FOR` has problems that suit the family, each with a GPU and genes that are fixed."""
 ELSEWHERE = {module.FAMILY.name for module in OWN}
 FEW = 2

@@ -12,6 +12,7 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.space import load_space
 from evoattn.search.starting import starting_configs
 from tests.families import (
+    test_backward_mma,
     test_flash_mma,
     test_flash_scalar,
     test_flash_wgmma,
@@ -29,8 +30,8 @@ from tests.families.on_interpreter import built, judged
 L4, H100 = GPUS["l4"], GPUS["h100"]
 OF_HOPPER = (test_flash_wgmma, test_flash_wgmma_balanced, test_latent_wgmma, test_split_kv_hopper)
 MODULES = (
-    test_flash_mma, test_flash_scalar, test_flash_wmma, test_large_head, test_large_head_mma, test_split_kv,
-    test_three_kernel, *OF_HOPPER,
+    test_backward_mma, test_flash_mma, test_flash_scalar, test_flash_wmma, test_large_head, test_large_head_mma,
+    test_split_kv, test_three_kernel, *OF_HOPPER,
 )  # fmt: skip
 REPEATED = (test_split_kv, test_split_kv_hopper)
 """Whose counters must end as they began: they run twice on the same scratch buffers."""

@@ -70,7 +70,7 @@ def test_split_kv_counts_rows_and_keys_in_int32(problem, word):
 def test_no_family_takes_sequences_that_an_int32_does_not_count_to_the_end_of_the_last_tile(family):
     gpu, dtype = GPUS["h200"], family.dtypes[0]
     for sizes in ({"seqlen_k": MOST_ROWS + 8}, {"seqlen_q": MOST_ROWS + 8}, {"seqlen_k": (1 << 32) + 8}):
-        problem = AttentionProblem(1, 1, 1, 64, 64, 4, dtype).with_(**sizes)
+        problem = AttentionProblem(1, 1, 1, 64, 64, 4, dtype, op=family.operations[0]).with_(**sizes)
         assert "int32" in family.why_unsupported(problem, gpu)
         fewer = dict.fromkeys(sizes, MOST_ROWS)
         assert "int32" not in (family.why_unsupported(problem.with_(**fewer), gpu) or "")

@@ -56,7 +56,7 @@ def command_of(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
 
 
-def wait_until(condition, seconds: float = 10.0) -> None:
+def wait_until(condition, seconds: float = 100.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
@@ -173,9 +173,9 @@ def test_ctrl_c_leaves_no_process(tmp_path):
         # A shell ignores Ctrl-C for what it puts in the background, as the tests may be.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    wait_until(lambda: any(c.startswith("ray::answer") for c in children(process.pid).values()), 90.0)
+    wait_until(lambda: any(c.startswith("ray::answer") for c in children(process.pid).values()), 900.0)
     started = children(process.pid)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == 0 and "Done (interrupted)" in output, output
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() and command_of(pid) for pid in started))

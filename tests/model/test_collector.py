@@ -70,12 +70,12 @@ def test_it_waits_for_the_block_that_ends_last():
     def stay():
         with collector.paused():
             inside.set()
-            ended.wait(60)
+            ended.wait(600)
 
     with collector.paused():
         thread = threading.Thread(target=stay)
         thread.start()
-        assert inside.wait(60)
+        assert inside.wait(600)
     assert not gc.isenabled()
     ended.set()
     thread.join()
@@ -95,11 +95,11 @@ def test_a_child_does_not_wait_for_the_block_of_a_thread_that_it_lacks():
     def wait_in_a_block():
         with collector.paused():
             inside.set()
-            forked.wait(60)
+            forked.wait(600)
 
     thread = threading.Thread(target=wait_in_a_block)
     thread.start()
-    inside.wait(60)
+    inside.wait(600)
     try:
         assert not gc.isenabled() and is_enabled_in_a_child()
     finally:

@@ -36,12 +36,12 @@ def test_the_text_of_a_problem_names_it():
     assert "op" not in PROBLEM.with_(op="forward").to_dict()
     assert [tensor.name for tensor in PROBLEM.inputs] == ["o1", "lse1", "o2", "lse2"]
     assert PROBLEM.flops == 3 * 100 * 16 and PROBLEM.bytes == 12 * 100 * 17
-    with pytest.raises(ProblemError, match="op must be one of forward"):
-        PROBLEM.with_(op="backward")
+    with pytest.raises(ProblemError, match="op must be one of backward, forward"):
+        PROBLEM.with_(op="sideways")
 
 
 def test_no_family_of_another_operation_serves_it():
-    assert all("computes forward, not merge_two" in f.why_unsupported(PROBLEM, L4) for f in FAMILIES.values())
+    assert all("not merge_two" in f.why_unsupported(PROBLEM, L4) for f in FAMILIES.values())
     assert FAMILY.why_unsupported(PROBLEM, L4) is None
     assert "computes merge_two, not forward" in FAMILY.why_unsupported(PROBLEM.with_(op="forward"), L4)
 

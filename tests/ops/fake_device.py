@@ -176,9 +176,9 @@ class FakeDevice:
         addresses = tuple(t.data_ptr() for t in tensors)
         self.launches.append(Launched(name, launch.stream or 0, grid, launch.smem_bytes, addresses, values[-1]))
         q, k, v, o = tensors
-        for rows, keys in packed or [(slice(None), slice(None))]:
+        for number, (rows, keys) in enumerate(packed or [(slice(None), slice(None))]):
             parts = q[:, :, rows], k[:, :, keys], v[:, :, keys], o[:, :, rows], None if lse is None else lse[..., rows]
-            attend(kernel, *parts, values[-1] / math.log2(math.e), others, self.error)
+            attend(kernel | {"sequence": number}, *parts, values[-1] / math.log2(math.e), others, self.error)
         return 0
 
     def _plain(self, kernel: dict, values: list, totals: tuple[int, int] | None) -> tuple[torch.Tensor, ...]:

@@ -74,7 +74,8 @@ def own_values(kernel: dict, scores: torch.Tensor, arguments: list) -> dict:
     """The indices and tables of the kernel's expressions."""
     _, heads, seqlen_q, seqlen_k = scores.shape
     _, *given = arguments[len(VARIED) :]
-    values = {"b": torch.arange(len(scores)).view(-1, 1, 1, 1), "h": torch.arange(heads).view(-1, 1, 1)}
+    batches = torch.arange(len(scores)) + kernel.get("sequence", 0)
+    values = {"b": batches.view(-1, 1, 1, 1), "h": torch.arange(heads).view(-1, 1, 1)}
     values |= {"q": torch.arange(seqlen_q).view(-1, 1), "k": torch.arange(seqlen_k), "d": arguments[2], "s": scores}
     for table in parse_tables(kernel["tables"]):
         address, *shape = (given.pop(0) for _ in range(1 + len(table.shape)))
@@ -99,6 +100,7 @@ def changed(
     past, ahead, diagonal, score_scale, unit, sinks_at, slopes_at, bias_at = arguments[:8]
     if "varlen" in variants:
         diagonal = 0 if mask == "causal_upper_left" else seqlen_k - seqlen_q
+        arguments = [*arguments[:2], diagonal, *arguments[3:]]
     if "softcap" in variants:
         scores = torch.tanh(scores * score_scale)
     if "alibi" in variants:
@@ -120,7 +122,7 @@ def changed(
 
 def sequences(arguments: list) -> list[tuple[slice, slice]]:
     """Rows of the queries and of the keys of each packed sequence."""
-    *_, queries_at, keys_at, total, count = arguments
+    *_, queries_at, keys_at, total, count = arguments[: len(VARIED)]
     starts = [tensor_at(at, (count + 1,), (1,), torch.int32).tolist() for at in (queries_at, keys_at)]
     assert starts[0][-1] == total
     queries, keys = ([slice(*pair) for pair in pairwise(one)] for one in starts)

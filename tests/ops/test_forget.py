@@ -23,7 +23,7 @@ class Pause:
 
     def __call__(self, *arguments):
         self._begun.set()
-        assert self._go.wait(20)
+        assert self._go.wait(200)
         return self._work(*arguments)
 
     def during(self, call, change):
@@ -32,7 +32,7 @@ class Pause:
         thread = threading.Thread(target=lambda: answers.append(call()))
         thread.start()
         try:
-            assert self._begun.wait(20)
+            assert self._begun.wait(200)
             change()
         finally:
             self._go.set()

@@ -206,7 +206,10 @@ def test_the_functions_have_the_arguments_of_the_table():
     shared = [one.name for one in ARGUMENTS if one.of == ALL]
     of_each = [inspect.signature(function).parameters for function in (attention, attention_varlen, attention_paged)]
     assert all([name for name in has if name in shared] == shared for has in of_each), "in one order"
-    for function, without in ((evoattn.explain, {"out", "strict"}), (RecordedKernel.__call__, {"strict"})):
+    for function, without in (
+        (evoattn.explain, {"out", "strict"}),
+        (RecordedKernel.__call__, {"strict", "deterministic"}),
+    ):
         has = set(inspect.signature(function).parameters)
         others = {"attn_mask", "dropout_p", "score_mod", "block_mask"}  # SDPA's and FlexAttention's
         assert {one.name for one in ARGUMENTS} - without - others == has - others - {"self", "query", "key", "value"}

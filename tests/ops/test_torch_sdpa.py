@@ -68,6 +68,12 @@ def test_tensors_of_nothing_have_answers(device, name, nothing):
     assert attention(q, k, v, **words).shape == out.shape
 
 
+def test_tensors_of_nothing_on_several_devices_are_refused():
+    query, key = torch.empty(1, 2, 8, 0, device="meta"), torch.zeros(1, 2, 8, 0)
+    with pytest.raises(RuntimeError, match="device"):
+        attention(query, key, key)
+
+
 def test_the_log_sum_exp_of_other_numbers_of_dimensions():
     q, k = torch.randn(2, 3, 4, 9, 8), torch.randn(2, 3, 4, 7, 8)
     expected = (q @ k.mT / 8**0.5).logsumexp(-1)

@@ -144,9 +144,13 @@ def test_a_win_for_a_shape_is_found_by_its_calls(wins):
         assert "your search measured" in evoattn.explain(query, k, v, **words, window=window), window
 
 
-def test_a_log_sum_exp_is_not_searched_and_said_so(wins):
-    [row] = tune([SMALL.with_(lse=True)], "10s", gpu=H100, make_engine=FakeEngine).rows
-    assert row.after == "not searched: it asks for a log-sum-exp"
+def test_what_training_asks_for_is_found_for_itself(wins):
+    """Kernels of one problem's passes, with a log-sum-exp and without."""
+    passes = [SMALL, SMALL.with_(lse=True), SMALL.with_(op="backward"), SMALL.with_(op="backward", deterministic=True)]
+    rows = tune(passes[:2], "10s", gpu=H100, make_engine=FakeEngine).rows
+    assert all(row.after.startswith("flash_wgmma") for row in rows)
+    finds = Wins(wins.path)
+    assert [finds.find(problem, H100) is not None for problem in passes] == [True, True, False, False]
 
 
 def test_the_progress_is_told(wins):
@@ -173,12 +177,12 @@ def test_a_win_over_nothing_says_so(wins, tmp_path):
 
 class Late(FakeEngine):
     def final(self, *arguments, **words):
-        time.sleep(0.02)
+        time.sleep(0.2)
         return super().final(*arguments, **words)
 
 
 def test_comparisons_end_with_the_budget(wins):
-    result = tune(shapes(), "0.05s", gpu=H100, make_engine=Late)
+    result = tune(shapes(), "0.5s", gpu=H100, make_engine=Late)
     assert result.rows[0].after_us == 5.0, "the problem that takes the most time comes first"
     assert "the time was over" in result.rows[2].after
     assert wins.find(OTHER, H100) is None

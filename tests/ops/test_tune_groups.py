@@ -34,6 +34,15 @@ def test_layers_of_several_kinds_are_searched_apart():
     assert [len(group.problems) for group in groups] == [1, 2, 1, 1, 1]
 
 
+def test_the_passes_of_training_are_searched_apart():
+    backward = OTHER.with_(op="backward")
+    passes = [OTHER, OTHER.with_(lse=True), backward, backward.with_(lse=True)]
+    groups = groups_of([Asked(problem, 1) for problem in passes], H100)
+    assert len({group.name for group in groups}) == len(groups) == len(passes)
+    for group in groups:
+        assert all(name.startswith("backward") == ("backward" in group.name) for name in group.families), group.name
+
+
 def test_the_time_goes_where_the_calls_are():
     asked = [Asked(SMALL, 100, 4.0), Asked(LARGE, 3, 100.0), Asked(OTHER, 10, 20.0)]
     groups = {group.name: group for group in groups_of(asked, H100)}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.ptx.golden.harness import run_cuda
+from tests.ptx.golden.harness import cuda_kernel, launch, run_cuda
 
 BLOCKS, THREADS = 70, 64  # more than run at once
 
@@ -127,6 +127,36 @@ def test_blocks_side_by_side(body, words):
     arrays = np.zeros(64 * BLOCKS, np.int32), np.zeros(64 * BLOCKS, np.int32)
     faults = run_cuda(SIMPLE.format(body), *arrays, blocks=BLOCKS, threads=THREADS).faults
     assert not faults if not words else "Race in global memory" in faults[0] and words in faults[0], faults
+
+
+ADDED = """
+extern "C" __global__ void k(float* sums, float* out) {{
+  const int t = threadIdx.x, b = blockIdx.x;
+  auto add = [&](float* at) {{
+    asm volatile("red.global.add.v4.f32 [%0], {{%1, %1, %1, %1}};" :: "l"(at), "f"(1.f) : "memory");
+  }};
+  {}
+}}"""
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("add(sums + 4 * t);", ""),
+        ("if (b == 1) sums[4 * t + 3] = 0.f; else add(sums + 4 * t);", "sums"),
+        ("if (b == 1) out[t] = sums[4 * t + 3]; else add(sums + 4 * t);", "sums"),
+        ("if (b == 1) out[t] = sums[4 * t + 256]; else add(sums + 4 * t);", ""),
+        ("if (b == 1) { add(sums + 4 * t); __syncthreads(); out[t] = sums[4 * (t ^ 33)]; }", ""),
+        ("if (b == 1) { add(sums + 4 * t); out[t] = sums[4 * (t ^ 33)]; }", "atomically accessed"),
+        ("add(sums + 4 * t); __syncthreads(); out[b * 64 + t] = sums[4 * t];", "sums"),
+    ],
+)
+def test_added_floats_race_with_plain_accesses_alone(body, words):
+    sums, out = np.zeros(1024, np.float32), np.zeros(64 * BLOCKS, np.float32)
+    kernel = cuda_kernel(ADDED.format(body), "sm_90a")
+    faults = launch(kernel, sums, out, blocks=BLOCKS, threads=THREADS).faults
+    named = words.replace("sums", 'buffer "a0"')
+    assert not faults if not words else "Race in global memory" in faults[0] and named in faults[0], faults
 
 
 def test_a_flag_hands_over():

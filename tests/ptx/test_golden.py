@@ -17,7 +17,8 @@ EXCUSED = {
     "clz": {"u32", "u64"},
     "popc": {"u32", "u64"},
     "shl": {"s", "u"},
-    "red": {"acq_rel", "acquire"},
+    # vectors: until `python -m tests.ptx.golden collect` and `run` have brought them
+    "red": {"acq_rel", "acquire", ".v(((2)|(4)))", "2", "4"},
     "ld": {"release", "wb", "wt"},
     "st": {"acquire", "ca", "lu", "cv", ".nc", ".L2::((64B)|(128B)|(256B))", "64B", "128B", "256B"},
     # the pattern takes them and the instruction then refuses: such a kernel is "not interpreted"

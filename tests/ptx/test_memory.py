@@ -115,6 +115,32 @@ extern "C" __global__ void k(float* out, const float* in, Pair pair, int n) {
     assert np.array_equal(out, chosen * 10 + values[(i + i * 3 % 8) % 32])
 
 
+@pytest.mark.parametrize("vector, values", [("", "%f0"), (".v2", "{%f0,%f1}"), (".v4", "{%f0,%f1,%f0,%f1}")])
+@pytest.mark.parametrize("order", ["", ".relaxed.gpu"])
+def test_floats_are_added_to_global_memory(vector, values, order):
+    """Three threads to each place, in turn; others do not ask."""
+    width, sums = values.count("%"), np.arange(48, dtype=np.float32)
+    body = f"""
+mul.wide.u32 %q0, %tid, 4; add.s64 %q1, %q0, %a1; ld.global.f32 %f0, [%q1]; add.f32 %f1, %f0, 0f40000000;
+rem.u32 %r0, %tid, 10; mul.wide.u32 %q0, %r0, {4 * width}; add.s64 %q2, %q0, %a0; setp.lt.u32 %p0, %tid, 30;
+@%p0 red{order}.global.add{vector}.f32 [%q2], {values};"""
+    added = np.random.default_rng(1).standard_normal(32).astype(np.float32)
+    expected = sums.copy()
+    for thread, value in enumerate(added[:30]):
+        for i in range(width):
+            expected[thread % 10 * width + i] += (value, value + np.float32(2))[i % 2]
+    assert not run_ptx(body, sums, added).faults
+    assert np.array_equal(sums, expected)
+
+
+def test_added_floats_are_aligned_and_within_their_buffer():
+    body = "mul.wide.u32 %q0, %tid, 16; add.s64 %q0, %q0, %a0; red.global.add.v4.f32 [%q0+OFFSET], {%f0,%f0,%f0,%f0};"
+    whole = np.zeros(128, np.float32)
+    assert not run_ptx(body.replace("OFFSET", "0"), whole).faults
+    assert "no multiple of 16" in run_ptx(body.replace("OFFSET", "8"), np.zeros(132, np.float32)).faults[0]
+    assert "thread (31, 0, 0)" in run_ptx(body.replace("OFFSET", "0"), whole[:124].copy()).faults[0]
+
+
 def test_atomics():
     source = """
 extern "C" __global__ void k(float* sum, unsigned* numbers, int* owner) {

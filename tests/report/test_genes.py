@@ -9,6 +9,7 @@ import pytest
 from evoattn.model.records import TrialState
 from evoattn.report import summarise
 from evoattn.report.analysis import columns_of, importance_of
+from evoattn.storage.course import Tried
 from tests.report.report_studies import add, make_study, printed
 
 
@@ -34,9 +35,12 @@ def test_importance_is_what_optuna_computes(count):
         [optuna.trial.create_trial(params=params, distributions=kinds, value=value) for params, value in results]
     )
     expected = optuna.importance.get_param_importances(study, evaluator=optuna.importance.PedAnovaImportanceEvaluator())
-    ranked = sorted(results, key=lambda result: result[1])
-    columns = columns_of([params for params, _ in ranked])
-    ours = importance_of("f", [value for _, value in ranked], columns).shares
+    ranked = sorted(enumerate(results), key=lambda result: result[1][1])
+    trials = [Tried(n, "f", params, TrialState.COMPLETE, None, (), "", "", us) for n, (params, us) in ranked]
+    columns = columns_of(trials)
+    assert [columns["A"].values[code] for code in columns["A"].codes] == [trial.config["A"] for trial in trials]
+    assert columns["A"].values == list(dict.fromkeys(trial.config["A"] for trial in trials))
+    ours = importance_of("f", [us for _, (_, us) in ranked], columns).shares
     assert ours == pytest.approx(expected) and next(iter(ours)) == next(iter(expected))
 
 

@@ -97,6 +97,14 @@ class SlowToStart(FakeDevice):
         time.sleep(1.0)
 
 
+class WaitsForAFile(FakeDevice):
+    """A worker that is up once the file exists."""
+
+    def __init__(self, problem, gpu, cache):
+        while not Path(os.environ["START"]).exists():
+            time.sleep(0.01)
+
+
 class DoubtsItself(FakeDevice):
     """Gives `verdicts` doubtful verdicts on each candidate before one that stands; each tells which one it is."""
 

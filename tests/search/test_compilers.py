@@ -48,7 +48,7 @@ def cannot_render(family, problem, config, gpu):
 def ends(make, beside=False, render=render):
     """The (candidate, answer) of one task, by one worker."""
     compilers = Compilers(processes(1, make, (GPU, False), beside), Tools(render=render))
-    end, found, handed = time.monotonic() + 60, [], False
+    end, found, handed = time.monotonic() + 600, [], False
     with closing(Listener()) as listener:
         while not found and time.monotonic() < end:
             if (idle := compilers.idle()) and not handed:

@@ -7,14 +7,14 @@ from evoattn.engine.loop import EARLY
 from evoattn.engine.progress import Progress
 from evoattn.model.records import TrialState
 from evoattn.model.space import load_space
-from tests.search.search_fakes import AlwaysDoubtsItself, DoubtsItself, SlowToStart, cost
+from tests.search.search_fakes import AlwaysDoubtsItself, DoubtsItself, SlowToStart, WaitsForAFile, cost
 from tests.search.studies_of_fakes import GPU, fakes, make_search, space_of
 
 
 @pytest.mark.slow
 def test_misbehaving_workers_cost_their_candidates_only(storage):
     spaces = {"flash_mma": load_space("flash_mma", GPU)}
-    running = make_search(storage, spaces, fakes(compile_seconds=1.0, device_seconds=1.0), jobs=3)
+    running = make_search(storage, spaces, fakes(compile_seconds=3.0, device_seconds=3.0), jobs=3)
     study = running.study
     progress = running.run(Budget(trials=34))
     counts = storage.counts(study)
@@ -74,13 +74,17 @@ def test_a_small_budget_counts_from_when_the_workers_are_up(storage):
 
 
 @pytest.mark.slow
-def test_few_candidates_are_compiled_before_a_device_can_take_them(storage):
-    running = make_search(storage, space_of(WARPS="4", KEY_WARPS="1"), fakes(SlowToStart), jobs=8)
-    before = set()
+def test_few_candidates_are_compiled_before_a_device_can_take_them(storage, tmp_path, monkeypatch):
+    start = tmp_path / "start"
+    monkeypatch.setenv("START", str(start))
+    running = make_search(storage, space_of(WARPS="4", KEY_WARPS="1"), fakes(WaitsForAFile), jobs=8)
+    before = []
 
     def watch():
         if running.progress.started is None:
-            before.add(running.progress.compiling + running.progress.ready)
+            before.append(running.progress.compiling + running.progress.ready)
+            if before.count(EARLY) >= 10 or len(before) > 3000:
+                start.touch()
 
     assert running.run(Budget(trials=20), watch).recorded >= 20 and max(before) == EARLY
 

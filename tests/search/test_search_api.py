@@ -78,7 +78,7 @@ def test_a_script_needs_no_guard_as_workers_do_not_import_it(tmp_path, as_input)
     script.write_text(UNGUARDED.format(db=db))
     words = [sys.executable, "-" if as_input else str(script)]
     given = script.read_text() if as_input else None
-    done = subprocess.run(words, input=given, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, input=given, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("This file runs.") == 1 and "Best kernel: trial 1" in done.stdout
     assert done.stdout.splitlines()[-1] == f"{'<stdin>' if as_input else script} None", "main is as it was"
@@ -97,7 +97,7 @@ other.start(), other.join()
 def test_a_process_of_another_library_that_imports_the_script_begins_no_study(tmp_path):
     script, db = tmp_path / "script.py", str(tmp_path / "db.sqlite")
     script.write_text(STARTS_ANOTHER.format(db=db))
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=600)
     assert 'put the call under `if __name__ == "__main__":`.' in done.stderr.strip().splitlines()[-1]
     storage = Storage.open(db)
     assert len(storage.studies()) == 1
@@ -140,7 +140,7 @@ search()
 @pytest.mark.slow
 def test_a_fork_of_a_process_that_has_searched_says_what_to_do(tmp_path):
     script = IN_A_FORK.format(db=str(tmp_path / "db.sqlite"))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("A process that was forked from one that has searched can start no workers")
 

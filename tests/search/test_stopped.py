@@ -72,7 +72,7 @@ def lives(pid: int) -> bool:
         return False
 
 
-def wait_until(condition, seconds=60.0):
+def wait_until(condition, seconds=600.0):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
@@ -87,10 +87,10 @@ def test_an_interrupt_while_workers_start_ends_the_search(tmp_path, how):
     wait_until(lambda: "starting for" in process.stdout.readline())
     servers = servers_of(process.pid)
     os.killpg(process.pid, how)
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode == 0 and "Done (interrupted): " in output and "Traceback" not in output, output
     assert servers
-    wait_until(lambda: not any(map(lives, servers)), 10)
+    wait_until(lambda: not any(map(lives, servers)))
 
 
 TWICE = """
@@ -113,7 +113,7 @@ command()
 
 def test_sigterm_sent_twice_at_once_is_one_interrupt():
     """As `timeout` sends it, to its child and to the group of both."""
-    done = subprocess.run([sys.executable, "-c", TWICE], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", TWICE], capture_output=True, text=True, timeout=600)
     assert done.stdout == "kept\n" and done.stderr == "evoattn: Interrupted.\n" and done.returncode == 1
 
 
@@ -128,16 +128,16 @@ def test_a_stopped_search_keeps_its_trials_and_resumes(tmp_path, how):
         process.send_signal(how)
     else:
         os.killpg(process.pid, how)  # as a terminal does, or `timeout`: the workers get it too
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=300)
     before = recorded(db)
     assert len(before) >= 4 and len(set(before)) == len(before)
     if how != signal.SIGKILL:
         assert process.returncode == 0 and "interrupted" in output and "Best kernel: trial" in output, output
         assert "To go on with it:\n  evoattn search --resume --study stopped" in output
     assert len(workers) == 3 and not died(db)
-    wait_until(lambda: not any(map(lives, workers)), 10)  # no worker outlives the search
+    wait_until(lambda: not any(map(lives, workers)), 100)  # no worker outlives the search
     resumed = start(db, "--budget", "3trials", "--resume", "--jobs", "1")
-    assert resumed.wait(timeout=120) == 0
+    assert resumed.wait(timeout=600) == 0
     after = recorded(db)
     assert after[: len(before)] == before and len(after) == len(before) + 3 == len(set(after))
     assert sqlite3.connect(db).execute("pragma integrity_check").fetchone() == ("ok",)

@@ -28,10 +28,9 @@ def failing(*codes):
 
 def patience(wait_s):
     told = []
-    return Patience(create_engine("sqlite://"), "db", wait_s, told.append), told
+    return Patience(create_engine("sqlite://"), "db", wait_s, told.append, pause_s=0.01), told
 
 
-@pytest.mark.slow
 def test_a_server_is_waited_for_so_long_and_no_longer():
     waiting, told = patience(0.0)
     with pytest.raises(DBAPIError):
@@ -39,7 +38,6 @@ def test_a_server_is_waited_for_so_long_and_no_longer():
     assert len(told) == 1
 
 
-@pytest.mark.slow
 def test_a_short_absence_is_waited_for():
     waiting, told = patience(60.0)
     assert waiting.until_there(failing(None, "08006", "57P01")) == "an answer" and len(told) == 1

@@ -104,7 +104,7 @@ def test_the_script_serves_until_it_is_ended_and_leaves_nothing():
     try:
         Storage.open(started.stdout.readline().strip()).close()
         started.send_signal(signal.SIGINT)
-        assert started.wait(30) == 0 and list(folder.iterdir()) == []
+        assert started.wait(300) == 0 and list(folder.iterdir()) == []
     finally:
         started.kill()
         shutil.rmtree(folder)

@@ -43,6 +43,9 @@ class Kernel:
     def workspace(self, problem):
         return {}
 
+    def unordered(self, problem):
+        return ()
+
     def launches(self, problem):
         return ()
 

@@ -227,7 +227,7 @@ def test_a_query_without_an_end_ends_with_a_signal(tmp_path, number):
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(8)
         process.send_signal(number)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=600)
     finally:
         process.kill()  # it would go on for good
     assert process.returncode == 1 and "Interrupted" in said and "Traceback" not in said, said

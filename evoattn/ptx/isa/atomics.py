@@ -17,6 +17,7 @@ from evoattn.ptx.isa.half import from_float, to_float32
 from evoattn.ptx.isa.locator import Locator
 from evoattn.ptx.program.dtypes import parse_type
 from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.operands import vector_parts
 from evoattn.ptx.program.threads import ActiveThreads
 from evoattn.ptx.races.watch import Races
 from evoattn.ptx.state.context import Context
@@ -57,6 +58,45 @@ _UPDATE: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+def _tell(races: Races, place: int, thread: int, *, reads: bool, acquires: bool, releases: bool) -> None:
+    """What an atomic of the grid on a byte of the arena does to the order of blocks."""
+    races.synchronize()
+    if reads:
+        races.grid.order_of_blocks.observe(thread, place, acquires)
+    races.grid.order_of_blocks.publish(thread, place, releases, continues=True)
+
+
+@instruction(
+    "red",
+    r"(?:\.relaxed\.gpu)?\.global\.add(?:\.v(?P<vector>2|4))?\.f32",
+    kind="memory",
+    pure=False,
+    writes=0,
+)
+def add_floats(context: Context, ins: Instruction, fields: Fields) -> Action:
+    """Floats added to global memory: the form that kernels sum by, and the only one of vectors, whose elements are
+    atomic one by one."""
+    kind, vector = parse_type("f32"), int(fields["vector"] or 1)
+    sources = [context.source(o, kind) for o in vector_parts(ins.operands[1])]
+    if len(sources) != vector:
+        raise unsupported(ins, f"{len(sources)} values for {vector} places")
+    locate = Locator(context, ins, ins.operands[0], "global", 4 * vector, None)
+    races = context.races
+
+    def run(active: ActiveThreads) -> None:
+        for memory, index, part in locate(active):
+            if races is not None:
+                races.grid.strong(True, index, 4 * vector, part.index, ins)
+                if races.grid.grid_warps:
+                    for place, thread in zip(index.tolist(), part.index.tolist()):
+                        _tell(races, place, thread, reads=False, acquires=False, releases=False)
+            cells = memory.elements(4).view(np.float32)
+            for i, source in enumerate(sources):
+                np.add.at(cells, (index >> 2) + i, part.select(source))
+
+    return run
+
+
 @instruction(
     "atom", _SCOPE + r"\.(?P<action>[a-z]+)(?P<noftz>\.noftz)?\.(?P<type>[busf]+\d+(?:x2)?)", kind="memory", pure=False
 )
@@ -93,12 +133,6 @@ def atomic(context: Context, ins: Instruction, fields: Fields) -> Action:
         fields["order"] in ("release", "acq_rel"),
     )
 
-    def tell(races: Races, place: int, thread: int) -> None:
-        races.synchronize()
-        if returns:
-            races.grid.order_of_blocks.observe(thread, place, acquires)
-        races.grid.order_of_blocks.publish(thread, place, releases, continues=True)
-
     def run(active: ActiveThreads) -> None:
         for memory, index, part in locate(active):
             is_global = memory is context.global_memory
@@ -107,7 +141,8 @@ def atomic(context: Context, ins: Instruction, fields: Fields) -> Action:
             cells = memory.elements(size).view(kind.dtype)
             for cell, thread in zip(index // size, part.index):
                 if races is not None and races.grid.grid_warps and in_grid and is_global:
-                    tell(races, int(cell) * size, int(thread))
+                    place = int(cell) * size
+                    _tell(races, place, int(thread), reads=returns, acquires=acquires, releases=releases)
                 old = cells[cell]
                 cells[cell] = update(old, thread)
                 if target is not None:

@@ -4,6 +4,7 @@ from evoattn.ptx.isa import (  # noqa: F401
     async_copy,
     atomics,
     bits,
+    bulk_bytes,
     bulk_copy,
     cluster_barrier,
     cluster_memory,

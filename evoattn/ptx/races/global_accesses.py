@@ -59,9 +59,12 @@ class GlobalRaces:
         self._read_only = np.zeros(len(self._was_read), np.bool_)
         """By granule: whether `ld.global.nc` has read it."""
         self._reads: list[_Reads] = []
-        self._strong: dict[
-            int, dict[int, tuple[int, bool]]
-        ] = {}  # by granule and thread: (time of the last, whether one wrote)
+        self._strong: dict[int, dict[int, tuple[int, bool]]] = {}
+        """By granule and thread: time of the last, whether one wrote."""
+        self._new_strong: list[tuple[Numbers, Numbers, int, bool]] = []
+        """Granules, threads of the grid, time, whether they write: those that `_strong` does not have yet. A kernel may
+        add millions of floats, and most of them meet no weak access."""
+        self._had_strong = np.zeros(len(self._last_write), np.bool_)
         self._read_buffers: set[int] = set()
         self._written_buffers: set[int] = set()
 
@@ -109,7 +112,7 @@ class GlobalRaces:
         granules, actors = self._expand(index, size, threads)
         self._check_read_only(kind, granules, ins)
         self._check_against_writes(kind, granules, actors, ins)
-        if self._strong:
+        if self._had_strong[granules].any():
             self._check_against_strong(kind, granules, actors, ins)
         if kind == READ:
             self._was_read[granules] = True
@@ -131,9 +134,8 @@ class GlobalRaces:
         self._check_against_writes("atomically accesses", granules, actors, ins)
         if writes:
             self._check_against_reads(granules, actors, ins)
-        for granule, actor in zip(granules.tolist(), (actors + self._first_thread).tolist()):
-            before = self._strong.setdefault(granule, {}).get(actor, (0, False))
-            self._strong[granule][actor] = self.order.now, before[1] or writes
+        self._had_strong[granules] = True
+        self._new_strong.append((granules, actors + self._first_thread, self.order.now, writes))
 
     # ---- checking
 
@@ -204,7 +206,8 @@ class GlobalRaces:
                     return
 
     def _check_against_strong(self, kind: str, granules: Numbers, actors: Numbers, ins: Instruction) -> None:
-        for at in np.flatnonzero(np.isin(granules, list(self._strong))).tolist():
+        self._keep_strong()
+        for at in np.flatnonzero(self._had_strong[granules]).tolist():
             accesses = self._strong[int(granules[at])]
             others, (times, wrote) = np.array(list(accesses)), np.array(list(accesses.values())).T
             late = self._unordered(np.full(len(others), actors[at]), others, times)
@@ -214,6 +217,13 @@ class GlobalRaces:
             for other, time, wrote_too in zip(others[late].tolist(), times[late].tolist(), wrote[late].tolist()):
                 if time > known and (kind != READ or wrote_too):
                     self._tell(ins, int(actors[at]), kind, int(granules[at]), other, "atomically accessed")
+
+    def _keep_strong(self) -> None:
+        for granules, actors, time, writes in self._new_strong:
+            for granule, actor in zip(granules.tolist(), actors.tolist()):
+                by_thread = self._strong.setdefault(granule, {})
+                by_thread[actor] = time, by_thread.get(actor, (0, False))[1] or writes
+        self._new_strong.clear()
 
     def _check_together(self, stamped: Numbers, granules: Numbers, actors: Numbers, ins: Instruction) -> None:
         """Threads of several blocks that wrote one place by one instruction."""

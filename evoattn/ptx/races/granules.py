@@ -35,4 +35,6 @@ def global_granule(kernel: Kernel) -> int:
             smallest = min(smallest, vector * bits // 8)
         elif parts[:2] == ["cp", "async"]:
             smallest = min(smallest, 2 if "tensor" in parts or len(ins.operands) > 3 else 4)
+        elif parts[:2] == ["cp", "reduce"]:
+            smallest = min(smallest, 4)
     return smallest

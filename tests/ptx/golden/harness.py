@@ -66,7 +66,7 @@ def ptx_kernel(body: str, parameters: int = 0, declarations: str = "", cluster: 
     names = ", ".join(f".param .u64 param_{i}" for i in range(parameters))
     loads = "\n".join(f"ld.param.u64 %a{i}, [param_{i}];" for i in range(parameters))
     text = f"""
-.version {"8.3" if cluster > 1 else "8.0"}
+.version {"8.3" if cluster > 1 or ".add.v" in body else "8.0"}
 .target sm_90a
 .address_size 64
 {declarations}

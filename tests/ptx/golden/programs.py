@@ -206,6 +206,16 @@ def atomic_cases() -> None:
                     "red", word.replace(".acquire", ".relaxed").replace(".acq_rel", ".relaxed"), action, t, space
                 )
 
+    for vector in (2, 4):
+        values = ", ".join(("%f0", "%f1", "%f2", "%f3")[:vector])
+        loads = "".join(f"ld.global.f32 %f{i}, [%q2+{4 * i}];" for i in range(vector))
+        run_ptx(
+            f"mul.wide.u32 %q0, %i, {4 * vector}; add.s64 %q1, %q0, %a0; add.s64 %q2, %q0, %a1; {loads} "
+            f"red.relaxed.gpu.global.add.v{vector}.f32 [%q1], {{{values}}};",
+            *(np.concatenate([operand("f32", seed + i)[:32] for i in range(vector)]) for seed in (11, 21)),
+            count=False,
+        )
+
 
 def one_atomic(op: str, word: str, action: str, t: str, space: str) -> None:
     size = 4 if t.endswith("x2") else 2 if t.endswith("16") else int(t[1:]) // 8

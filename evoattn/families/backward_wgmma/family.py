@@ -1,0 +1,177 @@
+"""The backward pass on Hopper: tensor copies by a producer warp, wgmma by one to three consumer warpgroups; sm_90a
+only."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+from evoattn.families.backward_wgmma.genes import BackwardWgmmaGenes
+from evoattn.families.backward_wgmma.refusals import why_redundant, why_too_big, why_useless
+from evoattn.families.backward_wgmma.resources import (
+    dq_columns,
+    key_blocks,
+    moved_registers,
+    producer_warps,
+    scratch,
+    smem_bytes,
+    sum_slots,
+    threads,
+)
+from evoattn.families.backward_wgmma.work import launch_work
+from evoattn.families.base import Family, softmax_scale_log2
+from evoattn.families.flash_wgmma.text import wgmma_function
+from evoattn.families.tensor_tiles import tile_map
+from evoattn.families.variants import variant_constants
+from evoattn.families.work import LaunchWork
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
+from evoattn.model.mask import FULL_AND_CAUSAL
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig
+
+ARCH = "sm_90a"
+MAX_HEAD_DIM, DIM_STEP = 256, 16
+ROW_THREADS = 256
+"""Of the launches that make the terms of the queries and the rows of dQ."""
+
+
+class BackwardWgmma(Family):
+    """The `Family` of `templates/backward_wgmma.cu.j2`."""
+
+    name: ClassVar[str] = "backward_wgmma"
+    summary: ClassVar[str] = "gradients by Hopper's wgmma, tensor copies and warp specialization; fp16 and bf16"
+    devices: ClassVar[str] = ARCH
+    operations: ClassVar[tuple[str, ...]] = ("backward",)
+    dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
+    masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
+    writes_lse: ClassVar[bool] = True
+    variants: ClassVar[tuple[str, ...]] = ("window", "value_dim")
+
+    def genes(self, config: KernelConfig) -> BackwardWgmmaGenes:
+        return BackwardWgmmaGenes.of(config)
+
+    def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
+        if gpu.arch != ARCH:
+            return f"backward_wgmma needs wgmma and tensor maps of {ARCH}, and {gpu.name} is {gpu.arch}."
+        for dim in (problem.head_dim, problem.head_dim_v):
+            if dim % DIM_STEP or dim > MAX_HEAD_DIM:
+                return (
+                    f"backward_wgmma takes head_dims of {DIM_STEP} to {MAX_HEAD_DIM} in steps of {DIM_STEP}, not {dim}."
+                )
+        if problem.deterministic:
+            return "backward_wgmma adds up dQ in the order in which its blocks run, which deterministic does not allow."
+        return None
+
+    def why_not(
+        self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
+    ) -> str | None:
+        genes = self.genes(config)
+        return (
+            why_useless(problem, genes)
+            or (why_redundant(problem, genes) if redundant else None)
+            or why_too_big(problem, genes, gpu)
+        )
+
+    def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
+        genes = self.genes(config)
+        producer, consumer = moved_registers(genes)
+        same = (
+            "BLOCK_M",
+            "BLOCK_N",
+            "DIM_GROUPS",
+            "Q_STAGES",
+            "DO_STAGES",
+            "DS_STAGES",
+            "BLOCKS_PER_SM",
+            "TERMS_EARLY",
+        )
+        dims, columns, dtype = genes.DIM_GROUPS, dq_columns(problem, genes), problem.dtype
+        p_in_registers, ds_in_registers = genes.P_PLACE == "registers", genes.DS_PLACE == "registers"
+        return genes.named(*same) | {
+            "ELEMENT": problem.element.cuda,
+            "HEAD_DIM": problem.head_dim,
+            "VALUE_DIM": problem.head_dim_v,
+            **problem.masking.constants(),
+            **variant_constants(problem),
+            "PRODUCER_WARPS": producer_warps(genes),
+            "PRODUCER_REGISTERS": producer,
+            "CONSUMER_REGISTERS": consumer,
+            "P_IN_REGISTERS": p_in_registers,
+            "DS_IN_REGISTERS": ds_in_registers,
+            "DQ_BY_DIMS": genes.DQ_ROWS == "dims",
+            "DQ_BY_BULK": genes.DQ_SUM == "bulk",
+            "HEADS_FASTEST": genes.BLOCK_ORDER == "heads",
+            "ROTATED": genes.ROTATE,
+            "ROWS_BY_LAST": genes.DQ_END == "last_block",
+            "LSE_GRADIENT": problem.lse,
+            "SMEM_BYTES": smem_bytes(problem, genes),
+            "DQ_COLUMNS": columns,
+            "ORDER": genes.ORDER.upper(),
+            "WGMMA_S": wgmma_function("wgmma_s", genes.BLOCK_M // dims, dtype, False, b_transposed=False),
+            "WGMMA_DV": wgmma_function("wgmma_dv", problem.head_dim_v // dims, dtype, p_in_registers, True),
+            "WGMMA_DK": wgmma_function("wgmma_dk", problem.head_dim // dims, dtype, ds_in_registers, True),
+            "WGMMA_DQ": wgmma_function("wgmma_dq", columns, dtype, False, b_transposed=True, a_transposed=True),
+        }
+
+    def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
+        genes = self.genes(config)
+        tiles = math.ceil(problem.seqlen_q / genes.BLOCK_M)
+        rows_grid, row_block = (tiles, problem.heads, problem.batch), (ROW_THREADS, 1, 1)
+        keys, heads, batch = key_blocks(problem, genes), problem.kv_heads, problem.batch
+        grid = (heads, batch, keys) if genes.BLOCK_ORDER == "heads" else (keys, heads, batch)
+        log_sums, deltas, dq_sums, *words = map(Buffer, scratch(problem, genes, gpu))
+        slots, dq, null = sum_slots(problem, genes, gpu), Buffer("dq"), Scalar("int64", 0)
+        scale = Scalar("float32", problem.softmax_scale)
+        sizes = _ints(problem.heads, problem.kv_heads, problem.seqlen_q, problem.seqlen_k)
+        terms: tuple[KernelArg, ...] = (
+            *(Buffer(name) for name in ("o", "do", "lse")),
+            Buffer("dlse") if problem.lse else null,
+            *(log_sums, deltas, dq_sums),
+            *_ints(problem.heads, problem.seqlen_q),
+            *_strides(problem, "o", "do"),
+        )
+        main: tuple[KernelArg, ...] = (
+            tile_map(problem, "q", genes.BLOCK_M),
+            tile_map(problem, "k", genes.BLOCK_N),
+            tile_map(problem, "v", genes.BLOCK_N),
+            tile_map(problem, "do", genes.BLOCK_M),
+            *(log_sums, deltas, dq_sums, words[0] if words else null, dq, Buffer("dk"), Buffer("dv")),
+            *sizes,
+            *_ints(slots),
+            *_strides(problem, "dq", "dk", "dv"),
+            softmax_scale_log2(problem),
+            scale,
+            *_ints(problem.masking.past or 0, problem.masking.ahead or 0),
+        )
+        rows: tuple[KernelArg, ...] = (
+            *(dq_sums, dq),
+            *_ints(problem.heads, problem.seqlen_q),
+            *_strides(problem, "dq"),
+            scale,
+        )
+        smem = smem_bytes(problem, genes)
+        launches = (
+            KernelLaunch("backward_wgmma_terms", rows_grid, row_block, 0, terms),
+            KernelLaunch(self.name, grid, (threads(genes), 1, 1), smem, main, overlaps=True),
+            KernelLaunch("backward_wgmma_rows", rows_grid, row_block, 0, rows, overlaps=True),
+        )
+        return launches[:2] if words else launches
+
+    def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
+        return scratch(problem, self.genes(config), gpu)
+
+    def unordered(self, problem: AttentionProblem, config: KernelConfig) -> tuple[str, ...]:
+        return ("dq",) if key_blocks(problem, self.genes(config)) > 1 else ()
+
+    def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
+        return launch_work(problem, self.genes(config), registers)
+
+
+def _ints(*numbers: int) -> tuple[Scalar, ...]:
+    return tuple(Scalar("int32", number) for number in numbers)
+
+
+def _strides(problem: AttentionProblem, *tensors: str) -> tuple[Scalar, ...]:
+    """Of batches, heads and rows, in elements."""
+    return tuple(Scalar("int64", stride) for tensor in tensors for stride in problem.strides(tensor)[:3])

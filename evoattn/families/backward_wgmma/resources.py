@@ -1,0 +1,126 @@
+"""What the kernels of backward_wgmma take: warpgroups, registers, shared memory, scratch."""
+
+from __future__ import annotations
+
+import math
+
+from evoattn.families.backward_wgmma.genes import BackwardWgmmaGenes
+from evoattn.families.base import ZEROED_SUFFIX
+from evoattn.families.residency import register_cap
+from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.problem import AttentionProblem
+
+WARPGROUP, GROUP_KEYS = 128, 64
+PRODUCER_REGISTERS = {1: 40, 2: 24, 3: 32}
+"""Per thread of the producer warpgroup after setmaxnreg, by consumer warpgroups, as in flash_wgmma."""
+MAX_CONSUMER_REGISTERS = 240
+FIXED_REGISTERS = {"in_turn": 8, "dp_first": 24, "sums_first": 22, "softmax_first": 22}
+"""Addresses, counters and terms of queries beside the arrays of `Fragments`, by ORDER: with in_turn S and dP are not
+both alive where most is. Fitted to 80 random configs compiled by ptxas 13.0."""
+
+
+def key_groups(genes: BackwardWgmmaGenes) -> int:
+    """Groups of 64 keys of a block."""
+    return genes.BLOCK_N // GROUP_KEYS
+
+
+def warpgroups(genes: BackwardWgmmaGenes) -> int:
+    """Consumer warpgroups."""
+    return key_groups(genes) * genes.DIM_GROUPS
+
+
+def producer_warps(genes: BackwardWgmmaGenes) -> int:
+    return 4 if genes.PRODUCER == "warpgroup" else 1
+
+
+def threads(genes: BackwardWgmmaGenes) -> int:
+    """Threads per block of the main launch."""
+    return WARPGROUP * warpgroups(genes) + 32 * producer_warps(genes)
+
+
+def registers_at_launch(genes: BackwardWgmmaGenes) -> int:
+    """Registers per thread under the launch bounds."""
+    return register_cap(threads(genes) // 32, genes.BLOCKS_PER_SM)
+
+
+def moved_registers(genes: BackwardWgmmaGenes) -> tuple[int, int]:
+    """(producer's, consumers') registers per thread after setmaxnreg, (0, 0) without: as in flash_wgmma."""
+    if genes.PRODUCER != "warpgroup":
+        return 0, 0
+    consumers, launch = warpgroups(genes), min(registers_at_launch(genes) + 1, 256) // 8 * 8
+    producer = PRODUCER_REGISTERS[consumers]
+    consumer = ((consumers + 1) * launch - producer) // consumers // 8 * 8
+    return producer, min(consumer, MAX_CONSUMER_REGISTERS)
+
+
+def whole_chunks(dim: int) -> int:
+    """Columns up to whole 64-column chunks."""
+    return math.ceil(dim / CHUNK_COLUMNS) * CHUNK_COLUMNS
+
+
+def dq_columns(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
+    """Columns of a warpgroup's part of dQ, or, DQ_ROWS=dims, queries; 0 where the warpgroups cannot share dQ."""
+    columns, groups = whole_chunks(problem.head_dim), warpgroups(genes)
+    if genes.DQ_ROWS == "dims":
+        return genes.BLOCK_M if columns == CHUNK_COLUMNS * groups else 0
+    rows = genes.BLOCK_M // GROUP_KEYS
+    if genes.BLOCK_M % GROUP_KEYS or groups % rows:
+        return 0
+    parts = groups // rows
+    return columns // parts if columns % (parts * CHUNK_COLUMNS) == 0 else 0
+
+
+def registers_needed(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
+    """Estimate of the registers per consumer thread below which ptxas spills: dK and dV, S and dP of a tile, what is
+    rounded, and dQ in the place of dP."""
+    scores, dq = genes.BLOCK_M // genes.DIM_GROUPS // 2, dq_columns(problem, genes) // 2
+    kept = (problem.head_dim + problem.head_dim_v) // genes.DIM_GROUPS // 2
+    rounded = (scores // 2) * ((genes.P_PLACE == "registers") + (genes.DS_PLACE == "registers"))
+    if genes.ORDER == "dp_first":
+        return kept + 2 * scores + max(dq, rounded) + FIXED_REGISTERS[genes.ORDER]
+    return kept + scores + max(scores, dq) + rounded + FIXED_REGISTERS[genes.ORDER]
+
+
+def smem_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
+    """Dynamic shared memory of a block: see `templates/backward_wgmma/shared_layout.cuh`."""
+    rows = whole_chunks(problem.head_dim) * 2
+    value_rows = whole_chunks(problem.head_dim_v) * 2
+    scores = key_groups(genes) * math.ceil(genes.BLOCK_M / 64) * GROUP_KEYS * ROW_BYTES
+    tiles = genes.BLOCK_N * (rows + value_rows)
+    tiles += genes.BLOCK_M * (genes.Q_STAGES * rows + genes.DO_STAGES * value_rows)
+    tiles += scores * genes.DS_STAGES * (1 + (genes.P_PLACE == "shared"))
+    sums = 64 * dq_columns(problem, genes) * 4 * warpgroups(genes) if genes.DQ_SUM == "bulk" else 0
+    terms = 4 * genes.BLOCK_M * (genes.Q_STAGES + genes.DO_STAGES)
+    return tiles + sums + terms + 8 * (2 + 2 * genes.Q_STAGES + 2 * genes.DO_STAGES)
+
+
+def query_tiles(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
+    """Tiles of queries of all heads and batches."""
+    return math.ceil(problem.seqlen_q / genes.BLOCK_M) * problem.heads * problem.batch
+
+
+def key_blocks(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
+    """Tiles of keys of a K/V head."""
+    return math.ceil(problem.seqlen_k / genes.BLOCK_N)
+
+
+SUMS, SLOTS = "dq_sums", "slots" + ZEROED_SUFFIX
+"""Scratch buffers: dQ in float32, which starts zeroed where heads take turns in it, and two words for each of these."""
+
+
+def sum_slots(problem: AttentionProblem, genes: BackwardWgmmaGenes, gpu: GpuSpec) -> int:
+    """Places for the sums of the heads of a group: twice as many as blocks run of at once, where heads take turns."""
+    units = problem.kv_heads * problem.batch
+    if genes.DQ_END == "launch":
+        return units
+    return min(units, 2 + 2 * math.ceil(gpu.sm_count * genes.BLOCKS_PER_SM / key_blocks(problem, genes)))
+
+
+def scratch(problem: AttentionProblem, genes: BackwardWgmmaGenes, gpu: GpuSpec) -> dict[str, int]:
+    """Bytes of the terms of the queries, of dQ in float32, and of the words of its slots."""
+    terms, slots = 4 * genes.BLOCK_M * query_tiles(problem, genes), sum_slots(problem, genes, gpu)
+    sums = terms // (problem.kv_heads * problem.batch) * slots * whole_chunks(problem.head_dim)
+    if genes.DQ_END == "launch":
+        return {"log_sums": terms, "deltas": terms, SUMS: sums}
+    return {"log_sums": terms, "deltas": terms, SUMS + ZEROED_SUFFIX: sums, SLOTS: 8 * slots}

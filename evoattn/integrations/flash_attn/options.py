@@ -1,0 +1,131 @@
+"""What a call of FlashAttention asks for beside its tensors and their lengths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evoattn.ops.arguments import Score
+from evoattn.ops.attention import attend
+from evoattn.ops.call import Answer, call_of
+
+OPEN = -1
+"""A side of a window that hides nothing; `None` is another word for it, as in FlashAttention 4."""
+MOST_COLUMNS = 256
+"""The largest head_dim of V beside a K of its own."""
+FP8 = "fp8 tensors and descale factors are not served: give q, k and v in float16 or bfloat16."
+
+
+@dataclass(frozen=True)
+class Options:
+    """Arguments as FlashAttention has them, with one word for each."""
+
+    scale: float | None = None
+    """None for 1/sqrt(head_dim)."""
+    causal: bool = False
+    window: tuple[int, int] = (OPEN, OPEN)
+    """Keys before and behind the diagonal that a query sees. A side below -1 ends before the diagonal, as in
+    FlashAttention 4: (-5, 9) shows the keys from the fifth to the ninth behind it."""
+    softcap: float = 0.0
+    chunk: int = 0
+    """Queries see keys of their own chunk of so many keys; 0 for none."""
+    slopes: Tensor | None = None
+    """`[heads]`, or `[batch, heads]`."""
+    sinks: Tensor | None = None
+    dropout_p: float = 0.0
+    return_lse: bool = False
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the mask depends on where a query stands."""
+        return self.causal or self.window != (OPEN, OPEN) or self.chunk > 0
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """The arguments of `evoattn.attention` that say the same; the rest is in `score_of`."""
+        past, ahead = (side if side >= 0 else OPEN for side in self.window)
+        return {
+            "scale": self.scale,
+            "causal": self.causal,
+            "window": None if past == ahead == OPEN else (past, ahead),
+            "softcap": self.softcap,
+            "alibi_slopes": self.slopes if self.slopes is None or self.slopes.dim() == 1 else None,
+            "sinks": self.sinks,
+            "return_lse": self.return_lse,
+            "enable_gqa": True,
+        }
+
+    def of_sequences(self, which: Tensor) -> Options:
+        """The options of these sequences of the batch, in this order."""
+        if self.slopes is None or self.slopes.dim() == 1:
+            return self
+        return replace(self, slopes=self.slopes[which])
+
+
+def window_of(window_size: Any) -> tuple[int, int]:
+    """Two sides as numbers: FlashAttention takes numbers, tensors of one number and None."""
+    past, ahead = (OPEN, OPEN) if window_size is None else window_size
+    return OPEN if past is None else int(past), OPEN if ahead is None else int(ahead)
+
+
+def refuse_fp8(q: Tensor, *descale: Tensor | None) -> None:
+    """Raise `ValueError` for what only fp8 kernels take."""
+    if any(one is not None for one in descale) or q.element_size() == 1:
+        raise ValueError(FP8)
+
+
+def score_of(options: Options, pad: Tensor | None, device: torch.device) -> Score | None:
+    """What no argument of `evoattn.attention` says, as an expression of scores: chunks, sides of windows below -1,
+    slopes of each batch, and `pad` `[batch]`, the first key of each sequence. None where there is none of it."""
+    tables: dict[str, Tensor] = {}
+    value, seen = "s", []
+    if options.slopes is not None and options.slopes.dim() == 2:
+        tables["slope"], value = options.slopes.float(), "s - slope[b, h] * abs(q + d - k)"
+    if pad is not None:
+        tables["pad"] = pad.to(torch.int32)
+        seen.append("k >= pad[b]")
+    if options.chunk > 0:  # numbers are tables, so that one kernel serves all of them
+        tables["chunk"] = torch.full((1,), options.chunk, dtype=torch.int32, device=device)
+        size = "max(chunk[0], 1)"  # the check of a kernel draws tables, zeros too
+        first = f"(q + d) // {size} * {size}"
+        if pad is not None:
+            first = f"((q + d - pad[b]) // {size} * {size} + pad[b])"
+        seen += [f"k >= {first}", f"k < {first} + {size}"]
+    ahead = OPEN if options.causal else options.window[1]
+    for name, side, said in (
+        ("near", options.window[0], "k >= q + d + near[0]"),
+        ("far", ahead, "k <= q + d - far[0]"),
+    ):
+        if side < OPEN:
+            tables[name] = torch.full((1,), -side, dtype=torch.int32, device=device)
+            seen.append(said)
+    if seen:
+        value = f"where({' & '.join(f'({one})' for one in seen)}, {value}, -inf)"
+    return Score(value, **tables) if tables else None
+
+
+def wants_gradients(*tensors: Tensor) -> bool:
+    """Whether an answer without gradients would be a wrong one."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def answered(
+    query: Tensor, key: Tensor, value: Tensor, options: Options, score: Score | None = None, **given: Any
+) -> Answer:
+    """`evoattn.attention`, with `block_table` `attention_paged`, with `cu_seqlens_q` `attention_varlen`, each with its
+    own order of dimensions.
+
+    A V that is wider than kernels take, beside a K that is not, is served in parts: each has the same weights.
+    """
+    if key.shape[-1] <= MOST_COLUMNS < value.shape[-1]:
+        first, *others = value.split(MOST_COLUMNS, dim=-1)
+        answer = answered(query, key, first, options, score, **given)
+        rest = [answered(query, key, part, replace(options, return_lse=False), score, **given) for part in others]
+        if isinstance(answer, Tensor):
+            return torch.cat((answer, *rest), dim=-1)  # type: ignore[arg-type]
+        return torch.cat((answer[0], *rest), dim=-1), answer[1]  # type: ignore[arg-type]
+    call = call_of(query, key, value, {**options.words, "score": score, **given})
+    return call.given_back(attend(call))

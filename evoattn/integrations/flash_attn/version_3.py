@@ -1,0 +1,308 @@
+"""FlashAttention 3's functions: its `flash_attn_interface`, with the same names, order of arguments, defaults, shapes
+and results.
+
+https://github.com/Dao-AILab/flash-attention/blob/main/hopper/flash_attn_interface.py says what each argument means.
+Beside its arguments there are, by name, those that other versions have: `alibi_slopes` and `dropout_p` of
+FlashAttention 2, `block_table` for `page_table`, and sinks as `s_aux` (vLLM) or `learnable_sink` (FlashAttention 4).
+
+`num_splits`, `pack_gqa`, `sm_margin`, `scheduler_metadata` and `deterministic` are hints that change no number: evoattn
+chooses kernels itself, and its answers are the same bits at each call. The log-sum-exp of a query that sees no key is
+-inf.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evoattn.integrations.flash_attn.cache import Cache, attend, attend_packed, of_batch
+from evoattn.integrations.flash_attn.options import Options, refuse_fp8, window_of
+from evoattn.integrations.flash_attn.rotary import rotated
+from evoattn.integrations.flash_attn.sequences import Keys, Queries, over_rows
+from evoattn.ops.call import Answer
+
+NUMBERS_AT_ONCE = 1 << 26
+"""Of products that are summed: 256 MiB, where one batch of all parts is not more."""
+NOWHERE = 1 << 30
+"""A place behind every cache and every table of angles."""
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    qv: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: Any = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+    *,
+    dropout_p: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    s_aux: Tensor | None = None,
+    learnable_sink: Tensor | None = None,
+) -> Answer:
+    """q `[batch, seqlen_q, heads, head_dim]`, k and v `[batch, seqlen_k, kv_heads, head_dim]`. With `return_attn_probs`
+    the log-sum-exp `[batch, heads, seqlen_q]` comes too. Gradients are those of `evoattn.attention`."""
+    refuse_fp8(q, q_descale, k_descale, v_descale)
+    options = Options(
+        softmax_scale,
+        bool(causal),
+        window_of(window_size),
+        softcap or 0.0,
+        attention_chunk or 0,
+        alibi_slopes,
+        learnable_sink if s_aux is None else s_aux,
+        dropout_p,
+        return_attn_probs,
+    )
+    if qv is not None:
+        q, k = torch.cat((qv, q), dim=-1), torch.cat((v, k), dim=-1)
+        v = k[..., : v.shape[-1]]
+    return of_batch(q, k, v, options)
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    qv: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: Any = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+    *,
+    dropout_p: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    s_aux: Tensor | None = None,
+    learnable_sink: Tensor | None = None,
+    page_table: Tensor | None = None,
+    block_table: Tensor | None = None,
+) -> Answer:
+    """q `[total_q, heads, head_dim]`, k and v `[total_k, kv_heads, head_dim]`, or caches with four dimensions: of pages
+    with `page_table`, else one row for each sequence; their lengths are `seqused_k`, or say `cu_seqlens_k`. With
+    `return_attn_probs` the log-sum-exp `[heads, total_q]` comes too. Rows of q that are no queries get 0."""
+    refuse_fp8(q, q_descale, k_descale, v_descale)
+    options = Options(
+        softmax_scale,
+        bool(causal),
+        window_of(window_size),
+        softcap or 0.0,
+        attention_chunk or 0,
+        alibi_slopes,
+        learnable_sink if s_aux is None else s_aux,
+        dropout_p,
+        return_attn_probs,
+    )
+    queries = Queries(cu_seqlens_q, int(max_seqlen_q), seqused_q)
+    if k.dim() == 4:
+        if seqused_k is None and cu_seqlens_k is not None:
+            seqused_k = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
+        table = block_table if page_table is None else page_table
+        return over_cache(q, queries, Cache(k, v, len(cu_seqlens_q) - 1, seqused_k, table), options, qv)
+    if cu_seqlens_k is None:
+        raise ValueError("cu_seqlens_k is needed: only a cache, of four dimensions, has seqused_k alone.")
+    if qv is not None:
+        q, k = torch.cat((qv, q), dim=-1), torch.cat((v, k), dim=-1)
+        v = k[..., : v.shape[-1]]
+    keys = Keys(cu_seqlens_k[:-1], int(max_seqlen_k), seqused_k, cu_seqlens_k)
+    return over_rows(q, k, v, queries, keys, options)
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: Any = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    deterministic: bool = False,
+    num_heads_q: int | None = None,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+) -> Answer:
+    """qkv `[batch, seqlen, 3, heads, head_dim]`, or `[batch, seqlen, heads + 2 · kv_heads, head_dim]` with
+    `num_heads_q`."""
+    if qkv.dim() == 5:
+        q, k, v = qkv.unbind(dim=-3)
+    elif num_heads_q is None:
+        raise ValueError("qkv of four dimensions needs num_heads_q, the number of query heads.")
+    else:
+        kv_heads = (qkv.shape[2] - num_heads_q) // 2
+        q, k, v = qkv.split([num_heads_q, kv_heads, kv_heads], dim=-2)
+    refuse_fp8(q, q_descale, k_descale, v_descale)
+    return flash_attn_func(
+        q,
+        k,
+        v,
+        softmax_scale,
+        causal,
+        window_size=window_size,
+        attention_chunk=attention_chunk,
+        softcap=softcap,
+        return_attn_probs=return_attn_probs,
+    )
+
+
+@torch.no_grad()
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    qv: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    page_table: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    rotary_seqlens: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Any = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    scheduler_metadata: Tensor | None = None,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+    return_softmax_lse: bool = False,
+    *,
+    alibi_slopes: Tensor | None = None,
+    s_aux: Tensor | None = None,
+    learnable_sink: Tensor | None = None,
+    block_table: Tensor | None = None,
+) -> Any:
+    """q `[batch, seqlen_q, heads, head_dim]`, or packed with `cu_seqlens_q` and `max_seqlen_q`; caches `[batch_cache,
+    length, kv_heads, head_dim]`, or with `page_table` `[pages, page, kv_heads, head_dim]`. New keys k and v are rotated
+    and written into the cache, behind `cache_seqlens`, before attention. There are no gradients, as in FlashAttention.
+
+    With `return_softmax_lse` four things come, as from FlashAttention 3: output, log-sum-exp, and two tensors without
+    elements where it has the results of splits.
+    """
+    refuse_fp8(q, q_descale, k_descale, v_descale)
+    options = Options(
+        softmax_scale,
+        bool(causal),
+        window_of(window_size),
+        softcap or 0.0,
+        attention_chunk or 0,
+        alibi_slopes,
+        learnable_sink if s_aux is None else s_aux,
+        return_lse=return_softmax_lse,
+    )
+    table = block_table if page_table is None else page_table
+    if table is not None and cache_batch_idx is not None:
+        table, cache_batch_idx = table[cache_batch_idx.long()], None
+    batch = q.shape[0] if cu_seqlens_q is None else len(cu_seqlens_q) - 1
+    if isinstance(cache_seqlens, int):
+        cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
+    cache = Cache(k_cache, v_cache, batch, cache_seqlens, table, cache_batch_idx, cache_leftpad)
+    start = cache.lengths if rotary_seqlens is None else rotary_seqlens
+    if rotary_cos is not None and rotary_sin is not None:
+        sequence, offset = _rows_of(q, cu_seqlens_q)
+        positions = start[sequence] + (offset if options.is_local else 0)
+        q = rotated(q, rotary_cos, rotary_sin, positions.view(q.shape[:-2]), rotary_interleaved)
+    if k is not None:
+        if v is None or cache_seqlens is None:
+            raise ValueError("new keys k need new values v, and cache_seqlens, behind which they are written.")
+        sequence, offset = _rows_of(k, cu_seqlens_k_new)
+        if rotary_cos is not None and rotary_sin is not None:
+            positions = (start[sequence] + offset).view(k.shape[:-2])
+            k = rotated(k, rotary_cos, rotary_sin, positions, rotary_interleaved)
+        new_keys, new_values = (t.reshape(-1, *t.shape[-2:]) for t in (k, v))
+        cache.append(new_keys, new_values, sequence, cache_seqlens[sequence] + offset)
+        added = k.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new[1:] - cu_seqlens_k_new[:-1]
+        cache = Cache(k_cache, v_cache, batch, cache_seqlens + added, table, cache_batch_idx, cache_leftpad)
+    queries = None
+    if cu_seqlens_q is not None:
+        if max_seqlen_q is None:
+            raise ValueError("packed queries need max_seqlen_q, at least the longest length.")
+        queries = Queries(cu_seqlens_q, int(max_seqlen_q))
+    answer = over_cache(q, queries, cache, options, qv)
+    return answer if isinstance(answer, Tensor) else (*answer, q.new_empty(0), q.new_empty(0))
+
+
+def flash_attn_combine(
+    out_partial: Tensor, lse_partial: Tensor, out: Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """One answer of those over parts of the keys: out_partial `[parts, …, heads, head_dim]`, lse_partial `[parts, …,
+    heads]`, both float32; the output, of `out_dtype` or float32, and the log-sum-exp. A part whose log-sum-exp is -inf
+    counts for nothing, whatever its output holds."""
+    lse = torch.logsumexp(lse_partial, dim=0)
+    weights = torch.exp(lse_partial - lse).masked_fill(torch.isneginf(lse_partial), 0)[..., None]
+    out = torch.empty_like(out_partial[0], dtype=out_dtype) if out is None else out
+    of_one = max(1, out_partial[:, :1].numel())
+    for part in range(0, out.shape[0], step := max(1, NUMBERS_AT_ONCE // of_one)):
+        rows = slice(part, part + step)
+        some = weights[:, rows]
+        out[rows] = (out_partial[:, rows] * some).masked_fill_(some == 0, 0).sum(0)
+    return out, lse
+
+
+def get_scheduler_metadata(*_arguments: Any, cache_seqlens: Tensor | None = None, **_others: Any) -> Tensor:
+    """An empty tensor: there is nothing to plan, as kernels read lengths on the device."""
+    given = [one for one in (*_arguments, cache_seqlens) if isinstance(one, Tensor)]
+    return torch.empty(0, dtype=torch.int32, device=given[0].device if given else None)
+
+
+def over_cache(q: Tensor, queries: Queries | None, cache: Cache, options: Options, qv: Tensor | None) -> Answer:
+    """Attention of padded or packed queries over a cache; `qv` `[…, heads, head_dim of V]` are queries of V."""
+    if options.dropout_p:
+        raise ValueError("dropout_p goes without a cache: nobody trains on one.")
+    if qv is not None:
+        q, cache = torch.cat((qv, q), dim=-1), cache.joined()
+    return attend(q, cache, options) if queries is None else attend_packed(q, queries, cache, options)
+
+
+def _rows_of(tensor: Tensor, bounds: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(sequence, place in it) of each row of `[batch, rows, …]`, or with `bounds` of packed rows. The place of rows
+    behind the last sequence is `NOWHERE`."""
+    if bounds is None:
+        batch, rows = tensor.shape[:2]
+        numbers = torch.arange(batch * rows, device=tensor.device)
+        if rows == 1:
+            return numbers, torch.zeros_like(numbers)
+        return torch.div(numbers, max(1, rows), rounding_mode="floor"), numbers % max(1, rows)
+    numbers, ends = torch.arange(tensor.shape[0], device=tensor.device), bounds[1:].long()
+    sequence = torch.bucketize(numbers, ends, right=True)
+    within = sequence.clamp(max=len(ends) - 1)
+    return within, (numbers - bounds[within]).masked_fill(sequence >= len(ends), NOWHERE)

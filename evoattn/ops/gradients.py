@@ -1,0 +1,177 @@
+"""One backward pass of the op as a record: what autograd and compiled code make, and kernels or torch answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evoattn.model.backward import BACKWARD, TERM_GRADS
+from evoattn.model.problem import BIAS_ROW_STEP, ProblemError
+from evoattn.ops.arguments import ALIGNMENT, BIAS, SINKS, TERMS
+from evoattn.ops.call import GRADIENTS, STRIDED, Call, StridedProblem, out_like, plain_strides, why_wrong_strides
+from evoattn.ops.torch_modes import is_ordinary
+
+Grads = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+"""Of query, key, value, the bias and the sinks."""
+PLACES = {"bias": BIAS, "sinks": SINKS}
+"""Where the terms of `TERM_GRADS` are among a call's."""
+SECOND = (
+    "evoattn's backward pass has no derivative: attention that is differentiated twice has to be PyTorch's, by "
+    "scaled_dot_product_attention of torch.nn.functional outside of evoattn.sdpa and evoattn.enable."
+)
+
+
+def grads_of(call: Call) -> tuple[str, ...]:
+    """The terms of a call whose gradients are wanted, as `AttentionProblem.grads` names them."""
+    terms = call.terms
+    return tuple(name for name in TERM_GRADS if terms and (t := terms[PLACES[name]]) is not None and t.requires_grad)
+
+
+def why_not_differentiable(call: Call) -> str:
+    """One reason, without a full stop, why torch alone computes the gradients that a call wants; else empty."""
+    if call.out is not None:
+        return f"{GRADIENTS}, and there is an out"
+    if call.paged:
+        return f"{GRADIENTS}, and kernels compute none of pages"
+    for which, term in enumerate(call.terms):
+        if term is not None and term.requires_grad and which not in PLACES.values():
+            name = TERMS[which] if which < len(TERMS) else "a table"
+            return f"{GRADIENTS}, and kernels compute none of {name}"
+    return ""
+
+
+def deterministic_of(call: Call) -> bool:
+    """Whether gradients are to have the same bits in every run: asked of this call, or by torch's switch."""
+    return call.deterministic or torch.are_deterministic_algorithms_enabled()
+
+
+@dataclass(slots=True, eq=False)
+class Backward:
+    """What one backward pass is of: a call with its answer in `out`, the log-sum-exp, the gradients of both, and the
+    terms whose gradients are wanted."""
+
+    call: Call
+    lse: Tensor
+    grad: Tensor
+    grad_lse: Tensor | None
+    grads: tuple[str, ...]
+
+    @property
+    def out(self) -> Tensor:
+        """The call's answer."""
+        assert self.call.out is not None
+        return self.call.out
+
+    @property
+    def is_ordinary(self) -> bool:
+        """Whether all tensors are such as kernels read: see `torch_modes.is_ordinary`. Batches of gradients, which
+        autograd makes of `is_grads_batched`, have no memory."""
+        call, given = self.call, (self.grad, self.grad_lse)
+        try:
+            of_torch = all(one is None or (type(one) is Tensor and one.data_ptr() >= 0) for one in given)
+        except RuntimeError:
+            return False
+        return of_torch and is_ordinary(call.query, call.key, call.value) and is_ordinary(self.out, self.lse, self.lse)
+
+    @property
+    def known(self) -> tuple[object, ...]:
+        """All that the plan of this backward pass depends on."""
+        call = self.call
+        tensors = call.query, call.key, call.value, self.out, self.grad_lse, *call.terms
+        words = call.mask, call.scale, call.enable_gqa, call.window, call.softcap, call.score and call.score.key
+        of_tensors = [t if t is None else (t.shape, t.stride(), t.dtype, t.get_device(), t.is_neg()) for t in tensors]
+        return (BACKWARD.name, *words, call.longest, self.grads, deterministic_of(call), *of_tensors)
+
+    def readable(self) -> Backward:
+        """The same with a gradient of the answer that kernels can read: a copy where it does not lie as the answer
+        does, as that of a sum, which is expanded, where its address is no multiple of 16 bytes, or it is negated."""
+        grad = self.grad
+        if grad.stride() != self.out.stride() or grad.data_ptr() % ALIGNMENT or grad.is_neg():
+            grad = torch.empty_like(self.out).copy_(grad)
+        lse, of_lse = self.lse.contiguous(), self.grad_lse
+        return replace(self, grad=grad, lse=lse, grad_lse=None if of_lse is None else of_lse.float().contiguous())
+
+    def problem(self) -> StridedProblem | str:
+        """The problem of this backward pass, or one reason, without a full stop, why no kernel takes it."""
+        call, made = self.call, self.made("meta")
+        forward = call.problem(self.out.stride())
+        if isinstance(forward, str):
+            return forward
+        strides, element = list(forward.strides_of), call.query.element_size()
+        for name, tensor in zip(STRIDED[4:], made[:3], strict=True):
+            if wrong := why_wrong_strides(name, tuple(tensor.shape), tensor.stride(), element):
+                return wrong
+            strides.append(plain_strides(tuple(tensor.shape), tensor.stride()))
+        try:
+            return replace(
+                forward,
+                op=BACKWARD.name,
+                shared_kv=False,  # key and value have gradients of their own
+                scale=None if call.scale is None else float(call.scale),
+                lse=self.grad_lse is not None,
+                grads="+".join(self.grads),
+                deterministic=deterministic_of(call),
+                strides_of=tuple(strides),
+            )
+        except ProblemError as error:
+            return str(error).rstrip(".")
+
+    def made(self, device: str | None = None) -> Grads:
+        """Empty gradients as kernels write them, on the tensors' device unless another is given: those of query, key
+        and value in their order of dimensions, those of terms float32, the bias's with all rows."""
+        call = self.call
+        query, key = call.query, call.key
+        bias = sinks = None
+        if "bias" in self.grads:
+            given = call.terms[BIAS]
+            assert given is not None
+            over = (1,) * (4 - given.dim()) + tuple(given.shape)
+            whole = -(-key.shape[2] // BIAS_ROW_STEP) * BIAS_ROW_STEP
+            shape = over[0], over[1], query.shape[2], whole
+            bias = torch.empty(shape, dtype=torch.float32, device=device or query.device)
+        if "sinks" in self.grads:
+            sinks = torch.empty(query.shape[1], dtype=torch.float32, device=device or query.device)
+        q, k, v = (torch.empty_like(tensor, device=device) for tensor in (query, key, call.value))
+        return q, k, v, bias, sinks
+
+    def fitted(self, made: Grads) -> Grads:
+        """What kernels wrote, those of terms summed over what was broadcast, and in the terms' dtypes."""
+        q, k, v, bias, sinks = made
+        if bias is not None:
+            given = self.call.terms[BIAS]
+            assert given is not None
+            rows = bias[..., : self.call.key.shape[2]]
+            bias = rows.sum_to_size((1,) * (4 - given.dim()) + tuple(given.shape)).reshape(given.shape).to(given.dtype)
+        if sinks is not None:
+            given = self.call.terms[SINKS]
+            assert given is not None
+            sinks = sinks.to(given.dtype)
+        return q, k, v, bias, sinks
+
+
+def expected(call: Call) -> Backward:
+    """The backward pass of a call before it has run: with tensors without data where those of its answer will be."""
+    out = out_like(call.query, call.value, "meta")
+    lse = torch.empty(call.query.shape[:3], dtype=torch.float32, device="meta")
+    given_lse = lse if call.return_lse else None
+    return Backward(replace(call, out=out), lse, out, given_lse, grads_of(call))
+
+
+def keep(ctx: Any, call: Call, out: Tensor, lse: Tensor) -> None:
+    """Have a node of autograd keep what its backward pass reads: tensors by `save_for_backward` alone, so that they may
+    be packed away, or computed again, until then."""
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(call.query, call.key, call.value, *call.terms, out, lse)
+    none: Any = None
+    ctx.call = replace(call, query=none, key=none, value=none, terms=(), out=None)
+    ctx.grads = grads_of(call)
+
+
+def kept(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> Backward:
+    """What `keep` kept, with the gradients that came."""
+    query, key, value, *terms, out, lse = ctx.saved_tensors
+    call = replace(ctx.call, query=query, key=key, value=value, terms=tuple(terms), out=out)
+    return Backward(call, lse, torch.zeros_like(out) if grad is None else grad, grad_lse, ctx.grads)

@@ -1,0 +1,412 @@
+// consumer.cuh: a consumer warpgroup of backward_wgmma: its 64 keys, its part of dK, dV and dQ, and how it goes through
+// tiles of queries. Needs the constants of backward_wgmma.cu.j2.
+#include "device/ptx/bulk.cuh"
+#include "device/ptx/exp2.cuh"
+#include "device/ptx/keep.cuh"
+#include "device/ptx/mbarrier.cuh"
+#include "device/ptx/named_barrier.cuh"
+#include "device/ptx/opaque.cuh"
+#include "device/ptx/red.cuh"
+#include "device/ptx/setmaxnreg.cuh"
+#include "device/ptx/shared_address.cuh"
+#include "device/ptx/stmatrix.cuh"
+#include "device/ptx/tma.cuh"
+#include "device/ptx/warp.cuh"
+#include "device/ptx/wgmma.cuh"
+#include "device/copy/ring_position.cuh"
+#include "device/copy/tensor_tile.cuh"
+#include "device/copy/wgmma_output.cuh"
+#include "backward_wgmma/producer.cuh"
+#include "backward_wgmma/query_walk.cuh"
+#include "backward_wgmma/shared_layout.cuh"
+
+// Where dQ of a K/V head's group goes: its sums, and the rows that the last block makes of them.
+struct QueryGradient {
+  float* sums_gmem;  // [group, tiles, Sums::FLOATS]
+  SumSlot slot;
+  bool is_final;  // of the heads in the slot
+  Element* rows_gmem;
+  int64_t head_stride, row_stride;
+};
+
+// What a warpgroup holds in arrays, of Sᵀ[64 keys, SCORE_COLUMNS queries] and its like in the order of wgmma's
+// accumulators: lane 4 g + t of a warp has keys g and g + 8, of eight queries 2 t and 2 t + 1.
+struct Fragments {
+  float s[SCORE_COLUMNS / 2];                         // scores, then probabilities
+  float dp[SCORE_COLUMNS / 2];                        // of the probabilities, then of the scores
+  uint32_t p[P_IN_REGISTERS ? QUERY_STEPS : 1][4];    // probabilities, rounded
+  uint32_t ds[DS_IN_REGISTERS ? QUERY_STEPS : 1][4];  // gradients of the scores, rounded
+  float terms[SCORE_COLUMNS / 4];                     // of the queries: log2 of their sums, then deltas
+  float dq[DQ_COLUMNS / 2];
+  float dk[DK_COLUMNS / 2], dv[DV_COLUMNS / 2];
+};
+
+// Pᵀ or dSᵀ of 64 keys as wgmma's A operand, 16 queries at a time: in registers, or where it lies in shared memory.
+template <int STEPS> struct RegisterSteps {
+  const uint32_t (&at)[STEPS][4];
+  __device__ __forceinline__ const uint32_t (&operator[](int step) const)[4] { return at[step]; }
+};
+struct SharedSteps {
+  uint64_t descriptor;
+  __device__ __forceinline__ uint64_t operator[](int step) const {
+    return descriptor + descriptor_step(step / 4 * Smem::SCORE_CHUNK_BYTES + step % 4 * 32);
+  }
+};
+
+struct Consumer {
+  float (&s)[SCORE_COLUMNS / 2];
+  float (&dp)[SCORE_COLUMNS / 2];
+  uint32_t (&p)[P_IN_REGISTERS ? QUERY_STEPS : 1][4];
+  uint32_t (&ds)[DS_IN_REGISTERS ? QUERY_STEPS : 1][4];
+  float (&terms_of_lane)[SCORE_COLUMNS / 4];
+  float (&dq)[DQ_COLUMNS / 2];
+  float (&dk)[DK_COLUMNS / 2];
+  float (&dv)[DV_COLUMNS / 2];
+  unsigned char* smem;
+  const Mask& mask;
+  const KeyBlock& block;
+  const QueryTerms& terms;
+  const QueryGradient& dq_gmem;
+  const float softmax_scale_log2;
+  QueryWalk walk;
+  uint32_t smem_address;
+  int warp, lane;             // warp of the warpgroup
+  int warpgroup, keys, dims;  // its number; its 64 keys and its part of the dimensions
+  Queries see_all;            // that see all of these keys
+  int lane_key;               // of this lane's row g
+  RingPosition<Q_STAGES> q;   // of the tile at hand
+  RingPosition<DO_STAGES> d;
+  int score_stage = 0;  // of dS and P
+
+  __device__ __forceinline__ Consumer(Fragments& f, unsigned char* smem, int block_warp, const Mask& mask,
+                                      const KeyBlock& block, int group, const QueryTerms& terms,
+                                      const QueryGradient& dq_gmem, float softmax_scale_log2)
+      : s(f.s),
+        dp(f.dp),
+        p(f.p),
+        ds(f.ds),
+        terms_of_lane(f.terms),
+        dq(f.dq),
+        dk(f.dk),
+        dv(f.dv),
+        smem(smem),
+        mask(mask),
+        block(block),
+        terms(terms),
+        dq_gmem(dq_gmem),
+        softmax_scale_log2(softmax_scale_log2),
+        walk(block, group),
+        smem_address(shared_address(smem)),
+        warp(block_warp % 4),
+        lane(threadIdx.x % 32),
+        warpgroup(block_warp / 4),
+        keys(block_warp / 4 / DIM_GROUPS),
+        dims(block_warp / 4 % DIM_GROUPS) {
+    const int key = block.first_key + keys * 64;
+    see_all = mask.that_see_all(key, 64), lane_key = key + warp * 16 + lane / 4;
+    keep_in_register(see_all.first), keep_in_register(see_all.end), keep_in_register(lane_key);
+  }
+
+  __device__ __forceinline__ void run(Element* dk_gmem, int64_t dk_row_stride, Element* dv_gmem, int64_t dv_row_stride,
+                                      float softmax_scale) {
+    named_barrier_sync<THREADS>(BARRIERS_READY);  // the barriers are initialised
+    if constexpr (CONSUMER_REGISTERS > 0) increase_registers<CONSUMER_REGISTERS>();
+    if constexpr (ROWS_BY_LAST) {
+      if (dq_gmem.slot.turn > 0) {
+        if (threadIdx.x == 0) dq_gmem.slot.await_turn();
+        named_barrier_sync<128 * WARPGROUPS>(SCORES);  // what thread 0 has acquired all threads may add to
+      }
+    }
+    grid_dependency_wait();  // what earlier launches wrote is there
+#pragma unroll
+    for (int i = 0; i < DK_COLUMNS / 2; ++i) dk[i] = 0.f;
+#pragma unroll
+    for (int i = 0; i < DV_COLUMNS / 2; ++i) dv[i] = 0.f;
+    mbarrier_wait(smem_address + Smem::K_FULL, 0);
+    mbarrier_wait(smem_address + Smem::V_FULL, 0);
+    if constexpr (ORDER != Order::IN_TURN) {
+      if (!walk.done()) {
+        multiply_s(q);
+        load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
+        if constexpr (ORDER == Order::SOFTMAX_FIRST) {
+          wgmma_wait<0>();
+        } else {
+          multiply_dp();
+          wgmma_wait<1>();
+        }
+        pin_registers(s);
+        score_tile();
+        while (!walk.is_last()) query_tile_ahead<false>();
+        query_tile_ahead<true>();
+      }
+    } else {
+      while (!walk.done()) query_tile();
+    }
+    grid_dependency_launch();
+    named_barrier_sync<128 * WARPGROUPS>(SCORES);  // no product reads K and V any more, whose places the results take
+    to_global<HEAD_DIM, DK_COLUMNS>(dk, Smem::K, dk_gmem, dk_row_stride, softmax_scale);
+    to_global<VALUE_DIM, DV_COLUMNS>(dv, Smem::V, dv_gmem, dv_row_stride, 1.f);
+    if (DQ_BY_BULK && lane == 0) tma_store_wait_read();  // shared memory must live until it is read
+  }
+
+  // Behind `run`: by the last block of the heads of a group, rows of their dQ.
+  __device__ __forceinline__ void rows_by_last(int group, int seqlen_q, float softmax_scale) const {
+    if (DQ_BY_BULK && lane == 0) bulk_add_wait();
+    named_barrier_sync<128 * WARPGROUPS>(SCORES);  // all threads have added, and none reads K's place any more
+    int* is_last = reinterpret_cast<int*>(smem + Smem::LOG_SUMS);
+    if (threadIdx.x == 0) *is_last = dq_gmem.slot.is_last(HEADS_FASTEST ? gridDim.z : gridDim.x);
+    named_barrier_sync<128 * WARPGROUPS>(SCORES);  // all threads know, and may read all sums
+    if (!*is_last) return;
+    for (int i = 0; i < group * terms.tiles; ++i) {
+      const int head = i / terms.tiles, row = i % terms.tiles * BLOCK_M;
+      Sums::to_rows<HEAD_DIM, true>(dq_gmem.sums_gmem + int64_t(i) * Sums::FLOATS,
+                                    dq_gmem.rows_gmem + head * dq_gmem.head_stride + row * dq_gmem.row_stride,
+                                    dq_gmem.row_stride, seqlen_q - row, softmax_scale, threadIdx.x, 128 * WARPGROUPS);
+    }
+    named_barrier_sync<128 * WARPGROUPS>(SCORES);  // all threads have left zeros
+    if (threadIdx.x == 0) dq_gmem.slot.pass_on(dq_gmem.is_final);
+  }
+
+private:
+  __device__ __forceinline__ void query_tile() {
+    multiply_s(q), multiply_dp();
+    if constexpr (TERMS_EARLY) load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
+    wgmma_wait<1>();
+    pin_registers(s);
+    if constexpr (!TERMS_EARLY) load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
+    score_tile();
+    multiply_dv();
+    score_gradients();
+    gradients_to_shared();
+    multiply_dq();
+    multiply_dk(q.stage);
+    wgmma_wait<1>();  // dV and dQ are there
+    pin_registers(dv), pin_registers(dq);
+    release(Smem::DO_EMPTY + 8 * d.stage);
+    add_dq();
+    wgmma_wait<0>();
+    pin_registers(dk);
+    release(Smem::Q_EMPTY + 8 * q.stage);
+    q.advance(), d.advance(), next_tile();
+  }
+  // The same, but for the scores of the tile, which are there, and with those of the next: its products run beside what
+  // is done to scores and sums. Between two tiles no product is under way, or the compiler would have all of them wait
+  // in turn (ptxas C7515).
+  template <bool LAST> __device__ __forceinline__ void query_tile_ahead() {
+    const int last_stage = q.stage;
+    multiply_dv();
+    score_gradients();
+    q.advance();
+    if constexpr (!LAST) multiply_s(q);
+    gradients_to_shared();
+    multiply_dq();
+    multiply_dk(last_stage);
+    wgmma_wait<1>();  // dV, the next Sᵀ and dQ are there
+    pin_registers(dv), pin_registers(dq);
+    if constexpr (!LAST) pin_registers(s);
+    release(Smem::DO_EMPTY + 8 * d.stage);
+    d.advance();
+    if constexpr (!LAST && ORDER == Order::DP_FIRST) multiply_dp();
+    if constexpr (!LAST && TERMS_EARLY) load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
+    add_dq();
+    if constexpr (!LAST && ORDER == Order::SUMS_FIRST) multiply_dp();
+    next_tile();
+    if constexpr (!LAST) {
+      if constexpr (!TERMS_EARLY) load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
+      score_tile();
+    } else {
+      wgmma_wait<0>();
+    }
+    pin_registers(dk);
+    if constexpr (!LAST) release(Smem::Q_EMPTY + 8 * last_stage);
+  }
+  __device__ __forceinline__ void next_tile() {
+    if (DS_STAGES > 1 && ++score_stage == DS_STAGES) score_stage = 0;
+    walk.advance(block);
+  }
+  // Probabilities of a tile whose scores are there; then dPᵀ is too.
+  __device__ __forceinline__ void score_tile() {
+    probabilities();
+    if constexpr (ORDER == Order::SOFTMAX_FIRST) multiply_dp();
+    if constexpr (!P_IN_REGISTERS) {
+      if constexpr (DS_STAGES == 1) {
+        named_barrier_sync<128 * WARPGROUPS>(PROBABILITIES);  // no product reads the last P any more
+      }
+      scores_to_shared(s, Smem::P + score_stage * Smem::SCORE_TILE_BYTES);
+      fence_proxy_async();
+      named_barrier_sync<128 * WARPGROUPS>(PROBABILITIES);
+    }
+    if constexpr (TERMS_EARLY) load_terms(Smem::DELTAS + d.stage * BLOCK_M * 4);
+    wgmma_wait<0>();
+    pin_registers(dp);
+    if constexpr (!TERMS_EARLY) load_terms(Smem::DELTAS + d.stage * BLOCK_M * 4);
+  }
+  __device__ __forceinline__ void gradients_to_shared() {
+    if constexpr (DS_STAGES == 1) {
+      named_barrier_sync<128 * WARPGROUPS>(SCORES);  // no product reads the last dS any more
+    }
+    scores_to_shared(dp, Smem::DS + score_stage * Smem::SCORE_TILE_BYTES);
+    fence_proxy_async();
+    named_barrier_sync<128 * WARPGROUPS>(SCORES);
+  }
+  __device__ __forceinline__ void release(int barrier) const {
+    if (lane == 0) mbarrier_arrive(smem_address + barrier);
+  }
+
+  // ---- products
+
+  // Sᵀ = K Qᵀ of the queries in a place of the ring, once they are there.
+  __device__ __forceinline__ void multiply_s(RingPosition<Q_STAGES> at) {
+    mbarrier_wait(smem_address + Smem::Q_FULL + 8 * at.stage, at.parity);
+    multiply_rows<Tiles>(s, Smem::K, Smem::Q + at.stage * Smem::Q_TILE_BYTES);
+  }
+  __device__ __forceinline__ void multiply_dp() {  // dPᵀ = V dOᵀ
+    mbarrier_wait(smem_address + Smem::DO_FULL + 8 * d.stage, d.parity);
+    multiply_rows<ValueTiles>(dp, Smem::V, Smem::DO + d.stage * Smem::DO_TILE_BYTES);
+  }
+  template <class Of>
+  __device__ __forceinline__ void multiply_rows(float (&to)[SCORE_COLUMNS / 2], int keys_place, int queries_place) {
+    const uint64_t a = own_descriptor(smem_address + keys_place + keys * 64 * 128, 0);
+    const uint64_t b = own_descriptor(smem_address + queries_place + dims * SCORE_COLUMNS * 128, 0);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < Of::DIM_STEPS; ++step) {
+      wgmma_s(to, a + descriptor_step(Of::step_offset(step, BLOCK_N)),
+              b + descriptor_step(Of::step_offset(step, BLOCK_M)), step > 0);
+    }
+    wgmma_commit();
+  }
+  __device__ __forceinline__ void multiply_dv() {  // dV += Pᵀ dO
+    const uint64_t b = columns_descriptor(Smem::DO + d.stage * Smem::DO_TILE_BYTES, BLOCK_M, dims * DV_COLUMNS);
+    const auto a = scores_by_steps<P_IN_REGISTERS>(p, Smem::P + score_stage * Smem::SCORE_TILE_BYTES);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < QUERY_STEPS; ++step) wgmma_dv(dv, a[step], b + descriptor_step(step * 16 * 128), true);
+    wgmma_commit();
+  }
+  __device__ __forceinline__ void multiply_dk(int stage) {  // dK += dSᵀ Q
+    const uint64_t b = columns_descriptor(Smem::Q + stage * Smem::Q_TILE_BYTES, BLOCK_M, dims * DK_COLUMNS);
+    const auto a = scores_by_steps<DS_IN_REGISTERS>(ds, Smem::DS + score_stage * Smem::SCORE_TILE_BYTES);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < QUERY_STEPS; ++step) wgmma_dk(dk, a[step], b + descriptor_step(step * 16 * 128), true);
+    wgmma_commit();
+  }
+  // dQ = dS K of 64 queries and DQ_COLUMNS dimensions, or dQᵀ = Kᵀ dSᵀ of 64 dimensions and all queries.
+  __device__ __forceinline__ void multiply_dq() {
+    const int ds_smem = Smem::DS + score_stage * Smem::SCORE_TILE_BYTES;
+    const int part = warpgroup % SUM_TILES_ALONG, rows = warpgroup / SUM_TILES_ALONG;
+    const int scores = DQ_BY_DIMS ? ds_smem : ds_smem + rows * Smem::SCORE_CHUNK_BYTES;
+    const uint64_t of_scores = own_descriptor(smem_address + scores, Smem::SCORE_CHUNK_BYTES);
+    const uint64_t of_keys = columns_descriptor(Smem::K, BLOCK_N, DQ_BY_DIMS ? warpgroup * 64 : part * DQ_COLUMNS);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < BLOCK_N / 16; ++step) {  // of keys
+      const uint64_t ds_step = of_scores + descriptor_step(step / 4 * Smem::SCORE_GROUP_BYTES + step % 4 * 16 * 128);
+      const uint64_t k_step = of_keys + descriptor_step(step * 16 * 128);
+      wgmma_dq(dq, DQ_BY_DIMS ? k_step : ds_step, DQ_BY_DIMS ? ds_step : k_step, step > 0);
+    }
+    wgmma_commit();
+  }
+  // Of an operand whose rows lie along the depth of a product: columns from `column` on, of a tile of `rows` rows.
+  __device__ __forceinline__ uint64_t columns_descriptor(int place, int rows, int column) const {
+    return own_descriptor(smem_address + place + column / 64 * rows * 128 + column % 64 * 2, rows * 128);
+  }
+  // Sums of it with constants are not made ahead of the loop, and kept in registers.
+  static __device__ __forceinline__ uint64_t own_descriptor(uint32_t address, uint32_t leading_bytes) {
+    uint64_t descriptor = matrix_descriptor(address, leading_bytes);
+    forget_origin(descriptor);
+    return descriptor;
+  }
+  // Of this warpgroup's 64 keys.
+  template <bool IN_REGISTERS, int STEPS>
+  __device__ __forceinline__ auto scores_by_steps(const uint32_t (&registers)[STEPS][4], int place) const {
+    if constexpr (IN_REGISTERS) return RegisterSteps<STEPS>{registers};
+    else return SharedSteps{own_descriptor(smem_address + place + keys * Smem::SCORE_GROUP_BYTES, 0)};
+  }
+
+  // ---- scores
+
+  // Terms of queries 2 t and 2 t + 1 of each eight, ahead of what is waited for.
+  __device__ __forceinline__ void load_terms(int place) {
+#pragma unroll
+    for (int i = 0; i < SCORE_COLUMNS / 8; ++i) {
+      const float2 pair =
+          *reinterpret_cast<const float2*>(smem + place + 4 * (dims * SCORE_COLUMNS + i * 8 + lane % 4 * 2));
+      terms_of_lane[2 * i] = pair.x, terms_of_lane[2 * i + 1] = pair.y;
+    }
+  }
+  // P = 2^(S · scale - lse), 0 where a query does not see a key.
+  __device__ __forceinline__ void probabilities() {
+    const int query = walk.tile * BLOCK_M + dims * SCORE_COLUMNS;
+    if (!see_all.contain(query, SCORE_COLUMNS)) mask_transposed(s, mask, lane_key, query, lane);
+#pragma unroll
+    for (int i = 0; i < SCORE_COLUMNS / 2; ++i)
+      s[i] = exp2_approx(fmaf(s[i], softmax_scale_log2, -terms_of_lane[i / 4 * 2 + i % 2]));
+    if constexpr (P_IN_REGISTERS) {
+#pragma unroll
+      for (int i = 0; i < SCORE_COLUMNS / 4; ++i) p[i / 4][i % 4] = pack2<Element>(s[2 * i], s[2 * i + 1]);
+    }
+  }
+  // dS = P · (dP - delta), without the scale that dQ and dK are multiplied by at last.
+  __device__ __forceinline__ void score_gradients() {
+#pragma unroll
+    for (int i = 0; i < SCORE_COLUMNS / 2; ++i) dp[i] = s[i] * (dp[i] - terms_of_lane[i / 4 * 2 + i % 2]);
+    if constexpr (DS_IN_REGISTERS) {
+#pragma unroll
+      for (int i = 0; i < SCORE_COLUMNS / 4; ++i) ds[i / 4][i % 4] = pack2<Element>(dp[2 * i], dp[2 * i + 1]);
+    }
+  }
+  // [64 keys, BLOCK_M queries] in chunks of 64 queries with the 128-byte swizzle, as wgmma reads them.
+  __device__ __forceinline__ void scores_to_shared(const float (&x)[SCORE_COLUMNS / 2], int place) const {
+    const uint32_t group = smem_address + place + keys * Smem::SCORE_GROUP_BYTES;
+    const int row = warp * 16 + lane % 16;
+#pragma unroll
+    for (int tile = 0; tile < SCORE_COLUMNS / 8; tile += 2) {
+      const int column = dims * (SCORE_COLUMNS / 8) + tile;
+      const uint32_t address =
+          group + column / 8 * Smem::SCORE_CHUNK_BYTES + row * 128 + ((column % 8 + lane / 16) ^ (row % 8)) * 16;
+      stmatrix_x4(address, pack2<Element>(x[4 * tile], x[4 * tile + 1]),
+                  pack2<Element>(x[4 * tile + 2], x[4 * tile + 3]), pack2<Element>(x[4 * tile + 4], x[4 * tile + 5]),
+                  pack2<Element>(x[4 * tile + 6], x[4 * tile + 7]));
+    }
+  }
+
+  // ---- results
+
+  // This warp's part of dQ to its sums (`query_sums.cuh`).
+  __device__ __forceinline__ void add_dq() {
+    const int64_t tile = (walk.head - walk.first_head) * int64_t(terms.tiles) + walk.tile;
+    float* sums = dq_gmem.sums_gmem + tile * Sums::FLOATS + warpgroup * Sums::TILE_FLOATS + warp * Sums::WARP_FLOATS;
+    if constexpr (DQ_BY_BULK) {
+      const int place = Smem::DQ + (warpgroup * 4 + warp) * Smem::DQ_WARP_BYTES;
+      if (lane == 0) tma_store_wait_read();
+      __syncwarp();  // the last sum has read this memory
+#pragma unroll
+      for (int i = 0; i < DQ_COLUMNS / 2; i += 4) {
+        *reinterpret_cast<float4*>(smem + place + i * 128 + lane * 16) =
+            make_float4(dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
+      }
+      fence_proxy_async();
+      __syncwarp();  // all lanes have written
+      if (lane == 0) bulk_add(sums, smem_address + place, Smem::DQ_WARP_BYTES), tma_store_commit();
+    } else {
+#pragma unroll
+      for (int i = 0; i < DQ_COLUMNS / 2; i += 4)
+        red_add_v4(sums + i * 32 + lane * 4, dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
+    }
+  }
+  // 64 keys of COLUMNS of the DIM columns of dK or dV, by way of shared memory. `to_gmem` is the block's first row.
+  template <int DIM, int COLUMNS>
+  __device__ __forceinline__ void to_global(const float (&x)[COLUMNS / 2], int place, Element* to_gmem,
+                                            int64_t row_stride, float scale) const {
+    constexpr int BYTES = (COLUMNS + 63) / 64 * 64 * 128;
+    const float factor[2] = {scale, scale};
+    const int at = place + warpgroup * BYTES;
+    output_to_shared<Element>(x, factor, smem_address + at, warp, lane);
+    __syncwarp();  // all rows of the warp are written
+    const int row = keys * 64 + warp * 16;
+    rows_to_global<COLUMNS>(smem + at, to_gmem + row * row_stride + dims * COLUMNS, row_stride,
+                            mask.seqlen_k - block.first_key - row, warp, lane);
+  }
+};

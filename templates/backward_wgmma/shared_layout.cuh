@@ -1,0 +1,42 @@
+// shared_layout.cuh: the shared memory of a block of backward_wgmma, in bytes from its start: a tile of K and of V,
+// rings of tiles of Q and dO, tiles of dSᵀ and of Pᵀ, what is added to dQ, terms of the queries, barriers. Needs the
+// constants of backward_wgmma.cu.j2.
+#include "device/ptx/element.cuh"
+#include "device/ptx/mbarrier.cuh"
+#include "device/copy/tensor_tile.cuh"
+
+struct Smem {
+  static constexpr int Q_TILE_BYTES = Tiles::bytes(BLOCK_M), DO_TILE_BYTES = ValueTiles::bytes(BLOCK_M);
+  static constexpr int SCORE_CHUNK_BYTES = 64 * 128;                                 // 64 keys × 64 queries
+  static constexpr int SCORE_GROUP_BYTES = (BLOCK_M + 63) / 64 * SCORE_CHUNK_BYTES;  // 64 keys × BLOCK_M queries
+  static constexpr int SCORE_TILE_BYTES = KEY_GROUPS * SCORE_GROUP_BYTES;
+  static constexpr int K = 0;
+  static constexpr int V = K + Tiles::bytes(BLOCK_N);
+  static constexpr int Q = V + ValueTiles::bytes(BLOCK_N);                            // [Q_STAGES]
+  static constexpr int DO = Q + Q_STAGES * Q_TILE_BYTES;                              // [DO_STAGES]
+  static constexpr int DS = DO + DO_STAGES * DO_TILE_BYTES;                           // [DS_STAGES]
+  static constexpr int P = DS + DS_STAGES * SCORE_TILE_BYTES;                         // [DS_STAGES]
+  static constexpr int DQ = P + (P_IN_REGISTERS ? 0 : DS_STAGES * SCORE_TILE_BYTES);  // [WARPGROUPS][4 warps]
+  static constexpr int DQ_WARP_BYTES = DQ_BY_BULK ? 4 * Sums::WARP_FLOATS : 0;
+  static constexpr int LOG_SUMS = DQ + 4 * WARPGROUPS * DQ_WARP_BYTES;  // [Q_STAGES][BLOCK_M]
+  static constexpr int DELTAS = LOG_SUMS + Q_STAGES * BLOCK_M * 4;      // [DO_STAGES][BLOCK_M]
+  static constexpr int K_FULL = DELTAS + DO_STAGES * BLOCK_M * 4;
+  static constexpr int V_FULL = K_FULL + 8;
+  static constexpr int Q_FULL = V_FULL + 8;                 // [Q_STAGES]
+  static constexpr int Q_EMPTY = Q_FULL + 8 * Q_STAGES;     // [Q_STAGES]
+  static constexpr int DO_FULL = Q_EMPTY + 8 * Q_STAGES;    // [DO_STAGES]
+  static constexpr int DO_EMPTY = DO_FULL + 8 * DO_STAGES;  // [DO_STAGES]
+  static constexpr int BYTES = DO_EMPTY + 8 * DO_STAGES;
+
+  // By one thread: "full" gets an arrival for each copy, of a tile of queries and its terms, "empty" one of each warp
+  // that reads.
+  static __device__ __forceinline__ void init_barriers(uint32_t smem_address) {
+    auto init = [&](int first, int count, int arrivals) {
+#pragma unroll
+      for (int i = 0; i < count; ++i) mbarrier_init(smem_address + first + 8 * i, arrivals);
+    };
+    init(K_FULL, 1, 1), init(V_FULL, 1, 1), init(Q_FULL, Q_STAGES, 2), init(DO_FULL, DO_STAGES, 2);
+    init(Q_EMPTY, Q_STAGES, 4 * WARPGROUPS), init(DO_EMPTY, DO_STAGES, 4 * WARPGROUPS);
+    mbarrier_init_fence();
+  }
+};

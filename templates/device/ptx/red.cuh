@@ -1,0 +1,13 @@
+// red.cuh: sums in global memory without an answer.
+#include "device/ptx/element.cuh"
+
+// A float added atomically.
+__device__ __forceinline__ void red_add(float* sum_gmem, float x) {
+  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(__cvta_generic_to_global(sum_gmem)), "f"(x) : "memory");
+}
+// Four neighbouring floats, 16-byte aligned, each added atomically (sm_90).
+__device__ __forceinline__ void red_add_v4(float* sums_gmem, float a, float b, float c, float d) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(sums_gmem)),
+               "f"(a), "f"(b), "f"(c), "f"(d)
+               : "memory");
+}

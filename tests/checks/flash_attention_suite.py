@@ -1,0 +1,249 @@
+#!/usr/bin/env python3
+"""FlashAttention's own tests on `evoattn.flash_attn`: how many pass, and how many of their calls do kernels serve?
+
+    python -m tests.checks.flash_attention_suite FOLDER [--file hopper/test_flash_attn.py] [--count 1500] [--seed 1]
+                                                 [--no-gradients] [--only kvcache] [--seconds 540] [--json OUT]
+
+FOLDER holds files of https://github.com/Dao-AILab/flash-attention at their places: hopper/test_flash_attn.py,
+hopper/test_util.py, hopper/padding.py, and flash_attn/layers/rotary.py with flash_attn/ops/triton/rotary.py, which
+rotate the references. `--file` names another file of tests, as FlashAttention 2's, with its test_util.py beside it. The
+tests import einops: `pip install --target FOLDER einops` puts it there. Nothing of it is in this repository.
+
+`evoattn.integrations.flash_attn.install()` answers their imports. Cases are drawn by the seed, as many of each function
+as the others have, until `--count` of them ran; skipped ones do not count. fp8 is switched off by the suite's own
+switch, cases with dropout are left out, and so is the test of FlashAttention's C++ signatures. A call counts as served
+by kernels if no part of it was computed by PyTorch; those of `flash_attn_combine` are PyTorch's and are not counted.
+
+Tensors of these tests want gradients, and PyTorch then computes. `--no-gradients` leaves backward passes out, by the
+suite's own switch, and runs forward passes without. `--measured` runs only kernels of kinds that were timed on this
+card; without it all are allowed, as after `evoattn.enable(estimated=True)`. `--cpu` rewrites the tests for a CPU, where
+PyTorch computes all of them, and leaves out the large ones. Exit code 1 if a case fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from evoattn.integrations.flash_attn import install, version_2, version_3
+from evoattn.model.paths import cubin_cache
+from evoattn.ops import current
+from evoattn.ops.call import Answer, Call
+from evoattn.ops.runtime import NoKernel, Runtime
+from evoattn.portfolio.pick import next_picks
+
+LEFT_OUT = ("bw_compatibility",)
+FEW = {"race_condition": 2}
+"""Cases of tests that take minutes each."""
+MOST_SCORES = 1 << 13
+"""Of a head of a case on a CPU."""
+COUNTED = (
+    *("flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_with_kvcache"),
+    *("flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func"),
+)
+
+
+@dataclass
+class Counts:
+    """Of one test function."""
+
+    passed: int = 0
+    failed: int = 0
+    out_of_memory: int = 0
+    calls: int = 0
+    by_kernels: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+
+
+class CountingRuntime(Runtime):
+    """Notes why torch answered."""
+
+    reasons: list[str]
+    kernels = 0
+
+    def attend(self, call: Call) -> Answer:
+        try:
+            answer = super().attend(replace(call, strict=True))
+            self.kernels += 1
+        except NoKernel as error:
+            self.reasons.append(str(error).removeprefix("No kernel serves this call: "))
+            answer = super().attend(call)
+        return answer
+
+
+class Suite:
+    """A plugin of pytest that draws cases, and counts."""
+
+    def __init__(self, runtime: CountingRuntime, options: argparse.Namespace) -> None:
+        self.runtime, self.options = runtime, options
+        self.counts: dict[str, Counts] = defaultdict(Counts)
+        self.failures: list[str] = []
+        self._now, self._ran, self._depth = "", 0, 0
+        self._until = time.monotonic() + options.seconds
+
+    def counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, counting calls of the running test; one that calls another counts once."""
+
+        @functools.wraps(function)
+        def called(*arguments: Any, **words: Any) -> Any:
+            if self._depth:
+                return function(*arguments, **words)
+            self._depth += 1
+            self.runtime.reasons, kernels = [], self.runtime.kernels
+            try:
+                with torch.set_grad_enabled(torch.is_grad_enabled() and not self.options.no_gradients):
+                    return function(*arguments, **words)
+            finally:
+                self._depth -= 1
+                counts = self.counts[self._now]
+                counts.calls += 1
+                counts.by_kernels += self.runtime.kernels > kernels and not self.runtime.reasons
+                counts.reasons.update(set(self.runtime.reasons))
+
+        return called
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        of: dict[str, list[pytest.Item]] = defaultdict(list)
+        for item in items:
+            name = getattr(item, "originalname", item.name)
+            case = getattr(item, "callspec", None)
+            case = case.params if case else {}
+            size = case.get("seqlen_q", 1) * case.get("seqlen_k", 1)
+            size = max(size, case.get("seqlen", 1) * case.get("num_splits", 1))
+            large = self.options.cpu and size > MOST_SCORES
+            left_out = large or case.get("dropout_p", 0) or any(word in name for word in LEFT_OUT)
+            if self.options.only in name and not left_out:
+                of[name].append(item)
+        draw = random.Random(self.options.seed)
+        for name, some in of.items():
+            draw.shuffle(some)
+            del some[next((most for word, most in FEW.items() if word in name), len(some)) :]
+        longest = max(map(len, of.values()), default=0)
+        items[:] = [some[i] for i in range(longest) for some in of.values() if i < len(some)]
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            print(report.longreprtext, flush=True)
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        self._now = getattr(item, "originalname", item.name)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when != "call" or report.skipped:
+            return
+        counts, said = self.counts[self._now], report.longreprtext
+        if report.passed:
+            counts.passed += 1
+        elif "OutOfMemoryError" in said:
+            counts.out_of_memory += 1
+        else:
+            counts.failed += 1
+            lines = [line for line in said.splitlines() if line.startswith("E ")] or said.splitlines()[-1:]
+            self.failures.append(f"{report.nodeid}\n    {lines[0][:300]}")
+            print(self.failures[-1], flush=True)
+        self._ran += 1
+        if self._ran % 50 == 0:
+            print(f"{self._ran} cases ran", flush=True)
+
+    def pytest_runtest_teardown(self, item: pytest.Item) -> None:
+        if self._ran + 1 >= self.options.count or time.monotonic() > self._until:
+            item.session.shouldstop = "enough cases"
+
+    def table(self) -> str:
+        """What was counted, as Markdown."""
+        lines = ["| test | passed | failed | out of memory | calls | by kernels |", "|---|---|---|---|---|---|"]
+        for name, one in [*self.counts.items(), ("all", self.total)]:
+            share = f"{one.by_kernels} ({100 * one.by_kernels / max(1, one.calls):.0f} %)"
+            lines.append(f"| {name} | {one.passed} | {one.failed} | {one.out_of_memory} | {one.calls} | {share} |")
+        lines += ["", "Why PyTorch computed, calls:"]
+        return "\n".join([*lines, *(f"{count:6} {reason}" for reason, count in self.total.reasons.most_common(25))])
+
+    @property
+    def total(self) -> Counts:
+        whole = Counts()
+        for one in self.counts.values():
+            for name in ("passed", "failed", "out_of_memory", "calls", "by_kernels"):
+                setattr(whole, name, getattr(whole, name) + getattr(one, name))
+            whole.reasons += one.reasons
+        return whole
+
+
+def of_folder(options: argparse.Namespace) -> Path:
+    """The test file, on `sys.path` what it imports; with `--cpu` a copy for a CPU in a temporary folder."""
+    file: Path = (options.folder / options.file).resolve()
+    folder = file.parent
+    if not file.is_file():
+        raise SystemExit(f"{file} is not there; see --help for what FOLDER has to hold.")
+    if options.cpu:
+        folder = Path(tempfile.mkdtemp(prefix="flash-attention-tests-"))
+        for one in file.parent.glob("*.py"):
+            (folder / one.name).write_text(one.read_text().replace('device = "cuda"', 'device = "cpu"'))
+    sys.path[:0] = [str(folder), str(options.folder.resolve())]
+    return folder / file.name
+
+
+def prepared(suite: Suite, options: argparse.Namespace) -> None:
+    """Modules under FlashAttention's names, with functions that count; the rest of the package is FOLDER's."""
+    os.environ["FLASH_ATTENTION_DISABLE_FP8"] = "TRUE"
+    if options.no_gradients:
+        os.environ["FLASH_ATTENTION_DISABLE_BACKWARD"] = "TRUE"
+    for module in (version_2, version_3):
+        for name in COUNTED:
+            if hasattr(module, name):
+                setattr(module, name, suite.counted(getattr(module, name)))
+    install(replace=True)
+    package, interface = sys.modules["flash_attn"], sys.modules["flash_attn.flash_attn_interface"]
+    package.__path__ = [str(options.folder.resolve() / "flash_attn")]
+    vars(interface).update(_get_block_size_n=None, USE_TRITON_ROCM=False)  # of dropout's patterns, and of AMD
+
+
+def options_of(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--file", default="hopper/test_flash_attn.py")
+    parser.add_argument("--count", type=int, default=1500)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=1e9)
+    parser.add_argument("--only", default="", help="a part of test functions' names")
+    parser.add_argument("--json", type=Path)
+    for flag in ("--no-gradients", "--measured", "--cpu"):
+        parser.add_argument(flag, action="store_true")
+    return parser.parse_args(words)
+
+
+def main(words: list[str]) -> int:
+    options = options_of(words)
+    file = of_folder(options)
+    platform = current.find_platform() if torch.cuda.is_available() else None
+    runtime = CountingRuntime(platform, current.best_known, cubin_cache() / current.FOLDER, others=next_picks)
+    runtime.estimated, runtime.reasons = not options.measured, []
+    suite = Suite(runtime, options)
+    prepared(suite, options)
+    flags = ["-p", "no:cacheprovider", "-p", "no:terminal", "-c", os.devnull]
+    with current.use(runtime):
+        pytest.main([str(file), "--rootdir", str(file.parent), *flags], plugins=[suite])
+    print(suite.table())
+    if options.json:
+        counts = {name: {**vars(one), "reasons": dict(one.reasons)} for name, one in suite.counts.items()}
+        options.json.write_text(json.dumps({"counts": counts, "failures": suite.failures}, indent=1))
+    if not suite.counts:
+        print("No case ran.")
+    return int(not suite.counts or suite.total.failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

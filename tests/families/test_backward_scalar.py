@@ -1,0 +1,100 @@
+"""backward_scalar computes every variant's gradients, with the same bits in every run, and faults of it are found."""
+
+import pytest
+
+from evoattn.backends.compiler import compile_source
+from evoattn.backends.interpreter import InterpreterBackend
+from evoattn.correctness.validate import check_small_cases
+from evoattn.families.built import BuiltKernel
+from evoattn.families.registry import FAMILIES
+from evoattn.families.render import render
+from evoattn.model.gpu import GPUS
+from evoattn.model.shape_text import parse_shape
+from evoattn.model.space import KernelConfig
+
+L4, FAMILY = GPUS["l4"], FAMILIES["backward_scalar"]
+SMALL = {"BLOCK_M": 16, "BLOCK_N": 16, "THREADS": 64, "BLOCKS_PER_SM": 1}
+VARIANTS = [
+    "dtype=fp32",
+    "dtype=bf16 mask=causal",
+    "mask=causal_lower_right lse=1 layout=bshd",
+    "mask=causal_lower_right window=20:0",
+    "window=20:9",
+    "softcap=3 scale=0.3",
+    "sink=1 grads=sinks lse=1",
+    "alibi=1 mask=causal",
+    "bias=bhs grads=bias softcap=4",
+    "bias=s grads=bias+sinks sink=1",
+    "bias=hs",
+    "Dv=40",
+    "Dv=8 shared_kv=1",
+    "seqused=3:60 mask=causal_lower_right",
+    "varlen=3:60 B=3 mask=causal_lower_right sink=1 grads=sinks",
+    "varlen=3:60 B=3 alibi=1",
+    "score=where(q>=k-5,s*gate[h]-0.1*s*s,-inf) tables=gate:fp32:4",
+    "bias=hs grads=bias score=3*tanh(s*gate[h]) tables=gate:fp32:4",
+]
+
+
+def problem_of(text):
+    batch = "" if "B=" in text else "B=2 "
+    return parse_shape(f"{batch}H=4 Hkv=2 S=60 D=24 op=backward {text}")
+
+
+def built(problem, params=SMALL, edit=lambda source: source):
+    config = KernelConfig("backward_scalar", params)
+    assert FAMILY.why_invalid(problem, config, L4) is None
+    source = edit(render(FAMILY, problem, config, L4).source)
+    return BuiltKernel(FAMILY, config, L4, compile_source(source, L4.arch))
+
+
+def faults(kernel, problem, seed=1):
+    return [r.reason for r in check_small_cases(InterpreterBackend(), kernel, problem, seed) if not r.passed]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", VARIANTS)
+def test_it_serves_every_variant(text):
+    problem = problem_of(text)
+    assert faults(built(problem), problem) == [] and built(problem).unordered(problem) == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "params, text",
+    [
+        ({"BLOCK_M": 32, "BLOCK_N": 16, "THREADS": 128, "BLOCKS_PER_SM": 1}, "D=72 mask=causal"),
+        ({"BLOCK_M": 16, "BLOCK_N": 32, "THREADS": 128, "BLOCKS_PER_SM": 1}, "D=128 Dv=64"),
+        ({"BLOCK_M": 32, "BLOCK_N": 64, "THREADS": 256, "BLOCKS_PER_SM": 1}, "D=8 window=20:9"),
+    ],
+)
+def test_other_tiles(params, text):
+    problem = parse_shape(f"B=1 H=2 S=200 op=backward {text}")
+    assert faults(built(problem, params), problem) == []
+
+
+FAULTS = [
+    ("      __syncthreads();  // nobody reads the last tile any more\n", "", "mask=causal"),
+    ("lse == NEGATIVE_INFINITY ? -NEGATIVE_INFINITY : lse * LOG2_E", "lse * LOG2_E", "bias=hs"),
+    ("LSE_GRADIENT ? delta - dlse_gmem[place] : delta", "delta", "lse=1"),
+    ("key < mask.keys_of(query)", "key <= mask.keys_of(query)", "mask=causal"),
+    ("key >= mask.first_key(query)", "key > mask.first_key(query)", "window=20:9"),
+    ("mask.end_query(first_key + keys - 1)", "mask.end_query(first_key)", "window=20:9"),
+    ("mask.first_query(first_key) / BLOCK_M", "mask.first_query(first_key + BLOCK_N) / BLOCK_M", "mask=causal"),
+    ("shift *= score.slope(", "shift *= 0.f * score.slope(", "softcap=3"),
+    ("dq.scale(softmax_scale);", "", "mask=full"),
+    ("head < (kv_head + 1) * group; ++head) {", "head < kv_head * group + 1; ++head) {", "mask=full"),
+    ("fmaf(-exp2_approx(", "fmaf(exp2_approx(", "sink=1 grads=sinks"),
+    ("dbias[i] = 0.f", "", "bias=hs grads=bias"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("old, new, text", FAULTS)
+def test_faults_are_found(old, new, text):
+    def edit(source):
+        assert old in source
+        return source.replace(old, new)
+
+    problem = problem_of(text)
+    assert faults(built(problem, edit=edit), problem)

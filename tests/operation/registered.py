@@ -1,0 +1,41 @@
+"""An operation and a family from outside, added to the tables: `python -m tests.operation.registered search …` is the
+command `evoattn` with both. Workers import this module with the first task, since the family's class is in it."""
+
+from pathlib import Path
+
+from evoattn.families.registry import FAMILIES
+from evoattn.families.work import LaunchWork, Step
+from evoattn.model.space import FOLDERS
+from tests.operation.merge_two import MergeGenes, MergeTwo, rows_of
+
+
+class WholeGenes(MergeGenes):
+    def __init__(self, BLOCK_M, BLOCK_N):
+        self.BLOCK_M, self.BLOCK_N = BLOCK_M, BLOCK_N
+
+
+class Registered(MergeTwo):
+    """The family of `merge_two`, with what a search asks for beside."""
+
+    def genes(self, config):
+        return WholeGenes(**config.params)
+
+    def work(self, problem, config, registers=0):
+        threads = config.params["BLOCK_M"]
+        ends = Step(fp32=4.0 * threads * problem.head_dim, loaded_bytes=12.0 * threads * problem.head_dim, waits=1000)
+        blocks = -(-rows_of(problem) // threads)
+        size = 4.0 * rows_of(problem) * problem.head_dim
+        return (
+            LaunchWork("merge_two", blocks, threads, threads // 32, 0, registers or 32, Step(), 1.0, 1.0, ends,
+                       read_bytes=2 * size, write_bytes=size),
+        )  # fmt: skip
+
+
+FAMILIES["merge_two"] = Registered()
+FOLDERS["merge_two"] = Path(__file__).parent / "search_spaces"
+
+if __name__ == "__main__":
+    from evoattn.cli.main import main
+    from tests.operation import registered as registered
+
+    main()

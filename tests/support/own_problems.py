@@ -1,0 +1,20 @@
+"""The problems that have a name, as a family of any operation is asked for them."""
+
+from evoattn.families.base import Family
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.named_problems import named_problems
+from evoattn.model.problem import AttentionProblem, ProblemError
+
+
+def own_problems(family: Family, gpu: GpuSpec) -> list[AttentionProblem]:
+    """Those that the family serves on the GPU, with its operation."""
+    found = []
+    for problem in named_problems().values():
+        if family.operations[0] != problem.op:
+            try:
+                problem = problem.with_(op=family.operations[0])
+            except ProblemError:  # a cache has no gradients
+                continue
+        if family.why_unsupported(problem, gpu) is None:
+            found.append(problem)
+    return found
