@@ -16,7 +16,6 @@ from evoattn.cli.common import (
     print_plainly,
     problem_names,
 )
-from evoattn.cli.search import SHAPE_HELP
 
 
 def attempt(
@@ -34,7 +33,10 @@ def attempt(
         ),
     ] = None,
     shape: Annotated[
-        str | None, typer.Option(metavar="SHAPE", help=SHAPE_HELP, show_default="B=1,H=16,S=1024,D=64")
+        str | None,
+        typer.Option(
+            metavar="SHAPE", help="A shape, as for `evoattn search --shape`.", show_default="B=1,H=16,S=1024,D=64"
+        ),
     ] = None,
     problem: Annotated[
         str | None, typer.Option(metavar="NAME", help="A name of `evoattn problems`.", autocompletion=problem_names)

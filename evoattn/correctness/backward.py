@@ -18,6 +18,8 @@ from evoattn.model.problem import AttentionProblem
 KINDS = (*inputs.KINDS, "low_scores", "large_gradients", "parts_of_keys")
 LOW_SCORE = -400.0
 """Of each query and key in `low_scores`: exp of it is 0 in fp32, and exp of minus it infinite."""
+CANCELLING = ("equal_keys", "low_equal_scores", "low_scores")
+"""Kinds of which dQ is a sum of dS that is about 0 times one key: what is left of it is the roundings of dS."""
 LARGE = 100.0
 """How much larger every other row of dO is in `large_gradients`: fp16 holds what a head_dim of 256 makes of it."""
 SOFTCAP_FACTOR, SOFTCAP_ABSOLUTE = 3.0, 3e-4
@@ -82,7 +84,8 @@ def make_answer(
 
     Scores are fp32, and so are log-sum-exps, so that P has a relative error of that of a score: `units` of 2^-24 of the
     largest (`reference.Exact`). It is multiplied by what a gradient is a sum of, not by the sum: `Gradients.bounds`.
-    Of normal inputs this is far below the rest, of logits of 1,000 above it.
+    Of normal inputs this is far below the rest, of logits of 1,000 above it. Of inputs whose gradients cancel out
+    (`CANCELLING`) the same holds for the rounding of dS to 16 bits, of which `low` is a sample of few rows.
     """
     dtype = torch_dtype(problem)
     exact_dtype = torch.float64 if double or not problem.element.on_tensor_cores else torch.float32
@@ -91,6 +94,8 @@ def make_answer(
     factor, absolute = (SOFTCAP_FACTOR, SOFTCAP_ABSOLUTE) if problem.softcap else (2.0, 0.0)
     unit = FP32_RELATIVE if problem.dtype == "fp32" else torch.finfo(dtype).eps
     of_scores = (2 + math.sqrt(problem.head_dim) / 3) * FP32_ROUNDING * (1 + largest_score(problem, tensors))
+    if kind in CANCELLING and problem.dtype != "fp32":
+        of_scores += unit / 2
     answer: Answer = {}
     for name, values in exact.values.items():
         rounded, bound = values.to(dtype), of_scores * exact.bounds[name]

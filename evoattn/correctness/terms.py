@@ -41,8 +41,9 @@ def make_terms(
 
     `extreme`: lengths as `make_key_terms` has them then, sinks of -inf and of 30 by turns, slopes of which every other
     is steep and negative, and a bias that hides all keys from the first query, the last half of them from the second
-    and every third one from the fourth, and takes 10,000 from every other score of the third. The columns of a bias
-    past the last key are NaN.
+    and every third one from the fourth, and takes 10,000 from every other score of the third. Nothing is hidden so from
+    an expression, which may make infinity of it or NaN, and such a row has no answer. The columns of a bias past the
+    last key are NaN.
     """
     made = make_key_terms(problem, generator, device, extreme) | block_list.make_block_terms(problem, device)
     heads = torch.arange(problem.heads, device=device)
@@ -69,8 +70,9 @@ def make_terms(
         if extreme and name == "sinks":
             values = torch.where(heads % 2 == 0, float("-inf"), 30.0)
         elif extreme:
-            values[..., 0, :] = values[..., 1:2, problem.seqlen_k // 2 :] = values[..., 3:4, ::3] = float("-inf")
             values[..., 2:3, ::2] = -10_000
+            if not problem.own_score:
+                values[..., 0, :] = values[..., 1:2, problem.seqlen_k // 2 :] = values[..., 3:4, ::3] = float("-inf")
         if name == "bias":
             values[..., problem.seqlen_k :] = float("nan")
         made[name] = values.to(torch_dtype(problem))

@@ -9,8 +9,8 @@ Layers without a mask tensor run `evoattn.attention`: prefill of causal decoders
 position biases (T5); and steps over a static cache, with or without padding, in `generate` too, where a kernel serves
 keys in use. Mask tensors of texts of an encoder with padding behind them, of prompts with padding on one side, and of
 what a causal mask or a window hides, say so to `attention_forward`, which runs a kernel where one serves that
-(`padded_batch.py`). Other mask tensors, dropout and gradients take what "sdpa" takes; with sinks and soft caps, which
-"sdpa" leaves out without a word, what "eager" computes.
+(`padded_batch.py`). Gradients of all but cached steps are kernels', where these serve them. Other mask tensors and
+dropout take what "sdpa" takes; with sinks and soft caps, which "sdpa" leaves out without a word, what "eager" computes.
 """
 
 from __future__ import annotations

@@ -143,8 +143,9 @@ def attention(
     -inf where it sees no key.
 
     The best known kernel for the GPU and the problem runs on torch's current stream; the first use of a kernel
-    compiles or loads it. What no kernel serves (gradients, dropout, other devices and dtypes, unaligned strides …)
-    torch computes. `explain` says which it is, and `strict` raises `NoKernel` instead. Raises what SDPA raises for
+    compiles or loads it. Where gradients are wanted there has to be one for each pass; `deterministic` has theirs be of
+    the same bits in every run. What no kernel serves (dropout, other devices and dtypes, unaligned strides …) torch
+    computes. `explain` says which it is, and `strict` raises `NoKernel` instead. Raises what SDPA raises for
     shapes that do not fit, `ValueError` for a wrong `causal` or one that `is_causal` contradicts, a wrong `out` or
     argument beyond SDPA's, and `TypeError` for one of the wrong type.
     """

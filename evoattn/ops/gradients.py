@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -110,7 +111,7 @@ class Backward:
                 forward,
                 op=BACKWARD.name,
                 shared_kv=False,  # key and value have gradients of their own
-                scale=None if call.scale is None else float(call.scale),
+                scale=_own_scale(call),
                 lse=self.grad_lse is not None,
                 grads="+".join(self.grads),
                 deterministic=deterministic_of(call),
@@ -150,6 +151,13 @@ class Backward:
             assert given is not None
             sinks = sinks.to(given.dtype)
         return q, k, v, bias, sinks
+
+
+def _own_scale(call: Call) -> float | None:
+    """The scale where it is not that of the head_dim: kernels of the backward pass multiply by it in several places,
+    so that the problem says it."""
+    usual = 1 / math.sqrt(call.query.shape[3])
+    return None if call.scale is None or math.isclose(call.scale, usual, rel_tol=1e-9) else float(call.scale)
 
 
 def expected(call: Call) -> Backward:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ TIMED_CALLS = 64
 """Of one problem: enough for a mean, few enough to keep events for."""
 
 Span = tuple[torch.cuda.Event, torch.cuda.Event]
+Given = TypeVar("Given", bound=Answer)
 
 
 class ShapesError(WrongUse):
@@ -273,7 +274,7 @@ class Recorded:
 
         return lambda *_: begin.record(torch.cuda.current_stream(device)), ended
 
-    def of(self, compute: Callable[[], Answer]) -> Answer:
+    def of(self, compute: Callable[[], Given]) -> Given:
         """What `compute` returns: the answer to the call."""
         query = self._call.query
         forward, backward = self._spans
@@ -292,7 +293,7 @@ class Recorded:
 
 
 def watch(out: Tensor, given: Tensor, begin: Callable[..., None], end: Callable[..., None]) -> None:
-    """Have autograd call `begin` when it has the gradient of `out`, and then `end` when it has that of `given`, once."""
+    """Have autograd call `begin` when it has the gradient of `out`, then, once, `end` when it has that of `given`."""
     handles: list[Any] = []
 
     def ended(gradient: Tensor) -> None:
@@ -306,7 +307,7 @@ def watch(out: Tensor, given: Tensor, begin: Callable[..., None], end: Callable[
     out.register_hook(begun)
 
 
-def recorded_call(call: Call, compute: Callable[[], Answer]) -> Answer:
+def recorded_call(call: Call, compute: Callable[[], Given]) -> Given:
     """The answer to a call, by `compute`, which is written down."""
     if not all(isinstance(tensor, Tensor) for tensor in (call.query, call.key, call.value)):
         return compute()

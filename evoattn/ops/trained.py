@@ -22,7 +22,8 @@ class Computes(Protocol):
 
 def attend(runtime: Computes, call: Call) -> Answer:
     """The answer to a call, and with `return_lse` the log-sum-exp, both differentiable."""
-    out, lse = _Attention.apply(runtime, call, call.query, call.key, call.value, *call.terms)  # type: ignore[no-untyped-call]
+    tensors = call.query, call.key, call.value, *call.terms
+    out, lse = _Attention.apply(runtime, call, *tensors)  # type: ignore[no-untyped-call]
     return (out, lse) if call.return_lse else out
 
 

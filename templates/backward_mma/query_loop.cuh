@@ -110,10 +110,10 @@
             if constexpr (BIAS_GRADIENT) {
               const int key = first_key + warp_key + m * 16 + half * 8 + lane / 4;
               const int query = first_query + lane_query + n * 8;
-              float* at = dbias_gmem + batch * terms.given.bias_batch_stride + head * terms.given.bias_head_stride +
-                          query * terms.given.bias_row_stride + key;
+              float* at =
+                  dbias_gmem + batch * dbias_batch_stride + head * dbias_head_stride + query * dbias_row_stride + key;
               if (key < seqlen_k && query < seqlen_q) red_add(at, low);
-              if (key < seqlen_k && query + 1 < seqlen_q) red_add(at + terms.given.bias_row_stride, high);
+              if (key < seqlen_k && query + 1 < seqlen_q) red_add(at + dbias_row_stride, high);
             }
           }
       }

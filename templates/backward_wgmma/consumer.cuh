@@ -20,15 +20,6 @@
 #include "backward_wgmma/query_walk.cuh"
 #include "backward_wgmma/shared_layout.cuh"
 
-// Where dQ of a K/V head's group goes: its sums, and the rows that the last block makes of them.
-struct QueryGradient {
-  float* sums_gmem;  // [group, tiles, Sums::FLOATS]
-  SumSlot slot;
-  bool is_final;  // of the heads in the slot
-  Element* rows_gmem;
-  int64_t head_stride, row_stride;
-};
-
 // What a warpgroup holds in arrays, of Sᵀ[64 keys, SCORE_COLUMNS queries] and its like in the order of wgmma's
 // accumulators: lane 4 g + t of a warp has keys g and g + 8, of eight queries 2 t and 2 t + 1.
 struct Fragments {
@@ -66,7 +57,7 @@ struct Consumer {
   const Mask& mask;
   const KeyBlock& block;
   const QueryTerms& terms;
-  const QueryGradient& dq_gmem;
+  float* dq_sums_gmem;
   const float softmax_scale_log2;
   QueryWalk walk;
   uint32_t smem_address;
@@ -79,8 +70,8 @@ struct Consumer {
   int score_stage = 0;  // of dS and P
 
   __device__ __forceinline__ Consumer(Fragments& f, unsigned char* smem, int block_warp, const Mask& mask,
-                                      const KeyBlock& block, int group, const QueryTerms& terms,
-                                      const QueryGradient& dq_gmem, float softmax_scale_log2)
+                                      const KeyBlock& block, int group, const QueryTerms& terms, float* dq_sums_gmem,
+                                      float softmax_scale_log2)
       : s(f.s),
         dp(f.dp),
         p(f.p),
@@ -93,7 +84,7 @@ struct Consumer {
         mask(mask),
         block(block),
         terms(terms),
-        dq_gmem(dq_gmem),
+        dq_sums_gmem(dq_sums_gmem),
         softmax_scale_log2(softmax_scale_log2),
         walk(block, group),
         smem_address(shared_address(smem)),
@@ -111,13 +102,7 @@ struct Consumer {
                                       float softmax_scale) {
     named_barrier_sync<THREADS>(BARRIERS_READY);  // the barriers are initialised
     if constexpr (CONSUMER_REGISTERS > 0) increase_registers<CONSUMER_REGISTERS>();
-    if constexpr (ROWS_BY_LAST) {
-      if (dq_gmem.slot.turn > 0) {
-        if (threadIdx.x == 0) dq_gmem.slot.await_turn();
-        named_barrier_sync<128 * WARPGROUPS>(SCORES);  // what thread 0 has acquired all threads may add to
-      }
-    }
-    grid_dependency_wait();  // what earlier launches wrote is there
+    grid_dependency_wait();  // dQ is cleared
 #pragma unroll
     for (int i = 0; i < DK_COLUMNS / 2; ++i) dk[i] = 0.f;
 #pragma unroll
@@ -147,24 +132,6 @@ struct Consumer {
     to_global<HEAD_DIM, DK_COLUMNS>(dk, Smem::K, dk_gmem, dk_row_stride, softmax_scale);
     to_global<VALUE_DIM, DV_COLUMNS>(dv, Smem::V, dv_gmem, dv_row_stride, 1.f);
     if (DQ_BY_BULK && lane == 0) tma_store_wait_read();  // shared memory must live until it is read
-  }
-
-  // Behind `run`: by the last block of the heads of a group, rows of their dQ.
-  __device__ __forceinline__ void rows_by_last(int group, int seqlen_q, float softmax_scale) const {
-    if (DQ_BY_BULK && lane == 0) bulk_add_wait();
-    named_barrier_sync<128 * WARPGROUPS>(SCORES);  // all threads have added, and none reads K's place any more
-    int* is_last = reinterpret_cast<int*>(smem + Smem::LOG_SUMS);
-    if (threadIdx.x == 0) *is_last = dq_gmem.slot.is_last(HEADS_FASTEST ? gridDim.z : gridDim.x);
-    named_barrier_sync<128 * WARPGROUPS>(SCORES);  // all threads know, and may read all sums
-    if (!*is_last) return;
-    for (int i = 0; i < group * terms.tiles; ++i) {
-      const int head = i / terms.tiles, row = i % terms.tiles * BLOCK_M;
-      Sums::to_rows<HEAD_DIM, true>(dq_gmem.sums_gmem + int64_t(i) * Sums::FLOATS,
-                                    dq_gmem.rows_gmem + head * dq_gmem.head_stride + row * dq_gmem.row_stride,
-                                    dq_gmem.row_stride, seqlen_q - row, softmax_scale, threadIdx.x, 128 * WARPGROUPS);
-    }
-    named_barrier_sync<128 * WARPGROUPS>(SCORES);  // all threads have left zeros
-    if (threadIdx.x == 0) dq_gmem.slot.pass_on(dq_gmem.is_final);
   }
 
 private:
@@ -376,8 +343,8 @@ private:
 
   // This warp's part of dQ to its sums (`query_sums.cuh`).
   __device__ __forceinline__ void add_dq() {
-    const int64_t tile = (walk.head - walk.first_head) * int64_t(terms.tiles) + walk.tile;
-    float* sums = dq_gmem.sums_gmem + tile * Sums::FLOATS + warpgroup * Sums::TILE_FLOATS + warp * Sums::WARP_FLOATS;
+    const int64_t tile = terms.tile(block.batch, walk.head, walk.tile);
+    float* sums = dq_sums_gmem + tile * Sums::FLOATS + warpgroup * Sums::TILE_FLOATS + warp * Sums::WARP_FLOATS;
     if constexpr (DQ_BY_BULK) {
       const int place = Smem::DQ + (warpgroup * 4 + warp) * Smem::DQ_WARP_BYTES;
       if (lane == 0) tma_store_wait_read();

@@ -21,14 +21,11 @@ struct KeyBlock {
 
 // Goes through them. ROTATED: blocks of other keys begin with other tiles, so that not all add to one tile of dQ.
 struct QueryWalk {
-  int first_head, head, left, tile;  // tiles of this head that are left
+  int head, left, tile;  // tiles of this head that are left
   int heads_left;
 
   __device__ __forceinline__ QueryWalk(const KeyBlock& block, int group)
-      : first_head(block.kv_head * group),
-        head(first_head),
-        left(block.tiles),
-        heads_left(block.tiles > 0 ? group : 0) {
+      : head(block.kv_head * group), left(block.tiles), heads_left(block.tiles > 0 ? group : 0) {
     tile = first_of(block);
   }
   __device__ __forceinline__ bool done() const { return heads_left == 0; }

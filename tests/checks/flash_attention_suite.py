@@ -2,7 +2,8 @@
 """FlashAttention's own tests on `evoattn.flash_attn`: how many pass, and how many of their calls do kernels serve?
 
     python -m tests.checks.flash_attention_suite FOLDER [--file hopper/test_flash_attn.py] [--count 1500] [--seed 1]
-                                                 [--no-gradients] [--only kvcache] [--seconds 540] [--json OUT]
+                                                 [--no-gradients] [--only output,kvcache] [--seconds 540]
+                                                 [--processes 10] [--json OUT]
 
 FOLDER holds files of https://github.com/Dao-AILab/flash-attention at their places: hopper/test_flash_attn.py,
 hopper/test_util.py, hopper/padding.py, and flash_attn/layers/rotary.py with flash_attn/ops/triton/rotary.py, which
@@ -17,7 +18,9 @@ by kernels if no part of it was computed by PyTorch; those of `flash_attn_combin
 Tensors of these tests want gradients, and PyTorch then computes. `--no-gradients` leaves backward passes out, by the
 suite's own switch, and runs forward passes without. `--measured` runs only kernels of kinds that were timed on this
 card; without it all are allowed, as after `evoattn.enable(estimated=True)`. `--cpu` rewrites the tests for a CPU, where
-PyTorch computes all of them, and leaves out the large ones. Exit code 1 if a case fails.
+PyTorch computes all of them, and leaves out the large ones. `--processes` shares the count among several, which draw by
+seeds of their own and share the cache of compiled kernels: most of the time is that of compilers. Exit code 1 if a case
+fails.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ import functools
 import json
 import os
 import random
+import subprocess
 import sys
 import tempfile
 import time
@@ -67,6 +71,11 @@ class Counts:
     calls: int = 0
     by_kernels: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: Counts) -> None:
+        for name in ("passed", "failed", "out_of_memory", "calls", "by_kernels"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.reasons += other.reasons
 
 
 class CountingRuntime(Runtime):
@@ -126,7 +135,7 @@ class Suite:
             size = max(size, case.get("seqlen", 1) * case.get("num_splits", 1))
             large = self.options.cpu and size > MOST_SCORES
             left_out = large or case.get("dropout_p", 0) or any(word in name for word in LEFT_OUT)
-            if self.options.only in name and not left_out:
+            if not left_out and any(word in name for word in self.options.only.split(",")):
                 of[name].append(item)
         draw = random.Random(self.options.seed)
         for name, some in of.items():
@@ -176,10 +185,19 @@ class Suite:
     def total(self) -> Counts:
         whole = Counts()
         for one in self.counts.values():
-            for name in ("passed", "failed", "out_of_memory", "calls", "by_kernels"):
-                setattr(whole, name, getattr(whole, name) + getattr(one, name))
-            whole.reasons += one.reasons
+            whole.add(one)
         return whole
+
+    def as_json(self) -> str:
+        counts = {name: {**vars(one), "reasons": dict(one.reasons)} for name, one in self.counts.items()}
+        return json.dumps({"counts": counts, "failures": self.failures}, indent=1)
+
+    def add_json(self, text: str) -> None:
+        """What another process counted."""
+        found = json.loads(text)
+        for name, one in found["counts"].items():
+            self.counts[name].add(Counts(**{**one, "reasons": Counter(one["reasons"])}))
+        self.failures += found["failures"]
 
 
 def of_folder(options: argparse.Namespace) -> Path:
@@ -218,31 +236,56 @@ def options_of(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=1500)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=1e9)
-    parser.add_argument("--only", default="", help="a part of test functions' names")
+    parser.add_argument("--only", default="", help="parts of test functions' names")
+    parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--json", type=Path)
     for flag in ("--no-gradients", "--measured", "--cpu"):
         parser.add_argument(flag, action="store_true")
     return parser.parse_args(words)
 
 
+def in_processes(suite: Suite, words: list[str], options: argparse.Namespace) -> None:
+    """Run the suite in several processes, and add up what they counted."""
+    with tempfile.TemporaryDirectory() as folder:
+        running = []
+        for number in range(options.processes):
+            mine = ["--seed", str(options.seed * 1000 + number), "--json", f"{folder}/{number}.json"]
+            mine += ["--count", str(-(-options.count // options.processes)), "--processes", "1"]
+            running.append(subprocess.Popen([sys.executable, "-m", __spec__.name, *words, *mine]))
+        for number, one in enumerate(running):
+            status, counted = one.wait(), Path(folder, f"{number}.json")
+            if counted.exists():
+                suite.add_json(counted.read_text())
+            else:
+                suite.failures.append(f"process {number} ended with {status} and counted nothing")
+
+
+def in_this_process(suite: Suite, options: argparse.Namespace) -> None:
+    file = of_folder(options)
+    prepared(suite, options)
+    flags = ["-p", "no:cacheprovider", "-p", "no:terminal", "-c", os.devnull]
+    with current.use(suite.runtime):
+        pytest.main([str(file), "--rootdir", str(file.parent), *flags], plugins=[suite])
+
+
 def main(words: list[str]) -> int:
     options = options_of(words)
-    file = of_folder(options)
-    platform = current.find_platform() if torch.cuda.is_available() else None
+    alone = options.processes == 1
+    platform = current.find_platform() if alone and torch.cuda.is_available() else None
     runtime = CountingRuntime(platform, current.best_known, cubin_cache() / current.FOLDER, others=next_picks)
     runtime.estimated, runtime.reasons = not options.measured, []
     suite = Suite(runtime, options)
-    prepared(suite, options)
-    flags = ["-p", "no:cacheprovider", "-p", "no:terminal", "-c", os.devnull]
-    with current.use(runtime):
-        pytest.main([str(file), "--rootdir", str(file.parent), *flags], plugins=[suite])
+    if alone:
+        in_this_process(suite, options)
+    else:
+        in_processes(suite, words, options)
+        print("\n".join(suite.failures))
     print(suite.table())
     if options.json:
-        counts = {name: {**vars(one), "reasons": dict(one.reasons)} for name, one in suite.counts.items()}
-        options.json.write_text(json.dumps({"counts": counts, "failures": suite.failures}, indent=1))
+        options.json.write_text(suite.as_json())
     if not suite.counts:
         print("No case ran.")
-    return int(not suite.counts or suite.total.failed > 0)
+    return int(not suite.counts or len(suite.failures) > 0)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import torch
 
 from evoattn.backends.compiler import compile_candidate
 from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.correctness.terms import torch_dtype
 from evoattn.families import registry
 from evoattn.families.render import render
 from evoattn.families.residency import WARP
@@ -31,6 +30,8 @@ SHAPES = {
     "flash_mma, alibi": "B=1,H=2,S=384,D=64,alibi=1",
     "flash_wgmma, bias": "B=1,H=2,Sq=384,Sk=768,D=128,bias=s",
     "flash_wgmma, softcap": "B=1,H=2,Sq=384,Sk=768,D=128,softcap=50",
+    "backward_mma": "B=1,H=2,S=256,D=64,op=backward",
+    "backward_mma, deterministic": "B=1,H=2,S=256,D=128,op=backward,deterministic=1",
     "latent_wgmma": "B=1,H=64,Hkv=1,Sq=1,Sk=256,D=576,Dv=512,dtype=bf16,shared_kv=1",
 }
 WITHIN = {"tensor": (0.97, 1.03), "special": (0.55, 1.05), "instructions": (0.45, 1.05), "shared": (0.7, 1.1)}
@@ -40,10 +41,8 @@ instructions are undercounted alike is what the fitted weight of `issue` stands 
 
 def counted(family, problem, config):
     kernel = compile_candidate(render(family, problem, config, H100))
-    dtype = torch_dtype(problem)
-    buffers = {t: torch.zeros(math.prod(problem.shape(t)), dtype=dtype) for t in "qkvo"}
-    for name, shape in problem.term_shapes.items():
-        buffers[name] = torch.zeros(shape, dtype=torch.float32 if name == "slopes" else dtype).flatten()
+    tensors = (*problem.inputs, *problem.outputs)
+    buffers = {t.name: torch.zeros(math.prod(t.shape), dtype=getattr(torch, t.dtype)) for t in tensors}
     scratch = family.workspace(problem, config, H100)
     buffers |= {name: torch.zeros(size, dtype=torch.uint8) for name, size in scratch.items()}
     found = InterpreterBackend().profile(kernel, family.launches(problem, config, H100), buffers)

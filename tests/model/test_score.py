@@ -217,6 +217,16 @@ def test_variants_are_expressions_too():
             torch.testing.assert_close(found[name].values, expected[name].values)
 
 
+@pytest.mark.parametrize("queries", [1, 5])
+def test_a_bias_before_an_expression_leaves_every_row_an_answer(queries):
+    """A bias that hides keys would be infinity after a factor below 0, and NaN after one of 0."""
+    problem = AttentionProblem(2, 8, 2, queries, 24, 16, bias="bhs", score="s*t[h]", tables="t:fp32:8", lse=True)
+    tensors = make_inputs(problem, 3, "cpu", "extreme_terms")
+    assert (tensors["own_t"] < 0).any()
+    answer = make_answer(problem, tensors, double=True)
+    assert all(torch.isfinite(answer[name].values).all() for name in ("o", "lse"))
+
+
 def test_the_judge_takes_it_like_another_variant():
     problem = parse_shape("B=1 H=2 S=20 D=16 fp32 score=s*t[h] tables=t:fp32:2")
     tensors = make_inputs(problem, 3, "cpu")

@@ -1,5 +1,5 @@
-"""An operation and a family from outside, added to the tables: `python -m tests.operation.registered search …` is the
-command `evoattn` with both. Workers import this module with the first task, since the family's class is in it."""
+"""An operation and a family from outside, added to the tables. Workers of a search import this module with their first
+task, since the family's class is in it."""
 
 from pathlib import Path
 
@@ -33,9 +33,3 @@ class Registered(MergeTwo):
 
 FAMILIES["merge_two"] = Registered()
 FOLDERS["merge_two"] = Path(__file__).parent / "search_spaces"
-
-if __name__ == "__main__":
-    from evoattn.cli.main import main
-    from tests.operation import registered as registered
-
-    main()

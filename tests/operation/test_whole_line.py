@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+COMMAND = "import tests.operation.registered; from evoattn.cli.main import main; main()"
 SHAPE = "B=1 H=2 S=50 D=16 fp32 op=merge_two"
 
 
@@ -15,7 +16,7 @@ def command(tmp_path_factory):
     folder = tmp_path_factory.mktemp("merge")
 
     def run(*words, code=0):
-        program = [sys.executable, "-m", "tests.operation.registered", *words, "--db", str(folder / "merge.db")]
+        program = [sys.executable, "-c", COMMAND, *words, "--db", str(folder / "merge.db")]
         done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=300)
         assert done.returncode == code, done.stderr
         return " ".join((done.stdout + done.stderr).split())

@@ -7,7 +7,9 @@ import ctypes
 import hashlib
 import json
 import math
+from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 import torch
 
@@ -85,8 +87,10 @@ def lookup(name: str) -> Family:
     return FAMILY if name == NAME else registry.lookup(name)
 
 
-def build_either(family: Family, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, folder) -> Cubin:
-    """As `fake_device.build`; of a backward kernel with a record that its check went well."""
+def build_either(
+    family: Family, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, folder: Path, checked: bool = True
+) -> Cubin:
+    """As `fake_device.build`; of a backward kernel, if `checked`, with a record that its check went well."""
     if family is not FAMILY:
         return build(family, problem, config, gpu, folder)
     variants = [name for name in problem.variants if name in (*COMPILED, "varlen")]
@@ -94,8 +98,9 @@ def build_either(family: Family, problem: AttentionProblem, config: KernelConfig
     constants |= dict(lse=problem.lse, variants=variants, grads=problem.grads, deterministic=problem.deterministic)
     code = json.dumps(constants).encode()
     cubin = Cubin(code, hashlib.sha256(code).hexdigest(), "source", "recipe")
-    folder.mkdir(parents=True, exist_ok=True)
-    selftest.record(cubin, "a fake GPU, driver 1.0", folder, config, "")
+    if checked:
+        folder.mkdir(parents=True, exist_ok=True)
+        selftest.record(cubin, "a fake GPU, driver 1.0", folder, config, "")
     return cubin
 
 
@@ -105,8 +110,8 @@ def pick_either(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
     return Pick(NAME, KernelConfig(NAME, {"DETERMINISTIC": True}), "it is the test's")
 
 
-def training_runtime(device: FakeDevice, folder, pick=pick_either) -> Runtime:
-    return Runtime(device, pick, folder, build=build_either, lookup=lookup)
+def training_runtime(device: FakeDevice, folder: Path, pick=pick_either, checked: bool = True) -> Runtime:
+    return Runtime(device, pick, folder, build=partial(build_either, checked=checked), lookup=lookup)
 
 
 class TrainingDevice(FakeDevice):
@@ -114,6 +119,8 @@ class TrainingDevice(FakeDevice):
 
     backward_status: int = 0
     """What the next launches of the backward pass answer."""
+    backward_error: float = 0.0
+    """Added to the gradient of Q."""
 
     def __init__(self):
         super().__init__()
@@ -136,15 +143,15 @@ class TrainingDevice(FakeDevice):
         strides = {name: (*values[first + 3 * i : first + 3 * i + 3], 1) for i, name in enumerate(STRIDED)}
         strides["bias"] = tuple(values[-4:-2])
         with autograd_at_work():
-            differentiate(kernel, at, sizes, strides, *values[-2:])
+            differentiate(kernel, at, sizes, strides, *values[-2:]).add_(self.backward_error)
         self.backwards.append(kernel)
         grid = launch.grid_x, launch.grid_y, launch.grid_z
         self.launches.append(Launched(name, launch.stream or 0, grid, launch.smem_bytes, (), values[-2]))
         return 0
 
 
-def differentiate(kernel: dict, at: dict, sizes: dict, strides: dict, scale: float, softcap: float) -> None:
-    """Write the gradients of what lies at these addresses."""
+def differentiate(kernel: dict, at: dict, sizes: dict, strides: dict, scale: float, softcap: float) -> torch.Tensor:
+    """Write the gradients of what lies at these addresses; that of Q."""
     packed = "varlen" in kernel["variants"]
     batch, heads, kv_heads = 1 if packed else sizes["batch"], sizes["heads"], sizes["kv_heads"]
     rows, keys, (dim, dim_v) = sizes["rows"], sizes["keys"], kernel["dims"]
@@ -219,6 +226,7 @@ def differentiate(kernel: dict, at: dict, sizes: dict, strides: dict, scale: flo
             shape = (batch if strides["bias"][0] else 1, heads if strides["bias"][1] else 1, rows, width)
             made = tensor_at(at["dbias"], shape, contiguous_strides(shape), torch.float32)[..., :keys]
             made.copy_(dbias[0].sum_to_size(made.shape))
+    return found["dq"]
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from evoattn.search.starting import starting_configs
 from tests.ops.fake_device import Pick
 
 ORDER = ("split_kv", "flash_wgmma", "flash_mma", "large_head_mma", "large_head", "flash_scalar")
+BACKWARD = tuple(name for name in ("backward_wgmma", "backward_mma", "backward_scalar") if name in FAMILIES)
 FEW_QUERIES = 8
 """Up to so many, splitting the keys comes first."""
 
@@ -21,7 +22,8 @@ load = cache(load_space)
 
 
 def stand_in(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
-    for name in ORDER if problem.seqlen_q <= FEW_QUERIES else (*ORDER[1:], ORDER[0]):
+    forward = ORDER if problem.seqlen_q <= FEW_QUERIES else (*ORDER[1:], ORDER[0])
+    for name in BACKWARD if problem.op == "backward" else forward:
         family = FAMILIES[name]
         if family.why_unsupported(problem, gpu):
             continue

@@ -1,5 +1,7 @@
 """Gradients of `evoattn.attention` by kernels of the backward pass, on the fake device, beside float64."""
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -473,3 +475,32 @@ def test_autograd_tells_when_a_backward_pass_begins_and_ends():
     assert told == ["begin", "end"] * 2
     q.sum().backward()
     assert len(told) == 4
+
+
+@pytest.mark.parametrize(
+    "words", [{}, {"return_lse": True}, {"sinks": torch.ones(4).half()}, {"softcap": 3.0}], ids=str
+)
+def test_a_backward_kernel_is_checked_at_its_first_use(tmp_path, words):
+    """By the proof of its operation; where it is wrong, torch computes both passes from then on."""
+    for error in (0.0, 0.5):
+        fake = TrainingDevice()
+        fake.backward_error = error
+        with current.use(training_runtime(fake, tmp_path / str(error), checked=False)), warnings.catch_warnings():
+            warnings.simplefilter("ignore" if error else "error", RuntimeWarning)
+            mine, mine_words = leaves(*tensors(), **words)
+            evoattn.attention(*mine, enable_gqa=True, **mine_words)
+            assert len(fake.backwards) >= 1
+            mine, mine_words = leaves(*tensors(), **words)
+            said = evoattn.explain(*mine, enable_gqa=True, **mine_words)
+            assert ("failed its check" in said) == bool(error)
+
+
+def test_functions_of_flash_attention_have_gradients_by_kernels(device):
+    from evoattn.flash_attn import flash_attn_func
+
+    mine, _ = leaves(*(t.transpose(1, 2).contiguous() for t in tensors()))
+    flash_attn_func(*mine, causal=True, deterministic=True).float().square().sum().backward()
+    double = [t.detach().double().transpose(1, 2).requires_grad_() for t in mine]
+    evoattn.attention(*double, causal=True, enable_gqa=True).square().sum().backward()
+    require_near([t.grad.transpose(1, 2) for t in mine], [t.grad for t in double])
+    assert device.backwards[0]["deterministic"]

@@ -160,6 +160,13 @@ class BackwardMma(Family):
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
         return scratch_bytes(problem, self.genes(config))
 
+    def unordered(self, problem: AttentionProblem, config: KernelConfig) -> tuple[str, ...]:
+        genes = self.genes(config)
+        added = ["dq"] * adds_dq(genes) + ["dk", "dv"] * (genes.QUERY_SPLIT > 1)
+        if "bias" in problem.grads and problem.bias != "bhs":  # which batches or heads share
+            added.append("dbias")
+        return tuple(added)
+
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
         return launch_work(problem, self.genes(config), registers)
 
@@ -184,6 +191,13 @@ def _sums(problem: AttentionProblem, genes: BackwardMmaGenes) -> tuple[KernelArg
 
 def _bias_gradient(problem: AttentionProblem) -> KernelArg:
     return Buffer("dbias") if "bias" in problem.grads else NULL
+
+
+def _bias_gradient_strides(problem: AttentionProblem) -> tuple[KernelArg, ...]:
+    """It is contiguous, however the bias lies."""
+    batch, heads, rows, row = problem.term_shapes["bias"] if "bias" in problem.grads else (1, 1, 0, 0)
+    strides = heads * rows * row * (batch > 1), rows * row * (heads > 1), row
+    return tuple(Scalar("int64", stride) for stride in strides)
 
 
 def _sink_sums(problem: AttentionProblem) -> KernelArg:
@@ -220,6 +234,7 @@ def _key_args(problem: AttentionProblem, genes: BackwardMmaGenes, rows: int) -> 
         *_lengths(problem),
         *(Scalar("int32", n) for n in (rows, genes.QUERY_SPLIT)),
         *_strides(problem, "q", "k", "v", "do", "dk", "dv"),
+        *_bias_gradient_strides(problem),
         softmax_scale_log2(problem),
         Scalar("float32", problem.softmax_scale),
         *variant_args(problem),

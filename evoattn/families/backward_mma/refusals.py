@@ -15,7 +15,7 @@ from evoattn.families.backward_mma.resources import (
     registers_needed,
     smem_bytes,
 )
-from evoattn.families.residency import why_not_resident, why_same_code, why_too_few_registers
+from evoattn.families.residency import register_cap, why_not_resident, why_same_code
 from evoattn.families.row_blocks import row_blocks
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
 from evoattn.model.problem import AttentionProblem
@@ -94,7 +94,8 @@ def why_redundant(problem: AttentionProblem, genes: BackwardMmaGenes) -> str | N
         return f"BLOCK_ORDER=heads is the same order as keys for {keys} tiles of {heads} heads."
     for name, value in IDLE.items():
         if name.startswith("PASS") == adds_dq(genes) and genes.value(name) != value:
-            return f"{name} does nothing with DQ={genes.DQ}, and must be {value}."
+            how = "is added up by the blocks of keys" if adds_dq(genes) else "is computed by a launch of its own"
+            return f"{name}={genes.value(name)} does nothing where the gradient of Q {how}: it must be {value}."
     if adds_dq(genes):
         return None
     if genes.PASS_M > 16 and 2 * problem.seqlen_q <= genes.PASS_M and genes.PASS_M > 16 * genes.PASS_WARPS:
@@ -114,17 +115,29 @@ def why_too_big(problem: AttentionProblem, genes: BackwardMmaGenes, gpu: GpuSpec
     )
     if genes.BLOCK_ORDER == "heads" and tiles > MAX_GRID_YZ:
         return f"BLOCK_ORDER=heads puts {tiles} tiles in grid z, which ends at {MAX_GRID_YZ}."
-    for smem in (smem_bytes(problem, genes), 0 if adds_dq(genes) else pass_smem_bytes(problem, genes)):
+    needs = [(smem_bytes(problem, genes), "BLOCK_M, BLOCK_N and STAGES")]
+    if not adds_dq(genes):
+        needs.append((pass_smem_bytes(problem, genes), "PASS_M, PASS_N and PASS_STAGES"))
+    for smem, by in needs:
         if smem > gpu.smem_per_block:
-            return f"The block needs {smem} bytes of shared memory; {gpu.name} gives a block {gpu.smem_per_block}."
+            return f"The block needs {smem} bytes of shared memory, by {by}; {gpu.name} gives one {gpu.smem_per_block}."
     blocks, warps = genes.BLOCKS_PER_SM, block_warps(genes)
     return (
         why_not_resident(gpu, blocks, warps, smem_bytes(problem, genes))
         or why_same_code(blocks, warps)
-        or why_too_few_registers(blocks, warps, registers_needed(problem, genes))
+        or _why_too_few(
+            registers_needed(problem, genes), register_cap(warps, blocks), "BLOCK_N, QUERY_WARPS, WARPS, PART"
+        )
         or (
             None
             if adds_dq(genes)
-            else why_too_few_registers(1, genes.PASS_WARPS, pass_registers_needed(problem, genes))
+            else _why_too_few(
+                pass_registers_needed(problem, genes), register_cap(genes.PASS_WARPS, 1), "PASS_M, PASS_N, PASS_WARPS"
+            )
         )
     )
+
+
+def _why_too_few(needed: int, cap: int, by: str) -> str | None:
+    """Fewer registers than a thread needs: the kernel would spill."""
+    return f"A thread needs about {needed} registers, by {by}, and has {cap}." if needed > cap else None

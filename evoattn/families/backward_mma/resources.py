@@ -93,7 +93,7 @@ def _sums(problem: AttentionProblem, genes: BackwardMmaGenes) -> tuple[int, int,
     return rows * dim * adds_dq(genes), keys * dim, keys * value_dim
 
 
-FIXED_REGISTERS = 50
+FIXED_REGISTERS = 58
 """Addresses, counters, bounds, fragments under way."""
 
 

@@ -15,7 +15,6 @@ from evoattn.families.backward_wgmma.resources import (
     producer_warps,
     scratch,
     smem_bytes,
-    sum_slots,
     threads,
 )
 from evoattn.families.backward_wgmma.work import launch_work
@@ -103,7 +102,6 @@ class BackwardWgmma(Family):
             "DQ_BY_BULK": genes.DQ_SUM == "bulk",
             "HEADS_FASTEST": genes.BLOCK_ORDER == "heads",
             "ROTATED": genes.ROTATE,
-            "ROWS_BY_LAST": genes.DQ_END == "last_block",
             "LSE_GRADIENT": problem.lse,
             "SMEM_BYTES": smem_bytes(problem, genes),
             "DQ_COLUMNS": columns,
@@ -120,13 +118,12 @@ class BackwardWgmma(Family):
         rows_grid, row_block = (tiles, problem.heads, problem.batch), (ROW_THREADS, 1, 1)
         keys, heads, batch = key_blocks(problem, genes), problem.kv_heads, problem.batch
         grid = (heads, batch, keys) if genes.BLOCK_ORDER == "heads" else (keys, heads, batch)
-        log_sums, deltas, dq_sums, *words = map(Buffer, scratch(problem, genes, gpu))
-        slots, dq, null = sum_slots(problem, genes, gpu), Buffer("dq"), Scalar("int64", 0)
+        log_sums, deltas, dq_sums = map(Buffer, scratch(problem, genes))
         scale = Scalar("float32", problem.softmax_scale)
         sizes = _ints(problem.heads, problem.kv_heads, problem.seqlen_q, problem.seqlen_k)
         terms: tuple[KernelArg, ...] = (
             *(Buffer(name) for name in ("o", "do", "lse")),
-            Buffer("dlse") if problem.lse else null,
+            Buffer("dlse") if problem.lse else Scalar("int64", 0),
             *(log_sums, deltas, dq_sums),
             *_ints(problem.heads, problem.seqlen_q),
             *_strides(problem, "o", "do"),
@@ -136,30 +133,28 @@ class BackwardWgmma(Family):
             tile_map(problem, "k", genes.BLOCK_N),
             tile_map(problem, "v", genes.BLOCK_N),
             tile_map(problem, "do", genes.BLOCK_M),
-            *(log_sums, deltas, dq_sums, words[0] if words else null, dq, Buffer("dk"), Buffer("dv")),
+            *(log_sums, deltas, dq_sums, Buffer("dk"), Buffer("dv")),
             *sizes,
-            *_ints(slots),
-            *_strides(problem, "dq", "dk", "dv"),
+            *_strides(problem, "dk", "dv"),
             softmax_scale_log2(problem),
             scale,
             *_ints(problem.masking.past or 0, problem.masking.ahead or 0),
         )
         rows: tuple[KernelArg, ...] = (
-            *(dq_sums, dq),
+            *(dq_sums, Buffer("dq")),
             *_ints(problem.heads, problem.seqlen_q),
             *_strides(problem, "dq"),
             scale,
         )
         smem = smem_bytes(problem, genes)
-        launches = (
+        return (
             KernelLaunch("backward_wgmma_terms", rows_grid, row_block, 0, terms),
             KernelLaunch(self.name, grid, (threads(genes), 1, 1), smem, main, overlaps=True),
             KernelLaunch("backward_wgmma_rows", rows_grid, row_block, 0, rows, overlaps=True),
         )
-        return launches[:2] if words else launches
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
-        return scratch(problem, self.genes(config), gpu)
+        return scratch(problem, self.genes(config))
 
     def unordered(self, problem: AttentionProblem, config: KernelConfig) -> tuple[str, ...]:
         return ("dq",) if key_blocks(problem, self.genes(config)) > 1 else ()

@@ -26,6 +26,5 @@ class BackwardWgmmaGenes(Genes):
     DS_PLACE: Literal["registers", "shared"]
     DQ_ROWS: Literal["queries", "dims"]
     DQ_SUM: Literal["registers", "bulk"]
-    DQ_END: Literal["launch", "last_block"]
     BLOCK_ORDER: Literal["keys", "heads"]
     ROTATE: bool

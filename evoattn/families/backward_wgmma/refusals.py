@@ -42,8 +42,6 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
             f"DQ_ROWS={genes.DQ_ROWS} BLOCK_M={genes.BLOCK_M}: {groups} warpgroups (BLOCK_N, DIM_GROUPS) cannot share "
             f"{genes.BLOCK_M} × {columns} of dQ in whole tiles of 64."
         )
-    if genes.DQ_END == "last_block" and genes.BLOCK_ORDER == "heads":
-        return "DQ_END=last_block needs BLOCK_ORDER=keys: heads take turns in the memory of the sums."
     if genes.ROTATE and problem.causal:
         return "ROTATE needs mask=full: under a causal mask blocks begin with different queries as it is."
     if genes.ORDER != "in_turn" and genes.Q_STAGES == 1:
@@ -93,4 +91,4 @@ def why_too_big(problem: AttentionProblem, genes: BackwardWgmmaGenes, gpu: GpuSp
             f"A thread needs about {needed} registers, by BLOCK_M, BLOCK_N, P_PLACE, DS_PLACE, DQ_ROWS, and PRODUCER="
             f"{genes.PRODUCER} with {producer_warps(genes)} warps leaves it {have}."
         )
-    return why_no_memory(problem, scratch(problem, genes, gpu), gpu)
+    return why_no_memory(problem, scratch(problem, genes), gpu)

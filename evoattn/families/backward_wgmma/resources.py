@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 
 from evoattn.families.backward_wgmma.genes import BackwardWgmmaGenes
-from evoattn.families.base import ZEROED_SUFFIX
 from evoattn.families.residency import register_cap
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES
-from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 
 WARPGROUP, GROUP_KEYS = 128, 64
@@ -105,22 +103,7 @@ def key_blocks(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     return math.ceil(problem.seqlen_k / genes.BLOCK_N)
 
 
-SUMS, SLOTS = "dq_sums", "slots" + ZEROED_SUFFIX
-"""Scratch buffers: dQ in float32, which starts zeroed where heads take turns in it, and two words for each of these."""
-
-
-def sum_slots(problem: AttentionProblem, genes: BackwardWgmmaGenes, gpu: GpuSpec) -> int:
-    """Places for the sums of the heads of a group: twice as many as blocks run of at once, where heads take turns."""
-    units = problem.kv_heads * problem.batch
-    if genes.DQ_END == "launch":
-        return units
-    return min(units, 2 + 2 * math.ceil(gpu.sm_count * genes.BLOCKS_PER_SM / key_blocks(problem, genes)))
-
-
-def scratch(problem: AttentionProblem, genes: BackwardWgmmaGenes, gpu: GpuSpec) -> dict[str, int]:
-    """Bytes of the terms of the queries, of dQ in float32, and of the words of its slots."""
-    terms, slots = 4 * genes.BLOCK_M * query_tiles(problem, genes), sum_slots(problem, genes, gpu)
-    sums = terms // (problem.kv_heads * problem.batch) * slots * whole_chunks(problem.head_dim)
-    if genes.DQ_END == "launch":
-        return {"log_sums": terms, "deltas": terms, SUMS: sums}
-    return {"log_sums": terms, "deltas": terms, SUMS + ZEROED_SUFFIX: sums, SLOTS: 8 * slots}
+def scratch(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, int]:
+    """Bytes of the terms of the queries, and of dQ in float32."""
+    terms = 4 * genes.BLOCK_M * query_tiles(problem, genes)
+    return {"log_sums": terms, "deltas": terms, "dq_sums": terms * whole_chunks(problem.head_dim)}

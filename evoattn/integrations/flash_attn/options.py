@@ -37,6 +37,7 @@ class Options:
     sinks: Tensor | None = None
     dropout_p: float = 0.0
     return_lse: bool = False
+    deterministic: bool = False
 
     @property
     def is_local(self) -> bool:
@@ -55,6 +56,7 @@ class Options:
             "alibi_slopes": self.slopes if self.slopes is None or self.slopes.dim() == 1 else None,
             "sinks": self.sinks,
             "return_lse": self.return_lse,
+            "deterministic": self.deterministic,
             "enable_gqa": True,
         }
 

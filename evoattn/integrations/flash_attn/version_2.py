@@ -4,7 +4,7 @@ defaults and shapes.
 https://github.com/Dao-AILab/flash-attention/blob/main/flash_attn/flash_attn_interface.py says what each argument means.
 `return_attn_probs` gives three things, as there: output, log-sum-exp and a tensor without elements; FlashAttention has
 probabilities in it where there is dropout, and evoattn refuses the two together. The log-sum-exp of a query that sees
-no key is -inf, where FlashAttention 2 has +inf. `deterministic` changes nothing: answers have the same bits each time.
+no key is -inf, where FlashAttention 2 has +inf. `deterministic` is of gradients: answers have the same bits anyway.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ def flash_attn_func(
         return_attn_probs=return_attn_probs,
         dropout_p=dropout_p,
         alibi_slopes=alibi_slopes,
+        deterministic=deterministic,
     )
     return _as_here(answer)
 
@@ -117,6 +118,7 @@ def flash_attn_varlen_func(
         dropout_p=dropout_p,
         alibi_slopes=alibi_slopes,
         page_table=block_table,
+        deterministic=deterministic,
     )
     return _as_here(answer)
 

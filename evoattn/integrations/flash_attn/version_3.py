@@ -5,9 +5,9 @@ https://github.com/Dao-AILab/flash-attention/blob/main/hopper/flash_attn_interfa
 Beside its arguments there are, by name, those that other versions have: `alibi_slopes` and `dropout_p` of
 FlashAttention 2, `block_table` for `page_table`, and sinks as `s_aux` (vLLM) or `learnable_sink` (FlashAttention 4).
 
-`num_splits`, `pack_gqa`, `sm_margin`, `scheduler_metadata` and `deterministic` are hints that change no number: evoattn
-chooses kernels itself, and its answers are the same bits at each call. The log-sum-exp of a query that sees no key is
--inf.
+`num_splits`, `pack_gqa`, `sm_margin` and `scheduler_metadata` are hints that change no number: evoattn chooses kernels
+itself, and its answers are the same bits at each call; `deterministic` asks for that of gradients. The log-sum-exp of a
+query that sees no key is -inf.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ def flash_attn_func(
         learnable_sink if s_aux is None else s_aux,
         dropout_p,
         return_attn_probs,
+        deterministic,
     )
     if qv is not None:
         q, k = torch.cat((qv, q), dim=-1), torch.cat((v, k), dim=-1)
@@ -119,6 +120,7 @@ def flash_attn_varlen_func(
         learnable_sink if s_aux is None else s_aux,
         dropout_p,
         return_attn_probs,
+        deterministic,
     )
     queries = Queries(cu_seqlens_q, int(max_seqlen_q), seqused_q)
     if k.dim() == 4:
@@ -170,6 +172,7 @@ def flash_attn_qkvpacked_func(
         attention_chunk=attention_chunk,
         softcap=softcap,
         return_attn_probs=return_attn_probs,
+        deterministic=deterministic,
     )
 
 

@@ -23,6 +23,7 @@ from evoattn.ptx.races.global_order import GlobalOrder, orders_blocks
 from evoattn.ptx.races.granules import global_granule
 from evoattn.ptx.races.grid_dependency import GridDependency, Touched
 from evoattn.ptx.races.happens_before import HappensBefore
+from evoattn.ptx.races.strong_accesses import StrongAccesses
 
 _THREAD_BITS = 26
 _THREAD_MASK = (1 << _THREAD_BITS) - 1
@@ -59,11 +60,7 @@ class GlobalRaces:
         self._read_only = np.zeros(len(self._was_read), np.bool_)
         """By granule: whether `ld.global.nc` has read it."""
         self._reads: list[_Reads] = []
-        self._strong: dict[int, dict[int, tuple[int, bool]]] = {}
-        """By granule and thread: time of the last, whether one wrote."""
-        self._new_strong: list[tuple[Numbers, Numbers, int, bool]] = []
-        """Granules, threads of the grid, time, whether they write: those that `_strong` does not have yet. A kernel may
-        add millions of floats, and most of them meet no weak access."""
+        self._strong = StrongAccesses(len(self._last_write))
         self._had_strong = np.zeros(len(self._last_write), np.bool_)
         self._read_buffers: set[int] = set()
         self._written_buffers: set[int] = set()
@@ -112,8 +109,7 @@ class GlobalRaces:
         granules, actors = self._expand(index, size, threads)
         self._check_read_only(kind, granules, ins)
         self._check_against_writes(kind, granules, actors, ins)
-        if self._had_strong[granules].any():
-            self._check_against_strong(kind, granules, actors, ins)
+        self._check_against_strong(kind, granules, actors, ins)
         if kind == READ:
             self._was_read[granules] = True
             self._reads.append(_Reads(granules, actors + self._first_thread, self.order.now))
@@ -135,7 +131,7 @@ class GlobalRaces:
         if writes:
             self._check_against_reads(granules, actors, ins)
         self._had_strong[granules] = True
-        self._new_strong.append((granules, actors + self._first_thread, self.order.now, writes))
+        self._strong.add(granules, actors + self._first_thread, self.order.now, writes)
 
     # ---- checking
 
@@ -206,24 +202,27 @@ class GlobalRaces:
                     return
 
     def _check_against_strong(self, kind: str, granules: Numbers, actors: Numbers, ins: Instruction) -> None:
-        self._keep_strong()
-        for at in np.flatnonzero(self._had_strong[granules]).tolist():
-            accesses = self._strong[int(granules[at])]
-            others, (times, wrote) = np.array(list(accesses)), np.array(list(accesses.values())).T
-            late = self._unordered(np.full(len(others), actors[at]), others, times)
-            known = times[~late & (wrote > 0)].max(
-                initial=0
-            )  # and what came before it: atomics on one place follow one another
-            for other, time, wrote_too in zip(others[late].tolist(), times[late].tolist(), wrote[late].tolist()):
-                if time > known and (kind != READ or wrote_too):
-                    self._tell(ins, int(actors[at]), kind, int(granules[at]), other, "atomically accessed")
-
-    def _keep_strong(self) -> None:
-        for granules, actors, time, writes in self._new_strong:
-            for granule, actor in zip(granules.tolist(), actors.tolist()):
-                by_thread = self._strong.setdefault(granule, {})
-                by_thread[actor] = time, by_thread.get(actor, (0, False))[1] or writes
-        self._new_strong.clear()
+        """A weak access against the strong ones of its granules, of which a weak write that is in order leaves none to
+        look at."""
+        met = np.flatnonzero(self._had_strong[granules])
+        if not len(met):
+            return
+        at, strong = self._strong.of(granules[met])
+        late = self._unordered(actors[met][at], strong.threads, strong.times)
+        known = np.zeros(len(met), np.int64)  # and what came before: atomics on one place follow one another
+        np.maximum.at(known, at, np.where(~late & strong.wrote, strong.times, 0))
+        late &= strong.times > known[at]
+        if kind == READ:
+            late &= strong.wrote
+        if late.any():
+            first = int(late.argmax())
+            place = met[at[first]]
+            self._tell(
+                ins, int(actors[place]), kind, int(granules[place]), int(strong.threads[first]), "atomically accessed"
+            )
+        elif kind != READ:
+            self._had_strong[granules] = False
+            self._strong.forget(granules[met])
 
     def _check_together(self, stamped: Numbers, granules: Numbers, actors: Numbers, ins: Instruction) -> None:
         """Threads of several blocks that wrote one place by one instruction."""

@@ -20,33 +20,31 @@ template <int ROWS, int COLUMNS, int TILE_COLUMNS, bool BY_DIMS> struct QuerySum
       reinterpret_cast<float4*>(sums_gmem)[i] = make_float4(0, 0, 0, 0);
   }
 
-  // Rows 0 to `rows` - 1 of DIM columns, times `scale`. CLEAR: zeros take the place of what was read.
-  template <int DIM, bool CLEAR, typename Element>
-  static __device__ __forceinline__ void to_rows(float* sums_gmem, Element* dq_gmem, int64_t row_stride, int rows,
+  // Rows 0 to `rows` - 1 of DIM columns, times `scale`.
+  template <int DIM, typename Element>
+  static __device__ __forceinline__ void to_rows(const float* sums_gmem, Element* dq_gmem, int64_t row_stride, int rows,
                                                  float scale, int thread, int threads) {
-    float4* sums = reinterpret_cast<float4*>(sums_gmem);
+    const float4* sums = reinterpret_cast<const float4*>(sums_gmem);
     for (int i = thread; i < FLOATS / 16; i += threads) {  // sixteen numbers each: 8 dimensions of two queries
       float low[8], high[8];
       int query, dim, apart;    // of `low`; `high` is of query + apart
       if constexpr (BY_DIMS) {  // low, high: queries 2 t, 2 t + 1 of eight; rows g = 0 to 7 of a half of sixteen
         const int t = i % 4, half = i / 4 % 2, piece = i / 8 % (LENGTH / 8), warp = i / LENGTH % 4,
                   tile = i / LENGTH / 4;
-        float* from = sums_gmem + tile * TILE_FLOATS + warp * WARP_FLOATS + piece * 128 + t * 4 + half * 2;
+        const float* from = sums_gmem + tile * TILE_FLOATS + warp * WARP_FLOATS + piece * 128 + t * 4 + half * 2;
 #pragma unroll
         for (int g = 0; g < 8; ++g) {
           const float2 pair = *reinterpret_cast<const float2*>(from + g * 16);
           low[g] = pair.x, high[g] = pair.y;
-          if constexpr (CLEAR) *reinterpret_cast<float2*>(from + g * 16) = make_float2(0, 0);
         }
         query = piece * 8 + 2 * t, apart = 1, dim = tile * 64 + warp * 16 + half * 8;
       } else {  // low, high: rows g and g + 8; columns 8 piece to 8 piece + 7
         const int g = i % 8, piece = i / 8 % (LENGTH / 8), warp = i / LENGTH % 4, tile = i / LENGTH / 4;
-        float4* from = sums + (tile * TILE_FLOATS + warp * WARP_FLOATS + piece * 128) / 4 + g * 4;
+        const float4* from = sums + (tile * TILE_FLOATS + warp * WARP_FLOATS + piece * 128) / 4 + g * 4;
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
           const float4 four = from[t];
           low[2 * t] = four.x, low[2 * t + 1] = four.y, high[2 * t] = four.z, high[2 * t + 1] = four.w;
-          if constexpr (CLEAR) from[t] = make_float4(0, 0, 0, 0);
         }
         query = tile / TILES_ALONG * 64 + warp * 16 + g, apart = 8;
         dim = tile % TILES_ALONG * TILE_COLUMNS + piece * 8;

@@ -16,7 +16,3 @@ __device__ __forceinline__ void bulk_add(float* destination_gmem, uint32_t sourc
                "r"(source_smem), "r"(bytes)
                : "memory");
 }
-// Returns when all of this thread's committed sums are added, and orders them before what it releases.
-__device__ __forceinline__ void bulk_add_wait() {
-  asm volatile("cp.async.bulk.wait_group 0;\nfence.proxy.async;" ::: "memory");
-}

@@ -79,7 +79,7 @@ def test_a_graph_replays_with_other_lengths(shape):
 
 
 def test_compiled_code_has_the_gradients_of_eager_code():
-    """Both are torch's: eager code takes `varlen_attn`, which a compiler cannot look for."""
+    """Both by the same kernels."""
     problem = parse_shape(PACKED[1])
     tensors = make_inputs(problem, 1, "cuda")
     found = []
