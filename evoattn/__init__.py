@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # what type checkers and editors see of the names below
     from evoattn.ops.attention import attention_varlen as attention_varlen
     from evoattn.ops.explain import explain as explain
     from evoattn.ops.explain import warmup as warmup
+    from evoattn.ops.flex import flex as flex
+    from evoattn.ops.flex import flex_attention as flex_attention
     from evoattn.ops.load import load as load
     from evoattn.ops.runtime import NoKernel as NoKernel
     from evoattn.ops.sdpa import capture as capture
@@ -46,6 +48,8 @@ _HOMES = {
     "enable": "evoattn.ops.sdpa",
     "explain": "evoattn.ops.explain",
     "flash_attn": "evoattn.flash_attn",
+    "flex": "evoattn.ops.flex",
+    "flex_attention": "evoattn.ops.flex",
     "load": "evoattn.ops.load",
     "sdpa": "evoattn.ops.sdpa",
     "search": "evoattn.search",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from evoattn.model.block_list import document_of, draw, positions
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.score import evaluate
 
 NO_BLOCK = 0x3FFFFFFF
 """Behind the last block that a list names: far outside of all keys."""
@@ -17,9 +19,8 @@ def make_block_terms(problem: AttentionProblem, device: torch.device | str) -> d
     """The inputs of `BlockMask.shapes`, empty without a block list."""
     if not problem.blocks:
         return {}
-    mask, _, _, band, diagonal = problem.block_mask
-    lists, (batches, keys) = draw(*problem.block_mask), problem.term_shapes["key_documents"]
-    made = {}
+    mask, batch, _, band, diagonal = problem.block_mask
+    lists, made = draw(*problem.block_mask), {}
     for name, kind in (("", "partial"), ("full_", "full")):
         rows = [[[getattr(row, kind) for row in of_head] for of_head in of_batch] for of_batch in lists]
         blocks = mask.blocks(band)[1]
@@ -30,16 +31,15 @@ def make_block_terms(problem: AttentionProblem, device: torch.device | str) -> d
         ]
         made[f"{name}kv_num_blocks"] = torch.tensor(counts, dtype=torch.int32, device=device)
         made[f"{name}kv_indices"] = torch.tensor(indices, dtype=torch.int32, device=device)
-    for name, places in (("query", positions(band, diagonal)), ("key", range(keys))):
-        starts = [mask.starts(batch, max(keys, places.stop)) for batch in range(batches)]
-        documents = [[document_of(of_batch, place) for place in places] for of_batch in starts]
-        made[f"{name}_documents"] = torch.tensor(documents, dtype=torch.int32, device=device)
+    of = {"query_documents": positions(band, diagonal), "key_documents": range(band.seqlen_k)}
+    for name, (batches, _) in mask.document_shapes(batch, band).items():
+        starts = [mask.starts(b, max(band.seqlen_k, of[name].stop)) for b in range(batches)]
+        documents = [[document_of(of_batch, place) for place in of[name]] for of_batch in starts]
+        made[name] = torch.tensor(documents, dtype=torch.int32, device=device)
     return made
 
 
-def visible(
-    problem: AttentionProblem, given: Mapping[str, torch.Tensor], batch: int, heads: slice, rows: slice
-) -> torch.Tensor:
+def visible(problem: AttentionProblem, given: Mapping[str, Any], batch: int, heads: slice, rows: slice) -> torch.Tensor:
     """Bool `[heads or 1, rows, seqlen_k]` of a batch: keys in a FULL block, or in a PARTIAL one where the predicate
     shows them. The lists decide, whatever the text says."""
     mask, _, _, band, _ = problem.block_mask
@@ -48,8 +48,12 @@ def visible(
     keys = torch.arange(band.seqlen_k, device=device)
     named = (_named(given[f"{n}kv_num_blocks"], given[f"{n}kv_indices"], batch, heads) for n in ("full_", ""))
     full, partial = (blocks[:, queries // mask.rows, keys // mask.keys] for blocks in named)
-    of_queries, of_keys = (_of_batch(given[f"{name}_documents"], batch) for name in ("query", "key"))
-    seen: torch.Tensor = full | (partial & (of_queries[rows, None] == of_keys) & band.sees(queries, keys))
+    shown = band.sees(queries, keys)
+    if problem.shown is not None:
+        indices = {"b": batch, "q": queries, "k": keys, "d": problem.diagonal}
+        indices["h"] = torch.arange(problem.heads, device=device)[heads, None, None]
+        shown = shown & evaluate(problem.shown, {**given, **indices}, torch)
+    seen: torch.Tensor = full | (partial & shown)
     return seen
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -14,8 +15,11 @@ from evoattn.correctness import reference
 from evoattn.model.block_list import parse_blocks
 from evoattn.model.mask import MASKS
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.score import parse_tables
 from evoattn.model.space import KernelConfig
 
+MOST_IN_A_TABLE = 1 << 18
+"""Elements that checks draw of a table."""
 MOST_SPLIT_KEYS = 512
 """Of the keys before a tile of rows that begins behind as many tiles as a split has, where rows are as many."""
 MOST_HEAD_ROWS, MOST_HEAD_BLOCKS, SEVERAL_HEADS = 200, 1300, 24
@@ -142,10 +146,23 @@ def sequenced(problem: AttentionProblem, page: int = 0) -> AttentionProblem:
     return problem.with_(batch=len(queries), varlen="/".join(lengths), page=page)
 
 
+def with_small_tables(problem: AttentionProblem) -> AttentionProblem:
+    """The problem with tables of its expressions cut to so many elements: kernels of all sizes are the same, and an
+    index outside is one at the edge."""
+    cut = []
+    for table in parse_tables(problem.tables):
+        sizes = list(table.shape)
+        while math.prod(sizes) > MOST_IN_A_TABLE:
+            longest = sizes.index(max(sizes))
+            sizes[longest] = (sizes[longest] + 1) // 2
+        cut.append(table._replace(shape=tuple(sizes)))
+    return problem.with_(tables="+".join(table.describe() for table in cut)) if cut else problem
+
+
 def listed(problem: AttentionProblem) -> AttentionProblem:
     """Block lists of blocks as large, of each batch and head their own, that are not what the predicate gives."""
     mask = parse_blocks(problem.blocks)
-    documents = f"{mask.keys + 3}+{mask.keys // 2 + 1}+{3 * mask.keys}"
+    documents = f"{mask.keys + 3}+{mask.keys // 2 + 1}+{3 * mask.keys}" if mask.documents else "1/1/3"
     return problem.with_(blocks=f"bh:{mask.rows}x{mask.keys}:{documents}:mixed")
 
 
@@ -261,7 +278,8 @@ def device_cases(problem: AttentionProblem) -> list[tuple[str, AttentionProblem,
     """
     other = "bshd" if problem.layout == "bhsd" else "bhsd"
     page = problem.page if problem.varlen else 0
-    small = problem.with_(varlen="", page=0 if page else problem.page, batch=1, heads=2, kv_heads=1)
+    plain = problem.with_(varlen="", page=0 if page else problem.page)
+    small = with_small_tables(plain).with_(batch=1, heads=2, kv_heads=1)
     ladder = [
         ("ragged", small.with_(batch=2, heads=4, kv_heads=2, seqlen_q=203, seqlen_k=239), "plain"),
         ("ragged, strided, Sq > Sk", small.with_(seqlen_q=415, seqlen_k=113, layout=other), "plain"),

@@ -23,9 +23,11 @@ from evoattn.correctness.cases import (
     sequenced,
     used_cases,
     windowed,
+    with_small_tables,
 )
 from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES
+from evoattn.model.block_list import parse_blocks
 from evoattn.model.launch import KernelLaunch
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
@@ -176,7 +178,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     - of block lists, blocks of one and two tiles, and lists that are not what the predicate gives, of each batch and
       head their own (`mixed` in `model/block_list.py`)."""
     page = problem.page if problem.varlen else 0
-    made = _Maker(problem.with_(varlen="", page=0 if page else problem.page), config)
+    plain = problem.with_(varlen="", page=0 if page else problem.page)
+    made = _Maker(with_small_tables(plain), config)
     cases = [*made.usual(), *made.of_the_softmax(), *made.of_terms(), *made.of_heads(), *made.of_edges()]
     queries, keys = (5, 3) if made.heads_are_rows else (2, 1)
     few = fitted(made.one.with_(heads=2, seqlen_q=queries, seqlen_k=keys), 1, 0)
@@ -339,7 +342,10 @@ class _Maker:
     def listed(self, case: AttentionProblem, turn: int) -> AttentionProblem:
         """The case with blocks of one or two tiles, by turns, and documents that begin within them."""
         rows, keys = self.block_m * (1 + turn % 2), self.block_n * (2 - turn // 2 % 2)
-        return case.with_(blocks=f"bh:{rows}x{keys}:{self.block_n + 3}+{self.block_n // 2 + 1}+{3 * keys}:mixed")
+        documents = f"{self.block_n + 3}+{self.block_n // 2 + 1}+{3 * keys}"
+        if not parse_blocks(case.blocks).documents:
+            documents = "1/1/3"
+        return case.with_(blocks=f"bh:{rows}x{keys}:{documents}:mixed")
 
     def of_edges(self) -> list[SmallCase]:
         """Where a window begins, and where keys end within a tile: causal masks end at many places of their own."""

@@ -12,7 +12,7 @@ from evoattn.correctness.sequences import make_key_terms
 from evoattn.model.dtype import DTYPES
 from evoattn.model.mask import MaskKind
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.score import INTEGERS, SCORE, Name, Tree, evaluate
+from evoattn.model.score import FLAGS, SCORE, WHOLE, Name, Tree, evaluate
 
 OWN_NUMBERS = 4
 """Values of a table of whole numbers: of documents, say, of which keys and queries share some."""
@@ -47,10 +47,17 @@ def make_terms(
     """
     made = make_key_terms(problem, generator, device, extreme) | block_list.make_block_terms(problem, device)
     heads = torch.arange(problem.heads, device=device)
-    for table in problem.own_score.tables if problem.own_score else ():
+    for table in problem.own_tables:
+        if table.buffer in made:
+            continue
         whole = torch.randint(OWN_NUMBERS, table.shape, generator=generator, device=device, dtype=torch.int32)
         normal = torch.randn(table.shape, generator=generator, device=device) * (4 if extreme else 1)
-        made[table.buffer] = whole if table.dtype == INTEGERS else normal.to(getattr(torch, DTYPES[table.dtype].torch))
+        if table.dtype == FLAGS:
+            made[table.buffer] = whole > 0
+        elif table.dtype in WHOLE:
+            made[table.buffer] = whole.to(getattr(torch, table.dtype))
+        else:
+            made[table.buffer] = normal.to(getattr(torch, DTYPES[table.dtype].torch))
     for name, shape in problem.term_shapes.items():
         if name in made:
             continue

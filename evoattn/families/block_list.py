@@ -9,7 +9,7 @@ from evoattn.model.block_list import blocks_of_rows, parse_blocks
 from evoattn.model.launch import Buffer, KernelArg, Scalar
 from evoattn.model.problem import AttentionProblem
 
-BUFFERS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "query_documents", "key_documents")
+BUFFERS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
 
 
 def block_list_constants(problem: AttentionProblem) -> dict[str, Any]:
@@ -28,7 +28,6 @@ def block_list_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
         *(Scalar("int32", size) for size in (mask.rows, mask.keys, keys)),
         Scalar("int64", heads * rows * (batches > 1)),
         Scalar("int64", rows * (heads > 1)),
-        *(Scalar("int64", shapes[name][1] * (batches > 1)) for name in ("query_documents", "key_documents")),
     )
 
 

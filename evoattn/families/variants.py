@@ -8,7 +8,7 @@ from evoattn.families.tensor_tiles import MAX_END, rows_apart
 from evoattn.model.dtype import DTYPES
 from evoattn.model.launch import Buffer, KernelArg, Scalar
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.score import Score, in_cuda, member, size_member
+from evoattn.model.score import SCORE, WHOLE, in_cuda, member, size_member
 from evoattn.model.variant import KEY_VARIANTS, SCORE_VARIANTS
 
 COMPILED = (*SCORE_VARIANTS, *KEY_VARIANTS, "varlen")
@@ -19,8 +19,8 @@ def variant_constants(problem: AttentionProblem) -> dict[str, Any]:
     """One constant for each variant of scores and keys; VARIANT, the header in `templates/device/variant` that names
     the arguments; and OWN_SCORE, the code of the problem's own expression of scores."""
     flags = {name.upper(): name in problem.variants for name in COMPILED}
-    own = _own_score(problem.own_score) if problem.own_score else NO_OWN_SCORE
-    return flags | {"VARIANT": "varied" if any(flags.values()) else "plain", "OWN_SCORE": own}
+    own = _own_score(problem) if problem.own_score or problem.blocks else NO_OWN_SCORE
+    return flags | {"VARIANT": "varied" if any(flags.values()) or problem.blocks else "plain", "OWN_SCORE": own}
 
 
 NO_OWN_SCORE = """struct OwnScore {
@@ -30,12 +30,13 @@ NO_OWN_SCORE = """struct OwnScore {
 #define OWN_SCORE_ARGUMENTS"""
 
 
-def _own_score(score: Score) -> str:
+def _own_score(problem: AttentionProblem) -> str:
     """The class `Own` of `templates/device/score.cuh`, and the arguments that its fields are made of, in the order of
     `own_score_args`."""
+    score, shown = problem.own_score, problem.shown
     fields = [("float", "unit", "what the kernel scales a score by last")]
-    for table in score.tables:
-        element = DTYPES[table.dtype].cuda if table.dtype in DTYPES else "int"
+    for table in problem.own_tables:
+        element = DTYPES[table.dtype].cuda if table.dtype in DTYPES else WHOLE[table.dtype]
         fields.append(
             (f"const {element}* __restrict__", member(table), f"of {len(table.shape)} dimensions, contiguous")
         )
@@ -43,10 +44,14 @@ def _own_score(score: Score) -> str:
     return "\n".join(
         (
             "struct OwnScore {",
-            f"  static constexpr bool GIVEN = true;  // s = {score.text}",
+            f"  static constexpr bool GIVEN = {'true' if score else 'false'};  // s = {score.text if score else SCORE}",
+            f"  static constexpr bool SHOWS = {'true' if shown else 'false'};  // PARTIAL blocks have a predicate",
             *(f"  {kind} {name};  // {meaning}" for kind, name, meaning in fields),
             "  __device__ __forceinline__ float of(float s, int b, int h, int q, int k, int d) const {",
-            f"    return {in_cuda(score.tree)};",
+            f"    return {in_cuda(score.tree) if score else SCORE};",
+            "  }",
+            "  __device__ __forceinline__ bool shows(int b, int h, int q, int k, int d) const {",
+            f"    return {in_cuda(shown, False) if shown else 'true'};",
             "  }",
             "};",
             "#define OWN_SCORE_PARAMETERS " + "".join(f", {kind} own_{name}" for kind, name, _ in fields),
@@ -57,10 +62,10 @@ def _own_score(score: Score) -> str:
 
 def own_score_args(problem: AttentionProblem, last_scale: float) -> tuple[KernelArg, ...]:
     """The arguments of the problem's own expression of scores; none without one."""
-    if problem.own_score is None:
+    if not (problem.own_score or problem.blocks):
         return ()
     args: list[KernelArg] = [Scalar("float32", last_scale)]
-    for table in problem.own_score.tables:
+    for table in problem.own_tables:
         args += [Buffer(table.buffer), *(Scalar("int32", size) for size in table.shape)]
     return tuple(args)
 
@@ -71,7 +76,7 @@ def variant_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
     A kernel multiplies a score by its scale last, after the cap and what is added: with a cap the scale is the cap (see
     `softmax_scale_log2`), and what is added is divided by it beforehand.
     """
-    if not set(COMPILED) & set(problem.variants):
+    if not {*COMPILED, "blocks"} & set(problem.variants):
         return ()
     last_scale = problem.softcap or problem.softmax_scale
     null = Scalar("int64", 0)

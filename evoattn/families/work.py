@@ -17,6 +17,7 @@ from evoattn.families.block_list import listed_row_steps
 from evoattn.families.dealt import DealtTiles
 from evoattn.families.gangs import TilesInOrder
 from evoattn.families.residency import WARP
+from evoattn.model.block_list import partial_share
 from evoattn.model.mask import Mask, MaskKind
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.score import cost
@@ -227,12 +228,15 @@ and flash_wgmma: a hyperbolic tangent with two factors; a distance times a slope
 
 def variant_step(problem: AttentionProblem, scores: float, lanes: float = 1.0) -> Step:
     """Of `scores` scores of a block, of each of which so many lanes find the place."""
-    if not (problem.softcap or problem.alibi or problem.bias or problem.own_score):
+    if not (problem.softcap or problem.alibi or problem.bias or problem.own_score or problem.blocks):
         return Step()
     chosen = [SOFTCAP] * bool(problem.softcap) + [tuple(lanes * n for n in ALIBI)] * problem.alibi
     chosen += [tuple(lanes * n for n in BIAS)] * bool(problem.bias)
     if problem.own_score:
         chosen.append(cost(problem.own_score.tree))
+    if problem.shown:  # and where it is false another score
+        share = partial_share(*problem.block_mask)
+        chosen.append(tuple(share * (n + 1) for n in cost(problem.shown)))
     special, fp32, instructions = (scores * sum(each[i] for each in chosen) for i in range(3))
     loaded = scores * problem.element_bytes * bool(problem.bias)
     return Step(fp32=fp32, special=special, instructions=instructions / WARP, loaded_bytes=loaded)

@@ -2,13 +2,16 @@
 
 Rows and keys are cut into blocks. For each block of rows one list names its FULL blocks of keys, all of which its rows
 see, and another its PARTIAL ones, in which a predicate decides. A block in neither list is hidden. The predicate: query
-and key are of the same document, and the problem's mask shows the key.
+and key are of the same document, the problem's mask shows the key, and so does its own `predicate`.
 
 A text says how large blocks are and what documents there are, `128x128:300+700`: documents of 300 and 700 keys by
 turns, up to the last key. A query has the document of the key on its diagonal. `b`, `h` or `bh` in front, as in
 `bh:128x128:300+700`, gives each batch documents and lists of its own, and each head lists. Without `mixed` behind
-(`128x128:300+700:mixed`) the lists are what the predicate alone would give. With it they are not: blocks are hidden
-that it shows, and shown that it hides, in no order. It is for checks.
+(`128x128:300+700:mixed`) the lists are what documents and mask alone would give. With it they are not: blocks are
+hidden that these show, and shown that they hide, in no order. It is for checks.
+
+`128x128:1/7/16` has no documents but counts: a block of rows sees 1 PARTIAL and 7 FULL blocks in the mean, and 16 at
+most. So a caller's lists are written, which only the device knows.
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ from typing import Any
 
 from evoattn.model.mask import Band
 
-_TEXT = re.compile(r"(?:(bh?|h):)?(\d{1,5})x(\d{1,5}):(\d{1,9}(?:\+\d{1,9})*)(:mixed)?", re.ASCII)
+_TEXT = re.compile(
+    r"(?:(bh?|h):)?(\d{1,5})x(\d{1,5}):(?:(\d{1,9}(?:\+\d{1,9})*)|(\d{1,7}(?:/\d{1,7}){2}))(:mixed)?", re.ASCII
+)
 NOT_BESIDE = ("window", "seqused", "page", "varlen")
 """Variants with which there is no block list."""
 
@@ -49,14 +54,18 @@ class BlockMask:
     """Queries of a block."""
     keys: int
     """Keys of a block."""
-    documents: tuple[int, ...]
-    """Keys of each, by turns."""
+    documents: tuple[int, ...] = ()
+    """Keys of each, by turns; none where there are `counts`."""
+    counts: tuple[int, int, int] = (0, 0, 0)
+    """Blocks that a block of rows sees: PARTIAL and FULL ones in the mean, and the most of both."""
     by_batch: bool = False
     by_head: bool = False
     mixed: bool = False
 
     def starts(self, batch: int, positions: int) -> list[int]:
         """The first keys of a batch's documents up to that position. Batches that differ begin with different ones."""
+        if not self.documents:
+            return [0]
         turn = batch % len(self.documents) if self.by_batch else 0
         found = [0]
         for length in cycle(self.documents[turn:] + self.documents[:turn]):
@@ -70,7 +79,7 @@ class BlockMask:
         return math.ceil(band.seqlen_q / self.rows), math.ceil(band.seqlen_k / self.keys)
 
     def shapes(self, batch: int, heads: int, band: Band) -> dict[str, tuple[int, ...]]:
-        """Those of the inputs, all int32: lists by FlexAttention's names, and the documents of queries and keys."""
+        """Those of the inputs, all int32: lists by FlexAttention's names, then `document_shapes`."""
         batches = batch if self.by_batch else 1
         rows, keys = self.blocks(band)
         counts = (batches, heads if self.by_head else 1, rows)
@@ -79,19 +88,26 @@ class BlockMask:
             "kv_indices": (*counts, keys),
             "full_kv_num_blocks": counts,
             "full_kv_indices": (*counts, keys),
-            "query_documents": (batches, band.seqlen_q),
-            "key_documents": (batches, band.seqlen_k),
+            **self.document_shapes(batch, band),
         }
+
+    def document_shapes(self, batch: int, band: Band) -> dict[str, tuple[int, int]]:
+        """Of the documents of queries and keys; empty where there are none."""
+        batches = batch if self.by_batch else 1
+        both = {"query_documents": (batches, band.seqlen_q), "key_documents": (batches, band.seqlen_k)}
+        return both if self.documents else {}
 
 
 @cache
 def parse_blocks(text: str) -> BlockMask:
     """Raises `ValueError` on anything that is no text of blocks."""
     if match := _TEXT.fullmatch(text):
-        dims, rows, keys, documents, mixed = match.groups(default="")
-        lengths = tuple(map(int, documents.split("+")))
-        if int(rows) and int(keys) and all(lengths):
-            return BlockMask(int(rows), int(keys), lengths, "b" in dims, "h" in dims, bool(mixed))
+        dims, rows, keys, documents, counted, mixed = match.groups(default="")
+        lengths = tuple(map(int, documents.split("+"))) if documents else ()
+        partial, full, most = map(int, counted.split("/")) if counted else (0, 0, 0)
+        if int(rows) and int(keys) and all(lengths) and partial + full <= most + bool(lengths):
+            counts = partial, full, most
+            return BlockMask(int(rows), int(keys), lengths, counts, "b" in dims, "h" in dims, bool(mixed))
     raise ValueError(f"{text!r} is no list of blocks.")
 
 
@@ -103,7 +119,8 @@ def fault_of_blocks(text: Any, others: tuple[str, ...]) -> str:
         parse_blocks(text)
     except (TypeError, ValueError):
         return (
-            f"blocks must be the rows and keys of a block and lengths of documents, e.g. 128x128:300+700, not {text!r}."
+            f"blocks must be the rows and keys of a block and lengths of documents, e.g. 128x128:300+700, or blocks in "
+            f"the mean and at most, e.g. 128x128:1/7/16, not {text!r}."
         )
     if beside := [name for name in others if name in NOT_BESIDE]:
         return f"blocks and {beside[0]} exclude each other: a block list has no such keys; take one of them out."
@@ -126,7 +143,11 @@ def draw(mask: BlockMask, batch: int, heads: int, band: Band, diagonal: int) -> 
     """The lists of so many batches and heads, always the same."""
     made = []
     for b in range(batch if mask.by_batch else 1):
-        honest = _honest(mask, mask.starts(b, max(band.seqlen_k, diagonal + band.seqlen_q)), band, diagonal)
+        honest = (
+            _counted(mask, band, b)
+            if not mask.documents
+            else _honest(mask, mask.starts(b, max(band.seqlen_k, diagonal + band.seqlen_q)), band, diagonal)
+        )
         lists = heads if mask.by_head else 1
         made.append(tuple(_mixed(honest, mask.blocks(band)[1], b, h) if mask.mixed else honest for h in range(lists)))
     return tuple(made)
@@ -145,6 +166,20 @@ def _honest(mask: BlockMask, starts: list[int], band: Band, diagonal: int) -> tu
                 partial.append(block)
         rows.append(BlockRow(tuple(partial), tuple(full)))
     return tuple(rows)
+
+
+def _counted(mask: BlockMask, band: Band, batch: int) -> tuple[BlockRow, ...]:
+    """Lists of so many blocks, from the first of these rows to the last more and more."""
+    rows, blocks = mask.blocks(band)
+    partial, full, most = mask.counts
+    chance, made = random.Random(f"{batch}, {rows}, {blocks}"), []
+    for row in range(rows):
+        place = (row + 0.5) / rows  # from 0 to 1, 1/2 in the mean
+        count = min(blocks, round(max(0.0, partial + full + (most - partial - full) * (2 * place - 1))))
+        seen = sorted(chance.sample(range(blocks), count))
+        few = round(count * partial / max(1, partial + full))
+        made.append(BlockRow(tuple(seen[count - few :]), tuple(seen[: count - few])))
+    return tuple(made)
 
 
 def _mixed(rows: tuple[BlockRow, ...], blocks: int, batch: int, head: int) -> tuple[BlockRow, ...]:
@@ -201,7 +236,12 @@ def _pairs(mask: BlockMask, starts: list[int], band: Band, diagonal: int, row: i
 
 @lru_cache(maxsize=64)
 def visible_pairs(mask: BlockMask, batch: int, heads: int, band: Band, diagonal: int) -> int:
-    """Pairs of a query and a key that are seen, over all batches and heads."""
+    """Pairs of a query and a key that are seen, over all batches and heads. Of counted blocks about so many: of PARTIAL
+    ones half."""
+    if not mask.documents:
+        partial, full, _ = mask.counts
+        keys = min(band.seqlen_k, (full + partial / 2) * mask.keys)
+        return round(batch * heads * band.seqlen_q * keys)
     lists, total = draw(mask, batch, heads, band, diagonal), 0
     for b, of_batch in enumerate(lists):
         starts = mask.starts(b, max(band.seqlen_k, diagonal + band.seqlen_q))
@@ -214,7 +254,9 @@ def visible_pairs(mask: BlockMask, batch: int, heads: int, band: Band, diagonal:
 
 @lru_cache(maxsize=64)
 def keys_read(mask: BlockMask, batch: int, heads: int, kv_heads: int, band: Band, diagonal: int) -> int:
-    """Keys in blocks that some list names, over all batches and K/V heads."""
+    """Keys in blocks that some list names, over all batches and K/V heads; of counted blocks all keys."""
+    if not mask.documents:
+        return batch * kv_heads * band.seqlen_k * (mask.counts[2] > 0)
     lists, total, group = draw(mask, batch, heads, band, diagonal), 0, heads // kv_heads
     for of_batch in lists:
         for kv_head in range(kv_heads):
@@ -227,6 +269,18 @@ def keys_read(mask: BlockMask, batch: int, heads: int, kv_heads: int, band: Band
 @lru_cache(maxsize=64)
 def blocks_of_rows(mask: BlockMask, batch: int, heads: int, band: Band, diagonal: int) -> tuple[float, int]:
     """(mean, most) blocks of keys that a block of rows visits."""
+    if not mask.documents:
+        return float(sum(mask.counts[:2])), mask.counts[2]
     lists = draw(mask, batch, heads, band, diagonal)
     counts = [len(row.partial) + len(row.full) for of_batch in lists for rows in of_batch for row in rows]
     return sum(counts) / len(counts), max(counts)
+
+
+@lru_cache(maxsize=64)
+def partial_share(mask: BlockMask, batch: int, heads: int, band: Band, diagonal: int) -> float:
+    """Of the blocks that the lists name, those that are PARTIAL."""
+    partial, full, _ = mask.counts
+    if mask.documents:
+        rows = [row for of_batch in draw(mask, batch, heads, band, diagonal) for of_head in of_batch for row in of_head]
+        partial, full = (sum(len(getattr(row, kind)) for row in rows) for kind in ("partial", "full"))
+    return partial / max(1, partial + full)

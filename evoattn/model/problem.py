@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -15,7 +16,21 @@ from evoattn.model.errors import WrongUse
 from evoattn.model.lengths import parse_lengths
 from evoattn.model.mask import FULL, MASKS, Band, Mask
 from evoattn.model.operation import OPERATIONS, Operation, TensorSpec, contiguous
-from evoattn.model.score import INTEGERS, SCORE, Score, Table, Tree, of_score, parse_score
+from evoattn.model.score import (
+    INTEGERS,
+    SCORE,
+    WHOLE,
+    Apply,
+    Name,
+    Score,
+    Table,
+    Tree,
+    load,
+    of_score,
+    parse_predicate,
+    parse_score,
+    parse_tables,
+)
 from evoattn.model.sequences import Sequences, parse_sequences
 from evoattn.model.variant import VARIANTS, fault_of, parse_window
 
@@ -29,7 +44,7 @@ BIAS_ROW_STEP = 8
 """Elements that the rows of a bias are multiples of."""
 LONGEST_LENGTHS = 40
 """Characters of lengths that a file's name may have."""
-OPTIONAL = ("lse", "scale", "op", "tables", "grads", "deterministic", *VARIANTS)
+OPTIONAL = ("lse", "scale", "op", "tables", "predicate", "grads", "deterministic", *VARIANTS)
 """Fields that `to_dict` leaves out where they say nothing: older records lack them."""
 
 
@@ -74,7 +89,8 @@ class AttentionProblem:
     and seqlen_k; a mask's diagonal is each sequence's own. Q and O are `[1, heads, all queries, head_dim]`, K and V
     likewise, and the log-sum-exp is `[1, heads, all queries]`.
 
-    `blocks` is a list of blocks of keys that each block of rows sees, on the device (`evoattn.model.block_list`).
+    `blocks` is a list of blocks of keys that each block of rows sees, on the device (`evoattn.model.block_list`), and
+    `predicate` an expression of indices and `tables` that says which keys are seen in PARTIAL blocks.
 
     `op` is what is computed, a row of `OPERATIONS`; the above is said of `forward`. `backward` makes the gradients of
     q, k and v out of that of O and, with `lse`, of the log-sum-exp; `grads` names further inputs whose gradients are
@@ -109,6 +125,7 @@ class AttentionProblem:
     score: str = ""
     tables: str = ""
     blocks: str = ""
+    predicate: str = ""
     op: str = "forward"
     grads: str = ""
     deterministic: bool = False
@@ -128,6 +145,8 @@ class AttentionProblem:
             raise ProblemError(fault)
         if self.own_score:  # one way to write it
             object.__setattr__(self, "score", self.own_score.text)
+        if self.predicate:
+            object.__setattr__(self, "predicate", parse_predicate(self.predicate, self.tables, True).text)
         shapes: list[tuple[int, ...]] = [self.shape(tensor) for tensor in "qkvo"]
         largest = max([*shapes, self.term_shapes.get("bias", ())], key=math.prod)
         if math.prod(largest) * self.element_bytes > MAX_TENSOR_BYTES:
@@ -180,7 +199,26 @@ class AttentionProblem:
     @cached_property
     def own_score(self) -> Score | None:
         """The problem's own expression of scores."""
-        return parse_score(self.score, self.tables) if self.score else None
+        return parse_score(self.score, self.tables, True) if self.score else None
+
+    @cached_property
+    def shown(self) -> Tree | None:
+        """What shows a key in a PARTIAL block beside the mask: documents, the problem's own predicate; None for
+        neither."""
+        own = parse_predicate(self.predicate, self.tables, True).tree if self.predicate else None
+        found = {table.name: table for table in self.own_tables}
+        if "query_documents" not in found:
+            return own
+        places = {"query_documents": "q", "key_documents": "k"}
+        same = Apply("==", tuple(load(found[name], (Name("b"), Name(at))) for name, at in places.items()))
+        return same if own is None else Apply("&", (same, own))
+
+    @cached_property
+    def own_tables(self) -> tuple[Table, ...]:
+        """The tables of the problem's own expressions, and documents."""
+        documents = self.block_mask[0].document_shapes(self.batch, self.band) if self.blocks else {}
+        made = (Table(name, INTEGERS, shape, name) for name, shape in documents.items())
+        return (*parse_tables(self.tables), *made)
 
     @cached_property
     def scoring(self) -> Tree:
@@ -195,13 +233,11 @@ class AttentionProblem:
 
     @cached_property
     def compiled_variants(self) -> tuple[str, ...]:
-        """`variants` as far as a kernel's code depends on them: of an expression its text, and the dtypes and ranks of
-        its tables."""
-        if not self.own_score:
-            return self.variants
-        tables = (f"{table.name}:{table.dtype}:{len(table.shape)}" for table in self.own_score.tables)
-        own = " ".join((f"score={self.score}", *tables))
-        return tuple(own if name == "score" else name for name in self.variants)
+        """`variants` as far as a kernel's code depends on them: of expressions their texts, and the dtypes and ranks of
+        their tables."""
+        tables = [f"{table.name}:{table.dtype}:{len(table.shape)}" for table in self.own_tables]
+        said = {"score": f"score={self.score}", "blocks": f"blocks={self.predicate}"}
+        return tuple(" ".join([said[name], *tables]) if name in said else name for name in self.variants)
 
     @property
     def key_lengths(self) -> tuple[int, ...]:
@@ -293,8 +329,7 @@ class AttentionProblem:
             shapes["table"] = (self.batch, self.table_pages)
         if self.varlen:
             shapes |= {"cu_seqlens_q": (self.batch + 1,), "cu_seqlens_k": (self.batch + 1,)}
-        if self.own_score:
-            shapes |= {table.buffer: table.shape for table in self.own_score.tables}
+        shapes |= {table.buffer: table.shape for table in self.own_tables}
         if self.blocks:
             shapes |= block_list.parse_blocks(self.blocks).shapes(self.batch, self.heads, self.band)
         return shapes
@@ -373,6 +408,9 @@ class AttentionProblem:
             value = getattr(self, field)
             if field == "score":
                 parts += [f"score={self.score}"] + [f"tables={self.tables}"] * bool(self.tables)
+            elif field == "blocks" and self.predicate:
+                tables = [f"tables={self.tables}"] * bool(self.tables and not self.score)
+                parts += [f"blocks={self.blocks}", f"predicate={self.predicate}", *tables]
             elif field != "value_dim":
                 text = _number(value) if field == "softcap" else value
                 parts.append(field if value is True else f"{field}={text}")
@@ -411,7 +449,8 @@ class AttentionProblem:
             f"page{self.page}": self.page,
             _lengths_name(self.varlen): self.varlen,
             f"score_{_hash(self.score + ' ' + self.tables)}": self.score,
-            f"blocks_{self.blocks.replace('+', '_').replace(':', '_')}": self.blocks,
+            f"blocks_{re.sub('[+:/]', '_', self.blocks)}": self.blocks,
+            f"predicate_{_hash(self.predicate + ' ' + self.tables)}": self.predicate,
         }
         return "_".join(part for part, applies in said.items() if applies)
 
@@ -512,8 +551,8 @@ def _forward_inputs(problem: AttentionProblem) -> tuple[TensorSpec, ...]:
     if not problem.term_shapes:
         return main
     kinds = {"sinks": dtype, "slopes": "float32"}
-    for table in problem.own_score.tables if problem.own_score else ():
-        kinds[table.buffer] = "int32" if table.dtype == INTEGERS else DTYPES[table.dtype].torch
+    for table in problem.own_tables:
+        kinds[table.buffer] = table.dtype if table.dtype in WHOLE else DTYPES[table.dtype].torch
     return main + tuple(
         TensorSpec(name, shape, problem.strides(name), dtype)
         if name == "bias"

@@ -6,10 +6,12 @@ A score `s`, scaled, becomes the value of an expression of
   within their own; `d`, the key of query 0's diagonal (`AttentionProblem.diagonal`);
 - numbers, and `inf`;
 - tables, tensors that are given beside it: `table[h, k - q + 63]`. An index outside is taken as the nearest one inside;
+  `table[wrap(k - q)]` counts one below 0 from the end first, as Python does;
 - `+ - * / // %`, comparisons, `& | ~` of these, and the functions of `OPERATORS`.
 
 It is written as in Python and means there what it means here. Softcap, ALiBi's slopes and a bias are such expressions
-too (`AttentionProblem.scoring`). `OPERATORS` is the one table of what an expression may do: text, value in torch, CUDA,
+too (`AttentionProblem.scoring`). A predicate is such an expression, of the indices and tables alone, that is true or
+false. `OPERATORS` is the one table of what an expression may do: text, value in torch, CUDA,
 derivative and cost stand in one row.
 """
 
@@ -30,8 +32,10 @@ Kind = Literal["bool", "int", "float"]
 SCORE = "s"
 INDICES = ("b", "h", "q", "k", "d")
 INTEGERS = "int32"
-"""The dtype of a table of whole numbers; the others are those of `DTYPES`."""
-MOST_CHARACTERS = 1000
+LONG, FLAGS = "int64", "bool"
+WHOLE = {INTEGERS: "int", LONG: "long long", FLAGS: "bool"}
+"""Dtypes of tables beside those of `DTYPES`, in CUDA. Numbers of int64 past those of int32 are taken as the nearest."""
+MOST_CHARACTERS = 4000
 MOST_ELEMENTS = (1 << 31) - 1
 """Of a table: kernels count them in int32."""
 LARGEST_INT, LARGEST_FLOAT = (1 << 31) - 1, 3.4e38
@@ -64,10 +68,12 @@ class Load:
 
     table: Table
     indices: tuple[Tree, ...]
+    wraps: tuple[bool, ...]
+    """Of each index: whether it counts from the end below 0."""
 
     @property
     def kind(self) -> Kind:
-        return "int" if self.table.dtype == INTEGERS else "float"
+        return "bool" if self.table.dtype == FLAGS else "int" if self.table.dtype in WHOLE else "float"
 
 
 @dataclass(frozen=True)
@@ -129,7 +135,9 @@ def _choose(torch: Any, condition: Any, yes: Any, no: Any) -> Any:
 
 def _function(name: str) -> Callable[..., Any]:
     def value(torch: Any, x: Any) -> Any:
-        return getattr(torch, name)(x) if hasattr(x, "dtype") else getattr(math, name)(x)
+        if not hasattr(x, "dtype"):
+            return getattr(math, name)(x)
+        return getattr(torch, name)(x if x.dtype.is_floating_point else x.double())
 
     return value
 
@@ -143,7 +151,9 @@ _FF: tuple[Kind, ...] = ("float", "float")
 _II: tuple[Kind, ...] = ("int", "int")
 _BB: tuple[Kind, ...] = ("bool", "bool")
 _COMPARED = (0.0, 0.0, 1.0)
-_LONG = (1.0, 4.0, 8.0)
+_LONG_COST = (1.0, 4.0, 8.0)
+
+
 OPERATORS: dict[str, Operator] = {
     "+": Operator("numbers", _FF, _binary(operator.add), "({} + {})", lambda x, y: (Number(1), Number(1))),
     "-": Operator("numbers", _FF, _binary(operator.sub), "({} - {})", lambda x, y: (Number(1), Number(-1))),
@@ -207,7 +217,7 @@ OPERATORS: dict[str, Operator] = {
         _function("sqrt"),
         "sqrtf({})",
         lambda x: (divided(Number(0.5), Apply("sqrt", (x,))),),
-        _LONG,
+        _LONG_COST,
     ),
     "tanh": Operator(
         "float",
@@ -217,6 +227,34 @@ OPERATORS: dict[str, Operator] = {
         lambda x: (plus(Number(1), minus(times(Apply("tanh", (x,)), Apply("tanh", (x,))))),),
         (2.0, 10.0, 20.0),
     ),
+    "erf": Operator(
+        "float",
+        _F,
+        _function("erf"),
+        "erff({})",
+        lambda x: (times(Number(2 / math.sqrt(math.pi)), Apply("exp", (minus(times(x, x)),))),),
+        (1.0, 12.0, 24.0),
+    ),
+    "sin": Operator("float", _F, _function("sin"), "sine({}, 0.f)", lambda x: (Apply("cos", (x,)),), (0.0, 12.0, 16.0)),
+    "cos": Operator(
+        "float", _F, _function("cos"), "sine({}, 0.5f)", lambda x: (minus(Apply("sin", (x,))),), (0.0, 12.0, 16.0)
+    ),
+    "pow": Operator(
+        "float",
+        _FF,
+        lambda torch, x, y: x**y,
+        "powf({}, {})",
+        lambda x, y: (
+            times(y, Apply("pow", (x, plus(y, Number(-1))))),
+            times(Apply("pow", (x, y)), Apply("log", (x,))),
+        ),
+        (2.0, 20.0, 40.0),
+    ),
+    "floor": Operator("float", _F, _function("floor"), "floorf({})", None, (0.0, 0.0, 2.0)),
+    "whole": Operator("int", _F, lambda torch, x: x.long() if hasattr(x, "dtype") else int(x), "int({})"),
+    ">>": Operator("int", _II, _binary(operator.rshift), "({} >> {})", None, _COMPARED),
+    "<<": Operator("int", _II, _binary(operator.lshift), "({} << {})", None, _COMPARED),
+    "bitand": Operator("int", _II, _binary(operator.and_), "({} & {})", None, _COMPARED),
 }
 """By the sign or the function's name in a text; `minus` is the sign before one number. `larger`, `smaller` and others
 stand in `templates/device/score.cuh`."""
@@ -229,6 +267,8 @@ _SIGNS: dict[type[ast.AST], str] = {
     ast.Mod: "%",
     ast.BitAnd: "&",
     ast.BitOr: "|",
+    ast.RShift: ">>",
+    ast.LShift: "<<",
     ast.Invert: "~",
     ast.USub: "minus",
     ast.Lt: "<",
@@ -300,9 +340,9 @@ def parse_tables(text: str) -> tuple[Table, ...]:
         if not match:
             raise ValueError(f"{part!r} is no table, which is written like gate:fp32:12x64 with up to four sizes")
         name, dtype, sizes = match[1], match[2], tuple(int(size) for size in match[3].split("x"))
-        if dtype not in (*DTYPES, INTEGERS):
-            raise ValueError(f"table {name} must be of {', '.join(DTYPES)} or {INTEGERS}, not {dtype}")
-        if name in (SCORE, *INDICES, *FUNCTIONS, "inf") or name in {table.name for table in tables}:
+        if dtype not in (*DTYPES, *WHOLE):
+            raise ValueError(f"table {name} must be of {', '.join((*DTYPES, *WHOLE))}, not {dtype}")
+        if name in (SCORE, *INDICES, *FUNCTIONS, "inf", "wrap") or name in {table.name for table in tables}:
             raise ValueError(f"a table cannot be called {name}: that name is taken")
         if not 0 < math.prod(sizes) <= MOST_ELEMENTS:
             raise ValueError(f"table {name} must have 1 to {MOST_ELEMENTS} elements")
@@ -311,12 +351,33 @@ def parse_tables(text: str) -> tuple[Table, ...]:
 
 
 @cache
-def parse_score(text: str, tables: str | tuple[Table, ...] = "") -> Score:
-    """The expression of a text, with tables as `parse_tables` reads them. Raises `ValueError`, whose message says what
-    is wrong in one sentence without a full stop."""
+def parse_score(text: str, tables: str | tuple[Table, ...] = "", several: bool = False) -> Score:
+    """The expression of a text, with tables as `parse_tables` reads them; `several`: others may use these tables, too.
+    Raises `ValueError`, whose message says what is wrong in one sentence without a full stop."""
+    made, names = _parsed(text, tables, several)
+    if made.tree.kind == "bool":
+        raise ValueError(f"{text!r} is true or false, not a score; write where(…, s, -inf) to hide keys")
+    if SCORE not in names:
+        raise ValueError(f"{text!r} has no s, the score that it changes")
+    return made
+
+
+@cache
+def parse_predicate(text: str, tables: str | tuple[Table, ...] = "", several: bool = False) -> Score:
+    """As `parse_score`, of a predicate."""
+    made, names = _parsed(text, tables, several)
+    if made.tree.kind != "bool":
+        raise ValueError(f"{text!r} is not true or false")
+    if SCORE in names:
+        raise ValueError(f"{text!r} has s, and a predicate is of the indices and tables alone")
+    return made
+
+
+def _parsed(text: str, tables: str | tuple[Table, ...], several: bool) -> tuple[Score, set[str]]:
+    """An expression, and the names in it. Raises `ValueError`."""
     known = {table.name: table for table in (parse_tables(tables) if isinstance(tables, str) else tables)}
     if len(text) > MOST_CHARACTERS:
-        raise ValueError(f"a score has {MOST_CHARACTERS} characters at most, not {len(text)}")
+        raise ValueError(f"an expression has {MOST_CHARACTERS} characters at most, not {len(text)}")
     try:
         parsed = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError):
@@ -326,14 +387,30 @@ def parse_score(text: str, tables: str | tuple[Table, ...] = "") -> Score:
         names = _names(tree)
         plain = ast.unparse(parsed).replace(" ", "")
     except RecursionError:
-        raise ValueError("a score is nested too deeply") from None
-    if tree.kind == "bool":
-        raise ValueError(f"{text!r} is true or false, not a score; write where(…, s, -inf) to hide keys")
-    if SCORE not in names:
-        raise ValueError(f"{text!r} has no s, the score that it changes")
-    if unused := [name for name in known if name not in names]:
+        raise ValueError("an expression is nested too deeply") from None
+    if not several and (unused := [name for name in known if name not in names]):
         raise ValueError(f"{text!r} does not use the table {unused[0]}")
-    return Score(tree, plain, tuple(known.values()))
+    return Score(tree, plain, tuple(known.values())), names
+
+
+def text_of(tree: Tree) -> str:
+    """The expression as `parse_score` and `parse_predicate` read it."""
+    match tree:
+        case Number(value):
+            text = "inf" if math.isinf(value) else repr(abs(value))
+            return f"(-{text})" if value < 0 else text
+        case Name(name):
+            return name
+        case Load(table, indices, wraps):
+            places = (f"wrap({text_of(i)})" if wrap else text_of(i) for i, wrap in zip(indices, wraps, strict=True))
+            return f"{table.name}[{','.join(places)}]"
+        case Apply(name, of):
+            given = [text_of(one) for one in of]
+            if name in FUNCTIONS:
+                return f"{name}({','.join(given)})"
+            return (
+                f"({given[0]}{name}{given[1]})" if len(given) > 1 else f"({'-' if name == 'minus' else name}{given[0]})"
+            )
 
 
 def _tree(node: ast.expr, tables: Mapping[str, Table]) -> Tree:
@@ -350,36 +427,43 @@ def _tree(node: ast.expr, tables: Mapping[str, Table]) -> Tree:
             raise ValueError(f"{name} is unknown; there are {SCORE}, {', '.join(INDICES)}, inf and the tables")
         case ast.Subscript(value=ast.Name(id=name), slice=place) if name in tables:
             given = place.elts if isinstance(place, ast.Tuple) else [place]
-            return _load(tables[name], tuple(_tree(one, tables) for one in given))
+            wraps = tuple(isinstance(one, ast.Call) and ast.unparse(one.func) == "wrap" for one in given)
+            plain = (
+                one.args[0] if isinstance(one, ast.Call) and wrap and one.args else one
+                for one, wrap in zip(given, wraps, strict=True)
+            )
+            return load(tables[name], tuple(_tree(one, tables) for one in plain), wraps)
         case ast.UnaryOp(op=sign, operand=of) if type(sign) in _SIGNS:
-            found = _applied(_SIGNS[type(sign)], (_tree(of, tables),))
+            found = applied(_SIGNS[type(sign)], (_tree(of, tables),))
             return minus(found.of[0]) if found.operator == "minus" else found
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _SIGNS:
-            return _applied(_SIGNS[type(op)], (_tree(left, tables), _tree(right, tables)))
+            return applied(_SIGNS[type(op)], (_tree(left, tables), _tree(right, tables)))
         case ast.Compare(left=left, ops=ops, comparators=others) if all(type(op) in _SIGNS for op in ops):
             sides = [_tree(one, tables) for one in (left, *others)]
-            pairs = [_applied(_SIGNS[type(op)], (sides[i], sides[i + 1])) for i, op in enumerate(ops)]
+            pairs = [applied(_SIGNS[type(op)], (sides[i], sides[i + 1])) for i, op in enumerate(ops)]
             both: Tree = pairs[0]
             for pair in pairs[1:]:
-                both = _applied("&", (both, pair))
+                both = applied("&", (both, pair))
             return both
         case ast.Call(func=ast.Name(id=name), args=given, keywords=[]) if name in FUNCTIONS:
-            return _applied(name, tuple(_tree(one, tables) for one in given))
+            return applied(name, tuple(_tree(one, tables) for one in given))
     raise ValueError(f"{ast.unparse(node)!r} is nothing that a score can be made of; there are {' '.join(OPERATORS)}")
 
 
-def _load(table: Table, indices: tuple[Tree, ...]) -> Load:
+def load(table: Table, indices: tuple[Tree, ...], wraps: tuple[bool, ...] = ()) -> Load:
+    """An element of a table. Raises `ValueError` for indices of another number, or that are no whole numbers."""
     if len(indices) != len(table.shape):
         raise ValueError(f"table {table.name} has {len(table.shape)} dimensions, and {len(indices)} indices are given")
     if any(index.kind != "int" for index in indices):
         raise ValueError(f"the indices of table {table.name} must be whole numbers")
-    return Load(table, indices)
+    return Load(table, indices, wraps or (False,) * len(indices))
 
 
 _WIDTH: dict[Kind, int] = {"int": 1, "float": 2}
 
 
-def _applied(name: str, of: tuple[Tree, ...]) -> Apply:
+def applied(name: str, of: tuple[Tree, ...]) -> Apply:
+    """An operator's value. Raises `ValueError` where it takes others."""
     takes = OPERATORS[name].takes
     if len(of) != len(takes):
         raise ValueError(f"{name} takes {len(takes)} values, not {len(of)}")
@@ -393,7 +477,7 @@ def _names(tree: Tree) -> set[str]:
     match tree:
         case Name(name):
             return {name}
-        case Load(table, indices):
+        case Load(table, indices, _):
             return {table.name}.union(*map(_names, indices))
         case Apply(_, of):
             return set().union(*map(_names, of))
@@ -419,18 +503,21 @@ def evaluate(tree: Tree, values: Mapping[str, Any], torch: Any) -> Any:
             return value
         case Name(name):
             return values[name]
-        case Load(table, indices):
+        case Load(table, indices, wraps):
             given = values[table.buffer]
             places = tuple(
-                _inside(evaluate(index, values, torch), size) for index, size in zip(indices, given.shape, strict=True)
+                _inside(evaluate(index, values, torch), size, wrap)
+                for index, size, wrap in zip(indices, given.shape, wraps, strict=True)
             )
             element = given[places]
-            return element if table.dtype == INTEGERS else element.to(values[SCORE].dtype)
+            return element if table.dtype in WHOLE or SCORE not in values else element.to(values[SCORE].dtype)
         case Apply(name, of):
             return OPERATORS[name].torch(torch, *(evaluate(one, values, torch) for one in of))
 
 
-def _inside(index: Any, size: int) -> Any:
+def _inside(index: Any, size: int, wrap: bool) -> Any:
+    if wrap:
+        index = index + (index < 0) * size
     return index.clamp(0, size - 1) if hasattr(index, "clamp") else min(max(index, 0), size - 1)
 
 
@@ -464,14 +551,20 @@ def _in_cuda(tree: Tree) -> str:
             return str(value)
         case Name(name):
             return name
-        case Load(table, indices):
+        case Load(table, indices, wraps):
             place = ""
-            for number, index in enumerate(indices):
+            for number, (index, wrap) in enumerate(zip(indices, wraps, strict=True)):
                 size = size_member(table, number)
-                inside = f"inside({_in_cuda(index)}, {size})"
+                inside = f"{'wrapped' if wrap else 'inside'}({_in_cuda(index)}, {size})"
                 place = inside if not place else f"({place} * {size} + {inside})"
             element = f"{member(table)}[{place}]"
-            return element if table.dtype == INTEGERS else f"to_float({element})"
+            return (
+                f"to_int({element})"
+                if table.dtype == LONG
+                else element
+                if table.dtype in WHOLE
+                else f"to_float({element})"
+            )
         case Apply(name, of):
             wide = tree.kind == "float" or any(one.kind == "float" for one in of)
             return OPERATORS[name].cuda.format(*(in_cuda(one, wide and one.kind != "bool") for one in of))
@@ -490,7 +583,7 @@ def size_member(table: Table, dimension: int) -> str:
 def cost(tree: Tree) -> tuple[float, float, float]:
     """(special functions, FP32 lane operations, instructions) of an expression, as `Operator.cost`."""
     match tree:
-        case Load(_, indices):
+        case Load(_, indices, _):
             parts = [LOAD_COST, *map(cost, indices)]
         case Apply(name, of):
             parts = [OPERATORS[name].cost, *map(cost, of)]

@@ -31,14 +31,14 @@ _SWITCHES = ("lse", "sink", "alibi", "shared_kv", "deterministic")
 MOST_DIGITS = 9
 """Of a size."""
 _NUMBERS = ("scale", "softcap")
-_TEXTS = ("window", "bias", "seqused", "varlen", "score", "tables", "blocks", "grads")
+_TEXTS = ("window", "bias", "seqused", "varlen", "score", "tables", "blocks", "predicate", "grads")
 _SETTABLE = {name for names in _SIZES.values() for name in names} | {"dtype", "mask", "layout", "page", "op"}
 _SETTABLE |= {*_SWITCHES, *_NUMBERS, *_TEXTS}
 EXAMPLE = "B=1,H=16,S=1024,D=64,dtype=fp16,mask=full"
 SHAPE_SYNTAX = (
     f"{EXAMPLE}; its keys are B, H, Hkv, S (or Sq and Sk), D, Dv, dtype, mask, layout, lse, scale, window, softcap, "
-    "sink, alibi, bias, seqused, page, shared_kv, varlen, score, tables, blocks, op, grads and deterministic (see "
-    "`evoattn search --help`)"
+    "sink, alibi, bias, seqused, page, shared_kv, varlen, score, tables, blocks, predicate, op, grads and "
+    "deterministic (see `evoattn search --help`)"
 )
 """How a shape is written, with all its keys."""
 _KEYS = {"batch": "B", "heads": "H", "seqlen_q": "S", "head_dim": "D"}

@@ -15,7 +15,7 @@ from typing import Any
 from evoattn.model.block_list import fault_of_blocks
 from evoattn.model.lengths import parse_lengths
 from evoattn.model.mask import MASKS
-from evoattn.model.score import parse_score
+from evoattn.model.score import parse_predicate, parse_score, parse_tables
 from evoattn.model.sequences import parse_sequences
 
 SCORE_VARIANTS = ("window", "softcap", "sink", "alibi", "bias", "score")
@@ -60,11 +60,19 @@ def fault_of(problem: Any) -> str:
             f"the {problem.head_dim} of K."
         )
     try:
+        tables, several = parse_tables(problem.tables), bool(problem.predicate)
         if problem.score:
-            parse_score(problem.score, problem.tables)
-    except (TypeError, ValueError) as error:
+            parse_score(problem.score, problem.tables, several)
+    except (TypeError, ValueError, AttributeError) as error:
         return f"score: {error}."
-    if problem.tables and not problem.score:
+    if problem.predicate and not problem.blocks:
+        return "predicate: there are no blocks in which it decides."
+    try:
+        if problem.predicate:
+            parse_predicate(problem.predicate, problem.tables, bool(problem.score))
+    except (TypeError, ValueError) as error:
+        return f"predicate: {error}."
+    if tables and not (problem.score or problem.predicate):
         return "tables: there is no score that uses them."
     others = tuple(name for name in VARIANTS if getattr(problem, name))
     found = _fault_of_keys(problem) or _fault_of_sequences(problem) or _fault_of_window(problem)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT, FULL
 from evoattn.model.problem import BIAS_ROW_STEP
-from evoattn.model.score import INTEGERS, SCORE, evaluate, parse_score
+from evoattn.model.score import FLAGS, INTEGERS, LONG, SCORE, Tree, evaluate, parse_score
 from evoattn.ops.torch_modes import autocast_dtype, has_autocast
 
 Causal = bool | Literal["upper_left", "lower_right"] | None
@@ -29,7 +29,10 @@ Reader = Callable[[Tensor], Tensor]
 """Makes of a term what kernels read."""
 ALIGNMENT = 16
 """Bytes that every address and stride is a multiple of: vector loads and tensor maps need it."""
-TABLE_DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: INTEGERS}
+TABLE_DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+TABLE_DTYPES |= {torch.int32: INTEGERS, torch.int64: LONG, torch.bool: FLAGS}
+MOST_DIMENSIONS = 4
+"""Of a table."""
 LONGEST = 1 << 31
 """No sequence has so many keys."""
 ATTENTION, VARLEN, PAGED = "attention", "attention_varlen", "attention_paged"
@@ -92,16 +95,17 @@ class Score:
 
     `s` is the score, scaled, capped and with slopes or a bias added; `b`, `h`, `q` and `k` are the batch, the query
     head, the query and the key, whole numbers; `d` is the key of query 0's diagonal, 0 for the upper left corner, else
-    seqlen_k - seqlen_q. A table is a tensor of up to four dimensions, float16, bfloat16, float32 or int32, and an index
-    outside of it is taken as the nearest one inside. There are `+ - * / // %`, comparisons, `& | ~`, `where(c, x, y)`,
-    `max`, `min`, `abs`, `exp`, `log`, `sqrt`, `tanh` and `inf`: `where((q >= k) & (doc[q] == doc[k]), s, -inf)` hides
-    keys.
+    seqlen_k - seqlen_q. A table is a tensor of up to four dimensions, float16, bfloat16, float32, int32, int64 or bool.
+    An index outside of it is taken as the nearest one inside; `table[wrap(i)]` counts one below 0 from the end first.
+    There are `+ - * / // % >> <<`, comparisons, `& | ~`, `where(c, x, y)`, `max`, `min`, `abs`, `exp`, `log`, `sqrt`,
+    `pow`, `tanh`, `erf`, `sin`, `cos`, `floor`, `whole`, `bitand` and `inf`: `where((q >= k) & (doc[q] == doc[k]), s,
+    -inf)` hides keys.
 
     It is made once, outside of compiled code, and given to many calls, which read the tables' values of their time.
     Raises `ValueError` for what is no such expression, and `TypeError` for a table that is no such tensor.
     """
 
-    __slots__ = ("_names", "key", "tensors", "text", "tree")
+    __slots__ = ("_names", "_tree", "key", "predicate", "tensors", "text")
 
     def __init__(self, expression: str, /, **tables: Tensor) -> None:
         if not isinstance(expression, str):
@@ -111,17 +115,31 @@ class Score:
             parsed = parse_score(expression, self.tables)
         except ValueError as error:
             raise ValueError(f"{error}.") from None
-        self.text, self.tree = parsed.text, parsed.tree
+        self.text, self.predicate = parsed.text, ""
+        self._tree: Tree | None = parsed.tree  # compiled code cannot parse
         self.key = " ".join((self.text, *tables))
         """The text and the names of the tables, by which calls are known beside the tables' shapes."""
+
+    @classmethod
+    def of_texts(cls, text: str, predicate: str, tables: Mapping[str, Tensor]) -> Score:
+        """As they are: `text` of a score may be empty, and `predicate` is that of PARTIAL blocks of a call's lists."""
+        made = object.__new__(cls)
+        made.text, made.predicate, made._tree = text, predicate, None
+        made._names, made.tensors = tuple(tables), tuple(tables.values())
+        made.key = f"{text} {predicate}"
+        return made
 
     @property
     def tables(self) -> str:
         """As `AttentionProblem.tables`, of the sizes of now. Raises `TypeError` for what is no table."""
         described = []
         for name, table in zip(self._names, self.tensors, strict=True):
-            if not isinstance(table, Tensor) or table.dtype not in TABLE_DTYPES or not 1 <= table.dim() <= 4:
-                wanted = "a tensor of one to four dimensions, float16, bfloat16, float32 or int32"
+            if (
+                not isinstance(table, Tensor)
+                or table.dtype not in TABLE_DTYPES
+                or not 1 <= table.dim() <= MOST_DIMENSIONS
+            ):
+                wanted = "a tensor of one to four dimensions, float16, bfloat16, float32, int32, int64 or bool"
                 raise TypeError(f"table {name} of a score must be {wanted}.")
             described.append(f"{name}:{TABLE_DTYPES[table.dtype]}:{'x'.join(map(str, table.shape))}")
         return "+".join(described)
@@ -133,7 +151,8 @@ class Score:
         """The expression's values, by torch: `indices` has `b`, `h`, `q`, `k` and `d`, which broadcast with scores."""
         names = (f"own_{name}" for name in self._names)
         values = {**dict(zip(names, self.tensors, strict=True)), **indices, SCORE: scores}
-        changed: Tensor = evaluate(self.tree, values, torch)
+        tree = self._tree or parse_score(self.text or SCORE, self.tables, True).tree
+        changed: Tensor = evaluate(tree, values, torch)
         return changed
 
 

@@ -112,7 +112,8 @@ class Call:
     softcap: float = 0.0
     """0 for none."""
     terms: tuple[Tensor | None, ...] = ()
-    """The tensors of `arguments.TERMS` in that order, then the tables of `score`; empty where none was given."""
+    """The tensors of `arguments.TERMS` in that order, the tables of `score`, the four lists of `blocks`; empty where
+    none was given."""
     return_lse: bool = False
     out: Tensor | None = None
     strict: bool = False
@@ -123,6 +124,8 @@ class Call:
     compiled: bool = False
     """Whether it comes from compiled code."""
     score: Score | None = None
+    blocks: str = ""
+    """As in `AttentionProblem`, of lists among the terms; the score has the predicate."""
     deterministic: bool = False
     """Whether its gradients have the same bits in every run."""
 
@@ -133,7 +136,13 @@ class Call:
     @property
     def has_variant(self) -> bool:
         """Whether SDPA lacks an argument that was given."""
-        return len(self.terms) > 0 or self.window is not None or self.softcap != 0 or self.score is not None
+        return (
+            len(self.terms) > 0
+            or self.window is not None
+            or self.softcap != 0
+            or self.score is not None
+            or self.blocks != ""
+        )
 
     @property
     def packed(self) -> bool:
@@ -270,7 +279,8 @@ class Call:
             over = (1,) * (4 - bias.dim()) + tuple(bias.shape)
             fields["bias"] = "b" * (over[0] > 1) + "h" * (over[1] > 1) + "s"
         if self.score is not None:
-            fields |= {"score": self.score.text, "tables": self.score.tables}
+            fields |= {"score": self.score.text, "tables": self.score.tables, "predicate": self.score.predicate}
+        fields["blocks"] = self.blocks
         if self.scale is not None and any(fields.values()):  # of plain calls the launches take it: one pick serves all
             fields["scale"] = float(self.scale)
         return fields
@@ -355,7 +365,12 @@ def with_tables(terms: tuple[Tensor | None, ...], score: Score | None) -> tuple[
         return terms
     if not isinstance(score, Score):
         raise TypeError(f"score must be an evoattn.Score, not {type(score).__name__}.")
-    return (*(terms or (None,) * len(TERMS)), *score.tensors) if score.tensors else terms
+    return behind(terms, score.tensors)
+
+
+def behind(terms: tuple[Tensor | None, ...], others: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
+    """`Call.terms` with more behind them."""
+    return (*(terms or (None,) * len(TERMS)), *others) if others else terms
 
 
 def _require_dims(count: int, said: str, **tensors: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -57,19 +57,26 @@ def explain(
     max_seqlen_q: int = 0,
     max_seqlen_k: int = 0,
     score: Score | None = None,
+    score_mod: Callable[..., Any] | None = None,
+    block_mask: Any = None,
     return_lse: bool = False,
     deterministic: bool = False,
 ) -> str:
     """One sentence: the kernel that `evoattn.attention`, or SDPA under `evoattn.sdpa`, runs for these arguments, or why
     torch's SDPA runs; where a mask tensor or an `sdpa_kernel` parts the two, of both. With `block_table` query, key and
     value are those of `evoattn.attention_paged`, with `cu_seqlens_q` and the other three those of
-    `evoattn.attention_varlen`; their causal mask is `causal=True`. Of a call that wants gradients it says both kernels.
+    `evoattn.attention_varlen`; their causal mask is `causal=True`. With `score_mod` or `block_mask` it is said of
+    `evoattn.flex_attention`. Of a call that wants gradients it says both kernels.
 
     Nothing is compiled, loaded or launched. Raises `ValueError` and `TypeError` for arguments beyond
     SDPA's that do not fit.
     """
     if not all(isinstance(tensor, Tensor) for tensor in (query, key, value)):
         return f"SDPA runs: {NO_TENSOR}."
+    if score_mod is not None or block_mask is not None:
+        return _of_flex(
+            Call(query, key, value, scale=scale, enable_gqa=enable_gqa, return_lse=return_lse), score_mod, block_mask
+        )
     words: dict[str, Any] = dict(is_causal=is_causal, scale=scale, enable_gqa=enable_gqa, causal=causal, window=window)
     words |= dict(softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, bias=bias, seqused_k=seqused_k)
     words |= dict(block_table=block_table, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
@@ -98,6 +105,22 @@ def explain(
         return f"SDPA runs: {found}."
     forward, *backward = [choice.words for choice in found]
     return "".join((forward, *(f"; for the gradients {words}" for words in backward), of_sdpa, "."))
+
+
+def _of_flex(call: Call, score_mod: Callable[..., Any] | None, block_mask: Any) -> str:
+    """As `explain`, of `evoattn.flex_attention`."""
+    from evoattn.ops import flex  # with torch's compiler, which whoever has a block mask has imported
+
+    if has_autocast(kind := call.query.device.type):
+        call = call.autocast(kind)
+    made = flex.calls(call, score_mod, block_mask)
+    found: tuple[Choice, ...] | str = made if isinstance(made, str) else ""
+    for make in () if isinstance(made, str) else made:
+        one = make()
+        found = flex.GRADIENTS if one.wants_gradients else _found(one)
+        if not isinstance(found, str):
+            return f"{found[0].words}."
+    return f"FlexAttention of torch runs: {found}."
 
 
 def _found(call: Call) -> tuple[Choice, ...] | str:

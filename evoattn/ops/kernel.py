@@ -11,6 +11,7 @@ import torch
 from evoattn.backends import tensor_map
 from evoattn.backends.driver_launch import PROGRAMMATIC_STREAM_SERIALIZATION, LaunchAttribute, LaunchConfig
 from evoattn.families.base import starts_zeroed
+from evoattn.families.block_list import BUFFERS
 from evoattn.model.launch import STATIC_SMEM_LIMIT, KernelLaunch, Scalar, TensorMap
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops.platform import Platform, error_of
@@ -116,8 +117,8 @@ class LaunchArguments:
 
 
 def own_tables(problem: AttentionProblem) -> tuple[str, ...]:
-    """The buffers of the tables of the problem's own expression, in the order of calls."""
-    return tuple(table.buffer for table in problem.own_score.tables) if problem.own_score else ()
+    """The buffers of the tables of the problem's own expressions, then of its block lists, in the order of calls."""
+    return (*(table.buffer for table in problem.own_tables), *(BUFFERS if problem.blocks else ()))
 
 
 def tensor_places(problem: AttentionProblem) -> dict[str, Place]:

@@ -103,7 +103,7 @@ class Runtime:
                 query.shape, key.shape, value.shape, query.stride(), key.stride(), value.stride(),
                 query.dtype, key.dtype, value.dtype, query.get_device(), key.get_device(), value.get_device(),
                 call.mask, call.scale, call.enable_gqa, call.return_lse, None if out is None else out.stride(),
-                call.window, call.softcap, call.score and call.score.key,
+                call.window, call.softcap, call.score and call.score.key, call.blocks,
             )  # fmt: skip
             if terms:
                 of_terms = [

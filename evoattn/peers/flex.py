@@ -128,6 +128,32 @@ def physical_blocks(problem: AttentionProblem, tensors: Mapping[str, torch.Tenso
     return paged.convert_logical_block_mask(blocks, kv_len=tensors["seqused"])
 
 
+def listed_blocks(problem: AttentionProblem, tensors: Mapping[str, torch.Tensor], visible: Visible | None) -> Any:
+    """The problem's own lists as a `BlockMask`; in PARTIAL blocks its predicate decides, and `visible`, its mask."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    shown, given = problem.shown, dict(tensors)
+
+    def seen(b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+        both = i.new_ones((), dtype=torch.bool) if visible is None else visible(b, h, i, j)
+        if shown is not None:
+            both = both & evaluate(shown, {**given, "b": b, "h": h, "q": i, "k": j, "d": problem.diagonal}, torch)
+        return both
+
+    mask = problem.block_mask[0]
+    last = tensors["kv_indices"].shape[-1] - 1  # behind the last block that is named lies anything
+    return BlockMask.from_kv_blocks(
+        tensors["kv_num_blocks"],
+        tensors["kv_indices"].clamp(max=last),
+        tensors["full_kv_num_blocks"],
+        tensors["full_kv_indices"].clamp(max=last),
+        (mask.rows, mask.keys),
+        seen,
+        (problem.seqlen_q, problem.seqlen_k),
+        compute_q_blocks=False,
+    )
+
+
 Tensors = dict[str, torch.Tensor]
 ScoreMod = Callable[..., torch.Tensor]
 Compiler = Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]
@@ -153,7 +179,8 @@ def make(
     # Imported here, as it brings torch._dynamo: a second of every worker's start.
     from torch.nn.attention.flex_attention import flex_attention
 
-    refuse_all_but((*SCORE_VARIANTS, "value_dim", "shared_kv", "seqused", "page", "varlen"), problem, "FlexAttention")
+    served = (*SCORE_VARIANTS, "value_dim", "shared_kv", "seqused", "page", "varlen", "blocks")
+    refuse_all_but(served, problem, "FlexAttention")
     places_of_lengths = (problem.alibi or problem.score) and (problem.seqused or problem.varlen)
     if places_of_lengths or (problem.page and (problem.bias or problem.shared_kv)):
         raise PeerRefused(
@@ -174,6 +201,8 @@ def make(
         blocks = block_mask(visible, batches, rows, keys, (BLOCK, problem.page or BLOCK), q.device)
     if problem.page:
         blocks = physical_blocks(problem, tensors, blocks)
+    if problem.blocks:
+        blocks = listed_blocks(problem, tensors, visible)
     options = LARGE_HEADS if problem.head_dim > 256 else None
     score_mod, sinks = _score_mod(problem, tensors), tensors.get("sinks")
 

@@ -6,7 +6,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from evoattn.model.block_list import parse_blocks
 from evoattn.model.problem import AttentionProblem, ProblemError
+from evoattn.model.score import parse_tables
 
 FEW_QUERIES = 16
 FINE, PARTS = 4, 64
@@ -50,8 +52,10 @@ def likely(problem: AttentionProblem) -> AttentionProblem:
 
 
 def canonical(problem: AttentionProblem) -> AttentionProblem:
-    """The `likely` problem with lengths rounded up; itself where that would be too large."""
+    """The `likely` problem with lengths rounded up, and without sizes of tables and small differences of block lists;
+    itself where that would be too large."""
     try:
+        problem = _without_sizes(problem)
         if problem.varlen:
             return _packed(problem)
         queries, keys = problem.seqlen_q, problem.seqlen_k
@@ -78,6 +82,21 @@ def size_class(problem: AttentionProblem) -> AttentionProblem:
         return likely(about.with_(seqlen_q=queries, seqlen_k=keys, **used))
     except ProblemError:
         return about
+
+
+def _without_sizes(problem: AttentionProblem) -> AttentionProblem:
+    """The problem with tables of one element, on whose sizes no kernel depends, and with numbers of listed blocks that
+    are powers of two."""
+    changed: dict[str, str] = {}
+    if problem.tables:
+        tables = (table._replace(shape=(1,) * len(table.shape)) for table in parse_tables(problem.tables))
+        changed["tables"] = "+".join(table.describe() for table in tables)
+    mask = parse_blocks(problem.blocks) if problem.blocks else None
+    if mask is not None and not mask.documents and not mask.mixed:
+        partial, full, most = (count and _power(2 * count - 1) for count in mask.counts)
+        head, _, _ = problem.blocks.rpartition(":")
+        changed["blocks"] = f"{head}:{partial}/{full}/{max(most, partial + full)}"
+    return problem.with_(**changed) if changed else problem
 
 
 def grown(problem: AttentionProblem, most_keys: int) -> Iterator[AttentionProblem]:

@@ -22,14 +22,18 @@ Genes = Mapping[str, Sequence[Value]]
 """Values that each parameter of a family may have."""
 
 
+UNTIMED = ("value_dim", "score", "blocks")
+"""Variants that make no kind."""
+
+
 def kind_of(problem: AttentionProblem) -> str:
     """What must have been timed before a kernel may run unasked: bits, an operation that is not the forward pass,
     head_dim, V's if it has one of its own, and the variants, e.g. `16 d64`, `16 backward d192 dv128 varlen`.
 
     fp16 and bf16 share their kernels: the same instructions at the same rates. Masks share them as well, and
-    expressions of scores, in whose place PyTorch would hold all scores in memory."""
+    expressions of scores and block lists, in whose place PyTorch would hold all scores in memory."""
     dims = f"d{problem.head_dim}" + (f" dv{problem.value_dim}" if problem.value_dim else "")
-    variants = (name for name in problem.variants if name not in ("value_dim", "score"))
+    variants = (name for name in problem.variants if name not in UNTIMED)
     op = [problem.op] * (problem.op != "forward") + ["deterministic"] * problem.deterministic
     return " ".join(("32" if problem.dtype == "fp32" else "16", *op, dims, *variants))
 
@@ -73,13 +77,13 @@ class KernelList:
         plain attention that nothing was made from picks take 1.021 times the best known with the general kernels and
         1.036 without; on 42 with variants 1.082 and 1.073."""
         timed = self.kinds.get(kind_of(problem), ())
-        others = self.general if not timed or not problem.variants or problem.score else ()
+        others = self.general if not timed or not problem.variants or problem.score or problem.blocks else ()
         return [self.kernels[i] for i in timed], [self.kernels[i] for i in dict.fromkeys((*timed, *others))]
 
     def regret_of(self, problem: AttentionProblem) -> float | None:
         """What a pick for a problem of a timed kind takes over the best of a search; None for other kinds, and for
-        expressions."""
-        if kind_of(problem) not in self.kinds or problem.score:
+        expressions and block lists."""
+        if kind_of(problem) not in self.kinds or problem.score or problem.blocks:
             return None
         return self.regret.get("variants" if problem.variants else "plain")
 

@@ -39,8 +39,21 @@ template <typename Element> struct RowTerms {
 
 // What an expression of scores is made of beside C++'s own (evoattn/model/score.py).
 __device__ __forceinline__ int inside(int index, int size) { return max(0, min(index, size - 1)); }
+__device__ __forceinline__ int wrapped(int index, int size) { return inside(index < 0 ? index + size : index, size); }
+__device__ __forceinline__ int to_int(long long x) {
+  return int(x > 0x7fffffffLL ? 0x7fffffffLL : x < -0x80000000LL ? -0x80000000LL : x);
+}
 __device__ __forceinline__ int floor_divide(int x, int y) { return x / y - (x % y != 0 && (x < 0) != (y < 0)); }
 __device__ __forceinline__ int floor_remainder(int x, int y) { return x - floor_divide(x, y) * y; }
+// sin(x + half_turns · pi), by its series of degree 11 from the nearest whole number of half turns: 2e-7 off.
+__device__ __forceinline__ float sine(float x, float half_turns) {
+  const float nearest = rintf(fmaf(x, 0.318309886f, half_turns)), turns = half_turns - nearest;
+  const float rest = fmaf(turns, -8.74227766e-8f, fmaf(turns, 3.14159274f, x)), square = rest * rest;
+  float factor = fmaf(square, -2.50521084e-8f, 2.75573192e-6f);
+  factor = fmaf(square, fmaf(square, factor, -1.98412698e-4f), 8.33333333e-3f);
+  const float value = fmaf(square * rest, fmaf(square, factor, -1.66666667e-1f), rest);
+  return int(nearest) % 2 == 0 ? value : -value;
+}
 template <typename Number> __device__ __forceinline__ Number larger(Number x, Number y) { return x > y ? x : y; }
 template <typename Number> __device__ __forceinline__ Number smaller(Number x, Number y) { return x < y ? x : y; }
 template <typename Number> __device__ __forceinline__ Number magnitude(Number x) { return x < 0 ? -x : x; }
@@ -128,6 +141,11 @@ struct ScoreTerms {
   __device__ __forceinline__ void of_pair(float& low, float& high, const RowTerms<Element>& row, int step) const {
     if constexpr (BIAS) of_pair(low, high, row, step, bias_of_pair(row, step));
     else of_pair(low, high, row, step, BiasPair<Element>{});
+  }
+
+  // Whether a key is seen in a PARTIAL block of a list, by its predicate.
+  __device__ __forceinline__ bool shows(int batch, int head, int query, int key) const {
+    return own.shows(batch, head, query, key, given.diagonal);
   }
 
   // Of a row's softmax, (shift, sum) = (shift, Σ_j 2^(s_j - shift)) with the sink of the head as one more score.

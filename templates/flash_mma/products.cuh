@@ -31,7 +31,7 @@
       } else {
         mask_scores(s, mask.keys_from(warp_row + lane / 4, lane_key));
       }
-      if (listed_partial) key_tiles.mask_documents(s, warp_row + lane / 4, lane_key, seqlen_q, seqlen_k);
+      if (listed_partial) key_tiles.mask_partial(s, terms, batch, head, warp_row + lane / 4, lane_key);
     }
     // The first key that a row sees may be in the tile behind those at the edge of a window, or in the first FULL one.
     const bool raise = masked || tile == 0 || Terms::MAY_HIDE ||

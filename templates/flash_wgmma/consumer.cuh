@@ -113,7 +113,7 @@ private:
     const int key = listed.first_key_down(key_tile), row = lane_row(work.tile);
     if (listed.is_partial(key_tile)) {
       mask_scores(s, key, work.mask.keys_from(row, 0), lane);
-      listed.mask_documents(s, row, key + lane % 4 * 2, work.seqlen_q, work.seqlen_k);
+      listed.mask_partial(s, work.terms, work.tile.batch, work.rows.head(work.tile, row), row, key + lane % 4 * 2);
     } else {
       mask_scores(s, key, AllKeys(work.seqlen_q, listed.tiles == 0 ? 0 : work.seqlen_k).keys_from(0, 0), lane);
     }

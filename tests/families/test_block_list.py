@@ -16,6 +16,13 @@ PROBLEMS = {
     "causal, fp16": LISTED.with_(mask="causal_upper_left", dtype="fp16"),
     "lower right, sink": LISTED.with_(mask="causal_lower_right", sink=True),
     "bias, head_dim 40": LISTED.with_(bias="hs", head_dim=40),
+    "a predicate of its own": LISTED.with_(
+        blocks="64x64:1/2/5",
+        mask="causal_lower_right",
+        score="s*flag[b]",
+        predicate="(kind[h,q]!=kind[1-h,k])|((q+d-k)%3==0)|seen[wrap(k-q)]",
+        tables="flag:bf16:2+kind:int64:2x30+seen:bool:97",
+    ),
     "V narrower, softcap": LISTED.with_(head_dim=96, value_dim=64, softcap=3.0, mask="causal_upper_left"),
 }
 WGMMA_TWO = {**test_flash_wgmma.TWO, "PING_PONG": True}
@@ -37,6 +44,8 @@ STRUCTURES = {
 MODULES = {"flash_mma": test_flash_mma, "flash_wgmma": test_flash_wgmma}
 WGMMA = ("flash_wgmma", "lazy, two warpgroups", "causal, fp16")
 ANY = ("flash_mma", "together", "causal, fp16")
+OWN = ("flash_mma", "together", "a predicate of its own")
+WGMMA_OWN = ("flash_wgmma", "lazy, two warpgroups", "a predicate of its own")
 WRONG = {
     "the list is ignored": (ANY, ("return blocks[number] * block_keys", "return number * block_keys")),
     "FULL taken for PARTIAL": (ANY, ("return tile < partial_tiles;", "return true;")),
@@ -48,7 +57,7 @@ WRONG = {
             "const bool listed_partial = false;",
         ),
     ),
-    "PARTIAL without the documents": (ANY, ("if (own[m][half] != document)", "if (false)")),
+    "PARTIAL without the documents": (ANY, ("if (!terms.shows(batch, head, row + m * 16", "if (0 * (row + m * 16")),
     "PARTIAL without the diagonal": (
         ANY,
         ("mask_scores(s, mask.keys_from(", "mask_scores(s, AllKeys(seqlen_q, seqlen_k).keys_from("),
@@ -72,20 +81,17 @@ WRONG = {
         ANY,
         ("block_row / list.block_rows;", "max(0, block_row / list.block_rows - 1);"),
     ),
-    "documents of another batch": (
-        ANY,
-        ("list.key_documents + batch * list.key_documents_stride", "list.key_documents"),
-    ),
-    "documents of the row above": (ANY, ("query_documents[query]", "query_documents[max(0, query - 1)]")),
-    "documents of the key before": (
-        ANY,
-        ("key_documents[key + n * 8 + i]", "key_documents[max(0, key + n * 8 + i - 1)]"),
-    ),
-    "documents past the last row": (ANY, ("query < seqlen_q ? query_documents[query] : 0", "query_documents[query]")),
-    "documents past the last key": (
-        ANY,
-        ("key + n * 8 + i < seqlen_k ? key_documents[key + n * 8 + i] : 0", "key_documents[key + n * 8 + i]"),
-    ),
+    "documents of another batch": (ANY, ("own.shows(batch, head", "own.shows(0, head")),
+    "documents of the row above": (ANY, ("row + m * 16 + j / 2 * 8, key", "row + m * 16 + j / 2 * 8 - 1, key")),
+    "documents of the other half's row": (ANY, ("row + m * 16 + j / 2 * 8, key", "row + m * 16, key")),
+    "documents of the key before": (ANY, ("key + n * 8 + j % 2", "key + n * 8 + j % 2 - 1")),
+    "documents of the first key of two": (ANY, ("key + n * 8 + j % 2", "key + n * 8")),
+    "the predicate of another head": (OWN, ("own.shows(batch, head", "own.shows(batch, 0")),
+    "the predicate of another diagonal": (OWN, ("query, key, given.diagonal", "query, key, 0")),
+    "an index past the table": (OWN, ("return max(0, min(index, size - 1));", "return max(0, index);")),
+    "wgmma: the predicate of another head": (WGMMA_OWN, ("work.rows.head(work.tile, row), row", "0, row")),
+    "wgmma: the predicate of the row above": (WGMMA_OWN, ("row + j / 2 * 8, key", "row + j / 2 * 8 - 1, key")),
+    "wgmma: the predicate of another key": (WGMMA_OWN, ("key + i * 2 + j % 2", "key + i * 2")),
     "keys past the last": (
         ("flash_mma", "together", "documents"),
         ("listed_partial || first_key(tile) + WARP_KEYS > seqlen_k", "listed_partial"),
@@ -95,7 +101,7 @@ WRONG = {
         ("flash_mma", "lazy", "documents"),
         ("tile == key_tiles.partial_tiles", "false"),
     ),
-    "wgmma: PARTIAL without the documents": (WGMMA, ("if (low != document)", "if (false)")),
+    "wgmma: PARTIAL without the documents": (WGMMA, ("if (!terms.shows(batch, head, row + j", "if (0 * (row + j")),
     "wgmma: PARTIAL taken for FULL": (WGMMA, ("whole = !listed.is_partial(key_tile) &&", "whole =")),
     "wgmma: keys past the last of FULL blocks": (
         WGMMA,

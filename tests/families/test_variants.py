@@ -61,6 +61,11 @@ VARIANTS = {
         varlen="3:512", score="s*gate[b]+max(q-k,0)/64", tables="gate:bf16:3", softcap=20.0, mask="causal_lower_right"
     ),
     "keys in use, an expression": PLAIN.with_(seqused="0:500", score="s-slope[h]*abs(q+d-k)", tables="slope:fp32:2"),
+    "an expression of many functions": PLAIN.with_(
+        score="s+sin(k/7)*cos(q/5)+pow(1+abs(s),0.5)*erf(gate[h])+floor(k/3)/64-whole(q/2)/64"
+        "+((k>>2)+(1<<b)+bitand(q,3))/16+where(seen[k],bias[wrap(k-q)],far[q]/4)",
+        tables="gate:fp32:2+seen:bool:300+bias:bf16:70+far:int64:9",
+    ),
     "V narrower than K, sink": PLAIN.with_(head_dim=96, value_dim=64, mask="causal_upper_left", sink=True),
     "V wider than K": PLAIN.with_(head_dim=32, value_dim=88, mask="causal_lower_right", dtype="fp16"),
     "V within K": PLAIN.with_(head_dim=96, value_dim=64, shared_kv=True),

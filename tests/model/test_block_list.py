@@ -50,6 +50,36 @@ def test_pairs_are_those_that_the_reference_shows(mask, text, queries):
     assert problem.visible_pairs == total
 
 
+def test_counted_lists_and_a_predicate():
+    written = "B=2 H=2 S=640 D=16 causal blocks=h:64x64:1/3/7 predicate=(t[b,q]!=t[b,k])|(q-k<99) tables=t:int32:2x640"
+    problem = parse_shape(written)
+    assert parse_shape(problem.describe()) == problem == AttentionProblem(**problem.to_dict())
+    counts = [len(row.partial) + len(row.full) for row in draw(*problem.block_mask)[0][0]]
+    assert counts == sorted(counts) and max(counts) == 7 and sum(counts) / len(counts) == pytest.approx(4, abs=0.3)
+    assert problem.visible_pairs == 2 * 2 * 640 * 3.5 * 64
+    tensors = make_inputs(problem, 1, "cpu")
+    shown = visible(problem, tensors, 1, slice(0, 2), slice(0, 640))
+    every = visible(problem.with_(predicate="", tables=""), tensors, 1, slice(0, 2), slice(0, 640))
+    ids, at = tensors["own_t"][1], torch.arange(640)
+    full = visible(problem.with_(predicate="q<0", tables=""), tensors, 1, slice(0, 2), slice(0, 640))
+    assert torch.equal(shown, every & ((ids[:, None] != ids) | (at[:, None] - at < 99) | full))
+
+
+@pytest.mark.parametrize(
+    "words, why",
+    [
+        ("predicate=q>=k", "there are no blocks"),
+        ("blocks=64x64:1/2/3,predicate=q+k", "not true or false"),
+        ("blocks=64x64:1/2/3,predicate=q>t[k]", "must be|unknown|nothing"),
+        ("blocks=64x64:1/2/3,tables=t:fp32:3", "no score that uses them"),
+        ("blocks=64x64:1/2/2", "blocks must be"),
+    ],
+)
+def test_predicates_that_cannot_be(words, why):
+    with pytest.raises(ProblemError, match=why):
+        parse_shape(f"{SHAPE},{words}")
+
+
 def test_mixed_lists_are_not_what_the_predicate_gives_and_end_in_poison():
     problem = parse_shape("B=2,H=2,S=400,D=16,mask=causal,blocks=bh:32x32:90+45:mixed")
     tensors = make_inputs(problem, 1, "cpu")

@@ -9,7 +9,17 @@ import torch
 from evoattn.correctness.judge import judge
 from evoattn.correctness.reference import make_answer, make_inputs
 from evoattn.model.problem import AttentionProblem, ProblemError
-from evoattn.model.score import OPERATORS, SCORE, cost, derivative, evaluate, in_cuda, parse_score
+from evoattn.model.score import (
+    OPERATORS,
+    SCORE,
+    cost,
+    derivative,
+    evaluate,
+    in_cuda,
+    parse_predicate,
+    parse_score,
+    text_of,
+)
 from evoattn.model.shape_text import parse_shape
 
 TABLES = "table:fp32:4x9+gate:bf16:4+doc:int32:2x8"
@@ -61,6 +71,32 @@ def test_documents_and_a_diagonal():
     assert torch.equal(evaluate(tree, given, torch), expected)
 
 
+def test_tables_of_long_numbers_and_flags_and_indices_that_count_from_the_end():
+    tables = "long:int64:8+flag:bool:4x8+table:fp32:4x9"
+    long, flag = torch.tensor([1 << 40, 2, -(1 << 40), 3, 3, 3, 3, 3]), torch.rand(4, 8) < 0.5
+    given = values(own_long=long, own_flag=flag)
+    table = given["own_table"]
+    tree = parse_score("where(flag[h,k] & (long[k] < 3), s + table[h, wrap(k - q)], s)", tables).tree
+    expected = by_hand(given, lambda s, b, h, q, k: s + table[h, k - q].item() if flag[h, k] and long[k] < 3 else s)
+    torch.testing.assert_close(evaluate(tree, given, torch), expected)
+    assert "t_flag[" in in_cuda(tree) and "to_int(t_long[" in in_cuda(tree) and "wrapped((k - q)" in in_cuda(tree)
+
+
+@pytest.mark.parametrize("text", [
+    "where((b == 0) & ~(h > 1), -s, -1.5) - -2", "s+t[h,wrap(k-q)]*1e-05", "max(s, -inf)",
+    "where((k >> 1) % 2 == 0, s, -inf)",
+])  # fmt: skip
+def test_a_text_of_an_expression_gives_it_back(text):
+    tree = parse_score(text, "t:fp32:2x9" if "t[" in text else "").tree
+    assert parse_score(text_of(tree), "t:fp32:2x9" if "t[" in text else "").tree == tree
+
+
+@pytest.mark.parametrize("text, why", [("q + k", "not true or false"), ("s < 3", "of the indices and tables alone")])
+def test_what_is_no_predicate(text, why):
+    with pytest.raises(ValueError, match=why):
+        parse_predicate(text)
+
+
 EXPRESSIONS = {
     "s - abs(q - k) // 3 + (q - 2 * k) % 3": lambda s, b, h, q, k: s - abs(q - k) // 3 + (q - 2 * k) % 3,
     "max(s, h / 4) - min(q, k) * 0.5": lambda s, b, h, q, k: max(s, h / 4) - min(q, k) * 0.5,
@@ -70,6 +106,12 @@ EXPRESSIONS = {
     "where(0 <= q - k < 3, sqrt(s * s), -s)": lambda s, b, h, q, k: abs(s) if 0 <= q - k < 3 else -s,
     "s * (b + 1) - -2": lambda s, b, h, q, k: s * (b + 1) + 2,
     "where((b == 0) | (h > 1), s, 1)": lambda s, b, h, q, k: s if b == 0 or h > 1 else 1,
+    "erf(s) + sin(s) * cos(k) + pow(1 + abs(s), 1.5)": lambda s, b, h, q, k: (
+        math.erf(s) + math.sin(s) * math.cos(k) + (1 + abs(s)) ** 1.5
+    ),
+    "s + floor(k / 3) + whole(q / -2) + (k >> 1) + (1 << q) + bitand(q, 3)": lambda s, b, h, q, k: (
+        s + k // 3 + int(q / -2) + (k >> 1) + (1 << q) + (q & 3)
+    ),
 }
 
 
@@ -106,7 +148,7 @@ def test_every_operator_is_used_above():
         ("s + table[h]", "table:fp32:4x9", "has 2 dimensions, and 1 indices"),
         ("s + gate[s]", "gate:fp32:4", "must be whole numbers"),
         ("s", "gate:fp32:4", "does not use the table gate"),
-        ("s + gate[h]", "gate:fp64:4", "must be of fp16, bf16, fp32 or int32"),
+        ("s + gate[h]", "gate:fp64:4", "must be of fp16, bf16, fp32, int32, int64, bool"),
         ("s + gate[h]", "gate:fp32:4+gate:fp32:4", "that name is taken"),
         ("s + k[h]", "k:fp32:4", "cannot be called k"),
         ("s + gate[h]", "gate:fp32:0", "must have 1 to"),
@@ -121,7 +163,7 @@ def test_every_operator_is_used_above():
         ("__import__('os') + s", "", "nothing that a score can be made of"),
         ("s.real", "", "nothing that a score can be made of"),
         ("s + True", "", "nothing that a score can be made of"),
-        ("s" + "+s" * 600, "", "1000 characters at most"),
+        ("s" + "+s" * 2000, "", "4000 characters at most"),
         ("(" * 300 + "s" + ")" * 300, "", "is no expression"),
     ],
 )

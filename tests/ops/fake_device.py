@@ -26,7 +26,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.ops.cubins import Cubin
 from evoattn.ops.runtime import Runtime
-from tests.ops.fake_variants import VARIED, attend, own_types, sequences, shapes_of, tensor_at
+from tests.ops.fake_variants import VARIED, attend, list_types, own_types, sequences, shapes_of, tensor_at
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,9 @@ def build(family: Family, problem: AttentionProblem, config: KernelConfig, gpu: 
     variants = [name for name in problem.variants if name in COMPILED]
     constants = dict(family=family.name, dtype=problem.dtype, mask=problem.mask, head_dim=problem.head_dim)
     constants |= dict(head_dim_v=problem.head_dim_v, lse=problem.lse, variants=variants, config=config.id)
-    if problem.score:
-        constants |= dict(score=problem.score, tables=problem.tables)
+    if problem.score or problem.blocks:
+        constants |= dict(score=problem.score, tables=problem.tables, predicate=problem.predicate)
+        variants += ["blocks"] * bool(problem.blocks)
     code = json.dumps(constants).encode()
     return Cubin(code, hashlib.sha256(code).hexdigest(), "source", "recipe")
 
@@ -161,7 +162,7 @@ class FakeDevice:
         launch = LaunchConfig.from_address(config.value or 0)
         kernel, name = self._functions[(function.value or 0) - 1]
         plain = MAPPED if kernel["family"] == "flash_wgmma" else PLAIN
-        types = [*plain, *(VARIED if kernel["variants"] else []), *own_types(kernel)]
+        types = [*plain, *(VARIED if kernel["variants"] else []), *own_types(kernel), *list_types(kernel)]
         pointers = (ctypes.c_void_p * len(types)).from_address(arguments.value or 0)
         values = [at if kind is None else kind.from_address(at).value for at, kind in zip(pointers, types, strict=True)]
         values, others = values[: len(plain)], values[len(plain) :]

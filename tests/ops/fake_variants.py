@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 
 from evoattn.model.dtype import DTYPES
-from evoattn.model.score import evaluate, parse_score, parse_tables
+from evoattn.model.score import WHOLE, evaluate, parse_predicate, parse_score, parse_tables
 
 VARIED = [ctypes.c_int32] * 3 + [ctypes.c_float] * 2 + [ctypes.c_uint64] * 3 + [ctypes.c_int64] * 3
 VARIED += [ctypes.c_uint64] * 2 + [ctypes.c_int32] * 3 + [ctypes.c_uint64] * 2 + [ctypes.c_int32] * 2
@@ -33,19 +33,55 @@ def own_types(kernel: dict) -> list:
     return types
 
 
+LISTS = [ctypes.c_uint64] * 4 + [ctypes.c_int32] * 3 + [ctypes.c_int64] * 2
+"""Behind those of a block list: the four lists, rows and keys of a block, blocks of keys, strides."""
+
+
+def list_types(kernel: dict) -> list:
+    """The arguments of a block list."""
+    return LISTS if "blocks" in kernel["variants"] else []
+
+
+def seen_by_lists(kernel: dict, scores: torch.Tensor, arguments: list) -> torch.Tensor:
+    """Bool: keys in a FULL block, or in a PARTIAL one where the predicate shows them."""
+    batch, heads, seqlen_q, seqlen_k = scores.shape
+    *addresses, rows, keys, columns, batch_stride, head_stride = arguments[-len(LISTS) :]
+    values, count = own_values(kernel, scores, arguments), -(-seqlen_q // rows)
+    shown = torch.ones((), dtype=torch.bool)
+    if kernel["predicate"]:
+        shown = evaluate(parse_predicate(kernel["predicate"], kernel["tables"], True).tree, values, torch)
+    states = torch.zeros(batch, heads, count, columns, dtype=torch.int32)
+    for kind in range(2):
+        strides = batch_stride, head_stride, 1
+        counts = tensor_at(addresses[2 * kind], (batch, heads, count), strides, torch.int32)
+        inner = *(stride * columns for stride in strides), 1
+        indices = tensor_at(addresses[2 * kind + 1], (batch, heads, count, columns), inner, torch.int32)
+        for place in torch.cartesian_prod(*map(torch.arange, (batch, heads, count))).tolist():
+            listed = indices[tuple(place)][: counts[tuple(place)]]
+            states[tuple(place)][listed.long()] = kind + 1
+    states = states.repeat_interleave(rows, 2)[:, :, :seqlen_q].repeat_interleave(keys, 3)[..., :seqlen_k]
+    return (states == 2) | ((states == 1) & shown)
+
+
 def expressed(kernel: dict, scores: torch.Tensor, arguments: list) -> torch.Tensor:
     """What the kernel's expression makes of scores before they are scaled."""
+    values = own_values(kernel, scores, arguments)
+    tree = parse_score(kernel["score"], kernel["tables"], True).tree
+    return evaluate(tree, values | {"s": scores * arguments[len(VARIED)]}, torch) * arguments[4]
+
+
+def own_values(kernel: dict, scores: torch.Tensor, arguments: list) -> dict:
+    """The indices and tables of the kernel's expressions."""
     _, heads, seqlen_q, seqlen_k = scores.shape
-    unit, *given = arguments[len(VARIED) :]
+    _, *given = arguments[len(VARIED) :]
     batches = torch.arange(len(scores)) + kernel.get("sequence", 0)
     values = {"b": batches.view(-1, 1, 1, 1), "h": torch.arange(heads).view(-1, 1, 1)}
-    values |= {"q": torch.arange(seqlen_q).view(-1, 1), "k": torch.arange(seqlen_k), "d": arguments[2]}
+    values |= {"q": torch.arange(seqlen_q).view(-1, 1), "k": torch.arange(seqlen_k), "d": arguments[2], "s": scores}
     for table in parse_tables(kernel["tables"]):
         address, *shape = (given.pop(0) for _ in range(1 + len(table.shape)))
-        dtype = torch.int32 if table.dtype == "int32" else getattr(torch, DTYPES[table.dtype].torch)
+        dtype = getattr(torch, table.dtype if table.dtype in WHOLE else DTYPES[table.dtype].torch)
         values[table.buffer] = tensor_at(address, tuple(shape), torch.empty(shape, device="meta").stride(), dtype)
-    tree = parse_score(kernel["score"], kernel["tables"]).tree
-    return evaluate(tree, values | {"s": scores * unit}, torch) * arguments[4]
+    return values
 
 
 def changed(
@@ -72,8 +108,10 @@ def changed(
         scores = scores - slopes * (columns - rows - diagonal).abs() * unit
     if "bias" in variants:
         scores = scores + tensor_at(bias_at, scores.shape, (*arguments[8:11], 1), dtype) * unit
-    if kernel and "score" in kernel:
+    if kernel and kernel.get("score"):
         scores = expressed(kernel, scores, arguments)
+    if "blocks" in variants:
+        scores = scores.masked_fill(~seen_by_lists(kernel, scores, arguments), -math.inf)
     if "sink" in variants:
         sinks = tensor_at(sinks_at, (heads, 1, 1), (1, 1, 1), dtype).double()
     if "window" in variants:

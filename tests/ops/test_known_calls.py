@@ -211,5 +211,5 @@ def test_the_functions_have_the_arguments_of_the_table():
         (RecordedKernel.__call__, {"strict", "deterministic"}),
     ):
         has = set(inspect.signature(function).parameters)
-        sdpa_s = {"attn_mask", "dropout_p"}
-        assert {one.name for one in ARGUMENTS} - without - sdpa_s == has - sdpa_s - {"self", "query", "key", "value"}
+        others = {"attn_mask", "dropout_p", "score_mod", "block_mask"}  # SDPA's and FlexAttention's
+        assert {one.name for one in ARGUMENTS} - without - others == has - others - {"self", "query", "key", "value"}

@@ -60,6 +60,18 @@ def test_packed_sequences_are_right(fields):
     assert peer_call(peer, problem, tensors, make_answer(problem, tensors))().shape == problem.shape("o")
 
 
+@pytest.mark.parametrize("fields", [{}, {"predicate": "(q-k<9)|(t[b,k]==1)", "tables": "t:int64:2x50", "score": "s*2"}])
+def test_block_lists_are_right(fields):
+    blocks = "16x16:4/0/4" if fields else "b:16x16:13+9"  # uncompiled, only functions count
+    problem = MASKS[0].with_(batch=2, seqlen_q=40, seqlen_k=50, mask="causal_upper_left", blocks=blocks, **fields)
+    tensors = make_inputs(problem, 1, "cpu")
+    if fields:
+        tensors["kv_num_blocks"].fill_(4)
+        tensors["kv_indices"].copy_(torch.arange(4))
+    peer = Peer(lambda p, t: flex.make(p, t, compiler=lambda function: function), "torch")
+    assert peer_call(peer, problem, tensors, make_answer(problem, tensors))().shape == problem.shape("o")
+
+
 @pytest.mark.slow
 def test_a_process_that_asks_for_many_problems_gets_each_compiled():
     """Torch's limit is eight variants of one function."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evoattn.model.problem import MAX_TENSOR_BYTES, AttentionProblem
+from evoattn.model.shape_text import parse_shape
 from evoattn.portfolio.canonical import canonical, grown, likely
 from evoattn.portfolio.workload import draw_kind
 
@@ -70,3 +71,16 @@ def test_packed_sequences_are_as_long_as_they_are_in_the_mean() -> None:
 def test_batches_of_packed_sequences_share_picks() -> None:
     batches = [TOKEN.with_(batch=b, seqlen_q=1000, seqlen_k=1000, varlen=f"sum:{b * 250}") for b in range(33, 37)]
     assert len({canonical(problem) for problem in batches}) == 1
+
+
+def test_expressions_and_block_lists_share_picks() -> None:
+    def made(length: int, blocks: str) -> AttentionProblem:
+        words = f"predicate=t0[b,q]==t0[b,k],tables=t0:int64:1x{length}"
+        return canonical(parse_shape(f"B=1,H=8,S={length},D=64,dtype=bf16,blocks={blocks},{words}"))
+
+    assert made(4090, "128x128:1/3/7") == made(4096, "128x128:1/4/8")
+    assert made(4096, "128x128:0/3/3").blocks == "128x128:0/4/4" and made(4096, "128x128:3/5/8").blocks.endswith(
+        "4/8/12"
+    )
+    assert made(4096, "128x128:300").blocks == "128x128:300" and made(64, "8x8:1/3/7:mixed").blocks == "8x8:1/3/7:mixed"
+    assert made(4096, "128x128:1/3/7").tables == "t0:int64:1x1"

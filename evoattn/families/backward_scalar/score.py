@@ -7,6 +7,7 @@ from evoattn.model.launch import Buffer, KernelArg, Scalar
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.score import (
     SCORE,
+    WHOLE,
     Apply,
     Load,
     Name,
@@ -47,7 +48,7 @@ def score_class(problem: AttentionProblem) -> str:
     if problem.bias:
         fields += [("const Element* __restrict__", "bias"), *BIAS_FIELDS]
     for table in _tables(tree):
-        element = DTYPES[table.dtype].cuda if table.dtype in DTYPES else "int"
+        element = DTYPES[table.dtype].cuda if table.dtype in DTYPES else WHOLE[table.dtype]
         fields.append((f"const {element}* __restrict__", member(table)))
         fields += [("int", size_member(table, i)) for i in range(len(table.shape))]
     return "\n".join(

@@ -1,31 +1,26 @@
 // blocks.cuh: a block of rows takes the tiles of the blocks of keys that two lists name, as FlexAttention's `BlockMask`
-// has them. In PARTIAL blocks a key is seen if it is of the row's document and the mask shows it, in FULL ones in any
-// case. Tiles of rows and of keys are parts of a block.
+// has them. In PARTIAL blocks a key is seen if the mask and a predicate show it, in FULL ones in any case. Tiles of
+// rows and of keys are parts of a block.
 #include "device/ptx/element.cuh"
-#define KEY_LIST_PARAMETERS                                                                                \
-  , const int *__restrict__ kv_num_blocks, const int *__restrict__ kv_indices,                             \
-      const int *__restrict__ full_kv_num_blocks, const int *__restrict__ full_kv_indices,                 \
-      const int *__restrict__ query_documents, const int *__restrict__ key_documents, int list_block_rows, \
-      int list_block_keys, int list_key_blocks, int64_t list_batch_stride, int64_t list_head_stride,       \
-      int64_t query_documents_stride, int64_t key_documents_stride
-#define KEY_LIST_ARGUMENTS                                                                                         \
-  kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices, query_documents, key_documents, list_block_rows, \
-      list_block_keys, list_key_blocks, list_batch_stride, list_head_stride, query_documents_stride,               \
-      key_documents_stride
+#define KEY_LIST_PARAMETERS                                                                                     \
+  , const int *__restrict__ kv_num_blocks, const int *__restrict__ kv_indices,                                  \
+      const int *__restrict__ full_kv_num_blocks, const int *__restrict__ full_kv_indices, int list_block_rows, \
+      int list_block_keys, int list_key_blocks, int64_t list_batch_stride, int64_t list_head_stride
+#define KEY_LIST_ARGUMENTS                                                                                           \
+  kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices, list_block_rows, list_block_keys, list_key_blocks, \
+      list_batch_stride, list_head_stride
 
 // What lies in memory. Lists are rows of `key_blocks` numbers of blocks, of which the first count.
 struct KeyList {
   static constexpr bool LISTED = true;
   const int *partial_counts, *partial_blocks, *full_counts, *full_blocks;  // [lists, blocks of rows(, key_blocks)]
-  const int *query_documents, *key_documents;                              // [batch or 1, seqlen_q], [.., seqlen_k]
   int block_rows, block_keys, key_blocks;
   int64_t batch_stride, head_stride;  // lists; 0 where it is the same for all
-  int64_t query_documents_stride, key_documents_stride;
 };
 
 // The tiles of BLOCK_N keys that a tile of rows takes: those of PARTIAL blocks, then those of FULL ones.
 template <int BLOCK_N> struct ListedTiles {
-  const int *partial_blocks, *full_blocks, *query_documents, *key_documents;
+  const int *partial_blocks, *full_blocks;
   int block_keys, tiles_per_block, partial_tiles, tiles;
 
   __device__ __forceinline__ ListedTiles(const KeyList& list, int batch, int head, int block_row)
@@ -33,8 +28,6 @@ template <int BLOCK_N> struct ListedTiles {
     const int64_t row = batch * list.batch_stride + head * list.head_stride + block_row / list.block_rows;
     partial_blocks = list.partial_blocks + row * list.key_blocks;
     full_blocks = list.full_blocks + row * list.key_blocks;
-    query_documents = list.query_documents + batch * list.query_documents_stride;
-    key_documents = list.key_documents + batch * list.key_documents_stride;
     partial_tiles = list.partial_counts[row] * tiles_per_block;
     tiles = partial_tiles + list.full_counts[row] * tiles_per_block;
   }
@@ -53,44 +46,30 @@ template <int BLOCK_N> struct ListedTiles {
     return first_key(is_partial(tile) ? partial_tiles - 1 - tile : tiles - 1 - (tile - partial_tiles));
   }
 
-  // As below, on wgmma's accumulators.
-  template <int FLOATS>
-  __device__ __forceinline__ void mask_documents(float (&s)[FLOATS], int row, int key, int seqlen_q,
-                                                 int seqlen_k) const {
-    const int low = row < seqlen_q ? query_documents[row] : 0, high = row + 8 < seqlen_q ? query_documents[row + 8] : 0;
+  // s = -inf for keys that the predicate hides. `row` and `key` are this lane's first; of those past the last it may
+  // say anything.
+  template <class Terms, int FLOATS>  // wgmma's accumulators
+  static __device__ __forceinline__ void mask_partial(float (&s)[FLOATS], const Terms& terms, int batch, int head,
+                                                      int row, int key) {
+    if constexpr (!decltype(terms.own)::SHOWS) return;
 #pragma unroll
     for (int i = 0; i < FLOATS; i += 4)
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const int document = key + i * 2 + j < seqlen_k ? key_documents[key + i * 2 + j] : 0;
-        if (low != document) s[i + j] = NEGATIVE_INFINITY;
-        if (high != document) s[i + 2 + j] = NEGATIVE_INFINITY;
+      for (int j = 0; j < 4; ++j) {
+        if (!terms.shows(batch, head, row + j / 2 * 8, key + i * 2 + j % 2)) s[i + j] = NEGATIVE_INFINITY;
       }
   }
-
-  // s = -inf for keys of other documents. `row` and `key` are this lane's first; those past the last are not read.
-  template <int ROW_TILES, int KEY_TILES>
-  __device__ __forceinline__ void mask_documents(float (&s)[ROW_TILES][KEY_TILES][4], int row, int key, int seqlen_q,
-                                                 int seqlen_k) const {
-    int own[ROW_TILES][2];
+  template <class Terms, int ROW_TILES, int KEY_TILES>  // those of mma
+  static __device__ __forceinline__ void mask_partial(float (&s)[ROW_TILES][KEY_TILES][4], const Terms& terms,
+                                                      int batch, int head, int row, int key) {
+    if constexpr (!decltype(terms.own)::SHOWS) return;
 #pragma unroll
     for (int m = 0; m < ROW_TILES; ++m)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int query = row + m * 16 + half * 8;
-        own[m][half] = query < seqlen_q ? query_documents[query] : 0;
-      }
+      for (int n = 0; n < KEY_TILES; ++n)
 #pragma unroll
-    for (int n = 0; n < KEY_TILES; ++n)
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int document = key + n * 8 + i < seqlen_k ? key_documents[key + n * 8 + i] : 0;
-#pragma unroll
-        for (int m = 0; m < ROW_TILES; ++m)
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            if (own[m][half] != document) s[m][n][2 * half + i] = NEGATIVE_INFINITY;
-          }
-      }
+        for (int j = 0; j < 4; ++j) {
+          if (!terms.shows(batch, head, row + m * 16 + j / 2 * 8, key + n * 8 + j % 2)) s[m][n][j] = NEGATIVE_INFINITY;
+        }
   }
 };

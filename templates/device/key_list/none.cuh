@@ -11,5 +11,6 @@ template <int BLOCK_N> struct ListedTiles {
   __device__ __forceinline__ bool is_partial(int) const { return false; }
   __device__ __forceinline__ int first_key(int) const { return 0; }
   __device__ __forceinline__ int first_key_down(int) const { return 0; }
-  template <typename Scores> __device__ __forceinline__ void mask_documents(Scores&, int, int, int, int) const {}
+  template <class Scores, class Terms>
+  static __device__ __forceinline__ void mask_partial(Scores&, const Terms&, int, int, int, int) {}
 };

@@ -1,0 +1,291 @@
+"""FlexAttention's language with kernels of ours: `flex_attention`, as torch has it, and `flex`, which puts it behind
+torch's name.
+
+The functions are traced into expressions (`evoattn.ops.mods`), block masks become lists or a table
+(`evoattn.ops.block_masks`). What no kernel serves, torch's FlexAttention computes, and it raises the errors: for
+arguments that do not fit nothing else is tried.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.attention.flex_attention as torch_flex
+from torch import Tensor
+from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
+
+from evoattn.model import forks
+from evoattn.model.blocks import Blocks
+from evoattn.model.mask import Band
+from evoattn.model.score import parse_predicate, parse_score
+from evoattn.ops import block_masks, mods
+from evoattn.ops.arguments import Score
+from evoattn.ops.attention import attend
+from evoattn.ops.call import NO_TENSOR, Answer, Call, behind, why_not_shapes, with_tables
+from evoattn.ops.captures import key_of, with_tensors
+from evoattn.ops.known_forms import Bounds, band_of, masking_of, softcap_of
+from evoattn.ops.runtime import NoKernel
+from evoattn.ops.shapes import paused
+from evoattn.ops.torch_modes import WATCHED, is_ordinary
+
+TORCH = torch_flex.flex_attention
+"""Torch's own function, whatever `flex` puts in its place."""
+MOST_TRACED = 1024
+MOST_VALUES = 2
+"""Of captured numbers that become constants."""
+FEW_ROWS = 64
+"""Query rows that share a K/V head, up to which a table of blocks comes before lists: keys are then split over blocks
+of threads, which kernels that read lists do not."""
+WHOLE = 1 << 30
+"""Rows and keys of the one block of the mask that torch makes where none is given."""
+MAX_SCORES = "the largest scores are wanted, which kernels do not give"
+GRADIENTS = "gradients are wanted, and expressions have none in kernels"
+NEW_IN_GRAPH = "its block mask is new and a CUDA graph is being captured; call it once before"
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a pair of functions says."""
+
+    traced: mods.Traced
+    softcap: float
+    """Of a score that is a soft cap and no more; else 0."""
+    bounds: Bounds | None
+    """Of a predicate that is a band and no more."""
+
+    @property
+    def is_named(self) -> bool:
+        """Whether kernels know it all by names, with numbers that are arguments of launches."""
+        return self.bounds is not None and (self.softcap > 0 or not self.traced.score)
+
+
+_known: dict[Hashable, Said | str] = {}
+_values: dict[Hashable, int] = {}
+"""How many values of their numbers functions had that differ in these alone."""
+_lock = forks.Lock()
+Mods = tuple[Callable[..., Any] | None, Callable[..., Any] | None]
+"""`score_mod` and `mask_mod`."""
+
+
+def said_by(both: Mods, device: torch.device) -> tuple[Said, list[Tensor]] | str:
+    """What the functions say, and the tensors that they capture; or one reason, without a full stop, why they are no
+    expressions. Functions that differ in the values of captured tensors alone are traced once. Captured numbers are
+    constants, of which compilers make more; those that change are tensors from then on, so that no kernel is compiled
+    for each."""
+    captured: list[Tensor] = []
+    key = _key_of(both, captured)
+    found = None if key is None else _known.get(key)
+    if found is None and key is not None:
+        inner: list[Tensor] = []
+        general = with_tensors(both[0], device), with_tensors(both[1], device)
+        family = _key_of(general, inner)
+        if family != key and _values.get(family, 0) >= MOST_VALUES:
+            found = _traced(general, family, inner)
+            if not isinstance(found, str):
+                return found, inner
+        found = _traced(both, key, captured)
+        if not isinstance(found, str) and not found.is_named:
+            _values[family] = _values.get(family, 0) + 1
+    if found is None:
+        found = _traced(both, None, captured)
+    return found if isinstance(found, str) else (found, captured)
+
+
+def _key_of(both: Mods, captured: list[Tensor]) -> Hashable | None:
+    """One key of both functions; None where one has none."""
+    keys = tuple(None if one is None else key_of(one, captured) for one in both)
+    return None if any(one is not None and key is None for one, key in zip(both, keys, strict=True)) else keys
+
+
+def _traced(both: Mods, key: Hashable | None, captured: list[Tensor]) -> Said | str:
+    """As `said_by`, of what `_known` lacks or of functions without a key."""
+    if key is not None and key in _known:
+        return _known[key]
+    before, found = len(captured), None
+    try:
+        traced = mods.trace(*both, captured)
+        types = Score.of_texts("", "", traced.tables(captured)).tables
+        cap = softcap_of(parse_score(traced.score, types, True).tree) if traced.score else 0.0
+        bounds = band_of(parse_predicate(traced.predicate, types, True).tree) if traced.predicate else (None, None)
+        found = Said(traced, cap, bounds)
+    except mods.Untraceable as error:
+        reason = str(error)
+    except Exception as error:  # the functions' own, which torch raises where it runs them
+        reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0].rstrip('.')}"
+    if key is not None and before == len(captured):
+        with _lock:
+            for kept in (_known, _values):
+                if len(kept) >= MOST_TRACED:
+                    kept.clear()
+            _known[key] = found or reason
+    return found or reason
+
+
+def calls(
+    call: Call, score_mod: Callable[..., Any] | None, block_mask: BlockMask | None
+) -> list[Callable[[], Call]] | str:
+    """What makes the calls of our op that answer to one of FlexAttention, the most promising first: `call` with what
+    the functions and the mask say. Or one reason, without a full stop, why there are none."""
+    query, key, value = call.query, call.key, call.value
+    if not all(isinstance(tensor, Tensor) for tensor in (query, key, value)):
+        return NO_TENSOR
+    if not is_ordinary(query, key, value):
+        return WATCHED
+    if reason := why_not_shapes(call):
+        return reason
+    (batch, heads, rows, _), keys = query.shape, key.shape[2]
+    mask_mod = None if block_mask is None else block_mask.mask_mod
+    if mask_mod is torch_flex.noop_mask:
+        mask_mod = None
+        if block_mask is not None and tuple(block_mask.BLOCK_SIZE) == (WHOLE, WHOLE):
+            block_mask = None
+    if block_mask is not None and (reason := block_masks.why_not(block_mask, batch, heads, rows, keys)):
+        return reason
+    found = said_by((score_mod, mask_mod), query.device)
+    if isinstance(found, str):
+        return found
+    said, captured = found
+    score, predicate = said.traced.score, said.traced.predicate
+    if said.softcap:
+        call.softcap, score = said.softcap, ""
+    tables = said.traced.tables(captured)
+    if block_mask is None:
+        return [lambda: _scored(call, score, "", tables)]
+    if not block_masks.is_kept(block_mask) and query.is_cuda and torch.cuda.is_current_stream_capturing():
+        return NEW_IN_GRAPH
+    known = block_masks.kept(block_mask)
+    masking = None if said.bounds is None else masking_of(said.bounds, rows, keys)
+    if masking is not None and said.bounds is not None:
+        band = Band(rows, keys, *said.bounds)
+        if block_masks.agrees(block_mask, known, band):
+            return [lambda: _scored(replace(call, mask=masking[0], window=masking[1]), score, "", tables)]
+    text = block_masks.text_of(block_mask, known)
+
+    def by_table() -> Call:
+        named = {**tables, block_masks.TABLE: block_masks.table_of(block_mask, keys)}
+        return _scored(call, block_masks.expression_of(block_mask, score, predicate), "", named)
+
+    def by_lists() -> Call:
+        return _scored(call, score, predicate, tables, text, block_masks.lists_of(block_mask, known, keys))
+
+    made = [by_lists, by_table] if text else [by_table]
+    return made[::-1] if rows * (heads // key.shape[1]) <= FEW_ROWS else made
+
+
+def _scored(
+    call: Call,
+    score: str,
+    predicate: str,
+    tables: dict[str, Tensor],
+    blocks: str = "",
+    lists: tuple[Tensor, ...] = (),
+) -> Call:
+    """The call with these expressions, and block lists if there are any."""
+    own = Score.of_texts(score, predicate, tables) if score or predicate else None
+    if own is None and not blocks:
+        return call
+    return replace(call, score=own, blocks=blocks, terms=behind(with_tables((), own), lists))
+
+
+def _for_torch(call: Call, mask: BlockMask | None) -> BlockMask | None:
+    """The mask with which torch's function, uncompiled, gives the answer; the same one where it does not fit the call,
+    which torch refuses."""
+    query, key = call.query, call.key
+    if mask is None or not (isinstance(query, Tensor) and isinstance(key, Tensor) and query.dim() == key.dim() == 4):
+        return mask
+    batch, heads, rows, _ = query.shape
+    if not is_ordinary(query, key, key) or block_masks.why_not(mask, batch, heads, rows, key.shape[2]):
+        return mask
+    return block_masks.authoritative(mask, key.shape[2])
+
+
+def _attended(made: list[Callable[[], Call]]) -> Answer | None:
+    """The answer by the first call that a kernel serves; None where none does, and where gradients are wanted."""
+    for number, make in enumerate(made):
+        if (call := make()).wants_gradients:
+            break
+        with contextlib.suppress(NoKernel), paused() if number else contextlib.nullcontext():
+            return attend(call)
+    return None
+
+
+def flex_attention(  # noqa: PLR0913 - torch's own arguments
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: Callable[..., Any] | None = None,
+    block_mask: BlockMask | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+    kernel_options: Any = None,
+    *,
+    return_aux: AuxRequest | None = None,
+) -> Any:
+    """`torch.nn.attention.flex_attention.flex_attention` by the best known kernel, without a compiler of torch's.
+
+    Arguments, answers and errors are torch's, of compiled code: `score_mod(score, b, h, q_idx, kv_idx)` changes scaled
+    scores; a block in neither list of a `BlockMask` is hidden whatever its `mask_mod` says, which is asked in PARTIAL
+    blocks alone. `kernel_options` are hints for torch's kernels. A query that sees no key has the output 0 and the
+    log-sum-exp -inf.
+
+    The functions are traced when they are new; captured tensors are read at each call. Calls that no kernel serves
+    (gradients, functions that are no expressions, the largest scores …) go to torch's function; `evoattn.explain(…,
+    score_mod=, block_mask=)` says why. Compiled code gets torch's.
+    """
+    words: dict[str, Any] = dict(kernel_options=kernel_options, return_aux=return_aux)
+    if torch.compiler.is_compiling():
+        return TORCH(query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, **words)
+    wants_lse = return_lse or (return_aux is not None and return_aux.lse)
+    wants_largest = return_aux is not None and (return_aux.max_scores or return_lse)  # torch refuses both ways at once
+    call = Call(query, key, value, scale=scale, enable_gqa=enable_gqa, return_lse=wants_lse, strict=True)
+    made = MAX_SCORES if wants_largest else calls(call, score_mod, block_mask)
+    answer = None if isinstance(made, str) else _attended(made)
+    if answer is None:
+        mask = _for_torch(call, block_mask)
+        return TORCH(query, key, value, score_mod, mask, scale, enable_gqa, return_lse, **words)
+    output, lse = answer if wants_lse else (answer, None)
+    if return_aux is not None:
+        return output, AuxOutput(lse=lse, max_scores=None)
+    return (output, lse) if return_lse else output
+
+
+_blocks = Blocks[bool]("evoattn.flex")
+_users = 0
+
+
+@functools.wraps(TORCH)
+def _named(*arguments: Any, **keywords: Any) -> Any:
+    """In the place of torch's name."""
+    if not torch.compiler.is_compiling() and (block := _blocks.innermost()) is not None and block.value:
+        return flex_attention(*arguments, **keywords)
+    return TORCH(*arguments, **keywords)
+
+
+def _hold(count: int) -> None:
+    """Take or give up the name; somebody else's replacement of ours stays."""
+    global _users
+    with _lock:
+        _users += count
+        here = torch_flex.flex_attention
+        if _users and here is TORCH:
+            torch_flex.flex_attention = _named
+        elif not _users and here is _named:
+            torch_flex.flex_attention = TORCH
+
+
+@contextlib.contextmanager
+def flex(on: bool = True) -> Iterator[None]:
+    """`torch.nn.attention.flex_attention.flex_attention` is evoattn's inside of the block where it is called by that
+    name and not compiled, for this thread or asyncio task; with `on=False`, torch's. Blocks nest."""
+    _hold(1)
+    try:
+        with _blocks.entered(on):
+            yield
+    finally:
+        _hold(-1)

@@ -1,0 +1,332 @@
+"""`evoattn.flex_attention`: torch's answers and errors, by kernels on a device of host memory, else by torch."""
+
+import threading
+import weakref
+
+import pytest
+import torch
+from torch.nn.attention import flex_attention as torch_flex
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask
+
+import evoattn
+from evoattn.ops import block_masks, flex
+from tests.ops.fake_device import near, tensors
+from tests.ops.test_flex_mods import by_torch
+
+ROWS, KEYS = 100, 130
+LSE = AuxRequest(lse=True)
+
+
+def mask_of(mask_mod, rows=ROWS, keys=KEYS, block=64, heads=None):
+    return create_block_mask(mask_mod, None, heads, rows, keys, device="cpu", BLOCK_SIZE=block)
+
+
+def expected_of(q, k, v, score_mod=None, mask=None):
+    return by_torch(flex.Call(q, k, v), score_mod, mask)
+
+
+def document(length):
+    ids = torch.arange(max(ROWS, KEYS)) // length
+    return lambda b, h, q, k: (ids[q] == ids[k]) & (q >= k)
+
+
+CALLS = {
+    "nothing": (None, None),
+    "a score": (lambda s, b, h, q, k: s * (h + 1) - 0.1 * (q - k).abs(), None),
+    "a band": (None, lambda b, h, q, k: (q >= k) & (q - k < 40)),
+    "a soft cap": (lambda s, b, h, q, k: 3 * torch.tanh(s / 3), lambda b, h, q, k: q >= k),
+    "documents": (None, document(37)),
+    "both": (lambda s, b, h, q, k: s + h / (1 + q + k), lambda b, h, q, k: ((q + k) % 3 > 0) & (q < 90)),
+}
+
+
+@pytest.mark.parametrize("rows", [ROWS, 3])
+@pytest.mark.parametrize("name", CALLS)
+def test_kernels_answer(device, name, rows):
+    score_mod, mask_mod = CALLS[name]
+    q, k, v = tensors(2, 4, 2, rows, KEYS)
+    mask = mask_mod and mask_of(mask_mod, rows)
+    out, aux = evoattn.flex_attention(q, k, v, score_mod, mask, enable_gqa=True, return_aux=LSE)
+    launched = len(device.launches)
+    assert launched
+    expected = expected_of(q, k, v, score_mod, mask)
+    assert near(out, expected[0]) and near(aux.lse, expected[1]) and aux.max_scores is None
+    assert torch.equal(evoattn.flex_attention(q, k, v, score_mod, mask, enable_gqa=True), out)
+    again = evoattn.flex_attention(q, k, v, score_mod, mask, enable_gqa=True, return_lse=True)
+    assert torch.equal(again[1], aux.lse) and len(device.launches) > launched + 1
+    assert "flash_wgmma" in evoattn.explain(q, k, v, score_mod=score_mod, block_mask=mask, enable_gqa=True)
+
+
+def test_what_a_name_says_runs_as_the_name(device):
+    made = [mask_of(CALLS[name][1]) for name in ("a band", "documents")]
+    q, k, v = tensors(2, 4, 4, ROWS, KEYS)
+    calls = [flex.calls(flex.Call(q, k, v), None, mask)[0]() for mask in made]
+    assert calls[0].causal and calls[0].window == (39, 0) and not calls[0].blocks and calls[0].score is None
+    assert calls[1].blocks == "64x64:2/0/2" and calls[1].score.predicate
+    capped = flex.calls(flex.Call(q, k, v), CALLS["a soft cap"][0], None)[0]()
+    assert capped.softcap == 3 and capped.score is None
+    lower = mask_of(lambda b, h, q, k: k - q <= KEYS - ROWS)
+    assert flex.calls(flex.Call(q, k, v), None, lower)[0]().mask == "causal_lower_right"
+    wide = mask_of(lambda b, h, q, k: (k < q + 36) & (q - 9 < k))
+    wide = flex.calls(flex.Call(q, k, v), None, wide)[0]()
+    assert wide.mask == "full" and wide.window == (38, 5)
+
+
+def lists(*rows):
+    """Counts and numbers of blocks, of all batches and heads."""
+    counts = torch.tensor([[[len(row) for row in rows]]], dtype=torch.int32)
+    width = max(map(len, rows))
+    return counts, torch.tensor([[[[*row, *[0] * (width - len(row))] for row in rows]]], dtype=torch.int32)
+
+
+def chosen(mask_mod=None, full=True):
+    """The second row of blocks is empty; the first has a PARTIAL block 2, and a FULL one 0 if `full`."""
+    words = {"compute_q_blocks": False} | ({} if mask_mod is None else {"mask_mod": mask_mod})
+    return BlockMask.from_kv_blocks(
+        *lists([2], []), *(lists([0], []) if full else (None, None)), BLOCK_SIZE=64, seq_lengths=(ROWS, KEYS), **words
+    )
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("mask", [chosen(), chosen(lambda b, h, q, k: q >= k), chosen(full=False)])
+def test_lists_say_what_is_seen_whatever_the_function_says(device, mask, kernels):
+    q, k, v = tensors(2, 2, 2, ROWS, KEYS)
+    seen = torch.zeros(ROWS, KEYS, dtype=torch.bool)
+    seen[:64, 128:] = mask.mask_mod is torch_flex.noop_mask
+    seen[:64, :64] = mask.full_kv_num_blocks is not None
+    score_mod = None if kernels else lambda s, b, h, q, k: torch.logaddexp(s, s - 99)
+    out, aux = evoattn.flex_attention(q, k, v, score_mod, mask, return_aux=LSE)
+    assert bool(device.launches) == kernels
+    scores = (q.double() @ k.double().mT / 8).masked_fill(~seen, -torch.inf)
+    assert near(out, torch.softmax(scores, -1).nan_to_num(0) @ v.double())
+    assert near(aux.lse, scores.logsumexp(-1)) and aux.lse[:, :, 64:].isneginf().all()
+
+
+def test_a_table_serves_blocks_that_tiles_do_not_divide(device):
+    mask = mask_of(document(37), block=40)
+    q, k, v = tensors(2, 2, 2, ROWS, KEYS)
+    out = evoattn.flex_attention(q, k, v, None, mask)
+    assert device.launches and near(out, expected_of(q, k, v, None, mask)[0])
+
+
+TABLE, DOUBLES = torch.arange(9.0), torch.ones(4, dtype=torch.float64)
+REFUSED = {
+    "aten::logaddexp": lambda s, b, h, q, k: torch.logaddexp(s, s),
+    "aten::_local_scalar_dense": lambda s, b, h, q, k: s if q.item() == 0 else s + 1,
+    "taken whole": lambda s, b, h, q, k: s + (TABLE + q).mean() * 0,
+    "captures a tensor of float64": lambda s, b, h, q, k: s * DOUBLES[h],
+    "NotImplementedError: no": lambda s, b, h, q, k: _raise(),
+}
+
+
+def _raise():
+    raise NotImplementedError("no\nand more")
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_what_is_no_expression_is_refused_by_name(device, why):
+    q, k, v = tensors(1, 4, 4, 20, 30)
+    words = evoattn.explain(q, k, v, score_mod=REFUSED[why])
+    assert why in words and words.startswith("FlexAttention of torch runs: ") and words.count(". ") == 0
+    if why in ("aten::logaddexp", "captures a tensor of float64"):
+        out = evoattn.flex_attention(q, k, v, REFUSED[why])
+        assert not device.launches and near(out, expected_of(q, k, v, REFUSED[why])[0])
+
+
+def test_gradients_and_largest_scores_are_torch_s(device):
+    q, k, v = tensors(1, 2, 2, 20, 30, dtype=torch.float32)
+    bias = torch.randn(20, 30, requires_grad=True)
+    with pytest.raises(NotImplementedError, match="backward on CPU"):  # torch's own words
+        evoattn.flex_attention(q.clone().requires_grad_(), k, v)
+
+    def biased(s, b, h, i, j):
+        return s + bias[i, j]
+
+    assert "gradients" in evoattn.explain(q.half(), k.half(), v.half(), score_mod=biased)
+    assert not device.launches
+    with torch.no_grad():
+        assert near(evoattn.flex_attention(q.half(), k.half(), v.half(), biased), expected_of(q, k, v, biased)[0])
+    assert device.launches
+    device.launches.clear()
+    q, k, v = tensors(1, 2, 2, 20, 30)
+    with pytest.raises(NotImplementedError, match="max scores is not supported on CPU"):
+        evoattn.flex_attention(q, k, v, return_aux=AuxRequest(max_scores=True))
+    assert not device.launches
+    assert evoattn.flex_attention(q, k, v, return_aux=AuxRequest())[1] == (None, None) and device.launches
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda q, k, v, mask: (q, k[:, :1], v[:, :1], None, mask),
+        lambda q, k, v, mask: (q[:, :, :50], k, v, None, mask),
+        lambda q, k, v, mask: (q, k[:, :, :50], v[:, :, :50], None, mask),
+        lambda q, k, v, mask: (q[:1], k, v, None, None),
+        lambda q, k, v, mask: (q, k[..., :8], v, None, None),
+        lambda q, k, v, mask: (q[0], k[0], v[0], None, None),
+        lambda q, k, v, mask: (q, k, v, None, mask[0]),
+    ],
+)
+def test_errors_are_torch_s(device, change):
+    arguments = change(*tensors(2, 2, 2, ROWS, KEYS), mask_of(document(30)))
+    with pytest.raises(Exception) as theirs:
+        flex.TORCH(*arguments)
+    with pytest.raises(type(theirs.value)) as ours:
+        evoattn.flex_attention(*arguments)
+    assert str(ours.value) == str(theirs.value) and not device.launches
+
+
+def test_both_ways_to_ask_for_the_log_sum_exp_exclude_each_other(device):
+    with pytest.raises(ValueError, match="return_lse and return_aux"):
+        evoattn.flex_attention(*tensors(1, 2, 2, 20, 30), return_lse=True, return_aux=LSE)
+
+
+def test_captured_tensors_are_read_at_each_call(device):
+    q, k, v = tensors(1, 2, 2, ROWS, KEYS)
+    gate = torch.tensor(1.0)
+
+    def gated(s, b, h, i, j):
+        return s * gate
+
+    first = evoattn.flex_attention(q, k, v, gated)
+    gate.fill_(3.0)
+    second = evoattn.flex_attention(q, k, v, gated)
+    assert near(second, expected_of(q, k, v, gated)[0]) and not near(second, first)
+    assert device.loads == 1
+
+
+def test_functions_made_anew_are_traced_once_and_share_a_kernel(device):
+    q, k, v = tensors(1, 2, 2, ROWS, KEYS)
+    known = []
+    for length in (30, 31, 32):
+        mask = mask_of(document(length))
+        assert near(evoattn.flex_attention(q, k, v, None, mask), expected_of(q, k, v, None, mask)[0])
+        known.append((len(flex._known), device.loads))
+    assert known[0] == known[1] == known[2]
+
+
+def test_numbers_that_change_need_no_kernel_of_their_own(device):
+    q, k, v = tensors(1, 2, 2, 20, 30)
+
+    def scaled(by, offset):
+        return lambda s, b, h, i, j: s * by + (i + offset) % 7
+
+    for number in range(6):
+        score_mod = scaled(0.5 + number / 7, number)
+        assert near(evoattn.flex_attention(q, k, v, score_mod), expected_of(q, k, v, score_mod)[0])
+    assert device.loads == flex.MOST_VALUES + 1
+
+
+STEP = 2
+
+
+def test_a_global_number_that_changes_counts(device):
+    global STEP
+    q, k, v = tensors(1, 2, 2, 20, 30)
+
+    def stepped(s, b, h, i, j):
+        return torch.where(j % STEP == 0, s, s - 2)
+
+    for step in (2, 3):
+        STEP = step
+        assert near(evoattn.flex_attention(q, k, v, stepped), expected_of(q, k, v, stepped)[0])
+
+
+def test_what_an_object_holds_may_change(device):
+    class Windowed:
+        size = 3
+
+        def __call__(self, s, b, h, i, j):
+            return torch.where((i - j).abs() < self.size, s, s - 5)
+
+    q, k, v = tensors(1, 2, 2, 20, 30)
+    windowed = Windowed()
+    for size in (3, 9):
+        windowed.size = size
+        expected = expected_of(q, k, v, lambda s, b, h, i, j: windowed(s, b, h, i, j))
+        assert near(evoattn.flex_attention(q, k, v, windowed.__call__), expected[0])
+
+
+def test_a_mask_is_looked_at_once_and_forgotten_with_it(device):
+    q, k, v = tensors(1, 2, 2, ROWS, KEYS)
+    mask = mask_of(document(33))
+    evoattn.flex_attention(q, k, v, None, mask)
+    known = block_masks.kept(mask)
+    evoattn.flex_attention(q, k, v, None, mask)
+    assert block_masks.kept(mask) is known
+    mask.kv_num_blocks = torch.zeros_like(mask.kv_num_blocks)
+    assert not block_masks.is_kept(mask)
+    assert (evoattn.flex_attention(q, k, v, None, mask) == 0)[:, :, :33].all()
+    gone = weakref.ref(mask)
+    del mask, known
+    assert gone() is None
+
+
+def test_lists_are_read_at_each_call(device):
+    q, k, v = tensors(1, 2, 2, ROWS, KEYS)
+    mask = chosen(full=False)
+    evoattn.flex_attention(q, k, v, None, mask)
+    mask.kv_num_blocks.zero_()
+    assert (evoattn.flex_attention(q, k, v, None, mask) == 0).all()
+
+
+def test_compiled_code_gets_torch_s():
+    q, k, v = tensors(1, 2, 2, 20, 128, dtype=torch.float32)
+    mask = mask_of(lambda b, h, i, j: i >= j, 20, 128)
+
+    def called(q, k, v):
+        return evoattn.flex_attention(q, k, v, lambda s, b, h, i, j: s * 2, mask) + 1
+
+    def by_name(q, k, v):
+        return torch_flex.flex_attention(q, k, v, lambda s, b, h, i, j: s * 2, mask) + 1
+
+    expected = called(q, k, v)
+    torch.testing.assert_close(torch.compile(called, backend="eager", fullgraph=True)(q, k, v), expected)
+    with evoattn.flex():
+        torch.testing.assert_close(torch.compile(by_name, backend="eager", fullgraph=True)(q, k, v), expected)
+
+
+def test_torch_s_name_is_ours_inside_of_a_block(device):
+    q, k, v = tensors(1, 2, 2, 20, 30)
+    own, seen = torch_flex.flex_attention, []
+
+    def call():
+        before = len(device.launches)
+        torch_flex.flex_attention(q, k, v)
+        seen.append(len(device.launches) > before)
+
+    call()
+    with evoattn.flex():
+        call()
+        with evoattn.flex(False):
+            call()
+        call()
+        other = threading.Thread(target=call)
+        other.start()
+        other.join()
+        assert torch_flex.flex_attention.__name__ == "flex_attention"
+    call()
+    assert seen == [False, True, False, True, False, False] and torch_flex.flex_attention is own
+
+
+def test_calls_are_recorded(device):
+    q, k, v = tensors(1, 2, 2, ROWS, KEYS)
+    with evoattn.capture() as shapes:
+        evoattn.flex_attention(q, k, v, None, mask_of(document(37)))
+    (problem,) = shapes
+    assert problem.blocks == "64x64:2/0/2" and problem.predicate == "(t0[q]==t0[k])&(q>=k)"
+    assert evoattn.AttentionProblem(**problem.to_dict()) == problem
+
+
+def test_autocast_and_a_negative_scale(device):
+    q, k, v = tensors(1, 2, 2, 20, 30, dtype=torch.float32)
+    score_mod = CALLS["a score"][0]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = evoattn.flex_attention(q, k, v, score_mod)
+    assert out.dtype == torch.bfloat16 and device.launches
+    count = len(device.launches)
+    out = evoattn.flex_attention(q, k, v, score_mod, scale=-0.3)
+    assert len(device.launches) == count
+    scores = -0.3 * q @ k.mT * torch.arange(1, 3)[:, None, None]
+    distance = (torch.arange(20)[:, None] - torch.arange(30)).abs()
+    assert near(out, torch.softmax(scores - 0.1 * distance, -1) @ v)

@@ -1,0 +1,67 @@
+"""What people write in FlexAttention's language: each is traced, and means what torch makes of it in float64."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._higher_order_ops.flex_attention import math_attention
+from torch.nn.attention.flex_attention import _identity, noop_mask
+
+from benchmarks.flex.mods import MODS, Shape
+from evoattn.model.paths import ROOT
+from evoattn.ops import block_masks, flex
+from evoattn.ops.call import Call
+from evoattn.ops.torch_answer import by_formula
+from tests.ops.fake_device import tensors
+
+SHAPES = {"square": Shape(2, 4, 200, 200), "more keys": Shape(2, 4, 77, 301), "few queries": Shape(2, 4, 3, 130)}
+
+
+def by_torch(call, score_mod, mask):
+    """The answer and the log-sum-exp of torch's FlexAttention, uncompiled, in float64."""
+    q, k, v = (t.double() for t in (call.query, call.key, call.value))
+    lists = (noop_mask,) if mask is None else block_masks.authoritative(mask, k.shape[2]).as_tuple()
+    out, lse2, _ = math_attention(q, k, v, score_mod or _identity, lists, q.shape[-1] ** -0.5, {})
+    return out, lse2 * torch.log(torch.tensor(2.0, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", MODS)
+def test_expressions_give_what_torch_gives(name, shape):
+    shape = SHAPES[shape]
+    q, k, v = tensors(shape.batch, shape.heads, 2, shape.queries, shape.keys, dtype=torch.float32)
+    written = MODS[name](shape)
+    mask = written.block_mask(shape, 64)
+    call = Call(q.double(), k.double(), v.double(), enable_gqa=True, return_lse=True, strict=True)
+    made = flex.calls(Call(q, k, v, enable_gqa=True), written.score_mod, mask)
+    assert not isinstance(made, str), made
+    one = next(one for one in (make() for make in made) if not one.blocks)  # lists have no formula
+    expected = by_torch(call, written.score_mod, mask)
+    wide = replace(one, query=call.query, key=call.key, value=call.value, return_lse=True)
+    out, lse = by_formula(wide)
+    torch.testing.assert_close(out, expected[0], atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(lse.double(), expected[1], atol=1e-5, rtol=1e-5)
+
+
+def served(name):
+    """What a call of the function becomes: its score and its mask, as docs/variants.md says."""
+    shape = Shape(2, 4, 512, 512)
+    q, k, v = tensors(shape.batch, shape.heads, 4, shape.queries, shape.keys)
+    written = MODS[name](shape)
+    one = flex.calls(Call(q, k, v), written.score_mod, written.block_mask(shape))[0]()
+    score = "soft cap" if one.softcap else "expression" if one.score and one.score.text else "none"
+    if one.blocks:
+        return score, "lists, predicate" if one.score and one.score.predicate else "lists"
+    return score, "window" if one.window else "causal" if one.causal else "none"
+
+
+def test_the_table_of_the_page_is_what_runs():
+    lines = (ROOT / "docs/variants.md").read_text(encoding="utf-8").splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("| written as | its score"))
+    said = {}
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        names, score, mask, _ = (word.strip() for word in line.strip("|").split("|"))
+        said |= {name.strip().replace(" ", "_"): (score, mask) for name in names.split(",")}
+    assert said == {name: served(name) for name in MODS}
