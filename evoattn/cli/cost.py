@@ -42,6 +42,10 @@ def fit(
         bool, typer.Option("--again", help="To the files of the fit that ships, which this repeats.")
     ] = False,
     unjudged: Annotated[bool, typer.Option("--unjudged", help="Do not judge it: a sixth of the time.")] = False,
+    family: Annotated[
+        list[str] | None,
+        typer.Option("--family", help="Fit this family alone, and keep the rest of the fit; may be given again."),
+    ] = None,
     each: Each = 40,
     judged: Judged = None,
     jobs: Jobs = None,
@@ -62,7 +66,9 @@ def fit(
         def keep(found: fitted.Fitted) -> None:
             fitted.save(found, path)
 
-        if unjudged:
+        if family:
+            experiments.fit_families(paths, family, typer.echo, keep, each, cores)
+        elif unjudged:
             keep(experiments.make_fit(paths, typer.echo, each, cores))
         else:
             experiments.fit_and_judge(paths, typer.echo, keep, each, judged, cores)

@@ -27,8 +27,10 @@ SECOND = (
 
 def grads_of(call: Call) -> tuple[str, ...]:
     """The terms of a call whose gradients are wanted, as `AttentionProblem.grads` names them."""
-    terms = call.terms
-    return tuple(name for name in TERM_GRADS if terms and (t := terms[PLACES[name]]) is not None and t.requires_grad)
+    if not call.terms:
+        return ()
+    given = [(name, call.terms[PLACES[name]]) for name in TERM_GRADS]
+    return tuple(name for name, term in given if term is not None and term.requires_grad)
 
 
 def why_not_differentiable(call: Call) -> str:

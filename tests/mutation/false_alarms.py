@@ -97,6 +97,7 @@ def draw_problem(family: str, rng: random.Random) -> AttentionProblem:
         rng.choice(tuple(MASKS)),
         rng.choice(("bhsd", "bshd")),
         lse=rng.random() < LSE_SHARE,
+        op=FAMILIES[family].operations[0],
     )
     served = FAMILIES[family].variants
     if not served or rng.random() > VARIANT_SHARE:

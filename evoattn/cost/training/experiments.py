@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from evoattn.cost.cost import Cost, cost
-from evoattn.cost.fitted import Fitted
+from evoattn.cost.fitted import Fitted, load
 from evoattn.cost.training import fit as fits
 from evoattn.cost.training.judge import (
     HEAD,
@@ -95,6 +95,41 @@ def fit_and_judge(
         found = _judge_all(data, lambda *part: pool.submit(_judge_here, *part), say, scores)
         if whole and keep:
             keep(replace(whole.result(), about=_about(paths, thin, found)))
+
+
+def fit_families(
+    paths: Sequence[Path], families: Sequence[str], say: Say, keep: Callable[[Fitted], None], each: int, jobs: int
+) -> None:
+    """Trees of these families alone, by the weights of the fit that ships, which keeps all else; judged by fits that
+    leave problems out. Raises `WrongUse` where the files have no times of them."""
+    rows = thinned((row for row in launched_as_today(read(paths)) if row.family in families), each)
+    if missing := sorted(set(families) - {row.family for row in rows}):
+        raise WrongUse(f"The files have no times of {missing[0]}.")
+    table, shipped = make_table(rows, "both", jobs), load()
+    weights = {family: shipped.weights_of(family) for family in families}
+    data = Data(table, table)
+    parts = [(outside, fits.fit(table, inside, weights)) for inside, outside in folds(data)]
+    chosen = np.concatenate([outside for outside, _ in parts])
+    score = np.concatenate([fits.predict(table, outside, found) for outside, found in parts])
+    regrets = _first_choices([rows[i] for i in chosen], score)
+    mean, worst = float(np.exp(np.log(regrets).mean())), float(regrets.max())
+    say(f"Of {len(regrets)} problems left out first choices took {mean:.3f} times the best, {worst:.3f} at worst.")
+    found = fits.fit(table, np.arange(len(rows)), weights)
+    told = {"files": [path.name for path in paths], "times": len(rows), "made": time.strftime("%Y-%m-%d")}
+    told |= {"left_out": {"problems": len(regrets), "mean": mean, "worst": worst}}
+    about = {**shipped.about, "families": {**shipped.about.get("families", {}), **dict.fromkeys(families, told)}}
+    keep(Fitted({**shipped.weights, **weights}, {**shipped.trees, **found.trees}, about))
+
+
+def _first_choices(rows: Sequence[Row], score: Floats) -> Floats:
+    """Of each problem the time of the kernel with the least score over the least time."""
+    groups = defaultdict(list)
+    for i, row in enumerate(rows):
+        groups[row.gpu.name, row.problem].append(i)
+    chosen = [
+        (rows[min(group, key=lambda i: score[i])].us, min(rows[i].us for i in group)) for group in groups.values()
+    ]
+    return np.array([us / best for us, best in chosen])
 
 
 def _about(paths: Sequence[Path], rows: Sequence[Row], judged: dict[str, Judgement]) -> dict[str, Any]:

@@ -45,9 +45,9 @@ WIDE, CLOSE = (0.3, 0.15), (0.1, 0.1)
 above that has fallen to 1/e. `CLOSE` is for families of `MOST_ROWS` rows."""
 
 
-def fit(table: Table, chosen: Numbers) -> Fitted:
-    """The whole model from these rows of the table."""
-    weights = fit_weights(table, chosen)
+def fit(table: Table, chosen: Numbers, known: dict[str, Weights] | None = None) -> Fitted:
+    """The whole model from these rows of the table; with weights that are `known` the trees alone."""
+    weights = known or fit_weights(table, chosen)
     trees: dict[str, Trees] = {}
     factors = behind([table.rows[i] for i in chosen])[table.fits[chosen]]
     chosen = chosen[table.fits[chosen]]
