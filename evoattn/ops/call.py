@@ -136,13 +136,7 @@ class Call:
     @property
     def has_variant(self) -> bool:
         """Whether SDPA lacks an argument that was given."""
-        return (
-            len(self.terms) > 0
-            or self.window is not None
-            or self.softcap != 0
-            or self.score is not None
-            or self.blocks != ""
-        )
+        return self.softcap != 0 or any((self.terms, self.window, self.score, self.blocks))
 
     @property
     def packed(self) -> bool:

@@ -24,7 +24,8 @@ def backward_of(forward: Forward) -> Backward:
     def make(problem: AttentionProblem, tensors: Tensors) -> Callable[[], Tensors]:
         if problem.lse:
             raise PeerRefused("It is not asked for the gradient of a log-sum-exp.")
-        leaves = {name: tensors[name].detach().requires_grad_() for name in problem.tensors}
+        # by `data`, since a bench writes inputs again in place, and `detach` shares the counter that autograd checks
+        leaves = {name: tensors[name].data.requires_grad_() for name in problem.tensors}
         with torch.enable_grad(), _deterministic(problem.deterministic):
             out = forward(problem, tensors | leaves)()
         if not isinstance(out, torch.Tensor) or not out.requires_grad:

@@ -148,6 +148,9 @@ class Twice:
     def launches(self, problem, config, gpu):
         return self.family.launches(problem, config, gpu) * 2
 
+    def unordered(self, problem, config):
+        return self.family.unordered(problem, config)
+
 
 SMALL = {"SCHEDULE": "balanced", "BLOCKS_PER_SM": 1, "STAGES": 1}
 TWO, SEVERAL = {"BLOCK_M": 128, "PRODUCER": "warpgroup"}, {"BLOCK_M": 192, "PRODUCER": "warpgroup"}

@@ -184,7 +184,7 @@ def test_a_sink_of_minus_infinity_is_none():
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
 def test_a_family_refuses_what_it_does_not_serve_and_takes_every_scale(family):
     gpu = GPUS["h100"]
-    plain = AttentionProblem(1, 8, 2, 256, 256, 64)
+    plain = AttentionProblem(1, 8, 2, 256, 256, 64, op=family.operations[0])
     if family.why_unsupported(plain, gpu):
         plain = plain.with_(dtype=family.dtypes[-1], head_dim=1024)
     if not family.plain:

@@ -25,16 +25,22 @@ EXCUSED = {
     "min": {"(.xorsign.abs)"},
     "max": {"(.xorsign.abs)"},
     "cvta": {"const"},
-    # a hint leaves nothing to compare
-    "cp": {".L2::cache_hint"},
+    # a hint leaves nothing to compare; plain bytes: until `collect` and `run` have brought them
+    "cp": {".L2::cache_hint", ".async.bulk.shared", ".reduce.async.bulk.global.shared"},
 }
 """Alternatives without a golden, by opcode."""
 EXCUSED_OF_PARAMETERS = {".v(((2)|(4)))", "2", "4"}
 """ld.param of vectors, which needs a parameter that is a struct; no launch of ours has one."""
 
 
-def excused(missing: str) -> bool:
+def alternative_of(missing: str) -> str:
+    """What an excuse calls it: of an entry without any golden, its pattern up to the first state space's word."""
     pattern, _, alternative = missing.rpartition(": ")
+    return pattern.replace("\\", "").partition(")")[2].partition("::")[0] if alternative == "any" else alternative
+
+
+def excused(missing: str) -> bool:
+    pattern, alternative = missing.rpartition(": ")[0], alternative_of(missing)
     word = re.match(r"\(\?P<op>(\w+)\)", pattern)[1]
     return alternative in (EXCUSED_OF_PARAMETERS if r"\.param" in pattern and word == "ld" else EXCUSED.get(word, ()))
 
@@ -61,7 +67,7 @@ def test_every_accepted_instruction_has_a_golden(recorded):
     found = uncovered(opcodes)
     missing = sorted(m for m in found if not excused(m))
     assert not missing, "No golden for:\n" + "\n".join(missing)
-    used = {m.rpartition(": ")[2] for m in found}
+    used = {alternative_of(m) for m in found}
     needless = {word: words - used for word, words in EXCUSED.items() if words - used}
     assert not needless, needless
 

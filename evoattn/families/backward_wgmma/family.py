@@ -31,6 +31,8 @@ from evoattn.model.space import KernelConfig
 
 ARCH = "sm_90a"
 MAX_HEAD_DIM, DIM_STEP = 256, 16
+MAX_SINGLE_DIM = 128
+"""The largest head_dim whose dK and dV a thread's registers hold; larger ones go by halves to two warpgroups."""
 ROW_THREADS = 256
 """Of the launches that make the terms of the queries and the rows of dQ."""
 
@@ -58,6 +60,13 @@ class BackwardWgmma(Family):
                 return (
                     f"backward_wgmma takes head_dims of {DIM_STEP} to {MAX_HEAD_DIM} in steps of {DIM_STEP}, not {dim}."
                 )
+        halves = problem.head_dim == MAX_HEAD_DIM and problem.head_dim_v % MAX_SINGLE_DIM == 0
+        if problem.head_dim > MAX_SINGLE_DIM and not halves:
+            return (
+                f"backward_wgmma has no tile for a head_dim of {problem.head_dim} beside {problem.head_dim_v}: above "
+                f"{MAX_SINGLE_DIM} it takes {MAX_HEAD_DIM}, where warpgroups share the dims in halves, beside "
+                f"{MAX_SINGLE_DIM} or {MAX_HEAD_DIM}."
+            )
         if problem.deterministic:
             return "backward_wgmma adds up dQ in the order in which its blocks run, which deterministic does not allow."
         return None

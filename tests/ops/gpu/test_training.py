@@ -108,7 +108,6 @@ PLAIN = {
     "D 256": (dict(dim=256, rows=150, keys=150), {}),
     "D 96": (dict(dim=96, layout="bshd"), {"is_causal": True}),
     "192/128": (dict(dim=192, dim_v=128, dtype=torch.bfloat16), {"is_causal": True}),
-    "fp32": (dict(dtype=torch.float32, rows=130, keys=130), {"is_causal": True}),
 }
 VARIANTS = {
     "window": (LLAMA, lambda: {"causal": True, "window": (64, 0)}),
