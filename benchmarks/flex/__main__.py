@@ -237,7 +237,8 @@ def table(rows: Sequence[Row]) -> str:
         if ratio == ratio:
             ratios.append(ratio)
         errors = [f"{row.error[name]:.1e}" if name in row.error else "-" for name in ("evoattn", "triton")]
-        served = row.kernel.split(" ", 1)[0] if "runs:" in row.kernel and "torch runs" not in row.kernel else "torch"
+        ours = ("runs:" in row.kernel or " races " in row.kernel) and "torch runs" not in row.kernel
+        served = row.kernel.split(" ", 1)[0] if ours else "torch"
         more = "".join(f" {name} {us:.1f}" for name, us in row.us.items() if name in ("flash", "tuned"))
         failed = "".join(f" {name}: {why}" for name, why in row.failed.items())
         lines.append(

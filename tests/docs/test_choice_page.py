@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from evoattn.model.gpu import GPUS
+from evoattn.model.problem import OPERATIONS
 from evoattn.portfolio.lists import list_for
 from tests.docs.test_docs import ROOT
 
@@ -13,11 +14,12 @@ def test_the_kinds_are_those_of_the_list():
     listed = list_for(GPUS["h100"])
     assert listed
     rows = re.findall(r"^\| (16|32) \| (.+?) \| (.+?) \|$", (ROOT / "docs/choice.md").read_text(), re.MULTILINE)
-    said = {
-        f"{bits} d{dims.strip().replace('/', ' dv')}{'' if variants == 'none' else f' {variants}'}"
-        for bits, variants, each in rows
-        for dims in each.split(",")
-    }
+    said = set()
+    for bits, variants, each in rows:
+        words = variants.removeprefix("none").split()
+        of = [bits, *(word for word in words if word in OPERATIONS)]
+        behind = [word for word in words if word not in OPERATIONS]
+        said |= {" ".join((*of, f"d{dims.strip().replace('/', ' dv')}", *behind)) for dims in each.split(",")}
     assert said == set(listed.kinds)
 
 

@@ -408,11 +408,7 @@ WRONG += [
         ("flash_mma", "split", "packed"),
         ("seqlen_q = sequence.queries, seqlen_k = sequence.keys;", "seqlen_k = sequence.keys;"),
     ),
-    (
-        "K of split_kv where its Q begins",
-        SPLIT,
-        ("sequence.first_key) + warp_key,", "sequence.first_query) + warp_key,"),
-    ),
+    ("K of split_kv where its Q begins", SPLIT, ("first_key) + warp_key,", "first_query) + warp_key,")),
     ("a NaN of the sequence behind", SPLIT_BY_MAP, ("STAGES, SEQUSED || VARLEN, PAGED>", "STAGES, SEQUSED, PAGED>")),
     (
         "the diagonal of the longest sequence in split_kv",
