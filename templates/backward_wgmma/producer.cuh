@@ -47,7 +47,7 @@ private:
                                   block.kv_head, block.batch);
     ValueTiles::template load<BLOCK_N>(smem_address + Smem::V, v_map, smem_address + Smem::V_FULL, block.first_key,
                                        block.kv_head, block.batch);
-    grid_dependency_wait();  // the terms of the queries are there
+    grid_dependency_wait();  // the terms of the queries are there, and the sums of dQ are 0
     RingPosition<Q_STAGES> q;
     RingPosition<DO_STAGES> d;
     for (QueryWalk walk(block, group); !walk.done(); walk.advance(block)) {

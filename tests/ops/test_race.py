@@ -105,6 +105,7 @@ def test_pytorch_runs_where_the_kernel_is_not_clearly_faster(card, us):
         assert bool(clock.asked) == (process == 0)
 
 
+@pytest.mark.slow
 def test_lengths_race_once_for_a_size(card):
     _, clock, runtime = card()
     with current.use(runtime):
@@ -115,6 +116,7 @@ def test_lengths_race_once_for_a_size(card):
         assert len(clock.asked) == 4 * (1 + ROUNDS)
 
 
+@pytest.mark.slow
 def test_a_race_takes_no_more_than_its_budget(card):
     for us in (10.0, 2_000.0, 7_000.0, 100_000.0):
         _, clock, runtime = card(us=us, torch_us=us)

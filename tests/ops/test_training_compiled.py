@@ -61,6 +61,7 @@ def test_opcheck_of_the_backward_pass(device, lse):
     assert set(results.values()) == {"SUCCESS"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in VARIANTS if name != "everything"])
 @pytest.mark.parametrize("lse", [False, True], ids=["", "lse"])
 def test_compiled_gradients_are_right(device, name, lse):
@@ -82,6 +83,7 @@ def test_inductor(device):
     assert len(device.backwards) == 2
 
 
+@pytest.mark.slow
 def test_packed_sequences(device):
     starts = torch.tensor([0, 5, 5, 30], dtype=torch.int32)
     q, k, v = (torch.randn(30, h, 64, generator=torch.Generator().manual_seed(1)).half() for h in (4, 2, 2))
