@@ -1,0 +1,39 @@
+"""backward_wgmma computes gradients by every order and place that its genes name, and a fault of it is found."""
+
+import pytest
+
+from evoattn.backends.interpreter import InterpreterBackend
+from evoattn.correctness.validate import check_small_cases
+from evoattn.families.registry import FAMILIES
+from evoattn.model.gpu import GPUS
+from evoattn.model.shape_text import parse_shape
+from evoattn.model.space import load_space
+from tests.families.on_interpreter import built
+
+H100, FAMILY = GPUS["h100"], FAMILIES["backward_wgmma"]
+START = load_space("backward_wgmma", H100).starting_configs()[0]
+SHARED = {"P_PLACE": "shared", "DS_PLACE": "shared", "BLOCK_N": 64, "DIM_GROUPS": 2, "DQ_ROWS": "queries"}
+GENES = [
+    ({}, "mask=causal"),
+    (SHARED | {"ORDER": "dp_first"}, "window=20:9"),
+    (SHARED | {"DQ_SUM": "bulk"}, "mask=causal_lower_right lse=1"),
+]
+
+
+def faults(params, text, *edits):
+    problem = parse_shape(f"B=1 H=2 Hkv=1 S=200 D=128 op=backward {text}")
+    config = type(START)(START.family, START.params | params)
+    assert FAMILY.why_impossible(problem, config, H100) is None
+    kernel = built(FAMILY, problem, config, H100, *edits, machine_code=False)
+    return [r.reason for r in check_small_cases(InterpreterBackend(), kernel, problem, 1) if not r.passed]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("params, text", GENES)
+def test_gradients_are_right(params, text):
+    assert faults(params, text) == []
+
+
+@pytest.mark.slow
+def test_a_wrong_delta_is_found():
+    assert faults({}, "", ("(dp[i] - terms_of_lane[", "(dp[i] + terms_of_lane["))
