@@ -35,7 +35,8 @@ from evoattn.ops.call import (
     with_mask,
     with_tables,
 )
-from evoattn.ops.runtime import NoKernel, Runtime
+from evoattn.ops.runtime import Runtime
+from evoattn.ops.same_bits import refuse
 from evoattn.ops.torch_modes import WATCHED, is_ordinary
 
 _is_compiling = torch.compiler.is_compiling
@@ -65,6 +66,7 @@ def attention(
     out: Tensor | None = None,
     strict: bool = False,
     deterministic: bool = False,
+    batch_invariant: bool = False,
 ) -> Tensor: ...
 
 
@@ -91,6 +93,7 @@ def attention(
     out: Tensor | None = None,
     strict: bool = False,
     deterministic: bool = False,
+    batch_invariant: bool = False,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -116,6 +119,7 @@ def attention(
     out: Tensor | None = None,
     strict: bool = False,
     deterministic: bool = False,
+    batch_invariant: bool = False,
 ) -> Answer:
     """softmax(query keyᵀ · scale + mask) value, as `torch.nn.functional.scaled_dot_product_attention` computes it.
 
@@ -145,9 +149,11 @@ def attention(
     The best known kernel for the GPU and the problem runs on torch's current stream; the first use of a kernel
     compiles or loads it. Where gradients are wanted there has to be one for each pass; `deterministic` has theirs be of
     the same bits in every run. What no kernel serves (dropout, other devices and dtypes, unaligned strides …) torch
-    computes. `explain` says which it is, and `strict` raises `NoKernel` instead. Raises what SDPA raises for
-    shapes that do not fit, `ValueError` for a wrong `causal` or one that `is_causal` contradicts, a wrong `out` or
-    argument beyond SDPA's, and `TypeError` for one of the wrong type.
+    computes. `explain` says which it is, and `strict` raises `NoKernel` instead. So does `batch_invariant`, with which
+    the bits of a row depend on its own query, keys and values alone (docs/serves.md, "The same bits").
+
+    Raises what SDPA raises for shapes that do not fit, `ValueError` for a wrong `causal` or one that `is_causal`
+    contradicts, a wrong `out` or argument beyond SDPA's, and `TypeError` for one of the wrong type.
     """
     if causal is None and is_causal.__class__ is bool:
         mask = CAUSAL_UPPER_LEFT if is_causal else FULL
@@ -167,6 +173,8 @@ def attention(
     call = Call(query, key, value, mask, scale, enable_gqa, window, softcap, terms, return_lse, out, strict)
     if deterministic:
         call.deterministic = True
+    if batch_invariant:
+        call.batch_invariant = True
     if score is not None:
         call.score, call.terms = score, with_tables(terms, score)
     if dropout_p or attn_mask is not None:
@@ -193,6 +201,7 @@ def attention_varlen(
     out: Tensor | None = None,
     strict: bool = False,
     deterministic: bool = False,
+    batch_invariant: bool = False,
 ) -> Answer:
     """Attention of each sequence's queries over its own keys, which lie packed end to end, as in flash-attention's
     `flash_attn_varlen_func`.
@@ -224,6 +233,7 @@ def attention_varlen(
         return_lse=return_lse,
         strict=strict,
         deterministic=deterministic,
+        batch_invariant=batch_invariant,
     )
     return _in_caller_s_order(call, out)
 
@@ -244,6 +254,7 @@ def attention_paged(
     return_lse: bool = False,
     out: Tensor | None = None,
     strict: bool = False,
+    batch_invariant: bool = False,
 ) -> Answer:
     """Attention of each batch's queries over its own sequence of keys, which lies in pages of a cache.
 
@@ -272,6 +283,7 @@ def attention_paged(
         terms=terms_of(sinks=sinks, alibi_slopes=alibi_slopes, seqused_k=seqused_k, block_table=block_table),
         return_lse=return_lse,
         strict=strict,
+        batch_invariant=batch_invariant,
     )
     return _in_caller_s_order(call, out)
 
@@ -323,8 +335,7 @@ def _of_watched(call: Call) -> Answer:
         return custom_op.traced(call)
     if shapes.recorders():
         shapes.miss(WATCHED)
-    if call.strict:
-        raise NoKernel(f"No kernel serves this call: {WATCHED}.")
+    refuse(WATCHED, call.strict, call.batch_invariant)
     if call.out is not None:
         require_out(call.out, call.query, call.value)
     return torch_answer.answer(call)
@@ -345,8 +356,7 @@ def _with_sdpa_s_own(call: Call, attn_mask: Any, dropout_p: float, named: bool) 
 
 def _by_sdpa_alone(call: Call, attn_mask: Any, dropout_p: float, reason: str) -> Tensor:
     """SDPA's answer to what no kernel takes for that reason, and its errors."""
-    if call.strict:
-        raise NoKernel(f"No kernel serves this call: {reason}.")
+    refuse(reason, call.strict, call.batch_invariant)
     if shapes.recorders():
         shapes.miss("it has dropout" if dropout_p else reason)
     if call.out is not None:

@@ -128,6 +128,8 @@ class Call:
     """As in `AttentionProblem`, of lists among the terms; the score has the predicate."""
     deterministic: bool = False
     """Whether its gradients have the same bits in every run."""
+    batch_invariant: bool = False
+    """Whether each row has the same bits whatever is computed beside it; its gradients are deterministic then."""
 
     def term(self, which: int) -> Tensor | None:
         """One of `terms`, by its index."""
@@ -305,6 +307,7 @@ class Call:
                 mask=canonical_mask(self.mask, fields.get("seqlen_q", query.shape[2])),
                 layout="bshd" if query.stride(1) < query.stride(2) else "bhsd",
                 lse=self.return_lse,
+                batch_invariant=self.batch_invariant,
                 **{"batch": query.shape[0], "seqlen_q": query.shape[2], "seqlen_k": key.shape[2], **fields},
                 pages=key.shape[0] if self.paged else 0,
                 strides_of=tuple([plain_strides(s, t) for s, t in zip(shapes, strides, strict=True)]),
@@ -432,7 +435,7 @@ def call_of(query: Tensor, key: Tensor, value: Tensor, given: dict[str, Any]) ->
     get = given.get
     table, starts = get("block_table"), (get("cu_seqlens_q"), get("cu_seqlens_k"))
     aligned = table is not None or starts != (None, None)
-    require_flags(enable_gqa=get("enable_gqa", False), deterministic=get("deterministic", False))
+    require_flags(**{name: get(name, False) for name in ("enable_gqa", "deterministic", "batch_invariant")})
     fields: dict[str, Any] = {
         "query": query,
         "key": key,
@@ -448,6 +451,7 @@ def call_of(query: Tensor, key: Tensor, value: Tensor, given: dict[str, Any]) ->
         "strict": get("strict", False),
         "score": get("score"),
         "deterministic": get("deterministic", False),
+        "batch_invariant": get("batch_invariant", False),
     }
     if table is not None:
         fields |= of_pages(query if starts[0] is None else query[None], key, value, get("out"))

@@ -36,6 +36,8 @@ from evoattn.ops.kernel import LoadedKernel
 from evoattn.ops.plan import COLD, OF_A_CALL, CallPlan, Kernels
 from evoattn.ops.platform import Platform
 from evoattn.ops.race import IN_CAPTURE, TOO_LONG, Race
+from evoattn.ops.same_bits import PROMISE, refuse
+from evoattn.ops.same_bits import NoKernel as NoKernel
 from evoattn.ops.trained import Training
 from evoattn.portfolio.races import Raced
 
@@ -45,10 +47,6 @@ Plan = TypeVar("Plan")
 Known = tuple[object, ...]
 """All that the plan of a call depends on."""
 Plans = dict[Known, CallPlan | Refusal]
-
-
-class NoKernel(RuntimeError):
-    """`strict=True`, and SDPA would have served the call: the message is the reason."""
 
 
 class Runtime:
@@ -100,17 +98,19 @@ class Runtime:
 
     def attend(self, call: Call) -> Answer:
         """The answer, and with `return_lse` the log-sum-exp beside it; tensors are ordinary ones, outside of any trace,
-        and as autocast makes them. `out` has been checked. Raises `NoKernel` under `strict` where no kernel serves the
-        call, and what `Call.require` raises."""
+        and as autocast makes them. `out` has been checked. Raises `NoKernel` under `strict` and `batch_invariant`
+        where no kernel serves the call, and what `Call.require` raises."""
         query, key, value, terms, out = call.query, call.key, call.value, call.terms, call.out
         plan: CallPlan | Refusal | None = None
         reason = None
+        if PROMISE.everywhere:
+            call.batch_invariant = True
         try:
             known: Known = (
                 query.shape, key.shape, value.shape, query.stride(), key.stride(), value.stride(),
                 query.dtype, key.dtype, value.dtype, query.get_device(), key.get_device(), value.get_device(),
                 call.mask, call.scale, call.enable_gqa, call.return_lse, None if out is None else out.stride(),
-                call.window, call.softcap, call.score and call.score.key, call.blocks,
+                call.window, call.softcap, call.score and call.score.key, call.blocks, call.batch_invariant,
             )  # fmt: skip
             if terms:
                 of_terms = [
@@ -144,9 +144,9 @@ class Runtime:
             if not isinstance(found, str):
                 return found
             reason = found
-        if call.strict:
+        if call.strict or call.batch_invariant:
             call.require()
-            raise NoKernel(f"No kernel serves this call: {reason}.")
+            refuse(reason, call.strict, call.batch_invariant)
         return torch_answer.answer(call)
 
     def trained(self, call: Call, plan: CallPlan) -> tuple[Tensor, Tensor]:
@@ -175,12 +175,14 @@ class Runtime:
         return reason or (out if lse is None else (out, lse))
 
     def gradients(self, given: Backward) -> Grads:
-        """The gradients of what a backward pass is of, by the best known kernel, or by torch where none serves it."""
+        """The gradients of what a backward pass is of, by the best known kernel, or by torch where none serves it.
+        Raises `NoKernel` under `batch_invariant` in place of the latter."""
         if self.platform is not None and given.is_ordinary:
             given = given.readable()
             plan = self.plans.get(given.known) or self._decide_backward(given, given.known)
             if plan.__class__ is CallPlan and (made := self._differentiated(plan, given)) is not None:
                 return given.fitted(made)
+        refuse("none serves its gradients", batch_invariant=given.call.batch_invariant)
         return torch_gradients.gradients(given)
 
     def _differentiated(self, plan: CallPlan, given: Backward) -> Grads | None:
@@ -287,8 +289,11 @@ class Runtime:
         """The kernel for a problem on a GPU, the current one unless `index` says another, or why none. `contends`: a
         kernel that has still to race PyTorch's attention is an answer, too, and is called `estimated`."""
         race, platform = self._race, self.platform
-        races = self.races and not self.estimated and race is not None and problem.op == "forward"
-        choice = choose(problem, gpu, self.pick, self.estimated or races, self._others, self._lookup)
+        if PROMISE.everywhere and problem.op == "forward":
+            problem = replace(problem, batch_invariant=True)
+        may_be_estimated = self.estimated or problem.batch_invariant  # torch, the other one, breaks the promise
+        races = self.races and not may_be_estimated and race is not None and problem.op == "forward"
+        choice = choose(problem, gpu, self.pick, may_be_estimated or races, self._others, self._lookup)
         if isinstance(choice, Refusal) or not choice.estimated:
             return choice
         if not races:

@@ -43,7 +43,7 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig
+from evoattn.model.space import KernelConfig, Value
 from evoattn.model.variant import KEY_VARIANTS, SCORE_VARIANTS
 
 ARCH = "sm_90a"
@@ -55,6 +55,8 @@ GANGS_ALONG_Y = "gridDim.y"
 SCHEDULES = {"single": "SINGLE", "fixed": "FIXED", "claimed": "CLAIMED", "balanced": "BALANCED"}
 STORES = {"tensor_map": "TENSOR_MAP", "rows": "ROWS", "chunks": "CHUNKS"}
 RESCALES = {"always": ("ALWAYS", 0), "lazy_5": ("LAZY", 5), "lazy_8": ("LAZY", 8), "lazy_after": ("LAZY_AFTER", 0)}
+RECIPE: dict[str, Value] = {"BLOCK_N": 64, "RESCALE": "lazy_5", "POLYNOMIAL_EIGHTHS": 0}
+"""Of rows of the same bits in every batch."""
 COUNTERS, RESULTS = "counters" + ZEROED_SUFFIX, "results"
 """Scratch buffers: tiles claimed or results given, and results of blocks that share a tile of rows."""
 
@@ -98,6 +100,18 @@ class FlashWgmma(Family):
             or why_too_long(problem, genes, gpu)
             or why_too_big(problem, genes, gpu)
         )
+
+    def recipe(self, problem: AttentionProblem, gpu: GpuSpec) -> dict[str, Value]:
+        return dict(RECIPE) if gpu.arch == ARCH else {}
+
+    def row_bits(self, problem: AttentionProblem, config: KernelConfig) -> tuple[Value, ...] | None:
+        """A row meets its tiles of keys, which begin at multiples of BLOCK_N, from the last to the first; tiles in
+        which it sees no key leave it as it is (`softmax/wgmma_softmax.cuh`)."""
+        genes = self.genes(config)
+        shared = genes.KEY_SPLIT > 1 or genes.SCHEDULE == "balanced"  # of so many blocks as there happen to be
+        if shared or problem.blocks or genes.RESCALE == "lazy_after":  # which multiplies again by another instruction
+            return None
+        return tuple(genes.value(name) for name in RECIPE)
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes = self.genes(config)
