@@ -148,7 +148,7 @@ def _by_recipe(
         )
         for kernel in (*kernels, *space.starting_configs()):
             config = KernelConfig(family.name, {**kernel.params, **recipe})
-            if _can_run(config, problem, gpu):
+            if not family.why_impossible(problem, config, gpu):
                 found[config.id] = config
         values = _known_genes(space, listed.genes.get(family.name, {}) if listed else {})
         genes[family.name] = {**values, **{name: (value,) for name, value in recipe.items()}}

@@ -75,7 +75,7 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
             smem_bytes(problem, genes),
             registers or registers_at_launch(genes),
             together(variant_step(problem, rows * keys), _step(problem, genes, groups, copies)),
-            mean / split,
+            mean / (min(split, math.ceil(mean / genes.PART_TILES)) if genes.PART_TILES else split),
             _most_tiles(genes, most),
             _ends(problem, genes, groups),
             tensor="wgmma",
