@@ -230,9 +230,12 @@ def rows_command(options: argparse.Namespace) -> int:
     for name in options.kind or KINDS:
         sums: dict[str, list[int]] = {}
         for seed in range(options.sequences):
+            print(f"{name}: sequence {seed}", flush=True)
             for where, rows, other, _ in differences(KINDS[name], seed, options.rows, not options.free):
                 total = sums.setdefault(where, [0, 0])
                 total[0], total[1] = total[0] + rows, total[1] + other
+                if other:
+                    print(f"{name}, sequence {seed}: {other} of {rows} rows differ: {where}", flush=True)
         line = ", ".join(f"{where} {other}/{rows}" for where, (rows, other) in sums.items())
         print(f"{name}: rows of other bits: {line}", flush=True)
         broken += sum(other for _, other in sums.values())

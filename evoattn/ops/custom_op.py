@@ -311,7 +311,7 @@ def _why_no_kernels_of(dtype: str, sizes: tuple[int, int, int, int], mask: str, 
         backward = plain.with_(op=BACKWARD.name, grads=grads, deterministic=deterministic)
     except ProblemError as error:
         return str(error).rstrip(".")
-    choices = (runtime.choose(strided(one), gpu) for one in (forward, backward))
+    choices = (runtime.choose(strided(one), gpu, promised=batch_invariant) for one in (forward, backward))
     return next((choice.reason for choice in choices if isinstance(choice, Refusal)), "")
 
 

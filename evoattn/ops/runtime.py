@@ -281,17 +281,23 @@ class Runtime:
         gpu = platform.spec(query.get_device()) if platform else None
         if gpu is None:
             return Refusal(f"evoattn does not know this GPU ({platform and platform.identity(query.get_device())})")
-        return self.choose(problem, gpu, contends, query.get_device())
+        return self.choose(problem, gpu, contends, query.get_device(), call.batch_invariant)
 
     def choose(
-        self, problem: StridedProblem, gpu: GpuSpec, contends: bool = False, index: int | None = None
+        self,
+        problem: StridedProblem,
+        gpu: GpuSpec,
+        contends: bool = False,
+        index: int | None = None,
+        promised: bool = False,
     ) -> Choice | Refusal:
         """The kernel for a problem on a GPU, the current one unless `index` says another, or why none. `contends`: a
-        kernel that has still to race PyTorch's attention is an answer, too, and is called `estimated`."""
+        kernel that has still to race PyTorch's attention is an answer, too, and is called `estimated`. `promised`: the
+        call is batch-invariant, so that PyTorch, which would have to be beaten, cannot serve it."""
         race, platform = self._race, self.platform
         if PROMISE.everywhere and problem.op == "forward":
             problem = replace(problem, batch_invariant=True)
-        may_be_estimated = self.estimated or problem.batch_invariant  # torch, the other one, breaks the promise
+        may_be_estimated = self.estimated or promised or problem.batch_invariant
         races = self.races and not may_be_estimated and race is not None and problem.op == "forward"
         choice = choose(problem, gpu, self.pick, may_be_estimated or races, self._others, self._lookup)
         if isinstance(choice, Refusal) or not choice.estimated:

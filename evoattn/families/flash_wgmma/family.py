@@ -58,7 +58,7 @@ GANGS_ALONG_Y = "gridDim.y"
 SCHEDULES = {"single": "SINGLE", "fixed": "FIXED", "claimed": "CLAIMED", "balanced": "BALANCED"}
 STORES = {"tensor_map": "TENSOR_MAP", "rows": "ROWS", "chunks": "CHUNKS"}
 RESCALES = {"always": ("ALWAYS", 0), "lazy_5": ("LAZY", 5), "lazy_8": ("LAZY", 8), "lazy_after": ("LAZY_AFTER", 0)}
-RECIPE: dict[str, Value] = {"BLOCK_N": 64, "RESCALE": "lazy_5", "POLYNOMIAL_EIGHTHS": 0, "PART_TILES": 32}
+RECIPE: dict[str, Value] = {"BLOCK_N": 64, "RESCALE": "lazy_5", "POLYNOMIAL_EIGHTHS": 0, "PART_TILES": 16}
 """Of rows of the same bits in every batch."""
 UNPARTED = {"PART_TILES": 0}
 """Where registers hold no second O beside the first."""
@@ -127,8 +127,8 @@ class FlashWgmma(Family):
         rescale, octaves = RESCALES[genes.RESCALE]
         split = cluster_blocks(problem, genes)
         same = (
-            "BLOCK_M", "BLOCK_N", "STAGES", "BLOCKS_PER_SM", "OVERLAP", "PING_PONG", "KEY_SPLIT", "PART_TILES", "CAUSAL_SKIP",
-            "POLYNOMIAL_EIGHTHS", "Q_IN_REGISTERS", "GROUP_ROWS",
+            "BLOCK_M", "BLOCK_N", "STAGES", "BLOCKS_PER_SM", "OVERLAP", "PING_PONG", "KEY_SPLIT", "PART_TILES",
+            "CAUSAL_SKIP", "POLYNOMIAL_EIGHTHS", "Q_IN_REGISTERS", "GROUP_ROWS",
         )  # fmt: skip
         return genes.named(*same) | {
             "CLUSTER": split,
