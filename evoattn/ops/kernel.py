@@ -12,6 +12,7 @@ from evoattn.backends import tensor_map
 from evoattn.backends.driver_launch import PROGRAMMATIC_STREAM_SERIALIZATION, LaunchAttribute, LaunchConfig
 from evoattn.families.base import starts_zeroed
 from evoattn.families.block_list import BUFFERS
+from evoattn.families.variants import SEQUENCES
 from evoattn.model.launch import STATIC_SMEM_LIMIT, KernelLaunch, Scalar, TensorMap
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops.platform import Platform, error_of
@@ -60,6 +61,7 @@ class LaunchArguments:
         self._maps: list[tuple[TensorMap, int, Place]] = []
         self._slots: list[tuple[int, Place]] = []
         self._users: dict[int, _Users] = {}
+        self._sequences: int | None = None
         addresses, kinds = [], ["<"]
         values: list[int | float] = []
         for argument in launch.args:
@@ -70,6 +72,8 @@ class LaunchArguments:
                 continue
             addresses.append(first_slot + len(values) * SLOT)
             if argument.__class__ is Scalar:
+                if argument.name == SEQUENCES:
+                    self._sequences = len(values)
                 kinds.append(SCALARS[argument.ctype])
                 values.append(argument.value)
             else:
@@ -96,6 +100,11 @@ class LaunchArguments:
     def set_stream(self, stream: int) -> None:
         """The CUstream of the next launches."""
         self._config.stream = stream
+
+    def set_sequences(self, count: int) -> None:
+        """How many packed sequences the next launches have; at most as many as the launch was made for."""
+        if self._sequences is not None:
+            self._slot_values[self._sequences] = count
 
     def bind(self, addresses: tuple[int, ...]) -> None:
         """The device addresses of the next launches, in the order that the places count. Raises `LaunchError`."""

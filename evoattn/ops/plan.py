@@ -20,6 +20,7 @@ from evoattn.ops.choice import Choice, KernelKey, Refusal
 from evoattn.ops.cubins import Cubin
 from evoattn.ops.kernel import TERMS, LaunchArguments, LoadedKernel, own_tables, scratch_places, tensor_places
 from evoattn.ops.platform import NO_CONTEXT, Platform
+from evoattn.ops.room import sequences_of
 
 ADDRESS_BITS = 15
 """Those that are 0 in a multiple of 16 bytes."""
@@ -84,6 +85,7 @@ class CallPlan:
         "_readers",
         "_scratch",
         "_scratch_bytes",
+        "_sequences",
         "_stream",
         "_zeroed_bytes",
         "index",
@@ -120,6 +122,7 @@ class CallPlan:
         self._lock = self._scratch.lock if shares else threading.Lock()
         self._bound: tuple[int, ...] = ()
         self._stream = -1
+        self._sequences = 0 if problem.varlen and problem.page else None
 
     def run(
         self,
@@ -172,6 +175,10 @@ class CallPlan:
                 for launch in self.launches:
                     launch.bind(addresses)
                 self._bound = addresses
+            if self._sequences is not None and self._sequences != (count := sequences_of(call)):
+                for launch in self.launches:
+                    launch.set_sequences(count)
+                self._sequences = count
             if stream != self._stream:
                 for launch in self.launches:
                     launch.set_stream(stream)

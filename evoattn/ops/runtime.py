@@ -35,6 +35,7 @@ from evoattn.ops.kernel import LoadedKernel
 from evoattn.ops.plan import COLD, OF_A_CALL, CallPlan, Kernels
 from evoattn.ops.platform import Platform
 from evoattn.ops.race import IN_CAPTURE, TOO_LONG, Race
+from evoattn.ops.room import has_room, known_by_room
 from evoattn.portfolio.races import Raced
 
 PLANS_KEPT = 4096
@@ -105,7 +106,9 @@ class Runtime:
                 call.mask, call.scale, call.enable_gqa, call.return_lse, None if out is None else out.stride(),
                 call.window, call.softcap, call.score and call.score.key, call.blocks,
             )  # fmt: skip
-            if terms:
+            if terms and has_room(call):
+                known = known_by_room(call)
+            elif terms:
                 of_terms = [
                     (which, t.shape, t.stride(), t.dtype, t.get_device(), t.is_neg())
                     for which, t in enumerate(terms)
@@ -147,7 +150,9 @@ class Runtime:
             except LaunchError as error:
                 reason = self.fail(plan.kernel, str(error).rstrip("."))
             if not reason:
-                return out if lse is None else (out, lse)
+                if lse is None:
+                    return out
+                return out, lse if lse.shape[2] == query.shape[2] else lse[..., : query.shape[2]]
         if call.strict:
             call.require()
             raise NoKernel(f"No kernel serves this call: {reason}.")
