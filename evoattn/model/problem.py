@@ -312,7 +312,8 @@ class AttentionProblem:
         nothing. `seqused` holds the keys of each batch that are in use, `table` the pages of each batch's sequence in
         their order, both int32; entries of pages behind the last key in use mean nothing. `cu_seqlens_q` and
         `cu_seqlens_k`, int32, say where packed sequences begin, and where the last one ends; those whose keys lie in
-        pages have `seqused` in place of the latter. A block list has six: `BlockMask.shapes`. Tables of the problem's own expression are `own_NAME`.
+        pages have `seqused` in place of the latter. A block list has six: `BlockMask.shapes`. Tables of the problem's
+        own expression are `own_NAME`.
         """
         shapes: dict[str, tuple[int, ...]] = {}
         if self.sink:

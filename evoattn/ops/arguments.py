@@ -63,7 +63,9 @@ ARGUMENTS = (
     Argument("attn_mask", None, _SDPA, "SDPA's mask: bool, or added to the scores"),
     Argument("dropout_p", 0.0, _SDPA, "SDPA's dropout"),
     Argument("is_causal", False, _SDPA, 'SDPA\'s mask: query i sees keys j <= i; the same as `causal="upper_left"`'),
-    Argument("block_table", REQUIRED, frozenset((PAGED, MIXED)), "int32 `[batch, pages]`: where keys lie", "Tensor?", True),
+    Argument(
+        "block_table", REQUIRED, frozenset((PAGED, MIXED)), "int32 `[batch, pages]`: where keys lie", "Tensor?", True
+    ),
     Argument("seqused_k", None, frozenset((ATTENTION, PAGED, MIXED)), "int32 `[batch]`: keys in use", "Tensor?", True),
     Argument("cu_seqlens_q", REQUIRED, frozenset((VARLEN, MIXED)), "int32 `[sequences + 1]`: starts", "Tensor?", True),
     Argument("cu_seqlens_k", REQUIRED, frozenset((VARLEN,)), "int32 `[sequences + 1]`: starts", "Tensor?", True),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -101,10 +102,16 @@ class LaunchArguments:
         """The CUstream of the next launches."""
         self._config.stream = stream
 
-    def set_sequences(self, count: int) -> None:
-        """How many packed sequences the next launches have; at most as many as the launch was made for."""
+    def set_sizes(self, sequences: int, rows: int) -> None:
+        """How many packed sequences and rows of queries the next launches have, at most as many as this one was made
+        for. Addresses have to be bound anew."""
         if self._sequences is not None:
-            self._slot_values[self._sequences] = count
+            self._slot_values[self._sequences] = sequences
+        for i, (tensor, memory, place) in enumerate(self._maps):
+            if (at := tensor.rows_at) is not None:
+                shape = *tensor.shape[:at], rows, *tensor.shape[at + 1 :]
+                self._maps[i] = replace(tensor, shape=shape), memory, place
+        self._bound = None
 
     def bind(self, addresses: tuple[int, ...]) -> None:
         """The device addresses of the next launches, in the order that the places count. Raises `LaunchError`."""

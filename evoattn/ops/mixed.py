@@ -1,16 +1,16 @@
-"""Packed queries over pages, as serving engines have them: prompts, drafts and single tokens in one call."""
+"""How a batch of packed queries over pages, as serving engines have it, is answered by a launch for the sequences that
+decode and one for the others."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from evoattn.ops.arguments import SEQUSED, STARTS_Q, TABLE, Causal
-from evoattn.ops.attention import attend
-from evoattn.ops.call import Answer, Call, call_of, out_like, whole
+from evoattn.ops.arguments import SEQUSED, STARTS_Q, TABLE
+from evoattn.ops.call import Answer, Call, out_like, whole
 from evoattn.ops.runtime import NoKernel
 from evoattn.ops.torch_modes import is_ordinary
 
@@ -18,60 +18,9 @@ Decodes = int | tuple[int, int]
 """So many sequences of one query each; or (sequences, the most queries of one)."""
 
 
-def attention_mixed(
-    query: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_table: Tensor,
-    seqused_k: Tensor,
-    cu_seqlens_q: Tensor,
-    max_seqlen_q: int,
-    *,
-    decodes: Decodes = 0,
-    scale: float | None = None,
-    causal: Causal = None,
-    window: tuple[int, int] | None = None,
-    softcap: float | None = 0.0,
-    sinks: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
-    return_lse: bool = False,
-    out: Tensor | None = None,
-    strict: bool = False,
-) -> Answer:
-    """Attention of packed queries, each sequence over its own keys in pages of a cache: chunks of prompts, drafts and
-    single tokens together, as in `flash_attn_varlen_func` with `block_table` and `seqused_k`.
-
-    Shapes: query `[total_q, heads, head_dim]`, k_cache and v_cache `[pages, page, kv_heads, head_dim]`, block_table
-    int32 `[sequences, most_pages]`, seqused_k int32 `[sequences]`, cu_seqlens_q int32 `[sequences + 1]`, all on the
-    device. max_seqlen_q is a number, at least the longest sequence's queries; more of one are cut off. A sequence may
-    have no queries or no keys; a query that sees no key has the output 0. Rows of query in front of the first sequence
-    or behind the last one have answers that mean nothing.
-
-    Engines put decoding sequences first. `decodes` says how many: `decodes=100` that the first 100 have at most one
-    query each, `decodes=(100, 4)` at most four. They are then a launch of their own, whose kernel splits their keys,
-    and the others another. Without it one launch serves all. The answers are the same.
-
-    The other arguments are those of `evoattn.attention_paged`. Under `causal`, in `window` and of `alibi_slopes` query
-    i of a sequence counts from its key i + seqused_k - queries. The answer has query's shape, dtype and memory layout;
-    `return_lse` adds the natural logarithm of each query's sum of exponentials, `[heads, total_q]` float32.
-
-    Nothing waits for the device, lengths are read there, and one plan serves all batches whose sizes round to the same:
-    a call may be captured in a CUDA graph after one like it has run. Raises `ValueError` for arguments that do not fit,
-    `TypeError` for ones of the wrong type, and `NoKernel` under `strict` where no kernel serves the call.
-    """
-    if query.dim() != 3:
-        raise ValueError(f"query must have three dimensions, [total_q, heads, head_dim], not {list(query.shape)}.")
-    words: dict[str, Any] = dict(scale=scale, causal=causal, window=window, softcap=softcap, sinks=sinks, strict=strict)
-    words |= dict(block_table=block_table, seqused_k=seqused_k, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q)
-    words |= dict(alibi_slopes=alibi_slopes, return_lse=return_lse, out=None if out is None else out[None])
-    call = call_of(query, k_cache, v_cache, words)
-    answer = call.given_back(_answer(call, decodes))
-    if out is None:
-        return answer
-    return out if isinstance(answer, Tensor) else (out, answer[1])
-
-
-def _answer(call: Call, decodes: Decodes) -> Answer:
+def answer(call: Call, decodes: Decodes, attend: Callable[[Call], Answer]) -> Answer:
+    """The answer to a call of packed queries over pages, of which so many sequences decode; `attend` answers a call.
+    Raises `ValueError` and `TypeError` for a number that cannot be."""
     count, most = decodes if isinstance(decodes, tuple) else (decodes, 1)
     count, most = whole("decodes", count), whole("decodes", most)
     if not count:
@@ -87,15 +36,15 @@ def _answer(call: Call, decodes: Decodes) -> Answer:
     if count == len(starts) - 1 and rows == call.query.shape[2]:
         return attend(replace(call, longest=(min(most, call.longest[0]), call.longest[1])))
     try:
-        return _in_two(call, count, most, rows)
+        return _in_two(call, (count, most, rows), attend)
     except NoKernel:  # torch's answer is of all rows
         return attend(call)
 
 
-def _in_two(call: Call, count: int, most: int, rows: int) -> Answer:
-    """The sequences before number `count`, which have at most `most` queries each and end in front of row `rows`, and
-    the others, in a launch each. Raises `NoKernel` where no kernel serves one of them."""
-    query, starts = call.query, call.terms[STARTS_Q]
+def _in_two(call: Call, decodes: tuple[int, int, int], attend: Callable[[Call], Answer]) -> Answer:
+    """The answer by two launches. `decodes`: (count, most, rows): the sequences before number `count` have at most
+    `most` queries each and end in front of row `rows`. Raises `NoKernel` where no kernel serves a part."""
+    (count, most, rows), query, starts = decodes, call.query, call.terms[STARTS_Q]
     assert starts is not None
     out = out_like(query, call.value) if call.out is None else call.out
     rest = query.shape[2] if count < len(starts) - 1 else 0
@@ -122,9 +71,9 @@ def _in_two(call: Call, count: int, most: int, rows: int) -> Answer:
             longest=(longest, call.longest[1]),
             strict=True,
         )
-        answer = attend(part)
-        if not isinstance(answer, Tensor):
-            made.append(answer[1])
+        given = attend(part)
+        if not isinstance(given, Tensor):
+            made.append(given[1])
     if sums is None:
         return out
     return out, _joined(sums, made, starts[count])

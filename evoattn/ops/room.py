@@ -1,16 +1,16 @@
-"""How much room a plan of packed queries over pages has: the batches of a serving engine seldom have the same sizes, and
-one plan serves all that fit in. A kernel hears of the sequences that there are at each launch, and reads on the device
-where each ends."""
+"""How much room a plan of packed queries over pages has: batches of a serving engine seldom have the same sizes, and
+one plan serves all that fit in. A kernel hears of the sequences and rows that there are at each launch, and reads on
+the device where each sequence ends."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from evoattn.ops.arguments import SEQUSED, STARTS_Q, TABLE
 from evoattn.portfolio.canonical import PACKED_PARTS, rounded_up
 
-if TYPE_CHECKING:
-    from evoattn.ops.call import Call
+Call = Any
+"""An `evoattn.ops.call.Call`, whose module asks here."""
 
 BY_SEQUENCE = (SEQUSED, TABLE, STARTS_Q)
 """Terms that have a row for each sequence."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -106,15 +106,8 @@ class Runtime:
                 call.mask, call.scale, call.enable_gqa, call.return_lse, None if out is None else out.stride(),
                 call.window, call.softcap, call.score and call.score.key, call.blocks,
             )  # fmt: skip
-            if terms and has_room(call):
-                known = known_by_room(call)
-            elif terms:
-                of_terms = [
-                    (which, t.shape, t.stride(), t.dtype, t.get_device(), t.is_neg())
-                    for which, t in enumerate(terms)
-                    if t is not None
-                ]
-                known = (*known, call.longest, *of_terms)
+            if terms:
+                known = known_by_room(call) if has_room(call) else (*known, call.longest, *_known_of(terms))
             if torch.is_grad_enabled() and (
                 query.requires_grad
                 or key.requires_grad
@@ -150,9 +143,7 @@ class Runtime:
             except LaunchError as error:
                 reason = self.fail(plan.kernel, str(error).rstrip("."))
             if not reason:
-                if lse is None:
-                    return out
-                return out, lse if lse.shape[2] == query.shape[2] else lse[..., : query.shape[2]]
+                return out if lse is None else (out, lse[..., : query.shape[2]])
         if call.strict:
             call.require()
             raise NoKernel(f"No kernel serves this call: {reason}.")
@@ -364,6 +355,15 @@ class Runtime:
             return found, True
         plan.words = found.words
         return plan, True
+
+
+def _known_of(terms: Iterable[Tensor | None]) -> list[tuple[object, ...]]:
+    """What decides about the terms of a call."""
+    return [
+        (which, t.shape, t.stride(), t.dtype, t.get_device(), t.is_neg())
+        for which, t in enumerate(terms)
+        if t is not None
+    ]
 
 
 def _decided(choice: Choice, raced: Raced) -> Choice | Refusal:

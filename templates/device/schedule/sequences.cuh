@@ -1,8 +1,8 @@
 // sequences.cuh: sequences that are packed end to end, and which of them a tile of ROWS rows is of.
 //
-// Sequence i, whose rows begin s_i behind those of the first, has the slots from s_i / ROWS + i on, of which there are at least as many as it
-// has tiles, and at most one more. So a slot says its sequence by a search of the places where they begin, without a
-// sum over their lengths, and total / ROWS + count slots are enough for all.
+// Sequence i, whose rows begin s_i behind those of the first, has the slots from s_i / ROWS + i on, of which there are
+// at least as many as it has tiles, and at most one more. So a slot says its sequence by a search of the places where
+// they begin, without a sum over their lengths, and total / ROWS + count slots are enough for all.
 
 #include "device/schedule/tile_order.cuh"
 
