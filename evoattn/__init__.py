@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # what type checkers and editors see of the names below
     from evoattn.model.problem import AttentionProblem as AttentionProblem
     from evoattn.ops.arguments import Score as Score
     from evoattn.ops.attention import attention as attention
+    from evoattn.ops.attention import attention_mixed as attention_mixed
     from evoattn.ops.attention import attention_paged as attention_paged
     from evoattn.ops.attention import attention_varlen as attention_varlen
     from evoattn.ops.eight_bits import quantize_kv as quantize_kv
@@ -42,6 +43,7 @@ _HOMES = {
     "Shapes": "evoattn.ops.shapes",
     "WrongUse": "evoattn.model.errors",
     "attention": "evoattn.ops.attention",
+    "attention_mixed": "evoattn.ops.attention",
     "attention_paged": "evoattn.ops.attention",
     "attention_varlen": "evoattn.ops.attention",
     "capture": "evoattn.ops.sdpa",

@@ -33,6 +33,7 @@ def group_map(problem: AttentionProblem, tensor: str, rows: int) -> TensorMap:
         (head_dim, problem.group_size, seqlen, problem.kv_heads, batch),
         (head_bytes, row_bytes, problem.group_size * head_bytes, batch_bytes),
         (CHUNK_COLUMNS, heads, rows // heads, 1, 1),
+        rows_at=2 if problem.varlen else None,
     )
 
 

@@ -14,6 +14,8 @@ from evoattn.model.variant import KEY_VARIANTS, SCORE_VARIANTS
 
 COMPILED = (*SCORE_VARIANTS, *KEY_VARIANTS, "varlen")
 """Those of which a template gets a constant each."""
+SEQUENCES = "sequences"
+"""The argument that says how many packed sequences there are, in place of which a call may put fewer."""
 
 
 def variant_constants(problem: AttentionProblem) -> dict[str, Any]:
@@ -115,6 +117,6 @@ def variant_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
         Scalar("int32", apart if apart <= MAX_END else 0),  # read by tensor maps that slide alone, which refuse more
         *(Buffer(name) if name in shapes else null for name in ("cu_seqlens_q", "cu_seqlens_k")),
         Scalar("int32", problem.shape("q")[2] if problem.varlen else 0),
-        Scalar("int32", problem.batch if problem.varlen else 0),
+        Scalar("int32", problem.batch if problem.varlen else 0, SEQUENCES),
         *own_score_args(problem, last_scale),
     )

@@ -343,9 +343,10 @@ class AttentionProblem:
         rounded up to 8 elements, so that they begin at multiples of 16 bytes, and what lies past the last key means
         nothing. `seqused` holds the keys of each batch that are in use, `table` the pages of each batch's sequence in
         their order, both int32; entries of pages behind the last key in use mean nothing. `cu_seqlens_q` and
-        `cu_seqlens_k`, int32, say where packed sequences begin, and where the last one ends. A block list has six:
-        `BlockMask.shapes`. Tables of the problem's own expression are `own_NAME`. Scales of numbers of 8 bits:
-        `evoattn.model.scales`, per token not contiguous but in the order of the layout.
+        `cu_seqlens_k`, int32, say where packed sequences begin, and where the last one ends; those whose keys lie in
+        pages have `seqused` in place of the latter. A block list has six: `BlockMask.shapes`. Tables of the problem's
+        own expression are `own_NAME`. Scales of numbers of 8 bits: `evoattn.model.scales`, per token not contiguous but
+        in the order of the layout.
         """
         shapes: dict[str, tuple[int, ...]] = {}
         if self.sink:
@@ -361,7 +362,8 @@ class AttentionProblem:
         if self.page:
             shapes["table"] = (self.batch, self.table_pages)
         if self.varlen:
-            shapes |= {"cu_seqlens_q": (self.batch + 1,), "cu_seqlens_k": (self.batch + 1,)}
+            shapes["cu_seqlens_q"] = (self.batch + 1,)
+            shapes |= {"seqused": (self.batch,)} if self.page else {"cu_seqlens_k": (self.batch + 1,)}
         shapes |= {table.buffer: table.shape for table in self.own_tables}
         if self.blocks:
             shapes |= block_list.parse_blocks(self.blocks).shapes(self.batch, self.heads, self.band)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT, FULL
-from evoattn.ops import current, shapes, torch_answer
+from evoattn.ops import current, mixed, shapes, torch_answer
 from evoattn.ops.arguments import (
     Causal,
     Score,
@@ -36,6 +36,7 @@ from evoattn.ops.call import (
     with_tables,
 )
 from evoattn.ops.eight_bits import Scale, is_eight_bits, with_scales
+from evoattn.ops.named_call import call_of
 from evoattn.ops.runtime import NoKernel, Runtime
 from evoattn.ops.torch_modes import WATCHED, is_ordinary
 
@@ -240,7 +241,8 @@ def attention_varlen(
         strict=strict,
         deterministic=deterministic,
     )
-    return _in_caller_s_order(with_scales(call, k_scale, v_scale), out)
+    call = with_scales(call, k_scale, v_scale)
+    return _in_caller_s_order(call, out, attend(call))
 
 
 def attention_paged(
@@ -291,12 +293,66 @@ def attention_paged(
         return_lse=return_lse,
         strict=strict,
     )
-    return _in_caller_s_order(with_scales(call, k_scale, v_scale), out)
+    call = with_scales(call, k_scale, v_scale)
+    return _in_caller_s_order(call, out, attend(call))
 
 
-def _in_caller_s_order(call: Call, out: Tensor | None) -> Answer:
+def attention_mixed(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seqused_k: Tensor,
+    cu_seqlens_q: Tensor,
+    max_seqlen_q: int,
+    *,
+    decodes: mixed.Decodes = 0,
+    scale: float | None = None,
+    causal: Causal = None,
+    window: tuple[int, int] | None = None,
+    softcap: float | None = 0.0,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    k_scale: Scale = None,
+    v_scale: Scale = None,
+    return_lse: bool = False,
+    out: Tensor | None = None,
+    strict: bool = False,
+) -> Answer:
+    """Attention of packed queries, each sequence over its own keys in pages of a cache: chunks of prompts, drafts and
+    single tokens together, as in `flash_attn_varlen_func` with `block_table` and `seqused_k`.
+
+    Shapes: query `[total_q, heads, head_dim]`, k_cache and v_cache `[pages, page, kv_heads, head_dim]`, block_table
+    int32 `[sequences, most_pages]`, seqused_k int32 `[sequences]`, cu_seqlens_q int32 `[sequences + 1]`, all on the
+    device. max_seqlen_q is a number, at least the longest sequence's queries; more of one are cut off. A sequence may
+    have no queries or no keys; a query that sees no key has the output 0. Rows of query in front of the first sequence
+    or behind the last one have answers that mean nothing.
+
+    Engines put decoding sequences first. `decodes` says how many: `decodes=100` that the first 100 have at most one
+    query each, `decodes=(100, 4)` at most four. They are then a launch of their own, whose kernel splits their keys,
+    and the others another. Without it one launch serves all. The answers are the same.
+
+    The other arguments are those of `evoattn.attention_paged`. Under `causal`, in `window` and of `alibi_slopes` query
+    i of a sequence counts from its key i + seqused_k - queries. The answer has query's shape, dtype and memory layout;
+    `return_lse` adds the natural logarithm of each query's sum of exponentials, `[heads, total_q]` float32.
+
+    Nothing waits for the device, lengths are read there, and one plan serves all batches whose sizes round to the same:
+    a call may be captured in a CUDA graph after one like it has run. Raises `ValueError` for arguments that do not fit,
+    `TypeError` for ones of the wrong type, and `NoKernel` under `strict` where no kernel serves the call.
+    """
+    if query.dim() != 3:
+        raise ValueError(f"query must have three dimensions, [total_q, heads, head_dim], not {list(query.shape)}.")
+    words: dict[str, Any] = dict(scale=scale, causal=causal, window=window, softcap=softcap, sinks=sinks, strict=strict)
+    words |= dict(block_table=block_table, seqused_k=seqused_k, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q)
+    words |= dict(alibi_slopes=alibi_slopes, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
+    words |= dict(out=None if out is None else out[None])
+    call = call_of(query, k_cache, v_cache, words)
+    return _in_caller_s_order(call, out, mixed.answer(call, decodes, attend))
+
+
+def _in_caller_s_order(call: Call, out: Tensor | None, answer: Answer) -> Answer:
     """The answer to a call of packed sequences or pages; `out` as the caller gave it."""
-    answer = call.given_back(attend(call))
+    answer = call.given_back(answer)
     if out is None:
         return answer
     return out if isinstance(answer, Tensor) else (out, answer[1])

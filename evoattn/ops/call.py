@@ -31,6 +31,7 @@ from evoattn.ops.arguments import (
     converter,
     require_out,
 )
+from evoattn.ops.room import has_room, room_of
 from evoattn.ops.torch_modes import WATCHED, autocast
 
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
@@ -217,7 +218,7 @@ class Call:
             if term.dtype not in INTEGERS or term.dim() != dimensions or term.shape[0] != batch:
                 pages = ", pages" * (dimensions - 1)
                 raise ValueError(f"{TERMS[which]} must be int32 [{batch}{pages}], not {_said(term)}.")
-        if self.paged and self.terms[SEQUSED] is None and not self.packed:
+        if self.paged and self.terms[SEQUSED] is None:
             raise ValueError("block_table needs seqused_k, the number of keys in each sequence.")
         if self.packed:
             self._require_packed()
@@ -237,7 +238,9 @@ class Call:
     def _require_packed(self) -> None:
         """Raise `ValueError` where sequences of these starts and longest lengths cannot lie in so many rows."""
         totals, starts_q = (self.query.shape[2], self.key.shape[2]), self.terms[STARTS_Q]
-        for which, most, total in zip((STARTS_Q, STARTS_K), self.longest, totals, strict=True):
+        if self.paged and self.terms[STARTS_K] is not None:
+            raise ValueError("cu_seqlens_k and block_table exclude each other; give seqused_k.")
+        for which, most, total in list(zip((STARTS_Q, STARTS_K), self.longest, totals, strict=True))[: 2 - self.paged]:
             starts, name = self.terms[which], TERMS[which]
             if starts is None or starts_q is None:
                 raise ValueError("cu_seqlens_q and cu_seqlens_k go together.")
@@ -245,9 +248,7 @@ class Call:
                 raise ValueError(
                     f"{name} must be int32 [sequences + 1], as many of queries as of keys, not {_said(starts)}."
                 )
-            if self.paged and which == STARTS_K:
-                continue
-            if most < 0 or total > most * (len(starts) - 1):
+            if most < 0 or (total > most * (len(starts) - 1) and not self.paged):
                 raise ValueError(
                     f"max_seqlen_{name[-1]}={most} is too short: {len(starts) - 1} sequences of so many rows are fewer "
                     f"than the {total} rows of the tensor, of which those behind the last sequence count too."
@@ -259,21 +260,22 @@ class Call:
         anything from none to all, and of packed sequences how long all of them are together.
         """
         query, key, bias, table = self.query, self.key, self.term(BIAS), self.term(TABLE)
-        starts = self.term(STARTS_Q)
+        starts, rows = self.term(STARTS_Q), query.shape[2]
         fields: dict[str, Any] = {"softcap": float(self.softcap)}
         fields |= {"sink": self.term(SINKS) is not None, "alibi": self.term(SLOPES) is not None}
         seqlen_k = key.shape[2] if table is None else table.shape[1] * key.shape[2]
-        if self.term(SEQUSED) is not None:
+        if self.term(SEQUSED) is not None and not has_room(self):
             fields["seqused"] = f"0:{seqlen_k}"
         if table is not None:
             fields |= {"page": key.shape[2], "seqlen_k": seqlen_k}
         if starts is not None:
-            count, most_k = len(starts) - 1, self.longest[1] if table is None else seqlen_k
-            keys = key.shape[2] if table is None else count * seqlen_k // 2 + 1  # of pages the device alone knows
-            fields |= {"batch": count, "seqlen_q": self.longest[0], "seqlen_k": most_k}
-            fields["varlen"] = f"sum:{query.shape[2]}/sum:{keys}"
+            count, (most_q, most_k), keys = len(starts) - 1, self.longest, key.shape[2]
+            if table is not None:  # how many keys there are the device alone knows
+                (count, most_q, rows), most_k = room_of(self), seqlen_k
+                keys = count * seqlen_k // 2 + 1
+            fields |= {"batch": count, "seqlen_q": most_q, "seqlen_k": most_k, "varlen": f"sum:{rows}/sum:{keys}"}
         if self.window is not None:
-            fields["window"] = canonical_window(*self.window, query.shape[2], seqlen_k, self.causal)
+            fields["window"] = canonical_window(*self.window, rows, seqlen_k, self.causal)
         if bias is not None:
             over = (1,) * (4 - bias.dim()) + tuple(bias.shape)
             fields["bias"] = "b" * (over[0] > 1) + "h" * (over[1] > 1) + "s"
@@ -305,12 +307,12 @@ class Call:
             return reason
         if 0 in (*query.shape, *key.shape, *value.shape):
             return "a tensor is empty"
-        out_shape = (*query.shape[:3], value.shape[3])
-        shapes = (query.shape, key.shape, value.shape, out_shape)
+        of_rows = (*query.shape[:2], room_of(self)[2] if has_room(self) else query.shape[2])
+        shapes = (*of_rows, query.shape[3]), tuple(key.shape), tuple(value.shape), (*of_rows, value.shape[3])
         strides = (query.stride(), key.stride(), value.stride(), out_strides)
         names, like = ("query", "key", "value", "out"), (query, key, value, query)
         for name, one, shape, stride in zip(names, like, shapes, strides, strict=True):
-            if wrong := why_wrong_strides(name, tuple(shape), stride, one.element_size()):
+            if wrong := why_wrong_strides(name, shape, stride, one.element_size()):
                 return wrong
         fields = self._variant_fields() if self.has_variant else {}
         fields |= self._scale_fields()
@@ -411,7 +413,7 @@ def of_sequences(query: Tensor, key: Tensor, value: Tensor, longest: tuple[Any, 
         **{name: t.transpose(0, 1)[None] for name, t in (("query", query), ("key", key), ("value", value))},
         "out": None if out is None else out.transpose(0, 1)[None],
         "longest": tuple(  # none has more rows than all have together
-            min(whole_length(f"max_seqlen_{name}", most), rows)
+            min(whole(f"max_seqlen_{name}", most), rows)
             for name, most, rows in zip("qk", longest, (query.shape[0], key.shape[0]), strict=True)
         ),
         "enable_gqa": True,
@@ -441,7 +443,7 @@ def of_pages(query: Tensor, k_cache: Tensor, v_cache: Tensor, out: Any) -> dict[
     }
 
 
-def whole_length(name: str, length: Any) -> Any:
+def whole(name: str, length: Any) -> Any:
     """NumPy's numbers and tensors of one element as Python's int; a trace's symbols as they are. Raises `TypeError`."""
     try:
         return length if isinstance(length, (int, torch.SymInt)) else index(length)

@@ -16,7 +16,7 @@ from evoattn.ops.arguments import (
     scale_of,
     window_of,
 )
-from evoattn.ops.call import Call, of_pages, of_sequences, terms_of, whole_length, with_tables
+from evoattn.ops.call import Call, of_pages, of_sequences, terms_of, whole, with_tables
 from evoattn.ops.eight_bits import with_scales
 
 
@@ -49,13 +49,10 @@ def call_of(query: Tensor, key: Tensor, value: Tensor, given: dict[str, Any]) ->
         "deterministic": get("deterministic", False),
     }
     if table is not None:
-        fields |= of_pages(query if starts[0] is None else query[None], key, value, get("out"))
         if starts[0] is not None:  # packed queries are one batch
-            longest = (
-                min(whole_length("max_seqlen_q", get("max_seqlen_q", 0)), len(query)),
-                key.shape[1] * table.shape[1],
-            )
-            fields["longest"] = longest
+            longest = min(whole("max_seqlen_q", get("max_seqlen_q", 0)), len(query)), key.shape[1] * table.shape[1]
+            query, fields["longest"] = query[None], longest
+        fields |= of_pages(query, key, value, get("out"))
     elif aligned:
         longest = get("max_seqlen_q", 0), get("max_seqlen_k", 0)
         fields |= of_sequences(query, key, value, longest, get("out"))

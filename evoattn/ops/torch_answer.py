@@ -335,17 +335,21 @@ def _of_sequences(call: Call) -> tuple[Tensor, Tensor | None]:
         return _of_nothing(call)
     if not call.return_lse and (output := _by_varlen_attn(call)) is not None:
         return output, None
-    starts_q, starts_k = (call.terms[which].long() for which in (STARTS_Q, STARTS_K))  # type: ignore[union-attr]
+    starts_q, starts_k, used = (
+        None if term is None else term.long() for term in (call.terms[which] for which in (STARTS_Q, STARTS_K, SEQUSED))
+    )
+    assert starts_q is not None
     most_q, most_k = call.longest
     # Keys begin at column 0, and queries end at the last row, so that the diagonal of a sequence's own ends is that of
     # its keys in use.
     columns, rows = (torch.arange(most, device=query.device) for most in (most_k, most_q))
     keys, values = call.key, call.value
-    if not call.paged:
+    if starts_k is not None:
+        used = starts_k[1:] - starts_k[:-1]
         keys, values = (_gathered(tensor, starts_k[:-1, None] + columns) for tensor in (keys, values))
     queries = _gathered(query, starts_q[1:, None] - most_q + rows)
     terms = list(call.terms)
-    terms[STARTS_Q], terms[STARTS_K], terms[SEQUSED] = None, None, starts_k[1:] - starts_k[:-1]
+    terms[STARTS_Q], terms[STARTS_K], terms[SEQUSED] = None, None, used
     answer, lse = by_formula(
         replace(call, query=queries, key=keys, value=values, terms=tuple(terms), longest=(0, 0), out=None)
     )

@@ -39,7 +39,7 @@ def launch_work(problem: AttentionProblem, genes: SplitKvGenes, registers: int) 
     (splits, split_keys), row_tiles = split_of(problem, genes), row_blocks(problem, genes)
     heads = problem.kv_heads * problem.batch
     rows, keys, dim, size = genes.BLOCK_M, genes.BLOCK_N, problem.head_dim, kv_bytes(problem)
-    if problem.seqused and not problem.window:
+    if (problem.seqused or problem.page) and not problem.window:
         mean, most = used_by_split(problem, genes)
         visible = min(1.0, mean / most)
     else:

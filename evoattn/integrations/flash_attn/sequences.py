@@ -162,7 +162,6 @@ def packed_over_pages(q: Tensor, queries: Queries, pages: Pages, options: Option
 
 def _in_one_launch(q: Tensor, queries: Queries, pages: Pages, options: Options) -> Answer:
     """As `packed_over_pages`, by a kernel. Raises `NoKernel` where none serves it."""
-    ends = pages.used.clamp(min=0).cumsum(0, dtype=torch.int32)
     return answered(
         q,
         pages.k,
@@ -171,8 +170,8 @@ def _in_one_launch(q: Tensor, queries: Queries, pages: Pages, options: Options) 
         score_of(options, pages.pad, q.device),
         block_table=pages.table,
         cu_seqlens_q=queries.bounds.to(torch.int32),
-        cu_seqlens_k=torch.nn.functional.pad(ends, (1, 0)),
-        max_seqlen_q=max(queries.longest, -(-q.shape[0] // (len(queries.bounds) - 1))),
+        seqused_k=pages.used.to(torch.int32),
+        max_seqlen_q=queries.longest,
         strict=True,
     )
 
