@@ -153,8 +153,7 @@ struct FmaRows {
   }
 
   // This warp's result as source `source` of a merge.
-  template <typename Buffer>
-  __device__ __forceinline__ void put(const Buffer& buffer, int source, float v_factor) {
+  template <typename Buffer> __device__ __forceinline__ void put(const Buffer& buffer, int source, float v_factor) {
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
       float highest = shift[r];

@@ -3,9 +3,9 @@
 // a lane's operands are whole vectors of a row as they lie in memory. With g = lane / 4, t = lane % 4. SWIZZLED: key
 // `place` of a tile is row `swizzled_row(place)`.
 //
-// Where K and V are of 8 bits (KvElement), both products are of fp16, which holds these numbers exactly. A row of a bf16
-// Q is multiplied by a power of two that brings its largest element to 2^14, so that what fp16 cannot hold of it is less
-// than 2^-38 of that one.
+// Where K and V are of 8 bits (KvElement), both products are of fp16, which holds these numbers exactly. A row of a
+// bf16 Q is multiplied by a power of two that brings its largest element to 2^14, so that what fp16 cannot hold of it
+// is less than 2^-38 of that one.
 #include "device/ptx/element.cuh"
 #include "device/ptx/exp2.cuh"
 #include "device/ptx/warp.cuh"
@@ -273,8 +273,7 @@ struct MmaRows {
   }
 
   // This warp's result as source `source` of a merge.
-  template <typename Buffer>
-  __device__ __forceinline__ void put(const Buffer& buffer, int source, float v_factor) {
+  template <typename Buffer> __device__ __forceinline__ void put(const Buffer& buffer, int source, float v_factor) {
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r)
 #pragma unroll

@@ -1,5 +1,5 @@
-// eight_bits.cuh: storage types of 8 bits, and four of their numbers as fp16, exactly. e4m3 and e5m2 are the FP8 formats
-// of Micikevicius et al. (2022).
+// eight_bits.cuh: storage types of 8 bits, and four of their numbers as fp16, exactly. e4m3 and e5m2 are the FP8
+// formats of Micikevicius et al. (2022).
 #include "device/ptx/element.cuh"
 
 struct E4m3 {
