@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -36,6 +36,7 @@ from evoattn.ops.kernel import LoadedKernel
 from evoattn.ops.plan import COLD, OF_A_CALL, CallPlan, Kernels
 from evoattn.ops.platform import Platform
 from evoattn.ops.race import IN_CAPTURE, TOO_LONG, Race
+from evoattn.ops.room import has_room, known_by_room
 from evoattn.ops.same_bits import PROMISE, refuse
 from evoattn.ops.same_bits import NoKernel as NoKernel
 from evoattn.ops.trained import Training
@@ -113,12 +114,7 @@ class Runtime:
                 call.window, call.softcap, call.score and call.score.key, call.blocks, call.batch_invariant,
             )  # fmt: skip
             if terms:
-                of_terms = [
-                    (which, t.shape, t.stride(), t.dtype, t.get_device(), t.is_neg())
-                    for which, t in enumerate(terms)
-                    if t is not None
-                ]
-                known = (*known, call.longest, *of_terms)
+                known = known_by_room(call) if has_room(call) else (*known, call.longest, *_known_of(terms))
             if torch.is_grad_enabled() and (
                 query.requires_grad
                 or key.requires_grad
@@ -172,6 +168,8 @@ class Runtime:
                     reason = plan.run(call, query, key, value, out, lse)
         except LaunchError as error:
             reason = self.fail(plan.kernel, str(error).rstrip("."))
+        if lse is not None and lse.shape[2] > query.shape[2]:  # the plan has room for more
+            lse = lse[..., : query.shape[2]]
         return reason or (out if lse is None else (out, lse))
 
     def gradients(self, given: Backward) -> Grads:
@@ -406,6 +404,15 @@ class Runtime:
             return found, True
         plan.words = found.words
         return plan, True
+
+
+def _known_of(terms: Iterable[Tensor | None]) -> list[tuple[object, ...]]:
+    """What decides about the terms of a call."""
+    return [
+        (which, t.shape, t.stride(), t.dtype, t.get_device(), t.is_neg())
+        for which, t in enumerate(terms)
+        if t is not None
+    ]
 
 
 def _decided(choice: Choice, raced: Raced) -> Choice | Refusal:
