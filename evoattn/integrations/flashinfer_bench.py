@@ -89,7 +89,8 @@ def pages_of(
         qo_indptr = torch.arange(batch + 1, dtype=torch.int32, device=kv_indptr.device)
     most, longest = torch.stack((count.amax(), (qo_indptr[1:] - qo_indptr[:-1]).amax())).tolist()
     place = kv_indptr[:-1, None] + torch.arange(max(1, most), device=kv_indptr.device)
-    table = kv_indices[place.clamp(max=max(0, len(kv_indices) - 1))].to(torch.int32)
+    kv_indices = kv_indices if len(kv_indices) else kv_indices.new_zeros(1)
+    table = kv_indices[place.clamp(max=len(kv_indices) - 1)].to(torch.int32)
     used = count * page if kv_len_arr is None else kv_len_arr
     if kv_last_page_len is not None:
         used = (count - 1).clamp(min=0) * page + kv_last_page_len * (count > 0)

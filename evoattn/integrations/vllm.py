@@ -103,6 +103,12 @@ class Builder:
 
     supports_update_block_table = True
 
+    def __init__(
+        self, kv_cache_spec: Any = None, layer_names: Any = (), vllm_config: Any = None, device: Any = None
+    ) -> None:
+        self.kv_cache_spec, self.layer_names, self.vllm_config = kv_cache_spec, layer_names, vllm_config
+        self.device = device
+
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Metadata:
         common = common_attn_metadata
         if isinstance(common.causal, Tensor):
