@@ -52,6 +52,7 @@ def attend(  # noqa: PLR0913 - diffusers' arguments
     words: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
     q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
     if not return_lse:
-        return attention(q, k, v, attn_mask, dropout_p, **words).transpose(1, 2)
+        alone: Tensor = attention(q, k, v, attn_mask, dropout_p, **words)
+        return alone.transpose(1, 2)
     output, lse = attention(q, k, v, attn_mask, dropout_p, return_lse=True, **words)
     return output.transpose(1, 2), lse.transpose(1, 2)

@@ -42,9 +42,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bias: Any, scale: float | 
         output, lse = packed(*rows, bias, options_of(bias, scale))
         output, lse = output[None], lse[None]
     else:
-        words: dict[str, Any] = {"scale": scale, "enable_gqa": True, "return_lse": True}
-        words |= {"bias": bias} if isinstance(bias, Tensor) else dense(bias)
-        output, lse = attention(*(tensor.transpose(1, 2) for tensor in (q, k, v)), **words)
+        words = {"bias": bias} if isinstance(bias, Tensor) else dense(bias)
+        q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
+        output, lse = attention(q, k, v, scale=scale, enable_gqa=True, return_lse=True, **words)
         output = output.transpose(1, 2)
     return output.reshape(*query.shape[:-1], value.shape[-1]), lse
 
