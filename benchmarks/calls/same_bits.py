@@ -69,7 +69,7 @@ class Sequence:
         """The answer and the log-sum-exp of a causal call, lower right."""
         given = dict(causal=True, enable_gqa=True, return_lse=True) | self.words | self.promise | words
         found = evoattn.attention(q, k, v, **given)
-        return found if given["return_lse"] else (found, torch.empty(0))
+        return (found, torch.empty(0)) if isinstance(found, torch.Tensor) else found
 
     def of_rows(self, answer: Row, rows: list[int], batch: int = 0) -> list[Row]:
         """Of these rows of a batch of an answer."""
@@ -174,7 +174,7 @@ def paged(of: Sequence, rows: list[int]) -> list[Row]:
     used = torch.tensor([row + 1 for row in rows], dtype=torch.int32, device="cuda")
     q = of.q[0, :, rows].transpose(0, 1)[:, None].contiguous()
     words = dict(causal=True, return_lse=True) | of.words | of.promise
-    out, lse = evoattn.attention_paged(q, *caches, table, used, **words)
+    out, lse = evoattn.attention_paged(q, caches[0], caches[1], table, used, **words)
     return [(out[i, 0], lse[i, :, 0]) for i in range(len(rows))]
 
 
@@ -273,7 +273,8 @@ def graph_of(call: Callable[[], torch.Tensor]) -> Callable[[], float]:
         graph.replay()
         end.record()
         end.synchronize()
-        return begin.elapsed_time(end) * 1e3 / CALLS
+        elapsed_ms: float = begin.elapsed_time(end)
+        return elapsed_ms * 1e3 / CALLS
 
     return replay
 

@@ -3,6 +3,8 @@ answers in its place."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,6 +17,7 @@ from evoattn.ops import current
 from evoattn.ops.call import Call
 from evoattn.ops.same_bits import PROMISE
 from evoattn.portfolio.pick import lasting_pick, pick
+from tests.ops.fake_backward import TrainingDevice, pick_either, training_runtime
 from tests.ops.fake_device import FakeDevice, fake_runtime, near
 
 WORDS = dict(batch_invariant=True)
@@ -129,3 +132,22 @@ def test_an_estimated_kernel_runs_without_a_race(asked):
     problem = asked[-1]
     found = pick(problem, current.runtime().platform.spec(0))
     assert found.estimated and registry.lookup(found.family).row_bits(problem, found.config)
+
+
+def test_training_takes_the_recipe_and_deterministic_gradients(tmp_path):
+    """The forward kernel is that of a call that asks for the log-sum-exp, and what was not timed runs, too."""
+    problems: list[AttentionProblem] = []
+
+    def picked(problem, gpu):
+        problems.append(problem)
+        if problem.op == "forward":
+            return lasting_pick(problem, gpu)
+        return replace(pick_either(problem, gpu), estimated=True)
+
+    fake = TrainingDevice()
+    with current.use(training_runtime(fake, tmp_path, picked)):
+        leaves = [x.requires_grad_() for x in tensors()]
+        evoattn.attention(*leaves, batch_invariant=True).sum().backward()
+    asked = {(p.op, p.lse, p.batch_invariant, p.deterministic) for p in problems}
+    assert asked == {("forward", True, True, False), ("backward", False, False, True)}
+    assert fake.backwards and all(leaf.grad is not None for leaf in leaves)
