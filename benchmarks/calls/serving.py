@@ -11,7 +11,7 @@ float64. Times each batch in CUDA graphs, all contestants in turns:
 - `gather`: PyTorch gathers the pages, then `varlen_attn` (the places of keys are not timed);
 - `fa4`: FlashAttention 4 over pages, where it takes them.
 
-Then the CPU time of a call: of sizes that were not met before but round to ones that were, and again. Prints Markdown.
+Then the CPU time of a call, and of planning a step, whose sizes were not met before. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,8 @@ CHECKED = 12
 TOLERANCE = 0.02
 """Of an output of values that are normal: bf16 has 8 bits, and a row of few keys is not much smaller than one."""
 ROUNDS, REPLAY_US, MOST_CALLS = 7, 400.0, 40
+LAYERS = 24
+"""Calls of a step."""
 
 
 @dataclass(frozen=True)
@@ -286,25 +289,27 @@ def row_of(step: Step, names: tuple[str, ...]) -> dict[str, Any]:
     return row | {"us": times(calls)}
 
 
-def cpu_times(rounds: int = 60) -> dict[str, float]:
-    """CPU time in µs of a call of Llama 3 8B's heads: with sizes that round to known ones, of known ones, and of `one`
-    alone; medians."""
-    rng, batches = random.Random(3), []
-    found: dict[str, list[float]] = {"new sizes": [], "the same again": [], "one launch, again": []}
+def cpu_times(steps: int = 40) -> dict[str, float]:
+    """CPU time in µs of a step's first call above that of its others, which is what planning takes, and of one of
+    these; heads of Llama 3 8B, in two launches and in one. Each step has sizes of its own, which round to known ones.
+    """
+    rng, found = random.Random(3), dict[str, list[float]]()
     cache = [torch.randn(4096, 16, 8, 128, dtype=torch.bfloat16, device="cuda") for _ in "kv"]
-    for _ in range(rounds):
-        lengths = [(1, rng.randrange(64, 900)) for _ in range(rng.randrange(49, 57))]
+    for number in range(steps):
+        lengths = [(1, rng.randrange(600, 900)) for _ in range(rng.randrange(49, 57))]
         lengths += [(rows, rows) for rows in (rng.randrange(417, 449), 300, 200)]
-        batches.append(Batch(Step("Llama 3 8B", 16, tuple(lengths), len(lengths) - 3), "cuda"))
-        batches[-1].k, batches[-1].v = cache  # one for all, as an engine has it
-    for batch in batches[: rounds // 2]:
-        batch.mixed(batch.step.decodes), batch.mixed(0)
-    for batch in batches[rounds // 2 :]:
-        for name, decodes in (("new sizes", 3), ("the same again", 3), ("one launch, again", 0)):
+        batch = Batch(Step("Llama 3 8B", 16, tuple(lengths), len(lengths) - 3), "cuda")
+        batch.k, batch.v = cache  # one for all, as an engine has it
+        for name, decodes in (("two", batch.step.decodes), ("one", 0)):
             torch.cuda.synchronize()
-            begin = time.thread_time()
-            batch.mixed(len(batch.step.lengths) - 3 if decodes else 0)
-            found[name].append((time.thread_time() - begin) * 1e6)
+            marks = [time.thread_time()]
+            for _ in range(LAYERS):
+                batch.mixed(decodes)
+                marks.append(time.thread_time())
+            first, *others = (1e6 * (end - begin) for begin, end in pairwise(marks))
+            if number >= steps // 2:
+                found.setdefault(f"{name}, a call", []).append(statistics.median(others))
+                found.setdefault(f"{name}, planning a step", []).append(first - statistics.median(others))
     return {name: statistics.median(each) for name, each in found.items()}
 
 
