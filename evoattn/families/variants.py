@@ -8,6 +8,7 @@ from evoattn.families.tensor_tiles import MAX_END, rows_apart
 from evoattn.model.dtype import DTYPES
 from evoattn.model.launch import Buffer, KernelArg, Scalar
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.scales import PER_TOKEN
 from evoattn.model.score import SCORE, WHOLE, in_cuda, member, size_member
 from evoattn.model.variant import KEY_VARIANTS, SCORE_VARIANTS
 
@@ -70,6 +71,14 @@ def own_score_args(problem: AttentionProblem, last_scale: float) -> tuple[Kernel
     for table in problem.own_tables:
         args += [Buffer(table.buffer), *(Scalar("int32", size) for size in table.shape)]
     return tuple(args)
+
+
+def scale_constants(problem: AttentionProblem) -> dict[str, Any]:
+    """The type of K and V; SCALED, the header in `templates/device/variant` that names their scales; and SCALES: none,
+    of a sequence's head, or of each key."""
+    scales = "KEY" if problem.scales == PER_TOKEN else "HEAD" if problem.kv else "NONE"
+    header = "scaled" if problem.kv else "unscaled"
+    return {"KV_ELEMENT": problem.element_of("k").cuda, "SCALED": header, "SCALES": scales}
 
 
 def scale_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:

@@ -80,15 +80,19 @@ ARGUMENTS = (
     Argument("sinks", None, ALL, "`[heads]`: scores without a value", "Tensor?", True),
     Argument("alibi_slopes", None, ALL, "`[heads]`: slope · distance is taken from scores", "Tensor?", True),
     Argument("bias", None, _SDPA, "added to scores", "Tensor?", True),
+    Argument("k_scale", None, ALL, "what keys of 8 bits are multiplied by: a number, or a tensor", "Tensor?", True),
+    Argument("v_scale", None, ALL, "what values of 8 bits are multiplied by", "Tensor?", True),
     Argument("score", None, _SDPA, "an `evoattn.Score`: an expression of scores and tables"),
     Argument("return_lse", False, ALL, "whether the log-sum-exp is wanted too"),
     Argument("out", None, ALL, "takes the answer"),
     Argument("strict", False, ALL, "whether `NoKernel` is raised where torch would compute", "bool"),
     Argument("deterministic", False, frozenset((ATTENTION, VARLEN)), "whether gradients always have the same bits"),
 )
-TERMS = ("sinks", "alibi_slopes", "bias", "seqused_k", "block_table", "cu_seqlens_q", "cu_seqlens_k")
+TERMS = (
+    "sinks", "alibi_slopes", "bias", "seqused_k", "block_table", "cu_seqlens_q", "cu_seqlens_k", "k_scale", "v_scale",
+)  # fmt: skip
 """The arguments that are tensors beside query, key and value, in the order in which calls and launches hold them."""
-SINKS, SLOPES, BIAS, SEQUSED, TABLE, STARTS_Q, STARTS_K = range(len(TERMS))
+SINKS, SLOPES, BIAS, SEQUSED, TABLE, STARTS_Q, STARTS_K, K_SCALE, V_SCALE = range(len(TERMS))
 """Indices into a call's `terms`."""
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # only a check has one
     from evoattn.model.records import CompiledKernel
 
 TENSORS = ("q", "k", "v", "o", "lse")
-TERMS = ("sinks", "slopes", "bias", "seqused", "table", "cu_seqlens_q", "cu_seqlens_k")
+TERMS = ("sinks", "slopes", "bias", "seqused", "table", "cu_seqlens_q", "cu_seqlens_k", "k_scale", "v_scale")
 """The inputs of variants as launches name them (`AttentionProblem.term_shapes`), after the scratch memory, in the order
 of `arguments.TERMS`."""
 BACKWARD_TENSORS = ("do", "dlse", "dq", "dk", "dv", "dbias", "dsinks")

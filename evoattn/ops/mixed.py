@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from evoattn.ops.arguments import SEQUSED, STARTS_Q, TABLE
+from evoattn.ops.arguments import K_SCALE, SEQUSED, STARTS_Q, TABLE, V_SCALE
 from evoattn.ops.call import Answer, Call, out_like, whole
 from evoattn.ops.room import sequences_of
 from evoattn.ops.runtime import NoKernel
@@ -73,6 +73,10 @@ def parts(call: Call, decodes: tuple[int, int]) -> Iterator[Call]:
             for place, some in ((SEQUSED, which), (TABLE, which), (STARTS_Q, bounds)):
                 term = terms[place]
                 terms[place] = None if term is None else term[some]
+            for place in (K_SCALE, V_SCALE):
+                term = terms[place]
+                if term is not None and term.dim() == 2 and len(term) > 1:  # of each sequence
+                    terms[place] = term[which]
             part = replace(call, query=call.query[:, :, :rows], out=out[:, :, :rows], terms=tuple(terms))
             part.longest = longest, call.longest[1]
             yield part

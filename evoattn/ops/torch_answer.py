@@ -15,6 +15,7 @@ from torch import Tensor
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT
 from evoattn.ops.arguments import ALIGNMENT, BIAS, SEQUSED, SINKS, SLOPES, STARTS_K, STARTS_Q, TABLE, TERMS
 from evoattn.ops.call import FLOATS, Answer, Call
+from evoattn.ops.eight_bits import dequantised, is_eight_bits
 from evoattn.ops.torch_modes import autocast, has_autocast, without_autocast
 
 SCORES_PER_CHUNK = 1 << 26
@@ -124,7 +125,10 @@ def without_unseen(answer: Tensor, mask: Tensor) -> Tensor:
 def answer(call: Call) -> Answer:
     """Torch's answer to a call, in its `out` if there is one, with `return_lse` the log-sum-exp beside it. SDPA's
     errors are raised as they are, `ValueError` and `TypeError` for what does not fit. A query that sees no key has the
-    output 0, but where SDPA alone says what it has."""
+    output 0, but where SDPA alone says what it has. Keys and values of 8 bits are made such as query's first."""
+    if is_eight_bits(call.key):
+        call.require()
+        call = dequantised(call)
     if not call.has_variant:
         output = _by_sdpa(call)
         output = output if call.out is None else call.out.copy_(output)

@@ -10,13 +10,17 @@ from torch import Tensor
 
 from evoattn.ops.arguments import Score
 from evoattn.ops.attention import attend
-from evoattn.ops.call import Answer, call_of
+from evoattn.ops.call import Answer
+from evoattn.ops.named_call import call_of
 
 OPEN = -1
 """A side of a window that hides nothing; `None` is another word for it, as in FlashAttention 4."""
 MOST_COLUMNS = 256
 """The largest head_dim of V beside a K of its own."""
-FP8 = "fp8 tensors and descale factors are not served: give q, k and v in float16 or bfloat16."
+FP8 = (
+    "queries of fp8 and their descale factors are not served, nor k and v of fp8 but in caches: give q in float16 or "
+    "bfloat16."
+)
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,9 @@ class Options:
     dropout_p: float = 0.0
     return_lse: bool = False
     deterministic: bool = False
+    k_scale: Tensor | None = None
+    """`[batch, kv_heads]`, of keys of 8 bits."""
+    v_scale: Tensor | None = None
 
     @property
     def is_local(self) -> bool:
@@ -57,14 +64,16 @@ class Options:
             "sinks": self.sinks,
             "return_lse": self.return_lse,
             "deterministic": self.deterministic,
+            "k_scale": self.k_scale,
+            "v_scale": self.v_scale,
             "enable_gqa": True,
         }
 
     def of_sequences(self, which: Tensor) -> Options:
         """The options of these sequences of the batch, in this order."""
-        if self.slopes is None or self.slopes.dim() == 1:
-            return self
-        return replace(self, slopes=self.slopes[which])
+        names = ("slopes", "k_scale", "v_scale")
+        of_batches = {name: one for name in names if (one := getattr(self, name)) is not None and one.dim() == 2}
+        return replace(self, **{name: one[which] for name, one in of_batches.items()}) if of_batches else self
 
 
 def window_of(window_size: Any) -> tuple[int, int]:

@@ -77,8 +77,7 @@ def over_rows(q: Tensor, k: Tensor, v: Tensor, queries: Queries, keys: Keys, opt
             k, v = (_without_unused(tensor, keys.starts, keys.lengths) for tensor in (k, v))
         starts_q = torch.cat((starts_q.flatten(), queries.bounds[-1:]))
         starts_k = torch.nn.functional.pad(starts_k.flatten(), (0, 1), value=k.shape[0])
-        if options.slopes is not None and options.slopes.dim() == 2:
-            options = replace(options, slopes=options.slopes.repeat_interleave(parts, dim=0))
+        options = options.of_sequences(torch.arange(len(first), device=q.device).repeat_interleave(parts))
     count = len(starts_q) - 1
     return answered(
         q,
