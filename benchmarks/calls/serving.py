@@ -36,8 +36,9 @@ from evoattn.model.gpu import GpuSpec, lookup
 from evoattn.model.paths import cubin_cache
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops import cubins, current
-from evoattn.ops.call import call_of, out_like
+from evoattn.ops.call import out_like
 from evoattn.ops.mixed import parts
+from evoattn.ops.named_call import call_of
 from evoattn.portfolio.kernels import kind_of
 from evoattn.portfolio.pick import pick
 from evoattn.portfolio.workload import log_uniform
