@@ -48,8 +48,6 @@ VARIANTS = {
     "pages of 32, upper left, bias": PLAIN.with_(seqused="0:500", page=32, mask="causal_upper_left", bias="bhs"),
     "pages of 128, head_dim 128": PLAIN.with_(seqused="0:500", page=128, head_dim=128, dtype="fp16"),
     "packed, pages of 16": PLAIN.with_(varlen="3:512", page=16, mask="causal_lower_right", layout="bshd"),
-    "pages of 8, causal": PLAIN.with_(seqused="0:500", page=8, mask="causal_lower_right", dtype="fp16"),
-    "packed, pages of a key": PLAIN.with_(varlen="3:512", page=1, mask="causal_lower_right", window="90:0"),
     "packed, pages of 64, window, sink": PLAIN.with_(
         heads=6, kv_heads=2, varlen="3:512", page=64, mask="causal_lower_right", window="90:0", sink=True, dtype="fp16"
     ),
