@@ -358,7 +358,7 @@ def report(rows: list[dict[str, Any]], names: tuple[str, ...]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=40)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--fa4", action="store_true", help="FlashAttention 4, whose compiler takes seconds a kernel")
