@@ -38,6 +38,8 @@ class Metadata:
     slot_mapping: Tensor
     """`[num_actual_tokens]`: page · its size + place of each new key, below 0 for none."""
     causal: bool
+    decodes: int = 0
+    """So many requests, the first ones, have at most one query each."""
 
 
 class Backend:
@@ -99,9 +101,11 @@ class Backend:
 
 
 class Builder:
-    """Makes `Metadata`: names for what there is already; nothing is planned, copied or waited for."""
+    """Makes `Metadata`: names for what there is already; nothing is copied to the device or waited for."""
 
     supports_update_block_table = True
+    reorder_batch_threshold = 1
+    """vLLM puts requests with at most one query first."""
 
     def __init__(
         self, kv_cache_spec: Any = None, layer_names: Any = (), vllm_config: Any = None, device: Any = None
@@ -122,6 +126,7 @@ class Builder:
             block_table=common.block_table_tensor,
             slot_mapping=common.slot_mapping,
             causal=common.causal,
+            decodes=int((common.query_start_loc_cpu.diff() <= 1).cumprod(0).sum()),
         )
 
     def update_block_table(self, metadata: Metadata, blk_table: Tensor, slot_mapping: Tensor) -> Metadata:
@@ -180,7 +185,7 @@ class Impl:
         if attn_metadata is None:  # vLLM measures memory
             return output.fill_(0)
         rows, bounds = attn_metadata.num_actual_tokens, attn_metadata.query_start_loc
-        query, queries = query[:rows], Queries(bounds, attn_metadata.max_query_len)
+        query, queries = query[:rows], Queries(bounds, attn_metadata.max_query_len, decodes=attn_metadata.decodes)
         options = self._options_on(query.device)
         if self.attn_type in ENCODERS:
             keys = Keys(bounds[:-1], attn_metadata.max_query_len, bounds=bounds)
