@@ -154,7 +154,7 @@ def attend_packed(q: Tensor, queries: Queries, cache: Cache, options: Options) -
 def attend_engine(q: Tensor, queries: Queries, cache: Cache, options: Options) -> Answer:
     """`attend_packed` as serving engines ask for it: where all sequences have as many queries, as in a step of
     decoding, a kernel for that runs, of which some come ready chosen."""
-    if q.shape[0] != cache.batch * queries.longest or not q.shape[0]:
+    if q.shape[0] != cache.batch * queries.longest or queries.uniform is False or not q.shape[0]:
         return attend_packed(q, queries, cache, options)
     answer = attend(q.unflatten(0, (cache.batch, queries.longest)), cache, options)
     if isinstance(answer, Tensor):
