@@ -27,17 +27,16 @@ def built(
     config: KernelConfig,
     gpu: GpuSpec,
     *edits: Edit,
-    machine_code: bool = True,
+    machine_code: bool = False,
 ) -> BuiltKernel:
-    """The kernel for `gpu`, with `edits` of its source. An edited one has no machine code, which takes half of a
-    compile. Raises `AnchorError` where the source has not the places."""
+    """The kernel for `gpu`, with `edits` of its source. The interpreter reads PTX alone; `machine_code`, which takes
+    half of a compile or more, is for tests that ask for registers and spills. Raises `AnchorError` where the source has
+    not the places."""
     candidate = render(family, problem, config, gpu)
     source = candidate.source
     for edit in edits:
         source = edit(source) if callable(edit) else replaced(source, *edit)
-    return BuiltKernel(
-        family, config, gpu, (compile_kept if machine_code and not edits else ptx_kept)(source, candidate.arch)
-    )
+    return BuiltKernel(family, config, gpu, (compile_kept if machine_code else ptx_kept)(source, candidate.arch))
 
 
 def judged(

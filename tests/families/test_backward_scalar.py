@@ -2,15 +2,12 @@
 
 import pytest
 
-from evoattn.backends.compiler import compile_source
-from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.correctness.validate import check_small_cases
-from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES
-from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig
+from tests.families import on_interpreter
+from tests.families.on_interpreter import small_faults
 
 L4, FAMILY = GPUS["l4"], FAMILIES["backward_scalar"]
 SMALL = {"BLOCK_M": 16, "BLOCK_N": 16, "THREADS": 64, "BLOCKS_PER_SM": 1}
@@ -41,22 +38,18 @@ def problem_of(text):
     return parse_shape(f"{batch}H=4 Hkv=2 S=60 D=24 op=backward {text}")
 
 
-def built(problem, params=SMALL, edit=lambda source: source):
+def built(problem, params=SMALL, *edits):
     config = KernelConfig("backward_scalar", params)
     assert FAMILY.why_invalid(problem, config, L4) is None
-    source = edit(render(FAMILY, problem, config, L4).source)
-    return BuiltKernel(FAMILY, config, L4, compile_source(source, L4.arch))
-
-
-def faults(kernel, problem, seed=1):
-    return [r.reason for r in check_small_cases(InterpreterBackend(), kernel, problem, seed) if not r.passed]
+    return on_interpreter.built(FAMILY, problem, config, L4, *edits)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", VARIANTS)
 def test_it_serves_every_variant(text):
     problem = problem_of(text)
-    assert faults(built(problem), problem) == [] and built(problem).unordered(problem) == ()
+    kernel = built(problem)
+    assert small_faults(kernel, problem) == [] and kernel.unordered(problem) == ()
 
 
 @pytest.mark.slow
@@ -70,7 +63,7 @@ def test_it_serves_every_variant(text):
 )
 def test_other_tiles(params, text):
     problem = parse_shape(f"B=1 H=2 S=200 op=backward {text}")
-    assert faults(built(problem, params), problem) == []
+    assert small_faults(built(problem, params), problem) == []
 
 
 FAULTS = [
@@ -92,9 +85,5 @@ FAULTS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("old, new, text", FAULTS)
 def test_faults_are_found(old, new, text):
-    def edit(source):
-        assert old in source
-        return source.replace(old, new)
-
     problem = problem_of(text)
-    assert faults(built(problem, edit=edit), problem)
+    assert small_faults(built(problem, SMALL, (old, new, None)), problem)

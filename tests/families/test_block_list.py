@@ -117,7 +117,7 @@ def faults(family: str, structure: str, problem: str, *edits: tuple[str, str]) -
     """What the interpreter's cases find in the kernel's source with these edits; empty for a kernel that is right."""
     module, listed = MODULES[family], PROBLEMS[problem]
     config = load_space(family, H100).make_config(module.BASE | STRUCTURES[family][structure])
-    return small_faults(built(module.FAMILY, listed, config, H100, *edits, machine_code=False), listed)
+    return small_faults(built(module.FAMILY, listed, config, H100, *edits), listed)
 
 
 @pytest.mark.slow

@@ -66,8 +66,8 @@ CASES = {
 def faults(name: str, edits: tuple[tuple[str, str], ...] = ()) -> list[str]:
     """What the interpreter's cases find in the kernel with these edits; empty for a right one."""
     problem, genes = CASES[name]
-    kernel = built(FAMILY, problem, config(**genes), H100, *edits)
-    assert not kernel.compiled.info.spill_bytes and not kernel.compiled.info.static_smem_bytes
+    kernel = built(FAMILY, problem, config(**genes), H100, *edits, machine_code=not edits)
+    assert edits or (not kernel.compiled.info.spill_bytes and not kernel.compiled.info.static_smem_bytes)
     return small_faults(kernel, problem)
 
 

@@ -135,7 +135,7 @@ def test_configs_of_few_rows_or_wide_heads_are_right(module, problem, spec, fixe
     space = load_space(module.FAMILY.name, spec).restricted({name: (spelling(value),) for name, value in fixed.items()})
     drawn = [(problem, config) for config in draw(space, problem, spec, 4 * FEW, problem.seqlen_k)]
     for _, config in covering(drawn, gene_pairs, most=FEW):
-        kernel = built(module.FAMILY, problem, config, spec)
+        kernel = built(module.FAMILY, problem, config, spec, machine_code=module is test_split_kv)
         result = judged(kernel, problem, "large_logits" if module is test_split_kv else "plain")
         assert result.passed, (config.describe(), result.reason)
         # large_head's estimate of registers lets some through that spill: slow, and right

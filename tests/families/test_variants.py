@@ -132,7 +132,7 @@ def faults(family: str, structure: str, variant: str, edits: tuple[tuple[str, st
     module, structures = STRUCTURES[family]
     problem = VARIANTS[variant]
     config = load_space(family, H100).make_config(module.BASE | structures[structure])
-    return small_faults(built(module.FAMILY, problem, config, H100, *edits, machine_code=False), problem)
+    return small_faults(built(module.FAMILY, problem, config, H100, *edits), problem)
 
 
 WGMMA_WINDOW = ("flash_wgmma", "a warpgroup passes over tiles", "window, sink")
