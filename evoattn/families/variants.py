@@ -70,6 +70,15 @@ def own_score_args(problem: AttentionProblem, last_scale: float) -> tuple[Kernel
     return tuple(args)
 
 
+def scale_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
+    """Of each scale that the problem has, those of Q, K and V in turn: its address, and its batch, head and row strides
+    in elements, 0 where it is the same. Shapes: `evoattn.model.scales`."""
+    args: list[KernelArg] = []
+    for name in problem.scale_shapes:
+        args += [Buffer(name), *(Scalar("int64", stride) for stride in problem.scale_strides(name))]
+    return tuple(args)
+
+
 def variant_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
     """The arguments of `templates/device/variant/varied.cuh`; none for plain attention.
 
