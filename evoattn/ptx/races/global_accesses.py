@@ -32,27 +32,27 @@ class _Reads:
 
     def __init__(self, granules: int) -> None:
         """`granules`: how many the arena has."""
-        self._columns: tuple[Numbers, Numbers, Numbers] = (np.zeros(0, np.int64),) * 3
-        self._new: list[tuple[Numbers, Numbers, Numbers]] = []
+        self._parts: list[tuple[Numbers, Numbers, Numbers]] = []
+        """Granules, threads and times, in few parts."""
         self._writer = np.zeros(granules, np.int64)
         """Of the granules that are asked for: whom `of` was told, and 1; for all others 0."""
 
     def add(self, granules: Numbers, threads: Numbers, time: int) -> None:
         """By one instruction, by these threads of the grid."""
-        self._new.append((granules, threads, np.full(len(granules), time)))
+        self._parts.append((granules, threads, np.full(len(granules), time)))
 
     def of(self, granules: Numbers, actors: Numbers) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-        """Of each read of these granules: the granule, who read, when, and the actor beside the granule (of several
-        the last)."""
-        if self._new:
-            self._columns = tuple(map(np.concatenate, zip(self._columns, *self._new)))
-            self._new = []
+        """Of each read of these granules, after at least one: the granule, who read, when, and the actor beside the
+        granule (of several the last)."""
+        if len(self._parts) > 1:
+            granules_read, threads, times = zip(*self._parts)
+            self._parts = [(np.concatenate(granules_read), np.concatenate(threads), np.concatenate(times))]
+        ((read, readers, moments),) = self._parts
         self._writer[granules] = actors + 1
-        read, threads, times = self._columns
         own = self._writer[read]
         self._writer[granules] = 0
         again = np.flatnonzero(own)
-        return read[again], threads[again], times[again], own[again] - 1
+        return read[again], readers[again], moments[again], own[again] - 1
 
 
 class GlobalRaces:
