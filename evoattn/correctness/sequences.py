@@ -34,12 +34,12 @@ def make_key_terms(
     """
     made: dict[str, torch.Tensor] = {}
     if problem.varlen:
-        queries, keys = zip(*problem.sequences, strict=True)
-        for name, lengths in (("cu_seqlens_q", queries), ("cu_seqlens_k", keys)):
-            made[name] = torch.tensor(starts(lengths), dtype=torch.int32, device=device)
-            if extreme and not lengths[-1]:
-                made[name][-1] -= 3
-    if problem.seqused:
+        for name, lengths in zip(("cu_seqlens_q", "cu_seqlens_k"), zip(*problem.sequences, strict=True), strict=True):
+            if name in problem.term_shapes:
+                made[name] = torch.tensor(starts(lengths), dtype=torch.int32, device=device)
+                if extreme and not lengths[-1]:
+                    made[name][-1] -= 3
+    if "seqused" in problem.term_shapes:
         below = cycle((-1, LEAST)) if extreme else cycle((0,))
         used = [length or next(below) for length in problem.key_lengths]
         made["seqused"] = torch.tensor(used, dtype=torch.int32, device=device)

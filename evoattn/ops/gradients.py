@@ -13,7 +13,16 @@ from torch import Tensor
 from evoattn.model.backward import BACKWARD, TERM_GRADS
 from evoattn.model.problem import BIAS_ROW_STEP, ProblemError
 from evoattn.ops.arguments import ALIGNMENT, BIAS, SINKS, TERMS
-from evoattn.ops.call import GRADIENTS, STRIDED, Call, StridedProblem, out_like, plain_strides, why_wrong_strides
+from evoattn.ops.call import (
+    GRADIENTS,
+    KV_DTYPES,
+    STRIDED,
+    Call,
+    StridedProblem,
+    out_like,
+    plain_strides,
+    why_wrong_strides,
+)
 from evoattn.ops.torch_modes import is_ordinary
 
 Grads = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
@@ -40,6 +49,8 @@ def why_not_differentiable(call: Call) -> str:
         return f"{GRADIENTS}, and there is an out"
     if call.paged:
         return f"{GRADIENTS}, and kernels compute none of pages"
+    if call.key.dtype in KV_DTYPES:
+        return f"{GRADIENTS}, and kernels compute none beside keys of 8 bits"
     for which, term in enumerate(call.terms):
         if term is not None and term.requires_grad and which not in PLACES.values():
             name = TERMS[which] if which < len(TERMS) else "a table"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -36,6 +36,7 @@ from evoattn.ops.kernel import LoadedKernel
 from evoattn.ops.plan import COLD, OF_A_CALL, CallPlan, Kernels
 from evoattn.ops.platform import Platform
 from evoattn.ops.race import IN_CAPTURE, TOO_LONG, Race
+from evoattn.ops.room import has_room, known_by_room
 from evoattn.ops.trained import Training
 from evoattn.portfolio.races import Raced
 
@@ -113,12 +114,7 @@ class Runtime:
                 call.window, call.softcap, call.score and call.score.key, call.blocks,
             )  # fmt: skip
             if terms:
-                of_terms = [
-                    (which, t.shape, t.stride(), t.dtype, t.get_device(), t.is_neg())
-                    for which, t in enumerate(terms)
-                    if t is not None
-                ]
-                known = (*known, call.longest, *of_terms)
+                known = known_by_room(call) if has_room(call) else (*known, call.longest, *_known_of(terms))
             if torch.is_grad_enabled() and (
                 query.requires_grad
                 or key.requires_grad
@@ -160,7 +156,7 @@ class Runtime:
         query, key, value, out, platform = call.query, call.key, call.value, call.out, self.platform
         assert platform is not None
         if out is None:
-            out = out_like(query, value) if plan.value_dim else torch.empty_like(query)
+            out = out_like(query, value) if plan.unlike_query else torch.empty_like(query)
         lse = None
         if plan.lse_shape is not None:
             lse = torch.empty(plan.lse_shape, dtype=torch.float32, device=query.device)
@@ -172,6 +168,8 @@ class Runtime:
                     reason = plan.run(call, query, key, value, out, lse)
         except LaunchError as error:
             reason = self.fail(plan.kernel, str(error).rstrip("."))
+        if lse is not None and lse.shape[2] > query.shape[2]:  # the plan has room for more
+            lse = lse[..., : query.shape[2]]
         return reason or (out if lse is None else (out, lse))
 
     def gradients(self, given: Backward) -> Grads:
@@ -285,10 +283,12 @@ class Runtime:
         self, problem: StridedProblem, gpu: GpuSpec, contends: bool = False, index: int | None = None
     ) -> Choice | Refusal:
         """The kernel for a problem on a GPU, the current one unless `index` says another, or why none. `contends`: a
-        kernel that has still to race PyTorch's attention is an answer, too, and is called `estimated`."""
+        kernel that has still to race PyTorch's attention is an answer, too, and is called `estimated`. Where Q has 8
+        bits there is nothing to race: torch has no such attention."""
         race, platform = self._race, self.platform
-        races = self.races and not self.estimated and race is not None and problem.op == "forward"
-        choice = choose(problem, gpu, self.pick, self.estimated or races, self._others, self._lookup)
+        allowed = self.estimated or problem.element.bytes == 1
+        races = self.races and not allowed and race is not None and problem.op == "forward"
+        choice = choose(problem, gpu, self.pick, allowed or races, self._others, self._lookup)
         if isinstance(choice, Refusal) or not choice.estimated:
             return choice
         if not races:
@@ -395,6 +395,15 @@ class Runtime:
             return found, True
         plan.words = found.words
         return plan, True
+
+
+def _known_of(terms: Iterable[Tensor | None]) -> list[tuple[object, ...]]:
+    """What decides about the terms of a call."""
+    return [
+        (which, t.shape, t.stride(), t.dtype, t.get_device(), t.is_neg())
+        for which, t in enumerate(terms)
+        if t is not None
+    ]
 
 
 def _decided(choice: Choice, raced: Raced) -> Choice | Refusal:
