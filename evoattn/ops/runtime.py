@@ -107,14 +107,19 @@ class Runtime:
         if PROMISE.everywhere:
             call.batch_invariant = True
         try:
-            known: Known = (
-                query.shape, key.shape, value.shape, query.stride(), key.stride(), value.stride(),
-                query.dtype, key.dtype, value.dtype, query.get_device(), key.get_device(), value.get_device(),
-                call.mask, call.scale, call.enable_gqa, call.return_lse, None if out is None else out.stride(),
-                call.window, call.softcap, call.score and call.score.key, call.blocks, call.batch_invariant,
-            )  # fmt: skip
-            if terms:
-                known = known_by_room(call) if has_room(call) else (*known, call.longest, *_known_of(terms))
+            known: Known
+            if terms and has_room(call):
+                known = known_by_room(call)
+            else:
+                known = (
+                    query.shape, key.shape, value.shape, query.stride(), key.stride(), value.stride(),
+                    query.dtype, key.dtype, value.dtype, query.get_device(), key.get_device(), value.get_device(),
+                    call.mask, call.scale, call.enable_gqa, call.return_lse, None if out is None else out.stride(),
+                    call.window, call.softcap, call.score and call.score.key, call.blocks,
+                    call.batch_invariant,
+                )  # fmt: skip
+                if terms:
+                    known = (*known, call.longest, *_known_of(terms))
             if torch.is_grad_enabled() and (
                 query.requires_grad
                 or key.requires_grad
@@ -156,7 +161,7 @@ class Runtime:
         query, key, value, out, platform = call.query, call.key, call.value, call.out, self.platform
         assert platform is not None
         if out is None:
-            out = out_like(query, value) if plan.value_dim else torch.empty_like(query)
+            out = out_like(query, value) if plan.unlike_query else torch.empty_like(query)
         lse = None
         if plan.lse_shape is not None:
             lse = torch.empty(plan.lse_shape, dtype=torch.float32, device=query.device)
@@ -291,13 +296,14 @@ class Runtime:
     ) -> Choice | Refusal:
         """The kernel for a problem on a GPU, the current one unless `index` says another, or why none. `contends`: a
         kernel that has still to race PyTorch's attention is an answer, too, and is called `estimated`. `promised`: the
-        call is batch-invariant, so that PyTorch, which would have to be beaten, cannot serve it."""
+        call is batch-invariant, so that PyTorch, which would have to be beaten, cannot serve it. Where Q has 8 bits
+        there is nothing to race either: torch has no such attention."""
         race, platform = self._race, self.platform
         if PROMISE.everywhere and problem.op == "forward":
             problem = replace(problem, batch_invariant=True)
-        may_be_estimated = self.estimated or promised or problem.batch_invariant
-        races = self.races and not may_be_estimated and race is not None and problem.op == "forward"
-        choice = choose(problem, gpu, self.pick, may_be_estimated or races, self._others, self._lookup)
+        allowed = self.estimated or promised or problem.batch_invariant or problem.element.bytes == 1
+        races = self.races and not allowed and race is not None and problem.op == "forward"
+        choice = choose(problem, gpu, self.pick, allowed or races, self._others, self._lookup)
         if isinstance(choice, Refusal) or not choice.estimated:
             return choice
         if not races:

@@ -17,6 +17,7 @@ struct Output {
   uint32_t* counters_zeroed;
   float4* results_gmem;
   int64_t o_batch_stride, o_head_stride, o_row_stride;
+  const Scales& scales;
 };
 
 struct Epilogue : Block, Output {
@@ -52,6 +53,14 @@ struct Epilogue : Block, Output {
     if (first_row(work.tile) + thread / 32 * 16 < work.rows.count)
       Partial::leave(rows_results() + int64_t(part) * WARPGROUPS * (Partial::PIECES * 128), o, state, thread);
   }
+  // What O of a tile of rows is multiplied by at last.
+  __device__ __forceinline__ void make_inverse(const RowState& of_rows, const Tile& of, int row) {
+    inverse_sums(of_rows, work.terms, [&](int below) { return work.rows.head(of, row + below); }, inverse);
+    if constexpr (Scales::GIVEN) {
+      const float scale = scales.of_values(of.batch, work.kv_head(of));
+      inverse[0] *= scale, inverse[1] *= scale;
+    }
+  }
   // O of a tile of rows, to global memory.
   __device__ __forceinline__ void finish_rows(const Tile& of, const Sequence& of_sequence, KeyRange of_keys,
                                               RowState& of_rows, float (&o)[VALUE_DIM / 2]) {
@@ -77,7 +86,7 @@ struct Epilogue : Block, Output {
     }
     auto end_row = [&] { return first_row(of) + end_thread / 32 * 16 + end_lane / 4; };  // row g of this lane
     auto head_of = [&](int row) { return work.rows.head(of, end_row() + row); };
-    if constexpr (!INVERSE_BESIDE) inverse_sums(of_rows, work.terms, head_of, inverse);
+    if constexpr (!INVERSE_BESIDE) make_inverse(of_rows, of, end_row());
     const int warp_row = first_row(of) + end_thread / 32 * 16;
     if constexpr (WRITE_LSE) {
       log_sums_to_global(
@@ -101,7 +110,7 @@ struct Epilogue : Block, Output {
     }
     if constexpr (STORE == Store::CHUNKS) {
 #pragma unroll
-      for (int chunk = 0; chunk < ValueTiles::CHUNKS; ++chunk) {
+      for (int chunk = 0; chunk < OutputTiles::CHUNKS; ++chunk) {
         if (chunk >= 2) {
           if (end_thread == 0) tma_store_wait_read<1>();
           named_barrier_sync<128>(O_TILE + warpgroup);  // the store of the chunk before the last has read its place
@@ -113,10 +122,10 @@ struct Epilogue : Block, Output {
         named_barrier_sync<128>(O_TILE + warpgroup);  // all rows of the warpgroup are written
         if (end_thread == 0) {
           if constexpr (VARLEN) {
-            ValueTiles::store_sliding(o_map, chunk_smem, chunk, chunk + 1, first_row(of), of_sequence.queries,
-                                      of_sequence.end_query(), of.head);
+            OutputTiles::store_sliding(o_map, chunk_smem, chunk, chunk + 1, first_row(of), of_sequence.queries,
+                                       of_sequence.end_query(), of.head);
           } else {
-            work.rows.store_chunk<ValueTiles>(o_map, chunk_smem, chunk, first_row(of), of);
+            work.rows.store_chunk<OutputTiles>(o_map, chunk_smem, chunk, first_row(of), of);
           }
         }
       }
@@ -128,10 +137,10 @@ struct Epilogue : Block, Output {
         named_barrier_sync<128>(O_TILE + warpgroup);  // all rows of the warpgroup are written
         if (end_thread == 0) {
           if constexpr (VARLEN) {
-            ValueTiles::store_sliding(o_map, o_smem, 0, ValueTiles::CHUNKS, first_row(of), of_sequence.queries,
-                                      of_sequence.end_query(), of.head);
+            OutputTiles::store_sliding(o_map, o_smem, 0, OutputTiles::CHUNKS, first_row(of), of_sequence.queries,
+                                       of_sequence.end_query(), of.head);
           } else {
-            work.rows.store<ValueTiles>(o_map, o_smem, first_row(of), of);
+            work.rows.store<OutputTiles>(o_map, o_smem, first_row(of), of);
           }
         }
       } else {
@@ -191,7 +200,7 @@ struct Epilogue : Block, Output {
       } else {
         sum = Partial::total<KEY_SPLIT>(left_gmem, WARPGROUPS * RESULT, column_tile, of_all, thread);
       }
-      inverse_sums(of_all, work.terms, head_of, inverse);
+      make_inverse(of_all, work.tile, lane_row(work.tile));
 #pragma unroll
       for (int row = 0; row < 16; row += 8) {
         if (!exists(row)) continue;
