@@ -15,9 +15,11 @@ import json
 import math
 import statistics
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from evoattn.backends.compiler import compile_candidate
+from evoattn.engine.groups import Group
 from evoattn.families import registry
 from evoattn.families.built import BuiltKernel
 from evoattn.families.render import render
@@ -48,9 +50,7 @@ def compiled(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> C
     return compile_candidate(render(registry.lookup(config.family), problem, config, gpu))
 
 
-def candidates(
-    problem: AttentionProblem, gpu: GpuSpec, measured: list[campaign.Group], count: int
-) -> list[KernelConfig]:
+def candidates(problem: AttentionProblem, gpu: GpuSpec, measured: list[Group], count: int) -> list[KernelConfig]:
     """The pick and those next to it, and those that were fast on the group's problems next to this one."""
     found = {config.id: config for config in portfolio_kernels(problem, gpu)[:count]}
     for group in measured:
@@ -85,7 +85,8 @@ def main() -> None:
     from evoattn.evaluation.survey import Surveyor
     from evoattn.evaluation.tasks import Survey
 
-    surveyor, checked, rows = Surveyor(), dict[tuple[str, str], bool](), []
+    surveyor, checked = Surveyor(), dict[tuple[str, str], bool]()
+    rows, ratios = list[dict[str, object]](), list[float]()
 
     def time_of(problem: AttentionProblem, config: KernelConfig) -> float:
         key = group_of(problem), whole(config).id
@@ -99,18 +100,19 @@ def main() -> None:
     print("| problem | 16 bits, µs | 8 bits, µs | ratio | limit | GB/s of 8 bits | kernels |")
     print("|---|---|---|---|---|---|---|")
     for pair in pairs:
-        best = [min(wanted[p], key=lambda config, p=p: time_of(p, config)) for p in pair]
+        best = [min(wanted[p], key=partial(time_of, p)) for p in pair]
         turns = [[time_of(p, config) for p, config in zip(pair, best, strict=True)] for _ in range(ROUNDS)]
         wide, eight = (statistics.median(column) for column in zip(*turns, strict=True))
-        row = {"problem": pair[0].describe(), "us": [wide, eight], "kernels": [config.describe() for config in best]}
-        rows.append(row | {"limit": pair[1].bytes / pair[0].bytes})
+        limit = pair[1].bytes / pair[0].bytes
+        ratios.append(eight / wide)
+        row = {"problem": pair[0].describe(), "us": [wide, eight], "limit": limit}
+        rows.append(row | {"kernels": [config.describe() for config in best]})
         names = " / ".join(config.describe().replace("DEPENDENT_LAUNCH=none ", "") for config in best)
         print(
-            f"| {pair[0].describe()} | {wide:.1f} | {eight:.1f} | {eight / wide:.3f} | {rows[-1]['limit']:.3f} | "
+            f"| {pair[0].describe()} | {wide:.1f} | {eight:.1f} | {eight / wide:.3f} | {limit:.3f} | "
             f"{pair[1].bytes / eight / 1e3:.0f} | {names} |",
             flush=True,
         )
-    ratios = [row["us"][1] / row["us"][0] for row in rows]
     print(f"{sum(ratio > 1.005 for ratio in ratios)} of {len(ratios)} slower; least ratio {min(ratios):.3f}")
     if words.json:
         words.json.write_text(json.dumps(rows))

@@ -50,6 +50,7 @@ FIELDS_OF = {
     "latent": {"value_dim"},
     "latent_paged": {"page"},
     "biased": {"alibi", "bias"},
+    "eight_bits": {"kv"},
 }
 
 
