@@ -7,7 +7,7 @@
 - `scores`: windows, soft caps and sinks of today's models. Heads, head_dims, windows, caps and sinks are those of their
   configs on Hugging Face. As in transformers, a window is one key shorter than the config says, layers with a window
   keep no more keys than it shows, and a call whose keys all lie within it has none.
-- `eight_bits`: caches of 8 bits under 16-bit queries, as serving engines have them.
+- `eight_bits`, `eight_bit_chunks`: caches of 8 bits under 16-bit queries, as serving engines have them.
 - `packed`, `cached`, `paged`, `latent`, `latent_paged`, `biased`: packed sequences, keys in use, pages, latent heads,
   slopes and biases, as models and serving engines have them. How long sequences are is drawn, and recorded in the
   problem (`evoattn.model.lengths`): a kernel sees that on the device alone.
@@ -390,6 +390,15 @@ def _eight_bits(rng: random.Random) -> Drawn:
     return shape | {"scales": rng.choice(("", "head"))}
 
 
+def _eight_bit_chunks(rng: random.Random) -> Drawn:
+    """Chunks of prompts over caches of 8 bits in pages, which hold the chunk's own keys too."""
+    rows = rng.choice(SERVED_CHUNKS)
+    longest = _served_length(rng, rows, 32768)
+    shape: Drawn = {"batch": log_uniform(rng, 1, 16), "seqlen_q": rows, "seqlen_k": longest, "head_dim": 128}
+    shape |= {"mask": "causal_lower_right", "kv": "e4m3", "page": weighted(rng, {16: 50, 64: 50})}
+    return shape | _heads(rng, LLM_128) | {"seqused": _range(rng, longest, rows), "scales": rng.choice(("", "head"))}
+
+
 def _deepseek(rng: random.Random) -> Drawn:
     heads = rng.choice((128, 64, 32, 16))
     return {"heads": heads, "kv_heads": heads, "head_dim": 192, "value_dim": 128}
@@ -448,6 +457,7 @@ KINDS: dict[str, Callable[[random.Random], Drawn]] = {
     "latent_paged": _latent_paged,
     "biased": _biased,
     "eight_bits": _eight_bits,
+    "eight_bit_chunks": _eight_bit_chunks,
 }
 """What draws each kind."""
 

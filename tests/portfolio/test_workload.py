@@ -51,6 +51,7 @@ FIELDS_OF = {
     "latent_paged": {"page"},
     "biased": {"alibi", "bias"},
     "eight_bits": {"kv"},
+    "eight_bit_chunks": {"kv"},
 }
 
 
