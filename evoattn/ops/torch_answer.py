@@ -368,9 +368,12 @@ def _gathered(tensor: Tensor, rows: Tensor) -> Tensor:
 
 
 def _of_nothing(call: Call) -> tuple[Tensor, Tensor | None]:
-    """As `_of_sequences`, without a query or without a key."""
+    """As `_of_sequences`, without a query or without a key. The output is made of no number of the tensors, but they
+    have gradients, of 0."""
     query, sinks = call.query, call.term(SINKS)
     output = query.new_zeros(*query.shape[:3], call.value.shape[3])
+    nothing = (tensor.flatten()[:0] for tensor in (query, call.key, call.value))
+    output = torch.cat((output.flatten(), *nothing)).view(output.shape)
     if not call.return_lse:
         return output, None
     if sinks is not None:

@@ -26,6 +26,8 @@ class Queries:
     longest: int
     used: Tensor | None = None
     """`[sequences]`; None where the rows fill the room."""
+    decodes: int = 0
+    """So many sequences, the first ones, have at most one row each, as an engine knows."""
 
     @property
     def lengths(self) -> Tensor:
@@ -172,6 +174,7 @@ def _in_one_launch(q: Tensor, queries: Queries, pages: Pages, options: Options) 
         cu_seqlens_q=queries.bounds.to(torch.int32),
         seqused_k=pages.used.to(torch.int32),
         max_seqlen_q=queries.longest,
+        decodes=queries.decodes,
         strict=True,
     )
 
