@@ -107,6 +107,8 @@ def key_map(problem: AttentionProblem, tensor: str, keys: int) -> TensorMap:
     return tile_map(problem, tensor, keys)
 
 
+SWIZZLE_ROWS = 8
+"""Of 128 bytes, after which the swizzle of a tile repeats."""
 MAX_END = (1 << 31) - 1
 """Of the outer coordinate of a `sliding_map`, an int32."""
 
@@ -119,6 +121,8 @@ def why_not_sliding(problem: AttentionProblem) -> str | None:
         return f"Tensor maps of sequences of their own lengths count at most {SLIDING_ROWS} rows of one, not {rows}."
     if not (problem.seqused or problem.page):
         return None
+    if 0 < problem.page < SWIZZLE_ROWS:
+        return f"Tensor maps bring {SWIZZLE_ROWS} keys of a page at once, and here it has {problem.page}."
     what, several = "pages" if problem.page else "batches", problem.shape("k")[0] > 1
     if several and rows_apart(problem, "k") != rows_apart(problem, "v"):
         return f"Tensor maps of keys in use need {what} of V as many rows apart as those of K."

@@ -66,7 +66,7 @@ def test_records_without_variants_are_read_as_before():
         ("seqused=30", "lowest:highest"),
         ("seqused=30:20", "lowest:highest"),
         ("seqused=log:0:20", "lowest:highest"),
-        ("seqused=0:20,page=48", "page must be one of 16, 32, 64, 128, 256"),
+        ("seqused=0:20,page=48", "page must be one of 1, 2, 4, 8, 16, 32, 64, 128, 256, 512"),
         ("page=16", "write seqused"),
         ("Dv=12", "value_dim must be 4 or a multiple of 8"),
         ("Dv=32,shared_kv=1", "first columns of K"),

@@ -63,8 +63,8 @@ struct NoSink {
 // of the warp's own rows of `o_smem`; otherwise 4 bytes per lane, as the fragments lie. SUM_BY_MMA: the sums are those
 // of all four lanes of a row already. FOURS: a lane has four neighbouring columns of 16 (`in_order` of
 // eight_bit_fragments.cuh).
-template <typename Layout, bool THROUGH_SHARED, bool SUM_BY_MMA, bool FOURS = false, class Terms, typename Element, int ROW_TILES,
-          int DIM_TILES>
+template <typename Layout, bool THROUGH_SHARED, bool SUM_BY_MMA, bool FOURS = false, class Terms, typename Element,
+          int ROW_TILES, int DIM_TILES>
 __device__ __forceinline__ void store_output(
     RowState<ROW_TILES, DIM_TILES>& state, const Terms& terms, int head,
     unsigned char* o_smem,  // [16 ROW_TILES, head_dim] of this warp
@@ -95,7 +95,8 @@ __device__ __forceinline__ void store_output(
           const int chunk = FOURS ? n / 2 * 2 + lane % 4 / 2 : n, word = FOURS ? lane % 2 * 2 + n % 2 : lane % 4;
           *reinterpret_cast<uint32_t*>(o_smem + Layout::offset(row, chunk) + word * 4) = pair;
         } else {
-          if (row < valid_rows) *reinterpret_cast<uint32_t*>(lane_gmem + (FOURS ? n / 2 * 16 + n % 2 * 2 : n * 8)) = pair;
+          if (row < valid_rows)
+            *reinterpret_cast<uint32_t*>(lane_gmem + (FOURS ? n / 2 * 16 + n % 2 * 2 : n * 8)) = pair;
         }
       }
     }

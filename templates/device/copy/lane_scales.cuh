@@ -1,5 +1,5 @@
-// lane_scales.cuh: the scales of K and V of 8 bits for a tile of scores in mma fragments: of tile n of 8 keys a lane has
-// keys 8n + 2t and the next.
+// lane_scales.cuh: the scales of K and V of 8 bits for a tile of scores in mma fragments: of tile n of 8 keys a lane
+// has keys 8n + 2t and the next.
 #include "device/ptx/element.cuh"
 #include "device/copy/key_pages.cuh"
 #include "device/copy/kv_scales.cuh"

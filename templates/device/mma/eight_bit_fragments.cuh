@@ -15,7 +15,7 @@
 // cannot hold of it is less than 2^-38 of that one. `unit`: what scores of rows g and g + 8 are to be multiplied by.
 template <typename Element, int ROW_TILES, int DIM_STEPS>
 __device__ __forceinline__ void load_queries(uint32_t (&q)[ROW_TILES][DIM_STEPS][4], float (&unit)[ROW_TILES][2],
-                                             const Element* lane_gmem,  // row g, element 4t
+                                             const Element* lane_gmem,              // row g, element 4t
                                              int64_t row_stride, int valid_rows) {  // from row g on
 #pragma unroll
   for (int m = 0; m < ROW_TILES; ++m)
