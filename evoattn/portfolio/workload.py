@@ -7,16 +7,15 @@
 - `scores`: windows, soft caps and sinks of today's models. Heads, head_dims, windows, caps and sinks are those of their
   configs on Hugging Face. As in transformers, a window is one key shorter than the config says, layers with a window
   keep no more keys than it shows, and a call whose keys all lie within it has none.
-<<<<<<< HEAD
 - `eight_bits`, `eight_bit_chunks`: caches of 8 bits under 16-bit queries, as serving engines have them.
 - `packed`, `cached`, `paged`, `latent`, `latent_paged`, `biased`: packed sequences, keys in use, pages, latent heads,
   slopes and biases, as models and serving engines have them. How long sequences are is drawn, and recorded in the
   problem (`evoattn.model.lengths`): a kernel sees that on the device alone.
-=======
+
+
 - `packed`, `cached`, `paged`, `mixed`, `latent`, `latent_paged`, `biased`: packed sequences, keys in use, pages, packed
   queries over pages, latent heads, slopes and biases, as models and serving engines have them. How long sequences are
   is drawn, and recorded in the problem (`evoattn.model.lengths`): a kernel sees that on the device alone.
->>>>>>> main
 
 What ships is made from seeds below 100 (`BUILD_SEEDS`); whoever judges it draws from others.
 """
@@ -377,7 +376,6 @@ def _paged(rng: random.Random) -> Drawn:
     return one | _heads(rng, (GPT_OSS,)) | {"sink": True, "window": window}
 
 
-<<<<<<< HEAD
 def _eight_bits(rng: random.Random) -> Drawn:
     """Decoding and drafts over caches of 8 bits: pages, static caches, all keys in use; a scale of a tensor or of each
     head, a few of each key. e4m3 stands for the other dtypes, whose numbers take as many instructions to convert."""
@@ -404,7 +402,8 @@ def _eight_bit_chunks(rng: random.Random) -> Drawn:
     shape: Drawn = {"batch": log_uniform(rng, 1, 16), "seqlen_q": rows, "seqlen_k": longest, "head_dim": 128}
     shape |= {"mask": "causal_lower_right", "kv": "e4m3", "page": weighted(rng, {16: 50, 64: 50})}
     return shape | _heads(rng, LLM_128) | {"seqused": _range(rng, longest, rows), "scales": rng.choice(("", "head"))}
-=======
+
+
 def _mixed(rng: random.Random) -> Drawn:
     """A step of a serving engine: its decoding sequences, its prompts, or both, packed over pages; Mistral and gpt-oss
     among the models."""
@@ -428,7 +427,6 @@ def _mixed(rng: random.Random) -> Drawn:
     most = max(queries)
     shape |= {"batch": len(queries), "seqlen_q": most, "seqlen_k": longest, "varlen": lengths, "layout": "bshd"}
     return shape | {"mask": "full" if most == 1 else "causal_lower_right"}
->>>>>>> main
 
 
 def _deepseek(rng: random.Random) -> Drawn:
