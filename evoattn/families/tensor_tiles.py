@@ -89,11 +89,13 @@ def sliding_map(problem: AttentionProblem, tensor: str, rows: int) -> TensorMap:
     (`triton.tools.ragged_tma`).
     """
     _, heads, _, head_dim = problem.shape(tensor)
-    _, head_bytes, row_bytes = (stride * problem.element_bytes for stride in problem.strides(tensor)[:3])
+    element = problem.element_of(tensor)
+    columns = head_dim * element.bytes // ELEMENT_BYTES
+    _, head_bytes, row_bytes = (stride * element.bytes for stride in problem.strides(tensor)[:3])
     return TensorMap(
         buffer_of(problem, tensor),
-        problem.dtype,
-        (head_dim, SLIDING_ROWS, heads, rows_of_head(problem, tensor) + 1, SLIDING_ROWS + 1),
+        element.name if element.bytes > 1 else "fp16",
+        (columns, SLIDING_ROWS, heads, rows_of_head(problem, tensor) + 1, SLIDING_ROWS + 1),
         (row_bytes, head_bytes, row_bytes, WRAP - row_bytes),
         (CHUNK_COLUMNS, rows, 1, 1, 1),
         wraps=True,

@@ -134,8 +134,10 @@ class LaunchArguments:
 
 
 def own_tables(problem: AttentionProblem) -> tuple[str, ...]:
-    """The buffers of the tables of the problem's own expressions, then of its block lists, in the order of calls."""
-    return (*(table.buffer for table in problem.own_tables), *(BUFFERS if problem.blocks else ()))
+    """The buffers of the tables of the problem's own expressions, then of its block lists, then the scales of queries
+    of 8 bits, in the order of calls."""
+    tables = (table.buffer for table in problem.own_tables)
+    return (*tables, *(BUFFERS if problem.blocks else ()), *(["q_scale"] if "q_scale" in problem.scale_shapes else []))
 
 
 def tensor_places(problem: AttentionProblem) -> dict[str, Place]:
