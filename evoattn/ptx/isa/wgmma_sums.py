@@ -44,4 +44,5 @@ def add_products(before: Floats, a: Floats, b: Floats) -> Floats:
         total += np.trunc(row[..., :, None] * column[..., None, :] * units)
     mantissa, exponent = np.frexp(total)
     cut = np.ldexp(np.trunc(np.ldexp(mantissa, KEPT + 1)), exponent - (KEPT + 1) - shift)
-    return np.where(np.isfinite(plain), cut, plain).astype(np.float32)
+    result: Floats = np.where(np.isfinite(plain), cut, plain).astype(np.float32)
+    return result
