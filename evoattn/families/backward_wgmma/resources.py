@@ -7,6 +7,7 @@ import math
 from evoattn.families.backward_wgmma.genes import BackwardWgmmaGenes
 from evoattn.families.residency import register_cap
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES
+from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 
 WARPGROUP, GROUP_KEYS = 128, 64
@@ -88,9 +89,10 @@ def smem_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     tiles = genes.BLOCK_N * (rows + value_rows)
     tiles += genes.BLOCK_M * (genes.Q_STAGES * rows + genes.DO_STAGES * value_rows)
     tiles += scores * genes.DS_STAGES * (1 + (genes.P_PLACE == "shared"))
-    sums = 64 * dq_columns(problem, genes) * 4 * warpgroups(genes) if genes.DQ_SUM == "bulk" else 0
+    sums = 64 * dq_columns(problem, genes) * 4 * warpgroups(genes) if genes.DQ_SUM != "registers" else 0
     terms = 4 * genes.BLOCK_M * (genes.Q_STAGES + genes.DO_STAGES)
-    return tiles + sums + terms + 8 * (2 + 2 * genes.Q_STAGES + 2 * genes.DO_STAGES)
+    barriers = 2 + 2 * genes.Q_STAGES + 2 * genes.DO_STAGES + 2 * warpgroups(genes) * (genes.DQ_SUM == "warp")
+    return tiles + sums + terms + 8 * barriers
 
 
 def query_tiles(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
@@ -106,4 +108,17 @@ def key_blocks(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
 def scratch(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, int]:
     """Bytes of the terms of the queries, and of dQ in float32."""
     terms = 4 * genes.BLOCK_M * query_tiles(problem, genes)
-    return {"log_sums": terms, "deltas": terms, "dq_sums": terms * whole_chunks(problem.head_dim)}
+    found = {"log_sums": terms, "deltas": terms, "dq_sums": terms * whole_chunks(problem.head_dim)}
+    return found | ({"progress": 8 * units(problem)} if genes.ROW_WORK == "spare_warps" else {})
+
+
+def units(problem: AttentionProblem) -> int:
+    """K/V heads of all batches."""
+    return problem.kv_heads * problem.batch
+
+
+def lead(problem: AttentionProblem, genes: BackwardWgmmaGenes, gpu: GpuSpec) -> int:
+    """So many K/V heads ahead a block of ROW_WORK=spare_warps begins rows of queries, and ends those of as many behind:
+    those that run at once and one more, so that none waits; half of all at most."""
+    running = math.ceil(gpu.sm_count * genes.BLOCKS_PER_SM / key_blocks(problem, genes)) + 1
+    return max(1, min(running, units(problem) // 2))

@@ -9,35 +9,39 @@
 template <typename Element, int ROWS, int DIM, int THREADS> struct RowDeltas {
   static constexpr int WIDTH = 16 / sizeof(Element), PIECES = DIM / WIDTH;  // of 16 bytes, a row
   static constexpr int LANES = PIECES > 16 ? 32 : PIECES > 8 ? 16 : PIECES > 4 ? 8 : 4;
+  static constexpr int ROWS_AT_ONCE = THREADS / LANES;
   static_assert(ROWS % (32 / LANES) == 0, "whole warps");
 
   // Pointers are to the tile's first row; `dlse_gmem` may be null.
   static __device__ __forceinline__ void write(float* log_sums_gmem, float* deltas_gmem, const Element* o_gmem,
                                                int64_t o_row_stride, const Element* do_gmem, int64_t do_row_stride,
-                                               const float* lse_gmem, const float* dlse_gmem, int rows) {
+                                               const float* lse_gmem, const float* dlse_gmem, int rows,
+                                               int thread = threadIdx.x) {
     constexpr float LOG2_E = 1.44269504088896340736f;
-    const int lane = threadIdx.x % LANES;
-    for (int row = threadIdx.x / LANES; row < ROWS; row += THREADS / LANES) {
-      float delta = 0.f;
+    const int lane = thread % LANES, first = thread / LANES;
+    const Element* o_piece = o_gmem + first * o_row_stride + lane * WIDTH;
+    const Element* do_piece = do_gmem + first * do_row_stride + lane * WIDTH;
+#pragma unroll 1
+    for (int row = first; row < ROWS; row += ROWS_AT_ONCE) {
+      float delta = 0.f, lse = NEGATIVE_INFINITY, dlse = 0.f;  // of `lane` 0
       if (row < rows) {
-        for (int piece = lane; piece < PIECES; piece += LANES) {
-          float o[WIDTH], d[WIDTH];
-          to_floats(load_vector<WIDTH>(o_gmem + row * o_row_stride + piece * WIDTH), o);
-          to_floats(load_vector<WIDTH>(do_gmem + row * do_row_stride + piece * WIDTH), d);
+        if (lane == 0) lse = lse_gmem[row], dlse = dlse_gmem ? dlse_gmem[row] : 0.f;
 #pragma unroll
-          for (int i = 0; i < WIDTH; ++i) delta = fmaf(o[i], d[i], delta);
+        for (int i = 0; i < PIECES; i += LANES) {
+          if (PIECES % LANES > 0 && i + lane >= PIECES) break;
+          float o[WIDTH], d[WIDTH];
+          to_floats(load_vector<WIDTH>(o_piece + i * WIDTH), o);
+          to_floats(load_vector<WIDTH>(do_piece + i * WIDTH), d);
+#pragma unroll
+          for (int e = 0; e < WIDTH; ++e) delta = fmaf(o[e], d[e], delta);
         }
       }
+      o_piece += ROWS_AT_ONCE * o_row_stride, do_piece += ROWS_AT_ONCE * do_row_stride;
 #pragma unroll
       for (int away = LANES / 2; away > 0; away /= 2) delta += __shfl_xor_sync(ALL_LANES, delta, away);
       if (lane == 0) {
-        float log_sum = -NEGATIVE_INFINITY;
-        if (row < rows) {
-          if (lse_gmem[row] != NEGATIVE_INFINITY) log_sum = lse_gmem[row] * LOG2_E;
-          if (dlse_gmem) delta -= dlse_gmem[row];
-        }
-        log_sums_gmem[row] = log_sum;
-        deltas_gmem[row] = delta;
+        log_sums_gmem[row] = lse == NEGATIVE_INFINITY ? -NEGATIVE_INFINITY : lse * LOG2_E;
+        deltas_gmem[row] = delta - dlse;
       }
     }
   }
