@@ -68,7 +68,7 @@ struct Consumer {
   int lane_key;               // of this lane's row g
   RingPosition<Q_STAGES> q;   // of the tile at hand
   RingPosition<DO_STAGES> d;
-  int score_stage = 0;      // of dS and P
+  int score_stage = 0;     // of dS and P
   uint32_t dq_parity = 1;  // DQ_BY_WARP: of the barrier that says that the last dQ has been read; DS_STAGES = 1
 
   __device__ __forceinline__ Consumer(Fragments& f, unsigned char* smem, int block_warp, const Mask& mask,
@@ -312,7 +312,7 @@ private:
   // P = 2^(S · scale - lse), 0 where a query does not see a key.
   __device__ __forceinline__ void probabilities() {
     const int query = walk.tile * BLOCK_M + dims * SCORE_COLUMNS;
-    if (query < see_all.first || (Mask::WINDOW && query + SCORE_COLUMNS > see_all.end)) 
+    if (query < see_all.first || (Mask::WINDOW && query + SCORE_COLUMNS > see_all.end))
       mask_transposed(s, mask, lane_key, query, lane);
 #pragma unroll
     for (int i = 0; i < SCORE_COLUMNS / 2; ++i)

@@ -50,8 +50,8 @@ struct Producer {
     } else if (DQ_BY_WARP && warp == 4 * WARPGROUPS + 1) {
       if (threadIdx.x % 32 == 0) add_dq(smem_address);
     } else if constexpr (ROWS_INSIDE) {
-      SpareWarps{rows, progress, unit, group, block.key_tile, blocks}.run(
-          int(threadIdx.x) - 32 * (4 * WARPGROUPS + 4 - ROW_WARPS));
+      SpareWarps{rows, progress, unit, group, block.key_tile, blocks}.run(int(threadIdx.x) -
+                                                                          32 * (4 * WARPGROUPS + 4 - ROW_WARPS));
     }
   }
 

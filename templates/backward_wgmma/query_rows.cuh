@@ -1,6 +1,6 @@
-// query_rows.cuh: what becomes of rows of queries before and behind the main work: terms of them and zeros for their dQ,
-// at last rows of dQ. Launches of their own do it, or, ROWS_INSIDE, but for the first and the last heads, warps of the
-// main launch that have nothing else to do. Needs the constants of backward_wgmma.cu.j2.
+// query_rows.cuh: what becomes of rows of queries before and behind the main work: terms of them and zeros for their
+// dQ, at last rows of dQ. Launches of their own do it, or, ROWS_INSIDE, but for the first and the last heads, warps of
+// the main launch that have nothing else to do. Needs the constants of backward_wgmma.cu.j2.
 #include "device/ptx/element.cuh"
 #include "device/ptx/grid_dependency.cuh"
 #include "device/ptx/prefetch.cuh"
@@ -106,7 +106,6 @@ struct SpareWarps {
 private:
   template <class Do> __device__ __forceinline__ void for_tiles(int of_unit, Do&& what) const {
 #pragma unroll 1
-    for (int i = block; i < group * rows.tiles; i += blocks)
-      what(of_unit * group + i / rows.tiles, i % rows.tiles);
+    for (int i = block; i < group * rows.tiles; i += blocks) what(of_unit * group + i / rows.tiles, i % rows.tiles);
   }
 };

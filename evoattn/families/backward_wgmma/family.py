@@ -129,10 +129,9 @@ class BackwardWgmma(Family):
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         genes = self.genes(config)
         tiles = math.ceil(problem.seqlen_q / genes.BLOCK_M)
-        inside, row_block = genes.ROW_WORK == "spare_warps", (ROW_THREADS, 1, 1)
-        ahead = lead(problem, genes, gpu) if inside else 0
-        rows_grid = (tiles, ahead * problem.group_size, 1) if inside else (tiles, problem.heads, problem.batch)
-        progress: KernelArg = Buffer("progress") if inside else Scalar("int64", 0)
+        ahead, row_block = lead(problem, genes, gpu.sm_count), (ROW_THREADS, 1, 1)
+        rows_grid = (tiles, ahead * problem.group_size, 1) if ahead else (tiles, problem.heads, problem.batch)
+        progress: KernelArg = Buffer("progress") if ahead else Scalar("int64", 0)
         keys, heads, batch = key_blocks(problem, genes), problem.kv_heads, problem.batch
         grid = (heads, batch, keys) if genes.BLOCK_ORDER == "heads" else (keys, heads, batch)
         log_sums, deltas, dq_sums = map(Buffer, ("log_sums", "deltas", "dq_sums"))
@@ -168,7 +167,7 @@ class BackwardWgmma(Family):
             *_ints(problem.heads, problem.seqlen_q),
             *_strides(problem, "dq"),
             scale,
-            *_ints((units(problem) - ahead) * problem.group_size if inside else 0),
+            *_ints((units(problem) - ahead) * problem.group_size if ahead else 0),
         )
         smem = smem_bytes(problem, genes)
         return (

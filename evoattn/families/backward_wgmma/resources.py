@@ -7,7 +7,6 @@ import math
 from evoattn.families.backward_wgmma.genes import BackwardWgmmaGenes
 from evoattn.families.residency import register_cap
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES
-from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 
 WARPGROUP, GROUP_KEYS = 128, 64
@@ -117,8 +116,11 @@ def units(problem: AttentionProblem) -> int:
     return problem.kv_heads * problem.batch
 
 
-def lead(problem: AttentionProblem, genes: BackwardWgmmaGenes, gpu: GpuSpec) -> int:
+def lead(problem: AttentionProblem, genes: BackwardWgmmaGenes, sms: int) -> int:
     """So many K/V heads ahead a block of ROW_WORK=spare_warps begins rows of queries, and ends those of as many behind:
-    those that run at once and one more, so that none waits; half of all at most."""
-    running = math.ceil(gpu.sm_count * genes.BLOCKS_PER_SM / key_blocks(problem, genes)) + 1
+    those that run at once on so many SMs and one more, so that none waits; half of all at most. 0 with
+    ROW_WORK=launches."""
+    if genes.ROW_WORK == "launches":
+        return 0
+    running = math.ceil(sms * genes.BLOCKS_PER_SM / key_blocks(problem, genes)) + 1
     return max(1, min(running, units(problem) // 2))

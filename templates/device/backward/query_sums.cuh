@@ -31,8 +31,7 @@ template <int ROWS, int COLUMNS, int TILE_COLUMNS, bool BY_DIMS> struct QuerySum
       int query, dim, apart;    // of `low`; `high` is of query + apart
       if constexpr (BY_DIMS) {  // low, high: queries 2 t, 2 t + 1 of eight; four of the sixteen rows
         const int quarter = i % 4, t = i / 4 % 4, piece = i / 16 % PIECES, warp = i / 16 / PIECES;
-        const float* from =
-            sums_gmem + warp * WARP_FLOATS + piece * 128 + quarter % 2 * 64 + t * 4 + quarter / 2 * 2;
+        const float* from = sums_gmem + warp * WARP_FLOATS + piece * 128 + quarter % 2 * 64 + t * 4 + quarter / 2 * 2;
 #pragma unroll
         for (int g = 0; g < 4; ++g) {
           const float2 pair = *reinterpret_cast<const float2*>(from + g * 16);
