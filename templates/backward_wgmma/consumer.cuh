@@ -124,8 +124,8 @@ struct Consumer {
         }
         pin_registers(s);
         score_tile();
-        while (!walk.is_last()) query_tile_ahead<false>();
-        query_tile_ahead<true>();
+        while (!walk.is_last()) next_query_tile<false>();
+        next_query_tile<true>();
       }
     } else {
       while (!walk.done()) query_tile();
@@ -192,6 +192,36 @@ private:
     }
     pin_registers(dk);
     if constexpr (!LAST) release(Smem::Q_EMPTY + 8 * last_stage);
+  }
+  // The same, but dQ is multiplied last: dSᵀ is exchanged beside dV and dK, dQ added up beside the next Sᵀ.
+  template <bool LAST> __device__ __forceinline__ void query_tile_dq_last() {
+    const int last_stage = q.stage;
+    multiply_dv();
+    score_gradients();
+    if constexpr (DS_IN_REGISTERS) multiply_dk(last_stage);
+    gradients_to_shared();
+    if constexpr (!DS_IN_REGISTERS) multiply_dk(last_stage);
+    multiply_dq();
+    wgmma_wait<1>();  // dV and dK are there
+    pin_registers(dv), pin_registers(dk);
+    release(Smem::DO_EMPTY + 8 * d.stage), release(Smem::Q_EMPTY + 8 * last_stage);
+    q.advance(), d.advance();
+    if constexpr (!LAST) multiply_s(q);
+    wgmma_wait<LAST ? 0 : 1>();  // dQ is there
+    pin_registers(dq);
+    add_dq();
+    next_tile();
+    if constexpr (!LAST) {
+      multiply_dp();
+      load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
+      wgmma_wait<1>();
+      pin_registers(s);
+      score_tile();
+    }
+  }
+  template <bool LAST> __device__ __forceinline__ void next_query_tile() {
+    if constexpr (ORDER == Order::DQ_LAST) query_tile_dq_last<LAST>();
+    else query_tile_ahead<LAST>();
   }
   __device__ __forceinline__ void next_tile() {
     if (DS_STAGES > 1 && ++score_stage == DS_STAGES) score_stage = 0;

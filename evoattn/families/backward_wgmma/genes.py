@@ -20,7 +20,7 @@ class BackwardWgmmaGenes(Genes):
     DS_STAGES: int
     BLOCKS_PER_SM: int
     PRODUCER: Literal["warp", "warpgroup"]
-    ORDER: Literal["in_turn", "dp_first", "sums_first", "softmax_first"]
+    ORDER: Literal["in_turn", "dp_first", "sums_first", "softmax_first", "dq_last"]
     TERMS_EARLY: bool
     P_PLACE: Literal["registers", "shared"]
     DS_PLACE: Literal["registers", "shared"]

@@ -13,7 +13,7 @@ WARPGROUP, GROUP_KEYS = 128, 64
 PRODUCER_REGISTERS = {1: 40, 2: 24, 3: 32}
 """Per thread of the producer warpgroup after setmaxnreg, by consumer warpgroups, as in flash_wgmma."""
 MAX_CONSUMER_REGISTERS = 240
-FIXED_REGISTERS = {"in_turn": 8, "dp_first": 24, "sums_first": 22, "softmax_first": 22}
+FIXED_REGISTERS = {"in_turn": 8, "dp_first": 24, "sums_first": 22, "softmax_first": 22, "dq_last": 8}
 """Addresses, counters and terms of queries beside the arrays of `Fragments`, by ORDER: with in_turn S and dP are not
 both alive where most is. Fitted to 80 random configs compiled by ptxas 13.0."""
 

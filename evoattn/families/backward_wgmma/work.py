@@ -28,7 +28,7 @@ POLYNOMIAL_OPERATIONS = 7
 """More of an exponential that is computed by a polynomial."""
 NOMINAL_SMS = 132
 """Of an H100, of which a card's own number matters little: which heads' rows are made by launches."""
-ORDERS = ("in_turn", "dp_first", "sums_first", "softmax_first")
+ORDERS = ("in_turn", "dp_first", "sums_first", "softmax_first", "dq_last")
 STEP_WAIT, FIRST_WAIT, ROW_WAIT = 500, 2500, 2000
 """Clocks: of a tile's dependent instructions and barriers; of a block's first loads and last stores; of a block of the
 launches for rows. Estimates: nothing was fitted yet."""
