@@ -115,7 +115,7 @@ struct Consumer {
     if constexpr (ORDER != Order::IN_TURN) {
       if (!walk.done()) {
         multiply_s(q);
-        load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
+        if constexpr (TERMS_EARLY) load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
         if constexpr (ORDER == Order::SOFTMAX_FIRST) {
           wgmma_wait<0>();
         } else {
@@ -143,7 +143,6 @@ private:
     if constexpr (TERMS_EARLY) load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
     wgmma_wait<1>();
     pin_registers(s);
-    if constexpr (!TERMS_EARLY) load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
     score_tile();
     multiply_dv();
     score_gradients();
@@ -185,7 +184,6 @@ private:
     if constexpr (!LAST && ORDER == Order::SUMS_FIRST) multiply_dp();
     next_tile();
     if constexpr (!LAST) {
-      if constexpr (!TERMS_EARLY) load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
       score_tile();
     } else {
       wgmma_wait<0>();
@@ -213,7 +211,7 @@ private:
     next_tile();
     if constexpr (!LAST) {
       multiply_dp();
-      load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
+      if constexpr (TERMS_EARLY) load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
       wgmma_wait<1>();
       pin_registers(s);
       score_tile();
@@ -261,7 +259,9 @@ private:
   // Sᵀ = K Qᵀ of the queries in a place of the ring, once they are there.
   __device__ __forceinline__ void multiply_s(RingPosition<Q_STAGES> at) {
     mbarrier_wait(smem_address + Smem::Q_FULL + 8 * at.stage, at.parity);
+    if (STAGGERED && warpgroup > 0) named_barrier_sync<128 * WARPGROUPS>(FIRST_SCORES);
     multiply_rows<Tiles>(s, Smem::K, Smem::Q + at.stage * Smem::Q_TILE_BYTES);
+    if (STAGGERED && warpgroup == 0) named_barrier_arrive<128 * WARPGROUPS>(FIRST_SCORES);
   }
   __device__ __forceinline__ void multiply_dp() {  // dPᵀ = V dOᵀ
     mbarrier_wait(smem_address + Smem::DO_FULL + 8 * d.stage, d.parity);
@@ -330,14 +330,21 @@ private:
 
   // ---- scores
 
-  // Terms of queries 2 t and 2 t + 1 of each eight, ahead of what is waited for.
+  // Terms of queries 2 t and 2 t + 1 of eight.
+  __device__ __forceinline__ float2 read_terms(int place, int eight) const {
+    return *reinterpret_cast<const float2*>(smem + place + 4 * (dims * SCORE_COLUMNS + eight * 8 + lane % 4 * 2));
+  }
+  // Those of all eights. Beside products under way they are read no later: the compiler would have these wait in turn
+  // (ptxas C7512).
   __device__ __forceinline__ void load_terms(int place) {
 #pragma unroll
     for (int i = 0; i < SCORE_COLUMNS / 8; ++i) {
-      const float2 pair =
-          *reinterpret_cast<const float2*>(smem + place + 4 * (dims * SCORE_COLUMNS + i * 8 + lane % 4 * 2));
+      const float2 pair = read_terms(place, i);
       terms_of_lane[2 * i] = pair.x, terms_of_lane[2 * i + 1] = pair.y;
     }
+  }
+  __device__ __forceinline__ float2 terms_of(int eight) const {
+    return make_float2(terms_of_lane[2 * eight], terms_of_lane[2 * eight + 1]);
   }
   // P = 2^(S · scale - lse), 0 where a query does not see a key.
   __device__ __forceinline__ void probabilities() {
@@ -345,9 +352,13 @@ private:
     if (query < see_all.first || (Mask::WINDOW && query + SCORE_COLUMNS > see_all.end))
       mask_transposed(s, mask, lane_key, query, lane);
 #pragma unroll
-    for (int i = 0; i < SCORE_COLUMNS / 2; ++i)
-      s[i] = power_of_two(fmaf(s[i], softmax_scale_log2, -terms_of_lane[i / 4 * 2 + i % 2]),
-                          i * POLYNOMIAL_EIGHTHS % 8 + POLYNOMIAL_EIGHTHS > 7);
+    for (int i = 0; i < SCORE_COLUMNS / 2; i += 4) {
+      const float2 terms = TERMS_EARLY ? terms_of(i / 4) : read_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4, i / 4);
+#pragma unroll
+      for (int e = i; e < i + 4; ++e)
+        s[e] = power_of_two(fmaf(s[e], softmax_scale_log2, e % 2 ? -terms.y : -terms.x),
+                            e * POLYNOMIAL_EIGHTHS % 8 + POLYNOMIAL_EIGHTHS > 7);
+    }
     if constexpr (P_IN_REGISTERS) {
 #pragma unroll
       for (int i = 0; i < SCORE_COLUMNS / 4; ++i) p[i / 4][i % 4] = pack2<Element>(s[2 * i], s[2 * i + 1]);
@@ -359,7 +370,11 @@ private:
   // dS = P · (dP - delta), without the scale that dQ and dK are multiplied by at last.
   __device__ __forceinline__ void score_gradients() {
 #pragma unroll
-    for (int i = 0; i < SCORE_COLUMNS / 2; ++i) dp[i] = s[i] * (dp[i] - terms_of_lane[i / 4 * 2 + i % 2]);
+    for (int i = 0; i < SCORE_COLUMNS / 2; i += 4) {
+      const float2 terms = terms_of(i / 4);
+#pragma unroll
+      for (int e = i; e < i + 4; ++e) dp[e] = s[e] * (dp[e] - (e % 2 ? terms.y : terms.x));
+    }
     if constexpr (DS_IN_REGISTERS) {
 #pragma unroll
       for (int i = 0; i < SCORE_COLUMNS / 4; ++i) ds[i / 4][i % 4] = pack2<Element>(dp[2 * i], dp[2 * i + 1]);

@@ -116,6 +116,7 @@ class BackwardWgmma(Family):
             "ROWS_INSIDE": genes.ROW_WORK == "spare_warps",
             "HEADS_FASTEST": genes.BLOCK_ORDER == "heads",
             "ROTATED": genes.ROTATE,
+            "STAGGERED": genes.STAGGER,
             "LSE_GRADIENT": problem.lse,
             "SMEM_BYTES": smem_bytes(problem, genes),
             "DQ_COLUMNS": columns,

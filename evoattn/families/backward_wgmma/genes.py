@@ -30,3 +30,4 @@ class BackwardWgmmaGenes(Genes):
     ROTATE: bool
     ROW_WORK: Literal["launches", "spare_warps"] = "launches"
     POLYNOMIAL_EIGHTHS: int = 0
+    STAGGER: bool = False

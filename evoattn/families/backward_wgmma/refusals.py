@@ -49,6 +49,8 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
         return "ROW_WORK=spare_warps needs BLOCK_ORDER=keys: the heads come one after another."
     if genes.ROTATE and problem.causal:
         return "ROTATE needs mask=full: under a causal mask blocks begin with different queries as it is."
+    if genes.STAGGER and groups != 2:
+        return f"STAGGER needs two warpgroups (BLOCK_N, DIM_GROUPS), not {groups}."
     if genes.ORDER != "in_turn" and genes.Q_STAGES == 1:
         return f"ORDER={genes.ORDER} needs Q_STAGES of 2 or more: two tiles of Q are read at a time."
     if genes.ORDER not in ("in_turn", "dq_last") and genes.DS_PLACE == "registers":

@@ -164,6 +164,7 @@ def _numbers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, 
         "dq by warp": genes.DQ_SUM == "warp",
         "rows inside": genes.ROW_WORK == "spare_warps",
         "polynomial": genes.POLYNOMIAL_EIGHTHS,
+        "staggered": genes.STAGGER,
         "rotated": genes.ROTATE,
         "consumer registers": moved_registers(genes)[1] or registers_at_launch(genes),
     }
