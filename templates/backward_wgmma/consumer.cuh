@@ -330,21 +330,18 @@ private:
 
   // ---- scores
 
-  // Terms of queries 2 t and 2 t + 1 of eight.
-  __device__ __forceinline__ float2 read_terms(int place, int eight) const {
-    return *reinterpret_cast<const float2*>(smem + place + 4 * (dims * SCORE_COLUMNS + eight * 8 + lane % 4 * 2));
+  // Terms of queries 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of sixteen, which lie side by side (row_terms.cuh).
+  __device__ __forceinline__ void read_terms(int place, int sixteen) {
+    const int at = dims * SCORE_COLUMNS + sixteen * 16 + lane % 4 * 4;
+    const float4 four = *reinterpret_cast<const float4*>(smem + place + 4 * at);
+    terms_of_lane[4 * sixteen] = four.x, terms_of_lane[4 * sixteen + 1] = four.y;
+    terms_of_lane[4 * sixteen + 2] = four.z, terms_of_lane[4 * sixteen + 3] = four.w;
   }
-  // Those of all eights. Beside products under way they are read no later: the compiler would have these wait in turn
+  // Those of all queries. Beside products under way they are read no later: the compiler would have these wait in turn
   // (ptxas C7512).
   __device__ __forceinline__ void load_terms(int place) {
 #pragma unroll
-    for (int i = 0; i < SCORE_COLUMNS / 8; ++i) {
-      const float2 pair = read_terms(place, i);
-      terms_of_lane[2 * i] = pair.x, terms_of_lane[2 * i + 1] = pair.y;
-    }
-  }
-  __device__ __forceinline__ float2 terms_of(int eight) const {
-    return make_float2(terms_of_lane[2 * eight], terms_of_lane[2 * eight + 1]);
+    for (int i = 0; i < SCORE_COLUMNS / 16; ++i) { read_terms(place, i); }
   }
   // P = 2^(S · scale - lse), 0 where a query does not see a key.
   __device__ __forceinline__ void probabilities() {
@@ -352,11 +349,11 @@ private:
     if (query < see_all.first || (Mask::WINDOW && query + SCORE_COLUMNS > see_all.end))
       mask_transposed(s, mask, lane_key, query, lane);
 #pragma unroll
-    for (int i = 0; i < SCORE_COLUMNS / 2; i += 4) {
-      const float2 terms = TERMS_EARLY ? terms_of(i / 4) : read_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4, i / 4);
+    for (int i = 0; i < SCORE_COLUMNS / 2; i += 8) {
+      if constexpr (!TERMS_EARLY) read_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4, i / 8);
 #pragma unroll
-      for (int e = i; e < i + 4; ++e)
-        s[e] = power_of_two(fmaf(s[e], softmax_scale_log2, e % 2 ? -terms.y : -terms.x),
+      for (int e = i; e < i + 8; ++e)
+        s[e] = power_of_two(fmaf(s[e], softmax_scale_log2, -terms_of_lane[e / 4 * 2 + e % 2]),
                             e * POLYNOMIAL_EIGHTHS % 8 + POLYNOMIAL_EIGHTHS > 7);
     }
     if constexpr (P_IN_REGISTERS) {
@@ -370,11 +367,7 @@ private:
   // dS = P · (dP - delta), without the scale that dQ and dK are multiplied by at last.
   __device__ __forceinline__ void score_gradients() {
 #pragma unroll
-    for (int i = 0; i < SCORE_COLUMNS / 2; i += 4) {
-      const float2 terms = terms_of(i / 4);
-#pragma unroll
-      for (int e = i; e < i + 4; ++e) dp[e] = s[e] * (dp[e] - (e % 2 ? terms.y : terms.x));
-    }
+    for (int i = 0; i < SCORE_COLUMNS / 2; ++i) dp[i] = s[i] * (dp[i] - terms_of_lane[i / 4 * 2 + i % 2]);
     if constexpr (DS_IN_REGISTERS) {
 #pragma unroll
       for (int i = 0; i < SCORE_COLUMNS / 4; ++i) ds[i / 4][i % 4] = pack2<Element>(dp[2 * i], dp[2 * i + 1]);

@@ -63,7 +63,7 @@ private:
                                        block.kv_head, block.batch);
     grid_dependency_wait();  // the terms of the queries are there, and the sums of dQ are 0
     if constexpr (ROWS_INSIDE) {
-      RowProgress::await(progress.begun(unit), blocks * ROW_WARPS);
+      RowProgress::await(progress.begun(unit), SpareWarps::sharers(blocks) * ROW_WARPS);
       fence_proxy_async_all();
     }
     RingPosition<Q_STAGES> q;

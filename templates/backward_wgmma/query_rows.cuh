@@ -30,7 +30,7 @@ struct QueryRows {
     const int batch = head_of_all / heads, head = head_of_all % heads, row = tile * BLOCK_M;
     const int64_t place = int64_t(head_of_all) * tiles + tile, sum = int64_t(head_of_all) * seqlen_q + row;
     Sums::clear(dq_sums_gmem + place * Sums::FLOATS, thread, THREADS);
-    RowDeltas<Element, BLOCK_M, VALUE_DIM, THREADS>::write(
+    RowDeltas<Element, BLOCK_M, VALUE_DIM, THREADS, true>::write(
         log_sums_gmem + place * BLOCK_M, deltas_gmem + place * BLOCK_M, o_gmem + o.first(batch, head, row), o.row,
         do_gmem + d.first(batch, head, row), d.row, lse_gmem + sum, LSE_GRADIENT ? dlse_gmem + sum : nullptr,
         seqlen_q - row, thread);
@@ -82,13 +82,20 @@ struct RowProgress {
   }
 };
 
-// The rows that the spare warps of a block take: those of a K/V head are shared out to the blocks of its key tiles.
+// The rows that the spare warps of a block take: those of a K/V head are shared out to the blocks of its first key
+// tiles: of all, or, where these have more queries than the others, of half of them.
 struct SpareWarps {
   const QueryRows& rows;
   const RowProgress& progress;
   int unit, group, block, blocks;  // K/V head, its heads, this block of its blocks
 
+  // Of so many blocks.
+  static __device__ __forceinline__ int sharers(int blocks) {
+    return CAUSAL && !Mask::WINDOW ? (blocks + 1) / 2 : blocks;
+  }
+
   __device__ __forceinline__ void run(int thread) const {
+    if (block >= sharers(blocks)) return;
     grid_dependency_wait();
     if (unit + progress.lead < progress.units) {
       for_tiles(unit + progress.lead, [&](int head, int tile) { rows.prefetch<32 * ROW_WARPS>(head, tile, thread); });
@@ -106,6 +113,7 @@ struct SpareWarps {
 private:
   template <class Do> __device__ __forceinline__ void for_tiles(int of_unit, Do&& what) const {
 #pragma unroll 1
-    for (int i = block; i < group * rows.tiles; i += blocks) what(of_unit * group + i / rows.tiles, i % rows.tiles);
+    for (int i = block; i < group * rows.tiles; i += sharers(blocks))
+      what(of_unit * group + i / rows.tiles, i % rows.tiles);
   }
 };

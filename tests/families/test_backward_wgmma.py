@@ -23,7 +23,7 @@ GENES = [
 WAITS = [
     "mbarrier_wait(smem_address + Smem::DQ_EMPTY + 8 * warpgroup, DS_STAGES == 2 ? score_stage ^ 1 : dq_parity);",
     "mbarrier_wait(smem_address + Smem::DQ_FULL + 8 * i, parity);",
-    "RowProgress::await(progress.begun(unit), blocks * ROW_WARPS);",
+    "RowProgress::await(progress.begun(unit), SpareWarps::sharers(blocks) * ROW_WARPS);",
     "if (thread % 32 == 0) RowProgress::await(progress.added(unit - progress.lead), blocks * ADDERS);",
 ]
 

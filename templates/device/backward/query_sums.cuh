@@ -24,7 +24,7 @@ template <int ROWS, int COLUMNS, int TILE_COLUMNS, bool BY_DIMS> struct QuerySum
   template <int DIM, typename Element>
   static __device__ __forceinline__ void to_rows(const float* sums_gmem, Element* dq_gmem, int64_t row_stride, int rows,
                                                  float scale, int thread, int threads) {
-#pragma unroll 2
+#pragma unroll 1
     for (int i = thread; i < FLOATS / 8; i += threads) {  // eight numbers each: 4 dimensions of two queries
       constexpr int PIECES = LENGTH / 8;
       float low[4], high[4];

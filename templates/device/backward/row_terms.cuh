@@ -5,8 +5,9 @@
 #include "device/copy/vector.cuh"
 
 // Of the rows of a tile, ROWS floats each. A row that sees no key, or is none of `rows`, gets +inf and 0: all of its
-// probabilities are 0 then. LANES neighbouring threads share a row.
-template <typename Element, int ROWS, int DIM, int THREADS> struct RowDeltas {
+// probabilities are 0 then. LANES neighbouring threads share a row. FOR_WGMMA: of sixteen rows, those that lane 4 g + t
+// has of Sᵀ in wgmma's accumulators lie side by side: 2 t, 2 t + 1, 2 t + 8, 2 t + 9.
+template <typename Element, int ROWS, int DIM, int THREADS, bool FOR_WGMMA = false> struct RowDeltas {
   static constexpr int WIDTH = 16 / sizeof(Element), PIECES = DIM / WIDTH;  // of 16 bytes, a row
   static constexpr int LANES = PIECES > 16 ? 32 : PIECES > 8 ? 16 : PIECES > 4 ? 8 : 4;
   static constexpr int ROWS_AT_ONCE = THREADS / LANES;
@@ -40,8 +41,9 @@ template <typename Element, int ROWS, int DIM, int THREADS> struct RowDeltas {
 #pragma unroll
       for (int away = LANES / 2; away > 0; away /= 2) delta += __shfl_xor_sync(ALL_LANES, delta, away);
       if (lane == 0) {
-        log_sums_gmem[row] = lse == NEGATIVE_INFINITY ? -NEGATIVE_INFINITY : lse * LOG2_E;
-        deltas_gmem[row] = delta - dlse;
+        const int place = FOR_WGMMA ? row / 16 * 16 + row % 8 / 2 * 4 + row % 16 / 8 * 2 + row % 2 : row;
+        log_sums_gmem[place] = lse == NEGATIVE_INFINITY ? -NEGATIVE_INFINITY : lse * LOG2_E;
+        deltas_gmem[place] = delta - dlse;
       }
     }
   }
