@@ -13,7 +13,6 @@
 #include "device/ptx/tma.cuh"
 #include "device/ptx/warp.cuh"
 #include "device/ptx/wgmma.cuh"
-#include "device/softmax/exp2_polynomial.cuh"
 #include "device/copy/ring_position.cuh"
 #include "device/copy/tensor_tile.cuh"
 #include "device/copy/wgmma_output.cuh"
@@ -124,8 +123,8 @@ struct Consumer {
         }
         pin_registers(s);
         score_tile();
-        while (!walk.is_last()) next_query_tile<false>();
-        next_query_tile<true>();
+        while (!walk.is_last()) query_tile_ahead<false>();
+        query_tile_ahead<true>();
       }
     } else {
       while (!walk.done()) query_tile();
@@ -190,36 +189,6 @@ private:
     }
     pin_registers(dk);
     if constexpr (!LAST) release(Smem::Q_EMPTY + 8 * last_stage);
-  }
-  // The same, but dQ is multiplied last: dSᵀ is exchanged beside dV and dK, dQ added up beside the next Sᵀ.
-  template <bool LAST> __device__ __forceinline__ void query_tile_dq_last() {
-    const int last_stage = q.stage;
-    multiply_dv();
-    score_gradients();
-    if constexpr (DS_IN_REGISTERS) multiply_dk(last_stage);
-    gradients_to_shared();
-    if constexpr (!DS_IN_REGISTERS) multiply_dk(last_stage);
-    multiply_dq();
-    wgmma_wait<1>();  // dV and dK are there
-    pin_registers(dv), pin_registers(dk);
-    release(Smem::DO_EMPTY + 8 * d.stage), release(Smem::Q_EMPTY + 8 * last_stage);
-    q.advance(), d.advance();
-    if constexpr (!LAST) multiply_s(q);
-    wgmma_wait<LAST ? 0 : 1>();  // dQ is there
-    pin_registers(dq);
-    add_dq();
-    next_tile();
-    if constexpr (!LAST) {
-      multiply_dp();
-      if constexpr (TERMS_EARLY) load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
-      wgmma_wait<1>();
-      pin_registers(s);
-      score_tile();
-    }
-  }
-  template <bool LAST> __device__ __forceinline__ void next_query_tile() {
-    if constexpr (ORDER == Order::DQ_LAST) query_tile_dq_last<LAST>();
-    else query_tile_ahead<LAST>();
   }
   __device__ __forceinline__ void next_tile() {
     if (DS_STAGES > 1 && ++score_stage == DS_STAGES) score_stage = 0;
@@ -353,16 +322,12 @@ private:
       if constexpr (!TERMS_EARLY) read_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4, i / 8);
 #pragma unroll
       for (int e = i; e < i + 8; ++e)
-        s[e] = power_of_two(fmaf(s[e], softmax_scale_log2, -terms_of_lane[e / 4 * 2 + e % 2]),
-                            e * POLYNOMIAL_EIGHTHS % 8 + POLYNOMIAL_EIGHTHS > 7);
+        s[e] = exp2_approx(fmaf(s[e], softmax_scale_log2, -terms_of_lane[e / 4 * 2 + e % 2]));
     }
     if constexpr (P_IN_REGISTERS) {
 #pragma unroll
       for (int i = 0; i < SCORE_COLUMNS / 4; ++i) p[i / 4][i % 4] = pack2<Element>(s[2 * i], s[2 * i + 1]);
     }
-  }
-  static __device__ __forceinline__ float power_of_two(float x, bool by_polynomial) {
-    return by_polynomial ? exp2_polynomial(x) : exp2_approx(x);
   }
   // dS = P · (dP - delta), without the scale that dQ and dK are multiplied by at last.
   __device__ __forceinline__ void score_gradients() {

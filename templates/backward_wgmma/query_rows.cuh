@@ -30,7 +30,7 @@ struct QueryRows {
     const int batch = head_of_all / heads, head = head_of_all % heads, row = tile * BLOCK_M;
     const int64_t place = int64_t(head_of_all) * tiles + tile, sum = int64_t(head_of_all) * seqlen_q + row;
     Sums::clear(dq_sums_gmem + place * Sums::FLOATS, thread, THREADS);
-    RowDeltas<Element, BLOCK_M, VALUE_DIM, THREADS, true>::write(
+    RowDeltas<Element, BLOCK_M, VALUE_DIM, THREADS, true, ROWS_AT_ONCE>::write(
         log_sums_gmem + place * BLOCK_M, deltas_gmem + place * BLOCK_M, o_gmem + o.first(batch, head, row), o.row,
         do_gmem + d.first(batch, head, row), d.row, lse_gmem + sum, LSE_GRADIENT ? dlse_gmem + sum : nullptr,
         seqlen_q - row, thread);
@@ -50,8 +50,9 @@ struct QueryRows {
   template <int THREADS> __device__ __forceinline__ void end(int head_of_all, int tile, int thread) const {
     const int batch = head_of_all / heads, head = head_of_all % heads, row = tile * BLOCK_M;
     const int64_t place = int64_t(head_of_all) * tiles + tile;
-    Sums::template to_rows<HEAD_DIM>(dq_sums_gmem + place * Sums::FLOATS, dq_gmem + dq.first(batch, head, row), dq.row,
-                                     seqlen_q - row, softmax_scale, thread, THREADS);
+    Sums::template to_rows<HEAD_DIM, ROWS_AT_ONCE>(dq_sums_gmem + place * Sums::FLOATS,
+                                                   dq_gmem + dq.first(batch, head, row), dq.row, seqlen_q - row,
+                                                   softmax_scale, thread, THREADS);
   }
 };
 

@@ -18,7 +18,7 @@ GENES = [
     ({}, "mask=causal"),
     (SHARED | {"ORDER": "dp_first"}, "window=20:9"),
     (SHARED | {"DQ_SUM": "bulk"}, "mask=causal_lower_right lse=1"),
-    (BESIDE | {"POLYNOMIAL_EIGHTHS": 3}, "mask=causal lse=1"),
+    (BESIDE | {"STAGGER": True}, "mask=causal lse=1"),
 ]
 WAITS = [
     "mbarrier_wait(smem_address + Smem::DQ_EMPTY + 8 * warpgroup, DS_STAGES == 2 ? score_stage ^ 1 : dq_parity);",

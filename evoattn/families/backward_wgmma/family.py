@@ -95,7 +95,6 @@ class BackwardWgmma(Family):
             "DS_STAGES",
             "BLOCKS_PER_SM",
             "TERMS_EARLY",
-            "POLYNOMIAL_EIGHTHS",
         )
         dims, columns, dtype = genes.DIM_GROUPS, dq_columns(problem, genes), problem.dtype
         p_in_registers, ds_in_registers = genes.P_PLACE == "registers", genes.DS_PLACE == "registers"

@@ -20,7 +20,7 @@ class BackwardWgmmaGenes(Genes):
     DS_STAGES: int
     BLOCKS_PER_SM: int
     PRODUCER: Literal["warp", "warpgroup"]
-    ORDER: Literal["in_turn", "dp_first", "sums_first", "softmax_first", "dq_last"]
+    ORDER: Literal["in_turn", "dp_first", "sums_first", "softmax_first"]
     TERMS_EARLY: bool
     P_PLACE: Literal["registers", "shared"]
     DS_PLACE: Literal["registers", "shared"]
@@ -29,5 +29,4 @@ class BackwardWgmmaGenes(Genes):
     BLOCK_ORDER: Literal["keys", "heads"]
     ROTATE: bool
     ROW_WORK: Literal["launches", "spare_warps"] = "launches"
-    POLYNOMIAL_EIGHTHS: int = 0
     STAGGER: bool = False

@@ -53,7 +53,7 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
         return f"STAGGER needs two warpgroups (BLOCK_N, DIM_GROUPS), not {groups}."
     if genes.ORDER != "in_turn" and genes.Q_STAGES == 1:
         return f"ORDER={genes.ORDER} needs Q_STAGES of 2 or more: two tiles of Q are read at a time."
-    if genes.ORDER not in ("in_turn", "dq_last") and genes.DS_PLACE == "registers":
+    if genes.ORDER != "in_turn" and genes.DS_PLACE == "registers":
         return (
             f"ORDER={genes.ORDER} needs DS_PLACE=shared: with dS in registers beside the next S products wait in turn "
             "(ptxas C7512)."

@@ -12,8 +12,10 @@ from evoattn.model.problem import AttentionProblem
 WARPGROUP, GROUP_KEYS = 128, 64
 PRODUCER_REGISTERS = {1: 40, 2: 24, 3: 32}
 """Per thread of the producer warpgroup after setmaxnreg, by consumer warpgroups, as in flash_wgmma."""
+SPARE_REGISTERS = 40
+"""Per thread of warps that make rows, if the consumers can spare so many: for two rows at once."""
 MAX_CONSUMER_REGISTERS = 240
-FIXED_REGISTERS = {"in_turn": 8, "dp_first": 24, "sums_first": 22, "softmax_first": 22, "dq_last": 8}
+FIXED_REGISTERS = {"in_turn": 8, "dp_first": 24, "sums_first": 22, "softmax_first": 22}
 """Addresses, counters and terms of queries beside the arrays of `Fragments`, by ORDER: with in_turn S and dP are not
 both alive where most is. Fitted to 80 random configs compiled by ptxas 13.0."""
 
@@ -48,6 +50,8 @@ def moved_registers(genes: BackwardWgmmaGenes) -> tuple[int, int]:
         return 0, 0
     consumers, launch = warpgroups(genes), min(registers_at_launch(genes) + 1, 256) // 8 * 8
     producer = PRODUCER_REGISTERS[consumers]
+    if genes.ROW_WORK == "spare_warps" and genes.DS_PLACE == "shared":  # else ptxas has products wait in turn (C7512)
+        producer = max(producer, SPARE_REGISTERS)
     consumer = ((consumers + 1) * launch - producer) // consumers // 8 * 8
     return producer, min(consumer, MAX_CONSUMER_REGISTERS)
 
@@ -118,9 +122,10 @@ def units(problem: AttentionProblem) -> int:
 
 def lead(problem: AttentionProblem, genes: BackwardWgmmaGenes, sms: int) -> int:
     """So many K/V heads ahead a block of ROW_WORK=spare_warps begins rows of queries, and ends those of as many behind:
-    those that run at once on so many SMs and one more, so that none waits; half of all at most. 0 with
-    ROW_WORK=launches."""
+    those that run at once on so many SMs and one more, so that none waits, and twice as many where some blocks take
+    twice as long as others do; half of all at most. 0 with ROW_WORK=launches."""
     if genes.ROW_WORK == "launches":
         return 0
-    running = math.ceil(sms * genes.BLOCKS_PER_SM / key_blocks(problem, genes)) + 1
+    uneven = problem.causal and not problem.window
+    running = math.ceil((1 + uneven) * sms * genes.BLOCKS_PER_SM / key_blocks(problem, genes)) + 1
     return max(1, min(running, units(problem) // 2))

@@ -24,11 +24,9 @@ from evoattn.model.problem import AttentionProblem
 
 SCORE_OPERATIONS = 4.0
 """FP32 and conversion instructions per pair: a multiply-add, a difference, a product, two half conversions."""
-POLYNOMIAL_OPERATIONS = 7
-"""More of an exponential that is computed by a polynomial."""
 NOMINAL_SMS = 132
 """Of an H100, of which a card's own number matters little: which heads' rows are made by launches."""
-ORDERS = ("in_turn", "dp_first", "sums_first", "softmax_first", "dq_last")
+ORDERS = ("in_turn", "dp_first", "sums_first", "softmax_first")
 STEP_WAIT, FIRST_WAIT, ROW_WAIT = 500, 2500, 2000
 """Clocks: of a tile's dependent instructions and barriers; of a block's first loads and last stores; of a block of the
 launches for rows. Estimates: nothing was fitted yet."""
@@ -54,9 +52,8 @@ def launch_work(
     step = Step(
         tensor_flops=2.0 * pairs * (2 * width + 2 * value_width + columns),
         fp32=pairs * SCORE_OPERATIONS,
-        special=pairs * (1 - genes.POLYNOMIAL_EIGHTHS / 8),
-        instructions=pairs * (SCORE_OPERATIONS + 1 + genes.POLYNOMIAL_EIGHTHS / 8 * POLYNOMIAL_OPERATIONS) / WARP
-        + 60 * 4 * groups,
+        special=float(pairs),
+        instructions=pairs * (SCORE_OPERATIONS + 1) / WARP + 60 * 4 * groups,
         shared_bytes=shared,
         loaded_bytes=tile_bytes + 2.0 * sums,
         waits=STEP_WAIT * (1.0 if genes.ORDER == "in_turn" else 0.6),
@@ -163,7 +160,6 @@ def _numbers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, 
         "dq by bulk": genes.DQ_SUM == "bulk",
         "dq by warp": genes.DQ_SUM == "warp",
         "rows inside": genes.ROW_WORK == "spare_warps",
-        "polynomial": genes.POLYNOMIAL_EIGHTHS,
         "staggered": genes.STAGGER,
         "rotated": genes.ROTATE,
         "consumer registers": moved_registers(genes)[1] or registers_at_launch(genes),

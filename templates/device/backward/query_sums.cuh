@@ -20,11 +20,11 @@ template <int ROWS, int COLUMNS, int TILE_COLUMNS, bool BY_DIMS> struct QuerySum
       reinterpret_cast<float4*>(sums_gmem)[i] = make_float4(0, 0, 0, 0);
   }
 
-  // Rows 0 to `rows` - 1 of DIM columns, times `scale`.
-  template <int DIM, typename Element>
+  // Rows 0 to `rows` - 1 of DIM columns, times `scale`. A thread has AT_ONCE eights of numbers on their way.
+  template <int DIM, int AT_ONCE, typename Element>
   static __device__ __forceinline__ void to_rows(const float* sums_gmem, Element* dq_gmem, int64_t row_stride, int rows,
                                                  float scale, int thread, int threads) {
-#pragma unroll 1
+#pragma unroll AT_ONCE
     for (int i = thread; i < FLOATS / 8; i += threads) {  // eight numbers each: 4 dimensions of two queries
       constexpr int PIECES = LENGTH / 8;
       float low[4], high[4];
