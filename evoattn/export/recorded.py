@@ -14,10 +14,11 @@ from evoattn.model.launch import KernelLaunch, TensorMap
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Study, Timing, Trial
 from evoattn.model.space import KernelConfig, spelled
+from evoattn.model.variant import EIGHT_BITS
 from evoattn.peers.labels import peer_label
 from evoattn.storage import Storage, StorageError
 
-NOT_EXPORTED = ("blocks", "score")
+NOT_EXPORTED = ("blocks", "score", *EIGHT_BITS)
 """Variants that no export takes: its programs cannot make their inputs."""
 
 
@@ -58,6 +59,10 @@ class Recorded:
             raise StorageError(
                 f"Exports are of the forward pass so far, not of op={problem.op}; `evoattn show TRIAL --source` prints "
                 "the kernel."
+            )
+        if problem.element.bytes == 1:
+            raise StorageError(
+                "Exports know no numbers of 8 bits so far; `evoattn show TRIAL --source` prints the kernel."
             )
         if problem.varlen and problem.page:
             raise StorageError(

@@ -33,6 +33,7 @@ def group_map(problem: AttentionProblem, tensor: str, rows: int) -> TensorMap:
         (head_dim, problem.group_size, seqlen, problem.kv_heads, batch),
         (head_bytes, row_bytes, problem.group_size * head_bytes, batch_bytes),
         (CHUNK_COLUMNS, heads, rows // heads, 1, 1),
+        rows_at=2 if problem.varlen else None,
     )
 
 
@@ -41,11 +42,13 @@ def tile_map(problem: AttentionProblem, tensor: str, rows: int, by_chunks: bool 
     `by_chunks`, a box a chunk.
 
     A dimension of chunks would run past the end of a row where the last chunk is not whole; without it columns past
-    head_dim read zero. Maps are of 16-bit columns: an element of fp32 is two of them.
+    head_dim read zero. Maps are of 16-bit columns: an element of fp32 is two of them, one of 8 bits half
+    of one.
     """
     batch, heads, seqlen, head_dim = problem.shape(tensor)
-    batch_bytes, head_bytes, row_bytes = (stride * problem.element_bytes for stride in problem.strides(tensor)[:3])
-    columns, dtype = head_dim * problem.element_bytes // ELEMENT_BYTES, "bf16" if problem.dtype == "bf16" else "fp16"
+    element_bytes = problem.element_of(tensor).bytes
+    batch_bytes, head_bytes, row_bytes = (stride * element_bytes for stride in problem.strides(tensor)[:3])
+    columns, dtype = head_dim * element_bytes // ELEMENT_BYTES, "bf16" if problem.dtype == "bf16" else "fp16"
     if columns % CHUNK_COLUMNS:
         shape, strides_bytes = (columns, seqlen, heads, batch), (row_bytes, head_bytes, batch_bytes)
         return TensorMap(buffer_of(problem, tensor), dtype, shape, strides_bytes, (CHUNK_COLUMNS, rows, 1, 1))
@@ -86,11 +89,13 @@ def sliding_map(problem: AttentionProblem, tensor: str, rows: int) -> TensorMap:
     (`triton.tools.ragged_tma`).
     """
     _, heads, _, head_dim = problem.shape(tensor)
-    _, head_bytes, row_bytes = (stride * problem.element_bytes for stride in problem.strides(tensor)[:3])
+    element = problem.element_of(tensor)
+    columns = head_dim * element.bytes // ELEMENT_BYTES
+    _, head_bytes, row_bytes = (stride * element.bytes for stride in problem.strides(tensor)[:3])
     return TensorMap(
         buffer_of(problem, tensor),
-        problem.dtype,
-        (head_dim, SLIDING_ROWS, heads, rows_of_head(problem, tensor) + 1, SLIDING_ROWS + 1),
+        element.name if element.bytes > 1 else "fp16",
+        (columns, SLIDING_ROWS, heads, rows_of_head(problem, tensor) + 1, SLIDING_ROWS + 1),
         (row_bytes, head_bytes, row_bytes, WRAP - row_bytes),
         (CHUNK_COLUMNS, rows, 1, 1, 1),
         wraps=True,
@@ -104,6 +109,8 @@ def key_map(problem: AttentionProblem, tensor: str, keys: int) -> TensorMap:
     return tile_map(problem, tensor, keys)
 
 
+SWIZZLE_ROWS = 8
+"""Of 128 bytes, after which the swizzle of a tile repeats."""
 MAX_END = (1 << 31) - 1
 """Of the outer coordinate of a `sliding_map`, an int32."""
 
@@ -116,6 +123,8 @@ def why_not_sliding(problem: AttentionProblem) -> str | None:
         return f"Tensor maps of sequences of their own lengths count at most {SLIDING_ROWS} rows of one, not {rows}."
     if not (problem.seqused or problem.page):
         return None
+    if 0 < problem.page < SWIZZLE_ROWS:
+        return f"Tensor maps bring {SWIZZLE_ROWS} keys of a page at once, and here it has {problem.page}."
     what, several = "pages" if problem.page else "batches", problem.shape("k")[0] > 1
     if several and rows_apart(problem, "k") != rows_apart(problem, "v"):
         return f"Tensor maps of keys in use need {what} of V as many rows apart as those of K."

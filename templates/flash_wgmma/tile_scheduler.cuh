@@ -55,10 +55,20 @@ struct TileScheduler : Block {
         tiles(row_blocks * rows.heads * batches),
         key_tiles((seqlen_k + BLOCK_N - 1) / BLOCK_N),
         mask(seqlen_q, seqlen_k, terms.given.window),
-        packed{terms.given.query_starts, terms.given.key_starts, batch, seqlen_q, seqlen_k, rows.row_bits()},
+        packed{terms.given.query_starts,
+               terms.given.key_starts,
+               VARLEN ? terms.given.sequences : batch,
+               seqlen_q,
+               seqlen_k,
+               rows.row_bits(),
+               PAGED ? terms.given.seqused : nullptr},
         list(list) {
     split = blockIdx.x % KEY_SPLIT;
     tile = block_tile<HEADS_IN_TURN, Mask::LAST_FIRST, KEY_SPLIT>(row_blocks, rows.heads);  // of a block that takes one
+  }
+  // Most need not wait for a division.
+  __device__ __forceinline__ int kv_head(const Tile& of) const {
+    return GROUP_ROWS || heads == kv_heads ? of.head : of.head / (heads / kv_heads);
   }
   // False if the block has nothing to do.
   __device__ __forceinline__ bool begin() {

@@ -6,9 +6,10 @@
 #include "split_kv/lane_pieces.cuh"
 #include "split_kv/warp_keys.cuh"
 
-#define KV_SOURCE const Element* __restrict__  // [batch, kv_heads, seqlen_k, HEAD_DIM]
+#define KV_SOURCE const KvElement* __restrict__  // [batch, kv_heads, seqlen_k, HEAD_DIM]
 
-template <typename Element, int HEAD_DIM, class Rows, int WARPS, int BLOCK_N, int STAGES, bool SEQUSED, bool PAGED>
+template <typename Element, int HEAD_DIM, class Rows, int WARPS, int BLOCK_N, int STAGES, bool SEQUSED, bool PAGED,
+          bool SMALL_PAGES>
 struct KeyTiles {
   static constexpr int WARP_RING_BYTES = STAGES * (Rows::K::WARP_BYTES + Rows::V::WARP_BYTES);
   static constexpr int RING_BYTES = WARPS * WARP_RING_BYTES, BARRIER_BYTES = 0;
@@ -19,7 +20,7 @@ struct KeyTiles {
                                                LoadQ load_q, Scores scores) {
     LaneRows<Element, PAGED> k_rows(k_gmem, keys, keys.k_strides, work.k_row(), work.k_column());
     LaneRows<Element, PAGED> v_rows(v_gmem, keys, keys.v_strides, work.v_row(), work.v_column());
-    TilePages<PAGED, BLOCK_N / WARPS> pages;  // of the tile that is copied next
+    TilePages<PAGED, BLOCK_N / WARPS, SMALL_PAGES> pages;  // of the tile that is copied next
     auto find_pages = [&](int tile) {
       if (tile < keys.tiles) pages.load(keys, keys.first + tile * BLOCK_N, work.k_row());
     };

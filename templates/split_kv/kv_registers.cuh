@@ -2,9 +2,10 @@
 #include "split_kv/lane_pieces.cuh"
 #include "split_kv/warp_keys.cuh"
 
-#define KV_SOURCE const Element* __restrict__  // [batch, kv_heads, seqlen_k, HEAD_DIM]
+#define KV_SOURCE const KvElement* __restrict__  // [batch, kv_heads, seqlen_k, HEAD_DIM]
 
-template <typename Element, int HEAD_DIM, class Rows, int WARPS, int BLOCK_N, int STAGES, bool SEQUSED, bool PAGED>
+template <typename Element, int HEAD_DIM, class Rows, int WARPS, int BLOCK_N, int STAGES, bool SEQUSED, bool PAGED,
+          bool SMALL_PAGES>
 struct KeyTiles {
   static constexpr int RING_BYTES = 0, BARRIER_BYTES = 0;
 
@@ -14,7 +15,7 @@ struct KeyTiles {
                                                Scores scores) {
     LaneRows<Element, PAGED> k_rows(k_gmem, keys, keys.k_strides, work.k_row(), work.k_column());
     LaneRows<Element, PAGED> v_rows(v_gmem, keys, keys.v_strides, work.v_row(), work.v_column());
-    TilePages<PAGED, BLOCK_N / WARPS> pages;  // of the tile that is loaded next
+    TilePages<PAGED, BLOCK_N / WARPS, SMALL_PAGES> pages;  // of the tile that is loaded next
     auto find_pages = [&](int tile) {
       if (tile < keys.tiles) pages.load(keys, keys.first + tile * BLOCK_N, work.k_row());
     };

@@ -17,7 +17,8 @@
 
 #define KV_SOURCE const __grid_constant__ TensorMap  // [batch, kv_heads, seqlen_k, HEAD_DIM], boxes of KEYS rows
 
-template <typename Element, int HEAD_DIM, class Rows, int WARPS, int BLOCK_N, int STAGES, bool SEQUSED, bool PAGED>
+template <typename Element, int HEAD_DIM, class Rows, int WARPS, int BLOCK_N, int STAGES, bool SEQUSED, bool PAGED,
+          bool SMALL_PAGES>
 struct KeyTiles {
   using Tiles = TensorTile<HEAD_DIM* int(sizeof(Element)) / 2>;  // maps are of 16-bit columns
   static constexpr int KEYS = BLOCK_N / WARPS, TILE_BYTES = Tiles::bytes(KEYS);

@@ -22,13 +22,20 @@ struct WarpKeys {
 };
 
 // The pages of one tile that a lane copies rows of. PAGED: 16 keys from a multiple of 16 on, or the KEYS of a warp's
-// tile if they are fewer, lie in one page, and no lane's rows of such a group begin in another one.
-template <bool PAGED, int KEYS> struct TilePages {
+// tile if they are fewer, lie in one page, and no lane's rows of such a group begin in another one. SMALL: pages have
+// fewer keys, and each row looks its own up.
+template <bool PAGED, int KEYS, bool SMALL> struct TilePages {
   // `first_key`: of the tile. It must be one of the warp's keys.
   __device__ __forceinline__ void load(const WarpKeys&, int first_key, int lane_row) {}
+  // Of a key `offset` rows behind the lane's first; of none where there are no keys, whose rows are asked for too.
+  __device__ __forceinline__ int page_of(const WarpKeys& keys, int key, int offset) const {
+    return keys.count > 0 ? keys.page_of(key) : 0;
+  }
 };
-template <int KEYS> struct TilePages<true, KEYS> {
+template <int KEYS> struct TilePages<true, KEYS, false> {
   int of_group[(KEYS + 15) / 16];
+
+  __device__ __forceinline__ int page_of(const WarpKeys&, int key, int offset) const { return of_group[offset / 16]; }
 
   __device__ __forceinline__ void load(const WarpKeys& keys, int first_key, int lane_row) {
 #pragma unroll
@@ -65,7 +72,8 @@ template <typename Element> struct LaneRows<Element, true> {
         key(keys.first + row) {}
   template <class Pages>
   __device__ __forceinline__ const Element* at(int offset, const WarpKeys& keys, const Pages& pages) const {
-    return head_gmem + pages.of_group[offset / 16] * page_stride + keys.row_in_page(key + offset) * stride;
+    return head_gmem + pages.page_of(keys, key + offset, offset) * page_stride +
+           keys.row_in_page(key + offset) * stride;
   }
   __device__ __forceinline__ void next_tile(int rows) { key += rows; }
 };

@@ -152,6 +152,18 @@ def test_gradients_of_packed(name):
         assert near(mine, theirs)
 
 
+@pytest.mark.parametrize("words", [{}, {"window_size": (3, 1)}, {"softcap": 4.0, "return_attn_probs": True}])
+def test_sequences_without_any_key_have_gradients_of_0(words):
+    q, k, v = (t.requires_grad_() for t in tensors(7, 7))
+    q, k, v = q[0], k[0, :0], v[0, :0]
+    bounds, none = torch.tensor([0, 3, 7]).int(), torch.zeros(3).int()
+    answer = flash_attn.flash_attn_varlen_func(q, k, v, bounds, none, 4, 4, **words)
+    answer = answer if isinstance(answer, torch.Tensor) else answer[0]
+    assert not answer.any()
+    for tensor, grad in zip((q, k, v), torch.autograd.grad(answer.sum(), (q, k, v))):
+        assert grad.shape == tensor.shape and not grad.any()
+
+
 @pytest.mark.parametrize("words", [{}, {"causal": True}, {"window_size": (3, 2)}, {"softcap": 2.0}])
 @pytest.mark.parametrize("lse", [False, True])
 def test_one_key_passes_no_gradient_to_its_score(words, lse):
@@ -278,9 +290,17 @@ def test_what_is_refused_is_said(words, sentence):
         flash_attn.flash_attn_func(*tensors(4, 4), **words)
 
 
-def test_fp8_is_refused():
+def test_fp8_goes_to_attention_fp8():
+    q, k, v = (t.to(torch.float8_e4m3fn) for t in tensors(4, 6))
+    scales = torch.full((3, KV_HEADS), 0.5)
+    words = {"q_descale": scales, "v_descale": scales, "causal": True, "return_attn_probs": True}
+    out, lse = flash_attn.flash_attn_func(q, k, v, **words)
+    expected = [Asked(causal=True).of(q[b].float() * 0.5, k[b].float(), v[b].float() * 0.5) for b in range(3)]
+    assert out.dtype == torch.bfloat16
+    assert near(out, torch.stack([one[0] for one in expected]), 2e-2)
+    assert near(lse, torch.stack([one[1] for one in expected]), 2e-2)
     with pytest.raises(ValueError, match="fp8"):
-        flash_attn.flash_attn_func(*(t.to(torch.float8_e4m3fn) for t in tensors(4, 4)))
+        flash_attn.flash_attn_func(q, k, v, alibi_slopes=torch.ones(HEADS))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
