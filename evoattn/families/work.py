@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
-from evoattn.families.block_list import listed_row_steps
+from evoattn.families.block_list import READ_BIT, listed_row_steps, packed_mask
 from evoattn.families.dealt import DealtTiles
 from evoattn.families.gangs import TilesInOrder
 from evoattn.families.residency import WARP
@@ -235,8 +235,9 @@ def variant_step(problem: AttentionProblem, scores: float, lanes: float = 1.0) -
     if problem.own_score:
         chosen.append(cost(problem.own_score.tree))
     if problem.shown:  # and where it is false another score
-        share = partial_share(*problem.block_mask)
-        chosen.append(tuple(share * (n + 1) for n in cost(problem.shown)))
+        share, asked = partial_share(*problem.block_mask), cost(problem.shown)
+        bits = packed_mask(problem)
+        chosen.append((0.0, 0.0, share * READ_BIT) if bits else tuple(share * (n + 1) for n in asked))
     special, fp32, instructions = (scores * sum(each[i] for each in chosen) for i in range(3))
     loaded = scores * problem.element_bytes * bool(problem.bias)
     return Step(fp32=fp32, special=special, instructions=instructions / WARP, loaded_bytes=loaded)

@@ -484,6 +484,18 @@ def _names(tree: Tree) -> set[str]:
     return set()
 
 
+def depends_on(tree: Tree, name: str) -> bool:
+    """Whether an expression differs by an index, or by the score. A dimension of one element has one place."""
+    match tree:
+        case Name(own):
+            return own == name
+        case Load(table, indices, _):
+            return any(size > 1 and depends_on(one, name) for size, one in zip(table.shape, indices, strict=True))
+        case Apply(_, of):
+            return any(depends_on(one, name) for one in of)
+    return False
+
+
 def of_score(tree: Tree, inner: Tree) -> Tree:
     """The expression of another one's value in place of the score."""
     match tree:

@@ -36,6 +36,7 @@ from evoattn.families.flash_wgmma.resources import (
 )
 from evoattn.families.flash_wgmma.text import wgmma_function
 from evoattn.families.flash_wgmma.work import launch_work
+from evoattn.families.packed_mask import pack_launches, pack_work, packed_bytes
 from evoattn.families.tensor_tiles import ELEMENT_BYTES, group_map, key_map, sliding_map, tile_map, why_not_sliding
 from evoattn.families.variants import variant_args, variant_constants
 from evoattn.families.work import LaunchWork
@@ -162,7 +163,9 @@ class FlashWgmma(Family):
             *variant_args(problem),
             *block_list_args(problem),
         )
+        before = pack_launches(problem)
         return (
+            *before,
             KernelLaunch(
                 self.name,
                 grid(problem, genes, gpu),
@@ -170,6 +173,7 @@ class FlashWgmma(Family):
                 smem_bytes(problem, genes),
                 args,
                 (cluster_blocks(problem, genes), 1, 1),
+                overlaps=bool(before),
                 together=genes.KEY_SPLIT if merges_in_memory(problem, genes) else 1,
             ),
         )
@@ -184,10 +188,10 @@ class FlashWgmma(Family):
             results = row_blocks * heads * genes.KEY_SPLIT * warpgroups(genes)
             words = row_blocks * heads * merge_words(problem, genes)
             return {COUNTERS: 4 * words, RESULTS: results * result_bytes(problem)}
-        return {COUNTERS: 4} if genes.SCHEDULE == "claimed" else {}
+        return ({COUNTERS: 4} if genes.SCHEDULE == "claimed" else {}) | packed_bytes(problem)
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
-        return launch_work(problem, self.genes(config), registers)
+        return *pack_work(problem), *launch_work(problem, self.genes(config), registers)
 
 
 def _maps(problem: AttentionProblem, genes: FlashWgmmaGenes) -> tuple[TensorMap, ...]:
