@@ -160,8 +160,8 @@ def with_small_tables(problem: AttentionProblem) -> AttentionProblem:
 
 
 def listed(problem: AttentionProblem, turn: int = 1) -> AttentionProblem:
-    """Block lists of blocks as large, of each batch and by turns of each head their own, that are not what the predicate
-    gives."""
+    """Block lists of blocks as large, of each batch and by turns of each head their own, that are not what the
+    predicate gives."""
     mask = parse_blocks(problem.blocks)
     documents = f"{mask.keys + 3}+{mask.keys // 2 + 1}+{3 * mask.keys}" if mask.documents else "1/1/3"
     by = "bh" if turn % 2 else "b"

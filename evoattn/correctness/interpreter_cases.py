@@ -340,8 +340,8 @@ class _Maker:
         return cases
 
     def listed(self, case: AttentionProblem, turn: int) -> AttentionProblem:
-        """The case with blocks of one or two tiles, by turns, and documents that begin within them. Some have lists that
-        heads share, for which a launch may ask the predicate once."""
+        """The case with blocks of one or two tiles, by turns, and documents that begin within them. Some have lists
+        that heads share, for which a launch may ask the predicate once."""
         rows, keys = self.block_m * (1 + turn % 2), self.block_n * (2 - turn // 2 % 2)
         documents = f"{self.block_n + 3}+{self.block_n // 2 + 1}+{3 * keys}"
         if not parse_blocks(case.blocks).documents:

@@ -54,13 +54,14 @@ def block_list_constants(problem: AttentionProblem) -> dict[str, Any]:
     return {"KEY_LIST": "blocks" if problem.blocks else "none"}
 
 
-def block_list_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
-    """The arguments of `templates/device/key_list/blocks.cuh`, none without a block list."""
+def block_list_args(problem: AttentionProblem, packs: bool = True) -> tuple[KernelArg, ...]:
+    """The arguments of `templates/device/key_list/blocks.cuh`, none without a block list; `packs`: with bits, if there
+    are any."""
     if not problem.blocks:
         return ()
     mask, shapes = parse_blocks(problem.blocks), problem.term_shapes
     batches, heads, rows, keys = shapes["kv_indices"]
-    bits = packed_mask(problem)
+    bits = packed_mask(problem) if packs else None
     words = bits.rows * bits.row_words if bits else 0
     return (
         *(Buffer(name) for name in BUFFERS),

@@ -51,7 +51,9 @@ def pack_work(problem: AttentionProblem) -> tuple[LaunchWork, ...]:
     mask, (rows, shares, answers) = parse_blocks(problem.blocks), _grid(problem, bits)
     mean, most = (n / shares * partial_share(*problem.block_mask) for n in blocks_of_rows(*problem.block_mask))
     pairs, (special, fp32, instructions) = mask.rows * mask.keys, cost(problem.shown)
-    step = Step(fp32=pairs * fp32, special=pairs * special, instructions=pairs / WARP * (instructions + 4), waits=FIRST_WAIT)
+    step = Step(
+        fp32=pairs * fp32, special=pairs * special, instructions=pairs / WARP * (instructions + 4), waits=FIRST_WAIT
+    )
     warps = THREADS // WARP
     blocks = rows * shares * answers
     return (LaunchWork(KERNEL, blocks, THREADS, warps, 0, REGISTERS, step, mean, most, Step(waits=FIRST_WAIT)),)

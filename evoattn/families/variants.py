@@ -15,11 +15,12 @@ COMPILED = (*SCORE_VARIANTS, *KEY_VARIANTS, "varlen")
 """Those of which a template gets a constant each."""
 
 
-def variant_constants(problem: AttentionProblem) -> dict[str, Any]:
+def variant_constants(problem: AttentionProblem, hides: bool = False) -> dict[str, Any]:
     """One constant for each variant of scores and keys; VARIANT, the header in `templates/device/variant` that names
-    the arguments; and OWN_SCORE, the code of the problem's own expression of scores."""
+    the arguments; and OWN_SCORE, the code of the problem's own expression of scores, which, if it `hides`, makes -inf
+    of the scores that the predicate of a block list does not show."""
     flags = {name.upper(): name in problem.variants for name in COMPILED}
-    own = _own_score(problem) if problem.own_score or problem.blocks else NO_OWN_SCORE
+    own = _own_score(problem, hides) if problem.own_score or problem.blocks else NO_OWN_SCORE
     return flags | {"VARIANT": "varied" if any(flags.values()) or problem.blocks else "plain", "OWN_SCORE": own}
 
 
@@ -30,10 +31,12 @@ NO_OWN_SCORE = """struct OwnScore {
 #define OWN_SCORE_ARGUMENTS"""
 
 
-def _own_score(problem: AttentionProblem) -> str:
+def _own_score(problem: AttentionProblem, hides: bool) -> str:
     """The class `Own` of `templates/device/score.cuh`, and the arguments that its fields are made of, in the order of
     `own_score_args`."""
     score, shown = problem.own_score, problem.shown
+    value, hides = in_cuda(score.tree) if score else SCORE, hides and shown is not None
+    given = "true" if score or hides else "false"
     fields = [("float", "unit", "what the kernel scales a score by last")]
     for table in problem.own_tables:
         element = DTYPES[table.dtype].cuda if table.dtype in DTYPES else WHOLE[table.dtype]
@@ -44,11 +47,12 @@ def _own_score(problem: AttentionProblem) -> str:
     return "\n".join(
         (
             "struct OwnScore {",
-            f"  static constexpr bool GIVEN = {'true' if score else 'false'};  // s = {score.text if score else SCORE}",
+            f"  static constexpr bool GIVEN = {given};  // s = {score.text if score else SCORE}",
             f"  static constexpr bool SHOWS = {'true' if shown else 'false'};  // PARTIAL blocks have a predicate",
             *(f"  {kind} {name};  // {meaning}" for kind, name, meaning in fields),
+            "  bool partial = false;  // the tile at hand is of a PARTIAL block" if problem.blocks else "",
             "  __device__ __forceinline__ float of(float s, int b, int h, int q, int k, int d) const {",
-            f"    return {in_cuda(score.tree) if score else SCORE};",
+            f"    return {f'partial && !shows(b, h, q, k, d) ? NEGATIVE_INFINITY : {value}' if hides else value};",
             "  }",
             "  __device__ __forceinline__ bool shows(int b, int h, int q, int k, int d) const {",
             f"    return {in_cuda(shown, False) if shown else 'true'};",

@@ -226,8 +226,9 @@ SOFTCAP, ALIBI, BIAS = (1.0, 1.0, 2.0), (0.0, 2.0, 3.3), (0.0, 2.0, 6.2)
 and flash_wgmma: a hyperbolic tangent with two factors; a distance times a slope; a load with its address."""
 
 
-def variant_step(problem: AttentionProblem, scores: float, lanes: float = 1.0) -> Step:
-    """Of `scores` scores of a block, of each of which so many lanes find the place."""
+def variant_step(problem: AttentionProblem, scores: float, lanes: float = 1.0, packs: bool = True) -> Step:
+    """Of `scores` scores of a block, of each of which so many lanes find the place; `packs`: bits may say what the
+    predicate of a block list does."""
     if not (problem.softcap or problem.alibi or problem.bias or problem.own_score or problem.blocks):
         return Step()
     chosen = [SOFTCAP] * bool(problem.softcap) + [tuple(lanes * n for n in ALIBI)] * problem.alibi
@@ -236,7 +237,7 @@ def variant_step(problem: AttentionProblem, scores: float, lanes: float = 1.0) -
         chosen.append(cost(problem.own_score.tree))
     if problem.shown:  # and where it is false another score
         share, asked = partial_share(*problem.block_mask), cost(problem.shown)
-        bits = packed_mask(problem)
+        bits = packs and packed_mask(problem)
         chosen.append((0.0, 0.0, share * READ_BIT) if bits else tuple(share * (n + 1) for n in asked))
     special, fp32, instructions = (scores * sum(each[i] for each in chosen) for i in range(3))
     loaded = scores * problem.element_bytes * bool(problem.bias)

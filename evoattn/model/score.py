@@ -485,15 +485,33 @@ def _names(tree: Tree) -> set[str]:
 
 
 def depends_on(tree: Tree, name: str) -> bool:
-    """Whether an expression differs by an index, or by the score. A dimension of one element has one place."""
+    """Whether an expression differs by an index, or by the score."""
     match tree:
         case Name(own):
             return own == name
-        case Load(table, indices, _):
-            return any(size > 1 and depends_on(one, name) for size, one in zip(table.shape, indices, strict=True))
-        case Apply(_, of):
+        case Load(_, of, _) | Apply(_, of):
             return any(depends_on(one, name) for one in of)
     return False
+
+
+def is_natural(tree: Tree) -> bool:
+    """Whether a whole number is surely not below 0."""
+    match tree:
+        case Number(value):
+            return value >= 0
+        case Name(name):
+            return name in INDICES[:4]
+        case Apply("+" | "*" | "//" | "min" | "bitand" | ">>", of):
+            return all(map(is_natural, of))
+        case Apply("%", (_, divisor)):
+            return is_natural(divisor)
+        case Apply("max", of):
+            return any(map(is_natural, of))
+        case Apply("where", (_, yes, no)):
+            return is_natural(yes) and is_natural(no)
+        case Apply("abs"):
+            return True
+    return isinstance(tree, Load) and tree.kind == "bool"
 
 
 def of_score(tree: Tree, inner: Tree) -> Tree:
@@ -577,6 +595,8 @@ def _in_cuda(tree: Tree) -> str:
                 if table.dtype in WHOLE
                 else f"to_float({element})"
             )
+        case Apply("//" | "%" as sign, (x, y)) if is_natural(x) and is_natural(y):  # one multiplication by a constant
+            return f"int(unsigned({_in_cuda(x)}) {sign[0]} unsigned({_in_cuda(y)}))"
         case Apply(name, of):
             wide = tree.kind == "float" or any(one.kind == "float" for one in of)
             return OPERATORS[name].cuda.format(*(in_cuda(one, wide and one.kind != "bool") for one in of))
@@ -593,7 +613,10 @@ def size_member(table: Table, dimension: int) -> str:
 
 
 def cost(tree: Tree) -> tuple[float, float, float]:
-    """(special functions, FP32 lane operations, instructions) of an expression, as `Operator.cost`."""
+    """(special functions, FP32 lane operations, instructions) of an expression, as `Operator.cost`. What the keys of a
+    row share is computed once for all of them, and counts as nothing."""
+    if not (depends_on(tree, "k") or depends_on(tree, SCORE)):
+        return 0.0, 0.0, 0.0
     match tree:
         case Load(_, indices, _):
             parts = [LOAD_COST, *map(cost, indices)]

@@ -38,9 +38,6 @@ TORCH = torch_flex.flex_attention
 MOST_TRACED = 1024
 MOST_VALUES = 2
 """Of captured numbers that become constants."""
-FEW_ROWS = 64
-"""Query rows that share a K/V head, up to which a table of blocks comes before lists: keys are then split over blocks
-of threads, which kernels that read lists do not."""
 WHOLE = 1 << 30
 """Rows and keys of the one block of the mask that torch makes where none is given."""
 MAX_SCORES = "the largest scores are wanted, which kernels do not give"
@@ -173,8 +170,7 @@ def calls(
     def by_lists() -> Call:
         return _scored(call, score, predicate, tables, text, block_masks.lists_of(block_mask, known, keys))
 
-    made = [by_lists, by_table] if text else [by_table]
-    return made[::-1] if rows * (heads // key.shape[1]) <= FEW_ROWS else made
+    return [by_lists, by_table] if text else [by_table]
 
 
 def _scored(

@@ -6,7 +6,7 @@ from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import load_space
-from tests.families import test_flash_mma, test_flash_wgmma
+from tests.families import test_flash_mma, test_flash_wgmma, test_split_kv
 from tests.families.on_interpreter import built, small_faults
 
 H100 = GPUS["h100"]
@@ -22,6 +22,12 @@ PROBLEMS = {
         score="s*flag[b]",
         predicate="(kind[h,q]!=kind[1-h,k])|((q+d-k)%3==0)|seen[wrap(k-q)]",
         tables="flag:bf16:2+kind:int64:2x30+seen:bool:97",
+    ),
+    "a predicate that heads share": LISTED.with_(
+        blocks="64x64:1/2/5",
+        mask="causal_lower_right",
+        predicate="((k//3+q//5)%7<3)|seen[wrap(k-q)]|(q%2==b)",
+        tables="seen:bool:97",
     ),
     "V narrower, softcap": LISTED.with_(head_dim=96, value_dim=64, softcap=3.0, mask="causal_upper_left"),
 }
@@ -40,13 +46,31 @@ STRUCTURES = {
         "persistent, rows begin ahead": {**WGMMA_TWO, "SCHEDULE": "claimed", "Q_IN_REGISTERS": True, "BLOCK_N": 48},
         "fixed, scores again": {"SCHEDULE": "fixed", "RESCALE": "lazy_after", "BLOCK_N": 64, "STORE": "rows"},
     },
+    "split_kv": {
+        "last block": {},
+        "cp_async, a kernel that merges": {**test_split_kv.RING, "MERGE": "kernel"},
+        "maps, a cluster": {"LOAD": "tma", "STAGES": 2, "MERGE": "cluster", "SPLITS": 2},
+        "CUDA cores": test_split_kv.FMA,
+    },
 }
-MODULES = {"flash_mma": test_flash_mma, "flash_wgmma": test_flash_wgmma}
+MODULES = {"flash_mma": test_flash_mma, "flash_wgmma": test_flash_wgmma, "split_kv": test_split_kv}
 WGMMA = ("flash_wgmma", "lazy, two warpgroups", "causal, fp16")
 ANY = ("flash_mma", "together", "causal, fp16")
 OWN = ("flash_mma", "together", "a predicate of its own")
 WGMMA_OWN = ("flash_wgmma", "lazy, two warpgroups", "a predicate of its own")
+SHARED = ("flash_mma", "together", "a predicate that heads share")
+SPLIT = ("split_kv", "cp_async, a kernel that merges", "a predicate of its own")
 WRONG = {
+    "bits of the lane's first key": (SHARED, ("words[row][i] >>= shift;", "words[row][i] >>= 0;")),
+    "bits of the row above": (SHARED, ("(row + i * 8) * bits_row_words", "(row + i * 8 - 1) * bits_row_words")),
+    "bits without the diagonal": (SHARED, ("(key < mask.keys_of(query)) &", "(key < seqlen_k) &")),
+    "bits of rows in no order": (SHARED, ("if (lane == i) word", "if (lane == 31 - i) word")),
+    "bits that are not waited for": (SHARED, ("{ grid_dependency_wait(); }", "{}")),
+    "split: the list is ignored": (SPLIT, ("return listed.first_key(key / LIST_GRANULE) +", "return key -")),
+    "split: FULL taken for PARTIAL": (SPLIT, ("return terms.own.partial = is_partial(tile);", "return true;")),
+    "split: the lists of another head": (SPLIT, ("index, first_head, packed", "index, 0, packed")),
+    "split: keys past the last": (SPLIT, ("by_mask || key + WARP_KEYS > seqlen_k :", "by_mask :")),
+    "split: rows of K past the last": (SPLIT, ("return keys.end - key;", "return 1 << 20;")),
     "the list is ignored": (ANY, ("return blocks[number] * block_keys", "return number * block_keys")),
     "FULL taken for PARTIAL": (ANY, ("return tile < partial_tiles;", "return true;")),
     "PARTIAL taken for FULL": (ANY, ("return tile < partial_tiles;", "return tile < 0;")),
@@ -113,6 +137,15 @@ WRONG = {
 }
 
 
+FEW = ("documents", "a predicate of its own", "a predicate that heads share")
+EACH = [
+    (family, structure, problem)
+    for family, structures in STRUCTURES.items()
+    for structure in structures
+    for problem in (FEW if family == "split_kv" else PROBLEMS)
+]
+
+
 def faults(family: str, structure: str, problem: str, *edits: tuple[str, str]) -> list[str]:
     """What the interpreter's cases find in the kernel's source with these edits; empty for a kernel that is right."""
     module, listed = MODULES[family], PROBLEMS[problem]
@@ -121,8 +154,7 @@ def faults(family: str, structure: str, problem: str, *edits: tuple[str, str]) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("problem", PROBLEMS)
-@pytest.mark.parametrize("family, structure", [(family, name) for family in STRUCTURES for name in STRUCTURES[family]])
+@pytest.mark.parametrize("family, structure, problem", EACH)
 def test_kernels_that_read_a_block_list_are_right(family, structure, problem):
     assert not faults(family, structure, problem)
 

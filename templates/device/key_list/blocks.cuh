@@ -81,6 +81,10 @@ template <int BLOCK_N> struct ListedTiles {
   }
   __device__ __forceinline__ bool is_partial(int tile) const { return tile < partial_tiles; }
   __device__ __forceinline__ bool is_packed(int tile) const { return bits && is_partial(tile); }  // there are bits
+  // Whether a tile is PARTIAL, told to an expression of scores that hides what the predicate does not show.
+  template <class Terms> __device__ __forceinline__ bool ask_predicate(Terms& terms, int tile) const {
+    return terms.own.partial = is_partial(tile);
+  }
   __device__ __forceinline__ int first_key(int tile) const {
     const int *blocks = is_partial(tile) ? partial_blocks : full_blocks,
               of_kind = tile - (is_partial(tile) ? 0 : partial_tiles);
