@@ -8,19 +8,19 @@ from evoattn.families.tensor_tiles import MAX_END, rows_apart
 from evoattn.model.dtype import DTYPES
 from evoattn.model.launch import Buffer, KernelArg, Scalar
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.score import SCORE, WHOLE, in_cuda, member, size_member
+from evoattn.model.score import SCORE, WHOLE, Score, derivative, in_cuda, member, size_member
 from evoattn.model.variant import KEY_VARIANTS, SCORE_VARIANTS
 
 COMPILED = (*SCORE_VARIANTS, *KEY_VARIANTS, "varlen")
 """Those of which a template gets a constant each."""
 
 
-def variant_constants(problem: AttentionProblem, hides: bool = False) -> dict[str, Any]:
+def variant_constants(problem: AttentionProblem, hides: bool = False, slope: bool = False) -> dict[str, Any]:
     """One constant for each variant of scores and keys; VARIANT, the header in `templates/device/variant` that names
     the arguments; and OWN_SCORE, the code of the problem's own expression of scores, which, if it `hides`, makes -inf
-    of the scores that the predicate of a block list does not show."""
+    of the scores that the predicate of a block list does not show; `slope`: with its derivative."""
     flags = {name.upper(): name in problem.variants for name in COMPILED}
-    own = _own_score(problem, hides) if problem.own_score or problem.blocks else NO_OWN_SCORE
+    own = _own_score(problem, hides, slope) if problem.own_score or problem.blocks else NO_OWN_SCORE
     return flags | {"VARIANT": "varied" if any(flags.values()) or problem.blocks else "plain", "OWN_SCORE": own}
 
 
@@ -31,7 +31,7 @@ NO_OWN_SCORE = """struct OwnScore {
 #define OWN_SCORE_ARGUMENTS"""
 
 
-def _own_score(problem: AttentionProblem, hides: bool) -> str:
+def _own_score(problem: AttentionProblem, hides: bool, slope: bool) -> str:
     """The class `Own` of `templates/device/score.cuh`, and the arguments that its fields are made of, in the order of
     `own_score_args`."""
     score, shown = problem.own_score, problem.shown
@@ -54,6 +54,7 @@ def _own_score(problem: AttentionProblem, hides: bool) -> str:
             "  __device__ __forceinline__ float of(float s, int b, int h, int q, int k, int d) const {",
             f"    return {f'partial && !shows(b, h, q, k, d) ? NEGATIVE_INFINITY : {value}' if hides else value};",
             "  }",
+            *(_slope(score) if slope and score else ()),
             "  __device__ __forceinline__ bool shows(int b, int h, int q, int k, int d) const {",
             f"    return {in_cuda(shown, False) if shown else 'true'};",
             "  }",
@@ -61,6 +62,15 @@ def _own_score(problem: AttentionProblem, hides: bool) -> str:
             "#define OWN_SCORE_PARAMETERS " + "".join(f", {kind} own_{name}" for kind, name, _ in fields),
             "#define OWN_SCORE_ARGUMENTS " + "".join(f", own_{name}" for _, name, _ in fields),
         )
+    )
+
+
+def _slope(score: Score) -> tuple[str, ...]:
+    """The method that gives the derivative by the score."""
+    return (
+        "  __device__ __forceinline__ float slope(float s, int b, int h, int q, int k, int d) const {",
+        f"    return {in_cuda(derivative(score.tree))};",
+        "  }",
     )
 
 
