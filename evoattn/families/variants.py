@@ -8,11 +8,13 @@ from evoattn.families.tensor_tiles import MAX_END, rows_apart
 from evoattn.model.dtype import DTYPES
 from evoattn.model.launch import Buffer, KernelArg, Scalar
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.score import SCORE, WHOLE, Score, derivative, in_cuda, member, size_member
+from evoattn.model.score import SCORE, WHOLE, Score, Tree, cost, depends_on, derivative, in_cuda, member, size_member
 from evoattn.model.variant import KEY_VARIANTS, SCORE_VARIANTS
 
 COMPILED = (*SCORE_VARIANTS, *KEY_VARIANTS, "varlen")
 """Those of which a template gets a constant each."""
+SHORT, LONG = 2, 12
+"""Instructions of a predicate for a key."""
 
 
 def variant_constants(problem: AttentionProblem, hides: bool = False, slope: bool = False) -> dict[str, Any]:
@@ -50,7 +52,7 @@ def _own_score(problem: AttentionProblem, hides: bool, slope: bool) -> str:
             f"  static constexpr bool GIVEN = {given};  // s = {score.text if score else SCORE}",
             f"  static constexpr bool SHOWS = {'true' if shown else 'false'};  // PARTIAL blocks have a predicate",
             *(f"  {kind} {name};  // {meaning}" for kind, name, meaning in fields),
-            "  bool partial = false;  // the tile at hand is of a PARTIAL block" if problem.blocks else "",
+            *(_of_lists(shown) if problem.blocks else ()),
             "  __device__ __forceinline__ float of(float s, int b, int h, int q, int k, int d) const {",
             f"    return {f'partial && !shows(b, h, q, k, d) ? NEGATIVE_INFINITY : {value}' if hides else value};",
             "  }",
@@ -62,6 +64,17 @@ def _own_score(problem: AttentionProblem, hides: bool, slope: bool) -> str:
             "#define OWN_SCORE_PARAMETERS " + "".join(f", {kind} own_{name}" for kind, name, _ in fields),
             "#define OWN_SCORE_ARGUMENTS " + "".join(f", own_{name}" for _, name, _ in fields),
         )
+    )
+
+
+def _of_lists(shown: Tree | None) -> tuple[str, ...]:
+    """What block lists ask of the predicate. It is written out for each key where it is short and bits are not likely
+    to be asked in its place: compilers would take seconds."""
+    asked = 0.0 if shown is None else cost(shown)[2]
+    in_loop = shown is not None and asked > SHORT and (asked > LONG or not depends_on(shown, "h"))
+    return (
+        f"  static constexpr bool IN_LOOP = {'true' if in_loop else 'false'};  // not written out for each key",
+        "  bool partial = false;  // the tile at hand is of a PARTIAL block",
     )
 
 

@@ -23,6 +23,7 @@ PROBLEMS = {
         predicate="(kind[h,q]!=kind[1-h,k])|((q+d-k)%3==0)|seen[wrap(k-q)]",
         tables="flag:bf16:2+kind:int64:2x30+seen:bool:97",
     ),
+    "a short predicate": LISTED.with_(blocks="64x64:1/2/5", predicate="k-q<reach[b,h]", tables="reach:int32:2x2"),
     "a predicate that heads share": LISTED.with_(
         blocks="64x64:1/2/5",
         mask="causal_lower_right",
@@ -57,7 +58,8 @@ MODULES = {"flash_mma": test_flash_mma, "flash_wgmma": test_flash_wgmma, "split_
 WGMMA = ("flash_wgmma", "lazy, two warpgroups", "causal, fp16")
 ANY = ("flash_mma", "together", "causal, fp16")
 OWN = ("flash_mma", "together", "a predicate of its own")
-WGMMA_OWN = ("flash_wgmma", "lazy, two warpgroups", "a predicate of its own")
+SHORT = ("flash_mma", "together", "a short predicate")
+WGMMA_SHORT = ("flash_wgmma", "lazy, two warpgroups", "a short predicate")
 SHARED = ("flash_mma", "together", "a predicate that heads share")
 SPLIT = ("split_kv", "cp_async, a kernel that merges", "a predicate of its own")
 WRONG = {
@@ -81,7 +83,9 @@ WRONG = {
             "const bool listed_partial = false;",
         ),
     ),
-    "PARTIAL without the documents": (ANY, ("if (!terms.shows(batch, head, row + m * 16", "if (0 * (row + m * 16")),
+    "PARTIAL without the predicate's value": (SHORT, ("if (!terms.shows(batch, head, row + m", "if (0 * (row + m")),
+    "in a loop: the first key of two": (ANY, ("first + step + 1)", "first + step)")),
+    "in a loop: the row above": (ANY, ("const int query = row + i * 8,", "const int query = row + i * 8 - 1,")),
     "PARTIAL without the diagonal": (
         ANY,
         ("mask_scores(s, mask.keys_from(", "mask_scores(s, AllKeys(seqlen_q, seqlen_k).keys_from("),
@@ -106,16 +110,16 @@ WRONG = {
         ("block_row / list.block_rows;", "max(0, block_row / list.block_rows - 1);"),
     ),
     "documents of another batch": (ANY, ("own.shows(batch, head", "own.shows(0, head")),
-    "documents of the row above": (ANY, ("row + m * 16 + j / 2 * 8, key", "row + m * 16 + j / 2 * 8 - 1, key")),
-    "documents of the other half's row": (ANY, ("row + m * 16 + j / 2 * 8, key", "row + m * 16, key")),
-    "documents of the key before": (ANY, ("key + n * 8 + j % 2", "key + n * 8 + j % 2 - 1")),
-    "documents of the first key of two": (ANY, ("key + n * 8 + j % 2", "key + n * 8")),
+    "the predicate of the row above": (SHORT, ("row + m * 16 + j / 2 * 8, key", "row + m * 16 + j / 2 * 8 - 1, key")),
+    "the predicate of the other half's row": (SHORT, ("row + m * 16 + j / 2 * 8, key", "row + m * 16, key")),
+    "the predicate of the key before": (SHORT, ("key + n * 8 + j % 2", "key + n * 8 + j % 2 - 1")),
+    "the predicate of the first key of two": (SHORT, ("key + n * 8 + j % 2", "key + n * 8")),
     "the predicate of another head": (OWN, ("own.shows(batch, head", "own.shows(batch, 0")),
     "the predicate of another diagonal": (OWN, ("query, key, given.diagonal", "query, key, 0")),
     "an index past the table": (OWN, ("return max(0, min(index, size - 1));", "return max(0, index);")),
-    "wgmma: the predicate of another head": (WGMMA_OWN, ("work.rows.head(work.tile, row), row", "0, row")),
-    "wgmma: the predicate of the row above": (WGMMA_OWN, ("row + j / 2 * 8, key", "row + j / 2 * 8 - 1, key")),
-    "wgmma: the predicate of another key": (WGMMA_OWN, ("key + i * 2 + j % 2", "key + i * 2")),
+    "wgmma: the predicate of another head": (WGMMA_SHORT, ("work.rows.head(work.tile, row), row", "0, row")),
+    "wgmma: the predicate of the row above": (WGMMA_SHORT, ("row + j / 2 * 8, key", "row + j / 2 * 8 - 1, key")),
+    "wgmma: the predicate of another key": (WGMMA_SHORT, ("key + i * 2 + j % 2", "key + i * 2")),
     "keys past the last": (
         ("flash_mma", "together", "documents"),
         ("listed_partial || first_key(tile) + WARP_KEYS > seqlen_k", "listed_partial"),
@@ -125,7 +129,10 @@ WRONG = {
         ("flash_mma", "lazy", "documents"),
         ("tile == key_tiles.partial_tiles", "false"),
     ),
-    "wgmma: PARTIAL without the documents": (WGMMA, ("if (!terms.shows(batch, head, row + j", "if (0 * (row + j")),
+    "wgmma: PARTIAL without the predicate": (
+        WGMMA_SHORT,
+        ("if (!terms.shows(batch, head, row + j", "if (0 * (row + j"),
+    ),
     "wgmma: PARTIAL taken for FULL": (WGMMA, ("whole = !listed.is_partial(key_tile) &&", "whole =")),
     "wgmma: keys past the last of FULL blocks": (
         WGMMA,
@@ -142,7 +149,7 @@ EACH = [
     (family, structure, problem)
     for family, structures in STRUCTURES.items()
     for structure in structures
-    for problem in (FEW if family == "split_kv" else PROBLEMS)
+    for problem in (FEW if family == "split_kv" else [name for name in PROBLEMS if name != "a short predicate"])
 ]
 
 

@@ -58,6 +58,23 @@ template <int ROWS, int BLOCK_N> struct SeenKeys {
 #pragma unroll
     for (int i = 0; i < WORDS; ++i) words[row][i] >>= shift;
   }
+  // By the predicate, `row` and `key` being the lane's first: in a loop, which makes little code.
+  template <class Terms>
+  __device__ __forceinline__ void ask(const Terms& terms, int batch, int head, int row, int key) {
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i)
+#pragma unroll
+      for (int word = 0; word < WORDS; ++word) {
+        const int query = row + i * 8, first = key + word * 32;
+        words[i][word] = 0;
+#pragma unroll 1
+        for (int step = 0; step < (BLOCK_N < 32 ? BLOCK_N : 32); step += 8) {
+          const uint32_t low = terms.shows(batch, head, query, first + step),
+                         high = terms.shows(batch, head, query, first + step + 1);
+          words[i][word] |= (low | high << 1) << step;
+        }
+      }
+  }
   // Of pairs of neighbours that begin at multiples of 8.
   __device__ __forceinline__ bool sees(int row, int step) const { return words[row][step / 32] >> step % 32 & 1; }
 };
@@ -134,6 +151,11 @@ template <int BLOCK_N> struct ListedTiles {
   static __device__ __forceinline__ void mask_partial(float (&s)[FLOATS], const Terms& terms, int batch, int head,
                                                       int row, int key) {
     if constexpr (!decltype(terms.own)::SHOWS) return;
+    if constexpr (decltype(terms.own)::IN_LOOP) {
+      SeenKeys<2, BLOCK_N> seen;
+      seen.ask(terms, batch, head, row, key);
+      return mask_unseen(s, seen);
+    }
 #pragma unroll
     for (int i = 0; i < FLOATS; i += 4)
 #pragma unroll
@@ -145,6 +167,11 @@ template <int BLOCK_N> struct ListedTiles {
   static __device__ __forceinline__ void mask_partial(float (&s)[ROW_TILES][KEY_TILES][4], const Terms& terms,
                                                       int batch, int head, int row, int key) {
     if constexpr (!decltype(terms.own)::SHOWS) return;
+    if constexpr (decltype(terms.own)::IN_LOOP) {
+      SeenKeys<2 * ROW_TILES, BLOCK_N> seen;
+      seen.ask(terms, batch, head, row, key);
+      return mask_unseen(s, seen);
+    }
 #pragma unroll
     for (int m = 0; m < ROW_TILES; ++m)
 #pragma unroll
