@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from evoattn.families.block_list import BITS, Packed, block_list_args, packed_mask
 from evoattn.families.residency import WARP
 from evoattn.families.variants import variant_args
@@ -12,7 +14,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.score import cost
 
 KERNEL = "pack_mask"
-THREADS, REGISTERS, MOST_BLOCKS = 256, 40, 1024
+THREADS, REGISTERS, MOST_BLOCKS = 128, 40, 4096
 """Of a block, of a thread by estimate, and of a launch where its rows leave the choice."""
 FIRST_WAIT = 500
 """Clocks of a block's first loads, and of its last stores."""
@@ -34,8 +36,9 @@ def pack_launches(problem: AttentionProblem) -> tuple[KernelLaunch, ...]:
 
 def _grid(problem: AttentionProblem, bits: Packed) -> tuple[int, int, int]:
     rows, keys = parse_blocks(problem.blocks).blocks(problem.band)
-    answers = bits.batches * bits.heads
-    return rows, max(1, min(keys, MOST_BLOCKS // (rows * answers))), answers
+    answers, mask = bits.batches * bits.heads, parse_blocks(problem.blocks)
+    shares = math.ceil(keys * math.ceil(mask.rows / WARP) * math.ceil(mask.keys / WARP) / (THREADS // WARP))
+    return rows, max(1, min(shares, MOST_BLOCKS // (rows * answers))), answers
 
 
 def _args(problem: AttentionProblem, bits: Packed) -> tuple[KernelArg, ...]:

@@ -8,7 +8,19 @@ from evoattn.families.tensor_tiles import MAX_END, rows_apart
 from evoattn.model.dtype import DTYPES
 from evoattn.model.launch import Buffer, KernelArg, Scalar
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.score import SCORE, WHOLE, Score, Tree, cost, depends_on, derivative, in_cuda, member, size_member
+from evoattn.model.score import (
+    SCORE,
+    WHOLE,
+    Score,
+    Tree,
+    cost,
+    depends_on,
+    derivative,
+    in_cuda,
+    loads_pairs,
+    member,
+    size_member,
+)
 from evoattn.model.variant import KEY_VARIANTS, SCORE_VARIANTS
 
 COMPILED = (*SCORE_VARIANTS, *KEY_VARIANTS, "varlen")
@@ -74,6 +86,7 @@ def _of_lists(shown: Tree | None) -> tuple[str, ...]:
     in_loop = shown is not None and asked > SHORT and (asked > LONG or not depends_on(shown, "h"))
     return (
         f"  static constexpr bool IN_LOOP = {'true' if in_loop else 'false'};  // not written out for each key",
+        f"  static constexpr bool PAIRED = {'true' if shown and loads_pairs(shown) else 'false'};  // a table of pairs",
         "  bool partial = false;  // the tile at hand is of a PARTIAL block",
     )
 

@@ -494,6 +494,16 @@ def depends_on(tree: Tree, name: str) -> bool:
     return False
 
 
+def loads_pairs(tree: Tree) -> bool:
+    """Whether an expression loads an element for each query and key."""
+    match tree:
+        case Load(_, of, _) if depends_on(tree, "q") and depends_on(tree, "k"):
+            return True
+        case Load(_, of, _) | Apply(_, of):
+            return any(map(loads_pairs, of))
+    return False
+
+
 def is_natural(tree: Tree) -> bool:
     """Whether a whole number is surely not below 0."""
     match tree:

@@ -64,7 +64,6 @@ struct Consumer : Epilogue {
     if constexpr (CLUSTER > 1) cluster_arrive();
     named_barrier_sync<THREADS>(BARRIERS_READY);  // the barriers are initialised
     if constexpr (CONSUMER_REGISTERS > 0) increase_registers<CONSUMER_REGISTERS>();
-    KeyList::wait_for_bits();
     q_smem = smem_address + warpgroup * Smem::Q_PLACE_BYTES;
     o_smem = smem_address + Smem::O + warpgroup * Smem::O_BYTES;
     k_descriptor = matrix_descriptor(smem_address + Smem::K, 0);
@@ -73,6 +72,7 @@ struct Consumer : Epilogue {
     if constexpr (AHEAD) rows_ahead();
     else rows_in_turn();
     if (STORE != Store::ROWS && thread == 0) tma_store_wait_read();  // shared memory must live until it is read
+    KeyList::wait_for_bits();  // this launch does not end before the one that writes them
     // Takes the turn that the last round left, so that the barrier ends as it began.
     if (PING_PONG && warpgroup == 0) wait_for_turn();
   }
@@ -115,6 +115,7 @@ private:
   __device__ __forceinline__ void load_seen() {
     const ListedTiles<BLOCK_N> listed = work.listed();
     if (listed.is_packed(key_tile)) {
+      KeyList::wait_for_bits();
       listed.load_seen(seen, lane_row(work.tile), listed.first_key_down(key_tile), lane);
     }
   }

@@ -195,26 +195,29 @@ __device__ __forceinline__ void pack_partial_blocks(const KeyList& list, const T
   const int columns = list.block_keys / 32, pieces = columns * ((list.block_rows + 31) / 32);
   const Mask mask(seqlen_q, seqlen_k, terms.given.window);
   uint32_t* bits = list.bits + batch * list.bits_batch_stride + head * list.bits_head_stride;
-  for (int number = blockIdx.y; number < list.partial_counts[row]; number += gridDim.y) {
-    const int first_key = list.partial_blocks[row * list.key_blocks + number] * list.block_keys;
-    for (int piece = threadIdx.x / 32; piece < pieces; piece += warps) {
-      const int rows = piece / columns * 32, column = piece % columns, key = first_key + column * 32 + lane;
-      uint32_t word = 0;
+  auto sees = [&](int query, int key) { return (key < mask.keys_of(query)) & terms.shows(batch, head, query, key); };
+  const int all = list.partial_counts[row] * pieces;
+  for (int number = blockIdx.y * warps + threadIdx.x / 32; number < all; number += gridDim.y * warps) {
+    const int piece = number % pieces, rows = piece / columns * 32, column = piece % columns;
+    const int first_key = list.partial_blocks[row * list.key_blocks + number / pieces] * list.block_keys + column * 32;
+    uint32_t word = 0;
+    if constexpr (decltype(terms.own)::PAIRED) {  // neighbouring keys lie next to one another: a lane takes a key
 #pragma unroll 8
       for (int i = 0; i < 32; ++i) {
-        const int query = block_row + rows + i;
-        const bool seen = (key < mask.keys_of(query)) & terms.shows(batch, head, query, key);
-        const uint32_t of_row = __ballot_sync(ALL_LANES, seen);
+        const uint32_t of_row = __ballot_sync(ALL_LANES, sees(block_row + rows + i, first_key + lane));
         if (lane == i) word = of_row;
       }
-      if (rows + lane < list.block_rows) {
-        bits[int64_t(block_row + rows + lane) * list.bits_row_words + first_key / 32 + column] = word;
-      }
+    } else {  // what a row's keys share is computed once: a lane takes a row
+#pragma unroll 8
+      for (int i = 0; i < 32; ++i) word |= uint32_t(sees(block_row + rows + lane, first_key + i)) << i;
+    }
+    if (rows + lane < list.block_rows) {
+      bits[int64_t(block_row + rows + lane) * list.bits_row_words + first_key / 32] = word;
     }
   }
 }
 #define PACK_MASK_KERNEL                                                                                              \
-  extern "C" __global__ void __launch_bounds__(256)                                                                   \
+  extern "C" __global__ void __launch_bounds__(128)                                                                   \
       pack_mask(int bits_heads, int seqlen_q, int seqlen_k VARIANT_PARAMETERS KEY_LIST_PARAMETERS) {                  \
     pack_partial_blocks<Mask>(KeyList{KEY_LIST_ARGUMENTS}, Terms{VARIANT_ARGUMENTS}, bits_heads, seqlen_q, seqlen_k); \
   }
