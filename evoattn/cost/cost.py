@@ -142,7 +142,9 @@ def _corrections(
     asked = [features(seen, c, part, gpu, spill_bytes) for c, part in zip(configs, plain, strict=True)]
     rows = np.array([list(map(row.get, trees.names)) for row in asked], np.float64)  # NaN where a row lacks one
     factors = np.exp(np.clip(trees.predict(rows), -MOST_CORRECTION, MOST_CORRECTION))
-    return 1 + (factors - 1) * np.array([p.us / part.us for p, part in zip(plain, parts, strict=True)])
+    shares: Floats = np.array([p.us / part.us for p, part in zip(plain, parts, strict=True)])
+    found: Floats = 1 + (factors - 1) * shares
+    return found
 
 
 def physical_part(
