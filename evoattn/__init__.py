@@ -14,8 +14,10 @@ if TYPE_CHECKING:  # what type checkers and editors see of the names below
     from evoattn.model.problem import AttentionProblem as AttentionProblem
     from evoattn.ops.arguments import Score as Score
     from evoattn.ops.attention import attention as attention
+    from evoattn.ops.attention import attention_mixed as attention_mixed
     from evoattn.ops.attention import attention_paged as attention_paged
     from evoattn.ops.attention import attention_varlen as attention_varlen
+    from evoattn.ops.eight_bits import quantize_kv as quantize_kv
     from evoattn.ops.explain import explain as explain
     from evoattn.ops.explain import warmup as warmup
     from evoattn.ops.flex import flex as flex
@@ -41,6 +43,7 @@ _HOMES = {
     "Shapes": "evoattn.ops.shapes",
     "WrongUse": "evoattn.model.errors",
     "attention": "evoattn.ops.attention",
+    "attention_mixed": "evoattn.ops.attention",
     "attention_paged": "evoattn.ops.attention",
     "attention_varlen": "evoattn.ops.attention",
     "capture": "evoattn.ops.sdpa",
@@ -51,6 +54,7 @@ _HOMES = {
     "flex": "evoattn.ops.flex",
     "flex_attention": "evoattn.ops.flex",
     "load": "evoattn.ops.load",
+    "quantize_kv": "evoattn.ops.eight_bits",
     "sdpa": "evoattn.ops.sdpa",
     "search": "evoattn.search",
     "tune": "evoattn.ops.tune",

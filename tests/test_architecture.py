@@ -40,6 +40,10 @@ HOMES = {  # files, or rooms of which any file may
     "ray": {"fleet"},
     "pynvml": {"timing/clocks.py"},
     "transformers": {"integrations"},
+    "vllm": {"integrations"},
+    "sglang": {"integrations"},
+    "diffusers": {"integrations"},
+    "xformers": {"integrations"},
     "sklearn": {"samplers", "cost"},
 }
 

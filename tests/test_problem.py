@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evoattn.model.dtype import DTYPES
+from evoattn.model.dtype import QUERY_DTYPES
 from evoattn.model.mask import MASKS
 from evoattn.model.named_problems import lookup, named_problems
 from evoattn.model.problem import LAYOUTS, AttentionProblem, ProblemError
@@ -68,7 +68,7 @@ def test_the_usual_spellings_are_understood(text, changes):
 @pytest.mark.parametrize(
     "text, listed",
     [
-        ("B=1,H=1,S=4,D=64,dtype=fp8", ("fp16", "bf16", "fp32", "float32")),
+        ("B=1,H=1,S=4,D=64,dtype=fp4", ("fp16", "bf16", "fp32", "float32", "e4m3")),
         ("B=1,H=1,S=4,D=64,mask=window", ("full", "causal", "causal_lower_right")),
         ("B=1,H=1,S=4,D=64,layout=sbhd", ("bhsd", "bshd")),
         ("B=1,H=1,S=4,D=64,colour=red", ("Hkv", "Sq", "layout", "lse", "dtype", "mask")),
@@ -83,13 +83,13 @@ def test_a_refusal_lists_what_is_possible(text, listed):
 
 def test_every_spelling_leads_to_a_word_of_the_problem():
     """A mask or dtype that is added to the problem needs a row among the spellings."""
-    for name, words in (("dtype", DTYPES), ("mask", MASKS), ("layout", LAYOUTS)):
+    for name, words in (("dtype", QUERY_DTYPES), ("mask", MASKS), ("layout", LAYOUTS)):
         for word in words:
             assert getattr(parse_shape(f"B=1,H=1,S=4,D=64,{name}={word}"), name) == word
 
 
 @given(
-    sizes, sizes, st.sampled_from(tuple(MASKS)), st.sampled_from(tuple(DTYPES)), st.sampled_from(LAYOUTS), st.booleans()
+    sizes, sizes, st.sampled_from(tuple(MASKS)), st.sampled_from(QUERY_DTYPES), st.sampled_from(LAYOUTS), st.booleans()
 )
 def test_short_names_tell_problems_apart(seqlen_q, seqlen_k, mask, dtype, layout, lse):
     base = AttentionProblem(1, 16, 16, 8, 8, 64)
@@ -116,7 +116,7 @@ def test_short_names_are_made_of_the_shape():
         "B=1,H=1,S=-4,D=64",
         "B=1,H=1,S=1e3,D=64",
         "B=1,H=3,Hkv=2,S=4,D=64",
-        "B=1,H=1,S=4,D=64,dtype=fp8",
+        "B=1,H=1,S=4,D=64,dtype=fp4",
         "B=1,H=1,S=4,D=64,mask=window",
         "B=1,H=1,S=4,S=5,D=64",
         "B=1,H=1,S=4,D=64,colour=red",
@@ -162,7 +162,7 @@ def test_scales_and_caps_are_printed_with_all_their_digits(number):
     "text, part",
     [
         ("B:1 H:1 S:4 D:64", "'B:1' is not part of a shape"),
-        ("B=1 H=1 S=4 D=64 fp8", "'fp8' is not part of a shape"),
+        ("B=1 H=1 S=4 D=64 fp4", "'fp4' is not part of a shape"),
         ("B=1 H=4/2 Hkv=2 S=4 D=64", "kv_heads twice"),
         ("B=1 H=4/2/1 S=4 D=64", "Hkv must be a whole number"),
         ("B=1 H=1 S=4/2 D=64", "S must be a whole number"),

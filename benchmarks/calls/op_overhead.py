@@ -33,8 +33,8 @@ from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops import current, custom_op  # noqa: F401 - the latter defines the op that compiled code calls
 from evoattn.ops.arguments import mask_of
-from evoattn.ops.call import call_of
 from evoattn.ops.choice import Choice
+from evoattn.ops.named_call import call_of
 from evoattn.ops.plan import CallPlan
 
 SHAPES = [

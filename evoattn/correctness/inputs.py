@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from evoattn.correctness import sequences, terms
+from evoattn.correctness import eight_bits, sequences, terms
 from evoattn.correctness.sequences import each
 from evoattn.correctness.terms import torch_dtype
 from evoattn.model.problem import AttentionProblem
@@ -43,13 +43,13 @@ def make_inputs(
     a row sees, and hidden keys count where a kernel gives them a finite score, `rising_maximum` lets the largest score
     grow with every key, `equal_keys` makes all keys the same, `extreme_terms` is plain but for the other inputs. Packed
     sequences are each bent so; the keys and values of one without queries are NaN, which no answer may show.
+    Tensors of 8 bits are these values quantised, beside their scales (`eight_bits.quantised`).
     Raises `ValueError` on another kind: it would be plain unseen.
     """
     if kind not in KINDS:
         raise ValueError(f"{kind!r} is none of {', '.join(KINDS)}.")
     generator = torch.Generator(device=device).manual_seed(seed)
-    dtype = torch_dtype(problem)
-    tensors = {}
+    tensors, scales = {}, {}
     for name in problem.tensors:
         shape = sequences.whole_shape(problem, name)
         values = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
@@ -61,11 +61,16 @@ def make_inputs(
         if problem.seqused and name != "q":
             for row, keys in zip(values, problem.key_lengths, strict=True):
                 _bend(row[None, :, :keys], name, kind, problem.softmax_scale, tile)
-        later = (problem.seqused or problem.page) and name != "q"
-        tensors[name] = values.to(dtype) if later else _laid_out(problem, name, values.to(dtype))
+        if problem.element_of(name).bytes == 1:
+            values, scales[name] = eight_bits.quantised(problem, name, values, kind == "extreme_terms")
+        tensors[name] = values.to(torch_dtype(problem, name))
     others = terms.make_terms(problem, generator, device, kind == "extreme_terms")
-    for name in problem.tensors[1:] if problem.seqused or problem.page else "":
-        tensors[name] = _laid_out(problem, name, sequences.stored(problem, tensors[name], others))
+    for name in problem.tensors:
+        if name != "q" and (problem.seqused or problem.page):
+            tensors[name] = sequences.stored(problem, tensors[name], others)
+        tensors[name] = _laid_out(problem, name, tensors[name])
+    for name, scale in scales.items():
+        others[f"{name}_scale"] = eight_bits.stored_scales(problem, name, scale, others)
     return tensors | others
 
 

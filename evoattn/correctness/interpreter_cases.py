@@ -64,7 +64,9 @@ class FarProblem(AttentionProblem):
         if tensor in _COMPACT:
             return super().strides(tensor)
         *compact, last = super().strides(tensor)
-        spans = (apart * _SPAN // self.element_bytes for apart in _apart(self, tensor, compact[0] // compact[2]))
+        spans = (
+            apart * _SPAN // self.element_of(tensor).bytes for apart in _apart(self, tensor, compact[0] // compact[2])
+        )
         batch, head, row = (stride and stride + span for stride, span in zip(compact, spans, strict=True))
         return batch, head, row, last
 
@@ -81,9 +83,10 @@ class FarKernel(BuiltKernel):
 def can_be_far(problem: AttentionProblem) -> bool:
     """Whether rows are whole units, and all strides less than those that no tensor map has."""
     far = FarProblem(**{f.name: getattr(problem, f.name) for f in fields(problem)})
-    if max(max(far.strides(tensor)) for tensor in "qkvo") * problem.element_bytes >= _STRIDE_LIMIT:
+    sizes = {tensor: problem.element_of(tensor).bytes for tensor in "qkvo"}
+    if any(max(far.strides(tensor)) * size >= _STRIDE_LIMIT for tensor, size in sizes.items()):
         return False
-    return problem.head_dim * problem.element_bytes % _UNIT == problem.head_dim_v * problem.element_bytes % _UNIT == 0
+    return all(problem.shape(tensor)[3] * size % _UNIT == 0 for tensor, size in sizes.items())
 
 
 def far_places(problem: AttentionProblem) -> dict[str, NDArray[np.uint16]]:
@@ -92,9 +95,10 @@ def far_places(problem: AttentionProblem) -> dict[str, NDArray[np.uint16]]:
     for tensor, shape, strides, _ in (*problem.inputs, *problem.outputs):
         if tensor.removeprefix("d") not in _APART or tensor in _COMPACT:
             continue
-        units = shape[3] * problem.element_bytes // _UNIT
+        element_bytes = problem.element_of(tensor).bytes
+        units = shape[3] * element_bytes // _UNIT
         spans = np.zeros(int(np.prod(shape[:3])) * units, np.uint16)
-        rows = [stride * problem.element_bytes // _UNIT * spans.itemsize for stride in strides[:3]]
+        rows = [stride * element_bytes // _UNIT * spans.itemsize for stride in strides[:3]]
         view = np.ndarray((*shape[:3], units), np.uint16, spans.data, 0, (*rows, spans.itemsize))
         counts = np.indices(shape[:3])
         apart = _apart(problem, tensor, strides[0] // strides[2])

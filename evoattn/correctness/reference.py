@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from evoattn.correctness import sequences, terms
+from evoattn.correctness import eight_bits, sequences, terms
 from evoattn.correctness.inputs import KINDS as KINDS
 from evoattn.correctness.inputs import make_inputs as make_inputs
 from evoattn.correctness.sequences import with_pairs
@@ -182,9 +182,11 @@ FP32_RELATIVE, FP32_ROUNDING = 1e-5, 2.0**-24
 
 def make_answer(problem: AttentionProblem, tensors: dict[str, torch.Tensor], double: bool = False) -> Answer:
     """The `Answer` for inputs made by `make_inputs`. `double` takes float64 as exact for 16-bit problems too, as the
-    interpreter's check does."""
-    dtype, (q, k, v) = torch_dtype(problem), terms.qkv(problem, tensors)
+    interpreter's check does. Numbers of 8 bits are those that they stand for, times their scales: what is allowed is
+    what 16-bit attention of these is off, in O's dtype."""
     exact_dtype = torch.float64 if double or not problem.element.on_tensor_cores else torch.float32
+    problem, tensors = eight_bits.dequantised(problem, tensors, exact_dtype)
+    dtype, (q, k, v) = torch_dtype(problem), terms.qkv(problem, tensors)
     exact = exact_attention(problem, q, k, v, exact_dtype, others=tensors)
     low = exact_attention(problem, q, k, v, dtype, others=tensors)
     rounded = exact.to(dtype)

@@ -34,49 +34,53 @@ def make_key_terms(
     """
     made: dict[str, torch.Tensor] = {}
     if problem.varlen:
-        queries, keys = zip(*problem.sequences, strict=True)
-        for name, lengths in (("cu_seqlens_q", queries), ("cu_seqlens_k", keys)):
-            made[name] = torch.tensor(starts(lengths), dtype=torch.int32, device=device)
-            if extreme and not lengths[-1]:
-                made[name][-1] -= 3
-    if problem.seqused:
+        for name, lengths in zip(("cu_seqlens_q", "cu_seqlens_k"), zip(*problem.sequences, strict=True), strict=True):
+            if name in problem.term_shapes:
+                made[name] = torch.tensor(starts(lengths), dtype=torch.int32, device=device)
+                if extreme and not lengths[-1]:
+                    made[name][-1] -= 3
+    if "seqused" in problem.term_shapes:
         below = cycle((-1, LEAST)) if extreme else cycle((0,))
         used = [length or next(below) for length in problem.key_lengths]
         made["seqused"] = torch.tensor(used, dtype=torch.int32, device=device)
     if problem.page:
         pages = torch.randperm(problem.shape("k")[0], generator=generator, device=device).int()
         table = pages.view(problem.batch, problem.table_pages)
-        made["table"] = table.masked_fill(~_held(problem, device), 0 if extreme else NO_PAGE)
+        made["table"] = table.masked_fill(~held(problem, device), 0 if extreme else NO_PAGE)
     return made
 
 
-def _held(problem: AttentionProblem, device: torch.device | str) -> torch.Tensor:
+def held(problem: AttentionProblem, device: torch.device | str) -> torch.Tensor:
     """Bool `[batch, table_pages]`: pages with keys in use."""
     first_keys = torch.arange(problem.table_pages, device=device) * problem.page
     return first_keys < torch.tensor(problem.key_lengths, device=device)[:, None]
 
 
 def stored(problem: AttentionProblem, values: torch.Tensor, terms: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """K or V as a kernel finds it: NaN behind the last key in use, in pages if the problem has them.
+    """K or V as a kernel finds it: NaN behind the last key in use, in pages if the problem has them. int8, which has no
+    NaN, is -128 there.
 
     `values` is of `whole_shape` and changed in place; the result has the logical shape `problem.shape` of K or V.
+    Scales per token, `[batch, kv_heads, seqlen_k, 1]`, are stored likewise.
     """
     _, kv_heads, _, dim = values.shape
+    nothing = math.nan if values.is_floating_point() else torch.iinfo(values.dtype).min
     room = problem.table_pages * problem.page if problem.page else problem.seqlen_k
     if problem.varlen:
-        whole = torch.full((problem.batch, kv_heads, room, dim), math.nan, dtype=values.dtype, device=values.device)
+        whole = torch.full((problem.batch, kv_heads, room, dim), nothing, dtype=values.dtype, device=values.device)
         for one in each(problem):
             whole[one.number, :, : one.lengths[1]] = values[0, :, one.keys]
     else:
         for row, keys in zip(values, problem.key_lengths, strict=True):
-            row[:, keys:] = math.nan
+            row[:, keys:] = nothing
         if not problem.page:
             return values
-        whole = torch.nn.functional.pad(values, (0, 0, 0, room - problem.seqlen_k), value=math.nan)
+        whole = torch.full((*values.shape[:2], room, dim), nothing, dtype=values.dtype, device=values.device)
+        whole[:, :, : problem.seqlen_k] = values
     in_pages = whole.view(problem.batch, kv_heads, problem.table_pages, problem.page, dim).transpose(1, 2)
-    cache = torch.full((*problem.shape("k")[:3], dim), float("nan"), dtype=values.dtype, device=values.device)
-    held = _held(problem, values.device)
-    cache[terms["table"][held].long()] = in_pages[held]
+    cache = torch.full((*problem.shape("k")[:3], dim), nothing, dtype=values.dtype, device=values.device)
+    own = held(problem, values.device)
+    cache[terms["table"][own].long()] = in_pages[own]
     return cache
 
 

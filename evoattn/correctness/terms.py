@@ -12,15 +12,16 @@ from evoattn.correctness.sequences import make_key_terms
 from evoattn.model.dtype import DTYPES
 from evoattn.model.mask import MaskKind
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.scales import SCALES
 from evoattn.model.score import FLAGS, SCORE, WHOLE, Name, Tree, evaluate
 
 OWN_NUMBERS = 4
 """Values of a table of whole numbers: of documents, say, of which keys and queries share some."""
 
 
-def torch_dtype(problem: AttentionProblem) -> torch.dtype:
-    """The problem's dtype in torch."""
-    dtype: torch.dtype = getattr(torch, problem.element.torch)
+def torch_dtype(problem: AttentionProblem, tensor: str = "o") -> torch.dtype:
+    """The dtype of a tensor of the problem in torch: that of O, and of what is added to scores, unless said."""
+    dtype: torch.dtype = getattr(torch, problem.element_of(tensor).torch)
     return dtype
 
 
@@ -37,7 +38,7 @@ def make_terms(
 ) -> dict[str, torch.Tensor]:
     """The inputs of `AttentionProblem.term_shapes`: normal sinks and biases, the slopes of the ALiBi paper, lengths and
     pages as `sequences.make_key_terms` makes them, block lists as the problem's text says, normal tables, and those of
-    whole numbers with few values.
+    whole numbers with few values. Scales are made with what they scale (`eight_bits.quantised`).
 
     `extreme`: lengths as `make_key_terms` has them then, sinks of -inf and of 30 by turns, slopes of which every other
     is steep and negative, and a bias that hides all keys from the first query, the last half of them from the second
@@ -59,7 +60,7 @@ def make_terms(
         else:
             made[table.buffer] = normal.to(getattr(torch, DTYPES[table.dtype].torch))
     for name, shape in problem.term_shapes.items():
-        if name in made:
+        if name in made or name in SCALES:
             continue
         if name == "slopes":
             made[name] = torch.exp2(-8.0 * (heads + 1) / problem.heads).float()

@@ -13,6 +13,7 @@ from evoattn.families.base import starts_zeroed
 from evoattn.families.built import BuiltKernel
 from evoattn.model.operation import TensorSpec
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.scales import SCALES
 from evoattn.timing.clock import Call
 
 ALIGNMENT = 1024
@@ -50,7 +51,12 @@ class Memory:
             generator = torch.Generator(device=self._backend.device).manual_seed(self._seed)
             made = torch.empty(elements, dtype=dtype, device=self._backend.device)
             for first in range(0, elements, 1 << 27):
-                made[first : first + (1 << 27)].normal_(generator=generator)
+                part = made[first : first + (1 << 27)]
+                if dtype.itemsize > 1:
+                    part.normal_(generator=generator)
+                    continue
+                normal = torch.randn(len(part), generator=generator, device=part.device)
+                part.copy_((normal / scale_of(dtype)).clamp(-127, 127))
             self._inputs[name] = made
         if self._out.numel() < (size := sum(map(_padded, problem.outputs))):
             self._out = torch.empty(size, dtype=torch.uint8, device=self._backend.device)
@@ -66,6 +72,11 @@ class Memory:
             if spec.name == "lse":  # the exponential of a normal number is exp(1/2) on average
                 mean = math.log(problem.seqlen_k) + 0.5
                 made[spec.name] = torch.full(spec.shape, mean, dtype=getattr(torch, spec.dtype), device=device)
+            elif spec.name in SCALES:
+                scaled: torch.dtype = getattr(torch, problem.element_of(spec.name[0]).torch)
+                made[spec.name] = torch.full((math.prod(spec.shape),), scale_of(scaled), device=device).as_strided(
+                    spec.shape, spec.strides
+                )
         return made
 
     def _shared(self, problem: AttentionProblem) -> list[TensorSpec]:
@@ -94,6 +105,11 @@ class Memory:
             buffers[name] = allocate(max(size, 16), dtype=torch.uint8, device=self._backend.device)
         enqueue = self._backend.prepare(kernel.compiled, kernel.launches(problem), buffers)
         return _keeping(enqueue, buffers)
+
+
+def scale_of(dtype: torch.dtype) -> float:
+    """By which the numbers of 8 bits are multiplied to be normal ones."""
+    return 1.0 if dtype.is_floating_point else 1 / 32
 
 
 def _keeping(enqueue: Callable[[], object], buffers: dict[str, torch.Tensor]) -> Call:

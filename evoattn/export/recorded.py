@@ -14,10 +14,11 @@ from evoattn.model.launch import KernelLaunch, TensorMap
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Study, Timing, Trial
 from evoattn.model.space import KernelConfig, spelled
+from evoattn.model.variant import EIGHT_BITS
 from evoattn.peers.labels import peer_label
 from evoattn.storage import Storage, StorageError
 
-NOT_EXPORTED = ("blocks", "score")
+NOT_EXPORTED = ("blocks", "score", *EIGHT_BITS)
 """Variants that no export takes: its programs cannot make their inputs."""
 
 

@@ -33,6 +33,7 @@ def group_map(problem: AttentionProblem, tensor: str, rows: int) -> TensorMap:
         (head_dim, problem.group_size, seqlen, problem.kv_heads, batch),
         (head_bytes, row_bytes, problem.group_size * head_bytes, batch_bytes),
         (CHUNK_COLUMNS, heads, rows // heads, 1, 1),
+        rows_at=2 if problem.varlen else None,
     )
 
 
@@ -41,11 +42,13 @@ def tile_map(problem: AttentionProblem, tensor: str, rows: int, by_chunks: bool 
     `by_chunks`, a box a chunk.
 
     A dimension of chunks would run past the end of a row where the last chunk is not whole; without it columns past
-    head_dim read zero. Maps are of 16-bit columns: an element of fp32 is two of them.
+    head_dim read zero. Maps are of 16-bit columns: an element of fp32 is two of them, one of 8 bits half
+    of one.
     """
     batch, heads, seqlen, head_dim = problem.shape(tensor)
-    batch_bytes, head_bytes, row_bytes = (stride * problem.element_bytes for stride in problem.strides(tensor)[:3])
-    columns, dtype = head_dim * problem.element_bytes // ELEMENT_BYTES, "bf16" if problem.dtype == "bf16" else "fp16"
+    element_bytes = problem.element_of(tensor).bytes
+    batch_bytes, head_bytes, row_bytes = (stride * element_bytes for stride in problem.strides(tensor)[:3])
+    columns, dtype = head_dim * element_bytes // ELEMENT_BYTES, "bf16" if problem.dtype == "bf16" else "fp16"
     if columns % CHUNK_COLUMNS:
         shape, strides_bytes = (columns, seqlen, heads, batch), (row_bytes, head_bytes, batch_bytes)
         return TensorMap(buffer_of(problem, tensor), dtype, shape, strides_bytes, (CHUNK_COLUMNS, rows, 1, 1))

@@ -8,6 +8,7 @@ from evoattn.families.tensor_tiles import MAX_END, rows_apart
 from evoattn.model.dtype import DTYPES
 from evoattn.model.launch import Buffer, KernelArg, Scalar
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.scales import PER_TOKEN
 from evoattn.model.score import (
     SCORE,
     WHOLE,
@@ -25,6 +26,8 @@ from evoattn.model.variant import KEY_VARIANTS, SCORE_VARIANTS
 
 COMPILED = (*SCORE_VARIANTS, *KEY_VARIANTS, "varlen")
 """Those of which a template gets a constant each."""
+SEQUENCES = "sequences"
+"""The argument that says how many packed sequences there are, in place of which a call may put fewer."""
 SHORT, LONG = 2, 12
 """Instructions of a predicate for a key."""
 
@@ -110,6 +113,23 @@ def own_score_args(problem: AttentionProblem, last_scale: float) -> tuple[Kernel
     return tuple(args)
 
 
+def scale_constants(problem: AttentionProblem) -> dict[str, Any]:
+    """The type of K and V; SCALED, the header in `templates/device/variant` that names their scales; and SCALES: none,
+    of a sequence's head, or of each key."""
+    scales = "KEY" if problem.scales == PER_TOKEN else "HEAD" if problem.kv else "NONE"
+    header = "scaled" if problem.kv else "unscaled"
+    return {"KV_ELEMENT": problem.element_of("k").cuda, "SCALED": header, "SCALES": scales}
+
+
+def scale_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
+    """Of each scale that the problem has, those of Q, K and V in turn: its address, and its batch, head and row strides
+    in elements, 0 where it is the same. Shapes: `evoattn.model.scales`."""
+    args: list[KernelArg] = []
+    for name in problem.scale_shapes:
+        args += [Buffer(name), *(Scalar("int64", stride) for stride in problem.scale_strides(name))]
+    return tuple(args)
+
+
 def variant_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
     """The arguments of `templates/device/variant/varied.cuh`; none for plain attention.
 
@@ -137,6 +157,6 @@ def variant_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
         Scalar("int32", apart if apart <= MAX_END else 0),  # read by tensor maps that slide alone, which refuse more
         *(Buffer(name) if name in shapes else null for name in ("cu_seqlens_q", "cu_seqlens_k")),
         Scalar("int32", problem.shape("q")[2] if problem.varlen else 0),
-        Scalar("int32", problem.batch if problem.varlen else 0),
+        Scalar("int32", problem.batch if problem.varlen else 0, SEQUENCES),
         *own_score_args(problem, last_scale),
     )

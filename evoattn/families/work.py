@@ -209,11 +209,11 @@ def tensor_bytes(problem: AttentionProblem, *tensors: str) -> float:
     sees through a window."""
     own = [t for t in tensors if t != "v" or not problem.shared_kv]
     if not (problem.seqused or problem.page or problem.window):
-        return float(problem.element_bytes * sum(math.prod(problem.shape(t)) for t in own))
+        return float(sum(problem.element_of(t).bytes * math.prod(problem.shape(t)) for t in own))
     seen = (len(problem.masking.band(rows, keys).keys(0, rows)) for rows, keys in problem.sequences if rows)
     rows = dict.fromkeys("kv", problem.kv_heads * (sum(seen) if problem.window else sum(problem.key_lengths)))
-    counts = (rows[t] * problem.shape(t)[3] if t in rows else math.prod(problem.shape(t)) for t in own)
-    return float(problem.element_bytes * sum(counts))
+    counts = {t: rows[t] * problem.shape(t)[3] if t in rows else math.prod(problem.shape(t)) for t in own}
+    return float(sum(problem.element_of(t).bytes * count for t, count in counts.items()))
 
 
 def up_to(count: float, step: int) -> int:

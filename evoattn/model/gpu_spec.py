@@ -76,8 +76,10 @@ class GpuSpec:
         return int(digits[:-1]), int(digits[-1])
 
     def peak_tflops(self, dtype: str) -> float:
-        """Dense peak in TFLOP/s for `fp16`, `bf16` (tensor cores) or `fp32` (CUDA cores, two FLOP per lane)."""
-        per_clock = self.tensor_flops_per_clock if DTYPES[dtype].on_tensor_cores else self.fp32_lanes * 2
+        """Dense peak in TFLOP/s for `fp16`, `bf16` (tensor cores), 8 bits (twice as many) or `fp32` (CUDA cores, two
+        FLOP per lane)."""
+        element = DTYPES[dtype]
+        per_clock = self.tensor_flops_per_clock * 2 // element.bytes if element.on_tensor_cores else self.fp32_lanes * 2
         return per_clock * self.sm_count * self.boost_clock_ghz / 1e3
 
     def floor_us(self, flops: int, bytes_moved: int, dtype: str) -> float:

@@ -43,6 +43,8 @@ class TensorMap:
     box: tuple[int, ...]
     swizzle_bytes: int = 128
     wraps: bool = False
+    rows_at: int | None = None
+    """The dimension of `shape` in place of which a call may put the rows that its buffer has, if they are fewer."""
 
 
 KernelArg = Scalar | Buffer | TensorMap

@@ -11,15 +11,16 @@ from typing import Any
 
 from evoattn.model import block_list
 from evoattn.model.backward import why_no_grads
-from evoattn.model.dtype import DTYPES, Dtype
+from evoattn.model.dtype import DTYPES, QUERY_DTYPES, Dtype
 from evoattn.model.errors import WrongUse
+from evoattn.model.forward import FORWARD
 from evoattn.model.lengths import parse_lengths
 from evoattn.model.mask import FULL, MASKS, Band, Mask
-from evoattn.model.operation import OPERATIONS, Operation, TensorSpec, contiguous
+from evoattn.model.operation import OPERATIONS, Operation, TensorSpec
+from evoattn.model.scales import PER_TOKEN, scale_shapes, scale_strides, why_no_scales
 from evoattn.model.score import (
     INTEGERS,
     SCORE,
-    WHOLE,
     Apply,
     Name,
     Score,
@@ -89,6 +90,10 @@ class AttentionProblem:
     and seqlen_k; a mask's diagonal is each sequence's own. Q and O are `[1, heads, all queries, head_dim]`, K and V
     likewise, and the log-sum-exp is `[1, heads, all queries]`.
 
+    `kv` gives K and V another dtype than Q, one of 8 bits, `e4m3`, `e5m2` or `int8`: values are the stored numbers
+    times the scales `k_scale` and `v_scale`, float32 inputs, one of each tensor or, by `scales`, one for each K/V head
+    of a sequence (`head`) or each row of a head (`token`). Where `dtype` has 8 bits, Q has `q_scale`, and O is bf16.
+
     `blocks` is a list of blocks of keys that each block of rows sees, on the device (`evoattn.model.block_list`), and
     `predicate` an expression of indices and `tables` that says which keys are seen in PARTIAL blocks.
 
@@ -126,22 +131,26 @@ class AttentionProblem:
     tables: str = ""
     blocks: str = ""
     predicate: str = ""
-    op: str = "forward"
+    op: str = FORWARD.name
     grads: str = ""
     deterministic: bool = False
+    kv: str = ""
+    scales: str = ""
 
     def __post_init__(self) -> None:
         if self.value_dim is None or self.value_dim == self.head_dim:
             object.__setattr__(self, "value_dim", 0)  # one way to say it, so that equal problems are equal
+        if self.kv == self.dtype:
+            object.__setattr__(self, "kv", "")
         if fault := self._size_fault():
             raise ProblemError(fault)
-        for field, allowed in (("dtype", DTYPES), ("mask", MASKS), ("layout", LAYOUTS), ("op", OPERATIONS)):
+        for field, allowed in (("dtype", QUERY_DTYPES), ("mask", MASKS), ("layout", LAYOUTS), ("op", OPERATIONS)):
             if getattr(self, field) not in tuple(allowed):
                 raise ProblemError(f"{field} must be one of {', '.join(allowed)}, not {getattr(self, field)!r}.")
         for field in ("lse", "deterministic"):
             if not isinstance(getattr(self, field), bool):
                 raise ProblemError(f"{field} must be true or false, not {getattr(self, field)!r}.")
-        if fault := fault_of(self) or why_no_grads(self):
+        if fault := why_no_scales(self) or fault_of(self) or why_no_grads(self):
             raise ProblemError(fault)
         if self.own_score:  # one way to write it
             object.__setattr__(self, "score", self.own_score.text)
@@ -226,7 +235,10 @@ class AttentionProblem:
         tree, shapes = parse_score(SCORE).tree, self.term_shapes
         if self.softcap:
             tree = parse_score(f"{float(self.softcap)!r}*tanh(s/{float(self.softcap)!r})").tree
-        for name, dtype, added in (("slopes", "fp32", "-slopes[h]*abs(q+d-k)"), ("bias", self.dtype, "bias[b,h,q,k]")):
+        for name, dtype, added in (
+            ("slopes", "fp32", "-slopes[h]*abs(q+d-k)"),
+            ("bias", self.answer.name, "bias[b,h,q,k]"),
+        ):
             if name in shapes:
                 tree = of_score(parse_score(f"s+{added}", (Table(name, dtype, shapes[name], name),)).tree, tree)
         return of_score(self.own_score.tree, tree) if self.own_score else tree
@@ -237,7 +249,12 @@ class AttentionProblem:
         their tables."""
         tables = [f"{table.name}:{table.dtype}:{len(table.shape)}" for table in self.own_tables]
         said = {"score": f"score={self.score}", "blocks": f"blocks={self.predicate}"}
-        return tuple(" ".join([said[name], *tables]) if name in said else name for name in self.variants)
+        said |= {"kv": f"kv={self.kv}", "scales": f"scales={self.scales}"}
+        names = (name for name in self.variants if name != "scales" or self.scales == PER_TOKEN)
+        return tuple(
+            " ".join([said[name], *(tables if name in ("score", "blocks") else ())]) if name in said else name
+            for name in names
+        )
 
     @property
     def key_lengths(self) -> tuple[int, ...]:
@@ -281,12 +298,27 @@ class AttentionProblem:
 
     @property
     def element(self) -> Dtype:
-        """The row of the table of dtypes."""
+        """Q's row of the table of dtypes."""
         return DTYPES[self.dtype]
 
     @property
     def element_bytes(self) -> int:
         return DTYPES[self.dtype].bytes
+
+    @property
+    def answer(self) -> Dtype:
+        """O's row, and that of the bias and the sinks."""
+        return DTYPES[self.element.answers or self.dtype]
+
+    def element_of(self, tensor: str) -> Dtype:
+        """The row of `q`, `k`, `v`, `o` or `bias`, or of a gradient."""
+        name = tensor.removeprefix("d")
+        return self.answer if name in ("o", "bias") else DTYPES[self.kv or self.dtype] if name in "kv" else self.element
+
+    @property
+    def scale_shapes(self) -> dict[str, tuple[int, ...]]:
+        """See `evoattn.model.scales`."""
+        return scale_shapes(self)
 
     @property
     def softmax_scale(self) -> float:
@@ -307,12 +339,14 @@ class AttentionProblem:
     def term_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the contiguous inputs beside q, k and v.
 
-        `sinks` is in the problem's dtype, `slopes` float32; `bias`, in the problem's dtype, has rows of `seqlen_k`
+        `sinks` is in O's dtype, `slopes` float32; `bias`, in O's dtype, has rows of `seqlen_k`
         rounded up to 8 elements, so that they begin at multiples of 16 bytes, and what lies past the last key means
         nothing. `seqused` holds the keys of each batch that are in use, `table` the pages of each batch's sequence in
         their order, both int32; entries of pages behind the last key in use mean nothing. `cu_seqlens_q` and
-        `cu_seqlens_k`, int32, say where packed sequences begin, and where the last one ends. A block list has six:
-        `BlockMask.shapes`. Tables of the problem's own expression are `own_NAME`.
+        `cu_seqlens_k`, int32, say where packed sequences begin, and where the last one ends; those whose keys lie in
+        pages have `seqused` in place of the latter. A block list has six: `BlockMask.shapes`. Tables of the problem's
+        own expression are `own_NAME`. Scales of numbers of 8 bits: `evoattn.model.scales`, per token not contiguous but
+        in the order of the layout.
         """
         shapes: dict[str, tuple[int, ...]] = {}
         if self.sink:
@@ -328,11 +362,12 @@ class AttentionProblem:
         if self.page:
             shapes["table"] = (self.batch, self.table_pages)
         if self.varlen:
-            shapes |= {"cu_seqlens_q": (self.batch + 1,), "cu_seqlens_k": (self.batch + 1,)}
+            shapes["cu_seqlens_q"] = (self.batch + 1,)
+            shapes |= {"seqused": (self.batch,)} if self.page else {"cu_seqlens_k": (self.batch + 1,)}
         shapes |= {table.buffer: table.shape for table in self.own_tables}
         if self.blocks:
             shapes |= block_list.parse_blocks(self.blocks).shapes(self.batch, self.heads, self.band)
-        return shapes
+        return shapes | self.scale_shapes
 
     def shape(self, tensor: str) -> tuple[int, int, int, int]:
         """Logical shape `[batch, heads, seqlen, head_dim]` of `q`, `k`, `v` or `o`, or of its gradient: `dq`, …"""
@@ -346,6 +381,10 @@ class AttentionProblem:
         if self.page:
             return self.batch * self.table_pages, self.kv_heads, self.page, dim
         return batch, self.kv_heads, keys, dim
+
+    def scale_strides(self, name: str) -> tuple[int, int, int]:
+        """See `evoattn.model.scales`."""
+        return scale_strides(self, name)
 
     def strides(self, tensor: str) -> tuple[int, int, int, int]:
         """Strides of `shape(tensor)` in elements, in this problem's memory layout; the last one is 1. Of `bias` too:
@@ -451,6 +490,8 @@ class AttentionProblem:
             f"score_{_hash(self.score + ' ' + self.tables)}": self.score,
             f"blocks_{re.sub('[+:/]', '_', self.blocks)}": self.blocks,
             f"predicate_{_hash(self.predicate + ' ' + self.tables)}": self.predicate,
+            f"kv_{self.kv}": self.kv,
+            f"scales_{self.scales}": self.scales,
         }
         return "_".join(part for part, applies in said.items() if applies)
 
@@ -542,54 +583,3 @@ def _digits(number: float) -> str:
 
 def _is_head_dim(dim: int) -> bool:
     return dim == SMALLEST_HEAD_DIM or (dim % HEAD_DIM_STEP == 0 and MIN_HEAD_DIM <= dim <= MAX_HEAD_DIM)
-
-
-def _forward_inputs(problem: AttentionProblem) -> tuple[TensorSpec, ...]:
-    """Q, K and V (unless it lies within K), and the inputs of variants."""
-    dtype = problem.element.torch
-    main = tuple(TensorSpec(name, problem.shape(name), problem.strides(name), dtype) for name in problem.tensors)
-    if not problem.term_shapes:
-        return main
-    kinds = {"sinks": dtype, "slopes": "float32"}
-    for table in problem.own_tables:
-        kinds[table.buffer] = table.dtype if table.dtype in WHOLE else DTYPES[table.dtype].torch
-    return main + tuple(
-        TensorSpec(name, shape, problem.strides(name), dtype)
-        if name == "bias"
-        else contiguous(name, shape, kinds.get(name, "int32"))
-        for name, shape in problem.term_shapes.items()
-    )
-
-
-def _forward_outputs(problem: AttentionProblem) -> tuple[TensorSpec, ...]:
-    """O and, where the problem asks for it, the log-sum-exp."""
-    o = TensorSpec("o", problem.shape("o"), problem.strides("o"), problem.element.torch)
-    return (o, contiguous("lse", problem.lse_shape, "float32")) if problem.lse else (o,)
-
-
-def _forward_flops(problem: AttentionProblem) -> int:
-    """2·head_dim for a score and as many for its part of O, of V's head_dim, for every visible pair
-    (flash-attention's count)."""
-    return 2 * (problem.head_dim + problem.head_dim_v) * problem.visible_pairs
-
-
-def _forward_bytes(problem: AttentionProblem) -> int:
-    """Q, the keys and values that some query sees, and the bias read once, O and the log-sum-exp, if any, written
-    once."""
-    keys = sum(keys for rows, keys in problem.sequences if rows)
-    if problem.window:
-        keys = sum(len(problem.masking.band(rows, count).keys(0, rows)) for rows, count in problem.sequences)
-    elements = math.prod(problem.shape("q")) + math.prod(problem.shape("o"))
-    elements += math.prod(problem.term_shapes.get("bias", (0,)))
-    kept = problem.kv_heads * keys
-    if problem.blocks:
-        mask, batch, heads, band, diagonal = problem.block_mask
-        kept = block_list.keys_read(mask, batch, heads, problem.kv_heads, band, diagonal)
-    elements += kept * (problem.head_dim + (0 if problem.shared_kv else problem.head_dim_v))
-    return problem.element_bytes * elements + 4 * problem.lse * math.prod(problem.lse_shape)
-
-
-FORWARD = Operation(
-    "forward", _forward_inputs, _forward_outputs, _forward_flops, _forward_bytes, proof="evoattn.correctness.forward"
-)
-OPERATIONS[FORWARD.name] = FORWARD

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
-from evoattn.model.dtype import DTYPES
+from evoattn.model.dtype import WIDE_DTYPES
 
 Kind = Literal["bool", "int", "float"]
 SCORE = "s"
@@ -34,7 +34,7 @@ INDICES = ("b", "h", "q", "k", "d")
 INTEGERS = "int32"
 LONG, FLAGS = "int64", "bool"
 WHOLE = {INTEGERS: "int", LONG: "long long", FLAGS: "bool"}
-"""Dtypes of tables beside those of `DTYPES`, in CUDA. Numbers of int64 past those of int32 are taken as the nearest."""
+"""Dtypes of tables beside `WIDE_DTYPES`, in CUDA. Numbers of int64 past those of int32 are taken as the nearest."""
 MOST_CHARACTERS = 4000
 MOST_ELEMENTS = (1 << 31) - 1
 """Of a table: kernels count them in int32."""
@@ -340,8 +340,8 @@ def parse_tables(text: str) -> tuple[Table, ...]:
         if not match:
             raise ValueError(f"{part!r} is no table, which is written like gate:fp32:12x64 with up to four sizes")
         name, dtype, sizes = match[1], match[2], tuple(int(size) for size in match[3].split("x"))
-        if dtype not in (*DTYPES, *WHOLE):
-            raise ValueError(f"table {name} must be of {', '.join((*DTYPES, *WHOLE))}, not {dtype}")
+        if dtype not in (*WIDE_DTYPES, *WHOLE):
+            raise ValueError(f"table {name} must be of {', '.join((*WIDE_DTYPES, *WHOLE))}, not {dtype}")
         if name in (SCORE, *INDICES, *FUNCTIONS, "inf", "wrap") or name in {table.name for table in tables}:
             raise ValueError(f"a table cannot be called {name}: that name is taken")
         if not 0 < math.prod(sizes) <= MOST_ELEMENTS:

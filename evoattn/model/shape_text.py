@@ -31,13 +31,13 @@ _SWITCHES = ("lse", "sink", "alibi", "shared_kv", "deterministic")
 MOST_DIGITS = 9
 """Of a size."""
 _NUMBERS = ("scale", "softcap")
-_TEXTS = ("window", "bias", "seqused", "varlen", "score", "tables", "blocks", "predicate", "grads")
-_SETTABLE = {name for names in _SIZES.values() for name in names} | {"dtype", "mask", "layout", "page", "op"}
+_TEXTS = ("window", "bias", "seqused", "varlen", "score", "tables", "blocks", "predicate", "grads", "scales")
+_SETTABLE = {name for names in _SIZES.values() for name in names} | {"dtype", "mask", "layout", "page", "op", "kv"}
 _SETTABLE |= {*_SWITCHES, *_NUMBERS, *_TEXTS}
 EXAMPLE = "B=1,H=16,S=1024,D=64,dtype=fp16,mask=full"
 SHAPE_SYNTAX = (
     f"{EXAMPLE}; its keys are B, H, Hkv, S (or Sq and Sk), D, Dv, dtype, mask, layout, lse, scale, window, softcap, "
-    "sink, alibi, bias, seqused, page, shared_kv, varlen, score, tables, blocks, predicate, op, grads and "
+    "sink, alibi, bias, seqused, page, shared_kv, varlen, score, tables, blocks, predicate, kv, scales, op, grads and "
     "deterministic (see `evoattn search --help`)"
 )
 """How a shape is written, with all its keys."""
@@ -127,8 +127,8 @@ def _words(field: str) -> dict[str, tuple[str, ...]]:
 
     `causal` is `causal_upper_left`, as `is_causal=True` is in PyTorch.
     """
-    if field == "dtype":
-        return {name: dtype.spellings for name, dtype in DTYPES.items()}
+    if field in ("dtype", "kv"):
+        return {name: dtype.spellings for name, dtype in DTYPES.items() if field == "kv" or dtype.may_query}
     if field == "mask":
         return {name: (name, *mask.spellings) for name, mask in MASKS.items()}
     names: Iterable[str] = {"layout": LAYOUTS, "op": OPERATIONS}.get(field, ())

@@ -22,7 +22,9 @@ SCORE_VARIANTS = ("window", "softcap", "sink", "alibi", "bias", "score")
 """Those that change scores: `templates/device/mask.cuh` and `score.cuh` serve them."""
 KEY_VARIANTS = ("seqused", "page")
 """Those that say which keys there are and where they lie."""
-VARIANTS = (*SCORE_VARIANTS, "value_dim", "shared_kv", *KEY_VARIANTS, "varlen", "blocks")
+EIGHT_BITS = ("kv", "scales")
+"""K and V of 8 bits under another Q, and scales of more than a tensor (`evoattn.model.scales`)."""
+VARIANTS = (*SCORE_VARIANTS, "value_dim", "shared_kv", *KEY_VARIANTS, "varlen", "blocks", *EIGHT_BITS)
 """Each is compiled into a kernel where it is asked for, and a family says which it serves (`Family.variants`)."""
 BIASES = ("s", "hs", "bs", "bhs")
 """Dimensions over which a bias differs: b batches, h heads, s queries and keys; it is broadcast over the others."""

@@ -35,8 +35,8 @@ MOST_DIMENSIONS = 4
 """Of a table."""
 LONGEST = 1 << 31
 """No sequence has so many keys."""
-ATTENTION, VARLEN, PAGED = "attention", "attention_varlen", "attention_paged"
-ALL = frozenset((ATTENTION, VARLEN, PAGED))
+ATTENTION, VARLEN, PAGED, MIXED = "attention", "attention_varlen", "attention_paged", "attention_mixed"
+ALL = frozenset((ATTENTION, VARLEN, PAGED, MIXED))
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,15 @@ ARGUMENTS = (
     Argument("attn_mask", None, _SDPA, "SDPA's mask: bool, or added to the scores"),
     Argument("dropout_p", 0.0, _SDPA, "SDPA's dropout"),
     Argument("is_causal", False, _SDPA, 'SDPA\'s mask: query i sees keys j <= i; the same as `causal="upper_left"`'),
-    Argument("block_table", REQUIRED, frozenset((PAGED,)), "int32 `[batch, pages]`: where keys lie", "Tensor?", True),
-    Argument("seqused_k", None, frozenset((ATTENTION, PAGED)), "int32 `[batch]`: keys in use", "Tensor?", True),
-    Argument("cu_seqlens_q", REQUIRED, frozenset((VARLEN,)), "int32 `[sequences + 1]`: starts", "Tensor?", True),
+    Argument(
+        "block_table", REQUIRED, frozenset((PAGED, MIXED)), "int32 `[batch, pages]`: where keys lie", "Tensor?", True
+    ),
+    Argument("seqused_k", None, frozenset((ATTENTION, PAGED, MIXED)), "int32 `[batch]`: keys in use", "Tensor?", True),
+    Argument("cu_seqlens_q", REQUIRED, frozenset((VARLEN, MIXED)), "int32 `[sequences + 1]`: starts", "Tensor?", True),
     Argument("cu_seqlens_k", REQUIRED, frozenset((VARLEN,)), "int32 `[sequences + 1]`: starts", "Tensor?", True),
-    Argument("max_seqlen_q", REQUIRED, frozenset((VARLEN,)), "at least the longest sequence's queries", "SymInt"),
+    Argument("max_seqlen_q", REQUIRED, frozenset((VARLEN, MIXED)), "at least the longest sequence's queries", "SymInt"),
     Argument("max_seqlen_k", REQUIRED, frozenset((VARLEN,)), "at least the longest sequence's keys", "SymInt"),
+    Argument("decodes", 0, frozenset((MIXED,)), "how many leading sequences decode, and by how many queries at most"),
     Argument("scale", None, ALL, "of scores; 1/sqrt(head_dim) unless given", "float?"),
     Argument("enable_gqa", False, _SDPA, "whether fewer K/V heads than query heads are meant"),
     Argument("causal", None, ALL, "the causal mask, and the corner that its diagonal ends in"),
@@ -77,15 +80,19 @@ ARGUMENTS = (
     Argument("sinks", None, ALL, "`[heads]`: scores without a value", "Tensor?", True),
     Argument("alibi_slopes", None, ALL, "`[heads]`: slope · distance is taken from scores", "Tensor?", True),
     Argument("bias", None, _SDPA, "added to scores", "Tensor?", True),
+    Argument("k_scale", None, ALL, "what keys of 8 bits are multiplied by: a number, or a tensor", "Tensor?", True),
+    Argument("v_scale", None, ALL, "what values of 8 bits are multiplied by", "Tensor?", True),
     Argument("score", None, _SDPA, "an `evoattn.Score`: an expression of scores and tables"),
     Argument("return_lse", False, ALL, "whether the log-sum-exp is wanted too"),
     Argument("out", None, ALL, "takes the answer"),
     Argument("strict", False, ALL, "whether `NoKernel` is raised where torch would compute", "bool"),
     Argument("deterministic", False, frozenset((ATTENTION, VARLEN)), "whether gradients always have the same bits"),
 )
-TERMS = ("sinks", "alibi_slopes", "bias", "seqused_k", "block_table", "cu_seqlens_q", "cu_seqlens_k")
+TERMS = (
+    "sinks", "alibi_slopes", "bias", "seqused_k", "block_table", "cu_seqlens_q", "cu_seqlens_k", "k_scale", "v_scale",
+)  # fmt: skip
 """The arguments that are tensors beside query, key and value, in the order in which calls and launches hold them."""
-SINKS, SLOPES, BIAS, SEQUSED, TABLE, STARTS_Q, STARTS_K = range(len(TERMS))
+SINKS, SLOPES, BIAS, SEQUSED, TABLE, STARTS_Q, STARTS_K, K_SCALE, V_SCALE = range(len(TERMS))
 """Indices into a call's `terms`."""
 
 

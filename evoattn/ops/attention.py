@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT, FULL
-from evoattn.ops import current, shapes, torch_answer
+from evoattn.ops import current, mixed, shapes, torch_answer
 from evoattn.ops.arguments import (
     Causal,
     Score,
@@ -35,6 +35,8 @@ from evoattn.ops.call import (
     with_mask,
     with_tables,
 )
+from evoattn.ops.eight_bits import Scale, is_eight_bits, with_scales
+from evoattn.ops.named_call import call_of
 from evoattn.ops.runtime import NoKernel, Runtime
 from evoattn.ops.torch_modes import WATCHED, is_ordinary
 
@@ -60,6 +62,8 @@ def attention(
     alibi_slopes: Tensor | None = None,
     bias: Tensor | None = None,
     seqused_k: Tensor | None = None,
+    k_scale: Scale = None,
+    v_scale: Scale = None,
     score: Score | None = None,
     return_lse: Literal[False] = False,
     out: Tensor | None = None,
@@ -86,6 +90,8 @@ def attention(
     alibi_slopes: Tensor | None = None,
     bias: Tensor | None = None,
     seqused_k: Tensor | None = None,
+    k_scale: Scale = None,
+    v_scale: Scale = None,
     score: Score | None = None,
     return_lse: Literal[True],
     out: Tensor | None = None,
@@ -111,6 +117,8 @@ def attention(
     alibi_slopes: Tensor | None = None,
     bias: Tensor | None = None,
     seqused_k: Tensor | None = None,
+    k_scale: Scale = None,
+    v_scale: Scale = None,
     score: Score | None = None,
     return_lse: bool = False,
     out: Tensor | None = None,
@@ -133,6 +141,9 @@ def attention(
     take part in the sum. The offset is that of the causal mask, without one seqlen_k - seqlen_q, as in FlashAttention.
     `seqused_k` `[batch]`, int32 on the device, says how many keys of each batch there are: the others may hold
     anything, and seqlen_k is then that number.
+    Keys and values may be float8_e4m3fn, float8_e5m2 or int8 beside a query of 16 bits: `k_scale` and `v_scale` are
+    what they are multiplied by, a number, or float32 `[kv_heads]`, `[batch, kv_heads]` or `[batch, kv_heads,
+    seqlen_k]`, not negative, 1 unless given.
     `attn_mask` is SDPA's: torch's causal masks (`torch.nn.attention.bias`) are known as such, any other is a bias.
     `dropout_p` is SDPA's too, and goes with SDPA's own arguments alone.
 
@@ -163,12 +174,14 @@ def attention(
         window = window_of(window)
     terms: tuple[Tensor | None, ...] = ()
     if sinks is not None or alibi_slopes is not None or bias is not None or seqused_k is not None:
-        terms = (sinks, alibi_slopes, bias, seqused_k, None, None, None)
+        terms = (sinks, alibi_slopes, bias, seqused_k, None, None, None, None, None)
     call = Call(query, key, value, mask, scale, enable_gqa, window, softcap, terms, return_lse, out, strict)
     if deterministic:
         call.deterministic = True
+    if k_scale is not None or v_scale is not None or is_eight_bits(key):
+        call = with_scales(call, k_scale, v_scale)
     if score is not None:
-        call.score, call.terms = score, with_tables(terms, score)
+        call.score, call.terms = score, with_tables(call.terms, score)
     if dropout_p or attn_mask is not None:
         return _with_sdpa_s_own(call, attn_mask, dropout_p, causal is not None)
     return attend(call)
@@ -189,6 +202,8 @@ def attention_varlen(
     softcap: float | None = 0.0,
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    k_scale: Scale = None,
+    v_scale: Scale = None,
     return_lse: bool = False,
     out: Tensor | None = None,
     strict: bool = False,
@@ -204,10 +219,11 @@ def attention_varlen(
     Rows behind the last sequence have answers that mean nothing, and are counted: there are at most as many rows as
     sequences of the longest lengths have.
 
-    The other arguments are those of `evoattn.attention`. Under `causal`, which is True or "lower_right", in `window`
-    and of `alibi_slopes`, query i of a sequence counts from its key i + keys - queries, so that the last query sees the
-    last key. The answer has query's shape, dtype and memory layout; `return_lse` adds the natural logarithm of each
-    query's sum of exponentials, `[heads, total_q]` float32.
+    The other arguments are those of `evoattn.attention`, `k_scale` and `v_scale` of each key `[total_k, kv_heads]`.
+    Under `causal`, which is True or "lower_right", in `window` and of `alibi_slopes`, query i of a sequence counts
+    from its key i + keys - queries, so that the last query sees the last key. The answer has query's shape, dtype
+    and memory layout; `return_lse` adds the natural logarithm of each query's sum of exponentials, `[heads,
+    total_q]` float32.
 
     The best known kernel runs; else torch's `varlen_attn`, or, where that lacks what is asked, SDPA over the sequences
     padded to their longest. Lengths are not read on the host, and nothing waits for the device. Raises `ValueError`
@@ -225,7 +241,8 @@ def attention_varlen(
         strict=strict,
         deterministic=deterministic,
     )
-    return _in_caller_s_order(call, out)
+    call = with_scales(call, k_scale, v_scale)
+    return _in_caller_s_order(call, out, attend(call))
 
 
 def attention_paged(
@@ -241,6 +258,8 @@ def attention_paged(
     softcap: float | None = 0.0,
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    k_scale: Scale = None,
+    v_scale: Scale = None,
     return_lse: bool = False,
     out: Tensor | None = None,
     strict: bool = False,
@@ -252,10 +271,11 @@ def attention_paged(
     order, seqused_k int32 `[batch]` with its number of keys. Entries of the table and rows of pages behind the last key
     may hold anything. A sequence without keys has the output 0.
 
-    The other arguments are those of `evoattn.attention`. Under `causal`, which is True or "lower_right", in `window`
-    and of `alibi_slopes`, query i counts from key i + seqused_k - seqlen_q: the queries are the last ones of the
-    sequence, whose own keys are in the cache already. The answer has query's shape, dtype and memory layout;
-    `return_lse` adds the natural logarithm of each query's sum of exponentials, `[batch, heads, seqlen_q]` float32.
+    The other arguments are those of `evoattn.attention`, `k_scale` and `v_scale` of each key `[pages, page,
+    kv_heads]`. Under `causal`, which is True or "lower_right", in `window` and of `alibi_slopes`, query i counts
+    from key i + seqused_k - seqlen_q: the queries are the last ones of the sequence, whose own keys are in the
+    cache already. The answer has query's shape, dtype and memory layout; `return_lse` adds the natural logarithm of
+    each query's sum of exponentials, `[batch, heads, seqlen_q]` float32.
 
     The best known kernel runs where pages have 16, 32, 64, 128 or 256 keys; else torch gathers the pages and computes
     the same. Nothing waits for the device. Raises `ValueError` for arguments that do not fit, `TypeError` for ones of
@@ -273,12 +293,66 @@ def attention_paged(
         return_lse=return_lse,
         strict=strict,
     )
-    return _in_caller_s_order(call, out)
+    call = with_scales(call, k_scale, v_scale)
+    return _in_caller_s_order(call, out, attend(call))
 
 
-def _in_caller_s_order(call: Call, out: Tensor | None) -> Answer:
+def attention_mixed(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seqused_k: Tensor,
+    cu_seqlens_q: Tensor,
+    max_seqlen_q: int,
+    *,
+    decodes: mixed.Decodes = 0,
+    scale: float | None = None,
+    causal: Causal = None,
+    window: tuple[int, int] | None = None,
+    softcap: float | None = 0.0,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    k_scale: Scale = None,
+    v_scale: Scale = None,
+    return_lse: bool = False,
+    out: Tensor | None = None,
+    strict: bool = False,
+) -> Answer:
+    """Attention of packed queries, each sequence over its own keys in pages of a cache: chunks of prompts, drafts and
+    single tokens together, as in `flash_attn_varlen_func` with `block_table` and `seqused_k`.
+
+    Shapes: query `[total_q, heads, head_dim]`, k_cache and v_cache `[pages, page, kv_heads, head_dim]`, block_table
+    int32 `[sequences, most_pages]`, seqused_k int32 `[sequences]`, cu_seqlens_q int32 `[sequences + 1]`, all on the
+    device. max_seqlen_q is a number, at least the longest sequence's queries; more of one are cut off. A sequence may
+    have no queries or no keys; a query that sees no key has the output 0. Rows of query in front of the first sequence
+    or behind the last one have answers that mean nothing.
+
+    Engines put decoding sequences first. `decodes` says how many: `decodes=100` that the first 100 have at most one
+    query each, `decodes=(100, 4)` at most four. They are then a launch of their own, whose kernel splits their keys,
+    and the others another. Without it one launch serves all. The answers are the same.
+
+    The other arguments are those of `evoattn.attention_paged`. Under `causal`, in `window` and of `alibi_slopes` query
+    i of a sequence counts from its key i + seqused_k - queries. The answer has query's shape, dtype and memory layout;
+    `return_lse` adds the natural logarithm of each query's sum of exponentials, `[heads, total_q]` float32.
+
+    Nothing waits for the device, lengths are read there, and one plan serves all batches whose sizes round to the same:
+    a call may be captured in a CUDA graph after one like it has run. Raises `ValueError` for arguments that do not fit,
+    `TypeError` for ones of the wrong type, and `NoKernel` under `strict` where no kernel serves the call.
+    """
+    if query.dim() != 3:
+        raise ValueError(f"query must have three dimensions, [total_q, heads, head_dim], not {list(query.shape)}.")
+    words: dict[str, Any] = dict(scale=scale, causal=causal, window=window, softcap=softcap, sinks=sinks, strict=strict)
+    words |= dict(block_table=block_table, seqused_k=seqused_k, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q)
+    words |= dict(alibi_slopes=alibi_slopes, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
+    words |= dict(out=None if out is None else out[None])
+    call = call_of(query, k_cache, v_cache, words)
+    return _in_caller_s_order(call, out, mixed.answer(call, decodes, attend))
+
+
+def _in_caller_s_order(call: Call, out: Tensor | None, answer: Answer) -> Answer:
     """The answer to a call of packed sequences or pages; `out` as the caller gave it."""
-    answer = call.given_back(attend(call))
+    answer = call.given_back(answer)
     if out is None:
         return answer
     return out if isinstance(answer, Tensor) else (out, answer[1])

@@ -15,6 +15,7 @@ from evoattn.model.problem import AttentionProblem, ProblemError, canonical_mask
 from evoattn.ops.arguments import (
     ALIGNMENT,
     BIAS,
+    K_SCALE,
     MASKS,
     SEQUSED,
     SINKS,
@@ -23,21 +24,19 @@ from evoattn.ops.arguments import (
     STARTS_Q,
     TABLE,
     TERMS,
+    V_SCALE,
     Reader,
     Score,
-    aligned_mask_of,
     bias_reader,
-    cap_of,
     converter,
-    mask_of,
-    require_flags,
     require_out,
-    scale_of,
-    window_of,
 )
+from evoattn.ops.room import has_room, room_of
 from evoattn.ops.torch_modes import WATCHED, autocast
 
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+KV_DTYPES = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2", torch.int8: "int8"}
+"""Those that key and value may have beside a query of 16 bits, with scales (`eight_bits.py`)."""
 INTEGERS = (torch.int32, torch.int64)
 """Dtypes of lengths and page tables; kernels read int32, and others are copied."""
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -66,6 +65,11 @@ class StridedProblem(AttentionProblem):
 
     strides_of: tuple[tuple[int, int, int, int], ...] = ()
     pages: int = 0
+    scale_strides_of: tuple[tuple[int, int, int], ...] = ()
+    """Those of the scales of K and V."""
+
+    def scale_strides(self, name: str) -> tuple[int, int, int]:
+        return self.scale_strides_of["kv".index(name[0])] if self.scale_strides_of else super().scale_strides(name)
 
     def shape(self, tensor: str) -> tuple[int, int, int, int]:
         shape = super().shape(tensor)
@@ -166,8 +170,10 @@ class Call:
     def autocast(self, kind: str) -> Call:
         """The call as autocast hands it on, on devices of that kind."""
         query, key, value = autocast(kind, self.query, self.key, self.value)
-        named, tables = self.terms[: len(TERMS)], self.terms[len(TERMS) :]
-        terms = (*(None if term is None else autocast(kind, term)[0] for term in named), *tables)
+        if self.key.dtype in KV_DTYPES:
+            key, value = self.key, self.value
+        named, others = self.terms[:K_SCALE], self.terms[K_SCALE:]
+        terms = (*(None if term is None else autocast(kind, term)[0] for term in named), *others)
         return replace(self, query=query, key=key, value=value, terms=terms)
 
     def given_back(self, answer: Answer) -> Answer:
@@ -212,7 +218,7 @@ class Call:
             if term.dtype not in INTEGERS or term.dim() != dimensions or term.shape[0] != batch:
                 pages = ", pages" * (dimensions - 1)
                 raise ValueError(f"{TERMS[which]} must be int32 [{batch}{pages}], not {_said(term)}.")
-        if self.paged and self.terms[SEQUSED] is None and not self.packed:
+        if self.paged and self.terms[SEQUSED] is None:
             raise ValueError("block_table needs seqused_k, the number of keys in each sequence.")
         if self.packed:
             self._require_packed()
@@ -232,7 +238,9 @@ class Call:
     def _require_packed(self) -> None:
         """Raise `ValueError` where sequences of these starts and longest lengths cannot lie in so many rows."""
         totals, starts_q = (self.query.shape[2], self.key.shape[2]), self.terms[STARTS_Q]
-        for which, most, total in zip((STARTS_Q, STARTS_K), self.longest, totals, strict=True):
+        if self.paged and self.terms[STARTS_K] is not None:
+            raise ValueError("cu_seqlens_k and block_table exclude each other; give seqused_k.")
+        for which, most, total in list(zip((STARTS_Q, STARTS_K), self.longest, totals, strict=True))[: 2 - self.paged]:
             starts, name = self.terms[which], TERMS[which]
             if starts is None or starts_q is None:
                 raise ValueError("cu_seqlens_q and cu_seqlens_k go together.")
@@ -240,9 +248,7 @@ class Call:
                 raise ValueError(
                     f"{name} must be int32 [sequences + 1], as many of queries as of keys, not {_said(starts)}."
                 )
-            if self.paged and which == STARTS_K:
-                continue
-            if most < 0 or total > most * (len(starts) - 1):
+            if most < 0 or (total > most * (len(starts) - 1) and not self.paged):
                 raise ValueError(
                     f"max_seqlen_{name[-1]}={most} is too short: {len(starts) - 1} sequences of so many rows are fewer "
                     f"than the {total} rows of the tensor, of which those behind the last sequence count too."
@@ -254,21 +260,22 @@ class Call:
         anything from none to all, and of packed sequences how long all of them are together.
         """
         query, key, bias, table = self.query, self.key, self.term(BIAS), self.term(TABLE)
-        starts = self.term(STARTS_Q)
+        starts, rows = self.term(STARTS_Q), query.shape[2]
         fields: dict[str, Any] = {"softcap": float(self.softcap)}
         fields |= {"sink": self.term(SINKS) is not None, "alibi": self.term(SLOPES) is not None}
         seqlen_k = key.shape[2] if table is None else table.shape[1] * key.shape[2]
-        if self.term(SEQUSED) is not None:
+        if self.term(SEQUSED) is not None and not has_room(self):
             fields["seqused"] = f"0:{seqlen_k}"
         if table is not None:
             fields |= {"page": key.shape[2], "seqlen_k": seqlen_k}
         if starts is not None:
-            count, most_k = len(starts) - 1, self.longest[1] if table is None else seqlen_k
-            keys = key.shape[2] if table is None else count * seqlen_k // 2 + 1  # of pages the device alone knows
-            fields |= {"batch": count, "seqlen_q": self.longest[0], "seqlen_k": most_k}
-            fields["varlen"] = f"sum:{query.shape[2]}/sum:{keys}"
+            count, (most_q, most_k), keys = len(starts) - 1, self.longest, key.shape[2]
+            if table is not None:  # how many keys there are the device alone knows
+                (count, most_q, rows), most_k = room_of(self), seqlen_k
+                keys = count * seqlen_k // 2 + 1
+            fields |= {"batch": count, "seqlen_q": most_q, "seqlen_k": most_k, "varlen": f"sum:{rows}/sum:{keys}"}
         if self.window is not None:
-            fields["window"] = canonical_window(*self.window, query.shape[2], seqlen_k, self.causal)
+            fields["window"] = canonical_window(*self.window, rows, seqlen_k, self.causal)
         if bias is not None:
             over = (1,) * (4 - bias.dim()) + tuple(bias.shape)
             fields["bias"] = "b" * (over[0] > 1) + "h" * (over[1] > 1) + "s"
@@ -279,6 +286,19 @@ class Call:
             fields["scale"] = float(self.scale)
         return fields
 
+    def _scale_fields(self) -> dict[str, Any]:
+        """Those of `StridedProblem` that K and V of 8 bits set."""
+        if self.key.dtype not in KV_DTYPES:
+            return {}
+        scales = [scale for which in (K_SCALE, V_SCALE) if (scale := self.term(which)) is not None]
+        of_each, of_heads = any(scale.dim() == 3 for scale in scales), any(scale.numel() > 1 for scale in scales)
+        strides = ((*scale.stride(), 0)[:3] if scale.numel() > 1 else (0, 0, 0) for scale in scales)
+        return {
+            "kv": KV_DTYPES[self.key.dtype],
+            "scales": "token" if of_each else "head" if of_heads else "",
+            "scale_strides_of": tuple(strides),
+        }
+
     def problem(self, out_strides: tuple[int, ...]) -> StridedProblem | str:
         """The problem of the call, whose answer has these strides, or one reason, without a full stop, why no kernel
         takes it."""
@@ -287,20 +307,22 @@ class Call:
             return reason
         if 0 in (*query.shape, *key.shape, *value.shape):
             return "a tensor is empty"
-        out_shape = (*query.shape[:3], value.shape[3])
-        element, shapes = query.element_size(), (query.shape, key.shape, value.shape, out_shape)
+        of_rows = (*query.shape[:2], room_of(self)[2] if has_room(self) else query.shape[2])
+        shapes = (*of_rows, query.shape[3]), tuple(key.shape), tuple(value.shape), (*of_rows, value.shape[3])
         strides = (query.stride(), key.stride(), value.stride(), out_strides)
-        for name, shape, stride in zip(("query", "key", "value", "out"), shapes, strides, strict=True):
-            if wrong := why_wrong_strides(name, tuple(shape), stride, element):
+        names, like = ("query", "key", "value", "out"), (query, key, value, query)
+        for name, one, shape, stride in zip(names, like, shapes, strides, strict=True):
+            if wrong := why_wrong_strides(name, shape, stride, one.element_size()):
                 return wrong
         fields = self._variant_fields() if self.has_variant else {}
+        fields |= self._scale_fields()
         try:
             return StridedProblem(
                 heads=query.shape[1],
                 kv_heads=key.shape[1],
                 head_dim=query.shape[3],
                 value_dim=value.shape[3],
-                shared_kv=may_share(key, value) and key.data_ptr() == value.data_ptr() != 0,
+                shared_kv="kv" not in fields and may_share(key, value) and key.data_ptr() == value.data_ptr() != 0,
                 dtype=DTYPES[query.dtype],
                 mask=canonical_mask(self.mask, fields.get("seqlen_q", query.shape[2])),
                 layout="bshd" if query.stride(1) < query.stride(2) else "bhsd",
@@ -331,7 +353,7 @@ class Call:
         made: list[Reader | None] = []
         for which, term in enumerate(self.terms):
             dtype = wanted.get(which, torch.int32) if which < len(TERMS) or term is None else term.dtype
-            if term is None:
+            if term is None or which in (K_SCALE, V_SCALE):
                 made.append(None)
             elif which == BIAS:
                 made.append(bias_reader(term, self.query.shape[2], self.key.shape[2]))
@@ -391,7 +413,7 @@ def of_sequences(query: Tensor, key: Tensor, value: Tensor, longest: tuple[Any, 
         **{name: t.transpose(0, 1)[None] for name, t in (("query", query), ("key", key), ("value", value))},
         "out": None if out is None else out.transpose(0, 1)[None],
         "longest": tuple(  # none has more rows than all have together
-            min(_whole(f"max_seqlen_{name}", most), rows)
+            min(whole(f"max_seqlen_{name}", most), rows)
             for name, most, rows in zip("qk", longest, (query.shape[0], key.shape[0]), strict=True)
         ),
         "enable_gqa": True,
@@ -421,46 +443,7 @@ def of_pages(query: Tensor, k_cache: Tensor, v_cache: Tensor, out: Any) -> dict[
     }
 
 
-def call_of(query: Tensor, key: Tensor, value: Tensor, given: dict[str, Any]) -> Call:
-    """The call of `evoattn.attention`, or with `block_table` of `evoattn.attention_paged`, with `cu_seqlens_q` of
-    `evoattn.attention_varlen`, whose tensors these are then. `given` are the other arguments by their names, all that
-    the functions but `attn_mask` and `dropout_p` have; those that are left out have their defaults.
-
-    Raises `ValueError` and `TypeError` for what the functions refuse, but for tensors that do not fit: see
-    `Call.require`.
-    """
-    get = given.get
-    table, starts = get("block_table"), (get("cu_seqlens_q"), get("cu_seqlens_k"))
-    aligned = table is not None or starts != (None, None)
-    require_flags(enable_gqa=get("enable_gqa", False), deterministic=get("deterministic", False))
-    fields: dict[str, Any] = {
-        "query": query,
-        "key": key,
-        "value": value,
-        "out": get("out"),
-        "enable_gqa": get("enable_gqa", False),
-        "mask": (aligned_mask_of if aligned else mask_of)(get("causal"), get("is_causal", False)),
-        "scale": scale_of(get("scale")),
-        "window": window_of(get("window")),
-        "softcap": cap_of(get("softcap", 0.0)),
-        "return_lse": get("return_lse", False),
-        "terms": with_tables(terms_of(**{name: get(name) for name in TERMS}), get("score")),
-        "strict": get("strict", False),
-        "score": get("score"),
-        "deterministic": get("deterministic", False),
-    }
-    if table is not None:
-        fields |= of_pages(query if starts[0] is None else query[None], key, value, get("out"))
-        if starts[0] is not None:  # packed queries are one batch
-            longest = min(_whole("max_seqlen_q", get("max_seqlen_q", 0)), len(query)), key.shape[1] * table.shape[1]
-            fields["longest"] = longest
-    elif aligned:
-        longest = get("max_seqlen_q", 0), get("max_seqlen_k", 0)
-        fields |= of_sequences(query, key, value, longest, get("out"))
-    return Call(**fields)
-
-
-def _whole(name: str, length: Any) -> Any:
+def whole(name: str, length: Any) -> Any:
     """NumPy's numbers and tensors of one element as Python's int; a trace's symbols as they are. Raises `TypeError`."""
     try:
         return length if isinstance(length, (int, torch.SymInt)) else index(length)
@@ -506,7 +489,8 @@ def why_wrong_strides(name: str, shape: tuple[int, ...], strides: tuple[int, ...
 def why_not_shapes(call: Call) -> str | None:
     """One reason, without a full stop, why a call of these shapes and dtypes is no problem of a kernel, or None."""
     query, key, value = call.query, call.key, call.value
-    if query.dtype not in DTYPES or key.dtype != query.dtype or value.dtype != query.dtype:
+    of_eight = key.dtype in KV_DTYPES and key.dtype == value.dtype and query.dtype in (torch.float16, torch.bfloat16)
+    if query.dtype not in DTYPES or not (of_eight or query.dtype == key.dtype == value.dtype):
         found = ", ".join(dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in (query, key, value)))
         return f"kernels take tensors of one dtype out of float16, bfloat16 and float32, not {found}"
     if not query.dim() == key.dim() == value.dim() == 4:

@@ -39,11 +39,12 @@ from evoattn.ops.gradients import (
     PLACES,
     SECOND,
     Backward,
-    deterministic_of,
+    are_deterministic,
     grads_of,
     keep,
     kept,
     why_not_differentiable,
+    words_of,
 )
 from evoattn.ops.runtime import NoKernel
 from evoattn.ops.torch_modes import has_autocast
@@ -211,11 +212,11 @@ def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) ->
     call = _call(*inputs)
     if reason := why_not_differentiable(call):
         raise RuntimeError(f"torch.ops.evoattn cannot do this: {reason}; call evoattn.attention, which does.")
-    keep(ctx, call, *output)
+    keep(ctx, call, *output, words_of(call))
 
 
 def _differentiate(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
-    given = kept(ctx, grad, grad_lse)
+    given = kept(ctx, ctx.saved_tensors, grad, grad_lse)
     found = backward_op(given.grad, grad_lse, given.out, given.lse, "+".join(given.grads), *_varied(given.call))
     count = len(ctx.needs_input_grad)  # without arguments that have their defaults
     made: list[Any] = [*found[:3], *[None] * (count - 3)]
@@ -272,7 +273,7 @@ def _why_no_kernels(call: Call) -> str | None:
     given += ["softcap"] if call.softcap != 0 else []
     # Symbols of a trace become numbers: head_dims and heads decide which kernels there are.
     sizes = index(query.shape[1]), index(key.shape[1]), index(query.shape[3]), index(value.shape[3])
-    wanted = "+".join(grads_of(call)), deterministic_of(call)
+    wanted = "+".join(grads_of(call)), are_deterministic(call)
     reason = _why_no_kernels_of(DTYPES[query.dtype], sizes, call.mask, "+".join(given), *wanted)
     return f"{GRADIENTS}, and {reason}" if reason else None
 

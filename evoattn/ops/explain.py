@@ -18,14 +18,15 @@ from evoattn.ops.call import (
     GRADIENTS,
     NO_TENSOR,
     Call,
-    call_of,
     causal_kind,
     strided,
     why_only_torch,
     with_mask,
 )
 from evoattn.ops.choice import Choice, Refusal
+from evoattn.ops.eight_bits import Scale
 from evoattn.ops.gradients import why_not_differentiable
+from evoattn.ops.named_call import call_of
 from evoattn.ops.plan import ADDRESS_BITS, UNALIGNED
 from evoattn.ops.runtime import Runtime
 from evoattn.ops.sdpa import backends_chosen, is_on
@@ -56,6 +57,8 @@ def explain(
     cu_seqlens_k: Tensor | None = None,
     max_seqlen_q: int = 0,
     max_seqlen_k: int = 0,
+    k_scale: Scale = None,
+    v_scale: Scale = None,
     score: Score | None = None,
     score_mod: Callable[..., Any] | None = None,
     block_mask: Any = None,
@@ -81,7 +84,7 @@ def explain(
     words |= dict(softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, bias=bias, seqused_k=seqused_k)
     words |= dict(block_table=block_table, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     words |= dict(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, score=score, return_lse=return_lse)
-    words |= dict(deterministic=deterministic)
+    words |= dict(deterministic=deterministic, k_scale=k_scale, v_scale=v_scale)
     call, of_sdpa = call_of(query, key, value, words), ""
     if dropout_p:
         if call.has_variant or return_lse or causal is not None:

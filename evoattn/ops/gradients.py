@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +13,16 @@ from torch import Tensor
 from evoattn.model.backward import BACKWARD, TERM_GRADS
 from evoattn.model.problem import BIAS_ROW_STEP, ProblemError
 from evoattn.ops.arguments import ALIGNMENT, BIAS, SINKS, TERMS
-from evoattn.ops.call import GRADIENTS, STRIDED, Call, StridedProblem, out_like, plain_strides, why_wrong_strides
+from evoattn.ops.call import (
+    GRADIENTS,
+    KV_DTYPES,
+    STRIDED,
+    Call,
+    StridedProblem,
+    out_like,
+    plain_strides,
+    why_wrong_strides,
+)
 from evoattn.ops.torch_modes import is_ordinary
 
 Grads = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
@@ -39,6 +49,8 @@ def why_not_differentiable(call: Call) -> str:
         return f"{GRADIENTS}, and there is an out"
     if call.paged:
         return f"{GRADIENTS}, and kernels compute none of pages"
+    if call.key.dtype in KV_DTYPES:
+        return f"{GRADIENTS}, and kernels compute none beside keys of 8 bits"
     for which, term in enumerate(call.terms):
         if term is not None and term.requires_grad and which not in PLACES.values():
             name = TERMS[which] if which < len(TERMS) else "a table"
@@ -46,7 +58,7 @@ def why_not_differentiable(call: Call) -> str:
     return ""
 
 
-def deterministic_of(call: Call) -> bool:
+def are_deterministic(call: Call) -> bool:
     """Whether gradients are to have the same bits in every run: asked of this call, or by torch's switch."""
     return call.deterministic or torch.are_deterministic_algorithms_enabled()
 
@@ -94,7 +106,7 @@ class Backward:
             call.blocks,
         )
         of_tensors = [t if t is None else (t.shape, t.stride(), t.dtype, t.get_device(), t.is_neg()) for t in tensors]
-        return (BACKWARD.name, *words, call.longest, self.grads, deterministic_of(call), *of_tensors)
+        return (BACKWARD.name, *words, call.longest, self.grads, are_deterministic(call), *of_tensors)
 
     def readable(self) -> Backward:
         """The same with a gradient of the answer that kernels can read: a copy where it does not lie as the answer
@@ -124,7 +136,7 @@ class Backward:
                 scale=_own_scale(call),
                 lse=self.grad_lse is not None,
                 grads="+".join(self.grads),
-                deterministic=deterministic_of(call),
+                deterministic=are_deterministic(call),
                 strides_of=tuple(strides),
             )
         except ProblemError as error:
@@ -145,8 +157,7 @@ class Backward:
             bias = torch.empty(shape, dtype=torch.float32, device=device or query.device)
         if "sinks" in self.grads:
             sinks = torch.empty(query.shape[1], dtype=torch.float32, device=device or query.device)
-        q, k, v = (torch.empty_like(tensor, device=device) for tensor in (query, key, call.value))
-        return q, k, v, bias, sinks
+        return *empty_grads(query, key, call.value, device), bias, sinks
 
     def fitted(self, made: Grads) -> Grads:
         """What kernels wrote, those of terms summed over what was broadcast, and in the terms' dtypes."""
@@ -178,18 +189,28 @@ def expected(call: Call) -> Backward:
     return Backward(replace(call, out=out), lse, out, given_lse, grads_of(call))
 
 
-def keep(ctx: Any, call: Call, out: Tensor, lse: Tensor) -> None:
+def empty_grads(query: Tensor, key: Tensor, value: Tensor, device: str | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Empty gradients of these, in their order of dimensions, on their device unless another is given."""
+    q, k, v = (torch.empty_like(tensor, device=device) for tensor in (query, key, value))
+    return q, k, v
+
+
+def words_of(call: Call) -> Call:
+    """A call without its tensors, and without what it says of their values."""
+    none: Any = None
+    return replace(call, query=none, key=none, value=none, terms=(), out=None, finite=False)
+
+
+def keep(ctx: Any, call: Call, out: Tensor, lse: Tensor, words: Call) -> None:
     """Have a node of autograd keep what its backward pass reads: tensors by `save_for_backward` alone, so that they may
-    be packed away, or computed again, until then."""
+    be packed away, or computed again, until then. `words`: the call's, see `words_of`."""
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(call.query, call.key, call.value, *call.terms, out, lse)
-    none: Any = None
-    ctx.call = replace(call, query=none, key=none, value=none, terms=(), out=None)
-    ctx.grads = grads_of(call)
+    ctx.call, ctx.grads = words, grads_of(call)
 
 
-def kept(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> Backward:
-    """What `keep` kept, with the gradients that came."""
-    query, key, value, *terms, out, lse = ctx.saved_tensors
+def kept(ctx: Any, saved: Sequence[Tensor], grad: Tensor | None, grad_lse: Tensor | None) -> Backward:
+    """What `keep` kept, with the gradients that came. `saved`: the node's tensors."""
+    query, key, value, *terms, out, lse = saved
     call = replace(ctx.call, query=query, key=key, value=value, terms=tuple(terms), out=out)
     return Backward(call, lse, torch.zeros_like(out) if grad is None else grad, grad_lse, ctx.grads)

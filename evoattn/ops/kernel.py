@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +13,7 @@ from evoattn.backends import tensor_map
 from evoattn.backends.driver_launch import PROGRAMMATIC_STREAM_SERIALIZATION, LaunchAttribute, LaunchConfig
 from evoattn.families.base import starts_zeroed
 from evoattn.families.block_list import BUFFERS
+from evoattn.families.variants import SEQUENCES
 from evoattn.model.launch import STATIC_SMEM_LIMIT, KernelLaunch, Scalar, TensorMap
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops.platform import Platform, error_of
@@ -20,7 +22,7 @@ if TYPE_CHECKING:  # only a check has one
     from evoattn.model.records import CompiledKernel
 
 TENSORS = ("q", "k", "v", "o", "lse")
-TERMS = ("sinks", "slopes", "bias", "seqused", "table", "cu_seqlens_q", "cu_seqlens_k")
+TERMS = ("sinks", "slopes", "bias", "seqused", "table", "cu_seqlens_q", "cu_seqlens_k", "k_scale", "v_scale")
 """The inputs of variants as launches name them (`AttentionProblem.term_shapes`), after the scratch memory, in the order
 of `arguments.TERMS`."""
 BACKWARD_TENSORS = ("do", "dlse", "dq", "dk", "dv", "dbias", "dsinks")
@@ -60,6 +62,7 @@ class LaunchArguments:
         self._maps: list[tuple[TensorMap, int, Place]] = []
         self._slots: list[tuple[int, Place]] = []
         self._users: dict[int, _Users] = {}
+        self._sequences: int | None = None
         addresses, kinds = [], ["<"]
         values: list[int | float] = []
         for argument in launch.args:
@@ -70,6 +73,8 @@ class LaunchArguments:
                 continue
             addresses.append(first_slot + len(values) * SLOT)
             if argument.__class__ is Scalar:
+                if argument.name == SEQUENCES:
+                    self._sequences = len(values)
                 kinds.append(SCALARS[argument.ctype])
                 values.append(argument.value)
             else:
@@ -96,6 +101,17 @@ class LaunchArguments:
     def set_stream(self, stream: int) -> None:
         """The CUstream of the next launches."""
         self._config.stream = stream
+
+    def set_sizes(self, sequences: int, rows: int) -> None:
+        """How many packed sequences and rows of queries the next launches have, at most as many as this one was made
+        for. Addresses have to be bound anew."""
+        if self._sequences is not None:
+            self._slot_values[self._sequences] = sequences
+        for i, (tensor, memory, place) in enumerate(self._maps):
+            if (at := tensor.rows_at) is not None:
+                shape = *tensor.shape[:at], rows, *tensor.shape[at + 1 :]
+                self._maps[i] = replace(tensor, shape=shape), memory, place
+        self._bound = None
 
     def bind(self, addresses: tuple[int, ...]) -> None:
         """The device addresses of the next launches, in the order that the places count. Raises `LaunchError`."""

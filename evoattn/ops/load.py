@@ -18,8 +18,9 @@ from evoattn.model.space import KernelConfig, load_space
 from evoattn.ops import current
 from evoattn.ops.arguments import Causal, Score
 from evoattn.ops.attention import run
-from evoattn.ops.call import call_of
 from evoattn.ops.choice import Picker
+from evoattn.ops.eight_bits import Scale
+from evoattn.ops.named_call import call_of
 from evoattn.ops.runtime import NoKernel, Runtime
 from evoattn.ops.torch_modes import WATCHED, is_ordinary
 
@@ -102,6 +103,8 @@ class RecordedKernel:
         cu_seqlens_k: torch.Tensor | None = None,
         max_seqlen_q: int = 0,
         max_seqlen_k: int = 0,
+        k_scale: Scale = None,
+        v_scale: Scale = None,
         score: Score | None = None,
         return_lse: bool = False,
         out: torch.Tensor | None = None,
@@ -115,7 +118,8 @@ class RecordedKernel:
         words |= dict(softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, bias=bias, seqused_k=seqused_k)
         words |= dict(block_table=block_table, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
         words |= dict(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, score=score, return_lse=return_lse, out=out)
-        call = call_of(query, key, value, words | {"strict": True})
+        words |= dict(k_scale=k_scale, v_scale=v_scale, strict=True)
+        call = call_of(query, key, value, words)
         if not is_ordinary(query, key, value):  # their addresses may not be those of the data
             raise NoKernel(f"No kernel serves this call: {WATCHED}.")
         call.require()

@@ -20,6 +20,7 @@ from evoattn.ops.choice import Choice, KernelKey, Refusal
 from evoattn.ops.cubins import Cubin
 from evoattn.ops.kernel import TERMS, LaunchArguments, LoadedKernel, own_tables, scratch_places, tensor_places
 from evoattn.ops.platform import NO_CONTEXT, Platform
+from evoattn.ops.room import sequences_of
 
 ADDRESS_BITS = 15
 """Those that are 0 in a multiple of 16 bytes."""
@@ -84,6 +85,7 @@ class CallPlan:
         "_readers",
         "_scratch",
         "_scratch_bytes",
+        "_sizes",
         "_stream",
         "_zeroed_bytes",
         "index",
@@ -120,6 +122,8 @@ class CallPlan:
         self._lock = self._scratch.lock if shares else threading.Lock()
         self._bound: tuple[int, ...] = ()
         self._stream = -1
+        self._sizes: tuple[int, int] | None = (0, 0) if problem.varlen and problem.page else None
+        """Sequences and rows of the next launches, where a call may have fewer than there is room for."""
 
     def run(
         self,
@@ -165,13 +169,12 @@ class CallPlan:
                 *[0 if tensor is None else tensor.data_ptr() for tensor in backward],
             )
         with self._lock:
-            if addresses != self._bound:
+            if addresses != self._bound or (
+                self._sizes is not None and self._sizes != (sequences_of(call), query.shape[2])
+            ):
                 if 0 in addresses[:4] or FREED in addresses:
                     return NO_MEMORY
-                self._bound = ()
-                for launch in self.launches:
-                    launch.bind(addresses)
-                self._bound = addresses
+                self._bind(call, addresses)
             if stream != self._stream:
                 for launch in self.launches:
                     launch.set_stream(stream)
@@ -180,6 +183,17 @@ class CallPlan:
                 if status := self._platform.launch(launch.config, launch.function, launch.arguments, None):
                     self._try_again(launch, status)
         return ""
+
+    def _bind(self, call: Call, addresses: tuple[int, ...]) -> None:
+        """Have the next launches be of these addresses, and of the call's sizes."""
+        self._bound = ()
+        if self._sizes is not None and self._sizes != (sizes := (sequences_of(call), call.query.shape[2])):
+            for launch in self.launches:
+                launch.set_sizes(*sizes)
+            self._sizes = sizes
+        for launch in self.launches:
+            launch.bind(addresses)
+        self._bound = addresses
 
     def _read(self, terms: Sequence[Tensor | None]) -> tuple[Sequence[Tensor | None], Sequence[int]]:
         """The terms as kernels read them, and their addresses: 0 for none, `FREED` where the memory is gone."""

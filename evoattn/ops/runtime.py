@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -35,11 +36,16 @@ from evoattn.ops.kernel import LoadedKernel
 from evoattn.ops.plan import COLD, OF_A_CALL, CallPlan, Kernels
 from evoattn.ops.platform import Platform
 from evoattn.ops.race import IN_CAPTURE, TOO_LONG, Race
+from evoattn.ops.room import has_room, known_by_room
+from evoattn.ops.trained import Training
 from evoattn.portfolio.races import Raced
 
 PLANS_KEPT = 4096
 """Each takes some 9 kB, and a sequence that grows makes one for each of its lengths: the oldest go first."""
-Plans = dict[tuple[object, ...], CallPlan | Refusal]
+Plan = TypeVar("Plan")
+Known = tuple[object, ...]
+"""All that the plan of a call depends on."""
+Plans = dict[Known, CallPlan | Refusal]
 
 
 class NoKernel(RuntimeError):
@@ -70,12 +76,14 @@ class Runtime:
         self.device_type = platform.device_type if platform else "cuda"
         self.estimated, self.races = False, race is not None
         self._race = race
-        self._unraced: dict[tuple[object, ...], Refusal] = {}
+        self._unraced: dict[Known, Refusal] = {}
         """Calls that could not race: an eager one like them may."""
         self.plans: Plans = {}
         """What was decided of each call. `forget` puts an empty one in its place: whoever decides takes this one before
         it looks at anything, and keeps the decision there, so that one that `forget` has overtaken is not found."""
-        self.served: dict[tuple[object, ...], bool] = {}
+        self._trainings: dict[Known, Training | Refusal] = {}
+        """The same of calls that want gradients."""
+        self.served: dict[Known, bool] = {}
         """What integrations have found out of whether a kernel serves calls to come; `forget` replaces it likewise."""
         self._kernels = Kernels(platform, folder, build, self.forget) if platform else None
         self._lock = forks.Lock()
@@ -89,7 +97,7 @@ class Runtime:
 
     def forget(self) -> None:
         """Decide every call anew, those too that another thread is deciding; loaded kernels stay loaded."""
-        self.plans, self.served, self._unraced = {}, {}, {}
+        self.plans, self._trainings, self.served, self._unraced = {}, {}, {}, {}
 
     def attend(self, call: Call) -> Answer:
         """The answer, and with `return_lse` the log-sum-exp beside it; tensors are ordinary ones, outside of any trace,
@@ -99,19 +107,14 @@ class Runtime:
         plan: CallPlan | Refusal | None = None
         reason = None
         try:
-            known: tuple[object, ...] = (
+            known: Known = (
                 query.shape, key.shape, value.shape, query.stride(), key.stride(), value.stride(),
                 query.dtype, key.dtype, value.dtype, query.get_device(), key.get_device(), value.get_device(),
                 call.mask, call.scale, call.enable_gqa, call.return_lse, None if out is None else out.stride(),
                 call.window, call.softcap, call.score and call.score.key, call.blocks,
             )  # fmt: skip
             if terms:
-                of_terms = [
-                    (which, t.shape, t.stride(), t.dtype, t.get_device(), t.is_neg())
-                    for which, t in enumerate(terms)
-                    if t is not None
-                ]
-                known = (*known, call.longest, *of_terms)
+                known = known_by_room(call) if has_room(call) else (*known, call.longest, *_known_of(terms))
             if torch.is_grad_enabled() and (
                 query.requires_grad
                 or key.requires_grad
@@ -127,31 +130,47 @@ class Runtime:
             if plan.__class__ is Refusal:
                 reason = plan.reason
         elif reason is GRADIENTS:
-            plan = self._trains(call, known)
-            if plan.__class__ is CallPlan:
-                return trained.attend(self, call)
-            reason = plan.reason if plan.__class__ is Refusal else None
+            plans = self._trains(call, known)
+            if plans.__class__ is Training:
+                return trained.attend(self, call, plans)
+            reason = plans.reason if plans.__class__ is Refusal else None
         if reason is None:
-            assert plan.__class__ is CallPlan and self.platform is not None
-            if out is None:
-                out = out_like(query, value) if plan.value_dim else torch.empty_like(query)
-            lse = None
-            if plan.lse_shape is not None:
-                lse = torch.empty(plan.lse_shape, dtype=torch.float32, device=query.device)
-            try:
-                if self.platform.current_device() == plan.index:
-                    reason = plan.run(call, query, key, value, out, lse)
-                else:
-                    with self.platform.guard(plan.index):
-                        reason = plan.run(call, query, key, value, out, lse)
-            except LaunchError as error:
-                reason = self.fail(plan.kernel, str(error).rstrip("."))
-            if not reason:
-                return out if lse is None else (out, lse)
+            assert plan.__class__ is CallPlan
+            found = self._answered(plan, call)
+            if not isinstance(found, str):
+                return found
+            reason = found
         if call.strict:
             call.require()
             raise NoKernel(f"No kernel serves this call: {reason}.")
         return torch_answer.answer(call)
+
+    def trained(self, call: Call, plan: CallPlan) -> tuple[Tensor, Tensor]:
+        """The answer to a call that wants gradients, by the kernel of `plan`, and its log-sum-exp."""
+        found = self._answered(plan, call)
+        out, lse = self.attend(replace(call, return_lse=True)) if isinstance(found, str) else found
+        return out, lse
+
+    def _answered(self, plan: CallPlan, call: Call) -> Answer | str:
+        """The answer by a plan's kernel, with the log-sum-exp where the plan makes one, or why none was launched."""
+        query, key, value, out, platform = call.query, call.key, call.value, call.out, self.platform
+        assert platform is not None
+        if out is None:
+            out = out_like(query, value) if plan.value_dim else torch.empty_like(query)
+        lse = None
+        if plan.lse_shape is not None:
+            lse = torch.empty(plan.lse_shape, dtype=torch.float32, device=query.device)
+        try:
+            if platform.current_device() == plan.index:
+                reason = plan.run(call, query, key, value, out, lse)
+            else:
+                with platform.guard(plan.index):
+                    reason = plan.run(call, query, key, value, out, lse)
+        except LaunchError as error:
+            reason = self.fail(plan.kernel, str(error).rstrip("."))
+        if lse is not None and lse.shape[2] > query.shape[2]:  # the plan has room for more
+            lse = lse[..., : query.shape[2]]
+        return reason or (out if lse is None else (out, lse))
 
     def gradients(self, given: Backward) -> Grads:
         """The gradients of what a backward pass is of, by the best known kernel, or by torch where none serves it."""
@@ -164,43 +183,58 @@ class Runtime:
 
     def _differentiated(self, plan: CallPlan, given: Backward) -> Grads | None:
         """What a kernel writes; None where it cannot be launched."""
-        call, platform = given.call, self.platform
+        made, call = given.made(), given.call
+        tensors = call.query, call.key, call.value, given.out, given.lse
+        return made if self.differentiates(plan, call, tensors, (given.grad, given.grad_lse, *made)) else None
+
+    def differentiates(
+        self, plan: CallPlan, call: Call, tensors: Sequence[Tensor], backward: Sequence[Tensor | None]
+    ) -> bool:
+        """Whether a plan's backward pass could be launched. `tensors`: query, key, value, answer, log-sum-exp;
+        `backward`: those of `BACKWARD_TENSORS`."""
+        platform = self.platform
         assert platform is not None
-        made = given.made()
-        tensors = call.query, call.key, call.value, given.out, given.lse, (given.grad, given.grad_lse, *made)
+        query, key, value, out, lse = tensors
         try:
             if platform.current_device() == plan.index:
-                reason = plan.run(call, *tensors)
-            else:
-                with platform.guard(plan.index):
-                    reason = plan.run(call, *tensors)
+                return not plan.run(call, query, key, value, out, lse, backward)
+            with platform.guard(plan.index):
+                return not plan.run(call, query, key, value, out, lse, backward)
         except LaunchError as error:
-            reason = self.fail(plan.kernel, str(error).rstrip("."))
-        return None if reason else made
+            self.fail(plan.kernel, str(error).rstrip("."))
+            return False
 
-    def _trains(self, call: Call, known: tuple[object, ...]) -> CallPlan | Refusal:
-        """The plan of the backward pass of a call that wants gradients, if kernels serve both passes, else why torch
-        computes both."""
+    def _trains(self, call: Call, known: Known) -> Training | Refusal:
+        """The plans of both passes of a call that wants gradients, if kernels serve both, else why torch computes
+        both."""
         if reason := gradients.why_not_differentiable(call):
             return Refusal(reason)
-        key = (GRADIENTS, *known, gradients.grads_of(call), gradients.deterministic_of(call))
-        if (plan := self.plans.get(key)) is not None:
-            return plan
-        forward = replace(call, return_lse=True)
-        plans = self.plans
+        key = (GRADIENTS, *known, gradients.grads_of(call), gradients.are_deterministic(call))
+        trainings = self._trainings
+        if (kept := trainings.get(key)) is not None:
+            return kept
         with self._lock:
             call.require()
-            found = self.training_choices(call)
-            plan = found if isinstance(found, Refusal) else self._prepared(found[0], forward)
-            if isinstance(found, tuple) and plan.__class__ is CallPlan:
-                plan = self._prepared(found[1], call)
-        if plan.__class__ is Refusal:
-            plan = Refusal(f"{GRADIENTS}, and {plan.reason}") if plan.reason is not COLD else plan
-        if not (plan.__class__ is Refusal and plan.reason is COLD):
-            self.keep(plans, key, plan)
-        return plan
+            found = self._training(call)
+            if isinstance(found, Training) or found.reason is not COLD:
+                self.keep(trainings, key, found)
+        return found
 
-    def keep(self, plans: Plans, call: tuple[object, ...], plan: CallPlan | Refusal) -> None:
+    def _training(self, call: Call) -> Training | Refusal:
+        """As `_trains`, of a new call."""
+        choices = self.training_choices(call)
+        if isinstance(choices, Refusal):
+            return Refusal(f"{GRADIENTS}, and {choices.reason}")
+        plans = []
+        for choice, of in zip(choices, (replace(call, return_lse=True), call), strict=True):
+            plan = self._prepared(choice, of)
+            if isinstance(plan, Refusal):
+                return plan if plan.reason is COLD else Refusal(f"{GRADIENTS}, and {plan.reason}")
+            plans.append(plan)
+        forward, backward = plans
+        return Training(forward, backward, gradients.words_of(call), gradients.are_deterministic(call))
+
+    def keep(self, plans: dict[Known, Plan], call: Known, plan: Plan) -> None:
         """Keep a decision in what was `plans` before it was made."""
         with self._lock:
             if len(plans) >= PLANS_KEPT:
@@ -277,7 +311,7 @@ class Runtime:
         assert self._kernels is not None
         return self._kernels.prepare(choice, index, scale, readers)
 
-    def _decide(self, call: Call, known: tuple[object, ...]) -> CallPlan | Refusal:
+    def _decide(self, call: Call, known: Known) -> CallPlan | Refusal:
         """Decide a new call, and keep the answer unless it holds for a capture only."""
         with self._lock:
             plans = self.plans
@@ -301,7 +335,7 @@ class Runtime:
                 self.keep(plans, known, plan)
             return plan
 
-    def _decide_backward(self, given: Backward, known: tuple[object, ...]) -> CallPlan | Refusal:
+    def _decide_backward(self, given: Backward, known: Known) -> CallPlan | Refusal:
         """As `_decide`, of a backward pass."""
         with self._lock:
             plans = self.plans
@@ -359,6 +393,15 @@ class Runtime:
             return found, True
         plan.words = found.words
         return plan, True
+
+
+def _known_of(terms: Iterable[Tensor | None]) -> list[tuple[object, ...]]:
+    """What decides about the terms of a call."""
+    return [
+        (which, t.shape, t.stride(), t.dtype, t.get_device(), t.is_neg())
+        for which, t in enumerate(terms)
+        if t is not None
+    ]
 
 
 def _decided(choice: Choice, raced: Raced) -> Choice | Refusal:

@@ -17,6 +17,7 @@ from evoattn.model.block_list import parse_blocks
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT
 from evoattn.ops.arguments import ALIGNMENT, BIAS, SEQUSED, SINKS, SLOPES, STARTS_K, STARTS_Q, TABLE, TERMS
 from evoattn.ops.call import FLOATS, Answer, Call
+from evoattn.ops.eight_bits import dequantised, is_eight_bits
 from evoattn.ops.torch_modes import autocast, has_autocast, without_autocast
 
 SCORES_PER_CHUNK = 1 << 26
@@ -126,7 +127,10 @@ def without_unseen(answer: Tensor, mask: Tensor) -> Tensor:
 def answer(call: Call) -> Answer:
     """Torch's answer to a call, in its `out` if there is one, with `return_lse` the log-sum-exp beside it. SDPA's
     errors are raised as they are, `ValueError` and `TypeError` for what does not fit. A query that sees no key has the
-    output 0, but where SDPA alone says what it has."""
+    output 0, but where SDPA alone says what it has. Keys and values of 8 bits are made such as query's first."""
+    if is_eight_bits(call.key):
+        call.require()
+        call = dequantised(call)
     if not call.has_variant:
         output = _by_sdpa(call)
         output = output if call.out is None else call.out.copy_(output)
@@ -362,17 +366,21 @@ def _of_sequences(call: Call) -> tuple[Tensor, Tensor | None]:
         return _of_nothing(call)
     if not call.return_lse and (output := _by_varlen_attn(call)) is not None:
         return output, None
-    starts_q, starts_k = (call.terms[which].long() for which in (STARTS_Q, STARTS_K))  # type: ignore[union-attr]
+    starts_q, starts_k, used = (
+        None if term is None else term.long() for term in (call.terms[which] for which in (STARTS_Q, STARTS_K, SEQUSED))
+    )
+    assert starts_q is not None
     most_q, most_k = call.longest
     # Keys begin at column 0, and queries end at the last row, so that the diagonal of a sequence's own ends is that of
     # its keys in use.
     columns, rows = (torch.arange(most, device=query.device) for most in (most_k, most_q))
     keys, values = call.key, call.value
-    if not call.paged:
+    if starts_k is not None:
+        used = starts_k[1:] - starts_k[:-1]
         keys, values = (_gathered(tensor, starts_k[:-1, None] + columns) for tensor in (keys, values))
     queries = _gathered(query, starts_q[1:, None] - most_q + rows)
     terms = list(call.terms)
-    terms[STARTS_Q], terms[STARTS_K], terms[SEQUSED] = None, None, starts_k[1:] - starts_k[:-1]
+    terms[STARTS_Q], terms[STARTS_K], terms[SEQUSED] = None, None, used
     answer, lse = by_formula(
         replace(call, query=queries, key=keys, value=values, terms=tuple(terms), longest=(0, 0), out=None)
     )
@@ -391,9 +399,12 @@ def _gathered(tensor: Tensor, rows: Tensor) -> Tensor:
 
 
 def _of_nothing(call: Call) -> tuple[Tensor, Tensor | None]:
-    """As `_of_sequences`, without a query or without a key."""
+    """As `_of_sequences`, without a query or without a key. The output is made of no number of the tensors, but they
+    have gradients, of 0."""
     query, sinks = call.query, call.term(SINKS)
     output = query.new_zeros(*query.shape[:3], call.value.shape[3])
+    nothing = (tensor.flatten()[:0] for tensor in (query, call.key, call.value))
+    output = torch.cat((output.flatten(), *nothing)).view(output.shape)
     if not call.return_lse:
         return output, None
     if sinks is not None:

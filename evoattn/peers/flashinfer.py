@@ -85,6 +85,8 @@ def make(problem: AttentionProblem, tensors: Tensors, load: Callable[[str], Modu
     if mask.kind is MaskKind.BAND and mask.ahead != 0:
         raise PeerRefused("FlashInfer has windows behind the diagonal only.")
     require_lower_right(problem, "FlashInfer")
+    if problem.varlen and problem.page:
+        raise PeerRefused("FlashInfer is not asked for packed sequences in pages.")
     library, clean = load("flashinfer"), without_nan(problem, tensors)
     if problem.shared_kv:
         return _latent(library, problem, clean)

@@ -181,6 +181,8 @@ def make(
 
     served = (*SCORE_VARIANTS, "value_dim", "shared_kv", "seqused", "page", "varlen", "blocks")
     refuse_all_but(served, problem, "FlexAttention")
+    if problem.varlen and problem.page:
+        raise PeerRefused("FlexAttention is not asked for packed sequences in pages.")
     places_of_lengths = (problem.alibi or problem.score) and (problem.seqused or problem.varlen)
     if places_of_lengths or (problem.page and (problem.bias or problem.shared_kv)):
         raise PeerRefused(

@@ -104,7 +104,7 @@ def _flash_attention(
         torch_varlen.require_lower_right(problem, "FlashAttention")
         q, k, v = (tensor.transpose(1, 2) for tensor in qkv(problem, tensors))
         if problem.varlen:
-            q, k, v = q[0], k[0], v[0]
+            q, k, v = q[0], *((k, v) if problem.page else (k[0], v[0]))
         function = prepare(problem)(q, k, v, MASKS[problem.mask].causal, options)
 
         def call() -> torch.Tensor:

@@ -26,7 +26,8 @@ def without_nan(problem: AttentionProblem, tensors: Tensors) -> dict[str, torch.
     """The inputs with zeros in K and V for NaN, and page 0 in the table for none; the same where all keys are in use
     and every packed sequence has queries."""
     made = dict(tensors)
-    if problem.seqused or (problem.varlen and not all(queries for queries, _ in problem.sequences)):
+    some = problem.seqused or (problem.varlen and problem.page)
+    if some or (problem.varlen and not all(queries for queries, _ in problem.sequences)):
         made |= {name: copied(tensors[name]).nan_to_num_(0.0) for name in problem.tensors[1:]}
     if problem.page:
         made["table"] = tensors["table"].masked_fill(tensors["table"] == NO_PAGE, 0)
@@ -119,11 +120,11 @@ def flash_options(problem: AttentionProblem, tensors: Tensors, own: tuple[str, .
     if problem.bias:
         bias = tensors["bias"][..., : problem.seqlen_k]
         options["bias"] = bias.expand(problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k)
-    if problem.seqused:
-        options["seqused_k" if own else "cache_seqlens"] = tensors["seqused"]
+    if problem.seqused or (problem.varlen and problem.page):
+        options["seqused_k" if own or problem.varlen else "cache_seqlens"] = tensors["seqused"]
     if problem.page:
         options["page_table"] = tensors["table"]
     if problem.varlen:
-        options |= {name: tensors[name] for name in ("cu_seqlens_q", "cu_seqlens_k")}
+        options |= {name: tensors[name] for name in ("cu_seqlens_q", "cu_seqlens_k") if name in tensors}
         options |= {"max_seqlen_q": problem.seqlen_q, "max_seqlen_k": problem.seqlen_k}
     return options

@@ -35,7 +35,7 @@ MOST_LOST = 4.0
 def plain_families(name: str) -> tuple[str, ...]:
     """The families of a group of plain attention, by the bits and head_dim in its name."""
     bits, dim, *_ = name.split()
-    return WIDE_FAMILIES if bits == "16" and int(dim[1:]) > WIDE else FAMILIES[bits]
+    return WIDE_FAMILIES if bits == "16" and int(dim[1:]) > WIDE else FAMILIES.get(bits, ())
 
 
 def families_for(problem: AttentionProblem, gpu: GpuSpec) -> tuple[str, ...]:
@@ -221,8 +221,8 @@ FP32_FLOPS = 2e10
 
 
 def bits_of(problem: AttentionProblem) -> str:
-    """`32` or `16`: fp16 and bf16 share their kernels, the same instructions at the same rates."""
-    return "32" if problem.dtype == "fp32" else "16"
+    """`32`, `16` or `8`, of Q: fp16 and bf16 share their kernels, the same instructions at the same rates."""
+    return str(8 * problem.element_bytes)
 
 
 def group_of(problem: AttentionProblem) -> str:
@@ -302,5 +302,9 @@ def chosen(
     """The first `count` of the drawn problems that are not `timed` and not too long, or with `emphasis` of each kind
     its part."""
     known = set(timed)
-    found = (p for p in dict.fromkeys(map(stand_in, drawn)) if p not in known and p.flops <= MOST_FLOPS[bits_of(p)])
+    found = (
+        p
+        for p in dict.fromkeys(map(stand_in, drawn))
+        if p not in known and p.flops <= MOST_FLOPS.get(bits_of(p), MOST_FLOPS["16"])
+    )
     return emphasized(found, count) if emphasis else list(islice(found, count))

@@ -63,7 +63,7 @@ def canonical(problem: AttentionProblem) -> AttentionProblem:
             step = max(LEAST_STEP, min(STEP, _power(keys)), _power(keys) // STEPS)
             keys = -(-keys // step) * step
         else:
-            queries, keys = _up(queries, FINE, PARTS), _up(keys, FINE, PARTS)
+            queries, keys = rounded_up(queries, FINE, PARTS), rounded_up(keys, FINE, PARTS)
         used = {"seqused": f"0:{keys}"} if problem.seqused else {}
         return likely(problem.with_(seqlen_q=queries, seqlen_k=keys, **used))
     except ProblemError:
@@ -76,7 +76,7 @@ def size_class(problem: AttentionProblem) -> AttentionProblem:
     about = canonical(problem)
     if is_few(about) or about.varlen:
         return about
-    queries, keys = (_up(length, FINE, PACKED_PARTS) for length in (about.seqlen_q, about.seqlen_k))
+    queries, keys = (rounded_up(length, FINE, PACKED_PARTS) for length in (about.seqlen_q, about.seqlen_k))
     used = {"seqused": f"0:{keys}"} if about.seqused else {}
     try:
         return likely(about.with_(seqlen_q=queries, seqlen_k=keys, **used))
@@ -111,9 +111,9 @@ def grown(problem: AttentionProblem, most_keys: int) -> Iterator[AttentionProble
 
 
 def _packed(problem: AttentionProblem) -> AttentionProblem:
-    batch, *longest = (_up(n, 1, PACKED_PARTS) for n in (problem.batch, problem.seqlen_q, problem.seqlen_k))
+    batch, *longest = (rounded_up(n, 1, PACKED_PARTS) for n in (problem.batch, problem.seqlen_q, problem.seqlen_k))
     rows = problem.shape("q")[2], _rows_of_keys(problem)
-    rounded = (min(_up(one, 1, PACKED_PARTS), batch * most) for one, most in zip(rows, longest))
+    rounded = (min(rounded_up(one, 1, PACKED_PARTS), batch * most) for one, most in zip(rows, longest))
     lengths = _spread(batch, *zip(rounded, longest))
     return problem.with_(batch=batch, seqlen_q=longest[0], seqlen_k=longest[1], varlen=lengths)
 
@@ -136,7 +136,8 @@ def _spread(batch: int, *sides: tuple[int, int]) -> str:
     return "/".join(texts)
 
 
-def _up(length: int, fine: int, parts: int) -> int:
+def rounded_up(length: int, fine: int, parts: int) -> int:
+    """The next multiple of `fine`, and of the power of two that is a `parts`-th of `length` at most."""
     granule = max(fine, _power(length) // parts)
     return -(-length // granule) * granule
 

@@ -35,7 +35,7 @@ def kind_of(problem: AttentionProblem) -> str:
     dims = f"d{problem.head_dim}" + (f" dv{problem.value_dim}" if problem.value_dim else "")
     variants = (name for name in problem.variants if name not in UNTIMED)
     op = [problem.op] * (problem.op != "forward") + ["deterministic"] * problem.deterministic
-    return " ".join(("32" if problem.dtype == "fp32" else "16", *op, dims, *variants))
+    return " ".join((str(8 * problem.element_bytes), *op, dims, *variants))
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,13 @@ struct TileScheduler : Block {
         tiles(row_blocks * rows.heads * batches),
         key_tiles((seqlen_k + BLOCK_N - 1) / BLOCK_N),
         mask(seqlen_q, seqlen_k, terms.given.window),
-        packed{terms.given.query_starts, terms.given.key_starts, batch, seqlen_q, seqlen_k, rows.row_bits()},
+        packed{terms.given.query_starts,
+               terms.given.key_starts,
+               VARLEN ? terms.given.sequences : batch,
+               seqlen_q,
+               seqlen_k,
+               rows.row_bits(),
+               PAGED ? terms.given.seqused : nullptr},
         list(list) {
     split = blockIdx.x % KEY_SPLIT;
     tile = block_tile<HEADS_IN_TURN, Mask::LAST_FIRST, KEY_SPLIT>(row_blocks, rows.heads);  // of a block that takes one

@@ -5,17 +5,21 @@
 #include "device/ptx/exp2.cuh"
 #include "device/ptx/warp.cuh"
 #include "device/copy/vector.cuh"
+#include "device/ptx/eight_bits.cuh"
 #include "split_kv/lane_pieces.cuh"
 #include "device/merge/split_merge.cuh"
 
-template <typename Element, int HEAD_DIM, int VECTOR_BYTES, int ROWS, int KEYS, int LANES, bool SWIZZLED>
+template <typename Element, typename KvElement, int HEAD_DIM, int VECTOR_BYTES, int ROWS, int KEYS, int LANES,
+          bool SWIZZLED>
 struct FmaRows {
-  static constexpr int WIDTH = VECTOR_BYTES / int(sizeof(Element)), GROUPS = 32 / LANES, KEY_STEPS = KEYS / GROUPS;
+  static constexpr int WIDTH = VECTOR_BYTES / int(sizeof(KvElement)), GROUPS = 32 / LANES, KEY_STEPS = KEYS / GROUPS;
   static constexpr int VECTORS = (HEAD_DIM + LANES * WIDTH - 1) / (LANES * WIDTH), COLUMNS = VECTORS * WIDTH;
   static_assert(KEYS == KEY_STEPS * GROUPS, "every group of lanes has as many keys");
-  using K = LanePieces<Element, HEAD_DIM, VECTOR_BYTES, KEY_STEPS, GROUPS, false, VECTORS, LANES * WIDTH>;
+  using K = LanePieces<KvElement, HEAD_DIM, VECTOR_BYTES, KEY_STEPS, GROUPS, false, VECTORS, LANES * WIDTH>;
   using V = K;
-  using Q = LanePieces<Element, HEAD_DIM, VECTOR_BYTES, 1, 0, false, VECTORS, LANES * WIDTH>;
+  static constexpr int LANE_KEYS = KEY_STEPS;
+  static constexpr int QUERY_BYTES = WIDTH * int(sizeof(Element)) < 16 ? WIDTH * int(sizeof(Element)) : 16;
+  static constexpr int QUERY_WIDTH = QUERY_BYTES / int(sizeof(Element));  // elements of a load of Q
 
   const int group, lane_of_key;
   float q[ROWS][COLUMNS];    // times the scale that `load_q` was given
@@ -35,14 +39,27 @@ struct FmaRows {
   __device__ __forceinline__ int k_column() const { return lane_of_key * WIDTH; }
   __device__ __forceinline__ int v_row() const { return group; }
   __device__ __forceinline__ int v_column() const { return lane_of_key * WIDTH; }
+  __device__ __forceinline__ int key_row(int i) const {
+    return SWIZZLED ? swizzled_row(i * GROUPS + group) : i * GROUPS + group;
+  }
+  static constexpr __device__ __forceinline__ int key_group(int i) { return i * GROUPS / 16; }  // of 16 keys
 
-  static __device__ __forceinline__ void unpack(float (&x)[WIDTH], const uint32_t (&words)[VECTOR_BYTES / 4]) {
-    if constexpr (sizeof(Element) == 2) {
+  template <typename Of, int COUNT, int WORDS>
+  static __device__ __forceinline__ void unpack(float (&x)[COUNT], const uint32_t (&words)[WORDS]) {
+    if constexpr (sizeof(Of) == 1) {
 #pragma unroll
-      for (int i = 0; i < WIDTH; i += 2) unpack2(words[i / 2], Element{}, x[i], x[i + 1]);
+      for (int i = 0; i < COUNT; i += 4) {
+        uint32_t low, high;
+        to_halves<Of>(words[i / 4], low, high);
+        unpack2(low, Fp16{}, x[i], x[i + 1]);
+        unpack2(high, Fp16{}, x[i + 2], x[i + 3]);
+      }
+    } else if constexpr (sizeof(Of) == 2) {
+#pragma unroll
+      for (int i = 0; i < COUNT; i += 2) unpack2(words[i / 2], Of{}, x[i], x[i + 1]);
     } else {
 #pragma unroll
-      for (int i = 0; i < WIDTH; ++i) x[i] = __uint_as_float(words[i]);
+      for (int i = 0; i < COUNT; ++i) x[i] = __uint_as_float(words[i]);
     }
   }
 
@@ -51,15 +68,19 @@ struct FmaRows {
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
       const Element* lane_gmem = row_gmem(r);
-      Q pieces;
-      const Element* first_gmem = lane_gmem + k_column();
-      pieces.load([first_gmem](int) { return first_gmem; }, lane_gmem != nullptr, HEAD_DIM - k_column());
+      uint32_t words[COLUMNS / QUERY_WIDTH][QUERY_BYTES / 4];
 #pragma unroll
-      for (int v = 0; v < VECTORS; ++v) {
-        float x[WIDTH];
-        unpack(x, pieces.at[0][v]);
+      for (int i = 0; i < COLUMNS; i += QUERY_WIDTH) {
+        const int column = k_column() + i / WIDTH * LANES * WIDTH + i % WIDTH;
+        load_streaming<QUERY_BYTES>(words[i / QUERY_WIDTH], lane_gmem + column,
+                                    lane_gmem != nullptr && (K::WHOLE_ROWS || column < HEAD_DIM));
+      }
 #pragma unroll
-        for (int i = 0; i < WIDTH; ++i) q[r][v * WIDTH + i] = x[i] * scale;
+      for (int i = 0; i < COLUMNS; i += QUERY_WIDTH) {
+        float x[QUERY_WIDTH];
+        unpack<Element>(x, words[i / QUERY_WIDTH]);
+#pragma unroll
+        for (int j = 0; j < QUERY_WIDTH; ++j) q[r][i + j] = x[j] * scale;
       }
     }
   }
@@ -67,9 +88,9 @@ struct FmaRows {
   // s = 2^(Q Kᵀ · scale - shift), with O and sums kept in step with a shift that is the group's highest score so far.
   // MASKED: keys from `limit(row)` on, and those before `hidden(row)`, counted from the tile's first, are not seen.
   // `row_terms(row, step)`: what `terms` do to the scores of a row from a key of the tile on; Q is not yet scaled then.
-  template <typename RowLimit, typename RowHidden, class Terms, typename TermsOfRow>
+  template <typename RowLimit, typename RowHidden, class Terms, typename TermsOfRow, class Scales>
   __device__ __forceinline__ void scores(const K& k, float scale, bool masked, RowLimit limit, RowHidden hidden,
-                                         const Terms& terms, TermsOfRow row_terms) {
+                                         const Terms& terms, TermsOfRow row_terms, const Scales& scales) {
 #pragma unroll
     for (int j = 0; j < KEY_STEPS; ++j) {
 #pragma unroll
@@ -77,7 +98,7 @@ struct FmaRows {
 #pragma unroll
       for (int v = 0; v < VECTORS; ++v) {
         float x[WIDTH];
-        unpack(x, k.at[j][v]);
+        unpack<KvElement>(x, k.at[j][v]);
 #pragma unroll
         for (int r = 0; r < ROWS; ++r)
 #pragma unroll
@@ -87,7 +108,8 @@ struct FmaRows {
       for (int r = 0; r < ROWS; ++r) {
 #pragma unroll
         for (int step = 1; step < LANES; step *= 2) s[r][j] += __shfl_xor_sync(ALL_LANES, s[r][j], step);
-        const int place = j * GROUPS + group, key = SWIZZLED ? swizzled_row(place) : place;
+        const int key = key_row(j);
+        if constexpr (Scales::ANY) s[r][j] *= scales.of_key(j);
         if constexpr (Terms::ANY) s[r][j] = terms.of(s[r][j], row_terms(r, key), 0) * scale;
         if (masked && key >= limit(r)) s[r][j] = NEGATIVE_INFINITY;
         if constexpr (Terms::WINDOW) {
@@ -105,6 +127,7 @@ struct FmaRows {
       for (int j = 0; j < KEY_STEPS; ++j) {
         s[r][j] = exp2_approx(s[r][j] - shift[r]);
         sum[r] += s[r][j];
+        if constexpr (Scales::PER_KEY) s[r][j] *= scales.v[j];
       }
     }
   }
@@ -121,7 +144,7 @@ struct FmaRows {
 #pragma unroll
       for (int v = 0; v < VECTORS; ++v) {
         float x[WIDTH];
-        unpack(x, values.at[j][v]);
+        unpack<KvElement>(x, values.at[j][v]);
 #pragma unroll
         for (int r = 0; r < ROWS; ++r)
 #pragma unroll
@@ -130,7 +153,7 @@ struct FmaRows {
   }
 
   // This warp's result as source `source` of a merge.
-  template <typename Buffer> __device__ __forceinline__ void put(const Buffer& buffer, int source) {
+  template <typename Buffer> __device__ __forceinline__ void put(const Buffer& buffer, int source, float v_factor) {
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
       float highest = shift[r];
@@ -152,7 +175,9 @@ struct FmaRows {
 #pragma unroll
         for (int i = 0; i < WIDTH; i += WIDTH < 4 ? WIDTH : 4) {
           float* place = buffer.place(source, r, column + i);
-          const float* x = o[r] + v * WIDTH + i;
+          float* x = o[r] + v * WIDTH + i;
+#pragma unroll
+          for (int j = 0; j < (WIDTH < 4 ? WIDTH : 4); ++j) x[j] *= v_factor;
           if constexpr (WIDTH >= 4) *reinterpret_cast<float4*>(place) = make_float4(x[0], x[1], x[2], x[3]);
           else if constexpr (WIDTH == 2) *reinterpret_cast<float2*>(place) = make_float2(x[0], x[1]);
           else *place = x[0];

@@ -6,7 +6,7 @@
 #include "split_kv/lane_pieces.cuh"
 #include "split_kv/warp_keys.cuh"
 
-#define KV_SOURCE const Element* __restrict__  // [batch, kv_heads, seqlen_k, HEAD_DIM]
+#define KV_SOURCE const KvElement* __restrict__  // [batch, kv_heads, seqlen_k, HEAD_DIM]
 
 template <typename Element, int HEAD_DIM, class Rows, int WARPS, int BLOCK_N, int STAGES, bool SEQUSED, Place PLACE>
 struct KeyTiles {

@@ -1,6 +1,6 @@
   // output.cuh, a part of the kernel's body: the results of the warps, then of the splits, are added up and stored.
   const Buffer buffer{smem};
-  work.put(buffer, warp);
+  work.put(buffer, warp, key_scales.v_factor);
   __syncthreads();  // the results of all warps are visible
   if constexpr (MERGE == Merge::CLUSTER) {
     cluster_wait();  // all blocks of the cluster have begun and may be sent to

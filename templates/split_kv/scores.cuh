@@ -1,5 +1,6 @@
   // scores.cuh, a part of the kernel's body: a warp's rows of Q, and the scores of a tile of keys.
   Rows work(lane);
+  KeyScales<SCALES, Rows, PAGED, BLOCK_N, WARP_KEYS> key_scales(KvScales{SCALE_ARGUMENTS}, keys, work, index);
   auto load_q = [&] {
     work.load_q(
         [&](int row) -> const Element* {
@@ -22,5 +23,7 @@
           const int row_of_all = min(first_row + row, packed.heads * seqlen_q - 1);
           return terms.row(terms.head(index, first_head + packed.head(row_of_all)), packed.query(row_of_all),
                            key + step, seqlen_q, seqlen_k);
-        });
+        },
+        key_scales);
+    if (tile + 1 < keys.tiles) key_scales.load(keys, work, tile + 1);
   };

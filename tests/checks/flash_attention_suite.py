@@ -2,7 +2,7 @@
 """FlashAttention's own tests on `evoattn.flash_attn`: how many pass, and how many of their calls do kernels serve?
 
     python -m tests.checks.flash_attention_suite FOLDER [--file hopper/test_flash_attn.py] [--count 1500] [--seed 1]
-                                                 [--no-gradients] [--only output,kvcache] [--seconds 540]
+                                                 [--alike 6] [--no-gradients] [--only output,kvcache] [--seconds 540]
                                                  [--processes 10] [--json OUT]
 
 FOLDER holds files of https://github.com/Dao-AILab/flash-attention at their places: hopper/test_flash_attn.py,
@@ -11,9 +11,11 @@ rotate the references. `--file` names another file of tests, as FlashAttention 2
 tests import einops: `pip install --target FOLDER einops` puts it there. Nothing of it is in this repository.
 
 `evoattn.integrations.flash_attn.install()` answers their imports. Cases are drawn by the seed, as many of each function
-as the others have, until `--count` of them ran; skipped ones do not count. fp8 is switched off by the suite's own
-switch, cases with dropout are left out, and so is the test of FlashAttention's C++ signatures. A call counts as served
-by kernels if no part of it was computed by PyTorch; those of `flash_attn_combine` are PyTorch's and are not counted.
+as the others have, until `--count` of them ran; skipped ones do not count. `--alike` says how many lengths are drawn
+for each draw of the other parameters, as such cases share kernels. fp8 is switched off by the suite's own switch, cases
+with dropout are left out, and so are the tests of FlashAttention's C++ functions: their signatures, and that one waits
+for the device to compare lengths with a page table's room. A call counts as served by kernels if
+no part of it was computed by PyTorch; those of `flash_attn_combine` are PyTorch's and are not counted.
 
 Tensors of these tests want gradients, and PyTorch then computes. `--no-gradients` leaves backward passes out, by the
 suite's own switch, and runs forward passes without. `--measured` runs only kernels of kinds that were timed on this
@@ -27,6 +29,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import os
 import random
@@ -50,11 +53,15 @@ from evoattn.ops.call import Answer, Call
 from evoattn.ops.runtime import NoKernel, Runtime
 from evoattn.portfolio.pick import next_picks
 
-LEFT_OUT = ("bw_compatibility",)
-FEW = {"race_condition": 2}
-"""Cases of tests that take minutes each."""
+LEFT_OUT = ("bw_compatibility", "generator_arg_must_be_none", "block_table_bounds")
+LONG = "race_condition"
+"""Tests that take minutes each."""
 MOST_SCORES = 1 << 13
 """Of a head of a case on a CPU."""
+ROOM = 24 << 30
+"""Bytes of a GPU's memory: with less than that free, processes give back what they have kept."""
+DRAWN = 4
+"""Cases that are drawn of a function for each that is wanted of all: many are skipped."""
 COUNTED = (
     *("flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_with_kvcache"),
     *("flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func"),
@@ -125,6 +132,33 @@ class Suite:
 
         return called
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Give a test function cases that are drawn, in place of the product of its marks: that may be 300,000."""
+        name, marks = metafunc.function.__name__, list(metafunc.definition.iter_markers("parametrize"))
+        if not marks or any(word in name for word in LEFT_OUT):
+            return
+        own = metafunc.definition.own_markers
+        own[:] = [mark for mark in own if mark.name != "parametrize"]
+        names = [[word.strip() for word in mark.args[0].split(",")] for mark in marks]
+        values = [
+            [tuple(one) if len(given) > 1 else (one,) for one in mark.args[1]]
+            for given, mark in zip(names, marks, strict=True)
+        ]
+        if ["dropout_p"] in names:
+            values[names.index(["dropout_p"])] = [(0.0,)]
+        lengths = [any("seqlen_" in word or word == "seqlen" for word in some) for some in names]
+        draw = random.Random(f"{self.options.seed} {name}")
+        cases: dict[tuple[Any, ...], None] = {}
+        kinds = DRAWN * self.options.count // self.options.alike + 1
+        for _ in range(kinds):
+            kind = [draw.choice(some) for some in values]
+            for _ in range(self.options.alike):
+                case = [draw.choice(some) if new else old for old, some, new in zip(kind, values, lengths, strict=True)]
+                cases[tuple(itertools.chain.from_iterable(case))] = None
+        texts = ["-".join(str(value).removeprefix("torch.") for value in case) for case in cases]
+        metafunc.parametrize(list(itertools.chain.from_iterable(names)), list(cases), ids=texts)
+
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         of: dict[str, list[pytest.Item]] = defaultdict(list)
         for item in items:
@@ -134,13 +168,11 @@ class Suite:
             size = case.get("seqlen_q", 1) * case.get("seqlen_k", 1)
             size = max(size, case.get("seqlen", 1) * case.get("num_splits", 1))
             large = self.options.cpu and size > MOST_SCORES
-            left_out = large or case.get("dropout_p", 0) or any(word in name for word in LEFT_OUT)
+            left_out = large or any(word in name for word in LEFT_OUT)
             if not left_out and any(word in name for word in self.options.only.split(",")):
                 of[name].append(item)
-        draw = random.Random(self.options.seed)
         for name, some in of.items():
-            draw.shuffle(some)
-            del some[next((most for word, most in FEW.items() if word in name), len(some)) :]
+            del some[self.options.few if LONG in name else len(some) :]
         longest = max(map(len, of.values()), default=0)
         items[:] = [some[i] for i in range(longest) for some in of.values() if i < len(some)]
 
@@ -169,6 +201,8 @@ class Suite:
             print(f"{self._ran} cases ran", flush=True)
 
     def pytest_runtest_teardown(self, item: pytest.Item) -> None:
+        if torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < ROOM:
+            torch.cuda.empty_cache()
         if self._ran + 1 >= self.options.count or time.monotonic() > self._until:
             item.session.shouldstop = "enough cases"
 
@@ -209,7 +243,8 @@ def of_folder(options: argparse.Namespace) -> Path:
     if options.cpu:
         folder = Path(tempfile.mkdtemp(prefix="flash-attention-tests-"))
         for one in file.parent.glob("*.py"):
-            (folder / one.name).write_text(one.read_text().replace('device = "cuda"', 'device = "cpu"'))
+            text = one.read_text().replace('device = "cuda"', 'device = "cpu"')
+            (folder / one.name).write_text(text.replace('torch.cuda.get_device_capability("cuda")', "(9, 0)"))
     sys.path[:0] = [str(folder), str(options.folder.resolve())]
     return folder / file.name
 
@@ -235,6 +270,8 @@ def options_of(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--file", default="hopper/test_flash_attn.py")
     parser.add_argument("--count", type=int, default=1500)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--alike", type=int, default=1)
+    parser.add_argument("--few", type=int, default=2, help="cases of the tests that take minutes each")
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--only", default="", help="parts of test functions' names")
     parser.add_argument("--processes", type=int, default=1)
@@ -249,7 +286,8 @@ def in_processes(suite: Suite, words: list[str], options: argparse.Namespace) ->
     with tempfile.TemporaryDirectory() as folder:
         running = []
         for number in range(options.processes):
-            mine = ["--seed", str(options.seed * 1000 + number), "--json", f"{folder}/{number}.json"]
+            few = ["--few", str(options.few if number == 0 else 0)]
+            mine = [*few, "--seed", str(options.seed * 1000 + number), "--json", f"{folder}/{number}.json"]
             mine += ["--count", str(-(-options.count // options.processes)), "--processes", "1"]
             running.append(subprocess.Popen([sys.executable, "-m", __spec__.name, *words, *mine]))
         for number, one in enumerate(running):

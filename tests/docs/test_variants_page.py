@@ -19,6 +19,7 @@ ROWS = {
     "packed sequences": ("varlen=16:1024",),
     "a block list": ("blocks=128x128:300+700",),
     "head_dim of V": ("Dv=128",),
+    "K and V of 8 bits": ("kv=e4m3", "kv=int8,scales=token"),
 }
 LATENT = "B=2,H=16,Hkv=1,Sq=1,Sk=1024,D=192,Dv=128,shared_kv=1,dtype=bf16"
 

@@ -152,6 +152,18 @@ def test_gradients_of_packed(name):
         assert near(mine, theirs)
 
 
+@pytest.mark.parametrize("words", [{}, {"window_size": (3, 1)}, {"softcap": 4.0, "return_attn_probs": True}])
+def test_sequences_without_any_key_have_gradients_of_0(words):
+    q, k, v = (t.requires_grad_() for t in tensors(7, 7))
+    q, k, v = q[0], k[0, :0], v[0, :0]
+    bounds, none = torch.tensor([0, 3, 7]).int(), torch.zeros(3).int()
+    answer = flash_attn.flash_attn_varlen_func(q, k, v, bounds, none, 4, 4, **words)
+    answer = answer if isinstance(answer, torch.Tensor) else answer[0]
+    assert not answer.any()
+    for tensor, grad in zip((q, k, v), torch.autograd.grad(answer.sum(), (q, k, v))):
+        assert grad.shape == tensor.shape and not grad.any()
+
+
 @pytest.mark.parametrize("words", [{}, {"causal": True}, {"window_size": (3, 2)}, {"softcap": 2.0}])
 @pytest.mark.parametrize("lse", [False, True])
 def test_one_key_passes_no_gradient_to_its_score(words, lse):

@@ -27,7 +27,7 @@ from typing import Any
 from evoattn.evaluation.evaluate import evaluate_offline
 from evoattn.evaluation.tasks import Compile
 from evoattn.families.registry import FAMILIES
-from evoattn.model.dtype import DTYPES
+from evoattn.model.dtype import WIDE_DTYPES
 from evoattn.model.gpu import GPUS
 from evoattn.model.mask import MASKS
 from evoattn.model.problem import AttentionProblem, ProblemError
@@ -93,7 +93,7 @@ def draw_problem(family: str, rng: random.Random) -> AttentionProblem:
         rng.choice(lengths),
         rng.choice(lengths),
         rng.choice(LARGE_HEAD_DIMS.get(family, HEAD_DIMS)),
-        rng.choice(tuple(DTYPES)),
+        rng.choice(WIDE_DTYPES),
         rng.choice(tuple(MASKS)),
         rng.choice(("bhsd", "bshd")),
         lse=rng.random() < LSE_SHARE,

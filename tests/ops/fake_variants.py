@@ -2,7 +2,7 @@
 
 import ctypes
 import math
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 
@@ -125,10 +125,14 @@ def changed(
 def sequences(arguments: list) -> list[tuple[slice, slice]]:
     """Rows of the queries and of the keys of each packed sequence."""
     *_, queries_at, keys_at, total, count = arguments[: len(VARIED)]
-    starts = [tensor_at(at, (count + 1,), (1,), torch.int32).tolist() for at in (queries_at, keys_at)]
-    assert starts[0][-1] == total
-    queries, keys = ([slice(*pair) for pair in pairwise(one)] for one in starts)
-    return list(zip(queries, keys, strict=True))
+    queries = tensor_at(queries_at, (count + 1,), (1,), torch.int32).tolist()
+    if keys_at:
+        keys = tensor_at(keys_at, (count + 1,), (1,), torch.int32).tolist()
+        assert queries[-1] == total
+    else:  # those in pages say how many there are
+        keys = [0, *accumulate(tensor_at(arguments[11], (count,), (1,), torch.int32).clamp(min=0).tolist())]
+        assert queries[-1] <= total
+    return [tuple(slice(*pair) for pair in pairs) for pairs in zip(pairwise(queries), pairwise(keys), strict=True)]
 
 
 def shapes_of(kernel: dict, q: tuple[int, ...], k: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:

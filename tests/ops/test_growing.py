@@ -13,8 +13,8 @@ from evoattn.model.errors import WrongUse
 from evoattn.model.launch import Scalar, TensorMap
 from evoattn.model.space import KernelConfig
 from evoattn.ops import current, runtime
-from evoattn.ops.call import call_of
 from evoattn.ops.choice import Choice
+from evoattn.ops.named_call import call_of
 from evoattn.ops.runtime import Runtime
 from evoattn.portfolio.pick import lasting_pick, next_picks
 from tests.ops.fake_device import FakeDevice, Pick, build, near

@@ -11,10 +11,11 @@ import evoattn
 from evoattn.model.launch import KernelLaunch
 from evoattn.ops import current
 from evoattn.ops.arguments import ALL, ARGUMENTS, REQUIRED
-from evoattn.ops.attention import attention, attention_paged, attention_varlen
-from evoattn.ops.call import Call, call_of
+from evoattn.ops.attention import attention, attention_mixed, attention_paged, attention_varlen
+from evoattn.ops.call import Call
 from evoattn.ops.kernel import SCRATCH_ALIGNMENT, LoadedKernel, scratch_places
 from evoattn.ops.load import RecordedKernel
+from evoattn.ops.named_call import call_of
 from evoattn.ops.runtime import NoKernel
 from tests.ops.fake_cache import CacheDevice, split_kv_pick
 from tests.ops.fake_device import FakeDevice, fake_runtime, near, reference, tensors
@@ -196,19 +197,20 @@ def test_pages_have_a_log_sum_exp(tmp_path):
 
 
 def test_the_functions_have_the_arguments_of_the_table():
-    for function in (attention, attention_varlen, attention_paged):
+    functions = attention, attention_varlen, attention_paged, attention_mixed
+    for function in functions:
         has = {name: p.default for name, p in inspect.signature(function).parameters.items()}
         rows = {one.name: one.default for one in ARGUMENTS if function.__name__ in one.of}
         assert set(has) - set(rows) == set(list(has)[:3]), "query, key and value, or caches"
         for name, default in rows.items():
-            required = default is REQUIRED or (function, name) == (attention_paged, "seqused_k")
+            required = default is REQUIRED or (name == "seqused_k" and function in functions[2:])
             assert has[name] == (inspect.Parameter.empty if required else default), name
     shared = [one.name for one in ARGUMENTS if one.of == ALL]
-    of_each = [inspect.signature(function).parameters for function in (attention, attention_varlen, attention_paged)]
+    of_each = [inspect.signature(function).parameters for function in functions]
     assert all([name for name in has if name in shared] == shared for has in of_each), "in one order"
     for function, without in (
-        (evoattn.explain, {"out", "strict"}),
-        (RecordedKernel.__call__, {"strict", "deterministic"}),
+        (evoattn.explain, {"out", "strict", "decodes"}),
+        (RecordedKernel.__call__, {"strict", "deterministic", "decodes"}),
     ):
         has = set(inspect.signature(function).parameters)
         others = {"attn_mask", "dropout_p", "score_mod", "block_mask"}  # SDPA's and FlexAttention's

@@ -413,10 +413,33 @@ def test_a_second_call_of_a_kind_decides_nothing(device):
     for _ in range(2):
         mine, _ = leaves(*tensors())
         evoattn.attention(*mine, enable_gqa=True).sum().backward()
-        kept = dict(runtime.plans)
-    assert dict(runtime.plans) == kept and device.loads == 2
+        kept = dict(runtime.plans), dict(runtime._trainings)
+    assert (runtime.plans, runtime._trainings) == kept and device.loads == 2
     evoattn.attention(*mine, enable_gqa=True, scale=0.2).sum().backward()
-    assert device.loads == 2 and len(runtime.plans) > len(kept)
+    assert device.loads == 2 and len(runtime._trainings) > len(kept[1])
+
+
+@pytest.mark.parametrize("changed", ["", "the layout", "the address", "the switch", "a failure"])
+def test_the_plan_of_the_forward_pass_is_for_gradients_like_its_answer(device, changed):
+    mine, _ = leaves(*tensors())
+    out = evoattn.attention(*mine, enable_gqa=True, strict=True)
+    grad = torch.randn_like(out)
+    if changed == "the layout":
+        grad = grad.transpose(1, 2).contiguous().transpose(1, 2)
+    if changed == "the address":
+        grad = torch.cat([grad.flatten()[:1], grad.flatten()])[1:].view(out.shape)
+    if changed == "a failure":
+        for plans in current.runtime()._trainings.values():
+            plans.backward.kernel.failure = "it failed"
+    torch.use_deterministic_algorithms(changed == "the switch")
+    try:
+        found = torch.autograd.grad(out, mine, grad)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    double = [t.detach().double().requires_grad_() for t in mine]
+    require_near(found, gradients(evoattn.attention, double, {"enable_gqa": True}, grad.double()))
+    assert len(device.backwards) == (0 if changed == "a failure" else 1)
+    assert changed != "the switch" or device.backwards[0]["deterministic"]
 
 
 def test_a_capture_that_meets_a_cold_kernel_is_torchs(device):

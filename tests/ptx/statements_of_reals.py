@@ -9,6 +9,7 @@ import math
 from fractions import Fraction
 
 import numpy as np
+import torch
 
 from tests.ptx.golden.operands import F32_EDGES, TAME, result_type
 from tests.ptx.statement import FORMATS, WHOLE, Statement, Table, bits_of, dressed, flushed, low_bits, nearest, once
@@ -187,8 +188,29 @@ def conversions() -> Table:
         table[f"cvt.{mode}{relu}.{to}.f32"] = Statement(("f32",), to, cut, reals=True)
         pair = lambda high, low, cut=cut: np.stack([cut(low), cut(high)], 1)
         table[f"cvt.{mode}{relu}.{to}x2.f32"] = Statement(("f32", "f32"), f"{to}x2", pair, reals=True)
+    for kind in EIGHT_BITS:
+        both = lambda high, low, kind=kind: eight_bits(high, kind) << 8 | eight_bits(low, kind)
+        table[f"cvt.rn.satfinite.{kind}x2.f32"] = Statement(("f32", "f32"), "u16", both, reals=True)
+        halves = lambda pair, both=both: both(pair[:, 1], pair[:, 0])
+        table[f"cvt.rn.satfinite.{kind}x2.f16x2"] = Statement(("f16x2",), "u16", halves, reals=True)
+        values = lambda pair, kind=kind: np.stack([of_eight_bits(pair & 255, kind), of_eight_bits(pair >> 8, kind)], 1)
+        table[f"cvt.rn.f16x2.{kind}x2"] = Statement(("u16",), "f16x2", values, reals=True)
     table["cvt.rna.tf32.f32"] = Statement(("f32",), "f32", away_from_zero, reals=True)
     return table
+
+
+EIGHT_BITS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+
+
+def of_eight_bits(codes: np.ndarray, kind: str) -> np.ndarray:
+    return torch.from_numpy(codes.astype(np.uint8)).view(EIGHT_BITS[kind]).double().numpy()
+
+
+def eight_bits(values: np.ndarray, kind: str) -> np.ndarray:
+    """As torch rounds, what is too large to the largest number."""
+    most = torch.finfo(EIGHT_BITS[kind]).max
+    codes = torch.from_numpy(values.astype(np.float32)).clamp(-most, most).to(EIGHT_BITS[kind]).view(torch.uint8)
+    return np.where(np.isnan(values), 0x7F, codes.numpy()).astype(np.uint16)
 
 
 def away_from_zero(values: np.ndarray) -> np.ndarray:

@@ -32,14 +32,14 @@ from evoattn.families.split_kv.resources import (
 )
 from evoattn.families.split_kv.work import launch_work
 from evoattn.families.tensor_tiles import tile_map
-from evoattn.families.variants import variant_args, variant_constants
+from evoattn.families.variants import scale_args, scale_constants, variant_args, variant_constants
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
-from evoattn.model.variant import KEY_VARIANTS, SCORE_VARIANTS
+from evoattn.model.variant import EIGHT_BITS, KEY_VARIANTS, SCORE_VARIANTS
 
 MAX_HEAD_DIM = 256
 PARTIAL, STATE, ARRIVED = "partial", "state", "arrived" + ZEROED_SUFFIX
@@ -61,7 +61,7 @@ class SplitKv(Family):
     devices: ClassVar[str] = "sm_80 and newer"
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "fp32")
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
-    variants: ClassVar[tuple[str, ...]] = (*SCORE_VARIANTS, *KEY_VARIANTS, "varlen", "blocks")
+    variants: ClassVar[tuple[str, ...]] = (*SCORE_VARIANTS, *KEY_VARIANTS, "varlen", "blocks", *EIGHT_BITS)
 
     def genes(self, config: KernelConfig) -> SplitKvGenes:
         return SplitKvGenes.of(config)
@@ -100,6 +100,7 @@ class SplitKv(Family):
             "HEAD_DIM": problem.head_dim,
             **problem.masking.constants(),
             **variant_constants(problem, hides=True),
+            **scale_constants(problem),
             **block_list_constants(problem),
             "CLUSTER": cluster_blocks(genes),
             "CLUSTER_DIMS": f"__cluster_dims__({cluster_blocks(genes)}, 1, 1)" if cluster_blocks(genes) > 1 else "",
@@ -118,7 +119,7 @@ class SplitKv(Family):
         (splits, keys), blocks = split_of(problem, genes), row_blocks(problem, genes)
         sizes = (Scalar("int32", n) for n in (packed_heads(problem), blocks, splits, keys))
         args: list[KernelArg] = [*attention_args(problem), *sizes, Buffer(PARTIAL), Buffer(STATE), Buffer(ARRIVED)]
-        args += (*variant_args(problem), *block_list_args(problem, packs=False))
+        args += [*variant_args(problem), *scale_args(problem), *block_list_args(problem, packs=False)]
         if genes.LOAD == "tma":
             args[1:3] = (tile_map(problem, tensor, warp_keys(genes)) for tensor in "kv")
         partial = KernelLaunch(

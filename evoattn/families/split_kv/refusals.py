@@ -15,6 +15,7 @@ from evoattn.families.split_kv.resources import (
     TMA_KEYS,
     TMA_VECTOR,
     cluster_blocks,
+    kv_bytes,
     packed_rows,
     registers_needed,
     row_blocks,
@@ -62,8 +63,8 @@ def why_wrong_shape(problem: AttentionProblem, genes: SplitKvGenes) -> str | Non
     )
     if genes.MERGE == "cluster" and genes.SPLITS == 1:
         return "MERGE=cluster: the splits are the blocks of a cluster, and SPLITS=1 makes none."
-    if problem.head_dim * problem.element_bytes % vector:
-        return f"VECTOR_BYTES={vector} does not divide the {problem.head_dim * problem.element_bytes} bytes of a row."
+    if problem.head_dim * kv_bytes(problem) % vector:
+        return f"VECTOR_BYTES={vector} does not divide the {problem.head_dim * kv_bytes(problem)} bytes of a row."
     if genes.COMPUTE == "mma":
         if problem.dtype == "fp32":
             return "COMPUTE=mma needs fp16 or bf16: the tensor cores have no fp32."
@@ -79,7 +80,7 @@ def why_wrong_shape(problem: AttentionProblem, genes: SplitKvGenes) -> str | Non
             f"BLOCK_N={block_n} keys do not divide into steps of {WARP // lanes} for WARPS={warps} and "
             f"DOT_LANES={lanes}."
         )
-    if lanes * vector >= 2 * problem.head_dim * problem.element_bytes:
+    if lanes * vector >= 2 * problem.head_dim * kv_bytes(problem):
         return (
             f"DOT_LANES={lanes} lanes with vectors of {vector} bytes are twice what a row of {problem.head_dim} "
             "elements needs."

@@ -29,9 +29,14 @@ def warp_keys(genes: SplitKvGenes) -> int:
     return genes.BLOCK_N // genes.WARPS
 
 
+def kv_bytes(problem: AttentionProblem) -> int:
+    """Of an element of K and V."""
+    return problem.element_of("k").bytes
+
+
 def lane_vectors(problem: AttentionProblem, genes: SplitKvGenes) -> tuple[int, int]:
     """Vectors of a row of K and of a row of V that a lane holds."""
-    width, head_dim = genes.VECTOR_BYTES // problem.element_bytes, problem.head_dim
+    width, head_dim = genes.VECTOR_BYTES // kv_bytes(problem), problem.head_dim
     if genes.COMPUTE == "fma":
         vectors = math.ceil(head_dim / (width * genes.DOT_LANES))
         return vectors, vectors
@@ -61,7 +66,7 @@ def smem_bytes(problem: AttentionProblem, genes: SplitKvGenes) -> int:
     if genes.LOAD == "cp_async":
         rings = stages * sum(_tile_words(problem, genes)) * 4 * WARP
     elif genes.LOAD == "tma":
-        row_bytes = math.ceil(problem.head_dim * problem.element_bytes / TMA_ROW_BYTES) * TMA_ROW_BYTES
+        row_bytes = math.ceil(problem.head_dim * kv_bytes(problem) / TMA_ROW_BYTES) * TMA_ROW_BYTES
         rings, barriers = stages * 2 * warp_keys(genes) * row_bytes, stages * 16
     pitch = math.ceil(problem.head_dim / 32) * 32 * 4
     items, cluster = genes.BLOCK_M * problem.head_dim // 4, cluster_blocks(genes)
@@ -141,10 +146,10 @@ def registers_needed(problem: AttentionProblem, genes: SplitKvGenes) -> int:
     k_words, v_words = _tile_words(problem, genes)
     k_vectors, v_vectors = lane_vectors(problem, genes)
     if genes.COMPUTE == "mma":
-        words, row_tiles = genes.VECTOR_BYTES // 4, genes.BLOCK_M // MMA_ROWS
+        words, row_tiles = genes.VECTOR_BYTES // 2 // kv_bytes(problem), genes.BLOCK_M // MMA_ROWS
         rows = row_tiles * (4 * v_vectors * words + k_vectors * words + warp_keys(genes) // 4 + 6)
     else:
-        width = genes.VECTOR_BYTES // problem.element_bytes
+        width = genes.VECTOR_BYTES // kv_bytes(problem)
         rows = genes.BLOCK_M * (2 * k_vectors * width + warp_keys(genes) * genes.DOT_LANES // WARP + 2)
     if genes.LOAD == "registers":
         tiles = k_words + v_words

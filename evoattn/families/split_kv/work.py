@@ -10,6 +10,7 @@ from evoattn.families.residency import WARP, register_cap
 from evoattn.families.split_kv.genes import SplitKvGenes
 from evoattn.families.split_kv.resources import (
     cluster_blocks,
+    kv_bytes,
     lane_vectors,
     listed_keys,
     packed_rows,
@@ -26,6 +27,8 @@ from evoattn.model.mask import MaskKind
 from evoattn.model.problem import AttentionProblem
 
 MMA_WAIT, SHUFFLE_WAIT, LOAD_WAIT, FIRST_WAIT = 18, 24, 30, 900
+CONVERSION = 1.25
+"""Instructions that a pair of numbers of 8 bits takes to be one of fp16, of e4m3 on sm_89."""
 PLACE_LANES = 4.5
 """Lanes that find the place of a score, where a score has one: counted by the interpreter."""
 LAST_BLOCK_WAIT, CLUSTER_WAIT = 2500, 1500
@@ -37,8 +40,8 @@ def launch_work(problem: AttentionProblem, genes: SplitKvGenes, registers: int) 
     """The launch over keys, and the one that merges the splits if there is one."""
     (splits, split_keys), row_tiles = split_of(problem, genes), row_blocks(problem, genes)
     heads = tile_heads(problem) * problem.batch
-    rows, keys, dim, size = genes.BLOCK_M, genes.BLOCK_N, problem.head_dim, problem.element_bytes
-    if problem.seqused and not problem.window:
+    rows, keys, dim, size = genes.BLOCK_M, genes.BLOCK_N, problem.head_dim, kv_bytes(problem)
+    if (problem.seqused or problem.page) and not problem.window:
         mean, most = used_by_split(problem, genes)
         visible = min(1.0, mean / most)
     elif problem.blocks:
@@ -55,7 +58,8 @@ def launch_work(problem: AttentionProblem, genes: SplitKvGenes, registers: int) 
         special=rows * genes.WARPS * 2.0,
         instructions=3.0 * rows * dim * genes.WARPS / WARP + 60 * genes.WARPS,
         shared_bytes=2.0 * merged * genes.WARPS,
-        loaded_bytes=rows * dim * size * 1.0 + (rows * dim * 4 * (2 if genes.MERGE == "last_block" else 1)),
+        loaded_bytes=rows * dim * problem.element_bytes * 1.0
+        + (rows * dim * 4 * (2 if genes.MERGE == "last_block" else 1)),
         waits=FIRST_WAIT + waits,
     )
     if splits > 1 and genes.MERGE != "kernel":
@@ -125,13 +129,15 @@ def _visible_share(problem: AttentionProblem, row_tiles: int) -> float:
 
 def _step(problem: AttentionProblem, genes: SplitKvGenes) -> tuple[Step, float]:
     """A step of all warps of a block, and what a warp waits for at the end."""
-    rows, keys, dim, size = genes.BLOCK_M, genes.BLOCK_N, problem.head_dim, problem.element_bytes
+    rows, keys, dim, size = genes.BLOCK_M, genes.BLOCK_N, problem.head_dim, kv_bytes(problem)
     scores = rows * keys
     loaded = 2.0 * keys * dim * size
     shared = 0.0 if genes.LOAD == "registers" else 2 * loaded
     load_instructions = loaded / (WARP * genes.VECTOR_BYTES) * (1.5 if genes.LOAD == "registers" else 2.5)
     if genes.LOAD == "tma":
         load_instructions = loaded / (WARP * genes.VECTOR_BYTES)
+    if size == 1:  # each pair is converted
+        load_instructions += 2.0 * keys * dim / WARP / 2 * CONVERSION
     if genes.COMPUTE == "mma":
         padded = up_to(rows, 8)
         flops = 4.0 * padded * keys * up_to(dim, 16)

@@ -56,24 +56,13 @@ class Cache:
         return self.table[sequence, page].long(), position % self.k.shape[1]
 
     def append(self, k: Tensor, v: Tensor, sequence: Tensor, position: Tensor) -> None:
-        """Write rows `[rows, kv_heads, head_dim]` at these positions of these sequences, which there are.
-
-        What has no place is not written: a position behind the room, a page that the table does not name. An index out
-        of range on a GPU would end the process. Such a row writes what another one writes, to the same place: a copy of
-        the rows that have one would need their number on the host.
-        """
-        if not len(k):
-            return
+        """Write rows `[rows, kv_heads, head_dim]` at these positions of these sequences, which there are. What has no
+        place is not written: a position behind the room, a page that the table does not name."""
         within = position < self.room
         at, offset = self.place(sequence, position.clamp(0, self.room - 1))
         if self.table is not None:
             within = within & (at >= 0) & (at < self.k.shape[0])
-        source = torch.where(within, torch.arange(len(k), device=k.device), within.to(torch.int8).argmax())
-        at, offset = at[source].clamp(0, self.k.shape[0] - 1), offset[source]
-        has_place = within[source][:, None, None]  # all rows, or none
-        for cache, new in ((self.k, k), (self.v, v)):
-            rows = torch.where(has_place, new[source].to(cache.dtype), cache[at, offset])
-            cache.index_put_((at, offset), rows)
+        write_rows((self.k, self.v), (k, v), at, offset, within)
 
     def joined(self) -> Cache:
         """The cache whose keys are `[v, k]`, for queries `[qv, q]`: a view where the two lie side by side, as in a
@@ -114,6 +103,24 @@ class Cache:
         return replace(self, k=k, v=v, table=table.to(torch.int32), row=None)
 
 
+def write_rows(
+    caches: tuple[Tensor, Tensor], rows: tuple[Tensor, Tensor], at: Tensor, offset: Tensor, within: Tensor
+) -> None:
+    """Write rows `[rows, kv_heads, head_dim]` of K and V to `[at, offset]` of their caches, but those that are not
+    `within`.
+
+    An index out of range on a GPU would end the process. Such a row writes what another one writes, to the same place:
+    a copy of the rows that have one would need their number on the host.
+    """
+    if not len(at):
+        return
+    source = torch.where(within, torch.arange(len(at), device=at.device), within.to(torch.int8).argmax())
+    at, offset = at[source].clamp(0, caches[0].shape[0] - 1), offset[source]
+    has_place = within[source][:, None, None]  # all rows, or none
+    for cache, new in zip(caches, rows, strict=True):
+        cache.index_put_((at, offset), torch.where(has_place, new[source].to(cache.dtype), cache[at, offset]))
+
+
 def attend(q: Tensor, cache: Cache, options: Options) -> Answer:
     """Attention of queries `[batch, rows, heads, head_dim]`, whose last one stands at each sequence's last key."""
     if cache.table is not None:
@@ -142,6 +149,17 @@ def attend_packed(q: Tensor, queries: Queries, cache: Cache, options: Options) -
     lengths = cache.lengths.clamp(max=cache.room) - first
     keys = Keys(cache.rows * cache.room + first, cache.room, lengths)
     return over_rows(q, cache.k.flatten(0, 1), cache.v.flatten(0, 1), queries, keys, options)
+
+
+def attend_engine(q: Tensor, queries: Queries, cache: Cache, options: Options) -> Answer:
+    """`attend_packed` as serving engines ask for it: where all sequences have as many queries, as in a step of
+    decoding, a kernel for that runs, of which some come ready chosen."""
+    if q.shape[0] != cache.batch * queries.longest or not q.shape[0]:
+        return attend_packed(q, queries, cache, options)
+    answer = attend(q.unflatten(0, (cache.batch, queries.longest)), cache, options)
+    if isinstance(answer, Tensor):
+        return answer.flatten(0, 1)
+    return answer[0].flatten(0, 1), answer[1].transpose(0, 1).flatten(1)
 
 
 def of_batch(q: Tensor, k: Tensor, v: Tensor, options: Options, used: Tensor | None = None) -> Answer:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evoattn.integrations.flash_attn import gradients, version_2
+from evoattn.integrations.flash_attn import gradients, version_2, version_3
 from evoattn.integrations.flash_attn.options import Options, window_of
 
 NO_DROPOUT = "evoattn has no dropout here: its pattern would have to be the same in both passes."
@@ -56,17 +56,21 @@ def _flash_attn_varlen_forward(
     leftpad_k: Tensor | None = None,
     seqused_k: Tensor | None = None,
     zero_tensors: bool = False,
+    num_splits: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As `_flash_attn_forward`, of packed sequences."""
-    if dropout_p or leftpad_k is not None or seqused_k is not None:
-        raise ValueError(NO_DROPOUT if dropout_p else "leftpad_k and seqused_k go with flash_attn_with_kvcache.")
-    lengths = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
-    window = window_size_left, window_size_right
+    """As `_flash_attn_forward`, of packed sequences. Over pages `num_splits` above 1 raises `RuntimeError`, as in
+    FlashAttention 2."""
+    if dropout_p or leftpad_k is not None:
+        raise ValueError(NO_DROPOUT if dropout_p else "leftpad_k goes with flash_attn_with_kvcache.")
+    if block_table is not None and num_splits > 1:
+        raise RuntimeError("num_splits > 1 is not supported over pages: evoattn splits keys as it sees fit.")
     words: dict[str, Any] = dict(softcap=softcap, alibi_slopes=alibi_slopes, return_attn_probs=True)
-    answer = version_2.flash_attn_varlen_func(
-        q, k, v, *lengths, 0.0, softmax_scale, causal, window, block_table=block_table, **words
+    words |= dict(seqused_k=seqused_k, page_table=block_table, window_size=(window_size_left, window_size_right))
+    lengths = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+    answer = version_3.flash_attn_varlen_func(
+        q, k, v, *lengths, softmax_scale=softmax_scale, causal=bool(causal), **words
     )
-    return (*answer, torch.zeros(2, dtype=torch.int64, device=q.device))
+    return (*answer, answer[0].new_empty(0), torch.zeros(2, dtype=torch.int64, device=q.device))
 
 
 def _flash_attn_backward(

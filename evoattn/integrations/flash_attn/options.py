@@ -8,15 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evoattn.ops import mixed
 from evoattn.ops.arguments import Score
 from evoattn.ops.attention import attend
-from evoattn.ops.call import Answer, call_of
+from evoattn.ops.call import Answer
+from evoattn.ops.named_call import call_of
 
 OPEN = -1
 """A side of a window that hides nothing; `None` is another word for it, as in FlashAttention 4."""
 MOST_COLUMNS = 256
 """The largest head_dim of V beside a K of its own."""
-FP8 = "fp8 tensors and descale factors are not served: give q, k and v in float16 or bfloat16."
+FP8 = (
+    "queries of fp8 and their descale factors are not served, nor k and v of fp8 but in caches: give q in float16 or "
+    "bfloat16."
+)
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,9 @@ class Options:
     dropout_p: float = 0.0
     return_lse: bool = False
     deterministic: bool = False
+    k_scale: Tensor | None = None
+    """`[batch, kv_heads]`, of keys of 8 bits."""
+    v_scale: Tensor | None = None
 
     @property
     def is_local(self) -> bool:
@@ -57,14 +65,16 @@ class Options:
             "sinks": self.sinks,
             "return_lse": self.return_lse,
             "deterministic": self.deterministic,
+            "k_scale": self.k_scale,
+            "v_scale": self.v_scale,
             "enable_gqa": True,
         }
 
     def of_sequences(self, which: Tensor) -> Options:
         """The options of these sequences of the batch, in this order."""
-        if self.slopes is None or self.slopes.dim() == 1:
-            return self
-        return replace(self, slopes=self.slopes[which])
+        names = ("slopes", "k_scale", "v_scale")
+        of_batches = {name: one for name in names if (one := getattr(self, name)) is not None and one.dim() == 2}
+        return replace(self, **{name: one[which] for name, one in of_batches.items()}) if of_batches else self
 
 
 def window_of(window_size: Any) -> tuple[int, int]:
@@ -117,8 +127,8 @@ def wants_gradients(*tensors: Tensor) -> bool:
 def answered(
     query: Tensor, key: Tensor, value: Tensor, options: Options, score: Score | None = None, **given: Any
 ) -> Answer:
-    """`evoattn.attention`, with `block_table` `attention_paged`, with `cu_seqlens_q` `attention_varlen`, each with its
-    own order of dimensions.
+    """`evoattn.attention`, with `block_table` `attention_paged`, with `cu_seqlens_q` `attention_varlen`, with both
+    `attention_mixed`, which takes `decodes`; each with its own order of dimensions.
 
     A V that is wider than kernels take, beside a K that is not, is served in parts: each has the same weights.
     """
@@ -129,5 +139,6 @@ def answered(
         if isinstance(answer, Tensor):
             return torch.cat((answer, *rest), dim=-1)  # type: ignore[arg-type]
         return torch.cat((answer[0], *rest), dim=-1), answer[1]  # type: ignore[arg-type]
+    decodes = given.pop("decodes", 0)
     call = call_of(query, key, value, {**options.words, "score": score, **given})
-    return call.given_back(attend(call))
+    return call.given_back(mixed.answer(call, decodes, attend) if decodes else attend(call))

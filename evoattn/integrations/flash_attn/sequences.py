@@ -26,6 +26,8 @@ class Queries:
     longest: int
     used: Tensor | None = None
     """`[sequences]`; None where the rows fill the room."""
+    decodes: int = 0
+    """So many sequences, the first ones, have at most one row each, as an engine knows."""
 
     @property
     def lengths(self) -> Tensor:
@@ -77,8 +79,7 @@ def over_rows(q: Tensor, k: Tensor, v: Tensor, queries: Queries, keys: Keys, opt
             k, v = (_without_unused(tensor, keys.starts, keys.lengths) for tensor in (k, v))
         starts_q = torch.cat((starts_q.flatten(), queries.bounds[-1:]))
         starts_k = torch.nn.functional.pad(starts_k.flatten(), (0, 1), value=k.shape[0])
-        if options.slopes is not None and options.slopes.dim() == 2:
-            options = replace(options, slopes=options.slopes.repeat_interleave(parts, dim=0))
+        options = options.of_sequences(torch.arange(len(first), device=q.device).repeat_interleave(parts))
     count = len(starts_q) - 1
     return answered(
         q,
@@ -163,7 +164,6 @@ def packed_over_pages(q: Tensor, queries: Queries, pages: Pages, options: Option
 
 def _in_one_launch(q: Tensor, queries: Queries, pages: Pages, options: Options) -> Answer:
     """As `packed_over_pages`, by a kernel. Raises `NoKernel` where none serves it."""
-    ends = pages.used.clamp(min=0).cumsum(0, dtype=torch.int32)
     return answered(
         q,
         pages.k,
@@ -172,8 +172,9 @@ def _in_one_launch(q: Tensor, queries: Queries, pages: Pages, options: Options) 
         score_of(options, pages.pad, q.device),
         block_table=pages.table,
         cu_seqlens_q=queries.bounds.to(torch.int32),
-        cu_seqlens_k=torch.nn.functional.pad(ends, (1, 0)),
-        max_seqlen_q=max(queries.longest, -(-q.shape[0] // (len(queries.bounds) - 1))),
+        seqused_k=pages.used.to(torch.int32),
+        max_seqlen_q=queries.longest,
+        decodes=queries.decodes,
         strict=True,
     )
 

@@ -22,6 +22,7 @@ from evoattn.integrations.flash_attn.options import Options, refuse_fp8, window_
 from evoattn.integrations.flash_attn.rotary import rotated
 from evoattn.integrations.flash_attn.sequences import Keys, Queries, over_rows
 from evoattn.ops.call import Answer
+from evoattn.ops.eight_bits import is_eight_bits
 
 NUMBERS_AT_ONCE = 1 << 26
 """Of products that are summed: 256 MiB, where one batch of all parts is not more."""
@@ -218,10 +219,15 @@ def flash_attn_with_kvcache(
     length, kv_heads, head_dim]`, or with `page_table` `[pages, page, kv_heads, head_dim]`. New keys k and v are rotated
     and written into the cache, behind `cache_seqlens`, before attention. There are no gradients, as in FlashAttention.
 
+    A cache may be of float8_e4m3fn, float8_e5m2 or int8 beside q of 16 bits; `k_descale` and `v_descale`, float32
+    `[batch, kv_heads]`, are what its numbers are multiplied by, 1 unless given. New keys are the caller's to write.
+
     With `return_softmax_lse` four things come, as from FlashAttention 3: output, log-sum-exp, and two tensors without
     elements where it has the results of splits.
     """
-    refuse_fp8(q, q_descale, k_descale, v_descale)
+    refuse_fp8(q, q_descale)
+    if is_eight_bits(k_cache) and (k is not None or qv is not None):
+        raise ValueError("a cache of 8 bits takes neither qv nor new keys: quantise these, and write them before.")
     options = Options(
         softmax_scale,
         bool(causal),
@@ -231,6 +237,8 @@ def flash_attn_with_kvcache(
         alibi_slopes,
         learnable_sink if s_aux is None else s_aux,
         return_lse=return_softmax_lse,
+        k_scale=k_descale,
+        v_scale=v_descale,
     )
     table = block_table if page_table is None else page_table
     if table is not None and cache_batch_idx is not None:

@@ -11,6 +11,7 @@ from evoattn.ptx.isa import (  # noqa: F401
     comparison,
     control,
     conversion,
+    eight_bits,
     floating,
     half_arithmetic,
     hopper,

@@ -219,6 +219,10 @@ def conversion_cases() -> None:
     for mode, relu, to in itertools.product(("rn", "rz"), ("", ".relu"), ("f16", "bf16")):
         plain(f"cvt.{mode}{relu}.{to}.f32", to, "f32")
         plain(f"cvt.{mode}{relu}.{to}x2.f32", f"{to}x2", "f32", "f32")
+    for t in ("e4m3", "e5m2"):
+        plain(f"cvt.rn.f16x2.{t}x2", "f16x2", "u16")
+        plain(f"cvt.rn.satfinite.{t}x2.f16x2", "u16", "f16x2")
+        plain(f"cvt.rn.satfinite.{t}x2.f32", "u16", "f32", "f32")
     plain("cvt.rn.f16.f64", "f16", "f64")
     plain("cvt.rna.tf32.f32", "b32", "f32")
 

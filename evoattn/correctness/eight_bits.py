@@ -1,0 +1,128 @@
+"""Tensors of 8 bits with their scales: how inputs are quantised, and what they stand for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from evoattn.correctness import sequences
+from evoattn.correctness.sequences import each
+from evoattn.correctness.terms import torch_dtype
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.scales import PER_TOKEN
+
+UNEVEN = 1.37
+"""By which a scale is more than what it takes to use all of the range, so that a scale is no power of two."""
+
+
+def quantised(
+    problem: AttentionProblem, tensor: str, values: torch.Tensor, extreme: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(numbers as 8 bits hold them, before they are cast; their scales).
+
+    `values` are float32 of `sequences.whole_shape`. Scales broadcast over them: of all, of each sequence's K/V heads or
+    of each row, so that the largest value is near the end of the range. `extreme`: some scales are 0 (of every other
+    head, or every third row), some numbers are at either end of the range, and -0 is among them.
+    """
+    element = problem.element_of(tensor)
+    sizes = values.abs().nan_to_num(0)
+    per_token = problem.scales == PER_TOKEN
+    if per_token:
+        largest = sizes.amax(-1, keepdim=True)
+    elif problem.scales:
+        largest = (
+            sizes.unflatten(1, (problem.kv_heads, -1))
+            .amax((2, 4))
+            .repeat_interleave(sizes.shape[1] // problem.kv_heads, 1)[..., None]
+        )
+        for one in each(problem):
+            rows = one.queries if tensor == "q" else one.keys
+            part = largest[:, :, rows]
+            if part.numel():
+                largest[:, :, rows] = part.amax(2, keepdim=True)
+    else:
+        largest = sizes.amax().expand(1, 1, 1, 1).clone()
+    scale = torch.where(largest > 0, largest * (UNEVEN / element.largest), 1.0)
+    stored = values / scale
+    if extreme:
+        stored[:, :, ::5] = torch.where(stored[:, :, ::5] < 0, -element.largest, element.largest)
+        stored[:, :, 1::5, ::2] = -0.0
+        if per_token:
+            scale[:, :, 2::3] = 0
+        elif problem.scales:
+            scale[:, 1::2] = 0
+    stored = stored.clamp(-element.largest, element.largest)
+    dtype = torch_dtype(problem, tensor)
+    whole = not dtype.is_floating_point  # a sequence that no query sees is NaN, for which the least stands
+    return stored.round().nan_to_num(torch.iinfo(dtype).min) if whole else stored, scale
+
+
+def stored_scales(
+    problem: AttentionProblem, tensor: str, scale: torch.Tensor, terms: Mapping[str, torch.Tensor]
+) -> torch.Tensor:
+    """`scale` of `quantised` as a kernel finds it: of the shape and strides of `evoattn.model.scales`. Per token it is
+    NaN behind the last key in use."""
+    name = f"{tensor}_scale"
+    shape = problem.scale_shapes[name]
+    if problem.scales == PER_TOKEN:
+        if tensor != "q" and (problem.seqused or problem.page):
+            scale = sequences.stored(problem, scale, terms)
+        out = torch.empty(math.prod(shape), dtype=torch.float32, device=scale.device)
+        view = out.as_strided(shape, problem.scale_strides(name))
+        view.copy_(scale[..., 0])
+        return view
+    if not problem.scales:
+        return scale.reshape(1, 1)
+    per_group = scale.shape[1] // problem.kv_heads
+    heads = scale[:, ::per_group]
+    made = torch.ones(shape, dtype=torch.float32, device=scale.device)
+    if not problem.varlen:
+        return made.copy_(heads[:, :, 0, 0])
+    for one in each(problem):
+        rows = heads[0, :, one.queries if tensor == "q" else one.keys, 0]
+        if rows.shape[1]:
+            made[one.number] = rows[:, 0]
+    return made
+
+
+def dequantised(
+    problem: AttentionProblem, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
+) -> tuple[AttentionProblem, dict[str, torch.Tensor]]:
+    """The problem without 8 bits and its inputs: in `dtype` the numbers that they stand for, exactly in float64. The
+    same where it has none.
+
+    A page in use is one of a single sequence, as in the inputs of checks.
+    """
+    shapes = problem.scale_shapes
+    if not shapes:
+        return problem, dict(tensors)
+    made = {name: tensor for name, tensor in tensors.items() if name not in shapes}
+    for name in problem.tensors:
+        if name == "q" and "q_scale" not in shapes:
+            continue
+        wide = tensors[name].to(dtype)
+        made[name] = wide.mul_(_broadcast(problem, name, tensors).to(dtype))
+    return problem.with_(kv="", scales="", dtype=problem.answer.name), made
+
+
+def _broadcast(problem: AttentionProblem, tensor: str, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The scales of a tensor, as they broadcast over it."""
+    scale = tensors[f"{tensor}_scale"]
+    if scale.ndim == 3:
+        return scale[..., None]
+    if not problem.scales:
+        return scale[:, :, None, None]
+    if tensor == "q":
+        scale = scale.repeat_interleave(problem.group_size, 1)
+    elif problem.page:
+        pages = torch.ones(problem.shape(tensor)[:2], dtype=scale.dtype, device=scale.device)
+        held = sequences.held(problem, scale.device)
+        batches = torch.arange(problem.batch, device=scale.device)[:, None].expand(held.shape)
+        pages[tensors["table"][held].long()] = scale[batches[held]]
+        return pages[:, :, None, None]
+    if not problem.varlen:
+        return scale[:, :, None, None]
+    rows = [one.lengths[tensor != "q"] for one in each(problem)]
+    return scale.T.repeat_interleave(torch.tensor(rows, device=scale.device), 1)[None, :, :, None]

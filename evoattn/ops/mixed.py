@@ -1,0 +1,96 @@
+"""How a batch of packed queries over pages, as serving engines have it, is answered by a launch for the sequences that
+decode and one for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from evoattn.ops.arguments import K_SCALE, SEQUSED, STARTS_Q, TABLE, V_SCALE
+from evoattn.ops.call import Answer, Call, out_like, whole
+from evoattn.ops.runtime import NoKernel
+from evoattn.ops.torch_modes import is_ordinary
+
+Decodes = int | tuple[int, int]
+"""So many sequences of one query each; or (sequences, the most queries of one)."""
+
+
+def answer(call: Call, decodes: Decodes, attend: Callable[[Call], Answer]) -> Answer:
+    """The answer to a call of packed queries over pages, of which so many sequences decode; `attend` answers a call.
+    Raises `ValueError` and `TypeError` for a number that cannot be."""
+    count, most = decodes if isinstance(decodes, tuple) else (decodes, 1)
+    count, most = whole("decodes", count), whole("decodes", most)
+    if not count:
+        return attend(call)
+    call.require()
+    starts = call.terms[STARTS_Q]
+    assert starts is not None
+    if not (0 <= count < len(starts) and most > 0):
+        raise ValueError(f"decodes={decodes!r} must be of the {len(starts) - 1} sequences and at least one query each.")
+    if torch.compiler.is_compiling() or not is_ordinary(call.query, call.key, call.value):
+        return attend(call)
+    rows = min(count * most, call.query.shape[2])
+    if count == len(starts) - 1 and rows == call.query.shape[2]:
+        return attend(replace(call, longest=(min(most, call.longest[0]), call.longest[1])))
+    try:
+        return _in_two(call, (count, most, rows), attend)
+    except NoKernel:  # torch's answer is of all rows
+        return attend(call)
+
+
+def _in_two(call: Call, decodes: tuple[int, int, int], attend: Callable[[Call], Answer]) -> Answer:
+    """The answer by two launches. `decodes`: (count, most, rows): the sequences before number `count` have at most
+    `most` queries each and end in front of row `rows`. Raises `NoKernel` where no kernel serves a part."""
+    (count, most, rows), query, starts = decodes, call.query, call.terms[STARTS_Q]
+    assert starts is not None
+    out = out_like(query, call.value) if call.out is None else call.out
+    rest = query.shape[2] if count < len(starts) - 1 else 0
+    sums = None
+    if call.return_lse:
+        sums = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
+    parts = (
+        (slice(None, count), slice(None, count + 1), rows, min(most, call.longest[0])),
+        (slice(count, None), slice(count, None), rest, call.longest[0]),
+    )
+    made: list[Tensor] = []
+    for which, bounds, end, longest in parts:
+        if not end:
+            continue
+        terms = list(call.terms)
+        for place, some in ((SEQUSED, which), (TABLE, which), (STARTS_Q, bounds)):
+            term = terms[place]
+            terms[place] = None if term is None else term[some]
+        for place in (K_SCALE, V_SCALE):
+            term = terms[place]
+            if term is not None and term.dim() == 2 and len(term) > 1:  # of each sequence
+                terms[place] = term[which]
+        part = replace(
+            call,
+            query=query[:, :, :end],
+            out=out[:, :, :end],
+            terms=tuple(terms),
+            longest=(longest, call.longest[1]),
+            strict=True,
+        )
+        given = attend(part)
+        if not isinstance(given, Tensor):
+            made.append(given[1])
+    if sums is None:
+        return out
+    return out, _joined(sums, made, starts[count])
+
+
+def _joined(sums: Tensor, made: list[Tensor], border: Tensor) -> Tensor:
+    """The log-sum-exps of the first part up to row `border`, which the device knows, of the last from there on."""
+    if len(made) == 1:
+        sums[..., : made[0].shape[2]] = made[0]
+        return sums
+    first, last = made
+    sums.copy_(last)
+    rows = first.shape[2]
+    before = torch.arange(rows, device=sums.device) < border
+    sums[..., :rows] = torch.where(before, first, last[..., :rows])
+    return sums

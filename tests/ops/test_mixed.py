@@ -1,0 +1,140 @@
+"""Packed queries over pages by `evoattn.attention_mixed`: one launch or two, torch's answer and a kernel's are those of
+each sequence alone, and batches of other sizes find the plan that is there."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+import evoattn
+from evoattn.correctness.reference import exact_attention, exact_lse
+from evoattn.model.problem import AttentionProblem
+from evoattn.ops import current
+from evoattn.ops.runtime import NoKernel
+from tests.ops.fake_cache import CacheDevice, split_kv_pick
+from tests.ops.fake_device import fake_runtime
+
+HEADS, KV_HEADS, DIM, PAGE, PAGES, MOST = 4, 2, 64, 16, 5, 18
+BATCHES = {
+    "decodes, then prompts": ([1, 1, 1, 40, 7], [80, 0, 33, 77, 7]),
+    "drafts of several lengths": ([3, 0, 2, 30], [50, 9, 1, 30]),
+    "decodes alone": ([1, 1, 1], [5, 80, 17]),
+    "a prompt alone": ([23], [64]),
+}
+
+
+class Batch:
+    """Queries of these lengths over so many keys each, in pages in random order."""
+
+    def __init__(self, queries, used, seed=1, rows_behind=0):
+        draw = torch.Generator().manual_seed(seed)
+        self.queries, self.used = queries, used
+        self.starts = [0, *itertools.accumulate(queries)]
+        total = self.starts[-1] + rows_behind
+        self.q = torch.randn(total, HEADS, DIM, generator=draw).half()
+        self.pages = [torch.randn(PAGES * MOST, PAGE, KV_HEADS, DIM, generator=draw).half() for _ in "kv"]
+        self.table = torch.randperm(PAGES * MOST, generator=draw).view(-1, PAGES)[: len(used)].int()
+        for b, keys in enumerate(used):
+            self.table[b, -(-keys // PAGE) :] = 999  # no page
+
+    def asked(self, **words):
+        table = self.table.clamp(max=len(self.pages[0]) - 1)
+        lengths = torch.tensor(self.used).int(), torch.tensor(self.starts).int()
+        words = {"causal": True} | words
+        return evoattn.attention_mixed(self.q, *self.pages, table, *lengths, max(self.queries), **words)
+
+    def expected(self, b, **fields):
+        """(output, log-sum-exp) of a sequence, `[heads, queries, …]`."""
+        rows = self.queries[b], self.used[b]
+        shape = dict(seqlen_q=rows[0], seqlen_k=rows[1], head_dim=DIM, mask="causal_lower_right")
+        problem = AttentionProblem(1, HEADS, KV_HEADS, **shape, **fields)
+        q = self.q[self.starts[b] : self.starts[b + 1]].transpose(0, 1)[None]
+        k, v = (t[self.table[b, : -(-rows[1] // PAGE)].long()].flatten(0, 1)[: rows[1]].transpose(0, 1)[None]
+                for t in self.pages)  # fmt: skip
+        return exact_attention(problem, q, k, v, torch.float64)[0], exact_lse(problem, q, k)[0]
+
+    def check(self, answer, lse=None, **fields):
+        for b, (queries, used) in enumerate(zip(self.queries, self.used, strict=True)):
+            some = slice(self.starts[b], self.starts[b + 1])
+            if not queries:
+                continue
+            if not used:
+                assert not answer[some].any()
+                continue
+            out, sums = self.expected(b, **fields)
+            assert torch.allclose(answer[some].transpose(0, 1).double(), out, atol=2e-3)
+            if lse is not None:
+                assert torch.allclose(lse[:, some].double(), sums, atol=1e-3)
+
+
+@pytest.fixture
+def device(tmp_path):
+    fake = CacheDevice()
+    with current.use(fake_runtime(fake, tmp_path, split_kv_pick)):
+        yield fake
+
+
+@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize("decodes", [0, 3, (3, 3)])
+def test_torch_s_answer(name, decodes):
+    batch = Batch(*BATCHES[name])
+    decodes = 0 if len(batch.used) < 3 else decodes
+    out, lse = batch.asked(decodes=decodes, return_lse=True)
+    batch.check(out, lse)
+    taken = torch.empty_like(batch.q)
+    assert batch.asked(decodes=decodes, out=taken, window=(20, 0)) is taken
+    batch.check(taken, window="20:0")
+
+
+@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize("behind", [0, 9])
+def test_a_kernel_answers_in_a_launch_for_decodes_and_one_for_the_others(device, name, behind):
+    batch = Batch(*BATCHES[name], rows_behind=behind)
+    decodes = {"decodes, then prompts": 3, "drafts of several lengths": (3, 3), "decodes alone": 3}.get(name, 0)
+    batch.check(batch.asked(strict=True))
+    device.launches.clear()
+    batch.check(batch.asked(strict=True))
+    assert len(device.launches) == 1
+    batch.check(batch.asked(decodes=decodes, strict=True))
+    device.launches.clear()
+    taken = torch.empty_like(batch.q)
+    assert batch.asked(decodes=decodes, strict=True, out=taken) is taken
+    batch.check(taken)
+    assert len(device.launches) == (2 if name != "decodes alone" and decodes else 1)
+
+
+def test_batches_of_other_sizes_find_the_plan(device):
+    """17 and 18 sequences, 43 and 44 rows, the longest of 27 and 28: sizes that round to the same."""
+    batches = [Batch([1] * 16 + [27 + more], [30] * 17, more) for more in range(2)]
+    batches.append(Batch([1] * 16 + [27, 1], [30 - i for i in range(18)]))
+    batches[0].check(batches[0].asked(strict=True))
+    known = dict(current.runtime().plans)
+    for batch in batches[1:]:
+        batch.check(batch.asked(strict=True))
+    assert current.runtime().plans == known
+    Batch([1] * 16 + [60], [70] * 17).asked(strict=True)
+    assert len(current.runtime().plans) > len(known)
+
+
+def test_what_does_not_fit_is_one_sentence(device):
+    batch = Batch([1, 1, 9], [9, 9, 9])
+    for words, said in (
+        ({"decodes": 4}, "must be of the 3 sequences"),
+        ({"decodes": -1}, "must be of the 3 sequences"),
+        ({"decodes": (2, 0)}, "at least one query"),
+        ({"causal": "upper_left"}, "lower right one"),
+        ({"sinks": torch.zeros(3)}, "sinks must have one value"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            batch.asked(**words)
+    with pytest.raises(TypeError, match="whole number"):
+        batch.asked(decodes=1.5)
+    batch.asked()
+    batch.used = [9, 9]  # a plan that is known does not hide it
+    with pytest.raises(ValueError, match="seqused_k must be int32"):
+        batch.asked()
+    batch.used, batch.pages = [9, 9, 9], [t.float() for t in batch.pages]
+    with pytest.raises(NoKernel):
+        batch.asked(decodes=2, strict=True)
