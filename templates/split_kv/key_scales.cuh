@@ -41,8 +41,8 @@ template <class Rows, bool PAGED, int BLOCK_N, int KEYS> struct KeyScales<Scales
   static constexpr float LEAST = 7.8886090522101181e-31f;  // 2^-100: a scale of V of 0 has no logarithm
   float k[COUNT], v[COUNT];                                // 1 of keys that the warp does not have
   float v_factor = 1.f;
-  ScaleSource k_source, v_source;  // from the head's first
-  TilePages<PAGED, KEYS> pages;    // of the tile that is loaded next
+  ScaleSource k_source, v_source;                              // from the head's first
+  TilePages<PAGED ? Place::PAGED : Place::DENSE, KEYS> pages;  // of the tile that is loaded next
 
   __device__ __forceinline__ KeyScales(const KvScales& given, const WarpKeys& keys, const Rows& rows, int)
       : k_source(given.k), v_source(given.v) {
