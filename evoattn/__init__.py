@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # what type checkers and editors see of the names below
     from evoattn.ops.attention import attention_mixed as attention_mixed
     from evoattn.ops.attention import attention_paged as attention_paged
     from evoattn.ops.attention import attention_varlen as attention_varlen
+    from evoattn.ops.attention_fp8 import attention_fp8 as attention_fp8
     from evoattn.ops.eight_bits import quantize_kv as quantize_kv
     from evoattn.ops.explain import explain as explain
     from evoattn.ops.explain import warmup as warmup
@@ -43,6 +44,7 @@ _HOMES = {
     "Shapes": "evoattn.ops.shapes",
     "WrongUse": "evoattn.model.errors",
     "attention": "evoattn.ops.attention",
+    "attention_fp8": "evoattn.ops.attention_fp8",
     "attention_mixed": "evoattn.ops.attention",
     "attention_paged": "evoattn.ops.attention",
     "attention_varlen": "evoattn.ops.attention",

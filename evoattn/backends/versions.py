@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import re
 from functools import cache
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as package_version
@@ -15,11 +16,17 @@ from evoattn.model.paths import TEMPLATES
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 
+def header_folders(name: str, folder: Path = TEMPLATES) -> tuple[str, ...]:
+    """Where the headers of a family lie: what all share, its own, and those of a family whose parts it is made of."""
+    included = re.findall(r'#include "(\w+)/', (folder / f"{name}.cu.j2").read_text(encoding="utf-8"))
+    return tuple(sorted({"device", name, *included}))
+
+
 @cache
 def template_digest(name: str, folder: Path = TEMPLATES) -> str:
-    """sha256 over a family's template, its own headers and what all share: with the constants, all that the source is
+    """sha256 over a family's template and all headers of `header_folders`: with the constants, all that the source is
     made of."""
-    headers = sorted(path for own in ("device", name) for path in (folder / own).rglob("*.cuh"))
+    headers = sorted(path for own in header_folders(name, folder) for path in (folder / own).rglob("*.cuh"))
     files = (folder / f"{name}.cu.j2", *folder.glob("problem.j2"), *headers)
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
 

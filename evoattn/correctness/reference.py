@@ -28,24 +28,26 @@ def exact_attention(
     scores_at_once: int = SCORES_PER_CHUNK,
     others: Mapping[str, torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """The answer in `dtype` (float32 or float64), contiguous `[batch, heads, seqlen_q, head_dim]`.
+    """The answer in `dtype` (float32 or float64), contiguous `[batch, heads, seqlen_q, head_dim]`; with float8_e4m3fn
+    in float32, made of weights that are rounded to it.
 
     torch's math `scaled_dot_product_attention` over upcast inputs, a few heads and rows at a time so that no more
     than `scores_at_once` scores are held, or one row of them; a row that sees no key is 0. `others` are the inputs
     beside q, k and v that the problem has.
     """
+    wide = torch.float32 if dtype.itemsize == 1 else dtype
     if problem.varlen:
         if problem.page:
             k, v = (sequences.out_of_pages(problem, others, tensor) for tensor in (k, v))
             problem = problem.with_(page=0)
-        packed = torch.zeros(problem.shape("o"), dtype=dtype, device=q.device)
+        packed = torch.zeros(problem.shape("o"), dtype=wide, device=q.device)
         for one in with_pairs(problem):
             parts = q[:, :, one.queries], k[:, :, one.keys], v[:, :, one.keys]
             packed[:, :, one.queries] = exact_attention(
                 one.alone(problem), *parts, dtype, scores_at_once, one.inputs(others)
             )
         return packed
-    out = torch.empty(problem.shape("o"), dtype=dtype, device=q.device)
+    out = torch.empty(problem.shape("o"), dtype=wide, device=q.device)
     rows = max(1, min(problem.seqlen_q, scores_at_once // problem.seqlen_k))
     heads = max(1, min(problem.group_size, scores_at_once // (problem.seqlen_k * rows)))
     for b in range(problem.batch):
@@ -54,22 +56,32 @@ def exact_attention(
             out[b] = 0
             continue
         for kv_head in range(problem.kv_heads):
-            key, value = keys[kv_head].to(dtype), values[kv_head].to(dtype)
+            key, value = keys[kv_head].to(wide), values[kv_head].to(wide)
             for head in range(kv_head * problem.group_size, (kv_head + 1) * problem.group_size, heads):
                 last = min(head + heads, (kv_head + 1) * problem.group_size)
                 for first in range(0, problem.seqlen_q, rows):
-                    query = q[b, head:last, first : first + rows].to(dtype)
+                    query = q[b, head:last, first : first + rows].to(wide)
                     chunk = slice(first, first + query.shape[-2])
                     added = terms.terms_of(own, others, b, slice(head, last), chunk, q.device)
-                    out[b, head:last, first : first + rows] = _rows(problem, query, key, value, added)
+                    out[b, head:last, first : first + rows] = _rows(
+                        added.apply((query * problem.softmax_scale) @ key.T), value, added, dtype != wide
+                    )
     return out
 
 
-def _rows(
-    problem: AttentionProblem, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, added: terms.Terms
-) -> torch.Tensor:
-    """Softmax attention of `query [heads, rows, D]` over `key`, `value` `[seqlen_k, D]`, in their dtype."""
-    scores = added.apply((query * problem.softmax_scale) @ key.T)
+TOP = 8
+"""log2 of what stands for the largest weight of a row in e4m3, as in kernels (`templates/fp8_wgmma/operands.cuh`): from
+2^-9 on there are numbers for the others."""
+
+
+def _rows(scores: torch.Tensor, value: torch.Tensor, added: terms.Terms, eight_bits: bool) -> torch.Tensor:
+    """Softmax of `scores [heads, rows, seqlen_k]` over `value` `[seqlen_k, D]`, in their dtype. `eight_bits`: weights
+    are rounded to e4m3, the largest of a row as 2^TOP; their sum is not."""
+    if eight_bits:
+        with_sink = added.with_sink(scores) if added.sinks is not None else scores
+        weights = torch.exp(with_sink - with_sink.amax(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min))
+        rounded = (weights[..., : scores.shape[-1]] * 2.0**TOP).to(torch.float8_e4m3fn).to(scores.dtype)
+        return rounded @ value / (weights.sum(-1, keepdim=True) * 2.0**TOP).clamp(min=torch.finfo(scores.dtype).tiny)
     if not added.may_hide and added.sinks is None:
         return torch.softmax(scores, -1) @ value
     unseen = torch.isneginf(scores).all(-1, keepdim=True)
@@ -177,18 +189,23 @@ def first(answer: Answer) -> Exact:
 
 
 LSE_ABSOLUTE, LSE_RELATIVE = 2e-4, 2e-5
+EIGHT_BIT_SUMS = 2.0**-9
+"""Of the largest score, what sums of products of 8 bits may be off: tensor cores keep some 14 bits of them, cut off. An
+H100 was 2^-10.6 off."""
 FP32_RELATIVE, FP32_ROUNDING = 1e-5, 2.0**-24
 
 
 def make_answer(problem: AttentionProblem, tensors: dict[str, torch.Tensor], double: bool = False) -> Answer:
     """The `Answer` for inputs made by `make_inputs`. `double` takes float64 as exact for 16-bit problems too, as the
     interpreter's check does. Numbers of 8 bits are those that they stand for, times their scales: what is allowed is
-    what 16-bit attention of these is off, in O's dtype."""
+    what 16-bit attention of these is off, in O's dtype; where Q too has 8 bits, what it is off with weights of 8 bits.
+    """
     exact_dtype = torch.float64 if double or not problem.element.on_tensor_cores else torch.float32
+    eight = problem.element.bytes == 1
     problem, tensors = eight_bits.dequantised(problem, tensors, exact_dtype)
     dtype, (q, k, v) = torch_dtype(problem), terms.qkv(problem, tensors)
     exact = exact_attention(problem, q, k, v, exact_dtype, others=tensors)
-    low = exact_attention(problem, q, k, v, dtype, others=tensors)
+    low = exact_attention(problem, q, k, v, torch.float8_e4m3fn if eight else dtype, others=tensors).to(dtype)
     rounded = exact.to(dtype)
     nudged = (rounded + 0.3 - 0.3).to(exact_dtype) - rounded.to(exact_dtype)
     difference, rounding = low.to(exact_dtype) - exact, rounded.to(exact_dtype) - exact
@@ -205,6 +222,8 @@ def make_answer(problem: AttentionProblem, tensors: dict[str, torch.Tensor], dou
     lse = exact_lse(problem, tensors["q"], tensors["k"], tensors)
     largest = torch.where(lse.isinf(), 0, lse).abs().max().item()
     allowed_lse = LSE_ABSOLUTE + LSE_RELATIVE * largest
+    if eight:
+        allowed_lse += EIGHT_BIT_SUMS * largest_score(problem, tensors)
     return {"o": Exact(exact, allowed, allowed_rms), "lse": Exact(lse, allowed_lse, logarithms=True)}
 
 

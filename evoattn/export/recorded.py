@@ -60,6 +60,10 @@ class Recorded:
                 f"Exports are of the forward pass so far, not of op={problem.op}; `evoattn show TRIAL --source` prints "
                 "the kernel."
             )
+        if problem.element.bytes == 1:
+            raise StorageError(
+                "Exports know no numbers of 8 bits so far; `evoattn show TRIAL --source` prints the kernel."
+            )
         if problem.varlen and problem.page:
             raise StorageError(
                 "Exports do not know packed sequences in pages; `evoattn show TRIAL --source` prints the kernel."

@@ -50,7 +50,7 @@ class Family(ABC):
     variants: ClassVar[tuple[str, ...]] = ()
     """The fields of `model/variant.py` that it serves."""
     plain: ClassVar[bool] = True
-    """Whether it serves attention without any of them."""
+    """Whether it serves attention of 16 or 32 bits without any of them."""
     heads_are_rows: ClassVar[bool] = False
     """Whether the BLOCK_M rows of a tile are heads of one query, whatever the config."""
 

@@ -10,6 +10,7 @@ from evoattn.families.flash_mma.family import FlashMma
 from evoattn.families.flash_scalar.family import FlashScalar
 from evoattn.families.flash_wgmma.family import FlashWgmma
 from evoattn.families.flash_wmma.family import FlashWmma
+from evoattn.families.fp8_wgmma.family import Fp8Wgmma
 from evoattn.families.large_head.family import LargeHead
 from evoattn.families.large_head_mma.family import LargeHeadMma
 from evoattn.families.latent_wgmma.family import LatentWgmma
@@ -31,6 +32,7 @@ FAMILIES: dict[str, Family] = {
         FlashWmma(),
         FlashMma(),
         FlashWgmma(),
+        Fp8Wgmma(),
         SplitKv(),
         ThreeKernel(),
         LargeHead(),

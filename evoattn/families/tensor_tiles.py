@@ -89,11 +89,13 @@ def sliding_map(problem: AttentionProblem, tensor: str, rows: int) -> TensorMap:
     (`triton.tools.ragged_tma`).
     """
     _, heads, _, head_dim = problem.shape(tensor)
-    _, head_bytes, row_bytes = (stride * problem.element_bytes for stride in problem.strides(tensor)[:3])
+    element = problem.element_of(tensor)
+    columns = head_dim * element.bytes // ELEMENT_BYTES
+    _, head_bytes, row_bytes = (stride * element.bytes for stride in problem.strides(tensor)[:3])
     return TensorMap(
         buffer_of(problem, tensor),
-        problem.dtype,
-        (head_dim, SLIDING_ROWS, heads, rows_of_head(problem, tensor) + 1, SLIDING_ROWS + 1),
+        element.name if element.bytes > 1 else "fp16",
+        (columns, SLIDING_ROWS, heads, rows_of_head(problem, tensor) + 1, SLIDING_ROWS + 1),
         (row_bytes, head_bytes, row_bytes, WRAP - row_bytes),
         (CHUNK_COLUMNS, rows, 1, 1, 1),
         wraps=True,
@@ -107,6 +109,8 @@ def key_map(problem: AttentionProblem, tensor: str, keys: int) -> TensorMap:
     return tile_map(problem, tensor, keys)
 
 
+SWIZZLE_ROWS = 8
+"""Of 128 bytes, after which the swizzle of a tile repeats."""
 MAX_END = (1 << 31) - 1
 """Of the outer coordinate of a `sliding_map`, an int32."""
 
@@ -119,6 +123,8 @@ def why_not_sliding(problem: AttentionProblem) -> str | None:
         return f"Tensor maps of sequences of their own lengths count at most {SLIDING_ROWS} rows of one, not {rows}."
     if not (problem.seqused or problem.page):
         return None
+    if 0 < problem.page < SWIZZLE_ROWS:
+        return f"Tensor maps bring {SWIZZLE_ROWS} keys of a page at once, and here it has {problem.page}."
     what, several = "pages" if problem.page else "batches", problem.shape("k")[0] > 1
     if several and rows_apart(problem, "k") != rows_apart(problem, "v"):
         return f"Tensor maps of keys in use need {what} of V as many rows apart as those of K."

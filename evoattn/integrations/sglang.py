@@ -133,9 +133,11 @@ def queries_of(batch: Any) -> Queries:
         raise ValueError(f"SGLang's backend `{NAME}` does not serve speculative decoding; take another one for it.")
     if batch.forward_mode.is_decode_or_idle():
         bounds = torch.arange(batch.batch_size + 1, dtype=torch.int32, device=batch.seq_lens.device)
-        return Queries(bounds, 1)
+        return Queries(bounds, 1, uniform=True)
+    lengths = batch.extend_seq_lens_cpu
+    longest = max(lengths, default=0)
     ends = batch.extend_seq_lens.cumsum(0, dtype=torch.int32)
-    return Queries(torch.nn.functional.pad(ends, (1, 0)), max(batch.extend_seq_lens_cpu, default=0))
+    return Queries(torch.nn.functional.pad(ends, (1, 0)), longest, uniform=min(lengths, default=0) == longest)
 
 
 def options_of(layer: Any, sinks: Tensor | None) -> Options:

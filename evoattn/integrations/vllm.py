@@ -40,6 +40,8 @@ class Metadata:
     causal: bool
     decodes: int = 0
     """So many requests, the first ones, have at most one query each."""
+    uniform: bool = False
+    """Whether each has `max_query_len` queries, but for padding at the end, which has none."""
 
 
 class Backend:
@@ -117,6 +119,8 @@ class Builder:
         common = common_attn_metadata
         if isinstance(common.causal, Tensor):
             raise NotImplementedError("evoattn takes one causal mask for a batch, not one for each of its requests.")
+        starts, longest = common.query_start_loc_cpu, max(1, common.max_query_len)
+        rows, number = int(starts[-1]), torch.arange(len(starts), dtype=starts.dtype)
         return Metadata(
             num_actual_tokens=common.num_actual_tokens,
             max_query_len=common.max_query_len,
@@ -126,7 +130,8 @@ class Builder:
             block_table=common.block_table_tensor,
             slot_mapping=common.slot_mapping,
             causal=common.causal,
-            decodes=int((common.query_start_loc_cpu.diff() <= 1).cumprod(0).sum()),
+            decodes=int((starts.diff() <= 1).cumprod(0).sum()),
+            uniform=rows % longest == 0 and torch.equal(starts, (number * longest).clamp(max=rows)),
         )
 
     def update_block_table(self, metadata: Metadata, blk_table: Tensor, slot_mapping: Tensor) -> Metadata:
@@ -156,11 +161,11 @@ class Impl:
         self.num_kv_heads = num_kv_heads or num_heads
         self.kv_cache_dtype, self.attn_type = kv_cache_dtype, attn_type
         self.kv_sharing_target_layer_name, self.sinks = kv_sharing_target_layer_name, sinks
-        past = -1 if sliding_window is None else sliding_window - 1
+        past, ahead = (-1, -1) if sliding_window is None else (sliding_window - 1, 0)
         slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
         self.options = Options(
             scale=self.scale,
-            window=(past, past if attn_type in ENCODERS else -1),
+            window=(past, past if attn_type in ENCODERS else ahead),
             softcap=logits_soft_cap or 0.0,
             slopes=slopes,
             sinks=sinks,
@@ -185,7 +190,8 @@ class Impl:
         if attn_metadata is None:  # vLLM measures memory
             return output.fill_(0)
         rows, bounds = attn_metadata.num_actual_tokens, attn_metadata.query_start_loc
-        query, queries = query[:rows], Queries(bounds, attn_metadata.max_query_len, decodes=attn_metadata.decodes)
+        words: dict[str, Any] = {"decodes": attn_metadata.decodes, "uniform": attn_metadata.uniform}
+        query, queries = query[:rows], Queries(bounds, attn_metadata.max_query_len, **words)
         options = self._options_on(query.device)
         if self.attn_type in ENCODERS:
             keys = Keys(bounds[:-1], attn_metadata.max_query_len, bounds=bounds)

@@ -32,8 +32,8 @@ from evoattn.model.score import (
     parse_score,
     parse_tables,
 )
-from evoattn.model.sequences import Sequences, parse_sequences
-from evoattn.model.variant import VARIANTS, fault_of, parse_window
+from evoattn.model.sequences import Sequences, parse_sequences, with_room
+from evoattn.model.variant import SMALL_PAGE, VARIANTS, fault_of, parse_window
 
 LAYOUTS = ("bhsd", "bshd")
 MAX_TENSOR_BYTES = 1 << 36
@@ -250,6 +250,7 @@ class AttentionProblem:
         tables = [f"{table.name}:{table.dtype}:{len(table.shape)}" for table in self.own_tables]
         said = {"score": f"score={self.score}", "blocks": f"blocks={self.predicate}"}
         said |= {"kv": f"kv={self.kv}", "scales": f"scales={self.scales}"}
+        said |= {"page": "small page"} if self.page < SMALL_PAGE else {}
         names = (name for name in self.variants if name != "scales" or self.scales == PER_TOKEN)
         return tuple(
             " ".join([said[name], *(tables if name in ("score", "blocks") else ())]) if name in said else name
@@ -505,17 +506,22 @@ class AttentionProblem:
     def canonical_masking(self, mask: str, window: str) -> tuple[str, str]:
         """(mask, window) as a call of this problem's lengths has this mask and this `window`."""
         if window:
-            keys = self.shape("k")[2] if self.varlen else self.seqlen_k
+            keys = self.shape("k")[2] if self.varlen and not self.page else self.seqlen_k
             window = canonical_window(*parse_window(window), self.shape("q")[2], keys, mask != FULL)
         return canonical_mask(mask, self.seqlen_q), window
 
     def with_unknown_lengths(self) -> AttentionProblem:
         """`canonical`, with the lengths that only the device knows as a call has to take them: anything up to all keys
-        in use, packed sequences of equal lengths."""
-        problem = self.canonical()
+        in use, packed sequences of equal lengths, in pages as many as a plan has room for."""
+        problem = self
+        if self.varlen and self.page:
+            count, longest, rows = with_room(self.batch, self.seqlen_q, self.shape("q")[2])
+            keys = count * self.seqlen_k // 2 + 1
+            problem = self.with_(batch=count, seqlen_q=longest, varlen=f"sum:{rows}/sum:{keys}")
+        problem = problem.canonical()
         if problem.seqused:
             return problem.with_(seqused=f"0:{problem.seqlen_k}")
-        if problem.varlen:
+        if problem.varlen and not problem.page:
             return problem.with_(varlen=f"sum:{problem.shape('q')[2]}/sum:{problem.shape('k')[2]}")
         return problem
 

@@ -19,6 +19,9 @@ _SUM = re.compile(r"sum:(\d{1,12})", re.ASCII)
 
 MOST_ROWS = (1 << 31) - 1
 """Of all sequences together: `cu_seqlens_q` and `cu_seqlens_k` are int32."""
+PACKED_PARTS = 8
+"""Sequences, their longest and their rows together are rounded to so many numbers between two powers of two: each batch
+of packed sequences has lengths of its own."""
 Sequences = tuple[tuple[int, int], ...]
 """(queries, keys) of each."""
 
@@ -61,3 +64,21 @@ def parse_sequences(text: str, count: int, most_queries: int, most_keys: int) ->
 def starts(lengths: tuple[int, ...]) -> tuple[int, ...]:
     """Where each sequence begins, and where the last one ends: `cu_seqlens` of flash-attention."""
     return (0, *accumulate(lengths))
+
+
+def power_below(length: int) -> int:
+    """The greatest power of two that is no more."""
+    return 1 << length.bit_length() >> 1
+
+
+def rounded_up(length: int, fine: int, parts: int) -> int:
+    """The next multiple of `fine`, and of the power of two that is a `parts`-th of `length` at most."""
+    granule = max(fine, power_below(length) // parts)
+    return -(-length // granule) * granule
+
+
+def with_room(count: int, longest: int, rows: int) -> tuple[int, int, int]:
+    """Packed sequences, the most queries of one and all their rows, each rounded up. The longest is never so short that
+    the rows do not fit: those of other sequences may lie in front of them."""
+    count, longest, rows = (rounded_up(size, 1, PACKED_PARTS) for size in (count, longest, rows))
+    return count, max(longest, -(-rows // max(count, 1))), rows

@@ -28,8 +28,10 @@ VARIANTS = (*SCORE_VARIANTS, "value_dim", "shared_kv", *KEY_VARIANTS, "varlen", 
 """Each is compiled into a kernel where it is asked for, and a family says which it serves (`Family.variants`)."""
 BIASES = ("s", "hs", "bs", "bhs")
 """Dimensions over which a bias differs: b batches, h heads, s queries and keys; it is broadcast over the others."""
-PAGES = (16, 32, 64, 128, 256)
-"""How many keys a page may have: powers of two, a multiple of 16."""
+PAGES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+"""How many keys a page may have: powers of two."""
+SMALL_PAGE = 16
+"""Fewer keys than these are copied row by row, by kernels of their own."""
 _WINDOW = re.compile(r"(\d{1,9}):(\d{1,9})", re.ASCII)
 
 

@@ -277,7 +277,7 @@ def attention_paged(
     cache already. The answer has query's shape, dtype and memory layout; `return_lse` adds the natural logarithm of
     each query's sum of exponentials, `[batch, heads, seqlen_q]` float32.
 
-    The best known kernel runs where pages have 16, 32, 64, 128 or 256 keys; else torch gathers the pages and computes
+    The best known kernel runs where pages have a power of two of keys up to 512; else torch gathers them and computes
     the same. Nothing waits for the device. Raises `ValueError` for arguments that do not fit, `TypeError` for ones of
     the wrong type, and `NoKernel` under `strict` where no kernel serves the call.
     """

@@ -37,6 +37,8 @@ from evoattn.ops.torch_modes import WATCHED, autocast
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 KV_DTYPES = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2", torch.int8: "int8"}
 """Those that key and value may have beside a query of 16 bits, with scales (`eight_bits.py`)."""
+E4M3, ANSWERS = torch.float8_e4m3fn, torch.bfloat16
+"""The dtype of 8 bits that query may have too (`attention_fp8.py`), and that of its answers."""
 INTEGERS = (torch.int32, torch.int64)
 """Dtypes of lengths and page tables; kernels read int32, and others are copied."""
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -69,7 +71,8 @@ class StridedProblem(AttentionProblem):
     """Those of the scales of K and V."""
 
     def scale_strides(self, name: str) -> tuple[int, int, int]:
-        return self.scale_strides_of["kv".index(name[0])] if self.scale_strides_of else super().scale_strides(name)
+        given = self.scale_strides_of if name != "q_scale" else ()  # which is contiguous
+        return given["kv".index(name[0])] if given else super().scale_strides(name)
 
     def shape(self, tensor: str) -> tuple[int, int, int, int]:
         shape = super().shape(tensor)
@@ -132,6 +135,8 @@ class Call:
     """As in `AttentionProblem`, of lists among the terms; the score has the predicate."""
     deterministic: bool = False
     """Whether its gradients have the same bits in every run."""
+    q_scaled: bool = False
+    """Whether query has 8 bits too, and the last of the terms is its scales."""
 
     def term(self, which: int) -> Tensor | None:
         """One of `terms`, by its index."""
@@ -323,7 +328,7 @@ class Call:
                 head_dim=query.shape[3],
                 value_dim=value.shape[3],
                 shared_kv="kv" not in fields and may_share(key, value) and key.data_ptr() == value.data_ptr() != 0,
-                dtype=DTYPES[query.dtype],
+                dtype=(DTYPES | KV_DTYPES)[query.dtype],
                 mask=canonical_mask(self.mask, fields.get("seqlen_q", query.shape[2])),
                 layout="bshd" if query.stride(1) < query.stride(2) else "bhsd",
                 lse=self.return_lse,
@@ -349,7 +354,7 @@ class Call:
         """For each of `terms`, what makes of it, and of every other tensor of its shape, strides and dtype, what
         kernels read: sinks in query's dtype, slopes in float32, the bias with rows of whole 16 bytes, lengths and table
         int32, all contiguous; None where it is so already."""
-        wanted = {SINKS: self.query.dtype, SLOPES: torch.float32}
+        wanted = {SINKS: answer_dtype(self.query), SLOPES: torch.float32}
         made: list[Reader | None] = []
         for which, term in enumerate(self.terms):
             dtype = wanted.get(which, torch.int32) if which < len(TERMS) or term is None else term.dtype
@@ -451,15 +456,21 @@ def whole(name: str, length: Any) -> Any:
         raise TypeError(f"{name} must be a whole number, not {length!r}.") from None
 
 
+def answer_dtype(query: Tensor) -> torch.dtype:
+    """The dtype of an answer, and of sinks."""
+    return ANSWERS if query.dtype == E4M3 else query.dtype
+
+
 def out_like(query: Tensor, value: Tensor, device: str | None = None) -> Tensor:
     """An empty answer to a call: of query's order of dimensions in memory, with the head_dim of value; on query's
     device unless another is given."""
+    dtype = answer_dtype(query)
     if query.shape[-1] == value.shape[-1]:
-        return torch.empty_like(query, device=device)
+        return torch.empty_like(query, dtype=dtype, device=device)
     if query.dim() == 4 and query.stride(1) < query.stride(2):
         batch, heads, rows, _ = query.shape
-        return query.new_empty((batch, rows, heads, value.shape[3]), device=device).transpose(1, 2)
-    return query.new_empty((*query.shape[:-1], value.shape[-1]), device=device)
+        return query.new_empty((batch, rows, heads, value.shape[3]), dtype=dtype, device=device).transpose(1, 2)
+    return query.new_empty((*query.shape[:-1], value.shape[-1]), dtype=dtype, device=device)
 
 
 def may_share(key: Tensor, value: Tensor) -> bool:
@@ -490,7 +501,8 @@ def why_not_shapes(call: Call) -> str | None:
     """One reason, without a full stop, why a call of these shapes and dtypes is no problem of a kernel, or None."""
     query, key, value = call.query, call.key, call.value
     of_eight = key.dtype in KV_DTYPES and key.dtype == value.dtype and query.dtype in (torch.float16, torch.bfloat16)
-    if query.dtype not in DTYPES or not (of_eight or query.dtype == key.dtype == value.dtype):
+    known = (E4M3,) if call.q_scaled else DTYPES
+    if query.dtype not in known or not (of_eight or query.dtype == key.dtype == value.dtype):
         found = ", ".join(dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in (query, key, value)))
         return f"kernels take tensors of one dtype out of float16, bfloat16 and float32, not {found}"
     if not query.dim() == key.dim() == value.dim() == 4:

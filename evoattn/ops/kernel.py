@@ -104,14 +104,15 @@ class LaunchArguments:
 
     def set_sizes(self, sequences: int, rows: int) -> None:
         """How many packed sequences and rows of queries the next launches have, at most as many as this one was made
-        for. Addresses have to be bound anew."""
+        for."""
         if self._sequences is not None:
             self._slot_values[self._sequences] = sequences
         for i, (tensor, memory, place) in enumerate(self._maps):
             if (at := tensor.rows_at) is not None:
                 shape = *tensor.shape[:at], rows, *tensor.shape[at + 1 :]
-                self._maps[i] = replace(tensor, shape=shape), memory, place
-        self._bound = None
+                self._maps[i] = told, memory, (index, offset) = replace(tensor, shape=shape), memory, place
+                if self._bound is not None:
+                    self._platform.encode_map(told, self._bound[index] + offset, memory)
 
     def bind(self, addresses: tuple[int, ...]) -> None:
         """The device addresses of the next launches, in the order that the places count. Raises `LaunchError`."""
@@ -133,8 +134,10 @@ class LaunchArguments:
 
 
 def own_tables(problem: AttentionProblem) -> tuple[str, ...]:
-    """The buffers of the tables of the problem's own expressions, then of its block lists, in the order of calls."""
-    return (*(table.buffer for table in problem.own_tables), *(BUFFERS if problem.blocks else ()))
+    """The buffers of the tables of the problem's own expressions, then of its block lists, then the scales of queries
+    of 8 bits, in the order of calls."""
+    tables = (table.buffer for table in problem.own_tables)
+    return (*tables, *(BUFFERS if problem.blocks else ()), *(["q_scale"] if "q_scale" in problem.scale_shapes else []))
 
 
 def tensor_places(problem: AttentionProblem) -> dict[str, Place]:

@@ -3,7 +3,7 @@ decode and one for the others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from evoattn.ops.arguments import K_SCALE, SEQUSED, STARTS_Q, TABLE, V_SCALE
 from evoattn.ops.call import Answer, Call, out_like, whole
+from evoattn.ops.room import sequences_of
 from evoattn.ops.runtime import NoKernel
 from evoattn.ops.torch_modes import is_ordinary
 
@@ -32,55 +33,53 @@ def answer(call: Call, decodes: Decodes, attend: Callable[[Call], Answer]) -> An
         raise ValueError(f"decodes={decodes!r} must be of the {len(starts) - 1} sequences and at least one query each.")
     if torch.compiler.is_compiling() or not is_ordinary(call.query, call.key, call.value):
         return attend(call)
-    rows = min(count * most, call.query.shape[2])
-    if count == len(starts) - 1 and rows == call.query.shape[2]:
+    if count == len(starts) - 1 and count * most >= call.query.shape[2]:
         return attend(replace(call, longest=(min(most, call.longest[0]), call.longest[1])))
     try:
-        return _in_two(call, (count, most, rows), attend)
+        return _in_two(call, (count, most), attend)
     except NoKernel:  # torch's answer is of all rows
         return attend(call)
 
 
-def _in_two(call: Call, decodes: tuple[int, int, int], attend: Callable[[Call], Answer]) -> Answer:
-    """The answer by two launches. `decodes`: (count, most, rows): the sequences before number `count` have at most
-    `most` queries each and end in front of row `rows`. Raises `NoKernel` where no kernel serves a part."""
-    (count, most, rows), query, starts = decodes, call.query, call.terms[STARTS_Q]
+def _in_two(call: Call, decodes: tuple[int, int], attend: Callable[[Call], Answer]) -> Answer:
+    """The answer by two launches. Raises `NoKernel` where no kernel serves a part."""
+    query, starts = call.query, call.terms[STARTS_Q]
     assert starts is not None
     out = out_like(query, call.value) if call.out is None else call.out
-    rest = query.shape[2] if count < len(starts) - 1 else 0
-    sums = None
-    if call.return_lse:
-        sums = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
-    parts = (
-        (slice(None, count), slice(None, count + 1), rows, min(most, call.longest[0])),
-        (slice(count, None), slice(count, None), rest, call.longest[0]),
-    )
     made: list[Tensor] = []
-    for which, bounds, end, longest in parts:
-        if not end:
-            continue
-        terms = list(call.terms)
-        for place, some in ((SEQUSED, which), (TABLE, which), (STARTS_Q, bounds)):
-            term = terms[place]
-            terms[place] = None if term is None else term[some]
-        for place in (K_SCALE, V_SCALE):
-            term = terms[place]
-            if term is not None and term.dim() == 2 and len(term) > 1:  # of each sequence
-                terms[place] = term[which]
-        part = replace(
-            call,
-            query=query[:, :, :end],
-            out=out[:, :, :end],
-            terms=tuple(terms),
-            longest=(longest, call.longest[1]),
-            strict=True,
-        )
+    for part in parts(replace(call, out=out, strict=True), decodes):
         given = attend(part)
         if not isinstance(given, Tensor):
             made.append(given[1])
-    if sums is None:
+    if not call.return_lse:
         return out
-    return out, _joined(sums, made, starts[count])
+    sums = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
+    return out, _joined(sums, made, starts[decodes[0]])
+
+
+def parts(call: Call, decodes: tuple[int, int]) -> Iterator[Call]:
+    """The calls of the sequences before number `count`, which have at most `most` queries each, and of the others,
+    where there are any. `decodes`: (count, most). `call` has its `out`, in which each writes its rows."""
+    (count, most), total, out = decodes, call.query.shape[2], call.out
+    others = sequences_of(call) - count
+    assert out is not None
+    cuts = (
+        (slice(None, count), slice(None, count + 1), min(count * most, total), min(most, call.longest[0])),
+        (slice(count, None), slice(count, None), total if others else 0, call.longest[0]),
+    )
+    for which, bounds, rows, longest in cuts:
+        if rows:
+            terms = list(call.terms)
+            for place, some in ((SEQUSED, which), (TABLE, which), (STARTS_Q, bounds)):
+                term = terms[place]
+                terms[place] = None if term is None else term[some]
+            for place in (K_SCALE, V_SCALE):
+                term = terms[place]
+                if term is not None and term.dim() == 2 and len(term) > 1:  # of each sequence
+                    terms[place] = term[which]
+            part = replace(call, query=call.query[:, :, :rows], out=out[:, :, :rows], terms=tuple(terms))
+            part.longest = longest, call.longest[1]
+            yield part
 
 
 def _joined(sums: Tensor, made: list[Tensor], border: Tensor) -> Tensor:

@@ -93,7 +93,7 @@ class CallPlan:
         "launches",
         "lse_shape",
         "shared_kv",
-        "value_dim",
+        "unlike_query",
         "words",
     )
 
@@ -111,11 +111,12 @@ class CallPlan:
         problem: AttentionProblem = choice.problem
         self.words, self.kernel, self.index = choice.words, kernel, kernel.index
         self.lse_shape = problem.lse_shape if problem.lse else None
-        self.value_dim, self.shared_kv = problem.value_dim, problem.shared_kv
+        self.unlike_query = problem.value_dim > 0 or problem.answer != problem.element
+        self.shared_kv = problem.shared_kv
         self.launches, self._platform = launches, platform
         self._scratch_bytes, self._zeroed_bytes, self._scratch = memory
         self._readers = readers if any(readers) else ()
-        has_more = problem.variants or problem.op != "forward"
+        has_more = problem.variants or problem.scale_shapes or problem.op != "forward"
         self._no_terms = (0,) * (len(TERMS) + len(own_tables(problem))) if has_more else ()
         self._has_more = bool(self._scratch_bytes or self._zeroed_bytes or self.lse_shape or self._no_terms)
         shares = len(launches) > 1 or self._scratch_bytes or self._zeroed_bytes

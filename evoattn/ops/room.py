@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from evoattn.model.sequences import with_room
 from evoattn.ops.arguments import SEQUSED, STARTS_Q, TABLE
-from evoattn.portfolio.canonical import PACKED_PARTS, rounded_up
 
 Call = Any
 """An `evoattn.ops.call.Call`, whose module asks here."""
@@ -30,12 +30,8 @@ def sequences_of(call: Call) -> int:
 
 
 def room_of(call: Call) -> tuple[int, int, int]:
-    """Sequences, the longest and all rows, each rounded up. The longest is never so short that the rows do not fit:
-    those of other sequences may lie in front of them."""
-    count, longest, rows = (
-        rounded_up(size, 1, PACKED_PARTS) for size in (sequences_of(call), call.longest[0], call.query.shape[2])
-    )
-    return count, max(longest, -(-rows // max(count, 1))), rows
+    """Sequences, the longest and all rows that a plan of the call has room for."""
+    return with_room(sequences_of(call), call.longest[0], call.query.shape[2])
 
 
 def known_by_room(call: Call) -> tuple[object, ...]:

@@ -156,7 +156,7 @@ class Runtime:
         query, key, value, out, platform = call.query, call.key, call.value, call.out, self.platform
         assert platform is not None
         if out is None:
-            out = out_like(query, value) if plan.value_dim else torch.empty_like(query)
+            out = out_like(query, value) if plan.unlike_query else torch.empty_like(query)
         lse = None
         if plan.lse_shape is not None:
             lse = torch.empty(plan.lse_shape, dtype=torch.float32, device=query.device)
@@ -283,10 +283,12 @@ class Runtime:
         self, problem: StridedProblem, gpu: GpuSpec, contends: bool = False, index: int | None = None
     ) -> Choice | Refusal:
         """The kernel for a problem on a GPU, the current one unless `index` says another, or why none. `contends`: a
-        kernel that has still to race PyTorch's attention is an answer, too, and is called `estimated`."""
+        kernel that has still to race PyTorch's attention is an answer, too, and is called `estimated`. Where Q has 8
+        bits there is nothing to race: torch has no such attention."""
         race, platform = self._race, self.platform
-        races = self.races and not self.estimated and race is not None and problem.op == "forward"
-        choice = choose(problem, gpu, self.pick, self.estimated or races, self._others, self._lookup)
+        allowed = self.estimated or problem.element.bytes == 1
+        races = self.races and not allowed and race is not None and problem.op == "forward"
+        choice = choose(problem, gpu, self.pick, allowed or races, self._others, self._lookup)
         if isinstance(choice, Refusal) or not choice.estimated:
             return choice
         if not races:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from evoattn.model.block_list import parse_blocks
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.score import parse_tables
+from evoattn.model.sequences import PACKED_PARTS, power_below, rounded_up
 
 FEW_QUERIES = 16
 FINE, PARTS = 4, 64
@@ -18,9 +19,6 @@ LEAST_STEP, STEP, STEPS = 16, 64, 8
 """Between numbers of keys where there are few queries: STEP, but a STEPS-th of the power of two below at least and this
 power at most. Of 90 drawn problems the end of a climb for the next such number scores 0.06 % more than the better one
 of the two nearest ones (3.3 % at worst), with steps of 128 and a quarter 0.3 % (22.6 %)."""
-PACKED_PARTS = 8
-"""Sequences, their longest and their rows together are rounded to so many numbers between two powers of two: each batch
-of packed sequences has lengths of its own."""
 SPREAD = 64
 """Of the lengths of packed sequences about their mean, so that the last tile of one is half full in the mean. On 155
 problems of three campaigns the cost model's choice loses 1.051 so, 1.062 with equal lengths, 1.041 with the true ones.
@@ -60,7 +58,7 @@ def canonical(problem: AttentionProblem) -> AttentionProblem:
             return _packed(problem)
         queries, keys = problem.seqlen_q, problem.seqlen_k
         if is_few(problem):
-            step = max(LEAST_STEP, min(STEP, _power(keys)), _power(keys) // STEPS)
+            step = max(LEAST_STEP, min(STEP, power_below(keys)), power_below(keys) // STEPS)
             keys = -(-keys // step) * step
         else:
             queries, keys = rounded_up(queries, FINE, PARTS), rounded_up(keys, FINE, PARTS)
@@ -93,7 +91,7 @@ def _without_sizes(problem: AttentionProblem) -> AttentionProblem:
         changed["tables"] = "+".join(table.describe() for table in tables)
     mask = parse_blocks(problem.blocks) if problem.blocks else None
     if mask is not None and not mask.documents and not mask.mixed:
-        partial, full, most = (count and _power(2 * count - 1) for count in mask.counts)
+        partial, full, most = (count and power_below(2 * count - 1) for count in mask.counts)
         head, _, _ = problem.blocks.rpartition(":")
         changed["blocks"] = f"{head}:{partial}/{full}/{max(most, partial + full)}"
     return problem.with_(**changed) if changed else problem
@@ -134,14 +132,3 @@ def _spread(batch: int, *sides: tuple[int, int]) -> str:
             low = max(1, rows // batch - SPREAD)
             texts.append(f"{low}:{max(low, min(longest, rows // batch + SPREAD))}")
     return "/".join(texts)
-
-
-def rounded_up(length: int, fine: int, parts: int) -> int:
-    """The next multiple of `fine`, and of the power of two that is a `parts`-th of `length` at most."""
-    granule = max(fine, _power(length) // parts)
-    return -(-length // granule) * granule
-
-
-def _power(length: int) -> int:
-    """The greatest power of two that is no more."""
-    return 1 << length.bit_length() >> 1

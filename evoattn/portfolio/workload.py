@@ -7,9 +7,9 @@
 - `scores`: windows, soft caps and sinks of today's models. Heads, head_dims, windows, caps and sinks are those of their
   configs on Hugging Face. As in transformers, a window is one key shorter than the config says, layers with a window
   keep no more keys than it shows, and a call whose keys all lie within it has none.
-- `packed`, `cached`, `paged`, `latent`, `latent_paged`, `biased`: packed sequences, keys in use, pages, latent heads,
-  slopes and biases, as models and serving engines have them. How long sequences are is drawn, and recorded in the
-  problem (`evoattn.model.lengths`): a kernel sees that on the device alone.
+- `packed`, `cached`, `paged`, `mixed`, `latent`, `latent_paged`, `biased`: packed sequences, keys in use, pages, packed
+  queries over pages, latent heads, slopes and biases, as models and serving engines have them. How long sequences are
+  is drawn, and recorded in the problem (`evoattn.model.lengths`): a kernel sees that on the device alone.
 
 What ships is made from seeds below 100 (`BUILD_SEEDS`); whoever judges it draws from others.
 """
@@ -370,6 +370,31 @@ def _paged(rng: random.Random) -> Drawn:
     return one | _heads(rng, (GPT_OSS,)) | {"sink": True, "window": window}
 
 
+def _mixed(rng: random.Random) -> Drawn:
+    """A step of a serving engine: its decoding sequences, its prompts, or both, packed over pages; Mistral and gpt-oss
+    among the models."""
+    step = weighted(rng, {"decode": 40, "draft": 10, "prompts": 30, "both": 20})
+    count, prompts = log_uniform(rng, 1, 256), log_uniform(rng, 1, 12)
+    longest = _served_length(rng, 256, 16384)
+    most, chunk = rng.choice(LAYER_DRAFTS) if step == "draft" else 1, _served_length(rng, 64, 4096)
+    queries = [] if step == "prompts" else [rng.randint(1, most) for _ in range(count)]
+    if step in ("prompts", "both"):
+        queries += [log_uniform(rng, max(1, chunk // 8), chunk) for _ in range(prompts)]
+    keys = [min(longest, n + (log_uniform(rng, 1, longest) if rng.random() < 0.8 else 0)) for n in queries]
+    queries = [min(pair) for pair in zip(queries, keys, strict=True)]
+    model = weighted(rng, {"llm128": 45, "llm64": 13, "mistral": 12, "gpt-oss": 15, "gpt-oss window": 15})
+    shape: Drawn = {"head_dim": 128 if model in ("llm128", "mistral") else 64, "page": weighted(rng, PAGES)}
+    shape |= _heads(rng, (GPT_OSS,) if "gpt" in model else LLM_64 if model == "llm64" else LLM_128)
+    if "gpt" in model:
+        shape["sink"] = True
+    if model in ("mistral", "gpt-oss window"):
+        shape["window"] = "127:0" if "gpt" in model else "4095:0"
+    lengths = "/".join("+".join(map(str, side)) for side in (queries, keys))
+    most = max(queries)
+    shape |= {"batch": len(queries), "seqlen_q": most, "seqlen_k": longest, "varlen": lengths, "layout": "bshd"}
+    return shape | {"mask": "full" if most == 1 else "causal_lower_right"}
+
+
 def _deepseek(rng: random.Random) -> Drawn:
     heads = rng.choice((128, 64, 32, 16))
     return {"heads": heads, "kv_heads": heads, "head_dim": 192, "value_dim": 128}
@@ -424,6 +449,7 @@ KINDS: dict[str, Callable[[random.Random], Drawn]] = {
     "packed": _packed,
     "cached": _cached,
     "paged": _paged,
+    "mixed": _mixed,
     "latent": _latent,
     "latent_paged": _latent_paged,
     "biased": _biased,

@@ -18,7 +18,9 @@ struct Fragments {
   float s[BLOCK_N / 2];      // scores, then probabilities, of a tile
   uint32_t p[KEY_STEPS][4];  // probabilities of a tile, rounded
   float o[VALUE_DIM / 2];
-  float factor[2];  // by which the last softmax wants O rescaled
+  float added[VALUE_DIM / 2];  // TWO_LEVELS, not SUM_IN_SHARED: P V of the last tile, which o does not have yet
+  float factor[2];             // by which the last softmax wants O rescaled
+  float o_factor[2];           // TWO_LEVELS: by which O without `sum` must be multiplied
   RowState state;
   HeadTerms<Element> head_terms[GROUP_ROWS ? 2 : 1];        // of this tile of rows, of the lane's rows g and g + 8
   BiasPair<Element> bias[Terms::BIASED ? BLOCK_N / 4 : 1];  // of the next tile of keys
@@ -27,36 +29,44 @@ struct Fragments {
 };
 
 struct Consumer : Epilogue {
-  RowOperand<HEAD_DIM, Q_IN_REGISTERS>& q;
+  RowOperand<Operands::ROW_COLUMNS, Q_IN_REGISTERS>& q;
   float (&s)[BLOCK_N / 2];
   uint32_t (&p)[KEY_STEPS][4];
   float (&o)[VALUE_DIM / 2];
-  float (&factor)[2];
+  float (&sum)[VALUE_DIM / 2];  // that tensor cores add P V to
+  float (&factor)[2], (&o_factor)[2];
   RowState& state;
   HeadTerms<Element> (&head_terms)[GROUP_ROWS ? 2 : 1];
   BiasPair<Element> (&bias)[Terms::BIASED ? BLOCK_N / 4 : 1];
   SeenKeys<2, BLOCK_N>& seen;
   const float softmax_scale_log2;
+  const float cap_scale;  // SOFTCAP: the softmax scale / cap
+  float score_scale;      // Scales::GIVEN, no SOFTCAP: the softmax scale of this tile of rows, log2 units
   uint32_t q_smem;
   uint64_t k_descriptor, v_descriptor;
   int key_tile;       // the next
+  int tiles_added;    // SUM_IN_SHARED: whose P V are in `sum`
+  bool flushed;       // the same: some are in shared memory
   Ring ring, before;  // places of the next K, and of the V that P is for
   Ring skipped;       // AHEAD: the first place of V that is passed over
   TileScheduler& work;
 
-  __device__ __forceinline__ Consumer(RowOperand<HEAD_DIM, Q_IN_REGISTERS>& q, Fragments& f, TileScheduler& work,
-                                      const Output& output, float softmax_scale_log2)
+  __device__ __forceinline__ Consumer(RowOperand<Operands::ROW_COLUMNS, Q_IN_REGISTERS>& q, Fragments& f,
+                                      TileScheduler& work, const Output& output, float softmax_scale_log2)
       : Epilogue(work, output, f.inverse),
         q(q),
         s(f.s),
         p(f.p),
         o(f.o),
+        sum(TWO_LEVELS && !SUM_IN_SHARED ? f.added : f.o),
         factor(f.factor),
+        o_factor(f.o_factor),
         state(f.state),
         head_terms(f.head_terms),
         bias(f.bias),
         seen(f.seen),
         softmax_scale_log2(softmax_scale_log2),
+        cap_scale(work.terms.given.score_scale),
         work(work) {}
 
   __device__ __forceinline__ void run() {
@@ -67,7 +77,7 @@ struct Consumer : Epilogue {
     q_smem = smem_address + warpgroup * Smem::Q_PLACE_BYTES;
     o_smem = smem_address + Smem::O + warpgroup * Smem::O_BYTES;
     k_descriptor = matrix_descriptor(smem_address + Smem::K, 0);
-    v_descriptor = matrix_descriptor(smem_address + Smem::V, BLOCK_N * 128);
+    v_descriptor = Operands::value_descriptor(smem_address + Smem::V);
     if (PING_PONG && warpgroup == WARPGROUPS - 1) pass_turn();  // the first turn is the first warpgroup's
     if constexpr (AHEAD) rows_ahead();
     else rows_in_turn();
@@ -91,8 +101,63 @@ private:
     wgmma_fence();
     const uint64_t v_stage = v_descriptor + descriptor_step(Smem::V_TILE_BYTES) * stage;
 #pragma unroll
-    for (int step = 0; step < KEY_STEPS; ++step) wgmma_pv(o, p[step], v_stage + descriptor_step(step * 16 * 128), true);
+    for (int step = 0; step < KEY_STEPS; ++step) {
+      wgmma_pv(sum, p[step], v_stage + descriptor_step(Operands::value_step(step)),
+               !TWO_LEVELS || step > 0 || (SUM_IN_SHARED && tiles_added > 0));
+    }
     wgmma_commit();
+  }
+  // Four numbers of this thread's part of O in shared memory.
+  __device__ __forceinline__ float4& kept(int i) {
+    return reinterpret_cast<float4*>(smem + Smem::SUMS + warpgroup * Smem::SUM_BYTES)[i * 128 + thread];
+  }
+  __device__ __forceinline__ float4 kept_and_added(int i) const {  // of rows g, g, g + 8, g + 8
+    const float4 before = const_cast<Consumer*>(this)->kept(i);
+    return make_float4(fmaf(before.x, o_factor[0], sum[4 * i]), fmaf(before.y, o_factor[0], sum[4 * i + 1]),
+                       fmaf(before.z, o_factor[1], sum[4 * i + 2]), fmaf(before.w, o_factor[1], sum[4 * i + 3]));
+  }
+  // SUM_IN_SHARED: what tensor cores have added up, in fewer bits than fp32, to O.
+  __device__ __forceinline__ void flush() {
+    if (PERSISTENT && !flushed) {  // O of the tile of rows before has left this memory
+      if (STORE != Store::ROWS && thread == 0) tma_store_wait_read();
+      named_barrier_sync<128>(O_TILE + warpgroup);
+    }
+#pragma unroll
+    for (int i = 0; i < VALUE_DIM / 8; ++i)
+      kept(i) = flushed ? kept_and_added(i) : make_float4(sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]);
+    o_factor[0] = o_factor[1] = 1.f;
+    tiles_added = 0, flushed = true;
+  }
+  // TWO_LEVELS: the last softmax's factor takes effect, and the last P V is added to O in registers. Beside Q Kᵀ, which
+  // stands no branch: ptxas would wait for it.
+  __device__ __forceinline__ void settle_output() {
+    if constexpr (SUM_IN_SHARED) {
+      scale_rows(sum, factor);
+      pin_registers(sum);  // before the fence of the next product
+      o_factor[0] *= factor[0], o_factor[1] *= factor[1];
+    } else {
+#pragma unroll
+      for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = fmaf(o[i], o_factor[i / 2 % 2], sum[i]);
+      o_factor[0] = factor[0], o_factor[1] = factor[1];
+    }
+  }
+  // TWO_LEVELS: all P V of a tile of rows are in o.
+  __device__ __forceinline__ void complete_output() {
+    if constexpr (SUM_IN_SHARED) {
+      if (flushed) {
+        const bool more = tiles_added > 0;
+#pragma unroll
+        for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = more ? o[i] : 0.f;
+#pragma unroll
+        for (int i = 0; i < VALUE_DIM / 8; ++i) {
+          const float4 all = kept_and_added(i);
+          o[4 * i] = all.x, o[4 * i + 1] = all.y, o[4 * i + 2] = all.z, o[4 * i + 3] = all.w;
+        }
+      }
+      named_barrier_sync<128>(O_TILE + warpgroup);  // O in Element takes the place of all these sums
+    } else if constexpr (TWO_LEVELS) {
+      settle_output();
+    }
   }
   __device__ __forceinline__ void release(uint32_t barrier_smem) {
     if (lane == 0) mbarrier_arrive(barrier_smem);
@@ -146,12 +211,17 @@ private:
         mask_scores(s, key_tile * BLOCK_N, work.mask.keys_from(lane_row(work.tile), 0), lane);
       }
     }
-    return softmax_tile<RESCALE, LAZY_OCTAVES, POLYNOMIAL_EIGHTHS, FIRST, MASKED>(
-        state, s, softmax_scale_log2, factor, [&] {
-          scores_again<Element, HEAD_DIM, BLOCK_N>(s, q, q_smem, smem_address + Smem::K + stage * Smem::K_TILE_BYTES,
-                                                   thread / 32, lane);
+    return softmax_tile<RESCALE, LAZY_OCTAVES, POLYNOMIAL_EIGHTHS, FIRST, MASKED, typename Operands::Range>(
+        state, s, scale_of_scores(), factor, [&] {
+          if constexpr (RESCALE == Rescale::LAZY_AFTER) {
+            scores_again<Operands, BLOCK_N>(s, q, q_smem, smem_address + Smem::K + stage * Smem::K_TILE_BYTES,
+                                            thread / 32, lane);
+          }
           if constexpr (Terms::ANY) change_scores();
         });
+  }
+  __device__ __forceinline__ float scale_of_scores() const {
+    return Scales::GIVEN && !Terms::CAPPED ? score_scale : softmax_scale_log2;
   }
   // Not all rows of the warpgroup see this tile and the first key of the one before: a row's first visible key may be
   // in this one.
@@ -161,12 +231,14 @@ private:
   }
   __device__ __forceinline__ void start_pv() {
     mbarrier_wait(barrier(Smem::V_FULL, before.stage), before.parity);
+    if constexpr (TWO_LEVELS) settle_output();
     multiply_pv(before.stage);
   }
   __device__ __forceinline__ void finish_pv() {
     wgmma_wait<0>();  // O is there, and P may be overwritten
-    pin_registers(o);
+    pin_registers(sum);
     release(barrier(Smem::V_EMPTY, before.stage));
+    if (SUM_IN_SHARED && ++tiles_added == FLUSH_TILES) flush();
   }
   __device__ __forceinline__ void start_qk() {
     mbarrier_wait(barrier(Smem::K_FULL, ring.stage), ring.parity);
@@ -186,6 +258,7 @@ private:
       fence_proxy_async(), __syncwarp(), release(barrier(Smem::Q_EMPTY, warpgroup));
     }
     const bool rescale = softmax<FIRST, MASKED>(ring.stage);
+    if constexpr (TWO_LEVELS && FIRST) factor[0] = factor[1] = 1.f;
     key_tile -= KEY_SPLIT;
     if constexpr (RESCALE == Rescale::LAZY_AFTER) release(barrier(Smem::K_EMPTY, ring.stage));
     return rescale;
@@ -198,8 +271,8 @@ private:
     if constexpr (BESIDE) start_pv(), pass_turn();
     const bool rescale = finish_qk<FIRST, MASKED, BESIDE>();
     if constexpr (BESIDE) finish_pv();
-    pack_probabilities<Element>(p, s);
-    if (!FIRST && rescale) scale_rows(o, factor);
+    Operands::pack(p, s);
+    if (!TWO_LEVELS && !FIRST && rescale) scale_rows(o, factor);
     before = ring;
     ring.advance();
     if constexpr (!OVERLAP) start_pv(), finish_pv();
@@ -216,6 +289,11 @@ private:
 #pragma unroll
       for (int i = 0; i < (GROUP_ROWS ? 2 : 1); ++i)
         head_terms[i] = work.terms.head(work.tile.batch, work.rows.head(work.tile, lane_row(work.tile) + 8 * i));
+    }
+    if constexpr (Scales::GIVEN) {
+      const float scale = scales.of_scores(work.tile.batch, work.kv_head(work.tile));
+      score_scale = softmax_scale_log2 * scale;
+      if constexpr (Terms::CAPPED) work.terms.given.score_scale = cap_scale * scale;
     }
     q.load(q_smem, thread / 32, lane);
     // All lanes have read the warp's rows of Q, which its rows of O may overwrite.
@@ -242,7 +320,9 @@ private:
   }
   __device__ __forceinline__ void clear_output() {
 #pragma unroll
-    for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = 0.f;
+    for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = sum[i] = 0.f;
+    o_factor[0] = o_factor[1] = 1.f;
+    tiles_added = 0, flushed = false;
   }
   // All tiles of keys but the first.
   __device__ __forceinline__ void rest_of_keys() {
@@ -297,7 +377,7 @@ private:
           mbarrier_wait(barrier(Smem::V_FULL, skipped.stage), skipped.parity);
           release(barrier(Smem::V_EMPTY, skipped.stage));
         }
-        pack_probabilities<Element>(p, s);
+        Operands::pack(p, s);
         before = ring;
         ring.advance();
         clear_output();
@@ -308,6 +388,7 @@ private:
         if (!take_tile(round)) {  // no branch around products under way: ptxas would wait for each (C7514)
           start_pv();
           finish_pv();
+          complete_output();
           finish_rows(last_tile, last_sequence, last_range, state, o);
           break;
         }
@@ -319,6 +400,7 @@ private:
         pass_turn();
         finish_qk<true, false, true>();
         finish_pv();
+        complete_output();
         finish_rows(last_tile, last_sequence, last_range, last_state, o);
         __syncwarp();  // the thread that stored these rows is back: wgmma wants whole warps
       }
@@ -334,13 +416,10 @@ private:
       if constexpr (PERSISTENT && !Q_IN_REGISTERS) release(barrier(Smem::Q_EMPTY, warpgroup));
       if constexpr (OVERLAP) {
         start_pv();
-        if constexpr (INVERSE_BESIDE) {
-          inverse_sums(
-              state, work.terms, [&](int row) { return work.rows.head(work.tile, lane_row(work.tile) + row); },
-              inverse);
-        }
+        if constexpr (INVERSE_BESIDE) make_inverse(state, work.tile, lane_row(work.tile));
         finish_pv();
       }
+      complete_output();
       if constexpr (IN_MEMORY) {
         merge_rows(state, o);
         break;

@@ -17,6 +17,7 @@ struct Output {
   uint32_t* counters_zeroed;
   float4* results_gmem;
   int64_t o_batch_stride, o_head_stride, o_row_stride;
+  const Scales& scales;
 };
 
 struct Epilogue : Block, Output {
@@ -34,6 +35,14 @@ struct Epilogue : Block, Output {
   __device__ __forceinline__ int first_row(const Tile& of) const { return of.row_block * BLOCK_M + warpgroup * 64; }
   __device__ __forceinline__ int lane_row(const Tile& of) const { return first_row(of) + thread / 32 * 16 + lane / 4; }
 
+  // What O of a tile of rows is multiplied by at last.
+  __device__ __forceinline__ void make_inverse(const RowState& of_rows, const Tile& of, int row) {
+    inverse_sums(of_rows, work.terms, [&](int below) { return work.rows.head(of, row + below); }, inverse);
+    if constexpr (Scales::GIVEN) {
+      const float scale = scales.of_values(of.batch, work.kv_head(of));
+      inverse[0] *= scale, inverse[1] *= scale;
+    }
+  }
   // O of a tile of rows, to global memory.
   __device__ __forceinline__ void finish_rows(const Tile& of, const Sequence& of_sequence, KeyRange of_keys,
                                               RowState& of_rows, float (&o)[VALUE_DIM / 2]) {
@@ -59,7 +68,7 @@ struct Epilogue : Block, Output {
     }
     auto end_row = [&] { return first_row(of) + end_thread / 32 * 16 + end_lane / 4; };  // row g of this lane
     auto head_of = [&](int row) { return work.rows.head(of, end_row() + row); };
-    if constexpr (!INVERSE_BESIDE) inverse_sums(of_rows, work.terms, head_of, inverse);
+    if constexpr (!INVERSE_BESIDE) make_inverse(of_rows, of, end_row());
     const int warp_row = first_row(of) + end_thread / 32 * 16;
     if constexpr (WRITE_LSE) {
       log_sums_to_global(
@@ -83,7 +92,7 @@ struct Epilogue : Block, Output {
     }
     if constexpr (STORE == Store::CHUNKS) {
 #pragma unroll
-      for (int chunk = 0; chunk < ValueTiles::CHUNKS; ++chunk) {
+      for (int chunk = 0; chunk < OutputTiles::CHUNKS; ++chunk) {
         if (chunk >= 2) {
           if (end_thread == 0) tma_store_wait_read<1>();
           named_barrier_sync<128>(O_TILE + warpgroup);  // the store of the chunk before the last has read its place
@@ -95,10 +104,10 @@ struct Epilogue : Block, Output {
         named_barrier_sync<128>(O_TILE + warpgroup);  // all rows of the warpgroup are written
         if (end_thread == 0) {
           if constexpr (VARLEN) {
-            ValueTiles::store_sliding(o_map, chunk_smem, chunk, chunk + 1, first_row(of), of_sequence.queries,
-                                      of_sequence.end_query(), of.head);
+            OutputTiles::store_sliding(o_map, chunk_smem, chunk, chunk + 1, first_row(of), of_sequence.queries,
+                                       of_sequence.end_query(), of.head);
           } else {
-            work.rows.store_chunk<ValueTiles>(o_map, chunk_smem, chunk, first_row(of), of);
+            work.rows.store_chunk<OutputTiles>(o_map, chunk_smem, chunk, first_row(of), of);
           }
         }
       }
@@ -110,10 +119,10 @@ struct Epilogue : Block, Output {
         named_barrier_sync<128>(O_TILE + warpgroup);  // all rows of the warpgroup are written
         if (end_thread == 0) {
           if constexpr (VARLEN) {
-            ValueTiles::store_sliding(o_map, o_smem, 0, ValueTiles::CHUNKS, first_row(of), of_sequence.queries,
-                                      of_sequence.end_query(), of.head);
+            OutputTiles::store_sliding(o_map, o_smem, 0, OutputTiles::CHUNKS, first_row(of), of_sequence.queries,
+                                       of_sequence.end_query(), of.head);
           } else {
-            work.rows.store<ValueTiles>(o_map, o_smem, first_row(of), of);
+            work.rows.store<OutputTiles>(o_map, o_smem, first_row(of), of);
           }
         }
       } else {
@@ -167,7 +176,7 @@ struct Epilogue : Block, Output {
     auto add_columns = [&](int column_tile) {
       RowState of_all;
       const float4 sum = Partial::total<KEY_SPLIT>(left_gmem, WARPGROUPS * RESULT, column_tile, of_all, thread);
-      inverse_sums(of_all, work.terms, head_of, inverse);
+      make_inverse(of_all, work.tile, lane_row(work.tile));
 #pragma unroll
       for (int row = 0; row < 16; row += 8) {
         if (!exists(row)) continue;

@@ -13,7 +13,8 @@
 
 struct Producer : Block {
   TileScheduler& work;
-  static constexpr int PARTS = PAGED && SCHEDULE != Schedule::CLAIMED ? PRODUCER_WARPS : 1;
+  static constexpr int PARTS =
+      PAGED && SCHEDULE != Schedule::CLAIMED && Operands::TRANSPOSERS == 0 ? PRODUCER_WARPS : 1;
   const TensorMap &q_map, &k_map, &v_map;
   uint32_t* counters_zeroed;  // CLAIMED: tiles claimed so far
   int part, index, turn;      // turn: VARLEN, rounds and slots without a tile
@@ -32,11 +33,13 @@ struct Producer : Block {
     }
     __syncwarp();
     // Others see the initialised barriers; who initialised them need not wait.
-    if (PARTS > 1 && part > 0) named_barrier_sync<THREADS>(BARRIERS_READY);
+    const bool transposes = Operands::TRANSPOSERS > 0 && warp > 4 * WARPGROUPS;
+    if (transposes || (PARTS > 1 && part > 0)) named_barrier_sync<THREADS>(BARRIERS_READY);
     else named_barrier_arrive<THREADS>(BARRIERS_READY);
     if constexpr (CLUSTER > 1) cluster_arrive();  // other blocks see them too
     if constexpr (PRODUCER_REGISTERS > 0) decrease_registers<PRODUCER_REGISTERS>();
-    if ((PARTS > 1 || warp == 4 * WARPGROUPS) && lane == 0) copy();
+    if (transposes) Operands::template transpose<Smem>(static_cast<const Block&>(*this));
+    else if ((PARTS > 1 || warp == 4 * WARPGROUPS) && lane == 0) copy();
     if constexpr (CLUSTER > 1) __syncwarp(), cluster_wait();
   }
 
@@ -44,8 +47,8 @@ private:
   __device__ __forceinline__ void copy() {
     const TileRing<Tiles, BLOCK_N, STAGES> k_ring{k_map, smem_address + Smem::K, barrier(Smem::K_FULL, 0),
                                                   barrier(Smem::K_EMPTY, 0)};
-    const TileRing<ValueTiles, BLOCK_N, STAGES> v_ring{v_map, smem_address + Smem::V, barrier(Smem::V_FULL, 0),
-                                                       barrier(Smem::V_EMPTY, 0)};
+    const TileRing<ValueTiles, BLOCK_N, STAGES> v_ring{v_map, smem_address + Smem::LOADED,
+                                                       barrier(Smem::LOADED_FULL, 0), barrier(Smem::LOADED_EMPTY, 0)};
     index = blockIdx.x;
     Ring ring;  // of both: each tile of K goes before its V
     for (int round = 0; next(round); ++round) {
@@ -53,6 +56,11 @@ private:
       load_keys(k_ring, v_ring, ring);
       if constexpr (!PERSISTENT) break;
       if constexpr (SCHEDULE != Schedule::BALANCED) index = next_index(VARLEN ? ++turn : round + 1);
+    }
+    if constexpr (Operands::TRANSPOSERS > 0) {  // no V comes any more
+      mbarrier_wait(barrier(Smem::LOADED_EMPTY, ring.stage), ring.parity ^ 1);
+      write_shared_word(smem_address + Smem::LAST + 4 * ring.stage, 1);
+      mbarrier_arrive(barrier(Smem::LOADED_FULL, ring.stage));
     }
   }
 
@@ -115,9 +123,7 @@ private:
   }
   template <class KRing, class VRing>
   __device__ __forceinline__ void load_keys(const KRing& k_ring, const VRing& v_ring, Ring& ring) const {
-    // Most need not wait for a division.
-    const int kv_head =
-        GROUP_ROWS || work.heads == work.kv_heads ? work.tile.head : work.tile.head / (work.heads / work.kv_heads);
+    const int kv_head = work.kv_head(work.tile);
     const int last = work.last_key_tile(), first = work.first_key_tile();
     const KeyPages pages{work.terms.given.table + work.tile.batch * int64_t(work.terms.given.table_pages),
                          work.terms.given.page_bits, work.terms.given.kv_rows, work.seqlen_k};

@@ -3,33 +3,45 @@
 // Without O_CHUNKS, O takes the place of Q, which is wide enough for both.
 #include "device/ptx/element.cuh"
 #include "device/ptx/mbarrier.cuh"
+#include "device/ptx/shared_words.cuh"
 #include "device/copy/tensor_tile.cuh"
 #include "flash_wgmma/key_split.cuh"
 
-template <int HEAD_DIM, int VALUE_DIM, int WARPGROUPS, int BLOCK_N, int STAGES, int O_CHUNKS, int CLUSTER,
-          int TILE_WORDS>
+template <class Operands, int VALUE_DIM, int WARPGROUPS, int BLOCK_N, int STAGES, int O_CHUNKS, bool SUM_IN_SHARED,
+          int CLUSTER, int TILE_WORDS>
 struct SharedLayout {
   using Partial = PartialOutput<VALUE_DIM / 2>;
-  static constexpr int WIDEST = O_CHUNKS || HEAD_DIM > VALUE_DIM ? HEAD_DIM : VALUE_DIM;
+  static constexpr int ROW_COLUMNS = Operands::ROW_COLUMNS;
+  static constexpr int WIDEST = O_CHUNKS || SUM_IN_SHARED || ROW_COLUMNS > VALUE_DIM ? ROW_COLUMNS : VALUE_DIM;
   static constexpr int Q_PLACE_BYTES = TensorTile<WIDEST>::bytes(64);  // of one warpgroup
-  static constexpr int K_TILE_BYTES = TensorTile<HEAD_DIM>::bytes(BLOCK_N);
-  static constexpr int V_TILE_BYTES = TensorTile<VALUE_DIM>::bytes(BLOCK_N);
-  static constexpr int O_CHUNK_BYTES = 64 * 128,
-                       O_BYTES = O_CHUNKS ? O_CHUNKS * O_CHUNK_BYTES : Q_PLACE_BYTES;  // of one warpgroup
-  static constexpr int SLOT_BYTES = WARPGROUPS * Partial::BYTES;                       // the result of another block
-  static constexpr int K = WARPGROUPS * Q_PLACE_BYTES;                                 // [STAGES] tiles
-  static constexpr int V = K + STAGES * K_TILE_BYTES;                                  // [STAGES]
-  static constexpr int O = O_CHUNKS ? V + STAGES * V_TILE_BYTES : 0;                   // [WARPGROUPS]
+  static constexpr int K_TILE_BYTES = TensorTile<ROW_COLUMNS>::bytes(BLOCK_N);
+  static constexpr int V_TILE_BYTES = Operands::VALUE_BYTES;
+  static constexpr int LOADED_TILE_BYTES = TensorTile<Operands::VALUE_COLUMNS>::bytes(BLOCK_N);  // of V as it comes
+  static constexpr int SUM_BYTES = SUM_IN_SHARED ? VALUE_DIM / 2 * 128 * 4 : 0;  // of O in fp32, of one warpgroup
+  static constexpr int O_CHUNK_BYTES = 64 * 128, O_BYTES = SUM_IN_SHARED ? SUM_BYTES
+                                                           : O_CHUNKS    ? O_CHUNKS * O_CHUNK_BYTES
+                                                                         : Q_PLACE_BYTES;  // of one warpgroup
+  static constexpr int SLOT_BYTES = WARPGROUPS * Partial::BYTES;                        // the result of another block
+  static constexpr int K = WARPGROUPS * Q_PLACE_BYTES;                                  // [STAGES] tiles
+  static constexpr int V = K + STAGES * K_TILE_BYTES;                                   // [STAGES]
+  static constexpr bool TURNED = Operands::TRANSPOSERS > 0;                             // V comes to a ring of its own
+  static constexpr int LOADED = TURNED ? V + STAGES * V_TILE_BYTES : V;                 // [STAGES]
+  static constexpr int RINGS_END = LOADED + STAGES * LOADED_TILE_BYTES;
+  static constexpr int O = O_CHUNKS || SUM_IN_SHARED ? RINGS_END : 0;  // [WARPGROUPS]
+  static constexpr int SUMS = RINGS_END;                               // [WARPGROUPS], before O
   // Results of the other blocks: [CLUSTER - 1][WARPGROUPS].
-  static constexpr int PARTIALS = V + STAGES * V_TILE_BYTES + WARPGROUPS * O_CHUNKS * O_CHUNK_BYTES;
-  static constexpr int Q_FULL = PARTIALS + (CLUSTER - 1) * SLOT_BYTES;  // [WARPGROUPS] barriers
-  static constexpr int Q_EMPTY = Q_FULL + 8 * WARPGROUPS;               // [WARPGROUPS]
-  static constexpr int K_FULL = Q_EMPTY + 8 * WARPGROUPS;               // [STAGES]
-  static constexpr int K_EMPTY = K_FULL + 8 * STAGES;                   // [STAGES]
-  static constexpr int V_FULL = K_EMPTY + 8 * STAGES;                   // [STAGES]
-  static constexpr int V_EMPTY = V_FULL + 8 * STAGES;                   // [STAGES]
-  static constexpr int PARTIALS_FULL = V_EMPTY + 8 * STAGES;
-  static constexpr int TILE = PARTIALS_FULL + 8;  // [2] a tile of rows, as the producer hands it over
+  static constexpr int PARTIALS = RINGS_END + WARPGROUPS * (O_CHUNKS * O_CHUNK_BYTES + SUM_BYTES);
+  static constexpr int Q_FULL = PARTIALS + (CLUSTER - 1) * SLOT_BYTES;              // [WARPGROUPS] barriers
+  static constexpr int Q_EMPTY = Q_FULL + 8 * WARPGROUPS;                           // [WARPGROUPS]
+  static constexpr int K_FULL = Q_EMPTY + 8 * WARPGROUPS;                           // [STAGES]
+  static constexpr int K_EMPTY = K_FULL + 8 * STAGES;                               // [STAGES]
+  static constexpr int V_FULL = K_EMPTY + 8 * STAGES;                               // [STAGES]
+  static constexpr int V_EMPTY = V_FULL + 8 * STAGES;                               // [STAGES]
+  static constexpr int LOADED_FULL = TURNED ? V_EMPTY + 8 * STAGES : V_FULL;        // [STAGES]
+  static constexpr int LOADED_EMPTY = TURNED ? LOADED_FULL + 8 * STAGES : V_EMPTY;  // [STAGES]
+  static constexpr int PARTIALS_FULL = LOADED_EMPTY + 8 * STAGES;
+  static constexpr int LAST = PARTIALS_FULL + 8;                 // TURNED, [STAGES] words: no V comes here any more
+  static constexpr int TILE = LAST + (TURNED ? 4 * STAGES : 0);  // [2] a tile of rows, as the producer hands it over
   // Row block, head, batch, key tiles; the first query, queries and keys of its sequence. Row block -1: none.
   static constexpr int TILE_BYTES = 4 * TILE_WORDS;
   static constexpr int BYTES = TILE + 2 * TILE_BYTES;
@@ -43,8 +55,13 @@ struct SharedLayout {
       for (int i = 0; i < count; ++i) mbarrier_init(smem_address + first + 8 * i, arrivals);
     };
     init(Q_FULL, WARPGROUPS, 1), init(Q_EMPTY, WARPGROUPS, 4);
-    init(K_FULL, STAGES, COPIERS), init(K_EMPTY, STAGES, 4 * WARPGROUPS), init(V_FULL, STAGES, COPIERS),
-        init(V_EMPTY, STAGES, 4 * WARPGROUPS);
+    init(K_FULL, STAGES, COPIERS), init(K_EMPTY, STAGES, 4 * WARPGROUPS);
+    init(V_FULL, STAGES, TURNED ? Operands::TRANSPOSERS : COPIERS), init(V_EMPTY, STAGES, 4 * WARPGROUPS);
+    if constexpr (TURNED) {
+      init(LOADED_FULL, STAGES, COPIERS), init(LOADED_EMPTY, STAGES, Operands::TRANSPOSERS);
+#pragma unroll
+      for (int i = 0; i < STAGES; ++i) write_shared_word(smem_address + LAST + 4 * i, 0);
+    }
     if (CLUSTER > 1) init(PARTIALS_FULL, 1, 1);
     mbarrier_init_fence();
     if (CLUSTER > 1) mbarrier_arrive_expect_tx(smem_address + PARTIALS_FULL, (CLUSTER - 1) * SLOT_BYTES);

@@ -66,6 +66,10 @@ struct TileScheduler : Block {
     split = blockIdx.x % KEY_SPLIT;
     tile = block_tile<HEADS_IN_TURN, Mask::LAST_FIRST, KEY_SPLIT>(row_blocks, rows.heads);  // of a block that takes one
   }
+  // Most need not wait for a division.
+  __device__ __forceinline__ int kv_head(const Tile& of) const {
+    return GROUP_ROWS || heads == kv_heads ? of.head : of.head / (heads / kv_heads);
+  }
   // False if the block has nothing to do.
   __device__ __forceinline__ bool begin() {
     if (!PERSISTENT && HEADS_IN_TURN > 1 && tile.batch >= batches) return false;

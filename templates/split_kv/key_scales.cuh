@@ -19,14 +19,15 @@ enum class Scales {
 };
 
 // Of the lane's keys in the tile that is scored next: Rows::LANE_KEYS of them, number i being row `rows.key_row(i)`.
-template <Scales SCALES, class Rows, bool PAGED, int BLOCK_N, int KEYS> struct KeyScales {
+template <Scales SCALES, class Rows, bool PAGED, int BLOCK_N, int KEYS, bool SMALL_PAGES> struct KeyScales {
   static constexpr bool ANY = false, PER_KEY = false;
   float v_factor = 1.f;
   __device__ __forceinline__ KeyScales(const KvScales&, const WarpKeys&, const Rows&, int) {}
   __device__ __forceinline__ void load(const WarpKeys&, const Rows&, int) {}
   __device__ __forceinline__ float of_key(int) const { return 1.f; }
 };
-template <class Rows, bool PAGED, int BLOCK_N, int KEYS> struct KeyScales<Scales::HEAD, Rows, PAGED, BLOCK_N, KEYS> {
+template <class Rows, bool PAGED, int BLOCK_N, int KEYS, bool SMALL_PAGES>
+struct KeyScales<Scales::HEAD, Rows, PAGED, BLOCK_N, KEYS, SMALL_PAGES> {
   static constexpr bool ANY = true, PER_KEY = false;
   float k_factor, v_factor;
   __device__ __forceinline__ KeyScales(const KvScales& given, const WarpKeys& keys, const Rows&, int sequence)
@@ -35,14 +36,16 @@ template <class Rows, bool PAGED, int BLOCK_N, int KEYS> struct KeyScales<Scales
   __device__ __forceinline__ void load(const WarpKeys&, const Rows&, int) {}
   __device__ __forceinline__ float of_key(int) const { return k_factor; }
 };
-template <class Rows, bool PAGED, int BLOCK_N, int KEYS> struct KeyScales<Scales::KEY, Rows, PAGED, BLOCK_N, KEYS> {
+template <class Rows, bool PAGED, int BLOCK_N, int KEYS, bool SMALL_PAGES>
+struct KeyScales<Scales::KEY, Rows, PAGED, BLOCK_N, KEYS, SMALL_PAGES> {
   static constexpr bool ANY = true, PER_KEY = true;
   static constexpr int COUNT = Rows::LANE_KEYS;
   static constexpr float LEAST = 7.8886090522101181e-31f;  // 2^-100: a scale of V of 0 has no logarithm
   float k[COUNT], v[COUNT];                                // 1 of keys that the warp does not have
   float v_factor = 1.f;
-  ScaleSource k_source, v_source;                              // from the head's first
-  TilePages<PAGED ? Place::PAGED : Place::DENSE, KEYS> pages;  // of the tile that is loaded next
+  ScaleSource k_source, v_source;  // from the head's first
+  // Of the tile that is loaded next.
+  TilePages<PAGED ? (SMALL_PAGES ? Place::SMALL_PAGED : Place::PAGED) : Place::DENSE, KEYS> pages;
 
   __device__ __forceinline__ KeyScales(const KvScales& given, const WarpKeys& keys, const Rows& rows, int)
       : k_source(given.k), v_source(given.v) {
@@ -59,7 +62,7 @@ template <class Rows, bool PAGED, int BLOCK_N, int KEYS> struct KeyScales<Scales
       if (tile * BLOCK_N + row >= keys.count) continue;
       int64_t k_at = key * k_source.row, v_at = key * v_source.row;
       if constexpr (PAGED) {
-        const int64_t page = pages.of_group[Rows::key_group(i)];
+        const int64_t page = pages.page_of(keys, key, 16 * Rows::key_group(i));
         k_at = page * k_source.batch + keys.row_in_page(key) * k_source.row;
         v_at = page * v_source.batch + keys.row_in_page(key) * v_source.row;
       }

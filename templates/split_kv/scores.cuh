@@ -1,6 +1,7 @@
   // scores.cuh, a part of the kernel's body: a warp's rows of Q, and the scores of a tile of keys.
   Rows work(lane);
-  KeyScales<SCALES, Rows, PAGED, BLOCK_N, WARP_KEYS> key_scales(KvScales{SCALE_ARGUMENTS}, keys, work, index);
+  KeyScales<SCALES, Rows, PAGED, BLOCK_N, WARP_KEYS, SMALL_PAGES> key_scales(KvScales{SCALE_ARGUMENTS}, keys, work,
+                                                                             index);
   auto load_q = [&] {
     work.load_q(
         [&](int row) -> const Element* {

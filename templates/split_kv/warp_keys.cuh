@@ -3,9 +3,10 @@
 #include "device/ptx/element.cuh"
 
 enum class Place {
-  DENSE,   // of a sequence end to end
-  PAGED,   // in pages, of which a table says which
-  LISTED,  // in tiles that a list names
+  DENSE,        // of a sequence end to end
+  PAGED,        // in pages, of which a table says which
+  SMALL_PAGED,  // in pages of fewer than 16 keys
+  LISTED,       // in tiles that a list names
 };
 
 constexpr int LIST_GRANULE = 16;  // LISTED: blocks are multiples of so many keys, and tiles multiples or parts
@@ -38,11 +39,15 @@ struct WarpKeys {
 
 // Where the rows of one tile are that a lane copies, and how many of it there are: `left` of all. PAGED: 16 keys from a
 // multiple of 16 on, or the KEYS of a warp's tile if they are fewer, lie in one page, and no lane's rows of such a
-// group begin in another one.
+// group begin in another one. SMALL_PAGED: each row looks its page up.
 template <Place, int KEYS> struct TilePages {
   // `first_key`: of the tile. It must be one of the warp's keys.
   __device__ __forceinline__ void load(const WarpKeys&, int first_key, int lane_row) {}
   __device__ __forceinline__ int left(const WarpKeys&, int of_all) const { return of_all; }
+  // Of a key `offset` rows behind the lane's first; of none where there are no keys, whose rows are asked for too.
+  __device__ __forceinline__ int page_of(const WarpKeys& keys, int key, int offset) const {
+    return keys.count > 0 ? keys.page_of(key) : 0;
+  }
 };
 template <int KEYS> struct TilePages<Place::LISTED, KEYS> {
   int key;
@@ -52,6 +57,8 @@ template <int KEYS> struct TilePages<Place::LISTED, KEYS> {
 };
 template <int KEYS> struct TilePages<Place::PAGED, KEYS> {
   int of_group[(KEYS + 15) / 16];
+
+  __device__ __forceinline__ int page_of(const WarpKeys&, int key, int offset) const { return of_group[offset / 16]; }
 
   __device__ __forceinline__ void load(const WarpKeys& keys, int first_key, int lane_row) {
 #pragma unroll
@@ -90,20 +97,27 @@ template <typename Element> struct LaneRows<Element, Place::LISTED> {
   }
   __device__ __forceinline__ void next_tile(int) {}
 };
-template <typename Element> struct LaneRows<Element, Place::PAGED> {
+template <typename Element> struct PagedRows {
   const Element* head_gmem;
   int64_t page_stride, stride;
   int key;
 
-  __device__ __forceinline__ LaneRows(const Element* kv_gmem, const WarpKeys& keys, const KvStrides& strides, int row,
-                                      int column)
+  __device__ __forceinline__ PagedRows(const Element* kv_gmem, const WarpKeys& keys, const KvStrides& strides, int row,
+                                       int column)
       : head_gmem(kv_gmem + keys.kv_head * strides.head + column),
         page_stride(strides.batch),
         stride(strides.row),
         key(keys.first + row) {}
   template <class Pages>
   __device__ __forceinline__ const Element* at(int offset, const WarpKeys& keys, const Pages& pages) const {
-    return head_gmem + pages.of_group[offset / 16] * page_stride + keys.row_in_page(key + offset) * stride;
+    return head_gmem + pages.page_of(keys, key + offset, offset) * page_stride +
+           keys.row_in_page(key + offset) * stride;
   }
   __device__ __forceinline__ void next_tile(int rows) { key += rows; }
+};
+template <typename Element> struct LaneRows<Element, Place::PAGED> : PagedRows<Element> {
+  using PagedRows<Element>::PagedRows;
+};
+template <typename Element> struct LaneRows<Element, Place::SMALL_PAGED> : PagedRows<Element> {
+  using PagedRows<Element>::PagedRows;
 };

@@ -107,9 +107,10 @@ def test_a_decoding_problem_costs_at_least_what_its_keys_and_values_take_memory(
 def test_more_work_costs_more():
     compared = set()
     problems = {name: lookup(name) for name in PROBLEMS}
-    problems["backward"] = lookup("seed_h100").with_(op="backward")
+    few = {"backward": lookup("seed_h100").with_(op="backward"), "eight bits": lookup("fp8_d128_16k")}
+    problems |= few
     for name, problem in problems.items():
-        for config in candidates(problem, H100)[:: 1 if name == "backward" else 7]:
+        for config in candidates(problem, H100)[:: 1 if name in few else 7]:
             doubled = problem.with_(batch=8 * problem.batch)
             if registry.lookup(config.family).why_invalid(doubled, config, H100) is None:
                 assert cost(doubled, config, H100).score > cost(problem, config, H100).score, (name, config)

@@ -119,7 +119,10 @@ def test_python_examples_compile(page, text):
 @pytest.mark.slow
 def test_python_examples_run_on_a_cpu(tmp_path):
     """All of them in one process, each with names of its own."""
-    assert {name for name, _ in RUNNING} == {"README.md", "docs/python.md", "docs/start.md", "docs/variants.md"}
+    assert {name for name, _ in RUNNING} == {
+        "README.md",
+        *(f"docs/{name}.md" for name in ("python", "serves", "start", "variants")),
+    }
     program = "".join(f"exec({text!r}, {{'__name__': 'example'}})\n" for _, text in RUNNING)
     environment = os.environ | CPU | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(

@@ -1,5 +1,5 @@
-"""Kernels of packed queries over pages whose launches have room for more sequences and rows than there are: they read
-and write nothing that there is not, and the answer is right."""
+"""Pages of few keys; and kernels of packed queries over pages whose launches have room for more sequences and rows than
+there are: they read and write nothing that there is not, and the answer is right."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from evoattn.families.registry import lookup
 from evoattn.families.variants import SEQUENCES
 from evoattn.model.gpu import GPUS
 from evoattn.model.launch import Scalar, TensorMap
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import load_space
-from tests.families.on_interpreter import built, judged
+from tests.families.on_interpreter import built, judged, small_faults
 from tests.families.test_variants import STRUCTURES
 
 H100 = GPUS["h100"]
@@ -70,3 +71,29 @@ def test_a_launch_may_have_room_for_more_sequences_and_rows(family, structure):
     kernel = built(module.FAMILY, PACKED, config, H100, machine_code=False)
     result = judged(replace(kernel, family=Roomy(module.FAMILY)), PACKED, repeat=True)
     assert result.passed, result
+
+
+SMALL = AttentionProblem(1, 2, 1, 512, 512, 64, "bf16", "causal_lower_right")
+ONE_KEY = SMALL.with_(varlen="3:512", page=1, window="90:0")
+EIGHT_KEYS = SMALL.with_(seqused="0:500", page=8, dtype="fp16", layout="bshd")
+
+
+@pytest.mark.parametrize(
+    "family, structure, problem",
+    [
+        ("flash_mma", "together", ONE_KEY),
+        ("split_kv", "mma, a ring", ONE_KEY),
+        ("split_kv", "fma", EIGHT_KEYS),
+        ("flash_wgmma", "one warpgroup", EIGHT_KEYS),
+    ],
+)
+def test_pages_may_have_few_keys(family, structure, problem):
+    module, structures = STRUCTURES[family]
+    config = load_space(family, H100).make_config(module.BASE | structures[structure])
+    assert not small_faults(built(module.FAMILY, problem, config, H100, machine_code=False), problem)
+
+
+def test_tensor_maps_take_no_single_keys():
+    assert "8 keys of a page at once" in lookup("flash_wgmma").refuse(ONE_KEY, H100)
+    config = load_space("split_kv", H100).make_config(STRUCTURES["split_kv"][0].BASE | {"LOAD": "tma", "STAGES": 2})
+    assert "one page of 1" in lookup("split_kv").why_not(ONE_KEY, config, H100)

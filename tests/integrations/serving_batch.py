@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from dataclasses import dataclass
 
@@ -32,6 +33,13 @@ class Batch:
         self.bounds = torch.tensor([0, *itertools.accumulate(self.queries)]).int()
         self.used = torch.tensor(self.lengths).int()
         self.q = self.rows(sum(self.queries), HEADS, DIM, seed=4)
+
+    def on(self, device: str) -> Batch:
+        """A copy whose tensors are on a device."""
+        moved = copy.copy(self)
+        for name in ("table", "k", "v", "bounds", "used", "q"):
+            setattr(moved, name, getattr(self, name).to(device, copy=True))
+        return moved
 
     def rows(self, *shape: int, seed: int) -> Tensor:
         return drawn(*shape, seed=seed, dtype=self.dtype)

@@ -290,9 +290,17 @@ def test_what_is_refused_is_said(words, sentence):
         flash_attn.flash_attn_func(*tensors(4, 4), **words)
 
 
-def test_fp8_is_refused():
+def test_fp8_goes_to_attention_fp8():
+    q, k, v = (t.to(torch.float8_e4m3fn) for t in tensors(4, 6))
+    scales = torch.full((3, KV_HEADS), 0.5)
+    words = {"q_descale": scales, "v_descale": scales, "causal": True, "return_attn_probs": True}
+    out, lse = flash_attn.flash_attn_func(q, k, v, **words)
+    expected = [Asked(causal=True).of(q[b].float() * 0.5, k[b].float(), v[b].float() * 0.5) for b in range(3)]
+    assert out.dtype == torch.bfloat16
+    assert near(out, torch.stack([one[0] for one in expected]), 2e-2)
+    assert near(lse, torch.stack([one[1] for one in expected]), 2e-2)
     with pytest.raises(ValueError, match="fp8"):
-        flash_attn.flash_attn_func(*(t.to(torch.float8_e4m3fn) for t in tensors(4, 4)))
+        flash_attn.flash_attn_func(q, k, v, alibi_slopes=torch.ones(HEADS))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

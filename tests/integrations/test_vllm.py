@@ -103,6 +103,21 @@ def test_single_tokens_and_prompts_are_two_launches(tmp_path):
     assert near(found, batch.expected(Asked(0.2, True))[0])
 
 
+@pytest.mark.parametrize("queries", [[2, 1, 2, 1], [2, 0, 2, 2], [2, 2, 2, 0], [1, 0, 0, 0], [2, 2, 1, 0]])
+def test_rows_behind_the_last_request(queries):
+    """As many as there would be if all requests had the most queries."""
+    batch = Batch(queries)
+    expected, rows = batch.expected(Asked(0.2, True))[0], len(batch.q)
+    common = common_of(batch)
+    common.num_actual_tokens = 4 * max(queries)
+    batch.q = torch.cat((batch.q, batch.rows(common.num_actual_tokens - rows, HEADS, DIM, seed=7)))
+    output = torch.empty_like(batch.q)
+    metadata = adapter.Builder().build(0, common)
+    assert metadata.uniform == (queries in ([2, 2, 2, 0], [1, 0, 0, 0]))
+    adapter.Impl(HEADS, DIM, 0.2, KV_HEADS).forward(None, batch.q, None, None, cache_of(batch, True), metadata, output)
+    assert near(output[:rows], expected)
+
+
 def test_no_causal_mask():
     batch = Batch(MIXED)
     assert near(answer(batch, {}, causal=False), batch.expected(Asked(0.2, False))[0])

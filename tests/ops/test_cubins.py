@@ -46,10 +46,11 @@ def test_the_key_covers_what_the_machine_code_depends_on():
 def test_the_key_covers_every_file_that_the_source_is_made_of(name, tmp_path):
     shutil.copytree(TEMPLATES, tmp_path / "templates")
     files = [tmp_path / "templates" / f"{name}.cu.j2"]
-    own = [*(tmp_path / "templates" / name).rglob("*.cuh"), *(tmp_path / "templates" / "device").rglob("*.cuh")]
+    folders = versions.header_folders(name)
+    own = [file for folder in (name, *folders) for file in (tmp_path / "templates" / folder).rglob("*.cuh")]
     for file in files + own:
         for included in re.findall(r'#include "(.*)"', file.read_text()):
-            assert included.startswith(("device/", f"{name}/")), f"{file.name} includes {included}"
+            assert included.startswith(tuple(f"{folder}/" for folder in folders)), f"{file.name} includes {included}"
     seen = {versions.template_digest(name)}
     for file in (files[0], tmp_path / "templates" / "problem.j2", own[0], own[-1]):
         file.write_text(file.read_text() + "// changed\n")

@@ -138,3 +138,28 @@ def test_what_does_not_fit_is_one_sentence(device):
     batch.used, batch.pages = [9, 9, 9], [t.float() for t in batch.pages]
     with pytest.raises(NoKernel):
         batch.asked(decodes=2, strict=True)
+
+
+@pytest.mark.parametrize("sinks", [False, True])
+def test_a_shared_prefix_is_computed_once_and_merged(sinks):
+    """The recipe of docs/serves.md: the prefix as one sequence of all queries, what follows in pages, then one sum."""
+    batch, prefix = Batch([1, 1, 1, 40, 7], [20, 5, 33, 77, 7]), 48
+    draw = torch.Generator().manual_seed(5)
+    k, v = (torch.randn(prefix, KV_HEADS, DIM, generator=draw).half() for _ in "kv")
+    given = {"sinks": torch.randn(HEADS, generator=draw).half()} if sinks else {}
+    q = batch.q.transpose(0, 1)[None]
+    words = dict(enable_gqa=True, return_lse=True)
+    before, sums = evoattn.attention(q, k.transpose(0, 1)[None], v.transpose(0, 1)[None], **words)
+    behind, others = batch.asked(decodes=3, return_lse=True, **given)
+    outputs = torch.stack((before[0].transpose(0, 1), behind)).float()
+    merged, _ = evoattn.flash_attn.flash_attn_combine(outputs, torch.stack((sums[0].T, others.T)))
+    for b, keys in enumerate(batch.used):
+        some = slice(batch.starts[b], batch.starts[b + 1])
+        pages = batch.table[b, : -(-keys // PAGE)].long()
+        whole = [torch.cat((part, t[pages].flatten(0, 1)[:keys])) for part, t in zip((k, v), batch.pages, strict=True)]
+        problem = AttentionProblem(
+            1, HEADS, KV_HEADS, batch.queries[b], prefix + keys, DIM, mask="causal_lower_right", sink=sinks
+        )
+        tensors = [t.transpose(0, 1)[None] for t in (batch.q[some], *whole)]
+        expected = exact_attention(problem, *tensors, torch.float64, others=given)[0].transpose(0, 1)
+        assert torch.allclose(merged[some].double(), expected, atol=3e-3)

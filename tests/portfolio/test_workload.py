@@ -47,6 +47,7 @@ FIELDS_OF = {
     "packed": {"varlen"},
     "cached": {"seqused"},
     "paged": {"seqused", "page"},
+    "mixed": {"varlen", "page"},
     "latent": {"value_dim"},
     "latent_paged": {"page"},
     "biased": {"alibi", "bias"},

@@ -24,13 +24,16 @@ PRODUCT = "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {{{names}}}, %q0, %
         (48, "fp16", 32, "mn", "mn"),
         (24, "bf16", 0, "k", "k"),
         (80, "fp16", 0, "mn", "mn"),
+        (128, "e4m3", 128, "registers", "k"),
+        (96, "e4m3", 32, "registers", "k"),
+        (40, "e4m3", 64, "k", "k"),
     ],
 )
 def test_layouts(columns, dtype, swizzle, a_in, b_major):
     d, expected, execution = product(columns, dtype, swizzle, a_in, b_major)
     assert not execution.faults
     np.testing.assert_allclose(d, expected, atol=2e-4)
-    assert execution.counters.tensor_flops == 2 * 64 * columns * 64
+    assert execution.counters.tensor_flops == 2 * 64 * columns * 64 * (2 if dtype == "e4m3" else 1)
 
 
 def test_scales():

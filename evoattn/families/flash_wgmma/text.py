@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-PTX_TYPES = {"fp16": "f16", "bf16": "bf16"}
+from evoattn.model.dtype import DTYPES
+
+PTX_TYPES = {"fp16": "f16", "bf16": "bf16", "e4m3": "e4m3"}
 OPERANDS_A_LINE = 8
 
 
@@ -21,21 +23,25 @@ def _string_lines(items: list[str], indent: str) -> str:
 def wgmma_function(
     name: str, columns: int, dtype: str, a_in_registers: bool, b_transposed: bool, a_transposed: bool = False
 ) -> str:
-    """A C++ function `name(d, a, b, accumulate)`: D[64, columns] = A[64, 16] B[16, columns], added to D if
-    `accumulate`; fp32 accumulators.
+    """A C++ function `name(d, a, b, accumulate)`: D[64, columns] = A[64, 16] B[16, columns], of 8 bits 32 in place of
+    16, added to D if `accumulate`; fp32 accumulators.
 
     `d` is the lane's columns / 2 accumulators, `a` four registers or a descriptor, `b` a descriptor; `a_transposed`
     says that A lies with its rows contiguous, `b_transposed` B with its columns (PTX ISA, wgmma.mma_async). `columns`
-    is a multiple of 8 up to 256, `dtype` `fp16` or `bf16`. Raises `ValueError` for A transposed in registers.
+    is a multiple of 8 up to 256, `dtype` `fp16`, `bf16` or `e4m3`. Raises `ValueError` for A transposed in registers,
+    and for 8 bits transposed.
     """
     if a_in_registers and a_transposed:
         raise ValueError("wgmma transposes no A that lies in registers.")
+    if DTYPES[dtype].bytes == 1 and (a_transposed or b_transposed):
+        raise ValueError("wgmma transposes no operand of 8 bits.")
     count = columns // 2
     ptx = PTX_TYPES[dtype]
     a_operands = [f"%{count + i}" for i in range(4)] if a_in_registers else [f"%{count}"]
     b, accumulate = (f"%{count + len(a_operands) + i}" for i in range(2))
     a_text = "{" + ", ".join(a_operands) + "}" if a_in_registers else a_operands[0]
-    flags = f"p, 1, 1, {int(b_transposed)}" if a_in_registers else f"p, 1, 1, {int(a_transposed)}, {int(b_transposed)}"
+    transposed = [] if DTYPES[dtype].bytes == 1 else [b_transposed] if a_in_registers else [a_transposed, b_transposed]
+    flags = ", ".join(["p, 1, 1", *(str(int(flag)) for flag in transposed)])
     a_type = "const uint32_t (&a)[4]" if a_in_registers else "uint64_t a"
     a_inputs = ", ".join(f'"r"(a[{i}])' for i in range(4)) if a_in_registers else '"l"(a)'
     accumulators = [f"%{i}" for i in range(count)]
@@ -44,7 +50,7 @@ def wgmma_function(
     return f"""\
 __device__ __forceinline__ void {name}(float (&d)[{count}], {a_type}, uint64_t b, int accumulate) {{
   asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, {accumulate}, 0;\\n"
-               "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{ptx}.{ptx} "
+               "wgmma.mma_async.sync.aligned.m64n{columns}k{DTYPES[dtype].mma_k}.f32.{ptx}.{ptx} "
                "{{{_string_lines(accumulators, indent)}}}, "
                "{a_text}, {b}, {flags};\\n}}"
                : {_lines(outputs, indent + "  ")}

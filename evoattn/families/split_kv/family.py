@@ -39,7 +39,7 @@ from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
-from evoattn.model.variant import EIGHT_BITS, KEY_VARIANTS, SCORE_VARIANTS
+from evoattn.model.variant import EIGHT_BITS, KEY_VARIANTS, SCORE_VARIANTS, SMALL_PAGE
 
 MAX_HEAD_DIM = 256
 PARTIAL, STATE, ARRIVED = "partial", "state", "arrived" + ZEROED_SUFFIX
@@ -109,6 +109,7 @@ class SplitKv(Family):
             "LOAD": genes.LOAD,
             "SWIZZLED": genes.LOAD == "tma",
             "MERGE": genes.MERGE.upper(),
+            "SMALL_PAGES": 0 < problem.page < SMALL_PAGE,
             "SMEM_BYTES": smem_bytes(problem, genes),
             "LEAST_STEPS": LEAST_STEPS,
             "MERGE_THREADS": MERGE_THREADS,

@@ -10,7 +10,7 @@ from torch import Tensor
 from evoattn.integrations.flash_attn import by_torch
 from evoattn.integrations.flash_attn.options import Options, answered, score_of, wants_gradients
 from evoattn.integrations.flash_attn.sequences import Keys, Pages, Queries, over_pages, over_rows, packed_over_pages
-from evoattn.model.variant import PAGES
+from evoattn.model.variant import PAGES, SMALL_PAGE
 from evoattn.ops.call import Answer
 
 
@@ -83,8 +83,8 @@ class Cache:
         page = self.k.shape[1]
         if page in PAGES:
             return self
-        part = next((size for size in reversed(PAGES) if page % size == 0), 0)
-        if part and all(tensor.stride(0) == page * tensor.stride(1) for tensor in (self.k, self.v)):
+        part = next(size for size in reversed(PAGES) if page % size == 0)
+        if all(tensor.stride(0) == page * tensor.stride(1) for tensor in (self.k, self.v)):
             parts = page // part
             k, v = (tensor.unflatten(1, (parts, part)).flatten(0, 1) for tensor in (self.k, self.v))
             table = self.table[..., None] * parts + torch.arange(parts, device=self.table.device)
@@ -96,7 +96,7 @@ class Cache:
         """A plain cache as pages, of which each sequence has those of its row; None where rows are no whole pages."""
         length = self.k.shape[1]
         part = next((size for size in reversed(PAGES) if length % size == 0), 0)
-        if not part or any(tensor.stride(0) != length * tensor.stride(1) for tensor in (self.k, self.v)):
+        if part < SMALL_PAGE or any(tensor.stride(0) != length * tensor.stride(1) for tensor in (self.k, self.v)):
             return None
         k, v = (tensor.unflatten(1, (length // part, part)).flatten(0, 1) for tensor in (self.k, self.v))
         table = self.rows[:, None] * (length // part) + torch.arange(length // part, device=self.k.device)
@@ -154,7 +154,7 @@ def attend_packed(q: Tensor, queries: Queries, cache: Cache, options: Options) -
 def attend_engine(q: Tensor, queries: Queries, cache: Cache, options: Options) -> Answer:
     """`attend_packed` as serving engines ask for it: where all sequences have as many queries, as in a step of
     decoding, a kernel for that runs, of which some come ready chosen."""
-    if q.shape[0] != cache.batch * queries.longest or not q.shape[0]:
+    if q.shape[0] != cache.batch * queries.longest or queries.uniform is False or not q.shape[0]:
         return attend_packed(q, queries, cache, options)
     answer = attend(q.unflatten(0, (cache.batch, queries.longest)), cache, options)
     if isinstance(answer, Tensor):

@@ -19,8 +19,8 @@ OPEN = -1
 MOST_COLUMNS = 256
 """The largest head_dim of V beside a K of its own."""
 FP8 = (
-    "queries of fp8 and their descale factors are not served, nor k and v of fp8 but in caches: give q in float16 or "
-    "bfloat16."
+    "queries of fp8 and their descale factors are for flash_attn_func, in float8_e4m3fn, and k and v of fp8 for "
+    "caches: give q, k and v in float16 or bfloat16."
 )
 
 

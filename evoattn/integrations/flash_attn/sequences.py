@@ -28,6 +28,9 @@ class Queries:
     """`[sequences]`; None where the rows fill the room."""
     decodes: int = 0
     """So many sequences, the first ones, have at most one row each, as an engine knows."""
+    uniform: bool | None = None
+    """Whether each has `longest` rows, but for some at the end that have none. None where no rows lie behind the last
+    sequence, so that their number says it."""
 
     @property
     def lengths(self) -> Tensor:

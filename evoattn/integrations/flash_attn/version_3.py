@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evoattn.integrations.flash_attn import eight_bits
 from evoattn.integrations.flash_attn.cache import Cache, attend, attend_packed, of_batch
 from evoattn.integrations.flash_attn.options import Options, refuse_fp8, window_of
 from evoattn.integrations.flash_attn.rotary import rotated
@@ -55,8 +56,11 @@ def flash_attn_func(
     learnable_sink: Tensor | None = None,
 ) -> Answer:
     """q `[batch, seqlen_q, heads, head_dim]`, k and v `[batch, seqlen_k, kv_heads, head_dim]`. With `return_attn_probs`
-    the log-sum-exp `[batch, heads, seqlen_q]` comes too. Gradients are those of `evoattn.attention`."""
-    refuse_fp8(q, q_descale, k_descale, v_descale)
+    the log-sum-exp `[batch, heads, seqlen_q]` comes too. Gradients are those of `evoattn.attention`. Tensors of
+    float8_e4m3fn go to `evoattn.attention_fp8`, and the answer is bfloat16."""
+    eight = eight_bits.takes(q) and qv is None
+    if not eight:
+        refuse_fp8(q, q_descale, k_descale, v_descale)
     options = Options(
         softmax_scale,
         bool(causal),
@@ -69,6 +73,8 @@ def flash_attn_func(
         return_attn_probs,
         deterministic,
     )
+    if eight:
+        return eight_bits.attend(q, k, v, options, (q_descale, k_descale, v_descale))
     if qv is not None:
         q, k = torch.cat((qv, q), dim=-1), torch.cat((v, k), dim=-1)
         v = k[..., : v.shape[-1]]

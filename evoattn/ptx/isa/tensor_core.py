@@ -8,6 +8,7 @@ import numpy as np
 
 from evoattn.ptx.errors import DivergentCollective
 from evoattn.ptx.isa.dispatch import Action, Fields, instruction
+from evoattn.ptx.isa.eight_bits import VALUES
 from evoattn.ptx.isa.half import FP16_VALUES
 from evoattn.ptx.isa.locator import Locator
 from evoattn.ptx.isa.warp import assign
@@ -93,9 +94,11 @@ def store_matrices(context: Context, ins: Instruction, fields: Fields) -> Action
 
 
 def _unpack(bits: Lanes, kind: str, out: Lanes) -> None:
-    """Registers `[n, threads]` uint32 → `[n, threads, 2]` float32 (`[n, threads]` for tf32)."""
+    """Registers `[n, threads]` uint32 → `[n, threads, 2]` float32 (`[n, threads]` for tf32, 4 of 8 bits)."""
     if kind == "f16":
         FP16_VALUES.take(bits.view(np.uint16).reshape(out.shape), out=out, mode="clip")
+    elif kind in VALUES:
+        VALUES[kind].take(bits.view(np.uint8).reshape(out.shape), out=out, mode="clip")
     elif kind == "bf16":
         raw = out.view(np.uint32)
         np.left_shift(bits, np.uint32(16), raw[..., 0])
@@ -109,18 +112,18 @@ class Fragments:
 
     With g = lane / 4 and t = lane % 4, and e the element within a register, register i has of A row g + 8·(i % 2) and
     column 2t + e + 8·(i / 2), of B row 2t + e + 8i and column g, of C row g + 8·(i / 2) and column 2t + i % 2. tf32 has
-    one element per register: t stands for 2t + e, and 4 for 8 along the depth.
+    one element per register: t stands for 2t + e, and 4 for 8 along the depth; of 8 bits there are four: 4t + e and 16.
     """
 
     def __init__(self, context: Context, depth: int, kind: str) -> None:
         warps = context.threads.warp_count
         self.kind = kind
-        elements = 1 if kind == "tf32" else 2
+        elements = 1 if kind == "tf32" else 4 if kind in VALUES else 2
         chunk = 4 * elements
         self.a_registers, self.b_registers = 2 * (depth // chunk), depth // chunk
         self.a_bits = np.zeros((self.a_registers, context.count), np.uint32)
         self.b_bits = np.zeros((self.b_registers, context.count), np.uint32)
-        tail = (context.count, 2) if elements == 2 else (context.count,)
+        tail = (context.count,) if elements == 1 else (context.count, elements)
         self.a_values = np.zeros((self.a_registers, *tail), np.float32)
         self.b_values = np.zeros((self.b_registers, *tail), np.float32)
         # [column block, row half, warp, g, t, e] → [warp, row half, g, column block, t, e]
@@ -156,6 +159,9 @@ class Fragments:
     pure=False,
 )
 @instruction(
+    "mma", r"\.sync\.aligned\.m16n8k(?P<depth>32)\.row\.col\.f32\.(?P<type>e4m3)\.e4m3\.f32", kind="tensor", pure=False
+)
+@instruction(
     "mma", r"\.sync\.aligned\.m16n8k(?P<depth>8|4)\.row\.col\.f32\.(?P<type>tf32)\.tf32\.f32", kind="tensor", pure=False
 )
 def multiply_matrices(context: Context, ins: Instruction, fields: Fields) -> Action:
@@ -163,7 +169,7 @@ def multiply_matrices(context: Context, ins: Instruction, fields: Fields) -> Act
     specified).
     """
     fragments = context.cached(
-        ("mma", fields["depth"], fields["type"]), lambda: Fragments(context, int(fields["depth"]), fields["type"])
+        ("mma", int(fields["depth"]), fields["type"]), lambda: Fragments(context, int(fields["depth"]), fields["type"])
     )
     targets = [context.destination(o, _F32) for o in vector_parts(ins.operands[0])]
     a, b = ([context.source(o, _B32) for o in vector_parts(operand)] for operand in ins.operands[1:3])

@@ -15,7 +15,6 @@ from evoattn.ptx.isa.dispatch import Action, Fields, instruction
 from evoattn.ptx.isa.tensor_core import Fragments
 from evoattn.ptx.isa.wgmma_operand import SharedOperand
 from evoattn.ptx.isa.wgmma_products import matrix_products, warps_of
-from evoattn.ptx.memory.matrix_descriptor import DEPTH
 from evoattn.ptx.program.arrays import Lanes, Numbers
 from evoattn.ptx.program.dtypes import parse_type
 from evoattn.ptx.program.kernel import Instruction
@@ -34,34 +33,39 @@ def _uniform(values: Lanes, threads: Numbers, what: str, ins: Instruction) -> No
         raise AsyncFault(f"The threads of a warpgroup give different {what} in {ins}.")
 
 
-_PRODUCT = r"\.mma_async\.sync\.aligned\.m64n(?P<columns>\d+)k16\.f32\.(?P<type>f16|bf16)\.(?P=type)"
+_PRODUCT = r"\.mma_async\.sync\.aligned\.m64n(?P<columns>\d+)k(?P<depth>16)\.f32\.(?P<type>f16|bf16)\.(?P=type)"
+_OF_8_BITS = r"\.mma_async\.sync\.aligned\.m64n(?P<columns>\d+)k(?P<depth>32)\.f32\.(?P<type>e4m3)\.e4m3"
 
 
 @instruction("wgmma", _PRODUCT, kind="tensor", pure=False, writes=0)
+@instruction("wgmma", _OF_8_BITS, kind="tensor", pure=False, writes=0)
 def multiply(context: Context, ins: Instruction, fields: Fields) -> Action:
     """`D, A, B, scale-d, scale-a, scale-b{, transpose-a}, transpose-b`: D = A·B + (D if scale-d), accumulated in
-    float32.
+    float32. Of 8 bits there is no transposing, and hardware keeps fewer bits of the sum (some 14: DeepSeek-V3 report,
+    section 3.5.2), in an order that is not specified: what a kernel loses by that shows on a device alone.
 
-    A is four registers per thread (as of mma.sync m16n8k16, a warp its own 16 rows) or a descriptor, and only a
-    descriptor can be transposed. D counts as read, for it may be.
+    A is four registers per thread (as of mma.sync of the same depth, a warp its own 16 rows) or a descriptor, and only
+    a descriptor can be transposed. D counts as read, for it may be.
     """
-    columns, kind = int(fields["columns"]), fields["type"][:-2]
+    columns, kind, depth = int(fields["columns"]), fields["type"], int(fields["depth"])
+    transposes = depth == 16
     in_registers = ins.operands[1].startswith("{")
     names, flags = vector_parts(ins.operands[0]), ins.operands[4:]
-    if columns % 8 or not 8 <= columns <= 256 or len(names) != columns // 2 or len(flags) != 4 - in_registers:
+    wanted = 4 - in_registers if transposes else 2
+    if columns % 8 or not 8 <= columns <= 256 or len(names) != columns // 2 or len(flags) != wanted:
         raise unsupported(ins, "its shape or operands")
     sign = np.float32(int(flags[0]) * int(flags[1]))
     if {flags[0], flags[1]} - {"1", "-1"} or set(flags[2:]) - {"0", "1"}:
         raise unsupported(ins, "an immediate")
     products, threads = matrix_products(context), context.threads
     accumulators, scale_d = products.accumulators(names), context.source(ins.operands[3], _PREDICATE)
-    transposed_b = flags[-1] == "1"
+    transposed_b = transposes and flags[-1] == "1"
     b_operand = SharedOperand(context, ins, ins.operands[2], columns, transposed_b, kind)
     if in_registers:
-        fragments = context.cached(("mma", "16", fields["type"]), lambda: Fragments(context, DEPTH, fields["type"]))
+        fragments = context.cached(("mma", depth, kind), lambda: Fragments(context, depth, kind))
         a_registers = [context.source(o, _B32) for o in vector_parts(ins.operands[1])]
     else:
-        a_operand = SharedOperand(context, ins, ins.operands[1], ROWS, flags[2] == "1", kind)
+        a_operand = SharedOperand(context, ins, ins.operands[1], ROWS, transposes and flags[2] == "1", kind)
 
     def tell(leads: Numbers, chunks: Numbers) -> None:
         """The watchers, of one operand in shared memory."""
@@ -85,7 +89,7 @@ def multiply(context: Context, ins: Instruction, fields: Fields) -> Action:
         _uniform(scale_d, members, "scale-d", ins)
         if in_registers:
             fragments.load_a(a_registers)
-            a = fragments.a[warps_of(leads)].reshape(len(leads), ROWS, DEPTH)
+            a = fragments.a[warps_of(leads)].reshape(len(leads), ROWS, depth)
         else:
             _uniform(a_operand.descriptor, members, "descriptors", ins)
             a, chunks = a_operand(lead_threads)

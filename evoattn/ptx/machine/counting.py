@@ -9,14 +9,14 @@ from evoattn.ptx.machine.counters import CLASS_FIELDS, Counters
 from evoattn.ptx.memory.traffic import Traffic
 from evoattn.ptx.program.arrays import Numbers
 
-_TENSOR_FLOPS = {"m16n8k16": 4096, "m16n8k8": 2048, "m16n8k4": 1024, "m16n16k16": 8192}
+_TENSOR_FLOPS = {"m16n8k32": 8192, "m16n8k16": 4096, "m16n8k8": 2048, "m16n8k4": 1024, "m16n16k16": 8192}
 """Two a multiply-add, for a whole warp."""
 
 
 def _tensor_flops(opcode: str) -> int:
     """Of one warp: a quarter of a warpgroup's for wgmma."""
-    if shape := re.search(r"\.m64n(\d+)k16\.", opcode):
-        return 2 * 16 * 16 * int(shape[1])
+    if shape := re.search(r"\.m64n(\d+)k(\d+)\.", opcode):
+        return 2 * 16 * int(shape[2]) * int(shape[1])
     return next((n for shape, n in _TENSOR_FLOPS.items() if f".{shape}." in opcode), 0)
 
 

@@ -19,6 +19,13 @@ enum class Rescale {
                // treated as ALWAYS
 };
 
+// What probabilities may be in the element type of the product that takes them: 2^TOP at a row's maximum, and at most
+// HIGHEST. bf16 and fp32 hold more than fp16.
+struct WholeRange {
+  static constexpr int TOP = 0;
+  static constexpr float HIGHEST = 32768.f;
+};
+
 // Rows g and g + 8 of a lane.
 struct RowState {
   float shift[2];  // log2 units: the row maximum so far, or above it
@@ -74,7 +81,7 @@ __device__ __forceinline__ void row_max(const float (&s)[FLOATS], float (&maximu
 // s = s · scale - shift, with shift and sums of the rows raised so that it is at most 0; not raised by LAZY_AFTER
 // unless FIRST or MASKED. Returns whether O must be multiplied by `factor`, the same for all lanes of the warp. FIRST:
 // the first tile, O is still 0. MASKED: some row may see none or the first of its keys in this tile.
-template <Rescale RESCALE, int LAZY_OCTAVES, bool FIRST, bool MASKED, bool KEEP_NAN, int FLOATS>
+template <Rescale RESCALE, int LAZY_OCTAVES, bool FIRST, bool MASKED, bool KEEP_NAN, class Range, int FLOATS>
 __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS], float scale, float (&factor)[2]) {
   constexpr bool LAZY = RESCALE != Rescale::ALWAYS, TESTED = RESCALE == Rescale::LAZY && !FIRST && !MASKED;
   bool rescale = false;
@@ -83,7 +90,8 @@ __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS]
     row_max<KEEP_NAN>(s, maximum);
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      const float old_shift = state.shift[row], scaled = maximum[row] * scale;
+      const float old_shift = state.shift[row];
+      const float scaled = Range::TOP ? fmaf(maximum[row], scale, -float(Range::TOP)) : maximum[row] * scale;
       const bool higher = exceeds<KEEP_NAN>(scaled, old_shift);
       state.shift[row] = !LAZY ? greater<KEEP_NAN>(scaled, old_shift) : higher ? scaled + LAZY_OCTAVES : old_shift;
       state.shift[row] = finite_or_nan<KEEP_NAN>(state.shift[row]);
@@ -133,25 +141,25 @@ template <int EIGHTHS, int FLOATS> __device__ __forceinline__ void exponentiate(
   sum[0] += odd[0], sum[1] += odd[1];
 }
 
-// LAZY_AFTER: the sums of a tile show that all its probabilities fit fp16; an infinite one, or NaN, shows the contrary.
-__device__ __forceinline__ bool too_high(const float (&sum)[2]) {
-  constexpr float LIMIT = 32768.f;
-  return __any_sync(ALL_LANES, !(sum[0] <= LIMIT && sum[1] <= LIMIT));
+// LAZY_AFTER: the sums of a tile show that all its probabilities fit; an infinite one, or NaN, shows the contrary.
+template <class Range> __device__ __forceinline__ bool too_high(const float (&sum)[2]) {
+  return __any_sync(ALL_LANES, !(sum[0] <= Range::HIGHEST && sum[1] <= Range::HIGHEST));
 }
 
 // P = softmax numerators of a tile, in place of its scores, and sums += P. As `shift_scores`; `scores_again` is called
 // by a warp that lost its scores.
-template <Rescale RESCALE, int LAZY_OCTAVES, int EIGHTHS, bool FIRST, bool MASKED, typename ScoresAgain, int FLOATS>
+template <Rescale RESCALE, int LAZY_OCTAVES, int EIGHTHS, bool FIRST, bool MASKED, class Range = WholeRange,
+          typename ScoresAgain, int FLOATS>
 __device__ __forceinline__ bool softmax_tile(RowState& state, float (&s)[FLOATS], float scale, float (&factor)[2],
                                              ScoresAgain scores_again) {
-  bool rescale = shift_scores<RESCALE, LAZY_OCTAVES, FIRST, MASKED, (EIGHTHS > 0)>(state, s, scale, factor);
+  bool rescale = shift_scores<RESCALE, LAZY_OCTAVES, FIRST, MASKED, (EIGHTHS > 0), Range>(state, s, scale, factor);
   if constexpr (RESCALE == Rescale::LAZY_AFTER && !FIRST && !MASKED) {
     float sum[2] = {0.f, 0.f};
     exponentiate<EIGHTHS>(s, sum);
-    rescale = too_high(sum);
+    rescale = too_high<Range>(sum);
     if (rescale) {
       scores_again();
-      shift_scores<Rescale::ALWAYS, 0, false, false, (EIGHTHS > 0)>(state, s, scale, factor);
+      shift_scores<Rescale::ALWAYS, 0, false, false, (EIGHTHS > 0), Range>(state, s, scale, factor);
       sum[0] = sum[1] = 0.f;
       exponentiate<EIGHTHS>(s, sum);
     }

@@ -6,6 +6,7 @@ import numpy as np
 
 from evoattn.families.flash_wgmma.text import wgmma_function
 from evoattn.ptx import Execution
+from evoattn.ptx.isa.eight_bits import VALUES
 from tests.ptx.golden.hopper import accumulators_to_matrix, run_hopper, swizzle_address
 
 KERNEL = """
@@ -90,10 +91,14 @@ def descriptor(start: int, leading: int, stride: int, swizzle: int) -> np.uint64
 def as_bits(values: np.ndarray, dtype: str) -> np.ndarray:
     if dtype == "fp16":
         return values.astype(np.float16).view(np.uint16)
+    if dtype == "e4m3":  # any two finite numbers: the mantissas of normal ones are random bits, too
+        return values.astype(np.float32).view(np.uint32).astype(np.uint16) & 0xBFBF
     return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
 
 
 def as_values(bits: np.ndarray, dtype: str) -> np.ndarray:
+    if dtype == "e4m3":
+        return VALUES[dtype][bits.view(np.uint8)].astype(np.float64)
     return (bits.view(np.float16) if dtype == "fp16" else (bits.astype(np.uint32) << 16).view(np.float32)).astype(
         np.float64
     )
@@ -101,7 +106,7 @@ def as_values(bits: np.ndarray, dtype: str) -> np.ndarray:
 
 def fragments_a(bits: np.ndarray) -> np.ndarray:
     """`[64, 64]` → `[128 threads, 4 steps, 4 registers, 2]`: fragment A of mma m16n8k16, a warp its own 16 rows (PTX
-    ISA).
+    ISA). Of 8 bits the same, two numbers for one.
     """
     out = np.zeros((128, STEPS, 4, 2), np.uint16)
     for thread in range(128):
@@ -124,7 +129,7 @@ def product(
     pending: int = 0,
     change: Callable[[str], str] = lambda text: text,
 ) -> tuple[np.ndarray, np.ndarray, Execution]:
-    """(D, what it should be, faults) of D = A[64, 64] B + C in four steps."""
+    """(D, what it should be, faults) of D = A[64, 64] B + C in four steps, of 8 bits A[64, 128]."""
     rng = np.random.default_rng(columns)
     a_bits, b_bits = (as_bits(rng.standard_normal(shape), dtype) for shape in ((64, 64), (columns, 64)))
     c = rng.standard_normal((128, columns // 2)).astype(np.float32)

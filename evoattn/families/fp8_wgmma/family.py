@@ -1,0 +1,152 @@
+"""Flash attention on Hopper of Q, K and V of 8 bits with scales, by wgmma; sm_90a only."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+from evoattn.families.base import Family, softmax_scale_log2
+from evoattn.families.block_list import block_list_constants
+from evoattn.families.flash_wgmma.family import (
+    ARCH,
+    COUNTERS,
+    MAX_HEAD_DIM,
+    RESULTS,
+    SCHEDULES,
+    STORES,
+)
+from evoattn.families.flash_wgmma.refusals import why_redundant, why_too_long, why_useless
+from evoattn.families.flash_wgmma.registers import WARPGROUP_ROWS, moved_registers, producer_warps, threads, warpgroups
+from evoattn.families.flash_wgmma.resources import HEADS_IN_TURN, grid, result_bytes
+from evoattn.families.flash_wgmma.text import wgmma_function
+from evoattn.families.fp8_wgmma.genes import Fp8WgmmaGenes
+from evoattn.families.fp8_wgmma.refusals import why_too_big, why_useless_flushes
+from evoattn.families.fp8_wgmma.resources import begins_ahead, smem_bytes
+from evoattn.families.fp8_wgmma.work import launch_work
+from evoattn.families.tensor_tiles import key_map, sliding_map, tile_map, why_not_sliding
+from evoattn.families.variants import scale_args, variant_args, variant_constants
+from evoattn.families.work import LaunchWork
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
+from evoattn.model.mask import FULL_AND_CAUSAL
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.scales import PER_TOKEN
+from evoattn.model.space import KernelConfig
+from evoattn.model.variant import KEY_VARIANTS
+
+DIM_STEP = 16
+"""Bytes that the rows of a tensor map are multiples of."""
+
+
+class Fp8Wgmma(Family):
+    """The `Family` of `templates/fp8_wgmma.cu.j2`."""
+
+    name: ClassVar[str] = "fp8_wgmma"
+    summary: ClassVar[str] = "Hopper's wgmma on Q, K and V of 8 bits with scales; e4m3"
+    devices: ClassVar[str] = ARCH
+    dtypes: ClassVar[tuple[str, ...]] = ("e4m3",)
+    masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
+    writes_lse: ClassVar[bool] = True
+    plain: ClassVar[bool] = False
+    variants: ClassVar[tuple[str, ...]] = ("window", "softcap", "sink", "value_dim", "scales", *KEY_VARIANTS, "varlen")
+
+    def genes(self, config: KernelConfig) -> Fp8WgmmaGenes:
+        return Fp8WgmmaGenes.of(config)
+
+    def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
+        if gpu.arch != ARCH:
+            return f"{self.name} needs wgmma and tensor maps of {ARCH}, and {gpu.name} is {gpu.arch}."
+        for dim in (problem.head_dim, problem.head_dim_v):
+            if dim % DIM_STEP:
+                return f"{self.name} takes a head_dim that is a multiple of {DIM_STEP}, for tensor maps, not {dim}."
+            if dim > MAX_HEAD_DIM:
+                return f"{self.name} takes a head_dim of at most {MAX_HEAD_DIM}, the widest wgmma, not {dim}."
+        if problem.scales == PER_TOKEN:
+            return f"{self.name} takes scales of tensors or of heads, not of tokens: a product sums over those of V."
+        return why_not_sliding(problem)
+
+    def why_not(
+        self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
+    ) -> str | None:
+        genes = self.genes(config)
+        return (
+            why_useless(problem, genes.flash)
+            or why_useless_flushes(genes)
+            or (why_redundant(problem, genes.flash, gpu) if redundant else None)
+            or why_too_long(problem, genes.flash, gpu)
+            or why_too_big(problem, genes, gpu)
+        )
+
+    def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
+        genes = self.genes(config)
+        producer, consumer = moved_registers(genes.flash)
+        same = (
+            "BLOCK_M", "BLOCK_N", "STAGES", "BLOCKS_PER_SM", "OVERLAP", "PING_PONG", "CAUSAL_SKIP",
+            "POLYNOMIAL_EIGHTHS", "Q_IN_REGISTERS", "FLUSH_TILES",
+        )  # fmt: skip
+        return genes.named(*same) | {
+            "ELEMENT": problem.answer.cuda,
+            "HEAD_DIM": problem.head_dim,
+            "VALUE_DIM": problem.head_dim_v,
+            **problem.masking.constants(),
+            **variant_constants(problem),
+            **block_list_constants(problem),
+            "AHEAD": begins_ahead(problem, genes),
+            "PRODUCER_WARPS": producer_warps(genes.flash),
+            "PRODUCER_REGISTERS": producer,
+            "CONSUMER_REGISTERS": consumer,
+            "SUM_IN_SHARED": genes.SUM_PLACE == "shared",
+            "SCHEDULE": SCHEDULES[genes.SCHEDULE],
+            "HEADS_IN_TURN": HEADS_IN_TURN[genes.TILE_ORDER],
+            "STORE": STORES[genes.STORE],
+            "WRITE_LSE": problem.lse,
+            "SMEM_BYTES": smem_bytes(problem, genes),
+            "WGMMA_QK": wgmma_function(
+                "wgmma_qk", genes.BLOCK_N, problem.dtype, genes.Q_IN_REGISTERS, b_transposed=False
+            ),
+            "WGMMA_PV": wgmma_function(
+                "wgmma_pv", problem.head_dim_v, problem.dtype, a_in_registers=True, b_transposed=False
+            ),
+        }
+
+    def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
+        genes = self.genes(config)
+        scratch, null = self.workspace(problem, config, gpu), Scalar("int64", 0)
+        args: tuple[KernelArg, ...] = (
+            *_maps(problem, genes),
+            Buffer("o"),
+            Buffer("lse") if problem.lse else null,
+            *(Buffer(name) if name in scratch else null for name in (COUNTERS, RESULTS)),
+            *(
+                Scalar("int32", n)
+                for n in (problem.batch, problem.heads, problem.kv_heads, problem.seqlen_q, problem.seqlen_k)
+            ),
+            *(Scalar("int64", stride) for stride in problem.strides("o")[:3]),
+            *scale_args(problem),
+            softmax_scale_log2(problem),
+            *variant_args(problem),
+        )
+        blocks = grid(problem, genes.flash, gpu)
+        return (KernelLaunch(self.name, blocks, (threads(genes.flash), 1, 1), smem_bytes(problem, genes), args),)
+
+    def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
+        genes = self.genes(config)
+        if genes.SCHEDULE == "balanced":
+            results = math.prod(grid(problem, genes.flash, gpu)) * warpgroups(genes.flash)
+            return {COUNTERS: 4 * results, RESULTS: results * result_bytes(problem)}
+        return {COUNTERS: 4} if genes.SCHEDULE == "claimed" else {}
+
+    def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
+        return launch_work(problem, self.genes(config), registers)
+
+
+def _maps(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> tuple[TensorMap, ...]:
+    """Of q, k, v and o."""
+    maps = {tensor: key_map(problem, tensor, genes.BLOCK_N) for tensor in "kv"}
+    for tensor in "qo":
+        maps[tensor] = (
+            sliding_map(problem, tensor, WARPGROUP_ROWS)
+            if problem.varlen
+            else tile_map(problem, tensor, WARPGROUP_ROWS, tensor == "o" and genes.STORE == "chunks")
+        )
+    return tuple(maps[tensor] for tensor in "qkvo")

@@ -1,0 +1,219 @@
+"""Attention of query, key and value of 8 bits (e4m3) with scales: by a kernel that multiplies them as they are, or by
+16-bit attention of what they stand for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from evoattn.ops import current, shapes
+from evoattn.ops.arguments import Causal, cap_of, mask_of, require_flags, scale_of, window_of
+from evoattn.ops.attention import attend
+from evoattn.ops.call import ANSWERS, E4M3, Answer, Call, behind, terms_of
+from evoattn.ops.runtime import NoKernel
+from evoattn.ops.torch_modes import is_ordinary
+
+WIDEST = 128
+"""head_dim of V up to which a kernel of 8 bits is the faster one: with more, sums in fp32 leave it no room."""
+LARGEST = 448.0
+"""The largest number of e4m3."""
+Scale = Tensor | float | None
+"""One for all, or `[batch, kv_heads]`; None is 1."""
+
+
+def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    causal: Causal = None,
+    scale: float | None = None,
+    window: tuple[int, int] | None = None,
+    softcap: float | None = 0.0,
+    sinks: Tensor | None = None,
+    q_descale: Scale = None,
+    k_descale: Scale = None,
+    v_descale: Scale = None,
+    smooth_k: bool = False,
+    return_lse: bool = False,
+    strict: bool = False,
+) -> Answer:
+    """`evoattn.attention` in 8 bits, with `causal`, `scale`, `window`, `softcap`, `sinks` and `return_lse` as there.
+    The answer is bfloat16 `[batch, heads, seqlen_q, head_dim]`, the log-sum-exp float32.
+
+    Tensors of float8_e4m3fn are taken as they are. A number stands for itself times its scale: `q_descale`, `k_descale`
+    and `v_descale` are float32 `[batch, kv_heads]` as FlashAttention 3's, those of query too, or one for all, a tensor
+    of one element or a number, not negative; left out, 1. Tensors of 16 or 32 bits are quantised first, with a scale
+    for each K/V head of each batch that takes its largest value to the end of the range, and no descale may be given.
+    `smooth_k` takes the mean of the keys of a head from them first, as SageAttention does: outlier channels then cost
+    less of the range. The answer is the same, since all scores of a query change alike, and the log-sum-exp is
+    corrected. It goes with no `softcap`.
+
+    Weights are rounded to e4m3 too (3 bits of mantissa), which makes most of the error; their sum is not. Where no
+    kernel serves the call, 16-bit attention of the values runs, by our kernels or by torch. `strict` raises `NoKernel`
+    instead. There are no gradients: raises `ValueError` where one is wanted, and for what does not fit, `TypeError` for
+    an argument of the wrong type.
+    """
+    require_flags(smooth_k=smooth_k)
+    _require(query, key, value)
+    descales = (q_descale, k_descale, v_descale)
+    mask, limit = mask_of(causal, False), cap_of(softcap)
+    correction = None
+    if query.dtype == E4M3:
+        if smooth_k:
+            raise ValueError("smooth_k is for keys that are quantised on the way; these are e4m3 already.")
+        given = Quantised(query, key, value, *_scales(descales, key))
+    else:
+        if any(descale is not None for descale in descales):
+            raise ValueError(f"descales belong to tensors of float8_e4m3fn; these are {query.dtype}.")
+        if smooth_k and limit:
+            raise ValueError("smooth_k goes with no softcap: a cap does not change all scores of a query alike.")
+        means = key.mean(2, keepdim=True, dtype=torch.float32) if smooth_k else None
+        if means is not None:
+            correction = _lse_correction(query, means, scale_of(scale)) if return_lse else None
+            key = (key - means).to(key.dtype)
+        given = quantised(query, key, value)
+    call = Call(
+        given.query,
+        given.key,
+        given.value,
+        mask,
+        scale_of(scale),
+        True,
+        window_of(window),
+        limit,
+        behind(terms_of(sinks=sinks, k_scale=given.k_scale, v_scale=given.v_scale), (given.q_scale,)),
+        return_lse,
+        strict=strict,
+        q_scaled=True,
+    )
+    answer = _answer(call, given, sinks)
+    if correction is None or isinstance(answer, Tensor):
+        return answer
+    return answer[0], answer[1] + correction
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """Query, key and value in e4m3; their scales, float32 `[1, 1]` or `[batch, kv_heads]`, contiguous, all alike."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    q_scale: Tensor
+    k_scale: Tensor
+    v_scale: Tensor
+
+
+def quantised(query: Tensor, key: Tensor, value: Tensor) -> Quantised:
+    """Tensors of 16 or 32 bits in e4m3, with a scale for each K/V head of each batch."""
+    kv_heads = key.shape[1]
+    made, scales = [], []
+    for tensor in (query, key, value):
+        largest = torch.maximum(tensor.amax((2, 3)), -tensor.amin((2, 3)))
+        largest = largest.unflatten(1, (kv_heads, -1)).amax(2).float()
+        inverse = torch.where(largest > 0, LARGEST / largest, 1.0).to(tensor.dtype)  # of which the scale is made
+        of_heads = inverse.repeat_interleave(tensor.shape[1] // kv_heads, 1)[:, :, None, None]
+        made.append((tensor * of_heads).clamp_(-LARGEST, LARGEST).to(E4M3))
+        scales.append(inverse.float().reciprocal())
+    return Quantised(*made, *scales)
+
+
+def _require(query: Tensor, key: Tensor, value: Tensor) -> None:
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}.")
+        if tensor.dim() != 4:
+            raise ValueError(f"{name} must be [batch, heads, seqlen, head_dim], not {list(tensor.shape)}.")
+    dtypes = {tensor.dtype for tensor in (query, key, value)}
+    if len(dtypes) > 1 or not (query.dtype == E4M3 or (query.is_floating_point() and query.itemsize > 1)):
+        found = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+        raise ValueError(f"query, key and value must all be float8_e4m3fn, or all of 16 or 32 bits, not {found}.")
+    heads, kv_heads = query.shape[1], key.shape[1]
+    fits = key.shape[:3] == value.shape[:3] and key.shape[3] == query.shape[3] and key.shape[0] == query.shape[0]
+    if not fits or not kv_heads or heads % kv_heads or 0 in (*query.shape, *key.shape, *value.shape):
+        raise ValueError(
+            f"query {list(query.shape)}, key {list(key.shape)} and value {list(value.shape)} do not fit: key and value "
+            "have as many heads and rows, batch and key's head_dim are query's, heads are a multiple of kv_heads, and "
+            "nothing is empty."
+        )
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value)):
+        raise ValueError("attention_fp8 has no gradients; call it under torch.no_grad(), or evoattn.attention.")
+
+
+def _scales(descales: tuple[Scale, Scale, Scale], key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Those of `Quantised`. Raises `ValueError` and `TypeError` for what is none."""
+    made = []
+    per_head = key.shape[0], key.shape[1]
+    for name, descale in zip("qkv", descales, strict=True):
+        if descale is None or isinstance(descale, (int, float)):
+            if descale is not None and not descale >= 0:
+                raise ValueError(f"{name}_descale must not be negative, as {descale} is.")
+            made.append(torch.full((1, 1), 1.0 if descale is None else float(descale), device=key.device))
+            continue
+        if not isinstance(descale, Tensor):
+            raise TypeError(f"{name}_descale must be a tensor or a number, not {type(descale).__name__}.")
+        if descale.numel() != 1 and tuple(descale.shape) != per_head:
+            raise ValueError(
+                f"{name}_descale must be one number or [batch, kv_heads], here {list(per_head)}, not "
+                f"{list(descale.shape)}."
+            )
+        if descale.device != key.device:
+            raise ValueError(f"{name}_descale is on {descale.device}, and key on {key.device}.")
+        one = descale.detach().float()
+        made.append(one.reshape(1, 1) if descale.numel() == 1 else one.contiguous())
+    if any(tuple(one.shape) != (1, 1) for one in made):
+        made = [one.expand(per_head).contiguous() for one in made]
+    return made[0], made[1], made[2]
+
+
+def _lse_correction(query: Tensor, means: Tensor, scale: float | None) -> Tensor:
+    """What the scores of each query lost with the mean of the keys, `[batch, heads, seqlen_q]`."""
+    means = means.repeat_interleave(query.shape[1] // means.shape[1], 1)
+    factor = query.shape[3] ** -0.5 if scale is None else scale
+    return (query.float() @ means.transpose(2, 3))[..., 0] * factor
+
+
+def _answer(call: Call, given: Quantised, sinks: Tensor | None) -> Answer:
+    """By a kernel of 8 bits, else in 16."""
+    ordinary = not torch.compiler.is_compiling() and is_ordinary(call.query, call.key, call.value)
+    if ordinary and not shapes.is_recording() and call.value.shape[3] <= WIDEST:
+        try:
+            return current.runtime().attend(replace(call, strict=True))
+        except NoKernel:
+            if call.strict:
+                raise
+    elif call.strict:
+        raise NoKernel(
+            f"No kernel serves this call: those of 8 bits take a head_dim of V up to {WIDEST}, outside of compiled "
+            "code."
+        )
+    return dequantised(call, given, sinks)
+
+
+def dequantised(call: Call, given: Quantised, sinks: Tensor | None) -> Answer:
+    """The answer in 16 bits: query takes its scales and those of key, the answer takes value's."""
+    group = call.query.shape[1] // call.key.shape[1]
+    of_scores, of_values = given.q_scale * given.k_scale, given.v_scale
+    if of_scores.shape[1] > 1:
+        of_scores, of_values = (one.repeat_interleave(group, 1) for one in (of_scores, of_values))
+    query = (call.query.float() * of_scores[:, :, None, None]).to(ANSWERS)
+    answer = attend(
+        Call(
+            query,
+            call.key.to(ANSWERS),
+            call.value.to(ANSWERS),
+            call.mask,
+            call.scale,
+            True,
+            call.window,
+            call.softcap,
+            terms_of(sinks=sinks),
+            call.return_lse,
+        )
+    )
+    out, lse = (answer, None) if isinstance(answer, Tensor) else answer
+    out = (out.float() * of_values[:, :, None, None]).to(ANSWERS)
+    return out if lse is None else (out, lse)

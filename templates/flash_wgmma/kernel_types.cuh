@@ -1,0 +1,34 @@
+// kernel_types.cuh: what the constants of flash_wgmma.cu.j2, or of fp8_wgmma.cu.j2, make of the parts of their kernels.
+using Mask = KeyMask<CAUSAL, CAUSAL_LOWER_RIGHT, WINDOW>;
+using AllKeys = KeyMask<false, false>;  // of FULL blocks in a list
+using Terms = ScoreTerms<Element, WINDOW, SOFTCAP, ALIBI, BIAS, SINK, OwnScore>;
+static_assert(!VARLEN || SCHEDULE != Schedule::BALANCED, "row blocks of one sequence");
+static_assert(!VARLEN || !GROUP_ROWS || STORE == Store::ROWS, "rows past a sequence are another's");
+static_assert(!SEQUSED || SCHEDULE != Schedule::BALANCED, "sequences of one length");
+static_assert(!KeyList::LISTED || (KEY_SPLIT == 1 && !GROUP_ROWS && SCHEDULE != Schedule::BALANCED && !CAUSAL_SKIP),
+              "a block takes all tiles of a list");
+constexpr bool SLIDING = VARLEN || SEQUSED;  // sequences have keys of their own, by tensor maps that slide
+constexpr int WARPGROUPS = BLOCK_M / 64;     // consumers
+constexpr int THREADS = 128 * WARPGROUPS + 32 * PRODUCER_WARPS;
+constexpr bool PERSISTENT = SCHEDULE != Schedule::SINGLE;
+constexpr int KEY_STEPS = BLOCK_N / Operands::STEP_KEYS;  // of P V
+constexpr bool TWO_LEVELS = FLUSH_TILES > 0;              // O is added up in fp32, of sums that tensor cores make
+static_assert(BLOCK_M == 64 * WARPGROUPS && BLOCK_N == Operands::STEP_KEYS * KEY_STEPS && HEAD_DIM % 8 == 0 &&
+                  VALUE_DIM % 8 == 0,
+              "whole wgmma tiles");
+using Tiles = TensorTile<Operands::ROW_COLUMNS>;         // of Q, K
+using ValueTiles = TensorTile<Operands::VALUE_COLUMNS>;  // of V
+using OutputTiles = TensorTile<VALUE_DIM>;               // of O
+using Ring = RingPosition<STAGES>;
+using Partial = PartialOutput<VALUE_DIM / 2>;
+constexpr bool IN_MEMORY = KEY_SPLIT > CLUSTER;  // blocks that share rows merge their results in global memory
+// Places for O beside Q, where the next Q takes Q's.
+constexpr int O_CHUNKS = !PERSISTENT || SUM_IN_SHARED ? 0 : STORE == Store::CHUNKS ? 2 : OutputTiles::CHUNKS;
+using Smem =
+    SharedLayout<Operands, VALUE_DIM, WARPGROUPS, BLOCK_N, STAGES, O_CHUNKS, SUM_IN_SHARED, CLUSTER, SLIDING ? 8 : 4>;
+static_assert(Smem::BYTES == SMEM_BYTES, "Python and CUDA disagree");
+
+// Named barriers of the block.
+constexpr int BARRIERS_READY = 0;
+constexpr int TURN = 1;                    // [WARPGROUPS] ping-pong
+constexpr int O_TILE = TURN + WARPGROUPS;  // [WARPGROUPS]

@@ -1,0 +1,77 @@
+// operands.cuh: how numbers of 8 bits (e4m3) lie as operands of wgmma and of mma. Tensor maps bring them as columns of
+// 16 bits. Those of 16 bits: flash_wgmma/operands.cuh.
+#include "device/ptx/e4m3.cuh"
+#include "device/ptx/mbarrier.cuh"
+#include "device/ptx/shared_words.cuh"
+#include "device/ptx/tma.cuh"
+#include "device/copy/ring_position.cuh"
+#include "fp8_wgmma/value_tile.cuh"
+
+// The range of e4m3, from 2^-9 on, is used up to 2^8, which is P at a row's maximum.
+struct E4m3Range {
+  static constexpr int TOP = 8;
+  static constexpr float HIGHEST = 448.f;
+};
+
+template <int HEAD_DIM, int VALUE_DIM, int BLOCK_N, int STAGES> struct EightBitOperands {
+  static constexpr int STEP_KEYS = 32;
+  static constexpr int ROW_COLUMNS = HEAD_DIM / 2;
+  static constexpr int VALUE_COLUMNS = VALUE_DIM / 2;
+  using Value = ValueTile<VALUE_DIM, BLOCK_N>;
+  static constexpr int VALUE_BYTES = Value::BYTES;
+  static constexpr int TRANSPOSERS = 3;  // beside the warp that copies
+  using Range = E4m3Range;
+
+  static __device__ __forceinline__ uint64_t value_descriptor(uint32_t tile_smem) {
+    return Value::descriptor(tile_smem);
+  }
+  static constexpr __device__ __forceinline__ int value_step(int step) { return Value::step_offset(step); }
+  template <int STEPS>
+  static __device__ __forceinline__ void pack(uint32_t (&p)[STEPS][4], const float (&s)[16 * STEPS]) {
+#pragma unroll
+    for (int i = 0; i < 4 * STEPS; ++i) {
+      const float* of = s + i / 4 * 16 + i / 2 % 2 * 8 + i % 2 * 2;
+      p[i / 4][i % 4] = pack4_e4m3(of[0], of[1], of[4], of[5]);
+    }
+  }
+  // What the warps after the first of the producer's warpgroup do: each tile of V that has come, turned round for the
+  // consumers, until a word says that no more will come.
+  template <class Smem, class Block> static __device__ __forceinline__ void transpose(const Block& block) {
+    RingPosition<STAGES> ring;
+    for (;; ring.advance()) {
+      mbarrier_wait(block.barrier(Smem::LOADED_FULL, ring.stage), ring.parity);
+      int last[1];
+      read_shared_words(block.smem_address + Smem::LAST + 4 * ring.stage, block.lane, last);
+      if (last[0]) break;
+      mbarrier_wait(block.barrier(Smem::V_EMPTY, ring.stage), ring.parity ^ 1);
+      Value::template transpose<TRANSPOSERS>(block.smem_address + Smem::LOADED + ring.stage * Smem::LOADED_TILE_BYTES,
+                                             block.smem_address + Smem::V + ring.stage * Smem::V_TILE_BYTES,
+                                             block.warp % 4 - 1, block.lane);
+      fence_proxy_async();  // the products see what was written, and the next copy comes after what was read
+      __syncwarp();
+      if (block.lane == 0) {
+        mbarrier_arrive(block.barrier(Smem::V_FULL, ring.stage));
+        mbarrier_arrive(block.barrier(Smem::LOADED_EMPTY, ring.stage));
+      }
+    }
+  }
+};
+
+// By which the numbers of 8 bits of a K/V head of a sequence are multiplied; Q's too are of K/V heads.
+struct HeadScales {
+  const float* scales;
+  int64_t batch_stride, head_stride;
+  __device__ __forceinline__ float of(int batch, int kv_head) const {
+    return __ldg(scales + batch * batch_stride + kv_head * head_stride);
+  }
+};
+struct Scales {
+  static constexpr bool GIVEN = true;
+  HeadScales q, k, v;
+  // Not 0, by which the -inf of a masked score would be NaN.
+  __device__ __forceinline__ float of_scores(int batch, int kv_head) const {
+    const float scale = q.of(batch, kv_head) * k.of(batch, kv_head);
+    return scale == 0.f ? 1e-30f : scale;
+  }
+  __device__ __forceinline__ float of_values(int batch, int kv_head) const { return v.of(batch, kv_head); }
+};

@@ -1,0 +1,89 @@
+"""fp8_wgmma is right by every way that its genes name, and a fault in what it adds to flash_wgmma is found."""
+
+from dataclasses import replace
+
+import pytest
+
+from evoattn.families.registry import FAMILIES
+from evoattn.model.gpu import GPUS
+from evoattn.model.shape_text import parse_shape
+from evoattn.model.space import load_space
+from tests.families.on_interpreter import built, judged
+
+H100, FAMILY = GPUS["h100"], FAMILIES["fp8_wgmma"]
+SMALL = replace(H100, sm_count=2)
+"""On which blocks take several tiles."""
+BASE = dict(
+    BLOCK_M=64, BLOCK_N=64, STAGES=2, BLOCKS_PER_SM=2, OVERLAP=True, PING_PONG=False, SCHEDULE="single",
+    TILE_ORDER="by_head", CAUSAL_SKIP=False, POLYNOMIAL_EIGHTHS=0, Q_IN_REGISTERS=False, STORE="rows", FLUSH_TILES=1,
+    SUM_PLACE="registers",
+)  # fmt: skip
+SHARED = {"SUM_PLACE": "shared", "FLUSH_TILES": 2}
+PERSISTENT = {"SCHEDULE": "claimed", "BLOCK_M": 128, "BLOCKS_PER_SM": 1, "PING_PONG": True, "Q_IN_REGISTERS": True}
+FULL = "B=1 H=1 Sq=64 Sk=330 D=64 e4m3"
+HEADS = "B=2 H=4 Hkv=2 S=70 D=32 e4m3 causal scales=head lse"
+
+
+def config(**genes):
+    return load_space("fp8_wgmma", H100).make_config(BASE | genes)
+
+
+def reason(genes, text, kind, *edits):
+    problem, made = parse_shape(text), config(**genes)
+    assert FAMILY.why_impossible(problem, made, SMALL) is None
+    return judged(built(FAMILY, problem, made, SMALL, *edits, machine_code=False), problem, kind).reason
+
+
+RIGHT = [
+    ({}, FULL, "large_logits"),
+    (SHARED, FULL, "large_logits"),
+    (SHARED | PERSISTENT | {"STORE": "tensor_map"}, "B=1 H=3 Sq=250 Sk=200 D=64 e4m3", "plain"),
+    ({"BLOCK_N": 96, "OVERLAP": False}, FULL, "large_logits"),
+    ({"BLOCK_N": 128}, HEADS, "extreme_terms"),
+    (
+        PERSISTENT,
+        "B=3 H=2 S=150 D=128 e4m3 window=60:9 softcap=20 sink varlen=0:150",
+        "plain",
+    ),
+]
+FAULTS = [
+    ({}, FULL, "plain", "mbarrier_wait(block.barrier(Smem::V_EMPTY, ring.stage), ring.parity ^ 1);", ""),
+    ({}, FULL, "plain", "mbarrier_wait(block.barrier(Smem::LOADED_FULL, ring.stage), ring.parity);", ""),
+    ({}, FULL, "plain", "fence_proxy_async();  // the products see", "//"),
+    ({}, FULL, "plain", "lane & 16 ? 0x7531 : 0x6420", "lane & 16 ? 0x6420 : 0x7531"),
+    ({}, FULL, "plain", "of[0], of[1], of[4], of[5]", "of[0], of[1], of[5], of[4]"),
+    ({}, FULL, "large_logits", "fmaf(o[i], o_factor[i / 2 % 2], sum[i])", "o[i] + sum[i]"),
+    ({}, FULL, "plain", "} else if constexpr (TWO_LEVELS) {", "} else if constexpr (false) {"),
+    (SHARED, FULL, "plain", "o[i] = more ? o[i] : 0.f;", ";"),
+    (SHARED, FULL, "large_logits", "scale_rows(sum, factor);", ""),
+    (SHARED, FULL, "large_logits", "fmaf(before.z, o_factor[1], sum[4 * i + 2])", "before.z + sum[4 * i + 2]"),
+    ({}, HEADS, "plain", "q.of(batch, kv_head) * k.of(batch, kv_head)", "q.of(batch, kv_head)"),
+    ({}, HEADS, "extreme_terms", "return scale == 0.f ? 1e-30f : scale;", "return scale;"),
+    ({}, HEADS, "plain", "inverse[0] *= scale, inverse[1] *= scale;", ""),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("genes, text, kind", RIGHT)
+def test_answers_are_right(genes, text, kind):
+    assert reason(genes, text, kind) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("genes, text, kind, old, new", FAULTS, ids=[row[3][:40] for row in FAULTS])
+def test_a_fault_is_found(genes, text, kind, old, new):
+    assert reason(genes, text, kind, (old, new))
+
+
+@pytest.mark.parametrize(
+    "text, genes, words",
+    [
+        ("B=1 H=16 S=4096 D=64 bf16", {}, "takes e4m3, not bf16"),
+        ("B=1 H=16 S=4096 D=72 e4m3", {}, "multiple of 16"),
+        ("B=1 H=16 S=4096 D=64 e4m3 scales=token", {}, "scales of tensors or of heads"),
+        ("B=1 H=16 S=4096 D=64 e4m3", {"FLUSH_TILES": 2}, "needs SUM_PLACE=shared"),
+        ("B=1 H=16 S=4096 D=128 e4m3", {"BLOCK_N": 192, "BLOCK_M": 128, "BLOCKS_PER_SM": 1}, "registers"),
+    ],
+)
+def test_what_cannot_be_has_a_reason(text, genes, words):
+    assert words in FAMILY.why_impossible(parse_shape(text), config(**genes), H100)

@@ -1,0 +1,122 @@
+"""`evoattn.attention_fp8` without a kernel, and what a kernel would be given."""
+
+import pytest
+import torch
+
+import evoattn
+from evoattn.families.registry import FAMILIES
+from evoattn.model.gpu import GPUS
+from evoattn.model.launch import Buffer, TensorMap
+from evoattn.model.space import load_space
+from evoattn.ops.attention_fp8 import quantised
+from evoattn.ops.call import E4M3, Call, behind, out_like, terms_of
+from evoattn.ops.kernel import tensor_places
+
+B, H, HKV, SQ, SK, D = 2, 8, 2, 50, 70, 64
+
+
+def tensors(seed=0, outlier=0.0):
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(B, h, s, D, generator=generator) for h, s in ((H, SQ), (HKV, SK), (HKV, SK)))
+    k[..., 3] += outlier
+    return q.bfloat16(), k.bfloat16(), v.bfloat16()
+
+
+def exact(q, k, v, causal=False):
+    return evoattn.attention(q.double(), k.double(), v.double(), enable_gqa=True, causal=causal, return_lse=True)
+
+
+def rms(x):
+    return x.double().square().mean().sqrt().item()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_it_quantises_on_the_way(causal):
+    q, k, v = tensors()
+    out, lse = evoattn.attention_fp8(q, k, v, causal=causal, return_lse=True)
+    values, sums = exact(q, k, v, causal)
+    assert out.dtype == torch.bfloat16 and lse.dtype == torch.float32
+    assert rms(out - values) < 0.05 * rms(values) and rms(lse - sums) < 0.05
+
+
+def test_numbers_stand_for_themselves_times_their_scales():
+    q, k, v = tensors()
+    given = quantised(q, k, v)
+    assert given.query.dtype == E4M3 and given.q_scale.shape == (B, HKV)
+    words = dict(q_descale=given.q_scale, k_descale=given.k_scale, v_descale=given.v_scale)
+    out = evoattn.attention_fp8(given.query, given.key, given.value, **words)
+    of_heads = lambda one, group: one.repeat_interleave(group, 1)[:, :, None, None].double()
+    meant = (
+        given.query.double() * of_heads(given.q_scale, H // HKV),
+        given.key.double() * of_heads(given.k_scale, 1),
+        given.value.double() * of_heads(given.v_scale, 1),
+    )
+    values, _ = exact(*meant)
+    assert rms(out - values) < 0.01 * rms(values)
+    assert torch.equal(out, evoattn.attention_fp8(q, k, v))
+
+
+def test_one_scale_is_a_number_a_tensor_or_one_for_each_head():
+    given = quantised(*tensors())
+    call = lambda scale: evoattn.attention_fp8(given.query, given.key, given.value, k_descale=scale, v_descale=0.5)
+    for same in (torch.tensor([0.01]), torch.full((B, HKV), 0.01)):
+        assert torch.equal(call(0.01), call(same))
+    assert not torch.equal(call(0.01), call(None))
+
+
+def test_keys_less_their_mean_cost_less_of_the_range():
+    q, k, v = tensors(outlier=40.0)
+    values, sums = exact(q, k, v)
+    plain, smooth = (evoattn.attention_fp8(q, k, v, smooth_k=s, return_lse=True) for s in (False, True))
+    assert rms(smooth[0] - values) < 0.5 * rms(plain[0] - values)
+    assert rms(smooth[1] - sums) < 0.1 < rms(sums)
+
+
+@pytest.mark.parametrize("per_head", [False, True])
+def test_a_kernel_gets_all_that_it_names(per_head):
+    given = quantised(*tensors())
+    scales = [s if per_head else s[:1, :1] for s in (given.q_scale, given.k_scale, given.v_scale)]
+    call = Call(
+        given.query, given.key, given.value, enable_gqa=True, return_lse=True, q_scaled=True,
+        terms=behind(terms_of(k_scale=scales[1], v_scale=scales[2]), (scales[0],)),
+    )  # fmt: skip
+    out = out_like(call.query, call.value)
+    assert out.dtype == torch.bfloat16 and out.shape == call.query.shape
+    problem = call.problem(out.stride())
+    assert (problem.dtype, problem.scales, problem.lse) == ("e4m3", "head" if per_head else "", True)
+    family = FAMILIES["fp8_wgmma"]
+    config = load_space("fp8_wgmma", GPUS["h100"]).starting_configs()[0]
+    [launch] = family.launches(problem, config, GPUS["h100"])
+    places = tensor_places(problem)
+    names = [
+        a.buffer if isinstance(a, TensorMap) else a.name for a in launch.args if isinstance(a, (Buffer, TensorMap))
+    ]
+    assert set(names) <= set(places) and {"q_scale", "k_scale", "v_scale"} <= set(names)
+    before = 7  # five tensors, and two pieces of scratch memory
+    assert all(call.terms[places[f"{t}_scale"][0] - before] is scale for t, scale in zip("qkv", scales, strict=True))
+    assert [problem.scale_strides(f"{t}_scale") for t in "qkv"] == [(HKV, 1, 0) if per_head else (0, 0, 0)] * 3
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (lambda q, k, v: ((q, k, v), {"q_descale": 2.0}), "descales belong"),
+        (lambda q, k, v: ((q.to(E4M3), k, v), {}), "all be float8_e4m3fn"),
+        (lambda q, k, v: ((q[0], k, v), {}), r"query must be \[batch"),
+        (lambda q, k, v: ((q, k[:, :, :, :32], v), {}), "do not fit"),
+        (lambda q, k, v: ((q.to(E4M3), k.to(E4M3), v.to(E4M3)), {"v_descale": torch.ones(3)}), "v_descale must be"),
+        (lambda q, k, v: ((q.to(E4M3), k.to(E4M3), v.to(E4M3)), {"k_descale": -1.0}), "not be negative"),
+        (lambda q, k, v: ((q.to(E4M3), k.to(E4M3), v.to(E4M3)), {"smooth_k": True}), "e4m3 already"),
+        (lambda q, k, v: ((q, k, v), {"smooth_k": True, "softcap": 5.0}), "no softcap"),
+        (lambda q, k, v: ((q.requires_grad_(), k, v), {}), "no gradients"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(change, words):
+    args, options = change(*tensors())
+    with pytest.raises(ValueError, match=words):
+        evoattn.attention_fp8(*args, **options)
+
+
+def test_strict_says_that_no_kernel_serves():
+    with pytest.raises(evoattn.NoKernel):
+        evoattn.attention_fp8(*tensors(), strict=True)
