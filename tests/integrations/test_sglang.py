@@ -80,9 +80,10 @@ class Pool:
 def runner_of(batch, **others):
     """A `ModelRunner`'s fields: a request has the row of its number plus 2 in the table of slots."""
     slots = torch.full((len(batch.queries) + 2, CONTEXT), 0, dtype=torch.int32)
+    table = batch.table.cpu()
     for i, length in enumerate(batch.lengths):
         places = torch.arange(length)
-        slots[i + 2, :length] = batch.table[i, places // batch.page] * batch.page + (places % batch.page).int()
+        slots[i + 2, :length] = table[i, places // batch.page] * batch.page + (places % batch.page).int()
     fields = dict(
         token_to_kv_pool=Pool(batch),
         req_to_token_pool=SimpleNamespace(req_to_token=slots),
