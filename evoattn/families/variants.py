@@ -9,19 +9,8 @@ from evoattn.model.dtype import DTYPES
 from evoattn.model.launch import Buffer, KernelArg, Scalar
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.scales import PER_TOKEN
-from evoattn.model.score import (
-    SCORE,
-    WHOLE,
-    Score,
-    Tree,
-    cost,
-    depends_on,
-    derivative,
-    in_cuda,
-    loads_pairs,
-    member,
-    size_member,
-)
+from evoattn.model.score import SCORE, WHOLE, Score, Tree, cost, depends_on, derivative, loads_pairs
+from evoattn.model.score_cuda import in_cuda, member, size_member
 from evoattn.model.variant import KEY_VARIANTS, SCORE_VARIANTS
 
 COMPILED = (*SCORE_VARIANTS, *KEY_VARIANTS, "varlen")

@@ -29,13 +29,13 @@ from evoattn.model.score import (
     Table,
     Tree,
     applied,
-    is_natural,
     load,
     minus,
     plus,
     text_of,
     times,
 )
+from evoattn.model.score_cuda import is_natural
 from evoattn.ops.arguments import MOST_DIMENSIONS, TABLE_DTYPES
 
 MOST_PARTS = 4 * MOST_CHARACTERS
