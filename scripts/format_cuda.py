@@ -11,6 +11,7 @@ header whose first line calls it a part of a kernel's body is formatted as one.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -40,9 +41,12 @@ class FormatterError(RuntimeError):
 
 
 def formatter() -> str:
-    """The path of clang-format, beside this Python or on PATH. Raises `FormatterError`."""
-    beside = Path(sys.executable).with_name("clang-format")
-    path = str(beside) if beside.exists() else shutil.which("clang-format")
+    """The path of clang-format, of its Python package or on PATH. Raises `FormatterError`."""
+    package = importlib.util.find_spec("clang_format")
+    if package and package.origin:  # its command on PATH starts a Python for every file
+        path: str | None = str(Path(package.origin).with_name("data") / "bin" / "clang-format")
+    else:
+        path = shutil.which("clang-format")
     if path is None:
         raise FormatterError(f"clang-format is not installed: pip install clang-format=={VERSION}.")
     words = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout.split()

@@ -11,6 +11,7 @@ os.environ.setdefault(
     "OMP_NUM_THREADS", "1"
 )  # read by torch and NumPy when they are first imported, in our children too
 os.environ.setdefault("EVOATTN_CACHE", str(Path(__file__).resolve().parents[1] / "build" / "cubins"))
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # else its first compile starts processes that import torch
 os.environ["XDG_DATA_HOME"] = str(Path(tempfile.gettempdir()) / "evoattn-tests" / "data")
 os.environ["EVOATTN_DB"] = str(Path(tempfile.gettempdir()) / "evoattn-tests" / "a test forgot --db.sqlite")
 

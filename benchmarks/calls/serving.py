@@ -6,8 +6,7 @@ Draws batches as engines have them: heads of Llama, Qwen, gpt-oss, Mistral and D
 256 sequences with log-uniform numbers of keys, up to 30 % of them chunks of prompts. Checks sampled rows against
 float64. Times each batch in CUDA graphs, all contestants in turns:
 
-- `two`: decoding sequences in a launch of their own, prompts in another (`decodes=`);
-- `one`: all in one launch;
+- `evoattn`;
 - `gather`: PyTorch gathers the pages, then `varlen_attn` (the places of keys are not timed);
 - `fa4`: FlashAttention 4 over pages, where it takes them.
 
@@ -23,8 +22,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +35,6 @@ from evoattn.model.paths import cubin_cache
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops import cubins, current
 from evoattn.ops.call import out_like
-from evoattn.ops.mixed import parts
 from evoattn.ops.named_call import call_of
 from evoattn.portfolio.kernels import kind_of
 from evoattn.portfolio.pick import pick
@@ -62,7 +59,7 @@ TOLERANCE = 0.02
 """Of an output of values that are normal: bf16 has 8 bits, and a row of few keys is not much smaller than one."""
 ROUNDS, REPLAY_US, MOST_CALLS = 7, 400.0, 40
 LAYERS = 24
-"""Calls of a step."""
+"""Calls of a step behind the first: as many as the driver takes without a wait."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +136,7 @@ class Batch:
             self.words["sinks"] = normal(model["heads"])
         self.is_latent = bool(latent)
 
-    def mixed(self, decodes: int, strict: bool = True) -> torch.Tensor:
+    def mixed(self, strict: bool = True) -> torch.Tensor:
         """evoattn's answer; of a latent cache by `attention_paged`, as all of its sequences decode."""
         if self.is_latent:
             out = evoattn.attention_paged(
@@ -150,7 +147,7 @@ class Batch:
         step = self.step
         answer = evoattn.attention_mixed(
             self.q, self.k, self.v, self.table, self.used, self.starts, step.longest,
-            decodes=decodes, strict=strict, **self.words,
+            strict=strict, **self.words,
         )  # fmt: skip
         assert isinstance(answer, torch.Tensor)
         return answer
@@ -272,8 +269,7 @@ def row_of(step: Step, names: tuple[str, ...]) -> dict[str, Any]:
     """Times and errors of one batch; why a contestant was not timed."""
     batch = Batch(step, "cuda")
     makers: dict[str, Callable[[], Callable[[], torch.Tensor]]] = {
-        "two": lambda: lambda: batch.mixed(step.decodes),
-        "one": lambda: lambda: batch.mixed(0),
+        "evoattn": lambda: batch.mixed,
         "gather": batch.gather,
         "fa4": batch.fa4,
     }
@@ -291,38 +287,36 @@ def row_of(step: Step, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def cpu_times(steps: int = 40) -> dict[str, float]:
-    """CPU time in µs of a step's first call above that of its others, which is what planning takes, and of one of
-    these; heads of Llama 3 8B, in two launches and in one. Each step has sizes of its own, which round to known ones.
-    """
-    rng, found = random.Random(3), dict[str, list[float]]()
+    """CPU time in µs of a call, and what the first of a step takes above that, which is its planning; heads of Llama 3
+    8B. Each step has sizes of its own, which round to known ones. By the clock on the wall: reading a thread's own
+    costs more than a call on some hosts."""
+    rng, calls, planning = random.Random(3), list[float](), list[float]()
     cache = [torch.randn(4096, 16, 8, 128, dtype=torch.bfloat16, device="cuda") for _ in "kv"]
     for number in range(steps):
         lengths = [(1, rng.randrange(600, 900)) for _ in range(rng.randrange(49, 57))]
         lengths += [(rows, rows) for rows in (rng.randrange(417, 449), 300, 200)]
         batch = Batch(Step("Llama 3 8B", 16, tuple(lengths), len(lengths) - 3), "cuda")
         batch.k, batch.v = cache  # one for all, as an engine has it
-        for name, decodes in (("two", batch.step.decodes), ("one", 0)):
-            torch.cuda.synchronize()
-            marks = [time.thread_time()]
-            for _ in range(LAYERS):
-                batch.mixed(decodes)
-                marks.append(time.thread_time())
-            first, *others = (1e6 * (end - begin) for begin, end in pairwise(marks))
-            if number >= steps // 2:
-                found.setdefault(f"{name}, a call", []).append(statistics.median(others))
-                found.setdefault(f"{name}, planning a step", []).append(first - statistics.median(others))
-    return {name: statistics.median(each) for name, each in found.items()}
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        batch.mixed()
+        first = time.perf_counter()
+        for _ in range(LAYERS):
+            batch.mixed()
+        if number >= steps // 2:
+            calls.append(1e6 * (time.perf_counter() - first) / LAYERS)
+            planning.append(1e6 * (first - begin) - calls[-1])
+    return {"a call": statistics.median(calls), "planning a step": statistics.median(planning)}
 
 
 def problems_of(step: Step) -> list[AttentionProblem]:
-    """What a kernel is asked for, by both launches of `two` and that of `one`."""
+    """What a kernel is asked for."""
     batch = Batch(step, "cpu", alone=True)
     words = dict(block_table=batch.table, seqused_k=batch.used) | batch.words
     if batch.is_latent:
         calls = [call_of(batch.q[:, None], batch.k, batch.v, words)]
     else:
-        call = call_of(batch.q, batch.k, batch.v, words | dict(cu_seqlens_q=batch.starts, max_seqlen_q=step.longest))
-        calls = [call, *parts(replace(call, out=out_like(call.query, call.value)), (step.decodes, 1))]
+        calls = [call_of(batch.q, batch.k, batch.v, words | dict(cu_seqlens_q=batch.starts, max_seqlen_q=step.longest))]
     problems = (call.problem(out_like(call.query, call.value).stride()) for call in calls)
     return [problem.as_searched for problem in problems if not isinstance(problem, str)]
 
@@ -348,10 +342,10 @@ def report(rows: list[dict[str, Any]], names: tuple[str, ...]) -> str:
         cells = (f"{row['us'][name]:.1f}" if name in row["us"] else "" for name in names)
         lines.append(f"| {row['said']} | " + " | ".join(cells) + " |")
     for name in names[1:]:
-        both = [row["us"][name] / row["us"]["two"] for row in rows if {name, "two"} <= set(row["us"])]
+        both = [row["us"][name] / row["us"]["evoattn"] for row in rows if {name, "evoattn"} <= set(row["us"])]
         if both:
-            mean, ahead = statistics.geometric_mean(both), sum(one > 1 for one in both)
-            lines.append(f"\n{name} over two: {mean:.3f}, two ahead on {ahead} of {len(both)}")
+            mean, ahead = statistics.geometric_mean(both), sum(ratio > 1 for ratio in both)
+            lines.append(f"\n{name} over evoattn: {mean:.3f}, evoattn ahead on {ahead} of {len(both)}")
     why = sorted({f"{name}: {text}" for row in rows for name, text in row["why"].items()})
     worst = max((error for row in rows for error in row["errors"].values()), default=0.0)
     return "\n".join((*lines, f"\nlargest error {worst:.2g}", *why))
@@ -365,7 +359,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--compile", metavar="GPU", help="only compile what will run there, without a GPU")
     options = parser.parse_args()
-    names = ("two", "one", "gather", *(["fa4"] if options.fa4 else []))
+    names = ("evoattn", "gather", *(["fa4"] if options.fa4 else []))
     steps = draw(options.seed, options.count)
     if options.compile:
         compile_ahead(steps, lookup(options.compile))

@@ -38,8 +38,6 @@ class Metadata:
     slot_mapping: Tensor
     """`[num_actual_tokens]`: page · its size + place of each new key, below 0 for none."""
     causal: bool
-    decodes: int = 0
-    """So many requests, the first ones, have at most one query each."""
     uniform: bool = False
     """Whether each has `max_query_len` queries, but for padding at the end, which has none."""
 
@@ -130,7 +128,6 @@ class Builder:
             block_table=common.block_table_tensor,
             slot_mapping=common.slot_mapping,
             causal=common.causal,
-            decodes=int((starts.diff() <= 1).cumprod(0).sum()),
             uniform=rows % longest == 0 and torch.equal(starts, (number * longest).clamp(max=rows)),
         )
 
@@ -190,8 +187,7 @@ class Impl:
         if attn_metadata is None:  # vLLM measures memory
             return output.fill_(0)
         rows, bounds = attn_metadata.num_actual_tokens, attn_metadata.query_start_loc
-        words: dict[str, Any] = {"decodes": attn_metadata.decodes, "uniform": attn_metadata.uniform}
-        query, queries = query[:rows], Queries(bounds, attn_metadata.max_query_len, **words)
+        query, queries = query[:rows], Queries(bounds, attn_metadata.max_query_len, uniform=attn_metadata.uniform)
         options = self._options_on(query.device)
         if self.attn_type in ENCODERS:
             keys = Keys(bounds[:-1], attn_metadata.max_query_len, bounds=bounds)

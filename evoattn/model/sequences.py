@@ -77,6 +77,7 @@ def rounded_up(length: int, fine: int, parts: int) -> int:
     return -(-length // granule) * granule
 
 
+@cache
 def with_room(count: int, longest: int, rows: int) -> tuple[int, int, int]:
     """Packed sequences, the most queries of one and all their rows, each rounded up. The longest is never so short that
     the rows do not fit: those of other sequences may lie in front of them."""

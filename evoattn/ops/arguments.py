@@ -71,7 +71,6 @@ ARGUMENTS = (
     Argument("cu_seqlens_k", REQUIRED, frozenset((VARLEN,)), "int32 `[sequences + 1]`: starts", "Tensor?", True),
     Argument("max_seqlen_q", REQUIRED, frozenset((VARLEN, MIXED)), "at least the longest sequence's queries", "SymInt"),
     Argument("max_seqlen_k", REQUIRED, frozenset((VARLEN,)), "at least the longest sequence's keys", "SymInt"),
-    Argument("decodes", 0, frozenset((MIXED,)), "how many leading sequences decode, and by how many queries at most"),
     Argument("scale", None, ALL, "of scores; 1/sqrt(head_dim) unless given", "float?"),
     Argument("enable_gqa", False, _SDPA, "whether fewer K/V heads than query heads are meant"),
     Argument("causal", None, ALL, "the causal mask, and the corner that its diagonal ends in"),

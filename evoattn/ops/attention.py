@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT, FULL
-from evoattn.ops import current, mixed, shapes, torch_answer
+from evoattn.ops import current, shapes, torch_answer
 from evoattn.ops.arguments import (
     Causal,
     Score,
@@ -242,7 +242,7 @@ def attention_varlen(
         deterministic=deterministic,
     )
     call = with_scales(call, k_scale, v_scale)
-    return _in_caller_s_order(call, out, attend(call))
+    return _in_caller_s_order(call, out)
 
 
 def attention_paged(
@@ -294,7 +294,7 @@ def attention_paged(
         strict=strict,
     )
     call = with_scales(call, k_scale, v_scale)
-    return _in_caller_s_order(call, out, attend(call))
+    return _in_caller_s_order(call, out)
 
 
 def attention_mixed(
@@ -306,7 +306,6 @@ def attention_mixed(
     cu_seqlens_q: Tensor,
     max_seqlen_q: int,
     *,
-    decodes: mixed.Decodes = 0,
     scale: float | None = None,
     causal: Causal = None,
     window: tuple[int, int] | None = None,
@@ -328,10 +327,6 @@ def attention_mixed(
     have no queries or no keys; a query that sees no key has the output 0. Rows of query in front of the first sequence
     or behind the last one have answers that mean nothing.
 
-    Engines put decoding sequences first. `decodes` says how many: `decodes=100` that the first 100 have at most one
-    query each, `decodes=(100, 4)` at most four. They are then a launch of their own, whose kernel splits their keys,
-    and the others another. Without it one launch serves all. The answers are the same.
-
     The other arguments are those of `evoattn.attention_paged`. Under `causal`, in `window` and of `alibi_slopes` query
     i of a sequence counts from its key i + seqused_k - queries. The answer has query's shape, dtype and memory layout;
     `return_lse` adds the natural logarithm of each query's sum of exponentials, `[heads, total_q]` float32.
@@ -347,12 +342,12 @@ def attention_mixed(
     words |= dict(alibi_slopes=alibi_slopes, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
     words |= dict(out=None if out is None else out[None])
     call = call_of(query, k_cache, v_cache, words)
-    return _in_caller_s_order(call, out, mixed.answer(call, decodes, attend))
+    return _in_caller_s_order(call, out)
 
 
-def _in_caller_s_order(call: Call, out: Tensor | None, answer: Answer) -> Answer:
+def _in_caller_s_order(call: Call, out: Tensor | None) -> Answer:
     """The answer to a call of packed sequences or pages; `out` as the caller gave it."""
-    answer = call.given_back(answer)
+    answer = call.given_back(attend(call))
     if out is None:
         return answer
     return out if isinstance(answer, Tensor) else (out, answer[1])

@@ -107,14 +107,18 @@ class Runtime:
         plan: CallPlan | Refusal | None = None
         reason = None
         try:
-            known: Known = (
-                query.shape, key.shape, value.shape, query.stride(), key.stride(), value.stride(),
-                query.dtype, key.dtype, value.dtype, query.get_device(), key.get_device(), value.get_device(),
-                call.mask, call.scale, call.enable_gqa, call.return_lse, None if out is None else out.stride(),
-                call.window, call.softcap, call.score and call.score.key, call.blocks,
-            )  # fmt: skip
-            if terms:
-                known = known_by_room(call) if has_room(call) else (*known, call.longest, *_known_of(terms))
+            known: Known
+            if terms and has_room(call):
+                known = known_by_room(call)
+            else:
+                known = (
+                    query.shape, key.shape, value.shape, query.stride(), key.stride(), value.stride(),
+                    query.dtype, key.dtype, value.dtype, query.get_device(), key.get_device(), value.get_device(),
+                    call.mask, call.scale, call.enable_gqa, call.return_lse, None if out is None else out.stride(),
+                    call.window, call.softcap, call.score and call.score.key, call.blocks,
+                )  # fmt: skip
+                if terms:
+                    known = (*known, call.longest, *_known_of(terms))
             if torch.is_grad_enabled() and (
                 query.requires_grad
                 or key.requires_grad

@@ -22,17 +22,15 @@ def test_batches_are_as_said():
 def test_an_answer_is_compared_with_float64(model):
     step = Step(model, 16, SMALL.lengths if "DeepSeek" not in model else ((1, 40), (1, 3)), 2)
     batch = Batch(step, "cpu")
-    out = batch.mixed(2, strict=False)
+    out = batch.mixed(strict=False)
     assert batch.error(out) < TOLERANCE < batch.error(out + 0.1)
     assert batch.error(out.flip(0)) > TOLERANCE
 
 
 def test_what_is_asked_of_kernels():
-    one, two, rest = problems_of(SMALL)
-    assert (two.seqlen_q, two.mask, one.mask, rest.mask) == (1, "full", *2 * ["causal_lower_right"])
-    assert one.batch == 4 and two.batch == rest.batch == 2 and one.page == 16
-    rows = [{"said": "x", "us": {"two": 2.0, "gather": 6.0}, "errors": {"two": 0.001}, "why": {"fa4": "no pages"}}]
-    text = report(rows, ("two", "gather", "fa4"))
-    assert (
-        "| x | 2.0 | 6.0 |  |" in text and "gather over two: 3.000, two ahead on 1 of 1" in text and "no pages" in text
-    )
+    (asked,) = problems_of(SMALL)
+    assert (asked.batch, asked.seqlen_q, asked.mask, asked.page) == (4, 9, "causal_lower_right", 16)
+    row = {"said": "x", "us": {"evoattn": 2.0, "gather": 6.0}, "errors": {"evoattn": 0.001}, "why": {"fa4": "no pages"}}
+    text = report([row], ("evoattn", "gather", "fa4"))
+    assert "| x | 2.0 | 6.0 |  |" in text and "no pages" in text
+    assert "gather over evoattn: 3.000, evoattn ahead on 1 of 1" in text

@@ -118,7 +118,7 @@ def test_the_fit_predicts_what_the_cost_model_says():
         assert score == pytest.approx(cost(row.problem, row.config, H100, row.registers, 8).score)
 
 
-EACH = 6
+EACH = 3
 """An eighth of the rows of a landscape's problem that are looked at."""
 
 

@@ -166,10 +166,8 @@ def test_the_architecture_that_the_family_needs(storage):
 @pytest.mark.parametrize(
     "family, gpu, arch, fields",
     [
-        ("flash_wgmma", "h100", "sm_90a", {}),
         ("flash_wgmma", "h100", "sm_90a", dict(window="9:0", mask="causal_upper_left", sink=True)),
-        ("flash_wgmma", "h100", "sm_90a", dict(seqused="100:500", page=64)),
-        ("flash_mma", "a100", "sm_80", dict(bias="hs", scale=0.3)),
+        ("flash_mma", "a100", "sm_80", dict(seqused="100:500", page=64, bias="hs", scale=0.3)),
         ("flash_mma", "a100", "sm_80", dict(varlen="100:300/200:500", value_dim=32)),
         ("flash_wmma", "a100", "sm_80", {}),
     ],

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.correctness.cases import make_case
-from evoattn.correctness.validate import check, check_small_cases
+from evoattn.correctness.cases import make_case, proof_of
+from evoattn.correctness.validate import check
 from evoattn.families.base import Family
 from evoattn.families.built import BuiltKernel
 from evoattn.families.render import render
@@ -27,17 +27,16 @@ def built(
     config: KernelConfig,
     gpu: GpuSpec,
     *edits: Edit,
-    machine_code: bool = True,
+    machine_code: bool = False,
 ) -> BuiltKernel:
-    """The kernel for `gpu`, with `edits` of its source. An edited one has no machine code, which takes half of a
-    compile. Raises `AnchorError` where the source has not the places."""
+    """The kernel for `gpu`, with `edits` of its source. The interpreter reads PTX alone; `machine_code`, which takes
+    half of a compile or more, is for tests that ask for registers and spills. Raises `AnchorError` where the source has
+    not the places."""
     candidate = render(family, problem, config, gpu)
     source = candidate.source
     for edit in edits:
         source = edit(source) if callable(edit) else replaced(source, *edit)
-    return BuiltKernel(
-        family, config, gpu, (compile_kept if machine_code and not edits else ptx_kept)(source, candidate.arch)
-    )
+    return BuiltKernel(family, config, gpu, (compile_kept if machine_code else ptx_kept)(source, candidate.arch))
 
 
 def judged(
@@ -53,7 +52,12 @@ def judged(
     return check(backend or InterpreterBackend(), kernel, case, repeat=repeat)
 
 
-def small_faults(kernel: BuiltKernel, problem: AttentionProblem) -> list[str]:
-    """What the interpreter's small cases find, up to the first that fails; empty for a kernel that is right."""
-    results = check_small_cases(InterpreterBackend(), kernel, problem, 1)
-    return [result.reason for result in results if not result.passed]
+def small_faults(kernel: BuiltKernel, problem: AttentionProblem, cases: slice = slice(None)) -> list[str]:
+    """What the interpreter's small cases, or these of them, find, up to the first that fails; empty for a right
+    kernel."""
+    backend = InterpreterBackend()
+    for small in proof_of(problem).interpreter_cases(problem, kernel.config)[cases]:
+        result = check(small.backend(backend), small.placed(kernel), small.make(1))
+        if not result.passed:
+            return [result.reason]
+    return []

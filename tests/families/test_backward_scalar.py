@@ -2,35 +2,25 @@
 
 import pytest
 
-from evoattn.backends.compiler import compile_source
-from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.correctness.validate import check_small_cases
-from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES
-from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig
+from tests.families import on_interpreter
+from tests.families.on_interpreter import small_faults
 
 L4, FAMILY = GPUS["l4"], FAMILIES["backward_scalar"]
 SMALL = {"BLOCK_M": 16, "BLOCK_N": 16, "THREADS": 64, "BLOCKS_PER_SM": 1}
 VARIANTS = [
-    "dtype=fp32",
-    "dtype=bf16 mask=causal",
-    "mask=causal_lower_right lse=1 layout=bshd",
-    "mask=causal_lower_right window=20:0",
-    "window=20:9",
-    "softcap=3 scale=0.3",
-    "sink=1 grads=sinks lse=1",
-    "alibi=1 mask=causal",
+    "dtype=fp32 mask=causal_lower_right window=20:0",
+    "mask=causal_lower_right lse=1 layout=bshd Dv=40",
+    "dtype=bf16 window=20:9 softcap=3 scale=0.3",
+    "alibi=1 mask=causal sink=1 grads=sinks lse=1",
     "bias=bhs grads=bias softcap=4",
     "bias=s grads=bias+sinks sink=1",
-    "bias=hs",
-    "Dv=40",
-    "Dv=8 shared_kv=1",
+    "Dv=8 shared_kv=1 bias=hs",
     "seqused=3:60 mask=causal_lower_right",
-    "varlen=3:60 B=3 mask=causal_lower_right sink=1 grads=sinks",
-    "varlen=3:60 B=3 alibi=1",
+    "varlen=3:60 B=3 mask=causal_lower_right sink=1 grads=sinks alibi=1",
     "score=where(q>=k-5,s*gate[h]-0.1*s*s,-inf) tables=gate:fp32:4",
     "bias=hs grads=bias score=3*tanh(s*gate[h]) tables=gate:fp32:4",
 ]
@@ -41,22 +31,18 @@ def problem_of(text):
     return parse_shape(f"{batch}H=4 Hkv=2 S=60 D=24 op=backward {text}")
 
 
-def built(problem, params=SMALL, edit=lambda source: source):
+def built(problem, params=SMALL, *edits):
     config = KernelConfig("backward_scalar", params)
     assert FAMILY.why_invalid(problem, config, L4) is None
-    source = edit(render(FAMILY, problem, config, L4).source)
-    return BuiltKernel(FAMILY, config, L4, compile_source(source, L4.arch))
-
-
-def faults(kernel, problem, seed=1):
-    return [r.reason for r in check_small_cases(InterpreterBackend(), kernel, problem, seed) if not r.passed]
+    return on_interpreter.built(FAMILY, problem, config, L4, *edits)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", VARIANTS)
 def test_it_serves_every_variant(text):
     problem = problem_of(text)
-    assert faults(built(problem), problem) == [] and built(problem).unordered(problem) == ()
+    kernel = built(problem)
+    assert small_faults(kernel, problem) == [] and kernel.unordered(problem) == ()
 
 
 @pytest.mark.slow
@@ -64,13 +50,13 @@ def test_it_serves_every_variant(text):
     "params, text",
     [
         ({"BLOCK_M": 32, "BLOCK_N": 16, "THREADS": 128, "BLOCKS_PER_SM": 1}, "D=72 mask=causal"),
-        ({"BLOCK_M": 16, "BLOCK_N": 32, "THREADS": 128, "BLOCKS_PER_SM": 1}, "D=128 Dv=64"),
+        ({"BLOCK_M": 16, "BLOCK_N": 32, "THREADS": 128, "BLOCKS_PER_SM": 1}, "D=96 Dv=64"),
         ({"BLOCK_M": 32, "BLOCK_N": 64, "THREADS": 256, "BLOCKS_PER_SM": 1}, "D=8 window=20:9"),
     ],
 )
 def test_other_tiles(params, text):
     problem = parse_shape(f"B=1 H=2 S=200 op=backward {text}")
-    assert faults(built(problem, params), problem) == []
+    assert small_faults(built(problem, params), problem) == []
 
 
 FAULTS = [
@@ -92,9 +78,5 @@ FAULTS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("old, new, text", FAULTS)
 def test_faults_are_found(old, new, text):
-    def edit(source):
-        assert old in source
-        return source.replace(old, new)
-
     problem = problem_of(text)
-    assert faults(built(problem, edit=edit), problem)
+    assert small_faults(built(problem, SMALL, (old, new, None)), problem)

@@ -24,7 +24,7 @@ def faults(params, text, *edits):
     problem = parse_shape(f"B=1 H=2 Hkv=1 S=200 D=128 op=backward {text}")
     config = type(START)(START.family, START.params | params)
     assert FAMILY.why_impossible(problem, config, H100) is None
-    kernel = built(FAMILY, problem, config, H100, *edits, machine_code=False)
+    kernel = built(FAMILY, problem, config, H100, *edits)
     return [r.reason for r in check_small_cases(InterpreterBackend(), kernel, problem, 1) if not r.passed]
 
 

@@ -1,5 +1,4 @@
-"""NVRTC compiles the starting configs of every family for every architecture in the table, for a problem that each
-serves."""
+"""NVRTC compiles starting configs of every family for every architecture in the table, for problems that they serve."""
 
 import re
 from functools import cache
@@ -19,10 +18,6 @@ A_CARD_EACH = {spec.arch: spec for spec in sorted(GPUS.values(), key=lambda spec
 PAIRS = [
     (gpu, f) for gpu in A_CARD_EACH.values() for f in FAMILIES.values() if f.devices != "sm_90a" or gpu.arch == "sm_90a"
 ]
-EACH = 2
-"""Configs of a family that become machine code for each architecture, evenly out of its list: all of them take ten
-minutes. The others become PTX, which is all that NVRTC itself makes, for one of the architectures whose sources are
-alike: the only one that device code asks for is `HOPPER`."""
 ASKED = re.compile(r"__CUDA_ARCH\w*__\s*(.*)")
 HOPPER = 900
 """Of `__CUDA_ARCH__`."""
@@ -33,26 +28,24 @@ SPILLS = 64
 @pytest.mark.slow
 @pytest.mark.parametrize("gpu, family", PAIRS, ids=lambda x: getattr(x, "arch", x.name))
 def test_starting_configs_compile(gpu, family):
+    """One becomes machine code for each architecture, another for each; half of the others become PTX,
+    which is all that NVRTC itself makes, for one architecture each."""
     configs, served = load_space(family.name, gpu).starting_configs(), served_by(family, gpu)
     assert len(served) > len(configs) / 3  # some are for shapes that have no name, or cards with more shared memory
-    whole = served[:: max(1, len(served) // EACH)]
-    cards = [card for card, other in PAIRS if other is family and alike(card, gpu)]
-    before = {
-        render(family, problem, config, card).source
-        for card in cards[: cards.index(gpu)]
-        for config, problem in served_by(family, card)
-    }
+    cards = [card for card, other in PAIRS if other is family]
+    turn = cards.index(gpu)
+    known = list(dict.fromkeys(config.id for card in cards for config, _ in served_by(family, card)))
     for config, problem in served:
         rendered = render(family, problem, config, gpu)
-        if (config, problem) in whole:
+        if config is served[turn % len(served)][0]:
             kernel = compile_candidate(rendered)
             assert kernel.cubin and kernel.info.spill_bytes <= SPILLS, config.describe()
-        elif rendered.source not in before:
+        elif known.index(config.id) % (2 * len(cards)) == 2 * turn:
             assert f".target {gpu.arch}" in compile_ptx(rendered.source, gpu.arch), config.describe()
 
 
 def test_device_code_asks_for_one_architecture_only():
-    """Else PTX for one of those on either side of it would not stand for the others."""
+    """Else PTX for one architecture would say less of the others."""
     asked = [found for path in TEMPLATES.rglob("*") if path.is_file() for found in ASKED.findall(path.read_text())]
     assert set(asked) == {f">= {HOPPER}"}
 
@@ -63,16 +56,6 @@ def served_by(family, gpu):
     problems = own_problems(family, gpu)
     configs = load_space(family.name, gpu).starting_configs()
     return [(c, p) for c in configs if (p := first_valid(problems, family, c, gpu))]
-
-
-def alike(card, other):
-    """Whether device code is the same for both."""
-    return (number(card) < HOPPER) == (number(other) < HOPPER)
-
-
-def number(card):
-    """`__CUDA_ARCH__`, e.g. 860 of `sm_86`."""
-    return 10 * int(re.sub(r"\D", "", card.arch))
 
 
 def first_valid(problems, family, config, gpu):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from evoattn.backends.compiler import compile_source
 from evoattn.families.includes import IncludeError, resolve
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
@@ -12,6 +11,7 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.paths import TEMPLATES
 from evoattn.model.space import load_space
 from evoattn.search.starting import starting_configs
+from tests.support.compiles import compile_ptx
 from tests.support.own_problems import own_problems
 
 SHARED = sorted((TEMPLATES / "device").rglob("*.cuh"))
@@ -80,4 +80,4 @@ def test_a_rendered_source_is_whole(family):
 def test_a_shared_header_includes_all_that_it_needs(header):
     """It compiles alone; what a template's constants complete is no part of `templates/device`."""
     name = header.relative_to(TEMPLATES).as_posix()
-    compile_source(resolve(f'#include "{name}"\n', TEMPLATES), "sm_90a")
+    compile_ptx(resolve(f'#include "{name}"\n', TEMPLATES), "sm_90a")

@@ -66,15 +66,21 @@ CASES = {
 def faults(name: str, edits: tuple[tuple[str, str], ...] = ()) -> list[str]:
     """What the interpreter's cases find in the kernel with these edits; empty for a right one."""
     problem, genes = CASES[name]
-    kernel = built(FAMILY, problem, config(**genes), H100, *edits)
-    assert not kernel.compiled.info.spill_bytes and not kernel.compiled.info.static_smem_bytes
-    return small_faults(kernel, problem)
+    return small_faults(built(FAMILY, problem, config(**genes), H100, *edits), problem)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_right(name):
     assert faults(name) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["overlapped, DeepSeek's widths", "scores alone, DeepSeek's widths"])
+def test_the_widest_compile_without_spills(name):
+    problem, genes = CASES[name]
+    info = built(FAMILY, problem, config(**genes), H100, machine_code=True).compiled.info
+    assert not info.spill_bytes and not info.static_smem_bytes
 
 
 WRONG = {

@@ -5,18 +5,16 @@ import math
 import pytest
 import torch
 
-from evoattn.backends.compiler import compile_candidate
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.cases import Case, make_case
 from evoattn.correctness.eight_bits import dequantised
 from evoattn.correctness.reference import exact_attention
 from evoattn.correctness.validate import run_case
-from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES
-from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
+from tests.families.on_interpreter import built
 
 H100 = GPUS["h100"]
 pytestmark = pytest.mark.slow
@@ -42,10 +40,10 @@ def with_keys(problem: AttentionProblem, first: int) -> Case:
 def wrong(config: KernelConfig, problem: AttentionProblem) -> str:
     """What differs from the formula; empty if nothing does."""
     family = FAMILIES[config.family]
-    compiled = compile_candidate(render(family, problem, config, H100))
+    kernel = built(family, problem, config, H100)
     for first in FIRST_KEYS:
         case = with_keys(problem, first)
-        result, outputs = run_case(InterpreterBackend(), BuiltKernel(family, config, H100, compiled), case)
+        result, outputs = run_case(InterpreterBackend(), kernel, case)
         if outputs is None:
             return result.reason
         plain, tensors = dequantised(problem, case.tensors, torch.float64)

@@ -142,7 +142,8 @@ REFUSED_OF = [
 )
 def test_starting_configs_compile_without_spills(name, which):
     p = named_problems()[name]
-    kernel = built(FAMILY, p, starting_configs(load_space("split_kv", H100), p, H100)[which], H100).compiled
+    config = starting_configs(load_space("split_kv", H100), p, H100)[which]
+    kernel = built(FAMILY, p, config, H100, machine_code=True).compiled
     assert kernel.info.spill_bytes == 0 and ".v4.b32" in kernel.ptx
 
 

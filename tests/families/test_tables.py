@@ -54,7 +54,7 @@ def test_right_on_the_interpreter(module, p, genes, kind):
     """Of an L4, or of an H100 where an L4 has it not."""
     config = module.config(**genes)
     gpu = next((gpu for gpu in (L4, H100) if not module.FAMILY.why_impossible(p, config, gpu)), L4)
-    kernel = built(module.FAMILY, p, config, gpu)
+    kernel = built(module.FAMILY, p, config, gpu, machine_code=module in WITHOUT_SPILLS)
     if module in WITHOUT_SPILLS:
         assert kernel.compiled.info.spill_bytes == kernel.compiled.info.stack_bytes == 0
     result = judged(kernel, p, kind, repeat=module in REPEATED)
@@ -69,7 +69,7 @@ def test_a_starting_config_compiles_without_spills(module, p, gpu, which):
         config = next(config for config in able if which.items() <= config.params.items())
     else:
         config = able[which]
-    info = built(module.FAMILY, p, config, gpu).compiled.info
+    info = built(module.FAMILY, p, config, gpu, machine_code=True).compiled.info
     assert info.spill_bytes == info.stack_bytes == info.static_smem_bytes == 0
 
 

@@ -221,18 +221,24 @@ def test_a_process_that_ends_before_its_first_call_is_not_started_again(tmp_path
 
 
 @pytest.mark.slow
-def test_the_script_goes_on_where_a_process_ended(tmp_path):
-    """What a process began and did not end is wrong, and is not tried again."""
+def test_the_script_goes_on_where_a_process_ended(tmp_path, monkeypatch, capsys):
+    """What a process began and did not end is wrong, and is not tried again. Its processes are this one here."""
     rows = tmp_path / "rows.jsonl"
     begun = [dict(number=n, call="", kernel=False, ran="", error=0.0, wrong="the process ended") for n in (0, 1)]
     rows.write_text("".join(json.dumps(row) + "\n" for row in [*begun, begun[0] | {"wrong": ""}]))
-    words = ["--count", "4", "--most-flops", "1e6", "--json", rows, "--folder", tmp_path]
-    script = [sys.executable, "-m", "tests.fuzz", *words]
-    assert subprocess.run([*script, "--until", "1e12"], capture_output=True).returncode == 0
+    words = ["--count", "4", "--most-flops", "1e6", "--json", str(rows), "--folder", str(tmp_path)]
+
+    def run(command):
+        monkeypatch.setattr(sys, "argv", command[2:])
+        return subprocess.CompletedProcess(command, op_right.main())
+
+    monkeypatch.setattr(op_right.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(op_right.subprocess, "run", run)
+    assert run(["", "-m", "tests.fuzz", *words, "--until", "1e12"]).returncode == 0
     found = {row["number"]: row["wrong"] for row in map(json.loads, rows.read_text().splitlines())}
     assert found == {0: "", 1: "the process ended", 2: "", 3: ""}
-    said = subprocess.run(script, capture_output=True, text=True)
-    assert said.returncode == 0 and said.stdout.startswith("4 calls in ")
+    monkeypatch.setattr(sys, "argv", ["tests.fuzz", *words])
+    assert op_right.main() == 0 and capsys.readouterr().out.startswith("4 calls in ")
 
 
 def test_what_was_judged_before_it_is_stopped_is_said(tmp_path, monkeypatch, capsys):

@@ -92,14 +92,13 @@ def test_a_step_of_decoding_is_one_launch_on_the_cache_as_it_lies(tmp_path, head
     assert near(found, batch.expected(Asked(0.2, True))[0])
 
 
-def test_single_tokens_and_prompts_are_two_launches(tmp_path):
+def test_single_tokens_and_prompts_are_one_launch(tmp_path):
     batch, device = Batch([1, 1, 5, 12]), CacheDevice()
     with current.use(fake_runtime(device, tmp_path, split_kv_pick)):
         answer(batch, {})
         device.launches.clear()
         found = answer(batch, {})
-    assert len(device.launches) == 2
-    assert adapter.Builder().build(0, common_of(batch)).decodes == 2
+    assert len(device.launches) == 1
     assert near(found, batch.expected(Asked(0.2, True))[0])
 
 

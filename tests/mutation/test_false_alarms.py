@@ -1,8 +1,8 @@
-"""`tests/mutation/false_alarms.py`: a config of each family, as the command runs hundreds; and what it once met."""
+"""`tests/mutation/false_alarms.py`: a few configs, as the command runs hundreds; and what it once met."""
 
 import json
-import subprocess
 import sys
+from dataclasses import dataclass
 
 import pytest
 
@@ -10,10 +10,10 @@ from evoattn.evaluation.evaluate import evaluate_offline
 from evoattn.evaluation.tasks import Compile
 from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import GPUS
-from evoattn.model.paths import ROOT
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import TrialState
 from evoattn.model.space import KernelConfig, load_space
+from tests.mutation import false_alarms
 
 pytestmark = pytest.mark.slow
 
@@ -67,12 +67,28 @@ MET = {
 }
 
 
-def run(*words):
-    command = [sys.executable, "-m", "tests.mutation.false_alarms", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+@dataclass(frozen=True)
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
 
 
-def test_a_run_goes_on_where_it_ended(tmp_path):
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """The program, in this process."""
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["false_alarms", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            false_alarms.main()
+        code, said = ended.value.code, capsys.readouterr()
+        return Done(code, said.out, said.err) if isinstance(code, int) else Done(1, said.out, f"{code}\n")
+
+    return call
+
+
+def test_a_run_goes_on_where_it_ended(run, tmp_path):
     out = tmp_path / "ran.jsonl"
     words = "--seed", 5, "--family", "flash_mma", "--out", out
     assert "1 configs" in run(1, *words).stdout
@@ -90,7 +106,7 @@ OLD = '{"number": 0, "family": "flash_mma", "seconds": 1.0, "alarm": "", "seed":
 
 
 @pytest.mark.parametrize("line", [OLD.replace(', "seed": 0', ""), OLD, OLD[:-1], "3"])
-def test_a_file_that_an_older_script_wrote_is_one_sentence(tmp_path, line):
+def test_a_file_that_an_older_script_wrote_is_one_sentence(run, tmp_path, line):
     out = tmp_path / "ran.jsonl"
     out.write_text(line + "\n")
     done = run(1, "--out", out)
@@ -98,12 +114,11 @@ def test_a_file_that_an_older_script_wrote_is_one_sentence(tmp_path, line):
     assert done.stderr.count("\n") == 1
 
 
-def test_a_few_configs_raise_no_alarm():
-    done = run(len(FAMILIES), "--seed", 5)
-    assert done.returncode == 0 and f"0 false alarms in {len(FAMILIES)} configs" in done.stdout, (
-        done.stdout + done.stderr
-    )
-    assert all(family in done.stdout for family in FAMILIES)
+def test_the_families_take_turns(run):
+    """`tests/families/test_random_configs.py` runs configs of all families."""
+    done = run(3, "--seed", 5, "--family", "flash_mma", "flash_scalar", "flash_wmma")
+    assert done.returncode == 0 and "0 false alarms in 3 configs" in done.stdout, done.stdout
+    assert all(family in done.stdout for family in ("flash_mma", "flash_scalar", "flash_wmma"))
 
 
 @pytest.mark.parametrize("fault", MET)

@@ -43,7 +43,7 @@ def interpreted(family_name: str, call: Call, expected: tuple[torch.Tensor, torc
     family, problem = FAMILIES[family_name], made.as_searched
     config = load_space(family_name, H100).make_config(GENES[family_name])
     assert family.why_impossible(problem, config, H100) is None
-    kernel = built(family, problem, config, H100, machine_code=False)
+    kernel = built(family, problem, config, H100)
     buffers = {"q": call.query, "k": call.key, "v": call.value, "o": out}
     buffers["lse"] = torch.full(out.shape[:3], float("nan"))
     buffers |= {n: t.contiguous() for n, t in zip(own_tables(problem), call.terms[-len(own_tables(problem)) :])}

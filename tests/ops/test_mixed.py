@@ -1,5 +1,5 @@
-"""Packed queries over pages by `evoattn.attention_mixed`: one launch or two, torch's answer and a kernel's are those of
-each sequence alone, and batches of other sizes find the plan that is there."""
+"""Packed queries over pages by `evoattn.attention_mixed`: torch's answer and a kernel's are those of each sequence
+alone, and batches of other sizes find the plan that is there."""
 
 from __future__ import annotations
 
@@ -77,32 +77,24 @@ def device(tmp_path):
 
 
 @pytest.mark.parametrize("name", BATCHES)
-@pytest.mark.parametrize("decodes", [0, 3, (3, 3)])
-def test_torch_s_answer(name, decodes):
+def test_torch_s_answer(name):
     batch = Batch(*BATCHES[name])
-    decodes = 0 if len(batch.used) < 3 else decodes
-    out, lse = batch.asked(decodes=decodes, return_lse=True)
-    batch.check(out, lse)
+    batch.check(*batch.asked(return_lse=True))
     taken = torch.empty_like(batch.q)
-    assert batch.asked(decodes=decodes, out=taken, window=(20, 0)) is taken
+    assert batch.asked(out=taken, window=(20, 0)) is taken
     batch.check(taken, window="20:0")
 
 
 @pytest.mark.parametrize("name", BATCHES)
 @pytest.mark.parametrize("behind", [0, 9])
-def test_a_kernel_answers_in_a_launch_for_decodes_and_one_for_the_others(device, name, behind):
+def test_a_kernel_answers_in_one_launch(device, name, behind):
     batch = Batch(*BATCHES[name], rows_behind=behind)
-    decodes = {"decodes, then prompts": 3, "drafts of several lengths": (3, 3), "decodes alone": 3}.get(name, 0)
     batch.check(batch.asked(strict=True))
-    device.launches.clear()
-    batch.check(batch.asked(strict=True))
-    assert len(device.launches) == 1
-    batch.check(batch.asked(decodes=decodes, strict=True))
     device.launches.clear()
     taken = torch.empty_like(batch.q)
-    assert batch.asked(decodes=decodes, strict=True, out=taken) is taken
+    assert batch.asked(strict=True, out=taken) is taken
+    assert len(device.launches) == 1
     batch.check(taken)
-    assert len(device.launches) == (2 if name != "decodes alone" and decodes else 1)
 
 
 def test_batches_of_other_sizes_find_the_plan(device):
@@ -121,23 +113,18 @@ def test_batches_of_other_sizes_find_the_plan(device):
 def test_what_does_not_fit_is_one_sentence(device):
     batch = Batch([1, 1, 9], [9, 9, 9])
     for words, said in (
-        ({"decodes": 4}, "must be of the 3 sequences"),
-        ({"decodes": -1}, "must be of the 3 sequences"),
-        ({"decodes": (2, 0)}, "at least one query"),
         ({"causal": "upper_left"}, "lower right one"),
         ({"sinks": torch.zeros(3)}, "sinks must have one value"),
     ):
         with pytest.raises(ValueError, match=said):
             batch.asked(**words)
-    with pytest.raises(TypeError, match="whole number"):
-        batch.asked(decodes=1.5)
     batch.asked()
     batch.used = [9, 9]  # a plan that is known does not hide it
     with pytest.raises(ValueError, match="seqused_k must be int32"):
         batch.asked()
     batch.used, batch.pages = [9, 9, 9], [t.float() for t in batch.pages]
     with pytest.raises(NoKernel):
-        batch.asked(decodes=2, strict=True)
+        batch.asked(strict=True)
 
 
 @pytest.mark.parametrize("sinks", [False, True])
@@ -150,7 +137,7 @@ def test_a_shared_prefix_is_computed_once_and_merged(sinks):
     q = batch.q.transpose(0, 1)[None]
     words = dict(enable_gqa=True, return_lse=True)
     before, sums = evoattn.attention(q, k.transpose(0, 1)[None], v.transpose(0, 1)[None], **words)
-    behind, others = batch.asked(decodes=3, return_lse=True, **given)
+    behind, others = batch.asked(return_lse=True, **given)
     outputs = torch.stack((before[0].transpose(0, 1), behind)).float()
     merged, _ = evoattn.flash_attn.flash_attn_combine(outputs, torch.stack((sums[0].T, others.T)))
     for b, keys in enumerate(batch.used):

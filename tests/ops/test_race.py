@@ -109,7 +109,7 @@ def test_pytorch_runs_where_the_kernel_is_not_clearly_faster(card, us):
 def test_lengths_race_once_for_a_size(card):
     _, clock, runtime = card()
     with current.use(runtime):
-        for seqlen in range(1025, 1153):
+        for seqlen in (*range(1025, 1153, 16), 1152):
             call(seqlen)
         assert len(clock.asked) == 2 * (1 + ROUNDS)
         call(1153)
@@ -121,7 +121,7 @@ def test_a_race_takes_no_more_than_its_budget(card):
     for us in (10.0, 2_000.0, 7_000.0, 100_000.0):
         _, clock, runtime = card(us=us, torch_us=us)
         with current.use(runtime):
-            q, k, v = tensors(seqlen_q=64 + int(us))
+            q, k, v = tensors(seqlen_q=64 + int(us) // 50)
             evoattn.attention(q, k, v, enable_gqa=True)
         total = 2 * us + us * sum(count for _, count in clock.asked)
         assert total <= BUDGET_US or [count for _, count in clock.asked] == [1, 1], "each once, warm"

@@ -45,10 +45,9 @@ def test_opcheck_without_a_device():
     assert set(results.values()) == {"SUCCESS"}
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_a_compiled_function_calls_the_kernel(device, backend):
+def test_a_compiled_function_calls_the_kernel(device):
     compiled = torch.compile(
-        lambda q, k, v: attention(q * 1, k, v, is_causal=True, enable_gqa=True), fullgraph=True, backend=backend
+        lambda q, k, v: attention(q * 1, k, v, is_causal=True, enable_gqa=True), fullgraph=True, backend="aot_eager"
     )
     q, k, v = tensors(seqlen_q=45)
     attention(q, k, v, is_causal=True, enable_gqa=True)  # loads and checks the kernel

@@ -57,26 +57,29 @@ def trained(attend, way: str, rank: int) -> list[float]:
     return losses
 
 
-def work(rank: int, way: str, kernels: bool, folder: str) -> None:
+def work(rank: int, folder: str) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
     store = dist.FileStore(f"{folder}/store", RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
-    device = TrainingDevice()
-    device._batch = 2
-    runtime = training_runtime(device, Path(folder) / f"kernels{rank}")
     try:
-        with current.use(runtime) if kernels else contextlib.nullcontext():
-            ours = trained(evoattn.attention, way, rank)
-        theirs = trained(F.scaled_dot_product_attention, way, rank)
-        assert len(device.backwards) == (2 * STEPS if kernels else 0)
-        torch.testing.assert_close(ours, theirs, atol=2e-3 if kernels else 1e-6, rtol=0)
-        assert ours[-1] < ours[0]
+        for way in ("ddp", "fsdp"):
+            theirs = trained(F.scaled_dot_product_attention, way, rank)
+            for kernels in (False, True):
+                compare(rank, way, kernels, theirs, Path(folder) / f"kernels{rank}")
     finally:
         dist.destroy_process_group()
 
 
+def compare(rank: int, way: str, kernels: bool, theirs: list[float], folder: Path) -> None:
+    device = TrainingDevice()
+    device._batch = 2
+    with current.use(training_runtime(device, folder)) if kernels else contextlib.nullcontext():
+        ours = trained(evoattn.attention, way, rank)
+    assert len(device.backwards) == (2 * STEPS if kernels else 0)
+    torch.testing.assert_close(ours, theirs, atol=2e-3 if kernels else 1e-6, rtol=0)
+    assert ours[-1] < ours[0]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kernels", [False, True], ids=["torch", "kernels"])
-@pytest.mark.parametrize("way", ["ddp", "fsdp"])
-def test_two_processes(way, kernels, tmp_path):
-    mp.spawn(work, (way, kernels, str(tmp_path)), nprocs=RANKS)
+def test_two_processes(tmp_path):
+    mp.spawn(work, (str(tmp_path),), nprocs=RANKS)

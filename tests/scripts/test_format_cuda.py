@@ -1,7 +1,8 @@
-"""The CUDA of templates/ is formatted; what the formatter may not touch stays."""
+"""What the formatter of CUDA may not touch stays. `make lint` says whether templates/ is formatted."""
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,7 @@ from evoattn.families.render import MARKER
 from scripts import format_cuda
 
 pytestmark = pytest.mark.skipif(
-    format_cuda.shutil.which("clang-format") is None
-    and not Path(format_cuda.sys.executable).with_name("clang-format").exists(),
+    format_cuda.shutil.which("clang-format") is None and not importlib.util.find_spec("clang_format"),
     reason="clang-format is not installed",
 )
 
@@ -19,11 +19,6 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture
 def program():
     return format_cuda.formatter()
-
-
-@pytest.mark.slow
-def test_templates_are_formatted(capsys):
-    assert format_cuda.main(check=True) == 0, capsys.readouterr().out
 
 
 def test_a_header_is_formatted(program):

@@ -5,10 +5,15 @@ A test of what the compiler says of a source compiles it itself: the cache tells
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from evoattn.backends.compiler import CompileError, compile_candidate, first_error, include_options, version
 from evoattn.backends.kernel_files import OPTIONS, KernelFiles
 from evoattn.model.paths import cubin_cache
 from evoattn.model.records import Candidate, CompiledKernel, CompileInfo
+
+NOT_KNOWN = CompileInfo(registers=-1, spill_store_bytes=-1, spill_load_bytes=-1, stack_bytes=-1, static_smem_bytes=-1)
+"""Of PTX alone: a test that asks it for spills fails."""
 
 
 def compile_kept(source: str, arch: str) -> CompiledKernel:
@@ -20,8 +25,8 @@ def ptx_kept(source: str, arch: str) -> CompiledKernel:
     """PTX without machine code, which is all that the interpreter reads; kept likewise. Raises `CompileError`."""
     candidate, files = Candidate("", {}, "", source, arch), KernelFiles(cubin_cache(), f"{version()}, PTX alone")
     if found := files.get(candidate):
-        return found
-    compiled = CompiledKernel(b"", compile_ptx(source, arch), CompileInfo())
+        return replace(found, info=NOT_KNOWN)
+    compiled = CompiledKernel(b"", compile_ptx(source, arch), NOT_KNOWN)
     files.put(candidate, compiled)
     return compiled
 

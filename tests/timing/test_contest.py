@@ -112,7 +112,11 @@ def test_a_peer_takes_part_if_its_answer_is_right():
     def absent(problem, tensors):
         raise ImportError("no such module")
 
-    table = {"right": PEERS["math"], "wrong": Peer(wrong, "torch"), "absent": Peer(absent, "torch")}
+    def right(problem, tensors):
+        answer = PEERS["math"].make(problem, tensors)()
+        return lambda: answer
+
+    table = {"right": Peer(right, "torch"), "wrong": Peer(wrong, "torch"), "absent": Peer(absent, "torch")}
     result = final({"ours": Kernel(us=400.0)}, table)
     assert set(result.timings) == {"ours", "right"}
     assert "answer is wrong" in result.refusals["wrong"] and "not installed" in result.refusals["absent"]

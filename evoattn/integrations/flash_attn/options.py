@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evoattn.ops import mixed
 from evoattn.ops.arguments import Score
 from evoattn.ops.attention import attend
 from evoattn.ops.call import Answer
@@ -128,7 +127,7 @@ def answered(
     query: Tensor, key: Tensor, value: Tensor, options: Options, score: Score | None = None, **given: Any
 ) -> Answer:
     """`evoattn.attention`, with `block_table` `attention_paged`, with `cu_seqlens_q` `attention_varlen`, with both
-    `attention_mixed`, which takes `decodes`; each with its own order of dimensions.
+    `attention_mixed`; each with its own order of dimensions.
 
     A V that is wider than kernels take, beside a K that is not, is served in parts: each has the same weights.
     """
@@ -139,6 +138,5 @@ def answered(
         if isinstance(answer, Tensor):
             return torch.cat((answer, *rest), dim=-1)  # type: ignore[arg-type]
         return torch.cat((answer[0], *rest), dim=-1), answer[1]  # type: ignore[arg-type]
-    decodes = given.pop("decodes", 0)
     call = call_of(query, key, value, {**options.words, "score": score, **given})
-    return call.given_back(mixed.answer(call, decodes, attend) if decodes else attend(call))
+    return call.given_back(attend(call))

@@ -26,8 +26,6 @@ class Queries:
     longest: int
     used: Tensor | None = None
     """`[sequences]`; None where the rows fill the room."""
-    decodes: int = 0
-    """So many sequences, the first ones, have at most one row each, as an engine knows."""
     uniform: bool | None = None
     """Whether each has `longest` rows, but for some at the end that have none. None where no rows lie behind the last
     sequence, so that their number says it."""
@@ -177,7 +175,6 @@ def _in_one_launch(q: Tensor, queries: Queries, pages: Pages, options: Options) 
         cu_seqlens_q=queries.bounds.to(torch.int32),
         seqused_k=pages.used.to(torch.int32),
         max_seqlen_q=queries.longest,
-        decodes=queries.decodes,
         strict=True,
     )
 

@@ -10,8 +10,6 @@ counts as order, not who came first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from evoattn.ptx.memory.global_buffers import GlobalMemory
@@ -29,14 +27,32 @@ _THREAD_BITS = 26
 _THREAD_MASK = (1 << _THREAD_BITS) - 1
 
 
-@dataclass(frozen=True)
 class _Reads:
-    """By one instruction, at one time."""
+    """Of watched buffers, in the order in which they came."""
 
-    granules: Numbers
-    threads: Numbers
-    """Of the grid."""
-    time: int
+    def __init__(self, granules: int) -> None:
+        """`granules`: how many the arena has."""
+        self._parts: list[tuple[Numbers, Numbers, Numbers]] = []
+        """Granules, threads and times, in few parts."""
+        self._writer = np.zeros(granules, np.int64)
+        """Of the granules that are asked for: whom `of` was told, and 1; for all others 0."""
+
+    def add(self, granules: Numbers, threads: Numbers, time: int) -> None:
+        """By one instruction, by these threads of the grid."""
+        self._parts.append((granules, threads, np.full(len(granules), time)))
+
+    def of(self, granules: Numbers, actors: Numbers) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+        """Of each read of these granules, after at least one: the granule, who read, when, and the actor beside the
+        granule (of several the last)."""
+        if len(self._parts) > 1:
+            granules_read, threads, times = zip(*self._parts)
+            self._parts = [(np.concatenate(granules_read), np.concatenate(threads), np.concatenate(times))]
+        ((read, readers, moments),) = self._parts
+        self._writer[granules] = actors + 1
+        own = self._writer[read]
+        self._writer[granules] = 0
+        again = np.flatnonzero(own)
+        return read[again], readers[again], moments[again], own[again] - 1
 
 
 class GlobalRaces:
@@ -59,7 +75,7 @@ class GlobalRaces:
         self._was_read = np.zeros(len(self._last_write) if watched else 0, np.bool_)
         self._read_only = np.zeros(len(self._was_read), np.bool_)
         """By granule: whether `ld.global.nc` has read it."""
-        self._reads: list[_Reads] = []
+        self._reads = _Reads(len(self._was_read))
         self._strong = StrongAccesses(len(self._last_write))
         self._had_strong = np.zeros(len(self._last_write), np.bool_)
         self._read_buffers: set[int] = set()
@@ -112,7 +128,7 @@ class GlobalRaces:
         self._check_against_strong(kind, granules, actors, ins)
         if kind == READ:
             self._was_read[granules] = True
-            self._reads.append(_Reads(granules, actors + self._first_thread, self.order.now))
+            self._reads.add(granules, actors + self._first_thread, self.order.now)
         else:
             self._check_against_reads(granules, actors, ins)
             stamped = self.order.now << _THREAD_BITS | actors + self._first_thread
@@ -186,20 +202,13 @@ class GlobalRaces:
                 self._tell(ins, int(actors[at]), kind, int(granules[at]), int(writers[racing[0]]), "wrote")
 
     def _check_against_reads(self, granules: Numbers, actors: Numbers, ins: Instruction) -> None:
-        if not self._reads or not self._was_read[granules].any():
+        if not len(self._was_read) or not self._was_read[granules].any():
             return
-        writers = dict(zip(granules.tolist(), actors.tolist()))
-        for reads in self._reads:
-            again = np.flatnonzero(np.isin(reads.granules, granules))
-            if len(again):
-                own = np.array([writers[g] for g in reads.granules[again].tolist()])
-                racing = np.flatnonzero(self._unordered(own, reads.threads[again], np.full(len(again), reads.time)))
-                if len(racing):
-                    at = again[racing[0]]
-                    self._tell(
-                        ins, int(own[racing[0]]), "overwrites", int(reads.granules[at]), int(reads.threads[at]), "read"
-                    )
-                    return
+        read, threads, times, own = self._reads.of(granules, actors)
+        late = self._unordered(own, threads, times)
+        if late.any():
+            at = int(late.argmax())
+            self._tell(ins, int(own[at]), "overwrites", int(read[at]), int(threads[at]), "read")
 
     def _check_against_strong(self, kind: str, granules: Numbers, actors: Numbers, ins: Instruction) -> None:
         """A weak access against the strong ones of its granules, of which a weak write that is in order leaves none to
