@@ -18,7 +18,7 @@ struct Fragments {
   float s[BLOCK_N / 2];      // scores, then probabilities, of a tile
   uint32_t p[KEY_STEPS][4];  // probabilities of a tile, rounded
   float o[VALUE_DIM / 2];
-  float added[VALUE_DIM / 2];  // TWO_LEVELS, not SUM_IN_SHARED: P V of the last tile, which o does not have yet
+  float added[VALUE_DIM / 2];  // TWO_LEVELS, not SUM_IN_SHARED: P V of the last tile
   float factor[2];             // by which the last softmax wants O rescaled
   float o_factor[2];           // TWO_LEVELS: by which O without `sum` must be multiplied
   RowState state;
@@ -124,20 +124,27 @@ private:
     o_factor[0] = o_factor[1] = 1.f;
     tiles_added = 0, flushed = true;
   }
-  // TWO_LEVELS: the last softmax's factor takes effect, and the last P V is added to O in registers. Beside Q Kᵀ, which
-  // stands no branch: ptxas would wait for it.
-  __device__ __forceinline__ void settle_output() {
+  // TWO_LEVELS: P V of a tile is there.
+  __device__ __forceinline__ void add_up() {
     if constexpr (SUM_IN_SHARED) {
-      scale_rows(sum, factor);
-      pin_registers(sum);  // before the fence of the next product
-      o_factor[0] *= factor[0], o_factor[1] *= factor[1];
+      if (++tiles_added == FLUSH_TILES) flush();
     } else {
 #pragma unroll
       for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = fmaf(o[i], o_factor[i / 2 % 2], sum[i]);
-      o_factor[0] = factor[0], o_factor[1] = factor[1];
     }
   }
-  // TWO_LEVELS: all P V of a tile of rows are in o.
+  __device__ __forceinline__ void rescale_output() {
+    if constexpr (SUM_IN_SHARED) {
+      if (tiles_added > 0) scale_rows(sum, factor);
+      pin_registers(sum);  // before the fence of the next product
+      o_factor[0] *= factor[0], o_factor[1] *= factor[1];
+    } else if constexpr (TWO_LEVELS) {
+      o_factor[0] = factor[0], o_factor[1] = factor[1];
+    } else {
+      scale_rows(o, factor);
+    }
+  }
+  // SUM_IN_SHARED: all P V of a tile of rows are in o.
   __device__ __forceinline__ void complete_output() {
     if constexpr (SUM_IN_SHARED) {
       if (flushed) {
@@ -151,8 +158,6 @@ private:
         }
       }
       named_barrier_sync<128>(O_TILE + warpgroup);  // O in Element takes the place of all these sums
-    } else if constexpr (TWO_LEVELS) {
-      settle_output();
     }
   }
   __device__ __forceinline__ void release(uint32_t barrier_smem) {
@@ -217,14 +222,13 @@ private:
   }
   __device__ __forceinline__ void start_pv() {
     mbarrier_wait(barrier(Smem::V_FULL, before.stage), before.parity);
-    if constexpr (TWO_LEVELS) settle_output();
     multiply_pv(before.stage);
   }
   __device__ __forceinline__ void finish_pv() {
     wgmma_wait<0>();  // O is there, and P may be overwritten
     pin_registers(sum);
     release(barrier(Smem::V_EMPTY, before.stage));
-    if (SUM_IN_SHARED && ++tiles_added == FLUSH_TILES) flush();
+    if constexpr (TWO_LEVELS) add_up();
   }
   __device__ __forceinline__ void start_qk() {
     mbarrier_wait(barrier(Smem::K_FULL, ring.stage), ring.parity);
@@ -243,7 +247,6 @@ private:
       fence_proxy_async(), __syncwarp(), release(barrier(Smem::Q_EMPTY, warpgroup));
     }
     const bool rescale = softmax<FIRST, MASKED>(ring.stage);
-    if constexpr (TWO_LEVELS && FIRST) factor[0] = factor[1] = 1.f;
     key_tile -= KEY_SPLIT;
     if constexpr (RESCALE == Rescale::LAZY_AFTER) release(barrier(Smem::K_EMPTY, ring.stage));
     return rescale;
@@ -257,7 +260,7 @@ private:
     const bool rescale = finish_qk<FIRST, MASKED, BESIDE>();
     if constexpr (BESIDE) finish_pv();
     Operands::pack(p, s);
-    if (!TWO_LEVELS && !FIRST && rescale) scale_rows(o, factor);
+    if (!FIRST && rescale) rescale_output();
     before = ring;
     ring.advance();
     if constexpr (!OVERLAP) start_pv(), finish_pv();
@@ -305,7 +308,7 @@ private:
   }
   __device__ __forceinline__ void clear_output() {
 #pragma unroll
-    for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = sum[i] = 0.f;
+    for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = 0.f;
     o_factor[0] = o_factor[1] = 1.f;
     tiles_added = 0, flushed = false;
   }

@@ -9,6 +9,7 @@ from evoattn.families.block_list import block_list_args, block_list_constants, w
 from evoattn.families.flash_mma.genes import FlashMmaGenes
 from evoattn.families.flash_mma.refusals import (
     why_key_warps,
+    why_not_eight_bits,
     why_redundant,
     why_too_big,
     why_wrong_ring,
@@ -18,16 +19,16 @@ from evoattn.families.flash_mma.resources import block_warps, ring_stages, smem_
 from evoattn.families.flash_mma.work import launch_work
 from evoattn.families.residency import WARP
 from evoattn.families.row_blocks import batches, row_blocks
-from evoattn.families.variants import variant_args, variant_constants
+from evoattn.families.variants import scale_args, scale_constants, variant_args, variant_constants
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
 from evoattn.model.launch import KernelLaunch
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
-from evoattn.model.variant import KEY_VARIANTS, SCORE_VARIANTS
+from evoattn.model.variant import EIGHT_BITS, KEY_VARIANTS, SCORE_VARIANTS
 
-MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
+MIN_HEAD_DIM, MAX_HEAD_DIM, EIGHT_BIT_STEP = 16, 256, 32
 
 
 class FlashMma(Family):
@@ -38,7 +39,15 @@ class FlashMma(Family):
     devices: ClassVar[str] = "sm_80 and newer"
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
-    variants: ClassVar[tuple[str, ...]] = (*SCORE_VARIANTS, "value_dim", "shared_kv", *KEY_VARIANTS, "varlen", "blocks")
+    variants: ClassVar[tuple[str, ...]] = (
+        *SCORE_VARIANTS,
+        "value_dim",
+        "shared_kv",
+        *KEY_VARIANTS,
+        "varlen",
+        "blocks",
+        *EIGHT_BITS,
+    )
 
     def genes(self, config: KernelConfig) -> FlashMmaGenes:
         return FlashMmaGenes.of(config)
@@ -49,6 +58,10 @@ class FlashMma(Family):
         for dim in (problem.head_dim, problem.head_dim_v):
             if not MIN_HEAD_DIM <= dim <= MAX_HEAD_DIM:
                 return f"flash_mma takes a head_dim of {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {dim}."
+        if problem.kv and (problem.head_dim % EIGHT_BIT_STEP or problem.head_dim_v % EIGHT_BIT_STEP):
+            return f"flash_mma takes K and V of 8 bits with head_dims that are multiples of {EIGHT_BIT_STEP}."
+        if problem.kv and (problem.shared_kv or problem.blocks):
+            return "flash_mma takes K and V of 8 bits without a block list, and no V within K."
         if max(problem.heads, batches(problem)) > MAX_GRID_YZ:
             return (
                 f"flash_mma takes at most {MAX_GRID_YZ} heads and batches (grid y and z), not "
@@ -62,6 +75,7 @@ class FlashMma(Family):
         genes = self.genes(config)
         return (
             why_wrong_shape(genes)
+            or why_not_eight_bits(problem, genes)
             or why_wrong_ring(genes)
             or why_not_listed(problem, genes.BLOCK_M, genes.BLOCK_N)
             or why_key_warps(problem, genes)
@@ -80,6 +94,7 @@ class FlashMma(Family):
             "VALUE_DIM": problem.head_dim_v,
             **problem.masking.constants(),
             **variant_constants(problem),
+            **scale_constants(problem),
             **block_list_constants(problem),
             "SCHEDULE": genes.SCHEDULE.removesuffix("_short_v").upper(),
             "K_STAGES": k_stages,
@@ -99,7 +114,7 @@ class FlashMma(Family):
         rows, batch = row_blocks(problem, genes.BLOCK_M), batches(problem)
         heads_fastest = genes.BLOCK_ORDER.startswith("heads")
         grid = (problem.heads, batch, rows) if heads_fastest else (rows, problem.heads, batch)
-        args = attention_args(problem) + variant_args(problem) + block_list_args(problem)
+        args = attention_args(problem) + variant_args(problem) + scale_args(problem) + block_list_args(problem)
         return (KernelLaunch(self.name, grid, (WARP * block_warps(genes), 1, 1), smem_bytes(problem, genes), args),)
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
