@@ -25,10 +25,14 @@ from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
 from evoattn.model.launch import KernelLaunch
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig
+from evoattn.model.space import KernelConfig, Value
 from evoattn.model.variant import EIGHT_BITS, KEY_VARIANTS, SCORE_VARIANTS
 
 MIN_HEAD_DIM, MAX_HEAD_DIM, EIGHT_BIT_STEP = 16, 256, 32
+WIDE_HEAD_DIM, RECIPE_KEYS = 128, {False: 64, True: 32}
+"""BLOCK_N of rows of the same bits in every batch, by whether a head_dim is wider."""
+HAS_WGMMA = "sm_90a"
+"""Whose such rows flash_wgmma computes."""
 
 
 class FlashMma(Family):
@@ -82,6 +86,21 @@ class FlashMma(Family):
             or (why_redundant(problem, genes) if redundant else None)
             or why_too_big(problem, genes, gpu)
         )
+
+    def recipe(self, problem: AttentionProblem, gpu: GpuSpec) -> dict[str, Value]:
+        if gpu.arch == HAS_WGMMA or problem.dtype not in self.dtypes:
+            return {}
+        wide = max(problem.head_dim, problem.head_dim_v) > WIDE_HEAD_DIM
+        return {"BLOCK_N": RECIPE_KEYS[wide], "KEY_WARPS": 1, "RESCALE": "always", "ROW_SUM": "add"}
+
+    def row_bits(self, problem: AttentionProblem, config: KernelConfig) -> tuple[Value, ...] | None:
+        """A row meets its tiles of keys, which begin at multiples of BLOCK_N, from the first to the last; a tile in
+        which it sees no key leaves it as it is, and so does a rescale that the maximum of another row asks for."""
+        genes = self.genes(config)
+        if problem.blocks or genes.RESCALE == "lazy":  # which raises a shift in masked tiles in another way
+            return None
+        rescale = "always" if genes.RESCALE == "vote" else genes.RESCALE
+        return genes.BLOCK_N, genes.KEY_WARPS, rescale, genes.ROW_SUM
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes = self.genes(config)
