@@ -122,6 +122,11 @@ class Family(ABC):
     def why_outdated(self, config: KernelConfig, source: str) -> str | None:
         """One sentence if a recorded source of this config is of an older version whose kernels today's `launches` do
         not fit, else None. Such a kernel could be wrong, or wait without end."""
+        if all(f"constexpr bool {name} = true;" in source for name in ("VARLEN", "PAGED")) and KEYS_USED not in source:
+            return (
+                "It reads where the keys of packed sequences in pages begin, as an older evoattn told kernels; today's "
+                "launches say how many there are."
+            )
         return None
 
     @abstractmethod
@@ -188,6 +193,8 @@ def _listed(words: tuple[str, ...]) -> str:
     return " and ".join((", ".join(words[:-1]), words[-1])) if len(words) > 1 else words[0]
 
 
+KEYS_USED = "keys_used"
+"""In kernels that serve packed sequences in pages, and in no older ones."""
 ZEROED_SUFFIX = "_zeroed"
 
 

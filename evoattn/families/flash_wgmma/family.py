@@ -165,7 +165,7 @@ class FlashWgmma(Family):
                 "Its balanced schedule is of an evoattn without gangs, and numbers its blocks otherwise than today's "
                 "launches do."
             )
-        return None
+        return super().why_outdated(config, source)
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         genes = self.genes(config)
