@@ -1,4 +1,4 @@
-"""Calls of `evoattn.attention`, `attention_paged`, `attention_varlen` and `attention_mixed`, drawn over all arguments."""
+"""Calls of `evoattn.attention`, `attention_paged`, `attention_varlen` and `attention_mixed`, over all arguments."""
 
 from __future__ import annotations
 
