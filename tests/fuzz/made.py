@@ -215,10 +215,10 @@ def called(call: Call, made: Made, strict: bool, out: Tensor | None) -> tuple[Te
         answer = evoattn.attention_paged(made.q, made.k, made.v, made.table, made.used, **words)
         return answer if isinstance(answer, tuple) else (answer, None)
     if call.op == "mixed":
-        assert made.starts is not None
+        assert made.starts is not None and made.table is not None and made.used is not None
         words = common | {"causal": call.is_causal, "scale": call.scale, "window": call.window, "return_lse": call.lse}
         pages = made.k, made.v, made.table, made.used
-        answer = evoattn.attention_mixed(made.q, *pages, made.starts[0], made.longest[0], **words)  # type: ignore[arg-type]
+        answer = evoattn.attention_mixed(made.q, *pages, made.starts[0], made.longest[0], **words)
         return answer if isinstance(answer, tuple) else (answer, None)
     if call.op == "varlen":
         assert made.starts is not None
