@@ -27,6 +27,10 @@ SHARED_LINE = 128
 """Bytes that shared memory gives in a clock."""
 
 
+CONVERSION = 1.25
+"""Instructions that a pair of numbers of 8 bits takes to be one of fp16, of e4m3 on sm_89."""
+
+
 @dataclass(frozen=True)
 class Step:
     """What one step keeps busy, and how long one warp waits in it."""

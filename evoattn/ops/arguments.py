@@ -86,6 +86,7 @@ ARGUMENTS = (
     Argument("out", None, ALL, "takes the answer"),
     Argument("strict", False, ALL, "whether `NoKernel` is raised where torch would compute", "bool"),
     Argument("deterministic", False, frozenset((ATTENTION, VARLEN)), "whether gradients always have the same bits"),
+    Argument("batch_invariant", False, ALL, "whether a row has the same bits in every batch"),
 )
 TERMS = (
     "sinks", "alibi_slopes", "bias", "seqused_k", "block_table", "cu_seqlens_q", "cu_seqlens_k", "k_scale", "v_scale",

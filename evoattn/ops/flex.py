@@ -29,7 +29,7 @@ from evoattn.ops.attention import attend
 from evoattn.ops.call import NO_TENSOR, Answer, Call, behind, why_not_shapes, with_tables
 from evoattn.ops.captures import key_of, with_tensors
 from evoattn.ops.known_forms import Bounds, band_of, masking_of, softcap_of
-from evoattn.ops.runtime import NoKernel
+from evoattn.ops.same_bits import NoKernel, refuse
 from evoattn.ops.shapes import paused
 from evoattn.ops.torch_modes import WATCHED, is_ordinary
 
@@ -240,6 +240,7 @@ def flex_attention(  # noqa: PLR0913 - torch's own arguments
     """
     words: dict[str, Any] = dict(kernel_options=kernel_options, return_aux=return_aux)
     if torch.compiler.is_compiling():
+        refuse("compiled code gets FlexAttention of torch")
         return TORCH(query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, **words)
     wants_lse = return_lse or (return_aux is not None and return_aux.lse)
     wants_largest = return_aux is not None and (return_aux.max_scores or return_lse)  # torch refuses both ways at once
@@ -247,6 +248,7 @@ def flex_attention(  # noqa: PLR0913 - torch's own arguments
     made = MAX_SCORES if wants_largest else calls(call, score_mod, block_mask)
     answer = None if isinstance(made, str) else _attended(made)
     if answer is None:
+        refuse(made if isinstance(made, str) else "none serves its functions and mask")
         mask = _for_torch(call, block_mask)
         return TORCH(query, key, value, score_mod, mask, scale, enable_gqa, return_lse, **words)
     output, lse = answer if wants_lse else (answer, None)

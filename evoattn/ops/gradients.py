@@ -23,6 +23,7 @@ from evoattn.ops.call import (
     plain_strides,
     why_wrong_strides,
 )
+from evoattn.ops.same_bits import is_promised
 from evoattn.ops.torch_modes import is_ordinary
 
 Grads = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
@@ -60,7 +61,7 @@ def why_not_differentiable(call: Call) -> str:
 
 def are_deterministic(call: Call) -> bool:
     """Whether gradients are to have the same bits in every run: asked of this call, or by torch's switch."""
-    return call.deterministic or torch.are_deterministic_algorithms_enabled()
+    return call.deterministic or is_promised(call.batch_invariant) or torch.are_deterministic_algorithms_enabled()
 
 
 @dataclass(slots=True, eq=False)
@@ -129,6 +130,7 @@ class Backward:
                 lse=self.grad_lse is not None,
                 grads="+".join(self.grads),
                 deterministic=are_deterministic(call),
+                batch_invariant=False,
                 strides_of=tuple(strides),
             )
         except ProblemError as error:

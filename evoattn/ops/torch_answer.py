@@ -16,6 +16,7 @@ from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT
 from evoattn.ops.arguments import ALIGNMENT, BIAS, SEQUSED, SINKS, SLOPES, STARTS_K, STARTS_Q, TABLE, TERMS
 from evoattn.ops.call import FLOATS, Answer, Call
 from evoattn.ops.eight_bits import dequantised, is_eight_bits
+from evoattn.ops.same_bits import refuse
 from evoattn.ops.torch_modes import autocast, has_autocast, without_autocast
 
 SCORES_PER_CHUNK = 1 << 26
@@ -42,13 +43,14 @@ def sdpa(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Torch's own; its errors are raised as they are.
+    """Torch's own; its errors are raised as they are, and `NoKernel` if `evoattn.enable` has promised its bits.
 
     Tensors without elements go to its formula, as its kernels divide by their sizes, and those that do not fit, as the
     formula raises where kernels read past the end or end the process. On a GPU it gets copies of what lies at odd
     addresses: its kernels load 16 bytes at once without a look at where tensors begin
     (https://github.com/pytorch/pytorch/issues/183484), after which a process can no longer use the device.
     """
+    refuse("it was left to torch")
     tensors = query, key, value
     if not _is_watched() and all(map(_is_plain, tensors)):
         unfit = 0 in (*query.shape, *key.shape, *value.shape) or not _fit(query, key, value)
@@ -126,6 +128,7 @@ def answer(call: Call) -> Answer:
     """Torch's answer to a call, in its `out` if there is one, with `return_lse` the log-sum-exp beside it. SDPA's
     errors are raised as they are, `ValueError` and `TypeError` for what does not fit. A query that sees no key has the
     output 0, but where SDPA alone says what it has. Keys and values of 8 bits are made such as query's first."""
+    refuse("it was left to torch", batch_invariant=call.batch_invariant)
     if is_eight_bits(call.key):
         call.require()
         call = dequantised(call)

@@ -47,6 +47,7 @@ struct Consumer : Epilogue {
   bool flushed;       // the same: some are in shared memory
   Ring ring, before;  // places of the next K, and of the V that P is for
   Ring skipped;       // AHEAD: the first place of V that is passed over
+  bool left;          // IN_PARTS: results of parts of these rows lie in global memory
   TileScheduler& work;
 
   __device__ __forceinline__ Consumer(RowOperand<Operands::ROW_COLUMNS, Q_IN_REGISTERS>& q, Fragments& f,
@@ -218,7 +219,7 @@ private:
   // in this one.
   __device__ __forceinline__ bool crosses_diagonal() const {
     return Mask::ROWS_DIFFER &&
-           (key_tile + KEY_SPLIT) * BLOCK_N > work.mask.last_key(work.rows.query(first_row(work.tile)));
+           (key_tile + KEY_STEP) * BLOCK_N > work.mask.last_key(work.rows.query(first_row(work.tile)));
   }
   __device__ __forceinline__ void start_pv() {
     mbarrier_wait(barrier(Smem::V_FULL, before.stage), before.parity);
@@ -247,13 +248,12 @@ private:
       fence_proxy_async(), __syncwarp(), release(barrier(Smem::Q_EMPTY, warpgroup));
     }
     const bool rescale = softmax<FIRST, MASKED>(ring.stage);
-    key_tile -= KEY_SPLIT;
+    key_tile -= KEY_STEP;
     if constexpr (RESCALE == Rescale::LAZY_AFTER) release(barrier(Smem::K_EMPTY, ring.stage));
     return rescale;
   }
   // Q Kᵀ of a tile of keys, then its softmax, with OVERLAP during P V of the one before, else followed by its own P V.
-  template <bool FIRST, bool MASKED> __device__ __forceinline__ void step() {
-    constexpr bool BESIDE = OVERLAP && !FIRST;
+  template <bool FIRST, bool MASKED, bool BESIDE = OVERLAP && !FIRST> __device__ __forceinline__ void step() {
     if constexpr (BESIDE) wait_for_turn();
     start_qk();
     if constexpr (BESIDE) start_pv(), pass_turn();
@@ -273,6 +273,7 @@ private:
   }
   __device__ __forceinline__ void begin_rows() {
     state.clear();
+    left = false;
     if constexpr (Terms::ADDED) {
 #pragma unroll
       for (int i = 0; i < (GROUP_ROWS ? 2 : 1); ++i)
@@ -332,8 +333,36 @@ private:
       while (key_tile >= work.range.first()) step<false, Terms::MAY_HIDE>();
       return;
     }
+    const int first = Mask::WINDOW ? work.first_key_tile(work.tile.row_block) : 0;
+    if constexpr (IN_PARTS) {
+#pragma unroll 1
+      for (;;) {
+        const int of_part = (key_tile + 1) / PART_TILES * PART_TILES;
+        rest_of_tiles(max(first, of_part));
+        if (of_part - 1 - (KEY_SPLIT - 1) * PART_TILES < first) return;
+        end_part(of_part);
+        step<false, true, false>();
+      }
+    }
+    rest_of_tiles(first);
+  }
+  // IN_PARTS: the tile at `of_part`, the first of a part, was the last one; another part follows.
+  __device__ __forceinline__ void end_part(int of_part) {
+    if constexpr (OVERLAP) start_pv(), finish_pv();
+    if constexpr (IN_MEMORY) {
+      leave_part(of_part / PART_TILES, state, o);
+    } else {
+      add_left(left, state, o);
+      Partial::leave(own_result(), o, state, thread);
+      left = true;
+    }
+    state.clear();
+    clear_output();
+    key_tile = of_part - 1 - (KEY_SPLIT - 1) * PART_TILES;
+  }
+  // Tiles of keys down to `first`.
+  __device__ __forceinline__ void rest_of_tiles(int first) {
     if constexpr (Mask::WINDOW) {
-      const int first = work.first_key_tile(work.tile.row_block);
       const int whole = Terms::MAY_HIDE
                             ? key_tile + 1
                             : (work.mask.first_key(work.rows.query(first_row(work.tile) + 63)) + BLOCK_N - 1) / BLOCK_N;
@@ -348,11 +377,11 @@ private:
     }
     if constexpr (Mask::ROWS_DIFFER || Terms::MAY_HIDE) {
 #pragma unroll 1
-      while (key_tile >= 0 && (Terms::MAY_HIDE || crosses_diagonal())) step<false, true>();
+      while (key_tile >= first && (Terms::MAY_HIDE || crosses_diagonal())) step<false, true>();
     }
     if constexpr (Terms::MAY_HIDE) return;
 #pragma unroll 1
-    while (key_tile >= 0) step<false, false>();
+    while (key_tile >= first) step<false, false>();
   }
   // AHEAD: each tile of rows begins beside the end of the one before.
   __device__ __forceinline__ void rows_ahead() {
@@ -377,10 +406,12 @@ private:
           start_pv();
           finish_pv();
           complete_output();
+          if constexpr (IN_PARTS) add_left(left, state, o);
           finish_rows(last_tile, last_sequence, last_range, state, o);
           break;
         }
         RowState last_state = state;
+        const bool last_left = left;
         begin_rows();
         wait_for_turn();
         start_qk();
@@ -389,6 +420,7 @@ private:
         finish_qk<true, false, true>();
         finish_pv();
         complete_output();
+        if constexpr (IN_PARTS) add_left(last_left, last_state, o);
         finish_rows(last_tile, last_sequence, last_range, last_state, o);
         __syncwarp();  // the thread that stored these rows is back: wgmma wants whole warps
       }
@@ -409,9 +441,10 @@ private:
       }
       complete_output();
       if constexpr (IN_MEMORY) {
-        merge_rows(state, o);
+        merge_rows(state, o, IN_PARTS ? (key_tile + 1) / PART_TILES : work.split);
         break;
       }
+      if constexpr (IN_PARTS) add_left(left, state, o);
       if constexpr (CLUSTER > 1) {
         const int slots = Smem::PARTIALS + warpgroup * Partial::BYTES, full = barrier(Smem::PARTIALS_FULL, 0);
         if (!Partial::gather<CLUSTER>(smem + slots, smem_address + slots, Smem::SLOT_BYTES, full, work.split, o, state,

@@ -20,13 +20,11 @@ from evoattn.families.split_kv.resources import (
     used_by_split,
     warp_keys,
 )
-from evoattn.families.work import LaunchWork, Step, bias_bytes, tensor_bytes, together, up_to, variant_step
+from evoattn.families.work import CONVERSION, LaunchWork, Step, bias_bytes, tensor_bytes, together, up_to, variant_step
 from evoattn.model.mask import MaskKind
 from evoattn.model.problem import AttentionProblem
 
 MMA_WAIT, SHUFFLE_WAIT, LOAD_WAIT, FIRST_WAIT = 18, 24, 30, 900
-CONVERSION = 1.25
-"""Instructions that a pair of numbers of 8 bits takes to be one of fp16, of e4m3 on sm_89."""
 PLACE_LANES = 4.5
 """Lanes that find the place of a score, where a score has one: counted by the interpreter."""
 LAST_BLOCK_WAIT, CLUSTER_WAIT = 2500, 1500
