@@ -14,7 +14,7 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.paths import TEMPLATES
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig, Value
+from evoattn.model.space import KernelConfig, SearchSpace, Value, load_space, spelling
 
 MOST_ROWS = (1 << 31) - (1 << 16)
 """Queries or keys of a sequence. Kernels count them in int32, to the end of the last tile of 2^16 rows at most."""
@@ -70,6 +70,8 @@ class Family(ABC):
             return f"{self.name} takes at most {MOST_ROWS} queries and keys, which its kernels count in int32."
         if reason := self.refuse(problem, gpu):
             return reason
+        if problem.batch_invariant and not self.recipe(problem, gpu):
+            return f"{self.name} has no recipe for rows of the same bits in every batch of such a problem."
         if problem.lse and not self.writes_lse:
             return f"{self.name} does not write the log-sum-exp; take lse=1 out of the shape, or another family."
         return None
@@ -160,6 +162,13 @@ class Family(ABC):
         """
         return {}
 
+    def space(self, problem: AttentionProblem, gpu: GpuSpec) -> SearchSpace:
+        """What a search of the problem may choose from: genes of a recipe have its values alone."""
+        whole = load_space(self.name, gpu)
+        if not problem.batch_invariant:
+            return whole
+        return whole.restricted({name: (spelling(value),) for name, value in self.recipe(problem, gpu).items()})
+
     def row_bits(self, problem: AttentionProblem, config: KernelConfig) -> tuple[Value, ...] | None:
         """What the bits of a row's answer and log-sum-exp depend on beside its own query, its keys and values,
         head_dims, dtype, mask, scale and variants: the genes of `recipe`. None where they also depend on other rows, on
@@ -170,8 +179,7 @@ class Family(ABC):
         """One sentence if the problem is `batch_invariant` and the config's bits are not those of the recipe."""
         if not problem.batch_invariant:
             return None
-        if not (recipe := self.recipe(problem, gpu)):
-            return f"{self.name} has no recipe for rows of the same bits in every batch of such a problem."
+        recipe = self.recipe(problem, gpu)
         bits = self.row_bits(problem, config)
         if bits == tuple(recipe.values()):
             return None

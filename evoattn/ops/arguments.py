@@ -12,7 +12,7 @@ from torch import Tensor
 
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT, FULL
 from evoattn.model.problem import BIAS_ROW_STEP
-from evoattn.model.score import FLAGS, INTEGERS, LONG, SCORE, Tree, evaluate, parse_score
+from evoattn.model.score import FLAGS, INTEGERS, LONG, SCORE, Tree, evaluate, parse_predicate, parse_score
 from evoattn.ops.torch_modes import autocast_dtype, has_autocast
 
 Causal = bool | Literal["upper_left", "lower_right"] | None
@@ -161,6 +161,15 @@ class Score:
         tree = self._tree or parse_score(self.text or SCORE, self.tables, True).tree
         changed: Tensor = evaluate(tree, values, torch)
         return changed
+
+    def shows(self, indices: Mapping[str, int | Tensor]) -> Tensor | bool:
+        """Whether the predicate shows keys, by torch: indices as in `of`."""
+        if not self.predicate:
+            return True
+        names = (f"own_{name}" for name in self._names)
+        values = {**dict(zip(names, self.tensors, strict=True)), **indices}
+        shown: Tensor | bool = evaluate(parse_predicate(self.predicate, self.tables, True).tree, values, torch)
+        return shown
 
 
 def mask_of(causal: object, is_causal: object = False) -> str:

@@ -128,9 +128,10 @@ def _of_flex(call: Call, score_mod: Callable[..., Any] | None, block_mask: Any) 
     found: tuple[Choice, ...] | str = made if isinstance(made, str) else ""
     for make in () if isinstance(made, str) else made:
         one = make()
-        found = flex.GRADIENTS if one.wants_gradients else _found(one)
+        found = _found(one)
         if not isinstance(found, str):
-            return f"{found[0].words}."
+            forward, *backward = [choice.words for choice in found]
+            return "".join((forward, *(f"; for the gradients {words}" for words in backward), "."))
     return f"FlexAttention of torch runs: {found}."
 
 

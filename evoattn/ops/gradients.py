@@ -97,7 +97,15 @@ class Backward:
         """All that the plan of this backward pass depends on."""
         call = self.call
         tensors = call.query, call.key, call.value, self.out, self.grad_lse, *call.terms
-        words = call.mask, call.scale, call.enable_gqa, call.window, call.softcap, call.score and call.score.key
+        words = (
+            call.mask,
+            call.scale,
+            call.enable_gqa,
+            call.window,
+            call.softcap,
+            call.score and call.score.key,
+            call.blocks,
+        )
         of_tensors = [t if t is None else (t.shape, t.stride(), t.dtype, t.get_device(), t.is_neg()) for t in tensors]
         return (BACKWARD.name, *words, call.longest, self.grads, are_deterministic(call), *of_tensors)
 

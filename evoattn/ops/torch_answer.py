@@ -6,12 +6,14 @@ take; the formula, for what SDPA lacks, and for the log-sum-exp, which it does n
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from evoattn.model.block_list import parse_blocks
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT
 from evoattn.ops.arguments import ALIGNMENT, BIAS, SEQUSED, SINKS, SLOPES, STARTS_K, STARTS_Q, TABLE, TERMS
 from evoattn.ops.call import FLOATS, Answer, Call
@@ -249,7 +251,36 @@ def scores_of(call: Call, queries: Tensor, keys: Tensor, rows: slice, diagonal: 
         scores = call.score.of(scores, _indices(call, rows, diagonal))
     if (hidden := _hidden(call, rows, diagonal)) is not None:
         scores = scores.masked_fill(hidden, -math.inf)
+    if call.blocks:
+        scores = scores.masked_fill(~_listed(call, _indices(call, rows, diagonal)), -math.inf)
     return scores
+
+
+EMPTY, PARTIAL, FULL = range(3)
+"""What a block is by its lists."""
+
+
+def states_of(lists: Sequence[tuple[Tensor | None, Tensor | None]], columns: int) -> Tensor:
+    """What each of so many blocks of keys is, int32 `[batch or 1, heads or 1, blocks of rows, columns]`: `lists` are
+    the counts and numbers of PARTIAL blocks, then of FULL ones, if there are any."""
+    first = lists[0][0]
+    assert first is not None
+    states = first.new_zeros((*first.shape, columns + 1), dtype=torch.int32)
+    for kind, (counts, blocks) in zip((PARTIAL, FULL), lists, strict=True):
+        if counts is not None and blocks is not None:
+            listed = torch.arange(blocks.shape[-1], device=blocks.device) < counts[..., None]
+            states.scatter_(-1, blocks.clamp(0, columns).masked_fill(~listed, columns).long(), kind)
+    return states[..., :columns].contiguous()
+
+
+def _listed(call: Call, indices: dict[str, int | Tensor]) -> Tensor:
+    """Bool, of scores with these indices: the keys that block lists show."""
+    mask, lists = parse_blocks(call.blocks), call.terms[-4:]
+    states = states_of(((lists[0], lists[1]), (lists[2], lists[3])), -(-call.key.shape[-2] // mask.keys))
+    at = [index * (size > 1) for index, size in zip((indices["b"], indices["h"]), states.shape, strict=False)]
+    found = states[at[0], at[1], indices["q"] // mask.rows, indices["k"] // mask.keys]
+    shown = True if call.score is None else call.score.shows(indices)
+    return (found == FULL) | ((found == PARTIAL) & shown)
 
 
 def keys_in_use(key: Tensor, value: Tensor, used: Tensor, table: Tensor | None) -> tuple[Tensor, Tensor]:

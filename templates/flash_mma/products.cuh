@@ -10,7 +10,10 @@
   auto visible = [&](int tile) {
     return KeyList::LISTED || (!Mask::ROWS_DIFFER && KEY_WARPS == 1) || first_key(tile) < warp_keys;
   };
+  SeenKeys<2 * ROW_TILES, BLOCK_N> seen;  // of the tile whose scores were computed last, if it is PARTIAL
+  KeyList::wait_for_bits();
   auto scores = [&](Scores& s, int tile) {  // S = Q Kᵀ
+    if (key_tiles.is_packed(tile)) key_tiles.load_seen(seen, warp_row + lane / 4, first_key(tile), lane);
     if constexpr (EIGHT_BITS) {
       key_scales.load_k(pages, first_key(tile) + lane % 4 * 2, seqlen_k);
       multiply_qk_eight<KvElement, KeyLayout>(s, q_frag, k_ring_smem + tile % K_STAGES * K_TILE_BYTES);
@@ -32,7 +35,9 @@
     const bool masked = KeyList::LISTED ? listed_partial || first_key(tile) + WARP_KEYS > seqlen_k
                                         : first_key(tile) + WARP_KEYS > unmasked_keys ||
                                               (Mask::WINDOW && first_key(tile) < hidden_keys);
-    if (masked) {
+    if (key_tiles.is_packed(tile)) {
+      key_tiles.mask_unseen(s, seen);
+    } else if (masked) {
       const int lane_key = first_key(tile) + lane % 4 * 2;
       if (KeyList::LISTED && !listed_partial) {
         mask_scores(s, AllKeys(seqlen_q, seqlen_k).keys_from(warp_row + lane / 4, lane_key));

@@ -25,6 +25,7 @@ struct Fragments {
   HeadTerms<Element> head_terms[GROUP_ROWS ? 2 : 1];        // of this tile of rows, of the lane's rows g and g + 8
   BiasPair<Element> bias[Terms::BIASED ? BLOCK_N / 4 : 1];  // of the next tile of keys
   float inverse[2];                                         // of the sums of a tile of rows
+  SeenKeys<2, BLOCK_N> seen;                                // of a PARTIAL tile of keys, by the lane's rows g and g + 8
 };
 
 struct Consumer : Epilogue {
@@ -37,6 +38,7 @@ struct Consumer : Epilogue {
   RowState& state;
   HeadTerms<Element> (&head_terms)[GROUP_ROWS ? 2 : 1];
   BiasPair<Element> (&bias)[Terms::BIASED ? BLOCK_N / 4 : 1];
+  SeenKeys<2, BLOCK_N>& seen;
   const float softmax_scale_log2;
   const float cap_scale;  // SOFTCAP: the softmax scale / cap
   float score_scale;      // Scales::GIVEN, no SOFTCAP: the softmax scale of this tile of rows, log2 units
@@ -63,6 +65,7 @@ struct Consumer : Epilogue {
         state(f.state),
         head_terms(f.head_terms),
         bias(f.bias),
+        seen(f.seen),
         softmax_scale_log2(softmax_scale_log2),
         cap_scale(work.terms.given.score_scale),
         work(work) {}
@@ -80,6 +83,7 @@ struct Consumer : Epilogue {
     if constexpr (AHEAD) rows_ahead();
     else rows_in_turn();
     if (STORE != Store::ROWS && thread == 0) tma_store_wait_read();  // shared memory must live until it is read
+    KeyList::wait_for_bits();  // this launch does not end before the one that writes them
     // Takes the turn that the last round left, so that the barrier ends as it began.
     if (PING_PONG && warpgroup == 0) wait_for_turn();
   }
@@ -178,11 +182,21 @@ private:
   }
   // What a variant does to S.
   __device__ __forceinline__ void change_scores() { change_tile(s, bias, work.terms, row_terms(0), row_terms(8)); }
-  // Of PARTIAL blocks by the predicate, else behind the last key.
+  // Begins to load the bits of a PARTIAL tile, if there are any.
+  __device__ __forceinline__ void load_seen() {
+    const ListedTiles<BLOCK_N> listed = work.listed();
+    if (listed.is_packed(key_tile)) {
+      KeyList::wait_for_bits();
+      listed.load_seen(seen, lane_row(work.tile), listed.first_key_down(key_tile), lane);
+    }
+  }
+  // Of PARTIAL blocks by bits or the predicate, else behind the last key.
   __device__ __forceinline__ void mask_listed() {
     const ListedTiles<BLOCK_N> listed = work.listed();
     const int key = listed.first_key_down(key_tile), row = lane_row(work.tile);
-    if (listed.is_partial(key_tile)) {
+    if (listed.is_packed(key_tile)) {
+      listed.mask_unseen(s, seen);
+    } else if (listed.is_partial(key_tile)) {
       mask_scores(s, key, work.mask.keys_from(row, 0), lane);
       listed.mask_partial(s, work.terms, work.tile.batch, work.rows.head(work.tile, row), row, key + lane % 4 * 2);
     } else {
@@ -238,7 +252,8 @@ private:
   // Waits for S while a newer product, if any, is under way, and returns what its softmax does.
   template <bool FIRST, bool MASKED, bool NEWER> __device__ __forceinline__ bool finish_qk() {
     if constexpr (Terms::BIASED) load_bias(bias, work.terms, row_terms(0), row_terms(8));  // beside the product
-    wgmma_wait<NEWER>();                                                                   // S is there
+    if constexpr (KeyList::LISTED && (FIRST || MASKED)) load_seen();
+    wgmma_wait<NEWER>();  // S is there
     pin_registers(s);
     if constexpr (RESCALE != Rescale::LAZY_AFTER) release(barrier(Smem::K_EMPTY, ring.stage));
     // The product has used Q in registers: a load is under way after its instruction, and wgmma of another block can

@@ -27,8 +27,9 @@ struct KeyScales<Scales::KEY, Rows, PAGED, BLOCK_N, KEYS, SMALL_PAGES> {
   static constexpr int COUNT = Rows::LANE_KEYS;
   float k[COUNT], v[COUNT];  // 1 of keys that the warp does not have
   float v_factor = 1.f;
-  ScaleSource k_source, v_source;             // from the head's first
-  TilePages<PAGED, KEYS, SMALL_PAGES> pages;  // of the tile that is loaded next
+  ScaleSource k_source, v_source;  // from the head's first
+  // Of the tile that is loaded next.
+  TilePages<PAGED ? (SMALL_PAGES ? Place::SMALL_PAGED : Place::PAGED) : Place::DENSE, KEYS> pages;
 
   __device__ __forceinline__ KeyScales(const KvScales& given, const WarpKeys& keys, const Rows& rows, int)
       : k_source(given.k), v_source(given.v) {

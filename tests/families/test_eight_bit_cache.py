@@ -55,6 +55,7 @@ def kernel_of(family, problem, genes, gpu, *edits):
     return built(registry.lookup(family), problem, config, GPUS[gpu], *edits, machine_code=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "words", "genes", "gpu", "kind"), RIGHT)
 def test_right(family, words, genes, gpu, kind):
     problem = parse_shape(SHAPE + words)
@@ -62,6 +63,7 @@ def test_right(family, words, genes, gpu, kind):
     assert result.passed, result.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "kv", "gpu", "code"),
     [

@@ -3,6 +3,7 @@ and among others; and a kernel that breaks the promise is found."""
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.portfolio.pick import pick
+from evoattn.samplers.pool import ConfigPool
+from evoattn.search.spaces import choose_spaces
 from tests.families.on_interpreter import Edit, built
 
 KEYS, ROWS, CHUNKS = 270, (3, 64, 131, 257, 269), ((0, 70), (190, 200), (250, 270))
@@ -173,3 +176,16 @@ def test_what_depends_on_others_is_refused():
         config = KernelConfig("flash_wgmma", {**right.params, **change})
         assert "batch_invariant" in str(family.why_impossible(problem, config, card))
     assert "PART_TILES" in str(family.why_impossible(problem.with_(batch_invariant=False), right, card))
+
+
+def test_a_search_draws_from_the_recipe_alone():
+    problem, card = parse_shape("B=1,H=16,S=4096,D=64,batch_invariant=1"), GPUS["h100"]
+    spaces = choose_spaces((), (), True, problem, card)
+    assert list(spaces) == ["flash_wgmma"] and spaces["flash_wgmma"].starting
+    family = registry.lookup("flash_wgmma")
+
+    def why_invalid(name: str, params: dict[str, Any]) -> str | None:
+        return family.why_invalid(problem, KernelConfig(name, params), card)
+
+    drawn = [ConfigPool(spaces, why_invalid, random.Random(seed)).draw() for seed in range(5)]
+    assert len({found[1]["BLOCK_M"] for found in drawn if found}) > 1

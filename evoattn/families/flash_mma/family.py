@@ -17,6 +17,7 @@ from evoattn.families.flash_mma.refusals import (
 )
 from evoattn.families.flash_mma.resources import block_warps, ring_stages, smem_bytes
 from evoattn.families.flash_mma.work import launch_work
+from evoattn.families.packed_mask import pack_launches, pack_work, packed_bytes
 from evoattn.families.residency import WARP
 from evoattn.families.row_blocks import batches, row_blocks
 from evoattn.families.variants import scale_args, scale_constants, variant_args, variant_constants
@@ -134,7 +135,12 @@ class FlashMma(Family):
         heads_fastest = genes.BLOCK_ORDER.startswith("heads")
         grid = (problem.heads, batch, rows) if heads_fastest else (rows, problem.heads, batch)
         args = attention_args(problem) + variant_args(problem) + scale_args(problem) + block_list_args(problem)
-        return (KernelLaunch(self.name, grid, (WARP * block_warps(genes), 1, 1), smem_bytes(problem, genes), args),)
+        before, threads, smem = pack_launches(problem), (WARP * block_warps(genes), 1, 1), smem_bytes(problem, genes)
+        overlaps = bool(before) and gpu.capability >= (9, 0)
+        return *before, KernelLaunch(self.name, grid, threads, smem, args, overlaps=overlaps)
+
+    def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
+        return packed_bytes(problem)
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
-        return launch_work(problem, self.genes(config), registers)
+        return *pack_work(problem), *launch_work(problem, self.genes(config), registers)

@@ -39,6 +39,7 @@ from evoattn.families.flash_wgmma.resources import (
 )
 from evoattn.families.flash_wgmma.text import wgmma_function
 from evoattn.families.flash_wgmma.work import launch_work
+from evoattn.families.packed_mask import pack_launches, pack_work, packed_bytes
 from evoattn.families.tensor_tiles import ELEMENT_BYTES, group_map, key_map, sliding_map, tile_map, why_not_sliding
 from evoattn.families.variants import variant_args, variant_constants
 from evoattn.families.work import LaunchWork
@@ -184,7 +185,9 @@ class FlashWgmma(Family):
             *variant_args(problem),
             *block_list_args(problem),
         )
+        before = pack_launches(problem)
         return (
+            *before,
             KernelLaunch(
                 self.name,
                 grid(problem, genes, gpu),
@@ -192,6 +195,7 @@ class FlashWgmma(Family):
                 smem_bytes(problem, genes),
                 args,
                 (cluster_blocks(problem, genes), 1, 1),
+                overlaps=bool(before),
                 together=genes.KEY_SPLIT if merges_in_memory(problem, genes) else 1,
             ),
         )
@@ -207,10 +211,11 @@ class FlashWgmma(Family):
             words = row_blocks * heads * merge_words(problem, genes)
             return {COUNTERS: 4 * words, RESULTS: results * result_bytes(problem)}
         claims = {COUNTERS: 4} if genes.SCHEDULE == "claimed" else {}
-        return claims | ({RESULTS: kept} if (kept := parts_bytes(problem, genes, gpu)) else {})
+        claims |= {RESULTS: kept} if (kept := parts_bytes(problem, genes, gpu)) else {}
+        return claims | packed_bytes(problem)
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
-        return launch_work(problem, self.genes(config), registers)
+        return *pack_work(problem), *launch_work(problem, self.genes(config), registers)
 
 
 def _maps(problem: AttentionProblem, genes: FlashWgmmaGenes) -> tuple[TensorMap, ...]:
