@@ -50,7 +50,7 @@ template <Place, int KEYS> struct TilePages {
   }
 };
 template <int KEYS> struct TilePages<Place::LISTED, KEYS> {
-  int key;
+  int key = 1 << 30;  // before the first tile, and of a warp without any: no row is left there
 
   __device__ __forceinline__ void load(const WarpKeys& keys, int first_key, int) { key = keys.listed_key(first_key); }
   __device__ __forceinline__ int left(const WarpKeys& keys, int) const { return keys.end - key; }
