@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # what type checkers and editors see of the names below
     from evoattn.ops.flex import flex as flex
     from evoattn.ops.flex import flex_attention as flex_attention
     from evoattn.ops.load import load as load
-    from evoattn.ops.runtime import NoKernel as NoKernel
+    from evoattn.ops.same_bits import NoKernel as NoKernel
     from evoattn.ops.sdpa import capture as capture
     from evoattn.ops.sdpa import disable as disable
     from evoattn.ops.sdpa import enable as enable
@@ -39,7 +39,7 @@ _HOMES = {
     "AttentionProblem": "evoattn.model.problem",
     "FailedRun": "evoattn.model.errors",
     "GPUS": "evoattn.model.gpu",
-    "NoKernel": "evoattn.ops.runtime",
+    "NoKernel": "evoattn.ops.same_bits",
     "Score": "evoattn.ops.arguments",
     "Shapes": "evoattn.ops.shapes",
     "WrongUse": "evoattn.model.errors",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import cycle
+from math import lcm
 
 from evoattn.correctness.cases import begin_apart, beside_tiles, fitted, listed, sequenced, used_cases, windowed
 from evoattn.correctness.interpreter_cases import SmallCase, can_be_far
+from evoattn.model.block_list import parse_blocks
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 
@@ -43,7 +45,7 @@ def device_cases(problem: AttentionProblem) -> list[tuple[str, AttentionProblem,
     if problem.seqused:
         made += [(name, windowed(p, 100, 30), kind) for name, p, kind in used_cases(problem, 256)]
     if problem.blocks:
-        return [(name, listed(p), kind) for name, p, kind in made]
+        return [(name, listed(p, turn), kind) for turn, (name, p, kind) in enumerate(made)]
     return [(name, sequenced(p), kind) for name, p, kind in made] if problem.varlen else made
 
 
@@ -106,6 +108,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     cases += [SmallCase("windows that begin at different tiles", p) for p in begin_apart(one, m, n, 1)]
     cases += [SmallCase("edges beside those of tiles", p) for p in (*beside_tiles(one, m, n), *_beside(one, m, n))]
     if problem.blocks:
+        if config.params.get("DQ") == "pass":  # a launch with tiles of its own
+            m, n = lcm(m, int(config.params["PASS_M"])), lcm(n, int(config.params["PASS_N"]))
         return [replace(case, problem=_listed(case.problem, m, n, turn)) for turn, case in enumerate(cases)]
     return [replace(case, problem=sequenced(case.problem)) for case in cases] if problem.varlen else cases
 
@@ -123,6 +127,8 @@ def _beside(problem: AttentionProblem, m: int, n: int) -> list[AttentionProblem]
 
 
 def _listed(problem: AttentionProblem, m: int, n: int, turn: int) -> AttentionProblem:
-    """The case with blocks of one or two tiles, by turns, and documents that begin within them."""
+    """The case with blocks of one or two tiles, by turns, and documents that begin within them; of some all heads have
+    the same lists."""
     rows, keys = m * (1 + turn % 2), n * (2 - turn // 2 % 2)
-    return problem.with_(blocks=f"bh:{rows}x{keys}:{n + 3}+{n // 2 + 1}+{3 * keys}:mixed")
+    documents = f"{n + 3}+{n // 2 + 1}+{3 * keys}" if parse_blocks(problem.blocks).documents else "1/1/3"
+    return problem.with_(blocks=f"{'b' if turn % 8 in (3, 4, 7) else 'bh'}:{rows}x{keys}:{documents}:mixed")

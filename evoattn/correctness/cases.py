@@ -159,11 +159,13 @@ def with_small_tables(problem: AttentionProblem) -> AttentionProblem:
     return problem.with_(tables="+".join(table.describe() for table in cut)) if cut else problem
 
 
-def listed(problem: AttentionProblem) -> AttentionProblem:
-    """Block lists of blocks as large, of each batch and head their own, that are not what the predicate gives."""
+def listed(problem: AttentionProblem, turn: int = 1) -> AttentionProblem:
+    """Block lists of blocks as large, of each batch and by turns of each head their own, that are not what the
+    predicate gives."""
     mask = parse_blocks(problem.blocks)
     documents = f"{mask.keys + 3}+{mask.keys // 2 + 1}+{3 * mask.keys}" if mask.documents else "1/1/3"
-    return problem.with_(blocks=f"bh:{mask.rows}x{mask.keys}:{documents}:mixed")
+    by = "bh" if turn % 2 else "b"
+    return problem.with_(blocks=f"{by}:{mask.rows}x{mask.keys}:{documents}:mixed")
 
 
 def keys_of_three_kernels(config: KernelConfig) -> int:
@@ -299,5 +301,5 @@ def device_cases(problem: AttentionProblem) -> list[tuple[str, AttentionProblem,
     if problem.seqused:
         made += [(name, windowed(p, 100, 30), kind) for name, p, kind in used_cases(problem, 256)]
     if problem.blocks:
-        return [(name, listed(p), kind) for name, p, kind in made]
+        return [(name, listed(p, turn), kind) for turn, (name, p, kind) in enumerate(made)]
     return [(name, sequenced(p, page), kind) for name, p, kind in made] if problem.varlen else made

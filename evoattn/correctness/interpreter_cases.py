@@ -180,7 +180,7 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
       some rows of a block see no key (`begin_apart`). The windows of the others end on, beside and within tiles;
     - where lengths or windows say where a mask's edges lie, edges one key beside those of tiles (`beside_tiles`);
     - of block lists, blocks of one and two tiles, and lists that are not what the predicate gives, of each batch and
-      head their own (`mixed` in `model/block_list.py`)."""
+      by turns of each head their own (`mixed` in `model/block_list.py`)."""
     page = problem.page if problem.varlen else 0
     plain = problem.with_(varlen="", page=0 if page else problem.page)
     made = _Maker(with_small_tables(plain), config)
@@ -344,12 +344,14 @@ class _Maker:
         return cases
 
     def listed(self, case: AttentionProblem, turn: int) -> AttentionProblem:
-        """The case with blocks of one or two tiles, by turns, and documents that begin within them."""
+        """The case with blocks of one or two tiles, by turns, and documents that begin within them. Some have lists
+        that heads share, for which a launch may ask the predicate once."""
         rows, keys = self.block_m * (1 + turn % 2), self.block_n * (2 - turn // 2 % 2)
         documents = f"{self.block_n + 3}+{self.block_n // 2 + 1}+{3 * keys}"
         if not parse_blocks(case.blocks).documents:
             documents = "1/1/3"
-        return case.with_(blocks=f"bh:{rows}x{keys}:{documents}:mixed")
+        by = "b" if turn % 8 in (3, 4, 7) else "bh"
+        return case.with_(blocks=f"{by}:{rows}x{keys}:{documents}:mixed")
 
     def of_edges(self) -> list[SmallCase]:
         """Where a window begins, and where keys end within a tile: causal masks end at many places of their own."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -113,6 +114,11 @@ def scores(
     return found
 
 
+@lru_cache(maxsize=64)
+def _without_expressions(problem: AttentionProblem) -> AttentionProblem:
+    return problem.with_(score="", predicate="", tables="")
+
+
 def _corrections(
     problem: AttentionProblem,
     configs: Sequence[KernelConfig],
@@ -121,13 +127,24 @@ def _corrections(
     fitted: Fitted,
     spill_bytes: int = 0,
 ) -> Floats:
-    """What the trees of the configs' one family multiply the physical parts by: 1 where it has none."""
+    """What the trees of the configs' one family multiply the physical parts by: 1 where it has none.
+
+    No kernel with expressions of a problem's own was measured. The trees are asked of the problem without them, and
+    what they add to the physical part stays as it is.
+    """
     trees = fitted.trees.get(configs[0].family)
     if trees is None:
         return np.ones(len(parts))
-    asked = [features(problem, c, part, gpu, spill_bytes) for c, part in zip(configs, parts, strict=True)]
+    seen, plain = problem, list(parts)
+    if problem.score or problem.predicate:
+        seen = _without_expressions(problem)
+        plain = [physical_part(seen, c, gpu, 0, fitted) or part for c, part in zip(configs, parts, strict=True)]
+    asked = [features(seen, c, part, gpu, spill_bytes) for c, part in zip(configs, plain, strict=True)]
     rows = np.array([list(map(row.get, trees.names)) for row in asked], np.float64)  # NaN where a row lacks one
-    return np.exp(np.clip(trees.predict(rows), -MOST_CORRECTION, MOST_CORRECTION))
+    factors = np.exp(np.clip(trees.predict(rows), -MOST_CORRECTION, MOST_CORRECTION))
+    shares: Floats = np.array([p.us / part.us for p, part in zip(plain, parts, strict=True)])
+    found: Floats = 1 + (factors - 1) * shares
+    return found
 
 
 def physical_part(

@@ -9,7 +9,7 @@ from evoattn.engine.groups import Group, Kernel
 from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig, SearchSpace, load_space
+from evoattn.model.space import KernelConfig, SearchSpace
 from evoattn.samplers.pool import ConfigPool
 
 RANDOM_SHARE = 0.12
@@ -39,7 +39,8 @@ class Breeder:
         for name in group.families:
             family = registry.lookup(name)
             if any(not family.why_unsupported(p, gpu) for p in group.problems):
-                spaces[name] = load_space(name, gpu)
+                free = (p for p in group.problems if not p.batch_invariant)
+                spaces[name] = family.space(next(free, group.problems[0]), gpu)
         self.spaces: dict[str, SearchSpace] = spaces
         self._pool = ConfigPool(spaces, self._why_invalid, self._rng)
         for known in group.kernels:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,7 +14,7 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.paths import TEMPLATES
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig
+from evoattn.model.space import KernelConfig, SearchSpace, Value, load_space, spelling
 
 MOST_ROWS = (1 << 31) - (1 << 16)
 """Queries or keys of a sequence. Kernels count them in int32, to the end of the last tile of 2^16 rows at most."""
@@ -69,6 +70,8 @@ class Family(ABC):
             return f"{self.name} takes at most {MOST_ROWS} queries and keys, which its kernels count in int32."
         if reason := self.refuse(problem, gpu):
             return reason
+        if problem.batch_invariant and not self.recipe(problem, gpu):
+            return f"{self.name} has no recipe for rows of the same bits in every batch of such a problem."
         if problem.lse and not self.writes_lse:
             return f"{self.name} does not write the log-sum-exp; take lse=1 out of the shape, or another family."
         return None
@@ -83,7 +86,11 @@ class Family(ABC):
 
     def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
         """One sentence if this config cannot be, else None. All that is knowable before compiling is said here."""
-        return self.why_unsupported(problem, gpu) or self.why_not(problem, config, gpu)
+        return (
+            self.why_unsupported(problem, gpu)
+            or self.why_other_bits(problem, config, gpu)
+            or self.why_not(problem, config, gpu)
+        )
 
     def why_impossible(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
         """One sentence if this config cannot serve the problem, else None: `why_invalid` without what is merely
@@ -93,7 +100,11 @@ class Family(ABC):
         another problem may run it all the same: every kernel passes a set of small problems, on which most of its
         genes are redundant.
         """
-        return self.why_unsupported(problem, gpu) or self.why_not(problem, config, gpu, redundant=False)
+        return (
+            self.why_unsupported(problem, gpu)
+            or self.why_other_bits(problem, config, gpu)
+            or self.why_not(problem, config, gpu, redundant=False)
+        )
 
     @abstractmethod
     def why_not(
@@ -113,6 +124,11 @@ class Family(ABC):
     def why_outdated(self, config: KernelConfig, source: str) -> str | None:
         """One sentence if a recorded source of this config is of an older version whose kernels today's `launches` do
         not fit, else None. Such a kernel could be wrong, or wait without end."""
+        if all(f"constexpr bool {name} = true;" in source for name in ("VARLEN", "PAGED")) and KEYS_USED not in source:
+            return (
+                "It reads where the keys of packed sequences in pages begin, as an older evoattn told kernels; today's "
+                "launches say how many there are."
+            )
         return None
 
     @abstractmethod
@@ -137,6 +153,41 @@ class Family(ABC):
         `deterministic`."""
         return ()
 
+    def recipe(self, problem: AttentionProblem, gpu: GpuSpec) -> Mapping[str, Value]:
+        """The value of each gene on which the bits of a row depend that all kernels of `batch_invariant` have; empty
+        where the family leaves such problems to another one, or serves none.
+
+        It depends on head_dims, dtype and architecture alone, so that a row has one recipe whatever is around it; no
+        two families have one for the same of these.
+        """
+        return {}
+
+    def space(self, problem: AttentionProblem, gpu: GpuSpec) -> SearchSpace:
+        """What a search of the problem may choose from: genes of a recipe have its values alone."""
+        whole = load_space(self.name, gpu)
+        if not problem.batch_invariant:
+            return whole
+        return whole.restricted({name: (spelling(value),) for name, value in self.recipe(problem, gpu).items()})
+
+    def row_bits(self, problem: AttentionProblem, config: KernelConfig) -> tuple[Value, ...] | None:
+        """What the bits of a row's answer and log-sum-exp depend on beside its own query, its keys and values,
+        head_dims, dtype, mask, scale and variants: the genes of `recipe`. None where they also depend on other rows, on
+        lengths or on how many SMs there are."""
+        return None
+
+    def why_other_bits(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
+        """One sentence if the problem is `batch_invariant` and the config's bits are not those of the recipe."""
+        if not problem.batch_invariant:
+            return None
+        recipe = self.recipe(problem, gpu)
+        bits = self.row_bits(problem, config)
+        if bits == tuple(recipe.values()):
+            return None
+        wanted = " ".join(f"{name}={value}" for name, value in recipe.items())
+        if bits is None:
+            return f"batch_invariant asks for {wanted}; here a row's bits depend on what is around it, too."
+        return f"batch_invariant asks for {wanted}, on which the bits of a row depend."
+
     @abstractmethod
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
         """What each launch has to do, in closed forms (`families/work.py`): of this the cost model makes a time.
@@ -150,6 +201,8 @@ def _listed(words: tuple[str, ...]) -> str:
     return " and ".join((", ".join(words[:-1]), words[-1])) if len(words) > 1 else words[0]
 
 
+KEYS_USED = "keys_used"
+"""In kernels that serve packed sequences in pages, and in no older ones."""
 ZEROED_SUFFIX = "_zeroed"
 
 

@@ -3,13 +3,51 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
+from evoattn.families.residency import WARP
 from evoattn.model.block_list import blocks_of_rows, parse_blocks
+from evoattn.model.gpu import MAX_GRID_YZ
 from evoattn.model.launch import Buffer, KernelArg, Scalar
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.score import cost, depends_on
 
 BUFFERS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
+BITS = "mask_bits"
+"""The scratch buffer of what the predicate says in PARTIAL blocks, a bit each."""
+MOST_BIT_BYTES = 1 << 28
+"""More is not kept: heads then ask the predicate themselves."""
+READ_BIT = 2.0
+"""Instructions of a head for each pair whose answer is a bit."""
+
+
+class Packed(NamedTuple):
+    """The shape of `BITS`: one answer for so many batches and heads, of all rows of whole blocks."""
+
+    batches: int
+    heads: int
+    rows: int
+    row_words: int
+
+    @property
+    def bytes(self) -> int:
+        return 4 * math.prod(self)
+
+
+def packed_mask(problem: AttentionProblem) -> Packed | None:
+    """The bits that a launch before the kernel makes; None where heads ask the predicate themselves, as it is cheap,
+    few share its answers, or there are too many."""
+    if problem.shown is None:
+        return None
+    mask = parse_blocks(problem.blocks)
+    rows, keys = mask.blocks(problem.band)
+    batches = problem.batch if mask.by_batch or depends_on(problem.shown, "b") else 1
+    heads = problem.heads if mask.by_head or depends_on(problem.shown, "h") else 1
+    found = Packed(batches, heads, rows * mask.rows, 4 * math.ceil(keys * mask.keys / 128))
+    sharers, asked = problem.batch * problem.heads / (batches * heads), cost(problem.shown)[2] + 1
+    too_many = found.bytes > MOST_BIT_BYTES or batches * heads > MAX_GRID_YZ
+    saves = sharers * (asked - READ_BIT) > asked + READ_BIT
+    return found if saves and not too_many and mask.keys % WARP == 0 else None
 
 
 def block_list_constants(problem: AttentionProblem) -> dict[str, Any]:
@@ -17,17 +55,24 @@ def block_list_constants(problem: AttentionProblem) -> dict[str, Any]:
     return {"KEY_LIST": "blocks" if problem.blocks else "none"}
 
 
-def block_list_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
-    """The arguments of `templates/device/key_list/blocks.cuh`, none without a block list."""
+def block_list_args(problem: AttentionProblem, packs: bool = True) -> tuple[KernelArg, ...]:
+    """The arguments of `templates/device/key_list/blocks.cuh`, none without a block list; `packs`: with bits, if there
+    are any."""
     if not problem.blocks:
         return ()
     mask, shapes = parse_blocks(problem.blocks), problem.term_shapes
     batches, heads, rows, keys = shapes["kv_indices"]
+    bits = packed_mask(problem) if packs else None
+    words = bits.rows * bits.row_words if bits else 0
     return (
         *(Buffer(name) for name in BUFFERS),
         *(Scalar("int32", size) for size in (mask.rows, mask.keys, keys)),
         Scalar("int64", heads * rows * (batches > 1)),
         Scalar("int64", rows * (heads > 1)),
+        Buffer(BITS) if bits else Scalar("int64", 0),
+        Scalar("int64", bits.heads * words * (bits.batches > 1) if bits else 0),
+        Scalar("int64", words * (bits.heads > 1) if bits else 0),
+        Scalar("int32", bits.row_words if bits else 0),
     )
 
 

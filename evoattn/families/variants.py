@@ -9,20 +9,24 @@ from evoattn.model.dtype import DTYPES
 from evoattn.model.launch import Buffer, KernelArg, Scalar
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.scales import PER_TOKEN
-from evoattn.model.score import SCORE, WHOLE, in_cuda, member, size_member
+from evoattn.model.score import SCORE, WHOLE, Score, Tree, cost, depends_on, derivative, loads_pairs
+from evoattn.model.score_cuda import in_cuda, member, size_member
 from evoattn.model.variant import KEY_VARIANTS, SCORE_VARIANTS
 
 COMPILED = (*SCORE_VARIANTS, *KEY_VARIANTS, "varlen")
 """Those of which a template gets a constant each."""
 SEQUENCES = "sequences"
 """The argument that says how many packed sequences there are, in place of which a call may put fewer."""
+SHORT, LONG = 2, 12
+"""Instructions of a predicate for a key."""
 
 
-def variant_constants(problem: AttentionProblem) -> dict[str, Any]:
+def variant_constants(problem: AttentionProblem, hides: bool = False, slope: bool = False) -> dict[str, Any]:
     """One constant for each variant of scores and keys; VARIANT, the header in `templates/device/variant` that names
-    the arguments; and OWN_SCORE, the code of the problem's own expression of scores."""
+    the arguments; and OWN_SCORE, the code of the problem's own expression of scores, which, if it `hides`, makes -inf
+    of the scores that the predicate of a block list does not show; `slope`: with its derivative."""
     flags = {name.upper(): name in problem.variants for name in COMPILED}
-    own = _own_score(problem) if problem.own_score or problem.blocks else NO_OWN_SCORE
+    own = _own_score(problem, hides, slope) if problem.own_score or problem.blocks else NO_OWN_SCORE
     return flags | {"VARIANT": "varied" if any(flags.values()) or problem.blocks else "plain", "OWN_SCORE": own}
 
 
@@ -33,10 +37,12 @@ NO_OWN_SCORE = """struct OwnScore {
 #define OWN_SCORE_ARGUMENTS"""
 
 
-def _own_score(problem: AttentionProblem) -> str:
+def _own_score(problem: AttentionProblem, hides: bool, slope: bool) -> str:
     """The class `Own` of `templates/device/score.cuh`, and the arguments that its fields are made of, in the order of
     `own_score_args`."""
     score, shown = problem.own_score, problem.shown
+    value, hides = in_cuda(score.tree) if score else SCORE, hides and shown is not None
+    given = "true" if score or hides else "false"
     fields = [("float", "unit", "what the kernel scales a score by last")]
     for table in problem.own_tables:
         element = DTYPES[table.dtype].cuda if table.dtype in DTYPES else WHOLE[table.dtype]
@@ -47,12 +53,14 @@ def _own_score(problem: AttentionProblem) -> str:
     return "\n".join(
         (
             "struct OwnScore {",
-            f"  static constexpr bool GIVEN = {'true' if score else 'false'};  // s = {score.text if score else SCORE}",
+            f"  static constexpr bool GIVEN = {given};  // s = {score.text if score else SCORE}",
             f"  static constexpr bool SHOWS = {'true' if shown else 'false'};  // PARTIAL blocks have a predicate",
             *(f"  {kind} {name};  // {meaning}" for kind, name, meaning in fields),
+            *(_of_lists(shown) if problem.blocks else ()),
             "  __device__ __forceinline__ float of(float s, int b, int h, int q, int k, int d) const {",
-            f"    return {in_cuda(score.tree) if score else SCORE};",
+            f"    return {f'partial && !shows(b, h, q, k, d) ? NEGATIVE_INFINITY : {value}' if hides else value};",
             "  }",
+            *(_slope(score) if slope and score else ()),
             "  __device__ __forceinline__ bool shows(int b, int h, int q, int k, int d) const {",
             f"    return {in_cuda(shown, False) if shown else 'true'};",
             "  }",
@@ -60,6 +68,27 @@ def _own_score(problem: AttentionProblem) -> str:
             "#define OWN_SCORE_PARAMETERS " + "".join(f", {kind} own_{name}" for kind, name, _ in fields),
             "#define OWN_SCORE_ARGUMENTS " + "".join(f", own_{name}" for _, name, _ in fields),
         )
+    )
+
+
+def _of_lists(shown: Tree | None) -> tuple[str, ...]:
+    """What block lists ask of the predicate. It is written out for each key where it is short and bits are not likely
+    to be asked in its place: compilers would take seconds."""
+    asked = 0.0 if shown is None else cost(shown)[2]
+    in_loop = shown is not None and asked > SHORT and (asked > LONG or not depends_on(shown, "h"))
+    return (
+        f"  static constexpr bool IN_LOOP = {'true' if in_loop else 'false'};  // not written out for each key",
+        f"  static constexpr bool PAIRED = {'true' if shown and loads_pairs(shown) else 'false'};  // a table of pairs",
+        "  bool partial = false;  // the tile at hand is of a PARTIAL block",
+    )
+
+
+def _slope(score: Score) -> tuple[str, ...]:
+    """The method that gives the derivative by the score."""
+    return (
+        "  __device__ __forceinline__ float slope(float s, int b, int h, int q, int k, int d) const {",
+        f"    return {in_cuda(derivative(score.tree))};",
+        "  }",
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
-from evoattn.families.block_list import listed_row_steps
+from evoattn.families.block_list import READ_BIT, listed_row_steps, packed_mask
 from evoattn.families.dealt import DealtTiles
 from evoattn.families.gangs import TilesInOrder
 from evoattn.families.residency import WARP
@@ -25,6 +25,10 @@ from evoattn.model.sequences import Sequences
 
 SHARED_LINE = 128
 """Bytes that shared memory gives in a clock."""
+
+
+CONVERSION = 1.25
+"""Instructions that a pair of numbers of 8 bits takes to be one of fp16, of e4m3 on sm_89."""
 
 
 @dataclass(frozen=True)
@@ -226,8 +230,9 @@ SOFTCAP, ALIBI, BIAS = (1.0, 1.0, 2.0), (0.0, 2.0, 3.3), (0.0, 2.0, 6.2)
 and flash_wgmma: a hyperbolic tangent with two factors; a distance times a slope; a load with its address."""
 
 
-def variant_step(problem: AttentionProblem, scores: float, lanes: float = 1.0) -> Step:
-    """Of `scores` scores of a block, of each of which so many lanes find the place."""
+def variant_step(problem: AttentionProblem, scores: float, lanes: float = 1.0, packs: bool = True) -> Step:
+    """Of `scores` scores of a block, of each of which so many lanes find the place; `packs`: bits may say what the
+    predicate of a block list does."""
     if not (problem.softcap or problem.alibi or problem.bias or problem.own_score or problem.blocks):
         return Step()
     chosen = [SOFTCAP] * bool(problem.softcap) + [tuple(lanes * n for n in ALIBI)] * problem.alibi
@@ -235,8 +240,9 @@ def variant_step(problem: AttentionProblem, scores: float, lanes: float = 1.0) -
     if problem.own_score:
         chosen.append(cost(problem.own_score.tree))
     if problem.shown:  # and where it is false another score
-        share = partial_share(*problem.block_mask)
-        chosen.append(tuple(share * (n + 1) for n in cost(problem.shown)))
+        share, asked = partial_share(*problem.block_mask), cost(problem.shown)
+        bits = packs and packed_mask(problem)
+        chosen.append((0.0, 0.0, share * READ_BIT) if bits else tuple(share * (n + 1) for n in asked))
     special, fp32, instructions = (scores * sum(each[i] for each in chosen) for i in range(3))
     loaded = scores * problem.element_bytes * bool(problem.bias)
     return Step(fp32=fp32, special=special, instructions=instructions / WARP, loaded_bytes=loaded)

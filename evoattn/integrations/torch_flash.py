@@ -19,7 +19,7 @@ from torch import Tensor
 from evoattn.ops import current
 from evoattn.ops.arguments import mask_of
 from evoattn.ops.call import Call
-from evoattn.ops.runtime import NoKernel
+from evoattn.ops.same_bits import NoKernel, refuse
 
 NAME = "evoattn"
 OP = "_scaled_dot_product_flash_attention"
@@ -87,6 +87,7 @@ class Replaced:
                 return answer[0], answer[1], None, None, query.shape[2], key.shape[2], state, state[0], debug_mask
             except NoKernel:
                 pass
+        refuse("FlashAttention of torch was asked for what kernels do not serve")
         theirs: Answer = self._original.call_boxed(
             keys, query, key, value, dropout_p, is_causal, return_debug_mask, scale=scale
         )

@@ -24,6 +24,8 @@ def why_no_grads(problem: Any) -> str:
         return f"grads and deterministic are said of op={BACKWARD.name}, not of {problem.op}."
     if problem.op == BACKWARD.name and problem.page:
         return f"page: pages hold a cache that is read; op={BACKWARD.name} takes K and V in one piece."
+    if problem.op == BACKWARD.name and problem.batch_invariant:
+        return f"batch_invariant is said of op=forward; of op={BACKWARD.name} it is deterministic."
     names = parse_grads(problem.grads)
     if names != tuple(name for name in TERM_GRADS if name in names):
         return f"grads must be {', '.join(TERM_GRADS)} or {'+'.join(TERM_GRADS)}, not {problem.grads!r}."

@@ -30,7 +30,7 @@ from evoattn.model.mask import Band
 _TEXT = re.compile(
     r"(?:(bh?|h):)?(\d{1,5})x(\d{1,5}):(?:(\d{1,9}(?:\+\d{1,9})*)|(\d{1,7}(?:/\d{1,7}){2}))(:mixed)?", re.ASCII
 )
-NOT_BESIDE = ("window", "seqused", "page", "varlen")
+NOT_BESIDE = ("window", "seqused", "page", "varlen", "kv")
 """Variants with which there is no block list."""
 
 

@@ -45,7 +45,7 @@ BIAS_ROW_STEP = 8
 """Elements that the rows of a bias are multiples of."""
 LONGEST_LENGTHS = 40
 """Characters of lengths that a file's name may have."""
-OPTIONAL = ("lse", "scale", "op", "tables", "predicate", "grads", "deterministic", *VARIANTS)
+OPTIONAL = ("lse", "scale", "op", "tables", "predicate", "grads", "deterministic", "batch_invariant", *VARIANTS)
 """Fields that `to_dict` leaves out where they say nothing: older records lack them."""
 
 
@@ -99,7 +99,8 @@ class AttentionProblem:
 
     `op` is what is computed, a row of `OPERATIONS`; the above is said of `forward`. `backward` makes the gradients of
     q, k and v out of that of O and, with `lse`, of the log-sum-exp; `grads` names further inputs whose gradients are
-    wanted, `bias`, `sinks` or `bias+sinks`; `deterministic` asks for the same bits in every run.
+    wanted, `bias`, `sinks` or `bias+sinks`; `deterministic` asks for the same bits in every run, and `batch_invariant`,
+    of `forward`, for a row's bits to be the same whatever else is computed (`Family.row_bits`).
 
     Raises `ProblemError` on a size, dtype, mask or layout that is not one of the above, and on variants that exclude
     each other.
@@ -134,6 +135,7 @@ class AttentionProblem:
     op: str = FORWARD.name
     grads: str = ""
     deterministic: bool = False
+    batch_invariant: bool = False
     kv: str = ""
     scales: str = ""
 
@@ -147,7 +149,7 @@ class AttentionProblem:
         for field, allowed in (("dtype", QUERY_DTYPES), ("mask", MASKS), ("layout", LAYOUTS), ("op", OPERATIONS)):
             if getattr(self, field) not in tuple(allowed):
                 raise ProblemError(f"{field} must be one of {', '.join(allowed)}, not {getattr(self, field)!r}.")
-        for field in ("lse", "deterministic"):
+        for field in ("lse", "deterministic", "batch_invariant"):
             if not isinstance(getattr(self, field), bool):
                 raise ProblemError(f"{field} must be true or false, not {getattr(self, field)!r}.")
         if fault := why_no_scales(self) or fault_of(self) or why_no_grads(self):
@@ -454,8 +456,7 @@ class AttentionProblem:
             elif field != "value_dim":
                 text = _number(value) if field == "softcap" else value
                 parts.append(field if value is True else f"{field}={text}")
-        if self.lse:
-            parts.append("lse")
+        parts += ["lse"] * self.lse + ["batch_invariant"] * self.batch_invariant
         text = " ".join(parts)
         return f"{self.name}: {text}" if self.name else text
 
@@ -477,6 +478,7 @@ class AttentionProblem:
             self.op: self.op != "forward",
             f"d{self.grads.replace('+', '_d')}": self.grads,
             "deterministic": self.deterministic,
+            "batch_invariant": self.batch_invariant,
             "lse": self.lse,
             f"scale{_digits(self.scale or 0)}": self.scale,
             f"w{self.window.replace(':', '_')}": self.window,

@@ -484,6 +484,26 @@ def _names(tree: Tree) -> set[str]:
     return set()
 
 
+def depends_on(tree: Tree, name: str) -> bool:
+    """Whether an expression differs by an index, or by the score."""
+    match tree:
+        case Name(own):
+            return own == name
+        case Load(_, of, _) | Apply(_, of):
+            return any(depends_on(one, name) for one in of)
+    return False
+
+
+def loads_pairs(tree: Tree) -> bool:
+    """Whether an expression loads an element for each query and key."""
+    match tree:
+        case Load(_, of, _) if depends_on(tree, "q") and depends_on(tree, "k"):
+            return True
+        case Load(_, of, _) | Apply(_, of):
+            return any(map(loads_pairs, of))
+    return False
+
+
 def of_score(tree: Tree, inner: Tree) -> Tree:
     """The expression of another one's value in place of the score."""
     match tree:
@@ -535,53 +555,11 @@ def derivative(tree: Tree) -> Tree:
     return Number(0)
 
 
-def in_cuda(tree: Tree, floats: bool = True) -> str:
-    """The expression in CUDA C++, where the score and the indices have their names, tables and their sizes those of
-    `member` and `size_member`; `floats`: as a float, also where it is a whole number."""
-    if floats and isinstance(tree, Number) and not math.isinf(tree.value):
-        return f"{float(tree.value)!r}f"
-    return f"float({_in_cuda(tree)})" if floats and tree.kind == "int" else _in_cuda(tree)
-
-
-def _in_cuda(tree: Tree) -> str:
-    match tree:
-        case Number(value):
-            if math.isinf(value):
-                return "-NEGATIVE_INFINITY" if value > 0 else "NEGATIVE_INFINITY"
-            return str(value)
-        case Name(name):
-            return name
-        case Load(table, indices, wraps):
-            place = ""
-            for number, (index, wrap) in enumerate(zip(indices, wraps, strict=True)):
-                size = size_member(table, number)
-                inside = f"{'wrapped' if wrap else 'inside'}({_in_cuda(index)}, {size})"
-                place = inside if not place else f"({place} * {size} + {inside})"
-            element = f"{member(table)}[{place}]"
-            return (
-                f"to_int({element})"
-                if table.dtype == LONG
-                else element
-                if table.dtype in WHOLE
-                else f"to_float({element})"
-            )
-        case Apply(name, of):
-            wide = tree.kind == "float" or any(one.kind == "float" for one in of)
-            return OPERATORS[name].cuda.format(*(in_cuda(one, wide and one.kind != "bool") for one in of))
-
-
-def member(table: Table) -> str:
-    """What a table is called in CUDA, where some names are words of the language."""
-    return f"t_{table.name}"
-
-
-def size_member(table: Table, dimension: int) -> str:
-    """What the size of a dimension of a table is called in CUDA."""
-    return f"n_{table.name}_{dimension}"
-
-
 def cost(tree: Tree) -> tuple[float, float, float]:
-    """(special functions, FP32 lane operations, instructions) of an expression, as `Operator.cost`."""
+    """(special functions, FP32 lane operations, instructions) of an expression, as `Operator.cost`. What the keys of a
+    row share is computed once for all of them, and counts as nothing."""
+    if not (depends_on(tree, "k") or depends_on(tree, SCORE)):
+        return 0.0, 0.0, 0.0
     match tree:
         case Load(_, indices, _):
             parts = [LOAD_COST, *map(cost, indices)]

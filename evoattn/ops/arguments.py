@@ -12,7 +12,7 @@ from torch import Tensor
 
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT, FULL
 from evoattn.model.problem import BIAS_ROW_STEP
-from evoattn.model.score import FLAGS, INTEGERS, LONG, SCORE, Tree, evaluate, parse_score
+from evoattn.model.score import FLAGS, INTEGERS, LONG, SCORE, Tree, evaluate, parse_predicate, parse_score
 from evoattn.ops.torch_modes import autocast_dtype, has_autocast
 
 Causal = bool | Literal["upper_left", "lower_right"] | None
@@ -86,6 +86,7 @@ ARGUMENTS = (
     Argument("out", None, ALL, "takes the answer"),
     Argument("strict", False, ALL, "whether `NoKernel` is raised where torch would compute", "bool"),
     Argument("deterministic", False, frozenset((ATTENTION, VARLEN)), "whether gradients always have the same bits"),
+    Argument("batch_invariant", False, ALL, "whether a row has the same bits in every batch"),
 )
 TERMS = (
     "sinks", "alibi_slopes", "bias", "seqused_k", "block_table", "cu_seqlens_q", "cu_seqlens_k", "k_scale", "v_scale",
@@ -160,6 +161,15 @@ class Score:
         tree = self._tree or parse_score(self.text or SCORE, self.tables, True).tree
         changed: Tensor = evaluate(tree, values, torch)
         return changed
+
+    def shows(self, indices: Mapping[str, int | Tensor]) -> Tensor | bool:
+        """Whether the predicate shows keys, by torch: indices as in `of`."""
+        if not self.predicate:
+            return True
+        names = (f"own_{name}" for name in self._names)
+        values = {**dict(zip(names, self.tensors, strict=True)), **indices}
+        shown: Tensor | bool = evaluate(parse_predicate(self.predicate, self.tables, True).tree, values, torch)
+        return shown
 
 
 def mask_of(causal: object, is_causal: object = False) -> str:

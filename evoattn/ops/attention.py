@@ -37,7 +37,8 @@ from evoattn.ops.call import (
 )
 from evoattn.ops.eight_bits import Scale, is_eight_bits, with_scales
 from evoattn.ops.named_call import call_of
-from evoattn.ops.runtime import NoKernel, Runtime
+from evoattn.ops.runtime import Runtime
+from evoattn.ops.same_bits import refuse
 from evoattn.ops.torch_modes import WATCHED, is_ordinary
 
 _is_compiling = torch.compiler.is_compiling
@@ -69,6 +70,7 @@ def attention(
     out: Tensor | None = None,
     strict: bool = False,
     deterministic: bool = False,
+    batch_invariant: bool = False,
 ) -> Tensor: ...
 
 
@@ -97,6 +99,7 @@ def attention(
     out: Tensor | None = None,
     strict: bool = False,
     deterministic: bool = False,
+    batch_invariant: bool = False,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -124,6 +127,7 @@ def attention(
     out: Tensor | None = None,
     strict: bool = False,
     deterministic: bool = False,
+    batch_invariant: bool = False,
 ) -> Answer:
     """softmax(query keyᵀ · scale + mask) value, as `torch.nn.functional.scaled_dot_product_attention` computes it.
 
@@ -156,9 +160,11 @@ def attention(
     The best known kernel for the GPU and the problem runs on torch's current stream; the first use of a kernel
     compiles or loads it. Where gradients are wanted there has to be one for each pass; `deterministic` has theirs be of
     the same bits in every run. What no kernel serves (dropout, other devices and dtypes, unaligned strides …) torch
-    computes. `explain` says which it is, and `strict` raises `NoKernel` instead. Raises what SDPA raises for
-    shapes that do not fit, `ValueError` for a wrong `causal` or one that `is_causal` contradicts, a wrong `out` or
-    argument beyond SDPA's, and `TypeError` for one of the wrong type.
+    computes. `explain` says which it is, and `strict` raises `NoKernel` instead. So does `batch_invariant`, with which
+    the bits of a row depend on its own query, keys and values alone (docs/serves.md, "The same bits").
+
+    Raises what SDPA raises for shapes that do not fit, `ValueError` for a wrong `causal` or one that `is_causal`
+    contradicts, a wrong `out` or argument beyond SDPA's, and `TypeError` for one of the wrong type.
     """
     if causal is None and is_causal.__class__ is bool:
         mask = CAUSAL_UPPER_LEFT if is_causal else FULL
@@ -178,6 +184,8 @@ def attention(
     call = Call(query, key, value, mask, scale, enable_gqa, window, softcap, terms, return_lse, out, strict)
     if deterministic:
         call.deterministic = True
+    if batch_invariant:
+        call.batch_invariant = True
     if k_scale is not None or v_scale is not None or is_eight_bits(key):
         call = with_scales(call, k_scale, v_scale)
     if score is not None:
@@ -208,6 +216,7 @@ def attention_varlen(
     out: Tensor | None = None,
     strict: bool = False,
     deterministic: bool = False,
+    batch_invariant: bool = False,
 ) -> Answer:
     """Attention of each sequence's queries over its own keys, which lie packed end to end, as in flash-attention's
     `flash_attn_varlen_func`.
@@ -240,6 +249,7 @@ def attention_varlen(
         return_lse=return_lse,
         strict=strict,
         deterministic=deterministic,
+        batch_invariant=batch_invariant,
     )
     call = with_scales(call, k_scale, v_scale)
     return _in_caller_s_order(call, out)
@@ -263,6 +273,7 @@ def attention_paged(
     return_lse: bool = False,
     out: Tensor | None = None,
     strict: bool = False,
+    batch_invariant: bool = False,
 ) -> Answer:
     """Attention of each batch's queries over its own sequence of keys, which lies in pages of a cache.
 
@@ -292,6 +303,7 @@ def attention_paged(
         terms=terms_of(sinks=sinks, alibi_slopes=alibi_slopes, seqused_k=seqused_k, block_table=block_table),
         return_lse=return_lse,
         strict=strict,
+        batch_invariant=batch_invariant,
     )
     call = with_scales(call, k_scale, v_scale)
     return _in_caller_s_order(call, out)
@@ -317,6 +329,7 @@ def attention_mixed(
     return_lse: bool = False,
     out: Tensor | None = None,
     strict: bool = False,
+    batch_invariant: bool = False,
 ) -> Answer:
     """Attention of packed queries, each sequence over its own keys in pages of a cache: chunks of prompts, drafts and
     single tokens together, as in `flash_attn_varlen_func` with `block_table` and `seqused_k`.
@@ -340,6 +353,7 @@ def attention_mixed(
     words: dict[str, Any] = dict(scale=scale, causal=causal, window=window, softcap=softcap, sinks=sinks, strict=strict)
     words |= dict(block_table=block_table, seqused_k=seqused_k, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q)
     words |= dict(alibi_slopes=alibi_slopes, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
+    words["batch_invariant"] = batch_invariant
     words |= dict(out=None if out is None else out[None])
     call = call_of(query, k_cache, v_cache, words)
     return _in_caller_s_order(call, out)
@@ -392,8 +406,7 @@ def _of_watched(call: Call) -> Answer:
         return custom_op.traced(call)
     if shapes.recorders():
         shapes.miss(WATCHED)
-    if call.strict:
-        raise NoKernel(f"No kernel serves this call: {WATCHED}.")
+    refuse(WATCHED, call.strict, call.batch_invariant)
     if call.out is not None:
         require_out(call.out, call.query, call.value)
     return torch_answer.answer(call)
@@ -414,8 +427,7 @@ def _with_sdpa_s_own(call: Call, attn_mask: Any, dropout_p: float, named: bool) 
 
 def _by_sdpa_alone(call: Call, attn_mask: Any, dropout_p: float, reason: str) -> Tensor:
     """SDPA's answer to what no kernel takes for that reason, and its errors."""
-    if call.strict:
-        raise NoKernel(f"No kernel serves this call: {reason}.")
+    refuse(reason, call.strict, call.batch_invariant)
     if shapes.recorders():
         shapes.miss("it has dropout" if dropout_p else reason)
     if call.out is not None:

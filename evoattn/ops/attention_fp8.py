@@ -112,11 +112,11 @@ def quantised(query: Tensor, key: Tensor, value: Tensor) -> Quantised:
     kv_heads = key.shape[1]
     made, scales = [], []
     for tensor in (query, key, value):
-        largest = torch.maximum(tensor.amax((2, 3)), -tensor.amin((2, 3)))
-        largest = largest.unflatten(1, (kv_heads, -1)).amax(2).float()
-        inverse = torch.where(largest > 0, LARGEST / largest, 1.0).to(tensor.dtype)  # of which the scale is made
+        largest = torch.linalg.vector_norm(tensor, torch.inf, (2, 3)).unflatten(1, (kv_heads, -1)).amax(2).float()
+        inverse = torch.where(largest > 0, LARGEST / largest, 1.0).clamp(max=torch.finfo(tensor.dtype).max / 2)
+        inverse = inverse.to(tensor.dtype)  # of which the scale is made, so that its rounding costs nothing
         of_heads = inverse.repeat_interleave(tensor.shape[1] // kv_heads, 1)[:, :, None, None]
-        made.append((tensor * of_heads).clamp_(-LARGEST, LARGEST).to(E4M3))
+        made.append((tensor * of_heads).to(E4M3))  # at most 450, which is rounded to 448
         scales.append(inverse.float().reciprocal())
     return Quantised(*made, *scales)
 

@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from evoattn.model.mask import Band
+from evoattn.ops.torch_answer import EMPTY, FULL, PARTIAL, states_of
 
 LARGEST_BLOCK = 4096
 """Rows or keys: tiles past the last key of a block are looked at."""
 LEAST_BLOCK = 16
 """No tile is smaller."""
-EMPTY, PARTIAL, FULL = range(3)
 TABLE = "blocks"
 """The name of the table of what each block is."""
 
@@ -119,13 +119,8 @@ def lists_of(mask: BlockMask, known: Kept, seqlen_k: int) -> tuple[Tensor, ...]:
 def table_of(mask: BlockMask, seqlen_k: int) -> Tensor:
     """What each block is, int32 `[batch or 1, heads or 1, blocks of rows, blocks of keys]`."""
     columns = -(-seqlen_k // mask.BLOCK_SIZE[1])
-    table = mask.kv_indices.new_zeros((*mask.kv_num_blocks.shape, columns + 1), dtype=torch.int32)
-    both = (mask.kv_num_blocks, mask.kv_indices, PARTIAL), (mask.full_kv_num_blocks, mask.full_kv_indices, FULL)
-    for counts, indices, kind in both:
-        if counts is not None and indices is not None:
-            listed = torch.arange(indices.shape[-1], device=indices.device) < counts[..., None]
-            table.scatter_(-1, indices.clamp(0, columns).masked_fill(~listed, columns).long(), kind)
-    return table[..., :columns].contiguous()
+    full = mask.full_kv_num_blocks, mask.full_kv_indices
+    return states_of(((mask.kv_num_blocks, mask.kv_indices), full), columns)
 
 
 def expression_of(mask: BlockMask, score: str, predicate: str) -> str:

@@ -135,6 +135,8 @@ class Call:
     """As in `AttentionProblem`, of lists among the terms; the score has the predicate."""
     deterministic: bool = False
     """Whether its gradients have the same bits in every run."""
+    batch_invariant: bool = False
+    """Whether each row has the same bits whatever is computed beside it; its gradients are deterministic then."""
     q_scaled: bool = False
     """Whether query has 8 bits too, and the last of the terms is its scales."""
 
@@ -332,6 +334,7 @@ class Call:
                 mask=canonical_mask(self.mask, fields.get("seqlen_q", query.shape[2])),
                 layout="bshd" if query.stride(1) < query.stride(2) else "bhsd",
                 lse=self.return_lse,
+                batch_invariant=self.batch_invariant,
                 **{"batch": query.shape[0], "seqlen_q": query.shape[2], "seqlen_k": key.shape[2], **fields},
                 pages=key.shape[0] if self.paged else 0,
                 strides_of=tuple([plain_strides(s, t) for s, t in zip(shapes, strides, strict=True)]),

@@ -46,7 +46,7 @@ from evoattn.ops.gradients import (
     why_not_differentiable,
     words_of,
 )
-from evoattn.ops.runtime import NoKernel
+from evoattn.ops.same_bits import is_promised, refuse
 from evoattn.ops.torch_modes import has_autocast
 
 TAGS = (torch.Tag.pt2_compliant_tag,)
@@ -57,15 +57,17 @@ NAMED = tuple(argument for argument in ARGUMENTS if argument.in_schema)
 `Score.key` with its tables."""
 FIRST_NAMED = len(TENSORS.split(", "))
 PLACE_OF_TABLES = FIRST_NAMED + len(NAMED) + 2
-PLAIN = ("scale", "strict", "deterministic")
+LAST = ("deterministic", "batch_invariant")
+"""What all schemas end with; torch leaves out those that have their defaults."""
+PLAIN = ("scale", "strict", *LAST)
 """Those of plain calls."""
 VARIED = f"{TENSORS}, {', '.join(f'{a.in_schema} {a.name}' for a in NAMED)}, bool finite, str score, Tensor[] tables"
-LAST = "bool deterministic=False"
+ENDING = ", ".join(f"bool {name}=False" for name in LAST)
 SCHEMAS = {
-    "attention": f"({TENSORS}, float? scale, bool strict, {LAST})",
-    "attention_variant": f"({VARIED}, {LAST})",
+    "attention": f"({TENSORS}, float? scale, bool strict, {ENDING})",
+    "attention_variant": f"({VARIED}, {ENDING})",
 }
-BACKWARD_SCHEMA = f"(Tensor grad, Tensor? grad_lse, Tensor out, Tensor lse, str grads, {VARIED}, bool deterministic)"
+BACKWARD_SCHEMA = f"(Tensor grad, Tensor? grad_lse, Tensor out, Tensor lse, str grads, {VARIED}, {ENDING})"
 """`grads` is that of `AttentionProblem`."""
 LIKELY_LENGTH = 1024
 """Queries and keys in place of those of compiled code, which serves many lengths."""
@@ -73,13 +75,13 @@ _library = torch.library.Library("evoattn", "FRAGMENT")
 
 
 def _call(query: Tensor, key: Tensor, value: Tensor, mask: str, enable_gqa: bool, *others: Any) -> Call:
-    """The call of an op's arguments. Torch leaves out `deterministic` where it is False."""
+    """The call of an op's arguments."""
     if len(others) <= len(PLAIN):
-        call = Call(query, key, value, mask, others[0], enable_gqa, strict=others[1], compiled=True)
-        call.deterministic = any(others[2:])
+        call, last = Call(query, key, value, mask, others[0], enable_gqa, strict=others[1], compiled=True), others[2:]
     else:
         given = dict(zip((a.name for a in NAMED), others, strict=False))
-        finite, written, tables, *deterministic = others[len(NAMED) :]
+        finite, written, tables, *more = others[len(NAMED) :]
+        last = tuple(more)
         expression, *names = written.split(" ")
         score = Score(expression, **dict(zip(names, tables, strict=True))) if written else None
         terms = tuple(given[name] for name in TERMS)
@@ -99,8 +101,9 @@ def _call(query: Tensor, key: Tensor, value: Tensor, mask: str, enable_gqa: bool
             finite=finite,
             compiled=True,
             score=score,
-            deterministic=any(deterministic),
         )
+    for name, asked in zip(LAST, last, strict=False):
+        setattr(call, name, asked)
     return call
 
 
@@ -131,7 +134,7 @@ def _answer_and_lse(*arguments: Any) -> tuple[Tensor, Tensor]:
     call.return_lse = True
     answer = current.runtime().attend(call)
     assert call.out is not None
-    return call.out, answer[1]
+    return call.out, answer[1].contiguous()  # a plan with room for more rows leaves gaps
 
 
 def _fake(query: Tensor, key: Tensor, value: Tensor, *others: Any) -> Tensor:
@@ -204,7 +207,12 @@ def _varied(call: Call) -> tuple[Any, ...]:
     given["max_seqlen_q"], given["max_seqlen_k"] = call.longest
     score = "" if call.score is None else call.score.key, list(call.terms[len(TERMS) :])
     tensors = call.query, call.key, call.value, call.mask, call.enable_gqa
-    return (*tensors, *[given.get(argument.name) for argument in NAMED], call.finite, *score, call.deterministic)
+    return (*tensors, *[given.get(argument.name) for argument in NAMED], call.finite, *score, *_last(call))
+
+
+def _last(call: Call) -> tuple[bool, ...]:
+    """The arguments of `LAST`."""
+    return call.deterministic, call.batch_invariant
 
 
 def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -273,17 +281,17 @@ def _why_no_kernels(call: Call) -> str | None:
     given += ["softcap"] if call.softcap != 0 else []
     # Symbols of a trace become numbers: head_dims and heads decide which kernels there are.
     sizes = index(query.shape[1]), index(key.shape[1]), index(query.shape[3]), index(value.shape[3])
-    wanted = "+".join(grads_of(call)), are_deterministic(call)
+    wanted = "+".join(grads_of(call)), are_deterministic(call), is_promised(call.batch_invariant)
     reason = _why_no_kernels_of(DTYPES[query.dtype], sizes, call.mask, "+".join(given), *wanted)
     return f"{GRADIENTS}, and {reason}" if reason else None
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _why_no_kernels_of(
-    dtype: str, sizes: tuple[int, int, int, int], mask: str, given: str, grads: str, deterministic: bool
-) -> str:
+def _why_no_kernels_of(dtype: str, sizes: tuple[int, int, int, int], mask: str, given: str, *wanted: Any) -> str:
     """Why kernels do not serve both passes of calls that are such but for their lengths; empty if they do. `sizes` are
-    heads, K/V heads and head_dims, `given` names the arguments that SDPA lacks."""
+    heads, K/V heads and head_dims, `given` names the arguments that SDPA lacks; `wanted` are the gradients of terms,
+    and whether these are deterministic and rows batch-invariant."""
+    grads, deterministic, batch_invariant = wanted
     names, length, side = given.split("+"), LIKELY_LENGTH, LIKELY_LENGTH // 2
     fields: dict[str, Any] = {"seqlen_q": length, "seqlen_k": length, "dtype": dtype, "mask": mask, "layout": "bshd"}
     fields |= dict(zip(("heads", "kv_heads", "head_dim", "value_dim"), sizes, strict=True))
@@ -298,11 +306,12 @@ def _why_no_kernels_of(
     if gpu is None:
         return "evoattn does not know this GPU"
     try:
-        forward = AttentionProblem(batch=1, **fields, lse=True)
-        backward = forward.with_(lse=False, op=BACKWARD.name, grads=grads, deterministic=deterministic)
+        plain = AttentionProblem(batch=1, **fields)
+        forward = plain.with_(lse=True, batch_invariant=batch_invariant)
+        backward = plain.with_(op=BACKWARD.name, grads=grads, deterministic=deterministic)
     except ProblemError as error:
         return str(error).rstrip(".")
-    choices = (runtime.choose(strided(one), gpu) for one in (forward, backward))
+    choices = (runtime.choose(strided(one), gpu, promised=batch_invariant) for one in (forward, backward))
     return next((choice.reason for choice in choices if isinstance(choice, Refusal)), "")
 
 
@@ -310,7 +319,7 @@ def operands(call: Call) -> tuple[Any, ...]:
     """The arguments of the op for a call, but for `out`."""
     if call.has_variant:
         return _varied(call)
-    return call.query, call.key, call.value, call.mask, call.enable_gqa, call.scale, call.strict, call.deterministic
+    return call.query, call.key, call.value, call.mask, call.enable_gqa, call.scale, call.strict, *_last(call)
 
 
 def traced(call: Call) -> Answer:
@@ -321,8 +330,7 @@ def traced(call: Call) -> Answer:
         call = call.autocast(kind)
     reason = why_not_traced(call)
     if reason is not None:
-        if call.strict:
-            raise NoKernel(f"No kernel serves this call: {reason}.")
+        refuse(reason, call.strict, call.batch_invariant)
         return torch_answer.answer(call)
     has_lse = call.return_lse or call.wants_gradients
     if call.has_variant:

@@ -29,6 +29,7 @@ from evoattn.ops.gradients import why_not_differentiable
 from evoattn.ops.named_call import call_of
 from evoattn.ops.plan import ADDRESS_BITS, UNALIGNED
 from evoattn.ops.runtime import Runtime
+from evoattn.ops.same_bits import is_promised
 from evoattn.ops.sdpa import backends_chosen, is_on
 from evoattn.ops.shapes import Wanted, problems_of
 from evoattn.ops.torch_modes import WATCHED, has_autocast, is_ordinary
@@ -64,6 +65,7 @@ def explain(
     block_mask: Any = None,
     return_lse: bool = False,
     deterministic: bool = False,
+    batch_invariant: bool = False,
 ) -> str:
     """One sentence: the kernel that `evoattn.attention`, or SDPA under `evoattn.sdpa`, runs for these arguments, or why
     torch's SDPA runs; where a mask tensor or an `sdpa_kernel` parts the two, of both. With `block_table` query, key and
@@ -84,15 +86,15 @@ def explain(
     words |= dict(softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, bias=bias, seqused_k=seqused_k)
     words |= dict(block_table=block_table, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     words |= dict(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, score=score, return_lse=return_lse)
-    words |= dict(deterministic=deterministic, k_scale=k_scale, v_scale=v_scale)
+    words |= dict(deterministic=deterministic, batch_invariant=batch_invariant, k_scale=k_scale, v_scale=v_scale)
     call, of_sdpa = call_of(query, key, value, words), ""
     if dropout_p:
         if call.has_variant or return_lse or causal is not None:
             raise ValueError(DROPOUT_ALONE)
-        return f"SDPA runs: {DROPOUT}."
+        return _left(DROPOUT, batch_invariant)
     if attn_mask is not None:
         if only := why_only_torch(attn_mask, call):
-            return f"SDPA runs: {only}."
+            return _left(only, batch_invariant)
         if causal_kind(attn_mask) is None:
             of_sdpa = "; as SDPA under `evoattn.sdpa` PyTorch's own runs, as there is a mask tensor"
         call = with_mask(call, attn_mask)
@@ -105,9 +107,15 @@ def explain(
     call.require()
     found = WATCHED if watched else _found(call)
     if isinstance(found, str):
-        return f"SDPA runs: {found}."
+        return _left(found, batch_invariant)
     forward, *backward = [choice.words for choice in found]
-    return "".join((forward, *(f"; for the gradients {words}" for words in backward), of_sdpa, "."))
+    promised = "; each row has the same bits in every batch" * is_promised(batch_invariant)
+    return "".join((forward, promised, *(f"; for the gradients {words}" for words in backward), of_sdpa, "."))
+
+
+def _left(reason: str, batch_invariant: bool) -> str:
+    """What is said of a call that no kernel serves. `reason` has no full stop."""
+    return f"NoKernel is raised: {reason}." if is_promised(batch_invariant) else f"SDPA runs: {reason}."
 
 
 def _of_flex(call: Call, score_mod: Callable[..., Any] | None, block_mask: Any) -> str:
@@ -120,9 +128,10 @@ def _of_flex(call: Call, score_mod: Callable[..., Any] | None, block_mask: Any) 
     found: tuple[Choice, ...] | str = made if isinstance(made, str) else ""
     for make in () if isinstance(made, str) else made:
         one = make()
-        found = flex.GRADIENTS if one.wants_gradients else _found(one)
+        found = _found(one)
         if not isinstance(found, str):
-            return f"{found[0].words}."
+            forward, *backward = [choice.words for choice in found]
+            return "".join((forward, *(f"; for the gradients {words}" for words in backward), "."))
     return f"FlexAttention of torch runs: {found}."
 
 

@@ -29,7 +29,7 @@ from evoattn.ops.attention import attend
 from evoattn.ops.call import NO_TENSOR, Answer, Call, behind, why_not_shapes, with_tables
 from evoattn.ops.captures import key_of, with_tensors
 from evoattn.ops.known_forms import Bounds, band_of, masking_of, softcap_of
-from evoattn.ops.runtime import NoKernel
+from evoattn.ops.same_bits import NoKernel, refuse
 from evoattn.ops.shapes import paused
 from evoattn.ops.torch_modes import WATCHED, is_ordinary
 
@@ -38,13 +38,9 @@ TORCH = torch_flex.flex_attention
 MOST_TRACED = 1024
 MOST_VALUES = 2
 """Of captured numbers that become constants."""
-FEW_ROWS = 64
-"""Query rows that share a K/V head, up to which a table of blocks comes before lists: keys are then split over blocks
-of threads, which kernels that read lists do not."""
 WHOLE = 1 << 30
 """Rows and keys of the one block of the mask that torch makes where none is given."""
 MAX_SCORES = "the largest scores are wanted, which kernels do not give"
-GRADIENTS = "gradients are wanted, and expressions have none in kernels"
 NEW_IN_GRAPH = "its block mask is new and a CUDA graph is being captured; call it once before"
 
 
@@ -173,8 +169,7 @@ def calls(
     def by_lists() -> Call:
         return _scored(call, score, predicate, tables, text, block_masks.lists_of(block_mask, known, keys))
 
-    made = [by_lists, by_table] if text else [by_table]
-    return made[::-1] if rows * (heads // key.shape[1]) <= FEW_ROWS else made
+    return [by_lists, by_table] if text else [by_table]
 
 
 def _scored(
@@ -205,12 +200,11 @@ def _for_torch(call: Call, mask: BlockMask | None) -> BlockMask | None:
 
 
 def _attended(made: list[Callable[[], Call]]) -> Answer | None:
-    """The answer by the first call that a kernel serves; None where none does, and where gradients are wanted."""
+    """The answer by the first call that a kernel serves, and its gradients where they are wanted; None where none
+    does."""
     for number, make in enumerate(made):
-        if (call := make()).wants_gradients:
-            break
         with contextlib.suppress(NoKernel), paused() if number else contextlib.nullcontext():
-            return attend(call)
+            return attend(make())
     return None
 
 
@@ -234,12 +228,15 @@ def flex_attention(  # noqa: PLR0913 - torch's own arguments
     blocks alone. `kernel_options` are hints for torch's kernels. A query that sees no key has the output 0 and the
     log-sum-exp -inf.
 
-    The functions are traced when they are new; captured tensors are read at each call. Calls that no kernel serves
-    (gradients, functions that are no expressions, the largest scores …) go to torch's function; `evoattn.explain(…,
+    The functions are traced when they are new; captured tensors are read at each call. Gradients of query, key and
+    value are by kernels, too, and have the same bits in every run under torch's deterministic algorithms. Calls that
+    no kernel serves (gradients of captured tensors, functions that are no expressions, the largest scores …) go to
+    torch's function; `evoattn.explain(…,
     score_mod=, block_mask=)` says why. Compiled code gets torch's.
     """
     words: dict[str, Any] = dict(kernel_options=kernel_options, return_aux=return_aux)
     if torch.compiler.is_compiling():
+        refuse("compiled code gets FlexAttention of torch")
         return TORCH(query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, **words)
     wants_lse = return_lse or (return_aux is not None and return_aux.lse)
     wants_largest = return_aux is not None and (return_aux.max_scores or return_lse)  # torch refuses both ways at once
@@ -247,6 +244,7 @@ def flex_attention(  # noqa: PLR0913 - torch's own arguments
     made = MAX_SCORES if wants_largest else calls(call, score_mod, block_mask)
     answer = None if isinstance(made, str) else _attended(made)
     if answer is None:
+        refuse(made if isinstance(made, str) else "none serves its functions and mask")
         mask = _for_torch(call, block_mask)
         return TORCH(query, key, value, score_mod, mask, scale, enable_gqa, return_lse, **words)
     output, lse = answer if wants_lse else (answer, None)

@@ -23,6 +23,7 @@ from evoattn.ops.call import (
     plain_strides,
     why_wrong_strides,
 )
+from evoattn.ops.same_bits import is_promised
 from evoattn.ops.torch_modes import is_ordinary
 
 Grads = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
@@ -60,7 +61,7 @@ def why_not_differentiable(call: Call) -> str:
 
 def are_deterministic(call: Call) -> bool:
     """Whether gradients are to have the same bits in every run: asked of this call, or by torch's switch."""
-    return call.deterministic or torch.are_deterministic_algorithms_enabled()
+    return call.deterministic or is_promised(call.batch_invariant) or torch.are_deterministic_algorithms_enabled()
 
 
 @dataclass(slots=True, eq=False)
@@ -96,7 +97,15 @@ class Backward:
         """All that the plan of this backward pass depends on."""
         call = self.call
         tensors = call.query, call.key, call.value, self.out, self.grad_lse, *call.terms
-        words = call.mask, call.scale, call.enable_gqa, call.window, call.softcap, call.score and call.score.key
+        words = (
+            call.mask,
+            call.scale,
+            call.enable_gqa,
+            call.window,
+            call.softcap,
+            call.score and call.score.key,
+            call.blocks,
+        )
         of_tensors = [t if t is None else (t.shape, t.stride(), t.dtype, t.get_device(), t.is_neg()) for t in tensors]
         return (BACKWARD.name, *words, call.longest, self.grads, are_deterministic(call), *of_tensors)
 
@@ -129,6 +138,7 @@ class Backward:
                 lse=self.grad_lse is not None,
                 grads="+".join(self.grads),
                 deterministic=are_deterministic(call),
+                batch_invariant=False,
                 strides_of=tuple(strides),
             )
         except ProblemError as error:

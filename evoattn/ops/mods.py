@@ -24,7 +24,6 @@ from evoattn.model.score import (
     MOST_CHARACTERS,
     SCORE,
     Apply,
-    Load,
     Name,
     Number,
     Table,
@@ -36,6 +35,7 @@ from evoattn.model.score import (
     text_of,
     times,
 )
+from evoattn.model.score_cuda import is_natural
 from evoattn.ops.arguments import MOST_DIMENSIONS, TABLE_DTYPES
 
 MOST_PARTS = 4 * MOST_CHARACTERS
@@ -454,7 +454,7 @@ class _Recorder(TorchDispatchMode):
         trees = tuple(one for one in found if one is not None)
         with _disable_current_modes():
             if len(trees) == table.dim():
-                made = load(self._table(table), trees, tuple(not _is_natural(tree) for tree in trees))
+                made = load(self._table(table), trees, tuple(not is_natural(tree) for tree in trees))
                 known = [self._known[id(one)][2] for one in given if id(one) in self._known]
                 return self._stand(torch.zeros((), dtype=tensor.dtype), made, 1 + sum(known))
             shape = [size for size, index in zip(table.shape, found, strict=True) if index is None]
@@ -528,23 +528,3 @@ def _holds(one: Tensor, part: Tensor) -> bool:
     if one is part:
         return True
     return one.dtype == part.dtype and one.untyped_storage().data_ptr() == part.untyped_storage().data_ptr()
-
-
-def _is_natural(tree: Tree) -> bool:
-    """Whether a whole number is surely not below 0."""
-    match tree:
-        case Number(value):
-            return value >= 0
-        case Name(name):
-            return name in INDICES[:4]
-        case Apply("+" | "*" | "//" | "min" | "bitand" | ">>", of):
-            return all(map(_is_natural, of))
-        case Apply("%", (_, divisor)):
-            return _is_natural(divisor)
-        case Apply("max", of):
-            return any(map(_is_natural, of))
-        case Apply("where", (_, yes, no)):
-            return _is_natural(yes) and _is_natural(no)
-        case Apply("abs"):
-            return True
-    return isinstance(tree, Load) and tree.kind == "bool"

@@ -31,7 +31,7 @@ def call_of(query: Tensor, key: Tensor, value: Tensor, given: dict[str, Any]) ->
     get = given.get
     table, starts = get("block_table"), (get("cu_seqlens_q"), get("cu_seqlens_k"))
     aligned = table is not None or starts != (None, None)
-    require_flags(enable_gqa=get("enable_gqa", False), deterministic=get("deterministic", False))
+    require_flags(**{name: get(name, False) for name in ("enable_gqa", "deterministic", "batch_invariant")})
     fields: dict[str, Any] = {
         "query": query,
         "key": key,
@@ -47,6 +47,7 @@ def call_of(query: Tensor, key: Tensor, value: Tensor, given: dict[str, Any]) ->
         "strict": get("strict", False),
         "score": get("score"),
         "deterministic": get("deterministic", False),
+        "batch_invariant": get("batch_invariant", False),
     }
     if table is not None:
         if starts[0] is not None:  # packed queries are one batch

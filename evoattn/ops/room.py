@@ -53,5 +53,14 @@ def known_by_room(call: Call) -> tuple[object, ...]:
         if t is not None
     ]
     score = call.score and call.score.key
-    words = call.mask, call.scale, call.return_lse, call.window, call.softcap, score, call.longest[0] < 0
+    words = (
+        call.mask,
+        call.scale,
+        call.return_lse,
+        call.window,
+        call.softcap,
+        score,
+        call.longest[0] < 0,
+        call.batch_invariant,
+    )
     return (room_of(call), call.longest[1], out is None, *rows, *keys, *terms, *words)

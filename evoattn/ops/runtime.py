@@ -37,6 +37,8 @@ from evoattn.ops.plan import COLD, OF_A_CALL, CallPlan, Kernels
 from evoattn.ops.platform import Platform
 from evoattn.ops.race import IN_CAPTURE, TOO_LONG, Race
 from evoattn.ops.room import has_room, known_by_room
+from evoattn.ops.same_bits import PROMISE, refuse
+from evoattn.ops.same_bits import NoKernel as NoKernel
 from evoattn.ops.trained import Training
 from evoattn.portfolio.races import Raced
 
@@ -46,10 +48,6 @@ Plan = TypeVar("Plan")
 Known = tuple[object, ...]
 """All that the plan of a call depends on."""
 Plans = dict[Known, CallPlan | Refusal]
-
-
-class NoKernel(RuntimeError):
-    """`strict=True`, and SDPA would have served the call: the message is the reason."""
 
 
 class Runtime:
@@ -101,11 +99,13 @@ class Runtime:
 
     def attend(self, call: Call) -> Answer:
         """The answer, and with `return_lse` the log-sum-exp beside it; tensors are ordinary ones, outside of any trace,
-        and as autocast makes them. `out` has been checked. Raises `NoKernel` under `strict` where no kernel serves the
-        call, and what `Call.require` raises."""
+        and as autocast makes them. `out` has been checked. Raises `NoKernel` under `strict` and `batch_invariant`
+        where no kernel serves the call, and what `Call.require` raises."""
         query, key, value, terms, out = call.query, call.key, call.value, call.terms, call.out
         plan: CallPlan | Refusal | None = None
         reason = None
+        if PROMISE.everywhere:
+            call.batch_invariant = True
         try:
             known: Known
             if terms and has_room(call):
@@ -116,6 +116,7 @@ class Runtime:
                     query.dtype, key.dtype, value.dtype, query.get_device(), key.get_device(), value.get_device(),
                     call.mask, call.scale, call.enable_gqa, call.return_lse, None if out is None else out.stride(),
                     call.window, call.softcap, call.score and call.score.key, call.blocks,
+                    call.batch_invariant,
                 )  # fmt: skip
                 if terms:
                     known = (*known, call.longest, *_known_of(terms))
@@ -144,9 +145,9 @@ class Runtime:
             if not isinstance(found, str):
                 return found
             reason = found
-        if call.strict:
+        if call.strict or call.batch_invariant:
             call.require()
-            raise NoKernel(f"No kernel serves this call: {reason}.")
+            refuse(reason, call.strict, call.batch_invariant)
         return torch_answer.answer(call)
 
     def trained(self, call: Call, plan: CallPlan) -> tuple[Tensor, Tensor]:
@@ -177,12 +178,14 @@ class Runtime:
         return reason or (out if lse is None else (out, lse))
 
     def gradients(self, given: Backward) -> Grads:
-        """The gradients of what a backward pass is of, by the best known kernel, or by torch where none serves it."""
+        """The gradients of what a backward pass is of, by the best known kernel, or by torch where none serves it.
+        Raises `NoKernel` under `batch_invariant` in place of the latter."""
         if self.platform is not None and given.is_ordinary:
             given = given.readable()
             plan = self.plans.get(given.known) or self._decide_backward(given, given.known)
             if plan.__class__ is CallPlan and (made := self._differentiated(plan, given)) is not None:
                 return given.fitted(made)
+        refuse("none serves its gradients", batch_invariant=given.call.batch_invariant)
         return torch_gradients.gradients(given)
 
     def _differentiated(self, plan: CallPlan, given: Backward) -> Grads | None:
@@ -281,16 +284,24 @@ class Runtime:
         gpu = platform.spec(query.get_device()) if platform else None
         if gpu is None:
             return Refusal(f"evoattn does not know this GPU ({platform and platform.identity(query.get_device())})")
-        return self.choose(problem, gpu, contends, query.get_device())
+        return self.choose(problem, gpu, contends, query.get_device(), call.batch_invariant)
 
     def choose(
-        self, problem: StridedProblem, gpu: GpuSpec, contends: bool = False, index: int | None = None
+        self,
+        problem: StridedProblem,
+        gpu: GpuSpec,
+        contends: bool = False,
+        index: int | None = None,
+        promised: bool = False,
     ) -> Choice | Refusal:
         """The kernel for a problem on a GPU, the current one unless `index` says another, or why none. `contends`: a
-        kernel that has still to race PyTorch's attention is an answer, too, and is called `estimated`. Where Q has 8
-        bits there is nothing to race: torch has no such attention."""
+        kernel that has still to race PyTorch's attention is an answer, too, and is called `estimated`. `promised`: the
+        call is batch-invariant, so that PyTorch, which would have to be beaten, cannot serve it. Where Q has 8 bits
+        there is nothing to race either: torch has no such attention."""
         race, platform = self._race, self.platform
-        allowed = self.estimated or problem.element.bytes == 1
+        if PROMISE.everywhere and problem.op == "forward":
+            problem = replace(problem, batch_invariant=True)
+        allowed = self.estimated or promised or problem.batch_invariant or problem.element.bytes == 1
         races = self.races and not allowed and race is not None and problem.op == "forward"
         choice = choose(problem, gpu, self.pick, allowed or races, self._others, self._lookup)
         if isinstance(choice, Refusal) or not choice.estimated:

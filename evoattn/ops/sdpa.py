@@ -23,7 +23,7 @@ from evoattn.ops import current
 from evoattn.ops.arguments import MASKS, mask_of
 from evoattn.ops.attention import attention
 from evoattn.ops.call import Call, causal_kind
-from evoattn.ops.runtime import NoKernel
+from evoattn.ops.same_bits import PROMISE, NoKernel
 from evoattn.ops.shapes import Shapes, miss, paused, recorded_call, recorders, recording
 from evoattn.ops.torch_answer import SDPA
 
@@ -140,6 +140,8 @@ def scaled_dot_product_attention(
     """`torch.nn.functional.scaled_dot_product_attention`; without a mask tensor and dropout, `evoattn.attention` where
     it is on.
     """
+    if PROMISE.everywhere and (attn_mask is not None or dropout_p) and _serves():
+        return attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if attn_mask is not None and type(attn_mask) is not Tensor and not is_causal:
         return _with_bias_object(query, key, value, attn_mask, dropout_p, scale, enable_gqa)
     if attn_mask is None and not dropout_p:
@@ -205,16 +207,20 @@ def capture() -> Iterator[Shapes]:
         _hold(-1)
 
 
-def enable(estimated: bool = False, race: bool = True) -> None:
+def enable(estimated: bool = False, race: bool = True, batch_invariant: bool = False) -> None:
     """Put evoattn behind every `scaled_dot_product_attention` of the process. An `sdpa_kernel` later on has PyTorch's
     backends run.
 
     Kernels that were measured on no GPU of this kind race PyTorch's attention at the first eager call of a problem, and
     the faster runs from then on. Here and in `evoattn.attention` `estimated=True` lets them run without a race, and
     `race=False` never.
+
+    With `batch_invariant=True` all calls of the process keep what the argument of that name promises ("The same bits"
+    in docs/serves.md), those of `evoattn.attention` too, and raise `NoKernel` where no kernel can; those that
+    `sdpa_kernel` gives to PyTorch excepted. Code that was compiled before may have torch's in it.
     """
     global _before, _everywhere
-    _allow(estimated, race)
+    _allow(estimated, race, batch_invariant)
     _before = _backends()
     if not _everywhere:
         _everywhere = True
@@ -224,15 +230,15 @@ def enable(estimated: bool = False, race: bool = True) -> None:
 def disable() -> None:
     """Undo `enable`. `evoattn.attention` goes on to work, and estimated kernels race again."""
     global _everywhere
-    _allow(False, True)
+    _allow(False, True, False)
     if _everywhere:
         _everywhere = False
         _hold(-1)
 
 
-def _allow(estimated: bool, race: bool) -> None:
-    """Which kernels may run that were measured on no GPU of this kind."""
-    runtime = current.runtime()
+def _allow(estimated: bool, race: bool, batch_invariant: bool) -> None:
+    """Which kernels may run that were measured on no GPU of this kind, and what all calls promise."""
+    runtime, PROMISE.everywhere = current.runtime(), batch_invariant
     if (runtime.estimated, runtime.races) != (estimated, race):
         runtime.estimated, runtime.races = estimated, race
         runtime.forget()

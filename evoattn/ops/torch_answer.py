@@ -6,16 +6,19 @@ take; the formula, for what SDPA lacks, and for the log-sum-exp, which it does n
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from evoattn.model.block_list import parse_blocks
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT
 from evoattn.ops.arguments import ALIGNMENT, BIAS, SEQUSED, SINKS, SLOPES, STARTS_K, STARTS_Q, TABLE, TERMS
 from evoattn.ops.call import FLOATS, Answer, Call
 from evoattn.ops.eight_bits import dequantised, is_eight_bits
+from evoattn.ops.same_bits import refuse
 from evoattn.ops.torch_modes import autocast, has_autocast, without_autocast
 
 SCORES_PER_CHUNK = 1 << 26
@@ -42,13 +45,14 @@ def sdpa(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Torch's own; its errors are raised as they are.
+    """Torch's own; its errors are raised as they are, and `NoKernel` if `evoattn.enable` has promised its bits.
 
     Tensors without elements go to its formula, as its kernels divide by their sizes, and those that do not fit, as the
     formula raises where kernels read past the end or end the process. On a GPU it gets copies of what lies at odd
     addresses: its kernels load 16 bytes at once without a look at where tensors begin
     (https://github.com/pytorch/pytorch/issues/183484), after which a process can no longer use the device.
     """
+    refuse("it was left to torch")
     tensors = query, key, value
     if not _is_watched() and all(map(_is_plain, tensors)):
         unfit = 0 in (*query.shape, *key.shape, *value.shape) or not _fit(query, key, value)
@@ -126,6 +130,7 @@ def answer(call: Call) -> Answer:
     """Torch's answer to a call, in its `out` if there is one, with `return_lse` the log-sum-exp beside it. SDPA's
     errors are raised as they are, `ValueError` and `TypeError` for what does not fit. A query that sees no key has the
     output 0, but where SDPA alone says what it has. Keys and values of 8 bits are made such as query's first."""
+    refuse("it was left to torch", batch_invariant=call.batch_invariant)
     if is_eight_bits(call.key):
         call.require()
         call = dequantised(call)
@@ -246,7 +251,36 @@ def scores_of(call: Call, queries: Tensor, keys: Tensor, rows: slice, diagonal: 
         scores = call.score.of(scores, _indices(call, rows, diagonal))
     if (hidden := _hidden(call, rows, diagonal)) is not None:
         scores = scores.masked_fill(hidden, -math.inf)
+    if call.blocks:
+        scores = scores.masked_fill(~_listed(call, _indices(call, rows, diagonal)), -math.inf)
     return scores
+
+
+EMPTY, PARTIAL, FULL = range(3)
+"""What a block is by its lists."""
+
+
+def states_of(lists: Sequence[tuple[Tensor | None, Tensor | None]], columns: int) -> Tensor:
+    """What each of so many blocks of keys is, int32 `[batch or 1, heads or 1, blocks of rows, columns]`: `lists` are
+    the counts and numbers of PARTIAL blocks, then of FULL ones, if there are any."""
+    first = lists[0][0]
+    assert first is not None
+    states = first.new_zeros((*first.shape, columns + 1), dtype=torch.int32)
+    for kind, (counts, blocks) in zip((PARTIAL, FULL), lists, strict=True):
+        if counts is not None and blocks is not None:
+            listed = torch.arange(blocks.shape[-1], device=blocks.device) < counts[..., None]
+            states.scatter_(-1, blocks.clamp(0, columns).masked_fill(~listed, columns).long(), kind)
+    return states[..., :columns].contiguous()
+
+
+def _listed(call: Call, indices: dict[str, int | Tensor]) -> Tensor:
+    """Bool, of scores with these indices: the keys that block lists show."""
+    mask, lists = parse_blocks(call.blocks), call.terms[-4:]
+    states = states_of(((lists[0], lists[1]), (lists[2], lists[3])), -(-call.key.shape[-2] // mask.keys))
+    at = [index * (size > 1) for index, size in zip((indices["b"], indices["h"]), states.shape, strict=False)]
+    found = states[at[0], at[1], indices["q"] // mask.rows, indices["k"] // mask.keys]
+    shown = True if call.score is None else call.score.shows(indices)
+    return (found == FULL) | ((found == PARTIAL) & shown)
 
 
 def keys_in_use(key: Tensor, value: Tensor, used: Tensor, table: Tensor | None) -> tuple[Tensor, Tensor]:

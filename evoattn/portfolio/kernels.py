@@ -15,6 +15,7 @@ from typing import Any
 
 from evoattn.families import registry
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.scales import PER_TOKEN
 from evoattn.model.space import KernelConfig, Value
 
 DATA = Path(__file__).parent / "data"
@@ -34,6 +35,8 @@ def kind_of(problem: AttentionProblem) -> str:
     expressions of scores and block lists, in whose place PyTorch would hold all scores in memory."""
     dims = f"d{problem.head_dim}" + (f" dv{problem.value_dim}" if problem.value_dim else "")
     variants = (name for name in problem.variants if name not in UNTIMED)
+    if problem.scales != PER_TOKEN:  # a scale of a head is that of a tensor with other strides
+        variants = (name for name in variants if name != "scales")
     op = [problem.op] * (problem.op != "forward") + ["deterministic"] * problem.deterministic
     return " ".join((str(8 * problem.element_bytes), *op, dims, *variants))
 

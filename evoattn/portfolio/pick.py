@@ -71,13 +71,14 @@ def forget() -> None:
 def _kept(about: AttentionProblem, gpu: GpuSpec, climbs: ClimbCache) -> Pick | None:
     """The pick for a canonical problem."""
     listed = list_for(gpu)
-    if listed and any(one.covers(about) for one in listed.skipped):
+    if listed and not about.batch_invariant and any(one.covers(about) for one in listed.skipped):
         return None
     if (end := climbs.get((about, gpu))) is None:
         kernels, genes = _begin(about, gpu, listed)
         if not kernels:
             return None
-        timed = _split(listed.of(about)[0], about, gpu) if listed and gpu.name in listed.cards else ()
+        is_listed = listed and gpu.name in listed.cards and not about.batch_invariant
+        timed = _split(listed.of(about)[0], about, gpu) if listed and is_listed else ()
         end = climbed(kernels, about, gpu, genes, timed)
         climbs.add((about, gpu), end)
     why = f"of {_begun(listed)} it should take least time here by the cost model"
@@ -108,6 +109,8 @@ def _begin(
 ) -> tuple[list[KernelConfig], Mapping[str, Genes]]:
     """The kernels that climbs begin at, and by family the values that genes may take: those of the list, and where it
     was not made for such a card or problem the known-good configs of all families, too."""
+    if problem.batch_invariant:
+        return _by_recipe(problem, gpu, listed)
     able = [c for c in _split(listed.of(problem)[1], problem, gpu) if _can_run(c, problem, gpu)] if listed else []
     genes: dict[str, Genes] = dict(listed.genes) if listed else {}
     if able and listed and gpu.name in listed.cards and kind_of(problem) in listed.kinds:
@@ -127,6 +130,29 @@ def _begin(
     configs = list(found.values())
     apart = 1 if able or known or not configs else math.ceil(len(configs) / MOST_CHANGED)
     return configs[::apart], genes
+
+
+def _by_recipe(
+    problem: AttentionProblem, gpu: GpuSpec, listed: KernelList | None
+) -> tuple[list[KernelConfig], Mapping[str, Genes]]:
+    """As `_begin`, of rows that have the same bits in every batch: the list's kernels and the known-good configs of the
+    one family that has a recipe, with its genes in place of theirs."""
+    found: dict[str, KernelConfig] = {}
+    genes: dict[str, Genes] = {}
+    for family in registry.FAMILIES.values():
+        if family.why_unsupported(problem, gpu) or not (recipe := family.recipe(problem, gpu)):
+            continue
+        space = load_space(family.name, gpu)
+        kernels = (
+            [c for c in listed.of(problem)[1] if c.family == family.name and space.has(c.params)] if listed else []
+        )
+        for kernel in (*kernels, *space.starting_configs()):
+            config = KernelConfig(family.name, {**kernel.params, **recipe})
+            if not family.why_impossible(problem, config, gpu):
+                found[config.id] = config
+        values = _known_genes(space, listed.genes.get(family.name, {}) if listed else {})
+        genes[family.name] = {**values, **{name: (value,) for name, value in recipe.items()}}
+    return list(found.values()), genes
 
 
 def _of_another_card(

@@ -84,7 +84,7 @@ def _key(problem: AttentionProblem, gpu: str, sm_count: int) -> tuple[object, ..
     mask = "causal" if p.causal and p.seqlen_q == p.seqlen_k and not p.window else p.mask
     variant = p.window, p.softcap, p.sink, p.alibi, p.bias, p.score, p.value_dim, p.shared_kv
     keys = bool(p.seqused), p.page, p.blocks
-    of = p.op, p.grads, p.deterministic
+    of = p.op, p.grads, p.deterministic, p.batch_invariant
     return (gpu, sm_count, p.heads, p.kv_heads, *_lengths(p), p.head_dim, p.dtype, mask, p.lse, variant, keys, of)
 
 

@@ -7,6 +7,12 @@
 - `scores`: windows, soft caps and sinks of today's models. Heads, head_dims, windows, caps and sinks are those of their
   configs on Hugging Face. As in transformers, a window is one key shorter than the config says, layers with a window
   keep no more keys than it shows, and a call whose keys all lie within it has none.
+- `eight_bits`, `eight_bit_chunks`: caches of 8 bits under 16-bit queries, as serving engines have them.
+- `packed`, `cached`, `paged`, `latent`, `latent_paged`, `biased`: packed sequences, keys in use, pages, latent heads,
+  slopes and biases, as models and serving engines have them. How long sequences are is drawn, and recorded in the
+  problem (`evoattn.model.lengths`): a kernel sees that on the device alone.
+
+
 - `packed`, `cached`, `paged`, `mixed`, `latent`, `latent_paged`, `biased`: packed sequences, keys in use, pages, packed
   queries over pages, latent heads, slopes and biases, as models and serving engines have them. How long sequences are
   is drawn, and recorded in the problem (`evoattn.model.lengths`): a kernel sees that on the device alone.
@@ -370,6 +376,34 @@ def _paged(rng: random.Random) -> Drawn:
     return one | _heads(rng, (GPT_OSS,)) | {"sink": True, "window": window}
 
 
+def _eight_bits(rng: random.Random) -> Drawn:
+    """Decoding and drafts over caches of 8 bits: pages, static caches, all keys in use; a scale of a tensor or of each
+    head, a few of each key. e4m3 stands for the other dtypes, whose numbers take as many instructions to convert."""
+    form = weighted(rng, {"paged": 50, "cached": 20, "dense": 30})
+    head_dim = weighted(rng, {128: 70, 64: 30})
+    batch, longest = log_uniform(rng, 1, 128), _served_length(rng, 256, 131072)
+    rows = 1 if form == "dense" or head_dim == 64 or rng.random() < 0.75 else rng.choice((2, 4, 8, 32))
+    shape: Drawn = {"batch": batch, "seqlen_q": rows, "seqlen_k": longest, "head_dim": head_dim}
+    shape |= {"mask": "full" if rows == 1 else "causal_lower_right", "kv": "e4m3"}
+    shape |= _heads(rng, LLM_128 if head_dim == 128 else (*LLM_64, GPT_OSS))
+    if form != "dense":
+        shape["seqused"] = _range(rng, longest, rows)
+    if form == "paged":
+        shape["page"] = weighted(rng, {16: 50, 64: 50})
+        if head_dim == 128 and rows == 1 and rng.random() < 0.25:
+            return shape | {"scales": "token"}
+    return shape | {"scales": rng.choice(("", "head"))}
+
+
+def _eight_bit_chunks(rng: random.Random) -> Drawn:
+    """Chunks of prompts over caches of 8 bits in pages, which hold the chunk's own keys too."""
+    rows = rng.choice(SERVED_CHUNKS)
+    longest = _served_length(rng, rows, 32768)
+    shape: Drawn = {"batch": log_uniform(rng, 1, 16), "seqlen_q": rows, "seqlen_k": longest, "head_dim": 128}
+    shape |= {"mask": "causal_lower_right", "kv": "e4m3", "page": weighted(rng, {16: 50, 64: 50})}
+    return shape | _heads(rng, LLM_128) | {"seqused": _range(rng, longest, rows), "scales": rng.choice(("", "head"))}
+
+
 def _mixed(rng: random.Random) -> Drawn:
     """A step of a serving engine: its decoding sequences, its prompts, or both, packed over pages; Mistral and gpt-oss
     among the models."""
@@ -453,6 +487,8 @@ KINDS: dict[str, Callable[[random.Random], Drawn]] = {
     "latent": _latent,
     "latent_paged": _latent_paged,
     "biased": _biased,
+    "eight_bits": _eight_bits,
+    "eight_bit_chunks": _eight_bit_chunks,
 }
 """What draws each kind."""
 

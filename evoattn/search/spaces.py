@@ -8,7 +8,7 @@ from dataclasses import replace
 from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem, ProblemError
-from evoattn.model.space import ConfigError, SearchSpace, load_space, parse_choices
+from evoattn.model.space import ConfigError, SearchSpace, parse_choices
 from evoattn.model.suggest import meant
 from evoattn.search.starting import begin
 
@@ -24,10 +24,11 @@ def choose_spaces(
     """
     spaces, reasons = {}, []
     for name in dict.fromkeys(families or registry.FAMILIES):
-        if reason := registry.lookup(name).why_unsupported(problem, gpu):
+        family = registry.lookup(name)
+        if reason := family.why_unsupported(problem, gpu):
             reasons.append(reason)
         else:
-            spaces[name] = load_space(name, gpu)
+            spaces[name] = family.space(problem, gpu)
     if not spaces or (families and reasons):
         raise ProblemError(f"No kernel for this problem: {' '.join(reasons)}")
     chosen = parse_choices(list(choices))

@@ -9,6 +9,7 @@
   int copied = begin, copied_stage = 0;
   int copied_head = kv_head * group, copied_tile = first_tile;
   if (QUERIES_SPLIT && begin > 0) copied_head += begin / head_tiles, copied_tile += begin % head_tiles;
+  if (BlockStates::LISTED && end > 0) states.find<BLOCK_M>(batch, copied_head, copied_tile, list_block, lane);
   auto copy_next = [&]() {
     if (copied < end) {
       const int query = copied_tile * BLOCK_M;
@@ -26,6 +27,9 @@
       }
       ++copied, ++copied_tile;
       if (copied_tile == first_tile + head_tiles) ++copied_head, copied_tile = first_tile;
+      if (BlockStates::LISTED && copied < end) {
+        states.find<BLOCK_M>(batch, copied_head, copied_tile, list_block, lane);
+      }
       copied_stage = copied_stage + 1 == STAGES ? 0 : copied_stage + 1;
     }
     cp_async_commit();

@@ -45,6 +45,7 @@
 
   int stage = 0, head = kv_head * group, tile = first_tile;
   if (QUERIES_SPLIT && begin > 0) head += begin / head_tiles, tile += begin % head_tiles;
+  if (BlockStates::LISTED && end > 0) states.find<BLOCK_M>(batch, head, tile, list_block, lane);
 #pragma unroll 1
   for (int step = begin; step < end; ++step) {
     cp_async_wait<(STAGES > 1 ? STAGES - 2 : 0)>();
@@ -56,7 +57,9 @@
     const int first_query = tile * BLOCK_M;
     const Gradient gradient(terms, batch, head, seqlen_q, seqlen_k);
     // Whether some key is hidden from some row of the tile.
-    const bool masked = !unmasked.contain(first_query, BLOCK_M);
+    const bool asked = states.is_partial(batch, head, list_block, first_query);  // by mask and predicate
+    const bool masked =
+        BlockStates::LISTED ? asked || first_key + BLOCK_N > seqlen_k : !unmasked.contain(first_query, BLOCK_M);
 #pragma unroll
     for (int part = 0; part < WARP_QUERIES / PART; ++part) {
       const int part_query = query_warp * WARP_QUERIES + part * PART;  // in the tile
@@ -78,7 +81,8 @@
           const int key = first_key + warp_key + m * 16 + half * 8 + lane / 4;
           // Of the lane's queries from its first on, those from `first` on and before `last` see the key.
           const int from = first_query + lane_query;
-          const int first = key < seqlen_k ? mask.first_query(key) - from : PART, last = mask.end_query(key) - from;
+          const int least = BlockStates::LISTED && !asked ? 0 : mask.first_query(key);
+          const int first = key < seqlen_k ? least - from : PART, last = mask.end_query(key) - from;
 #pragma unroll
           for (int n = 0; n < PART_TILES; ++n) {
             const float2 lse = *reinterpret_cast<const float2*>(rows_smem + lane_query + n * 8);
@@ -88,7 +92,9 @@
               float score = s[m][n][2 * half + e];
               factor[e] = gradient.change(score, first_query + lane_query + n * 8 + e, key);
               if (masked && (n * 8 + e < first || (Mask::WINDOW && n * 8 + e >= last))) score = NEGATIVE_INFINITY;
+              if (asked && !states.shows(terms, batch, head, from + n * 8 + e, key)) score = NEGATIVE_INFINITY;
               probability[e] = exp2_approx(fmaf(score, softmax_scale_log2, e == 0 ? -lse.x : -lse.y));
+              if (Gradient::MAY_BE_NONE && probability[e] == 0.f) factor[e] = 0.f;
             }
             p[n / 2][m][n % 2 * 2 + half] = pack2<Element>(probability[0], probability[1]);
             s[m][n][2 * half] = probability[0] * factor[0], s[m][n][2 * half + 1] = probability[1] * factor[1];
@@ -161,4 +167,5 @@
     }
     stage = stage + 1 == STAGES ? 0 : stage + 1;
     if (++tile == first_tile + head_tiles) tile = first_tile, ++head;
+    if (BlockStates::LISTED && step + 1 < end) states.find<BLOCK_M>(batch, head, tile, list_block, lane);
   }

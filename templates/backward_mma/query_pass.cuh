@@ -46,12 +46,16 @@
   const Mask mask(seqlen_q, seqlen_k, terms.given.window);
   const int block_keys = mask.keys_before(min(block_row + PASS_M, seqlen_q));
   const int first_block_key = Mask::WINDOW ? mask.first_key(block_row) / PASS_N * PASS_N : 0;
-  const int tiles = block_keys > first_block_key ? (block_keys - first_block_key + PASS_N - 1) / PASS_N : 0;
+  const BlockStates states{BLOCK_STATES_ARGUMENTS};
+  const ListedTiles<PASS_N> listed(KeyList{KEY_LIST_ARGUMENTS}, batch, head, block_row);
+  const int band_tiles = block_keys > first_block_key ? (block_keys - first_block_key + PASS_N - 1) / PASS_N : 0;
+  const int tiles = KeyList::LISTED ? listed.tiles : band_tiles;
+  auto key_of = [&](int tile) { return KeyList::LISTED ? listed.first_key(tile) : first_block_key + tile * PASS_N; };
   const Gradient gradient(terms, sequence_number, head, seqlen_q, seqlen_k);
 
   auto copy_keys = [&](int tile) {
     if (tile < tiles) {
-      const int key = first_block_key + tile * PASS_N, stage = tile % PASS_STAGES;
+      const int key = key_of(tile), stage = tile % PASS_STAGES;
       CopyKeys::copy(smem_address + PASS_K_OFFSET + stage * PASS_K_BYTES,
                      CopyKeys::thread_source(k_gmem + key * k_row_stride, k_row_stride), k_row_stride, seqlen_k - key);
       CopyValues::copy(smem_address + PASS_V_OFFSET + stage * PASS_V_BYTES,
@@ -106,9 +110,11 @@
     if constexpr (PASS_STAGES > 1) copy_keys(tile + PASS_STAGES - 1);
     const uint32_t k_smem = smem_address + PASS_K_OFFSET + tile % PASS_STAGES * PASS_K_BYTES;
     const uint32_t v_smem = smem_address + PASS_V_OFFSET + tile % PASS_STAGES * PASS_V_BYTES;
-    const int first_key = first_block_key + tile * PASS_N;
-    const bool masked = first_key + PASS_N > mask.keys_of(warp_row) ||
-                        (Mask::WINDOW && first_key < mask.first_key(warp_row + WARP_ROWS - 1));
+    const int first_key = key_of(tile);
+    const bool asked = listed.is_partial(tile);  // by mask and predicate
+    const bool masked = KeyList::LISTED ? asked || first_key + PASS_N > seqlen_k
+                                        : first_key + PASS_N > mask.keys_of(warp_row) ||
+                                              (Mask::WINDOW && first_key < mask.first_key(warp_row + WARP_ROWS - 1));
     float s[ROW_TILES][PASS_TILES][4], dp[ROW_TILES][PASS_TILES][4];
     multiply_rows<Element, Layout, DIM_STEPS>(s, q_rows, k_smem + Layout::chunks_first(lane));
     multiply_rows<Element, ValueLayout, VALUE_STEPS>(dp, do_rows, v_smem + ValueLayout::chunks_first(lane));
@@ -119,16 +125,19 @@
       for (int half = 0; half < 2; ++half) {
         const int row = warp_row + m * 16 + half * 8 + lane / 4, lane_key = first_key + lane % 4 * 2;
         // Of the lane's keys from its first on, the row sees those from `first` on and before `end`.
-        const int end = mask.keys_of(row) - lane_key, first = mask.first_key(row) - lane_key;
+        const int end = (KeyList::LISTED && !asked ? seqlen_k : mask.keys_of(row)) - lane_key;
+        const int first = mask.first_key(row) - lane_key;
 #pragma unroll
         for (int n = 0; n < PASS_TILES; ++n) {
           float gradients[2];
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             float score = s[m][n][2 * half + e];
-            const float factor = gradient.change(score, row, lane_key + n * 8 + e);
+            float factor = gradient.change(score, row, lane_key + n * 8 + e);
             if (masked && (n * 8 + e >= end || (Mask::WINDOW && n * 8 + e < first))) score = NEGATIVE_INFINITY;
+            if (asked && !states.shows(terms, batch, head, row, lane_key + n * 8 + e)) score = NEGATIVE_INFINITY;
             const float probability = exp2_approx(fmaf(score, softmax_scale_log2, -lse[m][half]));
+            if (Gradient::MAY_BE_NONE && probability == 0.f) factor = 0.f;
             gradients[e] = probability * factor * (dp[m][n][2 * half + e] - delta[m][half]);
           }
           ds[n / 2][m][n % 2 * 2 + half] = pack2<Element>(gradients[0], gradients[1]);

@@ -12,6 +12,7 @@
     }
   }
   const int head = blockIdx.y, batch = blockIdx.z;
+  BlockStates{BLOCK_STATES_ARGUMENTS}.write<BLOCK_M>(batch, head, blockIdx.x);
   int tile = blockIdx.x, first_query = 0, head_rows = seqlen_q;
   Terms terms{VARIANT_ARGUMENTS};
   if constexpr (VARLEN) {

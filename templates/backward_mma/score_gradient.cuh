@@ -3,19 +3,22 @@
 #include "device/ptx/tanh.cuh"
 #include "device/score.cuh"
 
-template <typename Element, bool SOFTCAP, bool ALIBI, bool BIAS> struct ScoreGradient {
-  static constexpr bool ANY = SOFTCAP || ALIBI || BIAS;
-  float score_scale, term_unit, slope;  // see VariantArguments; the slope times term_unit
-  const Element* bias_gmem;             // of the head: [queries, keys]
+template <typename Element, bool SOFTCAP, bool ALIBI, bool BIAS, class Own> struct ScoreGradient {
+  static constexpr bool MAY_BE_NONE = Own::GIVEN;  // the factor where a score is hidden may be no number
+  float score_scale, term_unit, slope;             // see VariantArguments; the slope times term_unit
+  const Element* bias_gmem;                        // of the head: [queries, keys]
   int64_t bias_row_stride;
   int diagonal, seqlen_q, seqlen_k;
+  Own own;
+  int batch, head;  // of an expression
 
   template <class Terms>
   __device__ __forceinline__ ScoreGradient(const Terms& terms, int batch, int head, int seqlen_q, int seqlen_k)
-      : seqlen_q(seqlen_q), seqlen_k(seqlen_k) {
+      : seqlen_q(seqlen_q), seqlen_k(seqlen_k), own(terms.own) {
     if constexpr (SOFTCAP) score_scale = terms.given.score_scale;
-    if constexpr (BIAS) term_unit = terms.given.term_unit;
+    if constexpr (BIAS || Own::GIVEN) term_unit = terms.given.term_unit;
     if constexpr (ALIBI) slope = terms.given.slopes[head] * terms.given.term_unit, diagonal = terms.given.diagonal;
+    if constexpr (Own::GIVEN) this->batch = batch, this->head = head, diagonal = terms.given.diagonal;
     if constexpr (BIAS) {
       bias_gmem = terms.given.bias + batch * terms.given.bias_batch_stride + head * terms.given.bias_head_stride;
       bias_row_stride = terms.given.bias_row_stride;
@@ -32,6 +35,12 @@ template <typename Element, bool SOFTCAP, bool ALIBI, bool BIAS> struct ScoreGra
     if constexpr (BIAS) {
       if (query < seqlen_q && key < seqlen_k)
         score = fmaf(to_float(bias_gmem[query * bias_row_stride + key]), term_unit, score);
+    }
+    if constexpr (Own::GIVEN) {
+      const float before = score * own.unit;
+      factor *= own.slope(before, batch, head, query, key, diagonal);
+      score = own.of(before, batch, head, query, key, diagonal) * term_unit;
+      if (query >= seqlen_q) score = NEGATIVE_INFINITY;  // no row: whatever the expression makes of it
     }
     return factor;
   }

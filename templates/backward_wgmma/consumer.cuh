@@ -67,7 +67,8 @@ struct Consumer {
   int lane_key;               // of this lane's row g
   RingPosition<Q_STAGES> q;   // of the tile at hand
   RingPosition<DO_STAGES> d;
-  int score_stage = 0;  // of dS and P
+  int score_stage = 0;     // of dS and P
+  uint32_t dq_parity = 1;  // DQ_BY_WARP: of the barrier that says that the last dQ has been read; DS_STAGES = 1
 
   __device__ __forceinline__ Consumer(Fragments& f, unsigned char* smem, int block_warp, const Mask& mask,
                                       const KeyBlock& block, int group, const QueryTerms& terms, float* dq_sums_gmem,
@@ -95,7 +96,8 @@ struct Consumer {
         dims(block_warp / 4 % DIM_GROUPS) {
     const int key = block.first_key + keys * 64;
     see_all = mask.that_see_all(key, 64), lane_key = key + warp * 16 + lane / 4;
-    keep_in_register(see_all.first), keep_in_register(see_all.end), keep_in_register(lane_key);
+    keep_in_register(see_all.first), keep_in_register(lane_key);
+    if constexpr (Mask::WINDOW) keep_in_register(see_all.end);
   }
 
   __device__ __forceinline__ void run(Element* dk_gmem, int64_t dk_row_stride, Element* dv_gmem, int64_t dv_row_stride,
@@ -112,7 +114,7 @@ struct Consumer {
     if constexpr (ORDER != Order::IN_TURN) {
       if (!walk.done()) {
         multiply_s(q);
-        load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
+        if constexpr (TERMS_EARLY) load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
         if constexpr (ORDER == Order::SOFTMAX_FIRST) {
           wgmma_wait<0>();
         } else {
@@ -131,7 +133,7 @@ struct Consumer {
     named_barrier_sync<128 * WARPGROUPS>(SCORES);  // no product reads K and V any more, whose places the results take
     to_global<HEAD_DIM, DK_COLUMNS>(dk, Smem::K, dk_gmem, dk_row_stride, softmax_scale);
     to_global<VALUE_DIM, DV_COLUMNS>(dv, Smem::V, dv_gmem, dv_row_stride, 1.f);
-    if (DQ_BY_BULK && lane == 0) tma_store_wait_read();  // shared memory must live until it is read
+    if (DQ_BY_BULK && !DQ_BY_WARP && lane == 0) tma_store_wait_read();  // shared memory must live until it is read
   }
 
 private:
@@ -140,7 +142,6 @@ private:
     if constexpr (TERMS_EARLY) load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
     wgmma_wait<1>();
     pin_registers(s);
-    if constexpr (!TERMS_EARLY) load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
     score_tile();
     multiply_dv();
     score_gradients();
@@ -154,7 +155,10 @@ private:
     wgmma_wait<0>();
     pin_registers(dk);
     release(Smem::Q_EMPTY + 8 * q.stage);
-    q.advance(), d.advance(), next_tile();
+    q.advance();
+    if constexpr (DO_STAGES == Q_STAGES) d.stage = q.stage, d.parity = q.parity;  // in the same registers
+    else d.advance();
+    next_tile();
   }
   // The same, but for the scores of the tile, which are there, and with those of the next: its products run beside what
   // is done to scores and sums. Between two tiles no product is under way, or the compiler would have all of them wait
@@ -179,7 +183,6 @@ private:
     if constexpr (!LAST && ORDER == Order::SUMS_FIRST) multiply_dp();
     next_tile();
     if constexpr (!LAST) {
-      if constexpr (!TERMS_EARLY) load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
       score_tile();
     } else {
       wgmma_wait<0>();
@@ -225,7 +228,9 @@ private:
   // Sᵀ = K Qᵀ of the queries in a place of the ring, once they are there.
   __device__ __forceinline__ void multiply_s(RingPosition<Q_STAGES> at) {
     mbarrier_wait(smem_address + Smem::Q_FULL + 8 * at.stage, at.parity);
+    if (STAGGERED && warpgroup > 0) named_barrier_sync<128 * WARPGROUPS>(FIRST_SCORES);
     multiply_rows<Tiles>(s, Smem::K, Smem::Q + at.stage * Smem::Q_TILE_BYTES);
+    if (STAGGERED && warpgroup == 0) named_barrier_arrive<128 * WARPGROUPS>(FIRST_SCORES);
   }
   __device__ __forceinline__ void multiply_dp() {  // dPᵀ = V dOᵀ
     mbarrier_wait(smem_address + Smem::DO_FULL + 8 * d.stage, d.parity);
@@ -294,22 +299,31 @@ private:
 
   // ---- scores
 
-  // Terms of queries 2 t and 2 t + 1 of each eight, ahead of what is waited for.
+  // Terms of queries 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of sixteen, which lie side by side (row_terms.cuh).
+  __device__ __forceinline__ void read_terms(int place, int sixteen) {
+    const int at = dims * SCORE_COLUMNS + sixteen * 16 + lane % 4 * 4;
+    const float4 four = *reinterpret_cast<const float4*>(smem + place + 4 * at);
+    terms_of_lane[4 * sixteen] = four.x, terms_of_lane[4 * sixteen + 1] = four.y;
+    terms_of_lane[4 * sixteen + 2] = four.z, terms_of_lane[4 * sixteen + 3] = four.w;
+  }
+  // Those of all queries. Beside products under way they are read no later: the compiler would have these wait in turn
+  // (ptxas C7512).
   __device__ __forceinline__ void load_terms(int place) {
 #pragma unroll
-    for (int i = 0; i < SCORE_COLUMNS / 8; ++i) {
-      const float2 pair =
-          *reinterpret_cast<const float2*>(smem + place + 4 * (dims * SCORE_COLUMNS + i * 8 + lane % 4 * 2));
-      terms_of_lane[2 * i] = pair.x, terms_of_lane[2 * i + 1] = pair.y;
-    }
+    for (int i = 0; i < SCORE_COLUMNS / 16; ++i) { read_terms(place, i); }
   }
   // P = 2^(S · scale - lse), 0 where a query does not see a key.
   __device__ __forceinline__ void probabilities() {
     const int query = walk.tile * BLOCK_M + dims * SCORE_COLUMNS;
-    if (!see_all.contain(query, SCORE_COLUMNS)) mask_transposed(s, mask, lane_key, query, lane);
+    if (query < see_all.first || (Mask::WINDOW && query + SCORE_COLUMNS > see_all.end))
+      mask_transposed(s, mask, lane_key, query, lane);
 #pragma unroll
-    for (int i = 0; i < SCORE_COLUMNS / 2; ++i)
-      s[i] = exp2_approx(fmaf(s[i], softmax_scale_log2, -terms_of_lane[i / 4 * 2 + i % 2]));
+    for (int i = 0; i < SCORE_COLUMNS / 2; i += 8) {
+      if constexpr (!TERMS_EARLY) read_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4, i / 8);
+#pragma unroll
+      for (int e = i; e < i + 8; ++e)
+        s[e] = exp2_approx(fmaf(s[e], softmax_scale_log2, -terms_of_lane[e / 4 * 2 + e % 2]));
+    }
     if constexpr (P_IN_REGISTERS) {
 #pragma unroll
       for (int i = 0; i < SCORE_COLUMNS / 4; ++i) p[i / 4][i % 4] = pack2<Element>(s[2 * i], s[2 * i + 1]);
@@ -347,8 +361,13 @@ private:
     float* sums = dq_sums_gmem + tile * Sums::FLOATS + warpgroup * Sums::TILE_FLOATS + warp * Sums::WARP_FLOATS;
     if constexpr (DQ_BY_BULK) {
       const int place = Smem::DQ + (warpgroup * 4 + warp) * Smem::DQ_WARP_BYTES;
-      if (lane == 0) tma_store_wait_read();
-      __syncwarp();  // the last sum has read this memory
+      if constexpr (DQ_BY_WARP) {
+        mbarrier_wait(smem_address + Smem::DQ_EMPTY + 8 * warpgroup, DS_STAGES == 2 ? score_stage ^ 1 : dq_parity);
+        dq_parity ^= 1;
+      } else {
+        if (lane == 0) tma_store_wait_read();
+        __syncwarp();  // the last sum has read this memory
+      }
 #pragma unroll
       for (int i = 0; i < DQ_COLUMNS / 2; i += 4) {
         *reinterpret_cast<float4*>(smem + place + i * 128 + lane * 16) =
@@ -356,7 +375,8 @@ private:
       }
       fence_proxy_async();
       __syncwarp();  // all lanes have written
-      if (lane == 0) bulk_add(sums, smem_address + place, Smem::DQ_WARP_BYTES), tma_store_commit();
+      if constexpr (DQ_BY_WARP) release(Smem::DQ_FULL + 8 * warpgroup);
+      else if (lane == 0) bulk_add(sums, smem_address + place, Smem::DQ_WARP_BYTES), tma_store_commit();
     } else {
 #pragma unroll
       for (int i = 0; i < DQ_COLUMNS / 2; i += 4)

@@ -1,5 +1,7 @@
-// producer.cuh: the warp of backward_wgmma that brings tiles into shared memory: K and V once, Q and dO with their
-// terms for each tile of queries. One thread issues every copy. Needs the constants of backward_wgmma.cu.j2.
+// producer.cuh: the warps of backward_wgmma beside the consumers. One brings tiles into shared memory: K and V once, Q
+// and dO with their terms for each tile of queries. DQ_BY_WARP, one adds what consumers leave of dQ to its sums. Of
+// both, one thread issues every copy. ROWS_INSIDE, the others have rows of queries. Needs the constants of
+// backward_wgmma.cu.j2.
 #include "device/ptx/bulk.cuh"
 #include "device/ptx/mbarrier.cuh"
 #include "device/ptx/named_barrier.cuh"
@@ -8,6 +10,7 @@
 #include "device/ptx/tma.cuh"
 #include "device/copy/ring_position.cuh"
 #include "device/copy/tensor_tile.cuh"
+#include "backward_wgmma/query_rows.cuh"
 #include "backward_wgmma/query_walk.cuh"
 #include "backward_wgmma/shared_layout.cuh"
 
@@ -25,8 +28,11 @@ struct Producer {
   unsigned char* smem;
   const KeyBlock& block;
   const QueryTerms& terms;
-  int group;
+  int group, unit, blocks;  // heads of the block's K/V head; which one of all batches it is; blocks of it
   const TensorMap &q_map, &k_map, &v_map, &do_map;
+  float* dq_sums_gmem;
+  const QueryRows& rows;
+  const RowProgress& progress;
 
   __device__ __forceinline__ void run(int warp) const {
     const uint32_t smem_address = shared_address(smem);
@@ -36,9 +42,17 @@ struct Producer {
       Smem::init_barriers(smem_address);
     }
     __syncwarp();
-    named_barrier_arrive<THREADS>(BARRIERS_READY);  // others see the initialised barriers
+    if (DQ_BY_WARP && warp == 4 * WARPGROUPS + 1) named_barrier_sync<THREADS>(BARRIERS_READY);
+    else named_barrier_arrive<THREADS>(BARRIERS_READY);  // others see the initialised barriers
     if constexpr (PRODUCER_REGISTERS > 0) decrease_registers<PRODUCER_REGISTERS>();
-    if (copies) copy(smem_address);
+    if (warp == 4 * WARPGROUPS) {
+      if (copies) copy(smem_address);
+    } else if (DQ_BY_WARP && warp == 4 * WARPGROUPS + 1) {
+      if (threadIdx.x % 32 == 0) add_dq(smem_address);
+    } else if constexpr (ROWS_INSIDE) {
+      SpareWarps{rows, progress, unit, group, block.key_tile, blocks}.run(int(threadIdx.x) -
+                                                                          32 * (4 * WARPGROUPS + 4 - ROW_WARPS));
+    }
   }
 
 private:
@@ -48,6 +62,10 @@ private:
     ValueTiles::template load<BLOCK_N>(smem_address + Smem::V, v_map, smem_address + Smem::V_FULL, block.first_key,
                                        block.kv_head, block.batch);
     grid_dependency_wait();  // the terms of the queries are there, and the sums of dQ are 0
+    if constexpr (ROWS_INSIDE) {
+      RowProgress::await(progress.begun(unit), SpareWarps::sharers(blocks) * ROW_WARPS);
+      fence_proxy_async_all();
+    }
     RingPosition<Q_STAGES> q;
     RingPosition<DO_STAGES> d;
     for (QueryWalk walk(block, group); !walk.done(); walk.advance(block)) {
@@ -60,6 +78,32 @@ private:
                        d.parity, smem_address + Smem::DELTAS + d.stage * BLOCK_M * 4, terms.deltas_gmem + tile);
       q.advance(), d.advance();
     }
+  }
+  // Adds what the consumers leave of dQ to its sums, a warpgroup's part at a time.
+  __device__ __forceinline__ void add_dq(uint32_t smem_address) const {
+    constexpr int BYTES = 4 * Smem::DQ_WARP_BYTES;
+    grid_dependency_wait();  // the sums are 0
+    uint32_t parity = 0;
+    for (QueryWalk walk(block, group); !walk.done(); walk.advance(block), parity ^= 1) {
+      float* sums = dq_sums_gmem + terms.tile(block.batch, walk.head, walk.tile) * Sums::FLOATS;
+#pragma unroll
+      for (int i = 0; i < WARPGROUPS; ++i) {
+        mbarrier_wait(smem_address + Smem::DQ_FULL + 8 * i, parity);
+        bulk_add(sums + i * Sums::TILE_FLOATS, smem_address + Smem::DQ + i * BYTES, BYTES);
+        tma_store_commit();
+      }
+      release<WARPGROUPS>(smem_address);
+    }
+    if constexpr (ROWS_INSIDE) {
+      tma_store_wait();
+      RowProgress::report(progress.added(unit));
+    }
+  }
+  // The first copies are the first to have read their part.
+  template <int PARTS> __device__ __forceinline__ void release(uint32_t smem_address) const {
+    tma_store_wait_read<PARTS - 1>();
+    mbarrier_arrive(smem_address + Smem::DQ_EMPTY + 8 * (WARPGROUPS - PARTS));
+    if constexpr (PARTS > 1) release<PARTS - 1>(smem_address);
   }
   // A tile of Q or dO, and a term of its queries.
   template <class Of>

@@ -26,10 +26,12 @@ struct Smem {
   static constexpr int Q_EMPTY = Q_FULL + 8 * Q_STAGES;     // [Q_STAGES]
   static constexpr int DO_FULL = Q_EMPTY + 8 * Q_STAGES;    // [DO_STAGES]
   static constexpr int DO_EMPTY = DO_FULL + 8 * DO_STAGES;  // [DO_STAGES]
-  static constexpr int BYTES = DO_EMPTY + 8 * DO_STAGES;
+  static constexpr int DQ_FULL = DO_EMPTY + 8 * DO_STAGES;  // [WARPGROUPS]
+  static constexpr int DQ_EMPTY = DQ_FULL + (DQ_BY_WARP ? 8 * WARPGROUPS : 0);
+  static constexpr int BYTES = DQ_EMPTY + (DQ_BY_WARP ? 8 * WARPGROUPS : 0);
 
   // By one thread: "full" gets an arrival for each copy, of a tile of queries and its terms, "empty" one of each warp
-  // that reads.
+  // that reads. Of dQ, "full" gets one of each warp that wrote, "empty" one of the warp that adds.
   static __device__ __forceinline__ void init_barriers(uint32_t smem_address) {
     auto init = [&](int first, int count, int arrivals) {
 #pragma unroll
@@ -37,6 +39,7 @@ struct Smem {
     };
     init(K_FULL, 1, 1), init(V_FULL, 1, 1), init(Q_FULL, Q_STAGES, 2), init(DO_FULL, DO_STAGES, 2);
     init(Q_EMPTY, Q_STAGES, 4 * WARPGROUPS), init(DO_EMPTY, DO_STAGES, 4 * WARPGROUPS);
+    if constexpr (DQ_BY_WARP) init(DQ_FULL, WARPGROUPS, 4), init(DQ_EMPTY, WARPGROUPS, 1);
     mbarrier_init_fence();
   }
 };

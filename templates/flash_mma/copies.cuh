@@ -1,14 +1,14 @@
   // copies.cuh, a part of the kernel's body: how Q and tiles of K and V come into shared memory.
   // cp.async groups, in this order whatever exists: Q and K[0], V[0], K[1], V[1], … Tiles past the last leave empty
   // groups, which keep the count.
-  const Element* k_next_gmem = CopyK::thread_source(k_gmem, k_row_stride);
-  const Element* v_next_gmem = CopyV::thread_source(v_gmem, v_row_stride);
+  const KvElement* k_next_gmem = CopyK::thread_source(k_gmem, k_row_stride);
+  const KvElement* v_next_gmem = CopyV::thread_source(v_gmem, v_row_stride);
   const KeyPages pages{terms.given.table + sequence_number * int64_t(terms.given.table_pages), terms.given.page_bits,
                        terms.given.kv_rows, seqlen_k};
   // A tile of K or V; `next_gmem` is where this thread's part of it begins, and then that of the next; of a list that
   // of key 0.
-  auto copy_tile = [&](auto copy, int tile, uint32_t place_smem, const Element* gmem, int64_t batch_stride,
-                       int64_t row_stride, const Element*& next_gmem) {
+  auto copy_tile = [&](auto copy, int tile, uint32_t place_smem, const KvElement* gmem, int64_t batch_stride,
+                       int64_t row_stride, const KvElement*& next_gmem) {
     if constexpr (PAGED) {
       copy.copy_pages(place_smem, gmem, batch_stride, row_stride, pages, first_block_key + tile * BLOCK_N);
     } else if constexpr (KeyList::LISTED) {
@@ -47,7 +47,7 @@
   // Groups begun after K[tile] when it is needed first.
   constexpr int NEWER_THAN_K = 2 * (K_LEAD - 1) + (K_FIRST ? 1 : 0);
   // Zeros for the upper half of the last k-step of Q and K: no copy writes there, so once is enough.
-  if constexpr (DIM_TILES % 2 != 0) {
+  if constexpr (!EIGHT_BITS && DIM_TILES % 2 != 0) {
     for (int row = threadIdx.x; row < Q_BYTES / Layout::ROW_BYTES; row += THREADS) {
       *reinterpret_cast<uint4*>(smem + Layout::offset(row, DIM_TILES)) = make_uint4(0, 0, 0, 0);
     }

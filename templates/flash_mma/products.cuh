@@ -1,6 +1,8 @@
   // products.cuh, a part of the kernel's body: the two products of a tile of keys, and the softmax between them.
   RowState<ROW_TILES, VALUE_TILES> state;
   state.clear();
+  LaneScales<SCALES, KEY_TILES, PAGED> key_scales(KvScales{SCALE_ARGUMENTS}, sequence_number, VARLEN ? 0 : batch,
+                                                  kv_head, first_sequence_key, 1.f / softmax_scale_log2);
   auto first_key = [&](int tile) {  // of this warp
     return KeyList::LISTED ? key_tiles.first_key(tile) : first_block_key + tile * BLOCK_N + key_warp * WARP_KEYS;
   };
@@ -8,9 +10,18 @@
   auto visible = [&](int tile) {
     return KeyList::LISTED || (!Mask::ROWS_DIFFER && KEY_WARPS == 1) || first_key(tile) < warp_keys;
   };
+  SeenKeys<2 * ROW_TILES, BLOCK_N> seen;  // of the tile whose scores were computed last, if it is PARTIAL
+  KeyList::wait_for_bits();
   auto scores = [&](Scores& s, int tile) {  // S = Q Kᵀ
-    multiply_qk<Element, Layout, Q_PLACE == QPlace::SHARED, ROW_TILES, KEY_TILES, DIM_STEPS>(
-        s, q_frag, q_smem, k_ring_smem + tile % K_STAGES * K_TILE_BYTES);
+    if (key_tiles.is_packed(tile)) key_tiles.load_seen(seen, warp_row + lane / 4, first_key(tile), lane);
+    if constexpr (EIGHT_BITS) {
+      key_scales.load_k(pages, first_key(tile) + lane % 4 * 2, seqlen_k);
+      multiply_qk_eight<KvElement, KeyLayout>(s, q_frag, k_ring_smem + tile % K_STAGES * K_TILE_BYTES);
+      key_scales.scale(s, unit);
+    } else {
+      multiply_qk<Element, KeyLayout, Q_PLACE == QPlace::SHARED, ROW_TILES, KEY_TILES, DIM_STEPS>(
+          s, q_frag, q_smem, k_ring_smem + tile % K_STAGES * K_TILE_BYTES);
+    }
   };
   // s = s · scale - shift, masked where the tile crosses the diagonal or the last key.
   auto exponents = [&](Scores& s, int tile) {
@@ -24,7 +35,9 @@
     const bool masked = KeyList::LISTED ? listed_partial || first_key(tile) + WARP_KEYS > seqlen_k
                                         : first_key(tile) + WARP_KEYS > unmasked_keys ||
                                               (Mask::WINDOW && first_key(tile) < hidden_keys);
-    if (masked) {
+    if (key_tiles.is_packed(tile)) {
+      key_tiles.mask_unseen(s, seen);
+    } else if (masked) {
       const int lane_key = first_key(tile) + lane % 4 * 2;
       if (KeyList::LISTED && !listed_partial) {
         mask_scores(s, AllKeys(seqlen_q, seqlen_k).keys_from(warp_row + lane / 4, lane_key));
@@ -33,6 +46,10 @@
       }
       if (listed_partial) key_tiles.mask_partial(s, terms, batch, head, warp_row + lane / 4, lane_key);
     }
+    if constexpr (EIGHT_BITS) {
+      key_scales.load_v(pages, first_key(tile) + lane % 4 * 2, seqlen_k);
+      key_scales.weigh(s);
+    }
     // The first key that a row sees may be in the tile behind those at the edge of a window, or in the first FULL one.
     const bool raise = masked || tile == 0 || Terms::MAY_HIDE ||
                        (Mask::WINDOW && first_key(tile) < hidden_keys + BLOCK_N) ||
@@ -40,5 +57,11 @@
     shift_scores<RESCALE>(state, s, softmax_scale_log2, raise);
   };
   auto accumulate = [&](Scores& s, int tile) {  // O += 2^s V
-    multiply_pv<Element, ValueLayout, SUM_BY_MMA>(state, s, v_ring_smem + tile % V_STAGES * V_TILE_BYTES);
+    const uint32_t v_smem = v_ring_smem + tile % V_STAGES * V_TILE_BYTES;
+    if constexpr (EIGHT_BITS) {
+      multiply_pv_eight<KvElement, ValueLayout, SUM_BY_MMA>(
+          state, s, v_smem, [&](float p, int n, int e) { return key_scales.summed(p, n, e); });
+    } else {
+      multiply_pv<Element, ValueLayout, SUM_BY_MMA>(state, s, v_smem);
+    }
   };

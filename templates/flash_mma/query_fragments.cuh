@@ -2,12 +2,16 @@
   // Lane addresses for ldmatrix in this warp's rows of Q, and in its keys of stage 0 of the rings.
   const uint32_t q_smem = smem_address + row_warp * WARP_ROWS * Layout::ROW_BYTES + Layout::rows_first(lane);
   const uint32_t k_ring_smem =
-      smem_address + K_OFFSET + key_warp * WARP_KEYS * Layout::ROW_BYTES + Layout::chunks_first(lane);
+      smem_address + K_OFFSET + key_warp * WARP_KEYS * KeyLayout::ROW_BYTES + KeyLayout::chunks_first(lane);
   const uint32_t v_ring_smem =
       smem_address + V_OFFSET + key_warp * WARP_KEYS * ValueLayout::ROW_BYTES + ValueLayout::rows_first(lane);
   // mma's A operand: rows g, g + 8 of dims 0-7, then of dims 8-15 of each step.
   uint32_t q_frag[ROW_TILES][Q_STEPS_KEPT][4];
-  if constexpr (Q_PLACE == QPlace::DIRECT) {
+  float unit[ROW_TILES][2];  // EIGHT_BITS: of the scores of rows g and g + 8
+  if constexpr (EIGHT_BITS) {
+    load_queries(q_frag, unit, q_gmem + (warp_row + lane / 4) * q_row_stride + lane % 4 * 4, q_row_stride,
+                 seqlen_q - warp_row - lane / 4);
+  } else if constexpr (Q_PLACE == QPlace::DIRECT) {
     const Element* lane_gmem = q_gmem + (warp_row + lane / 4) * q_row_stride + lane % 4 * 2;
 #pragma unroll
     for (int m = 0; m < ROW_TILES; ++m)

@@ -18,13 +18,14 @@ struct Fragments {
   float s[BLOCK_N / 2];      // scores, then probabilities, of a tile
   uint32_t p[KEY_STEPS][4];  // probabilities of a tile, rounded
   float o[VALUE_DIM / 2];
-  float added[VALUE_DIM / 2];  // TWO_LEVELS, not SUM_IN_SHARED: P V of the last tile, which o does not have yet
+  float added[VALUE_DIM / 2];  // TWO_LEVELS, not SUM_IN_SHARED: P V of the last tile
   float factor[2];             // by which the last softmax wants O rescaled
   float o_factor[2];           // TWO_LEVELS: by which O without `sum` must be multiplied
   RowState state;
   HeadTerms<Element> head_terms[GROUP_ROWS ? 2 : 1];        // of this tile of rows, of the lane's rows g and g + 8
   BiasPair<Element> bias[Terms::BIASED ? BLOCK_N / 4 : 1];  // of the next tile of keys
   float inverse[2];                                         // of the sums of a tile of rows
+  SeenKeys<2, BLOCK_N> seen;                                // of a PARTIAL tile of keys, by the lane's rows g and g + 8
 };
 
 struct Consumer : Epilogue {
@@ -37,6 +38,7 @@ struct Consumer : Epilogue {
   RowState& state;
   HeadTerms<Element> (&head_terms)[GROUP_ROWS ? 2 : 1];
   BiasPair<Element> (&bias)[Terms::BIASED ? BLOCK_N / 4 : 1];
+  SeenKeys<2, BLOCK_N>& seen;
   const float softmax_scale_log2;
   const float cap_scale;  // SOFTCAP: the softmax scale / cap
   float score_scale;      // Scales::GIVEN, no SOFTCAP: the softmax scale of this tile of rows, log2 units
@@ -47,6 +49,7 @@ struct Consumer : Epilogue {
   bool flushed;       // the same: some are in shared memory
   Ring ring, before;  // places of the next K, and of the V that P is for
   Ring skipped;       // AHEAD: the first place of V that is passed over
+  bool left;          // IN_PARTS: results of parts of these rows lie in global memory
   TileScheduler& work;
 
   __device__ __forceinline__ Consumer(RowOperand<Operands::ROW_COLUMNS, Q_IN_REGISTERS>& q, Fragments& f,
@@ -62,6 +65,7 @@ struct Consumer : Epilogue {
         state(f.state),
         head_terms(f.head_terms),
         bias(f.bias),
+        seen(f.seen),
         softmax_scale_log2(softmax_scale_log2),
         cap_scale(work.terms.given.score_scale),
         work(work) {}
@@ -79,6 +83,7 @@ struct Consumer : Epilogue {
     if constexpr (AHEAD) rows_ahead();
     else rows_in_turn();
     if (STORE != Store::ROWS && thread == 0) tma_store_wait_read();  // shared memory must live until it is read
+    KeyList::wait_for_bits();  // this launch does not end before the one that writes them
     // Takes the turn that the last round left, so that the barrier ends as it began.
     if (PING_PONG && warpgroup == 0) wait_for_turn();
   }
@@ -124,20 +129,27 @@ private:
     o_factor[0] = o_factor[1] = 1.f;
     tiles_added = 0, flushed = true;
   }
-  // TWO_LEVELS: the last softmax's factor takes effect, and the last P V is added to O in registers. Beside Q Kᵀ, which
-  // stands no branch: ptxas would wait for it.
-  __device__ __forceinline__ void settle_output() {
+  // TWO_LEVELS: P V of a tile is there.
+  __device__ __forceinline__ void add_up() {
     if constexpr (SUM_IN_SHARED) {
-      scale_rows(sum, factor);
-      pin_registers(sum);  // before the fence of the next product
-      o_factor[0] *= factor[0], o_factor[1] *= factor[1];
+      if (++tiles_added == FLUSH_TILES) flush();
     } else {
 #pragma unroll
       for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = fmaf(o[i], o_factor[i / 2 % 2], sum[i]);
-      o_factor[0] = factor[0], o_factor[1] = factor[1];
     }
   }
-  // TWO_LEVELS: all P V of a tile of rows are in o.
+  __device__ __forceinline__ void rescale_output() {
+    if constexpr (SUM_IN_SHARED) {
+      if (tiles_added > 0) scale_rows(sum, factor);
+      pin_registers(sum);  // before the fence of the next product
+      o_factor[0] *= factor[0], o_factor[1] *= factor[1];
+    } else if constexpr (TWO_LEVELS) {
+      o_factor[0] = factor[0], o_factor[1] = factor[1];
+    } else {
+      scale_rows(o, factor);
+    }
+  }
+  // SUM_IN_SHARED: all P V of a tile of rows are in o.
   __device__ __forceinline__ void complete_output() {
     if constexpr (SUM_IN_SHARED) {
       if (flushed) {
@@ -151,8 +163,6 @@ private:
         }
       }
       named_barrier_sync<128>(O_TILE + warpgroup);  // O in Element takes the place of all these sums
-    } else if constexpr (TWO_LEVELS) {
-      settle_output();
     }
   }
   __device__ __forceinline__ void release(uint32_t barrier_smem) {
@@ -172,11 +182,21 @@ private:
   }
   // What a variant does to S.
   __device__ __forceinline__ void change_scores() { change_tile(s, bias, work.terms, row_terms(0), row_terms(8)); }
-  // Of PARTIAL blocks by the predicate, else behind the last key.
+  // Begins to load the bits of a PARTIAL tile, if there are any.
+  __device__ __forceinline__ void load_seen() {
+    const ListedTiles<BLOCK_N> listed = work.listed();
+    if (listed.is_packed(key_tile)) {
+      KeyList::wait_for_bits();
+      listed.load_seen(seen, lane_row(work.tile), listed.first_key_down(key_tile), lane);
+    }
+  }
+  // Of PARTIAL blocks by bits or the predicate, else behind the last key.
   __device__ __forceinline__ void mask_listed() {
     const ListedTiles<BLOCK_N> listed = work.listed();
     const int key = listed.first_key_down(key_tile), row = lane_row(work.tile);
-    if (listed.is_partial(key_tile)) {
+    if (listed.is_packed(key_tile)) {
+      listed.mask_unseen(s, seen);
+    } else if (listed.is_partial(key_tile)) {
       mask_scores(s, key, work.mask.keys_from(row, 0), lane);
       listed.mask_partial(s, work.terms, work.tile.batch, work.rows.head(work.tile, row), row, key + lane % 4 * 2);
     } else {
@@ -213,18 +233,17 @@ private:
   // in this one.
   __device__ __forceinline__ bool crosses_diagonal() const {
     return Mask::ROWS_DIFFER &&
-           (key_tile + KEY_SPLIT) * BLOCK_N > work.mask.last_key(work.rows.query(first_row(work.tile)));
+           (key_tile + KEY_STEP) * BLOCK_N > work.mask.last_key(work.rows.query(first_row(work.tile)));
   }
   __device__ __forceinline__ void start_pv() {
     mbarrier_wait(barrier(Smem::V_FULL, before.stage), before.parity);
-    if constexpr (TWO_LEVELS) settle_output();
     multiply_pv(before.stage);
   }
   __device__ __forceinline__ void finish_pv() {
     wgmma_wait<0>();  // O is there, and P may be overwritten
     pin_registers(sum);
     release(barrier(Smem::V_EMPTY, before.stage));
-    if (SUM_IN_SHARED && ++tiles_added == FLUSH_TILES) flush();
+    if constexpr (TWO_LEVELS) add_up();
   }
   __device__ __forceinline__ void start_qk() {
     mbarrier_wait(barrier(Smem::K_FULL, ring.stage), ring.parity);
@@ -233,7 +252,8 @@ private:
   // Waits for S while a newer product, if any, is under way, and returns what its softmax does.
   template <bool FIRST, bool MASKED, bool NEWER> __device__ __forceinline__ bool finish_qk() {
     if constexpr (Terms::BIASED) load_bias(bias, work.terms, row_terms(0), row_terms(8));  // beside the product
-    wgmma_wait<NEWER>();                                                                   // S is there
+    if constexpr (KeyList::LISTED && (FIRST || MASKED)) load_seen();
+    wgmma_wait<NEWER>();  // S is there
     pin_registers(s);
     if constexpr (RESCALE != Rescale::LAZY_AFTER) release(barrier(Smem::K_EMPTY, ring.stage));
     // The product has used Q in registers: a load is under way after its instruction, and wgmma of another block can
@@ -243,21 +263,19 @@ private:
       fence_proxy_async(), __syncwarp(), release(barrier(Smem::Q_EMPTY, warpgroup));
     }
     const bool rescale = softmax<FIRST, MASKED>(ring.stage);
-    if constexpr (TWO_LEVELS && FIRST) factor[0] = factor[1] = 1.f;
-    key_tile -= KEY_SPLIT;
+    key_tile -= KEY_STEP;
     if constexpr (RESCALE == Rescale::LAZY_AFTER) release(barrier(Smem::K_EMPTY, ring.stage));
     return rescale;
   }
   // Q Kᵀ of a tile of keys, then its softmax, with OVERLAP during P V of the one before, else followed by its own P V.
-  template <bool FIRST, bool MASKED> __device__ __forceinline__ void step() {
-    constexpr bool BESIDE = OVERLAP && !FIRST;
+  template <bool FIRST, bool MASKED, bool BESIDE = OVERLAP && !FIRST> __device__ __forceinline__ void step() {
     if constexpr (BESIDE) wait_for_turn();
     start_qk();
     if constexpr (BESIDE) start_pv(), pass_turn();
     const bool rescale = finish_qk<FIRST, MASKED, BESIDE>();
     if constexpr (BESIDE) finish_pv();
     Operands::pack(p, s);
-    if (!TWO_LEVELS && !FIRST && rescale) scale_rows(o, factor);
+    if (!FIRST && rescale) rescale_output();
     before = ring;
     ring.advance();
     if constexpr (!OVERLAP) start_pv(), finish_pv();
@@ -270,6 +288,7 @@ private:
   }
   __device__ __forceinline__ void begin_rows() {
     state.clear();
+    left = false;
     if constexpr (Terms::ADDED) {
 #pragma unroll
       for (int i = 0; i < (GROUP_ROWS ? 2 : 1); ++i)
@@ -305,7 +324,7 @@ private:
   }
   __device__ __forceinline__ void clear_output() {
 #pragma unroll
-    for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = sum[i] = 0.f;
+    for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = 0.f;
     o_factor[0] = o_factor[1] = 1.f;
     tiles_added = 0, flushed = false;
   }
@@ -329,8 +348,36 @@ private:
       while (key_tile >= work.range.first()) step<false, Terms::MAY_HIDE>();
       return;
     }
+    const int first = Mask::WINDOW ? work.first_key_tile(work.tile.row_block) : 0;
+    if constexpr (IN_PARTS) {
+#pragma unroll 1
+      for (;;) {
+        const int of_part = (key_tile + 1) / PART_TILES * PART_TILES;
+        rest_of_tiles(max(first, of_part));
+        if (of_part - 1 - (KEY_SPLIT - 1) * PART_TILES < first) return;
+        end_part(of_part);
+        step<false, true, false>();
+      }
+    }
+    rest_of_tiles(first);
+  }
+  // IN_PARTS: the tile at `of_part`, the first of a part, was the last one; another part follows.
+  __device__ __forceinline__ void end_part(int of_part) {
+    if constexpr (OVERLAP) start_pv(), finish_pv();
+    if constexpr (IN_MEMORY) {
+      leave_part(of_part / PART_TILES, state, o);
+    } else {
+      add_left(left, state, o);
+      Partial::leave(own_result(), o, state, thread);
+      left = true;
+    }
+    state.clear();
+    clear_output();
+    key_tile = of_part - 1 - (KEY_SPLIT - 1) * PART_TILES;
+  }
+  // Tiles of keys down to `first`.
+  __device__ __forceinline__ void rest_of_tiles(int first) {
     if constexpr (Mask::WINDOW) {
-      const int first = work.first_key_tile(work.tile.row_block);
       const int whole = Terms::MAY_HIDE
                             ? key_tile + 1
                             : (work.mask.first_key(work.rows.query(first_row(work.tile) + 63)) + BLOCK_N - 1) / BLOCK_N;
@@ -345,11 +392,11 @@ private:
     }
     if constexpr (Mask::ROWS_DIFFER || Terms::MAY_HIDE) {
 #pragma unroll 1
-      while (key_tile >= 0 && (Terms::MAY_HIDE || crosses_diagonal())) step<false, true>();
+      while (key_tile >= first && (Terms::MAY_HIDE || crosses_diagonal())) step<false, true>();
     }
     if constexpr (Terms::MAY_HIDE) return;
 #pragma unroll 1
-    while (key_tile >= 0) step<false, false>();
+    while (key_tile >= first) step<false, false>();
   }
   // AHEAD: each tile of rows begins beside the end of the one before.
   __device__ __forceinline__ void rows_ahead() {
@@ -374,10 +421,12 @@ private:
           start_pv();
           finish_pv();
           complete_output();
+          if constexpr (IN_PARTS) add_left(left, state, o);
           finish_rows(last_tile, last_sequence, last_range, state, o);
           break;
         }
         RowState last_state = state;
+        const bool last_left = left;
         begin_rows();
         wait_for_turn();
         start_qk();
@@ -386,6 +435,7 @@ private:
         finish_qk<true, false, true>();
         finish_pv();
         complete_output();
+        if constexpr (IN_PARTS) add_left(last_left, last_state, o);
         finish_rows(last_tile, last_sequence, last_range, last_state, o);
         __syncwarp();  // the thread that stored these rows is back: wgmma wants whole warps
       }
@@ -406,9 +456,10 @@ private:
       }
       complete_output();
       if constexpr (IN_MEMORY) {
-        merge_rows(state, o);
+        merge_rows(state, o, IN_PARTS ? (key_tile + 1) / PART_TILES : work.split);
         break;
       }
+      if constexpr (IN_PARTS) add_left(left, state, o);
       if constexpr (CLUSTER > 1) {
         const int slots = Smem::PARTIALS + warpgroup * Partial::BYTES, full = barrier(Smem::PARTIALS_FULL, 0);
         if (!Partial::gather<CLUSTER>(smem + slots, smem_address + slots, Smem::SLOT_BYTES, full, work.split, o, state,

@@ -21,7 +21,7 @@ struct Output {
 };
 
 struct Epilogue : Block, Output {
-  static constexpr bool INVERSE_BESIDE = OVERLAP && KEY_SPLIT == 1 && !PERSISTENT;  // the last P V
+  static constexpr bool INVERSE_BESIDE = OVERLAP && KEY_SPLIT == 1 && !PERSISTENT && !IN_PARTS;  // the last P V
   const TileScheduler& work;
   int thread;           // of the warpgroup
   uint32_t o_smem;      // O of the warpgroup
@@ -35,6 +35,24 @@ struct Epilogue : Block, Output {
   __device__ __forceinline__ int first_row(const Tile& of) const { return of.row_block * BLOCK_M + warpgroup * 64; }
   __device__ __forceinline__ int lane_row(const Tile& of) const { return first_row(of) + thread / 32 * 16 + lane / 4; }
 
+  // IN_PARTS: where this warpgroup leaves what it has found so far, and takes it back.
+  __device__ __forceinline__ float4* own_result() const {
+    const int64_t block = (int64_t(blockIdx.z) * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+    return results_gmem + (block * WARPGROUPS + warpgroup) * Partial::PIECES * 128;
+  }
+  __device__ __forceinline__ void add_left(bool left, RowState& state, float (&o)[VALUE_DIM / 2]) const {
+    if (left) Partial::add_left(own_result(), o, state, thread);
+  }
+  // IN_MEMORY: [tiles, results of a tile, WARPGROUPS]: the first of this warpgroup.
+  __device__ __forceinline__ float4* rows_results() const {
+    const int64_t index = (work.tile.batch * work.rows.heads + work.tile.head) * work.row_blocks + work.tile.row_block;
+    const int results = IN_PARTS ? max(KEY_SPLIT, (work.key_tiles + PART_TILES - 1) / PART_TILES) : KEY_SPLIT;
+    return results_gmem + (index * results * WARPGROUPS + warpgroup) * (Partial::PIECES * 128);
+  }
+  __device__ __forceinline__ void leave_part(int part, const RowState& state, const float (&o)[VALUE_DIM / 2]) const {
+    if (first_row(work.tile) + thread / 32 * 16 < work.rows.count)
+      Partial::leave(rows_results() + int64_t(part) * WARPGROUPS * (Partial::PIECES * 128), o, state, thread);
+  }
   // What O of a tile of rows is multiplied by at last.
   __device__ __forceinline__ void make_inverse(const RowState& of_rows, const Tile& of, int row) {
     inverse_sums(of_rows, work.terms, [&](int below) { return work.rows.head(of, row + below); }, inverse);
@@ -151,18 +169,18 @@ struct Epilogue : Block, Output {
     }
   }
   // IN_MEMORY: each block leaves its result, and each of the first SHARERS owns a part of the columns, whose sum it
-  // makes unless it has left (`sum_parts.cuh`). A word for each part: [tiles, WARPGROUPS, SHARERS]. One wave of blocks
-  // has no more results than an int counts.
-  __device__ __forceinline__ void merge_rows(const RowState& state, const float (&o)[VALUE_DIM / 2]) {
+  // makes unless it has left (`sum_parts.cuh`). A word for each part: [tiles, WARPGROUPS, SHARERS]. `result`: which of
+  // its tile's; IN_PARTS the last that this block leaves.
+  __device__ __forceinline__ void merge_rows(const RowState& state, const float (&o)[VALUE_DIM / 2], int result) {
     constexpr int COLUMN_TILES = VALUE_DIM / 8, SHARERS = KEY_SPLIT < COLUMN_TILES ? KEY_SPLIT : COLUMN_TILES;
     static_assert(SHARERS <= 32, "a lane for each part");
     constexpr int RESULT = Partial::PIECES * 128;
     const int index = (work.tile.batch * work.rows.heads + work.tile.head) * work.row_blocks + work.tile.row_block;
     const int warp_row = first_row(work.tile) + thread / 32 * 16;
-    float4* left_gmem = results_gmem + (index * KEY_SPLIT * WARPGROUPS + warpgroup) * RESULT;
+    const float4* left_gmem = rows_results();
     uint32_t* parts_gmem = counters_zeroed + (index * WARPGROUPS + warpgroup) * SHARERS;
     uint32_t* parts_smem = reinterpret_cast<uint32_t*>(smem + (o_smem - smem_address));  // Q's place, which was read
-    if (warp_row < work.rows.count) Partial::leave(left_gmem + work.split * WARPGROUPS * RESULT, o, state, thread);
+    leave_part(result, state, o);
     named_barrier_sync<128>(O_TILE + warpgroup);  // all threads of the warpgroup have left their part
     if (thread < 32) {
       const bool adds = thread < SHARERS && bring_result<KEY_SPLIT>(parts_gmem + thread, thread == work.split);
@@ -175,7 +193,13 @@ struct Epilogue : Block, Output {
     auto exists = [&](int row) { return work.rows.exists(lane_row(work.tile) + row); };
     auto add_columns = [&](int column_tile) {
       RowState of_all;
-      const float4 sum = Partial::total<KEY_SPLIT>(left_gmem, WARPGROUPS * RESULT, column_tile, of_all, thread);
+      float4 sum;
+      if constexpr (IN_PARTS) {
+        sum = Partial::total_in_turn(left_gmem, WARPGROUPS * RESULT, work.first_part(work.tile.row_block),
+                                     work.last_part(work.tile.row_block), column_tile, of_all, thread);
+      } else {
+        sum = Partial::total<KEY_SPLIT>(left_gmem, WARPGROUPS * RESULT, column_tile, of_all, thread);
+      }
       make_inverse(of_all, work.tile, lane_row(work.tile));
 #pragma unroll
       for (int row = 0; row < 16; row += 8) {

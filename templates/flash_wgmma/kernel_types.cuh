@@ -7,8 +7,12 @@ static_assert(!VARLEN || !GROUP_ROWS || STORE == Store::ROWS, "rows past a seque
 static_assert(!SEQUSED || SCHEDULE != Schedule::BALANCED, "sequences of one length");
 static_assert(!KeyList::LISTED || (KEY_SPLIT == 1 && !GROUP_ROWS && SCHEDULE != Schedule::BALANCED && !CAUSAL_SKIP),
               "a block takes all tiles of a list");
-constexpr bool SLIDING = VARLEN || SEQUSED;  // sequences have keys of their own, by tensor maps that slide
-constexpr int WARPGROUPS = BLOCK_M / 64;     // consumers
+constexpr bool IN_PARTS = PART_TILES > 0;
+static_assert(!IN_PARTS || (CLUSTER == 1 && SCHEDULE != Schedule::BALANCED && !KeyList::LISTED && FLUSH_TILES == 0),
+              "parts are added up in turn, by one thread each");
+constexpr int KEY_STEP = IN_PARTS ? 1 : KEY_SPLIT;  // from a key tile of a block to its next
+constexpr bool SLIDING = VARLEN || SEQUSED;         // sequences have keys of their own, by tensor maps that slide
+constexpr int WARPGROUPS = BLOCK_M / 64;            // consumers
 constexpr int THREADS = 128 * WARPGROUPS + 32 * PRODUCER_WARPS;
 constexpr bool PERSISTENT = SCHEDULE != Schedule::SINGLE;
 constexpr int KEY_STEPS = BLOCK_N / Operands::STEP_KEYS;  // of P V

@@ -120,6 +120,28 @@ template <int FLOATS> struct PartialOutput {
     }
     return sum;
   }
+  // As `total`, of results `last` down to `first`, each added as `add_left` adds the sum of those before: the bits are
+  // the same whether one block had all keys or several.
+  static __device__ __forceinline__ float4 total_in_turn(const float4* results_gmem, int stride, int first, int last,
+                                                         int item, RowState& state, int thread) {
+    const float4* result_gmem = results_gmem + int64_t(last) * stride + thread;
+    const float4 begun = __ldcg(result_gmem);
+    float4 sum = __ldcg(result_gmem + (item + 1) * 128);
+    state.shift[0] = begun.x, state.shift[1] = begun.y, state.sum[0] = begun.z, state.sum[1] = begun.w;
+#pragma unroll 4
+    for (int i = last - 1; i >= first; --i) {
+      result_gmem -= stride;
+      const float4 rows = __ldcg(result_gmem), o = __ldcg(result_gmem + (item + 1) * 128);
+      const float shift[2] = {fmaxf(rows.x, state.shift[0]), fmaxf(rows.y, state.shift[1])};
+      const float own[2] = {exp2_approx(rows.x - shift[0]), exp2_approx(rows.y - shift[1])};
+      const float low = exp2_approx(state.shift[0] - shift[0]), high = exp2_approx(state.shift[1] - shift[1]);
+      state.sum[0] = fmaf(state.sum[0], low, rows.z * own[0]), state.sum[1] = fmaf(state.sum[1], high, rows.w * own[1]);
+      sum.x = fmaf(sum.x, low, o.x * own[0]), sum.y = fmaf(sum.y, low, o.y * own[0]);
+      sum.z = fmaf(sum.z, high, o.z * own[1]), sum.w = fmaf(sum.w, high, o.w * own[1]);
+      state.shift[0] = shift[0], state.shift[1] = shift[1];
+    }
+    return sum;
+  }
   static __device__ __forceinline__ void add_left(const float4* result_gmem, float (&o)[FLOATS], RowState& state,
                                                   int thread) {
     result_gmem += thread;

@@ -127,7 +127,7 @@ private:
     const int last = work.last_key_tile(), first = work.first_key_tile();
     const KeyPages pages{work.terms.given.table + work.tile.batch * int64_t(work.terms.given.table_pages),
                          work.terms.given.page_bits, work.terms.given.kv_rows, work.seqlen_k};
-    for (int key_tile = last; key_tile >= first; key_tile -= KEY_SPLIT) {
+    for (int key_tile = last; key_tile >= first; key_tile = work.tile_before(key_tile)) {
       if constexpr (PAGED) {
         k_ring.template load_paged<PARTS>(ring, pages, key_tile * BLOCK_N, kv_head, part);
         v_ring.template load_paged<PARTS>(ring, pages, key_tile * BLOCK_N, kv_head, part);

@@ -34,7 +34,7 @@ struct TileScheduler : Block {
   Mask mask;
   PackedSequences packed;
   Sequence sequence{};  // SLIDING: of the tile at hand, whose row block is one of it
-  int split;            // this block takes key tiles split, split + KEY_SPLIT …
+  int split;            // this block takes key tiles split, split + KEY_SPLIT …, IN_PARTS parts of so many tiles
   Tile tile;            // at hand
   KeyRange range;       // BALANCED: of it
   KeyList list;
@@ -115,10 +115,32 @@ struct TileScheduler : Block {
     return of.row_block * BLOCK_M < rows.count;
   }
 
-  // The last key tile of this block that some row of a row block sees; its first, wholly masked, where there is none.
-  __device__ __forceinline__ int last_key_tile(int row_block) const {
+  // The last key tile that some row of a row block sees, or the first.
+  __device__ __forceinline__ int last_seen_tile(int row_block) const {
     const int keys = mask.keys_before(rows.queries_before(min((row_block + 1) * BLOCK_M, rows.count)));
-    return split + max(0, (keys + BLOCK_N - 1) / BLOCK_N - 1 - split) / KEY_SPLIT * KEY_SPLIT;
+    return max(0, (keys + BLOCK_N - 1) / BLOCK_N - 1);
+  }
+  // The same of those of this block; its first, wholly masked, where there is none.
+  __device__ __forceinline__ int last_key_tile(int row_block) const {
+    const int seen = last_seen_tile(row_block);
+    if constexpr (IN_PARTS) {
+      const int part = split + max(0, seen / PART_TILES - split) / KEY_SPLIT * KEY_SPLIT;
+      return part > seen / PART_TILES ? part * PART_TILES : min(seen, part * PART_TILES + PART_TILES - 1);
+    }
+    return split + max(0, seen - split) / KEY_SPLIT * KEY_SPLIT;
+  }
+  // IN_PARTS: of a row block the first part with keys that some row sees, and the last one.
+  __device__ __forceinline__ int first_part(int row_block) const {
+    return Mask::WINDOW
+               ? min(last_seen_tile(row_block), mask.first_key(rows.query(row_block * BLOCK_M)) / BLOCK_N) / PART_TILES
+               : 0;
+  }
+  __device__ __forceinline__ int last_part(int row_block) const { return last_seen_tile(row_block) / PART_TILES; }
+  // The key tile of this block before another one: of its parts those between are other blocks'.
+  __device__ __forceinline__ int tile_before(int key_tile) const {
+    if constexpr (IN_PARTS && KEY_SPLIT > 1)
+      return key_tile - (key_tile % PART_TILES == 0 ? 1 + (KEY_SPLIT - 1) * PART_TILES : 1);
+    return key_tile - KEY_STEP;
   }
   // The first key tile that some row of a row block sees: the last one where there is none.
   __device__ __forceinline__ int first_key_tile(int row_block) const {

@@ -1,22 +1,7 @@
-// key_scales.cuh: what the numbers of K and V of one warp's keys are multiplied by, where these are of 8 bits. A scale
-// of K multiplies a score. One of V that is the same for all keys multiplies O, and one of each key is a part of its
-// weight: with l = log2 of it, p = 2^(s + l - shift) is what V is weighed with, and p / scale what is summed up.
+// key_scales.cuh: what the numbers of K and V of one warp's keys are multiplied by, where these are of 8 bits.
 #include "device/ptx/element.cuh"
+#include "device/copy/kv_scales.cuh"
 #include "split_kv/warp_keys.cuh"
-
-struct ScaleSource {
-  const float* gmem = nullptr;
-  int64_t batch = 0, head = 0, row = 0;  // strides in elements
-};
-struct KvScales {
-  ScaleSource k, v;
-};
-
-enum class Scales {
-  NONE,  // K and V are of the type of Q
-  HEAD,  // the same for all keys of a sequence's head
-  KEY,   // of each key
-};
 
 // Of the lane's keys in the tile that is scored next: Rows::LANE_KEYS of them, number i being row `rows.key_row(i)`.
 template <Scales SCALES, class Rows, bool PAGED, int BLOCK_N, int KEYS, bool SMALL_PAGES> struct KeyScales {
@@ -40,11 +25,11 @@ template <class Rows, bool PAGED, int BLOCK_N, int KEYS, bool SMALL_PAGES>
 struct KeyScales<Scales::KEY, Rows, PAGED, BLOCK_N, KEYS, SMALL_PAGES> {
   static constexpr bool ANY = true, PER_KEY = true;
   static constexpr int COUNT = Rows::LANE_KEYS;
-  static constexpr float LEAST = 7.8886090522101181e-31f;  // 2^-100: a scale of V of 0 has no logarithm
-  float k[COUNT], v[COUNT];                                // 1 of keys that the warp does not have
+  float k[COUNT], v[COUNT];  // 1 of keys that the warp does not have
   float v_factor = 1.f;
-  ScaleSource k_source, v_source;             // from the head's first
-  TilePages<PAGED, KEYS, SMALL_PAGES> pages;  // of the tile that is loaded next
+  ScaleSource k_source, v_source;  // from the head's first
+  // Of the tile that is loaded next.
+  TilePages<PAGED ? (SMALL_PAGES ? Place::SMALL_PAGED : Place::PAGED) : Place::DENSE, KEYS> pages;
 
   __device__ __forceinline__ KeyScales(const KvScales& given, const WarpKeys& keys, const Rows& rows, int)
       : k_source(given.k), v_source(given.v) {
@@ -65,7 +50,7 @@ struct KeyScales<Scales::KEY, Rows, PAGED, BLOCK_N, KEYS, SMALL_PAGES> {
         k_at = page * k_source.batch + keys.row_in_page(key) * k_source.row;
         v_at = page * v_source.batch + keys.row_in_page(key) * v_source.row;
       }
-      k[i] = __ldg(k_source.gmem + k_at), v[i] = fmaxf(__ldg(v_source.gmem + v_at), LEAST);
+      k[i] = __ldg(k_source.gmem + k_at), v[i] = fmaxf(__ldg(v_source.gmem + v_at), LEAST_SCALE);
     }
     if (tile + 1 < keys.tiles) pages.load(keys, keys.first + (tile + 1) * BLOCK_N, rows.k_row());
   }

@@ -8,8 +8,7 @@
 
 #define KV_SOURCE const KvElement* __restrict__  // [batch, kv_heads, seqlen_k, HEAD_DIM]
 
-template <typename Element, int HEAD_DIM, class Rows, int WARPS, int BLOCK_N, int STAGES, bool SEQUSED, bool PAGED,
-          bool SMALL_PAGES>
+template <typename Element, int HEAD_DIM, class Rows, int WARPS, int BLOCK_N, int STAGES, bool SEQUSED, Place PLACE>
 struct KeyTiles {
   static constexpr int WARP_RING_BYTES = STAGES * (Rows::K::WARP_BYTES + Rows::V::WARP_BYTES);
   static constexpr int RING_BYTES = WARPS * WARP_RING_BYTES, BARRIER_BYTES = 0;
@@ -18,9 +17,9 @@ struct KeyTiles {
   static __device__ __forceinline__ void visit(const WarpKeys& keys, const Element* k_gmem, const Element* v_gmem,
                                                int warp, unsigned char* rings_smem, unsigned char*, Rows& work,
                                                LoadQ load_q, Scores scores) {
-    LaneRows<Element, PAGED> k_rows(k_gmem, keys, keys.k_strides, work.k_row(), work.k_column());
-    LaneRows<Element, PAGED> v_rows(v_gmem, keys, keys.v_strides, work.v_row(), work.v_column());
-    TilePages<PAGED, BLOCK_N / WARPS, SMALL_PAGES> pages;  // of the tile that is copied next
+    LaneRows<Element, PLACE> k_rows(k_gmem, keys, keys.k_strides, work.k_row(), work.k_column());
+    LaneRows<Element, PLACE> v_rows(v_gmem, keys, keys.v_strides, work.v_row(), work.v_column());
+    TilePages<PLACE, BLOCK_N / WARPS> pages;  // of the tile that is copied next
     auto find_pages = [&](int tile) {
       if (tile < keys.tiles) pages.load(keys, keys.first + tile * BLOCK_N, work.k_row());
     };
@@ -33,7 +32,7 @@ struct KeyTiles {
       if (tile < keys.tiles) {
         Rows::K::copy(
             k_ring_smem + stage * Rows::K::WARP_BYTES, [&](int offset) { return k_rows.at(offset, keys, pages); },
-            keys.count - tile * BLOCK_N - work.k_row(), k_columns);
+            pages.left(keys, keys.count - tile * BLOCK_N) - work.k_row(), k_columns);
         k_rows.next_tile(BLOCK_N);
       }
       cp_async_commit();
@@ -42,7 +41,7 @@ struct KeyTiles {
       if (tile < keys.tiles) {
         Rows::V::copy(
             v_ring_smem + stage * Rows::V::WARP_BYTES, [&](int offset) { return v_rows.at(offset, keys, pages); },
-            keys.count - tile * BLOCK_N - work.v_row(), v_columns);
+            pages.left(keys, keys.count - tile * BLOCK_N) - work.v_row(), v_columns);
         v_rows.next_tile(BLOCK_N);
       }
       cp_async_commit();

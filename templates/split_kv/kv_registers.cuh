@@ -4,8 +4,7 @@
 
 #define KV_SOURCE const KvElement* __restrict__  // [batch, kv_heads, seqlen_k, HEAD_DIM]
 
-template <typename Element, int HEAD_DIM, class Rows, int WARPS, int BLOCK_N, int STAGES, bool SEQUSED, bool PAGED,
-          bool SMALL_PAGES>
+template <typename Element, int HEAD_DIM, class Rows, int WARPS, int BLOCK_N, int STAGES, bool SEQUSED, Place PLACE>
 struct KeyTiles {
   static constexpr int RING_BYTES = 0, BARRIER_BYTES = 0;
 
@@ -13,9 +12,9 @@ struct KeyTiles {
   static __device__ __forceinline__ void visit(const WarpKeys& keys, const Element* k_gmem, const Element* v_gmem, int,
                                                unsigned char*, unsigned char*, Rows& work, LoadQ load_q,
                                                Scores scores) {
-    LaneRows<Element, PAGED> k_rows(k_gmem, keys, keys.k_strides, work.k_row(), work.k_column());
-    LaneRows<Element, PAGED> v_rows(v_gmem, keys, keys.v_strides, work.v_row(), work.v_column());
-    TilePages<PAGED, BLOCK_N / WARPS, SMALL_PAGES> pages;  // of the tile that is loaded next
+    LaneRows<Element, PLACE> k_rows(k_gmem, keys, keys.k_strides, work.k_row(), work.k_column());
+    LaneRows<Element, PLACE> v_rows(v_gmem, keys, keys.v_strides, work.v_row(), work.v_column());
+    TilePages<PLACE, BLOCK_N / WARPS> pages;  // of the tile that is loaded next
     auto find_pages = [&](int tile) {
       if (tile < keys.tiles) pages.load(keys, keys.first + tile * BLOCK_N, work.k_row());
     };
@@ -24,11 +23,13 @@ struct KeyTiles {
     typename Rows::V v;
     int keys_left = keys.count;  // from the next tile to be loaded on
     auto load_k = [&] {
-      k.load([&](int offset) { return k_rows.at(offset, keys, pages); }, keys_left - work.k_row(), k_columns);
+      k.load([&](int offset) { return k_rows.at(offset, keys, pages); }, pages.left(keys, keys_left) - work.k_row(),
+             k_columns);
       k_rows.next_tile(BLOCK_N);
     };
     auto load_v = [&] {
-      v.load([&](int offset) { return v_rows.at(offset, keys, pages); }, keys_left - work.v_row(), v_columns);
+      v.load([&](int offset) { return v_rows.at(offset, keys, pages); }, pages.left(keys, keys_left) - work.v_row(),
+             v_columns);
       v_rows.next_tile(BLOCK_N);
       keys_left -= BLOCK_N;
     };

@@ -17,8 +17,7 @@
 
 #define KV_SOURCE const __grid_constant__ TensorMap  // [batch, kv_heads, seqlen_k, HEAD_DIM], boxes of KEYS rows
 
-template <typename Element, int HEAD_DIM, class Rows, int WARPS, int BLOCK_N, int STAGES, bool SEQUSED, bool PAGED,
-          bool SMALL_PAGES>
+template <typename Element, int HEAD_DIM, class Rows, int WARPS, int BLOCK_N, int STAGES, bool SEQUSED, Place PLACE>
 struct KeyTiles {
   using Tiles = TensorTile<HEAD_DIM* int(sizeof(Element)) / 2>;  // maps are of 16-bit columns
   static constexpr int KEYS = BLOCK_N / WARPS, TILE_BYTES = Tiles::bytes(KEYS);
@@ -37,13 +36,15 @@ struct KeyTiles {
                    v_full_smem = k_full_smem + STAGES * 8;
     auto copy = [&](const TensorMap& map, const unsigned char* ring, uint32_t full_smem, int tile, int stage) {
       if (asks && tile < keys.tiles) {
-        if constexpr (PAGED) {
+        if constexpr (PLACE == Place::PAGED) {
           const int key = keys.first + tile * BLOCK_N;
           Tiles::template load<KEYS>(shared_address(ring + stage * TILE_BYTES), map, full_smem + 8 * stage,
                                      keys.row_in_page(key), keys.kv_head, keys.page_of(key));
         } else {
-          Tiles::template load<KEYS>(shared_address(ring + stage * TILE_BYTES), map, full_smem + 8 * stage,
-                                     keys.first + tile * BLOCK_N, keys.kv_head, keys.batch);
+          Tiles::template load<KEYS>(
+              shared_address(ring + stage * TILE_BYTES), map, full_smem + 8 * stage,
+              PLACE == Place::LISTED ? keys.listed_key(keys.first + tile * BLOCK_N) : keys.first + tile * BLOCK_N,
+              keys.kv_head, keys.batch);
         }
       }
     };

@@ -53,17 +53,16 @@ template <typename Element, int HEAD_DIM, int VECTOR_BYTES, int VECTORS> struct 
       }
     largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 1));
     largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 2));
-    const int exponent = max(int(__float_as_uint(largest) >> 23) - 127, -100);  // of base 2; zeros have none
-    const float factor = __uint_as_float(uint32_t(127 + 14 - exponent) << 23);
+    const PowerOfTwo power(largest);
 #pragma unroll
     for (int i = 0; i < STEPS; ++i)
 #pragma unroll
       for (int word = 0; word < 2; ++word) {
         float low, high;
         unpack2(words[i][word], Element{}, low, high);
-        words[i][word] = pack2<Fp16>(low * factor, high * factor);
+        words[i][word] = pack2<Fp16>(low * power.factor, high * power.factor);
       }
-    return __uint_as_float(uint32_t(127 - 14 + exponent) << 23);
+    return power.inverse;
   }
   __device__ __forceinline__ uint32_t word(int step, int i) const { return words[step][i]; }
 };

@@ -16,7 +16,7 @@
     }
     return;
   }
-  const int64_t tile = (int64_t(index) * kv_heads + kv_head) * row_blocks + row_block;
+  const int64_t tile = (int64_t(index) * (KeyList::LISTED ? gridDim.y : kv_heads) + kv_head) * row_blocks + row_block;
   const int64_t split_row = (tile * splits + split) * BLOCK_M;
   for (int i = threadIdx.x; i < rows * CHUNKS; i += THREADS) {
     const int row = i / CHUNKS, chunk = i % CHUNKS;

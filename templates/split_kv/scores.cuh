@@ -10,14 +10,15 @@
         Terms::ANY ? 1.f : softmax_scale_log2);
   };
   auto scores = [&](const typename Rows::K& k, int tile) {
-    const int key = warp_key + tile * BLOCK_N;
-    bool masked = key + WARP_KEYS > unmasked_keys;
+    const int place = warp_key + tile * BLOCK_N, key = KeyList::LISTED ? keys.listed_key(place) : place;
+    const bool asked = listed.ask_predicate(terms, place / LIST_GRANULE);  // of PARTIAL blocks
+    const bool by_mask = Mask::ROWS_DIFFER && (asked || !KeyList::LISTED);
+    const int end = KeyList::LISTED ? seqlen_k : end_key;
+    bool masked = KeyList::LISTED ? by_mask || key + WARP_KEYS > seqlen_k : key + WARP_KEYS > unmasked_keys;
     if constexpr (Mask::WINDOW) masked |= key < hidden_keys;
     work.scores(
         k, softmax_scale_log2, masked,
-        [&](int row) {
-          return (Mask::ROWS_DIFFER ? mask.keys_of(packed.query(first_row + row), end_key) : end_key) - key;
-        },
+        [&](int row) { return (by_mask ? mask.keys_of(packed.query(first_row + row), end) : end) - key; },
         [&](int row) { return Mask::WINDOW ? mask.first_key(packed.query(first_row + row)) - key : 0; }, terms,
         [&](int row, int step) {
           const int row_of_all = min(first_row + row, packed.heads * seqlen_q - 1);

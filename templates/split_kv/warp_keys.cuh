@@ -2,6 +2,16 @@
 // their K and V to the warp is the struct `KeyTiles` of one of the headers kv_registers, kv_cp_async, kv_tma.
 #include "device/ptx/element.cuh"
 
+enum class Place {
+  DENSE,        // of a sequence end to end
+  PAGED,        // in pages, of which a table says which
+  SMALL_PAGED,  // in pages of fewer than 16 keys
+  LISTED,       // in tiles that a list names
+};
+
+constexpr int LIST_GRANULE = 16;  // LISTED: blocks are multiples of so many keys, and tiles multiples or parts
+using ListedKeys = ListedTiles<LIST_GRANULE>;
+
 struct KvStrides {
   int64_t batch, head, row;
 };  // elements
@@ -11,6 +21,8 @@ struct WarpKeys {
   KvStrides k_strides, v_strides;
   int first, count;  // key `first` begins the first tile; those from `first + count` on are not seen
   int tiles;
+  ListedKeys listed;      // LISTED: `first` counts in its blocks
+  int end;                // LISTED: of the sequence
   const int* pages_gmem;  // PAGED: of the sequence, in their order; a batch of K and V is then a page
   int page_bits;          // PAGED: a page has 2^page_bits keys
 
@@ -19,20 +31,31 @@ struct WarpKeys {
     return __ldg(pages_gmem + (min(key, first + count - 1) >> page_bits));
   }
   __device__ __forceinline__ int row_in_page(int key) const { return key & ((1 << page_bits) - 1); }
+  // LISTED: the key of the sequence that counts as key `key`.
+  __device__ __forceinline__ int listed_key(int key) const {
+    return listed.first_key(key / LIST_GRANULE) + key % LIST_GRANULE;
+  }
 };
 
-// The pages of one tile that a lane copies rows of. PAGED: 16 keys from a multiple of 16 on, or the KEYS of a warp's
-// tile if they are fewer, lie in one page, and no lane's rows of such a group begin in another one. SMALL: pages have
-// fewer keys, and each row looks its own up.
-template <bool PAGED, int KEYS, bool SMALL> struct TilePages {
+// Where the rows of one tile are that a lane copies, and how many of it there are: `left` of all. PAGED: 16 keys from a
+// multiple of 16 on, or the KEYS of a warp's tile if they are fewer, lie in one page, and no lane's rows of such a
+// group begin in another one. SMALL_PAGED: each row looks its page up.
+template <Place, int KEYS> struct TilePages {
   // `first_key`: of the tile. It must be one of the warp's keys.
   __device__ __forceinline__ void load(const WarpKeys&, int first_key, int lane_row) {}
+  __device__ __forceinline__ int left(const WarpKeys&, int of_all) const { return of_all; }
   // Of a key `offset` rows behind the lane's first; of none where there are no keys, whose rows are asked for too.
   __device__ __forceinline__ int page_of(const WarpKeys& keys, int key, int offset) const {
     return keys.count > 0 ? keys.page_of(key) : 0;
   }
 };
-template <int KEYS> struct TilePages<true, KEYS, false> {
+template <int KEYS> struct TilePages<Place::LISTED, KEYS> {
+  int key;
+
+  __device__ __forceinline__ void load(const WarpKeys& keys, int first_key, int) { key = keys.listed_key(first_key); }
+  __device__ __forceinline__ int left(const WarpKeys& keys, int) const { return keys.end - key; }
+};
+template <int KEYS> struct TilePages<Place::PAGED, KEYS> {
   int of_group[(KEYS + 15) / 16];
 
   __device__ __forceinline__ int page_of(const WarpKeys&, int key, int offset) const { return of_group[offset / 16]; }
@@ -41,10 +64,11 @@ template <int KEYS> struct TilePages<true, KEYS, false> {
 #pragma unroll
     for (int n = 0; n < (KEYS + 15) / 16; ++n) of_group[n] = keys.page_of(first_key + lane_row / 16 * 16 + n * 16);
   }
+  __device__ __forceinline__ int left(const WarpKeys&, int of_all) const { return of_all; }
 };
 
 // A lane's rows of K or of V in the tile that is copied next: its first is row `row` of the tile, from `column` on.
-template <typename Element, bool PAGED> struct LaneRows {
+template <typename Element, Place PLACE> struct LaneRows {
   const Element* next_gmem;
   int64_t stride;
 
@@ -59,13 +83,27 @@ template <typename Element, bool PAGED> struct LaneRows {
   }
   __device__ __forceinline__ void next_tile(int rows) { next_gmem += rows * stride; }
 };
-template <typename Element> struct LaneRows<Element, true> {
+template <typename Element> struct LaneRows<Element, Place::LISTED> {
+  const Element* first_gmem;  // of the sequence
+  int64_t stride;
+
+  __device__ __forceinline__ LaneRows(const Element* kv_gmem, const WarpKeys& keys, const KvStrides& strides, int row,
+                                      int column)
+      : first_gmem(kv_gmem + keys.batch * strides.batch + keys.kv_head * strides.head + row * strides.row + column),
+        stride(strides.row) {}
+  template <class Pages>
+  __device__ __forceinline__ const Element* at(int offset, const WarpKeys&, const Pages& pages) const {
+    return first_gmem + (pages.key + offset) * stride;
+  }
+  __device__ __forceinline__ void next_tile(int) {}
+};
+template <typename Element> struct PagedRows {
   const Element* head_gmem;
   int64_t page_stride, stride;
   int key;
 
-  __device__ __forceinline__ LaneRows(const Element* kv_gmem, const WarpKeys& keys, const KvStrides& strides, int row,
-                                      int column)
+  __device__ __forceinline__ PagedRows(const Element* kv_gmem, const WarpKeys& keys, const KvStrides& strides, int row,
+                                       int column)
       : head_gmem(kv_gmem + keys.kv_head * strides.head + column),
         page_stride(strides.batch),
         stride(strides.row),
@@ -76,4 +114,10 @@ template <typename Element> struct LaneRows<Element, true> {
            keys.row_in_page(key + offset) * stride;
   }
   __device__ __forceinline__ void next_tile(int rows) { key += rows; }
+};
+template <typename Element> struct LaneRows<Element, Place::PAGED> : PagedRows<Element> {
+  using PagedRows<Element>::PagedRows;
+};
+template <typename Element> struct LaneRows<Element, Place::SMALL_PAGED> : PagedRows<Element> {
+  using PagedRows<Element>::PagedRows;
 };

@@ -13,10 +13,18 @@ from tests.families.on_interpreter import built
 H100, FAMILY = GPUS["h100"], FAMILIES["backward_wgmma"]
 START = load_space("backward_wgmma", H100).starting_configs()[0]
 SHARED = {"P_PLACE": "shared", "DS_PLACE": "shared", "BLOCK_N": 64, "DIM_GROUPS": 2, "DQ_ROWS": "queries"}
+BESIDE = {"DQ_SUM": "warp", "ROW_WORK": "spare_warps"}
 GENES = [
     ({}, "mask=causal"),
     (SHARED | {"ORDER": "dp_first"}, "window=20:9"),
     (SHARED | {"DQ_SUM": "bulk"}, "mask=causal_lower_right lse=1"),
+    (BESIDE | {"STAGGER": True}, "mask=causal lse=1"),
+]
+WAITS = [
+    "mbarrier_wait(smem_address + Smem::DQ_EMPTY + 8 * warpgroup, DS_STAGES == 2 ? score_stage ^ 1 : dq_parity);",
+    "mbarrier_wait(smem_address + Smem::DQ_FULL + 8 * i, parity);",
+    "RowProgress::await(progress.begun(unit), SpareWarps::sharers(blocks) * ROW_WARPS);",
+    "if (thread % 32 == 0) RowProgress::await(progress.added(unit - progress.lead), blocks * ADDERS);",
 ]
 
 
@@ -37,3 +45,9 @@ def test_gradients_are_right(params, text):
 @pytest.mark.slow
 def test_a_wrong_delta_is_found():
     assert faults({}, "", ("(dp[i] - terms_of_lane[", "(dp[i] + terms_of_lane["))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wait", WAITS)
+def test_a_missing_wait_is_found(wait):
+    assert faults(BESIDE, "", (wait, ""))

@@ -6,7 +6,7 @@ from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import load_space
-from tests.families import test_flash_mma, test_flash_wgmma
+from tests.families import test_flash_mma, test_flash_wgmma, test_split_kv
 from tests.families.covering import covering
 from tests.families.on_interpreter import built, small_faults
 
@@ -23,6 +23,13 @@ PROBLEMS = {
         score="s*flag[b]",
         predicate="(kind[h,q]!=kind[1-h,k])|((q+d-k)%3==0)|seen[wrap(k-q)]",
         tables="flag:bf16:2+kind:int64:2x30+seen:bool:97",
+    ),
+    "a short predicate": LISTED.with_(blocks="64x64:1/2/5", predicate="k-q<reach[b,h]", tables="reach:int32:2x2"),
+    "a predicate that heads share": LISTED.with_(
+        blocks="64x64:1/2/5",
+        mask="causal_lower_right",
+        predicate="((k//3+q//5)%7<3)|seen[wrap(k-q)]|(q%2==b)",
+        tables="seen:bool:97",
     ),
     "V narrower, softcap": LISTED.with_(head_dim=96, value_dim=64, softcap=3.0, mask="causal_upper_left"),
 }
@@ -41,13 +48,32 @@ STRUCTURES = {
         "persistent, rows begin ahead": {**WGMMA_TWO, "SCHEDULE": "claimed", "Q_IN_REGISTERS": True, "BLOCK_N": 48},
         "fixed, scores again": {"SCHEDULE": "fixed", "RESCALE": "lazy_after", "BLOCK_N": 64, "STORE": "rows"},
     },
+    "split_kv": {
+        "last block": {},
+        "cp_async, a kernel that merges": {**test_split_kv.RING, "MERGE": "kernel"},
+        "maps, a cluster": {"LOAD": "tma", "STAGES": 2, "MERGE": "cluster", "SPLITS": 2},
+        "CUDA cores": test_split_kv.FMA,
+    },
 }
-MODULES = {"flash_mma": test_flash_mma, "flash_wgmma": test_flash_wgmma}
+MODULES = {"flash_mma": test_flash_mma, "flash_wgmma": test_flash_wgmma, "split_kv": test_split_kv}
 WGMMA = ("flash_wgmma", "lazy, two warpgroups", "causal, fp16")
 ANY = ("flash_mma", "together", "causal, fp16")
 OWN = ("flash_mma", "together", "a predicate of its own")
-WGMMA_OWN = ("flash_wgmma", "lazy, two warpgroups", "a predicate of its own")
+SHORT = ("flash_mma", "together", "a short predicate")
+WGMMA_SHORT = ("flash_wgmma", "lazy, two warpgroups", "a short predicate")
+SHARED = ("flash_mma", "together", "a predicate that heads share")
+SPLIT = ("split_kv", "cp_async, a kernel that merges", "a predicate of its own")
 WRONG = {
+    "bits of the lane's first key": (SHARED, ("words[row][i] >>= shift;", "words[row][i] >>= 0;")),
+    "bits of the row above": (SHARED, ("(row + i * 8) * bits_row_words", "(row + i * 8 - 1) * bits_row_words")),
+    "bits without the diagonal": (SHARED, ("(key < mask.keys_of(query)) &", "(key < seqlen_k) &")),
+    "bits of rows in no order": (SHARED, ("if (lane == i) word", "if (lane == 31 - i) word")),
+    "bits that are not waited for": (SHARED, ("{ grid_dependency_wait(); }", "{}")),
+    "split: the list is ignored": (SPLIT, ("return listed.first_key(key / LIST_GRANULE) +", "return key -")),
+    "split: FULL taken for PARTIAL": (SPLIT, ("return terms.own.partial = is_partial(tile);", "return true;")),
+    "split: the lists of another head": (SPLIT, ("index, first_head, packed", "index, 0, packed")),
+    "split: keys past the last": (SPLIT, ("by_mask || key + WARP_KEYS > seqlen_k :", "by_mask :")),
+    "split: rows of K past the last": (SPLIT, ("return keys.end - key;", "return 1 << 20;")),
     "the list is ignored": (ANY, ("return blocks[number] * block_keys", "return number * block_keys")),
     "FULL taken for PARTIAL": (ANY, ("return tile < partial_tiles;", "return true;")),
     "PARTIAL taken for FULL": (ANY, ("return tile < partial_tiles;", "return tile < 0;")),
@@ -58,7 +84,9 @@ WRONG = {
             "const bool listed_partial = false;",
         ),
     ),
-    "PARTIAL without the documents": (ANY, ("if (!terms.shows(batch, head, row + m * 16", "if (0 * (row + m * 16")),
+    "PARTIAL without the predicate's value": (SHORT, ("if (!terms.shows(batch, head, row + m", "if (0 * (row + m")),
+    "in a loop: the first key of two": (ANY, ("first + step + 1)", "first + step)")),
+    "in a loop: the row above": (ANY, ("const int query = row + i * 8,", "const int query = row + i * 8 - 1,")),
     "PARTIAL without the diagonal": (
         ANY,
         ("mask_scores(s, mask.keys_from(", "mask_scores(s, AllKeys(seqlen_q, seqlen_k).keys_from("),
@@ -83,16 +111,16 @@ WRONG = {
         ("block_row / list.block_rows;", "max(0, block_row / list.block_rows - 1);"),
     ),
     "documents of another batch": (ANY, ("own.shows(batch, head", "own.shows(0, head")),
-    "documents of the row above": (ANY, ("row + m * 16 + j / 2 * 8, key", "row + m * 16 + j / 2 * 8 - 1, key")),
-    "documents of the other half's row": (ANY, ("row + m * 16 + j / 2 * 8, key", "row + m * 16, key")),
-    "documents of the key before": (ANY, ("key + n * 8 + j % 2", "key + n * 8 + j % 2 - 1")),
-    "documents of the first key of two": (ANY, ("key + n * 8 + j % 2", "key + n * 8")),
+    "the predicate of the row above": (SHORT, ("row + m * 16 + j / 2 * 8, key", "row + m * 16 + j / 2 * 8 - 1, key")),
+    "the predicate of the other half's row": (SHORT, ("row + m * 16 + j / 2 * 8, key", "row + m * 16, key")),
+    "the predicate of the key before": (SHORT, ("key + n * 8 + j % 2", "key + n * 8 + j % 2 - 1")),
+    "the predicate of the first key of two": (SHORT, ("key + n * 8 + j % 2", "key + n * 8")),
     "the predicate of another head": (OWN, ("own.shows(batch, head", "own.shows(batch, 0")),
     "the predicate of another diagonal": (OWN, ("query, key, given.diagonal", "query, key, 0")),
     "an index past the table": (OWN, ("return max(0, min(index, size - 1));", "return max(0, index);")),
-    "wgmma: the predicate of another head": (WGMMA_OWN, ("work.rows.head(work.tile, row), row", "0, row")),
-    "wgmma: the predicate of the row above": (WGMMA_OWN, ("row + j / 2 * 8, key", "row + j / 2 * 8 - 1, key")),
-    "wgmma: the predicate of another key": (WGMMA_OWN, ("key + i * 2 + j % 2", "key + i * 2")),
+    "wgmma: the predicate of another head": (WGMMA_SHORT, ("work.rows.head(work.tile, row), row", "0, row")),
+    "wgmma: the predicate of the row above": (WGMMA_SHORT, ("row + j / 2 * 8, key", "row + j / 2 * 8 - 1, key")),
+    "wgmma: the predicate of another key": (WGMMA_SHORT, ("key + i * 2 + j % 2", "key + i * 2")),
     "keys past the last": (
         ("flash_mma", "together", "documents"),
         ("listed_partial || first_key(tile) + WARP_KEYS > seqlen_k", "listed_partial"),
@@ -102,7 +130,10 @@ WRONG = {
         ("flash_mma", "lazy", "documents"),
         ("tile == key_tiles.partial_tiles", "false"),
     ),
-    "wgmma: PARTIAL without the documents": (WGMMA, ("if (!terms.shows(batch, head, row + j", "if (0 * (row + j")),
+    "wgmma: PARTIAL without the predicate": (
+        WGMMA_SHORT,
+        ("if (!terms.shows(batch, head, row + j", "if (0 * (row + j"),
+    ),
     "wgmma: PARTIAL taken for FULL": (WGMMA, ("whole = !listed.is_partial(key_tile) &&", "whole =")),
     "wgmma: keys past the last of FULL blocks": (
         WGMMA,
@@ -127,7 +158,13 @@ def shown(kernel: tuple[str, str, str]) -> set[tuple[str, ...]]:
     return {(family, problem), (family, structure, PROBLEMS[problem].mask)}
 
 
-EVERY = [(family, structure, p) for family in STRUCTURES for structure in STRUCTURES[family] for p in PROBLEMS]
+EVERY = [
+    (family, structure, problem)
+    for family in STRUCTURES
+    for structure in STRUCTURES[family]
+    for problem in PROBLEMS
+    if not (family == "split_kv" and PROBLEMS[problem].value_dim)
+]
 RIGHT = covering(EVERY, shown, dict.fromkeys(at for at, _ in WRONG.values()))
 
 

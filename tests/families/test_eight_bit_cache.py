@@ -2,7 +2,11 @@
 pages and ugly lengths; faults of each are found."""
 
 import pytest
+import torch
 
+from evoattn.backends.interpreter import InterpreterBackend
+from evoattn.correctness.cases import make_case
+from evoattn.correctness.validate import run_case
 from evoattn.families import registry
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
@@ -13,32 +17,91 @@ SPLIT = dict(
     COMPUTE="mma", LOAD="registers", BLOCK_M=8, BLOCK_N=64, WARPS=2, STAGES=1, VECTOR_BYTES=16, DOT_LANES=4, SPLITS=3,
     MERGE="last_block", DEPENDENT_LAUNCH="none", BLOCKS_PER_SM=1,
 )  # fmt: skip
+MMA = dict(
+    BLOCK_M=32, BLOCK_N=32, WARPS=2, KEY_WARPS=1, STAGES=2, SCHEDULE="together", SMEM_LAYOUT="swizzled",
+    Q_PLACE="direct", RESCALE="vote", ROW_SUM="add", O_STORE="shared", BLOCK_ORDER="rows", BLOCKS_PER_SM=1,
+)  # fmt: skip
 FMA = {"COMPUTE": "fma", "BLOCK_M": 4, "BLOCK_N": 32, "DOT_LANES": 8, "VECTOR_BYTES": 8}
+NARROW = {"BLOCK_N": 32}
 RING, TMA = {"LOAD": "cp_async", "STAGES": 2}, {"LOAD": "tma", "STAGES": 2, "MERGE": "cluster"}
-SHAPE = "B=2,H=4,Hkv=2,Sq=3,Sk=239,"
+OVERLAP = {"SCHEDULE": "overlapped", "O_STORE": "direct"}
+PADDED = {"SMEM_LAYOUT": "padded", "STAGES": 1, "SCHEDULE": "split"}
+LAZY, KEYS = {"RESCALE": "lazy", "ROW_SUM": "mma"}, {"KEY_WARPS": 2, "BLOCK_M": 16, "WARPS": 1}
+SHAPE = "B=2,H=4,Hkv=2,Sk=239,"
 RIGHT = [
-    ("split_kv", "D=64,dtype=bf16,kv=e4m3", {}, "h100", "large_logits"),
-    ("split_kv", "D=64,dtype=bf16,kv=e4m3,mask=causal_lower_right", {"VECTOR_BYTES": 4}, "a100", "late_huge_key"),
-    ("split_kv", "D=80,dtype=fp16,kv=e5m2,scales=head,layout=bshd", RING, "l4", "extreme_terms"),
-    ("split_kv", "D=128,dtype=bf16,kv=int8,scales=token,softcap=5,sink=1", RING, "h100", "extreme_terms"),
-    ("split_kv", "D=64,dtype=bf16,kv=e4m3,scales=token,seqused=0:239,page=16", {"BLOCK_N": 32}, "l4", "extreme_terms"),
-    ("split_kv", "D=64,dtype=bf16,kv=int8,scales=head,seqused=0:239,page=32,window=70:0", TMA, "h100", "plain"),
-    ("split_kv", "D=128,dtype=fp16,kv=e4m3,scales=token,layout=bshd,alibi=1", TMA, "h100", "huge_keys_within"),
-    ("split_kv", "D=32,dtype=bf16,kv=int8,scales=token,varlen=1:200", FMA | {"DOT_LANES": 4}, "l4", "plain"),
-    ("split_kv", "D=40,dtype=fp16,kv=e5m2,scales=token", FMA | RING, "l4", "extreme_terms"),
-    ("split_kv", "D=64,dtype=bf16,kv=e4m3,scales=head,varlen=1:200,page=64", FMA | RING, "l4", "plain"),
+    ("split_kv", "Sq=3,D=64,dtype=bf16,kv=e4m3", {}, "h100", "large_logits"),
+    ("split_kv", "Sq=3,D=64,dtype=bf16,kv=e4m3,mask=causal_lower_right", {"VECTOR_BYTES": 4}, "a100", "late_huge_key"),
+    ("split_kv", "Sq=3,D=80,dtype=fp16,kv=e5m2,scales=head,layout=bshd", RING, "l4", "extreme_terms"),
+    ("split_kv", "Sq=3,D=128,dtype=bf16,kv=int8,scales=token,softcap=5,sink=1", RING, "h100", "extreme_terms"),
+    ("split_kv", "Sq=3,D=64,dtype=bf16,kv=e4m3,scales=token,seqused=0:239,page=16", NARROW, "l4", "extreme_terms"),
+    ("split_kv", "Sq=3,D=64,dtype=bf16,kv=int8,scales=head,seqused=0:239,page=32,window=70:0", TMA, "h100", "plain"),
+    ("split_kv", "Sq=3,D=128,dtype=fp16,kv=e4m3,scales=token,layout=bshd,alibi=1", TMA, "h100", "huge_keys_within"),
+    ("split_kv", "Sq=3,D=32,dtype=bf16,kv=int8,scales=token,varlen=1:200", FMA | {"DOT_LANES": 4}, "l4", "plain"),
+    ("split_kv", "Sq=3,D=40,dtype=fp16,kv=e5m2,scales=token", FMA | RING, "l4", "extreme_terms"),
+    ("split_kv", "Sq=3,D=64,dtype=bf16,kv=e4m3,scales=head,varlen=1:200,page=64", FMA | RING, "l4", "plain"),
+    ("flash_mma", "Sq=70,D=64,dtype=bf16,kv=e4m3,mask=causal_lower_right", {}, "h100", "large_logits"),
+    ("flash_mma", "Sq=70,D=96,dtype=fp16,kv=e5m2,scales=head,layout=bshd", {"ROW_SUM": "mma"}, "a100", "extreme_terms"),
+    ("flash_mma", "Sq=40,D=128,dtype=bf16,kv=int8,scales=token,softcap=5,sink=1", OVERLAP, "l4", "extreme_terms"),
+    ("flash_mma", "Sq=40,D=64,dtype=bf16,kv=e4m3,scales=token,seqused=0:239,page=16", PADDED, "l4", "extreme_terms"),
+    ("flash_mma", "Sq=40,D=64,dtype=bf16,kv=e4m3,scales=head,varlen=1:200,page=32,window=70:0", LAZY, "l4", "plain"),
+    ("flash_mma", "Sq=40,D=32,dtype=fp16,kv=int8,scales=token,varlen=1:200,alibi=1", KEYS, "l4", "plain"),
 ]  # fmt: skip
 
 
 def kernel_of(family, problem, genes, gpu, *edits):
-    config = load_space(family, GPUS[gpu]).make_config(SPLIT | genes)
+    config = load_space(family, GPUS[gpu]).make_config((SPLIT if family == "split_kv" else MMA) | genes)
     reason = registry.lookup(family).why_impossible(problem, config, GPUS[gpu])
     assert reason is None, reason
     return built(registry.lookup(family), problem, config, GPUS[gpu], *edits, machine_code=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "words", "genes", "gpu", "kind"), RIGHT)
 def test_right(family, words, genes, gpu, kind):
     problem = parse_shape(SHAPE + words)
     result = judged(kernel_of(family, problem, genes, gpu), problem, kind, repeat=True)
     assert result.passed, result.reason
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "kv", "gpu", "code"),
+    [
+        ("split_kv", "e4m3", "h100", 0x7F),
+        ("split_kv", "e4m3", "a100", 0xFF),
+        ("flash_mma", "e5m2", "l4", 0x7D),
+        ("flash_mma", "e4m3", "a100", 0x7F),
+    ],
+)
+def test_a_code_that_is_not_a_number_stays_one(family, kv, gpu, code):
+    problem = parse_shape(f"B=1,H=2,Hkv=1,Sq=3,Sk=40,D=32,dtype=bf16,kv={kv}")
+    genes = {"VECTOR_BYTES": 8, "SPLITS": 1, "MERGE": "kernel"} if family == "split_kv" else {}
+    case = make_case("plain", problem, 1, "cpu", double=True)
+    case.tensors["v"].view(torch.uint8)[0, 0, 7, 5] = code
+    _, outputs = run_case(InterpreterBackend(), kernel_of(family, problem, genes, gpu), case)
+    assert outputs is not None
+    columns = outputs["o"].isnan().all(2)[0].all(0)
+    assert columns.nonzero().flatten().tolist() == [5] and outputs["o"].isnan().sum() == 6
+
+
+FAULTS = [
+    ("split_kv", "kv=e4m3,scales=token", "order = half ? 0x7362 : 0x5140", "order = half ? 0x7362 : 0x5410"),
+    ("split_kv", "kv=e4m3,scales=token", "scales.of_key(2 * n + 1)", "scales.of_key(2 * n)"),
+    ("split_kv", "kv=e4m3,scales=token", "__fdividef(s[r][n][e], scales.v[2 * n])", "s[r][n][e]"),
+    ("split_kv", "kv=e4m3", "__uint_as_float(uint32_t(127 - 14 + exponent) << 23)", "1.f"),
+    ("split_kv", "kv=int8,scales=head", "0x64806480", "0x64816480"),
+    ("flash_mma", "kv=e4m3,scales=token", "0x3120", "0x3210"),
+    ("flash_mma", "kv=e4m3,scales=token", "unit[m][e / 2] * k[n][e % 2]", "unit[m][e / 2] * k[n][0]"),
+    ("flash_mma", "kv=e4m3,scales=token", "return __fdividef(p, v[n][e])", "return p"),
+    ("flash_mma", "kv=e5m2,scales=head", "(state, key_scales.v_factor)", "(state, key_scales.k_factor)"),
+    ("flash_mma", "kv=int8", "word = FOURS ? lane % 2 * 2 + n % 2", "word = FOURS ? lane % 2 * 2"),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "words", "old", "new"), FAULTS)
+def test_a_fault_is_found(family, words, old, new):
+    problem = parse_shape(f"B=2,H=4,Hkv=2,Sq=20,Sk=99,D=32,dtype=bf16,{words}")
+    genes = {"VECTOR_BYTES": 8, "BLOCK_N": 32, "SPLITS": 1, "MERGE": "kernel"} if family == "split_kv" else {}
+    result = judged(kernel_of(family, problem, genes, "l4", (old, new, None)), problem)
+    assert not result.passed

@@ -125,7 +125,7 @@ Q_FULL = "mbarrier_wait(barrier(Smem::Q_FULL, warpgroup), round % 2);"
 V_FULL = "mbarrier_wait(barrier(Smem::V_FULL, before.stage), before.parity);"
 EMPTY = "mbarrier_wait(empty_smem + 8 * at.stage, at.parity ^ 1);"
 QK_WAIT = "    wgmma_wait<NEWER>();  // S is there\n    pin_registers(s);\n"
-PV_WAIT = "    wgmma_wait<0>();  // O is there, and P may be overwritten\n    pin_registers(o);\n"
+PV_WAIT = "    wgmma_wait<0>();  // O is there, and P may be overwritten\n    pin_registers(sum);\n"
 RELEASE_V = "    release(barrier(Smem::V_EMPTY, before.stage));\n"
 RELEASE_K = "    if constexpr (RESCALE != Rescale::LAZY_AFTER) release(barrier(Smem::K_EMPTY, ring.stage));\n"
 O_BARRIER = "named_barrier_sync<128>(O_TILE + warpgroup);  // all rows"
@@ -136,7 +136,7 @@ WGMMA: list[Row] = [
     ("no wait for V, overlapped", OVERLAP, [(V_FULL, "")]),
     ("no wait for Q", PLAIN, [(Q_FULL, "")]),
     ("no wait before a stage is reused", PLAIN, [(EMPTY, "", 3)]),
-    ("V reused when K is released", PLAIN, [("barrier(Smem::V_EMPTY, 0)}", "barrier(Smem::K_EMPTY, 0)}")]),
+    ("V reused when K is released", PLAIN, [("barrier(Smem::LOADED_EMPTY, 0)}", "barrier(Smem::K_EMPTY, 0)}")]),
     ("wait for K of the wrong parity", PLAIN, [(K_FULL, K_FULL.replace("ring.parity", "ring.parity ^ 1"))]),
     ("wait for V of the wrong parity", PLAIN, [(V_FULL, V_FULL.replace("before.parity", "before.parity ^ 1"))]),
     (

@@ -101,7 +101,7 @@ def test_groups_of_any_size_are_right(p, genes, sms):
         ("64 * i, head_in_group(first_row)", "64 * i, 0"),
         ("* work.heads + head_of(row)) * work.seqlen_q", "* work.heads + head_of(0)) * work.seqlen_q"),
         ("head(work.tile, lane_row(work.tile) + 8 * i)", "head(work.tile, lane_row(work.tile))"),
-        ("head(work.tile, lane_row(work.tile) + row)", "head(work.tile, lane_row(work.tile))"),
+        ("work.rows.head(of, row + below)", "work.rows.head(of, row)"),
         ("return (end_row + (1 << bits) - 1) >> bits;", "return end_row >> bits;"),
     ],
 )

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from evoattn.families.registry import lookup
+from evoattn.families.render import render
 from evoattn.families.variants import SEQUENCES
 from evoattn.model.gpu import GPUS
 from evoattn.model.launch import Scalar, TensorMap
@@ -97,3 +98,13 @@ def test_tensor_maps_take_no_single_keys():
     assert "8 keys of a page at once" in lookup("flash_wgmma").refuse(ONE_KEY, H100)
     config = load_space("split_kv", H100).make_config(STRUCTURES["split_kv"][0].BASE | {"LOAD": "tma", "STAGES": 2})
     assert "one page of 1" in lookup("split_kv").why_not(ONE_KEY, config, H100)
+
+
+def test_a_source_that_reads_starts_of_keys_in_pages_is_outdated():
+    config = load_space("flash_mma", H100).make_config(STRUCTURES["flash_mma"][0].BASE)
+    family = lookup("flash_mma")
+    for problem, said in ((PACKED, "how many there are"), (PACKED.with_(page=0), None)):
+        source = render(family, problem, config, H100).source
+        assert family.why_outdated(config, source) is None
+        before = family.why_outdated(config, source.replace("keys_used", "key_starts"))
+        assert (said in before) if said else before is None

@@ -389,8 +389,8 @@ WRONG += [
         "O over the sequence behind, by the copy engine",
         PACKED,
         (
-            "0, ValueTiles::CHUNKS, first_row(of), of_sequence.queries,\n" + " " * 38 + "of_sequence.end_query(),",
-            "0, ValueTiles::CHUNKS, first_row(of), of_sequence.queries + 1, of_sequence.end_query() + 1,",
+            "0, OutputTiles::CHUNKS, first_row(of), of_sequence.queries,\n" + " " * 39 + "of_sequence.end_query(),",
+            "0, OutputTiles::CHUNKS, first_row(of), of_sequence.queries + 1, of_sequence.end_query() + 1,",
         ),
     ),
     (
@@ -409,7 +409,7 @@ WRONG += [
         ("seqlen_q = sequence.queries, seqlen_k = sequence.keys;", "seqlen_k = sequence.keys;"),
     ),
     ("K of split_kv where its Q begins", SPLIT, ("first_key) + warp_key,", "first_query) + warp_key,")),
-    ("a NaN of the sequence behind", SPLIT_BY_MAP, ("STAGES, SEQUSED || VARLEN, PAGED>", "STAGES, SEQUSED, PAGED>")),
+    ("a NaN of the sequence behind", SPLIT_BY_MAP, ("STAGES, SEQUSED || VARLEN, PAGED,", "STAGES, SEQUSED, PAGED,")),
     (
         "the diagonal of the longest sequence in split_kv",
         SPLIT,

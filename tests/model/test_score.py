@@ -9,17 +9,8 @@ import torch
 from evoattn.correctness.judge import judge
 from evoattn.correctness.reference import make_answer, make_inputs
 from evoattn.model.problem import AttentionProblem, ProblemError
-from evoattn.model.score import (
-    OPERATORS,
-    SCORE,
-    cost,
-    derivative,
-    evaluate,
-    in_cuda,
-    parse_predicate,
-    parse_score,
-    text_of,
-)
+from evoattn.model.score import OPERATORS, SCORE, cost, derivative, evaluate, parse_predicate, parse_score, text_of
+from evoattn.model.score_cuda import in_cuda
 from evoattn.model.shape_text import parse_shape
 
 TABLES = "table:fp32:4x9+gate:bf16:4+doc:int32:2x8"

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from evoattn.backends.base import LaunchError
 from evoattn.backends.driver_launch import LaunchConfig
 from evoattn.families.base import Family
+from evoattn.families.packed_mask import KERNEL as PACK
 from evoattn.families.variants import COMPILED
 from evoattn.model.gpu import GPUS, GpuSpec
 from evoattn.model.launch import TensorMap
@@ -161,6 +162,8 @@ class FakeDevice:
             return self.status
         launch = LaunchConfig.from_address(config.value or 0)
         kernel, name = self._functions[(function.value or 0) - 1]
+        if name == PACK:  # the fake kernel asks the predicate itself
+            return 0
         plain = MAPPED if kernel["family"] == "flash_wgmma" else PLAIN
         types = [*plain, *(VARIED if kernel["variants"] else []), *own_types(kernel), *list_types(kernel)]
         pointers = (ctypes.c_void_p * len(types)).from_address(arguments.value or 0)
@@ -217,7 +220,7 @@ class FakeDevice:
 WGMMA = {
     **dict(BLOCK_M=64, BLOCK_N=64, STAGES=1, BLOCKS_PER_SM=1, PRODUCER="warp", OVERLAP=False, PING_PONG=False),
     **dict(RESCALE="always", KEY_SPLIT=1, SCHEDULE="single", TILE_ORDER="by_head", CAUSAL_SKIP=False),
-    **dict(POLYNOMIAL_EIGHTHS=0, Q_IN_REGISTERS=False, STORE="rows", GROUP_ROWS=False),
+    **dict(POLYNOMIAL_EIGHTHS=0, Q_IN_REGISTERS=False, STORE="rows", PART_TILES=0, GROUP_ROWS=False),
 }
 
 

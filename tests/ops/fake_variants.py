@@ -33,8 +33,10 @@ def own_types(kernel: dict) -> list:
     return types
 
 
-LISTS = [ctypes.c_uint64] * 4 + [ctypes.c_int32] * 3 + [ctypes.c_int64] * 2
-"""Behind those of a block list: the four lists, rows and keys of a block, blocks of keys, strides."""
+BITS = [ctypes.c_uint64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int32]
+"""Of what the predicate says: where it is, its strides."""
+LISTS = [ctypes.c_uint64] * 4 + [ctypes.c_int32] * 3 + [ctypes.c_int64] * 2 + BITS
+"""Behind those of a block list: the four lists, rows and keys of a block, blocks of keys, strides; bits."""
 
 
 def list_types(kernel: dict) -> list:
@@ -45,7 +47,7 @@ def list_types(kernel: dict) -> list:
 def seen_by_lists(kernel: dict, scores: torch.Tensor, arguments: list) -> torch.Tensor:
     """Bool: keys in a FULL block, or in a PARTIAL one where the predicate shows them."""
     batch, heads, seqlen_q, seqlen_k = scores.shape
-    *addresses, rows, keys, columns, batch_stride, head_stride = arguments[-len(LISTS) :]
+    *addresses, rows, keys, columns, batch_stride, head_stride = arguments[-len(LISTS) : -len(BITS)]
     values, count = own_values(kernel, scores, arguments), -(-seqlen_q // rows)
     shown = torch.ones((), dtype=torch.bool)
     if kernel["predicate"]:

@@ -39,6 +39,17 @@ def test_it_quantises_on_the_way(causal):
     assert rms(out - values) < 0.05 * rms(values) and rms(lse - sums) < 0.05
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_sizes_of_values_do_not_matter(dtype):
+    q, k, v = tensors()
+    values, _ = exact(q, k, v)
+    for size in (1e-4, 1.0, 1e3):  # of which 448 are more than fp16 holds, or so few that it keeps no digits of a scale
+        given = [t.to(dtype) for t in (q, k / size, v * size)]
+        out = evoattn.attention_fp8(given[0], given[1], given[2], scale=size / D**0.5)
+        assert rms(out / size - values) < 0.06 * rms(values)
+    assert torch.equal(evoattn.attention_fp8(q, k, torch.zeros_like(v)), torch.zeros(q.shape, dtype=torch.bfloat16))
+
+
 def test_numbers_stand_for_themselves_times_their_scales():
     q, k, v = tensors()
     given = quantised(q, k, v)

@@ -81,6 +81,7 @@ def test_torch_computes_what_the_numbers_stand_for(form, granularity):
         assert lse.isfinite().all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "dtype", "granularity"),
     [

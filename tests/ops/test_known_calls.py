@@ -210,7 +210,7 @@ def test_the_functions_have_the_arguments_of_the_table():
     assert all([name for name in has if name in shared] == shared for has in of_each), "in one order"
     for function, without in (
         (evoattn.explain, {"out", "strict"}),
-        (RecordedKernel.__call__, {"strict", "deterministic"}),
+        (RecordedKernel.__call__, {"strict", "deterministic", "batch_invariant"}),
     ):
         has = set(inspect.signature(function).parameters)
         others = {"attn_mask", "dropout_p", "score_mod", "block_mask"}  # SDPA's and FlexAttention's

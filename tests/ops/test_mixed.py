@@ -110,6 +110,14 @@ def test_batches_of_other_sizes_find_the_plan(device):
     assert len(current.runtime().plans) > len(known)
 
 
+def test_compiled_code_calls_one_op(device):
+    batch = Batch(*BATCHES["decodes, then prompts"])
+    compiled = torch.compile(lambda: batch.asked(), backend="eager", fullgraph=True)
+    with current.use(current.runtime()):
+        batch.check(compiled())
+    assert device.launches
+
+
 def test_what_does_not_fit_is_one_sentence(device):
     batch = Batch([1, 1, 9], [9, 9, 9])
     for words, said in (

@@ -23,6 +23,8 @@ FAMILIES = {
     WIDE: {"large_head_mma"},
     "latent": {"flash_wgmma", "latent_wgmma"},
     "packed": {"flash_wgmma"},
+    "eight_bits": {"split_kv"},
+    "eight_bit_chunks": {"flash_mma"},
 }
 
 

@@ -51,6 +51,8 @@ FIELDS_OF = {
     "latent": {"value_dim"},
     "latent_paged": {"page"},
     "biased": {"alibi", "bias"},
+    "eight_bits": {"kv"},
+    "eight_bit_chunks": {"kv"},
 }
 
 

@@ -5,7 +5,6 @@ matrices.
 import numpy as np
 import pytest
 
-from evoattn.ptx.isa.eight_bits import VALUES, to_code
 from tests.ptx.golden.harness import run_ptx
 
 RNG = np.random.default_rng(0)
@@ -66,11 +65,9 @@ xor.b32 %r4, %r4, 16; ld.shared.v4.b32 {{%r10,%r11,%r12,%r13}}, [%r4];
 
 
 def fragments(kind):
-    """(bits of a register from two floats, one for tf32, four for 8 bits; the floats those bits hold)."""
+    """(bits of a register from two floats, or one for tf32; the floats those bits hold)."""
     if kind == "f16":
         return lambda x: x.astype(np.float16).view(np.uint16), lambda x: x.astype(np.float16).astype(np.float64)
-    if kind == "e4m3":
-        return lambda x: to_code(x, kind), lambda x: VALUES[kind][to_code(x, kind)].astype(np.float64)
     cut = lambda x, keep: x.view(np.uint32) & np.uint32(keep)
     if kind == "bf16":
         return lambda x: (cut(x, 0xFFFF0000) >> 16).astype(
@@ -79,14 +76,12 @@ def fragments(kind):
     return lambda x: cut(x, 0xFFFFE000), lambda x: cut(x, 0xFFFFE000).view(np.float32).astype(np.float64)
 
 
-@pytest.mark.parametrize(
-    "kind, depth", [("f16", 16), ("f16", 8), ("bf16", 16), ("bf16", 8), ("tf32", 8), ("tf32", 4), ("e4m3", 32)]
-)
+@pytest.mark.parametrize("kind, depth", [("f16", 16), ("f16", 8), ("bf16", 16), ("bf16", 8), ("tf32", 8), ("tf32", 4)])
 def test_mma(kind, depth):
     """The element of each register is that of the tables in the PTX ISA, "Matrix fragments for mma.m16n8k…"."""
     a, b, c = (RNG.standard_normal(s).astype(np.float32) for s in ((16, depth), (depth, 8), (16, 8)))
     encode, decode = fragments(kind)
-    per_register = {"tf32": 1, "e4m3": 4}.get(kind, 2)
+    per_register = 1 if kind == "tf32" else 2
     chunk = 4 * per_register
     a_count, b_count = 2 * depth // chunk, depth // chunk
     inputs = np.zeros((32, 12), np.uint32)

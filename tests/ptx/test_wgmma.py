@@ -32,7 +32,7 @@ PRODUCT = "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {{{names}}}, %q0, %
 def test_layouts(columns, dtype, swizzle, a_in, b_major):
     d, expected, execution = product(columns, dtype, swizzle, a_in, b_major)
     assert not execution.faults
-    np.testing.assert_allclose(d, expected, atol=2e-4)
+    np.testing.assert_allclose(d, expected, atol=2e-2 if dtype == "e4m3" else 2e-4)  # of 8 bits 14 are kept
     assert execution.counters.tensor_flops == 2 * 64 * columns * 64 * (2 if dtype == "e4m3" else 1)
 
 

@@ -9,12 +9,14 @@ from typing import Any, ClassVar
 from evoattn.families.backward_mma.genes import BackwardMmaGenes
 from evoattn.families.backward_mma.refusals import (
     why_not_deterministic,
+    why_not_whole_lists,
     why_redundant,
     why_too_big,
     why_wrong_pass,
     why_wrong_shape,
 )
 from evoattn.families.backward_mma.resources import (
+    BLOCK_STATES,
     ROW_THREADS,
     adds_dq,
     block_warps,
@@ -27,6 +29,7 @@ from evoattn.families.backward_mma.resources import (
 )
 from evoattn.families.backward_mma.work import launch_work
 from evoattn.families.base import Family, softmax_scale_log2
+from evoattn.families.block_list import block_list_args, block_list_constants
 from evoattn.families.residency import WARP, why_no_memory
 from evoattn.families.row_blocks import batches, row_blocks
 from evoattn.families.variants import variant_args, variant_constants
@@ -56,9 +59,11 @@ class BackwardMma(Family):
         "sink",
         "alibi",
         "bias",
+        "score",
         "value_dim",
         "seqused",
         "varlen",
+        "blocks",
     )
 
     def genes(self, config: KernelConfig) -> BackwardMmaGenes:
@@ -83,6 +88,7 @@ class BackwardMma(Family):
         genes = self.genes(config)
         return (
             why_wrong_shape(problem, genes)
+            or why_not_whole_lists(problem, genes)
             or why_wrong_pass(genes)
             or why_not_deterministic(problem, genes)
             or (why_redundant(problem, genes) if redundant else None)
@@ -97,7 +103,8 @@ class BackwardMma(Family):
             genes.named(*same)
             | idle_as_one(genes).named("DQ_WARPS", "PASS_M", "PASS_N", "PASS_WARPS", "PASS_STAGES")
             | problem.masking.constants()
-            | variant_constants(problem)
+            | variant_constants(problem, slope=True)
+            | block_list_constants(problem)
             | {
                 "ELEMENT": problem.element.cuda,
                 "HEAD_DIM": problem.head_dim,
@@ -204,6 +211,14 @@ def _sink_sums(problem: AttentionProblem) -> KernelArg:
     return Buffer("sink_sums") if "sinks" in problem.grads else NULL
 
 
+def _block_states(problem: AttentionProblem) -> tuple[KernelArg, ...]:
+    """The arguments of `templates/backward_mma/block_states_blocks.cuh`."""
+    if not problem.blocks:
+        return ()
+    rows = problem.term_shapes["kv_num_blocks"][2]
+    return *block_list_args(problem, packs=False), Buffer(BLOCK_STATES), Scalar("int32", rows)
+
+
 def _row_args(problem: AttentionProblem, genes: BackwardMmaGenes) -> tuple[KernelArg, ...]:
     """Of the launch that reads O and dO."""
     sums, *_ = _sums(problem, genes)
@@ -220,6 +235,7 @@ def _row_args(problem: AttentionProblem, genes: BackwardMmaGenes) -> tuple[Kerne
         *_lengths(problem),
         *_strides(problem, "o", "do"),
         *variant_args(problem),
+        *_block_states(problem),
     )
 
 
@@ -238,6 +254,7 @@ def _key_args(problem: AttentionProblem, genes: BackwardMmaGenes, rows: int) -> 
         softmax_scale_log2(problem),
         Scalar("float32", problem.softmax_scale),
         *variant_args(problem),
+        *_block_states(problem),
     )
 
 
@@ -256,4 +273,5 @@ def _query_args(problem: AttentionProblem, genes: BackwardMmaGenes, rows: int, k
         softmax_scale_log2(problem),
         Scalar("float32", problem.softmax_scale),
         *variant_args(problem),
+        *_block_states(problem),
     )

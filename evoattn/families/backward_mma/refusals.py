@@ -15,6 +15,7 @@ from evoattn.families.backward_mma.resources import (
     registers_needed,
     smem_bytes,
 )
+from evoattn.families.block_list import why_not_listed
 from evoattn.families.residency import register_cap, why_not_resident, why_same_code
 from evoattn.families.row_blocks import row_blocks
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
@@ -52,6 +53,26 @@ def why_wrong_shape(problem: AttentionProblem, genes: BackwardMmaGenes) -> str |
     if 16 * columns >= 2 * max(16, problem.head_dim):
         return f"DQ_WARPS={dq_warps} leaves {columns} warps for columns of dQ, of which half or more have none."
     return None
+
+
+def why_not_whole_lists(problem: AttentionProblem, genes: BackwardMmaGenes) -> str | None:
+    """Tiles that are no parts of a block, or do not take all tiles of a list; a bias behind an expression."""
+    if problem.own_score and "bias" in problem.grads:
+        return "The gradient of a bias beside an expression of scores is backward_scalar's."
+    if not problem.blocks:
+        return None
+    if genes.QUERY_SPLIT > 1 or genes.CAUSAL_SKIP:
+        name = "CAUSAL_SKIP" if genes.CAUSAL_SKIP else f"QUERY_SPLIT={genes.QUERY_SPLIT}"
+        return f"{name}: a block takes all tiles of queries that a block list names."
+    return why_not_listed(problem, genes.BLOCK_M, genes.BLOCK_N) or (
+        None if adds_dq(genes) else why_no_part(problem, genes)
+    )
+
+
+def why_no_part(problem: AttentionProblem, genes: BackwardMmaGenes) -> str | None:
+    """The same of tiles of the launch that computes dQ by itself."""
+    reason = why_not_listed(problem, genes.PASS_M, genes.PASS_N)
+    return reason and reason.replace("BLOCK_", "PASS_")
 
 
 def why_wrong_pass(genes: BackwardMmaGenes) -> str | None:

@@ -11,6 +11,8 @@ from evoattn.families.row_blocks import batches, row_blocks
 from evoattn.model.problem import AttentionProblem
 
 CHUNK_BYTES = 16
+BLOCK_STATES = "block_states"
+"""The scratch buffer of what each block is by a block list."""
 ROW_THREADS = 256
 """Of a block of the first launch, and of one that converts sums."""
 
@@ -71,10 +73,12 @@ def pass_smem_bytes(problem: AttentionProblem, genes: BackwardMmaGenes) -> int:
 
 def scratch_bytes(problem: AttentionProblem, genes: BackwardMmaGenes) -> dict[str, int]:
     """Two floats for each row of Q; the fp32 sums of dQ, and of dK and dV where blocks share their queries; a float for
-    each tile of rows where sinks have a gradient."""
+    each tile of rows where sinks have a gradient; a byte for each block of a block list."""
     tiles = row_blocks(problem, genes.BLOCK_M) * problem.heads * batches(problem)
     scratch, sums = {"row_terms": 8 * tiles * genes.BLOCK_M}, sum_offsets(problem, genes)[-1]
     scratch |= {"sums": 4 * sums} if sums else {}
+    if problem.blocks:
+        scratch[BLOCK_STATES] = math.prod(problem.term_shapes["kv_indices"])
     return scratch | ({"sink_sums": 4 * tiles} if "sinks" in problem.grads else {})
 
 
@@ -105,7 +109,7 @@ def registers_needed(problem: AttentionProblem, genes: BackwardMmaGenes) -> int:
     gradients = 8 * sum(math.ceil(n / genes.QUERY_WARPS) for n in (steps, value_steps))
     kept = 4 * (steps * (genes.KV_PLACE == "registers") + value_steps * (genes.KV_PLACE != "shared"))
     part = genes.PART // 2 * 2 + genes.PART // 4
-    if problem.softcap:
+    if problem.softcap or problem.own_score:
         part += genes.PART // 2
     dq = 0
     if adds_dq(genes):

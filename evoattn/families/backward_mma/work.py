@@ -30,6 +30,7 @@ from evoattn.families.work import (
     variant_step,
     visit_share,
 )
+from evoattn.model.block_list import blocks_of_rows, parse_blocks
 from evoattn.model.problem import AttentionProblem
 
 MMA_FLOPS, MMA_WAIT, LDMATRIX_WAIT, BARRIER_WAIT = 4096, 18, 24, 30
@@ -50,6 +51,11 @@ def launch_work(problem: AttentionProblem, genes: BackwardMmaGenes, registers: i
 def key_steps(problem: AttentionProblem, rows: int, keys: int) -> tuple[float, float, int]:
     """(mean, most, count): tiles of `rows` queries of one head that blocks of `keys` keys go through, and how many
     blocks a K/V head of one of `batches` has."""
+    if problem.blocks:
+        (mean, _), mask = blocks_of_rows(*problem.block_mask), parse_blocks(problem.blocks)
+        listed, count = mask.blocks(problem.band)
+        tiles = mean * listed / count * mask.rows / rows  # of a block of keys, in the mean
+        return tiles, max(tiles, 1.0), math.ceil(problem.seqlen_k / keys)
     total, most, blocks = 0.0, 0, 0
     lengths = Counter(problem.sequences)
     for (queries, count), times in lengths.items():
@@ -126,7 +132,7 @@ def _key_blocks(problem: AttentionProblem, genes: BackwardMmaGenes, registers: i
         registers or min(registers_needed(problem, genes), register_cap(warps, genes.BLOCKS_PER_SM)),
         together(
             Step(flops, lanes, float(pairs), issued, fragments + copied + scores, copied + 2 * sums, waits),
-            variant_step(problem, pairs),
+            variant_step(problem, pairs, packs=False),
         ),
         mean * group / split,
         math.ceil(most * group / split),
@@ -178,7 +184,7 @@ def _query_pass(problem: AttentionProblem, genes: BackwardMmaGenes, registers: i
         registers or min(pass_registers_needed(problem, genes), register_cap(warps, 1)),
         together(
             Step(flops, lanes, float(pairs), issued, fragments + copied, copied, waits),
-            variant_step(problem, pairs),
+            variant_step(problem, pairs, packs=False),
         ),
         mean,
         most,

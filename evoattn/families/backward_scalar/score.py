@@ -5,21 +5,8 @@ from __future__ import annotations
 from evoattn.model.dtype import DTYPES
 from evoattn.model.launch import Buffer, KernelArg, Scalar
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.score import (
-    SCORE,
-    WHOLE,
-    Apply,
-    Load,
-    Name,
-    Number,
-    Table,
-    Tree,
-    derivative,
-    in_cuda,
-    member,
-    of_score,
-    size_member,
-)
+from evoattn.model.score import SCORE, WHOLE, Apply, Load, Name, Number, Table, Tree, derivative, of_score
+from evoattn.model.score_cuda import in_cuda, member, size_member
 
 CAP = Name("cap")
 """The softcap, which is an argument: it is no part of a kernel's code."""

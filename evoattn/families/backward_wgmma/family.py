@@ -11,11 +11,13 @@ from evoattn.families.backward_wgmma.refusals import why_redundant, why_too_big,
 from evoattn.families.backward_wgmma.resources import (
     dq_columns,
     key_blocks,
+    lead,
     moved_registers,
     producer_warps,
     scratch,
     smem_bytes,
     threads,
+    units,
 )
 from evoattn.families.backward_wgmma.work import launch_work
 from evoattn.families.base import Family, softmax_scale_log2
@@ -108,9 +110,12 @@ class BackwardWgmma(Family):
             "P_IN_REGISTERS": p_in_registers,
             "DS_IN_REGISTERS": ds_in_registers,
             "DQ_BY_DIMS": genes.DQ_ROWS == "dims",
-            "DQ_BY_BULK": genes.DQ_SUM == "bulk",
+            "DQ_BY_BULK": genes.DQ_SUM != "registers",
+            "DQ_BY_WARP": genes.DQ_SUM == "warp",
+            "ROWS_INSIDE": genes.ROW_WORK == "spare_warps",
             "HEADS_FASTEST": genes.BLOCK_ORDER == "heads",
             "ROTATED": genes.ROTATE,
+            "STAGGERED": genes.STAGGER,
             "LSE_GRADIENT": problem.lse,
             "SMEM_BYTES": smem_bytes(problem, genes),
             "DQ_COLUMNS": columns,
@@ -124,18 +129,22 @@ class BackwardWgmma(Family):
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         genes = self.genes(config)
         tiles = math.ceil(problem.seqlen_q / genes.BLOCK_M)
-        rows_grid, row_block = (tiles, problem.heads, problem.batch), (ROW_THREADS, 1, 1)
+        ahead, row_block = lead(problem, genes, gpu.sm_count), (ROW_THREADS, 1, 1)
+        rows_grid = (tiles, ahead * problem.group_size, 1) if ahead else (tiles, problem.heads, problem.batch)
+        progress: KernelArg = Buffer("progress") if ahead else Scalar("int64", 0)
         keys, heads, batch = key_blocks(problem, genes), problem.kv_heads, problem.batch
         grid = (heads, batch, keys) if genes.BLOCK_ORDER == "heads" else (keys, heads, batch)
-        log_sums, deltas, dq_sums = map(Buffer, scratch(problem, genes))
+        log_sums, deltas, dq_sums = map(Buffer, ("log_sums", "deltas", "dq_sums"))
+        dlse: KernelArg = Buffer("dlse") if problem.lse else Scalar("int64", 0)
         scale = Scalar("float32", problem.softmax_scale)
         sizes = _ints(problem.heads, problem.kv_heads, problem.seqlen_q, problem.seqlen_k)
         terms: tuple[KernelArg, ...] = (
             *(Buffer(name) for name in ("o", "do", "lse")),
-            Buffer("dlse") if problem.lse else Scalar("int64", 0),
-            *(log_sums, deltas, dq_sums),
+            dlse,
+            *(log_sums, deltas, dq_sums, progress),
             *_ints(problem.heads, problem.seqlen_q),
             *_strides(problem, "o", "do"),
+            *_ints(units(problem), ahead, keys),
         )
         main: tuple[KernelArg, ...] = (
             tile_map(problem, "q", genes.BLOCK_M),
@@ -148,12 +157,17 @@ class BackwardWgmma(Family):
             softmax_scale_log2(problem),
             scale,
             *_ints(problem.masking.past or 0, problem.masking.ahead or 0),
+            *(Buffer(name) for name in ("o", "do", "lse")),
+            *(dlse, Buffer("dq"), progress),
+            *_strides(problem, "o", "do", "dq"),
+            *_ints(ahead),
         )
         rows: tuple[KernelArg, ...] = (
             *(dq_sums, Buffer("dq")),
             *_ints(problem.heads, problem.seqlen_q),
             *_strides(problem, "dq"),
             scale,
+            *_ints((units(problem) - ahead) * problem.group_size if ahead else 0),
         )
         smem = smem_bytes(problem, genes)
         return (

@@ -25,6 +25,8 @@ class BackwardWgmmaGenes(Genes):
     P_PLACE: Literal["registers", "shared"]
     DS_PLACE: Literal["registers", "shared"]
     DQ_ROWS: Literal["queries", "dims"]
-    DQ_SUM: Literal["registers", "bulk"]
+    DQ_SUM: Literal["registers", "bulk", "warp"]
     BLOCK_ORDER: Literal["keys", "heads"]
     ROTATE: bool
+    ROW_WORK: Literal["launches", "spare_warps"] = "launches"
+    STAGGER: bool = False

@@ -12,6 +12,8 @@ from evoattn.model.problem import AttentionProblem
 WARPGROUP, GROUP_KEYS = 128, 64
 PRODUCER_REGISTERS = {1: 40, 2: 24, 3: 32}
 """Per thread of the producer warpgroup after setmaxnreg, by consumer warpgroups, as in flash_wgmma."""
+SPARE_REGISTERS = 40
+"""Per thread of warps that make rows, if the consumers can spare so many: for two rows at once."""
 MAX_CONSUMER_REGISTERS = 240
 FIXED_REGISTERS = {"in_turn": 8, "dp_first": 24, "sums_first": 22, "softmax_first": 22}
 """Addresses, counters and terms of queries beside the arrays of `Fragments`, by ORDER: with in_turn S and dP are not
@@ -48,6 +50,8 @@ def moved_registers(genes: BackwardWgmmaGenes) -> tuple[int, int]:
         return 0, 0
     consumers, launch = warpgroups(genes), min(registers_at_launch(genes) + 1, 256) // 8 * 8
     producer = PRODUCER_REGISTERS[consumers]
+    if genes.ROW_WORK == "spare_warps" and genes.DS_PLACE == "shared":  # else ptxas has products wait in turn (C7512)
+        producer = max(producer, SPARE_REGISTERS)
     consumer = ((consumers + 1) * launch - producer) // consumers // 8 * 8
     return producer, min(consumer, MAX_CONSUMER_REGISTERS)
 
@@ -88,9 +92,10 @@ def smem_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     tiles = genes.BLOCK_N * (rows + value_rows)
     tiles += genes.BLOCK_M * (genes.Q_STAGES * rows + genes.DO_STAGES * value_rows)
     tiles += scores * genes.DS_STAGES * (1 + (genes.P_PLACE == "shared"))
-    sums = 64 * dq_columns(problem, genes) * 4 * warpgroups(genes) if genes.DQ_SUM == "bulk" else 0
+    sums = 64 * dq_columns(problem, genes) * 4 * warpgroups(genes) if genes.DQ_SUM != "registers" else 0
     terms = 4 * genes.BLOCK_M * (genes.Q_STAGES + genes.DO_STAGES)
-    return tiles + sums + terms + 8 * (2 + 2 * genes.Q_STAGES + 2 * genes.DO_STAGES)
+    barriers = 2 + 2 * genes.Q_STAGES + 2 * genes.DO_STAGES + 2 * warpgroups(genes) * (genes.DQ_SUM == "warp")
+    return tiles + sums + terms + 8 * barriers
 
 
 def query_tiles(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
@@ -106,4 +111,21 @@ def key_blocks(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
 def scratch(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, int]:
     """Bytes of the terms of the queries, and of dQ in float32."""
     terms = 4 * genes.BLOCK_M * query_tiles(problem, genes)
-    return {"log_sums": terms, "deltas": terms, "dq_sums": terms * whole_chunks(problem.head_dim)}
+    found = {"log_sums": terms, "deltas": terms, "dq_sums": terms * whole_chunks(problem.head_dim)}
+    return found | ({"progress": 8 * units(problem)} if genes.ROW_WORK == "spare_warps" else {})
+
+
+def units(problem: AttentionProblem) -> int:
+    """K/V heads of all batches."""
+    return problem.kv_heads * problem.batch
+
+
+def lead(problem: AttentionProblem, genes: BackwardWgmmaGenes, sms: int) -> int:
+    """So many K/V heads ahead a block of ROW_WORK=spare_warps begins rows of queries, and ends those of as many behind:
+    those that run at once on so many SMs and one more, so that none waits, and twice as many where some blocks take
+    twice as long as others do; half of all at most. 0 with ROW_WORK=launches."""
+    if genes.ROW_WORK == "launches":
+        return 0
+    uneven = problem.causal and not problem.window
+    running = math.ceil((1 + uneven) * sms * genes.BLOCKS_PER_SM / key_blocks(problem, genes)) + 1
+    return max(1, min(running, units(problem) // 2))

@@ -8,11 +8,13 @@ from evoattn.families.backward_wgmma.genes import BackwardWgmmaGenes
 from evoattn.families.backward_wgmma.resources import (
     dq_columns,
     key_blocks,
+    lead,
     moved_registers,
     query_tiles,
     registers_at_launch,
     smem_bytes,
     threads,
+    units,
     warpgroups,
     whole_chunks,
 )
@@ -22,6 +24,8 @@ from evoattn.model.problem import AttentionProblem
 
 SCORE_OPERATIONS = 4.0
 """FP32 and conversion instructions per pair: a multiply-add, a difference, a product, two half conversions."""
+NOMINAL_SMS = 132
+"""Of an H100, of which a card's own number matters little: which heads' rows are made by launches."""
 ORDERS = ("in_turn", "dp_first", "sums_first", "softmax_first")
 STEP_WAIT, FIRST_WAIT, ROW_WAIT = 500, 2500, 2000
 """Clocks: of a tile's dependent instructions and barriers; of a block's first loads and last stores; of a block of the
@@ -44,7 +48,7 @@ def launch_work(
     probabilities = pairs * 2 * (1 + genes.DIM_GROUPS) * (genes.P_PLACE == "shared")
     sums = queries * columns * 4
     shared = own_keys + 2 * tile_bytes * groups / genes.DIM_GROUPS + tile_bytes + dq_reads + scores + probabilities
-    shared += 2 * sums * (genes.DQ_SUM == "bulk")
+    shared += 2 * sums * (genes.DQ_SUM != "registers")
     step = Step(
         tensor_flops=2.0 * pairs * (2 * width + 2 * value_width + columns),
         fp32=pairs * SCORE_OPERATIONS,
@@ -55,11 +59,13 @@ def launch_work(
         waits=STEP_WAIT * (1.0 if genes.ORDER == "in_turn" else 0.6),
     )
     extra = variant_step(problem, pairs)
-    blocks = key_blocks(problem, genes) * problem.kv_heads * problem.batch
+    blocks = key_blocks(problem, genes) * units(problem)
+    row_bytes = sum(_row_bytes(problem, genes, which) for which in ("terms", "rows"))
+    inside = (1 - _outside(problem, genes)) * row_bytes * query_tiles(problem, genes) / blocks
     ends = Step(
         instructions=keys * (width + value_width) / WARP * 1.5 + 60 * groups * 4,
         shared_bytes=2.0 * keys * (width + value_width) * 2,
-        loaded_bytes=2.0 * keys * (width + value_width) * 2,
+        loaded_bytes=2.0 * keys * (width + value_width) * 2 + inside,
         waits=FIRST_WAIT,
     )
     main = LaunchWork(
@@ -100,14 +106,12 @@ def _steps(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> tuple[float,
 
 def _rows(problem: AttentionProblem, genes: BackwardWgmmaGenes, which: str) -> LaunchWork:
     """The launch that makes terms of the queries and clears the sums, or that makes rows of dQ out of these."""
-    columns, tiles = whole_chunks(problem.head_dim), query_tiles(problem, genes)
-    sums = 4.0 * genes.BLOCK_M * columns
-    tensors = 2.0 * genes.BLOCK_M * (2 * problem.head_dim_v if which == "terms" else problem.head_dim)
-    moved = sums + tensors
-    reads = tensors if which == "terms" else sums
+    tiles = query_tiles(problem, genes) * _outside(problem, genes)
+    sums, moved = _sum_bytes(problem, genes), _row_bytes(problem, genes, which)
+    reads = moved - sums if which == "terms" else sums
     return LaunchWork(
         f"backward_wgmma_{which}",
-        tiles,
+        math.ceil(tiles),
         256,
         8,
         0,
@@ -121,6 +125,22 @@ def _rows(problem: AttentionProblem, genes: BackwardWgmmaGenes, which: str) -> L
         scratch_bytes=reads * tiles if which == "rows" else 0.0,
         overlaps=which == "rows",
     )
+
+
+def _outside(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> float:
+    """The share of the rows that launches of their own make."""
+    return lead(problem, genes, NOMINAL_SMS) / units(problem) or 1.0
+
+
+def _sum_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> float:
+    """Of dQ of a tile of queries, in float32."""
+    return 4.0 * genes.BLOCK_M * whole_chunks(problem.head_dim)
+
+
+def _row_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes, which: str) -> float:
+    """Read and written of a tile of queries, to make their terms and clear their sums, or to make their rows."""
+    tensors = 2.0 * genes.BLOCK_M * (2 * problem.head_dim_v if which == "terms" else problem.head_dim)
+    return tensors + _sum_bytes(problem, genes)
 
 
 def _numbers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, float]:
@@ -138,6 +158,9 @@ def _numbers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, 
         "ds registers": genes.DS_PLACE == "registers",
         "dq by dims": genes.DQ_ROWS == "dims",
         "dq by bulk": genes.DQ_SUM == "bulk",
+        "dq by warp": genes.DQ_SUM == "warp",
+        "rows inside": genes.ROW_WORK == "spare_warps",
+        "staggered": genes.STAGGER,
         "rotated": genes.ROTATE,
         "consumer registers": moved_registers(genes)[1] or registers_at_launch(genes),
     }

@@ -9,6 +9,7 @@ from evoattn.families.block_list import block_list_args, block_list_constants, w
 from evoattn.families.flash_mma.genes import FlashMmaGenes
 from evoattn.families.flash_mma.refusals import (
     why_key_warps,
+    why_not_eight_bits,
     why_redundant,
     why_too_big,
     why_wrong_ring,
@@ -16,18 +17,23 @@ from evoattn.families.flash_mma.refusals import (
 )
 from evoattn.families.flash_mma.resources import block_warps, ring_stages, smem_bytes
 from evoattn.families.flash_mma.work import launch_work
+from evoattn.families.packed_mask import pack_launches, pack_work, packed_bytes
 from evoattn.families.residency import WARP
 from evoattn.families.row_blocks import batches, row_blocks
-from evoattn.families.variants import variant_args, variant_constants
+from evoattn.families.variants import scale_args, scale_constants, variant_args, variant_constants
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
 from evoattn.model.launch import KernelLaunch
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig
-from evoattn.model.variant import KEY_VARIANTS, SCORE_VARIANTS
+from evoattn.model.space import KernelConfig, Value
+from evoattn.model.variant import EIGHT_BITS, KEY_VARIANTS, SCORE_VARIANTS
 
-MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
+MIN_HEAD_DIM, MAX_HEAD_DIM, EIGHT_BIT_STEP = 16, 256, 32
+WIDE_HEAD_DIM, RECIPE_KEYS = 128, {False: 64, True: 32}
+"""BLOCK_N of rows of the same bits in every batch, by whether a head_dim is wider."""
+HAS_WGMMA = "sm_90a"
+"""Whose such rows flash_wgmma computes."""
 
 
 class FlashMma(Family):
@@ -38,7 +44,15 @@ class FlashMma(Family):
     devices: ClassVar[str] = "sm_80 and newer"
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
-    variants: ClassVar[tuple[str, ...]] = (*SCORE_VARIANTS, "value_dim", "shared_kv", *KEY_VARIANTS, "varlen", "blocks")
+    variants: ClassVar[tuple[str, ...]] = (
+        *SCORE_VARIANTS,
+        "value_dim",
+        "shared_kv",
+        *KEY_VARIANTS,
+        "varlen",
+        "blocks",
+        *EIGHT_BITS,
+    )
 
     def genes(self, config: KernelConfig) -> FlashMmaGenes:
         return FlashMmaGenes.of(config)
@@ -49,6 +63,10 @@ class FlashMma(Family):
         for dim in (problem.head_dim, problem.head_dim_v):
             if not MIN_HEAD_DIM <= dim <= MAX_HEAD_DIM:
                 return f"flash_mma takes a head_dim of {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {dim}."
+        if problem.kv and (problem.head_dim % EIGHT_BIT_STEP or problem.head_dim_v % EIGHT_BIT_STEP):
+            return f"flash_mma takes K and V of 8 bits with head_dims that are multiples of {EIGHT_BIT_STEP}."
+        if problem.kv and (problem.shared_kv or problem.blocks):
+            return "flash_mma takes K and V of 8 bits without a block list, and no V within K."
         if max(problem.heads, batches(problem)) > MAX_GRID_YZ:
             return (
                 f"flash_mma takes at most {MAX_GRID_YZ} heads and batches (grid y and z), not "
@@ -62,12 +80,28 @@ class FlashMma(Family):
         genes = self.genes(config)
         return (
             why_wrong_shape(genes)
+            or why_not_eight_bits(problem, genes)
             or why_wrong_ring(genes)
             or why_not_listed(problem, genes.BLOCK_M, genes.BLOCK_N)
             or why_key_warps(problem, genes)
             or (why_redundant(problem, genes) if redundant else None)
             or why_too_big(problem, genes, gpu)
         )
+
+    def recipe(self, problem: AttentionProblem, gpu: GpuSpec) -> dict[str, Value]:
+        if gpu.arch == HAS_WGMMA or problem.dtype not in self.dtypes:
+            return {}
+        wide = max(problem.head_dim, problem.head_dim_v) > WIDE_HEAD_DIM
+        return {"BLOCK_N": RECIPE_KEYS[wide], "KEY_WARPS": 1, "RESCALE": "always", "ROW_SUM": "add"}
+
+    def row_bits(self, problem: AttentionProblem, config: KernelConfig) -> tuple[Value, ...] | None:
+        """A row meets its tiles of keys, which begin at multiples of BLOCK_N, from the first to the last; a tile in
+        which it sees no key leaves it as it is, and so does a rescale that the maximum of another row asks for."""
+        genes = self.genes(config)
+        if problem.blocks or genes.RESCALE == "lazy":  # which raises a shift in masked tiles in another way
+            return None
+        rescale = "always" if genes.RESCALE == "vote" else genes.RESCALE
+        return genes.BLOCK_N, genes.KEY_WARPS, rescale, genes.ROW_SUM
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes = self.genes(config)
@@ -80,6 +114,7 @@ class FlashMma(Family):
             "VALUE_DIM": problem.head_dim_v,
             **problem.masking.constants(),
             **variant_constants(problem),
+            **scale_constants(problem),
             **block_list_constants(problem),
             "SCHEDULE": genes.SCHEDULE.removesuffix("_short_v").upper(),
             "K_STAGES": k_stages,
@@ -99,8 +134,13 @@ class FlashMma(Family):
         rows, batch = row_blocks(problem, genes.BLOCK_M), batches(problem)
         heads_fastest = genes.BLOCK_ORDER.startswith("heads")
         grid = (problem.heads, batch, rows) if heads_fastest else (rows, problem.heads, batch)
-        args = attention_args(problem) + variant_args(problem) + block_list_args(problem)
-        return (KernelLaunch(self.name, grid, (WARP * block_warps(genes), 1, 1), smem_bytes(problem, genes), args),)
+        args = attention_args(problem) + variant_args(problem) + scale_args(problem) + block_list_args(problem)
+        before, threads, smem = pack_launches(problem), (WARP * block_warps(genes), 1, 1), smem_bytes(problem, genes)
+        overlaps = bool(before) and gpu.capability >= (9, 0)
+        return *before, KernelLaunch(self.name, grid, threads, smem, args, overlaps=overlaps)
+
+    def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
+        return packed_bytes(problem)
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
-        return launch_work(problem, self.genes(config), registers)
+        return *pack_work(problem), *launch_work(problem, self.genes(config), registers)

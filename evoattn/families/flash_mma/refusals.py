@@ -10,6 +10,7 @@ from evoattn.families.residency import why_not_resident, why_same_code, why_too_
 from evoattn.families.row_blocks import batches, row_blocks
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.scales import PER_TOKEN
 
 MAX_WARPS = 16
 MAX_WARP_KEYS = 128
@@ -30,6 +31,15 @@ def why_wrong_shape(genes: FlashMmaGenes) -> str | None:
             f"WARPS={warps} times KEY_WARPS={key_warps} is over {MAX_WARPS} warps, with which a thread has 128 "
             "registers."
         )
+    return None
+
+
+def why_not_eight_bits(problem: AttentionProblem, genes: FlashMmaGenes) -> str | None:
+    """How queries lie beside K and V of 8 bits, and sums of weights that have a part of their scale."""
+    if problem.kv and genes.Q_PLACE != "direct":
+        return f"Q_PLACE={genes.Q_PLACE}: beside K and V of 8 bits fragments of Q come straight from memory (direct)."
+    if problem.scales == PER_TOKEN and genes.ROW_SUM != "add":
+        return f"ROW_SUM={genes.ROW_SUM}: weights of V with a scale of each key are summed up by additions (add)."
     return None
 
 

@@ -7,6 +7,7 @@ from evoattn.families.flash_mma.resources import block_warps, registers_needed, 
 from evoattn.families.residency import WARP, register_cap
 from evoattn.families.row_blocks import batches
 from evoattn.families.work import (
+    CONVERSION,
     LaunchWork,
     Step,
     bias_bytes,
@@ -36,11 +37,14 @@ def launch_work(problem: AttentionProblem, genes: FlashMmaGenes, registers: int)
     rescale = rows * value_dim * {"always": 1.0, "vote": 0.3, "lazy": 0.02}[genes.RESCALE] * genes.KEY_WARPS
     lanes = scores * (SCORE_OPERATIONS[genes.RESCALE] - (genes.ROW_SUM == "mma")) + rescale
     q_reads = rows * dim * 2 * genes.KEY_WARPS if genes.Q_PLACE == "shared" else 0
-    fragments = genes.WARPS * keys * (dim + v_dim) * 2 + q_reads
-    copied, loaded = keys * (dim + v_dim) * 2, keys * (problem.head_dim + value_dim) * 2
+    size = problem.element_of("k").bytes
+    fragments = genes.WARPS * keys * (dim + v_dim) * size + q_reads
+    copied, loaded = keys * (dim + v_dim) * size, keys * (problem.head_dim + value_dim) * size
     row_tiles = rows // (16 * genes.WARPS)
     shuffles = row_tiles * 4 * (2 if genes.RESCALE != "lazy" else 0) * warps
     issued = flops / MMA_FLOPS + lanes / WARP + scores / WARP + fragments / 512 + 3 * copied / 512 + shuffles
+    if problem.kv:  # every warp converts all pairs of its keys
+        issued += genes.WARPS * keys * (dim + v_dim) / WARP / 2 * CONVERSION
     barriers = {"split": 2, "split_short_v": 2, "together": 1, "overlapped": 1}[genes.SCHEDULE]
     chained = 1 if genes.SCHEDULE == "overlapped" else 2
     waits = chained * (dim / 16 * 0.5 + 1) * MMA_WAIT + LDMATRIX_WAIT * 2 + barriers * BARRIER_WAIT
@@ -73,7 +77,7 @@ def launch_work(problem: AttentionProblem, genes: FlashMmaGenes, registers: int)
             most,
             ends,
             longest_first=order == "heads_reversed" if problem.causal else False,
-            in_flight_bytes=((k_stages - 1) * problem.head_dim + v_stages * value_dim) * keys * 2,
+            in_flight_bytes=((k_stages - 1) * problem.head_dim + v_stages * value_dim) * keys * size,
             read_bytes=tensor_bytes(problem, "q", "k", "v") + bias_bytes(problem),
             write_bytes=tensor_bytes(problem, "o"),
             sweep_bytes=tensor_bytes(problem, "k", "v"),
@@ -95,7 +99,7 @@ def launch_work(problem: AttentionProblem, genes: FlashMmaGenes, registers: int)
                 "heads first": order.startswith("heads"),
                 "reversed": order.endswith("reversed"),
                 "asked blocks": genes.BLOCKS_PER_SM,
-                "row bytes": smem_row_bytes(problem.head_dim, problem, genes),
+                "row bytes": smem_row_bytes(problem.head_dim, size, genes),
             },
         ),
     )

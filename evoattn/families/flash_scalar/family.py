@@ -15,9 +15,11 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import KernelLaunch
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig
+from evoattn.model.space import KernelConfig, Value
 
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
+RECIPE: dict[str, Value] = {"BLOCK_N": 32, "THREADS_PER_ROW": 8}
+"""Of rows of the same bits in every batch."""
 
 
 class FlashScalar(Family):
@@ -46,6 +48,15 @@ class FlashScalar(Family):
             or (why_no_effect(problem, genes, gpu) if redundant else None)
             or why_resources(problem, genes, gpu)
         )
+
+    def recipe(self, problem: AttentionProblem, gpu: GpuSpec) -> dict[str, Value]:
+        return dict(RECIPE) if problem.dtype == "fp32" else {}
+
+    def row_bits(self, problem: AttentionProblem, config: KernelConfig) -> tuple[Value, ...] | None:
+        """A row meets its tiles of keys, which begin at multiples of BLOCK_N, from the first to the last, and adds up
+        products of keys and of columns in their order; sums are of THREADS_PER_ROW threads."""
+        genes = self.genes(config)
+        return genes.BLOCK_N, genes.THREADS_PER_ROW
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes = self.genes(config)

@@ -18,6 +18,7 @@ from evoattn.families.flash_wgmma.refusals import (
 )
 from evoattn.families.flash_wgmma.registers import (
     WARPGROUP_ROWS,
+    WIDE_HEAD_DIM,
     begins_ahead,
     moved_registers,
     producer_warps,
@@ -30,12 +31,15 @@ from evoattn.families.flash_wgmma.resources import (
     grid,
     merge_words,
     merges_in_memory,
+    parts,
+    parts_bytes,
     result_bytes,
     row_tiles,
     smem_bytes,
 )
 from evoattn.families.flash_wgmma.text import wgmma_function
 from evoattn.families.flash_wgmma.work import launch_work
+from evoattn.families.packed_mask import pack_launches, pack_work, packed_bytes
 from evoattn.families.tensor_tiles import ELEMENT_BYTES, group_map, key_map, sliding_map, tile_map, why_not_sliding
 from evoattn.families.variants import variant_args, variant_constants
 from evoattn.families.work import LaunchWork
@@ -43,7 +47,7 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig
+from evoattn.model.space import KernelConfig, Value
 from evoattn.model.variant import KEY_VARIANTS, SCORE_VARIANTS
 
 ARCH = "sm_90a"
@@ -55,6 +59,10 @@ GANGS_ALONG_Y = "gridDim.y"
 SCHEDULES = {"single": "SINGLE", "fixed": "FIXED", "claimed": "CLAIMED", "balanced": "BALANCED"}
 STORES = {"tensor_map": "TENSOR_MAP", "rows": "ROWS", "chunks": "CHUNKS"}
 RESCALES = {"always": ("ALWAYS", 0), "lazy_5": ("LAZY", 5), "lazy_8": ("LAZY", 8), "lazy_after": ("LAZY_AFTER", 0)}
+RECIPE: dict[str, Value] = {"BLOCK_N": 64, "RESCALE": "lazy_5", "POLYNOMIAL_EIGHTHS": 0, "PART_TILES": 32}
+"""Of rows of the same bits in every batch."""
+UNPARTED = {"PART_TILES": 0}
+"""Where registers hold no second O beside the first."""
 COUNTERS, RESULTS = "counters" + ZEROED_SUFFIX, "results"
 """Scratch buffers: tiles claimed or results given, and results of blocks that share a tile of rows."""
 
@@ -99,14 +107,29 @@ class FlashWgmma(Family):
             or why_too_big(problem, genes, gpu)
         )
 
+    def recipe(self, problem: AttentionProblem, gpu: GpuSpec) -> dict[str, Value]:
+        if gpu.arch != ARCH or problem.dtype not in self.dtypes:
+            return {}
+        return RECIPE | (UNPARTED if problem.head_dim_v > WIDE_HEAD_DIM else {})
+
+    def row_bits(self, problem: AttentionProblem, config: KernelConfig) -> tuple[Value, ...] | None:
+        """A row meets its tiles of keys, which begin at multiples of BLOCK_N, from the last to the first; tiles in
+        which it sees no key leave it as it is (`softmax/wgmma_softmax.cuh`). Parts are added up in the same order by
+        one block and by several."""
+        genes = self.genes(config)
+        shared = (genes.KEY_SPLIT > 1 and not genes.PART_TILES) or genes.SCHEDULE == "balanced"
+        if shared or problem.blocks or genes.RESCALE == "lazy_after":  # which multiplies again by another instruction
+            return None
+        return tuple(genes.value(name) for name in RECIPE)
+
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes = self.genes(config)
         producer, consumer = moved_registers(genes)
         rescale, octaves = RESCALES[genes.RESCALE]
         split = cluster_blocks(problem, genes)
         same = (
-            "BLOCK_M", "BLOCK_N", "STAGES", "BLOCKS_PER_SM", "OVERLAP", "PING_PONG", "KEY_SPLIT", "CAUSAL_SKIP",
-            "POLYNOMIAL_EIGHTHS", "Q_IN_REGISTERS", "GROUP_ROWS",
+            "BLOCK_M", "BLOCK_N", "STAGES", "BLOCKS_PER_SM", "OVERLAP", "PING_PONG", "KEY_SPLIT", "PART_TILES",
+            "CAUSAL_SKIP", "POLYNOMIAL_EIGHTHS", "Q_IN_REGISTERS", "GROUP_ROWS",
         )  # fmt: skip
         return genes.named(*same) | {
             "CLUSTER": split,
@@ -143,7 +166,7 @@ class FlashWgmma(Family):
                 "Its balanced schedule is of an evoattn without gangs, and numbers its blocks otherwise than today's "
                 "launches do."
             )
-        return None
+        return super().why_outdated(config, source)
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         genes = self.genes(config)
@@ -162,7 +185,9 @@ class FlashWgmma(Family):
             *variant_args(problem),
             *block_list_args(problem),
         )
+        before = pack_launches(problem)
         return (
+            *before,
             KernelLaunch(
                 self.name,
                 grid(problem, genes, gpu),
@@ -170,6 +195,7 @@ class FlashWgmma(Family):
                 smem_bytes(problem, genes),
                 args,
                 (cluster_blocks(problem, genes), 1, 1),
+                overlaps=bool(before),
                 together=genes.KEY_SPLIT if merges_in_memory(problem, genes) else 1,
             ),
         )
@@ -181,13 +207,15 @@ class FlashWgmma(Family):
             return {COUNTERS: 4 * results, RESULTS: results * result_bytes(problem)}
         if merges_in_memory(problem, genes):
             row_blocks, heads = row_tiles(problem, genes)
-            results = row_blocks * heads * genes.KEY_SPLIT * warpgroups(genes)
+            results = row_blocks * heads * max(genes.KEY_SPLIT, parts(problem, genes)) * warpgroups(genes)
             words = row_blocks * heads * merge_words(problem, genes)
             return {COUNTERS: 4 * words, RESULTS: results * result_bytes(problem)}
-        return {COUNTERS: 4} if genes.SCHEDULE == "claimed" else {}
+        claims = {COUNTERS: 4} if genes.SCHEDULE == "claimed" else {}
+        claims |= {RESULTS: kept} if (kept := parts_bytes(problem, genes, gpu)) else {}
+        return claims | packed_bytes(problem)
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
-        return launch_work(problem, self.genes(config), registers)
+        return *pack_work(problem), *launch_work(problem, self.genes(config), registers)
 
 
 def _maps(problem: AttentionProblem, genes: FlashWgmmaGenes) -> tuple[TensorMap, ...]:

@@ -27,4 +27,5 @@ class FlashWgmmaGenes(Genes):
     POLYNOMIAL_EIGHTHS: int
     Q_IN_REGISTERS: bool
     STORE: Literal["tensor_map", "rows", "chunks"]
+    PART_TILES: int = 0
     GROUP_ROWS: bool = False

@@ -7,6 +7,7 @@ import math
 from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
 from evoattn.families.flash_wgmma.registers import (
     WARPGROUP_ROWS,
+    WIDE_HEAD_DIM,
     moved_registers,
     registers_at_launch,
     registers_needed,
@@ -19,6 +20,8 @@ from evoattn.families.flash_wgmma.resources import (
     chunks_of,
     is_persistent,
     merges_in_memory,
+    parts,
+    parts_bytes,
     row_tiles,
     smem_bytes,
 )
@@ -31,6 +34,9 @@ MAX_KEY_TILES = 1 << 15
 
 MAX_ROWS = (1 << 31) - 1
 """Of a head, to the end of the last tile: `tile_rows.cuh` counts them in int32."""
+
+
+MAX_PARTS_BYTES = 256 << 20
 
 
 def why_not_all_keys(problem: AttentionProblem, genes: FlashWgmmaGenes) -> str | None:
@@ -57,6 +63,14 @@ def why_useless(problem: AttentionProblem, genes: FlashWgmmaGenes) -> str | None
         return f"{_tiles_of(genes)} add up columns in global memory, and need STORE=rows: no block has whole rows of O."
     if merges_in_memory(problem, genes) and problem.varlen:
         return f"{_tiles_of(genes)} add up in global memory, and need sequences of one length: they say where."
+    if genes.PART_TILES and not problem.batch_invariant:
+        return f"PART_TILES={genes.PART_TILES} takes time for the same bits in every batch, of batch_invariant=1."
+    if genes.PART_TILES and (problem.blocks or genes.SCHEDULE == "balanced" or problem.head_dim_v > WIDE_HEAD_DIM):
+        return (
+            f"PART_TILES={genes.PART_TILES} needs a V of at most {WIDE_HEAD_DIM} columns, and tiles by the mask alone."
+        )
+    if genes.PART_TILES and genes.KEY_SPLIT > 1 and genes.CAUSAL_SKIP:
+        return f"CAUSAL_SKIP passes over tiles of one block: KEY_SPLIT={genes.KEY_SPLIT} parts have several."
     if genes.SCHEDULE == "balanced" and problem.causal:
         return (
             "SCHEDULE=balanced needs mask=full: it gives blocks the same number of key tiles, of which a causal mask "
@@ -99,6 +113,8 @@ def why_redundant(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpe
             f"KEY_SPLIT={split} leaves blocks without work: {problem.seqlen_k} keys make {key_tiles} "
             f"tiles of {block_n}."
         )
+    if split > parts(problem, genes) and genes.PART_TILES:
+        return f"KEY_SPLIT={split} leaves blocks without one of the {parts(problem, genes)} parts."
     if split > 1 and row_blocks * heads > gpu.sm_count * genes.BLOCKS_PER_SM:
         return f"KEY_SPLIT={split}: the {row_blocks * heads} tiles of rows fill the SMs without it."
     if math.ceil(key_tiles / split) < genes.STAGES:
@@ -130,6 +146,8 @@ def why_too_long(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec
             f"KEY_SPLIT={genes.KEY_SPLIT} of {row_blocks * heads} tiles of rows are more blocks than BLOCKS_PER_SM="
             f"{genes.BLOCKS_PER_SM} runs at once on {gpu.sm_count} SMs: they wait for one another."
         )
+    if parts_bytes(problem, genes, gpu) > MAX_PARTS_BYTES:
+        return f"SCHEDULE={genes.SCHEDULE}: its blocks keep sums of parts in over {MAX_PARTS_BYTES >> 20} MiB."
     key_tiles = math.ceil(problem.seqlen_k / genes.BLOCK_N)
     if genes.SCHEDULE == "balanced" and key_tiles > MAX_KEY_TILES:
         return (

@@ -107,7 +107,12 @@ def registers_needed(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
         others += TWO_HEADS_REGISTERS
     if problem.bias:  # one register for two keys of two rows, loaded beside the product
         others += block_n // 4
-    return max(operands + others, _merge_registers(problem.head_dim_v) if genes.SCHEDULE == "balanced" else 0)
+    return max(operands + others, _merge_registers(problem.head_dim_v) if _adds_results(genes) else 0)
+
+
+def _adds_results(genes: FlashWgmmaGenes) -> bool:
+    """Whether a block adds an O of global memory to its own."""
+    return genes.SCHEDULE == "balanced" or (genes.PART_TILES > 0 and genes.KEY_SPLIT == 1)
 
 
 def _merge_registers(value_dim: int) -> int:
@@ -128,7 +133,7 @@ def begins_ahead(problem: AttentionProblem, genes: FlashWgmmaGenes) -> bool:
         return False
     registers = moved_registers(genes)[1] or registers_at_launch(genes)
     if (
-        genes.SCHEDULE == "balanced"
+        _adds_results(genes)
         and _merge_registers(problem.head_dim_v) + genes.BLOCK_N // 2 + AHEAD_MERGE_REGISTERS > registers
     ):
         return False

@@ -38,7 +38,7 @@ def chunks_of(dim: int) -> int:
 def cluster_blocks(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
     """Blocks of a cluster: those of KEY_SPLIT, if they are few and their results fit beside the tiles of a block."""
     split = genes.KEY_SPLIT
-    if split == 1 or split not in IN_CLUSTER:
+    if split == 1 or split not in IN_CLUSTER or genes.PART_TILES:
         return 1
     needed = _tile_bytes(problem, genes) + _handed_over_bytes(problem, genes, split) + SMEM_RESERVED
     return split if genes.BLOCKS_PER_SM * needed <= SMEM_PER_SM else 1
@@ -47,6 +47,20 @@ def cluster_blocks(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
 def merges_in_memory(problem: AttentionProblem, genes: FlashWgmmaGenes) -> bool:
     """Whether the blocks of KEY_SPLIT add up their results in global memory."""
     return cluster_blocks(problem, genes) < genes.KEY_SPLIT
+
+
+def parts(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
+    """Of all keys, those whose sums are made by themselves."""
+    tiles = math.ceil(problem.seqlen_k / genes.BLOCK_N)
+    return math.ceil(tiles / genes.PART_TILES) if genes.PART_TILES else 1
+
+
+def parts_bytes(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -> int:
+    """Where the blocks of KEY_SPLIT=1 keep the sum of the parts so far, a result for each warpgroup; 0 where all keys
+    are one part."""
+    if parts(problem, genes) == 1 or genes.KEY_SPLIT > 1:
+        return 0
+    return math.prod(grid(problem, genes, gpu)) * warpgroups(genes) * result_bytes(problem)
 
 
 def merge_words(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:

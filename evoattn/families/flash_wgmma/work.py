@@ -20,6 +20,7 @@ from evoattn.families.flash_wgmma.resources import (
     cluster_blocks,
     is_persistent,
     merges_in_memory,
+    parts,
     result_bytes,
     row_tiles,
     smem_bytes,
@@ -45,6 +46,9 @@ from evoattn.model.problem import AttentionProblem
 SOFTMAX_WAIT, FIRST_WAIT, CLUSTER_WAIT, MEMORY_WAIT = 170, 1300, 1500, 4000
 """Clocks: of a tile's dependent instructions; of a block's first loads and last stores; of a merge in a cluster; of one
 in global memory, which was not measured."""
+PART_WAIT = 3000
+"""Clocks: of a part whose sum is added to that of those before, with products that nothing overlaps. On an H100 a
+second part took 8 to 17 % more of some 1,400 keys."""
 BEGIN_WAIT, ONCE_WAITS = 400, {"single": 0, "fixed": 600, "claimed": 900, "balanced": 5000}
 """Clocks: of a block that begins where another ended; of a persistent block, once, by SCHEDULE: its first tile's place,
 a counter in memory, and results that blocks exchange there. Estimates, from what the other terms left of times of an
@@ -72,8 +76,8 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
             smem_bytes(problem, genes),
             registers or registers_at_launch(genes),
             together(variant_step(problem, rows * keys), _step(problem, genes, groups, copies)),
-            mean / split,
-            -(-most // split),
+            mean / (min(split, math.ceil(mean / genes.PART_TILES)) if genes.PART_TILES else split),
+            _most_tiles(genes, most),
             _ends(problem, genes, groups),
             tensor="wgmma",
             schedule=genes.SCHEDULE,
@@ -93,6 +97,12 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
             genes=_numbers(problem, genes, groups, copies, tiles),
         ),
     )
+
+
+def _most_tiles(genes: FlashWgmmaGenes, most: int) -> int:
+    """Of the tiles of keys of a tile of rows, those of the block that has most."""
+    part = genes.PART_TILES or 1
+    return min(most, -(-most // (genes.KEY_SPLIT * part)) * part)
 
 
 def _dealt(problem: AttentionProblem, genes: FlashWgmmaGenes) -> DealtTiles | None:
@@ -132,6 +142,9 @@ def _ends(problem: AttentionProblem, genes: FlashWgmmaGenes, groups: int) -> Ste
     in_memory = merges_in_memory(problem, genes)
     merges = 2 * (split - 1) / split * groups * result_bytes(problem)  # all but one block write, and one reads
     merge_wait = MEMORY_WAIT if in_memory else CLUSTER_WAIT if split > 1 else 0
+    added = parts(problem, genes) - 1 if split == 1 else 0
+    merges += 2 * added * groups * result_bytes(problem)
+    merge_wait += added * PART_WAIT
     return Step(
         instructions=rows * value_dim / WARP * 1.5 + 60 * groups * 4,
         shared_bytes=2.0 * rows * value_dim * 2 + (0 if in_memory else merges),

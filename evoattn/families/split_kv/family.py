@@ -6,11 +6,13 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from evoattn.families.base import ZEROED_SUFFIX, Family, attention_args
+from evoattn.families.block_list import block_list_args, block_list_constants
 from evoattn.families.merge_work import MERGE_THREADS
 from evoattn.families.residency import WARP, why_no_memory
 from evoattn.families.split_kv.genes import SplitKvGenes
 from evoattn.families.split_kv.refusals import (
     why_no_tensor_map,
+    why_not_listed,
     why_not_on_card,
     why_too_big,
     why_too_long,
@@ -20,10 +22,12 @@ from evoattn.families.split_kv.refusals import (
 from evoattn.families.split_kv.resources import (
     LEAST_STEPS,
     cluster_blocks,
+    packed_heads,
     packed_rows,
     row_blocks,
     smem_bytes,
     split_of,
+    tile_heads,
     warp_keys,
 )
 from evoattn.families.split_kv.work import launch_work
@@ -57,7 +61,7 @@ class SplitKv(Family):
     devices: ClassVar[str] = "sm_80 and newer"
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "fp32")
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
-    variants: ClassVar[tuple[str, ...]] = (*SCORE_VARIANTS, *KEY_VARIANTS, "varlen", *EIGHT_BITS)
+    variants: ClassVar[tuple[str, ...]] = (*SCORE_VARIANTS, *KEY_VARIANTS, "varlen", "blocks", *EIGHT_BITS)
 
     def genes(self, config: KernelConfig) -> SplitKvGenes:
         return SplitKvGenes.of(config)
@@ -67,10 +71,10 @@ class SplitKv(Family):
             return f"split_kv needs mma.m16n8k16 and cp.async of sm_80 and newer, and {gpu.name} is {gpu.arch}."
         if problem.head_dim > MAX_HEAD_DIM:
             return f"split_kv takes a head_dim of up to {MAX_HEAD_DIM}, not {problem.head_dim}."
-        if max(problem.kv_heads, problem.batch) > MAX_GRID_YZ:
+        if max(tile_heads(problem), problem.batch) > MAX_GRID_YZ:
             return (
                 f"split_kv takes at most {MAX_GRID_YZ} K/V heads and batches (grid y and z), not "
-                f"{max(problem.kv_heads, problem.batch)}."
+                f"{max(tile_heads(problem), problem.batch)}."
             )
         return None
 
@@ -80,6 +84,7 @@ class SplitKv(Family):
         genes = self.genes(config)
         return (
             why_wrong_shape(problem, genes)
+            or why_not_listed(problem, genes)
             or why_too_long(problem, genes)
             or why_no_tensor_map(problem, genes, gpu)
             or (why_useless(problem, genes, gpu) if redundant else why_not_on_card(genes, gpu))
@@ -94,8 +99,9 @@ class SplitKv(Family):
             "ELEMENT": problem.element.cuda,
             "HEAD_DIM": problem.head_dim,
             **problem.masking.constants(),
-            **variant_constants(problem),
+            **variant_constants(problem, hides=True),
             **scale_constants(problem),
+            **block_list_constants(problem),
             "CLUSTER": cluster_blocks(genes),
             "CLUSTER_DIMS": f"__cluster_dims__({cluster_blocks(genes)}, 1, 1)" if cluster_blocks(genes) > 1 else "",
             "COMPUTE": genes.COMPUTE.upper(),
@@ -112,14 +118,14 @@ class SplitKv(Family):
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         genes = self.genes(config)
         (splits, keys), blocks = split_of(problem, genes), row_blocks(problem, genes)
-        sizes = (Scalar("int32", n) for n in (problem.group_size, blocks, splits, keys))
+        sizes = (Scalar("int32", n) for n in (packed_heads(problem), blocks, splits, keys))
         args: list[KernelArg] = [*attention_args(problem), *sizes, Buffer(PARTIAL), Buffer(STATE), Buffer(ARRIVED)]
-        args += [*variant_args(problem), *scale_args(problem)]
+        args += [*variant_args(problem), *scale_args(problem), *block_list_args(problem, packs=False)]
         if genes.LOAD == "tma":
             args[1:3] = (tile_map(problem, tensor, warp_keys(genes)) for tensor in "kv")
         partial = KernelLaunch(
             self.name,
-            (blocks * splits, problem.kv_heads, problem.batch),
+            (blocks * splits, tile_heads(problem), problem.batch),
             (WARP * genes.WARPS, 1, 1),
             smem_bytes(problem, genes),
             tuple(args),
@@ -129,11 +135,11 @@ class SplitKv(Family):
             return (partial,)
         merge_args: list[KernelArg] = [Buffer("o")]
         merge_args += [
-            Scalar("int32", n) for n in (problem.seqlen_q, problem.kv_heads, problem.group_size, blocks, splits)
+            Scalar("int32", n) for n in (problem.seqlen_q, tile_heads(problem), packed_heads(problem), blocks, splits)
         ]
         merge_args += [Scalar("int64", stride) for stride in problem.strides("o")[:3]]
         merge_args += [Buffer(PARTIAL), Buffer(STATE), *variant_args(problem)]
-        grid = (packed_rows(problem), problem.kv_heads, problem.batch)
+        grid = (packed_rows(problem), tile_heads(problem), problem.batch)
         overlaps = genes.DEPENDENT_LAUNCH != "none"
         return partial, KernelLaunch(
             f"{self.name}_merge", grid, (MERGE_THREADS, 1, 1), 0, tuple(merge_args), overlaps=overlaps
@@ -141,7 +147,7 @@ class SplitKv(Family):
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
         genes = self.genes(config)
-        (splits, _), tiles = split_of(problem, genes), row_blocks(problem, genes) * problem.kv_heads * problem.batch
+        (splits, _), tiles = split_of(problem, genes), row_blocks(problem, genes) * tile_heads(problem) * problem.batch
         if splits == 1 or genes.MERGE == "cluster":
             return {PARTIAL: UNUSED_BYTES, STATE: UNUSED_BYTES, ARRIVED: UNUSED_BYTES}
         rows = tiles * splits * genes.BLOCK_M

@@ -7,6 +7,7 @@ import math
 from evoattn.families.residency import WARP, why_not_resident, why_same_code, why_too_few_registers
 from evoattn.families.split_kv.genes import SplitKvGenes
 from evoattn.families.split_kv.resources import (
+    LIST_GRANULE,
     MAX_BOX_KEYS,
     MMA_KEYS,
     MMA_LANES,
@@ -21,8 +22,10 @@ from evoattn.families.split_kv.resources import (
     smem_bytes,
     split_of,
     split_span,
+    tile_heads,
     warp_keys,
 )
+from evoattn.model.block_list import parse_blocks
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 
@@ -85,6 +88,21 @@ def why_wrong_shape(problem: AttentionProblem, genes: SplitKvGenes) -> str | Non
     return None
 
 
+def why_not_listed(problem: AttentionProblem, genes: SplitKvGenes) -> str | None:
+    """Tiles that are no parts of a block."""
+    if not problem.blocks:
+        return None
+    mask, keys = parse_blocks(problem.blocks), warp_keys(genes)
+    if mask.rows % genes.BLOCK_M:
+        return f"BLOCK_M={genes.BLOCK_M} does not divide the {mask.rows} rows of a listed block."
+    if mask.keys % keys or mask.keys % LIST_GRANULE:
+        return (
+            f"BLOCK_N={genes.BLOCK_N} over WARPS={genes.WARPS} makes tiles of {keys} keys, which do not divide the "
+            f"{mask.keys} keys of a listed block, or these no multiple of {LIST_GRANULE}."
+        )
+    return None
+
+
 def why_no_tensor_map(problem: AttentionProblem, genes: SplitKvGenes, gpu: GpuSpec) -> str | None:
     """What LOAD=tma asks for: Hopper, tiles that its swizzle fits, and pages that hold a whole one."""
     if genes.LOAD != "tma":
@@ -139,7 +157,7 @@ def why_useless(problem: AttentionProblem, genes: SplitKvGenes, gpu: GpuSpec) ->
             if genes.MERGE == "kernel"
             else "SPLITS=1 leaves nothing to merge: MERGE must be kernel, which then has no launch."
         )
-    blocks = row_blocks(problem, genes) * problem.kv_heads * problem.batch
+    blocks = row_blocks(problem, genes) * tile_heads(problem) * problem.batch
     if blocks * (splits - 1) >= MAX_WAVES * gpu.sm_count * genes.BLOCKS_PER_SM:
         return f"SPLITS={genes.SPLITS} of {blocks} blocks are more than {MAX_WAVES} waves on {gpu.sm_count} SMs."
     return None

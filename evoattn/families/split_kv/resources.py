@@ -6,6 +6,7 @@ import math
 
 from evoattn.families.residency import WARP
 from evoattn.families.split_kv.genes import SplitKvGenes
+from evoattn.model.block_list import blocks_of_rows, parse_blocks
 from evoattn.model.problem import AttentionProblem
 
 MAX_WARPS = 16
@@ -15,11 +16,11 @@ LAST_BLOCK_REGISTERS = 88
 """Eight chunks and states under way while the splits are added up."""
 MMA_ROWS, MMA_KEYS, MMA_LANES = 8, 16, 4
 """Rows, keys and lanes per key of the transposed m16n8k16."""
-SPLIT_GRANULE = 16
+SPLIT_GRANULE = LIST_GRANULE = 16
+"""Keys that a split is a multiple of, and a listed block."""
 LEAST_STEPS = 4
 """Steps of BLOCK_N keys of a split, at least, where a sequence has fewer keys in use than there is room for: its splits
 are then smaller, so that more of them have keys. Two splits of 133 keys took 1.5 times as long as one of 266."""
-"""Keys that a split is a multiple of."""
 TMA_VECTOR, TMA_KEYS, MAX_BOX_KEYS, TMA_ROW_BYTES = 16, 8, 256, 128
 """Of the 128-byte swizzle: bytes of a chunk, keys of a period, bytes of a row of a box; and the most rows of a box."""
 
@@ -77,9 +78,19 @@ def smem_bytes(problem: AttentionProblem, genes: SplitKvGenes) -> int:
     )
 
 
+def tile_heads(problem: AttentionProblem) -> int:
+    """Heads that have tiles of rows of their own: K/V heads, or query heads that have lists of their own."""
+    return problem.heads if problem.blocks and parse_blocks(problem.blocks).by_head else problem.kv_heads
+
+
+def packed_heads(problem: AttentionProblem) -> int:
+    """Query heads whose rows are packed into the same tiles."""
+    return problem.heads // tile_heads(problem)
+
+
 def packed_rows(problem: AttentionProblem) -> int:
-    """Query rows that share a K/V head."""
-    return problem.group_size * problem.seqlen_q
+    """Query rows of all these."""
+    return packed_heads(problem) * problem.seqlen_q
 
 
 def row_blocks(problem: AttentionProblem, genes: SplitKvGenes) -> int:
@@ -94,12 +105,20 @@ def split_granule(problem: AttentionProblem, genes: SplitKvGenes) -> int:
 def split_span(problem: AttentionProblem, genes: SplitKvGenes) -> int:
     """The most keys that the rows of a block see together: all of them but under a window, which with pages begins at a
     granule."""
+    if problem.blocks:  # in the blocks that a list names
+        return listed_keys(problem)[1]
     past, ahead = problem.masking.past, problem.masking.ahead
     if past is None or ahead is None:
         return problem.seqlen_k
     queries = min(problem.seqlen_q, math.ceil((genes.BLOCK_M - 1) / problem.group_size) + 1)
     before = split_granule(problem, genes) - 1 if problem.page else 0
     return min(problem.seqlen_k, past + ahead + queries + before)
+
+
+def listed_keys(problem: AttentionProblem) -> tuple[float, int]:
+    """(mean, most) keys in the blocks that the list of a head names."""
+    (mean, most), keys = blocks_of_rows(*problem.block_mask), parse_blocks(problem.blocks).keys
+    return mean * keys, max(1, most) * keys
 
 
 def split_of(problem: AttentionProblem, genes: SplitKvGenes) -> tuple[int, int]:

@@ -12,21 +12,21 @@ from evoattn.families.split_kv.resources import (
     cluster_blocks,
     kv_bytes,
     lane_vectors,
+    listed_keys,
     packed_rows,
     registers_needed,
     row_blocks,
     smem_bytes,
     split_of,
+    tile_heads,
     used_by_split,
     warp_keys,
 )
-from evoattn.families.work import LaunchWork, Step, bias_bytes, tensor_bytes, together, up_to, variant_step
+from evoattn.families.work import CONVERSION, LaunchWork, Step, bias_bytes, tensor_bytes, together, up_to, variant_step
 from evoattn.model.mask import MaskKind
 from evoattn.model.problem import AttentionProblem
 
 MMA_WAIT, SHUFFLE_WAIT, LOAD_WAIT, FIRST_WAIT = 18, 24, 30, 900
-CONVERSION = 1.25
-"""Instructions that a pair of numbers of 8 bits takes to be one of fp16, of e4m3 on sm_89."""
 PLACE_LANES = 4.5
 """Lanes that find the place of a score, where a score has one: counted by the interpreter."""
 LAST_BLOCK_WAIT, CLUSTER_WAIT = 2500, 1500
@@ -37,16 +37,19 @@ memory."""
 def launch_work(problem: AttentionProblem, genes: SplitKvGenes, registers: int) -> tuple[LaunchWork, ...]:
     """The launch over keys, and the one that merges the splits if there is one."""
     (splits, split_keys), row_tiles = split_of(problem, genes), row_blocks(problem, genes)
-    heads = problem.kv_heads * problem.batch
+    heads = tile_heads(problem) * problem.batch
     rows, keys, dim, size = genes.BLOCK_M, genes.BLOCK_N, problem.head_dim, kv_bytes(problem)
     if (problem.seqused or problem.page) and not problem.window:
         mean, most = used_by_split(problem, genes)
         visible = min(1.0, mean / most)
+    elif problem.blocks:
+        (mean, all_keys), most = listed_keys(problem), split_keys
+        visible = min(1.0, mean / all_keys)
     else:
         most, visible = min(split_keys, problem.seqlen_k), _visible_share(problem, row_tiles)
     steps = math.ceil(most / keys)
     step, waits = _step(problem, genes)
-    step = together(step, variant_step(problem, rows * keys, PLACE_LANES))
+    step = together(step, variant_step(problem, rows * keys, PLACE_LANES, packs=False))
     merged = rows * (up_to(dim, 32) * 4 + 8)
     ends = Step(
         fp32=rows * dim * genes.WARPS * 2.0,

@@ -159,9 +159,6 @@ class Fragments:
     pure=False,
 )
 @instruction(
-    "mma", r"\.sync\.aligned\.m16n8k(?P<depth>32)\.row\.col\.f32\.(?P<type>e4m3)\.e4m3\.f32", kind="tensor", pure=False
-)
-@instruction(
     "mma", r"\.sync\.aligned\.m16n8k(?P<depth>8|4)\.row\.col\.f32\.(?P<type>tf32)\.tf32\.f32", kind="tensor", pure=False
 )
 def multiply_matrices(context: Context, ins: Instruction, fields: Fields) -> Action:

@@ -41,8 +41,7 @@ _OF_8_BITS = r"\.mma_async\.sync\.aligned\.m64n(?P<columns>\d+)k(?P<depth>32)\.f
 @instruction("wgmma", _OF_8_BITS, kind="tensor", pure=False, writes=0)
 def multiply(context: Context, ins: Instruction, fields: Fields) -> Action:
     """`D, A, B, scale-d, scale-a, scale-b{, transpose-a}, transpose-b`: D = A·B + (D if scale-d), accumulated in
-    float32. Of 8 bits there is no transposing, and hardware keeps fewer bits of the sum (some 14: DeepSeek-V3 report,
-    section 3.5.2), in an order that is not specified: what a kernel loses by that shows on a device alone.
+    float32. Of 8 bits there is no transposing, and fewer bits of the sum are kept (`wgmma_sums.py`).
 
     A is four registers per thread (as of mma.sync of the same depth, a warp its own 16 rows) or a descriptor, and only
     a descriptor can be transposed. D counts as read, for it may be.
@@ -97,11 +96,14 @@ def multiply(context: Context, ins: Instruction, fields: Fields) -> Action:
             tell(leads, chunks)
         b, chunks = b_operand(lead_threads)
         tell(leads, chunks)
-        product = np.matmul(a, b if transposed_b else b.transpose(0, 2, 1))
-        if sign < 0:
-            np.negative(product, product)
         keep = scale_d[lead_threads] if scale_d.ndim else np.broadcast_to(scale_d, leads.shape)
-        products.accumulate(accumulators, leads, product, keep)
+        if not transposes:
+            products.accumulate_cut(accumulators, leads, a if sign > 0 else -a, b, keep)
+        else:
+            product = np.matmul(a, b if transposed_b else b.transpose(0, 2, 1))
+            if sign < 0:
+                np.negative(product, product)
+            products.accumulate(accumulators, leads, product, keep)
         for lead in leads.tolist():
             products.registers.issue(lead, ins.index)
 

@@ -11,6 +11,7 @@ from evoattn.ptx.errors import AsyncFault
 from evoattn.ptx.isa.wgmma_accumulators import Accumulators
 from evoattn.ptx.isa.wgmma_fence import UnfencedWrites
 from evoattn.ptx.isa.wgmma_registers import RegistersInFlight
+from evoattn.ptx.isa.wgmma_sums import add_products
 from evoattn.ptx.program.arrays import Mask, Numbers
 from evoattn.ptx.program.threads import WARP, ActiveThreads
 from evoattn.ptx.races.async_proxy import WARPGROUP_WARPS
@@ -52,12 +53,7 @@ class MatrixProducts:
 
     def accumulate(self, accumulators: Accumulators, leads: Numbers, product: NDArray[np.float32], keep: Mask) -> None:
         """D = product + (D where `keep`, by warpgroup); `product` is `[warpgroup, 64, columns]`."""
-        fresh = np.array([lead not in accumulators.groups for lead in leads.tolist()])
-        if (fresh & keep).any():
-            accumulators.read(warps_of(leads[fresh & keep]))
-        for lead in leads.tolist():
-            accumulators.groups[lead] = self.groups(lead).open
-        warps = warps_of(leads)
+        warps = self._begin(accumulators, leads, keep)
         product = product.reshape(len(warps), 16, -1)
         if keep.all():
             product += accumulators.matrix[warps]
@@ -65,6 +61,24 @@ class MatrixProducts:
             kept = np.repeat(keep, WARPGROUP_WARPS)
             product[kept] += accumulators.matrix[warps[kept]]
         accumulators.matrix[warps] = product
+
+    def accumulate_cut(
+        self, accumulators: Accumulators, leads: Numbers, a: NDArray[np.float32], b: NDArray[np.float32], keep: Mask
+    ) -> None:
+        """The same of numbers of 8 bits, A `[warpgroup, 64, 32]` and B `[warpgroup, columns, 32]`: see `wgmma_sums`."""
+        warps = self._begin(accumulators, leads, keep)
+        before = accumulators.matrix[warps].reshape(len(leads), 4 * 16, -1)
+        after = add_products(np.where(np.broadcast_to(keep, leads.shape)[:, None, None], before, np.float32(0)), a, b)
+        accumulators.matrix[warps] = after.reshape(len(warps), 16, -1)
+
+    def _begin(self, accumulators: Accumulators, leads: Numbers, keep: Mask) -> Numbers:
+        """The warps of these warpgroups, whose accumulators, if they are kept, have been read and are under way."""
+        fresh = np.array([lead not in accumulators.groups for lead in leads.tolist()])
+        if (fresh & keep).any():
+            accumulators.read(warps_of(leads[fresh & keep]))
+        for lead in leads.tolist():
+            accumulators.groups[lead] = self.groups(lead).open
+        return warps_of(leads)
 
     def commit(self, active: ActiveThreads) -> None:
         order = None if self.context.races is None else self.context.races.synchronize()

@@ -9,7 +9,7 @@ from evoattn.ptx.machine.counters import CLASS_FIELDS, Counters
 from evoattn.ptx.memory.traffic import Traffic
 from evoattn.ptx.program.arrays import Numbers
 
-_TENSOR_FLOPS = {"m16n8k32": 8192, "m16n8k16": 4096, "m16n8k8": 2048, "m16n8k4": 1024, "m16n16k16": 8192}
+_TENSOR_FLOPS = {"m16n8k16": 4096, "m16n8k8": 2048, "m16n8k4": 1024, "m16n16k16": 8192}
 """Two a multiply-add, for a whole warp."""
 
 

@@ -20,37 +20,39 @@ template <int ROWS, int COLUMNS, int TILE_COLUMNS, bool BY_DIMS> struct QuerySum
       reinterpret_cast<float4*>(sums_gmem)[i] = make_float4(0, 0, 0, 0);
   }
 
-  // Rows 0 to `rows` - 1 of DIM columns, times `scale`.
-  template <int DIM, typename Element>
+  // Rows 0 to `rows` - 1 of DIM columns, times `scale`. A thread has AT_ONCE eights of numbers on their way.
+  template <int DIM, int AT_ONCE, typename Element>
   static __device__ __forceinline__ void to_rows(const float* sums_gmem, Element* dq_gmem, int64_t row_stride, int rows,
                                                  float scale, int thread, int threads) {
-    const float4* sums = reinterpret_cast<const float4*>(sums_gmem);
-    for (int i = thread; i < FLOATS / 16; i += threads) {  // sixteen numbers each: 8 dimensions of two queries
-      float low[8], high[8];
+#pragma unroll AT_ONCE
+    for (int i = thread; i < FLOATS / 8; i += threads) {  // eight numbers each: 4 dimensions of two queries
+      constexpr int PIECES = LENGTH / 8;
+      float low[4], high[4];
       int query, dim, apart;    // of `low`; `high` is of query + apart
-      if constexpr (BY_DIMS) {  // low, high: queries 2 t, 2 t + 1 of eight; rows g = 0 to 7 of a half of sixteen
-        const int t = i % 4, half = i / 4 % 2, piece = i / 8 % (LENGTH / 8), warp = i / LENGTH % 4,
-                  tile = i / LENGTH / 4;
-        const float* from = sums_gmem + tile * TILE_FLOATS + warp * WARP_FLOATS + piece * 128 + t * 4 + half * 2;
+      if constexpr (BY_DIMS) {  // low, high: queries 2 t, 2 t + 1 of eight; four of the sixteen rows
+        const int quarter = i % 4, t = i / 4 % 4, piece = i / 16 % PIECES, warp = i / 16 / PIECES;
+        const float* from = sums_gmem + warp * WARP_FLOATS + piece * 128 + quarter % 2 * 64 + t * 4 + quarter / 2 * 2;
 #pragma unroll
-        for (int g = 0; g < 8; ++g) {
+        for (int g = 0; g < 4; ++g) {
           const float2 pair = *reinterpret_cast<const float2*>(from + g * 16);
           low[g] = pair.x, high[g] = pair.y;
         }
-        query = piece * 8 + 2 * t, apart = 1, dim = tile * 64 + warp * 16 + half * 8;
-      } else {  // low, high: rows g and g + 8; columns 8 piece to 8 piece + 7
-        const int g = i % 8, piece = i / 8 % (LENGTH / 8), warp = i / LENGTH % 4, tile = i / LENGTH / 4;
-        const float4* from = sums + (tile * TILE_FLOATS + warp * WARP_FLOATS + piece * 128) / 4 + g * 4;
+        query = piece * 8 + 2 * t, apart = 1, dim = warp * 16 + quarter * 4;
+      } else {  // low, high: rows g and g + 8 of sixteen; four columns of a piece
+        const int half = i % 2, piece = i / 2 % PIECES, g = i / 2 / PIECES % 8, warp = i / 16 / PIECES;
+        const float4* from =
+            reinterpret_cast<const float4*>(sums_gmem + warp * WARP_FLOATS + piece * 128 + g * 16 + half * 8);
 #pragma unroll
-        for (int t = 0; t < 4; ++t) {
+        for (int t = 0; t < 2; ++t) {
           const float4 four = from[t];
           low[2 * t] = four.x, low[2 * t + 1] = four.y, high[2 * t] = four.z, high[2 * t + 1] = four.w;
         }
-        query = tile / TILES_ALONG * 64 + warp * 16 + g, apart = 8;
-        dim = tile % TILES_ALONG * TILE_COLUMNS + piece * 8;
+        const int tile = warp / 4;
+        query = tile / TILES_ALONG * 64 + warp % 4 * 16 + g, apart = 8;
+        dim = tile % TILES_ALONG * TILE_COLUMNS + piece * 8 + half * 4;
       }
 #pragma unroll
-      for (int e = 0; e < 8; ++e) low[e] *= scale, high[e] *= scale;
+      for (int e = 0; e < 4; ++e) low[e] *= scale, high[e] *= scale;
       if (dim < DIM) {
         if (query < rows) store_floats(dq_gmem + query * row_stride + dim, low);
         if (query + apart < rows) store_floats(dq_gmem + (query + apart) * row_stride + dim, high);

@@ -5,39 +5,50 @@
 #include "device/copy/vector.cuh"
 
 // Of the rows of a tile, ROWS floats each. A row that sees no key, or is none of `rows`, gets +inf and 0: all of its
-// probabilities are 0 then. LANES neighbouring threads share a row.
-template <typename Element, int ROWS, int DIM, int THREADS> struct RowDeltas {
+// probabilities are 0 then. LANES neighbouring threads share a row. FOR_WGMMA: of sixteen rows, those that lane 4 g + t
+// has of Sᵀ in wgmma's accumulators lie side by side: 2 t, 2 t + 1, 2 t + 8, 2 t + 9. A thread has AT_ONCE rows on
+// their way.
+template <typename Element, int ROWS, int DIM, int THREADS, bool FOR_WGMMA = false, int AT_ONCE = 1> struct RowDeltas {
   static constexpr int WIDTH = 16 / sizeof(Element), PIECES = DIM / WIDTH;  // of 16 bytes, a row
   static constexpr int LANES = PIECES > 16 ? 32 : PIECES > 8 ? 16 : PIECES > 4 ? 8 : 4;
+  static constexpr int ROWS_BESIDE = THREADS / LANES;
   static_assert(ROWS % (32 / LANES) == 0, "whole warps");
 
   // Pointers are to the tile's first row; `dlse_gmem` may be null.
   static __device__ __forceinline__ void write(float* log_sums_gmem, float* deltas_gmem, const Element* o_gmem,
                                                int64_t o_row_stride, const Element* do_gmem, int64_t do_row_stride,
-                                               const float* lse_gmem, const float* dlse_gmem, int rows) {
+                                               const float* lse_gmem, const float* dlse_gmem, int rows,
+                                               int thread = threadIdx.x) {
     constexpr float LOG2_E = 1.44269504088896340736f;
-    const int lane = threadIdx.x % LANES;
-    for (int row = threadIdx.x / LANES; row < ROWS; row += THREADS / LANES) {
-      float delta = 0.f;
-      if (row < rows) {
-        for (int piece = lane; piece < PIECES; piece += LANES) {
-          float o[WIDTH], d[WIDTH];
-          to_floats(load_vector<WIDTH>(o_gmem + row * o_row_stride + piece * WIDTH), o);
-          to_floats(load_vector<WIDTH>(do_gmem + row * do_row_stride + piece * WIDTH), d);
+    const int lane = thread % LANES;
+#pragma unroll 1
+    for (int first = thread / LANES; first < ROWS; first += ROWS_BESIDE * AT_ONCE) {
+      float delta[AT_ONCE], lse[AT_ONCE], dlse[AT_ONCE];
 #pragma unroll
-          for (int i = 0; i < WIDTH; ++i) delta = fmaf(o[i], d[i], delta);
+      for (int n = 0; n < AT_ONCE; ++n) {
+        const int row = min(first + n * ROWS_BESIDE, rows - 1);  // the last one in place of those behind it
+        delta[n] = 0.f, lse[n] = lse_gmem[row], dlse[n] = dlse_gmem ? dlse_gmem[row] : 0.f;
+#pragma unroll
+        for (int i = 0; i < PIECES; i += LANES) {
+          if (PIECES % LANES > 0 && i + lane >= PIECES) break;
+          float o[WIDTH], d[WIDTH];
+          to_floats(load_vector<WIDTH>(o_gmem + row * o_row_stride + (i + lane) * WIDTH), o);
+          to_floats(load_vector<WIDTH>(do_gmem + row * do_row_stride + (i + lane) * WIDTH), d);
+#pragma unroll
+          for (int e = 0; e < WIDTH; ++e) delta[n] = fmaf(o[e], d[e], delta[n]);
         }
       }
 #pragma unroll
-      for (int away = LANES / 2; away > 0; away /= 2) delta += __shfl_xor_sync(ALL_LANES, delta, away);
-      if (lane == 0) {
-        float log_sum = -NEGATIVE_INFINITY;
-        if (row < rows) {
-          if (lse_gmem[row] != NEGATIVE_INFINITY) log_sum = lse_gmem[row] * LOG2_E;
-          if (dlse_gmem) delta -= dlse_gmem[row];
+      for (int n = 0; n < AT_ONCE; ++n) {
+        const int row = first + n * ROWS_BESIDE;
+#pragma unroll
+        for (int away = LANES / 2; away > 0; away /= 2) delta[n] += __shfl_xor_sync(ALL_LANES, delta[n], away);
+        if (lane == 0 && row < ROWS) {
+          const bool sees = row < rows && lse[n] != NEGATIVE_INFINITY;
+          const int place = FOR_WGMMA ? row / 16 * 16 + row % 8 / 2 * 4 + row % 16 / 8 * 2 + row % 2 : row;
+          log_sums_gmem[place] = sees ? lse[n] * LOG2_E : -NEGATIVE_INFINITY;
+          deltas_gmem[place] = row < rows ? delta[n] - dlse[n] : 0.f;
         }
-        log_sums_gmem[row] = log_sum;
-        deltas_gmem[row] = delta;
       }
     }
   }

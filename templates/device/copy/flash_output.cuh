@@ -61,9 +61,10 @@ struct NoSink {
 
 // O / sums to global memory; a row that saw no key has sum 0 and becomes 0. THROUGH_SHARED: in 16-byte stores, by way
 // of the warp's own rows of `o_smem`; otherwise 4 bytes per lane, as the fragments lie. SUM_BY_MMA: the sums are those
-// of all four lanes of a row already.
-template <typename Layout, bool THROUGH_SHARED, bool SUM_BY_MMA, class Terms, typename Element, int ROW_TILES,
-          int DIM_TILES>
+// of all four lanes of a row already. FOURS: a lane has four neighbouring columns of 16 (`in_order` of
+// eight_bit_fragments.cuh).
+template <typename Layout, bool THROUGH_SHARED, bool SUM_BY_MMA, bool FOURS = false, class Terms, typename Element,
+          int ROW_TILES, int DIM_TILES>
 __device__ __forceinline__ void store_output(
     RowState<ROW_TILES, DIM_TILES>& state, const Terms& terms, int head,
     unsigned char* o_smem,  // [16 ROW_TILES, head_dim] of this warp
@@ -86,14 +87,16 @@ __device__ __forceinline__ void store_output(
         inverse = sum > 0.f ? __fdividef(1.f, sum) : 0.f;
       }
       const int row = m * 16 + half * 8 + lane / 4;
-      Element* lane_gmem = o_gmem + row * row_stride + lane % 4 * 2;
+      Element* lane_gmem = o_gmem + row * row_stride + lane % 4 * (FOURS ? 4 : 2);
 #pragma unroll
       for (int n = 0; n < DIM_TILES; ++n) {
         const uint32_t pair = pack2<Element>(state.o[m][n][2 * half] * inverse, state.o[m][n][2 * half + 1] * inverse);
         if constexpr (THROUGH_SHARED) {
-          *reinterpret_cast<uint32_t*>(o_smem + Layout::offset(row, n) + lane % 4 * 4) = pair;
+          const int chunk = FOURS ? n / 2 * 2 + lane % 4 / 2 : n, word = FOURS ? lane % 2 * 2 + n % 2 : lane % 4;
+          *reinterpret_cast<uint32_t*>(o_smem + Layout::offset(row, chunk) + word * 4) = pair;
         } else {
-          if (row < valid_rows) *reinterpret_cast<uint32_t*>(lane_gmem + n * 8) = pair;
+          if (row < valid_rows)
+            *reinterpret_cast<uint32_t*>(lane_gmem + (FOURS ? n / 2 * 16 + n % 2 * 2 : n * 8)) = pair;
         }
       }
     }

@@ -12,10 +12,11 @@ template <typename Layout, int ROWS, int ELEMENT_CHUNKS, int THREADS> struct Til
   static constexpr int PASSES = (ROWS + ROWS_PER_PASS - 1) / ROWS_PER_PASS;
   static_assert(ROWS_PER_PASS > 0, "a pass copies whole rows");
 
-  // Where this thread begins in a tile [*, row_stride] of 16-bit elements.
+  // Where this thread begins in a tile [*, row_stride] .
   template <typename Element>
   static __device__ __forceinline__ const Element* thread_source(const Element* tile_gmem, int64_t row_stride) {
-    return tile_gmem + int(threadIdx.x) / ELEMENT_CHUNKS * row_stride + int(threadIdx.x) % ELEMENT_CHUNKS * 8;
+    return tile_gmem + int(threadIdx.x) / ELEMENT_CHUNKS * row_stride +
+           int(threadIdx.x) % ELEMENT_CHUNKS * (16 / int(sizeof(Element)));
   }
   // `thread_gmem` is from `thread_source`. Rows from `valid_rows` on and chunks from `valid_chunks` on are not read and
   // become zeros: what lay there could be a NaN, and 0 · NaN = NaN.
@@ -48,7 +49,8 @@ template <typename Layout, int ROWS, int ELEMENT_CHUNKS, int THREADS> struct Til
         const bool valid = key < pages.keys;  // else there is no page to look up
         const Element* page_gmem = valid ? pages.page_of(head_gmem, key, page_stride) : head_gmem;
         cp_async<16>(tile_smem + Layout::offset(row, chunk),
-                     page_gmem + pages.row_in_page(key) * row_stride + chunk * 8, valid ? 16 : 0);
+                     page_gmem + pages.row_in_page(key) * row_stride + chunk * (16 / int(sizeof(Element))),
+                     valid ? 16 : 0);
       }
     }
   }

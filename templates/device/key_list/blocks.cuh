@@ -1,14 +1,18 @@
 // blocks.cuh: a block of rows takes the tiles of the blocks of keys that two lists name, as FlexAttention's `BlockMask`
 // has them. In PARTIAL blocks a key is seen if the mask and a predicate show it, in FULL ones in any case. Tiles of
-// rows and of keys are parts of a block.
+// rows and of keys are parts of a block. Where many heads share a costly predicate, a launch of its own asks it once
+// (`pack_mask`), and the heads read its answers, a bit each.
 #include "device/ptx/element.cuh"
+#include "device/ptx/grid_dependency.cuh"
+#include "device/ptx/warp.cuh"
 #define KEY_LIST_PARAMETERS                                                                                     \
   , const int *__restrict__ kv_num_blocks, const int *__restrict__ kv_indices,                                  \
       const int *__restrict__ full_kv_num_blocks, const int *__restrict__ full_kv_indices, int list_block_rows, \
-      int list_block_keys, int list_key_blocks, int64_t list_batch_stride, int64_t list_head_stride
+      int list_block_keys, int list_key_blocks, int64_t list_batch_stride, int64_t list_head_stride,            \
+      uint32_t *list_bits, int64_t bits_batch_stride, int64_t bits_head_stride, int bits_row_words
 #define KEY_LIST_ARGUMENTS                                                                                           \
   kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices, list_block_rows, list_block_keys, list_key_blocks, \
-      list_batch_stride, list_head_stride
+      list_batch_stride, list_head_stride, list_bits, bits_batch_stride, bits_head_stride, bits_row_words
 
 // What lies in memory. Lists are rows of `key_blocks` numbers of blocks, of which the first count.
 struct KeyList {
@@ -16,12 +20,71 @@ struct KeyList {
   const int *partial_counts, *partial_blocks, *full_counts, *full_blocks;  // [lists, blocks of rows(, key_blocks)]
   int block_rows, block_keys, key_blocks;
   int64_t batch_stride, head_stride;  // lists; 0 where it is the same for all
+  uint32_t* bits;  // [bits, whole blocks of rows, bits_row_words]: which keys of PARTIAL blocks are seen; may be null
+  int64_t bits_batch_stride, bits_head_stride;  // words; 0 where it is the same for all
+  int bits_row_words;
+
+  static __device__ __forceinline__ void wait_for_bits() { grid_dependency_wait(); }
+};
+
+// Which keys of a PARTIAL tile ROWS rows of a lane see, from its first key on.
+template <int ROWS, int BLOCK_N> struct SeenKeys {
+  static constexpr int WORDS = (BLOCK_N + 31) / 32, WIDTH = WORDS % 4 == 0 ? 4 : WORDS % 2 == 0 ? 2 : 1;
+  uint32_t words[ROWS][WORDS];
+
+  // `bits`: of the row's first key in the tile. `shift`: the lane's first key there, at most 6.
+  __device__ __forceinline__ void load(int row, const uint32_t* bits, int first_bit, int shift) {
+    if constexpr (BLOCK_N % 32 == 0) {
+#pragma unroll
+      for (int i = 0; i < WORDS; i += WIDTH) {
+        if constexpr (WIDTH == 4) {
+          const uint4 four = *reinterpret_cast<const uint4*>(bits + i);
+          words[row][i] = four.x, words[row][i + 1] = four.y, words[row][i + 2] = four.z, words[row][i + 3] = four.w;
+        } else if constexpr (WIDTH == 2) {
+          const uint2 two = *reinterpret_cast<const uint2*>(bits + i);
+          words[row][i] = two.x, words[row][i + 1] = two.y;
+        } else {
+          words[row][i] = bits[i];
+        }
+      }
+    } else {  // tiles begin at halves of words
+      const uint16_t* halves = reinterpret_cast<const uint16_t*>(bits) + first_bit / 16;
+#pragma unroll
+      for (int i = 0; i < BLOCK_N / 16; ++i) {
+        if (i % 2 == 0) words[row][i / 2] = halves[i];
+        else words[row][i / 2] |= uint32_t(halves[i]) << 16;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < WORDS; ++i) words[row][i] >>= shift;
+  }
+  // By the predicate, `row` and `key` being the lane's first: in a loop, which makes little code.
+  template <class Terms>
+  __device__ __forceinline__ void ask(const Terms& terms, int batch, int head, int row, int key) {
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i)
+#pragma unroll
+      for (int word = 0; word < WORDS; ++word) {
+        const int query = row + i * 8, first = key + word * 32;
+        words[i][word] = 0;
+#pragma unroll 1
+        for (int step = 0; step < (BLOCK_N < 32 ? BLOCK_N : 32); step += 8) {
+          const uint32_t low = terms.shows(batch, head, query, first + step),
+                         high = terms.shows(batch, head, query, first + step + 1);
+          words[i][word] |= (low | high << 1) << step;
+        }
+      }
+  }
+  // Of pairs of neighbours that begin at multiples of 8.
+  __device__ __forceinline__ bool sees(int row, int step) const { return words[row][step / 32] >> step % 32 & 1; }
 };
 
 // The tiles of BLOCK_N keys that a tile of rows takes: those of PARTIAL blocks, then those of FULL ones.
 template <int BLOCK_N> struct ListedTiles {
   const int *partial_blocks, *full_blocks;
   int block_keys, tiles_per_block, partial_tiles, tiles;
+  const uint32_t* bits;  // of query 0; null where the predicate is asked
+  int bits_row_words;
 
   __device__ __forceinline__ ListedTiles(const KeyList& list, int batch, int head, int block_row)
       : block_keys(list.block_keys), tiles_per_block(list.block_keys / BLOCK_N) {
@@ -30,12 +93,19 @@ template <int BLOCK_N> struct ListedTiles {
     full_blocks = list.full_blocks + row * list.key_blocks;
     partial_tiles = list.partial_counts[row] * tiles_per_block;
     tiles = partial_tiles + list.full_counts[row] * tiles_per_block;
+    bits = list.bits ? list.bits + batch * list.bits_batch_stride + head * list.bits_head_stride : nullptr;
+    bits_row_words = list.bits_row_words;
   }
   __device__ __forceinline__ bool is_partial(int tile) const { return tile < partial_tiles; }
+  __device__ __forceinline__ bool is_packed(int tile) const { return bits && is_partial(tile); }  // there are bits
+  // Whether a tile is PARTIAL, told to an expression of scores that hides what the predicate does not show.
+  template <class Terms> __device__ __forceinline__ bool ask_predicate(Terms& terms, int tile) const {
+    return terms.own.partial = is_partial(tile);
+  }
   __device__ __forceinline__ int first_key(int tile) const {
     const int *blocks = is_partial(tile) ? partial_blocks : full_blocks,
               of_kind = tile - (is_partial(tile) ? 0 : partial_tiles);
-    const int number = of_kind / tiles_per_block;
+    const int number = tiles_per_block == 1 ? of_kind : of_kind / tiles_per_block;
     return blocks[number] * block_keys + (of_kind - number * tiles_per_block) * BLOCK_N;
   }
 
@@ -46,12 +116,46 @@ template <int BLOCK_N> struct ListedTiles {
     return first_key(is_partial(tile) ? partial_tiles - 1 - tile : tiles - 1 - (tile - partial_tiles));
   }
 
+  // Of the rows `row`, `row` + 8 and so on of a lane, in a PARTIAL tile from key `first_key` on.
+  template <int ROWS>
+  __device__ __forceinline__ void load_seen(SeenKeys<ROWS, BLOCK_N>& seen, int row, int first_key, int lane) const {
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+      seen.load(i, bits + int64_t(row + i * 8) * bits_row_words + first_key / 32, first_key % 32, lane % 4 * 2);
+    }
+  }
+  // s = -inf for keys that are not seen.
+  template <int FLOATS>
+  static __device__ __forceinline__ void mask_unseen(float (&s)[FLOATS], const SeenKeys<2, BLOCK_N>& seen) {
+#pragma unroll
+    for (int i = 0; i < FLOATS; ++i) {
+      if (!seen.sees(i / 2 % 2, i / 4 * 8 + i % 2)) s[i] = NEGATIVE_INFINITY;
+    }
+  }
+  template <int ROW_TILES, int KEY_TILES>
+  static __device__ __forceinline__ void mask_unseen(float (&s)[ROW_TILES][KEY_TILES][4],
+                                                     const SeenKeys<2 * ROW_TILES, BLOCK_N>& seen) {
+#pragma unroll
+    for (int m = 0; m < ROW_TILES; ++m)
+#pragma unroll
+      for (int n = 0; n < KEY_TILES; ++n)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          if (!seen.sees(2 * m + j / 2, n * 8 + j % 2)) s[m][n][j] = NEGATIVE_INFINITY;
+        }
+  }
+
   // s = -inf for keys that the predicate hides. `row` and `key` are this lane's first; of those past the last it may
   // say anything.
   template <class Terms, int FLOATS>  // wgmma's accumulators
   static __device__ __forceinline__ void mask_partial(float (&s)[FLOATS], const Terms& terms, int batch, int head,
                                                       int row, int key) {
     if constexpr (!decltype(terms.own)::SHOWS) return;
+    if constexpr (decltype(terms.own)::IN_LOOP) {
+      SeenKeys<2, BLOCK_N> seen;
+      seen.ask(terms, batch, head, row, key);
+      return mask_unseen(s, seen);
+    }
 #pragma unroll
     for (int i = 0; i < FLOATS; i += 4)
 #pragma unroll
@@ -63,6 +167,11 @@ template <int BLOCK_N> struct ListedTiles {
   static __device__ __forceinline__ void mask_partial(float (&s)[ROW_TILES][KEY_TILES][4], const Terms& terms,
                                                       int batch, int head, int row, int key) {
     if constexpr (!decltype(terms.own)::SHOWS) return;
+    if constexpr (decltype(terms.own)::IN_LOOP) {
+      SeenKeys<2 * ROW_TILES, BLOCK_N> seen;
+      seen.ask(terms, batch, head, row, key);
+      return mask_unseen(s, seen);
+    }
 #pragma unroll
     for (int m = 0; m < ROW_TILES; ++m)
 #pragma unroll
@@ -73,3 +182,42 @@ template <int BLOCK_N> struct ListedTiles {
         }
   }
 };
+
+// Asks mask and predicate of all pairs in PARTIAL blocks, a warp 32 queries by 32 keys at a time, for all heads that
+// share the answers: grid (blocks of rows, shares of their lists, answers). Blocks of keys are whole words.
+template <class Mask, class Terms>
+__device__ __forceinline__ void pack_partial_blocks(const KeyList& list, const Terms& terms, int heads, int seqlen_q,
+                                                    int seqlen_k) {
+  grid_dependency_launch();
+  const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
+  const int batch = blockIdx.z / heads, head = blockIdx.z - batch * heads, block_row = blockIdx.x * list.block_rows;
+  const int64_t row = batch * list.batch_stride + head * list.head_stride + blockIdx.x;
+  const int columns = list.block_keys / 32, pieces = columns * ((list.block_rows + 31) / 32);
+  const Mask mask(seqlen_q, seqlen_k, terms.given.window);
+  uint32_t* bits = list.bits + batch * list.bits_batch_stride + head * list.bits_head_stride;
+  auto sees = [&](int query, int key) { return (key < mask.keys_of(query)) & terms.shows(batch, head, query, key); };
+  const int all = list.partial_counts[row] * pieces;
+  for (int number = blockIdx.y * warps + threadIdx.x / 32; number < all; number += gridDim.y * warps) {
+    const int piece = number % pieces, rows = piece / columns * 32, column = piece % columns;
+    const int first_key = list.partial_blocks[row * list.key_blocks + number / pieces] * list.block_keys + column * 32;
+    uint32_t word = 0;
+    if constexpr (decltype(terms.own)::PAIRED) {  // neighbouring keys lie next to one another: a lane takes a key
+#pragma unroll 8
+      for (int i = 0; i < 32; ++i) {
+        const uint32_t of_row = __ballot_sync(ALL_LANES, sees(block_row + rows + i, first_key + lane));
+        if (lane == i) word = of_row;
+      }
+    } else {  // what a row's keys share is computed once: a lane takes a row
+#pragma unroll 8
+      for (int i = 0; i < 32; ++i) word |= uint32_t(sees(block_row + rows + lane, first_key + i)) << i;
+    }
+    if (rows + lane < list.block_rows) {
+      bits[int64_t(block_row + rows + lane) * list.bits_row_words + first_key / 32] = word;
+    }
+  }
+}
+#define PACK_MASK_KERNEL                                                                                              \
+  extern "C" __global__ void __launch_bounds__(128)                                                                   \
+      pack_mask(int bits_heads, int seqlen_q, int seqlen_k VARIANT_PARAMETERS KEY_LIST_PARAMETERS) {                  \
+    pack_partial_blocks<Mask>(KeyList{KEY_LIST_ARGUMENTS}, Terms{VARIANT_ARGUMENTS}, bits_heads, seqlen_q, seqlen_k); \
+  }

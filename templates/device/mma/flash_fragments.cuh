@@ -25,7 +25,9 @@ template <int ROW_TILES, int DIM_TILES> struct RowState {
   __device__ __forceinline__ void rescale(int m, float low, float high) {
 #pragma unroll
     for (int n = 0; n < DIM_TILES; ++n) o[m][n][0] *= low, o[m][n][1] *= low, o[m][n][2] *= high, o[m][n][3] *= high;
-    sum[m][0] *= low, sum[m][1] *= low, sum[m][2] *= high, sum[m][3] *= high;
+    // By no instruction that adds, too: sums would have other bits where others than these rows ask for a rescale.
+    sum[m][0] = __fmul_rn(sum[m][0], low), sum[m][1] = __fmul_rn(sum[m][1], low);
+    sum[m][2] = __fmul_rn(sum[m][2], high), sum[m][3] = __fmul_rn(sum[m][3], high);
   }
 };
 

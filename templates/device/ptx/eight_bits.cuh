@@ -27,6 +27,16 @@ template <typename Element> struct OperandOf<Element, true> {
   using type = Fp16;
 };
 
+// The power of two that brings a number to [2^14, 2^15), and its inverse; zeros, and what is nearly zero, stay small.
+struct PowerOfTwo {
+  float factor, inverse;
+  __device__ __forceinline__ explicit PowerOfTwo(float number) {
+    const int exponent = max(int(__float_as_uint(number) >> 23) - 127, -100);
+    factor = __uint_as_float(uint32_t(127 + 14 - exponent) << 23);
+    inverse = __uint_as_float(uint32_t(127 - 14 + exponent) << 23);
+  }
+};
+
 // Numbers 0 and 1 of a word as a pair of fp16, and 2 and 3.
 template <typename Element> __device__ __forceinline__ void to_halves(uint32_t four, uint32_t& low, uint32_t& high);
 template <> __device__ __forceinline__ void to_halves<E5m2>(uint32_t four, uint32_t& low, uint32_t& high) {

@@ -47,6 +47,10 @@ __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk
 template <int PENDING = 0> __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
+// Returns when all of them are done, and what they wrote is visible to this thread.
+__device__ __forceinline__ void tma_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 // This thread's writes to shared memory are visible to copies that are issued after a barrier.
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// The same of global memory: what this thread may read, copies that it issues from here on may.
+__device__ __forceinline__ void fence_proxy_async_all() { asm volatile("fence.proxy.async;" ::: "memory"); }

@@ -19,6 +19,7 @@ enum class Rescale {
                // treated as ALWAYS
 };
 
+constexpr float NO_KEYS = -1e38f;  // the shift of no key: finite, so that a masked score minus it is -inf and no NaN
 // What probabilities may be in the element type of the product that takes them: 2^TOP at a row's maximum, and at most
 // HIGHEST. bf16 and fp32 hold more than fp16.
 struct WholeRange {
@@ -32,7 +33,7 @@ struct RowState {
   float sum[2];    // Σ_j 2^(s_j - shift) of this lane's keys
 
   __device__ __forceinline__ void clear() {
-    shift[0] = shift[1] = -1e38f;  // no key seen: finite, so that a masked score minus it is -inf and no NaN
+    shift[0] = shift[1] = NO_KEYS;
     sum[0] = sum[1] = 0.f;
   }
 };
@@ -50,6 +51,11 @@ template <bool KEEP_NAN> __device__ __forceinline__ bool exceeds(float a, float 
 template <bool KEEP_NAN> __device__ __forceinline__ float finite_or_nan(float x) {
   if constexpr (KEEP_NAN) return fmaf(x, 0.f, x);
   return x;
+}
+
+// By how much a shift rises if the greatest score is so far above it.
+template <int LAZY_OCTAVES, bool KEEP_NAN> __device__ __forceinline__ float rise_of(float above) {
+  return finite_or_nan<KEEP_NAN>((KEEP_NAN ? !(above < 0.f) : above >= 0.f) ? above + LAZY_OCTAVES : 0.f);
 }
 
 // Maxima of rows g and g + 8: the four lanes of a row hold different keys. Two chains per row hide the latency.
@@ -81,9 +87,16 @@ __device__ __forceinline__ void row_max(const float (&s)[FLOATS], float (&maximu
 // s = s · scale - shift, with shift and sums of the rows raised so that it is at most 0; not raised by LAZY_AFTER
 // unless FIRST or MASKED. Returns whether O must be multiplied by `factor`, the same for all lanes of the warp. FIRST:
 // the first tile, O is still 0. MASKED: some row may see none or the first of its keys in this tile.
+//
+// But for LAZY_AFTER what becomes of a row is the same whether its tile is FIRST, MASKED or neither, which depends on
+// other rows: a row that has seen no key takes the first maximum, every other one is raised by the same operations in
+// the same order. Products are not to be fused with the sum behind them, as the compiler may in one case and not in
+// another: `__fmul_rn`.
 template <Rescale RESCALE, int LAZY_OCTAVES, bool FIRST, bool MASKED, bool KEEP_NAN, class Range, int FLOATS>
 __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS], float scale, float (&factor)[2]) {
   constexpr bool LAZY = RESCALE != Rescale::ALWAYS, TESTED = RESCALE == Rescale::LAZY && !FIRST && !MASKED;
+  constexpr bool RISES = RESCALE == Rescale::LAZY && !FIRST;  // scores may reach a shift that was set before
+  float subtracted[2] = {state.shift[0], state.shift[1]}, rise[2] = {0.f, 0.f};
   bool rescale = false;
   if constexpr (FIRST || MASKED || !LAZY) {  // shift = max(shift, max_j s_j · scale + room)
     float maximum[2];
@@ -91,14 +104,19 @@ __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS]
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       const float old_shift = state.shift[row];
-      const float scaled = Range::TOP ? fmaf(maximum[row], scale, -float(Range::TOP)) : maximum[row] * scale;
+      const float scaled = Range::TOP ? fmaf(maximum[row], scale, -float(Range::TOP)) : __fmul_rn(maximum[row], scale);
       const bool higher = exceeds<KEEP_NAN>(scaled, old_shift);
       state.shift[row] = !LAZY ? greater<KEEP_NAN>(scaled, old_shift) : higher ? scaled + LAZY_OCTAVES : old_shift;
       state.shift[row] = finite_or_nan<KEEP_NAN>(state.shift[row]);
+      subtracted[row] = state.shift[row];
+      if (RISES && old_shift > NO_KEYS) {  // as below, of the greatest score
+        rise[row] = rise_of<LAZY_OCTAVES, KEEP_NAN>(fmaf(maximum[row], scale, -old_shift));
+        subtracted[row] = old_shift, state.shift[row] = old_shift + rise[row];
+      }
       if constexpr (!FIRST) {
-        factor[row] = exp2_approx(old_shift - state.shift[row]);
-        state.sum[row] *= factor[row];
-        rescale |= higher;
+        factor[row] = exp2_approx(RISES ? -rise[row] : old_shift - state.shift[row]);
+        state.sum[row] = __fmul_rn(state.sum[row], factor[row]);
+        rescale |= RISES ? rise[row] != 0.f : higher;
       }
     }
     if constexpr (!FIRST) rescale = !LAZY || __any_sync(ALL_LANES, rescale);
@@ -106,25 +124,25 @@ __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS]
   int all_negative = -1;
 #pragma unroll
   for (int i = 0; i < FLOATS; ++i) {
-    s[i] = fmaf(s[i], scale, -state.shift[i / 2 % 2]);
+    s[i] = fmaf(s[i], scale, -subtracted[i / 2 % 2]);
     if constexpr (TESTED) all_negative &= __float_as_int(s[i]);
   }
   if constexpr (TESTED) {  // one sign bit per score tells whether any reached its shift after all
     rescale = __any_sync(ALL_LANES, all_negative >= 0);
     if (rescale) {
-      float rise[2];
       row_max<KEEP_NAN>(s, rise);
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
-        rise[row] = (KEEP_NAN ? !(rise[row] < 0.f) : rise[row] >= 0.f) ? rise[row] + LAZY_OCTAVES : 0.f;
-        rise[row] = finite_or_nan<KEEP_NAN>(rise[row]);
+        rise[row] = rise_of<LAZY_OCTAVES, KEEP_NAN>(rise[row]);
         state.shift[row] += rise[row];
         factor[row] = exp2_approx(-rise[row]);
-        state.sum[row] *= factor[row];
+        state.sum[row] = __fmul_rn(state.sum[row], factor[row]);
       }
-#pragma unroll
-      for (int i = 0; i < FLOATS; ++i) s[i] -= rise[i / 2 % 2];
     }
+  }
+  if (RISES && rescale) {
+#pragma unroll
+    for (int i = 0; i < FLOATS; ++i) s[i] -= rise[i / 2 % 2];
   }
   return rescale;
 }

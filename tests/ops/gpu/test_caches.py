@@ -18,17 +18,25 @@ CACHES = [
     "B=5,H=32,Hkv=8,Sq=1,Sk=3990,D=128,dtype=bf16,seqused=0:3990,bias=bs",
     "B=3,H=32,Hkv=8,Sq=300,Sk=2000,D=128,dtype=bf16,layout=bshd,seqused=7:2000,page=16",
     "B=3,H=32,Hkv=8,Sq=300,Sk=2000,D=128,dtype=bf16,seqused=0:2000",
+    "B=5,H=32,Hkv=8,Sq=1,Sk=4000,D=128,dtype=bf16,layout=bshd,seqused=0:4000,page=16,kv=e4m3,scales=head",
+    "B=5,H=32,Hkv=8,Sq=1,Sk=4000,D=128,dtype=bf16,layout=bshd,seqused=0:4000,page=64,kv=int8,scales=token",
+    "B=3,H=32,Hkv=8,Sq=300,Sk=2000,D=128,dtype=bf16,layout=bshd,seqused=7:2000,page=16,kv=e4m3",
+    "B=3,H=32,Hkv=8,Sq=300,Sk=2000,D=64,dtype=fp16,seqused=7:2000,kv=e5m2,scales=token",
 ]
 
 
 def call(problem, tensors):
     """The op's answer, of the problem's logical shape."""
     q, k, v = (tensors[name] for name in "qkv")
+    scales = {name: tensors[name] for name in problem.scale_shapes}
     if not problem.page:
         bias = tensors["bias"][..., : problem.seqlen_k] if problem.bias else None
-        return evoattn.attention(q, k, v, enable_gqa=True, seqused_k=tensors["seqused"], bias=bias, strict=True)
+        return evoattn.attention(
+            q, k, v, enable_gqa=True, seqused_k=tensors["seqused"], bias=bias, strict=True, **scales
+        )
     caches = (t.transpose(1, 2) for t in (q, k, v))
-    return evoattn.attention_paged(*caches, tensors["table"], tensors["seqused"], strict=True).transpose(1, 2)
+    scales = {name: one.transpose(1, 2) if one.dim() == 3 else one for name, one in scales.items()}
+    return evoattn.attention_paged(*caches, tensors["table"], tensors["seqused"], strict=True, **scales).transpose(1, 2)
 
 
 @pytest.mark.parametrize("shape", CACHES)

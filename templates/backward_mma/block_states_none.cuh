@@ -1,0 +1,13 @@
+// block_states_none.cuh: no block list: a key is seen by the queries that the mask shows.
+#define BLOCK_STATES_PARAMETERS
+#define BLOCK_STATES_ARGUMENTS
+// What `block_states_blocks.cuh` says, never asked.
+struct BlockStates {
+  static constexpr bool LISTED = false;
+  template <int BLOCK_M> __device__ __forceinline__ void write(int, int, int) const {}
+  template <int BLOCK_M> __device__ __forceinline__ int count(int, int, int, int, int, int) const { return 0; }
+  template <int BLOCK_M> __device__ __forceinline__ void find(int, int&, int&, int, int) const {}
+  __device__ __forceinline__ int block_of(int) const { return 0; }
+  __device__ __forceinline__ bool is_partial(int, int, int, int) const { return false; }
+  template <class Terms> static __device__ __forceinline__ bool shows(const Terms&, int, int, int, int) { return true; }
+};

@@ -1,0 +1,191 @@
+"""Rows of the same bits in every batch: what a family promises of a recipe holds on the interpreter, for a row alone
+and among others; and a kernel that breaks the promise is found."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from evoattn.backends.interpreter import InterpreterBackend
+from evoattn.correctness.cases import Case
+from evoattn.correctness.validate import make_arena
+from evoattn.families import registry
+from evoattn.families.built import BuiltKernel
+from evoattn.model.gpu import GPUS
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.shape_text import parse_shape
+from evoattn.model.space import KernelConfig, load_space
+from evoattn.portfolio.pick import pick
+from evoattn.samplers.pool import ConfigPool
+from evoattn.search.spaces import choose_spaces
+from tests.families.on_interpreter import Edit, built
+
+KEYS, ROWS, CHUNKS = 270, (3, 64, 131, 257, 269), ((0, 70), (190, 200), (250, 270))
+"""Of a causal sequence, and those of its queries that are computed in other surroundings, too."""
+Answer = tuple[torch.Tensor, torch.Tensor]
+
+
+def causal(**fields: Any) -> AttentionProblem:
+    return AttentionProblem(1, 2, 1, KEYS, KEYS, 64, mask="causal_lower_right", **fields)
+
+
+def tensors_of(problem: AttentionProblem) -> tuple[torch.Tensor, ...]:
+    """q, k and v of a causal sequence. Later keys have the higher scores for some queries and the lower ones for
+    others, so that shifts rise at many places."""
+    made = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(problem.shape(x), generator=made) for x in "qkv")
+    q *= torch.randint(1, 9, (1, 2, KEYS, 1), generator=made)
+    k[..., 0] += torch.linspace(-4, 4, KEYS)
+    return tuple(one.to(getattr(torch, problem.element.torch)) for one in (q, k, v))
+
+
+def computed(kernel: BuiltKernel, problem: AttentionProblem, **tensors: torch.Tensor) -> Answer:
+    """The answer, and the log-sum-exp if the problem asks for it, by the interpreter."""
+    arena = make_arena(Case("", problem, tensors, {}), kernel.workspace(problem), torch.device("cpu"))
+    arena.arm()
+    faults = InterpreterBackend().run(kernel.compiled, kernel.launches(problem), arena.buffers)
+    assert not faults, faults[0]
+    out = {name: one.clone() for name, one in arena.outputs.items()}
+    return out["o"], out.get("lse", torch.zeros(out["o"].shape[:3]))
+
+
+def compared(many: BuiltKernel, one: BuiltKernel, whole: AttentionProblem) -> list[str]:
+    """Where rows have other bits than in a causal sequence by `many`: alone, as decoding asks for them, by `one`; at
+    some place of a chunk; and in a batch with another sequence."""
+    q, k, v = tensors_of(whole)
+    expected = computed(many, whole, q=q, k=k, v=v)
+    found = []
+
+    def compare(where: str, row: int, answer: Answer, at: int) -> None:
+        if any(not torch.equal(was[0, :, row], now[-1, :, at]) for was, now in zip(expected, answer, strict=True)):
+            found.append(f"{where}: row {row}")
+
+    def of(first: int, end: int) -> dict[str, torch.Tensor]:
+        return {"q": q[:, :, first:end].contiguous(), "k": k[:, :, :end].contiguous(), "v": v[:, :, :end].contiguous()}
+
+    for row in ROWS:
+        decoding = whole.with_(seqlen_q=1, seqlen_k=row + 1, mask="full")
+        compare("alone", row, computed(one, decoding, **of(row, row + 1)), 0)
+    for first, end in CHUNKS:
+        answer = computed(many, whole.with_(seqlen_q=end - first, seqlen_k=end), **of(first, end))
+        for row in range(first, end):
+            compare("chunk", row, answer, row - first)
+    batch = [torch.cat((3 * x.flip(2), x)) for x in (q, k, v)]
+    answer = computed(many, whole.with_(batch=2), **dict(zip("qkv", batch, strict=True)))
+    for row in range(KEYS):
+        compare("batch", row, answer, row)
+    return found
+
+
+def kernels(name: str, gpu: str, whole: AttentionProblem, genes: tuple[dict, dict], *edits: Edit) -> list[BuiltKernel]:
+    """Of a causal sequence and of decoding, with the genes of the recipe and these."""
+    family, made = registry.lookup(name), []
+    for problem, own in zip((whole, whole.with_(seqlen_q=1, mask="full")), genes, strict=True):
+        base = load_space(name, GPUS[gpu]).starting_configs()[0].params
+        config = KernelConfig(name, {**base, **family.recipe(problem, GPUS[gpu]), **own})
+        made.append(built(family, problem, config, GPUS[gpu], *edits, machine_code=False))
+    return made
+
+
+WGMMA = dict(BLOCK_M=64, STAGES=2, BLOCKS_PER_SM=1, PRODUCER="warp", OVERLAP=True, PING_PONG=False, STORE="rows")
+MANY = {**WGMMA, "BLOCK_M": 128, "PRODUCER": "warpgroup", "PING_PONG": True, "PART_TILES": 2}
+SPLIT = {**WGMMA, "GROUP_ROWS": True, "KEY_SPLIT": 2, "PART_TILES": 2}
+MMA = dict(BLOCK_M=64, WARPS=4, STAGES=2, SCHEDULE="split", Q_PLACE="registers", O_STORE="shared", BLOCKS_PER_SM=1)
+SCALAR = dict(ROWS_PER_THREAD=1, VECTOR_WIDTH=4, KV_STAGES=1, Q_IN_REGISTERS=False, BLOCKS_PER_SM=1, UNROLL=4)
+CASES = {
+    "flash_wgmma": ("h100", {"dtype": "bf16", "lse": True}, (MANY, SPLIT)),
+    "flash_mma": ("l4", {}, ({**MMA, "RESCALE": "vote"}, {**MMA, "BLOCK_M": 16, "WARPS": 1, "SCHEDULE": "overlapped"})),
+    "flash_scalar": (
+        "l4",
+        {"dtype": "fp32"},
+        ({**SCALAR, "BLOCK_M": 32, "P_IN_SHARED": True}, {**SCALAR, "BLOCK_M": 16, "P_IN_SHARED": False}),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "flash_scalar" else n for n in CASES])
+def test_rows_have_the_same_bits_alone_and_among_others(name):
+    gpu, fields, genes = CASES[name]
+    whole = causal(**fields)
+    assert compared(*kernels(name, gpu, whole, genes), whole) == []
+
+
+@pytest.mark.slow
+def test_the_same_under_a_window():
+    whole = causal(dtype="bf16", lse=True, window="70:0")
+    assert (
+        compared(
+            *kernels(
+                "flash_wgmma", "h100", whole, ({**MANY, "PART_TILES": 1}, {**SPLIT, "KEY_SPLIT": 3, "PART_TILES": 1})
+            ),
+            whole,
+        )
+        == []
+    )
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        ("if (RISES && old_shift > NO_KEYS)", "if (false)"),  # masked tiles raise a shift in another way
+        pytest.param(("add_left(left, state, o);\n      Partial", "Partial"), marks=pytest.mark.slow),  # a part is lost
+    ],
+)
+def test_a_broken_promise_is_found(edit):
+    whole = causal(dtype="bf16", lse=True)
+    assert compared(*kernels("flash_wgmma", "h100", whole, (MANY, SPLIT), edit), whole)
+
+
+SHAPES = ["Sq=1,Sk=70", "Sq=1,Sk=50000", "S=70", "S=9000,mask=causal", "Sq=300,Sk=9000,mask=causal_lower_right"]
+SHAPES += ["S=900,varlen=1:900", "Sq=1,Sk=5000,seqused=1:5000,page=16", "S=9000,mask=causal,lse=1,B=16"]
+
+
+@pytest.mark.parametrize("gpu", ["h100", "l4", "a100"])
+@pytest.mark.parametrize("kind", ["D=64", "D=128,dtype=bf16", "D=256,dtype=bf16"])
+def test_all_lengths_have_one_recipe(gpu, kind):
+    found = set()
+    for shape in SHAPES:
+        text = ("" if "B=" in shape else "B=2,") + f"H=16,Hkv=4,{kind},{shape},batch_invariant=1"
+        if gpu != "h100" and "lse" in shape:  # flash_mma writes none
+            continue
+        problem, card = parse_shape(text), GPUS[gpu]
+        chosen = pick(problem, card)
+        assert chosen is not None, text
+        family = registry.lookup(chosen.family)
+        assert not family.why_impossible(problem, chosen.config, card)
+        found.add((chosen.family, family.row_bits(problem, chosen.config)))
+    assert len(found) == 1 and None not in found.pop()
+
+
+@pytest.mark.parametrize("gpu", ["h100", "l4", "b200"])
+@pytest.mark.parametrize("kind", ["D=64", "D=64,dtype=fp32", "D=128,Dv=64,dtype=bf16", "D=512"])
+def test_no_two_families_have_a_recipe(gpu, kind):
+    problem = parse_shape(f"B=1,H=4,S=128,{kind},batch_invariant=1")
+    have = [f.name for f in registry.FAMILIES.values() if f.recipe(problem, GPUS[gpu])]
+    assert len(have) <= 1, have
+
+
+def test_what_depends_on_others_is_refused():
+    family, card = registry.lookup("flash_wgmma"), GPUS["h100"]
+    problem = parse_shape("B=1,H=16,S=4096,D=64,batch_invariant=1")
+    right = pick(problem, card).config
+    for change in ({"RESCALE": "lazy_after"}, {"BLOCK_N": 80}, {"SCHEDULE": "balanced"}, {"PART_TILES": 0}):
+        config = KernelConfig("flash_wgmma", {**right.params, **change})
+        assert "batch_invariant" in str(family.why_impossible(problem, config, card))
+    assert "PART_TILES" in str(family.why_impossible(problem.with_(batch_invariant=False), right, card))
+
+
+def test_a_search_draws_from_the_recipe_alone():
+    problem, card = parse_shape("B=1,H=16,S=4096,D=64,batch_invariant=1"), GPUS["h100"]
+    spaces = choose_spaces((), (), True, problem, card)
+    assert list(spaces) == ["flash_wgmma"] and spaces["flash_wgmma"].starting
+    family = registry.lookup("flash_wgmma")
+
+    def why_invalid(name: str, params: dict[str, Any]) -> str | None:
+        return family.why_invalid(problem, KernelConfig(name, params), card)
+
+    drawn = [ConfigPool(spaces, why_invalid, random.Random(seed)).draw() for seed in range(5)]
+    assert len({found[1]["BLOCK_M"] for found in drawn if found}) > 1
