@@ -191,6 +191,8 @@ def host_config(problem: AttentionProblem, config: KernelConfig, fields: Mapping
         raise WrongUse(
             f"{config.family} has no host code in C++ yet; use --format check, or a kernel of {', '.join(FIELDS)}."
         )
+    if config.params.get("PART_TILES"):
+        raise WrongUse("Host code in C++ keeps no sums of parts of the keys (PART_TILES) yet; use --format check.")
     return {
         "head_dim": problem.head_dim,
         "element_bytes": problem.element_bytes,

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from evoattn.families.residency import WARP
 from evoattn.model.block_list import blocks_of_rows, parse_blocks
+from evoattn.model.gpu import MAX_GRID_YZ
 from evoattn.model.launch import Buffer, KernelArg, Scalar
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.score import cost, depends_on
@@ -44,9 +45,9 @@ def packed_mask(problem: AttentionProblem) -> Packed | None:
     heads = problem.heads if mask.by_head or depends_on(problem.shown, "h") else 1
     found = Packed(batches, heads, rows * mask.rows, 4 * math.ceil(keys * mask.keys / 128))
     sharers, asked = problem.batch * problem.heads / (batches * heads), cost(problem.shown)[2] + 1
-    if mask.keys % WARP or found.bytes > MOST_BIT_BYTES or sharers * (asked - READ_BIT) <= asked + READ_BIT:
-        return None
-    return found
+    too_many = found.bytes > MOST_BIT_BYTES or batches * heads > MAX_GRID_YZ
+    saves = sharers * (asked - READ_BIT) > asked + READ_BIT
+    return found if saves and not too_many and mask.keys % WARP == 0 else None
 
 
 def block_list_constants(problem: AttentionProblem) -> dict[str, Any]:

@@ -12,8 +12,10 @@ import torch
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.cases import Case
 from evoattn.correctness.validate import make_arena
+from evoattn.export.host_config import host_config
 from evoattn.families import registry
 from evoattn.families.built import BuiltKernel
+from evoattn.model.errors import WrongUse
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.shape_text import parse_shape
@@ -82,14 +84,15 @@ def compared(many: BuiltKernel, one: BuiltKernel, whole: AttentionProblem) -> li
 
 def kernels(name: str, gpu: str, whole: AttentionProblem, genes: tuple[dict, dict], *edits: Edit) -> list[BuiltKernel]:
     """Of a causal sequence and of decoding, with the genes of the recipe and these."""
-    family, made = registry.lookup(name), []
+    family, made, card = registry.lookup(name), [], CARDS[gpu]
     for problem, own in zip((whole, whole.with_(seqlen_q=1, mask="full")), genes, strict=True):
-        base = load_space(name, GPUS[gpu]).starting_configs()[0].params
-        config = KernelConfig(name, {**base, **family.recipe(problem, GPUS[gpu]), **own})
-        made.append(built(family, problem, config, GPUS[gpu], *edits, machine_code=False))
+        base = load_space(name, card).starting_configs()[0].params
+        config = KernelConfig(name, {**base, **family.recipe(problem, card), **own})
+        made.append(built(family, problem, config, card, *edits, machine_code=False))
     return made
 
 
+CARDS = {**GPUS, "one SM": GPUS["h100"].with_limits({"sm_count": 1})}
 WGMMA = dict(BLOCK_M=64, STAGES=2, BLOCKS_PER_SM=1, PRODUCER="warp", OVERLAP=True, PING_PONG=False, STORE="rows")
 MANY = {**WGMMA, "BLOCK_M": 128, "PRODUCER": "warpgroup", "PING_PONG": True, "PART_TILES": 2}
 SPLIT = {**WGMMA, "GROUP_ROWS": True, "KEY_SPLIT": 2, "PART_TILES": 2}
@@ -125,6 +128,20 @@ def test_the_same_under_a_window():
         )
         == []
     )
+
+
+@pytest.mark.slow
+def test_the_same_where_a_tile_of_rows_begins_beside_the_end_of_another():
+    many = {
+        **MANY,
+        "BLOCK_M": 64,
+        "PING_PONG": False,
+        "PRODUCER": "warp",
+        "SCHEDULE": "claimed",
+        "Q_IN_REGISTERS": True,
+    }
+    whole = causal(dtype="bf16", lse=True)
+    assert compared(*kernels("flash_wgmma", "one SM", whole, (many, SPLIT)), whole) == []
 
 
 @pytest.mark.parametrize(
@@ -176,6 +193,12 @@ def test_what_depends_on_others_is_refused():
         config = KernelConfig("flash_wgmma", {**right.params, **change})
         assert "batch_invariant" in str(family.why_impossible(problem, config, card))
     assert "PART_TILES" in str(family.why_impossible(problem.with_(batch_invariant=False), right, card))
+
+
+def test_host_code_of_parts_is_refused():
+    problem = parse_shape("B=1,H=16,S=4096,D=64,batch_invariant=1")
+    with pytest.raises(WrongUse, match="PART_TILES"):
+        host_config(problem, pick(problem, GPUS["h100"]).config)
 
 
 def test_a_search_draws_from_the_recipe_alone():

@@ -1,4 +1,4 @@
-"""Calls of `evoattn.attention`, `attention_paged` and `attention_varlen`, drawn over all of their arguments."""
+"""Calls of `evoattn.attention`, `attention_paged`, `attention_varlen` and `attention_mixed`, over all arguments."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NUMBERS = ("normal", "normal", "normal", "large", "late key", "equal keys", "nan
 OUTS = ("", "", "", "given", "given", "other order", "every other column", "query")
 TABLES = ("", "", "int64", "turned", "shared", "wild")
 BIAS_PLACES = ("", "", "expanded", "turned", "odd start", "fewer dimensions")
-PAGES = (16, 32, 64, 128, 256, 24)
+PAGES = (16, 32, 64, 128, 256, 24, 1, 8)
 VARIANTS = ("window", "softcap", "sink", "alibi", "bias", "mask", "seqused")
 MOST_BATCH, MOST_BIASES = 70, 1 << 26
 MOST_ELEMENTS = 1 << 28
@@ -48,7 +48,7 @@ class Call:
     """
 
     seed: int
-    op: Literal["attention", "paged", "varlen"] = "attention"
+    op: Literal["attention", "paged", "varlen", "mixed"] = "attention"
     batch: int = 1
     heads: int = 1
     kv_heads: int = 1
@@ -171,14 +171,14 @@ def _shape(rng: random.Random) -> Call:
 
 def _with_arguments(rng: random.Random, call: Call) -> Call:
     """The call with some of the arguments beyond shapes."""
-    op: Literal["attention", "paged", "varlen"]
-    op = rng.choices(("attention", "paged", "varlen"), (70, 15, 15))[0]
+    op: Literal["attention", "paged", "varlen", "mixed"]
+    op = rng.choices(("attention", "paged", "varlen", "mixed"), (64, 12, 12, 12))[0]
     if not (call.batch and call.seqlen_q and call.seqlen_k):
         op = "attention"
     call = replace(call, op=op, numbers=rng.choice(NUMBERS), out=rng.choice(OUTS))
     if rng.random() < 0.3:
         call = replace(call, scale=rng.choice((0.05, 0.125, 0.3, 1.0)))
-    if op == "paged":
+    if op in ("paged", "mixed"):
         page = rng.choice(PAGES)
         call = replace(call, page=page, places=rng.choice(("bhsd", "wide", "late")), causal="lower_right", seqused=True)
         call = replace(call, table=rng.choice(TABLES))

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ class Sequence:
 
 
 def sequences(call: Call, made: Made, out: Tensor, lse: Tensor) -> Iterator[Sequence]:
-    """Each with views of `out` (as the call answers) and of `lse` [batch, heads, rows], of varlen [heads, rows]."""
+    """Each with views of `out` (as the call answers) and of `lse` [batch, heads, rows]; packed ones [heads, rows]."""
     if call.op == "varlen":
         assert made.starts is not None
         ends = [one.tolist() for one in made.starts]
@@ -41,6 +42,16 @@ def sequences(call: Call, made: Made, out: Tensor, lse: Tensor) -> Iterator[Sequ
             parts = (tensor[a:b].transpose(0, 1) for tensor, a, b in ((made.q, q0, q1), (made.k, k0, k1)))
             q, k = parts
             yield Sequence(q, k, made.v[k0:k1].transpose(0, 1), None, out[q0:q1].transpose(0, 1), lse[:, q0:q1])
+        return
+    if call.op == "mixed":
+        assert made.starts is not None and made.table is not None and made.used is not None
+        bounds = made.starts[0].tolist()
+        for b, (first, end) in enumerate(pairwise(bounds)):
+            keys = int(made.used[b])
+            pages = made.table[b, : -(-keys // call.page)].long()
+            k, v = (cache[pages].flatten(0, 1)[:keys].transpose(0, 1) for cache in (made.k, made.v))
+            q, some = made.q[first:end].transpose(0, 1), out[first:end].transpose(0, 1)
+            yield Sequence(q, k, v, None, some, lse[:, first:end])
         return
     used = [call.seqlen_k] * call.batch if made.used is None else made.used.tolist()
     for b, keys in enumerate(used):
@@ -123,7 +134,9 @@ def why_wrong(call: Call, made: Made, answer: Tensor, lse: Tensor | None) -> tup
     exact, low = (
         torch.empty(answer.shape, dtype=dtype, device=answer.device) for dtype in (torch.double, answer.dtype)
     )
-    sums = torch.empty((*(made.q.shape[1::-1] if call.op == "varlen" else _rows(call)),), device=answer.device).double()
+    sums = torch.empty(
+        (*(made.q.shape[1::-1] if call.op in ("varlen", "mixed") else _rows(call)),), device=answer.device
+    ).double()
     others = sums.clone()
     largest = 0.0
     for right, rough in zip(sequences(call, made, exact, sums), sequences(call, made, low, others), strict=True):

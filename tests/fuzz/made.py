@@ -25,7 +25,8 @@ BAND = 256
 @dataclass
 class Made:
     """`q`, `k` and `v` as the call takes them: [batch, heads, rows, dim] of `attention`, [batch, rows, heads, dim] and
-    caches of pages of `attention_paged`, [rows of all, heads, dim] of `attention_varlen`.
+    caches of pages of `attention_paged`, [rows of all, heads, dim] of `attention_varlen`, with such caches of
+    `attention_mixed`.
 
     `used`: keys of each batch of a cache; `starts`: where packed sequences begin, queries' and keys'.
     """
@@ -63,7 +64,7 @@ class Maker:
     def made(self) -> Made:
         """All of them."""
         call = self.call
-        made = {"attention": self._plain, "paged": self._paged, "varlen": self._varlen}[call.op]()
+        made = {"attention": self._plain, "paged": self._paged, "varlen": self._varlen, "mixed": self._mixed}[call.op]()
         if call.sink:
             made.sinks = terms.with_hidden(self._numbers(call.heads))
         if call.alibi:
@@ -144,6 +145,17 @@ class Maker:
         used = self._used()
         return Made(q, k, v, used=used, table=terms.table(call, pages, used, self.lengths))
 
+    def _mixed(self) -> Made:
+        """Some of the batches have one query, some none."""
+        call, made = self.call, self._paged()
+        most = [(1, 1, 0, call.seqlen_q)[kind] for kind in self._ints(0, 3, call.batch)]
+        queries = [min(length, end) for length, end in zip(self._ints(0, call.seqlen_q, call.batch), most, strict=True)]
+        queries[-1] = max(1, queries[-1])
+        made.q = self._placed(1, sum(queries), call.heads, call.head_dim, False)[0]
+        starts = torch.tensor([0, *queries]).cumsum(0).to(self.device, torch.int32)
+        made.starts, made.longest = (starts, starts), (call.seqlen_q, 0)
+        return made
+
     def _varlen(self) -> Made:
         call = self.call
         queries = self._ints(0, call.seqlen_q, call.batch)
@@ -202,6 +214,12 @@ def called(call: Call, made: Made, strict: bool, out: Tensor | None) -> tuple[Te
         words["return_lse"] = call.lse
         answer = evoattn.attention_paged(made.q, made.k, made.v, made.table, made.used, **words)
         return answer if isinstance(answer, tuple) else (answer, None)
+    if call.op == "mixed":
+        assert made.starts is not None and made.table is not None and made.used is not None
+        words = common | {"causal": call.is_causal, "scale": call.scale, "window": call.window, "return_lse": call.lse}
+        pages = made.k, made.v, made.table, made.used
+        answer = evoattn.attention_mixed(made.q, *pages, made.starts[0], made.longest[0], **words)
+        return answer if isinstance(answer, tuple) else (answer, None)
     if call.op == "varlen":
         assert made.starts is not None
         words = common | {"causal": call.is_causal, "scale": call.scale, "window": call.window}
@@ -220,7 +238,10 @@ def explained(call: Call, made: Made) -> str:
     """What `evoattn.explain` says of the call."""
     words: dict[str, Any] = {"softcap": call.softcap, "sinks": made.sinks, "alibi_slopes": made.slopes}
     words |= {"causal": call.is_causal, "scale": call.scale, "window": call.window, "return_lse": call.lse}
-    if made.starts is not None:
+    if call.op == "mixed" and made.starts is not None:
+        words |= {"block_table": made.table, "seqused_k": made.used, "cu_seqlens_q": made.starts[0]}
+        words["max_seqlen_q"] = made.longest[0]
+    elif made.starts is not None:
         words |= dict(zip(("cu_seqlens_q", "cu_seqlens_k"), made.starts, strict=True))
         words |= dict(zip(("max_seqlen_q", "max_seqlen_k"), made.longest, strict=True))
     elif made.table is not None:

@@ -28,7 +28,7 @@ PLAIN = Call(7, batch=2, heads=4, kv_heads=2, seqlen_q=37, seqlen_k=45)
 def test_the_same_seed_draws_the_same_calls_of_every_kind():
     calls = drawn(3, 200, 1e8)
     assert calls == drawn(3, 200, 1e8) != drawn(4, 200, 1e8)
-    assert {call.op for call in calls} == {"attention", "paged", "varlen"}
+    assert {call.op for call in calls} == {"attention", "paged", "varlen", "mixed"}
     fields = "window", "softcap", "sink", "alibi", "bias", "mask", "seqused", "lse", "out", "scale"
     for field in (*fields, "table", "bias_places"):
         assert sum(bool(getattr(call, field)) for call in calls) > 5, field

@@ -8,6 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 import evoattn
 from evoattn.ops import current
+from evoattn.ops.arguments import TERMS
 from evoattn.ops.call import Call
 from evoattn.ops.custom_op import attention_lse_op, attention_op, backward_op, operands, variant_lse_op
 from tests.ops.fake_backward import TrainingDevice, training_runtime
@@ -199,7 +200,7 @@ def test_the_ops_themselves(device):
 def test_a_score_with_tables_by_the_op(device):
     mine, _ = leaves(*tensors())
     score = evoattn.Score("s * gate[h]", gate=torch.tensor([0.5, 1.0, 2.0, 0.1]))
-    call = Call(*mine, enable_gqa=True, terms=(*[None] * 7, score.tensors[0]), score=score)
+    call = Call(*mine, enable_gqa=True, terms=(*[None] * len(TERMS), score.tensors[0]), score=score)
     variant_lse_op(*operands(call))[0].float().square().sum().backward()
     double = [t.detach().double().requires_grad_() for t in mine]
     evoattn.attention(*double, enable_gqa=True, score=score).square().sum().backward()
