@@ -174,6 +174,7 @@ def test_what_no_problem_is_printed_like_is_one_sentence(text, part):
         parse_shape(text)
 
 
+@pytest.mark.slow
 @given(st.text(max_size=40))
 def test_no_text_breaks_the_shape_parser(text):
     with suppress(ProblemError):

@@ -112,8 +112,8 @@ private:
   __device__ __forceinline__ float4& kept(int i) {
     return reinterpret_cast<float4*>(smem + Smem::SUMS + warpgroup * Smem::SUM_BYTES)[i * 128 + thread];
   }
-  __device__ __forceinline__ float4 kept_and_added(int i) const {  // of rows g, g, g + 8, g + 8
-    const float4 before = const_cast<Consumer*>(this)->kept(i);
+  __device__ __forceinline__ float4 kept_and_added(int i) {  // of rows g, g, g + 8, g + 8
+    const float4 before = kept(i);
     return make_float4(fmaf(before.x, o_factor[0], sum[4 * i]), fmaf(before.y, o_factor[0], sum[4 * i + 1]),
                        fmaf(before.z, o_factor[1], sum[4 * i + 2]), fmaf(before.w, o_factor[1], sum[4 * i + 3]));
   }

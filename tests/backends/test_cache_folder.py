@@ -90,6 +90,7 @@ def test_files_that_cannot_be_removed_leave_the_room_to_others(folder):
     assert kept(folder) == [0, 2, 4, 6, 8, 9]
 
 
+@pytest.mark.slow
 def test_files_that_others_remove_meanwhile_do_not_count(folder):
     """Four processes look at once, as if none had looked before."""
     code = f"""

@@ -11,6 +11,7 @@ def row(ours, **peers):
     return Row({}, "", Time(ours, ours, ours) if ours else None, peers=times)
 
 
+@pytest.mark.slow
 def test_its_problems_are_backward_passes_of_self_attention():
     assert len(named("bf16", True)) == len(NAMED) and all(p.deterministic for p in named("bf16", True))
     problems = drawn(901, 60)

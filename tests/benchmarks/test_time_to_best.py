@@ -3,6 +3,8 @@
 from dataclasses import asdict
 from types import SimpleNamespace
 
+import pytest
+
 from benchmarks.samplers.landscape_groups import SEEDS as LANDSCAPE_SEEDS
 from benchmarks.samplers.search_speed import Event
 from benchmarks.samplers.time_to_best import ENTERS, SEEDS, Found, Step, course, finalists, problems, row, shape
@@ -11,6 +13,7 @@ from evoattn.model.shape_text import parse_shape
 from evoattn.portfolio.workload import BUILD_SEEDS
 
 
+@pytest.mark.slow
 def test_the_problems_are_six_that_nothing_was_fitted_to():
     campaigns = range(750)  # reports/any_shape.md: the last of them drew from seeds up to 749
     assert not set(SEEDS) & (set(BUILD_SEEDS) | set(LANDSCAPE_SEEDS) | set(campaigns))

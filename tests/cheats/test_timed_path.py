@@ -45,6 +45,7 @@ def evaluator():
     return make_evaluator()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cheat, words",
     [

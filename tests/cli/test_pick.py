@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import load_space
@@ -30,6 +32,7 @@ def test_a_users_own_search_comes_first(monkeypatch, tmp_path):
     assert "flash_mma" in said.output and "your search measured 10.00 µs" in " ".join(said.output.split())
 
 
+@pytest.mark.slow
 def test_the_pick_of_a_shape_is_that_of_its_calls(monkeypatch, tmp_path):
     """Which say no mask for a last query, no window that hides nothing, and not how many keys are in use."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))

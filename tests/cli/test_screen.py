@@ -64,6 +64,7 @@ def printed(storage, study, kept: Kept | None = None, full: bool = False, width:
     return out.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_result_fits_a_screen_of_24_lines_and_80_columns(storage, family):
     """A search says in two lines before it how it ended."""
@@ -134,6 +135,7 @@ def test_no_word_is_broken_in_the_middle(storage, width):
     assert not broken
 
 
+@pytest.mark.slow
 def test_an_offline_result_has_a_relative_cost_and_says_what_that_is(storage):
     study = storage.create_study("s", PROBLEM, GPUS["l4"], True, "genetic", 0, ("flash_mma",), {}, {})
     evaluation = Evaluation(TrialState.ESTIMATED, "", CompileInfo(registers=128), relative_cost=1234.0)

@@ -53,6 +53,7 @@ def best(db, shape=None, gpu=None, study=None):
         storage.close()
 
 
+@pytest.mark.slow
 def test_a_study_is_named_after_its_shape(db):
     shape = "B=1,H=16,S=1024,D=64"
     names = [begin(db, gpu="l4", shape=shape).study.name for _ in range(2)]
@@ -62,6 +63,7 @@ def test_a_study_is_named_after_its_shape(db):
     assert begin(db, gpu="l4", shape=shape, study="mine").study.name == "mine"
 
 
+@pytest.mark.slow
 def test_a_shape_that_was_searched_before_is_noticed(db):
     first = begin(db, gpu="l4", shape=SHAPE)
     assert first.earlier is None and begin(db, gpu="l4", shape=SHAPE).earlier is None  # nothing was tried yet
@@ -72,6 +74,7 @@ def test_a_shape_that_was_searched_before_is_noticed(db):
     assert begin(db, [H100], gpu="h100", shape=SHAPE).earlier is None, "timed ones are not resumed offline"
 
 
+@pytest.mark.slow
 def test_an_empty_study_is_nobodys_latest(db):
     assert begin(db, gpu="l4", shape=SHAPE).study.name == begin(db, resume=True).study.name
     tried = begin(db, gpu="l4", shape=SHAPE).study
@@ -81,6 +84,7 @@ def test_an_empty_study_is_nobodys_latest(db):
     assert best(db) == 1
 
 
+@pytest.mark.slow
 def test_the_best_of_a_problem_is_the_best_of_all_its_studies(db):
     one, two = (begin(db, gpu="l4", shape=SHAPE).study for _ in range(2))
     add(db, one, cost=7.0)
@@ -143,6 +147,7 @@ def test_the_command_that_goes_on_says_again_what_the_study_does_not_keep(db):
     assert command(resume_command(on_ray, "x"), 200, "") == ["evoattn search --resume --study x --ray 10.0.0.1:6379"]
 
 
+@pytest.mark.slow
 def test_studies_lists_what_is_there(db):
     add(db, begin(db, gpu="l4", shape=SHAPE).study, cost=1234.0)
     add(db, begin(db, [H100], problem="seed_h100_causal").study, us=12.5)

@@ -75,6 +75,7 @@ def test_what_is_left_out_comes_from_the_nearest_starting_config_or_is_changed_t
         fill_in(FAMILY, ["BLOCK_M=0"], PROBLEM, GPU)
 
 
+@pytest.mark.slow
 def test_a_wrong_kernel_says_its_first_wrong_element():
     """The kernel multiplies the scores by twice the softmax scale."""
     filled = fill_in(FAMILY, [], PROBLEM, GPU)

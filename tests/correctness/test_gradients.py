@@ -176,6 +176,7 @@ def in_steps(problem, tensors, fault=lambda name, x: x):
     return {"dq": dq.to(dtype), "dk": dk.to(dtype), "dv": (p.mT @ do).to(dtype)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", backward.KINDS)
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
 def test_honest_arithmetic_passes(dtype, kind):

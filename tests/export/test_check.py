@@ -142,6 +142,7 @@ def test_a_launch_that_overlaps_says_so(storage, monkeypatch):
     assert text.count("overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;") == 1
 
 
+@pytest.mark.slow
 def test_the_check_uses_what_is_generated_and_nothing_else(storage):
     text = export_source(storage, record(storage, "KERNEL\n")).split(END)[1]
     begin = text.index("// check.cuh")

@@ -44,6 +44,7 @@ def test_its_space_has_the_sides_of_a_tile(family):
     assert {"BLOCK_M", "BLOCK_N"} <= set(load_space(family.name, GPUS["h100"]).names())
 
 
+@pytest.mark.slow
 @every_family
 def test_its_genes_are_those_of_its_search_space(family):
     """Names, order, types and words, over all architectures."""
@@ -101,6 +102,7 @@ def test_a_kernel_serves_all_lengths(family):
             )
 
 
+@pytest.mark.slow
 @every_gpu
 @every_family
 def test_every_named_problem_has_a_starting_config(family, gpu):
@@ -109,6 +111,7 @@ def test_every_named_problem_has_a_starting_config(family, gpu):
         assert starting_configs(space, p, gpu) or (family.name, p.name) in WITHOUT_START, p.describe()
 
 
+@pytest.mark.slow
 @every_gpu
 def test_every_drawn_problem_has_a_starting_config_of_some_family(gpu):
     for p in draw(SEED, 100):
@@ -124,6 +127,7 @@ def test_many_tiles_begin_with_large_ones_and_few_tiles_with_a_split():
     assert few["KEY_SPLIT"] > 1 == many["KEY_SPLIT"]
 
 
+@pytest.mark.slow
 @every_gpu
 @pytest.mark.parametrize("name", FEWEST_STARTS)
 def test_starting_configs_are_valid_at_every_head_dim(name, gpu):

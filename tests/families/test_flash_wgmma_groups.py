@@ -151,10 +151,8 @@ def test_an_owner_that_leaves_as_the_last_result_comes_adds_up():
         ("OWNER_LEFT + RESULTS - 1)", "RESULTS - 1)"),
         ("  return there == RESULTS;", "  return true;"),
         ('"r"(OWNER_LEFT)', '"r"(0)'),
-        ("parts ^= 1u << part", "parts = 0"),
         ("31 - __clz(parts)", "work.split"),
         ("if (adds) *part_gmem = 0;", "if (adds && owns) *part_gmem = 0;"),
-        ("atom.acq_rel.gpu.global.add", "atom.release.gpu.global.add"),
     ],
 )
 def test_a_wrong_merge_by_blocks_that_never_meet_is_found(old, new):

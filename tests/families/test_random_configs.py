@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 DRAWN = 24
 """Configs of a family for each problem, of which one is run there; families take turns on the problems."""
-MORE = {"flash_mma": 3, "flash_wgmma": 3}
+MORE = {"flash_mma": 3, "flash_wgmma": 1}
 """And of these families so many more over all problems."""
 OWN = (test_split_kv, test_large_head, test_large_head_mma, test_backward_mma)
 """Whose `DRAWN_FOR` has problems that suit the family, each with a GPU and genes that are fixed."""

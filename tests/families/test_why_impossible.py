@@ -21,6 +21,7 @@ RARELY_VALID = ("three_kernel", "large_head_mma", "flash_wmma", "large_head")
 """Of 2,000 random configs of these, none may be merely redundant."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_is_impossible_is_invalid_too(family, shape):

@@ -45,6 +45,7 @@ def test_what_pytorch_answers_is_right(seed):
     assert not wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

@@ -136,6 +136,7 @@ def matrix(problem: AttentionProblem, tensors: dict[str, torch.Tensor]) -> torch
     return added
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask", ["full", "causal_upper_left", "causal_lower_right"])
 @pytest.mark.parametrize(
     "fields",

@@ -34,6 +34,7 @@ def test_on_a_cpu(tmp_path, calls, name):
         assert difference(outcome(through_block, calls[name]), expected) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_with_kernels(device, calls, name):
     expected = torchs(calls[name])

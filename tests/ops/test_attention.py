@@ -143,6 +143,7 @@ def test_no_number_is_no_soft_cap(device, cap, words):
             called(q, k, v, softcap=cap, **words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [{}, {"window": (9, 0)}], ids=str)
 def test_none_is_no_soft_cap(device, words):
     """As models say that they have none."""

@@ -72,6 +72,7 @@ def test_torch_gives_the_reference_s_answer(fields, page):
     assert judge({"o": asked(problem, tensors)}, reference.make_answer(problem, tensors, double=True))[0] == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [0, 16, 64])
 @pytest.mark.parametrize("fields", CASES, ids=str)
 def test_a_kernel_gets_the_right_arguments(cache_device, fields, page):

@@ -81,6 +81,7 @@ def test_a_kernel_is_compiled_once_and_found_again(tmp_path):
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damage",
     [pytest.param(text, marks=pytest.mark.slow) for text in (b"", b"not json\n", b"{}\nx")]
@@ -104,6 +105,7 @@ def test_another_kernels_file_under_this_name_is_compiled_again(tmp_path):
         assert cubins.get(FAMILY, PROBLEM, CONFIG, L4, tmp_path) == fresh
 
 
+@pytest.mark.slow
 def test_a_planted_file_is_compiled_again(tmp_path):
     fresh = cubins.get(FAMILY, PROBLEM, CONFIG, L4, tmp_path)
     (path,) = tmp_path.glob("*.kernel")

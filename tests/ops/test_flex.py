@@ -40,6 +40,7 @@ CALLS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [ROWS, 3])
 @pytest.mark.parametrize("name", CALLS)
 def test_kernels_answer(device, name, rows):
@@ -87,6 +88,7 @@ def chosen(mask_mod=None, full=True):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", [True, False])
 @pytest.mark.parametrize("mask", [chosen(), chosen(lambda b, h, q, k: q >= k), chosen(full=False)])
 def test_lists_say_what_is_seen_whatever_the_function_says(device, mask, kernels):
@@ -270,6 +272,7 @@ def test_lists_are_read_at_each_call(device):
     assert (evoattn.flex_attention(q, k, v, None, mask) == 0).all()
 
 
+@pytest.mark.slow
 def test_compiled_code_gets_torch_s():
     q, k, v = tensors(1, 2, 2, 20, 128, dtype=torch.float32)
     mask = mask_of(lambda b, h, i, j: i >= j, 20, 128)

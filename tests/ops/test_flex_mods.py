@@ -25,6 +25,7 @@ def by_torch(call, score_mod, mask):
     return out, lse2 * torch.log(torch.tensor(2.0, dtype=torch.float64))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", MODS)
 def test_expressions_give_what_torch_gives(name, shape):
@@ -55,6 +56,7 @@ def served(name):
     return score, "window" if one.window else "causal" if one.causal else "none"
 
 
+@pytest.mark.slow
 def test_the_table_of_the_page_is_what_runs():
     lines = (ROOT / "docs/variants.md").read_text(encoding="utf-8").splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("| written as | its score"))

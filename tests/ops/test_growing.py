@@ -171,6 +171,7 @@ def test_what_is_made_ready_up_to_a_length_waits_for_no_compiler(tmp_path):
             evoattn.warmup(shape, up_to_keys="8k")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["grouped", "window"])
 def test_what_is_made_ready_for_a_causal_shape_serves_its_calls(tmp_path, kind):
     """A call of one query says no mask, and no window while that hides nothing."""

@@ -56,6 +56,7 @@ def test_a_compiled_function_calls_the_kernel(device):
     assert len(device.launches) == before + 1
 
 
+@pytest.mark.slow
 def test_an_out_that_does_not_fit_raises_in_compiled_code_too(device):
     """It would be filled with copies of the answer, or with rounded ones."""
     q, k, v = tensors()
@@ -79,6 +80,7 @@ def test_a_trace_of_the_jit_warns_of_nothing(device):
     assert near(traced(q), reference(q, k, v))
 
 
+@pytest.mark.slow
 def test_other_lengths_need_no_other_graph(device):
     graphs = []
 

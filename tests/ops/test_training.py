@@ -91,6 +91,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lse", [False, True], ids=["", "lse"])
 @pytest.mark.parametrize("name", list(VARIANTS))
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
@@ -500,6 +501,7 @@ def test_autograd_tells_when_a_backward_pass_begins_and_ends():
     assert len(told) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [{}, {"return_lse": True}, {"sinks": torch.ones(4).half()}, {"softcap": 3.0}], ids=str
 )

@@ -157,6 +157,7 @@ def test_checkpointing(device):
     assert len(device.backwards) == 2
 
 
+@pytest.mark.slow
 def test_deterministic(device):
     compiled = torch.compile(evoattn.attention, fullgraph=True, backend="aot_eager")
     mine, _ = leaves(*tensors())

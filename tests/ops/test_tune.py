@@ -43,6 +43,7 @@ def shapes():
     return asked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget, searched", [("60s", 48.0), ("20s", 11.5), ("4s", 2.0)])
 def test_a_fifth_is_for_comparisons_or_what_they_take_up_to_a_half(wins, budget, searched):
     tune(shapes(), budget, gpu=H100, make_engine=FakeEngine)
@@ -89,6 +90,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("scale", [None, 0.25])
 def test_winners_of_what_was_captured_are_taken(tmp_path, name, scale):
@@ -129,6 +131,7 @@ def test_winners_of_packed_sequences_and_pages_are_taken(tmp_path, scale):
 ONE_QUERY = SMALL.with_(seqlen_q=1, mask="causal_lower_right")
 
 
+@pytest.mark.slow
 def test_a_win_for_a_shape_is_found_by_its_calls(wins):
     """A last query sees every key, and a window of more keys than there are hides none: calls say neither."""
     said = [ONE_QUERY, SMALL.with_(mask="causal_lower_right", window="99:0"), ONE_QUERY.with_(window="9:0")]

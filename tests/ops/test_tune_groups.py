@@ -25,6 +25,7 @@ def wins(tmp_path):
         yield finds
 
 
+@pytest.mark.slow
 def test_layers_of_several_kinds_are_searched_apart():
     """As gpt-oss, Gemma and DeepSeek have them: one kernel serves no two of these."""
     window = OTHER.with_(window="127:0")
@@ -34,6 +35,7 @@ def test_layers_of_several_kinds_are_searched_apart():
     assert [len(group.problems) for group in groups] == [1, 2, 1, 1, 1]
 
 
+@pytest.mark.slow
 def test_the_passes_of_training_are_searched_apart():
     backward = OTHER.with_(op="backward")
     passes = [OTHER, OTHER.with_(lse=True), backward, backward.with_(lse=True)]
@@ -55,6 +57,7 @@ def test_the_time_goes_where_the_calls_are():
     assert "three_kernel" not in groups["fp16 d64 full"].families
 
 
+@pytest.mark.slow
 def test_little_time_goes_where_a_search_has_been(wins):
     found = pick(SMALL, H100)
     wins.add([Win("h100", H100.sm_count, SMALL, found.family, found.config.params, 5.0, 9.0)])

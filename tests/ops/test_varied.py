@@ -86,6 +86,7 @@ def test_rows_in_chunks_give_the_same():
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", CASES, ids=str)
 @pytest.mark.parametrize("seqlen_k", [53, 56])
 def test_a_kernel_gets_the_right_arguments(device, fields, seqlen_k):
@@ -100,6 +101,7 @@ def test_a_kernel_gets_the_right_arguments(device, fields, seqlen_k):
     assert len(device.launches) == launches + 1 and device.loads == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", CASES, ids=str)
 def test_compiled_code_runs_a_kernel(device, fields):
     problem = PROBLEM.with_(**{"dtype": "fp16", **fields})
@@ -356,6 +358,7 @@ def test_explain_names_the_kernel(device):
     assert "flash" in evoattn.explain(query, query, query, score=GATED)
 
 
+@pytest.mark.slow
 def test_compiled_code_without_a_device_computes_an_expression():
     compiled = torch.compile(lambda: plain_call(score=GATED), backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(), plain_call(score=GATED))

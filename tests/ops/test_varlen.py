@@ -186,6 +186,7 @@ def test_compiled_code_calls_the_op(device):
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 def test_the_op_is_what_torch_expects_of_one():
     words = plain(causal=True, scale=0.5, window=(9, 0), sinks=torch.zeros(4))
     tensors = [words.pop(name) for name in ("query", "key", "value")]
@@ -246,6 +247,7 @@ def test_torch_reads_no_row_out_of_range(starts, longest, right):
     torch.testing.assert_close(out[right], torch.ones_like(out[right]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_code_under_autocast_answers_as_other_code(device, backend):
     words = plain(query=torch.randn(9, 4, 16), key=torch.randn(11, 2, 16), value=torch.randn(11, 2, 16))

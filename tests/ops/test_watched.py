@@ -124,6 +124,7 @@ def test_autocast(words):
     near(found, answer(q, k, v, **words))
 
 
+@pytest.mark.slow
 @every
 def test_an_exported_program(words):
     class Module(torch.nn.Module):

@@ -26,6 +26,7 @@ def test_a_length_that_cannot_be_rounded_stays() -> None:
     assert canonical(problem) == problem
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("queries", [1, 16])
 def test_few_queries_are_picked_for_with_a_little_more_keys(queries: int) -> None:
     for keys in range(1, 9000):
@@ -34,11 +35,13 @@ def test_few_queries_are_picked_for_with_a_little_more_keys(queries: int) -> Non
         assert about.seqlen_q == queries and keys <= about.seqlen_k <= most
 
 
+@pytest.mark.slow
 def test_few_queries_are_picked_for_with_few_numbers_of_keys() -> None:
     lengths = {canonical(TOKEN.with_(seqlen_k=keys)).seqlen_k for keys in range(1, 8193)}
     assert len(lengths) == 3 + 15 + 3 * 8 and all(canonical(TOKEN.with_(seqlen_k=n)).seqlen_k == n for n in lengths)
 
 
+@pytest.mark.slow
 def test_a_growing_problem_comes_by_every_pick() -> None:
     begin, most = TOKEN.with_(seqlen_k=100), 9000
     found = list(grown(begin, most))

@@ -62,6 +62,7 @@ ODD = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gpu", JUDGED)
 @pytest.mark.parametrize("shape", ODD)
 def test_odd_shapes_get_a_kernel_that_can_run_or_none(shape, gpu):
@@ -133,6 +134,7 @@ def test_heads_wider_than_all_that_were_measured_get_a_pick_by_the_cost_model(sh
     assert all(mine < 1.05 * other for other in others), "a climb may begin at any of them"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gpu", ["a100", "l4", "l40s", "rtx4090", "rtx5090", "b200"])
 def test_a_card_without_a_list_gets_the_cost_models_choice_of_its_own_families(gpu):
     problem = parse_shape("B=4,H=16,S=1024,D=64,mask=causal")

@@ -176,6 +176,7 @@ def test_wins_that_cannot_be_written_serve_this_process(tmp_path):
         assert wins.find(PROBLEM, H100)
 
 
+@pytest.mark.slow
 def test_wins_of_a_full_disk_are_written_with_the_next_ones(tmp_path):
     code = f"""
 import resource, sys, warnings

@@ -59,6 +59,7 @@ def test_a_gpu_ran_them(recorded):
     assert golden_file.FILE.stat().st_size < 9 << 17
 
 
+@pytest.mark.slow
 def test_every_accepted_instruction_has_a_golden(recorded):
     """Each entry of the whitelist, and each alternative in its pattern, is taken by an opcode that the GPU ran;
     combinations of alternatives that share an implementation need not be. Words out of a table of the instruction's own

@@ -63,6 +63,7 @@ def test_a_test_does_not_wait_for_ever():
     assert not execution.faults and (out[:64] % 100 == 10).all() and (out[:64] // 100 == 1).all()
 
 
+@pytest.mark.slow
 def test_waiting_costs_no_steps():
     """A warp waits while another runs a long loop: far fewer instructions than a waiting loop would spin."""
     body = (

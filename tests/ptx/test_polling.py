@@ -65,6 +65,7 @@ def test_those_polled_for_go_first(poll):
     assert not execution.faults and (out == np.arange(BLOCKS)[:, None]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("other", "expected"), [("b - 1", np.cumsum(range(BLOCKS))), ("b + 1", np.cumsum(range(BLOCKS)[::-1])[::-1])]
 )

@@ -59,6 +59,7 @@ def test_cost_model_rank(measured, storage):
     assert rank.correlation == pytest.approx(spearmanr(*zip(*pairs, strict=True)).statistic)
 
 
+@pytest.mark.slow
 def test_progress_and_lineage(measured):
     summary = summarise(*measured, 5)
     best = [summary.progress.value[i] for i in summary.progress.improvements]

@@ -56,6 +56,7 @@ def test_the_genetic_algorithm_records_lineage():
         assert len(parents) == (2 if child.operator == "crossover" else 1)
 
 
+@pytest.mark.slow
 def test_what_was_proposed_is_not_priced_again_when_its_result_comes_late():
     priced = []
 

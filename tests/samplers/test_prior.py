@@ -46,6 +46,7 @@ def test_known_good_configs_are_expected_to_be_faster_than_random_ones(gpu):
     assert median(prior(known)) < median(prior(drawn("flash_scalar", 20))) - 0.5
 
 
+@pytest.mark.slow
 def test_with_a_prior_the_first_proposals_are_those_that_it_likes():
     spaces = {name: load_space(name, H100) for name in ("flash_mma", "flash_scalar")}
     prior = cost_prior(PROBLEM, H100)

@@ -171,6 +171,7 @@ def test_the_death_of_the_sampler_ends_the_search_with_a_sentence(start, busy):
         asked(sampler, 5 * AHEAD)
 
 
+@pytest.mark.slow
 def test_its_process_waits_for_none_of_the_slow_imports():
     code = (
         "import sys, evoattn.search.ahead, evoattn.samplers.for_problem, evoattn.samplers.guided, evoattn.cost.cost\n"

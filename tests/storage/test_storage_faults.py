@@ -90,6 +90,7 @@ def test_one_search_a_study(storage, path):
         process.communicate()
 
 
+@pytest.mark.slow
 def test_of_threads_that_begin_at_once_one_holds_the_study(storage):
     study, held, interval = make_study(storage), [], sys.getswitchinterval()
 

@@ -215,6 +215,7 @@ def test_a_study_without_a_right_trial_has_no_best(either):
             chosen_trial(either, word)
 
 
+@pytest.mark.slow
 def test_threads_make_databases_at_once(tmp_path):
     def make(number):
         Storage.open(str(tmp_path / f"{number}.sqlite")).close()
