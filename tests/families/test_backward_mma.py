@@ -130,7 +130,7 @@ FAULTS = [
     ("dK stored out of bounds", {}, [("    if (row < valid_rows) {", "    {")]),
     ("loads out of bounds", {}, [("row < valid_rows ? 16 : 0", "16")]),
     ("loads of V out of bounds", {"KV_PLACE": "v_registers"}, [("&& lane / 4 + row < valid_rows", "")]),
-    ("rows of O out of bounds", {}, [("if (row < rows) { for", "{ for")]),
+    ("rows of O out of bounds", {}, [("min(first + n * ROWS_BESIDE, rows - 1)", "first + n * ROWS_BESIDE")]),
     ("dQ stored out of bounds", {}, [("if (number < valid_rows) store", "store")]),
     ("dQ added without atomics", {}, NOT_ATOMIC),
     ("dK added without atomics", {"QUERY_SPLIT": 2}, NOT_ATOMIC),

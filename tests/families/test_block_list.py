@@ -63,6 +63,7 @@ SHORT = ("flash_mma", "together", "a short predicate")
 WGMMA_SHORT = ("flash_wgmma", "lazy, two warpgroups", "a short predicate")
 SHARED = ("flash_mma", "together", "a predicate that heads share")
 SPLIT = ("split_kv", "cp_async, a kernel that merges", "a predicate of its own")
+OF_ROW = "list.batch_stride + head * list.head_stride + block_row"
 WRONG = {
     "bits of the lane's first key": (SHARED, ("words[row][i] >>= shift;", "words[row][i] >>= 0;")),
     "bits of the row above": (SHARED, ("(row + i * 8) * bits_row_words", "(row + i * 8 - 1) * bits_row_words")),
@@ -104,8 +105,11 @@ WRONG = {
         ANY,
         ("list.full_counts[row] * tiles_per_block;", "(list.full_counts[row] + 1) * tiles_per_block;"),
     ),
-    "the lists of another head": (ANY, ("head * list.head_stride", "(head / 2) * list.head_stride")),
-    "the lists of another batch": (ANY, ("row = batch * list.batch_stride", "row = 0 * list.batch_stride")),
+    "the lists of another head": (
+        ANY,
+        ("head * list.head_stride + block_row", "head / 2 * list.head_stride + block_row"),
+    ),
+    "the lists of another batch": (ANY, (f"batch * {OF_ROW}", f"0 * {OF_ROW}")),
     "the lists of another block of rows": (
         ANY,
         ("block_row / list.block_rows;", "max(0, block_row / list.block_rows - 1);"),

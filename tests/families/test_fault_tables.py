@@ -221,7 +221,7 @@ REUSED_Q: list[Row] = [
     (
         "O of the last tile of rows is not waited for",
         CLAIMED,
-        [("<true, false, true>(); finish_pv(); finish_rows(last", "<true, false, true>(); finish_rows(last")],
+        [("<true, false, true>(); finish_pv(); complete_output", "<true, false, true>(); complete_output")],
     ),
     ("O of the last tile of rows is stored over", CLAIMED, [("if (end_thread == 0) tma_store_wait_read();", "")]),
 ]
