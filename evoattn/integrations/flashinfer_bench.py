@@ -146,7 +146,7 @@ def main(words: list[str]) -> int:
     source, target = map(Path, words)
     written = 0
     for path in sorted(source.rglob("*.json")):
-        definition = json.loads(path.read_text())
+        definition = json.loads(path.read_text(encoding="utf-8"))
         found = (
             solution_of(definition) if {"inputs", "outputs", "axes"} <= set(definition) else f"{path}: no Definition."
         )
@@ -154,7 +154,7 @@ def main(words: list[str]) -> int:
             print(found)
             continue
         target.mkdir(parents=True, exist_ok=True)
-        (target / f"{found['name']}.json").write_text(json.dumps(found, indent=2) + "\n")
+        (target / f"{found['name']}.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
         written += 1
     print(f"{written} solutions in {target}")
     return 0 if written else 1

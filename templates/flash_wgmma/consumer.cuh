@@ -352,7 +352,7 @@ private:
     if constexpr (IN_PARTS) {
 #pragma unroll 1
       for (;;) {
-        const int of_part = (key_tile + 1) / PART_TILES * PART_TILES;
+        const int of_part = (key_tile + 1) / PART_TILES_OR_ONE * PART_TILES;
         rest_of_tiles(max(first, of_part));
         if (of_part - 1 - (KEY_SPLIT - 1) * PART_TILES < first) return;
         end_part(of_part);
@@ -365,7 +365,7 @@ private:
   __device__ __forceinline__ void end_part(int of_part) {
     if constexpr (OVERLAP) start_pv(), finish_pv();
     if constexpr (IN_MEMORY) {
-      leave_part(of_part / PART_TILES, state, o);
+      leave_part(of_part / PART_TILES_OR_ONE, state, o);
     } else {
       add_left(left, state, o);
       Partial::leave(own_result(), o, state, thread);
@@ -456,7 +456,7 @@ private:
       }
       complete_output();
       if constexpr (IN_MEMORY) {
-        merge_rows(state, o, IN_PARTS ? (key_tile + 1) / PART_TILES : work.split);
+        merge_rows(state, o, IN_PARTS ? (key_tile + 1) / PART_TILES_OR_ONE : work.split);
         break;
       }
       if constexpr (IN_PARTS) add_left(left, state, o);

@@ -124,22 +124,24 @@ struct TileScheduler : Block {
   __device__ __forceinline__ int last_key_tile(int row_block) const {
     const int seen = last_seen_tile(row_block);
     if constexpr (IN_PARTS) {
-      const int part = split + max(0, seen / PART_TILES - split) / KEY_SPLIT * KEY_SPLIT;
-      return part > seen / PART_TILES ? part * PART_TILES : min(seen, part * PART_TILES + PART_TILES - 1);
+      const int part = split + max(0, seen / PART_TILES_OR_ONE - split) / KEY_SPLIT * KEY_SPLIT;
+      return part > seen / PART_TILES_OR_ONE ? part * PART_TILES : min(seen, part * PART_TILES + PART_TILES - 1);
     }
     return split + max(0, seen - split) / KEY_SPLIT * KEY_SPLIT;
   }
   // IN_PARTS: of a row block the first part with keys that some row sees, and the last one.
   __device__ __forceinline__ int first_part(int row_block) const {
-    return Mask::WINDOW
-               ? min(last_seen_tile(row_block), mask.first_key(rows.query(row_block * BLOCK_M)) / BLOCK_N) / PART_TILES
-               : 0;
+    return Mask::WINDOW ? min(last_seen_tile(row_block), mask.first_key(rows.query(row_block * BLOCK_M)) / BLOCK_N) /
+                              PART_TILES_OR_ONE
+                        : 0;
   }
-  __device__ __forceinline__ int last_part(int row_block) const { return last_seen_tile(row_block) / PART_TILES; }
+  __device__ __forceinline__ int last_part(int row_block) const {
+    return last_seen_tile(row_block) / PART_TILES_OR_ONE;
+  }
   // The key tile of this block before another one: of its parts those between are other blocks'.
   __device__ __forceinline__ int tile_before(int key_tile) const {
     if constexpr (IN_PARTS && KEY_SPLIT > 1)
-      return key_tile - (key_tile % PART_TILES == 0 ? 1 + (KEY_SPLIT - 1) * PART_TILES : 1);
+      return key_tile - (key_tile % PART_TILES_OR_ONE == 0 ? 1 + (KEY_SPLIT - 1) * PART_TILES : 1);
     return key_tile - KEY_STEP;
   }
   // The first key tile that some row of a row block sees: the last one where there is none.

@@ -269,6 +269,7 @@ GIVE, TAKE = (
     "if (end_thread == 0) take(counters_zeroed + giver);",
 )
 GIVE_AGAIN = "  if (thread == 0) give(counters_zeroed + blockIdx.x * WARPGROUPS + warpgroup);\n  if (STORE"
+LAST_WAIT = "  if (STORE != Store::ROWS && thread == 0) tma_store_wait_read();  // shared memory"
 HANDED_OVER: list[Row] = [
     ("a result is not waited for", BALANCED, [(TAKE, "")]),
     ("a result is never given", BALANCED, [(GIVE, "")]),
@@ -305,7 +306,7 @@ WRONG_SHARES = {
     "a key tile taken twice": ([("end = share(block + 1)", "end = min(steps, share(block + 1) + 1)")], "error"),
     "a result added unscaled": ([("fmaf(other.x, low, o[i])", "other.x + o[i]")], "error"),
     "a result given again later": (
-        [("  if (STORE != Store::ROWS && thread == 0) tma", GIVE_AGAIN + " != Store::ROWS && thread == 0) tma")],
+        [(LAST_WAIT, GIVE_AGAIN + LAST_WAIT.removeprefix("  if (STORE"))],
         "did not leave zeros in counters_zeroed",
     ),
 }

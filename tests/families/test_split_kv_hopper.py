@@ -74,8 +74,8 @@ def test_a_random_valid_config_is_right(p):
 
 
 EXPECT = "mbarrier_arrive_expect_tx(barrier_smem, bytes(ROWS));\n    if constexpr (WHOLE_CHUNKS)"
-PLACE = """(shared_address(ring + stage * TILE_BYTES), map, full_smem + 8 * stage,
-                                     keys.first"""
+PLACE = """shared_address(ring + stage * TILE_BYTES), map, full_smem + 8 * stage,
+              PLACE"""
 FAULTS = {
     "no bytes expected": (EXPECT, EXPECT.replace("_expect_tx(barrier_smem, bytes(ROWS))", "(barrier_smem)")),
     "more bytes expected than come": (EXPECT, EXPECT.replace("bytes(ROWS)", "bytes(ROWS) + 16")),

@@ -4,21 +4,25 @@ import pytest
 import torch
 
 from evoattn.model.shape_text import parse_shape
-from evoattn.ops.call import DTYPES, Call, StridedProblem, out_like, terms_of
+from evoattn.ops.call import DTYPES, KV_DTYPES, Call, StridedProblem, out_like, terms_of
 from evoattn.portfolio.workload import DRAWS, drawn
 
-TORCH = {name: dtype for dtype, name in DTYPES.items()}
+TORCH = {name: dtype for dtype, name in (DTYPES | KV_DTYPES).items()}
 ONE = "B=2,H=4,Sq=1,Sk=300,D=64"
 
 
 def called(problem):
     """The problem of a call of these lengths, as the op reads it off tensors without data."""
-    dtype, batch, rows = TORCH[problem.dtype], problem.batch, problem.shape("q")[2]
-    q, k = (torch.empty(problem.shape(name), dtype=dtype, device="meta") for name in "qk")
-    v = torch.empty(*problem.shape("k")[:3], problem.head_dim_v, dtype=dtype, device="meta")
+    dtype, of_keys = TORCH[problem.dtype], TORCH[problem.kv or problem.dtype]
+    batch, rows = problem.batch, problem.shape("q")[2]
+    q = torch.empty(problem.shape("q"), dtype=dtype, device="meta")
+    k = torch.empty(problem.shape("k"), dtype=of_keys, device="meta")
+    v = torch.empty(*problem.shape("k")[:3], problem.head_dim_v, dtype=of_keys, device="meta")
     if problem.layout == "bshd":
         q, k, v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v))
     integers = torch.zeros(batch + 1, dtype=torch.int32)
+    of_scales = {"": (), "head": (problem.batch, problem.kv_heads), "token": problem.shape("k")[:3]}[problem.scales]
+    scales = torch.zeros(of_scales, device="meta") if problem.scales else None
     past, ahead = map(int, problem.window.split(":")) if problem.window else (-1, -1)
     terms = terms_of(
         sinks=torch.zeros(problem.heads) if problem.sink else None,
@@ -27,6 +31,8 @@ def called(problem):
         seqused_k=integers[1:] if "seqused" in problem.term_shapes else None,
         block_table=torch.zeros(batch, problem.table_pages, dtype=torch.int32) if problem.page else None,
         cu_seqlens_q=integers if problem.varlen else None,
+        k_scale=scales,
+        v_scale=scales,
         cu_seqlens_k=integers if "cu_seqlens_k" in problem.term_shapes else None,
     )
     window, longest = (past, ahead) if problem.window else None, (problem.seqlen_q, problem.seqlen_k)

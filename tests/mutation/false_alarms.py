@@ -27,7 +27,7 @@ from typing import Any
 from evoattn.evaluation.evaluate import evaluate_offline
 from evoattn.evaluation.tasks import Compile
 from evoattn.families.registry import FAMILIES
-from evoattn.model.dtype import WIDE_DTYPES
+from evoattn.model.dtype import DTYPES, WIDE_DTYPES
 from evoattn.model.gpu import GPUS
 from evoattn.model.mask import MASKS
 from evoattn.model.problem import AttentionProblem, ProblemError
@@ -44,6 +44,7 @@ LATENT_DIMS = ((576, 512), (192, 128), (256, 256), (320, 128))
 LENGTHS = (1, 17, 64, 203, 512, 1025, 2048)
 SHORT_LENGTHS = (1, 5, 17, 64, 203)
 """For head_dims of hundreds: such problems have few rows, and few keys keep the cost model's own run short."""
+EIGHT_BIT_CACHES = ("e4m3", "e5m2", "int8")
 LSE_SHARE, VARIANT_SHARE = 0.2, 0.4
 """Of the problems: those that ask for the log-sum-exp; those with a variant of attention, where the family has any."""
 
@@ -93,7 +94,7 @@ def draw_problem(family: str, rng: random.Random) -> AttentionProblem:
         rng.choice(lengths),
         rng.choice(lengths),
         rng.choice(LARGE_HEAD_DIMS.get(family, HEAD_DIMS)),
-        rng.choice(WIDE_DTYPES),
+        rng.choice(served_dtypes(family)),
         rng.choice(tuple(MASKS)),
         rng.choice(("bhsd", "bshd")),
         lse=rng.random() < LSE_SHARE,
@@ -108,6 +109,10 @@ def draw_problem(family: str, rng: random.Random) -> AttentionProblem:
         )
     except ProblemError:  # two that exclude each other
         return plain
+
+
+def served_dtypes(family: str) -> tuple[str, ...]:
+    return tuple(name for name in WIDE_DTYPES if name in FAMILIES[family].dtypes) or FAMILIES[family].dtypes
 
 
 def draw_latent_problem(kv_heads: int, rng: random.Random) -> AttentionProblem:
@@ -144,6 +149,9 @@ def draw_variant(problem: AttentionProblem, name: str, rng: random.Random) -> di
         "page": {"seqused": f"1:{keys}", "page": rng.choice(PAGES)},
         "varlen": {"varlen": f"1:{queries}/1:{keys}"},
         "score": {"score": "s*gate[h]-max(q+d-k,0)/64", "tables": "gate:fp32:4"},
+        "kv": {"kv": rng.choice(EIGHT_BIT_CACHES)},
+        "scales": {"scales": "head"}
+        | ({} if DTYPES[problem.dtype].bytes == 1 else {"kv": rng.choice(EIGHT_BIT_CACHES)}),
         "blocks": {"blocks": f"128x{rng.choice((64, 128))}:70+200"},
     }
     return fields[name]

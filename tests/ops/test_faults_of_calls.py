@@ -22,7 +22,8 @@ def test_a_compiled_call_loses_no_argument():
     starts = torch.tensor([0, 2, 5], dtype=torch.int32)
     table, used = torch.zeros(1, 1, dtype=torch.int32), torch.tensor([5], dtype=torch.int32)
     terms = terms_of(sinks=torch.zeros(4), bias=torch.zeros(5, 5), alibi_slopes=torch.zeros(4), seqused_k=used)
-    others = terms_of(block_table=table, cu_seqlens_q=starts, cu_seqlens_k=starts.clone())
+    scales = dict(k_scale=torch.ones(2), v_scale=torch.ones(2))
+    others = terms_of(block_table=table, cu_seqlens_q=starts, cu_seqlens_k=starts.clone(), **scales)
     terms = tuple(one if one is not None else other for one, other in zip(terms, others, strict=True))
     call = Call(
         q, k, k.clone(), "causal_lower_right", 0.3, True, (3, 2), 5.0, terms, strict=True, longest=(3, 4), finite=True

@@ -7,6 +7,8 @@ import sqlite3
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -222,7 +224,9 @@ def test_a_query_without_an_end_ends_with_a_signal(tmp_path, number):
         database.execute(f"CREATE VIEW trials AS {endless} {columns} FROM n WHERE x < 0")
         database.execute("PRAGMA journal_mode=DELETE")
     words = [sys.executable, "-m", "evoattn", "show", "1", "--db", str(path)]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes: dict[str, Any] = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    heeds = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # what a shell runs behind it may not
+    process = subprocess.Popen(words, **pipes, preexec_fn=heeds)
     try:
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(8)
