@@ -73,6 +73,7 @@
       }
       float s[KEY_TILES][PART_TILES][4];
       multiply_rows<Element, Layout, DIM_STEPS>(s, k_rows, q_smem + q_chunks + part * PART * Layout::ROW_BYTES);
+      float change[KEY_TILES][PART_TILES][4];  // BIAS_GRADIENT: of what the bias is added to, by the product of Q and K
       uint32_t p[PART / 16][KEY_TILES][4], ds[PART / 16][KEY_TILES][4];
 #pragma unroll
       for (int m = 0; m < KEY_TILES; ++m)
@@ -97,7 +98,11 @@
               if (Gradient::MAY_BE_NONE && probability[e] == 0.f) factor[e] = 0.f;
             }
             p[n / 2][m][n % 2 * 2 + half] = pack2<Element>(probability[0], probability[1]);
-            s[m][n][2 * half] = probability[0] * factor[0], s[m][n][2 * half + 1] = probability[1] * factor[1];
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+              s[m][n][2 * half + e] = BIAS_GRADIENT ? probability[e] : probability[e] * factor[e];
+              if constexpr (BIAS_GRADIENT) change[m][n][2 * half + e] = factor[e];
+            }
           }
         }
       float dp[KEY_TILES][PART_TILES][4];
@@ -110,16 +115,18 @@
         for (int m = 0; m < KEY_TILES; ++m)
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            const float low = s[m][n][2 * half] * (dp[m][n][2 * half] - delta.x);
-            const float high = s[m][n][2 * half + 1] * (dp[m][n][2 * half + 1] - delta.y);
+            float low = s[m][n][2 * half] * (dp[m][n][2 * half] - delta.x);
+            float high = s[m][n][2 * half + 1] * (dp[m][n][2 * half + 1] - delta.y);
+            const float of_bias[2] = {low, high};
+            if constexpr (BIAS_GRADIENT) low *= change[m][n][2 * half], high *= change[m][n][2 * half + 1];
             ds[n / 2][m][n % 2 * 2 + half] = pack2<Element>(low, high);
             if constexpr (BIAS_GRADIENT) {
               const int key = first_key + warp_key + m * 16 + half * 8 + lane / 4;
               const int query = first_query + lane_query + n * 8;
               float* at =
                   dbias_gmem + batch * dbias_batch_stride + head * dbias_head_stride + query * dbias_row_stride + key;
-              if (key < seqlen_k && query < seqlen_q) red_add(at, low);
-              if (key < seqlen_k && query + 1 < seqlen_q) red_add(at + dbias_row_stride, high);
+              if (key < seqlen_k && query < seqlen_q) red_add(at, of_bias[0]);
+              if (key < seqlen_k && query + 1 < seqlen_q) red_add(at + dbias_row_stride, of_bias[1]);
             }
           }
       }

@@ -48,7 +48,11 @@ RIGHT = [
     (problem(70, 90, softcap=5.0, deterministic=True, **LOWER), PASS | {"PASS_N": 32}, "large_logits"),
     (problem(70, 90, 48, alibi=True, sink=True, grads="sinks", lse=True), {"QUERY_SPLIT": 4}, "plain"),
     (problem(70, 90, 48, bias="bhs", grads="bias", deterministic=True), PASS, "plain"),
-    (problem(70, 90, 32, bias="s", sink=True, grads="bias+sinks"), PASS | {"BLOCK_ORDER": "heads"}, "plain"),
+    (
+        problem(70, 90, 32, bias="s", sink=True, grads="bias+sinks", softcap=5.0),
+        PASS | {"BLOCK_ORDER": "heads"},
+        "plain",
+    ),
     (problem(70, 90, 32, seqused="10:80", window="30:0", **LOWER), {"QUERY_SPLIT": 2}, "plain"),
     (problem(70, 90, 48, varlen="0:70", sink=True, grads="sinks", **LOWER), SHARED, "plain"),
     (problem(70, 90, 48, varlen="0:70", alibi=True), PASS | {"PASS_M": 32, "PASS_WARPS": 2}, "plain"),
