@@ -79,7 +79,7 @@ def _as_planned(
     runtime: Computes, plans: Training, saved: Sequence[Tensor], grad: Tensor
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """The gradients of query, key and value by the kernel that was planned with the forward pass, where the gradient
-    of the answer lies as the answer does; None for all else, which takes five times the work of finding a plan."""
+    of the answer lies as the answer does; None for all else, whose plan has to be found first."""
     if len(saved) != 5 or are_deterministic(plans.words) != plans.deterministic or plans.backward.kernel.failure:
         return None
     query, key, value, out, _ = saved

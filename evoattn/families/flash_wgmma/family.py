@@ -176,11 +176,7 @@ class FlashWgmma(Family):
             Buffer("o"),
             Buffer("lse") if problem.lse else null,
             *(Buffer(name) if name in scratch else null for name in (COUNTERS, RESULTS)),
-            *(
-                Scalar("int32", n)
-                for n in (problem.batch, problem.heads, problem.kv_heads, problem.seqlen_q, problem.seqlen_k)
-            ),
-            *(Scalar("int64", stride) for stride in problem.strides("o")[:3]),
+            *size_args(problem),
             softmax_scale_log2(problem),
             *variant_args(problem),
             *block_list_args(problem),
@@ -216,6 +212,13 @@ class FlashWgmma(Family):
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
         return *pack_work(problem), *launch_work(problem, self.genes(config), registers)
+
+
+def size_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
+    """The sizes and O's strides, as the kernels that share this template's parts take them."""
+    sizes = problem.batch, problem.heads, problem.kv_heads, problem.seqlen_q, problem.seqlen_k
+    strides = problem.strides("o")[:3]
+    return (*(Scalar("int32", size) for size in sizes), *(Scalar("int64", stride) for stride in strides))
 
 
 def _maps(problem: AttentionProblem, genes: FlashWgmmaGenes) -> tuple[TensorMap, ...]:

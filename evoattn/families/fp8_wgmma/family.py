@@ -14,6 +14,7 @@ from evoattn.families.flash_wgmma.family import (
     RESULTS,
     SCHEDULES,
     STORES,
+    size_args,
 )
 from evoattn.families.flash_wgmma.refusals import why_redundant, why_too_long, why_useless
 from evoattn.families.flash_wgmma.registers import WARPGROUP_ROWS, moved_registers, producer_warps, threads, warpgroups
@@ -117,11 +118,7 @@ class Fp8Wgmma(Family):
             Buffer("o"),
             Buffer("lse") if problem.lse else null,
             *(Buffer(name) if name in scratch else null for name in (COUNTERS, RESULTS)),
-            *(
-                Scalar("int32", n)
-                for n in (problem.batch, problem.heads, problem.kv_heads, problem.seqlen_q, problem.seqlen_k)
-            ),
-            *(Scalar("int64", stride) for stride in problem.strides("o")[:3]),
+            *size_args(problem),
             *scale_args(problem),
             softmax_scale_log2(problem),
             *variant_args(problem),
