@@ -156,7 +156,8 @@ class Exact:
     kernel skip one K/V tile in many. Answers of rows that see one key alone, or one of huge weight, happen to be
     representable, so that rounding shows as 0 there. So the largest error is allowed the dtype's `eps` (2^-10, 2^-7) of
     the largest output, one to two units in its last place: half for the rounding of a weight and half for that of the
-    sum; and the root-mean-square error half of `eps` of the outputs' own root mean square. fp32 problems are judged
+    sum; and the root-mean-square error half of `eps` of the outputs' own root mean square, for weights that are equal
+    and so rounded alike, and the rounding of the outputs beside it. fp32 problems are judged
     against float64 and may always be 1e-5 of the largest output off, and as much as the largest score may be, since an
     error of a score is a relative error of its weight. Rounded before and after it is scaled, that is 2 units of 2^-24
     of itself; the sum of D products, rounded D times while it grows, adds sqrt(D) / 3, its standard deviation. With
@@ -211,7 +212,7 @@ def make_answer(problem: AttentionProblem, tensors: dict[str, torch.Tensor], dou
     difference, rounding = low.to(exact_dtype) - exact, rounded.to(exact_dtype) - exact
     unit = torch.finfo(dtype).eps
     allowed = max(2 * difference.abs().max().item() + 2 * nudged.abs().max().item(), unit * exact.abs().max().item())
-    allowed_rms = max(2 * rms(difference) + 2 * rms(rounding), unit / 2 * rms(exact))
+    allowed_rms = max(2 * rms(difference) + 2 * rms(rounding), unit / 2 * rms(exact) + rms(rounding))
     if problem.dtype == "fp32":
         units = 2 + math.sqrt(problem.head_dim) / 3
         relative = FP32_RELATIVE + units * FP32_ROUNDING * largest_score(problem, tensors)
