@@ -1,4 +1,5 @@
-// log_sum.cuh: a row's log-sum-exp of its shift and sum: log Σ_j e^(score_j) = (shift + log2 Σ_j 2^(s_j - shift)) · ln 2.
+// log_sum.cuh: a row's log-sum-exp of its shift and sum: log Σ_j e^(score_j) = (shift + log2 Σ_j 2^(s_j - shift)) ·
+// ln 2.
 #include "device/ptx/element.cuh"
 
 // -inf for no key, whose shift is finite.
