@@ -80,8 +80,8 @@ def _course(connection: Connection, study: Study) -> list[Tried]:
     found: list[Tried] = []
     query = select(*_COLUMNS, *_JSON).where(trials.c.study_id == study.id).order_by(trials.c.number)
     for page in connection.execute(query).partitions(AT_A_TIME):
-        *columns, configs, parents = zip(*page, strict=True)
-        columns += [_parsed(configs), _parsed(parents)]
+        *plain, configs, parents = zip(*page, strict=True)
+        columns = [*plain, _parsed(configs), _parsed(parents)]
         try:
             found += _of_page(columns, medians)
         except (TypeError, ValueError, AttributeError):
@@ -108,11 +108,8 @@ def _of_page(columns: Sequence[Sequence[Any]], medians: Mapping[int, float]) -> 
     ]
     values = [value if value is not None and 0 < value < math.inf else None for value in values]
     names = {name: name for name in chain(set(families), set(operators))}  # one text for all rows
-    families, operators = map(names.get, families), map(names.get, operators)
-    of_states, older = map(state_of.get, states), map(tuple, parents)
-    return map(
-        Tried._make, zip(numbers, families, configs, of_states, costs, older, operators, dates, values, strict=True)
-    )
+    shared = [map(names.get, families), configs, map(state_of.get, states), costs, map(tuple, parents)]
+    return map(Tried._make, zip(numbers, *shared, map(names.get, operators), dates, values, strict=True))
 
 
 def _parsed(texts: Sequence[str]) -> list[Any]:
