@@ -166,7 +166,7 @@ def _by_kernel(tensor: Tensor, wanted: Wanted, runtime: Runtime) -> Numbers | No
 def _decided(tensor: Tensor, wanted: Wanted, runtime: Runtime) -> QuantizePlan | Refusal:
     """The plan of a new kind of call, or why there is none."""
     platform, index = runtime.platform, tensor.get_device()
-    assert platform is not None and runtime.kernels is not None
+    assert platform is not None and runtime.loader is not None
     problem = wanted.problem(tensor, torch.empty_like(tensor, dtype=wanted.dtype, device="meta"))
     gpu = platform.spec(index)
     if isinstance(problem, str) or gpu is None:
@@ -174,7 +174,7 @@ def _decided(tensor: Tensor, wanted: Wanted, runtime: Runtime) -> QuantizePlan |
     choice = runtime.choose(problem, gpu, index=index, promised=True)  # PyTorch has no such kernel to race
     if isinstance(choice, Refusal):
         return choice
-    ready = runtime.kernels.ready(choice, index, choice.launches(None), PLACES)
+    ready = runtime.loader.ready(choice, index, choice.launches(None), PLACES)
     return ready if isinstance(ready, Refusal) else QuantizePlan(choice, wanted, *ready, platform)
 
 

@@ -100,8 +100,8 @@ class Runtime:
         self.plans, self._trainings, self.served, self._unraced, self.quantizers = {}, {}, {}, {}, {}
 
     @property
-    def kernels(self) -> Kernels | None:
-        """Those that are loaded; None where there is no device."""
+    def loader(self) -> Kernels | None:
+        """What loads kernels and knows those that are; None where there is no device."""
         return self._kernels
 
     def attend(self, call: Call) -> Answer:
