@@ -73,7 +73,7 @@ ROOMS = {
     "engine": Room(("engine/*.py",), ("tests/search", "tests/portfolio")),
     "peers": Room(("peers/*.py",), ("tests/peers",)),
     "families": Room(("families/*.py", "families/*/*.py"), ("tests/families",)),
-    "fleet": Room(("fleet/*.py",), ("tests/fleet", "tests/search/test_boards.py")),
+    "fleet": Room(("fleet/*.py",), ("tests/fleet", "tests/search/test_several_boards.py")),
     "report": Room(
         (
             "report/summary.py",
