@@ -108,7 +108,7 @@ def run(
 
 def run_variants(words: argparse.Namespace) -> list[Verdict]:
     """Judge mutants on the lines of each variant, of the families that serve it in turn, in settings that have it."""
-    found = []
+    found: list[Verdict] = []
     for variant in words.names or VARIANTS:
         served = [family for family in serving(variant) if family in (words.family or FAMILIES)]
         mutants: dict[str, list[AnyMutant]] = {}

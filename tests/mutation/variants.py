@@ -46,7 +46,7 @@ def serving(variant: str) -> tuple[str, ...]:
 
 def settings_of(family: str, variant: str, count: int, seed: int) -> list[Setting]:
     """`count` of them at random, for an H100 or an L4; fewer where few serve it."""
-    rng, found = random.Random(f"{family} {variant} {seed}"), []
+    rng, found = random.Random(f"{family} {variant} {seed}"), list[Setting]()
     for _ in range(MOST_DRAWN):
         if len(found) == count:
             break
