@@ -6,6 +6,14 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
+from evoattn.families.backward import (
+    NULL,
+    bias_gradient,
+    bias_gradient_strides,
+    key_blocks,
+    shares_bias,
+    strides_of,
+)
 from evoattn.families.backward_mma.genes import BackwardMmaGenes
 from evoattn.families.backward_mma.refusals import (
     why_not_deterministic,
@@ -21,7 +29,6 @@ from evoattn.families.backward_mma.resources import (
     adds_dq,
     block_warps,
     idle_as_one,
-    key_blocks,
     pass_smem_bytes,
     scratch_bytes,
     smem_bytes,
@@ -170,41 +177,20 @@ class BackwardMma(Family):
     def unordered(self, problem: AttentionProblem, config: KernelConfig) -> tuple[str, ...]:
         genes = self.genes(config)
         added = ["dq"] * adds_dq(genes) + ["dk", "dv"] * (genes.QUERY_SPLIT > 1)
-        if "bias" in problem.grads and problem.bias != "bhs":  # which batches or heads share
-            added.append("dbias")
-        return tuple(added)
+        return (*added, *(["dbias"] if shares_bias(problem) else []))
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
         return launch_work(problem, self.genes(config), registers)
-
-
-def _strides(problem: AttentionProblem, *tensors: str) -> tuple[KernelArg, ...]:
-    return tuple(Scalar("int64", stride) for t in tensors for stride in problem.strides(t)[:3])
 
 
 def _lengths(problem: AttentionProblem) -> tuple[KernelArg, ...]:
     return Scalar("int32", problem.seqlen_q), Scalar("int32", problem.seqlen_k)
 
 
-NULL = Scalar("int64", 0)
-"""In place of a buffer."""
-
-
 def _sums(problem: AttentionProblem, genes: BackwardMmaGenes) -> tuple[KernelArg, ...]:
     """The buffer of fp32 sums, and where in it those of dK and dV begin."""
     _, dk, dv, end = sum_offsets(problem, genes)
     return Buffer("sums") if end else NULL, Scalar("int64", dk), Scalar("int64", dv)
-
-
-def _bias_gradient(problem: AttentionProblem) -> KernelArg:
-    return Buffer("dbias") if "bias" in problem.grads else NULL
-
-
-def _bias_gradient_strides(problem: AttentionProblem) -> tuple[KernelArg, ...]:
-    """It is contiguous, however the bias lies."""
-    batch, heads, rows, row = problem.term_shapes["bias"] if "bias" in problem.grads else (1, 1, 0, 0)
-    strides = heads * rows * row * (batch > 1), rows * row * (heads > 1), row
-    return tuple(Scalar("int64", stride) for stride in strides)
 
 
 def _sink_sums(problem: AttentionProblem) -> KernelArg:
@@ -227,13 +213,13 @@ def _row_args(problem: AttentionProblem, genes: BackwardMmaGenes) -> tuple[Kerne
         Buffer("dlse") if problem.lse else NULL,
         Buffer("row_terms"),
         sums,
-        _bias_gradient(problem),
+        bias_gradient(problem),
         _sink_sums(problem),
         Scalar("int64", sum_offsets(problem, genes)[-1]),
         Scalar("int64", math.prod(problem.term_shapes["bias"]) if "bias" in problem.grads else 0),
         Scalar("int32", problem.heads),
         *_lengths(problem),
-        *_strides(problem, "o", "do"),
+        *strides_of(problem, "o", "do"),
         *variant_args(problem),
         *_block_states(problem),
     )
@@ -245,12 +231,12 @@ def _key_args(problem: AttentionProblem, genes: BackwardMmaGenes, rows: int) -> 
         *map(Buffer, ("q", "k", "v", "do", "row_terms")),
         *_sums(problem, genes),
         *map(Buffer, ("dk", "dv")),
-        _bias_gradient(problem),
+        bias_gradient(problem),
         *(Scalar("int32", n) for n in (problem.heads, problem.kv_heads)),
         *_lengths(problem),
         *(Scalar("int32", n) for n in (rows, genes.QUERY_SPLIT)),
-        *_strides(problem, "q", "k", "v", "do", "dk", "dv"),
-        *_bias_gradient_strides(problem),
+        *strides_of(problem, "q", "k", "v", "do", "dk", "dv"),
+        *bias_gradient_strides(problem),
         softmax_scale_log2(problem),
         Scalar("float32", problem.softmax_scale),
         *variant_args(problem),
@@ -269,7 +255,7 @@ def _query_args(problem: AttentionProblem, genes: BackwardMmaGenes, rows: int, k
         *(Scalar("int32", n) for n in (problem.heads, problem.kv_heads)),
         *_lengths(problem),
         *(Scalar("int32", n) for n in (rows, keys)),
-        *_strides(problem, "q", "k", "v", "do", "dq", "dk", "dv"),
+        *strides_of(problem, "q", "k", "v", "do", "dq", "dk", "dv"),
         softmax_scale_log2(problem),
         Scalar("float32", problem.softmax_scale),
         *variant_args(problem),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
+from evoattn.families.backward import key_blocks
 from evoattn.families.backward_mma.genes import BackwardMmaGenes
 from evoattn.families.backward_mma.resources import (
     IDLE,
     adds_dq,
     block_warps,
-    key_blocks,
     pass_registers_needed,
     pass_smem_bytes,
     registers_needed,

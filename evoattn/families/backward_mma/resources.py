@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from evoattn.families.backward import key_blocks
 from evoattn.families.backward_mma.genes import BackwardMmaGenes
 from evoattn.families.row_blocks import batches, row_blocks
 from evoattn.model.problem import AttentionProblem
@@ -34,13 +35,6 @@ def idle_as_one(genes: BackwardMmaGenes) -> BackwardMmaGenes:
 def block_warps(genes: BackwardMmaGenes) -> int:
     """Of a block of keys."""
     return genes.WARPS * genes.QUERY_WARPS
-
-
-def key_blocks(problem: AttentionProblem, keys: int) -> int:
-    """Tiles of `keys` keys of one head of one of `batches`; of packed sequences slots, as `row_blocks` has them."""
-    if problem.varlen:
-        return problem.shape("k")[2] // keys + problem.batch
-    return math.ceil(problem.seqlen_k / keys)
 
 
 def padded_dim(head_dim: int) -> int:
