@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+from evoattn.model.backward import parse_grads
 from evoattn.model.block_list import blocks_of_rows, parse_blocks
 from evoattn.model.launch import Buffer, KernelArg, Scalar
 from evoattn.model.problem import AttentionProblem
@@ -20,19 +21,19 @@ def strides_of(problem: AttentionProblem, *tensors: str) -> tuple[KernelArg, ...
 
 def bias_gradient(problem: AttentionProblem) -> KernelArg:
     """The buffer of the bias's gradient, in float32, if it is wanted."""
-    return Buffer("dbias") if "bias" in problem.grads else NULL
+    return Buffer("dbias") if "bias" in parse_grads(problem.grads) else NULL
 
 
 def bias_gradient_strides(problem: AttentionProblem) -> tuple[KernelArg, ...]:
     """Of batches, heads and rows; it is contiguous, however the bias lies."""
-    batch, heads, rows, row = problem.term_shapes["bias"] if "bias" in problem.grads else (1, 1, 0, 0)
+    batch, heads, rows, row = problem.term_shapes["bias"] if "bias" in parse_grads(problem.grads) else (1, 1, 0, 0)
     strides = heads * rows * row * (batch > 1), rows * row * (heads > 1), row
     return tuple(Scalar("int64", stride) for stride in strides)
 
 
 def shares_bias(problem: AttentionProblem) -> bool:
     """Whether the gradient of the bias is wanted and batches or heads add to the same numbers of it."""
-    return "bias" in problem.grads and problem.bias != "bhs"
+    return "bias" in parse_grads(problem.grads) and problem.bias != "bhs"
 
 
 def key_blocks(problem: AttentionProblem, keys: int) -> int:

@@ -34,6 +34,7 @@ from evoattn.families.backward_mma.resources import (
     smem_bytes,
     sum_offsets,
 )
+from evoattn.families.backward_mma.tables import table_gradient_args, table_gradients, unordered_tables
 from evoattn.families.backward_mma.work import launch_work
 from evoattn.families.base import Family, softmax_scale_log2
 from evoattn.families.block_list import block_list_args, block_list_constants
@@ -41,6 +42,7 @@ from evoattn.families.residency import WARP, why_no_memory
 from evoattn.families.row_blocks import batches, row_blocks
 from evoattn.families.variants import variant_args, variant_constants
 from evoattn.families.work import LaunchWork
+from evoattn.model.backward import parse_grads
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.mask import FULL_AND_CAUSAL
@@ -116,8 +118,9 @@ class BackwardMma(Family):
                 "ELEMENT": problem.element.cuda,
                 "HEAD_DIM": problem.head_dim,
                 "VALUE_DIM": problem.head_dim_v,
-                "BIAS_GRADIENT": "bias" in problem.grads,
-                "SINK_GRADIENT": "sinks" in problem.grads,
+                "BIAS_GRADIENT": "bias" in parse_grads(problem.grads),
+                "SINK_GRADIENT": "sinks" in parse_grads(problem.grads),
+                "TABLE_GRADIENTS": table_gradients(problem),
                 "HIDDEN_SKIPPED": genes.CAUSAL_SKIP,
                 "SWIZZLED": genes.SMEM_LAYOUT == "swizzled",
                 "K_KEPT": genes.KV_PLACE == "registers",
@@ -135,7 +138,10 @@ class BackwardMma(Family):
         genes = self.genes(config)
         rows, keys = row_blocks(problem, genes.BLOCK_M), key_blocks(problem, genes.BLOCK_N)
         overlaps = gpu.capability >= (9, 0)
-        row_threads, sinks = (ROW_THREADS, 1, 1), "sinks" in problem.grads  # whose blocks are behind the others
+        row_threads, sinks = (
+            (ROW_THREADS, 1, 1),
+            "sinks" in parse_grads(problem.grads),
+        )  # whose blocks are behind the others
         return (
             KernelLaunch(
                 "backward_mma_rows", (rows, problem.heads, batches(problem)), row_threads, 0, _row_args(problem, genes)
@@ -177,7 +183,7 @@ class BackwardMma(Family):
     def unordered(self, problem: AttentionProblem, config: KernelConfig) -> tuple[str, ...]:
         genes = self.genes(config)
         added = ["dq"] * adds_dq(genes) + ["dk", "dv"] * (genes.QUERY_SPLIT > 1)
-        return (*added, *(["dbias"] if shares_bias(problem) else []))
+        return (*added, *(["dbias"] if shares_bias(problem) else []), *unordered_tables(problem))
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
         return launch_work(problem, self.genes(config), registers)
@@ -194,7 +200,7 @@ def _sums(problem: AttentionProblem, genes: BackwardMmaGenes) -> tuple[KernelArg
 
 
 def _sink_sums(problem: AttentionProblem) -> KernelArg:
-    return Buffer("sink_sums") if "sinks" in problem.grads else NULL
+    return Buffer("sink_sums") if "sinks" in parse_grads(problem.grads) else NULL
 
 
 def _block_states(problem: AttentionProblem) -> tuple[KernelArg, ...]:
@@ -216,12 +222,13 @@ def _row_args(problem: AttentionProblem, genes: BackwardMmaGenes) -> tuple[Kerne
         bias_gradient(problem),
         _sink_sums(problem),
         Scalar("int64", sum_offsets(problem, genes)[-1]),
-        Scalar("int64", math.prod(problem.term_shapes["bias"]) if "bias" in problem.grads else 0),
+        Scalar("int64", math.prod(problem.term_shapes["bias"]) if "bias" in parse_grads(problem.grads) else 0),
         Scalar("int32", problem.heads),
         *_lengths(problem),
         *strides_of(problem, "o", "do"),
         *variant_args(problem),
         *_block_states(problem),
+        *table_gradient_args(problem),
     )
 
 
@@ -241,6 +248,7 @@ def _key_args(problem: AttentionProblem, genes: BackwardMmaGenes, rows: int) -> 
         Scalar("float32", problem.softmax_scale),
         *variant_args(problem),
         *_block_states(problem),
+        *table_gradient_args(problem),
     )
 
 
@@ -250,7 +258,7 @@ def _query_args(problem: AttentionProblem, genes: BackwardMmaGenes, rows: int, k
         *map(Buffer, ("q", "k", "v", "do", "row_terms")),
         *_sums(problem, genes),
         _sink_sums(problem),
-        Buffer("dsinks") if "sinks" in problem.grads else NULL,
+        Buffer("dsinks") if "sinks" in parse_grads(problem.grads) else NULL,
         *map(Buffer, ("dq", "dk", "dv")),
         *(Scalar("int32", n) for n in (problem.heads, problem.kv_heads)),
         *_lengths(problem),

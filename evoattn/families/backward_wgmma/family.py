@@ -27,6 +27,7 @@ from evoattn.families.row_blocks import batches, row_blocks
 from evoattn.families.tensor_tiles import sliding_map, tile_map, why_not_sliding
 from evoattn.families.variants import variant_args, variant_constants
 from evoattn.families.work import LaunchWork
+from evoattn.model.backward import TERM_GRADS, parse_grads
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.mask import FULL_AND_CAUSAL
@@ -82,6 +83,8 @@ class BackwardWgmma(Family):
             )
         if reason := why_not_sliding(problem):
             return reason
+        if not set(parse_grads(problem.grads)) <= set(TERM_GRADS):
+            return "backward_wgmma computes no gradients of tables."
         if problem.deterministic:
             return "backward_wgmma adds up dQ in the order in which its blocks run, which deterministic does not allow."
         return None
@@ -117,8 +120,8 @@ class BackwardWgmma(Family):
             "VALUE_DIM": problem.head_dim_v,
             **problem.masking.constants(),
             **variant_constants(problem, slope=True),
-            "BIAS_GRADIENT": "bias" in problem.grads,
-            "SINK_GRADIENT": "sinks" in problem.grads,
+            "BIAS_GRADIENT": "bias" in parse_grads(problem.grads),
+            "SINK_GRADIENT": "sinks" in parse_grads(problem.grads),
             "PRODUCER_WARPS": producer_warps(genes),
             "PRODUCER_REGISTERS": producer,
             "CONSUMER_REGISTERS": consumer,
@@ -149,7 +152,7 @@ class BackwardWgmma(Family):
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         genes = self.genes(config)
         m, n = genes.BLOCK_M, genes.BLOCK_N
-        tiles, sinks = row_blocks(problem, genes.BLOCK_M), "sinks" in problem.grads
+        tiles, sinks = row_blocks(problem, genes.BLOCK_M), "sinks" in parse_grads(problem.grads)
         ahead, row_block = lead(problem, genes, gpu.sm_count), (ROW_THREADS, 1, 1)
         row_heads = (ahead * problem.group_size, 1) if ahead else (problem.heads, batches(problem))
         progress: KernelArg = Buffer("progress") if ahead else NULL
@@ -167,7 +170,7 @@ class BackwardWgmma(Family):
             *strides_of(problem, "o", "do"),
             *_ints(units(problem), ahead, keys, problem.seqlen_k),
             bias_gradient(problem),
-            Scalar("int64", math.prod(problem.term_shapes["bias"]) if "bias" in problem.grads else 0),
+            Scalar("int64", math.prod(problem.term_shapes["bias"]) if "bias" in parse_grads(problem.grads) else 0),
             *variant_args(problem),
         )
         by_tiles = sliding_map if problem.varlen else tile_map

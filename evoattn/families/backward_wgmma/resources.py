@@ -9,6 +9,7 @@ from evoattn.families.backward_wgmma.genes import BackwardWgmmaGenes
 from evoattn.families.residency import register_cap
 from evoattn.families.row_blocks import batches, row_blocks
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES
+from evoattn.model.backward import parse_grads
 from evoattn.model.problem import AttentionProblem
 
 WARPGROUP, GROUP_KEYS = 128, 64
@@ -85,11 +86,13 @@ def registers_needed(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> in
     scores, dq = genes.BLOCK_M // genes.DIM_GROUPS // 2, dq_columns(problem, genes) // 2
     kept = (problem.head_dim + problem.head_dim_v) // genes.DIM_GROUPS // 2
     rounded = (scores // 2) * ((genes.P_PLACE == "registers") + (genes.DS_PLACE == "registers"))
-    at_once = genes.P_PLACE == "registers" and "bias" not in problem.grads  # factors of the scores' gradients
+    at_once = genes.P_PLACE == "registers" and "bias" not in parse_grads(
+        problem.grads
+    )  # factors of the scores' gradients
     if problem.own_score or (problem.softcap and (problem.alibi or problem.bias or not at_once)):
         kept += scores
     kept += SLOPE_REGISTERS * problem.alibi + BIAS_REGISTERS * bool(problem.bias)
-    kept += BIAS_GRADIENT_REGISTERS * ("bias" in problem.grads)
+    kept += BIAS_GRADIENT_REGISTERS * ("bias" in parse_grads(problem.grads))
     if genes.ORDER == "dp_first":
         return kept + 2 * scores + max(dq, rounded) + FIXED_REGISTERS[genes.ORDER]
     return kept + scores + max(scores, dq) + rounded + FIXED_REGISTERS[genes.ORDER]
