@@ -86,9 +86,8 @@ def registers_needed(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> in
     scores, dq = genes.BLOCK_M // genes.DIM_GROUPS // 2, dq_columns(problem, genes) // 2
     kept = (problem.head_dim + problem.head_dim_v) // genes.DIM_GROUPS // 2
     rounded = (scores // 2) * ((genes.P_PLACE == "registers") + (genes.DS_PLACE == "registers"))
-    at_once = genes.P_PLACE == "registers" and "bias" not in parse_grads(
-        problem.grads
-    )  # factors of the scores' gradients
+    wanted = parse_grads(problem.grads)
+    at_once = genes.P_PLACE == "registers" and "bias" not in wanted  # factors of the scores' gradients
     if problem.own_score or (problem.softcap and (problem.alibi or problem.bias or not at_once)):
         kept += scores
     kept += SLOPE_REGISTERS * problem.alibi + BIAS_REGISTERS * bool(problem.bias)
