@@ -375,7 +375,10 @@ WRONG += [
     (
         "keys a row too late",
         PACKED,
-        ("k_ring.template load_keys<PAGED, SLIDING, PARTS>(ring, key,", "k_ring.template load_keys<PAGED, SLIDING, PARTS>(ring, key + 1,"),
+        (
+            "k_ring.template load_keys<PAGED, SLIDING, PARTS>(ring, key,",
+            "k_ring.template load_keys<PAGED, SLIDING, PARTS>(ring, key + 1,",
+        ),
     ),
     (
         "V of the sequence behind",
