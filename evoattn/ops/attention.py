@@ -38,7 +38,7 @@ from evoattn.ops.call import (
 from evoattn.ops.eight_bits import Scale, is_eight_bits, with_scales
 from evoattn.ops.named_call import call_of
 from evoattn.ops.runtime import Runtime
-from evoattn.ops.same_bits import refuse
+from evoattn.ops.same_bits import PROMISE, refuse
 from evoattn.ops.torch_modes import WATCHED, is_ordinary
 
 _is_compiling = torch.compiler.is_compiling
@@ -373,10 +373,23 @@ def attend(call: Call) -> Answer:
     if _is_compiling() or not is_ordinary(query, call.key, call.value):
         return _of_watched(call)
     runtime = current.runtime()
+    if PROMISE.fp8 and (answer := _in_eight_bits(runtime, call)) is not None:
+        return answer
     if shapes.is_recording():
         call.require()
         return shapes.recorded_call(call, lambda: run(runtime, call))
     return runtime.attend(call) if call.out is None and not _any_autocast() else run(runtime, call)
+
+
+def _in_eight_bits(runtime: Runtime, call: Call) -> Answer | None:
+    """The answer in 8 bits, None where the call keeps its own; see `enable`."""
+    from evoattn.ops import precision  # which calls `attend`
+
+    if torch.is_autocast_enabled(runtime.device_type):
+        call = call.autocast(runtime.device_type)
+    if call.out is not None:
+        require_out(call.out, call.query, call.value)
+    return precision.in_eight_bits(runtime, call)
 
 
 def run(runtime: Runtime, call: Call) -> Answer:

@@ -29,7 +29,7 @@ from evoattn.ops.gradients import why_not_differentiable
 from evoattn.ops.named_call import call_of
 from evoattn.ops.plan import ADDRESS_BITS, UNALIGNED
 from evoattn.ops.runtime import Runtime
-from evoattn.ops.same_bits import is_promised
+from evoattn.ops.same_bits import PROMISE, is_promised
 from evoattn.ops.sdpa import backends_chosen, is_on
 from evoattn.ops.shapes import Wanted, problems_of
 from evoattn.ops.torch_modes import WATCHED, has_autocast, is_ordinary
@@ -106,11 +106,22 @@ def explain(
         call = call.autocast(kind)
     call.require()
     found = WATCHED if watched else _found(call)
+    eight, of_sdpa = ("", of_sdpa) if watched or not PROMISE.fp8 else _of_eight_bits(call, of_sdpa)
+    if eight:
+        return f"{eight}{of_sdpa}."
     if isinstance(found, str):
-        return _left(found, batch_invariant)
+        return _left(found + of_sdpa * PROMISE.fp8, batch_invariant)
     forward, *backward = [choice.words for choice in found]
     promised = "; each row has the same bits in every batch" * is_promised(batch_invariant)
     return "".join((forward, promised, *(f"; for the gradients {words}" for words in backward), of_sdpa, "."))
+
+
+def _of_eight_bits(call: Call, of_sdpa: str) -> tuple[str, str]:
+    """Under `enable(precision="fp8")` what runs in 8 bits, if anything, and what is said behind it: why not, too."""
+    from evoattn.ops import precision
+
+    eight, why = precision.words(current.runtime(), call)
+    return eight, why + of_sdpa
 
 
 def _left(reason: str, batch_invariant: bool) -> str:

@@ -15,6 +15,8 @@ class Promise:
     """What `evoattn.enable` said of all calls of the process."""
 
     everywhere = False
+    fp8 = False
+    """Whether tensors of 16 bits are quantised on the way, where a kernel of 8 bits serves the call: `precision.py`."""
 
 
 PROMISE = Promise()

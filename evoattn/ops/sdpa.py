@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -207,7 +207,12 @@ def capture() -> Iterator[Shapes]:
         _hold(-1)
 
 
-def enable(estimated: bool = False, race: bool = True, batch_invariant: bool = False) -> None:
+def enable(
+    estimated: bool = False,
+    race: bool = True,
+    batch_invariant: bool = False,
+    precision: Literal["fp8"] | None = None,
+) -> None:
     """Put evoattn behind every `scaled_dot_product_attention` of the process. An `sdpa_kernel` later on has PyTorch's
     backends run.
 
@@ -218,9 +223,18 @@ def enable(estimated: bool = False, race: bool = True, batch_invariant: bool = F
     With `batch_invariant=True` all calls of the process keep what the argument of that name promises ("The same bits"
     in docs/serves.md), those of `evoattn.attention` too, and raise `NoKernel` where no kernel can; those that
     `sdpa_kernel` gives to PyTorch excepted. Code that was compiled before may have torch's in it.
+
+    With `precision="fp8"` eager calls of 16 bits whose answers need no gradients are computed by
+    `evoattn.attention_fp8`, those of `evoattn.attention` too, where a kernel of 8 bits serves them ("enable" in
+    docs/python.md). Raises `ValueError` for another precision, and for `batch_invariant` beside it: a scale depends on
+    other rows.
     """
     global _before, _everywhere
-    _allow(estimated, race, batch_invariant)
+    if precision not in (None, "fp8"):
+        raise ValueError(f"precision must be 'fp8', or None for that of the tensors, not {precision!r}.")
+    if precision and batch_invariant:
+        raise ValueError("precision='fp8' and batch_invariant exclude each other: a scale depends on other rows.")
+    _allow(estimated, race, batch_invariant, precision == "fp8")
     _before = _backends()
     if not _everywhere:
         _everywhere = True
@@ -230,15 +244,16 @@ def enable(estimated: bool = False, race: bool = True, batch_invariant: bool = F
 def disable() -> None:
     """Undo `enable`. `evoattn.attention` goes on to work, and estimated kernels race again."""
     global _everywhere
-    _allow(False, True, False)
+    _allow(False, True, False, False)
     if _everywhere:
         _everywhere = False
         _hold(-1)
 
 
-def _allow(estimated: bool, race: bool, batch_invariant: bool) -> None:
-    """Which kernels may run that were measured on no GPU of this kind, and what all calls promise."""
-    runtime, PROMISE.everywhere = current.runtime(), batch_invariant
+def _allow(estimated: bool, race: bool, batch_invariant: bool, fp8: bool) -> None:
+    """Which kernels may run that were measured on no GPU of this kind, what all calls promise, and whether they may be
+    of 8 bits."""
+    runtime, PROMISE.everywhere, PROMISE.fp8 = current.runtime(), batch_invariant, fp8
     if (runtime.estimated, runtime.races) != (estimated, race):
         runtime.estimated, runtime.races = estimated, race
         runtime.forget()

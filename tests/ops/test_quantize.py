@@ -3,6 +3,7 @@
 import ctypes
 import hashlib
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,10 +12,13 @@ import evoattn
 from evoattn.correctness.quantize import make_answer
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops import current
+from evoattn.ops.arguments import K_SCALE, SINKS, V_SCALE
+from evoattn.ops.attention_fp8 import Quantised, dequantised
 from evoattn.ops.cubins import Cubin
 from evoattn.ops.current import best_known
 from evoattn.ops.quantize import Wanted, by_torch, quantize
 from evoattn.ops.runtime import Runtime
+from evoattn.ops.same_bits import PROMISE
 from tests.ops.fake_device import FakeDevice, tensor_at
 
 DTYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "int8": torch.int8}
@@ -138,3 +142,53 @@ def test_a_number_is_half_a_step_off_and_what_is_none_counts_for_no_scale(granul
         least = {torch.float8_e4m3fn: 2**-10, torch.float8_e5m2: 2**-17, torch.int8: 0.5}[dtype]
         allowed = ((x / scale).abs() * steps).clamp(min=least) * (1 + 1e-5)
         assert ((numbers - x / scale).abs() <= allowed)[~bad].all()
+
+
+class EightBitRuntime(Runtime):
+    """Its kernel of 8 bits is the reference's attention; the fake device quantises."""
+
+    def attend(self, call):
+        if call.query.dtype != torch.float8_e4m3fn:
+            return super().attend(call)
+        if call.value.shape[3] == 32:
+            raise evoattn.NoKernel("none")
+        self.asked, PROMISE.fp8 = call, False  # the reference's attention is of 16 bits
+        try:
+            return self.made(call)
+        finally:
+            PROMISE.fp8 = True
+
+    def made(self, call):
+        scales = call.terms[-1], call.term(K_SCALE), call.term(V_SCALE)
+        given = Quantised(call.query, call.key, call.value, *scales)
+        return dequantised(replace(call, strict=False), given, call.term(SINKS))
+
+
+def test_enable_has_calls_run_in_eight_bits_where_a_kernel_serves_them(tmp_path):
+    pick = lambda p, gpu: best_known(p, gpu) if p.dtype == "e4m3" else None
+    runtime = EightBitRuntime(FakeDevice(), pick, tmp_path)
+    q, k, v = given(8, 70), given(2, 70), given(2, 70)
+    attend = lambda *t, **words: torch.nn.functional.scaled_dot_product_attention(*t, enable_gqa=True, **words)
+    exact = attend(q, k, v, is_causal=True)
+    with current.use(runtime):
+        evoattn.enable(precision="fp8")
+        try:
+            out = attend(q, k, v, is_causal=True)
+            half = attend(q.half(), k.half(), v.half())
+            said = evoattn.explain(q, k, v, enable_gqa=True)
+            few = evoattn.explain(q[:, :, :9], k, v, enable_gqa=True)
+            runtime.asked = None
+            learns = attend(q.requires_grad_(), k, v)
+            narrow = attend(q.detach(), k, v[..., :32])
+        finally:
+            evoattn.disable()
+        plain = evoattn.explain(q.detach(), k, v, enable_gqa=True)
+    assert out.dtype == torch.bfloat16 and half.dtype == torch.float16 and learns.requires_grad
+    assert 0 < (out - exact).square().mean() < 0.05 * exact.square().mean()
+    assert said.startswith("fp8_wgmma") and "in 8 bits, as evoattn.enable" in said
+    assert few.startswith("SDPA runs") and "not in 8 bits" in few and "36 queries" in few
+    assert runtime.asked is None and narrow.shape[-1] == 32 and "8 bits" not in plain
+    with pytest.raises(ValueError, match="precision must be 'fp8'"):
+        evoattn.enable(precision="int4")
+    with pytest.raises(ValueError, match="exclude each other"):
+        evoattn.enable(precision="fp8", batch_invariant=True)
