@@ -20,8 +20,7 @@ from evoattn.cost.cost import scores
 from evoattn.engine.breeding import PARENTS, Breeder, hopeless
 from evoattn.engine.groups import Group, Kernel, Step
 from evoattn.families import registry
-from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
-from evoattn.families.flash_wgmma.resources import merges_in_memory
+from evoattn.families.flash_wgmma.resources import FlashWgmmaGenes, merges_in_memory
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, SearchSpace

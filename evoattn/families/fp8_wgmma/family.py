@@ -15,10 +15,20 @@ from evoattn.families.flash_wgmma.family import (
     SCHEDULES,
     STORES,
     size_args,
+    why_redundant,
+    why_too_long,
+    why_useless,
 )
-from evoattn.families.flash_wgmma.refusals import why_redundant, why_too_long, why_useless
-from evoattn.families.flash_wgmma.registers import WARPGROUP_ROWS, moved_registers, producer_warps, threads, warpgroups
-from evoattn.families.flash_wgmma.resources import HEADS_IN_TURN, grid, result_bytes
+from evoattn.families.flash_wgmma.resources import (
+    HEADS_IN_TURN,
+    WARPGROUP_ROWS,
+    grid,
+    moved_registers,
+    producer_warps,
+    result_bytes,
+    threads,
+    warpgroups,
+)
 from evoattn.families.flash_wgmma.text import wgmma_function
 from evoattn.families.fp8_wgmma.genes import Fp8WgmmaGenes
 from evoattn.families.fp8_wgmma.refusals import why_too_big, why_useless_flushes

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
+from evoattn.families.flash_wgmma.resources import FlashWgmmaGenes
 from evoattn.families.genes import Genes
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evoattn.families.flash_wgmma.registers import moved_registers, registers_at_launch, warpgroups
+from evoattn.families.flash_wgmma.resources import moved_registers, registers_at_launch, warpgroups
 from evoattn.families.fp8_wgmma.genes import Fp8WgmmaGenes
 from evoattn.families.fp8_wgmma.resources import registers_needed, smem_bytes, widest_wgmma
 from evoattn.model.gpu import GpuSpec

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 
-from evoattn.families.flash_wgmma.registers import (
+from evoattn.families.flash_wgmma.resources import (
     FIXED_REGISTERS,
+    O_CHUNK_PLACES,
     PERSISTENT_REGISTERS,
     REGISTERS_UNDER_WGMMA,
-    WARPGROUP_ROWS,
-    moved_registers,
-    warpgroups,
-)
-from evoattn.families.flash_wgmma.resources import (
-    O_CHUNK_PLACES,
     SEQUENCE_TILE_WORDS,
     TILE_WORDS,
+    WARPGROUP_ROWS,
     chunks_of,
     is_persistent,
+    moved_registers,
+    warpgroups,
 )
 from evoattn.families.fp8_wgmma.genes import Fp8WgmmaGenes
 from evoattn.families.tensor_tiles import ROW_BYTES

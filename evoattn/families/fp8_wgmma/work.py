@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from evoattn.families.flash_wgmma import work as flash
-from evoattn.families.flash_wgmma.registers import moved_registers, registers_at_launch, warpgroups
+from evoattn.families.flash_wgmma import resources as flash
+from evoattn.families.flash_wgmma.resources import moved_registers, registers_at_launch, warpgroups
 from evoattn.families.fp8_wgmma.genes import Fp8WgmmaGenes
 from evoattn.families.fp8_wgmma.resources import begins_ahead, registers_needed, smem_bytes
 from evoattn.families.residency import WARP
