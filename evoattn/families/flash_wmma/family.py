@@ -36,6 +36,10 @@ class FlashWmma(Family):
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
 
+    def may_win(self, problem: AttentionProblem) -> bool:
+        """It has won no measured problem."""
+        return False
+
     def genes(self, config: KernelConfig) -> FlashWmmaGenes:
         return FlashWmmaGenes.of(config)
 

@@ -51,6 +51,7 @@ class LatentWgmma(Family):
     writes_lse: ClassVar[bool] = True
     variants: ClassVar[tuple[str, ...]] = ("value_dim", "shared_kv", *KEY_VARIANTS)
     plain: ClassVar[bool] = False
+    weighed_as: ClassVar[str] = "flash_wgmma"
     heads_are_rows: ClassVar[bool] = True
 
     def genes(self, config: KernelConfig) -> LatentWgmmaGenes:

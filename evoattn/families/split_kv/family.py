@@ -49,6 +49,8 @@ from evoattn.model.space import KernelConfig
 from evoattn.model.variant import EIGHT_BITS, KEY_VARIANTS, SCORE_VARIANTS, SMALL_PAGE
 
 MAX_HEAD_DIM = 256
+MOST_ROWS_WON = 512
+"""Query rows that share a K/V head. The most on which it won a measured problem is 342."""
 PARTIAL, STATE, ARRIVED = "partial", "state", "arrived" + ZEROED_SUFFIX
 UNUSED_BYTES = 16
 """Of a scratch buffer that no kernel touches."""
@@ -70,6 +72,10 @@ class SplitKv(Family):
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
     writes_lse: ClassVar[bool] = True
     variants: ClassVar[tuple[str, ...]] = (*SCORE_VARIANTS, *KEY_VARIANTS, "varlen", "blocks", *EIGHT_BITS)
+
+    def may_win(self, problem: AttentionProblem) -> bool:
+        """It reads all keys again for every tile of at most 64 packed rows."""
+        return problem.dtype == "fp32" or problem.group_size * problem.seqlen_q <= MOST_ROWS_WON
 
     def genes(self, config: KernelConfig) -> SplitKvGenes:
         return SplitKvGenes.of(config)

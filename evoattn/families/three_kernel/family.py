@@ -76,6 +76,10 @@ class ThreeKernel(Family):
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
 
+    def may_win(self, problem: AttentionProblem) -> bool:
+        """It has won no measured problem."""
+        return False
+
     def genes(self, config: KernelConfig) -> ThreeKernelGenes:
         return ThreeKernelGenes.of(config)
 
