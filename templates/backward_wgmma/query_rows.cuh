@@ -7,6 +7,7 @@
 #include "device/ptx/warp.cuh"
 #include "device/backward/query_sums.cuh"
 #include "device/backward/row_terms.cuh"
+#include "device/schedule/sequences.cuh"
 #include "backward_wgmma/query_walk.cuh"
 
 struct RowStrides {
@@ -22,18 +23,34 @@ struct QueryRows {
   float *log_sums_gmem, *deltas_gmem, *dq_sums_gmem;
   Element* dq_gmem;
   RowStrides o, d, dq;
-  int heads, seqlen_q, tiles;  // tiles of queries of a head
+  int heads, seqlen_q, tiles;  // tiles of queries of a head, or slots of packed sequences
   float softmax_scale;
+  int head_rows;                        // of the log-sum-exps
+  int first_query = 0, first_slot = 0;  // of the sequence at hand
+
+  // Goes over to the packed sequence that has a slot. Returns which tile of it the slot is.
+  __device__ __forceinline__ int take(const PackedSequences& packed, int slot, int total_queries) {
+    const int number = packed.at_slot<BLOCK_M>(slot);
+    const Sequence sequence = packed.at(number);
+    seqlen_q = sequence.queries, head_rows = total_queries;
+    first_query = sequence.first_query, first_slot = packed.first_slot<BLOCK_M>(number);
+    return slot - first_slot;
+  }
 
   // Of a tile of queries; heads count through all batches. `thread` of THREADS.
   template <int THREADS> __device__ __forceinline__ void begin(int head_of_all, int tile, int thread) const {
-    const int batch = head_of_all / heads, head = head_of_all % heads, row = tile * BLOCK_M;
-    const int64_t place = int64_t(head_of_all) * tiles + tile, sum = int64_t(head_of_all) * seqlen_q + row;
+    const int batch = head_of_all / heads, head = head_of_all % heads, row = first_query + tile * BLOCK_M;
+    const int64_t place = int64_t(head_of_all) * tiles + first_slot + tile;
+    const int64_t sum = int64_t(head_of_all) * head_rows + row;
+    using Deltas = RowDeltas<Element, BLOCK_M, VALUE_DIM, THREADS, true, ROWS_AT_ONCE>;
+    if (VARLEN && tile * BLOCK_M >= seqlen_q) {
+      Deltas::write_none(log_sums_gmem + place * BLOCK_M, deltas_gmem + place * BLOCK_M);
+      return;
+    }
     Sums::clear(dq_sums_gmem + place * Sums::FLOATS, thread, THREADS);
-    RowDeltas<Element, BLOCK_M, VALUE_DIM, THREADS, true, ROWS_AT_ONCE>::write(
-        log_sums_gmem + place * BLOCK_M, deltas_gmem + place * BLOCK_M, o_gmem + o.first(batch, head, row), o.row,
-        do_gmem + d.first(batch, head, row), d.row, lse_gmem + sum, LSE_GRADIENT ? dlse_gmem + sum : nullptr,
-        seqlen_q - row, thread);
+    Deltas::write(log_sums_gmem + place * BLOCK_M, deltas_gmem + place * BLOCK_M, o_gmem + o.first(batch, head, row),
+                  o.row, do_gmem + d.first(batch, head, row), d.row, lse_gmem + sum,
+                  LSE_GRADIENT ? dlse_gmem + sum : nullptr, seqlen_q - tile * BLOCK_M, thread);
   }
   // Ahead of it, for few threads, which would wait long for each of their rows.
   template <int THREADS> __device__ __forceinline__ void prefetch(int head_of_all, int tile, int thread) const {
@@ -48,11 +65,11 @@ struct QueryRows {
     if (thread * 32 < rows) prefetch_to_l2(lse_gmem + int64_t(head_of_all) * seqlen_q + row + thread * 32);
   }
   template <int THREADS> __device__ __forceinline__ void end(int head_of_all, int tile, int thread) const {
-    const int batch = head_of_all / heads, head = head_of_all % heads, row = tile * BLOCK_M;
-    const int64_t place = int64_t(head_of_all) * tiles + tile;
+    const int batch = head_of_all / heads, head = head_of_all % heads, row = first_query + tile * BLOCK_M;
+    const int64_t place = int64_t(head_of_all) * tiles + first_slot + tile;
     Sums::template to_rows<HEAD_DIM, ROWS_AT_ONCE>(dq_sums_gmem + place * Sums::FLOATS,
-                                                   dq_gmem + dq.first(batch, head, row), dq.row, seqlen_q - row,
-                                                   softmax_scale, thread, THREADS);
+                                                   dq_gmem + dq.first(batch, head, row), dq.row,
+                                                   seqlen_q - tile * BLOCK_M, softmax_scale, thread, THREADS);
   }
 };
 
