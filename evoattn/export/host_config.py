@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from evoattn.families.flash_mma import resources as mma
-from evoattn.families.flash_mma.genes import FlashMmaGenes
+from evoattn.families.flash_mma.resources import FlashMmaGenes
 from evoattn.families.flash_scalar import resources as scalar
 from evoattn.families.flash_scalar.resources import FlashScalarGenes
 from evoattn.families.flash_wgmma import resources as wgmma
@@ -27,7 +27,7 @@ from evoattn.families.merge_work import MERGE_THREADS
 from evoattn.families.residency import WARP
 from evoattn.families.split_kv import resources as split
 from evoattn.families.split_kv.family import UNUSED_BYTES
-from evoattn.families.split_kv.genes import SplitKvGenes
+from evoattn.families.split_kv.resources import SplitKvGenes
 from evoattn.families.three_kernel import resources as three
 from evoattn.families.three_kernel.resources import ThreeKernelGenes
 from evoattn.model.dtype import DTYPES
