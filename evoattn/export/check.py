@@ -80,7 +80,7 @@ def buffer_constants(
     """What the checks of all operations are told: the problem's name, its buffers with their `sizes`, the limits."""
     outputs = {tensor.name for tensor in problem.outputs}
     return f"""\
-enum class Dtype {{ fp16, bf16, fp32 }};
+enum class Dtype {{ {", ".join(DTYPES)} }};
 constexpr char PROBLEM[] = "{problem.with_().describe()}";
 constexpr double FLOPS = {problem.flops}.0;  // as evoattn counts those of the operation
 constexpr int BUFFERS = {len(sizes)};
@@ -126,7 +126,7 @@ def export_source(storage: Storage, trial: Trial) -> str:
     """The text of one .cu file for a recorded trial, of whatever state, that has a source.
 
     `nvcc -arch=sm_XX kernel.cu -o kernel && ./kernel` prints errors and times, exit code 0 only if the answer is right
-    before and after the timing. Raises what `Recorded.read` and `kept_case` raise.
+    before and after the timing. Raises what `Recorded.read` raises.
     """
     recorded = Recorded.read(storage, trial)
     target = Target.of(recorded)

@@ -2,6 +2,7 @@
 // dQ, at last rows of dQ. Launches of their own do it, or, ROWS_INSIDE, but for the first and the last heads, warps of
 // the main launch that have nothing else to do. Needs the constants of backward_wgmma.cu.j2.
 #include "device/ptx/element.cuh"
+#include "device/ptx/flags.cuh"
 #include "device/ptx/grid_dependency.cuh"
 #include "device/ptx/prefetch.cuh"
 #include "device/ptx/warp.cuh"
@@ -85,14 +86,10 @@ struct RowProgress {
   __device__ __forceinline__ uint32_t* added(int unit) const { return begun_gmem + units + unit; }  // dQ's adders
 
   // By one thread, after __syncwarp behind what the warp did.
-  static __device__ __forceinline__ void report(uint32_t* word_gmem) {
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(word_gmem) : "memory");
-  }
+  static __device__ __forceinline__ void report(uint32_t* word_gmem) { release_one(word_gmem); }
   // By one thread, before __syncwarp.
   static __device__ __forceinline__ void await(const uint32_t* word_gmem, uint32_t reports) {
-    uint32_t there;
-    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(there) : "l"(word_gmem) : "memory");
-    while (there < reports);
+    while (acquire(word_gmem) < reports) {}
   }
   // Before the main launch: the first heads are begun, by launches.
   __device__ __forceinline__ void clear(int thread, int threads, uint32_t reports) const {

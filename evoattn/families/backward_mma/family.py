@@ -15,14 +15,17 @@ from evoattn.families.backward_mma.resources import (
     BackwardMmaGenes,
     adds_dq,
     block_warps,
+    elements_of,
     idle_as_one,
     launch_work,
     pass_registers_needed,
     pass_smem_bytes,
     registers_needed,
     scratch_bytes,
+    sharing_of,
     smem_bytes,
     sum_offsets,
+    tables_of,
 )
 from evoattn.families.base import Family, softmax_scale_log2
 from evoattn.families.block_list import block_list_args, block_list_constants, why_not_listed
@@ -35,9 +38,8 @@ from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.score import SCORE, Load, Name, Table, depends_on, derivative, elements
+from evoattn.model.score import Name, Table, derivative
 from evoattn.model.score_cuda import in_cuda, place_in_cuda, size_member
-from evoattn.model.score_lines import is_shift
 from evoattn.model.space import KernelConfig
 
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
@@ -405,41 +407,6 @@ def why_too_big(problem: AttentionProblem, genes: BackwardMmaGenes, gpu: GpuSpec
 def _why_too_few(needed: int, cap: int, by: str) -> str | None:
     """Fewer registers than a thread needs: the kernel would spill."""
     return f"A thread needs about {needed} registers, by {by}, and has {cap}." if needed > cap else None
-
-
-def tables_of(problem: AttentionProblem) -> tuple[Table, ...]:
-    """The tables whose gradients are wanted."""
-    wanted = parse_grads(problem.grads)
-    return tuple(table for table in problem.own_tables if table.buffer in wanted)
-
-
-def elements_of(problem: AttentionProblem) -> tuple[Load, ...]:
-    """Their elements that scores differ by."""
-    if problem.own_score is None:
-        return ()
-    return tuple(one for table in tables_of(problem) for one in elements(problem.own_score.tree, table.buffer))
-
-
-def sharing_of(element: Load) -> str:
-    """Which scores of a head are of the same element: see `templates/backward_mma/table_gradients.cuh`."""
-    of_query, of_key = depends_on(element, "q"), depends_on(element, "k")
-    if not of_query or not of_key:
-        return "QUERY" if of_query else "KEY" if of_key else "HEAD"
-    return "DIAGONAL" if is_shift(element) else "PAIR"
-
-
-def needs_score(problem: AttentionProblem) -> bool:
-    """Whether such a gradient differs by the score."""
-    score = problem.own_score
-    return score is not None and any(depends_on(derivative(score.tree, one), SCORE) for one in elements_of(problem))
-
-
-def registers_of(problem: AttentionProblem, key_tiles: int, part: int) -> int:
-    """Of the sums of a thread, and of the scores that they are made of."""
-    halves, parts = 2 * key_tiles, part // 8
-    counts = {"HEAD": 1, "KEY": halves, "QUERY": 2 * parts, "DIAGONAL": 2 * (parts + halves - 1), "PAIR": 0}
-    scores = key_tiles * part // 2 * needs_score(problem)
-    return scores + sum(counts[sharing_of(one)] for one in elements_of(problem))
 
 
 def unordered_tables(problem: AttentionProblem) -> tuple[str, ...]:

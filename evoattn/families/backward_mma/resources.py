@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from evoattn.families.backward import key_blocks, key_steps
-from evoattn.families.backward_mma.family import registers_of
 from evoattn.families.genes import Genes
 from evoattn.families.residency import WARP, register_cap
 from evoattn.families.row_blocks import batches, row_blocks
@@ -25,6 +24,8 @@ from evoattn.families.work import (
 )
 from evoattn.model.backward import parse_grads
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.score import SCORE, Load, Table, depends_on, derivative, elements
+from evoattn.model.score_lines import is_shift
 
 
 @dataclass(frozen=True)
@@ -334,3 +335,38 @@ def _converted(problem: AttentionProblem, genes: BackwardMmaGenes) -> LaunchWork
         write_bytes=sums / 2,
         scratch_bytes=sums,
     )
+
+
+def tables_of(problem: AttentionProblem) -> tuple[Table, ...]:
+    """The tables whose gradients are wanted."""
+    wanted = parse_grads(problem.grads)
+    return tuple(table for table in problem.own_tables if table.buffer in wanted)
+
+
+def elements_of(problem: AttentionProblem) -> tuple[Load, ...]:
+    """Their elements that scores differ by."""
+    if problem.own_score is None:
+        return ()
+    return tuple(one for table in tables_of(problem) for one in elements(problem.own_score.tree, table.buffer))
+
+
+def sharing_of(element: Load) -> str:
+    """Which scores of a head are of the same element: see `templates/backward_mma/table_gradients.cuh`."""
+    of_query, of_key = depends_on(element, "q"), depends_on(element, "k")
+    if not of_query or not of_key:
+        return "QUERY" if of_query else "KEY" if of_key else "HEAD"
+    return "DIAGONAL" if is_shift(element) else "PAIR"
+
+
+def needs_score(problem: AttentionProblem) -> bool:
+    """Whether such a gradient differs by the score."""
+    score = problem.own_score
+    return score is not None and any(depends_on(derivative(score.tree, one), SCORE) for one in elements_of(problem))
+
+
+def registers_of(problem: AttentionProblem, key_tiles: int, part: int) -> int:
+    """Of the sums of a thread, and of the scores that they are made of."""
+    halves, parts = 2 * key_tiles, part // 8
+    counts = {"HEAD": 1, "KEY": halves, "QUERY": 2 * parts, "DIAGONAL": 2 * (parts + halves - 1), "PAIR": 0}
+    scores = key_tiles * part // 2 * needs_score(problem)
+    return scores + sum(counts[sharing_of(one)] for one in elements_of(problem))

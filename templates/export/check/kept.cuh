@@ -8,10 +8,28 @@ inline Bytes bytes_of(int buffer, const unsigned* words) {
   return bytes;
 }
 
+inline float float_from_e4m3(unsigned char x) {
+  const int exponent = x >> 3 & 15, mantissa = x & 7;
+  if ((x & 127) == 127) return NAN;
+  return std::ldexp(float(exponent ? 8 + mantissa : mantissa), exponent ? exponent - 10 : -9) * (x & 128 ? -1 : 1);
+}
+
 inline double element(const Bytes& bytes, Dtype dtype, size_t i) {
-  return dtype == Dtype::fp32   ? load_as<Dtype::fp32>(bytes, i)
-         : dtype == Dtype::fp16 ? load_as<Dtype::fp16>(bytes, i)
-                                : load_as<Dtype::bf16>(bytes, i);
+  switch (dtype) {
+    case Dtype::fp32:
+      return load_as<Dtype::fp32>(bytes, i);
+    case Dtype::fp16:
+      return load_as<Dtype::fp16>(bytes, i);
+    case Dtype::bf16:
+      return load_as<Dtype::bf16>(bytes, i);
+    case Dtype::e4m3:
+      return float_from_e4m3(bytes[i]);
+    case Dtype::e5m2:
+      return float_from_half((unsigned short)(bytes[i] << 8));
+    case Dtype::int8:
+      return (signed char)bytes[i];
+  }
+  return NAN;
 }
 
 // Is one output right? Its exact elements are floats, in the order in which they lie in memory. Of logarithms those
