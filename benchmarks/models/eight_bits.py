@@ -142,10 +142,8 @@ def trained(steps: int, seed: int = 0, count: int = 8) -> Model:
 
 def error(attend: Attention, outlier: float, keys: int = 1024) -> float:
     """Root mean square of the error over that of the answer, of normal values."""
-    generator = torch.Generator().manual_seed(seed)
-    q, k, v = (
-        torch.randn(2, heads, 1024, DIM, generator=generator).bfloat16() for heads in (HEADS, KV_HEADS, KV_HEADS)
-    )
+    generator, counts = torch.Generator().manual_seed(1), (HEADS, KV_HEADS, KV_HEADS)
+    q, k, v = (torch.randn(2, heads, keys, DIM, generator=generator).bfloat16() for heads in counts)
     k[..., CHANNEL] += outlier
     exact = by_torch(q.double(), k.double(), v.double())
     return ((attend(q, k, v).double() - exact).square().mean() / exact.square().mean()).sqrt().item()
