@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
+from typing import get_args
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,7 @@ import evoattn
 from evoattn.correctness.reference import exact_attention
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops.attention_fp8 import quantised
+from evoattn.ops.quantize import Granularity
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 KEYS, VALUES, PAIRS, FAVOUR = 32, 32, 256, 0.7
@@ -37,14 +39,14 @@ def sixteen_bits(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return by_torch(*(one.bfloat16() for one in (q, k, v)))
 
 
-def cached(dtype: torch.dtype, granularity: str) -> Attention:
+def cached(dtype: torch.dtype, granularity: Granularity) -> Attention:
     """16-bit queries over keys and values of 8 bits."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k8, v8, k_scale, v_scale = evoattn.quantize_kv(k, v, dtype, granularity)
-        words = dict(k_scale=k_scale, v_scale=v_scale, enable_gqa=True, is_causal=True)
-        answer: Tensor = evoattn.attention(q.bfloat16(), k8, v8, **words)
-        return answer
+        return evoattn.attention(
+            q.bfloat16(), k8, v8, k_scale=k_scale, v_scale=v_scale, enable_gqa=True, is_causal=True
+        )
 
     return attend
 
@@ -55,17 +57,17 @@ def fp8(smooth: bool) -> Attention:
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         given, _ = quantised(q, k, v, smooth)
         group = q.shape[1] // k.shape[1]
-        meant = [
+        q, k, v = (
             numbers.float() * scale.repeat_interleave(times, 1)[:, :, None, None]
             for numbers, scale, times in (
                 (given.query, given.q_scale, group),
                 (given.key, given.k_scale, 1),
                 (given.value, given.v_scale, 1),
             )
-        ]
+        )
         (batch, heads, rows, dim), kv_heads = q.shape, k.shape[1]
         problem = AttentionProblem(batch, heads, kv_heads, rows, rows, dim, "fp32", "causal_upper_left")
-        return exact_attention(problem, *meant, torch.float8_e4m3fn).bfloat16()
+        return exact_attention(problem, q, k, v, torch.float8_e4m3fn).bfloat16()
 
     return attend
 
@@ -73,7 +75,7 @@ def fp8(smooth: bool) -> Attention:
 def kinds() -> Iterator[tuple[str, Attention]]:
     yield "bf16", sixteen_bits
     for name, dtype in CACHES.items():
-        for granularity in ("tensor", "head", "token"):
+        for granularity in get_args(Granularity):
             yield f"cache of {name}, a scale of each {granularity}", cached(dtype, granularity)
     yield "fp8", fp8(False)
     yield "fp8, `smooth_k`", fp8(True)
@@ -154,9 +156,9 @@ def rows(model: Model, count: int = 16) -> Iterator[tuple[str, float, float, flo
     """(kind, errors of normal values and with an outlier channel, losses of the model and with one)."""
     shown = batch(count, torch.Generator().manual_seed(99))
     for name, attend in kinds():
-        errors = [error(attend, outlier) for outlier in (0.0, OUTLIER)]
-        losses = [model.loss(*shown, attend, outlier).item() for outlier in (0.0, OUTLIER)]
-        yield name, *errors, *losses
+        plain, with_outlier = (error(attend, outlier) for outlier in (0.0, OUTLIER))
+        loss, loss_with_outlier = (model.loss(*shown, attend, outlier).item() for outlier in (0.0, OUTLIER))
+        yield name, plain, with_outlier, loss, loss_with_outlier
 
 
 def main() -> None:

@@ -28,6 +28,7 @@ def pick(
     with errors():
         from evoattn.model.errors import WrongUse
         from evoattn.model.gpu import detect_devices
+        from evoattn.model.quantize import QUANTIZE_OPERATIONS
         from evoattn.portfolio.pick import pick as choose
         from evoattn.portfolio.wins import Wins
         from evoattn.report.text import print_text
@@ -55,4 +56,6 @@ def pick(
             lost = found.expected_regret - 1
             print_text(screen, f"On problems left out, such choices take {lost:.1%} more than the best known.")
         if found.estimated:
-            print_text(screen, "Estimated: evoattn.attention runs it where it is faster than PyTorch in a race.")
+            raced = "Estimated: evoattn.attention runs it where it is faster than PyTorch in a race."
+            alone = "Estimated: it runs all the same, as PyTorch has no kernel of 8 bits to race."
+            print_text(screen, alone if asked.element.bytes == 1 or asked.op in QUANTIZE_OPERATIONS else raced)
