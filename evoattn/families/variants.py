@@ -119,6 +119,17 @@ def scale_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
     return tuple(args)
 
 
+def lse_constants(problem: AttentionProblem) -> dict[str, Any]:
+    """Whether a kernel writes the log-sum-exp, and its parameter for that, which no other kernel has."""
+    parameter, argument = (", float* __restrict__ lse_gmem", "lse_gmem") if problem.lse else ("", "nullptr")
+    return {"WRITE_LSE": problem.lse, "LSE_PARAMETER": parameter, "LSE_ARGUMENT": argument}
+
+
+def lse_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
+    """Where such a kernel writes it."""
+    return (Buffer("lse"),) * problem.lse
+
+
 def variant_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
     """The arguments of `templates/device/variant/varied.cuh`; none for plain attention.
 

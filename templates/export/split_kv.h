@@ -28,6 +28,7 @@ inline Plan plan(const Problem& p, const Config& c, int) {
     for (int id : {K, V}) first.args[id] = {Argument::TENSOR_MAP, 0, 0, tile_map(p, c, id, c.warp_keys)};
   for (int64_t n : {group, blocks, splits, keys}) first.int32(n);
   for (int id : {partial, state, arrived}) first.buffer(id);
+  if (c.writes_lse) first.buffer(LSE);
   if (splits == 1 || !c.merge_kernel) return plan;
 
   Launch& merge = plan.add("split_kv_merge", {packed_rows, p.kv_heads, p.batch}, c.merge_threads, 0);
@@ -36,5 +37,6 @@ inline Plan plan(const Problem& p, const Config& c, int) {
   for (int64_t n : {int64_t(p.seqlen_q), int64_t(p.kv_heads), group, blocks, splits}) merge.int32(n);
   merge.strides(p.o);
   for (int id : {partial, state}) merge.buffer(id);
+  if (c.writes_lse) merge.buffer(LSE);
   return plan;
 }

@@ -2,6 +2,11 @@
   const Buffer buffer{smem};
   work.put(buffer, warp, key_scales.v_factor);
   __syncthreads();  // the results of all warps are visible
+  auto write_log_sum = [&](int row, const RowShare& share) {
+    const int head = first_head + packed.head(first_row + row);
+    store_log_sum(LSE_ARGUMENT, share, terms, head, int64_t(batch) * heads + head, seqlen_q, sequence.first_query,
+                  packed.query(first_row + row));
+  };
   if constexpr (MERGE == Merge::CLUSTER) {
     cluster_wait();  // all blocks of the cluster have begun and may be sent to
     for (int i = threadIdx.x; i < rows * CHUNKS; i += THREADS) {
@@ -13,6 +18,8 @@
       if (row >= rows) continue;
       store_share(o_gmem + packed.offset(first_row + row, o_head_stride, o_row_stride) + item % CHUNKS * 4,
                   Exchange::total(smem + EXCHANGE_OFFSET, slot), terms, first_head + packed.head(first_row + row));
+      if constexpr (WRITE_LSE)
+        if (item % CHUNKS == 0) write_log_sum(row, Exchange::total(smem + EXCHANGE_OFFSET, slot));
     }
     return;
   }
@@ -24,6 +31,8 @@
     if (live_splits == 1) {
       store_share(o_gmem + packed.offset(first_row + row, o_head_stride, o_row_stride) + chunk * 4, share, terms,
                   first_head + packed.head(first_row + row));
+      if constexpr (WRITE_LSE)
+        if (chunk == 0) write_log_sum(row, share);
     } else {
       partial_gmem[(split_row + row) * CHUNKS + chunk] = share.o;
       if (chunk == 0) state_gmem[split_row + row] = make_float2(share.shift, share.sum);
@@ -42,5 +51,7 @@
       const int row = i / CHUNKS, chunk = i % CHUNKS;
       store_share(o_gmem + packed.offset(first_row + row, o_head_stride, o_row_stride) + chunk * 4,
                   buffer.total(sources, row, chunk), terms, first_head + packed.head(first_row + row));
+      if constexpr (WRITE_LSE)
+        if (chunk == 0) write_log_sum(row, buffer.total(sources, row, chunk));
     }
   }

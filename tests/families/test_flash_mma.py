@@ -33,7 +33,11 @@ def config(**genes) -> KernelConfig:
 
 RIGHT = [
     (problem(113, 203, 64), {"O_STORE": "shared"}, "large_logits"),
-    (problem(33, 127, 24, mask="causal_lower_right", layout="bshd"), {"KEY_WARPS": 2, "Q_PLACE": "registers"}, "plain"),
+    (
+        problem(33, 127, 24, mask="causal_lower_right", layout="bshd", lse=True),
+        {"KEY_WARPS": 2, "Q_PLACE": "registers"},
+        "plain",
+    ),
     (
         problem(127, 33, 72, dtype="bf16", mask="causal_lower_right"),
         {"SCHEDULE": "split", "STAGES": 1, "RESCALE": "vote"},

@@ -54,7 +54,11 @@ def test_only_families_that_write_it_take_it():
         without = (p.with_(dtype=family.dtypes[0]) for p in (*plain, latent))
         problem = next(p for p in without if not family.why_unsupported(p, H100))
         reason = family.why_unsupported(replace(problem, lse=True), H100)
-        assert reason is None if name in ("flash_wgmma", "fp8_wgmma", "latent_wgmma") else "log-sum-exp" in reason, name
+        assert (
+            reason is None
+            if name in ("flash_wgmma", "flash_mma", "fp8_wgmma", "latent_wgmma", "split_kv")
+            else "log-sum-exp" in reason
+        ), name
 
 
 def test_the_exact_one_is_that_of_the_scores():

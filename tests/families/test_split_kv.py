@@ -50,7 +50,7 @@ def drawing(space: SearchSpace, p: AttentionProblem, gpu: GpuSpec, seed: int) ->
 
 RIGHT = [
     (problem(1, 239), {}, "large_logits"),
-    (problem(1, 239, mask="causal_lower_right", layout="bshd"), RING | {"MERGE": "kernel"}, "plain"),
+    (problem(1, 239, mask="causal_lower_right", layout="bshd", lse=True), RING | {"MERGE": "kernel"}, "plain"),
     (
         problem(40, 203, 64, 4, 2, 2, dtype="bf16", mask="causal_lower_right", layout="bshd"),
         {"BLOCK_M": 16},
@@ -61,12 +61,16 @@ RIGHT = [
         {"BLOCK_M": 16, "BLOCK_N": 32, "SPLITS": 1, "MERGE": "kernel"},
         "plain",
     ),
-    (problem(33, 20, 40, 2, 1, mask="causal_lower_right"), {"VECTOR_BYTES": 4, "BLOCK_N": 32, "SPLITS": 2}, "plain"),
+    (
+        problem(33, 20, 40, 2, 1, mask="causal_lower_right", lse=True),
+        {"VECTOR_BYTES": 4, "BLOCK_N": 32, "SPLITS": 2},
+        "plain",
+    ),
     (problem(1, 239, 128, dtype="bf16"), RING | {"VECTOR_BYTES": 8, "BLOCK_N": 32}, "rising_maximum"),
     (problem(1, 239), FMA, "large_logits"),
     (problem(1, 203, 80, dtype="bf16"), FMA | RING | {"DOT_LANES": 16, "MERGE": "kernel", "VECTOR_BYTES": 4}, "plain"),
     (
-        problem(19, 113, 64, 2, 1, dtype="fp32", mask="causal_upper_left"),
+        problem(19, 113, 64, 2, 1, dtype="fp32", mask="causal_upper_left", lse=True),
         FMA | RING | {"BLOCK_M": 8, "BLOCK_N": 16},
         "rising_maximum",
     ),

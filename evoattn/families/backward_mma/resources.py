@@ -6,8 +6,11 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from evoattn.families.backward import key_blocks
 from evoattn.families.backward_mma.genes import BackwardMmaGenes
+from evoattn.families.backward_mma.tables import registers_of
 from evoattn.families.row_blocks import batches, row_blocks
+from evoattn.model.backward import parse_grads
 from evoattn.model.problem import AttentionProblem
 
 CHUNK_BYTES = 16
@@ -34,13 +37,6 @@ def idle_as_one(genes: BackwardMmaGenes) -> BackwardMmaGenes:
 def block_warps(genes: BackwardMmaGenes) -> int:
     """Of a block of keys."""
     return genes.WARPS * genes.QUERY_WARPS
-
-
-def key_blocks(problem: AttentionProblem, keys: int) -> int:
-    """Tiles of `keys` keys of one head of one of `batches`; of packed sequences slots, as `row_blocks` has them."""
-    if problem.varlen:
-        return problem.shape("k")[2] // keys + problem.batch
-    return math.ceil(problem.seqlen_k / keys)
 
 
 def padded_dim(head_dim: int) -> int:
@@ -79,7 +75,7 @@ def scratch_bytes(problem: AttentionProblem, genes: BackwardMmaGenes) -> dict[st
     scratch |= {"sums": 4 * sums} if sums else {}
     if problem.blocks:
         scratch[BLOCK_STATES] = math.prod(problem.term_shapes["kv_indices"])
-    return scratch | ({"sink_sums": 4 * tiles} if "sinks" in problem.grads else {})
+    return scratch | ({"sink_sums": 4 * tiles} if "sinks" in parse_grads(problem.grads) else {})
 
 
 def sum_offsets(problem: AttentionProblem, genes: BackwardMmaGenes) -> tuple[int, int, int, int]:
@@ -111,11 +107,12 @@ def registers_needed(problem: AttentionProblem, genes: BackwardMmaGenes) -> int:
     part = genes.PART // 2 * 2 + genes.PART // 4
     if problem.softcap or problem.own_score:
         part += genes.PART // 2
+    summed = registers_of(problem, tiles, genes.PART) if problem.grads else 0
     dq = 0
     if adds_dq(genes):
         columns = block_warps(genes) // genes.DQ_WARPS
         dq = genes.BLOCK_M // (16 * genes.DQ_WARPS) * 8 * math.ceil(steps / columns)
-    return tiles * (gradients + kept) + max(tiles * part, dq) + FIXED_REGISTERS
+    return tiles * (gradients + kept) + max(tiles * part + summed, dq) + FIXED_REGISTERS
 
 
 def pass_registers_needed(problem: AttentionProblem, genes: BackwardMmaGenes) -> int:

@@ -8,6 +8,7 @@ from evoattn.families.base import Family, attention_args
 from evoattn.families.block_list import block_list_args, block_list_constants, why_not_listed
 from evoattn.families.flash_mma.genes import FlashMmaGenes
 from evoattn.families.flash_mma.refusals import (
+    why_coarse_sums,
     why_key_warps,
     why_not_eight_bits,
     why_redundant,
@@ -20,7 +21,14 @@ from evoattn.families.flash_mma.work import launch_work
 from evoattn.families.packed_mask import pack_launches, pack_work, packed_bytes
 from evoattn.families.residency import WARP
 from evoattn.families.row_blocks import batches, row_blocks
-from evoattn.families.variants import scale_args, scale_constants, variant_args, variant_constants
+from evoattn.families.variants import (
+    lse_args,
+    lse_constants,
+    scale_args,
+    scale_constants,
+    variant_args,
+    variant_constants,
+)
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
 from evoattn.model.launch import KernelLaunch
@@ -44,6 +52,7 @@ class FlashMma(Family):
     devices: ClassVar[str] = "sm_80 and newer"
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
+    writes_lse: ClassVar[bool] = True
     variants: ClassVar[tuple[str, ...]] = (
         *SCORE_VARIANTS,
         "value_dim",
@@ -81,6 +90,7 @@ class FlashMma(Family):
         return (
             why_wrong_shape(genes)
             or why_not_eight_bits(problem, genes)
+            or why_coarse_sums(problem, genes)
             or why_wrong_ring(genes)
             or why_not_listed(problem, genes.BLOCK_M, genes.BLOCK_N)
             or why_key_warps(problem, genes)
@@ -115,6 +125,7 @@ class FlashMma(Family):
             **problem.masking.constants(),
             **variant_constants(problem),
             **scale_constants(problem),
+            **lse_constants(problem),
             **block_list_constants(problem),
             "SCHEDULE": genes.SCHEDULE.removesuffix("_short_v").upper(),
             "K_STAGES": k_stages,
@@ -134,7 +145,13 @@ class FlashMma(Family):
         rows, batch = row_blocks(problem, genes.BLOCK_M), batches(problem)
         heads_fastest = genes.BLOCK_ORDER.startswith("heads")
         grid = (problem.heads, batch, rows) if heads_fastest else (rows, problem.heads, batch)
-        args = attention_args(problem) + variant_args(problem) + scale_args(problem) + block_list_args(problem)
+        args = (
+            attention_args(problem)
+            + lse_args(problem)
+            + variant_args(problem)
+            + scale_args(problem)
+            + block_list_args(problem)
+        )
         before, threads, smem = pack_launches(problem), (WARP * block_warps(genes), 1, 1), smem_bytes(problem, genes)
         overlaps = bool(before) and gpu.capability >= (9, 0)
         return *before, KernelLaunch(self.name, grid, threads, smem, args, overlaps=overlaps)

@@ -43,6 +43,13 @@ def why_not_eight_bits(problem: AttentionProblem, genes: FlashMmaGenes) -> str |
     return None
 
 
+def why_coarse_sums(problem: AttentionProblem, genes: FlashMmaGenes) -> str | None:
+    """A log-sum-exp of weights that were rounded to 16 bits."""
+    if problem.lse and genes.ROW_SUM != "add":
+        return f"ROW_SUM={genes.ROW_SUM} sums rounded weights, too coarse for a log-sum-exp, which takes add."
+    return None
+
+
 def why_wrong_ring(genes: FlashMmaGenes) -> str | None:
     """A ring too short for its schedule."""
     stages, schedule = genes.STAGES, genes.SCHEDULE

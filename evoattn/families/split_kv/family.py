@@ -32,7 +32,14 @@ from evoattn.families.split_kv.resources import (
 )
 from evoattn.families.split_kv.work import launch_work
 from evoattn.families.tensor_tiles import tile_map
-from evoattn.families.variants import scale_args, scale_constants, variant_args, variant_constants
+from evoattn.families.variants import (
+    lse_args,
+    lse_constants,
+    scale_args,
+    scale_constants,
+    variant_args,
+    variant_constants,
+)
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
@@ -61,6 +68,7 @@ class SplitKv(Family):
     devices: ClassVar[str] = "sm_80 and newer"
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "fp32")
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
+    writes_lse: ClassVar[bool] = True
     variants: ClassVar[tuple[str, ...]] = (*SCORE_VARIANTS, *KEY_VARIANTS, "varlen", "blocks", *EIGHT_BITS)
 
     def genes(self, config: KernelConfig) -> SplitKvGenes:
@@ -101,6 +109,7 @@ class SplitKv(Family):
             **problem.masking.constants(),
             **variant_constants(problem, hides=True),
             **scale_constants(problem),
+            **lse_constants(problem),
             **block_list_constants(problem),
             "CLUSTER": cluster_blocks(genes),
             "CLUSTER_DIMS": f"__cluster_dims__({cluster_blocks(genes)}, 1, 1)" if cluster_blocks(genes) > 1 else "",
@@ -120,7 +129,12 @@ class SplitKv(Family):
         (splits, keys), blocks = split_of(problem, genes), row_blocks(problem, genes)
         sizes = (Scalar("int32", n) for n in (packed_heads(problem), blocks, splits, keys))
         args: list[KernelArg] = [*attention_args(problem), *sizes, Buffer(PARTIAL), Buffer(STATE), Buffer(ARRIVED)]
-        args += [*variant_args(problem), *scale_args(problem), *block_list_args(problem, packs=False)]
+        args += [
+            *lse_args(problem),
+            *variant_args(problem),
+            *scale_args(problem),
+            *block_list_args(problem, packs=False),
+        ]
         if genes.LOAD == "tma":
             args[1:3] = (tile_map(problem, tensor, warp_keys(genes)) for tensor in "kv")
         partial = KernelLaunch(
@@ -138,7 +152,7 @@ class SplitKv(Family):
             Scalar("int32", n) for n in (problem.seqlen_q, tile_heads(problem), packed_heads(problem), blocks, splits)
         ]
         merge_args += [Scalar("int64", stride) for stride in problem.strides("o")[:3]]
-        merge_args += [Buffer(PARTIAL), Buffer(STATE), *variant_args(problem)]
+        merge_args += [Buffer(PARTIAL), Buffer(STATE), *lse_args(problem), *variant_args(problem)]
         grid = (packed_rows(problem), tile_heads(problem), problem.batch)
         overlaps = genes.DEPENDENT_LAUNCH != "none"
         return partial, KernelLaunch(

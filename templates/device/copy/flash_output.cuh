@@ -4,6 +4,7 @@
 #include "device/ptx/exp2.cuh"
 #include "device/ptx/warp.cuh"
 #include "device/mma/flash_fragments.cuh"
+#include "device/softmax/log_sum.cuh"
 
 // Floats that a lane hands over in a merge: O, two shifts and two sums of each row tile.
 constexpr __host__ __device__ int merge_floats(int row_tiles, int dim_tiles) { return row_tiles * (4 * dim_tiles + 4); }
@@ -58,6 +59,26 @@ __device__ __forceinline__ void merge_key_warps(
 struct NoSink {
   static constexpr bool SINK = false;
 };
+
+// The log-sum-exps of the warp's rows, of which the first `valid_rows` exist, to global memory. SUM_BY_MMA as in
+// `store_output`, before which this is.
+template <bool SUM_BY_MMA, class Terms, int ROW_TILES, int DIM_TILES>
+__device__ __forceinline__ void store_log_sums(const RowState<ROW_TILES, DIM_TILES>& state, const Terms& terms,
+                                               int head, float* lse_gmem, int valid_rows, int lane) {
+#pragma unroll
+  for (int m = 0; m < ROW_TILES; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float shift = state.shift[m][half], sum = state.sum[m][2 * half];
+      if constexpr (!SUM_BY_MMA) {
+        sum += __shfl_xor_sync(ALL_LANES, sum, 1);
+        sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+      }
+      if constexpr (Terms::SINK) terms.add_sink(shift, sum, head);
+      const int row = m * 16 + half * 8 + lane / 4;
+      if (lane % 4 == 0 && row < valid_rows) lse_gmem[row] = log_sum(shift, sum);
+    }
+}
 
 // O / sums to global memory; a row that saw no key has sum 0 and becomes 0. THROUGH_SHARED: in 16-byte stores, by way
 // of the warp's own rows of `o_smem`; otherwise 4 bytes per lane, as the fragments lie. SUM_BY_MMA: the sums are those

@@ -2,6 +2,7 @@
 // division and a state (shift, sum): O = Σ_j 2^(s_j - shift) V_j, sum = Σ_j 2^(s_j - shift). With shift = max_i
 // shift_i, O = Σ_i 2^(shift_i - shift) O_i, and sums alike.
 #include "device/ptx/element.cuh"
+#include "device/softmax/log_sum.cuh"
 #include "device/ptx/exp2.cuh"
 #include "device/ptx/warp.cuh"
 
