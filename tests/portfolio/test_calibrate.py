@@ -29,7 +29,7 @@ from evoattn.portfolio.kernels import kind_of
 from evoattn.portfolio.lists import list_for, shipped_for
 from tests.portfolio.calibrate_fakes import CARD, TOOLS
 
-WANTED = Wanted(8, ("plain",), jobs=1)
+WANTED = Wanted(16, ("plain",), jobs=1)
 ENOUGH = 500
 """Times for a correction."""
 
