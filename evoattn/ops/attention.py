@@ -373,7 +373,7 @@ def attend(call: Call) -> Answer:
     if _is_compiling() or not is_ordinary(query, call.key, call.value):
         return _of_watched(call)
     runtime = current.runtime()
-    if PROMISE.fp8 and (answer := _in_eight_bits(runtime, call)) is not None:
+    if PROMISE.fp8 is not None and (answer := _in_eight_bits(runtime, call)) is not None:
         return answer
     if shapes.is_recording():
         call.require()
@@ -383,13 +383,13 @@ def attend(call: Call) -> Answer:
 
 def _in_eight_bits(runtime: Runtime, call: Call) -> Answer | None:
     """The answer in 8 bits, None where the call keeps its own; see `enable`."""
-    from evoattn.ops import precision  # which calls `attend`
-
+    assert PROMISE.fp8 is not None
     if torch.is_autocast_enabled(runtime.device_type):
         call = call.autocast(runtime.device_type)
     if call.out is not None:
         require_out(call.out, call.query, call.value)
-    return precision.in_eight_bits(runtime, call)
+    answer: Answer | None = PROMISE.fp8(runtime, call)
+    return answer
 
 
 def run(runtime: Runtime, call: Call) -> Answer:

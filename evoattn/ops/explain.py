@@ -10,7 +10,7 @@ from torch import Tensor
 
 from evoattn.model.errors import WrongUse
 from evoattn.model.problem import AttentionProblem
-from evoattn.ops import current
+from evoattn.ops import current, precision
 from evoattn.ops.arguments import Causal, Score
 from evoattn.ops.call import (
     DROPOUT,
@@ -110,7 +110,7 @@ def explain(
     if eight:
         return f"{eight}{of_sdpa}."
     if isinstance(found, str):
-        return _left(found + of_sdpa * PROMISE.fp8, batch_invariant)
+        return _left(found + of_sdpa * bool(PROMISE.fp8), batch_invariant)
     forward, *backward = [choice.words for choice in found]
     promised = "; each row has the same bits in every batch" * is_promised(batch_invariant)
     return "".join((forward, promised, *(f"; for the gradients {words}" for words in backward), of_sdpa, "."))
@@ -118,8 +118,6 @@ def explain(
 
 def _of_eight_bits(call: Call, of_sdpa: str) -> tuple[str, str]:
     """Under `enable(precision="fp8")` what runs in 8 bits, if anything, and what is said behind it: why not, too."""
-    from evoattn.ops import precision
-
     eight, why = precision.words(current.runtime(), call)
     return eight, why + of_sdpa
 

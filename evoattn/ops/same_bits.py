@@ -5,6 +5,9 @@ Of torch's attention nothing is known that would keep it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 
 class NoKernel(RuntimeError):
     """No kernel serves the call, and PyTorch's attention must not: `strict=True` or `batch_invariant=True` was said.
@@ -15,8 +18,8 @@ class Promise:
     """What `evoattn.enable` said of all calls of the process."""
 
     everywhere = False
-    fp8 = False
-    """Whether tensors of 16 bits are quantised on the way, where a kernel of 8 bits serves the call: `precision.py`."""
+    fp8: Callable[[Any, Any], Any] | None = None
+    """`precision.in_eight_bits` where calls are to run in 8 bits."""
 
 
 PROMISE = Promise()

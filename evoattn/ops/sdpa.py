@@ -23,6 +23,7 @@ from evoattn.ops import current
 from evoattn.ops.arguments import MASKS, mask_of
 from evoattn.ops.attention import attention
 from evoattn.ops.call import Call, causal_kind
+from evoattn.ops.precision import in_eight_bits
 from evoattn.ops.same_bits import PROMISE, NoKernel
 from evoattn.ops.shapes import Shapes, miss, paused, recorded_call, recorders, recording
 from evoattn.ops.torch_answer import SDPA
@@ -253,7 +254,7 @@ def disable() -> None:
 def _allow(estimated: bool, race: bool, batch_invariant: bool, fp8: bool) -> None:
     """Which kernels may run that were measured on no GPU of this kind, what all calls promise, and whether they may be
     of 8 bits."""
-    runtime, PROMISE.everywhere, PROMISE.fp8 = current.runtime(), batch_invariant, fp8
+    runtime, PROMISE.everywhere, PROMISE.fp8 = current.runtime(), batch_invariant, in_eight_bits if fp8 else None
     if (runtime.estimated, runtime.races) != (estimated, race):
         runtime.estimated, runtime.races = estimated, race
         runtime.forget()

@@ -16,6 +16,7 @@ from evoattn.ops.arguments import K_SCALE, SINKS, V_SCALE
 from evoattn.ops.attention_fp8 import Quantised, dequantised
 from evoattn.ops.cubins import Cubin
 from evoattn.ops.current import best_known
+from evoattn.ops.precision import in_eight_bits
 from evoattn.ops.quantize import Wanted, by_torch, quantize
 from evoattn.ops.runtime import Runtime
 from evoattn.ops.same_bits import PROMISE
@@ -152,11 +153,11 @@ class EightBitRuntime(Runtime):
             return super().attend(call)
         if call.value.shape[3] == 32:
             raise evoattn.NoKernel("none")
-        self.asked, PROMISE.fp8 = call, False  # the reference's attention is of 16 bits
+        self.asked, PROMISE.fp8 = call, None  # the reference's attention is of 16 bits
         try:
             return self.made(call)
         finally:
-            PROMISE.fp8 = True
+            PROMISE.fp8 = in_eight_bits
 
     def made(self, call):
         scales = call.terms[-1], call.term(K_SCALE), call.term(V_SCALE)
