@@ -14,7 +14,6 @@ from evoattn.correctness.cases import make_case
 from evoattn.correctness.validate import check
 from evoattn.families.registry import FAMILIES, lookup
 from evoattn.families.row_blocks import row_blocks
-from evoattn.families.tensor_tiles import sliding_map
 from evoattn.families.variants import variant_args
 from evoattn.families.work import row_steps
 from evoattn.model.gpu import GPUS
@@ -541,22 +540,15 @@ class Strided(AttentionProblem):
         ({"k": (1024 * 64, 64, 64, 1)}, "as many rows apart"),
         ({"k": (1024 * 64 + 8, 64, 64, 1), "v": (1024 * 64 + 8, 64, 64, 1)}, "whole rows apart"),
         ({"k": (1 << 37, 64, 64, 1), "v": (1 << 37, 64, 64, 1)}, "an int32 counts"),
+        ({"k": (64, 64, 128, 1), "v": (64, 64, 128, 1)}, None),  # of one key: as the op's `plain_strides` says
     ],
 )
 def test_flash_wgmma_takes_batches_that_are_whole_rows_apart(strides, reason):
-    fields = asdict(VARIANTS["keys in use"].with_(batch=2))
+    one_key = strides["k"][0] == 64
+    fields = asdict(VARIANTS["keys in use"].with_(batch=2, **({"seqlen_k": 1, "seqused": "0:1"} if one_key else {})))
     problem = Strided(**fields, own=tuple(strides.items()))
     told = FAMILIES["flash_wgmma"].why_unsupported(problem, GPUS["h100"])
     assert told is None if reason is None else reason in told
-
-
-def test_batches_of_one_key_are_a_row_each():
-    """Of a key that is alone in its head the op says as stride what all heads and batches span (`plain_strides`)."""
-    own = dict.fromkeys("kv", (2 * 64, 64, 3 * 2 * 64, 1))
-    fields = asdict(PLAIN.with_(batch=3, heads=2, kv_heads=2, seqlen_q=1, seqlen_k=1, seqused="0:1"))
-    problem = Strided(**fields, own=tuple(own.items()))
-    assert FAMILIES["flash_wgmma"].why_unsupported(problem, GPUS["h100"]) is None
-    assert sliding_map(problem, "k", 64).strides_bytes[:3] == (2 * 64 * 2, 64 * 2, 2 * 64 * 2)
 
 
 @pytest.mark.parametrize(
