@@ -17,6 +17,7 @@ from evoattn.model.forward import FORWARD
 from evoattn.model.lengths import parse_lengths
 from evoattn.model.mask import FULL, MASKS, Band, Mask
 from evoattn.model.operation import OPERATIONS, Operation, TensorSpec
+from evoattn.model.quantize import why_not_quantized
 from evoattn.model.scales import PER_TOKEN, scale_shapes, scale_strides, why_no_scales
 from evoattn.model.score import (
     INTEGERS,
@@ -101,7 +102,7 @@ class AttentionProblem:
     q, k and v out of that of O and, with `lse`, of the log-sum-exp; `grads` names further inputs whose gradients are
     wanted, `bias`, `sinks`, `own_NAME` of a table, a `+` between two; `deterministic` asks for the same bits in every
     run, and `batch_invariant`, of `forward`, for a row's bits to be the same whatever else is computed
-    (`Family.row_bits`).
+    (`Family.row_bits`). `quantize` and `quantize_smooth` make 8 bits of a tensor (`evoattn.model.quantize`).
 
     Raises `ProblemError` on a size, dtype, mask or layout that is not one of the above, and on variants that exclude
     each other.
@@ -153,7 +154,7 @@ class AttentionProblem:
         for field in ("lse", "deterministic", "batch_invariant"):
             if not isinstance(getattr(self, field), bool):
                 raise ProblemError(f"{field} must be true or false, not {getattr(self, field)!r}.")
-        if fault := why_no_scales(self) or fault_of(self) or why_no_grads(self):
+        if fault := why_no_scales(self) or fault_of(self) or why_no_grads(self) or why_not_quantized(self):
             raise ProblemError(fault)
         if self.own_score:  # one way to write it
             object.__setattr__(self, "score", self.own_score.text)

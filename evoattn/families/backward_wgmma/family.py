@@ -6,25 +6,32 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-from evoattn.families.backward_wgmma.genes import BackwardWgmmaGenes
-from evoattn.families.backward_wgmma.refusals import why_redundant, why_too_big, why_useless
+from evoattn.families.backward import NULL, bias_gradient, bias_gradient_strides, shares_bias, strides_of
 from evoattn.families.backward_wgmma.resources import (
+    BackwardWgmmaGenes,
     dq_columns,
     key_blocks,
+    launch_work,
     lead,
     moved_registers,
     producer_warps,
+    registers_at_launch,
+    registers_needed,
     scratch,
     smem_bytes,
     threads,
     units,
+    warpgroups,
+    whole_chunks,
 )
-from evoattn.families.backward_wgmma.work import launch_work
 from evoattn.families.base import Family, softmax_scale_log2
 from evoattn.families.flash_wgmma.text import wgmma_function
-from evoattn.families.tensor_tiles import tile_map
-from evoattn.families.variants import variant_constants
+from evoattn.families.residency import why_no_memory, why_not_resident, why_same_code
+from evoattn.families.row_blocks import batches, row_blocks
+from evoattn.families.tensor_tiles import CHUNK_COLUMNS, sliding_map, tile_map, why_not_sliding
+from evoattn.families.variants import variant_args, variant_constants
 from evoattn.families.work import LaunchWork
+from evoattn.model.backward import TERM_GRADS, parse_grads
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.mask import FULL_AND_CAUSAL
@@ -49,7 +56,16 @@ class BackwardWgmma(Family):
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
     writes_lse: ClassVar[bool] = True
-    variants: ClassVar[tuple[str, ...]] = ("window", "value_dim")
+    variants: ClassVar[tuple[str, ...]] = (
+        "window",
+        "softcap",
+        "sink",
+        "alibi",
+        "bias",
+        "score",
+        "value_dim",
+        "varlen",
+    )
 
     def genes(self, config: KernelConfig) -> BackwardWgmmaGenes:
         return BackwardWgmmaGenes.of(config)
@@ -69,6 +85,10 @@ class BackwardWgmma(Family):
                 f"{MAX_SINGLE_DIM} it takes {MAX_HEAD_DIM}, where warpgroups share the dims in halves, beside "
                 f"{MAX_SINGLE_DIM} or {MAX_HEAD_DIM}."
             )
+        if reason := why_not_sliding(problem):
+            return reason
+        if not set(parse_grads(problem.grads)) <= set(TERM_GRADS):
+            return "backward_wgmma computes no gradients of tables."
         if problem.deterministic:
             return "backward_wgmma adds up dQ in the order in which its blocks run, which deterministic does not allow."
         return None
@@ -103,7 +123,9 @@ class BackwardWgmma(Family):
             "HEAD_DIM": problem.head_dim,
             "VALUE_DIM": problem.head_dim_v,
             **problem.masking.constants(),
-            **variant_constants(problem),
+            **variant_constants(problem, slope=True),
+            "BIAS_GRADIENT": "bias" in parse_grads(problem.grads),
+            "SINK_GRADIENT": "sinks" in parse_grads(problem.grads),
             "PRODUCER_WARPS": producer_warps(genes),
             "PRODUCER_REGISTERS": producer,
             "CONSUMER_REGISTERS": consumer,
@@ -126,16 +148,22 @@ class BackwardWgmma(Family):
             "WGMMA_DQ": wgmma_function("wgmma_dq", columns, dtype, False, b_transposed=True, a_transposed=True),
         }
 
+    def why_outdated(self, config: KernelConfig, source: str) -> str | None:
+        if "query_slots" not in source:
+            return "It is of before packed sequences and what is added to scores, and takes other arguments."
+        return super().why_outdated(config, source)
+
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         genes = self.genes(config)
-        tiles = math.ceil(problem.seqlen_q / genes.BLOCK_M)
+        m, n = genes.BLOCK_M, genes.BLOCK_N
+        tiles, sinks = row_blocks(problem, genes.BLOCK_M), "sinks" in parse_grads(problem.grads)
         ahead, row_block = lead(problem, genes, gpu.sm_count), (ROW_THREADS, 1, 1)
-        rows_grid = (tiles, ahead * problem.group_size, 1) if ahead else (tiles, problem.heads, problem.batch)
-        progress: KernelArg = Buffer("progress") if ahead else Scalar("int64", 0)
-        keys, heads, batch = key_blocks(problem, genes), problem.kv_heads, problem.batch
+        row_heads = (ahead * problem.group_size, 1) if ahead else (problem.heads, batches(problem))
+        progress: KernelArg = Buffer("progress") if ahead else NULL
+        keys, heads, batch = key_blocks(problem, genes), problem.kv_heads, batches(problem)
         grid = (heads, batch, keys) if genes.BLOCK_ORDER == "heads" else (keys, heads, batch)
         log_sums, deltas, dq_sums = map(Buffer, ("log_sums", "deltas", "dq_sums"))
-        dlse: KernelArg = Buffer("dlse") if problem.lse else Scalar("int64", 0)
+        dlse: KernelArg = Buffer("dlse") if problem.lse else NULL
         scale = Scalar("float32", problem.softmax_scale)
         sizes = _ints(problem.heads, problem.kv_heads, problem.seqlen_q, problem.seqlen_k)
         terms: tuple[KernelArg, ...] = (
@@ -143,44 +171,51 @@ class BackwardWgmma(Family):
             dlse,
             *(log_sums, deltas, dq_sums, progress),
             *_ints(problem.heads, problem.seqlen_q),
-            *_strides(problem, "o", "do"),
-            *_ints(units(problem), ahead, keys),
+            *strides_of(problem, "o", "do"),
+            *_ints(units(problem), ahead, keys, problem.seqlen_k),
+            bias_gradient(problem),
+            Scalar("int64", math.prod(problem.term_shapes["bias"]) if "bias" in parse_grads(problem.grads) else 0),
+            *variant_args(problem),
         )
+        by_tiles = sliding_map if problem.varlen else tile_map
         main: tuple[KernelArg, ...] = (
-            tile_map(problem, "q", genes.BLOCK_M),
-            tile_map(problem, "k", genes.BLOCK_N),
-            tile_map(problem, "v", genes.BLOCK_N),
-            tile_map(problem, "do", genes.BLOCK_M),
+            *(by_tiles(problem, name, rows) for name, rows in zip(("q", "k", "v", "do"), (m, n, n, m), strict=True)),
             *(log_sums, deltas, dq_sums, Buffer("dk"), Buffer("dv")),
             *sizes,
-            *_strides(problem, "dk", "dv"),
+            *strides_of(problem, "dk", "dv"),
             softmax_scale_log2(problem),
             scale,
-            *_ints(problem.masking.past or 0, problem.masking.ahead or 0),
             *(Buffer(name) for name in ("o", "do", "lse")),
             *(dlse, Buffer("dq"), progress),
-            *_strides(problem, "o", "do", "dq"),
-            *_ints(ahead),
+            *strides_of(problem, "o", "do", "dq"),
+            *_ints(ahead, tiles),
+            bias_gradient(problem),
+            *bias_gradient_strides(problem),
+            *variant_args(problem),
         )
         rows: tuple[KernelArg, ...] = (
             *(dq_sums, Buffer("dq")),
             *_ints(problem.heads, problem.seqlen_q),
-            *_strides(problem, "dq"),
+            *strides_of(problem, "dq"),
             scale,
-            *_ints((units(problem) - ahead) * problem.group_size if ahead else 0),
+            *_ints((units(problem) - ahead) * problem.group_size if ahead else 0, problem.seqlen_k),
+            *(log_sums, deltas, Buffer("dsinks") if sinks else NULL),
+            *_ints(batches(problem)),
+            *variant_args(problem),
         )
         smem = smem_bytes(problem, genes)
         return (
-            KernelLaunch("backward_wgmma_terms", rows_grid, row_block, 0, terms),
+            KernelLaunch("backward_wgmma_terms", (tiles, *row_heads), row_block, 0, terms),
             KernelLaunch(self.name, grid, (threads(genes), 1, 1), smem, main, overlaps=True),
-            KernelLaunch("backward_wgmma_rows", rows_grid, row_block, 0, rows, overlaps=True),
+            KernelLaunch("backward_wgmma_rows", (tiles + sinks, *row_heads), row_block, 0, rows, overlaps=True),
         )
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
         return scratch(problem, self.genes(config))
 
     def unordered(self, problem: AttentionProblem, config: KernelConfig) -> tuple[str, ...]:
-        return ("dq",) if key_blocks(problem, self.genes(config)) > 1 else ()
+        several = key_blocks(problem, self.genes(config)) > 1
+        return (*(("dq",) if several else ()), *(("dbias",) if shares_bias(problem) else ()))
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
         return launch_work(problem, self.genes(config), registers)
@@ -190,6 +225,88 @@ def _ints(*numbers: int) -> tuple[Scalar, ...]:
     return tuple(Scalar("int32", number) for number in numbers)
 
 
-def _strides(problem: AttentionProblem, *tensors: str) -> tuple[Scalar, ...]:
-    """Of batches, heads and rows, in elements."""
-    return tuple(Scalar("int64", stride) for tensor in tensors for stride in problem.strides(tensor)[:3])
+MAX_WARPGROUPS = 3
+MAX_GRID_YZ = 65535
+
+
+def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
+    """Genes that do not fit each other."""
+    groups, dims = warpgroups(genes), genes.DIM_GROUPS
+    if groups > MAX_WARPGROUPS:
+        return f"BLOCK_N={genes.BLOCK_N} with DIM_GROUPS={dims} are {groups} warpgroups, of which there are 3 at most."
+    if dims > 1 and "registers" in (genes.P_PLACE, genes.DS_PLACE):
+        return f"DIM_GROUPS={dims} needs P_PLACE=shared and DS_PLACE=shared: each warpgroup has a part of both."
+    if dims > 1 and (
+        problem.head_dim % (dims * CHUNK_COLUMNS) or problem.head_dim_v % (dims * CHUNK_COLUMNS) or genes.BLOCK_M % 32
+    ):
+        return f"DIM_GROUPS={dims} needs head_dims of {dims} times {CHUNK_COLUMNS}, and BLOCK_M in steps of 32."
+    if not dq_columns(problem, genes):
+        columns = whole_chunks(problem.head_dim)
+        return (
+            f"DQ_ROWS={genes.DQ_ROWS} BLOCK_M={genes.BLOCK_M}: {groups} warpgroups (BLOCK_N, DIM_GROUPS) cannot share "
+            f"{genes.BLOCK_M} × {columns} of dQ in whole tiles of 64."
+        )
+    if genes.PRODUCER == "warp" and (genes.DQ_SUM == "warp" or genes.ROW_WORK == "spare_warps"):
+        return "DQ_SUM=warp and ROW_WORK=spare_warps need PRODUCER=warpgroup, which has warps to spare."
+    if genes.ROW_WORK == "spare_warps" and problem.varlen:
+        return "ROW_WORK=spare_warps takes no packed sequences, whose heads end at different times."
+    if genes.ROW_WORK == "spare_warps" and genes.BLOCK_ORDER == "heads":
+        return "ROW_WORK=spare_warps needs BLOCK_ORDER=keys: the heads come one after another."
+    if genes.ROTATE and problem.causal:
+        return "ROTATE needs mask=full: under a causal mask blocks begin with different queries as it is."
+    if genes.STAGGER and groups != 2:
+        return f"STAGGER needs two warpgroups (BLOCK_N, DIM_GROUPS), not {groups}."
+    if genes.STAGGER and genes.ORDER != "in_turn" and genes.P_PLACE == "registers":
+        return (
+            f"STAGGER ORDER={genes.ORDER} needs P_PLACE=shared: without its barrier one warpgroup gets two tiles ahead."
+        )
+    if genes.ORDER != "in_turn" and genes.Q_STAGES == 1:
+        return f"ORDER={genes.ORDER} needs Q_STAGES of 2 or more: two tiles of Q are read at a time."
+    if genes.ORDER != "in_turn" and genes.DS_PLACE == "registers":
+        return (
+            f"ORDER={genes.ORDER} needs DS_PLACE=shared: with dS in registers beside the next S products wait in turn "
+            "(ptxas C7512)."
+        )
+    return None
+
+
+def why_redundant(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
+    """Configs that do on this problem what a smaller one does."""
+    if genes.BLOCK_M > 64 and 2 * problem.seqlen_q <= genes.BLOCK_M:
+        return f"BLOCK_M={genes.BLOCK_M} for {problem.seqlen_q} queries leaves half of the tile without work."
+    if genes.BLOCK_N > 64 and 2 * problem.seqlen_k <= genes.BLOCK_N:
+        return f"BLOCK_N={genes.BLOCK_N} for {problem.seqlen_k} keys leaves half of the block without work."
+    tiles = -(-problem.seqlen_q // genes.BLOCK_M) * problem.group_size
+    for name, stages in (("Q_STAGES", genes.Q_STAGES), ("DO_STAGES", genes.DO_STAGES), ("DS_STAGES", genes.DS_STAGES)):
+        if stages > max(1 + (name == "Q_STAGES" and genes.ORDER != "in_turn"), tiles):
+            return (
+                f"{name}={stages} is more than the {tiles} tiles of {genes.BLOCK_M} queries that a block goes through."
+            )
+    if genes.ROW_WORK == "spare_warps" and units(problem) == 1:
+        return "ROW_WORK=spare_warps has nothing to do where there is one K/V head."
+    if genes.BLOCK_ORDER == "heads" and (key_blocks(problem, genes) == 1 or units(problem) == 1):
+        return "BLOCK_ORDER=heads is the order of keys where there is one head, or one tile of keys."
+    if genes.ROTATE and (tiles == 1 or key_blocks(problem, genes) == 1):
+        return "ROTATE needs several tiles of keys and of queries (BLOCK_M, BLOCK_N)."
+    return None
+
+
+def why_too_big(problem: AttentionProblem, genes: BackwardWgmmaGenes, gpu: GpuSpec) -> str | None:
+    """Grid, memory and registers against the limits of the GPU and of BLOCKS_PER_SM."""
+    warps, smem = threads(genes) // 32, smem_bytes(problem, genes)
+    if genes.BLOCK_ORDER == "heads" and key_blocks(problem, genes) > MAX_GRID_YZ:
+        return f"BLOCK_ORDER=heads puts {key_blocks(problem, genes)} tiles of keys in grid z, which ends at 65535."
+    if smem > gpu.smem_per_block:
+        return (
+            f"The block needs {smem} bytes of shared memory, by BLOCK_M, BLOCK_N, Q_STAGES, DO_STAGES, DS_STAGES and "
+            f"DQ_SUM; {gpu.name} gives a block {gpu.smem_per_block}."
+        )
+    if reason := why_not_resident(gpu, genes.BLOCKS_PER_SM, warps, smem) or why_same_code(genes.BLOCKS_PER_SM, warps):
+        return reason
+    have, needed = moved_registers(genes)[1] or registers_at_launch(genes), registers_needed(problem, genes)
+    if needed > have:
+        return (
+            f"A thread needs about {needed} registers, by BLOCK_M, BLOCK_N, P_PLACE, DS_PLACE, DQ_ROWS, and PRODUCER="
+            f"{genes.PRODUCER} with {producer_warps(genes)} warps leaves it {have}."
+        )
+    return why_no_memory(problem, scratch(problem, genes), gpu)
