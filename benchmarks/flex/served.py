@@ -5,6 +5,7 @@ python -m benchmarks.flex.served [GPU]        a table for docs/variants.md
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -67,7 +68,9 @@ def served(make: Callable[[Shape], Written], shape: Shape, gpu: GpuSpec) -> tupl
 
 
 def main() -> int:
-    gpu, rows = GPUS[sys.argv[1] if len(sys.argv) > 1 else "h200"], dict[tuple[str, str, str], list[str]]()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("gpu", nargs="?", default="h200", choices=sorted(GPUS))
+    gpu, rows = GPUS[parser.parse_args().gpu], dict[tuple[str, str, str], list[str]]()
     for name, make in MODS.items():
         row = served(make, SHAPE._replace(queries=QUERIES.get(name, SHAPE.queries)), gpu)
         rows.setdefault(row, []).append(name.replace("_", " "))
