@@ -16,6 +16,7 @@ from evoattn.model.errors import WrongUse
 from evoattn.model.forward import FORWARD
 from evoattn.model.lengths import parse_lengths
 from evoattn.model.mask import FULL, MASKS, Band, Mask
+from evoattn.model.merge import why_not_merged
 from evoattn.model.operation import OPERATIONS, Operation, TensorSpec
 from evoattn.model.scales import PER_TOKEN, scale_shapes, scale_strides, why_no_scales
 from evoattn.model.score import (
@@ -102,6 +103,8 @@ class AttentionProblem:
     wanted, `bias`, `sinks` or `bias+sinks`; `deterministic` asks for the same bits in every run, and `batch_invariant`,
     of `forward`, for a row's bits to be the same whatever else is computed (`Family.row_bits`).
 
+    `merge` and `merge_narrow` make one answer out of `seqlen_k` partial ones (`evoattn.model.merge`).
+
     Raises `ProblemError` on a size, dtype, mask or layout that is not one of the above, and on variants that exclude
     each other.
     """
@@ -152,7 +155,7 @@ class AttentionProblem:
         for field in ("lse", "deterministic", "batch_invariant"):
             if not isinstance(getattr(self, field), bool):
                 raise ProblemError(f"{field} must be true or false, not {getattr(self, field)!r}.")
-        if fault := why_no_scales(self) or fault_of(self) or why_no_grads(self):
+        if fault := why_no_scales(self) or fault_of(self) or why_no_grads(self) or why_not_merged(self):
             raise ProblemError(fault)
         if self.own_score:  # one way to write it
             object.__setattr__(self, "score", self.own_score.text)

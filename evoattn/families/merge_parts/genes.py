@@ -1,0 +1,17 @@
+"""The genes of merge_parts, typed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from evoattn.families.genes import Genes
+
+
+@dataclass(frozen=True)
+class MergePartsGenes(Genes):
+    """One config of `search_spaces/merge_parts.yaml`, which says what each gene means."""
+
+    BLOCK_M: int
+    BLOCK_N: int
+    THREADS: int
+    VECTOR_WIDTH: int
