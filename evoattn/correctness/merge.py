@@ -68,7 +68,7 @@ def device_cases(problem: AttentionProblem) -> list[tuple[str, AttentionProblem,
     return [
         ("ragged", small.with_(seqlen_q=131, seqlen_k=7), "plain"),
         ("parts without keys", small.with_(seqlen_q=131, seqlen_k=3), "no_keys"),
-        ("strided, sums far apart", small.with_(seqlen_q=37, seqlen_k=12, layout=other), "far_apart"),
+        ("ragged, strided, Sq > Sk", small.with_(seqlen_q=37, seqlen_k=12, layout=other), "far_apart"),
         ("one part", small.with_(seqlen_q=1, seqlen_k=1), "plain"),
         ("many parts", small.with_(seqlen_q=5, seqlen_k=65), "no_keys"),
     ]

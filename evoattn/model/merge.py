@@ -44,8 +44,8 @@ def part_strides(problem: Any) -> tuple[int, int, int, int]:
 
 
 def _inputs(problem: Any) -> tuple[TensorSpec, ...]:
-    """`parts` `[seqlen_k, batch, heads, seqlen_q, head_dim]`; `part_sums` `[seqlen_k, batch, heads, seqlen_q]`, float32,
-    contiguous."""
+    """`parts` `[seqlen_k, batch, heads, seqlen_q, head_dim]`; `part_sums` `[seqlen_k, batch, heads, seqlen_q]`,
+    float32, contiguous."""
     shape = problem.seqlen_k, *problem.shape("o")
     dtype = problem.element.torch if problem.op == NARROW else "float32"
     return TensorSpec("parts", shape, (*part_strides(problem), 1), dtype), contiguous("part_sums", shape[:4], "float32")

@@ -39,8 +39,8 @@ class MergeParts(Family):
         return MergePartsGenes.of(config)
 
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
-        if problem.head_dim % 4 or problem.head_dim > MAX_HEAD_DIM:
-            return f"merge_parts takes a head_dim of a multiple of 4 up to {MAX_HEAD_DIM}, not {problem.head_dim}."
+        if problem.head_dim > MAX_HEAD_DIM:
+            return f"merge_parts takes a head_dim of up to {MAX_HEAD_DIM}, not {problem.head_dim}."
         if rows_of(problem) > MOST_ROWS:
             return f"merge_parts takes at most {MOST_ROWS} rows of all heads together, not {rows_of(problem)}."
         return None
@@ -56,7 +56,7 @@ class MergeParts(Family):
             return f"BLOCK_N={genes.BLOCK_N} parts of {columns} columns are more than the registers of a thread."
         if redundant and genes.BLOCK_M * lanes < genes.THREADS and genes.THREADS > WARP:
             return f"THREADS={genes.THREADS} are more than the {genes.BLOCK_M} rows of a block have work for."
-        if redundant and genes.BLOCK_N > 1 and genes.BLOCK_N >= 2 * problem.seqlen_k:
+        if redundant and genes.BLOCK_N > 1 and 2 * problem.seqlen_k <= genes.BLOCK_N:
             return f"BLOCK_N={genes.BLOCK_N} parts are loaded together, and there are {problem.seqlen_k}."
         return None
 

@@ -24,6 +24,7 @@ from evoattn.integrations.flash_attn.rotary import rotated
 from evoattn.integrations.flash_attn.sequences import Keys, Queries, over_rows
 from evoattn.ops.call import Answer
 from evoattn.ops.eight_bits import is_eight_bits
+from evoattn.ops.merge import merged
 
 NUMBERS_AT_ONCE = 1 << 26
 """Of products that are summed: 256 MiB, where one batch of all parts is not more."""
@@ -283,10 +284,14 @@ def flash_attn_combine(
 ) -> tuple[Tensor, Tensor]:
     """One answer of those over parts of the keys: out_partial `[parts, …, heads, head_dim]`, lse_partial `[parts, …,
     heads]`, both float32; the output, of `out_dtype` or float32, and the log-sum-exp. A part whose log-sum-exp is -inf
-    counts for nothing, whatever its output holds."""
+    counts for nothing, whatever its output holds. Parts of 16 bits are taken, too. By a kernel where one may run."""
+    if out is None:
+        out = torch.empty_like(out_partial[0], dtype=out_dtype)
+    lse = torch.empty_like(lse_partial[0])
+    if merged(out_partial, lse_partial, out, lse):
+        return out, lse
     lse = torch.logsumexp(lse_partial, dim=0)
     weights = torch.exp(lse_partial - lse).masked_fill(torch.isneginf(lse_partial), 0)[..., None]
-    out = torch.empty_like(out_partial[0], dtype=out_dtype) if out is None else out
     of_one = max(1, out_partial[:, :1].numel())
     for part in range(0, out.shape[0], step := max(1, NUMBERS_AT_ONCE // of_one)):
         rows = slice(part, part + step)
