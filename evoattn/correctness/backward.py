@@ -25,6 +25,7 @@ LARGE = 100.0
 SOFTCAP_FACTOR, SOFTCAP_ABSOLUTE = 3.0, 3e-4
 DIMS = {"dk": ("batch", "head", "key", "dim"), "dbias": ("batch", "head", "query", "key"), "dsinks": ("head",)}
 DIMS["dv"] = DIMS["dk"]
+OF_TABLES = ("first index", "second", "third", "fourth")
 
 
 def make_inputs(
@@ -105,6 +106,6 @@ def make_answer(
         mean = factor * rms(difference) + 2 * rms(rounding) + absolute
         largest, mean = max(largest, unit * values.abs().max().item()), max(mean, unit / 2 * rms(values))
         answer[name] = Exact(values, largest + bound.max().item(), mean + rms(bound))
-        if name in DIMS:
-            answer[name] = replace(answer[name], dims=DIMS[name])
+        if name in DIMS or name.startswith("down_"):
+            answer[name] = replace(answer[name], dims=DIMS.get(name, OF_TABLES))
     return answer

@@ -13,7 +13,7 @@ from evoattn.correctness.sequences import with_pairs
 from evoattn.correctness.terms import torch_dtype
 from evoattn.model.backward import parse_grads
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.score import SCORE, Number, Tree, derivative, evaluate
+from evoattn.model.score import SCORE, Load, Number, Tree, derivative, elements, evaluate
 
 Tensors = dict[str, torch.Tensor]
 SCORES_AT_ONCE = 1 << 26
@@ -46,9 +46,9 @@ class Chunk:
         """Q times the scale of the softmax."""
         return self.query * self.problem.softmax_scale
 
-    def slope(self, tree: Tree, scores: torch.Tensor | float) -> torch.Tensor | float:
-        """The derivative of an expression where the scores are these."""
-        slope = derivative(tree)
+    def slope(self, tree: Tree, scores: torch.Tensor | float, by: Load | None = None) -> torch.Tensor | float:
+        """The derivative of an expression, by the score or by an element of a table, where the scores are these."""
+        slope = derivative(tree, by)
         if isinstance(slope, Number):
             return float(slope.value)
         found: torch.Tensor = evaluate(slope, {**self.added.values, SCORE: scores}, torch)
@@ -218,8 +218,12 @@ def _add(
 
     own, (batch, heads, _) = chunk.problem, chunk.place
     kv_head, dtype = heads.start // own.group_size, chunk.query.dtype
-    if "dbias" in made:
-        _add_bias(made["dbias"], chunk, _times(shifts, _slope_behind_bias(chunk, raw), magnitudes))
+    if problem_grads := parse_grads(own.grads):
+        before = (
+            raw if own.own_score is None else evaluate(own.named_scoring, {**chunk.added.values, SCORE: raw}, torch)
+        )
+        for name in problem_grads:
+            _add_term(made, name, chunk, before, shifts, magnitudes)
     slope = chunk.slope(chunk.added.scoring, raw) if chunk.added.scoring is not None else 1.0
     moved = _times(shifts, slope, magnitudes).to(dtype)
     factors = chunk.scaled, chunk.key, chunk.given["do"]
@@ -230,13 +234,21 @@ def _add(
         made[name][batch, kv_head, chunk.keys] += part.to(made[name].dtype).sum(0)
 
 
-def _slope_behind_bias(chunk: Chunk, raw: torch.Tensor) -> torch.Tensor | float:
-    """The derivative of what is done to scores that have their bias: by the problem's own expression."""
-    own = chunk.problem.own_score
+def _add_term(
+    made: Tensors, name: str, chunk: Chunk, before: torch.Tensor, shifts: torch.Tensor, magnitudes: bool
+) -> None:
+    """Add to the gradient of an input beside q, k and v; `before` are the scores that the own expression is of."""
+    own, target = chunk.problem.own_score, made[f"d{name}"]
+    if name == "bias":
+        slope = chunk.slope(own.tree, before) if own else 1.0
+        return _add_bias(target, chunk, _times(shifts, slope, magnitudes))
     if own is None:
-        return 1.0
-    before = chunk.problem.with_(score="", tables="").scoring
-    return chunk.slope(own.tree, evaluate(before, {**chunk.added.values, SCORE: raw}, torch))
+        return None
+    for element in elements(own.tree, name):
+        part = _times(shifts, chunk.slope(own.tree, before, element), magnitudes).to(target.dtype)
+        places = element.places(chunk.added.values, torch)
+        target.index_put_(tuple(torch.as_tensor(p, device=part.device).expand(part.shape) for p in places), part, True)
+    return None
 
 
 def _add_bias(bias: torch.Tensor, chunk: Chunk, part: torch.Tensor) -> None:

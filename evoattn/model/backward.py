@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from evoattn.model.operation import OPERATIONS, Operation, TensorSpec, contiguous
+from evoattn.model.score import WHOLE, parse_tables
 
 TERM_GRADS = ("bias", "sinks")
-"""The inputs beside q, k and v that may have gradients, as the field `grads` of a problem names them."""
+"""The inputs beside q, k and v that may have gradients, as the field `grads` of a problem names them; behind them come
+tables of floats of its expression, by the names of their buffers."""
 
 
 def parse_grads(text: str) -> tuple[str, ...]:
@@ -27,8 +29,10 @@ def why_no_grads(problem: Any) -> str:
     if problem.op == BACKWARD.name and problem.batch_invariant:
         return f"batch_invariant is said of op=forward; of op={BACKWARD.name} it is deterministic."
     names = parse_grads(problem.grads)
-    if names != tuple(name for name in TERM_GRADS if name in names):
-        return f"grads must be {', '.join(TERM_GRADS)} or {'+'.join(TERM_GRADS)}, not {problem.grads!r}."
+    tables = tuple(table.buffer for table in parse_tables(problem.tables) if table.dtype not in WHOLE)
+    if names != tuple(name for name in (*TERM_GRADS, *tables) if name in names):
+        others = f", or of floats of the tables own_NAME, in this order, a + between two, not {problem.grads!r}."
+        return f"grads must be of {', '.join(TERM_GRADS)}{others}"
     if missing := [name for name in names if name not in problem.term_shapes]:
         return f"grads names {missing[0]}, which the problem does not have."
     return ""
@@ -44,8 +48,8 @@ def _inputs(problem: Any) -> tuple[TensorSpec, ...]:
 
 
 def _outputs(problem: Any) -> tuple[TensorSpec, ...]:
-    """The gradients of q, k and v, in their layouts and dtype; of the bias and the sinks, float32, where the problem's
-    `grads` names them."""
+    """The gradients of q, k and v, in their layouts and dtype; of the bias, the sinks and tables, float32, where the
+    problem's `grads` names them."""
     dtype = problem.element.torch
     names = tuple(f"d{name}" for name in problem.tensors)
     made = tuple(TensorSpec(name, problem.shape(name), problem.strides(name), dtype) for name in names)

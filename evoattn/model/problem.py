@@ -100,8 +100,9 @@ class AttentionProblem:
 
     `op` is what is computed, a row of `OPERATIONS`; the above is said of `forward`. `backward` makes the gradients of
     q, k and v out of that of O and, with `lse`, of the log-sum-exp; `grads` names further inputs whose gradients are
-    wanted, `bias`, `sinks` or `bias+sinks`; `deterministic` asks for the same bits in every run, and `batch_invariant`,
-    of `forward`, for a row's bits to be the same whatever else is computed (`Family.row_bits`).
+    wanted, `bias`, `sinks`, `own_NAME` of a table, a `+` between two; `deterministic` asks for the same bits in every
+    run, and `batch_invariant`, of `forward`, for a row's bits to be the same whatever else is computed
+    (`Family.row_bits`).
 
     `merge` and `merge_narrow` make one answer out of `seqlen_k` partial ones (`evoattn.model.merge`).
 
@@ -236,7 +237,12 @@ class AttentionProblem:
 
     @cached_property
     def scoring(self) -> Tree:
-        """All that is done to a scaled score: the softcap, what slopes or a bias add, the problem's own expression."""
+        """All that is done to a scaled score: what `named_scoring` says, then the problem's own expression."""
+        return of_score(self.own_score.tree, self.named_scoring) if self.own_score else self.named_scoring
+
+    @cached_property
+    def named_scoring(self) -> Tree:
+        """The softcap, then what slopes or a bias add."""
         tree, shapes = parse_score(SCORE).tree, self.term_shapes
         if self.softcap:
             tree = parse_score(f"{float(self.softcap)!r}*tanh(s/{float(self.softcap)!r})").tree
@@ -246,7 +252,7 @@ class AttentionProblem:
         ):
             if name in shapes:
                 tree = of_score(parse_score(f"s+{added}", (Table(name, dtype, shapes[name], name),)).tree, tree)
-        return of_score(self.own_score.tree, tree) if self.own_score else tree
+        return tree
 
     @cached_property
     def compiled_variants(self) -> tuple[str, ...]:

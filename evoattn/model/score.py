@@ -75,6 +75,13 @@ class Load:
     def kind(self) -> Kind:
         return "bool" if self.table.dtype == FLAGS else "int" if self.table.dtype in WHOLE else "float"
 
+    def places(self, values: Mapping[str, Any], torch: Any) -> tuple[Any, ...]:
+        """The element's indices, as `evaluate` takes them."""
+        return tuple(
+            _inside(evaluate(index, values, torch), size, wrap)
+            for index, size, wrap in zip(self.indices, values[self.table.buffer].shape, self.wraps, strict=True)
+        )
+
 
 @dataclass(frozen=True)
 class Apply:
@@ -523,13 +530,8 @@ def evaluate(tree: Tree, values: Mapping[str, Any], torch: Any) -> Any:
             return value
         case Name(name):
             return values[name]
-        case Load(table, indices, wraps):
-            given = values[table.buffer]
-            places = tuple(
-                _inside(evaluate(index, values, torch), size, wrap)
-                for index, size, wrap in zip(indices, given.shape, wraps, strict=True)
-            )
-            element = given[places]
+        case Load(table):
+            element = values[table.buffer][tree.places(values, torch)]
             return element if table.dtype in WHOLE or SCORE not in values else element.to(values[SCORE].dtype)
         case Apply(name, of):
             return OPERATORS[name].torch(torch, *(evaluate(one, values, torch) for one in of))
@@ -541,18 +543,31 @@ def _inside(index: Any, size: int, wrap: bool) -> Any:
     return index.clamp(0, size - 1) if hasattr(index, "clamp") else min(max(index, 0), size - 1)
 
 
-def derivative(tree: Tree) -> Tree:
-    """d tree / d s; 0 where a step or a whole number hides it, at an edge of `max`, `min` and `abs` one side's."""
+def derivative(tree: Tree, by: Name | Load | None = None) -> Tree:
+    """d tree / d `by`, the score unless an element of a table is given, which counts wherever it is loaded by the same
+    indices; 0 where a step or a whole number hides it, at an edge of `max`, `min` and `abs` one side's."""
+    by = by or Name(SCORE)
+    if tree == by:
+        return Number(1)
     match tree:
-        case Name(name):
-            return Number(int(name == SCORE))
         case Apply(name, of) if (slopes := OPERATORS[name].slopes) is not None:
             total: Tree = Number(0)
             for one, slope in zip(of, slopes(*of), strict=True):
                 if slope is not None:
-                    total = plus(total, times(slope, derivative(one)))
+                    total = plus(total, times(slope, derivative(one, by)))
             return total
     return Number(0)
+
+
+def elements(tree: Tree, buffer: str) -> tuple[Load, ...]:
+    """The elements of a table, by its buffer's name, that an expression differs by: each once."""
+    found: dict[Load, None] = {}
+    match tree:
+        case Load(table) if table.buffer == buffer:
+            found[tree] = None
+        case Apply(_, of):
+            found = {one: None for part in of for one in elements(part, buffer)}
+    return tuple(one for one in found if derivative(tree, one) != Number(0))
 
 
 def cost(tree: Tree) -> tuple[float, float, float]:

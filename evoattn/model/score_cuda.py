@@ -23,13 +23,8 @@ def _in_cuda(tree: Tree) -> str:
             return str(value)
         case Name(name):
             return name
-        case Load(table, indices, wraps):
-            place = ""
-            for number, (index, wrap) in enumerate(zip(indices, wraps, strict=True)):
-                size = size_member(table, number)
-                inside = f"{'wrapped' if wrap else 'inside'}({_in_cuda(index)}, {size})"
-                place = inside if not place else f"({place} * {size} + {inside})"
-            element = f"{member(table)}[{place}]"
+        case Load(table):
+            element = f"{member(table)}[{place_in_cuda(tree)}]"
             return (
                 f"to_int({element})"
                 if table.dtype == LONG
@@ -42,6 +37,16 @@ def _in_cuda(tree: Tree) -> str:
         case Apply(name, of):
             wide = tree.kind == "float" or any(one.kind == "float" for one in of)
             return OPERATORS[name].cuda.format(*(in_cuda(one, wide and one.kind != "bool") for one in of))
+
+
+def place_in_cuda(element: Load) -> str:
+    """Where an element lies in its table."""
+    place = ""
+    for number, (index, wrap) in enumerate(zip(element.indices, element.wraps, strict=True)):
+        size = size_member(element.table, number)
+        inside = f"{'wrapped' if wrap else 'inside'}({_in_cuda(index)}, {size})"
+        place = inside if not place else f"({place} * {size} + {inside})"
+    return place
 
 
 def member(table: Table) -> str:

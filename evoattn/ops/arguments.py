@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -137,6 +138,17 @@ class Score:
         return made
 
     @property
+    def buffers(self) -> tuple[str, ...]:
+        """The names of the tables' buffers in a problem, in the order of `tensors`."""
+        return tuple(f"own_{name}" for name in self._names)
+
+    def of_tensors(self, tensors: Sequence[Tensor]) -> Score:
+        """The same expressions of other tables."""
+        made = copy.copy(self)
+        made.tensors = tuple(tensors)
+        return made
+
+    @property
     def tables(self) -> str:
         """As `AttentionProblem.tables`, of the sizes of now. Raises `TypeError` for what is no table."""
         described = []
@@ -156,8 +168,7 @@ class Score:
 
     def of(self, scores: Tensor, indices: Mapping[str, int | Tensor]) -> Tensor:
         """The expression's values, by torch: `indices` has `b`, `h`, `q`, `k` and `d`, which broadcast with scores."""
-        names = (f"own_{name}" for name in self._names)
-        values = {**dict(zip(names, self.tensors, strict=True)), **indices, SCORE: scores}
+        values = {**dict(zip(self.buffers, self.tensors, strict=True)), **indices, SCORE: scores}
         tree = self._tree or parse_score(self.text or SCORE, self.tables, True).tree
         changed: Tensor = evaluate(tree, values, torch)
         return changed
@@ -166,8 +177,7 @@ class Score:
         """Whether the predicate shows keys, by torch: indices as in `of`."""
         if not self.predicate:
             return True
-        names = (f"own_{name}" for name in self._names)
-        values = {**dict(zip(names, self.tensors, strict=True)), **indices}
+        values = {**dict(zip(self.buffers, self.tensors, strict=True)), **indices}
         shown: Tensor | bool = evaluate(parse_predicate(self.predicate, self.tables, True).tree, values, torch)
         return shown
 

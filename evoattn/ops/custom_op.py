@@ -36,13 +36,14 @@ from evoattn.ops.call import (
 )
 from evoattn.ops.choice import Refusal
 from evoattn.ops.gradients import (
-    PLACES,
     SECOND,
     Backward,
     are_deterministic,
     grads_of,
     keep,
     kept,
+    names_of,
+    places_of,
     why_not_differentiable,
     words_of,
 )
@@ -169,22 +170,24 @@ def _unused(like: Tensor) -> Tensor:
 
 def _gradients(
     grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, grads: str, *arguments: Any
-) -> tuple[Tensor, ...]:
-    """The backward pass of an op with these arguments and answers: gradients of query, key, value, the bias and the
-    sinks."""
+) -> tuple[Any, ...]:
+    """The backward pass of an op with these arguments and answers: gradients of query, key, value, the bias, the sinks
+    and, in a list, tables."""
     call = _call(*arguments)
     call.out = out
     found = current.runtime().gradients(Backward(call, lse, grad, grad_lse, parse_grads(grads)))
-    return tuple(_unused(out) if made is None else made for made in found)
+    named = tuple(_unused(out) if made is None else made for made in found[:5])
+    return *named, list(found[5:])
 
 
 def _fake_gradients(
     grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, grads: str, *arguments: Any
-) -> tuple[Tensor, ...]:
+) -> tuple[Any, ...]:
     call, wanted = _call(*arguments), parse_grads(grads)
-    terms = (call.term(PLACES[name]) if name in wanted else None for name in TERM_GRADS)
-    of_terms = (_unused(out) if term is None else torch.empty(term.shape, **_like(term)) for term in terms)
-    return (*(torch.empty_like(tensor) for tensor in (call.query, call.key, call.value)), *of_terms)
+    places = places_of(call)
+    terms = (call.term(places[name]) if name in wanted else None for name in names_of(wanted))
+    of_terms = [_unused(out) if term is None else torch.empty(term.shape, **_like(term)) for term in terms]
+    return *(torch.empty_like(tensor) for tensor in (call.query, call.key, call.value)), *of_terms[:2], of_terms[2:]
 
 
 def _like(term: Tensor) -> dict[str, Any]:
@@ -193,7 +196,7 @@ def _like(term: Tensor) -> dict[str, Any]:
 
 backward_op = _register(
     "attention_backward",
-    f"{BACKWARD_SCHEMA} -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"{BACKWARD_SCHEMA} -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor[])",
     _gradients,
     _fake_gradients,
 )
@@ -225,11 +228,15 @@ def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) ->
 
 def _differentiate(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
     given = kept(ctx, ctx.saved_tensors, grad, grad_lse)
-    found = backward_op(given.grad, grad_lse, given.out, given.lse, "+".join(given.grads), *_varied(given.call))
+    *found, tables = backward_op(
+        given.grad, grad_lse, given.out, given.lse, "+".join(given.grads), *_varied(given.call)
+    )
     count = len(ctx.needs_input_grad)  # without arguments that have their defaults
     made: list[Any] = [*found[:3], *[None] * (count - 3)]
     if count > PLACE_OF_TABLES:
-        made[PLACE_OF_TABLES] = [None] * len(given.call.terms[len(TERMS) :])
+        of_tables = dict(zip(names_of(given.grads)[len(TERM_GRADS) :], tables, strict=True))
+        names = () if given.call.score is None else given.call.score.buffers
+        made[PLACE_OF_TABLES] = [of_tables.get(name) for name in names]
     for name, gradient in zip(TERM_GRADS, found[3:], strict=True):
         if name in given.grads:
             made[FIRST_NAMED + [argument.name for argument in NAMED].index(name)] = gradient

@@ -146,14 +146,25 @@ def calls(
     if isinstance(found, str):
         return found
     said, captured = found
-    score, predicate = said.traced.score, said.traced.predicate
-    if said.softcap:
-        call.softcap, score = said.softcap, ""
+    is_new = block_mask is not None and not block_masks.is_kept(block_mask)
+    if is_new and query.is_cuda and torch.cuda.is_current_stream_capturing():
+        return NEW_IN_GRAPH
     tables = said.traced.tables(captured)
+    if not said.softcap:
+        return _ways(call, said, said.traced.score, tables, block_mask)
+    made = _ways(replace(call, softcap=said.softcap), said, "", tables, block_mask)
+    if call.wants_gradients:  # kernels of a cap by its name may serve one of the passes alone
+        made += _ways(call, said, said.traced.score, tables, block_mask)
+    return made
+
+
+def _ways(
+    call: Call, said: Said, score: str, tables: dict[str, Tensor], block_mask: BlockMask | None
+) -> list[Callable[[], Call]]:
+    """As `calls`, with this expression of scores; a mask is known, or no graph is being captured."""
+    predicate, rows, keys = said.traced.predicate, call.query.shape[2], call.key.shape[2]
     if block_mask is None:
         return [lambda: _scored(call, score, "", tables)]
-    if not block_masks.is_kept(block_mask) and query.is_cuda and torch.cuda.is_current_stream_capturing():
-        return NEW_IN_GRAPH
     known = block_masks.kept(block_mask)
     masking = None if said.bounds is None else masking_of(said.bounds, rows, keys)
     if masking is not None and said.bounds is not None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from evoattn.model.backward import BACKWARD, TERM_GRADS
 from evoattn.model.problem import BIAS_ROW_STEP, ProblemError
-from evoattn.ops.arguments import ALIGNMENT, BIAS, SINKS, TERMS
+from evoattn.ops.arguments import ALIGNMENT, BIAS, SINKS, TERMS, Score
 from evoattn.ops.call import (
     GRADIENTS,
     KV_DTYPES,
@@ -26,8 +26,8 @@ from evoattn.ops.call import (
 from evoattn.ops.same_bits import is_promised
 from evoattn.ops.torch_modes import is_ordinary
 
-Grads = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
-"""Of query, key, value, the bias and the sinks."""
+Grads = tuple[Any, ...]
+"""Tensors: of query, key, value, and of what `names_of` names, where None is none."""
 PLACES = {"bias": BIAS, "sinks": SINKS}
 """Where the terms of `TERM_GRADS` are among a call's."""
 SECOND = (
@@ -36,11 +36,22 @@ SECOND = (
 )
 
 
+def places_of(call: Call) -> dict[str, int]:
+    """Where among a call's terms those are that may have gradients, by their names in `AttentionProblem.grads`."""
+    tables = () if call.score is None else call.score.buffers
+    return PLACES | {name: len(TERMS) + which for which, name in enumerate(tables)}
+
+
+def names_of(grads: Sequence[str]) -> tuple[str, ...]:
+    """The terms whose gradients a backward pass gives, None of those that are not wanted: `TERM_GRADS`, then tables."""
+    return (*TERM_GRADS, *(name for name in grads if name not in TERM_GRADS))
+
+
 def grads_of(call: Call) -> tuple[str, ...]:
     """The terms of a call whose gradients are wanted, as `AttentionProblem.grads` names them."""
     if not call.terms:
         return ()
-    given = [(name, call.terms[PLACES[name]]) for name in TERM_GRADS]
+    given = ((name, call.terms[which]) for name, which in places_of(call).items())
     return tuple(name for name, term in given if term is not None and term.requires_grad)
 
 
@@ -52,9 +63,8 @@ def why_not_differentiable(call: Call) -> str:
         return f"{GRADIENTS}, and kernels compute none of pages"
     if call.key.dtype in KV_DTYPES:
         return f"{GRADIENTS}, and kernels compute none beside keys of 8 bits"
-    for which, term in enumerate(call.terms):
-        if term is not None and term.requires_grad and which not in PLACES.values():
-            name = TERMS[which] if which < len(TERMS) else "a table"
+    for name, term in zip(TERMS, call.terms, strict=False):
+        if term is not None and term.requires_grad and name not in PLACES:
             return f"{GRADIENTS}, and kernels compute none of {name}"
     return ""
 
@@ -146,10 +156,13 @@ class Backward:
 
     def made(self, device: str | None = None) -> Grads:
         """Empty gradients as kernels write them, on the tensors' device unless another is given: those of query, key
-        and value in their order of dimensions, those of terms float32, the bias's with all rows."""
+        and value in their order of dimensions, those of terms float32, contiguous, the bias's with all rows."""
         call = self.call
         query, key = call.query, call.key
         bias = sinks = None
+        tables = [
+            torch.empty(term.shape, dtype=torch.float32, device=device or query.device) for term in self._tables()
+        ]
         if "bias" in self.grads:
             given = call.terms[BIAS]
             assert given is not None
@@ -159,11 +172,17 @@ class Backward:
             bias = torch.empty(shape, dtype=torch.float32, device=device or query.device)
         if "sinks" in self.grads:
             sinks = torch.empty(query.shape[1], dtype=torch.float32, device=device or query.device)
-        return *empty_grads(query, key, call.value, device), bias, sinks
+        return *empty_grads(query, key, call.value, device), bias, sinks, *tables
+
+    def _tables(self) -> list[Tensor]:
+        """The tables whose gradients are wanted."""
+        places = places_of(self.call)
+        terms = (self.call.terms[places[name]] for name in names_of(self.grads)[len(TERM_GRADS) :])
+        return [term for term in terms if term is not None]
 
     def fitted(self, made: Grads) -> Grads:
         """What kernels wrote, those of terms summed over what was broadcast, and in the terms' dtypes."""
-        q, k, v, bias, sinks = made
+        q, k, v, bias, sinks, *tables = made
         if bias is not None:
             given = self.call.terms[BIAS]
             assert given is not None
@@ -173,7 +192,8 @@ class Backward:
             given = self.call.terms[SINKS]
             assert given is not None
             sinks = sinks.to(given.dtype)
-        return q, k, v, bias, sinks
+        own = (made.to(given.dtype) for made, given in zip(tables, self._tables(), strict=True) if made is not None)
+        return q, k, v, bias, sinks, *own
 
 
 def _own_scale(call: Call) -> float | None:
@@ -200,7 +220,16 @@ def empty_grads(query: Tensor, key: Tensor, value: Tensor, device: str | None = 
 def words_of(call: Call) -> Call:
     """A call without its tensors, and without what it says of their values."""
     none: Any = None
-    return replace(call, query=none, key=none, value=none, terms=(), out=None, finite=False)
+    score = None if call.score is None else call.score.of_tensors(())
+    return replace(call, query=none, key=none, value=none, terms=(), out=None, finite=False, score=score)
+
+
+def score_of(call: Call, terms: Sequence[Tensor | None]) -> Score | None:
+    """The expressions of a call with these terms, of whose tables they are."""
+    if call.score is None:
+        return None
+    tables = terms[len(TERMS) : len(TERMS) + len(call.score.buffers)]
+    return call.score.of_tensors([table for table in tables if table is not None])
 
 
 def keep(ctx: Any, call: Call, out: Tensor, lse: Tensor, words: Call) -> None:
@@ -214,5 +243,6 @@ def keep(ctx: Any, call: Call, out: Tensor, lse: Tensor, words: Call) -> None:
 def kept(ctx: Any, saved: Sequence[Tensor], grad: Tensor | None, grad_lse: Tensor | None) -> Backward:
     """What `keep` kept, with the gradients that came. `saved`: the node's tensors."""
     query, key, value, *terms, out, lse = saved
-    call = replace(ctx.call, query=query, key=key, value=value, terms=tuple(terms), out=out)
+    score = score_of(ctx.call, terms)
+    call = replace(ctx.call, query=query, key=key, value=value, terms=tuple(terms), out=out, score=score)
     return Backward(call, lse, torch.zeros_like(out) if grad is None else grad, grad_lse, ctx.grads)

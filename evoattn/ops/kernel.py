@@ -14,6 +14,7 @@ from evoattn.backends.driver_launch import PROGRAMMATIC_STREAM_SERIALIZATION, La
 from evoattn.families.base import starts_zeroed
 from evoattn.families.block_list import BUFFERS
 from evoattn.families.variants import SEQUENCES
+from evoattn.model.backward import parse_grads
 from evoattn.model.launch import STATIC_SMEM_LIMIT, KernelLaunch, Scalar, TensorMap
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops.platform import Platform, error_of
@@ -28,7 +29,7 @@ TERMS = ("sinks", "slopes", "bias", "seqused", "table", "cu_seqlens_q", "cu_seql
 """The inputs of variants as launches name them (`AttentionProblem.term_shapes`), after the scratch memory, in the order
 of `arguments.TERMS`."""
 BACKWARD_TENSORS = ("do", "dlse", "dq", "dk", "dv", "dbias", "dsinks")
-"""What launches of the backward pass have beside these, after the others."""
+"""What launches of the backward pass have beside these, after the others; gradients of tables come behind them."""
 SCRATCH, ZEROED = 5, 6
 """Indices, after the tensors, of the two allocations that hold a call's scratch buffers."""
 SCRATCH_ALIGNMENT = 256
@@ -144,7 +145,10 @@ def own_tables(problem: AttentionProblem) -> tuple[str, ...]:
 
 def tensor_places(problem: AttentionProblem) -> dict[str, Place]:
     """Where the tensors of a call lie among its addresses."""
-    names = (*TENSORS, "", "", *TERMS, *own_tables(problem), *(BACKWARD_TENSORS if problem.op == "backward" else ()))
+    names = (*TENSORS, "", "", *TERMS, *own_tables(problem))
+    if problem.op == "backward":
+        wanted = (table.buffer for table in problem.own_tables if table.buffer in parse_grads(problem.grads))
+        names = (*names, *BACKWARD_TENSORS, *(f"d{name}" for name in wanted))
     return {name: (i, 0) for i, name in enumerate(names) if name} | {name: (i, 0) for name, i in MERGED.items()}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT, FULL
 from evoattn.model.score import Apply, Name, Number, Tree
+from evoattn.model.score_lines import linear
 
 Bounds = tuple[int | None, int | None]
 """(lowest, highest) key - query that is seen; None for no bound."""
@@ -33,12 +34,12 @@ def band_of(tree: Tree) -> Bounds | None:
             return low, high
         case Apply("<" | "<=" as sign, (Apply("abs", (of,)), Number(int(width)))):
             width -= sign == "<"
-            inner = _linear(of)
+            inner = linear(of)
             if inner is None or abs(inner[0]) != 1 or inner[0] != -inner[1]:
                 return None
             middle = -inner[2] * inner[1]  # of key - query, where the distance is 0
             return middle - width, middle + width
-        case Apply(sign, (left, right)) if sign in _MIRRORED and (difference := _linear(Apply("-", (left, right)))):
+        case Apply(sign, (left, right)) if sign in _MIRRORED and (difference := linear(Apply("-", (left, right)))):
             of_query, of_key, constant = difference
             if abs(of_key) != 1 or of_query != -of_key:
                 return None
@@ -47,27 +48,6 @@ def band_of(tree: Tree) -> Bounds | None:
             if compared in ("<", "<="):
                 return None, -constant - (compared == "<")
             return -constant + (compared == ">"), None
-    return None
-
-
-def _linear(tree: Tree) -> tuple[int, int, int] | None:
-    """The factors of query and key, and the rest, of a sum of these."""
-    match tree:
-        case Number(int(value)):
-            return 0, 0, value
-        case Name("q"):
-            return 1, 0, 0
-        case Name("k"):
-            return 0, 1, 0
-        case Apply("minus", (of,)):
-            found = _linear(of)
-            return None if found is None else (-found[0], -found[1], -found[2])
-        case Apply("+" | "-" as sign, (left, right)):
-            one, other = _linear(left), _linear(right)
-            if one is None or other is None:
-                return None
-            by = 1 if sign == "+" else -1
-            return one[0] + by * other[0], one[1] + by * other[1], one[2] + by * other[2]
     return None
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from evoattn.ops import torch_answer
-from evoattn.ops.arguments import BIAS, SEQUSED, SINKS
-from evoattn.ops.gradients import PLACES, Backward, Grads
+from evoattn.ops.arguments import SEQUSED, SINKS
+from evoattn.ops.gradients import PLACES, Backward, Grads, names_of, places_of, score_of
 from evoattn.ops.torch_answer import SCORES_PER_CHUNK, diagonal_of, keys_in_use, rows_at_once, scores_of, wide
 from evoattn.ops.torch_modes import autograd_at_work, without_autocast
 
@@ -22,11 +22,11 @@ def gradients(given: Backward) -> Grads:
     again = call.packed or not (call.has_variant or given.grad_lse is not None)
     with without_autocast(call.query.device.type), autograd_at_work():
         found = _again(given) if again else by_rows(given)
-    q, k, v, bias, sinks = found
+    q, k, v, *of_terms = found
     if given.is_ordinary:
         tensors = zip((q, k, v), (call.query, call.key, call.value), strict=True)
         q, k, v = (torch.empty_like(tensor).copy_(one) for one, tensor in tensors)
-    return q, k, v, bias, sinks
+    return q, k, v, *of_terms
 
 
 def _again(given: Backward) -> Grads:
@@ -49,13 +49,13 @@ def _again(given: Backward) -> Grads:
         found = torch.autograd.grad(outputs, leaves, grads, allow_unused=True)
     made = [torch.zeros_like(leaf) if one is None else one for one, leaf in zip(found, leaves, strict=True)]
     of_terms = dict(zip(given.grads, made[3:], strict=True))
-    return made[0], made[1], made[2], of_terms.get("bias"), of_terms.get("sinks")
+    return made[0], made[1], made[2], *(of_terms.get(name) for name in names_of(given.grads))
 
 
 def by_rows(given: Backward, scores_at_once: int = SCORES_PER_CHUNK) -> Grads:
     """By the formula, in float32 (float64 in itself), out of the answer and the log-sum-exp, some rows at a time: of
-    scores S with the weights P = exp(S - lse), dS is P · (dO Vᵀ - rowsum(dO · O) + dlse). What makes scores of Q, K and
-    a bias, torch differentiates. `scores_at_once` bounds the scores in memory."""
+    scores S with the weights P = exp(S - lse), dS is P · (dO Vᵀ - rowsum(dO · O) + dlse). What makes scores of Q, K,
+    a bias and tables, torch differentiates. `scores_at_once` bounds the scores in memory."""
     call = given.call
     used, sinks = call.term(SEQUSED), call.term(SINKS)
     if used is not None and not call.finite:
@@ -67,12 +67,13 @@ def by_rows(given: Backward, scores_at_once: int = SCORES_PER_CHUNK) -> Grads:
     if given.grad_lse is not None:
         delta = delta - given.grad_lse
     lse = given.lse.masked_fill(torch.isneginf(given.lse), 0)  # of rows without keys, whose scores are all -inf
-    leaves = [keys]
-    if "bias" in given.grads:
-        leaves.append(call.terms[BIAS])  # type: ignore[arg-type]
+    places = {name: place for name, place in places_of(call).items() if name in given.grads and name != "sinks"}
+    leaves = [keys, *(term for place in places.values() if (term := call.terms[place]) is not None)]
     leaves = [leaf.detach().requires_grad_() for leaf in leaves]
-    if "bias" in given.grads:
-        call = replace(call, terms=tuple(leaves[1] if i == BIAS else term for i, term in enumerate(call.terms)))
+    terms = list(call.terms)
+    for place, leaf in zip(places.values(), leaves[1:], strict=True):
+        terms[place] = leaf
+    call = replace(call, terms=tuple(terms), score=score_of(call, terms))
     sums = [torch.zeros_like(leaf, dtype=keys.dtype) for leaf in leaves]
     of_values, parts, diagonal = torch.zeros_like(values), [], diagonal_of(call)
     rows = rows_at_once(call, scores_at_once)
@@ -85,18 +86,18 @@ def by_rows(given: Backward, scores_at_once: int = SCORES_PER_CHUNK) -> Grads:
         weights = torch.exp(scores.detach() - lse[..., chunk, None])
         of_values += weights.transpose(-1, -2) @ grad
         of_scores = weights * (grad @ values.transpose(-1, -2) - delta[..., chunk, None])
-        of_queries, *others = torch.autograd.grad(scores, [queries, *leaves], of_scores)
-        parts.append(of_queries)
+        of_queries, *others = torch.autograd.grad(scores, [queries, *leaves], of_scores, allow_unused=True)
+        parts.append(torch.zeros_like(queries) if of_queries is None else of_queries)
         for total, one in zip(sums, others, strict=True):
-            total += one
+            if one is not None:  # an expression may leave out what it is given
+                total += one
     of_keys, of_values = (_of_groups(tensor, call.key.shape[1]) for tensor in (sums[0], of_values))
-    bias = sums[1].to(leaves[1].dtype) if "bias" in given.grads else None
-    of_sinks = None
+    of_terms = {name: sum_.to(leaf.dtype) for name, sum_, leaf in zip(places, sums[1:], leaves[1:], strict=True)}
     if "sinks" in given.grads:
         assert sinks is not None
-        of_sinks = -(torch.exp(wide(sinks)[:, None] - lse) * delta).sum((0, 2)).to(sinks.dtype)
+        of_terms["sinks"] = -(torch.exp(wide(sinks)[:, None] - lse) * delta).sum((0, 2)).to(sinks.dtype)
     query, key = (torch.cat(parts, dim=2), of_keys) if parts else (torch.zeros_like(call.query), of_keys)
-    return query, key, of_values, bias, of_sinks
+    return query, key, of_values, *(of_terms.get(name) for name in names_of(given.grads))
 
 
 def _of_groups(tensor: Tensor, kv_heads: int) -> Tensor:

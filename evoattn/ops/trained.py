@@ -9,10 +9,19 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from evoattn.model.backward import TERM_GRADS
 from evoattn.ops.arguments import ALIGNMENT
 from evoattn.ops.call import Answer, Call
-from evoattn.ops.gradients import PLACES, SECOND, Backward, Grads, are_deterministic, empty_grads, keep, kept
+from evoattn.ops.gradients import (
+    SECOND,
+    Backward,
+    Grads,
+    are_deterministic,
+    empty_grads,
+    keep,
+    kept,
+    names_of,
+    places_of,
+)
 from evoattn.ops.plan import CallPlan
 from evoattn.ops.torch_modes import is_ordinary
 
@@ -69,9 +78,10 @@ class _Attention(torch.autograd.Function):
         else:
             found = runtime.gradients(given)
         of_terms: list[Tensor | None] = [None] * len(call.terms)
-        for name, of_term in zip(TERM_GRADS, found[3:], strict=True):
+        places = places_of(call)
+        for name, of_term in zip(names_of(given.grads), found[3:], strict=True):
             if of_term is not None:
-                of_terms[PLACES[name]] = of_term
+                of_terms[places[name]] = of_term
         return (None, None, None, *found[:3], *of_terms)
 
 

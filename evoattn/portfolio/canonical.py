@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from evoattn.model.backward import parse_grads
 from evoattn.model.block_list import parse_blocks
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.score import parse_tables
@@ -83,11 +84,15 @@ def size_class(problem: AttentionProblem) -> AttentionProblem:
 
 
 def _without_sizes(problem: AttentionProblem) -> AttentionProblem:
-    """The problem with tables of one element, on whose sizes no kernel depends, and with numbers of listed blocks that
-    are powers of two."""
+    """The problem with tables of one element, on whose sizes no kernel depends, but where several scores may be of an
+    element that has a deterministic gradient, and with numbers of listed blocks that are powers of two."""
     changed: dict[str, str] = {}
     if problem.tables:
-        tables = (table._replace(shape=(1,) * len(table.shape)) for table in parse_tables(problem.tables))
+        sized = parse_grads(problem.grads) if problem.deterministic else ()
+        tables = (
+            table._replace(shape=tuple(rounded_up(n, FINE, PARTS) if table.buffer in sized else 1 for n in table.shape))
+            for table in parse_tables(problem.tables)
+        )
         changed["tables"] = "+".join(table.describe() for table in tables)
     mask = parse_blocks(problem.blocks) if problem.blocks else None
     if mask is not None and not mask.documents and not mask.mixed:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from evoattn.families import registry
+from evoattn.model.backward import BACKWARD
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.scales import PER_TOKEN
 from evoattn.model.space import KernelConfig, Value
@@ -25,6 +26,16 @@ Genes = Mapping[str, Sequence[Value]]
 
 UNTIMED = ("value_dim", "score", "blocks")
 """Variants that make no kind."""
+BY_FORMULA = ("score", "blocks", "softcap", "sink", "alibi")
+"""Variants of which PyTorch has the gradients by a formula alone, which holds scores in memory and takes ten times as
+long as kernels (reports/performance.md, 2026-11-27): they and `deterministic` beside them make no kind of the backward
+pass."""
+
+
+def is_by_formula(problem: AttentionProblem) -> bool:
+    """Whether PyTorch would compute a formula in a kernel's place."""
+    of = BY_FORMULA if problem.op == BACKWARD.name else ("score", "blocks")
+    return not set(of).isdisjoint(problem.variants)
 
 
 def kind_of(problem: AttentionProblem) -> str:
@@ -32,12 +43,15 @@ def kind_of(problem: AttentionProblem) -> str:
     head_dim, V's if it has one of its own, and the variants, e.g. `16 d64`, `16 backward d192 dv128 varlen`.
 
     fp16 and bf16 share their kernels: the same instructions at the same rates. Masks share them as well, and
-    expressions of scores and block lists, in whose place PyTorch would hold all scores in memory."""
+    expressions of scores and block lists, in whose place PyTorch would hold all scores in memory; of the backward pass
+    all of `BY_FORMULA`."""
     dims = f"d{problem.head_dim}" + (f" dv{problem.value_dim}" if problem.value_dim else "")
-    variants = (name for name in problem.variants if name not in UNTIMED)
+    backward, by_formula = problem.op == BACKWARD.name, is_by_formula(problem)
+    untimed = UNTIMED + BY_FORMULA * backward
+    variants = (name for name in problem.variants if name not in untimed)
     if problem.scales != PER_TOKEN:  # a scale of a head is that of a tensor with other strides
         variants = (name for name in variants if name != "scales")
-    op = [problem.op] * (problem.op != "forward") + ["deterministic"] * problem.deterministic
+    op = [problem.op] * (problem.op != "forward") + ["deterministic"] * (problem.deterministic and not by_formula)
     return " ".join((str(8 * problem.element_bytes), *op, dims, *variants))
 
 
@@ -80,13 +94,13 @@ class KernelList:
         plain attention that nothing was made from picks take 1.021 times the best known with the general kernels and
         1.036 without; on 42 with variants 1.082 and 1.073."""
         timed = self.kinds.get(kind_of(problem), ())
-        others = self.general if not timed or not problem.variants or problem.score or problem.blocks else ()
+        others = self.general if not timed or not problem.variants or is_by_formula(problem) else ()
         return [self.kernels[i] for i in timed], [self.kernels[i] for i in dict.fromkeys((*timed, *others))]
 
     def regret_of(self, problem: AttentionProblem) -> float | None:
-        """What a pick for a problem of a timed kind takes over the best of a search; None for other kinds, and for
-        expressions and block lists."""
-        if kind_of(problem) not in self.kinds or problem.score or problem.blocks:
+        """What a pick for a problem of a timed kind takes over the best of a search; None for other kinds, and where
+        PyTorch has a formula alone."""
+        if kind_of(problem) not in self.kinds or is_by_formula(problem):
             return None
         return self.regret.get("variants" if problem.variants else "plain")
 

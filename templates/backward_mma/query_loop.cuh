@@ -43,6 +43,9 @@
         }
   };
 
+  const OwnGradients own_gradients{terms.own TABLE_GRADIENT_ARGUMENTS};
+  TableGradients<OwnGradients, KEY_TILES, PART_TILES> of_tables;
+  of_tables.begin_head();
   int stage = 0, head = kv_head * group, tile = first_tile;
   if (QUERIES_SPLIT && begin > 0) head += begin / head_tiles, tile += begin % head_tiles;
   if (BlockStates::LISTED && end > 0) states.find<BLOCK_M>(batch, head, tile, list_block, lane);
@@ -73,7 +76,8 @@
       }
       float s[KEY_TILES][PART_TILES][4];
       multiply_rows<Element, Layout, DIM_STEPS>(s, k_rows, q_smem + q_chunks + part * PART * Layout::ROW_BYTES);
-      float change[KEY_TILES][PART_TILES][4];  // BIAS_GRADIENT: of what the bias is added to, by the product of Q and K
+      float change[KEY_TILES][PART_TILES][4];  // KEEPS_CHANGE: of what a term is added to, by the product of Q and K
+      float before[KEY_TILES][PART_TILES][4];  // OwnGradients: the scores that the expression is of
       uint32_t p[PART / 16][KEY_TILES][4], ds[PART / 16][KEY_TILES][4];
 #pragma unroll
       for (int m = 0; m < KEY_TILES; ++m)
@@ -91,7 +95,9 @@
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
               float score = s[m][n][2 * half + e];
-              factor[e] = gradient.change(score, first_query + lane_query + n * 8 + e, key);
+              float unchanged;
+              factor[e] = gradient.change(score, unchanged, first_query + lane_query + n * 8 + e, key);
+              if constexpr (OwnGradients::COUNT > 0) before[m][n][2 * half + e] = unchanged;
               if (masked && (n * 8 + e < first || (Mask::WINDOW && n * 8 + e >= last))) score = NEGATIVE_INFINITY;
               if (asked && !states.shows(terms, batch, head, from + n * 8 + e, key)) score = NEGATIVE_INFINITY;
               probability[e] = exp2_approx(fmaf(score, softmax_scale_log2, e == 0 ? -lse.x : -lse.y));
@@ -100,14 +106,16 @@
             p[n / 2][m][n % 2 * 2 + half] = pack2<Element>(probability[0], probability[1]);
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
-              s[m][n][2 * half + e] = BIAS_GRADIENT ? probability[e] : probability[e] * factor[e];
-              if constexpr (BIAS_GRADIENT) change[m][n][2 * half + e] = factor[e];
+              s[m][n][2 * half + e] = KEEPS_CHANGE ? probability[e] : probability[e] * factor[e];
+              if constexpr (KEEPS_CHANGE) change[m][n][2 * half + e] = factor[e];
             }
           }
         }
       float dp[KEY_TILES][PART_TILES][4];
       multiply_rows<Element, ValueLayout, VALUE_STEPS>(dp, v_rows,
                                                        do_smem + do_chunks + part * PART * ValueLayout::ROW_BYTES);
+      const LanePlace at{batch, head, first_query + lane_query, first_key + warp_key + lane / 4, terms.given.diagonal};
+      of_tables.begin_part();
 #pragma unroll
       for (int n = 0; n < PART_TILES; ++n) {
         const float2 delta = *reinterpret_cast<const float2*>(rows_smem + BLOCK_M + lane_query + n * 8);
@@ -118,7 +126,14 @@
             float low = s[m][n][2 * half] * (dp[m][n][2 * half] - delta.x);
             float high = s[m][n][2 * half + 1] * (dp[m][n][2 * half + 1] - delta.y);
             const float of_bias[2] = {low, high};
-            if constexpr (BIAS_GRADIENT) low *= change[m][n][2 * half], high *= change[m][n][2 * half + 1];
+            if constexpr (OwnGradients::COUNT > 0) {
+#pragma unroll
+              for (int e = 0; e < 2; ++e) {
+                if (s[m][n][2 * half + e] == 0.f) continue;  // what is hidden may have no slope
+                of_tables.add(own_gradients, at, 2 * m + half, n, e, before[m][n][2 * half + e], of_bias[e]);
+              }
+            }
+            if constexpr (KEEPS_CHANGE) low *= change[m][n][2 * half], high *= change[m][n][2 * half + 1];
             ds[n / 2][m][n % 2 * 2 + half] = pack2<Element>(low, high);
             if constexpr (BIAS_GRADIENT) {
               const int key = first_key + warp_key + m * 16 + half * 8 + lane / 4;
@@ -130,6 +145,7 @@
             }
           }
       }
+      of_tables.end_part(own_gradients, at, lane);
       if constexpr (DS_SHARED) store_scores(DS_OFFSET, ds, part_query);
       if constexpr (P_SHARED) store_scores(P_OFFSET, p, part_query);
       if constexpr (!P_SHARED) {
@@ -173,6 +189,12 @@
                                                                            dq_blocks, lane);
     }
     stage = stage + 1 == STAGES ? 0 : stage + 1;
+    const int last_head = head;
     if (++tile == first_tile + head_tiles) tile = first_tile, ++head;
     if (BlockStates::LISTED && step + 1 < end) states.find<BLOCK_M>(batch, head, tile, list_block, lane);
+    if (OwnGradients::COUNT > 0 && (head != last_head || step + 1 == end)) {
+      of_tables.end_head(own_gradients, {batch, last_head, 0, first_key + warp_key + lane / 4, terms.given.diagonal},
+                         lane);
+      of_tables.begin_head();
+    }
   }

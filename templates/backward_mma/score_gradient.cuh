@@ -24,8 +24,8 @@ template <typename Element, bool SOFTCAP, bool ALIBI, bool BIAS, class Own> stru
       bias_row_stride = terms.given.bias_row_stride;
     }
   }
-  // The score before the kernel scales it. Returns the factor of its gradient.
-  __device__ __forceinline__ float change(float& score, int query, int key) const {
+  // The score before the kernel scales it, and what an expression makes it of. Returns the factor of its gradient.
+  __device__ __forceinline__ float change(float& score, float& before, int query, int key) const {
     float factor = 1.f;
     if constexpr (SOFTCAP) {
       score = tanh_approx(score * score_scale);
@@ -37,11 +37,15 @@ template <typename Element, bool SOFTCAP, bool ALIBI, bool BIAS, class Own> stru
         score = fmaf(to_float(bias_gmem[query * bias_row_stride + key]), term_unit, score);
     }
     if constexpr (Own::GIVEN) {
-      const float before = score * own.unit;
+      before = score * own.unit;
       factor *= own.slope(before, batch, head, query, key, diagonal);
       score = own.of(before, batch, head, query, key, diagonal) * term_unit;
       if (query >= seqlen_q) score = NEGATIVE_INFINITY;  // no row: whatever the expression makes of it
     }
     return factor;
+  }
+  __device__ __forceinline__ float change(float& score, int query, int key) const {
+    float before;
+    return change(score, before, query, key);
   }
 };

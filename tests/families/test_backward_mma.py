@@ -34,6 +34,9 @@ def config(**genes) -> KernelConfig:
     return load_space("backward_mma", L4).make_config(BASE | genes)
 
 
+OF_TABLES = "where(a[k//9,i[q]]>9,s,s*g[h,k]+r[q,b]*a[k//9,i[q]]+n[h,min(max(k-q,-30),30)+30]*min(s,a[b,h]))"
+TABLES = "g:bf16:4x90+r:fp32:100x1+n:fp32:4x61+a:fp16:10x4+i:int32:100"
+"""Of keys, queries, diagonals, and pairs and heads at once."""
 LOWER, UPPER = {"mask": "causal_lower_right"}, {"mask": "causal_upper_left"}
 RIGHT = [
     (problem(100, 130, 64), {}, "large_logits"),
@@ -51,6 +54,16 @@ RIGHT = [
     (
         problem(70, 90, 32, bias="s", sink=True, grads="bias+sinks", softcap=5.0),
         PASS | {"BLOCK_ORDER": "heads"},
+        "plain",
+    ),
+    (
+        problem(70, 90, 48, score="s+t[h,q,k]", tables="t:fp32:4x70x90", grads="own_t", deterministic=True),
+        PASS,
+        "plain",
+    ),
+    (
+        problem(100, 90, 32, score=OF_TABLES, tables=TABLES, grads="own_g+own_r+own_n+own_a", softcap=5.0, **LOWER),
+        SHARED | {"QUERY_SPLIT": 2, "CAUSAL_SKIP": True, "BLOCK_M": 64},
         "plain",
     ),
     (problem(70, 90, 32, seqused="10:80", window="30:0", **LOWER), {"QUERY_SPLIT": 2}, "plain"),
@@ -86,6 +99,7 @@ REFUSED_OF = [
     (problem(deterministic=True), {}, "DQ=pass"),
     (problem(deterministic=True), PASS, None),
     (problem(deterministic=True, bias="hs", grads="bias"), PASS, "any order"),
+    (problem(deterministic=True, score="s+t[k]", tables="t:fp32:1024", grads="own_t"), PASS, "down_t of a table"),
     (problem(1 << 20, 1 << 20, 128, 128, 128), {"STAGES": 1}, "GiB"),
 ]
 STARTING = [
@@ -212,6 +226,8 @@ def test_tiles_of_queries_of_a_block_of_keys(rest, mean, most, count):
         ({"bias": "bhs", "grads": "bias"}, PASS, ()),
         ({"bias": "hs", "grads": "bias"}, PASS, ("dbias",)),
         ({"deterministic": True}, PASS, ()),
+        ({"score": "s+t[h,q,k]", "tables": "t:fp32:4x1024x1024", "grads": "own_t"}, PASS, ()),
+        ({"score": "s+t[h,q,k]", "tables": "t:fp32:4x1024x1023", "grads": "own_t"}, PASS, ("down_t",)),
     ],
 )
 def test_which_outputs_may_differ_from_run_to_run(asked, genes, names):

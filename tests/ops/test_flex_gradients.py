@@ -8,12 +8,15 @@ import torch
 from benchmarks.flex.mods import MODS, Shape, Written
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.families.registry import FAMILIES
+from evoattn.model.backward import parse_grads
 from evoattn.model.gpu import GPUS
 from evoattn.model.space import load_space
-from evoattn.ops import flex, torch_gradients
+from evoattn.ops import flex, torch_answer, torch_gradients, trained
+from evoattn.ops.arguments import TERMS
 from evoattn.ops.call import Call
-from evoattn.ops.gradients import Backward
+from evoattn.ops.gradients import Backward, grads_of, words_of
 from evoattn.ops.kernel import own_tables
+from evoattn.ops.trained import Training
 from tests.families import test_backward_mma
 from tests.families.on_interpreter import built
 from tests.ops.fake_device import tensors
@@ -21,6 +24,21 @@ from tests.ops.test_flex_mods import by_torch
 
 H100, SHAPE = GPUS["h100"], Shape(2, 2, 77, 131)
 NAN = torch.where(torch.arange(131) < 100, 0.5, float("nan"))
+DOCUMENTS = torch.arange(131) // 30
+OF_HEADS, OF_KEYS = torch.tensor([0.5, 1.5]), torch.where(torch.arange(131) < 100, 0.3, float("nan")).repeat(2, 1)
+OF_PAIRS, OF_DOCUMENTS = torch.randn(77, 131), torch.randn(5)
+SHIFTS, OF_ROWS = torch.randn(2, 127), torch.randn(131)
+CAPTURED = [tensor.requires_grad_() for tensor in (OF_HEADS, OF_KEYS, OF_PAIRS, OF_DOCUMENTS, SHIFTS, OF_ROWS)]
+"""Of each kind of places that scores share, and what they capture that they do not differ by."""
+
+
+def of_tables(s, b, h, q, k):
+    near = SHIFTS[h, (k - q).clamp(-63, 63) + 63]
+    return s * OF_HEADS[h] + OF_KEYS[h, k] + OF_PAIRS[q, k] * near + OF_DOCUMENTS[DOCUMENTS[k]] * s + OF_ROWS[q + 5]
+
+
+OF_TABLES = Written(of_tables, lambda b, h, q, k: (k < 100) & (q > 9) & (q < 64))
+"""Keys behind which a captured tensor has NaN, and queries without a tile."""
 NAN_BEHIND = Written(lambda s, b, h, q, k: s + NAN[k], lambda b, h, q, k: (k < 100) & (q > 9) & (q < 64))
 PASS = {**test_backward_mma.PASS, "PASS_N": 32}
 
@@ -33,17 +51,18 @@ def made_of(written, block=64):
     assert not isinstance(made, str), made
     call = made[0]()
     leaves = [tensor.double().requires_grad_() for tensor in (q, k, v)]
+    wanted = [one for one in call.terms[len(TERMS) :] if one.requires_grad]
     out, lse = by_torch(Call(*leaves, enable_gqa=True), written.score_mod, mask)
     grad, grad_lse = torch.randn_like(out), torch.randn_like(lse)
     seen = ~lse.isneginf()
     total = (out * grad.half().double()).sum() + (lse * grad_lse)[seen].sum()
-    expected = torch.autograd.grad(total, leaves)
+    expected = torch.autograd.grad(total, [*leaves, *wanted])
     answered = replace(call, out=out.detach().half())
-    return Backward(answered, lse.detach().float(), grad.half(), grad_lse.float(), ()), expected
+    return Backward(answered, lse.detach().float(), grad.half(), grad_lse.float(), grads_of(call)), expected
 
 
 def interpreted(backward, deterministic):
-    """What backward_mma makes on the interpreter: dq, dk, dv; or what the interpreter says."""
+    """What backward_mma makes on the interpreter: dq, dk, dv, and those of tables; or what the interpreter says."""
     problem = backward.problem()
     assert not isinstance(problem, str), problem
     problem, family = problem.as_searched, FAMILIES["backward_mma"]
@@ -54,6 +73,7 @@ def interpreted(backward, deterministic):
     buffers |= {"do": backward.grad, "dlse": backward.grad_lse}
     buffers |= {n: t.contiguous() for n, t in zip(own_tables(problem), call.terms[-len(own_tables(problem)) :])}
     found = {n: torch.full_like(buffers[n[1:]], float("nan")) for n in ("dq", "dk", "dv")}
+    found |= {f"d{n}": torch.full(problem.term_shapes[n], float("nan")) for n in parse_grads(problem.grads)}
     for name, size in family.workspace(problem, config, H100).items():
         buffers[name] = torch.zeros(size, dtype=torch.uint8)
     faults = InterpreterBackend().run(kernel.compiled, family.launches(problem, config, H100), buffers | found)
@@ -75,8 +95,52 @@ def test_kernels_give_torch_s_gradients(written, deterministic):
         torch.testing.assert_close(one.double(), exact, atol=2e-2, rtol=2e-2)
 
 
+@pytest.mark.slow
+def test_captured_tensors_have_torch_s_gradients():
+    """Of all kinds of places, by kernels and by the formula."""
+    backward, expected = made_of(OF_TABLES)
+    assert len(backward.grads) == len(CAPTURED)
+    found, formula = interpreted(backward, False), torch_gradients.by_rows(backward, 20_000)
+    assert not isinstance(found, str), found
+    for one, by_torch_s, exact in zip(found, [one for one in formula if one is not None], expected, strict=True):
+        torch.testing.assert_close(one.double(), exact.double(), atol=2e-2, rtol=2e-2)
+        torch.testing.assert_close(by_torch_s.double(), exact.double(), atol=2e-2, rtol=2e-2)
+
+
 @pytest.mark.parametrize("name", ("global_window", "chosen_causal_blocks", "jagged", "t5_bias"))
 def test_the_formula_gives_torch_s_gradients(name):
     backward, expected = made_of(MODS[name](SHAPE))
     for one, exact in zip(torch_gradients.by_rows(backward, 20_000)[:3], expected, strict=True):
         torch.testing.assert_close(one.double(), exact, atol=2e-2, rtol=2e-2)
+
+
+class ByFormula:
+    """In place of a runtime: its passes write as kernels do."""
+
+    def trained(self, call, plan):
+        return torch_answer.answer(replace(call, return_lse=True, strict=False))
+
+    def gradients(self, given):
+        q, k, v, *others = torch_gradients.by_rows(given)
+        assert [one.shape for one in given.made()[5:]] == [one.shape for one in others[2:]]
+        return given.fitted((q, k, v, *(one if one is None else one.float() for one in others)))
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float16))
+def test_autograd_leads_to_captured_tensors(dtype):
+    """To parts of parameters, turned round, of each call's own; by the words of the first call."""
+    q, k, v = tensors(1, 2, 2, 9, 11, dtype=torch.float32)
+    words = None
+    for seed in range(2):
+        torch.manual_seed(seed)
+        table, gates = (torch.randn(size, dtype=dtype, requires_grad=True) for size in ((12, 2, 9), (2, 3)))
+        score_mod = lambda s, b, h, q, k, t=table[1:, 1].T, g=gates[:, 2]: s * g[h] + t[q, k]
+        made = flex.calls(Call(q, k, v, strict=True), score_mod, None)
+        assert not isinstance(made, str), made
+        call = made[0]()
+        words = words or words_of(call)
+        assert grads_of(call) == ("own_t0", "own_t1") and not words.score.tensors
+        trained.attend(ByFormula(), call, Training(None, None, words, False)).square().sum().backward()
+        expected = torch.autograd.grad(by_torch(call, score_mod, None)[0].square().sum(), (table, gates))
+        for one, exact in zip((table.grad, gates.grad), expected, strict=True):
+            torch.testing.assert_close(one, exact, atol=1e-2 if dtype is torch.float16 else 1e-5, rtol=1e-2)

@@ -200,12 +200,13 @@ def test_the_ops_themselves(device):
 
 def test_a_score_with_tables_by_the_op(device):
     mine, _ = leaves(*tensors())
-    score = evoattn.Score("s * gate[h]", gate=torch.tensor([0.5, 1.0, 2.0, 0.1]))
-    call = Call(*mine, enable_gqa=True, terms=(*[None] * len(TERMS), score.tensors[0]), score=score)
+    gates = [torch.tensor([0.5, 1.0, 2.0, 0.1], requires_grad=True) for _ in range(2)]
+    score, exact = (evoattn.Score("s * gate[h] + far[q]", gate=gate, far=torch.zeros(99)) for gate in gates)
+    call = Call(*mine, enable_gqa=True, terms=(*[None] * len(TERMS), *score.tensors), score=score)
     variant_lse_op(*operands(call))[0].float().square().sum().backward()
     double = [t.detach().double().requires_grad_() for t in mine]
-    evoattn.attention(*double, enable_gqa=True, score=score).square().sum().backward()
-    require_near([t.grad for t in mine], [t.grad for t in double])
+    evoattn.attention(*double, enable_gqa=True, score=exact).square().sum().backward()
+    require_near([t.grad for t in (*mine, gates[0])], [t.grad for t in (*double, gates[1])])
 
 
 def test_fake_tensors(device):

@@ -27,6 +27,7 @@ from evoattn.families.backward_mma.resources import (
     smem_bytes,
     sum_offsets,
 )
+from evoattn.families.backward_mma.tables import table_gradient_args, table_gradients, unordered_tables
 from evoattn.families.backward_mma.work import launch_work
 from evoattn.families.base import Family, softmax_scale_log2
 from evoattn.families.block_list import block_list_args, block_list_constants
@@ -111,6 +112,7 @@ class BackwardMma(Family):
                 "VALUE_DIM": problem.head_dim_v,
                 "BIAS_GRADIENT": "bias" in problem.grads,
                 "SINK_GRADIENT": "sinks" in problem.grads,
+                "TABLE_GRADIENTS": table_gradients(problem),
                 "HIDDEN_SKIPPED": genes.CAUSAL_SKIP,
                 "SWIZZLED": genes.SMEM_LAYOUT == "swizzled",
                 "K_KEPT": genes.KV_PLACE == "registers",
@@ -172,7 +174,7 @@ class BackwardMma(Family):
         added = ["dq"] * adds_dq(genes) + ["dk", "dv"] * (genes.QUERY_SPLIT > 1)
         if "bias" in problem.grads and problem.bias != "bhs":  # which batches or heads share
             added.append("dbias")
-        return tuple(added)
+        return (*added, *unordered_tables(problem))
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
         return launch_work(problem, self.genes(config), registers)
@@ -236,6 +238,7 @@ def _row_args(problem: AttentionProblem, genes: BackwardMmaGenes) -> tuple[Kerne
         *_strides(problem, "o", "do"),
         *variant_args(problem),
         *_block_states(problem),
+        *table_gradient_args(problem),
     )
 
 
@@ -255,6 +258,7 @@ def _key_args(problem: AttentionProblem, genes: BackwardMmaGenes, rows: int) -> 
         Scalar("float32", problem.softmax_scale),
         *variant_args(problem),
         *_block_states(problem),
+        *table_gradient_args(problem),
     )
 
 

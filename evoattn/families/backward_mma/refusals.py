@@ -15,6 +15,7 @@ from evoattn.families.backward_mma.resources import (
     registers_needed,
     smem_bytes,
 )
+from evoattn.families.backward_mma.tables import unordered_tables
 from evoattn.families.block_list import why_not_listed
 from evoattn.families.residency import register_cap, why_not_resident, why_same_code
 from evoattn.families.row_blocks import row_blocks
@@ -92,6 +93,8 @@ def why_not_deterministic(problem: AttentionProblem, genes: BackwardMmaGenes) ->
         return "DQ=add adds in any order; deterministic=1 asks for DQ=pass."
     if "bias" in problem.grads and problem.bias != "bhs":
         return "deterministic: the gradient of a bias that batches or heads share is added up in any order."
+    if added := unordered_tables(problem):
+        return f"deterministic: the gradient {added[0]} of a table is added up in any order."
     return None
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from evoattn.families.backward_mma.genes import BackwardMmaGenes
+from evoattn.families.backward_mma.tables import registers_of
 from evoattn.families.row_blocks import batches, row_blocks
 from evoattn.model.problem import AttentionProblem
 
@@ -111,11 +112,12 @@ def registers_needed(problem: AttentionProblem, genes: BackwardMmaGenes) -> int:
     part = genes.PART // 2 * 2 + genes.PART // 4
     if problem.softcap or problem.own_score:
         part += genes.PART // 2
+    summed = registers_of(problem, tiles, genes.PART) if problem.grads else 0
     dq = 0
     if adds_dq(genes):
         columns = block_warps(genes) // genes.DQ_WARPS
         dq = genes.BLOCK_M // (16 * genes.DQ_WARPS) * 8 * math.ceil(steps / columns)
-    return tiles * (gradients + kept) + max(tiles * part, dq) + FIXED_REGISTERS
+    return tiles * (gradients + kept) + max(tiles * part + summed, dq) + FIXED_REGISTERS
 
 
 def pass_registers_needed(problem: AttentionProblem, genes: BackwardMmaGenes) -> int:

@@ -13,7 +13,7 @@ from evoattn.families.backward_scalar.work import launch_work
 from evoattn.families.base import Family, buffer_of
 from evoattn.families.variants import variant_constants
 from evoattn.families.work import LaunchWork
-from evoattn.model.backward import parse_grads
+from evoattn.model.backward import TERM_GRADS, parse_grads
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.mask import FULL_AND_CAUSAL
@@ -48,6 +48,8 @@ class BackwardScalar(Family):
             return f"backward_scalar takes head_dims up to {MAX_HEAD_DIM}."
         if max(problem.heads, problem.batch) > MAX_GRID_YZ:
             return f"backward_scalar takes up to {MAX_GRID_YZ} heads and as many batches."
+        if not set(parse_grads(problem.grads)) <= set(TERM_GRADS):
+            return "backward_scalar computes no gradients of tables."
         return None
 
     def why_not(
