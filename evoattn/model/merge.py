@@ -59,7 +59,8 @@ def _outputs(problem: Any) -> tuple[TensorSpec, ...]:
 
 def _flops(problem: Any) -> int:
     """A product and a sum for each element of each part."""
-    return 2 * rows_of(problem) * problem.seqlen_k * int(problem.head_dim)
+    flops: int = 2 * rows_of(problem) * problem.seqlen_k * problem.head_dim
+    return flops
 
 
 def _bytes(problem: Any) -> int:

@@ -10,7 +10,7 @@ from evoattn.families.merge_parts.genes import MergePartsGenes
 from evoattn.families.residency import WARP
 from evoattn.families.work import LaunchWork, Step
 from evoattn.model.gpu import GpuSpec
-from evoattn.model.launch import Buffer, KernelLaunch, Scalar
+from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.merge import MERGE_OPERATIONS, NARROW, part_strides, rows_of
 from evoattn.model.problem import AttentionProblem
@@ -72,7 +72,7 @@ class MergeParts(Family):
         genes, rows = self.genes(config), rows_of(problem)
         counts = problem.seqlen_k, rows, problem.heads, problem.seqlen_q
         strides = *part_strides(problem), *problem.strides("o")[:3]
-        args = (
+        args: tuple[KernelArg, ...] = (
             *(Buffer(name) for name in ("parts", "part_sums", "o", "lse")),
             *(Scalar("int32", count) for count in counts),
             *(Scalar("int64", stride) for stride in strides),
