@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from evoattn.cost.cost import cost
@@ -15,6 +16,9 @@ ANY_CARD = ", no wgmma, TMA or cluster"
 SOURCES = ("landscape", "campaign")
 """Kinds of measurements that begin the names of judged sets; the first was drawn good and bad alike."""
 
+VARIANTS = ("window", "sink", "softcap", "varlen", "seqused", "value_dim")
+"""Of a problem, each judged by itself."""
+
 NOT_FITTED = "The cost model was fitted to no times of op={op}: physics alone orders its kernels."
 """In place of how far first choices were."""
 
@@ -26,27 +30,44 @@ def sentences(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, reg
         found = cost(problem, config, gpu, registers)
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return ()
-    judged = how_far(gpu) if problem.op == "forward" else NOT_FITTED.format(op=problem.op)
+    fitted = problem.op == "forward"
+    judged = how_far(gpu, (config.family, *kinds(problem))) if fitted else NOT_FITTED.format(op=problem.op)
     return (found.sentence(), judged, *([gpu.note] if gpu.note else [])) if found else ()
 
 
-def how_far(gpu: GpuSpec, fitted: Fitted | None = None) -> str:
-    """How far first choices were from the best measured kernels, on problems left out of the fit."""
+def kinds(problem: AttentionProblem) -> tuple[str, ...]:
+    """The sets of problems that this one is of, as a fit's judgement calls them."""
+    few = ("of one query",) if problem.seqlen_q == 1 and not problem.varlen else ()
+    bits = ("in fp32",) if problem.dtype == "fp32" else ()
+    return (*few, *bits, *(f"with {name}" for name in VARIANTS if getattr(problem, name)))
+
+
+def how_far(gpu: GpuSpec, sets: Sequence[str] = (), fitted: Fitted | None = None) -> str:
+    """How far first choices were from the best measured kernels, on problems left out of the fit: by card, and of each
+    of these `sets` of problems or kernels that was judged."""
     about = (fitted or load()).about
     cards: list[str] = about.get("cards", [])
+    left_out: dict[str, dict[str, Any]] = about.get("left_out", {})
     any_card = "" if gpu.arch in {GPUS[card].arch for card in cards} else ANY_CARD
-    judged = {card: row for card in cards if (row := _judged(card, any_card, about.get("left_out", {})))}
+    judged = {card: row for card in cards if (row := _judged(card, any_card, left_out))}
     unknown = "" if gpu.name in cards else f" Nothing was measured on the {gpu.product}."
     if not judged:
         return unknown.strip()
     kind = ", of this card's families," if any_card else ""
-    found = " and ".join(
-        f"{row['first']:.2f} on an {GPUS[card].product} (at worst {row['worst_first']:.2f})"
-        for card, row in judged.items()
-    )
+    found = " and ".join(f"{_factors(row)} on an {GPUS[card].product}" for card, row in judged.items())
+    of_sets = ", ".join(f"{_factors(left_out[name])} {_spoken(name)}" for name in sets if name in left_out)
     return (
-        f"The kernel that the cost model puts first{kind} takes this many times as long as the best: {found}.{unknown}"
+        f"The cost model's first choices{kind} take this many times as long as the best (at worst): {found}."
+        f"{f' By kind: {of_sets}.' if of_sets else ''}{unknown}"
     )
+
+
+def _factors(row: dict[str, Any]) -> str:
+    return f"{row['first']:.2f} ({row['worst_first']:.2f})"
+
+
+def _spoken(name: str) -> str:
+    return name if " " in name else f"within {name}"
 
 
 def _judged(card: str, any_card: str, left_out: dict[str, dict[str, Any]]) -> dict[str, Any] | None:

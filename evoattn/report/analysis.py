@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from itertools import chain
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from evoattn.model.records import Study, Trial, TrialState, is_positive
+from evoattn.model.records import Study, Trial, TrialState
 from evoattn.model.space import Value
 from evoattn.report.data import (
     Ancestor,
@@ -33,7 +33,9 @@ MAX_ANCESTORS = 24
 MAX_REASON = 240
 
 
-Results = dict[str, list[tuple[Trial | Tried, float]]]
+Result = tuple[Trial | Tried, float]
+"""A right trial with its time in µs, or its relative cost."""
+Results = dict[str, list[Result]]
 """By family: its right trials with their times in µs, or their relative costs, best first."""
 
 
@@ -42,35 +44,38 @@ def value_in(study: Study, trial: Trial | Tried) -> float | None:
     return trial.value if (trial.state is TrialState.ESTIMATED) == study.offline else None
 
 
-def right_trials(study: Study, trials: Iterable[Trial | Tried]) -> Results:
-    """The right trials by family; families without one are left out."""
+def right_trials(study: Study, trials: Iterable[Trial | Tried]) -> list[Result]:
+    """The right trials with their values, in the order given."""
+    return [(trial, value) for trial in trials if (value := value_in(study, trial)) is not None]
+
+
+def by_family(right: Iterable[Result]) -> Results:
+    """Families without a right trial are left out."""
     found: Results = {}
-    for trial in trials:
-        if (value := value_in(study, trial)) is not None:
-            found.setdefault(trial.family, []).append((trial, value))
+    for result in right:
+        found.setdefault(result[0].family, []).append(result)
     return {family: sorted(pairs, key=itemgetter(1)) for family, pairs in found.items()}
 
 
-def _seconds_between(start: str, end: str) -> float:
+def _time(text: str) -> float | None:
+    """Seconds; None for what is no date."""
     try:
-        return max(0.0, (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds())
-    except (ValueError, TypeError):
-        return 0.0
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, TypeError, OverflowError, OSError):
+        return None
 
 
-def progress(study: Study, trials: Iterable[Trial | Tried]) -> Progress:
-    """The right candidates in the order tried; `trials` by number."""
+def progress(study: Study, right: Iterable[Result]) -> Progress:
+    """The right candidates, which are given in the order tried."""
     course = Progress("relative_cost" if study.offline else "median_us", [], [], [], [], [])
-    best = float("inf")
-    for trial in trials:
-        value = value_in(study, trial)
-        if value is None:
-            continue
+    best, start = float("inf"), _time(study.created_at)
+    for trial, value in right:
         if value < best:
             best = value
             course.improvements.append(len(course.value))
         course.trial.append(trial.number)
-        course.elapsed_s.append(_seconds_between(study.created_at, trial.created_at))
+        now = _time(trial.created_at)
+        course.elapsed_s.append(max(0.0, now - start) if now is not None and start is not None else 0.0)
         course.family.append(trial.family)
         course.value.append(value)
     return course
@@ -103,8 +108,8 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 def rank_cost_model(trials: Iterable[Trial | Tried]) -> CostModelRank | None:
     """Spearman's correlation (Pearson's over ranks) of `relative_cost` with the median over `COMPLETE` trials; None
     below 10 of them."""
-    right = ((t.relative_cost, t.value) for t in trials if t.state is TrialState.COMPLETE)
-    pairs = np.array([pair for pair in right if None not in pair and is_positive(pair[0] or 0)])
+    right = ((t.relative_cost or 0.0, t.value) for t in trials if t.state is TrialState.COMPLETE)
+    pairs = np.array([pair for pair in right if pair[1] is not None and 0 < pair[0] < math.inf])
     if len(pairs) < MIN_TRIALS_TO_CORRELATE:
         return None
     cost, time = map(_ranks, pairs.T)
@@ -224,10 +229,6 @@ def gene_values(results: Results, columns: dict[str, dict[str, Column]]) -> tupl
     return tuple(row for family, found in results.items() for row in _family_values(family, found, columns[family]))
 
 
-_ABSENT: Any = object()
-"""In place of a value that a config lacks."""
-
-
 class Column(NamedTuple):
     """One parameter over many trials."""
 
@@ -240,20 +241,20 @@ class Column(NamedTuple):
 def columns_of(trials: Sequence[Trial | Tried]) -> dict[str, Column]:
     """Of each parameter that a config of the trials has."""
     by_number = np.argsort(np.fromiter((trial.number for trial in trials), np.int64, len(trials)))
-    configs = [trials[place].config for place in by_number]  # as they lie in memory: a third of the time
-    shapes = dict.fromkeys(map(tuple, configs))
-    columns = {}
-    for name in dict.fromkeys(chain.from_iterable(shapes)):
-        if all(name in shape for shape in shapes):
-            values = list(map(itemgetter(name), configs))
-        else:
-            values = [config.get(name, _ABSENT) for config in configs]
-        found = [value for value in dict.fromkeys(values) if value is not _ABSENT]
-        places = {value: place for place, value in enumerate(found)} | {_ABSENT: -1}
-        codes = np.empty(len(trials), np.int32)
-        codes[by_number] = np.fromiter(map(places.__getitem__, values), np.int32, len(values))
-        columns[name] = _as_they_come(found, codes)
-    return columns
+    configs = [trials[place].config for place in by_number.tolist()]  # as they lie in memory: a third of the time
+    of_shape: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for place, shape in enumerate(map(tuple, configs)):
+        of_shape[shape].append(place)
+    codes = {name: np.full(len(trials), -1, np.int32) for name in dict.fromkeys(chain.from_iterable(of_shape))}
+    found: dict[str, defaultdict[Value, int]] = {name: defaultdict() for name in codes}
+    for seen in found.values():
+        seen.default_factory = seen.__len__
+    for shape, places in of_shape.items():
+        values = list(chain.from_iterable(map(dict.values, map(configs.__getitem__, places))))
+        for n, name in enumerate(shape):
+            of_name = map(found[name].__getitem__, values[n :: len(shape)])
+            codes[name][by_number[places]] = np.fromiter(of_name, np.int32, len(places))
+    return {name: _as_they_come(list(found[name]), codes[name]) for name in codes}
 
 
 def _as_they_come(values: Sequence[Value], codes: np.ndarray) -> Column:
@@ -319,9 +320,12 @@ def _hashes(column: Column, rng: np.random.Generator) -> np.ndarray:
 def _effects(backgrounds: np.ndarray, times: np.ndarray) -> np.ndarray:
     """By trial, best first and each config once: its time over the best other one of the same background; NaN where
     there is none."""
-    _, group, counts = np.unique(backgrounds, return_inverse=True, return_counts=True)
-    order, starts = np.argsort(group, kind="stable"), np.cumsum(counts) - counts
-    alone = counts[group] < 2
+    order = np.argsort(backgrounds, kind="stable")
+    begins = np.append(True, np.diff(backgrounds[order]) != 0)
+    starts = np.flatnonzero(begins)
+    group = np.empty(len(times), np.int64)
+    group[order] = np.cumsum(begins) - 1
+    alone = np.diff(starts, append=len(times))[group] < 2
     is_first = np.zeros(len(times), bool)
     is_first[order[starts]] = True
     others = order[np.minimum(starts[group] + is_first, len(times) - 1)]

@@ -35,13 +35,30 @@ def print_result(summary: StudySummary, console: Console, kept: Kept) -> None:
         print_lines(console, ["", "Next:", *command([*_words("report", kept), ["--full"]], width)])
         return
     _print_best(summary, winner, console)
+    export = command([["evoattn", "export", "best"], *_found_by(kept), ["-o", "best.cu"]], width)
+    page = command([*_words("report", kept), ["--format", "html"], ["-o", "report.html"]], width)
+    if summary.kind == "estimated":
+        _print_place(summary, console, kept)
+        print_lines(console, ["", "Next:", *export, *page])
+        print_lines(console, [f"On {summary.gpu} these settle it:", *_on_the_card(summary, winner, width)])
+        return
     settings = [["--set", f"{name}={clean(value)}"] for name, value in winner.settings.items()]
     config = command([["--family", winner.row.family], *settings], width)
     print_lines(console, ["", "Its config, as options of `evoattn search`:", *config])
     _print_place(summary, console, kept)
-    export = command([["evoattn", "export", "best"], *_found_by(kept), ["-o", "best.cu"]], width)
-    page = command([*_words("report", kept), ["--format", "html"], ["-o", "report.html"]], width)
     print_lines(console, ["", "Next:", *export, *page, f"  python: {_python(kept)}"])
+
+
+def _on_the_card(summary: StudySummary, winner: Winner, width: int) -> list[str]:
+    """Commands for the card itself: is the kernel right and how long does it take, what does a search find beside it
+    and beside peers, who won."""
+    shape = ["--shape", summary.problem_text]
+    config = [[f"{name}={clean(value)}"] for name, value in winner.settings.items()]
+    return [
+        *command([["evoattn", "try", winner.row.family], *config, shape], width),
+        *command([["evoattn", "search"], ["--budget", "10m"], shape], width),
+        "  evoattn report",
+    ]
 
 
 def _found_by(kept: Kept) -> list[list[str]]:
@@ -66,11 +83,7 @@ def _print_best(summary: StudySummary, winner: Winner, console: Console) -> None
         print_text(console, f"{best}, relative cost {cost_text(row.relative_cost)}; never timed", "bold")
         if winner.origin and (text := _gain(winner.origin, measured=False)):
             print_text(console, text, indent="  ")
-        print_text(
-            console,
-            "A relative cost orders the kernels of one problem and GPU: it is not a time, and tells no speedup.",
-            indent="  ",
-        )
+        print_text(console, "It orders kernels of one problem and GPU: it is not a time.", indent="  ")
         for said in winner.estimate:
             print_text(console, said, indent="  ")
         return

@@ -13,6 +13,7 @@ from evoattn.model.space import KernelConfig
 from evoattn.report.analysis import (
     Column,
     Results,
+    by_family,
     columns_of,
     family_samples,
     gene_values,
@@ -167,14 +168,15 @@ def summarise(storage: Storage, study: Study, limit: int = 20, course: bool = Tr
     leader = ranked[0] if ranked else None
     timed = {} if study.offline else {t.number: t.timing for t in ranked if t.timing}
     ratios = ranking.against_leader(timed, leader.number) if leader and leader.number in timed else {}
-    tried = progress(study, trials.values())
+    right = right_trials(study, trials.values())
+    tried = progress(study, right)
     tried.configs.update((number, trials[number].config) for number in (tried.trial[i] for i in tried.drawn()))
 
     def row(rank: int, trial: Trial) -> LeaderboardRow:
         return leaderboard_row(rank, trial, problem, spec, peers, study.offline)
 
     rows = tuple(row(rank, trial) for rank, trial in enumerate(ranked[:limit], 1))
-    results = right_trials(study, trials.values())
+    results = by_family(right)
     columns = {family: columns_of([trial for trial, _ in found]) for family, found in results.items()}
     return StudySummary(
         study=study.name,

@@ -5,12 +5,11 @@ from __future__ import annotations
 import gc
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Text, cast, select
 
@@ -28,8 +27,7 @@ _JSON = [cast(trials.c[name], Text) for name in ("config", "parents")]
 parameters."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tried:
+class Tried(NamedTuple):
     """A trial without its evidence and its samples. The fields are those of `Trial`."""
 
     number: int
@@ -82,33 +80,36 @@ def _course(connection: Connection, study: Study) -> list[Tried]:
     found: list[Tried] = []
     query = select(*_COLUMNS, *_JSON).where(trials.c.study_id == study.id).order_by(trials.c.number)
     for page in connection.execute(query).partitions(AT_A_TIME):
-        *columns, configs, parents = zip(*page, strict=True)
-        rows = list(zip(*columns, _parsed(configs), _parsed(parents), strict=True))
+        *plain, configs, parents = zip(*page, strict=True)
+        columns = [*plain, _parsed(configs), _parsed(parents)]
         try:
-            found += _of_page(rows, medians)
+            found += _of_page(columns, medians)
         except (TypeError, ValueError, AttributeError):
+            rows = zip(*columns, strict=True)
             found += [checked(f"Trial {row[0]}", partial(_tried, row, medians.get(row[0]))) for row in rows]
     return found
 
 
-def _of_page(rows: Sequence[Sequence[Any]], medians: Mapping[int, float]) -> list[Tried]:
-    """What `_tried` makes of all rows, by checks of all of them at once, in half the time. Raises `TypeError`,
+def _of_page(columns: Sequence[Sequence[Any]], medians: Mapping[int, float]) -> Iterable[Tried]:
+    """What `_tried` makes of all rows, by checks of all of them at once, in a third of the time. Raises `TypeError`,
     `ValueError` or `AttributeError` where one may be damaged, or has control characters."""
-    _, families, states, costs, operators, dates, configs, parents = zip(*rows, strict=True)
+    numbers, families, states, costs, operators, dates, configs, parents = columns
     if not "".join(chain(set(families), set(operators), dates)).isprintable():
         raise ValueError("control characters")
-    each((int, float, str), [value for config in configs for value in config.values()], list)
-    each(int, [number for older in each(list, parents, tuple) for number in older], list)
+    each(dict, configs, list)
+    each((int, float, str), list(chain.from_iterable(map(dict.values, configs))), list)
+    each(int, list(chain.from_iterable(each(list, parents, list))), list)
     if any(cost is not None and not cost > 0 for cost in costs):
         raise ValueError("a relative cost of 0 or less")
     state_of = {text: TrialState(text) for text in set(states)}
-    found = []
-    for number, family, text, cost, operator, created_at, config, older in rows:
-        state = state_of[text]
-        value = cost if state is TrialState.ESTIMATED else medians.get(number) if state is TrialState.COMPLETE else None
-        value = value if value is not None and is_positive(value) else None
-        found.append(Tried(number, family, config, state, cost, tuple(older), operator, created_at, value))
-    return found
+    values = [
+        cost if text == TrialState.ESTIMATED else median if text == TrialState.COMPLETE else None
+        for text, cost, median in zip(states, costs, map(medians.get, numbers), strict=True)
+    ]
+    values = [value if value is not None and 0 < value < math.inf else None for value in values]
+    names = {name: name for name in chain(set(families), set(operators))}  # one text for all rows
+    shared = [map(names.get, families), configs, map(state_of.get, states), costs, map(tuple, parents)]
+    return map(Tried._make, zip(numbers, *shared, map(names.get, operators), dates, values, strict=True))
 
 
 def _parsed(texts: Sequence[str]) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompileInfo, Evaluation, Timing, TrialState
+from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig, load_space, spelling
 from evoattn.report import render_table, summarise
 from evoattn.report.screen import Kept
@@ -144,6 +146,11 @@ def test_an_offline_result_has_a_relative_cost_and_says_what_that_is(storage):
     assert len(text.splitlines()) <= 24
     assert "relative cost 1,234; never timed" in text and "not a time" in " ".join(text.split())
     assert "µs" not in text and "×" not in text and "TFLOP" not in text
+    commands = text.partition("On l4 these settle it:\n")[2].replace(" \\\n", "").splitlines()
+    assert [shlex.split(line)[1] for line in commands] == ["try", "search", "report"]
+    _, _, family, *rest = shlex.split(commands[0])
+    assert family == "flash_mma" and len(rest) == len(longest("flash_mma").params) + 2
+    assert parse_shape(rest[-1]) == PROBLEM
 
 
 def test_a_study_without_a_right_trial_says_so_and_how_to_see_why(storage):

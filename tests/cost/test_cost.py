@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from evoattn.cost.cost import BOUNDS, MOST_CORRECTION, cost, scores
-from evoattn.cost.explanation import how_far
+from evoattn.cost.explanation import how_far, kinds
 from evoattn.cost.fitted import Fitted, load
 from evoattn.cost.physics import physics
 from evoattn.families import registry
@@ -187,6 +187,8 @@ def fitted(**left_out):
         "camp": "campaign, h100",
         "any": f"landscape, h100{ANY}",
         "h200": "campaign, h200",
+        "window": "with window",
+        "scalar": "flash_scalar",
     }
     return Fitted(
         {}, {}, {"cards": ["h100", "h200"], "left_out": {names[n]: JUDGED | row for n, row in left_out.items()}}
@@ -194,16 +196,26 @@ def fitted(**left_out):
 
 
 def test_a_measured_card_hears_of_all_families():
-    text = how_far(GPUS["h100"], fitted(lands={}, camp={"first": 9.0}, h200={"first": 1.2}, any={"first": 5.0}))
-    assert text.endswith("the best: 1.04 on an H100 (at worst 1.62) and 1.20 on an H200 (at worst 1.62).")
+    both = fitted(lands={}, camp={"first": 9.0}, h200={"first": 1.2}, any={"first": 5.0})
+    assert how_far(GPUS["h100"], (), both).endswith(
+        "the best (at worst): 1.04 (1.62) on an H100 and 1.20 (1.62) on an H200."
+    )
+
+
+def test_kinds_of_problems_are_told_one_by_one():
+    problem = AttentionProblem(1, 8, 8, 1, 512, 64, "fp32", "causal_upper_left", window="64:0")
+    assert kinds(problem) == ("of one query", "in fp32", "with window")
+    split = fitted(lands={}, window={"first": 1.3}, scalar={"first": 1.2})
+    text = how_far(GPUS["h100"], ("flash_scalar", *kinds(problem)), split)
+    assert text.endswith("on an H100. By kind: 1.20 (1.62) within flash_scalar, 1.30 (1.62) with window.")
 
 
 def test_another_card_hears_of_the_families_that_it_has_and_that_nothing_was_measured_on_it():
-    text = how_far(GPUS["l4"], fitted(lands={}, any={"first": 1.1}))
-    assert "of this card's families, takes" in text and "1.10 on an H100" in text and "1.04" not in text
+    text = how_far(GPUS["l4"], (), fitted(lands={}, any={"first": 1.1}))
+    assert "of this card's families, take" in text and "1.10 (1.62) on an H100" in text and "1.04" not in text
     assert text.endswith("Nothing was measured on the L4.")
-    assert "Nothing was measured" in how_far(replace(GPUS["h100"], name="h100-pcie"), fitted(lands={}))
+    assert "Nothing was measured" in how_far(replace(GPUS["h100"], name="h100-pcie"), (), fitted(lands={}))
 
 
 def test_without_a_judgement_it_only_says_that_nothing_was_measured():
-    assert how_far(GPUS["l4"], fitted()) == "Nothing was measured on the L4."
+    assert how_far(GPUS["l4"], (), fitted()) == "Nothing was measured on the L4."

@@ -25,7 +25,7 @@ def test_each_trial_is_as_it_is_read_alone(storage):
     storage.add_timing(best.number, lost)
     course = storage.course(study)
     assert course == [
-        Tried(**{name: getattr(trial, name) for name in Tried.__slots__}) for trial in storage.iter_trials(study)
+        Tried(**{name: getattr(trial, name) for name in Tried._fields}) for trial in storage.iter_trials(study)
     ]
     assert next(tried.value for tried in course if tried.number == best.number) is None
 

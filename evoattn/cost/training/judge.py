@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from evoattn.cost.explanation import ANY_CARD
+from evoattn.cost.explanation import ANY_CARD, kinds
 from evoattn.cost.training.rows import Row
 
 LEAST = 20
@@ -137,15 +137,18 @@ def problem_keys(rows: Sequence[Row]) -> list[Hashable]:
 
 def judged_sets(rows: Sequence[Row], score: NDArray[np.float64]) -> dict[str, Judgement]:
     """The judgement of each set that has a problem with enough kernels, by what it is called: all, each card and
-    source, the families of any card alone, each variant, each family."""
+    source, the families of any card alone, each kind of problem, each family."""
     sets: list[tuple[str, list[int]]] = [("all", list(range(len(rows))))]
     for source in sorted({row.source for row in rows}):
         for card in sorted({row.gpu.name for row in rows}):
             here = [i for i, row in enumerate(rows) if row.source == source and row.gpu.name == card]
             sets += [(f"{source}, {card}", here)]
             sets += [(f"{source}, {card}{ANY_CARD}", [i for i in here if for_all_cards(rows[i])])]
-    for variant in ("window", "sink", "softcap", "varlen", "seqused", "value_dim"):
-        sets.append((f"with {variant}", [i for i, row in enumerate(rows) if getattr(row.problem, variant)]))
+    of_kind: dict[str, list[int]] = defaultdict(list)
+    for i, row in enumerate(rows):
+        for kind in kinds(row.problem):
+            of_kind[kind].append(i)
+    sets += sorted(of_kind.items())
     for family in sorted({row.family for row in rows}):
         sets.append((family, [i for i, row in enumerate(rows) if row.family == family]))
     judged = {}
