@@ -21,6 +21,8 @@ LONE_DIMENSIONS = 3
 """Of K in `huge_keys_within`: each is all that one of the rows sees that meet a huge key alone."""
 LOW_SCORE = -4e4
 """Of each query and key in `low_equal_scores`: below any number that a kernel may take for minus infinity, but one."""
+LARGE_OF_EIGHT_BITS = 8
+"""Q of 8 bits in place of 300 times: scores of thousands would be off by nats, as tensor cores keep some 14 bits."""
 SIDE_BY_SIDE, PAST_FP16 = 8, 8e4
 """Keys in `scores_past_fp16`, as many as one thread stores scores of, and these in octaves: fp16 ends at 65,504."""
 
@@ -62,6 +64,8 @@ def make_inputs(
             for row, keys in zip(values, problem.key_lengths, strict=True):
                 _bend(row[None, :, :keys], name, kind, problem.softmax_scale, tile)
         if problem.element_of(name).bytes == 1:
+            if name == "q" and kind.startswith("large_logits_"):
+                values *= LARGE_OF_EIGHT_BITS / 300
             values, scales[name] = eight_bits.quantised(problem, name, values, kind == "extreme_terms")
         tensors[name] = values.to(torch_dtype(problem, name))
     others = terms.make_terms(problem, generator, device, kind == "extreme_terms")

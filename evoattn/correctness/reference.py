@@ -76,12 +76,21 @@ TOP = 8
 
 def _rows(scores: torch.Tensor, value: torch.Tensor, added: terms.Terms, eight_bits: bool) -> torch.Tensor:
     """Softmax of `scores [heads, rows, seqlen_k]` over `value` `[seqlen_k, D]`, in their dtype. `eight_bits`: weights
-    are rounded to e4m3, the largest of a row as 2^TOP; their sum is not."""
+    are rounded to e4m3, the largest of a row as 2^TOP; their sum is not. The answer is further off by what such scores
+    may be off (`EIGHT_BIT_SUMS`, of which the rule doubles half), each by itself: where two keys compete for a row."""
     if eight_bits:
         with_sink = added.with_sink(scores) if added.sinks is not None else scores
         weights = torch.exp(with_sink - with_sink.amax(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min))
+        tiny = torch.finfo(scores.dtype).tiny
+        shares = weights[..., : scores.shape[-1]] / weights.sum(-1, keepdim=True).clamp(min=tiny)
         rounded = (weights[..., : scores.shape[-1]] * 2.0**TOP).to(torch.float8_e4m3fn).to(scores.dtype)
-        return rounded @ value / (weights.sum(-1, keepdim=True) * 2.0**TOP).clamp(min=torch.finfo(scores.dtype).tiny)
+        low = rounded @ value / (weights.sum(-1, keepdim=True) * 2.0**TOP).clamp(min=tiny)
+        exact, squares = shares @ value, shares.square()
+        spread = (
+            squares @ value.square() - 2 * exact * (squares @ value) + exact.square() * squares.sum(-1, keepdim=True)
+        )
+        largest = scores.masked_fill(torch.isneginf(scores), 0).abs().amax(-1, keepdim=True)
+        return low + torch.copysign(EIGHT_BIT_SUMS / 2 * largest * spread.clamp(min=0).sqrt(), low - exact)
     if not added.may_hide and added.sinks is None:
         return torch.softmax(scores, -1) @ value
     unseen = torch.isneginf(scores).all(-1, keepdim=True)

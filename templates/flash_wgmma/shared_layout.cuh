@@ -17,7 +17,9 @@ struct SharedLayout {
   static constexpr int K_TILE_BYTES = TensorTile<ROW_COLUMNS>::bytes(BLOCK_N);
   static constexpr int V_TILE_BYTES = Operands::VALUE_BYTES;
   static constexpr int LOADED_TILE_BYTES = TensorTile<Operands::VALUE_COLUMNS>::bytes(BLOCK_N);  // of V as it comes
-  static constexpr int SUM_BYTES = SUM_IN_SHARED ? VALUE_DIM / 2 * 128 * 4 : 0;  // of O in fp32, of one warpgroup
+  static constexpr int O_TILE_BYTES = TensorTile<VALUE_DIM>::bytes(64), OF_SUMS = VALUE_DIM / 2 * 128 * 4;
+  // Of O in fp32, of one warpgroup; then O takes their place.
+  static constexpr int SUM_BYTES = !SUM_IN_SHARED ? 0 : OF_SUMS > O_TILE_BYTES ? OF_SUMS : O_TILE_BYTES;
   static constexpr int O_CHUNK_BYTES = 64 * 128, O_BYTES = SUM_IN_SHARED ? SUM_BYTES
                                                            : O_CHUNKS    ? O_CHUNKS * O_CHUNK_BYTES
                                                                          : Q_PLACE_BYTES;  // of one warpgroup

@@ -47,6 +47,13 @@ def test_a_wrong_delta_is_found():
     assert faults({}, "", ("(dp[i] - terms_of_lane[", "(dp[i] + terms_of_lane["))
 
 
+def test_warpgroups_are_staggered_where_a_barrier_keeps_them_together():
+    """Two arrivals at a barrier before the other warpgroup's first would end its phase."""
+    problem, ahead = parse_shape("B=1 H=2 S=200 D=128 op=backward"), {"STAGGER": True, "ORDER": "softmax_first"}
+    config = type(START)(START.family, START.params | {"DS_PLACE": "shared"} | ahead)
+    assert "P_PLACE=shared" in (FAMILY.why_invalid(problem, config, H100) or "")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("wait", WAITS)
 def test_a_missing_wait_is_found(wait):

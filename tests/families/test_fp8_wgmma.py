@@ -38,12 +38,16 @@ RIGHT = [
     ({}, FULL, "large_logits"),
     (SHARED, FULL, "large_logits"),
     (SHARED | PERSISTENT | {"STORE": "tensor_map"}, "B=1 H=3 Sq=250 Sk=200 D=64 e4m3", "plain"),
-    ({"BLOCK_N": 96, "OVERLAP": False}, FULL, "large_logits"),
+    (
+        SHARED | {"BLOCK_N": 96, "OVERLAP": False},
+        "B=1 H=1 Sq=64 Sk=330 D=16 e4m3",
+        "large_logits",
+    ),  # O is more than sums
     ({"BLOCK_N": 128}, HEADS, "extreme_terms"),
     (
         PERSISTENT,
         "B=3 H=2 S=150 D=128 e4m3 window=60:9 softcap=20 sink varlen=0:150",
-        "plain",
+        "large_logits_two_keys",
     ),
 ]
 FAULTS = [

@@ -3,6 +3,7 @@ interpreter's cases) is to find it.
 
     python -m tests.mutation [FAMILY…] [--count 40] [--seed 0] [--jobs 2] [--out FILE.jsonl]    run a sample of each
     python -m tests.mutation --table FILE.jsonl…                                 print the table and survivors
+    python -m tests.mutation --variant [NAME…] [--family FAMILY…] …              on the lines of variants (variants.py)
     python -m tests.mutation --host [FAMILY…] …                     of the Python that launches kernels (host.py)
     python -m tests.mutation --again FILE.jsonl --seed 1 [--out FILE.jsonl]      survivors, in other configs
     python -m tests.mutation --python [ROOM…] [--list] [--only NUMBER…]          of evoattn's own Python
@@ -26,22 +27,23 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import re
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
 from evoattn.families.registry import FAMILIES
-from tests.mutation import host, python_mutants
+from tests.mutation import host, python_mutants, variants
 from tests.mutation.host import HostMutant
 from tests.mutation.python_mutants import ROOMS
 from tests.mutation.settings import Setting, drawn_settings, with_lines, with_most_lines
-from tests.mutation.sources import Mutant, mutants_of
+from tests.mutation.sources import Mutant, in_turn, mutants_of
 from tests.mutation.table import load_reasons, load_verdicts, survivors, table
+from tests.mutation.variants import VARIANTS, serving
 from tests.mutation.verdicts import SURVIVED, Verdict, judge, run_ptx
 from tests.support.in_processes import in_processes
 
@@ -55,12 +57,7 @@ AnyMutant = Mutant | HostMutant
 def sample(family: str, count: int, seed: int, of_host: bool = False) -> list[AnyMutant]:
     """The kinds of change in turn. The same ones for the same seed and sources; a larger sample holds a smaller one."""
     every: list[AnyMutant] = list(host.mutants_of(family) if of_host else mutants_of(family))
-    mutants = sorted(every, key=lambda mutant: mutant.key)
-    random.Random(f"{family} {seed}").shuffle(mutants)
-    kinds: dict[str, list[AnyMutant]] = {}
-    for mutant in mutants:
-        kinds.setdefault(mutant.kind, []).append(mutant)
-    return [mutant for turn in zip_longest(*kinds.values()) for mutant in turn if mutant][:count]
+    return in_turn(every, f"{family} {seed}")[:count]
 
 
 def _is_sound(setting: Setting, seed: int) -> tuple[Setting, str]:
@@ -104,11 +101,46 @@ def run(
     mutants: Mapping[str, Sequence[AnyMutant]], seed: int, settings: int, gpu: str | None, jobs: int, out: Path | None
 ) -> list[Verdict]:
     """Judge the mutants, the families in turn, add verdicts to `out` as they come, and print a line for each."""
-    families, found = [family for family in mutants if mutants[family]], []
+    families = [family for family in mutants if mutants[family]]
     _SETTINGS.update(sound_settings(families, seed, settings, gpu, jobs))
+    return judged(mutants, seed, jobs, out)
+
+
+def run_variants(words: argparse.Namespace) -> list[Verdict]:
+    """Judge mutants on the lines of each variant, of the families that serve it in turn, in settings that have it."""
+    found: list[Verdict] = []
+    for variant in words.names or VARIANTS:
+        served = [family for family in serving(variant) if family in (words.family or FAMILIES)]
+        mutants: dict[str, list[AnyMutant]] = {}
+        for family in served:
+            sound = []
+            for setting in variants.settings_of(family, variant, words.settings, words.seed):
+                _, alarm = _is_sound(setting, words.seed)
+                if alarm:
+                    print(f"FALSE ALARM: {setting.family} {setting}: {alarm}", flush=True)
+                else:
+                    sound.append(setting)
+            lines = frozenset(line for setting in sound for line in variants.own_lines(setting, variant))
+            chosen = variants.mutants_on(family, lines, f"{family} {variant} {words.seed}")
+            known = known_keys(words.out, family, variant)
+            chosen = [m for m in chosen if re.search(words.match, str(m))][: -(-words.count // len(served))]
+            mutants[family], _SETTINGS[family] = [m for m in chosen if m.key not in known], sound
+        if words.list:
+            listed({f"{variant}, {family}": chosen for family, chosen in mutants.items()})
+        else:
+            found += judged(mutants, words.seed, words.jobs, words.out, variant)
+    return found
+
+
+def judged(
+    mutants: Mapping[str, Sequence[AnyMutant]], seed: int, jobs: int, out: Path | None, variant: str = ""
+) -> list[Verdict]:
+    """The mutants by family in `_SETTINGS`, in turn; see `run`."""
+    families, found = list(mutants), []
     turns = zip_longest(*([(family, mutant) for mutant in mutants[family]] for family in families if _SETTINGS[family]))
     items = [one for turn in turns for one in turn if one]
     for verdict, seconds in in_processes(jobs, partial(_judge, seed=seed), items):
+        verdict = replace(verdict, variant=variant)
         found.append(verdict)
         print(f"{verdict.family:15}{verdict.verdict:16}{seconds:5.1f} s  {verdict.place}", flush=True)
         if out:
@@ -117,9 +149,10 @@ def run(
     return found
 
 
-def known_keys(path: Path | None, family: str) -> set[str]:
-    """Of the family's mutants that the file has."""
-    return {v.key for v in load_verdicts([path]) if v.family == family} if path and path.exists() else set()
+def known_keys(path: Path | None, family: str, variant: str = "") -> set[str]:
+    """Of the family's mutants, on the lines of a variant, that the file has."""
+    known = load_verdicts([path]) if path and path.exists() else []
+    return {v.key for v in known if (v.family, v.variant) == (family, variant)}
 
 
 def unexplained(paths: list[Path]) -> set[tuple[str, str]]:
@@ -157,6 +190,8 @@ def main() -> int:
     parser.add_argument("--gpu", choices=("h100", "l4"), help="only configs for this one; either, unless given")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--host", action="store_true", help="faults in the Python that launches the kernels instead")
+    parser.add_argument("--variant", action="store_true", help="on the lines of variants; names are those of variants")
+    parser.add_argument("--family", nargs="+", choices=sorted(FAMILIES), help="with --variant: only these")
     parser.add_argument("--python", action="store_true", help="faults in evoattn's own Python, run by its tests")
     parser.add_argument("--only", type=int, nargs="*", help="with --python: numbers of mutants to run")
     parser.add_argument("--list", action="store_true", help="show the mutants, run nothing")
@@ -168,7 +203,7 @@ def main() -> int:
     words = parser.parse_args()
     if words.table:
         return show(load_verdicts(words.table))
-    known_names: Collection[str] = ROOMS if words.python else sorted(FAMILIES)
+    known_names: Collection[str] = ROOMS if words.python else VARIANTS if words.variant else sorted(FAMILIES)
     if unknown := set(words.names) - set(known_names):
         parser.error(f"unknown name {unknown.pop()}; there are {', '.join(known_names)}")
     names = words.names or known_names
@@ -176,6 +211,9 @@ def main() -> int:
         drawn = {room: python_mutants.sample(room, words.count, words.seed) for room in names}
         wanted = {room: [m for m in drawn[room] if not words.only or m.number in words.only] for room in names}
         return listed(wanted) if words.list else python_mutants.run(wanted)
+    if words.variant:
+        found = run_variants(words)
+        return 0 if words.list else show(found)
     chosen, left = {}, unexplained(words.again or [])
     for family in names:
         mutants = [m for m in sample(family, sys.maxsize, words.seed, words.host) if re.search(words.match, str(m))]

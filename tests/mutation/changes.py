@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tests.mutation import operands, statements
+from tests.mutation import operands, statements, substitutes
 from tests.mutation.code import closing, code_of, top_comma
 from tests.mutation.ptx_words import words
 
@@ -220,6 +220,7 @@ def changes_of(text: str, first_line: int = 1) -> list[Change]:
         _off_by_one,
         *operands.ALL,
         *statements.ALL,
+        *substitutes.ALL,
         words,
     ):
         for kind, first, end, new in make(text, code):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -35,11 +37,9 @@ class Room:
 
 
 ROOMS = {
-    "search": Room(
-        ("search/study.py", "search/device.py", "search/recorder.py", "search/candidates.py"), ("tests/search",)
-    ),
+    "search": Room(("search/*.py",), ("tests/search",)),
     "finals": Room(
-        ("search/finals.py", "search/finalists.py"),
+        ("engine/finals.py", "search/finalists.py"),
         ("tests/search/test_finalists.py", "tests/cheats/test_contest.py", *FINAL_TESTS),
     ),
     "ranking": Room(("timing/ranking.py",), ("tests/timing/test_ranking.py",)),
@@ -70,7 +70,10 @@ ROOMS = {
     "cost": Room(("cost/*.py",), ("tests/cost",)),
     "model": Room(("model/*.py",), ("tests/model", "tests/test_problem.py")),
     "export": Room(("export/*.py",), ("tests/export",)),
-    "fleet": Room(("fleet/*.py",), ("tests/fleet", "tests/search/test_boards.py")),
+    "engine": Room(("engine/*.py",), ("tests/search", "tests/portfolio")),
+    "peers": Room(("peers/*.py",), ("tests/peers",)),
+    "families": Room(("families/*.py", "families/*/*.py"), ("tests/families",)),
+    "fleet": Room(("fleet/*.py",), ("tests/fleet", "tests/search/test_several_boards.py")),
     "report": Room(
         (
             "report/summary.py",
@@ -92,6 +95,16 @@ class Mutant:
     line: int
     change: str
     source: str
+
+    def names(self) -> list[str]:
+        """What tests call that touch it: the functions and classes around the line, the innermost first, then its
+        module."""
+        around = [
+            (node.lineno, node.name)
+            for node in ast.walk(ast.parse(self.file.read_text()))
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.lineno <= self.line <= (node.end_lineno or 0)
+        ]
+        return [name for _, name in sorted(around, reverse=True)] + [self.file.stem]
 
     def __str__(self) -> str:
         return f"{self.number:4} {self.file.relative_to(ROOT)}:{self.line}: {self.change}"
@@ -165,6 +178,29 @@ def run_tests(copied: Path, tests: list[str], limit: float) -> str:
     return verdict
 
 
+def nearest_first(mutant: Mutant, tests: list[str], copied: Path) -> tuple[list[str], list[str]]:
+    """Of a room's tests, as files, those that name what is changed or what is around it, the nearest first; the
+    others."""
+    found: dict[str, int] = {}
+    for test in tests:
+        path = copied / test.split("::")[0]
+        for file in sorted(path.rglob("test_*.py")) if path.is_dir() else [path]:
+            text = file.read_text()
+            name = str(file.relative_to(copied)) if path.is_dir() else test
+            places = (n for n, around in enumerate(mutant.names()) if re.search(rf"\b{around}\b", text))
+            found[name] = next(places, -1)
+    near = sorted((name for name, place in found.items() if place >= 0), key=lambda name: found[name])
+    return near, [name for name in found if name not in near]
+
+
+def notice(mutant: Mutant, tests: list[str], copied: Path, limit: float) -> str:
+    """`passed`, `failed` or `timeout`, of the tests of a room, the nearest first."""
+    for some in nearest_first(mutant, tests, copied):
+        if some and (verdict := run_tests(copied, some, limit)) != "passed":
+            return verdict
+    return "passed"
+
+
 def run_room(room: str, mutants: list[Mutant], copied: Path) -> float:
     """Print a line per mutant; the share killed. Raises `RuntimeError` if the tests fail without a fault."""
     tests = [test for test in ROOMS[room].tests if (copied / test.split("::")[0]).exists()]
@@ -177,7 +213,9 @@ def run_room(room: str, mutants: list[Mutant], copied: Path) -> float:
         honest = file.read_text()
         file.write_text(mutant.source)
         try:
-            verdict = {"passed": "SURVIVED", "failed": "killed", "timeout": "timeout"}[run_tests(copied, tests, limit)]
+            verdict = {"passed": "SURVIVED", "failed": "killed", "timeout": "timeout"}[
+                notice(mutant, tests, copied, limit)
+            ]
         finally:
             file.write_text(honest)
         killed += verdict != "SURVIVED"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from evoattn.families.render import MARKER
 from evoattn.model.paths import TEMPLATES
@@ -65,6 +69,28 @@ class Mutant:
                 return at + first - low, at + end - low
             low, high = _before(text, low), _after(text, high)
         return None
+
+
+class Drawn(Protocol):
+    """What `in_turn` orders."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+
+
+M = TypeVar("M", bound=Drawn)
+
+
+def in_turn(every: Iterable[M], seed: str) -> list[M]:
+    """The mutants shuffled, the kinds of change in turn."""
+    mutants = sorted(every, key=lambda mutant: mutant.key)
+    random.Random(seed).shuffle(mutants)
+    kinds: dict[str, list[M]] = {}
+    for mutant in mutants:
+        kinds.setdefault(mutant.kind, []).append(mutant)
+    return [mutant for turn in zip_longest(*kinds.values()) for mutant in turn if mutant]
 
 
 def _before(text: str, at: int) -> int:

@@ -20,7 +20,7 @@ _ADDS = re.compile(
 _DECLARES = re.compile(r"(?:const |constexpr |static )*[A-Za-z_][\w:<>, ]*[ *&]+\w+(?:\[[^\]]*\])*(?: =|;|\(|\{|,)")
 
 
-def _statements(code: str) -> Iterator[tuple[int, int]]:
+def plain_statements(code: str) -> Iterator[tuple[int, int]]:
     """(first, end) of statements of one line that declare nothing."""
     for match in _STATEMENT.finditer(code):
         text = match[2]
@@ -30,14 +30,14 @@ def _statements(code: str) -> Iterator[tuple[int, int]]:
 
 def twice(text: str, code: str) -> Iterator[Edit]:
     """A statement done twice that does more then: it adds, arrives, or begins something."""
-    for first, end in _statements(code):
+    for first, end in plain_statements(code):
         if not re.match(r"(?:for|while|if) ", code[first:end]) and _ADDS.search(code[first:end]):
             yield "twice", first, end, f"{{ {text[first:end]} {text[first:end]} }}"
 
 
 def partly(text: str, code: str) -> Iterator[Edit]:
     """A statement that some threads, or some blocks, do not do, or before which some threads leave."""
-    for first, end in _statements(code):
+    for first, end in plain_statements(code):
         if re.match(r"(?:for|while|if) ", code[first:end]):
             continue
         for guard in ("if (threadIdx.x % 32 != 31) ", "if (blockIdx.x == 0) ", "if (threadIdx.x % 32 == 5) return; "):
@@ -46,7 +46,7 @@ def partly(text: str, code: str) -> Iterator[Edit]:
 
 def order(text: str, code: str) -> Iterator[Edit]:
     """Two statements in the other order."""
-    spans = list(_statements(code))
+    spans = list(plain_statements(code))
     for (first, end), (after, last) in pairwise(spans):
         if code[end:after].strip() == "" and "//" not in text[end:after]:
             yield "order", first, last, f"{text[after:last]} {text[first:end]}"

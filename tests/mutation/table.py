@@ -49,17 +49,18 @@ def reason_for(verdict: Verdict, reasons: Iterable[Reason]) -> Reason | None:
 def load_verdicts(paths: Iterable[Path]) -> list[Verdict]:
     """Of several files the last word on each mutant of a family; where it was tried in other configs, that it was
     killed in some."""
-    found: dict[tuple[str, str], Verdict] = {}
+    found: dict[tuple[str, str, str], Verdict] = {}
     for row in (json.loads(line) for path in paths for line in path.read_text().splitlines()):
         verdict = Verdict(**row)
-        before = found.get((verdict.family, verdict.key))
+        key = verdict.family, verdict.variant, verdict.key
+        before = found.get(key)
         if before is None or (verdict.live and not before.killed):
-            found[verdict.family, verdict.key] = verdict
+            found[key] = verdict
     return list(found.values())
 
 
 def table(verdicts: Iterable[Verdict], reasons: Iterable[Reason]) -> str:
-    """Markdown: a row per family and one of all."""
+    """Markdown: a row per family, or per variant where mutants are of one, and one of all."""
     reasons = list(reasons)
     counts: dict[str, Counter[str]] = {}
     for verdict in verdicts:
@@ -67,8 +68,8 @@ def table(verdicts: Iterable[Verdict], reasons: Iterable[Reason]) -> str:
             continue
         found = reason_for(verdict, reasons) if verdict.verdict == SURVIVED else None
         word = "equivalent" if found and found.equivalent else verdict.verdict
-        for family in (verdict.family, "all"):
-            counts.setdefault(family, Counter())[word] += 1
+        for name in (verdict.variant or verdict.family, "all"):
+            counts.setdefault(name, Counter())[word] += 1
     words = (ANSWER, FAULT, DEADLOCK, REFUSED, "equivalent", SURVIVED)
     rows = ["| family | live | " + " | ".join(words) + " | killed of the rest |", "|---" * (len(words) + 3) + "|"]
     for family in sorted(counts, key=lambda name: (name == "all", name)):

@@ -58,6 +58,7 @@ def test_what_is_changed_of_values():
         what.strip() for what in changed("loop")
     ] and "p_smem[batch * stride + min(lane, 7)] = 1 → (void)0" in changed("stale")
     assert "__syncthreads();  // a reason → 2 lines later" in changed("far move")
+    assert "at.parity → 0" in changed("neighbour")
 
 
 def test_what_is_changed_of_statements():
@@ -100,6 +101,8 @@ float f(float x, int lane) {
         ("choice", "x : -shift → -shift : x"),
         ("term", "- shift → nothing"),
         ("ptx", ".rn → .rz"),
+        ("rarely", "→ if (blockIdx.x != 2)"),
+        ("nudge", "x → (x + x / 64)"),
     ],
 )  # fmt: skip
 def test_what_else_is_changed_of_statements(kind, what):

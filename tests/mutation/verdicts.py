@@ -43,6 +43,8 @@ class Verdict:
     verdict: str
     reason: str = ""
     setting: dict[str, Any] = field(default_factory=dict)
+    variant: str = ""
+    """On whose lines it is; empty: on any."""
 
     @property
     def live(self) -> bool:

@@ -51,6 +51,10 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
         return "ROTATE needs mask=full: under a causal mask blocks begin with different queries as it is."
     if genes.STAGGER and groups != 2:
         return f"STAGGER needs two warpgroups (BLOCK_N, DIM_GROUPS), not {groups}."
+    if genes.STAGGER and genes.ORDER != "in_turn" and genes.P_PLACE == "registers":
+        return (
+            f"STAGGER ORDER={genes.ORDER} needs P_PLACE=shared: without its barrier one warpgroup gets two tiles ahead."
+        )
     if genes.ORDER != "in_turn" and genes.Q_STAGES == 1:
         return f"ORDER={genes.ORDER} needs Q_STAGES of 2 or more: two tiles of Q are read at a time."
     if genes.ORDER != "in_turn" and genes.DS_PLACE == "registers":

@@ -43,7 +43,8 @@ def smem_bytes(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> int:
         row_chunks(problem.head_dim_v),
         chunks_of(problem.head_dim_v),
     )
-    sums = genes.BLOCK_M * problem.head_dim_v * 4 if genes.SUM_PLACE == "shared" else 0  # O takes their place
+    sums = max(problem.head_dim_v * 4, o_columns * ROW_BYTES)  # O takes their place
+    sums = genes.BLOCK_M * sums if genes.SUM_PLACE == "shared" else 0
     own = is_persistent(genes.flash) and not sums
     o_chunks = (O_CHUNK_PLACES if genes.STORE == "chunks" else o_columns) if own else 0
     q_bytes = genes.BLOCK_M * ROW_BYTES * (chunks if o_chunks or sums else max(chunks, o_columns))
