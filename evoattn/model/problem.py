@@ -102,9 +102,7 @@ class AttentionProblem:
     q, k and v out of that of O and, with `lse`, of the log-sum-exp; `grads` names further inputs whose gradients are
     wanted, `bias`, `sinks`, `own_NAME` of a table, a `+` between two; `deterministic` asks for the same bits in every
     run, and `batch_invariant`, of `forward`, for a row's bits to be the same whatever else is computed
-    (`Family.row_bits`).
-
-    `merge` and `merge_narrow` make one answer out of `seqlen_k` partial ones (`evoattn.model.merge`).
+    (`Family.row_bits`). `evoattn.model.merge` has operations that merge partial answers.
 
     Raises `ProblemError` on a size, dtype, mask or layout that is not one of the above, and on variants that exclude
     each other.
