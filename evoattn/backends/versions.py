@@ -24,10 +24,10 @@ def header_folders(name: str, folder: Path = TEMPLATES) -> tuple[str, ...]:
 
 @cache
 def template_digest(name: str, folder: Path = TEMPLATES) -> str:
-    """sha256 over a family's template and all headers of `header_folders`: with the constants, all that the source is
-    made of."""
-    headers = sorted(path for own in header_folders(name, folder) for path in (folder / own).rglob("*.cuh"))
-    files = (folder / f"{name}.cu.j2", *folder.glob("problem.j2"), *headers)
+    """sha256 over a family's template and all that it may include: with the constants, all that its sources have."""
+    folders = [folder / own for own in header_folders(name, folder)]
+    included = sorted(path for own in folders for kind in ("*.cuh", "*.j2") for path in own.rglob(kind))
+    files = (folder / f"{name}.cu.j2", *folder.glob("problem.j2"), *included)
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
 
 

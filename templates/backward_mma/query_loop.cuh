@@ -58,7 +58,7 @@
     const uint32_t do_smem = smem_address + DO_OFFSET + stage * DO_TILE_BYTES;
     const float* rows_smem = reinterpret_cast<const float*>(smem + ROWS_OFFSET) + stage * 2 * BLOCK_M;
     const int first_query = tile * BLOCK_M;
-    const Gradient gradient(terms, batch, head, seqlen_q, seqlen_k);
+    const Gradient gradient(terms, sequence_number, head, seqlen_q, seqlen_k);
     // Whether some key is hidden from some row of the tile.
     const bool asked = states.is_partial(batch, head, list_block, first_query);  // by mask and predicate
     const bool masked =

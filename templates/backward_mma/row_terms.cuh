@@ -28,10 +28,13 @@
   }
   const int64_t row = first_query + tile * BLOCK_M, place = (int64_t(batch) * heads + head) * head_rows + row;
   float* tile_gmem = rows_gmem + tile_number(batch, heads, head, gridDim.x, blockIdx.x) * (2 * BLOCK_M);
-  RowDeltas<Element, BLOCK_M, VALUE_DIM, ROW_THREADS>::write(
-      tile_gmem, tile_gmem + BLOCK_M, o_gmem + batch * o_batch_stride + head * o_head_stride + row * o_row_stride,
-      o_row_stride, do_gmem + batch * do_batch_stride + head * do_head_stride + row * do_row_stride, do_row_stride,
-      lse_gmem + place, dlse_gmem ? dlse_gmem + place : nullptr, seqlen_q - tile * BLOCK_M);
+  using Deltas = RowDeltas<Element, BLOCK_M, VALUE_DIM, ROW_THREADS>;
+  if (VARLEN && tile * BLOCK_M >= seqlen_q) Deltas::write_none(tile_gmem, tile_gmem + BLOCK_M);
+  else
+    Deltas::write(tile_gmem, tile_gmem + BLOCK_M,
+                  o_gmem + batch * o_batch_stride + head * o_head_stride + row * o_row_stride, o_row_stride,
+                  do_gmem + batch * do_batch_stride + head * do_head_stride + row * do_row_stride, do_row_stride,
+                  lse_gmem + place, dlse_gmem ? dlse_gmem + place : nullptr, seqlen_q - tile * BLOCK_M);
   if constexpr (SINK_GRADIENT) {  // what the tile adds to -dsink: the sink's probability times delta
     __syncthreads();              // the tile's terms are there
     if (threadIdx.x < 32) {

@@ -20,6 +20,11 @@
 #include "backward_wgmma/query_walk.cuh"
 #include "backward_wgmma/shared_layout.cuh"
 
+// Factors are applied to probabilities once these are rounded; but not where the gradient of the bias is asked for,
+// which has none. Of a soft cap alone they are made of its scores then, and need no registers.
+constexpr bool FACTORS_IN_P = Gradient::FACTORED && P_IN_REGISTERS && !BIAS_GRADIENT;
+constexpr int FACTORS = Gradient::FACTORED && !(FACTORS_IN_P && Gradient::OF_RESULT) ? SCORE_COLUMNS / 2 : 1;
+
 // What a warpgroup holds in arrays, of Sᵀ[64 keys, SCORE_COLUMNS queries] and its like in the order of wgmma's
 // accumulators: lane 4 g + t of a warp has keys g and g + 8, of eight queries 2 t and 2 t + 1.
 struct Fragments {
@@ -28,8 +33,15 @@ struct Fragments {
   uint32_t p[P_IN_REGISTERS ? QUERY_STEPS : 1][4];    // probabilities, rounded
   uint32_t ds[DS_IN_REGISTERS ? QUERY_STEPS : 1][4];  // gradients of the scores, rounded
   float terms[SCORE_COLUMNS / 4];                     // of the queries: log2 of their sums, then deltas
+  float factors[FACTORS];                             // of the scores' gradients
   float dq[DQ_COLUMNS / 2];
   float dk[DK_COLUMNS / 2], dv[DV_COLUMNS / 2];
+};
+
+// The gradient of the bias, in float32. A stride is 0 where batches or heads share it.
+struct BiasSums {
+  float* gmem;
+  int64_t batch_stride, head_stride, row_stride;
 };
 
 // Pᵀ or dSᵀ of 64 keys as wgmma's A operand, 16 queries at a time: in registers, or where it lies in shared memory.
@@ -50,6 +62,7 @@ struct Consumer {
   uint32_t (&p)[P_IN_REGISTERS ? QUERY_STEPS : 1][4];
   uint32_t (&ds)[DS_IN_REGISTERS ? QUERY_STEPS : 1][4];
   float (&terms_of_lane)[SCORE_COLUMNS / 4];
+  float (&factors)[FACTORS];
   float (&dq)[DQ_COLUMNS / 2];
   float (&dk)[DK_COLUMNS / 2];
   float (&dv)[DV_COLUMNS / 2];
@@ -59,6 +72,9 @@ struct Consumer {
   const QueryTerms& terms;
   float* dq_sums_gmem;
   const float softmax_scale_log2;
+  const Variant& variant;
+  const BiasSums& bias_sums;
+  const int sequence_number;  // of packed sequences, else the batch
   QueryWalk walk;
   uint32_t smem_address;
   int warp, lane;             // warp of the warpgroup
@@ -72,12 +88,14 @@ struct Consumer {
 
   __device__ __forceinline__ Consumer(Fragments& f, unsigned char* smem, int block_warp, const Mask& mask,
                                       const KeyBlock& block, int group, const QueryTerms& terms, float* dq_sums_gmem,
-                                      float softmax_scale_log2)
+                                      float softmax_scale_log2, const Variant& variant, const BiasSums& bias_sums,
+                                      int sequence_number)
       : s(f.s),
         dp(f.dp),
         p(f.p),
         ds(f.ds),
         terms_of_lane(f.terms),
+        factors(f.factors),
         dq(f.dq),
         dk(f.dk),
         dv(f.dv),
@@ -87,6 +105,9 @@ struct Consumer {
         terms(terms),
         dq_sums_gmem(dq_sums_gmem),
         softmax_scale_log2(softmax_scale_log2),
+        variant(variant),
+        bias_sums(bias_sums),
+        sequence_number(sequence_number),
         walk(block, group),
         smem_address(shared_address(smem)),
         warp(block_warp % 4),
@@ -312,27 +333,73 @@ private:
 #pragma unroll
     for (int i = 0; i < SCORE_COLUMNS / 16; ++i) { read_terms(place, i); }
   }
+  __device__ __forceinline__ int first_query() const { return walk.tile * BLOCK_M + dims * SCORE_COLUMNS; }
+  // Of accumulator `i` of this lane.
+  __device__ __forceinline__ int query_of(int i) const { return first_query() + lane % 4 * 2 + i / 4 * 8 + i % 2; }
+  __device__ __forceinline__ int key_of(int i) const { return lane_key + i / 2 % 2 * 8; }
+  // What variants make of the products, and by what their gradients pass.
+  __device__ __forceinline__ void change_scores() {
+    const Gradient gradient(variant, sequence_number, walk.head, mask.seqlen_q, mask.seqlen_k);
+#pragma unroll
+    for (int i = 0; i < SCORE_COLUMNS / 2; ++i) {
+      const float factor = gradient.change(s[i], query_of(i), key_of(i));
+      if constexpr (FACTORS > 1) factors[i] = factor;
+    }
+  }
+  // Of a probability, or the gradient of its score, which `score` is.
+  __device__ __forceinline__ void apply_factor(float& x, float score, int i) const {
+    if constexpr (FACTORS == 1) x *= Gradient::factor_of(score);
+    else if (!Gradient::MAY_BE_NONE || x != 0.f) x *= factors[i];
+  }
+  __device__ __forceinline__ void add_to_bias() const {
+    float* head_gmem =
+        bias_sums.gmem + block.batch * bias_sums.batch_stride + walk.head * bias_sums.head_stride + lane_key;
+#pragma unroll
+    for (int i = 0; i < SCORE_COLUMNS / 2; ++i) {
+      const int query = query_of(i), key = key_of(i);
+      if (query < mask.seqlen_q && key < mask.seqlen_k)
+        red_add(head_gmem + query * bias_sums.row_stride + (key - lane_key), dp[i]);
+    }
+  }
   // P = 2^(S · scale - lse), 0 where a query does not see a key.
   __device__ __forceinline__ void probabilities() {
-    const int query = walk.tile * BLOCK_M + dims * SCORE_COLUMNS;
+    const int query = first_query();
+    if constexpr (Variant::ANY) change_scores();
     if (query < see_all.first || (Mask::WINDOW && query + SCORE_COLUMNS > see_all.end))
       mask_transposed(s, mask, lane_key, query, lane);
 #pragma unroll
     for (int i = 0; i < SCORE_COLUMNS / 2; i += 8) {
       if constexpr (!TERMS_EARLY) read_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4, i / 8);
+      if constexpr (FACTORS_IN_P) {
 #pragma unroll
-      for (int e = i; e < i + 8; ++e)
-        s[e] = exp2_approx(fmaf(s[e], softmax_scale_log2, -terms_of_lane[e / 4 * 2 + e % 2]));
+        for (int e = i; e < i + 8; e += 2) {
+          const float low = s[e], high = s[e + 1];
+          s[e] = probability(low, e), s[e + 1] = probability(high, e + 1);
+          p[e / 8][e / 2 % 4] = pack2<Element>(s[e], s[e + 1]);
+          apply_factor(s[e], low, e), apply_factor(s[e + 1], high, e + 1);
+        }
+      } else {
+#pragma unroll
+        for (int e = i; e < i + 8; ++e) s[e] = probability(s[e], e);
+      }
     }
-    if constexpr (P_IN_REGISTERS) {
+    if constexpr (P_IN_REGISTERS && !FACTORS_IN_P) {
 #pragma unroll
       for (int i = 0; i < SCORE_COLUMNS / 4; ++i) p[i / 4][i % 4] = pack2<Element>(s[2 * i], s[2 * i + 1]);
     }
+  }
+  __device__ __forceinline__ float probability(float score, int i) const {
+    return exp2_approx(fmaf(score, softmax_scale_log2, -terms_of_lane[i / 4 * 2 + i % 2]));
   }
   // dS = P · (dP - delta), without the scale that dQ and dK are multiplied by at last.
   __device__ __forceinline__ void score_gradients() {
 #pragma unroll
     for (int i = 0; i < SCORE_COLUMNS / 2; ++i) dp[i] = s[i] * (dp[i] - terms_of_lane[i / 4 * 2 + i % 2]);
+    if constexpr (BIAS_GRADIENT) add_to_bias();
+    if constexpr (Gradient::FACTORED && !FACTORS_IN_P) {
+#pragma unroll
+      for (int i = 0; i < SCORE_COLUMNS / 2; ++i) apply_factor(dp[i], 0.f, i);
+    }
     if constexpr (DS_IN_REGISTERS) {
 #pragma unroll
       for (int i = 0; i < SCORE_COLUMNS / 4; ++i) ds[i / 4][i % 4] = pack2<Element>(dp[2 * i], dp[2 * i + 1]);

@@ -10,23 +10,26 @@
 #include "device/ptx/tma.cuh"
 #include "device/copy/ring_position.cuh"
 #include "device/copy/tensor_tile.cuh"
+#include "device/schedule/sequences.cuh"
 #include "backward_wgmma/query_rows.cuh"
 #include "backward_wgmma/query_walk.cuh"
 #include "backward_wgmma/shared_layout.cuh"
 
-// The terms of the queries, which `row_terms.cuh` made: [batch, heads, tiles, BLOCK_M] each.
+// The terms of the queries, which `row_terms.cuh` made: [batch, heads, tiles or slots, BLOCK_M] each.
 struct QueryTerms {
   const float *log_sums_gmem, *deltas_gmem;
   int heads, tiles;
+  int first_slot;  // of the packed sequence at hand, else 0
 
   __device__ __forceinline__ int64_t tile(int batch, int head, int tile) const {
-    return (int64_t(batch) * heads + head) * tiles + tile;
+    return (int64_t(batch) * heads + head) * tiles + first_slot + tile;
   }
 };
 
 struct Producer {
   unsigned char* smem;
   const KeyBlock& block;
+  const Sequence& sequence;
   const QueryTerms& terms;
   int group, unit, blocks;  // heads of the block's K/V head; which one of all batches it is; blocks of it
   const TensorMap &q_map, &k_map, &v_map, &do_map;
@@ -57,10 +60,8 @@ struct Producer {
 
 private:
   __device__ __forceinline__ void copy(uint32_t smem_address) const {
-    Tiles::template load<BLOCK_N>(smem_address + Smem::K, k_map, smem_address + Smem::K_FULL, block.first_key,
-                                  block.kv_head, block.batch);
-    ValueTiles::template load<BLOCK_N>(smem_address + Smem::V, v_map, smem_address + Smem::V_FULL, block.first_key,
-                                       block.kv_head, block.batch);
+    load_keys<Tiles>(smem_address + Smem::K, k_map, smem_address + Smem::K_FULL);
+    load_keys<ValueTiles>(smem_address + Smem::V, v_map, smem_address + Smem::V_FULL);
     grid_dependency_wait();  // the terms of the queries are there, and the sums of dQ are 0
     if constexpr (ROWS_INSIDE) {
       RowProgress::await(progress.begun(unit), SpareWarps::sharers(blocks) * ROW_WARPS);
@@ -113,6 +114,16 @@ private:
     mbarrier_wait(empty, parity ^ 1);
     mbarrier_arrive_expect_tx(full, BLOCK_M * 4);
     bulk_load(term_smem, term_gmem, BLOCK_M * 4, full);
-    Of::template load<BLOCK_M>(tile_smem, map, full, walk.tile * BLOCK_M, walk.head, block.batch);
+    const int row = walk.tile * BLOCK_M;
+    if constexpr (VARLEN)
+      Of::template load_sliding<BLOCK_M>(tile_smem, map, full, row, sequence.queries, sequence.end_query(), walk.head);
+    else Of::template load<BLOCK_M>(tile_smem, map, full, row, walk.head, block.batch);
+  }
+  template <class Of>
+  __device__ __forceinline__ void load_keys(uint32_t tile_smem, const TensorMap& map, uint32_t full) const {
+    const int key = block.first_key, head = block.kv_head;
+    if constexpr (VARLEN)
+      Of::template load_sliding<BLOCK_N>(tile_smem, map, full, key, sequence.keys, sequence.end_key(), head);
+    else Of::template load<BLOCK_N>(tile_smem, map, full, key, head, block.batch);
   }
 };

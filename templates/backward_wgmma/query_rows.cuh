@@ -2,11 +2,13 @@
 // dQ, at last rows of dQ. Launches of their own do it, or, ROWS_INSIDE, but for the first and the last heads, warps of
 // the main launch that have nothing else to do. Needs the constants of backward_wgmma.cu.j2.
 #include "device/ptx/element.cuh"
+#include "device/ptx/flags.cuh"
 #include "device/ptx/grid_dependency.cuh"
 #include "device/ptx/prefetch.cuh"
 #include "device/ptx/warp.cuh"
 #include "device/backward/query_sums.cuh"
 #include "device/backward/row_terms.cuh"
+#include "device/schedule/sequences.cuh"
 #include "backward_wgmma/query_walk.cuh"
 
 struct RowStrides {
@@ -22,18 +24,34 @@ struct QueryRows {
   float *log_sums_gmem, *deltas_gmem, *dq_sums_gmem;
   Element* dq_gmem;
   RowStrides o, d, dq;
-  int heads, seqlen_q, tiles;  // tiles of queries of a head
+  int heads, seqlen_q, tiles;  // tiles of queries of a head, or slots of packed sequences
   float softmax_scale;
+  int head_rows;                        // of the log-sum-exps
+  int first_query = 0, first_slot = 0;  // of the sequence at hand
+
+  // Goes over to the packed sequence that has a slot. Returns which tile of it the slot is.
+  __device__ __forceinline__ int take(const PackedSequences& packed, int slot, int total_queries) {
+    const int number = packed.at_slot<BLOCK_M>(slot);
+    const Sequence sequence = packed.at(number);
+    seqlen_q = sequence.queries, head_rows = total_queries;
+    first_query = sequence.first_query, first_slot = packed.first_slot<BLOCK_M>(number);
+    return slot - first_slot;
+  }
 
   // Of a tile of queries; heads count through all batches. `thread` of THREADS.
   template <int THREADS> __device__ __forceinline__ void begin(int head_of_all, int tile, int thread) const {
-    const int batch = head_of_all / heads, head = head_of_all % heads, row = tile * BLOCK_M;
-    const int64_t place = int64_t(head_of_all) * tiles + tile, sum = int64_t(head_of_all) * seqlen_q + row;
+    const int batch = head_of_all / heads, head = head_of_all % heads, row = first_query + tile * BLOCK_M;
+    const int64_t place = int64_t(head_of_all) * tiles + first_slot + tile;
+    const int64_t sum = int64_t(head_of_all) * head_rows + row;
+    using Deltas = RowDeltas<Element, BLOCK_M, VALUE_DIM, THREADS, true, ROWS_AT_ONCE>;
+    if (VARLEN && tile * BLOCK_M >= seqlen_q) {
+      Deltas::write_none(log_sums_gmem + place * BLOCK_M, deltas_gmem + place * BLOCK_M);
+      return;
+    }
     Sums::clear(dq_sums_gmem + place * Sums::FLOATS, thread, THREADS);
-    RowDeltas<Element, BLOCK_M, VALUE_DIM, THREADS, true, ROWS_AT_ONCE>::write(
-        log_sums_gmem + place * BLOCK_M, deltas_gmem + place * BLOCK_M, o_gmem + o.first(batch, head, row), o.row,
-        do_gmem + d.first(batch, head, row), d.row, lse_gmem + sum, LSE_GRADIENT ? dlse_gmem + sum : nullptr,
-        seqlen_q - row, thread);
+    Deltas::write(log_sums_gmem + place * BLOCK_M, deltas_gmem + place * BLOCK_M, o_gmem + o.first(batch, head, row),
+                  o.row, do_gmem + d.first(batch, head, row), d.row, lse_gmem + sum,
+                  LSE_GRADIENT ? dlse_gmem + sum : nullptr, seqlen_q - tile * BLOCK_M, thread);
   }
   // Ahead of it, for few threads, which would wait long for each of their rows.
   template <int THREADS> __device__ __forceinline__ void prefetch(int head_of_all, int tile, int thread) const {
@@ -48,11 +66,11 @@ struct QueryRows {
     if (thread * 32 < rows) prefetch_to_l2(lse_gmem + int64_t(head_of_all) * seqlen_q + row + thread * 32);
   }
   template <int THREADS> __device__ __forceinline__ void end(int head_of_all, int tile, int thread) const {
-    const int batch = head_of_all / heads, head = head_of_all % heads, row = tile * BLOCK_M;
-    const int64_t place = int64_t(head_of_all) * tiles + tile;
+    const int batch = head_of_all / heads, head = head_of_all % heads, row = first_query + tile * BLOCK_M;
+    const int64_t place = int64_t(head_of_all) * tiles + first_slot + tile;
     Sums::template to_rows<HEAD_DIM, ROWS_AT_ONCE>(dq_sums_gmem + place * Sums::FLOATS,
-                                                   dq_gmem + dq.first(batch, head, row), dq.row, seqlen_q - row,
-                                                   softmax_scale, thread, THREADS);
+                                                   dq_gmem + dq.first(batch, head, row), dq.row,
+                                                   seqlen_q - tile * BLOCK_M, softmax_scale, thread, THREADS);
   }
 };
 
@@ -68,14 +86,10 @@ struct RowProgress {
   __device__ __forceinline__ uint32_t* added(int unit) const { return begun_gmem + units + unit; }  // dQ's adders
 
   // By one thread, after __syncwarp behind what the warp did.
-  static __device__ __forceinline__ void report(uint32_t* word_gmem) {
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(word_gmem) : "memory");
-  }
+  static __device__ __forceinline__ void report(uint32_t* word_gmem) { release_one(word_gmem); }
   // By one thread, before __syncwarp.
   static __device__ __forceinline__ void await(const uint32_t* word_gmem, uint32_t reports) {
-    uint32_t there;
-    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(there) : "l"(word_gmem) : "memory");
-    while (there < reports);
+    while (acquire(word_gmem) < reports) {}
   }
   // Before the main launch: the first heads are begun, by launches.
   __device__ __forceinline__ void clear(int thread, int threads, uint32_t reports) const {

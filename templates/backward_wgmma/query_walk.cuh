@@ -8,8 +8,8 @@ struct KeyBlock {
   int first_key;
   int first_tile, tiles;  // of queries
 
-  __device__ __forceinline__ KeyBlock(const Mask& mask) {
-    key_tile = HEADS_FASTEST ? blockIdx.z : blockIdx.x;
+  // `key_tile`: of the block's sequence.
+  __device__ __forceinline__ KeyBlock(const Mask& mask, int key_tile) : key_tile(key_tile) {
     kv_head = HEADS_FASTEST ? blockIdx.x : blockIdx.y;
     batch = HEADS_FASTEST ? blockIdx.y : blockIdx.z;
     first_key = key_tile * BLOCK_N;

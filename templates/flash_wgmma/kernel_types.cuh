@@ -1,4 +1,12 @@
-// kernel_types.cuh: what the constants of flash_wgmma.cu.j2, or of fp8_wgmma.cu.j2, make of the parts of their kernels.
+// kernel_types.cuh: what the constants of a template, its Operands and its Scales make of the parts of flash_wgmma.
+// Needs flash_wgmma.cu.j2 or fp8_wgmma.cu.j2.
+#include "device/copy/ring_position.cuh"
+#include "device/copy/tensor_tile.cuh"
+#include "device/mask.cuh"
+#include "device/score.cuh"
+#include "flash_wgmma/key_split.cuh"
+#include "flash_wgmma/shared_layout.cuh"
+
 using Mask = KeyMask<CAUSAL, CAUSAL_LOWER_RIGHT, WINDOW>;
 using AllKeys = KeyMask<false, false>;  // of FULL blocks in a list
 using Terms = ScoreTerms<Element, WINDOW, SOFTCAP, ALIBI, BIAS, SINK, OwnScore>;

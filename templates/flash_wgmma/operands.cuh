@@ -2,6 +2,7 @@
 #include "device/ptx/element.cuh"
 #include "device/ptx/mma_m16n8k16.cuh"
 #include "device/ptx/wgmma.cuh"
+#include "device/copy/tensor_tile.cuh"
 #include "device/softmax/wgmma_softmax.cuh"
 
 template <typename Element, int HEAD_DIM, int VALUE_DIM, int BLOCK_N> struct SixteenBitOperands {

@@ -4,25 +4,21 @@
 #include "device/ptx/cluster.cuh"
 #include "device/ptx/mbarrier.cuh"
 #include "device/ptx/named_barrier.cuh"
-#include "device/ptx/read_again.cuh"
 #include "device/ptx/setmaxnreg.cuh"
 #include "device/ptx/tma.cuh"
 #include "device/copy/key_pages.cuh"
 #include "device/copy/tile_ring.cuh"
 #include "flash_wgmma/tile_scheduler.cuh"
 
-struct Producer : Block {
-  TileScheduler& work;
+struct Producer : TileFinder {
   static constexpr int PARTS =
       PAGED && SCHEDULE != Schedule::CLAIMED && Operands::TRANSPOSERS == 0 ? PRODUCER_WARPS : 1;
   const TensorMap &q_map, &k_map, &v_map;
-  uint32_t* counters_zeroed;  // CLAIMED: tiles claimed so far
-  int part, index, turn;      // turn: VARLEN, rounds and slots without a tile
-  KeyShare share;
+  int part;
 
   __device__ __forceinline__ Producer(TileScheduler& work, const TensorMap& q_map, const TensorMap& k_map,
                                       const TensorMap& v_map, uint32_t* counters_zeroed)
-      : Block(work), work(work), q_map(q_map), k_map(k_map), v_map(v_map), counters_zeroed(counters_zeroed), turn(0) {
+      : TileFinder(work, counters_zeroed), q_map(q_map), k_map(k_map), v_map(v_map) {
     part = PARTS == 1 ? 0 : warp - 4 * WARPGROUPS;
   }
 
@@ -49,13 +45,13 @@ private:
                                                   barrier(Smem::K_EMPTY, 0)};
     const TileRing<ValueTiles, BLOCK_N, STAGES> v_ring{v_map, smem_address + Smem::LOADED,
                                                        barrier(Smem::LOADED_FULL, 0), barrier(Smem::LOADED_EMPTY, 0)};
-    index = blockIdx.x;
+    start();
     Ring ring;  // of both: each tile of K goes before its V
-    for (int round = 0; next(round); ++round) {
+    for (int round = 0; take_tile(round); ++round) {
       load_q(round);
       load_keys(k_ring, v_ring, ring);
       if constexpr (!PERSISTENT) break;
-      if constexpr (SCHEDULE != Schedule::BALANCED) index = next_index(VARLEN ? ++turn : round + 1);
+      move_on(round);
     }
     if constexpr (Operands::TRANSPOSERS > 0) {  // no V comes any more
       mbarrier_wait(barrier(Smem::LOADED_EMPTY, ring.stage), ring.parity ^ 1);
@@ -64,43 +60,13 @@ private:
     }
   }
 
-  // Every tile makes one claim, so that the counter wraps to 0 with the launch's last.
-  __device__ __forceinline__ int next_index(int turn) const {
-    return SCHEDULE == Schedule::CLAIMED ? blocks_read_again() + int(atomicInc(counters_zeroed, work.tiles - 1))
-                                         : fixed_tile<Mask::ROWS_DIFFER>(turn);
-  }
-  // Finds a tile of rows and tells the consumers, which read it once their Q is full; false if none is left. Its place
-  // is that of the round before the last, in which all of them released Q.
-  __device__ __forceinline__ bool next(int round) {
-    if constexpr (VARLEN && PERSISTENT) {
-      for (; index < work.tiles; index = next_index(++turn)) {
-        work.tile = tile_at<HEADS_IN_TURN, Mask::LAST_FIRST>(index, work.row_blocks, work.rows.heads, work.batches);
-        if (work.enter_slot(work.tile)) break;
-      }
-    }
-    if constexpr (SCHEDULE == Schedule::BALANCED)
-      index = share.next(round, work.tiles, work.key_tiles) ? share.index : work.tiles;
-    const uint32_t tile_smem = smem_address + Smem::TILE + Smem::TILE_BYTES * (round % 2);
-    auto tell = [&](int offset, int word) {
-      if (part == 0) write_shared_word(tile_smem + offset, word);
-    };
-    if (PERSISTENT && index >= work.tiles) {  // none is left
-      tell(0, -1);
+  // The next tile of rows; false if none is left, of which the consumers hear as if Q had come.
+  __device__ __forceinline__ bool take_tile(int round) {
+    return next(round, part == 0, [&] {
       for (int i = 0; i < WARPGROUPS && part == 0; ++i) {
         wait_for_q_place(i, round), mbarrier_arrive(barrier(Smem::Q_FULL, i));
       }
-      return false;
-    }
-    if constexpr (PERSISTENT) {
-      if constexpr (!VARLEN)
-        work.tile = tile_at<HEADS_IN_TURN, Mask::LAST_FIRST>(index, work.row_blocks, work.rows.heads, work.batch);
-      tell(0, work.tile.row_block), tell(4, work.tile.head), tell(8, work.tile.batch);
-      if (SCHEDULE == Schedule::BALANCED) work.range = share.range, tell(12, work.range.word);
-      if constexpr (VARLEN) tell(16, work.sequence.first_query), tell(20, work.sequence.queries);
-      if constexpr (SEQUSED) work.enter_batch(work.tile.batch);
-      if constexpr (SLIDING) tell(24, work.sequence.keys);
-    }
-    return true;
+    });
   }
   // A warpgroup has read its last Q.
   __device__ __forceinline__ void wait_for_q_place(int i, int round) const {
@@ -128,20 +94,11 @@ private:
     const KeyPages pages{work.terms.given.table + work.tile.batch * int64_t(work.terms.given.table_pages),
                          work.terms.given.page_bits, work.terms.given.kv_rows, work.seqlen_k};
     for (int key_tile = last; key_tile >= first; key_tile = work.tile_before(key_tile)) {
-      if constexpr (PAGED) {
-        k_ring.template load_paged<PARTS>(ring, pages, key_tile * BLOCK_N, kv_head, part);
-        v_ring.template load_paged<PARTS>(ring, pages, key_tile * BLOCK_N, kv_head, part);
-      } else if constexpr (SLIDING) {
-        k_ring.load_sliding(ring, key_tile * BLOCK_N, work.sequence.keys, work.sequence.end_key(), kv_head);
-        v_ring.load_sliding(ring, key_tile * BLOCK_N, work.sequence.keys, work.sequence.end_key(), kv_head);
-      } else if constexpr (KeyList::LISTED) {
-        const int key = work.listed().first_key_down(key_tile);
-        k_ring.load(ring, key, kv_head, work.tile.batch);
-        v_ring.load(ring, key, kv_head, work.tile.batch);
-      } else {
-        k_ring.load(ring, key_tile * BLOCK_N, kv_head, work.tile.batch);
-        v_ring.load(ring, key_tile * BLOCK_N, kv_head, work.tile.batch);
-      }
+      const int key = KeyList::LISTED ? work.listed().first_key_down(key_tile) : key_tile * BLOCK_N;
+      k_ring.template load_keys<PAGED, SLIDING, PARTS>(ring, key, pages, work.sequence.end_key(), kv_head,
+                                                       work.tile.batch, part);
+      v_ring.template load_keys<PAGED, SLIDING, PARTS>(ring, key, pages, work.sequence.end_key(), kv_head,
+                                                       work.tile.batch, part);
       ring.advance();
     }
   }

@@ -1,30 +1,15 @@
 // tile_scheduler.cuh: which rows of which head and batch a block works on, of what lengths, and which key tiles they
-// see. Producer and consumers each have one: the producer's finds the tiles of rows (producer.cuh, `next`), those of
-// the consumers hear of them in shared memory (`next` here). Needs the constants of flash_wgmma.cu.j2.
-#include "device/ptx/shared_address.cuh"
+// see, by every schedule. Producer and consumers each have one: the producer's is led by a `TileFinder`, those of the
+// consumers hear of the tiles of rows in shared memory. Each has one `next`. Needs the constants of flash_wgmma.cu.j2.
+#include "device/ptx/read_again.cuh"
 #include "device/ptx/shared_words.cuh"
-#include "device/ptx/warp.cuh"
 #include "device/score.cuh"
 #include "flash_wgmma/block_tile.cuh"
 #include "flash_wgmma/key_share.cuh"
+#include "device/schedule/block.cuh"
 #include "device/schedule/sequences.cuh"
 #include "flash_wgmma/tile_rows.cuh"
 #include "flash_wgmma/shared_layout.cuh"
-
-// Where a thread is.
-struct Block {
-  unsigned char* smem;
-  uint32_t smem_address;
-  int lane, warp, warpgroup;
-
-  explicit __device__ __forceinline__ Block(unsigned char* smem) : smem(smem) {
-    smem_address = shared_address(smem);
-    lane = threadIdx.x % 32;
-    warp = __shfl_sync(ALL_LANES, int(threadIdx.x) / 32, 0);  // by a shuffle: uniform to the compiler
-    warpgroup = warp / 4;
-  }
-  __device__ __forceinline__ uint32_t barrier(int first, int index) const { return smem_address + first + 8 * index; }
-};
 
 struct TileScheduler : Block {
   int batch, heads, kv_heads, seqlen_q, seqlen_k;  // SLIDING: the lengths are those of the tile at hand
@@ -160,5 +145,61 @@ struct TileScheduler : Block {
   __device__ __forceinline__ int first_key_tile() const {
     if constexpr (KeyList::LISTED) return 0;
     return SCHEDULE == Schedule::BALANCED ? range.first() : first_key_tile(tile.row_block);
+  }
+};
+
+// Finds the tiles of rows of a block, by the producer.
+struct TileFinder : Block {
+  TileScheduler& work;
+  uint32_t* counters_zeroed;  // CLAIMED: tiles claimed so far
+  int index, turn;            // turn: VARLEN, rounds and slots without a tile
+  KeyShare share;
+
+  __device__ __forceinline__ TileFinder(TileScheduler& work, uint32_t* counters_zeroed)
+      : Block(work), work(work), counters_zeroed(counters_zeroed), turn(0) {}
+
+  // Before the first round.
+  __device__ __forceinline__ void start() { index = blockIdx.x; }
+  // The next tile of rows, which it tells the consumers if it `tells`; false if none is left. They read it once their Q
+  // is full. Its place is that of the round before the last, in which all of them released Q.
+  template <class End> __device__ __forceinline__ bool next(int round, bool tells, End end) {
+    if constexpr (VARLEN && PERSISTENT) {
+      for (; index < work.tiles; index = next_index(++turn)) {
+        work.tile = tile_at<HEADS_IN_TURN, Mask::LAST_FIRST>(index, work.row_blocks, work.rows.heads, work.batches);
+        if (work.enter_slot(work.tile)) break;
+      }
+    }
+    if constexpr (SCHEDULE == Schedule::BALANCED)
+      index = share.next(round, work.tiles, work.key_tiles) ? share.index : work.tiles;
+    const uint32_t tile_smem = smem_address + Smem::TILE + Smem::TILE_BYTES * (round % 2);
+    auto tell = [&](int offset, int word) {
+      if (tells) write_shared_word(tile_smem + offset, word);
+    };
+    if (PERSISTENT && index >= work.tiles) {
+      tell(0, -1);
+      end();
+      return false;
+    }
+    if constexpr (PERSISTENT) {
+      if constexpr (!VARLEN)
+        work.tile = tile_at<HEADS_IN_TURN, Mask::LAST_FIRST>(index, work.row_blocks, work.rows.heads, work.batch);
+      tell(0, work.tile.row_block), tell(4, work.tile.head), tell(8, work.tile.batch);
+      if (SCHEDULE == Schedule::BALANCED) work.range = share.range, tell(12, work.range.word);
+      if constexpr (VARLEN) tell(16, work.sequence.first_query), tell(20, work.sequence.queries);
+      if constexpr (SEQUSED) work.enter_batch(work.tile.batch);
+      if constexpr (SLIDING) tell(24, work.sequence.keys);
+    }
+    return true;
+  }
+  // After the work on it.
+  __device__ __forceinline__ void move_on(int round) {
+    if constexpr (SCHEDULE != Schedule::BALANCED) index = next_index(VARLEN ? ++turn : round + 1);
+  }
+
+private:
+  // Every tile makes one claim, so that the counter wraps to 0 with the launch's last.
+  __device__ __forceinline__ int next_index(int turn) const {
+    return SCHEDULE == Schedule::CLAIMED ? blocks_read_again() + int(atomicInc(counters_zeroed, work.tiles - 1))
+                                         : fixed_tile<Mask::ROWS_DIFFER>(turn);
   }
 };

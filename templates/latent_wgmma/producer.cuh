@@ -6,8 +6,6 @@
   const int first_key = batch * terms.given.kv_rows;
   Ring ring;
   for (int tile = last_tile; tile >= first_tile; --tile) {
-    if constexpr (PAGED) k_ring.load_paged(ring, pages, tile * BLOCK_N, kv_head);
-    else if constexpr (SEQUSED) k_ring.load_sliding(ring, tile * BLOCK_N, seqlen_k, first_key + seqlen_k, kv_head);
-    else k_ring.load(ring, tile * BLOCK_N, kv_head, batch);
+    k_ring.load_keys<PAGED, SEQUSED>(ring, tile * BLOCK_N, pages, first_key + seqlen_k, kv_head, batch);
     ring.advance();
   }

@@ -2,6 +2,7 @@
 // Items, chunks of four columns, are dealt to the blocks in fours; a block adds up what all sent it of its own.
 #include "device/ptx/element.cuh"
 #include "device/ptx/cluster.cuh"
+#include "device/ptx/cluster_memory.cuh"
 #include "device/merge/split_merge.cuh"
 
 template <int BLOCKS, int ITEMS> struct ClusterMerge {
@@ -13,18 +14,11 @@ template <int BLOCKS, int ITEMS> struct ClusterMerge {
   static __device__ __forceinline__ void send(uint32_t memory_smem, int rank, int item, const RowShare& share) {
     const int slot = rank * SLOTS + item / (4 * BLOCKS) * 4 + item % 4;
     const uint32_t owner = cluster_address(memory_smem, item / 4 % BLOCKS);
-    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(owner + slot * 16), "f"(share.o.x),
-                 "f"(share.o.y), "f"(share.o.z), "f"(share.o.w)
-                 : "memory");
-    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(owner + O_BYTES + slot * 8), "f"(share.shift),
-                 "f"(share.sum)
-                 : "memory");
+    store_cluster(owner + slot * 16, share.o);
+    store_cluster(owner + O_BYTES + slot * 8, make_float2(share.shift, share.sum));
   }
   // By all threads of all blocks, once: what was sent before is there after.
-  static __device__ __forceinline__ void exchange() {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-  }
+  static __device__ __forceinline__ void exchange() { cluster_sync(); }
   static __device__ __forceinline__ int item(int rank, int slot) { return slot / 4 * 4 * BLOCKS + rank * 4 + slot % 4; }
 
   static __device__ __forceinline__ RowShare total(const unsigned char* memory, int slot) {

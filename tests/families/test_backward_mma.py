@@ -67,8 +67,13 @@ RIGHT = [
         "plain",
     ),
     (problem(70, 90, 32, seqused="10:80", window="30:0", **LOWER), {"QUERY_SPLIT": 2}, "plain"),
-    (problem(70, 90, 48, varlen="0:70", sink=True, grads="sinks", **LOWER), SHARED, "plain"),
+    (
+        problem(70, 90, 48, sink=True, grads="sinks", **LOWER).with_(batch=3, varlen="0+70+5/0+90+9"),
+        SHARED,
+        "plain",
+    ),
     (problem(70, 90, 48, varlen="0:70", alibi=True), PASS | {"PASS_M": 32, "PASS_WARPS": 2}, "plain"),
+    (problem(70, 90, 48, score="s*0.9+0.3*b").with_(batch=2, varlen="40+70/90+20"), {}, "plain"),
 ]
 REFUSED = [
     ({"BLOCK_N": 48}, "BLOCK_N=48"),

@@ -2,23 +2,24 @@
 
 import pytest
 
-from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.correctness.validate import check_small_cases
 from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import load_space
-from tests.families.on_interpreter import built
+from tests.families.on_interpreter import built, judged, small_faults
 
 H100, FAMILY = GPUS["h100"], FAMILIES["backward_wgmma"]
 START = load_space("backward_wgmma", H100).starting_configs()[0]
 SHARED = {"P_PLACE": "shared", "DS_PLACE": "shared", "BLOCK_N": 64, "DIM_GROUPS": 2, "DQ_ROWS": "queries"}
 BESIDE = {"DQ_SUM": "warp", "ROW_WORK": "spare_warps"}
 GENES = [
-    ({}, "mask=causal"),
-    (SHARED | {"ORDER": "dp_first"}, "window=20:9"),
-    (SHARED | {"DQ_SUM": "bulk"}, "mask=causal_lower_right lse=1"),
-    (BESIDE | {"STAGGER": True}, "mask=causal lse=1"),
+    ({}, "mask=causal softcap=20"),
+    (SHARED | {"ORDER": "dp_first"}, "window=20:9 softcap=20 bias=hs grads=bias"),
+    (SHARED | {"DQ_SUM": "bulk"}, "mask=causal_lower_right lse=1 alibi=1 varlen=0:200"),
+    (
+        BESIDE | {"STAGGER": True, "P_PLACE": "shared", "DS_PLACE": "shared"},
+        "mask=causal lse=1 sink=1 grads=sinks score=s-0.02*(q-k)*(q-k)",
+    ),
 ]
 WAITS = [
     "mbarrier_wait(smem_address + Smem::DQ_EMPTY + 8 * warpgroup, DS_STAGES == 2 ? score_stage ^ 1 : dq_parity);",
@@ -29,17 +30,24 @@ WAITS = [
 
 
 def faults(params, text, *edits):
+    """What the cases that find most say of a kernel."""
     problem = parse_shape(f"B=1 H=2 Hkv=1 S=200 D=128 op=backward {text}")
     config = type(START)(START.family, START.params | params)
     assert FAMILY.why_impossible(problem, config, H100) is None
-    kernel = built(FAMILY, problem, config, H100, *edits)
-    return [r.reason for r in check_small_cases(InterpreterBackend(), kernel, problem, 1) if not r.passed]
+    return small_faults(built(FAMILY, problem, config, H100, *edits), problem, slice(6))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("params, text", GENES)
 def test_gradients_are_right(params, text):
     assert faults(params, text) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["varlen=0+5+40 B=3 H=2 S=40", "varlen=40+20 B=2 H=2 S=40 score=s*0.9+0.3*b"])
+def test_packed_sequences_may_be_empty_and_have_numbers(text):
+    problem = parse_shape(f"D=128 op=backward {text}")
+    assert judged(built(FAMILY, problem, START, H100), problem).passed
 
 
 @pytest.mark.slow

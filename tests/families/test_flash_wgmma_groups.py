@@ -147,10 +147,10 @@ def test_an_owner_that_leaves_as_the_last_result_comes_adds_up():
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("if (there == RESULTS) return true;", "return true;"),
+        ("if (acquire(part_gmem) == RESULTS) return true;", "return true;"),
         ("OWNER_LEFT + RESULTS - 1)", "RESULTS - 1)"),
-        ("  return there == RESULTS;", "  return true;"),
-        ('"r"(OWNER_LEFT)', '"r"(0)'),
+        ("OWNER_LEFT) == RESULTS;", "OWNER_LEFT) <= ~0u;"),
+        ("exchange_bits(part_gmem, OWNER_LEFT)", "exchange_bits(part_gmem, 0)"),
         ("31 - __clz(parts)", "work.split"),
         ("if (adds) *part_gmem = 0;", "if (adds && owns) *part_gmem = 0;"),
     ],

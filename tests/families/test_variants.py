@@ -375,14 +375,18 @@ WRONG += [
     (
         "keys a row too late",
         PACKED,
-        ("k_ring.load_sliding(ring, key_tile * BLOCK_N,", "k_ring.load_sliding(ring, key_tile * BLOCK_N + 1,"),
+        (
+            "k_ring.template load_keys<PAGED, SLIDING, PARTS>(ring, key,",
+            "k_ring.template load_keys<PAGED, SLIDING, PARTS>(ring, key + 1,",
+        ),
     ),
     (
         "V of the sequence behind",
         PACKED,
         (
-            "v_ring.load_sliding(ring, key_tile * BLOCK_N, work.sequence.keys, work.sequence.end_key(),",
-            "v_ring.load_sliding(ring, key_tile * BLOCK_N, work.sequence.keys + 5, work.sequence.end_key() + 5,",
+            "v_ring.template load_keys<PAGED, SLIDING, PARTS>(ring, key, pages, work.sequence.end_key(),",
+            "v_ring.template load_keys<PAGED, SLIDING, PARTS>(ring, key, KeyPages{pages.table_gmem, pages.bits, "
+            "pages.rows_apart, pages.keys + 5}, work.sequence.end_key() + 5,",
         ),
     ),
     (

@@ -6,6 +6,14 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
+from evoattn.families.backward import (
+    NULL,
+    bias_gradient,
+    bias_gradient_strides,
+    key_blocks,
+    shares_bias,
+    strides_of,
+)
 from evoattn.families.backward_mma.genes import BackwardMmaGenes
 from evoattn.families.backward_mma.refusals import (
     why_not_deterministic,
@@ -21,7 +29,6 @@ from evoattn.families.backward_mma.resources import (
     adds_dq,
     block_warps,
     idle_as_one,
-    key_blocks,
     pass_smem_bytes,
     scratch_bytes,
     smem_bytes,
@@ -35,6 +42,7 @@ from evoattn.families.residency import WARP, why_no_memory
 from evoattn.families.row_blocks import batches, row_blocks
 from evoattn.families.variants import variant_args, variant_constants
 from evoattn.families.work import LaunchWork
+from evoattn.model.backward import parse_grads
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.mask import FULL_AND_CAUSAL
@@ -110,8 +118,8 @@ class BackwardMma(Family):
                 "ELEMENT": problem.element.cuda,
                 "HEAD_DIM": problem.head_dim,
                 "VALUE_DIM": problem.head_dim_v,
-                "BIAS_GRADIENT": "bias" in problem.grads,
-                "SINK_GRADIENT": "sinks" in problem.grads,
+                "BIAS_GRADIENT": "bias" in parse_grads(problem.grads),
+                "SINK_GRADIENT": "sinks" in parse_grads(problem.grads),
                 "TABLE_GRADIENTS": table_gradients(problem),
                 "HIDDEN_SKIPPED": genes.CAUSAL_SKIP,
                 "SWIZZLED": genes.SMEM_LAYOUT == "swizzled",
@@ -130,7 +138,10 @@ class BackwardMma(Family):
         genes = self.genes(config)
         rows, keys = row_blocks(problem, genes.BLOCK_M), key_blocks(problem, genes.BLOCK_N)
         overlaps = gpu.capability >= (9, 0)
-        row_threads, sinks = (ROW_THREADS, 1, 1), "sinks" in problem.grads  # whose blocks are behind the others
+        row_threads, sinks = (
+            (ROW_THREADS, 1, 1),
+            "sinks" in parse_grads(problem.grads),
+        )  # whose blocks are behind the others
         return (
             KernelLaunch(
                 "backward_mma_rows", (rows, problem.heads, batches(problem)), row_threads, 0, _row_args(problem, genes)
@@ -172,24 +183,14 @@ class BackwardMma(Family):
     def unordered(self, problem: AttentionProblem, config: KernelConfig) -> tuple[str, ...]:
         genes = self.genes(config)
         added = ["dq"] * adds_dq(genes) + ["dk", "dv"] * (genes.QUERY_SPLIT > 1)
-        if "bias" in problem.grads and problem.bias != "bhs":  # which batches or heads share
-            added.append("dbias")
-        return (*added, *unordered_tables(problem))
+        return (*added, *(["dbias"] if shares_bias(problem) else []), *unordered_tables(problem))
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
         return launch_work(problem, self.genes(config), registers)
 
 
-def _strides(problem: AttentionProblem, *tensors: str) -> tuple[KernelArg, ...]:
-    return tuple(Scalar("int64", stride) for t in tensors for stride in problem.strides(t)[:3])
-
-
 def _lengths(problem: AttentionProblem) -> tuple[KernelArg, ...]:
     return Scalar("int32", problem.seqlen_q), Scalar("int32", problem.seqlen_k)
-
-
-NULL = Scalar("int64", 0)
-"""In place of a buffer."""
 
 
 def _sums(problem: AttentionProblem, genes: BackwardMmaGenes) -> tuple[KernelArg, ...]:
@@ -198,19 +199,8 @@ def _sums(problem: AttentionProblem, genes: BackwardMmaGenes) -> tuple[KernelArg
     return Buffer("sums") if end else NULL, Scalar("int64", dk), Scalar("int64", dv)
 
 
-def _bias_gradient(problem: AttentionProblem) -> KernelArg:
-    return Buffer("dbias") if "bias" in problem.grads else NULL
-
-
-def _bias_gradient_strides(problem: AttentionProblem) -> tuple[KernelArg, ...]:
-    """It is contiguous, however the bias lies."""
-    batch, heads, rows, row = problem.term_shapes["bias"] if "bias" in problem.grads else (1, 1, 0, 0)
-    strides = heads * rows * row * (batch > 1), rows * row * (heads > 1), row
-    return tuple(Scalar("int64", stride) for stride in strides)
-
-
 def _sink_sums(problem: AttentionProblem) -> KernelArg:
-    return Buffer("sink_sums") if "sinks" in problem.grads else NULL
+    return Buffer("sink_sums") if "sinks" in parse_grads(problem.grads) else NULL
 
 
 def _block_states(problem: AttentionProblem) -> tuple[KernelArg, ...]:
@@ -229,13 +219,13 @@ def _row_args(problem: AttentionProblem, genes: BackwardMmaGenes) -> tuple[Kerne
         Buffer("dlse") if problem.lse else NULL,
         Buffer("row_terms"),
         sums,
-        _bias_gradient(problem),
+        bias_gradient(problem),
         _sink_sums(problem),
         Scalar("int64", sum_offsets(problem, genes)[-1]),
-        Scalar("int64", math.prod(problem.term_shapes["bias"]) if "bias" in problem.grads else 0),
+        Scalar("int64", math.prod(problem.term_shapes["bias"]) if "bias" in parse_grads(problem.grads) else 0),
         Scalar("int32", problem.heads),
         *_lengths(problem),
-        *_strides(problem, "o", "do"),
+        *strides_of(problem, "o", "do"),
         *variant_args(problem),
         *_block_states(problem),
         *table_gradient_args(problem),
@@ -248,12 +238,12 @@ def _key_args(problem: AttentionProblem, genes: BackwardMmaGenes, rows: int) -> 
         *map(Buffer, ("q", "k", "v", "do", "row_terms")),
         *_sums(problem, genes),
         *map(Buffer, ("dk", "dv")),
-        _bias_gradient(problem),
+        bias_gradient(problem),
         *(Scalar("int32", n) for n in (problem.heads, problem.kv_heads)),
         *_lengths(problem),
         *(Scalar("int32", n) for n in (rows, genes.QUERY_SPLIT)),
-        *_strides(problem, "q", "k", "v", "do", "dk", "dv"),
-        *_bias_gradient_strides(problem),
+        *strides_of(problem, "q", "k", "v", "do", "dk", "dv"),
+        *bias_gradient_strides(problem),
         softmax_scale_log2(problem),
         Scalar("float32", problem.softmax_scale),
         *variant_args(problem),
@@ -268,12 +258,12 @@ def _query_args(problem: AttentionProblem, genes: BackwardMmaGenes, rows: int, k
         *map(Buffer, ("q", "k", "v", "do", "row_terms")),
         *_sums(problem, genes),
         _sink_sums(problem),
-        Buffer("dsinks") if "sinks" in problem.grads else NULL,
+        Buffer("dsinks") if "sinks" in parse_grads(problem.grads) else NULL,
         *map(Buffer, ("dq", "dk", "dv")),
         *(Scalar("int32", n) for n in (problem.heads, problem.kv_heads)),
         *_lengths(problem),
         *(Scalar("int32", n) for n in (rows, keys)),
-        *_strides(problem, "q", "k", "v", "do", "dq", "dk", "dv"),
+        *strides_of(problem, "q", "k", "v", "do", "dq", "dk", "dv"),
         softmax_scale_log2(problem),
         Scalar("float32", problem.softmax_scale),
         *variant_args(problem),

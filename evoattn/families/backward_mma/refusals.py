@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
+from evoattn.families.backward import key_blocks
 from evoattn.families.backward_mma.genes import BackwardMmaGenes
 from evoattn.families.backward_mma.resources import (
     IDLE,
     adds_dq,
     block_warps,
-    key_blocks,
     pass_registers_needed,
     pass_smem_bytes,
     registers_needed,
@@ -19,6 +19,7 @@ from evoattn.families.backward_mma.tables import unordered_tables
 from evoattn.families.block_list import why_not_listed
 from evoattn.families.residency import register_cap, why_not_resident, why_same_code
 from evoattn.families.row_blocks import row_blocks
+from evoattn.model.backward import parse_grads
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
 from evoattn.model.problem import AttentionProblem
 
@@ -58,7 +59,7 @@ def why_wrong_shape(problem: AttentionProblem, genes: BackwardMmaGenes) -> str |
 
 def why_not_whole_lists(problem: AttentionProblem, genes: BackwardMmaGenes) -> str | None:
     """Tiles that are no parts of a block, or do not take all tiles of a list; a bias behind an expression."""
-    if problem.own_score and "bias" in problem.grads:
+    if problem.own_score and "bias" in parse_grads(problem.grads):
         return "The gradient of a bias beside an expression of scores is backward_scalar's."
     if not problem.blocks:
         return None
@@ -91,7 +92,7 @@ def why_not_deterministic(problem: AttentionProblem, genes: BackwardMmaGenes) ->
         return None
     if adds_dq(genes):
         return "DQ=add adds in any order; deterministic=1 asks for DQ=pass."
-    if "bias" in problem.grads and problem.bias != "bhs":
+    if "bias" in parse_grads(problem.grads) and problem.bias != "bhs":
         return "deterministic: the gradient of a bias that batches or heads share is added up in any order."
     if added := unordered_tables(problem):
         return f"deterministic: the gradient {added[0]} of a table is added up in any order."

@@ -6,9 +6,11 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from evoattn.families.backward import key_blocks
 from evoattn.families.backward_mma.genes import BackwardMmaGenes
 from evoattn.families.backward_mma.tables import registers_of
 from evoattn.families.row_blocks import batches, row_blocks
+from evoattn.model.backward import parse_grads
 from evoattn.model.problem import AttentionProblem
 
 CHUNK_BYTES = 16
@@ -35,13 +37,6 @@ def idle_as_one(genes: BackwardMmaGenes) -> BackwardMmaGenes:
 def block_warps(genes: BackwardMmaGenes) -> int:
     """Of a block of keys."""
     return genes.WARPS * genes.QUERY_WARPS
-
-
-def key_blocks(problem: AttentionProblem, keys: int) -> int:
-    """Tiles of `keys` keys of one head of one of `batches`; of packed sequences slots, as `row_blocks` has them."""
-    if problem.varlen:
-        return problem.shape("k")[2] // keys + problem.batch
-    return math.ceil(problem.seqlen_k / keys)
 
 
 def padded_dim(head_dim: int) -> int:
@@ -80,7 +75,7 @@ def scratch_bytes(problem: AttentionProblem, genes: BackwardMmaGenes) -> dict[st
     scratch |= {"sums": 4 * sums} if sums else {}
     if problem.blocks:
         scratch[BLOCK_STATES] = math.prod(problem.term_shapes["kv_indices"])
-    return scratch | ({"sink_sums": 4 * tiles} if "sinks" in problem.grads else {})
+    return scratch | ({"sink_sums": 4 * tiles} if "sinks" in parse_grads(problem.grads) else {})
 
 
 def sum_offsets(problem: AttentionProblem, genes: BackwardMmaGenes) -> tuple[int, int, int, int]:

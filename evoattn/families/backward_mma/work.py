@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 
+from evoattn.families.backward import key_steps
 from evoattn.families.backward_mma.genes import BackwardMmaGenes
 from evoattn.families.backward_mma.resources import (
     ROW_THREADS,
@@ -30,7 +30,6 @@ from evoattn.families.work import (
     variant_step,
     visit_share,
 )
-from evoattn.model.block_list import blocks_of_rows, parse_blocks
 from evoattn.model.problem import AttentionProblem
 
 MMA_FLOPS, MMA_WAIT, LDMATRIX_WAIT, BARRIER_WAIT = 4096, 18, 24, 30
@@ -46,26 +45,6 @@ def launch_work(problem: AttentionProblem, genes: BackwardMmaGenes, registers: i
     """The rows' terms, the blocks of keys, and the launch that ends dQ."""
     last = _converted(problem, genes) if adds_dq(genes) else _query_pass(problem, genes, registers)
     return _row_terms(problem, genes), _key_blocks(problem, genes, registers), last
-
-
-def key_steps(problem: AttentionProblem, rows: int, keys: int) -> tuple[float, float, int]:
-    """(mean, most, count): tiles of `rows` queries of one head that blocks of `keys` keys go through, and how many
-    blocks a K/V head of one of `batches` has."""
-    if problem.blocks:
-        (mean, _), mask = blocks_of_rows(*problem.block_mask), parse_blocks(problem.blocks)
-        listed, count = mask.blocks(problem.band)
-        tiles = mean * listed / count * mask.rows / rows  # of a block of keys, in the mean
-        return tiles, max(tiles, 1.0), math.ceil(problem.seqlen_k / keys)
-    total, most, blocks = 0.0, 0, 0
-    lengths = Counter(problem.sequences)
-    for (queries, count), times in lengths.items():
-        band = problem.masking.band(queries, count)
-        for first in range(0, count, keys):
-            seen = band.queries(first, min(first + keys, count)) if queries else range(0)
-            tiles = math.ceil(seen.stop / rows) - seen.start // rows if seen else 0
-            total, most, blocks = total + times * tiles, max(most, tiles), blocks + times
-    blocks = max(1, blocks)
-    return total / blocks, float(most), max(1, round(blocks / (1 if problem.varlen else problem.batch)))
 
 
 def _row_terms(problem: AttentionProblem, genes: BackwardMmaGenes) -> LaunchWork:

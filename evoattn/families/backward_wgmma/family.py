@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
+from evoattn.families.backward import NULL, bias_gradient, bias_gradient_strides, shares_bias, strides_of
 from evoattn.families.backward_wgmma.genes import BackwardWgmmaGenes
 from evoattn.families.backward_wgmma.refusals import why_redundant, why_too_big, why_useless
 from evoattn.families.backward_wgmma.resources import (
@@ -22,9 +23,11 @@ from evoattn.families.backward_wgmma.resources import (
 from evoattn.families.backward_wgmma.work import launch_work
 from evoattn.families.base import Family, softmax_scale_log2
 from evoattn.families.flash_wgmma.text import wgmma_function
-from evoattn.families.tensor_tiles import tile_map
-from evoattn.families.variants import variant_constants
+from evoattn.families.row_blocks import batches, row_blocks
+from evoattn.families.tensor_tiles import sliding_map, tile_map, why_not_sliding
+from evoattn.families.variants import variant_args, variant_constants
 from evoattn.families.work import LaunchWork
+from evoattn.model.backward import TERM_GRADS, parse_grads
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.mask import FULL_AND_CAUSAL
@@ -49,7 +52,16 @@ class BackwardWgmma(Family):
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
     writes_lse: ClassVar[bool] = True
-    variants: ClassVar[tuple[str, ...]] = ("window", "value_dim")
+    variants: ClassVar[tuple[str, ...]] = (
+        "window",
+        "softcap",
+        "sink",
+        "alibi",
+        "bias",
+        "score",
+        "value_dim",
+        "varlen",
+    )
 
     def genes(self, config: KernelConfig) -> BackwardWgmmaGenes:
         return BackwardWgmmaGenes.of(config)
@@ -69,6 +81,10 @@ class BackwardWgmma(Family):
                 f"{MAX_SINGLE_DIM} it takes {MAX_HEAD_DIM}, where warpgroups share the dims in halves, beside "
                 f"{MAX_SINGLE_DIM} or {MAX_HEAD_DIM}."
             )
+        if reason := why_not_sliding(problem):
+            return reason
+        if not set(parse_grads(problem.grads)) <= set(TERM_GRADS):
+            return "backward_wgmma computes no gradients of tables."
         if problem.deterministic:
             return "backward_wgmma adds up dQ in the order in which its blocks run, which deterministic does not allow."
         return None
@@ -103,7 +119,9 @@ class BackwardWgmma(Family):
             "HEAD_DIM": problem.head_dim,
             "VALUE_DIM": problem.head_dim_v,
             **problem.masking.constants(),
-            **variant_constants(problem),
+            **variant_constants(problem, slope=True),
+            "BIAS_GRADIENT": "bias" in parse_grads(problem.grads),
+            "SINK_GRADIENT": "sinks" in parse_grads(problem.grads),
             "PRODUCER_WARPS": producer_warps(genes),
             "PRODUCER_REGISTERS": producer,
             "CONSUMER_REGISTERS": consumer,
@@ -126,16 +144,22 @@ class BackwardWgmma(Family):
             "WGMMA_DQ": wgmma_function("wgmma_dq", columns, dtype, False, b_transposed=True, a_transposed=True),
         }
 
+    def why_outdated(self, config: KernelConfig, source: str) -> str | None:
+        if "query_slots" not in source:
+            return "It is of before packed sequences and what is added to scores, and takes other arguments."
+        return super().why_outdated(config, source)
+
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         genes = self.genes(config)
-        tiles = math.ceil(problem.seqlen_q / genes.BLOCK_M)
+        m, n = genes.BLOCK_M, genes.BLOCK_N
+        tiles, sinks = row_blocks(problem, genes.BLOCK_M), "sinks" in parse_grads(problem.grads)
         ahead, row_block = lead(problem, genes, gpu.sm_count), (ROW_THREADS, 1, 1)
-        rows_grid = (tiles, ahead * problem.group_size, 1) if ahead else (tiles, problem.heads, problem.batch)
-        progress: KernelArg = Buffer("progress") if ahead else Scalar("int64", 0)
-        keys, heads, batch = key_blocks(problem, genes), problem.kv_heads, problem.batch
+        row_heads = (ahead * problem.group_size, 1) if ahead else (problem.heads, batches(problem))
+        progress: KernelArg = Buffer("progress") if ahead else NULL
+        keys, heads, batch = key_blocks(problem, genes), problem.kv_heads, batches(problem)
         grid = (heads, batch, keys) if genes.BLOCK_ORDER == "heads" else (keys, heads, batch)
         log_sums, deltas, dq_sums = map(Buffer, ("log_sums", "deltas", "dq_sums"))
-        dlse: KernelArg = Buffer("dlse") if problem.lse else Scalar("int64", 0)
+        dlse: KernelArg = Buffer("dlse") if problem.lse else NULL
         scale = Scalar("float32", problem.softmax_scale)
         sizes = _ints(problem.heads, problem.kv_heads, problem.seqlen_q, problem.seqlen_k)
         terms: tuple[KernelArg, ...] = (
@@ -143,44 +167,51 @@ class BackwardWgmma(Family):
             dlse,
             *(log_sums, deltas, dq_sums, progress),
             *_ints(problem.heads, problem.seqlen_q),
-            *_strides(problem, "o", "do"),
-            *_ints(units(problem), ahead, keys),
+            *strides_of(problem, "o", "do"),
+            *_ints(units(problem), ahead, keys, problem.seqlen_k),
+            bias_gradient(problem),
+            Scalar("int64", math.prod(problem.term_shapes["bias"]) if "bias" in parse_grads(problem.grads) else 0),
+            *variant_args(problem),
         )
+        by_tiles = sliding_map if problem.varlen else tile_map
         main: tuple[KernelArg, ...] = (
-            tile_map(problem, "q", genes.BLOCK_M),
-            tile_map(problem, "k", genes.BLOCK_N),
-            tile_map(problem, "v", genes.BLOCK_N),
-            tile_map(problem, "do", genes.BLOCK_M),
+            *(by_tiles(problem, name, rows) for name, rows in zip(("q", "k", "v", "do"), (m, n, n, m), strict=True)),
             *(log_sums, deltas, dq_sums, Buffer("dk"), Buffer("dv")),
             *sizes,
-            *_strides(problem, "dk", "dv"),
+            *strides_of(problem, "dk", "dv"),
             softmax_scale_log2(problem),
             scale,
-            *_ints(problem.masking.past or 0, problem.masking.ahead or 0),
             *(Buffer(name) for name in ("o", "do", "lse")),
             *(dlse, Buffer("dq"), progress),
-            *_strides(problem, "o", "do", "dq"),
-            *_ints(ahead),
+            *strides_of(problem, "o", "do", "dq"),
+            *_ints(ahead, tiles),
+            bias_gradient(problem),
+            *bias_gradient_strides(problem),
+            *variant_args(problem),
         )
         rows: tuple[KernelArg, ...] = (
             *(dq_sums, Buffer("dq")),
             *_ints(problem.heads, problem.seqlen_q),
-            *_strides(problem, "dq"),
+            *strides_of(problem, "dq"),
             scale,
-            *_ints((units(problem) - ahead) * problem.group_size if ahead else 0),
+            *_ints((units(problem) - ahead) * problem.group_size if ahead else 0, problem.seqlen_k),
+            *(log_sums, deltas, Buffer("dsinks") if sinks else NULL),
+            *_ints(batches(problem)),
+            *variant_args(problem),
         )
         smem = smem_bytes(problem, genes)
         return (
-            KernelLaunch("backward_wgmma_terms", rows_grid, row_block, 0, terms),
+            KernelLaunch("backward_wgmma_terms", (tiles, *row_heads), row_block, 0, terms),
             KernelLaunch(self.name, grid, (threads(genes), 1, 1), smem, main, overlaps=True),
-            KernelLaunch("backward_wgmma_rows", rows_grid, row_block, 0, rows, overlaps=True),
+            KernelLaunch("backward_wgmma_rows", (tiles + sinks, *row_heads), row_block, 0, rows, overlaps=True),
         )
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
         return scratch(problem, self.genes(config))
 
     def unordered(self, problem: AttentionProblem, config: KernelConfig) -> tuple[str, ...]:
-        return ("dq",) if key_blocks(problem, self.genes(config)) > 1 else ()
+        several = key_blocks(problem, self.genes(config)) > 1
+        return (*(("dq",) if several else ()), *(("dbias",) if shares_bias(problem) else ()))
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
         return launch_work(problem, self.genes(config), registers)
@@ -188,8 +219,3 @@ class BackwardWgmma(Family):
 
 def _ints(*numbers: int) -> tuple[Scalar, ...]:
     return tuple(Scalar("int32", number) for number in numbers)
-
-
-def _strides(problem: AttentionProblem, *tensors: str) -> tuple[Scalar, ...]:
-    """Of batches, heads and rows, in elements."""
-    return tuple(Scalar("int64", stride) for tensor in tensors for stride in problem.strides(tensor)[:3])

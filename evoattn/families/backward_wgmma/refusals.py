@@ -45,6 +45,8 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
         )
     if genes.PRODUCER == "warp" and (genes.DQ_SUM == "warp" or genes.ROW_WORK == "spare_warps"):
         return "DQ_SUM=warp and ROW_WORK=spare_warps need PRODUCER=warpgroup, which has warps to spare."
+    if genes.ROW_WORK == "spare_warps" and problem.varlen:
+        return "ROW_WORK=spare_warps takes no packed sequences, whose heads end at different times."
     if genes.ROW_WORK == "spare_warps" and genes.BLOCK_ORDER == "heads":
         return "ROW_WORK=spare_warps needs BLOCK_ORDER=keys: the heads come one after another."
     if genes.ROTATE and problem.causal:
@@ -79,7 +81,7 @@ def why_redundant(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str |
             )
     if genes.ROW_WORK == "spare_warps" and units(problem) == 1:
         return "ROW_WORK=spare_warps has nothing to do where there is one K/V head."
-    if genes.BLOCK_ORDER == "heads" and (key_blocks(problem, genes) == 1 or problem.kv_heads * problem.batch == 1):
+    if genes.BLOCK_ORDER == "heads" and (key_blocks(problem, genes) == 1 or units(problem) == 1):
         return "BLOCK_ORDER=heads is the order of keys where there is one head, or one tile of keys."
     if genes.ROTATE and (tiles == 1 or key_blocks(problem, genes) == 1):
         return "ROTATE needs several tiles of keys and of queries (BLOCK_M, BLOCK_N)."

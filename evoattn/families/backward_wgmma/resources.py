@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 
+from evoattn.families import backward
 from evoattn.families.backward_wgmma.genes import BackwardWgmmaGenes
 from evoattn.families.residency import register_cap
+from evoattn.families.row_blocks import batches, row_blocks
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES
+from evoattn.model.backward import parse_grads
 from evoattn.model.problem import AttentionProblem
 
 WARPGROUP, GROUP_KEYS = 128, 64
@@ -18,6 +21,10 @@ MAX_CONSUMER_REGISTERS = 240
 FIXED_REGISTERS = {"in_turn": 8, "dp_first": 24, "sums_first": 22, "softmax_first": 22}
 """Addresses, counters and terms of queries beside the arrays of `Fragments`, by ORDER: with in_turn S and dP are not
 both alive where most is. Fitted to 80 random configs compiled by ptxas 13.0."""
+
+
+BIAS_REGISTERS, BIAS_GRADIENT_REGISTERS, SLOPE_REGISTERS = 48, 24, 8
+"""Of places and bounds. Read off 24 configs compiled by ptxas 13.0."""
 
 
 def key_groups(genes: BackwardWgmmaGenes) -> int:
@@ -79,6 +86,12 @@ def registers_needed(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> in
     scores, dq = genes.BLOCK_M // genes.DIM_GROUPS // 2, dq_columns(problem, genes) // 2
     kept = (problem.head_dim + problem.head_dim_v) // genes.DIM_GROUPS // 2
     rounded = (scores // 2) * ((genes.P_PLACE == "registers") + (genes.DS_PLACE == "registers"))
+    wanted = parse_grads(problem.grads)
+    at_once = genes.P_PLACE == "registers" and "bias" not in wanted  # factors of the scores' gradients
+    if problem.own_score or (problem.softcap and (problem.alibi or problem.bias or not at_once)):
+        kept += scores
+    kept += SLOPE_REGISTERS * problem.alibi + BIAS_REGISTERS * bool(problem.bias)
+    kept += BIAS_GRADIENT_REGISTERS * ("bias" in wanted)
     if genes.ORDER == "dp_first":
         return kept + 2 * scores + max(dq, rounded) + FIXED_REGISTERS[genes.ORDER]
     return kept + scores + max(scores, dq) + rounded + FIXED_REGISTERS[genes.ORDER]
@@ -100,12 +113,12 @@ def smem_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
 
 def query_tiles(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     """Tiles of queries of all heads and batches."""
-    return math.ceil(problem.seqlen_q / genes.BLOCK_M) * problem.heads * problem.batch
+    return row_blocks(problem, genes.BLOCK_M) * problem.heads * batches(problem)
 
 
 def key_blocks(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
-    """Tiles of keys of a K/V head."""
-    return math.ceil(problem.seqlen_k / genes.BLOCK_N)
+    """Tiles of keys of a K/V head, or slots of packed sequences."""
+    return backward.key_blocks(problem, genes.BLOCK_N)
 
 
 def scratch(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, int]:
@@ -117,7 +130,7 @@ def scratch(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, i
 
 def units(problem: AttentionProblem) -> int:
     """K/V heads of all batches."""
-    return problem.kv_heads * problem.batch
+    return problem.kv_heads * batches(problem)
 
 
 def lead(problem: AttentionProblem, genes: BackwardWgmmaGenes, sms: int) -> int:

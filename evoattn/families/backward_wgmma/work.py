@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
+from evoattn.families.backward import key_steps
 from evoattn.families.backward_wgmma.genes import BackwardWgmmaGenes
 from evoattn.families.backward_wgmma.resources import (
     dq_columns,
-    key_blocks,
     lead,
     moved_registers,
     query_tiles,
@@ -19,7 +19,7 @@ from evoattn.families.backward_wgmma.resources import (
     whole_chunks,
 )
 from evoattn.families.residency import WARP
-from evoattn.families.work import LaunchWork, Step, tensor_bytes, up_to, variant_step
+from evoattn.families.work import LaunchWork, Step, bias_bytes, tensor_bytes, up_to, variant_step
 from evoattn.model.problem import AttentionProblem
 
 SCORE_OPERATIONS = 4.0
@@ -36,7 +36,7 @@ def launch_work(
     problem: AttentionProblem, genes: BackwardWgmmaGenes, registers: int
 ) -> tuple[LaunchWork, LaunchWork, LaunchWork]:
     """The terms of the queries, the main launch, the rows of dQ."""
-    steps, most = _steps(problem, genes)
+    mean, most, count = key_steps(problem, genes.BLOCK_M, genes.BLOCK_N)  # of one head
     groups, queries, keys = warpgroups(genes), genes.BLOCK_M, genes.BLOCK_N
     width, value_width = up_to(problem.head_dim, 16), up_to(problem.head_dim_v, 16)
     pairs, columns = queries * keys, whole_chunks(problem.head_dim)
@@ -58,8 +58,8 @@ def launch_work(
         loaded_bytes=tile_bytes + 2.0 * sums,
         waits=STEP_WAIT * (1.0 if genes.ORDER == "in_turn" else 0.6),
     )
-    extra = variant_step(problem, pairs)
-    blocks = key_blocks(problem, genes) * units(problem)
+    extra = variant_step(problem, pairs, packs=False)
+    blocks = count * units(problem)
     row_bytes = sum(_row_bytes(problem, genes, which) for which in ("terms", "rows"))
     inside = (1 - _outside(problem, genes)) * row_bytes * query_tiles(problem, genes) / blocks
     ends = Step(
@@ -76,32 +76,22 @@ def launch_work(
         smem_bytes(problem, genes),
         registers or registers_at_launch(genes),
         Step(*(a + b for a, b in zip(vars(step).values(), vars(extra).values(), strict=True))),
-        steps,
-        most,
+        mean * problem.group_size,
+        most * problem.group_size,
         ends,
         tensor="wgmma",
         longest_first=problem.causal and genes.BLOCK_ORDER == "heads",
         in_flight_bytes=float(tile_bytes * (min(genes.Q_STAGES, genes.DO_STAGES) - 1)),
-        read_bytes=tensor_bytes(problem, "q", "k", "v", "o"),
+        read_bytes=tensor_bytes(problem, "q", "k", "v", "o") + bias_bytes(problem),
         write_bytes=tensor_bytes(problem, "k", "v"),
         sweep_bytes=tensor_bytes(problem, "q", "o"),
-        sweepers=float(key_blocks(problem, genes)),
-        visits=float(key_blocks(problem, genes)),
-        heads_in_turn=problem.kv_heads * problem.batch if genes.BLOCK_ORDER == "heads" else 1.0,
+        sweepers=float(count),
+        visits=float(count),
+        heads_in_turn=units(problem) if genes.BLOCK_ORDER == "heads" else 1.0,
         overlaps=True,
         genes=_numbers(problem, genes),
     )
     return _rows(problem, genes, "terms"), main, _rows(problem, genes, "rows")
-
-
-def _steps(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> tuple[float, float]:
-    """(mean, most) tiles of queries that a block goes through, all heads of its group together."""
-    counts = []
-    for first in range(0, problem.seqlen_k, genes.BLOCK_N):
-        seen = problem.band.queries(first, min(first + genes.BLOCK_N, problem.seqlen_k))
-        tiles = math.ceil(seen.stop / genes.BLOCK_M) - seen.start // genes.BLOCK_M if seen else 0
-        counts.append(tiles * problem.group_size)
-    return sum(counts) / len(counts), float(max(counts))
 
 
 def _rows(problem: AttentionProblem, genes: BackwardWgmmaGenes, which: str) -> LaunchWork:

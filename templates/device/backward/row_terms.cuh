@@ -14,7 +14,11 @@ template <typename Element, int ROWS, int DIM, int THREADS, bool FOR_WGMMA = fal
   static constexpr int ROWS_BESIDE = THREADS / LANES;
   static_assert(ROWS % (32 / LANES) == 0, "whole warps");
 
-  // Pointers are to the tile's first row; `dlse_gmem` may be null.
+  // Of a tile without rows, of which there are some among packed sequences.
+  static __device__ __forceinline__ void write_none(float* log_sums_gmem, float* deltas_gmem) {
+    for (int i = threadIdx.x; i < ROWS; i += THREADS) log_sums_gmem[i] = -NEGATIVE_INFINITY, deltas_gmem[i] = 0.f;
+  }
+  // Pointers are to the tile's first row, of which there is one at least; `dlse_gmem` may be null.
   static __device__ __forceinline__ void write(float* log_sums_gmem, float* deltas_gmem, const Element* o_gmem,
                                                int64_t o_row_stride, const Element* do_gmem, int64_t do_row_stride,
                                                const float* lse_gmem, const float* dlse_gmem, int rows,

@@ -56,4 +56,13 @@ template <class Tiles, int ROWS, int STAGES> struct TileRing {
       look_up(row);
     }
   }
+  // The same from key `key` of a sequence on, wherever its keys lie: in pages, in rows that end before row `end` of a
+  // head, or in a batch.
+  template <bool PAGED, bool SLIDING, int PARTS = 1>
+  __device__ __forceinline__ void load_keys(const RingPosition<STAGES>& at, int key, const KeyPages& pages, int end,
+                                            int head, int batch, int part = 0) const {
+    if constexpr (PAGED) load_paged<PARTS>(at, pages, key, head, part);
+    else if constexpr (SLIDING) load_sliding(at, key, pages.keys, end, head);
+    else load(at, key, head, batch);
+  }
 };

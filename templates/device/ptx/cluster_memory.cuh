@@ -1,4 +1,4 @@
-// cluster_memory.cuh: blocks of a cluster read each other's shared memory (sm_90).
+// cluster_memory.cuh: blocks of a cluster read and write each other's shared memory (sm_90).
 #include "device/ptx/element.cuh"
 
 // A barrier of all threads of all blocks of the cluster, in whole warps: what was written before it is visible after it
@@ -14,6 +14,15 @@ __device__ __forceinline__ void cluster_sync() {
   cluster_wait_acquire();
 }
 
+// Into any block of the cluster, at an address from `cluster_address`.
+__device__ __forceinline__ void store_cluster(uint32_t address, float4 x) {
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(x.x), "f"(x.y), "f"(x.z),
+               "f"(x.w)
+               : "memory");
+}
+__device__ __forceinline__ void store_cluster(uint32_t address, float2 x) {
+  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x.x), "f"(x.y) : "memory");
+}
 // 16 bytes of any block of the cluster, at an address from `cluster_address`.
 __device__ __forceinline__ float4 load_cluster_16(uint32_t address) {
   float4 x;

@@ -208,17 +208,20 @@ __device__ __forceinline__ float row_sum(const RowState& state, int row) {
   return sum;
 }
 
-// log Σ_j e^(score_j) = (shift + log2 Σ_j 2^(s_j - shift)) · ln 2 of rows g and g + 8; -inf for no key, whose shift is
-// finite. Of rows 0 and 8 from g on: `head(row)`, `lse_gmem(row)`, where it goes, and whether it `exists(row)`.
+// log Σ_j e^(score_j) = (shift + log2 Σ_j 2^(s_j - shift)) · ln 2 of a row; -inf for no key, whose shift is finite.
+__device__ __forceinline__ float log_sum(float shift, float sum) {
+  constexpr float LN_2 = 0.693147180559945309f;
+  return (shift + __log2f(sum)) * LN_2;
+}
+// Those of rows 0 and 8 from g on: `head(row)`, `lse_gmem(row)`, where it goes, and whether it `exists(row)`.
 template <class Terms, typename Head, typename Place, typename Exists>
 __device__ __forceinline__ void log_sums_to_global(const RowState& state, const Terms& terms, Head head, Place lse_gmem,
                                                    Exists exists, int lane) {
-  constexpr float LN_2 = 0.693147180559945309f;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     float shift = state.shift[i], sum = row_sum(state, i);
     if constexpr (Terms::SINK) terms.add_sink(shift, sum, head(8 * i));
-    if (lane % 4 == 0 && exists(8 * i)) *lse_gmem(8 * i) = (shift + __log2f(sum)) * LN_2;
+    if (lane % 4 == 0 && exists(8 * i)) *lse_gmem(8 * i) = log_sum(shift, sum);
   }
 }
 

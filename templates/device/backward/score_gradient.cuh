@@ -4,7 +4,9 @@
 #include "device/score.cuh"
 
 template <typename Element, bool SOFTCAP, bool ALIBI, bool BIAS, class Own> struct ScoreGradient {
-  static constexpr bool MAY_BE_NONE = Own::GIVEN;  // the factor where a score is hidden may be no number
+  static constexpr bool OF_RESULT = SOFTCAP && !ALIBI && !BIAS && !Own::GIVEN;  // the changed score says the factor
+  static constexpr bool FACTORED = SOFTCAP || Own::GIVEN;                       // the factor is not 1
+  static constexpr bool MAY_BE_NONE = Own::GIVEN;  // where a score is hidden the factor may be no number
   float score_scale, term_unit, slope;             // see VariantArguments; the slope times term_unit
   const Element* bias_gmem;                        // of the head: [queries, keys]
   int64_t bias_row_stride;
@@ -24,6 +26,8 @@ template <typename Element, bool SOFTCAP, bool ALIBI, bool BIAS, class Own> stru
       bias_row_stride = terms.given.bias_row_stride;
     }
   }
+  // OF_RESULT; 0 of a score that is hidden since.
+  static __device__ __forceinline__ float factor_of(float changed) { return 1.f - fminf(changed * changed, 1.f); }
   // The score before the kernel scales it, and what an expression makes it of. Returns the factor of its gradient.
   __device__ __forceinline__ float change(float& score, float& before, int query, int key) const {
     float factor = 1.f;

@@ -1,0 +1,63 @@
+"""What the families of the backward pass have in common."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from evoattn.model.backward import parse_grads
+from evoattn.model.block_list import blocks_of_rows, parse_blocks
+from evoattn.model.launch import Buffer, KernelArg, Scalar
+from evoattn.model.problem import AttentionProblem
+
+NULL = Scalar("int64", 0)
+"""In place of a buffer."""
+
+
+def strides_of(problem: AttentionProblem, *tensors: str) -> tuple[KernelArg, ...]:
+    """Of batches, heads and rows, in elements."""
+    return tuple(Scalar("int64", stride) for t in tensors for stride in problem.strides(t)[:3])
+
+
+def bias_gradient(problem: AttentionProblem) -> KernelArg:
+    """The buffer of the bias's gradient, in float32, if it is wanted."""
+    return Buffer("dbias") if "bias" in parse_grads(problem.grads) else NULL
+
+
+def bias_gradient_strides(problem: AttentionProblem) -> tuple[KernelArg, ...]:
+    """Of batches, heads and rows; it is contiguous, however the bias lies."""
+    batch, heads, rows, row = problem.term_shapes["bias"] if "bias" in parse_grads(problem.grads) else (1, 1, 0, 0)
+    strides = heads * rows * row * (batch > 1), rows * row * (heads > 1), row
+    return tuple(Scalar("int64", stride) for stride in strides)
+
+
+def shares_bias(problem: AttentionProblem) -> bool:
+    """Whether the gradient of the bias is wanted and batches or heads add to the same numbers of it."""
+    return "bias" in parse_grads(problem.grads) and problem.bias != "bhs"
+
+
+def key_blocks(problem: AttentionProblem, keys: int) -> int:
+    """Tiles of `keys` keys of one head of one of `batches`; of packed sequences slots, as `row_blocks` has them."""
+    if problem.varlen:
+        return problem.shape("k")[2] // keys + problem.batch
+    return math.ceil(problem.seqlen_k / keys)
+
+
+def key_steps(problem: AttentionProblem, rows: int, keys: int) -> tuple[float, float, int]:
+    """(mean, most, count): tiles of `rows` queries of one head that blocks of `keys` keys go through, and how many
+    blocks a K/V head of one of `batches` has."""
+    if problem.blocks:
+        (mean, _), mask = blocks_of_rows(*problem.block_mask), parse_blocks(problem.blocks)
+        listed, count = mask.blocks(problem.band)
+        tiles = mean * listed / count * mask.rows / rows  # of a block of keys, in the mean
+        return tiles, max(tiles, 1.0), math.ceil(problem.seqlen_k / keys)
+    total, most, blocks = 0.0, 0, 0
+    lengths = Counter(problem.sequences)
+    for (queries, count), times in lengths.items():
+        band = problem.masking.band(queries, count)
+        for first in range(0, count, keys):
+            seen = band.queries(first, min(first + keys, count)) if queries else range(0)
+            tiles = math.ceil(seen.stop / rows) - seen.start // rows if seen else 0
+            total, most, blocks = total + times * tiles, max(most, tiles), blocks + times
+    blocks = max(1, blocks)
+    return total / blocks, float(most), max(1, round(blocks / (1 if problem.varlen else problem.batch)))
