@@ -32,6 +32,12 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(_INTEGERS[tensor.element_size()])
 
 
+def unwritten(tensor: torch.Tensor) -> torch.Tensor:
+    """Which elements of an output still hold `POISON_BYTE`s. Of whole numbers none is known to: all bits are values."""
+    found = bits(tensor) == UNWRITTEN
+    return found if tensor.is_floating_point() else torch.zeros_like(found)
+
+
 @dataclass(frozen=True)
 class Layout:
     """One output of a problem: logical shape, strides in elements (together they cover all elements), dtype."""

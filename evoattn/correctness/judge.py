@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 
 import torch
 
-from evoattn.correctness.arena import UNWRITTEN, bits
+from evoattn.correctness.arena import bits, unwritten
 from evoattn.correctness.reference import FP32_RELATIVE, Answer, Exact
 
 LEAST_ROWS, LEANS, DEVIATIONS = 40, 0.15, 4.0
@@ -81,7 +81,7 @@ def _judge_values(out: torch.Tensor, answer: Exact) -> tuple[str, float]:
     difference = out.to(answer.values.dtype) - answer.values
     missing, nan, largest, rms = torch.stack(
         [
-            (bits(out) == UNWRITTEN).sum().double(),
+            unwritten(out).sum().double(),
             torch.isnan(out).sum().double(),
             difference.abs().max().double(),
             difference.double().square().mean().sqrt(),
@@ -125,7 +125,7 @@ def _judge_logarithms(lse: torch.Tensor, answer: Exact) -> tuple[str, float]:
     unseen = exact == -math.inf
     missing, nan, misplaced, error = torch.stack(
         [
-            (bits(lse) == UNWRITTEN).sum().double(),
+            unwritten(lse).sum().double(),
             torch.isnan(lse).sum().double(),
             ((lse == -math.inf) != unseen).sum().double(),
             (lse.double() - exact).masked_fill(unseen, 0).abs().max(),
@@ -155,15 +155,15 @@ def first_wrong(outputs: Mapping[str, torch.Tensor], answer: Answer) -> str:
 def _first(out: torch.Tensor, name: str, answer: Exact) -> str:
     exact, allowed = answer.values, answer.allowed_error
     got = out.to(exact.dtype)
-    unwritten = bits(out) == UNWRITTEN
+    missing = unwritten(out)
     close = (got - exact).abs() <= allowed
-    wrong = unwritten | ~(close | (got == exact))  # equal infinities differ by NaN
+    wrong = missing | ~(close | (got == exact))  # equal infinities differ by NaN
     places = wrong.nonzero()
     if not len(places):
         return ""
     index = tuple(places[0].tolist())
     where = ", ".join(f"{dim} {i}" for dim, i in zip(answer.dims, index, strict=False))
-    what = "was never written" if unwritten[index] else f"is {got[index].item():.6g}"
+    what = "was never written" if missing[index] else f"is {got[index].item():.6g}"
     return (
         f"The first wrong element, {name}{list(index)} ({where}), {what}; right is {exact[index].item():.6g} "
         f"± {allowed:.2g}. {len(places)} of {out.numel()} elements are wrong."

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from evoattn.backends.base import QueuedBackend
-from evoattn.correctness.arena import BANDS, UNWRITTEN, Arena, Layout, bits
+from evoattn.correctness.arena import BANDS, Arena, Layout, unwritten
 from evoattn.correctness.cases import Case
 from evoattn.correctness.reference import first
 from evoattn.correctness.validate import output_layouts, run_case
@@ -42,7 +42,7 @@ class _Rows:
 
     def spoilt(self, rows: torch.Tensor) -> torch.Tensor:
         """How many elements of each row were never written, or are NaN."""
-        return (((bits(rows) == UNWRITTEN) | rows.isnan()) & self.valid).sum(1).double()
+        return ((unwritten(rows) | rows.isnan()) & self.valid).sum(1).double()
 
     def errors(self, rows: torch.Tensor) -> torch.Tensor:
         """Of each row the largest error and the root of the mean square, `[2, rows]`; NaN where an element is."""

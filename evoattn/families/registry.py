@@ -15,6 +15,7 @@ from evoattn.families.large_head.family import LargeHead
 from evoattn.families.large_head_mma.family import LargeHeadMma
 from evoattn.families.latent_wgmma.family import LatentWgmma
 from evoattn.families.merge_parts.family import MergeParts
+from evoattn.families.quantize.family import Quantize
 from evoattn.families.split_kv.family import SplitKv
 from evoattn.families.three_kernel.family import ThreeKernel
 from evoattn.model.errors import WrongUse
@@ -43,6 +44,7 @@ FAMILIES: dict[str, Family] = {
         BackwardScalar(),
         BackwardWgmma(),
         MergeParts(),
+        Quantize(),
     )
 }
 

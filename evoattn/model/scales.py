@@ -56,6 +56,6 @@ def why_no_scales(problem: Any) -> str:
         return f"scales={problem.scales}: only numbers of 8 bits have scales; write kv=e4m3 too, or take scales out."
     if problem.kv and not DTYPES[problem.dtype].on_tensor_cores:
         return f"kv={problem.kv}: K and V of 8 bits go with queries of 16 bits; write dtype=bf16 or fp16."
-    if eight and problem.op != "forward":
+    if eight and problem.op == "backward":
         return f"op={problem.op} takes no numbers of 8 bits; take kv out, and write dtype=bf16 or fp16."
     return ""

@@ -12,13 +12,12 @@ from evoattn.ops import current, shapes
 from evoattn.ops.arguments import Causal, cap_of, mask_of, require_flags, scale_of, window_of
 from evoattn.ops.attention import attend
 from evoattn.ops.call import ANSWERS, E4M3, Answer, Call, behind, terms_of
+from evoattn.ops.quantize import Wanted, quantize
 from evoattn.ops.runtime import NoKernel
 from evoattn.ops.torch_modes import is_ordinary
 
 WIDEST = 128
 """head_dim of V up to which a kernel of 8 bits is the faster one: with more, sums in fp32 leave it no room."""
-LARGEST = 448.0
-"""The largest number of e4m3."""
 Scale = Tensor | float | None
 """One for all, or `[batch, kv_heads]`; None is 1."""
 
@@ -70,11 +69,9 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
             raise ValueError(f"descales belong to tensors of float8_e4m3fn; these are {query.dtype}.")
         if smooth_k and limit:
             raise ValueError("smooth_k goes with no softcap: a cap does not change all scores of a query alike.")
-        means = key.mean(2, keepdim=True, dtype=torch.float32) if smooth_k else None
-        if means is not None:
-            correction = _lse_correction(query, means, scale_of(scale)) if return_lse else None
-            key = (key - means).to(key.dtype)
-        given = quantised(query, key, value)
+        given, mean = quantised(query, key, value, smooth_k)
+        if mean is not None and return_lse:
+            correction = _lse_correction(query, mean, scale_of(scale))
     call = Call(
         given.query,
         given.key,
@@ -107,18 +104,13 @@ class Quantised:
     v_scale: Tensor
 
 
-def quantised(query: Tensor, key: Tensor, value: Tensor) -> Quantised:
-    """Tensors of 16 or 32 bits in e4m3, with a scale for each K/V head of each batch."""
+def quantised(query: Tensor, key: Tensor, value: Tensor, smooth: bool = False) -> tuple[Quantised, Tensor | None]:
+    """Tensors of 16 or 32 bits in e4m3, with a scale for each K/V head of each batch; with `smooth` of keys less the
+    mean of those of their head, which is the second."""
     kv_heads = key.shape[1]
-    made, scales = [], []
-    for tensor in (query, key, value):
-        largest = torch.linalg.vector_norm(tensor, torch.inf, (2, 3)).unflatten(1, (kv_heads, -1)).amax(2).float()
-        inverse = torch.where(largest > 0, LARGEST / largest, 1.0).clamp(max=torch.finfo(tensor.dtype).max / 2)
-        inverse = inverse.to(tensor.dtype)  # of which the scale is made, so that its rounding costs nothing
-        of_heads = inverse.repeat_interleave(tensor.shape[1] // kv_heads, 1)[:, :, None, None]
-        made.append((tensor * of_heads).to(E4M3))  # at most 450, which is rounded to 448
-        scales.append(inverse.float().reciprocal())
-    return Quantised(*made, *scales)
+    plain = Wanted(E4M3, "head", kv_heads)
+    q, k, v = quantize(query, plain), quantize(key, replace(plain, smooth=smooth)), quantize(value, plain)
+    return Quantised(q.numbers, k.numbers, v.numbers, q.scale, k.scale, v.scale), k.mean
 
 
 def _require(query: Tensor, key: Tensor, value: Tensor) -> None:

@@ -13,6 +13,7 @@ from evoattn.families.base import SOFTMAX_SCALE_LOG2, Family
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import KernelLaunch, Scalar
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.quantize import QUANTIZE_OPERATIONS
 from evoattn.model.space import KernelConfig
 from evoattn.ops.call import StridedProblem
 
@@ -62,6 +63,11 @@ class Choice:
     @property
     def name(self) -> str:
         return f"{self.family.name} {self.config.describe()}"
+
+    @property
+    def instead(self) -> str:
+        """What runs where this kernel cannot."""
+        return "PyTorch's expression" if self.problem.op in QUANTIZE_OPERATIONS else "SDPA"
 
     @property
     def key(self) -> KernelKey:

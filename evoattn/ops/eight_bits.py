@@ -1,9 +1,9 @@
-"""K and V of 8 bits in calls: their scales as kernels read them, what torch makes of them, and how they are made."""
+"""K and V of 8 bits in calls: their scales as kernels read them, and what torch makes of them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -132,40 +132,3 @@ def _of_pages(scale: Tensor | None, places: Tensor, table: Tensor) -> Tensor:
 def _of_rows(scale: Tensor | None, sequence: Tensor) -> Tensor:
     assert scale is not None
     return scale if scale.dim() == 3 or len(scale) == 1 else scale[sequence].T[None]
-
-
-def quantize_kv(
-    key: Tensor,
-    value: Tensor,
-    dtype: torch.dtype = torch.float8_e4m3fn,
-    granularity: Literal["tensor", "head", "token"] = "tensor",
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(key, value, k_scale, v_scale): numbers of 8 bits in the order of memory of the tensors that they stand for, and
-    the scales that `evoattn.attention` takes beside them.
-
-    Shapes: key and value `[batch, kv_heads, seqlen_k, head_dim]`, of float16, bfloat16 or float32. A scale is the
-    largest magnitude over the largest number of `dtype` (448 of float8_e4m3fn, 57344 of float8_e5m2, 127 of int8), 1
-    where all are 0: of each tensor `[1]`, of each head of each batch `[batch, kv_heads]`, of each row of each head
-    `[batch, kv_heads, seqlen_k]`, float32. Numbers are rounded to the nearest. Raises `ValueError` for another dtype or
-    granularity, and for tensors of other dimensions.
-    """
-    if dtype not in EIGHT_BITS:
-        known = ", ".join(str(one).removeprefix("torch.") for one in EIGHT_BITS)
-        raise ValueError(f"dtype must be one of {known}, not {dtype}.")
-    if granularity not in ("tensor", "head", "token"):
-        raise ValueError(f"granularity must be 'tensor', 'head' or 'token', not {granularity!r}.")
-    if key.dim() != 4 or value.dim() != 4:
-        raise ValueError(f"key and value must have four dimensions, not {key.dim()} and {value.dim()}.")
-    (k, k_scale), (v, v_scale) = (_quantized(tensor, dtype, granularity) for tensor in (key, value))
-    return k, v, k_scale, v_scale
-
-
-def _quantized(tensor: Tensor, dtype: torch.dtype, granularity: str) -> tuple[Tensor, Tensor]:
-    largest, wide = DTYPES[EIGHT_BITS[dtype]].largest, tensor.float()
-    over = {"tensor": (0, 1, 2, 3), "head": (2, 3), "token": (3,)}[granularity]
-    sizes = wide.abs().amax(over, keepdim=True)
-    scale = torch.where(sizes > 0, sizes / largest, 1.0)
-    numbers = (wide / scale).clamp(-largest, largest)
-    numbers = numbers.round() if not dtype.is_floating_point else numbers
-    kept = scale.flatten() if granularity == "tensor" else scale.squeeze(over)
-    return numbers.to(dtype), kept

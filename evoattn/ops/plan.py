@@ -12,13 +12,14 @@ from torch import Tensor
 
 from evoattn.backends.base import LaunchError
 from evoattn.model import forks
+from evoattn.model.launch import KernelLaunch
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops import selftest
 from evoattn.ops.arguments import ALIGNMENT, Reader
 from evoattn.ops.call import Call
 from evoattn.ops.choice import Choice, KernelKey, Refusal
 from evoattn.ops.cubins import Cubin
-from evoattn.ops.kernel import TERMS, LaunchArguments, LoadedKernel, own_tables, scratch_places, tensor_places
+from evoattn.ops.kernel import TERMS, LaunchArguments, LoadedKernel, Place, own_tables, scratch_places, tensor_places
 from evoattn.ops.platform import NO_CONTEXT, Platform
 from evoattn.ops.room import sequences_of
 
@@ -182,7 +183,7 @@ class CallPlan:
                 self._stream = stream
             for launch in self.launches:
                 if status := self._platform.launch(launch.config, launch.function, launch.arguments, None):
-                    self._try_again(launch, status)
+                    launch_again(self._platform, self.index, launch, status)
         return ""
 
     def _bind(self, call: Call, addresses: tuple[int, ...]) -> None:
@@ -206,13 +207,14 @@ class CallPlan:
                 places[which] = term.data_ptr() or FREED
         return read, places
 
-    def _try_again(self, launch: LaunchArguments, status: int) -> None:
-        """A thread's first launch may find no context; every other failure raises `LaunchError`."""
-        if status in NO_CONTEXT:
-            self._platform.make_context_current(self.index)
-            status = self._platform.launch(launch.config, launch.function, launch.arguments, None)
-        if status:
-            raise LaunchError(f"The launch of {launch.kernel} failed: {self._platform.describe(status)}.")
+
+def launch_again(platform: Platform, index: int, launch: LaunchArguments, status: int) -> None:
+    """A thread's first launch may find no context; every other failure raises `LaunchError`."""
+    if status in NO_CONTEXT:
+        platform.make_context_current(index)
+        status = platform.launch(launch.config, launch.function, launch.arguments, None)
+    if status:
+        raise LaunchError(f"The launch of {launch.kernel} failed: {platform.describe(status)}.")
 
 
 class Kernels:
@@ -251,11 +253,21 @@ class Kernels:
         self, choice: Choice, index: int, scale: float | None, readers: tuple[Reader | None, ...]
     ) -> CallPlan | Refusal:
         """The plan of a chosen kernel on a device: compiles, loads and checks it at first use, never in a capture."""
+        ready = self.ready(choice, index, choice.launches(scale), tensor_places(choice.problem))
+        if isinstance(ready, Refusal):
+            return ready
+        return CallPlan(choice, *ready, readers, self._platform)
+
+    def ready(
+        self, choice: Choice, index: int, launches: tuple[KernelLaunch, ...], tensors: dict[str, Place]
+    ) -> tuple[LoadedKernel, tuple[LaunchArguments, ...], tuple[int, int, Scratch]] | Refusal:
+        """A chosen kernel with its launches bound to the places of `tensors` and of scratch memory, the bytes of that
+        memory and of that which is zeroed, and who has it. Compiles, loads and checks as `prepare` does."""
         with self._lock:
-            problem, launches, key = choice.problem, choice.launches(scale), (index, choice.key)
+            problem, key = choice.problem, (index, choice.key)
             kernel = self._loaded.get(key)
             if (kernel is None or not kernel.holds(launches)) and self._platform.capturing():
-                self.say(f"SDPA was captured for {problem.as_searched.describe()}: {COLD}")
+                self.say(f"{choice.instead} was captured for {problem.as_searched.describe()}: {COLD}")
                 return Refusal(COLD)
             if failure := self._failure(key):
                 return Refusal(failure)
@@ -265,8 +277,7 @@ class Kernels:
                     return Refusal(kernel.failure)
                 workspace = choice.family.workspace(problem, choice.config, choice.gpu)
                 places, scratch_bytes, zeroed_bytes = scratch_places(workspace)
-                places |= tensor_places(problem)
-                bound = kernel.bound(launches, places)
+                bound = kernel.bound(launches, places | tensors)
             except Exception as error:  # no compiler, no memory, a driver that refuses …: a model must go on
                 words = str(error).strip().splitlines() or [type(error).__name__]
                 reason = f"{choice.family.name} {choice.config.describe()} failed: {words[0].rstrip('.')}"
@@ -275,12 +286,11 @@ class Kernels:
                 else:
                     kernel.failure = reason
                 self._lost()
-                self.say(f"{reason}; SDPA runs")
+                self.say(f"{reason}; {choice.instead} runs")
                 return Refusal(reason)
             if kernel.failure:  # meanwhile, in a launch of another thread
                 return Refusal(kernel.failure)
-            memory = scratch_bytes, zeroed_bytes, self._scratch
-            return CallPlan(choice, kernel, bound, memory, readers, self._platform)
+            return kernel, bound, (scratch_bytes, zeroed_bytes, self._scratch)
 
     def _load(self, choice: Choice, key: tuple[int, KernelKey]) -> LoadedKernel:
         """The kernel, loaded on the device and checked there. Raises what compiling, loading and checking raise."""
@@ -289,7 +299,7 @@ class Kernels:
         self._loaded[key] = kernel
         if kernel.failure:
             self._lost()
-            self.say(f"{kernel.failure}; it is never used here, SDPA runs")
+            self.say(f"{kernel.failure}; it is never used here, {choice.instead} runs")
         return kernel
 
     def say(self, what: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -83,6 +83,8 @@ class Runtime:
         """The same of calls that want gradients."""
         self.served: dict[Known, bool] = {}
         """What integrations have found out of whether a kernel serves calls to come; `forget` replaces it likewise."""
+        self.quantizers: dict[Known, Any] = {}
+        """The same of tensors that are quantised: see `quantize.py`."""
         self._kernels = Kernels(platform, folder, build, self.forget) if platform else None
         self._lock = forks.Lock()
         forks.tell(self)
@@ -95,7 +97,12 @@ class Runtime:
 
     def forget(self) -> None:
         """Decide every call anew, those too that another thread is deciding; loaded kernels stay loaded."""
-        self.plans, self._trainings, self.served, self._unraced = {}, {}, {}, {}
+        self.plans, self._trainings, self.served, self._unraced, self.quantizers = {}, {}, {}, {}, {}
+
+    @property
+    def loader(self) -> Kernels | None:
+        """What loads kernels and knows those that are; None where there is no device."""
+        return self._kernels
 
     def attend(self, call: Call) -> Answer:
         """The answer, and with `return_lse` the log-sum-exp beside it; tensors are ordinary ones, outside of any trace,

@@ -79,7 +79,7 @@ def prove(choice: Choice, cubin: Cubin, kernel: LoadedKernel, platform: Platform
     Raises what says nothing of the kernel: `LaunchError` where the driver refuses something, torch's errors where there
     is no memory, `ContextLost` where the context was lost before.
     """
-    from evoattn.correctness.cases import device_cases, make_case  # what a kernel with a record does not need
+    from evoattn.correctness.cases import make_case, proof_of  # what a kernel with a record does not need
     from evoattn.correctness.validate import check
     from evoattn.families.built import BuiltKernel
     from evoattn.model.records import CompiledKernel, CompileInfo
@@ -89,7 +89,8 @@ def prove(choice: Choice, cubin: Cubin, kernel: LoadedKernel, platform: Platform
     platform.synchronize(kernel.index)  # a fault in what was enqueued before is not this kernel's
     try:
         with platform.guard(kernel.index), torch.no_grad(), torch.autocast(platform.device_type, enabled=False):
-            for name, shape, kind in device_cases(choice.problem.as_searched):
+            problem = choice.problem.as_searched
+            for name, shape, kind in proof_of(problem).device_cases(problem):
                 if name in CASES:
                     case = make_case(name, shape, SEED, backend.device, kind, double=True)
                     result = check(backend, built, case, repeat=name == CASES[-1])

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import torch
 
-from evoattn.correctness.arena import UNWRITTEN, Arena, bits
+from evoattn.correctness.arena import Arena, bits, unwritten
 from evoattn.correctness.judge import order_error
 
 
@@ -36,9 +36,9 @@ class ReplayWatch:
         self.replays += 1
         if self.expected is not None:
             wrong = [self._is_wrong(name, out, self.expected[name]) for name, out in self._outputs]
-            unwritten = [(out == UNWRITTEN).any() for _, out in self._outputs]
+            missing = [unwritten(self._arena.outputs[name]).any() for name, _ in self._outputs]
             changed = [(bits(now) != bits(original)).any() for now, original in self._arena.inputs.values()]
-            self._counts += torch.stack(wrong + unwritten + changed)
+            self._counts += torch.stack(wrong + missing + changed)
 
     def _is_wrong(self, name: str, out: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
         """Bool scalar on the device; `out` are the bits of the output."""
@@ -50,13 +50,13 @@ class ReplayWatch:
     def fault(self) -> str:
         """What the replays did wrong, in one sentence; waits for them."""
         counts, outputs = self._counts.tolist(), len(self._outputs)
-        wrong, unwritten = max(counts[:outputs]), max(counts[outputs : 2 * outputs])
+        wrong, missing = max(counts[:outputs]), max(counts[outputs : 2 * outputs])
         changed = max(counts[2 * outputs :], default=0)
         if changed:
             return f"{changed} of {self.replays} timed replays changed the inputs."
-        if unwritten:
+        if missing:
             return (
-                f"{unwritten} of {self.replays} timed replays left outputs unwritten: "
+                f"{missing} of {self.replays} timed replays left outputs unwritten: "
                 "the kernel does less work when it is timed."
             )
         if wrong:

@@ -113,7 +113,8 @@ def test_a_decoding_problem_costs_at_least_what_its_keys_and_values_take_memory(
 def test_more_work_costs_more():
     compared = set()
     problems = {name: lookup(name) for name in PROBLEMS}
-    few = {"backward": lookup("seed_h100").with_(op="backward"), "eight bits": lookup("fp8_d128_16k")}
+    few = {op: lookup("seed_h100").with_(op=op) for op in ("backward", "quantize")}
+    few["eight bits"] = lookup("fp8_d128_16k")
     problems |= few
     for name, problem in problems.items():
         for config in candidates(problem, H100)[:: 1 if name in few else 7]:

@@ -52,7 +52,7 @@ def test_sizes_of_values_do_not_matter(dtype):
 
 def test_numbers_stand_for_themselves_times_their_scales():
     q, k, v = tensors()
-    given = quantised(q, k, v)
+    given, _ = quantised(q, k, v)
     assert given.query.dtype == E4M3 and given.q_scale.shape == (B, HKV)
     words = dict(q_descale=given.q_scale, k_descale=given.k_scale, v_descale=given.v_scale)
     out = evoattn.attention_fp8(given.query, given.key, given.value, **words)
@@ -68,7 +68,7 @@ def test_numbers_stand_for_themselves_times_their_scales():
 
 
 def test_one_scale_is_a_number_a_tensor_or_one_for_each_head():
-    given = quantised(*tensors())
+    given, _ = quantised(*tensors())
     call = lambda scale: evoattn.attention_fp8(given.query, given.key, given.value, k_descale=scale, v_descale=0.5)
     for same in (torch.tensor([0.01]), torch.full((B, HKV), 0.01)):
         assert torch.equal(call(0.01), call(same))
@@ -85,7 +85,7 @@ def test_keys_less_their_mean_cost_less_of_the_range():
 
 @pytest.mark.parametrize("per_head", [False, True])
 def test_a_kernel_gets_all_that_it_names(per_head):
-    given = quantised(*tensors())
+    given, _ = quantised(*tensors())
     scales = [s if per_head else s[:1, :1] for s in (given.q_scale, given.k_scale, given.v_scale)]
     call = Call(
         given.query, given.key, given.value, enable_gqa=True, return_lse=True, q_scaled=True,

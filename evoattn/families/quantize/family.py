@@ -1,0 +1,144 @@
+"""Tensors of 16 bits as numbers of 8 bits with scales: a launch over parts of heads, or two where a scale is of more
+than a part."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+from evoattn.families.base import Family
+from evoattn.families.quantize.genes import QuantizeGenes
+from evoattn.families.work import LaunchWork, Step
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.launch import STATIC_SMEM_LIMIT, Buffer, KernelArg, KernelLaunch, Scalar
+from evoattn.model.mask import FULL_AND_CAUSAL
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.quantize import QUANTIZE_OPERATIONS, SMOOTH, number_of
+from evoattn.model.scales import PER_TOKEN
+from evoattn.model.space import KernelConfig
+
+MAX_HEAD_DIM = 1024
+SIZES = "sizes"
+"""The scratch buffer of what parts of heads have: the largest magnitude, or of each column least, most and sum."""
+WARP = 32
+
+
+class Quantize(Family):
+    """The `Family` of `templates/quantize.cu.j2`. The mask and the number of keys change nothing."""
+
+    name: ClassVar[str] = "quantize"
+    summary: ClassVar[str] = "Numbers of 8 bits and their scales, of tensors of 16 bits."
+    devices: ClassVar[str] = "any GPU, sm_80 and newer"
+    operations: ClassVar[tuple[str, ...]] = QUANTIZE_OPERATIONS
+    dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
+    masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
+    variants: ClassVar[tuple[str, ...]] = ("kv", "scales")
+
+    def genes(self, config: KernelConfig) -> QuantizeGenes:
+        return QuantizeGenes.of(config)
+
+    def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
+        if problem.head_dim % 8 or problem.head_dim > MAX_HEAD_DIM:
+            return f"{self.name} takes a head_dim of a multiple of 8 up to {MAX_HEAD_DIM}, not {problem.head_dim}."
+        if problem.batch * problem.heads * problem.seqlen_q >= 1 << 31:
+            return f"{self.name} takes less than 2^31 rows of all heads together."
+        return None
+
+    def why_not(
+        self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
+    ) -> str | None:
+        genes = self.genes(config)
+        lanes, columns = _lanes(problem, genes)
+        if problem.op == SMOOTH and 4 * (genes.THREADS * columns + problem.head_dim + WARP) > STATIC_SMEM_LIMIT:
+            return f"THREADS={genes.THREADS} threads of {columns} sums each are over {STATIC_SMEM_LIMIT} bytes."
+        if columns * genes.UNROLL * (4 if problem.op == SMOOTH else 1) > 128:
+            return f"UNROLL={genes.UNROLL} rows of {columns} columns are more than the registers of a thread."
+        if redundant and genes.UNROLL > 1 and genes.BLOCK_M * lanes < genes.THREADS * genes.UNROLL:
+            return f"UNROLL={genes.UNROLL}: a thread has fewer of the {genes.BLOCK_M} rows."
+        if redundant and genes.BLOCK_M * lanes < genes.THREADS:
+            return f"THREADS={genes.THREADS} are more than the {genes.BLOCK_M} rows of a block have work for."
+        return None
+
+    def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
+        genes, number = self.genes(config), number_of(problem)
+        return genes.named("BLOCK_M", "THREADS", "VECTOR_WIDTH", "UNROLL") | {
+            "ELEMENT": problem.element.cuda,
+            "NUMBER": number.cuda,
+            "LARGEST": f"{number.largest}f",
+            "HEAD_DIM": problem.head_dim,
+            "PER_TOKEN": problem.scales == PER_TOKEN,
+            "SMOOTH": problem.op == SMOOTH,
+        }
+
+    def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
+        genes, parts = self.genes(config), _parts(problem, self.genes(config))
+        grid, block = (problem.batch * problem.heads * parts, 1, 1), (genes.THREADS, 1, 1)
+        x, numbers = (tuple(Scalar("int64", n) for n in problem.strides(t)[:3]) for t in "qo")
+        counts = tuple(Scalar("int32", n) for n in (problem.heads, problem.seqlen_q, parts))
+        of_scale = _heads_of_scale(problem)
+        sizes: KernelArg = Scalar("int64", 0) if problem.scales == PER_TOKEN else Buffer(SIZES)
+        mean: KernelArg = Buffer("mean") if problem.op == SMOOTH else Scalar("int64", 0)
+        own = int(_is_own(problem, parts))
+        args = (
+            *(Buffer("x"), Buffer("numbers"), Buffer("scale"), mean, sizes, *counts),
+            *(Scalar("int32", of_scale), Scalar("int32", own), *x, *numbers),
+        )
+        last = KernelLaunch("quantize", grid, block, 0, args)
+        if own or problem.scales == PER_TOKEN:
+            return (last,)
+        return KernelLaunch("quantize_sizes", grid, block, 0, (Buffer("x"), Buffer(SIZES), *counts, *x)), last
+
+    def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
+        if problem.scales == PER_TOKEN:
+            return {}
+        stats = 3 * problem.head_dim if problem.op == SMOOTH else 1
+        return {SIZES: 4 * stats * problem.batch * problem.heads * _parts(problem, self.genes(config))}
+
+    def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
+        """A step is a row of each thread: loads, a comparison or a product of each element, and a store."""
+        genes, parts = self.genes(config), _parts(problem, self.genes(config))
+        lanes, columns = _lanes(problem, genes)
+        rows, elements = genes.THREADS // lanes, genes.THREADS // lanes * problem.head_dim
+        tensor = float(problem.inputs[0].bytes)
+        two = not _is_own(problem, parts) and problem.scales != PER_TOKEN
+        steps = math.ceil(min(genes.BLOCK_M, problem.seqlen_q) / rows)
+        made = []
+        for kernel in ("quantize_sizes", "quantize") if two else ("quantize",):
+            written = elements if kernel == "quantize" else 0.0
+            step = Step(
+                fp32=(3.0 if written else 2.0) * elements, instructions=(4.0 if written else 3.0) * elements / WARP,
+                loaded_bytes=2.0 * elements + written, waits=600.0 / genes.UNROLL,
+            )  # fmt: skip
+            stats = 12.0 * problem.head_dim if problem.op == SMOOTH else 4.0
+            ends = Step(loaded_bytes=stats * (parts * _heads_of_scale(problem) if written else 1), waits=900.0)
+            made.append(
+                LaunchWork(
+                    kernel, problem.batch * problem.heads * parts, genes.THREADS, genes.THREADS // WARP, 0,
+                    registers or 24 + columns * genes.UNROLL, step, steps, steps, ends,
+                    in_flight_bytes=2.0 * elements * genes.UNROLL, read_bytes=tensor,
+                    write_bytes=tensor / 2 if written else 0.0,
+                    genes={"unroll": genes.UNROLL, "vector bytes": 2 * genes.VECTOR_WIDTH},
+                )
+            )  # fmt: skip
+        return tuple(made)
+
+
+def _lanes(problem: AttentionProblem, genes: QuantizeGenes) -> tuple[int, int]:
+    """(threads of a row, elements of it that each has), as in the template."""
+    vectors = math.ceil(problem.head_dim / genes.VECTOR_WIDTH)
+    lanes = min(WARP, 1 << (vectors - 1).bit_length())
+    return lanes, math.ceil(vectors / lanes) * genes.VECTOR_WIDTH
+
+
+def _parts(problem: AttentionProblem, genes: QuantizeGenes) -> int:
+    """Blocks of a head's rows."""
+    return math.ceil(problem.seqlen_q / genes.BLOCK_M)
+
+
+def _heads_of_scale(problem: AttentionProblem) -> int:
+    return problem.group_size if problem.scales else problem.batch * problem.heads
+
+
+def _is_own(problem: AttentionProblem, parts: int) -> bool:
+    """Whether a block has all that shares its scale."""
+    return problem.scales != PER_TOKEN and parts * _heads_of_scale(problem) == 1

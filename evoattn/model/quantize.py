@@ -1,0 +1,64 @@
+"""The making of 8 bits as operations: a tensor's numbers and their scales, of its values or of these less their mean.
+
+The tensor is of Q's shape: `[batch, heads, seqlen_q, head_dim]`. A problem's `kv` is the dtype of the numbers, e4m3
+unless given; its `scales` says what shares one: all, the heads of a K/V head of a batch (`head`) or each row (`token`).
+A scale is the largest magnitude over the largest number of the dtype, 1 where that is 0. `quantize_smooth` takes the
+mean of the rows of each head from them first, as SageAttention's `smooth_k`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from evoattn.model.dtype import DTYPES, Dtype
+from evoattn.model.operation import OPERATIONS, Operation, TensorSpec, contiguous
+from evoattn.model.scales import PER_TOKEN
+
+SMOOTH = "quantize_smooth"
+QUANTIZE_OPERATIONS = ("quantize", SMOOTH)
+
+
+def number_of(problem: Any) -> Dtype:
+    """The row of what such a problem makes."""
+    return DTYPES[problem.kv or "e4m3"]
+
+
+def why_not_quantized(problem: Any) -> str:
+    """One sentence if the fields of a problem whose operation is one of these cannot be, else empty."""
+    if problem.op not in QUANTIZE_OPERATIONS:
+        return ""
+    if problem.op == SMOOTH and (problem.scales != "head" or problem.group_size > 1):
+        return f"op={SMOOTH} takes as many heads as K/V heads, and a scale of each: write scales=head."
+    return ""
+
+
+def _inputs(problem: Any) -> tuple[TensorSpec, ...]:
+    return (TensorSpec("x", problem.shape("q"), problem.strides("q"), problem.element.torch),)
+
+
+def _outputs(problem: Any) -> tuple[TensorSpec, ...]:
+    """The numbers, in the tensor's order of dimensions; their scales and with `quantize_smooth` the means, float32."""
+    rows = problem.batch, problem.heads, problem.seqlen_q
+    shapes = {"": (1, 1), "head": (problem.batch, problem.kv_heads), PER_TOKEN: rows}
+    numbers = TensorSpec("numbers", problem.shape("q"), problem.strides("o"), number_of(problem).torch)
+    made = numbers, contiguous("scale", shapes[problem.scales], "float32")
+    if problem.op != SMOOTH:
+        return made
+    return *made, contiguous("mean", (problem.batch, problem.heads, 1, problem.head_dim), "float32")
+
+
+def _flops(problem: Any) -> int:
+    """A comparison and a product of each element, and with a mean a sum and a difference."""
+    flops: int = (4 if problem.op == SMOOTH else 2) * math.prod(problem.shape("q"))
+    return flops
+
+
+def _bytes(problem: Any) -> int:
+    """The tensor read once, all outputs written once."""
+    moved: int = sum(tensor.bytes for tensor in (*problem.inputs, *problem.outputs))
+    return moved
+
+
+for _name in QUANTIZE_OPERATIONS:
+    OPERATIONS[_name] = Operation(_name, _inputs, _outputs, _flops, _bytes, proof="evoattn.correctness.quantize")

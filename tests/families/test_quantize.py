@@ -1,0 +1,73 @@
+"""The kernel that quantises: right in all that it makes, wrong with a line of it changed, and NaN where there is no
+number."""
+
+import pytest
+import torch
+
+from evoattn.backends.interpreter import InterpreterBackend
+from evoattn.families.registry import FAMILIES
+from evoattn.model.gpu import GPUS
+from evoattn.model.shape_text import parse_shape
+from evoattn.model.space import KernelConfig
+from evoattn.ops.quantize import Wanted, by_torch
+from tests.families.on_interpreter import built, small_faults
+
+FAMILY = FAMILIES["quantize"]
+CONFIG = dict(BLOCK_M=16, BLOCK_N=1, THREADS=128, VECTOR_WIDTH=8, UNROLL=1)
+HEAD, SMOOTH = "op=quantize kv=e4m3 scales=head", "op=quantize_smooth kv=e4m3 scales=head"
+
+BARRIER = "__syncthreads();\n#pragma unroll\n      for (int i = 0; i < COLUMNS; i++)\n        of_rows"
+
+
+def kernel(shape, gpu="h100", *edits, **genes):
+    problem = parse_shape(f"B=1 H=2 S=50 {shape}")
+    return built(FAMILY, problem, KernelConfig("quantize", CONFIG | genes), GPUS[gpu], *edits), problem
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "gpu", "genes"),
+    [
+        (f"D=64 bf16 {HEAD}", "l4", {}),
+        ("D=96 fp16 op=quantize kv=e5m2", "h100", dict(VECTOR_WIDTH=4, UNROLL=2)),
+        ("D=64 bf16 op=quantize", "a100", {}),  # conversions of its own: there are none before sm_89
+        ("D=24 fp16 op=quantize kv=e5m2 scales=token", "a100", {}),
+        ("D=128 bf16 op=quantize kv=int8 scales=token", "a100", dict(UNROLL=4)),
+        (f"D=320 bf16 {SMOOTH}", "h100", {}),
+    ],
+)
+def test_it_is_right(shape, gpu, genes):
+    assert small_faults(*kernel(shape, gpu, **genes)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "old", "new"),
+    [
+        (HEAD, "fmaxf(most, sizes_gmem[part])", "sizes_gmem[part]"),
+        (HEAD, "      __syncthreads();\n    }\n    const float scale", "    }\n    const float scale"),
+        (HEAD, "fmaxf(most / LARGEST, LEAST_SCALE)", "most / LARGEST"),
+        (HEAD, "row + u * ROWS < last) body", "true) body"),
+        (SMOOTH, "most = fmaxf(most, fmaxf(high - mean, mean - low))", "most = fmaxf(most, high - mean)"),
+        (SMOOTH, BARRIER, BARRIER.removeprefix("__syncthreads();")),
+    ],
+)
+def test_a_fault_is_found(shape, old, new):
+    found, problem = kernel(f"D=64 bf16 {shape}", "h100", (old, new), UNROLL=2)
+    assert small_faults(found, problem)
+
+
+@pytest.mark.parametrize("kv", ["e4m3", "int8"])
+def test_nan_and_infinities_are_nan_and_count_for_no_scale(kv):
+    made, problem = kernel(f"D=64 bf16 op=quantize kv={kv} scales=head", "l4")
+    x = torch.randn(problem.shape("q"), generator=torch.Generator().manual_seed(4)).bfloat16()
+    x[0, 0, 3, 5], x[0, 1, 7, 9], x[0, 1, 40, 63] = torch.nan, torch.inf, -torch.inf
+    dtype = {"e4m3": torch.float8_e4m3fn, "int8": torch.int8}[kv]
+    numbers, scale = torch.zeros(x.shape, dtype=dtype), torch.zeros(1, 2)
+    buffers = {"x": x.flatten(), "numbers": numbers.flatten(), "scale": scale.flatten()}
+    buffers |= {name: torch.zeros(size, dtype=torch.uint8) for name, size in made.workspace(problem).items()}
+    assert not InterpreterBackend().run(made.compiled, made.launches(problem), buffers)
+    right = by_torch(x, Wanted(dtype, "head", 2))
+    assert torch.equal(scale, right.scale) and scale.isfinite().all()
+    assert torch.equal(numbers.float().nan_to_num(999), right.numbers.float().nan_to_num(999))
+    assert int(numbers.float().isnan().sum()) == (3 if kv == "e4m3" else 0)

@@ -1,0 +1,140 @@
+"""`quantize_kv` and `attention_fp8` hand tensors of 16 bits to one kernel, and PyTorch's expressions serve the rest."""
+
+import ctypes
+import hashlib
+import json
+
+import pytest
+import torch
+
+import evoattn
+from evoattn.correctness.quantize import make_answer
+from evoattn.model.problem import AttentionProblem
+from evoattn.ops import current
+from evoattn.ops.cubins import Cubin
+from evoattn.ops.current import best_known
+from evoattn.ops.quantize import Wanted, by_torch, quantize
+from evoattn.ops.runtime import Runtime
+from tests.ops.fake_device import FakeDevice, tensor_at
+
+DTYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "int8": torch.int8}
+SIZES = [ctypes.c_uint64] * 2 + [ctypes.c_int32] * 3 + [ctypes.c_int64] * 3
+QUANTIZE = [ctypes.c_uint64] * 5 + [ctypes.c_int32] * 5 + [ctypes.c_int64] * 6
+
+
+class QuantizingDevice(FakeDevice):
+    """It reads the arguments of the two kernels, and computes what they point to with PyTorch."""
+
+    def launch(self, config, function, arguments, _):
+        if self.status:
+            return self.status
+        kernel, name = self._functions[(function.value or 0) - 1]
+        types = QUANTIZE if name == "quantize" else SIZES
+        pointers = (ctypes.c_void_p * len(types)).from_address(arguments.value or 0)
+        values = [kind.from_address(at).value for at, kind in zip(pointers, types, strict=True)]
+        self.launches.append(name)
+        if name != "quantize":
+            return 0
+        x, numbers, scale, mean, sizes, heads, rows, _, of_scale, own, *strides = values
+        if kernel["scales"] == "token":
+            assert not sizes and not own
+        else:
+            assert sizes and own == (self.launches[-2:] != ["quantize_sizes", "quantize"])
+        shape = kernel["batch"], heads, rows, kernel["dim"]
+        smooth = kernel["op"] == "quantize_smooth"
+        shared = {"": 1, "head": heads // of_scale, "token": heads}[kernel["scales"]]
+        of = Wanted(DTYPES[kernel["kv"]], kernel["scales"] or "tensor", shared, smooth)
+        made = by_torch(tensor_at(x, shape, (*strides[:3], 1), torch.bfloat16), of)
+        tensor_at(numbers, shape, (*strides[3:], 1), of.dtype).copy_(made.numbers)
+        for address, given in ((scale, made.scale), (mean, made.mean)):
+            if address:
+                tensor_at(address, given.shape, given.contiguous().stride(), torch.float32).copy_(given)
+        return 0
+
+
+def quantizer(problem, gpu):
+    return best_known(problem, gpu) if problem.op.startswith("quantize") else None
+
+
+@pytest.fixture
+def device(tmp_path):
+    fake = QuantizingDevice()
+
+    def build(family, problem, config, gpu, folder):
+        words = dict(kv=problem.kv, scales=problem.scales, op=problem.op, dim=problem.head_dim, batch=2)
+        code = json.dumps(words | {"config": config.id}).encode()
+        return Cubin(code, hashlib.sha256(code).hexdigest(), "source", "recipe")
+
+    with current.use(Runtime(fake, quantizer, tmp_path, build=build)):
+        yield fake
+
+
+def given(heads=2, rows=300, layout="bhsd", dtype=torch.bfloat16):
+    x = (
+        torch.randn(2, heads, rows, 64, generator=torch.Generator().manual_seed(rows))
+        * torch.arange(1.0, heads + 1)[:, None, None]
+    )
+    return (x if layout == "bhsd" else x.transpose(1, 2).contiguous().transpose(1, 2)).to(dtype)
+
+
+@pytest.mark.parametrize(("kv", "granularity"), [("e4m3", "head"), ("e5m2", "tensor"), ("int8", "token")])
+def test_a_kernel_makes_what_the_expressions_make(device, kv, granularity):
+    dtype = DTYPES[kv]
+    k, v = given(), given(rows=300, layout="bshd")
+    k8, v8, k_scale, v_scale = evoattn.quantize_kv(k, v, dtype, granularity)
+    assert device.launches.count("quantize") >= 2 and device.loads == 1  # one kernel, checked first, for both
+    for x, numbers, scale in ((k, k8, k_scale), (v, v8, v_scale)):
+        right = by_torch(x, Wanted(dtype, granularity, 2))
+        assert torch.equal(numbers.float(), right.numbers.float()) and torch.equal(scale.view(-1), right.scale.view(-1))
+        assert numbers.stride() == x.stride()
+
+
+def test_attention_hands_its_tensors_over_and_keeps_plans(device):
+    q, k, v = given(8, 70), given(2, 70), given(2, 70)
+    k += 3
+    out = evoattn.attention_fp8(q, k, v, smooth_k=True)
+    before = len(device.launches)
+    again = evoattn.attention_fp8(q, k, v, smooth_k=True)
+    assert torch.equal(out, again) and device.launches[before:].count("quantize") == 3 and device.loads == 2
+    exact = evoattn.attention(q.double(), k.double(), v.double(), enable_gqa=True)
+    assert (out - exact).square().mean() < 0.03 * exact.square().mean()
+
+
+def test_what_no_kernel_serves_is_computed_all_the_same(device):
+    wanted, x = Wanted(torch.float8_e4m3fn, "head", 2), given()
+    for other in (x.float(), x[..., ::2], x[:, :, :0], x.flatten()[1 : 1 + 2 * 2 * 5 * 64].view(2, 2, 5, 64)):
+        assert quantize(other, wanted).numbers.shape == other.shape if other.numel() else True
+    device.status = 7
+    with pytest.warns(RuntimeWarning, match="PyTorch's expression runs"):
+        made = quantize(x, wanted)
+    assert torch.equal(made.scale, by_torch(x, wanted).scale)
+
+
+@pytest.mark.parametrize("op", ["quantize", "quantize_smooth"])
+def test_the_expressions_are_the_reference(op):
+    x = given(2, 33) + 5
+    for kv, dtype in DTYPES.items():
+        problem = AttentionProblem(2, 2, 2, 33, 33, 64, "bf16", kv=kv, scales="head", op=op)
+        made = by_torch(x, Wanted(dtype, "head", 2, op == "quantize_smooth"))
+        for name, exact in make_answer(problem, {"x": x}).items():
+            found = getattr(made, name).double()
+            assert (found - exact.values).abs().max() <= exact.allowed_error, (kv, name)
+
+
+@pytest.mark.parametrize("granularity", ["tensor", "head", "token"])
+def test_a_number_is_half_a_step_off_and_what_is_none_counts_for_no_scale(granularity):
+    x = given(2, 40).float()
+    x[:, 0] *= 1e-30
+    x[:, :, 3] = 0
+    x[0, 1, 5, 7], x[1, 1, 6, 2] = torch.nan, -torch.inf
+    bad = ~x.isfinite()
+    for dtype in DTYPES.values():
+        made = by_torch(x, Wanted(dtype, granularity, 2))
+        scale = made.scale.view({"tensor": (1, 1, 1, 1), "head": (2, 2, 1, 1), "token": (2, 2, 40, 1)}[granularity])
+        numbers = made.numbers.float()
+        assert torch.equal(numbers.isnan(), bad if dtype.is_floating_point else torch.zeros_like(bad))
+        assert made.scale.isfinite().all() and (made.scale > 0).all()
+        steps = {torch.float8_e4m3fn: 2**-4, torch.float8_e5m2: 2**-3, torch.int8: 0}[dtype]
+        least = {torch.float8_e4m3fn: 2**-10, torch.float8_e5m2: 2**-17, torch.int8: 0.5}[dtype]
+        allowed = ((x / scale).abs() * steps).clamp(min=least) * (1 + 1e-5)
+        assert ((numbers - x / scale).abs() <= allowed)[~bad].all()
