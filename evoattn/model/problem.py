@@ -69,7 +69,7 @@ class AttentionProblem:
     `is_causal=True`); with `causal_lower_right` keys j <= i + seqlen_k - seqlen_q (flash-attention, decoding).
     A query that sees no key has the output 0.
 
-    `layout` is the order of the dimensions in memory: `bhsd` is contiguous, `bshd` is `[batch, seqlen, heads, head_dim]`.
+    `layout` is the order of the dimensions in memory: `bhsd` is contiguous, `bshd` `[batch, seqlen, heads, head_dim]`.
 
     `lse` asks for a second output, the natural logarithm of the sum of exponentials of each query's masked and scaled
     scores, `-inf` for a query that sees no key: `[batch, heads, seqlen_q]`, contiguous, float32 whatever the dtype.
@@ -104,7 +104,7 @@ class AttentionProblem:
     run, and `batch_invariant`, of `forward`, for a row's bits to be the same whatever else is computed
     (`Family.row_bits`). `evoattn.model.merge` and `evoattn.model.quantize` have more operations.
 
-    Raises `ProblemError` on a size, dtype, mask or layout that is none of these, and on variants that exclude each other.
+    Raises `ProblemError` on a size, dtype, mask or layout that is none of these, or variants that exclude each other.
     """
 
     batch: int
