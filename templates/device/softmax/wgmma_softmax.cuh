@@ -4,6 +4,7 @@
 #include "device/ptx/exp2.cuh"
 #include "device/ptx/max_nan.cuh"
 #include "device/ptx/warp.cuh"
+#include "device/softmax/log_sum.cuh"
 #include "device/softmax/exp2_polynomial.cuh"
 
 template <bool VALUE> struct Flag {
@@ -208,12 +209,7 @@ __device__ __forceinline__ float row_sum(const RowState& state, int row) {
   return sum;
 }
 
-// log Σ_j e^(score_j) = (shift + log2 Σ_j 2^(s_j - shift)) · ln 2 of a row; -inf for no key, whose shift is finite.
-__device__ __forceinline__ float log_sum(float shift, float sum) {
-  constexpr float LN_2 = 0.693147180559945309f;
-  return (shift + __log2f(sum)) * LN_2;
-}
-// Those of rows 0 and 8 from g on: `head(row)`, `lse_gmem(row)`, where it goes, and whether it `exists(row)`.
+// Log-sum-exps of rows 0 and 8 from g on: `head(row)`, `lse_gmem(row)`, where it goes, and whether it `exists(row)`.
 template <class Terms, typename Head, typename Place, typename Exists>
 __device__ __forceinline__ void log_sums_to_global(const RowState& state, const Terms& terms, Head head, Place lse_gmem,
                                                    Exists exists, int lane) {
