@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from evoattn.families.flash_mma import refusals, resources
-from evoattn.families.flash_mma.genes import FlashMmaGenes
+from evoattn.families.flash_mma import family as refusals
+from evoattn.families.flash_mma import resources
+from evoattn.families.flash_mma.resources import FlashMmaGenes
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import load_space

@@ -40,8 +40,6 @@ BOUNDS = {
 """What bounds a kernel, by the part that is largest."""
 SHOWN, LEAST = 4, 0.05
 """Parts that a sentence names, and of what share."""
-WEIGHED_AS = {"latent_wgmma": "flash_wgmma"}
-"""Families that have no fit of their own yet, and those whose weights they are given instead."""
 MOST_CORRECTION = 1.5
 """Natural logarithm: trees that ask for more stand before something that they never saw."""
 
@@ -152,4 +150,4 @@ def physical_part(
 ) -> Physics | None:
     """The cost before the trees."""
     works = registry.lookup(config.family).work(problem, config, registers)
-    return physics(works, gpu, fitted.weights_of(WEIGHED_AS.get(config.family, config.family)))
+    return physics(works, gpu, fitted.weights_of(registry.weighed_as(config.family)))

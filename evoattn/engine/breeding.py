@@ -8,7 +8,6 @@ from typing import Any
 from evoattn.engine.groups import Group, Kernel
 from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
-from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, SearchSpace
 from evoattn.samplers.pool import ConfigPool
 
@@ -17,15 +16,8 @@ CROSSOVER_SHARE = 0.35
 PARENTS = 5
 """Fastest kernels of the chosen problem that may be parents, the first the likeliest."""
 TRIES = 8
-MOST_SPLIT_ROWS = 512
-"""Query rows that share a K/V head. The most on which split_kv won a measured problem is 342."""
 GIVEN_FIRST, GIVEN_SHARE = 24, 0.4
 """Given configs, in random order: so many before any child, then this share of the proposals until they are used up."""
-
-
-def hopeless(family: str, problem: AttentionProblem) -> bool:
-    """Whether a family is not worth asking: split_kv reads all keys again for every tile of at most 64 packed rows."""
-    return family == "split_kv" and problem.group_size * problem.seqlen_q > MOST_SPLIT_ROWS and problem.dtype != "fp32"
 
 
 class Breeder:
@@ -42,6 +34,8 @@ class Breeder:
                 free = (p for p in group.problems if not p.batch_invariant)
                 spaces[name] = family.space(next(free, group.problems[0]), gpu)
         self.spaces: dict[str, SearchSpace] = spaces
+        self._contenders = [registry.contenders(p, gpu, spaces) for p in group.problems]
+        """Of each problem."""
         self._pool = ConfigPool(spaces, self._why_invalid, self._rng)
         for known in group.kernels:
             self._pool.mark(known)
@@ -59,7 +53,7 @@ class Breeder:
         return [
             i
             for i, p in enumerate(self._group.problems)
-            if not family.why_impossible(p, config, self._gpu) and not hopeless(kernel.family, p)
+            if kernel.family in self._contenders[i] and not family.why_impossible(p, config, self._gpu)
         ]
 
     def _made_for(self, kernel: Kernel) -> list[int]:
@@ -96,12 +90,7 @@ class Breeder:
 
     def _breed(self) -> tuple[str, dict[str, Any], str] | None:
         leaders = self.parents()
-        supported = [
-            f
-            for f in self.spaces
-            if not registry.lookup(f).why_unsupported(self._group.problems[self._target], self._gpu)
-            and not hopeless(f, self._group.problems[self._target])
-        ]
+        supported = [family for family in self.spaces if family in self._contenders[self._target]]
         if not supported:
             return None
         if not leaders or self._rng.random() < RANDOM_SHARE:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from evoattn.export.recorded import NOT_EXPORTED, Recorded, Target, comment, provenance
+from evoattn.export.kept import kept_case, kept_constants
+from evoattn.export.recorded import Recorded, Target, comment, provenance
 from evoattn.families.base import starts_zeroed
 from evoattn.families.includes import resolve
 from evoattn.model.dtype import DTYPES
@@ -13,15 +14,22 @@ from evoattn.model.mask import MASKS
 from evoattn.model.paths import TEMPLATES
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Trial
-from evoattn.model.variant import VARIANTS
+from evoattn.model.variant import EIGHT_BITS
 from evoattn.storage import Storage
 
 TERMS = ("sinks", "slopes", "bias", "seqused", "table", "cu_seqlens_q", "cu_seqlens_k")
 """Inputs beside Q, K and V; in C++ each is the number of its buffer, -1 where there is none."""
 
 
-KNOWN = (*(name for name in VARIANTS if name not in NOT_EXPORTED), "scale")
-"""Variants of which the program makes the inputs and the answer."""
+UNKNOWN = ("blocks", "score", *EIGHT_BITS)
+"""Variants whose inputs and answer the C++ reference does not make."""
+
+
+def has_reference(problem: AttentionProblem) -> bool:
+    """Whether `templates/export/check/forward.cuh` makes the problem's inputs and answer; other programs keep those of
+    a small problem (`kept.py`)."""
+    known = problem.op == "forward" and problem.element.bytes > 1 and not (problem.varlen and problem.page)
+    return known and not set(problem.variants) & set(UNKNOWN)
 
 
 def buffers_of(problem: AttentionProblem, workspace: Iterable[str]) -> list[str]:
@@ -32,20 +40,18 @@ def buffers_of(problem: AttentionProblem, workspace: Iterable[str]) -> list[str]
 def problem_constants(
     problem: AttentionProblem, minimum_sm: int, launches: tuple[KernelLaunch, ...], workspace: dict[str, int]
 ) -> str:
-    """The problem and the limits."""
-    buffers, sizes = buffers_of(problem, workspace), _sizes(problem) + list(workspace.values())
+    """The problem of the forward pass and the limits."""
+    buffers = buffers_of(problem, workspace)
     past, ahead = problem.masking.past or 0, problem.masking.ahead or 0
     places = {name: buffers.index(name) if name in problem.term_shapes else -1 for name in TERMS}
     bias = problem.strides("bias")[:3] if problem.bias else (0, 0, 0)
-    zeroed = (_cpp(starts_zeroed(name)) for name in buffers)
     queries, keys = zip(*problem.sequences, strict=True)
     strides = "\n".join(f"constexpr long {t.upper()}_STRIDES[3] = {_list(problem.strides(t)[:3])};" for t in "qkvo")
     return f"""\
-enum class Dtype {{ fp16, bf16, fp32 }};
+{buffer_constants(problem, minimum_sm, launches, _sizes(problem, buffers) | workspace)}\
 enum {{ Q, K, V, O }};                                            // the first four buffers
 constexpr int LSE = 4;                                          // the next, if there is one
 constexpr bool HAS_LSE = {_cpp(problem.lse)};
-constexpr char PROBLEM[] = "{problem.with_().describe()}";
 constexpr Dtype DTYPE = Dtype::{problem.dtype};
 constexpr size_t ELEMENT_BYTES = {problem.element_bytes};
 constexpr long BATCH = {problem.batch}, HEADS = {problem.heads}, KV_HEADS = {problem.kv_heads};
@@ -65,19 +71,31 @@ constexpr long PAST = {past}, AHEAD = {ahead};    // of the keys that a query se
 constexpr int {", ".join(f"{name.upper()} = {place}" for name, place in places.items())};
 constexpr long BIAS_STRIDES[3] = {_list(bias)};
 {strides}
-constexpr double FLOPS = {problem.flops}.0;  // 2 * (HEAD_DIM + VALUE_DIM) for each pair that the mask lets through
+"""
+
+
+def buffer_constants(
+    problem: AttentionProblem, minimum_sm: int, launches: tuple[KernelLaunch, ...], sizes: dict[str, int]
+) -> str:
+    """What the checks of all operations are told: the problem's name, its buffers with their `sizes`, the limits."""
+    outputs = {tensor.name for tensor in problem.outputs}
+    return f"""\
+enum class Dtype {{ {", ".join(DTYPES)} }};
+constexpr char PROBLEM[] = "{problem.with_().describe()}";
+constexpr double FLOPS = {problem.flops}.0;  // as evoattn counts those of the operation
 constexpr int BUFFERS = {len(sizes)};
-constexpr size_t BUFFER_BYTES[BUFFERS] = {_list(sizes)};     // {", ".join(buffers)}
-constexpr bool STARTS_ZEROED[BUFFERS] = {_list(zeroed)};
+constexpr size_t BUFFER_BYTES[BUFFERS] = {_list(sizes.values())};     // {", ".join(sizes)}
+constexpr bool STARTS_ZEROED[BUFFERS] = {_list(_cpp(starts_zeroed(name)) for name in sizes)};
+constexpr bool IS_OUTPUT[BUFFERS] = {_list(_cpp(name in outputs) for name in sizes)};
 constexpr int MINIMUM_SM = {minimum_sm};
 constexpr int LARGEST_SMEM = {max(n.smem_bytes for n in launches)};  // bytes of dynamic shared memory per block
 """
 
 
-def _sizes(problem: AttentionProblem) -> list[int]:
-    """Bytes of the problem's own buffers."""
+def _sizes(problem: AttentionProblem, names: Iterable[str]) -> dict[str, int]:
+    """Bytes of those of the buffers that are the problem's own, or are empty."""
     sizes = {tensor.name: tensor.bytes for tensor in (*problem.inputs, *problem.outputs)}
-    return [sizes.get(name, 0) for name in buffers_of(problem, ())]
+    return {name: sizes.get(name, 0) for name in names}
 
 
 def _cpp(value: bool) -> str:
@@ -108,10 +126,9 @@ def export_source(storage: Storage, trial: Trial) -> str:
     """The text of one .cu file for a recorded trial, of whatever state, that has a source.
 
     `nvcc -arch=sm_XX kernel.cu -o kernel && ./kernel` prints errors and times, exit code 0 only if the answer is right
-    before and after the timing. Raises what `Recorded.read` raises for variants that are not `KNOWN`.
+    before and after the timing. Raises what `Recorded.read` raises.
     """
-    recorded = Recorded.read(storage, trial, KNOWN)
-    problem, launches, workspace = recorded.problem, recorded.launches, recorded.workspace
+    recorded = Recorded.read(storage, trial)
     target = Target.of(recorded)
     guard, end_guard = target.guard
     how = [
@@ -120,6 +137,17 @@ def export_source(storage: Storage, trial: Trial) -> str:
         "the recorded kernel alone, to compare its sha256:",
         "  sed '1,/^.. ==== evoattn: begin/d; /^.. ==== evoattn: end/,$d' kernel.cu | head -c -1 | sha256sum",
     ]
+    if has_reference(recorded.problem):
+        problem, launches, workspace = recorded.problem, recorded.launches, recorded.workspace
+        buffers, proof = buffers_of(problem, workspace), "forward"
+        constants = problem_constants(problem, target.number, launches, workspace)
+    else:
+        case, launches, workspace = kept_case(recorded)
+        sizes = _sizes(case.problem, (*case.tensors, *case.answer)) | workspace
+        buffers, proof = list(sizes), "kept"
+        constants = buffer_constants(case.problem, target.number, launches, sizes) + kept_constants(case, buffers)
+        how.append(f"The program checks and times a small problem of this kernel: {case.problem.describe()}.")
+    check = CHECK.read_text(encoding="utf-8").replace("PROOF", proof)
     return "\n".join(
         (
             comment(provenance(storage, recorded) + how),
@@ -131,9 +159,9 @@ def export_source(storage: Storage, trial: Trial) -> str:
             END,
             "",
             "namespace evoattn_check {",
-            problem_constants(problem, target.number, launches, workspace),
-            _launcher(launches, buffers_of(problem, workspace)),
-            resolve(CHECK.read_text(encoding="utf-8"), TEMPLATES).rstrip(),
+            constants,
+            _launcher(launches, buffers),
+            resolve(check, TEMPLATES).rstrip(),
             "}  // namespace evoattn_check",
             "",
             "int main() { return evoattn_check::run(); }",

@@ -16,7 +16,7 @@ from evoattn.model.errors import WrongUse
 from evoattn.model.paths import TEMPLATES
 from evoattn.model.records import Trial
 from evoattn.model.whole_file import write_file
-from evoattn.storage import Storage
+from evoattn.storage import Storage, StorageError
 
 _WORD = re.compile(r"EVOATTN_[A-Z_]+[A-Z]")
 
@@ -39,10 +39,26 @@ _MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.M)
 def export_header(storage: Storage, trial: Trial) -> str:
     """The text of a header, without problem constants and without `main`, that any number of files may include.
 
-    Raises what `Recorded.read` raises, and `WrongUse` for a family without host code in C++.
+    Raises what `recorded_for_host` raises, and `WrongUse` for a family without host code in C++.
     """
-    recorded = Recorded.read(storage, trial)
+    recorded = recorded_for_host(storage, trial)
     return header(recorded, provenance(storage, recorded))
+
+
+def recorded_for_host(storage: Storage, trial: Trial) -> Recorded:
+    """A trial of the plain forward pass, of any scale. Raises `StorageError` on another one, and what `Recorded.read`
+    raises."""
+    recorded = Recorded.read(storage, trial)
+    problem = recorded.problem
+    unknown = [*[f"op={problem.op}"] * (problem.op != "forward"), *problem.variants]
+    if problem.element.bytes == 1:
+        unknown.append(problem.dtype)
+    if unknown:
+        raise StorageError(
+            f"This export does not know {', '.join(unknown)}; take --format check, or call the kernel by "
+            "`evoattn.load`."
+        )
+    return recorded
 
 
 def namespace_of(recorded: Recorded) -> str:

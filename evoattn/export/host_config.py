@@ -9,27 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from evoattn.families.flash_mma import resources as mma
-from evoattn.families.flash_mma.genes import FlashMmaGenes
+from evoattn.families.flash_mma.resources import FlashMmaGenes
 from evoattn.families.flash_scalar import resources as scalar
-from evoattn.families.flash_scalar.genes import FlashScalarGenes
-from evoattn.families.flash_wgmma import registers as wgmma_registers
+from evoattn.families.flash_scalar.resources import FlashScalarGenes
 from evoattn.families.flash_wgmma import resources as wgmma
-from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
-from evoattn.families.flash_wgmma.refusals import MAX_KEY_TILES, MAX_ROWS
+from evoattn.families.flash_wgmma import resources as wgmma_registers
+from evoattn.families.flash_wgmma.family import MAX_KEY_TILES, MAX_ROWS
+from evoattn.families.flash_wgmma.resources import FlashWgmmaGenes
 from evoattn.families.flash_wmma import resources as wmma
-from evoattn.families.flash_wmma.genes import FlashWmmaGenes
+from evoattn.families.flash_wmma.resources import FlashWmmaGenes
 from evoattn.families.gangs import IDLE, held_bytes
 from evoattn.families.large_head import resources as large
-from evoattn.families.large_head.genes import LargeHeadGenes
+from evoattn.families.large_head.resources import LargeHeadGenes
 from evoattn.families.large_head_mma import resources as large_mma
-from evoattn.families.large_head_mma.genes import LargeHeadMmaGenes
+from evoattn.families.large_head_mma.resources import LargeHeadMmaGenes
 from evoattn.families.merge_work import MERGE_THREADS
 from evoattn.families.residency import WARP
 from evoattn.families.split_kv import resources as split
 from evoattn.families.split_kv.family import UNUSED_BYTES
-from evoattn.families.split_kv.genes import SplitKvGenes
+from evoattn.families.split_kv.resources import SplitKvGenes
 from evoattn.families.three_kernel import resources as three
-from evoattn.families.three_kernel.genes import ThreeKernelGenes
+from evoattn.families.three_kernel.resources import ThreeKernelGenes
 from evoattn.model.dtype import DTYPES
 from evoattn.model.errors import WrongUse
 from evoattn.model.gpu import GPUS

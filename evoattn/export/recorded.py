@@ -14,12 +14,8 @@ from evoattn.model.launch import KernelLaunch, TensorMap
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Study, Timing, Trial
 from evoattn.model.space import KernelConfig, spelled
-from evoattn.model.variant import EIGHT_BITS
 from evoattn.peers.labels import peer_label
 from evoattn.storage import Storage, StorageError
-
-NOT_EXPORTED = ("blocks", "score", *EIGHT_BITS)
-"""Variants that no export takes: its programs cannot make their inputs."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +32,9 @@ class Recorded:
     workspace: dict[str, int]
 
     @classmethod
-    def read(cls, storage: Storage, trial: Trial, known: tuple[str, ...] = ("scale",)) -> Recorded:
-        """`known` are the variants that the format knows.
-
-        Raises `StorageError` if the trial has no source, if its source or its record is not what this version wrote, if
-        today's launches do not fit the source, or if its problem has another variant, and `FamilyError` if its family
-        is not here any more.
-        """
+    def read(cls, storage: Storage, trial: Trial) -> Recorded:
+        """Raises `StorageError` if the trial has no source, if its source or its record is not what this version wrote,
+        or if today's launches do not fit the source, and `FamilyError` if its family is not here any more."""
         if trial.source_hash is None:
             raise StorageError(
                 f"Trial {trial.number} ({trial.state}) never became source, and cannot be exported; choose another "
@@ -55,25 +47,6 @@ class Recorded:
             )
         study = storage.study(trial.study_id)
         problem, family = AttentionProblem(**study.problem), registry.lookup(trial.family)
-        if problem.op != "forward":
-            raise StorageError(
-                f"Exports are of the forward pass so far, not of op={problem.op}; `evoattn show TRIAL --source` prints "
-                "the kernel."
-            )
-        if problem.element.bytes == 1:
-            raise StorageError(
-                "Exports know no numbers of 8 bits so far; `evoattn show TRIAL --source` prints the kernel."
-            )
-        if problem.varlen and problem.page:
-            raise StorageError(
-                "Exports do not know packed sequences in pages; `evoattn show TRIAL --source` prints the kernel."
-            )
-        asked = (*problem.variants, *["scale"] * (problem.scale is not None))
-        if unknown := [variant for variant in asked if variant not in known]:
-            instead = "take --format check, or call the kernel by `evoattn.load`"
-            if set(unknown) & set(NOT_EXPORTED):
-                instead = "`evoattn show TRIAL --source` prints the kernel"
-            raise StorageError(f"This export does not know {', '.join(unknown)}; {instead}.")
         config = KernelConfig(trial.family, trial.config)
         if outdated := family.why_outdated(config, source):
             raise StorageError(f"{outdated} Export trial {trial.number} with the evoattn that made it.")

@@ -54,6 +54,8 @@ class Family(ABC):
     """Whether it serves attention of 16 or 32 bits without any of them."""
     heads_are_rows: ClassVar[bool] = False
     """Whether the BLOCK_M rows of a tile are heads of one query, whatever the config."""
+    weighed_as: ClassVar[str] = ""
+    """The family whose weights of the cost model it is given, until it has a fit of its own."""
 
     def why_unsupported(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         """One sentence if no config of this family can serve the problem on this GPU, else None."""
@@ -75,6 +77,11 @@ class Family(ABC):
         if problem.lse and not self.writes_lse:
             return f"{self.name} does not write the log-sum-exp; take lse=1 out of the shape, or another family."
         return None
+
+    def may_win(self, problem: AttentionProblem) -> bool:
+        """Whether it may be the fastest for a problem that it serves, by what was measured so far. Searches of several
+        problems spend their time on families that may, or, where none does, on all that serve a problem."""
+        return True
 
     @abstractmethod
     def genes(self, config: KernelConfig) -> Genes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from evoattn.families.backward_mma.family import BackwardMma
 from evoattn.families.backward_scalar.family import BackwardScalar
 from evoattn.families.backward_wgmma.family import BackwardWgmma
@@ -19,6 +21,8 @@ from evoattn.families.quantize.family import Quantize
 from evoattn.families.split_kv.family import SplitKv
 from evoattn.families.three_kernel.family import ThreeKernel
 from evoattn.model.errors import WrongUse
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, Value
 from evoattn.model.suggest import unknown
 
@@ -56,6 +60,21 @@ def completed(name: str, params: dict[str, Value]) -> dict[str, Value]:
     that are not the family's.
     """
     return dict(vars(lookup(name).genes(KernelConfig(name, params))))
+
+
+def weighed_as(name: str) -> str:
+    """The family whose weights of the cost model the one called `name` has. Raises `FamilyError` on an unknown one."""
+    return lookup(name).weighed_as or name
+
+
+def contenders(problem: AttentionProblem, gpu: GpuSpec, among: Collection[str] | None = None) -> tuple[str, ...]:
+    """The families, of those `among`, that serve the problem and may win it; where none may, all that serve it."""
+    serving = [
+        family
+        for name, family in FAMILIES.items()
+        if (among is None or name in among) and not family.why_unsupported(problem, gpu)
+    ]
+    return tuple(f.name for f in serving if f.may_win(problem)) or tuple(f.name for f in serving)
 
 
 def lookup(name: str) -> Family:

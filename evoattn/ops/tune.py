@@ -32,8 +32,6 @@ FINAL_SHARE, MOST_FINAL_SHARE = 0.2, 0.5
 FINAL_SECONDS, FIRST_SECONDS = 1.5, 4.0
 """A comparison takes 0.6 to 1.7 s on an H200, of which cuDNN's first call of a shape takes 0.4 to 1.2 s. What the first
 one takes beside: it loads PyTorch's own kernels."""
-ELSEWHERE = frozenset(("flash_wmma", "three_kernel"))
-"""Families that have won no measured problem: the time is better spent on the others."""
 UNKNOWN_GAIN, LEAST_GAIN = 0.3, 0.01
 """Part of a call's time that a search may save: where nothing that was measured for it runs today, and where a search
 has been."""
@@ -144,12 +142,12 @@ def groups_of(entries: list[Asked], gpu: GpuSpec) -> list[Group]:
     groups: dict[str, Group] = {}
     for entry in entries:
         p = entry.problem
-        able = [f for f in registry.FAMILIES if not registry.FAMILIES[f].why_unsupported(p, gpu) and f not in ELSEWHERE]
+        able = registry.contenders(p, gpu)
         if not able:
             continue
         dims = f"d{p.head_dim}/{p.value_dim}" if p.value_dim else f"d{p.head_dim}"
         name = " ".join((p.dtype, dims, p.mask, *_of_pass(p), *p.compiled_variants))  # what one kernel serves
-        group = groups.setdefault(name, Group(name, [], tuple(able), 0.0))
+        group = groups.setdefault(name, Group(name, [], able, 0.0))
         group.problems.append(p)
         group.families = tuple(dict.fromkeys((*group.families, *able)))
         given = [(c.family, c.params) for c in portfolio_kernels(p, gpu)]

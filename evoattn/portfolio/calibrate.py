@@ -153,7 +153,7 @@ def without_lse(problem: AttentionProblem) -> AttentionProblem:
 
 def _groups(weights: Mapping[AttentionProblem, float], gpu: GpuSpec) -> Iterator[Group]:
     for name, problems in sorted(campaign.by_group(weights).items()):
-        if families := campaign.able_families(problems[0], gpu):
+        if families := campaign.families_of(problems, gpu):
             yield Group(name, problems, families, sum(weights[p] for p in problems))
 
 

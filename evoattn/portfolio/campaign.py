@@ -20,34 +20,15 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import ConfigError, SearchSpace, load_space
 from evoattn.portfolio.pick import portfolio_kernels
 
-FAMILIES = {"16": ("flash_wgmma", "split_kv", "flash_mma"), "32": ("flash_scalar", "split_kv", "large_head")}
-"""By bits. Not: flash_wmma and three_kernel, which have won no problem. Those that serve variants alone come to these
-(`families_for`)."""
-WIDE, WIDE_FAMILIES = 256, ("large_head_mma",)
-"""The families in 16 bits beyond this head_dim: of 14 recorded problems (landscapes.npz) large_head won none, and was
-1.5 to 11 times slower."""
 RECALLED = "recalled"
 """Origin of a kernel whose times an earlier campaign took."""
 MOST_LOST = 4.0
 """A time over the best one counts as no more."""
 
 
-def plain_families(name: str) -> tuple[str, ...]:
-    """The families of a group of plain attention, by the bits and head_dim in its name."""
-    bits, dim, *_ = name.split()
-    return WIDE_FAMILIES if bits == "16" and int(dim[1:]) > WIDE else FAMILIES.get(bits, ())
-
-
-def families_for(problem: AttentionProblem, gpu: GpuSpec) -> tuple[str, ...]:
-    """The families of the problem's bits and head_dim, and those for variants alone that can serve it."""
-    special = (f.name for f in registry.FAMILIES.values() if not (f.plain or f.why_unsupported(problem, gpu)))
-    return (*plain_families(group_of(problem)), *special)
-
-
-def able_families(problem: AttentionProblem, gpu: GpuSpec) -> tuple[str, ...]:
-    """Those of `families_for` that the card has for the problem; where none serves it, all that do."""
-    serving = [f.name for f in registry.FAMILIES.values() if not f.why_unsupported(problem, gpu)]
-    return tuple(name for name in families_for(problem, gpu) if name in serving) or tuple(serving)
+def families_of(problems: Iterable[AttentionProblem], gpu: GpuSpec) -> tuple[str, ...]:
+    """The families that may win one of the problems."""
+    return tuple(dict.fromkeys(name for problem in problems for name in registry.contenders(problem, gpu)))
 
 
 def make_groups(
@@ -60,7 +41,7 @@ def make_groups(
     timed = {g.problems[i] for _, groups, tables in loaded for g in groups for i in timed_problems(tables.get(g.name))}
     made = []
     for name, problems in sorted(by_group(chosen(drawn, timed, count, emphasis)).items()):
-        families = families_for(problems[0], gpu)
+        families = families_of(problems, gpu)
         group = Group(name, problems, families, len(problems), given=given(problems, families, gpu))
         spaces = {family: load_space(family, gpu) for family in families}
         for about, groups, _ in loaded:
@@ -189,7 +170,8 @@ def load(path: Path) -> tuple[dict[str, Any], list[Group], dict[str, Any]]:
     groups, table = [], {}
     for row in rows:
         names: dict[str, str] = {}  # today's, by the recorded ones, which lack parameters that are younger
-        group = Group(row["group"], [AttentionProblem(**p) for p in row["problems"]], plain_families(row["group"]))
+        families = tuple(dict.fromkeys(k["family"] for k in row["kernels"]))
+        group = Group(row["group"], [AttentionProblem(**p) for p in row["problems"]], families)
         for k in row["kernels"]:
             params = registry.completed(k["family"], k["params"])
             kernel = Kernel(k["family"], params, k["origin"], k["state"], k["registers"], k["spill_bytes"])

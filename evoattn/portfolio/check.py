@@ -23,7 +23,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import ConfigError, load_space
 from evoattn.peers.labels import FLASH_ATTENTION
 from evoattn.peers.table import peers_of
-from evoattn.portfolio.campaign import able_families, group_of
+from evoattn.portfolio.campaign import families_of, group_of
 from evoattn.portfolio.pick import Pick, pick, portfolio_kernels
 from evoattn.timing.protocol import COMPARISON
 
@@ -83,8 +83,8 @@ class Checked:
 
 def make_group(index: int, problem: AttentionProblem, chosen: Pick | None, gpu: GpuSpec) -> Group:
     """A search of one problem that starts from the pick and the other kernels of its class, over the families of a
-    campaign, or, where none of those serves it, all that do."""
-    group = Group(f"{index} {problem.describe()}", [problem], able_families(problem, gpu))
+    campaign."""
+    group = Group(f"{index} {problem.describe()}", [problem], families_of([problem], gpu))
     first = [(chosen.family, chosen.config.params)] if chosen else []
     group.given = first + [(c.family, c.params) for c in portfolio_kernels(problem, gpu)]
     return group

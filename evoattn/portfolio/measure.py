@@ -306,5 +306,6 @@ def load_plan(path: Path) -> tuple[list[Group], list[Planned]]:
     groups = {}
     for name, rows in found["groups"].items():
         problems = [AttentionProblem(**row) for row in rows]
-        groups[name] = Group(name, problems, campaign.plain_families(name), len(problems))
+        families = tuple(dict.fromkeys(family for group, family, *_ in found["kernels"] if group == name))
+        groups[name] = Group(name, problems, families, len(problems))
     return list(groups.values()), [Planned(groups[name], *words) for name, *words in found["kernels"]]

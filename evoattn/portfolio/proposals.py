@@ -17,11 +17,10 @@ from functools import partial
 from typing import Any
 
 from evoattn.cost.cost import scores
-from evoattn.engine.breeding import PARENTS, Breeder, hopeless
+from evoattn.engine.breeding import PARENTS, Breeder
 from evoattn.engine.groups import Group, Kernel, Step
 from evoattn.families import registry
-from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
-from evoattn.families.flash_wgmma.resources import merges_in_memory
+from evoattn.families.flash_wgmma.resources import FlashWgmmaGenes, merges_in_memory
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, SearchSpace
@@ -248,10 +247,10 @@ class ClimbingBreeder(AimedBreeder):
     ) -> list[Scored]:
         """The kernel of least cost of each family that no climb begins with, of the class's and the starting ones."""
         found = []
-        for name, space in self.spaces.items():
-            family = registry.lookup(name)
-            if name in begun or hopeless(name, problem) or family.why_unsupported(problem, self._gpu):
+        for name in registry.contenders(problem, self._gpu, self.spaces):
+            if name in begun:
                 continue
+            family, space = registry.lookup(name), self.spaces[name]
             configs = [c for c in ranked if c.family == name] + space.starting_configs()
             able = [c for c in configs if not family.why_invalid(problem, c, self._gpu)]
             if able:

@@ -1,6 +1,6 @@
-// check.cuh: checks the kernel above against a CPU reference and times it. The constants and launches above it
-// are generated.
-#include "export/check/verdict.cuh"
+// check.cuh: checks the kernel above against a reference and times it. The constants and launches above it are
+// generated.
+#include "export/check/PROOF.cuh"
 #include "export/check/timing.cuh"
 
 inline int run() {
@@ -22,21 +22,14 @@ inline int run() {
   allow_shared_memory();
 
   Device device;
-  const Terms terms = random_terms();
-  const Sequences sequences = make_sequences();
-  const Inputs inputs = make_inputs(terms, sequences);
-  for (const auto& [i, bytes] : inputs)
+  const Proof proof;
+  for (const auto& [i, bytes] : proof.inputs)
     EVOATTN_CUDA(cudaMemcpy(device.buffer[i], bytes.data(), BUFFER_BYTES[i], cudaMemcpyHostToDevice));
-
-  std::vector<Row> rows = choose_rows();
-  std::printf("CPU reference in double: %zu of %ld rows of O ...\n", rows.size(),
-              long(BUFFER_BYTES[O] / ELEMENT_BYTES) / VALUE_DIM);
-  const Allowed allowed = reference(rows, inputs[Q].second, inputs[K].second, inputs[V].second, terms, sequences);
   launch(device.buffer, 0);
-  bool right = judge("before timing", device, rows, allowed, sequences);
+  bool right = proof.right("before timing", device);
   const std::vector<float> samples = time_calls(device);
-  right = judge("after timing", device, rows, allowed, sequences) && right;
-  for (const auto& [i, bytes] : inputs)
+  right = proof.right("after timing", device) && right;
+  for (const auto& [i, bytes] : proof.inputs)
     if (device.read(i, 0, BUFFER_BYTES[i]) != bytes) {
       std::printf("FAIL: the kernel changed input %d\n", i);
       right = false;

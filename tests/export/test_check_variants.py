@@ -10,7 +10,7 @@ import torch
 from evoattn.correctness.reference import exact_attention, exact_lse
 from evoattn.correctness.sequences import each
 from evoattn.export.check import BEGIN, END, HEADERS, export_source, problem_constants
-from evoattn.export.recorded import Recorded
+from evoattn.export.header import recorded_for_host
 from evoattn.families.includes import resolve
 from evoattn.model.launch import KernelLaunch
 from evoattn.model.paths import TEMPLATES
@@ -138,6 +138,10 @@ def test_lengths_and_pages_are_buffers_of_the_check(database, family, gpu, field
 @pytest.mark.parametrize("family, gpu, fields", EXPORTED, ids=lambda value: value if isinstance(value, str) else None)
 def test_the_host_code_compiles(database, tmp_path, family, gpu, fields):
     text = export_source(database, kernels.record(database, family, gpu, **fields))
+    host_code_compiles(text, tmp_path)
+
+
+def host_code_compiles(text, tmp_path):
     head, tail = text[: text.index(BEGIN)], text[text.index(END) :]
     names = dict.fromkeys(re.findall(r"\(const void\*\)::(\w+)", tail))
     (tmp_path / "host.cpp").write_text(head + "".join(f"void {name}();\n" for name in names) + tail)
@@ -146,13 +150,24 @@ def test_the_host_code_compiles(database, tmp_path, family, gpu, fields):
 
 
 def test_a_header_takes_any_scale_and_no_variant(database):
-    assert Recorded.read(database, kernels.record(database, "flash_mma", "a100", scale=0.3)).problem.scale == 0.3
-    with pytest.raises(StorageError, match="does not know window, softcap, sink;"):
-        Recorded.read(database, kernels.record(database, "flash_mma", "a100", **SINKS))
+    scaled = kernels.record(database, "flash_mma", "a100", scale=0.3)
+    assert recorded_for_host(database, scaled).problem.scale == 0.3
+    for fields, unknown in ((SINKS, "window, softcap, sink"), ({"blocks": "128x128:300+700"}, "blocks")):
+        with pytest.raises(StorageError, match=f"does not know {unknown}; take --format check"):
+            recorded_for_host(database, kernels.record(database, "flash_mma", "a100", **fields))
 
 
-@pytest.mark.parametrize("fields", [{"blocks": "128x128:300+700"}, {"score": "s*t[h]", "tables": "t:fp32:8"}])
-def test_no_export_takes_a_block_list_or_an_expression(database, fields):
-    trial = kernels.record(database, "flash_mma", "a100", **fields)
-    with pytest.raises(StorageError, match=f"does not know {next(iter(fields))}; `evoattn show"):
-        export_source(database, trial)
+@pytest.mark.parametrize(
+    "family, gpu, fields",
+    [
+        ("flash_mma", "a100", {"blocks": "128x128:300+700"}),
+        ("flash_mma", "a100", {"score": "s*t[h]", "tables": "t:fp32:8"}),
+        ("backward_mma", "a100", {"op": "backward"}),
+        ("fp8_wgmma", "h100", {"dtype": "e4m3"}),
+        ("split_kv", "h100", {"kv": "e4m3", "varlen": "", "page": 64, "seqused": "0:4000"}),
+    ],
+)
+def test_what_has_no_reference_in_cpp_keeps_a_small_problem(database, tmp_path, family, gpu, fields):
+    text = export_source(database, kernels.record(database, family, gpu, **fields))
+    assert "struct Terms" not in text and "checks and times a small problem of this kernel" in text
+    host_code_compiles(text, tmp_path)

@@ -9,7 +9,7 @@ import pytest
 
 from evoattn.backends.compiler import compile_source
 from evoattn.families.backward_mma.family import BackwardMma
-from evoattn.families.backward_mma.work import key_steps
+from evoattn.families.backward_mma.resources import key_steps
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem

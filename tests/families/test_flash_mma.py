@@ -9,8 +9,7 @@ import pytest
 
 from evoattn.backends.compiler import compile_source
 from evoattn.families.flash_mma.family import FlashMma
-from evoattn.families.flash_mma.genes import FlashMmaGenes
-from evoattn.families.flash_mma.resources import registers_needed
+from evoattn.families.flash_mma.resources import FlashMmaGenes, registers_needed
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem

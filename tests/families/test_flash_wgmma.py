@@ -12,9 +12,7 @@ import pytest
 from evoattn.backends.compiler import compile_source
 from evoattn.families.base import starts_zeroed
 from evoattn.families.flash_wgmma.family import FlashWgmma
-from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
-from evoattn.families.flash_wgmma.registers import begins_ahead, moved_registers, threads
-from evoattn.families.flash_wgmma.resources import smem_bytes
+from evoattn.families.flash_wgmma.resources import FlashWgmmaGenes, begins_ahead, moved_registers, smem_bytes, threads
 from evoattn.families.flash_wgmma.text import wgmma_function
 from evoattn.families.render import render
 from evoattn.model import named_problems as problems

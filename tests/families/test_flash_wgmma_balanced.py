@@ -11,9 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
-from evoattn.families.flash_wgmma.registers import registers_at_launch, warpgroups
-from evoattn.families.flash_wgmma.resources import grid, result_bytes
+from evoattn.families.flash_wgmma.resources import FlashWgmmaGenes, grid, registers_at_launch, result_bytes, warpgroups
 from evoattn.families.gangs import TilesInOrder
 from evoattn.model.gpu import GPUS
 from evoattn.model.paths import TEMPLATES

@@ -6,8 +6,7 @@ from __future__ import annotations
 import pytest
 
 from evoattn.families.flash_wmma.family import FlashWmma
-from evoattn.families.flash_wmma.genes import FlashWmmaGenes
-from evoattn.families.flash_wmma.resources import smem_bytes, smem_parts
+from evoattn.families.flash_wmma.resources import FlashWmmaGenes, smem_bytes, smem_parts
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space

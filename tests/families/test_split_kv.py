@@ -11,8 +11,7 @@ import pytest
 from evoattn.backends.compiler import compile_source
 from evoattn.families.render import render
 from evoattn.families.split_kv.family import SplitKv
-from evoattn.families.split_kv.genes import SplitKvGenes
-from evoattn.families.split_kv.resources import smem_bytes, split_of
+from evoattn.families.split_kv.resources import SplitKvGenes, smem_bytes, split_of
 from evoattn.model.gpu import GPUS, GpuSpec
 from evoattn.model.named_problems import named_problems
 from evoattn.model.problem import AttentionProblem

@@ -30,8 +30,9 @@ from tests.support.compiles import compile_ptx
 
 PACKAGE = Path(evoattn.__file__).parent
 _SHARED = ("base.py", "tensor_tiles.py", "row_blocks.py", "variants.py")
-_OTHER_FILES = ("__init__.py", "genes.py", "refusals.py", "registers.py", "work.py")
-"""Of a family: they say which configs there are and what they cost, and launch nothing."""
+_LAUNCHING = ("constants", "launches", "workspace")
+"""Methods of a family; its others, and the functions that they alone use, say which configs there are and what they
+cost."""
 _PAIRS = (("seqlen_q", "seqlen_k"), ("BLOCK_M", "BLOCK_N"), (".heads", ".kv_heads"), ('"k"', '"v"'), ("min(", "max("))
 _WORDS = (
     *_PAIRS,
@@ -70,8 +71,7 @@ class HostMutant:
 
 def files_of(family: str) -> list[str]:
     """Those of the family that say how it is launched, and what all families have."""
-    own = sorted((PACKAGE / "families" / family).glob("*.py"))
-    paths = [path for path in own if path.name not in _OTHER_FILES]
+    paths = sorted((PACKAGE / "families" / family).glob("[a-z]*.py"))
     return [str(p.relative_to(PACKAGE)) for p in [*paths, *(PACKAGE / "families" / name for name in _SHARED)]]
 
 
@@ -83,10 +83,32 @@ def mutants_of(family: str) -> list[HostMutant]:
 def mutants_in(file: str) -> list[HostMutant]:
     """All in functions and constants of one file, named from the package's folder."""
     text = (PACKAGE / file).read_text()
-    changed, endless = faults_of(PACKAGE / file) + list(_other_words(text)), _loop_lines(text)
+    changed, aside = faults_of(PACKAGE / file) + list(_other_words(text)), _loop_lines(text) | _idle_lines(file)
     return [
-        HostMutant(file, line, what, n, source) for n, (line, what, source) in enumerate(changed) if line not in endless
+        HostMutant(file, line, what, n, source) for n, (line, what, source) in enumerate(changed) if line not in aside
     ]
+
+
+def _idle_lines(file: str) -> set[int]:
+    """Lines of a family's file that launch nothing: its classes, and functions that no method of `_LAUNCHING` uses."""
+    if file.count("/") < 2:
+        return set()
+    parsed = [ast.parse(path.read_text()) for path in (PACKAGE / file).parent.glob("*.py")]
+    functions = {node.name: node for tree in parsed for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    used, found = set[str](), list(_LAUNCHING)
+    while found:
+        if (name := found.pop()) in functions and name not in used:
+            used.add(name)
+            nodes = list(ast.walk(functions[name]))
+            found += [node.id for node in nodes if isinstance(node, ast.Name)]
+            found += [node.attr for node in nodes if isinstance(node, ast.Attribute)]
+
+    def lines(node: ast.stmt) -> set[int]:
+        return set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+
+    nodes = list(ast.walk(ast.parse((PACKAGE / file).read_text())))
+    idle = set[int]().union(*(lines(node) for node in nodes if isinstance(node, (ast.ClassDef, ast.FunctionDef))))
+    return idle.difference(*(lines(node) for node in nodes if isinstance(node, ast.FunctionDef) and node.name in used))
 
 
 def _loop_lines(text: str) -> set[int]:

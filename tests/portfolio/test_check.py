@@ -72,9 +72,18 @@ def test_a_row_goes_to_the_results_page_as_one_of_the_bench():
     assert json.loads(line)["config"] == {"known": 1} and json.loads(line)["arch"] == H100.arch
 
 
-def test_a_search_has_the_families_that_serve_the_problem():
-    assert make_group(0, PROBLEM, None, H100).families == ("flash_wgmma", "split_kv", "flash_mma")
-    assert make_group(0, lookup_problem("gemma4_full"), None, H100).families == ("large_head_mma",)
+@pytest.mark.parametrize(
+    "problem, families",
+    [
+        (PROBLEM, {"flash_wgmma", "flash_mma"}),
+        (PROBLEM.with_(seqlen_q=1), {"flash_wgmma", "flash_mma", "split_kv"}),
+        (PROBLEM.with_(dtype="fp32"), {"flash_scalar", "split_kv", "large_head"}),
+        (PROBLEM.with_(head_dim=4096), {"large_head"}),  # which has won nothing in 16 bits, and serves it alone
+        (lookup_problem("gemma4_full"), {"large_head_mma"}),
+    ],
+)
+def test_a_search_has_the_families_that_may_win_the_problem(problem, families):
+    assert set(make_group(0, problem, None, H100).families) == families
 
 
 def test_known_kernels_are_completed_or_left_out():

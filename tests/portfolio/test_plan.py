@@ -24,7 +24,8 @@ SHAPES = ("B=4,H=8,S=512,D=64,dtype=bf16,mask=full", "B=8,H=8,Sq=1,Sk=900,D=64,d
 
 
 def made():
-    group = Group("16 d64 full", [parse_shape(s) for s in SHAPES], campaign.plain_families("16 d64 full"))
+    problems = [parse_shape(s) for s in SHAPES]
+    group = Group("16 d64 full", problems, campaign.families_of(problems, H100))
     return plan([group], H100)
 
 

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from evoattn.cost.explanation import ANY_CARD, kinds
 from evoattn.cost.training.rows import Row
+from evoattn.families import registry
 
 LEAST = 20
 """Kernels of a problem below which it is not judged."""
@@ -127,7 +128,7 @@ HOPPER_ONLY = ("wgmma", "tma", "cluster")
 def for_all_cards(row: Row) -> bool:
     """Whether a card without wgmma, tensor copies and clusters has this config too."""
     values = {str(v) for v in row.config.params.values()}
-    return row.family not in ("flash_wgmma", "latent_wgmma") and not values & set(HOPPER_ONLY)
+    return "sm_90a" not in registry.lookup(row.family).devices and not values & set(HOPPER_ONLY)
 
 
 def problem_keys(rows: Sequence[Row]) -> list[Hashable]:

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from evoattn.cost.cost import physical_part
 from evoattn.cost.fitted import load
-from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
-from evoattn.families.flash_wgmma.resources import gang_size
+from evoattn.families.flash_wgmma.resources import FlashWgmmaGenes, gang_size
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, config_id

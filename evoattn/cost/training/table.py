@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from evoattn.cost.cost import WEIGHED_AS
 from evoattn.cost.features import LEAST, fixed_features
 from evoattn.cost.fitted import Weights
 from evoattn.cost.launch_time import LaunchTerms, launch_terms
@@ -108,7 +107,7 @@ class Table:
         each = np.zeros((len(chosen), 4))
         units = np.zeros((len(chosen), len(BUSY)))
         for family in set(self.family[chosen]):
-            mine, found = self.family[chosen] == family, weights[WEIGHED_AS.get(family, family)]
+            mine, found = self.family[chosen] == family, weights[registry.weighed_as(family)]
             each[mine] = found.chain, found.fetch, found.ends, found.launch_us
             units[mine] = [found.units[name] for name in BUSY]
         return put_together(self.terms[chosen], self.shares[chosen], units, each)

@@ -5,19 +5,26 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-from evoattn.families.backward_scalar.genes import BackwardScalarGenes
-from evoattn.families.backward_scalar.refusals import why_redundant, why_shape, why_too_big
-from evoattn.families.backward_scalar.resources import scratch, smem_bytes
-from evoattn.families.backward_scalar.score import score_args, score_class
-from evoattn.families.backward_scalar.work import launch_work
+from evoattn.families.backward_scalar.resources import (
+    EACH,
+    BackwardScalarGenes,
+    estimated_registers,
+    launch_work,
+    scratch,
+    smem_bytes,
+)
 from evoattn.families.base import Family, buffer_of
+from evoattn.families.residency import WARP, why_no_memory, why_not_resident, why_same_code, why_too_few_registers
 from evoattn.families.variants import variant_constants
 from evoattn.families.work import LaunchWork
 from evoattn.model.backward import TERM_GRADS, parse_grads
+from evoattn.model.dtype import DTYPES
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.score import SCORE, WHOLE, Apply, Load, Name, Number, Table, Tree, derivative, of_score
+from evoattn.model.score_cuda import in_cuda, member, size_member
 from evoattn.model.space import KernelConfig
 
 MAX_HEAD_DIM = 256
@@ -137,3 +144,132 @@ def _ints(*numbers: int) -> tuple[Scalar, ...]:
 def _strides(problem: AttentionProblem, *tensors: str) -> tuple[Scalar, ...]:
     """Of batches, heads and rows, in elements."""
     return tuple(Scalar("int64", stride) for tensor in tensors for stride in problem.strides(tensor)[:3])
+
+
+def why_shape(genes: BackwardScalarGenes) -> str | None:
+    """Threads that do not fit the tiles."""
+    m, n = genes.BLOCK_M, genes.BLOCK_N
+    if m * n < genes.THREADS * EACH:
+        return f"THREADS={genes.THREADS} are more than the BLOCK_M={m} by BLOCK_N={n} scores of a tile, {EACH} each."
+    return None
+
+
+def why_redundant(problem: AttentionProblem, genes: BackwardScalarGenes) -> str | None:
+    """Configs that do on this problem what a smaller one does."""
+    for name, rows, length in (
+        ("BLOCK_M", genes.BLOCK_M, problem.seqlen_q),
+        ("BLOCK_N", genes.BLOCK_N, problem.seqlen_k),
+    ):
+        if rows > 32 and rows >= 2 * max(length, 32):
+            return f"{name}={rows} is twice the {length} that there are, or more."
+    return why_same_code(genes.BLOCKS_PER_SM, genes.THREADS // WARP)
+
+
+def why_too_big(problem: AttentionProblem, genes: BackwardScalarGenes, gpu: GpuSpec) -> str | None:
+    """Memory and registers against the limits of the GPU and of BLOCKS_PER_SM."""
+    smem, warps = smem_bytes(problem, genes), genes.THREADS // WARP
+    if smem > gpu.smem_per_block:
+        return (
+            f"Tiles of BLOCK_M={genes.BLOCK_M} and BLOCK_N={genes.BLOCK_N} take {smem} bytes of shared memory; a block "
+            f"of {gpu.name} has {gpu.smem_per_block}."
+        )
+    return (
+        why_not_resident(gpu, genes.BLOCKS_PER_SM, warps, smem)
+        or why_too_few_registers(genes.BLOCKS_PER_SM, warps, estimated_registers(problem, genes))
+        or why_no_memory(problem, scratch(problem), gpu)
+    )
+
+
+CAP = Name("cap")
+"""The softcap, which is an argument: it is no part of a kernel's code."""
+BIAS = Name("biased")
+"""The element of the bias, whose strides are arguments, as a caller's may be any."""
+BIAS_FIELDS = (
+    ("int64_t", "bias_batch_stride"),
+    ("int64_t", "bias_head_stride"),
+    ("int64_t", "bias_row_stride"),
+)
+ARGUMENTS = "float s, int b, int h, int q, int k, int d"
+
+
+BIASED = (
+    "    const float biased = to_float(bias[b * bias_batch_stride + h * bias_head_stride + q * bias_row_stride + k]);"
+)
+
+
+def score_class(problem: AttentionProblem) -> str:
+    """The class `Score`: `of` a scaled score, its `slope`, and its `slope_behind_bias`, by the score that has the bias;
+    and the macros of its arguments in a kernel, in the order of `score_args`."""
+    tree, own = _whole(problem), problem.own_score
+    behind: Tree = of_score(derivative(own.tree), _whole(problem.with_(score="", tables=""))) if own else Number(1)
+    methods = (("of", tree), ("slope", derivative(tree)), ("slope_behind_bias", behind))
+    fields = [("float", "cap")] if problem.softcap else []
+    if problem.bias:
+        fields += [("const Element* __restrict__", "bias"), *BIAS_FIELDS]
+    for table in _tables(tree):
+        element = DTYPES[table.dtype].cuda if table.dtype in DTYPES else WHOLE[table.dtype]
+        fields.append((f"const {element}* __restrict__", member(table)))
+        fields += [("int", size_member(table, i)) for i in range(len(table.shape))]
+    return "\n".join(
+        (
+            "struct Score {",
+            *(f"  {kind} {name};" for kind, name in fields),
+            *(
+                line
+                for name, value in methods
+                for line in (
+                    f"  __device__ __forceinline__ float {name}({ARGUMENTS}) const {{",
+                    *([BIASED] if problem.bias and _has(value, BIAS) else ()),
+                    f"    return {in_cuda(value)};",
+                    "  }",
+                )
+            ),
+            "};",
+            "#define SCORE_PARAMETERS" + "".join(f", {kind} score_{name}" for kind, name in fields),
+            "#define SCORE_ARGUMENTS {" + ", ".join(f"score_{name}" for _, name in fields) + "}",
+        )
+    )
+
+
+def score_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
+    """The arguments that `score_class` names."""
+    args: list[KernelArg] = [Scalar("float32", problem.softcap)] if problem.softcap else []
+    if problem.bias:
+        args += [Buffer("bias"), *(Scalar("int64", stride) for stride in problem.strides("bias")[:3])]
+    for table in _tables(_whole(problem)):
+        args += [Buffer(table.buffer), *(Scalar("int32", size) for size in table.shape)]
+    return tuple(args)
+
+
+def _whole(problem: AttentionProblem) -> Tree:
+    """`AttentionProblem.scoring`, with the softcap and the bias by their names."""
+    tree = _named(problem.with_(softcap=0.0).scoring)
+    if not problem.softcap:
+        return tree
+    return of_score(tree, Apply("*", (CAP, Apply("tanh", (Apply("/", (Name(SCORE), CAP)),)))))
+
+
+def _named(tree: Tree) -> Tree:
+    """The expression with `BIAS` for the element of the bias."""
+    match tree:
+        case Load(table, _) if table.name == "bias" and table.buffer == "bias":
+            return BIAS
+        case Apply(name, of):
+            return Apply(name, tuple(map(_named, of)))
+    return tree
+
+
+def _has(tree: Tree, name: Name) -> bool:
+    return tree == name or (isinstance(tree, Apply) and any(_has(one, name) for one in tree.of))
+
+
+def _tables(tree: Tree) -> list[Table]:
+    """Those that an expression loads from, each once."""
+    match tree:
+        case Load(table, indices):
+            found = [table, *(inner for index in indices for inner in _tables(index))]
+        case Apply(_, of):
+            found = [table for one in of for table in _tables(one)]
+        case _:
+            found = []
+    return list({table.name: table for table in found}.values())

@@ -1,17 +1,195 @@
-"""What the kernels of flash_wgmma take: grid, shared memory, results that blocks hand over."""
+"""The genes of flash_wgmma, and what they take: registers, shared memory, results that blocks hand over, work."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Literal
 
-from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
-from evoattn.families.flash_wgmma.registers import WARPGROUP, warpgroups
+from evoattn.families.dealt import DealtTiles
 from evoattn.families.gangs import TilesInOrder
+from evoattn.families.genes import Genes
+from evoattn.families.residency import WARP, register_cap
 from evoattn.families.row_blocks import batches, row_blocks
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES, group_slots
-from evoattn.families.work import tensor_bytes
+from evoattn.families.work import (
+    LaunchWork,
+    Step,
+    bias_bytes,
+    blocks_of_sequence,
+    row_steps,
+    tensor_bytes,
+    together,
+    up_to,
+    variant_step,
+    visit_share,
+)
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
+
+
+@dataclass(frozen=True)
+class FlashWgmmaGenes(Genes):
+    """One config of `search_spaces/flash_wgmma.yaml`, which says what each gene means."""
+
+    BLOCK_M: int
+    BLOCK_N: int
+    STAGES: int
+    BLOCKS_PER_SM: int
+    PRODUCER: Literal["warp", "warpgroup"]
+    OVERLAP: bool
+    PING_PONG: bool
+    RESCALE: Literal["always", "lazy_5", "lazy_8", "lazy_after"]
+    KEY_SPLIT: int
+    SCHEDULE: Literal["single", "fixed", "claimed", "balanced"]
+    TILE_ORDER: Literal["by_head", "heads_4", "heads_8", "heads_16", "all_heads"]
+    CAUSAL_SKIP: bool
+    POLYNOMIAL_EIGHTHS: int
+    Q_IN_REGISTERS: bool
+    STORE: Literal["tensor_map", "rows", "chunks"]
+    PART_TILES: int = 0
+    GROUP_ROWS: bool = False
+
+
+WARPGROUP = 128
+WARPGROUP_ROWS = 64
+PRODUCER_REGISTERS = {1: 40, 2: 24, 3: 32, 4: 24}
+"""Per thread of the producer warpgroup after setmaxnreg, by consumer warpgroups; ran on an H100
+(docs/sources.md)."""
+MAX_CONSUMER_REGISTERS = 240
+FIXED_REGISTERS = 28
+"""Addresses, counters, row sums and shifts beside the operands of wgmma.
+
+With the terms of `registers_needed` fitted to 1,050 random configs near the limit, compiled by ptxas 13.0; 94 of them
+spilled, and none of those that these terms accept.
+"""
+PERSISTENT_REGISTERS = 4
+UNEVEN_ROWS_REGISTERS = 13
+"""Replaces PERSISTENT_REGISTERS when STORE=rows and head_dim is no multiple of 64: half of 38 such configs spilled with
+4, and five still with 9."""
+WIDE_HEAD_DIM = 128
+"""Above it ptxas keeps more addresses and moves parts of O: 5 registers for each 32 columns, and more where a loop goes
+over tiles."""
+WIDE_PERSISTENT_REGISTERS = 12
+"""With 4, two of 330 kernels of head_dim 136 to 256 spilled, both with SCHEDULE=claimed and without OVERLAP."""
+WIDE_ROWS_REGISTERS = 32
+"""Replaces WIDE_PERSISTENT_REGISTERS when STORE=rows, where with 26 one of 107 kernels still spilled."""
+MERGE_REGISTERS = 32
+"""Of a balanced schedule, beside its own O and that of another block, which ptxas reads in one go: with less, tight
+configs of head_dim 112 (30) and 184 to 256 (60) spilled, of some 800 that were compiled."""
+WIDE_MERGE_REGISTERS = 60
+LAZY_AFTER_REGISTERS = 16
+"""For the product that brings lost scores back, and one more for 16 columns of a row; found as FIXED_REGISTERS."""
+TWO_HEADS_REGISTERS = 12
+"""Of GROUP_ROWS with slopes, a bias or an expression, which a thread's two rows may have of two heads: of 16 configs
+with up to 12 to spare two spilled, with 0 and with 8."""
+AHEAD_ROWS_REGISTERS = 16
+"""That must be left to begin a tile of rows ahead with STORE=rows: of 109 configs with less 61 spilled, of 16 with as
+many none."""
+AHEAD_MERGE_REGISTERS = 16
+"""The same of a balanced schedule, whose merge then has S beside it: all eleven that had fewer spilled, of ten others
+one, by rows."""
+REGISTERS_UNDER_WGMMA = 26
+"""Registers that ptxas keeps below and above the operands of one wgmma: with fewer at launch it refuses (C7602)."""
+
+
+def warpgroups(genes: FlashWgmmaGenes) -> int:
+    """Consumer warpgroups."""
+    return genes.BLOCK_M // WARPGROUP_ROWS
+
+
+def producer_warps(genes: FlashWgmmaGenes) -> int:
+    return 4 if genes.PRODUCER == "warpgroup" else 1
+
+
+def threads(genes: FlashWgmmaGenes) -> int:
+    """Threads per block."""
+    return WARPGROUP * warpgroups(genes) + 32 * producer_warps(genes)
+
+
+def registers_at_launch(genes: FlashWgmmaGenes) -> int:
+    """Registers per thread under the launch bounds."""
+    return register_cap(threads(genes) // 32, genes.BLOCKS_PER_SM)
+
+
+def moved_registers(genes: FlashWgmmaGenes) -> tuple[int, int]:
+    """(producer's, consumers') registers per thread after setmaxnreg, (0, 0) without.
+
+    A block owns what it had at launch: W·c + p <= (W + 1)·launch, or an increase would wait forever (docs/sources.md).
+    """
+    if genes.PRODUCER != "warpgroup":
+        return 0, 0
+    consumers, launch = warpgroups(genes), min(registers_at_launch(genes) + 1, 256) // 8 * 8
+    producer = PRODUCER_REGISTERS[consumers]
+    consumer = ((consumers + 1) * launch - producer) // consumers // 8 * 8
+    return producer, min(consumer, MAX_CONSUMER_REGISTERS)
+
+
+def _persistent_registers(value_dim: int, by_rows: bool) -> int:
+    """What a loop over tiles of rows keeps, with `by_rows` its addresses of the rows of O."""
+    if value_dim > WIDE_HEAD_DIM:
+        return WIDE_ROWS_REGISTERS if by_rows else WIDE_PERSISTENT_REGISTERS
+    return UNEVEN_ROWS_REGISTERS if by_rows and value_dim % 64 else PERSISTENT_REGISTERS
+
+
+def registers_needed(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
+    """Estimate of the registers per consumer thread below which ptxas spills or serializes wgmma.
+
+    S, P, O, Q if it stays, and what the other genes keep beside them.
+    """
+    block_n, wide = genes.BLOCK_N, max(0, problem.head_dim - WIDE_HEAD_DIM, problem.head_dim_v - WIDE_HEAD_DIM)
+    operands = block_n // 2 + block_n // 4 + problem.head_dim_v // 2
+    if genes.Q_IN_REGISTERS:
+        operands += 4 * math.ceil(problem.head_dim / 16)
+    others = FIXED_REGISTERS + math.ceil(wide * 5 / 32)
+    if genes.SCHEDULE != "single":
+        others += _persistent_registers(problem.head_dim_v, genes.STORE == "rows")
+    if genes.RESCALE == "lazy_after":
+        others += LAZY_AFTER_REGISTERS + problem.head_dim // 16 + wide // 8
+    if genes.GROUP_ROWS and (problem.alibi or problem.bias or problem.score):
+        others += TWO_HEADS_REGISTERS
+    if problem.bias:  # one register for two keys of two rows, loaded beside the product
+        others += block_n // 4
+    return max(operands + others, _merge_registers(problem.head_dim_v) if _adds_results(genes) else 0)
+
+
+def _adds_results(genes: FlashWgmmaGenes) -> bool:
+    """Whether a block adds an O of global memory to its own."""
+    return genes.SCHEDULE == "balanced" or (genes.PART_TILES > 0 and genes.KEY_SPLIT == 1)
+
+
+def _merge_registers(value_dim: int) -> int:
+    return value_dim + (WIDE_MERGE_REGISTERS if value_dim > WIDE_HEAD_DIM else MERGE_REGISTERS)
+
+
+def begins_ahead(problem: AttentionProblem, genes: FlashWgmmaGenes) -> bool:
+    """Whether a tile of rows begins beside the last product of the one before (`AHEAD` in the template).
+
+    Q must come before its turn, which it does where the last one has gone into registers; the ring must hold V of that
+    product and of the keys that are skipped; and there must be registers for two tiles of rows at once, which three
+    blocks per SM leave too few of (64×48 tiles of head_dim 64 spilled 16 bytes).
+    """
+    skipped = math.ceil((genes.BLOCK_M - WARPGROUP_ROWS) / genes.BLOCK_N) if genes.CAUSAL_SKIP else 0
+    if genes.SCHEDULE == "single" or not (genes.OVERLAP and genes.Q_IN_REGISTERS):
+        return False
+    if skipped >= genes.STAGES or genes.BLOCKS_PER_SM > 2:
+        return False
+    registers = moved_registers(genes)[1] or registers_at_launch(genes)
+    if (
+        _adds_results(genes)
+        and _merge_registers(problem.head_dim_v) + genes.BLOCK_N // 2 + AHEAD_MERGE_REGISTERS > registers
+    ):
+        return False
+    wanted = AHEAD_ROWS_REGISTERS if genes.STORE == "rows" else 0
+    if genes.RESCALE == "lazy_after":  # 128×112 tiles spilled with 4 to spare, 192×80 of head_dim 64 not with 0
+        wanted += max(0, problem.head_dim - 64) // 8
+    return registers_needed(problem, genes) + wanted <= registers
+
+
+def widest_wgmma(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
+    """Registers per thread that the widest wgmma needs at launch."""
+    return max(genes.BLOCK_N // 2 + 4 * genes.Q_IN_REGISTERS, problem.head_dim_v // 2 + 4) + REGISTERS_UNDER_WGMMA
+
 
 IN_CLUSTER = (1, 2, 4)
 """Values of KEY_SPLIT whose blocks are a cluster where shared memory holds their results."""
@@ -146,3 +324,152 @@ def grid(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -> tup
     if turn == 1:
         return rows * split, heads // batches(problem), batches(problem)
     return turn * split, rows, math.ceil(heads / turn)
+
+
+SOFTMAX_WAIT, FIRST_WAIT, CLUSTER_WAIT, MEMORY_WAIT = 170, 1300, 1500, 4000
+"""Clocks: of a tile's dependent instructions; of a block's first loads and last stores; of a merge in a cluster; of one
+in global memory, which was not measured."""
+PART_WAIT = 3000
+"""Clocks: of a part whose sum is added to that of those before, with products that nothing overlaps. On an H100 a
+second part took 8 to 17 % more of some 1,400 keys."""
+BEGIN_WAIT, ONCE_WAITS = 400, {"single": 0, "fixed": 600, "claimed": 900, "balanced": 5000}
+"""Clocks: of a block that begins where another ended; of a persistent block, once, by SCHEDULE: its first tile's place,
+a counter in memory, and results that blocks exchange there. Estimates, from what the other terms left of times of an
+H200."""
+COPY_WAIT = 90
+"""Clocks of a copy of 64 columns of the keys of a tile that one page holds: with pages of 16 keys, or tiles that are no
+multiples of a page, kernels of an H200 took up to twice as long."""
+SCORE_OPERATIONS = {"always": 4.5, "lazy_5": 4.0, "lazy_8": 4.0, "lazy_after": 3.5}
+
+
+def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: int) -> tuple[LaunchWork, ...]:
+    """The one launch. A step's `waits` leave out the products: they are in `tensor_flops`."""
+    rows, keys, groups = genes.BLOCK_M, genes.BLOCK_N, warpgroups(genes)
+    mean, most, count = row_steps(problem, rows, keys, group_slots(problem) if genes.GROUP_ROWS else 1)
+    own = blocks_of_sequence(problem, count)
+    _, heads = row_tiles(problem, genes)
+    split, tiles, sharers = genes.KEY_SPLIT, count * heads, heads // (problem.kv_heads * batches(problem))
+    copies = keys // math.gcd(keys, problem.page) * _widths(problem) / 64 if problem.page else 0.0
+    return (
+        LaunchWork(
+            "flash_wgmma",
+            tiles * split,
+            threads(genes),
+            4 * groups,
+            smem_bytes(problem, genes),
+            registers or registers_at_launch(genes),
+            together(variant_step(problem, rows * keys), _step(problem, genes, groups, copies)),
+            mean / (min(split, math.ceil(mean / genes.PART_TILES)) if genes.PART_TILES else split),
+            _most_tiles(genes, most),
+            _ends(problem, genes, groups),
+            tensor="wgmma",
+            schedule=genes.SCHEDULE,
+            once_waits=ONCE_WAITS[genes.SCHEDULE],
+            longest_first=problem.causal and (is_persistent(genes) or HEADS_IN_TURN[genes.TILE_ORDER] != 1),
+            in_flight_bytes=(genes.STAGES * (problem.head_dim + problem.head_dim_v) - problem.head_dim_v) * keys * 2,
+            read_bytes=tensor_bytes(problem, "q", "k", "v") + bias_bytes(problem),
+            write_bytes=tensor_bytes(problem, "o"),
+            sweep_bytes=tensor_bytes(problem, "k", "v"),
+            sweepers=own * sharers * split,
+            visits=own,
+            visit_share=visit_share(problem, mean, keys),
+            heads_in_turn=(HEADS_IN_TURN[genes.TILE_ORDER] or heads) / sharers,
+            order=tiles_in_order(problem, genes) if genes.SCHEDULE == "balanced" else None,
+            dealt=_dealt(problem, genes) if genes.SCHEDULE == "fixed" else None,
+            cluster=cluster_blocks(problem, genes),
+            genes=_numbers(problem, genes, groups, copies, tiles),
+        ),
+    )
+
+
+def _most_tiles(genes: FlashWgmmaGenes, most: int) -> int:
+    """Of the tiles of keys of a tile of rows, those of the block that has most."""
+    part = genes.PART_TILES or 1
+    return min(most, -(-most // (genes.KEY_SPLIT * part)) * part)
+
+
+def _dealt(problem: AttentionProblem, genes: FlashWgmmaGenes) -> DealtTiles | None:
+    if not (problem.varlen or problem.seqused):
+        return None
+    heads, slots = row_tiles(problem, genes)[1], group_slots(problem) if genes.GROUP_ROWS else 1
+    return DealtTiles(problem, genes.BLOCK_M, genes.BLOCK_N, slots, heads, HEADS_IN_TURN[genes.TILE_ORDER])
+
+
+def _widths(problem: AttentionProblem) -> int:
+    """Columns of K, in whole steps of the products, and of V."""
+    return up_to(problem.head_dim, 16) + problem.head_dim_v
+
+
+def _step(problem: AttentionProblem, genes: FlashWgmmaGenes, groups: int, copies: float) -> Step:
+    """A block's work on a tile of keys, but for a variant's own."""
+    rows, keys, value_dim = genes.BLOCK_M, genes.BLOCK_N, problem.head_dim_v
+    scores, polynomial = rows * keys, genes.POLYNOMIAL_EIGHTHS / 8
+    rescaled = rows * value_dim if genes.RESCALE == "always" else 0
+    lanes = scores * (SCORE_OPERATIONS[genes.RESCALE] + 5 * polynomial) + rescaled
+    tile_bytes = keys * (up_to(problem.head_dim, 64) + up_to(value_dim, 64)) * 2
+    reads = groups * tile_bytes + (0 if genes.Q_IN_REGISTERS else rows * up_to(problem.head_dim, 16) * 2)
+    return Step(
+        2.0 * scores * _widths(problem),
+        lanes,
+        scores * (1 - polynomial) + rescaled / 64,
+        lanes / WARP + scores * (1 - polynomial) / WARP + 20 * 4 * groups,
+        reads + tile_bytes,
+        keys * (problem.head_dim + value_dim) * 2,
+        SOFTMAX_WAIT + (40 if genes.PING_PONG else 0) + COPY_WAIT * copies,
+    )
+
+
+def _ends(problem: AttentionProblem, genes: FlashWgmmaGenes, groups: int) -> Step:
+    """A block's first loads, last stores and merges."""
+    rows, value_dim, split = genes.BLOCK_M, problem.head_dim_v, genes.KEY_SPLIT
+    in_memory = merges_in_memory(problem, genes)
+    merges = 2 * (split - 1) / split * groups * result_bytes(problem)  # all but one block write, and one reads
+    merge_wait = MEMORY_WAIT if in_memory else CLUSTER_WAIT if split > 1 else 0
+    added = parts(problem, genes) - 1 if split == 1 else 0
+    merges += 2 * added * groups * result_bytes(problem)
+    merge_wait += added * PART_WAIT
+    return Step(
+        instructions=rows * value_dim / WARP * 1.5 + 60 * groups * 4,
+        shared_bytes=2.0 * rows * value_dim * 2 + (0 if in_memory else merges),
+        loaded_bytes=rows * (problem.head_dim + value_dim) * 2.0 + merges,
+        waits=FIRST_WAIT + merge_wait + (0 if is_persistent(genes) else BEGIN_WAIT),
+    )
+
+
+def _numbers(
+    problem: AttentionProblem, genes: FlashWgmmaGenes, groups: int, copies: float, tiles: int
+) -> dict[str, float]:
+    """What else may matter: `LaunchWork.genes`."""
+    rows = genes.BLOCK_M
+    key_tiles = math.ceil(problem.seqlen_k / genes.BLOCK_N)
+    most_tiles = math.ceil(key_tiles / genes.KEY_SPLIT)
+    have = moved_registers(genes)[1] or registers_at_launch(genes)
+    return {
+        "warpgroups": groups,
+        "stages": genes.STAGES,
+        "asked blocks": genes.BLOCKS_PER_SM,
+        "producer group": genes.PRODUCER == "warpgroup",
+        "overlapped": genes.OVERLAP,
+        "ping pong": genes.PING_PONG,
+        "rescale": ("always", "lazy_5", "lazy_8", "lazy_after").index(genes.RESCALE),
+        "key split": genes.KEY_SPLIT,
+        "cluster": cluster_blocks(problem, genes),
+        "merges in memory": merges_in_memory(problem, genes),
+        "key tiles": key_tiles,
+        "most key tiles": most_tiles,
+        "idle key tiles": genes.KEY_SPLIT * most_tiles - key_tiles,
+        "schedule": ("single", "fixed", "claimed", "balanced").index(genes.SCHEDULE),
+        "heads in turn": HEADS_IN_TURN[genes.TILE_ORDER] or 64,
+        "causal skip": genes.CAUSAL_SKIP,
+        "skipped": genes.CAUSAL_SKIP * (rows - WARPGROUP_ROWS) / genes.BLOCK_N if problem.causal else 0,
+        "polynomial": genes.POLYNOMIAL_EIGHTHS,
+        "q registers": genes.Q_IN_REGISTERS,
+        "store": ("tensor_map", "rows", "chunks").index(genes.STORE),
+        "begins ahead": begins_ahead(problem, genes),
+        "spare registers": have - registers_needed(problem, genes),
+        "wide rows": problem.head_dim_v % 64 != 0,
+        "copies": copies,
+        "grouped rows": genes.GROUP_ROWS,
+        "filled rows": math.prod(problem.shape("o")[:3]) / (tiles * rows),
+        "empty tiles": math.prod(row_tiles(problem, genes)) / tiles - 1 if problem.varlen else 0.0,
+    }

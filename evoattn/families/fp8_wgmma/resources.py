@@ -1,27 +1,60 @@
-"""What the kernels of fp8_wgmma take of an SM: shared memory and registers."""
+"""The genes of fp8_wgmma, and what they take: threads, shared memory, registers, scratch, work."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
 
-from evoattn.families.flash_wgmma.registers import (
+from evoattn.families.flash_wgmma import resources as flash
+from evoattn.families.flash_wgmma.resources import (
     FIXED_REGISTERS,
+    O_CHUNK_PLACES,
     PERSISTENT_REGISTERS,
     REGISTERS_UNDER_WGMMA,
-    WARPGROUP_ROWS,
-    moved_registers,
-    warpgroups,
-)
-from evoattn.families.flash_wgmma.resources import (
-    O_CHUNK_PLACES,
     SEQUENCE_TILE_WORDS,
     TILE_WORDS,
+    WARPGROUP_ROWS,
+    FlashWgmmaGenes,
     chunks_of,
     is_persistent,
+    moved_registers,
+    registers_at_launch,
+    warpgroups,
 )
-from evoattn.families.fp8_wgmma.genes import Fp8WgmmaGenes
+from evoattn.families.genes import Genes
+from evoattn.families.residency import WARP
 from evoattn.families.tensor_tiles import ROW_BYTES
+from evoattn.families.work import LaunchWork, Step, together, up_to, variant_step
 from evoattn.model.problem import AttentionProblem
+
+
+@dataclass(frozen=True)
+class Fp8WgmmaGenes(Genes):
+    """One config of `search_spaces/fp8_wgmma.yaml`, which says what each gene means."""
+
+    BLOCK_M: int
+    BLOCK_N: int
+    STAGES: int
+    BLOCKS_PER_SM: int
+    OVERLAP: bool
+    PING_PONG: bool
+    SCHEDULE: Literal["single", "fixed", "claimed", "balanced"]
+    TILE_ORDER: Literal["by_head", "heads_4", "heads_8", "heads_16", "all_heads"]
+    CAUSAL_SKIP: bool
+    POLYNOMIAL_EIGHTHS: int
+    Q_IN_REGISTERS: bool
+    STORE: Literal["tensor_map", "rows", "chunks"]
+    FLUSH_TILES: int
+    SUM_PLACE: Literal["registers", "shared"]
+
+    @cached_property
+    def flash(self) -> FlashWgmmaGenes:
+        """Those that flash_wgmma has too: the parts that both families share read these."""
+        shared = {name: value for name, value in vars(self).items() if name in FlashWgmmaGenes.__dataclass_fields__}
+        return FlashWgmmaGenes(PRODUCER="warpgroup", RESCALE="always", KEY_SPLIT=1, **shared)
+
 
 ALIGNMENT = 1024
 """Bytes: of a tile with the 128-byte swizzle."""
@@ -78,3 +111,51 @@ def begins_ahead(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> bool:
 def widest_wgmma(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> int:
     """Registers per thread that the widest wgmma needs at launch."""
     return max(genes.BLOCK_N // 2 + 4 * genes.Q_IN_REGISTERS, problem.head_dim_v // 2 + 4) + REGISTERS_UNDER_WGMMA
+
+
+RATE = 2
+"""Times as many products a clock as of 16 bits: `tensor_flops` count those."""
+
+
+def launch_work(problem: AttentionProblem, genes: Fp8WgmmaGenes, registers: int) -> tuple[LaunchWork, ...]:
+    """The one launch: flash_wgmma's, but for the tiles of keys, what a block keeps, and half of the bytes of Q."""
+    [launch] = flash.launch_work(problem, genes.flash, registers)
+    rows, keys, groups = genes.BLOCK_M, genes.BLOCK_N, warpgroups(genes.flash)
+    have = moved_registers(genes.flash)[1] or registers_at_launch(genes.flash)
+    numbers = dict(launch.genes) | {
+        "begins ahead": begins_ahead(problem, genes),
+        "spare registers": have - registers_needed(problem, genes),
+        "flush tiles": genes.FLUSH_TILES,
+    }
+    return (
+        replace(
+            launch,
+            kernel="fp8_wgmma",
+            smem_bytes=smem_bytes(problem, genes),
+            step=together(variant_step(problem, rows * keys), _step(problem, genes, groups)),
+            ends=replace(launch.ends, loaded_bytes=launch.ends.loaded_bytes - rows * problem.head_dim),
+            in_flight_bytes=launch.in_flight_bytes / 2,
+            genes=numbers,
+        ),
+    )
+
+
+def _step(problem: AttentionProblem, genes: Fp8WgmmaGenes, groups: int) -> Step:
+    """A block's work on a tile of keys, but for a variant's own."""
+    rows, keys, value_dim = genes.BLOCK_M, genes.BLOCK_N, problem.head_dim_v
+    scores, polynomial = rows * keys, genes.POLYNOMIAL_EIGHTHS / 8
+    shared = rows * value_dim / genes.FLUSH_TILES if genes.SUM_PLACE == "shared" else 0
+    lanes = scores * (flash.SCORE_OPERATIONS["always"] + 0.5 + 5 * polynomial) + rows * value_dim + shared
+    width = up_to(problem.head_dim, 32) + value_dim
+    tile_bytes = keys * (up_to(problem.head_dim, 128) + value_dim)
+    loaded = keys * up_to(value_dim, 128)
+    reads = groups * tile_bytes + (0 if genes.Q_IN_REGISTERS else rows * up_to(problem.head_dim, 32))
+    return Step(
+        2.0 * scores * width / RATE,
+        lanes,
+        scores * (1 - polynomial),
+        lanes / WARP + scores * (1 - polynomial) / WARP + 20 * 4 * groups,
+        reads + tile_bytes + 2.0 * loaded + 8.0 * shared,
+        keys * (problem.head_dim + value_dim),
+        flash.SOFTMAX_WAIT + (40 if genes.PING_PONG else 0),
+    )

@@ -1,11 +1,36 @@
-"""What the kernels of large_head_mma take: threads, shared memory, registers, work."""
+"""The genes of large_head_mma, and what they take: threads, shared memory, registers, work."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Literal
 
-from evoattn.families.large_head_mma.genes import LargeHeadMmaGenes
+from evoattn.families.genes import Genes
+from evoattn.families.residency import WARP, register_cap
+from evoattn.families.work import LaunchWork, Step, row_steps, tensor_bytes, visit_share
 from evoattn.model.problem import AttentionProblem
+
+
+@dataclass(frozen=True)
+class LargeHeadMmaGenes(Genes):
+    """One config of `search_spaces/large_head_mma.yaml`, which says what each gene means."""
+
+    BLOCK_M: int
+    BLOCK_N: int
+    DV_SPLIT: int
+    SCORES: Literal["recompute", "cluster"]
+    ROW_WARPS: int
+    COLUMN_WARPS: int
+    DIM_CHUNK: int
+    KEY_CHUNK: int
+    STAGES: int
+    Q_PLACE: Literal["shared", "streamed"]
+    SMEM_LAYOUT: Literal["swizzled", "padded"]
+    RESCALE: Literal["always", "vote", "lazy"]
+    BLOCK_ORDER: Literal["rows", "rows_reversed", "heads", "heads_reversed"]
+    BLOCKS_PER_SM: int
+
 
 ELEMENT_BYTES = 2
 """Of fp16 and bf16, the dtypes of this family."""
@@ -81,3 +106,72 @@ def registers_needed(problem: AttentionProblem, genes: LargeHeadMmaGenes) -> int
     accumulators = 8 * dim_blocks(problem, genes) + genes.BLOCK_N // genes.COLUMN_WARPS // 2
     ahead = WIDE_CHUNK_REGISTERS if genes.DIM_CHUNK >= WIDE_CHUNK else 0
     return row_tiles * (accumulators + ROW_TILE_REGISTERS + ahead) + FIXED_REGISTERS
+
+
+MMA_WAIT, LDMATRIX_WAIT, SHUFFLE_WAIT, BARRIER_WAIT, CLUSTER_WAIT, FIRST_WAIT = 18, 24, 24, 40, 700, 1000
+
+
+def launch_work(problem: AttentionProblem, genes: LargeHeadMmaGenes, registers: int) -> tuple[LaunchWork, ...]:
+    """The one launch: a block has a slice of the columns of O, and all scores or, in a cluster, its share of them."""
+    rows, keys = genes.BLOCK_M, genes.BLOCK_N
+    warps, scores = block_warps(genes), genes.BLOCK_M * genes.BLOCK_N
+    qk_dim = dim_steps(problem, genes) * genes.DIM_CHUNK
+    v_dim = dim_blocks(problem, genes) * 16 * genes.COLUMN_WARPS
+    own = slice_elements(problem, genes)
+    flops = 2.0 * scores * (qk_dim + v_dim)
+    q_reads = rows * qk_dim * 2.0 * genes.COLUMN_WARPS
+    reads = genes.ROW_WARPS * keys * (qk_dim + v_dim) * 2.0 + q_reads + rows * keys * 2.0 * genes.COLUMN_WARPS
+    k_columns = own if in_cluster(genes) else problem.head_dim
+    copied = keys * (k_columns + own) * 2.0 + (rows * k_columns * 2.0 if genes.Q_PLACE == "streamed" else 0.0)
+    exchanged = scores * 4.0 * (genes.DV_SPLIT + 1) if in_cluster(genes) else 0.0
+    rescale = rows * own * {"always": 1.0, "vote": 0.3, "lazy": 0.02}[genes.RESCALE]
+    lanes = scores * 4.5 + rescale
+    issued = 2 * flops / 4096 + lanes / WARP + scores / WARP + 3 * reads / 512 + 5 * copied / 512 + exchanged / 512
+    chunks = dim_steps(problem, genes) + keys // genes.KEY_CHUNK
+    waits = chunks * (BARRIER_WAIT + LDMATRIX_WAIT + MMA_WAIT * 2) + 2 * SHUFFLE_WAIT + 60
+    waits += (60 if genes.COLUMN_WARPS > 1 else 0) + (CLUSTER_WAIT if in_cluster(genes) else 0)
+    mean, most, count = row_steps(problem, rows, keys)
+    order = genes.BLOCK_ORDER
+    return (
+        LaunchWork(
+            "large_head_mma",
+            count * problem.heads * problem.batch * genes.DV_SPLIT,
+            WARP * warps,
+            warps,
+            smem_bytes(problem, genes),
+            registers or min(registers_needed(problem, genes), register_cap(warps, genes.BLOCKS_PER_SM)),
+            Step(flops, lanes, scores + rescale / 32, issued, reads + copied + scores * 2.0 + exchanged, copied, waits),
+            mean,
+            most,
+            Step(
+                instructions=rows * own / WARP + 60 * warps,
+                loaded_bytes=rows * (problem.head_dim + own) * 2.0,
+                waits=FIRST_WAIT,
+            ),
+            longest_first=problem.causal and order == "heads_reversed",
+            in_flight_bytes=float((genes.STAGES - 1) * stage_bytes(problem, genes)),
+            read_bytes=tensor_bytes(problem, "q", "k", "v"),
+            write_bytes=tensor_bytes(problem, "o"),
+            sweep_bytes=tensor_bytes(problem, "k", "v"),
+            sweepers=float(count * problem.group_size * genes.DV_SPLIT),
+            visits=float(count),
+            visit_share=visit_share(problem, mean, keys),
+            heads_in_turn=problem.kv_heads * problem.batch if order.startswith("heads") else 1.0,
+            cluster=genes.DV_SPLIT if in_cluster(genes) else 1,
+            genes={
+                "rows per warp": rows / genes.ROW_WARPS,
+                "column warps": genes.COLUMN_WARPS,
+                "dim split": genes.DV_SPLIT,
+                "scores once": genes.SCORES == "cluster",
+                "stages": genes.STAGES,
+                "barriers": chunks,
+                "q registers": genes.Q_PLACE == "streamed",
+                "padded": genes.SMEM_LAYOUT == "padded",
+                "rescale": ("always", "vote", "lazy").index(genes.RESCALE),
+                "heads first": order.startswith("heads"),
+                "reversed": order.endswith("reversed"),
+                "dim chunk": genes.DIM_CHUNK,
+                "key chunk": genes.KEY_CHUNK,
+            },
+        ),
+    )

@@ -6,7 +6,7 @@ import math
 from typing import Any, ClassVar
 
 from evoattn.families.base import Family
-from evoattn.families.merge_parts.genes import MergePartsGenes
+from evoattn.families.merge_parts.resources import MergePartsGenes, lanes_of
 from evoattn.families.residency import WARP
 from evoattn.families.work import LaunchWork, Step
 from evoattn.model.gpu import GpuSpec
@@ -51,7 +51,7 @@ class MergeParts(Family):
         genes = self.genes(config)
         if problem.head_dim % genes.VECTOR_WIDTH:
             return f"VECTOR_WIDTH={genes.VECTOR_WIDTH} does not divide the {problem.head_dim} columns of a row."
-        lanes, columns = _lanes(problem, genes)
+        lanes, columns = lanes_of(problem, genes)
         if (genes.BLOCK_N + 1) * columns > HELD and genes.BLOCK_N > 1:
             return f"BLOCK_N={genes.BLOCK_N} parts of {columns} columns are more than the registers of a thread."
         if redundant and genes.BLOCK_M * lanes < genes.THREADS and genes.THREADS > WARP:
@@ -82,7 +82,7 @@ class MergeParts(Family):
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
         """A step is AT_ONCE parts of as many rows as the threads of a block take at a time."""
         genes = self.genes(config)
-        lanes, columns = _lanes(problem, genes)
+        lanes, columns = lanes_of(problem, genes)
         at_a_time = max(1, min(genes.BLOCK_M, genes.THREADS // lanes))
         numbers = float(at_a_time * genes.BLOCK_N * problem.head_dim)
         parts, size = problem.inputs[0].bytes, problem.inputs[0].bytes / math.prod(problem.inputs[0].shape)
@@ -104,10 +104,3 @@ class MergeParts(Family):
                 genes={"vector bytes": size * genes.VECTOR_WIDTH, "stages": genes.BLOCK_N},
             ),
         )  # fmt: skip
-
-
-def _lanes(problem: AttentionProblem, genes: MergePartsGenes) -> tuple[int, int]:
-    """(threads of a row, columns of it that each has), as in the template."""
-    vectors = math.ceil(problem.head_dim / genes.VECTOR_WIDTH)
-    lanes = min(WARP, 1 << (vectors - 1).bit_length())
-    return lanes, math.ceil(vectors / lanes) * genes.VECTOR_WIDTH

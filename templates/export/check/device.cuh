@@ -17,8 +17,9 @@ struct Device {
       EVOATTN_CUDA(cudaMemset(buffer[i], STARTS_ZEROED[i] ? 0 : 0xFF, BUFFER_BYTES[i]));  // 0xFF: NaN in every dtype
     }
   }
-  void poison_output() {
-    for (int i = O; i <= (HAS_LSE ? LSE : O); i++) EVOATTN_CUDA(cudaMemset(buffer[i], 0xFF, BUFFER_BYTES[i]));
+  void poison_outputs() {
+    for (int i = 0; i < BUFFERS; i++)
+      if (IS_OUTPUT[i]) EVOATTN_CUDA(cudaMemset(buffer[i], 0xFF, BUFFER_BYTES[i]));
   }
   Bytes read(int i, long begin, size_t size) const {
     Bytes bytes(size);

@@ -1,5 +1,6 @@
 // elements.cuh: tensors on the CPU, of 16-bit or 32-bit elements (IEEE 754, round to nearest even).
 using Bytes = std::vector<unsigned char>;
+using Inputs = std::vector<std::pair<int, Bytes>>;  // by their buffers
 
 inline unsigned bits_of(float x) {
   unsigned u;
@@ -30,28 +31,13 @@ inline unsigned short bfloat_from_float(float x) {
   if ((u & 0x7fffffffu) > 0x7f800000u) return 0x7fc0u;
   return (unsigned short)((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
 }
-inline float load(const Bytes& tensor, size_t i) {
-  if constexpr (DTYPE == Dtype::fp32) {
+template <Dtype TYPE> float load_as(const Bytes& tensor, size_t i) {
+  if constexpr (TYPE == Dtype::fp32) {
     float x;
     std::memcpy(&x, &tensor[4 * i], 4);
     return x;
   }
   unsigned short h;
   std::memcpy(&h, &tensor[2 * i], 2);
-  return DTYPE == Dtype::fp16 ? float_from_half(h) : float_of(unsigned(h) << 16);
-}
-inline void store(Bytes& tensor, size_t i, float x) {
-  if constexpr (DTYPE == Dtype::fp32) {
-    std::memcpy(&tensor[4 * i], &x, 4);
-    return;
-  }
-  unsigned short h = DTYPE == Dtype::fp16 ? half_from_float(x) : bfloat_from_float(x);
-  std::memcpy(&tensor[2 * i], &h, 2);
-}
-inline float rounded(float x) {  // to DTYPE and back
-  if constexpr (DTYPE == Dtype::fp32) return x;
-  return DTYPE == Dtype::fp16 ? float_from_half(half_from_float(x)) : float_of(unsigned(bfloat_from_float(x)) << 16);
-}
-inline size_t offset(const long (&strides)[3], long b, long h, long s) {
-  return size_t(b * strides[0] + h * strides[1] + s * strides[2]);
+  return TYPE == Dtype::fp16 ? float_from_half(h) : float_of(unsigned(h) << 16);
 }

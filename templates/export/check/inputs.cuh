@@ -1,5 +1,22 @@
-// inputs.cuh: random tensors.
+// inputs.cuh: random tensors, and elements of the problem's DTYPE.
 #include "export/check/elements.cuh"
+
+inline float load(const Bytes& tensor, size_t i) { return load_as<DTYPE>(tensor, i); }
+inline void store(Bytes& tensor, size_t i, float x) {
+  if constexpr (DTYPE == Dtype::fp32) {
+    std::memcpy(&tensor[4 * i], &x, 4);
+    return;
+  }
+  unsigned short h = DTYPE == Dtype::fp16 ? half_from_float(x) : bfloat_from_float(x);
+  std::memcpy(&tensor[2 * i], &h, 2);
+}
+inline float rounded(float x) {  // to DTYPE and back
+  if constexpr (DTYPE == Dtype::fp32) return x;
+  return DTYPE == Dtype::fp16 ? float_from_half(half_from_float(x)) : float_of(unsigned(bfloat_from_float(x)) << 16);
+}
+inline size_t offset(const long (&strides)[3], long b, long h, long s) {
+  return size_t(b * strides[0] + h * strides[1] + s * strides[2]);
+}
 
 inline unsigned long long next_random(unsigned long long& state) {  // splitmix64
   unsigned long long z = state += 0x9e3779b97f4a7c15ull;

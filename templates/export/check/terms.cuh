@@ -46,8 +46,7 @@ template <typename T> void apply(std::vector<T>& scores, const Terms& terms, lon
   }
 }
 
-using Inputs = std::vector<std::pair<int, Bytes>>;  // by their buffers: first Q, K and V
-
+// First Q, K and V.
 inline Inputs make_inputs(const Terms& terms, const Sequences& sequences) {
   auto random = [](int i) { return random_tensor(BUFFER_BYTES[i] / ELEMENT_BYTES, i + 1); };
   Inputs inputs{{Q, random(Q)}, {K, with_keys_in_use(random(K), K_STRIDES, HEAD_DIM, sequences)}};

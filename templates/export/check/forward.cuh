@@ -1,4 +1,4 @@
-// verdict.cuh: whether what the kernel wrote is right.
+// forward.cuh: the inputs of the forward pass, its answer by the CPU, and whether what the kernel wrote is right.
 #include "export/check/device.cuh"
 #include "export/check/reference.cuh"
 
@@ -57,3 +57,18 @@ inline bool judge(const char* when, const Device& device, const std::vector<Row>
       right ? "ok  " : "FAIL", when, error.largest, allowed.largest, error.rms, allowed.rms, unwritten, elements);
   return judge_lse(device, rows, sequences) && right;
 }
+
+struct Proof {
+  Terms terms = random_terms();
+  Sequences sequences = make_sequences();
+  Inputs inputs = make_inputs(terms, sequences);
+  std::vector<Row> rows = choose_rows();
+  Allowed allowed;
+
+  Proof() {
+    std::printf("CPU reference in double: %zu of %ld rows of O ...\n", rows.size(),
+                long(BUFFER_BYTES[O] / ELEMENT_BYTES) / VALUE_DIM);
+    allowed = reference(rows, inputs[Q].second, inputs[K].second, inputs[V].second, terms, sequences);
+  }
+  bool right(const char* when, const Device& device) const { return judge(when, device, rows, allowed, sequences); }
+};
