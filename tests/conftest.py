@@ -1,10 +1,12 @@
 """For all tests: one thread per process (pytest-xdist uses all cores), a cache of compiled kernels that is kept between
 runs, and no access to the user's database."""
 
+import gc
 import os
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 os.environ.setdefault(
@@ -17,3 +19,14 @@ os.environ["EVOATTN_DB"] = str(Path(tempfile.gettempdir()) / "evoattn-tests" / "
 
 settings.register_profile("any machine", deadline=None)  # a busy machine is no fault of what is tested
 settings.load_profile("any machine")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Modules and tests live to the end: Python's collector of cycles need not look at them again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()

@@ -57,20 +57,33 @@ def test_the_groups_are_of_different_kinds_and_beyond_the_portfolios_problems():
         assert {f for f, _ in group.given} <= set(group.families)
 
 
-@pytest.mark.slow
-def test_a_recording_can_be_read_again(tmp_path):
+def recorded(path, count, *earlier):
+    """The group of a recording of `count` configs beside those of earlier ones."""
     (group,) = make_groups(H100, most=3, only="fp32 d64 full")
-    path = tmp_path / "l.jsonl.gz"
+    landscapes.go_on_from([group], earlier, 3)
+    assert bool(group.spent) == bool(earlier) and len(group.kernels) <= group.spent
     record = landscapes.Record(path, {"gpu": "h100"}, [group], H100)
-    with GroupSearch([group], H100, Manner(Surveyor, sample=99, most=99), LocalFleet(2), FAKES) as engine:
-        landscapes.survey(engine, record, 12)
+    with GroupSearch([group], H100, Manner(Surveyor, len(earlier), 99, 99), LocalFleet(1), FAKES) as engine:
+        landscapes.survey(engine, record, count)
+    return group
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    path = tmp_path_factory.mktemp("first") / "a.jsonl.gz"
+    return path, recorded(path, 12)
+
+
+@pytest.mark.slow
+def test_a_recording_can_be_read_again(first):
+    path, group = first
     found = landscape.load(path)
     assert [s.problem for s in found] == group.problems and found[0].about == {"gpu": "h100"}
+    assert any(c.state == "wrong: as planned" for one in found for c in one.configs)
     kernels = list(group.kernels.values())
     for index, one in enumerate(found):
         right = [c for c in one.configs if c.us is not None]
         assert len(right) > 2 and {c.family for c in right} <= set(group.families)
-        assert any(c.state == "wrong: as planned" for c in one.configs)
         assert any(c.again for c in right) and one.best == min(c.us for c in right)
         for config in right:
             kernel = next(k for k in kernels if k.family == config.family and k.params == config.params)
@@ -82,16 +95,9 @@ def test_a_recording_can_be_read_again(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_recording_goes_on_from_an_earlier_one(tmp_path):
-    first, second = tmp_path / "a.jsonl.gz", tmp_path / "b.jsonl.gz"
-    for path, earlier in ((first, []), (second, [first])):
-        (group,) = make_groups(H100, most=2, only="fp32 d64 full")
-        landscapes.go_on_from([group], earlier, 2)
-        assert bool(group.spent) == bool(earlier) and len(group.kernels) <= group.spent
-        record = landscapes.Record(path, {"gpu": "h100"}, [group], H100)
-        manner = Manner(Surveyor, len(earlier), 99, 99)
-        with GroupSearch([group], H100, manner, LocalFleet(2), FAKES) as engine:
-            landscapes.survey(engine, record, 8)
+def test_a_recording_goes_on_from_an_earlier_one(tmp_path, first):
+    first, second = first[0], tmp_path / "b.jsonl.gz"
+    recorded(second, 8, first)
     one, two, both = landscape.load(first)[0], landscape.load(second)[0], landscape.load(first, second)[0]
     names = [{KernelConfig(c.family, c.params).id for c in land.configs} for land in (one, two, both)]
     again = {

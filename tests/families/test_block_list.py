@@ -149,11 +149,11 @@ WRONG = {
 }
 
 
-def faults(family: str, structure: str, problem: str, *edits: tuple[str, str]) -> list[str]:
+def faults(family: str, structure: str, problem: str, *edits: tuple[str, str], cases=slice(None)) -> list[str]:
     """What the interpreter's cases find in the kernel's source with these edits; empty for a kernel that is right."""
     module, listed = MODULES[family], PROBLEMS[problem]
     config = load_space(family, H100).make_config(module.BASE | STRUCTURES[family][structure])
-    return small_faults(built(module.FAMILY, listed, config, H100, *edits), listed)
+    return small_faults(built(module.FAMILY, listed, config, H100, *edits), listed, cases)
 
 
 def shown(kernel: tuple[str, str, str]) -> set[tuple[str, ...]]:
@@ -175,7 +175,8 @@ RIGHT = covering(EVERY, shown, dict.fromkeys(at for at, _ in WRONG.values()))
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", RIGHT, ids=": ".join)
 def test_kernels_that_read_a_block_list_are_right(kernel):
-    assert not faults(*kernel)
+    """On every second small case, in turns."""
+    assert not faults(*kernel, cases=slice(RIGHT.index(kernel) % 2, None, 2))
 
 
 @pytest.mark.slow

@@ -6,17 +6,15 @@ from functools import cache
 
 import pytest
 
-from evoattn.evaluation.evaluate import evaluate_offline
-from evoattn.evaluation.tasks import Compile
+from evoattn.evaluation.compile import score
 from evoattn.families.registry import FAMILIES
 from evoattn.model import gpu
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.records import TrialState
 from evoattn.model.space import KernelConfig, SearchSpace, load_space, spelling
 from evoattn.samplers.pool import ConfigPool
 from tests.families import test_backward_mma, test_large_head, test_large_head_mma, test_split_kv
 from tests.families.covering import covering, gene_pairs
-from tests.families.on_interpreter import built, judged
+from tests.families.on_interpreter import built, judged, small_faults
 
 pytestmark = pytest.mark.slow
 
@@ -105,11 +103,16 @@ def on_hopper() -> list[tuple[AttentionProblem, KernelConfig]]:
 
 
 def wrong_ones(drawn: list[tuple[AttentionProblem, KernelConfig]], problem: AttentionProblem, spec: gpu.GpuSpec):
-    """The configs of the problem that do not come out `ESTIMATED`, with what became of them."""
-    configs = [config for of, config in drawn if of == problem]
-    outcomes = [(c.describe(), evaluate_offline(Compile(FAMILIES[c.family], c, problem), spec)) for c in configs]
-    assert outcomes
-    return [outcome for outcome in outcomes if outcome[1].state is not TrialState.ESTIMATED]
+    """The configs of the problem that are wrong on every second small case, in turns, or fit on no SM."""
+    mine = [(turn % 2, config) for turn, (of, config) in enumerate(drawn) if of == problem]
+    assert mine
+    found = []
+    for turn, config in mine:
+        kernel = built(FAMILIES[config.family], problem, config, spec, machine_code=True)
+        faults = small_faults(kernel, problem, slice(turn, None, 2))
+        if faults or score(config, kernel.compiled.info, problem, spec) is None:
+            found.append((config.describe(), faults))
+    return found
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=AttentionProblem.describe)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from tests.mutation import operands, statements, substitutes
 from tests.mutation.code import closing, code_of, top_comma
@@ -208,6 +209,7 @@ def _far(old: list[str], new: list[str]) -> str:
     return f"{(old[0] if later else old[-1]).strip()} → {len(old) - 1} lines {'later' if later else 'earlier'}"
 
 
+@cache
 def changes_of(text: str, first_line: int = 1) -> list[Change]:
     """All changes of a text, from `first_line` on."""
     code, found = code_of(text), []

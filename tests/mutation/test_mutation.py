@@ -148,10 +148,10 @@ def test_deleted_waits_and_barriers_are_found(family):
     wanted = ("__syncthreads()", "cp_async_wait", "mbarrier_wait", "wgmma_wait", "named_barrier_sync")
     deleted = [m for m in mutants_of(family) if m.change.kind == "delete" and m.change.what.startswith(wanted)]
     settings = settings_of(family, 2, 1)
-    verdicts = [judge(mutant, settings, 1) for mutant in deleted[:2]]
+    verdicts = [judge(mutant, settings, 1) for mutant in deleted[:1]]
     live = [v for v in verdicts if v.live]
     left = [v.place for v, reason in survivors(live, load_reasons()) if reason is None]
-    assert len(left) <= len(live) // 3, left  # two configs do not need every barrier
+    assert not left
 
 
 def test_reasons_are_of_lines_that_there_are():

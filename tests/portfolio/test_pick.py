@@ -41,7 +41,7 @@ def test_drawn_problems_get_kernels_that_can_run(gpu):
 @pytest.mark.parametrize("kind", DRAWS)
 def test_each_kind_of_problems_gets_kernels_that_can_run(kind):
     listed = list_for(H100)
-    for problem in DRAWS[kind](600, 20):
+    for problem in DRAWS[kind](600, 10):
         found = pick(problem, H100)
         if found is None:
             assert any(one.covers(problem) for one in listed.skipped)

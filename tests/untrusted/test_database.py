@@ -229,7 +229,7 @@ def test_a_query_without_an_end_ends_with_a_signal(tmp_path, number):
     process = subprocess.Popen(words, **pipes, preexec_fn=heeds)
     try:
         with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(8)
+            process.wait(5)
         process.send_signal(number)
         _, said = process.communicate(timeout=600)
     finally:
