@@ -19,6 +19,7 @@ from torch import Tensor
 
 from evoattn.integrations.flash_attn import eight_bits
 from evoattn.integrations.flash_attn.cache import Cache, attend, attend_packed, of_batch
+from evoattn.integrations.flash_attn.columns import side_by_side
 from evoattn.integrations.flash_attn.options import Options, refuse_fp8, window_of
 from evoattn.integrations.flash_attn.rotary import rotated
 from evoattn.integrations.flash_attn.sequences import Keys, Queries, over_rows
@@ -77,7 +78,7 @@ def flash_attn_func(
     if eight:
         return eight_bits.attend(q, k, v, options, (q_descale, k_descale, v_descale))
     if qv is not None:
-        q, k = torch.cat((qv, q), dim=-1), torch.cat((v, k), dim=-1)
+        q, k = side_by_side(qv, q), side_by_side(v, k)
         v = k[..., : v.shape[-1]]
     return of_batch(q, k, v, options)
 
@@ -139,7 +140,7 @@ def flash_attn_varlen_func(
     if cu_seqlens_k is None:
         raise ValueError("cu_seqlens_k is needed: only a cache, of four dimensions, has seqused_k alone.")
     if qv is not None:
-        q, k = torch.cat((qv, q), dim=-1), torch.cat((v, k), dim=-1)
+        q, k = side_by_side(qv, q), side_by_side(v, k)
         v = k[..., : v.shape[-1]]
     keys = Keys(cu_seqlens_k[:-1], int(max_seqlen_k), seqused_k, cu_seqlens_k)
     return over_rows(q, k, v, queries, keys, options)
@@ -311,7 +312,7 @@ def over_cache(q: Tensor, queries: Queries | None, cache: Cache, options: Option
     if options.dropout_p:
         raise ValueError("dropout_p goes without a cache: nobody trains on one.")
     if qv is not None:
-        q, cache = torch.cat((qv, q), dim=-1), cache.joined()
+        q, cache = side_by_side(qv, q), cache.joined()
     return attend(q, cache, options) if queries is None else attend_packed(q, queries, cache, options)
 
 
