@@ -64,7 +64,8 @@ def beside_tiles(problem: AttentionProblem, rows: int, tile: int, split: int = 1
     """Problems of a few tiles of `rows` queries and `tile` keys, in which the keys that a tile of rows sees end one or
     two before the end of a tile of keys, or one behind it; and begin, under a window, one or two behind or one before
     it. A kernel whose edge is a key off passes over a tile that is seen, or does not mask one that is not, or does not
-    raise the maximum of a row that sees its first key there, here alone.
+    raise the maximum of a row that sees its first key there, here alone. Where keys end behind a tile, of a mask that
+    ends in the lower right corner, there are three tiles of rows.
 
     Of a causal mask in the upper left corner alone the last row moves an edge: it is the only one that sees a tile,
     which is not the first of one of `split` blocks that share the keys.
@@ -87,7 +88,8 @@ def beside_tiles(problem: AttentionProblem, rows: int, tile: int, split: int = 1
     for end, begin, ahead in ((-2, 2, tile - 2), (1, -1, 1), (-1, 1, 3)):
         ahead = 0 if MASKS[problem.mask].causal else ahead
         diagonal = (5 if problem.window else 1) * tile + end - ahead  # a window has whole tiles between its edges
-        shifted = problem.with_(seqlen_q=rows + 7, seqlen_k=rows + 7 + diagonal)
+        queries = (1 if end < 0 else 2) * rows + 7  # of three tiles each sees keys, in whatever order blocks come
+        shifted = problem.with_(seqlen_q=queries, seqlen_k=queries + diagonal)
         found.append(fitted(shifted, max(0, diagonal - tile - begin), ahead))
     return found
 
@@ -127,7 +129,7 @@ def used_cases(problem: AttentionProblem, tile: int) -> list[tuple[str, Attentio
         "sequences of whole tiles": (4, 0, 3 * tile, 3 * tile + 7, "plain"),
         "sequences of about a tile": (5, tile - 2, tile + 2, 2 * tile, "plain"),
         "sequences of all keys": (2, whole, whole, whole, "plain"),
-        "less than no keys": (4, 0, 1, tile + 1, "extreme_terms"),
+        "less than no keys, and more than all": (4, 0, 1, 1, "extreme_terms"),
     }
     return [
         (name, some.with_(batch=batch, seqused=f"{low}:{high}", seqlen_k=keys), kind)

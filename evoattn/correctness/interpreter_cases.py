@@ -161,8 +161,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     - one query, a tile that lacks one key, more heads than the order of tiles takes in turn, and blocks that wait long;
     - whole tiles alone, which real lengths often are, of two K/V heads as far apart;
     - scores far below 0, so that hidden keys count where theirs is no infinity;
-    - just past two tiles of rows, or past one where several heads take turns, and a part of one key tile, of several
-      heads on three SMs; under a mask that ends in the lower right corner there are rows that see no key;
+    - just past two tiles of rows, or past one where several heads take turns, and a part of one key tile, of three or
+      more heads on three SMs; under a mask that ends in the lower right corner there are rows that see no key;
     - if shifts rise seldom (RESCALE=lazy…), keys that make them rise after the first tiles, in any order of tiles, else
       a maximum that rises in a whole tile; if a softmax of its own keeps scores, a huge key behind them; packed
       sequences, of which each of these is the longest (`sequenced`); terms beside the product at their extremes
@@ -257,7 +257,7 @@ class _Maker:
         heads = 2 * groups
         single = problem.with_(batch=min(turn, 2), heads=heads, kv_heads=groups, seqlen_q=1, seqlen_k=2 * block_n - 1)
         rows = max((2 if turn == 1 else 1) * block_m + 7, block_n // 2 + 42)  # three tiles of rows, or more heads
-        part = self.one.with_(heads=min(turn + 1, 5), seqlen_q=rows, seqlen_k=block_n // 2 + 1)
+        part = self.one.with_(heads=min(max(turn + 1, 3), 5), seqlen_q=rows, seqlen_k=block_n // 2 + 1)
         part = part.with_(layout="bshd")  # in which rows of Q lie further apart than those of K
         low = self.one.with_(seqlen_q=40, seqlen_k=block_n + 3)
         return [

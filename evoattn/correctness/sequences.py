@@ -14,8 +14,8 @@ from evoattn.model.sequences import starts
 
 NO_PAGE = 0x3FFFFFFF
 """In the table where a sequence has no page: far outside of every cache."""
-LEAST = -(1 << 31)
-"""The least int32."""
+LEAST, MOST = -(1 << 31), (1 << 31) - 1
+"""Of int32."""
 
 
 def whole_shape(problem: AttentionProblem, tensor: str) -> tuple[int, int, int, int]:
@@ -29,8 +29,8 @@ def make_key_terms(
     """`seqused`, `table`, `cu_seqlens_q` and `cu_seqlens_k` of `AttentionProblem.term_shapes`, int32: pages in random
     order, and behind the last key in use `NO_PAGE`, with `extreme` a page that there is.
 
-    `extreme`: a batch of no keys has -1 or `LEAST` in use by turns, and a last packed sequence of no queries or no keys
-    ends before it begins.
+    `extreme`: a batch of no keys has -1 or `LEAST` in use by turns, one of all keys three more or `MOST`, and a last
+    packed sequence of no queries or no keys ends before it begins.
     """
     made: dict[str, torch.Tensor] = {}
     if problem.varlen:
@@ -42,6 +42,9 @@ def make_key_terms(
     if "seqused" in problem.term_shapes:
         below = cycle((-1, LEAST)) if extreme else cycle((0,))
         used = [length or next(below) for length in problem.key_lengths]
+        if extreme:
+            past = cycle((problem.seqlen_k + 3, MOST))
+            used = [next(past) if length == problem.seqlen_k else length for length in used]
         made["seqused"] = torch.tensor(used, dtype=torch.int32, device=device)
     if problem.page:
         pages = torch.randperm(problem.shape("k")[0], generator=generator, device=device).int()

@@ -68,10 +68,17 @@ WRAP = 1 << 34
 """Bytes that SLIDING_ROWS of make 2^64."""
 
 
+def row_stride(problem: AttentionProblem, tensor: str) -> int:
+    """Elements from a row to the next. A row that is alone in a head has none: whole batches, or pages, are then taken
+    for rows."""
+    batch, _, rows, _ = problem.shape(tensor)
+    batch_stride, _, stride, _ = problem.strides(tensor)
+    return batch_stride if rows == 1 and batch > 1 else stride
+
+
 def rows_apart(problem: AttentionProblem, tensor: str) -> int:
     """Rows from a batch, or a page, of a tensor to the next one."""
-    batch_stride, _, row_stride, _ = problem.strides(tensor)
-    return batch_stride // row_stride
+    return problem.strides(tensor)[0] // row_stride(problem, tensor)
 
 
 def rows_of_head(problem: AttentionProblem, tensor: str) -> int:
@@ -91,7 +98,7 @@ def sliding_map(problem: AttentionProblem, tensor: str, rows: int) -> TensorMap:
     _, heads, _, head_dim = problem.shape(tensor)
     element = problem.element_of(tensor)
     columns = head_dim * element.bytes // ELEMENT_BYTES
-    _, head_bytes, row_bytes = (stride * element.bytes for stride in problem.strides(tensor)[:3])
+    head_bytes, row_bytes = problem.strides(tensor)[1] * element.bytes, row_stride(problem, tensor) * element.bytes
     return TensorMap(
         buffer_of(problem, tensor),
         element.name if element.bytes > 1 else "fp16",
@@ -128,7 +135,7 @@ def why_not_sliding(problem: AttentionProblem) -> str | None:
     what, several = "pages" if problem.page else "batches", problem.shape("k")[0] > 1
     if several and rows_apart(problem, "k") != rows_apart(problem, "v"):
         return f"Tensor maps of keys in use need {what} of V as many rows apart as those of K."
-    if several and any(batch % row for batch, _, row, _ in map(problem.strides, "kv")):
+    if several and any(problem.strides(kv)[0] % row_stride(problem, kv) for kv in "kv"):
         return f"Tensor maps of keys in use need {what} of K and V that are whole rows apart."
     if (rows := rows_of_head(problem, "k")) > MAX_END:
         return f"Tensor maps of keys in use need {what} whose rows an int32 counts, not {rows} of a head."

@@ -6,7 +6,7 @@
 #include "device/ptx/grid_dependency.cuh"
 #include "device/ptx/prefetch.cuh"
 #include "device/ptx/warp.cuh"
-#include "device/backward/query_sums.cuh"
+#include "backward_wgmma/query_sums.cuh"
 #include "device/backward/row_terms.cuh"
 #include "device/schedule/sequences.cuh"
 #include "backward_wgmma/query_walk.cuh"

@@ -1,4 +1,7 @@
 // merge_kernel.cuh: adds up the results of blocks that share keys. Needs the constants of latent_wgmma.cu.j2.
+#include "device/copy/vector.cuh"
+#include "device/merge/split_merge.cuh"
+#include "device/ptx/grid_dependency.cuh"
 
 // One query of one head per block: grid (seqlen_q · group_heads, kv_heads, batch).
 extern "C" __global__ void __launch_bounds__(MERGE_THREADS)

@@ -1,11 +1,18 @@
-  // producer.cuh, a part of the kernel's body: the thread that brings Q and tiles of K into shared memory.
-  Tiles::load<64>(smem_address, q_map, smem_address + Q_FULL, first_head, query, batch);
-  const TileRing<Tiles, BLOCK_N, STAGES> k_ring{k_map, k_smem, smem_address + K_FULL, smem_address + K_EMPTY};
-  const KeyPages pages{terms.given.table + batch * int64_t(terms.given.table_pages), terms.given.page_bits,
-                       terms.given.kv_rows, seqlen_k};
-  const int first_key = batch * terms.given.kv_rows;
+// producer.cuh: the thread that brings Q and tiles of K into shared memory. Needs the constants of latent_wgmma.cu.j2.
+#include "device/copy/tile_ring.cuh"
+#include "latent_wgmma/work.cuh"
+
+__device__ __forceinline__ void copy_tiles(const Work& work, const TensorMap& q_map, const TensorMap& k_map) {
+  Tiles::load<64>(work.smem_address, q_map, work.smem_address + Smem::Q_FULL, work.first_head, work.query, work.batch);
+  const TileRing<Tiles, BLOCK_N, STAGES> k_ring{k_map, work.smem_address + Smem::K, work.smem_address + Smem::K_FULL,
+                                                work.smem_address + Smem::K_EMPTY};
+  const auto& given = work.terms.given;
+  const KeyPages pages{given.table + work.batch * int64_t(given.table_pages), given.page_bits, given.kv_rows,
+                       work.seqlen_k};
+  const int first_key = work.batch * given.kv_rows;
   Ring ring;
-  for (int tile = last_tile; tile >= first_tile; --tile) {
-    k_ring.load_keys<PAGED, SEQUSED>(ring, tile * BLOCK_N, pages, first_key + seqlen_k, kv_head, batch);
+  for (int tile = work.last_tile; tile >= work.first_tile; --tile) {
+    k_ring.load_keys<PAGED, SEQUSED>(ring, tile * BLOCK_N, pages, first_key + work.seqlen_k, work.kv_head, work.batch);
     ring.advance();
   }
+}

@@ -5,16 +5,16 @@
   RowState state;
   state.clear();
   RowOperand<HEAD_DIM, false> q;
-  q.load(smem_address, warp, lane);
-  mbarrier_wait(smem_address + Q_FULL, 0);
+  q.load(work.smem_address, work.warp, work.lane);
+  mbarrier_wait(work.smem_address + Smem::Q_FULL, 0);
   uint32_t q_frag[Q_STEPS > 0 ? Q_STEPS : 1][4];  // of the first steps
 #pragma unroll
-  for (int step = 0; step < Q_STEPS; ++step) q.fragment(q_frag[step], step, smem_address, warp, lane);
+  for (int step = 0; step < Q_STEPS; ++step) q.fragment(q_frag[step], step, work.smem_address, work.warp, work.lane);
   if constexpr (Q_STEPS > 0) __syncwarp();  // all lanes have read the warp's rows of Q, which its O overwrites
   auto multiply_qk = [&](float(&scores)[BLOCK_N / 2], const Ring& at) {  // S = Q Kᵀ
     wgmma_fence();
     forget_origin(q.descriptor);
-    const uint64_t k_tile = k_descriptor + descriptor_step(K_TILE_BYTES) * at.stage;
+    const uint64_t k_tile = k_descriptor + descriptor_step(Smem::K_TILE_BYTES) * at.stage;
 #pragma unroll
     for (int step = 0; step < Tiles::DIM_STEPS; ++step) {
       const uint64_t k_step = k_tile + descriptor_step(Tiles::step_offset(step, BLOCK_N));
@@ -28,23 +28,23 @@
   auto softmax = [&](auto first) {
     constexpr bool FIRST = decltype(first)::value;
     // Only the tile with the last keys, which comes first, may have keys that are hidden, from all rows alike.
-    if constexpr (FIRST) mask_scores(s, last_tile * BLOCK_N, KeysFrom<false>{0, keys}, lane);
+    if constexpr (FIRST) mask_scores(s, work.last_tile * BLOCK_N, KeysFrom<false>{0, work.keys}, work.lane);
     const bool rescale =
         softmax_tile<RESCALE, LAZY_OCTAVES, 0, FIRST, false>(state, s, softmax_scale_log2, factor, [] {});
     const int p_tile = turn % P_TILES;
     if constexpr (SCORES_ALONE) {
       pack_probabilities<Element>(p.frag, s);
       if (turn >= P_TILES) named_barrier_sync<CONSUMERS>(P_FREE + p_tile);  // the others have used it and its factors
-      p.store(p_tile, p_smem, warp, lane);
+      p.store(p_tile, p_smem, work.warp, work.lane);
     } else {
       if constexpr (!FIRST) named_barrier_sync<CONSUMERS>(P_FREE);
       const float ones[2] = {1.f, 1.f};
-      output_to_shared<Element>(s, ones, p_smem, warp, lane);
+      output_to_shared<Element>(s, ones, p_smem, work.warp, work.lane);
       pack_probabilities<Element>(p.frag, s);
     }
     if constexpr (!FIRST) {
       if (!rescale) factor[0] = factor[1] = 1.f;
-      if (lane % 4 == 0) factors[p_tile * 64 + row] = factor[0], factors[p_tile * 64 + row + 8] = factor[1];
+      if (work.lane % 4 == 0) factors[p_tile * 64 + row] = factor[0], factors[p_tile * 64 + row + 8] = factor[1];
     }
     if constexpr (!SCORES_ALONE) fence_proxy_async();  // wgmma reads it there
     named_barrier_arrive<CONSUMERS>(P_READY + p_tile);
@@ -53,7 +53,7 @@
     before = ring;
     ring.advance();
   };
-  mbarrier_wait(k_full(ring), ring.parity);
+  mbarrier_wait(work.k_full(ring), ring.parity);
   multiply_qk(s, ring);
   wgmma_wait<0>();
   pin_registers(s);
@@ -62,7 +62,7 @@
     // `last`: its own scores once more, for nothing. ptxas would wait at a branch around a product.
     auto step = [&](auto first, bool last) {
       Ring behind = ring;
-      if (!last) behind.advance(), mbarrier_wait(k_full(behind), behind.parity);
+      if (!last) behind.advance(), mbarrier_wait(work.k_full(behind), behind.parity);
       multiply_qk(next, behind);
       softmax(first);
       if constexpr (SCORES_ALONE) {
@@ -78,15 +78,15 @@
 #pragma unroll
       for (int i = 0; i < BLOCK_N / 2; ++i) s[i] = next[i];
     };
-    step(True{}, last_tile == first_tile);
+    step(True{}, work.last_tile == work.first_tile);
 #pragma unroll 1
-    for (int tile = last_tile - 1; tile >= first_tile; --tile) step(False{}, tile == first_tile);
+    for (int tile = work.last_tile - 1; tile >= work.first_tile; --tile) step(False{}, tile == work.first_tile);
   } else {
     softmax(True{});
 #pragma unroll 1
-    for (int tile = last_tile; tile > first_tile; --tile) {
+    for (int tile = work.last_tile; tile > work.first_tile; --tile) {
       if constexpr (!SCORES_ALONE) multiply_pv(o, p, v_tile(before));
-      mbarrier_wait(k_full(ring), ring.parity);
+      mbarrier_wait(work.k_full(ring), ring.parity);
       multiply_qk(s, ring);  // of the next tile, behind P V of this one
       if constexpr (!SCORES_ALONE) {
         wgmma_wait<1>();
@@ -99,23 +99,24 @@
     }
     if constexpr (!SCORES_ALONE) multiply_pv(o, p, v_tile(before));
   }
-  if (splits == 1) {
-    inverse_sums(state, terms, 0, inverse);
+  if (work.splits == 1) {
+    inverse_sums(state, work.terms, 0, inverse);
     if constexpr (WRITE_LSE) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const float sum = row_sum(state, i);
-        const int64_t head = int64_t(batch) * kv_heads * group_heads + first_head + row + 8 * i;  // of all batches
-        if (lane % 4 == 0 && row + 8 * i < heads) lse_gmem[head * seqlen_q + query] = log_sum(state.shift[i], sum);
+        const int64_t head =
+            int64_t(work.batch) * work.kv_heads * work.group_heads + work.first_head + row + 8 * i;  // of all batches
+        if (work.lane % 4 == 0 && row + 8 * i < work.heads)
+          lse_gmem[head * work.seqlen_q + work.query] = log_sum(state.shift[i], sum);
       }
     }
-    if (lane % 4 == 0) inverses[row] = inverse[0], inverses[row + 8] = inverse[1];
+    if (work.lane % 4 == 0) inverses[row] = inverse[0], inverses[row + 8] = inverse[1];
     named_barrier_arrive<CONSUMERS>(ROWS_DONE);
   } else {
     const float sum[2] = {row_sum(state, 0), row_sum(state, 1)};
-    const int64_t tile = (int64_t(batch) * kv_heads + kv_head) * row_blocks + row_block;
-    float2* rows_gmem = state_gmem + (tile * splits + split) * 64 + row;
-    if (lane % 4 == 0)
+    float2* rows_gmem = state_gmem + work.result() * 64 + row;
+    if (work.lane % 4 == 0)
       rows_gmem[0] = make_float2(state.shift[0], sum[0]), rows_gmem[8] = make_float2(state.shift[1], sum[1]);
   }
   if constexpr (!SCORES_ALONE) {

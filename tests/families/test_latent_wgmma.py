@@ -98,8 +98,8 @@ WRONG = {
     ),
     "scores alone, P is given back before it is read": (
         "scores alone",
-        "p.load(p_tile, p_smem, warp % 4, lane);\n    if constexpr (SCORES_ALONE) free_p();",
-        "if constexpr (SCORES_ALONE) free_p();\n    p.load(p_tile, p_smem, warp % 4, lane);",
+        "p.load(p_tile, p_smem, work.warp % 4, work.lane);\n    if constexpr (SCORES_ALONE) free_p();",
+        "if constexpr (SCORES_ALONE) free_p();\n    p.load(p_tile, p_smem, work.warp % 4, work.lane);",
     ),
     "scores alone, P is read before it is written": (
         "scores alone",
@@ -141,18 +141,18 @@ WRONG = {
     ),
     "overlapped, the next tile of K has not come": (
         "overlapped",
-        "behind.advance(), mbarrier_wait(k_full(behind), behind.parity);",
+        "behind.advance(), mbarrier_wait(work.k_full(behind), behind.parity);",
         "behind.advance();",
     ),
     "overlapped, the same tile of K again": (
         "overlapped",
-        "behind.advance(), mbarrier_wait(k_full(behind), behind.parity);",
-        "mbarrier_wait(k_full(behind), behind.parity);",
+        "behind.advance(), mbarrier_wait(work.k_full(behind), behind.parity);",
+        "mbarrier_wait(work.k_full(behind), behind.parity);",
     ),
     "steps of Q that are another's": (
         "steps of Q in registers",
-        "q.fragment(q_frag[step], step, smem",
-        "q.fragment(q_frag[step], step + 1, smem",
+        "q.fragment(q_frag[step], step, work",
+        "q.fragment(q_frag[step], step + 1, work",
     ),
     "overlapped, scores under way": (
         "overlapped",
@@ -160,8 +160,8 @@ WRONG = {
         "wgmma_wait<1>();\n      pin_registers(o), pin_registers(next);",
     ),
     "all keys are in use": ("keys in use", "return used;", "return seqlen_k;"),
-    "batches of one head": ("keys in use", "batch * terms.given.kv_rows;", "batch * seqlen_k;"),
-    "one table for all sequences": ("pages of 16", "given.table + batch *", "given.table + 0 *"),
+    "batches of one head": ("keys in use", "work.batch * given.kv_rows;", "work.batch * work.seqlen_k;"),
+    "one table for all sequences": ("pages of 16", "given.table + work.batch *", "given.table + 0 *"),
     "a page of NaN behind the last key": ("pages of 16", "keys - (page << bits));", "page_keys());"),
     "the second half does not follow the shift": ("one split", "scale_rows(o, factor);\n    }", "{}\n    }"),
     "an old factor where nothing rose": (
@@ -170,11 +170,11 @@ WRONG = {
         "if (!rescale) factor[0] = factor[1] = 0.5f;",
     ),
     "both halves of O are the first": ("one split", "half * (HALF / 64) * BLOCK_N * 128", "0"),
-    "the last keys are not hidden": ("one split", "KeysFrom<false>{0, keys}", "KeysFrom<false>{0, keys + 1}"),
+    "the last keys are not hidden": ("one split", "KeysFrom<false>{0, work.keys}", "KeysFrom<false>{0, work.keys + 1}"),
     "keys of the next query": (
         "splits, causal, a ring of three",
-        "Mask(seqlen_q, seqlen_k).keys_of(query)",
-        "Mask(seqlen_q, seqlen_k).keys_of(query + 1)",
+        "Mask(seqlen_q, this->seqlen_k).keys_of(query)",
+        "Mask(seqlen_q, this->seqlen_k).keys_of(query + 1)",
     ),
     "a split begins a tile late": (
         "splits, causal, a ring of three",
@@ -183,8 +183,8 @@ WRONG = {
     ),
     "heads of the next group": (
         "one split",
-        "rows_to_global<HALF>(smem + o_offset, row_gmem + half * HALF, o_head_stride, heads",
-        "rows_to_global<HALF>(smem + o_offset, row_gmem + half * HALF, o_head_stride, 64 + heads",
+        "rows_to_global<HALF>(smem + o_offset, row_gmem + half * HALF, o_head_stride, work.heads",
+        "rows_to_global<HALF>(smem + o_offset, row_gmem + half * HALF, o_head_stride, 64 + work.heads",
     ),
     "the second tile of heads is the first": (
         "one split",
@@ -194,8 +194,8 @@ WRONG = {
     "a merge of other rows": ("splits, causal, a ring of three", "+ group_head / 64;", "+ 0;"),
     "a sum of another head": (
         "log-sum-exp",
-        "lse_gmem[head * seqlen_q + query] = log_sum(state.shift[i]",
-        "lse_gmem[(head ^ 1) * seqlen_q + query] = log_sum(state.shift[i]",
+        "lse_gmem[head * work.seqlen_q + work.query] = log_sum(state.shift[i]",
+        "lse_gmem[(head ^ 1) * work.seqlen_q + work.query] = log_sum(state.shift[i]",
     ),
     "a merged sum without its shift": (
         "log-sum-exp of splits",

@@ -539,10 +539,12 @@ class Strided(AttentionProblem):
         ({"k": (1024 * 64, 64, 64, 1)}, "as many rows apart"),
         ({"k": (1024 * 64 + 8, 64, 64, 1), "v": (1024 * 64 + 8, 64, 64, 1)}, "whole rows apart"),
         ({"k": (1 << 37, 64, 64, 1), "v": (1 << 37, 64, 64, 1)}, "an int32 counts"),
+        ({"k": (64, 64, 128, 1), "v": (64, 64, 128, 1)}, None),  # of one key: as the op's `plain_strides` says
     ],
 )
 def test_flash_wgmma_takes_batches_that_are_whole_rows_apart(strides, reason):
-    fields = asdict(VARIANTS["keys in use"].with_(batch=2))
+    one_key = strides["k"][0] == 64
+    fields = asdict(VARIANTS["keys in use"].with_(batch=2, **({"seqlen_k": 1, "seqused": "0:1"} if one_key else {})))
     problem = Strided(**fields, own=tuple(strides.items()))
     told = FAMILIES["flash_wgmma"].why_unsupported(problem, GPUS["h100"])
     assert told is None if reason is None else reason in told

@@ -68,7 +68,8 @@ def rarely(text: str, code: str) -> Iterator[Edit]:
 def nudged(text: str, code: str) -> Iterator[Edit]:
     """A float 1 % larger, an index a whole warp, or eight, further."""
     for match in re.finditer(rf"(?<=[=(,] )({_TERM}) \* {_TERM}(?=[;,)])", code):
-        yield "nudge", match.start(1), match.end(1), f"({match[1]} + {match[1]} / 64)"
+        if not re.search(rf"\b(?:int|uint32_t|int64_t) {re.escape(match[1])}\b", code):  # 0 of 63 and less
+            yield "nudge", match.start(1), match.end(1), f"({match[1]} + {match[1]} / 64)"
     for match in re.finditer(r"\bint \w+ = ([^;{}]*\b(?:tile|row|key|begin|first|batch|head)\w*\b[^;{}]*);", code):
         if match[1].count("(") == match[1].count(")"):
             for more in (8, -8):

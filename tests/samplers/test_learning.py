@@ -137,6 +137,9 @@ def test_a_model_is_of_the_best_and_of_the_latest():
         drawn = pool.draw("round")
         proposal = Proposal(*drawn, operator="random")
         guided.tell(proposal, trial(len(guided._values), proposal))
+    assert guided._news == count
+    children = guided._thinker.bred(list(guided._thoughts.values())[:3], 4)
+    assert len(children) == 4 and {family for family, _ in children} == {"round"}
     guided._thoughts = Noted(guided._thoughts)
     guided._fit()
     half, known = MOST_TRIALS // 2, list(guided._values)
