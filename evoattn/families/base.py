@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -122,11 +124,17 @@ class Family(ABC):
 
     @abstractmethod
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
-        """Everything that the template may see.
+        """What the template names beside genes that it takes as they are (`all_constants`).
 
         Depends on head_dim, dtype, mask, `lse` and on which `variants` there are alone of the problem, and on the
         architecture alone of the GPU: the number of SMs changes launches, never a source.
         """
+
+    def all_constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
+        """Everything that the template may see: the genes that it names, and `constants`, which may say otherwise."""
+        names = _names_in(self.templates, f"{self.name}.cu.j2")
+        genes = {name: value for name, value in vars(self.genes(config)).items() if name in names}
+        return genes | self.constants(problem, config, gpu)
 
     def why_outdated(self, config: KernelConfig, source: str) -> str | None:
         """One sentence if a recorded source of this config is of an older version whose kernels today's `launches` do
@@ -201,6 +209,14 @@ class Family(ABC):
 
         `registers` are per thread; 0, where it was not compiled yet, stands for the family's own estimate.
         """
+
+
+@cache
+def _names_in(folder: Path, template: str) -> frozenset[str]:
+    """The words of the `{{ … }}` and `{% … %}` of a template and of those that it includes."""
+    said = re.findall(r"\{[{%].*?[%}]\}", (folder / template).read_text(encoding="utf-8"))
+    included = (match[1] for text in said if (match := re.search(r'include "(.+)"', text)))
+    return frozenset(re.findall(r"\w+", " ".join(said))).union(*(_names_in(folder, name) for name in included))
 
 
 def _listed(words: tuple[str, ...]) -> str:

@@ -53,6 +53,6 @@ def render(family: Family, problem: AttentionProblem, config: KernelConfig, gpu:
     text = (
         _environment(family.templates)
         .get_template(f"{family.name}.cu.j2")
-        .render(family.constants(problem, config, gpu))
+        .render(family.all_constants(problem, config, gpu))
     )
     return Candidate(family.name, config.params, config.id, resolve(text, TEMPLATES), gpu.arch)

@@ -39,7 +39,7 @@ def recipe(
 
     As good as the hash of the rendered source, without rendering it.
     """
-    constants = json.dumps(family.constants(problem, config, gpu), sort_keys=True, default=str)
+    constants = json.dumps(family.all_constants(problem, config, gpu), sort_keys=True, default=str)
     parts = (family.name, template_digest(family.name, templates), constants, gpu.arch, nvrtc_version(), *OPTIONS)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 

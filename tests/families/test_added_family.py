@@ -70,7 +70,7 @@ class Added(Family):
         mask = problem.masking
         past, ahead = (-1 if keys is None else keys for keys in (mask.past, mask.ahead))
         edges = {"PAST": past, "AHEAD": ahead, "LOWER_RIGHT": mask.ends_lower_right}
-        return {"HEAD_DIM": problem.head_dim, **config.params, **edges}
+        return {"HEAD_DIM": problem.head_dim, **edges}
 
     def launches(self, problem, config, gpu):
         grid = -(-problem.seqlen_q // config["BLOCK_M"]), problem.heads, problem.batch

@@ -5,6 +5,7 @@ operation takes beside a template.
 """
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -77,6 +78,7 @@ def interpreter_cases(problem, config):
     return [SmallCase(*case) for case in device_cases(problem)]
 
 
+@dataclass
 class MergeGenes(Genes):
     BLOCK_M: int
 
@@ -100,7 +102,7 @@ class MergeTwo(Family):
         return None
 
     def constants(self, problem, config, gpu):
-        return {"HEAD_DIM": problem.head_dim, **config.params}
+        return {"HEAD_DIM": problem.head_dim}
 
     def launches(self, problem, config, gpu):
         rows, threads = rows_of(problem), config.params["BLOCK_M"]

@@ -100,10 +100,8 @@ class BackwardMma(Family):
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes = self.genes(config)
-        same = ("BLOCK_M", "BLOCK_N", "WARPS", "QUERY_WARPS", "PART", "STAGES", "BLOCKS_PER_SM")
         return (
-            genes.named(*same)
-            | idle_as_one(genes).named("DQ_WARPS", "PASS_M", "PASS_N", "PASS_WARPS", "PASS_STAGES")
+            idle_as_one(genes).named("DQ_WARPS", "PASS_M", "PASS_N", "PASS_WARPS", "PASS_STAGES")
             | problem.masking.constants()
             | variant_constants(problem, slope=True)
             | block_list_constants(problem)

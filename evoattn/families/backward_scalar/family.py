@@ -78,7 +78,6 @@ class BackwardScalar(Family):
             **problem.masking.constants(),
             **variant_constants(problem),
             "OWN_SCORE": score_class(problem),
-            **genes.named("BLOCK_M", "BLOCK_N", "THREADS", "BLOCKS_PER_SM"),
             "SHARED_KV": problem.shared_kv,
             "LSE_GRADIENT": problem.lse,
             "BIAS_GRADIENT": "bias" in wanted,

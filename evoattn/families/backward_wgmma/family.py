@@ -106,19 +106,9 @@ class BackwardWgmma(Family):
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes = self.genes(config)
         producer, consumer = moved_registers(genes)
-        same = (
-            "BLOCK_M",
-            "BLOCK_N",
-            "DIM_GROUPS",
-            "Q_STAGES",
-            "DO_STAGES",
-            "DS_STAGES",
-            "BLOCKS_PER_SM",
-            "TERMS_EARLY",
-        )
         dims, columns, dtype = genes.DIM_GROUPS, dq_columns(problem, genes), problem.dtype
         p_in_registers, ds_in_registers = genes.P_PLACE == "registers", genes.DS_PLACE == "registers"
-        return genes.named(*same) | {
+        return {
             "ELEMENT": problem.element.cuda,
             "HEAD_DIM": problem.head_dim,
             "VALUE_DIM": problem.head_dim_v,

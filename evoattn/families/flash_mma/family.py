@@ -115,8 +115,7 @@ class FlashMma(Family):
         genes = self.genes(config)
         order = genes.BLOCK_ORDER
         k_stages, v_stages = ring_stages(genes)
-        same = ("BLOCK_M", "BLOCK_N", "WARPS", "KEY_WARPS", "BLOCKS_PER_SM")
-        return genes.named(*same) | {
+        return {
             "ELEMENT": problem.element.cuda,
             "HEAD_DIM": problem.head_dim,
             "VALUE_DIM": problem.head_dim_v,

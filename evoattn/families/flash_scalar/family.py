@@ -80,7 +80,6 @@ class FlashScalar(Family):
             "VALUE_WIDTH": width_of_values(problem, genes),
             "HEADS_FASTEST": genes.BLOCK_ORDER == "heads",
             "SMEM_BYTES": smem_bytes(problem, genes),
-            **genes.named(*(name for name in config.params if name != "BLOCK_ORDER")),
         }
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:

@@ -133,11 +133,7 @@ class FlashWgmma(Family):
         producer, consumer = moved_registers(genes)
         rescale, octaves = RESCALES[genes.RESCALE]
         split = cluster_blocks(problem, genes)
-        same = (
-            "BLOCK_M", "BLOCK_N", "STAGES", "BLOCKS_PER_SM", "OVERLAP", "PING_PONG", "KEY_SPLIT", "PART_TILES",
-            "CAUSAL_SKIP", "POLYNOMIAL_EIGHTHS", "Q_IN_REGISTERS", "GROUP_ROWS",
-        )  # fmt: skip
-        return genes.named(*same) | {
+        return {
             "CLUSTER": split,
             "CLUSTER_DIMS": f"__cluster_dims__({split}, 1, 1)" if split > 1 else "",
             "ELEMENT": problem.element.cuda,

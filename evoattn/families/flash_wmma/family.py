@@ -67,11 +67,7 @@ class FlashWmma(Family):
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes = self.genes(config)
-        same = (
-            "BLOCK_M", "BLOCK_N", "ROW_WARPS", "COLUMN_WARPS", "THREADS_PER_ROW", "STAGES", "PADDING_BYTES",
-            "BLOCKS_PER_SM",
-        )  # fmt: skip
-        return genes.named(*same) | {
+        return {
             "ELEMENT": problem.element.cuda,
             "HEAD_DIM": problem.head_dim,
             **problem.masking.constants(),

@@ -96,11 +96,7 @@ class Fp8Wgmma(Family):
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes = self.genes(config)
         producer, consumer = moved_registers(genes.flash)
-        same = (
-            "BLOCK_M", "BLOCK_N", "STAGES", "BLOCKS_PER_SM", "OVERLAP", "PING_PONG", "CAUSAL_SKIP",
-            "POLYNOMIAL_EIGHTHS", "Q_IN_REGISTERS", "FLUSH_TILES",
-        )  # fmt: skip
-        return genes.named(*same) | {
+        return {
             "ELEMENT": problem.answer.cuda,
             "HEAD_DIM": problem.head_dim,
             "VALUE_DIM": problem.head_dim_v,

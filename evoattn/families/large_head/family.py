@@ -79,12 +79,8 @@ class LargeHead(Family):
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes = self.genes(config)
-        same = (
-            "BLOCK_M", "BLOCK_N", "DIM_SPLIT", "WARPS", "LANES", "SCORE_ROWS", "SCORE_KEYS", "VALUE_THREADS",
-            "STAGES", "UNROLL", "DEPENDENT_LAUNCH",
-        )  # fmt: skip
         scores_smem, smem = smem_bytes(problem, genes)
-        return genes.named(*same) | {
+        return {
             "ELEMENT": problem.element.cuda,
             "HEAD_DIM": problem.head_dim,
             **problem.masking.constants(),

@@ -63,11 +63,7 @@ class LargeHeadMma(Family):
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes = self.genes(config)
         order = genes.BLOCK_ORDER
-        same = (
-            "BLOCK_M", "BLOCK_N", "DV_SPLIT", "ROW_WARPS", "COLUMN_WARPS", "DIM_CHUNK", "KEY_CHUNK", "STAGES",
-            "BLOCKS_PER_SM",
-        )  # fmt: skip
-        return genes.named(*same) | {
+        return {
             "ELEMENT": problem.element.cuda,
             "HEAD_DIM": problem.head_dim,
             **problem.masking.constants(),

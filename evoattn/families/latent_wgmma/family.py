@@ -91,7 +91,7 @@ class LatentWgmma(Family):
         genes = self.genes(config)
         rescale, octaves = RESCALES[genes.RESCALE]
         columns, dtype = value_columns(problem, genes), problem.dtype
-        return genes.named("BLOCK_M", "BLOCK_N", "STAGES", "OVERLAP", "Q_STEPS", "WARPGROUPS", "DEPENDENT_LAUNCH") | {
+        return {
             "ELEMENT": problem.element.cuda,
             "HEAD_DIM": problem.head_dim,
             "VALUE_DIM": problem.head_dim_v,

@@ -111,8 +111,7 @@ class SplitKv(Family):
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes = self.genes(config)
-        same = ("BLOCK_M", "BLOCK_N", "WARPS", "STAGES", "VECTOR_BYTES", "DOT_LANES", "BLOCKS_PER_SM")
-        return genes.named(*same) | {
+        return {
             "ELEMENT": problem.element.cuda,
             "HEAD_DIM": problem.head_dim,
             **problem.masking.constants(),

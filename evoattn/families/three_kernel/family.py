@@ -116,11 +116,7 @@ class ThreeKernel(Family):
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes = self.genes(config)
-        same = (
-            "PRODUCT", "BLOCK_M", "BLOCK_N", "BLOCK_K", "WARPS_M", "WARPS_N", "TILES_A_BLOCK", "THREADS_PER_ROW",
-            "ROWS_PER_BLOCK", "VECTOR_WIDTH", "KEPT_VECTORS", "PV_BLOCK_M", "PV_BLOCK_K", "PV_WARPS", "PV_STAGES",
-        )  # fmt: skip
-        return genes.named(*same) | {
+        return {
             "PRODUCT": genes.PRODUCT,
             "WGMMA_FUNCTIONS": _wgmma_functions(problem, genes),
             "ELEMENT": problem.element.cuda,
