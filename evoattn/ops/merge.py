@@ -39,8 +39,10 @@ def _can_be_read(parts: Tensor, sums: Tensor, out: Tensor) -> bool:
     """Whether tensors are as kernels read them, and no gradient is wanted."""
     if torch.compiler.is_compiling() or not is_ordinary(parts, sums, out) or sums.dtype != torch.float32:
         return False
-    if torch.is_grad_enabled() and (parts.requires_grad or sums.requires_grad):
+    if torch.is_grad_enabled() and (parts.requires_grad or sums.requires_grad or out.requires_grad):
         return False
+    if parts.dim() < 2 or sums.shape != parts.shape[:-1] or out.shape != parts.shape[1:]:
+        return False  # what torch says of these is right
     return all(one.is_contiguous() and one.device == parts.device for one in (parts, sums, out))
 
 

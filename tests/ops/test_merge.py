@@ -79,6 +79,8 @@ def test_what_no_kernel_reads_is_torch_s(tmp_path):
         assert flash_attn.flash_attn_combine(wanted, sums)[0].requires_grad
         flash_attn.flash_attn_combine(parts[..., :3].contiguous(), sums)
         flash_attn.flash_attn_combine(parts[:, :0], sums[:, :0])
+        with pytest.raises(RuntimeError):
+            flash_attn.flash_attn_combine(parts, sums, torch.empty(5, 7, 2, 8))
     with current.use(runtime_of(device, tmp_path, estimated=True)):  # nobody timed it
         assert near(flash_attn.flash_attn_combine(parts, sums)[0], expected)
     assert not device.launches
