@@ -9,8 +9,9 @@ Layers without a mask tensor run `evoattn.attention`: prefill of causal decoders
 position biases (T5); and steps over a static cache, with or without padding, in `generate` too, where a kernel serves
 keys in use. Mask tensors of texts of an encoder with padding behind them, of prompts with padding on one side, and of
 what a causal mask or a window hides, say so to `attention_forward`, which runs a kernel where one serves that
-(`padded_batch.py`). Gradients of all but cached steps are kernels', where these serve them. Other mask tensors and
-dropout take what "sdpa" takes; with sinks and soft caps, which "sdpa" leaves out without a word, what "eager" computes.
+(`padded_batch.py`). Other masks of bools become block lists (`listed_mask.py`). Gradients of all but cached steps are
+kernels', where these serve them. Other mask tensors and dropout take what "sdpa" takes; with sinks and soft caps, which
+"sdpa" leaves out without a word, what "eager" computes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
-from evoattn.integrations import by_hand, mask_kinds, model_code, own_attention, padded_batch, static_cache
+from evoattn.integrations import by_hand, listed_mask, mask_kinds, model_code, own_attention, padded_batch, static_cache
 from evoattn.integrations.static_cache import MOST_QUERIES, filled_places, kernel_serves, padded_places, places_of
 from evoattn.ops.attention import attention
 from evoattn.ops.runtime import NoKernel
@@ -188,6 +189,11 @@ def attention_forward(
     padded = padded_batch.padded_of(attention_mask, query, key)
     if padded is not None and not dropout:
         served = padded_batch.attention(query, key, value, padded, scaling, softcap or 0.0, s_aux, position_bias)
+        if served is not None:
+            return served, None
+    selects = indices is not None or block_indices is not None
+    if attention_mask is not None and not dropout and position_bias is None and not selects:
+        served = listed_mask.attention(query, key, value, attention_mask, scaling, softcap or 0.0, s_aux)
         if served is not None:
             return served, None
     if dropout and attention_mask is None and window is not None:

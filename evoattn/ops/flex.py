@@ -195,7 +195,7 @@ def _scored(
     own = Score.of_texts(score, predicate, tables) if score or predicate else None
     if own is None and not blocks:
         return call
-    return replace(call, score=own, blocks=blocks, terms=behind(with_tables((), own), lists))
+    return replace(call, score=own, blocks=blocks, terms=behind(with_tables(call.terms, own), lists))
 
 
 def _for_torch(call: Call, mask: BlockMask | None) -> BlockMask | None:
@@ -217,6 +217,14 @@ def _attended(made: list[Callable[[], Call]]) -> Answer | None:
         with contextlib.suppress(NoKernel), paused() if number else contextlib.nullcontext():
             return attend(make())
     return None
+
+
+def under_mask(call: Call, mask: BlockMask) -> Tensor | None:
+    """The output of a call, which may have a soft cap and sinks, of what a block mask shows, by its lists; None where
+    no kernel serves it, or the mask has blocks that kernels have not."""
+    made = calls(call, None, mask)
+    answer = None if isinstance(made, str) or len(made) < 2 else _attended(made[:1])
+    return answer if answer is None or isinstance(answer, Tensor) else answer[0]
 
 
 def flex_attention(  # noqa: PLR0913 - torch's own arguments

@@ -148,7 +148,8 @@ def draw_variant(problem: AttentionProblem, name: str, rng: random.Random) -> di
         "seqused": {"seqused": f"1:{keys}"},
         "page": {"seqused": f"1:{keys}", "page": rng.choice(PAGES)},
         "varlen": {"varlen": f"1:{queries}/1:{keys}"},
-        "score": {"score": "s*gate[h]-max(q+d-k,0)/64", "tables": "gate:fp32:4"},
+        "score": {"score": "s*gate[h]-max(q+d-k,0)/64+slope[k-q+99]", "tables": "gate:fp32:4+slope:bf16:200"}
+        | ({"grads": "own_gate+own_slope"} if problem.op == "backward" and problem.layout == "bshd" else {}),
         "kv": {"kv": rng.choice(EIGHT_BIT_CACHES)},
         "scales": {"scales": "head"}
         | ({} if DTYPES[problem.dtype].bytes == 1 else {"kv": rng.choice(EIGHT_BIT_CACHES)}),

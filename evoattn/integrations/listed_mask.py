@@ -1,0 +1,77 @@
+"""Mask tensors that no causal mask, window or padding says, as block lists: prefixes, chunks, images in text, windows
+beside padding in the middle.
+
+Blocks of a mask of bools that are all true are FULL, those with some true PARTIAL, and the others are never loaded. In
+PARTIAL blocks kernels read the mask itself. The lists are made once for a tensor, which all layers of a forward pass
+share.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+
+from evoattn.integrations.padded_batch import may_mark
+from evoattn.ops import flex
+from evoattn.ops.call import Call, terms_of
+
+MARK = "evoattn_lists"
+"""The attribute of a mask tensor: its version, and its block mask."""
+BLOCK = 128
+LEAST_QUERIES = 128
+"""Fewer are steps of a cache, of which each has a mask of its own."""
+
+
+def block_mask_of(mask: Tensor) -> BlockMask:
+    """The block mask of bools `[batch or 1, 1, queries, keys]`, which shows what is true."""
+    several = mask.shape[0] > 1 and mask.stride(0) > 0
+    seen = mask[:, 0] if several else mask[:1, 0]
+    (batch, queries, keys), sizes = seen.shape, [-(-size // BLOCK) for size in seen.shape[1:]]
+    room = 0, sizes[1] * BLOCK - keys, 0, sizes[0] * BLOCK - queries
+
+    def has(marks: Tensor) -> Tensor:
+        padded = torch.nn.functional.pad(marks, room).view(batch, 1, sizes[0], BLOCK, sizes[1], BLOCK)
+        found: Tensor = padded.any(5).any(3)
+        return found
+
+    shown, hidden = has(seen), has(~seen)
+    (counts, partial), (full_counts, full) = _lists(shown & hidden), _lists(shown & ~hidden)
+
+    def of_batches(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return seen[b, q, k]
+
+    def of_all(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return seen[0, q, k]
+
+    lengths, shows = (queries, keys), of_batches if several else of_all
+    return BlockMask.from_kv_blocks(
+        counts, partial, full_counts, full, BLOCK_SIZE=BLOCK, mask_mod=shows, seq_lengths=lengths
+    )
+
+
+def _lists(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks of each row are true, and which, these first."""
+    order = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int32), order.to(torch.int32)
+
+
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None, softcap: float, sinks: Tensor | None
+) -> Tensor | None:
+    """`[batch, seqlen_q, heads, head_dim]`, a row that sees no key 0; or None where no kernel serves this, or lists of
+    this mask make no sense: of other than bools, a mask of each head, few queries, in compiled code and captures. Waits
+    for the device once for a mask."""
+    if torch.compiler.is_compiling() or mask.dtype != torch.bool or query.shape[2] < LEAST_QUERIES:
+        return None
+    fits = mask.dim() == 4 and mask.shape[0] in (1, query.shape[0]) and mask.shape[1] == 1
+    if not fits or mask.shape[2:] != (query.shape[2], key.shape[2]) or not may_mark(mask):
+        return None
+    version, blocks = getattr(mask, MARK, (None, None))
+    if blocks is None or version != mask._version:
+        blocks = block_mask_of(mask)
+        setattr(mask, MARK, (mask._version, blocks))
+    call = Call(query, key, value, scale=scale, enable_gqa=True, softcap=softcap, strict=True)
+    call.terms = terms_of(sinks=sinks)
+    answer = flex.under_mask(call, blocks)
+    return None if answer is None else answer.transpose(1, 2).contiguous()
