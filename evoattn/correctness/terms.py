@@ -17,6 +17,8 @@ from evoattn.model.score import FLAGS, SCORE, WHOLE, Name, Tree, evaluate
 
 OWN_NUMBERS = 4
 """Values of a table of whole numbers: of documents, say, of which keys and queries share some."""
+SINK_SPREAD = 3.0
+"""Standard deviation of sinks: of normal ones few are above the largest score of a row."""
 
 
 def torch_dtype(problem: AttentionProblem, tensor: str = "o") -> torch.dtype:
@@ -36,9 +38,9 @@ def qkv(
 def make_terms(
     problem: AttentionProblem, generator: torch.Generator, device: torch.device | str, extreme: bool
 ) -> dict[str, torch.Tensor]:
-    """The inputs of `AttentionProblem.term_shapes`: normal sinks and biases, the slopes of the ALiBi paper, lengths and
-    pages as `sequences.make_key_terms` makes them, block lists as the problem's text says, normal tables, and those of
-    whole numbers with few values. Scales are made with what they scale (`eight_bits.quantised`).
+    """The inputs of `AttentionProblem.term_shapes`: normal biases, sinks three times as large, the slopes of the ALiBi
+    paper, lengths and pages as `sequences.make_key_terms` makes them, block lists as the problem's text says, normal
+    tables, and those of whole numbers with few values. Scales are made with what they scale (`eight_bits.quantised`).
 
     `extreme`: lengths as `make_key_terms` has them then, sinks of -inf and of 30 by turns, slopes of which every other
     is steep and negative, and a bias that hides all keys from the first query, the last half of them from the second
@@ -68,6 +70,7 @@ def make_terms(
                 made[name] *= torch.where(heads % 2 == 0, -8.0, 1.0)
             continue
         values = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
+        values *= SINK_SPREAD if name == "sinks" else 1
         if extreme and name == "sinks":
             values = torch.where(heads % 2 == 0, float("-inf"), 30.0)
         elif extreme:
