@@ -16,6 +16,7 @@ from evoattn.families.fp8_wgmma.family import Fp8Wgmma
 from evoattn.families.large_head.family import LargeHead
 from evoattn.families.large_head_mma.family import LargeHeadMma
 from evoattn.families.latent_wgmma.family import LatentWgmma
+from evoattn.families.merge_parts.family import MergeParts
 from evoattn.families.quantize.family import Quantize
 from evoattn.families.split_kv.family import SplitKv
 from evoattn.families.three_kernel.family import ThreeKernel
@@ -46,6 +47,7 @@ FAMILIES: dict[str, Family] = {
         BackwardMma(),
         BackwardScalar(),
         BackwardWgmma(),
+        MergeParts(),
         Quantize(),
     )
 }

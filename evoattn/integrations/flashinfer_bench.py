@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from evoattn.integrations.flash_attn.cache import Cache, attend_engine
+from evoattn.integrations.flash_attn.columns import side_by_side
 from evoattn.integrations.flash_attn.options import Options
 from evoattn.integrations.flash_attn.sequences import Keys, Queries, over_rows
 from evoattn.ops.call import Answer
@@ -67,9 +68,10 @@ def mla_paged(
     causal: bool = True,
     **where: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """The same of latent caches `[pages, page, 512]` and `[pages, page, 64]` for the rotated part."""
+    """The same of latent caches `[pages, page, 512]` and `[pages, page, 64]` for the rotated part: without a copy where
+    they are columns of one tensor, as queries may be."""
     cache, queries = pages_of(kpe_cache[:, :, None], ckv_cache[:, :, None], **where)
-    q = torch.cat((q_nope, q_pe), dim=-1)
+    q = side_by_side(q_nope, q_pe)
     return _to_base_2(attend_engine(q, queries, cache.joined(), _options(sm_scale, causal)))
 
 

@@ -16,6 +16,7 @@ from evoattn.model.errors import WrongUse
 from evoattn.model.forward import FORWARD
 from evoattn.model.lengths import parse_lengths
 from evoattn.model.mask import FULL, MASKS, Band, Mask
+from evoattn.model.merge import why_not_merged
 from evoattn.model.operation import OPERATIONS, Operation, TensorSpec
 from evoattn.model.quantize import why_not_quantized
 from evoattn.model.scales import PER_TOKEN, scale_shapes, scale_strides, why_no_scales
@@ -68,8 +69,7 @@ class AttentionProblem:
     `is_causal=True`); with `causal_lower_right` keys j <= i + seqlen_k - seqlen_q (flash-attention, decoding).
     A query that sees no key has the output 0.
 
-    `layout` is the order of the dimensions in memory: `bhsd` is contiguous, `bshd` is a
-    `[batch, seqlen, heads, head_dim]` tensor seen through a transposed view.
+    `layout` is the order of the dimensions in memory: `bhsd` is contiguous, `bshd` `[batch, seqlen, heads, head_dim]`.
 
     `lse` asks for a second output, the natural logarithm of the sum of exponentials of each query's masked and scaled
     scores, `-inf` for a query that sees no key: `[batch, heads, seqlen_q]`, contiguous, float32 whatever the dtype.
@@ -102,10 +102,9 @@ class AttentionProblem:
     q, k and v out of that of O and, with `lse`, of the log-sum-exp; `grads` names further inputs whose gradients are
     wanted, `bias`, `sinks`, `own_NAME` of a table, a `+` between two; `deterministic` asks for the same bits in every
     run, and `batch_invariant`, of `forward`, for a row's bits to be the same whatever else is computed
-    (`Family.row_bits`). `quantize` and `quantize_smooth` make 8 bits of a tensor (`evoattn.model.quantize`).
+    (`Family.row_bits`). `evoattn.model.merge` and `evoattn.model.quantize` have more operations.
 
-    Raises `ProblemError` on a size, dtype, mask or layout that is not one of the above, and on variants that exclude
-    each other.
+    Raises `ProblemError` on a size, dtype, mask or layout that is none of these, or variants that exclude each other.
     """
 
     batch: int
@@ -154,8 +153,9 @@ class AttentionProblem:
         for field in ("lse", "deterministic", "batch_invariant"):
             if not isinstance(getattr(self, field), bool):
                 raise ProblemError(f"{field} must be true or false, not {getattr(self, field)!r}.")
-        if fault := why_no_scales(self) or fault_of(self) or why_no_grads(self) or why_not_quantized(self):
-            raise ProblemError(fault)
+        for why in (why_no_scales, fault_of, why_no_grads, why_not_merged, why_not_quantized):
+            if fault := why(self):
+                raise ProblemError(fault)
         if self.own_score:  # one way to write it
             object.__setattr__(self, "score", self.own_score.text)
         if self.predicate:

@@ -350,11 +350,12 @@ def attention_mixed(
     """
     if query.dim() != 3:
         raise ValueError(f"query must have three dimensions, [total_q, heads, head_dim], not {list(query.shape)}.")
-    words: dict[str, Any] = dict(scale=scale, causal=causal, window=window, softcap=softcap, sinks=sinks, strict=strict)
-    words |= dict(block_table=block_table, seqused_k=seqused_k, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q)
-    words |= dict(alibi_slopes=alibi_slopes, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
-    words["batch_invariant"] = batch_invariant
-    words |= dict(out=None if out is None else out[None])
+    words: dict[str, Any] = {
+        "block_table": block_table, "seqused_k": seqused_k, "cu_seqlens_q": cu_seqlens_q, "max_seqlen_q": max_seqlen_q,
+        "scale": scale, "causal": causal, "window": window, "softcap": softcap, "sinks": sinks, "strict": strict,
+        "alibi_slopes": alibi_slopes, "k_scale": k_scale, "v_scale": v_scale, "return_lse": return_lse,
+        "batch_invariant": batch_invariant, "out": None if out is None else out[None],
+    }  # fmt: skip
     call = call_of(query, k_cache, v_cache, words)
     return _in_caller_s_order(call, out)
 

@@ -188,7 +188,7 @@ class Call:
         if not (self.paged or self.packed):
             return answer
         output, lse = (answer, None) if isinstance(answer, Tensor) else answer
-        output = output[0].transpose(0, 1) if self.packed else output.transpose(1, 2)
+        output = output.squeeze(0).transpose(0, 1) if self.packed else output.transpose(1, 2)
         if lse is None:
             return output
         return output, lse[0] if self.packed else lse
@@ -432,12 +432,13 @@ def of_pages(query: Tensor, k_cache: Tensor, v_cache: Tensor, out: Any) -> dict[
     """The fields of a call over pages: query `[batch, seqlen_q, heads, head_dim]`, caches `[pages, page, kv_heads,
     head_dim]`. Raises `ValueError` where they do not fit, `TypeError` for what is no tensor."""
     _require_dims(4, "four dimensions", query=query, k_cache=k_cache, v_cache=v_cache)
+    *of_keys, head_dim = k_cache.shape
     if k_cache.shape[:3] != v_cache.shape[:3]:
         shapes = f"{list(k_cache.shape)} and {list(v_cache.shape)}"
         raise ValueError(f"k_cache and v_cache must have the same pages and heads, not {shapes}.")
-    if 0 in k_cache.shape:
+    if not (head_dim and all(of_keys)):
         raise ValueError(f"k_cache must not be empty, as {list(k_cache.shape)} is.")
-    if k_cache.shape[3] != query.shape[3] or query.shape[2] % k_cache.shape[2]:
+    if head_dim != query.shape[3] or query.shape[2] % of_keys[2]:
         raise ValueError(
             f"query {list(query.shape)} and k_cache {list(k_cache.shape)} do not fit: the last dimension is one "
             "head_dim, and query's heads, its third dimension, are a multiple of the K/V heads, k_cache's third."
@@ -445,7 +446,9 @@ def of_pages(query: Tensor, k_cache: Tensor, v_cache: Tensor, out: Any) -> dict[
     if out is not None:
         require_out(out, query, v_cache)
     return {
-        **{name: t.transpose(1, 2) for name, t in (("query", query), ("key", k_cache), ("value", v_cache))},
+        "query": query.transpose(1, 2),
+        "key": k_cache.transpose(1, 2),
+        "value": v_cache.transpose(1, 2),
         "out": None if out is None else out.transpose(1, 2),
         "enable_gqa": True,
     }

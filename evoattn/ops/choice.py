@@ -13,7 +13,6 @@ from evoattn.families.base import SOFTMAX_SCALE_LOG2, Family
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import KernelLaunch, Scalar
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.quantize import QUANTIZE_OPERATIONS
 from evoattn.model.space import KernelConfig
 from evoattn.ops.call import StridedProblem
 
@@ -67,7 +66,7 @@ class Choice:
     @property
     def instead(self) -> str:
         """What runs where this kernel cannot."""
-        return "PyTorch's expression" if self.problem.op in QUANTIZE_OPERATIONS else "SDPA"
+        return "SDPA" if self.problem.op in ("forward", "backward") else "PyTorch's expression"
 
     @property
     def key(self) -> KernelKey:

@@ -16,8 +16,12 @@ from evoattn.ops.arguments import (
     scale_of,
     window_of,
 )
-from evoattn.ops.call import Call, of_pages, of_sequences, terms_of, whole, with_tables
+from evoattn.ops.call import Call, of_pages, of_sequences, whole, with_tables
 from evoattn.ops.eight_bits import with_scales
+
+FLAGS = ("enable_gqa", "deterministic", "batch_invariant")
+NO_SCALES = (None,) * (len(TERMS) - K_SCALE)
+"""Of `Call.terms`: `with_scales` puts them in."""
 
 
 def call_of(query: Tensor, key: Tensor, value: Tensor, given: dict[str, Any]) -> Call:
@@ -29,30 +33,31 @@ def call_of(query: Tensor, key: Tensor, value: Tensor, given: dict[str, Any]) ->
     `Call.require`.
     """
     get = given.get
-    table, starts = get("block_table"), (get("cu_seqlens_q"), get("cu_seqlens_k"))
-    aligned = table is not None or starts != (None, None)
-    require_flags(**{name: get(name, False) for name in ("enable_gqa", "deterministic", "batch_invariant")})
+    table, starts = get("block_table"), get("cu_seqlens_q")
+    aligned = not (table is starts is get("cu_seqlens_k") is None)
+    flags = {name: get(name, False) for name in FLAGS}
+    require_flags(**flags)
+    terms = tuple([get(name) for name in TERMS[:K_SCALE]])
+    terms = () if all(term is None for term in terms) else terms + NO_SCALES
     fields: dict[str, Any] = {
         "query": query,
         "key": key,
         "value": value,
         "out": get("out"),
-        "enable_gqa": get("enable_gqa", False),
         "mask": (aligned_mask_of if aligned else mask_of)(get("causal"), get("is_causal", False)),
         "scale": scale_of(get("scale")),
         "window": window_of(get("window")),
         "softcap": cap_of(get("softcap", 0.0)),
         "return_lse": get("return_lse", False),
-        "terms": with_tables(terms_of(**{name: get(name) for name in TERMS[:K_SCALE]}), get("score")),
+        "terms": with_tables(terms, get("score")),
         "strict": get("strict", False),
         "score": get("score"),
-        "deterministic": get("deterministic", False),
-        "batch_invariant": get("batch_invariant", False),
+        **flags,
     }
     if table is not None:
-        if starts[0] is not None:  # packed queries are one batch
-            longest = min(whole("max_seqlen_q", get("max_seqlen_q", 0)), len(query)), key.shape[1] * table.shape[1]
-            query, fields["longest"] = query[None], longest
+        if starts is not None:  # packed queries are one batch
+            longest = min(whole("max_seqlen_q", get("max_seqlen_q", 0)), query.shape[0])
+            query, fields["longest"] = query.unsqueeze(0), (longest, key.shape[1] * table.shape[1])
         fields |= of_pages(query, key, value, get("out"))
     elif aligned:
         longest = get("max_seqlen_q", 0), get("max_seqlen_k", 0)

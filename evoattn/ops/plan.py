@@ -172,7 +172,7 @@ class CallPlan:
             )
         with self._lock:
             if addresses != self._bound or (
-                self._sizes is not None and self._sizes != (sequences_of(call), query.shape[2])
+                self._sizes is not None and self._sizes != (sequences_of(call), query.size(2))
             ):
                 if 0 in addresses[:4] or FREED in addresses:
                     return NO_MEMORY

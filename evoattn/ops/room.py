@@ -26,41 +26,30 @@ def sequences_of(call: Call) -> int:
     """How many packed sequences there are."""
     starts = call.terms[STARTS_Q]
     assert starts is not None
-    return len(starts) - 1
+    count: int = starts.size(0) - 1  # `len` of a tensor takes a microsecond
+    return count
 
 
 def room_of(call: Call) -> tuple[int, int, int]:
     """Sequences, the longest and all rows that a plan of the call has room for."""
-    return with_room(sequences_of(call), call.longest[0], call.query.shape[2])
+    return with_room(sequences_of(call), call.longest[0], call.query.size(2))
 
 
 def known_by_room(call: Call) -> tuple[object, ...]:
     """What decides about such a call, by which its plan is found again: all but what `room_of` leaves free, and whether
     terms have as many rows as there are sequences. Raises `AttributeError` where a term is no tensor."""
     query, key, value, out, count = call.query, call.key, call.value, call.out, sequences_of(call)
-    rows = [(t.dtype, t.get_device(), t.shape[:2], t.shape[3:], t.stride()[1:]) for t in (query, out) if t is not None]
-    keys = [(t.dtype, t.get_device(), t.shape, t.stride()) for t in (key, value)]
-    terms = [
-        (
-            which,
-            (len(t) - count, t.shape[1:]) if which in BY_SEQUENCE else t.shape,
-            t.stride(),
-            t.dtype,
-            t.get_device(),
-            t.is_neg(),
-        )
-        for which, t in enumerate(call.terms)
-        if t is not None
-    ]
-    score = call.score and call.score.key
-    words = (
-        call.mask,
-        call.scale,
-        call.return_lse,
-        call.window,
-        call.softcap,
-        score,
-        call.longest[0] < 0,
-        call.batch_invariant,
-    )
-    return (room_of(call), call.longest[1], out is None, *rows, *keys, *terms, *words)
+    made: list[object] = [
+        room_of(call), call.longest[1], call.longest[0] < 0, out is None, call.mask, call.scale, call.return_lse,
+        call.window, call.softcap, call.score and call.score.key, call.batch_invariant,
+        key.shape, key.stride(), key.dtype, key.get_device(),
+        value.shape, value.stride(), value.dtype, value.get_device(),
+    ]  # fmt: skip
+    for tensor in (query,) if out is None else (query, out):
+        batch, heads, _, columns = tensor.shape
+        made += (batch, heads, columns, tensor.stride()[1:], tensor.dtype, tensor.get_device())
+    for which, term in enumerate(call.terms):
+        if term is not None:
+            shape = (term.size(0) - count, term.shape[1:]) if which in BY_SEQUENCE else term.shape
+            made += (which, shape, term.stride(), term.dtype, term.get_device(), term.is_neg())
+    return tuple(made)

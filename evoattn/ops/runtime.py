@@ -134,7 +134,7 @@ class Runtime:
                 or (terms and any(t is not None and t.requires_grad for t in terms))
             ):
                 reason = GRADIENTS
-        except (RuntimeError, AttributeError, TypeError):  # nested or sparse tensors, or no tensors at all
+        except (RuntimeError, AttributeError, TypeError, IndexError):  # nested or sparse tensors, none, no dimensions
             call.require_terms()
             reason = NOT_STRIDED
         if reason is None:

@@ -225,6 +225,8 @@ def test_latent_caches(side_by_side, page, packed):
         v_cache, k_cache = both[..., :48], both[..., 48:]
     bounds = torch.tensor([0, *itertools.accumulate(QUERIES)]).int()
     q, qv = drawn(10, HEADS, DIM, seed=1), drawn(10, HEADS, 48, seed=2)
+    if side_by_side:
+        qv, q = torch.cat((qv, q), -1).split([48, DIM], -1)
     given = dict(cu_seqlens_q=bounds, max_seqlen_q=6)
     if not packed:
         q, qv, given = q[:8].unflatten(0, (BATCH, 2)), qv[:8].unflatten(0, (BATCH, 2)), {}

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from evoattn.integrations.flash_attn import by_torch
+from evoattn.integrations.flash_attn.columns import side_by_side
 from evoattn.integrations.flash_attn.options import Options, answered, score_of, wants_gradients
 from evoattn.integrations.flash_attn.sequences import Keys, Pages, Queries, over_pages, over_rows, packed_over_pages
 from evoattn.model.variant import PAGES, SMALL_PAGE
@@ -67,14 +68,8 @@ class Cache:
     def joined(self) -> Cache:
         """The cache whose keys are `[v, k]`, for queries `[qv, q]`: a view where the two lie side by side, as in a
         latent cache, else a copy."""
-        k, v = self.k, self.v
-        step = v.shape[-1] * v.element_size()
-        beside = k.stride() == v.stride() and k.data_ptr() == v.data_ptr() + step and k.stride(-1) == 1
-        if beside and not (k.requires_grad or v.requires_grad):
-            both = v.as_strided((*v.shape[:-1], v.shape[-1] + k.shape[-1]), v.stride(), v.storage_offset())
-        else:
-            both = torch.cat((v, k), dim=-1)
-        return replace(self, k=both, v=both[..., : v.shape[-1]])
+        both = side_by_side(self.v, self.k)
+        return replace(self, k=both, v=both[..., : self.v.shape[-1]])
 
     def in_served_pages(self) -> Cache:
         """The cache in pages that kernels take: views of the pages it has where these are whole multiples, else a plain

@@ -19,11 +19,13 @@ from torch import Tensor
 
 from evoattn.integrations.flash_attn import eight_bits
 from evoattn.integrations.flash_attn.cache import Cache, attend, attend_packed, of_batch
+from evoattn.integrations.flash_attn.columns import side_by_side
 from evoattn.integrations.flash_attn.options import Options, refuse_fp8, window_of
 from evoattn.integrations.flash_attn.rotary import rotated
 from evoattn.integrations.flash_attn.sequences import Keys, Queries, over_rows
 from evoattn.ops.call import Answer
 from evoattn.ops.eight_bits import is_eight_bits
+from evoattn.ops.merge import merged
 
 NUMBERS_AT_ONCE = 1 << 26
 """Of products that are summed: 256 MiB, where one batch of all parts is not more."""
@@ -76,7 +78,7 @@ def flash_attn_func(
     if eight:
         return eight_bits.attend(q, k, v, options, (q_descale, k_descale, v_descale))
     if qv is not None:
-        q, k = torch.cat((qv, q), dim=-1), torch.cat((v, k), dim=-1)
+        q, k = side_by_side(qv, q), side_by_side(v, k)
         v = k[..., : v.shape[-1]]
     return of_batch(q, k, v, options)
 
@@ -138,7 +140,7 @@ def flash_attn_varlen_func(
     if cu_seqlens_k is None:
         raise ValueError("cu_seqlens_k is needed: only a cache, of four dimensions, has seqused_k alone.")
     if qv is not None:
-        q, k = torch.cat((qv, q), dim=-1), torch.cat((v, k), dim=-1)
+        q, k = side_by_side(qv, q), side_by_side(v, k)
         v = k[..., : v.shape[-1]]
     keys = Keys(cu_seqlens_k[:-1], int(max_seqlen_k), seqused_k, cu_seqlens_k)
     return over_rows(q, k, v, queries, keys, options)
@@ -283,10 +285,14 @@ def flash_attn_combine(
 ) -> tuple[Tensor, Tensor]:
     """One answer of those over parts of the keys: out_partial `[parts, …, heads, head_dim]`, lse_partial `[parts, …,
     heads]`, both float32; the output, of `out_dtype` or float32, and the log-sum-exp. A part whose log-sum-exp is -inf
-    counts for nothing, whatever its output holds."""
+    counts for nothing, whatever its output holds. Parts of 16 bits are taken, too. By a kernel where one may run."""
+    if out is None:
+        out = torch.empty_like(out_partial[0], dtype=out_dtype)
+    lse = torch.empty_like(lse_partial[0])
+    if merged(out_partial, lse_partial, out, lse):
+        return out, lse
     lse = torch.logsumexp(lse_partial, dim=0)
     weights = torch.exp(lse_partial - lse).masked_fill(torch.isneginf(lse_partial), 0)[..., None]
-    out = torch.empty_like(out_partial[0], dtype=out_dtype) if out is None else out
     of_one = max(1, out_partial[:, :1].numel())
     for part in range(0, out.shape[0], step := max(1, NUMBERS_AT_ONCE // of_one)):
         rows = slice(part, part + step)
@@ -306,7 +312,7 @@ def over_cache(q: Tensor, queries: Queries | None, cache: Cache, options: Option
     if options.dropout_p:
         raise ValueError("dropout_p goes without a cache: nobody trains on one.")
     if qv is not None:
-        q, cache = torch.cat((qv, q), dim=-1), cache.joined()
+        q, cache = side_by_side(qv, q), cache.joined()
     return attend(q, cache, options) if queries is None else attend_packed(q, queries, cache, options)
 
 
