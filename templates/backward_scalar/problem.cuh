@@ -1,4 +1,5 @@
-// problem.cuh: sizes and places of the tensors, as the launches for keys and for queries take them.
+// problem.cuh: sizes and places of the tensors, as the launches for keys and for queries take them. Needs the constants
+// of backward_scalar.cu.j2.
 
 struct Problem {
   int heads, seqlen_q, seqlen_k;                   // the longest, of packed sequences

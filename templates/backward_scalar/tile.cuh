@@ -1,4 +1,5 @@
-// tile.cuh: a tile of queries and a tile of keys in shared memory, their P and dS, and products of these.
+// tile.cuh: a tile of queries and a tile of keys in shared memory, their P and dS, and products of these. Needs the
+// constants of backward_scalar.cu.j2.
 
 // A product of ROWS × COLUMNS: a thread has EACH rows side by side, and of these every SIDE-th column.
 template <int ROWS, int COLUMNS> struct Product {
