@@ -5,7 +5,7 @@ BIN := .venv/bin
 DEMO_DB := demo/evoattn.sqlite
 DEMO_BUDGET ?= 60s
 
-.PHONY: setup demo lint types fast whole check test clean
+.PHONY: setup demo lint types fast whole check test exhaustive clean
 # Compiled modules are kept, whatever the shell says: the tests start hundreds of processes that import them.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -53,6 +53,11 @@ check: lint
 
 test: lint
 	@$(MAKE) --no-print-directory --jobs=2 types whole
+
+# Also the cases that tests marked `sampled` leave out: some ten minutes more. Before a release, and after a change of
+# the interpreter or of what all templates share.
+exhaustive: lint
+	$(PYTEST) --all-cases
 
 clean:
 	rm -rf .venv demo build dist .mypy_cache .pytest_cache .ruff_cache

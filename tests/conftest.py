@@ -4,6 +4,7 @@ runs, and no access to the user's database."""
 import gc
 import os
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,25 @@ os.environ["EVOATTN_DB"] = str(Path(tempfile.gettempdir()) / "evoattn-tests" / "
 
 settings.register_profile("any machine", deadline=None)  # a busy machine is no fault of what is tested
 settings.load_profile("any machine")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--all-cases", action="store_true", help="also the cases that a `sampled` test leaves out")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Of a test that is `sampled(n)` every n-th case stays, in the order of its table, so that `make test` ends in
+    time; `sampled(0)` is a test that stays out whole."""
+    if config.getoption("--all-cases"):
+        return
+    seen, kept, left = Counter(), [], []
+    for item in items:
+        mark = item.get_closest_marker("sampled")
+        test = item.nodeid.partition("[")[0]
+        (left if mark and (mark.args[0] == 0 or seen[test] % mark.args[0]) else kept).append(item)
+        seen[test] += 1
+    config.hook.pytest_deselected(items=left)
+    items[:] = kept
 
 
 @pytest.hookimpl(wrapper=True)

@@ -10,6 +10,7 @@ SHAPE = "B=1,H=4,S=256,D=64,dtype=fp16,mask=full"
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(0)
 def test_the_first_call_is_split_without_a_device(tmp_path):
     made = tmp_path / "times.json"
     words = [SHAPE, "--no-device", "h100", "--no-imports", "--json", made]

@@ -170,6 +170,7 @@ def outcome(family, problem, config, source):
 
 
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.sampled(2)
 def test_it_is_found(fault):
     family, problem, genes, old, new = FAULTS[fault]
     if old in (LAZY, TESTED):

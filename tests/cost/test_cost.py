@@ -115,6 +115,7 @@ def test_more_work_costs_more():
     problems = {name: lookup(name) for name in PROBLEMS}
     few = {op: lookup("seed_h100").with_(op=op) for op in ("backward", "quantize")}
     few["eight bits"] = lookup("fp8_d128_16k")
+    few["merge"] = parse_shape("B=1,H=1,Sq=4096,Sk=8,D=128,op=merge")
     problems |= few
     for name, problem in problems.items():
         for config in candidates(problem, H100)[:: 1 if name in few else 7]:

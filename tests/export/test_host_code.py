@@ -97,6 +97,7 @@ def test_every_family_of_plain_forward_problems_has_host_code():
 @pytest.mark.slow
 @needs_gxx
 @pytest.mark.parametrize("family", FIELDS)
+@pytest.mark.sampled(2)
 def test_cpp_plans_what_python_launches(family, tmp_path):
     cases = draw_cases(family, CASES)
     told = [host_config(problem, config) for problem, config, _ in cases]

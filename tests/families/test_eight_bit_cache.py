@@ -57,6 +57,7 @@ def kernel_of(family, problem, genes, gpu, *edits):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "words", "genes", "gpu", "kind"), RIGHT)
+@pytest.mark.sampled(2)
 def test_right(family, words, genes, gpu, kind):
     problem = parse_shape(SHAPE + words)
     result = judged(kernel_of(family, problem, genes, gpu), problem, kind, repeat=True)

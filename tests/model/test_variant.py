@@ -185,6 +185,8 @@ def test_a_sink_of_minus_infinity_is_none():
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
 def test_a_family_refuses_what_it_does_not_serve_and_takes_every_scale(family):
     gpu = GPUS["h100"]
+    if "merge" in family.operations:
+        pytest.skip("merges have none: such problems are refused")
     plain = AttentionProblem(1, 8, 2, 256, 256, 64, op=family.operations[0])
     if family.dtypes == ("e4m3",):
         plain = plain.with_(dtype="e4m3")

@@ -143,6 +143,7 @@ def test_reasons_are_read():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.sampled(3)
 def test_deleted_waits_and_barriers_are_found(family):
     """Of waits and barriers that are deleted, where the config has code there: all that change the PTX."""
     wanted = ("__syncthreads()", "cp_async_wait", "mbarrier_wait", "wgmma_wait", "named_barrier_sync")

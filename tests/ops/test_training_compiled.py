@@ -66,6 +66,7 @@ def test_opcheck_of_the_backward_pass(device, lse):
 @pytest.mark.parametrize(
     ("name", "lse"), [(name, i % 2 > 0) for i, name in enumerate(VARIANTS) if name != "everything"] + [("plain", True)]
 )
+@pytest.mark.sampled(2)
 def test_compiled_gradients_are_right(device, name, lse):
     compiled = torch.compile(evoattn.attention, fullgraph=True, backend="aot_eager")
     require_right(tensors(), {"enable_gqa": True, **VARIANTS[name]}, lse, compiled)
