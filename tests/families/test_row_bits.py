@@ -109,7 +109,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "flash_scalar" else n for n in CASES])
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.slow
 def test_rows_have_the_same_bits_alone_and_among_others(name):
     gpu, fields, genes = CASES[name]
     whole = causal(**fields)
@@ -151,6 +152,7 @@ def test_the_same_where_a_tile_of_rows_begins_beside_the_end_of_another():
         pytest.param(("add_left(left, state, o);\n      Partial", "Partial"), marks=pytest.mark.slow),  # a part is lost
     ],
 )
+@pytest.mark.slow
 def test_a_broken_promise_is_found(edit):
     whole = causal(dtype="bf16", lse=True)
     assert compared(*kernels("flash_wgmma", "h100", whole, (MANY, SPLIT), edit), whole)
@@ -162,6 +164,7 @@ SHAPES += ["S=900,varlen=1:900", "Sq=1,Sk=5000,seqused=1:5000,page=16", "S=9000,
 
 @pytest.mark.parametrize("gpu", ["h100", "l4", "a100"])
 @pytest.mark.parametrize("kind", ["D=64", "D=128,dtype=bf16", "D=256,dtype=bf16"])
+@pytest.mark.slow
 def test_all_lengths_have_one_recipe(gpu, kind):
     found = set()
     for shape in SHAPES:

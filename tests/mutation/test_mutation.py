@@ -169,6 +169,7 @@ def test_the_mutants_for_the_device_are_of_todays_templates():
     assert all(chosen.source() != chosen.setting.source for chosen in load())
 
 
+@pytest.mark.slow
 def test_a_fault_of_the_host_is_planted_and_taken_out():
     family, problem = FAMILIES["flash_scalar"], AttentionProblem(1, 2, 1, 100, 100, 64, "fp32")
     config = load_space("flash_scalar", GPUS["l4"]).starting_configs()[0]
