@@ -26,7 +26,8 @@ LEAST_QUERIES = 128
 def block_mask_of(mask: Tensor) -> BlockMask:
     """The block mask of bools `[batch or 1, 1, queries, keys]`, which shows what is true."""
     several = mask.shape[0] > 1 and mask.stride(0) > 0
-    seen = mask[:, 0] if several else mask[:1, 0]
+    # Detached, as any other view holds the tensor: one that has its block mask for an attribute would never be freed.
+    seen = mask.detach()[: len(mask) if several else 1, 0]
     (batch, queries, keys), sizes = seen.shape, [-(-size // BLOCK) for size in seen.shape[1:]]
     room = 0, sizes[1] * BLOCK - keys, 0, sizes[0] * BLOCK - queries
 

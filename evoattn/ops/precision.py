@@ -67,12 +67,16 @@ def in_eight_bits(runtime: Runtime, call: Call) -> Answer | None:
         return None
     query, key, value = call.query, call.key, call.value
     lies = [(one.shape, one.stride()) for one in (query, key, value)]
-    known = (FP8, *lies, query.dtype, query.get_device(), call.mask, call.window, call.softcap, call.return_lse)
-    if runtime.served.get(known) is None:
-        runtime.served[known] = isinstance(choice(runtime, call), Choice)
-    if not runtime.served[known]:
-        return None
     sinks = call.term(SINKS)
+    words = call.mask, call.window, call.softcap, call.return_lse, sinks is None
+    known = FP8, *lies, query.dtype, query.get_device(), *words
+    plans = runtime.served
+    serves = plans.get(known)
+    if serves is None:
+        serves = isinstance(choice(runtime, call), Choice)
+        runtime.keep(plans, known, serves)
+    if not serves:
+        return None
     try:
         answer = attention_fp8(
             query, key, value, causal=CAUSAL[call.mask], scale=call.scale, window=call.window, softcap=call.softcap,
@@ -80,7 +84,7 @@ def in_eight_bits(runtime: Runtime, call: Call) -> Answer | None:
             return_lse=call.return_lse, strict=True,
         )  # fmt: skip
     except NoKernel:
-        runtime.served[known] = False
+        runtime.keep(plans, known, False)
         return None
     out, lse = (answer, None) if isinstance(answer, Tensor) else answer
     out = out.to(query.dtype) if call.out is None else call.out.copy_(out)

@@ -27,9 +27,9 @@ Genes = Mapping[str, Sequence[Value]]
 UNTIMED = ("value_dim", "score", "blocks")
 """Variants that make no kind."""
 BY_FORMULA = ("score", "blocks", "softcap", "sink", "alibi")
-"""Variants of which PyTorch has the gradients by a formula alone, which holds scores in memory and takes ten times as
-long as kernels (reports/performance.md, 2026-11-27): they and `deterministic` beside them make no kind of the backward
-pass."""
+"""Variants of which PyTorch has the gradients by a formula alone, which holds scores in memory: of a soft cap it
+took 12 times Triton's time (reports/performance.md, 2026-11-26, evening: FlexAttention's language again). They and
+`deterministic` beside them make no kind of the backward pass."""
 
 
 def is_by_formula(problem: AttentionProblem) -> bool:

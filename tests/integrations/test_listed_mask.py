@@ -1,5 +1,7 @@
 """Masks of models that no name says, as block lists: beside the models' own eager attention."""
 
+import gc
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -111,3 +113,12 @@ def test_logits_are_those_of_eager_attention(make, padding):
     assert any(blocks and predicate for blocks, _, _, predicate in seen)
     kept = real.bool()
     torch.testing.assert_close(found[1][kept], found[0][kept], atol=2e-5, rtol=2e-4)
+
+
+def test_a_mask_that_has_its_lists_is_freed():
+    mask = torch.ones(2, 1, 150, 150, dtype=torch.bool).tril()
+    setattr(mask, listed_mask.MARK, (mask._version, listed_mask.block_mask_of(mask)))
+    found = weakref.ref(mask)
+    del mask
+    gc.collect()
+    assert found() is None
