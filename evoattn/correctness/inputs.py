@@ -34,8 +34,8 @@ def make_inputs(
     logical shape `[batch, heads, seqlen, head_dim]`, and its other inputs (`AttentionProblem.term_shapes`). K and V
     hold NaN behind the last key in use, and in pages that no sequence has.
 
-    Standard normal values; `kind` bends them to what has caught wrong kernels (docs/sources.md): `large_logits` scales
-    q by 30, `late_huge_key` makes one key near the end of each row 12 times as long, `large_logits_late_key` does so
+    Standard normal values; `kind` bends them to what has caught wrong kernels (reports/sources.md): `large_logits`
+    scales q by 30, `late_huge_key` makes one key near the end of each row 12 times as long, `large_logits_late_key` does so
     and scales q by 300, so that weights relative to anything but a row's own maximum leave the range even of fp32,
     `large_logits_two_keys` has a second such key among the first, so that rows rise from either end on, eight by turns,
     `huge_keys_within` makes two keys far from either end 100 and 30 times as long, and rows of which one in 16 alone
