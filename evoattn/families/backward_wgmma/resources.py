@@ -204,8 +204,8 @@ def launch_work(
     pairs, columns = queries * keys, whole_chunks(problem.head_dim)
     tile_bytes = queries * (whole_chunks(problem.head_dim) + whole_chunks(problem.head_dim_v)) * 2
     own_keys = keys * (width + value_width) * 2  # K and V as A operands
-    part = dq_columns(problem, genes)
-    dq_reads = groups * (64 * keys + part * keys) * 2
+    parts = [part for part in (dq_columns(problem, genes), dq_share(problem, genes)) if part]
+    dq_reads = groups * sum(64 * keys + part * keys for part in parts) * 2
     scores = pairs * 2 * (1 + genes.DIM_GROUPS * (genes.DS_PLACE == "shared"))
     probabilities = pairs * 2 * (1 + genes.DIM_GROUPS) * (genes.P_PLACE == "shared")
     sums = queries * columns * 4
