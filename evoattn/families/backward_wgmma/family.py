@@ -44,8 +44,8 @@ MAX_HEAD_DIM, DIM_STEP = 256, 16
 MAX_SINGLE_DIM = 128
 """The largest head_dim of a tile of any other genes."""
 MAX_SHARED_DIM, MAX_SUM_OF_DIMS = 192, 320
-"""The largest head_dim, and sum of both, whose dK and dV a thread's registers hold beside small tiles of queries; larger
-ones go by halves to two warpgroups."""
+"""The largest head_dim, and sum of both, whose dK and dV a thread's registers hold beside small tiles of queries;
+larger ones go by halves to two warpgroups."""
 ROW_THREADS = 256
 """Of the launches that make the terms of the queries and the rows of dQ."""
 
@@ -87,8 +87,8 @@ class BackwardWgmma(Family):
         single = dim <= MAX_SHARED_DIM and dim + value_dim <= MAX_SUM_OF_DIMS
         if dim > MAX_SINGLE_DIM and not (halves or single):
             return (
-                f"backward_wgmma has no tile for a head_dim of {dim} beside {value_dim}: above {MAX_SINGLE_DIM} it takes "
-                f"those to {MAX_SHARED_DIM} that are {MAX_SUM_OF_DIMS} together, and {MAX_HEAD_DIM}, where warpgroups "
+                f"backward_wgmma has no tile for a head_dim of {dim} beside {value_dim}: above {MAX_SINGLE_DIM} it "
+                f"takes those to {MAX_SHARED_DIM} that are {MAX_SUM_OF_DIMS} together, and {MAX_HEAD_DIM}, where warpgroups "
                 f"share the dims in halves, beside {MAX_SINGLE_DIM} or {MAX_HEAD_DIM}."
             )
         if reason := why_not_sliding(problem):
