@@ -88,8 +88,8 @@ class BackwardWgmma(Family):
         if dim > MAX_SINGLE_DIM and not (halves or single):
             return (
                 f"backward_wgmma has no tile for a head_dim of {dim} beside {value_dim}: above {MAX_SINGLE_DIM} it "
-                f"takes those to {MAX_SHARED_DIM} that are {MAX_SUM_OF_DIMS} together, and {MAX_HEAD_DIM}, where warpgroups "
-                f"share the dims in halves, beside {MAX_SINGLE_DIM} or {MAX_HEAD_DIM}."
+                f"takes those to {MAX_SHARED_DIM} that are {MAX_SUM_OF_DIMS} together, and {MAX_HEAD_DIM}, where "
+                f"warpgroups share the dims in halves, beside {MAX_SINGLE_DIM} or {MAX_HEAD_DIM}."
             )
         if reason := why_not_sliding(problem):
             return reason
