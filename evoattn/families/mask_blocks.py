@@ -75,6 +75,7 @@ def source(shown: Tree, tables: Sequence[Table]) -> str:
             "#define SEEN_PARAMETERS " + "".join(f", {kind} own_{name}" for kind, name, _ in fields),
             "#define SEEN_ARGUMENTS " + ", ".join(f"own_{name}" for _, name, _ in fields),
             '#include "device/mask_blocks.cuh"',
+            "FIND_BLOCK_STATES_KERNEL",
             "",
         )
     )

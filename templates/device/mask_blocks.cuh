@@ -1,7 +1,7 @@
 // mask_blocks.cuh: the lists of a `BlockMask` of FlexAttention out of a predicate, in two launches: what each block of
 // rows and keys is, then the numbers of the PARTIAL and of the FULL ones, by rows and by keys. A source that includes
 // it has a class `Seen` with `shows(batch, head, query, key)`, `PAIRED` (neighbouring keys read neighbouring elements
-// of a table), and the macros SEEN_PARAMETERS and SEEN_ARGUMENTS.
+// of a table), the macros SEEN_PARAMETERS and SEEN_ARGUMENTS, and FIND_BLOCK_STATES_KERNEL behind all.
 #include "device/ptx/warp.cuh"
 #include "device/score.cuh"
 
@@ -65,11 +65,12 @@ __device__ __forceinline__ void make_list(const uint8_t* states, int length, int
   if (lane == 0) *count = total;
 }
 
-extern "C" __global__ void __launch_bounds__(128)
-    find_block_states(uint8_t* __restrict__ states, int heads, int seqlen_q, int seqlen_k, int block_rows,
-                      int block_keys SEEN_PARAMETERS) {
-  find_states(Seen{SEEN_ARGUMENTS}, states, heads, seqlen_q, seqlen_k, block_rows, block_keys);
-}
+#define FIND_BLOCK_STATES_KERNEL                                                                             \
+  extern "C" __global__ void __launch_bounds__(128)                                                          \
+      find_block_states(uint8_t* __restrict__ states, int heads, int seqlen_q, int seqlen_k, int block_rows, \
+                        int block_keys SEEN_PARAMETERS) {                                                    \
+    find_states(Seen{SEEN_ARGUMENTS}, states, heads, seqlen_q, seqlen_k, block_rows, block_keys);            \
+  }
 
 // blockIdx.y: by rows or by keys; blockIdx.z: batch and head. Counts [batches * heads, lines], numbers
 // [batches * heads, lines, blocks of a line].
