@@ -99,8 +99,7 @@ inline int bit_length(int64_t a) {
 }
 
 // The first number from `begin` on, in steps, for which `holds` is true, or `otherwise`; the end is no such number.
-template <typename Holds>
-int64_t first(int64_t begin, int64_t end, int64_t step, Holds holds, int64_t otherwise) {
+template <typename Holds> int64_t first(int64_t begin, int64_t end, int64_t step, Holds holds, int64_t otherwise) {
   for (int64_t n = begin; step > 0 ? n < end : n > end; n += step)
     if (holds(n)) return n;
   return otherwise;
