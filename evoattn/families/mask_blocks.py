@@ -11,15 +11,17 @@ from evoattn.families.includes import resolve
 from evoattn.families.residency import WARP
 from evoattn.families.variants import table_args, table_fields
 from evoattn.model.gpu import MAX_GRID_YZ
-from evoattn.model.launch import Buffer, KernelLaunch, Scalar
+from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.paths import TEMPLATES
 from evoattn.model.score import Table, Tree, loads_pairs
 from evoattn.model.score_cuda import in_cuda
 
 STATES = "states"
 """The scratch buffer: a byte for each block."""
-LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
-LISTS += ("q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices")
+LISTS = (
+    *("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices"),
+    *("q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices"),
+)
 """What is written, int32, by FlexAttention's names."""
 THREADS, LINES = 128, 2
 """Of a block; lists of a kind that a block of the second launch makes."""
@@ -87,8 +89,9 @@ def launches(shape: MaskShape, tables: Sequence[Table]) -> tuple[KernelLaunch, .
     rows, keys = shape.blocks
     heads = shape.batches * shape.heads
     sizes = (shape.heads, shape.seqlen_q, shape.seqlen_k, shape.block_rows, shape.block_keys)
-    find = (Buffer(STATES), *(Scalar("int32", size) for size in sizes), *table_args(tables))
-    make = (Buffer(STATES), Scalar("int32", rows), Scalar("int32", keys), *(Buffer(name) for name in LISTS))
+    find: tuple[KernelArg, ...] = (Buffer(STATES), *(Scalar("int32", size) for size in sizes), *table_args(tables))
+    counts = Scalar("int32", rows), Scalar("int32", keys)
+    make: tuple[KernelArg, ...] = (Buffer(STATES), *counts, *(Buffer(name) for name in LISTS))
     lines = math.ceil(max(rows, keys) / LINES)
     return (
         KernelLaunch("find_block_states", (keys, rows, heads), (THREADS, 1, 1), 0, find),

@@ -105,8 +105,9 @@ def _made(mask_mod: Any, shape: MaskShape, device: Any, separate: bool) -> Block
 
 
 def _mask_of(lists: list[Tensor], shape: MaskShape, mask_mod: Any) -> BlockMask:
-    sizes = shape.block_rows, shape.block_keys
-    return BlockMask((shape.seqlen_q, shape.seqlen_k), *lists, BLOCK_SIZE=sizes, mask_mod=mask_mod)
+    lengths, sizes = (shape.seqlen_q, shape.seqlen_k), (shape.block_rows, shape.block_keys)
+    named: dict[str, Any] = dict(zip(LISTS, lists, strict=True))
+    return BlockMask(lengths, **named, BLOCK_SIZE=sizes, mask_mod=mask_mod)
 
 
 def _printed(predicate: str, given: dict[str, Tensor]) -> tuple[str, tuple[Table, ...]]:
