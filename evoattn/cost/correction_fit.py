@@ -12,7 +12,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from evoattn.cost.correction import NONE, Correction, terms
+from evoattn.cost.correction import MOST, NONE, Correction, terms
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 
@@ -47,55 +47,74 @@ class Fit:
     after: float
 
 
+@dataclass(frozen=True)
+class _Table:
+    """A problem's rows as numbers. What is left over is so within the problem: means are taken off."""
+
+    raw: Floats
+    """[rows, names]: `terms`."""
+    scores: Floats
+    us: Floats
+    products: Floats
+    right: Floats
+
+    def lost(self, factors: Floats | None) -> float:
+        """Natural logarithm of what the first choice takes over the best; `factors`: of a correction."""
+        own = 0.0 if factors is None else np.clip(self.raw @ factors, -MOST, MOST)
+        return math.log(self.us[int(np.argmin(self.scores + own))] / self.us.min())
+
+
 def fit(rows: Sequence[Timed]) -> Fit:
     """The correction that chooses best on problems left out."""
     by_problem = [list(found) for _, found in groupby(sorted(rows, key=lambda r: repr(r.problem)), lambda r: r.problem)]
-    several = [found for found in by_problem if len(found) > 1]
-    before = _lost(several, [NONE] * len(several))
-    if len(several) < LEAST_PROBLEMS or sum(map(len, several)) < LEAST_TIMES:
+    names, tables = _tables([found for found in by_problem if len(found) > 1])
+    before = _mean([table.lost(None) for table in tables])
+    if len(tables) < LEAST_PROBLEMS or sum(len(table.us) for table in tables) < LEAST_TIMES:
         return Fit(NONE, before, before)
-    lost = {strength: _left_out(several, strength) for strength in STRENGTHS}
+    lost = {strength: _left_out(tables, strength) for strength in STRENGTHS}
     best = min(lost, key=lambda strength: lost[strength])
     if lost[best] >= before:
         return Fit(NONE, before, before)
-    return Fit(_ridge(several, best), before, lost[best])
+    factors = {name: round(float(x), 5) for name, x in zip(names, _ridge(tables, best), strict=True) if abs(x) > 1e-4}
+    return Fit(Correction(factors), before, lost[best])
 
 
-def _left_out(problems: Sequence[Sequence[Timed]], strength: float) -> float:
-    corrections: list[Correction] = [NONE] * len(problems)
-    for fold in range(FOLDS):
-        found = _ridge([rows for i, rows in enumerate(problems) if i % FOLDS != fold], strength)
-        for i in range(fold, len(problems), FOLDS):
-            corrections[i] = found
-    return _lost(problems, corrections)
-
-
-def _lost(problems: Sequence[Sequence[Timed]], corrections: Sequence[Correction]) -> float:
-    """What the first choices take over the best, geometric mean; 1 where there are no problems."""
-    logs = [
-        math.log(min(rows, key=lambda r: math.log(r.score) + one.log(r.config, r.parts)).us / min(r.us for r in rows))
-        for rows, one in zip(problems, corrections, strict=True)
-    ]
+def _mean(logs: Sequence[float]) -> float:
+    """Geometric; 1 of none."""
     return math.exp(sum(logs) / len(logs)) if logs else 1.0
 
 
-def _ridge(problems: Sequence[Sequence[Timed]], strength: float) -> Correction:
-    """Of what is left over within each problem, times near its best weighing more."""
-    tables = [[terms(r.config, r.parts) for r in rows] for rows in problems]
-    names = sorted({name for rows in tables for row in rows for name in row})
-    place = {name: i for i, name in enumerate(names)}
-    products, right = np.zeros((len(names), len(names))), np.zeros(len(names))
-    for rows, known in zip(problems, tables, strict=True):
-        table: Floats = np.zeros((len(rows), len(names)))
-        for i, row in enumerate(known):
-            table[i, [place[name] for name in row]] = list(row.values())
-        over = np.array([math.log(r.us / r.score) for r in rows])
-        least = min(r.us for r in rows)
-        weights = np.array([FAR + math.exp(-(r.us / least - 1) / FALL) for r in rows])
-        weights /= weights.sum() / len(rows)
-        table -= np.average(table, axis=0, weights=weights)
+def _left_out(tables: Sequence[_Table], strength: float) -> float:
+    logs = []
+    for fold in range(FOLDS):
+        factors = _ridge([table for i, table in enumerate(tables) if i % FOLDS != fold], strength)
+        logs += [table.lost(factors) for table in tables[fold::FOLDS]]
+    return _mean(logs)
+
+
+def _tables(problems: Sequence[Sequence[Timed]]) -> tuple[list[str], list[_Table]]:
+    """Names of all terms, and the tables. Times near a problem's best weigh more."""
+    known = [[terms(r.config, r.parts) for r in rows] for rows in problems]
+    names = sorted({name for rows in known for row in rows for name in row})
+    place, tables = {name: i for i, name in enumerate(names)}, []
+    for rows, found in zip(problems, known, strict=True):
+        raw: Floats = np.zeros((len(rows), len(names)))
+        for i, row in enumerate(found):
+            raw[i, [place[name] for name in row]] = list(row.values())
+        us, scores = np.array([r.us for r in rows]), np.log([r.score for r in rows])
+        weights = FAR + np.exp(-(us / us.min() - 1) / FALL)
+        weights /= weights.mean()
+        over = np.log(us) - scores
         over -= np.average(over, weights=weights)
-        products += table.T @ (table * weights[:, None])
-        right += table.T @ (over * weights)
-    solved = np.linalg.solve(products + strength * np.eye(len(names)), right)
-    return Correction({name: round(float(x), 5) for name, x in zip(names, solved, strict=True) if abs(x) > 1e-4})
+        within = raw - np.average(raw, axis=0, weights=weights)
+        weighted = within * weights[:, None]
+        tables.append(_Table(raw, scores, us, within.T @ weighted, weighted.T @ over))
+    return names, tables
+
+
+def _ridge(tables: Sequence[_Table], strength: float) -> Floats:
+    """Of all terms the factors that explain most of what is left over."""
+    products = sum((table.products for table in tables[1:]), tables[0].products)
+    right = sum((table.right for table in tables[1:]), tables[0].right)
+    found: Floats = np.linalg.solve(products + strength * np.eye(len(right)), right)
+    return found

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from statistics import fmean
 from typing import Any
 
@@ -39,7 +42,7 @@ KINDS = (PLAIN, "scores", "packed", "cached", "paged", "biased")
 """Of `workload.DRAWS`: those that most calls are of. Half of the problems are plain."""
 JUDGED_SEEDS = range(80, 100)
 """Of problems left out."""
-JUDGE_SHARE, MAKE_SHARE = 0.24, 0.04
+JUDGE_SHARE, MAKE_SHARE = 0.24, 0.06
 """Of the budget: for judging, and for making the list; the search has the rest."""
 PER_SECOND, LEAST, MOST = 0.6, 24, 800
 """Problems by seconds of search."""
@@ -335,8 +338,11 @@ def calibrate(wanted: Wanted, gpu: GpuSpec, say: Say, tools: Tools | None = None
     started = time.monotonic()
     with Journal(calibration_folder(gpu)) as journal:
         made = plan(wanted, gpu)
-        for group in made.groups:
-            group.given = group.given or campaign.given(group.problems, group.families, gpu)
+        fresh = [group for group in made.groups if not group.given]
+        with ProcessPoolExecutor(wanted.jobs or os.cpu_count()) as workers:  # by one process half a minute
+            about = ([g.problems for g in fresh], [g.families for g in fresh], repeat(gpu, len(fresh)))
+            for group, given in zip(fresh, workers.map(campaign.given, *about), strict=True):
+                group.given = given
         say(made.describe())
         seconds = max(1.0, made.search_seconds - (time.monotonic() - started))
         fleet = LocalFleet(wanted.jobs) if wanted.jobs else None

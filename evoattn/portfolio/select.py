@@ -111,6 +111,8 @@ def general(
     before it: the mean logarithm of the best one's score over the best of all. `jobs` processes work on it, all cores
     unless given, some 0.2 ms a config and problem."""
     chosen: dict[str, None] = {}
+    if not configs:
+        return []
     with ProcessPoolExecutor(jobs or os.cpu_count()) as workers:
         costs = np.array(list(workers.map(partial(_log_costs, configs=configs, gpu=gpu), problems, chunksize=8)))
     for bits, count in MOST_GENERAL.items():
