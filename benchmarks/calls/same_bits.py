@@ -236,8 +236,8 @@ def rows_command(options: argparse.Namespace) -> int:
                 total[0], total[1] = total[0] + rows, total[1] + other
                 if other:
                     print(f"{name}, sequence {seed}: {other} of {rows} rows differ: {where}", flush=True)
-        line = ", ".join(f"{where} {other}/{rows}" for where, (rows, other) in sums.items())
-        print(f"{name}: rows of other bits: {line}", flush=True)
+            line = ", ".join(f"{where} {other}/{rows}" for where, (rows, other) in sums.items())
+            print(f"{name}: rows of other bits: {line}", flush=True)
         broken += sum(other for _, other in sums.values())
     return int(broken > 0 and not options.free)
 
