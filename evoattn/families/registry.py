@@ -16,6 +16,7 @@ from evoattn.families.fp8_wgmma.family import Fp8Wgmma
 from evoattn.families.large_head.family import LargeHead
 from evoattn.families.large_head_mma.family import LargeHeadMma
 from evoattn.families.latent_wgmma.family import LatentWgmma
+from evoattn.families.append_kv.family import AppendKv
 from evoattn.families.merge_parts.family import MergeParts
 from evoattn.families.quantize.family import Quantize
 from evoattn.families.split_kv.family import SplitKv
@@ -49,6 +50,7 @@ FAMILIES: dict[str, Family] = {
         BackwardWgmma(),
         MergeParts(),
         Quantize(),
+        AppendKv(),
     )
 }
 
