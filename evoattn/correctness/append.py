@@ -9,7 +9,7 @@ from torch import Tensor
 
 from evoattn.correctness.interpreter_cases import SmallCase
 from evoattn.correctness.reference import Answer, Exact
-from evoattn.model.append import PAIRS, new_rows, turned_columns
+from evoattn.model.append import PAIRS, turned_columns
 from evoattn.model.lengths import parse_lengths
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig

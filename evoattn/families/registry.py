@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from evoattn.families.append_kv.family import AppendKv
 from evoattn.families.backward_mma.family import BackwardMma
 from evoattn.families.backward_scalar.family import BackwardScalar
 from evoattn.families.backward_wgmma.family import BackwardWgmma
@@ -16,7 +17,6 @@ from evoattn.families.fp8_wgmma.family import Fp8Wgmma
 from evoattn.families.large_head.family import LargeHead
 from evoattn.families.large_head_mma.family import LargeHeadMma
 from evoattn.families.latent_wgmma.family import LatentWgmma
-from evoattn.families.append_kv.family import AppendKv
 from evoattn.families.merge_parts.family import MergeParts
 from evoattn.families.quantize.family import Quantize
 from evoattn.families.split_kv.family import SplitKv

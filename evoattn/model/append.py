@@ -1,7 +1,7 @@
 """New keys and values written into caches as operations, and with a rotary embedding of them and of queries.
 
-Of each sequence `seqlen_q` rows come behind the keys in use (`seqused`), into a cache with room for `seqlen_k`, plain or
-in pages. `append` copies. `append_halves` and `append_pairs` first turn keys, and queries of the shape of Q beside
+Of each sequence `seqlen_q` rows come behind the keys in use (`seqused`), into a cache with room for `seqlen_k`, plain
+or in pages. `append` copies. `append_halves` and `append_pairs` first turn keys, and queries of the shape of Q beside
 them, by the angles of their positions: pairs of columns lie half of the turned columns apart (GPT-NeoX), or are
 neighbours (GPT-J). A problem's `scale` is the share of a head's columns that turn, all unless given. Key i has the
 position seqused + i; a query has the same under a causal mask, else that of the first new key. What has no place is not
@@ -25,7 +25,8 @@ def turned_columns(problem: Any) -> int:
     """Columns of a head of Q and K that are turned."""
     if problem.op == "append":
         return 0
-    return int(round(problem.head_dim * (1.0 if problem.scale is None else problem.scale)))
+    share: float = 1.0 if problem.scale is None else problem.scale
+    return round(share * int(problem.head_dim))
 
 
 def why_not_appended(problem: Any) -> str:
@@ -41,8 +42,8 @@ def why_not_appended(problem: Any) -> str:
 
 
 def new_rows(problem: Any, tensor: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape and strides, in elements, of the turned queries `q`, or of the new rows of `k` or `v`: `[batch, heads, rows,
-    columns]`, without gaps in the problem's layout."""
+    """Shape and strides, in elements, of the turned queries `q`, or of the new rows of `k` or `v`: `[batch, heads,
+    rows, columns]`, without gaps in the problem's layout."""
     heads = problem.heads if tensor == "q" else problem.kv_heads
     dim, rows = problem.head_dim_v if tensor == "v" else problem.head_dim, problem.seqlen_q
     row, head = (heads * dim, dim) if problem.layout == "bshd" else (dim, rows * dim)

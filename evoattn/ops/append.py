@@ -47,11 +47,11 @@ class CacheLike(Protocol):
 def appended(
     q: Tensor, new: tuple[Tensor, Tensor], cache: CacheLike, rotary: Rotary | None, moves: bool
 ) -> Tensor | None:
-    """The queries, turned if `rotary` is given, after a kernel has written the new keys, turned alike, and values behind
-    those in use of a cache; None where none has.
+    """The queries, turned if `rotary` is given, after a kernel has written the new keys, turned alike, and values
+    behind those in use of a cache; None where none has.
 
-    q `[batch, rows, heads, head_dim]`, new keys and values `[batch, rows, kv_heads, head_dim]`. `moves`: query i has the
-    position of new key i, else that of the first.
+    q `[batch, rows, heads, head_dim]`, new keys and values `[batch, rows, kv_heads, head_dim]`. `moves`: query i has
+    the position of new key i, else that of the first.
     """
     runtime = current.runtime()
     given = (q, *new, cache.k, cache.v, *(rotary[:2] if rotary else ()))

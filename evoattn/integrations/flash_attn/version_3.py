@@ -22,8 +22,8 @@ from evoattn.integrations.flash_attn.cache import Cache, attend, attend_packed, 
 from evoattn.integrations.flash_attn.columns import side_by_side
 from evoattn.integrations.flash_attn.options import Options, refuse_fp8, window_of
 from evoattn.integrations.flash_attn.rotary import rotated
-from evoattn.ops.append import Rotary, appended
 from evoattn.integrations.flash_attn.sequences import Keys, Queries, over_rows
+from evoattn.ops.append import Rotary, appended
 from evoattn.ops.call import Answer
 from evoattn.ops.eight_bits import is_eight_bits
 from evoattn.ops.merge import merged
@@ -226,8 +226,9 @@ def flash_attn_with_kvcache(
 ) -> Any:
     """q `[batch, seqlen_q, heads, head_dim]`, or packed with `cu_seqlens_q` and `max_seqlen_q`; caches `[batch_cache,
     length, kv_heads, head_dim]`, or with `page_table` `[pages, page, kv_heads, head_dim]`. New keys k and v are rotated
-    and written into the cache, behind `cache_seqlens`, before attention: with the queries' rotation in one launch of the
-    family append_kv, where neither q nor k is packed and neither `rotary_seqlens` nor `cache_batch_idx` is given. There are no gradients, as in FlashAttention.
+    and written into the cache, behind `cache_seqlens`, before attention: with the queries' rotation in one launch of
+    the family append_kv, where neither q nor k is packed and neither `rotary_seqlens` nor `cache_batch_idx` is given.
+    There are no gradients, as in FlashAttention.
 
     A cache may be of float8_e4m3fn, float8_e5m2 or int8 beside q of 16 bits; `k_descale` and `v_descale`, float32
     `[batch, kv_heads]`, are what its numbers are multiplied by, 1 unless given. New keys are the caller's to write.
@@ -284,9 +285,7 @@ def flash_attn_with_kvcache(
     return answer if isinstance(answer, Tensor) else (*answer, q.new_empty(0), q.new_empty(0))
 
 
-def _turned_queries(
-    q: Tensor, bounds: Tensor | None, start: Tensor, rotary: Rotary | None, options: Options
-) -> Tensor:
+def _turned_queries(q: Tensor, bounds: Tensor | None, start: Tensor, rotary: Rotary | None, options: Options) -> Tensor:
     """Queries turned by the angles of their positions behind `start` `[batch]`."""
     if rotary is None:
         return q
