@@ -38,10 +38,10 @@ def make_inputs(
     if "cos" in made:
         angles = 6.3 * torch.rand(made["cos"].shape, generator=generator, device=device)
         made["cos"].copy_(angles.cos()), made["sin"].copy_(angles.sin())
-    room = _room(problem)
-    lengths = torch.tensor(parse_lengths(problem.seqused).draw(problem.batch), device=device)
-    fits = lengths.clamp(max=max(0, room - problem.seqlen_q))
-    made["seqused"] = (fits if kind == "plain" else fits + problem.seqlen_q // 2 + 1).int()
+    if problem.seqused:
+        lengths = torch.tensor(parse_lengths(problem.seqused).draw(problem.batch), device=device)
+        fits = lengths.clamp(max=max(0, _room(problem) - problem.seqlen_q))
+        made["seqused"] = (fits if kind == "plain" else fits + problem.seqlen_q // 2 + 1).int()
     if problem.page:
         order = torch.randperm(problem.batch * problem.table_pages, generator=generator, device=device)
         made["table"] = order.view(problem.batch, -1).int()
@@ -55,7 +55,8 @@ def make_answer(
     problem: AttentionProblem, tensors: dict[str, Tensor], kind: str = "plain", double: bool = False
 ) -> Answer:
     """float64: rows turned by the angles of their positions and rounded once, where they have a place."""
-    used, room, device = tensors["seqused"].long(), _room(problem), tensors["new_k"].device
+    room, device = _room(problem), tensors["new_k"].device
+    used = tensors.get("seqused", torch.zeros(problem.batch, device=device)).long()
     position = used[:, None] + torch.arange(problem.seqlen_q, device=device)
     sequence = torch.arange(problem.batch, device=device)[:, None].expand_as(position)
     within = (position >= 0) & (position < room)
@@ -85,13 +86,13 @@ def make_answer(
 def device_cases(problem: AttentionProblem) -> list[tuple[str, AttentionProblem, str]]:
     """Small cases. Whoever leaves out a head, a row or a page, or writes what has no place, fails one."""
     page = max(1, problem.page)
-    small = problem.with_(batch=3, heads=6, kv_heads=2, seqused="0:60")
+    small = problem.with_(batch=3, heads=6, kv_heads=2, seqused=problem.seqused and "0:60")
     other = "bshd" if problem.layout == "bhsd" else "bhsd"
     return [
         ("one row", small.with_(seqlen_q=1, seqlen_k=64), "plain"),
         ("ragged", small.with_(seqlen_q=37, seqlen_k=2 * page + 101), "plain"),
         ("ragged, strided", small.with_(seqlen_q=9, seqlen_k=page + 70, layout=other), "plain"),
-        ("rows without a place", small.with_(seqlen_q=9, seqlen_k=page + 3, batch=4, seqused="0:900"), "no_place"),
+        ("rows without a place", small.with_(seqlen_q=9, seqlen_k=page + 3, batch=4), "no_place"),
     ]
 
 

@@ -1,11 +1,12 @@
 """New keys and values written into caches as operations, and with a rotary embedding of them and of queries.
 
-Of each sequence `seqlen_q` rows come behind the keys in use (`seqused`), into a cache with room for `seqlen_k`, plain
-or in pages. `append` copies. `append_halves` and `append_pairs` first turn keys, and queries of the shape of Q beside
-them, by the angles of their positions: pairs of columns lie half of the turned columns apart (GPT-NeoX), or are
-neighbours (GPT-J). A problem's `scale` is the share of a head's columns that turn, all unless given. Key i has the
-position seqused + i; a query has the same under a causal mask, else that of the first new key. What has no place is not
-written: rows behind the room, pages that the table does not name. A position behind the room turns as the last.
+Of each sequence `seqlen_q` rows come behind the keys in use (`seqused`, none unless given), into a cache with room for
+`seqlen_k`, plain or in pages. `append` copies. `append_halves` and `append_pairs` first turn keys, and queries of the
+shape of Q beside them, by the angles of their positions: pairs of columns lie half of the turned columns apart
+(GPT-NeoX), or are neighbours (GPT-J). A problem's `scale` is the share of a head's columns that turn, all unless given.
+Key i has the position seqused + i; a query has the same under a causal mask, else that of the first new key. What has
+no place is not written: rows behind the room, pages that the table does not name. A position behind the room turns as
+the last.
 
 The method: Su et al., RoFormer, https://arxiv.org/abs/2104.09864. The functions take an `AttentionProblem`.
 """
@@ -33,8 +34,6 @@ def why_not_appended(problem: Any) -> str:
     """One sentence if the fields of a problem whose operation is one of these cannot be, else empty."""
     if problem.op not in APPEND_OPERATIONS:
         return ""
-    if not problem.seqused:
-        return f"op={problem.op}: new keys come behind those in use; write seqused=lowest:highest, e.g. seqused=0:4000."
     turned = turned_columns(problem)
     if turned % 2 or turned > problem.head_dim or (problem.op != "append" and not turned):
         return f"op={problem.op}: scale is the share of columns that turn, an even number up to {problem.head_dim}."

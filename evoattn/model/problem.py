@@ -99,13 +99,13 @@ class AttentionProblem:
     `blocks` is a list of blocks of keys that each block of rows sees, on the device (`evoattn.model.block_list`), and
     `predicate` an expression of indices and `tables` that says which keys are seen in PARTIAL blocks.
 
-    `op` is what is computed, a row of `OPERATIONS`; the above is said of `forward`. `backward` makes the gradients of
-    q, k and v out of that of O and, with `lse`, of the log-sum-exp; `grads` names further inputs whose gradients are
-    wanted, `bias`, `sinks`, `own_NAME` of a table, a `+` between two; `deterministic` asks for the same bits in every
-    run, and `batch_invariant`, of `forward`, for a row's bits to be the same whatever else is computed
-    (`Family.row_bits`). `evoattn.model.merge`, `quantize` and `append` have more operations.
+    `op` is what is computed, a row of `OPERATIONS`; the above is of `forward`. `backward` makes the gradients of q, k
+    and v out of that of O and, with `lse`, of the log-sum-exp; `grads` names further inputs whose gradients are wanted,
+    `bias`, `sinks`, `own_NAME` of a table, a `+` between two; `deterministic` asks for the same bits in every run,
+    `batch_invariant` for those of a row whatever else is computed (`Family.row_bits`). `evoattn.model.merge`,
+    `quantize` and `append` have more operations.
 
-    Raises `ProblemError` on a size, dtype, mask or layout that is none of these, or variants that exclude each other.
+    Raises `ProblemError` on what is none of these, or variants that exclude each other.
     """
 
     batch: int

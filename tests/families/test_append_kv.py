@@ -14,7 +14,7 @@ STARTS = load_space("append_kv", L4).starting_configs()
 
 
 def kernel_of(text, config, *edits):
-    problem = parse_shape(f"B=2,H=4,Hkv=2,Sq=5,Sk=99,seqused=0:90,{text}")
+    problem = parse_shape(f"B=2,H=4,Hkv=2,Sq=5,Sk=99,{text}")
     assert FAMILY.why_impossible(problem, config, L4) is None
     return built(FAMILY, problem, config, L4, *edits), problem
 
@@ -23,9 +23,9 @@ def kernel_of(text, config, *edits):
 @pytest.mark.parametrize(
     ("text", "start"),
     [
-        ("D=64,dtype=bf16,op=append_halves,page=16,mask=causal_lower_right", 0),
+        ("D=64,dtype=bf16,op=append_halves,seqused=0:90,page=16,mask=causal_lower_right", 0),
         ("D=64,dtype=fp16,op=append_pairs,scale=0.5,layout=bshd", 1),
-        ("D=72,Dv=40,dtype=fp16,op=append,page=1", 0),
+        ("D=72,Dv=40,dtype=fp16,op=append,seqused=0:90,page=1", 0),
         ("D=80,dtype=fp32,op=append_halves,scale=0.25", 3),
     ],
 )
@@ -33,7 +33,7 @@ def test_right_on_the_interpreter(text, start):
     assert small_faults(*kernel_of(text, STARTS[start])) == []
 
 
-PAGED = "D=32,dtype=bf16,op=append_halves,page=8,mask=causal_lower_right"
+PAGED = "D=32,dtype=bf16,op=append_halves,seqused=0:90,page=8,mask=causal_lower_right"
 
 
 @pytest.mark.slow
@@ -53,8 +53,6 @@ def test_a_fault_is_found(right, wrong, said):
 
 
 def test_what_it_is_not_for():
-    with pytest.raises(ProblemError, match="write seqused"):
-        parse_shape("B=1,H=2,S=50,D=16,op=append")
     with pytest.raises(ProblemError, match="share of columns"):
         parse_shape("B=1,H=2,S=50,D=16,op=append_pairs,seqused=0:9,scale=1.5")
     windowed = parse_shape("B=1,H=2,S=50,D=16,op=append,seqused=0:9,window=9:0")

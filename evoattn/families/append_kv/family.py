@@ -89,7 +89,8 @@ class AppendKv(Family):
         args: tuple[KernelArg, ...] = (
             *(rotary["q"], rotary["o"]),
             *(Buffer(name) for name in ("new_k", "new_v", "k_cache", "v_cache")),
-            *(rotary["cos"], rotary["sin"], Buffer("seqused"), Buffer("table") if problem.page else none),
+            *(rotary["cos"], rotary["sin"]),
+            *(Buffer("seqused") if problem.seqused else none, Buffer("table") if problem.page else none),
             *(Scalar("int32", count) for count in counts),
             *(Scalar("int64", stride) for stride in strides),
         )
