@@ -102,8 +102,7 @@ class AttentionProblem:
     `op` is what is computed, a row of `OPERATIONS`; the above is of `forward`. `backward` makes the gradients of q, k
     and v out of that of O and, with `lse`, of the log-sum-exp; `grads` names further inputs whose gradients are wanted,
     `bias`, `sinks`, `own_NAME` of a table, a `+` between two; `deterministic` asks for the same bits in every run,
-    `batch_invariant` for those of a row whatever else is computed (`Family.row_bits`). `evoattn.model.merge`,
-    `quantize` and `append` have more operations.
+    `batch_invariant` for those of a row whatever else is computed (`Family.row_bits`).
 
     Raises `ProblemError` on what is none of these, or variants that exclude each other.
     """
