@@ -123,7 +123,11 @@ class Fp8Wgmma(Family):
                 "wgmma_qk", genes.BLOCK_N, problem.dtype, genes.Q_IN_REGISTERS, b_transposed=False
             ),
             "WGMMA_PV": wgmma_function(
-                "wgmma_pv", problem.head_dim_v + genes.sum_columns, problem.dtype, a_in_registers=True, b_transposed=False
+                "wgmma_pv",
+                problem.head_dim_v + genes.sum_columns,
+                problem.dtype,
+                a_in_registers=True,
+                b_transposed=False,
             ),
         }
 
