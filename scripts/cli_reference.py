@@ -1,9 +1,13 @@
-"""Writes docs/cli.md from the commands themselves: `python -m scripts.cli_reference`. A test holds it against them."""
+"""Writes docs/cli.md from the commands themselves: `python -m scripts.cli_reference`. A test holds it against them.
+
+The commands by which evoattn's own list of kernels and cost model are made go to scripts/commands.md.
+"""
 
 from __future__ import annotations
 
 import argparse
 import textwrap
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,18 +16,18 @@ import typer
 
 from evoattn.cli.main import app
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
+ROOT = Path(__file__).resolve().parents[1]
 HEAD = """# Command line reference
 
 Written by `python -m scripts.cli_reference` from the commands themselves; a test fails where they differ.
+[Contributors' commands](../scripts/commands.md) have a page of their own.
 
 Every error is one sentence on stderr that says what to do next. Exit code 2: a word was wrong. Exit code 1: a run
-failed. `evoattn --install-completion` lets the shell complete commands and options.
+failed.
 
-A shape is written `B=1,H=16,S=1024,D=64,dtype=fp16,mask=full`. Keys: `B` batch, `H` heads, `Hkv` K/V heads, `S` length
-(or `Sq` and `Sk`), `D` head dimension, `dtype`, `mask`, `layout` and `lse`. The usual spellings are understood, in any
-case: `dtype=float16`, `half`, `bfloat16` or `float32`, and `mask=causal`, which is `causal_upper_left`, as
-`is_causal=True` is in PyTorch. [Variants](variants.md) such as windows have keys of their own.
+A shape is written `B=1,H=16,S=1024,D=64,dtype=fp16,mask=full`. `evoattn search` has all keys. The usual spellings are
+understood, in any case: `dtype=float16`, `half`, `bfloat16` or `float32`, and `mask=causal`, which is
+`causal_upper_left`, as `is_causal=True` is in PyTorch.
 
 A budget is a time (`90s`, `30m`, `2h`) or a count (`500trials`). A trial is named by its number, which is unique in the
 database, or by `best`.
@@ -31,18 +35,36 @@ database, or by `best`.
 `EVOATTN_DB` is what `--db` is without that option; `EVOATTN_CACHE` is the folder of compiled kernels,
 of which those that were used longest ago are removed over `EVOATTN_CACHE_GB` gigabytes (4 unless set).
 """
+MAKERS = """# Commands for contributors
+
+Written by `python -m scripts.cli_reference`. They make the list of kernels and the cost model that come with evoattn.
+[The others](../docs/cli.md) are for users.
+"""
+PAGES = {ROOT / "docs/cli.md": HEAD, ROOT / "scripts/commands.md": MAKERS}
+"""Each page and what it begins with."""
+GROUPS = "portfolio ", "cost "
+"""What contributors' commands begin with."""
+COMMON = 3
+"""An option that as many commands have in the same words stands once on the page."""
 
 
-def page() -> str:
-    """The whole reference as Markdown."""
+def page(path: Path) -> str:
+    """One of `PAGES` as Markdown."""
     root: Any = typer.main.get_command(app)
-    parts = [HEAD, *_words(root)]
-    for name, command in _commands(root):
+    makers = PAGES[path] == MAKERS
+    commands = {name: one for name, one in _commands(root) if name.startswith(GROUPS) == makers}
+    counts = Counter(line for command in commands.values() for line in _words(command).values())
+    common = [line for line, count in counts.items() if count >= COMMON and line.startswith("- `-")]
+    parts = [PAGES[path], *([] if makers else _words(root).values())]
+    parts += ['\nOptions of several commands, which name them as "also":\n', *common]
+    for name, command in commands.items():
         arguments = [_metavar(p) for p in command.params if p.param_type_name == "argument" and not p.hidden]
-        usage = " ".join(["evoattn", name, *arguments, "[OPTIONS]"])
         paragraphs = [" ".join(part.split()) for part in (command.help or "").split("\n\n")]
-        parts += [f"\n## evoattn {name}\n", f"```\n{usage}\n```\n"]
-        parts += [*(_wrapped(part) + "\n" for part in paragraphs), *_words(command)]
+        words = _words(command)
+        also = [name for name, line in words.items() if line in common]
+        parts += [f"\n## evoattn {name}\n", f"```\n{' '.join(['evoattn', name, *arguments, '[OPTIONS]'])}\n```\n"]
+        parts += [*(_wrapped(part) + "\n" for part in paragraphs), *(x for x in words.values() if x not in common)]
+        parts += [_wrapped(f"- also {', '.join(also)}")] if also else []
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -55,9 +77,9 @@ def _commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
             yield before + name, command
 
 
-def _words(command: Any) -> list[str]:
+def _words(command: Any) -> dict[str, str]:
     """A line for each argument and option: its names, its meaning and what it is where it is left out."""
-    lines = []
+    lines = {}
     for p in command.params:
         if p.hidden:
             continue
@@ -65,8 +87,9 @@ def _words(command: Any) -> list[str]:
         names = [*p.opts, *p.secondary_opts] if option else [_metavar(p)]
         value = f" {p.metavar}" if option and p.metavar else ""
         given = p.show_default if isinstance(p.show_default, str) else p.default
-        default = f" (default: {given})" if given not in (None, False, True, ...) and not p.required else ""
-        lines.append(_wrapped(f"- `{', '.join(names)}{value}`: {p.help}{default}"))
+        default = f" (default: {given})" if given not in (None, False, True, "", ...) and not p.required else ""
+        name = f"`{', '.join(names)}{value}`"
+        lines[name] = _wrapped(f"- {name}: {p.help}{default}")
     return lines
 
 
@@ -82,5 +105,6 @@ def _wrapped(text: str) -> str:
 
 if __name__ == "__main__":
     argparse.ArgumentParser(description=__doc__).parse_args()
-    PAGE.write_text(page())
-    print(f"Wrote {PAGE}.")
+    for place in PAGES:
+        place.write_text(page(place))
+        print(f"Wrote {place}.")

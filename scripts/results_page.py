@@ -1,11 +1,11 @@
-"""Writes the tables of docs/results.md and the picture docs/results.svg from docs/results.json.
+"""Writes the tables of docs/results.md and reports/results_tables.md, and docs/results.svg, from docs/results.json.
 
     python -m scripts.results_page            # after an edit of the JSON
     python -m scripts.results_page BENCH.json --title T --date D --card C --commit H --command "evoattn bench …"
 
-The second form first adds what `evoattn bench --format json` wrote, as one more run. Its table goes where the page has
-the places `<!-- run: T -->` and `<!-- end -->`. Times are µs per call: the median, or median, 10th and 90th percentile;
-of the peers' the page shows the median alone.
+The second form first adds what `evoattn bench --format json` wrote, as one more run. Its table goes where a page has
+the places `<!-- run: T -->` and `<!-- end -->`, and where it has `<!-- best of: T -->`, with the best peer alone. Times
+are µs per call: the median, or median, 10th and 90th percentile; of the peers' the pages show the median alone.
 With `--targets 0.97,0.7` a column says whether evoattn takes at most these shares of the best peer's time and of
 FlexAttention's.
 """
@@ -22,8 +22,9 @@ from typing import Any
 from evoattn.model.named_problems import lookup
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-DATA, PAGE, PICTURE = DOCS / "results.json", DOCS / "results.md", DOCS / "results.svg"
-PLACE = re.compile(r"(<!-- run: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+DATA, PICTURE = DOCS / "results.json", DOCS / "results.svg"
+PAGES = DOCS / "results.md", DOCS.parent / "reports" / "results_tables.md"
+PLACE = re.compile(r"(<!-- (run|best of): (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 PEERS = {
     "cudnn": "cuDNN",
     "fa3": "FlashAttention 3",
@@ -99,10 +100,25 @@ def table(run: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def short_table(run: dict[str, Any]) -> str:
+    """The same with the best peer alone, and the families' names left out."""
+    lines = [
+        f"{run['card']}, {run['date']}, commit {run['commit']}.\n",
+        "| problem | shape | evoattn, µs | best peer, µs | ÷ best peer |\n|---|---|---|---|---|",
+    ]
+    for row in run["rows"]:
+        name, time = best_peer(row)
+        ours = row["ours"][0]
+        cells = title(row), problem_text(row), f"{ours:.2f}", f"{time:.2f} {name}", f"{ours / time:.3f}"
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def filled(page: str, runs: list[dict[str, Any]]) -> str:
     """The page with every table written anew. Raises `KeyError` for a place whose run does not exist."""
     by_title = {run["title"]: run for run in runs}
-    return PLACE.sub(lambda match: f"{match[1]}{table(by_title[match[2]])}{match[3]}", page)
+    made = {"run": table, "best of": short_table}
+    return PLACE.sub(lambda match: f"{match[1]}{made[match[2]](by_title[match[3]])}{match[4]}", page)
 
 
 def picture(run: dict[str, Any]) -> str:
@@ -183,7 +199,8 @@ def main() -> None:
         about |= {"targets": [float(share) for share in options.targets.split(",")]} if options.targets else {}
         runs.append(about | run_of_bench(json.loads(options.bench.read_text())))
         DATA.write_text(data_text(runs))
-    PAGE.write_text(filled(PAGE.read_text(), runs))
+    for page in PAGES:
+        page.write_text(filled(page.read_text(), runs))
     PICTURE.write_text(picture(runs[0]))
 
 

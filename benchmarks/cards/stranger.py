@@ -7,7 +7,9 @@ The GPU at hand plays the stranger (`evoattn/model/played.py`):
 
 First `evoattn calibrate` runs with `--calibrate`, in a data folder of its own; then the picks of unseen problems are
 timed in turns with SDPA, with the shipped picks (stranger alone) and with the best of a search of `--search` seconds a
-problem. One table says what came of it; `-o` keeps all times. `--calibrate 0` judges picks before a calibration.
+problem. One table says what came of it; `-o` keeps all times. `--calibrate 0` takes what `--folder` has, or judges
+picks before a calibration; `--problems 0` only calibrates. `--part 1/4` judges every fourth problem, so that GPUs share
+them, and `--tables` makes one table of several such files.
 """
 
 from __future__ import annotations
@@ -108,6 +110,21 @@ def unseen(count: int, gpu: GpuSpec) -> list[AttentionProblem]:
     return list(found)[:count]
 
 
+def share(text: str) -> slice:
+    """Of `1/4`, every fourth from the first. Raises `ValueError`."""
+    part, _, parts = text.partition("/")
+    found = slice(int(part) - 1, None, int(parts))
+    if not 0 <= found.start < found.step:
+        raise ValueError(f"There is no part {text}.")
+    return found
+
+
+def kept_rows(files: Sequence[Path]) -> tuple[str, list[Row]]:
+    """The card that was played, and the rows of all files of `-o`."""
+    read = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    return read[0]["play"], [Row(**row) for one in read for row in one["rows"]]
+
+
 def judge(
     problems: Sequence[AttentionProblem],
     gpu: GpuSpec,
@@ -170,8 +187,14 @@ def main() -> int:
     parser.add_argument("--finals", type=float, default=600.0, metavar="S", help="at most, of all finals")
     parser.add_argument("--folder", type=Path, metavar="FOLDER", help="data and cache; a new one unless given")
     parser.add_argument("--jobs", type=int, metavar="N", help="compile processes")
+    parser.add_argument("--part", type=share, default="1/1", metavar="I/N", help="of the problems")
+    parser.add_argument("--tables", type=Path, nargs="+", metavar="FILE", help="one table of what -o kept, and no more")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="all times, as JSON")
     words = parser.parse_args()
+    if words.tables:
+        play, kept = kept_rows(words.tables)
+        print(table(kept, GOALS.get(play, BESIDE_SDPA)))
+        return 0
     folder = words.folder or Path(tempfile.mkdtemp(prefix="evoattn-stranger-"))
     os.environ |= {
         "EVOATTN_PLAY_CARD": f"{words.play}@{words.target}",
@@ -201,12 +224,14 @@ def main() -> int:
         done = calibrate(Wanted(seconds, tuple(words.kinds.split(",")), (), words.jobs, judge_share=0.0), gpu, say)
         say(f"the cost model's first choice: {done.fitted.before:.3f}, {done.fitted.after:.3f} corrected")
         calibrated = {"times": done.calibration.times, "fit": [done.fitted.before, done.fitted.after]}
-    rows = judge(unseen(words.problems, gpu), gpu, real, words, say)
+    if not words.problems:
+        return 0
+    rows = judge(unseen(words.problems, gpu)[words.part], gpu, real, words, say)
     print(f"{device.product} as {gpu.name}, calibrated for {words.calibrate}, {time.strftime('%Y-%m-%d')}:")
     print(table(rows, GOALS.get(words.play, BESIDE_SDPA)))
     if words.output:
-        kept = {"device": device.product, "play": words.play, "calibrate": words.calibrate, **calibrated}
-        words.output.write_text(json.dumps(kept | {"rows": [vars(row) for row in rows]}), encoding="utf-8")
+        about = {"device": device.product, "play": words.play, "calibrate": words.calibrate, **calibrated}
+        words.output.write_text(json.dumps(about | {"rows": [vars(row) for row in rows]}), encoding="utf-8")
     return 0
 
 

@@ -1,6 +1,6 @@
 """What serves each function of `mods.MODS` on a card, by the choice that a call makes: nothing runs.
 
-python -m benchmarks.flex.served [GPU]        a table for docs/variants.md
+python -m benchmarks.flex.served [GPU]        a table for reports/flex_functions.md
 """
 
 from __future__ import annotations

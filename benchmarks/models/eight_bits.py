@@ -2,7 +2,8 @@
 
 The task: pairs of a key and a value, of which a key's favourite comes up seven times of ten. The model sees a key and
 says which value will come, so that it has to weigh the pairs of that key which it has seen. Its loss ends well above
-zero, and shows what attention loses. `python -m benchmarks.models.eight_bits` prints the table of docs/variants.md.
+zero, and shows what attention loses. `python -m benchmarks.models.eight_bits` prints the table of
+reports/eight_bits.md.
 
 Outlier channels, as Llama's keys have, are a constant that is added to a channel of all keys: all scores of a query
 change alike, so that attention is the same, and only what is lost by rounding is not.

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from evoattn.cli.common import FAILED_RUN, Jobs, console, errors, stop
+from evoattn.cli.common import FAILED_RUN, Jobs, Output, console, errors, stop
 from evoattn.model.errors import WrongUse
 from evoattn.model.whole_file import write_file
 
@@ -107,7 +107,7 @@ def list_() -> None:
 @app.command()
 def export(
     card: Card,
-    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", show_default="the terminal")] = None,
+    output: Output = None,
 ) -> None:
     """Write a card's calibration as plain data, for others who have such a card."""
     with errors():

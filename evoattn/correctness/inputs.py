@@ -34,19 +34,19 @@ def make_inputs(
     logical shape `[batch, heads, seqlen, head_dim]`, and its other inputs (`AttentionProblem.term_shapes`). K and V
     hold NaN behind the last key in use, and in pages that no sequence has.
 
-    Standard normal values; `kind` bends them to what has caught wrong kernels (docs/sources.md): `large_logits` scales
-    q by 30, `late_huge_key` makes one key near the end of each row 12 times as long, `large_logits_late_key` does so
-    and scales q by 300, so that weights relative to anything but a row's own maximum leave the range even of fp32,
-    `large_logits_two_keys` has a second such key among the first, so that rows rise from either end on, eight by turns,
-    `huge_keys_within` makes two keys far from either end 100 and 30 times as long, and rows of which one in 16 alone
-    meets such a key, or one in each `tile` keys, beside others that come close to what it has met before,
+    Standard normal values; `kind` bends them to what has caught wrong kernels (reports/sources.md): `large_logits`
+    scales q by 30, `late_huge_key` makes one key near the end of each row 12 times as long, `large_logits_late_key`
+    does so and scales q by 300, so that weights relative to anything but a row's own maximum leave the range even of
+    fp32, `large_logits_two_keys` has a second such key among the first, so that rows rise from either end on, eight by
+    turns, `huge_keys_within` makes two keys far from either end 100 and 30 times as long, and rows of which one in 16
+    alone meets such a key, or one in each `tile` keys, beside others that come close to what it has met before,
     `scores_past_fp16` gives a query one key that is more octaves above all others than fp16 has, or all keys as far
     below 0, `low_equal_scores` gives all pairs one score far below 0, so that the answer is the mean of the values that
     a row sees, and hidden keys count where a kernel gives them a finite score, `rising_maximum` lets the largest score
     grow with every key, `equal_keys` makes all keys the same, `extreme_terms` is plain but for the other inputs. Packed
-    sequences are each bent so; the keys and values of one without queries are NaN, which no answer may show.
-    Tensors of 8 bits are these values quantised, beside their scales (`eight_bits.quantised`).
-    Raises `ValueError` on another kind: it would be plain unseen.
+    sequences are each bent so; the keys and values of one without queries are NaN, which no answer may show. Tensors of
+    8 bits are these values quantised, beside their scales (`eight_bits.quantised`). Raises `ValueError` on another
+    kind: it would be plain unseen.
     """
     if kind not in KINDS:
         raise ValueError(f"{kind!r} is none of {', '.join(KINDS)}.")

@@ -22,7 +22,7 @@ MAX_REGISTERS = 255
 
 def register_cap(warps: int, blocks: int) -> int:
     """Registers per thread that the launch bounds leave: warps are dealt to four files of 512 per lane, in steps of 8
-    (docs/sources.md)."""
+    (reports/sources.md)."""
     return min(MAX_REGISTERS, 512 // math.ceil(warps * blocks / 4) // 8 * 8)
 
 

@@ -27,6 +27,8 @@ IN_CAPTURE = "no kernel was raced yet and a CUDA graph is being captured; call t
 COMPILED = "no kernel was raced yet and compiled code does not race; call evoattn.attention once before"
 DELAY_CYCLES = 1_000_000
 """Half a millisecond in which calls are enqueued: what is timed is the GPU, not the CPU that feeds it."""
+DELAYS_US = 2 * (1 + ROUNDS) * 1000.0
+"""All delays of a race at a clock of 1 GHz, which cards exceed."""
 
 
 class Clock(Protocol):
@@ -100,7 +102,8 @@ class Race:
                     return failed[0]
                 by_torch()  # what loads and compiles at first use
                 us, torch_us = (self._clock.time_us(one, 1) for one in (kernel, by_torch))
-                calls = min(CALLS, int((BUDGET_US - 2 * (us + torch_us)) / (ROUNDS * (us + torch_us) + 1e-9)))
+                left = BUDGET_US - DELAYS_US - 2 * (us + torch_us)
+                calls = min(CALLS, int(left / (ROUNDS * (us + torch_us) + 1e-9)))
                 for _ in range(ROUNDS if calls > 0 else 0):
                     us = min(us, self._clock.time_us(kernel, calls))
                     torch_us = min(torch_us, self._clock.time_us(by_torch, calls))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from dataclasses import replace
 
 import pytest
 
 from benchmarks.cards import stranger
-from benchmarks.cards.stranger import GOALS, Row, judge, table, unseen
+from benchmarks.cards.stranger import GOALS, Row, judge, kept_rows, share, table, unseen
 from evoattn.backends.compiler import compile_source
 from evoattn.families import registry
 from evoattn.model.gpu import GPUS, DetectedDevice
@@ -86,6 +87,18 @@ def test_the_table_says_who_is_ahead():
     assert f"| 2 | {(1.25 * 10 / 9) ** 0.5:.3f} | 1.250 |" in text and "wrong: c: no pick" in text
     assert "| 2 | 1.162 | 0.900 |" in text
     assert "none" in table([], "none")
+
+
+def test_parts_are_all_problems_once_and_files_of_parts_one_table(tmp_path):
+    assert sorted(i for part in (1, 2, 3) for i in range(10)[share(f"{part}/3")]) == [*range(10)]
+    for text in ("0/4", "5/4", "1", "a/b"):
+        with pytest.raises(ValueError):
+            share(text)
+    rows = [Row("a", "flash_mma", {"pick": 10.0}), Row("b", "none", {}, "no pick")]
+    files = [tmp_path / "1.json", tmp_path / "2.json"]
+    for file, row in zip(files, rows, strict=True):
+        file.write_text(json.dumps({"play": "l4", "rows": [vars(row)]}))
+    assert kept_rows(files) == ("l4", rows)
 
 
 def test_without_a_gpu_it_says_so(monkeypatch, capsys):

@@ -171,7 +171,7 @@ def test_the_picture_of_the_rooms_is_that_of_the_layers():
 
 
 def test_places_that_the_architecture_names_exist():
-    text = (ROOT / "docs/architecture.md").read_text()
+    text = "".join((ROOT / page).read_text() for page in ("docs/architecture.md", "CONTRIBUTING.md"))
     for place in re.findall(r"`((?:evoattn|templates|search_spaces|db|reports|tests)/[\w./]*)`", text):
         assert list(ROOT.glob(place.replace("X", "flash_mma"))), place
 
@@ -180,9 +180,9 @@ def test_the_results_page_is_made_of_its_data():
     text = results_page.DATA.read_text()
     runs = json.loads(text)["runs"]
     assert results_page.data_text(runs) == text
-    page = results_page.PAGE.read_text()
-    assert results_page.filled(page, runs) == page, "run `python -m scripts.results_page`"
-    assert {run["title"] for run in runs} == {title for _, title, _ in results_page.PLACE.findall(page)}
+    pages = [page.read_text() for page in results_page.PAGES]
+    assert [results_page.filled(page, runs) for page in pages] == pages, "run `python -m scripts.results_page`"
+    assert {run["title"] for run in runs} == {part[2] for part in results_page.PLACE.findall(pages[1])}
     assert results_page.PICTURE.read_text() == results_page.picture(runs[0])
 
 

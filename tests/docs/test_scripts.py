@@ -1,4 +1,4 @@
-"""docs/scripts.md names every program beside the package, and commands that start one are what it takes."""
+"""scripts/README.md names every program beside the package, and commands that start one are what it takes."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ def quoted(page: Path) -> list[tuple[str, str]]:
 
 
 def test_the_page_names_every_program():
-    rows = re.findall(r"^\| `(.+?)`", (ROOT / "docs/scripts.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `(.+?)`", (ROOT / "scripts/README.md").read_text(), re.MULTILINE)
     named = {program for row in rows for program, _ in commands(row)}
     shells = {row for row in rows if row.endswith(".sh")}
-    assert named == set(PROGRAMS), "docs/scripts.md has a row per program"
+    assert named == set(PROGRAMS), "scripts/README.md has a row per program"
     assert shells == {path.relative_to(ROOT).as_posix() for path in tracked("*.sh") if path.parent.name != ".ci"}
 
 

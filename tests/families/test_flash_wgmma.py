@@ -124,7 +124,7 @@ def test_other_gpus_are_refused():
 
 
 def test_shared_memory_and_registers_of_the_prototype():
-    """Numbers that ran on an H100 (docs/sources.md)."""
+    """Numbers that ran on an H100 (reports/sources.md)."""
     barriers = 8 * (2 * 1 + 4 * 2 + 1) + 32
     assert smem_bytes(problem(), FlashWgmmaGenes.of(config())) == (64 + 2 * 2 * 128) * 64 * 2 + barriers
     own_output = config(**THREE, BLOCK_N=80, SCHEDULE="fixed")
@@ -203,7 +203,7 @@ def test_rare_genes_compile_as_the_estimate_says(genes):
 
 
 def test_tensor_maps_keep_to_the_limits():
-    """Rank, box and stride limits of docs/sources.md, and that every box fits the tile it fills."""
+    """Rank, box and stride limits of reports/sources.md, and that every box fits the tile it fills."""
     for head_dim, layout in itertools.product(range(8, 257, 8), ("bhsd", "bshd")):
         p = problem(113, 203, head_dim, layout=layout)
         maps = [a for a in FAMILY.launches(p, config(), H100)[-1].args if isinstance(a, TensorMap)]

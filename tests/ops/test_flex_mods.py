@@ -45,7 +45,7 @@ def test_expressions_give_what_torch_gives(name, shape):
 
 
 def served(name):
-    """What a call of the function becomes: its score and its mask, as docs/variants.md says."""
+    """What a call of the function becomes: its score and its mask, as reports/flex_functions.md says."""
     shape = Shape(2, 4, 512, 512)
     q, k, v = tensors(shape.batch, shape.heads, 4, shape.queries, shape.keys)
     written = MODS[name](shape)
@@ -58,7 +58,7 @@ def served(name):
 
 @pytest.mark.slow
 def test_the_table_of_the_page_is_what_runs():
-    lines = (ROOT / "docs/variants.md").read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / "reports/flex_functions.md").read_text(encoding="utf-8").splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("| written as | its score"))
     said = {}
     for line in lines[start + 2 :]:

@@ -14,7 +14,7 @@ import evoattn
 from evoattn.backends import appended
 from evoattn.model.gpu import GPUS
 from evoattn.ops import current
-from evoattn.ops.race import BUDGET_US, CALLS, COMPILED, NO_MEMORY, ROUNDS, TOO_LONG, Race
+from evoattn.ops.race import BUDGET_US, CALLS, COMPILED, DELAYS_US, NO_MEMORY, ROUNDS, TOO_LONG, Race
 from evoattn.ops.runtime import NoKernel, Runtime
 from evoattn.portfolio.races import FASTER, Raced, Races
 from tests.ops.fake_device import FakeDevice, build, near, reference, tensors, wgmma_pick
@@ -124,7 +124,7 @@ def test_a_race_takes_no_more_than_its_budget(card):
             q, k, v = tensors(seqlen_q=64 + int(us) // 50)
             evoattn.attention(q, k, v, enable_gqa=True)
         total = 2 * us + us * sum(count for _, count in clock.asked)
-        assert total <= BUDGET_US or [count for _, count in clock.asked] == [1, 1], "each once, warm"
+        assert total + DELAYS_US <= BUDGET_US or [count for _, count in clock.asked] == [1, 1], "each once, warm"
 
 
 def test_what_is_too_long_by_the_card_s_peak_does_not_race(card):

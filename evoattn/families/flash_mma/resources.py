@@ -90,8 +90,8 @@ def registers_needed(problem: AttentionProblem, genes: FlashMmaGenes) -> int:
     """Estimate of the registers per thread below which ptxas spills.
 
     A tile of 16 rows has accumulators of O, half of V's head_dim, the warp's keys / 2 of S (of two tiles if overlapped)
-    and head_dim / 4 registers of Q if Q stays there (docs/sources.md). The rest was fitted to NVRTC 13.0 on sm_89 and
-    sm_90a: of 340 random configs let through 4 spilled.
+    and head_dim / 4 registers of Q if Q stays there (reports/sources.md). The rest was fitted to NVRTC 13.0 on sm_89
+    and sm_90a: of 340 random configs let through 4 spilled.
     """
     row_tiles = genes.BLOCK_M // (16 * genes.WARPS)
     scales = genes.BLOCK_N // genes.KEY_WARPS // 2 if problem.scales == PER_TOKEN else 0

@@ -55,7 +55,7 @@ WARPGROUP = 128
 WARPGROUP_ROWS = 64
 PRODUCER_REGISTERS = {1: 40, 2: 24, 3: 32, 4: 24}
 """Per thread of the producer warpgroup after setmaxnreg, by consumer warpgroups; ran on an H100
-(docs/sources.md)."""
+(reports/sources.md)."""
 MAX_CONSUMER_REGISTERS = 240
 FIXED_REGISTERS = 28
 """Addresses, counters, row sums and shifts beside the operands of wgmma.
@@ -115,7 +115,8 @@ def registers_at_launch(genes: FlashWgmmaGenes) -> int:
 def moved_registers(genes: FlashWgmmaGenes) -> tuple[int, int]:
     """(producer's, consumers') registers per thread after setmaxnreg, (0, 0) without.
 
-    A block owns what it had at launch: W·c + p <= (W + 1)·launch, or an increase would wait forever (docs/sources.md).
+    A block owns what it had at launch: W·c + p <= (W + 1)·launch, or an increase would wait forever
+    (reports/sources.md).
     """
     if genes.PRODUCER != "warpgroup":
         return 0, 0
