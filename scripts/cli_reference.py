@@ -62,7 +62,7 @@ def page(path: Path) -> str:
         paragraphs = [" ".join(part.split()) for part in (command.help or "").split("\n\n")]
         words = _words(command)
         also = [name for name, line in words.items() if line in common]
-        parts += [f"\n## evoattn {name}\n", f"```\n{' '.join(['evoattn', name, *arguments, '[OPTIONS]'])}\n```\n"]
+        parts += [f"\n## evoattn {name}\n", *([f"`{' '.join(['evoattn', name, *arguments])}`\n"] if arguments else [])]
         parts += [*(_wrapped(part) + "\n" for part in paragraphs), *(x for x in words.values() if x not in common)]
         parts += [_wrapped(f"- also {', '.join(also)}")] if also else []
     return "\n".join(parts).rstrip() + "\n"

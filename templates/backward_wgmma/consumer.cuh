@@ -35,6 +35,7 @@ struct Fragments {
   float terms[SCORE_COLUMNS / 4];                     // of the queries: log2 of their sums, then deltas
   float factors[FACTORS];                             // of the scores' gradients
   float dq[DQ_COLUMNS / 2];
+  float dq_share[DQ_SHARE > 0 ? DQ_SHARE / 2 : 1];
   float dk[DK_COLUMNS / 2], dv[DV_COLUMNS / 2];
 };
 
@@ -64,6 +65,7 @@ struct Consumer {
   float (&terms_of_lane)[SCORE_COLUMNS / 4];
   float (&factors)[FACTORS];
   float (&dq)[DQ_COLUMNS / 2];
+  float (&dq_share)[DQ_SHARE > 0 ? DQ_SHARE / 2 : 1];
   float (&dk)[DK_COLUMNS / 2];
   float (&dv)[DV_COLUMNS / 2];
   unsigned char* smem;
@@ -97,6 +99,7 @@ struct Consumer {
         terms_of_lane(f.terms),
         factors(f.factors),
         dq(f.dq),
+        dq_share(f.dq_share),
         dk(f.dk),
         dv(f.dv),
         smem(smem),
@@ -170,7 +173,7 @@ private:
     multiply_dq();
     multiply_dk(q.stage);
     wgmma_wait<1>();  // dV and dQ are there
-    pin_registers(dv), pin_registers(dq);
+    pin_registers(dv), pin_dq();
     release(Smem::DO_EMPTY + 8 * d.stage);
     add_dq();
     wgmma_wait<0>();
@@ -194,7 +197,7 @@ private:
     multiply_dq();
     multiply_dk(last_stage);
     wgmma_wait<1>();  // dV, the next Sᵀ and dQ are there
-    pin_registers(dv), pin_registers(dq);
+    pin_registers(dv), pin_dq();
     if constexpr (!LAST) pin_registers(s);
     release(Smem::DO_EMPTY + 8 * d.stage);
     d.advance();
@@ -293,13 +296,27 @@ private:
     const uint64_t of_scores = own_descriptor(smem_address + scores, Smem::SCORE_CHUNK_BYTES);
     const uint64_t of_keys = columns_descriptor(Smem::K, BLOCK_N, DQ_BY_DIMS ? warpgroup * 64 : part * DQ_COLUMNS);
     wgmma_fence();
+    multiply_keys(dq, of_scores, of_keys);
+    if constexpr (DQ_SHARE > 0) {
+      const int first = warpgroup * DQ_SHARE;  // of its queries
+      const int chunk = ds_smem + first / 64 * Smem::SCORE_CHUNK_BYTES + first % 64 * 2;
+      multiply_keys(dq_share, own_descriptor(smem_address + chunk, Smem::SCORE_CHUNK_BYTES),
+                    columns_descriptor(Smem::K, BLOCK_N, WARPGROUPS * 64));
+    }
+    wgmma_commit();
+  }
+  template <int FLOATS>
+  __device__ __forceinline__ void multiply_keys(float (&to)[FLOATS], uint64_t of_scores, uint64_t of_keys) {
 #pragma unroll
     for (int step = 0; step < BLOCK_N / 16; ++step) {  // of keys
       const uint64_t ds_step = of_scores + descriptor_step(step / 4 * Smem::SCORE_GROUP_BYTES + step % 4 * 16 * 128);
       const uint64_t k_step = of_keys + descriptor_step(step * 16 * 128);
-      wgmma_dq(dq, DQ_BY_DIMS ? k_step : ds_step, DQ_BY_DIMS ? ds_step : k_step, step > 0);
+      wgmma_dq(to, DQ_BY_DIMS ? k_step : ds_step, DQ_BY_DIMS ? ds_step : k_step, step > 0);
     }
-    wgmma_commit();
+  }
+  __device__ __forceinline__ void pin_dq() {
+    pin_registers(dq);
+    if constexpr (DQ_SHARE > 0) pin_registers(dq_share);
   }
   // Of an operand whose rows lie along the depth of a product: columns from `column` on, of a tile of `rows` rows.
   __device__ __forceinline__ uint64_t columns_descriptor(int place, int rows, int column) const {
@@ -448,6 +465,12 @@ private:
 #pragma unroll
       for (int i = 0; i < DQ_COLUMNS / 2; i += 4)
         red_add_v4(sums + i * 32 + lane * 4, dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
+      if constexpr (DQ_SHARE > 0) {
+        sums += (WARPGROUPS - warpgroup) * Sums::TILE_FLOATS + warpgroup * (16 * DQ_SHARE);
+#pragma unroll
+        for (int i = 0; i < DQ_SHARE / 2; i += 4)
+          red_add_v4(sums + i * 32 + lane * 4, dq_share[i], dq_share[i + 1], dq_share[i + 2], dq_share[i + 3]);
+      }
     }
   }
   // 64 keys of COLUMNS of the DIM columns of dK or dV, by way of shared memory. `to_gmem` is the block's first row.

@@ -11,6 +11,7 @@ from tests.families.on_interpreter import built, judged, small_faults
 H100, FAMILY = GPUS["h100"], FAMILIES["backward_wgmma"]
 START = load_space("backward_wgmma", H100).starting_configs()[0]
 SHARED = {"P_PLACE": "shared", "DS_PLACE": "shared", "BLOCK_N": 64, "DIM_GROUPS": 2, "DQ_ROWS": "queries"}
+SHARES_DIMS = {"BLOCK_M": 48, "P_PLACE": "shared", "DS_PLACE": "shared", "DQ_ROWS": "dims"}
 BESIDE = {"DQ_SUM": "warp", "ROW_WORK": "spare_warps"}
 GENES = [
     ({}, "mask=causal softcap=20"),
@@ -29,9 +30,9 @@ WAITS = [
 ]
 
 
-def faults(params, text, *edits):
+def faults(params, text, *edits, dims="D=128"):
     """What the cases that find most say of a kernel."""
-    problem = parse_shape(f"B=1 H=2 Hkv=1 S=200 D=128 op=backward {text}")
+    problem = parse_shape(f"B=1 H=2 Hkv=1 S=200 {dims} op=backward {text}")
     config = type(START)(START.family, START.params | params)
     assert FAMILY.why_impossible(problem, config, H100) is None
     return small_faults(built(FAMILY, problem, config, H100, *edits), problem, slice(6))
@@ -41,6 +42,15 @@ def faults(params, text, *edits):
 @pytest.mark.parametrize("params, text", GENES)
 def test_gradients_are_right(params, text):
     assert faults(params, text) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "params, text, dims",
+    [({}, "mask=causal", "D=192 Dv=128"), ({"BLOCK_M": 32, "P_PLACE": "registers"}, "window=20:9 lse=1", "D=160")],
+)
+def test_warpgroups_share_dimensions_that_are_left_over(params, text, dims):
+    assert faults(SHARES_DIMS | params, text, dims=dims) == []
 
 
 @pytest.mark.slow

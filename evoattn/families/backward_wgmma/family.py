@@ -10,6 +10,7 @@ from evoattn.families.backward import NULL, bias_gradient, bias_gradient_strides
 from evoattn.families.backward_wgmma.resources import (
     BackwardWgmmaGenes,
     dq_columns,
+    dq_share,
     key_blocks,
     launch_work,
     lead,
@@ -41,7 +42,10 @@ from evoattn.model.space import KernelConfig
 ARCH = "sm_90a"
 MAX_HEAD_DIM, DIM_STEP = 256, 16
 MAX_SINGLE_DIM = 128
-"""The largest head_dim whose dK and dV a thread's registers hold; larger ones go by halves to two warpgroups."""
+"""The largest head_dim of a tile of any other genes."""
+MAX_SHARED_DIM, MAX_SUM_OF_DIMS = 192, 320
+"""The largest head_dim, and sum of both, whose dK and dV a thread's registers hold beside small tiles of queries;
+larger ones go by halves to two warpgroups."""
 ROW_THREADS = 256
 """Of the launches that make the terms of the queries and the rows of dQ."""
 
@@ -78,12 +82,14 @@ class BackwardWgmma(Family):
                 return (
                     f"backward_wgmma takes head_dims of {DIM_STEP} to {MAX_HEAD_DIM} in steps of {DIM_STEP}, not {dim}."
                 )
-        halves = problem.head_dim == MAX_HEAD_DIM and problem.head_dim_v % MAX_SINGLE_DIM == 0
-        if problem.head_dim > MAX_SINGLE_DIM and not halves:
+        dim, value_dim = problem.head_dim, problem.head_dim_v
+        halves = dim == MAX_HEAD_DIM and value_dim % MAX_SINGLE_DIM == 0
+        single = dim <= MAX_SHARED_DIM and dim + value_dim <= MAX_SUM_OF_DIMS
+        if dim > MAX_SINGLE_DIM and not (halves or single):
             return (
-                f"backward_wgmma has no tile for a head_dim of {problem.head_dim} beside {problem.head_dim_v}: above "
-                f"{MAX_SINGLE_DIM} it takes {MAX_HEAD_DIM}, where warpgroups share the dims in halves, beside "
-                f"{MAX_SINGLE_DIM} or {MAX_HEAD_DIM}."
+                f"backward_wgmma has no tile for a head_dim of {dim} beside {value_dim}: above {MAX_SINGLE_DIM} it "
+                f"takes those to {MAX_SHARED_DIM} that are {MAX_SUM_OF_DIMS} together, and {MAX_HEAD_DIM}, where "
+                f"warpgroups share the dims in halves, beside {MAX_SINGLE_DIM} or {MAX_HEAD_DIM}."
             )
         if reason := why_not_sliding(problem):
             return reason
@@ -106,7 +112,8 @@ class BackwardWgmma(Family):
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes = self.genes(config)
         producer, consumer = moved_registers(genes)
-        dims, columns, dtype = genes.DIM_GROUPS, dq_columns(problem, genes), problem.dtype
+        dims, dtype = genes.DIM_GROUPS, problem.dtype
+        columns, share = dq_columns(problem, genes), dq_share(problem, genes)
         p_in_registers, ds_in_registers = genes.P_PLACE == "registers", genes.DS_PLACE == "registers"
         return {
             "ELEMENT": problem.element.cuda,
@@ -135,7 +142,12 @@ class BackwardWgmma(Family):
             "WGMMA_S": wgmma_function("wgmma_s", genes.BLOCK_M // dims, dtype, False, b_transposed=False),
             "WGMMA_DV": wgmma_function("wgmma_dv", problem.head_dim_v // dims, dtype, p_in_registers, True),
             "WGMMA_DK": wgmma_function("wgmma_dk", problem.head_dim // dims, dtype, ds_in_registers, True),
-            "WGMMA_DQ": wgmma_function("wgmma_dq", columns, dtype, False, b_transposed=True, a_transposed=True),
+            "DQ_SHARE": share,
+            "WGMMA_DQ": "\n".join(
+                wgmma_function("wgmma_dq", each, dtype, False, b_transposed=True, a_transposed=True)
+                for each in (columns, share)
+                if each
+            ),
         }
 
     def why_outdated(self, config: KernelConfig, source: str) -> str | None:
@@ -236,6 +248,8 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
             f"DQ_ROWS={genes.DQ_ROWS} BLOCK_M={genes.BLOCK_M}: {groups} warpgroups (BLOCK_N, DIM_GROUPS) cannot share "
             f"{genes.BLOCK_M} × {columns} of dQ in whole tiles of 64."
         )
+    if genes.DQ_SUM != "registers" and dq_share(problem, genes):
+        return f"DQ_SUM={genes.DQ_SUM} has no place for the dimensions of dQ that warpgroups share."
     if genes.PRODUCER == "warp" and (genes.DQ_SUM == "warp" or genes.ROW_WORK == "spare_warps"):
         return "DQ_SUM=warp and ROW_WORK=spare_warps need PRODUCER=warpgroup, which has warps to spare."
     if genes.ROW_WORK == "spare_warps" and problem.varlen:

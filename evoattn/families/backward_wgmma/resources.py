@@ -101,7 +101,7 @@ def dq_columns(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     """Columns of a warpgroup's part of dQ, or, DQ_ROWS=dims, queries; 0 where the warpgroups cannot share dQ."""
     columns, groups = whole_chunks(problem.head_dim), warpgroups(genes)
     if genes.DQ_ROWS == "dims":
-        return genes.BLOCK_M if columns == CHUNK_COLUMNS * groups else 0
+        return genes.BLOCK_M if columns == CHUNK_COLUMNS * groups or dq_share(problem, genes) else 0
     rows = genes.BLOCK_M // GROUP_KEYS
     if genes.BLOCK_M % GROUP_KEYS or groups % rows:
         return 0
@@ -109,10 +109,21 @@ def dq_columns(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     return columns // parts if columns % (parts * CHUNK_COLUMNS) == 0 else 0
 
 
+def dq_share(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
+    """Queries of a warpgroup of the 64 dimensions that are left over where each has 64 of its own, DQ_ROWS=dims; else
+    0."""
+    groups, queries = warpgroups(genes), genes.BLOCK_M
+    left_over = whole_chunks(problem.head_dim) == CHUNK_COLUMNS * (groups + 1)
+    if genes.DQ_ROWS == "dims" and groups > 1 and left_over and queries % (8 * groups) == 0:
+        return queries // groups
+    return 0
+
+
 def registers_needed(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     """Estimate of the registers per consumer thread below which ptxas spills: dK and dV, S and dP of a tile, what is
     rounded, and dQ in the place of dP."""
-    scores, dq = genes.BLOCK_M // genes.DIM_GROUPS // 2, dq_columns(problem, genes) // 2
+    scores = genes.BLOCK_M // genes.DIM_GROUPS // 2
+    dq = (dq_columns(problem, genes) + dq_share(problem, genes)) // 2
     kept = (problem.head_dim + problem.head_dim_v) // genes.DIM_GROUPS // 2
     rounded = (scores // 2) * ((genes.P_PLACE == "registers") + (genes.DS_PLACE == "registers"))
     wanted = parse_grads(problem.grads)
@@ -193,8 +204,8 @@ def launch_work(
     pairs, columns = queries * keys, whole_chunks(problem.head_dim)
     tile_bytes = queries * (whole_chunks(problem.head_dim) + whole_chunks(problem.head_dim_v)) * 2
     own_keys = keys * (width + value_width) * 2  # K and V as A operands
-    part = dq_columns(problem, genes)
-    dq_reads = groups * (64 * keys + part * keys) * 2
+    parts = [part for part in (dq_columns(problem, genes), dq_share(problem, genes)) if part]
+    dq_reads = groups * sum(64 * keys + part * keys for part in parts) * 2
     scores = pairs * 2 * (1 + genes.DIM_GROUPS * (genes.DS_PLACE == "shared"))
     probabilities = pairs * 2 * (1 + genes.DIM_GROUPS) * (genes.P_PLACE == "shared")
     sums = queries * columns * 4
