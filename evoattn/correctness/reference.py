@@ -76,7 +76,7 @@ TOP = 8
 
 def _rows(scores: torch.Tensor, value: torch.Tensor, added: terms.Terms, eight_bits: bool) -> torch.Tensor:
     """Softmax of `scores [heads, rows, seqlen_k]` over `value` `[seqlen_k, D]`, in their dtype. `eight_bits`: weights
-    are rounded to e4m3, the largest of a row as 2^TOP; their sum is not, which is as near. The answer is further off by what such scores
+    are rounded to e4m3, the largest of a row as 2^TOP; their sum is not. The answer is further off by what such scores
     may be off (`EIGHT_BIT_SUMS`, of which the rule doubles half), each by itself: where two keys compete for a row."""
     if eight_bits:
         with_sink = added.with_sink(scores) if added.sinks is not None else scores
