@@ -18,10 +18,10 @@ struct Fragments {
   float s[BLOCK_N / 2];      // scores, then probabilities, of a tile
   uint32_t p[KEY_STEPS][4];  // probabilities of a tile, rounded
   float o[VALUE_DIM / 2];
-  float added[SUMS];           // TWO_LEVELS, not SUM_IN_SHARED or SUMMED_BY_PRODUCT: P V of the last tiles
-  float factor[2];             // by which the last softmax wants O rescaled
-  float o_factor[2];           // TWO_LEVELS: by which O without `sum` must be multiplied
-  float total[2];              // SUMMED_BY_PRODUCT: sums of P without those in `sum`
+  float added[SUMS];  // TWO_LEVELS, not SUM_IN_SHARED or SUMMED_BY_PRODUCT: P V of the last tiles
+  float factor[2];    // by which the last softmax wants O rescaled
+  float o_factor[2];  // TWO_LEVELS: by which O without `sum` must be multiplied
+  float total[2];     // SUMMED_BY_PRODUCT: sums of P without those in `sum`
   RowState state;
   HeadTerms<Element> head_terms[GROUP_ROWS ? 2 : 1];        // of this tile of rows, of the lane's rows g and g + 8
   BiasPair<Element> bias[Terms::BIASED ? BLOCK_N / 4 : 1];  // of the next tile of keys
@@ -126,7 +126,8 @@ private:
     return make_float4(fmaf(before.x, o_factor[0], more[4 * i]), fmaf(before.y, o_factor[0], more[4 * i + 1]),
                        fmaf(before.z, o_factor[1], more[4 * i + 2]), fmaf(before.w, o_factor[1], more[4 * i + 3]));
   }
-  // SUMMED_BY_PRODUCT: the sums of P that tensor cores have added up to those before. Of a row's four lanes one has them.
+  // SUMMED_BY_PRODUCT: the sums of P that tensor cores have added up to those before. Of a row's four lanes one has
+  // them.
   __device__ __forceinline__ void add_total() {
     if constexpr (SUMMED_BY_PRODUCT) {
 #pragma unroll
@@ -154,7 +155,8 @@ private:
     }
 #pragma unroll
     for (int i = 0; i < VALUE_DIM / 8; ++i)
-      kept(i) = flushed ? kept_and_added(i, sum) : make_float4(sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]);
+      kept(i) =
+          flushed ? kept_and_added(i, sum) : make_float4(sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]);
     o_factor[0] = o_factor[1] = 1.f;
     tiles_added = 0, flushed = true;
   }

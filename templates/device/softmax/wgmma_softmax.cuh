@@ -23,8 +23,8 @@ enum class Rescale {
 constexpr float NO_KEYS = -1e38f;  // the shift of no key: finite, so that a masked score minus it is -inf and no NaN
 // What probabilities may be in the element type of the product that takes them: 2^TOP at a row's maximum, and at most
 // HIGHEST. bf16 and fp32 hold more than fp16.
-// LAZY: exponents that reach LIMIT raise the shift. SUMMED_BY_PRODUCT: a product adds up P as it is rounded, in place of
-// `exponentiate`.
+// LAZY: exponents that reach LIMIT raise the shift. SUMMED_BY_PRODUCT: a product adds up P as it is rounded, in place
+// of `exponentiate`.
 struct WholeRange {
   static constexpr int TOP = 0;
   static constexpr float HIGHEST = 32768.f, LIMIT = 0.f;
@@ -135,8 +135,7 @@ __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS]
   }
   if constexpr (TESTED && !BY_SIGN) {  // floats above 0 are ordered as integers, of which three at a time are compared
 #pragma unroll
-    for (int i = 0; i < FLOATS; i += 2)
-      greatest = max(max(greatest, __float_as_int(s[i])), __float_as_int(s[i + 1]));
+    for (int i = 0; i < FLOATS; i += 2) greatest = max(max(greatest, __float_as_int(s[i])), __float_as_int(s[i + 1]));
   }
   if constexpr (TESTED) {  // one sign bit per score tells whether any reached its shift after all
     rescale = __any_sync(ALL_LANES, BY_SIGN ? all_negative >= 0 : greatest >= __float_as_int(Range::LIMIT));
