@@ -158,7 +158,7 @@ def _step(problem: AttentionProblem, genes: Fp8WgmmaGenes, groups: int) -> Step:
     scores, polynomial = rows * keys, genes.POLYNOMIAL_EIGHTHS / 8
     shared = rows * value_dim / genes.FLUSH_TILES if genes.SUM_PLACE == "shared" else 0
     a_score = flash.SCORE_OPERATIONS["always"] + 0.5 - (1 if genes.sum_columns else 0)
-    kept = rows * value_dim
+    kept = float(rows * value_dim)
     if genes.RESCALE != "always":
         a_score, kept = a_score - 0.5, kept / genes.FLUSH_TILES
     lanes = scores * (a_score + 5 * polynomial) + kept + shared
