@@ -28,7 +28,7 @@ def bench(
         typer.Option(
             metavar="DB",
             help="Databases; may be given several times. The first takes new trials.",
-            show_default="the usual one",
+            show_default="in the user's data folder",
         ),
     ] = None,
     configs: Annotated[

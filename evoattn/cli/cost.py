@@ -13,7 +13,7 @@ from evoattn.model.errors import WrongUse
 
 app = typer.Typer(
     name="cost",
-    help="Fit the cost model to measured times, and judge it.",
+    help="For contributors: the fit of the cost model.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

@@ -71,7 +71,7 @@ class _Command(TyperCommand):
 
     def get_help(self, ctx: Any) -> str:
         """The text of --help."""
-        return re.sub(r"\[default:(\s+)\(([^\])]*)\)", r"[default:\1\2", super().get_help(ctx))
+        return re.sub(r"\bdefault:(\s+)\(([^\])]*)\)", r"default:\1\2", super().get_help(ctx))
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """The words behind the command's name."""

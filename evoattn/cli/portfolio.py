@@ -17,7 +17,7 @@ from evoattn.model.whole_file import write_file
 
 app = typer.Typer(
     name="portfolio",
-    help="Measure, choose and judge the kernels that come with evoattn.",
+    help="For contributors: the kernels that come with evoattn.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from evoattn.export.host_config import cpp_value, host_config
+from evoattn.export.host_code import host_code
 from evoattn.export.recorded import Recorded, Target, comment, plain, provenance
 from evoattn.model.dtype import DTYPES
 from evoattn.model.errors import WrongUse
@@ -39,7 +39,7 @@ _MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.M)
 def export_header(storage: Storage, trial: Trial) -> str:
     """The text of a header, without problem constants and without `main`, that any number of files may include.
 
-    Raises what `recorded_for_host` raises, and `WrongUse` for a family without host code in C++.
+    Raises what `recorded_for_host` raises.
     """
     recorded = recorded_for_host(storage, trial)
     return header(recorded, provenance(storage, recorded))
@@ -70,16 +70,14 @@ def header(recorded: Recorded, about: list[str]) -> str:
     """The header of a recorded kernel, with the lines `about` it first."""
     name, target, source = namespace_of(recorded), Target.of(recorded), recorded.source
     guard, end_guard = target.guard
-    host = ("host.h", f"{recorded.trial.family}.h", "", "api.h")
+    code = host_code(recorded.family, recorded.problem, recorded.config, recorded.study.spec)
     kernels = (f'{{"{kernel}", (const void*)kernels::{kernel}}}' for kernel in _KERNEL_NAME.findall(source))
     words = {
         "COMMENT": comment([*_usage(recorded, name, target), "", *about]),
         "NAME": name,
         "INCLUDES": "\n".join(f"#include <{header}>" for header in dict.fromkeys(_INCLUDE.findall(source))),
-        "HOST": "\n".join(
-            (HOST / part).read_text(encoding="utf-8") if part else config_text(recorded) for part in host
-        ).rstrip(),
-        "LAUNCH": (HOST / "launch.cuh").read_text(encoding="utf-8").rstrip(),
+        "HOST": "\n".join((_host("host.h"), code, _host("api.h"))).rstrip(),
+        "LAUNCH": _host("launch.cuh").rstrip(),
         "REQUIREMENT": target.requirement,
         "GUARD": "\n".join(guard),
         "END_GUARD": "\n".join([NO_LAUNCH, *end_guard] if end_guard else []),
@@ -87,9 +85,11 @@ def header(recorded: Recorded, about: list[str]) -> str:
         "UNDEFINE": "\n".join(f"#undef {macro}" for macro in dict.fromkeys(_MACRO.findall(source))),
         "KERNELS": ", ".join(kernels),
     }
-    return fill(
-        (HOST / "header.cuh.in").read_text(encoding="utf-8"), {f"EVOATTN_{word}": text for word, text in words.items()}
-    )
+    return fill(_host("header.cuh.in"), {f"EVOATTN_{word}": text for word, text in words.items()})
+
+
+def _host(name: str) -> str:
+    return (HOST / name).read_text(encoding="utf-8")
 
 
 def _usage(recorded: Recorded, name: str, target: Target) -> list[str]:
@@ -111,25 +111,6 @@ def _usage(recorded: Recorded, name: str, target: Target) -> list[str]:
     ]
 
 
-def config_text(recorded: Recorded) -> str:
-    """What the host code knows of this kernel."""
-    problem = recorded.problem
-    fields = host_config(problem, recorded.config)
-    lines = [f"  c.{name} = {cpp_value(value)};" for name, value in fields.items()]
-    return "\n".join(
-        (
-            f'constexpr char DTYPE[] = "{problem.dtype}", MASK[] = "{problem.mask}";',
-            "",
-            "constexpr Config config() {",
-            "  Config c{};",
-            *lines,
-            "  return c;",
-            "}",
-            "",
-        )
-    )
-
-
 HEADER = "attention.cuh"
 TORCH_CPP = {"fp16": "kHalf", "bf16": "kBFloat16", "fp32": "kFloat"}
 """Dtypes as torch's C++ names them."""
@@ -138,9 +119,9 @@ TORCH_CPP = {"fp16": "kHalf", "bf16": "kBFloat16", "fp32": "kFloat"}
 def export_torch(storage: Storage, trial: Trial, folder_name: str) -> dict[str, str]:
     """The texts of the folder's files by their names; `folder_name` is what it will be called.
 
-    Raises what `Recorded.read` raises, and `WrongUse` for a family without host code in C++.
+    Raises what `recorded_for_host` raises.
     """
-    recorded = Recorded.read(storage, trial)
+    recorded = recorded_for_host(storage, trial)
     about, target, problem = provenance(storage, recorded), Target.of(recorded), recorded.problem
     words = {
         "EVOATTN_SUMMARY": f"Attention by a kernel that evoattn found ({plain(about[0])}).",

@@ -122,6 +122,11 @@ class Family(ABC):
         """One sentence if this config cannot be for a problem that the family serves, or, with `redundant`, does there
         what a smaller one does; else None."""
 
+    def why_too_long(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
+        """One sentence if the lengths are more than a kernel of this config counts, or more blocks wait for one another
+        than run at once, else None; part of `why_not`. Exported code asks it of every call, as it asks `refuse`."""
+        return None
+
     @abstractmethod
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         """What the template names beside genes that it takes as they are (`all_constants`).

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from evoattn.model.symbol import as_one, first, least
+
 HELD = 0.8
 """Part of L2 up to which keys are found there again. On an H100 gangs gained nothing where 0.73 of L2 was read between,
 and a fifth of the time at 0.94."""
@@ -36,25 +38,30 @@ class TilesInOrder:
     turn: int = 1
     """Heads that take turns in them: so many neighbours are of different heads."""
 
+    @as_one
     def cut(self, blocks: int) -> int:
         """How many tiles are shared out, key tile by key tile, after each of `blocks` has taken its whole ones."""
         return self.count - max(0, self.count // blocks - 1) * blocks
 
+    @as_one
     def bytes_between(self, blocks: int) -> int:
         """Of K and V, read by so many blocks without gangs between a cut tile of rows and the last that shares its
         keys. Each of these tiles is `cut - blocks` of `cut` parts of a pass over all cut keys behind the one before,
         as each block begins so much further on."""
         cut = self.cut(blocks)
-        return self.key_bytes * max(0, min(cut, (self.sharing - 1) * (cut - blocks))) // self.count
+        return self.key_bytes * max(0, least(cut, (self.sharing - 1) * (cut - blocks))) // self.count
 
+    @as_one
     def gang(self, slots: int, l2_bytes: int) -> int:
         """Blocks of a gang, where `slots` blocks run at once: 1 where L2 holds what is read between one tile of rows
         and the last that shares its keys, or where whole gangs would leave too many places empty."""
         if self.count <= slots or self.bytes_between(slots) <= held_bytes(l2_bytes):
             return 1
         cut = self.cut(slots)
-        for size in range(min(self.sharing, slots) // self.turn * self.turn, self.turn, -self.turn):
+
+        def fits(size: int) -> bool:
             whole = self.sharing % size == 0 and self.count % size == 0
-            if whole and self.count > slots - slots % size and slots % size * IDLE * self.count <= slots * cut:
-                return size
-        return 1
+            idle = slots % size
+            return whole and self.count > slots - idle and idle * IDLE * self.count <= slots * cut
+
+        return first((least(self.sharing, slots) // self.turn * self.turn, self.turn, -self.turn), fits, 1)

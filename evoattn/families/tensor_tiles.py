@@ -7,6 +7,7 @@ import math
 from evoattn.families.base import buffer_of
 from evoattn.model.launch import TensorMap
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.symbol import as_one
 
 CHUNK_COLUMNS = 64
 """Columns of a tile that one row of 128 bytes holds: the widest box of the 128-byte swizzle."""
@@ -20,6 +21,7 @@ def group_slots(problem: AttentionProblem) -> int:
     return 1 << (problem.group_size - 1).bit_length()
 
 
+@as_one
 def group_map(problem: AttentionProblem, tensor: str, rows: int) -> TensorMap:
     """The map of Q or O of tiles of `rows` rows, a power of two, each a query and one of the heads of a K/V head, a box
     for each 64 columns: the heads of a query below one another, up to a power of two, where what is missing reads zero.

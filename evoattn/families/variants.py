@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from evoattn.families.tensor_tiles import MAX_END, rows_apart
@@ -9,7 +10,7 @@ from evoattn.model.dtype import DTYPES
 from evoattn.model.launch import Buffer, KernelArg, Scalar
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.scales import PER_TOKEN
-from evoattn.model.score import SCORE, WHOLE, Score, Tree, cost, depends_on, derivative, loads_pairs
+from evoattn.model.score import SCORE, WHOLE, Score, Table, Tree, cost, depends_on, derivative, loads_pairs
 from evoattn.model.score_cuda import in_cuda, member, size_member
 from evoattn.model.variant import KEY_VARIANTS, SCORE_VARIANTS
 
@@ -44,12 +45,7 @@ def _own_score(problem: AttentionProblem, hides: bool, slope: bool) -> str:
     value, hides = in_cuda(score.tree) if score else SCORE, hides and shown is not None
     given = "true" if score or hides else "false"
     fields = [("float", "unit", "what the kernel scales a score by last")]
-    for table in problem.own_tables:
-        element = DTYPES[table.dtype].cuda if table.dtype in DTYPES else WHOLE[table.dtype]
-        fields.append(
-            (f"const {element}* __restrict__", member(table), f"of {len(table.shape)} dimensions, contiguous")
-        )
-        fields += [("int", size_member(table, i), f"its dimension {i}") for i in range(len(table.shape))]
+    fields += table_fields(problem.own_tables)
     return "\n".join(
         (
             "struct OwnScore {",
@@ -69,6 +65,26 @@ def _own_score(problem: AttentionProblem, hides: bool, slope: bool) -> str:
             "#define OWN_SCORE_ARGUMENTS " + "".join(f", own_{name}" for _, name, _ in fields),
         )
     )
+
+
+def table_fields(tables: Sequence[Table]) -> list[tuple[str, str, str]]:
+    """The fields of a class whose methods read tables, in the order of `table_args`: type, name, meaning."""
+    fields = []
+    for table in tables:
+        element = DTYPES[table.dtype].cuda if table.dtype in DTYPES else WHOLE[table.dtype]
+        fields.append(
+            (f"const {element}* __restrict__", member(table), f"of {len(table.shape)} dimensions, contiguous")
+        )
+        fields += [("int", size_member(table, i), f"its dimension {i}") for i in range(len(table.shape))]
+    return fields
+
+
+def table_args(tables: Sequence[Table]) -> tuple[KernelArg, ...]:
+    """The arguments that `table_fields` are made of."""
+    args: list[KernelArg] = []
+    for table in tables:
+        args += [Buffer(table.buffer), *(Scalar("int32", size) for size in table.shape)]
+    return tuple(args)
 
 
 def _of_lists(shown: Tree | None) -> tuple[str, ...]:
@@ -96,10 +112,7 @@ def own_score_args(problem: AttentionProblem, last_scale: float) -> tuple[Kernel
     """The arguments of the problem's own expression of scores; none without one."""
     if not (problem.own_score or problem.blocks):
         return ()
-    args: list[KernelArg] = [Scalar("float32", last_scale)]
-    for table in problem.own_tables:
-        args += [Buffer(table.buffer), *(Scalar("int32", size) for size in table.shape)]
-    return tuple(args)
+    return Scalar("float32", last_scale), *table_args(problem.own_tables)
 
 
 def scale_constants(problem: AttentionProblem) -> dict[str, Any]:

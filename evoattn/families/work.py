@@ -207,17 +207,22 @@ def bank_conflicts(lanes: int, stride_bytes: int, width_bytes: int) -> float:
     return float(max(banks.values()))
 
 
-@lru_cache(maxsize=256)
-def tensor_bytes(problem: AttentionProblem, *tensors: str) -> float:
+def bytes_of(problem: AttentionProblem, *tensors: str) -> int:
     """Bytes of some of q, k, v and o; none of a V that lies within K, nor of keys that are not in use or that no query
     sees through a window."""
     own = [t for t in tensors if t != "v" or not problem.shared_kv]
     if not (problem.seqused or problem.page or problem.window):
-        return float(sum(problem.element_of(t).bytes * math.prod(problem.shape(t)) for t in own))
+        return sum(problem.element_of(t).bytes * math.prod(problem.shape(t)) for t in own)
     seen = (len(problem.masking.band(rows, keys).keys(0, rows)) for rows, keys in problem.sequences if rows)
     rows = dict.fromkeys("kv", problem.kv_heads * (sum(seen) if problem.window else sum(problem.key_lengths)))
     counts = {t: rows[t] * problem.shape(t)[3] if t in rows else math.prod(problem.shape(t)) for t in own}
-    return float(sum(problem.element_of(t).bytes * count for t, count in counts.items()))
+    return sum(problem.element_of(t).bytes * count for t, count in counts.items())
+
+
+@lru_cache(maxsize=256)
+def tensor_bytes(problem: AttentionProblem, *tensors: str) -> float:
+    """`bytes_of`, kept for the last problems."""
+    return float(bytes_of(problem, *tensors))
 
 
 def up_to(count: float, step: int) -> int:

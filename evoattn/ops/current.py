@@ -18,8 +18,7 @@ from evoattn.ops.race import CudaClock, Race
 from evoattn.ops.runtime import Runtime
 from evoattn.portfolio.climb import ClimbCache
 from evoattn.portfolio.pick import lasting_pick, next_picks
-from evoattn.portfolio.races import Races
-from evoattn.portfolio.wins import Wins
+from evoattn.portfolio.wins import Races, Wins
 
 _runtime: Runtime | None = None
 _wins: Wins | None = None

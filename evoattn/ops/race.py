@@ -13,7 +13,7 @@ from evoattn.ops import torch_answer
 from evoattn.ops.call import Call
 from evoattn.ops.choice import Choice
 from evoattn.portfolio.canonical import size_class
-from evoattn.portfolio.races import Raced, Races
+from evoattn.portfolio.wins import Raced, Races
 
 BUDGET_US = 30_000.0
 """Of GPU time for a race."""

@@ -40,7 +40,7 @@ from evoattn.ops.room import has_room, known_by_room
 from evoattn.ops.same_bits import PROMISE, refuse
 from evoattn.ops.same_bits import NoKernel as NoKernel
 from evoattn.ops.trained import Training
-from evoattn.portfolio.races import Raced
+from evoattn.portfolio.wins import Raced
 
 PLANS_KEPT = 4096
 """Each takes some 9 kB, and a sequence that grows makes one for each of its lengths: the oldest go first."""

@@ -30,7 +30,7 @@ from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.space import load_space
 from evoattn.portfolio import calibrations, campaign, check, pick
 from evoattn.portfolio.calibrations import Calibration, Journal, card_of, short, times_of, versions_here
-from evoattn.portfolio.lists import shipped_for
+from evoattn.portfolio.pick import shipped_for
 from evoattn.portfolio.proposals import ClimbingBreeder
 from evoattn.portfolio.select import select_of
 from evoattn.portfolio.workload import BUILD_SEEDS, DRAWS, PLAIN

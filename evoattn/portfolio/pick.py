@@ -6,17 +6,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from evoattn.cost import correction
 from evoattn.families import registry
-from evoattn.model.gpu import GpuSpec
+from evoattn.model.gpu import GPUS, GpuSpec
+from evoattn.model.played import is_played
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, SearchSpace, load_space
+from evoattn.portfolio import calibrations
 from evoattn.portfolio.canonical import canonical, likely
 from evoattn.portfolio.climb import MOST_KEPT, ClimbCache, Costs, climbed, neighbours
-from evoattn.portfolio.kernels import Genes, KernelList, kind_of
-from evoattn.portfolio.lists import list_for
+from evoattn.portfolio.kernels import Genes, KernelList, kind_of, load
 
 MOST_CHANGED = 60
 """Changes of known-good configs that are looked at where no such config can serve a problem; each is scored in some
@@ -27,6 +28,26 @@ MOST_RANKED = 24
 """Kernels where a search may begin."""
 IN_MEMORY = ClimbCache()
 """What climbs of this process came to."""
+
+
+@cache
+def list_for(gpu: GpuSpec) -> KernelList | None:
+    """What a calibration of the card found, else `shipped_for`."""
+    found = calibrations.of_card(gpu)
+    return found.current_list() if found else shipped_for(gpu)
+
+
+def shipped_for(gpu: GpuSpec) -> KernelList | None:
+    """The list of the GPU's architecture, else of the newest older one that has a list, else of the oldest newer one;
+    None where there is none."""
+    if is_played(gpu):
+        return None
+    known = {g.arch: g.capability for g in GPUS.values()} | {gpu.arch: gpu.capability}
+    older = sorted(
+        (arch for arch in known if known[arch] <= gpu.capability), key=lambda arch: known[arch], reverse=True
+    )
+    newer = sorted((arch for arch in known if known[arch] > gpu.capability), key=lambda arch: known[arch])
+    return next((one for one in map(load, (*older, *newer)) if one), None)
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,12 @@
-// What a caller asks before a launch; needs host.h, the family's header and `config()`.
+// What a caller asks before a launch; needs host.h and, of the kernel, HEAD_DIM, ELEMENT_BYTES, WRITES_LSE, `refusal`
+// and `plan`.
 
-constexpr Config CONFIG = config();
-constexpr int HEAD_DIM = CONFIG.head_dim;
-constexpr bool WRITES_LSE = CONFIG.writes_lse;
 constexpr int64_t MAX_GRID_X = 2147483647, MAX_GRID_YZ = 65535;  // CUDA C++ Programming Guide, technical specifications
 constexpr int64_t SCRATCH_ALIGNMENT = 256;
 
 // Every address and stride is a multiple of so many bytes: 16, which vector loads and tensor maps ask for, or what a
 // row has of it.
-constexpr int64_t ALIGNMENT = HEAD_DIM * CONFIG.element_bytes % 16 == 0 ? 16 : HEAD_DIM * CONFIG.element_bytes % 16;
+constexpr int64_t ALIGNMENT = HEAD_DIM * ELEMENT_BYTES % 16 == 0 ? 16 : HEAD_DIM * ELEMENT_BYTES % 16;
 
 inline bool is_aligned(const void* address) { return reinterpret_cast<uintptr_t>(address) % ALIGNMENT == 0; }
 
@@ -40,10 +38,10 @@ inline const char* why_not(const Problem& problem, int sm_count = ANY_DEVICE) {
   const Problem p = meaningful(problem);
   for (const Strides& s : {p.q, p.k, p.v, p.o})
     for (int64_t stride : {s.batch, s.head, s.row})
-      if (stride <= 0 || stride * CONFIG.element_bytes % ALIGNMENT)
+      if (stride <= 0 || stride * ELEMENT_BYTES % ALIGNMENT)
         return "Every stride must be a positive multiple of 16 bytes, or of a row that is shorter.";
-  const Plan planned = plan(p, CONFIG, sm_count);
-  if (planned.refusal) return planned.refusal;
+  if (const char* reason = refusal(p, sm_count)) return reason;
+  const Plan planned = plan(p, sm_count);
   for (int i = 0; i < planned.launches; i++) {
     const Size& grid = planned.launch[i].grid;
     if (grid.x > MAX_GRID_X || grid.y > MAX_GRID_YZ || grid.z > MAX_GRID_YZ)
@@ -83,6 +81,6 @@ inline int64_t zeroed_bytes(const Plan& plan) {
 
 // Bytes of the workspace on a device of `sm_count` SMs, for a problem that `why_not` accepts.
 inline size_t workspace_bytes(const Problem& problem, int sm_count) {
-  const Plan planned = plan(meaningful(problem), CONFIG, sm_count);
+  const Plan planned = plan(meaningful(problem), sm_count);
   return scratch_offset(planned, planned.scratches);
 }

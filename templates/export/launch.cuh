@@ -110,7 +110,7 @@ cudaError_t run_all(const Problem& problem, const Tensors& tensors, void* worksp
   int sm_count;
   if (cudaError_t error = current_sm_count(&sm_count)) return error;
   if (why_not(problem, tensors, sm_count)) return cudaErrorInvalidValue;
-  const Plan planned = plan(meaningful(problem), CONFIG, sm_count);
+  const Plan planned = plan(meaningful(problem), sm_count);
   if (planned.scratches && !workspace) return cudaErrorInvalidValue;
   const Addresses addresses(planned, tensors, workspace);
   for (int i = 0; i < planned.launches; i++)
@@ -133,6 +133,6 @@ inline cudaError_t clear_workspace(const Problem& problem, void* workspace, cuda
   int sm_count;
   if (cudaError_t error = current_sm_count(&sm_count)) return error;
   if (why_not(problem, sm_count)) return cudaErrorInvalidValue;
-  const int64_t bytes = zeroed_bytes(plan(meaningful(problem), CONFIG, sm_count));
+  const int64_t bytes = zeroed_bytes(plan(meaningful(problem), sm_count));
   return bytes ? cudaMemsetAsync(workspace, 0, bytes, stream) : cudaSuccess;
 }

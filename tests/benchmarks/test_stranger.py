@@ -16,8 +16,7 @@ from evoattn.families import registry
 from evoattn.model.gpu import GPUS, DetectedDevice
 from evoattn.model.played import VARIABLE, is_played, target
 from evoattn.model.shape_text import parse_shape
-from evoattn.portfolio.lists import list_for
-from evoattn.portfolio.pick import pick
+from evoattn.portfolio.pick import list_for, pick
 from tests.portfolio.calibrate_fakes import CARD, TOOLS
 
 HERE = DetectedDevice(0, "NVIDIA H200", (9, 0), "13.0")

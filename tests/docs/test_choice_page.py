@@ -6,7 +6,7 @@ import re
 
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import OPERATIONS
-from evoattn.portfolio.lists import list_for
+from evoattn.portfolio.pick import list_for
 from tests.docs.test_docs import ROOT
 
 

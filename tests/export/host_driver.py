@@ -1,4 +1,4 @@
-"""A family's C++ host code, compiled by g++ into a program that prints the plan of every case it reads."""
+"""C++ host code of kernels, compiled by g++ into a program that prints the plan of every case it reads."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from evoattn.export.host_config import host_config
+from evoattn.export.host_code import PLAIN, SIZES
 from evoattn.model.launch import Buffer, KernelLaunch, Scalar, TensorMap
 from evoattn.model.paths import TEMPLATES
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig
 
 HOST = TEMPLATES / "export"
-PLAIN = ("q", "k", "v", "o", "lse")
-SIZES = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k")
 GXX = shutil.which("g++")
 
 PROGRAM = """
@@ -27,7 +24,7 @@ PROGRAM = """
 #include <cstdio>
 #include <iostream>
 {host}
-{family}
+{kernels}
 void list(const char* name, const int64_t* values, int n) {{
   std::printf("\\"%s\\": [", name);
   for (int i = 0; i < n; i++) std::printf(i ? ", %lld" : "%lld", (long long)values[i]);
@@ -39,14 +36,14 @@ template <typename T> void field(const char* name, const T* values, int n) {{
   list(name, wide, n);
 }}
 int main() {{
-  Config c{{}};
+  const decltype(&kernel0::plan) plans[] = {{ {plans} }};
+  const decltype(&kernel0::refusal) refusals[] = {{ {refusals} }};
   Problem p{{}};
-  int sm_count;
-  int64_t x;
-  while (std::cin >> sm_count) {{
+  int kernel, sm_count;
+  while (std::cin >> kernel >> sm_count) {{
     {reads}
-    Plan plan_ = plan(p, c, sm_count);
-    std::printf("{{\\"refused\\": %s, \\"scratch\\": [", plan_.refusal ? "true" : "false");
+    Plan plan_ = plans[kernel](p, sm_count);
+    std::printf("{{\\"refused\\": %s, \\"scratch\\": [", refusals[kernel](p, sm_count) ? "true" : "false");
     for (int i = 0; i < plan_.scratches; i++)
       std::printf("%s[\\"%s\\", %lld, %s]", i ? ", " : "", plan_.scratch[i].name, (long long)plan_.scratch[i].bytes,
                   plan_.scratch[i].starts_zeroed ? "true" : "false");
@@ -76,26 +73,27 @@ int main() {{
 """
 
 
-def build(family: str, fields: Iterable[str], folder: Path) -> Path:
-    """The program of a family; `fields` are those of its `Config`, in the order of the input."""
-    reads = [f"std::cin >> x, c.{name} = x;" for name in fields]
-    reads += [f"std::cin >> x, p.{name} = x;" for name in SIZES]
+def build(kernels: list[str], folder: Path) -> Path:
+    """The program of these texts of `host_code`."""
+    reads = [f"std::cin >> p.{name};" for name in SIZES]
     reads += [f"std::cin >> p.{t}.{what};" for t in "qkvo" for what in ("batch", "head", "row")]
     reads += ["std::cin >> p.softmax_scale;"]
-    source = folder / f"{family}.cpp"
+    source, program = folder / "plans.cpp", folder / "plans"
     text = PROGRAM.format(
-        host=(HOST / "host.h").read_text(), family=(HOST / f"{family}.h").read_text(), reads="\n    ".join(reads)
+        host=(HOST / "host.h").read_text(),
+        kernels="\n".join(f"namespace kernel{i} {{\n{code}}}" for i, code in enumerate(kernels)),
+        plans=", ".join(f"kernel{i}::plan" for i in range(len(kernels))),
+        refusals=", ".join(f"kernel{i}::refusal" for i in range(len(kernels))),
+        reads="\n    ".join(reads),
     )
     source.write_text(text)
-    program = folder / family
     subprocess.run([str(GXX), "-std=c++17", "-Wall", "-Werror", str(source), "-o", str(program)], check=True)
     return program
 
 
-def line(problem: AttentionProblem, config: KernelConfig, sm_count: int) -> str:
-    """A case as the program reads it."""
-    values: list[Any] = [sm_count, *(int(value) for value in host_config(problem, config).values())]
-    values += [getattr(problem, name) for name in SIZES]
+def line(kernel: int, problem: AttentionProblem, sm_count: int) -> str:
+    """A case of the kernel of that place as the program reads it."""
+    values: list[Any] = [kernel, sm_count, *(getattr(problem, name) for name in SIZES)]
     values += [stride for t in "qkvo" for stride in problem.strides(t)[:3]]
     return " ".join(map(str, [*values, repr(problem.softmax_scale)]))
 

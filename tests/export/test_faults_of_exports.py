@@ -7,13 +7,10 @@ import pytest
 
 from evoattn.export.check import _sizes, buffers_of
 from evoattn.export.header import export_header
-from evoattn.export.host_config import host_config
 from evoattn.export.recorded import Target
-from evoattn.families.registry import FAMILIES
-from evoattn.model.gpu import GPUS
 from evoattn.model.launch import KernelLaunch
 from evoattn.model.problem import AttentionProblem
-from tests.export.kernels import PROBLEMS, a_config, record, recorded
+from tests.export.kernels import record, recorded
 
 
 def test_terms_take_as_many_bytes_as_they_have():
@@ -24,14 +21,6 @@ def test_terms_take_as_many_bytes_as_they_have():
     biased = problem.with_(alibi=False, bias="hs")
     bytes_of_bias = _sizes(biased, ["bias"])["bias"]
     assert bytes_of_bias % 2 == 0 and 8 * 300 * 500 * 2 <= bytes_of_bias < 8 * 300 * 508 * 2
-
-
-def test_a_merge_in_memory_has_its_words():
-    gpu, problem = GPUS["h100"], PROBLEMS["flash_wgmma"]
-    split, whole = (a_config("flash_wgmma", problem, gpu, {"KEY_SPLIT": n}) for n in (2, 1))
-    found = [host_config(problem, config)["merge_words"] for config in (split, whole)]
-    zeroed = FAMILIES["flash_wgmma"].workspace(problem, split, gpu)
-    assert found[0] > 0 == found[1] and zeroed
 
 
 @pytest.mark.parametrize("overlaps, least", [((False, False), 80), ((False, True), 90), ((True, True), 90)])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from evoattn.export.header import config_text
+from evoattn.export.host_code import host_code
 from evoattn.model.dtype import DTYPES
 from evoattn.model.launch import Buffer, KernelLaunch, Scalar, TensorMap
 from tests.export.host_driver import GXX, HOST
@@ -79,7 +79,7 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* c, const void*, void**
 }}
 int main() {{
   const Problem p = {problem};
-  expected = plan(p, CONFIG, {sm_count});
+  expected = plan(p, {sm_count});
   const Kernel kernels[] = {{ {kernels} }};
   std::printf("{{");
   if (clear_workspace(p, (void*){workspace}, 0)) return 1;
@@ -140,7 +140,7 @@ def test_the_runtime_is_asked_for_what_python_launches(database, tmp_path, famil
     """KEY_SPLIT: results are merged in memory, by as many blocks as run at once."""
     kernel = recorded(database, family, "h100", genes)
     p, launches = kernel.problem, kernel.launches
-    texts = [(HOST / name).read_text() for name in ("host.h", f"{family}.h")] + [config_text(kernel)]
+    texts = [(HOST / "host.h").read_text(), host_code(kernel.family, p, kernel.config, kernel.study.spec)]
     texts += [(HOST / name).read_text() for name in ("api.h", "launch.cuh")]
     sizes = ", ".join(map(str, (p.batch, p.heads, p.kv_heads, p.seqlen_q, p.seqlen_k)))
     strides = ", ".join("{" + ", ".join(map(str, p.strides(t)[:3])) + "}" for t in "qkvo")

@@ -12,10 +12,8 @@ import torch
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.cases import Case
 from evoattn.correctness.validate import make_arena
-from evoattn.export.host_config import host_config
 from evoattn.families import registry
 from evoattn.families.built import BuiltKernel
-from evoattn.model.errors import WrongUse
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.shape_text import parse_shape
@@ -196,12 +194,6 @@ def test_what_depends_on_others_is_refused():
         config = KernelConfig("flash_wgmma", {**right.params, **change})
         assert "batch_invariant" in str(family.why_impossible(problem, config, card))
     assert "PART_TILES" in str(family.why_impossible(problem.with_(batch_invariant=False), right, card))
-
-
-def test_host_code_of_parts_is_refused():
-    problem = parse_shape("B=1,H=16,S=4096,D=64,batch_invariant=1")
-    with pytest.raises(WrongUse, match="PART_TILES"):
-        host_config(problem, pick(problem, GPUS["h100"]).config)
 
 
 def test_a_search_draws_from_the_recipe_alone():

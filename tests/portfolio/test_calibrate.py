@@ -26,7 +26,7 @@ from evoattn.portfolio.calibrate import Wanted, calibrate, fits, plan
 from evoattn.portfolio.calibrations import TIMES, Calibration, Journal, times_of
 from evoattn.portfolio.climb import what_decides
 from evoattn.portfolio.kernels import kind_of
-from evoattn.portfolio.lists import list_for, shipped_for
+from evoattn.portfolio.pick import list_for, shipped_for
 from tests.portfolio.calibrate_fakes import CARD, TOOLS
 
 WANTED = Wanted(16, ("plain",), jobs=1)

@@ -30,8 +30,7 @@ from evoattn.portfolio.climb import (
     neighbours,
     penalised,
 )
-from evoattn.portfolio.lists import list_for
-from evoattn.portfolio.pick import pick, portfolio_kernels, ranked
+from evoattn.portfolio.pick import list_for, pick, portfolio_kernels, ranked
 
 H100 = GPUS["h100"]
 MOST_ASKED = 300

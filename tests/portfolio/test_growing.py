@@ -13,8 +13,7 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.portfolio.canonical import likely
 from evoattn.portfolio.climb import ClimbCache, Climbed, Key, climbed
-from evoattn.portfolio.lists import list_for
-from evoattn.portfolio.pick import lasting_pick, pick, ranked
+from evoattn.portfolio.pick import lasting_pick, list_for, pick, ranked
 
 H100 = GPUS["h100"]
 pytestmark = pytest.mark.slow

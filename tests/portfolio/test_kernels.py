@@ -10,7 +10,7 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import load_space
 from evoattn.portfolio.kernels import DATA, KernelList, Skipped, kind_of, load, save
-from evoattn.portfolio.lists import list_for
+from evoattn.portfolio.pick import list_for
 
 H100 = GPUS["h100"]
 

@@ -16,8 +16,7 @@ from evoattn.model.space import load_space
 from evoattn.portfolio.canonical import canonical
 from evoattn.portfolio.climb import ClimbCache, Climbed
 from evoattn.portfolio.kernels import kind_of
-from evoattn.portfolio.lists import list_for
-from evoattn.portfolio.pick import lasting_pick, next_picks, pick, portfolio_kernels
+from evoattn.portfolio.pick import lasting_pick, list_for, next_picks, pick, portfolio_kernels
 from evoattn.portfolio.workload import DRAWS, draw, draw_wide
 
 H100 = GPUS["h100"]

@@ -109,9 +109,12 @@ class FlashWgmma(Family):
             or why_not_all_keys(problem, genes)
             or why_useless(problem, genes)
             or (why_redundant(problem, genes, gpu) if redundant else None)
-            or why_too_long(problem, genes, gpu)
+            or self.why_too_long(problem, config, gpu)
             or why_too_big(problem, genes, gpu)
         )
+
+    def why_too_long(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
+        return why_too_long(problem, self.genes(config), gpu)
 
     def recipe(self, problem: AttentionProblem, gpu: GpuSpec) -> dict[str, Value]:
         if gpu.arch != ARCH or problem.dtype not in self.dtypes:

@@ -17,6 +17,7 @@ from evoattn.families.work import (
     Step,
     bias_bytes,
     blocks_of_sequence,
+    bytes_of,
     row_steps,
     tensor_bytes,
     together,
@@ -26,6 +27,7 @@ from evoattn.families.work import (
 )
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.symbol import as_one, first, least
 
 
 @dataclass(frozen=True)
@@ -284,6 +286,7 @@ def row_tiles(problem: AttentionProblem, genes: FlashWgmmaGenes) -> tuple[int, i
     return row_blocks(problem, genes.BLOCK_M), problem.heads * batches(problem)
 
 
+@as_one
 def tiles_in_order(problem: AttentionProblem, genes: FlashWgmmaGenes) -> TilesInOrder:
     """The tiles of rows. Tiles next to one another share keys where they are of one head, or of a group of heads;
     where a line of L2 has rows of K of several heads, the lines."""
@@ -293,9 +296,9 @@ def tiles_in_order(problem: AttentionProblem, genes: FlashWgmmaGenes) -> TilesIn
     row_bytes = problem.head_dim * problem.element_bytes
     lines = problem.kv_heads > 1 and head_stride < row_stride and row_bytes % L2_LINE > 0
     near = own if lines else own // problem.kv_heads
-    return TilesInOrder(
-        rows * heads, int(tensor_bytes(problem, "k", "v")), rows * math.lcm(turn, near) if turn else near, max(1, turn)
-    )
+    if turn > 1:  # the least common multiple
+        near = first((near, turn * near, near), lambda n: n % turn == 0, turn * near)
+    return TilesInOrder(rows * heads, bytes_of(problem, "k", "v"), rows * near if turn else near, max(1, turn))
 
 
 def gang_size(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -> int:
@@ -305,6 +308,7 @@ def gang_size(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -
     return tiles_in_order(problem, genes).gang(gpu.sm_count * genes.BLOCKS_PER_SM, gpu.l2_bytes)
 
 
+@as_one
 def grid(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -> tuple[int, int, int]:
     """Blocks: one wave if they are persistent, else KEY_SPLIT per tile of rows, in the dimensions that `block_tile.cuh`
     reads.
@@ -318,7 +322,7 @@ def grid(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -> tup
         if genes.SCHEDULE != "balanced":
             return min(tiles, slots), 1, 1
         gang = gang_size(problem, genes, gpu)
-        return gang, max(1, min(tiles - 1, slots // gang)), 1
+        return gang, max(1, least(tiles - 1, slots // gang)), 1
     turn, split = HEADS_IN_TURN[genes.TILE_ORDER], genes.KEY_SPLIT
     if turn == 0:
         return heads // batches(problem) * split, batches(problem), rows

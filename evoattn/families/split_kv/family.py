@@ -102,12 +102,15 @@ class SplitKv(Family):
         return (
             why_wrong_shape(problem, genes)
             or why_not_listed(problem, genes)
-            or why_too_long(problem, genes)
+            or self.why_too_long(problem, config, gpu)
             or why_no_tensor_map(problem, genes, gpu)
             or (why_useless(problem, genes, gpu) if redundant else why_not_on_card(genes, gpu))
             or why_too_big(problem, genes, gpu)
             or why_no_memory(problem, self.workspace(problem, config, gpu), gpu)
         )
+
+    def why_too_long(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
+        return why_too_long(problem, self.genes(config))
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes = self.genes(config)

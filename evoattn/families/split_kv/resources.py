@@ -14,6 +14,7 @@ from evoattn.families.work import CONVERSION, LaunchWork, Step, bias_bytes, tens
 from evoattn.model.block_list import blocks_of_rows, parse_blocks
 from evoattn.model.mask import MaskKind
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.symbol import as_one
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,7 @@ def listed_keys(problem: AttentionProblem) -> tuple[float, int]:
     return mean * keys, max(1, most) * keys
 
 
+@as_one
 def split_of(problem: AttentionProblem, genes: SplitKvGenes) -> tuple[int, int]:
     """(splits, keys per split): SPLITS or fewer, each a multiple of `split_granule` keys and none of them empty, but in
     a cluster, which is compiled for so many blocks, and in sequences that are shorter than the longest.

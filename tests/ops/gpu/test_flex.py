@@ -6,7 +6,8 @@ import torch
 
 import evoattn
 from benchmarks.flex.mods import MODS, Shape
-from evoattn.ops import block_masks, flex
+from evoattn.families.mask_blocks import LISTS
+from evoattn.ops import block_masks, created_masks, flex
 from tests.ops.gpu.gpu_problems import ON_A_GPU, without_waiting
 
 pytestmark = ON_A_GPU
@@ -56,3 +57,21 @@ def test_right_without_waiting_and_in_a_graph(name, shape):
     replayed.zero_()
     graph.replay()
     assert torch.equal(replayed, out)
+
+
+@pytest.mark.parametrize("name", ("causal", "documents_of_batches", "windows_of_heads", "any_pairs", "sliding_tiles"))
+def test_block_masks_have_the_lists_of_torch(name, monkeypatch):
+    shape = Shape(2, 4, 700, 1300, "cuda")
+    written = MODS[name](shape)
+    sizes = (
+        shape.batch if written.by_batch else None,
+        shape.heads if written.by_head else None,
+        shape.queries,
+        shape.keys,
+    )
+    theirs = created_masks.TORCH(written.mask_mod, *sizes, "cuda", (128, 64))
+    evoattn.create_block_mask(written.mask_mod, *sizes, "cuda", (128, 64))  # compiles, checks
+    monkeypatch.setattr(created_masks, "TORCH", None)  # a kernel answers
+    mask = without_waiting(lambda: evoattn.create_block_mask(written.mask_mod, *sizes, "cuda", (128, 64)))
+    assert mask.BLOCK_SIZE == theirs.BLOCK_SIZE and mask.seq_lengths == theirs.seq_lengths
+    assert all(torch.equal(getattr(mask, name), getattr(theirs, name)) for name in LISTS)

@@ -12,7 +12,7 @@ from evoattn.ops.platform import CudaPlatform
 from evoattn.ops.race import BUDGET_US, CudaClock, Race
 from evoattn.ops.runtime import Runtime
 from evoattn.portfolio.pick import pick
-from evoattn.portfolio.races import Races
+from evoattn.portfolio.wins import Races
 from tests.ops.gpu.gpu_problems import ON_A_GPU, flags, inputs, require_right
 
 pytestmark = ON_A_GPU

@@ -1,0 +1,99 @@
+"""The lists of a `BlockMask` out of a predicate: the source of its kernels, and their launches. No family: it computes
+no attention, and there is nothing to choose."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from evoattn.families.includes import resolve
+from evoattn.families.residency import WARP
+from evoattn.families.variants import table_args, table_fields
+from evoattn.model.gpu import MAX_GRID_YZ
+from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
+from evoattn.model.paths import TEMPLATES
+from evoattn.model.score import Table, Tree, loads_pairs
+from evoattn.model.score_cuda import in_cuda
+
+STATES = "states"
+"""The scratch buffer: a byte for each block."""
+LISTS = (
+    *("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices"),
+    *("q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices"),
+)
+"""What is written, int32, by FlexAttention's names."""
+THREADS, LINES = 128, 2
+"""Of a block; lists of a kind that a block of the second launch makes."""
+
+
+@dataclass(frozen=True)
+class MaskShape:
+    """Batches and heads of a mask, its queries and keys, and those of its blocks."""
+
+    batches: int
+    heads: int
+    seqlen_q: int
+    seqlen_k: int
+    block_rows: int
+    block_keys: int
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """Blocks of rows, and of keys."""
+        return math.ceil(self.seqlen_q / self.block_rows), math.ceil(self.seqlen_k / self.block_keys)
+
+    @property
+    def list_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Those of `LISTS`."""
+        rows, keys = self.blocks
+        front = self.batches, self.heads
+        return ((*front, rows), (*front, rows, keys)) * 2 + ((*front, keys), (*front, keys, rows)) * 2
+
+    def why_not(self) -> str:
+        """One reason, without a full stop, why no launch makes the lists; else empty."""
+        sizes = self.batches, self.heads, self.seqlen_q, self.seqlen_k, self.block_rows, self.block_keys
+        if min(sizes) < 1 or max(sizes) >= 1 << 30:
+            return "a size is no number from 1 to 2^30"
+        if max(self.batches * self.heads, self.blocks[0]) > MAX_GRID_YZ:
+            return f"there are more than {MAX_GRID_YZ} heads or blocks of rows"
+        return ""
+
+
+def source(shown: Tree, tables: Sequence[Table]) -> str:
+    """The kernels of a predicate, whole."""
+    fields = table_fields(tables)
+    text = "\n".join(
+        (
+            '#include "device/ptx/element.cuh"',
+            '#include "device/score.cuh"',
+            "struct Seen {",
+            f"  static constexpr bool PAIRED = {'true' if loads_pairs(shown) else 'false'};  // a table of pairs",
+            *(f"  {kind} {name};  // {meaning}" for kind, name, meaning in fields),
+            "  __device__ __forceinline__ bool shows(int b, int h, int q, int k) const {",
+            f"    return {in_cuda(shown, False)};",
+            "  }",
+            "};",
+            "#define SEEN_PARAMETERS " + "".join(f", {kind} own_{name}" for kind, name, _ in fields),
+            "#define SEEN_ARGUMENTS " + ", ".join(f"own_{name}" for _, name, _ in fields),
+            '#include "device/mask_blocks.cuh"',
+            "FIND_BLOCK_STATES_KERNEL",
+            "",
+        )
+    )
+    return resolve(text, TEMPLATES)
+
+
+def launches(shape: MaskShape, tables: Sequence[Table]) -> tuple[KernelLaunch, ...]:
+    """What each block is, then the lists. Buffers: `STATES`, those of tables, `LISTS`."""
+    rows, keys = shape.blocks
+    heads = shape.batches * shape.heads
+    sizes = (shape.heads, shape.seqlen_q, shape.seqlen_k, shape.block_rows, shape.block_keys)
+    find: tuple[KernelArg, ...] = (Buffer(STATES), *(Scalar("int32", size) for size in sizes), *table_args(tables))
+    counts = Scalar("int32", rows), Scalar("int32", keys)
+    make: tuple[KernelArg, ...] = (Buffer(STATES), *counts, *(Buffer(name) for name in LISTS))
+    lines = math.ceil(max(rows, keys) / LINES)
+    return (
+        KernelLaunch("find_block_states", (keys, rows, heads), (THREADS, 1, 1), 0, find),
+        KernelLaunch("list_blocks", (lines, 2, heads), (2 * LINES * WARP, 1, 1), 0, make),
+    )

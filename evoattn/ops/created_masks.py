@@ -1,0 +1,201 @@
+"""`create_block_mask`: a `BlockMask` of torch's FlexAttention whose lists a kernel makes on the device, of the traced
+`mask_mod`. Torch's own function makes one number for each pair of a query and a key first."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+import torch.nn.attention.flex_attention as torch_flex
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+
+from evoattn.backends.base import LaunchError
+from evoattn.backends.kernel_files import KernelFiles
+from evoattn.backends.versions import nvrtc_version
+from evoattn.families import mask_blocks
+from evoattn.families.mask_blocks import LISTS, STATES, MaskShape
+from evoattn.model import forks
+from evoattn.model.paths import cubin_cache
+from evoattn.model.records import Candidate
+from evoattn.model.score import Table, Tree, parse_predicate, parse_tables
+from evoattn.ops import current, flex, mods
+from evoattn.ops.arguments import Score
+from evoattn.ops.kernel import LoadedKernel
+from evoattn.ops.plan import launch_again
+from evoattn.ops.platform import Platform
+from evoattn.ops.torch_modes import is_ordinary
+
+TORCH = torch_flex.create_block_mask
+BLOCK = 128
+"""Rows and keys of a block where none are given: torch's number."""
+CHECKED = 300
+"""Queries and keys, at most, of the mask that a new kernel makes first, beside torch's function."""
+FOLDER = "masks"
+"""In the user's cache of compiled kernels."""
+
+_loaded: dict[tuple[str, int], LoadedKernel | None] = {}
+"""By source and device; None for a kernel that is of no use."""
+_sources: dict[tuple[str, str], tuple[str, tuple[Table, ...]]] = {}
+"""By predicate and tables."""
+MOST_SOURCES = 1024
+_lock = forks.Lock()
+
+
+def create_block_mask(
+    mask_mod: Any,
+    B: int | None,
+    H: int | None,
+    Q_LEN: int,
+    KV_LEN: int,
+    device: Any = None,
+    BLOCK_SIZE: int | tuple[int, int] = BLOCK,
+    _compile: bool = False,
+    **words: Any,
+) -> BlockMask:
+    """`torch.nn.attention.flex_attention.create_block_mask`, with its arguments, errors and lists, made by a kernel.
+
+    `mask_mod(b, h, q_idx, kv_idx)` is traced when it is new, and captured tensors are read at each call. `B` and `H`
+    are the batches and heads of the lists, 1 where None; `BLOCK_SIZE` queries and keys share a block. The lists take
+    4 · rows · keys bytes for each of four kinds, of so many blocks, and nothing of the size of the mask is made. A new
+    kernel is compiled once, for all lengths, and its first mask is compared with torch's. Torch's function answers on a
+    CPU, in compiled code, for functions that are no expressions, and for other arguments than `separate_full_blocks`.
+    """
+    own = None
+    if not (_compile or words.keys() - {"separate_full_blocks"} or torch.compiler.is_compiling()):
+        sizes = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else tuple(BLOCK_SIZE)
+        numbers = (1 if B is None else B, 1 if H is None else H, Q_LEN, KV_LEN, *sizes)
+        if len(numbers) == 6 and all(type(one) is int for one in numbers):
+            own = _made(mask_mod, MaskShape(*numbers), device, words.get("separate_full_blocks", True))
+    if own is not None:
+        return own
+    more = {"_compile": True} if _compile else {}
+    return TORCH(mask_mod, B, H, Q_LEN, KV_LEN, device, BLOCK_SIZE, **more, **words)
+
+
+def _made(mask_mod: Any, shape: MaskShape, device: Any, separate: bool) -> BlockMask | None:
+    """The mask by a kernel; None where torch's function is to make it, or to refuse it."""
+    runtime = current.runtime()
+    platform = runtime.platform
+    where = torch.device(runtime.device_type if device is None else device)
+    if platform is None or where.type != runtime.device_type or shape.why_not() or not separate:
+        return None
+    if where.index is None:
+        where = torch.device(where.type, platform.current_device())
+    try:
+        said = flex.said_by((None, mask_mod), where)
+    except TypeError:  # of what is no function
+        return None
+    if isinstance(said, str):
+        return None
+    given = said[0].traced.tables(said[1])
+    if any(table.device != where or not is_ordinary(table, table, table) for table in given.values()):
+        return None
+    text, tables = _printed(said[0].traced.predicate, given)
+    few = MaskShape(1, 1, min(CHECKED, shape.seqlen_q), min(CHECKED, shape.seqlen_k), BLOCK, BLOCK)
+    kernel = _kernel(platform, where, text, (mask_mod, few, given, tables))
+    if kernel is None:
+        return None
+    try:
+        lists = _run(platform, kernel, where, shape, given, tables)
+    except LaunchError:
+        return None
+    return _mask_of(lists, shape, mask_mod)
+
+
+def _mask_of(lists: list[Tensor], shape: MaskShape, mask_mod: Any) -> BlockMask:
+    lengths, sizes = (shape.seqlen_q, shape.seqlen_k), (shape.block_rows, shape.block_keys)
+    named: dict[str, Any] = dict(zip(LISTS, lists, strict=True))
+    return BlockMask(lengths, **named, BLOCK_SIZE=sizes, mask_mod=mask_mod)
+
+
+def _printed(predicate: str, given: dict[str, Tensor]) -> tuple[str, tuple[Table, ...]]:
+    """The source of the kernels, and the tables as these calls have them."""
+    described = Score.of_texts("", predicate, given).tables
+    known = predicate, described
+    if known not in _sources:
+        shown: Tree = parse_predicate(predicate, described, True).tree if predicate else mods.TRUE
+        tables = parse_tables(described) if described else ()
+        with _lock:
+            if len(_sources) >= MOST_SOURCES:
+                _sources.clear()
+            _sources[known] = mask_blocks.source(shown, tables), tables
+    return _sources[known]
+
+
+def _kernel(
+    platform: Platform, device: torch.device, text: str, of: tuple[Any, MaskShape, dict[str, Tensor], tuple[Table, ...]]
+) -> LoadedKernel | None:
+    """The kernel of a source, compiled, loaded and checked once; None where it is of no use."""
+    known = text, device.index
+    if known in _loaded or platform.capturing():
+        return _loaded.get(known)
+    with _lock:
+        if known not in _loaded:
+            try:
+                _loaded[known] = _checked(platform, device, text, *of)
+            except Exception as error:  # of the compiler, the driver, or the function itself
+                warnings.warn(f"evoattn: torch makes a block mask: {error}", RuntimeWarning, stacklevel=4)
+                _loaded[known] = None
+    return _loaded[known]
+
+
+def _checked(
+    platform: Platform,
+    device: torch.device,
+    text: str,
+    mask_mod: Any,
+    few: MaskShape,
+    given: dict[str, Tensor],
+    tables: tuple[Table, ...],
+) -> LoadedKernel | None:
+    """The kernel, which makes the mask of `few` pairs as torch does; None for a GPU that is not known. Raises what a
+    compiler, the driver or the function raise, and `LaunchError` for other lists."""
+    gpu = platform.spec(device.index)
+    if gpu is None:
+        return None
+    candidate = Candidate("mask_blocks", {}, "", text, gpu.arch)
+    files = KernelFiles(cubin_cache() / FOLDER, nvrtc_version())
+    compiled = files.get(candidate)
+    if compiled is None:
+        from evoattn.backends.compiler import compile_source
+
+        compiled = compile_source(text, gpu.arch)
+        files.put(candidate, compiled)
+    kernel = LoadedKernel(compiled.cubin, platform, device.index)
+    small = MaskShape(1, 1, CHECKED, CHECKED, BLOCK, BLOCK)
+    mask = _mask_of(_run(platform, kernel, device, small, given, tables), small, mask_mod)
+    theirs = TORCH(mask_mod, 1, 1, CHECKED, CHECKED, device, BLOCK)
+    if not all(torch.equal(getattr(mask, name), getattr(theirs, name)) for name in LISTS):
+        warnings.warn(
+            "evoattn: torch makes a block mask: the kernel's lists were others.", RuntimeWarning, stacklevel=5
+        )
+        return None
+    return kernel
+
+
+def _run(
+    platform: Platform,
+    kernel: LoadedKernel,
+    device: torch.device,
+    shape: MaskShape,
+    given: dict[str, Tensor],
+    tables: tuple[Table, ...],
+) -> list[Tensor]:
+    """`LISTS`, enqueued on the current stream. Raises `LaunchError`."""
+    rows, keys = shape.blocks
+    lists = [torch.empty(sizes, dtype=torch.int32, device=device) for sizes in shape.list_shapes]
+    states = torch.empty(shape.batches * shape.heads * rows * keys, dtype=torch.uint8, device=device)
+    buffers = {STATES: states, **dict(zip(LISTS, lists, strict=True))}
+    buffers |= {table.buffer: one.detach().contiguous() for table, one in zip(tables, given.values(), strict=True)}
+    places = {name: (number, 0) for number, name in enumerate(buffers)}
+    addresses = tuple(one.data_ptr() for one in buffers.values())
+    with platform.guard(device.index):
+        stream = platform.stream(device.index)
+        for launch in kernel.bound(mask_blocks.launches(shape, tables), places):
+            launch.bind(addresses)
+            launch.set_stream(stream)
+            if status := platform.launch(launch.config, launch.function, launch.arguments, None):
+                launch_again(platform, device.index, launch, status)
+    return lists

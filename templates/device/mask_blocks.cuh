@@ -1,0 +1,91 @@
+// mask_blocks.cuh: the lists of a `BlockMask` of FlexAttention out of a predicate, in two launches: what each block of
+// rows and keys is, then the numbers of the PARTIAL and of the FULL ones, by rows and by keys. A source that includes
+// it has a class `Seen` with `shows(batch, head, query, key)`, `PAIRED` (neighbouring keys read neighbouring elements
+// of a table), the macros SEEN_PARAMETERS and SEEN_ARGUMENTS, and FIND_BLOCK_STATES_KERNEL behind all.
+#include "device/ptx/warp.cuh"
+#include "device/score.cuh"
+
+constexpr int THREADS_OF_BLOCK = 128, WARPS_OF_LINES = 4;
+enum BlockState : uint8_t { EMPTY = 0, PARTIAL = 1, FULL = 2 };
+
+// A block of threads for each block of the mask. Pairs past the last row or key are hidden, so that a block with such
+// pairs is never FULL. `states`: [batches * heads, row blocks, key blocks].
+template <class Seen>
+__device__ __forceinline__ void find_states(const Seen& seen, uint8_t* states, int heads, int seqlen_q, int seqlen_k,
+                                            int block_rows, int block_keys) {
+  const int batch = blockIdx.z / heads, head = blockIdx.z - batch * heads;
+  const int first_row = blockIdx.y * block_rows, first_key = blockIdx.x * block_keys;
+  const int rows = min(block_rows, seqlen_q - first_row), keys = min(block_keys, seqlen_k - first_key);
+  const int outer = Seen::PAIRED ? keys : rows, inner = Seen::PAIRED ? rows : keys;
+  bool any = false, all = rows == block_rows && keys == block_keys;
+  for (int begin = 0; begin < outer; begin += THREADS_OF_BLOCK) {
+    const int place = begin + threadIdx.x;
+    if (place >= outer) break;
+    for (int from = 0; from < inner && !(any && !all); from += 32) {  // a thread that knows both asks no more
+      const int to = min(32, inner - from);
+#pragma unroll 8
+      for (int i = 0; i < to; ++i) {
+        const int row = first_row + (Seen::PAIRED ? from + i : place),
+                  key = first_key + (Seen::PAIRED ? place : from + i);
+        const bool shown = seen.shows(batch, head, row, key);
+        any |= shown, all &= shown;
+      }
+    }
+  }
+  __shared__ bool any_of[THREADS_OF_BLOCK / 32], all_of[THREADS_OF_BLOCK / 32];
+  any = __any_sync(ALL_LANES, any), all = __all_sync(ALL_LANES, all);
+  if (threadIdx.x % 32 == 0) any_of[threadIdx.x / 32] = any, all_of[threadIdx.x / 32] = all;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    for (int warp = 1; warp < THREADS_OF_BLOCK / 32; ++warp) any |= any_of[warp], all &= all_of[warp];
+    states[(int64_t(blockIdx.z) * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x] = all   ? FULL
+                                                                                      : any ? PARTIAL
+                                                                                            : EMPTY;
+  }
+}
+
+// One list: how many of `length` blocks, `step` bytes from one to the next, are of the kind, their numbers, and behind
+// them those of the others, both rising. A warp makes it.
+__device__ __forceinline__ void make_list(const uint8_t* states, int length, int step, bool full, int* count,
+                                          int* numbers) {
+  const int lane = threadIdx.x % 32;
+  const uint8_t kind = full ? FULL : PARTIAL;
+  auto listed = [&](int at) { return at < length && states[int64_t(at) * step] == kind; };
+  int total = 0;
+  for (int begin = 0; begin < length; begin += 32) total += __popc(__ballot_sync(ALL_LANES, listed(begin + lane)));
+  int before = 0;
+  for (int begin = 0; begin < length; begin += 32) {
+    const int at = begin + lane;
+    const bool is = listed(at);
+    const uint32_t all = __ballot_sync(ALL_LANES, is);
+    const int rank = before + __popc(all & ((1u << lane) - 1));
+    if (at < length) numbers[is ? rank : total + at - rank] = at;
+    before += __popc(all);
+  }
+  if (lane == 0) *count = total;
+}
+
+#define FIND_BLOCK_STATES_KERNEL                                                                             \
+  extern "C" __global__ void __launch_bounds__(128)                                                          \
+      find_block_states(uint8_t* __restrict__ states, int heads, int seqlen_q, int seqlen_k, int block_rows, \
+                        int block_keys SEEN_PARAMETERS) {                                                    \
+    find_states(Seen{SEEN_ARGUMENTS}, states, heads, seqlen_q, seqlen_k, block_rows, block_keys);            \
+  }
+
+// blockIdx.y: by rows or by keys; blockIdx.z: batch and head. Counts [batches * heads, lines], numbers
+// [batches * heads, lines, blocks of a line].
+extern "C" __global__ void __launch_bounds__(128)
+    list_blocks(const uint8_t* __restrict__ states, int row_blocks, int key_blocks, int* kv_num_blocks, int* kv_indices,
+                int* full_kv_num_blocks, int* full_kv_indices, int* q_num_blocks, int* q_indices,
+                int* full_q_num_blocks, int* full_q_indices) {
+  const bool by_keys = blockIdx.y, full = threadIdx.x / 32 % 2;
+  const int lines = by_keys ? key_blocks : row_blocks, length = by_keys ? row_blocks : key_blocks;
+  const int line = blockIdx.x * (WARPS_OF_LINES / 2) + threadIdx.x / 64;
+  if (line >= lines) return;
+  const int64_t number = int64_t(blockIdx.z) * lines + line;
+  const uint8_t* own =
+      states + int64_t(blockIdx.z) * row_blocks * key_blocks + (by_keys ? line : int64_t(line) * key_blocks);
+  int* counts = by_keys ? full ? full_q_num_blocks : q_num_blocks : full ? full_kv_num_blocks : kv_num_blocks;
+  int* numbers = by_keys ? full ? full_q_indices : q_indices : full ? full_kv_indices : kv_indices;
+  make_list(own, length, by_keys ? key_blocks : 1, full, counts + number, numbers + number * length);
+}

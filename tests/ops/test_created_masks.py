@@ -1,0 +1,47 @@
+"""Lists of block masks by the printed kernels, on the interpreter, beside those of torch's `create_block_mask`."""
+
+import pytest
+import torch
+
+from benchmarks.flex.mods import MODS, Shape
+from evoattn.backends.interpreter import InterpreterBackend
+from evoattn.families.mask_blocks import LISTS, STATES, MaskShape, launches
+from evoattn.ops import created_masks, flex
+from tests.support.compiles import ptx_kept
+
+SHAPE = Shape(2, 2, 77, 131)
+BLOCKS = (16, 32)
+
+
+def lists_of(mask_mod, shape):
+    said = flex.said_by((None, mask_mod), torch.device("cpu"))
+    assert not isinstance(said, str), said
+    given = said[0].traced.tables(said[1])
+    text, tables = created_masks._printed(said[0].traced.predicate, given)
+    rows, keys = shape.blocks
+    lists = {n: torch.full(size, -7, dtype=torch.int32) for n, size in zip(LISTS, shape.list_shapes, strict=True)}
+    buffers = {STATES: torch.full((shape.batches * shape.heads * rows * keys,), 9, dtype=torch.uint8), **lists}
+    buffers |= {table.buffer: one.contiguous() for table, one in zip(tables, given.values(), strict=True)}
+    faults = InterpreterBackend().run(ptx_kept(text, "sm_90a"), launches(shape, tables), buffers)
+    assert not faults, faults[0]
+    return lists
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ("windows_of_heads", "documents_of_batches", "any_pairs", "prefix_lm"))
+def test_lists_are_torch_s(name):
+    """Of heads, of batches, of a table of pairs, and of none; the last rows and keys fill no block."""
+    written = MODS[name](SHAPE)
+    sizes = SHAPE.batch if written.by_batch else 1, SHAPE.heads if written.by_head else 1
+    found = lists_of(written.mask_mod, MaskShape(*sizes, SHAPE.queries, SHAPE.keys, *BLOCKS))
+    theirs = created_masks.TORCH(written.mask_mod, *sizes, SHAPE.queries, SHAPE.keys, "cpu", BLOCKS)
+    assert theirs.kv_num_blocks.any() and (name != "prefix_lm" or theirs.full_kv_num_blocks.any())
+    for list_name, one in found.items():
+        assert torch.equal(one, getattr(theirs, list_name)), list_name
+
+
+def test_torch_makes_masks_on_a_cpu_and_refuses_as_before():
+    mask = created_masks.create_block_mask(MODS["causal"](SHAPE).mask_mod, None, None, 300, 300, "cpu")
+    assert mask.kv_num_blocks.tolist() == [[[1, 1, 3]]] and mask.full_kv_num_blocks.tolist() == [[[0, 1, 0]]]
+    with pytest.raises(AssertionError, match="mask_mod"):
+        created_masks.create_block_mask(lambda s, b, h, q, k: s, 1, 1, 16, 16, "cpu")
