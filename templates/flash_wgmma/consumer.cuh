@@ -30,7 +30,8 @@ struct Fragments {
 };
 
 // What tensor cores add P V to.
-template <class F> __device__ __forceinline__ auto& accumulators(F& f) {
+template <class F>
+__device__ __forceinline__ float (&accumulators(F& f))[SUMS] {  // written out: nvcc sees no body on the host
   if constexpr (TWO_LEVELS && (!SUM_IN_SHARED || SUMMED_BY_PRODUCT)) return f.added;
   else return f.o;
 }
