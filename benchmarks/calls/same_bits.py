@@ -1,6 +1,6 @@
 """Whether a row has the same bits in every batch (`batch_invariant=True`), and what the promise costs.
 
-    python -m benchmarks.calls.same_bits rows [--kind NAME …] [--sequences 4] [--rows 25] [--free]
+    python -m benchmarks.calls.same_bits rows [--kind NAME …] [--sequences 4] [--rows 25] [--only NAME,…] [--free]
     python -m benchmarks.calls.same_bits cost SHAPES.txt [--part N/M] [--warm]
 
 `rows` draws rows of causal sequences. Of each it compares the output and the log-sum-exp in the surroundings of
@@ -201,13 +201,16 @@ SURROUNDINGS: tuple[Callable[[Sequence, list[int]], list[Row]], ...] = (
 
 
 def differences(
-    kind: dict[str, Any], seed: int, count: int, promised: bool = True
+    kind: dict[str, Any], seed: int, count: int, promised: bool = True, only: str = ""
 ) -> Iterator[tuple[str, int, int, int]]:
-    """Of a drawn sequence, for each surroundings: its name, the rows, those of other bits, and keys of the sequence."""
+    """Of a drawn sequence, for each surroundings, or those that `only` names: its name, the rows, those of other bits,
+    and keys of the sequence."""
     of = drawn(kind, seed, {"batch_invariant": True} if promised else {})
     rows = sorted(of.others.sample(range(of.length), min(count, of.length)))
     expected = of.of_rows(of.attended(of.q, of.k, of.v), rows)
     for surrounded in SURROUNDINGS:
+        if only and surrounded.__name__ not in only.split(","):
+            continue
         try:
             found = surrounded(of, rows)
         except evoattn.NoKernel as error:
@@ -231,13 +234,13 @@ def rows_command(options: argparse.Namespace) -> int:
         sums: dict[str, list[int]] = {}
         for seed in range(options.sequences):
             print(f"{name}: sequence {seed}", flush=True)
-            for where, rows, other, _ in differences(KINDS[name], seed, options.rows, not options.free):
+            for where, rows, other, _ in differences(KINDS[name], seed, options.rows, not options.free, options.only):
                 total = sums.setdefault(where, [0, 0])
                 total[0], total[1] = total[0] + rows, total[1] + other
                 if other:
                     print(f"{name}, sequence {seed}: {other} of {rows} rows differ: {where}", flush=True)
-        line = ", ".join(f"{where} {other}/{rows}" for where, (rows, other) in sums.items())
-        print(f"{name}: rows of other bits: {line}", flush=True)
+            line = ", ".join(f"{where} {other}/{rows}" for where, (rows, other) in sums.items())
+            print(f"{name}: rows of other bits: {line}", flush=True)
         broken += sum(other for _, other in sums.values())
     return int(broken > 0 and not options.free)
 
@@ -314,6 +317,7 @@ def main(words: list[str] | None = None) -> int:
     rows.add_argument("--kind", action="append", choices=list(KINDS))
     rows.add_argument("--sequences", type=int, default=4)
     rows.add_argument("--rows", type=int, default=25)
+    rows.add_argument("--only", default="", help="names of surroundings: so several processes share the compiling")
     rows.add_argument("--free", action="store_true")
     cost = commands.add_parser("cost")
     cost.add_argument("shapes")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 import torch
 
@@ -74,6 +75,11 @@ def judge(outputs: Outputs, answer: Answer) -> tuple[str, float]:
 
 def judge_one(out: torch.Tensor, exact: Exact) -> tuple[str, float]:
     """As `judge`, of one output."""
+    if exact.partial:
+        left = torch.isnan(exact.values)
+        if strays := int((left & ~unwritten(out)).sum()):
+            return f"{strays} elements were written that are not the kernel's to write.", math.inf
+        out, exact = out.masked_fill(left, 0), replace(exact, values=exact.values.masked_fill(left, 0))
     return _judge_logarithms(out, exact) if exact.logarithms else _judge_values(out, exact)
 
 

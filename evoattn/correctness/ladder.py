@@ -18,7 +18,8 @@ from evoattn.model.records import CheckResult
 
 
 class _Rows:
-    """One output of all cases as a row each, padded to the longest: where its elements lie, and the exact values."""
+    """One output of all cases as a row each, padded to the longest: where its elements lie, and the exact values. What
+    is NaN there is not the kernel's to write (`Exact.partial`)."""
 
     def __init__(self, arena: Arena, names: Sequence[str], exact: Sequence[torch.Tensor]) -> None:
         self.dtype = arena.views[names[0]].dtype
@@ -26,13 +27,15 @@ class _Rows:
         self.places = torch.zeros(len(names), longest, dtype=torch.int64, device=device)
         self.exact = torch.zeros(len(names), longest, dtype=exact[0].dtype, device=device)
         self.valid = torch.zeros(len(names), longest, dtype=torch.bool, device=device)
+        self.left = torch.zeros_like(self.valid)
         for i, (name, values) in enumerate(zip(names, exact, strict=True)):
             flat, view, count = arena.buffers[name], arena.views[name], values.numel()
             first = int(flat.storage_offset())
             elements = torch.arange(first, first + flat.numel(), device=device)
             self.places[i, :count] = elements.as_strided(view.shape, view.stride()).flatten()
-            self.exact[i, :count] = values.flatten()
-            self.valid[i, :count] = True
+            self.left[i, :count] = values.flatten().isnan()
+            self.exact[i, :count] = values.flatten().nan_to_num(0, math.inf, -math.inf)
+            self.valid[i, :count] = ~self.left[i, :count]
         self.counts = torch.tensor([values.numel() for values in exact], dtype=torch.float64, device=device)
 
     def of(self, memory: torch.Tensor) -> torch.Tensor:
@@ -41,8 +44,9 @@ class _Rows:
         return memory[: len(memory) // size * size].view(self.dtype)[self.places]
 
     def spoilt(self, rows: torch.Tensor) -> torch.Tensor:
-        """How many elements of each row were never written, or are NaN."""
-        return ((unwritten(rows) | rows.isnan()) & self.valid).sum(1).double()
+        """How many elements of each row were never written, or are NaN, or were not to be written."""
+        never = unwritten(rows)
+        return (((never | rows.isnan()) & self.valid) | (~never & self.left)).sum(1).double()
 
     def errors(self, rows: torch.Tensor) -> torch.Tensor:
         """Of each row the largest error and the root of the mean square, `[2, rows]`; NaN where an element is."""

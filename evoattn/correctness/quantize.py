@@ -68,7 +68,7 @@ def make_answer(
         most = sizes.unflatten(1, (problem.kv_heads, -1)).amax((2, 3, 4))[..., None, None]
     else:
         most = sizes.amax().view(1, 1, 1, 1)
-    scale = torch.where(most > 0, (most / element.largest).clamp(min=LEAST_SCALE), 1.0)
+    scale = torch.where(most > 0, (most / torch.full_like(most, element.largest)).clamp(min=LEAST_SCALE), 1.0)
     spread = scale.repeat_interleave(problem.group_size, 1) if problem.scales == "head" else scale
     numbers = (wide * spread.reciprocal()).clamp(-element.largest, element.largest)
     dtype = getattr(torch, element.torch)

@@ -185,6 +185,8 @@ class Exact:
     rounds_evenly: bool = False
     """Whether the roundings of an honest kernel cancel out over many rows, so that an output that leans to one side is
     wrong (`judge.judge_rounding`): of 16-bit answers to plain inputs."""
+    partial: bool = False
+    """Whether the kernel leaves an element as it is where the value is NaN, there and nowhere else."""
     dims: tuple[str, ...] = ("batch", "head", "query", "dim")
     """What each dimension counts; the first ones where there are fewer."""
 

@@ -51,7 +51,7 @@ def host_code(family: Family, problem: AttentionProblem, config: KernelConfig, g
     It is for all GPUs of the architecture: of L2, which is asked for in `gangs.py`, they have the least.
     """
     one = OpenProblem.like(problem)
-    l2 = min(row.l2_bytes for row in GPUS.values() if row.arch == gpu.arch)
+    l2 = min(row.l2_bytes for row in (gpu, *GPUS.values()) if row.arch == gpu.arch)
     sm_count: Any = Number("sm_count")
     any_gpu = replace(gpu, sm_count=sm_count, l2_bytes=l2)
     refusals = merged(outcomes(lambda: family.refuse(one, any_gpu) or family.why_too_long(one, config, any_gpu)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from evoattn.families.append_kv.family import AppendKv
 from evoattn.families.backward_mma.family import BackwardMma
 from evoattn.families.backward_scalar.family import BackwardScalar
 from evoattn.families.backward_wgmma.family import BackwardWgmma
@@ -49,6 +50,7 @@ FAMILIES: dict[str, Family] = {
         BackwardWgmma(),
         MergeParts(),
         Quantize(),
+        AppendKv(),
     )
 }
 

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from evoattn.model import block_list
+from evoattn.model.append import why_not_appended
 from evoattn.model.backward import why_no_grads
 from evoattn.model.dtype import DTYPES, QUERY_DTYPES, Dtype
 from evoattn.model.errors import WrongUse
@@ -98,13 +99,12 @@ class AttentionProblem:
     `blocks` is a list of blocks of keys that each block of rows sees, on the device (`evoattn.model.block_list`), and
     `predicate` an expression of indices and `tables` that says which keys are seen in PARTIAL blocks.
 
-    `op` is what is computed, a row of `OPERATIONS`; the above is said of `forward`. `backward` makes the gradients of
-    q, k and v out of that of O and, with `lse`, of the log-sum-exp; `grads` names further inputs whose gradients are
-    wanted, `bias`, `sinks`, `own_NAME` of a table, a `+` between two; `deterministic` asks for the same bits in every
-    run, and `batch_invariant`, of `forward`, for a row's bits to be the same whatever else is computed
-    (`Family.row_bits`). `evoattn.model.merge` and `evoattn.model.quantize` have more operations.
+    `op` is what is computed, a row of `OPERATIONS`; the above is of `forward`. `backward` makes the gradients of q, k
+    and v out of that of O and, with `lse`, of the log-sum-exp; `grads` names further inputs whose gradients are wanted,
+    `bias`, `sinks`, `own_NAME` of a table, a `+` between two; `deterministic` asks for the same bits in every run,
+    `batch_invariant` for those of a row whatever else is computed (`Family.row_bits`).
 
-    Raises `ProblemError` on a size, dtype, mask or layout that is none of these, or variants that exclude each other.
+    Raises `ProblemError` on what is none of these, or variants that exclude each other.
     """
 
     batch: int
@@ -153,7 +153,7 @@ class AttentionProblem:
         for field in ("lse", "deterministic", "batch_invariant"):
             if not isinstance(getattr(self, field), bool):
                 raise ProblemError(f"{field} must be true or false, not {getattr(self, field)!r}.")
-        for why in (why_no_scales, fault_of, why_no_grads, why_not_merged, why_not_quantized):
+        for why in (why_no_scales, fault_of, why_no_grads, why_not_merged, why_not_quantized, why_not_appended):
             if fault := why(self):
                 raise ProblemError(fault)
         if self.own_score:  # one way to write it

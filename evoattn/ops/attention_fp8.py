@@ -50,10 +50,10 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
     less of the range. The answer is the same, since all scores of a query change alike, and the log-sum-exp is
     corrected. It goes with no `softcap`.
 
-    Weights are rounded to e4m3 too (3 bits of mantissa), which makes most of the error; their sum is not. Where no
-    kernel serves the call, 16-bit attention of the values runs, by our kernels or by torch. `strict` raises `NoKernel`
-    instead. There are no gradients: raises `ValueError` where one is wanted, and for what does not fit, `TypeError` for
-    an argument of the wrong type.
+    Weights are rounded to e4m3 too (3 bits of mantissa), which makes most of the error; their sum is not, but in
+    kernels that a search of the problem found right. Where no kernel serves the call, 16-bit attention of the values
+    runs, by our kernels or by torch. `strict` raises `NoKernel` instead. There are no gradients: raises `ValueError`
+    where one is wanted, and for what does not fit, `TypeError` for an argument of the wrong type.
     """
     require_flags(smooth_k=smooth_k)
     _require(query, key, value)

@@ -70,8 +70,11 @@ def create_block_mask(
             own = _made(mask_mod, MaskShape(*numbers), device, words.get("separate_full_blocks", True))
     if own is not None:
         return own
-    more = {"_compile": True} if _compile else {}
-    return TORCH(mask_mod, B, H, Q_LEN, KV_LEN, device, BLOCK_SIZE, **more, **words)
+    if device is not None:  # where none is given versions of torch take another
+        words["device"] = device
+    if _compile:
+        words["_compile"] = True
+    return TORCH(mask_mod, B, H, Q_LEN, KV_LEN, BLOCK_SIZE=BLOCK_SIZE, **words)
 
 
 def _made(mask_mod: Any, shape: MaskShape, device: Any, separate: bool) -> BlockMask | None:
@@ -79,7 +82,10 @@ def _made(mask_mod: Any, shape: MaskShape, device: Any, separate: bool) -> Block
     runtime = current.runtime()
     platform = runtime.platform
     where = torch.device(runtime.device_type if device is None else device)
+    made = torch.empty(0)  # of a class of its own where a mode watches
     if platform is None or where.type != runtime.device_type or shape.why_not() or not separate:
+        return None
+    if not is_ordinary(made, made, made):
         return None
     if where.index is None:
         where = torch.device(where.type, platform.current_device())

@@ -125,7 +125,7 @@ def by_torch(tensor: Tensor, wanted: Wanted) -> Numbers:
     shared = wanted.granularity == "head" and group > 1
     if shared:
         most = most.unflatten(1, (wanted.kv_heads, group)).amax(2)
-    scale = torch.where(most > 0, (most / largest).clamp(min=LEAST_SCALE), 1.0)
+    scale = torch.where(most > 0, (most / torch.full_like(most, largest)).clamp(min=LEAST_SCALE), 1.0)
     spread = scale.repeat_interleave(group, 1) if shared else scale
     numbers = (wide * spread.reciprocal()).where(finite, torch.nan).clamp(-largest, largest)
     if not wanted.dtype.is_floating_point:

@@ -8,11 +8,7 @@
   configs on Hugging Face. As in transformers, a window is one key shorter than the config says, layers with a window
   keep no more keys than it shows, and a call whose keys all lie within it has none.
 - `eight_bits`, `eight_bit_chunks`: caches of 8 bits under 16-bit queries, as serving engines have them.
-- `packed`, `cached`, `paged`, `latent`, `latent_paged`, `biased`: packed sequences, keys in use, pages, latent heads,
-  slopes and biases, as models and serving engines have them. How long sequences are is drawn, and recorded in the
-  problem (`evoattn.model.lengths`): a kernel sees that on the device alone.
-
-
+- `fp8`: prefill and encoders of Q, K and V of 8 bits with scales of heads.
 - `packed`, `cached`, `paged`, `mixed`, `latent`, `latent_paged`, `biased`: packed sequences, keys in use, pages, packed
   queries over pages, latent heads, slopes and biases, as models and serving engines have them. How long sequences are
   is drawn, and recorded in the problem (`evoattn.model.lengths`): a kernel sees that on the device alone.
@@ -479,6 +475,16 @@ def _biased(rng: random.Random) -> Drawn:
     return shape | _heads(rng, models) | field
 
 
+def _fp8(rng: random.Random) -> Drawn:
+    """Long prefills and encoders, for which 8 bits of all three tensors are asked."""
+    length = _served_length(rng, 512, 32768)
+    shape: Drawn = {"dtype": "e4m3", "scales": "head", "seqlen_q": length, "seqlen_k": length}
+    shape |= {"mask": weighted(rng, {"full": 50, "causal_lower_right": 50}), "batch": log_uniform(rng, 1, 16)}
+    dim = weighted(rng, FP8_HEAD_DIMS)
+    return shape | {"head_dim": dim} | _heads(rng, LLM_64 if dim == 64 else LLM_128)
+
+
+FP8_HEAD_DIMS = {64: 35, 96: 5, 128: 60}
 KINDS: dict[str, Callable[[random.Random], Drawn]] = {
     "packed": _packed,
     "cached": _cached,
@@ -489,6 +495,7 @@ KINDS: dict[str, Callable[[random.Random], Drawn]] = {
     "biased": _biased,
     "eight_bits": _eight_bits,
     "eight_bit_chunks": _eight_bit_chunks,
+    "fp8": _fp8,
 }
 """What draws each kind."""
 

@@ -18,9 +18,10 @@ struct Fragments {
   float s[BLOCK_N / 2];      // scores, then probabilities, of a tile
   uint32_t p[KEY_STEPS][4];  // probabilities of a tile, rounded
   float o[VALUE_DIM / 2];
-  float added[VALUE_DIM / 2];  // TWO_LEVELS, not SUM_IN_SHARED: P V of the last tile
-  float factor[2];             // by which the last softmax wants O rescaled
-  float o_factor[2];           // TWO_LEVELS: by which O without `sum` must be multiplied
+  float added[SUMS];  // TWO_LEVELS, not SUM_IN_SHARED or SUMMED_BY_PRODUCT: P V of the last tiles
+  float factor[2];    // by which the last softmax wants O rescaled
+  float o_factor[2];  // TWO_LEVELS: by which O without `sum` must be multiplied
+  float total[2];     // SUMMED_BY_PRODUCT: sums of P without those in `sum`
   RowState state;
   HeadTerms<Element> head_terms[GROUP_ROWS ? 2 : 1];        // of this tile of rows, of the lane's rows g and g + 8
   BiasPair<Element> bias[Terms::BIASED ? BLOCK_N / 4 : 1];  // of the next tile of keys
@@ -28,13 +29,20 @@ struct Fragments {
   SeenKeys<2, BLOCK_N> seen;                                // of a PARTIAL tile of keys, by the lane's rows g and g + 8
 };
 
+// What tensor cores add P V to.
+template <class F>
+__device__ __forceinline__ float (&accumulators(F& f))[SUMS] {  // written out: nvcc sees no body on the host
+  if constexpr (TWO_LEVELS && (!SUM_IN_SHARED || SUMMED_BY_PRODUCT)) return f.added;
+  else return f.o;
+}
+
 struct Consumer : Epilogue {
   RowOperand<Operands::ROW_COLUMNS, Q_IN_REGISTERS>& q;
   float (&s)[BLOCK_N / 2];
   uint32_t (&p)[KEY_STEPS][4];
   float (&o)[VALUE_DIM / 2];
-  float (&sum)[VALUE_DIM / 2];  // that tensor cores add P V to
-  float (&factor)[2], (&o_factor)[2];
+  float (&sum)[SUMS];  // that tensor cores add P V to
+  float (&factor)[2], (&o_factor)[2], (&total)[2];
   RowState& state;
   HeadTerms<Element> (&head_terms)[GROUP_ROWS ? 2 : 1];
   BiasPair<Element> (&bias)[Terms::BIASED ? BLOCK_N / 4 : 1];
@@ -45,8 +53,8 @@ struct Consumer : Epilogue {
   uint32_t q_smem;
   uint64_t k_descriptor, v_descriptor;
   int key_tile;       // the next
-  int tiles_added;    // SUM_IN_SHARED: whose P V are in `sum`
-  bool flushed;       // the same: some are in shared memory
+  int tiles_added;    // IN_TURNS: whose P V are in `sum`
+  bool flushed;       // SUM_IN_SHARED: some are in shared memory
   Ring ring, before;  // places of the next K, and of the V that P is for
   Ring skipped;       // AHEAD: the first place of V that is passed over
   bool left;          // IN_PARTS: results of parts of these rows lie in global memory
@@ -59,9 +67,10 @@ struct Consumer : Epilogue {
         s(f.s),
         p(f.p),
         o(f.o),
-        sum(TWO_LEVELS && !SUM_IN_SHARED ? f.added : f.o),
+        sum(accumulators(f)),
         factor(f.factor),
         o_factor(f.o_factor),
+        total(f.total),
         state(f.state),
         head_terms(f.head_terms),
         bias(f.bias),
@@ -104,7 +113,7 @@ private:
 #pragma unroll
     for (int step = 0; step < KEY_STEPS; ++step) {
       wgmma_pv(sum, p[step], v_stage + descriptor_step(Operands::value_step(step)),
-               !TWO_LEVELS || step > 0 || (SUM_IN_SHARED && tiles_added > 0));
+               !TWO_LEVELS || step > 0 || (IN_TURNS && tiles_added > 0));
     }
     wgmma_commit();
   }
@@ -112,34 +121,57 @@ private:
   __device__ __forceinline__ float4& kept(int i) {
     return reinterpret_cast<float4*>(smem + Smem::SUMS + warpgroup * Smem::SUM_BYTES)[i * 128 + thread];
   }
-  __device__ __forceinline__ float4 kept_and_added(int i) {  // of rows g, g, g + 8, g + 8
+  template <int FLOATS>
+  __device__ __forceinline__ float4 kept_and_added(int i, const float (&more)[FLOATS]) {  // of rows g, g, g + 8, g + 8
     const float4 before = kept(i);
-    return make_float4(fmaf(before.x, o_factor[0], sum[4 * i]), fmaf(before.y, o_factor[0], sum[4 * i + 1]),
-                       fmaf(before.z, o_factor[1], sum[4 * i + 2]), fmaf(before.w, o_factor[1], sum[4 * i + 3]));
+    return make_float4(fmaf(before.x, o_factor[0], more[4 * i]), fmaf(before.y, o_factor[0], more[4 * i + 1]),
+                       fmaf(before.z, o_factor[1], more[4 * i + 2]), fmaf(before.w, o_factor[1], more[4 * i + 3]));
   }
-  // SUM_IN_SHARED: what tensor cores have added up, in fewer bits than fp32, to O.
+  // SUMMED_BY_PRODUCT: the sums of P that tensor cores have added up to those before. Of a row's four lanes one has
+  // them.
+  __device__ __forceinline__ void add_total() {
+    if constexpr (SUMMED_BY_PRODUCT) {
+#pragma unroll
+      for (int row = 0; row < 2; ++row) total[row] = fmaf(total[row], o_factor[row], sum[VALUE_DIM / 2 + 2 * row]);
+    }
+  }
+  // To O in registers.
+  __device__ __forceinline__ void add_to_output() {
+    add_total();
+#pragma unroll
+    for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = fmaf(o[i], o_factor[i / 2 % 2], sum[i]);
+  }
+  // IN_TURNS: what tensor cores have added up, in fewer bits than fp32, to O.
   __device__ __forceinline__ void flush() {
+    if constexpr (!SUM_IN_SHARED) {
+      add_to_output();
+      o_factor[0] = o_factor[1] = 1.f;
+      tiles_added = 0;
+      return;
+    }
+    add_total();
     if (PERSISTENT && !flushed) {  // O of the tile of rows before has left this memory
       if (STORE != Store::ROWS && thread == 0) tma_store_wait_read();
       named_barrier_sync<128>(O_TILE + warpgroup);
     }
 #pragma unroll
     for (int i = 0; i < VALUE_DIM / 8; ++i)
-      kept(i) = flushed ? kept_and_added(i) : make_float4(sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]);
+      kept(i) =
+          flushed ? kept_and_added(i, sum) : make_float4(sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]);
     o_factor[0] = o_factor[1] = 1.f;
     tiles_added = 0, flushed = true;
   }
   // TWO_LEVELS: P V of a tile is there.
   __device__ __forceinline__ void add_up() {
-    if constexpr (SUM_IN_SHARED) {
+    if constexpr (IN_TURNS) {
       if (++tiles_added == FLUSH_TILES) flush();
     } else {
-#pragma unroll
-      for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = fmaf(o[i], o_factor[i / 2 % 2], sum[i]);
+      add_to_output();
+      if constexpr (RESCALE != Rescale::ALWAYS) o_factor[0] = o_factor[1] = 1.f;
     }
   }
   __device__ __forceinline__ void rescale_output() {
-    if constexpr (SUM_IN_SHARED) {
+    if constexpr (IN_TURNS) {
       if (tiles_added > 0) scale_rows(sum, factor);
       pin_registers(sum);  // before the fence of the next product
       o_factor[0] *= factor[0], o_factor[1] *= factor[1];
@@ -149,21 +181,29 @@ private:
       scale_rows(o, factor);
     }
   }
-  // SUM_IN_SHARED: all P V of a tile of rows are in o.
-  __device__ __forceinline__ void complete_output() {
-    if constexpr (SUM_IN_SHARED) {
+  // TWO_LEVELS: all P V of a tile of rows are in o, and the sums of P in `of`.
+  __device__ __forceinline__ void complete_output(RowState& of) {
+    if constexpr (IN_TURNS && !SUM_IN_SHARED) {
+      if (tiles_added > 0) flush();
+    } else if constexpr (SUM_IN_SHARED) {
+      const bool more = tiles_added > 0;
+      if (more) add_total();
+      if constexpr (SUMMED_BY_PRODUCT) {
+#pragma unroll
+        for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = sum[i];
+      }
       if (flushed) {
-        const bool more = tiles_added > 0;
 #pragma unroll
         for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = more ? o[i] : 0.f;
 #pragma unroll
         for (int i = 0; i < VALUE_DIM / 8; ++i) {
-          const float4 all = kept_and_added(i);
+          const float4 all = kept_and_added(i, o);
           o[4 * i] = all.x, o[4 * i + 1] = all.y, o[4 * i + 2] = all.z, o[4 * i + 3] = all.w;
         }
       }
       named_barrier_sync<128>(O_TILE + warpgroup);  // O in Element takes the place of all these sums
     }
+    if constexpr (SUMMED_BY_PRODUCT) of.sum[0] = total[0], of.sum[1] = total[1];
   }
   __device__ __forceinline__ void release(uint32_t barrier_smem) {
     if (lane == 0) mbarrier_arrive(barrier_smem);
@@ -325,7 +365,7 @@ private:
   __device__ __forceinline__ void clear_output() {
 #pragma unroll
     for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = 0.f;
-    o_factor[0] = o_factor[1] = 1.f;
+    o_factor[0] = o_factor[1] = 1.f, total[0] = total[1] = 0.f;
     tiles_added = 0, flushed = false;
   }
   // All tiles of keys but the first.
@@ -420,7 +460,7 @@ private:
         if (!take_tile(round)) {  // no branch around products under way: ptxas would wait for each (C7514)
           start_pv();
           finish_pv();
-          complete_output();
+          complete_output(state);
           if constexpr (IN_PARTS) add_left(left, state, o);
           finish_rows(last_tile, last_sequence, last_range, state, o);
           break;
@@ -434,7 +474,7 @@ private:
         pass_turn();
         finish_qk<true, false, true>();
         finish_pv();
-        complete_output();
+        complete_output(last_state);
         if constexpr (IN_PARTS) add_left(last_left, last_state, o);
         finish_rows(last_tile, last_sequence, last_range, last_state, o);
         __syncwarp();  // the thread that stored these rows is back: wgmma wants whole warps
@@ -454,7 +494,7 @@ private:
         if constexpr (INVERSE_BESIDE) make_inverse(state, work.tile, lane_row(work.tile));
         finish_pv();
       }
-      complete_output();
+      complete_output(state);
       if constexpr (IN_MEMORY) {
         merge_rows(state, o, IN_PARTS ? (key_tile + 1) / PART_TILES_OR_ONE : work.split);
         break;

@@ -24,8 +24,11 @@ constexpr bool SLIDING = VARLEN || SEQUSED;         // sequences have keys of th
 constexpr int WARPGROUPS = BLOCK_M / 64;            // consumers
 constexpr int THREADS = 128 * WARPGROUPS + 32 * PRODUCER_WARPS;
 constexpr bool PERSISTENT = SCHEDULE != Schedule::SINGLE;
-constexpr int KEY_STEPS = BLOCK_N / Operands::STEP_KEYS;  // of P V
-constexpr bool TWO_LEVELS = FLUSH_TILES > 0;              // O is added up in fp32, of sums that tensor cores make
+constexpr int KEY_STEPS = BLOCK_N / Operands::STEP_KEYS;       // of P V
+constexpr bool TWO_LEVELS = FLUSH_TILES > 0;                   // O is added up in fp32, of sums that tensor cores make
+constexpr bool SUMMED_BY_PRODUCT = Operands::SUM_COLUMNS > 0;  // P V has the sums of P too
+constexpr bool IN_TURNS = TWO_LEVELS && (SUM_IN_SHARED || FLUSH_TILES > 1);  // not after every tile
+constexpr int SUMS = (VALUE_DIM + Operands::SUM_COLUMNS) / 2;                // accumulators of P V
 static_assert(BLOCK_M == 64 * WARPGROUPS && BLOCK_N == Operands::STEP_KEYS * KEY_STEPS && HEAD_DIM % 8 == 0 &&
                   VALUE_DIM % 8 == 0,
               "whole wgmma tiles");

@@ -10,6 +10,7 @@ template <typename Element, int HEAD_DIM, int VALUE_DIM, int BLOCK_N> struct Six
   static constexpr int ROW_COLUMNS = HEAD_DIM;                               // of 16 bits, in a row of Q and K
   static constexpr int VALUE_COLUMNS = VALUE_DIM;                            // in a row of V
   static constexpr int VALUE_BYTES = TensorTile<VALUE_DIM>::bytes(BLOCK_N);  // of a tile of V as it is multiplied
+  static constexpr int SUM_COLUMNS = 0;                                      // of P, beside those of V
   static constexpr int TRANSPOSERS = 0;  // warps that turn V round: it is multiplied as it lies
   using Range = WholeRange;              // of P
 

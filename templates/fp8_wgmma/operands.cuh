@@ -7,20 +7,23 @@
 #include "device/copy/ring_position.cuh"
 #include "fp8_wgmma/value_tile.cuh"
 
-// The range of e4m3, from 2^-9 on, is used up to 2^8, which is P at a row's maximum.
-struct E4m3Range {
+// The range of e4m3, from 2^-9 on, is used up to 2^8, which is P at a row's maximum, or LAZY_OCTAVES less.
+template <bool BY_PRODUCT> struct E4m3Range {
   static constexpr int TOP = 8;
-  static constexpr float HIGHEST = 448.f;
+  static constexpr float HIGHEST = 448.f, LIMIT = 8.8f;  // 2^8.8 is 446
+  static constexpr bool SUMMED_BY_PRODUCT = BY_PRODUCT;
 };
 
-template <int HEAD_DIM, int VALUE_DIM, int BLOCK_N, int STAGES> struct EightBitOperands {
+// BY_PRODUCT: V has eight more columns, the first of which is ones, so that P V has the sums of P.
+template <int HEAD_DIM, int VALUE_DIM, int BLOCK_N, int STAGES, bool BY_PRODUCT> struct EightBitOperands {
   static constexpr int STEP_KEYS = 32;
   static constexpr int ROW_COLUMNS = HEAD_DIM / 2;
   static constexpr int VALUE_COLUMNS = VALUE_DIM / 2;
-  using Value = ValueTile<VALUE_DIM, BLOCK_N>;
+  static constexpr int SUM_COLUMNS = BY_PRODUCT ? 8 : 0;
+  using Value = ValueTile<VALUE_DIM, SUM_COLUMNS, BLOCK_N>;
   static constexpr int VALUE_BYTES = Value::BYTES;
   static constexpr int TRANSPOSERS = 3;  // beside the warp that copies
-  using Range = E4m3Range;
+  using Range = E4m3Range<BY_PRODUCT>;
 
   static __device__ __forceinline__ uint64_t value_descriptor(uint32_t tile_smem) {
     return Value::descriptor(tile_smem);
@@ -37,6 +40,11 @@ template <int HEAD_DIM, int VALUE_DIM, int BLOCK_N, int STAGES> struct EightBitO
   // What the warps after the first of the producer's warpgroup do: each tile of V that has come, turned round for the
   // consumers, until a word says that no more will come.
   template <class Smem, class Block> static __device__ __forceinline__ void transpose(const Block& block) {
+    if constexpr (BY_PRODUCT) {
+      for (int stage = 0; stage < STAGES; ++stage)
+        Value::template fill_sum_columns<TRANSPOSERS>(block.smem_address + Smem::V + stage * Smem::V_TILE_BYTES,
+                                                      block.warp % 4 - 1, block.lane);
+    }
     RingPosition<STAGES> ring;
     for (;; ring.advance()) {
       mbarrier_wait(block.barrier(Smem::LOADED_FULL, ring.stage), ring.parity);

@@ -13,7 +13,7 @@ from tests.docs.test_docs import ROOT
 def test_the_kinds_are_those_of_the_list():
     listed = list_for(GPUS["h100"])
     assert listed
-    rows = re.findall(r"^\| (16|32) \| (.+?) \| (.+?) \|$", (ROOT / "docs/choice.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| (8|16|32) \| (.+?) \| (.+?) \|$", (ROOT / "docs/choice.md").read_text(), re.MULTILINE)
     said = set()
     for bits, variants, each in rows:
         words = variants.removeprefix("none").split()

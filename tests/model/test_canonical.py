@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from evoattn.model.shape_text import parse_shape
-from evoattn.ops.call import DTYPES, KV_DTYPES, Call, StridedProblem, out_like, terms_of
+from evoattn.ops.call import DTYPES, KV_DTYPES, Call, StridedProblem, behind, out_like, terms_of
 from evoattn.portfolio.workload import DRAWS, drawn
 
 TORCH = {name: dtype for dtype, name in (DTYPES | KV_DTYPES).items()}
@@ -35,8 +35,10 @@ def called(problem):
         v_scale=scales,
         cu_seqlens_k=integers if "cu_seqlens_k" in problem.term_shapes else None,
     )
+    of_query = problem.dtype == "e4m3"  # attention_fp8's
+    terms = behind(terms, (scales,) if of_query else ())
     window, longest = (past, ahead) if problem.window else None, (problem.seqlen_q, problem.seqlen_k)
-    call = Call(q, k, v, problem.mask, None, True, window, problem.softcap, terms, problem.lse)
+    call = Call(q, k, v, problem.mask, None, True, window, problem.softcap, terms, problem.lse, q_scaled=of_query)
     call.longest = longest if problem.varlen else (0, 0)
     asked = call.problem(out_like(q, v).stride())
     assert isinstance(asked, StridedProblem), asked

@@ -39,9 +39,9 @@ class MergeDevice(FakeDevice):
     narrow = False
 
 
-def runtime_of(device, folder, estimated=False):
+def runtime_of(device, folder):
     config = load_space("merge_parts", device.gpu).starting_configs()[0]
-    return fake_runtime(device, folder, lambda problem, gpu: Pick("merge_parts", config, estimated=estimated))
+    return fake_runtime(device, folder, lambda problem, gpu: Pick("merge_parts", config, estimated=True))
 
 
 def drawn(dtype):
@@ -81,8 +81,6 @@ def test_what_no_kernel_reads_is_torch_s(tmp_path):
         flash_attn.flash_attn_combine(parts[:, :0], sums[:, :0])
         with pytest.raises(RuntimeError):
             flash_attn.flash_attn_combine(parts, sums, torch.empty(5, 7, 2, 8))
-    with current.use(runtime_of(device, tmp_path, estimated=True)):  # nobody timed it
-        assert near(flash_attn.flash_attn_combine(parts, sums)[0], expected)
     assert not device.launches
 
 

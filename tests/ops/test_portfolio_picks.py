@@ -16,7 +16,7 @@ from evoattn.portfolio.workload import DRAWS, PLAIN, WIDE
 from tests.ops.fake_device import FakeDevice, build, fake_runtime
 
 SEED, COUNT = 4711, 30
-ADDRESSES = tuple(4096 << i for i in range(SCRATCH + 2 + len(TERMS)))
+ADDRESSES = tuple(4096 << i for i in range(SCRATCH + 3 + len(TERMS)))
 FAMILIES = {
     "latent_paged": {"latent_wgmma"},
     PLAIN: {"flash_wgmma", "split_kv"},
@@ -25,6 +25,7 @@ FAMILIES = {
     "packed": {"flash_wgmma"},
     "eight_bits": {"split_kv"},
     "eight_bit_chunks": {"flash_mma"},
+    "fp8": {"fp8_wgmma"},
 }
 
 

@@ -52,6 +52,7 @@ FIELDS_OF = {
     "latent_paged": {"page"},
     "biased": {"alibi", "bias"},
     "eight_bits": {"kv"},
+    "fp8": {"scales"},
     "eight_bit_chunks": {"kv"},
 }
 

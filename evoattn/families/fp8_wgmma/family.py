@@ -50,6 +50,7 @@ from evoattn.model.scales import PER_TOKEN
 from evoattn.model.space import KernelConfig
 from evoattn.model.variant import KEY_VARIANTS
 
+RESCALES = {"always": ("ALWAYS", 0), "lazy_2": ("LAZY", 2), "lazy_4": ("LAZY", 4)}
 DIM_STEP = 16
 """Bytes that the rows of a tensor map are multiples of."""
 
@@ -88,6 +89,7 @@ class Fp8Wgmma(Family):
         return (
             why_useless(problem, genes.flash)
             or why_useless_flushes(genes)
+            or why_no_sums(problem, genes)
             or (why_redundant(problem, genes.flash, gpu) if redundant else None)
             or why_too_long(problem, genes.flash, gpu)
             or why_too_big(problem, genes, gpu)
@@ -96,6 +98,7 @@ class Fp8Wgmma(Family):
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes = self.genes(config)
         producer, consumer = moved_registers(genes.flash)
+        rescale, octaves = RESCALES[genes.RESCALE]
         return {
             "ELEMENT": problem.answer.cuda,
             "HEAD_DIM": problem.head_dim,
@@ -108,6 +111,9 @@ class Fp8Wgmma(Family):
             "PRODUCER_REGISTERS": producer,
             "CONSUMER_REGISTERS": consumer,
             "SUM_IN_SHARED": genes.SUM_PLACE == "shared",
+            "SUM_BY_PRODUCT": genes.ROW_SUM == "product",
+            "RESCALE": rescale,
+            "LAZY_OCTAVES": octaves,
             "SCHEDULE": SCHEDULES[genes.SCHEDULE],
             "HEADS_IN_TURN": HEADS_IN_TURN[genes.TILE_ORDER],
             "STORE": STORES[genes.STORE],
@@ -117,7 +123,11 @@ class Fp8Wgmma(Family):
                 "wgmma_qk", genes.BLOCK_N, problem.dtype, genes.Q_IN_REGISTERS, b_transposed=False
             ),
             "WGMMA_PV": wgmma_function(
-                "wgmma_pv", problem.head_dim_v, problem.dtype, a_in_registers=True, b_transposed=False
+                "wgmma_pv",
+                problem.head_dim_v + genes.sum_columns,
+                problem.dtype,
+                a_in_registers=True,
+                b_transposed=False,
             ),
         }
 
@@ -167,10 +177,10 @@ with 1,024, and 57 % if they add up 131,072 (reports/performance.md, 2026-11-26)
 
 def why_useless_flushes(genes: Fp8WgmmaGenes) -> str | None:
     """Genes that do nothing beside the others, or too much."""
-    if genes.SUM_PLACE == "registers" and genes.FLUSH_TILES > 1:
+    if genes.SUM_PLACE == "registers" and genes.FLUSH_TILES > 1 and genes.RESCALE == "always":
         return (
-            f"FLUSH_TILES={genes.FLUSH_TILES} needs SUM_PLACE=shared: O in registers is rescaled for every tile, and "
-            "to flush it then costs no more."
+            f"FLUSH_TILES={genes.FLUSH_TILES} needs SUM_PLACE=shared or another RESCALE: O in registers is rescaled "
+            "for every tile, and to flush it then costs no more."
         )
     if genes.FLUSH_TILES * genes.BLOCK_N > MOST_SUMMED:
         return (
@@ -179,6 +189,17 @@ def why_useless_flushes(genes: Fp8WgmmaGenes) -> str | None:
         )
     if genes.SUM_PLACE == "shared" and genes.STORE == "chunks":
         return "SUM_PLACE=shared has room for all of O, and needs no STORE=chunks."
+    return None
+
+
+def why_no_sums(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> str | None:
+    """Sums of P by a product: of weights that are rounded, and in columns of its own."""
+    if genes.ROW_SUM == "add":
+        return None if genes.RESCALE == "always" else f"RESCALE={genes.RESCALE} needs ROW_SUM=product."
+    if problem.lse:
+        return "ROW_SUM=product adds up weights that are rounded to e4m3, too few digits for a log-sum-exp."
+    if problem.head_dim_v + genes.sum_columns > MAX_HEAD_DIM:
+        return f"ROW_SUM=product takes a head_dim of V below {MAX_HEAD_DIM}: a wgmma has no more columns."
     return None
 
 

@@ -48,12 +48,20 @@ class Fp8WgmmaGenes(Genes):
     STORE: Literal["tensor_map", "rows", "chunks"]
     FLUSH_TILES: int
     SUM_PLACE: Literal["registers", "shared"]
+    ROW_SUM: Literal["add", "product"] = "add"
+    RESCALE: Literal["always", "lazy_2", "lazy_4"] = "always"
 
     @cached_property
     def flash(self) -> FlashWgmmaGenes:
         """Those that flash_wgmma has too: the parts that both families share read these."""
         shared = {name: value for name, value in vars(self).items() if name in FlashWgmmaGenes.__dataclass_fields__}
-        return FlashWgmmaGenes(PRODUCER="warpgroup", RESCALE="always", KEY_SPLIT=1, **shared)
+        rescale = "always" if self.RESCALE == "always" else "lazy_5"
+        return FlashWgmmaGenes(PRODUCER="warpgroup", KEY_SPLIT=1, **{**shared, "RESCALE": rescale})
+
+    @property
+    def sum_columns(self) -> int:
+        """Columns of V that add up P."""
+        return 8 if self.ROW_SUM == "product" else 0
 
 
 ALIGNMENT = 1024
@@ -81,7 +89,7 @@ def smem_bytes(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> int:
     own = is_persistent(genes.flash) and not sums
     o_chunks = (O_CHUNK_PLACES if genes.STORE == "chunks" else o_columns) if own else 0
     q_bytes = genes.BLOCK_M * ROW_BYTES * (chunks if o_chunks or sums else max(chunks, o_columns))
-    turned = math.ceil(problem.head_dim_v * genes.BLOCK_N / ALIGNMENT) * ALIGNMENT
+    turned = math.ceil((problem.head_dim_v + genes.sum_columns) * genes.BLOCK_N / ALIGNMENT) * ALIGNMENT
     rings = genes.STAGES * (genes.BLOCK_N * ROW_BYTES * (chunks + value_chunks) + turned)
     tile_words = SEQUENCE_TILE_WORDS if problem.varlen or problem.seqused else TILE_WORDS
     barriers = 8 * (2 * warpgroups(genes.flash) + 6 * genes.STAGES + 1)
@@ -93,7 +101,7 @@ def registers_needed(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> int:
     """Estimate of the registers per consumer thread below which ptxas spills or serializes wgmma: S, P, O and what it
     was before the last flush, Q if it stays, and what flash_wgmma keeps beside them."""
     sums = 2 if genes.SUM_PLACE == "registers" else 1
-    operands = genes.BLOCK_N // 2 + genes.BLOCK_N // 8 + problem.head_dim_v // 2 * sums
+    operands = genes.BLOCK_N // 2 + genes.BLOCK_N // 8 + problem.head_dim_v // 2 * sums + genes.sum_columns // 2
     if genes.Q_IN_REGISTERS:
         operands += 4 * math.ceil(problem.head_dim / STEP_BYTES)
     others = FIXED_REGISTERS + (PERSISTENT_REGISTERS if is_persistent(genes.flash) else 0)
@@ -110,7 +118,10 @@ def begins_ahead(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> bool:
 
 def widest_wgmma(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> int:
     """Registers per thread that the widest wgmma needs at launch."""
-    return max(genes.BLOCK_N // 2 + 4 * genes.Q_IN_REGISTERS, problem.head_dim_v // 2 + 4) + REGISTERS_UNDER_WGMMA
+    return (
+        max(genes.BLOCK_N // 2 + 4 * genes.Q_IN_REGISTERS, (problem.head_dim_v + genes.sum_columns) // 2 + 4)
+        + REGISTERS_UNDER_WGMMA
+    )
 
 
 RATE = 2
@@ -126,6 +137,7 @@ def launch_work(problem: AttentionProblem, genes: Fp8WgmmaGenes, registers: int)
         "begins ahead": begins_ahead(problem, genes),
         "spare registers": have - registers_needed(problem, genes),
         "flush tiles": genes.FLUSH_TILES,
+        "sum columns": genes.sum_columns,
     }
     return (
         replace(
@@ -145,8 +157,12 @@ def _step(problem: AttentionProblem, genes: Fp8WgmmaGenes, groups: int) -> Step:
     rows, keys, value_dim = genes.BLOCK_M, genes.BLOCK_N, problem.head_dim_v
     scores, polynomial = rows * keys, genes.POLYNOMIAL_EIGHTHS / 8
     shared = rows * value_dim / genes.FLUSH_TILES if genes.SUM_PLACE == "shared" else 0
-    lanes = scores * (flash.SCORE_OPERATIONS["always"] + 0.5 + 5 * polynomial) + rows * value_dim + shared
-    width = up_to(problem.head_dim, 32) + value_dim
+    a_score = flash.SCORE_OPERATIONS["always"] + 0.5 - (1 if genes.sum_columns else 0)
+    kept = float(rows * value_dim)
+    if genes.RESCALE != "always":
+        a_score, kept = a_score - 0.5, kept / genes.FLUSH_TILES
+    lanes = scores * (a_score + 5 * polynomial) + kept + shared
+    width = up_to(problem.head_dim, 32) + value_dim + genes.sum_columns
     tile_bytes = keys * (up_to(problem.head_dim, 128) + value_dim)
     loaded = keys * up_to(value_dim, 128)
     reads = groups * tile_bytes + (0 if genes.Q_IN_REGISTERS else rows * up_to(problem.head_dim, 32))

@@ -23,6 +23,7 @@ from evoattn.integrations.flash_attn.columns import side_by_side
 from evoattn.integrations.flash_attn.options import Options, refuse_fp8, window_of
 from evoattn.integrations.flash_attn.rotary import rotated
 from evoattn.integrations.flash_attn.sequences import Keys, Queries, over_rows
+from evoattn.ops.append import Rotary, appended
 from evoattn.ops.call import Answer
 from evoattn.ops.eight_bits import is_eight_bits
 from evoattn.ops.merge import merged
@@ -225,7 +226,9 @@ def flash_attn_with_kvcache(
 ) -> Any:
     """q `[batch, seqlen_q, heads, head_dim]`, or packed with `cu_seqlens_q` and `max_seqlen_q`; caches `[batch_cache,
     length, kv_heads, head_dim]`, or with `page_table` `[pages, page, kv_heads, head_dim]`. New keys k and v are rotated
-    and written into the cache, behind `cache_seqlens`, before attention. There are no gradients, as in FlashAttention.
+    and written into the cache, behind `cache_seqlens`, before attention: with the queries' rotation in one launch of
+    the family append_kv, where neither q nor k is packed and neither `rotary_seqlens` nor `cache_batch_idx` is given.
+    There are no gradients, as in FlashAttention.
 
     A cache may be of float8_e4m3fn, float8_e5m2 or int8 beside q of 16 bits; `k_descale` and `v_descale`, float32
     `[batch, kv_heads]`, are what its numbers are multiplied by, 1 unless given. New keys are the caller's to write.
@@ -256,20 +259,22 @@ def flash_attn_with_kvcache(
         cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
     cache = Cache(k_cache, v_cache, batch, cache_seqlens, table, cache_batch_idx, cache_leftpad)
     start = cache.lengths if rotary_seqlens is None else rotary_seqlens
-    if rotary_cos is not None and rotary_sin is not None:
-        sequence, offset = _rows_of(q, cu_seqlens_q)
-        positions = start[sequence] + (offset if options.is_local else 0)
-        q = rotated(q, rotary_cos, rotary_sin, positions.view(q.shape[:-2]), rotary_interleaved)
-    if k is not None:
-        if v is None or cache_seqlens is None:
-            raise ValueError("new keys k need new values v, and cache_seqlens, behind which they are written.")
-        sequence, offset = _rows_of(k, cu_seqlens_k_new)
-        if rotary_cos is not None and rotary_sin is not None:
-            positions = (start[sequence] + offset).view(k.shape[:-2])
-            k = rotated(k, rotary_cos, rotary_sin, positions, rotary_interleaved)
-        new_keys, new_values = (t.reshape(-1, *t.shape[-2:]) for t in (k, v))
-        cache.append(new_keys, new_values, sequence, cache_seqlens[sequence] + offset)
-        added = k.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new[1:] - cu_seqlens_k_new[:-1]
+    rotary = None if rotary_cos is None or rotary_sin is None else (rotary_cos, rotary_sin, rotary_interleaved)
+    if k is not None and (v is None or cache_seqlens is None):
+        raise ValueError("new keys k need new values v, and cache_seqlens, behind which they are written.")
+    plain = rotary_seqlens is None and cu_seqlens_q is None and cu_seqlens_k_new is None and cache_batch_idx is None
+    if k is None or v is None or cache_seqlens is None:
+        q = _turned_queries(q, cu_seqlens_q, start, rotary, options)
+    else:
+        turned = appended(q, (k, v), cache, rotary, options.is_local) if plain else None
+        if turned is None:
+            turned = _turned_queries(q, cu_seqlens_q, start, rotary, options)
+            sequence, offset = _rows_of(k, cu_seqlens_k_new)
+            if rotary is not None:
+                k = rotated(k, *rotary[:2], (start[sequence] + offset).view(k.shape[:-2]), rotary_interleaved)
+            new_keys, new_values = (t.reshape(-1, *t.shape[-2:]) for t in (k, v))
+            cache.append(new_keys, new_values, sequence, cache_seqlens[sequence] + offset)
+        q, added = turned, k.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new[1:] - cu_seqlens_k_new[:-1]
         cache = Cache(k_cache, v_cache, batch, cache_seqlens + added, table, cache_batch_idx, cache_leftpad)
     queries = None
     if cu_seqlens_q is not None:
@@ -278,6 +283,15 @@ def flash_attn_with_kvcache(
         queries = Queries(cu_seqlens_q, int(max_seqlen_q))
     answer = over_cache(q, queries, cache, options, qv)
     return answer if isinstance(answer, Tensor) else (*answer, q.new_empty(0), q.new_empty(0))
+
+
+def _turned_queries(q: Tensor, bounds: Tensor | None, start: Tensor, rotary: Rotary | None, options: Options) -> Tensor:
+    """Queries turned by the angles of their positions behind `start` `[batch]`."""
+    if rotary is None:
+        return q
+    sequence, offset = _rows_of(q, bounds)
+    positions = start[sequence] + (offset if options.is_local else 0)
+    return rotated(q, *rotary[:2], positions.view(q.shape[:-2]), rotary[2])
 
 
 def flash_attn_combine(

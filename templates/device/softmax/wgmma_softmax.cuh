@@ -23,9 +23,12 @@ enum class Rescale {
 constexpr float NO_KEYS = -1e38f;  // the shift of no key: finite, so that a masked score minus it is -inf and no NaN
 // What probabilities may be in the element type of the product that takes them: 2^TOP at a row's maximum, and at most
 // HIGHEST. bf16 and fp32 hold more than fp16.
+// LAZY: exponents that reach LIMIT raise the shift. SUMMED_BY_PRODUCT: a product adds up P as it is rounded, in place
+// of `exponentiate`.
 struct WholeRange {
   static constexpr int TOP = 0;
-  static constexpr float HIGHEST = 32768.f;
+  static constexpr float HIGHEST = 32768.f, LIMIT = 0.f;
+  static constexpr bool SUMMED_BY_PRODUCT = false;
 };
 
 // Rows g and g + 8 of a lane.
@@ -55,8 +58,9 @@ template <bool KEEP_NAN> __device__ __forceinline__ float finite_or_nan(float x)
 }
 
 // By how much a shift rises if the greatest score is so far above it.
-template <int LAZY_OCTAVES, bool KEEP_NAN> __device__ __forceinline__ float rise_of(float above) {
-  return finite_or_nan<KEEP_NAN>((KEEP_NAN ? !(above < 0.f) : above >= 0.f) ? above + LAZY_OCTAVES : 0.f);
+template <int LAZY_OCTAVES, bool KEEP_NAN, class Range> __device__ __forceinline__ float rise_of(float above) {
+  const bool reached = KEEP_NAN ? !(above < Range::LIMIT) : above >= Range::LIMIT;
+  return finite_or_nan<KEEP_NAN>(reached ? above + (LAZY_OCTAVES - Range::TOP) : 0.f);
 }
 
 // Maxima of rows g and g + 8: the four lanes of a row hold different keys. Two chains per row hide the latency.
@@ -111,33 +115,38 @@ __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS]
       state.shift[row] = finite_or_nan<KEEP_NAN>(state.shift[row]);
       subtracted[row] = state.shift[row];
       if (RISES && old_shift > NO_KEYS) {  // as below, of the greatest score
-        rise[row] = rise_of<LAZY_OCTAVES, KEEP_NAN>(fmaf(maximum[row], scale, -old_shift));
+        rise[row] = rise_of<LAZY_OCTAVES, KEEP_NAN, Range>(fmaf(maximum[row], scale, -old_shift));
         subtracted[row] = old_shift, state.shift[row] = old_shift + rise[row];
       }
       if constexpr (!FIRST) {
         factor[row] = exp2_approx(RISES ? -rise[row] : old_shift - state.shift[row]);
-        state.sum[row] = __fmul_rn(state.sum[row], factor[row]);
+        if constexpr (!Range::SUMMED_BY_PRODUCT) state.sum[row] = __fmul_rn(state.sum[row], factor[row]);
         rescale |= RISES ? rise[row] != 0.f : higher;
       }
     }
     if constexpr (!FIRST) rescale = !LAZY || __any_sync(ALL_LANES, rescale);
   }
-  int all_negative = -1;
+  constexpr bool BY_SIGN = Range::LIMIT == 0.f;
+  int all_negative = -1, greatest = 0;
 #pragma unroll
   for (int i = 0; i < FLOATS; ++i) {
     s[i] = fmaf(s[i], scale, -subtracted[i / 2 % 2]);
-    if constexpr (TESTED) all_negative &= __float_as_int(s[i]);
+    if constexpr (TESTED && BY_SIGN) all_negative &= __float_as_int(s[i]);
+  }
+  if constexpr (TESTED && !BY_SIGN) {  // floats above 0 are ordered as integers, of which three at a time are compared
+#pragma unroll
+    for (int i = 0; i < FLOATS; i += 2) greatest = max(max(greatest, __float_as_int(s[i])), __float_as_int(s[i + 1]));
   }
   if constexpr (TESTED) {  // one sign bit per score tells whether any reached its shift after all
-    rescale = __any_sync(ALL_LANES, all_negative >= 0);
+    rescale = __any_sync(ALL_LANES, BY_SIGN ? all_negative >= 0 : greatest >= __float_as_int(Range::LIMIT));
     if (rescale) {
       row_max<KEEP_NAN>(s, rise);
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
-        rise[row] = rise_of<LAZY_OCTAVES, KEEP_NAN>(rise[row]);
+        rise[row] = rise_of<LAZY_OCTAVES, KEEP_NAN, Range>(rise[row]);
         state.shift[row] += rise[row];
         factor[row] = exp2_approx(-rise[row]);
-        state.sum[row] = __fmul_rn(state.sum[row], factor[row]);
+        if constexpr (!Range::SUMMED_BY_PRODUCT) state.sum[row] = __fmul_rn(state.sum[row], factor[row]);
       }
     }
   }
@@ -150,14 +159,15 @@ __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS]
 
 // s = 2^s, sum += Σ s of the lane's rows. EIGHTHS of every eight exponentials run on the FMA units. Two sums per row
 // hide the latency.
-template <int EIGHTHS, int FLOATS> __device__ __forceinline__ void exponentiate(float (&s)[FLOATS], float (&sum)[2]) {
+template <int EIGHTHS, class Range, int FLOATS>
+__device__ __forceinline__ void exponentiate(float (&s)[FLOATS], float (&sum)[2]) {
   float odd[2] = {0.f, 0.f};
 #pragma unroll
   for (int i = 0; i < FLOATS; ++i) {
     s[i] = i * EIGHTHS % 8 + EIGHTHS > 7 ? exp2_polynomial(s[i]) : exp2_approx(s[i]);
-    (i % 2 ? odd : sum)[i / 2 % 2] += s[i];
+    if constexpr (!Range::SUMMED_BY_PRODUCT) (i % 2 ? odd : sum)[i / 2 % 2] += s[i];
   }
-  sum[0] += odd[0], sum[1] += odd[1];
+  if constexpr (!Range::SUMMED_BY_PRODUCT) sum[0] += odd[0], sum[1] += odd[1];
 }
 
 // LAZY_AFTER: the sums of a tile show that all its probabilities fit; an infinite one, or NaN, shows the contrary.
@@ -174,17 +184,17 @@ __device__ __forceinline__ bool softmax_tile(RowState& state, float (&s)[FLOATS]
   bool rescale = shift_scores<RESCALE, LAZY_OCTAVES, FIRST, MASKED, (EIGHTHS > 0), Range>(state, s, scale, factor);
   if constexpr (RESCALE == Rescale::LAZY_AFTER && !FIRST && !MASKED) {
     float sum[2] = {0.f, 0.f};
-    exponentiate<EIGHTHS>(s, sum);
+    exponentiate<EIGHTHS, Range>(s, sum);
     rescale = too_high<Range>(sum);
     if (rescale) {
       scores_again();
       shift_scores<Rescale::ALWAYS, 0, false, false, (EIGHTHS > 0), Range>(state, s, scale, factor);
       sum[0] = sum[1] = 0.f;
-      exponentiate<EIGHTHS>(s, sum);
+      exponentiate<EIGHTHS, Range>(s, sum);
     }
     state.sum[0] += sum[0], state.sum[1] += sum[1];
   } else {
-    exponentiate<EIGHTHS>(s, state.sum);
+    exponentiate<EIGHTHS, Range>(s, state.sum);
   }
   return rescale;
 }

@@ -1,0 +1,130 @@
+"""New keys and values into caches, plain or of pages, and a rotary embedding of keys and queries, in one launch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+from evoattn.families.append_kv.genes import AppendKvGenes
+from evoattn.families.base import Family
+from evoattn.families.residency import WARP
+from evoattn.families.work import LaunchWork, Step
+from evoattn.model.append import APPEND_OPERATIONS, PAIRS, new_rows, turned_columns
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
+from evoattn.model.mask import FULL_AND_CAUSAL
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig
+
+MAX_HEAD_DIM = 1024
+MOST_ROWS = (1 << 31) - 1
+VECTOR_BYTES = 16
+"""Of a load, at most."""
+FIRST_WAIT, ROW_WAIT = 1500, 600
+"""Clocks: until a block knows where its first row goes, and of each row after it."""
+
+
+class AppendKv(Family):
+    """The `Family` of `templates/append_kv.cu.j2`. A mask says where queries stand, and nothing else."""
+
+    name: ClassVar[str] = "append_kv"
+    summary: ClassVar[str] = "new keys and values into caches, and a rotary embedding"
+    devices: ClassVar[str] = "any GPU"
+    operations: ClassVar[tuple[str, ...]] = APPEND_OPERATIONS
+    dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "fp32")
+    masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
+    variants: ClassVar[tuple[str, ...]] = ("value_dim", "seqused", "page")
+
+    def genes(self, config: KernelConfig) -> AppendKvGenes:
+        return AppendKvGenes.of(config)
+
+    def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
+        if max(problem.head_dim, problem.head_dim_v) > MAX_HEAD_DIM:
+            return f"{self.name} takes a head_dim of up to {MAX_HEAD_DIM}."
+        if _rows(problem) > MOST_ROWS:
+            return f"{self.name} takes at most {MOST_ROWS} rows of all heads together, not {_rows(problem)}."
+        return None
+
+    def why_not(
+        self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
+    ) -> str | None:
+        genes, turned = self.genes(config), turned_columns(problem)
+        width = genes.VECTOR_WIDTH
+        if width * problem.element_bytes > VECTOR_BYTES:
+            return f"VECTOR_WIDTH={width} columns are more than the {VECTOR_BYTES} bytes of a load."
+        if problem.head_dim % width or problem.head_dim_v % width:
+            return f"VECTOR_WIDTH={width} does not divide the {problem.head_dim} and {problem.head_dim_v} columns."
+        if (turned if problem.op == PAIRS else turned // 2) % width:
+            return f"VECTOR_WIDTH={width} does not divide the columns that turn, {turned}, or their half."
+        if redundant and genes.BLOCK_M * _lanes(problem, genes) < genes.THREADS and genes.THREADS > WARP:
+            return f"THREADS={genes.THREADS} are more than the {genes.BLOCK_M} rows of a block have work for."
+        return None
+
+    def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
+        return self.genes(config).named("BLOCK_M", "THREADS", "VECTOR_WIDTH") | {
+            "ELEMENT": problem.element.cuda,
+            "HEAD_DIM": problem.head_dim,
+            "VALUE_DIM": problem.head_dim_v,
+            "TURNED": bool(turned_columns(problem)),
+            "PAIRS": problem.op == PAIRS,
+            "MOVES": problem.causal,
+            "PAGED": bool(problem.page),
+        }
+
+    def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
+        genes, turned = self.genes(config), turned_columns(problem)
+        none = Scalar("int64", 0)
+        rotary: dict[str, KernelArg] = {name: Buffer(name) if turned else none for name in ("q", "o", "cos", "sin")}
+        counts = (
+            *(problem.batch * problem.seqlen_q, problem.seqlen_q, problem.heads, problem.kv_heads),
+            *((problem.table_pages * problem.page, problem.page) if problem.page else (problem.seqlen_k, 0)),
+            *((problem.shape("k")[0], problem.table_pages) if problem.page else (0, 0)),
+            turned // 2,
+        )
+        strides = (
+            *problem.strides("q")[:3],
+            *(stride for name in "qkv" for stride in new_rows(problem, name)[1][:3]),
+            *(stride for name in "kv" for stride in problem.strides(name)[:3]),
+        )
+        args: tuple[KernelArg, ...] = (
+            *(rotary["q"], rotary["o"]),
+            *(Buffer(name) for name in ("new_k", "new_v", "k_cache", "v_cache")),
+            *(rotary["cos"], rotary["sin"]),
+            *(Buffer("seqused") if problem.seqused else none, Buffer("table") if problem.page else none),
+            *(Scalar("int32", count) for count in counts),
+            *(Scalar("int64", stride) for stride in strides),
+        )
+        grid = (math.ceil(_rows(problem) / genes.BLOCK_M), 1, 1)
+        return (KernelLaunch(self.name, grid, (genes.THREADS, 1, 1), 0, args),)
+
+    def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
+        """A step is as many rows as the threads of a block take at a time."""
+        genes = self.genes(config)
+        at_a_time = max(1, min(genes.BLOCK_M, genes.THREADS // _lanes(problem, genes)))
+        numbers = float(at_a_time * max(problem.head_dim, problem.head_dim_v))
+        step = Step(
+            fp32=3.0 * numbers, instructions=(6.0 + 4.0 / genes.VECTOR_WIDTH) * numbers / WARP,
+            loaded_bytes=2.0 * numbers * problem.element_bytes, waits=ROW_WAIT,
+        )  # fmt: skip
+        steps = math.ceil(genes.BLOCK_M / at_a_time)
+        return (
+            LaunchWork(
+                self.name, math.ceil(_rows(problem) / genes.BLOCK_M), genes.THREADS, genes.THREADS // WARP, 0,
+                registers or 40 + 4 * genes.VECTOR_WIDTH, step, steps, steps, Step(waits=FIRST_WAIT),
+                in_flight_bytes=numbers * problem.element_bytes, read_bytes=problem.bytes / 2,
+                write_bytes=problem.bytes / 2,
+                genes={"vector bytes": problem.element_bytes * genes.VECTOR_WIDTH},
+            ),
+        )  # fmt: skip
+
+
+def _rows(problem: AttentionProblem) -> int:
+    """Heads of all tokens that are read: of queries that turn, of new keys and of new values."""
+    heads = (problem.heads if turned_columns(problem) else 0) + 2 * problem.kv_heads
+    return problem.batch * problem.seqlen_q * heads
+
+
+def _lanes(problem: AttentionProblem, genes: AppendKvGenes) -> int:
+    """Threads of a row, as in the template."""
+    vectors = max(problem.head_dim, problem.head_dim_v) // genes.VECTOR_WIDTH
+    return min(WARP, 1 << max(0, vectors - 1).bit_length())

@@ -1,0 +1,115 @@
+"""New keys and values in caches by a kernel of the family append_kv: what arrives on a device, and what is torch's."""
+
+import ctypes
+
+import pytest
+import torch
+
+from evoattn import flash_attn
+from evoattn.integrations.flash_attn.cache import Cache
+from evoattn.integrations.flash_attn.rotary import rotated
+from evoattn.model.space import load_space
+from evoattn.ops import current
+from evoattn.ops.append import appended
+from tests.ops.fake_device import TORCH, FakeDevice, Pick, fake_runtime, near
+from tests.ops.fake_variants import tensor_at
+
+TYPES = [ctypes.c_uint64] * 10 + [ctypes.c_int32] * 9 + [ctypes.c_int64] * 18
+
+
+class AppendDevice(FakeDevice):
+    """Writes what the arguments of a launch point to where they say."""
+
+    interleaved = False
+
+    def launch(self, config, function, arguments, _):
+        places = (ctypes.c_void_p * len(TYPES)).from_address(arguments.value or 0)
+        values = [kind.from_address(at).value for at, kind in zip(places, TYPES, strict=True)]
+        (q, o, new_k, new_v, k, v, cos, sin, used, table), counts, strides = values[:10], values[10:19], values[19:]
+        tokens, rows, heads, kv_heads, room, page, pages, width, half = counts
+        kernel, name = self._functions[(function.value or 0) - 1]
+        batch, dtype = tokens // rows, TORCH[kernel["dtype"]]
+        dims = kernel["head_dim"], kernel["head_dim_v"]
+
+        def at(address, outer, heads, inner, dim, which):
+            return tensor_at(address, (outer, heads, inner, dim), (*strides[3 * which : 3 * which + 3], 1), dtype)
+
+        lengths = tensor_at(used, (batch,), (1,), torch.int32)
+        cached = (pages, page) if page else (batch, room)
+        new = [at(one, batch, kv_heads, rows, dim, i) for one, dim, i in zip((new_k, new_v), dims, (2, 3), strict=True)]
+        caches = [
+            at(one, cached[0], kv_heads, cached[1], dim, i) for one, dim, i in zip((k, v), dims, (4, 5), strict=True)
+        ]
+        named = tensor_at(table, (batch, width), (width, 1), torch.int32) if page else None
+        cache = Cache(*(one.transpose(1, 2) for one in caches), batch, lengths, named)
+        rotary = None
+        if cos:
+            rotary = *(tensor_at(one, (room, half), (half, 1), dtype) for one in (cos, sin)), self.interleaved
+        turned = by_torch(at(q, batch, heads, rows, dims[0], 0).transpose(1, 2) if q else None,
+                          [one.transpose(1, 2) for one in new], cache, rotary, "causal" in kernel["mask"])  # fmt: skip
+        if o:
+            at(o, batch, heads, rows, dims[0], 1).transpose(1, 2).copy_(turned)
+        self.launches.append(name)
+        return 0
+
+
+def by_torch(q, new, cache, rotary, moves):
+    """`appended` by PyTorch's expressions."""
+    k, v = new
+    offset = torch.arange(k.shape[1]).expand(cache.batch, -1)
+    position = cache.used[:, None] + offset
+    if rotary:
+        place = position if moves else cache.used[:, None].expand_as(position)
+        q, k = rotated(q, *rotary[:2], place, rotary[2]), rotated(k, *rotary[:2], position, rotary[2])
+    sequence = torch.arange(cache.batch)[:, None].expand_as(position)
+    cache.append(k.flatten(0, 1), v.flatten(0, 1), sequence.flatten(), position.flatten())
+    return q
+
+
+def drawn(paged, rows=3):
+    """Queries, new keys and values, a cache and rotary tables of half of the columns."""
+    torch.manual_seed(5)
+    q = torch.randn(2, rows, 4, 96).bfloat16()[..., :64]  # rows with gaps
+    new = torch.randn(2, rows, 2, 64).bfloat16(), torch.randn(2, rows, 2, 64).transpose(1, 2).bfloat16().transpose(1, 2)
+    lying = (9, 16) if paged else (2, 64)
+    k, v = torch.zeros(2, *lying, 2, 64).bfloat16()
+    table = torch.tensor([[7, 2, 5, 1], [0, 3, 8, 4]]).int() if paged else None
+    angles = 6 * torch.rand(144, 16)
+    tables = angles.cos().bfloat16(), angles.sin().bfloat16()
+    return q, new, Cache(k, v, 2, torch.tensor([14, 31]).int(), table), tables
+
+
+def runtime_of(device, folder):
+    config = load_space("append_kv", device.gpu).starting_configs()[1]
+    return fake_runtime(device, folder, lambda problem, gpu: Pick("append_kv", config))
+
+
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("kind", ["", "halves", "pairs"])
+def test_a_kernel_writes_them(tmp_path, paged, kind):
+    device = AppendDevice()
+    device.interleaved = kind == "pairs"
+    q, new, cache, tables = drawn(paged)
+    rotary = (*tables, device.interleaved) if kind else None
+    other = Cache(cache.k.clone(), cache.v.clone(), 2, cache.used, cache.table)
+    expected = by_torch(q, new, other, rotary, True)
+    with current.use(runtime_of(device, tmp_path)):
+        turned = appended(q, new, cache, rotary, True)
+    assert device.launches and turned is not None and near(turned, expected)
+    assert torch.equal(cache.k, other.k) and torch.equal(cache.v, other.v) and cache.k.any()
+
+
+def test_what_is_torch_s(tmp_path):
+    device = AppendDevice()
+    q, new, cache, (cos, sin) = drawn(True)
+    with current.use(runtime_of(device, tmp_path)):
+        assert appended(q, new, cache, (cos.float(), sin.float(), False), True) is None  # another dtype
+        assert appended(q, new, cache, (cos[:40], sin[:40], False), True) is None  # fewer positions than room
+        assert appended(q[:, :2], new, cache, None, True) is None  # fewer queries than new keys
+        assert appended(q, new, Cache(cache.k, cache.v, 2, cache.used.long(), cache.table), None, True) is None
+        words = dict(cache_seqlens=cache.used, cu_seqlens_k_new=torch.tensor([0, 3, 6]).int(), page_table=cache.table)
+        flat = [one.flatten(0, 1) for one in new]
+        flash_attn.flash_attn_with_kvcache(q.contiguous(), cache.k, cache.v, *flat, causal=True, **words)
+        with pytest.raises(ValueError, match="need new values"):
+            flash_attn.flash_attn_with_kvcache(q, cache.k, cache.v, new[0])
+    assert not device.launches
