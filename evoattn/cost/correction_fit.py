@@ -116,5 +116,5 @@ def _ridge(tables: Sequence[_Table], strength: float) -> Floats:
     """Of all terms the factors that explain most of what is left over."""
     products = sum((table.products for table in tables[1:]), tables[0].products)
     right = sum((table.right for table in tables[1:]), tables[0].right)
-    found: Floats = np.linalg.solve(products + strength * np.eye(len(right)), right)
+    found: Floats = np.asarray(np.linalg.solve(products + strength * np.eye(len(right)), right), np.float64)
     return found
