@@ -81,7 +81,7 @@ def drawn(paged, rows=3):
 
 def runtime_of(device, folder):
     config = load_space("append_kv", device.gpu).starting_configs()[1]
-    return fake_runtime(device, folder, lambda problem, gpu: Pick("append_kv", config))
+    return fake_runtime(device, folder, lambda problem, gpu: Pick("append_kv", config, estimated=True))
 
 
 @pytest.mark.parametrize("paged", [False, True])
