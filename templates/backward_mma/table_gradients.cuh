@@ -55,11 +55,22 @@ template <class Own, int KEY_TILES, int PART_TILES, int I = 0, bool NONE = I == 
       }
     }
     if constexpr (SHARED == Sharing::DIAGONAL) {
+      float* place = nullptr;  // diagonals side by side may be of one element, as where distances are clamped
+      float sum = 0.f;
 #pragma unroll
       for (int i = 0; i < SUMS; ++i) {  // the element is that of one of its scores
         const int apart = i / 2 - (PART_TILES - 1), n = apart < 0 ? -apart : 0;
-        put(own, at, at.query_of(n, i % 2), at.key_of(n + apart), sums[i]);
+        const bool any = sums[i] != 0.f;  // what is hidden may have no element
+        float* next =
+            any ? own.template place<I>(at.batch, at.head, at.query_of(n, i % 2), at.key_of(n + apart), at.diagonal)
+                : place;
+        if (__any_sync(ALL_LANES, place != nullptr && next != place)) {
+          put_together(place, sum, lane);
+          place = nullptr, sum = 0.f;
+        }
+        if (any) place = next, sum += sums[i];
       }
+      put_together(place, sum, lane);
     }
     others.end_part(own, at, lane);
   }
@@ -91,6 +102,18 @@ private:
   }
   static __device__ __forceinline__ void put(const Own& own, const LanePlace& at, int query, int key, float sum) {
     if (sum != 0.f) red_add(own.template place<I>(at.batch, at.head, query, key, at.diagonal), sum);
+  }
+  // By all lanes, of which some may have no place: one sum where all have the same.
+  static __device__ __forceinline__ void put_together(float* place, float sum, int lane) {
+    const uint32_t having = __ballot_sync(ALL_LANES, place != nullptr);
+    if (having == 0) return;
+    const uint64_t last = __shfl_sync(ALL_LANES, uint64_t(place), 31 - __clz(having));
+    if (__all_sync(ALL_LANES, place == nullptr || uint64_t(place) == last)) {
+      sum = over_lanes<1, 16>(sum);
+      if (lane == 0) red_add(reinterpret_cast<float*>(last), sum);
+    } else if (place != nullptr) {
+      red_add(place, sum);
+    }
   }
 };
 template <class Own, int KEY_TILES, int PART_TILES, int I> struct TableGradients<Own, KEY_TILES, PART_TILES, I, true> {
