@@ -56,6 +56,11 @@ BIAS_REGISTERS, BIAS_GRADIENT_REGISTERS, SLOPE_REGISTERS = 48, 24, 8
 """Of places and bounds. Read off 24 configs compiled by ptxas 13.0."""
 
 
+SHARE_REGISTERS = 8
+"""Where warpgroups share dimensions of dQ that are left over. Nine configs of head_dims 160 and 192, compiled by ptxas
+13.0: two spill, and these alone do not fit with it."""
+
+
 def key_groups(genes: BackwardWgmmaGenes) -> int:
     """Groups of 64 keys of a block."""
     return genes.BLOCK_N // GROUP_KEYS
@@ -130,6 +135,7 @@ def registers_needed(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> in
     at_once = genes.P_PLACE == "registers" and "bias" not in wanted  # factors of the scores' gradients
     if problem.own_score or (problem.softcap and (problem.alibi or problem.bias or not at_once)):
         kept += scores
+    kept += SHARE_REGISTERS * bool(dq_share(problem, genes))
     kept += SLOPE_REGISTERS * problem.alibi + BIAS_REGISTERS * bool(problem.bias)
     kept += BIAS_GRADIENT_REGISTERS * ("bias" in wanted)
     if genes.ORDER == "dp_first":
