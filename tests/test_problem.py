@@ -29,6 +29,7 @@ def test_flops_count_the_visible_pairs(seqlen_q, seqlen_k, mask, batch, heads):
     assert problem.flops == 4 * 64 * problem.visible_pairs
 
 
+@pytest.mark.slow
 @given(sizes, st.sampled_from(LAYOUTS))
 def test_strides_are_those_of_the_layout(seqlen, layout):
     problem = AttentionProblem(2, 3, 3, seqlen, seqlen, 16, layout=layout)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from evoattn.correctness.interpreter_cases import SmallCase
 from evoattn.correctness.reference import Answer, Exact
-from evoattn.model.append import PAIRS, turned_columns
+from evoattn.model.append import PAIRS, room_of, turned_columns
 from evoattn.model.lengths import parse_lengths
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
@@ -40,7 +40,7 @@ def make_inputs(
         made["cos"].copy_(angles.cos()), made["sin"].copy_(angles.sin())
     if problem.seqused:
         lengths = torch.tensor(parse_lengths(problem.seqused).draw(problem.batch), device=device)
-        fits = lengths.clamp(max=max(0, _room(problem) - problem.seqlen_q))
+        fits = lengths.clamp(max=max(0, room_of(problem) - problem.seqlen_q))
         made["seqused"] = (fits if kind == "plain" else fits + problem.seqlen_q // 2 + 1).int()
     if problem.page:
         order = torch.randperm(problem.batch * problem.table_pages, generator=generator, device=device)
@@ -55,7 +55,7 @@ def make_answer(
     problem: AttentionProblem, tensors: dict[str, Tensor], kind: str = "plain", double: bool = False
 ) -> Answer:
     """float64: rows turned by the angles of their positions and rounded once, where they have a place."""
-    room, device = _room(problem), tensors["new_k"].device
+    room, device = room_of(problem), tensors["new_k"].device
     used = tensors.get("seqused", torch.zeros(problem.batch, device=device)).long()
     position = used[:, None] + torch.arange(problem.seqlen_q, device=device)
     sequence = torch.arange(problem.batch, device=device)[:, None].expand_as(position)
@@ -99,11 +99,6 @@ def device_cases(problem: AttentionProblem) -> list[tuple[str, AttentionProblem,
 def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[SmallCase]:
     """Those of a device."""
     return [SmallCase(*case) for case in device_cases(problem)]
-
-
-def _room(problem: AttentionProblem) -> int:
-    """Keys that there is room for."""
-    return problem.table_pages * problem.page if problem.page else problem.seqlen_k
 
 
 def _turned(problem: AttentionProblem, tensors: dict[str, Tensor], rows: Tensor, position: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ def new_rows(problem: Any, tensor: str) -> tuple[tuple[int, ...], tuple[int, ...
     return (problem.batch, heads, rows, dim), (heads * rows * dim, head, row, 1)
 
 
-def _room(problem: Any) -> int:
+def room_of(problem: Any) -> int:
     """Keys that a sequence has room for: of whole pages."""
     return int(problem.table_pages * problem.page if problem.page else problem.seqlen_k)
 
@@ -61,7 +61,7 @@ def _inputs(problem: Any) -> tuple[TensorSpec, ...]:
     made = [TensorSpec(f"new_{name}", *new_rows(problem, name), dtype) for name in "kv"]
     if turned := turned_columns(problem):
         made.append(TensorSpec("q", problem.shape("q"), problem.strides("q"), dtype))
-        made += [contiguous(name, (_room(problem), turned // 2), dtype) for name in ("cos", "sin")]
+        made += [contiguous(name, (room_of(problem), turned // 2), dtype) for name in ("cos", "sin")]
     return (*made, *(contiguous(name, shape, "int32") for name, shape in problem.term_shapes.items()))
 
 

@@ -63,12 +63,12 @@ def appended(
     lying = [(one.shape, one.stride()) for one in (q, k, v, cache.k, cache.v)]
     sizes = None if cos is None else cos.shape, None if table is None else table.shape
     known = ("append", *lying, *sizes, rotary and rotary[2], moves, q.dtype, q.get_device())
-    plan = runtime.quantizers.get(known)
+    plan = runtime.helper_plans.get(known)
     if plan is None:
         problem = _problem(q, (k, v), cache, rotary, moves)
         plan = Refusal(problem) if isinstance(problem, str) else _decided(problem, runtime, q.get_device())
         if not (isinstance(plan, Refusal) and plan.reason is COLD):
-            runtime.keep(runtime.quantizers, known, plan)
+            runtime.keep(runtime.helper_plans, known, plan)
     if not isinstance(plan, AppendPlan):
         return None
     turned = torch.empty(q.shape, dtype=q.dtype, device=q.device) if rotary else q

@@ -99,8 +99,7 @@ def _made(mask_mod: Any, shape: MaskShape, device: Any, separate: bool) -> Block
     if any(table.device != where or not is_ordinary(table, table, table) for table in given.values()):
         return None
     text, tables = _printed(said[0].traced.predicate, given)
-    few = MaskShape(1, 1, min(CHECKED, shape.seqlen_q), min(CHECKED, shape.seqlen_k), BLOCK, BLOCK)
-    kernel = _kernel(platform, where, text, (mask_mod, few, given, tables))
+    kernel = _kernel(platform, where, text, (mask_mod, shape, given, tables))
     if kernel is None:
         return None
     try:
@@ -120,14 +119,16 @@ def _printed(predicate: str, given: dict[str, Tensor]) -> tuple[str, tuple[Table
     """The source of the kernels, and the tables as these calls have them."""
     described = Score.of_texts("", predicate, given).tables
     known = predicate, described
-    if known not in _sources:
+    printed = _sources.get(known)
+    if printed is None:
         shown: Tree = parse_predicate(predicate, described, True).tree if predicate else mods.TRUE
         tables = parse_tables(described) if described else ()
+        printed = mask_blocks.source(shown, tables), tables
         with _lock:
             if len(_sources) >= MOST_SOURCES:
                 _sources.clear()
-            _sources[known] = mask_blocks.source(shown, tables), tables
-    return _sources[known]
+            _sources[known] = printed
+    return printed
 
 
 def _kernel(
@@ -152,12 +153,13 @@ def _checked(
     device: torch.device,
     text: str,
     mask_mod: Any,
-    few: MaskShape,
+    shape: MaskShape,
     given: dict[str, Tensor],
     tables: tuple[Table, ...],
 ) -> LoadedKernel | None:
-    """The kernel, which makes the mask of `few` pairs as torch does; None for a GPU that is not known. Raises what a
-    compiler, the driver or the function raise, and `LaunchError` for other lists."""
+    """The kernel, which makes a small mask as torch does; None where its lists are others, and for a GPU that is not
+    known. Raises what a compiler, the driver or the function raise. `shape`: the mask that is wanted, past whose rows
+    and keys captured tensors may have nothing to read."""
     gpu = platform.spec(device.index)
     if gpu is None:
         return None
@@ -170,9 +172,10 @@ def _checked(
         compiled = compile_source(text, gpu.arch)
         files.put(candidate, compiled)
     kernel = LoadedKernel(compiled.cubin, platform, device.index)
-    small = MaskShape(1, 1, CHECKED, CHECKED, BLOCK, BLOCK)
+    rows, keys = min(CHECKED, shape.seqlen_q), min(CHECKED, shape.seqlen_k)
+    small = MaskShape(1, 1, rows, keys, BLOCK, BLOCK)
     mask = _mask_of(_run(platform, kernel, device, small, given, tables), small, mask_mod)
-    theirs = TORCH(mask_mod, 1, 1, CHECKED, CHECKED, device, BLOCK)
+    theirs = TORCH(mask_mod, 1, 1, rows, keys, device, BLOCK)
     if not all(torch.equal(getattr(mask, name), getattr(theirs, name)) for name in LISTS):
         warnings.warn(
             "evoattn: torch makes a block mask: the kernel's lists were others.", RuntimeWarning, stacklevel=5

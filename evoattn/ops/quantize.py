@@ -147,7 +147,7 @@ def _by_kernel(tensor: Tensor, wanted: Wanted, runtime: Runtime) -> Numbers | No
     ):
         return None
     known = ("quantize", wanted, tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device())
-    plans = runtime.quantizers
+    plans = runtime.helper_plans
     plan = plans.get(known)
     if plan is None:
         plan = _decided(tensor, wanted, runtime)

@@ -83,8 +83,8 @@ class Runtime:
         """The same of calls that want gradients."""
         self.served: dict[Known, bool] = {}
         """What integrations have found out of whether a kernel serves calls to come; `forget` replaces it likewise."""
-        self.quantizers: dict[Known, Any] = {}
-        """The same of tensors that are quantised: see `quantize.py`."""
+        self.helper_plans: dict[Known, Any] = {}
+        """Plans beside attention: of tensors that are quantised (`quantize.py`), of new keys (`append.py`)."""
         self._kernels = Kernels(platform, folder, build, self.forget) if platform else None
         self._lock = forks.Lock()
         forks.tell(self)
@@ -97,7 +97,7 @@ class Runtime:
 
     def forget(self) -> None:
         """Decide every call anew, those too that another thread is deciding; loaded kernels stay loaded."""
-        self.plans, self._trainings, self.served, self._unraced, self.quantizers = {}, {}, {}, {}, {}
+        self.plans, self._trainings, self.served, self._unraced, self.helper_plans = {}, {}, {}, {}, {}
 
     @property
     def loader(self) -> Kernels | None:
@@ -302,9 +302,9 @@ class Runtime:
         promised: bool = False,
     ) -> Choice | Refusal:
         """The kernel for a problem on a GPU, the current one unless `index` says another, or why none. `contends`: a
-        kernel that has still to race PyTorch's attention is an answer, too, and is called `estimated`. `promised`: the
-        call is batch-invariant, so that PyTorch, which would have to be beaten, cannot serve it. Where Q has 8 bits
-        there is nothing to race either: torch has no such attention."""
+        kernel that has still to race PyTorch's attention is an answer, too, and is called `estimated`. `promised`:
+        nothing of PyTorch's would have to be beaten: the call is batch-invariant, or of another operation. Where Q has
+        8 bits there is nothing to race either: torch has no such attention."""
         race, platform = self._race, self.platform
         if PROMISE.everywhere and problem.op == "forward":
             problem = replace(problem, batch_invariant=True)

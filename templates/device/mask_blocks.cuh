@@ -35,7 +35,7 @@ __device__ __forceinline__ void find_states(const Seen& seen, uint8_t* states, i
   __shared__ bool any_of[THREADS_OF_BLOCK / 32], all_of[THREADS_OF_BLOCK / 32];
   any = __any_sync(ALL_LANES, any), all = __all_sync(ALL_LANES, all);
   if (threadIdx.x % 32 == 0) any_of[threadIdx.x / 32] = any, all_of[threadIdx.x / 32] = all;
-  __syncthreads();
+  __syncthreads();  // what all warps found is there
   if (threadIdx.x == 0) {
     for (int warp = 1; warp < THREADS_OF_BLOCK / 32; ++warp) any |= any_of[warp], all &= all_of[warp];
     states[(int64_t(blockIdx.z) * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x] = all   ? FULL

@@ -84,6 +84,7 @@ def test_an_error_is_its_first_line():
     assert first_error("") == "the compiler failed without a message" and first_error("a\nError: b") == "Error: b"
 
 
+@pytest.mark.slow
 def test_a_second_compile_comes_from_the_cache(tmp_path):
     candidate = Candidate("family", {}, "id", SOURCE, "sm_80")
     first = compile_candidate(candidate, tmp_path)

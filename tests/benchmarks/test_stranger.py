@@ -28,6 +28,7 @@ def as_card(monkeypatch, card):
     return HERE.spec
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("card", "smem"), [("a100", 163 << 10), ("l4", 99 << 10)])
 def test_a_gpu_plays_a_card_with_its_families_and_shared_memory(card, smem, monkeypatch):
     spec = as_card(monkeypatch, card)
@@ -41,6 +42,7 @@ def test_a_gpu_plays_a_card_with_its_families_and_shared_memory(card, smem, monk
     assert found.estimated and "known-good configs" in found.why
 
 
+@pytest.mark.slow
 def test_a_stranger_has_all_but_what_ships(monkeypatch):
     spec = as_card(monkeypatch, "stranger")
     assert spec == replace(GPUS["h200"], name="h200-as-stranger") and list_for(spec) is None

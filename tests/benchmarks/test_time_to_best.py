@@ -50,6 +50,7 @@ def test_the_final_has_who_was_near_the_best_and_the_last_of_earlier_runs():
     assert [s.params["BLOCK_M"] for s in finalists([one, other], [known])] == [32, 64, 256]
 
 
+@pytest.mark.slow
 def test_a_search_is_held_against_the_best_of_the_final_not_against_its_own_times():
     problem = problems(1)[0]
     found = {"random": Found("p", "random", [step(5.0, 10.0, 32), step(7.0, 9.9, 64), step(8.0, 9.5, 16)], 40)}

@@ -185,6 +185,7 @@ def test_a_final_that_nobody_in_it_spoils_fails_with_a_sentence(ends):
         final.take(ends[-1])
 
 
+@pytest.mark.slow
 def test_a_peer_finds_the_inputs_whole_after_a_finalist_that_changes_them():
     def spoils(launch):
         launch.write()

@@ -46,6 +46,7 @@ def test_other_questions_have_their_tables(kept):
     assert order.exit_code == 0 and "order of l4 and measured H100" in order.stdout
 
 
+@pytest.mark.slow
 def test_words_that_cannot_be_are_refused(kept, tmp_path):
     one = kept[0]
     refused(run("cost", "fit", one, "--again"), 2, "not both")

@@ -47,6 +47,7 @@ def test_the_pick_of_a_shape_is_that_of_its_calls(monkeypatch, tmp_path):
         assert found[0].splitlines()[1:] == found[1].splitlines()[1:], said
 
 
+@pytest.mark.slow
 def test_what_was_never_measured_is_said():
     words = " ".join(run("pick", "--gpu", "h100", "--shape", SHAPE.replace("128", "112")).output.split())
     assert "Estimated" in words and "no problem of its kind, '16 d112', was timed" in words

@@ -111,6 +111,7 @@ def test_a_named_problem_and_its_shape_are_one_problem(db):
     assert best(db, f"B={p.batch},H={p.heads},S={p.seqlen_q},D={p.head_dim}") == number
 
 
+@pytest.mark.slow
 def test_the_commands_take_the_best_of_a_shape(db):
     winner = add(db, begin(db, gpu="l4", shape=SHAPE).study, cost=1.0)
     add(db, begin(db, gpu="l4", problem="seed_s64").study, cost=2.0)
@@ -121,6 +122,7 @@ def test_the_commands_take_the_best_of_a_shape(db):
     refused(run("export", "best", "--gpu", "h100", "--db", db), 2, "h100", "give a shape or a problem too")
 
 
+@pytest.mark.slow
 def test_a_number_beside_words_of_another_trial_is_refused(db):
     study = begin(db, gpu="l4", shape=SHAPE).study
     number = add(db, study, cost=1.0)

@@ -28,6 +28,7 @@ GPU, FAMILY, PROBLEM = GPUS["l4"], FAMILIES["flash_mma"], parse_shape(SHAPE)
 WORDS = ("try", "flash_mma", "--gpu", "l4", "--shape", SHAPE)
 
 
+@pytest.mark.slow
 def test_a_right_config_says_all_that_was_found():
     result = run(*WORDS, "BLOCK_M=64")
     assert result.exit_code == 0, result.output

@@ -70,6 +70,7 @@ def test_who_is_left_out_is_not_heard(listener):
     assert listener.wait([one], 0.0) == {one}
 
 
+@pytest.mark.slow
 def test_now_and_then_all_are_named_as_one_may_be_over_its_time(listener):
     one, other = Speaker(), Speaker()
     assert listener.wait([one, other], 2 * REFRESH_SECONDS) == {one, other}

@@ -75,6 +75,7 @@ def test_a_result_comes_back_from_one_process(worker):
     assert first.value == second.value
 
 
+@pytest.mark.slow
 def test_a_process_whose_asker_is_gone_ends_without_an_error():
     worker = Worker(Obedient)
     worker.wait()
@@ -132,6 +133,7 @@ def test_a_handler_that_cannot_start_is_counted_with_its_reason():
         worker.stop()
 
 
+@pytest.mark.slow
 def test_who_asks_sees_the_end_of_the_task_before_and_refreshes_meanwhile(worker):
     worker.ask(("echo", 0), 200.0)
     worker.submit("before", ("hang", 0.3), 200.0)

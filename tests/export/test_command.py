@@ -27,6 +27,7 @@ def export(database, tmp_path):
     return lambda *words: CliRunner().invoke(app, ["export", str(trial.number), *map(str, words), "--db", db])
 
 
+@pytest.mark.slow
 def test_the_check_is_what_is_written_unless_told_otherwise(export):
     assert export().stdout == export("--format", "check").stdout
     assert "int main()" in export().stdout

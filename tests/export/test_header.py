@@ -85,6 +85,7 @@ def test_a_word_of_the_skeleton_in_a_database_is_left_alone(database):
     assert "// EVOATTN_SOURCE EVOATTN_NONE" in header(kernel, ["EVOATTN_SOURCE EVOATTN_NONE"])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(GXX is None, reason="there is no g++")
 def test_what_a_caller_is_told_before_a_launch(database, tmp_path):
     kernel = recorded(database, "flash_mma", "a100")

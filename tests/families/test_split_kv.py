@@ -174,6 +174,7 @@ def test_one_split_needs_one_launch_and_no_scratch():
     assert [n.kernel for n in FAMILY.launches(p, config(MERGE="kernel"), H100)] == ["split_kv", "split_kv_merge"]
 
 
+@pytest.mark.slow
 def test_shared_memory_of_python_is_that_of_cuda():
     """The static_assert of the kernel over random configs; the kernels themselves are left out."""
     space, draw = load_space("split_kv", H100), random.Random(0)

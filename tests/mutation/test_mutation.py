@@ -118,6 +118,7 @@ def test_a_change_leaves_the_rest_as_it_is():
 first, *others = FAMILIES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [first, *(pytest.param(name, marks=pytest.mark.slow) for name in others)])
 def test_every_family_has_mutants_of_its_template_and_headers(family):
     mutants = mutants_of(family)

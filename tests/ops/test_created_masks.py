@@ -1,11 +1,15 @@
 """Lists of block masks by the printed kernels, on the interpreter, beside those of torch's `create_block_mask`."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+import torch.nn.attention.flex_attention as torch_flex
 
 from benchmarks.flex.mods import MODS, Shape
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.families.mask_blocks import LISTS, STATES, MaskShape, launches
+from evoattn.model.gpu import GPUS
 from evoattn.ops import created_masks, flex
 from tests.support.compiles import ptx_kept
 
@@ -45,3 +49,23 @@ def test_torch_makes_masks_on_a_cpu_and_refuses_as_before():
     assert mask.kv_num_blocks.tolist() == [[[1, 1, 3]]] and mask.full_kv_num_blocks.tolist() == [[[0, 1, 0]]]
     with pytest.raises(AssertionError, match="mask_mod"):
         created_masks.create_block_mask(lambda s, b, h, q, k: s, 1, 1, 16, 16, "cpu")
+
+
+def test_the_first_mask_is_no_larger_than_the_one_that_is_wanted(monkeypatch):
+    """Its captured tensors have no more to read: on a GPU that ends the process."""
+    documents = torch.arange(100) // 30
+    mask = torch_flex.create_block_mask(lambda b, h, q, k: documents[q] == documents[k], 1, 1, 100, 100, "cpu")
+    shapes = []
+
+    def run(platform, kernel, device, shape, given, tables):
+        shapes.append((shape.seqlen_q, shape.seqlen_k))
+        return [getattr(mask, name) for name in LISTS]
+
+    monkeypatch.setattr(created_masks, "_run", run)
+    monkeypatch.setattr(created_masks, "LoadedKernel", lambda *_: "kernel")
+    compiled = SimpleNamespace(cubin=b"")
+    monkeypatch.setattr(created_masks, "KernelFiles", lambda *_: SimpleNamespace(get=lambda _: compiled))
+    platform = SimpleNamespace(spec=lambda _: GPUS["h100"])
+    wanted = MaskShape(1, 1, 100, 100, 128, 128)
+    assert created_masks._checked(platform, torch.device("cpu"), "", mask.mask_mod, wanted, {}, ()) == "kernel"
+    assert shapes == [(100, 100)]

@@ -72,6 +72,7 @@ def test_a_mask_and_is_causal_have_the_places_that_they_have_in_sdpa():
     assert torch.equal(attention(q, k, v, None, 0.0, True, enable_gqa=True), expected)
 
 
+@pytest.mark.slow
 def test_compiled_code_has_dropout_without_a_break():
     compiled = torch.compile(
         lambda q, k, v: attention(q, k, v, dropout_p=0.5, enable_gqa=True), fullgraph=True, backend="eager"

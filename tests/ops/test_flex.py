@@ -207,6 +207,7 @@ def test_functions_made_anew_are_traced_once_and_share_a_kernel(device):
     assert known[0] == known[1] == known[2]
 
 
+@pytest.mark.slow
 def test_numbers_that_change_need_no_kernel_of_their_own(device):
     q, k, v = tensors(1, 2, 2, 20, 30)
 
@@ -289,6 +290,7 @@ def test_compiled_code_gets_torch_s():
         torch.testing.assert_close(torch.compile(by_name, backend="eager", fullgraph=True)(q, k, v), expected)
 
 
+@pytest.mark.slow
 def test_torch_s_name_is_ours_inside_of_a_block(device):
     q, k, v = tensors(1, 2, 2, 20, 30)
     own, seen = torch_flex.flex_attention, []
@@ -321,6 +323,7 @@ def test_calls_are_recorded(device):
     assert evoattn.AttentionProblem(**problem.to_dict()) == problem
 
 
+@pytest.mark.slow
 def test_autocast_and_a_negative_scale(device):
     q, k, v = tensors(1, 2, 2, 20, 30, dtype=torch.float32)
     score_mod = CALLS["a score"][0]

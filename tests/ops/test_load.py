@@ -75,6 +75,7 @@ def test_a_recorded_variant_answers_as_the_op_does(storage, tmp_path):
         kernel(q, k, v, **(words | {"sinks": sinks[:2]}))
 
 
+@pytest.mark.slow
 def test_a_windowed_kernel_serves_calls_that_the_window_hides_nothing_of(storage, tmp_path):
     """Of fewer keys than the window has, and of one query, such a call says neither window nor mask."""
     shape = "B=1,H=4,S=128,D=64,mask=causal_lower_right,window=40:0"

@@ -110,6 +110,7 @@ def test_batches_of_other_sizes_find_the_plan(device):
     assert len(current.runtime().plans) > len(known)
 
 
+@pytest.mark.slow
 def test_compiled_code_calls_one_op(device):
     batch = Batch(*BATCHES["decodes, then prompts"])
     compiled = torch.compile(lambda: batch.asked(), backend="eager", fullgraph=True)

@@ -51,6 +51,7 @@ def answer_of_the_child():
     return near(attention(q, k, v, enable_gqa=True), reference(q, k, v))
 
 
+@pytest.mark.slow
 def test_a_thread_that_forks_while_it_holds_a_lock_holds_it_in_the_child():
     lock, free = forks.Lock(), []
 

@@ -284,6 +284,7 @@ def test_what_is_no_race_in_the_file_is_passed_over(tmp_path):
     assert json.loads(row) == [3.0, 4.0], "plain data"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["driver", "SMs"])
 def test_another_card_or_driver_races_anew(card, what):
     _, clock, runtime = card()

@@ -50,6 +50,7 @@ def everywhere(asked):
         evoattn.disable()
 
 
+@pytest.mark.slow
 def test_the_argument_picks_by_the_recipe(asked):
     q, k, v = tensors()
     out = evoattn.attention(q, k, v, causal=True, **WORDS)
@@ -97,6 +98,7 @@ def test_what_no_family_promises_is_refused(asked):
         evoattn.attention(*wide, batch_invariant=True)
 
 
+@pytest.mark.slow
 def test_enable_holds_for_every_call_until_disable(everywhere):
     q, k, v = tensors()
     out = evoattn.attention(q, k, v)

@@ -22,6 +22,7 @@ from tests.ops.fake_cache import CacheDevice, split_kv_pick
 from tests.ops.fake_device import WGMMA, Pick, fake_runtime, near, reference, tensors
 
 
+@pytest.mark.slow
 def test_streams_have_zeroed_scratch_of_their_own(device, tmp_path):
     def pick(problem, gpu):
         return Pick("flash_wgmma", KernelConfig("flash_wgmma", WGMMA | {"SCHEDULE": "claimed"}))
@@ -52,6 +53,7 @@ def test_memory_of_variants_in_compiled_code_comes_from_no_pool(tmp_path):
         assert device.outside == len(runtime._kernels._scratch._kept) > 0
 
 
+@pytest.mark.slow
 def test_memory_of_packed_sequences_in_compiled_code_comes_from_no_pool(device, tmp_path):
     def pick(problem, gpu):
         return Pick("flash_wgmma", KernelConfig("flash_wgmma", WGMMA | {"SCHEDULE": "claimed"}))

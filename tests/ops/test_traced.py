@@ -45,6 +45,7 @@ def test_opcheck_without_a_device():
     assert set(results.values()) == {"SUCCESS"}
 
 
+@pytest.mark.slow
 def test_a_compiled_function_calls_the_kernel(device):
     compiled = torch.compile(
         lambda q, k, v: attention(q * 1, k, v, is_causal=True, enable_gqa=True), fullgraph=True, backend="aot_eager"
@@ -116,6 +117,7 @@ def test_what_no_kernel_serves_is_compiled_as_sdpa(device, wanted):
         assert q.grad is not None
 
 
+@pytest.mark.slow
 def test_out_lse_and_autocast_compile(device):
     q, k, v = (t.float() for t in tensors())
     out = torch.empty_like(q, dtype=torch.bfloat16)

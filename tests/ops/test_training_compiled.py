@@ -101,6 +101,7 @@ def test_packed_sequences(device):
     assert len(device.backwards) == 1
 
 
+@pytest.mark.slow
 def test_other_lengths_need_no_other_graph(device):
     graphs = []
 
@@ -133,6 +134,7 @@ def test_what_no_backward_kernel_serves_is_compiled_as_sdpa(device):
     assert "scaled_dot_product_attention" in graphs[0].code and not device.launches
 
 
+@pytest.mark.slow
 def test_a_call_that_kernels_turn_out_not_to_serve(device):
     """Which shows when it runs: torch computes both passes, each in its op."""
     q, _, v = tensors()
@@ -146,6 +148,7 @@ def test_a_call_that_kernels_turn_out_not_to_serve(device):
     assert not device.launches
 
 
+@pytest.mark.slow
 def test_checkpointing(device):
     def layer(q, k, v):
         return checkpoint(evoattn.attention, q, k, v, enable_gqa=True, use_reentrant=False)
@@ -174,6 +177,7 @@ def test_deterministic(device):
     assert not device.backwards[-1]["deterministic"]
 
 
+@pytest.mark.slow
 def test_autocast_and_sdpa(device):
     @torch.compile(fullgraph=True, backend="aot_eager")
     def layer(q, k, v):

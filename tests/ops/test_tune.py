@@ -50,6 +50,7 @@ def test_a_fifth_is_for_comparisons_or_what_they_take_up_to_a_half(wins, budget,
     assert FakeEngine.last.seconds == pytest.approx(searched)
 
 
+@pytest.mark.slow
 def test_winners_are_kept_and_taken(wins):
     result = tune(shapes(), "10s", gpu=H100, make_engine=FakeEngine)
     assert [row.problem for row in result.rows] == [SMALL, LARGE, OTHER, NOBODY]
@@ -184,6 +185,7 @@ class Late(FakeEngine):
         return super().final(*arguments, **words)
 
 
+@pytest.mark.slow
 def test_comparisons_end_with_the_budget(wins):
     result = tune(shapes(), "0.5s", gpu=H100, make_engine=Late)
     assert result.rows[0].after_us == 5.0, "the problem that takes the most time comes first"

@@ -13,6 +13,7 @@ def inputs(value_dim, **shape):
     return q, k, tensors(**{**shape, "head_dim": value_dim})[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 @pytest.mark.parametrize("value_dim", [32, 128])
 def test_a_kernel_answers_with_value_s_head_dim(device, layout, value_dim):
@@ -61,6 +62,7 @@ def test_a_value_without_columns_is_no_plain_problem(device):
     assert "a tensor is empty" in evoattn.explain(q, k, v[..., :0], enable_gqa=True)
 
 
+@pytest.mark.slow
 def test_compiled_code_knows_the_shape(device):
     torch.compiler.reset()
     q, k, v = inputs(32, layout="bshd")

@@ -272,6 +272,7 @@ def test_what_does_not_fit_raises_after_a_call_that_did(device, words, said):
         evoattn.attention(q, k, v, enable_gqa=True, **words)
 
 
+@pytest.mark.slow
 def test_forms_that_look_alike_are_told_apart(device):
     """By the kept call: a bias of one row and of all, a window and a wider one, as a list or a tuple."""
     q, k, v = tensors()

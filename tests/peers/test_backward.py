@@ -76,6 +76,7 @@ class Doubled(torch.autograd.Function):
         return 2 * of_double + of_product * y, of_product * x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_walk_gives_what_the_engine_gives(compiled):
     def steps(x, y):

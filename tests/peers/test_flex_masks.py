@@ -60,6 +60,7 @@ def test_packed_sequences_are_right(fields):
     assert peer_call(peer, problem, tensors, make_answer(problem, tensors))().shape == problem.shape("o")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{}, {"predicate": "(q-k<9)|(t[b,k]==1)", "tables": "t:int64:2x50", "score": "s*2"}])
 def test_block_lists_are_right(fields):
     blocks = "16x16:4/0/4" if fields else "b:16x16:13+9"  # uncompiled, only functions count

@@ -129,6 +129,7 @@ def test_without_a_state_climbs_are_kept_in_memory(tmp_path: Path) -> None:
     assert not (tmp_path / "op").exists()
 
 
+@pytest.mark.slow
 def test_damage_costs_a_climb_and_never_changes_one(tmp_path: Path) -> None:
     kept = ClimbCache(tmp_path)
     for number in range(3):
@@ -157,6 +158,7 @@ def _add_many(folder: Path, first: int) -> None:
         kept.add(key(number), climbed(number))
 
 
+@pytest.mark.slow
 def test_processes_share_a_file(tmp_path: Path) -> None:
     with multiprocessing.get_context("fork").Pool(4) as pool:
         pool.starmap(_add_many, [(tmp_path, 100 * i) for i in range(4)])

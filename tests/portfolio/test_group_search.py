@@ -117,6 +117,7 @@ def test_compiling_gives_up_where_no_worker_can_start(soon):
     assert str(error.value) == CANNOT
 
 
+@pytest.mark.slow
 def test_a_run_gives_up_where_no_compile_worker_can_start(soon):
     broken = Tools(make_compiler=CannotStart, make_device=FakeDevice)
     with search([group_of_both()], broken) as engine, pytest.raises(WorkerFailed) as error:

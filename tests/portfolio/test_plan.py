@@ -45,6 +45,7 @@ def folder(made_once, tmp_path):
     return shutil.copytree(made_once, tmp_path / "ahead")
 
 
+@pytest.mark.slow
 def test_a_plan_begins_with_the_pick_of_every_problem():
     planned = made()
     assert [(one.target, one.origin) for one in planned[:2]] == [(0, "given"), (1, "given")]
@@ -60,6 +61,7 @@ def test_a_plan_is_read_as_it_was_written(folder):
     assert [vars(one.kernel()) for one in planned] == [vars(one.kernel()) for one in made()]
 
 
+@pytest.mark.slow
 def test_what_has_no_machine_code_is_what_a_breeder_proposes_first(folder):
     (group,), planned = load_plan(folder / PLAN)
     files = KernelFiles(folder / KERNELS, version())

@@ -117,6 +117,7 @@ def test_a_climb_begins_at_the_pick_and_goes_on_beside_the_fastest():
     assert len({len(found) for found in drawn}) > 1 and all(0 < len(found) < len(near) for found in drawn)
 
 
+@pytest.mark.slow
 def test_what_is_tried_first_errs_on_both_sides_of_the_least_cost():
     """The pick, the ends, then kernels that score about as much or somewhat more and differ from these in many genes;
     and another family's best, where it is not far behind."""

@@ -52,6 +52,7 @@ def _write(path, batch):
     Wins(path).add([win(PROBLEM.with_(batch=batch))])
 
 
+@pytest.mark.slow
 def test_processes_that_write_at_once_lose_nothing(tmp_path):
     path, context = tmp_path / "wins.json", multiprocessing.get_context("fork")
     processes = [context.Process(target=_write, args=(path, batch)) for batch in range(1, 9)]

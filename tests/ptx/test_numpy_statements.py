@@ -89,6 +89,7 @@ def test_it_does_what_numpy_says(opcode, seed):
     assert not len(at), (opcode, [v[at] for v in operands], got[at], expected[at])
 
 
+@pytest.mark.slow
 def test_every_instruction_of_the_whitelist_is_stated():
     """Each entry and each alternative of its pattern, as `test_golden` counts them, by a row here or by a test that
     exists.

@@ -37,6 +37,7 @@ def test_a_few_slow_candidates_do_not_flatten_the_progress(storage):
     assert drawn["high"] == pytest.approx(12.1) and max(drawn["value"]) == 5000.0
 
 
+@pytest.mark.slow
 def test_slices_are_of_every_right_trial_and_in_the_order_of_importance(measured):
     slices = figures(summarise(*measured))["slices"]["flash_scalar"]
     assert [parameter["name"] for parameter in slices] == ["A", "B"]

@@ -51,6 +51,7 @@ def test_importance_of_few_trials_says_so(storage):
     assert not importance.shares and "too few" in importance.why_not
 
 
+@pytest.mark.slow
 def test_what_each_improvement_was_and_which_genes_won(measured):
     summary = summarise(*measured, 5)
     first, *later = summary.improvements

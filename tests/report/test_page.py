@@ -18,6 +18,7 @@ from evoattn.report.page import SCRIPTS
 from tests.report.report_studies import add, make_study, printed, timing
 
 
+@pytest.mark.slow
 def test_page_is_whole_and_escapes_the_database(measured):
     page = render_html(summarise(*measured, 20))
     assert "alert(1)</script>" not in page and "<b onmouseover" not in page

@@ -34,6 +34,7 @@ def test_a_candidate_that_was_never_compiled_has_no_resources(storage):
     assert (row.registers, row.spill_bytes, row.smem_bytes, row.launches) == (None, None, None, ())
 
 
+@pytest.mark.slow
 def test_speedups_only_between_finals(measured):
     summary = summarise(*measured, 20)
     assert summary.leaderboard[0].speedups == {"flash": 1.5}  # math was timed in no final, cudnn not at all
@@ -41,6 +42,7 @@ def test_speedups_only_between_finals(measured):
     assert {b.backend: b.median_us for b in summary.baselines} == {"flash": 30.0, "math": 200.0, "cudnn": None}
 
 
+@pytest.mark.slow
 def test_failures_that_differ_in_numbers_are_one(measured):
     invalid, compile_error = summarise(*measured, 5).failures
     assert (invalid.state, invalid.count, invalid.variants) == ("INVALID_CONFIG", 3, 3)

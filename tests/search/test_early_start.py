@@ -77,6 +77,7 @@ def test_first_proposals_are_compiled_before_the_search_takes_over(budget, given
         assert sampler.ask(1) == [alone[given]]
 
 
+@pytest.mark.slow
 def test_a_search_hears_of_a_process_that_failed_before_it_took_over():
     wanted = plan(replace(WORDS, sampler="random"), PROBLEM, HERE)
     with light(replace(WORDS, sampler="none such"), wanted) as early:

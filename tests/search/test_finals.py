@@ -18,6 +18,7 @@ from tests.search.search_fakes import CloseFinals, DiesInFinals, DiesOfAFinalist
 from tests.search.studies_of_fakes import GPU, PROBLEM, fakes, make_search, space_of, why_invalid
 
 
+@pytest.mark.slow
 def test_a_final_names_its_winner_who_ties_with_it_and_who_left_it(storage):
     running = make_search(storage, space_of(WARPS="4", STAGES="1", KEY_WARPS="1"), fakes(CloseFinals))
     progress = running.run(Budget(trials=5))

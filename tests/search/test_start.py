@@ -89,6 +89,7 @@ class Surroundings(Handler):
         return os.environ.get(task), os.getcwd(), os.getppid()
 
 
+@pytest.mark.slow
 def test_a_worker_has_the_surroundings_of_who_asks_for_it(tmp_path, monkeypatch):
     server.start()
     servers = []

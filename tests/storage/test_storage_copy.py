@@ -53,6 +53,7 @@ def contents(storage):
     return studies, trials, sources, places, peers, [storage.profile(t.number) for each in trials for t in each]
 
 
+@pytest.mark.slow
 def test_all_of_it_arrives_and_new_trials_are_numbered_on(either, url, target):
     fill(either)
     said = CliRunner().invoke(app, ["db", "copy", url, target])
@@ -152,6 +153,7 @@ def test_a_missing_source_is_a_sentence(tmp_path, target):
     assert said.exit_code == 1 and "There is no database at" in said.output
 
 
+@pytest.mark.slow
 def test_a_source_that_is_text_is_a_sentence_about_the_source_database(storage, tmp_path):
     fill(storage)
     with storage._engine.begin() as connection:

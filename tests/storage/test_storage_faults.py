@@ -68,6 +68,7 @@ def test_kill_9_loses_no_recorded_trial_and_leaves_none_half_written(path):
     storage.close()
 
 
+@pytest.mark.slow
 def test_one_search_a_study(storage, path):
     study, other = make_study(storage), make_study(storage, "other")
     process = start_recorder(path)
@@ -178,6 +179,7 @@ def as_nobody(work) -> str:
         return pipe.read()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("busy", [False, True], ids=["closed", "being written by its owner"])
 def test_a_read_only_database_serves_reading_and_refuses_writing(busy):
     folder = Path(tempfile.mkdtemp())  # pytest's own are closed to other users

@@ -42,7 +42,7 @@ from evoattn.model.space import KernelConfig
 ARCH = "sm_90a"
 MAX_HEAD_DIM, DIM_STEP = 256, 16
 MAX_SINGLE_DIM = 128
-"""The largest head_dim of a tile of any other genes."""
+"""The largest head_dim that all tiles take."""
 MAX_SHARED_DIM, MAX_SUM_OF_DIMS = 192, 320
 """The largest head_dim, and sum of both, whose dK and dV a thread's registers hold beside small tiles of queries;
 larger ones go by halves to two warpgroups."""

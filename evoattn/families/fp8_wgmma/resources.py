@@ -55,6 +55,7 @@ class Fp8WgmmaGenes(Genes):
     def flash(self) -> FlashWgmmaGenes:
         """Those that flash_wgmma has too: the parts that both families share read these."""
         shared = {name: value for name, value in vars(self).items() if name in FlashWgmmaGenes.__dataclass_fields__}
+        # They ask whether O is rescaled for every tile, not how many octaves are left: flash_wgmma has no 2 and 4.
         rescale = "always" if self.RESCALE == "always" else "lazy_5"
         return FlashWgmmaGenes(PRODUCER="warpgroup", KEY_SPLIT=1, **{**shared, "RESCALE": rescale})
 
