@@ -182,8 +182,7 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     - of block lists, blocks of one and two tiles, and lists that are not what the predicate gives, of each batch and
       by turns of each head their own (`mixed` in `model/block_list.py`)."""
     page = problem.page if problem.varlen else 0
-    plain = problem.with_(varlen="", page=0 if page else problem.page)
-    made = _Maker(with_small_tables(plain), config)
+    made = _Maker(with_small_tables(problem.with_(varlen="", page=0 if page else problem.page)), config)
     cases = [*made.usual(), *made.of_the_softmax(), *made.of_terms(), *made.of_heads(), *made.of_edges()]
     queries, keys = (5, 3) if made.heads_are_rows else (2, 1)
     few = fitted(made.one.with_(heads=2, seqlen_q=queries, seqlen_k=keys), 1, 0)
@@ -191,7 +190,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
         cases = [replace(case, problem=by_heads(case.problem, made.block_m)) for case in cases]
     else:
         beside = beside_tiles(made.one, made.block_m, made.block_n, made.number("KEY_SPLIT"))
-        kind = "plain" if problem.window else "rising_maximum"  # the last keys weigh most
+        plain = problem.window or made.coarse_scores  # whose large ones a rounding alone takes past what is allowed
+        kind = "plain" if plain else "rising_maximum"  # the last keys weigh most
         cases += [SmallCase("edges beside those of tiles", p, kind) for p in beside]
     cases.append(SmallCase("more queries than keys", few))
     if problem.blocks:
@@ -240,7 +240,7 @@ class _Maker:
         return max(40, self.problem.masking.queries_to_see_all(keys) + 6)
 
     @property
-    def _coarse_scores(self) -> bool:
+    def coarse_scores(self) -> bool:
         return str(self.params.get("S_TYPE")) in ("fp16", "bf16")
 
     def usual(self) -> list[SmallCase]:
@@ -265,7 +265,7 @@ class _Maker:
             SmallCase(
                 "grouped, strided, logits x300, huge keys",
                 fitted(grouped, 2, 1),
-                "late_huge_key" if self._coarse_scores else "large_logits_two_keys",
+                "late_huge_key" if self.coarse_scores else "large_logits_two_keys",
                 sms=1,
                 far=can_be_far(grouped),
             ),
@@ -292,7 +292,7 @@ class _Maker:
             rising = fitted(self.many if self.many.seqlen_k > self.keys else rising, within, 5)
             cases.append(SmallCase("a shift that rises late", rising, "huge_keys_within", tile=self.block_n))
         elif "KEPT_VECTORS" in self.params:
-            coarse = self._coarse_scores and "tiles" not in str(self.params["SOFTMAX"])
+            coarse = self.coarse_scores and "tiles" not in str(self.params["SOFTMAX"])
             kind = "scores_past_fp16" if coarse else "large_logits_late_key"
             cases.append(SmallCase("a huge key behind those that are kept", fitted(self.many, self.keys, 5), kind))
         else:
