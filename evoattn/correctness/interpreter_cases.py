@@ -167,7 +167,7 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
       a maximum that rises in a whole tile; if a softmax of its own keeps scores, a huge key behind them; packed
       sequences, of which each of these is the longest (`sequenced`); terms beside the product at their extremes
       (`terms.make_terms`), a bias whose rows have no padding;
-    - if heads are rows (GROUP_ROWS), three heads a K/V head, which is no power of two, over several tiles of rows; if
+    - if heads are rows (GROUP_ROWS), three heads a K/V head, or nine, no power of two, over several tiles of rows; if
       only some keys are in use, sequences of none, one and two, of whole tiles, of just less and more than a tile, of
       all keys, where a table ends, and of less than none;
     - if V lies within K, groups of more heads than BLOCK_M; if the rows of a tile are heads of one query, as many rows
@@ -175,7 +175,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
       tiles (`of_first_split`), or as many queries as it takes where blocks take every KEY_SPLIT-th tile;
     - if blocks share tiles evenly, gangs of two that hand over, of a group of heads or of two tiles of rows;
     - most of a tile of keys, where the mask does not end within tiles;
-    - more queries than keys, of which there is one alone, or three where heads are rows;
+    - more queries than keys, of which there is one alone, or three where heads are rows; of packed sequences over pages
+      some say that less than none are in use, or more than all;
     - if there is a window, one in which row blocks begin at different tiles of keys, and with KEY_SPLIT one of which
       some rows of a block see no key (`begin_apart`). The windows of the others end on, beside and within tiles;
     - where lengths or windows say where a mask's edges lie, edges one key beside those of tiles (`beside_tiles`);
@@ -193,7 +194,7 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
         plain = problem.window or made.coarse_scores  # whose large ones a rounding alone takes past what is allowed
         kind = "plain" if plain else "rising_maximum"  # the last keys weigh most
         cases += [SmallCase("edges beside those of tiles", p, kind) for p in beside]
-    cases.append(SmallCase("more queries than keys", few))
+    cases.append(SmallCase("more queries than keys", few, "extreme_terms" if page else "plain"))
     if problem.blocks:
         return [replace(case, problem=made.listed(case.problem, turn)) for turn, case in enumerate(cases)]
     return [replace(case, problem=sequenced(case.problem, page)) for case in cases] if problem.varlen else cases
@@ -325,8 +326,9 @@ class _Maker:
         problem, block_m, block_n, cases = self.problem, self.block_m, self.block_n, []
         if self.params.get("GROUP_ROWS"):
             keys = block_n + block_n // 2 + 1
-            rows = max(block_m // 2 + 5, problem.masking.queries_to_see_all(keys) + 6)  # of four slots each
-            threes = self.other.with_(heads=6, kv_heads=2, seqlen_q=rows, seqlen_k=keys)
+            each, slots = (3, 4) if problem.group_size <= 8 else (9, 16)  # that rows 8 apart have other heads in
+            rows = max(2 * block_m // slots + 5, problem.masking.queries_to_see_all(keys) + 6)
+            threes = self.other.with_(heads=2 * each, kv_heads=2, seqlen_q=rows, seqlen_k=keys)
             cases.append(SmallCase("three heads a group", fitted(threes, block_n // 2 - 1, 2)))
         if self.params.get("SCHEDULE") == "balanced" and self.params["TILE_ORDER"] in ("by_head", "all_heads"):
             queries = block_m // 2 + 3 if self.params.get("GROUP_ROWS") else 40  # two tiles of rows for each K/V head
