@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from evoattn.families.tensor_tiles import MAX_END, rows_apart
 from evoattn.model.dtype import DTYPES
@@ -18,7 +18,7 @@ COMPILED = (*SCORE_VARIANTS, *KEY_VARIANTS, "varlen")
 """Those of which a template gets a constant each."""
 SEQUENCES = "sequences"
 """The argument that says how many packed sequences there are, in place of which a call may put fewer."""
-NUMBERS = {"int": "int32", "int64_t": "int64", "float": "float32"}
+NUMBERS: dict[str, Literal["int32", "int64", "float32"]] = {"int": "int32", "int64_t": "int64", "float": "float32"}
 """CUDA's types as `Scalar` names them."""
 SHORT, LONG = 2, 12
 """Instructions of a predicate for a key."""
