@@ -8,28 +8,24 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from evoattn.backends.base import LaunchError
 from evoattn.model.dtype import DTYPES
 from evoattn.model.problem import ProblemError
 from evoattn.model.quantize import QUANTIZE_OPERATIONS
+<<<<<<< HEAD
 from evoattn.model.turned import turned_keys
 from evoattn.ops import current
+=======
+from evoattn.ops.arguments import is_ordinary
+>>>>>>> main
 from evoattn.ops.call import StridedProblem, plain_strides, why_wrong_strides
-from evoattn.ops.choice import Choice, Refusal
-from evoattn.ops.eight_bits import EIGHT_BITS
-from evoattn.ops.kernel import ZEROED, LaunchArguments, LoadedKernel
-from evoattn.ops.plan import ADDRESS_BITS, COLD, Scratch, launch_again
-from evoattn.ops.platform import Platform
-from evoattn.ops.runtime import Runtime
-from evoattn.ops.torch_modes import is_ordinary
+from evoattn.ops.given import EIGHT_BITS
+from evoattn.ops.runtime import Runtime, current
 
 WIDE = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 """What kernels read."""
 LEAST_SCALE = torch.finfo(torch.float32).tiny
 """Whose inverse is a number, too."""
 Granularity = Literal["tensor", "head", "token"]
-PLACES = {"x": (0, 0), "numbers": (1, 0), "scale": (2, 0), "mean": (3, 0)}
-"""Of the tensors among the addresses of a launch; scratch memory comes behind them."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +53,9 @@ class Wanted:
     turned: bool = False
     """Numbers are made as `evoattn.model.turned` has them."""
 
-    def problem(self, tensor: Tensor, numbers: Tensor) -> StridedProblem | str:
+    def problem(self, tensor: Tensor) -> StridedProblem | str:
         """What a kernel is asked for, or one reason, without a full stop, why none is."""
+        numbers = torch.empty_like(tensor, dtype=self.dtype, device="meta")
         shape, words = tuple(tensor.shape), ("x", tuple(tensor.shape), tensor.stride(), tensor.element_size())
         if wrong := why_wrong_strides(*words):
             return wrong
@@ -161,20 +158,14 @@ def _by_kernel(tensor: Tensor, wanted: Wanted, runtime: Runtime) -> Numbers | No
     ):
         return None
     known = ("quantize", wanted, tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device())
-    plans = runtime.helper_plans
-    plan = plans.get(known)
+    plan = runtime.planned(known, tensor.get_device(), lambda: wanted.problem(tensor))
     if plan is None:
-        plan = _decided(tensor, wanted, runtime)
-        if not (isinstance(plan, Refusal) and plan.reason is COLD):
-            runtime.keep(plans, known, plan)
-    if not isinstance(plan, QuantizePlan):
         return None
     try:
-        with runtime.platform.guard(plan.index):
-            return plan.run(tensor)
-    except LaunchError as error:
-        runtime.fail(plan.kernel, str(error).rstrip("."))
+        outputs = plan.outputs(tensor.device)
+    except torch.OutOfMemoryError:
         return None
+<<<<<<< HEAD
 
 
 def _decided(tensor: Tensor, wanted: Wanted, runtime: Runtime) -> QuantizePlan | Refusal:
@@ -240,3 +231,6 @@ class QuantizePlan:
             return torch.empty_like(tensor, dtype=dtype)
         batch, heads, keys, dim = tensor.shape
         return tensor.new_empty((batch, heads, dim, turned_keys(keys)), dtype=dtype)
+=======
+    return Numbers(*outputs.values()) if runtime.performs(plan, {"x": tensor, **outputs}) else None
+>>>>>>> main
