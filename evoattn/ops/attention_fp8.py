@@ -8,15 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-<<<<<<< HEAD
 from evoattn.model.turned import GROUP, turned_keys
 from evoattn.model.variant import TURNED
-from evoattn.ops import current, shapes
-from evoattn.ops.arguments import Causal, cap_of, mask_of, require_flags, scale_of, window_of
-=======
 from evoattn.ops import shapes
 from evoattn.ops.arguments import Causal, cap_of, is_ordinary, mask_of, require_flags, scale_of, window_of
->>>>>>> main
 from evoattn.ops.attention import attend
 from evoattn.ops.call import ANSWERS, E4M3, Answer, Call, behind, terms_of
 from evoattn.ops.quantize import Wanted, quantize

@@ -11,12 +11,7 @@ from torch import Tensor
 from evoattn.model.dtype import DTYPES
 from evoattn.model.problem import ProblemError
 from evoattn.model.quantize import QUANTIZE_OPERATIONS
-<<<<<<< HEAD
-from evoattn.model.turned import turned_keys
-from evoattn.ops import current
-=======
 from evoattn.ops.arguments import is_ordinary
->>>>>>> main
 from evoattn.ops.call import StridedProblem, plain_strides, why_wrong_strides
 from evoattn.ops.given import EIGHT_BITS
 from evoattn.ops.runtime import Runtime, current
@@ -165,72 +160,4 @@ def _by_kernel(tensor: Tensor, wanted: Wanted, runtime: Runtime) -> Numbers | No
         outputs = plan.outputs(tensor.device)
     except torch.OutOfMemoryError:
         return None
-<<<<<<< HEAD
-
-
-def _decided(tensor: Tensor, wanted: Wanted, runtime: Runtime) -> QuantizePlan | Refusal:
-    """The plan of a new kind of call, or why there is none."""
-    platform, index = runtime.platform, tensor.get_device()
-    assert platform is not None and runtime.loader is not None
-    problem = wanted.problem(tensor, torch.empty_like(tensor, dtype=wanted.dtype, device="meta"))
-    gpu = platform.spec(index)
-    if isinstance(problem, str) or gpu is None:
-        return Refusal(problem if isinstance(problem, str) else "evoattn does not know this GPU")
-    choice = runtime.choose(problem, gpu, index=index, promised=True)  # PyTorch has no such kernel to race
-    if isinstance(choice, Refusal):
-        return choice
-    ready = runtime.loader.ready(choice, index, choice.launches(None), PLACES)
-    return ready if isinstance(ready, Refusal) else QuantizePlan(choice, wanted, *ready, platform)
-
-
-class QuantizePlan:
-    """The launches of tensors of one shape, ready to be run again."""
-
-    def __init__(
-        self,
-        choice: Choice,
-        wanted: Wanted,
-        kernel: LoadedKernel,
-        launches: tuple[LaunchArguments, ...],
-        memory: tuple[int, int, Scratch],
-        platform: Platform,
-    ) -> None:
-        """`memory`: the bytes of scratch memory, none of them zeroed, and who has it."""
-        self.kernel, self.index, self.words = kernel, kernel.index, choice.words
-        self._wanted, self._launches, self._platform = wanted, launches, platform
-        self._bytes, _, self._scratch = memory
-        self._shapes = [spec.shape for spec in choice.problem.outputs[1:]]
-
-    def run(self, tensor: Tensor) -> Numbers | None:
-        """The numbers, enqueued on torch's current stream of the device, which is the current one; None where nothing
-        was. Raises `LaunchError`."""
-        stream, device = self._platform.stream(self.index), tensor.device
-        try:
-            numbers = self._empty(tensor)
-            made = [torch.empty(shape, dtype=torch.float32, device=device) for shape in self._shapes]
-            scratch = self._scratch.get(max(1, self._bytes), False, device, self.index, stream, False)
-        except torch.OutOfMemoryError:
-            return None
-        tensors = [tensor, numbers, *made]
-        addresses = [one.data_ptr() for one in tensors]
-        if any(one & ADDRESS_BITS for one in addresses) or 0 in addresses:
-            return None
-        addresses += [0] * (ZEROED + 1 - len(addresses))
-        addresses[ZEROED - 1] = scratch.data_ptr()
-        with self._scratch.lock:  # those of another thread neither come in between nor change what is bound
-            for launch in self._launches:
-                launch.bind(tuple(addresses))
-                launch.set_stream(stream)
-                if status := self._platform.launch(launch.config, launch.function, launch.arguments, None):
-                    launch_again(self._platform, self.index, launch, status)
-        return Numbers(numbers, *made)
-
-    def _empty(self, tensor: Tensor) -> Tensor:
-        dtype = self._wanted.dtype
-        if not self._wanted.turned:
-            return torch.empty_like(tensor, dtype=dtype)
-        batch, heads, keys, dim = tensor.shape
-        return tensor.new_empty((batch, heads, dim, turned_keys(keys)), dtype=dtype)
-=======
     return Numbers(*outputs.values()) if runtime.performs(plan, {"x": tensor, **outputs}) else None
->>>>>>> main

@@ -97,10 +97,10 @@ def test_a_kernel_makes_what_the_expressions_make(device, kv, granularity):
 def test_attention_hands_its_tensors_over_and_keeps_plans(device):
     q, k, v = given(8, 70), given(2, 70), given(2, 70)
     k += 3
-    out = evoattn.attention_fp8(q, k, v, smooth_k=True)
-    before = len(device.launches)
+    out, _ = (evoattn.attention_fp8(q, k, v, smooth_k=True) for _ in range(2))  # no kernel took a turned value
+    before, loads = len(device.launches), device.loads
     again = evoattn.attention_fp8(q, k, v, smooth_k=True)
-    assert torch.equal(out, again) and device.launches[before:].count("quantize") == 3 and device.loads == 3
+    assert torch.equal(out, again) and device.launches[before:].count("quantize") == 3 and device.loads == loads
     exact = evoattn.attention(q.double(), k.double(), v.double(), enable_gqa=True)
     assert (out - exact).square().mean() < 0.03 * exact.square().mean()
 
