@@ -19,7 +19,7 @@ from tests.fuzz.exact import why_wrong
 from tests.fuzz.judged import _written_beside, judged
 from tests.fuzz.made import BAND, POISON, Maker, called
 from tests.fuzz.ways import AT_ONCE, WAYS, ways
-from tests.ops.fake_device import FakeDevice, fake_runtime
+from tests.ops.fake_device import BUILT, FakeDevice, fake_runtime
 
 PLAIN = Call(7, batch=2, heads=4, kv_heads=2, seqlen_q=37, seqlen_k=45)
 
@@ -96,6 +96,7 @@ class Misbehaving(FakeDevice):
     ],
 )
 def test_a_wrong_answer_is_found(tmp_path, harm, sentence):
+    BUILT.clear()  # so that the kernel is checked
     device, call = Misbehaving(), dataclasses.replace(PLAIN, out="given")
     made = Maker(call, "cpu").made()
     device.after = lambda launched: harm(made, device)
