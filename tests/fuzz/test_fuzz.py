@@ -78,6 +78,10 @@ class Misbehaving(FakeDevice):
 
     after = None
 
+    def __init__(self):
+        super().__init__()
+        BUILT.clear()
+
     def launch(self, *arguments):
         status = super().launch(*arguments)
         if len(self.launches) > 3:
@@ -96,7 +100,6 @@ class Misbehaving(FakeDevice):
     ],
 )
 def test_a_wrong_answer_is_found(tmp_path, harm, sentence):
-    BUILT.clear()  # so that the kernel is checked
     device, call = Misbehaving(), dataclasses.replace(PLAIN, out="given")
     made = Maker(call, "cpu").made()
     device.after = lambda launched: harm(made, device)
