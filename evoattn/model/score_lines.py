@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from evoattn.model.score import Apply, Load, Name, Number, Tree
 
+COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
+
 
 def is_shift(tree: Tree) -> bool:
     """Whether an expression of the indices stays as it is where query and key move on together."""
@@ -12,6 +14,8 @@ def is_shift(tree: Tree) -> bool:
     match tree:
         case Name(name):
             return name not in ("q", "k")
+        case Apply(sign, (left, right)) if sign in COMPARISONS and linear(left) and linear(right):
+            return is_shift(Apply("-", (left, right)))
         case Load(_, of, _) | Apply(_, of):
             return all(map(is_shift, of))
     return True

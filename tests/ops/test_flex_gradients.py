@@ -33,7 +33,7 @@ CAPTURED = [tensor.requires_grad_() for tensor in (OF_HEADS, OF_KEYS, OF_PAIRS, 
 
 
 def of_tables(s, b, h, q, k):
-    near = SHIFTS[h, (k - q).clamp(-63, 63) + 63]
+    near = SHIFTS[h, (k - q).clamp(-63, 62) + 63 + (k > q)]
     return s * OF_HEADS[h] + OF_KEYS[h, k] + OF_PAIRS[q, k] * near + OF_DOCUMENTS[DOCUMENTS[k]] * s + OF_ROWS[q + 5]
 
 
