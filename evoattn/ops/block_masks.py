@@ -22,6 +22,8 @@ LEAST_BLOCK = 16
 """No tile is smaller."""
 TABLE = "blocks"
 """The name of the table of what each block is."""
+WHOLE = 1 << 30
+"""Rows and keys of the one block of the mask that torch makes where none is given."""
 UNREAD, LIKELY_BLOCKS = "?", 16
 """In place of the counts of a mask that only a compiled graph has seen; blocks of which some would be seen by rows."""
 

@@ -1,5 +1,6 @@
 """`evoattn.flex_attention` in compiled code. Torch's compilers see its FlexAttention, a higher-order operator that
 holds both functions as graphs. Where kernels serve a call, autograd's part of it is the op of `custom_op.py`.
+Importing this module imports `torch._dynamo`: code that is not compiled does without.
 
 So nothing breaks the graph, captured tensors are inputs of the op and have gradients, and what no kernel serves stays
 torch's. The lists say what is seen; how many blocks they have is read once for each kind of mask, when the op runs.
@@ -31,8 +32,6 @@ from evoattn.ops.known_forms import softcap_of
 MARK = "EVOATTN"
 """The kernel option that has a call of torch's operator be ours. Its value is kept with compiled graphs, which are
 therefore not those of another version."""
-WHOLE = 1 << 30
-"""Rows and keys of the one block of the mask that torch makes where none is given."""
 Answers = tuple[Tensor, Tensor, Tensor]
 """The output, the log-sum-exp over ln 2, the largest scores: torch's operator has the three."""
 
@@ -117,7 +116,7 @@ def calls_of(
             return "it captures a part of a tensor whose sizes change"
         tables[name] = tensor if is_whole else place.of(tensor)
     blocks, lists, sizes = "", tuple[Tensor, ...](), (int(block_mask[-3]), int(block_mask[-2]))
-    if max(sizes) < WHOLE:
+    if max(sizes) < block_masks.WHOLE:
         named = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
         mask = BlockMask(
             (block_mask[0], block_mask[1]),

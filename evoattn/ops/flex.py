@@ -23,7 +23,7 @@ from evoattn.model import forks
 from evoattn.model.blocks import Blocks
 from evoattn.model.mask import Band
 from evoattn.model.score import parse_predicate, parse_score
-from evoattn.ops import block_masks, compiled_flex, mods
+from evoattn.ops import block_masks, mods
 from evoattn.ops.arguments import Score
 from evoattn.ops.attention import attend
 from evoattn.ops.call import NO_TENSOR, Answer, Call, behind, why_not_shapes, with_tables
@@ -136,7 +136,7 @@ def calls(
     mask_mod = None if block_mask is None else block_mask.mask_mod
     if mask_mod is torch_flex.noop_mask:
         mask_mod = None
-        if block_mask is not None and tuple(block_mask.BLOCK_SIZE) == (compiled_flex.WHOLE, compiled_flex.WHOLE):
+        if block_mask is not None and tuple(block_mask.BLOCK_SIZE) == (block_masks.WHOLE, block_masks.WHOLE):
             block_mask = None
     if block_mask is not None and (reason := block_masks.why_not(block_mask, batch, heads, rows, keys)):
         return reason
@@ -254,6 +254,8 @@ def flex_attention(  # noqa: PLR0913 - torch's own arguments
     words: dict[str, Any] = dict(kernel_options=kernel_options, return_aux=return_aux)
     if torch.compiler.is_compiling():
         refuse("compiled code may get FlexAttention of torch")
+        from evoattn.ops import compiled_flex  # imports torch._dynamo, which a trace has done
+
         words["kernel_options"] = compiled_flex.marked(kernel_options)
         return TORCH(query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, **words)
     wants_lse = return_lse or (return_aux is not None and return_aux.lse)
