@@ -147,7 +147,7 @@ def test_the_same_where_a_tile_of_rows_begins_beside_the_end_of_another():
     "edit",
     [
         ("if (RISES && old_shift > NO_KEYS)", "if (false)"),  # masked tiles raise a shift in another way
-        pytest.param(("add_left(left, state, o);\n      Partial", "Partial"), marks=pytest.mark.slow),  # a part is lost
+        ("Partial::add_in_turn(o, of_part, o_parts, of_parts);", ""),  # a part is lost
     ],
 )
 @pytest.mark.slow
