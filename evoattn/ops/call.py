@@ -31,7 +31,7 @@ from evoattn.ops.arguments import (
     converter,
     require_out,
 )
-from evoattn.ops.room import has_room, room_of
+from evoattn.ops.room import has_room, room_of, sizes_of
 from evoattn.ops.torch_modes import WATCHED, autocast
 
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
@@ -148,6 +148,11 @@ class Call:
     def has_variant(self) -> bool:
         """Whether SDPA lacks an argument that was given."""
         return self.softcap != 0 or any((self.terms, self.window, self.score, self.blocks))
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Packed sequences, and rows of their queries."""
+        return sizes_of(self.terms, self.query.size(2))
 
     @property
     def packed(self) -> bool:

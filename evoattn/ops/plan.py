@@ -21,7 +21,7 @@ from evoattn.ops.choice import Choice, KernelKey, Refusal
 from evoattn.ops.cubins import Cubin
 from evoattn.ops.kernel import TERMS, LaunchArguments, LoadedKernel, Place, own_tables, scratch_places, tensor_places
 from evoattn.ops.platform import NO_CONTEXT, Platform
-from evoattn.ops.room import sequences_of
+from evoattn.ops.room import Packed
 
 ADDRESS_BITS = 15
 """Those that are 0 in a multiple of 16 bytes."""
@@ -129,7 +129,7 @@ class CallPlan:
 
     def run(
         self,
-        call: Call,
+        call: Call | Packed,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -172,7 +172,7 @@ class CallPlan:
             )
         with self._lock:
             if addresses != self._bound or (
-                self._sizes is not None and self._sizes != (sequences_of(call), query.size(2))
+                self._sizes is not None and self._sizes != call.sizes
             ):
                 if 0 in addresses[:4] or FREED in addresses:
                     return NO_MEMORY
@@ -186,10 +186,10 @@ class CallPlan:
                     launch_again(self._platform, self.index, launch, status)
         return ""
 
-    def _bind(self, call: Call, addresses: tuple[int, ...]) -> None:
+    def _bind(self, call: Call | Packed, addresses: tuple[int, ...]) -> None:
         """Have the next launches be of these addresses, and of the call's sizes."""
         self._bound = ()
-        if self._sizes is not None and self._sizes != (sizes := (sequences_of(call), call.query.shape[2])):
+        if self._sizes is not None and self._sizes != (sizes := call.sizes):
             for launch in self.launches:
                 launch.set_sizes(*sizes)
             self._sizes = sizes
