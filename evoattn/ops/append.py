@@ -12,14 +12,12 @@ from evoattn.backends.base import LaunchError
 from evoattn.model.append import HALVES, PAIRS
 from evoattn.model.mask import FULL
 from evoattn.model.problem import ProblemError
-from evoattn.ops import current
+from evoattn.ops.arguments import is_ordinary
 from evoattn.ops.call import DTYPES, StridedProblem, plain_strides, why_wrong_strides
 from evoattn.ops.choice import Refusal
-from evoattn.ops.kernel import LaunchArguments, LoadedKernel
+from evoattn.ops.kernel import LaunchArguments, LoadedKernel, Platform
 from evoattn.ops.plan import ADDRESS_BITS, COLD, launch_again
-from evoattn.ops.platform import Platform
-from evoattn.ops.runtime import Runtime
-from evoattn.ops.torch_modes import is_ordinary
+from evoattn.ops.runtime import Runtime, current
 
 Rotary = tuple[Tensor, Tensor, bool]
 """Cosines and sines `[positions, turned columns / 2]`, and whether neighbouring columns are a pair."""

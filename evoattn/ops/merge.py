@@ -7,12 +7,11 @@ from torch import Tensor
 
 from evoattn.model.merge import NARROW
 from evoattn.model.problem import AttentionProblem, ProblemError
-from evoattn.ops import current
+from evoattn.ops.arguments import is_ordinary
 from evoattn.ops.call import DTYPES, Call, strided
 from evoattn.ops.choice import Choice, Refusal
 from evoattn.ops.plan import COLD, CallPlan
-from evoattn.ops.runtime import Runtime
-from evoattn.ops.torch_modes import is_ordinary
+from evoattn.ops.runtime import Runtime, current
 
 
 def merged(parts: Tensor, sums: Tensor, out: Tensor, lse: Tensor) -> bool:

@@ -12,15 +12,13 @@ from evoattn.backends.base import LaunchError
 from evoattn.model.dtype import DTYPES
 from evoattn.model.problem import ProblemError
 from evoattn.model.quantize import QUANTIZE_OPERATIONS
-from evoattn.ops import current
+from evoattn.ops.arguments import is_ordinary
 from evoattn.ops.call import StridedProblem, plain_strides, why_wrong_strides
 from evoattn.ops.choice import Choice, Refusal
-from evoattn.ops.eight_bits import EIGHT_BITS
-from evoattn.ops.kernel import ZEROED, LaunchArguments, LoadedKernel
+from evoattn.ops.given import EIGHT_BITS
+from evoattn.ops.kernel import ZEROED, LaunchArguments, LoadedKernel, Platform
 from evoattn.ops.plan import ADDRESS_BITS, COLD, Scratch, launch_again
-from evoattn.ops.platform import Platform
-from evoattn.ops.runtime import Runtime
-from evoattn.ops.torch_modes import is_ordinary
+from evoattn.ops.runtime import Runtime, current
 
 WIDE = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 """What kernels read."""

@@ -25,7 +25,7 @@ from evoattn.model.gpu import GPUS, GpuSpec
 from evoattn.model.launch import TensorMap
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
-from evoattn.ops.cubins import Cubin
+from evoattn.ops.kernel import Cubin
 from evoattn.ops.runtime import Runtime
 from tests.ops.fake_variants import VARIED, attend, list_types, own_types, sequences, shapes_of, tensor_at
 

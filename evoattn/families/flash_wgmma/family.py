@@ -65,8 +65,8 @@ SCHEDULES = {"single": "SINGLE", "fixed": "FIXED", "claimed": "CLAIMED", "balanc
 STORES = {"tensor_map": "TENSOR_MAP", "rows": "ROWS", "chunks": "CHUNKS"}
 RESCALES = {"always": ("ALWAYS", 0), "lazy_5": ("LAZY", 5), "lazy_8": ("LAZY", 8), "lazy_after": ("LAZY_AFTER", 0)}
 RECIPE: dict[str, Value] = {"BLOCK_N": 64, "RESCALE": "lazy_5", "POLYNOMIAL_EIGHTHS": 0, "PART_TILES": 16}
-"""Of rows of the same bits in every batch. A V of more than WIDE_HEAD_DIM columns has no parts: registers hold no second
-O beside the first."""
+"""Of rows of the same bits in every batch. A V of more than WIDE_HEAD_DIM columns has no parts: registers hold no
+second O beside the first."""
 COUNTERS, RESULTS = "counters" + ZEROED_SUFFIX, "results"
 """Scratch buffers: tiles claimed or results given, and results of blocks that share a tile of rows."""
 
@@ -117,7 +117,9 @@ class FlashWgmma(Family):
     def recipe(self, problem: AttentionProblem, gpu: GpuSpec) -> dict[str, Value]:
         if gpu.arch != ARCH or problem.dtype not in self.dtypes:
             return {}
-        whole = problem.head_dim_v > WIDE_HEAD_DIM or problem.seqlen_k <= int(RECIPE["PART_TILES"]) * int(RECIPE["BLOCK_N"])
+        whole = problem.head_dim_v > WIDE_HEAD_DIM or problem.seqlen_k <= int(RECIPE["PART_TILES"]) * int(
+            RECIPE["BLOCK_N"]
+        )
         return RECIPE | ({"PART_TILES": 0} if whole else {})
 
     def row_bits(self, problem: AttentionProblem, config: KernelConfig) -> tuple[Value, ...] | None:

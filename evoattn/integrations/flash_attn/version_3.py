@@ -25,7 +25,7 @@ from evoattn.integrations.flash_attn.rotary import rotated
 from evoattn.integrations.flash_attn.sequences import Keys, Queries, over_rows
 from evoattn.ops.append import Rotary, appended
 from evoattn.ops.call import Answer
-from evoattn.ops.eight_bits import is_eight_bits
+from evoattn.ops.given import is_eight_bits
 from evoattn.ops.merge import merged
 
 NUMBERS_AT_ONCE = 1 << 26
