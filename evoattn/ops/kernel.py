@@ -42,8 +42,6 @@ from evoattn.model.paths import TEMPLATES
 from evoattn.model.space import KernelConfig
 
 TENSORS = ("q", "k", "v", "o", "lse")
-MERGED = {"parts": 0, "part_sums": 1}
-"""In place of q and k, what launches of a merge of partial answers read."""
 TERMS = ("sinks", "slopes", "bias", "seqused", "table", "cu_seqlens_q", "cu_seqlens_k", "k_scale", "v_scale")
 """The inputs of variants as launches name them (`AttentionProblem.term_shapes`), after the scratch memory, in the order
 of `arguments.TERMS`."""
@@ -167,7 +165,13 @@ def tensor_places(problem: AttentionProblem) -> dict[str, Place]:
     if problem.op == "backward":
         wanted = (table.buffer for table in problem.own_tables if table.buffer in parse_grads(problem.grads))
         names = (*names, *BACKWARD_TENSORS, *(f"d{name}" for name in wanted))
-    return {name: (i, 0) for i, name in enumerate(names) if name} | {name: (i, 0) for name, i in MERGED.items()}
+    return {name: (i, 0) for i, name in enumerate(names) if name}
+
+
+def operation_places(problem: AttentionProblem) -> dict[str, Place]:
+    """The same of an operation beside attention, in the order of its specs, past those of scratch memory."""
+    names = [spec.name for spec in (*problem.inputs, *problem.outputs)]
+    return {name: (i if i < SCRATCH else i + 2, 0) for i, name in enumerate(names)}
 
 
 def scratch_places(workspace: dict[str, int]) -> tuple[dict[str, Place], int, int]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ from evoattn.ops.call import (
 from evoattn.ops.choice import IN_CAPTURE, TOO_LONG, Choice, CudaClock, Picked, Picker, Pickers, Race, Refusal, choose
 from evoattn.ops.gradients import Backward, Grads, Training, attend_trained, by_torch
 from evoattn.ops.kernel import Cubin, CudaPlatform, LoadedKernel, Platform, get_cubin
-from evoattn.ops.plan import COLD, OF_A_CALL, CallPlan, Kernels
+from evoattn.ops.plan import COLD, OF_A_CALL, CallPlan, Kernels, OperationPlan
 from evoattn.ops.torch_answer import PROMISE, refuse
 from evoattn.ops.torch_answer import NoKernel as NoKernel
 from evoattn.portfolio.climb import ClimbCache
@@ -89,8 +89,8 @@ class Runtime:
         """The same of calls that want gradients."""
         self.served: dict[Known, bool] = {}
         """What integrations have found out of whether a kernel serves calls to come; `forget` replaces it likewise."""
-        self.helper_plans: dict[Known, Any] = {}
-        """Plans beside attention: of tensors that are quantised (`quantize.py`), of new keys (`append.py`)."""
+        self.helper_plans: dict[Known, OperationPlan | Refusal] = {}
+        """Those of operations beside attention: of tensors that are quantised, of new keys, of partial answers."""
         self._kernels = Kernels(platform, folder, build, self.forget) if platform else None
         self._lock = forks.Lock()
         forks.tell(self)
@@ -104,11 +104,6 @@ class Runtime:
     def forget(self) -> None:
         """Decide every call anew, those too that another thread is deciding; loaded kernels stay loaded."""
         self.plans, self._trainings, self.served, self._unraced, self.helper_plans = {}, {}, {}, {}, {}
-
-    @property
-    def loader(self) -> Kernels | None:
-        """What loads kernels and knows those that are; None where there is no device."""
-        return self._kernels
 
     def attend(self, call: Call) -> Answer:
         """The answer, and with `return_lse` the log-sum-exp beside it; tensors are ordinary ones, outside of any trace,
@@ -272,6 +267,35 @@ class Runtime:
             plans.append(plan)
         forward, backward = plans
         return Training(forward, backward, gradients.words_of(call), gradients.are_deterministic(call))
+
+    def planned(self, known: Known, index: int, problem: Callable[[], StridedProblem | str]) -> OperationPlan | None:
+        """The plan of an operation beside attention, which PyTorch has no kernel for: of all tensors that `known` does
+        not tell apart, on a device. None where no kernel serves it."""
+        plans = self.helper_plans
+        plan = plans.get(known)
+        if plan is None:
+            plan = self._decide_operation(problem(), index)
+            if not (isinstance(plan, Refusal) and plan.reason is COLD):
+                self.keep(plans, known, plan)
+        return plan if isinstance(plan, OperationPlan) else None
+
+    def _decide_operation(self, problem: StridedProblem | str, index: int) -> OperationPlan | Refusal:
+        assert self.platform is not None and self._kernels is not None
+        gpu = self.platform.spec(index)
+        if isinstance(problem, str) or gpu is None:
+            return Refusal(problem if isinstance(problem, str) else "evoattn does not know this GPU")
+        choice = self.choose(problem, gpu, index=index, promised=True)
+        return choice if isinstance(choice, Refusal) else self._kernels.operation(choice, index)
+
+    def performs(self, plan: OperationPlan, tensors: Mapping[str, Tensor | None]) -> bool:
+        """Whether an operation over the tensors that its specs name was enqueued on the current stream."""
+        assert self.platform is not None
+        try:
+            with self.platform.guard(plan.index):
+                return plan.run(tensors)
+        except LaunchError as error:
+            self.fail(plan.kernel, str(error).rstrip("."))
+            return False
 
     def keep(self, plans: dict[Known, Plan], call: Known, plan: Plan) -> None:
         """Keep a decision in what was `plans` before it was made."""
