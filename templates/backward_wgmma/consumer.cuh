@@ -16,6 +16,7 @@
 #include "device/copy/ring_position.cuh"
 #include "device/copy/tensor_tile.cuh"
 #include "device/copy/wgmma_output.cuh"
+#include "backward_wgmma/key_sums.cuh"
 #include "backward_wgmma/producer.cuh"
 #include "backward_wgmma/query_walk.cuh"
 #include "backward_wgmma/shared_layout.cuh"
@@ -124,8 +125,9 @@ struct Consumer {
     if constexpr (Mask::WINDOW) keep_in_register(see_all.end);
   }
 
+  // `key_sums_gmem`: of the block, QUERY_SPLIT > 1.
   __device__ __forceinline__ void run(Element* dk_gmem, int64_t dk_row_stride, Element* dv_gmem, int64_t dv_row_stride,
-                                      float softmax_scale) {
+                                      float softmax_scale, float* key_sums_gmem) {
     named_barrier_sync<THREADS>(BARRIERS_READY);  // the barriers are initialised
     if constexpr (CONSUMER_REGISTERS > 0) increase_registers<CONSUMER_REGISTERS>();
     grid_dependency_wait();  // dQ is cleared
@@ -154,9 +156,16 @@ struct Consumer {
       while (!walk.done()) query_tile();
     }
     grid_dependency_launch();
-    named_barrier_sync<128 * WARPGROUPS>(SCORES);  // no product reads K and V any more, whose places the results take
-    to_global<HEAD_DIM, DK_COLUMNS>(dk, Smem::K, dk_gmem, dk_row_stride, softmax_scale);
-    to_global<VALUE_DIM, DV_COLUMNS>(dv, Smem::V, dv_gmem, dv_row_stride, 1.f);
+    if constexpr (QUERY_SPLIT > 1) {
+      constexpr int DK_FLOATS = KeySums::OfKeys::WARP_FLOATS, DV_FLOATS = KeySums::OfValues::WARP_FLOATS;
+      const int of_block = warpgroup * 4 + warp;
+      KeySums::write(dk, key_sums_gmem + of_block * DK_FLOATS, lane);
+      KeySums::write(dv, key_sums_gmem + KeySums::OfKeys::FLOATS + of_block * DV_FLOATS, lane);
+    } else {
+      named_barrier_sync<128 * WARPGROUPS>(SCORES);  // no product reads K and V any more, whose places the results take
+      to_global<HEAD_DIM, DK_COLUMNS>(dk, Smem::K, dk_gmem, dk_row_stride, softmax_scale);
+      to_global<VALUE_DIM, DV_COLUMNS>(dv, Smem::V, dv_gmem, dv_row_stride, 1.f);
+    }
     if (DQ_BY_BULK && !DQ_BY_WARP && lane == 0) tma_store_wait_read();  // shared memory must live until it is read
   }
 
