@@ -40,7 +40,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 
 ARCH = "sm_90a"
-MAX_HEAD_DIM, DIM_STEP = 256, 16
+MAX_HEAD_DIM, DIM_STEP = 256, 8
 MAX_SINGLE_DIM = 128
 """The largest head_dim that all tiles take."""
 MAX_SHARED_DIM, MAX_SUM_OF_DIMS = 192, 320
