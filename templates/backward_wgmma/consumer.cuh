@@ -3,6 +3,7 @@
 #include "device/ptx/bulk.cuh"
 #include "device/ptx/exp2.cuh"
 #include "device/ptx/keep.cuh"
+#include "device/ptx/ldmatrix.cuh"
 #include "device/ptx/mbarrier.cuh"
 #include "device/ptx/named_barrier.cuh"
 #include "device/ptx/opaque.cuh"
@@ -367,10 +368,26 @@ private:
   __device__ __forceinline__ void change_scores() {
     const Gradient gradient(variant, sequence_number, walk.head, mask.seqlen_q, mask.seqlen_k);
 #pragma unroll
-    for (int i = 0; i < SCORE_COLUMNS / 2; ++i) {
-      const float factor = gradient.change(s[i], query_of(i), key_of(i));
-      if constexpr (FACTORS > 1) factors[i] = factor;
+    for (int i = 0; i < SCORE_COLUMNS / 2; i += 8) {
+      float bias[8];
+      if constexpr (BIAS) read_bias(bias, i / 8);
+#pragma unroll
+      for (int e = i; e < i + 8; ++e) {
+        const float factor = gradient.change(s[e], query_of(e), key_of(e), BIAS ? bias[e - i] : 0.f);
+        if constexpr (FACTORS > 1) factors[e] = factor;
+      }
     }
+  }
+  // Of the accumulators of sixteen queries.
+  __device__ __forceinline__ void read_bias(float (&bias)[8], int sixteen) const {
+    const int tile = Smem::BIAS_TILE + (q.stage * KEY_GROUPS + keys) * Smem::BIAS_GROUP_BYTES;
+    const int row = dims * SCORE_COLUMNS + sixteen * 16 + lane / 16 * 8 + lane % 8, column = 2 * warp + lane / 8 % 2;
+    uint32_t pairs[4];  // queries of eight: of keys g, of keys g + 8; then the next eight
+    ldmatrix_x4_trans(pairs, smem_address + tile + row * 128 + (column ^ row % 8) * 16);
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      bias[2 * i] = to_float(Element{uint16_t(pairs[i])}),
+               bias[2 * i + 1] = to_float(Element{uint16_t(pairs[i] >> 16)});
   }
   // Of a probability, or the gradient of its score, which `score` is.
   __device__ __forceinline__ void apply_factor(float& x, float score, int i) const {

@@ -29,7 +29,7 @@ from evoattn.families.base import Family, softmax_scale_log2
 from evoattn.families.flash_wgmma.text import wgmma_function
 from evoattn.families.residency import why_no_memory, why_not_resident, why_same_code
 from evoattn.families.row_blocks import batches, row_blocks
-from evoattn.families.tensor_tiles import CHUNK_COLUMNS, sliding_map, tile_map, why_not_sliding
+from evoattn.families.tensor_tiles import CHUNK_COLUMNS, bias_map, sliding_map, tile_map, why_not_sliding
 from evoattn.families.variants import variant_args, variant_constants
 from evoattn.families.work import LaunchWork
 from evoattn.model.backward import TERM_GRADS, parse_grads
@@ -123,6 +123,8 @@ class BackwardWgmma(Family):
             **problem.masking.constants(),
             **variant_constants(problem, slope=True),
             "BIAS_GRADIENT": "bias" in parse_grads(problem.grads),
+            "BIAS_PARAMETERS": ", const __grid_constant__ TensorMap bias_map" if problem.bias else "",
+            "BIAS_MAP": "bias_map" if problem.bias else "q_map",
             "SINK_GRADIENT": "sinks" in parse_grads(problem.grads),
             "QUERY_SPLIT": genes.QUERY_SPLIT,
             "PRODUCER_WARPS": producer_warps(genes),
@@ -153,8 +155,8 @@ class BackwardWgmma(Family):
         }
 
     def why_outdated(self, config: KernelConfig, source: str) -> str | None:
-        if "key_sums_gmem" not in source:
-            return "It is of before blocks that share a tile of keys, and takes other arguments."
+        if "BIAS_PARAMETERS" not in source:
+            return "It is of before a tensor map of the bias, and takes other arguments."
         return super().why_outdated(config, source)
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
@@ -199,6 +201,7 @@ class BackwardWgmma(Family):
             *bias_gradient_strides(problem),
             *variant_args(problem),
             sums,
+            *((bias_map(problem, m),) if problem.bias else ()),
         )
         rows: tuple[KernelArg, ...] = (
             *(dq_sums, Buffer("dq")),

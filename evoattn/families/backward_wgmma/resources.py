@@ -53,8 +53,8 @@ FIXED_REGISTERS = {"in_turn": 8, "dp_first": 24, "sums_first": 22, "softmax_firs
 both alive where most is. Fitted to 80 random configs compiled by ptxas 13.0."""
 
 
-BIAS_REGISTERS, BIAS_GRADIENT_REGISTERS, SLOPE_REGISTERS = 48, 24, 8
-"""Of places and bounds. Read off 24 configs compiled by ptxas 13.0."""
+BIAS_GRADIENT_REGISTERS, SLOPE_REGISTERS = 32, 8
+"""Of places and bounds. Read off 24 configs compiled by ptxas 13.0; a bias by itself takes none."""
 
 
 SHARE_REGISTERS = 8
@@ -137,8 +137,7 @@ def registers_needed(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> in
     if problem.own_score or (problem.softcap and (problem.alibi or problem.bias or not at_once)):
         kept += scores
     kept += SHARE_REGISTERS * bool(dq_share(problem, genes))
-    kept += SLOPE_REGISTERS * problem.alibi + BIAS_REGISTERS * bool(problem.bias)
-    kept += BIAS_GRADIENT_REGISTERS * ("bias" in wanted)
+    kept += SLOPE_REGISTERS * problem.alibi + BIAS_GRADIENT_REGISTERS * ("bias" in wanted)
     if genes.ORDER == "dp_first":
         return kept + 2 * scores + max(dq, rounded) + FIXED_REGISTERS[genes.ORDER]
     return kept + scores + max(scores, dq) + rounded + FIXED_REGISTERS[genes.ORDER]
@@ -152,6 +151,7 @@ def smem_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     tiles = genes.BLOCK_N * (rows + value_rows)
     tiles += genes.BLOCK_M * (genes.Q_STAGES * rows + genes.DO_STAGES * value_rows)
     tiles += scores * genes.DS_STAGES * (1 + (genes.P_PLACE == "shared"))
+    tiles += genes.Q_STAGES * genes.BLOCK_M * genes.BLOCK_N * 2 * bool(problem.bias)
     sums = 64 * dq_columns(problem, genes) * 4 * warpgroups(genes) if genes.DQ_SUM != "registers" else 0
     terms = 4 * genes.BLOCK_M * (genes.Q_STAGES + genes.DO_STAGES)
     barriers = 2 + 2 * genes.Q_STAGES + 2 * genes.DO_STAGES + 2 * warpgroups(genes) * (genes.DQ_SUM == "warp")
