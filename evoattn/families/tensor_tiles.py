@@ -66,7 +66,7 @@ def tile_map(problem: AttentionProblem, tensor: str, rows: int, by_chunks: bool 
 
 
 def bias_map(problem: AttentionProblem, rows: int) -> TensorMap:
-    """The map of tiles of the bias of `rows` queries, a box for each 64 keys, of which those past the last read zero."""
+    """The map of tiles of the bias of `rows` queries, a box for each 64 keys; those past the last key read zero."""
     batch, heads, queries, _ = problem.term_shapes["bias"]
     batch_stride, head_stride, row_stride, _ = problem.strides("bias")
     head_bytes = ELEMENT_BYTES * (head_stride or row_stride * queries)
