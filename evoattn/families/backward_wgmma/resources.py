@@ -235,14 +235,14 @@ def launch_work(
         waits=STEP_WAIT * (1.0 if genes.ORDER == "in_turn" else 0.6),
     )
     extra = variant_step(problem, pairs, packs=False)
-    parts = genes.QUERY_SPLIT
-    blocks = count * units(problem) * parts
+    split = genes.QUERY_SPLIT
+    blocks = count * units(problem) * split
     row_bytes = sum(_row_bytes(problem, genes, which) for which in ("terms", "rows"))
     inside = (1 - _outside(problem, genes)) * row_bytes * query_tiles(problem, genes) / blocks
     ends = Step(
         instructions=keys * (width + value_width) / WARP * 1.5 + 60 * groups * 4,
         shared_bytes=2.0 * keys * (width + value_width) * size,
-        loaded_bytes=2.0 * keys * (width + value_width) * size * (1.0 if parts == 1 else 1.5) + inside,
+        loaded_bytes=2.0 * keys * (width + value_width) * size * (1.0 if split == 1 else 1.5) + inside,
         waits=FIRST_WAIT,
     )
     main = LaunchWork(
@@ -253,8 +253,8 @@ def launch_work(
         smem_bytes(problem, genes),
         registers or registers_at_launch(genes),
         Step(*(a + b for a, b in zip(vars(step).values(), vars(extra).values(), strict=True))),
-        mean * problem.group_size / parts,
-        float(math.ceil(most * problem.group_size / parts)) if parts > 1 else most * problem.group_size,
+        mean * problem.group_size / split,
+        float(math.ceil(most * problem.group_size / split)),
         ends,
         tensor="wgmma",
         longest_first=problem.causal and genes.BLOCK_ORDER == "heads",
