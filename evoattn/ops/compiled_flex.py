@@ -22,12 +22,13 @@ from torch.nn.attention.flex_attention import BlockMask
 from torch.utils._python_dispatch import _disable_current_modes
 
 from evoattn.model.score import parse_score
+from evoattn.model.score_lines import softcap_of
 from evoattn.ops import block_masks, mods
 from evoattn.ops.arguments import Score
 from evoattn.ops.call import Call, behind, out_like, why_not_shapes, with_tables
 from evoattn.ops.choice import Refusal
 from evoattn.ops.gradients import expected, why_not_differentiable
-from evoattn.ops.known_forms import softcap_of
+from evoattn.ops.runtime import current
 
 MARK = "EVOATTN"
 """The kernel option that has a call of torch's operator be ours. Its value is kept with compiled graphs, which are
@@ -184,8 +185,6 @@ def _traced(
 
 def why_no_kernel(call: Call) -> str:
     """Why torch computes such a call, and its gradients where they are wanted: chosen of the lengths of the trace."""
-    from evoattn.ops import current
-
     runtime = current.runtime()
     platform = runtime.platform
     if platform is None or call.query.device.type != runtime.device_type:

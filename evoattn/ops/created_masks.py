@@ -22,13 +22,11 @@ from evoattn.model.paths import cubin_cache
 from evoattn.model.records import Candidate
 from evoattn.model.score import Table, Tree, parse_predicate, parse_tables
 from evoattn.model.space import KernelConfig
-from evoattn.ops import current, flex, mods, selftest
-from evoattn.ops.arguments import Score
-from evoattn.ops.cubins import Cubin
-from evoattn.ops.kernel import LoadedKernel
-from evoattn.ops.plan import launch_again
-from evoattn.ops.platform import Platform
-from evoattn.ops.torch_modes import is_ordinary
+from evoattn.ops import flex, mods
+from evoattn.ops.arguments import Score, is_ordinary
+from evoattn.ops.kernel import Cubin, LoadedKernel, Platform
+from evoattn.ops.plan import launch_again, record_check, recorded_check
+from evoattn.ops.runtime import current
 
 TORCH = torch_flex.create_block_mask
 BLOCK = 128
@@ -178,7 +176,7 @@ def _checked(
     kernel = LoadedKernel(compiled.cubin, platform, device.index)
     source, digest = candidate.source_hash, hashlib.sha256(compiled.cubin).hexdigest()
     cubin, machine = Cubin(compiled.cubin, digest, source, source), platform.identity(device.index)
-    wrong = selftest.recorded(cubin, machine, folder)
+    wrong = recorded_check(cubin, machine, folder)
     if wrong is None:
         small = MaskShape(1, 1, min(CHECKED, shape.seqlen_q), min(CHECKED, shape.seqlen_k), BLOCK, BLOCK)
         own = _run(platform, kernel, device, small, given, tables)
@@ -187,7 +185,7 @@ def _checked(
             made = TORCH(mask_mod, 1, 1, small.seqlen_q, small.seqlen_k, device, BLOCK)
             theirs = [getattr(made, name) for name in LISTS]
         wrong = "" if _same(own, theirs) else "the kernel's lists were others"
-        selftest.record(cubin, machine, folder, KernelConfig("mask_blocks", {}), wrong)
+        record_check(cubin, machine, folder, KernelConfig("mask_blocks", {}), wrong)
     if wrong:
         warnings.warn(f"evoattn: torch makes a block mask: {wrong}.", RuntimeWarning, stacklevel=5)
         return None

@@ -13,9 +13,9 @@ import evoattn
 from benchmarks.calls.no_device import NoDevice
 from evoattn.families import registry
 from evoattn.model.space import load_space
-from evoattn.ops import current, torch_answer, torch_gradients
+from evoattn.ops import gradients, torch_answer
 from evoattn.ops.call import Call
-from evoattn.ops.runtime import Runtime
+from evoattn.ops.runtime import Runtime, current
 from tests.ops.fake_device import Pick, tensors
 from tests.ops.test_flex_mods import by_torch
 
@@ -43,7 +43,7 @@ class ByFormula(Runtime):
 
     def gradients(self, given):
         self.seen.append(given.grads)
-        return torch_gradients.gradients(given)
+        return gradients.by_torch(given)
 
 
 @pytest.fixture
