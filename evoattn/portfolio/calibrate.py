@@ -30,7 +30,7 @@ from evoattn.model.calibrated import calibration_folder
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.played import is_played
 from evoattn.model.problem import AttentionProblem, ProblemError
-from evoattn.model.space import load_space
+from evoattn.model.space import KernelConfig, load_space
 from evoattn.portfolio import calibrations, campaign, check, pick
 from evoattn.portfolio.calibrations import Calibration, Journal, card_of, short, times_of, versions_here
 from evoattn.portfolio.pick import shipped_for
@@ -56,8 +56,6 @@ MEMORY_SHARE = 8
 SAVE_SECONDS, SAY_SECONDS = 1.0, 10.0
 RETIMED = 6
 """Kernels of each group that were best under another driver, NVRTC or template, and are timed first."""
-MOST_ROWS = 12_000
-"""Times in the fit of a correction."""
 SDPA = ("flash", "efficient", "cudnn")
 Say = Callable[[str], None]
 
@@ -254,25 +252,30 @@ class Keeper:
                 yield about | {"times": times}
 
 
-def timed_rows(groups: Iterable[Group], gpu: GpuSpec) -> list[Timed]:
-    """Careful times of the groups, and what the model without a correction says, at most MOST_ROWS: of each problem
-    the fastest first."""
-    from evoattn.cost.cost import physical_part, scores
+def timed_rows(groups: Iterable[Group], gpu: GpuSpec, jobs: int | None) -> list[Timed]:
+    """Careful times of the groups, what the model without a correction says and what trees may ask, by `jobs`
+    processes, all cores unless given."""
+    asked = []
+    for group in groups:
+        for index, problem in enumerate(group.problems):
+            kernels = group.leaders(index, len(group.kernels))
+            asked.append((problem, [k.config for k in kernels], [k.times[index] for k in kernels]))
+    with ProcessPoolExecutor(jobs or os.cpu_count()) as workers:
+        found = workers.map(_timed, *zip(*asked, strict=True), repeat(gpu), chunksize=4) if asked else ()
+        return [row for rows in found for row in rows]
+
+
+def _timed(problem: AttentionProblem, configs: list[KernelConfig], us: list[float], gpu: GpuSpec) -> list[Timed]:
+    from evoattn.cost.cost import Model, physical_part, scores
     from evoattn.cost.fitted import load
 
-    found: list[Timed] = []
-    wholes = [(group, i) for group in groups for i in range(len(group.problems))]
-    each = max(8, MOST_ROWS // max(1, len(wholes)))
-    fitted = load()
-    for group, index in wholes:
-        problem, configs = group.problems[index], group.leaders(index, each)
-        if len(configs) < 2:
-            continue
-        costs = scores(problem, [k.config for k in configs], gpu, fitted, NONE)
-        for kernel, score in zip(configs, costs, strict=True):
-            part = physical_part(problem, kernel.config, gpu, 0, fitted)
-            if part and math.isfinite(score):
-                found.append(Timed(problem, kernel.config, kernel.times[index], score, part.parts))
+    fitted, found = load(), list[Timed]()
+    costs = scores(problem, configs, gpu, fitted, NONE)
+    parts = [physical_part(problem, config, gpu, 0, fitted) for config in configs]
+    able = [i for i, part in enumerate(parts) if part]
+    asked, _ = Model(gpu, fitted, NONE).asked(problem, [configs[i] for i in able], [part for part in parts if part])
+    for i, features in zip(able, asked, strict=True):
+        found.append(Timed(problem, configs[i].family, us[i], costs[i], features))
     return found
 
 
@@ -373,7 +376,7 @@ def make(made: Plan, jobs: int | None) -> tuple[Fit, Calibration]:
     """The correction and the list of what was measured; the op takes them from now on."""
     gpu, shipped = made.gpu, shipped_for(made.gpu)
     today = shipped if shipped and gpu.name in shipped.cards else None
-    fitted = fit(timed_rows(made.groups, gpu))
+    fitted = fit(timed_rows(made.groups, gpu, jobs), jobs)
     correction.put(gpu, fitted.correction)  # the choice of general kernels is by corrected costs
     listed = select_of(made.groups, gpu, today, jobs, beside=True)
     found = Calibration(

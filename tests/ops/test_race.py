@@ -19,6 +19,7 @@ from evoattn.ops.runtime import NoKernel, Runtime
 from evoattn.portfolio.wins import FASTER, Raced, Races
 from tests.ops.fake_device import FakeDevice, build, near, reference, tensors, wgmma_pick
 
+
 def guess(problem, gpu):
     found = wgmma_pick(problem, gpu)
     return found and dataclasses.replace(found, estimated=True)
