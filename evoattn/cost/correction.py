@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
@@ -29,10 +29,18 @@ DIGITS = 5
 
 @dataclass(frozen=True)
 class Correction:
-    """Of each family the columns of its trees, JSON-ready (`row_of`). Their sum is the natural logarithm of what a
-    score is multiplied by, at most MOST."""
+    """`rows`: of each family the columns of its trees, JSON-ready (`row_of`); none where they did not choose better
+    on problems left out. Their sum is the natural logarithm of what a score is multiplied by, at most MOST."""
 
     rows: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    left_out: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """By kind of problem: how many were left out, and the time of the first choice over the best, geometric mean,
+    without the trees and with them."""
+
+    def to_row(self) -> dict[str, Any]:
+        """JSON-ready."""
+        trees = {family: dict(row) for family, row in self.rows.items()}
+        return {"trees": trees, "left_out": {kind: list(found) for kind, found in self.left_out.items()}}
 
     @cached_property
     def trees(self) -> Mapping[str, Trees]:
@@ -90,9 +98,12 @@ def correction_of(gpu: GpuSpec) -> Correction:
 
 def of_row(row: Any) -> Correction:
     """Of what a file says. Raises `ValueError` where those are no trees, or a walk would leave its tree."""
-    if not isinstance(row, dict) or not all(isinstance(trees, dict) and _are_trees(trees) for trees in row.values()):
+    trees, left_out = (row.get(name) if isinstance(row, dict) else None for name in ("trees", "left_out"))
+    if not isinstance(trees, dict) or not all(isinstance(one, dict) and _are_trees(one) for one in trees.values()):
         raise ValueError("a correction is no table of trees")
-    return Correction(row)
+    if not isinstance(left_out, dict) or not all(_are_numbers(found, 3) for found in left_out.values()):
+        raise ValueError("a correction does not say how good it is")
+    return Correction(trees, left_out)
 
 
 def _are_trees(row: Mapping[str, Any]) -> bool:

@@ -10,12 +10,12 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evoattn.cost.correction import MOST, NONE, Correction, row_of
+from evoattn.cost.correction import MOST, Correction, row_of
+from evoattn.cost.explanation import kinds
 from evoattn.cost.training.fit import LEAST_ROWS, fit_trees
 from evoattn.cost.trees import Floats, Trees
 from evoattn.model.problem import AttentionProblem
@@ -43,16 +43,6 @@ class Timed:
 
 
 @dataclass(frozen=True)
-class Fit:
-    """A correction, and the time of the model's first choice over the best, geometric mean of problems left out:
-    without it and with it."""
-
-    correction: Correction
-    before: float
-    after: float
-
-
-@dataclass(frozen=True)
 class _Table:
     """All rows as numbers."""
 
@@ -67,27 +57,25 @@ class _Table:
     families: Mapping[str, tuple[Numbers, tuple[str, ...], Floats]]
     """Of each its rows, the names of what they may be asked, and that."""
 
-    def lost(self, logs: Floats) -> float:
-        """What the first choice takes over the best, geometric mean of all problems. `logs`: of what each score is
-        multiplied by."""
+    def lost(self, logs: Floats) -> Floats:
+        """Of each problem the natural logarithm of the first choice's time over the best. `logs`: of what each score
+        is multiplied by."""
         order = np.lexsort((self.scores + logs, self.problem))
-        if not len(order):
-            return 1.0
-        groups = np.split(order, np.flatnonzero(np.diff(self.problem[order])) + 1)
-        return math.exp(fmean(math.log(self.us[mine[0]] / self.us[mine].min()) for mine in groups))
+        groups = np.split(order, np.flatnonzero(np.diff(self.problem[order])) + 1) if len(order) else []
+        return np.array([math.log(self.us[mine[0]] / self.us[mine].min()) for mine in groups])
 
 
 _HERE: list[tuple[_Table, Mapping[str, float]]] = []
 """Of a process that fits, which is forked: the table need not be sent there."""
 
 
-def fit(rows: Sequence[Timed], jobs: int | None = None, size: Mapping[str, float] = SIZE) -> Fit:
-    """The correction, if it chooses better on problems left out, by `jobs` processes, all cores unless given. `size`:
-    as SIZE."""
+def fit(rows: Sequence[Timed], jobs: int | None = None, size: Mapping[str, float] = SIZE) -> Correction:
+    """The correction, without trees where they do not choose better on problems left out, by `jobs` processes, all
+    cores unless given. `size`: as SIZE."""
     table, problems = _table(rows)
     before = table.lost(np.zeros(len(table.us)))
-    if problems < LEAST_PROBLEMS or all(len(mine) < LEAST_ROWS for mine, *_ in table.families.values()):
-        return Fit(NONE, before, before)
+    if len(problems) < LEAST_PROBLEMS or all(len(mine) < LEAST_ROWS for mine, *_ in table.families.values()):
+        return Correction({}, _by_kind(problems, before, before))
     _HERE[:] = [(table, size)]
     jobs = min(jobs or os.cpu_count() or 1, 1 + FOLDS)
     try:
@@ -102,9 +90,19 @@ def fit(rows: Sequence[Timed], jobs: int | None = None, size: Mapping[str, float
     for fold, trees in enumerate(left_out):
         logs += np.where(table.problem % FOLDS == fold, _logs(table, trees), 0.0)
     after = table.lost(logs)
-    if after >= before:
-        return Fit(NONE, before, before)
-    return Fit(Correction({family: row_of(trees) for family, trees in whole.items()}), before, after)
+    if after.mean() >= before.mean():
+        return Correction({}, _by_kind(problems, before, before))
+    return Correction({family: row_of(trees) for family, trees in whole.items()}, _by_kind(problems, before, after))
+
+
+def _by_kind(problems: Sequence[AttentionProblem], before: Floats, after: Floats) -> dict[str, tuple[float, ...]]:
+    """As `Correction.left_out`, of all and of the kinds that some problems are of."""
+    kinds_of = [("all", *kinds(problem)) for problem in problems]
+    found = {}
+    for kind in dict.fromkeys(name for names in kinds_of for name in names):
+        mine = [i for i, names in enumerate(kinds_of) if kind in names]
+        found[kind] = (len(mine), *(round(math.exp(lost[mine].mean()), 4) for lost in (before, after)))
+    return found
 
 
 def _fit_here(fold: int | None) -> dict[str, Trees]:
@@ -131,9 +129,8 @@ def _logs(table: _Table, trees: Mapping[str, Trees]) -> Floats:
     return logs
 
 
-def _table(rows: Sequence[Timed]) -> tuple[_Table, int]:
-    """The rows of problems with two kernels and more, and the number of such problems. Times near a problem's best
-    weigh more."""
+def _table(rows: Sequence[Timed]) -> tuple[_Table, list[AttentionProblem]]:
+    """The rows of problems with two kernels and more, and these problems. Times near a problem's best weigh more."""
     by_problem: dict[AttentionProblem, list[Timed]] = {}
     for row in rows:
         by_problem.setdefault(row.problem, []).append(row)
@@ -151,4 +148,4 @@ def _table(rows: Sequence[Timed]) -> tuple[_Table, int]:
         names = tuple(sorted({name for i in mine for name in kept[i].asked}))
         asked = np.array([[kept[i].asked.get(name, math.nan) for name in names] for i in mine])
         families[family] = mine, names, asked
-    return _Table(number, us, scores, over, weights, families), len(groups)
+    return _Table(number, us, scores, over, weights, families), [group[0].problem for group in groups]

@@ -20,7 +20,7 @@ from typing import Any
 
 from evoattn.cost import correction
 from evoattn.cost.correction import NONE
-from evoattn.cost.correction_fit import Fit, Timed, fit
+from evoattn.cost.correction_fit import Timed, fit
 from evoattn.engine.group_search import GroupSearch, Manner
 from evoattn.engine.groups import Group, Kernel
 from evoattn.engine.tools import Tools
@@ -134,13 +134,15 @@ def plan(wanted: Wanted, gpu: GpuSpec) -> Plan:
     problems = drawn(wanted.kinds, BUILD_SEEDS, count, gpu)
     each = min(MOST_JUDGED, max(LEAST_JUDGED, int(judge / (SEARCH_EACH + FINAL_EACH))))
     judged = drawn(wanted.kinds, JUDGED_SEEDS, each, gpu) if judge else []
-    weights = dict.fromkeys(problems, 1.0)
+    today, before = _journal(gpu)
+    timed = (p for groups in (today, before) for group in groups.values() for p in group.problems)
+    weights = dict.fromkeys([*problems, *timed], 1.0)  # a short run after a long one has all that the long one had
     own = [(without_lse(p), weight) for p, weight in wanted.own]
     whole = sum(weight for _, weight in own) or 1.0
     for problem, weight in own:
         weights[problem] = weights.get(problem, 0.0) + len(problems) * weight / whole
     made = Plan(gpu, list(_groups(weights, gpu)), judged, search, judge)
-    _recall(made)
+    _recall(made, today, before)
     return made
 
 
@@ -158,13 +160,13 @@ def _groups(weights: Mapping[AttentionProblem, float], gpu: GpuSpec) -> Iterator
             yield Group(name, problems, families, sum(weights[p] for p in problems))
 
 
-def _recall(made: Plan) -> None:
-    """Put into the groups what a journal has: times of today's versions, and of others the best kernels."""
+def _journal(gpu: GpuSpec) -> tuple[dict[str, Group], dict[str, Group]]:
+    """What the card's journal has, by name of group: times of today's versions, and of others."""
     today: dict[str, Group] = {}
     before: dict[str, Group] = {}
     here, problems = _Versions(), dict[str, AttentionProblem]()
     places: dict[tuple[str, str], int] = {}
-    for row in times_of(calibration_folder(made.gpu)):
+    for row in times_of(calibration_folder(gpu)):
         try:
             text, family, us = json.dumps(row["problem"]), str(row["family"]), float(row["us"])
             problem = problems.setdefault(text, problems.get(text) or AttentionProblem(**row["problem"]))
@@ -183,6 +185,11 @@ def _recall(made: Plan) -> None:
         kernel.times[index] = us
         if row.get("rough"):
             kernel.rough.add(index)
+    return today, before
+
+
+def _recall(made: Plan, today: dict[str, Group], before: dict[str, Group]) -> None:
+    """Put into the groups what a journal has: times of today's versions, and of others the best kernels."""
     for group in made.groups:
         spaces = {name: load_space(name, made.gpu) for name in group.families}
         if known := today.get(group.name):
@@ -285,7 +292,6 @@ class Done:
 
     calibration: Calibration
     rows: Sequence[check.Checked]
-    fitted: Fit
 
     def table(self) -> str:
         """Regret and SDPA, by kinds of problems and for all, on problems left out."""
@@ -294,10 +300,14 @@ class Done:
         lines.append("|---" * 6 + "|")
         for kind in (*kinds, "all"):
             lines.append(_line(kind, [row for row in self.rows if kind in ("all", _kind(row))]))
-        before, after = self.fitted.before, self.fitted.after
-        lines.append(f"The cost model's first choice on measured problems left out: {before:.3f} without a correction,")
-        lines.append(f"{after:.3f} with it.")
+        lines.append(f"{first_choice(self.calibration)}.")
         return "\n".join(lines)
+
+
+def first_choice(found: Calibration) -> str:
+    """How good the cost model chooses on measured problems left out, in words."""
+    _, before, after = found.correction.left_out["all"]
+    return f"The cost model's first choice takes {before:.3f} times the best, corrected {after:.3f}"
 
 
 def _kind(row: check.Checked) -> str:
@@ -356,8 +366,9 @@ def calibrate(wanted: Wanted, gpu: GpuSpec, say: Say, tools: Tools | None = None
             finally:
                 keeper.save()
         say(f"searched: {engine.compiled} kernels compiled, {engine.measured} times")
-    fitted, found = make(made, wanted.jobs)
+    found = make(made, wanted.jobs)
     say(f"{len(found.listed.kernels)} kernels for {len(found.listed.kinds)} kinds of problems are chosen")
+    say(first_choice(found))
     left = max(made.judge_seconds / 2, wanted.seconds - (time.monotonic() - started))
     each = left / max(1, len(made.judged)) - FINAL_EACH
     peers = tuple(name for name in SDPA if name != "cudnn" or not is_played(gpu))
@@ -369,25 +380,25 @@ def calibrate(wanted: Wanted, gpu: GpuSpec, say: Say, tools: Tools | None = None
     found = replace(found, judged=summary(rows), listed=replace(found.listed, regret=_regrets(rows)))
     calibrations.save(found)
     pick.forget()
-    return Done(found, rows, fitted)
+    return Done(found, rows)
 
 
-def make(made: Plan, jobs: int | None) -> tuple[Fit, Calibration]:
+def make(made: Plan, jobs: int | None) -> Calibration:
     """The correction and the list of what was measured; the op takes them from now on."""
     gpu, shipped = made.gpu, shipped_for(made.gpu)
     today = shipped if shipped and gpu.name in shipped.cards else None
     fitted = fit(timed_rows(made.groups, gpu, jobs), jobs)
-    correction.put(gpu, fitted.correction)  # the choice of general kernels is by corrected costs
+    correction.put(gpu, fitted)  # the choice of general kernels is by corrected costs
     listed = select_of(made.groups, gpu, today, jobs, beside=True)
     found = Calibration(
         card_of(gpu),
         versions_here({kernel.family for kernel in listed.kernels}),
         calibrations.today(),
         replace(listed, skipped=today.skipped if today else ()),
-        fitted.correction,
+        fitted,
         summary(()),
         sum(len(kernel.times) for group in made.groups for kernel in group.kernels.values()),
     )
     calibrations.save(found)
     pick.forget()
-    return fitted, found
+    return found

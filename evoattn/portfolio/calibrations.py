@@ -85,7 +85,7 @@ class Calibration:
             "made": self.made,
             "times": self.times,
             "judged": dict(self.judged),
-            "correction": {family: dict(row) for family, row in self.correction.rows.items()},
+            "correction": self.correction.to_row(),
             "list": to_row(self.listed),
         }
 
