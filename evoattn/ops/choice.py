@@ -1,20 +1,28 @@
-"""Which kernel a problem gets on a device, or the reason why none: everything short of loading it."""
+"""Which kernel a problem gets on a device, or the reason why none: everything short of loading it. And the race of a
+pick beside what PyTorch would run, held once for a problem on a card where such picks were not measured."""
 
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import torch
+
+from evoattn.backends.versions import template_digest
 from evoattn.families import registry
 from evoattn.families.base import SOFTMAX_SCALE_LOG2, Family
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import KernelLaunch, Scalar
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
-from evoattn.ops.call import StridedProblem
+from evoattn.ops import torch_answer
+from evoattn.ops.call import Call, StridedProblem
+from evoattn.portfolio.canonical import size_class
+from evoattn.portfolio.wins import Raced, Races
 
 
 class Picked(Protocol):
@@ -148,3 +156,152 @@ def _why_unmeasured(picked: Picked, gpu: GpuSpec, estimated: bool) -> str:
         return ""
     enable = "evoattn.enable(estimated=True) runs it all the same"
     return f"{_name(picked)} was measured on no {gpu.name}; {enable} ({picked.why})"
+
+
+BUDGET_US = 30_000.0
+"""Of GPU time for a race, with the first calls and the delays."""
+CALLS, ROUNDS = 5, 2
+"""Calls of each that are timed in a row, and how often they take turns. A race of long calls has fewer."""
+CLEAR = 1.5
+"""Who is so many times as fast in one turn needs no other."""
+TORCH_MOST = 2.0
+"""PyTorch's time over the kernel's that there is room for: its first call is the one whose length nobody knows."""
+LEAST_ROOM = 3
+"""Answers that there must be memory for: of both, and what PyTorch writes beside its own."""
+TOO_LONG = "a race would take more than 30 ms of the GPU"
+NO_MEMORY = "the device has no memory left for a race"
+IN_CAPTURE = "no kernel was raced yet and a CUDA graph is being captured; call the model once before"
+COMPILED = "no kernel was raced yet and compiled code does not race; call evoattn.attention once before"
+DELAY_CYCLES = 1_000_000
+"""Half a millisecond in which calls are enqueued: what is timed is the GPU, not the CPU that feeds it."""
+DELAY_US = 1000.0
+"""The same at a clock of 1 GHz, which cards exceed."""
+
+
+class Clock(Protocol):
+    """How races are timed. Tests put another one in its place."""
+
+    def first_us(self, run: Callable[[], object]) -> float:
+        """Device time in µs of a call that may load and compile first, about, and 1 at least; waits for it."""
+        ...
+
+    def time_us(self, run: Callable[[], object], count: int) -> float:
+        """Device time in µs of each of `count` calls in a row on the current stream; waits for it."""
+        ...
+
+    def room(self, index: int) -> int:
+        """Bytes of a device that can be allocated."""
+        ...
+
+
+class CudaClock:
+    """CUDA events, behind a delay but for first calls."""
+
+    def first_us(self, run: Callable[[], object]) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in "be")
+        begin.record()
+        begin.synchronize()  # the stream is idle now: what the CPU takes to load and enqueue, the device waits
+        started = time.perf_counter()
+        run()
+        host_us = (time.perf_counter() - started) * 1e6
+        end.record()
+        end.synchronize()
+        return max(1.0, float(begin.elapsed_time(end)) * 1e3 - host_us)
+
+    def time_us(self, run: Callable[[], object], count: int) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in "be")
+        torch.cuda._sleep(DELAY_CYCLES)
+        begin.record()
+        for _ in range(count):
+            run()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) * 1e3 / count
+
+    def room(self, index: int) -> int:
+        free, _ = torch.cuda.mem_get_info(index)
+        return int(free + torch.cuda.memory_reserved(index) - torch.cuda.memory_allocated(index))
+
+
+class Race:
+    """Holds races and knows those that were held."""
+
+    def __init__(self, races: Races, clock: Clock) -> None:
+        self._races, self._clock = races, clock
+
+    def known(self, choice: Choice, machine: str) -> Raced | None:
+        """What the race of this kernel on such a problem came to. `machine`: product and driver."""
+        return self._races.find(_key(choice, machine))
+
+    def why_not(self, choice: Choice, call: Call) -> str:
+        """Why this call is none to race with; empty if it is one. Whether a graph is being captured is not asked."""
+        problem, gpu = choice.problem, choice.gpu
+        if call.compiled:
+            return COMPILED
+        if (1 + TORCH_MOST) * gpu.floor_us(problem.flops, problem.bytes, problem.dtype) > BUDGET_US:
+            return TOO_LONG
+        query, value = call.query, call.value
+        answer = query.numel() // query.shape[-1] * value.shape[-1] * query.element_size()
+        return NO_MEMORY if self._clock.room(query.get_device()) < LEAST_ROOM * answer else ""
+
+    def hold(self, choice: Choice, machine: str, call: Call, run: Callable[[], str]) -> Raced | str:
+        """Both in turns: `run` enqueues the kernel and says why it did not. A reason where there is no result, which
+        is not kept then."""
+        theirs = replace(call, out=None, strict=False)
+        failed = list[str]()
+
+        def kernel() -> None:
+            if reason := run():
+                failed.append(reason)
+
+        def by_torch() -> object:
+            return torch_answer.answer(theirs)
+
+        try:
+            with torch.no_grad():
+                us = self._clock.first_us(kernel)
+                if failed:
+                    return failed[0]
+                if (1 + TORCH_MOST) * us > BUDGET_US:
+                    return TOO_LONG
+                torch_us = self._clock.first_us(by_torch)
+                us, torch_us = self._in_turns(kernel, by_torch, us, torch_us)
+        except Exception as error:  # no memory, an argument that PyTorch refuses …: the call itself says it again
+            words = str(error).strip().splitlines() or [type(error).__name__]
+            return f"the race failed: {words[0].rstrip('.')}"
+        if failed:
+            return failed[0]
+        raced = Raced(us, torch_us)
+        self._races.add(_key(choice, machine), raced)
+        return raced
+
+    def _in_turns(
+        self, kernel: Callable[[], object], by_torch: Callable[[], object], us: float, torch_us: float
+    ) -> tuple[float, float]:
+        """Their times in µs: the least of their turns, or those of their first calls where there is time for no more.
+
+        The first has as many calls as half of what is left of the budget has room for, the last as the whole has."""
+        left, least = BUDGET_US - us - torch_us, (math.inf, math.inf)
+        for turn in range(ROUNDS):
+            pairs = int((left - 2 * DELAY_US) / (us + torch_us))
+            if pairs < 1:
+                break
+            calls = min(CALLS, math.ceil(pairs / (ROUNDS - turn)))
+            us, torch_us = (self._clock.time_us(one, calls) for one in (kernel, by_torch))
+            left -= calls * (us + torch_us) + 2 * DELAY_US
+            least = min(least[0], us), min(least[1], torch_us)
+            if max(least) > CLEAR * min(least):
+                break
+        return least if least[0] < math.inf else (us, torch_us)
+
+
+def _key(choice: Choice, machine: str) -> tuple[object, ...]:
+    """All that decides who is faster: the size of the problem, the card and its driver, PyTorch, the kernel."""
+    gpu, family = choice.gpu, choice.family.name
+    about = size_class(choice.problem.as_searched)
+    return (
+        tuple(sorted((name, str(value)) for name, value in about.to_dict().items())),
+        (gpu.name, gpu.sm_count, gpu.arch, machine),
+        torch.__version__,
+        (family, choice.config.id, template_digest(family)),
+    )
