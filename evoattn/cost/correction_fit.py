@@ -28,6 +28,8 @@ FAR, FALL = 0.3, 0.15
 SIZE: dict[str, float] = {"max_iter": 300, "learning_rate": 0.05, "max_leaf_nodes": 31, "min_samples_leaf": 20,
                           "l2_regularization": 1.0, "max_bins": 96, "max_features": 0.3}  # fmt: skip
 """Arguments of scikit-learn's boosting."""
+UNKNOWN = "registers"
+"""A feature that calibrations estimate, and that the compiler says where kernels are ranked after it."""
 Numbers = NDArray[np.int64]
 
 
@@ -145,7 +147,7 @@ def _table(rows: Sequence[Timed]) -> tuple[_Table, list[AttentionProblem]]:
     families = {}
     for family in sorted({row.family for row in kept}):
         mine = np.flatnonzero([row.family == family for row in kept])
-        names = tuple(sorted({name for i in mine for name in kept[i].asked}))
+        names = tuple(sorted({name for i in mine for name in kept[i].asked} - {UNKNOWN}))
         asked = np.array([[kept[i].asked.get(name, math.nan) for name in names] for i in mine])
         families[family] = mine, names, asked
     return _Table(number, us, scores, over, weights, families), [group[0].problem for group in groups]
