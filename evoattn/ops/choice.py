@@ -246,7 +246,11 @@ class Race:
 
     def hold(self, choice: Choice, machine: str, call: Call, run: Callable[[], str]) -> Raced | str:
         """Both in turns: `run` enqueues the kernel and says why it did not. A reason where there is no result, which
-        is not kept then."""
+        is not kept then. What another process found meanwhile is taken."""
+        with self._races.turn():
+            return self.known(choice, machine) or self._hold(choice, machine, call, run)
+
+    def _hold(self, choice: Choice, machine: str, call: Call, run: Callable[[], str]) -> Raced | str:
         theirs = replace(call, out=None, strict=False)
         failed = list[str]()
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import multiprocessing
+import time
 import warnings
 
 import pytest
@@ -272,6 +274,35 @@ def test_warmup_says_that_it_will_race_and_compiles(card):
     with current.use(runtime):
         (sentence,) = evoattn.warmup("B=1,H=4,S=64,D=64")
         assert "races PyTorch's attention" in sentence and device.loads == 1 and not clock.asked
+
+
+class Overtaken(Races):
+    """Another process races, and has a result, while this one waits for its turn."""
+
+    @contextlib.contextmanager
+    def turn(self):
+        with super().turn():
+            self.find = lambda key: Raced(1.0, 2.0)
+            yield
+
+
+def test_what_another_process_found_meanwhile_is_taken(tmp_path):
+    clock, device = FakeClock(), FakeDevice()
+    clock.device, device._batch = device, 2
+    runtime = Runtime(device, guess, tmp_path, build, race=Race(Overtaken(tmp_path / "races.jsonl"), clock))
+    with current.use(runtime):
+        assert near(*call()) and not clock.asked and "1.0 µs beside 2.0 µs" in said()
+
+
+def test_one_process_races_at_a_time_and_none_waits_for_ever(tmp_path):
+    first, second = Races(tmp_path / "races.jsonl"), Races(tmp_path / "races.jsonl")
+    for held in (True, False):
+        started = time.monotonic()
+        with first.turn() if held else contextlib.nullcontext(), second.turn(0.05):
+            assert (time.monotonic() - started >= 0.05) == held
+    (tmp_path / "no_folder").touch()
+    with Races(tmp_path / "no_folder" / "races.jsonl").turn():
+        pass
 
 
 def _adds(path, first):
