@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 
 from evoattn.families.base import buffer_of
+from evoattn.model.dtype import DTYPES
 from evoattn.model.launch import TensorMap
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.symbol import as_one
 
 CHUNK_COLUMNS = 64
 """Columns of a tile that one row of 128 bytes holds: the widest box of the 128-byte swizzle."""
-ELEMENT_BYTES = 2
+ELEMENT_BYTES = DTYPES["fp16"].bytes
 """Of the 16-bit columns of a tensor map."""
 ROW_BYTES = CHUNK_COLUMNS * ELEMENT_BYTES
 
@@ -61,6 +62,20 @@ def tile_map(problem: AttentionProblem, tensor: str, rows: int, by_chunks: bool 
         (CHUNK_COLUMNS, seqlen, chunks, heads, batch),
         (row_bytes, ROW_BYTES, head_bytes, batch_bytes),
         (CHUNK_COLUMNS, rows, 1 if by_chunks else chunks, 1, 1),
+    )
+
+
+def bias_map(problem: AttentionProblem, rows: int) -> TensorMap:
+    """The map of tiles of the bias of `rows` queries, a box for each 64 keys; those past the last key read zero."""
+    batch, heads, queries, _ = problem.term_shapes["bias"]
+    batch_stride, head_stride, row_stride, _ = problem.strides("bias")
+    head_bytes = ELEMENT_BYTES * (head_stride or row_stride * queries)
+    return TensorMap(
+        "bias",
+        problem.answer.name,
+        (problem.seqlen_k, queries, heads, batch),
+        (ELEMENT_BYTES * row_stride, head_bytes, ELEMENT_BYTES * batch_stride or head_bytes * heads),
+        (CHUNK_COLUMNS, rows, 1, 1),
     )
 
 

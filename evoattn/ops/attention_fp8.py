@@ -1,19 +1,40 @@
-"""Attention of query, key and value of 8 bits (e4m3) with scales: by a kernel that multiplies them as they are, or by
-16-bit attention of what they stand for."""
+"""Attention in 8 bits: tensors of 16 or 32 bits as numbers of 8 and their scales, by one kernel on a GPU, else by
+PyTorch's expressions; attention of query, key and value of e4m3 by a kernel that multiplies them as they are, or by
+16-bit attention of what they stand for; and which calls `evoattn.enable(precision="fp8")` has run so."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from evoattn.model.dtype import DTYPES
+from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT, FULL
+from evoattn.model.problem import ProblemError
+from evoattn.model.quantize import QUANTIZE_OPERATIONS
+from evoattn.model.turned import GROUP, turned_keys
+from evoattn.model.variant import TURNED
 from evoattn.ops import shapes
-from evoattn.ops.arguments import Causal, cap_of, is_ordinary, mask_of, require_flags, scale_of, window_of
+from evoattn.ops.arguments import SINKS, TERMS, Causal, cap_of, is_ordinary, mask_of, require_flags, scale_of, window_of
 from evoattn.ops.attention import attend
-from evoattn.ops.call import ANSWERS, E4M3, Answer, Call, behind, terms_of
-from evoattn.ops.quantize import Wanted, quantize
-from evoattn.ops.runtime import NoKernel, current
+from evoattn.ops.call import (
+    ANSWERS,
+    E4M3,
+    Answer,
+    Call,
+    StridedProblem,
+    behind,
+    out_like,
+    plain_strides,
+    terms_of,
+    why_wrong_strides,
+)
+from evoattn.ops.choice import Choice, Refusal
+from evoattn.ops.given import EIGHT_BITS
+from evoattn.ops.runtime import Runtime, current
+from evoattn.ops.torch_answer import NoKernel, is_promised
 
 WIDEST = 128
 """head_dim of V up to which a kernel of 8 bits is the faster one: with more, sums in fp32 leave it no room."""
@@ -35,6 +56,7 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
     k_descale: Scale = None,
     v_descale: Scale = None,
     smooth_k: bool = False,
+    turned: bool = False,
     return_lse: bool = False,
     strict: bool = False,
 ) -> Answer:
@@ -47,14 +69,17 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
     for each K/V head of each batch that takes its largest value to the end of the range, and no descale may be given.
     `smooth_k` takes the mean of the keys of a head from them first, as SageAttention does: outlier channels then cost
     less of the range. The answer is the same, since all scores of a query change alike, and the log-sum-exp is
-    corrected. It goes with no `softcap`.
+    corrected. It goes with no `softcap`. With `turned` value is as `quantize_kv(…, turned=True)` makes it, which is
+    what kernels read fastest; tensors of 16 bits are quantised so wherever a kernel reads it.
 
     Weights are rounded to e4m3 too (3 bits of mantissa), which makes most of the error; their sum is not, but in
     kernels that a search of the problem found right. Where no kernel serves the call, 16-bit attention of the values
     runs, by our kernels or by torch. `strict` raises `NoKernel` instead. There are no gradients: raises `ValueError`
     where one is wanted, and for what does not fit, `TypeError` for an argument of the wrong type.
     """
-    require_flags(smooth_k=smooth_k)
+    require_flags(smooth_k=smooth_k, turned=turned)
+    if turned:
+        value = _as_rows(key, value)
     _require(query, key, value)
     descales = (q_descale, k_descale, v_descale)
     mask, limit = mask_of(causal, False), cap_of(softcap)
@@ -62,13 +87,15 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
     if query.dtype == E4M3:
         if smooth_k:
             raise ValueError("smooth_k is for keys that are quantised on the way; these are e4m3 already.")
-        given = Quantised(query, key, value, *_scales(descales, key))
+        given = Quantised(query, key, value, *_scales(descales, key), turned)
     else:
+        if turned:
+            raise ValueError("turned is for a value of float8_e4m3fn; others are quantised so on the way.")
         if any(descale is not None for descale in descales):
             raise ValueError(f"descales belong to tensors of float8_e4m3fn; these are {query.dtype}.")
         if smooth_k and limit:
             raise ValueError("smooth_k goes with no softcap: a cap does not change all scores of a query alike.")
-        given, mean = quantised(query, key, value, smooth_k)
+        given, mean = quantised(query, key, value, smooth_k, _turns(query, key, value))
         if mean is not None and return_lse:
             correction = _lse_correction(query, mean, scale_of(scale))
     call = Call(
@@ -84,6 +111,7 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
         return_lse,
         strict=strict,
         q_scaled=True,
+        turned=given.turned,
     )
     answer = _answer(call, given, sinks)
     if correction is None or isinstance(answer, Tensor):
@@ -93,7 +121,8 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
 
 @dataclass(frozen=True)
 class Quantised:
-    """Query, key and value in e4m3; their scales, float32 `[1, 1]` or `[batch, kv_heads]`, contiguous, all alike."""
+    """Query, key and value in e4m3; their scales, float32 `[1, 1]` or `[batch, kv_heads]`, contiguous, all alike.
+    With `turned` value is a view of that shape of a turned tensor."""
 
     query: Tensor
     key: Tensor
@@ -101,15 +130,46 @@ class Quantised:
     q_scale: Tensor
     k_scale: Tensor
     v_scale: Tensor
+    turned: bool = False
 
 
-def quantised(query: Tensor, key: Tensor, value: Tensor, smooth: bool = False) -> tuple[Quantised, Tensor | None]:
+def quantised(
+    query: Tensor, key: Tensor, value: Tensor, smooth: bool = False, turned: bool = False
+) -> tuple[Quantised, Tensor | None]:
     """Tensors of 16 or 32 bits in e4m3, with a scale for each K/V head of each batch; with `smooth` of keys less the
     mean of those of their head, which is the second."""
     kv_heads = key.shape[1]
     plain = Wanted(E4M3, "head", kv_heads)
-    q, k, v = quantize(query, plain), quantize(key, replace(plain, smooth=smooth)), quantize(value, plain)
-    return Quantised(q.numbers, k.numbers, v.numbers, q.scale, k.scale, v.scale), k.mean
+    q, k = quantize(query, plain), quantize(key, replace(plain, smooth=smooth))
+    v = quantize(value, replace(plain, turned=turned))
+    numbers = _as_rows(key, v.numbers) if turned else v.numbers
+    return Quantised(q.numbers, k.numbers, numbers, q.scale, k.scale, v.scale, turned), k.mean
+
+
+def _as_rows(key: Tensor, turned: Tensor) -> Tensor:
+    """The view `[batch, kv_heads, seqlen_k, head_dim]` of a turned value; keys lie in an order of their own."""
+    fits = isinstance(turned, Tensor) and turned.dim() == 4 and isinstance(key, Tensor) and key.dim() == 4
+    if not fits or turned.shape[3] != turned_keys(key.shape[2]) or not turned.is_contiguous():
+        raise ValueError("A turned value is contiguous, [batch, kv_heads, head_dim, keys rounded up to whole 16].")
+    return turned.transpose(2, 3)[:, :, : key.shape[2]]
+
+
+def _turns(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether value is turned as it is quantised: where a kernel may take it."""
+    runtime = current.runtime()
+    if runtime.platform is None or query.device.type != runtime.device_type or not _may_launch(query, key, value):
+        return False
+    dim = value.shape[3]
+    return dim <= WIDEST and dim % GROUP == 0 and (TURNED, *_shapes(query, key, value)) not in runtime.served
+
+
+def _shapes(*tensors: Tensor) -> tuple[torch.Size, ...]:
+    return tuple(tensor.shape for tensor in tensors)
+
+
+def _may_launch(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    ordinary = not torch.compiler.is_compiling() and is_ordinary(query, key, value)
+    return ordinary and not shapes.is_recording()
 
 
 def _require(query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -169,11 +229,13 @@ def _lse_correction(query: Tensor, means: Tensor, scale: float | None) -> Tensor
 
 def _answer(call: Call, given: Quantised, sinks: Tensor | None) -> Answer:
     """By a kernel of 8 bits, else in 16."""
-    ordinary = not torch.compiler.is_compiling() and is_ordinary(call.query, call.key, call.value)
-    if ordinary and not shapes.is_recording() and call.value.shape[3] <= WIDEST:
+    if _may_launch(call.query, call.key, call.value) and call.value.shape[3] <= WIDEST:
+        runtime = current.runtime()
         try:
-            return current.runtime().attend(replace(call, strict=True))
+            return runtime.attend(replace(call, strict=True))
         except NoKernel:
+            if call.turned:  # the next such value is quantised as it lies
+                runtime.keep(runtime.served, (TURNED, *_shapes(call.query, call.key, call.value)), False)
             if call.strict:
                 raise
     elif call.strict:
@@ -186,7 +248,13 @@ def _answer(call: Call, given: Quantised, sinks: Tensor | None) -> Answer:
 
 def dequantised(call: Call, given: Quantised, sinks: Tensor | None) -> Answer:
     """The answer in 16 bits: query takes its scales and those of key, the answer takes value's."""
-    group = call.query.shape[1] // call.key.shape[1]
+    group, value = call.query.shape[1] // call.key.shape[1], call.value
+    if call.turned:
+        from evoattn.correctness.eight_bits import turned_back  # which a kernel does without
+
+        batch, heads, keys, dim = value.shape
+        strides = (*value.stride()[:2], value.stride(3), 1)
+        value = turned_back(value.as_strided((batch, heads, dim, turned_keys(keys)), strides), keys)
     of_scores, of_values = given.q_scale * given.k_scale, given.v_scale
     if of_scores.shape[1] > 1:
         of_scores, of_values = (one.repeat_interleave(group, 1) for one in (of_scores, of_values))
@@ -195,7 +263,7 @@ def dequantised(call: Call, given: Quantised, sinks: Tensor | None) -> Answer:
         Call(
             query,
             call.key.to(ANSWERS),
-            call.value.to(ANSWERS),
+            value.to(ANSWERS),
             call.mask,
             call.scale,
             True,
@@ -208,3 +276,236 @@ def dequantised(call: Call, given: Quantised, sinks: Tensor | None) -> Answer:
     out, lse = (answer, None) if isinstance(answer, Tensor) else answer
     out = (out.float() * of_values[:, :, None, None]).to(ANSWERS)
     return out if lse is None else (out, lse)
+
+
+WIDE = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+"""What kernels read."""
+LEAST_SCALE = torch.finfo(torch.float32).tiny
+"""Whose inverse is a number, too."""
+Granularity = Literal["tensor", "head", "token"]
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """`numbers` stand for themselves times `scale`, and where keys were taken less their mean, plus `mean`.
+
+    Scales are float32: of a tensor `[1, 1]`, of each K/V head of each batch `[batch, kv_heads]`, of each row `[batch,
+    heads, rows]`. The mean is `[batch, heads, 1, head_dim]`, float32.
+    """
+
+    numbers: Tensor
+    scale: Tensor
+    mean: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is made of a tensor `[batch, heads, rows, head_dim]`: of which dtype, what shares a scale, how many K/V
+    heads there are, and whether the mean of a head's rows is taken from them."""
+
+    dtype: torch.dtype
+    granularity: Granularity
+    kv_heads: int
+    smooth: bool = False
+    turned: bool = False
+    """Numbers are made as `evoattn.model.turned` has them."""
+
+    def problem(self, tensor: Tensor) -> StridedProblem | str:
+        """What a kernel is asked for, or one reason, without a full stop, why none is."""
+        numbers = torch.empty_like(tensor, dtype=self.dtype, device="meta")
+        shape, words = tuple(tensor.shape), ("x", tuple(tensor.shape), tensor.stride(), tensor.element_size())
+        if wrong := why_wrong_strides(*words):
+            return wrong
+        given, made = (plain_strides(shape, one.stride()) for one in (tensor, numbers))
+        batch, heads, rows, dim = shape
+        try:
+            return StridedProblem(
+                batch, heads, self.kv_heads, rows, rows, dim, WIDE[tensor.dtype],
+                kv=EIGHT_BITS[self.dtype], scales="" if self.granularity == "tensor" else self.granularity,
+                op=QUANTIZE_OPERATIONS[self.smooth], turned=self.turned, strides_of=(given, given, given, made),
+            )  # fmt: skip
+        except ProblemError as error:
+            return str(error).rstrip(".")
+
+
+def quantize(tensor: Tensor, wanted: Wanted) -> Numbers:
+    """The numbers of a tensor, in its order of memory or `turned`, and their scales.
+
+    A scale is the largest magnitude of what shares it over the largest number of the dtype, 1 where all are 0, and
+    2^-126 at least. A number is value · (1 / scale), rounded to the nearest, to the last bit the same by a kernel and
+    by PyTorch, but for what the order of a mean's sum makes. NaN and infinities are NaN (0 in int8), and count for no
+    scale and no mean.
+    """
+    return _by_kernel(tensor, wanted, current.runtime()) or quantize_by_torch(tensor, wanted)
+
+
+def quantize_kv(
+    key: Tensor,
+    value: Tensor,
+    dtype: torch.dtype = torch.float8_e4m3fn,
+    granularity: Granularity = "tensor",
+    turned: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(key, value, k_scale, v_scale): numbers of 8 bits in the order of memory of the tensors that they stand for, and
+    the scales that `evoattn.attention` takes beside them.
+
+    Shapes: key and value `[batch, kv_heads, seqlen_k, head_dim]`, of float16, bfloat16 or float32. A scale is the
+    largest magnitude over the largest number of `dtype` (448 of float8_e4m3fn, 57344 of float8_e5m2, 127 of int8), 1
+    where all are 0: of each tensor `[1]`, of each head of each batch `[batch, kv_heads]`, of each row of each head
+    `[batch, kv_heads, seqlen_k]`, float32. Numbers are rounded to the nearest; NaN and infinities are NaN (0 in int8),
+    and count for no scale. One kernel makes 8 bits of a tensor of 16 on a GPU. `turned` gives value its keys along
+    rows, as `attention_fp8(…, turned=True)` takes it: `[batch, kv_heads, head_dim, keys]`, the keys of each 16 in the
+    order of `evoattn.model.turned`, zeros behind the last. Raises `ValueError` for another dtype or granularity, and
+    for tensors of other dimensions.
+    """
+    if dtype not in EIGHT_BITS:
+        known = ", ".join(str(one).removeprefix("torch.") for one in EIGHT_BITS)
+        raise ValueError(f"dtype must be one of {known}, not {dtype}.")
+    if granularity not in ("tensor", "head", "token"):
+        raise ValueError(f"granularity must be 'tensor', 'head' or 'token', not {granularity!r}.")
+    if key.dim() != 4 or value.dim() != 4:
+        raise ValueError(f"key and value must have four dimensions, not {key.dim()} and {value.dim()}.")
+    if turned and granularity == "token":
+        raise ValueError("turned goes with granularity 'tensor' or 'head': a product sums over the scales of tokens.")
+    wanted = Wanted(dtype, granularity, key.shape[1])
+    made = quantize(key, wanted), quantize(value, replace(wanted, kv_heads=value.shape[1], turned=turned))
+    k_scale, v_scale = (one.scale.flatten() if granularity == "tensor" else one.scale for one in made)
+    return made[0].numbers, made[1].numbers, k_scale, v_scale
+
+
+def quantize_by_torch(tensor: Tensor, wanted: Wanted) -> Numbers:
+    """`quantize` by PyTorch's expressions."""
+    largest, wide = DTYPES[EIGHT_BITS[wanted.dtype]].largest, tensor.float()
+    finite = wide.isfinite()
+    sizes, mean = wide.where(finite, 0), None
+    if wanted.smooth:
+        mean = sizes.mean(2, keepdim=True)
+        wide = wide - mean
+        sizes = sizes - mean
+    over = {"tensor": (0, 1, 2, 3), "head": (2, 3), "token": (3,)}[wanted.granularity]
+    most = sizes.abs().amax(over, keepdim=True)
+    group = tensor.shape[1] // wanted.kv_heads
+    shared = wanted.granularity == "head" and group > 1
+    if shared:
+        most = most.unflatten(1, (wanted.kv_heads, group)).amax(2)
+    scale = torch.where(most > 0, (most / torch.full_like(most, largest)).clamp(min=LEAST_SCALE), 1.0)
+    spread = scale.repeat_interleave(group, 1) if shared else scale
+    numbers = (wide * spread.reciprocal()).where(finite, torch.nan).clamp(-largest, largest)
+    if not wanted.dtype.is_floating_point:
+        numbers = numbers.round().nan_to_num(0.0)
+    kept = scale.flatten()[None] if wanted.granularity == "tensor" else scale.squeeze(over)
+    stored = numbers.to(wanted.dtype)
+    if wanted.turned:
+        from evoattn.correctness.eight_bits import turn  # a kernel has done that where there is one
+
+        stored = turn(stored)
+    return Numbers(stored, kept, mean)
+
+
+def _by_kernel(tensor: Tensor, wanted: Wanted, runtime: Runtime) -> Numbers | None:
+    """None where no kernel serves the tensor."""
+    if (
+        runtime.platform is None
+        or tensor.device.type != runtime.device_type
+        or tensor.dtype not in WIDE
+        or torch.compiler.is_compiling()
+        or not is_ordinary(tensor, tensor, tensor)
+        or (torch.is_grad_enabled() and tensor.requires_grad)
+        or not tensor.numel()
+    ):
+        return None
+    known = ("quantize", wanted, tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device())
+    plan = runtime.planned(known, tensor.get_device(), lambda: wanted.problem(tensor))
+    if plan is None:
+        return None
+    try:
+        outputs = plan.outputs(tensor.device)
+    except torch.OutOfMemoryError:
+        return None
+    return Numbers(*outputs.values()) if runtime.performs(plan, {"x": tensor, **outputs}) else None
+
+
+LEAST_ROWS = 256
+"""Queries of a K/V head. To quantise reads all keys and values, which is what attention of few queries takes its time
+for."""
+CAUSAL: dict[str, Causal] = {FULL: False, CAUSAL_UPPER_LEFT: "upper_left", CAUSAL_LOWER_RIGHT: "lower_right"}
+FP8 = "in 8 bits, as evoattn.enable(precision='fp8') says"
+
+
+def why_sixteen_bits(call: Call) -> str:
+    """One reason, without a full stop, why a call runs in its own bits under `enable(precision="fp8")`; else empty. No
+    kernel is looked for."""
+    query, key, value = call.query, call.key, call.value
+    if call.wants_gradients:
+        return "gradients are wanted"
+    if query.dtype not in (torch.float16, torch.bfloat16) or not query.dtype == key.dtype == value.dtype:
+        return "only tensors of 16 bits are quantised on the way"
+    terms = {name for name, term in zip(TERMS, call.terms, strict=False) if term is not None}
+    if call.score or call.blocks or terms - {"sinks"} or len(call.terms) > len(TERMS):
+        return "kernels of 8 bits take masks, windows, soft caps and sinks alone"
+    if is_promised(call.batch_invariant):
+        return "a scale depends on other rows, and batch_invariant is promised"
+    if not query.dim() == key.dim() == value.dim() == 4 or 0 in (*query.shape, *key.shape, *value.shape):
+        return "tensors do not have four dimensions with something in each"
+    heads, kv_heads, dim = query.shape[1], key.shape[1], query.shape[3]
+    fits = key.shape[:3] == value.shape[:3] and key.shape[3] == dim and key.shape[0] == query.shape[0]
+    if not fits or heads % kv_heads or (heads != kv_heads and not call.enable_gqa):
+        return "shapes do not fit"
+    if value.shape[3] > WIDEST:
+        return f"kernels of 8 bits take a head_dim of V up to {WIDEST}"
+    if (rows := query.shape[2] * heads // kv_heads) < LEAST_ROWS:
+        return f"to quantise takes longer than attention of {rows} queries of a K/V head; from {LEAST_ROWS} on it pays"
+    return ""
+
+
+def choice_in_eight_bits(runtime: Runtime, call: Call) -> Choice | Refusal:
+    """The kernel of 8 bits for a call that `why_sixteen_bits` says nothing of, or why none; loads nothing."""
+    problem = call.problem(out_like(call.query, call.value, "meta").stride())
+    if isinstance(problem, str):
+        return Refusal(problem)
+    gpu = runtime.platform.spec(call.query.get_device()) if runtime.platform else None
+    if gpu is None:
+        return Refusal("there is no GPU that evoattn knows")
+    eight = replace(problem, dtype="e4m3", scales="head", turned=problem.head_dim_v % GROUP == 0)
+    return runtime.choose(eight, gpu, index=call.query.get_device())
+
+
+def in_eight_bits(runtime: Runtime, call: Call) -> Answer | None:
+    """The answer by a kernel of 8 bits, in query's dtype; None where the call runs in its own bits."""
+    if runtime.platform is None or why_sixteen_bits(call):
+        return None
+    query, key, value = call.query, call.key, call.value
+    lies = [(one.shape, one.stride()) for one in (query, key, value)]
+    sinks = call.term(SINKS)
+    words = call.mask, call.window, call.softcap, call.return_lse, sinks is None
+    known = FP8, *lies, query.dtype, query.get_device(), *words
+    plans = runtime.served
+    serves = plans.get(known)
+    if serves is None:
+        serves = isinstance(choice_in_eight_bits(runtime, call), Choice)
+        runtime.keep(plans, known, serves)
+    if not serves:
+        return None
+    try:
+        answer = attention_fp8(
+            query, key, value, causal=CAUSAL[call.mask], scale=call.scale, window=call.window, softcap=call.softcap,
+            sinks=None if sinks is None else sinks.to(ANSWERS), smooth_k=not call.softcap,
+            return_lse=call.return_lse, strict=True,
+        )  # fmt: skip
+    except NoKernel:
+        runtime.keep(plans, known, False)
+        return None
+    out, lse = (answer, None) if isinstance(answer, Tensor) else answer
+    out = out.to(query.dtype) if call.out is None else call.out.copy_(out)
+    return out if lse is None else (out, lse)
+
+
+def words_in_eight_bits(runtime: Runtime, call: Call) -> tuple[str, str]:
+    """What `explain` says of a call: the kernel of 8 bits and nothing, or nothing and why its own bits stay."""
+    reason = why_sixteen_bits(call)
+    if not reason:
+        found = choice_in_eight_bits(runtime, call)
+        if isinstance(found, Choice):
+            return f"{found.words}, {FP8}", ""
+        reason = found.reason
+    return "", f"; not {FP8}: {reason}"

@@ -7,7 +7,7 @@ import hashlib
 import json
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -20,10 +20,11 @@ from evoattn.model.launch import KernelLaunch
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.ops.arguments import ALIGNMENT, Reader
-from evoattn.ops.call import Call, sequences_of
+from evoattn.ops.call import Call, Packed
 from evoattn.ops.choice import Choice, KernelKey, Refusal
 from evoattn.ops.kernel import (
     NO_CONTEXT,
+    SCRATCH,
     TERMS,
     Cubin,
     KernelBackend,
@@ -31,6 +32,7 @@ from evoattn.ops.kernel import (
     LoadedKernel,
     Place,
     Platform,
+    operation_places,
     own_tables,
     scratch_places,
     tensor_places,
@@ -142,7 +144,7 @@ class CallPlan:
 
     def run(
         self,
-        call: Call,
+        call: Call | Packed,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -184,9 +186,7 @@ class CallPlan:
                 *[0 if tensor is None else tensor.data_ptr() for tensor in backward],
             )
         with self._lock:
-            if addresses != self._bound or (
-                self._sizes is not None and self._sizes != (sequences_of(call), query.size(2))
-            ):
+            if addresses != self._bound or (self._sizes is not None and self._sizes != call.sizes):
                 if 0 in addresses[:4] or FREED in addresses:
                     return NO_MEMORY
                 self._bind(call, addresses)
@@ -199,12 +199,12 @@ class CallPlan:
                     launch_again(self._platform, self.index, launch, status)
         return ""
 
-    def _bind(self, call: Call, addresses: tuple[int, ...]) -> None:
+    def _bind(self, call: Call | Packed, addresses: tuple[int, ...]) -> None:
         """Have the next launches be of these addresses, and of the call's sizes."""
         self._bound = ()
-        if self._sizes is not None and self._sizes != (sizes := (sequences_of(call), call.query.shape[2])):
+        if self._sizes is not None and self._sizes != (sizes := call.sizes):
             for launch in self.launches:
-                launch.set_sizes(*sizes)
+                launch.set_sizes(*sizes, addresses)
             self._sizes = sizes
         for launch in self.launches:
             launch.bind(addresses)
@@ -219,6 +219,60 @@ class CallPlan:
                     read[which] = term = reader(term)
                 places[which] = term.data_ptr() or FREED
         return read, places
+
+
+class OperationPlan:
+    """The launches of an operation beside attention over tensors of one kind, which are those of its specs."""
+
+    def __init__(
+        self,
+        choice: Choice,
+        kernel: LoadedKernel,
+        launches: tuple[LaunchArguments, ...],
+        memory: tuple[int, int, Scratch],
+        platform: Platform,
+    ) -> None:
+        """`memory`: as of `CallPlan`."""
+        self.kernel, self.index = kernel, kernel.index
+        self._launches, self._platform = launches, platform
+        *self._sizes, self._scratch = memory
+        self._outputs = choice.problem.outputs
+        self._names = [spec.name for spec in (*choice.problem.inputs, *self._outputs)]
+        self._lock = self._scratch.lock if any(self._sizes) or len(launches) > 1 else threading.Lock()
+
+    def outputs(self, device: torch.device) -> dict[str, Tensor]:
+        """Empty ones."""
+        return {
+            spec.name: torch.empty_strided(spec.shape, spec.strides, dtype=getattr(torch, spec.dtype), device=device)
+            for spec in self._outputs
+        }
+
+    def run(self, tensors: Mapping[str, Tensor | None]) -> bool:
+        """Whether it was enqueued on torch's current stream of the device, which is the current one. Raises
+        `LaunchError`."""
+        given = [one for name in self._names if (one := tensors[name]) is not None]
+        places = [one.data_ptr() for one in given]
+        unaligned = any(at & ADDRESS_BITS for at, one in zip(places, given, strict=True) if one.dtype != torch.int32)
+        if unaligned or 0 in places:
+            return False
+        stream, memory = self._platform.stream(self.index), [0, 0]
+        try:
+            kept = [
+                self._scratch.get(size, zeroed, given[0].device, self.index, stream, False) if size else None
+                for size, zeroed in zip(self._sizes, (False, True), strict=True)
+            ]
+        except torch.OutOfMemoryError:
+            return False
+        memory = [0 if one is None else one.data_ptr() for one in kept]
+        first = places[:SCRATCH]
+        addresses = (*first, *[0] * (SCRATCH - len(first)), *memory, *places[SCRATCH:])
+        with self._lock:  # that of another thread neither comes in between nor changes what is bound
+            for launch in self._launches:
+                launch.bind(addresses)
+                launch.set_stream(stream)
+                if status := self._platform.launch(launch.config, launch.function, launch.arguments, None):
+                    launch_again(self._platform, self.index, launch, status)
+        return True
 
 
 def launch_again(platform: Platform, index: int, launch: LaunchArguments, status: int) -> None:
@@ -270,6 +324,11 @@ class Kernels:
         if isinstance(ready, Refusal):
             return ready
         return CallPlan(choice, *ready, readers, self._platform)
+
+    def operation(self, choice: Choice, index: int) -> OperationPlan | Refusal:
+        """The same of an operation beside attention."""
+        ready = self.ready(choice, index, choice.launches(None), operation_places(choice.problem))
+        return ready if isinstance(ready, Refusal) else OperationPlan(choice, *ready, self._platform)
 
     def ready(
         self, choice: Choice, index: int, launches: tuple[KernelLaunch, ...], tensors: dict[str, Place]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from evoattn.ops.call import (
     NOT_STRIDED,
     Answer,
     Call,
+    Packed,
     StridedProblem,
     has_room,
     known_by_room,
@@ -38,9 +39,8 @@ from evoattn.ops.call import (
 from evoattn.ops.choice import IN_CAPTURE, TOO_LONG, Choice, CudaClock, Picked, Picker, Pickers, Race, Refusal, choose
 from evoattn.ops.gradients import Backward, Grads, Training, attend_trained, by_torch
 from evoattn.ops.kernel import Cubin, CudaPlatform, LoadedKernel, Platform, get_cubin
-from evoattn.ops.plan import COLD, OF_A_CALL, CallPlan, Kernels
+from evoattn.ops.plan import COLD, OF_A_CALL, CallPlan, Kernels, OperationPlan
 from evoattn.ops.torch_answer import PROMISE, refuse
-from evoattn.ops.torch_answer import NoKernel as NoKernel
 from evoattn.portfolio.climb import ClimbCache
 from evoattn.portfolio.pick import lasting_pick, next_picks
 from evoattn.portfolio.wins import Raced, Races, Wins
@@ -88,8 +88,8 @@ class Runtime:
         """The same of calls that want gradients."""
         self.served: dict[Known, bool] = {}
         """What integrations have found out of whether a kernel serves calls to come; `forget` replaces it likewise."""
-        self.helper_plans: dict[Known, Any] = {}
-        """Plans beside attention: of tensors that are quantised (`quantize.py`), of new keys (`append.py`)."""
+        self.helper_plans: dict[Known, OperationPlan | Refusal] = {}
+        """Those of operations beside attention: of tensors that are quantised, of new keys, of partial answers."""
         self._kernels = Kernels(platform, folder, build, self.forget) if platform else None
         self._lock = forks.Lock()
         forks.tell(self)
@@ -103,11 +103,6 @@ class Runtime:
     def forget(self) -> None:
         """Decide every call anew, those too that another thread is deciding; loaded kernels stay loaded."""
         self.plans, self._trainings, self.served, self._unraced, self.helper_plans = {}, {}, {}, {}, {}
-
-    @property
-    def loader(self) -> Kernels | None:
-        """What loads kernels and knows those that are; None where there is no device."""
-        return self._kernels
 
     def attend(self, call: Call) -> Answer:
         """The answer, and with `return_lse` the log-sum-exp beside it; tensors are ordinary ones, outside of any trace,
@@ -128,7 +123,7 @@ class Runtime:
                     query.dtype, key.dtype, value.dtype, query.get_device(), key.get_device(), value.get_device(),
                     call.mask, call.scale, call.enable_gqa, call.return_lse, None if out is None else out.stride(),
                     call.window, call.softcap, call.score and call.score.key, call.blocks,
-                    call.batch_invariant,
+                    call.batch_invariant, call.turned,
                 )  # fmt: skip
                 if terms:
                     known = (*known, call.longest, *_known_of(terms))
@@ -170,24 +165,43 @@ class Runtime:
 
     def _answered(self, plan: CallPlan, call: Call) -> Answer | str:
         """The answer by a plan's kernel, with the log-sum-exp where the plan makes one, or why none was launched."""
-        query, key, value, out, platform = call.query, call.key, call.value, call.out, self.platform
-        assert platform is not None
+        query, value, out = call.query, call.value, call.out
         if out is None:
             out = out_like(query, value) if plan.unlike_query else torch.empty_like(query)
         lse = None
         if plan.lse_shape is not None:
             lse = torch.empty(plan.lse_shape, dtype=torch.float32, device=query.device)
-        try:
-            if platform.current_device() == plan.index:
-                reason = plan.run(call, query, key, value, out, lse)
-            else:
-                with platform.guard(plan.index):
-                    reason = plan.run(call, query, key, value, out, lse)
-        except LaunchError as error:
-            reason = self.fail(plan.kernel, str(error).rstrip("."))
+        reason = self._launched(plan, call, out, lse)
         if lse is not None and lse.shape[2] > query.shape[2]:  # the plan has room for more
             lse = lse[..., : query.shape[2]]
         return reason or (out if lse is None else (out, lse))
+
+    def _launched(self, plan: CallPlan, call: Call | Packed, out: Tensor, lse: Tensor | None) -> str:
+        """Why a plan's kernel could not be launched; empty if it was."""
+        platform = self.platform
+        assert platform is not None
+        try:
+            if platform.current_device() == plan.index:
+                return plan.run(call, call.query, call.key, call.value, out, lse)
+            with platform.guard(plan.index):
+                return plan.run(call, call.query, call.key, call.value, out, lse)
+        except LaunchError as error:
+            return self.fail(plan.kernel, str(error).rstrip("."))
+
+    def again(self, packed: Packed) -> Tensor | None:
+        """The answer to packed queries over pages like some that were decided before, where that is a kernel's alone;
+        None otherwise, and where gradients or the log-sum-exp are wanted: `attend` knows what to do. The tensors are
+        as those of `attend`, and none is negated."""
+        plan, out = self.plans.get(packed.known), packed.out
+        if plan.__class__ is not CallPlan or plan.unlike_query or plan.lse_shape is not None:
+            return None
+        if torch.is_grad_enabled():
+            tensors = packed.query, packed.key, packed.value, *packed.terms
+            if any(tensor is not None and tensor.requires_grad for tensor in tensors):
+                return None
+        if out is None:
+            out = torch.empty_like(packed.query)
+        return None if self._launched(plan, packed, out, None) else out
 
     def gradients(self, given: Backward) -> Grads:
         """The gradients of what a backward pass is of, by the best known kernel, or by torch where none serves it.
@@ -252,6 +266,35 @@ class Runtime:
             plans.append(plan)
         forward, backward = plans
         return Training(forward, backward, gradients.words_of(call), gradients.are_deterministic(call))
+
+    def planned(self, known: Known, index: int, problem: Callable[[], StridedProblem | str]) -> OperationPlan | None:
+        """The plan of an operation beside attention, which PyTorch has no kernel for: of all tensors that `known` does
+        not tell apart, on a device. None where no kernel serves it."""
+        plans = self.helper_plans
+        plan = plans.get(known)
+        if plan is None:
+            plan = self._decide_operation(problem(), index)
+            if not (isinstance(plan, Refusal) and plan.reason is COLD):
+                self.keep(plans, known, plan)
+        return plan if isinstance(plan, OperationPlan) else None
+
+    def _decide_operation(self, problem: StridedProblem | str, index: int) -> OperationPlan | Refusal:
+        assert self.platform is not None and self._kernels is not None
+        gpu = self.platform.spec(index)
+        if isinstance(problem, str) or gpu is None:
+            return Refusal(problem if isinstance(problem, str) else "evoattn does not know this GPU")
+        choice = self.choose(problem, gpu, index=index, promised=True)
+        return choice if isinstance(choice, Refusal) else self._kernels.operation(choice, index)
+
+    def performs(self, plan: OperationPlan, tensors: Mapping[str, Tensor | None]) -> bool:
+        """Whether an operation over the tensors that its specs name was enqueued on the current stream."""
+        assert self.platform is not None
+        try:
+            with self.platform.guard(plan.index):
+                return plan.run(tensors)
+        except LaunchError as error:
+            self.fail(plan.kernel, str(error).rstrip("."))
+            return False
 
     def keep(self, plans: dict[Known, Plan], call: Known, plan: Plan) -> None:
         """Keep a decision in what was `plans` before it was made."""

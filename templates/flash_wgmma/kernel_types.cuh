@@ -19,6 +19,7 @@ constexpr bool IN_PARTS = PART_TILES > 0;
 constexpr int PART_TILES_OR_ONE = IN_PARTS ? PART_TILES : 1;  // to divide by, where nothing comes of it
 static_assert(!IN_PARTS || (CLUSTER == 1 && SCHEDULE != Schedule::BALANCED && !KeyList::LISTED && FLUSH_TILES == 0),
               "parts are added up in turn, by one thread each");
+constexpr bool KEEPS = IN_PARTS && KEY_SPLIT == 1;  // a block adds up all parts of its rows, in registers
 constexpr int KEY_STEP = IN_PARTS ? 1 : KEY_SPLIT;  // from a key tile of a block to its next
 constexpr bool SLIDING = VARLEN || SEQUSED;         // sequences have keys of their own, by tensor maps that slide
 constexpr int WARPGROUPS = BLOCK_M / 64;            // consumers
@@ -32,9 +33,9 @@ constexpr int SUMS = (VALUE_DIM + Operands::SUM_COLUMNS) / 2;                // 
 static_assert(BLOCK_M == 64 * WARPGROUPS && BLOCK_N == Operands::STEP_KEYS * KEY_STEPS && HEAD_DIM % 8 == 0 &&
                   VALUE_DIM % 8 == 0,
               "whole wgmma tiles");
-using Tiles = TensorTile<Operands::ROW_COLUMNS>;         // of Q, K
-using ValueTiles = TensorTile<Operands::VALUE_COLUMNS>;  // of V
-using OutputTiles = TensorTile<VALUE_DIM>;               // of O
+using Tiles = TensorTile<Operands::ROW_COLUMNS>;    // of Q, K
+using ValueTiles = typename Operands::LoadedTiles;  // of V
+using OutputTiles = TensorTile<VALUE_DIM>;          // of O
 using Ring = RingPosition<STAGES>;
 using Partial = PartialOutput<VALUE_DIM / 2>;
 constexpr bool IN_MEMORY = KEY_SPLIT > CLUSTER;  // blocks that share rows merge their results in global memory

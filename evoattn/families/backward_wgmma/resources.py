@@ -38,6 +38,7 @@ class BackwardWgmmaGenes(Genes):
     BLOCK_ORDER: Literal["keys", "heads"]
     ROTATE: bool
     ROW_WORK: Literal["launches", "spare_warps"] = "launches"
+    QUERY_SPLIT: int = 1
     STAGGER: bool = False
 
 
@@ -52,8 +53,8 @@ FIXED_REGISTERS = {"in_turn": 8, "dp_first": 24, "sums_first": 22, "softmax_firs
 both alive where most is. Fitted to 80 random configs compiled by ptxas 13.0."""
 
 
-BIAS_REGISTERS, BIAS_GRADIENT_REGISTERS, SLOPE_REGISTERS = 48, 24, 8
-"""Of places and bounds. Read off 24 configs compiled by ptxas 13.0."""
+BIAS_GRADIENT_REGISTERS, SLOPE_REGISTERS = 32, 8
+"""Of places and bounds. Read off 24 configs compiled by ptxas 13.0; a bias by itself takes none."""
 
 
 SHARE_REGISTERS = 8
@@ -136,8 +137,7 @@ def registers_needed(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> in
     if problem.own_score or (problem.softcap and (problem.alibi or problem.bias or not at_once)):
         kept += scores
     kept += SHARE_REGISTERS * bool(dq_share(problem, genes))
-    kept += SLOPE_REGISTERS * problem.alibi + BIAS_REGISTERS * bool(problem.bias)
-    kept += BIAS_GRADIENT_REGISTERS * ("bias" in wanted)
+    kept += SLOPE_REGISTERS * problem.alibi + BIAS_GRADIENT_REGISTERS * ("bias" in wanted)
     if genes.ORDER == "dp_first":
         return kept + 2 * scores + max(dq, rounded) + FIXED_REGISTERS[genes.ORDER]
     return kept + scores + max(scores, dq) + rounded + FIXED_REGISTERS[genes.ORDER]
@@ -145,12 +145,13 @@ def registers_needed(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> in
 
 def smem_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     """Dynamic shared memory of a block: see `templates/backward_wgmma/shared_layout.cuh`."""
-    rows = whole_chunks(problem.head_dim) * 2
-    value_rows = whole_chunks(problem.head_dim_v) * 2
+    rows = whole_chunks(problem.head_dim) * problem.element_bytes
+    value_rows = whole_chunks(problem.head_dim_v) * problem.element_bytes
     scores = key_groups(genes) * math.ceil(genes.BLOCK_M / 64) * GROUP_KEYS * ROW_BYTES
     tiles = genes.BLOCK_N * (rows + value_rows)
     tiles += genes.BLOCK_M * (genes.Q_STAGES * rows + genes.DO_STAGES * value_rows)
     tiles += scores * genes.DS_STAGES * (1 + (genes.P_PLACE == "shared"))
+    tiles += genes.Q_STAGES * genes.BLOCK_M * genes.BLOCK_N * problem.element_bytes * bool(problem.bias)
     sums = 64 * dq_columns(problem, genes) * 4 * warpgroups(genes) if genes.DQ_SUM != "registers" else 0
     terms = 4 * genes.BLOCK_M * (genes.Q_STAGES + genes.DO_STAGES)
     barriers = 2 + 2 * genes.Q_STAGES + 2 * genes.DO_STAGES + 2 * warpgroups(genes) * (genes.DQ_SUM == "warp")
@@ -168,10 +169,17 @@ def key_blocks(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
 
 
 def scratch(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, int]:
-    """Bytes of the terms of the queries, and of dQ in float32."""
+    """Bytes of the terms of the queries, of dQ in float32, and of what blocks leave of dK and dV."""
     terms = 4 * genes.BLOCK_M * query_tiles(problem, genes)
     found = {"log_sums": terms, "deltas": terms, "dq_sums": terms * whole_chunks(problem.head_dim)}
+    found |= {"key_sums": key_sums(problem, genes)} if genes.QUERY_SPLIT > 1 else {}
     return found | ({"progress": 8 * units(problem)} if genes.ROW_WORK == "spare_warps" else {})
+
+
+def key_sums(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
+    """Bytes of dK and dV of all blocks in float32, QUERY_SPLIT > 1; else 0."""
+    blocks = key_blocks(problem, genes) * units(problem) * genes.QUERY_SPLIT
+    return 4 * blocks * genes.BLOCK_N * (problem.head_dim + problem.head_dim_v) * (genes.QUERY_SPLIT > 1)
 
 
 def units(problem: AttentionProblem) -> int:
@@ -207,13 +215,13 @@ def launch_work(
     mean, most, count = key_steps(problem, genes.BLOCK_M, genes.BLOCK_N)  # of one head
     groups, queries, keys = warpgroups(genes), genes.BLOCK_M, genes.BLOCK_N
     width, value_width = up_to(problem.head_dim, 16), up_to(problem.head_dim_v, 16)
-    pairs, columns = queries * keys, whole_chunks(problem.head_dim)
-    tile_bytes = queries * (whole_chunks(problem.head_dim) + whole_chunks(problem.head_dim_v)) * 2
-    own_keys = keys * (width + value_width) * 2  # K and V as A operands
+    pairs, columns, size = queries * keys, whole_chunks(problem.head_dim), problem.element_bytes
+    tile_bytes = queries * (whole_chunks(problem.head_dim) + whole_chunks(problem.head_dim_v)) * size
+    own_keys = keys * (width + value_width) * size  # K and V as A operands
     parts = [part for part in (dq_columns(problem, genes), dq_share(problem, genes)) if part]
-    dq_reads = groups * sum(64 * keys + part * keys for part in parts) * 2
-    scores = pairs * 2 * (1 + genes.DIM_GROUPS * (genes.DS_PLACE == "shared"))
-    probabilities = pairs * 2 * (1 + genes.DIM_GROUPS) * (genes.P_PLACE == "shared")
+    dq_reads = groups * sum(64 * keys + part * keys for part in parts) * size
+    scores = pairs * size * (1 + genes.DIM_GROUPS * (genes.DS_PLACE == "shared"))
+    probabilities = pairs * size * (1 + genes.DIM_GROUPS) * (genes.P_PLACE == "shared")
     sums = queries * columns * 4
     shared = own_keys + 2 * tile_bytes * groups / genes.DIM_GROUPS + tile_bytes + dq_reads + scores + probabilities
     shared += 2 * sums * (genes.DQ_SUM != "registers")
@@ -227,13 +235,14 @@ def launch_work(
         waits=STEP_WAIT * (1.0 if genes.ORDER == "in_turn" else 0.6),
     )
     extra = variant_step(problem, pairs, packs=False)
-    blocks = count * units(problem)
+    split = genes.QUERY_SPLIT
+    blocks = count * units(problem) * split
     row_bytes = sum(_row_bytes(problem, genes, which) for which in ("terms", "rows"))
     inside = (1 - _outside(problem, genes)) * row_bytes * query_tiles(problem, genes) / blocks
     ends = Step(
         instructions=keys * (width + value_width) / WARP * 1.5 + 60 * groups * 4,
-        shared_bytes=2.0 * keys * (width + value_width) * 2,
-        loaded_bytes=2.0 * keys * (width + value_width) * 2 + inside,
+        shared_bytes=2.0 * keys * (width + value_width) * size,
+        loaded_bytes=2.0 * keys * (width + value_width) * size * (1.0 if split == 1 else 1.5) + inside,
         waits=FIRST_WAIT,
     )
     main = LaunchWork(
@@ -244,14 +253,14 @@ def launch_work(
         smem_bytes(problem, genes),
         registers or registers_at_launch(genes),
         Step(*(a + b for a, b in zip(vars(step).values(), vars(extra).values(), strict=True))),
-        mean * problem.group_size,
-        most * problem.group_size,
+        mean * problem.group_size / split,
+        float(math.ceil(most * problem.group_size / split)),
         ends,
         tensor="wgmma",
         longest_first=problem.causal and genes.BLOCK_ORDER == "heads",
         in_flight_bytes=float(tile_bytes * (min(genes.Q_STAGES, genes.DO_STAGES) - 1)),
         read_bytes=tensor_bytes(problem, "q", "k", "v", "o") + bias_bytes(problem),
-        write_bytes=tensor_bytes(problem, "k", "v"),
+        write_bytes=key_sums(problem, genes) or tensor_bytes(problem, "k", "v"),
         sweep_bytes=tensor_bytes(problem, "q", "o"),
         sweepers=float(count),
         visits=float(count),
@@ -267,6 +276,9 @@ def _rows(problem: AttentionProblem, genes: BackwardWgmmaGenes, which: str) -> L
     tiles = query_tiles(problem, genes) * _outside(problem, genes)
     sums, moved = _sum_bytes(problem, genes), _row_bytes(problem, genes, which)
     reads = moved - sums if which == "terms" else sums
+    of_keys = key_sums(problem, genes) if which == "rows" else 0
+    to_keys = tensor_bytes(problem, "k", "v") if of_keys else 0.0
+    moved += (of_keys + to_keys) / tiles
     return LaunchWork(
         f"backward_wgmma_{which}",
         math.ceil(tiles),
@@ -278,9 +290,9 @@ def _rows(problem: AttentionProblem, genes: BackwardWgmmaGenes, which: str) -> L
         1.0,
         1.0,
         Step(waits=ROW_WAIT),
-        read_bytes=reads * tiles,
-        write_bytes=(moved - reads) * tiles,
-        scratch_bytes=reads * tiles if which == "rows" else 0.0,
+        read_bytes=reads * tiles + of_keys,
+        write_bytes=(moved - reads) * tiles - of_keys,
+        scratch_bytes=reads * tiles + of_keys if which == "rows" else 0.0,
         overlaps=which == "rows",
     )
 
@@ -297,7 +309,8 @@ def _sum_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> float:
 
 def _row_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes, which: str) -> float:
     """Read and written of a tile of queries, to make their terms and clear their sums, or to make their rows."""
-    tensors = 2.0 * genes.BLOCK_M * (2 * problem.head_dim_v if which == "terms" else problem.head_dim)
+    columns = 2 * problem.head_dim_v if which == "terms" else problem.head_dim
+    tensors = problem.element_bytes * genes.BLOCK_M * columns
     return tensors + _sum_bytes(problem, genes)
 
 
@@ -310,6 +323,7 @@ def _numbers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, 
         "do stages": genes.DO_STAGES,
         "ds stages": genes.DS_STAGES,
         "asked blocks": genes.BLOCKS_PER_SM,
+        "query split": genes.QUERY_SPLIT,
         "producer group": genes.PRODUCER == "warpgroup",
         "order": ORDERS.index(genes.ORDER),
         "p registers": genes.P_PLACE == "registers",
