@@ -49,9 +49,9 @@ struct Producer {
     else named_barrier_arrive<THREADS>(BARRIERS_READY);  // others see the initialised barriers
     if constexpr (PRODUCER_REGISTERS > 0) decrease_registers<PRODUCER_REGISTERS>();
     if (warp == 4 * WARPGROUPS) {
-      if (copies) copy(smem_address);
+      if (BlockStates::LISTED || copies) copy(smem_address);
     } else if (DQ_BY_WARP && warp == 4 * WARPGROUPS + 1) {
-      if (threadIdx.x % 32 == 0) add_dq(smem_address);
+      if (BlockStates::LISTED || threadIdx.x % 32 == 0) add_dq(smem_address);
     } else if constexpr (ROWS_INSIDE) {
       SpareWarps{rows, progress, unit, group, block.key_tile, blocks}.run(int(threadIdx.x) -
                                                                           32 * (4 * WARPGROUPS + 4 - ROW_WARPS));
@@ -59,9 +59,13 @@ struct Producer {
   }
 
 private:
+  // Of a warp that goes through a block list one thread issues the copies.
+  static __device__ __forceinline__ bool issues() { return !BlockStates::LISTED || threadIdx.x % 32 == 0; }
   __device__ __forceinline__ void copy(uint32_t smem_address) const {
-    load_keys<Tiles>(smem_address + Smem::K, k_map, smem_address + Smem::K_FULL);
-    load_keys<ValueTiles>(smem_address + Smem::V, v_map, smem_address + Smem::V_FULL);
+    if (issues()) {
+      load_keys<Tiles>(smem_address + Smem::K, k_map, smem_address + Smem::K_FULL);
+      load_keys<ValueTiles>(smem_address + Smem::V, v_map, smem_address + Smem::V_FULL);
+    }
     grid_dependency_wait();  // the terms of the queries are there, and the sums of dQ are 0
     if constexpr (ROWS_INSIDE) {
       RowProgress::await(progress.begun(unit), SpareWarps::sharers(blocks) * ROW_WARPS);
@@ -70,15 +74,23 @@ private:
     RingPosition<Q_STAGES> q;
     RingPosition<DO_STAGES> d;
     for (QueryWalk walk(block, group); !walk.done(); walk.advance(block)) {
-      const int64_t tile = terms.tile(block.batch, walk.head, walk.tile) * BLOCK_M;
-      load<Tiles>(smem_address + Smem::Q + q.stage * Smem::Q_TILE_BYTES, q_map, walk,
-                  smem_address + Smem::Q_FULL + 8 * q.stage, smem_address + Smem::Q_EMPTY + 8 * q.stage, q.parity,
-                  smem_address + Smem::LOG_SUMS + q.stage * BLOCK_M * 4, terms.log_sums_gmem + tile);
-      load<ValueTiles>(smem_address + Smem::DO + d.stage * Smem::DO_TILE_BYTES, do_map, walk,
-                       smem_address + Smem::DO_FULL + 8 * d.stage, smem_address + Smem::DO_EMPTY + 8 * d.stage,
-                       d.parity, smem_address + Smem::DELTAS + d.stage * BLOCK_M * 4, terms.deltas_gmem + tile);
+      if (issues()) load_queries(smem_address, walk, q, d);
       q.advance(), d.advance();
     }
+  }
+  __device__ __forceinline__ void load_queries(uint32_t smem_address, const QueryWalk& walk, RingPosition<Q_STAGES> q,
+                                               RingPosition<DO_STAGES> d) const {
+    const int64_t tile = terms.tile(block.batch, walk.head, walk.tile) * BLOCK_M;
+    if constexpr (BlockStates::LISTED) {
+      mbarrier_wait(smem_address + Smem::Q_EMPTY + 8 * q.stage, q.parity ^ 1);
+      *reinterpret_cast<ToldTile::Word*>(smem + Smem::TOLD + 8 * q.stage) = walk.word();
+    }
+    load<Tiles>(smem_address + Smem::Q + q.stage * Smem::Q_TILE_BYTES, q_map, walk,
+                smem_address + Smem::Q_FULL + 8 * q.stage, smem_address + Smem::Q_EMPTY + 8 * q.stage, q.parity,
+                smem_address + Smem::LOG_SUMS + q.stage * BLOCK_M * 4, terms.log_sums_gmem + tile);
+    load<ValueTiles>(smem_address + Smem::DO + d.stage * Smem::DO_TILE_BYTES, do_map, walk,
+                     smem_address + Smem::DO_FULL + 8 * d.stage, smem_address + Smem::DO_EMPTY + 8 * d.stage, d.parity,
+                     smem_address + Smem::DELTAS + d.stage * BLOCK_M * 4, terms.deltas_gmem + tile);
   }
   // Adds what the consumers leave of dQ to its sums, a warpgroup's part at a time.
   __device__ __forceinline__ void add_dq(uint32_t smem_address) const {
@@ -87,6 +99,7 @@ private:
     uint32_t parity = 0;
     for (QueryWalk walk(block, group); !walk.done(); walk.advance(block), parity ^= 1) {
       float* sums = dq_sums_gmem + terms.tile(block.batch, walk.head, walk.tile) * Sums::FLOATS;
+      if (!issues()) continue;
 #pragma unroll
       for (int i = 0; i < WARPGROUPS; ++i) {
         mbarrier_wait(smem_address + Smem::DQ_FULL + 8 * i, parity);

@@ -26,7 +26,9 @@ from evoattn.families.backward_wgmma.resources import (
     whole_chunks,
 )
 from evoattn.families.base import Family, softmax_scale_log2
+from evoattn.families.block_list import block_list_constants, block_state_args, why_not_listed
 from evoattn.families.flash_wgmma.text import wgmma_function
+from evoattn.families.packed_mask import pack_launches, pack_work
 from evoattn.families.residency import why_no_memory, why_not_resident, why_same_code
 from evoattn.families.row_blocks import batches, row_blocks
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, sliding_map, tile_map, why_not_sliding
@@ -69,6 +71,7 @@ class BackwardWgmma(Family):
         "score",
         "value_dim",
         "varlen",
+        "blocks",
     )
 
     def genes(self, config: KernelConfig) -> BackwardWgmmaGenes:
@@ -111,7 +114,7 @@ class BackwardWgmma(Family):
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes = self.genes(config)
-        producer, consumer = moved_registers(genes)
+        producer, consumer = moved_registers(problem, genes)
         dims, dtype = genes.DIM_GROUPS, problem.dtype
         columns, share = dq_columns(problem, genes), dq_share(problem, genes)
         p_in_registers, ds_in_registers = genes.P_PLACE == "registers", genes.DS_PLACE == "registers"
@@ -121,6 +124,7 @@ class BackwardWgmma(Family):
             "VALUE_DIM": problem.head_dim_v,
             **problem.masking.constants(),
             **variant_constants(problem, slope=True),
+            **block_list_constants(problem),
             "BIAS_GRADIENT": "bias" in parse_grads(problem.grads),
             "SINK_GRADIENT": "sinks" in parse_grads(problem.grads),
             "PRODUCER_WARPS": producer_warps(genes),
@@ -178,6 +182,7 @@ class BackwardWgmma(Family):
             bias_gradient(problem),
             Scalar("int64", math.prod(problem.term_shapes["bias"]) if "bias" in parse_grads(problem.grads) else 0),
             *variant_args(problem),
+            *block_state_args(problem),
         )
         by_tiles = sliding_map if problem.varlen else tile_map
         main: tuple[KernelArg, ...] = (
@@ -194,6 +199,7 @@ class BackwardWgmma(Family):
             bias_gradient(problem),
             *bias_gradient_strides(problem),
             *variant_args(problem),
+            *block_state_args(problem),
         )
         rows: tuple[KernelArg, ...] = (
             *(dq_sums, Buffer("dq")),
@@ -205,9 +211,10 @@ class BackwardWgmma(Family):
             *_ints(batches(problem)),
             *variant_args(problem),
         )
-        smem = smem_bytes(problem, genes)
+        smem, packs = smem_bytes(problem, genes), pack_launches(problem)
         return (
-            KernelLaunch("backward_wgmma_terms", (tiles, *row_heads), row_block, 0, terms),
+            *packs,
+            KernelLaunch("backward_wgmma_terms", (tiles, *row_heads), row_block, 0, terms, overlaps=bool(packs)),
             KernelLaunch(self.name, grid, (threads(genes), 1, 1), smem, main, overlaps=True),
             KernelLaunch("backward_wgmma_rows", (tiles + sinks, *row_heads), row_block, 0, rows, overlaps=True),
         )
@@ -220,7 +227,7 @@ class BackwardWgmma(Family):
         return (*(("dq",) if several else ()), *(("dbias",) if shares_bias(problem) else ()))
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
-        return launch_work(problem, self.genes(config), registers)
+        return *pack_work(problem), *launch_work(problem, self.genes(config), registers)
 
 
 def _ints(*numbers: int) -> tuple[Scalar, ...]:
@@ -234,6 +241,11 @@ MAX_GRID_YZ = 65535
 def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
     """Genes that do not fit each other."""
     groups, dims = warpgroups(genes), genes.DIM_GROUPS
+    if reason := why_not_listed(problem, genes.BLOCK_M, genes.BLOCK_N):
+        return reason
+    if problem.blocks and (genes.ROTATE or genes.ROW_WORK == "spare_warps"):
+        name = "ROTATE" if genes.ROTATE else "ROW_WORK=spare_warps"
+        return f"{name} needs queries by the mask alone, and here a block list names them."
     if groups > MAX_WARPGROUPS:
         return f"BLOCK_N={genes.BLOCK_N} with DIM_GROUPS={dims} are {groups} warpgroups, of which there are 3 at most."
     if dims > 1 and "registers" in (genes.P_PLACE, genes.DS_PLACE):
@@ -307,7 +319,7 @@ def why_too_big(problem: AttentionProblem, genes: BackwardWgmmaGenes, gpu: GpuSp
         )
     if reason := why_not_resident(gpu, genes.BLOCKS_PER_SM, warps, smem) or why_same_code(genes.BLOCKS_PER_SM, warps):
         return reason
-    have, needed = moved_registers(genes)[1] or registers_at_launch(genes), registers_needed(problem, genes)
+    have, needed = moved_registers(problem, genes)[1] or registers_at_launch(genes), registers_needed(problem, genes)
     if needed > have:
         return (
             f"A thread needs about {needed} registers, by BLOCK_M, BLOCK_N, P_PLACE, DS_PLACE, DQ_ROWS, and PRODUCER="

@@ -8,7 +8,9 @@ from typing import Literal
 
 from evoattn.families import backward
 from evoattn.families.backward import key_steps
+from evoattn.families.block_list import block_state_bytes
 from evoattn.families.genes import Genes
+from evoattn.families.packed_mask import packed_bytes
 from evoattn.families.residency import WARP, register_cap
 from evoattn.families.row_blocks import batches, row_blocks
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES
@@ -44,6 +46,9 @@ class BackwardWgmmaGenes(Genes):
 WARPGROUP, GROUP_KEYS = 128, 64
 PRODUCER_REGISTERS = {1: 40, 2: 24, 3: 32}
 """Per thread of the producer warpgroup after setmaxnreg, by consumer warpgroups, as in flash_wgmma."""
+LISTED_REGISTERS = 32
+"""The least of a producer that goes through a block list, if the consumers can spare so many. Six configs compiled by
+ptxas 13.0: with 24 each spills some 80 bytes."""
 SPARE_REGISTERS = 40
 """Per thread of warps that make rows, if the consumers can spare so many: for two rows at once."""
 MAX_CONSUMER_REGISTERS = 240
@@ -85,14 +90,15 @@ def registers_at_launch(genes: BackwardWgmmaGenes) -> int:
     return register_cap(threads(genes) // 32, genes.BLOCKS_PER_SM)
 
 
-def moved_registers(genes: BackwardWgmmaGenes) -> tuple[int, int]:
+def moved_registers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> tuple[int, int]:
     """(producer's, consumers') registers per thread after setmaxnreg, (0, 0) without: as in flash_wgmma."""
     if genes.PRODUCER != "warpgroup":
         return 0, 0
     consumers, launch = warpgroups(genes), min(registers_at_launch(genes) + 1, 256) // 8 * 8
     producer = PRODUCER_REGISTERS[consumers]
-    if genes.ROW_WORK == "spare_warps" and genes.DS_PLACE == "shared":  # else ptxas has products wait in turn (C7512)
-        producer = max(producer, SPARE_REGISTERS)
+    if genes.DS_PLACE == "shared":  # else ptxas has products wait in turn (C7512)
+        spare = SPARE_REGISTERS if genes.ROW_WORK == "spare_warps" else LISTED_REGISTERS * bool(problem.blocks)
+        producer = max(producer, spare)
     consumer = ((consumers + 1) * launch - producer) // consumers // 8 * 8
     return producer, min(consumer, MAX_CONSUMER_REGISTERS)
 
@@ -154,7 +160,8 @@ def smem_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     sums = 64 * dq_columns(problem, genes) * 4 * warpgroups(genes) if genes.DQ_SUM != "registers" else 0
     terms = 4 * genes.BLOCK_M * (genes.Q_STAGES + genes.DO_STAGES)
     barriers = 2 + 2 * genes.Q_STAGES + 2 * genes.DO_STAGES + 2 * warpgroups(genes) * (genes.DQ_SUM == "warp")
-    return tiles + sums + terms + 8 * barriers
+    told = genes.Q_STAGES * bool(problem.blocks)  # which tile of queries the producer brought
+    return tiles + sums + terms + 8 * (barriers + told)
 
 
 def query_tiles(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
@@ -168,9 +175,10 @@ def key_blocks(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
 
 
 def scratch(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, int]:
-    """Bytes of the terms of the queries, and of dQ in float32."""
+    """Bytes of the terms of the queries, and of dQ in float32; of what is made of a block list."""
     terms = 4 * genes.BLOCK_M * query_tiles(problem, genes)
     found = {"log_sums": terms, "deltas": terms, "dq_sums": terms * whole_chunks(problem.head_dim)}
+    found |= block_state_bytes(problem) | packed_bytes(problem)
     return found | ({"progress": 8 * units(problem)} if genes.ROW_WORK == "spare_warps" else {})
 
 
@@ -226,7 +234,7 @@ def launch_work(
         loaded_bytes=tile_bytes + 2.0 * sums,
         waits=STEP_WAIT * (1.0 if genes.ORDER == "in_turn" else 0.6),
     )
-    extra = variant_step(problem, pairs, packs=False)
+    extra = variant_step(problem, pairs)
     blocks = count * units(problem)
     row_bytes = sum(_row_bytes(problem, genes, which) for which in ("terms", "rows"))
     inside = (1 - _outside(problem, genes)) * row_bytes * query_tiles(problem, genes) / blocks
@@ -320,5 +328,5 @@ def _numbers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, 
         "rows inside": genes.ROW_WORK == "spare_warps",
         "staggered": genes.STAGGER,
         "rotated": genes.ROTATE,
-        "consumer registers": moved_registers(genes)[1] or registers_at_launch(genes),
+        "consumer registers": moved_registers(problem, genes)[1] or registers_at_launch(genes),
     }
