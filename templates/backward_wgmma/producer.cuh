@@ -36,6 +36,7 @@ struct Producer {
   float* dq_sums_gmem;
   const QueryRows& rows;
   const RowProgress& progress;
+  const Mask& mask;
 
   __device__ __forceinline__ void run(int warp) const {
     const uint32_t smem_address = shared_address(smem);
@@ -100,6 +101,10 @@ private:
     for (QueryWalk walk(block, group); !walk.done(); walk.advance(block), parity ^= 1) {
       float* sums = dq_sums_gmem + terms.tile(block.batch, walk.head, walk.tile) * Sums::FLOATS;
       if (!issues()) continue;
+      if constexpr (IN_ORDER) {
+        RowProgress::await(added_to(walk), blocks_before(walk.tile));
+        fence_proxy_async_all();
+      }
 #pragma unroll
       for (int i = 0; i < WARPGROUPS; ++i) {
         mbarrier_wait(smem_address + Smem::DQ_FULL + 8 * i, parity);
@@ -107,11 +112,20 @@ private:
         tma_store_commit();
       }
       release<WARPGROUPS>(smem_address);
+      if constexpr (IN_ORDER) tma_store_wait(), RowProgress::report(added_to(walk));
     }
     if constexpr (ROWS_INSIDE) {
       tma_store_wait();
       RowProgress::report(progress.added(unit));
     }
+  }
+  // IN_ORDER: blocks that have added to a tile of dQ; and those that do so before this one: under a diagonal those of
+  // later keys, to which the tile is the first.
+  __device__ __forceinline__ uint32_t* added_to(const QueryWalk& walk) const {
+    return progress.begun_gmem + terms.tile(block.batch, walk.head, walk.tile);
+  }
+  __device__ __forceinline__ uint32_t blocks_before(int tile) const {
+    return CAUSAL ? (mask.keys_before((tile + 1) * BLOCK_M) - 1) / BLOCK_N - block.key_tile : block.key_tile;
   }
   // The first copies are the first to have read their part.
   template <int PARTS> __device__ __forceinline__ void release(uint32_t smem_address) const {

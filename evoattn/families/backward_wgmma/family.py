@@ -98,8 +98,10 @@ class BackwardWgmma(Family):
             return reason
         if not set(parse_grads(problem.grads)) <= set(TERM_GRADS):
             return "backward_wgmma computes no gradients of tables."
-        if problem.deterministic:
-            return "backward_wgmma adds up dQ in the order in which its blocks run, which deterministic does not allow."
+        if problem.deterministic and problem.blocks:
+            return "backward_wgmma adds up dQ by a block list in the order in which blocks run: not deterministic."
+        if problem.deterministic and shares_bias(problem):
+            return "backward_wgmma adds up the gradient of a bias that batches or heads share in any order."
         return None
 
     def why_not(
@@ -108,6 +110,7 @@ class BackwardWgmma(Family):
         genes = self.genes(config)
         return (
             why_useless(problem, genes)
+            or why_not_whole_lists(problem, genes)
             or (why_redundant(problem, genes) if redundant else None)
             or why_too_big(problem, genes, gpu)
         )
@@ -139,6 +142,7 @@ class BackwardWgmma(Family):
             "HEADS_FASTEST": genes.BLOCK_ORDER == "heads",
             "ROTATED": genes.ROTATE,
             "STAGGERED": genes.STAGGER,
+            "IN_ORDER": problem.deterministic,
             "LSE_GRADIENT": problem.lse,
             "SMEM_BYTES": smem_bytes(problem, genes),
             "DQ_COLUMNS": columns,
@@ -165,7 +169,7 @@ class BackwardWgmma(Family):
         tiles, sinks = row_blocks(problem, genes.BLOCK_M), "sinks" in parse_grads(problem.grads)
         ahead, row_block = lead(problem, genes, gpu.sm_count), (ROW_THREADS, 1, 1)
         row_heads = (ahead * problem.group_size, 1) if ahead else (problem.heads, batches(problem))
-        progress: KernelArg = Buffer("progress") if ahead else NULL
+        progress: KernelArg = Buffer("progress") if ahead or problem.deterministic else NULL
         keys, heads, batch = key_blocks(problem, genes), problem.kv_heads, batches(problem)
         grid = (heads, batch, keys) if genes.BLOCK_ORDER == "heads" else (keys, heads, batch)
         log_sums, deltas, dq_sums = map(Buffer, ("log_sums", "deltas", "dq_sums"))
@@ -223,7 +227,7 @@ class BackwardWgmma(Family):
         return scratch(problem, self.genes(config))
 
     def unordered(self, problem: AttentionProblem, config: KernelConfig) -> tuple[str, ...]:
-        several = key_blocks(problem, self.genes(config)) > 1
+        several = key_blocks(problem, self.genes(config)) > 1 and not problem.deterministic
         return (*(("dq",) if several else ()), *(("dbias",) if shares_bias(problem) else ()))
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
@@ -241,11 +245,6 @@ MAX_GRID_YZ = 65535
 def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
     """Genes that do not fit each other."""
     groups, dims = warpgroups(genes), genes.DIM_GROUPS
-    if reason := why_not_listed(problem, genes.BLOCK_M, genes.BLOCK_N):
-        return reason
-    if problem.blocks and (genes.ROTATE or genes.ROW_WORK == "spare_warps"):
-        name = "ROTATE" if genes.ROTATE else "ROW_WORK=spare_warps"
-        return f"{name} needs queries by the mask alone, and here a block list names them."
     if groups > MAX_WARPGROUPS:
         return f"BLOCK_N={genes.BLOCK_N} with DIM_GROUPS={dims} are {groups} warpgroups, of which there are 3 at most."
     if dims > 1 and "registers" in (genes.P_PLACE, genes.DS_PLACE):
@@ -284,6 +283,18 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
             "(ptxas C7512)."
         )
     return None
+
+
+def why_not_whole_lists(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
+    """Tiles that are no parts of a block, and what does not go by a list; what adds in any order."""
+    name = "ROTATE" if genes.ROTATE else "ROW_WORK=spare_warps" if genes.ROW_WORK == "spare_warps" else ""
+    if problem.blocks and name:
+        return f"{name} needs queries by the mask alone, and here a block list names them."
+    if problem.deterministic and name:
+        return f"{name}: blocks that add to dQ in order wait for those that begin before them alone."
+    if problem.deterministic and genes.DQ_SUM != "warp":
+        return f"DQ_SUM={genes.DQ_SUM} adds to dQ in any order; deterministic=1 asks for DQ_SUM=warp."
+    return why_not_listed(problem, genes.BLOCK_M, genes.BLOCK_N)
 
 
 def why_redundant(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:

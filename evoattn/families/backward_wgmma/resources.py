@@ -175,10 +175,13 @@ def key_blocks(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
 
 
 def scratch(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, int]:
-    """Bytes of the terms of the queries, and of dQ in float32; of what is made of a block list."""
+    """Bytes of the terms of the queries, and of dQ in float32; of what is made of a block list; of words by which
+    blocks wait for one another."""
     terms = 4 * genes.BLOCK_M * query_tiles(problem, genes)
     found = {"log_sums": terms, "deltas": terms, "dq_sums": terms * whole_chunks(problem.head_dim)}
     found |= block_state_bytes(problem) | packed_bytes(problem)
+    if problem.deterministic:
+        return found | {"progress": 4 * query_tiles(problem, genes)}
     return found | ({"progress": 8 * units(problem)} if genes.ROW_WORK == "spare_warps" else {})
 
 
