@@ -25,12 +25,12 @@ if TYPE_CHECKING:  # what type checkers and editors see of the names below
     from evoattn.ops.flex import flex_attention as flex_attention
     from evoattn.ops.load import load as load
     from evoattn.ops.quantize import quantize_kv as quantize_kv
-    from evoattn.ops.same_bits import NoKernel as NoKernel
     from evoattn.ops.sdpa import capture as capture
     from evoattn.ops.sdpa import disable as disable
     from evoattn.ops.sdpa import enable as enable
     from evoattn.ops.sdpa import sdpa as sdpa
     from evoattn.ops.shapes import Shapes as Shapes
+    from evoattn.ops.torch_answer import NoKernel as NoKernel
     from evoattn.ops.tune import tune as tune
     from evoattn.search.api import search as search
 
@@ -40,7 +40,7 @@ _HOMES = {
     "AttentionProblem": "evoattn.model.problem",
     "FailedRun": "evoattn.model.errors",
     "GPUS": "evoattn.model.gpu",
-    "NoKernel": "evoattn.ops.same_bits",
+    "NoKernel": "evoattn.ops.torch_answer",
     "Score": "evoattn.ops.arguments",
     "Shapes": "evoattn.ops.shapes",
     "WrongUse": "evoattn.model.errors",

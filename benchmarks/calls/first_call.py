@@ -90,16 +90,16 @@ def one_process(shape: str, folder: Path, estimated: bool, no_device: str) -> di
     started = watch.seconds()
 
     def first() -> None:
-        from evoattn.ops import cubins, current
         from evoattn.ops.attention import attention
-        from evoattn.ops.runtime import Runtime
+        from evoattn.ops.kernel import get_cubin
+        from evoattn.ops.runtime import Runtime, current
 
         platform = watch.around("libcuda", platform_of)(no_device)
         for name in ("spec", "identity", "load", "function", "allow_shared_memory", "encode_map", "launch"):
             setattr(platform, name, watch.around(f"{name} (device)", getattr(platform, name)))
         pick, build = (
             watch.around("pick", current.best_known),
-            watch.around("cubin", right_without_a_device if no_device else cubins.get),
+            watch.around("cubin", right_without_a_device if no_device else get_cubin),
         )
         runtime = Runtime(platform, pick, folder, build=build)
         runtime.estimated = estimated
@@ -130,7 +130,7 @@ def platform_of(no_device: str) -> Any:
         from benchmarks.calls.no_device import NoDevice
 
         return NoDevice(no_device)
-    from evoattn.ops.platform import CudaPlatform
+    from evoattn.ops.kernel import CudaPlatform
 
     return CudaPlatform()
 
@@ -138,12 +138,13 @@ def platform_of(no_device: str) -> Any:
 def right_without_a_device(*arguments: Any) -> Any:
     """A cubin whose check is recorded as passed, as nothing can be checked without a device."""
     from benchmarks.calls.no_device import NoDevice
-    from evoattn.ops import cubins, selftest
+    from evoattn.ops.kernel import get_cubin
+    from evoattn.ops.plan import record_check, recorded_check
 
     *_, config, gpu, folder = arguments
-    cubin, machine = cubins.get(*arguments), NoDevice(gpu.name).identity(0)
-    if selftest.recorded(cubin, machine, folder) is None:
-        selftest.record(cubin, machine, folder, config, "")
+    cubin, machine = get_cubin(*arguments), NoDevice(gpu.name).identity(0)
+    if recorded_check(cubin, machine, folder) is None:
+        record_check(cubin, machine, folder, config, "")
     return cubin
 
 

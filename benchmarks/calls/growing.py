@@ -33,10 +33,9 @@ from benchmarks.calls.no_device import NoDevice, no_code
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.paths import cubin_cache
 from evoattn.model.problem import AttentionProblem
-from evoattn.ops import cubins, current
 from evoattn.ops.choice import Picked
-from evoattn.ops.cubins import Cubin
-from evoattn.ops.runtime import Runtime
+from evoattn.ops.kernel import Cubin, get_cubin
+from evoattn.ops.runtime import FOLDER, Runtime, current, find_platform
 from evoattn.portfolio.climb import ClimbCache, Climbed, Key
 from evoattn.portfolio.pick import lasting_pick, next_picks
 
@@ -80,9 +79,9 @@ class Op:
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
-        platform: Any = NoDevice(self.no_device) if self.no_device else current.find_platform()
+        platform: Any = NoDevice(self.no_device) if self.no_device else find_platform()
         with tempfile.TemporaryDirectory() as own:
-            folder = Path(own) if self.no_device else cubin_cache() / current.FOLDER
+            folder = Path(own) if self.no_device else cubin_cache() / FOLDER
             runtime = Runtime(platform, self._pick, folder, self._build, next_picks)
             runtime.estimated = self.estimated
             with current.use(runtime):
@@ -93,7 +92,7 @@ class Op:
 
     def _build(self, *arguments: Any) -> Cubin:
         self.loads += 1
-        return (no_code if self.no_device else cubins.get)(*arguments)
+        return (no_code if self.no_device else get_cubin)(*arguments)
 
 
 def call_of(kind: dict[str, Any], keys: int, memory: torch.Tensor) -> tuple[Inputs, dict[str, Any]]:

@@ -15,12 +15,12 @@ from evoattn.model.gpu import GpuSpec, lookup
 from evoattn.model.launch import TensorMap
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
-from evoattn.ops import selftest
-from evoattn.ops.cubins import Cubin
+from evoattn.ops.kernel import Cubin
+from evoattn.ops.plan import record_check
 
 
 class NoDevice:
-    """An `evoattn.ops.platform.Platform` that says it is a GPU of this kind. Launches succeed and compute nothing."""
+    """An `evoattn.ops.kernel.Platform` that says it is a GPU of this kind. Launches succeed and compute nothing."""
 
     device_type = "cpu"
 
@@ -88,5 +88,5 @@ def no_code(family: Family, problem: AttentionProblem, config: KernelConfig, gpu
     words = family.name, config.id, problem.head_dim, problem.head_dim_v, problem.dtype, problem.mask, problem.variants
     code = repr(words).encode()
     cubin = Cubin(code, hashlib.sha256(code).hexdigest(), "", "")
-    selftest.record(cubin, NoDevice(gpu.name).identity(0), folder, config, "")
+    record_check(cubin, NoDevice(gpu.name).identity(0), folder, config, "")
     return cubin

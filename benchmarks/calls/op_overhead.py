@@ -31,11 +31,12 @@ import evoattn
 from evoattn.correctness.reference import make_inputs
 from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.problem import AttentionProblem
-from evoattn.ops import current, custom_op  # noqa: F401 - the latter defines the op that compiled code calls
+from evoattn.ops import custom_op  # noqa: F401 - the latter defines the op that compiled code calls
 from evoattn.ops.arguments import mask_of
 from evoattn.ops.choice import Choice
-from evoattn.ops.named_call import call_of
+from evoattn.ops.given import call_of
 from evoattn.ops.plan import CallPlan
+from evoattn.ops.runtime import current
 
 SHAPES = [
     "B=1,H=8,S=128,D=64,dtype=fp16,mask=full",

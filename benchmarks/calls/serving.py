@@ -33,9 +33,10 @@ from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec, lookup
 from evoattn.model.paths import cubin_cache
 from evoattn.model.problem import AttentionProblem
-from evoattn.ops import cubins, current
 from evoattn.ops.call import out_like
-from evoattn.ops.named_call import call_of
+from evoattn.ops.given import call_of
+from evoattn.ops.kernel import get_cubin
+from evoattn.ops.runtime import FOLDER
 from evoattn.portfolio.kernels import kind_of
 from evoattn.portfolio.pick import pick
 from evoattn.portfolio.workload import log_uniform
@@ -329,7 +330,7 @@ def compile_ahead(steps: list[Step], gpu: GpuSpec) -> None:
         if chosen is None:
             print(f"no kernel: {problem.describe()}")
             continue
-        found = cubins.get(registry.lookup(chosen.family), problem, chosen.config, gpu, cubin_cache() / current.FOLDER)
+        found = get_cubin(registry.lookup(chosen.family), problem, chosen.config, gpu, cubin_cache() / FOLDER)
         if found.digest not in done:
             print(f"{kind_of(problem)}{' estimated' * chosen.estimated}: {chosen.family} {chosen.config.describe()}")
         done.add(found.digest)

@@ -44,13 +44,13 @@ def compiled(text: str) -> None:
     from evoattn.model.gpu import detect_devices
     from evoattn.model.paths import cubin_cache
     from evoattn.model.shape_text import parse_shape
-    from evoattn.ops import cubins
-    from evoattn.ops.current import FOLDER
+    from evoattn.ops.kernel import get_cubin
+    from evoattn.ops.runtime import FOLDER
     from evoattn.portfolio.pick import pick
 
     problem, gpu = parse_shape(text).canonical(), detect_devices()[0].spec
     if gpu and (found := pick(problem, gpu)):
-        cubins.get(registry.lookup(found.family), problem, found.config, gpu, cubin_cache() / FOLDER)
+        get_cubin(registry.lookup(found.family), problem, found.config, gpu, cubin_cache() / FOLDER)
 
 
 def tensors(problem: AttentionProblem) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def main() -> int:
     import torch
 
     import evoattn
-    from evoattn.ops.race import CudaClock
+    from evoattn.ops.choice import CudaClock
 
     clock, cost = CudaClock(), GpuCost()
     rows: list[tuple[float, bool, float, float, str, str]] = []
@@ -213,7 +213,7 @@ class GpuCost:
         self.ms = 0.0
 
     def __enter__(self) -> GpuCost:
-        from evoattn.ops.race import DELAY_CYCLES, CudaClock
+        from evoattn.ops.choice import DELAY_CYCLES, CudaClock
 
         self.ms, self._usual = 0.0, CudaClock.time_us
         usual = self._usual
@@ -228,7 +228,7 @@ class GpuCost:
         return self
 
     def __exit__(self, *_: object) -> None:
-        from evoattn.ops.race import CudaClock
+        from evoattn.ops.choice import CudaClock
 
         setattr(CudaClock, "time_us", self._usual)  # noqa: B010
 

@@ -25,7 +25,7 @@ import transformers
 import evoattn.integrations.transformers as integration
 from benchmarks.models import fa3 as model_fa3
 from benchmarks.models.kinds import DECODERS, MODELS
-from evoattn.ops import current
+from evoattn.ops.runtime import current
 
 ROUNDS, WARM_UP = 8, 2
 REPLAYS = 5

@@ -33,7 +33,7 @@ def dashboard(
         shown = Dashboard(storage, chosen)
         server = listen(shown, host, port)
         print_plainly(
-            f"Study {chosen.name}, {shown.trials} trials: http://{host}:{server.server_port}/dashboard/studies/0",
+            f"Study {chosen.name}, {shown.trials} trials shown: http://{host}:{server.server_port}/dashboard/studies/0",
             "Ctrl-C ends it.",
         )
         serve(shown, server, refresh)

@@ -30,6 +30,8 @@ that has ended, as all of ours have."""
 
 UNKNOWN = datetime(1970, 1, 1)
 """In place of a time."""
+MOST_SHOWN = 5_000
+"""Trials: a browser gets all of them as one piece of JSON, six kilobytes each."""
 
 
 class Sources:
@@ -64,9 +66,10 @@ class _Kept(FrozenTrial):
 class Mirror:
     """One study of ours in an Optuna storage of its own. `update` adds what was recorded since."""
 
-    def __init__(self, storage: Storage, study: Study) -> None:
-        """Raises `StorageError` where the database fails, as `update` does."""
-        self._storage, self._study = storage, study
+    def __init__(self, storage: Storage, study: Study, most: int = MOST_SHOWN) -> None:
+        """Of a study of more trials than `most` it shows the best and an even sample. Raises `StorageError` where the
+        database fails, as `update` does."""
+        self._storage, self._study, self._most = storage, study, most
         self.optuna_storage = InMemoryStorage()
         self._last, self._finals = -1, 0
         self._values: dict[str, tuple[Any, ...]] = {}
@@ -100,7 +103,11 @@ class Mirror:
             mirrored.set_user_attr(name, value)
         self._id = self.optuna_storage.get_study_id_from_name(study.name)
         self._finals = self._storage.count_finals(study)
-        trials = list(self._storage.iter_trials(study, whole_only=True))
+        numbers, there = self._storage.numbers(study, self._most)
+        if there > len(numbers):
+            shown = f"{len(numbers)} of {there} trials: the best, and an even sample of all"
+            mirrored.set_user_attr("shown", shown)
+        trials = list(self._storage.iter_trials(study, whole_only=True, among=numbers))
         self._values = self._all_values(trials)
         self._choices = {name: CategoricalDistribution(values) for name, values in self._values.items()}
         self._add(trials)

@@ -149,6 +149,8 @@ class Family(ABC):
                 "It reads where the keys of packed sequences in pages begin, as an older evoattn told kernels; today's "
                 "launches say how many there are."
             )
+        if ALL_GIVEN in source:
+            return "It takes the arguments of all variants, as an older evoattn gave them; today's launches have less."
         return None
 
     @abstractmethod
@@ -231,6 +233,8 @@ def _listed(words: tuple[str, ...]) -> str:
 
 KEYS_USED = "keys_used"
 """In kernels that serve packed sequences in pages, and in no older ones."""
+ALL_GIVEN = "int total_queries, int sequences OWN_SCORE_PARAMETERS"
+"""In older kernels for variants, which took what any variant needs."""
 ZEROED_SUFFIX = "_zeroed"
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 
 from evoattn.families.base import buffer_of
+from evoattn.model.dtype import DTYPES
 from evoattn.model.launch import TensorMap
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.symbol import as_one
 
 CHUNK_COLUMNS = 64
 """Columns of a tile that one row of 128 bytes holds: the widest box of the 128-byte swizzle."""
-ELEMENT_BYTES = 2
+ELEMENT_BYTES = DTYPES["fp16"].bytes
 """Of the 16-bit columns of a tensor map."""
 ROW_BYTES = CHUNK_COLUMNS * ELEMENT_BYTES
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from evoattn.families.tensor_tiles import MAX_END, rows_apart
 from evoattn.model.dtype import DTYPES
@@ -18,17 +18,21 @@ COMPILED = (*SCORE_VARIANTS, *KEY_VARIANTS, "varlen")
 """Those of which a template gets a constant each."""
 SEQUENCES = "sequences"
 """The argument that says how many packed sequences there are, in place of which a call may put fewer."""
+NUMBERS: dict[str, Literal["int32", "int64", "float32"]] = {"int": "int32", "int64_t": "int64", "float": "float32"}
+"""CUDA's types as `Scalar` names them."""
 SHORT, LONG = 2, 12
 """Instructions of a predicate for a key."""
 
 
 def variant_constants(problem: AttentionProblem, hides: bool = False, slope: bool = False) -> dict[str, Any]:
-    """One constant for each variant of scores and keys; VARIANT, the header in `templates/device/variant` that names
-    the arguments; and OWN_SCORE, the code of the problem's own expression of scores, which, if it `hides`, makes -inf
-    of the scores that the predicate of a block list does not show; `slope`: with its derivative."""
+    """One constant for each variant of scores and keys; VARIANT, the header in `templates/device/variant` of the
+    arguments; and OWN_SCORE, those and the code of the problem's own expression of scores, which, if it `hides`, makes
+    -inf of the scores that the predicate of a block list does not show; `slope`: with its derivative."""
     flags = {name.upper(): name in problem.variants for name in COMPILED}
     own = _own_score(problem, hides, slope) if problem.own_score or problem.blocks else NO_OWN_SCORE
-    return flags | {"VARIANT": "varied" if any(flags.values()) or problem.blocks else "plain", "OWN_SCORE": own}
+    if is_varied(problem):
+        return flags | {"VARIANT": "varied", "OWN_SCORE": f"{own}\n{_parameters(problem)}"}
+    return flags | {"VARIANT": "plain", "OWN_SCORE": own}
 
 
 NO_OWN_SCORE = """struct OwnScore {
@@ -143,33 +147,75 @@ def lse_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
     return (Buffer("lse"),) * problem.lse
 
 
-def variant_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
-    """The arguments of `templates/device/variant/varied.cuh`; none for plain attention.
+class Given(NamedTuple):
+    """A field of `VariantArguments` in `templates/device/score.cuh`: its type and the name of the kernel's parameter,
+    whether a problem's kernel takes it, and what a launch puts there."""
+
+    cuda: str
+    name: str
+    needed: bool
+    value: KernelArg
+
+
+def given(problem: AttentionProblem) -> list[Given]:
+    """All fields, in their order there. A field that no variant of the problem needs is 0, and no parameter.
 
     A kernel multiplies a score by its scale last, after the cap and what is added: with a cap the scale is the cap (see
     `softmax_scale_log2`), and what is added is divided by it beforehand.
     """
-    if not {*COMPILED, "blocks"} & set(problem.variants):
+    last_scale = problem.softcap or problem.softmax_scale
+    terms, own = problem.term_shapes, problem.own_score is not None or problem.shown is not None
+    strides = problem.strides("bias")[:3] if problem.bias else (0, 0, 0)
+    slides, paged, packed = bool(problem.seqused or problem.page), bool(problem.page), bool(problem.varlen)
+    apart = rows_apart(problem, "k") if slides else 0
+
+    def number(cuda: str, name: str, needed: bool, value: Any, told: str = "") -> Given:
+        return Given(cuda, name, needed, Scalar(NUMBERS[cuda], value, told))
+
+    def tensor(element: str, name: str, term: str) -> Given:
+        return Given(f"const {element}* __restrict__", name, term in terms, Buffer(term))
+
+    return [
+        number("int", "window_past", bool(problem.window), problem.masking.past or 0),
+        number("int", "window_ahead", bool(problem.window), problem.masking.ahead or 0),
+        number("int", "diagonal", problem.alibi or own, problem.diagonal),
+        number("float", "score_scale", problem.softcap > 0, problem.softmax_scale / last_scale),
+        number("float", "term_unit", problem.alibi or bool(problem.bias) or own, 1 / last_scale),
+        tensor("Element", "sinks_gmem", "sinks"),
+        tensor("float", "slopes_gmem", "slopes"),
+        tensor("Element", "bias_gmem", "bias"),
+        *(
+            number("int64_t", f"bias_{of}_stride", bool(problem.bias), stride)
+            for of, stride in zip(("batch", "head", "row"), strides, strict=True)
+        ),
+        tensor("int", "seqused_gmem", "seqused"),
+        tensor("int", "table_gmem", "table"),
+        number("int", "page_bits", paged, problem.page.bit_length() - 1 if paged else 0),
+        number("int", "table_pages", paged, problem.table_pages if paged else 0),
+        number("int", "kv_rows", slides, apart if apart <= MAX_END else 0),  # tensor maps that slide refuse more
+        tensor("int", "cu_seqlens_q", "cu_seqlens_q"),
+        tensor("int", "cu_seqlens_k", "cu_seqlens_k"),
+        number("int", "total_queries", packed, problem.shape("q")[2] if packed else 0),
+        number("int", "sequences", packed, problem.batch if packed else 0, SEQUENCES),
+    ]
+
+
+def _parameters(problem: AttentionProblem) -> str:
+    """The parameters of a kernel for variants, and what it makes `VariantArguments` of."""
+    fields = given(problem)
+    taken = (f", {field.cuda} {field.name}" for field in fields if field.needed)
+    made = (field.name if field.needed else "nullptr" if "*" in field.cuda else "0" for field in fields)
+    return f"#define GIVEN_PARAMETERS {''.join(taken)}\n#define GIVEN_ARGUMENTS {', '.join(made)}"
+
+
+def is_varied(problem: AttentionProblem) -> bool:
+    """Whether a kernel needs parameters for the problem's variants."""
+    return not {*COMPILED, "blocks"}.isdisjoint(problem.variants)
+
+
+def variant_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
+    """The arguments of `templates/device/variant/varied.cuh`; none for plain attention."""
+    if not is_varied(problem):
         return ()
     last_scale = problem.softcap or problem.softmax_scale
-    null = Scalar("int64", 0)
-    shapes = problem.term_shapes
-    strides = problem.strides("bias")[:3] if problem.bias else (0, 0, 0)
-    apart = rows_apart(problem, "k") if problem.seqused or problem.page else 0
-    return (
-        Scalar("int32", problem.masking.past or 0),
-        Scalar("int32", problem.masking.ahead or 0),
-        Scalar("int32", problem.diagonal),
-        Scalar("float32", problem.softmax_scale / last_scale),
-        Scalar("float32", 1 / last_scale),
-        *(Buffer(name) if name in shapes else null for name in ("sinks", "slopes", "bias")),
-        *(Scalar("int64", stride) for stride in strides),
-        *(Buffer(name) if name in shapes else null for name in ("seqused", "table")),
-        Scalar("int32", problem.page.bit_length() - 1 if problem.page else 0),
-        Scalar("int32", problem.table_pages if problem.page else 0),
-        Scalar("int32", apart if apart <= MAX_END else 0),  # read by tensor maps that slide alone, which refuse more
-        *(Buffer(name) if name in shapes else null for name in ("cu_seqlens_q", "cu_seqlens_k")),
-        Scalar("int32", problem.shape("q")[2] if problem.varlen else 0),
-        Scalar("int32", problem.batch if problem.varlen else 0, SEQUENCES),
-        *own_score_args(problem, last_scale),
-    )
+    return *(field.value for field in given(problem) if field.needed), *own_score_args(problem, last_scale)

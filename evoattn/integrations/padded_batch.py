@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from evoattn.ops import current
+from evoattn.ops.arguments import is_ordinary
 from evoattn.ops.attention import attention as unpadded
 from evoattn.ops.attention import attention_varlen
-from evoattn.ops.runtime import NoKernel
-from evoattn.ops.torch_modes import is_ordinary
+from evoattn.ops.runtime import NoKernel, current
 
 MARK = "evoattn_padded"
 """The attribute of a mask tensor. What a model makes of the tensor has none, and counts as any other mask."""

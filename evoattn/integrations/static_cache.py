@@ -12,10 +12,10 @@ from torch import Tensor
 
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, FULL
 from evoattn.model.problem import BIAS_ROW_STEP, AttentionProblem, ProblemError
-from evoattn.ops import current
 from evoattn.ops.attention import attend
 from evoattn.ops.call import DTYPES, Call, strided, terms_of
 from evoattn.ops.choice import Refusal
+from evoattn.ops.runtime import current
 
 MOST_QUERIES = 8
 """The most queries of a step; more are a prompt, for which a mask tensor costs little."""

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evoattn.ops import current
 from evoattn.ops.arguments import mask_of
 from evoattn.ops.call import Call
-from evoattn.ops.same_bits import NoKernel, refuse
+from evoattn.ops.runtime import current
+from evoattn.ops.torch_answer import NoKernel, refuse
 
 NAME = "evoattn"
 OP = "_scaled_dot_product_flash_attention"

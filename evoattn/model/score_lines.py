@@ -1,8 +1,14 @@
-"""How expressions differ from one query and key to the next ones."""
+"""How expressions differ from one query and key to the next ones, and which of them say no more than a name does: a
+causal mask, a window, a soft cap. Kernels of these are faster."""
 
 from __future__ import annotations
 
+from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT, FULL
 from evoattn.model.score import Apply, Load, Name, Number, Tree
+
+Bounds = tuple[int | None, int | None]
+"""(lowest, highest) key - query that is seen; None for no bound."""
+_MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
 def is_shift(tree: Tree) -> bool:
@@ -36,3 +42,58 @@ def linear(tree: Tree) -> tuple[int, int, int] | None:
             by = 1 if sign == "+" else -1
             return one[0] + by * other[0], one[1] + by * other[1], one[2] + by * other[2]
     return None
+
+
+def softcap_of(tree: Tree) -> float:
+    """The cap c of c · tanh(s / c); 0 where the expression is another."""
+    match tree:
+        case Apply("*", (Number(cap), Apply("tanh", (Apply("/", (Name("s"), Number(by))),)))) | Apply(
+            "*", (Apply("tanh", (Apply("/", (Name("s"), Number(by))),)), Number(cap))
+        ):
+            return float(cap) if cap == by and cap > 0 else 0.0
+    return 0.0
+
+
+def band_of(tree: Tree) -> Bounds | None:
+    """The bounds of a predicate that is true within them and nowhere else; None where it says something else."""
+    match tree:
+        case Apply("&", (left, right)):
+            low, high = None, None
+            for one in (band_of(left), band_of(right)):
+                if one is None:
+                    return None
+                low = one[0] if low is None else low if one[0] is None else max(low, one[0])
+                high = one[1] if high is None else high if one[1] is None else min(high, one[1])
+            return low, high
+        case Apply("<" | "<=" as sign, (Apply("abs", (of,)), Number(int(width)))):
+            width -= sign == "<"
+            inner = linear(of)
+            if inner is None or abs(inner[0]) != 1 or inner[0] != -inner[1]:
+                return None
+            middle = -inner[2] * inner[1]  # of key - query, where the distance is 0
+            return middle - width, middle + width
+        case Apply(sign, (left, right)) if sign in _MIRRORED and (difference := linear(Apply("-", (left, right)))):
+            of_query, of_key, constant = difference
+            if abs(of_key) != 1 or of_query != -of_key:
+                return None
+            compared = sign if of_key > 0 else _MIRRORED[sign]  # of key - query + constant with 0
+            constant *= of_key
+            if compared in ("<", "<="):
+                return None, -constant - (compared == "<")
+            return -constant + (compared == ">"), None
+    return None
+
+
+def masking_of(bounds: Bounds, seqlen_q: int, seqlen_k: int) -> tuple[str, tuple[int, int] | None] | None:
+    """The mask and the window of a call that show just what lies within the bounds; None where none does."""
+    low, high = bounds
+    corner = seqlen_k - seqlen_q
+    if high is not None and high in (0, corner):
+        mask = CAUSAL_UPPER_LEFT if high == 0 else CAUSAL_LOWER_RIGHT
+        past, ahead = -1 if low is None else high - low, 0
+    else:
+        mask = FULL
+        past, ahead = -1 if low is None else corner - low, -1 if high is None else high - corner
+    if (low is not None and past < 0) or (high is not None and ahead < 0):
+        return None
+    return mask, None if low is None and (high is None or mask != FULL) else (past, ahead)

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT, FULL
-from evoattn.ops import current, shapes, torch_answer
+from evoattn.ops import shapes, torch_answer
 from evoattn.ops.arguments import (
+    WATCHED,
     Causal,
     Score,
     aligned_mask_of,
     cap_of,
+    is_ordinary,
     mask_of,
     needs_copy,
     require_flags,
@@ -22,24 +24,20 @@ from evoattn.ops.arguments import (
     scale_of,
     window_of,
 )
-from evoattn.ops.call import (
-    DROPOUT,
-    DROPOUT_ALONE,
-    Answer,
-    Call,
+from evoattn.ops.call import DROPOUT, DROPOUT_ALONE, Answer, Call, terms_of, with_tables
+from evoattn.ops.given import (
+    Scale,
+    call_of,
     causal_kind,
+    is_eight_bits,
     of_pages,
     of_sequences,
-    terms_of,
     why_only_torch,
     with_mask,
-    with_tables,
+    with_scales,
 )
-from evoattn.ops.eight_bits import Scale, is_eight_bits, with_scales
-from evoattn.ops.named_call import call_of
-from evoattn.ops.runtime import Runtime
-from evoattn.ops.same_bits import PROMISE, refuse
-from evoattn.ops.torch_modes import WATCHED, is_ordinary
+from evoattn.ops.runtime import Runtime, current
+from evoattn.ops.torch_answer import PROMISE, refuse
 
 _is_compiling = torch.compiler.is_compiling
 _any_autocast = torch._C._is_any_autocast_enabled

@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from evoattn.ops import current, shapes
-from evoattn.ops.arguments import Causal, cap_of, mask_of, require_flags, scale_of, window_of
+from evoattn.ops import shapes
+from evoattn.ops.arguments import Causal, cap_of, is_ordinary, mask_of, require_flags, scale_of, window_of
 from evoattn.ops.attention import attend
 from evoattn.ops.call import ANSWERS, E4M3, Answer, Call, behind, terms_of
 from evoattn.ops.quantize import Wanted, quantize
-from evoattn.ops.runtime import NoKernel
-from evoattn.ops.torch_modes import is_ordinary
+from evoattn.ops.runtime import NoKernel, current
 
 WIDEST = 128
 """head_dim of V up to which a kernel of 8 bits is the faster one: with more, sums in fp32 leave it no room."""

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from operator import index
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from evoattn.model.mask import FULL
 from evoattn.model.problem import AttentionProblem, ProblemError, canonical_mask, canonical_window
+from evoattn.model.sequences import with_room
 from evoattn.ops.arguments import (
     ALIGNMENT,
     BIAS,
     K_SCALE,
-    MASKS,
     SEQUSED,
     SINKS,
     SLOPES,
@@ -25,27 +24,23 @@ from evoattn.ops.arguments import (
     TABLE,
     TERMS,
     V_SCALE,
+    WATCHED,
     Reader,
     Score,
+    autocast,
     bias_reader,
     converter,
-    require_out,
 )
-from evoattn.ops.room import has_room, room_of
-from evoattn.ops.torch_modes import WATCHED, autocast
 
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 KV_DTYPES = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2", torch.int8: "int8"}
-"""Those that key and value may have beside a query of 16 bits, with scales (`eight_bits.py`)."""
+"""Those that key and value may have beside a query of 16 bits, with scales (`given.py`)."""
 E4M3, ANSWERS = torch.float8_e4m3fn, torch.bfloat16
 """The dtype of 8 bits that query may have too (`attention_fp8.py`), and that of its answers."""
 INTEGERS = (torch.int32, torch.int64)
 """Dtypes of lengths and page tables; kernels read int32, and others are copied."""
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """Dtypes of torch's own formula, and of SDPA."""
-CAUSAL_BIAS = "torch.nn.attention.bias", "CausalBias"
-"""The class of torch's causal masks by its names: an import takes two seconds, and a compiler that looks for it in
-`sys.modules` fails where an import adds to them meanwhile."""
 DROPOUT = "kernels have no dropout"
 DROPOUT_ALONE = "dropout_p goes with the arguments of SDPA alone: nothing computes it with others."
 SEVERAL_DEVICES = "the tensors are on several devices"
@@ -397,71 +392,6 @@ def behind(terms: tuple[Tensor | None, ...], others: tuple[Tensor, ...]) -> tupl
     return (*(terms or (None,) * len(TERMS)), *others) if others else terms
 
 
-def _require_dims(count: int, said: str, **tensors: Any) -> None:
-    for name, tensor in tensors.items():
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}.")
-        if tensor.dim() != count:
-            raise ValueError(f"{name} must have {said}, not {list(tensor.shape)}.")
-
-
-def of_sequences(query: Tensor, key: Tensor, value: Tensor, longest: tuple[Any, Any], out: Any) -> dict[str, Any]:
-    """The fields of a call of packed sequences: tensors `[total, heads, head_dim]` and the longest lengths. Raises
-    `ValueError` where they do not fit, `TypeError` for what is no tensor and a length that is no whole number."""
-    _require_dims(3, "three dimensions, [total, heads, head_dim]", query=query, key=key, value=value)
-    fits = key.shape[:2] == value.shape[:2] and key.shape[2] == query.shape[2]
-    if not fits or not key.shape[1] or query.shape[1] % key.shape[1]:
-        raise ValueError(
-            f"query {list(query.shape)}, key {list(key.shape)} and value {list(value.shape)} do not fit: key and value "
-            "have as many rows and heads, key has query's head_dim, and query's heads are a multiple of theirs."
-        )
-    if out is not None:
-        require_out(out, query, value)
-    return {
-        **{name: t.transpose(0, 1)[None] for name, t in (("query", query), ("key", key), ("value", value))},
-        "out": None if out is None else out.transpose(0, 1)[None],
-        "longest": tuple(  # none has more rows than all have together
-            min(whole(f"max_seqlen_{name}", most), rows)
-            for name, most, rows in zip("qk", longest, (query.shape[0], key.shape[0]), strict=True)
-        ),
-        "enable_gqa": True,
-    }
-
-
-def of_pages(query: Tensor, k_cache: Tensor, v_cache: Tensor, out: Any) -> dict[str, Any]:
-    """The fields of a call over pages: query `[batch, seqlen_q, heads, head_dim]`, caches `[pages, page, kv_heads,
-    head_dim]`. Raises `ValueError` where they do not fit, `TypeError` for what is no tensor."""
-    _require_dims(4, "four dimensions", query=query, k_cache=k_cache, v_cache=v_cache)
-    *of_keys, head_dim = k_cache.shape
-    if k_cache.shape[:3] != v_cache.shape[:3]:
-        shapes = f"{list(k_cache.shape)} and {list(v_cache.shape)}"
-        raise ValueError(f"k_cache and v_cache must have the same pages and heads, not {shapes}.")
-    if not (head_dim and all(of_keys)):
-        raise ValueError(f"k_cache must not be empty, as {list(k_cache.shape)} is.")
-    if head_dim != query.shape[3] or query.shape[2] % of_keys[2]:
-        raise ValueError(
-            f"query {list(query.shape)} and k_cache {list(k_cache.shape)} do not fit: the last dimension is one "
-            "head_dim, and query's heads, its third dimension, are a multiple of the K/V heads, k_cache's third."
-        )
-    if out is not None:
-        require_out(out, query, v_cache)
-    return {
-        "query": query.transpose(1, 2),
-        "key": k_cache.transpose(1, 2),
-        "value": v_cache.transpose(1, 2),
-        "out": None if out is None else out.transpose(1, 2),
-        "enable_gqa": True,
-    }
-
-
-def whole(name: str, length: Any) -> Any:
-    """NumPy's numbers and tensors of one element as Python's int; a trace's symbols as they are. Raises `TypeError`."""
-    try:
-        return length if isinstance(length, (int, torch.SymInt)) else index(length)
-    except TypeError:
-        raise TypeError(f"{name} must be a whole number, not {length!r}.") from None
-
-
 def answer_dtype(query: Tensor) -> torch.dtype:
     """The dtype of an answer, and of sinks."""
     return ANSWERS if query.dtype == E4M3 else query.dtype
@@ -538,63 +468,44 @@ def why_not_scale(scale: float | None) -> str | None:
     return f"kernels take a positive, finite scale, not {scale}"
 
 
-def causal_kind(mask: Any) -> Literal["upper_left", "lower_right"] | None:
-    """Which causal mask an object of `torch.nn.attention.bias` stands for; None for any other tensor."""
-    kind = type(mask)
-    if kind is Tensor or (kind.__module__, kind.__name__) != CAUSAL_BIAS:
-        return None
-    return "lower_right" if mask.variant.name == "LOWER_RIGHT" else "upper_left"
+BY_SEQUENCE = (SEQUSED, TABLE, STARTS_Q)
+"""Terms that have a row for each sequence."""
 
 
-def as_bias(mask: Tensor, query: Tensor) -> Tensor:
-    """The mask as a bias that is added to scores: -inf where a bool one hides, else the mask itself."""
-    if mask.dtype != torch.bool:
-        return mask
-    return torch.zeros(mask.shape, dtype=query.dtype, device=mask.device).masked_fill_(~mask, -math.inf)
+def has_room(call: Call) -> bool:
+    """Whether it is of packed queries over pages."""
+    terms = call.terms
+    return bool(terms) and terms[STARTS_Q] is not None and terms[TABLE] is not None
 
 
-def why_only_torch(mask: Any, call: Call) -> str | None:
-    """One reason, without a full stop, why only SDPA can answer to a mask, or refuse it; None where it is a bias of a
-    kernel or torch's causal mask."""
-    query, key = call.query, call.key
-    if causal_kind(mask) is not None:
-        return None
-    if not all(isinstance(tensor, Tensor) for tensor in (mask, query, key)):
-        return NO_TENSOR
-    if call.causal:
-        return "there are an attn_mask and is_causal"
-    if query.dtype not in FLOATS:
-        return f"kernels take tensors of float16, bfloat16 and float32, not {str(query.dtype).removeprefix('torch.')}"
-    if mask.dtype not in (torch.bool, query.dtype):
-        return f"attn_mask is {mask.dtype} beside {query.dtype}, which kernels would round"
-    if not (query.dim() == key.dim() == 4 and 2 <= mask.dim() <= 4):
-        return "kernels take tensors of four dimensions, and masks of two to four"
-    if key.shape[1] != query.shape[1] and not call.enable_gqa:
-        return f"{key.shape[1]} K/V heads for {query.shape[1]} query heads need enable_gqa=True"
-    whole = (*query.shape[:3], key.shape[2])
-    if any(have not in (1, want) for have, want in zip(mask.shape[::-1], whole[::-1], strict=False)):
-        return f"attn_mask is not broadcastable to {list(whole)}"
-    return None
+def sequences_of(call: Call) -> int:
+    """How many packed sequences there are."""
+    starts = call.terms[STARTS_Q]
+    assert starts is not None
+    count: int = starts.size(0) - 1  # `len` of a tensor takes a microsecond
+    return count
 
 
-def with_mask(call: Call, mask: Any) -> Call:
-    """The call with what the mask says in its own fields. Nothing is read back from the device.
+def room_of(call: Call) -> tuple[int, int, int]:
+    """Sequences, the longest and all rows that a plan of the call has room for."""
+    return with_room(sequences_of(call), call.longest[0], call.query.size(2))
 
-    Raises `ValueError` for a mask beside a causal one or a bias, and for a causal one of other lengths, `TypeError` for
-    what is no tensor.
-    """
-    if call.causal:
-        raise ValueError("attn_mask and is_causal or causal exclude each other.")
-    if call.term(BIAS) is not None:
-        raise ValueError("attn_mask and bias exclude each other; add the bias to the mask.")
-    kind, query, key = causal_kind(mask), call.query, call.key
-    if kind is None:
-        if not isinstance(mask, Tensor):
-            raise TypeError(f"attn_mask must be a tensor, not {type(mask).__name__}.")
-        terms = list(call.terms or terms_of(bias=mask))
-        terms[BIAS] = as_bias(mask, query)
-        return replace(call, terms=tuple(terms))
-    of, lengths = (mask.seq_len_q, mask.seq_len_kv), (query.shape[-2], key.shape[-2])  # its shape is something else
-    if of != lengths:
-        raise ValueError(f"attn_mask is a causal mask of {of[0]} queries and {of[1]} keys, not of {lengths}.")
-    return replace(call, mask=MASKS[kind])
+
+def known_by_room(call: Call) -> tuple[object, ...]:
+    """What decides about such a call, by which its plan is found again: all but what `room_of` leaves free, and whether
+    terms have as many rows as there are sequences. Raises `AttributeError` where a term is no tensor."""
+    query, key, value, out, count = call.query, call.key, call.value, call.out, sequences_of(call)
+    made: list[object] = [
+        room_of(call), call.longest[1], call.longest[0] < 0, out is None, call.mask, call.scale, call.return_lse,
+        call.window, call.softcap, call.score and call.score.key, call.batch_invariant,
+        key.shape, key.stride(), key.dtype, key.get_device(),
+        value.shape, value.stride(), value.dtype, value.get_device(),
+    ]  # fmt: skip
+    for tensor in (query,) if out is None else (query, out):
+        batch, heads, _, columns = tensor.shape
+        made += (batch, heads, columns, tensor.stride()[1:], tensor.dtype, tensor.get_device())
+    for which, term in enumerate(call.terms):
+        if term is not None:
+            shape = (term.size(0) - count, term.shape[1:]) if which in BY_SEQUENCE else term.shape
+            made += (which, shape, term.stride(), term.dtype, term.get_device(), term.is_neg())
+    return tuple(made)

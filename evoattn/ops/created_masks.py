@@ -20,12 +20,11 @@ from evoattn.model import forks
 from evoattn.model.paths import cubin_cache
 from evoattn.model.records import Candidate
 from evoattn.model.score import Table, Tree, parse_predicate, parse_tables
-from evoattn.ops import current, flex, mods
-from evoattn.ops.arguments import Score
-from evoattn.ops.kernel import LoadedKernel
+from evoattn.ops import flex, mods
+from evoattn.ops.arguments import Score, is_ordinary
+from evoattn.ops.kernel import LoadedKernel, Platform
 from evoattn.ops.plan import launch_again
-from evoattn.ops.platform import Platform
-from evoattn.ops.torch_modes import is_ordinary
+from evoattn.ops.runtime import current
 
 TORCH = torch_flex.create_block_mask
 BLOCK = 128

@@ -21,8 +21,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from evoattn.model.backward import BACKWARD, TERM_GRADS, parse_grads
 from evoattn.model.mask import FULL
 from evoattn.model.problem import AttentionProblem, ProblemError
-from evoattn.ops import current, torch_answer
-from evoattn.ops.arguments import ARGUMENTS, TERMS, Score
+from evoattn.ops import torch_answer
+from evoattn.ops.arguments import ARGUMENTS, TERMS, Score, has_autocast
 from evoattn.ops.call import (
     DTYPES,
     GRADIENTS,
@@ -47,8 +47,8 @@ from evoattn.ops.gradients import (
     why_not_differentiable,
     words_of,
 )
-from evoattn.ops.same_bits import is_promised, refuse
-from evoattn.ops.torch_modes import has_autocast
+from evoattn.ops.runtime import current
+from evoattn.ops.torch_answer import is_promised, refuse
 
 TAGS = (torch.Tag.pt2_compliant_tag,)
 TENSORS = "Tensor query, Tensor key, Tensor value, str mask, bool enable_gqa"

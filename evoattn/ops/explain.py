@@ -10,29 +10,17 @@ from torch import Tensor
 
 from evoattn.model.errors import WrongUse
 from evoattn.model.problem import AttentionProblem
-from evoattn.ops import current, precision
-from evoattn.ops.arguments import Causal, Score
-from evoattn.ops.call import (
-    DROPOUT,
-    DROPOUT_ALONE,
-    GRADIENTS,
-    NO_TENSOR,
-    Call,
-    causal_kind,
-    strided,
-    why_only_torch,
-    with_mask,
-)
+from evoattn.ops import precision
+from evoattn.ops.arguments import WATCHED, Causal, Score, has_autocast, is_ordinary
+from evoattn.ops.call import DROPOUT, DROPOUT_ALONE, GRADIENTS, NO_TENSOR, Call, strided
 from evoattn.ops.choice import Choice, Refusal
-from evoattn.ops.eight_bits import Scale
+from evoattn.ops.given import Scale, call_of, causal_kind, why_only_torch, with_mask
 from evoattn.ops.gradients import why_not_differentiable
-from evoattn.ops.named_call import call_of
 from evoattn.ops.plan import ADDRESS_BITS, UNALIGNED
-from evoattn.ops.runtime import Runtime
-from evoattn.ops.same_bits import PROMISE, is_promised
+from evoattn.ops.runtime import Runtime, current
 from evoattn.ops.sdpa import backends_chosen, is_on
 from evoattn.ops.shapes import Wanted, problems_of
-from evoattn.ops.torch_modes import WATCHED, has_autocast, is_ordinary
+from evoattn.ops.torch_answer import PROMISE, is_promised
 from evoattn.portfolio.canonical import grown
 
 

@@ -23,15 +23,14 @@ from evoattn.model import forks
 from evoattn.model.blocks import Blocks
 from evoattn.model.mask import Band
 from evoattn.model.score import parse_predicate, parse_score
+from evoattn.model.score_lines import Bounds, band_of, masking_of, softcap_of
 from evoattn.ops import block_masks, mods
-from evoattn.ops.arguments import Score
+from evoattn.ops.arguments import WATCHED, Score, is_ordinary
 from evoattn.ops.attention import attend
 from evoattn.ops.call import NO_TENSOR, Answer, Call, behind, why_not_shapes, with_tables
 from evoattn.ops.captures import key_of, with_tensors
-from evoattn.ops.known_forms import Bounds, band_of, masking_of, softcap_of
-from evoattn.ops.same_bits import NoKernel, refuse
 from evoattn.ops.shapes import paused
-from evoattn.ops.torch_modes import WATCHED, is_ordinary
+from evoattn.ops.torch_answer import NoKernel, refuse
 
 TORCH = torch_flex.flex_attention
 """Torch's own function, whatever `flex` puts in its place."""

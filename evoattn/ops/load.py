@@ -15,14 +15,11 @@ from evoattn.model.mask import FULL
 from evoattn.model.paths import cubin_cache, database_text, default_database
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
-from evoattn.ops import current
-from evoattn.ops.arguments import Causal, Score
+from evoattn.ops.arguments import WATCHED, Causal, Score, is_ordinary
 from evoattn.ops.attention import run
 from evoattn.ops.choice import Picker
-from evoattn.ops.eight_bits import Scale
-from evoattn.ops.named_call import call_of
-from evoattn.ops.runtime import NoKernel, Runtime
-from evoattn.ops.torch_modes import WATCHED, is_ordinary
+from evoattn.ops.given import Scale, call_of
+from evoattn.ops.runtime import NoKernel, Runtime, current
 
 if TYPE_CHECKING:
     from evoattn.model.records import Study, Trial

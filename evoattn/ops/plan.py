@@ -1,27 +1,42 @@
-"""A call that was decided once: which launches, over which buffers; running it again costs little."""
+"""A call that was decided once: which launches, over which buffers; running it again costs little. And the check of a
+kernel at its first use on a machine: reading the record of that imports nothing that a check needs."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from evoattn.backends.base import LaunchError
+from evoattn.backends.base import ContextLost, LaunchError
+from evoattn.backends.cache_folder import mark_used, read_own, write_whole
 from evoattn.model import forks
 from evoattn.model.launch import KernelLaunch
 from evoattn.model.problem import AttentionProblem
-from evoattn.ops import selftest
+from evoattn.model.space import KernelConfig
 from evoattn.ops.arguments import ALIGNMENT, Reader
-from evoattn.ops.call import Call
+from evoattn.ops.call import Call, sequences_of
 from evoattn.ops.choice import Choice, KernelKey, Refusal
-from evoattn.ops.cubins import Cubin
-from evoattn.ops.kernel import TERMS, LaunchArguments, LoadedKernel, Place, own_tables, scratch_places, tensor_places
-from evoattn.ops.platform import NO_CONTEXT, Platform
-from evoattn.ops.room import sequences_of
+from evoattn.ops.kernel import (
+    NO_CONTEXT,
+    SCRATCH,
+    TERMS,
+    Cubin,
+    KernelBackend,
+    LaunchArguments,
+    LoadedKernel,
+    Place,
+    Platform,
+    operation_places,
+    own_tables,
+    scratch_places,
+    tensor_places,
+)
 
 ADDRESS_BITS = 15
 """Those that are 0 in a multiple of 16 bytes."""
@@ -208,6 +223,60 @@ class CallPlan:
         return read, places
 
 
+class OperationPlan:
+    """The launches of an operation beside attention over tensors of one kind, which are those of its specs."""
+
+    def __init__(
+        self,
+        choice: Choice,
+        kernel: LoadedKernel,
+        launches: tuple[LaunchArguments, ...],
+        memory: tuple[int, int, Scratch],
+        platform: Platform,
+    ) -> None:
+        """`memory`: as of `CallPlan`."""
+        self.kernel, self.index = kernel, kernel.index
+        self._launches, self._platform = launches, platform
+        *self._sizes, self._scratch = memory
+        self._outputs = choice.problem.outputs
+        self._names = [spec.name for spec in (*choice.problem.inputs, *self._outputs)]
+        self._lock = self._scratch.lock if any(self._sizes) or len(launches) > 1 else threading.Lock()
+
+    def outputs(self, device: torch.device) -> dict[str, Tensor]:
+        """Empty ones."""
+        return {
+            spec.name: torch.empty_strided(spec.shape, spec.strides, dtype=getattr(torch, spec.dtype), device=device)
+            for spec in self._outputs
+        }
+
+    def run(self, tensors: Mapping[str, Tensor | None]) -> bool:
+        """Whether it was enqueued on torch's current stream of the device, which is the current one. Raises
+        `LaunchError`."""
+        given = [one for name in self._names if (one := tensors[name]) is not None]
+        places = [one.data_ptr() for one in given]
+        unaligned = any(at & ADDRESS_BITS for at, one in zip(places, given, strict=True) if one.dtype != torch.int32)
+        if unaligned or 0 in places:
+            return False
+        stream, memory = self._platform.stream(self.index), [0, 0]
+        try:
+            kept = [
+                self._scratch.get(size, zeroed, given[0].device, self.index, stream, False) if size else None
+                for size, zeroed in zip(self._sizes, (False, True), strict=True)
+            ]
+        except torch.OutOfMemoryError:
+            return False
+        memory = [0 if one is None else one.data_ptr() for one in kept]
+        first = places[:SCRATCH]
+        addresses = (*first, *[0] * (SCRATCH - len(first)), *memory, *places[SCRATCH:])
+        with self._lock:  # that of another thread neither comes in between nor changes what is bound
+            for launch in self._launches:
+                launch.bind(addresses)
+                launch.set_stream(stream)
+                if status := self._platform.launch(launch.config, launch.function, launch.arguments, None):
+                    launch_again(self._platform, self.index, launch, status)
+        return True
+
+
 def launch_again(platform: Platform, index: int, launch: LaunchArguments, status: int) -> None:
     """A thread's first launch may find no context; every other failure raises `LaunchError`."""
     if status in NO_CONTEXT:
@@ -224,7 +293,7 @@ class Kernels:
     """
 
     def __init__(self, platform: Platform, folder: Path, build: Callable[..., Cubin], lost: Callable[[], None]) -> None:
-        """`build` makes machine code, as `cubins.get` does. `lost` is called where a kernel turns out to be of no
+        """`build` makes machine code, as `cubins.get_cubin` does. `lost` is called where a kernel turns out to be of no
         use."""
         self._platform, self._folder, self._build, self._lost = platform, folder, build, lost
         self._scratch = Scratch(platform)
@@ -257,6 +326,11 @@ class Kernels:
         if isinstance(ready, Refusal):
             return ready
         return CallPlan(choice, *ready, readers, self._platform)
+
+    def operation(self, choice: Choice, index: int) -> OperationPlan | Refusal:
+        """The same of an operation beside attention."""
+        ready = self.ready(choice, index, choice.launches(None), operation_places(choice.problem))
+        return ready if isinstance(ready, Refusal) else OperationPlan(choice, *ready, self._platform)
 
     def ready(
         self, choice: Choice, index: int, launches: tuple[KernelLaunch, ...], tensors: dict[str, Place]
@@ -295,7 +369,7 @@ class Kernels:
     def _load(self, choice: Choice, key: tuple[int, KernelKey]) -> LoadedKernel:
         """The kernel, loaded on the device and checked there. Raises what compiling, loading and checking raise."""
         cubin = self._build(choice.family, choice.problem.as_searched, choice.config, choice.gpu, self._folder)
-        kernel = selftest.load(choice, cubin, key[0], self._platform, self._folder)
+        kernel = load_checked(choice, cubin, key[0], self._platform, self._folder)
         self._loaded[key] = kernel
         if kernel.failure:
             self._lost()
@@ -307,3 +381,87 @@ class Kernels:
         if what not in self._said:
             self._said.add(what)
             warnings.warn(f"evoattn: {what}.", RuntimeWarning, stacklevel=5)
+
+
+CASES = ("ragged", "ragged, strided, Sq > Sk")
+"""Of the small cases with which a search checks every candidate: two ragged shapes, both layouts, grouped heads."""
+SEED = 20
+
+
+def _place(cubin: Cubin, machine: str, folder: Path) -> Path:
+    words = f"{cubin.recipe} {cubin.digest} {machine}"
+    return folder / f"{hashlib.sha256(words.encode()).hexdigest()}.check"
+
+
+def recorded_check(cubin: Cubin, machine: str, folder: Path) -> str | None:
+    """What the check of this machine code on this GPU and driver said: empty if right, None if there was none.
+
+    A record counts for the recipe that it was written for alone: the same code may have been asked for by another.
+    """
+    path = _place(cubin, machine, folder)
+    data = read_own(path)
+    if data is None:
+        return None
+    try:
+        row = json.loads(data)
+        of = row["recipe"], row["cubin"], row["machine"]
+        wrong = str(row["wrong"]) if of == (cubin.recipe, cubin.digest, machine) else None
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    mark_used(path)
+    return wrong
+
+
+def record_check(cubin: Cubin, machine: str, folder: Path, config: KernelConfig, wrong: str) -> None:
+    """Write down what the check of this machine code on this GPU and driver said."""
+    of = {"recipe": cubin.recipe, "cubin": cubin.digest, "machine": machine}
+    row = of | {"config": config.describe(), "wrong": wrong}
+    write_whole(_place(cubin, machine, folder), json.dumps(row).encode())
+
+
+def load_checked(choice: Choice, cubin: Cubin, index: int, platform: Platform, folder: Path) -> LoadedKernel:
+    """The chosen kernel on a device. Its `failure` is set if it answered wrong there, now or at an earlier check.
+
+    Raises what loading and checking raise, and keeps no record then: it may go well in the next process.
+    """
+    family, config = choice.family, choice.config
+    kernel, machine = LoadedKernel(cubin.code, platform, index), platform.identity(index)
+    wrong = recorded_check(cubin, machine, folder)
+    if wrong is None:
+        wrong = prove(choice, cubin, kernel, platform)
+        record_check(cubin, machine, folder, config, wrong)
+    if wrong:
+        kernel.failure = f"{family.name} {config.describe()} failed its check on this machine: {wrong.rstrip('.')}"
+    return kernel
+
+
+def prove(choice: Choice, cubin: Cubin, kernel: LoadedKernel, platform: Platform) -> str:
+    """Empty if the kernel answers right on this machine, else one sentence.
+
+    Two small problems of the same head_dim, dtype and mask, over poisoned outputs between guard bands, judged by
+    flash-attention's rule (`correctness.reference.Answer`); the second is run twice and compared bit for bit. A kernel
+    that loses the device's context is not right either. Waits for the device.
+
+    Raises what says nothing of the kernel: `LaunchError` where the driver refuses something, torch's errors where there
+    is no memory, `ContextLost` where the context was lost before.
+    """
+    from evoattn.correctness.cases import make_case, proof_of  # what a kernel with a record does not need
+    from evoattn.correctness.validate import check
+    from evoattn.families.built import BuiltKernel
+    from evoattn.model.records import CompiledKernel, CompileInfo
+
+    backend = KernelBackend(kernel, platform)
+    built = BuiltKernel(choice.family, choice.config, choice.gpu, CompiledKernel(cubin.code, "", CompileInfo()))
+    platform.synchronize(kernel.index)  # a fault in what was enqueued before is not this kernel's
+    try:
+        with platform.guard(kernel.index), torch.no_grad(), torch.autocast(platform.device_type, enabled=False):
+            problem = choice.problem.as_searched
+            for name, shape, kind in proof_of(problem).device_cases(problem):
+                if name in CASES:
+                    case = make_case(name, shape, SEED, backend.device, kind, double=True)
+                    result = check(backend, built, case, repeat=name == CASES[-1])
+                    if not result.passed:
+                        return result.reason
+    except ContextLost as error:
+        return str(error)
+    return ""

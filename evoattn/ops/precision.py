@@ -14,7 +14,7 @@ from evoattn.ops.attention_fp8 import WIDEST, attention_fp8
 from evoattn.ops.call import ANSWERS, Answer, Call, out_like
 from evoattn.ops.choice import Choice, Refusal
 from evoattn.ops.runtime import Runtime
-from evoattn.ops.same_bits import NoKernel, is_promised
+from evoattn.ops.torch_answer import NoKernel, is_promised
 
 LEAST_ROWS = 256
 """Queries of a K/V head. To quantise reads all keys and values, which is what attention of few queries takes its time

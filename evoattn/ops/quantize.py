@@ -8,27 +8,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from evoattn.backends.base import LaunchError
 from evoattn.model.dtype import DTYPES
 from evoattn.model.problem import ProblemError
 from evoattn.model.quantize import QUANTIZE_OPERATIONS
-from evoattn.ops import current
+from evoattn.ops.arguments import is_ordinary
 from evoattn.ops.call import StridedProblem, plain_strides, why_wrong_strides
-from evoattn.ops.choice import Choice, Refusal
-from evoattn.ops.eight_bits import EIGHT_BITS
-from evoattn.ops.kernel import ZEROED, LaunchArguments, LoadedKernel
-from evoattn.ops.plan import ADDRESS_BITS, COLD, Scratch, launch_again
-from evoattn.ops.platform import Platform
-from evoattn.ops.runtime import Runtime
-from evoattn.ops.torch_modes import is_ordinary
+from evoattn.ops.given import EIGHT_BITS
+from evoattn.ops.runtime import Runtime, current
 
 WIDE = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 """What kernels read."""
 LEAST_SCALE = torch.finfo(torch.float32).tiny
 """Whose inverse is a number, too."""
 Granularity = Literal["tensor", "head", "token"]
-PLACES = {"x": (0, 0), "numbers": (1, 0), "scale": (2, 0), "mean": (3, 0)}
-"""Of the tensors among the addresses of a launch; scratch memory comes behind them."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +46,9 @@ class Wanted:
     kv_heads: int
     smooth: bool = False
 
-    def problem(self, tensor: Tensor, numbers: Tensor) -> StridedProblem | str:
+    def problem(self, tensor: Tensor) -> StridedProblem | str:
         """What a kernel is asked for, or one reason, without a full stop, why none is."""
+        numbers = torch.empty_like(tensor, dtype=self.dtype, device="meta")
         shape, words = tuple(tensor.shape), ("x", tuple(tensor.shape), tensor.stride(), tensor.element_size())
         if wrong := why_wrong_strides(*words):
             return wrong
@@ -147,75 +140,11 @@ def _by_kernel(tensor: Tensor, wanted: Wanted, runtime: Runtime) -> Numbers | No
     ):
         return None
     known = ("quantize", wanted, tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device())
-    plans = runtime.helper_plans
-    plan = plans.get(known)
+    plan = runtime.planned(known, tensor.get_device(), lambda: wanted.problem(tensor))
     if plan is None:
-        plan = _decided(tensor, wanted, runtime)
-        if not (isinstance(plan, Refusal) and plan.reason is COLD):
-            runtime.keep(plans, known, plan)
-    if not isinstance(plan, QuantizePlan):
         return None
     try:
-        with runtime.platform.guard(plan.index):
-            return plan.run(tensor)
-    except LaunchError as error:
-        runtime.fail(plan.kernel, str(error).rstrip("."))
+        outputs = plan.outputs(tensor.device)
+    except torch.OutOfMemoryError:
         return None
-
-
-def _decided(tensor: Tensor, wanted: Wanted, runtime: Runtime) -> QuantizePlan | Refusal:
-    """The plan of a new kind of call, or why there is none."""
-    platform, index = runtime.platform, tensor.get_device()
-    assert platform is not None and runtime.loader is not None
-    problem = wanted.problem(tensor, torch.empty_like(tensor, dtype=wanted.dtype, device="meta"))
-    gpu = platform.spec(index)
-    if isinstance(problem, str) or gpu is None:
-        return Refusal(problem if isinstance(problem, str) else "evoattn does not know this GPU")
-    choice = runtime.choose(problem, gpu, index=index, promised=True)  # PyTorch has no such kernel to race
-    if isinstance(choice, Refusal):
-        return choice
-    ready = runtime.loader.ready(choice, index, choice.launches(None), PLACES)
-    return ready if isinstance(ready, Refusal) else QuantizePlan(choice, wanted, *ready, platform)
-
-
-class QuantizePlan:
-    """The launches of tensors of one shape, ready to be run again."""
-
-    def __init__(
-        self,
-        choice: Choice,
-        wanted: Wanted,
-        kernel: LoadedKernel,
-        launches: tuple[LaunchArguments, ...],
-        memory: tuple[int, int, Scratch],
-        platform: Platform,
-    ) -> None:
-        """`memory`: the bytes of scratch memory, none of them zeroed, and who has it."""
-        self.kernel, self.index, self.words = kernel, kernel.index, choice.words
-        self._dtype, self._launches, self._platform = wanted.dtype, launches, platform
-        self._bytes, _, self._scratch = memory
-        self._shapes = [spec.shape for spec in choice.problem.outputs[1:]]
-
-    def run(self, tensor: Tensor) -> Numbers | None:
-        """The numbers, enqueued on torch's current stream of the device, which is the current one; None where nothing
-        was. Raises `LaunchError`."""
-        stream, device = self._platform.stream(self.index), tensor.device
-        try:
-            numbers = torch.empty_like(tensor, dtype=self._dtype)
-            made = [torch.empty(shape, dtype=torch.float32, device=device) for shape in self._shapes]
-            scratch = self._scratch.get(max(1, self._bytes), False, device, self.index, stream, False)
-        except torch.OutOfMemoryError:
-            return None
-        tensors = [tensor, numbers, *made]
-        addresses = [one.data_ptr() for one in tensors]
-        if any(one & ADDRESS_BITS for one in addresses) or 0 in addresses:
-            return None
-        addresses += [0] * (ZEROED + 1 - len(addresses))
-        addresses[ZEROED - 1] = scratch.data_ptr()
-        with self._scratch.lock:  # those of another thread neither come in between nor change what is bound
-            for launch in self._launches:
-                launch.bind(tuple(addresses))
-                launch.set_stream(stream)
-                if status := self._platform.launch(launch.config, launch.function, launch.arguments, None):
-                    launch_again(self._platform, self.index, launch, status)
-        return Numbers(numbers, *made)
+    return Numbers(*outputs.values()) if runtime.performs(plan, {"x": tensor, **outputs}) else None

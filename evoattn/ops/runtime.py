@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -14,9 +16,11 @@ from torch import Tensor
 from evoattn.backends.base import LaunchError
 from evoattn.families import registry
 from evoattn.families.base import Family
-from evoattn.model import forks
+from evoattn.model import collector, forks
 from evoattn.model.gpu import GpuSpec
-from evoattn.ops import cubins, gradients, torch_answer, torch_gradients, trained
+from evoattn.model.paths import cubin_cache
+from evoattn.model.problem import AttentionProblem
+from evoattn.ops import gradients, torch_answer
 from evoattn.ops.arguments import Reader
 from evoattn.ops.call import (
     GRADIENTS,
@@ -24,26 +28,27 @@ from evoattn.ops.call import (
     Answer,
     Call,
     StridedProblem,
+    has_room,
+    known_by_room,
     may_share,
     out_like,
     why_not_devices,
     why_not_scale,
 )
-from evoattn.ops.choice import Choice, Picker, Pickers, Refusal, choose
-from evoattn.ops.cubins import Cubin
-from evoattn.ops.gradients import Backward, Grads
-from evoattn.ops.kernel import LoadedKernel
-from evoattn.ops.plan import COLD, OF_A_CALL, CallPlan, Kernels
-from evoattn.ops.platform import Platform
-from evoattn.ops.race import IN_CAPTURE, TOO_LONG, Race
-from evoattn.ops.room import has_room, known_by_room
-from evoattn.ops.same_bits import PROMISE, refuse
-from evoattn.ops.same_bits import NoKernel as NoKernel
-from evoattn.ops.trained import Training
-from evoattn.portfolio.wins import Raced
+from evoattn.ops.choice import IN_CAPTURE, TOO_LONG, Choice, CudaClock, Picked, Picker, Pickers, Race, Refusal, choose
+from evoattn.ops.gradients import Backward, Grads, Training, attend_trained, by_torch
+from evoattn.ops.kernel import Cubin, CudaPlatform, LoadedKernel, Platform, get_cubin
+from evoattn.ops.plan import COLD, OF_A_CALL, CallPlan, Kernels, OperationPlan
+from evoattn.ops.torch_answer import PROMISE, refuse
+from evoattn.ops.torch_answer import NoKernel as NoKernel
+from evoattn.portfolio.climb import ClimbCache
+from evoattn.portfolio.pick import lasting_pick, next_picks
+from evoattn.portfolio.wins import Raced, Races, Wins
 
 PLANS_KEPT = 4096
 """Each takes some 9 kB, and a sequence that grows makes one for each of its lengths: the oldest go first."""
+FOLDER = "op"
+"""Of its kernels, in the user's cache of compiled ones."""
 Plan = TypeVar("Plan")
 Known = tuple[object, ...]
 """All that the plan of a call depends on."""
@@ -62,12 +67,12 @@ class Runtime:
         platform: Platform | None,
         pick: Picker,
         folder: Path,
-        build: Callable[..., Cubin] = cubins.get,
+        build: Callable[..., Cubin] = get_cubin,
         others: Pickers | None = None,
         lookup: Callable[[str], Family] = registry.lookup,
         race: Race | None = None,
     ) -> None:
-        """`platform` None: no device, every call is SDPA's. `build` makes machine code, as `cubins.get` does. `others`:
+        """`platform` None: no device, every call is SDPA's. `build` makes machine code, as `get_cubin` does. `others`:
         what to try where the picked kernel cannot serve a caller's strides. `lookup` finds a family by its name.
         `race`: what lets estimated kernels run that are faster than PyTorch; none runs unasked without it."""
         self.platform, self.pick, self._others, self._lookup = platform, pick, others, lookup
@@ -83,8 +88,8 @@ class Runtime:
         """The same of calls that want gradients."""
         self.served: dict[Known, bool] = {}
         """What integrations have found out of whether a kernel serves calls to come; `forget` replaces it likewise."""
-        self.helper_plans: dict[Known, Any] = {}
-        """Plans beside attention: of tensors that are quantised (`quantize.py`), of new keys (`append.py`)."""
+        self.helper_plans: dict[Known, OperationPlan | Refusal] = {}
+        """Those of operations beside attention: of tensors that are quantised, of new keys, of partial answers."""
         self._kernels = Kernels(platform, folder, build, self.forget) if platform else None
         self._lock = forks.Lock()
         forks.tell(self)
@@ -98,11 +103,6 @@ class Runtime:
     def forget(self) -> None:
         """Decide every call anew, those too that another thread is deciding; loaded kernels stay loaded."""
         self.plans, self._trainings, self.served, self._unraced, self.helper_plans = {}, {}, {}, {}, {}
-
-    @property
-    def loader(self) -> Kernels | None:
-        """What loads kernels and knows those that are; None where there is no device."""
-        return self._kernels
 
     def attend(self, call: Call) -> Answer:
         """The answer, and with `return_lse` the log-sum-exp beside it; tensors are ordinary ones, outside of any trace,
@@ -144,7 +144,7 @@ class Runtime:
         elif reason is GRADIENTS:
             plans = self._trains(call, known)
             if plans.__class__ is Training:
-                return trained.attend(self, call, plans)
+                return attend_trained(self, call, plans)
             reason = plans.reason if plans.__class__ is Refusal else None
         if reason is None:
             assert plan.__class__ is CallPlan
@@ -193,7 +193,7 @@ class Runtime:
             if plan.__class__ is CallPlan and (made := self._differentiated(plan, given)) is not None:
                 return given.fitted(made)
         refuse("none serves its gradients", batch_invariant=given.call.batch_invariant)
-        return torch_gradients.gradients(given)
+        return by_torch(given)
 
     def _differentiated(self, plan: CallPlan, given: Backward) -> Grads | None:
         """What a kernel writes; None where it cannot be launched."""
@@ -247,6 +247,35 @@ class Runtime:
             plans.append(plan)
         forward, backward = plans
         return Training(forward, backward, gradients.words_of(call), gradients.are_deterministic(call))
+
+    def planned(self, known: Known, index: int, problem: Callable[[], StridedProblem | str]) -> OperationPlan | None:
+        """The plan of an operation beside attention, which PyTorch has no kernel for: of all tensors that `known` does
+        not tell apart, on a device. None where no kernel serves it."""
+        plans = self.helper_plans
+        plan = plans.get(known)
+        if plan is None:
+            plan = self._decide_operation(problem(), index)
+            if not (isinstance(plan, Refusal) and plan.reason is COLD):
+                self.keep(plans, known, plan)
+        return plan if isinstance(plan, OperationPlan) else None
+
+    def _decide_operation(self, problem: StridedProblem | str, index: int) -> OperationPlan | Refusal:
+        assert self.platform is not None and self._kernels is not None
+        gpu = self.platform.spec(index)
+        if isinstance(problem, str) or gpu is None:
+            return Refusal(problem if isinstance(problem, str) else "evoattn does not know this GPU")
+        choice = self.choose(problem, gpu, index=index, promised=True)
+        return choice if isinstance(choice, Refusal) else self._kernels.operation(choice, index)
+
+    def performs(self, plan: OperationPlan, tensors: Mapping[str, Tensor | None]) -> bool:
+        """Whether an operation over the tensors that its specs name was enqueued on the current stream."""
+        assert self.platform is not None
+        try:
+            with self.platform.guard(plan.index):
+                return plan.run(tensors)
+        except LaunchError as error:
+            self.fail(plan.kernel, str(error).rstrip("."))
+            return False
 
     def keep(self, plans: dict[Known, Plan], call: Known, plan: Plan) -> None:
         """Keep a decision in what was `plans` before it was made."""
@@ -433,3 +462,71 @@ def _decided(choice: Choice, raced: Raced) -> Choice | Refusal:
     if raced.won:
         return replace(choice, words=f"{choice.name} runs: it took {raced} in a race on this card", estimated=False)
     return Refusal(f"{choice.name} took {raced} in a race on this card")
+
+
+def find_platform(make: Callable[[], Platform] = CudaPlatform) -> Platform | None:
+    """The CUDA device side; None, with a warning, where torch has a GPU but the driver is not NVIDIA's or too old, and
+    in the child of a process that has used CUDA."""
+    try:
+        platform = make()
+        return None if platform.lost_in_fork() else platform
+    except (OSError, AttributeError) as error:
+        warnings.warn(f"evoattn: no kernel can run here, SDPA does: {error}.", RuntimeWarning, stacklevel=2)
+        return None
+
+
+class Current:
+    """The runtime behind the op in this process, and what it asks."""
+
+    def __init__(self) -> None:
+        self._runtime: Runtime | None = None
+        self._wins: Wins | None = None
+        self._climbs: ClimbCache | None = None
+        self._lock = forks.Lock()
+
+    def wins(self) -> Wins:
+        """The user's own finds."""
+        if self._wins is None:
+            self._wins = Wins()
+        return self._wins
+
+    def climbs(self) -> ClimbCache:
+        """What picks came to, in earlier processes too: beside the compiled kernels."""
+        if self._climbs is None:
+            self._climbs = ClimbCache(cubin_cache() / FOLDER)
+        return self._climbs
+
+    def best_known(self, problem: AttentionProblem, gpu: GpuSpec) -> Picked | None:
+        """The user's own find for exactly this problem, else the portfolio's pick."""
+        with collector.paused():
+            return self.wins().find(problem, gpu) or lasting_pick(problem, gpu, self.climbs())
+
+    def runtime(self) -> Runtime:
+        """The one runtime of the process; on the first call it looks for a CUDA device."""
+        if self._runtime is None:
+            with self._lock:
+                if self._runtime is None:
+                    platform = find_platform() if torch.cuda.is_available() else None
+                    race = Race(Races(), CudaClock()) if platform else None
+                    folder = cubin_cache() / FOLDER
+                    self._runtime = Runtime(platform, self.best_known, folder, others=next_picks, race=race)
+        return self._runtime
+
+    def forget(self) -> None:
+        """Have the runtime, if there is one, ask anew which kernel runs: a search has found another."""
+        if self._runtime is not None:
+            self._runtime.forget()
+
+    @contextlib.contextmanager
+    def use(self, other: Runtime, finds: Wins | None = None) -> Iterator[Runtime]:
+        """Put another runtime, and another file of wins if given, behind the op, in all threads, for the length of a
+        block."""
+        before = self._runtime, self._wins
+        self._runtime, self._wins = other, finds or self._wins
+        try:
+            yield other
+        finally:
+            self._runtime, self._wins = before
+
+
+current = Current()

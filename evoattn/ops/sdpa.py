@@ -19,14 +19,14 @@ from torch.jit._builtins import _register_builtin
 
 from evoattn.model import forks
 from evoattn.model.blocks import Blocks
-from evoattn.ops import current
 from evoattn.ops.arguments import MASKS, mask_of
 from evoattn.ops.attention import attention
-from evoattn.ops.call import Call, causal_kind
+from evoattn.ops.call import Call
+from evoattn.ops.given import causal_kind
 from evoattn.ops.precision import in_eight_bits
-from evoattn.ops.same_bits import PROMISE, NoKernel
+from evoattn.ops.runtime import current
 from evoattn.ops.shapes import Shapes, miss, paused, recorded_call, recorders, recording
-from evoattn.ops.torch_answer import SDPA
+from evoattn.ops.torch_answer import PROMISE, SDPA, NoKernel
 
 Backends = tuple[bool, ...]
 """Whether each of SDPA's may run."""

@@ -21,9 +21,9 @@ from evoattn.model.errors import WrongUse
 from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.whole_file import write_file
+from evoattn.ops.arguments import WATCHED, has_autocast, is_ordinary
 from evoattn.ops.call import NOT_STRIDED, Answer, Call, StridedProblem, out_like
 from evoattn.ops.gradients import expected, why_not_differentiable
-from evoattn.ops.torch_modes import WATCHED, has_autocast, is_ordinary
 
 VERSION = 1
 TIMED_CALLS = 64

@@ -1,12 +1,13 @@
 """What torch computes where no kernel of ours runs: `scaled_dot_product_attention` itself, kept from what it cannot
 take; the formula, for what SDPA lacks, and for the log-sum-exp, which it does not give; of packed sequences torch's
-`varlen_attn`, or the formula over sequences of one length.
+`varlen_attn`, or the formula over sequences of one length. And the promises that forbid it: `NoKernel` is raised rather
+than break them, as nothing is known that would keep the bits of torch's rows in every batch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +16,22 @@ from torch import Tensor
 
 from evoattn.model.block_list import parse_blocks
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT
-from evoattn.ops.arguments import ALIGNMENT, BIAS, SEQUSED, SINKS, SLOPES, STARTS_K, STARTS_Q, TABLE, TERMS
+from evoattn.ops.arguments import (
+    ALIGNMENT,
+    BIAS,
+    SEQUSED,
+    SINKS,
+    SLOPES,
+    STARTS_K,
+    STARTS_Q,
+    TABLE,
+    TERMS,
+    autocast,
+    has_autocast,
+    without_autocast,
+)
 from evoattn.ops.call import FLOATS, Answer, Call
-from evoattn.ops.eight_bits import dequantised, is_eight_bits
-from evoattn.ops.same_bits import refuse
-from evoattn.ops.torch_modes import autocast, has_autocast, without_autocast
+from evoattn.ops.given import dequantised, is_eight_bits
 
 SCORES_PER_CHUNK = 1 << 26
 """Scores that are made at once: 256 MiB in float32."""
@@ -448,3 +460,36 @@ def _by_varlen_attn(call: Call) -> Tensor | None:
     tensors = (tensor[0].transpose(0, 1) for tensor in (call.query, call.key, call.value))
     starts = (call.terms[which].to(torch.int32) for which in (STARTS_Q, STARTS_K))  # type: ignore[union-attr]
     return function(*tensors, *starts, *call.longest).transpose(0, 1)[None]
+
+
+class NoKernel(RuntimeError):
+    """No kernel serves the call, and PyTorch's attention must not: `strict=True` or `batch_invariant=True` was said.
+    The message is the reason."""
+
+
+class Promise:
+    """What `evoattn.enable` said of all calls of the process."""
+
+    everywhere = False
+    fp8: Callable[[Any, Any], Any] | None = None
+    """`precision.in_eight_bits` where calls are to run in 8 bits."""
+
+
+PROMISE = Promise()
+
+
+def is_promised(batch_invariant: bool) -> bool:
+    """Whether a call that says so, or not, is to keep the promise."""
+    return batch_invariant or PROMISE.everywhere
+
+
+BROKEN = "PyTorch's attention does not keep what batch_invariant=True promises"
+
+
+def refuse(reason: str, strict: bool = False, batch_invariant: bool = False) -> None:
+    """Raise `NoKernel` where torch would compute and the call, or `evoattn.enable`, has said that it must not. `reason`
+    has no full stop."""
+    if is_promised(batch_invariant):
+        raise NoKernel(f"No kernel serves this call: {reason}. {BROKEN}.")
+    if strict:
+        raise NoKernel(f"No kernel serves this call: {reason}.")

@@ -17,8 +17,8 @@ from evoattn.families import registry
 from evoattn.model.errors import FailedRun, WrongUse
 from evoattn.model.gpu import GpuSpec, detect_devices
 from evoattn.model.problem import AttentionProblem
-from evoattn.ops import current
 from evoattn.ops.choice import Picked
+from evoattn.ops.runtime import current
 from evoattn.ops.shapes import Asked, Shapes, Wanted, problems_of
 from evoattn.peers.labels import SDPA
 from evoattn.portfolio.pick import Pick, portfolio_kernels

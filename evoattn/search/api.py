@@ -162,6 +162,6 @@ def _run_study(
         storage.close()
     if not leaders:
         raise FailedRun(f"Study {record.name} has no right kernel: {progress.recorded} candidates were recorded.")
-    if current := sys.modules.get("evoattn.ops.current"):  # the op has been called: it looks for winners anew
-        current.forget()
+    if op := sys.modules.get("evoattn.ops.runtime"):  # the op has been called: it looks for winners anew
+        op.current.forget()
     return SearchResult(record.name, prepared.plan.problem, prepared.words.database, leaders[0], progress, kept)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from sqlalchemy import Column, ColumnElement, Connection, Select, case, exists, func, insert, literal, select, tuple_
@@ -232,16 +233,21 @@ class Trials(Database):
         return unpack_source(source_hash, packed or b"")
 
     def iter_trials(
-        self, study: Study, evidence: bool = False, after: int = -1, whole_only: bool = False
+        self,
+        study: Study,
+        evidence: bool = False,
+        after: int = -1,
+        whole_only: bool = False,
+        among: Iterable[int] | None = None,
     ) -> Iterator[Trial]:
         """The trials of the study by number, from the one that follows number `after`. `evidence`: with what compiler
         and validation said, which is slow to read; else None. `whole_only`: a damaged one is passed over with a
-        warning, where it raises `DamagedRecord` else.
+        warning, where it raises `DamagedRecord` else. `among`: those of these numbers alone.
 
         Reads `PAGE` at a time and holds no transaction between, so that memory stays flat and others may write.
         """
         columns = [c for c in trials.c if evidence or c.name not in EVIDENCE_COLUMNS]
-        last = after
+        last, wanted = after, None if among is None else iter(sorted(among))
         while True:
             page = (
                 select(*columns)
@@ -249,6 +255,8 @@ class Trials(Database):
                 .order_by(trials.c.number)
                 .limit(PAGE)
             )
+            if wanted is not None:
+                page = page.where(trials.c.number.in_(list(islice(wanted, PAGE))))
             try:
                 found = self._read(partial(_load, query=page))
             except DamagedRecord:
@@ -278,6 +286,17 @@ class Trials(Database):
         `evoattn.storage.trials`."""
         query = leaders(study, limit, finalists_first, operator)
         return self._read(lambda c: _load(c, query))
+
+    def numbers(self, study: Study, most: int) -> tuple[list[int], int]:
+        """Of the study's trials, in order, and how many there are; of more than `most` the better half of as many and
+        an even sample, with the last."""
+        every = select(trials.c.number).where(trials.c.study_id == study.id).order_by(trials.c.number)
+        found = self._read(lambda c: c.scalars(every).all())
+        if len(found) <= most:
+            return list(found), len(found)
+        best = leaders(study, most // 2, False).with_only_columns(trials.c.number)
+        sample = found[:: -(len(found) // (most // 2))]
+        return sorted({*self._read(lambda c: c.scalars(best).all()), *sample}), len(found)
 
     def count_finals(self, study: Study) -> int:
         """Timings that were taken in finals of the study."""

@@ -48,9 +48,8 @@ import torch
 
 from evoattn.integrations.flash_attn import install, version_2, version_3
 from evoattn.model.paths import cubin_cache
-from evoattn.ops import current
 from evoattn.ops.call import Answer, Call
-from evoattn.ops.runtime import NoKernel, Runtime
+from evoattn.ops.runtime import FOLDER, NoKernel, Runtime, current, find_platform
 from evoattn.portfolio.pick import next_picks
 
 LEFT_OUT = ("bw_compatibility", "generator_arg_must_be_none", "block_table_bounds")
@@ -309,8 +308,8 @@ def in_this_process(suite: Suite, options: argparse.Namespace) -> None:
 def main(words: list[str]) -> int:
     options = options_of(words)
     alone = options.processes == 1
-    platform = current.find_platform() if alone and torch.cuda.is_available() else None
-    runtime = CountingRuntime(platform, current.best_known, cubin_cache() / current.FOLDER, others=next_picks)
+    platform = find_platform() if alone and torch.cuda.is_available() else None
+    runtime = CountingRuntime(platform, current.best_known, cubin_cache() / FOLDER, others=next_picks)
     runtime.estimated, runtime.reasons = not options.measured, []
     suite = Suite(runtime, options)
     if alone:

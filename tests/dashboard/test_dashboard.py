@@ -18,6 +18,7 @@ from tests.report.report_studies import add, make_study, timed_study, timing
 
 pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is not installed (evoattn[dashboard])")
 
+from evoattn.dashboard.mirror import Mirror
 from evoattn.dashboard.serve import Dashboard, DashboardError, OnlyLooks, listen, serve
 from evoattn.model.errors import WrongUse
 
@@ -239,3 +240,15 @@ def test_it_serves_until_it_is_interrupted_and_reads_new_trials_by_itself(storag
     dashboard = Interrupted(storage, study)
     serve(dashboard, listen(dashboard, "127.0.0.1", 0), 0.01)
     assert dashboard.trials == 1
+
+
+def test_of_a_study_of_many_trials_the_best_and_an_even_sample_are_shown(storage):
+    study = make_study(storage)
+    made = [add(storage, study, TrialState.COMPLETE, us=[("screen", 90.0 - n)], A=1, B=2) for n in range(30)]
+    mirror = Mirror(storage, study, most=10)
+    shown = mirror.optuna_storage.get_all_trials(0)
+    numbers = [made[n].number for n in (5, 11, 17, 23, 25, 26, 27, 28, 29)]
+    assert [trial.user_attrs["trial"] for trial in shown] == numbers
+    assert mirror.optuna_storage.get_study_user_attrs(0)["shown"].startswith("9 of 30 trials")
+    add(storage, study, TrialState.COMPLETE, us=[("screen", 5.0)], A=1, B=2)
+    assert not mirror.update() and mirror.trials == 10

@@ -44,7 +44,7 @@ SHAPES = [  # batch, heads, kv_heads, seqlen_q, seqlen_k, layout
     (1, 4, 4, 2048, 130, "bhsd"),
 ]
 CASES = [
-    *((name, {}) for name, family in FAMILIES.items() if family.plain),
+    *((name, {}) for name, family in FAMILIES.items() if family.plain and "forward" in family.operations),
     *HOPPER_GENES.items(),
     ("split_kv", {"MERGE": "cluster"}),
     ("split_kv", {"MERGE": "last_block", "SPLITS": 8}),

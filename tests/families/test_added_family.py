@@ -28,7 +28,7 @@ from evoattn.model.mask import FULL_AND_CAUSAL, Mask
 from evoattn.model.records import Evaluation, Timing, TrialState
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import FOLDERS, load_space
-from evoattn.ops import current
+from evoattn.ops.runtime import current
 from evoattn.portfolio.pick import pick
 from evoattn.portfolio.wins import Wins
 from evoattn.search.kept import keep_leader

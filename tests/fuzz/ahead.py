@@ -10,12 +10,10 @@ from typing import cast
 
 from benchmarks.calls.no_device import NoDevice
 from evoattn.model.gpu import GpuSpec
-from evoattn.ops import cubins, current
 from evoattn.ops.choice import Choice, Refusal
-from evoattn.ops.cubins import Cubin
+from evoattn.ops.kernel import Cubin, Platform, get_cubin
 from evoattn.ops.plan import CallPlan
-from evoattn.ops.platform import Platform
-from evoattn.ops.runtime import Runtime
+from evoattn.ops.runtime import Runtime, current
 from evoattn.portfolio.pick import next_picks
 from tests.fuzz.calls import Call
 from tests.fuzz.made import Maker, called
@@ -37,7 +35,7 @@ class Compiling(Runtime):
 
 
 def compile_one(
-    gpu: GpuSpec, folder: Path, estimated: bool, numbered: Numbered, build: Callable[..., Cubin] = cubins.get
+    gpu: GpuSpec, folder: Path, estimated: bool, numbered: Numbered, build: Callable[..., Cubin] = get_cubin
 ) -> Numbered:
     """Compile what the call will need; what fails will fail again where it is told."""
     runtime = Compiling(cast(Platform, NoDevice(gpu.name)), folder, build)

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from evoattn.model.gpu import GPUS
-from evoattn.ops import current
+from evoattn.model.paths import cubin_cache
 from evoattn.ops.attention import attention
-from evoattn.ops.runtime import Runtime
+from evoattn.ops.runtime import Runtime, current
 from tests.fuzz import __main__ as op_right
 from tests.fuzz.ahead import compile_one
 from tests.fuzz.calls import Call, drawn
@@ -202,7 +202,7 @@ def test_kernels_are_compiled_ahead(tmp_path):
 
 
 def test_without_a_device_pytorch_answers():
-    with current.use(Runtime(None, current.best_known, current.cubin_cache())), torch.no_grad():
+    with current.use(Runtime(None, current.best_known, cubin_cache())), torch.no_grad():
         row = judged(0, PLAIN, "cpu")
     assert not row.kernel and row.ran.startswith("the tensors are on the CPU")
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from evoattn.ops import current
+from evoattn.ops.runtime import current
 from tests.ops.fake_device import FakeDevice, fake_runtime
 
 

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from evoattn.integrations import sglang, vllm
-from evoattn.ops import current
-from evoattn.ops.platform import CudaPlatform
-from evoattn.ops.runtime import Runtime
+from evoattn.ops.kernel import CudaPlatform
+from evoattn.ops.runtime import Runtime, current
 from evoattn.portfolio.pick import next_picks
 from tests.integrations.flash_attn_formula import Asked
 from tests.integrations.serving_batch import DECODING, DIM, HEADS, KV_HEADS, MIXED, Batch, near

@@ -7,7 +7,7 @@ transformers = pytest.importorskip("transformers")
 from evoattn.integrations.padded_batch import MARK
 from evoattn.integrations.static_cache import filled_places, kernel_serves
 from evoattn.integrations.transformers import NAME, attention_forward, register
-from evoattn.ops import current
+from evoattn.ops.runtime import current
 from tests.integrations.test_padded_batch import LEFT, RIGHT
 from tests.integrations.test_transformers import llama
 from tests.ops.fake_cache import CacheDevice, split_kv_pick

@@ -8,7 +8,7 @@ import torch
 from evoattn import flash_attn
 from evoattn.integrations.flash_attn import version_2
 from evoattn.integrations.flash_attn.sequences import classes
-from evoattn.ops import current
+from evoattn.ops.runtime import current
 from tests.integrations.flash_attn_formula import Asked, drawn
 from tests.ops.fake_cache import CacheDevice, split_kv_pick
 from tests.ops.fake_device import fake_runtime

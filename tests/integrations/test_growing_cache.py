@@ -9,8 +9,8 @@ from collections import Counter
 import pytest
 import torch
 
-from evoattn.ops import current, selftest
-from evoattn.ops.runtime import Runtime
+from evoattn.ops.plan import record_check
+from evoattn.ops.runtime import Runtime, current
 from evoattn.portfolio.pick import lasting_pick, next_picks
 from tests.ops.fake_device import FakeDevice, build
 
@@ -44,7 +44,7 @@ class Idle(FakeDevice):
 def right(family, problem, config, gpu, folder):
     """Machine code that was checked before."""
     cubin = build(family, problem, config, gpu, folder)
-    selftest.record(cubin, Idle().identity(0), folder, config, "")
+    record_check(cubin, Idle().identity(0), folder, config, "")
     return cubin
 
 

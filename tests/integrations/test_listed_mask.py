@@ -11,10 +11,10 @@ from transformers.masking_utils import sdpa_mask
 
 from evoattn.integrations import by_hand, listed_mask
 from evoattn.integrations.transformers import attention_forward
-from evoattn.ops import current, flex
+from evoattn.ops import flex
 from evoattn.ops.call import Call
-from evoattn.ops.same_bits import NoKernel
-from evoattn.ops.torch_answer import by_formula
+from evoattn.ops.runtime import current
+from evoattn.ops.torch_answer import NoKernel, by_formula
 
 SIZES = dict(vocab_size=50, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2)
 NAME, TOKENS = "evoattn_listed_of_a_test", 150

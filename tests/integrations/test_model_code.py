@@ -9,7 +9,7 @@ import torch
 transformers = pytest.importorskip("transformers")
 from evoattn.integrations import model_code
 from evoattn.integrations.transformers import NAME, attention_forward, register
-from evoattn.ops import current
+from evoattn.ops.runtime import current
 from tests.ops.fake_cache import CacheDevice, split_kv_pick
 from tests.ops.fake_device import fake_runtime
 

@@ -5,7 +5,7 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 from evoattn.integrations.transformers import NAME, attention_forward, mask, register
-from evoattn.ops import current
+from evoattn.ops.runtime import current
 from tests.integrations.test_transformers import TINY, TOKENS, close, deepseek, gemma3, logits, mistral, near, t5
 from tests.ops.fake_device import FakeDevice, fake_runtime, wgmma_pick
 

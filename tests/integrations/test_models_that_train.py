@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from evoattn.ops import current
+from evoattn.ops.runtime import current
 from tests.ops.fake_backward import TrainingDevice, training_runtime
 
 transformers = pytest.importorskip("transformers")

@@ -8,7 +8,7 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 from evoattn.integrations.transformers import NAME, register
-from evoattn.ops import current
+from evoattn.ops.runtime import current
 from tests.ops.fake_device import fake_runtime
 
 TOKENS = torch.arange(3, 43).reshape(2, 20)

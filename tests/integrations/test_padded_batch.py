@@ -7,7 +7,7 @@ import torch
 transformers = pytest.importorskip("transformers")
 from evoattn.integrations.padded_batch import MARK, padded_of
 from evoattn.integrations.transformers import NAME, attention_forward, register
-from evoattn.ops import current
+from evoattn.ops.runtime import current
 from tests.integrations.test_transformers import TWO, bert, build, close, gemma3, llama, mistral, padding, t5
 from tests.ops.fake_cache import CacheDevice, split_kv_pick
 from tests.ops.fake_device import FakeDevice, fake_runtime

@@ -6,7 +6,7 @@ import torch
 transformers = pytest.importorskip("transformers")
 from evoattn.integrations.static_cache import filled_places
 from evoattn.integrations.transformers import attention_forward
-from evoattn.ops import current
+from evoattn.ops.runtime import current
 from tests.integrations.test_model_code import TOKENS, minimax_m3, of_both, same
 from tests.ops.fake_device import fake_runtime
 

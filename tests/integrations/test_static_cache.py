@@ -6,7 +6,7 @@ import torch
 transformers = pytest.importorskip("transformers")
 from evoattn.integrations.static_cache import TRACES_NO_COPY, filled_places, kernel_serves, padded_places, places_of
 from evoattn.integrations.transformers import NAME, register
-from evoattn.ops import current
+from evoattn.ops.runtime import current
 from tests.integrations.test_transformers import TINY, TOKENS, close, deepseek, llama, near, qwen3
 from tests.ops.fake_cache import CacheDevice, split_kv_pick
 from tests.ops.fake_device import fake_runtime, wgmma_pick

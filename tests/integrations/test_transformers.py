@@ -5,7 +5,7 @@ by torch elsewhere.
 import pytest
 import torch
 
-from evoattn.ops import current
+from evoattn.ops.runtime import current
 from tests.ops.fake_device import fake_runtime
 
 transformers = pytest.importorskip("transformers")

@@ -11,7 +11,7 @@ import torch
 
 from evoattn.integrations import vllm as adapter
 from evoattn.model.paths import ROOT
-from evoattn.ops import current
+from evoattn.ops.runtime import current
 from tests.integrations.flash_attn_formula import Asked
 from tests.integrations.serving_batch import DECODING, DIM, HEADS, KV_HEADS, MIXED, Batch, near
 from tests.ops.fake_cache import CacheDevice, split_kv_pick

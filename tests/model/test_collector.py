@@ -10,7 +10,7 @@ import pytest
 from evoattn.model import collector
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
-from evoattn.ops import current
+from evoattn.ops.runtime import current
 
 
 @pytest.fixture

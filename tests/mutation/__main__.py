@@ -86,15 +86,15 @@ def sound_settings(families: list[str], seed: int, count: int, gpu: str | None, 
 
 
 _SETTINGS: dict[str, list[Setting]] = {}
-"""By family. Processes of `run` have what was here when they began."""
+"""By family, or by variant and family. Processes of `judged` have what was here when they began."""
 
 
-def _judge(family_and_mutant: tuple[str, AnyMutant], seed: int) -> tuple[Verdict, float]:
+def _judge(named: tuple[str, AnyMutant], seed: int) -> tuple[Verdict, float]:
     """A verdict, and its seconds."""
-    family, mutant = family_and_mutant
-    started, settings = time.process_time(), _SETTINGS[family]
+    (name, mutant), started = named, time.process_time()
+    settings = _SETTINGS[name]
     found = judge(mutant, settings, seed) if isinstance(mutant, Mutant) else host.judge(mutant, settings, seed)
-    return found, time.process_time() - started
+    return replace(found, variant=name.rpartition(", ")[0]), time.process_time() - started
 
 
 def run(
@@ -106,41 +106,49 @@ def run(
     return judged(mutants, seed, jobs, out)
 
 
+def _prepared(
+    pair: tuple[str, str], words: argparse.Namespace
+) -> tuple[str, str, list[Setting], list[str], list[AnyMutant]]:
+    """Variant and family, settings that have it, what is wrong in others, and mutants of the variant's lines."""
+    (variant, family), sound, alarms = pair, list[Setting](), list[str]()
+    for setting in variants.settings_of(family, variant, words.settings, words.seed):
+        _, alarm = _is_sound(setting, words.seed)
+        if alarm:
+            alarms.append(f"FALSE ALARM: {setting.family} {setting}: {alarm}")
+        else:
+            sound.append(setting)
+    lines = frozenset(line for setting in sound for line in variants.own_lines(setting, variant))
+    chosen: list[AnyMutant] = [*variants.mutants_on(family, lines, f"{family} {variant} {words.seed}")]
+    return variant, family, sound, alarms, [m for m in chosen if re.search(words.match, str(m))]
+
+
 def run_variants(words: argparse.Namespace) -> list[Verdict]:
     """Judge mutants on the lines of each variant, of the families that serve it in turn, in settings that have it."""
-    found: list[Verdict] = []
-    for variant in words.names or VARIANTS:
-        served = [family for family in serving(variant) if family in (words.family or FAMILIES)]
-        mutants: dict[str, list[AnyMutant]] = {}
-        for family in served:
-            sound = []
-            for setting in variants.settings_of(family, variant, words.settings, words.seed):
-                _, alarm = _is_sound(setting, words.seed)
-                if alarm:
-                    print(f"FALSE ALARM: {setting.family} {setting}: {alarm}", flush=True)
-                else:
-                    sound.append(setting)
-            lines = frozenset(line for setting in sound for line in variants.own_lines(setting, variant))
-            chosen = variants.mutants_on(family, lines, f"{family} {variant} {words.seed}")
-            known = known_keys(words.out, family, variant)
-            chosen = [m for m in chosen if re.search(words.match, str(m))][: -(-words.count // len(served))]
-            mutants[family], _SETTINGS[family] = [m for m in chosen if m.key not in known], sound
-        if words.list:
-            listed({f"{variant}, {family}": chosen for family, chosen in mutants.items()})
-        else:
-            found += judged(mutants, words.seed, words.jobs, words.out, variant)
-    return found
+    served = {
+        variant: [family for family in serving(variant) if family in (words.family or FAMILIES)]
+        for variant in words.names or VARIANTS
+    }
+    pairs = [(variant, family) for variant, families in served.items() for family in families]
+    mutants: dict[str, list[AnyMutant]] = {}
+    for variant, family, sound, alarms, chosen in in_processes(words.jobs, partial(_prepared, words=words), pairs):
+        print(*alarms, sep="\n", end="\n" if alarms else "", flush=True)
+        known = known_keys(words.out, family, variant)
+        kept = chosen[: -(-words.count // len(served[variant]))]
+        name = f"{variant}, {family}"
+        mutants[name], _SETTINGS[name] = [m for m in kept if m.key not in known], sound
+    mutants = dict(sorted(mutants.items()))
+    if words.list:
+        listed(mutants)
+        return []
+    return judged(mutants, words.seed, words.jobs, words.out)
 
 
-def judged(
-    mutants: Mapping[str, Sequence[AnyMutant]], seed: int, jobs: int, out: Path | None, variant: str = ""
-) -> list[Verdict]:
-    """The mutants by family in `_SETTINGS`, in turn; see `run`."""
-    families, found = list(mutants), []
-    turns = zip_longest(*([(family, mutant) for mutant in mutants[family]] for family in families if _SETTINGS[family]))
+def judged(mutants: Mapping[str, Sequence[AnyMutant]], seed: int, jobs: int, out: Path | None) -> list[Verdict]:
+    """The mutants by family, or by variant and family, in `_SETTINGS`, in turn; see `run`."""
+    found = []
+    turns = zip_longest(*([(name, mutant) for mutant in mutants[name]] for name in mutants if _SETTINGS.get(name)))
     items = [one for turn in turns for one in turn if one]
     for verdict, seconds in in_processes(jobs, partial(_judge, seed=seed), items):
-        verdict = replace(verdict, variant=variant)
         found.append(verdict)
         print(f"{verdict.family:15}{verdict.verdict:16}{seconds:5.1f} s  {verdict.place}", flush=True)
         if out:
@@ -210,7 +218,7 @@ def main() -> int:
     if words.python:
         drawn = {room: python_mutants.sample(room, words.count, words.seed) for room in names}
         wanted = {room: [m for m in drawn[room] if not words.only or m.number in words.only] for room in names}
-        return listed(wanted) if words.list else python_mutants.run(wanted)
+        return listed(wanted) if words.list else python_mutants.run(wanted, words.jobs, words.out)
     if words.variant:
         found = run_variants(words)
         return 0 if words.list else show(found)

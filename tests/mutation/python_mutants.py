@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import contextlib
 import importlib
+import json
+import multiprocessing
 import os
 import random
 import re
@@ -14,11 +16,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from evoattn.model.paths import ROOT
-from tests.mutation.python_faults import mutants_of
+from tests.mutation.changes import changes_of
+from tests.mutation.python_faults import faults_of
 
 WANTED = 0.85
 """The share of a room's mutants that its tests are to notice."""
@@ -30,23 +38,23 @@ FINAL_TESTS = (
 
 @dataclass(frozen=True)
 class Room:
-    """Files under `evoattn/`, and the tests that are to notice a fault in them."""
+    """Files, and the tests that are to notice a fault in them: files, folders, tests or patterns of them."""
 
     files: tuple[str, ...]
     tests: tuple[str, ...]
 
 
 ROOMS = {
-    "search": Room(("search/*.py",), ("tests/search",)),
+    "search": Room(("evoattn/search/*.py",), ("tests/search",)),
     "finals": Room(
-        ("engine/finals.py", "search/finalists.py"),
+        ("evoattn/engine/finals.py", "evoattn/search/finalists.py"),
         ("tests/search/test_finalists.py", "tests/cheats/test_contest.py", *FINAL_TESTS),
     ),
-    "ranking": Room(("timing/ranking.py",), ("tests/timing/test_ranking.py",)),
-    "storage": Room(("storage/*.py",), ("tests/storage",)),
-    "samplers": Room(("samplers/*.py",), ("tests/samplers",)),
+    "ranking": Room(("evoattn/timing/ranking.py",), ("tests/timing/test_ranking.py",)),
+    "storage": Room(("evoattn/storage/*.py",), ("tests/storage",)),
+    "samplers": Room(("evoattn/samplers/*.py",), ("tests/samplers",)),
     "benchmark": Room(
-        ("timing/benchmark.py",),
+        ("evoattn/timing/benchmark.py",),
         (
             "tests/timing/test_benchmark.py",
             "tests/timing/test_timer.py",
@@ -55,7 +63,12 @@ ROOMS = {
         ),
     ),
     "validate": Room(
-        ("correctness/validate.py", "correctness/judge.py", "correctness/cases.py", "correctness/interpreter_cases.py"),
+        (
+            "evoattn/correctness/validate.py",
+            "evoattn/correctness/judge.py",
+            "evoattn/correctness/cases.py",
+            "evoattn/correctness/interpreter_cases.py",
+        ),
         (
             "tests/correctness/test_validate.py",
             "tests/correctness/test_cases.py",
@@ -63,25 +76,90 @@ ROOMS = {
             "tests/cheats/test_other_outputs.py",
         ),
     ),
-    "ops": Room(("ops/*.py",), ("tests/ops",)),
-    "portfolio": Room(("portfolio/*.py",), ("tests/portfolio",)),
-    "integrations": Room(("integrations/*.py",), ("tests/integrations",)),
-    "timing": Room(("timing/*.py",), ("tests/timing", "tests/cheats")),
-    "cost": Room(("cost/*.py",), ("tests/cost",)),
-    "model": Room(("model/*.py",), ("tests/model", "tests/test_problem.py")),
-    "export": Room(("export/*.py",), ("tests/export",)),
-    "engine": Room(("engine/*.py",), ("tests/search", "tests/portfolio")),
-    "peers": Room(("peers/*.py",), ("tests/peers",)),
-    "families": Room(("families/*.py", "families/*/*.py"), ("tests/families",)),
-    "fleet": Room(("fleet/*.py",), ("tests/fleet", "tests/search/test_several_boards.py")),
+    "ops": Room(("evoattn/ops/*.py",), ("tests/ops",)),
+    "portfolio": Room(("evoattn/portfolio/*.py",), ("tests/portfolio",)),
+    "integrations": Room(("evoattn/integrations/*.py",), ("tests/integrations",)),
+    "timing": Room(("evoattn/timing/*.py",), ("tests/timing", "tests/cheats")),
+    "cost": Room(("evoattn/cost/*.py",), ("tests/cost",)),
+    "model": Room(("evoattn/model/*.py",), ("tests/model", "tests/test_problem.py")),
+    "export": Room(("evoattn/export/*.py",), ("tests/export",)),
+    "engine": Room(("evoattn/engine/*.py",), ("tests/search", "tests/portfolio")),
+    "peers": Room(("evoattn/peers/*.py",), ("tests/peers",)),
+    "families": Room(("evoattn/families/*.py", "evoattn/families/*/*.py"), ("tests/families",)),
+    "fleet": Room(("evoattn/fleet/*.py",), ("tests/fleet", "tests/search/test_several_boards.py")),
     "report": Room(
         (
-            "report/summary.py",
-            "report/analysis.py",
-            "report/data.py",
-            "report/winner.py",
+            "evoattn/report/summary.py",
+            "evoattn/report/analysis.py",
+            "evoattn/report/data.py",
+            "evoattn/report/winner.py",
         ),
         ("tests/report",),
+    ),
+    "flex": Room(
+        (
+            *(f"evoattn/ops/{name}.py" for name in ("flex", "mods", "block_masks", "created_masks", "captures")),
+            *("evoattn/*/block_list.py", "evoattn/families/mask_blocks.py", "evoattn/integrations/listed_mask.py"),
+        ),
+        (
+            *("tests/ops/test_flex*.py", "tests/ops/test_created_masks.py", "tests/*/test_block_list.py"),
+            *("tests/integrations/test_listed_mask.py", "tests/peers/test_flex_masks.py"),
+        ),
+    ),
+    "mask_blocks": Room(("templates/device/mask_blocks.cuh",), ("tests/ops/test_created_masks.py",)),
+    "backward": Room(
+        (
+            *(f"evoattn/ops/{name}.py" for name in ("gradients", "trained", "torch_gradients", "torch_modes")),
+            *("evoattn/*/backward.py", "evoattn/correctness/backward_cases.py", "evoattn/correctness/gradients.py"),
+            "evoattn/families/backward_*/*.py",
+        ),
+        (
+            *("tests/ops/test_training*.py", "tests/ops/test_backward_picks.py", "tests/ops/test_flex_gradients.py"),
+            *(
+                "tests/correctness/test_gradients.py",
+                "tests/families/test_backward*.py",
+                "tests/peers/test_backward.py",
+            ),
+            *("tests/integrations/test_models_that_train.py", "tests/benchmarks/test_backward.py"),
+        ),
+    ),
+    "serving": Room(
+        (
+            *("evoattn/*/append.py", "evoattn/*/merge.py", "evoattn/*/sequences.py", "evoattn/model/lengths.py"),
+            *("evoattn/families/append_kv/*.py", "evoattn/families/merge_*.py", "evoattn/families/merge_parts/*.py"),
+            *(f"evoattn/integrations/{name}.py" for name in ("vllm", "sglang", "static_cache")),
+            "evoattn/integrations/flash_attn/*.py",
+        ),
+        (
+            *(f"tests/ops/test_{name}.py" for name in ("append", "merge", "mixed", "growing", "varlen", "attention")),
+            *("tests/families/test_append_kv.py", "tests/families/test_merge_parts.py", "tests/operation"),
+            *(f"tests/integrations/test_{name}.py" for name in ("vllm", "sglang", "static_cache", "flash_attn_*")),
+            *("tests/model/test_sequences.py", "tests/correctness", "tests/families/test_every_family.py"),
+        ),
+    ),
+    "fp8": Room(
+        (
+            *(f"evoattn/ops/{name}.py" for name in ("attention_fp8", "eight_bits", "quantize", "precision")),
+            *("evoattn/*/quantize.py", "evoattn/model/scales.py", "evoattn/correctness/eight_bits.py"),
+            *("evoattn/families/quantize/*.py", "evoattn/families/fp8_wgmma/*.py"),
+            "evoattn/integrations/flash_attn/eight_bits.py",
+        ),
+        (
+            *("tests/*/test_eight_bits.py", "tests/ops/test_attention_fp8.py", "tests/*/test_quantize.py"),
+            *("tests/families/test_fp8_wgmma.py", "tests/families/test_eight_bit_cache.py", "tests/correctness"),
+            *("tests/families/test_every_family.py", "tests/integrations/test_flash_attn_cache.py"),
+        ),
+    ),
+    "calibration": Room(
+        (
+            *("evoattn/portfolio/calibrate.py", "evoattn/portfolio/calibrations.py", "evoattn/portfolio/wins.py"),
+            *("evoattn/cost/correction*.py", "evoattn/model/calibrated.py", "evoattn/model/played.py"),
+            "evoattn/ops/race.py",
+        ),
+        (
+            *("tests/portfolio", "tests/ops/test_race.py", "tests/cost/test_correction.py"),
+            *("tests/model/test_gpu.py", "tests/benchmarks/test_stranger.py"),
+        ),
     ),
 }
 
@@ -99,9 +177,10 @@ class Mutant:
     def names(self) -> list[str]:
         """What tests call that touch it: the functions and classes around the line, the innermost first, then its
         module."""
+        nodes = ast.walk(ast.parse(self.file.read_text())) if self.file.suffix == ".py" else ()
         around = [
             (node.lineno, node.name)
-            for node in ast.walk(ast.parse(self.file.read_text()))
+            for node in nodes
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.lineno <= self.line <= (node.end_lineno or 0)
         ]
         return [name for _, name in sorted(around, reverse=True)] + [self.file.stem]
@@ -112,14 +191,20 @@ class Mutant:
 
 def sample(room: str, count: int, seed: int) -> list[Mutant]:
     """The room's mutants, the same ones for the same count, seed and sources."""
-    paths = sorted(path for pattern in ROOMS[room].files for path in (ROOT / "evoattn").glob(pattern))
-    every = [(path, *mutant) for path in paths for mutant in mutants_of(path)]
+    paths = sorted(path for pattern in ROOMS[room].files for path in ROOT.glob(pattern))
+    every = [(path, *fault) for path in paths for fault in (faults_of if path.suffix == ".py" else changes_in)(path)]
     chosen = random.Random(f"{room} {seed}").sample(every, min(count, len(every)))
     chosen.sort(key=lambda mutant: mutant[:2])
-    return [Mutant(n, path, line, change, source) for n, (path, line, change, source) in enumerate(chosen, 1)]
+    return [Mutant(n, path, line, change, make()) for n, (path, line, change, make) in enumerate(chosen, 1)]
 
 
-SKIPPED = "not slow and not browser"
+def changes_in(path: Path) -> list[tuple[int, str, Callable[[], str]]]:
+    """As `faults_of`, of CUDA that is no family's: no config of a family has it."""
+    text = path.read_text()
+    return [(c.line, f"{c.kind}: {c.what.strip()}", partial(c.apply, text)) for c in changes_of(text)]
+
+
+SKIPPED, SLOW = "not slow and not browser", "slow and not browser"
 PRELOADED = (
     "torch",
     "numpy",
@@ -131,8 +216,9 @@ PRELOADED = (
     "pytest",
 )
 """Imported once; each mutant's tests run in a fork."""
-OWN = ("evoattn", "tests", "scripts")
+OWN = ("evoattn", "tests", "scripts", "benchmarks")
 """What this program has of itself, a fork imports again: from the copy, in which the fault is."""
+KILLED, KILLED_SLOW, TIMEOUT, SURVIVED = "killed", "killed, slow", "timeout", "SURVIVED"
 
 
 def preload() -> None:
@@ -142,9 +228,33 @@ def preload() -> None:
         importlib.import_module(name)
 
 
-def run_tests(copied: Path, tests: list[str], limit: float) -> str:
-    """`passed`, `failed` or `timeout`, of the tests in the copy, in a fork of this process."""
+@dataclass(eq=False)
+class Sound:
+    """A room's tests without a fault: seconds by file, and the tests that fail all the same, which are left out."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        file = report.nodeid.split("::")[0]
+        self.seconds[file] = self.seconds.get(file, 0.0) + report.duration
+        if report.failed:
+            self.failed.append(report.nodeid)
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self.failed.append(report.nodeid)
+
+    def limit(self, tests: list[str]) -> float:
+        """Seconds after which a mutant counts as endless."""
+        return 15.0 + 4 * sum(self.seconds.get(test.split("::")[0], 0.0) for test in tests)
+
+
+def run_tests(copied: Path, words: list[str], limit: float, watch: Sound | None = None) -> str:
+    """`passed`, `failed` or `timeout`, of pytest in the copy, in a fork of this process. `watch` sees all the tests,
+    which otherwise end with the first that fails."""
     sys.stdout.flush()
+    said = copied.with_name(copied.name + ".json")
     child = os.fork()
     if not child:
         os.setsid()
@@ -155,12 +265,16 @@ def run_tests(copied: Path, tests: list[str], limit: float) -> str:
         sys.path[:0] = [str(copied)]
         for name in [name for name in sys.modules if name.split(".")[0] in OWN]:
             del sys.modules[name]
-        os.environ["PYTHONPATH"] = str(copied)
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(copied), *THEIRS])
+        os.environ["TMPDIR"], tempfile.tempdir = str(copied.parent), None
         sys.dont_write_bytecode = True
         import pytest
 
-        words = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", SKIPPED, *tests]
-        os._exit(1 if pytest.main(words) else 0)
+        plugins = ["-p", "no:cacheprovider", "-p", "no:xdist", "--continue-on-collection-errors" if watch else "-x"]
+        status = pytest.main(["-q", *plugins, *words], [watch] if watch else None)
+        if watch:
+            said.write_text(json.dumps([watch.seconds, watch.failed]))
+        os._exit(status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED))
     end = time.monotonic() + limit
     while True:
         done, status = os.waitpid(child, os.WNOHANG)
@@ -175,70 +289,137 @@ def run_tests(copied: Path, tests: list[str], limit: float) -> str:
         os.killpg(child, signal.SIGKILL)
     if not done:
         os.waitpid(child, 0)
+    if watch and said.exists():
+        watch.seconds, watch.failed = json.loads(said.read_text())
+        said.unlink()
     return verdict
 
 
+def files_of(room: str, copied: Path) -> list[str]:
+    """A room's tests: files, or tests of a file."""
+    found: dict[str, None] = {}
+    for test in ROOMS[room].tests:
+        file = test.split("::")[0]
+        for path in sorted(copied.glob(file)):
+            each = sorted(path.rglob("test_*.py")) if path.is_dir() else [path]
+            found |= {test if "::" in test else str(one.relative_to(copied)): None for one in each}
+    return list(found)
+
+
 def nearest_first(mutant: Mutant, tests: list[str], copied: Path) -> tuple[list[str], list[str]]:
-    """Of a room's tests, as files, those that name what is changed or what is around it, the nearest first; the
-    others."""
+    """Of a room's tests those that name what is changed or what is around it, the nearest first; the others."""
     found: dict[str, int] = {}
     for test in tests:
-        path = copied / test.split("::")[0]
-        for file in sorted(path.rglob("test_*.py")) if path.is_dir() else [path]:
-            text = file.read_text()
-            name = str(file.relative_to(copied)) if path.is_dir() else test
-            places = (n for n, around in enumerate(mutant.names()) if re.search(rf"\b{around}\b", text))
-            found[name] = next(places, -1)
+        text = (copied / test.split("::")[0]).read_text()
+        places = (n for n, around in enumerate(mutant.names()) if re.search(rf"\b{around}\b", text))
+        found[test] = next(places, -1)
     near = sorted((name for name, place in found.items() if place >= 0), key=lambda name: found[name])
     return near, [name for name in found if name not in near]
 
 
-def notice(mutant: Mutant, tests: list[str], copied: Path, limit: float) -> str:
-    """`passed`, `failed` or `timeout`, of the tests of a room, the nearest first."""
-    for some in nearest_first(mutant, tests, copied):
-        if some and (verdict := run_tests(copied, some, limit)) != "passed":
-            return verdict
-    return "passed"
+def notice(mutant: Mutant, tests: list[str], copied: Path, sound: Sound) -> str:
+    """What becomes of it in a room's tests: the nearest first, then the others, last the slow ones of the nearest."""
+    near, others = nearest_first(mutant, tests, copied)
+    left_out = [word for test in sound.failed for word in ("--deselect" if "::" in test else "--ignore", test)]
+    for some, mark in ((near, SKIPPED), (others, SKIPPED), (near, SLOW)):
+        if not some:
+            continue
+        limit = sound.limit(some) if mark == SKIPPED else SLOW_SECONDS
+        verdict = run_tests(copied, ["-m", mark, *left_out, *some], limit)
+        if mark == SLOW and verdict == "failed":
+            return KILLED_SLOW
+        if mark == SKIPPED and verdict != "passed":
+            return {"failed": KILLED, "timeout": TIMEOUT}[verdict]
+    return SURVIVED
 
 
-def run_room(room: str, mutants: list[Mutant], copied: Path) -> float:
-    """Print a line per mutant; the share killed. Raises `RuntimeError` if the tests fail without a fault."""
-    tests = [test for test in ROOMS[room].tests if (copied / test.split("::")[0]).exists()]
-    started = time.monotonic()
-    if run_tests(copied, tests, 600.0) != "passed":
-        raise RuntimeError(f"The tests of {room} do not pass without a fault: {' '.join(tests)}")
-    limit, killed = 30.0 + 4 * (time.monotonic() - started), 0
-    for mutant in mutants:
-        file = copied / mutant.file.relative_to(ROOT)
-        honest = file.read_text()
-        file.write_text(mutant.source)
-        try:
-            verdict = {"passed": "SURVIVED", "failed": "killed", "timeout": "timeout"}[
-                notice(mutant, tests, copied, limit)
-            ]
-        finally:
-            file.write_text(honest)
-        killed += verdict != "SURVIVED"
-        print(f"{room:10} {verdict:9}{mutant}", flush=True)
-    share = killed / len(mutants) if mutants else 1.0
-    print(f"{room}: {killed} of {len(mutants)} killed, {share:.0%}, {time.monotonic() - started:.0f} s")
-    return share
+SLOW_SECONDS = 60.0
+"""For the slow tests of a mutant: longer ones tell nothing."""
+THEIRS = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and Path(path) != ROOT]
+"""Folders of packages, besides Python's own."""
+_COPIES: list[Path] = []
+"""This process's copy of the tracked files."""
+
+
+def _begin(folder: Path) -> None:
+    place = folder / str(os.getpid()) / "copy"
+    place.mkdir(parents=True)
+    _COPIES.append(copy_tracked(place))
+
+
+def sound_room(room: str) -> tuple[str, Sound]:
+    """A room's tests as they are without a fault."""
+    [copied], sound = _COPIES, Sound()
+    verdict = run_tests(copied, ["-m", SKIPPED, *files_of(room, copied)], 600.0, sound)
+    if verdict == "timeout":
+        raise RuntimeError(f"The tests of {room} take over ten minutes without a fault.")
+    return room, sound
+
+
+def judge(room: str, mutant: Mutant, sound: Sound) -> dict[str, Any]:
+    """A row of JSON: the mutant, and what became of it."""
+    [copied], started = _COPIES, time.monotonic()
+    file = copied / mutant.file.relative_to(ROOT)
+    honest = file.read_text()
+    file.write_text(mutant.source)
+    try:
+        verdict = notice(mutant, files_of(room, copied), copied, sound)
+    finally:
+        file.write_text(honest)
+    place = {"file": str(mutant.file.relative_to(ROOT)), "line": mutant.line, "change": mutant.change}
+    return {"room": room, "verdict": verdict, "number": mutant.number, **place, "s": round(time.monotonic() - started)}
 
 
 def copy_tracked(folder: Path) -> Path:
-    """The tracked files, in a folder of their own."""
-    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    for name in filter(None, names.split("\0")):
-        if (ROOT / name).is_file():
+    """The tracked files, in a folder of their own; all files where there is no repository."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    found = (str(path.relative_to(ROOT)) for path in ROOT.rglob("*") if path.is_file())
+    for name in found if listed.returncode else filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file() and "__pycache__" not in name:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
     return folder
 
 
-def run(mutants: dict[str, list[Mutant]]) -> int:
-    """Run all mutants on a copy of the tracked files; 1 if the tests of a room notice too few."""
+def run(mutants: dict[str, list[Mutant]], jobs: int = 1, out: Path | None = None) -> int:
+    """Run all mutants, each process on its copy of the tracked files; a line for each, and the table at the end; 1 if
+    the tests of a room notice too few."""
     preload()
-    with tempfile.TemporaryDirectory() as folder:
-        copied = copy_tracked(Path(folder))
-        shares = [run_room(room, of_room, copied) for room, of_room in mutants.items()]
+    rows: list[dict[str, Any]] = []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ProcessPoolExecutor(jobs, multiprocessing.get_context("fork"), _begin, (Path(folder),)) as pool,
+    ):
+        pending: set[Future[Any]] = {pool.submit(sound_room, room) for room in mutants}
+        while pending:
+            done, pending = wait(pending, return_when=FIRST_COMPLETED)
+            for found in (future.result() for future in done):
+                if isinstance(found, dict):
+                    rows.append(found)
+                    print(
+                        "{room:12} {verdict:12} {s:4} s {number:4} {file}:{line}: {change}".format(**found), flush=True
+                    )
+                    if out:
+                        with out.open("a") as file:
+                            file.write(json.dumps(found) + "\n")
+                    continue
+                room, sound = found
+                print(f"{room}: {sum(sound.seconds.values()):.0f} s without a fault", flush=True)
+                for test in sound.failed:
+                    print(f"    left out, as it fails: {test}", flush=True)
+                pending |= {pool.submit(judge, room, mutant, sound) for mutant in mutants[room]}
+    return table(rows)
+
+
+def table(rows: list[dict[str, Any]]) -> int:
+    """Print how many of each room were noticed; 1 if too few of one."""
+    counts: dict[str, Counter[str]] = {}
+    for row in rows:
+        counts.setdefault(row["room"], Counter())[row["verdict"]] += 1
+    print("| room | mutants | killed | timeout | by slow tests | survived | noticed |", "|---" * 7 + "|", sep="\n")
+    shares = [1.0]
+    for room, count in sorted(counts.items()):
+        shares.append(1 - count[SURVIVED] / count.total())
+        numbers = [count.total(), *(count[word] for word in (KILLED, TIMEOUT, KILLED_SLOW, SURVIVED))]
+        print(f"| {room} | {' | '.join(map(str, numbers))} | {shares[-1]:.0%} |")
     return int(min(shares) < WANTED)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from evoattn.ops import current
+from evoattn.ops.runtime import current
 from tests.ops.fake_device import FakeDevice, fake_runtime
 
 

@@ -23,11 +23,10 @@ from evoattn.model.launch import Buffer, KernelLaunch, Scalar
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
-from evoattn.ops import selftest
-from evoattn.ops.cubins import Cubin
-from evoattn.ops.kernel import BACKWARD_TENSORS
+from evoattn.ops.arguments import autograd_at_work
+from evoattn.ops.kernel import BACKWARD_TENSORS, Cubin
+from evoattn.ops.plan import record_check
 from evoattn.ops.runtime import Runtime
-from evoattn.ops.torch_modes import autograd_at_work
 from tests.ops.fake_device import TORCH, FakeDevice, Launched, Pick, build, wgmma_pick
 from tests.ops.fake_variants import tensor_at
 
@@ -100,7 +99,7 @@ def build_either(
     cubin = Cubin(code, hashlib.sha256(code).hexdigest(), "source", "recipe")
     if checked:
         folder.mkdir(parents=True, exist_ok=True)
-        selftest.record(cubin, "a fake GPU, driver 1.0", folder, config, "")
+        record_check(cubin, "a fake GPU, driver 1.0", folder, config, "")
     return cubin
 
 

@@ -12,15 +12,15 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import load_space
 from tests.ops.fake_device import TORCH, FakeDevice, Pick
-from tests.ops.fake_variants import VARIED, changed, sequences, tensor_at
+from tests.ops.fake_variants import changed, sequences, tensor_at, values_of
 
 CONFIG = {
     **dict(COMPUTE="fma", LOAD="registers", BLOCK_M=4, BLOCK_N=32, WARPS=2, STAGES=1, VECTOR_BYTES=16, DOT_LANES=8),
     **dict(SPLITS=1, MERGE="kernel", DEPENDENT_LAUNCH="none", BLOCKS_PER_SM=1),
 }
 SPLIT_KV = [ctypes.c_uint64] * 4 + [ctypes.c_int32] * 4 + [ctypes.c_int64] * 12 + [ctypes.c_float]
-SPLIT_KV += [ctypes.c_int32] * 4 + [ctypes.c_uint64] * 3 + VARIED
-"""The arguments of split_kv with variants."""
+SPLIT_KV += [ctypes.c_int32] * 4 + [ctypes.c_uint64] * 3
+"""The arguments of split_kv before those of variants."""
 
 
 class CacheDevice(FakeDevice):
@@ -30,8 +30,7 @@ class CacheDevice(FakeDevice):
         if self.status:
             return self.status
         kernel, name = self._functions[(function.value or 0) - 1]
-        pointers = (ctypes.c_void_p * len(SPLIT_KV)).from_address(arguments.value)
-        values = [kind.from_address(at).value for at, kind in zip(pointers, SPLIT_KV, strict=True)]
+        values = values_of(kernel, SPLIT_KV, arguments.value)
         heads, kv_heads, seqlen_q, seqlen_k = values[4:8]
         batch, dtype, dim = LaunchConfig.from_address(config.value).grid_z, TORCH[kernel["dtype"]], kernel["head_dim"]
         strides = [(*values[8 + 3 * i : 11 + 3 * i], 1) for i in range(4)]

@@ -20,14 +20,14 @@ from evoattn.backends.base import LaunchError
 from evoattn.backends.driver_launch import LaunchConfig
 from evoattn.families.base import Family
 from evoattn.families.packed_mask import KERNEL as PACK
-from evoattn.families.variants import COMPILED
+from evoattn.families.variants import COMPILED, given, is_varied
 from evoattn.model.gpu import GPUS, GpuSpec
 from evoattn.model.launch import TensorMap
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
-from evoattn.ops.cubins import Cubin
+from evoattn.ops.kernel import Cubin
 from evoattn.ops.runtime import Runtime
-from tests.ops.fake_variants import VARIED, attend, list_types, own_types, sequences, shapes_of, tensor_at
+from tests.ops.fake_variants import attend, sequences, shapes_of, tensor_at, values_of
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ def build(family: Family, problem: AttentionProblem, config: KernelConfig, gpu: 
     if problem.score or problem.blocks:
         constants |= dict(score=problem.score, tables=problem.tables, predicate=problem.predicate)
         variants += ["blocks"] * bool(problem.blocks)
+    constants["taken"] = [field.needed for field in given(problem)] if is_varied(problem) else []
     code = json.dumps(constants).encode()
     return Cubin(code, hashlib.sha256(code).hexdigest(), "source", "recipe")
 
@@ -165,9 +166,7 @@ class FakeDevice:
         if name == PACK:  # the fake kernel asks the predicate itself
             return 0
         plain = MAPPED if kernel["family"] == "flash_wgmma" else PLAIN
-        types = [*plain, *(VARIED if kernel["variants"] else []), *own_types(kernel), *list_types(kernel)]
-        pointers = (ctypes.c_void_p * len(types)).from_address(arguments.value or 0)
-        values = [at if kind is None else kind.from_address(at).value for at, kind in zip(pointers, types, strict=True)]
+        values = values_of(kernel, plain, arguments.value or 0)
         values, others = values[: len(plain)], values[len(plain) :]
         packed = sequences(others) if "varlen" in kernel["variants"] else []
         totals = (packed[-1][0].stop, packed[-1][1].stop) if packed else None

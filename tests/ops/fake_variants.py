@@ -2,7 +2,7 @@
 
 import ctypes
 import math
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 
 import torch
 
@@ -21,6 +21,19 @@ def tensor_at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dt
     items = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     raw = (ctypes.c_char * (items * dtype.itemsize)).from_address(address)
     return torch.frombuffer(raw, dtype=dtype).as_strided(shape, strides)
+
+
+def values_of(kernel: dict, plain: list, arguments: int) -> list:
+    """The arguments of a launch: those of all kernels, then of a kernel of a variant all of `VARIED`, 0 for what it
+    does not take."""
+    taken = kernel["taken"]
+    varied = [kind for kind, is_taken in zip(VARIED, taken, strict=False) if is_taken]
+    types = [*plain, *varied, *own_types(kernel), *list_types(kernel)]
+    pointers = (ctypes.c_void_p * len(types)).from_address(arguments)
+    values = iter(
+        [at if kind is None else kind.from_address(at).value for at, kind in zip(pointers, types, strict=True)]
+    )
+    return [*islice(values, len(plain)), *(next(values) if is_taken else 0 for is_taken in taken), *values]
 
 
 def own_types(kernel: dict) -> list:

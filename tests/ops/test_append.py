@@ -9,8 +9,8 @@ from evoattn import flash_attn
 from evoattn.integrations.flash_attn.cache import Cache
 from evoattn.integrations.flash_attn.rotary import rotated
 from evoattn.model.space import load_space
-from evoattn.ops import current
-from evoattn.ops.append import appended
+from evoattn.ops.beside import appended
+from evoattn.ops.runtime import current
 from tests.ops.fake_device import TORCH, FakeDevice, Pick, fake_runtime, near
 from tests.ops.fake_variants import tensor_at
 

@@ -5,9 +5,8 @@ import torch
 import torch.nn.functional as F
 
 import evoattn
-from evoattn.ops import current
 from evoattn.ops.arguments import needs_copy
-from evoattn.ops.runtime import Runtime
+from evoattn.ops.runtime import Runtime, current
 from tests.ops.edge_calls import Calls, difference, outcome, torchs
 
 NAMES = sorted(Calls("cpu").all())

@@ -4,9 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from evoattn.ops import current
 from evoattn.ops.attention import attention
-from evoattn.ops.runtime import Runtime
+from evoattn.ops.runtime import Runtime, current
 from tests.ops.fake_device import tensors
 
 

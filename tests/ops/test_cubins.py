@@ -15,7 +15,7 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.paths import TEMPLATES
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
-from evoattn.ops import cubins
+from evoattn.ops.kernel import get_cubin, recipe_of
 from tests.ops.fake_device import WGMMA
 
 L4, FAMILY = GPUS["l4"], FAMILIES["flash_scalar"]
@@ -24,7 +24,7 @@ PROBLEM = AttentionProblem(1, 2, 2, 64, 64, 64)
 
 
 def key(problem=PROBLEM, config=CONFIG, gpu=L4, family=FAMILY):
-    return cubins.recipe(family, problem, config, gpu)
+    return recipe_of(family, problem, config, gpu)
 
 
 def test_the_key_covers_what_the_machine_code_depends_on():
@@ -61,7 +61,7 @@ def test_the_key_covers_every_file_that_the_source_is_made_of(name, tmp_path):
 
 @pytest.mark.slow
 def test_a_kernel_is_compiled_once_and_found_again(tmp_path):
-    fresh = cubins.get(FAMILY, PROBLEM, CONFIG, L4, tmp_path)
+    fresh = get_cubin(FAMILY, PROBLEM, CONFIG, L4, tmp_path)
     assert fresh.code.startswith(b"\x7fELF")
     code = f"""
         import sys
@@ -70,10 +70,10 @@ def test_a_kernel_is_compiled_once_and_found_again(tmp_path):
         from evoattn.model.gpu import GPUS
         from evoattn.model.problem import AttentionProblem
         from evoattn.model.space import KernelConfig
-        from evoattn.ops import cubins
+        from evoattn.ops.kernel import get_cubin, recipe_of
         config = KernelConfig("flash_scalar", {CONFIG.params})
         args = FAMILIES["flash_scalar"], AttentionProblem(1, 2, 2, 64, 64, 64), config
-        found = cubins.get(*args, GPUS["l4"], Path({str(tmp_path)!r}))
+        found = get_cubin(*args, GPUS["l4"], Path({str(tmp_path)!r}))
         assert found.digest == {fresh.digest!r}
         compilers = {{"jinja2", "cupy", "evoattn.backends.compiler"}}
         assert not compilers & set(sys.modules), "a warm process needs no compiler"
@@ -88,42 +88,42 @@ def test_a_kernel_is_compiled_once_and_found_again(tmp_path):
     + [b'{"digest": 1, "source": ""}\nx', None],
 )
 def test_a_damaged_file_is_compiled_again_with_a_warning(tmp_path, damage):
-    fresh = cubins.get(FAMILY, PROBLEM, CONFIG, L4, tmp_path)
+    fresh = get_cubin(FAMILY, PROBLEM, CONFIG, L4, tmp_path)
     (path,) = tmp_path.glob("*.kernel")
     path.write_bytes(path.read_bytes()[:-1] if damage is None else damage)
     with pytest.warns(RuntimeWarning, match="is damaged; it is compiled again"):
-        assert cubins.get(FAMILY, PROBLEM, CONFIG, L4, tmp_path).digest == fresh.digest
-    assert cubins.get(FAMILY, PROBLEM, CONFIG, L4, tmp_path) == fresh
+        assert get_cubin(FAMILY, PROBLEM, CONFIG, L4, tmp_path).digest == fresh.digest
+    assert get_cubin(FAMILY, PROBLEM, CONFIG, L4, tmp_path) == fresh
 
 
 @pytest.mark.slow
 def test_another_kernels_file_under_this_name_is_compiled_again(tmp_path):
-    fresh = cubins.get(FAMILY, PROBLEM, CONFIG, L4, tmp_path)
-    other = cubins.get(FAMILY, PROBLEM.with_(head_dim=32), CONFIG, L4, tmp_path)
+    fresh = get_cubin(FAMILY, PROBLEM, CONFIG, L4, tmp_path)
+    other = get_cubin(FAMILY, PROBLEM.with_(head_dim=32), CONFIG, L4, tmp_path)
     (tmp_path / f"{fresh.recipe}.kernel").write_bytes((tmp_path / f"{other.recipe}.kernel").read_bytes())
     with pytest.warns(RuntimeWarning, match="is damaged; it is compiled again"):
-        assert cubins.get(FAMILY, PROBLEM, CONFIG, L4, tmp_path) == fresh
+        assert get_cubin(FAMILY, PROBLEM, CONFIG, L4, tmp_path) == fresh
 
 
 @pytest.mark.slow
 def test_a_planted_file_is_compiled_again(tmp_path):
-    fresh = cubins.get(FAMILY, PROBLEM, CONFIG, L4, tmp_path)
+    fresh = get_cubin(FAMILY, PROBLEM, CONFIG, L4, tmp_path)
     (path,) = tmp_path.glob("*.kernel")
     path.chmod(0o666)
     with pytest.warns(RuntimeWarning, match="is passed over"):
-        assert cubins.get(FAMILY, PROBLEM, CONFIG, L4, tmp_path) == fresh
+        assert get_cubin(FAMILY, PROBLEM, CONFIG, L4, tmp_path) == fresh
     assert path.stat().st_mode & 0o777 == 0o600, "a file of our own is in its place"
 
 
 def test_a_folder_that_cannot_be_written_costs_the_cache_only(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
-    assert cubins.get(FAMILY, PROBLEM, CONFIG, L4, blocked / "folder").code.startswith(b"\x7fELF")
+    assert get_cubin(FAMILY, PROBLEM, CONFIG, L4, blocked / "folder").code.startswith(b"\x7fELF")
 
 
 @pytest.mark.slow
 def test_the_import_of_the_op_is_light():
-    rooms = ", ".join(f"evoattn.ops.{name}" for name in ("attention", "sdpa", "explain", "selftest"))
+    rooms = ", ".join(f"evoattn.ops.{name}" for name in ("attention", "sdpa", "explain", "plan"))
     code = f"import sys, {rooms}; print(*sys.modules)"
     loaded = {
         name.partition(".")[0] for name in subprocess.check_output([sys.executable, "-c", code], text=True).split()

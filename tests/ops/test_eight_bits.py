@@ -11,7 +11,7 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.space import load_space
 from evoattn.ops.call import out_like
 from evoattn.ops.custom_op import operands, variant_lse_op
-from evoattn.ops.named_call import call_of
+from evoattn.ops.given import call_of
 from tests.families.on_interpreter import built
 
 KEYS, PAGE = 37, 16

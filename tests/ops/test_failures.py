@@ -11,10 +11,9 @@ from evoattn.backends.compiler import CompileError
 from evoattn.families.registry import FAMILIES
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
-from evoattn.ops import current
 from evoattn.ops.attention import attention
 from evoattn.ops.explain import explain
-from evoattn.ops.runtime import NoKernel, Runtime
+from evoattn.ops.runtime import NoKernel, Runtime, current
 from evoattn.portfolio import kernels
 from tests.ops.fake_device import WGMMA, Pick, build, fake_runtime, near, reference, tensors, wgmma_pick
 

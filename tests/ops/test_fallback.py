@@ -7,11 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from evoattn.ops import current
 from evoattn.ops.attention import attention
 from evoattn.ops.call import Call, why_not_devices
 from evoattn.ops.explain import explain, warmup
-from evoattn.ops.runtime import NoKernel
+from evoattn.ops.runtime import NoKernel, current, find_platform
 from tests.ops.fake_device import fake_runtime, tensors
 
 
@@ -137,7 +136,7 @@ def test_a_driver_that_is_not_there_costs_a_warning(error):
         raise error
 
     with pytest.warns(RuntimeWarning, match="no kernel can run here, SDPA does"):
-        assert current.find_platform(make) is None
+        assert find_platform(make) is None
 
 
 def test_explain_says_what_watches(device):

@@ -12,9 +12,10 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.paths import TEMPLATES
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import load_space
-from evoattn.ops import cubins, torch_answer
+from evoattn.ops import torch_answer
 from evoattn.ops.call import Call, terms_of
 from evoattn.ops.custom_op import PLAIN, _made, operands
+from evoattn.ops.kernel import recipe_of
 
 
 def test_a_compiled_call_loses_no_argument():
@@ -64,5 +65,5 @@ def test_another_template_is_another_recipe(tmp_path):
     config = load_space(family.name, gpu).starting_configs()[0]
     arguments = family, AttentionProblem(1, 2, 2, 64, 64, 64, "fp32"), config, gpu
     (tmp_path / "flash_scalar.cu.j2").write_text("other")
-    today, other = cubins.recipe(*arguments), cubins.recipe(*arguments, templates=tmp_path)
-    assert today == cubins.recipe(*arguments, templates=TEMPLATES) != other
+    today, other = recipe_of(*arguments), recipe_of(*arguments, templates=tmp_path)
+    assert today == recipe_of(*arguments, templates=TEMPLATES) != other

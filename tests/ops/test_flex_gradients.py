@@ -11,12 +11,11 @@ from evoattn.families.registry import FAMILIES
 from evoattn.model.backward import parse_grads
 from evoattn.model.gpu import GPUS
 from evoattn.model.space import load_space
-from evoattn.ops import flex, torch_answer, torch_gradients, trained
+from evoattn.ops import flex, torch_answer
 from evoattn.ops.arguments import TERMS
 from evoattn.ops.call import Call
-from evoattn.ops.gradients import Backward, grads_of, words_of
+from evoattn.ops.gradients import Backward, Training, attend_trained, by_rows, grads_of, words_of
 from evoattn.ops.kernel import own_tables
-from evoattn.ops.trained import Training
 from tests.families import test_backward_mma
 from tests.families.on_interpreter import built
 from tests.ops.fake_device import tensors
@@ -100,7 +99,7 @@ def test_captured_tensors_have_torch_s_gradients():
     """Of all kinds of places, by kernels and by the formula."""
     backward, expected = made_of(OF_TABLES)
     assert len(backward.grads) == len(CAPTURED)
-    found, formula = interpreted(backward, False), torch_gradients.by_rows(backward, 20_000)
+    found, formula = interpreted(backward, False), by_rows(backward, 20_000)
     assert not isinstance(found, str), found
     for one, by_torch_s, exact in zip(found, [one for one in formula if one is not None], expected, strict=True):
         torch.testing.assert_close(one.double(), exact.double(), atol=2e-2, rtol=2e-2)
@@ -110,7 +109,7 @@ def test_captured_tensors_have_torch_s_gradients():
 @pytest.mark.parametrize("name", ("global_window", "chosen_causal_blocks", "jagged", "t5_bias"))
 def test_the_formula_gives_torch_s_gradients(name):
     backward, expected = made_of(MODS[name](SHAPE))
-    for one, exact in zip(torch_gradients.by_rows(backward, 20_000)[:3], expected, strict=True):
+    for one, exact in zip(by_rows(backward, 20_000)[:3], expected, strict=True):
         torch.testing.assert_close(one.double(), exact, atol=2e-2, rtol=2e-2)
 
 
@@ -121,7 +120,7 @@ class ByFormula:
         return torch_answer.answer(replace(call, return_lse=True, strict=False))
 
     def gradients(self, given):
-        q, k, v, *others = torch_gradients.by_rows(given)
+        q, k, v, *others = by_rows(given)
         assert [one.shape for one in given.made()[5:]] == [one.shape for one in others[2:]]
         return given.fitted((q, k, v, *(one if one is None else one.float() for one in others)))
 
@@ -140,7 +139,7 @@ def test_autograd_leads_to_captured_tensors(dtype):
         call = made[0]()
         words = words or words_of(call)
         assert grads_of(call) == ("own_t0", "own_t1") and not words.score.tensors
-        trained.attend(ByFormula(), call, Training(None, None, words, False)).square().sum().backward()
+        attend_trained(ByFormula(), call, Training(None, None, words, False)).square().sum().backward()
         expected = torch.autograd.grad(by_torch(call, score_mod, None)[0].square().sum(), (table, gates))
         for one, exact in zip((table.grad, gates.grad), expected, strict=True):
             torch.testing.assert_close(one, exact, atol=1e-2 if dtype is torch.float16 else 1e-5, rtol=1e-2)

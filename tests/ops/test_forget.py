@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from evoattn.integrations.static_cache import kernel_serves
-from evoattn.ops import current
 from evoattn.ops.attention import attention
 from evoattn.ops.explain import explain
-from evoattn.ops.runtime import NoKernel, Runtime
+from evoattn.ops.runtime import NoKernel, Runtime, current
 from evoattn.ops.sdpa import disable, enable
 from tests.ops.fake_device import Pick, build, fake_runtime, near, reference, tensors, wgmma_pick
 

@@ -12,10 +12,10 @@ import evoattn
 from evoattn.model.errors import WrongUse
 from evoattn.model.launch import Scalar, TensorMap
 from evoattn.model.space import KernelConfig
-from evoattn.ops import current, runtime
+from evoattn.ops import runtime
 from evoattn.ops.choice import Choice
-from evoattn.ops.named_call import call_of
-from evoattn.ops.runtime import Runtime
+from evoattn.ops.given import call_of
+from evoattn.ops.runtime import Runtime, current
 from evoattn.portfolio.pick import lasting_pick, next_picks
 from tests.ops.fake_device import FakeDevice, Pick, build, near
 
@@ -50,10 +50,10 @@ class Idle(FakeDevice):
 
 def right(family, problem, config, gpu, folder):
     """Machine code that was checked before."""
-    from evoattn.ops import selftest
+    from evoattn.ops.plan import record_check
 
     cubin = build(family, problem, config, gpu, folder)
-    selftest.record(cubin, Idle().identity(0), folder, config, "")
+    record_check(cubin, Idle().identity(0), folder, config, "")
     return cubin
 
 

@@ -9,14 +9,13 @@ import torch
 
 import evoattn
 from evoattn.model.launch import KernelLaunch
-from evoattn.ops import current
 from evoattn.ops.arguments import ALL, ARGUMENTS, REQUIRED
 from evoattn.ops.attention import attention, attention_mixed, attention_paged, attention_varlen
 from evoattn.ops.call import Call
+from evoattn.ops.given import call_of
 from evoattn.ops.kernel import SCRATCH_ALIGNMENT, LoadedKernel, scratch_places
 from evoattn.ops.load import RecordedKernel
-from evoattn.ops.named_call import call_of
-from evoattn.ops.runtime import NoKernel
+from evoattn.ops.runtime import NoKernel, current
 from tests.ops.fake_cache import CacheDevice, split_kv_pick
 from tests.ops.fake_device import FakeDevice, fake_runtime, near, reference, tensors
 

@@ -11,8 +11,7 @@ import torch
 import evoattn
 from evoattn.correctness.reference import exact_attention, exact_lse
 from evoattn.model.problem import AttentionProblem
-from evoattn.ops import current
-from evoattn.ops.runtime import NoKernel
+from evoattn.ops.runtime import NoKernel, current
 from tests.ops.fake_cache import CacheDevice, split_kv_pick
 from tests.ops.fake_device import fake_runtime
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import evoattn
-from evoattn.ops import current
-from evoattn.ops.runtime import Runtime
+from evoattn.ops.runtime import Runtime, current
 from tests.ops.fake_cache import CacheDevice, split_kv_pick
 from tests.ops.fake_device import fake_runtime, near, reference, tensors
 

@@ -15,9 +15,8 @@ import torch.nn.functional as F
 
 from evoattn.model import forks
 from evoattn.model.paths import ROOT
-from evoattn.ops import current
 from evoattn.ops.attention import attention
-from evoattn.ops.runtime import NoKernel, Runtime
+from evoattn.ops.runtime import NoKernel, Runtime, current, find_platform
 from tests.ops.fake_device import FakeDevice, build, near, reference, tensors, wgmma_pick
 
 
@@ -142,7 +141,7 @@ def test_a_child_of_a_process_that_has_used_cuda_is_served_by_torch(device):
 
 
 def test_a_first_call_in_such_a_child_finds_no_device():
-    assert current.find_platform(lambda: FakeDevice(lost_in_fork=lambda: True)) is None
+    assert find_platform(lambda: FakeDevice(lost_in_fork=lambda: True)) is None
 
 
 def test_threads_that_begin_together_load_one_kernel(tmp_path):
@@ -187,14 +186,15 @@ HOMELESS = """
     from evoattn.model.paths import cubin_cache
     from evoattn.model.problem import AttentionProblem
     from evoattn.model.space import KernelConfig, load_space
-    from evoattn.ops import cubins, current
+    from evoattn.ops.runtime import FOLDER, current, find_platform
+    from evoattn.ops.kernel import get_cubin
 
     q = torch.randn(1, 2, 8, 64)
     assert torch.equal(evoattn.attention(q, q, q), torch.nn.functional.scaled_dot_product_attention(q, q, q))
     problem = AttentionProblem(1, 2, 2, 64, 64, 64)
     assert current.best_known(problem, GPUS["h100"])
     config = KernelConfig("flash_scalar", load_space("flash_scalar", GPUS["l4"]).starting[0])
-    found = cubins.get(FAMILIES["flash_scalar"], problem, config, GPUS["l4"], cubin_cache() / "op")
+    found = get_cubin(FAMILIES["flash_scalar"], problem, config, GPUS["l4"], cubin_cache() / "op")
     assert found.code.startswith(b"\\x7fELF")
 """
 
@@ -228,9 +228,9 @@ def test_the_next_process_finds_what_picks_came_to(tmp_path):
         import sys
         from evoattn.model.gpu import GPUS
         from evoattn.model.problem import AttentionProblem
-        from evoattn.ops.current import best_known
+        from evoattn.ops.runtime import FOLDER, current, find_platform
         problem = AttentionProblem(batch=49, heads=64, kv_heads=16, seqlen_q=39, seqlen_k=39, head_dim=64)
-        print(best_known(problem, GPUS["h100"]), "evoattn.cost.cost" in sys.modules)
+        print(current.best_known(problem, GPUS["h100"]), "evoattn.cost.cost" in sys.modules)
     """
     environment = os.environ | {"EVOATTN_CACHE": str(tmp_path), "XDG_DATA_HOME": str(tmp_path / "data")}
     words = [sys.executable, "-c", textwrap.dedent(code)]

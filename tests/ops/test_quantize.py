@@ -11,15 +11,13 @@ import torch
 import evoattn
 from evoattn.correctness.quantize import make_answer
 from evoattn.model.problem import AttentionProblem
-from evoattn.ops import current
 from evoattn.ops.arguments import K_SCALE, SINKS, V_SCALE
 from evoattn.ops.attention_fp8 import Quantised, dequantised
-from evoattn.ops.cubins import Cubin
-from evoattn.ops.current import best_known
+from evoattn.ops.kernel import Cubin
 from evoattn.ops.precision import in_eight_bits
 from evoattn.ops.quantize import Wanted, by_torch, quantize
-from evoattn.ops.runtime import Runtime
-from evoattn.ops.same_bits import PROMISE
+from evoattn.ops.runtime import Runtime, current
+from evoattn.ops.torch_answer import PROMISE
 from tests.ops.fake_device import FakeDevice, tensor_at
 
 DTYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "int8": torch.int8}
@@ -58,7 +56,7 @@ class QuantizingDevice(FakeDevice):
 
 
 def quantizer(problem, gpu):
-    return best_known(problem, gpu) if problem.op.startswith("quantize") else None
+    return current.best_known(problem, gpu) if problem.op.startswith("quantize") else None
 
 
 @pytest.fixture
@@ -166,7 +164,7 @@ class EightBitRuntime(Runtime):
 
 
 def test_enable_has_calls_run_in_eight_bits_where_a_kernel_serves_them(tmp_path):
-    pick = lambda p, gpu: best_known(p, gpu) if p.dtype == "e4m3" else None
+    pick = lambda p, gpu: current.best_known(p, gpu) if p.dtype == "e4m3" else None
     runtime = EightBitRuntime(FakeDevice(), pick, tmp_path)
     q, k, v = given(8, 70), given(2, 70), given(2, 70)
     attend = lambda *t, **words: torch.nn.functional.scaled_dot_product_attention(*t, enable_gqa=True, **words)

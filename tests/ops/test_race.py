@@ -13,9 +13,8 @@ import torch
 import evoattn
 from evoattn.backends import appended
 from evoattn.model.gpu import GPUS
-from evoattn.ops import current
-from evoattn.ops.race import BUDGET_US, CALLS, COMPILED, DELAYS_US, NO_MEMORY, ROUNDS, TOO_LONG, Race
-from evoattn.ops.runtime import NoKernel, Runtime
+from evoattn.ops.choice import BUDGET_US, CALLS, COMPILED, DELAYS_US, NO_MEMORY, ROUNDS, TOO_LONG, Race
+from evoattn.ops.runtime import NoKernel, Runtime, current
 from evoattn.portfolio.wins import FASTER, Raced, Races
 from tests.ops.fake_device import FakeDevice, build, near, reference, tensors, wgmma_pick
 

@@ -13,9 +13,9 @@ import evoattn
 from evoattn import NoKernel
 from evoattn.families import registry
 from evoattn.model.problem import AttentionProblem
-from evoattn.ops import current
 from evoattn.ops.call import Call
-from evoattn.ops.same_bits import PROMISE
+from evoattn.ops.runtime import current
+from evoattn.ops.torch_answer import PROMISE
 from evoattn.portfolio.pick import lasting_pick, pick
 from tests.ops.fake_backward import TrainingDevice, pick_either, training_runtime
 from tests.ops.fake_device import FakeDevice, fake_runtime, near

@@ -8,11 +8,10 @@ import torch.nn.functional as F
 
 from evoattn.backends.base import ContextLost, LaunchError
 from evoattn.model.space import KernelConfig
-from evoattn.ops import current, selftest
 from evoattn.ops.attention import attention
-from evoattn.ops.cubins import Cubin
-from evoattn.ops.platform import CudaPlatform, error_of
-from evoattn.ops.runtime import NoKernel
+from evoattn.ops.kernel import Cubin, CudaPlatform, error_of
+from evoattn.ops.plan import record_check, recorded_check
+from evoattn.ops.runtime import NoKernel, current
 from tests.ops.fake_device import fake_runtime, near, reference, tensors
 
 
@@ -155,15 +154,15 @@ def test_waiting_tells_a_kernels_fault_from_other_failures(status, kind):
 def test_a_record_counts_for_its_own_recipe_and_only_where_nobody_else_wrote_it(tmp_path):
     config = KernelConfig("flash_scalar", {})
     cubin = Cubin(b"code", "digest", "source", "recipe")
-    selftest.record(cubin, "machine", tmp_path, config, "")
-    assert selftest.recorded(cubin, "machine", tmp_path) == ""
+    record_check(cubin, "machine", tmp_path, config, "")
+    assert recorded_check(cubin, "machine", tmp_path) == ""
     other = replace(cubin, recipe="another")
     (record,) = tmp_path.glob("*.check")
-    assert selftest.recorded(other, "machine", tmp_path) is None
-    selftest.record(other, "machine", tmp_path, config, "wrong")
+    assert recorded_check(other, "machine", tmp_path) is None
+    record_check(other, "machine", tmp_path, config, "wrong")
     (place,) = set(tmp_path.glob("*.check")) - {record}
     place.write_bytes(record.read_bytes())
-    assert selftest.recorded(other, "machine", tmp_path) is None
+    assert recorded_check(other, "machine", tmp_path) is None
     record.chmod(0o666)
     with pytest.warns(RuntimeWarning, match="is passed over"):
-        assert selftest.recorded(cubin, "machine", tmp_path) is None
+        assert recorded_check(cubin, "machine", tmp_path) is None

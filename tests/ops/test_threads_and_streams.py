@@ -11,13 +11,13 @@ import torch.nn.functional as F
 
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
-from evoattn.ops import current
 from evoattn.ops.attention import attention
-from evoattn.ops.call import Call, of_sequences, terms_of
+from evoattn.ops.call import Call, terms_of
 from evoattn.ops.custom_op import operands, variant_op
 from evoattn.ops.explain import warmup
+from evoattn.ops.given import of_sequences
 from evoattn.ops.plan import MOST_KEPT, CallPlan, Scratch
-from evoattn.ops.runtime import NoKernel
+from evoattn.ops.runtime import NoKernel, current
 from tests.ops.fake_cache import CacheDevice, split_kv_pick
 from tests.ops.fake_device import WGMMA, Pick, fake_runtime, near, reference, tensors
 

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 import evoattn
-from evoattn.ops import current, shapes
-from evoattn.ops.runtime import NoKernel
+from evoattn.ops import shapes
+from evoattn.ops.runtime import NoKernel, current
 from tests.ops.fake_backward import NAME, TrainingDevice, pick_either, training_runtime
 from tests.ops.fake_device import Pick, tensors
 
@@ -249,15 +249,14 @@ def test_packed_sequences_whose_backward_pass_cannot_be_launched(device):
 
 
 def test_rows_are_made_some_at_a_time():
-    from evoattn.ops import torch_gradients
     from evoattn.ops.call import Call
-    from evoattn.ops.gradients import Backward
+    from evoattn.ops.gradients import Backward, by_rows
 
     q, k, v = (t.double() for t in tensors())
     call = Call(q, k, v, enable_gqa=True, softcap=2.0, mask="causal_lower_right")
     call.out, lse = evoattn.attention(q, k, v, enable_gqa=True, softcap=2.0, causal=True, return_lse=True)
     given = Backward(call, lse.double(), torch.randn_like(q), torch.randn(q.shape[:3]), ())
-    whole, parts = torch_gradients.by_rows(given), torch_gradients.by_rows(given, 2 * 4 * 45 * 5)
+    whole, parts = by_rows(given), by_rows(given, 2 * 4 * 45 * 5)
     for one, other in zip(whole[:3], parts[:3], strict=True):
         torch.testing.assert_close(one, other)
 

@@ -7,10 +7,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import evoattn
-from evoattn.ops import current
 from evoattn.ops.arguments import TERMS
 from evoattn.ops.call import Call
 from evoattn.ops.custom_op import attention_lse_op, attention_op, backward_op, operands, variant_lse_op
+from evoattn.ops.runtime import current
 from tests.ops.fake_backward import TrainingDevice, training_runtime
 from tests.ops.fake_device import tensors
 from tests.ops.test_training import VARIANTS, leaves, require_near, require_right

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import evoattn
-from evoattn.ops import current
+from evoattn.ops.runtime import current
 from tests.ops.fake_backward import TrainingDevice, training_runtime
 
 STEPS, RANKS, WIDTH, HEADS = 3, 2, 64, 4

@@ -12,7 +12,7 @@ import evoattn
 from evoattn.model.errors import FailedRun, WrongUse
 from evoattn.model.gpu import GPUS, detect_devices
 from evoattn.model.problem import AttentionProblem
-from evoattn.ops import current
+from evoattn.ops.runtime import current
 from evoattn.ops.shapes import Shapes
 from evoattn.ops.tune import tune
 from evoattn.portfolio.wins import Wins

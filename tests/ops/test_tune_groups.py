@@ -4,7 +4,7 @@ import pytest
 
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
-from evoattn.ops import current
+from evoattn.ops.runtime import current
 from evoattn.ops.shapes import Asked
 from evoattn.ops.tune import groups_of
 from evoattn.portfolio.pick import pick

@@ -14,7 +14,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.ops.arguments import bias_reader
 from evoattn.ops.call import Call, terms_of
 from evoattn.ops.custom_op import operands, variant_lse_op, variant_op
-from evoattn.ops.named_call import call_of
+from evoattn.ops.given import call_of
 from evoattn.ops.runtime import NoKernel
 from evoattn.ops.torch_answer import by_formula
 from tests.ops.fake_device import tensors

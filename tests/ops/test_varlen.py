@@ -16,11 +16,10 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompileInfo, Evaluation, TrialState
 from evoattn.model.space import load_space
-from evoattn.ops import current
 from evoattn.ops.custom_op import operands, variant_op
+from evoattn.ops.given import call_of
 from evoattn.ops.load import RecordedKernel
-from evoattn.ops.named_call import call_of
-from evoattn.ops.runtime import NoKernel
+from evoattn.ops.runtime import NoKernel, current
 from evoattn.portfolio.wins import Win
 from evoattn.storage import Storage
 from tests.ops.fake_device import WGMMA, FakeDevice, Pick, fake_runtime

@@ -11,6 +11,7 @@ from evoattn.families.block_list import block_state_bytes
 from evoattn.families.genes import Genes
 from evoattn.families.residency import WARP, register_cap
 from evoattn.families.row_blocks import batches, row_blocks
+from evoattn.families.tensor_tiles import ELEMENT_BYTES
 from evoattn.families.work import (
     LaunchWork,
     Step,
@@ -84,7 +85,7 @@ def padded_dim(head_dim: int) -> int:
 
 def row_bytes(columns: int, genes: BackwardMmaGenes) -> int:
     """Bytes of a row of so many 16-bit columns in shared memory."""
-    return columns * 2 + (CHUNK_BYTES if genes.SMEM_LAYOUT == "padded" else 0)
+    return columns * ELEMENT_BYTES + (CHUNK_BYTES if genes.SMEM_LAYOUT == "padded" else 0)
 
 
 def smem_bytes(problem: AttentionProblem, genes: BackwardMmaGenes) -> int:
@@ -202,16 +203,16 @@ def _key_blocks(problem: AttentionProblem, genes: BackwardMmaGenes, registers: i
     """The launch that makes dK and dV, and adds to dQ."""
     rows, keys, warps, added = genes.BLOCK_M, genes.BLOCK_N, block_warps(genes), adds_dq(genes)
     dim, value_dim, pairs = up_to(problem.head_dim, 16), up_to(problem.head_dim_v, 16), rows * keys
-    shared_p = genes.QUERY_WARPS > 1
+    size, shared_p = problem.element_bytes, genes.QUERY_WARPS > 1
     flops = 2.0 * pairs * ((2 + added) * dim + 2 * value_dim)
     parts = rows // genes.QUERY_WARPS // genes.PART * genes.QUERY_WARPS
     # Fragments: K and V for every part, Q and dO as columns by every warp of keys, twice.
-    own = parts * keys * (dim * (genes.KV_PLACE != "registers") + value_dim * (genes.KV_PLACE == "shared")) * 2
-    columns = 2 * genes.WARPS * rows * (dim + value_dim) * 2
-    scores = pairs * 2 * ((1 + shared_p) + 2 * shared_p * genes.QUERY_WARPS) if shared_p or added else 0
+    own = parts * keys * (dim * (genes.KV_PLACE != "registers") + value_dim * (genes.KV_PLACE == "shared")) * size
+    columns = 2 * genes.WARPS * rows * (dim + value_dim) * size
+    scores = pairs * size * ((1 + shared_p) + 2 * shared_p * genes.QUERY_WARPS) if shared_p or added else 0
     dq_columns = warps // genes.DQ_WARPS
-    dq_reads = (dq_columns * pairs + genes.DQ_WARPS * keys * dim) * 2 * added
-    copied = rows * (dim + value_dim) * 2
+    dq_reads = (dq_columns * pairs + genes.DQ_WARPS * keys * dim) * size * added
+    copied = rows * (dim + value_dim) * size
     fragments = own + columns + dq_reads
     sums = rows * dim * 4.0 * added
     lanes = pairs * SCORE_OPERATIONS
@@ -221,7 +222,7 @@ def _key_blocks(problem: AttentionProblem, genes: BackwardMmaGenes, registers: i
     mean, most, count = key_steps(problem, rows, keys)
     split, group = genes.QUERY_SPLIT, problem.group_size
     heads = problem.kv_heads * batches(problem)
-    own_bytes = keys * (dim + value_dim) * 2.0
+    own_bytes = float(keys * (dim + value_dim) * size)
     ends = Step(
         instructions=keys * (dim + value_dim) / WARP * 1.5 + 60 * warps,
         shared_bytes=2 * own_bytes,
@@ -243,7 +244,7 @@ def _key_blocks(problem: AttentionProblem, genes: BackwardMmaGenes, registers: i
         math.ceil(most * group / split),
         ends,
         longest_first=problem.causal and genes.BLOCK_ORDER == "heads",
-        in_flight_bytes=float((genes.STAGES - 1) * rows * (problem.head_dim + problem.head_dim_v) * 2),
+        in_flight_bytes=float((genes.STAGES - 1) * rows * (problem.head_dim + problem.head_dim_v) * size),
         read_bytes=tensor_bytes(problem, "q", "k", "v", "o") + bias_bytes(problem),
         write_bytes=tensor_bytes(problem, "k", "v"),
         sweep_bytes=tensor_bytes(problem, "q", "o"),
@@ -272,9 +273,9 @@ def _query_pass(problem: AttentionProblem, genes: BackwardMmaGenes, registers: i
     """The launch that computes dQ by itself."""
     rows, keys, warps = genes.PASS_M, genes.PASS_N, genes.PASS_WARPS
     dim, value_dim, pairs = up_to(problem.head_dim, 16), up_to(problem.head_dim_v, 16), rows * keys
-    flops = 2.0 * pairs * (2 * dim + value_dim)
-    copied = keys * (dim + value_dim) * 2
-    fragments = rows * (dim + value_dim) * 2 + warps * keys * (2 * dim + value_dim) * 2
+    flops, size = 2.0 * pairs * (2 * dim + value_dim), problem.element_bytes
+    copied = keys * (dim + value_dim) * size
+    fragments = rows * (dim + value_dim) * size + warps * keys * (2 * dim + value_dim) * size
     lanes = pairs * SCORE_OPERATIONS
     issued = flops / MMA_FLOPS + lanes / WARP + pairs / WARP + fragments / 512 + 3 * copied / 512 + 20 * warps
     waits = (dim + value_dim) / 16 * MMA_WAIT + 3 * LDMATRIX_WAIT + BARRIER_WAIT + 60
@@ -296,11 +297,11 @@ def _query_pass(problem: AttentionProblem, genes: BackwardMmaGenes, registers: i
         Step(
             instructions=rows * dim / WARP * 1.5 + 60 * warps,
             shared_bytes=rows * dim * 4.0,
-            loaded_bytes=rows * (2 * dim + value_dim) * 2.0,
+            loaded_bytes=float(rows * (2 * dim + value_dim) * size),
             waits=FIRST_WAIT,
         ),
         longest_first=problem.causal and genes.BLOCK_ORDER == "heads",
-        in_flight_bytes=float((genes.PASS_STAGES - 1) * keys * (problem.head_dim + problem.head_dim_v) * 2),
+        in_flight_bytes=float((genes.PASS_STAGES - 1) * keys * (problem.head_dim + problem.head_dim_v) * size),
         read_bytes=tensor_bytes(problem, "q", "k", "v", "o") + bias_bytes(problem),
         write_bytes=tensor_bytes(problem, "q"),
         sweep_bytes=tensor_bytes(problem, "k", "v"),

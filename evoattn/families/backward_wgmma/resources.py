@@ -151,8 +151,8 @@ def registers_needed(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> in
 
 def smem_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     """Dynamic shared memory of a block: see `templates/backward_wgmma/shared_layout.cuh`."""
-    rows = whole_chunks(problem.head_dim) * 2
-    value_rows = whole_chunks(problem.head_dim_v) * 2
+    rows = whole_chunks(problem.head_dim) * problem.element_bytes
+    value_rows = whole_chunks(problem.head_dim_v) * problem.element_bytes
     scores = key_groups(genes) * math.ceil(genes.BLOCK_M / 64) * GROUP_KEYS * ROW_BYTES
     tiles = genes.BLOCK_N * (rows + value_rows)
     tiles += genes.BLOCK_M * (genes.Q_STAGES * rows + genes.DO_STAGES * value_rows)
@@ -218,13 +218,13 @@ def launch_work(
     mean, most, count = key_steps(problem, genes.BLOCK_M, genes.BLOCK_N)  # of one head
     groups, queries, keys = warpgroups(genes), genes.BLOCK_M, genes.BLOCK_N
     width, value_width = up_to(problem.head_dim, 16), up_to(problem.head_dim_v, 16)
-    pairs, columns = queries * keys, whole_chunks(problem.head_dim)
-    tile_bytes = queries * (whole_chunks(problem.head_dim) + whole_chunks(problem.head_dim_v)) * 2
-    own_keys = keys * (width + value_width) * 2  # K and V as A operands
+    pairs, columns, size = queries * keys, whole_chunks(problem.head_dim), problem.element_bytes
+    tile_bytes = queries * (whole_chunks(problem.head_dim) + whole_chunks(problem.head_dim_v)) * size
+    own_keys = keys * (width + value_width) * size  # K and V as A operands
     parts = [part for part in (dq_columns(problem, genes), dq_share(problem, genes)) if part]
-    dq_reads = groups * sum(64 * keys + part * keys for part in parts) * 2
-    scores = pairs * 2 * (1 + genes.DIM_GROUPS * (genes.DS_PLACE == "shared"))
-    probabilities = pairs * 2 * (1 + genes.DIM_GROUPS) * (genes.P_PLACE == "shared")
+    dq_reads = groups * sum(64 * keys + part * keys for part in parts) * size
+    scores = pairs * size * (1 + genes.DIM_GROUPS * (genes.DS_PLACE == "shared"))
+    probabilities = pairs * size * (1 + genes.DIM_GROUPS) * (genes.P_PLACE == "shared")
     sums = queries * columns * 4
     shared = own_keys + 2 * tile_bytes * groups / genes.DIM_GROUPS + tile_bytes + dq_reads + scores + probabilities
     shared += 2 * sums * (genes.DQ_SUM != "registers")
@@ -243,8 +243,8 @@ def launch_work(
     inside = (1 - _outside(problem, genes)) * row_bytes * query_tiles(problem, genes) / blocks
     ends = Step(
         instructions=keys * (width + value_width) / WARP * 1.5 + 60 * groups * 4,
-        shared_bytes=2.0 * keys * (width + value_width) * 2,
-        loaded_bytes=2.0 * keys * (width + value_width) * 2 + inside,
+        shared_bytes=2.0 * keys * (width + value_width) * size,
+        loaded_bytes=2.0 * keys * (width + value_width) * size + inside,
         waits=FIRST_WAIT,
     )
     main = LaunchWork(
@@ -308,7 +308,8 @@ def _sum_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> float:
 
 def _row_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes, which: str) -> float:
     """Read and written of a tile of queries, to make their terms and clear their sums, or to make their rows."""
-    tensors = 2.0 * genes.BLOCK_M * (2 * problem.head_dim_v if which == "terms" else problem.head_dim)
+    columns = 2 * problem.head_dim_v if which == "terms" else problem.head_dim
+    tensors = problem.element_bytes * genes.BLOCK_M * columns
     return tensors + _sum_bytes(problem, genes)
 
 

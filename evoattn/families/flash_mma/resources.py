@@ -116,7 +116,7 @@ def launch_work(problem: AttentionProblem, genes: FlashMmaGenes, registers: int)
     flops = 2.0 * scores * (dim + v_dim) + (16.0 * scores if genes.ROW_SUM == "mma" else 0.0)
     rescale = rows * value_dim * {"always": 1.0, "vote": 0.3, "lazy": 0.02}[genes.RESCALE] * genes.KEY_WARPS
     lanes = scores * (SCORE_OPERATIONS[genes.RESCALE] - (genes.ROW_SUM == "mma")) + rescale
-    q_reads = rows * dim * 2 * genes.KEY_WARPS if genes.Q_PLACE == "shared" else 0
+    q_reads = rows * dim * problem.element_bytes * genes.KEY_WARPS if genes.Q_PLACE == "shared" else 0
     size = problem.element_of("k").bytes
     fragments = genes.WARPS * keys * (dim + v_dim) * size + q_reads
     copied, loaded = keys * (dim + v_dim) * size, keys * (problem.head_dim + value_dim) * size
@@ -136,7 +136,7 @@ def launch_work(problem: AttentionProblem, genes: FlashMmaGenes, registers: int)
     ends = Step(
         instructions=rows * value_dim / WARP * 1.5 + 40 * warps,
         shared_bytes=merge + (rows * v_dim * 4 if genes.O_STORE == "shared" else 0),
-        loaded_bytes=rows * (problem.head_dim + value_dim) * 2.0,
+        loaded_bytes=float(rows * (problem.head_dim + value_dim) * problem.element_bytes),
         waits=900 + (400 if genes.KEY_WARPS > 1 else 0),
     )
     k_stages, v_stages = ring_stages(genes)

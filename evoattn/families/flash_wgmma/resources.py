@@ -11,7 +11,7 @@ from evoattn.families.gangs import TilesInOrder
 from evoattn.families.genes import Genes
 from evoattn.families.residency import WARP, register_cap
 from evoattn.families.row_blocks import batches, row_blocks
-from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES, group_slots
+from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ELEMENT_BYTES, ROW_BYTES, group_slots
 from evoattn.families.work import (
     LaunchWork,
     Step,
@@ -371,7 +371,9 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
             schedule=genes.SCHEDULE,
             once_waits=ONCE_WAITS[genes.SCHEDULE],
             longest_first=problem.causal and (is_persistent(genes) or HEADS_IN_TURN[genes.TILE_ORDER] != 1),
-            in_flight_bytes=(genes.STAGES * (problem.head_dim + problem.head_dim_v) - problem.head_dim_v) * keys * 2,
+            in_flight_bytes=(genes.STAGES * (problem.head_dim + problem.head_dim_v) - problem.head_dim_v)
+            * keys
+            * ELEMENT_BYTES,
             read_bytes=tensor_bytes(problem, "q", "k", "v") + bias_bytes(problem),
             write_bytes=tensor_bytes(problem, "o"),
             sweep_bytes=tensor_bytes(problem, "k", "v"),
@@ -411,15 +413,16 @@ def _step(problem: AttentionProblem, genes: FlashWgmmaGenes, groups: int, copies
     scores, polynomial = rows * keys, genes.POLYNOMIAL_EIGHTHS / 8
     rescaled = rows * value_dim if genes.RESCALE == "always" else 0
     lanes = scores * (SCORE_OPERATIONS[genes.RESCALE] + 5 * polynomial) + rescaled
-    tile_bytes = keys * (up_to(problem.head_dim, 64) + up_to(value_dim, 64)) * 2
-    reads = groups * tile_bytes + (0 if genes.Q_IN_REGISTERS else rows * up_to(problem.head_dim, 16) * 2)
+    size = problem.element_bytes
+    tile_bytes = keys * (up_to(problem.head_dim, 64) + up_to(value_dim, 64)) * size
+    reads = groups * tile_bytes + (0 if genes.Q_IN_REGISTERS else rows * up_to(problem.head_dim, 16) * size)
     return Step(
         2.0 * scores * _widths(problem),
         lanes,
         scores * (1 - polynomial) + rescaled / 64,
         lanes / WARP + scores * (1 - polynomial) / WARP + 20 * 4 * groups,
         reads + tile_bytes,
-        keys * (problem.head_dim + value_dim) * 2,
+        keys * (problem.head_dim + value_dim) * size,
         SOFTMAX_WAIT + (40 if genes.PING_PONG else 0) + COPY_WAIT * copies,
     )
 
@@ -435,8 +438,8 @@ def _ends(problem: AttentionProblem, genes: FlashWgmmaGenes, groups: int) -> Ste
     merge_wait += added * PART_WAIT
     return Step(
         instructions=rows * value_dim / WARP * 1.5 + 60 * groups * 4,
-        shared_bytes=2.0 * rows * value_dim * 2 + (0 if in_memory else merges),
-        loaded_bytes=rows * (problem.head_dim + value_dim) * 2.0 + merges,
+        shared_bytes=2.0 * rows * value_dim * ELEMENT_BYTES + (0 if in_memory else merges),
+        loaded_bytes=rows * (problem.head_dim + value_dim) * ELEMENT_BYTES + merges,
         waits=FIRST_WAIT + merge_wait + (0 if is_persistent(genes) else BEGIN_WAIT),
     )
 

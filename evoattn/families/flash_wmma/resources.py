@@ -8,6 +8,7 @@ from typing import Literal
 
 from evoattn.families.genes import Genes
 from evoattn.families.residency import WARP, register_cap
+from evoattn.families.tensor_tiles import ELEMENT_BYTES
 from evoattn.families.work import LaunchWork, Step, bank_conflicts, blocks_of_sequence, row_steps, tensor_bytes
 from evoattn.model.problem import AttentionProblem
 
@@ -62,7 +63,7 @@ def smem_parts(problem: AttentionProblem, genes: FlashWmmaGenes) -> dict[str, in
     With O in fragments it takes the place of Q, K, V and S at the end, and counts only what it has over them.
     """
     block_m, block_n, padding = genes.BLOCK_M, genes.BLOCK_N, genes.PADDING_BYTES
-    row_bytes = tiles_of_head(problem) * TILE * 2 + padding
+    row_bytes = tiles_of_head(problem) * TILE * ELEMENT_BYTES + padding
     o_bytes = block_m * (tiles_of_head(problem) * TILE * 4 + padding)
     parts = {
         "row factors": 4 * block_m,
@@ -94,7 +95,7 @@ def registers_needed(problem: AttentionProblem, genes: FlashWmmaGenes) -> int:
 
 
 MMA_WAIT, SHUFFLE_WAIT, BARRIER_WAIT, LOAD_WAIT, FIRST_WAIT = 36, 24, 30, 60, 1100
-FRAGMENT_BYTES = TILE * TILE * 2
+FRAGMENT_BYTES = TILE * TILE * ELEMENT_BYTES
 
 
 def launch_work(problem: AttentionProblem, genes: FlashWmmaGenes, registers: int) -> tuple[LaunchWork, ...]:
@@ -103,17 +104,18 @@ def launch_work(problem: AttentionProblem, genes: FlashWmmaGenes, registers: int
     warps, scores, dim = block_warps(genes), genes.BLOCK_M * genes.BLOCK_N, dim_tiles * TILE
     flops = 4.0 * scores * dim
     row_tiles = rows // (TILE * genes.ROW_WARPS)
-    kv_fragments = 2.0 * genes.ROW_WARPS * keys * dim * 2
-    q_fragments = rows * dim * 2.0 * keys / TILE if genes.Q_PLACE == "shared" else 0.0
-    p_fragments = rows * keys * 2.0 * (math.ceil(dim_tiles / genes.COLUMN_WARPS) if genes.O_PLACE == "shared" else 1)
+    size = problem.element_bytes
+    kv_fragments = 2.0 * genes.ROW_WARPS * keys * dim * size
+    q_fragments = rows * dim * size * keys / TILE if genes.Q_PLACE == "shared" else 0.0
+    p_fragments = rows * keys * size * (math.ceil(dim_tiles / genes.COLUMN_WARPS) if genes.O_PLACE == "shared" else 1)
     p_fragments *= genes.COLUMN_WARPS
-    row_bytes = dim * 2 + genes.PADDING_BYTES
+    row_bytes = dim * size + genes.PADDING_BYTES
     conflicts = bank_conflicts(8, row_bytes, 16)
     s_conflicts = bank_conflicts(8, 4 * keys + genes.PADDING_BYTES, 8) / 2
     o_traffic = rows * dim * 4.0 * 3 if genes.O_PLACE == "shared" else rows * 4.0
     shared = (kv_fragments + q_fragments) * conflicts + p_fragments * max(1.0, s_conflicts)
-    shared += scores * 4.0 * 2 * max(1.0, s_conflicts) + scores * 2.0 + o_traffic
-    copied = 2.0 * keys * dim * 2
+    shared += scores * 4.0 * 2 * max(1.0, s_conflicts) + scores * size + o_traffic
+    copied = 2.0 * keys * dim * size
     loads = (kv_fragments + q_fragments + p_fragments) / FRAGMENT_BYTES * 4
     lanes = scores * 5.0 + rows * dim
     shuffles = rows * genes.THREADS_PER_ROW / WARP * math.log2(genes.THREADS_PER_ROW) * 2
@@ -133,13 +135,13 @@ def launch_work(problem: AttentionProblem, genes: FlashWmmaGenes, registers: int
             warps,
             smem_bytes(problem, genes),
             registers or min(registers_needed(problem, genes), register_cap(warps, genes.BLOCKS_PER_SM)),
-            Step(flops, lanes, scores + rows, issued, shared + copied, 2.0 * keys * problem.head_dim * 2, waits),
+            Step(flops, lanes, scores + rows, issued, shared + copied, 2.0 * keys * problem.head_dim * size, waits),
             mean,
             most,
             Step(
                 instructions=rows * dim / WARP * 3 + 60 * warps,
                 shared_bytes=rows * dim * 8.0,
-                loaded_bytes=2.0 * rows * problem.head_dim * 2,
+                loaded_bytes=2.0 * rows * problem.head_dim * size,
                 waits=FIRST_WAIT,
             ),
             in_flight_bytes=copied * (genes.STAGES - 0.5) if genes.COPY == "async" else copied / 2,

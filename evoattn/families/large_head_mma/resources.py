@@ -8,6 +8,7 @@ from typing import Literal
 
 from evoattn.families.genes import Genes
 from evoattn.families.residency import WARP, register_cap
+from evoattn.families.tensor_tiles import ELEMENT_BYTES
 from evoattn.families.work import LaunchWork, Step, row_steps, tensor_bytes, visit_share
 from evoattn.model.problem import AttentionProblem
 
@@ -32,8 +33,6 @@ class LargeHeadMmaGenes(Genes):
     BLOCKS_PER_SM: int
 
 
-ELEMENT_BYTES = 2
-"""Of fp16 and bf16, the dtypes of this family."""
 CHUNK = 8
 """Elements of 16 bytes, which one lane copies at a time."""
 FIXED_REGISTERS = 40
@@ -119,11 +118,13 @@ def launch_work(problem: AttentionProblem, genes: LargeHeadMmaGenes, registers: 
     v_dim = dim_blocks(problem, genes) * 16 * genes.COLUMN_WARPS
     own = slice_elements(problem, genes)
     flops = 2.0 * scores * (qk_dim + v_dim)
-    q_reads = rows * qk_dim * 2.0 * genes.COLUMN_WARPS
-    reads = genes.ROW_WARPS * keys * (qk_dim + v_dim) * 2.0 + q_reads + rows * keys * 2.0 * genes.COLUMN_WARPS
+    size = problem.element_bytes
+    q_reads = rows * qk_dim * size * genes.COLUMN_WARPS
+    reads = genes.ROW_WARPS * keys * (qk_dim + v_dim) * size + q_reads + rows * keys * size * genes.COLUMN_WARPS
     k_columns = own if in_cluster(genes) else problem.head_dim
-    copied = keys * (k_columns + own) * 2.0 + (rows * k_columns * 2.0 if genes.Q_PLACE == "streamed" else 0.0)
+    copied = keys * (k_columns + own) * size + (rows * k_columns * size if genes.Q_PLACE == "streamed" else 0.0)
     exchanged = scores * 4.0 * (genes.DV_SPLIT + 1) if in_cluster(genes) else 0.0
+    shared = reads + copied + scores * size + exchanged
     rescale = rows * own * {"always": 1.0, "vote": 0.3, "lazy": 0.02}[genes.RESCALE]
     lanes = scores * 4.5 + rescale
     issued = 2 * flops / 4096 + lanes / WARP + scores / WARP + 3 * reads / 512 + 5 * copied / 512 + exchanged / 512
@@ -140,12 +141,12 @@ def launch_work(problem: AttentionProblem, genes: LargeHeadMmaGenes, registers: 
             warps,
             smem_bytes(problem, genes),
             registers or min(registers_needed(problem, genes), register_cap(warps, genes.BLOCKS_PER_SM)),
-            Step(flops, lanes, scores + rescale / 32, issued, reads + copied + scores * 2.0 + exchanged, copied, waits),
+            Step(flops, lanes, scores + rescale / 32, issued, shared, copied, waits),
             mean,
             most,
             Step(
                 instructions=rows * own / WARP + 60 * warps,
-                loaded_bytes=rows * (problem.head_dim + own) * 2.0,
+                loaded_bytes=rows * (problem.head_dim + own) * size,
                 waits=FIRST_WAIT,
             ),
             longest_first=problem.causal and order == "heads_reversed",

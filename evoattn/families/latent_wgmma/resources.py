@@ -9,7 +9,7 @@ from typing import Literal
 from evoattn.families.genes import Genes
 from evoattn.families.merge_work import MERGE_THREADS, merge_work
 from evoattn.families.residency import WARP
-from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES
+from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ELEMENT_BYTES, ROW_BYTES
 from evoattn.families.work import LaunchWork, Step, row_steps, tensor_bytes
 from evoattn.model.problem import AttentionProblem
 
@@ -115,9 +115,9 @@ def launch_work(problem: AttentionProblem, genes: LatentWgmmaGenes, registers: i
     rescaled = rows * value_dim if genes.RESCALE == "always" else 0
     factors = 4.0 * rows if genes.RESCALE == "always" else 0.0  # each of a row's four lanes finds its own
     lanes = scores * SCORE_OPERATIONS[genes.RESCALE] + rescaled
-    tile_bytes = keys * dim * 2.0
+    tile_bytes = keys * dim * ELEMENT_BYTES
     alone = genes.WARPGROUPS == SCORES_ALONE
-    p_bytes = rows * keys * 2.0
+    p_bytes = rows * keys * ELEMENT_BYTES
     out_bytes = rows * value_dim * (2.0 if splits == 1 else 4.0)
     tiles = row_blocks(problem, genes) * problem.kv_heads * problem.batch
     mean, most, _ = row_steps(problem, 1, keys)
@@ -143,7 +143,7 @@ def launch_work(problem: AttentionProblem, genes: LatentWgmmaGenes, registers: i
             scores + factors,
             (2 * (lanes - rescaled + scores) + rescaled / 2) / WARP + 130 * 8,
             tile_bytes * (2 + value_dim / dim)
-            + rows * (dim - 16 * genes.Q_STEPS) * 2.0
+            + rows * (dim - 16 * genes.Q_STEPS) * ELEMENT_BYTES
             + (3 if alone else 4) * p_bytes,
             tile_bytes,
             OVERLAPPED_WAIT if genes.OVERLAP or alone else SOFTMAX_WAIT,
@@ -154,7 +154,7 @@ def launch_work(problem: AttentionProblem, genes: LatentWgmmaGenes, registers: i
             tensor_flops=2.0 * scores * dim * genes.OVERLAP,  # scores of the last tile once more
             instructions=rows * value_dim / WARP * 1.5 + 60 * 8,
             shared_bytes=2.0 * out_bytes,
-            loaded_bytes=rows * dim * 2.0 + out_bytes,
+            loaded_bytes=rows * dim * ELEMENT_BYTES + out_bytes,
             waits=FIRST_WAIT,
         ),
         tensor="wgmma",

@@ -170,7 +170,7 @@ class _Call:
 
     @property
     def p_bytes(self) -> float:
-        return self.queries * up_to(self.problem.seqlen_k, 8) * self.seen * 2.0
+        return self.queries * up_to(self.problem.seqlen_k, 8) * self.seen * ELEMENT_BYTES
 
     @property
     def tile_sums(self) -> float:
@@ -208,7 +208,7 @@ class _Call:
 
     def scores(self, registers: int) -> LaunchWork:
         """Q Kᵀ."""
-        problem, genes, dim = self.problem, self.genes, self.dim
+        problem, genes, dim, size = self.problem, self.genes, self.dim, self.problem.element_bytes
         rows, keys, threads = genes.BLOCK_M, genes.BLOCK_N, threads_a_block(genes)[0]
         scores, warps = rows * keys, threads // WARP
         tiles = math.ceil(problem.seqlen_k / keys)
@@ -216,10 +216,10 @@ class _Call:
         flops = 2.0 * scores * dim
         lanes = scores * (5.0 if has_tile_softmax(genes) else 2.0)
         exponentials = scores if has_tile_softmax(genes) else 0
-        loaded = keys * problem.head_dim * 2.0
-        reads = genes.WARPS_M * keys * dim * 2.0 + genes.WARPS_N * rows * dim * 2.0
+        loaded = keys * problem.head_dim * size
+        reads = genes.WARPS_M * keys * dim * size + genes.WARPS_N * rows * dim * size
         if uses_wgmma(genes):
-            reads = (rows // 64 + 1) * keys * dim * 2.0 + rows * dim * 2.0
+            reads = (rows // 64 + 1) * keys * dim * size + rows * dim * size
         store = scores * self.score_bytes
         issued = flops / 4096 + (lanes + exponentials) / WARP + reads / 512 + loaded / 170 + scores / WARP
         waits = (dim / 16 * 0.5 + 1) * MMA_WAIT + LDMATRIX_WAIT + 2 * BARRIER_WAIT + 4 * SHUFFLE_WAIT + 60
@@ -234,11 +234,11 @@ class _Call:
             min(tiles, genes.TILES_A_BLOCK) * min(1.0, self.seen + 0.5 * keys / problem.seqlen_k * problem.causal),
             min(tiles, genes.TILES_A_BLOCK),
             Step(
-                instructions=80.0 * warps + 3 * rows * dim * 2 / 512, loaded_bytes=rows * problem.head_dim * 2.0,
+                instructions=80.0 * warps + 3 * rows * dim * size / 512, loaded_bytes=rows * problem.head_dim * size,
                 waits=FIRST_WAIT,
             ),
             self.tensor,
-            in_flight_bytes=(rows + keys) * dim * 2.0,
+            in_flight_bytes=(rows + keys) * dim * size,
             read_bytes=tensor_bytes(problem, "q", "k"),
             write_bytes=self.s_bytes + self.tile_sums,
             sweep_bytes=tensor_bytes(problem, "k"),
@@ -288,13 +288,15 @@ class _Call:
 
     def values(self, registers: int) -> LaunchWork:
         """P V."""
-        problem, genes, dim = self.problem, self.genes, self.dim
+        problem, genes, dim, size = self.problem, self.genes, self.dim, self.problem.element_bytes
         p_read = (self.s_bytes if genes.SOFTMAX == "statistics" else self.p_bytes) + self.tile_sums
         rows, keys, warps = genes.PV_BLOCK_M, genes.PV_BLOCK_K, genes.PV_WARPS
         flops = 2.0 * rows * keys * dim
-        loaded = keys * problem.head_dim * 2.0 + rows * keys * 2.0
+        loaded = keys * problem.head_dim * size + rows * keys * size
         reads = (
-            warps * keys * dim * 2.0 + rows * keys * 2.0 if self.tensor == "mma" else (keys * dim + rows * keys) * 2.0
+            warps * keys * dim * size + rows * keys * size
+            if self.tensor == "mma"
+            else (keys * dim + rows * keys) * size
         )
         late = {"statistics": 4.0, "tiles": 0.5, "tiles_late": 0.6}.get(genes.SOFTMAX, 0.0)
         lanes = rows * keys * late + (rows * dim * 1.0 if has_tile_softmax(genes) else 0.0)
@@ -316,7 +318,7 @@ class _Call:
             most,
             Step(
                 instructions=rows * dim / WARP + 60 * warps, shared_bytes=rows * dim * 4.0,
-                loaded_bytes=rows * problem.head_dim * 2.0, waits=FIRST_WAIT,
+                loaded_bytes=rows * problem.head_dim * size, waits=FIRST_WAIT,
             ),
             self.tensor,
             in_flight_bytes=(genes.PV_STAGES - 1) * loaded,

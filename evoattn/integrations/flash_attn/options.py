@@ -11,7 +11,7 @@ from torch import Tensor
 from evoattn.ops.arguments import Score
 from evoattn.ops.attention import attend
 from evoattn.ops.call import Answer
-from evoattn.ops.named_call import call_of
+from evoattn.ops.given import call_of
 
 OPEN = -1
 """A side of a window that hides nothing; `None` is another word for it, as in FlashAttention 4."""

@@ -23,10 +23,9 @@ from evoattn.integrations.flash_attn.columns import side_by_side
 from evoattn.integrations.flash_attn.options import Options, refuse_fp8, window_of
 from evoattn.integrations.flash_attn.rotary import rotated
 from evoattn.integrations.flash_attn.sequences import Keys, Queries, over_rows
-from evoattn.ops.append import Rotary, appended
+from evoattn.ops.beside import Rotary, appended, merged
 from evoattn.ops.call import Answer
-from evoattn.ops.eight_bits import is_eight_bits
-from evoattn.ops.merge import merged
+from evoattn.ops.given import is_eight_bits
 
 NUMBERS_AT_ONCE = 1 << 26
 """Of products that are summed: 256 MiB, where one batch of all parts is not more."""

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from evoattn.ops import current
-from evoattn.ops.platform import CudaPlatform
-from evoattn.ops.runtime import Runtime
+from evoattn.ops.kernel import CudaPlatform
+from evoattn.ops.runtime import Runtime, current
 from tests.ops.stand_in import stand_in
 
 

@@ -9,7 +9,7 @@ from evoattn.correctness.reference import make_inputs
 from evoattn.model.shape_text import parse_shape
 from evoattn.ops import torch_answer
 from evoattn.ops.arguments import mask_of
-from evoattn.ops.named_call import call_of
+from evoattn.ops.given import call_of
 from tests.ops.gpu.gpu_problems import ON_A_GPU, PREFILL, SHAPES, flags, inputs, require_answer, require_right
 
 pytestmark = ON_A_GPU

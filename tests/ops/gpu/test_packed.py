@@ -8,9 +8,8 @@ import evoattn
 from evoattn.correctness.cases import sequenced
 from evoattn.correctness.reference import make_inputs
 from evoattn.model.shape_text import parse_shape
-from evoattn.ops import current
-from evoattn.ops.platform import CudaPlatform
-from evoattn.ops.runtime import Runtime
+from evoattn.ops.kernel import CudaPlatform
+from evoattn.ops.runtime import Runtime, current
 from tests.ops.gpu.gpu_problems import ON_A_GPU, require_answer, without_waiting
 
 pytestmark = ON_A_GPU

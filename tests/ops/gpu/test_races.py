@@ -7,10 +7,9 @@ import torch
 
 import evoattn
 from evoattn.model.shape_text import parse_shape
-from evoattn.ops import current
-from evoattn.ops.platform import CudaPlatform
-from evoattn.ops.race import BUDGET_US, CudaClock, Race
-from evoattn.ops.runtime import Runtime
+from evoattn.ops.choice import BUDGET_US, CudaClock, Race
+from evoattn.ops.kernel import CudaPlatform
+from evoattn.ops.runtime import Runtime, current
 from evoattn.portfolio.pick import pick
 from evoattn.portfolio.wins import Races
 from tests.ops.gpu.gpu_problems import ON_A_GPU, flags, inputs, require_right

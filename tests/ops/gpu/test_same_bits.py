@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from benchmarks.calls.same_bits import KINDS, differences
-from evoattn.ops import current
-from evoattn.ops.platform import CudaPlatform
-from evoattn.ops.runtime import Runtime
+from evoattn.ops.kernel import CudaPlatform
+from evoattn.ops.runtime import Runtime, current
 from tests.ops.gpu.gpu_problems import ON_A_GPU
 
 pytestmark = ON_A_GPU

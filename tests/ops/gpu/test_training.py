@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import evoattn
 from evoattn.ops import torch_answer
-from evoattn.ops.named_call import call_of
+from evoattn.ops.given import call_of
 from evoattn.ops.runtime import Runtime
 from tests.ops.gpu.gpu_problems import ON_A_GPU
 

@@ -1,32 +1,23 @@
-"""New keys and values written into caches, and a rotary embedding of keys and queries, by one kernel on a GPU."""
+"""What kernels do beside attention in place of several of PyTorch's: new keys and values written into caches, with a
+rotary embedding of keys and queries; the merge of partial answers."""
 
 from __future__ import annotations
 
-import threading
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from evoattn.backends.base import LaunchError
 from evoattn.model.append import HALVES, PAIRS
 from evoattn.model.mask import FULL
-from evoattn.model.problem import ProblemError
-from evoattn.ops import current
-from evoattn.ops.call import DTYPES, StridedProblem, plain_strides, why_wrong_strides
-from evoattn.ops.choice import Refusal
-from evoattn.ops.kernel import LaunchArguments, LoadedKernel
-from evoattn.ops.plan import ADDRESS_BITS, COLD, launch_again
-from evoattn.ops.platform import Platform
-from evoattn.ops.runtime import Runtime
-from evoattn.ops.torch_modes import is_ordinary
+from evoattn.model.merge import NARROW
+from evoattn.model.problem import AttentionProblem, ProblemError
+from evoattn.ops.arguments import is_ordinary
+from evoattn.ops.call import DTYPES, StridedProblem, plain_strides, strided, why_wrong_strides
+from evoattn.ops.runtime import Runtime, current
 
 Rotary = tuple[Tensor, Tensor, bool]
 """Cosines and sines `[positions, turned columns / 2]`, and whether neighbouring columns are a pair."""
-NAMES = ("new_k", "new_v", "k_cache", "v_cache", "q", "o", "cos", "sin", "seqused", "table")
-"""The tensors of a launch, in the order of their addresses."""
-INTEGERS = 2
-"""How many of them, the last ones, are int32."""
 
 
 class CacheLike(Protocol):
@@ -55,7 +46,7 @@ def appended(
     """
     runtime = current.runtime()
     given = (q, *new, cache.k, cache.v, *(rotary[:2] if rotary else ()))
-    if runtime.platform is None or not _can_be_read(given, cache, runtime):
+    if runtime.platform is None or not _can_append(given, cache, runtime):
         return None
     k, v = (tensor.contiguous() for tensor in new)
     cos, sin = (tensor.contiguous() for tensor in rotary[:2]) if rotary else (None, None)
@@ -63,25 +54,18 @@ def appended(
     lying = [(one.shape, one.stride()) for one in (q, k, v, cache.k, cache.v)]
     sizes = None if cos is None else cos.shape, None if table is None else table.shape
     known = ("append", *lying, *sizes, rotary and rotary[2], moves, q.dtype, q.get_device())
-    plan = runtime.helper_plans.get(known)
+    plan = runtime.planned(known, q.get_device(), lambda: _append_problem(q, (k, v), cache, rotary, moves))
     if plan is None:
-        problem = _problem(q, (k, v), cache, rotary, moves)
-        plan = Refusal(problem) if isinstance(problem, str) else _decided(problem, runtime, q.get_device())
-        if not (isinstance(plan, Refusal) and plan.reason is COLD):
-            runtime.keep(runtime.helper_plans, known, plan)
-    if not isinstance(plan, AppendPlan):
         return None
     turned = torch.empty(q.shape, dtype=q.dtype, device=q.device) if rotary else q
-    tensors = (k, v, cache.k, cache.v, q, turned if rotary else None, cos, sin, cache.used, table)
-    try:
-        with runtime.platform.guard(plan.index):
-            return turned if plan.run(tensors) else None
-    except LaunchError as error:
-        runtime.fail(plan.kernel, str(error).rstrip("."))
-        return None
+    tensors = {
+        "new_k": k, "new_v": v, "k_cache": cache.k, "v_cache": cache.v, "q": q, "o": turned, "cos": cos, "sin": sin,
+        "seqused": cache.used, "table": table,
+    }  # fmt: skip
+    return turned if runtime.performs(plan, tensors) else None
 
 
-def _can_be_read(given: tuple[Tensor, ...], cache: CacheLike, runtime: Runtime) -> bool:
+def _can_append(given: tuple[Tensor, ...], cache: CacheLike, runtime: Runtime) -> bool:
     """Whether tensors are of dtypes and devices that kernels read. Of wrong shapes PyTorch's expressions complain."""
     q, k, v, k_cache, v_cache = given[:5]
     integers = [one for one in (cache.used, cache.table) if one is not None]
@@ -101,7 +85,7 @@ def _can_be_read(given: tuple[Tensor, ...], cache: CacheLike, runtime: Runtime) 
     return alike and k_cache.shape[:2] == v_cache.shape[:2] and q.shape[2] % k.shape[2] == 0
 
 
-def _problem(
+def _append_problem(
     q: Tensor, new: tuple[Tensor, Tensor], cache: CacheLike, rotary: Rotary | None, moves: bool
 ) -> StridedProblem | str:
     """What a kernel is asked for, or one reason, without a full stop, why none is."""
@@ -131,38 +115,39 @@ def _problem(
         return str(error).rstrip(".")
 
 
-def _decided(problem: StridedProblem, runtime: Runtime, index: int) -> AppendPlan | Refusal:
-    """The plan of a new kind of call, or why there is none."""
-    platform = runtime.platform
-    assert platform is not None and runtime.loader is not None
-    if (gpu := platform.spec(index)) is None:
-        return Refusal("evoattn does not know this GPU")
-    choice = runtime.choose(problem, gpu, index=index, promised=True)  # PyTorch has no such kernel to race
-    if isinstance(choice, Refusal):
-        return choice
-    places = {name: (number, 0) for number, name in enumerate(NAMES)}
-    ready = runtime.loader.ready(choice, index, choice.launches(None), places)
-    return ready if isinstance(ready, Refusal) else AppendPlan(ready[0], ready[1], platform)
+def merged(parts: Tensor, sums: Tensor, out: Tensor, lse: Tensor) -> bool:
+    """Whether a kernel has written the merge of `parts` `[parts, …, head_dim]` with the log-sum-exps `sums`
+    `[parts, …]`, float32, to `out` and `lse`, of the same shapes without the parts. All are contiguous."""
+    runtime = current.runtime()
+    if runtime.platform is None or not parts.numel() or not _can_merge(parts, sums, out):
+        return False
+    known = "merge", parts.shape, parts.dtype, out.dtype, parts.get_device()
+    plan = runtime.planned(known, parts.get_device(), lambda: _merge_problem(runtime, parts, out))
+    if plan is None:
+        return False
+    return runtime.performs(plan, {"parts": parts, "part_sums": sums, "o": out, "lse": lse})
 
 
-class AppendPlan:
-    """The launch of tensors of one kind, ready to be run again."""
+def _can_merge(parts: Tensor, sums: Tensor, out: Tensor) -> bool:
+    """Whether tensors are as kernels read them, and no gradient is wanted."""
+    if torch.compiler.is_compiling() or not is_ordinary(parts, sums, out) or sums.dtype != torch.float32:
+        return False
+    if torch.is_grad_enabled() and (parts.requires_grad or sums.requires_grad or out.requires_grad):
+        return False
+    if parts.dim() < 2 or sums.shape != parts.shape[:-1] or out.shape != parts.shape[1:]:
+        return False  # what torch says of these is right
+    return all(one.is_contiguous() and one.device == parts.device for one in (parts, sums, out))
 
-    def __init__(self, kernel: LoadedKernel, launches: tuple[LaunchArguments, ...], platform: Platform) -> None:
-        self.kernel, self.index = kernel, kernel.index
-        self._launches, self._platform, self._lock = launches, platform, threading.Lock()
 
-    def run(self, tensors: tuple[Tensor | None, ...]) -> bool:
-        """Whether it was enqueued on torch's current stream of the device, which is the current one. Raises
-        `LaunchError`."""
-        addresses = tuple(0 if one is None else one.data_ptr() for one in tensors)
-        if any(one & ADDRESS_BITS for one in addresses[:-INTEGERS]):
-            return False
-        stream = self._platform.stream(self.index)
-        for launch in self._launches:
-            with self._lock:  # that of another thread does not change what is bound
-                launch.bind(addresses)
-                launch.set_stream(stream)
-                if status := self._platform.launch(launch.config, launch.function, launch.arguments, None):
-                    launch_again(self._platform, self.index, launch, status)
-        return True
+def _merge_problem(runtime: Runtime, parts: Tensor, out: Tensor) -> StridedProblem | str:
+    """What a kernel is asked for, or one reason, without a full stop, why none is."""
+    wide, (rows, dim) = parts.dtype == torch.float32, (out.numel() // out.shape[-1], out.shape[-1])
+    if parts.device.type != runtime.device_type or out.dtype not in DTYPES or not (wide or parts.dtype == out.dtype):
+        return "no kernel takes such tensors"
+    try:
+        made = AttentionProblem(
+            1, 1, 1, rows, parts.shape[0], dim, DTYPES[out.dtype], lse=True, op="merge" if wide else NARROW
+        )
+    except ProblemError as error:
+        return str(error).rstrip(".")
+    return strided(made)
