@@ -259,7 +259,7 @@ def launch_work(
         most * problem.group_size,
         ends,
         tensor="wgmma",
-        longest_first=problem.causal and genes.BLOCK_ORDER == "heads",
+        longest_first=(problem.causal or bool(problem.blocks)) and genes.BLOCK_ORDER == "heads",
         in_flight_bytes=float(tile_bytes * (min(genes.Q_STAGES, genes.DO_STAGES) - 1)),
         read_bytes=tensor_bytes(problem, "q", "k", "v", "o") + bias_bytes(problem),
         write_bytes=tensor_bytes(problem, "k", "v"),
