@@ -12,6 +12,7 @@ from evoattn.correctness.sequences import each
 from evoattn.correctness.terms import torch_dtype
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.scales import PER_TOKEN
+from evoattn.model.turned import GROUP, ORDER, turned_keys
 
 UNEVEN = 1.37
 """By which a scale is more than what it takes to use all of the range, so that a scale is no power of two."""
@@ -87,6 +88,24 @@ def stored_scales(
     return made
 
 
+def turn(values: torch.Tensor) -> torch.Tensor:
+    """`[batch, heads, keys, head_dim]` as `evoattn.model.turned` has it, contiguous."""
+    keys = values.shape[2]
+    wide = torch.zeros(*values.shape[:2], turned_keys(keys), values.shape[3], dtype=torch.uint8, device=values.device)
+    wide[:, :, :keys] = values.view(torch.uint8)
+    places = wide.unflatten(2, (-1, GROUP))[:, :, :, list(ORDER)].flatten(2, 3)
+    turned: torch.Tensor = places.transpose(2, 3).contiguous()
+    return turned.view(values.dtype)
+
+
+def turned_back(values: torch.Tensor, keys: int) -> torch.Tensor:
+    """Of what `turn` made, `[batch, heads, head_dim, places]`, the tensor of so many keys."""
+    places = values.view(torch.uint8).transpose(2, 3).unflatten(2, (-1, GROUP))
+    back = [ORDER.index(key) for key in range(GROUP)]
+    rows: torch.Tensor = places[:, :, :, back].flatten(2, 3)[:, :, :keys].contiguous()
+    return rows.view(values.dtype)
+
+
 def dequantised(
     problem: AttentionProblem, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
 ) -> tuple[AttentionProblem, dict[str, torch.Tensor]]:
@@ -102,9 +121,12 @@ def dequantised(
     for name in problem.tensors:
         if name == "q" and "q_scale" not in shapes:
             continue
-        wide = tensors[name].to(dtype)
+        stored = tensors[name]
+        if problem.turned and name == "v":
+            stored = turned_back(stored, problem.seqlen_k)
+        wide = stored.to(dtype)
         made[name] = wide.mul_(_broadcast(problem, name, tensors).to(dtype))
-    return problem.with_(kv="", scales="", dtype=problem.answer.name), made
+    return problem.with_(kv="", scales="", turned=False, dtype=problem.answer.name), made
 
 
 def _broadcast(problem: AttentionProblem, tensor: str, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -72,7 +72,10 @@ def make_inputs(
     for name in problem.tensors:
         if name != "q" and (problem.seqused or problem.page):
             tensors[name] = sequences.stored(problem, tensors[name], others)
-        tensors[name] = _laid_out(problem, name, tensors[name])
+        if problem.turned and name == "v":
+            tensors[name] = eight_bits.turn(tensors[name])
+        else:
+            tensors[name] = _laid_out(problem, name, tensors[name])
     for name, scale in scales.items():
         others[f"{name}_scale"] = eight_bits.stored_scales(problem, name, scale, others)
     return tensors | others

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from evoattn.correctness import eight_bits
 from evoattn.correctness.interpreter_cases import SmallCase
 from evoattn.correctness.reference import Answer, Exact, rms
 from evoattn.correctness.terms import torch_dtype
@@ -72,7 +73,8 @@ def make_answer(
     spread = scale.repeat_interleave(problem.group_size, 1) if problem.scales == "head" else scale
     numbers = (wide * spread.reciprocal()).clamp(-element.largest, element.largest)
     dtype = getattr(torch, element.torch)
-    rounded = (numbers if dtype.is_floating_point else numbers.round()).to(dtype).double()
+    stored = (numbers if dtype.is_floating_point else numbers.round()).to(dtype)
+    rounded = (eight_bits.turn(stored) if problem.turned else stored).double()
     kept = scale.view(problem.outputs[1].shape)
     if not smooth:
         return {"numbers": Exact(rounded, 0.0, 0.0), "scale": Exact(kept, 0.0, 0.0)}

@@ -13,12 +13,15 @@ from evoattn.model.dtype import DTYPES
 from evoattn.model.operation import OPERATIONS, Operation, TensorSpec, contiguous
 from evoattn.model.scales import SCALES
 from evoattn.model.score import WHOLE
+from evoattn.model.turned import turned_spec
 
 
 def _inputs(problem: Any) -> tuple[TensorSpec, ...]:
     """Q, K and V (unless it lies within K), and the inputs of variants."""
     main = tuple(
-        TensorSpec(name, problem.shape(name), problem.strides(name), problem.element_of(name).torch)
+        turned_spec(name, problem.shape(name), problem.element.torch)
+        if problem.turned and name == "v"
+        else TensorSpec(name, problem.shape(name), problem.strides(name), problem.element_of(name).torch)
         for name in problem.tensors
     )
     if not problem.term_shapes:

@@ -94,7 +94,8 @@ class AttentionProblem:
 
     `kv` gives K and V another dtype than Q, one of 8 bits, `e4m3`, `e5m2` or `int8`: values are the stored numbers
     times the scales `k_scale` and `v_scale`, float32 inputs, one of each tensor or, by `scales`, one for each K/V head
-    of a sequence (`head`) or each row of a head (`token`). Where `dtype` has 8 bits, Q has `q_scale`, and O is bf16.
+    of a sequence (`head`) or each row of a head (`token`). Where `dtype` has 8 bits, Q has `q_scale`, and O is bf16;
+    `turned` gives V its keys along rows then (`evoattn.model.turned`).
 
     `blocks` is a list of blocks of keys that each block of rows sees, on the device (`evoattn.model.block_list`), and
     `predicate` an expression of indices and `tables` that says which keys are seen in PARTIAL blocks.
@@ -139,6 +140,7 @@ class AttentionProblem:
     batch_invariant: bool = False
     kv: str = ""
     scales: str = ""
+    turned: bool = False
 
     def __post_init__(self) -> None:
         if self.value_dim is None or self.value_dim == self.head_dim:
@@ -160,8 +162,7 @@ class AttentionProblem:
             object.__setattr__(self, "score", self.own_score.text)
         if self.predicate:
             object.__setattr__(self, "predicate", parse_predicate(self.predicate, self.tables, True).text)
-        shapes: list[tuple[int, ...]] = [self.shape(tensor) for tensor in "qkvo"]
-        largest = max([*shapes, self.term_shapes.get("bias", ())], key=math.prod)
+        largest = max(*map(self.shape, "qkvo"), self.term_shapes.get("bias", (0,)), key=math.prod)
         if math.prod(largest) * self.element_bytes > MAX_TENSOR_BYTES:
             raise ProblemError(
                 f"a tensor of shape {list(largest)} takes more than {MAX_TENSOR_BYTES >> 30} GiB; choose a smaller "
@@ -432,8 +433,7 @@ class AttentionProblem:
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready fields; `AttentionProblem(**d)` restores it.
 
-        Fields that older records lack (`OPTIONAL`) are left out where they say nothing.
-        """
+        Fields that older records lack (`OPTIONAL`) are left out where they say nothing."""
         fields = self.__dataclass_fields__
         said = {f: getattr(self, f) for f in fields if f not in OPTIONAL or getattr(self, f)}
         return said if self.op != fields["op"].default else {f: value for f, value in said.items() if f != "op"}
@@ -502,6 +502,7 @@ class AttentionProblem:
             f"predicate_{_hash(self.predicate + ' ' + self.tables)}": self.predicate,
             f"kv_{self.kv}": self.kv,
             f"scales_{self.scales}": self.scales,
+            "turned": self.turned,
         }
         return "_".join(part for part, applies in said.items() if applies)
 
@@ -563,8 +564,7 @@ def canonical_mask(mask: str, seqlen_q: int) -> str:
 def canonical_window(past: int, ahead: int, queries: int, keys: int, causal: bool) -> str:
     """The field `window` for a mask that is `causal` or not; empty where the window hides nothing of so many rows of
     each. A side that is open (-1), or wider, is as wide as both together. A query alone is that of the last key, so
-    that nothing lies ahead of it.
-    """
+    that nothing lies ahead of it."""
     everything = queries + keys
     past, ahead = (everything if side < 0 else min(side, everything) for side in (past, ahead))
     none_ahead = causal or queries == 1

@@ -14,6 +14,7 @@ from typing import Any
 from evoattn.model.dtype import DTYPES, Dtype
 from evoattn.model.operation import OPERATIONS, Operation, TensorSpec, contiguous
 from evoattn.model.scales import PER_TOKEN
+from evoattn.model.turned import turned_spec
 
 SMOOTH = "quantize_smooth"
 QUANTIZE_OPERATIONS = ("quantize", SMOOTH)
@@ -38,10 +39,13 @@ def _inputs(problem: Any) -> tuple[TensorSpec, ...]:
 
 
 def _outputs(problem: Any) -> tuple[TensorSpec, ...]:
-    """The numbers, in the tensor's order of dimensions; their scales and with `quantize_smooth` the means, float32."""
+    """The numbers, in the tensor's order of dimensions or `turned`; their scales and with `quantize_smooth` the means,
+    float32."""
     rows = problem.batch, problem.heads, problem.seqlen_q
     shapes = {"": (1, 1), "head": (problem.batch, problem.kv_heads), PER_TOKEN: rows}
     numbers = TensorSpec("numbers", problem.shape("q"), problem.strides("o"), number_of(problem).torch)
+    if problem.turned:
+        numbers = turned_spec("numbers", problem.shape("q"), numbers.dtype)
     made = numbers, contiguous("scale", shapes[problem.scales], "float32")
     if problem.op != SMOOTH:
         return made

@@ -17,14 +17,17 @@ from evoattn.model.lengths import parse_lengths
 from evoattn.model.mask import MASKS
 from evoattn.model.score import parse_predicate, parse_score, parse_tables
 from evoattn.model.sequences import parse_sequences
+from evoattn.model.turned import why_not_turned
 
 SCORE_VARIANTS = ("window", "softcap", "sink", "alibi", "bias", "score")
 """Those that change scores: `templates/device/mask.cuh` and `score.cuh` serve them."""
 KEY_VARIANTS = ("seqused", "page")
 """Those that say which keys there are and where they lie."""
+TURNED = "turned"
+"""V of 8 bits with its keys along rows (`evoattn.model.turned`)."""
 EIGHT_BITS = ("kv", "scales")
 """K and V of 8 bits under another Q, and scales of more than a tensor (`evoattn.model.scales`)."""
-VARIANTS = (*SCORE_VARIANTS, "value_dim", "shared_kv", *KEY_VARIANTS, "varlen", "blocks", *EIGHT_BITS)
+VARIANTS = (*SCORE_VARIANTS, "value_dim", "shared_kv", *KEY_VARIANTS, "varlen", "blocks", *EIGHT_BITS, TURNED)
 """Each is compiled into a kernel where it is asked for, and a family says which it serves (`Family.variants`)."""
 BIASES = ("s", "hs", "bs", "bhs")
 """Dimensions over which a bias differs: b batches, h heads, s queries and keys; it is broadcast over the others."""
@@ -44,7 +47,7 @@ def parse_window(text: str) -> tuple[int, int]:
 
 def fault_of(problem: Any) -> str:
     """One sentence if the fields of a problem that make a variant of it cannot be, alone or together, else empty."""
-    for field in ("sink", "alibi", "shared_kv"):
+    for field in ("sink", "alibi", "shared_kv", TURNED):
         if not isinstance(value := getattr(problem, field), bool):
             return f"{field} must be true or false, not {value!r}."
     scale, softcap = problem.scale, problem.softcap
@@ -80,6 +83,7 @@ def fault_of(problem: Any) -> str:
         return "tables: there is no score that uses them."
     others = tuple(name for name in VARIANTS if getattr(problem, name))
     found = _fault_of_keys(problem) or _fault_of_sequences(problem) or _fault_of_window(problem)
+    found = found or why_not_turned(problem)
     return found or fault_of_blocks(problem.blocks, others)
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from evoattn.model.turned import GROUP, turned_keys
+from evoattn.model.variant import TURNED
 from evoattn.ops import shapes
 from evoattn.ops.arguments import Causal, cap_of, is_ordinary, mask_of, require_flags, scale_of, window_of
 from evoattn.ops.attention import attend
@@ -35,6 +37,7 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
     k_descale: Scale = None,
     v_descale: Scale = None,
     smooth_k: bool = False,
+    turned: bool = False,
     return_lse: bool = False,
     strict: bool = False,
 ) -> Answer:
@@ -47,14 +50,17 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
     for each K/V head of each batch that takes its largest value to the end of the range, and no descale may be given.
     `smooth_k` takes the mean of the keys of a head from them first, as SageAttention does: outlier channels then cost
     less of the range. The answer is the same, since all scores of a query change alike, and the log-sum-exp is
-    corrected. It goes with no `softcap`.
+    corrected. It goes with no `softcap`. With `turned` value is as `quantize_kv(…, turned=True)` makes it, which is
+    what kernels read fastest; tensors of 16 bits are quantised so wherever a kernel reads it.
 
     Weights are rounded to e4m3 too (3 bits of mantissa), which makes most of the error; their sum is not, but in
     kernels that a search of the problem found right. Where no kernel serves the call, 16-bit attention of the values
     runs, by our kernels or by torch. `strict` raises `NoKernel` instead. There are no gradients: raises `ValueError`
     where one is wanted, and for what does not fit, `TypeError` for an argument of the wrong type.
     """
-    require_flags(smooth_k=smooth_k)
+    require_flags(smooth_k=smooth_k, turned=turned)
+    if turned:
+        value = _as_rows(key, value)
     _require(query, key, value)
     descales = (q_descale, k_descale, v_descale)
     mask, limit = mask_of(causal, False), cap_of(softcap)
@@ -62,13 +68,15 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
     if query.dtype == E4M3:
         if smooth_k:
             raise ValueError("smooth_k is for keys that are quantised on the way; these are e4m3 already.")
-        given = Quantised(query, key, value, *_scales(descales, key))
+        given = Quantised(query, key, value, *_scales(descales, key), turned)
     else:
+        if turned:
+            raise ValueError("turned is for a value of float8_e4m3fn; others are quantised so on the way.")
         if any(descale is not None for descale in descales):
             raise ValueError(f"descales belong to tensors of float8_e4m3fn; these are {query.dtype}.")
         if smooth_k and limit:
             raise ValueError("smooth_k goes with no softcap: a cap does not change all scores of a query alike.")
-        given, mean = quantised(query, key, value, smooth_k)
+        given, mean = quantised(query, key, value, smooth_k, _turns(query, key, value))
         if mean is not None and return_lse:
             correction = _lse_correction(query, mean, scale_of(scale))
     call = Call(
@@ -84,6 +92,7 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
         return_lse,
         strict=strict,
         q_scaled=True,
+        turned=given.turned,
     )
     answer = _answer(call, given, sinks)
     if correction is None or isinstance(answer, Tensor):
@@ -93,7 +102,8 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
 
 @dataclass(frozen=True)
 class Quantised:
-    """Query, key and value in e4m3; their scales, float32 `[1, 1]` or `[batch, kv_heads]`, contiguous, all alike."""
+    """Query, key and value in e4m3; their scales, float32 `[1, 1]` or `[batch, kv_heads]`, contiguous, all alike.
+    With `turned` value is a view of that shape of a turned tensor."""
 
     query: Tensor
     key: Tensor
@@ -101,15 +111,46 @@ class Quantised:
     q_scale: Tensor
     k_scale: Tensor
     v_scale: Tensor
+    turned: bool = False
 
 
-def quantised(query: Tensor, key: Tensor, value: Tensor, smooth: bool = False) -> tuple[Quantised, Tensor | None]:
+def quantised(
+    query: Tensor, key: Tensor, value: Tensor, smooth: bool = False, turned: bool = False
+) -> tuple[Quantised, Tensor | None]:
     """Tensors of 16 or 32 bits in e4m3, with a scale for each K/V head of each batch; with `smooth` of keys less the
     mean of those of their head, which is the second."""
     kv_heads = key.shape[1]
     plain = Wanted(E4M3, "head", kv_heads)
-    q, k, v = quantize(query, plain), quantize(key, replace(plain, smooth=smooth)), quantize(value, plain)
-    return Quantised(q.numbers, k.numbers, v.numbers, q.scale, k.scale, v.scale), k.mean
+    q, k = quantize(query, plain), quantize(key, replace(plain, smooth=smooth))
+    v = quantize(value, replace(plain, turned=turned))
+    numbers = _as_rows(key, v.numbers) if turned else v.numbers
+    return Quantised(q.numbers, k.numbers, numbers, q.scale, k.scale, v.scale, turned), k.mean
+
+
+def _as_rows(key: Tensor, turned: Tensor) -> Tensor:
+    """The view `[batch, kv_heads, seqlen_k, head_dim]` of a turned value; keys lie in an order of their own."""
+    fits = isinstance(turned, Tensor) and turned.dim() == 4 and isinstance(key, Tensor) and key.dim() == 4
+    if not fits or turned.shape[3] != turned_keys(key.shape[2]) or not turned.is_contiguous():
+        raise ValueError("A turned value is contiguous, [batch, kv_heads, head_dim, keys rounded up to whole 16].")
+    return turned.transpose(2, 3)[:, :, : key.shape[2]]
+
+
+def _turns(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether value is turned as it is quantised: where a kernel may take it."""
+    runtime = current.runtime()
+    if runtime.platform is None or query.device.type != runtime.device_type or not _may_launch(query, key, value):
+        return False
+    dim = value.shape[3]
+    return dim <= WIDEST and dim % GROUP == 0 and (TURNED, *_shapes(query, key, value)) not in runtime.served
+
+
+def _shapes(*tensors: Tensor) -> tuple[torch.Size, ...]:
+    return tuple(tensor.shape for tensor in tensors)
+
+
+def _may_launch(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    ordinary = not torch.compiler.is_compiling() and is_ordinary(query, key, value)
+    return ordinary and not shapes.is_recording()
 
 
 def _require(query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -169,11 +210,13 @@ def _lse_correction(query: Tensor, means: Tensor, scale: float | None) -> Tensor
 
 def _answer(call: Call, given: Quantised, sinks: Tensor | None) -> Answer:
     """By a kernel of 8 bits, else in 16."""
-    ordinary = not torch.compiler.is_compiling() and is_ordinary(call.query, call.key, call.value)
-    if ordinary and not shapes.is_recording() and call.value.shape[3] <= WIDEST:
+    if _may_launch(call.query, call.key, call.value) and call.value.shape[3] <= WIDEST:
+        runtime = current.runtime()
         try:
-            return current.runtime().attend(replace(call, strict=True))
+            return runtime.attend(replace(call, strict=True))
         except NoKernel:
+            if call.turned:  # the next such value is quantised as it lies
+                runtime.keep(runtime.served, (TURNED, *_shapes(call.query, call.key, call.value)), False)
             if call.strict:
                 raise
     elif call.strict:
@@ -186,7 +229,13 @@ def _answer(call: Call, given: Quantised, sinks: Tensor | None) -> Answer:
 
 def dequantised(call: Call, given: Quantised, sinks: Tensor | None) -> Answer:
     """The answer in 16 bits: query takes its scales and those of key, the answer takes value's."""
-    group = call.query.shape[1] // call.key.shape[1]
+    group, value = call.query.shape[1] // call.key.shape[1], call.value
+    if call.turned:
+        from evoattn.correctness.eight_bits import turned_back  # which a kernel does without
+
+        batch, heads, keys, dim = value.shape
+        strides = (*value.stride()[:2], value.stride(3), 1)
+        value = turned_back(value.as_strided((batch, heads, dim, turned_keys(keys)), strides), keys)
     of_scores, of_values = given.q_scale * given.k_scale, given.v_scale
     if of_scores.shape[1] > 1:
         of_scores, of_values = (one.repeat_interleave(group, 1) for one in (of_scores, of_values))
@@ -195,7 +244,7 @@ def dequantised(call: Call, given: Quantised, sinks: Tensor | None) -> Answer:
         Call(
             query,
             call.key.to(ANSWERS),
-            call.value.to(ANSWERS),
+            value.to(ANSWERS),
             call.mask,
             call.scale,
             True,

@@ -134,6 +134,8 @@ class Call:
     """Whether each row has the same bits whatever is computed beside it; its gradients are deterministic then."""
     q_scaled: bool = False
     """Whether query has 8 bits too, and the last of the terms is its scales."""
+    turned: bool = False
+    """Whether value is a view of what `evoattn.model.turned` speaks of."""
 
     def term(self, which: int) -> Tensor | None:
         """One of `terms`, by its index."""
@@ -259,8 +261,7 @@ class Call:
     def _variant_fields(self) -> dict[str, Any]:
         """The fields of `AttentionProblem` that a variant sets. An open side of a window is as wide as both sequences,
         and one that hides nothing is left out; how many keys are in use is known to the device alone, so that it is
-        anything from none to all, and of packed sequences how long all of them are together.
-        """
+        anything from none to all, and of packed sequences how long all of them are together."""
         query, key, bias, table = self.query, self.key, self.term(BIAS), self.term(TABLE)
         starts, rows = self.term(STARTS_Q), query.shape[2]
         fields: dict[str, Any] = {"softcap": float(self.softcap)}
@@ -294,11 +295,10 @@ class Call:
             return {}
         scales = [scale for which in (K_SCALE, V_SCALE) if (scale := self.term(which)) is not None]
         of_each, of_heads = any(scale.dim() == 3 for scale in scales), any(scale.numel() > 1 for scale in scales)
-        strides = ((*scale.stride(), 0)[:3] if scale.numel() > 1 else (0, 0, 0) for scale in scales)
         return {
             "kv": KV_DTYPES[self.key.dtype],
             "scales": "token" if of_each else "head" if of_heads else "",
-            "scale_strides_of": tuple(strides),
+            "scale_strides_of": tuple((*one.stride(), 0)[:3] if one.numel() > 1 else (0, 0, 0) for one in scales),
         }
 
     def problem(self, out_strides: tuple[int, ...]) -> StridedProblem | str:
@@ -311,7 +311,7 @@ class Call:
             return "a tensor is empty"
         of_rows = (*query.shape[:2], room_of(self)[2] if has_room(self) else query.shape[2])
         shapes = (*of_rows, query.shape[3]), tuple(key.shape), tuple(value.shape), (*of_rows, value.shape[3])
-        strides = (query.stride(), key.stride(), value.stride(), out_strides)
+        strides = (query.stride(), key.stride(), (key if self.turned else value).stride(), out_strides)
         names, like = ("query", "key", "value", "out"), (query, key, value, query)
         for name, one, shape, stride in zip(names, like, shapes, strides, strict=True):
             if wrong := why_wrong_strides(name, shape, stride, one.element_size()):
@@ -330,6 +330,7 @@ class Call:
                 layout="bshd" if query.stride(1) < query.stride(2) else "bhsd",
                 lse=self.return_lse,
                 batch_invariant=self.batch_invariant,
+                turned=self.turned,
                 **{"batch": query.shape[0], "seqlen_q": query.shape[2], "seqlen_k": key.shape[2], **fields},
                 pages=key.shape[0] if self.paged else 0,
                 strides_of=tuple([plain_strides(s, t) for s, t in zip(shapes, strides, strict=True)]),
@@ -416,8 +417,7 @@ def may_share(key: Tensor, value: Tensor) -> bool:
 
 def plain_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int, int, int]:
     """`strides` with those of dimensions of one element, which mean nothing, replaced by what the other dimensions
-    span.
-    """
+    span."""
     span = max([stride * size for stride, size in zip(strides, shape, strict=True) if size > 1 or stride == 1])
     span = -(-span // ALIGNMENT) * ALIGNMENT
     batch, head, row = [strides[dim] if shape[dim] > 1 else span for dim in range(3)]

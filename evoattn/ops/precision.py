@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT, FULL
+from evoattn.model.turned import GROUP
 from evoattn.ops.arguments import SINKS, TERMS, Causal
 from evoattn.ops.attention_fp8 import WIDEST, attention_fp8
 from evoattn.ops.call import ANSWERS, Answer, Call, out_like
@@ -57,7 +58,7 @@ def choice(runtime: Runtime, call: Call) -> Choice | Refusal:
     gpu = runtime.platform.spec(call.query.get_device()) if runtime.platform else None
     if gpu is None:
         return Refusal("there is no GPU that evoattn knows")
-    eight = replace(problem, dtype="e4m3", scales="head")
+    eight = replace(problem, dtype="e4m3", scales="head", turned=problem.head_dim_v % GROUP == 0)
     return runtime.choose(eight, gpu, index=call.query.get_device())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -45,6 +45,8 @@ class Wanted:
     granularity: Granularity
     kv_heads: int
     smooth: bool = False
+    turned: bool = False
+    """Numbers are made as `evoattn.model.turned` has them."""
 
     def problem(self, tensor: Tensor) -> StridedProblem | str:
         """What a kernel is asked for, or one reason, without a full stop, why none is."""
@@ -58,14 +60,14 @@ class Wanted:
             return StridedProblem(
                 batch, heads, self.kv_heads, rows, rows, dim, WIDE[tensor.dtype],
                 kv=EIGHT_BITS[self.dtype], scales="" if self.granularity == "tensor" else self.granularity,
-                op=QUANTIZE_OPERATIONS[self.smooth], strides_of=(given, given, given, made),
+                op=QUANTIZE_OPERATIONS[self.smooth], turned=self.turned, strides_of=(given, given, given, made),
             )  # fmt: skip
         except ProblemError as error:
             return str(error).rstrip(".")
 
 
 def quantize(tensor: Tensor, wanted: Wanted) -> Numbers:
-    """The numbers of a tensor, in its order of memory, and their scales.
+    """The numbers of a tensor, in its order of memory or `turned`, and their scales.
 
     A scale is the largest magnitude of what shares it over the largest number of the dtype, 1 where all are 0, and
     2^-126 at least. A number is value · (1 / scale), rounded to the nearest, to the last bit the same by a kernel and
@@ -80,6 +82,7 @@ def quantize_kv(
     value: Tensor,
     dtype: torch.dtype = torch.float8_e4m3fn,
     granularity: Granularity = "tensor",
+    turned: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(key, value, k_scale, v_scale): numbers of 8 bits in the order of memory of the tensors that they stand for, and
     the scales that `evoattn.attention` takes beside them.
@@ -88,8 +91,10 @@ def quantize_kv(
     largest magnitude over the largest number of `dtype` (448 of float8_e4m3fn, 57344 of float8_e5m2, 127 of int8), 1
     where all are 0: of each tensor `[1]`, of each head of each batch `[batch, kv_heads]`, of each row of each head
     `[batch, kv_heads, seqlen_k]`, float32. Numbers are rounded to the nearest; NaN and infinities are NaN (0 in int8),
-    and count for no scale. One kernel makes 8 bits of a tensor of 16 on a GPU. Raises `ValueError` for another dtype or
-    granularity, and for tensors of other dimensions.
+    and count for no scale. One kernel makes 8 bits of a tensor of 16 on a GPU. `turned` gives value its keys along
+    rows, as `attention_fp8(…, turned=True)` takes it: `[batch, kv_heads, head_dim, keys]`, the keys of each 16 in the
+    order of `evoattn.model.turned`, zeros behind the last. Raises `ValueError` for another dtype or granularity, and
+    for tensors of other dimensions.
     """
     if dtype not in EIGHT_BITS:
         known = ", ".join(str(one).removeprefix("torch.") for one in EIGHT_BITS)
@@ -98,7 +103,10 @@ def quantize_kv(
         raise ValueError(f"granularity must be 'tensor', 'head' or 'token', not {granularity!r}.")
     if key.dim() != 4 or value.dim() != 4:
         raise ValueError(f"key and value must have four dimensions, not {key.dim()} and {value.dim()}.")
-    made = [quantize(tensor, Wanted(dtype, granularity, tensor.shape[1])) for tensor in (key, value)]
+    if turned and granularity == "token":
+        raise ValueError("turned goes with granularity 'tensor' or 'head': a product sums over the scales of tokens.")
+    wanted = Wanted(dtype, granularity, key.shape[1])
+    made = quantize(key, wanted), quantize(value, replace(wanted, kv_heads=value.shape[1], turned=turned))
     k_scale, v_scale = (one.scale.flatten() if granularity == "tensor" else one.scale for one in made)
     return made[0].numbers, made[1].numbers, k_scale, v_scale
 
@@ -124,7 +132,12 @@ def by_torch(tensor: Tensor, wanted: Wanted) -> Numbers:
     if not wanted.dtype.is_floating_point:
         numbers = numbers.round().nan_to_num(0.0)
     kept = scale.flatten()[None] if wanted.granularity == "tensor" else scale.squeeze(over)
-    return Numbers(numbers.to(wanted.dtype), kept, mean)
+    stored = numbers.to(wanted.dtype)
+    if wanted.turned:
+        from evoattn.correctness.eight_bits import turn  # a kernel has done that where there is one
+
+        stored = turn(stored)
+    return Numbers(stored, kept, mean)
 
 
 def _by_kernel(tensor: Tensor, wanted: Wanted, runtime: Runtime) -> Numbers | None:

@@ -8,7 +8,8 @@
   configs on Hugging Face. As in transformers, a window is one key shorter than the config says, layers with a window
   keep no more keys than it shows, and a call whose keys all lie within it has none.
 - `eight_bits`, `eight_bit_chunks`: caches of 8 bits under 16-bit queries, as serving engines have them.
-- `fp8`: prefill and encoders of Q, K and V of 8 bits with scales of heads.
+- `fp8`, `fp8_turned`: prefill and encoders of Q, K and V of 8 bits with scales of heads; the same with V's keys along
+  rows, as `attention_fp8` quantises it.
 - `packed`, `cached`, `paged`, `mixed`, `latent`, `latent_paged`, `biased`: packed sequences, keys in use, pages, packed
   queries over pages, latent heads, slopes and biases, as models and serving engines have them. How long sequences are
   is drawn, and recorded in the problem (`evoattn.model.lengths`): a kernel sees that on the device alone.
@@ -484,6 +485,10 @@ def _fp8(rng: random.Random) -> Drawn:
     return shape | {"head_dim": dim} | _heads(rng, LLM_64 if dim == 64 else LLM_128)
 
 
+def _fp8_turned(rng: random.Random) -> Drawn:
+    return _fp8(rng) | {"turned": True}
+
+
 FP8_HEAD_DIMS = {64: 35, 96: 5, 128: 60}
 KINDS: dict[str, Callable[[random.Random], Drawn]] = {
     "packed": _packed,
@@ -496,6 +501,7 @@ KINDS: dict[str, Callable[[random.Random], Drawn]] = {
     "eight_bits": _eight_bits,
     "eight_bit_chunks": _eight_bit_chunks,
     "fp8": _fp8,
+    "fp8_turned": _fp8_turned,
 }
 """What draws each kind."""
 

@@ -32,9 +32,9 @@ constexpr int SUMS = (VALUE_DIM + Operands::SUM_COLUMNS) / 2;                // 
 static_assert(BLOCK_M == 64 * WARPGROUPS && BLOCK_N == Operands::STEP_KEYS * KEY_STEPS && HEAD_DIM % 8 == 0 &&
                   VALUE_DIM % 8 == 0,
               "whole wgmma tiles");
-using Tiles = TensorTile<Operands::ROW_COLUMNS>;         // of Q, K
-using ValueTiles = TensorTile<Operands::VALUE_COLUMNS>;  // of V
-using OutputTiles = TensorTile<VALUE_DIM>;               // of O
+using Tiles = TensorTile<Operands::ROW_COLUMNS>;    // of Q, K
+using ValueTiles = typename Operands::LoadedTiles;  // of V
+using OutputTiles = TensorTile<VALUE_DIM>;          // of O
 using Ring = RingPosition<STAGES>;
 using Partial = PartialOutput<VALUE_DIM / 2>;
 constexpr bool IN_MEMORY = KEY_SPLIT > CLUSTER;  // blocks that share rows merge their results in global memory

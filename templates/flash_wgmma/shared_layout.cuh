@@ -16,7 +16,7 @@ struct SharedLayout {
   static constexpr int Q_PLACE_BYTES = TensorTile<WIDEST>::bytes(64);  // of one warpgroup
   static constexpr int K_TILE_BYTES = TensorTile<ROW_COLUMNS>::bytes(BLOCK_N);
   static constexpr int V_TILE_BYTES = Operands::VALUE_BYTES;
-  static constexpr int LOADED_TILE_BYTES = TensorTile<Operands::VALUE_COLUMNS>::bytes(BLOCK_N);  // of V as it comes
+  static constexpr int LOADED_TILE_BYTES = Operands::LoadedTiles::bytes(BLOCK_N);  // of V as it comes
   static constexpr int O_TILE_BYTES = TensorTile<VALUE_DIM>::bytes(64), OF_SUMS = VALUE_DIM / 2 * 128 * 4;
   // Of O in fp32, of one warpgroup; then O takes their place.
   static constexpr int SUM_BYTES = !SUM_IN_SHARED ? 0 : OF_SUMS > O_TILE_BYTES ? OF_SUMS : O_TILE_BYTES;
@@ -26,24 +26,24 @@ struct SharedLayout {
   static constexpr int SLOT_BYTES = WARPGROUPS * Partial::BYTES;                        // the result of another block
   static constexpr int K = WARPGROUPS * Q_PLACE_BYTES;                                  // [STAGES] tiles
   static constexpr int V = K + STAGES * K_TILE_BYTES;                                   // [STAGES]
-  static constexpr bool TURNED = Operands::TRANSPOSERS > 0;                             // V comes to a ring of its own
-  static constexpr int LOADED = TURNED ? V + STAGES * V_TILE_BYTES : V;                 // [STAGES]
+  static constexpr bool TURNS = Operands::TRANSPOSERS > 0;                              // V comes to a ring of its own
+  static constexpr int LOADED = TURNS ? V + STAGES * V_TILE_BYTES : V;                  // [STAGES]
   static constexpr int RINGS_END = LOADED + STAGES * LOADED_TILE_BYTES;
   static constexpr int O = O_CHUNKS || SUM_IN_SHARED ? RINGS_END : 0;  // [WARPGROUPS]
   static constexpr int SUMS = RINGS_END;                               // [WARPGROUPS], before O
   // Results of the other blocks: [CLUSTER - 1][WARPGROUPS].
   static constexpr int PARTIALS = RINGS_END + WARPGROUPS * (O_CHUNKS * O_CHUNK_BYTES + SUM_BYTES);
-  static constexpr int Q_FULL = PARTIALS + (CLUSTER - 1) * SLOT_BYTES;              // [WARPGROUPS] barriers
-  static constexpr int Q_EMPTY = Q_FULL + 8 * WARPGROUPS;                           // [WARPGROUPS]
-  static constexpr int K_FULL = Q_EMPTY + 8 * WARPGROUPS;                           // [STAGES]
-  static constexpr int K_EMPTY = K_FULL + 8 * STAGES;                               // [STAGES]
-  static constexpr int V_FULL = K_EMPTY + 8 * STAGES;                               // [STAGES]
-  static constexpr int V_EMPTY = V_FULL + 8 * STAGES;                               // [STAGES]
-  static constexpr int LOADED_FULL = TURNED ? V_EMPTY + 8 * STAGES : V_FULL;        // [STAGES]
-  static constexpr int LOADED_EMPTY = TURNED ? LOADED_FULL + 8 * STAGES : V_EMPTY;  // [STAGES]
+  static constexpr int Q_FULL = PARTIALS + (CLUSTER - 1) * SLOT_BYTES;             // [WARPGROUPS] barriers
+  static constexpr int Q_EMPTY = Q_FULL + 8 * WARPGROUPS;                          // [WARPGROUPS]
+  static constexpr int K_FULL = Q_EMPTY + 8 * WARPGROUPS;                          // [STAGES]
+  static constexpr int K_EMPTY = K_FULL + 8 * STAGES;                              // [STAGES]
+  static constexpr int V_FULL = K_EMPTY + 8 * STAGES;                              // [STAGES]
+  static constexpr int V_EMPTY = V_FULL + 8 * STAGES;                              // [STAGES]
+  static constexpr int LOADED_FULL = TURNS ? V_EMPTY + 8 * STAGES : V_FULL;        // [STAGES]
+  static constexpr int LOADED_EMPTY = TURNS ? LOADED_FULL + 8 * STAGES : V_EMPTY;  // [STAGES]
   static constexpr int PARTIALS_FULL = LOADED_EMPTY + 8 * STAGES;
-  static constexpr int LAST = PARTIALS_FULL + 8;                 // TURNED, [STAGES] words: no V comes here any more
-  static constexpr int TILE = LAST + (TURNED ? 4 * STAGES : 0);  // [2] a tile of rows, as the producer hands it over
+  static constexpr int LAST = PARTIALS_FULL + 8;                // TURNS, [STAGES] words: no V comes here any more
+  static constexpr int TILE = LAST + (TURNS ? 4 * STAGES : 0);  // [2] a tile of rows, as the producer hands it over
   // Row block, head, batch, key tiles; the first query, queries and keys of its sequence. Row block -1: none.
   static constexpr int TILE_BYTES = 4 * TILE_WORDS;
   static constexpr int BYTES = TILE + 2 * TILE_BYTES;
@@ -58,8 +58,8 @@ struct SharedLayout {
     };
     init(Q_FULL, WARPGROUPS, 1), init(Q_EMPTY, WARPGROUPS, 4);
     init(K_FULL, STAGES, COPIERS), init(K_EMPTY, STAGES, 4 * WARPGROUPS);
-    init(V_FULL, STAGES, TURNED ? Operands::TRANSPOSERS : COPIERS), init(V_EMPTY, STAGES, 4 * WARPGROUPS);
-    if constexpr (TURNED) {
+    init(V_FULL, STAGES, TURNS ? Operands::TRANSPOSERS : COPIERS), init(V_EMPTY, STAGES, 4 * WARPGROUPS);
+    if constexpr (TURNS) {
       init(LOADED_FULL, STAGES, COPIERS), init(LOADED_EMPTY, STAGES, Operands::TRANSPOSERS);
 #pragma unroll
       for (int i = 0; i < STAGES; ++i) write_shared_word(smem_address + LAST + 4 * i, 0);

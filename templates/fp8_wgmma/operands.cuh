@@ -15,14 +15,16 @@ template <bool BY_PRODUCT> struct E4m3Range {
 };
 
 // BY_PRODUCT: V has eight more columns, the first of which is ones, so that P V has the sums of P.
-template <int HEAD_DIM, int VALUE_DIM, int BLOCK_N, int STAGES, bool BY_PRODUCT> struct EightBitOperands {
+// TURNED: V comes as wgmma wants it, so that no warp turns it round.
+template <int HEAD_DIM, int VALUE_DIM, int BLOCK_N, int STAGES, bool BY_PRODUCT, bool TURNED> struct EightBitOperands {
   static constexpr int STEP_KEYS = 32;
   static constexpr int ROW_COLUMNS = HEAD_DIM / 2;
-  static constexpr int VALUE_COLUMNS = VALUE_DIM / 2;
   static constexpr int SUM_COLUMNS = BY_PRODUCT ? 8 : 0;
   using Value = ValueTile<VALUE_DIM, SUM_COLUMNS, BLOCK_N>;
+  using LoadedTiles = typename TileOfValues<Value, VALUE_DIM, TURNED>::Type;
   static constexpr int VALUE_BYTES = Value::BYTES;
-  static constexpr int TRANSPOSERS = 3;  // beside the warp that copies
+  static constexpr int HELPERS = 3;  // warps beside the one that copies
+  static constexpr int TRANSPOSERS = TURNED ? 0 : HELPERS;
   using Range = E4m3Range<BY_PRODUCT>;
 
   static __device__ __forceinline__ uint64_t value_descriptor(uint32_t tile_smem) {
@@ -37,14 +39,19 @@ template <int HEAD_DIM, int VALUE_DIM, int BLOCK_N, int STAGES, bool BY_PRODUCT>
       p[i / 4][i % 4] = pack4_e4m3(of[0], of[1], of[4], of[5]);
     }
   }
+  // BY_PRODUCT: what those warps write before the first V comes.
+  template <class Smem, class Block> static __device__ __forceinline__ void prepare(const Block& block) {
+    if constexpr (BY_PRODUCT) {
+      if (block.warp % 4 == 0) return;
+      for (int stage = 0; stage < STAGES; ++stage)
+        Value::template fill_sum_columns<HELPERS>(block.smem_address + Smem::V + stage * Smem::V_TILE_BYTES,
+                                                  block.warp % 4 - 1, block.lane);
+      fence_proxy_async();
+    }
+  }
   // What the warps after the first of the producer's warpgroup do: each tile of V that has come, turned round for the
   // consumers, until a word says that no more will come.
   template <class Smem, class Block> static __device__ __forceinline__ void transpose(const Block& block) {
-    if constexpr (BY_PRODUCT) {
-      for (int stage = 0; stage < STAGES; ++stage)
-        Value::template fill_sum_columns<TRANSPOSERS>(block.smem_address + Smem::V + stage * Smem::V_TILE_BYTES,
-                                                      block.warp % 4 - 1, block.lane);
-    }
     RingPosition<STAGES> ring;
     for (;; ring.advance()) {
       mbarrier_wait(block.barrier(Smem::LOADED_FULL, ring.stage), ring.parity);
@@ -52,9 +59,9 @@ template <int HEAD_DIM, int VALUE_DIM, int BLOCK_N, int STAGES, bool BY_PRODUCT>
       read_shared_words(block.smem_address + Smem::LAST + 4 * ring.stage, block.lane, last);
       if (last[0]) break;
       mbarrier_wait(block.barrier(Smem::V_EMPTY, ring.stage), ring.parity ^ 1);
-      Value::template transpose<TRANSPOSERS>(block.smem_address + Smem::LOADED + ring.stage * Smem::LOADED_TILE_BYTES,
-                                             block.smem_address + Smem::V + ring.stage * Smem::V_TILE_BYTES,
-                                             block.warp % 4 - 1, block.lane);
+      Value::template transpose<HELPERS>(block.smem_address + Smem::LOADED + ring.stage * Smem::LOADED_TILE_BYTES,
+                                         block.smem_address + Smem::V + ring.stage * Smem::V_TILE_BYTES,
+                                         block.warp % 4 - 1, block.lane);
       fence_proxy_async();  // the products see what was written, and the next copy comes after what was read
       __syncwarp();
       if (block.lane == 0) {

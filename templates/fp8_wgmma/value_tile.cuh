@@ -6,8 +6,11 @@
 #include "device/ptx/byte_permute.cuh"
 #include "device/ptx/element.cuh"
 #include "device/ptx/ldmatrix.cuh"
+#include "device/ptx/mbarrier.cuh"
 #include "device/ptx/shared_words.cuh"
 #include "device/ptx/stmatrix.cuh"
+#include "device/ptx/tma.cuh"
+#include "device/copy/tensor_tile.cuh"
 
 // After the columns of V come SUM_COLUMNS, 0 or 8: one of ones, the others of zeros.
 template <int VALUE_DIM, int SUM_COLUMNS, int BLOCK_N> struct ValueTile {
@@ -66,4 +69,26 @@ template <int VALUE_DIM, int SUM_COLUMNS, int BLOCK_N> struct ValueTile {
       if (piece + WARPS < PIECES) store(v[1], piece + WARPS);
     }
   }
+};
+
+// V as tensor maps bring it: rows of keys; or TURNED, as `Value` has it, keys of a column in a row of a chunk.
+template <class Value, int VALUE_DIM> struct TurnedTiles {
+  static constexpr __host__ __device__ int bytes(int keys) { return Value::BYTES; }
+
+  // Through a map [batch, heads, VALUE_DIM, keys / 2] of 16 bits, boxes of a chunk.
+  template <int KEYS>
+  static __device__ __forceinline__ void load(uint32_t tile_smem, const TensorMap& map, uint32_t barrier_smem,
+                                              int first_key, int head, int batch) {
+    mbarrier_arrive_expect_tx(barrier_smem, KEYS * VALUE_DIM);
+#pragma unroll
+    for (int i = 0; i < KEYS / Value::WIDTH; ++i)
+      tma_load_4d(tile_smem + i * Value::CHUNK_BYTES, map, barrier_smem, (first_key + i * Value::WIDTH) / 2, 0, head,
+                  batch);
+  }
+};
+template <class Value, int VALUE_DIM, bool TURNED> struct TileOfValues {
+  using Type = TensorTile<VALUE_DIM / 2>;
+};
+template <class Value, int VALUE_DIM> struct TileOfValues<Value, VALUE_DIM, true> {
+  using Type = TurnedTiles<Value, VALUE_DIM>;
 };

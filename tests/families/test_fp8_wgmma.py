@@ -53,11 +53,24 @@ RIGHT = [
     (PRODUCT, FULL, "large_logits"),
     (SHARED | PERSISTENT | PRODUCT, "B=1 H=3 Sq=250 Sk=200 D=64 e4m3 causal", "large_logits"),
     (PRODUCT | {"RESCALE": "always", "FLUSH_TILES": 1, "BLOCK_N": 96}, HEADS.replace(" lse", ""), "extreme_terms"),
+    (
+        PERSISTENT | {"BLOCK_N": 96},
+        "B=2 H=4 Hkv=2 S=150 D=32 Dv=48 e4m3 causal scales=head lse turned",
+        "extreme_terms",
+    ),
+    (SHARED | PERSISTENT | PRODUCT, "B=1 H=3 Sq=250 Sk=200 D=64 e4m3 turned", "large_logits"),
 ]
 FAULTS = [
     ({}, FULL, "plain", "mbarrier_wait(block.barrier(Smem::V_EMPTY, ring.stage), ring.parity ^ 1);", ""),
     ({}, FULL, "plain", "mbarrier_wait(block.barrier(Smem::LOADED_FULL, ring.stage), ring.parity);", ""),
     ({}, FULL, "plain", "fence_proxy_async();  // the products see", "//"),
+    (
+        {"BLOCK_N": 96},
+        f"{FULL} turned",
+        "plain",
+        "(first_key + i * Value::WIDTH) / 2",
+        "first_key / 2 + i * Value::WIDTH",
+    ),
     ({}, FULL, "plain", "lane & 16 ? 0x7531 : 0x6420", "lane & 16 ? 0x6420 : 0x7531"),
     ({}, FULL, "plain", "of[0], of[1], of[4], of[5]", "of[0], of[1], of[5], of[4]"),
     ({}, FULL, "large_logits", "fmaf(o[i], o_factor[i / 2 % 2], sum[i])", "o[i] + sum[i]"),

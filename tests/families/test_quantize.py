@@ -34,6 +34,7 @@ def kernel(shape, gpu="h100", *edits, **genes):
         ("D=24 fp16 op=quantize kv=e5m2 scales=token", "a100", {}),
         ("D=128 bf16 op=quantize kv=int8 scales=token", "a100", dict(UNROLL=4)),
         (f"D=320 bf16 {SMOOTH}", "h100", {}),
+        (f"D=80 bf16 {HEAD} turned", "h100", dict(BLOCK_M=64, UNROLL=2)),
     ],
 )
 def test_it_is_right(shape, gpu, genes):
@@ -48,6 +49,8 @@ def test_it_is_right(shape, gpu, genes):
         (HEAD, "      __syncthreads();\n    }\n    const float scale", "    }\n    const float scale"),
         (HEAD, "fmaxf(most / LARGEST, LEAST_SCALE)", "most / LARGEST"),
         (HEAD, "row + u * ROWS < last) body", "true) body"),
+        (f"{HEAD} turned", "words_smem[turned_word(rows + i / WORDS, i % WORDS)] = 0", ""),
+        (f"{HEAD} turned", "  __syncthreads();\n  constexpr int SPAN", "constexpr int SPAN"),
         (SMOOTH, "most = fmaxf(most, fmaxf(high - mean, mean - low))", "most = fmaxf(most, high - mean)"),
         (SMOOTH, BARRIER, BARRIER.removeprefix("__syncthreads();")),
     ],

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from evoattn.correctness import forward
-from evoattn.correctness.eight_bits import dequantised
+from evoattn.correctness.eight_bits import dequantised, turn, turned_back
 from evoattn.model.problem import ProblemError
 from evoattn.model.shape_text import parse_shape
 
@@ -53,6 +53,18 @@ def test_queries_of_eight_bits_have_a_scale_and_an_answer_of_sixteen():
     assert problem.scale_shapes["q_scale"] == (2, 2)
 
 
+def test_keys_along_rows_are_the_same_numbers():
+    problem = parse_shape("B=2,H=4,Hkv=2,Sq=64,Sk=50,D=64,Dv=32,dtype=e4m3,turned=1")
+    assert parse_shape(problem.describe()) == problem and problem.shape("v") == (2, 2, 50, 32)
+    tensors = forward.make_inputs(problem, 0, "cpu")
+    assert tensors["v"].shape == problem.inputs[2].shape == (2, 2, 32, 64)
+    numbers = turned_back(tensors["v"], 50)
+    assert torch.equal(turn(numbers).float(), tensors["v"].float())
+    assert torch.equal(tensors["v"][0, 1, 3, :8].float(), numbers[0, 1, [0, 1, 8, 9, 2, 3, 10, 11], 3].float())
+    assert not turned_back(tensors["v"], 64)[:, :, 50:].float().any()
+    assert torch.equal(dequantised(problem, tensors, torch.float64)[1]["v"], numbers.double() * tensors["v_scale"])
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -62,6 +74,9 @@ def test_queries_of_eight_bits_have_a_scale_and_an_answer_of_sixteen():
         ("dtype=fp32,kv=int8", "queries of 16 bits"),
         ("dtype=int8", "dtype must be one of"),
         ("dtype=bf16,kv=e4m3,op=backward", "takes no numbers of 8 bits"),
+        ("dtype=bf16,kv=e4m3,turned=1", "write dtype=e4m3"),
+        ("dtype=e4m3,seqused=1:64,turned=1", "exclude each other"),
+        ("dtype=bf16,op=merge,turned=1", "turned"),
     ],
 )
 def test_what_cannot_be_is_said_in_a_sentence(words, sentence):

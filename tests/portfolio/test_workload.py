@@ -53,6 +53,7 @@ FIELDS_OF = {
     "biased": {"alibi", "bias"},
     "eight_bits": {"kv"},
     "fp8": {"scales"},
+    "fp8_turned": {"scales", "turned"},
     "eight_bit_chunks": {"kv"},
 }
 

@@ -37,9 +37,10 @@ from evoattn.families.fp8_wgmma.resources import (
     launch_work,
     registers_needed,
     smem_bytes,
+    value_chunk,
     widest_wgmma,
 )
-from evoattn.families.tensor_tiles import key_map, sliding_map, tile_map, why_not_sliding
+from evoattn.families.tensor_tiles import ELEMENT_BYTES, key_map, sliding_map, tile_map, why_not_sliding
 from evoattn.families.variants import scale_args, variant_args, variant_constants
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import GpuSpec
@@ -48,7 +49,8 @@ from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.scales import PER_TOKEN
 from evoattn.model.space import KernelConfig
-from evoattn.model.variant import KEY_VARIANTS
+from evoattn.model.turned import turned_spec
+from evoattn.model.variant import KEY_VARIANTS, TURNED
 
 RESCALES = {"always": ("ALWAYS", 0), "lazy_2": ("LAZY", 2), "lazy_4": ("LAZY", 4)}
 DIM_STEP = 16
@@ -65,7 +67,16 @@ class Fp8Wgmma(Family):
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
     writes_lse: ClassVar[bool] = True
     plain: ClassVar[bool] = False
-    variants: ClassVar[tuple[str, ...]] = ("window", "softcap", "sink", "value_dim", "scales", *KEY_VARIANTS, "varlen")
+    variants: ClassVar[tuple[str, ...]] = (
+        "window",
+        "softcap",
+        "sink",
+        "value_dim",
+        "scales",
+        *KEY_VARIANTS,
+        "varlen",
+        TURNED,
+    )
 
     def genes(self, config: KernelConfig) -> Fp8WgmmaGenes:
         return Fp8WgmmaGenes.of(config)
@@ -111,6 +122,7 @@ class Fp8Wgmma(Family):
             "PRODUCER_REGISTERS": producer,
             "CONSUMER_REGISTERS": consumer,
             "SUM_IN_SHARED": genes.SUM_PLACE == "shared",
+            "TURNED": problem.turned,
             "SUM_BY_PRODUCT": genes.ROW_SUM == "product",
             "RESCALE": rescale,
             "LAZY_OCTAVES": octaves,
@@ -161,6 +173,8 @@ class Fp8Wgmma(Family):
 def _maps(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> tuple[TensorMap, ...]:
     """Of q, k, v and o."""
     maps = {tensor: key_map(problem, tensor, genes.BLOCK_N) for tensor in "kv"}
+    if problem.turned:
+        maps["v"] = _turned_map(problem, value_chunk(genes))
     for tensor in "qo":
         maps[tensor] = (
             sliding_map(problem, tensor, WARPGROUP_ROWS)
@@ -168,6 +182,13 @@ def _maps(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> tuple[TensorMap, .
             else tile_map(problem, tensor, WARPGROUP_ROWS, tensor == "o" and genes.STORE == "chunks")
         )
     return tuple(maps[tensor] for tensor in "qkvo")
+
+
+def _turned_map(problem: AttentionProblem, keys: int) -> TensorMap:
+    """Of V with its keys along rows, boxes of so many keys of all columns."""
+    batch, heads, dim, row = turned_spec("v", problem.shape("v"), "").shape
+    shape, strides = (row // ELEMENT_BYTES, dim, heads, batch), (row, dim * row, heads * dim * row)
+    return TensorMap("v", "fp16", shape, strides, (keys // ELEMENT_BYTES, dim, 1, 1), swizzle_bytes=keys)
 
 
 MOST_SUMMED = 512

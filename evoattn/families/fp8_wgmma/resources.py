@@ -76,6 +76,11 @@ def row_chunks(dim: int) -> int:
     return math.ceil(dim / ROW_BYTES)
 
 
+def value_chunk(genes: Fp8WgmmaGenes) -> int:
+    """Keys of a row of a chunk of V, as `ValueTile` has them."""
+    return next(keys for keys in (128, 64, 32) if genes.BLOCK_N % keys == 0)
+
+
 def smem_bytes(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> int:
     """Dynamic shared memory of a block: Q; the rings of K, of V as it comes and of V turned round; O or some chunks of
     it if the next Q loads before O has left; or O in fp32 if it is added up there; barriers; what the producer says of
@@ -91,10 +96,11 @@ def smem_bytes(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> int:
     o_chunks = (O_CHUNK_PLACES if genes.STORE == "chunks" else o_columns) if own else 0
     q_bytes = genes.BLOCK_M * ROW_BYTES * (chunks if o_chunks or sums else max(chunks, o_columns))
     turned = math.ceil((problem.head_dim_v + genes.sum_columns) * genes.BLOCK_N / ALIGNMENT) * ALIGNMENT
-    rings = genes.STAGES * (genes.BLOCK_N * ROW_BYTES * (chunks + value_chunks) + turned)
+    loaded = 0 if problem.turned else value_chunks
+    rings = genes.STAGES * (genes.BLOCK_N * ROW_BYTES * (chunks + loaded) + turned)
     tile_words = SEQUENCE_TILE_WORDS if problem.varlen or problem.seqused else TILE_WORDS
-    barriers = 8 * (2 * warpgroups(genes.flash) + 6 * genes.STAGES + 1)
-    words = 4 * genes.STAGES + 2 * tile_words * 4
+    barriers = 8 * (2 * warpgroups(genes.flash) + (4 if problem.turned else 6) * genes.STAGES + 1)
+    words = 4 * genes.STAGES * (not problem.turned) + 2 * tile_words * 4
     return q_bytes + rings + o_chunks * genes.BLOCK_M * ROW_BYTES + sums + barriers + words
 
 
@@ -165,7 +171,7 @@ def _step(problem: AttentionProblem, genes: Fp8WgmmaGenes, groups: int) -> Step:
     lanes = scores * (a_score + 5 * polynomial) + kept + shared
     width = up_to(problem.head_dim, 32) + value_dim + genes.sum_columns
     tile_bytes = keys * (up_to(problem.head_dim, 128) + value_dim)
-    loaded = keys * up_to(value_dim, 128)
+    loaded = 0 if problem.turned else keys * up_to(value_dim, 128)
     reads = groups * tile_bytes + (0 if genes.Q_IN_REGISTERS else rows * up_to(problem.head_dim, 32))
     return Step(
         2.0 * scores * width / RATE,

@@ -16,11 +16,15 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.quantize import QUANTIZE_OPERATIONS, SMOOTH, number_of
 from evoattn.model.scales import PER_TOKEN
 from evoattn.model.space import KernelConfig
+from evoattn.model.turned import GROUP
+from evoattn.model.variant import TURNED
 
 MAX_HEAD_DIM = 1024
 SIZES = "sizes"
 """The scratch buffer of what parts of heads have: the largest magnitude, or of each column least, most and sum."""
 WARP = 32
+ROOM = 1024
+"""Bytes of shared memory for what threads tell one another."""
 
 
 class Quantize(Family):
@@ -32,7 +36,7 @@ class Quantize(Family):
     operations: ClassVar[tuple[str, ...]] = QUANTIZE_OPERATIONS
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
-    variants: ClassVar[tuple[str, ...]] = ("kv", "scales")
+    variants: ClassVar[tuple[str, ...]] = ("kv", "scales", TURNED)
 
     def genes(self, config: KernelConfig) -> QuantizeGenes:
         return QuantizeGenes.of(config)
@@ -42,6 +46,8 @@ class Quantize(Family):
             return f"{self.name} takes a head_dim of a multiple of 8 up to {MAX_HEAD_DIM}, not {problem.head_dim}."
         if problem.batch * problem.heads * problem.seqlen_q >= 1 << 31:
             return f"{self.name} takes less than 2^31 rows of all heads together."
+        if problem.turned and problem.head_dim % GROUP:
+            return f"{self.name} turns a head_dim of a multiple of {GROUP}, not {problem.head_dim}."
         return None
 
     def why_not(
@@ -51,6 +57,8 @@ class Quantize(Family):
         lanes, columns = _lanes(problem, genes)
         if problem.op == SMOOTH and 4 * (genes.THREADS * columns + problem.head_dim + WARP) > STATIC_SMEM_LIMIT:
             return f"THREADS={genes.THREADS} threads of {columns} sums each are over {STATIC_SMEM_LIMIT} bytes."
+        if problem.turned and genes.BLOCK_M * problem.head_dim > STATIC_SMEM_LIMIT - ROOM:
+            return f"BLOCK_M={genes.BLOCK_M} rows of {problem.head_dim} bytes are over {STATIC_SMEM_LIMIT - ROOM}."
         if columns * genes.UNROLL * (4 if problem.op == SMOOTH else 1) > 128:
             return f"UNROLL={genes.UNROLL} rows of {columns} columns are more than the registers of a thread."
         if redundant and genes.UNROLL > 1 and genes.BLOCK_M * lanes < genes.THREADS * genes.UNROLL:
@@ -66,6 +74,7 @@ class Quantize(Family):
             "NUMBER": number.cuda,
             "LARGEST": f"{number.largest}f",
             "HEAD_DIM": problem.head_dim,
+            "TURNED": problem.turned,
             "PER_TOKEN": problem.scales == PER_TOKEN,
             "SMOOTH": problem.op == SMOOTH,
         }
@@ -73,7 +82,8 @@ class Quantize(Family):
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         genes, parts = self.genes(config), _parts(problem, self.genes(config))
         grid, block = (problem.batch * problem.heads * parts, 1, 1), (genes.THREADS, 1, 1)
-        x, numbers = (tuple(Scalar("int64", n) for n in problem.strides(t)[:3]) for t in "qo")
+        made = problem.outputs[0].strides if problem.turned else problem.strides("o")
+        x, numbers = (tuple(Scalar("int64", n) for n in strides[:3]) for strides in (problem.strides("q"), made))
         counts = tuple(Scalar("int32", n) for n in (problem.heads, problem.seqlen_q, parts))
         of_scale = _heads_of_scale(problem)
         sizes: KernelArg = Scalar("int64", 0) if problem.scales == PER_TOKEN else Buffer(SIZES)
