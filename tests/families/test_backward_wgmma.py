@@ -1,5 +1,5 @@
-"""backward_wgmma computes gradients by every order and place that its genes name, by block lists, and with the same bits
-in every run where that is asked; and a fault of it is found."""
+"""backward_wgmma computes gradients by every order and place that its genes name, by block lists, and with the same
+bits in every run where that is asked; and a fault of it is found."""
 
 import pytest
 
