@@ -3,6 +3,7 @@
 #include "device/ptx/bulk.cuh"
 #include "device/ptx/exp2.cuh"
 #include "device/ptx/keep.cuh"
+#include "device/ptx/ldmatrix.cuh"
 #include "device/ptx/mbarrier.cuh"
 #include "device/ptx/named_barrier.cuh"
 #include "device/ptx/opaque.cuh"
@@ -16,6 +17,7 @@
 #include "device/copy/ring_position.cuh"
 #include "device/copy/tensor_tile.cuh"
 #include "device/copy/wgmma_output.cuh"
+#include "backward_wgmma/key_sums.cuh"
 #include "backward_wgmma/producer.cuh"
 #include "backward_wgmma/query_walk.cuh"
 #include "backward_wgmma/shared_layout.cuh"
@@ -129,8 +131,9 @@ struct Consumer {
     if constexpr (Mask::WINDOW) keep_in_register(see_all.end);
   }
 
+  // `key_sums_gmem`: of the block, QUERY_SPLIT > 1.
   __device__ __forceinline__ void run(Element* dk_gmem, int64_t dk_row_stride, Element* dv_gmem, int64_t dv_row_stride,
-                                      float softmax_scale) {
+                                      float softmax_scale, float* key_sums_gmem) {
     named_barrier_sync<THREADS>(BARRIERS_READY);  // the barriers are initialised
     if constexpr (CONSUMER_REGISTERS > 0) increase_registers<CONSUMER_REGISTERS>();
     grid_dependency_wait();  // dQ is cleared
@@ -160,9 +163,16 @@ struct Consumer {
       while (!walk.done()) query_tile();
     }
     grid_dependency_launch();
-    named_barrier_sync<128 * WARPGROUPS>(SCORES);  // no product reads K and V any more, whose places the results take
-    to_global<HEAD_DIM, DK_COLUMNS>(dk, Smem::K, dk_gmem, dk_row_stride, softmax_scale);
-    to_global<VALUE_DIM, DV_COLUMNS>(dv, Smem::V, dv_gmem, dv_row_stride, 1.f);
+    if constexpr (QUERY_SPLIT > 1) {
+      constexpr int DK_FLOATS = KeySums::OfKeys::WARP_FLOATS, DV_FLOATS = KeySums::OfValues::WARP_FLOATS;
+      const int of_block = warpgroup * 4 + warp;
+      KeySums::write(dk, key_sums_gmem + of_block * DK_FLOATS, lane);
+      KeySums::write(dv, key_sums_gmem + KeySums::OfKeys::FLOATS + of_block * DV_FLOATS, lane);
+    } else {
+      named_barrier_sync<128 * WARPGROUPS>(SCORES);  // no product reads K and V any more, whose places the results take
+      to_global<HEAD_DIM, DK_COLUMNS>(dk, Smem::K, dk_gmem, dk_row_stride, softmax_scale);
+      to_global<VALUE_DIM, DV_COLUMNS>(dv, Smem::V, dv_gmem, dv_row_stride, 1.f);
+    }
     if (DQ_BY_BULK && !DQ_BY_WARP && lane == 0) tma_store_wait_read();  // shared memory must live until it is read
   }
 
@@ -382,10 +392,26 @@ private:
   __device__ __forceinline__ void change_scores() {
     const Gradient gradient(variant, sequence_number, walk.head, mask.seqlen_q, mask.seqlen_k);
 #pragma unroll
-    for (int i = 0; i < SCORE_COLUMNS / 2; ++i) {
-      const float factor = gradient.change(s[i], query_of(i), key_of(i));
-      if constexpr (FACTORS > 1) factors[i] = factor;
+    for (int i = 0; i < SCORE_COLUMNS / 2; i += 8) {
+      float bias[8];
+      if constexpr (BIAS) read_bias(bias, i / 8);
+#pragma unroll
+      for (int e = i; e < i + 8; ++e) {
+        const float factor = gradient.change(s[e], query_of(e), key_of(e), BIAS ? bias[e - i] : 0.f);
+        if constexpr (FACTORS > 1) factors[e] = factor;
+      }
     }
+  }
+  // Of the accumulators of sixteen queries.
+  __device__ __forceinline__ void read_bias(float (&bias)[8], int sixteen) const {
+    const int tile = Smem::BIAS_TILE + (q.stage * KEY_GROUPS + keys) * Smem::BIAS_GROUP_BYTES;
+    const int row = dims * SCORE_COLUMNS + sixteen * 16 + lane / 16 * 8 + lane % 8, column = 2 * warp + lane / 8 % 2;
+    uint32_t pairs[4];  // queries of eight: of keys g, of keys g + 8; then the next eight
+    ldmatrix_x4_trans(pairs, smem_address + tile + row * 128 + (column ^ row % 8) * 16);
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      bias[2 * i] = to_float(Element{uint16_t(pairs[i])}),
+               bias[2 * i + 1] = to_float(Element{uint16_t(pairs[i] >> 16)});
   }
   // Of a probability, or the gradient of its score, which `score` is.
   __device__ __forceinline__ void apply_factor(float& x, float score, int i) const {

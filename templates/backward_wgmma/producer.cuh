@@ -32,7 +32,9 @@ struct Producer {
   const Sequence& sequence;
   const QueryTerms& terms;
   int group, unit, blocks;  // heads of the block's K/V head; which one of all batches it is; blocks of it
-  const TensorMap &q_map, &k_map, &v_map, &do_map;
+  const TensorMap &q_map, &k_map, &v_map, &do_map, &bias_map;
+  bool bias_of_heads;  // else they share it
+  int bias_batch;      // 0 where batches share it
   float* dq_sums_gmem;
   const QueryRows& rows;
   const RowProgress& progress;
@@ -89,6 +91,9 @@ private:
     load<Tiles>(smem_address + Smem::Q + q.stage * Smem::Q_TILE_BYTES, q_map, walk,
                 smem_address + Smem::Q_FULL + 8 * q.stage, smem_address + Smem::Q_EMPTY + 8 * q.stage, q.parity,
                 smem_address + Smem::LOG_SUMS + q.stage * BLOCK_M * 4, terms.log_sums_gmem + tile);
+    if constexpr (BIAS)
+      load_bias(smem_address + Smem::BIAS_TILE + q.stage * (KEY_GROUPS * Smem::BIAS_GROUP_BYTES), walk,
+                smem_address + Smem::Q_FULL + 8 * q.stage);
     load<ValueTiles>(smem_address + Smem::DO + d.stage * Smem::DO_TILE_BYTES, do_map, walk,
                      smem_address + Smem::DO_FULL + 8 * d.stage, smem_address + Smem::DO_EMPTY + 8 * d.stage, d.parity,
                      smem_address + Smem::DELTAS + d.stage * BLOCK_M * 4, terms.deltas_gmem + tile);
@@ -145,6 +150,14 @@ private:
     if constexpr (VARLEN)
       Of::template load_sliding<BLOCK_M>(tile_smem, map, full, row, sequence.queries, sequence.end_query(), walk.head);
     else Of::template load<BLOCK_M>(tile_smem, map, full, row, walk.head, block.batch);
+  }
+  // The bias of a tile of Q, whose place is empty: [64 keys][queries], as a tile of 64 columns.
+  __device__ __forceinline__ void load_bias(uint32_t tile_smem, const QueryWalk& walk, uint32_t full) const {
+    mbarrier_arrive_expect_tx(full, KEY_GROUPS * Smem::BIAS_GROUP_BYTES);
+#pragma unroll
+    for (int i = 0; i < KEY_GROUPS; ++i)
+      tma_load_4d(tile_smem + i * Smem::BIAS_GROUP_BYTES, bias_map, full, block.first_key + i * 64, walk.tile * BLOCK_M,
+                  bias_of_heads ? walk.head : 0, bias_batch);
   }
   template <class Of>
   __device__ __forceinline__ void load_keys(uint32_t tile_smem, const TensorMap& map, uint32_t full) const {

@@ -1,18 +1,19 @@
 // query_walk.cuh: the tiles of queries that see a block's keys, of each head of its group, in the order in which
-// producer and consumers go through them. Where a block list names them, the producer finds them and tells the
-// consumers. Needs the constants of backward_wgmma.cu.j2.
+// producer and consumers go through them. QUERY_SPLIT > 1: so many blocks have the same keys, each a part of these
+// tiles. Where a block list names them, the producer finds them and tells the consumers. Needs the constants of
+// backward_wgmma.cu.j2.
 #include "device/backward/query_mask.cuh"
 
 // The block's keys and what sees them.
 struct KeyBlock {
   BlockStates states;
-  int key_tile, kv_head, batch;
+  int key_tile, kv_head, batch, part;
   int first_key;
   int first_tile, tiles;  // of queries; those of a head where a block list names which
 
   // `key_tile`: of the block's sequence.
-  __device__ __forceinline__ KeyBlock(const Mask& mask, int key_tile, const BlockStates& states)
-      : states(states), key_tile(key_tile) {
+  __device__ __forceinline__ KeyBlock(const Mask& mask, int key_tile, int part, const BlockStates& states)
+      : states(states), key_tile(key_tile), part(part) {
     kv_head = HEADS_FASTEST ? blockIdx.x : blockIdx.y;
     batch = HEADS_FASTEST ? blockIdx.y : blockIdx.z;
     first_key = key_tile * BLOCK_N;
@@ -37,20 +38,32 @@ struct ToldTile {
 struct BandWalk {
   static constexpr bool partial = false;
   int head, left, tile;  // tiles of this head that are left
-  int heads_left;
+  int to_do;             // heads that are left, or, QUERY_SPLIT > 1, tiles of all of them
 
   __device__ __forceinline__ BandWalk(const KeyBlock& block, int group)
-      : head(block.kv_head * group), left(block.tiles), heads_left(block.tiles > 0 ? group : 0) {
+      : head(block.kv_head * group), left(block.tiles), to_do(block.tiles > 0 ? group : 0) {
     tile = first_of(block);
+    if constexpr (QUERY_SPLIT > 1) {
+      const int64_t all = int64_t(to_do) * block.tiles;
+      const int first = int(all * block.part / QUERY_SPLIT);
+      to_do = int(all * (block.part + 1) / QUERY_SPLIT) - first;
+      if (to_do > 0) {
+        const int passed = first % block.tiles, end = block.first_tile + block.tiles;
+        head += first / block.tiles, left -= passed, tile += passed;
+        if (tile >= end) tile -= block.tiles;
+      }
+    }
   }
   __device__ __forceinline__ void begin(const KeyBlock&, int) {}
   __device__ __forceinline__ void take(ToldTile::Word) {}
   __device__ __forceinline__ ToldTile::Word word() const { return {0, 0}; }
-  __device__ __forceinline__ bool done() const { return heads_left == 0; }
-  __device__ __forceinline__ bool is_last() const { return heads_left == 1 && left == 1; }
+  __device__ __forceinline__ bool done() const { return to_do == 0; }
+  __device__ __forceinline__ bool is_last() const { return to_do == 1 && (QUERY_SPLIT > 1 || left == 1); }
   __device__ __forceinline__ void advance(const KeyBlock& block) {
+    if constexpr (QUERY_SPLIT > 1) --to_do;
     if (--left == 0) {
-      --heads_left, ++head, left = block.tiles, tile = first_of(block);
+      if constexpr (QUERY_SPLIT == 1) --to_do;
+      ++head, left = block.tiles, tile = first_of(block);
     } else if (++tile == block.first_tile + block.tiles) {
       tile = block.first_tile;
     }

@@ -13,12 +13,13 @@ from tests.families.on_interpreter import built, judged, small_faults
 H100, FAMILY = GPUS["h100"], FAMILIES["backward_wgmma"]
 START = load_space("backward_wgmma", H100).starting_configs()[0]
 SHARED = {"P_PLACE": "shared", "DS_PLACE": "shared", "BLOCK_N": 64, "DIM_GROUPS": 2, "DQ_ROWS": "queries"}
+THIRDS = SHARED | {"BLOCK_M": 96, "DIM_GROUPS": 3, "DQ_ROWS": "dims", "DS_STAGES": 1}
 SHARES_DIMS = {"BLOCK_M": 48, "P_PLACE": "shared", "DS_PLACE": "shared", "DQ_ROWS": "dims"}
 BESIDE = {"DQ_SUM": "warp", "ROW_WORK": "spare_warps"}
 GENES = [
-    ({}, "mask=causal softcap=20"),
+    ({"QUERY_SPLIT": 3, "ROTATE": True, "DQ_SUM": "bulk"}, "softcap=20"),
     (SHARED | {"ORDER": "dp_first"}, "window=20:9 softcap=20 bias=hs grads=bias"),
-    (SHARED | {"DQ_SUM": "bulk"}, "mask=causal_lower_right lse=1 alibi=1 varlen=0:200"),
+    (SHARED | {"QUERY_SPLIT": 2, "BLOCK_ORDER": "heads"}, "mask=causal_lower_right lse=1 alibi=1 varlen=0:200"),
     (
         BESIDE | {"STAGGER": True, "P_PLACE": "shared", "DS_PLACE": "shared"},
         "mask=causal lse=1 sink=1 grads=sinks score=s-0.02*(q-k)*(q-k)",
@@ -102,9 +103,9 @@ def test_gradients_are_right(params, text):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "params, text, dims",
-    [({}, "mask=causal", "D=192 Dv=128"), ({"BLOCK_M": 32, "P_PLACE": "registers"}, "window=20:9 lse=1", "D=160")],
+    [({}, "mask=causal", "D=184 Dv=72"), (THIRDS, "window=20:9 lse=1", "D=192")],
 )
-def test_warpgroups_share_dimensions_that_are_left_over(params, text, dims):
+def test_warpgroups_share_dimensions(params, text, dims):
     assert faults(SHARES_DIMS | params, text, dims=dims) == []
 
 
@@ -116,8 +117,8 @@ def test_packed_sequences_may_be_empty_and_have_numbers(text):
 
 
 @pytest.mark.slow
-def test_a_wrong_delta_is_found():
-    assert faults({}, "", ("(dp[i] - terms_of_lane[", "(dp[i] + terms_of_lane["))
+def test_a_part_that_is_left_out_is_found():
+    assert faults({"QUERY_SPLIT": 3}, "", ("part = 1; part < PARTS", "part = 2; part < PARTS"))
 
 
 def test_warpgroups_are_staggered_where_a_barrier_keeps_them_together():

@@ -100,6 +100,14 @@ def test_gradients_are_right(device, layout, name, lse):
     assert len(device.backwards) == 1
 
 
+def test_a_log_sum_exp_that_nothing_follows_from_has_no_gradient_to_read(device):
+    """Kernels that were planned for one would read at address 0."""
+    mine, _ = leaves(*tensors())
+    out, _ = evoattn.attention(*mine, enable_gqa=True, return_lse=True, strict=True)
+    torch.autograd.grad(out, mine, torch.ones_like(out))
+    assert [one["lse"] for one in device.backwards] == [False]
+
+
 @pytest.mark.parametrize(
     "shape", [(45,), (37, 45), (1, 45), (4, 37, 1), (4, 1, 1), (2, 1, 37, 45), (1, 4, 1, 45)], ids=str
 )

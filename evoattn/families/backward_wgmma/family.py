@@ -31,7 +31,7 @@ from evoattn.families.flash_wgmma.text import wgmma_function
 from evoattn.families.packed_mask import pack_launches, pack_work
 from evoattn.families.residency import why_no_memory, why_not_resident, why_same_code
 from evoattn.families.row_blocks import batches, row_blocks
-from evoattn.families.tensor_tiles import CHUNK_COLUMNS, sliding_map, tile_map, why_not_sliding
+from evoattn.families.tensor_tiles import CHUNK_COLUMNS, bias_map, sliding_map, tile_map, why_not_sliding
 from evoattn.families.variants import variant_args, variant_constants
 from evoattn.families.work import LaunchWork
 from evoattn.model.backward import TERM_GRADS, parse_grads
@@ -42,12 +42,12 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 
 ARCH = "sm_90a"
-MAX_HEAD_DIM, DIM_STEP = 256, 16
+MAX_HEAD_DIM, DIM_STEP = 256, 8
 MAX_SINGLE_DIM = 128
 """The largest head_dim that all tiles take."""
 MAX_SHARED_DIM, MAX_SUM_OF_DIMS = 192, 320
 """The largest head_dim, and sum of both, whose dK and dV a thread's registers hold beside small tiles of queries;
-larger ones go by halves to two warpgroups."""
+larger ones go by parts to two or three warpgroups."""
 ROW_THREADS = 256
 """Of the launches that make the terms of the queries and the rows of dQ."""
 
@@ -88,11 +88,12 @@ class BackwardWgmma(Family):
         dim, value_dim = problem.head_dim, problem.head_dim_v
         halves = dim == MAX_HEAD_DIM and value_dim % MAX_SINGLE_DIM == 0
         single = dim <= MAX_SHARED_DIM and dim + value_dim <= MAX_SUM_OF_DIMS
-        if dim > MAX_SINGLE_DIM and not (halves or single):
+        thirds = dim == value_dim == MAX_SHARED_DIM
+        if dim > MAX_SINGLE_DIM and not (halves or single or thirds):
             return (
                 f"backward_wgmma has no tile for a head_dim of {dim} beside {value_dim}: above {MAX_SINGLE_DIM} it "
-                f"takes those to {MAX_SHARED_DIM} that are {MAX_SUM_OF_DIMS} together, and {MAX_HEAD_DIM}, where "
-                f"warpgroups share the dims in halves, beside {MAX_SINGLE_DIM} or {MAX_HEAD_DIM}."
+                f"takes those to {MAX_SHARED_DIM} that are {MAX_SUM_OF_DIMS} together, {MAX_SHARED_DIM} beside as "
+                f"many, and {MAX_HEAD_DIM} beside {MAX_SINGLE_DIM} or {MAX_HEAD_DIM}, where warpgroups share the dims."
             )
         if reason := why_not_sliding(problem):
             return reason
@@ -129,7 +130,10 @@ class BackwardWgmma(Family):
             **variant_constants(problem, slope=True),
             **block_list_constants(problem),
             "BIAS_GRADIENT": "bias" in parse_grads(problem.grads),
+            "BIAS_PARAMETERS": ", const __grid_constant__ TensorMap bias_map" if problem.bias else "",
+            "BIAS_MAP": "bias_map" if problem.bias else "q_map",
             "SINK_GRADIENT": "sinks" in parse_grads(problem.grads),
+            "QUERY_SPLIT": genes.QUERY_SPLIT,
             "PRODUCER_WARPS": producer_warps(genes),
             "PRODUCER_REGISTERS": producer,
             "CONSUMER_REGISTERS": consumer,
@@ -159,8 +163,8 @@ class BackwardWgmma(Family):
         }
 
     def why_outdated(self, config: KernelConfig, source: str) -> str | None:
-        if "query_slots" not in source:
-            return "It is of before packed sequences and what is added to scores, and takes other arguments."
+        if "BIAS_PARAMETERS" not in source:
+            return "It is of before a tensor map of the bias, and takes other arguments."
         return super().why_outdated(config, source)
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
@@ -171,7 +175,9 @@ class BackwardWgmma(Family):
         row_heads = (ahead * problem.group_size, 1) if ahead else (problem.heads, batches(problem))
         progress: KernelArg = Buffer("progress") if ahead or problem.deterministic else NULL
         keys, heads, batch = key_blocks(problem, genes), problem.kv_heads, batches(problem)
-        grid = (heads, batch, keys) if genes.BLOCK_ORDER == "heads" else (keys, heads, batch)
+        blocks, in_parts = keys * genes.QUERY_SPLIT, genes.QUERY_SPLIT > 1
+        grid = (heads, batch, blocks) if genes.BLOCK_ORDER == "heads" else (blocks, heads, batch)
+        sums, sum_tiles = (Buffer("key_sums"), keys) if in_parts else (NULL, 0)
         log_sums, deltas, dq_sums = map(Buffer, ("log_sums", "deltas", "dq_sums"))
         dlse: KernelArg = Buffer("dlse") if problem.lse else NULL
         scale = Scalar("float32", problem.softmax_scale)
@@ -204,6 +210,8 @@ class BackwardWgmma(Family):
             *bias_gradient_strides(problem),
             *variant_args(problem),
             *block_state_args(problem),
+            sums,
+            *((bias_map(problem, m),) if problem.bias else ()),
         )
         rows: tuple[KernelArg, ...] = (
             *(dq_sums, Buffer("dq")),
@@ -214,13 +222,18 @@ class BackwardWgmma(Family):
             *(log_sums, deltas, Buffer("dsinks") if sinks else NULL),
             *_ints(batches(problem)),
             *variant_args(problem),
+            *(sums, Buffer("dk"), Buffer("dv")),
+            *strides_of(problem, "dk", "dv"),
+            *_ints(problem.kv_heads, sum_tiles),
         )
         smem, packs = smem_bytes(problem, genes), pack_launches(problem)
         return (
             *packs,
             KernelLaunch("backward_wgmma_terms", (tiles, *row_heads), row_block, 0, terms, overlaps=bool(packs)),
             KernelLaunch(self.name, grid, (threads(genes), 1, 1), smem, main, overlaps=True),
-            KernelLaunch("backward_wgmma_rows", (tiles + sinks, *row_heads), row_block, 0, rows, overlaps=True),
+            KernelLaunch(
+                "backward_wgmma_rows", (tiles + sinks + sum_tiles, *row_heads), row_block, 0, rows, overlaps=True
+            ),
         )
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
@@ -239,6 +252,8 @@ def _ints(*numbers: int) -> tuple[Scalar, ...]:
 
 
 MAX_WARPGROUPS = 3
+SCORE_STEP = 16
+"""Queries of scores that a warp puts into shared memory at a time."""
 MAX_GRID_YZ = 65535
 
 
@@ -250,9 +265,14 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
     if dims > 1 and "registers" in (genes.P_PLACE, genes.DS_PLACE):
         return f"DIM_GROUPS={dims} needs P_PLACE=shared and DS_PLACE=shared: each warpgroup has a part of both."
     if dims > 1 and (
-        problem.head_dim % (dims * CHUNK_COLUMNS) or problem.head_dim_v % (dims * CHUNK_COLUMNS) or genes.BLOCK_M % 32
+        problem.head_dim % (dims * CHUNK_COLUMNS)
+        or problem.head_dim_v % (dims * CHUNK_COLUMNS)
+        or genes.BLOCK_M % (dims * SCORE_STEP)
     ):
-        return f"DIM_GROUPS={dims} needs head_dims of {dims} times {CHUNK_COLUMNS}, and BLOCK_M in steps of 32."
+        return (
+            f"DIM_GROUPS={dims} needs head_dims of {dims} times {CHUNK_COLUMNS}, and BLOCK_M in steps of "
+            f"{dims * SCORE_STEP}."
+        )
     if not dq_columns(problem, genes):
         columns = whole_chunks(problem.head_dim)
         return (
@@ -267,6 +287,8 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
         return "ROW_WORK=spare_warps takes no packed sequences, whose heads end at different times."
     if genes.ROW_WORK == "spare_warps" and genes.BLOCK_ORDER == "heads":
         return "ROW_WORK=spare_warps needs BLOCK_ORDER=keys: the heads come one after another."
+    if genes.ROW_WORK == "spare_warps" and genes.QUERY_SPLIT > 1:
+        return "ROW_WORK=spare_warps counts on QUERY_SPLIT=1: rows are shared out to the blocks by their tiles of keys."
     if genes.ROTATE and problem.causal:
         return "ROTATE needs mask=full: under a causal mask blocks begin with different queries as it is."
     if genes.STAGGER and groups != 2:
@@ -288,7 +310,8 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
 def why_not_whole_lists(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
     """Tiles that are no parts of a block, and what does not go by a list; what adds in any order."""
     name = "ROTATE" if genes.ROTATE else "ROW_WORK=spare_warps" if genes.ROW_WORK == "spare_warps" else ""
-    if problem.blocks and name:
+    if problem.blocks and (name or genes.QUERY_SPLIT > 1):
+        name = name or f"QUERY_SPLIT={genes.QUERY_SPLIT}"
         return f"{name} needs queries by the mask alone, and here a block list names them."
     if problem.deterministic and name:
         return f"{name}: blocks that add to dQ in order wait for those that begin before them alone."
@@ -309,6 +332,8 @@ def why_redundant(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str |
             return (
                 f"{name}={stages} is more than the {tiles} tiles of {genes.BLOCK_M} queries that a block goes through."
             )
+    if tiles < genes.QUERY_SPLIT:
+        return f"QUERY_SPLIT={genes.QUERY_SPLIT} is more than the {tiles} tiles of {genes.BLOCK_M} queries."
     if genes.ROW_WORK == "spare_warps" and units(problem) == 1:
         return "ROW_WORK=spare_warps has nothing to do where there is one K/V head."
     if genes.BLOCK_ORDER == "heads" and (key_blocks(problem, genes) == 1 or units(problem) == 1):
@@ -321,8 +346,8 @@ def why_redundant(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str |
 def why_too_big(problem: AttentionProblem, genes: BackwardWgmmaGenes, gpu: GpuSpec) -> str | None:
     """Grid, memory and registers against the limits of the GPU and of BLOCKS_PER_SM."""
     warps, smem = threads(genes) // 32, smem_bytes(problem, genes)
-    if genes.BLOCK_ORDER == "heads" and key_blocks(problem, genes) > MAX_GRID_YZ:
-        return f"BLOCK_ORDER=heads puts {key_blocks(problem, genes)} tiles of keys in grid z, which ends at 65535."
+    if genes.BLOCK_ORDER == "heads" and (blocks := key_blocks(problem, genes) * genes.QUERY_SPLIT) > MAX_GRID_YZ:
+        return f"BLOCK_ORDER=heads puts {blocks} tiles of keys (BLOCK_N, QUERY_SPLIT) in grid z, which ends at 65535."
     if smem > gpu.smem_per_block:
         return (
             f"The block needs {smem} bytes of shared memory, by BLOCK_M, BLOCK_N, Q_STAGES, DO_STAGES, DS_STAGES and "

@@ -40,6 +40,7 @@ class BackwardWgmmaGenes(Genes):
     BLOCK_ORDER: Literal["keys", "heads"]
     ROTATE: bool
     ROW_WORK: Literal["launches", "spare_warps"] = "launches"
+    QUERY_SPLIT: int = 1
     STAGGER: bool = False
 
 
@@ -57,8 +58,8 @@ FIXED_REGISTERS = {"in_turn": 8, "dp_first": 24, "sums_first": 22, "softmax_firs
 both alive where most is. Fitted to 80 random configs compiled by ptxas 13.0."""
 
 
-BIAS_REGISTERS, BIAS_GRADIENT_REGISTERS, SLOPE_REGISTERS = 48, 24, 8
-"""Of places and bounds. Read off 24 configs compiled by ptxas 13.0."""
+BIAS_GRADIENT_REGISTERS, SLOPE_REGISTERS = 32, 8
+"""Of places and bounds. Read off 24 configs compiled by ptxas 13.0; a bias by itself takes none."""
 
 
 SHARE_REGISTERS = 8
@@ -142,8 +143,7 @@ def registers_needed(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> in
     if problem.own_score or (problem.softcap and (problem.alibi or problem.bias or not at_once)):
         kept += scores
     kept += SHARE_REGISTERS * bool(dq_share(problem, genes))
-    kept += SLOPE_REGISTERS * problem.alibi + BIAS_REGISTERS * bool(problem.bias)
-    kept += BIAS_GRADIENT_REGISTERS * ("bias" in wanted)
+    kept += SLOPE_REGISTERS * problem.alibi + BIAS_GRADIENT_REGISTERS * ("bias" in wanted)
     if genes.ORDER == "dp_first":
         return kept + 2 * scores + max(dq, rounded) + FIXED_REGISTERS[genes.ORDER]
     return kept + scores + max(scores, dq) + rounded + FIXED_REGISTERS[genes.ORDER]
@@ -157,6 +157,7 @@ def smem_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     tiles = genes.BLOCK_N * (rows + value_rows)
     tiles += genes.BLOCK_M * (genes.Q_STAGES * rows + genes.DO_STAGES * value_rows)
     tiles += scores * genes.DS_STAGES * (1 + (genes.P_PLACE == "shared"))
+    tiles += genes.Q_STAGES * genes.BLOCK_M * genes.BLOCK_N * problem.element_bytes * bool(problem.bias)
     sums = 64 * dq_columns(problem, genes) * 4 * warpgroups(genes) if genes.DQ_SUM != "registers" else 0
     terms = 4 * genes.BLOCK_M * (genes.Q_STAGES + genes.DO_STAGES)
     barriers = 2 + 2 * genes.Q_STAGES + 2 * genes.DO_STAGES + 2 * warpgroups(genes) * (genes.DQ_SUM == "warp")
@@ -175,14 +176,21 @@ def key_blocks(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
 
 
 def scratch(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, int]:
-    """Bytes of the terms of the queries, and of dQ in float32; of what is made of a block list; of words by which
-    blocks wait for one another."""
+    """Bytes of the terms of the queries, of dQ in float32, and of what blocks leave of dK and dV; of what is made of a
+    block list; of words by which blocks wait for one another."""
     terms = 4 * genes.BLOCK_M * query_tiles(problem, genes)
     found = {"log_sums": terms, "deltas": terms, "dq_sums": terms * whole_chunks(problem.head_dim)}
+    found |= {"key_sums": key_sums(problem, genes)} if genes.QUERY_SPLIT > 1 else {}
     found |= block_state_bytes(problem) | packed_bytes(problem)
     if problem.deterministic:
         return found | {"progress": 4 * query_tiles(problem, genes)}
     return found | ({"progress": 8 * units(problem)} if genes.ROW_WORK == "spare_warps" else {})
+
+
+def key_sums(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
+    """Bytes of dK and dV of all blocks in float32, QUERY_SPLIT > 1; else 0."""
+    blocks = key_blocks(problem, genes) * units(problem) * genes.QUERY_SPLIT
+    return 4 * blocks * genes.BLOCK_N * (problem.head_dim + problem.head_dim_v) * (genes.QUERY_SPLIT > 1)
 
 
 def units(problem: AttentionProblem) -> int:
@@ -238,13 +246,14 @@ def launch_work(
         waits=STEP_WAIT * (1.0 if genes.ORDER == "in_turn" else 0.6),
     )
     extra = variant_step(problem, pairs)
-    blocks = count * units(problem)
+    split = genes.QUERY_SPLIT
+    blocks = count * units(problem) * split
     row_bytes = sum(_row_bytes(problem, genes, which) for which in ("terms", "rows"))
     inside = (1 - _outside(problem, genes)) * row_bytes * query_tiles(problem, genes) / blocks
     ends = Step(
         instructions=keys * (width + value_width) / WARP * 1.5 + 60 * groups * 4,
         shared_bytes=2.0 * keys * (width + value_width) * size,
-        loaded_bytes=2.0 * keys * (width + value_width) * size + inside,
+        loaded_bytes=2.0 * keys * (width + value_width) * size * (1.0 if split == 1 else 1.5) + inside,
         waits=FIRST_WAIT,
     )
     main = LaunchWork(
@@ -255,14 +264,14 @@ def launch_work(
         smem_bytes(problem, genes),
         registers or registers_at_launch(genes),
         Step(*(a + b for a, b in zip(vars(step).values(), vars(extra).values(), strict=True))),
-        mean * problem.group_size,
-        most * problem.group_size,
+        mean * problem.group_size / split,
+        float(math.ceil(most * problem.group_size / split)),
         ends,
         tensor="wgmma",
         longest_first=(problem.causal or bool(problem.blocks)) and genes.BLOCK_ORDER == "heads",
         in_flight_bytes=float(tile_bytes * (min(genes.Q_STAGES, genes.DO_STAGES) - 1)),
         read_bytes=tensor_bytes(problem, "q", "k", "v", "o") + bias_bytes(problem),
-        write_bytes=tensor_bytes(problem, "k", "v"),
+        write_bytes=key_sums(problem, genes) or tensor_bytes(problem, "k", "v"),
         sweep_bytes=tensor_bytes(problem, "q", "o"),
         sweepers=float(count),
         visits=float(count),
@@ -278,6 +287,9 @@ def _rows(problem: AttentionProblem, genes: BackwardWgmmaGenes, which: str) -> L
     tiles = query_tiles(problem, genes) * _outside(problem, genes)
     sums, moved = _sum_bytes(problem, genes), _row_bytes(problem, genes, which)
     reads = moved - sums if which == "terms" else sums
+    of_keys = key_sums(problem, genes) if which == "rows" else 0
+    to_keys = tensor_bytes(problem, "k", "v") if of_keys else 0.0
+    moved += (of_keys + to_keys) / tiles
     return LaunchWork(
         f"backward_wgmma_{which}",
         math.ceil(tiles),
@@ -289,9 +301,9 @@ def _rows(problem: AttentionProblem, genes: BackwardWgmmaGenes, which: str) -> L
         1.0,
         1.0,
         Step(waits=ROW_WAIT),
-        read_bytes=reads * tiles,
-        write_bytes=(moved - reads) * tiles,
-        scratch_bytes=reads * tiles if which == "rows" else 0.0,
+        read_bytes=reads * tiles + of_keys,
+        write_bytes=(moved - reads) * tiles - of_keys,
+        scratch_bytes=reads * tiles + of_keys if which == "rows" else 0.0,
         overlaps=which == "rows",
     )
 
@@ -322,6 +334,7 @@ def _numbers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, 
         "do stages": genes.DO_STAGES,
         "ds stages": genes.DS_STAGES,
         "asked blocks": genes.BLOCKS_PER_SM,
+        "query split": genes.QUERY_SPLIT,
         "producer group": genes.PRODUCER == "warpgroup",
         "order": ORDERS.index(genes.ORDER),
         "p registers": genes.P_PLACE == "registers",
