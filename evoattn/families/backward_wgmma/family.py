@@ -18,6 +18,7 @@ from evoattn.families.backward_wgmma.resources import (
     producer_warps,
     registers_at_launch,
     registers_needed,
+    rows_by_block,
     scratch,
     smem_bytes,
     threads,
@@ -136,6 +137,7 @@ class BackwardWgmma(Family):
             "DQ_BY_BULK": genes.DQ_SUM != "registers",
             "DQ_BY_WARP": genes.DQ_SUM == "warp",
             "ROWS_INSIDE": genes.ROW_WORK == "spare_warps",
+            "ROWS_BY_BLOCK": genes.ROW_WORK == "block",
             "HEADS_FASTEST": genes.BLOCK_ORDER == "heads",
             "ROTATED": genes.ROTATE,
             "STAGGERED": genes.STAGGER,
@@ -161,7 +163,7 @@ class BackwardWgmma(Family):
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         genes = self.genes(config)
-        m, n = genes.BLOCK_M, genes.BLOCK_N
+        m, n, by_block = genes.BLOCK_M, genes.BLOCK_N, rows_by_block(problem, genes)
         tiles, sinks = row_blocks(problem, genes.BLOCK_M), "sinks" in parse_grads(problem.grads)
         ahead, row_block = lead(problem, genes, gpu.sm_count), (ROW_THREADS, 1, 1)
         row_heads = (ahead * problem.group_size, 1) if ahead else (problem.heads, batches(problem))
@@ -170,7 +172,7 @@ class BackwardWgmma(Family):
         blocks, in_parts = keys * genes.QUERY_SPLIT, genes.QUERY_SPLIT > 1
         grid = (heads, batch, blocks) if genes.BLOCK_ORDER == "heads" else (blocks, heads, batch)
         sums, sum_tiles = (Buffer("key_sums"), keys) if in_parts else (NULL, 0)
-        log_sums, deltas, dq_sums = map(Buffer, ("log_sums", "deltas", "dq_sums"))
+        log_sums, deltas, dq_sums = (NULL if by_block else Buffer(name) for name in ("log_sums", "deltas", "dq_sums"))
         dlse: KernelArg = Buffer("dlse") if problem.lse else NULL
         scale = Scalar("float32", problem.softmax_scale)
         sizes = _ints(problem.heads, problem.kv_heads, problem.seqlen_q, problem.seqlen_k)
@@ -217,9 +219,12 @@ class BackwardWgmma(Family):
             *_ints(problem.kv_heads, sum_tiles),
         )
         smem = smem_bytes(problem, genes)
+        launch = KernelLaunch(self.name, grid, (threads(genes), 1, 1), smem, main, overlaps=not by_block)
+        if by_block:
+            return (launch,)
         return (
             KernelLaunch("backward_wgmma_terms", (tiles, *row_heads), row_block, 0, terms),
-            KernelLaunch(self.name, grid, (threads(genes), 1, 1), smem, main, overlaps=True),
+            launch,
             KernelLaunch(
                 "backward_wgmma_rows", (tiles + sinks + sum_tiles, *row_heads), row_block, 0, rows, overlaps=True
             ),
@@ -270,14 +275,10 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
         )
     if genes.DQ_SUM != "registers" and dq_share(problem, genes):
         return f"DQ_SUM={genes.DQ_SUM} has no place for the dimensions of dQ that warpgroups share."
-    if genes.PRODUCER == "warp" and (genes.DQ_SUM == "warp" or genes.ROW_WORK == "spare_warps"):
-        return "DQ_SUM=warp and ROW_WORK=spare_warps need PRODUCER=warpgroup, which has warps to spare."
-    if genes.ROW_WORK == "spare_warps" and problem.varlen:
-        return "ROW_WORK=spare_warps takes no packed sequences, whose heads end at different times."
-    if genes.ROW_WORK == "spare_warps" and genes.BLOCK_ORDER == "heads":
-        return "ROW_WORK=spare_warps needs BLOCK_ORDER=keys: the heads come one after another."
-    if genes.ROW_WORK == "spare_warps" and genes.QUERY_SPLIT > 1:
-        return "ROW_WORK=spare_warps counts on QUERY_SPLIT=1: rows are shared out to the blocks by their tiles of keys."
+    if genes.PRODUCER == "warp" and (genes.DQ_SUM == "warp" or genes.ROW_WORK != "launches"):
+        return f"DQ_SUM=warp and ROW_WORK={genes.ROW_WORK} need PRODUCER=warpgroup, which has warps to spare."
+    if reason := _why_no_rows(problem, genes):
+        return reason
     if genes.ROTATE and problem.causal:
         return "ROTATE needs mask=full: under a causal mask blocks begin with different queries as it is."
     if genes.STAGGER and groups != 2:
@@ -296,6 +297,23 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
     return None
 
 
+def _why_no_rows(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
+    """Why rows of queries cannot be made where ROW_WORK says."""
+    if genes.ROW_WORK == "launches":
+        return None
+    if genes.QUERY_SPLIT > 1:
+        return f"ROW_WORK={genes.ROW_WORK} counts on QUERY_SPLIT=1: on a block for each tile of keys."
+    if genes.ROW_WORK == "block":
+        if genes.DQ_ROWS != "queries" or genes.DQ_SUM != "registers":
+            return "ROW_WORK=block needs rows of dQ in registers (DQ_ROWS=queries, DQ_SUM=registers)."
+        return None
+    if problem.varlen:
+        return "ROW_WORK=spare_warps takes no packed sequences, whose heads end at different times."
+    if genes.BLOCK_ORDER == "heads":
+        return "ROW_WORK=spare_warps needs BLOCK_ORDER=keys: the heads come one after another."
+    return None
+
+
 def why_redundant(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
     """Configs that do on this problem what a smaller one does."""
     if genes.BLOCK_M > 64 and 2 * problem.seqlen_q <= genes.BLOCK_M:
@@ -310,6 +328,8 @@ def why_redundant(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str |
             )
     if tiles < genes.QUERY_SPLIT:
         return f"QUERY_SPLIT={genes.QUERY_SPLIT} is more than the {tiles} tiles of {genes.BLOCK_M} queries."
+    if genes.ROW_WORK == "block" and not rows_by_block(problem, genes):
+        return f"ROW_WORK=block is ROW_WORK=launches where {genes.BLOCK_N} keys (BLOCK_N) are not all of a head's."
     if genes.ROW_WORK == "spare_warps" and units(problem) == 1:
         return "ROW_WORK=spare_warps has nothing to do where there is one K/V head."
     if genes.BLOCK_ORDER == "heads" and (key_blocks(problem, genes) == 1 or units(problem) == 1):
