@@ -45,16 +45,19 @@ struct Producer {
     const bool copies = warp == 4 * WARPGROUPS && threadIdx.x % 32 == 0;
     if (copies) {
       prefetch_tensor_map(q_map), prefetch_tensor_map(k_map), prefetch_tensor_map(v_map), prefetch_tensor_map(do_map);
-      Smem::init_barriers(smem_address);
+      Smem::init_barriers(smem_address, by_block());
     }
     __syncwarp();
-    if (DQ_BY_WARP && warp == 4 * WARPGROUPS + 1) named_barrier_sync<THREADS>(BARRIERS_READY);
+    const bool waits = ROWS_BY_BLOCK ? warp > 4 * WARPGROUPS : DQ_BY_WARP && warp == 4 * WARPGROUPS + 1;
+    if (waits) named_barrier_sync<THREADS>(BARRIERS_READY);
     else named_barrier_arrive<THREADS>(BARRIERS_READY);  // others see the initialised barriers
     if constexpr (PRODUCER_REGISTERS > 0) decrease_registers<PRODUCER_REGISTERS>();
     if (warp == 4 * WARPGROUPS) {
       if (BlockStates::LISTED || copies) copy(smem_address);
     } else if (DQ_BY_WARP && warp == 4 * WARPGROUPS + 1) {
       if (BlockStates::LISTED || threadIdx.x % 32 == 0) add_dq(smem_address);
+    } else if constexpr (ROWS_BY_BLOCK) {
+      if (by_block()) make_terms(smem_address, int(threadIdx.x) - 32 * (4 * WARPGROUPS + 4 - ROW_WARPS));
     } else if constexpr (ROWS_INSIDE) {
       SpareWarps{rows, progress, unit, group, block.key_tile, blocks}.run(int(threadIdx.x) -
                                                                           32 * (4 * WARPGROUPS + 4 - ROW_WARPS));
@@ -64,6 +67,7 @@ struct Producer {
 private:
   // Of a warp that goes through a block list one thread issues the copies.
   static __device__ __forceinline__ bool issues() { return !BlockStates::LISTED || threadIdx.x % 32 == 0; }
+  __device__ __forceinline__ bool by_block() const { return ROWS_BY_BLOCK && dq_sums_gmem == nullptr; }
   __device__ __forceinline__ void copy(uint32_t smem_address) const {
     if (issues()) {
       load_keys<Tiles>(smem_address + Smem::K, k_map, smem_address + Smem::K_FULL);
@@ -97,6 +101,24 @@ private:
     load<ValueTiles>(smem_address + Smem::DO + d.stage * Smem::DO_TILE_BYTES, do_map, walk,
                      smem_address + Smem::DO_FULL + 8 * d.stage, smem_address + Smem::DO_EMPTY + 8 * d.stage, d.parity,
                      smem_address + Smem::DELTAS + d.stage * BLOCK_M * 4, terms.deltas_gmem + tile);
+  }
+  // The terms of each tile of queries, by 32 · ROW_WARPS threads.
+  __device__ __forceinline__ void make_terms(uint32_t smem_address, int thread) const {
+    RingPosition<Q_STAGES> q;
+    RingPosition<DO_STAGES> d;
+    for (QueryWalk walk(block, group); !walk.done(); walk.advance(block)) {
+      mbarrier_wait(smem_address + Smem::Q_EMPTY + 8 * q.stage, q.parity ^ 1);
+      mbarrier_wait(smem_address + Smem::DO_EMPTY + 8 * d.stage, d.parity ^ 1);
+      rows.terms_to<32 * ROW_WARPS>(reinterpret_cast<float*>(smem + Smem::LOG_SUMS) + q.stage * BLOCK_M,
+                                    reinterpret_cast<float*>(smem + Smem::DELTAS) + d.stage * BLOCK_M,
+                                    block.batch * terms.heads + walk.head, walk.tile, thread);
+      __syncwarp();  // all lanes have written
+      if (thread % 32 == 0) {
+        mbarrier_arrive(smem_address + Smem::Q_FULL + 8 * q.stage);
+        mbarrier_arrive(smem_address + Smem::DO_FULL + 8 * d.stage);
+      }
+      q.advance(), d.advance();
+    }
   }
   // Adds what the consumers leave of dQ to its sums, a warpgroup's part at a time.
   __device__ __forceinline__ void add_dq(uint32_t smem_address) const {
@@ -144,8 +166,10 @@ private:
                                        uint32_t empty, uint32_t parity, uint32_t term_smem,
                                        const float* term_gmem) const {
     mbarrier_wait(empty, parity ^ 1);
-    mbarrier_arrive_expect_tx(full, BLOCK_M * 4);
-    bulk_load(term_smem, term_gmem, BLOCK_M * 4, full);
+    if (!by_block()) {
+      mbarrier_arrive_expect_tx(full, BLOCK_M * 4);
+      bulk_load(term_smem, term_gmem, BLOCK_M * 4, full);
+    }
     const int row = walk.tile * BLOCK_M;
     if constexpr (VARLEN)
       Of::template load_sliding<BLOCK_M>(tile_smem, map, full, row, sequence.queries, sequence.end_query(), walk.head);

@@ -110,10 +110,17 @@ def test_warpgroups_share_dimensions(params, text, dims):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", ["varlen=0+5+40 B=3 H=2 S=40", "varlen=40+20 B=2 H=2 S=40 score=s*0.9+0.3*b"])
-def test_packed_sequences_may_be_empty_and_have_numbers(text):
-    problem = parse_shape(f"D=128 op=backward {text}")
-    assert judged(built(FAMILY, problem, START, H100), problem).passed
+@pytest.mark.parametrize(
+    "params, text",
+    [
+        ({}, "varlen=0+5+40 B=3 H=2 S=40"),
+        ({}, "varlen=40+20 B=2 H=2 S=40 score=s*0.9+0.3*b"),
+        ({"ROW_WORK": "block"}, "B=2 H=2 Hkv=1 S=87 mask=causal lse=1"),
+    ],
+)
+def test_sequences_may_be_short(params, text):
+    problem, config = parse_shape(f"D=128 op=backward {text}"), type(START)(START.family, START.params | params)
+    assert judged(built(FAMILY, problem, config, H100), problem).passed
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from evoattn.families.backward_wgmma.resources import (
     producer_warps,
     registers_at_launch,
     registers_needed,
+    rows_by_block,
     scratch,
     smem_bytes,
     threads,
@@ -143,6 +144,7 @@ class BackwardWgmma(Family):
             "DQ_BY_BULK": genes.DQ_SUM != "registers",
             "DQ_BY_WARP": genes.DQ_SUM == "warp",
             "ROWS_INSIDE": genes.ROW_WORK == "spare_warps",
+            "ROWS_BY_BLOCK": genes.ROW_WORK == "block",
             "HEADS_FASTEST": genes.BLOCK_ORDER == "heads",
             "ROTATED": genes.ROTATE,
             "STAGGERED": genes.STAGGER,
@@ -169,7 +171,7 @@ class BackwardWgmma(Family):
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         genes = self.genes(config)
-        m, n = genes.BLOCK_M, genes.BLOCK_N
+        m, n, by_block = genes.BLOCK_M, genes.BLOCK_N, rows_by_block(problem, genes)
         tiles, sinks = row_blocks(problem, genes.BLOCK_M), "sinks" in parse_grads(problem.grads)
         ahead, row_block = lead(problem, genes, gpu.sm_count), (ROW_THREADS, 1, 1)
         row_heads = (ahead * problem.group_size, 1) if ahead else (problem.heads, batches(problem))
@@ -178,7 +180,7 @@ class BackwardWgmma(Family):
         blocks, in_parts = keys * genes.QUERY_SPLIT, genes.QUERY_SPLIT > 1
         grid = (heads, batch, blocks) if genes.BLOCK_ORDER == "heads" else (blocks, heads, batch)
         sums, sum_tiles = (Buffer("key_sums"), keys) if in_parts else (NULL, 0)
-        log_sums, deltas, dq_sums = map(Buffer, ("log_sums", "deltas", "dq_sums"))
+        log_sums, deltas, dq_sums = (NULL if by_block else Buffer(name) for name in ("log_sums", "deltas", "dq_sums"))
         dlse: KernelArg = Buffer("dlse") if problem.lse else NULL
         scale = Scalar("float32", problem.softmax_scale)
         sizes = _ints(problem.heads, problem.kv_heads, problem.seqlen_q, problem.seqlen_k)
@@ -227,10 +229,13 @@ class BackwardWgmma(Family):
             *_ints(problem.kv_heads, sum_tiles),
         )
         smem, packs = smem_bytes(problem, genes), pack_launches(problem)
+        launch = KernelLaunch(self.name, grid, (threads(genes), 1, 1), smem, main, overlaps=not by_block)
+        if by_block:
+            return (launch,)
         return (
             *packs,
             KernelLaunch("backward_wgmma_terms", (tiles, *row_heads), row_block, 0, terms, overlaps=bool(packs)),
-            KernelLaunch(self.name, grid, (threads(genes), 1, 1), smem, main, overlaps=True),
+            launch,
             KernelLaunch(
                 "backward_wgmma_rows", (tiles + sinks + sum_tiles, *row_heads), row_block, 0, rows, overlaps=True
             ),
@@ -281,14 +286,10 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
         )
     if genes.DQ_SUM != "registers" and dq_share(problem, genes):
         return f"DQ_SUM={genes.DQ_SUM} has no place for the dimensions of dQ that warpgroups share."
-    if genes.PRODUCER == "warp" and (genes.DQ_SUM == "warp" or genes.ROW_WORK == "spare_warps"):
-        return "DQ_SUM=warp and ROW_WORK=spare_warps need PRODUCER=warpgroup, which has warps to spare."
-    if genes.ROW_WORK == "spare_warps" and problem.varlen:
-        return "ROW_WORK=spare_warps takes no packed sequences, whose heads end at different times."
-    if genes.ROW_WORK == "spare_warps" and genes.BLOCK_ORDER == "heads":
-        return "ROW_WORK=spare_warps needs BLOCK_ORDER=keys: the heads come one after another."
-    if genes.ROW_WORK == "spare_warps" and genes.QUERY_SPLIT > 1:
-        return "ROW_WORK=spare_warps counts on QUERY_SPLIT=1: rows are shared out to the blocks by their tiles of keys."
+    if genes.PRODUCER == "warp" and (genes.DQ_SUM == "warp" or genes.ROW_WORK != "launches"):
+        return f"DQ_SUM=warp and ROW_WORK={genes.ROW_WORK} need PRODUCER=warpgroup, which has warps to spare."
+    if reason := _why_no_rows(problem, genes):
+        return reason
     if genes.ROTATE and problem.causal:
         return "ROTATE needs mask=full: under a causal mask blocks begin with different queries as it is."
     if genes.STAGGER and groups != 2:
@@ -309,7 +310,7 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
 
 def why_not_whole_lists(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
     """Tiles that are no parts of a block, and what does not go by a list; what adds in any order."""
-    name = "ROTATE" if genes.ROTATE else "ROW_WORK=spare_warps" if genes.ROW_WORK == "spare_warps" else ""
+    name = "ROTATE" if genes.ROTATE else f"ROW_WORK={genes.ROW_WORK}" if genes.ROW_WORK != "launches" else ""
     if problem.blocks and (name or genes.QUERY_SPLIT > 1):
         name = name or f"QUERY_SPLIT={genes.QUERY_SPLIT}"
         return f"{name} needs queries by the mask alone, and here a block list names them."
@@ -318,6 +319,23 @@ def why_not_whole_lists(problem: AttentionProblem, genes: BackwardWgmmaGenes) ->
     if problem.deterministic and genes.DQ_SUM != "warp":
         return f"DQ_SUM={genes.DQ_SUM} adds to dQ in any order; deterministic=1 asks for DQ_SUM=warp."
     return why_not_listed(problem, genes.BLOCK_M, genes.BLOCK_N)
+
+
+def _why_no_rows(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
+    """Why rows of queries cannot be made where ROW_WORK says."""
+    if genes.ROW_WORK == "launches":
+        return None
+    if genes.QUERY_SPLIT > 1:
+        return f"ROW_WORK={genes.ROW_WORK} counts on QUERY_SPLIT=1: on a block for each tile of keys."
+    if genes.ROW_WORK == "block":
+        if genes.DQ_ROWS != "queries" or genes.DQ_SUM != "registers":
+            return "ROW_WORK=block needs rows of dQ in registers (DQ_ROWS=queries, DQ_SUM=registers)."
+        return None
+    if problem.varlen:
+        return "ROW_WORK=spare_warps takes no packed sequences, whose heads end at different times."
+    if genes.BLOCK_ORDER == "heads":
+        return "ROW_WORK=spare_warps needs BLOCK_ORDER=keys: the heads come one after another."
+    return None
 
 
 def why_redundant(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
@@ -334,6 +352,8 @@ def why_redundant(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str |
             )
     if tiles < genes.QUERY_SPLIT:
         return f"QUERY_SPLIT={genes.QUERY_SPLIT} is more than the {tiles} tiles of {genes.BLOCK_M} queries."
+    if genes.ROW_WORK == "block" and not rows_by_block(problem, genes):
+        return f"ROW_WORK=block is ROW_WORK=launches where {genes.BLOCK_N} keys (BLOCK_N) are not all of a head's."
     if genes.ROW_WORK == "spare_warps" and units(problem) == 1:
         return "ROW_WORK=spare_warps has nothing to do where there is one K/V head."
     if genes.BLOCK_ORDER == "heads" and (key_blocks(problem, genes) == 1 or units(problem) == 1):

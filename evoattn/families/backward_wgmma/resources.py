@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from evoattn.families import backward
@@ -39,7 +39,7 @@ class BackwardWgmmaGenes(Genes):
     DQ_SUM: Literal["registers", "bulk", "warp"]
     BLOCK_ORDER: Literal["keys", "heads"]
     ROTATE: bool
-    ROW_WORK: Literal["launches", "spare_warps"] = "launches"
+    ROW_WORK: Literal["launches", "spare_warps", "block"] = "launches"
     QUERY_SPLIT: int = 1
     STAGGER: bool = False
 
@@ -98,7 +98,7 @@ def moved_registers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> tup
     consumers, launch = warpgroups(genes), min(registers_at_launch(genes) + 1, 256) // 8 * 8
     producer = PRODUCER_REGISTERS[consumers]
     if genes.DS_PLACE == "shared":  # else ptxas has products wait in turn (C7512)
-        spare = SPARE_REGISTERS if genes.ROW_WORK == "spare_warps" else LISTED_REGISTERS * bool(problem.blocks)
+        spare = SPARE_REGISTERS if genes.ROW_WORK != "launches" else LISTED_REGISTERS * bool(problem.blocks)
         producer = max(producer, spare)
     consumer = ((consumers + 1) * launch - producer) // consumers // 8 * 8
     return producer, min(consumer, MAX_CONSUMER_REGISTERS)
@@ -178,6 +178,8 @@ def key_blocks(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
 def scratch(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, int]:
     """Bytes of the terms of the queries, of dQ in float32, and of what blocks leave of dK and dV; of what is made of a
     block list; of words by which blocks wait for one another."""
+    if rows_by_block(problem, genes):
+        return {}
     terms = 4 * genes.BLOCK_M * query_tiles(problem, genes)
     found = {"log_sums": terms, "deltas": terms, "dq_sums": terms * whole_chunks(problem.head_dim)}
     found |= {"key_sums": key_sums(problem, genes)} if genes.QUERY_SPLIT > 1 else {}
@@ -193,6 +195,15 @@ def key_sums(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     return 4 * blocks * genes.BLOCK_N * (problem.head_dim + problem.head_dim_v) * (genes.QUERY_SPLIT > 1)
 
 
+def rows_by_block(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> bool:
+    """Whether a block has all keys of its heads, and each query sees some: with ROW_WORK=block it makes the terms of
+    the queries and whole rows of dQ, and the main launch is the only one."""
+    if genes.ROW_WORK != "block" or problem.varlen or problem.grads or problem.window:
+        return False
+    unseen = problem.masking.ends_lower_right and problem.causal and problem.seqlen_q > problem.seqlen_k
+    return not unseen and key_blocks(problem, genes) == 1
+
+
 def units(problem: AttentionProblem) -> int:
     """K/V heads of all batches."""
     return problem.kv_heads * batches(problem)
@@ -202,7 +213,7 @@ def lead(problem: AttentionProblem, genes: BackwardWgmmaGenes, sms: int) -> int:
     """So many K/V heads ahead a block of ROW_WORK=spare_warps begins rows of queries, and ends those of as many behind:
     those that run at once on so many SMs and one more, so that none waits, and twice as many where some blocks take
     twice as long as others do; half of all at most. 0 with ROW_WORK=launches."""
-    if genes.ROW_WORK == "launches":
+    if genes.ROW_WORK != "spare_warps":
         return 0
     uneven = problem.causal and not problem.window
     running = math.ceil((1 + uneven) * sms * genes.BLOCKS_PER_SM / key_blocks(problem, genes)) + 1
@@ -219,10 +230,8 @@ STEP_WAIT, FIRST_WAIT, ROW_WAIT = 500, 2500, 2000
 launches for rows. Estimates: nothing was fitted yet."""
 
 
-def launch_work(
-    problem: AttentionProblem, genes: BackwardWgmmaGenes, registers: int
-) -> tuple[LaunchWork, LaunchWork, LaunchWork]:
-    """The terms of the queries, the main launch, the rows of dQ."""
+def launch_work(problem: AttentionProblem, genes: BackwardWgmmaGenes, registers: int) -> tuple[LaunchWork, ...]:
+    """The terms of the queries, the main launch, the rows of dQ; or the main launch alone."""
     mean, most, count = key_steps(problem, genes.BLOCK_M, genes.BLOCK_N)  # of one head
     groups, queries, keys = warpgroups(genes), genes.BLOCK_M, genes.BLOCK_N
     width, value_width = up_to(problem.head_dim, 16), up_to(problem.head_dim_v, 16)
@@ -279,6 +288,8 @@ def launch_work(
         overlaps=True,
         genes=_numbers(problem, genes),
     )
+    if rows_by_block(problem, genes):
+        return (replace(main, overlaps=False),)
     return _rows(problem, genes, "terms"), main, _rows(problem, genes, "rows")
 
 
@@ -343,6 +354,7 @@ def _numbers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, 
         "dq by bulk": genes.DQ_SUM == "bulk",
         "dq by warp": genes.DQ_SUM == "warp",
         "rows inside": genes.ROW_WORK == "spare_warps",
+        "rows by block": rows_by_block(problem, genes),
         "staggered": genes.STAGGER,
         "rotated": genes.ROTATE,
         "consumer registers": moved_registers(problem, genes)[1] or registers_at_launch(genes),
