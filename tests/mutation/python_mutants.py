@@ -363,7 +363,7 @@ def _passes_without(mutant: Mutant, copied: Path, words: list[str]) -> bool:
     return _PASSES[tuple(words)]
 
 
-SLOW_SECONDS = 40.0
+SLOW_SECONDS = 60.0
 """For the slow tests of a mutant: longer ones tell nothing."""
 THEIRS = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and Path(path) != ROOT]
 """Folders of packages, besides Python's own."""
