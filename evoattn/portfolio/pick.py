@@ -157,7 +157,8 @@ def _by_recipe(
     problem: AttentionProblem, gpu: GpuSpec, listed: KernelList | None
 ) -> tuple[list[KernelConfig], Mapping[str, Genes]]:
     """As `_begin`, of rows that have the same bits in every batch: the list's kernels and the known-good configs of the
-    one family that has a recipe, with its genes in place of theirs."""
+    one family that has a recipe, with its genes in place of theirs; genes that these kernels all have alike have any
+    value."""
     found: dict[str, KernelConfig] = {}
     genes: dict[str, Genes] = {}
     for family in registry.FAMILIES.values():
@@ -171,7 +172,8 @@ def _by_recipe(
             config = KernelConfig(family.name, {**kernel.params, **recipe})
             if not family.why_impossible(problem, config, gpu):
                 found[config.id] = config
-        values = _known_genes(space, listed.genes.get(family.name, {}) if listed else {})
+        known = _known_genes(space, listed.genes.get(family.name, {}) if listed else {})
+        values = {p.name: known[p.name] if len(known[p.name]) > 1 else p.values for p in space.parameters}
         genes[family.name] = {**values, **{name: (value,) for name, value in recipe.items()}}
     return list(found.values()), genes
 

@@ -61,6 +61,7 @@ struct Consumer : Epilogue {
   bool flushed;       // SUM_IN_SHARED: some are in shared memory
   Ring ring, before;  // places of the next K, and of the V that P is for
   Ring skipped;       // AHEAD: the first place of V that is passed over
+  bool fresh;         // KEEPS: O of this part is nothing yet
   TileScheduler& work;
 
   __device__ __forceinline__ Consumer(RowOperand<Operands::ROW_COLUMNS, Q_IN_REGISTERS>& q, Fragments& f,
@@ -119,9 +120,10 @@ private:
 #pragma unroll
     for (int step = 0; step < KEY_STEPS; ++step) {
       wgmma_pv(sum, p[step], v_stage + descriptor_step(Operands::value_step(step)),
-               !TWO_LEVELS || step > 0 || (IN_TURNS && tiles_added > 0));
+               KEEPS ? step > 0 || !fresh : !TWO_LEVELS || step > 0 || (IN_TURNS && tiles_added > 0));
     }
     wgmma_commit();
+    if constexpr (KEEPS) fresh = false;
   }
   // Four numbers of this thread's part of O in shared memory.
   __device__ __forceinline__ float4& kept(int i) {
@@ -371,7 +373,7 @@ private:
 #pragma unroll
     for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = 0.f;
     o_factor[0] = o_factor[1] = 1.f, total[0] = total[1] = 0.f;
-    tiles_added = 0, flushed = false;
+    tiles_added = 0, flushed = false, fresh = false;
   }
   // KEEPS: the parts that are over, which hold none yet.
   __device__ __forceinline__ void clear_parts() {
@@ -417,7 +419,7 @@ private:
       for (;;) {
         const int of_part = (key_tile + 1) / PART_TILES_OR_ONE * PART_TILES;
         rest_of_tiles(max(first, of_part));
-        if (of_part - 1 - (KEY_SPLIT - 1) * PART_TILES < first) return;
+        if (CLUSTER > 1 || of_part - 1 - (KEY_SPLIT - 1) * PART_TILES < first) return;  // a part each in a cluster
         if constexpr (KEEPS) {
           begin_part();
         } else {
@@ -439,7 +441,7 @@ private:
     if constexpr (OVERLAP) finish_pv();
     __syncwarp();  // the lane that released V is back: wgmma wants whole warps
     Partial::add_in_turn(o, of_part, o_parts, of_parts);
-    clear_output();
+    fresh = true;
     Operands::pack(p, s);
     before = ring;
     ring.advance();
@@ -539,7 +541,7 @@ private:
       add_parts(state);
       if constexpr (CLUSTER > 1) {
         const int slots = Smem::PARTIALS + warpgroup * Partial::BYTES, full = barrier(Smem::PARTIALS_FULL, 0);
-        if (!Partial::gather<CLUSTER>(smem + slots, smem_address + slots, Smem::SLOT_BYTES, full, work.split, o, state,
+        if (!Partial::gather<CLUSTER, IN_PARTS>(smem + slots, smem_address + slots, Smem::SLOT_BYTES, full, work.split, o, state,
                                       thread))
           break;
       }

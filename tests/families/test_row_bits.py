@@ -152,6 +152,13 @@ def test_the_same_where_a_tile_of_rows_begins_beside_the_end_of_another():
     assert compared(*kernels("flash_wgmma", "one SM", whole, (many, SPLIT)), whole) == []
 
 
+@pytest.mark.slow
+def test_the_same_where_each_part_has_a_block_of_a_cluster():
+    one = {**SPLIT, "KEY_SPLIT": 4, "PARTS_MERGE": "cluster"}
+    whole = causal(dtype="bf16", lse=True)
+    assert compared(*kernels("flash_wgmma", "h100", whole, (MANY, one)), whole) == []
+
+
 @pytest.mark.parametrize(
     "edit",
     [
@@ -173,7 +180,8 @@ SHAPES += ["S=900,varlen=1:900", "Sq=1,Sk=5000,seqused=1:5000,page=16", "S=9000,
 @pytest.mark.parametrize("kind", ["D=64", "D=128,dtype=bf16", "D=256,dtype=bf16"])
 @pytest.mark.slow
 def test_all_lengths_have_one_recipe(gpu, kind):
-    found = set()
+    """But for sums of parts, which are none where all keys lie in the first part."""
+    found, sizes = set(), set()
     for shape in SHAPES:
         text = ("" if "B=" in shape else "B=2,") + f"H=16,Hkv=4,{kind},{shape},batch_invariant=1"
         if gpu != "h100" and "lse" in shape:  # flash_mma writes none
@@ -183,8 +191,12 @@ def test_all_lengths_have_one_recipe(gpu, kind):
         assert chosen is not None, text
         family = registry.lookup(chosen.family)
         assert not family.why_impossible(problem, chosen.config, card)
-        found.add((chosen.family, family.row_bits(problem, chosen.config)))
-    assert len(found) == 1 and None not in found.pop()
+        bits = dict(zip(family.recipe(problem, card), family.row_bits(problem, chosen.config), strict=True))
+        tiles = bits.pop("PART_TILES", 0)
+        assert not tiles or problem.seqlen_k > tiles * bits["BLOCK_N"]
+        sizes |= {tiles} - {0}
+        found.add((chosen.family, tuple(bits.values())))
+    assert len(found) == 1 and len(sizes) <= 1
 
 
 @pytest.mark.parametrize("gpu", ["h100", "l4", "b200"])

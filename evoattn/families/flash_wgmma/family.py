@@ -64,7 +64,7 @@ GANGS_ALONG_Y = "gridDim.y"
 SCHEDULES = {"single": "SINGLE", "fixed": "FIXED", "claimed": "CLAIMED", "balanced": "BALANCED"}
 STORES = {"tensor_map": "TENSOR_MAP", "rows": "ROWS", "chunks": "CHUNKS"}
 RESCALES = {"always": ("ALWAYS", 0), "lazy_5": ("LAZY", 5), "lazy_8": ("LAZY", 8), "lazy_after": ("LAZY_AFTER", 0)}
-RECIPE: dict[str, Value] = {"BLOCK_N": 64, "RESCALE": "lazy_5", "POLYNOMIAL_EIGHTHS": 0, "PART_TILES": 16}
+RECIPE: dict[str, Value] = {"BLOCK_N": 64, "RESCALE": "lazy_5", "POLYNOMIAL_EIGHTHS": 0, "PART_TILES": 8}
 """Of rows of the same bits in every batch. A V of more than WIDE_HEAD_DIM columns has no parts: registers hold no
 second O beside the first."""
 COUNTERS, RESULTS = "counters" + ZEROED_SUFFIX, "results"
@@ -277,6 +277,10 @@ def why_useless(problem: AttentionProblem, genes: FlashWgmmaGenes) -> str | None
         return (
             f"PART_TILES={genes.PART_TILES} needs a V of at most {WIDE_HEAD_DIM} columns, and tiles by the mask alone."
         )
+    if genes.PARTS_MERGE == "cluster" and not (genes.PART_TILES and cluster_blocks(problem, genes) > 1):
+        return "PARTS_MERGE=cluster needs PART_TILES, and KEY_SPLIT=2 or 4 whose results fit into shared memory."
+    if genes.PARTS_MERGE == "cluster" and parts(problem, genes) > genes.KEY_SPLIT:
+        return f"PARTS_MERGE=cluster: each of the {parts(problem, genes)} parts needs a block of its own."
     if genes.PART_TILES and genes.KEY_SPLIT > 1 and genes.CAUSAL_SKIP:
         return f"CAUSAL_SKIP passes over tiles of one block: KEY_SPLIT={genes.KEY_SPLIT} parts have several."
     if genes.SCHEDULE == "balanced" and problem.causal:

@@ -50,6 +50,7 @@ class FlashWgmmaGenes(Genes):
     Q_IN_REGISTERS: bool
     STORE: Literal["tensor_map", "rows", "chunks"]
     PART_TILES: int = 0
+    PARTS_MERGE: Literal["memory", "cluster"] = "memory"
     GROUP_ROWS: bool = False
 
 
@@ -221,7 +222,7 @@ def chunks_of(dim: int) -> int:
 def cluster_blocks(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
     """Blocks of a cluster: those of KEY_SPLIT, if they are few and their results fit beside the tiles of a block."""
     split = genes.KEY_SPLIT
-    if split == 1 or split not in IN_CLUSTER or genes.PART_TILES:
+    if split == 1 or split not in IN_CLUSTER or (genes.PART_TILES and genes.PARTS_MERGE == "memory"):
         return 1
     needed = _tile_bytes(problem, genes) + _handed_over_bytes(problem, genes, split) + SMEM_RESERVED
     return split if genes.BLOCKS_PER_SM * needed <= SMEM_PER_SM else 1
