@@ -40,9 +40,10 @@ using Ring = RingPosition<STAGES>;
 using Partial = PartialOutput<VALUE_DIM / 2>;
 constexpr bool IN_MEMORY = KEY_SPLIT > CLUSTER;  // blocks that share rows merge their results in global memory
 // Places for O beside Q, where the next Q takes Q's.
-constexpr int O_CHUNKS = !PERSISTENT || SUM_IN_SHARED ? 0 : STORE == Store::CHUNKS ? 2 : OutputTiles::CHUNKS;
+constexpr bool O_IN_SHARED = SUM_IN_SHARED || PARTS_IN_SHARED;  // some O in fp32, then O in its place
+constexpr int O_CHUNKS = !PERSISTENT || O_IN_SHARED ? 0 : STORE == Store::CHUNKS ? 2 : OutputTiles::CHUNKS;
 using Smem =
-    SharedLayout<Operands, VALUE_DIM, WARPGROUPS, BLOCK_N, STAGES, O_CHUNKS, SUM_IN_SHARED, CLUSTER, SLIDING ? 8 : 4>;
+    SharedLayout<Operands, VALUE_DIM, WARPGROUPS, BLOCK_N, STAGES, O_CHUNKS, O_IN_SHARED, CLUSTER, SLIDING ? 8 : 4>;
 static_assert(Smem::BYTES == SMEM_BYTES, "Python and CUDA disagree");
 
 // Named barriers of the block.

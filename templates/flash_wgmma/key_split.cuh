@@ -131,6 +131,12 @@ template <int FLOATS> struct PartialOutput {
       of_sum.shift[row] = shift;
     }
   }
+  // Of four numbers of rows g, g, g + 8, g + 8.
+  static __device__ __forceinline__ float4 turn(float4 sum, float x, float y, float z, float w, const float (&low)[2],
+                                                const float (&own)[2]) {
+    return make_float4(fmaf(sum.x, low[0], x * own[0]), fmaf(sum.y, low[0], y * own[0]),
+                       fmaf(sum.z, low[1], z * own[1]), fmaf(sum.w, low[1], w * own[1]));
+  }
   // `more`, a result of this lane, to the sum of those before.
   static __device__ __forceinline__ void add_in_turn(const float (&more)[FLOATS], const RowState& of_more,
                                                      float (&sum)[FLOATS], RowState& of_sum) {
@@ -158,10 +164,7 @@ template <int FLOATS> struct PartialOutput {
 #pragma unroll
       for (int slot = SLOTS - 1; slot >= 0; --slot) {
         const float4 more = slot ? piece(slot - 1, i / 4 + 1) : make_float4(o[i], o[i + 1], o[i + 2], o[i + 3]);
-        sum.x = fmaf(sum.x, low[slot][0], more.x * own[slot][0]);
-        sum.y = fmaf(sum.y, low[slot][0], more.y * own[slot][0]);
-        sum.z = fmaf(sum.z, low[slot][1], more.z * own[slot][1]);
-        sum.w = fmaf(sum.w, low[slot][1], more.w * own[slot][1]);
+        sum = turn(sum, more.x, more.y, more.z, more.w, low[slot], own[slot]);
       }
       o[i] = sum.x, o[i + 1] = sum.y, o[i + 2] = sum.z, o[i + 3] = sum.w;
     }

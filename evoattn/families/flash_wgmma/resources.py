@@ -141,6 +141,17 @@ def registers_needed(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
 
     S, P, O, Q if it stays, and what the other genes keep beside them.
     """
+    return _registers_needed(problem, genes, not parts_in_shared(problem, genes))
+
+
+def parts_in_shared(problem: AttentionProblem, genes: FlashWgmmaGenes) -> bool:
+    """Whether a block adds up its parts in shared memory, as registers do not hold a second O."""
+    have = moved_registers(genes)[1] or registers_at_launch(genes)
+    return keeps_parts(genes) and _registers_needed(problem, genes, True) > have
+
+
+def _registers_needed(problem: AttentionProblem, genes: FlashWgmmaGenes, with_parts: bool) -> int:
+    """As `registers_needed`, `with_parts` in registers, or without."""
     block_n, wide = genes.BLOCK_N, max(0, problem.head_dim - WIDE_HEAD_DIM, problem.head_dim_v - WIDE_HEAD_DIM)
     operands = block_n // 2 + block_n // 4 + problem.head_dim_v // 2
     if genes.Q_IN_REGISTERS:
@@ -152,7 +163,7 @@ def registers_needed(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
         others += LAZY_AFTER_REGISTERS + problem.head_dim // 16 + wide // 8
     if genes.GROUP_ROWS and (problem.alibi or problem.bias or problem.score):
         others += TWO_HEADS_REGISTERS
-    if keeps_parts(genes):  # O of those that are over
+    if keeps_parts(genes) and with_parts:  # O of those that are over
         others += problem.head_dim_v // 2
     if problem.bias:  # one register for two keys of two rows, loaded beside the product
         others += block_n // 4
@@ -266,10 +277,13 @@ def _tile_bytes(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
     producer says of two tiles."""
     chunks, value_chunks = chunks_of(problem.head_dim), chunks_of(problem.head_dim_v)
     o_chunks = (O_CHUNK_PLACES if genes.STORE == "chunks" else value_chunks) if is_persistent(genes) else 0
+    o_row_bytes = o_chunks * ROW_BYTES
+    if parts_in_shared(problem, genes):  # O takes their place
+        o_row_bytes = max(value_chunks * ROW_BYTES, 4 * problem.head_dim_v)
     tile_words = SEQUENCE_TILE_WORDS if problem.varlen or problem.seqused else TILE_WORDS
-    q_bytes = genes.BLOCK_M * ROW_BYTES * (chunks if o_chunks else max(chunks, value_chunks))
+    q_bytes = genes.BLOCK_M * ROW_BYTES * (chunks if o_row_bytes else max(chunks, value_chunks))
     kv_bytes = genes.STAGES * genes.BLOCK_N * ROW_BYTES * (chunks + value_chunks)
-    o_bytes = o_chunks * genes.BLOCK_M * ROW_BYTES
+    o_bytes = o_row_bytes * genes.BLOCK_M
     barriers = 8 * (2 * warpgroups(genes) + 4 * genes.STAGES + 1)
     return q_bytes + kv_bytes + o_bytes + barriers + 2 * tile_words * 4
 
