@@ -143,7 +143,7 @@ def test_the_same_under_a_window():
     ("head_dim", "own"),
     [
         (64, {"BLOCK_M": 64, "PING_PONG": False, "PRODUCER": "warp"}),
-        (96, {"BLOCK_M": 192}),  # sums of parts in shared memory
+        (96, {"BLOCK_M": 192, "STORE": "tensor_map"}),  # sums of parts in shared memory
     ],
 )
 def test_the_same_where_a_tile_of_rows_begins_beside_the_end_of_another(head_dim, own):
