@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from itertools import product
 
 from evoattn.cost import correction
 from evoattn.families import registry
@@ -168,13 +169,14 @@ def _by_recipe(
         kernels = (
             [c for c in listed.of(problem)[1] if c.family == family.name and space.has(c.params)] if listed else []
         )
-        for kernel in (*kernels, *space.starting_configs()):
-            config = KernelConfig(family.name, {**kernel.params, **recipe})
+        known = _known_genes(space, listed.genes.get(family.name, {}) if listed else {})
+        alike = {p.name: p.values for p in space.parameters if len(known[p.name]) == 1 and p.name not in recipe}
+        others = [{name: value} for name, values in alike.items() for value in values]
+        for kernel, other in product((*kernels, *space.starting_configs()), ({}, *others)):
+            config = KernelConfig(family.name, {**kernel.params, **recipe, **other})
             if not family.why_impossible(problem, config, gpu):
                 found[config.id] = config
-        known = _known_genes(space, listed.genes.get(family.name, {}) if listed else {})
-        values = {p.name: known[p.name] if len(known[p.name]) > 1 else p.values for p in space.parameters}
-        genes[family.name] = {**values, **{name: (value,) for name, value in recipe.items()}}
+        genes[family.name] = {**known, **alike, **{name: (value,) for name, value in recipe.items()}}
     return list(found.values()), genes
 
 
