@@ -41,7 +41,6 @@ from evoattn.ops.gradients import Backward, Grads, Training, attend_trained, by_
 from evoattn.ops.kernel import Cubin, CudaPlatform, LoadedKernel, Platform, get_cubin
 from evoattn.ops.plan import COLD, OF_A_CALL, CallPlan, Kernels, OperationPlan
 from evoattn.ops.torch_answer import PROMISE, refuse
-from evoattn.ops.torch_answer import NoKernel as NoKernel
 from evoattn.portfolio.climb import ClimbCache
 from evoattn.portfolio.pick import lasting_pick, next_picks
 from evoattn.portfolio.wins import Raced, Races, Wins

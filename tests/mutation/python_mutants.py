@@ -154,7 +154,7 @@ ROOMS = {
         (
             *("evoattn/portfolio/calibrate.py", "evoattn/portfolio/calibrations.py", "evoattn/portfolio/wins.py"),
             *("evoattn/cost/correction*.py", "evoattn/model/calibrated.py", "evoattn/model/played.py"),
-            "evoattn/ops/race.py",
+            "evoattn/ops/choice.py",
         ),
         (
             *("tests/portfolio", "tests/ops/test_race.py", "tests/cost/test_correction.py"),
