@@ -53,7 +53,7 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig, Value
+from evoattn.model.space import KernelConfig, SearchSpace, Value
 from evoattn.model.variant import KEY_VARIANTS, SCORE_VARIANTS
 
 ARCH = "sm_90a"
@@ -122,6 +122,10 @@ class FlashWgmma(Family):
             RECIPE["BLOCK_N"]
         )
         return RECIPE | ({"PART_TILES": 0} if whole else {})
+
+    def space(self, problem: AttentionProblem, gpu: GpuSpec) -> SearchSpace:
+        whole = super().space(problem, gpu)
+        return whole if problem.batch_invariant else whole.restricted(dict(PART_TILES=("0",), PARTS_MERGE=("memory",)))
 
     def row_bits(self, problem: AttentionProblem, config: KernelConfig) -> tuple[Value, ...] | None:
         """A row meets its tiles of keys, which begin at multiples of BLOCK_N, from the last to the first; tiles in
