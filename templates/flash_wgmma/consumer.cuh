@@ -453,13 +453,13 @@ private:
     if constexpr (IN_PARTS) {
 #pragma unroll 1
       for (;;) {
-        const int of_part = (key_tile + 1) / PART_TILES_OR_ONE * PART_TILES;
-        rest_of_tiles(max(first, of_part));
-        if (CLUSTER > 1 || of_part - 1 - (KEY_SPLIT - 1) * PART_TILES < first) return;  // a part each in a cluster
+        const int part = KeyParts::of(key_tile + 1);
+        rest_of_tiles(max(first, KeyParts::first_tile(part)));
+        if (CLUSTER > 1 || KeyParts::tile_before(part) < first) return;  // a part each in a cluster
         if constexpr (KEEPS) {
           begin_part();
         } else {
-          end_part(of_part);
+          end_part(part);
           step<false, true, false>();
         }
       }
@@ -483,13 +483,13 @@ private:
     ring.advance();
     if constexpr (!OVERLAP) start_pv(), finish_pv();
   }
-  // IN_MEMORY: the tile at `of_part`, the first of a part, was the last one; another part follows.
-  __device__ __forceinline__ void end_part(int of_part) {
+  // IN_MEMORY: the first tile of a part was the last one; another part follows.
+  __device__ __forceinline__ void end_part(int part) {
     if constexpr (OVERLAP) start_pv(), finish_pv();
-    leave_part(of_part / PART_TILES_OR_ONE, state, o);
+    leave_part(part, state, o);
     state.clear();
     clear_output();
-    key_tile = of_part - 1 - (KEY_SPLIT - 1) * PART_TILES;
+    key_tile = KeyParts::tile_before(part);
   }
   // Tiles of keys down to `first`.
   __device__ __forceinline__ void rest_of_tiles(int first) {
@@ -571,7 +571,7 @@ private:
       }
       complete_output(state);
       if constexpr (IN_MEMORY) {
-        merge_rows(state, o, IN_PARTS ? (key_tile + 1) / PART_TILES_OR_ONE : work.split);
+        merge_rows(state, o, IN_PARTS ? KeyParts::of(key_tile + 1) : work.split);
         break;
       }
       add_parts(state);

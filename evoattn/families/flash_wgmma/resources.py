@@ -247,7 +247,13 @@ def merges_in_memory(problem: AttentionProblem, genes: FlashWgmmaGenes) -> bool:
 def parts(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
     """Of all keys, those whose sums are made by themselves."""
     tiles = math.ceil(problem.seqlen_k / genes.BLOCK_N)
-    return math.ceil(tiles / genes.PART_TILES) if genes.PART_TILES else 1
+    return parts_of(tiles, genes) if genes.PART_TILES else 1
+
+
+def parts_of(tiles: int, genes: FlashWgmmaGenes) -> int:
+    """Parts of so many tiles of keys: `KeyParts` of the template."""
+    last = math.ceil(tiles / genes.PART_TILES) - 1
+    return 1 + least(last, 2 + last // 4)
 
 
 def merge_words(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
@@ -343,8 +349,9 @@ def grid(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -> tup
 SOFTMAX_WAIT, FIRST_WAIT, CLUSTER_WAIT, MEMORY_WAIT = 170, 1300, 1500, 4000
 """Clocks: of a tile's dependent instructions; of a block's first loads and last stores; of a merge in a cluster; of one
 in global memory, which was not measured."""
-PART_WAIT = 100
-"""Clocks: of a part whose sum is added to that of those before."""
+PART_WAIT = 500
+"""Clocks: of a part whose sum is added to that of those before. On an H100 three of them took 20 % of 1,566 keys more
+with one warpgroup, and half a tile's time each with three (`D=64`)."""
 BEGIN_WAIT, ONCE_WAITS = 400, {"single": 0, "fixed": 600, "claimed": 900, "balanced": 5000}
 """Clocks: of a block that begins where another ended; of a persistent block, once, by SCHEDULE: its first tile's place,
 a counter in memory, and results that blocks exchange there. Estimates, from what the other terms left of times of an
@@ -372,7 +379,7 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
             smem_bytes(problem, genes),
             registers or registers_at_launch(genes),
             together(variant_step(problem, rows * keys), _step(problem, genes, groups, copies)),
-            mean / (min(split, math.ceil(mean / genes.PART_TILES)) if genes.PART_TILES else split),
+            mean / (min(split, parts_of(math.ceil(mean), genes)) if genes.PART_TILES else split),
             _most_tiles(genes, most),
             _ends(problem, genes, groups),
             tensor="wgmma",
@@ -399,8 +406,13 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
 
 def _most_tiles(genes: FlashWgmmaGenes, most: int) -> int:
     """Of the tiles of keys of a tile of rows, those of the block that has most."""
-    part = genes.PART_TILES or 1
-    return min(most, -(-most // (genes.KEY_SPLIT * part)) * part)
+    if not genes.PART_TILES:
+        return math.ceil(most / genes.KEY_SPLIT)
+    own = [0] * genes.KEY_SPLIT
+    for part in range(parts_of(most, genes)):
+        first, end = (max(one, 4 * (one - 2)) * genes.PART_TILES for one in (part, part + 1))
+        own[part % genes.KEY_SPLIT] += min(end, most) - first
+    return max(own)
 
 
 def _dealt(problem: AttentionProblem, genes: FlashWgmmaGenes) -> DealtTiles | None:
