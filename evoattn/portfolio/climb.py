@@ -36,6 +36,7 @@ TOGETHER = (
     ("GROUP_ROWS", "BLOCK_M"),
     ("KEY_SPLIT", "STORE"),
     ("KEY_SPLIT", "STAGES"),
+    ("KEY_SPLIT", "PARTS_MERGE"),
     ("GROUP_ROWS", "STORE"),
 )
 """Genes that are changed both at once, too: what one takes of shared memory or registers the other must leave; blocks

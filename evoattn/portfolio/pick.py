@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from itertools import product
 
 from evoattn.cost import correction
 from evoattn.families import registry
@@ -162,7 +163,8 @@ def _by_recipe(
     problem: AttentionProblem, gpu: GpuSpec, listed: KernelList | None
 ) -> tuple[list[KernelConfig], Mapping[str, Genes]]:
     """As `_begin`, of rows that have the same bits in every batch: the list's kernels and the known-good configs of the
-    one family that has a recipe, with its genes in place of theirs."""
+    one family that has a recipe, with its genes in place of theirs; genes that these kernels all have alike have any
+    value."""
     found: dict[str, KernelConfig] = {}
     genes: dict[str, Genes] = {}
     for family in registry.FAMILIES.values():
@@ -172,12 +174,14 @@ def _by_recipe(
         kernels = (
             [c for c in listed.of(problem)[1] if c.family == family.name and space.has(c.params)] if listed else []
         )
-        for kernel in (*kernels, *space.starting_configs()):
-            config = KernelConfig(family.name, {**kernel.params, **recipe})
+        known = _known_genes(space, listed.genes.get(family.name, {}) if listed else {})
+        alike = {p.name: p.values for p in space.parameters if len(known[p.name]) == 1 and p.name not in recipe}
+        others = [{name: value} for name, values in alike.items() for value in values]
+        for kernel, other in product((*kernels, *space.starting_configs()), ({}, *others)):
+            config = KernelConfig(family.name, {**kernel.params, **recipe, **other})
             if not family.why_impossible(problem, config, gpu):
                 found[config.id] = config
-        values = _known_genes(space, listed.genes.get(family.name, {}) if listed else {})
-        genes[family.name] = {**values, **{name: (value,) for name, value in recipe.items()}}
+        genes[family.name] = {**known, **alike, **{name: (value,) for name, value in recipe.items()}}
     return list(found.values()), genes
 
 
