@@ -14,11 +14,15 @@ from evoattn.ops import shapes
 from evoattn.ops.arguments import Causal, cap_of, is_ordinary, mask_of, require_flags, scale_of, window_of
 from evoattn.ops.attention import attend
 from evoattn.ops.call import ANSWERS, E4M3, Answer, Call, behind, terms_of
-from evoattn.ops.quantize import Wanted, quantize
+from evoattn.ops.quantize import Wanted, quantize, turn
 from evoattn.ops.runtime import NoKernel, current
 
-WIDEST = 128
-"""head_dim of V up to which a kernel of 8 bits is the faster one: with more, sums in fp32 leave it no room."""
+WIDEST, WIDEST_IN_ROWS = 256, 128
+"""head_dim of V up to which a kernel of 8 bits is the faster one, and where V is not turned: there is no room then for
+both forms of it beside sums in fp32."""
+TURNED_FROM = 4096
+"""Query rows of a K/V head from which an e4m3 V is turned by a kernel of its own, which reads and writes V once, and
+saves a tenth of the attention."""
 Scale = Tensor | float | None
 """One for all, or `[batch, kv_heads]`; None is 1."""
 
@@ -68,7 +72,7 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
     if query.dtype == E4M3:
         if smooth_k:
             raise ValueError("smooth_k is for keys that are quantised on the way; these are e4m3 already.")
-        given = Quantised(query, key, value, *_scales(descales, key), turned)
+        given = _turned(Quantised(query, key, value, *_scales(descales, key), turned))
     else:
         if turned:
             raise ValueError("turned is for a value of float8_e4m3fn; others are quantised so on the way.")
@@ -133,6 +137,15 @@ def _as_rows(key: Tensor, turned: Tensor) -> Tensor:
     if not fits or turned.shape[3] != turned_keys(key.shape[2]) or not turned.is_contiguous():
         raise ValueError("A turned value is contiguous, [batch, kv_heads, head_dim, keys rounded up to whole 16].")
     return turned.transpose(2, 3)[:, :, : key.shape[2]]
+
+
+def _turned(given: Quantised) -> Quantised:
+    """With value turned by a kernel, where that pays."""
+    query, key, value = given.query, given.key, given.value
+    rows = query.shape[2] * query.shape[1] // key.shape[1]
+    if given.turned or rows < TURNED_FROM or not _turns(query, key, value) or (made := turn(value)) is None:
+        return given
+    return replace(given, value=_as_rows(key, made), turned=True)
 
 
 def _turns(query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -210,7 +223,8 @@ def _lse_correction(query: Tensor, means: Tensor, scale: float | None) -> Tensor
 
 def _answer(call: Call, given: Quantised, sinks: Tensor | None) -> Answer:
     """By a kernel of 8 bits, else in 16."""
-    if _may_launch(call.query, call.key, call.value) and call.value.shape[3] <= WIDEST:
+    widest = WIDEST if call.turned else WIDEST_IN_ROWS
+    if _may_launch(call.query, call.key, call.value) and call.value.shape[3] <= widest:
         runtime = current.runtime()
         try:
             return runtime.attend(replace(call, strict=True))
@@ -221,7 +235,7 @@ def _answer(call: Call, given: Quantised, sinks: Tensor | None) -> Answer:
                 raise
     elif call.strict:
         raise NoKernel(
-            f"No kernel serves this call: those of 8 bits take a head_dim of V up to {WIDEST}, outside of compiled "
+            f"No kernel serves this call: those of 8 bits take a head_dim of V up to {widest}, outside of compiled "
             "code."
         )
     return dequantised(call, given, sinks)

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from evoattn.model.dtype import DTYPES
 from evoattn.model.problem import ProblemError
-from evoattn.model.quantize import QUANTIZE_OPERATIONS
+from evoattn.model.quantize import QUANTIZE_OPERATIONS, TURN
 from evoattn.ops.arguments import is_ordinary
-from evoattn.ops.call import StridedProblem, plain_strides, why_wrong_strides
+from evoattn.ops.call import E4M3, StridedProblem, plain_strides, why_wrong_strides
 from evoattn.ops.given import EIGHT_BITS
 from evoattn.ops.runtime import Runtime, current
 
@@ -111,6 +111,49 @@ def quantize_kv(
     return made[0].numbers, made[1].numbers, k_scale, v_scale
 
 
+def turn(value: Tensor) -> Tensor | None:
+    """Numbers of e4m3 `[batch, kv_heads, keys, head_dim]` as `evoattn.model.turned` has them; None where no kernel
+    serves them."""
+    runtime = current.runtime()
+    if not _is_readable(value, runtime) or value.dtype != E4M3:
+        return None
+    known = (TURN, value.shape, value.stride(), value.get_device())
+    plan = runtime.planned(known, value.get_device(), lambda: _turn_problem(value))
+    try:
+        outputs = None if plan is None else plan.outputs(value.device)
+    except torch.OutOfMemoryError:
+        return None
+    if plan is None or outputs is None or not runtime.performs(plan, {"x": value, **outputs}):
+        return None
+    return outputs["numbers"]
+
+
+def _turn_problem(value: Tensor) -> StridedProblem | str:
+    shape = tuple(value.shape)
+    if wrong := why_wrong_strides("value", shape, value.stride(), 1):
+        return wrong
+    batch, heads, keys, dim = shape
+    try:
+        lies = plain_strides(shape, value.stride())
+        return StridedProblem(
+            batch, heads, heads, keys, keys, dim, "e4m3", op=TURN, turned=True, strides_of=(lies,) * 4
+        )
+    except ProblemError as error:
+        return str(error).rstrip(".")
+
+
+def _is_readable(tensor: Tensor, runtime: Runtime) -> bool:
+    """Whether a kernel may read it, whatever its dtype."""
+    return (
+        runtime.platform is not None
+        and tensor.device.type == runtime.device_type
+        and not torch.compiler.is_compiling()
+        and is_ordinary(tensor, tensor, tensor)
+        and not (torch.is_grad_enabled() and tensor.requires_grad)
+        and tensor.numel() > 0
+    )
+
+
 def by_torch(tensor: Tensor, wanted: Wanted) -> Numbers:
     """`quantize` by PyTorch's expressions."""
     largest, wide = DTYPES[EIGHT_BITS[wanted.dtype]].largest, tensor.float()
@@ -142,15 +185,7 @@ def by_torch(tensor: Tensor, wanted: Wanted) -> Numbers:
 
 def _by_kernel(tensor: Tensor, wanted: Wanted, runtime: Runtime) -> Numbers | None:
     """None where no kernel serves the tensor."""
-    if (
-        runtime.platform is None
-        or tensor.device.type != runtime.device_type
-        or tensor.dtype not in WIDE
-        or torch.compiler.is_compiling()
-        or not is_ordinary(tensor, tensor, tensor)
-        or (torch.is_grad_enabled() and tensor.requires_grad)
-        or not tensor.numel()
-    ):
+    if not _is_readable(tensor, runtime) or tensor.dtype not in WIDE:
         return None
     known = ("quantize", wanted, tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device())
     plan = runtime.planned(known, tensor.get_device(), lambda: wanted.problem(tensor))
