@@ -145,6 +145,7 @@ def launch_work(problem: AttentionProblem, genes: Fp8WgmmaGenes, registers: int)
         "spare registers": have - registers_needed(problem, genes),
         "flush tiles": genes.FLUSH_TILES,
         "sum columns": genes.sum_columns,
+        "turned": problem.turned,
     }
     return (
         replace(
