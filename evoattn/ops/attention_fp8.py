@@ -20,7 +20,7 @@ from evoattn.ops.runtime import NoKernel, current
 WIDEST, WIDEST_IN_ROWS = 256, 128
 """head_dim of V up to which a kernel of 8 bits is the faster one, and where V is not turned: there is no room then for
 both forms of it beside sums in fp32."""
-TURNED_FROM = 4096
+TURNED_FROM = 1024
 """Query rows of a K/V head from which an e4m3 V is turned by a kernel of its own, which reads and writes V once, and
 saves a tenth of the attention."""
 Scale = Tensor | float | None
