@@ -23,6 +23,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ class Step:
     def rows(self) -> int:
         return sum(queries for queries, _ in self.lengths)
 
-    @property
+    @cached_property
     def longest(self) -> int:
         return max(queries for queries, _ in self.lengths)
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
+from typing import Any
 
 from evoattn.backends.base import LaunchError
 from evoattn.model.dtype import DTYPES
@@ -36,18 +37,29 @@ def encode(tensor_map: TensorMap, address: int) -> bytes:
     Raises `LaunchError` where the driver refuses (an address or a stride that is no multiple of 16 bytes, a box side
     over 256 …).
     """
-    rank = len(tensor_map.shape)
     raw = ctypes.create_string_buffer(BYTES + ALIGNMENT)
     aligned = (ctypes.addressof(raw) + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    encode_at(aligned, tensor_map, address)
+    return ctypes.string_at(aligned, BYTES)
+
+
+@lru_cache(1024)
+def _numbers(kind: type[ctypes.c_uint32 | ctypes.c_uint64], values: tuple[int, ...]) -> ctypes.Array[Any]:
+    return (kind * len(values))(*values)
+
+
+def encode_at(destination: int, tensor_map: TensorMap, address: int) -> None:
+    """As `encode`, to host memory at `destination`, a multiple of ALIGNMENT."""
+    rank = len(tensor_map.shape)
     status = _encoder()(
-        ctypes.c_void_p(aligned),
+        ctypes.c_void_p(destination),
         DTYPES[tensor_map.dtype].tensor_map_code,
         rank,
         ctypes.c_void_p(address),
         (ctypes.c_uint64 * rank)(*tensor_map.shape),
-        (ctypes.c_uint64 * (rank - 1))(*tensor_map.strides_bytes),
-        (ctypes.c_uint32 * rank)(*tensor_map.box),
-        (ctypes.c_uint32 * rank)(*[1] * rank),
+        _numbers(ctypes.c_uint64, tensor_map.strides_bytes),
+        _numbers(ctypes.c_uint32, tensor_map.box),
+        _numbers(ctypes.c_uint32, (1,) * rank),
         0,
         SWIZZLES[tensor_map.swizzle_bytes],
         L2_PROMOTION_128_BYTES,
@@ -57,4 +69,3 @@ def encode(tensor_map: TensorMap, address: int) -> bytes:
         raise LaunchError(
             f"The driver refused the tensor map of {tensor_map.buffer} (CUDA error {status}): {tensor_map}."
         )
-    return ctypes.string_at(aligned, BYTES)

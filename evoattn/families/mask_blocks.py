@@ -15,6 +15,7 @@ from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.paths import TEMPLATES
 from evoattn.model.score import Table, Tree, loads_pairs
 from evoattn.model.score_cuda import in_cuda
+from evoattn.model.score_ranges import lines_of
 
 STATES = "states"
 """The scratch buffer: a byte for each block."""
@@ -23,8 +24,8 @@ LISTS = (
     *("q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices"),
 )
 """What is written, int32, by FlexAttention's names."""
-THREADS, LINES = 128, 2
-"""Of a block; lists of a kind that a block of the second launch makes."""
+WARPS, LINES = 4, 2
+"""Blocks of keys that a block of the first launch looks at; lists of a kind that one of the second makes."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,15 @@ def source(shown: Tree, tables: Sequence[Table]) -> str:
         (
             '#include "device/ptx/element.cuh"',
             '#include "device/score.cuh"',
+            '#include "device/score_range.cuh"',
             "struct Seen {",
             f"  static constexpr bool PAIRED = {'true' if loads_pairs(shown) else 'false'};  // a table of pairs",
             *(f"  {kind} {name};  // {meaning}" for kind, name, meaning in fields),
             "  __device__ __forceinline__ bool shows(int b, int h, int q, int k) const {",
             f"    return {in_cuda(shown, False)};",
+            "  }",
+            "  __device__ __forceinline__ Range range(Range b, Range h, Range q, Range k, int lane) const {",
+            *(f"    {line}" for line in lines_of(shown)),
             "  }",
             "};",
             "#define SEEN_PARAMETERS " + "".join(f", {kind} own_{name}" for kind, name, _ in fields),
@@ -94,6 +99,6 @@ def launches(shape: MaskShape, tables: Sequence[Table]) -> tuple[KernelLaunch, .
     make: tuple[KernelArg, ...] = (Buffer(STATES), *counts, *(Buffer(name) for name in LISTS))
     lines = math.ceil(max(rows, keys) / LINES)
     return (
-        KernelLaunch("find_block_states", (keys, rows, heads), (THREADS, 1, 1), 0, find),
+        KernelLaunch("find_block_states", (math.ceil(keys / WARPS), rows, heads), (WARPS * WARP, 1, 1), 0, find),
         KernelLaunch("list_blocks", (lines, 2, heads), (2 * LINES * WARP, 1, 1), 0, make),
     )

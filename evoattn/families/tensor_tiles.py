@@ -65,6 +65,20 @@ def tile_map(problem: AttentionProblem, tensor: str, rows: int, by_chunks: bool 
     )
 
 
+def bias_map(problem: AttentionProblem, rows: int) -> TensorMap:
+    """The map of tiles of the bias of `rows` queries, a box for each 64 keys; those past the last key read zero."""
+    batch, heads, queries, _ = problem.term_shapes["bias"]
+    batch_stride, head_stride, row_stride, _ = problem.strides("bias")
+    head_bytes = ELEMENT_BYTES * (head_stride or row_stride * queries)
+    return TensorMap(
+        "bias",
+        problem.answer.name,
+        (problem.seqlen_k, queries, heads, batch),
+        (ELEMENT_BYTES * row_stride, head_bytes, ELEMENT_BYTES * batch_stride or head_bytes * heads),
+        (CHUNK_COLUMNS, rows, 1, 1),
+    )
+
+
 SLIDING_ROWS = 1 << 30
 """Of a map that slides: no sequence may have more (`templates/device/copy/tensor_tile.cuh`)."""
 WRAP = 1 << 34

@@ -6,6 +6,7 @@ from __future__ import annotations
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT, FULL
 from evoattn.model.score import Apply, Load, Name, Number, Tree
 
+COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 Bounds = tuple[int | None, int | None]
 """(lowest, highest) key - query that is seen; None for no bound."""
 _MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
@@ -18,6 +19,8 @@ def is_shift(tree: Tree) -> bool:
     match tree:
         case Name(name):
             return name not in ("q", "k")
+        case Apply(sign, (left, right)) if sign in COMPARISONS and linear(left) and linear(right):
+            return is_shift(Apply("-", (left, right)))
         case Load(_, of, _) | Apply(_, of):
             return all(map(is_shift, of))
     return True

@@ -126,7 +126,7 @@ class Score:
             raise ValueError(f"{error}.") from None
         self.text, self.predicate = parsed.text, ""
         self._tree: Tree | None = parsed.tree  # compiled code cannot parse
-        self.key = " ".join((self.text, *tables))
+        self.key = self.written
         """The text and the names of the tables, by which calls are known beside the tables' shapes."""
 
     @classmethod
@@ -137,6 +137,11 @@ class Score:
         made._names, made.tensors = tuple(tables), tuple(tables.values())
         made.key = f"{text} {predicate}"
         return made
+
+    @property
+    def written(self) -> str:
+        """The text and the names of the tables, as ops have them."""
+        return " ".join((self.text, *self._names))
 
     @property
     def buffers(self) -> tuple[str, ...]:
@@ -163,6 +168,12 @@ class Score:
                 raise TypeError(f"table {name} of a score must be {wanted}.")
             described.append(f"{name}:{TABLE_DTYPES[table.dtype]}:{'x'.join(map(str, table.shape))}")
         return "+".join(described)
+
+    @property
+    def likely_tables(self) -> str:
+        """The same, whatever sizes tables have."""
+        both = zip(self._names, self.tensors, strict=True)
+        return "+".join([f"{name}:{TABLE_DTYPES[t.dtype]}:{'x'.join(('64',) * t.dim())}" for name, t in both])
 
     def __repr__(self) -> str:
         return f"Score({self.text!r})"

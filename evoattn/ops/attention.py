@@ -24,7 +24,7 @@ from evoattn.ops.arguments import (
     scale_of,
     window_of,
 )
-from evoattn.ops.call import DROPOUT, DROPOUT_ALONE, Answer, Call, terms_of, with_tables
+from evoattn.ops.call import DROPOUT, DROPOUT_ALONE, Answer, Call, Packed, terms_of, with_tables
 from evoattn.ops.given import (
     Scale,
     call_of,
@@ -348,6 +348,12 @@ def attention_mixed(
     """
     if query.dim() != 3:
         raise ValueError(f"query must have three dimensions, [total_q, heads, head_dim], not {list(query.shape)}.")
+    if k_scale is None and v_scale is None and max_seqlen_q.__class__ is int:
+        terms = (sinks, alibi_slopes, None, seqused_k, block_table, cu_seqlens_q, None, None, None)
+        said = (aligned_mask_of(causal), scale_of(scale), return_lse, window_of(window), cap_of(softcap), None)
+        tensors = query, k_cache, v_cache, out
+        if (again := _again(tensors, terms, max_seqlen_q, (*said, batch_invariant or PROMISE.everywhere))) is not None:
+            return again
     words: dict[str, Any] = {
         "block_table": block_table, "seqused_k": seqused_k, "cu_seqlens_q": cu_seqlens_q, "max_seqlen_q": max_seqlen_q,
         "scale": scale, "causal": causal, "window": window, "softcap": softcap, "sinks": sinks, "strict": strict,
@@ -364,6 +370,29 @@ def _in_caller_s_order(call: Call, out: Tensor | None) -> Answer:
     if out is None:
         return answer
     return out if isinstance(answer, Tensor) else (out, answer[1])
+
+
+def _again(
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    terms: tuple[Tensor | None, ...],
+    longest: int,
+    words: tuple[object, ...],
+) -> Tensor | None:
+    """The answer to packed queries over pages if such were decided before and nothing watches: a `Call` of them, with
+    its views and checks, takes as long as all else does. Arguments are those of `Packed`; for what is wrong with them
+    None: whoever makes a `Call` says it."""
+    query, key, value, out = tensors
+    if _is_compiling() or not is_ordinary(query, key, value) or PROMISE.fp8 is not None or shapes.is_recording():
+        return None
+    try:
+        if _any_autocast() or (
+            out is not None and needs_copy(out, query, key, value, *[term for term in terms if term is not None])
+        ):
+            return None
+        packed = Packed(tensors, terms, longest, words)
+    except (RuntimeError, AttributeError, TypeError, ValueError, IndexError):
+        return None
+    return current.runtime().again(packed)
 
 
 def attend(call: Call) -> Answer:

@@ -22,6 +22,10 @@ LEAST_BLOCK = 16
 """No tile is smaller."""
 TABLE = "blocks"
 """The name of the table of what each block is."""
+WHOLE = 1 << 30
+"""Rows and keys of the one block of the mask that torch makes where none is given."""
+UNREAD, LIKELY_BLOCKS = "?", 16
+"""In place of the counts of a mask that only a compiled graph has seen; blocks of which some would be seen by rows."""
 
 
 @dataclass
@@ -75,14 +79,49 @@ def kept(mask: BlockMask) -> Kept:
     """What is known of a mask that fits; its first call waits for the device."""
     if is_kept(mask):
         return _kept[mask]
-    no_full = None
-    if mask.full_kv_num_blocks is None:
-        no_full = torch.zeros_like(mask.kv_num_blocks, dtype=torch.int32), torch.zeros_like(mask.kv_indices)
     full = mask.kv_num_blocks * 0 if mask.full_kv_num_blocks is None else mask.full_kv_num_blocks
-    each = torch.stack((mask.kv_num_blocks.double().mean(), full.double().mean(), (mask.kv_num_blocks + full).max()))
+    found = _kept[mask] = Kept(_parts(mask), _counts(mask.kv_num_blocks, full), none_full(mask), {})
+    return found
+
+
+def none_full(mask: BlockMask) -> tuple[Tensor, Tensor] | None:
+    """Lists without an entry, for a mask that has none of FULL blocks; None for others."""
+    if mask.full_kv_num_blocks is not None:
+        return None
+    return torch.zeros_like(mask.kv_num_blocks, dtype=torch.int32), torch.zeros_like(mask.kv_indices)
+
+
+def _counts(partial_blocks: Tensor, full_blocks: Tensor) -> str:
+    """`Kept.counts` of the numbers of PARTIAL and FULL blocks; waits for the device."""
+    both = partial_blocks + full_blocks
+    each = torch.stack((partial_blocks.double().mean(), full_blocks.double().mean(), both.max()))
     partial, whole, most = (_rounded(count) for count in each.tolist())
-    counts = f"{partial}/{whole}/{max(most, partial + whole)}"
-    found = _kept[mask] = Kept(_parts(mask), counts, no_full, {})
+    return f"{partial}/{whole}/{max(most, partial + whole)}"
+
+
+def likely(text: str, blocks: int) -> str:
+    """The text of an unread mask with counts that a mask of so many blocks of keys may have."""
+    few = max(1, min(blocks, LIKELY_BLOCKS) // 2)
+    return text.replace(UNREAD, f"{few}/{few}/{2 * few}")
+
+
+_read: dict[tuple[Any, ...], str] = {}
+"""Texts of masks that were unread."""
+MOST_READ = 1024
+
+
+def told(text: str, lists: tuple[Tensor | None, ...]) -> str:
+    """The text of an unread mask with the counts of the first mask like it, of the same sizes: they matter for the
+    choice of a kernel alone, and are read from the device once. A graph that is being captured reads none."""
+    counts, indices, full, _ = lists
+    assert counts is not None and indices is not None and full is not None
+    key = text, indices.shape, indices.device
+    if (found := _read.get(key)) is None:
+        if counts.is_cuda and torch.cuda.is_current_stream_capturing():
+            return likely(text, indices.shape[-1])
+        if len(_read) >= MOST_READ:
+            _read.clear()
+        found = _read[key] = text.replace(UNREAD, _counts(counts, full))
     return found
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from typing import Any
 
@@ -20,10 +21,11 @@ from evoattn.model import forks
 from evoattn.model.paths import cubin_cache
 from evoattn.model.records import Candidate
 from evoattn.model.score import Table, Tree, parse_predicate, parse_tables
+from evoattn.model.space import KernelConfig
 from evoattn.ops import flex, mods
 from evoattn.ops.arguments import Score, is_ordinary
-from evoattn.ops.kernel import LoadedKernel, Platform
-from evoattn.ops.plan import launch_again
+from evoattn.ops.kernel import Cubin, LoadedKernel, Platform
+from evoattn.ops.plan import launch_again, record_check, recorded_check
 from evoattn.ops.runtime import current
 
 TORCH = torch_flex.create_block_mask
@@ -156,14 +158,15 @@ def _checked(
     given: dict[str, Tensor],
     tables: tuple[Table, ...],
 ) -> LoadedKernel | None:
-    """The kernel, which makes a small mask as torch does; None where its lists are others, and for a GPU that is not
-    known. Raises what a compiler, the driver or the function raise. `shape`: the mask that is wanted, past whose rows
-    and keys captured tensors may have nothing to read."""
+    """The kernel, which has made a small mask as torch does, here or in an earlier process; None where its lists are
+    others, and for a GPU that is not known. Raises what a compiler, the driver or the function raise. `shape`: the mask
+    that is wanted, past whose rows and keys captured tensors may have nothing to read."""
     gpu = platform.spec(device.index)
     if gpu is None:
         return None
     candidate = Candidate("mask_blocks", {}, "", text, gpu.arch)
-    files = KernelFiles(cubin_cache() / FOLDER, nvrtc_version())
+    folder = cubin_cache() / FOLDER
+    files = KernelFiles(folder, nvrtc_version())
     compiled = files.get(candidate)
     if compiled is None:
         from evoattn.backends.compiler import compile_source
@@ -171,16 +174,47 @@ def _checked(
         compiled = compile_source(text, gpu.arch)
         files.put(candidate, compiled)
     kernel = LoadedKernel(compiled.cubin, platform, device.index)
-    rows, keys = min(CHECKED, shape.seqlen_q), min(CHECKED, shape.seqlen_k)
-    small = MaskShape(1, 1, rows, keys, BLOCK, BLOCK)
-    mask = _mask_of(_run(platform, kernel, device, small, given, tables), small, mask_mod)
-    theirs = TORCH(mask_mod, 1, 1, rows, keys, device, BLOCK)
-    if not all(torch.equal(getattr(mask, name), getattr(theirs, name)) for name in LISTS):
-        warnings.warn(
-            "evoattn: torch makes a block mask: the kernel's lists were others.", RuntimeWarning, stacklevel=5
-        )
+    source, digest = candidate.source_hash, hashlib.sha256(compiled.cubin).hexdigest()
+    cubin, machine = Cubin(compiled.cubin, digest, source, source), platform.identity(device.index)
+    wrong = recorded_check(cubin, machine, folder)
+    if wrong is None:
+        small = MaskShape(1, 1, min(CHECKED, shape.seqlen_q), min(CHECKED, shape.seqlen_k), BLOCK, BLOCK)
+        own = _run(platform, kernel, device, small, given, tables)
+        theirs = _lists_by_pairs(mask_mod, small, device)
+        if theirs is None or not _same(own, theirs):
+            made = TORCH(mask_mod, 1, 1, small.seqlen_q, small.seqlen_k, device, BLOCK)
+            theirs = [getattr(made, name) for name in LISTS]
+        wrong = "" if _same(own, theirs) else "the kernel's lists were others"
+        record_check(cubin, machine, folder, KernelConfig("mask_blocks", {}), wrong)
+    if wrong:
+        warnings.warn(f"evoattn: torch makes a block mask: {wrong}.", RuntimeWarning, stacklevel=5)
         return None
     return kernel
+
+
+def _same(own: list[Tensor], theirs: list[Tensor]) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(own, theirs, strict=True))
+
+
+def _lists_by_pairs(mask_mod: Any, shape: MaskShape, device: torch.device) -> list[Tensor] | None:
+    """`LISTS` of a small mask of one batch and head, of what the function says of all pairs at once; None where it
+    takes none at once. Torch's own function, which takes all, imports its compilers: seconds."""
+    zero, rows, keys = (torch.arange(n, device=device) for n in (1, shape.seqlen_q, shape.seqlen_k))
+    try:
+        seen = torch.as_tensor(mask_mod(zero, zero, rows[:, None], keys)).bool().expand(shape.seqlen_q, shape.seqlen_k)
+    except Exception:  # the function's own
+        return None
+    (row_blocks, key_blocks), sizes = shape.blocks, (shape.block_rows, shape.block_keys)
+    whole = seen.new_zeros(row_blocks * sizes[0], key_blocks * sizes[1])
+    whole[: shape.seqlen_q, : shape.seqlen_k] = seen
+    blocks = whole.view(row_blocks, sizes[0], key_blocks, sizes[1])
+    full = blocks.all(3).all(1)
+    partial = blocks.any(3).any(1) & ~full
+    lists = []
+    for kind in (partial, full, partial.T, full.T):
+        numbers = torch.argsort(kind.int(), dim=-1, descending=True, stable=True)
+        lists += [one.int()[None, None] for one in (kind.sum(-1), numbers)]
+    return lists
 
 
 def _run(

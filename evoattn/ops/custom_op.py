@@ -21,13 +21,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 from evoattn.model.backward import BACKWARD, TERM_GRADS, parse_grads
 from evoattn.model.mask import FULL
 from evoattn.model.problem import AttentionProblem, ProblemError
-from evoattn.ops import torch_answer
+from evoattn.ops import block_masks, torch_answer
 from evoattn.ops.arguments import ARGUMENTS, TERMS, Score, has_autocast
 from evoattn.ops.call import (
     DTYPES,
     GRADIENTS,
     Answer,
     Call,
+    behind,
     out_like,
     strided,
     why_not_scale,
@@ -54,8 +55,8 @@ TAGS = (torch.Tag.pt2_compliant_tag,)
 TENSORS = "Tensor query, Tensor key, Tensor value, str mask, bool enable_gqa"
 """What all schemas begin with; `mask` is that of `AttentionProblem`, the tensors are as `Call` has them."""
 NAMED = tuple(argument for argument in ARGUMENTS if argument.in_schema)
-"""The arguments that schemas take by name, in this order. Behind them come `finite`, of a cache that holds no NaN, and
-`Score.key` with its tables."""
+"""The arguments that schemas take by name, in this order. Behind them come `finite`, of a cache that holds no NaN, the
+text of a `Score` with the names of its tables, and tables and block lists."""
 FIRST_NAMED = len(TENSORS.split(", "))
 PLACE_OF_TABLES = FIRST_NAMED + len(NAMED) + 2
 LAST = ("deterministic", "batch_invariant")
@@ -64,12 +65,14 @@ PLAIN = ("scale", "strict", *LAST)
 """Those of plain calls."""
 VARIED = f"{TENSORS}, {', '.join(f'{a.in_schema} {a.name}' for a in NAMED)}, bool finite, str score, Tensor[] tables"
 ENDING = ", ".join(f"bool {name}=False" for name in LAST)
-SCHEMAS = {
-    "attention": f"({TENSORS}, float? scale, bool strict, {ENDING})",
-    "attention_variant": f"({VARIED}, {ENDING})",
-}
-BACKWARD_SCHEMA = f"(Tensor grad, Tensor? grad_lse, Tensor out, Tensor lse, str grads, {VARIED}, {ENDING})"
+VARIED = f"{VARIED}, {ENDING}, str blocks=''"
+"""`blocks`: the predicate and the text of a block list. New arguments have defaults: torch keeps graphs on disk, and
+knows by the forward pass alone which are still good."""
+SCHEMAS = {"attention": f"({TENSORS}, float? scale, bool strict, {ENDING})", "attention_variant": f"({VARIED})"}
+BACKWARD_SCHEMA = f"(Tensor grad, Tensor? grad_lse, Tensor out, Tensor lse, str grads, {VARIED})"
 """`grads` is that of `AttentionProblem`."""
+LISTS = 4
+"""Tensors of a block list."""
 LIKELY_LENGTH = 1024
 """Queries and keys in place of those of compiled code, which serves many lengths."""
 _library = torch.library.Library("evoattn", "FRAGMENT")
@@ -82,11 +85,15 @@ def _call(query: Tensor, key: Tensor, value: Tensor, mask: str, enable_gqa: bool
     else:
         given = dict(zip((a.name for a in NAMED), others, strict=False))
         finite, written, tables, *more = others[len(NAMED) :]
-        last = tuple(more)
+        last, of_blocks = tuple(more[: len(LAST)]), "".join(more[len(LAST) :])
         expression, *names = written.split(" ")
-        score = Score(expression, **dict(zip(names, tables, strict=True))) if written else None
+        own, lists = dict(zip(names, tables, strict=False)), tuple(tables[len(names) :])
+        predicate, _, blocks = of_blocks.partition(" ")
+        score = None
+        if expression or predicate:
+            score = Score.of_texts(expression, predicate, own) if blocks else Score(expression, **own)
         terms = tuple(given[name] for name in TERMS)
-        terms = with_tables(() if all(term is None for term in terms) else terms, score)
+        terms = behind(with_tables(() if all(term is None for term in terms) else terms, score), lists)
         call = Call(
             query,
             key,
@@ -102,6 +109,7 @@ def _call(query: Tensor, key: Tensor, value: Tensor, mask: str, enable_gqa: bool
             finite=finite,
             compiled=True,
             score=score,
+            blocks=blocks,
         )
     for name, asked in zip(LAST, last, strict=False):
         setattr(call, name, asked)
@@ -117,7 +125,14 @@ def _made(*arguments: Any) -> Call:
             "torch.ops.evoattn computes no gradients without the log-sum-exp; call evoattn.attention, which does."
         )
     call.out = out_like(call.query, call.value)
+    _tell_blocks(call)
     return call
+
+
+def _tell_blocks(call: Call) -> None:
+    """Have a call that runs know how many blocks its lists have."""
+    if block_masks.UNREAD in call.blocks:
+        call.blocks = block_masks.told(call.blocks, call.terms[-LISTS:])
 
 
 def _answer(*arguments: Any) -> Tensor:
@@ -175,6 +190,7 @@ def _gradients(
     and, in a list, tables."""
     call = _call(*arguments)
     call.out = out
+    _tell_blocks(call)
     found = current.runtime().gradients(Backward(call, lse, grad, grad_lse, parse_grads(grads)))
     named = tuple(_unused(out) if made is None else made for made in found[:5])
     return *named, list(found[5:])
@@ -208,9 +224,12 @@ def _varied(call: Call) -> tuple[Any, ...]:
     given |= {"scale": call.scale, "softcap": call.softcap, "strict": call.strict}
     given["window"] = None if call.window is None else list(call.window)
     given["max_seqlen_q"], given["max_seqlen_k"] = call.longest
-    score = "" if call.score is None else call.score.key, list(call.terms[len(TERMS) :])
+    score = call.score
+    of_score = "" if score is None else score.written, list(call.terms[len(TERMS) :])
+    blocks = [f"{'' if score is None else score.predicate} {call.blocks}"] if call.blocks else []
     tensors = call.query, call.key, call.value, call.mask, call.enable_gqa
-    return (*tensors, *[given.get(argument.name) for argument in NAMED], call.finite, *score, *_last(call))
+    named = [given.get(argument.name) for argument in NAMED]
+    return (*tensors, *named, call.finite, *of_score, *_last(call), *blocks)
 
 
 def _last(call: Call) -> tuple[bool, ...]:
@@ -236,7 +255,8 @@ def _differentiate(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tu
     if count > PLACE_OF_TABLES:
         of_tables = dict(zip(names_of(given.grads)[len(TERM_GRADS) :], tables, strict=True))
         names = () if given.call.score is None else given.call.score.buffers
-        made[PLACE_OF_TABLES] = [of_tables.get(name) for name in names]
+        lists = [None] * (LISTS if given.call.blocks else 0)
+        made[PLACE_OF_TABLES] = [*(of_tables.get(name) for name in names), *lists]
     for name, gradient in zip(TERM_GRADS, found[3:], strict=True):
         if name in given.grads:
             made[FIRST_NAMED + [argument.name for argument in NAMED].index(name)] = gradient
@@ -281,28 +301,28 @@ def why_not_traced(call: Call) -> str | None:
 def _why_no_kernels(call: Call) -> str | None:
     """As `why_not_traced`, of both passes of a call that wants gradients."""
     query, key, value = call.query, call.key, call.value
-    if call.score is not None:
-        return f"{GRADIENTS}, and compiled code leaves expressions of scores to torch"
     given = [name for name, term in zip(TERMS, call.terms, strict=False) if term is not None]
     given += ["window"] if call.window is not None else []
     given += ["softcap"] if call.softcap != 0 else []
     # Symbols of a trace become numbers: head_dims and heads decide which kernels there are.
     sizes = index(query.shape[1]), index(key.shape[1]), index(query.shape[3]), index(value.shape[3])
     wanted = "+".join(grads_of(call)), are_deterministic(call), is_promised(call.batch_invariant)
-    reason = _why_no_kernels_of(DTYPES[query.dtype], sizes, call.mask, "+".join(given), *wanted)
+    said = ("", "") if call.score is None else (call.score.text, call.score.likely_tables)
+    reason = _why_no_kernels_of(DTYPES[query.dtype], sizes, call.mask, "+".join(given), *said, *wanted)
     return f"{GRADIENTS}, and {reason}" if reason else None
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _why_no_kernels_of(dtype: str, sizes: tuple[int, int, int, int], mask: str, given: str, *wanted: Any) -> str:
     """Why kernels do not serve both passes of calls that are such but for their lengths; empty if they do. `sizes` are
-    heads, K/V heads and head_dims, `given` names the arguments that SDPA lacks; `wanted` are the gradients of terms,
-    and whether these are deterministic and rows batch-invariant."""
-    grads, deterministic, batch_invariant = wanted
+    heads, K/V heads and head_dims, `given` names the arguments that SDPA lacks; `wanted` are an expression and its
+    tables, the gradients of terms, and whether these are deterministic and rows batch-invariant."""
+    score, tables, grads, deterministic, batch_invariant = wanted
     names, length, side = given.split("+"), LIKELY_LENGTH, LIKELY_LENGTH // 2
     fields: dict[str, Any] = {"seqlen_q": length, "seqlen_k": length, "dtype": dtype, "mask": mask, "layout": "bshd"}
     fields |= dict(zip(("heads", "kv_heads", "head_dim", "value_dim"), sizes, strict=True))
     fields |= {"sink": "sinks" in names, "alibi": "alibi_slopes" in names, "softcap": 30.0 * ("softcap" in names)}
+    fields |= {"score": score, "tables": tables}
     fields["window"] = f"{side}:{side if mask == FULL else 0}" * ("window" in names)
     fields["bias"] = "hs" * ("bias" in names)
     fields["seqused"] = f"0:{length}" * ("seqused_k" in names)

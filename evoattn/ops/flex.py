@@ -37,8 +37,6 @@ TORCH = torch_flex.flex_attention
 MOST_TRACED = 1024
 MOST_VALUES = 2
 """Of captured numbers that become constants."""
-WHOLE = 1 << 30
-"""Rows and keys of the one block of the mask that torch makes where none is given."""
 MAX_SCORES = "the largest scores are wanted, which kernels do not give"
 NEW_IN_GRAPH = "its block mask is new and a CUDA graph is being captured; call it once before"
 
@@ -137,7 +135,7 @@ def calls(
     mask_mod = None if block_mask is None else block_mask.mask_mod
     if mask_mod is torch_flex.noop_mask:
         mask_mod = None
-        if block_mask is not None and tuple(block_mask.BLOCK_SIZE) == (WHOLE, WHOLE):
+        if block_mask is not None and tuple(block_mask.BLOCK_SIZE) == (block_masks.WHOLE, block_masks.WHOLE):
             block_mask = None
     if block_mask is not None and (reason := block_masks.why_not(block_mask, batch, heads, rows, keys)):
         return reason
@@ -246,15 +244,18 @@ def flex_attention(  # noqa: PLR0913 - torch's own arguments
     blocks alone. `kernel_options` are hints for torch's kernels. A query that sees no key has the output 0 and the
     log-sum-exp -inf.
 
-    The functions are traced when they are new; captured tensors are read at each call. Gradients of query, key and
-    value are by kernels, too, and have the same bits in every run under torch's deterministic algorithms. Calls that
-    no kernel serves (gradients of captured tensors, functions that are no expressions, the largest scores …) go to
-    torch's function; `evoattn.explain(…,
-    score_mod=, block_mask=)` says why. Compiled code gets torch's.
+    The functions are traced when they are new; captured tensors are read at each call. Gradients of query, key, value
+    and captured tensors are by kernels, too; those of query, key and value have the same bits in every run under
+    torch's deterministic algorithms. Calls that no kernel serves (functions that are no expressions, the largest scores
+    …) go to torch's function; `evoattn.explain(…, score_mod=, block_mask=)` says why. In compiled code the call is an
+    op in one graph where kernels serve it, else torch's compiled function.
     """
     words: dict[str, Any] = dict(kernel_options=kernel_options, return_aux=return_aux)
     if torch.compiler.is_compiling():
-        refuse("compiled code gets FlexAttention of torch")
+        refuse("compiled code may get FlexAttention of torch")
+        from evoattn.ops import compiled_flex  # imports torch._dynamo, which a trace has done
+
+        words["kernel_options"] = compiled_flex.marked(kernel_options)
         return TORCH(query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, **words)
     wants_lse = return_lse or (return_aux is not None and return_aux.lse)
     wants_largest = return_aux is not None and (return_aux.max_scores or return_lse)  # torch refuses both ways at once

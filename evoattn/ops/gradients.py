@@ -332,8 +332,11 @@ def _as_planned(
     runtime: Computes, plans: Training, saved: Sequence[Tensor], grad: Tensor
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """The gradients of query, key and value by the kernel that was planned with the forward pass, where the gradient
-    of the answer lies as the answer does; None for all else, whose plan has to be found first."""
+    of the answer lies as the answer does; None for all else, whose plan has to be found first. A kernel that was
+    planned for the log-sum-exp's gradient too reads one, and here is none."""
     if len(saved) != 5 or are_deterministic(plans.words) != plans.deterministic or plans.backward.kernel.failure:
+        return None
+    if plans.words.return_lse:
         return None
     query, key, value, out, _ = saved
     if type(grad) is not Tensor or not is_ordinary(query, key, value) or grad.stride() != out.stride():

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -123,17 +122,16 @@ class LaunchArguments:
         """The CUstream of the next launches."""
         self._config.stream = stream
 
-    def set_sizes(self, sequences: int, rows: int) -> None:
-        """How many packed sequences and rows of queries the next launches have, at most as many as this one was made
-        for."""
+    def set_sizes(self, sequences: int, rows: int, addresses: tuple[int, ...]) -> None:
+        """How many packed sequences and rows of queries the next launches, of these addresses, have: at most as many
+        as this one was made for."""
         if self._sequences is not None:
             self._slot_values[self._sequences] = sequences
         for i, (tensor, memory, place) in enumerate(self._maps):
-            if (at := tensor.rows_at) is not None:
-                shape = *tensor.shape[:at], rows, *tensor.shape[at + 1 :]
-                self._maps[i] = told, memory, (index, offset) = replace(tensor, shape=shape), memory, place
+            if tensor.rows_at is not None:
+                self._maps[i] = told, memory, (index, offset) = tensor.with_rows(rows), memory, place
                 if self._bound is not None:
-                    self._platform.encode_map(told, self._bound[index] + offset, memory)
+                    self._platform.encode_map(told, addresses[index] + offset, memory)
 
     def bind(self, addresses: tuple[int, ...]) -> None:
         """The device addresses of the next launches, in the order that the places count. Raises `LaunchError`."""
@@ -394,7 +392,7 @@ class CudaPlatform:
         self._require(status, f"give a block {smem_bytes} bytes of shared memory")
 
     def encode_map(self, tensor: TensorMap, address: int, destination: int) -> None:
-        ctypes.memmove(destination, tensor_map.encode(tensor, address), tensor_map.BYTES)
+        tensor_map.encode_at(destination, tensor, address)
 
     def move_map(self, destination: int, address: int) -> None:
         """See `Platform`. Raises `LaunchError` where the driver refuses."""

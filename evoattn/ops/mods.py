@@ -7,15 +7,16 @@ What cannot be said so raises `Untraceable`, and torch's FlexAttention runs in i
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from evoattn.model.score import (
     INDICES,
@@ -374,6 +375,7 @@ class _Recorder(TorchDispatchMode):
     def __init__(self, captured: list[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.captured, self.places, self.uses_score = captured, list[Place](), False
+        self._is_apart = False
         self._tables: dict[tuple[object, ...], Table] = {}
         self._known: dict[int, tuple[Tensor, Tree, int]] = {}
         """By id: the stand-in itself, so that no other gets its id, what it stands for, and of how many parts."""
@@ -452,7 +454,7 @@ class _Recorder(TorchDispatchMode):
                 raise Untraceable("it indexes a tensor by what is no whole number")
             found[dim] = index
         trees = tuple(one for one in found if one is not None)
-        with _disable_current_modes():
+        with self._apart():
             if len(trees) == table.dim():
                 made = load(self._table(table), trees, tuple(not is_natural(tree) for tree in trees))
                 known = [self._known[id(one)][2] for one in given if id(one) in self._known]
@@ -462,8 +464,24 @@ class _Recorder(TorchDispatchMode):
         self._rows[id(rest)] = rest, table, tuple(found)
         return rest
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Else torch imports its compiler at the first operation: seconds."""
+        return False
+
+    @contextlib.contextmanager
+    def _apart(self) -> Iterator[None]:
+        """A block whose operations are none of the function's. Torch's way to leave modes imports its compilers."""
+        self._is_apart = True
+        try:
+            yield
+        finally:
+            self._is_apart = False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, func._schema.name
+        if self._is_apart:
+            return func(*args, **kwargs)
         tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
         ours = [one for one in tensors if id(one) in self._known or id(one) in self._rows]
         if name == "aten::_local_scalar_dense":

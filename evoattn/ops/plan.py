@@ -20,7 +20,7 @@ from evoattn.model.launch import KernelLaunch
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.ops.arguments import ALIGNMENT, Reader
-from evoattn.ops.call import Call, sequences_of
+from evoattn.ops.call import Call, Packed
 from evoattn.ops.choice import Choice, KernelKey, Refusal
 from evoattn.ops.kernel import (
     NO_CONTEXT,
@@ -144,7 +144,7 @@ class CallPlan:
 
     def run(
         self,
-        call: Call,
+        call: Call | Packed,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -186,9 +186,7 @@ class CallPlan:
                 *[0 if tensor is None else tensor.data_ptr() for tensor in backward],
             )
         with self._lock:
-            if addresses != self._bound or (
-                self._sizes is not None and self._sizes != (sequences_of(call), query.size(2))
-            ):
+            if addresses != self._bound or (self._sizes is not None and self._sizes != call.sizes):
                 if 0 in addresses[:4] or FREED in addresses:
                     return NO_MEMORY
                 self._bind(call, addresses)
@@ -201,12 +199,12 @@ class CallPlan:
                     launch_again(self._platform, self.index, launch, status)
         return ""
 
-    def _bind(self, call: Call, addresses: tuple[int, ...]) -> None:
+    def _bind(self, call: Call | Packed, addresses: tuple[int, ...]) -> None:
         """Have the next launches be of these addresses, and of the call's sizes."""
         self._bound = ()
-        if self._sizes is not None and self._sizes != (sizes := (sequences_of(call), call.query.shape[2])):
+        if self._sizes is not None and self._sizes != (sizes := call.sizes):
             for launch in self.launches:
-                launch.set_sizes(*sizes)
+                launch.set_sizes(*sizes, addresses)
             self._sizes = sizes
         for launch in self.launches:
             launch.bind(addresses)

@@ -27,6 +27,7 @@ from evoattn.ops.call import (
     NOT_STRIDED,
     Answer,
     Call,
+    Packed,
     StridedProblem,
     has_room,
     known_by_room,
@@ -40,7 +41,6 @@ from evoattn.ops.gradients import Backward, Grads, Training, attend_trained, by_
 from evoattn.ops.kernel import Cubin, CudaPlatform, LoadedKernel, Platform, get_cubin
 from evoattn.ops.plan import COLD, OF_A_CALL, CallPlan, Kernels, OperationPlan
 from evoattn.ops.torch_answer import PROMISE, refuse
-from evoattn.ops.torch_answer import NoKernel as NoKernel
 from evoattn.portfolio.climb import ClimbCache
 from evoattn.portfolio.pick import lasting_pick, next_picks
 from evoattn.portfolio.wins import Raced, Races, Wins
@@ -165,24 +165,43 @@ class Runtime:
 
     def _answered(self, plan: CallPlan, call: Call) -> Answer | str:
         """The answer by a plan's kernel, with the log-sum-exp where the plan makes one, or why none was launched."""
-        query, key, value, out, platform = call.query, call.key, call.value, call.out, self.platform
-        assert platform is not None
+        query, value, out = call.query, call.value, call.out
         if out is None:
             out = out_like(query, value) if plan.unlike_query else torch.empty_like(query)
         lse = None
         if plan.lse_shape is not None:
             lse = torch.empty(plan.lse_shape, dtype=torch.float32, device=query.device)
-        try:
-            if platform.current_device() == plan.index:
-                reason = plan.run(call, query, key, value, out, lse)
-            else:
-                with platform.guard(plan.index):
-                    reason = plan.run(call, query, key, value, out, lse)
-        except LaunchError as error:
-            reason = self.fail(plan.kernel, str(error).rstrip("."))
+        reason = self._launched(plan, call, out, lse)
         if lse is not None and lse.shape[2] > query.shape[2]:  # the plan has room for more
             lse = lse[..., : query.shape[2]]
         return reason or (out if lse is None else (out, lse))
+
+    def _launched(self, plan: CallPlan, call: Call | Packed, out: Tensor, lse: Tensor | None) -> str:
+        """Why a plan's kernel could not be launched; empty if it was."""
+        platform = self.platform
+        assert platform is not None
+        try:
+            if platform.current_device() == plan.index:
+                return plan.run(call, call.query, call.key, call.value, out, lse)
+            with platform.guard(plan.index):
+                return plan.run(call, call.query, call.key, call.value, out, lse)
+        except LaunchError as error:
+            return self.fail(plan.kernel, str(error).rstrip("."))
+
+    def again(self, packed: Packed) -> Tensor | None:
+        """The answer to packed queries over pages like some that were decided before, where that is a kernel's alone;
+        None otherwise, and where gradients or the log-sum-exp are wanted: `attend` knows what to do. The tensors are
+        as those of `attend`, and none is negated."""
+        plan, out = self.plans.get(packed.known), packed.out
+        if plan.__class__ is not CallPlan or plan.unlike_query or plan.lse_shape is not None:
+            return None
+        if torch.is_grad_enabled():
+            tensors = packed.query, packed.key, packed.value, *packed.terms
+            if any(tensor is not None and tensor.requires_grad for tensor in tensors):
+                return None
+        if out is None:
+            out = torch.empty_like(packed.query)
+        return None if self._launched(plan, packed, out, None) else out
 
     def gradients(self, given: Backward) -> Grads:
         """The gradients of what a backward pass is of, by the best known kernel, or by torch where none serves it.

@@ -3,6 +3,7 @@
 #include "device/ptx/bulk.cuh"
 #include "device/ptx/exp2.cuh"
 #include "device/ptx/keep.cuh"
+#include "device/ptx/ldmatrix.cuh"
 #include "device/ptx/mbarrier.cuh"
 #include "device/ptx/named_barrier.cuh"
 #include "device/ptx/opaque.cuh"
@@ -16,6 +17,7 @@
 #include "device/copy/ring_position.cuh"
 #include "device/copy/tensor_tile.cuh"
 #include "device/copy/wgmma_output.cuh"
+#include "backward_wgmma/key_sums.cuh"
 #include "backward_wgmma/producer.cuh"
 #include "backward_wgmma/query_walk.cuh"
 #include "backward_wgmma/shared_layout.cuh"
@@ -37,12 +39,20 @@ struct Fragments {
   float dq[DQ_COLUMNS / 2];
   float dq_share[DQ_SHARE > 0 ? DQ_SHARE / 2 : 1];
   float dk[DK_COLUMNS / 2], dv[DV_COLUMNS / 2];
+  SeenKeys<2, SCORE_COLUMNS> seen;  // by the lane's keys g and g + 8: queries of a PARTIAL tile
 };
 
 // The gradient of the bias, in float32. A stride is 0 where batches or heads share it.
 struct BiasSums {
   float* gmem;
   int64_t batch_stride, head_stride, row_stride;
+};
+
+// ROWS_BY_BLOCK: where dQ goes.
+struct DqRows {
+  Element* gmem;
+  RowStrides strides;
+  float scale;
 };
 
 // Pᵀ or dSᵀ of 64 keys as wgmma's A operand, 16 queries at a time: in registers, or where it lies in shared memory.
@@ -68,6 +78,7 @@ struct Consumer {
   float (&dq_share)[DQ_SHARE > 0 ? DQ_SHARE / 2 : 1];
   float (&dk)[DK_COLUMNS / 2];
   float (&dv)[DV_COLUMNS / 2];
+  SeenKeys<2, SCORE_COLUMNS>& seen;
   unsigned char* smem;
   const Mask& mask;
   const KeyBlock& block;
@@ -76,8 +87,10 @@ struct Consumer {
   const float softmax_scale_log2;
   const Variant& variant;
   const BiasSums& bias_sums;
+  const DqRows& dq_rows;
   const int sequence_number;  // of packed sequences, else the batch
-  QueryWalk walk;
+  const int group;            // heads of the block's K/V head
+  ConsumerWalk walk;
   uint32_t smem_address;
   int warp, lane;             // warp of the warpgroup
   int warpgroup, keys, dims;  // its number; its 64 keys and its part of the dimensions
@@ -91,7 +104,7 @@ struct Consumer {
   __device__ __forceinline__ Consumer(Fragments& f, unsigned char* smem, int block_warp, const Mask& mask,
                                       const KeyBlock& block, int group, const QueryTerms& terms, float* dq_sums_gmem,
                                       float softmax_scale_log2, const Variant& variant, const BiasSums& bias_sums,
-                                      int sequence_number)
+                                      const DqRows& dq_rows, int sequence_number)
       : s(f.s),
         dp(f.dp),
         p(f.p),
@@ -102,6 +115,7 @@ struct Consumer {
         dq_share(f.dq_share),
         dk(f.dk),
         dv(f.dv),
+        seen(f.seen),
         smem(smem),
         mask(mask),
         block(block),
@@ -110,7 +124,9 @@ struct Consumer {
         softmax_scale_log2(softmax_scale_log2),
         variant(variant),
         bias_sums(bias_sums),
+        dq_rows(dq_rows),
         sequence_number(sequence_number),
+        group(group),
         walk(block, group),
         smem_address(shared_address(smem)),
         warp(block_warp % 4),
@@ -124,11 +140,13 @@ struct Consumer {
     if constexpr (Mask::WINDOW) keep_in_register(see_all.end);
   }
 
+  // `key_sums_gmem`: of the block, QUERY_SPLIT > 1.
   __device__ __forceinline__ void run(Element* dk_gmem, int64_t dk_row_stride, Element* dv_gmem, int64_t dv_row_stride,
-                                      float softmax_scale) {
+                                      float softmax_scale, float* key_sums_gmem) {
     named_barrier_sync<THREADS>(BARRIERS_READY);  // the barriers are initialised
     if constexpr (CONSUMER_REGISTERS > 0) increase_registers<CONSUMER_REGISTERS>();
     grid_dependency_wait();  // dQ is cleared
+    walk.begin(block, group);
 #pragma unroll
     for (int i = 0; i < DK_COLUMNS / 2; ++i) dk[i] = 0.f;
 #pragma unroll
@@ -137,7 +155,7 @@ struct Consumer {
     mbarrier_wait(smem_address + Smem::V_FULL, 0);
     if constexpr (ORDER != Order::IN_TURN) {
       if (!walk.done()) {
-        multiply_s(q);
+        multiply_s(q), take_tile(), load_seen();
         if constexpr (TERMS_EARLY) load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
         if constexpr (ORDER == Order::SOFTMAX_FIRST) {
           wgmma_wait<0>();
@@ -154,15 +172,22 @@ struct Consumer {
       while (!walk.done()) query_tile();
     }
     grid_dependency_launch();
-    named_barrier_sync<128 * WARPGROUPS>(SCORES);  // no product reads K and V any more, whose places the results take
-    to_global<HEAD_DIM, DK_COLUMNS>(dk, Smem::K, dk_gmem, dk_row_stride, softmax_scale);
-    to_global<VALUE_DIM, DV_COLUMNS>(dv, Smem::V, dv_gmem, dv_row_stride, 1.f);
+    if constexpr (QUERY_SPLIT > 1) {
+      constexpr int DK_FLOATS = KeySums::OfKeys::WARP_FLOATS, DV_FLOATS = KeySums::OfValues::WARP_FLOATS;
+      const int of_block = warpgroup * 4 + warp;
+      KeySums::write(dk, key_sums_gmem + of_block * DK_FLOATS, lane);
+      KeySums::write(dv, key_sums_gmem + KeySums::OfKeys::FLOATS + of_block * DV_FLOATS, lane);
+    } else {
+      named_barrier_sync<128 * WARPGROUPS>(SCORES);  // no product reads K and V any more, whose places the results take
+      to_global<HEAD_DIM, DK_COLUMNS>(dk, Smem::K, dk_gmem, dk_row_stride, softmax_scale);
+      to_global<VALUE_DIM, DV_COLUMNS>(dv, Smem::V, dv_gmem, dv_row_stride, 1.f);
+    }
     if (DQ_BY_BULK && !DQ_BY_WARP && lane == 0) tma_store_wait_read();  // shared memory must live until it is read
   }
 
 private:
   __device__ __forceinline__ void query_tile() {
-    multiply_s(q), multiply_dp();
+    multiply_s(q), take_tile(), load_seen(), multiply_dp();
     if constexpr (TERMS_EARLY) load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
     wgmma_wait<1>();
     pin_registers(s);
@@ -192,7 +217,7 @@ private:
     multiply_dv();
     score_gradients();
     q.advance();
-    if constexpr (!LAST) multiply_s(q);
+    if constexpr (!LAST) multiply_s(q), load_seen();
     gradients_to_shared();
     multiply_dq();
     multiply_dk(last_stage);
@@ -207,6 +232,7 @@ private:
     if constexpr (!LAST && ORDER == Order::SUMS_FIRST) multiply_dp();
     next_tile();
     if constexpr (!LAST) {
+      take_tile();
       score_tile();
     } else {
       wgmma_wait<0>();
@@ -217,6 +243,23 @@ private:
   __device__ __forceinline__ void next_tile() {
     if (DS_STAGES > 1 && ++score_stage == DS_STAGES) score_stage = 0;
     walk.advance(block);
+  }
+  // LISTED: what the producer says of the tile in the ring.
+  __device__ __forceinline__ ToldTile::Word told() const {
+    return *reinterpret_cast<const ToldTile::Word*>(smem + Smem::TOLD + 8 * q.stage);
+  }
+  __device__ __forceinline__ void take_tile() {
+    if constexpr (BlockStates::LISTED) walk.take(told());
+  }
+  // Begins to load the bits of that tile, if it is PARTIAL and there are any.
+  __device__ __forceinline__ void load_seen() {
+    if constexpr (BlockStates::LISTED) {
+      ToldTile next;
+      next.take(told());
+      if (next.partial && block.states.packed())
+        block.states.load_seen(seen, block.batch, next.head, lane_key, next.tile * BLOCK_M + dims * SCORE_COLUMNS,
+                               lane);
+    }
   }
   // Probabilities of a tile whose scores are there; then dPᵀ is too.
   __device__ __forceinline__ void score_tile() {
@@ -358,10 +401,26 @@ private:
   __device__ __forceinline__ void change_scores() {
     const Gradient gradient(variant, sequence_number, walk.head, mask.seqlen_q, mask.seqlen_k);
 #pragma unroll
-    for (int i = 0; i < SCORE_COLUMNS / 2; ++i) {
-      const float factor = gradient.change(s[i], query_of(i), key_of(i));
-      if constexpr (FACTORS > 1) factors[i] = factor;
+    for (int i = 0; i < SCORE_COLUMNS / 2; i += 8) {
+      float bias[8];
+      if constexpr (BIAS) read_bias(bias, i / 8);
+#pragma unroll
+      for (int e = i; e < i + 8; ++e) {
+        const float factor = gradient.change(s[e], query_of(e), key_of(e), BIAS ? bias[e - i] : 0.f);
+        if constexpr (FACTORS > 1) factors[e] = factor;
+      }
     }
+  }
+  // Of the accumulators of sixteen queries.
+  __device__ __forceinline__ void read_bias(float (&bias)[8], int sixteen) const {
+    const int tile = Smem::BIAS_TILE + (q.stage * KEY_GROUPS + keys) * Smem::BIAS_GROUP_BYTES;
+    const int row = dims * SCORE_COLUMNS + sixteen * 16 + lane / 16 * 8 + lane % 8, column = 2 * warp + lane / 8 % 2;
+    uint32_t pairs[4];  // queries of eight: of keys g, of keys g + 8; then the next eight
+    ldmatrix_x4_trans(pairs, smem_address + tile + row * 128 + (column ^ row % 8) * 16);
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      bias[2 * i] = to_float(Element{uint16_t(pairs[i])}),
+               bias[2 * i + 1] = to_float(Element{uint16_t(pairs[i] >> 16)});
   }
   // Of a probability, or the gradient of its score, which `score` is.
   __device__ __forceinline__ void apply_factor(float& x, float score, int i) const {
@@ -378,11 +437,24 @@ private:
         red_add(head_gmem + query * bias_sums.row_stride + (key - lane_key), dp[i]);
     }
   }
+  // Of PARTIAL blocks by bits or the predicate, else behind the last key.
+  __device__ __forceinline__ void mask_listed(int query) {
+    using Listed = ListedTiles<SCORE_COLUMNS>;
+    if (walk.partial && block.states.packed()) {
+      Listed::mask_unseen(s, seen);
+    } else if (walk.partial) {
+      mask_transposed(s, mask, lane_key, query, lane);
+      Listed::template mask_partial<true>(s, variant, block.batch, walk.head, lane_key, query + lane % 4 * 2);
+    } else if (block.first_key + keys * 64 + 64 > mask.seqlen_k) {
+      mask_transposed(s, QueryMask<false, false, false>(mask.seqlen_q, mask.seqlen_k, {}), lane_key, query, lane);
+    }
+  }
   // P = 2^(S · scale - lse), 0 where a query does not see a key.
   __device__ __forceinline__ void probabilities() {
     const int query = first_query();
     if constexpr (Variant::ANY) change_scores();
-    if (query < see_all.first || (Mask::WINDOW && query + SCORE_COLUMNS > see_all.end))
+    if constexpr (BlockStates::LISTED) mask_listed(query);
+    else if (query < see_all.first || (Mask::WINDOW && query + SCORE_COLUMNS > see_all.end))
       mask_transposed(s, mask, lane_key, query, lane);
 #pragma unroll
     for (int i = 0; i < SCORE_COLUMNS / 2; i += 8) {
@@ -439,8 +511,27 @@ private:
 
   // ---- results
 
+  // This warp's part of dQ, which is whole, to its rows.
+  __device__ __forceinline__ void write_dq() const {
+    const int part = warpgroup % SUM_TILES_ALONG, rows = warpgroup / SUM_TILES_ALONG;
+    const int query = walk.tile * BLOCK_M + rows * 64 + warp * 16 + lane / 4, column = part * DQ_COLUMNS + lane % 4 * 2;
+    Element* row_gmem = dq_rows.gmem + dq_rows.strides.first(block.batch, walk.head, query) + column;
+#pragma unroll
+    for (int i = 0; i < DQ_COLUMNS / 2; i += 4) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if (column + 2 * i < HEAD_DIM && query + 8 * half < mask.seqlen_q)
+          *reinterpret_cast<uint32_t*>(row_gmem + 8 * half * dq_rows.strides.row + 2 * i) =
+              pack2<Element>(dq[i + 2 * half] * dq_rows.scale, dq[i + 2 * half + 1] * dq_rows.scale);
+      }
+    }
+  }
   // This warp's part of dQ to its sums (`query_sums.cuh`).
   __device__ __forceinline__ void add_dq() {
+    if (ROWS_BY_BLOCK && dq_sums_gmem == nullptr) {
+      write_dq();
+      return;
+    }
     const int64_t tile = terms.tile(block.batch, walk.head, walk.tile);
     float* sums = dq_sums_gmem + tile * Sums::FLOATS + warpgroup * Sums::TILE_FLOATS + warp * Sums::WARP_FLOATS;
     if constexpr (DQ_BY_BULK) {

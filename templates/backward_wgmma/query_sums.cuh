@@ -20,8 +20,9 @@ template <int ROWS, int COLUMNS, int TILE_COLUMNS, bool BY_DIMS> struct QuerySum
       reinterpret_cast<float4*>(sums_gmem)[i] = make_float4(0, 0, 0, 0);
   }
 
-  // Rows 0 to `rows` - 1 of DIM columns, times `scale`. A thread has AT_ONCE eights of numbers on their way.
-  template <int DIM, int AT_ONCE, typename Element>
+  // Rows 0 to `rows` - 1 of DIM columns, times `scale`. A thread has AT_ONCE eights of numbers on their way. Of PARTS
+  // sums, each APART floats behind the one before, their total.
+  template <int DIM, int AT_ONCE, int PARTS = 1, int APART = 0, typename Element>
   static __device__ __forceinline__ void to_rows(const float* sums_gmem, Element* dq_gmem, int64_t row_stride, int rows,
                                                  float scale, int thread, int threads) {
 #pragma unroll AT_ONCE
@@ -44,7 +45,12 @@ template <int ROWS, int COLUMNS, int TILE_COLUMNS, bool BY_DIMS> struct QuerySum
             reinterpret_cast<const float4*>(sums_gmem + warp * WARP_FLOATS + piece * 128 + g * 16 + half * 8);
 #pragma unroll
         for (int t = 0; t < 2; ++t) {
-          const float4 four = from[t];
+          float4 four = from[t];
+#pragma unroll
+          for (int part = 1; part < PARTS; ++part) {
+            const float4 more = from[t + part * (APART / 4)];
+            four.x += more.x, four.y += more.y, four.z += more.z, four.w += more.w;
+          }
           low[2 * t] = four.x, low[2 * t + 1] = four.y, high[2 * t] = four.z, high[2 * t + 1] = four.w;
         }
         const int tile = warp / 4;

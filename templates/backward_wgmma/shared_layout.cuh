@@ -1,6 +1,6 @@
 // shared_layout.cuh: the shared memory of a block of backward_wgmma, in bytes from its start: a tile of K and of V,
-// rings of tiles of Q and dO, tiles of dSᵀ and of Pᵀ, what is added to dQ, terms of the queries, barriers. Needs the
-// constants of backward_wgmma.cu.j2.
+// rings of tiles of Q and dO, tiles of dSᵀ and of Pᵀ, of the bias, what is added to dQ, terms of the queries, barriers.
+// Needs the constants of backward_wgmma.cu.j2.
 #include "device/ptx/element.cuh"
 #include "device/ptx/mbarrier.cuh"
 #include "device/copy/tensor_tile.cuh"
@@ -12,11 +12,13 @@ struct Smem {
   static constexpr int SCORE_TILE_BYTES = KEY_GROUPS * SCORE_GROUP_BYTES;
   static constexpr int K = 0;
   static constexpr int V = K + Tiles::bytes(BLOCK_N);
-  static constexpr int Q = V + ValueTiles::bytes(BLOCK_N);                            // [Q_STAGES]
-  static constexpr int DO = Q + Q_STAGES * Q_TILE_BYTES;                              // [DO_STAGES]
-  static constexpr int DS = DO + DO_STAGES * DO_TILE_BYTES;                           // [DS_STAGES]
-  static constexpr int P = DS + DS_STAGES * SCORE_TILE_BYTES;                         // [DS_STAGES]
-  static constexpr int DQ = P + (P_IN_REGISTERS ? 0 : DS_STAGES * SCORE_TILE_BYTES);  // [WARPGROUPS][4 warps]
+  static constexpr int Q = V + ValueTiles::bytes(BLOCK_N);                                   // [Q_STAGES]
+  static constexpr int DO = Q + Q_STAGES * Q_TILE_BYTES;                                     // [DO_STAGES]
+  static constexpr int DS = DO + DO_STAGES * DO_TILE_BYTES;                                  // [DS_STAGES]
+  static constexpr int P = DS + DS_STAGES * SCORE_TILE_BYTES;                                // [DS_STAGES]
+  static constexpr int BIAS_GROUP_BYTES = BIAS ? BLOCK_M * 128 : 0;                          // of 64 keys
+  static constexpr int BIAS_TILE = P + (P_IN_REGISTERS ? 0 : DS_STAGES * SCORE_TILE_BYTES);  // [Q_STAGES][KEY_GROUPS]
+  static constexpr int DQ = BIAS_TILE + Q_STAGES * KEY_GROUPS * BIAS_GROUP_BYTES;            // [WARPGROUPS][4 warps]
   static constexpr int DQ_WARP_BYTES = DQ_BY_BULK ? 4 * Sums::WARP_FLOATS : 0;
   static constexpr int LOG_SUMS = DQ + 4 * WARPGROUPS * DQ_WARP_BYTES;  // [Q_STAGES][BLOCK_M]
   static constexpr int DELTAS = LOG_SUMS + Q_STAGES * BLOCK_M * 4;      // [DO_STAGES][BLOCK_M]
@@ -28,16 +30,20 @@ struct Smem {
   static constexpr int DO_EMPTY = DO_FULL + 8 * DO_STAGES;  // [DO_STAGES]
   static constexpr int DQ_FULL = DO_EMPTY + 8 * DO_STAGES;  // [WARPGROUPS]
   static constexpr int DQ_EMPTY = DQ_FULL + (DQ_BY_WARP ? 8 * WARPGROUPS : 0);
-  static constexpr int BYTES = DQ_EMPTY + (DQ_BY_WARP ? 8 * WARPGROUPS : 0);
+  static constexpr int TOLD = DQ_EMPTY + (DQ_BY_WARP ? 8 * WARPGROUPS : 0);  // [Q_STAGES] `ToldTile::Word`
+  static constexpr int BYTES = TOLD + (BlockStates::LISTED ? 8 * Q_STAGES : 0);
 
-  // By one thread: "full" gets an arrival for each copy, of a tile of queries and its terms, "empty" one of each warp
-  // that reads. Of dQ, "full" gets one of each warp that wrote, "empty" one of the warp that adds.
-  static __device__ __forceinline__ void init_barriers(uint32_t smem_address) {
+  // By one thread: "full" gets an arrival for each copy, of a tile of queries, its terms and its bias, "empty" one of
+  // each warp that reads. Of dQ, "full" gets one of each warp that wrote, "empty" one of the warp that adds.
+  // `by_block`: each warp that makes terms arrives in place of their copy.
+  static __device__ __forceinline__ void init_barriers(uint32_t smem_address, bool by_block) {
+    const int of_terms = by_block ? ROW_WARPS : 1;
     auto init = [&](int first, int count, int arrivals) {
 #pragma unroll
       for (int i = 0; i < count; ++i) mbarrier_init(smem_address + first + 8 * i, arrivals);
     };
-    init(K_FULL, 1, 1), init(V_FULL, 1, 1), init(Q_FULL, Q_STAGES, 2), init(DO_FULL, DO_STAGES, 2);
+    init(K_FULL, 1, 1), init(V_FULL, 1, 1), init(Q_FULL, Q_STAGES, 1 + of_terms + BIAS),
+        init(DO_FULL, DO_STAGES, 1 + of_terms);
     init(Q_EMPTY, Q_STAGES, 4 * WARPGROUPS), init(DO_EMPTY, DO_STAGES, 4 * WARPGROUPS);
     if constexpr (DQ_BY_WARP) init(DQ_FULL, WARPGROUPS, 4), init(DQ_EMPTY, WARPGROUPS, 1);
     mbarrier_init_fence();

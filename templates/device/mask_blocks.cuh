@@ -1,47 +1,54 @@
 // mask_blocks.cuh: the lists of a `BlockMask` of FlexAttention out of a predicate, in two launches: what each block of
 // rows and keys is, then the numbers of the PARTIAL and of the FULL ones, by rows and by keys. A source that includes
-// it has a class `Seen` with `shows(batch, head, query, key)`, `PAIRED` (neighbouring keys read neighbouring elements
-// of a table), the macros SEEN_PARAMETERS and SEEN_ARGUMENTS, and FIND_BLOCK_STATES_KERNEL behind all.
+// it has a class `Seen` with `shows(batch, head, query, key)`, `range` of it for ranges of these and all lanes of a
+// warp, `PAIRED` (neighbouring keys read neighbouring elements of a table), the macros SEEN_PARAMETERS and
+// SEEN_ARGUMENTS, and FIND_BLOCK_STATES_KERNEL behind all.
 #include "device/ptx/warp.cuh"
 #include "device/score.cuh"
+#include "device/score_range.cuh"
 
-constexpr int THREADS_OF_BLOCK = 128, WARPS_OF_LINES = 4;
+constexpr int WARPS_OF_STATES = 4, WARPS_OF_LINES = 4;
 enum BlockState : uint8_t { EMPTY = 0, PARTIAL = 1, FULL = 2 };
 
-// A block of threads for each block of the mask. Pairs past the last row or key are hidden, so that a block with such
-// pairs is never FULL. `states`: [batches * heads, row blocks, key blocks].
+// A warp for each block of the mask. Pairs past the last row or key are hidden, so that a block with such pairs is
+// never FULL. Where the ranges of its rows and keys do not say what it is, the warp asks pair by pair until it has met
+// both kinds. `states`: [batches * heads, row blocks, key blocks].
 template <class Seen>
 __device__ __forceinline__ void find_states(const Seen& seen, uint8_t* states, int heads, int seqlen_q, int seqlen_k,
                                             int block_rows, int block_keys) {
-  const int batch = blockIdx.z / heads, head = blockIdx.z - batch * heads;
-  const int first_row = blockIdx.y * block_rows, first_key = blockIdx.x * block_keys;
+  const int batch = blockIdx.z / heads, head = blockIdx.z - batch * heads, lane = threadIdx.x % 32;
+  const int key_blocks = (seqlen_k + block_keys - 1) / block_keys;
+  const int key_block = blockIdx.x * WARPS_OF_STATES + threadIdx.x / 32;
+  if (key_block >= key_blocks) return;
+  const int first_row = blockIdx.y * block_rows, first_key = key_block * block_keys;
   const int rows = min(block_rows, seqlen_q - first_row), keys = min(block_keys, seqlen_k - first_key);
-  const int outer = Seen::PAIRED ? keys : rows, inner = Seen::PAIRED ? rows : keys;
-  bool any = false, all = rows == block_rows && keys == block_keys;
-  for (int begin = 0; begin < outer; begin += THREADS_OF_BLOCK) {
-    const int place = begin + threadIdx.x;
-    if (place >= outer) break;
-    for (int from = 0; from < inner && !(any && !all); from += 32) {  // a thread that knows both asks no more
-      const int to = min(32, inner - from);
+  const Range found = seen.range({batch, batch}, {head, head}, {first_row, first_row + rows - 1},
+                                 {first_key, first_key + keys - 1}, lane);
+  bool any = found.high, all = found.low;
+  if (!found.is_one()) {
+    const int outer = Seen::PAIRED ? keys : rows, inner = Seen::PAIRED ? rows : keys;
+    any = false, all = true;
+    for (int begin = 0; begin < outer && (all || !any); begin += 32) {
+      const int place = begin + lane;
+      for (int from = 0; from < inner && (all || !any); from += 32) {
+        bool some = false, each = true;
+        const int to = place < outer ? min(32, inner - from) : 0;
 #pragma unroll 8
-      for (int i = 0; i < to; ++i) {
-        const int row = first_row + (Seen::PAIRED ? from + i : place),
-                  key = first_key + (Seen::PAIRED ? place : from + i);
-        const bool shown = seen.shows(batch, head, row, key);
-        any |= shown, all &= shown;
+        for (int i = 0; i < to; ++i) {
+          const int row = first_row + (Seen::PAIRED ? from + i : place),
+                    key = first_key + (Seen::PAIRED ? place : from + i);
+          const bool shown = seen.shows(batch, head, row, key);
+          some |= shown, each &= shown;
+        }
+        any |= __any_sync(ALL_LANES, some) != 0, all &= __all_sync(ALL_LANES, each) != 0;
       }
     }
   }
-  __shared__ bool any_of[THREADS_OF_BLOCK / 32], all_of[THREADS_OF_BLOCK / 32];
-  any = __any_sync(ALL_LANES, any), all = __all_sync(ALL_LANES, all);
-  if (threadIdx.x % 32 == 0) any_of[threadIdx.x / 32] = any, all_of[threadIdx.x / 32] = all;
-  __syncthreads();  // what all warps found is there
-  if (threadIdx.x == 0) {
-    for (int warp = 1; warp < THREADS_OF_BLOCK / 32; ++warp) any |= any_of[warp], all &= all_of[warp];
-    states[(int64_t(blockIdx.z) * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x] = all   ? FULL
-                                                                                      : any ? PARTIAL
-                                                                                            : EMPTY;
-  }
+  const bool whole = rows == block_rows && keys == block_keys;
+  if (lane == 0)
+    states[(int64_t(blockIdx.z) * gridDim.y + blockIdx.y) * key_blocks + key_block] = !any           ? EMPTY
+                                                                                      : all && whole ? FULL
+                                                                                                     : PARTIAL;
 }
 
 // One list: how many of `length` blocks, `step` bytes from one to the next, are of the kind, their numbers, and behind

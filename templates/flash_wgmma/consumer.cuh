@@ -23,6 +23,8 @@ struct Fragments {
   float o_factor[2];  // TWO_LEVELS: by which O without `sum` must be multiplied
   float total[2];     // SUMMED_BY_PRODUCT: sums of P without those in `sum`
   RowState state;
+  float o_parts[VALUE_DIM / 2];  // KEEPS: O of the parts that are over, by shifts and sums of `of_parts`
+  RowState of_parts;
   HeadTerms<Element> head_terms[GROUP_ROWS ? 2 : 1];        // of this tile of rows, of the lane's rows g and g + 8
   BiasPair<Element> bias[Terms::BIASED ? BLOCK_N / 4 : 1];  // of the next tile of keys
   float inverse[2];                                         // of the sums of a tile of rows
@@ -44,6 +46,8 @@ struct Consumer : Epilogue {
   float (&sum)[SUMS];  // that tensor cores add P V to
   float (&factor)[2], (&o_factor)[2], (&total)[2];
   RowState& state;
+  float (&o_parts)[VALUE_DIM / 2];
+  RowState& of_parts;
   HeadTerms<Element> (&head_terms)[GROUP_ROWS ? 2 : 1];
   BiasPair<Element> (&bias)[Terms::BIASED ? BLOCK_N / 4 : 1];
   SeenKeys<2, BLOCK_N>& seen;
@@ -57,7 +61,6 @@ struct Consumer : Epilogue {
   bool flushed;       // SUM_IN_SHARED: some are in shared memory
   Ring ring, before;  // places of the next K, and of the V that P is for
   Ring skipped;       // AHEAD: the first place of V that is passed over
-  bool left;          // IN_PARTS: results of parts of these rows lie in global memory
   TileScheduler& work;
 
   __device__ __forceinline__ Consumer(RowOperand<Operands::ROW_COLUMNS, Q_IN_REGISTERS>& q, Fragments& f,
@@ -72,6 +75,8 @@ struct Consumer : Epilogue {
         o_factor(f.o_factor),
         total(f.total),
         state(f.state),
+        o_parts(f.o_parts),
+        of_parts(f.of_parts),
         head_terms(f.head_terms),
         bias(f.bias),
         seen(f.seen),
@@ -88,6 +93,7 @@ struct Consumer : Epilogue {
     o_smem = smem_address + Smem::O + warpgroup * Smem::O_BYTES;
     k_descriptor = matrix_descriptor(smem_address + Smem::K, 0);
     v_descriptor = Operands::value_descriptor(smem_address + Smem::V);
+    clear_parts();
     if (PING_PONG && warpgroup == WARPGROUPS - 1) pass_turn();  // the first turn is the first warpgroup's
     if constexpr (AHEAD) rows_ahead();
     else rows_in_turn();
@@ -328,7 +334,6 @@ private:
   }
   __device__ __forceinline__ void begin_rows() {
     state.clear();
-    left = false;
     if constexpr (Terms::ADDED) {
 #pragma unroll
       for (int i = 0; i < (GROUP_ROWS ? 2 : 1); ++i)
@@ -368,6 +373,24 @@ private:
     o_factor[0] = o_factor[1] = 1.f, total[0] = total[1] = 0.f;
     tiles_added = 0, flushed = false;
   }
+  // KEEPS: the parts that are over, which hold none yet.
+  __device__ __forceinline__ void clear_parts() {
+    if constexpr (KEEPS) {
+#pragma unroll
+      for (int i = 0; i < VALUE_DIM / 2; ++i) o_parts[i] = 0.f;
+      of_parts.clear();
+    }
+  }
+  // KEEPS: O of the last part and of all others, and `of` of these rows.
+  __device__ __forceinline__ void add_parts(RowState& of) {
+    if constexpr (KEEPS) {
+      Partial::add_in_turn(o, of, o_parts, of_parts);
+#pragma unroll
+      for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = o_parts[i];
+      of = of_parts;
+      clear_parts();
+    }
+  }
   // All tiles of keys but the first.
   __device__ __forceinline__ void rest_of_keys() {
     if constexpr (KeyList::LISTED) {
@@ -395,22 +418,37 @@ private:
         const int of_part = (key_tile + 1) / PART_TILES_OR_ONE * PART_TILES;
         rest_of_tiles(max(first, of_part));
         if (of_part - 1 - (KEY_SPLIT - 1) * PART_TILES < first) return;
-        end_part(of_part);
-        step<false, true, false>();
+        if constexpr (KEEPS) {
+          begin_part();
+        } else {
+          end_part(of_part);
+          step<false, true, false>();
+        }
       }
     }
     rest_of_tiles(first);
   }
-  // IN_PARTS: the tile at `of_part`, the first of a part, was the last one; another part follows.
+  // KEEPS: `step` of the first tile of a part, beside the last P V of the one before.
+  __device__ __forceinline__ void begin_part() {
+    if constexpr (OVERLAP) wait_for_turn();
+    start_qk();
+    if constexpr (OVERLAP) start_pv(), pass_turn();
+    const RowState of_part = state;
+    state.clear();
+    finish_qk<false, true, OVERLAP>();
+    if constexpr (OVERLAP) finish_pv();
+    __syncwarp();  // the lane that released V is back: wgmma wants whole warps
+    Partial::add_in_turn(o, of_part, o_parts, of_parts);
+    clear_output();
+    Operands::pack(p, s);
+    before = ring;
+    ring.advance();
+    if constexpr (!OVERLAP) start_pv(), finish_pv();
+  }
+  // IN_MEMORY: the tile at `of_part`, the first of a part, was the last one; another part follows.
   __device__ __forceinline__ void end_part(int of_part) {
     if constexpr (OVERLAP) start_pv(), finish_pv();
-    if constexpr (IN_MEMORY) {
-      leave_part(of_part / PART_TILES_OR_ONE, state, o);
-    } else {
-      add_left(left, state, o);
-      Partial::leave(own_result(), o, state, thread);
-      left = true;
-    }
+    leave_part(of_part / PART_TILES_OR_ONE, state, o);
     state.clear();
     clear_output();
     key_tile = of_part - 1 - (KEY_SPLIT - 1) * PART_TILES;
@@ -461,12 +499,11 @@ private:
           start_pv();
           finish_pv();
           complete_output(state);
-          if constexpr (IN_PARTS) add_left(left, state, o);
+          add_parts(state);
           finish_rows(last_tile, last_sequence, last_range, state, o);
           break;
         }
         RowState last_state = state;
-        const bool last_left = left;
         begin_rows();
         wait_for_turn();
         start_qk();
@@ -475,7 +512,7 @@ private:
         finish_qk<true, false, true>();
         finish_pv();
         complete_output(last_state);
-        if constexpr (IN_PARTS) add_left(last_left, last_state, o);
+        add_parts(last_state);
         finish_rows(last_tile, last_sequence, last_range, last_state, o);
         __syncwarp();  // the thread that stored these rows is back: wgmma wants whole warps
       }
@@ -499,7 +536,7 @@ private:
         merge_rows(state, o, IN_PARTS ? (key_tile + 1) / PART_TILES_OR_ONE : work.split);
         break;
       }
-      if constexpr (IN_PARTS) add_left(left, state, o);
+      add_parts(state);
       if constexpr (CLUSTER > 1) {
         const int slots = Smem::PARTIALS + warpgroup * Partial::BYTES, full = barrier(Smem::PARTIALS_FULL, 0);
         if (!Partial::gather<CLUSTER>(smem + slots, smem_address + slots, Smem::SLOT_BYTES, full, work.split, o, state,

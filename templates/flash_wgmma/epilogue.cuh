@@ -36,14 +36,6 @@ struct Epilogue : Block, Output {
   __device__ __forceinline__ int first_row(const Tile& of) const { return of.row_block * BLOCK_M + warpgroup * 64; }
   __device__ __forceinline__ int lane_row(const Tile& of) const { return first_row(of) + thread / 32 * 16 + lane / 4; }
 
-  // IN_PARTS: where this warpgroup leaves what it has found so far, and takes it back.
-  __device__ __forceinline__ float4* own_result() const {
-    const int64_t block = (int64_t(blockIdx.z) * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
-    return results_gmem + (block * WARPGROUPS + warpgroup) * Partial::PIECES * 128;
-  }
-  __device__ __forceinline__ void add_left(bool left, RowState& state, float (&o)[VALUE_DIM / 2]) const {
-    if (left) Partial::add_left(own_result(), o, state, thread);
-  }
   // IN_MEMORY: [tiles, results of a tile, WARPGROUPS]: the first of this warpgroup.
   __device__ __forceinline__ float4* rows_results() const {
     const int64_t index = (work.tile.batch * work.rows.heads + work.tile.head) * work.row_blocks + work.tile.row_block;

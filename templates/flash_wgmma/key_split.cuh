@@ -120,8 +120,22 @@ template <int FLOATS> struct PartialOutput {
     }
     return sum;
   }
-  // As `total`, of results `last` down to `first`, each added as `add_left` adds the sum of those before: the bits are
-  // the same whether one block had all keys or several.
+  // `more`, a result of this lane, to the sum of those before.
+  static __device__ __forceinline__ void add_in_turn(const float (&more)[FLOATS], const RowState& of_more,
+                                                     float (&sum)[FLOATS], RowState& of_sum) {
+    float own[2], low[2];
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const float shift = fmaxf(of_more.shift[row], of_sum.shift[row]);
+      own[row] = exp2_approx(of_more.shift[row] - shift), low[row] = exp2_approx(of_sum.shift[row] - shift);
+      of_sum.sum[row] = fmaf(of_sum.sum[row], low[row], of_more.sum[row] * own[row]);
+      of_sum.shift[row] = shift;
+    }
+#pragma unroll
+    for (int i = 0; i < FLOATS; ++i) sum[i] = fmaf(sum[i], low[i / 2 % 2], more[i] * own[i / 2 % 2]);
+  }
+  // As `total`, of results `last` down to `first`, each added as by `add_in_turn`: the bits are the same whether one
+  // block had all keys or several.
   static __device__ __forceinline__ float4 total_in_turn(const float4* results_gmem, int stride, int first, int last,
                                                          int item, RowState& state, int thread) {
     const float4* result_gmem = results_gmem + int64_t(last) * stride + thread;

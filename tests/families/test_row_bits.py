@@ -29,7 +29,7 @@ Answer = tuple[torch.Tensor, torch.Tensor]
 
 
 def causal(**fields: Any) -> AttentionProblem:
-    return AttentionProblem(1, 2, 1, KEYS, KEYS, 64, mask="causal_lower_right", **fields)
+    return AttentionProblem(1, 2, 1, KEYS, KEYS, **{"head_dim": 64, "mask": "causal_lower_right", **fields})
 
 
 def tensors_of(problem: AttentionProblem) -> tuple[torch.Tensor, ...]:
@@ -96,12 +96,21 @@ MANY = {**WGMMA, "BLOCK_M": 128, "PRODUCER": "warpgroup", "PING_PONG": True, "PA
 SPLIT = {**WGMMA, "GROUP_ROWS": True, "KEY_SPLIT": 2, "PART_TILES": 2}
 MMA = dict(BLOCK_M=64, WARPS=4, STAGES=2, SCHEDULE="split", Q_PLACE="registers", O_STORE="shared", BLOCKS_PER_SM=1)
 SCALAR = dict(ROWS_PER_THREAD=1, VECTOR_WIDTH=4, KV_STAGES=1, Q_IN_REGISTERS=False, BLOCKS_PER_SM=1, UNROLL=4)
+LARGE = dict(DIM_SPLIT=1, DEPENDENT_LAUNCH=False, LANES=32, Q_PLACE="shared", UNROLL=1)
 CASES = {
     "flash_wgmma": ("h100", {"dtype": "bf16", "lse": True}, (MANY, SPLIT)),
     "flash_mma": ("l4", {}, ({**MMA, "RESCALE": "vote"}, {**MMA, "BLOCK_M": 16, "WARPS": 1, "SCHEDULE": "overlapped"})),
-    "flash_scalar": (
+    "large_head": (
         "l4",
         {"dtype": "fp32"},
+        (
+            {**LARGE, "BLOCK_M": 64, "WARPS": 4, "SCORE_ROWS": 32, "SCORE_KEYS": 32, "VALUE_THREADS": 64, "STAGES": 1},
+            {**LARGE, "BLOCK_M": 16, "WARPS": 2, "SCORE_ROWS": 16, "SCORE_KEYS": 16, "VALUE_THREADS": 64, "STAGES": 2},
+        ),
+    ),
+    "flash_scalar": (
+        "l4",
+        {"dtype": "fp32", "head_dim": 72},
         ({**SCALAR, "BLOCK_M": 32, "P_IN_SHARED": True}, {**SCALAR, "BLOCK_M": 16, "P_IN_SHARED": False}),
     ),
 }
@@ -147,7 +156,7 @@ def test_the_same_where_a_tile_of_rows_begins_beside_the_end_of_another():
     "edit",
     [
         ("if (RISES && old_shift > NO_KEYS)", "if (false)"),  # masked tiles raise a shift in another way
-        pytest.param(("add_left(left, state, o);\n      Partial", "Partial"), marks=pytest.mark.slow),  # a part is lost
+        ("Partial::add_in_turn(o, of_part, o_parts, of_parts);", ""),  # a part is lost
     ],
 )
 @pytest.mark.slow

@@ -51,8 +51,10 @@ def test_torch_makes_masks_on_a_cpu_and_refuses_as_before():
         created_masks.create_block_mask(lambda s, b, h, q, k: s, 1, 1, 16, 16, "cpu")
 
 
-def test_the_first_mask_is_no_larger_than_the_one_that_is_wanted(monkeypatch):
-    """Its captured tensors have no more to read: on a GPU that ends the process."""
+def test_the_first_mask_is_no_larger_than_the_one_that_is_wanted(monkeypatch, tmp_path):
+    """Its captured tensors have no more to read: on a GPU that ends the process. There is one first mask on a machine,
+    and another one where the first was wrong or another kernel's."""
+    monkeypatch.setenv("EVOATTN_CACHE", str(tmp_path))
     documents = torch.arange(100) // 30
     mask = torch_flex.create_block_mask(lambda b, h, q, k: documents[q] == documents[k], 1, 1, 100, 100, "cpu")
     shapes = []
@@ -65,7 +67,12 @@ def test_the_first_mask_is_no_larger_than_the_one_that_is_wanted(monkeypatch):
     monkeypatch.setattr(created_masks, "LoadedKernel", lambda *_: "kernel")
     compiled = SimpleNamespace(cubin=b"")
     monkeypatch.setattr(created_masks, "KernelFiles", lambda *_: SimpleNamespace(get=lambda _: compiled))
-    platform = SimpleNamespace(spec=lambda _: GPUS["h100"])
-    wanted = MaskShape(1, 1, 100, 100, 128, 128)
-    assert created_masks._checked(platform, torch.device("cpu"), "", mask.mask_mod, wanted, {}, ()) == "kernel"
+    platform = SimpleNamespace(spec=lambda _: GPUS["h100"], identity=lambda _: "a machine")
+    given = platform, torch.device("cpu"), "", mask.mask_mod, MaskShape(1, 1, 100, 100, 128, 128), {}, ()
+    monkeypatch.setattr(created_masks, "TORCH", None)
+    assert created_masks._checked(*given) == created_masks._checked(*given) == "kernel"
     assert shapes == [(100, 100)]
+    monkeypatch.setattr(created_masks, "TORCH", torch_flex.create_block_mask)
+    other = lambda b, h, q, k: q < -k
+    with pytest.warns(RuntimeWarning, match="were others"):
+        assert created_masks._checked(*given[:2], "other", other, *given[4:]) is None

@@ -274,23 +274,6 @@ def test_lists_are_read_at_each_call(device):
 
 
 @pytest.mark.slow
-def test_compiled_code_gets_torch_s():
-    q, k, v = tensors(1, 2, 2, 20, 128, dtype=torch.float32)
-    mask = mask_of(lambda b, h, i, j: i >= j, 20, 128)
-
-    def called(q, k, v):
-        return evoattn.flex_attention(q, k, v, lambda s, b, h, i, j: s * 2, mask) + 1
-
-    def by_name(q, k, v):
-        return torch_flex.flex_attention(q, k, v, lambda s, b, h, i, j: s * 2, mask) + 1
-
-    expected = called(q, k, v)
-    torch.testing.assert_close(torch.compile(called, backend="eager", fullgraph=True)(q, k, v), expected)
-    with evoattn.flex():
-        torch.testing.assert_close(torch.compile(by_name, backend="eager", fullgraph=True)(q, k, v), expected)
-
-
-@pytest.mark.slow
 def test_torch_s_name_is_ours_inside_of_a_block(device):
     q, k, v = tensors(1, 2, 2, 20, 30)
     own, seen = torch_flex.flex_attention, []

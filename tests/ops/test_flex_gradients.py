@@ -7,9 +7,11 @@ import torch
 
 from benchmarks.flex.mods import MODS, Shape, Written
 from evoattn.backends.interpreter import InterpreterBackend
+from evoattn.families.backward_mma.resources import sharing_of
 from evoattn.families.registry import FAMILIES
 from evoattn.model.backward import parse_grads
 from evoattn.model.gpu import GPUS
+from evoattn.model.score import elements, parse_score
 from evoattn.model.space import load_space
 from evoattn.ops import flex, torch_answer
 from evoattn.ops.arguments import TERMS
@@ -32,7 +34,7 @@ CAPTURED = [tensor.requires_grad_() for tensor in (OF_HEADS, OF_KEYS, OF_PAIRS, 
 
 
 def of_tables(s, b, h, q, k):
-    near = SHIFTS[h, (k - q).clamp(-63, 63) + 63]
+    near = SHIFTS[h, (k - q).clamp(-63, 62) + 63 + (k > q)]
     return s * OF_HEADS[h] + OF_KEYS[h, k] + OF_PAIRS[q, k] * near + OF_DOCUMENTS[DOCUMENTS[k]] * s + OF_ROWS[q + 5]
 
 
@@ -111,6 +113,18 @@ def test_the_formula_gives_torch_s_gradients(name):
     backward, expected = made_of(MODS[name](SHAPE))
     for one, exact in zip(by_rows(backward, 20_000)[:3], expected, strict=True):
         torch.testing.assert_close(one.double(), exact, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("index", "sharing"),
+    [
+        *(("h", "HEAD"), ("k", "KEY"), ("b+q", "QUERY"), ("k-q+63", "DIAGONAL"), ("min(q,k)", "PAIR")),
+        ("where(q>k,abs(q-k),where(k<=q+5,2,3))", "DIAGONAL"),
+    ],
+)
+def test_which_scores_share_an_element(index, sharing):
+    tree = parse_score(f"s+t[{index}]", "t:fp32:99").tree
+    assert sharing_of(elements(tree, "own_t")[0]) == sharing
 
 
 class ByFormula:

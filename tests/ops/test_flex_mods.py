@@ -9,7 +9,7 @@ from torch.nn.attention.flex_attention import _identity, noop_mask
 
 from benchmarks.flex.mods import MODS, Shape
 from evoattn.model.paths import ROOT
-from evoattn.ops import block_masks, flex
+from evoattn.ops import block_masks, flex, mods
 from evoattn.ops.call import Call
 from evoattn.ops.torch_answer import by_formula
 from tests.ops.fake_device import tensors
@@ -67,3 +67,8 @@ def test_the_table_of_the_page_is_what_runs():
         names, score, mask, _ = (word.strip() for word in line.strip("|").split("|"))
         said |= {name.strip().replace(" ", "_"): (score, mask) for name in names.split(",")}
     assert said == {name: served(name) for name in MODS}
+
+
+def test_no_trace_imports_torch_s_compiler():
+    """It takes seconds, and torch puts it around the dispatch of modes that do not refuse."""
+    assert not hasattr(mods._Recorder.__torch_dispatch__, "__wrapped__")

@@ -11,7 +11,8 @@ import torch
 import evoattn
 from evoattn.correctness.reference import exact_attention, exact_lse
 from evoattn.model.problem import AttentionProblem
-from evoattn.ops.runtime import NoKernel, current
+from evoattn.ops.runtime import current
+from evoattn.ops.torch_answer import NoKernel
 from tests.ops.fake_cache import CacheDevice, split_kv_pick
 from tests.ops.fake_device import fake_runtime
 
@@ -94,6 +95,28 @@ def test_a_kernel_answers_in_one_launch(device, name, behind):
     assert batch.asked(strict=True, out=taken) is taken
     assert len(device.launches) == 1
     batch.check(taken)
+
+
+def test_a_call_like_one_before_is_only_launched(device):
+    """Without a `Call`: of queries in one piece, of a third of fused rows, and of heads that lie behind one another."""
+    batch, runtime, calls = Batch(*BATCHES["decodes, then prompts"]), current.runtime(), []
+    attend = runtime.attend
+    runtime.attend = lambda call: calls.append(call) or attend(call)
+    whole, fused = batch.q, torch.cat([batch.q] * 3, 2)[..., :DIM]
+    for batch.q in (whole, fused, whole.transpose(0, 1).contiguous().transpose(0, 1)):
+        for words in ({}, {"out": torch.empty(whole.shape, dtype=whole.dtype)}):
+            for known in (False, True):
+                calls.clear()
+                batch.check(batch.asked(strict=True, **words))
+                assert len(calls) == (not known)
+    calls.clear()
+    expected, taken = batch.asked(), batch.q.clone()
+    assert not calls
+    with torch.enable_grad():
+        batch.q.requires_grad_()
+        batch.check(batch.asked().detach())
+    batch.q = taken  # which the answer takes the place of
+    assert torch.equal(batch.asked(out=taken), expected) and len(calls) == 2
 
 
 def test_batches_of_other_sizes_find_the_plan(device):

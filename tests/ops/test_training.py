@@ -9,7 +9,8 @@ from torch.utils.checkpoint import checkpoint
 
 import evoattn
 from evoattn.ops import shapes
-from evoattn.ops.runtime import NoKernel, current
+from evoattn.ops.runtime import current
+from evoattn.ops.torch_answer import NoKernel
 from tests.ops.fake_backward import NAME, TrainingDevice, pick_either, training_runtime
 from tests.ops.fake_device import Pick, tensors
 
@@ -98,6 +99,14 @@ VARIANTS = {
 def test_gradients_are_right(device, layout, name, lse):
     require_right(tensors(layout=layout), {"enable_gqa": True, **VARIANTS[name]}, lse)
     assert len(device.backwards) == 1
+
+
+def test_a_log_sum_exp_that_nothing_follows_from_has_no_gradient_to_read(device):
+    """Kernels that were planned for one would read at address 0."""
+    mine, _ = leaves(*tensors())
+    out, _ = evoattn.attention(*mine, enable_gqa=True, return_lse=True, strict=True)
+    torch.autograd.grad(out, mine, torch.ones_like(out))
+    assert [one["lse"] for one in device.backwards] == [False]
 
 
 @pytest.mark.parametrize(

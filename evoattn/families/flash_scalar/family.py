@@ -18,6 +18,7 @@ from evoattn.families.flash_scalar.resources import (
     smem_bytes,
     width_of_values,
 )
+from evoattn.families.large_head.family import has_recipe
 from evoattn.families.residency import MAX_REGISTERS, WARP
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import GpuSpec
@@ -63,7 +64,7 @@ class FlashScalar(Family):
         )
 
     def recipe(self, problem: AttentionProblem, gpu: GpuSpec) -> dict[str, Value]:
-        return dict(RECIPE) if problem.dtype == "fp32" else {}
+        return dict(RECIPE) if problem.dtype == "fp32" and not has_recipe(problem) else {}
 
     def row_bits(self, problem: AttentionProblem, config: KernelConfig) -> tuple[Value, ...] | None:
         """A row meets its tiles of keys, which begin at multiples of BLOCK_N, from the first to the last, and adds up

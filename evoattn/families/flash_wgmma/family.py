@@ -24,7 +24,6 @@ from evoattn.families.flash_wgmma.resources import (
     merges_in_memory,
     moved_registers,
     parts,
-    parts_bytes,
     producer_warps,
     registers_at_launch,
     registers_needed,
@@ -65,10 +64,9 @@ GANGS_ALONG_Y = "gridDim.y"
 SCHEDULES = {"single": "SINGLE", "fixed": "FIXED", "claimed": "CLAIMED", "balanced": "BALANCED"}
 STORES = {"tensor_map": "TENSOR_MAP", "rows": "ROWS", "chunks": "CHUNKS"}
 RESCALES = {"always": ("ALWAYS", 0), "lazy_5": ("LAZY", 5), "lazy_8": ("LAZY", 8), "lazy_after": ("LAZY_AFTER", 0)}
-RECIPE: dict[str, Value] = {"BLOCK_N": 64, "RESCALE": "lazy_5", "POLYNOMIAL_EIGHTHS": 0, "PART_TILES": 32}
-"""Of rows of the same bits in every batch."""
-UNPARTED = {"PART_TILES": 0}
-"""Where registers hold no second O beside the first."""
+RECIPE: dict[str, Value] = {"BLOCK_N": 64, "RESCALE": "lazy_5", "POLYNOMIAL_EIGHTHS": 0, "PART_TILES": 16}
+"""Of rows of the same bits in every batch. A V of more than WIDE_HEAD_DIM columns has no parts: registers hold no
+second O beside the first."""
 COUNTERS, RESULTS = "counters" + ZEROED_SUFFIX, "results"
 """Scratch buffers: tiles claimed or results given, and results of blocks that share a tile of rows."""
 
@@ -119,17 +117,21 @@ class FlashWgmma(Family):
     def recipe(self, problem: AttentionProblem, gpu: GpuSpec) -> dict[str, Value]:
         if gpu.arch != ARCH or problem.dtype not in self.dtypes:
             return {}
-        return RECIPE | (UNPARTED if problem.head_dim_v > WIDE_HEAD_DIM else {})
+        whole = problem.head_dim_v > WIDE_HEAD_DIM or problem.seqlen_k <= int(RECIPE["PART_TILES"]) * int(
+            RECIPE["BLOCK_N"]
+        )
+        return RECIPE | ({"PART_TILES": 0} if whole else {})
 
     def row_bits(self, problem: AttentionProblem, config: KernelConfig) -> tuple[Value, ...] | None:
         """A row meets its tiles of keys, which begin at multiples of BLOCK_N, from the last to the first; tiles in
         which it sees no key leave it as it is (`softmax/wgmma_softmax.cuh`). Parts are added up in the same order by
-        one block and by several."""
+        one block and by several; of one part nothing is added up."""
         genes = self.genes(config)
         shared = (genes.KEY_SPLIT > 1 and not genes.PART_TILES) or genes.SCHEDULE == "balanced"
         if shared or problem.blocks or genes.RESCALE == "lazy_after":  # which multiplies again by another instruction
             return None
-        return tuple(genes.value(name) for name in RECIPE)
+        one = {"PART_TILES": 0} if parts(problem, genes) == 1 else {}
+        return tuple(one.get(name, genes.value(name)) for name in RECIPE)
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes = self.genes(config)
@@ -212,7 +214,6 @@ class FlashWgmma(Family):
             words = row_blocks * heads * merge_words(problem, genes)
             return {COUNTERS: 4 * words, RESULTS: results * result_bytes(problem)}
         claims = {COUNTERS: 4} if genes.SCHEDULE == "claimed" else {}
-        claims |= {RESULTS: kept} if (kept := parts_bytes(problem, genes, gpu)) else {}
         return claims | packed_bytes(problem)
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
@@ -244,9 +245,6 @@ MAX_KEY_TILES = 1 << 15
 
 MAX_ROWS = (1 << 31) - 1
 """Of a head, to the end of the last tile: `tile_rows.cuh` counts them in int32."""
-
-
-MAX_PARTS_BYTES = 256 << 20
 
 
 def why_not_all_keys(problem: AttentionProblem, genes: FlashWgmmaGenes) -> str | None:
@@ -323,6 +321,8 @@ def why_redundant(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpe
             f"KEY_SPLIT={split} leaves blocks without work: {problem.seqlen_k} keys make {key_tiles} "
             f"tiles of {block_n}."
         )
+    if genes.PART_TILES and parts(problem, genes) == 1:
+        return f"PART_TILES={genes.PART_TILES} is PART_TILES=0 for the one part that {problem.seqlen_k} keys make."
     if split > parts(problem, genes) and genes.PART_TILES:
         return f"KEY_SPLIT={split} leaves blocks without one of the {parts(problem, genes)} parts."
     if split > 1 and row_blocks * heads > gpu.sm_count * genes.BLOCKS_PER_SM:
@@ -356,8 +356,6 @@ def why_too_long(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec
             f"KEY_SPLIT={genes.KEY_SPLIT} of {row_blocks * heads} tiles of rows are more blocks than BLOCKS_PER_SM="
             f"{genes.BLOCKS_PER_SM} runs at once on {gpu.sm_count} SMs: they wait for one another."
         )
-    if parts_bytes(problem, genes, gpu) > MAX_PARTS_BYTES:
-        return f"SCHEDULE={genes.SCHEDULE}: its blocks keep sums of parts in over {MAX_PARTS_BYTES >> 20} MiB."
     key_tiles = math.ceil(problem.seqlen_k / genes.BLOCK_N)
     if genes.SCHEDULE == "balanced" and key_tiles > MAX_KEY_TILES:
         return (

@@ -151,14 +151,16 @@ def registers_needed(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
         others += LAZY_AFTER_REGISTERS + problem.head_dim // 16 + wide // 8
     if genes.GROUP_ROWS and (problem.alibi or problem.bias or problem.score):
         others += TWO_HEADS_REGISTERS
+    if keeps_parts(genes):  # O of those that are over
+        others += problem.head_dim_v // 2
     if problem.bias:  # one register for two keys of two rows, loaded beside the product
         others += block_n // 4
-    return max(operands + others, _merge_registers(problem.head_dim_v) if _adds_results(genes) else 0)
+    return max(operands + others, _merge_registers(problem.head_dim_v) if genes.SCHEDULE == "balanced" else 0)
 
 
-def _adds_results(genes: FlashWgmmaGenes) -> bool:
-    """Whether a block adds an O of global memory to its own."""
-    return genes.SCHEDULE == "balanced" or (genes.PART_TILES > 0 and genes.KEY_SPLIT == 1)
+def keeps_parts(genes: FlashWgmmaGenes) -> bool:
+    """Whether a block adds up several parts of the keys of its rows."""
+    return genes.PART_TILES > 0 and genes.KEY_SPLIT == 1
 
 
 def _merge_registers(value_dim: int) -> int:
@@ -179,7 +181,7 @@ def begins_ahead(problem: AttentionProblem, genes: FlashWgmmaGenes) -> bool:
         return False
     registers = moved_registers(genes)[1] or registers_at_launch(genes)
     if (
-        _adds_results(genes)
+        genes.SCHEDULE == "balanced"
         and _merge_registers(problem.head_dim_v) + genes.BLOCK_N // 2 + AHEAD_MERGE_REGISTERS > registers
     ):
         return False
@@ -234,14 +236,6 @@ def parts(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
     """Of all keys, those whose sums are made by themselves."""
     tiles = math.ceil(problem.seqlen_k / genes.BLOCK_N)
     return math.ceil(tiles / genes.PART_TILES) if genes.PART_TILES else 1
-
-
-def parts_bytes(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -> int:
-    """Where the blocks of KEY_SPLIT=1 keep the sum of the parts so far, a result for each warpgroup; 0 where all keys
-    are one part."""
-    if parts(problem, genes) == 1 or genes.KEY_SPLIT > 1:
-        return 0
-    return math.prod(grid(problem, genes, gpu)) * warpgroups(genes) * result_bytes(problem)
 
 
 def merge_words(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
@@ -334,9 +328,8 @@ def grid(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -> tup
 SOFTMAX_WAIT, FIRST_WAIT, CLUSTER_WAIT, MEMORY_WAIT = 170, 1300, 1500, 4000
 """Clocks: of a tile's dependent instructions; of a block's first loads and last stores; of a merge in a cluster; of one
 in global memory, which was not measured."""
-PART_WAIT = 3000
-"""Clocks: of a part whose sum is added to that of those before, with products that nothing overlaps. On an H100 a
-second part took 8 to 17 % more of some 1,400 keys."""
+PART_WAIT = 100
+"""Clocks: of a part whose sum is added to that of those before."""
 BEGIN_WAIT, ONCE_WAITS = 400, {"single": 0, "fixed": 600, "claimed": 900, "balanced": 5000}
 """Clocks: of a block that begins where another ended; of a persistent block, once, by SCHEDULE: its first tile's place,
 a counter in memory, and results that blocks exchange there. Estimates, from what the other terms left of times of an
@@ -431,16 +424,14 @@ def _ends(problem: AttentionProblem, genes: FlashWgmmaGenes, groups: int) -> Ste
     """A block's first loads, last stores and merges."""
     rows, value_dim, split = genes.BLOCK_M, problem.head_dim_v, genes.KEY_SPLIT
     in_memory = merges_in_memory(problem, genes)
-    merges = 2 * (split - 1) / split * groups * result_bytes(problem)  # all but one block write, and one reads
+    results, added = (max(split, parts(problem, genes)), 0) if split > 1 else (1, parts(problem, genes) - 1)
+    merges = 2 * (results - 1) / split * groups * result_bytes(problem)  # all but one are written, and read
     merge_wait = MEMORY_WAIT if in_memory else CLUSTER_WAIT if split > 1 else 0
-    added = parts(problem, genes) - 1 if split == 1 else 0
-    merges += 2 * added * groups * result_bytes(problem)
-    merge_wait += added * PART_WAIT
     return Step(
-        instructions=rows * value_dim / WARP * 1.5 + 60 * groups * 4,
+        instructions=rows * value_dim / WARP * (1.5 + 3 * added) + 60 * groups * 4,
         shared_bytes=2.0 * rows * value_dim * ELEMENT_BYTES + (0 if in_memory else merges),
         loaded_bytes=rows * (problem.head_dim + value_dim) * ELEMENT_BYTES + merges,
-        waits=FIRST_WAIT + merge_wait + (0 if is_persistent(genes) else BEGIN_WAIT),
+        waits=FIRST_WAIT + merge_wait + added * PART_WAIT + (0 if is_persistent(genes) else BEGIN_WAIT),
     )
 
 

@@ -30,11 +30,13 @@ from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
 from evoattn.model.launch import Buffer, KernelLaunch, Scalar
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig
+from evoattn.model.space import KernelConfig, Value
 
 MAX_HEAD_DIM = 8192
 MIN_HEAD_DIM = {"fp16": 256, "bf16": 256, "fp32": 32}
 """By dtype: below it other families have tensor cores for 16 bits, but for fp32 this alone has them."""
+RECIPE_KEYS = {32: 64, 64: 64, 128: 64, 192: 32, 256: 32}
+"""Keys of a tile by head_dim, of rows of the same bits in every batch: what every GPU's shared memory holds."""
 
 
 class LargeHead(Family):
@@ -77,6 +79,18 @@ class LargeHead(Family):
             or (why_redundant(problem, genes) if redundant else None)
         )
 
+    def recipe(self, problem: AttentionProblem, gpu: GpuSpec) -> dict[str, Value]:
+        if not has_recipe(problem):
+            return {}
+        return {"BLOCK_N": RECIPE_KEYS[problem.head_dim], "MATH": "tf32x3", "EXCHANGE": "none"}
+
+    def row_bits(self, problem: AttentionProblem, config: KernelConfig) -> tuple[Value, ...] | None:
+        """A row meets its tiles of keys from the first to the last: products are added up over the dimensions, then
+        over the keys of a tile, in their order, whatever rows and columns a warp has. Tiles in which it sees no key
+        multiply by 1 and add 0."""
+        genes = self.genes(config)
+        return genes.BLOCK_N, genes.MATH, genes.EXCHANGE
+
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes = self.genes(config)
         scores_smem, smem = smem_bytes(problem, genes)
@@ -117,6 +131,12 @@ class LargeHead(Family):
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
         return launch_work(problem, self.genes(config), registers)
+
+
+def has_recipe(problem: AttentionProblem) -> bool:
+    """Whether rows of the same bits in every batch are this family's: fp32 whose columns are whole products of tensor
+    cores."""
+    return problem.dtype == "fp32" and problem.head_dim in RECIPE_KEYS
 
 
 MAX_CLUSTER = 8

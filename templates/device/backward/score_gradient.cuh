@@ -3,7 +3,9 @@
 #include "device/ptx/tanh.cuh"
 #include "device/score.cuh"
 
-template <typename Element, bool SOFTCAP, bool ALIBI, bool BIAS, class Own> struct ScoreGradient {
+// BIAS_GIVEN: whoever asks has the bias; else it is read from global memory.
+template <typename Element, bool SOFTCAP, bool ALIBI, bool BIAS, class Own, bool BIAS_GIVEN = false>
+struct ScoreGradient {
   static constexpr bool OF_RESULT = SOFTCAP && !ALIBI && !BIAS && !Own::GIVEN;  // the changed score says the factor
   static constexpr bool FACTORED = SOFTCAP || Own::GIVEN;                       // the factor is not 1
   static constexpr bool MAY_BE_NONE = Own::GIVEN;  // where a score is hidden the factor may be no number
@@ -29,14 +31,16 @@ template <typename Element, bool SOFTCAP, bool ALIBI, bool BIAS, class Own> stru
   // OF_RESULT; 0 of a score that is hidden since.
   static __device__ __forceinline__ float factor_of(float changed) { return 1.f - fminf(changed * changed, 1.f); }
   // The score before the kernel scales it, and what an expression makes it of. Returns the factor of its gradient.
-  __device__ __forceinline__ float change(float& score, float& before, int query, int key) const {
+  __device__ __forceinline__ float change(float& score, float& before, int query, int key, float bias = 0.f) const {
     float factor = 1.f;
     if constexpr (SOFTCAP) {
       score = tanh_approx(score * score_scale);
       factor = fmaf(-score, score, 1.f);
     }
     if constexpr (ALIBI) score = fmaf(-slope, fabsf(float(key - query - diagonal)), score);
-    if constexpr (BIAS) {
+    if constexpr (BIAS && BIAS_GIVEN) {
+      score = fmaf(bias, term_unit, score);
+    } else if constexpr (BIAS) {
       if (query < seqlen_q && key < seqlen_k)
         score = fmaf(to_float(bias_gmem[query * bias_row_stride + key]), term_unit, score);
     }
@@ -48,8 +52,8 @@ template <typename Element, bool SOFTCAP, bool ALIBI, bool BIAS, class Own> stru
     }
     return factor;
   }
-  __device__ __forceinline__ float change(float& score, int query, int key) const {
+  __device__ __forceinline__ float change(float& score, int query, int key, float bias = 0.f) const {
     float before;
-    return change(score, before, query, key);
+    return change(score, before, query, key, bias);
   }
 };

@@ -75,3 +75,29 @@ def test_block_masks_have_the_lists_of_torch(name, monkeypatch):
     mask = without_waiting(lambda: evoattn.create_block_mask(written.mask_mod, *sizes, "cuda", (128, 64)))
     assert mask.BLOCK_SIZE == theirs.BLOCK_SIZE and mask.seq_lengths == theirs.seq_lengths
     assert all(torch.equal(getattr(mask, name), getattr(theirs, name)) for name in LISTS)
+
+
+@pytest.mark.parametrize("name", ("causal_documents", "alibi_by_slopes", "t5_bias", "relative_bias"))
+def test_compiled_code_has_the_eager_answer_and_gradients(name):
+    shape = Shape(2, 8, 700, 700, "cuda")
+    written = MODS[name](shape)
+    mask = written.block_mask(shape)
+    cells = (written.score_mod.__closure__ or ()) if written.score_mod else ()
+    tables = [c.cell_contents for c in cells if isinstance(c.cell_contents, torch.Tensor)]
+    tables = [one.requires_grad_() for one in tables if one.is_floating_point()]
+    generator = torch.Generator("cuda").manual_seed(3)
+    sizes = [(2, 8, 700, 64), (2, 2, 700, 64), (2, 2, 700, 64)]
+    leaves = [torch.randn(one, generator=generator, device="cuda").bfloat16().requires_grad_() for one in sizes]
+
+    def layer(q, k, v):
+        return evoattn.flex_attention(q, k, v, written.score_mod, mask, enable_gqa=True).float().square().sum()
+
+    torch.compiler.reset()
+    compiled = torch.compile(layer, fullgraph=True)
+    found = torch.autograd.grad(compiled(*leaves), [*leaves, *tables])
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        torch.autograd.grad(compiled(*leaves), [*leaves, *tables])
+    assert any("evoattn::attention_backward" in event.key for event in profile.key_averages())
+    expected = torch.autograd.grad(layer(*leaves), [*leaves, *tables])
+    for one, exact in zip(found, expected, strict=True):
+        assert (one.float() - exact.float()).abs().max() <= 0.02 * exact.float().abs().max()

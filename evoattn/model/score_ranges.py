@@ -1,0 +1,68 @@
+"""Between what numbers an expression of whole numbers lies over a block of queries and keys, as CUDA C++ has it. So a
+predicate is known to hold for all pairs of a block, or for none, without asking each."""
+
+from __future__ import annotations
+
+from evoattn.model.score import WHOLE, Apply, Load, Name, Number, Tree
+from evoattn.model.score_cuda import member, size_member
+
+UNKNOWN, EITHER = "Range::anything()", "Range{0, 1}"
+FUNCTIONS = {
+    "+": "sum_of", "-": "difference_of", "*": "product_of", "//": "quotient_of", "%": "remainder_of", ">>": "shifted",
+    "bitand": "common_bits", "minus": "negative_of", "abs": "size_of", "min": "lesser_of", "max": "greater_of",
+    "<": "is_less", "<=": "is_at_most", "==": "is_equal", "&": "lesser_of", "|": "greater_of", "~": "is_not",
+    "where": "either_of",
+}  # fmt: skip
+"""Of `templates/device/score_range.cuh`."""
+TURNED = {">": "is_less", ">=": "is_at_most"}
+
+
+def lines_of(tree: Tree) -> list[str]:
+    """The body of a function of `b`, `h`, `q` and `k`, ranges each, and of a lane that returns the range of a predicate
+    or a whole number; all lanes of a warp call it."""
+    known: dict[Tree, str] = {}
+    lines: list[str] = []
+    result = _named(tree, known, lines)
+    return [*lines, f"return {result};"]
+
+
+def _named(tree: Tree, known: dict[Tree, str], lines: list[str]) -> str:
+    """What has the range of an expression, after the `lines`."""
+    if tree not in known:
+        text = _range(tree, known, lines)
+        if isinstance(tree, Apply | Load):
+            lines.append(f"const Range r{len(known)} = {text};")
+            text = f"r{len(known)}"
+        known[tree] = text
+    return known[tree]
+
+
+def _range(tree: Tree, known: dict[Tree, str], lines: list[str]) -> str:
+    match tree:
+        case Number(int(value)):
+            return f"Range{{{value}, {value}}}"
+        case Name("b" | "h" | "q" | "k" as name):
+            return name
+        case Load(table, indices, wraps) if table.dtype in WHOLE:
+            places = [_named(index, known, lines) for index in indices]
+            sizes = [size_member(table, i) for i in range(len(indices))]
+            inside = [
+                f"inside({place}, {size}, {'true' if wrap else 'false'})"
+                for place, size, wrap in zip(places, sizes, wraps, strict=True)
+            ]
+            line, size = inside[0], sizes[0]
+            found = f"Line{{}}.of({line}, {size})"
+            for line, size in zip(inside[1:], sizes[1:], strict=True):
+                found = f"{found}.of({line}, {size})"
+            return f"elements_of({member(table)}, {found}, lane)"
+        case Apply(sign, of) if all(one.kind != "float" for one in of):
+            if sign in ("whole",):
+                return _named(of[0], known, lines)
+            names = [_named(one, known, lines) for one in of]
+            if sign in TURNED:
+                return f"{TURNED[sign]}({names[1]}, {names[0]})"
+            if sign == "!=":
+                return f"is_not(is_equal({', '.join(names)}))"
+            if sign in FUNCTIONS:
+                return f"{FUNCTIONS[sign]}({', '.join(names)})"
+    return EITHER if tree.kind == "bool" else UNKNOWN

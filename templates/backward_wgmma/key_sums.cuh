@@ -1,0 +1,46 @@
+// key_sums.cuh: QUERY_SPLIT > 1: dK and dV of the blocks that share a tile of keys, as each leaves them in global
+// memory, in float32, and how the launch behind makes rows of their sums, always added in the same order. Needs the
+// constants of backward_wgmma.cu.j2.
+#include "device/schedule/sequences.cuh"
+#include "backward_wgmma/query_sums.cuh"
+
+struct KeySums {  // in the order of wgmma's accumulators (query_sums.cuh)
+  using OfKeys = QuerySums<BLOCK_N, HEAD_DIM, DK_COLUMNS, false>;
+  using OfValues = QuerySums<BLOCK_N, VALUE_DIM, DV_COLUMNS, false>;
+  static constexpr int FLOATS = OfKeys::FLOATS + OfValues::FLOATS;  // of a part
+
+  float* gmem;  // [K/V heads of all batches, tiles or slots of keys, QUERY_SPLIT, FLOATS]
+
+  __device__ __forceinline__ float* part(int64_t place) const { return gmem + place * FLOATS; }
+  // This lane's accumulators of a warp's sixteen keys. `sums_gmem`: of the warp.
+  template <int COUNT>
+  static __device__ __forceinline__ void write(const float (&x)[COUNT], float* sums_gmem, int lane) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i += 4)
+      *reinterpret_cast<float4*>(sums_gmem + i * 32 + lane * 4) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
+  }
+};
+
+// Of the launch behind.
+struct KeyRows {
+  float* sums_gmem;
+  Element *dk_gmem, *dv_gmem;
+  int64_t dk_batch_stride, dk_head_stride, dk_row_stride, dv_batch_stride, dv_head_stride, dv_row_stride;
+  int heads, kv_heads, tiles;  // tiles of keys of a head, or slots of packed sequences
+  float softmax_scale;
+
+  // A tile of the keys that `head_of_all` sees, of which the heads of a group write a share each. By ROW_THREADS.
+  __device__ __forceinline__ void write(int head_of_all, int slot, const Sequence& sequence, int tile) const {
+    const int group = heads / kv_heads, batch = head_of_all / heads, kv_head = head_of_all % heads / group;
+    const int keys = sequence.keys - tile * BLOCK_N, thread = head_of_all % group * ROW_THREADS + threadIdx.x;
+    const int64_t key = sequence.first_key + tile * BLOCK_N;
+    const float* from = KeySums{sums_gmem}.part((int64_t(batch * kv_heads + kv_head) * tiles + slot) * QUERY_SPLIT);
+    KeySums::OfKeys::to_rows<HEAD_DIM, 1, QUERY_SPLIT, KeySums::FLOATS>(
+        from, dk_gmem + batch * dk_batch_stride + kv_head * dk_head_stride + key * dk_row_stride, dk_row_stride, keys,
+        softmax_scale, thread, group * ROW_THREADS);
+    KeySums::OfValues::to_rows<VALUE_DIM, 1, QUERY_SPLIT, KeySums::FLOATS>(
+        from + KeySums::OfKeys::FLOATS,
+        dv_gmem + batch * dv_batch_stride + kv_head * dv_head_stride + key * dv_row_stride, dv_row_stride, keys, 1.f,
+        thread, group * ROW_THREADS);
+  }
+};

@@ -1,0 +1,100 @@
+// score_range.cuh: between what whole numbers an expression lies while its query and key go through ranges of their own
+// (evoattn/model/score_ranges.py). A condition is 0 or 1. Whatever may pass the bounds of an int is anything: kernels
+// wrap around there.
+#include "device/ptx/warp.cuh"
+#include "device/score.cuh"
+
+struct Range {
+  int low, high;  // both may be
+  static __device__ __forceinline__ Range anything() { return {-0x7fffffff - 1, 0x7fffffff}; }
+  static __device__ __forceinline__ Range of(long long low, long long high) {
+    return low < -0x80000000LL || high > 0x7fffffffLL ? anything() : Range{int(low), int(high)};
+  }
+  __device__ __forceinline__ bool is_one() const { return low == high; }
+};
+
+__device__ __forceinline__ Range lesser_of(Range x, Range y) { return {min(x.low, y.low), min(x.high, y.high)}; }
+__device__ __forceinline__ Range greater_of(Range x, Range y) { return {max(x.low, y.low), max(x.high, y.high)}; }
+__device__ __forceinline__ Range sum_of(Range x, Range y) {
+  return Range::of(int64_t(x.low) + y.low, int64_t(x.high) + y.high);
+}
+__device__ __forceinline__ Range difference_of(Range x, Range y) {
+  return Range::of(int64_t(x.low) - y.high, int64_t(x.high) - y.low);
+}
+__device__ __forceinline__ Range negative_of(Range x) { return Range::of(-int64_t(x.high), -int64_t(x.low)); }
+__device__ __forceinline__ Range size_of(Range x) {
+  if (x.low >= 0) return x;
+  const Range turned = negative_of(x);
+  return turned.low == -0x7fffffff - 1 || x.high <= 0 ? turned : Range{0, max(x.high, turned.high)};
+}
+__device__ __forceinline__ Range product_of(Range x, Range y) {
+  const int64_t a = int64_t(x.low) * y.low, b = int64_t(x.low) * y.high, c = int64_t(x.high) * y.low,
+                d = int64_t(x.high) * y.high;
+  return Range::of(min(min(a, b), min(c, d)), max(max(a, b), max(c, d)));
+}
+__device__ __forceinline__ Range quotient_of(Range x, Range y) {
+  if (!y.is_one() || y.low <= 0) return Range::anything();
+  return {floor_divide(x.low, y.low), floor_divide(x.high, y.low)};
+}
+__device__ __forceinline__ Range remainder_of(Range x, Range y) {
+  if (!y.is_one() || y.low <= 0) return Range::anything();
+  const bool same = floor_divide(x.low, y.low) == floor_divide(x.high, y.low);  // in between it begins anew
+  return same ? Range{floor_remainder(x.low, y.low), floor_remainder(x.high, y.low)} : Range{0, y.low - 1};
+}
+__device__ __forceinline__ Range shifted(Range x, Range y) {
+  return y.is_one() && y.low >= 0 && y.low < 32 ? Range{x.low >> y.low, x.high >> y.low} : Range::anything();
+}
+__device__ __forceinline__ Range common_bits(Range x, Range y) {
+  if (x.is_one() && y.is_one()) return {x.low & y.low, x.low & y.low};
+  if (x.low >= 0 && y.low >= 0) return {0, min(x.high, y.high)};
+  return Range::anything();
+}
+__device__ __forceinline__ Range is_not(Range x) { return {1 - x.high, 1 - x.low}; }
+__device__ __forceinline__ Range is_less(Range x, Range y) { return {x.high < y.low, x.low < y.high}; }
+__device__ __forceinline__ Range is_at_most(Range x, Range y) { return {x.high <= y.low, x.low <= y.high}; }
+__device__ __forceinline__ Range is_equal(Range x, Range y) {
+  return {x.is_one() && y.is_one() && x.low == y.low, x.low <= y.high && y.low <= x.high};
+}
+__device__ __forceinline__ Range either_of(Range condition, Range yes, Range no) {
+  if (condition.is_one()) return condition.low ? yes : no;
+  return {min(yes.low, no.low), max(yes.high, no.high)};
+}
+
+// Indices as tables are read by: those outside are the nearest inside, and those below 0 may count from the end.
+__device__ __forceinline__ Range inside(Range index, int size, bool wraps) {
+  if (wraps && index.low < 0) index = index.high < 0 ? sum_of(index, {size, size}) : Range{0, size - 1};
+  return {inside(index.low, size), inside(index.high, size)};
+}
+
+// Elements of a table along one of its dimensions.
+struct Line {
+  int64_t first = 0, step = 0;
+  int count = 1;  // 0: along several
+  // One dimension more, of that size.
+  __device__ __forceinline__ Line of(Range index, int size) const {
+    const int more = index.high - index.low + 1;
+    return {first * size + index.low, more > 1 ? 1 : step * size, more == 1 ? count : count == 1 ? more : 0};
+  }
+};
+
+constexpr int MOST_ELEMENTS = 4096;  // of a line that is looked at
+__device__ __forceinline__ int as_int(long long x) { return to_int(x); }
+__device__ __forceinline__ int as_int(int x) { return x; }
+__device__ __forceinline__ int as_int(bool x) { return x; }
+
+// By all lanes of a warp.
+template <typename Element> __device__ __forceinline__ Range elements_of(const Element* table, Line line, int lane) {
+  constexpr bool IS_FLAG = sizeof(Element) == 1;
+  if (line.count < 1 || line.count > MOST_ELEMENTS) return IS_FLAG ? Range{0, 1} : Range::anything();
+  Range found{0x7fffffff, -0x7fffffff - 1};
+  for (int i = lane; i < line.count; i += 32) {
+    const int value = as_int(table[line.first + i * line.step]);
+    found = {min(found.low, value), max(found.high, value)};
+  }
+#pragma unroll
+  for (int away = 1; away <= 16; away *= 2) {
+    found.low = min(found.low, __shfl_xor_sync(ALL_LANES, found.low, away));
+    found.high = max(found.high, __shfl_xor_sync(ALL_LANES, found.high, away));
+  }
+  return found;
+}

@@ -1,0 +1,111 @@
+"""`evoattn.flex_attention` in compiled code: one graph for all lengths, an op in place of torch's operator, and
+gradients of captured tensors."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._dynamo.backends.debugging import aot_eager
+from torch.nn.attention import flex_attention as torch_flex
+from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
+
+import evoattn
+from benchmarks.calls.no_device import NoDevice
+from evoattn.families import registry
+from evoattn.model.space import load_space
+from evoattn.ops import gradients, torch_answer
+from evoattn.ops.call import Call
+from evoattn.ops.runtime import Runtime, current
+from tests.ops.fake_device import Pick, tensors
+from tests.ops.test_flex_mods import by_torch
+
+
+def known_good(problem, gpu):
+    """A kernel that can be, without climbs."""
+    for name in ("flash_wgmma", "backward_mma"):
+        for config in load_space(name, gpu).starting_configs():
+            if not registry.lookup(name).why_impossible(problem, config, gpu):
+                return Pick(name, config, "a test's")
+    return None
+
+
+class ByFormula(Runtime):
+    """Chooses as on an H100, and computes by torch's formula what kernels would."""
+
+    def __init__(self, folder):
+        super().__init__(NoDevice("h100"), known_good, folder)
+        self.seen = []
+
+    def attend(self, call):
+        self.seen.append(call.blocks)
+        out, lse = torch_answer.answer(replace(call, return_lse=True, out=None))
+        return call.out.copy_(out), lse
+
+    def gradients(self, given):
+        self.seen.append(given.grads)
+        return gradients.by_torch(given)
+
+
+@pytest.fixture
+def runtime(tmp_path):
+    torch.compiler.reset()
+    with current.use(ByFormula(tmp_path)) as made:
+        yield made
+
+
+def documents(rows, length):
+    ids = torch.arange(rows) // length
+    return create_block_mask(lambda b, h, q, k: (ids[q] == ids[k]) & (q >= k), None, None, rows, rows, "cpu", 64)
+
+
+@pytest.mark.slow
+def test_one_graph_serves_all_lengths_and_has_gradients_of_captured_tensors(runtime):
+    """Whole ones, parts and turned ones, whatever their values are; no kernel's name or graph is of a length."""
+    torch.manual_seed(1)
+    graphs, gate, slopes = [], torch.randn(2, 7, requires_grad=True), (torch.randn(2) / 50).requires_grad_()
+    own = evoattn.Score("s + (k - q) * t[h]", t=slopes)
+
+    def backend(module, inputs):
+        graphs.append(module)
+        return aot_eager(module, inputs)
+
+    def summed(out, lse):
+        return out.float().square().sum() + lse.sum()
+
+    def layer(q, k, v, mask, bias, most):
+        score_mod = lambda s, b, h, i, j: s * gate[h, 1] + bias[h, i - j + most]
+        out, aux = evoattn.flex_attention(q, k, v, score_mod, mask, return_aux=AuxRequest(lse=True))
+        return summed(out, aux.lse) + evoattn.attention(q, k, v, score=own).float().square().sum()
+
+    compiled = torch.compile(layer, backend=backend, fullgraph=True, dynamic=True)
+    first = 0
+    for length in (150, 250):
+        q, k, v = tensors(1, 2, 2, length, length, dtype=torch.bfloat16)
+        bias, mask = torch.randn(2, 2 * length, requires_grad=True), documents(length, 37)
+        found = torch.autograd.grad(compiled(q, k, v, mask, bias, length), (gate, bias, slopes))
+        first = first or len(graphs)
+        score_mod = lambda s, b, h, i, j, bias=bias, most=length: s * gate[h, 1] + bias[h, i - j + most]
+        expected = torch.autograd.grad(summed(*by_torch(Call(q, k, v), score_mod, mask)), (gate, bias))
+        sloped = by_torch(Call(q, k, v), lambda s, b, h, i, j: s + (j - i) * slopes[h], None)[0]
+        expected += torch.autograd.grad(sloped.square().sum(), slopes)
+        for one, exact in zip(found, expected, strict=True):
+            assert (one - exact).abs().max() < 0.02 * exact.abs().max()
+    assert len(graphs) == first
+    once = ["64x64:2/0/2", "", ("own_t",), ("own_t0", "own_t2")]
+    assert runtime.seen == 2 * once
+
+
+@pytest.mark.slow
+def test_other_calls_are_torch_s(runtime):
+    """What is no expression, and calls by torch's name."""
+    q, k, v = tensors(1, 2, 2, 20, 128, dtype=torch.float32)
+    odd, plain = lambda s, b, h, i, j: torch.lgamma(s.abs() + 2), lambda s, b, h, i, j: s * 2
+
+    def called(q, k, v):
+        return evoattn.flex_attention(q, k, v, odd), torch_flex.flex_attention(q, k, v, plain)
+
+    with evoattn.flex():
+        found = torch.compile(called, backend="aot_eager", fullgraph=True)(q, k, v)
+    for one, score_mod in zip(found, (odd, plain), strict=True):
+        torch.testing.assert_close(one, by_torch(Call(q, k, v), score_mod, None)[0].float())
+    assert not runtime.seen
