@@ -98,7 +98,7 @@ ROOMS = {
     ),
     "flex": Room(
         (
-            *(f"evoattn/**/{name}.py" for name in ("flex", "mods", "block_masks", "created_masks")),
+            *(f"evoattn/ops/{name}.py" for name in ("flex", "mods", "block_masks", "created_masks")),
             *("evoattn/*/block_list.py", "evoattn/families/mask_blocks.py", "evoattn/integrations/listed_mask.py"),
         ),
         (
@@ -109,7 +109,7 @@ ROOMS = {
     "mask_blocks": Room(("templates/device/mask_blocks.cuh",), ("tests/ops/test_created_masks.py",)),
     "backward": Room(
         (
-            *(f"evoattn/**/{name}.py" for name in ("gradients", "trained", "torch_gradients", "torch_modes")),
+            "evoattn/ops/gradients.py",
             *("evoattn/*/backward.py", "evoattn/correctness/backward_cases.py", "evoattn/correctness/gradients.py"),
             "evoattn/families/backward_*/*.py",
         ),
@@ -139,7 +139,7 @@ ROOMS = {
     ),
     "fp8": Room(
         (
-            *(f"evoattn/**/{name}.py" for name in ("attention_fp8", "eight_bits", "quantize", "precision")),
+            *("evoattn/ops/attention_fp8.py", "evoattn/ops/beside.py"),
             *("evoattn/*/quantize.py", "evoattn/model/scales.py", "evoattn/correctness/eight_bits.py"),
             *("evoattn/families/quantize/*.py", "evoattn/families/fp8_wgmma/*.py"),
             "evoattn/integrations/flash_attn/eight_bits.py",
