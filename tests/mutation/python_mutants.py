@@ -128,7 +128,7 @@ ROOMS = {
             *("evoattn/*/append.py", "evoattn/*/merge.py", "evoattn/*/sequences.py", "evoattn/model/lengths.py"),
             *("evoattn/families/append_kv/*.py", "evoattn/families/merge_*.py", "evoattn/families/merge_parts/*.py"),
             *(f"evoattn/integrations/{name}.py" for name in ("vllm", "sglang", "static_cache")),
-            "evoattn/integrations/flash_attn/*.py",
+            *("evoattn/integrations/flash_attn/*.py", "evoattn/ops/beside.py"),
         ),
         (
             *(f"tests/ops/test_{name}.py" for name in ("append", "merge", "mixed", "growing", "varlen", "attention")),
@@ -139,7 +139,7 @@ ROOMS = {
     ),
     "fp8": Room(
         (
-            *("evoattn/ops/attention_fp8.py", "evoattn/ops/beside.py"),
+            "evoattn/ops/attention_fp8.py",
             *("evoattn/*/quantize.py", "evoattn/model/scales.py", "evoattn/correctness/eight_bits.py"),
             *("evoattn/families/quantize/*.py", "evoattn/families/fp8_wgmma/*.py"),
             "evoattn/integrations/flash_attn/eight_bits.py",
