@@ -27,7 +27,7 @@ LEAST_PROBLEMS = 12
 FAR, FALL = 0.3, 0.15
 """Weight of times far behind the best of their problem, and how soon they count as such (as of `cost fit`)."""
 SIZE: dict[str, float] = {"max_iter": 300, "learning_rate": 0.05, "max_leaf_nodes": 31, "min_samples_leaf": 20,
-                          "l2_regularization": 1.0, "max_bins": 96, "max_features": 0.3}  # fmt: skip
+                          "l2_regularization": 30.0, "max_bins": 96, "max_features": 0.3}  # fmt: skip
 """Arguments of scikit-learn's boosting."""
 UNKNOWN = "registers"
 """A feature that calibrations estimate, and that the compiler says where kernels are ranked after it."""

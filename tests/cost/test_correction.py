@@ -14,7 +14,7 @@ from evoattn.cost.explanation import how_far
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 
-SMALL = SIZE | {"max_iter": 15, "learning_rate": 0.4, "max_features": 1.0}
+SMALL = SIZE | {"max_iter": 15, "learning_rate": 0.4, "l2_regularization": 1.0, "max_features": 1.0}
 
 
 def rows(problems, slow=1.0, noise=0.0, seed=1):
