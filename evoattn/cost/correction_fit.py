@@ -8,9 +8,11 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +31,10 @@ FAR, FALL = 0.3, 0.15
 SIZE: dict[str, float] = {"max_iter": 300, "learning_rate": 0.05, "max_leaf_nodes": 31, "min_samples_leaf": 20,
                           "l2_regularization": 30.0, "max_bins": 96, "max_features": 0.3}  # fmt: skip
 """Arguments of scikit-learn's boosting."""
+LATE, LEAST_TIMES, MOST_LATE = 0.6, 4, 2
+"""Natural logarithm of a time over its score, less the median of its problem, from which on it is a launch's that the
+CPU was late with, if the kernel's median is under half of that: of a kernel with so many times, so many at most. Of
+39,489 times 25 are over twice their problem's best by that alone."""
 UNKNOWN = "registers"
 """A feature that calibrations estimate, and that the compiler says where kernels are ranked after it."""
 Numbers = NDArray[np.int64]
@@ -40,6 +46,8 @@ class Timed:
 
     problem: AttentionProblem
     family: str
+    kernel: str
+    """Which config, in a word."""
     us: float
     score: float
     asked: Mapping[str, float]
@@ -141,10 +149,28 @@ def _logs(table: _Table, trees: Mapping[str, Trees]) -> Floats:
     return logs
 
 
+def without_late(rows: Sequence[Timed]) -> list[Timed]:
+    """The rows but those of late launches."""
+    logs = [math.log(row.us / row.score) for row in rows]
+    problems, kernels = defaultdict(list), defaultdict(list)
+    for row, log in zip(rows, logs, strict=True):
+        problems[row.problem].append(log)
+    usual = {problem: median(found) for problem, found in problems.items()}
+    over = [log - usual[row.problem] for row, log in zip(rows, logs, strict=True)]
+    for row, log in zip(rows, over, strict=True):
+        kernels[row.kernel].append(log)
+    suspect = {
+        kernel
+        for kernel, found in kernels.items()
+        if len(found) >= LEAST_TIMES and median(found) < LATE / 2 and sum(log > LATE for log in found) <= MOST_LATE
+    }
+    return [row for row, log in zip(rows, over, strict=True) if log <= LATE or row.kernel not in suspect]
+
+
 def _table(rows: Sequence[Timed]) -> tuple[_Table, list[AttentionProblem]]:
     """The rows of problems with two kernels and more, and these problems. Times near a problem's best weigh more."""
     by_problem: dict[AttentionProblem, list[Timed]] = {}
-    for row in rows:
+    for row in without_late(rows):
         by_problem.setdefault(row.problem, []).append(row)
     groups = [found for _, found in sorted(by_problem.items(), key=lambda item: repr(item[0])) if len(found) > 1]
     kept = [row for group in groups for row in group]

@@ -282,7 +282,7 @@ def _timed(problem: AttentionProblem, configs: list[KernelConfig], us: list[floa
     able = [i for i, part in enumerate(parts) if part]
     asked, _ = Model(gpu, fitted, NONE).asked(problem, [configs[i] for i in able], [part for part in parts if part])
     for i, features in zip(able, asked, strict=True):
-        found.append(Timed(problem, configs[i].family, us[i], costs[i], features))
+        found.append(Timed(problem, configs[i].family, configs[i].id, us[i], costs[i], features))
     return found
 
 

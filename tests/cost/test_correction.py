@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from evoattn.cost.correction import NONE, Correction, forget, of_row, put
-from evoattn.cost.correction_fit import LEAST_PROBLEMS, SIZE, Timed, fit
+from evoattn.cost.correction_fit import LEAST_PROBLEMS, SIZE, Timed, fit, without_late
 from evoattn.cost.explanation import how_far
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
@@ -27,7 +28,7 @@ def rows(problems, slow=1.0, noise=0.0, seed=1):
                 score = 10.0 * rng.uniform(1, 1.3)
                 us = score * (slow if stages == 2 else 1.0) * rng.uniform(1 - noise, 1 + noise) * (1 + number)
                 asked = {"stages": stages, "block": block, "of nothing": rng.random()}
-                found.append(Timed(problem, "flash_mma", us, score, asked))
+                found.append(Timed(problem, "flash_mma", f"{stages} {block}", us, score, asked))
     return found
 
 
@@ -97,6 +98,13 @@ def test_how_sure_an_order_is_is_what_the_card_s_calibration_says():
 def test_where_the_model_is_right_nothing_is_corrected():
     found = fit(rows(60), 1, SMALL)
     assert not found.rows and found.left_out["all"] == (60, 1.0, 1.0)
+
+
+def test_a_late_launch_is_no_time_and_a_slow_kernel_is_slow():
+    times = rows(20, slow=4.0)
+    late = [replace(times[n], us=5 * times[n].us) for n in (0, 7)]
+    rest = [row for n, row in enumerate(times) if n not in (0, 7)]
+    assert without_late([*late, *rest]) == rest
 
 
 @pytest.mark.parametrize("problems", [0, 1, LEAST_PROBLEMS - 1])
