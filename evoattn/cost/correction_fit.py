@@ -1,6 +1,5 @@
 """The fit of a card's correction: trees for what the cost model leaves over within each problem. Whether they choose
-better than the model without them is judged on problems left out, of each family's kernels and of all; where not,
-nothing is corrected.
+better than the model without them is judged on problems left out, family by family; where not, nothing is corrected.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,17 +68,12 @@ class _Table:
     families: Mapping[str, tuple[Numbers, tuple[str, ...], Floats]]
     """Of each its rows, the names of what they may be asked, and that."""
 
-    def lost(self, logs: Floats, among: Numbers | None = None) -> Floats:
-        """Of each problem the natural logarithm of the first choice's time over the best, of all rows or those `among`
-        them. `logs`: of what each score is multiplied by."""
-        rows = np.arange(len(self.us)) if among is None else among
-        order = rows[np.lexsort(((self.scores + logs)[rows], self.problem[rows]))]
+    def lost(self, logs: Floats) -> Floats:
+        """Of each problem the natural logarithm of the first choice's time over the best. `logs`: of what each score
+        is multiplied by."""
+        order = np.lexsort((self.scores + logs, self.problem))
         groups = np.split(order, np.flatnonzero(np.diff(self.problem[order])) + 1) if len(order) else []
         return np.array([math.log(self.us[mine[0]] / self.us[mine].min()) for mine in groups])
-
-    def chooses_better(self, logs: Floats, among: Numbers | None = None) -> bool:
-        """Whether first choices lose less with these logarithms than without, geometric mean."""
-        return bool(self.lost(logs, among).sum() < self.lost(np.zeros(len(logs)), among).sum())
 
 
 _HERE: list[tuple[_Table, Mapping[str, float]]] = []
@@ -105,14 +100,14 @@ def fit(rows: Sequence[Timed], jobs: int | None = None, size: Mapping[str, float
     logs = np.zeros(len(table.us))
     for fold, trees in enumerate(left_out):
         logs += np.where(table.problem % FOLDS == fold, _logs(table, trees), 0.0)
-    kept = [name for name, (mine, *_) in table.families.items() if table.chooses_better(logs, mine)]
-    for family, (mine, *_) in table.families.items():
-        if family not in kept:
-            logs[mine] = 0.0
-    if not table.chooses_better(logs):
-        return Correction({}, _by_kind(problems, before, before))
-    rows_of = {family: row_of(trees) for family, trees in whole.items() if family in kept}
-    return Correction(rows_of, _by_kind(problems, before, table.lost(logs)))
+    chosen, after, kept = np.zeros(len(logs)), before, dict[str, dict[str, Any]]()
+    for family in sorted(whole, key=lambda name: -len(table.families[name][0])):
+        mine, *_ = table.families[family]
+        tried = chosen.copy()
+        tried[mine] = logs[mine]
+        if (lost := table.lost(tried)).sum() < after.sum():
+            chosen, after, kept[family] = tried, lost, row_of(whole[family])
+    return Correction(kept, _by_kind(problems, before, after))
 
 
 def _by_kind(problems: Sequence[AttentionProblem], before: Floats, after: Floats) -> dict[str, tuple[float, ...]]:
