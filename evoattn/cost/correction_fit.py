@@ -83,10 +83,10 @@ _HERE: list[tuple[_Table, Mapping[str, float]]] = []
 def fit(rows: Sequence[Timed], jobs: int | None = None, size: Mapping[str, float] = SIZE) -> Correction:
     """The correction, without trees where they do not choose better on problems left out, by `jobs` processes, all
     cores unless given. `size`: as SIZE."""
-    table, problems = _table(rows)
+    table, kinds_of = _table(rows)
     before = table.lost(np.zeros(len(table.us)))
-    if len(problems) < LEAST_PROBLEMS or all(len(mine) < LEAST_ROWS for mine, *_ in table.families.values()):
-        return Correction({}, _by_kind(problems, before, before))
+    if len(kinds_of) < LEAST_PROBLEMS or all(len(mine) < LEAST_ROWS for mine, *_ in table.families.values()):
+        return Correction({}, _by_kind(kinds_of, before, before))
     _HERE[:] = [(table, size)]
     jobs = min(jobs or os.cpu_count() or 1, 1 + FOLDS)
     try:
@@ -107,12 +107,11 @@ def fit(rows: Sequence[Timed], jobs: int | None = None, size: Mapping[str, float
         tried[mine] = logs[mine]
         if (lost := table.lost(tried)).sum() < after.sum():
             chosen, after, kept[family] = tried, lost, row_of(whole[family])
-    return Correction(kept, _by_kind(problems, before, after))
+    return Correction(kept, _by_kind(kinds_of, before, after))
 
 
-def _by_kind(problems: Sequence[AttentionProblem], before: Floats, after: Floats) -> dict[str, tuple[float, ...]]:
-    """As `Correction.left_out`, of all and of the kinds that some problems are of."""
-    kinds_of = [("all", *kinds(problem)) for problem in problems]
+def _by_kind(kinds_of: Sequence[Sequence[str]], before: Floats, after: Floats) -> dict[str, tuple[float, ...]]:
+    """As `Correction.left_out`."""
     found = {}
     for kind in dict.fromkeys(name for names in kinds_of for name in names):
         mine = [i for i, names in enumerate(kinds_of) if kind in names]
@@ -162,8 +161,9 @@ def without_late(rows: Sequence[Timed]) -> list[Timed]:
     return [row for row, log in zip(rows, over, strict=True) if log <= LATE or row.kernel not in suspect]
 
 
-def _table(rows: Sequence[Timed]) -> tuple[_Table, list[AttentionProblem]]:
-    """The rows of problems with two kernels and more, and these problems. Times near a problem's best weigh more."""
+def _table(rows: Sequence[Timed]) -> tuple[_Table, list[tuple[str, ...]]]:
+    """The rows of problems with two kernels and more, and of each problem its kinds. Times near a problem's best weigh
+    more."""
     by_problem: dict[AttentionProblem, list[Timed]] = {}
     for row in without_late(rows):
         by_problem.setdefault(row.problem, []).append(row)
@@ -181,4 +181,6 @@ def _table(rows: Sequence[Timed]) -> tuple[_Table, list[AttentionProblem]]:
         names = tuple(sorted({name for i in mine for name in kept[i].asked} - {UNKNOWN}))
         asked = np.array([[kept[i].asked.get(name, math.nan) for name in names] for i in mine])
         families[family] = mine, names, asked
-    return _Table(number, us, scores, over, weights, families), [group[0].problem for group in groups]
+    fastest = [min(group, key=lambda row: row.us) for group in groups]
+    kinds_of = [("all", row.family, *kinds(row.problem)) for row in fastest]
+    return _Table(number, us, scores, over, weights, families), kinds_of

@@ -306,6 +306,8 @@ class Done:
 
 def first_choice(found: Calibration) -> str:
     """How good the cost model chooses on measured problems left out, in words."""
+    if not found.correction.left_out:
+        return "No two kernels of a problem were timed, so that the cost model was not judged"
     _, before, after = found.correction.left_out["all"]
     return f"The cost model's first choice takes {before:.3f} times the best, corrected {after:.3f}"
 
