@@ -30,7 +30,8 @@ struct Smem {
   static constexpr int DO_EMPTY = DO_FULL + 8 * DO_STAGES;  // [DO_STAGES]
   static constexpr int DQ_FULL = DO_EMPTY + 8 * DO_STAGES;  // [WARPGROUPS]
   static constexpr int DQ_EMPTY = DQ_FULL + (DQ_BY_WARP ? 8 * WARPGROUPS : 0);
-  static constexpr int BYTES = DQ_EMPTY + (DQ_BY_WARP ? 8 * WARPGROUPS : 0);
+  static constexpr int TOLD = DQ_EMPTY + (DQ_BY_WARP ? 8 * WARPGROUPS : 0);  // [Q_STAGES] `ToldTile::Word`
+  static constexpr int BYTES = TOLD + (BlockStates::LISTED ? 8 * Q_STAGES : 0);
 
   // By one thread: "full" gets an arrival for each copy, of a tile of queries, its terms and its bias, "empty" one of
   // each warp that reads. Of dQ, "full" gets one of each warp that wrote, "empty" one of the warp that adds.
