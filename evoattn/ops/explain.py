@@ -21,7 +21,7 @@ from evoattn.ops.runtime import Runtime, current
 from evoattn.ops.sdpa import backends_chosen, is_on
 from evoattn.ops.shapes import Wanted, problems_of
 from evoattn.ops.torch_answer import PROMISE, is_promised
-from evoattn.portfolio.canonical import grown
+from evoattn.portfolio.pick import grown
 
 
 def explain(

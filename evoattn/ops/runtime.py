@@ -195,9 +195,11 @@ class Runtime:
         plan, out = self.plans.get(packed.known), packed.out
         if plan.__class__ is not CallPlan or plan.unlike_query or plan.lse_shape is not None:
             return None
-        if torch.is_grad_enabled():
-            tensors = packed.query, packed.key, packed.value, *packed.terms
-            if any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        if torch.is_grad_enabled():  # of floating tensors
+            sinks, slopes, *_ = packed.terms
+            if packed.query.requires_grad or packed.key.requires_grad or packed.value.requires_grad:
+                return None
+            if (sinks is not None and sinks.requires_grad) or (slopes is not None and slopes.requires_grad):
                 return None
         if out is None:
             out = torch.empty_like(packed.query)

@@ -147,7 +147,7 @@ ROOMS = {
         (
             *("tests/*/test_eight_bits.py", "tests/ops/test_attention_fp8.py", "tests/*/test_quantize.py"),
             *("tests/families/test_fp8_wgmma.py", "tests/families/test_eight_bit_cache.py", "tests/correctness"),
-            *("tests/families/test_every_family.py", "tests/integrations/test_flash_attn_cache.py"),
+            *("tests/families/test_every_family.py", "tests/integrations/test_flash_attn_*.py"),
         ),
     ),
     "calibration": Room(

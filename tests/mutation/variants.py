@@ -33,6 +33,7 @@ VARIANTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "block lists": (("blocks",), ("blocks", "predicate")),
     "cache of 8 bits": (("kv",), ("kv", "scales")),
     "scales": (("scales",), ("scales", "kv")),
+    "V turned round": (("turned",), ("turned",)),
 }
 """By name: what `false_alarms.draw_variant` draws, and the fields without which a problem lacks the variant."""
 MOST_DRAWN = 400
