@@ -124,7 +124,7 @@ class BackwardWgmma(Family):
         if problem.deterministic and genes.ROTATE and waits_ahead(problem, genes, gpu.sm_count) > 0:
             return (
                 f"ROTATE: blocks of BLOCK_N={genes.BLOCK_N} of {problem.seqlen_k} keys wait for one another, "
-                f"and do not all run at once on {gpu.name}."
+                f"and may not all run at once on {gpu.name}."
             )
         return None
 

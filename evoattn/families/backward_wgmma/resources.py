@@ -224,13 +224,18 @@ def lead(problem: AttentionProblem, genes: BackwardWgmmaGenes, sms: int) -> int:
     return max(1, min(running, units(problem) // 2))
 
 
+LAUNCHES_AT_ONCE = 4
+"""Of deterministic gradients, on streams of their own. Of each, blocks of one head may wait for blocks that have yet to
+begin; so many of them leave room for all blocks of a head of one more."""
+
+
 def waits_ahead(problem: AttentionProblem, genes: BackwardWgmmaGenes, sms: int) -> int:
     """1 where blocks that add to the same dQ in order may not all run at once on so many SMs, so that each must wait
     for those alone that begin before it; else 0. Blocks begin in order, with BLOCK_ORDER=keys head by head."""
     blocks = math.ceil(problem.seqlen_k / genes.BLOCK_N) * genes.QUERY_SPLIT
     if genes.BLOCK_ORDER == "heads":
         blocks *= units(problem)
-    return min(1, blocks // (sms * genes.BLOCKS_PER_SM + 1))
+    return min(1, blocks // (sms * genes.BLOCKS_PER_SM // LAUNCHES_AT_ONCE + 1))
 
 
 SCORE_OPERATIONS = 4.0
