@@ -9,7 +9,7 @@ from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig
-from evoattn.ops.quantize import Wanted, by_torch
+from evoattn.ops.attention_fp8 import Wanted, quantize_by_torch
 from tests.families.on_interpreter import built, small_faults
 
 FAMILY = FAMILIES["quantize"]
@@ -35,6 +35,7 @@ def kernel(shape, gpu="h100", *edits, **genes):
         ("D=128 bf16 op=quantize kv=int8 scales=token", "a100", dict(UNROLL=4)),
         (f"D=320 bf16 {SMOOTH}", "h100", {}),
         (f"D=80 bf16 {HEAD} turned", "h100", dict(BLOCK_M=64, UNROLL=2)),
+        ("D=48 e4m3 op=turn turned", "h100", dict(BLOCK_M=32, UNROLL=2)),
     ],
 )
 def test_it_is_right(shape, gpu, genes):
@@ -70,7 +71,7 @@ def test_nan_and_infinities_are_nan_and_count_for_no_scale(kv):
     buffers = {"x": x.flatten(), "numbers": numbers.flatten(), "scale": scale.flatten()}
     buffers |= {name: torch.zeros(size, dtype=torch.uint8) for name, size in made.workspace(problem).items()}
     assert not InterpreterBackend().run(made.compiled, made.launches(problem), buffers)
-    right = by_torch(x, Wanted(dtype, "head", 2))
+    right = quantize_by_torch(x, Wanted(dtype, "head", 2))
     assert torch.equal(scale, right.scale) and scale.isfinite().all()
     assert torch.equal(numbers.float().nan_to_num(999), right.numbers.float().nan_to_num(999))
     assert int(numbers.float().isnan().sum()) == (3 if kv == "e4m3" else 0)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from evoattn.families import backward
 from evoattn.families.backward import key_steps
+from evoattn.families.block_list import block_state_bytes
 from evoattn.families.genes import Genes
+from evoattn.families.packed_mask import packed_bytes
 from evoattn.families.residency import WARP, register_cap
 from evoattn.families.row_blocks import batches, row_blocks
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES
@@ -37,7 +39,7 @@ class BackwardWgmmaGenes(Genes):
     DQ_SUM: Literal["registers", "bulk", "warp"]
     BLOCK_ORDER: Literal["keys", "heads"]
     ROTATE: bool
-    ROW_WORK: Literal["launches", "spare_warps"] = "launches"
+    ROW_WORK: Literal["launches", "spare_warps", "block"] = "launches"
     QUERY_SPLIT: int = 1
     STAGGER: bool = False
 
@@ -45,6 +47,9 @@ class BackwardWgmmaGenes(Genes):
 WARPGROUP, GROUP_KEYS = 128, 64
 PRODUCER_REGISTERS = {1: 40, 2: 24, 3: 32}
 """Per thread of the producer warpgroup after setmaxnreg, by consumer warpgroups, as in flash_wgmma."""
+LISTED_REGISTERS = 32
+"""The least of a producer that goes through a block list, if the consumers can spare so many. Six configs compiled by
+ptxas 13.0: with 24 each spills some 80 bytes."""
 SPARE_REGISTERS = 40
 """Per thread of warps that make rows, if the consumers can spare so many: for two rows at once."""
 MAX_CONSUMER_REGISTERS = 240
@@ -57,6 +62,9 @@ BIAS_GRADIENT_REGISTERS, SLOPE_REGISTERS = 32, 8
 """Of places and bounds. Read off 24 configs compiled by ptxas 13.0; a bias by itself takes none."""
 
 
+LISTED_TERMS_REGISTERS = 20
+"""Of a block list beside TERMS_EARLY and DS_PLACE=shared. Of 33 configs compiled by ptxas 13.0 these five spill or have
+products wait in turn, and took 1.12 to 1.27 times as long as the best on an H100."""
 SHARE_REGISTERS = 8
 """Where warpgroups share dimensions of dQ that are left over. Nine configs of head_dims 160 and 192, compiled by ptxas
 13.0: two spill, and these alone do not fit with it."""
@@ -86,14 +94,15 @@ def registers_at_launch(genes: BackwardWgmmaGenes) -> int:
     return register_cap(threads(genes) // 32, genes.BLOCKS_PER_SM)
 
 
-def moved_registers(genes: BackwardWgmmaGenes) -> tuple[int, int]:
+def moved_registers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> tuple[int, int]:
     """(producer's, consumers') registers per thread after setmaxnreg, (0, 0) without: as in flash_wgmma."""
     if genes.PRODUCER != "warpgroup":
         return 0, 0
     consumers, launch = warpgroups(genes), min(registers_at_launch(genes) + 1, 256) // 8 * 8
     producer = PRODUCER_REGISTERS[consumers]
-    if genes.ROW_WORK == "spare_warps" and genes.DS_PLACE == "shared":  # else ptxas has products wait in turn (C7512)
-        producer = max(producer, SPARE_REGISTERS)
+    if genes.DS_PLACE == "shared":  # else ptxas has products wait in turn (C7512)
+        spare = SPARE_REGISTERS if genes.ROW_WORK != "launches" else LISTED_REGISTERS * bool(problem.blocks)
+        producer = max(producer, spare)
     consumer = ((consumers + 1) * launch - producer) // consumers // 8 * 8
     return producer, min(consumer, MAX_CONSUMER_REGISTERS)
 
@@ -137,6 +146,7 @@ def registers_needed(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> in
     if problem.own_score or (problem.softcap and (problem.alibi or problem.bias or not at_once)):
         kept += scores
     kept += SHARE_REGISTERS * bool(dq_share(problem, genes))
+    kept += LISTED_TERMS_REGISTERS * (bool(problem.blocks) and genes.TERMS_EARLY and genes.DS_PLACE == "shared")
     kept += SLOPE_REGISTERS * problem.alibi + BIAS_GRADIENT_REGISTERS * ("bias" in wanted)
     if genes.ORDER == "dp_first":
         return kept + 2 * scores + max(dq, rounded) + FIXED_REGISTERS[genes.ORDER]
@@ -155,7 +165,8 @@ def smem_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     sums = 64 * dq_columns(problem, genes) * 4 * warpgroups(genes) if genes.DQ_SUM != "registers" else 0
     terms = 4 * genes.BLOCK_M * (genes.Q_STAGES + genes.DO_STAGES)
     barriers = 2 + 2 * genes.Q_STAGES + 2 * genes.DO_STAGES + 2 * warpgroups(genes) * (genes.DQ_SUM == "warp")
-    return tiles + sums + terms + 8 * barriers
+    told = genes.Q_STAGES * bool(problem.blocks)  # which tile of queries the producer brought
+    return tiles + sums + terms + 8 * (barriers + told)
 
 
 def query_tiles(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
@@ -169,10 +180,16 @@ def key_blocks(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
 
 
 def scratch(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, int]:
-    """Bytes of the terms of the queries, of dQ in float32, and of what blocks leave of dK and dV."""
+    """Bytes of the terms of the queries, of dQ in float32, and of what blocks leave of dK and dV; of what is made of a
+    block list; of words by which blocks wait for one another."""
+    if rows_by_block(problem, genes):
+        return {}
     terms = 4 * genes.BLOCK_M * query_tiles(problem, genes)
     found = {"log_sums": terms, "deltas": terms, "dq_sums": terms * whole_chunks(problem.head_dim)}
     found |= {"key_sums": key_sums(problem, genes)} if genes.QUERY_SPLIT > 1 else {}
+    found |= block_state_bytes(problem) | packed_bytes(problem)
+    if problem.deterministic:
+        return found | {"progress": 4 * query_tiles(problem, genes)}
     return found | ({"progress": 8 * units(problem)} if genes.ROW_WORK == "spare_warps" else {})
 
 
@@ -180,6 +197,15 @@ def key_sums(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     """Bytes of dK and dV of all blocks in float32, QUERY_SPLIT > 1; else 0."""
     blocks = key_blocks(problem, genes) * units(problem) * genes.QUERY_SPLIT
     return 4 * blocks * genes.BLOCK_N * (problem.head_dim + problem.head_dim_v) * (genes.QUERY_SPLIT > 1)
+
+
+def rows_by_block(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> bool:
+    """Whether a block has all keys of its heads, and each query sees some: with ROW_WORK=block it makes the terms of
+    the queries and whole rows of dQ, and the main launch is the only one."""
+    if genes.ROW_WORK != "block" or problem.varlen or problem.grads or problem.window or problem.blocks:
+        return False
+    unseen = problem.masking.ends_lower_right and problem.causal and problem.seqlen_q > problem.seqlen_k
+    return not unseen and key_blocks(problem, genes) == 1
 
 
 def units(problem: AttentionProblem) -> int:
@@ -191,27 +217,42 @@ def lead(problem: AttentionProblem, genes: BackwardWgmmaGenes, sms: int) -> int:
     """So many K/V heads ahead a block of ROW_WORK=spare_warps begins rows of queries, and ends those of as many behind:
     those that run at once on so many SMs and one more, so that none waits, and twice as many where some blocks take
     twice as long as others do; half of all at most. 0 with ROW_WORK=launches."""
-    if genes.ROW_WORK == "launches":
+    if genes.ROW_WORK != "spare_warps":
         return 0
     uneven = problem.causal and not problem.window
     running = math.ceil((1 + uneven) * sms * genes.BLOCKS_PER_SM / key_blocks(problem, genes)) + 1
     return max(1, min(running, units(problem) // 2))
 
 
+LAUNCHES_AT_ONCE = 4
+"""Of deterministic gradients, on streams of their own. Of each, blocks of one head may wait for blocks that have yet to
+begin; so many of them leave room for all blocks of a head of one more."""
+
+
+def waits_ahead(problem: AttentionProblem, genes: BackwardWgmmaGenes, sms: int) -> int:
+    """1 where blocks that add to the same dQ in order may not all run at once on so many SMs, so that each must wait
+    for those alone that begin before it; else 0. Blocks begin in order, with BLOCK_ORDER=keys head by head."""
+    blocks = math.ceil(problem.seqlen_k / genes.BLOCK_N) * genes.QUERY_SPLIT
+    if genes.BLOCK_ORDER == "heads":
+        blocks *= units(problem)
+    return min(1, blocks // (sms * genes.BLOCKS_PER_SM // LAUNCHES_AT_ONCE + 1))
+
+
 SCORE_OPERATIONS = 4.0
 """FP32 and conversion instructions per pair: a multiply-add, a difference, a product, two half conversions."""
 NOMINAL_SMS = 132
 """Of an H100, of which a card's own number matters little: which heads' rows are made by launches."""
+TURN_SHARE = 0.3
+"""Of a block's time, what it waits for others that add to the same dQ before it, where all begin with the same queries:
+0.29 and 0.32 on an H100, 16 and 32 blocks a head."""
 ORDERS = ("in_turn", "dp_first", "sums_first", "softmax_first")
 STEP_WAIT, FIRST_WAIT, ROW_WAIT = 500, 2500, 2000
 """Clocks: of a tile's dependent instructions and barriers; of a block's first loads and last stores; of a block of the
 launches for rows. Estimates: nothing was fitted yet."""
 
 
-def launch_work(
-    problem: AttentionProblem, genes: BackwardWgmmaGenes, registers: int
-) -> tuple[LaunchWork, LaunchWork, LaunchWork]:
-    """The terms of the queries, the main launch, the rows of dQ."""
+def launch_work(problem: AttentionProblem, genes: BackwardWgmmaGenes, registers: int) -> tuple[LaunchWork, ...]:
+    """The terms of the queries, the main launch, the rows of dQ; or the main launch alone."""
     mean, most, count = key_steps(problem, genes.BLOCK_M, genes.BLOCK_N)  # of one head
     groups, queries, keys = warpgroups(genes), genes.BLOCK_M, genes.BLOCK_N
     width, value_width = up_to(problem.head_dim, 16), up_to(problem.head_dim_v, 16)
@@ -234,8 +275,9 @@ def launch_work(
         loaded_bytes=tile_bytes + 2.0 * sums,
         waits=STEP_WAIT * (1.0 if genes.ORDER == "in_turn" else 0.6),
     )
-    extra = variant_step(problem, pairs, packs=False)
+    extra = variant_step(problem, pairs)
     split = genes.QUERY_SPLIT
+    turns = TURN_SHARE * (problem.deterministic and not problem.causal and not genes.ROTATE)
     blocks = count * units(problem) * split
     row_bytes = sum(_row_bytes(problem, genes, which) for which in ("terms", "rows"))
     inside = (1 - _outside(problem, genes)) * row_bytes * query_tiles(problem, genes) / blocks
@@ -253,11 +295,13 @@ def launch_work(
         smem_bytes(problem, genes),
         registers or registers_at_launch(genes),
         Step(*(a + b for a, b in zip(vars(step).values(), vars(extra).values(), strict=True))),
-        mean * problem.group_size / split,
+        mean * problem.group_size / split * (1 + turns),
         float(math.ceil(most * problem.group_size / split)),
         ends,
         tensor="wgmma",
-        longest_first=problem.causal and genes.BLOCK_ORDER == "heads",
+        longest_first=(problem.causal or bool(problem.blocks))
+        and genes.BLOCK_ORDER == "heads"
+        and not problem.deterministic,
         in_flight_bytes=float(tile_bytes * (min(genes.Q_STAGES, genes.DO_STAGES) - 1)),
         read_bytes=tensor_bytes(problem, "q", "k", "v", "o") + bias_bytes(problem),
         write_bytes=key_sums(problem, genes) or tensor_bytes(problem, "k", "v"),
@@ -268,6 +312,8 @@ def launch_work(
         overlaps=True,
         genes=_numbers(problem, genes),
     )
+    if rows_by_block(problem, genes):
+        return (replace(main, overlaps=False),)
     return _rows(problem, genes, "terms"), main, _rows(problem, genes, "rows")
 
 
@@ -332,7 +378,8 @@ def _numbers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, 
         "dq by bulk": genes.DQ_SUM == "bulk",
         "dq by warp": genes.DQ_SUM == "warp",
         "rows inside": genes.ROW_WORK == "spare_warps",
+        "rows by block": rows_by_block(problem, genes),
         "staggered": genes.STAGGER,
         "rotated": genes.ROTATE,
-        "consumer registers": moved_registers(genes)[1] or registers_at_launch(genes),
+        "consumer registers": moved_registers(problem, genes)[1] or registers_at_launch(genes),
     }
