@@ -141,8 +141,8 @@ def judge(
     from evoattn.engine.group_search import GroupSearch, Manner
     from evoattn.engine.groups import Kernel
     from evoattn.fleet.local import LocalFleet
-    from evoattn.portfolio.check import make_group
     from evoattn.portfolio.pick import forget, pick
+    from evoattn.portfolio.select import make_group
     from evoattn.timing.protocol import COMPARISON
 
     picks = [pick(problem, gpu) for problem in problems]

@@ -21,7 +21,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.ops import torch_answer
 from evoattn.ops.call import Call, StridedProblem
-from evoattn.portfolio.canonical import size_class
+from evoattn.portfolio.pick import size_class
 from evoattn.portfolio.wins import Raced, Races
 
 

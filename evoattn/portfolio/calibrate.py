@@ -31,11 +31,11 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.played import is_played
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.space import KernelConfig, load_space
-from evoattn.portfolio import calibrations, campaign, check, pick
+from evoattn.portfolio import calibrations, campaign, pick
 from evoattn.portfolio.calibrations import Calibration, Journal, card_of, short, times_of, versions_here
 from evoattn.portfolio.pick import shipped_for
 from evoattn.portfolio.proposals import ClimbingBreeder
-from evoattn.portfolio.select import select_of
+from evoattn.portfolio.select import Checked, Judging, check_all, select_of
 from evoattn.portfolio.workload import BUILD_SEEDS, DRAWS, PLAIN
 
 KINDS = (PLAIN, "scores", "packed", "cached", "paged", "biased")
@@ -291,7 +291,7 @@ class Done:
     """What came of a calibration."""
 
     calibration: Calibration
-    rows: Sequence[check.Checked]
+    rows: Sequence[Checked]
 
     def table(self) -> str:
         """Regret and SDPA, by kinds of problems and for all, on problems left out."""
@@ -310,11 +310,11 @@ def first_choice(found: Calibration) -> str:
     return f"The cost model's first choice takes {before:.3f} times the best, corrected {after:.3f}"
 
 
-def _kind(row: check.Checked) -> str:
+def _kind(row: Checked) -> str:
     return " ".join(row.group.split()[2].split("+")[1:]) or "plain"
 
 
-def _line(kind: str, rows: Sequence[check.Checked]) -> str:
+def _line(kind: str, rows: Sequence[Checked]) -> str:
     regrets = [row.regret for row in rows if not math.isnan(row.regret)]
     beside = [row for row in rows if row.sdpa and row.pick_us]
     gains = [math.log(min(row.sdpa.values()) / row.pick_us) for row in beside if row.pick_us]
@@ -323,7 +323,7 @@ def _line(kind: str, rows: Sequence[check.Checked]) -> str:
     return f"| {kind} | {len(rows)} | {mean} | {sum(r.ahead_of(r.sdpa) for r in beside)} of {len(beside)} | {gain} |"
 
 
-def summary(rows: Sequence[check.Checked]) -> dict[str, Any]:
+def summary(rows: Sequence[Checked]) -> dict[str, Any]:
     """What a calibration's file says of what it was judged on."""
     regrets = [row.regret for row in rows if not math.isnan(row.regret)]
     beside = [row for row in rows if row.sdpa and row.pick_us]
@@ -336,7 +336,7 @@ def summary(rows: Sequence[check.Checked]) -> dict[str, Any]:
     }
 
 
-def _regrets(rows: Sequence[check.Checked]) -> dict[str, float]:
+def _regrets(rows: Sequence[Checked]) -> dict[str, float]:
     """As `KernelList.regret`."""
     found: dict[str, list[float]] = {}
     for row in rows:
@@ -372,9 +372,9 @@ def calibrate(wanted: Wanted, gpu: GpuSpec, say: Say, tools: Tools | None = None
     left = max(made.judge_seconds / 2, wanted.seconds - (time.monotonic() - started))
     each = left / max(1, len(made.judged)) - FINAL_EACH
     peers = tuple(name for name in SDPA if name != "cudnn" or not is_played(gpu))
-    how = check.Wanted(max(0.5, min(SEARCH_EACH, each)), peers, 5, wanted.jobs)
+    how = Judging(max(0.5, min(SEARCH_EACH, each)), peers, 5, wanted.jobs)
     rows = []
-    for _, row in check.check_all(made.judged, gpu, how, say, tools) if made.judged else ():
+    for _, row in check_all(made.judged, gpu, how, say, tools) if made.judged else ():
         rows.append(row)
         say(f"judged {len(rows)} of {len(made.judged)}: {row.line()}")
     found = replace(found, judged=summary(rows), listed=replace(found.listed, regret=_regrets(rows)))

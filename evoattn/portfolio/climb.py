@@ -241,7 +241,7 @@ READ_NS = time.time_ns()
 """When this process had read them, or most of them."""
 
 Key = tuple[AttentionProblem, GpuSpec]
-"""The canonical problem (`portfolio/canonical.py`), and the GPU."""
+"""The canonical problem (`portfolio/pick.py`), and the GPU."""
 
 
 def _source_files(folder: str) -> Iterator[tuple[str, int, int]]:
