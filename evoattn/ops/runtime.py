@@ -291,7 +291,7 @@ class Runtime:
         choice = self.choose(problem, gpu, index=index, promised=True)
         return choice if isinstance(choice, Refusal) else self._kernels.operation(choice, index)
 
-    def performs(self, plan: OperationPlan, tensors: Mapping[str, Tensor | None]) -> bool:
+    def performs(self, plan: OperationPlan, tensors: Mapping[str, Tensor]) -> bool:
         """Whether an operation over the tensors that its specs name was enqueued on the current stream."""
         assert self.platform is not None
         try:
