@@ -18,13 +18,13 @@ if TYPE_CHECKING:  # what type checkers and editors see of the names below
     from evoattn.ops.attention import attention_paged as attention_paged
     from evoattn.ops.attention import attention_varlen as attention_varlen
     from evoattn.ops.attention_fp8 import attention_fp8 as attention_fp8
+    from evoattn.ops.attention_fp8 import quantize_kv as quantize_kv
     from evoattn.ops.created_masks import create_block_mask as create_block_mask
     from evoattn.ops.explain import explain as explain
     from evoattn.ops.explain import warmup as warmup
     from evoattn.ops.flex import flex as flex
     from evoattn.ops.flex import flex_attention as flex_attention
     from evoattn.ops.load import load as load
-    from evoattn.ops.quantize import quantize_kv as quantize_kv
     from evoattn.ops.sdpa import capture as capture
     from evoattn.ops.sdpa import disable as disable
     from evoattn.ops.sdpa import enable as enable
@@ -58,7 +58,7 @@ _HOMES = {
     "flex": "evoattn.ops.flex",
     "flex_attention": "evoattn.ops.flex",
     "load": "evoattn.ops.load",
-    "quantize_kv": "evoattn.ops.quantize",
+    "quantize_kv": "evoattn.ops.attention_fp8",
     "sdpa": "evoattn.ops.sdpa",
     "search": "evoattn.search",
     "tune": "evoattn.ops.tune",

@@ -3,6 +3,7 @@ runs, and no access to the user's database."""
 
 import gc
 import os
+import shutil
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -50,3 +51,24 @@ def pytest_collection():
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory):
+    """A database of today's tables: to migrate one to them takes longer than most tests."""
+    from evoattn.storage import Storage  # which most tests do without
+
+    path = tmp_path_factory.mktemp("empty") / "db.sqlite"
+    Storage.open(str(path)).close()
+    return path
+
+
+@pytest.fixture
+def storage(tmp_path, empty_database):
+    """A database of its own for each test."""
+    from evoattn.storage import Storage
+
+    shutil.copy(empty_database, tmp_path / "db.sqlite")
+    opened = Storage.open(str(tmp_path / "db.sqlite"))
+    yield opened
+    opened.close()

@@ -88,6 +88,7 @@ def test_imports_point_down():
     assert not wrong
 
 
+@pytest.mark.slow
 def test_libraries_stay_in_their_homes():
     wrong = []
     for room, path in modules():

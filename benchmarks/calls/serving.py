@@ -290,24 +290,25 @@ def row_of(step: Step, names: tuple[str, ...]) -> dict[str, Any]:
 
 def cpu_times(steps: int = 40) -> dict[str, float]:
     """CPU time in µs of a call, and what the first of a step takes above that, which is its planning; heads of Llama 3
-    8B. Each step has sizes of its own, which round to known ones. By the clock on the wall: reading a thread's own
-    costs more than a call on some hosts."""
-    rng, calls, planning = random.Random(3), list[float](), list[float]()
+    8B. Each step has sizes of its own, which round to known ones, and waits for the one before. By the clock on the
+    wall: reading a thread's own costs more than a call on some hosts."""
+    rng, calls, planning, batches = random.Random(3), list[float](), list[float](), list[Batch]()
     cache = [torch.randn(4096, 16, 8, 128, dtype=torch.bfloat16, device="cuda") for _ in "kv"]
-    for number in range(steps):
+    for _ in range(steps):
         lengths = [(1, rng.randrange(600, 900)) for _ in range(rng.randrange(49, 57))]
         lengths += [(rows, rows) for rows in (rng.randrange(417, 449), 300, 200)]
-        batch = Batch(Step("Llama 3 8B", 16, tuple(lengths), len(lengths) - 3), "cuda")
-        batch.k, batch.v = cache  # one for all, as an engine has it
+        batches.append(Batch(Step("Llama 3 8B", 16, tuple(lengths), len(lengths) - 3), "cuda"))
+        batches[-1].k, batches[-1].v = cache  # one for all, as an engine has it
+        batches[-1].mixed()
+    for batch in batches:
         torch.cuda.synchronize()
         begin = time.perf_counter()
         batch.mixed()
         first = time.perf_counter()
         for _ in range(LAYERS):
             batch.mixed()
-        if number >= steps // 2:
-            calls.append(1e6 * (time.perf_counter() - first) / LAYERS)
-            planning.append(1e6 * (first - begin) - calls[-1])
+        calls.append(1e6 * (time.perf_counter() - first) / LAYERS)
+        planning.append(1e6 * (first - begin) - calls[-1])
     return {"a call": statistics.median(calls), "planning a step": statistics.median(planning)}
 
 

@@ -23,9 +23,8 @@ from evoattn.families import registry
 from evoattn.model.gpu import GPUS, GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
-from evoattn.portfolio.canonical import canonical
 from evoattn.portfolio.kernels import DATA, load
-from evoattn.portfolio.pick import pick
+from evoattn.portfolio.pick import canonical, pick
 from evoattn.portfolio.workload import draw
 
 CARDS = ("a100", "a100-80gb", "a10", "l4", "l40s", "rtx3090", "rtx4090", "rtx5090", "rtxpro6000", "b200")

@@ -43,7 +43,8 @@ BESIDE_SDPA = "ahead of SDPA on 57 of 60, SDPA / pick 1.25, regret 1.04, all aft
 
 @dataclass
 class Row:
-    """One problem: µs by contestant; `pick`, `shipped`, `found` (the best of a search) and PEERS."""
+    """One problem: µs by contestant; `pick`, `plain` (what the cost model picks of the same list without the card's
+    correction), `shipped`, `found` (the best of a search) and PEERS."""
 
     problem: str
     family: str
@@ -61,7 +62,7 @@ class Row:
     @property
     def regret(self) -> float | None:
         """Of the pick over the best of all of ours."""
-        best = min((self.us[name] for name in ("pick", "found", "shipped") if name in self.us), default=None)
+        best = min((self.us[name] for name in ("pick", "plain", "found", "shipped") if name in self.us), default=None)
         return self.us["pick"] / best if best and "pick" in self.us else None
 
 
@@ -74,6 +75,7 @@ def table(rows: Sequence[Row], goal: str) -> str:
     beside = [row for row in rows if row.sdpa and "pick" in row.us]
     gains = [row.sdpa / row.us["pick"] for row in beside if row.sdpa]
     over = [r for row in rows if (r := row.ratio("pick", "shipped"))]
+    plain = [r for row in rows if (r := row.ratio("plain"))]
     regrets = [r for row in rows if (r := row.regret)]
     tail = f"{quantiles(regrets, n=20)[-1]:.3f}" if len(regrets) > 1 else "none"
     lines = [
@@ -81,6 +83,7 @@ def table(rows: Sequence[Row], goal: str) -> str:
         "| what | problems | geomean | worst |",
         "|---|---|---|---|",
         f"| pick / shipped pick | {len(over)} | {_geomean(over)} | {max(over, default=math.nan):.3f} |",
+        f"| pick without correction / pick | {len(plain)} | {_geomean(plain)} | {min(plain, default=math.nan):.3f} |",
         f"| pick / best of ours (regret; 95th percentile {tail}) | {len(regrets)} | {_geomean(regrets)} "
         f"| {max(regrets, default=math.nan):.3f} |",
         f"| SDPA flash or efficient / pick | {len(gains)} | {_geomean(gains)} | {min(gains, default=math.nan):.3f} |",
@@ -97,13 +100,13 @@ def table(rows: Sequence[Row], goal: str) -> str:
     return "\n".join(lines)
 
 
-def unseen(count: int, gpu: GpuSpec) -> list[AttentionProblem]:
-    """Plain problems of seeds that nothing is made from, as many as fit the card; without fp32, as SDPA's flash is."""
+def unseen(count: int, gpu: GpuSpec, seed: int = FIRST_SEED) -> list[AttentionProblem]:
+    """Plain problems of `seed` and the next ones, of which nothing is made, as many as fit the card; without fp32, as
+    SDPA's flash is."""
     from evoattn.portfolio.calibrate import fits
     from evoattn.portfolio.workload import draw
 
     found: dict[AttentionProblem, None] = {}
-    seed = FIRST_SEED
     while len(found) < count:
         found |= dict.fromkeys(p for p in draw(seed, EACH_SEED) if p.dtype != "fp32" and fits(p, gpu))
         seed += 1
@@ -134,14 +137,19 @@ def judge(
     tools: Tools | None = None,
 ) -> list[Row]:
     """The picks of the played card in turns with the others. `real`: the GPU whose shipped picks take part."""
+    from evoattn.cost import correction
     from evoattn.engine.group_search import GroupSearch, Manner
     from evoattn.engine.groups import Kernel
     from evoattn.fleet.local import LocalFleet
-    from evoattn.portfolio.check import make_group
-    from evoattn.portfolio.pick import pick
+    from evoattn.portfolio.pick import forget, pick
+    from evoattn.portfolio.select import make_group
     from evoattn.timing.protocol import COMPARISON
 
     picks = [pick(problem, gpu) for problem in problems]
+    forget()
+    correction.put(gpu, correction.NONE)
+    plain = [pick(problem, gpu) for problem in problems]
+    forget()
     groups = [make_group(i, problem, picks[i], gpu) for i, problem in enumerate(problems)]
     fleet = LocalFleet(words.jobs) if words.jobs else None
     rows: list[Row] = []
@@ -152,7 +160,7 @@ def judge(
         shipped = [pick(problem, real) if real else None for problem in problems]
         named = {}
         for i, group in enumerate(groups):
-            mine = {"pick": picks[i], "shipped": shipped[i]}
+            mine = {"pick": picks[i], "plain": plain[i], "shipped": shipped[i]}
             named[i] = {name: Kernel(one.family, one.config.params) for name, one in mine.items() if one}
             named[i] |= {f"found {n}": kernel for n, kernel in enumerate(group.leaders(0, FOUND))}
         engine.compile_all([(groups[i], kernel) for i, kernels in named.items() for kernel in kernels.values()])
@@ -183,6 +191,7 @@ def main() -> int:
     parser.add_argument("--calibrate", default="10m", metavar="BUDGET")
     parser.add_argument("--kinds", default="plain", metavar="KIND,…", help="of the calibration")
     parser.add_argument("--problems", type=int, default=60, metavar="N")
+    parser.add_argument("--seed", type=int, default=FIRST_SEED, metavar="N", help="of the problems")
     parser.add_argument("--search", type=float, default=0.0, metavar="S", help="of each problem, for its regret")
     parser.add_argument("--finals", type=float, default=600.0, metavar="S", help="at most, of all finals")
     parser.add_argument("--folder", type=Path, metavar="FOLDER", help="data and cache; a new one unless given")
@@ -222,11 +231,10 @@ def main() -> int:
     calibrated: dict[str, Any] = {}
     if seconds:
         done = calibrate(Wanted(seconds, tuple(words.kinds.split(",")), (), words.jobs, judge_share=0.0), gpu, say)
-        say(f"the cost model's first choice: {done.fitted.before:.3f}, {done.fitted.after:.3f} corrected")
-        calibrated = {"times": done.calibration.times, "fit": [done.fitted.before, done.fitted.after]}
+        calibrated = {"times": done.calibration.times, "fit": done.calibration.correction.left_out["all"]}
     if not words.problems:
         return 0
-    rows = judge(unseen(words.problems, gpu)[words.part], gpu, real, words, say)
+    rows = judge(unseen(words.problems, gpu, words.seed)[words.part], gpu, real, words, say)
     print(f"{device.product} as {gpu.name}, calibrated for {words.calibrate}, {time.strftime('%Y-%m-%d')}:")
     print(table(rows, GOALS.get(words.play, BESIDE_SDPA)))
     if words.output:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from evoattn.engine.groups import Group
 from evoattn.families import registry
 from evoattn.model import named_problems
 from evoattn.model.gpu import GpuSpec
+from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import load_space
 from evoattn.portfolio.pick import portfolio_kernels
 from evoattn.portfolio.workload import draw
@@ -145,14 +147,13 @@ def make_groups(gpu: GpuSpec, most: int = 8, only: str = "") -> list[Group]:
 
     `most` problems in a group. `only`: how the groups' names begin, several with commas.
     """
-    drawn = [p for seed in SEEDS for p in draw(seed, PER_SEED)]
     groups = []
     for name, common, rows, named, count, weight in GROUPS:
         if not name.startswith(tuple(only.split(","))):
             continue
         able = {
             p: None
-            for p in drawn
+            for p in _drawn()
             if all(getattr(p, field) == value for field, value in common.items())
             and p.flops <= MOST_FLOPS[p.dtype]
             and p.seqlen_k >= LEAST_KEYS
@@ -166,6 +167,12 @@ def make_groups(gpu: GpuSpec, most: int = 8, only: str = "") -> list[Group]:
         group.given = _known(group, gpu)
         groups.append(group)
     return groups
+
+
+@cache
+def _drawn() -> tuple[AttentionProblem, ...]:
+    """What the seeds draw."""
+    return tuple(p for seed in SEEDS for p in draw(seed, PER_SEED))
 
 
 def _known(group: Group, gpu: GpuSpec) -> list[tuple[str, dict[str, Any]]]:

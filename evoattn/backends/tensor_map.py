@@ -44,27 +44,27 @@ def encode(tensor_map: TensorMap, address: int) -> bytes:
 
 
 @lru_cache(1024)
-def _numbers(kind: type[ctypes.c_uint32 | ctypes.c_uint64], values: tuple[int, ...]) -> ctypes.Array[Any]:
-    return (kind * len(values))(*values)
+def _arguments(
+    destination: int, dtype: str, strides_bytes: tuple[int, ...], box: tuple[int, ...], swizzle_bytes: int
+) -> tuple[ctypes.c_void_p, ctypes.Array[ctypes.c_uint64], tuple[Any, ...]]:
+    """Of the encoder's call the address and the shape, which may change, and all arguments."""
+    rank = len(box)
+    address, shape, numbers = ctypes.c_void_p(), (ctypes.c_uint64 * rank)(), ctypes.c_uint32 * rank
+    return address, shape, (
+        ctypes.c_void_p(destination), ctypes.c_int(DTYPES[dtype].tensor_map_code), ctypes.c_uint32(rank), address,
+        shape, (ctypes.c_uint64 * (rank - 1))(*strides_bytes), numbers(*box), numbers(*[1] * rank), ctypes.c_int(0),
+        ctypes.c_int(SWIZZLES[swizzle_bytes]), ctypes.c_int(L2_PROMOTION_128_BYTES), ctypes.c_int(0),
+    )  # fmt: skip
 
 
 def encode_at(destination: int, tensor_map: TensorMap, address: int) -> None:
-    """As `encode`, to host memory at `destination`, a multiple of ALIGNMENT."""
-    rank = len(tensor_map.shape)
-    status = _encoder()(
-        ctypes.c_void_p(destination),
-        DTYPES[tensor_map.dtype].tensor_map_code,
-        rank,
-        ctypes.c_void_p(address),
-        (ctypes.c_uint64 * rank)(*tensor_map.shape),
-        _numbers(ctypes.c_uint64, tensor_map.strides_bytes),
-        _numbers(ctypes.c_uint32, tensor_map.box),
-        _numbers(ctypes.c_uint32, (1,) * rank),
-        0,
-        SWIZZLES[tensor_map.swizzle_bytes],
-        L2_PROMOTION_128_BYTES,
-        0,
+    """As `encode`, to host memory at `destination`, a multiple of ALIGNMENT, of which one thread makes one at a
+    time."""
+    kept, shape, arguments = _arguments(
+        destination, tensor_map.dtype, tensor_map.strides_bytes, tensor_map.box, tensor_map.swizzle_bytes
     )
+    kept.value, shape[:] = address, list(tensor_map.shape)
+    status = _encoder()(*arguments)
     if status:
         raise LaunchError(
             f"The driver refused the tensor map of {tensor_map.buffer} (CUDA error {status}): {tensor_map}."

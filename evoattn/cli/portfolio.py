@@ -195,7 +195,7 @@ def check(
         from evoattn.bench.contenders import read_configs
         from evoattn.model.gpu import detect_devices
         from evoattn.model.named_problems import by_name_or_shape
-        from evoattn.portfolio import check as room
+        from evoattn.portfolio import select as room
         from evoattn.portfolio.workload import draw_all
 
         devices = [device for device in detect_devices() if device.spec]
@@ -207,7 +207,7 @@ def check(
         problems = drawn or draw_all(_kinds(kinds), _seeds(seeds), count)
         named = tuple(filter(None, peers.split(",")))
         known = partial(read_configs, configs, arch=gpu.arch) if configs else None
-        wanted = room.Wanted(seconds, named, rounds, jobs, tuple(family or ()), known)
+        wanted = room.Judging(seconds, named, rounds, jobs, tuple(family or ()), known)
         rows, benched, best = [], [], list[str]()
         for group, row in room.check_all(problems, gpu, wanted, say):
             rows.append(row)

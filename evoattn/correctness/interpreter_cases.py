@@ -167,7 +167,7 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
       a maximum that rises in a whole tile; if a softmax of its own keeps scores, a huge key behind them; packed
       sequences, of which each of these is the longest (`sequenced`); terms beside the product at their extremes
       (`terms.make_terms`), a bias whose rows have no padding;
-    - if heads are rows (GROUP_ROWS), three heads a K/V head, which is no power of two, over several tiles of rows; if
+    - if heads are rows (GROUP_ROWS), three heads a K/V head, or nine, no power of two, over several tiles of rows; if
       only some keys are in use, sequences of none, one and two, of whole tiles, of just less and more than a tile, of
       all keys, where a table ends, and of less than none;
     - if V lies within K, groups of more heads than BLOCK_M; if the rows of a tile are heads of one query, as many rows
@@ -175,15 +175,15 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
       tiles (`of_first_split`), or as many queries as it takes where blocks take every KEY_SPLIT-th tile;
     - if blocks share tiles evenly, gangs of two that hand over, of a group of heads or of two tiles of rows;
     - most of a tile of keys, where the mask does not end within tiles;
-    - more queries than keys, of which there is one alone, or three where heads are rows;
+    - more queries than keys, of which there is one alone, or three where heads are rows; of packed sequences over pages
+      some say that less than none are in use, or more than all;
     - if there is a window, one in which row blocks begin at different tiles of keys, and with KEY_SPLIT one of which
       some rows of a block see no key (`begin_apart`). The windows of the others end on, beside and within tiles;
     - where lengths or windows say where a mask's edges lie, edges one key beside those of tiles (`beside_tiles`);
     - of block lists, blocks of one and two tiles, and lists that are not what the predicate gives, of each batch and
       by turns of each head their own (`mixed` in `model/block_list.py`)."""
     page = problem.page if problem.varlen else 0
-    plain = problem.with_(varlen="", page=0 if page else problem.page)
-    made = _Maker(with_small_tables(plain), config)
+    made = _Maker(with_small_tables(problem.with_(varlen="", page=0 if page else problem.page)), config)
     cases = [*made.usual(), *made.of_the_softmax(), *made.of_terms(), *made.of_heads(), *made.of_edges()]
     queries, keys = (5, 3) if made.heads_are_rows else (2, 1)
     few = fitted(made.one.with_(heads=2, seqlen_q=queries, seqlen_k=keys), 1, 0)
@@ -191,9 +191,10 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
         cases = [replace(case, problem=by_heads(case.problem, made.block_m)) for case in cases]
     else:
         beside = beside_tiles(made.one, made.block_m, made.block_n, made.number("KEY_SPLIT"))
-        kind = "plain" if problem.window else "rising_maximum"  # the last keys weigh most
+        plain = problem.window or made.coarse_scores  # whose large ones a rounding alone takes past what is allowed
+        kind = "plain" if plain else "rising_maximum"  # the last keys weigh most
         cases += [SmallCase("edges beside those of tiles", p, kind) for p in beside]
-    cases.append(SmallCase("more queries than keys", few))
+    cases.append(SmallCase("more queries than keys", few, "extreme_terms" if page else "plain"))
     if problem.blocks:
         return [replace(case, problem=made.listed(case.problem, turn)) for turn, case in enumerate(cases)]
     return [replace(case, problem=sequenced(case.problem, page)) for case in cases] if problem.varlen else cases
@@ -240,7 +241,7 @@ class _Maker:
         return max(40, self.problem.masking.queries_to_see_all(keys) + 6)
 
     @property
-    def _coarse_scores(self) -> bool:
+    def coarse_scores(self) -> bool:
         return str(self.params.get("S_TYPE")) in ("fp16", "bf16")
 
     def usual(self) -> list[SmallCase]:
@@ -265,7 +266,7 @@ class _Maker:
             SmallCase(
                 "grouped, strided, logits x300, huge keys",
                 fitted(grouped, 2, 1),
-                "late_huge_key" if self._coarse_scores else "large_logits_two_keys",
+                "late_huge_key" if self.coarse_scores else "large_logits_two_keys",
                 sms=1,
                 far=can_be_far(grouped),
             ),
@@ -292,7 +293,7 @@ class _Maker:
             rising = fitted(self.many if self.many.seqlen_k > self.keys else rising, within, 5)
             cases.append(SmallCase("a shift that rises late", rising, "huge_keys_within", tile=self.block_n))
         elif "KEPT_VECTORS" in self.params:
-            coarse = self._coarse_scores and "tiles" not in str(self.params["SOFTMAX"])
+            coarse = self.coarse_scores and "tiles" not in str(self.params["SOFTMAX"])
             kind = "scores_past_fp16" if coarse else "large_logits_late_key"
             cases.append(SmallCase("a huge key behind those that are kept", fitted(self.many, self.keys, 5), kind))
         else:
@@ -325,8 +326,9 @@ class _Maker:
         problem, block_m, block_n, cases = self.problem, self.block_m, self.block_n, []
         if self.params.get("GROUP_ROWS"):
             keys = block_n + block_n // 2 + 1
-            rows = max(block_m // 2 + 5, problem.masking.queries_to_see_all(keys) + 6)  # of four slots each
-            threes = self.other.with_(heads=6, kv_heads=2, seqlen_q=rows, seqlen_k=keys)
+            each, slots = (3, 4) if problem.group_size <= 8 else (9, 16)  # that rows 8 apart have other heads in
+            rows = max(2 * block_m // slots + 5, problem.masking.queries_to_see_all(keys) + 6)
+            threes = self.other.with_(heads=2 * each, kv_heads=2, seqlen_q=rows, seqlen_k=keys)
             cases.append(SmallCase("three heads a group", fitted(threes, block_n // 2 - 1, 2)))
         if self.params.get("SCHEDULE") == "balanced" and self.params["TILE_ORDER"] in ("by_head", "all_heads"):
             queries = block_m // 2 + 3 if self.params.get("GROUP_ROWS") else 40  # two tiles of rows for each K/V head

@@ -1,5 +1,5 @@
-"""What the cost model's scores are multiplied by on a card that its owner has calibrated: factors of families, of parts
-of the cost and of genes, fitted to times that were measured on it (`correction_fit.py`).
+"""What the cost model's scores are multiplied by on a card that its owner has calibrated: the sum of trees of each
+family, fitted to times that were measured on it (`correction_fit.py`).
 
 Only the order of kernels of one problem is corrected. Reading a correction imports no NumPy.
 """
@@ -8,45 +8,65 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any
 
 from evoattn.model.calibrated import FILE, calibration_folder
 from evoattn.model.gpu_spec import GpuSpec
-from evoattn.model.space import KernelConfig, spelling
+
+if TYPE_CHECKING:
+    from evoattn.cost.trees import Trees
 
 MOST = 1.0
 """Natural logarithm of a correction, at most."""
+DEEPEST = 64
+"""Levels of a tree of a file."""
+DIGITS = 5
+"""Of leaves in a file."""
 
 
 @dataclass(frozen=True)
 class Correction:
-    """Natural logarithms of factors by `name_of`; a part counts by its share of all."""
+    """`rows`: of each family the columns of its trees, JSON-ready (`row_of`); none where they did not choose better
+    on problems left out. Their sum is the natural logarithm of what a score is multiplied by, at most MOST."""
 
-    factors: Mapping[str, float] = field(default_factory=dict)
+    rows: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    left_out: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """By kind of problem: how many were left out, and the time of the first choice over the best, geometric mean,
+    without the trees and with them."""
 
-    def log(self, config: KernelConfig, parts: Mapping[str, float]) -> float:
-        """Of what a score is multiplied by."""
-        if not self.factors:
-            return 0.0
-        found = sum(self.factors.get(name, 0.0) * value for name, value in terms(config, parts).items())
-        return max(-MOST, min(MOST, found))
+    def to_row(self) -> dict[str, Any]:
+        """JSON-ready."""
+        trees = {family: dict(row) for family, row in self.rows.items()}
+        return {"trees": trees, "left_out": {kind: list(found) for kind, found in self.left_out.items()}}
 
-    def factor(self, config: KernelConfig, parts: Mapping[str, float]) -> float:
-        return math.exp(self.log(config, parts))
+    @cached_property
+    def trees(self) -> Mapping[str, Trees]:
+        """By family."""
+        import numpy as np
+
+        from evoattn.cost.trees import COLUMNS, THRESHOLD, Trees
+
+        found = {}
+        for family, row in self.rows.items():
+            columns = {name: np.array(row[name], THRESHOLD if name == "threshold" else None) for name in COLUMNS}
+            found[family] = Trees.of_columns(columns, tuple(row["names"]), row["depth"], row["base"])
+        return found
 
 
 NONE = Correction()
 
 
-def terms(config: KernelConfig, parts: Mapping[str, float]) -> dict[str, float]:
-    """What is known of a kernel, by name: its family and genes, and each part's share."""
-    whole = sum(parts.values()) or 1.0
-    found = {f"part {name}": us / whole for name, us in parts.items()}
-    found |= {f"{config.family} {name}={spelling(value)}": 1.0 for name, value in config.params.items()}
-    return found | {config.family: 1.0}
+def row_of(trees: Trees) -> dict[str, Any]:
+    """A family's trees as plain data."""
+    columns = trees.columns()
+    found: dict[str, Any] = {"names": list(trees.names), "depth": trees.depth, "base": round(trees.base, DIGITS)}
+    found |= {name: column.tolist() for name, column in columns.items()}
+    found["value"] = [round(value, DIGITS) for value in found["value"]]
+    found["threshold"] = [float(str(threshold)) for threshold in columns["threshold"]]  # the shortest that say it
+    return found
 
 
 _put: dict[GpuSpec, Correction] = {}
@@ -77,7 +97,45 @@ def correction_of(gpu: GpuSpec) -> Correction:
 
 
 def of_row(row: Any) -> Correction:
-    """Of what a file says. Raises `ValueError` where that is no table of numbers."""
-    if not isinstance(row, dict) or not all(isinstance(x, (int, float)) and math.isfinite(x) for x in row.values()):
-        raise ValueError("a correction is no table of numbers")
-    return Correction(row)
+    """Of what a file says. Raises `ValueError` where those are no trees, or a walk would leave its tree."""
+    trees, left_out = (row.get(name) if isinstance(row, dict) else None for name in ("trees", "left_out"))
+    if not isinstance(trees, dict) or not all(isinstance(one, dict) and _are_trees(one) for one in trees.values()):
+        raise ValueError("a correction is no table of trees")
+    if not isinstance(left_out, dict) or not all(_are_numbers(found, 3) for found in left_out.values()):
+        raise ValueError("a correction does not say how good it is")
+    return Correction(trees, left_out)
+
+
+def _are_trees(row: Mapping[str, Any]) -> bool:
+    lists: list[Any] = [row.get(name) for name in ("names", "to_right", "feature")]
+    if not all(isinstance(found, list) for found in lists):
+        return False
+    names, steps, features = lists
+    nodes = len(steps)
+    if not _all_below(steps, nodes) or not all(place + step < nodes for place, step in enumerate(steps)):
+        return False
+    inner, asked = sum(map(bool, steps)), len(features)
+    return (
+        all(isinstance(name, str) for name in names)
+        and _all_below(row.get("question"), asked, inner)
+        and _all_below(row.get("roots"), nodes)
+        and _all_below(features, len(names))
+        and _are_numbers(row.get("value"), nodes - inner)
+        and _are_numbers(row.get("threshold"), asked)
+        and _are_numbers(row.get("missing_left"), asked)
+        and _all_below([row.get("depth")], DEEPEST)
+        and _are_numbers([row.get("base")], 1)
+    )
+
+
+def _all_below(found: Any, most: int, count: int | None = None) -> bool:
+    """Whether it is a list of whole numbers from 0 on, of so many."""
+    if not isinstance(found, list) or (count is not None and len(found) != count):
+        return False
+    return all(type(n) is int and 0 <= n < most for n in found)
+
+
+def _are_numbers(found: Any, count: int) -> bool:
+    if not isinstance(found, list) or len(found) != count:
+        return False
+    return all(isinstance(x, (int, float)) and math.isfinite(x) for x in found)

@@ -1,120 +1,153 @@
-"""The fit of a card's correction: a ridge regression of what the cost model leaves over, within each problem. Its
-strength is chosen on problems left out, and no correction is among the choices.
+"""The fit of a card's correction: trees for what the cost model leaves over within each problem. Whether they choose
+better than the model without them is judged on problems left out; if not, nothing is corrected.
 """
 
 from __future__ import annotations
 
 import math
+import multiprocessing
+import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evoattn.cost.correction import MOST, NONE, Correction, terms
+from evoattn.cost.correction import MOST, Correction, row_of
+from evoattn.cost.explanation import kinds
+from evoattn.cost.training.fit import LEAST_ROWS, fit_trees
+from evoattn.cost.trees import Floats, Trees
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig
 
-STRENGTHS = (3.0, 30.0, 300.0)
-"""Of the ridge: the larger, the less is corrected."""
 FOLDS = 4
-LEAST_PROBLEMS, LEAST_TIMES = 12, 150
-"""Fewer problems or times make no correction."""
+LEAST_PROBLEMS = 12
+"""Fewer problems make no correction."""
 FAR, FALL = 0.3, 0.15
 """Weight of times far behind the best of their problem, and how soon they count as such (as of `cost fit`)."""
-Floats = NDArray[np.float64]
+SIZE: dict[str, float] = {"max_iter": 300, "learning_rate": 0.05, "max_leaf_nodes": 31, "min_samples_leaf": 20,
+                          "l2_regularization": 1.0, "max_bins": 96, "max_features": 0.3}  # fmt: skip
+"""Arguments of scikit-learn's boosting."""
+UNKNOWN = "registers"
+"""A feature that calibrations estimate, and that the compiler says where kernels are ranked after it."""
+Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Timed:
-    """A measured time, and what the model without a correction says."""
+    """A measured time, what the model without a correction says, and what trees may ask."""
 
     problem: AttentionProblem
-    config: KernelConfig
+    family: str
     us: float
     score: float
-    parts: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Fit:
-    """A correction, and the time of the model's first choice over the best, geometric mean of problems left out:
-    without it and with it."""
-
-    correction: Correction
-    before: float
-    after: float
+    asked: Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class _Table:
-    """A problem's rows as numbers. What is left over is so within the problem: means are taken off."""
+    """All rows as numbers."""
 
-    raw: Floats
-    """[rows, names]: `terms`."""
-    scores: Floats
+    problem: Numbers
+    """Of each row, from 0 on."""
     us: Floats
-    products: Floats
-    right: Floats
+    scores: Floats
+    """Logarithms."""
+    over: Floats
+    """Logarithm of a time over its score, less the mean of its problem."""
+    weights: Floats
+    families: Mapping[str, tuple[Numbers, tuple[str, ...], Floats]]
+    """Of each its rows, the names of what they may be asked, and that."""
 
-    def lost(self, factors: Floats | None) -> float:
-        """Natural logarithm of what the first choice takes over the best; `factors`: of a correction."""
-        own = 0.0 if factors is None else np.clip(self.raw @ factors, -MOST, MOST)
-        return math.log(self.us[int(np.argmin(self.scores + own))] / self.us.min())
-
-
-def fit(rows: Sequence[Timed]) -> Fit:
-    """The correction that chooses best on problems left out."""
-    by_problem = [list(found) for _, found in groupby(sorted(rows, key=lambda r: repr(r.problem)), lambda r: r.problem)]
-    names, tables = _tables([found for found in by_problem if len(found) > 1])
-    before = _mean([table.lost(None) for table in tables])
-    if len(tables) < LEAST_PROBLEMS or sum(len(table.us) for table in tables) < LEAST_TIMES:
-        return Fit(NONE, before, before)
-    lost = {strength: _left_out(tables, strength) for strength in STRENGTHS}
-    best = min(lost, key=lambda strength: lost[strength])
-    if lost[best] >= before:
-        return Fit(NONE, before, before)
-    factors = {name: round(float(x), 5) for name, x in zip(names, _ridge(tables, best), strict=True) if abs(x) > 1e-4}
-    return Fit(Correction(factors), before, lost[best])
+    def lost(self, logs: Floats) -> Floats:
+        """Of each problem the natural logarithm of the first choice's time over the best. `logs`: of what each score
+        is multiplied by."""
+        order = np.lexsort((self.scores + logs, self.problem))
+        groups = np.split(order, np.flatnonzero(np.diff(self.problem[order])) + 1) if len(order) else []
+        return np.array([math.log(self.us[mine[0]] / self.us[mine].min()) for mine in groups])
 
 
-def _mean(logs: Sequence[float]) -> float:
-    """Geometric; 1 of none."""
-    return math.exp(sum(logs) / len(logs)) if logs else 1.0
+_HERE: list[tuple[_Table, Mapping[str, float]]] = []
+"""Of a process that fits, which is forked: the table need not be sent there."""
 
 
-def _left_out(tables: Sequence[_Table], strength: float) -> float:
-    logs = []
-    for fold in range(FOLDS):
-        factors = _ridge([table for i, table in enumerate(tables) if i % FOLDS != fold], strength)
-        logs += [table.lost(factors) for table in tables[fold::FOLDS]]
-    return _mean(logs)
+def fit(rows: Sequence[Timed], jobs: int | None = None, size: Mapping[str, float] = SIZE) -> Correction:
+    """The correction, without trees where they do not choose better on problems left out, by `jobs` processes, all
+    cores unless given. `size`: as SIZE."""
+    table, problems = _table(rows)
+    before = table.lost(np.zeros(len(table.us)))
+    if len(problems) < LEAST_PROBLEMS or all(len(mine) < LEAST_ROWS for mine, *_ in table.families.values()):
+        return Correction({}, _by_kind(problems, before, before))
+    _HERE[:] = [(table, size)]
+    jobs = min(jobs or os.cpu_count() or 1, 1 + FOLDS)
+    try:
+        if jobs == 1:
+            whole, *left_out = map(_fit_here, (None, *range(FOLDS)))
+        else:
+            with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
+                whole, *left_out = pool.map(_fit_here, (None, *range(FOLDS)))
+    finally:
+        _HERE.clear()
+    logs = np.zeros(len(table.us))
+    for fold, trees in enumerate(left_out):
+        logs += np.where(table.problem % FOLDS == fold, _logs(table, trees), 0.0)
+    after = table.lost(logs)
+    if after.mean() >= before.mean():
+        return Correction({}, _by_kind(problems, before, before))
+    return Correction({family: row_of(trees) for family, trees in whole.items()}, _by_kind(problems, before, after))
 
 
-def _tables(problems: Sequence[Sequence[Timed]]) -> tuple[list[str], list[_Table]]:
-    """Names of all terms, and the tables. Times near a problem's best weigh more."""
-    known = [[terms(r.config, r.parts) for r in rows] for rows in problems]
-    names = sorted({name for rows in known for row in rows for name in row})
-    place, tables = {name: i for i, name in enumerate(names)}, []
-    for rows, found in zip(problems, known, strict=True):
-        raw: Floats = np.zeros((len(rows), len(names)))
-        for i, row in enumerate(found):
-            raw[i, [place[name] for name in row]] = list(row.values())
-        us, scores = np.array([r.us for r in rows]), np.log([r.score for r in rows])
-        weights = FAR + np.exp(-(us / us.min() - 1) / FALL)
-        weights /= weights.mean()
-        over = np.log(us) - scores
-        over -= np.average(over, weights=weights)
-        within = raw - np.average(raw, axis=0, weights=weights)
-        weighted = within * weights[:, None]
-        tables.append(_Table(raw, scores, us, within.T @ weighted, weighted.T @ over))
-    return names, tables
-
-
-def _ridge(tables: Sequence[_Table], strength: float) -> Floats:
-    """Of all terms the factors that explain most of what is left over."""
-    products = sum((table.products for table in tables[1:]), tables[0].products)
-    right = sum((table.right for table in tables[1:]), tables[0].right)
-    found: Floats = np.asarray(np.linalg.solve(products + strength * np.eye(len(right)), right), np.float64)
+def _by_kind(problems: Sequence[AttentionProblem], before: Floats, after: Floats) -> dict[str, tuple[float, ...]]:
+    """As `Correction.left_out`, of all and of the kinds that some problems are of."""
+    kinds_of = [("all", *kinds(problem)) for problem in problems]
+    found = {}
+    for kind in dict.fromkeys(name for names in kinds_of for name in names):
+        mine = [i for i, names in enumerate(kinds_of) if kind in names]
+        found[kind] = (len(mine), *(round(math.exp(lost[mine].mean()), 4) for lost in (before, after)))
     return found
+
+
+def _fit_here(fold: int | None) -> dict[str, Trees]:
+    """Trees by family, of all problems but those of a fold."""
+    from threadpoolctl import threadpool_limits
+
+    ((table, size),), found = _HERE, {}
+    with threadpool_limits(1):
+        for family, (mine, names, asked) in table.families.items():
+            inside = table.problem[mine] % FOLDS != fold if fold is not None else np.ones(len(mine), np.bool_)
+            if inside.sum() >= LEAST_ROWS:
+                chosen = mine[inside]
+                found[family] = fit_trees(names, asked[inside], table.over[chosen], table.weights[chosen], size)
+    return found
+
+
+def _logs(table: _Table, trees: Mapping[str, Trees]) -> Floats:
+    """Of what the trees multiply each row's score by."""
+    logs = np.zeros(len(table.us))
+    for family, own in trees.items():
+        mine, names, asked = table.families[family]
+        columns = asked[:, [names.index(name) for name in own.names]]
+        logs[mine] = np.clip(own.predict(columns), -MOST, MOST)
+    return logs
+
+
+def _table(rows: Sequence[Timed]) -> tuple[_Table, list[AttentionProblem]]:
+    """The rows of problems with two kernels and more, and these problems. Times near a problem's best weigh more."""
+    by_problem: dict[AttentionProblem, list[Timed]] = {}
+    for row in rows:
+        by_problem.setdefault(row.problem, []).append(row)
+    groups = [found for _, found in sorted(by_problem.items(), key=lambda item: repr(item[0])) if len(found) > 1]
+    kept = [row for group in groups for row in group]
+    number = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+    us, scores = np.array([row.us for row in kept]), np.log([row.score for row in kept])
+    best = np.array([min(row.us for row in group) for group in groups])
+    weights = FAR + np.exp(-(us / best[number] - 1) / FALL)
+    over = np.log(us) - scores
+    over -= (np.bincount(number, over * weights) / np.bincount(number, weights))[number]
+    families = {}
+    for family in sorted({row.family for row in kept}):
+        mine = np.flatnonzero([row.family == family for row in kept])
+        names = tuple(sorted({name for i in mine for name in kept[i].asked} - {UNKNOWN}))
+        asked = np.array([[kept[i].asked.get(name, math.nan) for name in names] for i in mine])
+        families[family] = mine, names, asked
+    return _Table(number, us, scores, over, weights, families), [group[0].problem for group in groups]

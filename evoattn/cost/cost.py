@@ -14,11 +14,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from evoattn.cost.correction import Correction, correction_of
+from evoattn.cost.correction import MOST, Correction, correction_of
 from evoattn.cost.features import features
 from evoattn.cost.fitted import Fitted, load
 from evoattn.cost.physics import Physics, physics
-from evoattn.cost.trees import Floats
+from evoattn.cost.trees import Floats, Trees
 from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
@@ -83,8 +83,8 @@ def cost(
     found = physical_part(problem, config, gpu, registers, known)
     if found is None:
         return None
-    own = correction_of(gpu).factor(config, found.parts)
-    score = found.corrected(float(_corrections(problem, [config], [found], gpu, known, spill_bytes)[0]) * own)
+    model = Model(gpu, known, correction_of(gpu))
+    score = found.corrected(float(model.factors(problem, [config], [found], spill_bytes)[0]))
     correction = score / found.us
     parts: dict[str, float] = {}
     for name, us in found.parts.items():
@@ -102,13 +102,13 @@ def scores(
     """The `Cost.score` of many configs that were not compiled, infinite where no block fits; half the time of one by
     one. `correction`: that of the card's calibration unless given."""
     known, found = fitted or load(), [math.inf] * len(configs)
-    own = correction_of(gpu) if correction is None else correction
+    model = Model(gpu, known, correction_of(gpu) if correction is None else correction)
     parts = {i: part for i, c in enumerate(configs) if (part := physical_part(problem, c, gpu, 0, known))}
     for family in {configs[i].family for i in parts}:
         chosen = [i for i in parts if configs[i].family == family]
-        corrections = _corrections(problem, [configs[i] for i in chosen], [parts[i] for i in chosen], gpu, known)
-        for i, factor in zip(chosen, corrections, strict=True):
-            found[i] = parts[i].corrected(float(factor) * own.factor(configs[i], parts[i].parts))
+        factors = model.factors(problem, [configs[i] for i in chosen], [parts[i] for i in chosen])
+        for i, factor in zip(chosen, factors, strict=True):
+            found[i] = parts[i].corrected(float(factor))
     return found
 
 
@@ -117,32 +117,49 @@ def _without_expressions(problem: AttentionProblem) -> AttentionProblem:
     return problem.with_(score="", predicate="", tables="")
 
 
-def _corrections(
-    problem: AttentionProblem,
-    configs: Sequence[KernelConfig],
-    parts: Sequence[Physics],
-    gpu: GpuSpec,
-    fitted: Fitted,
-    spill_bytes: int = 0,
-) -> Floats:
-    """What the trees of the configs' one family multiply the physical parts by: 1 where it has none.
+@dataclass(frozen=True)
+class Model:
+    """What corrects the physical part on a GPU: the trees that ship, and those of the card's calibration."""
 
-    No kernel with expressions of a problem's own was measured. The trees are asked of the problem without them, and
-    what they add to the physical part stays as it is.
-    """
-    trees = fitted.trees.get(configs[0].family)
-    if trees is None:
-        return np.ones(len(parts))
-    seen, plain = problem, list(parts)
-    if problem.score or problem.predicate:
-        seen = _without_expressions(problem)
-        plain = [physical_part(seen, c, gpu, 0, fitted) or part for c, part in zip(configs, parts, strict=True)]
-    asked = [features(seen, c, part, gpu, spill_bytes) for c, part in zip(configs, plain, strict=True)]
-    rows = np.array([list(map(row.get, trees.names)) for row in asked], np.float64)  # NaN where a row lacks one
-    factors = np.exp(np.clip(trees.predict(rows), -MOST_CORRECTION, MOST_CORRECTION))
-    shares: Floats = np.array([p.us / part.us for p, part in zip(plain, parts, strict=True)])
-    found: Floats = 1 + (factors - 1) * shares
-    return found
+    gpu: GpuSpec
+    fitted: Fitted
+    own: Correction
+
+    def factors(
+        self, problem: AttentionProblem, configs: Sequence[KernelConfig], parts: Sequence[Physics], spill_bytes: int = 0
+    ) -> Floats:
+        """What the trees of the configs' one family multiply the physical parts by: 1 where it has none.
+
+        No kernel with expressions of a problem's own was measured for the trees that ship. Trees are asked of the
+        problem without them, and what they add to the physical part stays as it is.
+        """
+        family = configs[0].family
+        sums = [(trees, most) for trees, most in self._sums(family) if trees is not None]
+        if not sums:
+            return np.ones(len(parts))
+        asked, plain = self.asked(problem, configs, parts, spill_bytes)
+        logs = np.zeros(len(parts))
+        for trees, most in sums:
+            rows = np.array([list(map(row.get, trees.names)) for row in asked], np.float64)  # NaN where a row lacks one
+            logs += np.clip(trees.predict(rows), -most, most)
+        shares: Floats = np.array([p.us / part.us for p, part in zip(plain, parts, strict=True)])
+        found: Floats = 1 + (np.exp(logs) - 1) * shares
+        return found
+
+    def _sums(self, family: str) -> tuple[tuple[Trees | None, float], ...]:
+        own = self.own.trees.get(family) if self.own.rows else None
+        return (self.fitted.trees.get(family), MOST_CORRECTION), (own, MOST)
+
+    def asked(
+        self, problem: AttentionProblem, configs: Sequence[KernelConfig], parts: Sequence[Physics], spill_bytes: int = 0
+    ) -> tuple[list[dict[str, float]], list[Physics]]:
+        """Features of each config on the problem without expressions, and its physical part there."""
+        seen, plain, gpu = problem, list(parts), self.gpu
+        if problem.score or problem.predicate:
+            seen = _without_expressions(problem)
+            found = [physical_part(seen, config, gpu, 0, self.fitted) for config in configs]
+            plain = [one or part for one, part in zip(found, parts, strict=True)]
+        return [features(seen, c, part, gpu, spill_bytes) for c, part in zip(configs, plain, strict=True)], plain
 
 
 def physical_part(

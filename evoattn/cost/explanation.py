@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from evoattn.cost.correction import correction_of
 from evoattn.cost.cost import cost
 from evoattn.cost.fitted import Fitted, load
 from evoattn.model.gpu import GPUS, GpuSpec
@@ -44,7 +45,13 @@ def kinds(problem: AttentionProblem) -> tuple[str, ...]:
 
 def how_far(gpu: GpuSpec, sets: Sequence[str] = (), fitted: Fitted | None = None) -> str:
     """How far first choices were from the best measured kernels, on problems left out of the fit: by card, and of each
-    of these `sets` of problems or kernels that was judged."""
+    of these `sets` of problems or kernels that was judged. Of a calibrated card what its calibration says."""
+    if own := correction_of(gpu).left_out:
+        of_all = "On {:.0f} problems that the calibration of the {} left out, first choices take {:.2f} times the best"
+        count, before, after = own["all"]
+        of_sets = ", ".join(f"{own[name][2]:.2f} {_spoken(name)}" for name in sets if name in own)
+        by_kind = f" By kind: {of_sets}." if of_sets else ""
+        return f"{of_all.format(count, gpu.product, after)} that it timed, {before:.2f} before it.{by_kind}"
     about = (fitted or load()).about
     cards: list[str] = about.get("cards", [])
     left_out: dict[str, dict[str, Any]] = about.get("left_out", {})

@@ -47,10 +47,11 @@ def key_steps(problem: AttentionProblem, rows: int, keys: int) -> tuple[float, f
     """(mean, most, count): tiles of `rows` queries of one head that blocks of `keys` keys go through, and how many
     blocks a K/V head of one of `batches` has."""
     if problem.blocks:
-        (mean, _), mask = blocks_of_rows(*problem.block_mask), parse_blocks(problem.blocks)
+        mask = parse_blocks(problem.blocks)
         listed, count = mask.blocks(problem.band)
-        tiles = mean * listed / count * mask.rows / rows  # of a block of keys, in the mean
-        return tiles, max(tiles, 1.0), math.ceil(problem.seqlen_k / keys)
+        tiles = listed / count * mask.rows / rows  # of a block of keys, as far as lists of rows say
+        mean, most = (tiles * number for number in blocks_of_rows(*problem.block_mask))
+        return mean, max(most, 1.0), math.ceil(problem.seqlen_k / keys)
     total, most, blocks = 0.0, 0, 0
     lengths = Counter(problem.sequences)
     for (queries, count), times in lengths.items():

@@ -6,6 +6,7 @@ import math
 from typing import Any, NamedTuple
 
 from evoattn.families.residency import WARP
+from evoattn.model.backward import BACKWARD
 from evoattn.model.block_list import blocks_of_rows, parse_blocks
 from evoattn.model.gpu import MAX_GRID_YZ
 from evoattn.model.launch import Buffer, KernelArg, Scalar
@@ -17,12 +18,15 @@ BITS = "mask_bits"
 """The scratch buffer of what the predicate says in PARTIAL blocks, a bit each."""
 MOST_BIT_BYTES = 1 << 28
 """More is not kept: heads then ask the predicate themselves."""
+STATES = "block_states"
+"""The scratch buffer of what each block is, which blocks of keys read column by column."""
 READ_BIT = 2.0
 """Instructions of a head for each pair whose answer is a bit."""
 
 
 class Packed(NamedTuple):
-    """The shape of `BITS`: one answer for so many batches and heads, of all rows of whole blocks."""
+    """The shape of `BITS`: one answer for so many batches and heads, of all rows of whole blocks; of the backward pass,
+    whose blocks have keys, of all keys."""
 
     batches: int
     heads: int
@@ -40,14 +44,17 @@ def packed_mask(problem: AttentionProblem) -> Packed | None:
     if problem.shown is None:
         return None
     mask = parse_blocks(problem.blocks)
-    rows, keys = mask.blocks(problem.band)
+    rows, keys = (n * size for n, size in zip(mask.blocks(problem.band), (mask.rows, mask.keys), strict=True))
     batches = problem.batch if mask.by_batch or depends_on(problem.shown, "b") else 1
     heads = problem.heads if mask.by_head or depends_on(problem.shown, "h") else 1
-    found = Packed(batches, heads, rows * mask.rows, 4 * math.ceil(keys * mask.keys / 128))
+    by_keys = problem.op == BACKWARD.name
+    lines, bits = (keys, rows) if by_keys else (rows, keys)
+    found = Packed(batches, heads, lines, 4 * math.ceil(bits / 128))
     sharers, asked = problem.batch * problem.heads / (batches * heads), cost(problem.shown)[2] + 1
     too_many = found.bytes > MOST_BIT_BYTES or batches * heads > MAX_GRID_YZ
     saves = sharers * (asked - READ_BIT) > asked + READ_BIT
-    return found if saves and not too_many and mask.keys % WARP == 0 else None
+    whole = mask.keys % WARP == 0 and (not by_keys or mask.rows % WARP == 0)
+    return found if saves and not too_many and whole else None
 
 
 def block_list_constants(problem: AttentionProblem) -> dict[str, Any]:
@@ -74,6 +81,19 @@ def block_list_args(problem: AttentionProblem, packs: bool = True) -> tuple[Kern
         Scalar("int64", words * (bits.heads > 1) if bits else 0),
         Scalar("int32", bits.row_words if bits else 0),
     )
+
+
+def block_state_args(problem: AttentionProblem, packs: bool = True) -> tuple[KernelArg, ...]:
+    """The arguments of `templates/device/backward/block_states_blocks.cuh`, none without a block list."""
+    if not problem.blocks:
+        return ()
+    rows = problem.term_shapes["kv_num_blocks"][2]
+    return *block_list_args(problem, packs), Buffer(STATES), Scalar("int32", rows)
+
+
+def block_state_bytes(problem: AttentionProblem) -> dict[str, int]:
+    """The scratch of these, a byte for each block."""
+    return {STATES: math.prod(problem.term_shapes["kv_indices"])} if problem.blocks else {}
 
 
 def why_not_listed(problem: AttentionProblem, rows: int, keys: int) -> str | None:

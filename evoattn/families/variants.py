@@ -190,7 +190,7 @@ def given(problem: AttentionProblem) -> list[Given]:
         ),
         tensor("int", "seqused_gmem", "seqused"),
         tensor("int", "table_gmem", "table"),
-        number("int", "page_bits", paged, problem.page.bit_length() - 1 if paged else 0),
+        number("int", "page_bits", paged, problem.page.bit_length() - 1),
         number("int", "table_pages", paged, problem.table_pages if paged else 0),
         number("int", "kv_rows", slides, apart if apart <= MAX_END else 0),  # tensor maps that slide refuse more
         tensor("int", "cu_seqlens_q", "cu_seqlens_q"),

@@ -15,7 +15,8 @@ from torch import Tensor
 from evoattn.ops.arguments import is_ordinary
 from evoattn.ops.attention import attention as unpadded
 from evoattn.ops.attention import attention_varlen
-from evoattn.ops.runtime import NoKernel, current
+from evoattn.ops.runtime import current
+from evoattn.ops.torch_answer import NoKernel
 
 MARK = "evoattn_padded"
 """The attribute of a mask tensor. What a model makes of the tensor has none, and counts as any other mask."""

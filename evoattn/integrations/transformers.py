@@ -34,7 +34,7 @@ from transformers.masking_utils import (
 from evoattn.integrations import by_hand, listed_mask, mask_kinds, model_code, own_attention, padded_batch, static_cache
 from evoattn.integrations.static_cache import MOST_QUERIES, filled_places, kernel_serves, padded_places, places_of
 from evoattn.ops.attention import attention
-from evoattn.ops.runtime import NoKernel
+from evoattn.ops.torch_answer import NoKernel
 
 NAME = "evoattn"
 

@@ -334,10 +334,6 @@ class Score:
     text: str
     tables: tuple[Table, ...] = ()
 
-    def describe_tables(self) -> str:
-        """As `parse_tables` reads it."""
-        return "+".join(table.describe() for table in self.tables)
-
 
 def parse_tables(text: str) -> tuple[Table, ...]:
     """The tables of `name:dtype:sizes+…`, e.g. `table:bf16:12x127+gate:fp32:12`. Raises `ValueError`."""

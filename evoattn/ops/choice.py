@@ -4,6 +4,7 @@ pick beside what PyTorch would run, held once for a problem on a card where such
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.ops import torch_answer
 from evoattn.ops.call import Call, StridedProblem
-from evoattn.portfolio.canonical import size_class
+from evoattn.portfolio.pick import size_class
 from evoattn.portfolio.wins import Raced, Races
 
 
@@ -158,9 +159,13 @@ def _why_unmeasured(picked: Picked, gpu: GpuSpec, estimated: bool) -> str:
 
 
 BUDGET_US = 30_000.0
-"""Of GPU time for a race."""
+"""Of GPU time for a race, with the first calls and the delays."""
 CALLS, ROUNDS = 5, 2
 """Calls of each that are timed in a row, and how often they take turns. A race of long calls has fewer."""
+CLEAR = 1.5
+"""Who is so many times as fast in one turn needs no other."""
+TORCH_MOST = 2.0
+"""PyTorch's time over the kernel's that there is room for: its first call is the one whose length nobody knows."""
 LEAST_ROOM = 3
 """Answers that there must be memory for: of both, and what PyTorch writes beside its own."""
 TOO_LONG = "a race would take more than 30 ms of the GPU"
@@ -169,12 +174,16 @@ IN_CAPTURE = "no kernel was raced yet and a CUDA graph is being captured; call t
 COMPILED = "no kernel was raced yet and compiled code does not race; call evoattn.attention once before"
 DELAY_CYCLES = 1_000_000
 """Half a millisecond in which calls are enqueued: what is timed is the GPU, not the CPU that feeds it."""
-DELAYS_US = 2 * (1 + ROUNDS) * 1000.0
-"""All delays of a race at a clock of 1 GHz, which cards exceed."""
+DELAY_US = 1000.0
+"""The same at a clock of 1 GHz, which cards exceed."""
 
 
 class Clock(Protocol):
     """How races are timed. Tests put another one in its place."""
+
+    def first_us(self, run: Callable[[], object]) -> float:
+        """Device time in µs of a call that may load and compile first, about, and 1 at least; waits for it."""
+        ...
 
     def time_us(self, run: Callable[[], object], count: int) -> float:
         """Device time in µs of each of `count` calls in a row on the current stream; waits for it."""
@@ -186,7 +195,18 @@ class Clock(Protocol):
 
 
 class CudaClock:
-    """CUDA events behind a delay."""
+    """CUDA events, behind a delay but for first calls."""
+
+    def first_us(self, run: Callable[[], object]) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in "be")
+        begin.record()
+        begin.synchronize()  # the stream is idle now: what the CPU takes to load and enqueue, the device waits
+        started = time.perf_counter()
+        run()
+        host_us = (time.perf_counter() - started) * 1e6
+        end.record()
+        end.synchronize()
+        return max(1.0, float(begin.elapsed_time(end)) * 1e3 - host_us)
 
     def time_us(self, run: Callable[[], object], count: int) -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in "be")
@@ -218,7 +238,7 @@ class Race:
         problem, gpu = choice.problem, choice.gpu
         if call.compiled:
             return COMPILED
-        if 4 * gpu.floor_us(problem.flops, problem.bytes, problem.dtype) > BUDGET_US:  # warm and timed, both
+        if (1 + TORCH_MOST) * gpu.floor_us(problem.flops, problem.bytes, problem.dtype) > BUDGET_US:
             return TOO_LONG
         query, value = call.query, call.value
         answer = query.numel() // query.shape[-1] * value.shape[-1] * query.element_size()
@@ -226,7 +246,11 @@ class Race:
 
     def hold(self, choice: Choice, machine: str, call: Call, run: Callable[[], str]) -> Raced | str:
         """Both in turns: `run` enqueues the kernel and says why it did not. A reason where there is no result, which
-        is not kept then."""
+        is not kept then. What another process found meanwhile is taken."""
+        with self._races.turn():
+            return self.known(choice, machine) or self._hold(choice, machine, call, run)
+
+    def _hold(self, choice: Choice, machine: str, call: Call, run: Callable[[], str]) -> Raced | str:
         theirs = replace(call, out=None, strict=False)
         failed = list[str]()
 
@@ -239,16 +263,13 @@ class Race:
 
         try:
             with torch.no_grad():
-                kernel()
+                us = self._clock.first_us(kernel)
                 if failed:
                     return failed[0]
-                by_torch()  # what loads and compiles at first use
-                us, torch_us = (self._clock.time_us(one, 1) for one in (kernel, by_torch))
-                left = BUDGET_US - DELAYS_US - 2 * (us + torch_us)
-                calls = min(CALLS, int(left / (ROUNDS * (us + torch_us) + 1e-9)))
-                for _ in range(ROUNDS if calls > 0 else 0):
-                    us = min(us, self._clock.time_us(kernel, calls))
-                    torch_us = min(torch_us, self._clock.time_us(by_torch, calls))
+                if (1 + TORCH_MOST) * us > BUDGET_US:
+                    return TOO_LONG
+                torch_us = self._clock.first_us(by_torch)
+                us, torch_us = self._in_turns(kernel, by_torch, us, torch_us)
         except Exception as error:  # no memory, an argument that PyTorch refuses …: the call itself says it again
             words = str(error).strip().splitlines() or [type(error).__name__]
             return f"the race failed: {words[0].rstrip('.')}"
@@ -257,6 +278,25 @@ class Race:
         raced = Raced(us, torch_us)
         self._races.add(_key(choice, machine), raced)
         return raced
+
+    def _in_turns(
+        self, kernel: Callable[[], object], by_torch: Callable[[], object], us: float, torch_us: float
+    ) -> tuple[float, float]:
+        """Their times in µs: the least of their turns, or those of their first calls where there is time for no more.
+
+        The first has as many calls as half of what is left of the budget has room for, the last as the whole has."""
+        left, least = BUDGET_US - us - torch_us, (math.inf, math.inf)
+        for turn in range(ROUNDS):
+            pairs = int((left - 2 * DELAY_US) / (us + torch_us))
+            if pairs < 1:
+                break
+            calls = min(CALLS, math.ceil(pairs / (ROUNDS - turn)))
+            us, torch_us = (self._clock.time_us(one, calls) for one in (kernel, by_torch))
+            left -= calls * (us + torch_us) + 2 * DELAY_US
+            least = min(least[0], us), min(least[1], torch_us)
+            if max(least) > CLEAR * min(least):
+                break
+        return least if least[0] < math.inf else (us, torch_us)
 
 
 def _key(choice: Choice, machine: str) -> tuple[object, ...]:

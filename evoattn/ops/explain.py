@@ -10,8 +10,8 @@ from torch import Tensor
 
 from evoattn.model.errors import WrongUse
 from evoattn.model.problem import AttentionProblem
-from evoattn.ops import precision
 from evoattn.ops.arguments import WATCHED, Causal, Score, has_autocast, is_ordinary
+from evoattn.ops.attention_fp8 import words_in_eight_bits
 from evoattn.ops.call import DROPOUT, DROPOUT_ALONE, GRADIENTS, NO_TENSOR, Call, strided
 from evoattn.ops.choice import Choice, Refusal
 from evoattn.ops.given import Scale, call_of, causal_kind, why_only_torch, with_mask
@@ -21,7 +21,7 @@ from evoattn.ops.runtime import Runtime, current
 from evoattn.ops.sdpa import backends_chosen, is_on
 from evoattn.ops.shapes import Wanted, problems_of
 from evoattn.ops.torch_answer import PROMISE, is_promised
-from evoattn.portfolio.canonical import grown
+from evoattn.portfolio.pick import grown
 
 
 def explain(
@@ -106,7 +106,7 @@ def explain(
 
 def _of_eight_bits(call: Call, of_sdpa: str) -> tuple[str, str]:
     """Under `enable(precision="fp8")` what runs in 8 bits, if anything, and what is said behind it: why not, too."""
-    eight, why = precision.words(current.runtime(), call)
+    eight, why = words_in_eight_bits(current.runtime(), call)
     return eight, why + of_sdpa
 
 

@@ -19,7 +19,8 @@ from evoattn.ops.arguments import WATCHED, Causal, Score, is_ordinary
 from evoattn.ops.attention import run
 from evoattn.ops.choice import Picker
 from evoattn.ops.given import Scale, call_of
-from evoattn.ops.runtime import NoKernel, Runtime, current
+from evoattn.ops.runtime import Runtime, current
+from evoattn.ops.torch_answer import NoKernel
 
 if TYPE_CHECKING:
     from evoattn.model.records import Study, Trial

@@ -41,7 +41,6 @@ from evoattn.ops.gradients import Backward, Grads, Training, attend_trained, by_
 from evoattn.ops.kernel import Cubin, CudaPlatform, LoadedKernel, Platform, get_cubin
 from evoattn.ops.plan import COLD, OF_A_CALL, CallPlan, Kernels, OperationPlan
 from evoattn.ops.torch_answer import PROMISE, refuse
-from evoattn.ops.torch_answer import NoKernel as NoKernel
 from evoattn.portfolio.climb import ClimbCache
 from evoattn.portfolio.pick import lasting_pick, next_picks
 from evoattn.portfolio.wins import Raced, Races, Wins
@@ -196,9 +195,11 @@ class Runtime:
         plan, out = self.plans.get(packed.known), packed.out
         if plan.__class__ is not CallPlan or plan.unlike_query or plan.lse_shape is not None:
             return None
-        if torch.is_grad_enabled():
-            tensors = packed.query, packed.key, packed.value, *packed.terms
-            if any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        if torch.is_grad_enabled():  # of floating tensors
+            sinks, slopes, *_ = packed.terms
+            if packed.query.requires_grad or packed.key.requires_grad or packed.value.requires_grad:
+                return None
+            if (sinks is not None and sinks.requires_grad) or (slopes is not None and slopes.requires_grad):
                 return None
         if out is None:
             out = torch.empty_like(packed.query)

@@ -21,9 +21,9 @@ from evoattn.model import forks
 from evoattn.model.blocks import Blocks
 from evoattn.ops.arguments import MASKS, mask_of
 from evoattn.ops.attention import attention
+from evoattn.ops.attention_fp8 import in_eight_bits
 from evoattn.ops.call import Call
 from evoattn.ops.given import causal_kind
-from evoattn.ops.precision import in_eight_bits
 from evoattn.ops.runtime import current
 from evoattn.ops.shapes import Shapes, miss, paused, recorded_call, recorders, recording
 from evoattn.ops.torch_answer import PROMISE, SDPA, NoKernel

@@ -472,7 +472,7 @@ class Promise:
 
     everywhere = False
     fp8: Callable[[Any, Any], Any] | None = None
-    """`precision.in_eight_bits` where calls are to run in 8 bits."""
+    """`attention_fp8.in_eight_bits` where calls are to run in 8 bits."""
 
 
 PROMISE = Promise()

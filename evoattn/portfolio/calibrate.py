@@ -20,7 +20,7 @@ from typing import Any
 
 from evoattn.cost import correction
 from evoattn.cost.correction import NONE
-from evoattn.cost.correction_fit import Fit, Timed, fit
+from evoattn.cost.correction_fit import Timed, fit
 from evoattn.engine.group_search import GroupSearch, Manner
 from evoattn.engine.groups import Group, Kernel
 from evoattn.engine.tools import Tools
@@ -30,12 +30,12 @@ from evoattn.model.calibrated import calibration_folder
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.played import is_played
 from evoattn.model.problem import AttentionProblem, ProblemError
-from evoattn.model.space import load_space
-from evoattn.portfolio import calibrations, campaign, check, pick
+from evoattn.model.space import KernelConfig, load_space
+from evoattn.portfolio import calibrations, campaign, pick
 from evoattn.portfolio.calibrations import Calibration, Journal, card_of, short, times_of, versions_here
 from evoattn.portfolio.pick import shipped_for
 from evoattn.portfolio.proposals import ClimbingBreeder
-from evoattn.portfolio.select import select_of
+from evoattn.portfolio.select import Checked, Judging, check_all, select_of
 from evoattn.portfolio.workload import BUILD_SEEDS, DRAWS, PLAIN
 
 KINDS = (PLAIN, "scores", "packed", "cached", "paged", "biased")
@@ -56,8 +56,6 @@ MEMORY_SHARE = 8
 SAVE_SECONDS, SAY_SECONDS = 1.0, 10.0
 RETIMED = 6
 """Kernels of each group that were best under another driver, NVRTC or template, and are timed first."""
-MOST_ROWS = 12_000
-"""Times in the fit of a correction."""
 SDPA = ("flash", "efficient", "cudnn")
 Say = Callable[[str], None]
 
@@ -136,13 +134,15 @@ def plan(wanted: Wanted, gpu: GpuSpec) -> Plan:
     problems = drawn(wanted.kinds, BUILD_SEEDS, count, gpu)
     each = min(MOST_JUDGED, max(LEAST_JUDGED, int(judge / (SEARCH_EACH + FINAL_EACH))))
     judged = drawn(wanted.kinds, JUDGED_SEEDS, each, gpu) if judge else []
-    weights = dict.fromkeys(problems, 1.0)
+    today, before = _journal(gpu)
+    timed = (p for groups in (today, before) for group in groups.values() for p in group.problems)
+    weights = dict.fromkeys([*problems, *timed], 1.0)  # a short run after a long one has all that the long one had
     own = [(without_lse(p), weight) for p, weight in wanted.own]
     whole = sum(weight for _, weight in own) or 1.0
     for problem, weight in own:
         weights[problem] = weights.get(problem, 0.0) + len(problems) * weight / whole
     made = Plan(gpu, list(_groups(weights, gpu)), judged, search, judge)
-    _recall(made)
+    _recall(made, today, before)
     return made
 
 
@@ -160,13 +160,13 @@ def _groups(weights: Mapping[AttentionProblem, float], gpu: GpuSpec) -> Iterator
             yield Group(name, problems, families, sum(weights[p] for p in problems))
 
 
-def _recall(made: Plan) -> None:
-    """Put into the groups what a journal has: times of today's versions, and of others the best kernels."""
+def _journal(gpu: GpuSpec) -> tuple[dict[str, Group], dict[str, Group]]:
+    """What the card's journal has, by name of group: times of today's versions, and of others."""
     today: dict[str, Group] = {}
     before: dict[str, Group] = {}
     here, problems = _Versions(), dict[str, AttentionProblem]()
     places: dict[tuple[str, str], int] = {}
-    for row in times_of(calibration_folder(made.gpu)):
+    for row in times_of(calibration_folder(gpu)):
         try:
             text, family, us = json.dumps(row["problem"]), str(row["family"]), float(row["us"])
             problem = problems.setdefault(text, problems.get(text) or AttentionProblem(**row["problem"]))
@@ -185,6 +185,11 @@ def _recall(made: Plan) -> None:
         kernel.times[index] = us
         if row.get("rough"):
             kernel.rough.add(index)
+    return today, before
+
+
+def _recall(made: Plan, today: dict[str, Group], before: dict[str, Group]) -> None:
+    """Put into the groups what a journal has: times of today's versions, and of others the best kernels."""
     for group in made.groups:
         spaces = {name: load_space(name, made.gpu) for name in group.families}
         if known := today.get(group.name):
@@ -254,25 +259,30 @@ class Keeper:
                 yield about | {"times": times}
 
 
-def timed_rows(groups: Iterable[Group], gpu: GpuSpec) -> list[Timed]:
-    """Careful times of the groups, and what the model without a correction says, at most MOST_ROWS: of each problem
-    the fastest first."""
-    from evoattn.cost.cost import physical_part, scores
+def timed_rows(groups: Iterable[Group], gpu: GpuSpec, jobs: int | None) -> list[Timed]:
+    """Careful times of the groups, what the model without a correction says and what trees may ask, by `jobs`
+    processes, all cores unless given."""
+    asked = []
+    for group in groups:
+        for index, problem in enumerate(group.problems):
+            kernels = group.leaders(index, len(group.kernels))
+            asked.append((problem, [k.config for k in kernels], [k.times[index] for k in kernels]))
+    with ProcessPoolExecutor(jobs or os.cpu_count()) as workers:
+        found = workers.map(_timed, *zip(*asked, strict=True), repeat(gpu), chunksize=4) if asked else ()
+        return [row for rows in found for row in rows]
+
+
+def _timed(problem: AttentionProblem, configs: list[KernelConfig], us: list[float], gpu: GpuSpec) -> list[Timed]:
+    from evoattn.cost.cost import Model, physical_part, scores
     from evoattn.cost.fitted import load
 
-    found: list[Timed] = []
-    wholes = [(group, i) for group in groups for i in range(len(group.problems))]
-    each = max(8, MOST_ROWS // max(1, len(wholes)))
-    fitted = load()
-    for group, index in wholes:
-        problem, configs = group.problems[index], group.leaders(index, each)
-        if len(configs) < 2:
-            continue
-        costs = scores(problem, [k.config for k in configs], gpu, fitted, NONE)
-        for kernel, score in zip(configs, costs, strict=True):
-            part = physical_part(problem, kernel.config, gpu, 0, fitted)
-            if part and math.isfinite(score):
-                found.append(Timed(problem, kernel.config, kernel.times[index], score, part.parts))
+    fitted, found = load(), list[Timed]()
+    costs = scores(problem, configs, gpu, fitted, NONE)
+    parts = [physical_part(problem, config, gpu, 0, fitted) for config in configs]
+    able = [i for i, part in enumerate(parts) if part]
+    asked, _ = Model(gpu, fitted, NONE).asked(problem, [configs[i] for i in able], [part for part in parts if part])
+    for i, features in zip(able, asked, strict=True):
+        found.append(Timed(problem, configs[i].family, us[i], costs[i], features))
     return found
 
 
@@ -281,8 +291,7 @@ class Done:
     """What came of a calibration."""
 
     calibration: Calibration
-    rows: Sequence[check.Checked]
-    fitted: Fit
+    rows: Sequence[Checked]
 
     def table(self) -> str:
         """Regret and SDPA, by kinds of problems and for all, on problems left out."""
@@ -291,17 +300,21 @@ class Done:
         lines.append("|---" * 6 + "|")
         for kind in (*kinds, "all"):
             lines.append(_line(kind, [row for row in self.rows if kind in ("all", _kind(row))]))
-        before, after = self.fitted.before, self.fitted.after
-        lines.append(f"The cost model's first choice on measured problems left out: {before:.3f} without a correction,")
-        lines.append(f"{after:.3f} with it.")
+        lines.append(f"{first_choice(self.calibration)}.")
         return "\n".join(lines)
 
 
-def _kind(row: check.Checked) -> str:
+def first_choice(found: Calibration) -> str:
+    """How good the cost model chooses on measured problems left out, in words."""
+    _, before, after = found.correction.left_out["all"]
+    return f"The cost model's first choice takes {before:.3f} times the best, corrected {after:.3f}"
+
+
+def _kind(row: Checked) -> str:
     return " ".join(row.group.split()[2].split("+")[1:]) or "plain"
 
 
-def _line(kind: str, rows: Sequence[check.Checked]) -> str:
+def _line(kind: str, rows: Sequence[Checked]) -> str:
     regrets = [row.regret for row in rows if not math.isnan(row.regret)]
     beside = [row for row in rows if row.sdpa and row.pick_us]
     gains = [math.log(min(row.sdpa.values()) / row.pick_us) for row in beside if row.pick_us]
@@ -310,7 +323,7 @@ def _line(kind: str, rows: Sequence[check.Checked]) -> str:
     return f"| {kind} | {len(rows)} | {mean} | {sum(r.ahead_of(r.sdpa) for r in beside)} of {len(beside)} | {gain} |"
 
 
-def summary(rows: Sequence[check.Checked]) -> dict[str, Any]:
+def summary(rows: Sequence[Checked]) -> dict[str, Any]:
     """What a calibration's file says of what it was judged on."""
     regrets = [row.regret for row in rows if not math.isnan(row.regret)]
     beside = [row for row in rows if row.sdpa and row.pick_us]
@@ -323,7 +336,7 @@ def summary(rows: Sequence[check.Checked]) -> dict[str, Any]:
     }
 
 
-def _regrets(rows: Sequence[check.Checked]) -> dict[str, float]:
+def _regrets(rows: Sequence[Checked]) -> dict[str, float]:
     """As `KernelList.regret`."""
     found: dict[str, list[float]] = {}
     for row in rows:
@@ -353,38 +366,39 @@ def calibrate(wanted: Wanted, gpu: GpuSpec, say: Say, tools: Tools | None = None
             finally:
                 keeper.save()
         say(f"searched: {engine.compiled} kernels compiled, {engine.measured} times")
-    fitted, found = make(made, wanted.jobs)
+    found = make(made, wanted.jobs)
     say(f"{len(found.listed.kernels)} kernels for {len(found.listed.kinds)} kinds of problems are chosen")
+    say(first_choice(found))
     left = max(made.judge_seconds / 2, wanted.seconds - (time.monotonic() - started))
     each = left / max(1, len(made.judged)) - FINAL_EACH
     peers = tuple(name for name in SDPA if name != "cudnn" or not is_played(gpu))
-    how = check.Wanted(max(0.5, min(SEARCH_EACH, each)), peers, 5, wanted.jobs)
+    how = Judging(max(0.5, min(SEARCH_EACH, each)), peers, 5, wanted.jobs)
     rows = []
-    for _, row in check.check_all(made.judged, gpu, how, say, tools) if made.judged else ():
+    for _, row in check_all(made.judged, gpu, how, say, tools) if made.judged else ():
         rows.append(row)
         say(f"judged {len(rows)} of {len(made.judged)}: {row.line()}")
     found = replace(found, judged=summary(rows), listed=replace(found.listed, regret=_regrets(rows)))
     calibrations.save(found)
     pick.forget()
-    return Done(found, rows, fitted)
+    return Done(found, rows)
 
 
-def make(made: Plan, jobs: int | None) -> tuple[Fit, Calibration]:
+def make(made: Plan, jobs: int | None) -> Calibration:
     """The correction and the list of what was measured; the op takes them from now on."""
     gpu, shipped = made.gpu, shipped_for(made.gpu)
     today = shipped if shipped and gpu.name in shipped.cards else None
-    fitted = fit(timed_rows(made.groups, gpu))
-    correction.put(gpu, fitted.correction)  # the choice of general kernels is by corrected costs
+    fitted = fit(timed_rows(made.groups, gpu, jobs), jobs)
+    correction.put(gpu, fitted)  # the choice of general kernels is by corrected costs
     listed = select_of(made.groups, gpu, today, jobs, beside=True)
     found = Calibration(
         card_of(gpu),
         versions_here({kernel.family for kernel in listed.kernels}),
         calibrations.today(),
         replace(listed, skipped=today.skipped if today else ()),
-        fitted.correction,
+        fitted,
         summary(()),
         sum(len(kernel.times) for group in made.groups for kernel in group.kernels.values()),
     )
     calibrations.save(found)
     pick.forget()
-    return fitted, found
+    return found

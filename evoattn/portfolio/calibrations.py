@@ -31,7 +31,7 @@ from evoattn.model.whole_file import replace_file
 from evoattn.portfolio.kernels import KernelList, of_row, to_row
 
 TIMES = "times.jsonl"
-VERSION = 1
+VERSION = 2
 """Of the files: a later one may mean something else."""
 DIGITS = 16
 """Of a template's digest."""
@@ -85,7 +85,7 @@ class Calibration:
             "made": self.made,
             "times": self.times,
             "judged": dict(self.judged),
-            "correction": dict(self.correction.factors),
+            "correction": self.correction.to_row(),
             "list": to_row(self.listed),
         }
 

@@ -36,6 +36,7 @@ TOGETHER = (
     ("GROUP_ROWS", "BLOCK_M"),
     ("KEY_SPLIT", "STORE"),
     ("KEY_SPLIT", "STAGES"),
+    ("KEY_SPLIT", "PARTS_MERGE"),
     ("GROUP_ROWS", "STORE"),
 )
 """Genes that are changed both at once, too: what one takes of shared memory or registers the other must leave; blocks
@@ -240,7 +241,7 @@ READ_NS = time.time_ns()
 """When this process had read them, or most of them."""
 
 Key = tuple[AttentionProblem, GpuSpec]
-"""The canonical problem (`portfolio/canonical.py`), and the GPU."""
+"""The canonical problem (`portfolio/pick.py`), and the GPU."""
 
 
 def _source_files(folder: str) -> Iterator[tuple[str, int, int]]:

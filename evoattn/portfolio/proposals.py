@@ -24,9 +24,8 @@ from evoattn.families.flash_wgmma.resources import FlashWgmmaGenes, merges_in_me
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, SearchSpace
-from evoattn.portfolio.canonical import likely
 from evoattn.portfolio.climb import Costs, Scored, all_genes, beginnings, climb, neighbours
-from evoattn.portfolio.pick import portfolio_kernels
+from evoattn.portfolio.pick import likely, portfolio_kernels
 
 Params = dict[str, Any]
 Proposal = tuple[str, Params, str]

@@ -8,11 +8,12 @@ import fcntl
 import itertools
 import json
 import os
+import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from evoattn.backends import appended
 from evoattn.backends.cache_folder import write_whole
@@ -233,7 +234,18 @@ RACES_FILE = "races/races.jsonl"
 FASTER = 0.98
 """A kernel runs if it takes at most this part of PyTorch's time: less is within what a race of ten calls can tell."""
 
+PATIENCE = 2.0
+"""Seconds: a race takes 30 ms, and what PyTorch loads at first use."""
+
 Key = tuple[object, ...]
+
+
+def _locked(file: TextIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -277,6 +289,19 @@ class Races:
         name = appended.name_of(key)
         self._mine[name] = raced
         appended.append(self.path, name, [round(raced.us, 3), round(raced.torch_us, 3)])
+
+    @contextlib.contextmanager
+    def turn(self, patience: float = PATIENCE) -> Iterator[None]:
+        """Within it no other process that shares the file races: two at once would slow one another down. Who has
+        waited so many seconds, or cannot lock the file, goes on."""
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError):
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                file = stack.enter_context(self.path.with_suffix(".lock").open("w"))
+                until = time.monotonic() + patience
+                while not _locked(file) and time.monotonic() < until:
+                    time.sleep(0.002)
+            yield
 
     def _refresh(self) -> None:
         """Read the file where it has changed its size."""

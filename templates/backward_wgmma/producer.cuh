@@ -38,22 +38,26 @@ struct Producer {
   float* dq_sums_gmem;
   const QueryRows& rows;
   const RowProgress& progress;
+  const Mask& mask;
 
   __device__ __forceinline__ void run(int warp) const {
     const uint32_t smem_address = shared_address(smem);
     const bool copies = warp == 4 * WARPGROUPS && threadIdx.x % 32 == 0;
     if (copies) {
       prefetch_tensor_map(q_map), prefetch_tensor_map(k_map), prefetch_tensor_map(v_map), prefetch_tensor_map(do_map);
-      Smem::init_barriers(smem_address);
+      Smem::init_barriers(smem_address, by_block());
     }
     __syncwarp();
-    if (DQ_BY_WARP && warp == 4 * WARPGROUPS + 1) named_barrier_sync<THREADS>(BARRIERS_READY);
+    const bool waits = ROWS_BY_BLOCK ? warp > 4 * WARPGROUPS : DQ_BY_WARP && warp == 4 * WARPGROUPS + 1;
+    if (waits) named_barrier_sync<THREADS>(BARRIERS_READY);
     else named_barrier_arrive<THREADS>(BARRIERS_READY);  // others see the initialised barriers
     if constexpr (PRODUCER_REGISTERS > 0) decrease_registers<PRODUCER_REGISTERS>();
     if (warp == 4 * WARPGROUPS) {
-      if (copies) copy(smem_address);
+      if (BlockStates::LISTED || copies) copy(smem_address);
     } else if (DQ_BY_WARP && warp == 4 * WARPGROUPS + 1) {
-      if (threadIdx.x % 32 == 0) add_dq(smem_address);
+      if (BlockStates::LISTED || threadIdx.x % 32 == 0) add_dq(smem_address);
+    } else if constexpr (ROWS_BY_BLOCK) {
+      if (by_block()) make_terms(smem_address, int(threadIdx.x) - 32 * (4 * WARPGROUPS + 4 - ROW_WARPS));
     } else if constexpr (ROWS_INSIDE) {
       SpareWarps{rows, progress, unit, group, block.key_tile, blocks}.run(int(threadIdx.x) -
                                                                           32 * (4 * WARPGROUPS + 4 - ROW_WARPS));
@@ -61,9 +65,14 @@ struct Producer {
   }
 
 private:
+  // Of a warp that goes through a block list one thread issues the copies.
+  static __device__ __forceinline__ bool issues() { return !BlockStates::LISTED || threadIdx.x % 32 == 0; }
+  __device__ __forceinline__ bool by_block() const { return ROWS_BY_BLOCK && dq_sums_gmem == nullptr; }
   __device__ __forceinline__ void copy(uint32_t smem_address) const {
-    load_keys<Tiles>(smem_address + Smem::K, k_map, smem_address + Smem::K_FULL);
-    load_keys<ValueTiles>(smem_address + Smem::V, v_map, smem_address + Smem::V_FULL);
+    if (issues()) {
+      load_keys<Tiles>(smem_address + Smem::K, k_map, smem_address + Smem::K_FULL);
+      load_keys<ValueTiles>(smem_address + Smem::V, v_map, smem_address + Smem::V_FULL);
+    }
     grid_dependency_wait();  // the terms of the queries are there, and the sums of dQ are 0
     if constexpr (ROWS_INSIDE) {
       RowProgress::await(progress.begun(unit), SpareWarps::sharers(blocks) * ROW_WARPS);
@@ -72,16 +81,42 @@ private:
     RingPosition<Q_STAGES> q;
     RingPosition<DO_STAGES> d;
     for (QueryWalk walk(block, group); !walk.done(); walk.advance(block)) {
-      const int64_t tile = terms.tile(block.batch, walk.head, walk.tile) * BLOCK_M;
-      load<Tiles>(smem_address + Smem::Q + q.stage * Smem::Q_TILE_BYTES, q_map, walk,
-                  smem_address + Smem::Q_FULL + 8 * q.stage, smem_address + Smem::Q_EMPTY + 8 * q.stage, q.parity,
-                  smem_address + Smem::LOG_SUMS + q.stage * BLOCK_M * 4, terms.log_sums_gmem + tile);
-      if constexpr (BIAS)
-        load_bias(smem_address + Smem::BIAS_TILE + q.stage * (KEY_GROUPS * Smem::BIAS_GROUP_BYTES), walk,
-                  smem_address + Smem::Q_FULL + 8 * q.stage);
-      load<ValueTiles>(smem_address + Smem::DO + d.stage * Smem::DO_TILE_BYTES, do_map, walk,
-                       smem_address + Smem::DO_FULL + 8 * d.stage, smem_address + Smem::DO_EMPTY + 8 * d.stage,
-                       d.parity, smem_address + Smem::DELTAS + d.stage * BLOCK_M * 4, terms.deltas_gmem + tile);
+      if (issues()) load_queries(smem_address, walk, q, d);
+      q.advance(), d.advance();
+    }
+  }
+  __device__ __forceinline__ void load_queries(uint32_t smem_address, const QueryWalk& walk, RingPosition<Q_STAGES> q,
+                                               RingPosition<DO_STAGES> d) const {
+    const int64_t tile = terms.tile(block.batch, walk.head, walk.tile) * BLOCK_M;
+    if constexpr (BlockStates::LISTED) {
+      mbarrier_wait(smem_address + Smem::Q_EMPTY + 8 * q.stage, q.parity ^ 1);
+      *reinterpret_cast<ToldTile::Word*>(smem + Smem::TOLD + 8 * q.stage) = walk.word();
+    }
+    load<Tiles>(smem_address + Smem::Q + q.stage * Smem::Q_TILE_BYTES, q_map, walk,
+                smem_address + Smem::Q_FULL + 8 * q.stage, smem_address + Smem::Q_EMPTY + 8 * q.stage, q.parity,
+                smem_address + Smem::LOG_SUMS + q.stage * BLOCK_M * 4, terms.log_sums_gmem + tile);
+    if constexpr (BIAS)
+      load_bias(smem_address + Smem::BIAS_TILE + q.stage * (KEY_GROUPS * Smem::BIAS_GROUP_BYTES), walk,
+                smem_address + Smem::Q_FULL + 8 * q.stage);
+    load<ValueTiles>(smem_address + Smem::DO + d.stage * Smem::DO_TILE_BYTES, do_map, walk,
+                     smem_address + Smem::DO_FULL + 8 * d.stage, smem_address + Smem::DO_EMPTY + 8 * d.stage, d.parity,
+                     smem_address + Smem::DELTAS + d.stage * BLOCK_M * 4, terms.deltas_gmem + tile);
+  }
+  // The terms of each tile of queries, by 32 · ROW_WARPS threads.
+  __device__ __forceinline__ void make_terms(uint32_t smem_address, int thread) const {
+    RingPosition<Q_STAGES> q;
+    RingPosition<DO_STAGES> d;
+    for (QueryWalk walk(block, group); !walk.done(); walk.advance(block)) {
+      mbarrier_wait(smem_address + Smem::Q_EMPTY + 8 * q.stage, q.parity ^ 1);
+      mbarrier_wait(smem_address + Smem::DO_EMPTY + 8 * d.stage, d.parity ^ 1);
+      rows.terms_to<32 * ROW_WARPS>(reinterpret_cast<float*>(smem + Smem::LOG_SUMS) + q.stage * BLOCK_M,
+                                    reinterpret_cast<float*>(smem + Smem::DELTAS) + d.stage * BLOCK_M,
+                                    block.batch * terms.heads + walk.head, walk.tile, thread);
+      __syncwarp();  // all lanes have written
+      if (thread % 32 == 0) {
+        mbarrier_arrive(smem_address + Smem::Q_FULL + 8 * q.stage);
+        mbarrier_arrive(smem_address + Smem::DO_FULL + 8 * d.stage);
+      }
       q.advance(), d.advance();
     }
   }
@@ -92,6 +127,11 @@ private:
     uint32_t parity = 0;
     for (QueryWalk walk(block, group); !walk.done(); walk.advance(block), parity ^= 1) {
       float* sums = dq_sums_gmem + terms.tile(block.batch, walk.head, walk.tile) * Sums::FLOATS;
+      if (!issues()) continue;
+      if constexpr (IN_ORDER) {
+        RowProgress::await(added_to(walk), blocks_before(walk.tile));
+        fence_proxy_async_all();
+      }
 #pragma unroll
       for (int i = 0; i < WARPGROUPS; ++i) {
         mbarrier_wait(smem_address + Smem::DQ_FULL + 8 * i, parity);
@@ -99,11 +139,20 @@ private:
         tma_store_commit();
       }
       release<WARPGROUPS>(smem_address);
+      if constexpr (IN_ORDER) tma_store_wait(), RowProgress::report(added_to(walk));
     }
     if constexpr (ROWS_INSIDE) {
       tma_store_wait();
       RowProgress::report(progress.added(unit));
     }
+  }
+  // IN_ORDER: blocks that have added to a tile of dQ; and those that do so before this one: under a diagonal those of
+  // later keys, to which the tile is the first.
+  __device__ __forceinline__ uint32_t* added_to(const QueryWalk& walk) const {
+    return progress.begun_gmem + terms.tile(block.batch, walk.head, walk.tile);
+  }
+  __device__ __forceinline__ uint32_t blocks_before(int tile) const {
+    return CAUSAL ? (mask.keys_before((tile + 1) * BLOCK_M) - 1) / BLOCK_N - block.key_tile : block.key_tile;
   }
   // The first copies are the first to have read their part.
   template <int PARTS> __device__ __forceinline__ void release(uint32_t smem_address) const {
@@ -117,8 +166,10 @@ private:
                                        uint32_t empty, uint32_t parity, uint32_t term_smem,
                                        const float* term_gmem) const {
     mbarrier_wait(empty, parity ^ 1);
-    mbarrier_arrive_expect_tx(full, BLOCK_M * 4);
-    bulk_load(term_smem, term_gmem, BLOCK_M * 4, full);
+    if (!by_block()) {
+      mbarrier_arrive_expect_tx(full, BLOCK_M * 4);
+      bulk_load(term_smem, term_gmem, BLOCK_M * 4, full);
+    }
     const int row = walk.tile * BLOCK_M;
     if constexpr (VARLEN)
       Of::template load_sliding<BLOCK_M>(tile_smem, map, full, row, sequence.queries, sequence.end_query(), walk.head);

@@ -53,6 +53,16 @@ struct QueryRows {
                   o.row, do_gmem + d.first(batch, head, row), d.row, lse_gmem + sum,
                   LSE_GRADIENT ? dlse_gmem + sum : nullptr, seqlen_q - tile * BLOCK_M, thread);
   }
+  // The terms alone, to where they are read, in shared memory.
+  template <int THREADS>
+  __device__ __forceinline__ void terms_to(float* log_sums, float* deltas, int head_of_all, int tile,
+                                           int thread) const {
+    const int batch = head_of_all / heads, head = head_of_all % heads, row = tile * BLOCK_M;
+    const int64_t sum = int64_t(head_of_all) * head_rows + row;
+    RowDeltas<Element, BLOCK_M, VALUE_DIM, THREADS, true, ROWS_AT_ONCE>::write(
+        log_sums, deltas, o_gmem + o.first(batch, head, row), o.row, do_gmem + d.first(batch, head, row), d.row,
+        lse_gmem + sum, LSE_GRADIENT ? dlse_gmem + sum : nullptr, seqlen_q - row, thread);
+  }
   // Ahead of it, for few threads, which would wait long for each of their rows.
   template <int THREADS> __device__ __forceinline__ void prefetch(int head_of_all, int tile, int thread) const {
     constexpr int LINES = (VALUE_DIM * 2 + 127) / 128;  // of a row

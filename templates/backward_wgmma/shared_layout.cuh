@@ -30,16 +30,20 @@ struct Smem {
   static constexpr int DO_EMPTY = DO_FULL + 8 * DO_STAGES;  // [DO_STAGES]
   static constexpr int DQ_FULL = DO_EMPTY + 8 * DO_STAGES;  // [WARPGROUPS]
   static constexpr int DQ_EMPTY = DQ_FULL + (DQ_BY_WARP ? 8 * WARPGROUPS : 0);
-  static constexpr int BYTES = DQ_EMPTY + (DQ_BY_WARP ? 8 * WARPGROUPS : 0);
+  static constexpr int TOLD = DQ_EMPTY + (DQ_BY_WARP ? 8 * WARPGROUPS : 0);  // [Q_STAGES] `ToldTile::Word`
+  static constexpr int BYTES = TOLD + (BlockStates::LISTED ? 8 * Q_STAGES : 0);
 
   // By one thread: "full" gets an arrival for each copy, of a tile of queries, its terms and its bias, "empty" one of
   // each warp that reads. Of dQ, "full" gets one of each warp that wrote, "empty" one of the warp that adds.
-  static __device__ __forceinline__ void init_barriers(uint32_t smem_address) {
+  // `by_block`: each warp that makes terms arrives in place of their copy.
+  static __device__ __forceinline__ void init_barriers(uint32_t smem_address, bool by_block) {
+    const int of_terms = by_block ? ROW_WARPS : 1;
     auto init = [&](int first, int count, int arrivals) {
 #pragma unroll
       for (int i = 0; i < count; ++i) mbarrier_init(smem_address + first + 8 * i, arrivals);
     };
-    init(K_FULL, 1, 1), init(V_FULL, 1, 1), init(Q_FULL, Q_STAGES, 2 + BIAS), init(DO_FULL, DO_STAGES, 2);
+    init(K_FULL, 1, 1), init(V_FULL, 1, 1), init(Q_FULL, Q_STAGES, 1 + of_terms + BIAS),
+        init(DO_FULL, DO_STAGES, 1 + of_terms);
     init(Q_EMPTY, Q_STAGES, 4 * WARPGROUPS), init(DO_EMPTY, DO_STAGES, 4 * WARPGROUPS);
     if constexpr (DQ_BY_WARP) init(DQ_FULL, WARPGROUPS, 4), init(DQ_EMPTY, WARPGROUPS, 1);
     mbarrier_init_fence();

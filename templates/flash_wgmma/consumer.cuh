@@ -23,8 +23,8 @@ struct Fragments {
   float o_factor[2];  // TWO_LEVELS: by which O without `sum` must be multiplied
   float total[2];     // SUMMED_BY_PRODUCT: sums of P without those in `sum`
   RowState state;
-  float o_parts[VALUE_DIM / 2];  // KEEPS: O of the parts that are over, by shifts and sums of `of_parts`
-  RowState of_parts;
+  float o_parts[VALUE_DIM / 2];                             // KEEPS, not PARTS_IN_SHARED: O of the parts that are over
+  RowState of_parts;                                        // KEEPS: their shifts and sums
   HeadTerms<Element> head_terms[GROUP_ROWS ? 2 : 1];        // of this tile of rows, of the lane's rows g and g + 8
   BiasPair<Element> bias[Terms::BIASED ? BLOCK_N / 4 : 1];  // of the next tile of keys
   float inverse[2];                                         // of the sums of a tile of rows
@@ -61,9 +61,10 @@ struct Consumer : Epilogue {
   bool is_partial, next_partial;  // of a PARTIAL block
   int listed_keys;                // that there are; none where the lists name no tile
   int tiles_added;                // IN_TURNS: whose P V are in `sum`
-  bool flushed;                   // SUM_IN_SHARED: some are in shared memory
+  bool flushed;                   // O_IN_SHARED: some are in shared memory
   Ring ring, before;              // places of the next K, and of the V that P is for
   Ring skipped;                   // AHEAD: the first place of V that is passed over
+  bool fresh;                     // KEEPS: O of this part is nothing yet
   TileScheduler& work;
 
   __device__ __forceinline__ Consumer(RowOperand<Operands::ROW_COLUMNS, Q_IN_REGISTERS>& q, Fragments& f,
@@ -122,9 +123,10 @@ private:
 #pragma unroll
     for (int step = 0; step < KEY_STEPS; ++step) {
       wgmma_pv(sum, p[step], v_stage + descriptor_step(Operands::value_step(step)),
-               !TWO_LEVELS || step > 0 || (IN_TURNS && tiles_added > 0));
+               KEEPS ? step > 0 || !fresh : !TWO_LEVELS || step > 0 || (IN_TURNS && tiles_added > 0));
     }
     wgmma_commit();
+    if constexpr (KEEPS) fresh = false;
   }
   // Four numbers of this thread's part of O in shared memory.
   __device__ __forceinline__ float4& kept(int i) {
@@ -388,22 +390,58 @@ private:
 #pragma unroll
     for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = 0.f;
     o_factor[0] = o_factor[1] = 1.f, total[0] = total[1] = 0.f;
-    tiles_added = 0, flushed = false;
+    tiles_added = 0, fresh = false;
+    if constexpr (!KEEPS) flushed = false;
   }
   // KEEPS: the parts that are over, which hold none yet.
   __device__ __forceinline__ void clear_parts() {
     if constexpr (KEEPS) {
+      if constexpr (!PARTS_IN_SHARED) {
 #pragma unroll
-      for (int i = 0; i < VALUE_DIM / 2; ++i) o_parts[i] = 0.f;
+        for (int i = 0; i < VALUE_DIM / 2; ++i) o_parts[i] = 0.f;
+      }
       of_parts.clear();
+      flushed = false;
     }
+  }
+  // KEEPS: O of a part, to those that are over.
+  __device__ __forceinline__ void keep_part(const RowState& of_part) {
+    if constexpr (!PARTS_IN_SHARED) {
+      Partial::add_in_turn(o, of_part, o_parts, of_parts);
+      return;
+    }
+    float low[2], own[2];
+    Partial::take_turn(of_part, of_parts, low, own);
+    if (PERSISTENT && !flushed) {  // O of the tile of rows before has left this memory
+      if (STORE != Store::ROWS && thread == 0) tma_store_wait_read();
+      named_barrier_sync<128>(O_TILE + warpgroup);
+    }
+#pragma unroll
+    for (int i = 0; i < VALUE_DIM / 8; ++i) {
+      const float4 before = flushed ? kept(i) : make_float4(0.f, 0.f, 0.f, 0.f);
+      kept(i) = Partial::turn(before, o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3], low, own);
+    }
+    flushed = true;
   }
   // KEEPS: O of the last part and of all others, and `of` of these rows.
   __device__ __forceinline__ void add_parts(RowState& of) {
     if constexpr (KEEPS) {
-      Partial::add_in_turn(o, of, o_parts, of_parts);
+      if constexpr (PARTS_IN_SHARED) {
+        float low[2], own[2];
+        Partial::take_turn(of, of_parts, low, own);
+        if (flushed) {
 #pragma unroll
-      for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = o_parts[i];
+          for (int i = 0; i < VALUE_DIM / 8; ++i) {
+            const float4 all = Partial::turn(kept(i), o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3], low, own);
+            o[4 * i] = all.x, o[4 * i + 1] = all.y, o[4 * i + 2] = all.z, o[4 * i + 3] = all.w;
+          }
+          named_barrier_sync<128>(O_TILE + warpgroup);  // O in Element takes the place of all these sums
+        }
+      } else {
+        Partial::add_in_turn(o, of, o_parts, of_parts);
+#pragma unroll
+        for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = o_parts[i];
+      }
       of = of_parts;
       clear_parts();
     }
@@ -431,13 +469,13 @@ private:
     if constexpr (IN_PARTS) {
 #pragma unroll 1
       for (;;) {
-        const int of_part = (key_tile + 1) / PART_TILES_OR_ONE * PART_TILES;
-        rest_of_tiles(max(first, of_part));
-        if (of_part - 1 - (KEY_SPLIT - 1) * PART_TILES < first) return;
+        const int part = KeyParts::of(key_tile + 1);
+        rest_of_tiles(max(first, KeyParts::first_tile(part)));
+        if (CLUSTER > 1 || KeyParts::tile_before(part) < first) return;  // a part each in a cluster
         if constexpr (KEEPS) {
           begin_part();
         } else {
-          end_part(of_part);
+          end_part(part);
           step<false, true, false>();
         }
       }
@@ -454,20 +492,20 @@ private:
     finish_qk<false, true, OVERLAP>();
     if constexpr (OVERLAP) finish_pv();
     __syncwarp();  // the lane that released V is back: wgmma wants whole warps
-    Partial::add_in_turn(o, of_part, o_parts, of_parts);
-    clear_output();
+    keep_part(of_part);
+    fresh = true;
     Operands::pack(p, s);
     before = ring;
     ring.advance();
     if constexpr (!OVERLAP) start_pv(), finish_pv();
   }
-  // IN_MEMORY: the tile at `of_part`, the first of a part, was the last one; another part follows.
-  __device__ __forceinline__ void end_part(int of_part) {
+  // IN_MEMORY: the first tile of a part was the last one; another part follows.
+  __device__ __forceinline__ void end_part(int part) {
     if constexpr (OVERLAP) start_pv(), finish_pv();
-    leave_part(of_part / PART_TILES_OR_ONE, state, o);
+    leave_part(part, state, o);
     state.clear();
     clear_output();
-    key_tile = of_part - 1 - (KEY_SPLIT - 1) * PART_TILES;
+    key_tile = KeyParts::tile_before(part);
   }
   // Tiles of keys down to `first`.
   __device__ __forceinline__ void rest_of_tiles(int first) {
@@ -549,14 +587,14 @@ private:
       }
       complete_output(state);
       if constexpr (IN_MEMORY) {
-        merge_rows(state, o, IN_PARTS ? (key_tile + 1) / PART_TILES_OR_ONE : work.split);
+        merge_rows(state, o, IN_PARTS ? KeyParts::of(key_tile + 1) : work.split);
         break;
       }
       add_parts(state);
       if constexpr (CLUSTER > 1) {
         const int slots = Smem::PARTIALS + warpgroup * Partial::BYTES, full = barrier(Smem::PARTIALS_FULL, 0);
-        if (!Partial::gather<CLUSTER>(smem + slots, smem_address + slots, Smem::SLOT_BYTES, full, work.split, o, state,
-                                      thread))
+        if (!Partial::gather<CLUSTER, IN_PARTS>(smem + slots, smem_address + slots, Smem::SLOT_BYTES, full, work.split,
+                                                o, state, thread))
           break;
       }
       finish_rows(work.tile, work.sequence, work.range, state, o);

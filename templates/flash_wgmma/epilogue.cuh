@@ -39,7 +39,7 @@ struct Epilogue : Block, Output {
   // IN_MEMORY: [tiles, results of a tile, WARPGROUPS]: the first of this warpgroup.
   __device__ __forceinline__ float4* rows_results() const {
     const int64_t index = (work.tile.batch * work.rows.heads + work.tile.head) * work.row_blocks + work.tile.row_block;
-    const int results = IN_PARTS ? max(KEY_SPLIT, (work.key_tiles + PART_TILES - 1) / PART_TILES_OR_ONE) : KEY_SPLIT;
+    const int results = IN_PARTS ? max(KEY_SPLIT, KeyParts::of(work.key_tiles - 1) + 1) : KEY_SPLIT;
     return results_gmem + (index * results * WARPGROUPS + warpgroup) * (Partial::PIECES * 128);
   }
   __device__ __forceinline__ void leave_part(int part, const RowState& state, const float (&o)[VALUE_DIM / 2]) const {

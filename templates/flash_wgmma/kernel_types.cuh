@@ -16,8 +16,17 @@ static_assert(!SEQUSED || SCHEDULE != Schedule::BALANCED, "sequences of one leng
 static_assert(!KeyList::LISTED || (KEY_SPLIT == 1 && !GROUP_ROWS && SCHEDULE != Schedule::BALANCED && !CAUSAL_SKIP),
               "a block takes all tiles of a list");
 constexpr bool IN_PARTS = PART_TILES > 0;
-constexpr int PART_TILES_OR_ONE = IN_PARTS ? PART_TILES : 1;  // to divide by, where nothing comes of it
-static_assert(!IN_PARTS || (CLUSTER == 1 && SCHEDULE != Schedule::BALANCED && !KeyList::LISTED && FLUSH_TILES == 0),
+// Tiles of keys by parts: the first two have PART_TILES each, the third twice as many, all others four times as many.
+struct KeyParts {
+  static __device__ __forceinline__ int of(int tile) {
+    const int first_parts = tile / (IN_PARTS ? PART_TILES : 1);
+    return min(first_parts, 2 + first_parts / 4);
+  }
+  static __device__ __forceinline__ int first_tile(int part) { return max(part, 4 * (part - 2)) * PART_TILES; }
+  // The last tile of the part that a block with every KEY_SPLIT-th has before this one; negative where there is none.
+  static __device__ __forceinline__ int tile_before(int part) { return first_tile(part - KEY_SPLIT + 1) - 1; }
+};
+static_assert(!IN_PARTS || (SCHEDULE != Schedule::BALANCED && !KeyList::LISTED && FLUSH_TILES == 0),
               "parts are added up in turn, by one thread each");
 constexpr bool KEEPS = IN_PARTS && KEY_SPLIT == 1;  // a block adds up all parts of its rows, in registers
 constexpr int KEY_STEP = IN_PARTS ? 1 : KEY_SPLIT;  // from a key tile of a block to its next
@@ -40,9 +49,10 @@ using Ring = RingPosition<STAGES>;
 using Partial = PartialOutput<VALUE_DIM / 2>;
 constexpr bool IN_MEMORY = KEY_SPLIT > CLUSTER;  // blocks that share rows merge their results in global memory
 // Places for O beside Q, where the next Q takes Q's.
-constexpr int O_CHUNKS = !PERSISTENT || SUM_IN_SHARED ? 0 : STORE == Store::CHUNKS ? 2 : OutputTiles::CHUNKS;
+constexpr bool O_IN_SHARED = SUM_IN_SHARED || PARTS_IN_SHARED;  // some O in fp32, then O in its place
+constexpr int O_CHUNKS = !PERSISTENT || O_IN_SHARED ? 0 : STORE == Store::CHUNKS ? 2 : OutputTiles::CHUNKS;
 using Smem =
-    SharedLayout<Operands, VALUE_DIM, WARPGROUPS, BLOCK_N, STAGES, O_CHUNKS, SUM_IN_SHARED, CLUSTER, SLIDING ? 8 : 4>;
+    SharedLayout<Operands, VALUE_DIM, WARPGROUPS, BLOCK_N, STAGES, O_CHUNKS, O_IN_SHARED, CLUSTER, SLIDING ? 8 : 4>;
 static_assert(Smem::BYTES == SMEM_BYTES, "Python and CUDA disagree");
 
 // Named barriers of the block.

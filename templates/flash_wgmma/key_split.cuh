@@ -51,8 +51,8 @@ template <int FLOATS> struct PartialOutput {
 
   // After the last tile, whole warps: block `split` of BLOCKS sends its result to block 0, which adds up all. Returns
   // whether this is it. `slots` of shared memory are for this warpgroup and lie at `slots_smem`; all bytes of all slots
-  // arrive at `barrier_smem`.
-  template <int BLOCKS>
+  // arrive at `barrier_smem`. IN_TURN: results are of parts of the keys, one of each block.
+  template <int BLOCKS, bool IN_TURN>
   static __device__ __forceinline__ bool gather(const unsigned char* slots, uint32_t slots_smem, int slot_bytes,
                                                 uint32_t barrier_smem, int split, float (&o)[FLOATS], RowState& state,
                                                 int thread) {
@@ -64,11 +64,11 @@ template <int FLOATS> struct PartialOutput {
       return false;
     }
     mbarrier_wait_cluster(barrier_smem, 0);
-    add<BLOCKS - 1>(
-        [&](int slot, int i) {
-          return *reinterpret_cast<const float4*>(slots + slot * slot_bytes + (i * 128 + thread) * 16);
-        },
-        o, state);
+    auto piece = [&](int slot, int i) {
+      return *reinterpret_cast<const float4*>(slots + slot * slot_bytes + (i * 128 + thread) * 16);
+    };
+    if constexpr (IN_TURN) add_all_in_turn<BLOCKS - 1>(piece, o, state);
+    else add<BLOCKS - 1>(piece, o, state);
     return true;
   }
 
@@ -120,10 +120,9 @@ template <int FLOATS> struct PartialOutput {
     }
     return sum;
   }
-  // `more`, a result of this lane, to the sum of those before.
-  static __device__ __forceinline__ void add_in_turn(const float (&more)[FLOATS], const RowState& of_more,
-                                                     float (&sum)[FLOATS], RowState& of_sum) {
-    float own[2], low[2];
+  // One result more: of_sum += of_more, and by what the sum of those before is multiplied, and what is added to it.
+  static __device__ __forceinline__ void take_turn(const RowState& of_more, RowState& of_sum, float (&low)[2],
+                                                   float (&own)[2]) {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       const float shift = fmaxf(of_more.shift[row], of_sum.shift[row]);
@@ -131,8 +130,44 @@ template <int FLOATS> struct PartialOutput {
       of_sum.sum[row] = fmaf(of_sum.sum[row], low[row], of_more.sum[row] * own[row]);
       of_sum.shift[row] = shift;
     }
+  }
+  // Of four numbers of rows g, g, g + 8, g + 8.
+  static __device__ __forceinline__ float4 turn(float4 sum, float x, float y, float z, float w, const float (&low)[2],
+                                                const float (&own)[2]) {
+    return make_float4(fmaf(sum.x, low[0], x * own[0]), fmaf(sum.y, low[0], y * own[0]),
+                       fmaf(sum.z, low[1], z * own[1]), fmaf(sum.w, low[1], w * own[1]));
+  }
+  // `more`, a result of this lane, to the sum of those before.
+  static __device__ __forceinline__ void add_in_turn(const float (&more)[FLOATS], const RowState& of_more,
+                                                     float (&sum)[FLOATS], RowState& of_sum) {
+    float low[2], own[2];
+    take_turn(of_more, of_sum, low, own);
 #pragma unroll
     for (int i = 0; i < FLOATS; ++i) sum[i] = fmaf(sum[i], low[i / 2 % 2], more[i] * own[i / 2 % 2]);
+  }
+  // As `add`, of the last result, which begins the sum, and those before it down to this lane's own, by `add_in_turn`.
+  template <int SLOTS, typename Piece>
+  static __device__ __forceinline__ void add_all_in_turn(Piece piece, float (&o)[FLOATS], RowState& state) {
+    float low[SLOTS][2], own[SLOTS][2];
+    auto state_of = [&](int slot) {
+      const float4 rows = piece(slot, 0);
+      return RowState{{rows.x, rows.y}, {rows.z, rows.w}};
+    };
+    RowState of_sum = state_of(SLOTS - 1);
+#pragma unroll
+    for (int slot = SLOTS - 1; slot >= 0; --slot)
+      take_turn(slot ? state_of(slot - 1) : state, of_sum, low[slot], own[slot]);
+    state = of_sum;
+#pragma unroll
+    for (int i = 0; i < FLOATS; i += 4) {
+      float4 sum = piece(SLOTS - 1, i / 4 + 1);
+#pragma unroll
+      for (int slot = SLOTS - 1; slot >= 0; --slot) {
+        const float4 more = slot ? piece(slot - 1, i / 4 + 1) : make_float4(o[i], o[i + 1], o[i + 2], o[i + 3]);
+        sum = turn(sum, more.x, more.y, more.z, more.w, low[slot], own[slot]);
+      }
+      o[i] = sum.x, o[i + 1] = sum.y, o[i + 2] = sum.z, o[i + 3] = sum.w;
+    }
   }
   // As `total`, of results `last` down to `first`, each added as by `add_in_turn`: the bits are the same whether one
   // block had all keys or several.

@@ -109,24 +109,23 @@ struct TileScheduler : Block {
   __device__ __forceinline__ int last_key_tile(int row_block) const {
     const int seen = last_seen_tile(row_block);
     if constexpr (IN_PARTS) {
-      const int part = split + max(0, seen / PART_TILES_OR_ONE - split) / KEY_SPLIT * KEY_SPLIT;
-      return part > seen / PART_TILES_OR_ONE ? part * PART_TILES : min(seen, part * PART_TILES + PART_TILES - 1);
+      const int last = KeyParts::of(seen), part = split + max(0, last - split) / KEY_SPLIT * KEY_SPLIT;
+      return part > last ? KeyParts::first_tile(part) : min(seen, KeyParts::first_tile(part + 1) - 1);
     }
     return split + max(0, seen - split) / KEY_SPLIT * KEY_SPLIT;
   }
   // IN_PARTS: of a row block the first part with keys that some row sees, and the last one.
   __device__ __forceinline__ int first_part(int row_block) const {
-    return Mask::WINDOW ? min(last_seen_tile(row_block), mask.first_key(rows.query(row_block * BLOCK_M)) / BLOCK_N) /
-                              PART_TILES_OR_ONE
-                        : 0;
+    if constexpr (!Mask::WINDOW) return 0;
+    return KeyParts::of(min(last_seen_tile(row_block), mask.first_key(rows.query(row_block * BLOCK_M)) / BLOCK_N));
   }
-  __device__ __forceinline__ int last_part(int row_block) const {
-    return last_seen_tile(row_block) / PART_TILES_OR_ONE;
-  }
+  __device__ __forceinline__ int last_part(int row_block) const { return KeyParts::of(last_seen_tile(row_block)); }
   // The key tile of this block before another one: of its parts those between are other blocks'.
   __device__ __forceinline__ int tile_before(int key_tile) const {
-    if constexpr (IN_PARTS && KEY_SPLIT > 1)
-      return key_tile - (key_tile % PART_TILES_OR_ONE == 0 ? 1 + (KEY_SPLIT - 1) * PART_TILES : 1);
+    if constexpr (IN_PARTS && KEY_SPLIT > 1) {
+      const int part = KeyParts::of(key_tile);
+      return key_tile == KeyParts::first_tile(part) ? KeyParts::tile_before(part) : key_tile - 1;
+    }
     return key_tile - KEY_STEP;
   }
   // The first key tile that some row of a row block sees: the last one where there is none.

@@ -49,7 +49,8 @@ import torch
 from evoattn.integrations.flash_attn import install, version_2, version_3
 from evoattn.model.paths import cubin_cache
 from evoattn.ops.call import Answer, Call
-from evoattn.ops.runtime import FOLDER, NoKernel, Runtime, current, find_platform
+from evoattn.ops.runtime import FOLDER, Runtime, current, find_platform
+from evoattn.ops.torch_answer import NoKernel
 from evoattn.portfolio.pick import next_picks
 
 LEFT_OUT = ("bw_compatibility", "generator_arg_must_be_none", "block_table_bounds")

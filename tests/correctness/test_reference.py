@@ -151,6 +151,17 @@ def test_large_scores_of_fp32_problems_are_allowed_their_own_rounding():
         )
 
 
+def test_low_scores_with_terms_are_allowed_their_rounding_on_the_interpreter():
+    """Slopes added to -40,000 in fp32 leave weights that are 0.1 % off."""
+    problem, rest = AttentionProblem(1, 1, 1, 40, 51, 64, "fp16"), {"alibi": True}
+    for one, factor in ((problem, 0.0), (problem.with_(**rest), 2 * 2.0**-24 * 4e4)):
+        tensors = reference.make_inputs(one, 3, "cpu", "low_equal_scores")
+        least, allowed = (reference.make_answer(one, tensors, double)["o"].allowed_rms for double in (False, True))
+        assert allowed - least == pytest.approx(
+            factor * reference.rms(reference.make_answer(one, tensors)["o"].values), abs=3e-5
+        )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("head_dim", [64, 1024])
 def test_fp32_scores_may_be_sums_of_products_one_after_another(head_dim):

@@ -15,7 +15,7 @@ from evoattn.model.launch import Buffer, KernelLaunch, Scalar, TensorMap
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Candidate, CompileInfo, Evaluation, Timing, TrialState
 from evoattn.model.space import KernelConfig, load_space
-from evoattn.storage import Storage, StorageError
+from evoattn.storage import StorageError
 from tests.export import kernels
 
 PROBLEM = AttentionProblem(
@@ -46,11 +46,9 @@ class SplitKv:
 
 
 @pytest.fixture
-def storage(tmp_path, monkeypatch):
+def storage(storage, monkeypatch):
     monkeypatch.setitem(registry.FAMILIES, "split_kv", SplitKv())
-    opened = Storage.open(str(tmp_path / "db.sqlite"))
-    yield opened
-    opened.close()
+    return storage
 
 
 def record(storage, source, offline=False, params=None, state=TrialState.COMPLETE):

@@ -51,11 +51,7 @@ def draw_problem(draw: random.Random, family: str, dtype: str, head_dim: int, ma
 
 def spaces_of(family: str) -> list[SearchSpace]:
     """The family's search space once for every value of its genes that are words or flags, with that value alone."""
-    space = load_space(family, H100)
-    if any(
-        parameter.name == "PART_TILES" for parameter in space.parameters
-    ):  # problems of batch_invariant alone have them
-        space = space.restricted({"PART_TILES": ("0",)})
+    space = FAMILIES[family].space(AttentionProblem(1, 1, 1, 64, 64, 64), H100)
     words = [(p.name, value) for p in space.parameters for value in p.values if not is_number(value)]
     return [space.restricted({name: (spelling(value),)}) for name, value in words] or [space]
 

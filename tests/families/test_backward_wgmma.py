@@ -1,7 +1,9 @@
-"""backward_wgmma computes gradients by every order and place that its genes name, and a fault of it is found."""
+"""backward_wgmma computes gradients by every order and place that its genes name, by block lists, and with the same
+bits in every run where that is asked; and a fault of it is found."""
 
 import pytest
 
+from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
@@ -29,6 +31,59 @@ WAITS = [
     "RowProgress::await(progress.begun(unit), SpareWarps::sharers(blocks) * ROW_WARPS);",
     "if (thread % 32 == 0) RowProgress::await(progress.added(unit - progress.lead), blocks * ADDERS);",
 ]
+SMALL = {"BLOCK_N": 64, "DQ_ROWS": "dims", "PRODUCER": "warp"}
+AHEAD = {"BLOCK_N": 64, "DQ_ROWS": "dims", "ORDER": "dp_first", "DS_PLACE": "shared", "DQ_SUM": "warp"}
+MIXED = "B=1 H=4 Hkv=2 Sq=130 Sk=150 D=64 mask=causal_lower_right blocks=h:128x64:100+70:mixed"
+SHORT = "B=2 H=2 Sq=130 Sk=150 D=64 blocks=b:64x64:1/1/3 predicate=k-q<reach[b,h] tables=reach:int32:2x2"
+"""Heads ask the predicate themselves."""
+BITS = (
+    "B=1 H=2 Sq=130 Sk=150 D=64 mask=causal_lower_right blocks=64x64:1/1/2 tables=seen:bool:97 "
+    "predicate=((k//3+q//5)%7<3)|seen[wrap(k-q)]|(q%2==0)"
+)
+"""It is asked once for both."""
+IN_ORDER = "B=1 H=1 S=300 D=64"
+LISTED = {
+    "mixed": (SMALL, MIXED),
+    "ahead": (AHEAD, MIXED),
+    "asked": (AHEAD, SHORT),
+    "bits": (SMALL, BITS),
+    "a short block": (SMALL, "B=1 H=2 Hkv=1 Sq=70 Sk=90 D=64 blocks=256x64:40+70"),
+}
+WRONG = {
+    "the producer tells before the place is free": (
+        "mixed",
+        ("      mbarrier_wait(smem_address + Smem::Q_EMPTY + 8 * q.stage, q.parity ^ 1);\n      *re", "      *re"),
+    ),
+    "PARTIAL taken for FULL": ("mixed", ("(of.partial & lowest) != 0", "false")),
+    "FULL taken for PARTIAL": ("mixed", ("(of.partial & lowest) != 0", "true")),
+    "PARTIAL without the diagonal": ("mixed", ("      mask_transposed(s, mask, lane_key, query, lane);\n      L", "L")),
+    "another head is told": ("mixed", ("make_int2(head, 2", "make_int2(0, 2")),
+    "tiles past the last": ("a short block", ("min(tile + tiles, block.tiles)", "tile + tiles")),
+    "one tile of each block": ("mixed", ("--left == 0 || ++tile < end", "--left == 0")),
+    "the table is not waited for": ("mixed", ("    grid_dependency_wait();  // dQ is cleared\n", "")),
+    "the last tile's word": ("ahead", ("      take_tile();\n      score_tile();", "      score_tile();")),
+    "all lanes add": ("ahead", ("      if (!issues()) continue;\n", "")),
+    "key and query exchanged": ("asked", ("terms.shows(batch, head, key, row)", "terms.shows(batch, head, row, key)")),
+    "bits of the key before": ("bits", ("(key + i * 8) * list.bits_row", "(key + i * 8 - 1) * list.bits_row")),
+    "bits of other queries": ("bits", ("list.bits_row_words + query / 32", "list.bits_row_words")),
+    "bits stored by another key": ("bits", ("bits[int64_t(first_key + lane)", "bits[int64_t(first_key + (lane ^ 1))")),
+    "bits that are not waited for": ("bits", ("  KeyList::wait_for_bits();  // this launch does not end", "//")),
+}
+
+
+class ByTurns(InterpreterBackend):
+    """Every second run begins some blocks late."""
+
+    def run(self, *launched):
+        self.late_blocks = not self.late_blocks
+        return super().run(*launched)
+
+
+def judged_once(params, text, *edits, **how):
+    problem = parse_shape(f"op=backward {text}")
+    config = type(START)(START.family, START.params | params)
+    assert FAMILY.why_impossible(problem, config, H100) is None
+    return judged(built(FAMILY, problem, config, H100, *edits), problem, **how)
 
 
 def faults(params, text, *edits, dims="D=128"):
@@ -55,10 +110,17 @@ def test_warpgroups_share_dimensions(params, text, dims):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", ["varlen=0+5+40 B=3 H=2 S=40", "varlen=40+20 B=2 H=2 S=40 score=s*0.9+0.3*b"])
-def test_packed_sequences_may_be_empty_and_have_numbers(text):
-    problem = parse_shape(f"D=128 op=backward {text}")
-    assert judged(built(FAMILY, problem, START, H100), problem).passed
+@pytest.mark.parametrize(
+    "params, text",
+    [
+        ({}, "varlen=0+5+40 B=3 H=2 S=40"),
+        ({}, "varlen=40+20 B=2 H=2 S=40 score=s*0.9+0.3*b"),
+        ({"ROW_WORK": "block"}, "B=2 H=2 Hkv=1 S=87 mask=causal lse=1"),
+    ],
+)
+def test_sequences_may_be_short(params, text):
+    problem, config = parse_shape(f"D=128 op=backward {text}"), type(START)(START.family, START.params | params)
+    assert judged(built(FAMILY, problem, config, H100), problem).passed
 
 
 @pytest.mark.slow
@@ -77,3 +139,39 @@ def test_warpgroups_are_staggered_where_a_barrier_keeps_them_together():
 @pytest.mark.parametrize("wait", WAITS)
 def test_a_missing_wait_is_found(wait):
     assert faults(BESIDE, "", (wait, ""))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", LISTED)
+@pytest.mark.sampled(2)
+def test_gradients_by_a_block_list_are_right(at):
+    assert judged_once(*LISTED[at]).passed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", WRONG)
+@pytest.mark.sampled(5)
+def test_a_fault_of_a_block_list_shows(fault):
+    at, edit = WRONG[fault]
+    assert not judged_once(*LISTED[at], edit).passed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wait", ["", "        RowProgress::await(added_to(walk), blocks_before(walk.tile));\n"])
+def test_gradients_have_the_same_bits_whichever_blocks_are_late(wait):
+    """They wait for one another."""
+    edits, backend = [(wait, "")] if wait else [], ByTurns(late_blocks=True)
+    result = judged_once(AHEAD, f"{IN_ORDER} deterministic=1", *edits, repeat=True, backend=backend)
+    assert result.passed != bool(wait)
+
+
+def test_what_adds_in_any_order_is_not_deterministic():
+    problem = parse_shape("B=2 H=4 S=1000 D=128 op=backward deterministic=1")
+    ask = type(START)(START.family, START.params | {"DQ_SUM": "warp"})
+    assert FAMILY.why_invalid(problem, ask, H100) is None and FAMILY.unordered(problem, ask) == ()
+    for gene in ({"DQ_SUM": "bulk"}, {"ROTATE": True}, {"ROW_WORK": "spare_warps"}):
+        other = type(START)(START.family, ask.params | gene)
+        assert f"{next(iter(gene))}" in (FAMILY.why_invalid(problem, other, H100) or "")
+    for text in ("blocks=128x128:1/2/4", "bias=hs grads=bias"):
+        asked = parse_shape(f"B=2 H=4 S=1000 D=128 op=backward deterministic=1 {text}")
+        assert "order" in (FAMILY.why_unsupported(asked, H100) or "")

@@ -136,7 +136,7 @@ WRONG = {
     ),
     "wgmma: PARTIAL without the predicate": (
         WGMMA_SHORT,
-        ("if (!terms.shows(batch, head, row + j", "if (0 * (row + j"),
+        ("if (!shows<BY_KEYS>(terms, batch, head, row + j", "if (0 * (row + j"),
     ),
     "wgmma: PARTIAL taken for FULL": (WGMMA, ("whole = !is_partial &&", "whole =")),
     "wgmma: keys past the last of FULL blocks": (

@@ -9,7 +9,7 @@ from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig
-from evoattn.ops.quantize import Wanted, by_torch
+from evoattn.ops.attention_fp8 import Wanted, quantize_by_torch
 from tests.families.on_interpreter import built, small_faults
 
 FAMILY = FAMILIES["quantize"]
@@ -70,7 +70,7 @@ def test_nan_and_infinities_are_nan_and_count_for_no_scale(kv):
     buffers = {"x": x.flatten(), "numbers": numbers.flatten(), "scale": scale.flatten()}
     buffers |= {name: torch.zeros(size, dtype=torch.uint8) for name, size in made.workspace(problem).items()}
     assert not InterpreterBackend().run(made.compiled, made.launches(problem), buffers)
-    right = by_torch(x, Wanted(dtype, "head", 2))
+    right = quantize_by_torch(x, Wanted(dtype, "head", 2))
     assert torch.equal(scale, right.scale) and scale.isfinite().all()
     assert torch.equal(numbers.float().nan_to_num(999), right.numbers.float().nan_to_num(999))
     assert int(numbers.float().isnan().sum()) == (3 if kv == "e4m3" else 0)

@@ -92,8 +92,8 @@ def kernels(name: str, gpu: str, whole: AttentionProblem, genes: tuple[dict, dic
 
 CARDS = {**GPUS, "one SM": GPUS["h100"].with_limits({"sm_count": 1})}
 WGMMA = dict(BLOCK_M=64, STAGES=2, BLOCKS_PER_SM=1, PRODUCER="warp", OVERLAP=True, PING_PONG=False, STORE="rows")
-MANY = {**WGMMA, "BLOCK_M": 128, "PRODUCER": "warpgroup", "PING_PONG": True, "PART_TILES": 2}
-SPLIT = {**WGMMA, "GROUP_ROWS": True, "KEY_SPLIT": 2, "PART_TILES": 2}
+MANY = {**WGMMA, "BLOCK_M": 128, "PRODUCER": "warpgroup", "PING_PONG": True, "PART_TILES": 1}
+SPLIT = {**WGMMA, "GROUP_ROWS": True, "KEY_SPLIT": 2, "PART_TILES": 1}
 MMA = dict(BLOCK_M=64, WARPS=4, STAGES=2, SCHEDULE="split", Q_PLACE="registers", O_STORE="shared", BLOCKS_PER_SM=1)
 SCALAR = dict(ROWS_PER_THREAD=1, VECTOR_WIDTH=4, KV_STAGES=1, Q_IN_REGISTERS=False, BLOCKS_PER_SM=1, UNROLL=4)
 LARGE = dict(DIM_SPLIT=1, DEPENDENT_LAUNCH=False, LANES=32, Q_PLACE="shared", UNROLL=1)
@@ -139,24 +139,31 @@ def test_the_same_under_a_window():
 
 
 @pytest.mark.slow
-def test_the_same_where_a_tile_of_rows_begins_beside_the_end_of_another():
-    many = {
-        **MANY,
-        "BLOCK_M": 64,
-        "PING_PONG": False,
-        "PRODUCER": "warp",
-        "SCHEDULE": "claimed",
-        "Q_IN_REGISTERS": True,
-    }
-    whole = causal(dtype="bf16", lse=True)
+@pytest.mark.parametrize(
+    ("head_dim", "own"),
+    [
+        (64, {"BLOCK_M": 64, "PING_PONG": False, "PRODUCER": "warp"}),
+        (96, {"BLOCK_M": 192, "STORE": "tensor_map"}),  # sums of parts in shared memory
+    ],
+)
+def test_the_same_where_a_tile_of_rows_begins_beside_the_end_of_another(head_dim, own):
+    many = {**MANY, **own, "SCHEDULE": "claimed", "Q_IN_REGISTERS": True}
+    whole = causal(dtype="bf16", lse=True, head_dim=head_dim)
     assert compared(*kernels("flash_wgmma", "one SM", whole, (many, SPLIT)), whole) == []
+
+
+@pytest.mark.slow
+def test_the_same_where_each_part_has_a_block_of_a_cluster():
+    one = {**SPLIT, "KEY_SPLIT": 4, "PARTS_MERGE": "cluster"}
+    whole = causal(dtype="bf16", lse=True)
+    assert compared(*kernels("flash_wgmma", "h100", whole, (MANY, one)), whole) == []
 
 
 @pytest.mark.parametrize(
     "edit",
     [
         ("if (RISES && old_shift > NO_KEYS)", "if (false)"),  # masked tiles raise a shift in another way
-        ("Partial::add_in_turn(o, of_part, o_parts, of_parts);", ""),  # a part is lost
+        ("keep_part(of_part);", ""),  # a part is lost
     ],
 )
 @pytest.mark.slow
@@ -173,7 +180,8 @@ SHAPES += ["S=900,varlen=1:900", "Sq=1,Sk=5000,seqused=1:5000,page=16", "S=9000,
 @pytest.mark.parametrize("kind", ["D=64", "D=128,dtype=bf16", "D=256,dtype=bf16"])
 @pytest.mark.slow
 def test_all_lengths_have_one_recipe(gpu, kind):
-    found = set()
+    """But for sums of parts, which are none where all keys lie in the first part."""
+    found, sizes = set(), set()
     for shape in SHAPES:
         text = ("" if "B=" in shape else "B=2,") + f"H=16,Hkv=4,{kind},{shape},batch_invariant=1"
         if gpu != "h100" and "lse" in shape:  # flash_mma writes none
@@ -183,8 +191,12 @@ def test_all_lengths_have_one_recipe(gpu, kind):
         assert chosen is not None, text
         family = registry.lookup(chosen.family)
         assert not family.why_impossible(problem, chosen.config, card)
-        found.add((chosen.family, family.row_bits(problem, chosen.config)))
-    assert len(found) == 1 and None not in found.pop()
+        bits = dict(zip(family.recipe(problem, card), family.row_bits(problem, chosen.config), strict=True))
+        tiles = bits.pop("PART_TILES", 0)
+        assert not tiles or problem.seqlen_k > tiles * bits["BLOCK_N"]
+        sizes |= {tiles} - {0}
+        found.add((chosen.family, tuple(bits.values())))
+    assert len(found) == 1 and len(sizes) <= 1
 
 
 @pytest.mark.parametrize("gpu", ["h100", "l4", "b200"])

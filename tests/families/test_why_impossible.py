@@ -26,7 +26,7 @@ RARELY_VALID = ("three_kernel", "large_head_mma", "flash_wmma", "large_head")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_is_impossible_is_invalid_too(family, shape):
     problem, gpu, rng = parse_shape(shape), GPUS["h100"], random.Random(shape)
-    space = load_space(family.name, gpu)
+    space = family.space(problem, gpu)
     only_redundant = 0
     for _ in range(2000):
         config = KernelConfig(family.name, {p.name: rng.choice(p.values) for p in space.parameters})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from evoattn.ops.runtime import NoKernel
+from evoattn.ops.torch_answer import NoKernel
 from tests.fuzz.calls import Call
 from tests.fuzz.exact import why_wrong
 from tests.fuzz.made import POISON, Made, Maker, called, explained, within

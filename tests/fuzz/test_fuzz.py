@@ -19,7 +19,7 @@ from tests.fuzz.exact import why_wrong
 from tests.fuzz.judged import _written_beside, judged
 from tests.fuzz.made import BAND, POISON, Maker, called
 from tests.fuzz.ways import AT_ONCE, WAYS, ways
-from tests.ops.fake_device import FakeDevice, fake_runtime
+from tests.ops.fake_device import BUILT, FakeDevice, fake_runtime
 
 PLAIN = Call(7, batch=2, heads=4, kv_heads=2, seqlen_q=37, seqlen_k=45)
 
@@ -77,6 +77,10 @@ class Misbehaving(FakeDevice):
     """Does something beside the launch, from the fourth one on: the first three are the kernel's own check."""
 
     after = None
+
+    def __init__(self):
+        super().__init__()
+        BUILT.clear()
 
     def launch(self, *arguments):
         status = super().launch(*arguments)

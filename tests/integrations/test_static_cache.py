@@ -9,7 +9,7 @@ from evoattn.integrations.transformers import NAME, register
 from evoattn.ops.runtime import current
 from tests.integrations.test_transformers import TINY, TOKENS, close, deepseek, llama, near, qwen3
 from tests.ops.fake_cache import CacheDevice, split_kv_pick
-from tests.ops.fake_device import fake_runtime, wgmma_pick
+from tests.ops.fake_device import BUILT, fake_runtime, wgmma_pick
 
 STEPS = (1, 1, 3, 1)
 """Tokens of each step after the prompt: three at once are a speculative step."""
@@ -235,6 +235,7 @@ def test_whether_a_kernel_serves_is_asked_again_where_that_may_have_changed(tmp_
         runtime.forget()
         assert kernel_serves(*step)
         register()
+        BUILT.clear()
         fake.status = 1  # so that the kernel fails its check
         with pytest.warns(RuntimeWarning, match="fake error 1; SDPA runs"):
             steps(llama, NAME)

@@ -146,3 +146,18 @@ def test_an_offline_search_is_for_any_gpu_beside_the_one_that_is_here():
     assert choose_device("H100", [device]) == (device.spec, device) and device.spec.sm_count == 60
     with pytest.raises(GpuError, match="name a GPU"):
         choose_device("auto", [], offline=True)
+
+
+@pytest.mark.parametrize(
+    "registers, threads, smem_bytes, blocks",
+    [
+        (0, 128, 0, 16),  # threads
+        (32, 32, 0, 32),  # blocks
+        (168, 384, 1024, 1),  # registers: a warp takes 5376 of 65536, in four parts
+        (64, 128, 74 * 1024, 3),  # 75 KiB of 228
+        (64, 128, 227 * 1024, 1),
+        (255, 1024, 0, 0),
+    ],
+)
+def test_how_many_blocks_fit_on_an_sm(registers, threads, smem_bytes, blocks):
+    assert GPUS["h100"].blocks_resident(registers, threads, smem_bytes) == blocks

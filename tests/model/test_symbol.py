@@ -16,6 +16,7 @@ A, B = Number("a"), Number("b")
         (A - (B - 1), "a - (b - 1)"),
         (-1 * (A + 0) + sum((A, B)), "a * -1 + a + b"),
         (A * B // B + A // A, "a + 1"),
+        (3 - A, "3 - a"),
         (1 << (A - 1).bit_length(), "1 << bit_length(a - 1)"),
         (first((A, 0, -1), lambda n: B % n == 0 and n < 9, 1),
          "first(a, 0, -1, [&](int64_t n) { return floor_mod(b, n) == 0 && n < 9; }, 1)"),

@@ -117,8 +117,13 @@ def _prepared(
             alarms.append(f"FALSE ALARM: {setting.family} {setting}: {alarm}")
         else:
             sound.append(setting)
-    lines = frozenset(line for setting in sound for line in variants.own_lines(setting, variant))
-    chosen: list[AnyMutant] = [*variants.mutants_on(family, lines, f"{family} {variant} {words.seed}")]
+    chosen: list[AnyMutant]
+    if words.again:
+        left = {key for of_variant, of_family, key in unexplained(words.again) if (of_variant, of_family) == pair}
+        chosen = [mutant for mutant in mutants_of(family) if mutant.key in left]
+    else:
+        lines = frozenset(line for setting in sound for line in variants.own_lines(setting, variant))
+        chosen = [*variants.mutants_on(family, lines, f"{family} {variant} {words.seed}")]
     return variant, family, sound, alarms, [m for m in chosen if re.search(words.match, str(m))]
 
 
@@ -133,7 +138,7 @@ def run_variants(words: argparse.Namespace) -> list[Verdict]:
     for variant, family, sound, alarms, chosen in in_processes(words.jobs, partial(_prepared, words=words), pairs):
         print(*alarms, sep="\n", end="\n" if alarms else "", flush=True)
         known = known_keys(words.out, family, variant)
-        kept = chosen[: -(-words.count // len(served[variant]))]
+        kept = chosen if words.again else chosen[: -(-words.count // len(served[variant]))]
         name = f"{variant}, {family}"
         mutants[name], _SETTINGS[name] = [m for m in kept if m.key not in known], sound
     mutants = dict(sorted(mutants.items()))
@@ -163,10 +168,10 @@ def known_keys(path: Path | None, family: str, variant: str = "") -> set[str]:
     return {v.key for v in known if (v.family, v.variant) == (family, variant)}
 
 
-def unexplained(paths: list[Path]) -> set[tuple[str, str]]:
-    """(family, key) of the survivors in these files that have no known reason."""
+def unexplained(paths: list[Path]) -> set[tuple[str, str, str]]:
+    """(variant, family, key) of the survivors in these files that have no known reason."""
     verdicts = load_verdicts(paths)
-    return {(v.family, v.key) for v, reason in survivors(verdicts, load_reasons()) if reason is None}
+    return {(v.variant, v.family, v.key) for v, reason in survivors(verdicts, load_reasons()) if reason is None}
 
 
 def show(verdicts: list[Verdict]) -> int:
@@ -226,7 +231,7 @@ def main() -> int:
     for family in names:
         mutants = [m for m in sample(family, sys.maxsize, words.seed, words.host) if re.search(words.match, str(m))]
         if words.again:
-            chosen[family] = [m for m in mutants if (family, m.key) in left]
+            chosen[family] = [m for m in mutants if ("", family, m.key) in left]
         else:
             known = known_keys(words.out, family)
             chosen[family] = [m for m in mutants[: words.count] if m.key not in known]

@@ -154,6 +154,7 @@ def draw_variant(problem: AttentionProblem, name: str, rng: random.Random) -> di
         "scales": {"scales": "head"}
         | ({} if DTYPES[problem.dtype].bytes == 1 else {"kv": rng.choice(EIGHT_BIT_CACHES)}),
         "blocks": {"blocks": f"128x{rng.choice((64, 128))}:70+200"},
+        "turned": {"turned": True},
     }
     return fields[name]
 

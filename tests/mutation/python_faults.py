@@ -31,6 +31,10 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
 }
 
 
+GUARD = "strict"
+"""A keyword of `zip` that guards against faults of the program itself: without it all else is as it was."""
+SYMMETRIC = ("min", "max", "gcd")
+"""Functions that do not tell their arguments apart."""
 KEYED = ("get", "pop", "setdefault", "add", "discard")
 """Methods of dicts and sets, whose first argument is a key."""
 
@@ -42,7 +46,7 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, Callable[[ast.AST], None]]]:
     yield from _of_names(node)
     if isinstance(node, ast.Call):
         for place, keyword in enumerate(node.keywords):
-            if keyword.arg:
+            if keyword.arg and keyword.arg != GUARD:
                 yield f"without {keyword.arg}=", lambda n, place=place: n.keywords.pop(place)
 
 
@@ -120,6 +124,8 @@ def _of_operators(node: ast.AST) -> Iterator[tuple[str, Callable[[ast.AST], None
     if isinstance(node, (ast.If, ast.While, ast.IfExp)):
         yield "negated condition", lambda n: setattr(n, "test", ast.UnaryOp(ast.Not(), n.test))
     if isinstance(node, ast.Call) and len(node.args) >= 2 and not any(isinstance(a, ast.Starred) for a in node.args):
+        if getattr(node.func, "id", getattr(node.func, "attr", "")) in SYMMETRIC:
+            return
         yield "first two arguments swapped", lambda n: n.args.__setitem__(slice(0, 2), n.args[1::-1])
 
 
@@ -136,17 +142,28 @@ def _removable(node: ast.AST) -> bool:
     return isinstance(node, (ast.AugAssign, ast.Continue, ast.Raise, ast.Delete))
 
 
-def _annotations(tree: ast.AST) -> set[int]:
-    """Ids of the nodes inside annotations and decorators, which are not mutated."""
+def _left_out(tree: ast.Module) -> set[int]:
+    """Ids of the nodes that are not mutated: in annotations, decorators, names of types and guards, and the numbers of
+    constants of a module, which are choices: a test of one would only say it again."""
     skipped: set[int] = set()
     for node in ast.walk(tree):
         parts = [
             getattr(node, "annotation", None),
             getattr(node, "returns", None),
             *getattr(node, "decorator_list", []),
+            *([node] if isinstance(node, ast.keyword) and node.arg == GUARD else []),
         ]
         skipped |= {id(inner) for part in parts if part is not None for inner in ast.walk(part)}
+    for node in tree.body:
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+            alias = isinstance(node.value, ast.Subscript)
+            numbers = [n for n in ast.walk(node.value) if isinstance(n, ast.Constant) and _is_number(n.value)]
+            skipped |= {id(inner) for inner in (ast.walk(node) if alias else numbers)}
     return skipped
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def mutants_of(path: Path) -> list[tuple[int, str, str]]:
@@ -157,7 +174,7 @@ def mutants_of(path: Path) -> list[tuple[int, str, str]]:
 def faults_of(path: Path) -> list[tuple[int, str, Callable[[], str]]]:
     """(line, change, how to make the source) of every mutant of a file: to make one takes some 20 ms."""
     tree = ast.parse(path.read_text())
-    skipped, found = _annotations(tree), []
+    skipped, found = _left_out(tree), []
     for index, node in enumerate(ast.walk(tree)):
         if id(node) in skipped or not hasattr(node, "lineno"):
             continue

@@ -45,7 +45,7 @@ class Room:
 
 
 ROOMS = {
-    "search": Room(("evoattn/search/*.py",), ("tests/search",)),
+    "search": Room(("evoattn/search/*.py",), ("tests/search", "tests/cli/test_try.py", "tests/export/test_command.py")),
     "finals": Room(
         ("evoattn/engine/finals.py", "evoattn/search/finalists.py"),
         ("tests/search/test_finalists.py", "tests/cheats/test_contest.py", *FINAL_TESTS),
@@ -147,14 +147,14 @@ ROOMS = {
         (
             *("tests/*/test_eight_bits.py", "tests/ops/test_attention_fp8.py", "tests/*/test_quantize.py"),
             *("tests/families/test_fp8_wgmma.py", "tests/families/test_eight_bit_cache.py", "tests/correctness"),
-            *("tests/families/test_every_family.py", "tests/integrations/test_flash_attn_cache.py"),
+            *("tests/families/test_every_family.py", "tests/integrations/test_flash_attn_*.py"),
         ),
     ),
     "calibration": Room(
         (
             *("evoattn/portfolio/calibrate.py", "evoattn/portfolio/calibrations.py", "evoattn/portfolio/wins.py"),
             *("evoattn/cost/correction*.py", "evoattn/model/calibrated.py", "evoattn/model/played.py"),
-            "evoattn/ops/race.py",
+            "evoattn/ops/choice.py",
         ),
         (
             *("tests/portfolio", "tests/ops/test_race.py", "tests/cost/test_correction.py"),
@@ -317,23 +317,53 @@ def nearest_first(mutant: Mutant, tests: list[str], copied: Path) -> tuple[list[
     return near, [name for name in found if name not in near]
 
 
+def elsewhere(mutant: Mutant, tests: list[str], copied: Path) -> list[str]:
+    """Tests of other rooms that name the function or class that is changed, or import its module: a few."""
+    module = str(mutant.file.relative_to(ROOT).with_suffix("")).replace("/", ".")
+    names = "|".join(re.escape(name) for name in [*mutant.names()[:-1][:1], module])
+    paths = (path for path in sorted((copied / "tests").rglob("test_*.py")) if "mutation" not in path.parts)
+    found = [str(path.relative_to(copied)) for path in paths if re.search(rf"\b({names})\b", path.read_text())]
+    known = {test.split("::")[0] for test in tests}
+    return [file for file in found if file not in known][:MOST_ELSEWHERE]
+
+
+MOST_ELSEWHERE = 5
+"""Files of tests: a function of many is tested in its own room."""
+
+
 def notice(mutant: Mutant, tests: list[str], copied: Path, sound: Sound) -> str:
-    """What becomes of it in a room's tests: the nearest first, then the others, last the slow ones of the nearest."""
+    """What becomes of it in a room's tests: the nearest first, then the others; then in tests elsewhere; last in the
+    slow ones of the nearest."""
     near, others = nearest_first(mutant, tests, copied)
+    far = elsewhere(mutant, tests, copied)
     left_out = [word for test in sound.failed for word in ("--deselect" if "::" in test else "--ignore", test)]
-    for some, mark in ((near, SKIPPED), (others, SKIPPED), (near, SLOW)):
+    for some, mark in ((near, SKIPPED), (others, SKIPPED), (far, SKIPPED), ([*near, *far], SLOW)):
         if not some:
             continue
-        limit = sound.limit(some) if mark == SKIPPED else SLOW_SECONDS
-        verdict = run_tests(copied, ["-m", mark, *left_out, *some], limit)
-        if mark == SLOW and verdict == "failed":
-            return KILLED_SLOW
-        if mark == SKIPPED and verdict != "passed":
-            return {"failed": KILLED, "timeout": TIMEOUT}[verdict]
+        known = mark == SKIPPED and some is not far
+        words = ["-m", mark, *left_out, *some]
+        verdict = run_tests(copied, words, sound.limit(some) if known else SLOW_SECONDS)
+        if verdict == "failed" and (known or _passes_without(mutant, copied, words)):
+            return KILLED if mark == SKIPPED else KILLED_SLOW
+        if verdict == "timeout" and known:
+            return TIMEOUT
     return SURVIVED
 
 
-SLOW_SECONDS = 60.0
+_PASSES: dict[tuple[str, ...], bool] = {}
+"""By words of pytest, whether the tests pass without a fault."""
+
+
+def _passes_without(mutant: Mutant, copied: Path, words: list[str]) -> bool:
+    """Whether the tests pass without the fault; leaves the fault where it is."""
+    if tuple(words) not in _PASSES:
+        (copied / mutant.file.relative_to(ROOT)).write_text(mutant.file.read_text())
+        _PASSES[tuple(words)] = run_tests(copied, words, SLOW_SECONDS) == "passed"
+        (copied / mutant.file.relative_to(ROOT)).write_text(mutant.source)
+    return _PASSES[tuple(words)]
+
+
+SLOW_SECONDS = 40.0
 """For the slow tests of a mutant: longer ones tell nothing."""
 THEIRS = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and Path(path) != ROOT]
 """Folders of packages, besides Python's own."""
@@ -382,10 +412,15 @@ def copy_tracked(folder: Path) -> Path:
 
 
 def run(mutants: dict[str, list[Mutant]], jobs: int = 1, out: Path | None = None) -> int:
-    """Run all mutants, each process on its copy of the tracked files; a line for each, and the table at the end; 1 if
-    the tests of a room notice too few."""
+    """Run all mutants but those that `out` has, each process on its copy of the tracked files; a line for each, and the
+    table at the end; 1 if the tests of a room notice too few."""
     preload()
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = (
+        [json.loads(line) for line in out.read_text().splitlines()] if out and out.exists() else []
+    )
+    known = {(row["room"], row["number"]) for row in rows}
+    mutants = {room: [m for m in mutants[room] if (room, m.number) not in known] for room in mutants}
+    mutants = {room: left for room, left in mutants.items() if left}
     with (
         tempfile.TemporaryDirectory() as folder,
         ProcessPoolExecutor(jobs, multiprocessing.get_context("fork"), _begin, (Path(folder),)) as pool,

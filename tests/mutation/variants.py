@@ -15,7 +15,7 @@ from tests.mutation.settings import Setting
 from tests.mutation.sources import Mutant, in_turn, mutants_of, text_of
 from tests.mutation.substitutes import KINDS
 
-PREDICATE = "((k//3+q//5)%7<3)|(q%2==b)"
+PREDICATE = "((k//3+q//5)%7<3)|((q+h)%2==b)"
 """Of every other setting with block lists."""
 VARIANTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "window": (("window",), ("window",)),
@@ -32,7 +32,8 @@ VARIANTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "varlen over pages": (("varlen", "page"), ("page",)),
     "block lists": (("blocks",), ("blocks", "predicate")),
     "cache of 8 bits": (("kv",), ("kv", "scales")),
-    "scales": (("scales",), ("scales",)),
+    "scales": (("scales",), ("scales", "kv")),
+    "V turned round": (("turned",), ("turned",)),
 }
 """By name: what `false_alarms.draw_variant` draws, and the fields without which a problem lacks the variant."""
 MOST_DRAWN = 400

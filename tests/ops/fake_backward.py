@@ -27,7 +27,7 @@ from evoattn.ops.arguments import autograd_at_work
 from evoattn.ops.kernel import BACKWARD_TENSORS, Cubin
 from evoattn.ops.plan import record_check
 from evoattn.ops.runtime import Runtime
-from tests.ops.fake_device import TORCH, FakeDevice, Launched, Pick, build, wgmma_pick
+from tests.ops.fake_device import MACHINE, TORCH, FakeDevice, Launched, Pick, build, wgmma_pick
 from tests.ops.fake_variants import tensor_at
 
 NAME = "fake_backward"
@@ -99,7 +99,7 @@ def build_either(
     cubin = Cubin(code, hashlib.sha256(code).hexdigest(), "source", "recipe")
     if checked:
         folder.mkdir(parents=True, exist_ok=True)
-        record_check(cubin, "a fake GPU, driver 1.0", folder, config, "")
+        record_check(cubin, MACHINE, folder, config, "")
     return cubin
 
 

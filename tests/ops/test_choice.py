@@ -13,7 +13,8 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import load_space
 from evoattn.ops.call import StridedProblem
 from evoattn.ops.choice import Choice, Refusal, choose
-from evoattn.ops.runtime import NoKernel, Runtime, current
+from evoattn.ops.runtime import Runtime, current
+from evoattn.ops.torch_answer import NoKernel
 from evoattn.portfolio.pick import next_picks, pick
 from tests.ops.fake_cache import CacheDevice, split_kv_pick
 from tests.ops.fake_device import WGMMA, Pick, build, near

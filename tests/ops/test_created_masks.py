@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.attention.flex_attention as torch_flex
 
-from benchmarks.flex.mods import MODS, Shape
+from benchmarks.flex.mods import MODS, Shape, Written
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.families.mask_blocks import LISTS, STATES, MaskShape, launches
 from evoattn.model.gpu import GPUS
@@ -14,7 +14,6 @@ from evoattn.ops import created_masks, flex
 from tests.support.compiles import ptx_kept
 
 SHAPE = Shape(2, 2, 77, 131)
-BLOCKS = (16, 32)
 
 
 def lists_of(mask_mod, shape):
@@ -31,14 +30,30 @@ def lists_of(mask_mod, shape):
     return lists
 
 
+OF_BOTH = Written(
+    mask_mod=lambda b, h, q, k: ((q * 7 + k * 3) % 31 != h) & (k < 128 - 40 * b) | (k > q + 90 + h),
+    by_batch=True,
+    by_head=True,
+)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ("windows_of_heads", "documents_of_batches", "any_pairs", "prefix_lm"))
-def test_lists_are_torch_s(name):
-    """Of heads, of batches, of a table of pairs, and of none; the last rows and keys fill no block."""
-    written = MODS[name](SHAPE)
+@pytest.mark.parametrize(
+    "name, blocks",
+    [
+        ("windows_of_heads", (16, 32)),
+        ("documents_of_batches", (33, 3)),  # more blocks than a warp has lanes
+        ("any_pairs", (48, 70)),  # more rows, and more keys
+        ("prefix_lm", (16, 32)),
+        ("of both", (40, 48)),
+    ],
+)
+def test_lists_are_torch_s(name, blocks):
+    """Of heads, of batches, of a table of pairs, of none and of both; the last rows and keys fill no block."""
+    written = OF_BOTH if name == "of both" else MODS[name](SHAPE)
     sizes = SHAPE.batch if written.by_batch else 1, SHAPE.heads if written.by_head else 1
-    found = lists_of(written.mask_mod, MaskShape(*sizes, SHAPE.queries, SHAPE.keys, *BLOCKS))
-    theirs = created_masks.TORCH(written.mask_mod, *sizes, SHAPE.queries, SHAPE.keys, "cpu", BLOCKS)
+    found = lists_of(written.mask_mod, MaskShape(*sizes, SHAPE.queries, SHAPE.keys, *blocks))
+    theirs = created_masks.TORCH(written.mask_mod, *sizes, SHAPE.queries, SHAPE.keys, "cpu", blocks)
     assert theirs.kv_num_blocks.any() and (name != "prefix_lm" or theirs.full_kv_num_blocks.any())
     for list_name, one in found.items():
         assert torch.equal(one, getattr(theirs, list_name)), list_name

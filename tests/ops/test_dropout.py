@@ -8,8 +8,8 @@ from torch.nn.attention.bias import causal_lower_right
 
 from evoattn.ops.attention import attention
 from evoattn.ops.explain import explain
-from evoattn.ops.runtime import NoKernel
 from evoattn.ops.sdpa import capture, sdpa
+from evoattn.ops.torch_answer import NoKernel
 from tests.ops.fake_device import tensors
 
 

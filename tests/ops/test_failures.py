@@ -13,7 +13,8 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.ops.attention import attention
 from evoattn.ops.explain import explain
-from evoattn.ops.runtime import NoKernel, Runtime, current
+from evoattn.ops.runtime import Runtime, current
+from evoattn.ops.torch_answer import NoKernel
 from evoattn.portfolio import kernels
 from tests.ops.fake_device import WGMMA, Pick, build, fake_runtime, near, reference, tensors, wgmma_pick
 

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from evoattn.ops.attention import attention
 from evoattn.ops.call import Call, why_not_devices
 from evoattn.ops.explain import explain, warmup
-from evoattn.ops.runtime import NoKernel, current, find_platform
+from evoattn.ops.runtime import current, find_platform
+from evoattn.ops.torch_answer import NoKernel
 from tests.ops.fake_device import fake_runtime, tensors
 
 

@@ -9,8 +9,9 @@ import torch
 from evoattn.integrations.static_cache import kernel_serves
 from evoattn.ops.attention import attention
 from evoattn.ops.explain import explain
-from evoattn.ops.runtime import NoKernel, Runtime, current
+from evoattn.ops.runtime import Runtime, current
 from evoattn.ops.sdpa import disable, enable
+from evoattn.ops.torch_answer import NoKernel
 from tests.ops.fake_device import Pick, build, fake_runtime, near, reference, tensors, wgmma_pick
 
 

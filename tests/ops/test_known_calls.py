@@ -15,7 +15,8 @@ from evoattn.ops.call import Call
 from evoattn.ops.given import call_of
 from evoattn.ops.kernel import SCRATCH_ALIGNMENT, LoadedKernel, scratch_places
 from evoattn.ops.load import RecordedKernel
-from evoattn.ops.runtime import NoKernel, current
+from evoattn.ops.runtime import current
+from evoattn.ops.torch_answer import NoKernel
 from tests.ops.fake_cache import CacheDevice, split_kv_pick
 from tests.ops.fake_device import FakeDevice, fake_runtime, near, reference, tensors
 

@@ -10,18 +10,10 @@ from evoattn.model.records import CompileInfo, Evaluation, TrialState
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import ConfigError, KernelConfig, load_space
 from evoattn.ops.load import RecordedKernel, load
-from evoattn.ops.runtime import NoKernel
-from evoattn.storage import Storage
+from evoattn.ops.torch_answer import NoKernel
 from tests.ops.fake_device import WGMMA, FakeDevice, fake_runtime, near, reference, tensors
 
 SHAPE = "B=1,H=4,S=128,D=64,mask=causal"
-
-
-@pytest.fixture
-def storage(tmp_path):
-    storage = Storage.open(str(tmp_path / "db.sqlite"))
-    yield storage
-    storage.close()
 
 
 def record(storage, config=None, cost=1.0, shape=SHAPE):

@@ -11,7 +11,8 @@ import torch
 import evoattn
 from evoattn.correctness.reference import exact_attention, exact_lse
 from evoattn.model.problem import AttentionProblem
-from evoattn.ops.runtime import NoKernel, current
+from evoattn.ops.runtime import current
+from evoattn.ops.torch_answer import NoKernel
 from tests.ops.fake_cache import CacheDevice, split_kv_pick
 from tests.ops.fake_device import fake_runtime
 

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from evoattn.model import forks
 from evoattn.model.paths import ROOT
 from evoattn.ops.attention import attention
-from evoattn.ops.runtime import NoKernel, Runtime, current, find_platform
+from evoattn.ops.runtime import Runtime, current, find_platform
+from evoattn.ops.torch_answer import NoKernel
 from tests.ops.fake_device import FakeDevice, build, near, reference, tensors, wgmma_pick
 
 

@@ -12,10 +12,8 @@ import evoattn
 from evoattn.correctness.quantize import make_answer
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops.arguments import K_SCALE, SINKS, V_SCALE
-from evoattn.ops.attention_fp8 import Quantised, dequantised
+from evoattn.ops.attention_fp8 import Quantised, Wanted, dequantised, in_eight_bits, quantize, quantize_by_torch
 from evoattn.ops.kernel import Cubin
-from evoattn.ops.precision import in_eight_bits
-from evoattn.ops.quantize import Wanted, by_torch, quantize
 from evoattn.ops.runtime import Runtime, current
 from evoattn.ops.torch_answer import PROMISE
 from tests.ops.fake_device import FakeDevice, tensor_at
@@ -47,7 +45,7 @@ class QuantizingDevice(FakeDevice):
         smooth = kernel["op"] == "quantize_smooth"
         shared = {"": 1, "head": heads // of_scale, "token": heads}[kernel["scales"]]
         of = Wanted(DTYPES[kernel["kv"]], kernel["scales"] or "tensor", shared, smooth, kernel["turned"])
-        made = by_torch(tensor_at(x, shape, (*strides[:3], 1), torch.bfloat16), of)
+        made = quantize_by_torch(tensor_at(x, shape, (*strides[:3], 1), torch.bfloat16), of)
         lies = made.numbers.shape if of.turned else shape
         tensor_at(numbers, lies, (*strides[3:], 1), of.dtype).copy_(made.numbers)
         for address, given in ((scale, made.scale), (mean, made.mean)):
@@ -89,7 +87,7 @@ def test_a_kernel_makes_what_the_expressions_make(device, kv, granularity):
     k8, v8, k_scale, v_scale = evoattn.quantize_kv(k, v, dtype, granularity)
     assert device.launches.count("quantize") >= 2 and device.loads == 1  # one kernel, checked first, for both
     for x, numbers, scale in ((k, k8, k_scale), (v, v8, v_scale)):
-        right = by_torch(x, Wanted(dtype, granularity, 2))
+        right = quantize_by_torch(x, Wanted(dtype, granularity, 2))
         assert torch.equal(numbers.float(), right.numbers.float()) and torch.equal(scale.view(-1), right.scale.view(-1))
         assert numbers.stride() == x.stride()
 
@@ -112,7 +110,7 @@ def test_what_no_kernel_serves_is_computed_all_the_same(device):
     device.status = 7
     with pytest.warns(RuntimeWarning, match="PyTorch's expression runs"):
         made = quantize(x, wanted)
-    assert torch.equal(made.scale, by_torch(x, wanted).scale)
+    assert torch.equal(made.scale, quantize_by_torch(x, wanted).scale)
 
 
 @pytest.mark.parametrize("op", ["quantize", "quantize_smooth"])
@@ -120,7 +118,7 @@ def test_the_expressions_are_the_reference(op):
     x = given(2, 33) + 5
     for kv, dtype in DTYPES.items():
         problem = AttentionProblem(2, 2, 2, 33, 33, 64, "bf16", kv=kv, scales="head", op=op)
-        made = by_torch(x, Wanted(dtype, "head", 2, op == "quantize_smooth"))
+        made = quantize_by_torch(x, Wanted(dtype, "head", 2, op == "quantize_smooth"))
         for name, exact in make_answer(problem, {"x": x}).items():
             found = getattr(made, name).double()
             assert (found - exact.values).abs().max() <= exact.allowed_error, (kv, name)
@@ -134,7 +132,7 @@ def test_a_number_is_half_a_step_off_and_what_is_none_counts_for_no_scale(granul
     x[0, 1, 5, 7], x[1, 1, 6, 2] = torch.nan, -torch.inf
     bad = ~x.isfinite()
     for dtype in DTYPES.values():
-        made = by_torch(x, Wanted(dtype, granularity, 2))
+        made = quantize_by_torch(x, Wanted(dtype, granularity, 2))
         scale = made.scale.view({"tensor": (1, 1, 1, 1), "head": (2, 2, 1, 1), "token": (2, 2, 40, 1)}[granularity])
         numbers = made.numbers.float()
         assert torch.equal(numbers.isnan(), bad if dtype.is_floating_point else torch.zeros_like(bad))

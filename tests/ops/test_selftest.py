@@ -11,8 +11,14 @@ from evoattn.model.space import KernelConfig
 from evoattn.ops.attention import attention
 from evoattn.ops.kernel import Cubin, CudaPlatform, error_of
 from evoattn.ops.plan import record_check, recorded_check
-from evoattn.ops.runtime import NoKernel, current
-from tests.ops.fake_device import fake_runtime, near, reference, tensors
+from evoattn.ops.runtime import current
+from evoattn.ops.torch_answer import NoKernel
+from tests.ops.fake_device import BUILT, fake_runtime, near, reference, tensors
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_checked_yet():
+    BUILT.clear()
 
 
 def broken(device, status):

@@ -17,7 +17,8 @@ from evoattn.ops.custom_op import operands, variant_op
 from evoattn.ops.explain import warmup
 from evoattn.ops.given import of_sequences
 from evoattn.ops.plan import MOST_KEPT, CallPlan, Scratch
-from evoattn.ops.runtime import NoKernel, current
+from evoattn.ops.runtime import current
+from evoattn.ops.torch_answer import NoKernel
 from tests.ops.fake_cache import CacheDevice, split_kv_pick
 from tests.ops.fake_device import WGMMA, Pick, fake_runtime, near, reference, tensors
 

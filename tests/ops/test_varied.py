@@ -15,8 +15,7 @@ from evoattn.ops.arguments import bias_reader
 from evoattn.ops.call import Call, terms_of
 from evoattn.ops.custom_op import operands, variant_lse_op, variant_op
 from evoattn.ops.given import call_of
-from evoattn.ops.runtime import NoKernel
-from evoattn.ops.torch_answer import by_formula
+from evoattn.ops.torch_answer import NoKernel, by_formula
 from tests.ops.fake_device import tensors
 
 PROBLEM = AttentionProblem(2, 4, 2, 37, 53, 16, "fp32")

@@ -19,7 +19,8 @@ from evoattn.model.space import load_space
 from evoattn.ops.custom_op import operands, variant_op
 from evoattn.ops.given import call_of
 from evoattn.ops.load import RecordedKernel
-from evoattn.ops.runtime import NoKernel, current
+from evoattn.ops.runtime import current
+from evoattn.ops.torch_answer import NoKernel
 from evoattn.portfolio.wins import Win
 from evoattn.storage import Storage
 from tests.ops.fake_device import WGMMA, FakeDevice, Pick, fake_runtime

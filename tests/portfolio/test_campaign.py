@@ -103,3 +103,30 @@ def test_splits_that_cost_no_compile_are_timed_too():
     found = with_splits([latent, kernel(8, 2), kernel(128)], group, ServesAll())
     assert {k.params["SPLITS"] for k in found if k.family == "latent_wgmma"} == {3, *SPLITS}
     assert {k.params["SPLITS"] for k in found if k.family == "split_kv"} == set(SPLITS)
+
+
+def test_what_a_group_of_the_same_name_timed_is_taken_over_as_far_as_problems_and_spaces_are_the_same():
+    one, two, new = (p.with_(seqlen_k=p.seqlen_k + n) for n, p in enumerate([stand_in(draw(0, 1)[0])] * 3))
+    params = SPACE.completed(SPACE.starting[0])
+
+    def kernel_with(state: str, times: dict[int, float], rough: set[int], **changed: object) -> Kernel:
+        return Kernel("flash_wgmma", params | changed, "random", state, 99, 8, times, rough)
+
+    given = [
+        kernel_with("right", {0: 5.0, 1: 7.0}, {0}),
+        kernel_with("right", {0: 6.0}, set(), BLOCK_M=7),  # no value of the space
+        kernel_with("wrong: it lies", {1: 4.0}, set(), STAGES=params["STAGES"] + 1),
+    ]
+    earlier_group = Group("a", [one, two], (), kernels={k.id: k for k in given})
+    group, other = Group("a", [two, new], ()), Group("b", [two], ())
+    campaign.recall(other, earlier_group, {"flash_wgmma": SPACE})
+    assert not other.kernels
+    campaign.recall(group, earlier_group, {"flash_wgmma": SPACE})
+    (known,) = group.kernels.values()
+    assert (known.times, known.rough, known.registers, known.spill_bytes) == ({0: 7.0}, set(), 99, 8)
+    earlier_group.kernels[given[0].id] = kernel_with("right", {1: 8.0}, {1})
+    campaign.recall(group, earlier_group, {"flash_wgmma": SPACE})
+    assert (known.times, known.rough) == ({0: 8.0}, {0})
+    earlier_group.kernels[given[0].id] = given[0]
+    campaign.recall(group, earlier_group, {"flash_wgmma": SPACE})
+    assert (known.times, known.rough) == ({0: 7.0}, set())

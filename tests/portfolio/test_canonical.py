@@ -6,7 +6,7 @@ import pytest
 
 from evoattn.model.problem import MAX_TENSOR_BYTES, AttentionProblem
 from evoattn.model.shape_text import parse_shape
-from evoattn.portfolio.canonical import canonical, grown, likely
+from evoattn.portfolio.pick import canonical, grown, likely
 from evoattn.portfolio.workload import draw_kind
 
 TOKEN = AttentionProblem(batch=34, heads=1, kv_heads=1, seqlen_q=1, seqlen_k=4160, head_dim=64)

@@ -11,8 +11,8 @@ from evoattn.model.gpu import lookup
 from evoattn.model.named_problems import lookup as lookup_problem
 from evoattn.model.records import Timing
 from evoattn.model.shape_text import parse_shape
-from evoattn.portfolio.check import bench_row, check, known_kernels, make_group, winner_lines
 from evoattn.portfolio.pick import pick
+from evoattn.portfolio.select import bench_row, check, known_kernels, make_group, winner_lines
 from evoattn.portfolio.workload import draw, draw_all
 from evoattn.timing.finalists import FinalResult
 from scripts import results_page

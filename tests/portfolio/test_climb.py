@@ -11,7 +11,6 @@ from evoattn.families import registry
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
-from evoattn.portfolio.canonical import canonical
 from evoattn.portfolio.climb import (
     A_GENE,
     AT_ONCE,
@@ -30,7 +29,7 @@ from evoattn.portfolio.climb import (
     neighbours,
     penalised,
 )
-from evoattn.portfolio.pick import list_for, pick, portfolio_kernels, ranked
+from evoattn.portfolio.pick import canonical, list_for, pick, portfolio_kernels, ranked
 
 H100 = GPUS["h100"]
 MOST_ASKED = 300

@@ -16,9 +16,8 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.portfolio import climb as module
-from evoattn.portfolio.canonical import canonical
 from evoattn.portfolio.climb import PACKAGE, ClimbCache, Climbed, Key, what_decides
-from evoattn.portfolio.pick import next_picks, pick
+from evoattn.portfolio.pick import canonical, next_picks, pick
 
 H100 = GPUS["h100"]
 PROBLEM = AttentionProblem(batch=49, heads=64, kv_heads=16, seqlen_q=39, seqlen_k=39, head_dim=64)

@@ -11,9 +11,8 @@ from evoattn.cost.cost import scores
 from evoattn.families import registry
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
-from evoattn.portfolio.canonical import likely
 from evoattn.portfolio.climb import ClimbCache, Climbed, Key, climbed
-from evoattn.portfolio.pick import lasting_pick, list_for, pick, ranked
+from evoattn.portfolio.pick import lasting_pick, likely, list_for, pick, ranked
 
 H100 = GPUS["h100"]
 pytestmark = pytest.mark.slow

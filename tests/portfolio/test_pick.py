@@ -13,10 +13,9 @@ from evoattn.model.named_problems import lookup
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import load_space
-from evoattn.portfolio.canonical import canonical
 from evoattn.portfolio.climb import ClimbCache, Climbed
 from evoattn.portfolio.kernels import kind_of
-from evoattn.portfolio.pick import lasting_pick, list_for, next_picks, pick, portfolio_kernels
+from evoattn.portfolio.pick import canonical, lasting_pick, list_for, next_picks, pick, portfolio_kernels
 from evoattn.portfolio.workload import DRAWS, draw, draw_wide
 
 H100 = GPUS["h100"]

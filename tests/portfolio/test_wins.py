@@ -34,8 +34,14 @@ def test_a_win_is_found_again_by_its_problem_and_gpu(tmp_path):
     assert found.why == "your search measured 5.00 µs, 9.00 µs before"
     assert not found.estimated
     assert wins.find(PROBLEM.with_(mask="causal_lower_right", layout="bshd"), H100), "the same numbers"
-    for other in (PROBLEM.with_(batch=2), PROBLEM.with_(dtype="bf16"), PROBLEM.with_(lse=True)):
-        assert wins.find(other, H100) is None
+    others = (
+        *({"batch": 2}, {"dtype": "bf16"}, {"lse": True}, {"heads": 16}, {"kv_heads": 4}, {"seqlen_k": 513}),
+        *({"window": "100:0"}, {"softcap": 20.0}, {"sink": True}, {"alibi": True}, {"bias": "bhs"}, {"value_dim": 32}),
+        *({"score": "s*2"}, {"shared_kv": True}, {"seqused": "1:512"}, {"seqused": "1:512", "page": 64}),
+        *({"blocks": "128x128:70+200"}, {"op": "backward"}, {"batch_invariant": True}, {"mask": "full"}),
+    )
+    for other in others:
+        assert wins.find(PROBLEM.with_(**other), H100) is None, other
     assert wins.find(PROBLEM, GPUS["h200"]) is None
     assert wins.find(PROBLEM, replace(H100, sm_count=114)) is None
 

@@ -1,11 +1,14 @@
 """The drawn problems are the same for the same seed, and those that others draw with the same rules."""
 
+import math
+
 import pytest
 
-from evoattn.engine.alike import features
+from evoattn.engine.alike import distance, features
 from evoattn.families import registry
 from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import named_problems
+from evoattn.model.problem import AttentionProblem
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.variant import parse_window
 from evoattn.portfolio.workload import BUILD_SEEDS, KINDS, draw, draw_kind, draw_variants, draw_wide
@@ -66,6 +69,22 @@ def test_each_kind_has_its_fields_and_a_kernel(kind):
         assert FIELDS_OF[kind] & set(problem.variants), problem.describe()
         assert any(not f.why_unsupported(problem, GPUS["h100"]) for f in registry.FAMILIES.values())
     assert len({p.batch for p in problems}) > 5 and len({p.seqlen_k for p in problems}) > 5
+
+
+def test_features_count_tiles_rows_and_heads_by_sms():
+    problem = AttentionProblem(3, 8, 2, 1000, 4096, 128)
+    found = features(problem, GPUS["h100"].with_limits({"sm_count": 64}))
+    expected = {
+        "queries": math.log2(1000),
+        "keys": 12.0,
+        "rows per SM": math.log2(3 * 1000 * 8 / 64),
+        "tiles per SM": math.log2(3),  # 8 tiles of rows, 24 heads
+        "last wave": 0.0,
+        "K/V heads per SM": math.log2(6 / 64),
+        "group": 2.0,
+    }
+    assert found == pytest.approx(expected)
+    assert distance(found, found | {"keys": 10.0, "group": 1.0}) == pytest.approx(math.hypot(2 * 0.7, 0.5))
 
 
 def test_sequences_of_a_kind_are_alike_in_some_problems_and_differ_in_others():

@@ -8,13 +8,6 @@ from tests.report.report_studies import EVIL, add, make_study, timed_study, timi
 
 
 @pytest.fixture
-def storage(tmp_path):
-    opened = Storage.open(str(tmp_path / "db.sqlite"))
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
 def measured(storage):
     """60 right candidates of two parameters, of which only A matters; the best two in a final beside SDPA's flash."""
     study = make_study(storage)

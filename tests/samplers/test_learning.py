@@ -9,11 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from evoattn.model.records import Proposal, TrialState
+from evoattn.model.records import Proposal, Timing, Trial, TrialState
 from evoattn.model.space import config_id
-from evoattn.samplers.base import SamplerSetup
+from evoattn.samplers.base import SamplerSetup, objective
 from evoattn.samplers.genetic import GeneticSampler
 from evoattn.samplers.guided import FAMILY_NEAR, LEAST_EACH, MOST_EACH, MOST_TRIALS, THOUGHTS, TOGETHER, GuidedSampler
+from evoattn.samplers.learners import regression
 from evoattn.samplers.pool import ConfigPool
 from evoattn.samplers.thoughts import Thought, first_of_each_value
 from evoattn.samplers.tpe import History, TpeSampler
@@ -164,3 +165,33 @@ def test_what_some_opinion_likes_best_is_kept():
     }
     guided._open = {name: name for name in guided._opinions}
     assert guided._liked(2) == ["a", "b"] and guided._liked(9) == ["a", "b", "c", "d"]
+
+
+def test_trees_learn_by_how_much_the_prior_errs_and_a_failure_is_a_slow_kernel():
+    rng = np.random.default_rng(1)
+    rows, prior = rng.integers(0, 4, (200, 3)).astype(float), rng.uniform(0, 0.5, 200)
+    values = [float(p + 0.3 * (row[0] >= 2)) for row, p in zip(rows, prior, strict=True)]
+    judged = regression(rows, prior, values, seed=0)(rows, prior).mean(0)
+    assert np.abs(judged - values).mean() < 0.03
+    values[:2] = [None, None]
+    judged = regression(rows, np.zeros(200), values, seed=0)(rows, np.zeros(200)).mean(0)
+    assert judged[:2].mean() > np.median(judged)
+
+
+@pytest.mark.parametrize(
+    "state, timed, cost, expected",
+    [
+        (TrialState.COMPLETE, 2.0, None, math.log(2)),
+        (TrialState.PRUNED, 2.0, None, math.log(2)),
+        (TrialState.COMPLETE, None, 5.0, None),
+        (TrialState.ESTIMATED, None, 5.0, math.log(5)),
+        (TrialState.ESTIMATED, None, 0.0, None),
+        (TrialState.ESTIMATED, None, math.nan, None),
+        (TrialState.ESTIMATED, None, None, None),
+        (TrialState.WRONG_RESULT, 2.0, 5.0, None),
+    ],
+)
+def test_what_samplers_minimise(state, timed, cost, expected):
+    timings = (Timing((timed,), {}),) if timed else ()
+    trial = Trial(1, 1, "f", {}, "id", state, "", None, None, None, timings, cost, (), "", "", 0.0)
+    assert objective(trial) == expected

@@ -133,3 +133,22 @@ def test_who_interrupts_waits_for_no_finalist_that_was_not_begun():
     with pytest.raises(KeyboardInterrupt):
         finalists.sanitize(PROBLEM, {name: kernel_of(name) for name in names}, timings, refresh, judge)
     assert len(asked) < len(names)
+
+
+def test_boards_are_compared_by_the_kernel_that_compared_them_before_else_by_the_leader(storage):
+    """The leader is the fastest of all, whoever was in the last final."""
+    study = storage.create_study("s", PROBLEM, GPU, False, "random", 0, ("flash_mma",), {}, {})
+    tools, numbers = Tools(compile=lambda candidate: CompiledKernel(b"", "", INFO)), []
+
+    def found(several: bool) -> tuple[int, float] | None:
+        one = finalists.reference(storage, study, PROBLEM, GPU, SPACES, tools, several)
+        return one and (one.trial, one.median_us)
+
+    assert found(True) is None
+    for us, stage, config in zip((10.0, 20.0, 30.0), ("screen", "final", "screen"), valid_configs(3), strict=True):
+        timing = Timing((us,), {"stage": stage, "run": str(us)})
+        evaluation = Evaluation(TrialState.COMPLETE, timings=(timing,))
+        numbers.append(storage.record(study, config, source_of(config), evaluation, (), "mutation").number)
+    assert found(True) == (numbers[0], 10.0) and found(False) is None
+    storage.add_timing(numbers[1], Timing((21.0,), {"stage": "repeat", "run": "x", "reference": numbers[2]}))
+    assert found(False) == (numbers[2], 30.0)

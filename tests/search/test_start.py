@@ -15,6 +15,7 @@ from evoattn.evaluation import server
 from evoattn.evaluation.process import Handler
 from evoattn.evaluation.workers import Worker
 from evoattn.model.gpu import DetectedDevice
+from evoattn.model.problem import ProblemError
 from evoattn.model.timeline import FILE, mark
 from evoattn.peers.labels import PEER_NAMES
 from evoattn.peers.table import PEERS
@@ -164,3 +165,16 @@ def test_the_sentence_is_a_note_before_the_search(tmp_path, sentence, notes):
     run_search(prepared, Machines([DEVICE]), console, fakes(), why_slow=why_slow)
     assert asked == ["torch"]
     assert console.file.getvalue().count("Note: its bytecode is not kept.") == notes
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({"problem": "seed_h100"}, {"shape": "B=1,H=1,S=32,D=16"}, {"families": ("flash_mma",)}, {"seed": 0}),
+        *({"choices": ("STAGES=2",)}, {"sampler": "random"}, {"cache": "cold"}, {"starting_configs": False}),
+    ],
+)
+def test_what_a_resumed_study_keeps_cannot_be_said_again(changed):
+    read_words(SearchWords(resume=True, study="a"))
+    with pytest.raises(ProblemError, match="A resumed study keeps"):
+        read_words(SearchWords(resume=True, study="a", **changed))

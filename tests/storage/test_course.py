@@ -4,16 +4,9 @@ import pytest
 from sqlalchemy import text
 
 from evoattn.model.records import TrialState
-from evoattn.storage import Storage, StorageError
+from evoattn.storage import StorageError
 from evoattn.storage.course import Tried
 from tests.report.report_studies import add, make_study, timed_study, timing
-
-
-@pytest.fixture
-def storage(tmp_path):
-    opened = Storage.open(str(tmp_path / "db.sqlite"))
-    yield opened
-    opened.close()
 
 
 def test_each_trial_is_as_it_is_read_alone(storage):

@@ -16,7 +16,7 @@ from sqlalchemy import create_engine, text
 from evoattn.model.gpu import GPUS
 from evoattn.model.paths import ROOT
 from evoattn.storage import Storage, StorageError
-from evoattn.storage.engine import parse_url, without_password
+from evoattn.storage.engine import parse_url, place, without_password
 from tests.storage.storage_records import PROBLEM, make_study, refusal
 from tests.support.postgres import Server, free_port, programs
 
@@ -86,6 +86,7 @@ def test_the_server_of_the_tests_runs_alone_and_leaves_nothing():
 )
 def test_a_command_to_paste_holds_no_password(given, shown):
     assert without_password(given) == shown
+    assert "secret" not in place(parse_url(given))
 
 
 @pytest.mark.slow

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 
 
 class AnchorError(ValueError):
     """The source has no place, or several, where one was expected."""
 
 
-def _squeezed(text: str) -> tuple[str, list[int]]:
+@lru_cache(64)  # tables of faults edit one source many times
+def _squeezed(text: str) -> tuple[str, tuple[int, ...]]:
     """The text without white space and without the `//` of a comment that goes on from the line before; where each of
     its characters was."""
     kept: list[int] = []
@@ -23,7 +25,7 @@ def _squeezed(text: str) -> tuple[str, list[int]]:
         kept += [position + i for i in range(first, len(line)) if not line[i].isspace()]
         in_comment = "//" in line
         position += len(line)
-    return "".join(text[i] for i in kept), kept
+    return "".join(text[i] for i in kept), tuple(kept)
 
 
 def find_all(source: str, anchor: str) -> list[tuple[int, int]]:

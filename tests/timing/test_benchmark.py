@@ -119,3 +119,15 @@ def test_a_replay_that_fails_says_whose_it_was():
     with pytest.raises(ContestantFailed, match="illegal address") as failure:
         benchmark.measure([Fake("a", range(9)), Failing("b", ())], SCREEN, "warm", Clocks("none"))
     assert failure.value.name == "b" and failure.value.error is failure.value.__cause__
+
+
+def test_a_counter_of_energy_is_read_where_the_device_answers():
+    clocks = Clocks("none")
+    assert clocks.absent and clocks.energy_mj() is None
+    clocks.absent, clocks._handle = "", "device 0"
+    clocks._nvml = SimpleNamespace(
+        nvmlDeviceGetTotalEnergyConsumption=lambda handle: {"device 0": 17}[handle], NVMLError=RuntimeError
+    )
+    assert clocks.energy_mj() == 17
+    clocks._nvml = SimpleNamespace(NVMLError=RuntimeError)  # a binding that lacks the call
+    assert clocks.energy_mj() is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,8 @@ def fit(table: Table, chosen: Numbers, known: dict[str, Weights] | None = None) 
         mine = np.flatnonzero(table.family[chosen] == family)
         if len(mine) >= LEAST_ROWS:
             names, asked = table.asked(family, chosen[mine], us[mine], parts[mine])
-            trees[str(family)] = fit_trees(names, asked, us[mine], table.us[chosen[mine]], near_best(factors[mine]))
+            over = np.log(table.us[chosen[mine]] / us[mine])
+            trees[str(family)] = fit_trees(names, asked, over, near_best(factors[mine]), tree_size(len(mine)))
     return Fitted(weights, trees, {})
 
 
@@ -123,15 +124,17 @@ def tree_size(rows: int) -> dict[str, float]:
     return MOST_TREES if rows >= MOST_ROWS else MANY_TREES if rows >= MANY_ROWS else TREES
 
 
-def fit_trees(names: tuple[str, ...], table: Floats, physical: Floats, measured: Floats, near: Floats) -> Trees:
-    """Trees of one family for log(measured / physical) from [row, feature]; rows near the best of their problem weigh
-    more."""
+def fit_trees(
+    names: tuple[str, ...], table: Floats, over: Floats, near: Floats, size: Mapping[str, float] = TREES
+) -> Trees:
+    """Trees of one family for `over`, log(measured / physical), from [row, feature]; rows near the best of their
+    problem weigh more. `size`: arguments of scikit-learn's boosting."""
     from sklearn.ensemble import HistGradientBoostingRegressor
 
     varies = [i for i in range(len(names)) if len(np.unique(table[:, i])) > 1]
     names, table = tuple(names[i] for i in varies), table[:, varies]
-    model = HistGradientBoostingRegressor(**tree_size(len(table)), early_stopping=False, random_state=0)
-    model.fit(table, np.log(measured / physical), sample_weight=near)
+    model = HistGradientBoostingRegressor(**size, early_stopping=False, random_state=0)
+    model.fit(table, over, sample_weight=near)
     return _as_trees(model, names)
 
 

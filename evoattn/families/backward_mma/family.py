@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 from evoattn.families.backward import NULL, bias_gradient, bias_gradient_strides, key_blocks, shares_bias, strides_of
 from evoattn.families.backward_mma.resources import (
-    BLOCK_STATES,
     IDLE,
     ROW_THREADS,
     BackwardMmaGenes,
@@ -29,7 +28,7 @@ from evoattn.families.backward_mma.resources import (
     tables_of,
 )
 from evoattn.families.base import Family, softmax_scale_log2
-from evoattn.families.block_list import block_list_args, block_list_constants, why_not_listed
+from evoattn.families.block_list import block_list_constants, block_state_args, why_not_listed
 from evoattn.families.residency import WARP, register_cap, why_no_memory, why_not_resident, why_same_code
 from evoattn.families.row_blocks import batches, row_blocks
 from evoattn.families.variants import variant_args, variant_constants
@@ -195,14 +194,6 @@ def _sink_sums(problem: AttentionProblem) -> KernelArg:
     return Buffer("sink_sums") if "sinks" in parse_grads(problem.grads) else NULL
 
 
-def _block_states(problem: AttentionProblem) -> tuple[KernelArg, ...]:
-    """The arguments of `templates/backward_mma/block_states_blocks.cuh`."""
-    if not problem.blocks:
-        return ()
-    rows = problem.term_shapes["kv_num_blocks"][2]
-    return *block_list_args(problem, packs=False), Buffer(BLOCK_STATES), Scalar("int32", rows)
-
-
 def _row_args(problem: AttentionProblem, genes: BackwardMmaGenes) -> tuple[KernelArg, ...]:
     """Of the launch that reads O and dO."""
     sums, *_ = _sums(problem, genes)
@@ -219,7 +210,7 @@ def _row_args(problem: AttentionProblem, genes: BackwardMmaGenes) -> tuple[Kerne
         *_lengths(problem),
         *strides_of(problem, "o", "do"),
         *variant_args(problem),
-        *_block_states(problem),
+        *block_state_args(problem, packs=False),
         *table_gradient_args(problem),
     )
 
@@ -239,7 +230,7 @@ def _key_args(problem: AttentionProblem, genes: BackwardMmaGenes, rows: int) -> 
         softmax_scale_log2(problem),
         Scalar("float32", problem.softmax_scale),
         *variant_args(problem),
-        *_block_states(problem),
+        *block_state_args(problem, packs=False),
         *table_gradient_args(problem),
     )
 
@@ -259,7 +250,7 @@ def _query_args(problem: AttentionProblem, genes: BackwardMmaGenes, rows: int, k
         softmax_scale_log2(problem),
         Scalar("float32", problem.softmax_scale),
         *variant_args(problem),
-        *_block_states(problem),
+        *block_state_args(problem, packs=False),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from evoattn.families.backward import key_blocks, key_steps
+from evoattn.families.block_list import block_state_bytes
 from evoattn.families.genes import Genes
 from evoattn.families.residency import WARP, register_cap
 from evoattn.families.row_blocks import batches, row_blocks
@@ -54,8 +55,6 @@ class BackwardMmaGenes(Genes):
 
 
 CHUNK_BYTES = 16
-BLOCK_STATES = "block_states"
-"""The scratch buffer of what each block is by a block list."""
 ROW_THREADS = 256
 """Of a block of the first launch, and of one that converts sums."""
 
@@ -113,8 +112,7 @@ def scratch_bytes(problem: AttentionProblem, genes: BackwardMmaGenes) -> dict[st
     tiles = row_blocks(problem, genes.BLOCK_M) * problem.heads * batches(problem)
     scratch, sums = {"row_terms": 8 * tiles * genes.BLOCK_M}, sum_offsets(problem, genes)[-1]
     scratch |= {"sums": 4 * sums} if sums else {}
-    if problem.blocks:
-        scratch[BLOCK_STATES] = math.prod(problem.term_shapes["kv_indices"])
+    scratch |= block_state_bytes(problem)
     return scratch | ({"sink_sums": 4 * tiles} if "sinks" in parse_grads(problem.grads) else {})
 
 

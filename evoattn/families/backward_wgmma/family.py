@@ -18,6 +18,7 @@ from evoattn.families.backward_wgmma.resources import (
     producer_warps,
     registers_at_launch,
     registers_needed,
+    rows_by_block,
     scratch,
     smem_bytes,
     threads,
@@ -26,7 +27,9 @@ from evoattn.families.backward_wgmma.resources import (
     whole_chunks,
 )
 from evoattn.families.base import Family, softmax_scale_log2
+from evoattn.families.block_list import block_list_constants, block_state_args, why_not_listed
 from evoattn.families.flash_wgmma.text import wgmma_function
+from evoattn.families.packed_mask import pack_launches, pack_work
 from evoattn.families.residency import why_no_memory, why_not_resident, why_same_code
 from evoattn.families.row_blocks import batches, row_blocks
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, bias_map, sliding_map, tile_map, why_not_sliding
@@ -69,6 +72,7 @@ class BackwardWgmma(Family):
         "score",
         "value_dim",
         "varlen",
+        "blocks",
     )
 
     def genes(self, config: KernelConfig) -> BackwardWgmmaGenes:
@@ -96,8 +100,10 @@ class BackwardWgmma(Family):
             return reason
         if not set(parse_grads(problem.grads)) <= set(TERM_GRADS):
             return "backward_wgmma computes no gradients of tables."
-        if problem.deterministic:
-            return "backward_wgmma adds up dQ in the order in which its blocks run, which deterministic does not allow."
+        if problem.deterministic and problem.blocks:
+            return "backward_wgmma adds up dQ by a block list in the order in which blocks run: not deterministic."
+        if problem.deterministic and shares_bias(problem):
+            return "backward_wgmma adds up the gradient of a bias that batches or heads share in any order."
         return None
 
     def why_not(
@@ -106,13 +112,14 @@ class BackwardWgmma(Family):
         genes = self.genes(config)
         return (
             why_useless(problem, genes)
+            or why_not_whole_lists(problem, genes)
             or (why_redundant(problem, genes) if redundant else None)
             or why_too_big(problem, genes, gpu)
         )
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes = self.genes(config)
-        producer, consumer = moved_registers(genes)
+        producer, consumer = moved_registers(problem, genes)
         dims, dtype = genes.DIM_GROUPS, problem.dtype
         columns, share = dq_columns(problem, genes), dq_share(problem, genes)
         p_in_registers, ds_in_registers = genes.P_PLACE == "registers", genes.DS_PLACE == "registers"
@@ -122,6 +129,7 @@ class BackwardWgmma(Family):
             "VALUE_DIM": problem.head_dim_v,
             **problem.masking.constants(),
             **variant_constants(problem, slope=True),
+            **block_list_constants(problem),
             "BIAS_GRADIENT": "bias" in parse_grads(problem.grads),
             "BIAS_PARAMETERS": ", const __grid_constant__ TensorMap bias_map" if problem.bias else "",
             "BIAS_MAP": "bias_map" if problem.bias else "q_map",
@@ -136,9 +144,11 @@ class BackwardWgmma(Family):
             "DQ_BY_BULK": genes.DQ_SUM != "registers",
             "DQ_BY_WARP": genes.DQ_SUM == "warp",
             "ROWS_INSIDE": genes.ROW_WORK == "spare_warps",
+            "ROWS_BY_BLOCK": genes.ROW_WORK == "block",
             "HEADS_FASTEST": genes.BLOCK_ORDER == "heads",
             "ROTATED": genes.ROTATE,
             "STAGGERED": genes.STAGGER,
+            "IN_ORDER": problem.deterministic,
             "LSE_GRADIENT": problem.lse,
             "SMEM_BYTES": smem_bytes(problem, genes),
             "DQ_COLUMNS": columns,
@@ -161,16 +171,16 @@ class BackwardWgmma(Family):
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         genes = self.genes(config)
-        m, n = genes.BLOCK_M, genes.BLOCK_N
+        m, n, by_block = genes.BLOCK_M, genes.BLOCK_N, rows_by_block(problem, genes)
         tiles, sinks = row_blocks(problem, genes.BLOCK_M), "sinks" in parse_grads(problem.grads)
         ahead, row_block = lead(problem, genes, gpu.sm_count), (ROW_THREADS, 1, 1)
         row_heads = (ahead * problem.group_size, 1) if ahead else (problem.heads, batches(problem))
-        progress: KernelArg = Buffer("progress") if ahead else NULL
+        progress: KernelArg = Buffer("progress") if ahead or problem.deterministic else NULL
         keys, heads, batch = key_blocks(problem, genes), problem.kv_heads, batches(problem)
         blocks, in_parts = keys * genes.QUERY_SPLIT, genes.QUERY_SPLIT > 1
         grid = (heads, batch, blocks) if genes.BLOCK_ORDER == "heads" else (blocks, heads, batch)
         sums, sum_tiles = (Buffer("key_sums"), keys) if in_parts else (NULL, 0)
-        log_sums, deltas, dq_sums = map(Buffer, ("log_sums", "deltas", "dq_sums"))
+        log_sums, deltas, dq_sums = (NULL if by_block else Buffer(name) for name in ("log_sums", "deltas", "dq_sums"))
         dlse: KernelArg = Buffer("dlse") if problem.lse else NULL
         scale = Scalar("float32", problem.softmax_scale)
         sizes = _ints(problem.heads, problem.kv_heads, problem.seqlen_q, problem.seqlen_k)
@@ -184,6 +194,7 @@ class BackwardWgmma(Family):
             bias_gradient(problem),
             Scalar("int64", math.prod(problem.term_shapes["bias"]) if "bias" in parse_grads(problem.grads) else 0),
             *variant_args(problem),
+            *block_state_args(problem),
         )
         by_tiles = sliding_map if problem.varlen else tile_map
         main: tuple[KernelArg, ...] = (
@@ -200,6 +211,7 @@ class BackwardWgmma(Family):
             bias_gradient(problem),
             *bias_gradient_strides(problem),
             *variant_args(problem),
+            *block_state_args(problem),
             sums,
             *((bias_map(problem, m),) if problem.bias else ()),
         )
@@ -216,10 +228,14 @@ class BackwardWgmma(Family):
             *strides_of(problem, "dk", "dv"),
             *_ints(problem.kv_heads, sum_tiles),
         )
-        smem = smem_bytes(problem, genes)
+        smem, packs = smem_bytes(problem, genes), pack_launches(problem)
+        launch = KernelLaunch(self.name, grid, (threads(genes), 1, 1), smem, main, overlaps=not by_block)
+        if by_block:
+            return (launch,)
         return (
-            KernelLaunch("backward_wgmma_terms", (tiles, *row_heads), row_block, 0, terms),
-            KernelLaunch(self.name, grid, (threads(genes), 1, 1), smem, main, overlaps=True),
+            *packs,
+            KernelLaunch("backward_wgmma_terms", (tiles, *row_heads), row_block, 0, terms, overlaps=bool(packs)),
+            launch,
             KernelLaunch(
                 "backward_wgmma_rows", (tiles + sinks + sum_tiles, *row_heads), row_block, 0, rows, overlaps=True
             ),
@@ -229,11 +245,11 @@ class BackwardWgmma(Family):
         return scratch(problem, self.genes(config))
 
     def unordered(self, problem: AttentionProblem, config: KernelConfig) -> tuple[str, ...]:
-        several = key_blocks(problem, self.genes(config)) > 1
+        several = key_blocks(problem, self.genes(config)) > 1 and not problem.deterministic
         return (*(("dq",) if several else ()), *(("dbias",) if shares_bias(problem) else ()))
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
-        return launch_work(problem, self.genes(config), registers)
+        return *pack_work(problem), *launch_work(problem, self.genes(config), registers)
 
 
 def _ints(*numbers: int) -> tuple[Scalar, ...]:
@@ -270,14 +286,10 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
         )
     if genes.DQ_SUM != "registers" and dq_share(problem, genes):
         return f"DQ_SUM={genes.DQ_SUM} has no place for the dimensions of dQ that warpgroups share."
-    if genes.PRODUCER == "warp" and (genes.DQ_SUM == "warp" or genes.ROW_WORK == "spare_warps"):
-        return "DQ_SUM=warp and ROW_WORK=spare_warps need PRODUCER=warpgroup, which has warps to spare."
-    if genes.ROW_WORK == "spare_warps" and problem.varlen:
-        return "ROW_WORK=spare_warps takes no packed sequences, whose heads end at different times."
-    if genes.ROW_WORK == "spare_warps" and genes.BLOCK_ORDER == "heads":
-        return "ROW_WORK=spare_warps needs BLOCK_ORDER=keys: the heads come one after another."
-    if genes.ROW_WORK == "spare_warps" and genes.QUERY_SPLIT > 1:
-        return "ROW_WORK=spare_warps counts on QUERY_SPLIT=1: rows are shared out to the blocks by their tiles of keys."
+    if genes.PRODUCER == "warp" and (genes.DQ_SUM == "warp" or genes.ROW_WORK != "launches"):
+        return f"DQ_SUM=warp and ROW_WORK={genes.ROW_WORK} need PRODUCER=warpgroup, which has warps to spare."
+    if reason := _why_no_rows(problem, genes):
+        return reason
     if genes.ROTATE and problem.causal:
         return "ROTATE needs mask=full: under a causal mask blocks begin with different queries as it is."
     if genes.STAGGER and groups != 2:
@@ -296,6 +308,36 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
     return None
 
 
+def why_not_whole_lists(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
+    """Tiles that are no parts of a block, and what does not go by a list; what adds in any order."""
+    name = "ROTATE" if genes.ROTATE else f"ROW_WORK={genes.ROW_WORK}" if genes.ROW_WORK != "launches" else ""
+    if problem.blocks and (name or genes.QUERY_SPLIT > 1):
+        name = name or f"QUERY_SPLIT={genes.QUERY_SPLIT}"
+        return f"{name} needs queries by the mask alone, and here a block list names them."
+    if problem.deterministic and name:
+        return f"{name}: blocks that add to dQ in order wait for those that begin before them alone."
+    if problem.deterministic and genes.DQ_SUM != "warp":
+        return f"DQ_SUM={genes.DQ_SUM} adds to dQ in any order; deterministic=1 asks for DQ_SUM=warp."
+    return why_not_listed(problem, genes.BLOCK_M, genes.BLOCK_N)
+
+
+def _why_no_rows(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
+    """Why rows of queries cannot be made where ROW_WORK says."""
+    if genes.ROW_WORK == "launches":
+        return None
+    if genes.QUERY_SPLIT > 1:
+        return f"ROW_WORK={genes.ROW_WORK} counts on QUERY_SPLIT=1: on a block for each tile of keys."
+    if genes.ROW_WORK == "block":
+        if genes.DQ_ROWS != "queries" or genes.DQ_SUM != "registers":
+            return "ROW_WORK=block needs rows of dQ in registers (DQ_ROWS=queries, DQ_SUM=registers)."
+        return None
+    if problem.varlen:
+        return "ROW_WORK=spare_warps takes no packed sequences, whose heads end at different times."
+    if genes.BLOCK_ORDER == "heads":
+        return "ROW_WORK=spare_warps needs BLOCK_ORDER=keys: the heads come one after another."
+    return None
+
+
 def why_redundant(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
     """Configs that do on this problem what a smaller one does."""
     if genes.BLOCK_M > 64 and 2 * problem.seqlen_q <= genes.BLOCK_M:
@@ -310,6 +352,8 @@ def why_redundant(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str |
             )
     if tiles < genes.QUERY_SPLIT:
         return f"QUERY_SPLIT={genes.QUERY_SPLIT} is more than the {tiles} tiles of {genes.BLOCK_M} queries."
+    if genes.ROW_WORK == "block" and not rows_by_block(problem, genes):
+        return f"ROW_WORK=block is ROW_WORK=launches where {genes.BLOCK_N} keys (BLOCK_N) are not all of a head's."
     if genes.ROW_WORK == "spare_warps" and units(problem) == 1:
         return "ROW_WORK=spare_warps has nothing to do where there is one K/V head."
     if genes.BLOCK_ORDER == "heads" and (key_blocks(problem, genes) == 1 or units(problem) == 1):
@@ -331,7 +375,7 @@ def why_too_big(problem: AttentionProblem, genes: BackwardWgmmaGenes, gpu: GpuSp
         )
     if reason := why_not_resident(gpu, genes.BLOCKS_PER_SM, warps, smem) or why_same_code(genes.BLOCKS_PER_SM, warps):
         return reason
-    have, needed = moved_registers(genes)[1] or registers_at_launch(genes), registers_needed(problem, genes)
+    have, needed = moved_registers(problem, genes)[1] or registers_at_launch(genes), registers_needed(problem, genes)
     if needed > have:
         return (
             f"A thread needs about {needed} registers, by BLOCK_M, BLOCK_N, P_PLACE, DS_PLACE, DQ_ROWS, and PRODUCER="

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from evoattn.families import backward
 from evoattn.families.backward import key_steps
+from evoattn.families.block_list import block_state_bytes
 from evoattn.families.genes import Genes
+from evoattn.families.packed_mask import packed_bytes
 from evoattn.families.residency import WARP, register_cap
 from evoattn.families.row_blocks import batches, row_blocks
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES
@@ -37,7 +39,7 @@ class BackwardWgmmaGenes(Genes):
     DQ_SUM: Literal["registers", "bulk", "warp"]
     BLOCK_ORDER: Literal["keys", "heads"]
     ROTATE: bool
-    ROW_WORK: Literal["launches", "spare_warps"] = "launches"
+    ROW_WORK: Literal["launches", "spare_warps", "block"] = "launches"
     QUERY_SPLIT: int = 1
     STAGGER: bool = False
 
@@ -45,6 +47,9 @@ class BackwardWgmmaGenes(Genes):
 WARPGROUP, GROUP_KEYS = 128, 64
 PRODUCER_REGISTERS = {1: 40, 2: 24, 3: 32}
 """Per thread of the producer warpgroup after setmaxnreg, by consumer warpgroups, as in flash_wgmma."""
+LISTED_REGISTERS = 32
+"""The least of a producer that goes through a block list, if the consumers can spare so many. Six configs compiled by
+ptxas 13.0: with 24 each spills some 80 bytes."""
 SPARE_REGISTERS = 40
 """Per thread of warps that make rows, if the consumers can spare so many: for two rows at once."""
 MAX_CONSUMER_REGISTERS = 240
@@ -86,14 +91,15 @@ def registers_at_launch(genes: BackwardWgmmaGenes) -> int:
     return register_cap(threads(genes) // 32, genes.BLOCKS_PER_SM)
 
 
-def moved_registers(genes: BackwardWgmmaGenes) -> tuple[int, int]:
+def moved_registers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> tuple[int, int]:
     """(producer's, consumers') registers per thread after setmaxnreg, (0, 0) without: as in flash_wgmma."""
     if genes.PRODUCER != "warpgroup":
         return 0, 0
     consumers, launch = warpgroups(genes), min(registers_at_launch(genes) + 1, 256) // 8 * 8
     producer = PRODUCER_REGISTERS[consumers]
-    if genes.ROW_WORK == "spare_warps" and genes.DS_PLACE == "shared":  # else ptxas has products wait in turn (C7512)
-        producer = max(producer, SPARE_REGISTERS)
+    if genes.DS_PLACE == "shared":  # else ptxas has products wait in turn (C7512)
+        spare = SPARE_REGISTERS if genes.ROW_WORK != "launches" else LISTED_REGISTERS * bool(problem.blocks)
+        producer = max(producer, spare)
     consumer = ((consumers + 1) * launch - producer) // consumers // 8 * 8
     return producer, min(consumer, MAX_CONSUMER_REGISTERS)
 
@@ -155,7 +161,8 @@ def smem_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     sums = 64 * dq_columns(problem, genes) * 4 * warpgroups(genes) if genes.DQ_SUM != "registers" else 0
     terms = 4 * genes.BLOCK_M * (genes.Q_STAGES + genes.DO_STAGES)
     barriers = 2 + 2 * genes.Q_STAGES + 2 * genes.DO_STAGES + 2 * warpgroups(genes) * (genes.DQ_SUM == "warp")
-    return tiles + sums + terms + 8 * barriers
+    told = genes.Q_STAGES * bool(problem.blocks)  # which tile of queries the producer brought
+    return tiles + sums + terms + 8 * (barriers + told)
 
 
 def query_tiles(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
@@ -169,10 +176,16 @@ def key_blocks(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
 
 
 def scratch(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, int]:
-    """Bytes of the terms of the queries, of dQ in float32, and of what blocks leave of dK and dV."""
+    """Bytes of the terms of the queries, of dQ in float32, and of what blocks leave of dK and dV; of what is made of a
+    block list; of words by which blocks wait for one another."""
+    if rows_by_block(problem, genes):
+        return {}
     terms = 4 * genes.BLOCK_M * query_tiles(problem, genes)
     found = {"log_sums": terms, "deltas": terms, "dq_sums": terms * whole_chunks(problem.head_dim)}
     found |= {"key_sums": key_sums(problem, genes)} if genes.QUERY_SPLIT > 1 else {}
+    found |= block_state_bytes(problem) | packed_bytes(problem)
+    if problem.deterministic:
+        return found | {"progress": 4 * query_tiles(problem, genes)}
     return found | ({"progress": 8 * units(problem)} if genes.ROW_WORK == "spare_warps" else {})
 
 
@@ -180,6 +193,15 @@ def key_sums(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     """Bytes of dK and dV of all blocks in float32, QUERY_SPLIT > 1; else 0."""
     blocks = key_blocks(problem, genes) * units(problem) * genes.QUERY_SPLIT
     return 4 * blocks * genes.BLOCK_N * (problem.head_dim + problem.head_dim_v) * (genes.QUERY_SPLIT > 1)
+
+
+def rows_by_block(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> bool:
+    """Whether a block has all keys of its heads, and each query sees some: with ROW_WORK=block it makes the terms of
+    the queries and whole rows of dQ, and the main launch is the only one."""
+    if genes.ROW_WORK != "block" or problem.varlen or problem.grads or problem.window:
+        return False
+    unseen = problem.masking.ends_lower_right and problem.causal and problem.seqlen_q > problem.seqlen_k
+    return not unseen and key_blocks(problem, genes) == 1
 
 
 def units(problem: AttentionProblem) -> int:
@@ -191,7 +213,7 @@ def lead(problem: AttentionProblem, genes: BackwardWgmmaGenes, sms: int) -> int:
     """So many K/V heads ahead a block of ROW_WORK=spare_warps begins rows of queries, and ends those of as many behind:
     those that run at once on so many SMs and one more, so that none waits, and twice as many where some blocks take
     twice as long as others do; half of all at most. 0 with ROW_WORK=launches."""
-    if genes.ROW_WORK == "launches":
+    if genes.ROW_WORK != "spare_warps":
         return 0
     uneven = problem.causal and not problem.window
     running = math.ceil((1 + uneven) * sms * genes.BLOCKS_PER_SM / key_blocks(problem, genes)) + 1
@@ -208,10 +230,8 @@ STEP_WAIT, FIRST_WAIT, ROW_WAIT = 500, 2500, 2000
 launches for rows. Estimates: nothing was fitted yet."""
 
 
-def launch_work(
-    problem: AttentionProblem, genes: BackwardWgmmaGenes, registers: int
-) -> tuple[LaunchWork, LaunchWork, LaunchWork]:
-    """The terms of the queries, the main launch, the rows of dQ."""
+def launch_work(problem: AttentionProblem, genes: BackwardWgmmaGenes, registers: int) -> tuple[LaunchWork, ...]:
+    """The terms of the queries, the main launch, the rows of dQ; or the main launch alone."""
     mean, most, count = key_steps(problem, genes.BLOCK_M, genes.BLOCK_N)  # of one head
     groups, queries, keys = warpgroups(genes), genes.BLOCK_M, genes.BLOCK_N
     width, value_width = up_to(problem.head_dim, 16), up_to(problem.head_dim_v, 16)
@@ -234,7 +254,7 @@ def launch_work(
         loaded_bytes=tile_bytes + 2.0 * sums,
         waits=STEP_WAIT * (1.0 if genes.ORDER == "in_turn" else 0.6),
     )
-    extra = variant_step(problem, pairs, packs=False)
+    extra = variant_step(problem, pairs)
     split = genes.QUERY_SPLIT
     blocks = count * units(problem) * split
     row_bytes = sum(_row_bytes(problem, genes, which) for which in ("terms", "rows"))
@@ -257,7 +277,7 @@ def launch_work(
         float(math.ceil(most * problem.group_size / split)),
         ends,
         tensor="wgmma",
-        longest_first=problem.causal and genes.BLOCK_ORDER == "heads",
+        longest_first=(problem.causal or bool(problem.blocks)) and genes.BLOCK_ORDER == "heads",
         in_flight_bytes=float(tile_bytes * (min(genes.Q_STAGES, genes.DO_STAGES) - 1)),
         read_bytes=tensor_bytes(problem, "q", "k", "v", "o") + bias_bytes(problem),
         write_bytes=key_sums(problem, genes) or tensor_bytes(problem, "k", "v"),
@@ -268,6 +288,8 @@ def launch_work(
         overlaps=True,
         genes=_numbers(problem, genes),
     )
+    if rows_by_block(problem, genes):
+        return (replace(main, overlaps=False),)
     return _rows(problem, genes, "terms"), main, _rows(problem, genes, "rows")
 
 
@@ -332,7 +354,8 @@ def _numbers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, 
         "dq by bulk": genes.DQ_SUM == "bulk",
         "dq by warp": genes.DQ_SUM == "warp",
         "rows inside": genes.ROW_WORK == "spare_warps",
+        "rows by block": rows_by_block(problem, genes),
         "staggered": genes.STAGGER,
         "rotated": genes.ROTATE,
-        "consumer registers": moved_registers(genes)[1] or registers_at_launch(genes),
+        "consumer registers": moved_registers(problem, genes)[1] or registers_at_launch(genes),
     }

@@ -28,7 +28,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, Value
 
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
-RECIPE: dict[str, Value] = {"BLOCK_N": 32, "THREADS_PER_ROW": 8}
+RECIPE: dict[str, Value] = {"BLOCK_N": 32, "THREADS_PER_ROW": 16}
 """Of rows of the same bits in every batch."""
 
 

@@ -24,6 +24,7 @@ from evoattn.families.flash_wgmma.resources import (
     merges_in_memory,
     moved_registers,
     parts,
+    parts_in_shared,
     producer_warps,
     registers_at_launch,
     registers_needed,
@@ -52,7 +53,7 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig, Value
+from evoattn.model.space import KernelConfig, SearchSpace, Value
 from evoattn.model.variant import KEY_VARIANTS, SCORE_VARIANTS
 
 ARCH = "sm_90a"
@@ -64,7 +65,7 @@ GANGS_ALONG_Y = "gridDim.y"
 SCHEDULES = {"single": "SINGLE", "fixed": "FIXED", "claimed": "CLAIMED", "balanced": "BALANCED"}
 STORES = {"tensor_map": "TENSOR_MAP", "rows": "ROWS", "chunks": "CHUNKS"}
 RESCALES = {"always": ("ALWAYS", 0), "lazy_5": ("LAZY", 5), "lazy_8": ("LAZY", 8), "lazy_after": ("LAZY_AFTER", 0)}
-RECIPE: dict[str, Value] = {"BLOCK_N": 64, "RESCALE": "lazy_5", "POLYNOMIAL_EIGHTHS": 0, "PART_TILES": 16}
+RECIPE: dict[str, Value] = {"BLOCK_N": 64, "RESCALE": "lazy_5", "POLYNOMIAL_EIGHTHS": 0, "PART_TILES": 8}
 """Of rows of the same bits in every batch. A V of more than WIDE_HEAD_DIM columns has no parts: registers hold no
 second O beside the first."""
 COUNTERS, RESULTS = "counters" + ZEROED_SUFFIX, "results"
@@ -122,6 +123,10 @@ class FlashWgmma(Family):
         )
         return RECIPE | ({"PART_TILES": 0} if whole else {})
 
+    def space(self, problem: AttentionProblem, gpu: GpuSpec) -> SearchSpace:
+        whole = super().space(problem, gpu)
+        return whole if problem.batch_invariant else whole.restricted(dict(PART_TILES=("0",), PARTS_MERGE=("memory",)))
+
     def row_bits(self, problem: AttentionProblem, config: KernelConfig) -> tuple[Value, ...] | None:
         """A row meets its tiles of keys, which begin at multiples of BLOCK_N, from the last to the first; tiles in
         which it sees no key leave it as it is (`softmax/wgmma_softmax.cuh`). Parts are added up in the same order by
@@ -140,6 +145,7 @@ class FlashWgmma(Family):
         split = cluster_blocks(problem, genes)
         return {
             "CLUSTER": split,
+            "PARTS_IN_SHARED": parts_in_shared(problem, genes),
             "CLUSTER_DIMS": f"__cluster_dims__({split}, 1, 1)" if split > 1 else "",
             "ELEMENT": problem.element.cuda,
             "HEAD_DIM": problem.head_dim,
@@ -271,14 +277,10 @@ def why_useless(problem: AttentionProblem, genes: FlashWgmmaGenes) -> str | None
         return f"{_tiles_of(genes)} add up columns in global memory, and need STORE=rows: no block has whole rows of O."
     if merges_in_memory(problem, genes) and problem.varlen:
         return f"{_tiles_of(genes)} add up in global memory, and need sequences of one length: they say where."
-    if genes.PART_TILES and not problem.batch_invariant:
-        return f"PART_TILES={genes.PART_TILES} takes time for the same bits in every batch, of batch_invariant=1."
-    if genes.PART_TILES and (problem.blocks or genes.SCHEDULE == "balanced" or problem.head_dim_v > WIDE_HEAD_DIM):
-        return (
-            f"PART_TILES={genes.PART_TILES} needs a V of at most {WIDE_HEAD_DIM} columns, and tiles by the mask alone."
-        )
-    if genes.PART_TILES and genes.KEY_SPLIT > 1 and genes.CAUSAL_SKIP:
-        return f"CAUSAL_SKIP passes over tiles of one block: KEY_SPLIT={genes.KEY_SPLIT} parts have several."
+    if genes.PART_TILES and (reason := why_no_parts(problem, genes)):
+        return reason
+    if genes.PARTS_MERGE == "cluster" and not genes.PART_TILES:
+        return "PARTS_MERGE=cluster needs PART_TILES."
     if genes.SCHEDULE == "balanced" and problem.causal:
         return (
             "SCHEDULE=balanced needs mask=full: it gives blocks the same number of key tiles, of which a causal mask "
@@ -301,6 +303,23 @@ def why_useless(problem: AttentionProblem, genes: FlashWgmmaGenes) -> str | None
         )
     if genes.CAUSAL_SKIP and not (problem.causal and consumers > 1):
         return "CAUSAL_SKIP needs a causal mask and several warpgroups: one alone sees every key tile of its block."
+    return None
+
+
+def why_no_parts(problem: AttentionProblem, genes: FlashWgmmaGenes) -> str | None:
+    """Parts of keys that do not go with the problem, or with the other genes."""
+    if not problem.batch_invariant:
+        return f"PART_TILES={genes.PART_TILES} takes time for the same bits in every batch, of batch_invariant=1."
+    if problem.blocks or genes.SCHEDULE == "balanced" or problem.head_dim_v > WIDE_HEAD_DIM:
+        return (
+            f"PART_TILES={genes.PART_TILES} needs a V of at most {WIDE_HEAD_DIM} columns, and tiles by the mask alone."
+        )
+    if genes.KEY_SPLIT > 1 and genes.CAUSAL_SKIP:
+        return f"CAUSAL_SKIP passes over tiles of one block: KEY_SPLIT={genes.KEY_SPLIT} parts have several."
+    if genes.PARTS_MERGE == "cluster" and cluster_blocks(problem, genes) == 1:
+        return "PARTS_MERGE=cluster needs KEY_SPLIT=2 or 4, whose results fit into shared memory."
+    if genes.PARTS_MERGE == "cluster" and parts(problem, genes) > genes.KEY_SPLIT:
+        return f"PARTS_MERGE=cluster: each of the {parts(problem, genes)} parts needs a block of its own."
     return None
 
 

@@ -50,6 +50,7 @@ class FlashWgmmaGenes(Genes):
     Q_IN_REGISTERS: bool
     STORE: Literal["tensor_map", "rows", "chunks"]
     PART_TILES: int = 0
+    PARTS_MERGE: Literal["memory", "cluster"] = "memory"
     GROUP_ROWS: bool = False
 
 
@@ -140,6 +141,17 @@ def registers_needed(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
 
     S, P, O, Q if it stays, and what the other genes keep beside them.
     """
+    return _registers_needed(problem, genes, not parts_in_shared(problem, genes))
+
+
+def parts_in_shared(problem: AttentionProblem, genes: FlashWgmmaGenes) -> bool:
+    """Whether a block adds up its parts in shared memory, as registers do not hold a second O."""
+    have = moved_registers(genes)[1] or registers_at_launch(genes)
+    return keeps_parts(genes) and _registers_needed(problem, genes, True) > have
+
+
+def _registers_needed(problem: AttentionProblem, genes: FlashWgmmaGenes, with_parts: bool) -> int:
+    """As `registers_needed`, `with_parts` in registers, or without."""
     block_n, wide = genes.BLOCK_N, max(0, problem.head_dim - WIDE_HEAD_DIM, problem.head_dim_v - WIDE_HEAD_DIM)
     operands = block_n // 2 + block_n // 4 + problem.head_dim_v // 2
     if genes.Q_IN_REGISTERS:
@@ -151,7 +163,7 @@ def registers_needed(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
         others += LAZY_AFTER_REGISTERS + problem.head_dim // 16 + wide // 8
     if genes.GROUP_ROWS and (problem.alibi or problem.bias or problem.score):
         others += TWO_HEADS_REGISTERS
-    if keeps_parts(genes):  # O of those that are over
+    if keeps_parts(genes) and with_parts:  # O of those that are over
         others += problem.head_dim_v // 2
     if problem.bias:  # one register for two keys of two rows, loaded beside the product
         others += block_n // 4
@@ -221,7 +233,7 @@ def chunks_of(dim: int) -> int:
 def cluster_blocks(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
     """Blocks of a cluster: those of KEY_SPLIT, if they are few and their results fit beside the tiles of a block."""
     split = genes.KEY_SPLIT
-    if split == 1 or split not in IN_CLUSTER or genes.PART_TILES:
+    if split == 1 or split not in IN_CLUSTER or (genes.PART_TILES and genes.PARTS_MERGE == "memory"):
         return 1
     needed = _tile_bytes(problem, genes) + _handed_over_bytes(problem, genes, split) + SMEM_RESERVED
     return split if genes.BLOCKS_PER_SM * needed <= SMEM_PER_SM else 1
@@ -235,7 +247,13 @@ def merges_in_memory(problem: AttentionProblem, genes: FlashWgmmaGenes) -> bool:
 def parts(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
     """Of all keys, those whose sums are made by themselves."""
     tiles = math.ceil(problem.seqlen_k / genes.BLOCK_N)
-    return math.ceil(tiles / genes.PART_TILES) if genes.PART_TILES else 1
+    return parts_of(tiles, genes) if genes.PART_TILES else 1
+
+
+def parts_of(tiles: int, genes: FlashWgmmaGenes) -> int:
+    """Parts of so many tiles of keys: `KeyParts` of the template."""
+    last = math.ceil(tiles / genes.PART_TILES) - 1
+    return 1 + least(last, 2 + last // 4)
 
 
 def merge_words(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
@@ -265,10 +283,13 @@ def _tile_bytes(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
     producer says of two tiles."""
     chunks, value_chunks = chunks_of(problem.head_dim), chunks_of(problem.head_dim_v)
     o_chunks = (O_CHUNK_PLACES if genes.STORE == "chunks" else value_chunks) if is_persistent(genes) else 0
+    o_row_bytes = o_chunks * ROW_BYTES
+    if parts_in_shared(problem, genes):  # O takes their place
+        o_row_bytes = max(value_chunks * ROW_BYTES, 4 * problem.head_dim_v)
     tile_words = SEQUENCE_TILE_WORDS if problem.varlen or problem.seqused else TILE_WORDS
-    q_bytes = genes.BLOCK_M * ROW_BYTES * (chunks if o_chunks else max(chunks, value_chunks))
+    q_bytes = genes.BLOCK_M * ROW_BYTES * (chunks if o_row_bytes else max(chunks, value_chunks))
     kv_bytes = genes.STAGES * genes.BLOCK_N * ROW_BYTES * (chunks + value_chunks)
-    o_bytes = o_chunks * genes.BLOCK_M * ROW_BYTES
+    o_bytes = o_row_bytes * genes.BLOCK_M
     barriers = 8 * (2 * warpgroups(genes) + 4 * genes.STAGES + 1)
     return q_bytes + kv_bytes + o_bytes + barriers + 2 * tile_words * 4
 
@@ -328,8 +349,9 @@ def grid(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -> tup
 SOFTMAX_WAIT, FIRST_WAIT, CLUSTER_WAIT, MEMORY_WAIT = 170, 1300, 1500, 4000
 """Clocks: of a tile's dependent instructions; of a block's first loads and last stores; of a merge in a cluster; of one
 in global memory, which was not measured."""
-PART_WAIT = 100
-"""Clocks: of a part whose sum is added to that of those before."""
+PART_WAIT = 500
+"""Clocks: of a part whose sum is added to that of those before. On an H100 three of them took 20 % of 1,566 keys more
+with one warpgroup, and half a tile's time each with three (`D=64`)."""
 BEGIN_WAIT, ONCE_WAITS = 400, {"single": 0, "fixed": 600, "claimed": 900, "balanced": 5000}
 """Clocks: of a block that begins where another ended; of a persistent block, once, by SCHEDULE: its first tile's place,
 a counter in memory, and results that blocks exchange there. Estimates, from what the other terms left of times of an
@@ -361,7 +383,7 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
             smem_bytes(problem, genes),
             registers or registers_at_launch(genes),
             together(variant_step(problem, rows * keys), _step(problem, genes, groups, copies)),
-            mean / (min(split, math.ceil(mean / genes.PART_TILES)) if genes.PART_TILES else split),
+            mean / (min(split, parts_of(math.ceil(mean), genes)) if genes.PART_TILES else split),
             _most_tiles(genes, most),
             _ends(problem, genes, groups),
             tensor="wgmma",
@@ -388,8 +410,13 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
 
 def _most_tiles(genes: FlashWgmmaGenes, most: int) -> int:
     """Of the tiles of keys of a tile of rows, those of the block that has most."""
-    part = genes.PART_TILES or 1
-    return min(most, -(-most // (genes.KEY_SPLIT * part)) * part)
+    if not genes.PART_TILES:
+        return math.ceil(most / genes.KEY_SPLIT)
+    own = [0] * genes.KEY_SPLIT
+    for part in range(parts_of(most, genes)):
+        first, end = (max(one, 4 * (one - 2)) * genes.PART_TILES for one in (part, part + 1))
+        own[part % genes.KEY_SPLIT] += min(end, most) - first
+    return max(own)
 
 
 def _dealt(problem: AttentionProblem, genes: FlashWgmmaGenes) -> DealtTiles | None:

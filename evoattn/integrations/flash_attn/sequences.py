@@ -11,7 +11,7 @@ from torch import Tensor
 from evoattn.integrations.flash_attn import by_torch
 from evoattn.integrations.flash_attn.options import Options, answered, score_of, wants_gradients
 from evoattn.ops.call import Answer
-from evoattn.ops.runtime import NoKernel
+from evoattn.ops.torch_answer import NoKernel
 
 MOST_PADDING = 4
 """Rows that a class of sequences may be padded to, over the rows that there are."""

@@ -20,12 +20,20 @@ struct KeyList {
   const int *partial_counts, *partial_blocks, *full_counts, *full_blocks;  // [lists, blocks of rows(, key_blocks)]
   int block_rows, block_keys, key_blocks;
   int64_t batch_stride, head_stride;  // lists; 0 where it is the same for all
-  uint32_t* bits;  // [bits, whole blocks of rows, bits_row_words]: which keys of PARTIAL blocks are seen; may be null
+  // [bits, whole blocks of rows, bits_row_words]: which keys of PARTIAL blocks are seen; or [bits, whole blocks of
+  // keys, bits_row_words]: which queries see them. May be null.
+  uint32_t* bits;
   int64_t bits_batch_stride, bits_head_stride;  // words; 0 where it is the same for all
   int bits_row_words;
 
   static __device__ __forceinline__ void wait_for_bits() { grid_dependency_wait(); }
 };
+
+// What the predicate says of a row and a key; BY_KEYS: of a key and a query.
+template <bool BY_KEYS, class Terms>
+__device__ __forceinline__ bool shows(const Terms& terms, int batch, int head, int row, int key) {
+  return BY_KEYS ? terms.shows(batch, head, key, row) : terms.shows(batch, head, row, key);
+}
 
 // Which keys of a PARTIAL tile ROWS rows of a lane see, from its first key on.
 template <int ROWS, int BLOCK_N> struct SeenKeys {
@@ -58,8 +66,9 @@ template <int ROWS, int BLOCK_N> struct SeenKeys {
 #pragma unroll
     for (int i = 0; i < WORDS; ++i) words[row][i] >>= shift;
   }
-  // By the predicate, `row` and `key` being the lane's first: in a loop, which makes little code.
-  template <class Terms>
+  // By the predicate, `row` and `key` being the lane's first: in a loop, which makes little code. BY_KEYS: rows are
+  // keys, and keys queries.
+  template <bool BY_KEYS = false, class Terms>
   __device__ __forceinline__ void ask(const Terms& terms, int batch, int head, int row, int key) {
 #pragma unroll
     for (int i = 0; i < ROWS; ++i)
@@ -69,8 +78,8 @@ template <int ROWS, int BLOCK_N> struct SeenKeys {
         words[i][word] = 0;
 #pragma unroll 1
         for (int step = 0; step < (BLOCK_N < 32 ? BLOCK_N : 32); step += 8) {
-          const uint32_t low = terms.shows(batch, head, query, first + step),
-                         high = terms.shows(batch, head, query, first + step + 1);
+          const uint32_t low = shows<BY_KEYS>(terms, batch, head, query, first + step),
+                         high = shows<BY_KEYS>(terms, batch, head, query, first + step + 1);
           words[i][word] |= (low | high << 1) << step;
         }
       }
@@ -146,21 +155,21 @@ template <int BLOCK_N> struct ListedTiles {
   }
 
   // s = -inf for keys that the predicate hides. `row` and `key` are this lane's first; of those past the last it may
-  // say anything.
-  template <class Terms, int FLOATS>  // wgmma's accumulators
+  // say anything. BY_KEYS: rows are keys, and keys queries.
+  template <bool BY_KEYS = false, class Terms, int FLOATS>  // wgmma's accumulators
   static __device__ __forceinline__ void mask_partial(float (&s)[FLOATS], const Terms& terms, int batch, int head,
                                                       int row, int key) {
     if constexpr (!decltype(terms.own)::SHOWS) return;
     if constexpr (decltype(terms.own)::IN_LOOP) {
       SeenKeys<2, BLOCK_N> seen;
-      seen.ask(terms, batch, head, row, key);
+      seen.template ask<BY_KEYS>(terms, batch, head, row, key);
       return mask_unseen(s, seen);
     }
 #pragma unroll
     for (int i = 0; i < FLOATS; i += 4)
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        if (!terms.shows(batch, head, row + j / 2 * 8, key + i * 2 + j % 2)) s[i + j] = NEGATIVE_INFINITY;
+        if (!shows<BY_KEYS>(terms, batch, head, row + j / 2 * 8, key + i * 2 + j % 2)) s[i + j] = NEGATIVE_INFINITY;
       }
   }
   template <class Terms, int ROW_TILES, int KEY_TILES>  // those of mma
@@ -184,8 +193,9 @@ template <int BLOCK_N> struct ListedTiles {
 };
 
 // Asks mask and predicate of all pairs in PARTIAL blocks, a warp 32 queries by 32 keys at a time, for all heads that
-// share the answers: grid (blocks of rows, shares of their lists, answers). Blocks of keys are whole words.
-template <class Mask, class Terms>
+// share the answers: grid (blocks of rows, shares of their lists, answers). Blocks of keys are whole words; BY_KEYS,
+// blocks of rows are, and bits stand by keys.
+template <class Mask, bool BY_KEYS, class Terms>
 __device__ __forceinline__ void pack_partial_blocks(const KeyList& list, const Terms& terms, int heads, int seqlen_q,
                                                     int seqlen_k) {
   grid_dependency_launch();
@@ -200,24 +210,30 @@ __device__ __forceinline__ void pack_partial_blocks(const KeyList& list, const T
   for (int number = blockIdx.y * warps + threadIdx.x / 32; number < all; number += gridDim.y * warps) {
     const int piece = number % pieces, rows = piece / columns * 32, column = piece % columns;
     const int first_key = list.partial_blocks[row * list.key_blocks + number / pieces] * list.block_keys + column * 32;
-    uint32_t word = 0;
-    if constexpr (decltype(terms.own)::PAIRED) {  // neighbouring keys lie next to one another: a lane takes a key
+    uint32_t word = 0;  // of the lane's row, or BY_KEYS key
+    // Neighbouring keys lie next to one another: a lane takes a key. Else what a row's keys share is computed once: a
+    // lane takes a row.
+    constexpr bool KEY_OF_LANE = decltype(terms.own)::PAIRED;
 #pragma unroll 8
-      for (int i = 0; i < 32; ++i) {
-        const uint32_t of_row = __ballot_sync(ALL_LANES, sees(block_row + rows + i, first_key + lane));
-        if (lane == i) word = of_row;
+    for (int i = 0; i < 32; ++i) {
+      const int row = block_row + rows + (KEY_OF_LANE ? i : lane), key = first_key + (KEY_OF_LANE ? lane : i);
+      if constexpr (KEY_OF_LANE == BY_KEYS) {
+        word |= uint32_t(sees(row, key)) << i;
+      } else {
+        const uint32_t of_line = __ballot_sync(ALL_LANES, sees(row, key));
+        if (lane == i) word = of_line;
       }
-    } else {  // what a row's keys share is computed once: a lane takes a row
-#pragma unroll 8
-      for (int i = 0; i < 32; ++i) word |= uint32_t(sees(block_row + rows + lane, first_key + i)) << i;
     }
-    if (rows + lane < list.block_rows) {
+    if constexpr (BY_KEYS) {
+      bits[int64_t(first_key + lane) * list.bits_row_words + (block_row + rows) / 32] = word;
+    } else if (rows + lane < list.block_rows) {
       bits[int64_t(block_row + rows + lane) * list.bits_row_words + first_key / 32] = word;
     }
   }
 }
-#define PACK_MASK_KERNEL                                                                                              \
-  extern "C" __global__ void __launch_bounds__(128)                                                                   \
-      pack_mask(int bits_heads, int seqlen_q, int seqlen_k VARIANT_PARAMETERS KEY_LIST_PARAMETERS) {                  \
-    pack_partial_blocks<Mask>(KeyList{KEY_LIST_ARGUMENTS}, Terms{VARIANT_ARGUMENTS}, bits_heads, seqlen_q, seqlen_k); \
+#define PACK_MASK_KERNEL(TERMS, BY_KEYS)                                                                            \
+  extern "C" __global__ void __launch_bounds__(128)                                                                 \
+      pack_mask(int bits_heads, int seqlen_q, int seqlen_k VARIANT_PARAMETERS KEY_LIST_PARAMETERS) {                \
+    pack_partial_blocks<Mask, BY_KEYS>(KeyList{KEY_LIST_ARGUMENTS}, TERMS{VARIANT_ARGUMENTS}, bits_heads, seqlen_q, \
+                                       seqlen_k);                                                                   \
   }

@@ -1,7 +1,7 @@
 // none.cuh: no block list; tiles of keys follow one another from the first to the last that the mask shows.
 #define KEY_LIST_PARAMETERS
 #define KEY_LIST_ARGUMENTS
-#define PACK_MASK_KERNEL
+#define PACK_MASK_KERNEL(TERMS, BY_KEYS)
 struct KeyList {
   static constexpr bool LISTED = false;
   static __device__ __forceinline__ void wait_for_bits() {}
@@ -19,6 +19,6 @@ template <int BLOCK_N> struct ListedTiles {
   __device__ __forceinline__ int first_key_down(int) const { return 0; }
   template <class Seen> __device__ __forceinline__ void load_seen(Seen&, int, int, int) const {}
   template <class Scores, class Seen> static __device__ __forceinline__ void mask_unseen(Scores&, const Seen&) {}
-  template <class Scores, class Terms>
+  template <bool BY_KEYS = false, class Scores, class Terms>
   static __device__ __forceinline__ void mask_partial(Scores&, const Terms&, int, int, int, int) {}
 };

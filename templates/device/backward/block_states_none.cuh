@@ -4,6 +4,15 @@
 // What `block_states_blocks.cuh` says, never asked.
 struct BlockStates {
   static constexpr bool LISTED = false;
+  static constexpr int row_blocks = 0;
+  struct Kinds {
+    uint32_t seen, partial;
+  };
+  __device__ __forceinline__ const uint8_t* column(int, int, int) const { return nullptr; }
+  __device__ __forceinline__ Kinds kinds(const uint8_t*, int, int) const { return {0, 0}; }
+  template <int BLOCK_M> __device__ __forceinline__ int tiles_of_block() const { return 1; }
+  __device__ __forceinline__ bool packed() const { return false; }
+  template <class Seen> __device__ __forceinline__ void load_seen(Seen&, int, int, int, int, int) const {}
   template <int BLOCK_M> __device__ __forceinline__ void write(int, int, int) const {}
   template <int BLOCK_M> __device__ __forceinline__ int count(int, int, int, int, int, int) const { return 0; }
   template <int BLOCK_M> __device__ __forceinline__ void find(int, int&, int&, int, int) const {}

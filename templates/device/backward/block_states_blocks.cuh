@@ -35,7 +35,15 @@ struct BlockStates {
       first[int64_t(list.full_blocks[row * list.key_blocks + i]) * row_blocks] = FULL;
     }
   }
-  // A bit for each of the 32 blocks of queries from `from` on that are not EMPTY.
+  // Of the 32 blocks of queries from `from` on: a bit for each that is not EMPTY, and for each PARTIAL one.
+  struct Kinds {
+    uint32_t seen, partial;
+  };
+  __device__ __forceinline__ Kinds kinds(const uint8_t* column, int from, int lane) const {
+    const uint8_t state = from + lane < row_blocks ? column[from + lane] : EMPTY;
+    return {__ballot_sync(ALL_LANES, state != EMPTY), __ballot_sync(ALL_LANES, state == PARTIAL)};
+  }
+  // The first of these kinds alone.
   __device__ __forceinline__ uint32_t seen(const uint8_t* column, int from, int lane) const {
     return __ballot_sync(ALL_LANES, from + lane < row_blocks && column[from + lane] != EMPTY);
   }
@@ -69,6 +77,18 @@ struct BlockStates {
     }
   }
   __device__ __forceinline__ int block_of(int key) const { return key / list.block_keys; }
+  template <int BLOCK_M> __device__ __forceinline__ int tiles_of_block() const { return list.block_rows / BLOCK_M; }
+  // Whether `pack_mask` has asked the predicate of PARTIAL blocks.
+  __device__ __forceinline__ bool packed() const { return list.bits != nullptr; }
+  // What it found for keys `key` and `key` + 8 of a lane and queries from `query` on.
+  template <int QUERIES>
+  __device__ __forceinline__ void load_seen(SeenKeys<2, QUERIES>& seen, int batch, int head, int key, int query,
+                                            int lane) const {
+    const uint32_t* bits = list.bits + batch * list.bits_batch_stride + head * list.bits_head_stride;
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      seen.load(i, bits + int64_t(key + i * 8) * list.bits_row_words + query / 32, query % 32, lane % 4 * 2);
+  }
   __device__ __forceinline__ bool is_partial(int batch, int head, int key_block, int query) const {
     return column(batch, head, key_block)[query / list.block_rows] == PARTIAL;
   }
