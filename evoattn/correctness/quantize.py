@@ -10,9 +10,11 @@ from evoattn.correctness.interpreter_cases import SmallCase
 from evoattn.correctness.reference import Answer, Exact, rms
 from evoattn.correctness.terms import torch_dtype
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.quantize import SMOOTH, number_of
+from evoattn.model.quantize import SMOOTH, TURN, number_of
 from evoattn.model.space import KernelConfig
 
+NAN_CODE = 0x7F
+"""The first of e4m3 that is no number: those below are none below 0."""
 KINDS = ("plain", "zeros", "extremes", "outliers")
 LEAST_SCALE = torch.finfo(torch.float32).tiny
 """Whose inverse is a number, too: less is not asked of a scale."""
@@ -30,6 +32,11 @@ def make_inputs(
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}.")
     generator = torch.Generator(device=device).manual_seed(seed)
+    (spec,) = problem.inputs
+    if problem.op == TURN:
+        codes = torch.randint(0, NAN_CODE, spec.shape, generator=generator, device=device, dtype=torch.uint8)
+        made = torch.empty(codes.numel(), dtype=torch.uint8, device=device).as_strided(spec.shape, spec.strides)
+        return {spec.name: made.copy_(codes).view(torch_dtype(problem, "q"))}
     dtype, (batch, heads, rows, dim) = torch_dtype(problem), problem.shape("q")
     values = torch.randn(batch, heads, rows, dim, generator=generator, device=device)
     turn = torch.arange(batch * heads, device=device).view(batch, heads, 1, 1)
@@ -45,7 +52,6 @@ def make_inputs(
         values[:, :, 1::2, 1::2] /= 3
     elif kind == "outliers":
         values[..., dim // 3] += 30
-    (spec,) = problem.inputs
     made = torch.empty(values.numel(), dtype=dtype, device=device).as_strided(spec.shape, spec.strides)
     return {spec.name: made.copy_(values)}
 
@@ -58,6 +64,8 @@ def make_answer(
     Of a mean the bits depend on the order of its sum. It is float64 here, and a number may lie one step away, few of
     them in all. What is no finite number counts for no scale and no mean.
     """
+    if problem.op == TURN:
+        return {"numbers": Exact(eight_bits.turn(tensors["x"]).double(), 0.0, 0.0)}
     x = tensors["x"].float().nan_to_num(0.0, 0.0, 0.0)
     smooth, element = problem.op == SMOOTH, number_of(problem)
     mean = x.double().mean(2, keepdim=True).float()
@@ -89,7 +97,7 @@ def make_answer(
 
 def device_cases(problem: AttentionProblem) -> list[tuple[str, AttentionProblem, str]]:
     other = "bshd" if problem.layout == "bhsd" else "bhsd"
-    group = 1 if problem.op == SMOOTH else 3
+    group = 1 if problem.op in (SMOOTH, TURN) else 3
     small = problem.with_(batch=2, heads=2 * group, kv_heads=2, layout="bhsd")
     return [
         ("ragged", small.with_(seqlen_q=1203), "outliers"),
@@ -104,9 +112,9 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     """Two parts of a head and some rows; the other layout; one row; zeros; extremes; one part of one head; where it
     takes few blocks more parts of a scale than a block has threads."""
     rows, threads = int(config.params["BLOCK_M"]), int(config.params["THREADS"])
-    group = 1 if problem.op == SMOOTH else 2
+    group = 1 if problem.op in (SMOOTH, TURN) else 2
     small = problem.with_(batch=2, heads=2 * group, kv_heads=2, seqlen_q=7, layout="bhsd")
-    several = threads <= 128 and problem.op != SMOOTH
+    several = threads <= 128 and problem.op not in (SMOOTH, TURN)
     many = small.with_(heads=threads + 2, kv_heads=1, batch=1, seqlen_q=1) if several else small
     return [
         SmallCase("two parts and more", small.with_(batch=1, seqlen_q=2 * rows + 3), "outliers"),

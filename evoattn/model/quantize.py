@@ -3,7 +3,8 @@
 The tensor is of Q's shape: `[batch, heads, seqlen_q, head_dim]`. A problem's `kv` is the dtype of the numbers, e4m3
 unless given; its `scales` says what shares one: all, the heads of a K/V head of a batch (`head`) or each row (`token`).
 A scale is the largest magnitude over the largest number of the dtype, 1 where that is 0. `quantize_smooth` takes the
-mean of the rows of each head from them first, as SageAttention's `smooth_k`.
+mean of the rows of each head from them first, as SageAttention's `smooth_k`. `turn` takes numbers of 8 bits, and makes
+them `turned`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from evoattn.model.scales import PER_TOKEN
 from evoattn.model.turned import turned_spec
 
 SMOOTH = "quantize_smooth"
-QUANTIZE_OPERATIONS = ("quantize", SMOOTH)
+TURN = "turn"
+QUANTIZE_OPERATIONS = ("quantize", SMOOTH, TURN)
 
 
 def number_of(problem: Any) -> Dtype:
@@ -29,6 +31,9 @@ def why_not_quantized(problem: Any) -> str:
     """One sentence if the fields of a problem whose operation is one of these cannot be, else empty."""
     if problem.op not in QUANTIZE_OPERATIONS:
         return ""
+    if problem.op == TURN:
+        fits = problem.dtype == "e4m3" and problem.turned and not problem.scales
+        return "" if fits else f"op={TURN} takes numbers of 8 bits: write dtype=e4m3 turned=1, and leave scales out."
     if problem.op == SMOOTH and (problem.scales != "head" or problem.group_size > 1):
         return f"op={SMOOTH} takes as many heads as K/V heads, and a scale of each: write scales=head."
     return ""
@@ -46,6 +51,8 @@ def _outputs(problem: Any) -> tuple[TensorSpec, ...]:
     numbers = TensorSpec("numbers", problem.shape("q"), problem.strides("o"), number_of(problem).torch)
     if problem.turned:
         numbers = turned_spec("numbers", problem.shape("q"), numbers.dtype)
+    if problem.op == TURN:
+        return (numbers,)
     made = numbers, contiguous("scale", shapes[problem.scales], "float32")
     if problem.op != SMOOTH:
         return made

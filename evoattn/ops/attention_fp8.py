@@ -13,7 +13,7 @@ from torch import Tensor
 from evoattn.model.dtype import DTYPES
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT, FULL
 from evoattn.model.problem import ProblemError
-from evoattn.model.quantize import QUANTIZE_OPERATIONS
+from evoattn.model.quantize import QUANTIZE_OPERATIONS, TURN
 from evoattn.model.turned import GROUP, turned_keys
 from evoattn.model.variant import TURNED
 from evoattn.ops import shapes
@@ -36,8 +36,12 @@ from evoattn.ops.given import EIGHT_BITS
 from evoattn.ops.runtime import Runtime, current
 from evoattn.ops.torch_answer import NoKernel, is_promised
 
-WIDEST = 128
-"""head_dim of V up to which a kernel of 8 bits is the faster one: with more, sums in fp32 leave it no room."""
+WIDEST, WIDEST_IN_ROWS = 256, 128
+"""head_dim of V up to which a kernel of 8 bits is the faster one, and where V is not turned: there is no room then for
+both forms of it beside sums in fp32."""
+TURNED_FROM = 1024
+"""Query rows of a K/V head from which an e4m3 V is turned by a kernel of its own, which reads and writes V once, and
+saves a tenth of the attention."""
 Scale = Tensor | float | None
 """One for all, or `[batch, kv_heads]`; None is 1."""
 
@@ -87,7 +91,7 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
     if query.dtype == E4M3:
         if smooth_k:
             raise ValueError("smooth_k is for keys that are quantised on the way; these are e4m3 already.")
-        given = Quantised(query, key, value, *_scales(descales, key), turned)
+        given = _turned(Quantised(query, key, value, *_scales(descales, key), turned))
     else:
         if turned:
             raise ValueError("turned is for a value of float8_e4m3fn; others are quantised so on the way.")
@@ -152,6 +156,15 @@ def _as_rows(key: Tensor, turned: Tensor) -> Tensor:
     if not fits or turned.shape[3] != turned_keys(key.shape[2]) or not turned.is_contiguous():
         raise ValueError("A turned value is contiguous, [batch, kv_heads, head_dim, keys rounded up to whole 16].")
     return turned.transpose(2, 3)[:, :, : key.shape[2]]
+
+
+def _turned(given: Quantised) -> Quantised:
+    """With value turned by a kernel, where that pays."""
+    query, key, value = given.query, given.key, given.value
+    rows = query.shape[2] * query.shape[1] // key.shape[1]
+    if given.turned or rows < TURNED_FROM or not _turns(query, key, value) or (made := turn(value)) is None:
+        return given
+    return replace(given, value=_as_rows(key, made), turned=True)
 
 
 def _turns(query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -229,7 +242,8 @@ def _lse_correction(query: Tensor, means: Tensor, scale: float | None) -> Tensor
 
 def _answer(call: Call, given: Quantised, sinks: Tensor | None) -> Answer:
     """By a kernel of 8 bits, else in 16."""
-    if _may_launch(call.query, call.key, call.value) and call.value.shape[3] <= WIDEST:
+    widest = WIDEST if call.turned else WIDEST_IN_ROWS
+    if _may_launch(call.query, call.key, call.value) and call.value.shape[3] <= widest:
         runtime = current.runtime()
         try:
             return runtime.attend(replace(call, strict=True))
@@ -240,7 +254,7 @@ def _answer(call: Call, given: Quantised, sinks: Tensor | None) -> Answer:
                 raise
     elif call.strict:
         raise NoKernel(
-            f"No kernel serves this call: those of 8 bits take a head_dim of V up to {WIDEST}, outside of compiled "
+            f"No kernel serves this call: those of 8 bits take a head_dim of V up to {widest}, outside of compiled "
             "code."
         )
     return dequantised(call, given, sinks)
@@ -373,6 +387,49 @@ def quantize_kv(
     return made[0].numbers, made[1].numbers, k_scale, v_scale
 
 
+def turn(value: Tensor) -> Tensor | None:
+    """Numbers of e4m3 `[batch, kv_heads, keys, head_dim]` as `evoattn.model.turned` has them; None where no kernel
+    serves them."""
+    runtime = current.runtime()
+    if not _is_readable(value, runtime) or value.dtype != E4M3:
+        return None
+    known = (TURN, value.shape, value.stride(), value.get_device())
+    plan = runtime.planned(known, value.get_device(), lambda: _turn_problem(value))
+    try:
+        outputs = None if plan is None else plan.outputs(value.device)
+    except torch.OutOfMemoryError:
+        return None
+    if plan is None or outputs is None or not runtime.performs(plan, {"x": value, **outputs}):
+        return None
+    return outputs["numbers"]
+
+
+def _turn_problem(value: Tensor) -> StridedProblem | str:
+    shape = tuple(value.shape)
+    if wrong := why_wrong_strides("value", shape, value.stride(), 1):
+        return wrong
+    batch, heads, keys, dim = shape
+    try:
+        lies = plain_strides(shape, value.stride())
+        return StridedProblem(
+            batch, heads, heads, keys, keys, dim, "e4m3", op=TURN, turned=True, strides_of=(lies,) * 4
+        )
+    except ProblemError as error:
+        return str(error).rstrip(".")
+
+
+def _is_readable(tensor: Tensor, runtime: Runtime) -> bool:
+    """Whether a kernel may read it, whatever its dtype."""
+    return (
+        runtime.platform is not None
+        and tensor.device.type == runtime.device_type
+        and not torch.compiler.is_compiling()
+        and is_ordinary(tensor, tensor, tensor)
+        and not (torch.is_grad_enabled() and tensor.requires_grad)
+        and tensor.numel() > 0
+    )
+
+
 def quantize_by_torch(tensor: Tensor, wanted: Wanted) -> Numbers:
     """`quantize` by PyTorch's expressions."""
     largest, wide = DTYPES[EIGHT_BITS[wanted.dtype]].largest, tensor.float()
@@ -396,23 +453,15 @@ def quantize_by_torch(tensor: Tensor, wanted: Wanted) -> Numbers:
     kept = scale.flatten()[None] if wanted.granularity == "tensor" else scale.squeeze(over)
     stored = numbers.to(wanted.dtype)
     if wanted.turned:
-        from evoattn.correctness.eight_bits import turn  # a kernel has done that where there is one
+        from evoattn.correctness import eight_bits  # a kernel has done that where there is one
 
-        stored = turn(stored)
+        stored = eight_bits.turn(stored)
     return Numbers(stored, kept, mean)
 
 
 def _by_kernel(tensor: Tensor, wanted: Wanted, runtime: Runtime) -> Numbers | None:
     """None where no kernel serves the tensor."""
-    if (
-        runtime.platform is None
-        or tensor.device.type != runtime.device_type
-        or tensor.dtype not in WIDE
-        or torch.compiler.is_compiling()
-        or not is_ordinary(tensor, tensor, tensor)
-        or (torch.is_grad_enabled() and tensor.requires_grad)
-        or not tensor.numel()
-    ):
+    if not _is_readable(tensor, runtime) or tensor.dtype not in WIDE:
         return None
     known = ("quantize", wanted, tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device())
     plan = runtime.planned(known, tensor.get_device(), lambda: wanted.problem(tensor))

@@ -4,12 +4,17 @@ torch's name.
 The functions are traced into expressions (`evoattn.ops.mods`), block masks become lists or a table
 (`evoattn.ops.block_masks`). What no kernel serves, torch's FlexAttention computes, and it raises the errors: for
 arguments that do not fit nothing else is tried.
+
+A function that is made anew for each call, as a closure over the step's tensors is, has the key of the last one as long
+as its code, the numbers that it sees and the tensors' shapes are the same. So what was found out of one holds for the
+next. Objects with attributes may change in silence: functions that see such have no key.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import types
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +24,7 @@ import torch.nn.attention.flex_attention as torch_flex
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 
+from evoattn.families.mask_blocks import MaskShape
 from evoattn.model import forks
 from evoattn.model.blocks import Blocks
 from evoattn.model.mask import Band
@@ -28,7 +34,7 @@ from evoattn.ops import block_masks, mods
 from evoattn.ops.arguments import WATCHED, Score, is_ordinary
 from evoattn.ops.attention import attend
 from evoattn.ops.call import NO_TENSOR, Answer, Call, behind, why_not_shapes, with_tables
-from evoattn.ops.captures import key_of, with_tensors
+from evoattn.ops.runtime import current
 from evoattn.ops.shapes import paused
 from evoattn.ops.torch_answer import NoKernel, refuse
 
@@ -253,9 +259,9 @@ def flex_attention(  # noqa: PLR0913 - torch's own arguments
     words: dict[str, Any] = dict(kernel_options=kernel_options, return_aux=return_aux)
     if torch.compiler.is_compiling():
         refuse("compiled code may get FlexAttention of torch")
-        from evoattn.ops import compiled_flex  # imports torch._dynamo, which a trace has done
+        from evoattn.ops.custom_op import marked  # imports torch._dynamo, which a trace has done
 
-        words["kernel_options"] = compiled_flex.marked(kernel_options)
+        words["kernel_options"] = marked(kernel_options)
         return TORCH(query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, **words)
     wants_lse = return_lse or (return_aux is not None and return_aux.lse)
     wants_largest = return_aux is not None and (return_aux.max_scores or return_lse)  # torch refuses both ways at once
@@ -270,6 +276,61 @@ def flex_attention(  # noqa: PLR0913 - torch's own arguments
     if return_aux is not None:
         return output, AuxOutput(lse=lse, max_scores=None)
     return (output, lse) if return_lse else output
+
+
+def create_block_mask(
+    mask_mod: Any,
+    B: int | None,
+    H: int | None,
+    Q_LEN: int,
+    KV_LEN: int,
+    device: Any = None,
+    BLOCK_SIZE: int | tuple[int, int] = block_masks.BLOCK,
+    _compile: bool = False,
+    **words: Any,
+) -> BlockMask:
+    """`torch.nn.attention.flex_attention.create_block_mask`, with its arguments, errors and lists, made by a kernel.
+
+    `mask_mod(b, h, q_idx, kv_idx)` is traced when it is new, and captured tensors are read at each call. `B` and `H`
+    are the batches and heads of the lists, 1 where None; `BLOCK_SIZE` queries and keys share a block. The lists take
+    4 · rows · keys bytes for each of four kinds, of so many blocks, and nothing of the size of the mask is made. A new
+    kernel is compiled once, for all lengths, and its first mask is compared with torch's. Torch's function answers on a
+    CPU, in compiled code, for functions that are no expressions, and for other arguments than `separate_full_blocks`.
+    """
+    own = None
+    if not (_compile or words.keys() - {"separate_full_blocks"} or torch.compiler.is_compiling()):
+        sizes = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else tuple(BLOCK_SIZE)
+        numbers = (1 if B is None else B, 1 if H is None else H, Q_LEN, KV_LEN, *sizes)
+        if len(numbers) == 6 and all(type(one) is int for one in numbers):
+            own = _created(mask_mod, MaskShape(*numbers), device, words.get("separate_full_blocks", True))
+    if own is not None:
+        return own
+    if device is not None:  # where none is given versions of torch take another
+        words["device"] = device
+    if _compile:
+        words["_compile"] = True
+    return block_masks.TORCH(mask_mod, B, H, Q_LEN, KV_LEN, BLOCK_SIZE=BLOCK_SIZE, **words)
+
+
+def _created(mask_mod: Any, shape: MaskShape, device: Any, separate: bool) -> BlockMask | None:
+    """The mask by a kernel; None where torch's function is to make it, or to refuse it."""
+    runtime = current.runtime()
+    platform = runtime.platform
+    where = torch.device(runtime.device_type if device is None else device)
+    made = torch.empty(0)  # of a class of its own where a mode watches
+    if platform is None or where.type != runtime.device_type or shape.why_not() or not separate:
+        return None
+    if not is_ordinary(made, made, made):
+        return None
+    if where.index is None:
+        where = torch.device(where.type, platform.current_device())
+    try:
+        said = said_by((None, mask_mod), where)
+    except TypeError:  # of what is no function
+        return None
+    if isinstance(said, str):
+        return None
+    return block_masks.created(mask_mod, shape, where, said[0].traced.predicate, said[0].traced.tables(said[1]))
 
 
 _blocks = Blocks[bool]("evoattn.flex")
@@ -306,3 +367,95 @@ def flex(on: bool = True) -> Iterator[None]:
             yield
     finally:
         _hold(-1)
+
+
+PLAIN = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+LIBRARIES = frozenset(("torch", "math", "operator", "builtins", "functools", "attn_gym"))
+"""Their functions and modules stay as they are, but for what their closures hold."""
+LASTING = (types.BuiltinFunctionType, types.MethodDescriptorType, type)
+"""Kinds of what is never freed there."""
+DEEPEST = 12
+
+
+class _Opaque(Exception):
+    """Something that may change in silence."""
+
+
+def key_of(function: Callable[..., Any], captured: list[Tensor]) -> Hashable | None:
+    """The key, and into `captured` the tensors in the order in which they were met; None where there is none."""
+    try:
+        return _key(function, captured, 0)
+    except _Opaque:
+        return None
+
+
+def with_tensors(value: Any, device: torch.device) -> Any:
+    """A function, or what one captures, with a tensor of one number in place of each number that is captured. Nothing
+    waits for the device."""
+    kind = type(value)
+    if kind is int or kind is float:
+        return torch.full((), value, dtype=torch.int64 if kind is int else torch.float32, device=device)
+    if kind in (tuple, list):
+        return kind(with_tensors(one, device) for one in value)
+    if kind is functools.partial:
+        keywords = {name: with_tensors(one, device) for name, one in value.keywords.items()}
+        return functools.partial(with_tensors(value.func, device), *with_tensors(value.args, device), **keywords)
+    if kind is not types.FunctionType or not value.__closure__:
+        return value
+    cells = tuple(types.CellType(with_tensors(cell.cell_contents, device)) for cell in value.__closure__)
+    made = types.FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, cells)
+    made.__kwdefaults__, made.__module__ = value.__kwdefaults__, value.__module__
+    return made
+
+
+def _key(value: Any, captured: list[Tensor], depth: int) -> Hashable:
+    if depth > DEEPEST:
+        raise _Opaque
+    if isinstance(value, PLAIN):
+        return type(value), repr(value) if isinstance(value, float) else value  # 0.0 is -0.0, and NaN not itself
+    kind = type(value)
+    if kind in (Tensor, torch.nn.Parameter):
+        known = [i for i, one in enumerate(captured) if one is value]
+        if known:
+            return "tensor", known[0]
+        memory = value.untyped_storage().data_ptr()
+        shared = [i for i, one in enumerate(captured) if one.untyped_storage().data_ptr() == memory]
+        captured.append(value)
+        within = (shared[0], value.storage_offset() - captured[shared[0]].storage_offset()) if shared else ()
+        return value.dtype, value.shape, value.stride(), value.device, within
+    if kind in (tuple, list):
+        return (kind, *(_key(one, captured, depth + 1) for one in value))
+    if kind is types.FunctionType:
+        return _function(value, captured, depth)
+    if kind is functools.partial:
+        given = tuple(value.args), tuple(sorted(value.keywords.items()))
+        return kind, _key(value.func, captured, depth + 1), _key(given, captured, depth + 1)
+    if kind is types.ModuleType and value.__name__.partition(".")[0] in LIBRARIES:
+        return kind, value.__name__
+    home = (getattr(value, "__module__", None) or "builtins").partition(".")[0]
+    if home in LIBRARIES and (kind in LASTING or isinstance(value, torch._ops.OpOverloadPacket)):
+        return kind, id(value)
+    raise _Opaque
+
+
+def _function(function: types.FunctionType, captured: list[Tensor], depth: int) -> Hashable:
+    cells = []
+    for cell in function.__closure__ or ():
+        try:
+            cells.append(_key(cell.cell_contents, captured, depth + 1))
+        except ValueError:  # not set yet
+            raise _Opaque from None
+    if function.__module__ and function.__module__.partition(".")[0] in LIBRARIES:
+        return function.__code__, *cells
+    given = function.__defaults__, tuple(sorted((function.__kwdefaults__ or {}).items()))
+    seen = [_key(one, captured, depth + 1) for one in (*given, *_globals(function.__code__, function.__globals__))]
+    return function.__code__, *cells, *seen
+
+
+def _globals(code: types.CodeType, names: dict[str, Any]) -> list[Any]:
+    """The globals that code, and code within it, may read."""
+    found = [names[name] for name in code.co_names if name in names]
+    for one in code.co_consts:
+        if isinstance(one, types.CodeType):
+            found += _globals(one, names)
+    return found

@@ -476,20 +476,23 @@ def _biased(rng: random.Random) -> Drawn:
     return shape | _heads(rng, models) | field
 
 
-def _fp8(rng: random.Random) -> Drawn:
+FP8_HEAD_DIMS = {64: 35, 96: 5, 128: 60}
+TURNED_HEAD_DIMS = {64: 30, 96: 5, 128: 50, 256: 15}
+
+
+def _fp8(rng: random.Random, dims: dict[int, int] = FP8_HEAD_DIMS) -> Drawn:
     """Long prefills and encoders, for which 8 bits of all three tensors are asked."""
     length = _served_length(rng, 512, 32768)
     shape: Drawn = {"dtype": "e4m3", "scales": "head", "seqlen_q": length, "seqlen_k": length}
     shape |= {"mask": weighted(rng, {"full": 50, "causal_lower_right": 50}), "batch": log_uniform(rng, 1, 16)}
-    dim = weighted(rng, FP8_HEAD_DIMS)
+    dim = weighted(rng, dims)
     return shape | {"head_dim": dim} | _heads(rng, LLM_64 if dim == 64 else LLM_128)
 
 
 def _fp8_turned(rng: random.Random) -> Drawn:
-    return _fp8(rng) | {"turned": True}
+    return _fp8(rng, TURNED_HEAD_DIMS) | {"turned": True}
 
 
-FP8_HEAD_DIMS = {64: 35, 96: 5, 128: 60}
 KINDS: dict[str, Callable[[random.Random], Drawn]] = {
     "packed": _packed,
     "cached": _cached,

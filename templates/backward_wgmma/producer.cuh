@@ -147,12 +147,20 @@ private:
     }
   }
   // IN_ORDER: blocks that have added to a tile of dQ; and those that do so before this one: under a diagonal those of
-  // later keys, to which the tile is the first.
+  // later keys, else those of earlier ones; ROTATED, those that come to the tile after fewer others.
   __device__ __forceinline__ uint32_t* added_to(const QueryWalk& walk) const {
     return progress.begun_gmem + terms.tile(block.batch, walk.head, walk.tile);
   }
   __device__ __forceinline__ uint32_t blocks_before(int tile) const {
-    return CAUSAL ? (mask.keys_before((tile + 1) * BLOCK_M) - 1) / BLOCK_N - block.key_tile : block.key_tile;
+    if constexpr (CAUSAL) return (mask.keys_before((tile + 1) * BLOCK_M) - 1) / BLOCK_N - block.key_tile;
+    if constexpr (!ROTATED) return block.key_tile;
+    // Blocks whose keys are as many tiles apart as there are tiles of queries begin with the same one.
+    const int tiles = block.tiles, blocks = (mask.seqlen_k + BLOCK_N - 1) / BLOCK_N, more = blocks % tiles;
+    const int passed = (tile + tiles - block.key_tile % tiles) % tiles;  // before this block comes to the tile
+    // Those that have passed fewer began with the tile itself or with one of the `passed` - 1 ahead of it.
+    const int low = tile - passed + 1, high = tiles + min(low, 0);  // from `low`, or from `high` on and to `tile`
+    const int in_turn = max(0, min(tile + 1, more) - max(low, 0)) * (passed > 0) + max(0, more - high);
+    return blocks / tiles * passed + in_turn + block.key_tile / tiles;
   }
   // The first copies are the first to have read their part.
   template <int PARTS> __device__ __forceinline__ void release(uint32_t smem_address) const {

@@ -41,7 +41,6 @@ BITS = (
     "predicate=((k//3+q//5)%7<3)|seen[wrap(k-q)]|(q%2==0)"
 )
 """It is asked once for both."""
-IN_ORDER = "B=1 H=1 S=300 D=64"
 LISTED = {
     "mixed": (SMALL, MIXED),
     "ahead": (AHEAD, MIXED),
@@ -157,21 +156,34 @@ def test_a_fault_of_a_block_list_shows(fault):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wait", ["", "        RowProgress::await(added_to(walk), blocks_before(walk.tile));\n"])
-def test_gradients_have_the_same_bits_whichever_blocks_are_late(wait):
-    """They wait for one another."""
-    edits, backend = [(wait, "")] if wait else [], ByTurns(late_blocks=True)
-    result = judged_once(AHEAD, f"{IN_ORDER} deterministic=1", *edits, repeat=True, backend=backend)
-    assert result.passed != bool(wait)
+@pytest.mark.parametrize(
+    "genes, text, edits",
+    [
+        ({"ROTATE": True}, "Sq=130 Sk=300", ()),
+        ({}, "S=300 mask=causal", ()),
+        ({}, "S=300", [("        RowProgress::await(added_to(walk), blocks_before(walk.tile));\n", "")]),
+        ({"ROTATE": True}, "Sq=130 Sk=300", [("(tile + tiles - block.key", "(tile + block.key")]),
+    ],
+)
+@pytest.mark.sampled(2)
+def test_gradients_have_the_same_bits_whichever_blocks_are_late(genes, text, edits):
+    """They wait for one another; `edits` do away with that."""
+    how = {"repeat": True, "backend": ByTurns(late_blocks=True)}
+    result = judged_once(AHEAD | genes, f"B=1 H=1 D=64 deterministic=1 {text}", *edits, **how)
+    assert result.passed != bool(edits)
 
 
 def test_what_adds_in_any_order_is_not_deterministic():
     problem = parse_shape("B=2 H=4 S=1000 D=128 op=backward deterministic=1")
     ask = type(START)(START.family, START.params | {"DQ_SUM": "warp"})
     assert FAMILY.why_invalid(problem, ask, H100) is None and FAMILY.unordered(problem, ask) == ()
-    for gene in ({"DQ_SUM": "bulk"}, {"ROTATE": True}, {"ROW_WORK": "spare_warps"}):
+    for gene in ({"DQ_SUM": "bulk"}, {"ROW_WORK": "spare_warps"}, {"QUERY_SPLIT": 2, "ROTATE": True}):
         other = type(START)(START.family, ask.params | gene)
         assert f"{next(iter(gene))}" in (FAMILY.why_invalid(problem, other, H100) or "")
+    rotated = type(START)(START.family, ask.params | {"ROTATE": True})
+    long = parse_shape("B=2 H=4 S=20000 D=128 op=backward deterministic=1")
+    assert FAMILY.why_invalid(problem, rotated, H100) is None
+    assert "at once" in (FAMILY.why_invalid(long, rotated, H100) or "")
     for text in ("blocks=128x128:1/2/4", "bias=hs grads=bias"):
         asked = parse_shape(f"B=2 H=4 S=1000 D=128 op=backward deterministic=1 {text}")
         assert "order" in (FAMILY.why_unsupported(asked, H100) or "")

@@ -22,6 +22,7 @@ SHARED = {"SUM_PLACE": "shared", "FLUSH_TILES": 2}
 PRODUCT = {"ROW_SUM": "product", "RESCALE": "lazy_2", "FLUSH_TILES": 4}
 PERSISTENT = {"SCHEDULE": "claimed", "BLOCK_M": 128, "BLOCKS_PER_SM": 1, "PING_PONG": True, "Q_IN_REGISTERS": True}
 FULL = "B=1 H=1 Sq=64 Sk=330 D=64 e4m3"
+CAUSAL = f"{FULL} causal_lower_right"
 HEADS = "B=2 H=4 Hkv=2 S=70 D=32 e4m3 causal scales=head lse"
 
 
@@ -50,7 +51,7 @@ RIGHT = [
         "B=3 H=2 S=150 D=128 e4m3 window=60:9 softcap=20 sink varlen=0:150",
         "large_logits_two_keys",
     ),
-    (PRODUCT, FULL, "large_logits"),
+    (PRODUCT, CAUSAL, "large_logits"),
     (SHARED | PERSISTENT | PRODUCT, "B=1 H=3 Sq=250 Sk=200 D=64 e4m3 causal", "large_logits"),
     (PRODUCT | {"RESCALE": "always", "FLUSH_TILES": 1, "BLOCK_N": 96}, HEADS.replace(" lse", ""), "extreme_terms"),
     (
@@ -58,7 +59,7 @@ RIGHT = [
         "B=2 H=4 Hkv=2 S=150 D=32 Dv=48 e4m3 causal scales=head lse turned",
         "extreme_terms",
     ),
-    (SHARED | PERSISTENT | PRODUCT, "B=1 H=3 Sq=250 Sk=200 D=64 e4m3 turned", "large_logits"),
+    (SHARED | PERSISTENT | PRODUCT, "B=1 H=3 Sq=250 Sk=200 D=64 e4m3 causal turned", "large_logits"),
 ]
 FAULTS = [
     ({}, FULL, "plain", "mbarrier_wait(block.barrier(Smem::V_EMPTY, ring.stage), ring.parity ^ 1);", ""),
@@ -78,10 +79,10 @@ FAULTS = [
     (SHARED, FULL, "plain", "o[i] = more ? o[i] : 0.f;", ";"),
     (SHARED, FULL, "large_logits", "if (tiles_added > 0) scale_rows(sum, factor);", ""),
     (SHARED, FULL, "large_logits", "fmaf(before.z, o_factor[1], more[4 * i + 2])", "before.z + more[4 * i + 2]"),
-    (PRODUCT, FULL, "large_logits", "greatest >= __float_as_int(Range::LIMIT)", "false"),
-    (PRODUCT, FULL, "large_logits", "fmaf(total[row], o_factor[row], sum", "fmaf(total[row], 1.f, sum"),
-    (PRODUCT, FULL, "plain", "place < WIDTH / 4 ? ONES : 0", "ONES"),
-    (PRODUCT, FULL, "plain", "if (tiles_added > 0) flush();", ""),
+    (PRODUCT, CAUSAL, "large_logits", "greatest >= __float_as_int(Range::LIMIT)", "false"),
+    (PRODUCT, CAUSAL, "large_logits", "fmaf(total[row], o_factor[row], sum", "fmaf(total[row], 1.f, sum"),
+    (PRODUCT, CAUSAL, "plain", "place < WIDTH / 4 ? ONES : 0", "ONES"),
+    (PRODUCT, CAUSAL, "plain", "if (tiles_added > 0) flush();", ""),
     ({}, HEADS, "plain", "q.of(batch, kv_head) * k.of(batch, kv_head)", "q.of(batch, kv_head)"),
     ({}, HEADS, "extreme_terms", "return scale == 0.f ? 1e-30f : scale;", "return scale;"),
     ({}, HEADS, "plain", "inverse[0] *= scale, inverse[1] *= scale;", ""),
@@ -107,7 +108,8 @@ def test_a_fault_is_found(genes, text, kind, old, new):
         ("B=1 H=16 S=4096 D=72 e4m3", {}, "multiple of 16"),
         ("B=1 H=16 S=4096 D=64 e4m3 scales=token", {}, "scales of tensors or of heads"),
         ("B=1 H=16 S=4096 D=64 e4m3", {"FLUSH_TILES": 2}, "needs SUM_PLACE=shared"),
-        ("B=1 H=16 S=4096 D=64 e4m3 lse", {"ROW_SUM": "product"}, "log-sum-exp"),
+        ("B=1 H=16 S=4096 D=64 e4m3 causal lse", {"ROW_SUM": "product"}, "log-sum-exp"),
+        ("B=1 H=16 S=4096 D=64 e4m3", {"ROW_SUM": "product"}, "takes a causal mask"),
         ("B=1 H=16 S=4096 D=64 e4m3", {"RESCALE": "lazy_2"}, "needs ROW_SUM=product"),
         ("B=1 H=16 S=4096 D=128 e4m3", {"BLOCK_N": 192, "BLOCK_M": 128, "BLOCKS_PER_SM": 1}, "registers"),
     ],

@@ -35,6 +35,7 @@ def kernel(shape, gpu="h100", *edits, **genes):
         ("D=128 bf16 op=quantize kv=int8 scales=token", "a100", dict(UNROLL=4)),
         (f"D=320 bf16 {SMOOTH}", "h100", {}),
         (f"D=80 bf16 {HEAD} turned", "h100", dict(BLOCK_M=64, UNROLL=2)),
+        ("D=48 e4m3 op=turn turned", "h100", dict(BLOCK_M=32, UNROLL=2)),
     ],
 )
 def test_it_is_right(shape, gpu, genes):

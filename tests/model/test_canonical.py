@@ -38,7 +38,8 @@ def called(problem):
     of_query = problem.dtype == "e4m3"  # attention_fp8's
     terms = behind(terms, (scales,) if of_query else ())
     window, longest = (past, ahead) if problem.window else None, (problem.seqlen_q, problem.seqlen_k)
-    call = Call(q, k, v, problem.mask, None, True, window, problem.softcap, terms, problem.lse, q_scaled=of_query)
+    words = {"q_scaled": of_query, "turned": problem.turned}
+    call = Call(q, k, v, problem.mask, None, True, window, problem.softcap, terms, problem.lse, **words)
     call.longest = longest if problem.varlen else (0, 0)
     asked = call.problem(out_like(q, v).stride())
     assert isinstance(asked, StridedProblem), asked

@@ -134,6 +134,9 @@ def run_variants(words: argparse.Namespace) -> list[Verdict]:
         for variant in words.names or VARIANTS
     }
     pairs = [(variant, family) for variant, families in served.items() for family in families]
+    if words.again:
+        survived = {(variant, family) for variant, family, _ in unexplained(words.again)}
+        pairs = [pair for pair in pairs if pair in survived]
     mutants: dict[str, list[AnyMutant]] = {}
     for variant, family, sound, alarms, chosen in in_processes(words.jobs, partial(_prepared, words=words), pairs):
         print(*alarms, sep="\n", end="\n" if alarms else "", flush=True)

@@ -76,7 +76,7 @@ ROOMS = {
             "tests/cheats/test_other_outputs.py",
         ),
     ),
-    "ops": Room(("evoattn/ops/*.py",), ("tests/ops",)),
+    "ops": Room(("evoattn/ops/**/*.py",), ("tests/ops",)),
     "portfolio": Room(("evoattn/portfolio/*.py",), ("tests/portfolio",)),
     "integrations": Room(("evoattn/integrations/*.py",), ("tests/integrations",)),
     "timing": Room(("evoattn/timing/*.py",), ("tests/timing", "tests/cheats")),
@@ -98,7 +98,7 @@ ROOMS = {
     ),
     "flex": Room(
         (
-            *(f"evoattn/ops/{name}.py" for name in ("flex", "mods", "block_masks", "created_masks", "captures")),
+            *(f"evoattn/ops/{name}.py" for name in ("flex", "mods", "block_masks")),
             *("evoattn/*/block_list.py", "evoattn/families/mask_blocks.py", "evoattn/integrations/listed_mask.py"),
         ),
         (
@@ -109,7 +109,7 @@ ROOMS = {
     "mask_blocks": Room(("templates/device/mask_blocks.cuh",), ("tests/ops/test_created_masks.py",)),
     "backward": Room(
         (
-            *(f"evoattn/ops/{name}.py" for name in ("gradients", "trained", "torch_gradients", "torch_modes")),
+            "evoattn/ops/gradients.py",
             *("evoattn/*/backward.py", "evoattn/correctness/backward_cases.py", "evoattn/correctness/gradients.py"),
             "evoattn/families/backward_*/*.py",
         ),
@@ -139,7 +139,7 @@ ROOMS = {
     ),
     "fp8": Room(
         (
-            *(f"evoattn/ops/{name}.py" for name in ("attention_fp8", "eight_bits", "quantize", "precision")),
+            *("evoattn/ops/attention_fp8.py", "evoattn/ops/beside.py"),
             *("evoattn/*/quantize.py", "evoattn/model/scales.py", "evoattn/correctness/eight_bits.py"),
             *("evoattn/families/quantize/*.py", "evoattn/families/fp8_wgmma/*.py"),
             "evoattn/integrations/flash_attn/eight_bits.py",
@@ -175,15 +175,16 @@ class Mutant:
     source: str
 
     def names(self) -> list[str]:
-        """What tests call that touch it: the functions and classes around the line, the innermost first, then its
-        module."""
+        """What tests call that touch it: the functions and classes around the line, the innermost first, then of a
+        family's module the family, then its module."""
         nodes = ast.walk(ast.parse(self.file.read_text())) if self.file.suffix == ".py" else ()
         around = [
             (node.lineno, node.name)
             for node in nodes
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.lineno <= self.line <= (node.end_lineno or 0)
         ]
-        return [name for _, name in sorted(around, reverse=True)] + [self.file.stem]
+        family = [self.file.parent.name] if self.file.parent.parent.name == "families" else []
+        return [name for _, name in sorted(around, reverse=True)] + family + [self.file.stem]
 
     def __str__(self) -> str:
         return f"{self.number:4} {self.file.relative_to(ROOT)}:{self.line}: {self.change}"
@@ -313,7 +314,9 @@ def nearest_first(mutant: Mutant, tests: list[str], copied: Path) -> tuple[list[
         text = (copied / test.split("::")[0]).read_text()
         places = (n for n, around in enumerate(mutant.names()) if re.search(rf"\b{around}\b", text))
         found[test] = next(places, -1)
-    near = sorted((name for name, place in found.items() if place >= 0), key=lambda name: found[name])
+    own = {f"test_{name}" for name in mutant.names()}
+    near = [name for name, place in found.items() if place >= 0]
+    near.sort(key=lambda name: (Path(name.split("::")[0]).stem not in own, found[name]))
     return near, [name for name in found if name not in near]
 
 
@@ -327,8 +330,8 @@ def elsewhere(mutant: Mutant, tests: list[str], copied: Path) -> list[str]:
     return [file for file in found if file not in known][:MOST_ELSEWHERE]
 
 
-MOST_ELSEWHERE = 5
-"""Files of tests: a function of many is tested in its own room."""
+MOST_ELSEWHERE, MOST_SLOW = 5, 3
+"""Files of tests: a function of many is tested in its own room, and slow tests take long."""
 
 
 def notice(mutant: Mutant, tests: list[str], copied: Path, sound: Sound) -> str:
@@ -337,7 +340,7 @@ def notice(mutant: Mutant, tests: list[str], copied: Path, sound: Sound) -> str:
     near, others = nearest_first(mutant, tests, copied)
     far = elsewhere(mutant, tests, copied)
     left_out = [word for test in sound.failed for word in ("--deselect" if "::" in test else "--ignore", test)]
-    for some, mark in ((near, SKIPPED), (others, SKIPPED), (far, SKIPPED), ([*near, *far], SLOW)):
+    for some, mark in ((near, SKIPPED), (others, SKIPPED), (far, SKIPPED), ([*near, *far][:MOST_SLOW], SLOW)):
         if not some:
             continue
         known = mark == SKIPPED and some is not far
@@ -363,7 +366,7 @@ def _passes_without(mutant: Mutant, copied: Path, words: list[str]) -> bool:
     return _PASSES[tuple(words)]
 
 
-SLOW_SECONDS = 40.0
+SLOW_SECONDS = 100.0
 """For the slow tests of a mutant: longer ones tell nothing."""
 THEIRS = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and Path(path) != ROOT]
 """Folders of packages, besides Python's own."""

@@ -9,11 +9,13 @@ import pytest
 
 from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import GPUS
+from evoattn.model.paths import ROOT
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import load_space
 from tests.mutation import host
 from tests.mutation.changes import changes_of
 from tests.mutation.chosen import load
+from tests.mutation.python_mutants import ROOMS
 from tests.mutation.settings import settings_of
 from tests.mutation.sources import bare_lines, files_of, mutants_of
 from tests.mutation.table import Reason, load_reasons, survivors, table
@@ -193,3 +195,9 @@ def test_a_fault_of_the_host_is_found():
     (mutant, *_) = [m for m in host.mutants_of("flash_scalar") if m.file.endswith("family.py") and "ceil" in m.what]
     verdict = host.judge(mutant, settings_of("flash_scalar", 1, 1), 1)
     assert verdict.killed, verdict
+
+
+def test_the_rooms_of_python_s_mutants_have_files_and_tests():
+    for name, room in ROOMS.items():
+        for pattern in (*room.files, *(test.split("::")[0] for test in room.tests)):
+            assert next(ROOT.glob(pattern), None), (name, pattern)

@@ -9,7 +9,7 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.records import CompileInfo, Evaluation, TrialState
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import ConfigError, KernelConfig, load_space
-from evoattn.ops.load import RecordedKernel, load
+from evoattn.ops.explain import RecordedKernel, load
 from evoattn.ops.torch_answer import NoKernel
 from tests.ops.fake_device import WGMMA, FakeDevice, fake_runtime, near, reference, tensors
 

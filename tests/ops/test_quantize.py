@@ -9,10 +9,12 @@ import pytest
 import torch
 
 import evoattn
+from evoattn.correctness import eight_bits
 from evoattn.correctness.quantize import make_answer
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.quantize import QUANTIZE_OPERATIONS
 from evoattn.ops.arguments import K_SCALE, SINKS, V_SCALE
-from evoattn.ops.attention_fp8 import Quantised, Wanted, dequantised, in_eight_bits, quantize, quantize_by_torch
+from evoattn.ops.attention_fp8 import Quantised, Wanted, dequantised, in_eight_bits, quantize, quantize_by_torch, turn
 from evoattn.ops.kernel import Cubin
 from evoattn.ops.runtime import Runtime, current
 from evoattn.ops.torch_answer import PROMISE
@@ -20,6 +22,7 @@ from tests.ops.fake_device import FakeDevice, tensor_at
 
 DTYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "int8": torch.int8}
 SIZES = [ctypes.c_uint64] * 2 + [ctypes.c_int32] * 3 + [ctypes.c_int64] * 3
+TURN = [ctypes.c_uint64] * 2 + [ctypes.c_int32] * 3 + [ctypes.c_int64] * 6
 QUANTIZE = [ctypes.c_uint64] * 5 + [ctypes.c_int32] * 5 + [ctypes.c_int64] * 6
 
 
@@ -30,10 +33,15 @@ class QuantizingDevice(FakeDevice):
         if self.status:
             return self.status
         kernel, name = self._functions[(function.value or 0) - 1]
-        types = QUANTIZE if name == "quantize" else SIZES
+        types = {"quantize": QUANTIZE, "turn": TURN}.get(name, SIZES)
         pointers = (ctypes.c_void_p * len(types)).from_address(arguments.value or 0)
         values = [kind.from_address(at).value for at, kind in zip(pointers, types, strict=True)]
         self.launches.append(name)
+        if name == "turn":
+            x, numbers, heads, rows, _, *strides = values
+            x = tensor_at(x, (kernel["batch"], heads, rows, kernel["dim"]), (*strides[:3], 1), DTYPES["e4m3"])
+            made = eight_bits.turn(x)
+            tensor_at(numbers, made.shape, (*strides[3:], 1), x.dtype).view(torch.uint8).copy_(made.view(torch.uint8))
         if name != "quantize":
             return 0
         x, numbers, scale, mean, sizes, heads, rows, _, of_scale, own, *strides = values
@@ -55,7 +63,7 @@ class QuantizingDevice(FakeDevice):
 
 
 def quantizer(problem, gpu):
-    return current.best_known(problem, gpu) if problem.op.startswith("quantize") else None
+    return current.best_known(problem, gpu) if problem.op in QUANTIZE_OPERATIONS else None
 
 
 @pytest.fixture
@@ -90,6 +98,14 @@ def test_a_kernel_makes_what_the_expressions_make(device, kv, granularity):
         right = quantize_by_torch(x, Wanted(dtype, granularity, 2))
         assert torch.equal(numbers.float(), right.numbers.float()) and torch.equal(scale.view(-1), right.scale.view(-1))
         assert numbers.stride() == x.stride()
+
+
+def test_a_kernel_turns_numbers_that_are_there(device):
+    for layout in ("bhsd", "bshd"):
+        value = given(2, 70, layout).to(torch.float8_e4m3fn)
+        made = turn(value)
+        assert torch.equal(made.float(), eight_bits.turn(value).float()) and made.shape == (2, 2, 64, 80)
+    assert device.launches.count("turn") >= 2 and turn(value.cpu()[..., ::2]) is None and turn(value.half()) is None
 
 
 def test_attention_hands_its_tensors_over_and_keeps_plans(device):

@@ -17,8 +17,8 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompileInfo, Evaluation, TrialState
 from evoattn.model.space import load_space
 from evoattn.ops.custom_op import operands, variant_op
+from evoattn.ops.explain import RecordedKernel
 from evoattn.ops.given import call_of
-from evoattn.ops.load import RecordedKernel
 from evoattn.ops.runtime import current
 from evoattn.ops.torch_answer import NoKernel
 from evoattn.portfolio.wins import Win

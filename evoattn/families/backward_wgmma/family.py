@@ -23,6 +23,7 @@ from evoattn.families.backward_wgmma.resources import (
     smem_bytes,
     threads,
     units,
+    waits_ahead,
     warpgroups,
     whole_chunks,
 )
@@ -115,7 +116,17 @@ class BackwardWgmma(Family):
             or why_not_whole_lists(problem, genes)
             or (why_redundant(problem, genes) if redundant else None)
             or why_too_big(problem, genes, gpu)
+            or self.why_too_long(problem, config, gpu)
         )
+
+    def why_too_long(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
+        genes = self.genes(config)
+        if problem.deterministic and genes.ROTATE and waits_ahead(problem, genes, gpu.sm_count) > 0:
+            return (
+                f"ROTATE: blocks of BLOCK_N={genes.BLOCK_N} of {problem.seqlen_k} keys wait for one another, "
+                f"and may not all run at once on {gpu.name}."
+            )
+        return None
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes = self.genes(config)
@@ -207,7 +218,7 @@ class BackwardWgmma(Family):
             *(Buffer(name) for name in ("o", "do", "lse")),
             *(dlse, Buffer("dq"), progress),
             *strides_of(problem, "o", "do", "dq"),
-            *_ints(ahead, tiles),
+            *_ints(waits_ahead(problem, genes, gpu.sm_count) if problem.deterministic else ahead, tiles),
             bias_gradient(problem),
             *bias_gradient_strides(problem),
             *variant_args(problem),
@@ -314,8 +325,10 @@ def why_not_whole_lists(problem: AttentionProblem, genes: BackwardWgmmaGenes) ->
     if problem.blocks and (name or genes.QUERY_SPLIT > 1):
         name = name or f"QUERY_SPLIT={genes.QUERY_SPLIT}"
         return f"{name} needs queries by the mask alone, and here a block list names them."
-    if problem.deterministic and name:
-        return f"{name}: blocks that add to dQ in order wait for those that begin before them alone."
+    if problem.deterministic and genes.ROW_WORK != "launches":
+        return f"ROW_WORK={genes.ROW_WORK} adds to dQ in any order; deterministic=1 asks for ROW_WORK=launches."
+    if problem.deterministic and genes.ROTATE and genes.QUERY_SPLIT > 1:
+        return f"QUERY_SPLIT={genes.QUERY_SPLIT} ROTATE: blocks that add to dQ in order would wait for one another."
     if problem.deterministic and genes.DQ_SUM != "warp":
         return f"DQ_SUM={genes.DQ_SUM} adds to dQ in any order; deterministic=1 asks for DQ_SUM=warp."
     return why_not_listed(problem, genes.BLOCK_M, genes.BLOCK_N)

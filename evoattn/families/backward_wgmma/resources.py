@@ -62,6 +62,9 @@ BIAS_GRADIENT_REGISTERS, SLOPE_REGISTERS = 32, 8
 """Of places and bounds. Read off 24 configs compiled by ptxas 13.0; a bias by itself takes none."""
 
 
+LISTED_TERMS_REGISTERS = 20
+"""Of a block list beside TERMS_EARLY and DS_PLACE=shared. Of 33 configs compiled by ptxas 13.0 these five spill or have
+products wait in turn, and took 1.12 to 1.27 times as long as the best on an H100."""
 SHARE_REGISTERS = 8
 """Where warpgroups share dimensions of dQ that are left over. Nine configs of head_dims 160 and 192, compiled by ptxas
 13.0: two spill, and these alone do not fit with it."""
@@ -143,6 +146,7 @@ def registers_needed(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> in
     if problem.own_score or (problem.softcap and (problem.alibi or problem.bias or not at_once)):
         kept += scores
     kept += SHARE_REGISTERS * bool(dq_share(problem, genes))
+    kept += LISTED_TERMS_REGISTERS * (bool(problem.blocks) and genes.TERMS_EARLY and genes.DS_PLACE == "shared")
     kept += SLOPE_REGISTERS * problem.alibi + BIAS_GRADIENT_REGISTERS * ("bias" in wanted)
     if genes.ORDER == "dp_first":
         return kept + 2 * scores + max(dq, rounded) + FIXED_REGISTERS[genes.ORDER]
@@ -198,7 +202,7 @@ def key_sums(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
 def rows_by_block(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> bool:
     """Whether a block has all keys of its heads, and each query sees some: with ROW_WORK=block it makes the terms of
     the queries and whole rows of dQ, and the main launch is the only one."""
-    if genes.ROW_WORK != "block" or problem.varlen or problem.grads or problem.window:
+    if genes.ROW_WORK != "block" or problem.varlen or problem.grads or problem.window or problem.blocks:
         return False
     unseen = problem.masking.ends_lower_right and problem.causal and problem.seqlen_q > problem.seqlen_k
     return not unseen and key_blocks(problem, genes) == 1
@@ -220,10 +224,27 @@ def lead(problem: AttentionProblem, genes: BackwardWgmmaGenes, sms: int) -> int:
     return max(1, min(running, units(problem) // 2))
 
 
+LAUNCHES_AT_ONCE = 4
+"""Of deterministic gradients, on streams of their own. Of each, blocks of one head may wait for blocks that have yet to
+begin; so many of them leave room for all blocks of a head of one more."""
+
+
+def waits_ahead(problem: AttentionProblem, genes: BackwardWgmmaGenes, sms: int) -> int:
+    """1 where blocks that add to the same dQ in order may not all run at once on so many SMs, so that each must wait
+    for those alone that begin before it; else 0. Blocks begin in order, with BLOCK_ORDER=keys head by head."""
+    blocks = math.ceil(problem.seqlen_k / genes.BLOCK_N) * genes.QUERY_SPLIT
+    if genes.BLOCK_ORDER == "heads":
+        blocks *= units(problem)
+    return min(1, blocks // (sms * genes.BLOCKS_PER_SM // LAUNCHES_AT_ONCE + 1))
+
+
 SCORE_OPERATIONS = 4.0
 """FP32 and conversion instructions per pair: a multiply-add, a difference, a product, two half conversions."""
 NOMINAL_SMS = 132
 """Of an H100, of which a card's own number matters little: which heads' rows are made by launches."""
+TURN_SHARE = 0.3
+"""Of a block's time, what it waits for others that add to the same dQ before it, where all begin with the same queries:
+0.29 and 0.32 on an H100, 16 and 32 blocks a head."""
 ORDERS = ("in_turn", "dp_first", "sums_first", "softmax_first")
 STEP_WAIT, FIRST_WAIT, ROW_WAIT = 500, 2500, 2000
 """Clocks: of a tile's dependent instructions and barriers; of a block's first loads and last stores; of a block of the
@@ -256,6 +277,7 @@ def launch_work(problem: AttentionProblem, genes: BackwardWgmmaGenes, registers:
     )
     extra = variant_step(problem, pairs)
     split = genes.QUERY_SPLIT
+    turns = TURN_SHARE * (problem.deterministic and not problem.causal and not genes.ROTATE)
     blocks = count * units(problem) * split
     row_bytes = sum(_row_bytes(problem, genes, which) for which in ("terms", "rows"))
     inside = (1 - _outside(problem, genes)) * row_bytes * query_tiles(problem, genes) / blocks
@@ -273,11 +295,13 @@ def launch_work(problem: AttentionProblem, genes: BackwardWgmmaGenes, registers:
         smem_bytes(problem, genes),
         registers or registers_at_launch(genes),
         Step(*(a + b for a, b in zip(vars(step).values(), vars(extra).values(), strict=True))),
-        mean * problem.group_size / split,
+        mean * problem.group_size / split * (1 + turns),
         float(math.ceil(most * problem.group_size / split)),
         ends,
         tensor="wgmma",
-        longest_first=(problem.causal or bool(problem.blocks)) and genes.BLOCK_ORDER == "heads",
+        longest_first=(problem.causal or bool(problem.blocks))
+        and genes.BLOCK_ORDER == "heads"
+        and not problem.deterministic,
         in_flight_bytes=float(tile_bytes * (min(genes.Q_STAGES, genes.DO_STAGES) - 1)),
         read_bytes=tensor_bytes(problem, "q", "k", "v", "o") + bias_bytes(problem),
         write_bytes=key_sums(problem, genes) or tensor_bytes(problem, "k", "v"),

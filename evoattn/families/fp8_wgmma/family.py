@@ -217,6 +217,11 @@ def why_no_sums(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> str | None:
     """Sums of P by a product: of weights that are rounded, and in columns of its own."""
     if genes.ROW_SUM == "add":
         return None if genes.RESCALE == "always" else f"RESCALE={genes.RESCALE} needs ROW_SUM=product."
+    if not problem.causal:
+        return (
+            "ROW_SUM=product takes a causal mask. Without one, beside a key that dominates all rows, weights that are "
+            "rounded to 0 make an answer 1 % too long."
+        )
     if problem.lse:
         return "ROW_SUM=product adds up weights that are rounded to e4m3, too few digits for a log-sum-exp."
     if problem.head_dim_v + genes.sum_columns > MAX_HEAD_DIM:

@@ -104,15 +104,21 @@ def smem_bytes(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> int:
     return q_bytes + rings + o_chunks * genes.BLOCK_M * ROW_BYTES + sums + barriers + words
 
 
+OTHER_REGISTERS = 16
+"""Beside operands: of 20 kernels none that had so many spilled more than 4 bytes (NVRTC 13.0)."""
+
+
 def registers_needed(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> int:
     """Estimate of the registers per consumer thread below which ptxas spills or serializes wgmma: S, P, O and what it
-    was before the last flush, Q if it stays, and what flash_wgmma keeps beside them."""
+    was before the last flush, and Q if it stays. Without OVERLAP S has gone when P is multiplied."""
     sums = 2 if genes.SUM_PLACE == "registers" else 1
-    operands = genes.BLOCK_N // 2 + genes.BLOCK_N // 8 + problem.head_dim_v // 2 * sums + genes.sum_columns // 2
+    o = problem.head_dim_v // 2
+    scores, rest = genes.BLOCK_N // 2, genes.BLOCK_N // 8 + o * sums + genes.sum_columns // 2
+    kept = o * (sums if genes.FLUSH_TILES > 1 else 1)  # beside S: after every tile one of the two sums is read
+    operands = scores + rest if genes.OVERLAP else max(scores + kept, rest)
     if genes.Q_IN_REGISTERS:
         operands += 4 * math.ceil(problem.head_dim / STEP_BYTES)
-    others = FIXED_REGISTERS + (PERSISTENT_REGISTERS if is_persistent(genes.flash) else 0)
-    return operands + others
+    return operands + OTHER_REGISTERS + (PERSISTENT_REGISTERS if is_persistent(genes.flash) else 0)
 
 
 def begins_ahead(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> bool:
@@ -120,7 +126,8 @@ def begins_ahead(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> bool:
     skipped = math.ceil((genes.BLOCK_M - WARPGROUP_ROWS) / genes.BLOCK_N) if genes.CAUSAL_SKIP else 0
     if not (is_persistent(genes.flash) and genes.OVERLAP and genes.Q_IN_REGISTERS) or skipped >= genes.STAGES:
         return False
-    return registers_needed(problem, genes) + genes.BLOCK_N // 8 <= moved_registers(genes.flash)[1]
+    ahead = genes.BLOCK_N // 8 + FIXED_REGISTERS - OTHER_REGISTERS  # for the next tile's P, and as flash_wgmma keeps
+    return registers_needed(problem, genes) + ahead <= moved_registers(genes.flash)[1]
 
 
 def widest_wgmma(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> int:
@@ -145,6 +152,7 @@ def launch_work(problem: AttentionProblem, genes: Fp8WgmmaGenes, registers: int)
         "spare registers": have - registers_needed(problem, genes),
         "flush tiles": genes.FLUSH_TILES,
         "sum columns": genes.sum_columns,
+        "turned": problem.turned,
     }
     return (
         replace(

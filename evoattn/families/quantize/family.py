@@ -13,7 +13,7 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import STATIC_SMEM_LIMIT, Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.quantize import QUANTIZE_OPERATIONS, SMOOTH, number_of
+from evoattn.model.quantize import QUANTIZE_OPERATIONS, SMOOTH, TURN, number_of
 from evoattn.model.scales import PER_TOKEN
 from evoattn.model.space import KernelConfig
 from evoattn.model.turned import GROUP
@@ -34,7 +34,7 @@ class Quantize(Family):
     summary: ClassVar[str] = "Numbers of 8 bits and their scales, of tensors of 16 bits."
     devices: ClassVar[str] = "any GPU, sm_80 and newer"
     operations: ClassVar[tuple[str, ...]] = QUANTIZE_OPERATIONS
-    dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
+    dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "e4m3")
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
     variants: ClassVar[tuple[str, ...]] = ("kv", "scales", TURNED)
 
@@ -42,6 +42,8 @@ class Quantize(Family):
         return QuantizeGenes.of(config)
 
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
+        if (problem.op == TURN) != (problem.element.bytes == 1):
+            return f"{self.name} makes 8 bits of 16; op={TURN} alone takes {problem.dtype}."
         if problem.head_dim % 8 or problem.head_dim > MAX_HEAD_DIM:
             return f"{self.name} takes a head_dim of a multiple of 8 up to {MAX_HEAD_DIM}, not {problem.head_dim}."
         if problem.batch * problem.heads * problem.seqlen_q >= 1 << 31:
@@ -70,7 +72,7 @@ class Quantize(Family):
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes, number = self.genes(config), number_of(problem)
         return genes.named("BLOCK_M", "THREADS", "VECTOR_WIDTH", "UNROLL") | {
-            "ELEMENT": problem.element.cuda,
+            "ELEMENT": problem.answer.cuda,
             "NUMBER": number.cuda,
             "LARGEST": f"{number.largest}f",
             "HEAD_DIM": problem.head_dim,
@@ -85,6 +87,8 @@ class Quantize(Family):
         made = problem.outputs[0].strides if problem.turned else problem.strides("o")
         x, numbers = (tuple(Scalar("int64", n) for n in strides[:3]) for strides in (problem.strides("q"), made))
         counts = tuple(Scalar("int32", n) for n in (problem.heads, problem.seqlen_q, parts))
+        if problem.op == TURN:
+            return (KernelLaunch(TURN, grid, block, 0, (Buffer("x"), Buffer("numbers"), *counts, *x, *numbers)),)
         of_scale = _heads_of_scale(problem)
         sizes: KernelArg = Scalar("int64", 0) if problem.scales == PER_TOKEN else Buffer(SIZES)
         mean: KernelArg = Buffer("mean") if problem.op == SMOOTH else Scalar("int64", 0)
@@ -99,7 +103,7 @@ class Quantize(Family):
         return KernelLaunch("quantize_sizes", grid, block, 0, (Buffer("x"), Buffer(SIZES), *counts, *x)), last
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
-        if problem.scales == PER_TOKEN:
+        if problem.scales == PER_TOKEN or problem.op == TURN:
             return {}
         stats = 3 * problem.head_dim if problem.op == SMOOTH else 1
         return {SIZES: 4 * stats * problem.batch * problem.heads * _parts(problem, self.genes(config))}
@@ -110,14 +114,15 @@ class Quantize(Family):
         lanes, columns = _lanes(problem, genes)
         rows, elements = genes.THREADS // lanes, genes.THREADS // lanes * problem.head_dim
         tensor = float(problem.inputs[0].bytes)
-        two = not _is_own(problem, parts) and problem.scales != PER_TOKEN
+        two = not _is_own(problem, parts) and problem.scales != PER_TOKEN and problem.op != TURN
+        names = ("quantize_sizes", "quantize") if two else (TURN if problem.op == TURN else "quantize",)
         steps = math.ceil(min(genes.BLOCK_M, problem.seqlen_q) / rows)
         made = []
-        for kernel in ("quantize_sizes", "quantize") if two else ("quantize",):
-            written = elements if kernel == "quantize" else 0.0
+        for kernel in names:
+            written = elements if kernel != "quantize_sizes" else 0.0
             step = Step(
                 fp32=(3.0 if written else 2.0) * elements, instructions=(4.0 if written else 3.0) * elements / WARP,
-                loaded_bytes=2.0 * elements + written, waits=600.0 / genes.UNROLL,
+                loaded_bytes=problem.element_bytes * elements + written, waits=600.0 / genes.UNROLL,
             )  # fmt: skip
             stats = 12.0 * problem.head_dim if problem.op == SMOOTH else 4.0
             ends = Step(loaded_bytes=stats * (parts * _heads_of_scale(problem) if written else 1), waits=900.0)
@@ -125,9 +130,9 @@ class Quantize(Family):
                 LaunchWork(
                     kernel, problem.batch * problem.heads * parts, genes.THREADS, genes.THREADS // WARP, 0,
                     registers or 24 + columns * genes.UNROLL, step, steps, steps, ends,
-                    in_flight_bytes=2.0 * elements * genes.UNROLL, read_bytes=tensor,
-                    write_bytes=tensor / 2 if written else 0.0,
-                    genes={"unroll": genes.UNROLL, "vector bytes": 2 * genes.VECTOR_WIDTH},
+                    in_flight_bytes=problem.element_bytes * elements * genes.UNROLL, read_bytes=tensor,
+                    write_bytes=tensor / problem.element_bytes if written else 0.0,
+                    genes={"unroll": genes.UNROLL, "vector bytes": problem.element_bytes * genes.VECTOR_WIDTH},
                 )
             )  # fmt: skip
         return tuple(made)
