@@ -56,15 +56,12 @@ struct Consumer : Epilogue {
   float score_scale;      // Scales::GIVEN, no SOFTCAP: the softmax scale of this tile of rows, log2 units
   uint32_t q_smem;
   uint64_t k_descriptor, v_descriptor;
-  int key_tile;                   // the next
-  int listed_key, next_key;       // KeyList::LISTED: its first key, and that of the one behind it
-  bool is_partial, next_partial;  // of a PARTIAL block
-  int listed_keys;                // that there are; none where the lists name no tile
-  int tiles_added;                // IN_TURNS: whose P V are in `sum`
-  bool flushed;                   // O_IN_SHARED: some are in shared memory
-  Ring ring, before;              // places of the next K, and of the V that P is for
-  Ring skipped;                   // AHEAD: the first place of V that is passed over
-  bool fresh;                     // KEEPS: O of this part is nothing yet
+  int key_tile;       // the next
+  int tiles_added;    // IN_TURNS: whose P V are in `sum`
+  bool flushed;       // O_IN_SHARED: some are in shared memory
+  Ring ring, before;  // places of the next K, and of the V that P is for
+  Ring skipped;       // AHEAD: the first place of V that is passed over
+  bool fresh;         // KEEPS: O of this part is nothing yet
   TileScheduler& work;
 
   __device__ __forceinline__ Consumer(RowOperand<Operands::ROW_COLUMNS, Q_IN_REGISTERS>& q, Fragments& f,
@@ -227,39 +224,31 @@ private:
   }
   // The terms of the lane's rows g and g + 8 in the next tile of keys.
   __device__ __forceinline__ RowTerms<Element> row_terms(int row) const {
-    const int lane_key = (KeyList::LISTED ? listed_key : key_tile * BLOCK_N) + lane % 4 * 2;
+    const int lane_key = (KeyList::LISTED ? work.listed().first_key_down(key_tile) : key_tile * BLOCK_N) + lane % 4 * 2;
     return work.terms.row(head_terms[GROUP_ROWS ? row / 8 : 0], work.rows.query(lane_row(work.tile) + row), lane_key,
                           work.seqlen_q, work.seqlen_k);
   }
   // What a variant does to S.
   __device__ __forceinline__ void change_scores() { change_tile(s, bias, work.terms, row_terms(0), row_terms(8)); }
-  // What lists say of a tile: asked while the one before is multiplied.
-  __device__ __forceinline__ void look_up(int tile) {
+  // Begins to load the bits of a PARTIAL tile, if there are any.
+  __device__ __forceinline__ void load_seen() {
     const ListedTiles<BLOCK_N> listed = work.listed();
-    next_partial = listed.is_partial(tile), next_key = listed.first_key_down(tile);
-    listed_keys = listed.tiles == 0 ? 0 : work.seqlen_k;
-  }
-  // The tile that was looked up is the next. Begins to load the bits of a PARTIAL one, if there are any.
-  __device__ __forceinline__ void turn_to_listed() {
-    is_partial = next_partial, listed_key = next_key;
-    const ListedTiles<BLOCK_N> listed = work.listed();
-    if (is_packed()) {
+    if (listed.is_packed(key_tile)) {
       KeyList::wait_for_bits();
-      listed.load_seen(seen, lane_row(work.tile), listed_key, lane);
+      listed.load_seen(seen, lane_row(work.tile), listed.first_key_down(key_tile), lane);
     }
   }
-  __device__ __forceinline__ bool is_packed() const { return is_partial && work.listed().bits; }
   // Of PARTIAL blocks by bits or the predicate, else behind the last key.
   __device__ __forceinline__ void mask_listed() {
-    const int row = lane_row(work.tile);
-    if (is_packed()) {
-      ListedTiles<BLOCK_N>::mask_unseen(s, seen);
-    } else if (is_partial) {
-      mask_scores(s, listed_key, work.mask.keys_from(row, 0), lane);
-      work.listed().mask_partial(s, work.terms, work.tile.batch, work.rows.head(work.tile, row), row,
-                                 listed_key + lane % 4 * 2);
+    const ListedTiles<BLOCK_N> listed = work.listed();
+    const int key = listed.first_key_down(key_tile), row = lane_row(work.tile);
+    if (listed.is_packed(key_tile)) {
+      listed.mask_unseen(s, seen);
+    } else if (listed.is_partial(key_tile)) {
+      mask_scores(s, key, work.mask.keys_from(row, 0), lane);
+      listed.mask_partial(s, work.terms, work.tile.batch, work.rows.head(work.tile, row), row, key + lane % 4 * 2);
     } else {
-      mask_scores(s, listed_key, AllKeys(work.seqlen_q, listed_keys).keys_from(0, 0), lane);
+      mask_scores(s, key, AllKeys(work.seqlen_q, listed.tiles == 0 ? 0 : work.seqlen_k).keys_from(0, 0), lane);
     }
   }
   // S = S masked, P = exponentials; returns whether O must be rescaled by `factor` before P V is added.
@@ -311,9 +300,7 @@ private:
   // Waits for S while a newer product, if any, is under way, and returns what its softmax does.
   template <bool FIRST, bool MASKED, bool NEWER> __device__ __forceinline__ bool finish_qk() {
     if constexpr (Terms::BIASED) load_bias(bias, work.terms, row_terms(0), row_terms(8));  // beside the product
-    if constexpr (KeyList::LISTED) {
-      if (key_tile >= KEY_STEP) look_up(key_tile - KEY_STEP);
-    }
+    if constexpr (KeyList::LISTED && (FIRST || MASKED)) load_seen();
     wgmma_wait<NEWER>();  // S is there
     pin_registers(s);
     if constexpr (RESCALE != Rescale::LAZY_AFTER) release(barrier(Smem::K_EMPTY, ring.stage));
@@ -325,9 +312,6 @@ private:
     }
     const bool rescale = softmax<FIRST, MASKED>(ring.stage);
     key_tile -= KEY_STEP;
-    if constexpr (KeyList::LISTED) {
-      if (key_tile >= 0) turn_to_listed();
-    }
     if constexpr (RESCALE == Rescale::LAZY_AFTER) release(barrier(Smem::K_EMPTY, ring.stage));
     return rescale;
   }
@@ -366,7 +350,6 @@ private:
     // All lanes have read the warp's rows of Q, which its rows of O may overwrite.
     if constexpr (Q_IN_REGISTERS) __syncwarp();
     key_tile = work.last_key_tile();
-    if constexpr (KeyList::LISTED) look_up(key_tile), turn_to_listed();
     if constexpr (CAUSAL_SKIP) {
       if constexpr (AHEAD) skipped = ring;
       const int last = max(0, work.mask.last_key(work.rows.query(first_row(work.tile) + 63))) / BLOCK_N;
@@ -449,9 +432,10 @@ private:
   // All tiles of keys but the first.
   __device__ __forceinline__ void rest_of_keys() {
     if constexpr (KeyList::LISTED) {
+      const ListedTiles<BLOCK_N> listed = work.listed();
 #pragma unroll 1
       while (key_tile >= 0) {
-        const bool whole = !is_partial && listed_key + BLOCK_N <= work.seqlen_k;
+        const bool whole = !listed.is_partial(key_tile) && listed.first_key_down(key_tile) + BLOCK_N <= work.seqlen_k;
         if (whole && !Terms::MAY_HIDE) step<false, false>();
         else step<false, true>();
       }

@@ -359,10 +359,6 @@ H200."""
 COPY_WAIT = 90
 """Clocks of a copy of 64 columns of the keys of a tile that one page holds: with pages of 16 keys, or tiles that are no
 multiples of a page, kernels of an H200 took up to twice as long."""
-LIST_WAIT = 1000
-"""Clocks of a tile of keys that lists name: places and bits are read before it. Of 180 times on an H100 at four lists
-the order is known better so (correlations 0.87, 0.58, 0.75, 0.37; without it 0.64, 0.43, 0.60, 0.58), and tiles of 128
-keys come first, as they do in the times."""
 SCORE_OPERATIONS = {"always": 4.5, "lazy_5": 4.0, "lazy_8": 4.0, "lazy_after": 3.5}
 
 
@@ -447,7 +443,7 @@ def _step(problem: AttentionProblem, genes: FlashWgmmaGenes, groups: int, copies
         lanes / WARP + scores * (1 - polynomial) / WARP + 20 * 4 * groups,
         reads + tile_bytes,
         keys * (problem.head_dim + value_dim) * size,
-        SOFTMAX_WAIT + (40 if genes.PING_PONG else 0) + COPY_WAIT * copies + (LIST_WAIT if problem.blocks else 0),
+        SOFTMAX_WAIT + (40 if genes.PING_PONG else 0) + COPY_WAIT * copies,
     )
 
 

@@ -10,7 +10,6 @@ struct KeyList {
 template <int ROWS, int BLOCK_N> struct SeenKeys {};
 template <int BLOCK_N> struct ListedTiles {
   static constexpr int partial_tiles = 0, tiles = 0;
-  static constexpr bool bits = false;
   __device__ __forceinline__ ListedTiles(const KeyList&, int, int, int) {}
   __device__ __forceinline__ bool is_partial(int) const { return false; }
   __device__ __forceinline__ bool is_packed(int) const { return false; }
