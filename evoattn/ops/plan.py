@@ -249,15 +249,15 @@ class OperationPlan:
             for spec in self._outputs
         }
 
-    def run(self, tensors: Mapping[str, Tensor | None]) -> bool:
+    def run(self, tensors: Mapping[str, Tensor]) -> bool:
         """Whether it was enqueued on torch's current stream of the device, which is the current one. Raises
         `LaunchError`."""
-        given = [one for name in self._names if (one := tensors[name]) is not None]
+        given = [tensors[name] for name in self._names]
         places = [one.data_ptr() for one in given]
         unaligned = any(at & ADDRESS_BITS for at, one in zip(places, given, strict=True) if one.dtype != torch.int32)
         if unaligned or 0 in places:
             return False
-        stream, memory = self._platform.stream(self.index), [0, 0]
+        stream = self._platform.stream(self.index)
         try:
             kept = [
                 self._scratch.get(size, zeroed, given[0].device, self.index, stream, False) if size else None
