@@ -142,14 +142,14 @@ def test_a_missing_wait_is_found(wait):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("at", LISTED)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_gradients_by_a_block_list_are_right(at):
     assert judged_once(*LISTED[at]).passed
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", WRONG)
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(8)
 def test_a_fault_of_a_block_list_shows(fault):
     at, edit = WRONG[fault]
     assert not judged_once(*LISTED[at], edit).passed
