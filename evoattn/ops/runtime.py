@@ -425,8 +425,9 @@ class Runtime:
         """The plan of what was chosen for a call, or why there is none."""
         if isinstance(choice, Refusal):
             return choice
-        scale = call.scale if choice.problem.scale is None else None
-        return self.prepare(choice, call.query.get_device(), scale, call.readers())
+        assert self._kernels is not None
+        scale, index = call.scale if choice.problem.scale is None else None, call.query.get_device()
+        return self.prepare(self._kernels.meanwhile(choice, index), index, scale, call.readers())
 
     def _why_no_race(self, choice: Choice, call: Call) -> str:
         assert self._race is not None and self.platform is not None and self._kernels is not None

@@ -30,6 +30,27 @@ def lists_of(mask_mod, shape):
     return lists
 
 
+PAIRS = torch.rand(20, 20, generator=torch.Generator().manual_seed(1)) < 0.7
+
+
+def of_each_kind(b, h, q, k):
+    """A head for each operator whose ranges are not those of its arguments."""
+    found = (q % 40) < 39
+    for head, shown in enumerate(
+        (
+            torch.where(k < 70, q, 50 - q) > 20,
+            (q - k).abs() > 20,
+            (k & 31) < 31,
+            PAIRS[q // 8, k // 8],
+            torch.minimum(q, k * 2) > torch.maximum(50 - q, k - 70),
+            (-q * (k - 60) > 600) | ((q + 3) >> 2 == (k + 9) // 4),
+        ),
+        1,
+    ):
+        found = torch.where(h == head, shown, found)
+    return found
+
+
 OF_BOTH = Written(
     mask_mod=lambda b, h, q, k: ((q * 7 + k * 3) % 31 != h) & (k < 128 - 40 * b) | (k > q + 90 + h),
     by_batch=True,
@@ -46,12 +67,14 @@ OF_BOTH = Written(
         ("any_pairs", (48, 70)),  # more rows, and more keys
         ("prefix_lm", (16, 32)),
         ("of both", (40, 48)),
+        ("of each kind", (16, 32)),
     ],
 )
 def test_lists_are_torch_s(name, blocks):
     """Of heads, of batches, of a table of pairs, of none and of both; the last rows and keys fill no block."""
-    written = OF_BOTH if name == "of both" else MODS[name](SHAPE)
-    sizes = SHAPE.batch if written.by_batch else 1, SHAPE.heads if written.by_head else 1
+    own = {"of both": OF_BOTH, "of each kind": Written(mask_mod=of_each_kind, by_head=True)}
+    written, heads = own.get(name) or MODS[name](SHAPE), 7 if name == "of each kind" else SHAPE.heads
+    sizes = SHAPE.batch if written.by_batch else 1, heads if written.by_head else 1
     found = lists_of(written.mask_mod, MaskShape(*sizes, SHAPE.queries, SHAPE.keys, *blocks))
     theirs = block_masks.TORCH(written.mask_mod, *sizes, SHAPE.queries, SHAPE.keys, "cpu", blocks)
     assert theirs.kv_num_blocks.any() and (name != "prefix_lm" or theirs.full_kv_num_blocks.any())

@@ -8,6 +8,9 @@ import evoattn
 from benchmarks.flex.mods import MODS, Shape
 from evoattn.families.mask_blocks import LISTS
 from evoattn.ops import block_masks, flex
+from evoattn.ops.kernel import CudaPlatform
+from evoattn.ops.runtime import Runtime, current
+from evoattn.portfolio.pick import lasting_pick, next_picks
 from tests.ops.gpu.gpu_problems import ON_A_GPU, without_waiting
 
 pytestmark = ON_A_GPU
@@ -78,7 +81,12 @@ def test_block_masks_have_the_lists_of_torch(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ("causal_documents", "alibi_by_slopes", "t5_bias", "relative_bias"))
-def test_compiled_code_has_the_eager_answer_and_gradients(name):
+def test_compiled_code_has_the_eager_answer_and_gradients(name, tmp_path):
+    with current.use(Runtime(CudaPlatform(), lasting_pick, tmp_path, others=next_picks)), torch.enable_grad():
+        require_same(name)
+
+
+def require_same(name):
     shape = Shape(2, 8, 700, 700, "cuda")
     written = MODS[name](shape)
     mask = written.block_mask(shape)
