@@ -19,10 +19,10 @@ if TYPE_CHECKING:  # what type checkers and editors see of the names below
     from evoattn.ops.attention import attention_varlen as attention_varlen
     from evoattn.ops.attention_fp8 import attention_fp8 as attention_fp8
     from evoattn.ops.attention_fp8 import quantize_kv as quantize_kv
-    from evoattn.ops.created_masks import create_block_mask as create_block_mask
     from evoattn.ops.explain import explain as explain
     from evoattn.ops.explain import load as load
     from evoattn.ops.explain import warmup as warmup
+    from evoattn.ops.flex import create_block_mask as create_block_mask
     from evoattn.ops.flex import flex as flex
     from evoattn.ops.flex import flex_attention as flex_attention
     from evoattn.ops.sdpa import capture as capture
@@ -50,7 +50,7 @@ _HOMES = {
     "attention_paged": "evoattn.ops.attention",
     "attention_varlen": "evoattn.ops.attention",
     "capture": "evoattn.ops.sdpa",
-    "create_block_mask": "evoattn.ops.created_masks",
+    "create_block_mask": "evoattn.ops.flex",
     "disable": "evoattn.ops.sdpa",
     "enable": "evoattn.ops.sdpa",
     "explain": "evoattn.ops.explain",

@@ -34,8 +34,8 @@ class Correction:
 
     rows: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     left_out: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """By kind of problem: how many were left out, and the time of the first choice over the best, geometric mean,
-    without the trees and with them."""
+    """Of all problems, by kind and by the family of the fastest kernel: how many were left out, and the time of the
+    first choice over the best, geometric mean, without the trees and with them."""
 
     def to_row(self) -> dict[str, Any]:
         """JSON-ready."""

@@ -1,5 +1,5 @@
 """The fit of a card's correction: trees for what the cost model leaves over within each problem. Whether they choose
-better than the model without them is judged on problems left out; if not, nothing is corrected.
+better than the model without them is judged on problems left out, family by family; where not, nothing is corrected.
 """
 
 from __future__ import annotations
@@ -7,9 +7,12 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from statistics import median
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +29,12 @@ LEAST_PROBLEMS = 12
 FAR, FALL = 0.3, 0.15
 """Weight of times far behind the best of their problem, and how soon they count as such (as of `cost fit`)."""
 SIZE: dict[str, float] = {"max_iter": 300, "learning_rate": 0.05, "max_leaf_nodes": 31, "min_samples_leaf": 20,
-                          "l2_regularization": 1.0, "max_bins": 96, "max_features": 0.3}  # fmt: skip
+                          "l2_regularization": 30.0, "max_bins": 96, "max_features": 0.3}  # fmt: skip
 """Arguments of scikit-learn's boosting."""
+LATE, LEAST_TIMES, MOST_LATE = 0.6, 4, 2
+"""Natural logarithm of a time over its score, less the median of its problem, from which on it is a launch's that the
+CPU was late with, if the kernel's median is under half of that: of a kernel with so many times, so many at most. Of
+39,489 times 25 are over twice their problem's best by that alone."""
 UNKNOWN = "registers"
 """A feature that calibrations estimate, and that the compiler says where kernels are ranked after it."""
 Numbers = NDArray[np.int64]
@@ -39,6 +46,8 @@ class Timed:
 
     problem: AttentionProblem
     family: str
+    kernel: str
+    """Which config, in a word."""
     us: float
     score: float
     asked: Mapping[str, float]
@@ -74,10 +83,10 @@ _HERE: list[tuple[_Table, Mapping[str, float]]] = []
 def fit(rows: Sequence[Timed], jobs: int | None = None, size: Mapping[str, float] = SIZE) -> Correction:
     """The correction, without trees where they do not choose better on problems left out, by `jobs` processes, all
     cores unless given. `size`: as SIZE."""
-    table, problems = _table(rows)
+    table, kinds_of = _table(rows)
     before = table.lost(np.zeros(len(table.us)))
-    if len(problems) < LEAST_PROBLEMS or all(len(mine) < LEAST_ROWS for mine, *_ in table.families.values()):
-        return Correction({}, _by_kind(problems, before, before))
+    if len(kinds_of) < LEAST_PROBLEMS or all(len(mine) < LEAST_ROWS for mine, *_ in table.families.values()):
+        return Correction({}, _by_kind(kinds_of, before, before))
     _HERE[:] = [(table, size)]
     jobs = min(jobs or os.cpu_count() or 1, 1 + FOLDS)
     try:
@@ -91,15 +100,18 @@ def fit(rows: Sequence[Timed], jobs: int | None = None, size: Mapping[str, float
     logs = np.zeros(len(table.us))
     for fold, trees in enumerate(left_out):
         logs += np.where(table.problem % FOLDS == fold, _logs(table, trees), 0.0)
-    after = table.lost(logs)
-    if after.mean() >= before.mean():
-        return Correction({}, _by_kind(problems, before, before))
-    return Correction({family: row_of(trees) for family, trees in whole.items()}, _by_kind(problems, before, after))
+    chosen, after, kept = np.zeros(len(logs)), before, dict[str, dict[str, Any]]()
+    for family in sorted(whole, key=lambda name: -len(table.families[name][0])):
+        mine, *_ = table.families[family]
+        tried = chosen.copy()
+        tried[mine] = logs[mine]
+        if (lost := table.lost(tried)).sum() < after.sum():
+            chosen, after, kept[family] = tried, lost, row_of(whole[family])
+    return Correction(kept, _by_kind(kinds_of, before, after))
 
 
-def _by_kind(problems: Sequence[AttentionProblem], before: Floats, after: Floats) -> dict[str, tuple[float, ...]]:
-    """As `Correction.left_out`, of all and of the kinds that some problems are of."""
-    kinds_of = [("all", *kinds(problem)) for problem in problems]
+def _by_kind(kinds_of: Sequence[Sequence[str]], before: Floats, after: Floats) -> dict[str, tuple[float, ...]]:
+    """As `Correction.left_out`."""
     found = {}
     for kind in dict.fromkeys(name for names in kinds_of for name in names):
         mine = [i for i, names in enumerate(kinds_of) if kind in names]
@@ -131,10 +143,29 @@ def _logs(table: _Table, trees: Mapping[str, Trees]) -> Floats:
     return logs
 
 
-def _table(rows: Sequence[Timed]) -> tuple[_Table, list[AttentionProblem]]:
-    """The rows of problems with two kernels and more, and these problems. Times near a problem's best weigh more."""
+def without_late(rows: Sequence[Timed]) -> list[Timed]:
+    """The rows but those of late launches."""
+    logs = [math.log(row.us / row.score) for row in rows]
+    problems, kernels = defaultdict(list), defaultdict(list)
+    for row, log in zip(rows, logs, strict=True):
+        problems[row.problem].append(log)
+    usual = {problem: median(found) for problem, found in problems.items()}
+    over = [log - usual[row.problem] for row, log in zip(rows, logs, strict=True)]
+    for row, log in zip(rows, over, strict=True):
+        kernels[row.kernel].append(log)
+    suspect = {
+        kernel
+        for kernel, found in kernels.items()
+        if len(found) >= LEAST_TIMES and median(found) < LATE / 2 and sum(log > LATE for log in found) <= MOST_LATE
+    }
+    return [row for row, log in zip(rows, over, strict=True) if log <= LATE or row.kernel not in suspect]
+
+
+def _table(rows: Sequence[Timed]) -> tuple[_Table, list[tuple[str, ...]]]:
+    """The rows of problems with two kernels and more, and of each problem its kinds. Times near a problem's best weigh
+    more."""
     by_problem: dict[AttentionProblem, list[Timed]] = {}
-    for row in rows:
+    for row in without_late(rows):
         by_problem.setdefault(row.problem, []).append(row)
     groups = [found for _, found in sorted(by_problem.items(), key=lambda item: repr(item[0])) if len(found) > 1]
     kept = [row for group in groups for row in group]
@@ -150,4 +181,6 @@ def _table(rows: Sequence[Timed]) -> tuple[_Table, list[AttentionProblem]]:
         names = tuple(sorted({name for i in mine for name in kept[i].asked} - {UNKNOWN}))
         asked = np.array([[kept[i].asked.get(name, math.nan) for name in names] for i in mine])
         families[family] = mine, names, asked
-    return _Table(number, us, scores, over, weights, families), [group[0].problem for group in groups]
+    fastest = [min(group, key=lambda row: row.us) for group in groups]
+    kinds_of = [("all", row.family, *kinds(row.problem)) for row in fastest]
+    return _Table(number, us, scores, over, weights, families), kinds_of

@@ -17,7 +17,7 @@ from evoattn.families.block_list import READ_BIT, listed_row_steps, packed_mask
 from evoattn.families.dealt import DealtTiles
 from evoattn.families.gangs import TilesInOrder
 from evoattn.families.residency import WARP
-from evoattn.model.block_list import partial_share
+from evoattn.model.block_list import keys_read, partial_share
 from evoattn.model.mask import Mask, MaskKind
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.score import cost
@@ -208,13 +208,19 @@ def bank_conflicts(lanes: int, stride_bytes: int, width_bytes: int) -> float:
 
 
 def bytes_of(problem: AttentionProblem, *tensors: str) -> int:
-    """Bytes of some of q, k, v and o; none of a V that lies within K, nor of keys that are not in use or that no query
-    sees through a window."""
+    """Bytes of some of q, k, v and o; none of a V that lies within K, nor of keys that are not in use, that no query
+    sees through a window, or, in the forward pass, that no list names."""
     own = [t for t in tensors if t != "v" or not problem.shared_kv]
-    if not (problem.seqused or problem.page or problem.window):
+    listed = problem.blocks and problem.op == "forward"
+    if not (problem.seqused or problem.page or problem.window or listed):
         return sum(problem.element_of(t).bytes * math.prod(problem.shape(t)) for t in own)
-    seen = (len(problem.masking.band(rows, keys).keys(0, rows)) for rows, keys in problem.sequences if rows)
-    rows = dict.fromkeys("kv", problem.kv_heads * (sum(seen) if problem.window else sum(problem.key_lengths)))
+    if listed:
+        mask, batch, heads, band, diagonal = problem.block_mask
+        keys = keys_read(mask, batch, heads, problem.kv_heads, band, diagonal)
+    else:
+        seen = (len(problem.masking.band(rows, keys).keys(0, rows)) for rows, keys in problem.sequences if rows)
+        keys = problem.kv_heads * (sum(seen) if problem.window else sum(problem.key_lengths))
+    rows = dict.fromkeys("kv", keys)
     counts = {t: rows[t] * problem.shape(t)[3] if t in rows else math.prod(problem.shape(t)) for t in own}
     return sum(problem.element_of(t).bytes * count for t, count in counts.items())
 

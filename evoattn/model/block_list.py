@@ -254,10 +254,14 @@ def visible_pairs(mask: BlockMask, batch: int, heads: int, band: Band, diagonal:
 
 @lru_cache(maxsize=64)
 def keys_read(mask: BlockMask, batch: int, heads: int, kv_heads: int, band: Band, diagonal: int) -> int:
-    """Keys in blocks that some list names, over all batches and K/V heads; of counted blocks all keys."""
+    """Keys in blocks that some list names, over all batches and K/V heads; of counted blocks as many as lists name, up
+    to all keys."""
+    group = heads // kv_heads
     if not mask.documents:
-        return batch * kv_heads * band.seqlen_k * (mask.counts[2] > 0)
-    lists, total, group = draw(mask, batch, heads, band, diagonal), 0, heads // kv_heads
+        partial, full, _ = mask.counts
+        most = mask.blocks(band)[0] * (group if mask.by_head else 1) * (partial + full) * mask.keys
+        return batch * kv_heads * min(band.seqlen_k, most)
+    lists, total = draw(mask, batch, heads, band, diagonal), 0
     for of_batch in lists:
         for kv_head in range(kv_heads):
             seen = of_batch[kv_head * group : (kv_head + 1) * group] if mask.by_head else of_batch

@@ -377,7 +377,7 @@ def _again(
     terms: tuple[Tensor | None, ...],
     longest: int,
     words: tuple[object, ...],
-) -> Tensor | None:
+) -> Answer | None:
     """The answer to packed queries over pages if such were decided before and nothing watches: a `Call` of them, with
     its views and checks, takes as long as all else does. Arguments are those of `Packed`; for what is wrong with them
     None: whoever makes a `Call` says it."""

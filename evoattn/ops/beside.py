@@ -58,10 +58,11 @@ def appended(
     if plan is None:
         return None
     turned = torch.empty(q.shape, dtype=q.dtype, device=q.device) if rotary else q
-    tensors = {
+    named = {
         "new_k": k, "new_v": v, "k_cache": cache.k, "v_cache": cache.v, "q": q, "o": turned, "cos": cos, "sin": sin,
         "seqused": cache.used, "table": table,
     }  # fmt: skip
+    tensors = {name: one for name, one in named.items() if one is not None}
     return turned if runtime.performs(plan, tensors) else None
 
 

@@ -1,19 +1,40 @@
 """A `BlockMask` of torch's FlexAttention as kernels take it: its lists where tiles are parts of its blocks, else a
 table of what each block is. The lists say what is seen, also where `mask_mod` says more.
+
+And the lists of a new mask, made by a kernel on the device, of the traced `mask_mod`: torch's own function makes one
+number for each pair of a query and a key first.
 """
 
 from __future__ import annotations
 
 import copy
+import hashlib
+import warnings
 import weakref
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.attention.flex_attention as torch_flex
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
+from evoattn.backends.base import LaunchError
+from evoattn.backends.kernel_files import KernelFiles
+from evoattn.backends.versions import nvrtc_version
+from evoattn.families import mask_blocks
+from evoattn.families.mask_blocks import LISTS, STATES, MaskShape
+from evoattn.model import forks
 from evoattn.model.mask import Band
+from evoattn.model.paths import cubin_cache
+from evoattn.model.records import Candidate
+from evoattn.model.score import Table, Tree, parse_predicate, parse_tables
+from evoattn.model.space import KernelConfig
+from evoattn.ops import mods
+from evoattn.ops.arguments import Score, is_ordinary
+from evoattn.ops.kernel import Cubin, LoadedKernel, Platform
+from evoattn.ops.plan import launch_again, record_check, recorded_check
+from evoattn.ops.runtime import current
 from evoattn.ops.torch_answer import EMPTY, FULL, PARTIAL, states_of
 
 LARGEST_BLOCK = 4096
@@ -26,6 +47,20 @@ WHOLE = 1 << 30
 """Rows and keys of the one block of the mask that torch makes where none is given."""
 UNREAD, LIKELY_BLOCKS = "?", 16
 """In place of the counts of a mask that only a compiled graph has seen; blocks of which some would be seen by rows."""
+TORCH = torch_flex.create_block_mask
+BLOCK = 128
+"""Rows and keys of a block where none are given: torch's number."""
+CHECKED = 300
+"""Queries and keys, at most, of the mask that a new kernel makes first, beside torch's function."""
+FOLDER = "masks"
+"""In the user's cache of compiled kernels."""
+
+_loaded: dict[tuple[str, int], LoadedKernel | None] = {}
+"""By source and device; None for a kernel that is of no use."""
+_sources: dict[tuple[str, str], tuple[str, tuple[Table, ...]]] = {}
+"""By predicate and tables."""
+MOST_SOURCES = 1024
+_lock = forks.Lock()
 
 
 @dataclass
@@ -202,3 +237,156 @@ def authoritative(mask: BlockMask, seqlen_k: int) -> BlockMask:
     made = copy.copy(mask)
     made.mask_mod = seen
     return made
+
+
+def created(
+    mask_mod: Any, shape: MaskShape, where: torch.device, predicate: str, given: dict[str, Tensor]
+) -> BlockMask | None:
+    """The mask of a function that says `predicate` of the tables `given`, by a kernel; None where there is none."""
+    platform = current.runtime().platform
+    if platform is None or any(
+        table.device != where or not is_ordinary(table, table, table) for table in given.values()
+    ):
+        return None
+    text, tables = _printed(predicate, given)
+    kernel = _kernel(platform, where, text, (mask_mod, shape, given, tables))
+    if kernel is None:
+        return None
+    try:
+        lists = _run(platform, kernel, where, shape, given, tables)
+    except LaunchError:
+        return None
+    return _mask_of(lists, shape, mask_mod)
+
+
+def _mask_of(lists: list[Tensor], shape: MaskShape, mask_mod: Any) -> BlockMask:
+    lengths, sizes = (shape.seqlen_q, shape.seqlen_k), (shape.block_rows, shape.block_keys)
+    named: dict[str, Any] = dict(zip(LISTS, lists, strict=True))
+    return BlockMask(lengths, **named, BLOCK_SIZE=sizes, mask_mod=mask_mod)
+
+
+def _printed(predicate: str, given: dict[str, Tensor]) -> tuple[str, tuple[Table, ...]]:
+    """The source of the kernels, and the tables as these calls have them."""
+    described = Score.of_texts("", predicate, given).tables
+    known = predicate, described
+    printed = _sources.get(known)
+    if printed is None:
+        shown: Tree = parse_predicate(predicate, described, True).tree if predicate else mods.TRUE
+        tables = parse_tables(described) if described else ()
+        printed = mask_blocks.source(shown, tables), tables
+        with _lock:
+            if len(_sources) >= MOST_SOURCES:
+                _sources.clear()
+            _sources[known] = printed
+    return printed
+
+
+def _kernel(
+    platform: Platform, device: torch.device, text: str, of: tuple[Any, MaskShape, dict[str, Tensor], tuple[Table, ...]]
+) -> LoadedKernel | None:
+    """The kernel of a source, compiled, loaded and checked once; None where it is of no use."""
+    known = text, device.index
+    if known in _loaded or platform.capturing():
+        return _loaded.get(known)
+    with _lock:
+        if known not in _loaded:
+            try:
+                _loaded[known] = _checked(platform, device, text, *of)
+            except Exception as error:  # of the compiler, the driver, or the function itself
+                warnings.warn(f"evoattn: torch makes a block mask: {error}", RuntimeWarning, stacklevel=4)
+                _loaded[known] = None
+    return _loaded[known]
+
+
+def _checked(
+    platform: Platform,
+    device: torch.device,
+    text: str,
+    mask_mod: Any,
+    shape: MaskShape,
+    given: dict[str, Tensor],
+    tables: tuple[Table, ...],
+) -> LoadedKernel | None:
+    """The kernel, which has made a small mask as torch does, here or in an earlier process; None where its lists are
+    others, and for a GPU that is not known. Raises what a compiler, the driver or the function raise. `shape`: the mask
+    that is wanted, past whose rows and keys captured tensors may have nothing to read."""
+    gpu = platform.spec(device.index)
+    if gpu is None:
+        return None
+    candidate = Candidate("mask_blocks", {}, "", text, gpu.arch)
+    folder = cubin_cache() / FOLDER
+    files = KernelFiles(folder, nvrtc_version())
+    compiled = files.get(candidate)
+    if compiled is None:
+        from evoattn.backends.compiler import compile_source
+
+        compiled = compile_source(text, gpu.arch)
+        files.put(candidate, compiled)
+    kernel = LoadedKernel(compiled.cubin, platform, device.index)
+    source, digest = candidate.source_hash, hashlib.sha256(compiled.cubin).hexdigest()
+    cubin, machine = Cubin(compiled.cubin, digest, source, source), platform.identity(device.index)
+    wrong = recorded_check(cubin, machine, folder)
+    if wrong is None:
+        small = MaskShape(1, 1, min(CHECKED, shape.seqlen_q), min(CHECKED, shape.seqlen_k), BLOCK, BLOCK)
+        own = _run(platform, kernel, device, small, given, tables)
+        theirs = _lists_by_pairs(mask_mod, small, device)
+        if theirs is None or not _same(own, theirs):
+            made = TORCH(mask_mod, 1, 1, small.seqlen_q, small.seqlen_k, device, BLOCK)
+            theirs = [getattr(made, name) for name in LISTS]
+        wrong = "" if _same(own, theirs) else "the kernel's lists were others"
+        record_check(cubin, machine, folder, KernelConfig("mask_blocks", {}), wrong)
+    if wrong:
+        warnings.warn(f"evoattn: torch makes a block mask: {wrong}.", RuntimeWarning, stacklevel=5)
+        return None
+    return kernel
+
+
+def _same(own: list[Tensor], theirs: list[Tensor]) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(own, theirs, strict=True))
+
+
+def _lists_by_pairs(mask_mod: Any, shape: MaskShape, device: torch.device) -> list[Tensor] | None:
+    """`LISTS` of a small mask of one batch and head, of what the function says of all pairs at once; None where it
+    takes none at once. Torch's own function, which takes all, imports its compilers: seconds."""
+    zero, rows, keys = (torch.arange(n, device=device) for n in (1, shape.seqlen_q, shape.seqlen_k))
+    try:
+        seen = torch.as_tensor(mask_mod(zero, zero, rows[:, None], keys)).bool().expand(shape.seqlen_q, shape.seqlen_k)
+    except Exception:  # the function's own
+        return None
+    (row_blocks, key_blocks), sizes = shape.blocks, (shape.block_rows, shape.block_keys)
+    whole = seen.new_zeros(row_blocks * sizes[0], key_blocks * sizes[1])
+    whole[: shape.seqlen_q, : shape.seqlen_k] = seen
+    blocks = whole.view(row_blocks, sizes[0], key_blocks, sizes[1])
+    full = blocks.all(3).all(1)
+    partial = blocks.any(3).any(1) & ~full
+    lists = []
+    for kind in (partial, full, partial.T, full.T):
+        numbers = torch.argsort(kind.int(), dim=-1, descending=True, stable=True)
+        lists += [one.int()[None, None] for one in (kind.sum(-1), numbers)]
+    return lists
+
+
+def _run(
+    platform: Platform,
+    kernel: LoadedKernel,
+    device: torch.device,
+    shape: MaskShape,
+    given: dict[str, Tensor],
+    tables: tuple[Table, ...],
+) -> list[Tensor]:
+    """`LISTS`, enqueued on the current stream. Raises `LaunchError`."""
+    rows, keys = shape.blocks
+    lists = [torch.empty(sizes, dtype=torch.int32, device=device) for sizes in shape.list_shapes]
+    states = torch.empty(shape.batches * shape.heads * rows * keys, dtype=torch.uint8, device=device)
+    buffers = {STATES: states, **dict(zip(LISTS, lists, strict=True))}
+    buffers |= {table.buffer: one.detach().contiguous() for table, one in zip(tables, given.values(), strict=True)}
+    places = {name: (number, 0) for number, name in enumerate(buffers)}
+    addresses = tuple(one.data_ptr() for one in buffers.values())
+    with platform.guard(device.index):
+        stream = platform.stream(device.index)
+        for launch in kernel.bound(mask_blocks.launches(shape, tables), places):
+            launch.bind(addresses)
+            launch.set_stream(stream)
+            if status := platform.launch(launch.config, launch.function, launch.arguments, None):
+                launch_again(platform, device.index, launch, status)
+    return lists

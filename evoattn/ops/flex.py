@@ -24,6 +24,7 @@ import torch.nn.attention.flex_attention as torch_flex
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 
+from evoattn.families.mask_blocks import MaskShape
 from evoattn.model import forks
 from evoattn.model.blocks import Blocks
 from evoattn.model.mask import Band
@@ -33,6 +34,7 @@ from evoattn.ops import block_masks, mods
 from evoattn.ops.arguments import WATCHED, Score, is_ordinary
 from evoattn.ops.attention import attend
 from evoattn.ops.call import NO_TENSOR, Answer, Call, behind, why_not_shapes, with_tables
+from evoattn.ops.runtime import current
 from evoattn.ops.shapes import paused
 from evoattn.ops.torch_answer import NoKernel, refuse
 
@@ -274,6 +276,61 @@ def flex_attention(  # noqa: PLR0913 - torch's own arguments
     if return_aux is not None:
         return output, AuxOutput(lse=lse, max_scores=None)
     return (output, lse) if return_lse else output
+
+
+def create_block_mask(
+    mask_mod: Any,
+    B: int | None,
+    H: int | None,
+    Q_LEN: int,
+    KV_LEN: int,
+    device: Any = None,
+    BLOCK_SIZE: int | tuple[int, int] = block_masks.BLOCK,
+    _compile: bool = False,
+    **words: Any,
+) -> BlockMask:
+    """`torch.nn.attention.flex_attention.create_block_mask`, with its arguments, errors and lists, made by a kernel.
+
+    `mask_mod(b, h, q_idx, kv_idx)` is traced when it is new, and captured tensors are read at each call. `B` and `H`
+    are the batches and heads of the lists, 1 where None; `BLOCK_SIZE` queries and keys share a block. The lists take
+    4 · rows · keys bytes for each of four kinds, of so many blocks, and nothing of the size of the mask is made. A new
+    kernel is compiled once, for all lengths, and its first mask is compared with torch's. Torch's function answers on a
+    CPU, in compiled code, for functions that are no expressions, and for other arguments than `separate_full_blocks`.
+    """
+    own = None
+    if not (_compile or words.keys() - {"separate_full_blocks"} or torch.compiler.is_compiling()):
+        sizes = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else tuple(BLOCK_SIZE)
+        numbers = (1 if B is None else B, 1 if H is None else H, Q_LEN, KV_LEN, *sizes)
+        if len(numbers) == 6 and all(type(one) is int for one in numbers):
+            own = _created(mask_mod, MaskShape(*numbers), device, words.get("separate_full_blocks", True))
+    if own is not None:
+        return own
+    if device is not None:  # where none is given versions of torch take another
+        words["device"] = device
+    if _compile:
+        words["_compile"] = True
+    return block_masks.TORCH(mask_mod, B, H, Q_LEN, KV_LEN, BLOCK_SIZE=BLOCK_SIZE, **words)
+
+
+def _created(mask_mod: Any, shape: MaskShape, device: Any, separate: bool) -> BlockMask | None:
+    """The mask by a kernel; None where torch's function is to make it, or to refuse it."""
+    runtime = current.runtime()
+    platform = runtime.platform
+    where = torch.device(runtime.device_type if device is None else device)
+    made = torch.empty(0)  # of a class of its own where a mode watches
+    if platform is None or where.type != runtime.device_type or shape.why_not() or not separate:
+        return None
+    if not is_ordinary(made, made, made):
+        return None
+    if where.index is None:
+        where = torch.device(where.type, platform.current_device())
+    try:
+        said = said_by((None, mask_mod), where)
+    except TypeError:  # of what is no function
+        return None
+    if isinstance(said, str):
+        return None
+    return block_masks.created(mask_mod, shape, where, said[0].traced.predicate, said[0].traced.tables(said[1]))
 
 
 _blocks = Blocks[bool]("evoattn.flex")

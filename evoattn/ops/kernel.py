@@ -487,6 +487,11 @@ def get_cubin(family: Family, problem: AttentionProblem, config: KernelConfig, g
     return found
 
 
+def has_cubin(family: Family, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, folder: Path) -> bool:
+    """Whether the kernel was compiled before, whatever is in its file."""
+    return (folder / f"{recipe_of(family, problem, config, gpu)}{SUFFIX}").exists()
+
+
 def _compile(family: Family, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, wanted: str) -> Cubin:
     """Render and compile; imports jinja2 and CuPy, which a process that finds its kernels on disk never does."""
     from evoattn.backends.compiler import compile_source

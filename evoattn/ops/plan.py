@@ -8,6 +8,7 @@ import json
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -32,6 +33,7 @@ from evoattn.ops.kernel import (
     LoadedKernel,
     Place,
     Platform,
+    has_cubin,
     operation_places,
     own_tables,
     scratch_places,
@@ -247,15 +249,15 @@ class OperationPlan:
             for spec in self._outputs
         }
 
-    def run(self, tensors: Mapping[str, Tensor | None]) -> bool:
+    def run(self, tensors: Mapping[str, Tensor]) -> bool:
         """Whether it was enqueued on torch's current stream of the device, which is the current one. Raises
         `LaunchError`."""
-        given = [one for name in self._names if (one := tensors[name]) is not None]
+        given = [tensors[name] for name in self._names]
         places = [one.data_ptr() for one in given]
         unaligned = any(at & ADDRESS_BITS for at, one in zip(places, given, strict=True) if one.dtype != torch.int32)
         if unaligned or 0 in places:
             return False
-        stream, memory = self._platform.stream(self.index), [0, 0]
+        stream = self._platform.stream(self.index)
         try:
             kept = [
                 self._scratch.get(size, zeroed, given[0].device, self.index, stream, False) if size else None
@@ -291,11 +293,15 @@ class Kernels:
     """
 
     def __init__(self, platform: Platform, folder: Path, build: Callable[..., Cubin], lost: Callable[[], None]) -> None:
-        """`build` makes machine code, as `cubins.get_cubin` does. `lost` is called where a kernel turns out to be of no
-        use."""
+        """`build` makes machine code, as `kernel.get_cubin` does. `lost` is called where a kernel turns out to be of no
+        use, or another one is ready now: what was decided may not hold."""
         self._platform, self._folder, self._build, self._lost = platform, folder, build, lost
         self._scratch = Scratch(platform)
         self._loaded: dict[tuple[int, KernelKey], LoadedKernel] = {}
+        self._chosen: dict[tuple[int, KernelKey], Choice] = {}
+        """Of loaded kernels of callers' own expressions, what they were chosen as."""
+        self._beside: threading.Thread | None = None
+        """What compiles while others run."""
         self._failures: dict[tuple[int, KernelKey], str] = {}
         self._said: set[str] = set()
         self._lock = forks.Lock()
@@ -324,6 +330,45 @@ class Kernels:
         if isinstance(ready, Refusal):
             return ready
         return CallPlan(choice, *ready, readers, self._platform)
+
+    def meanwhile(self, choice: Choice, index: int) -> Choice:
+        """What runs in place of a chosen kernel whose compilation a call would wait for: a loaded one of the same
+        expressions of a caller's, which were chosen for other lengths or masks. The chosen one is compiled beside it,
+        and runs from then on. Where bits must not change, or there is no such kernel, the chosen one itself."""
+        key, problem = (index, choice.key), choice.problem
+        is_own = problem.own_score is not None or problem.shown is not None
+        if not is_own or choice.estimated or key in self._loaded or self._failure(key):
+            return choice
+        if problem.batch_invariant or problem.deterministic or torch.are_deterministic_algorithms_enabled():
+            return choice
+        others = [
+            other
+            for (at, of), other in self._chosen.items()
+            if at == index
+            and of[2:] == choice.key[2:]
+            and not self._failure((at, of))
+            and not other.family.why_impossible(problem, other.config, choice.gpu)
+        ]
+        if not others or has_cubin(choice.family, problem.as_searched, choice.config, choice.gpu, self._folder):
+            return choice
+        from evoattn.cost.cost import scores  # here: it imports NumPy and reads a file of weights
+
+        costs = scores(problem.as_searched, [other.config for other in others], choice.gpu)
+        _, number = min(zip(costs, range(len(others)), strict=True))
+        if self._beside is None or not self._beside.is_alive():
+            self._beside = threading.Thread(target=self._compile, args=(choice, key), name="evoattn compiles")
+            self._beside.start()
+        words = f"{others[number].name} runs until {choice.name} is compiled"
+        return replace(others[number], problem=problem, words=words)
+
+    def _compile(self, choice: Choice, key: tuple[int, KernelKey]) -> None:
+        """Compile a kernel that is to be loaded by a later call."""
+        try:
+            self._build(choice.family, choice.problem.as_searched, choice.config, choice.gpu, self._folder)
+        except Exception as error:  # the others go on
+            self._failures[key] = f"{choice.name} failed: {str(error).strip().partition(chr(10))[0].rstrip('.')}"
+            return
+        self._lost()
 
     def operation(self, choice: Choice, index: int) -> OperationPlan | Refusal:
         """The same of an operation beside attention."""
@@ -369,6 +414,8 @@ class Kernels:
         cubin = self._build(choice.family, choice.problem.as_searched, choice.config, choice.gpu, self._folder)
         kernel = load_checked(choice, cubin, key[0], self._platform, self._folder)
         self._loaded[key] = kernel
+        if choice.problem.own_score is not None or choice.problem.shown is not None:
+            self._chosen[key] = choice
         if kernel.failure:
             self._lost()
             self.say(f"{kernel.failure}; it is never used here, {choice.instead} runs")

@@ -188,22 +188,25 @@ class Runtime:
         except LaunchError as error:
             return self.fail(plan.kernel, str(error).rstrip("."))
 
-    def again(self, packed: Packed) -> Tensor | None:
-        """The answer to packed queries over pages like some that were decided before, where that is a kernel's alone;
-        None otherwise, and where gradients or the log-sum-exp are wanted: `attend` knows what to do. The tensors are
-        as those of `attend`, and none is negated."""
-        plan, out = self.plans.get(packed.known), packed.out
-        if plan.__class__ is not CallPlan or plan.unlike_query or plan.lse_shape is not None:
+    def again(self, packed: Packed) -> Answer | None:
+        """The answer to packed queries over pages like some that were decided before, in the caller's order of
+        dimensions, where that is a kernel's alone; None otherwise, and where gradients are wanted: `attend` knows what
+        to do. The tensors are as those of `attend`, and none is negated."""
+        plan, query, out = self.plans.get(packed.known), packed.query, packed.out
+        if plan.__class__ is not CallPlan or plan.unlike_query:
             return None
         if torch.is_grad_enabled():  # of floating tensors
             sinks, slopes, *_ = packed.terms
-            if packed.query.requires_grad or packed.key.requires_grad or packed.value.requires_grad:
+            if query.requires_grad or packed.key.requires_grad or packed.value.requires_grad:
                 return None
             if (sinks is not None and sinks.requires_grad) or (slopes is not None and slopes.requires_grad):
                 return None
         if out is None:
-            out = torch.empty_like(packed.query)
-        return None if self._launched(plan, packed, out, None) else out
+            out = torch.empty_like(query)
+        if plan.lse_shape is None:
+            return None if self._launched(plan, packed, out, None) else out
+        lse = torch.empty(plan.lse_shape, dtype=torch.float32, device=query.device)
+        return None if self._launched(plan, packed, out, lse) else (out, lse[0, :, : query.size(0)])
 
     def gradients(self, given: Backward) -> Grads:
         """The gradients of what a backward pass is of, by the best known kernel, or by torch where none serves it.
@@ -288,7 +291,7 @@ class Runtime:
         choice = self.choose(problem, gpu, index=index, promised=True)
         return choice if isinstance(choice, Refusal) else self._kernels.operation(choice, index)
 
-    def performs(self, plan: OperationPlan, tensors: Mapping[str, Tensor | None]) -> bool:
+    def performs(self, plan: OperationPlan, tensors: Mapping[str, Tensor]) -> bool:
         """Whether an operation over the tensors that its specs name was enqueued on the current stream."""
         assert self.platform is not None
         try:
@@ -422,8 +425,9 @@ class Runtime:
         """The plan of what was chosen for a call, or why there is none."""
         if isinstance(choice, Refusal):
             return choice
-        scale = call.scale if choice.problem.scale is None else None
-        return self.prepare(choice, call.query.get_device(), scale, call.readers())
+        assert self._kernels is not None
+        scale, index = call.scale if choice.problem.scale is None else None, call.query.get_device()
+        return self.prepare(self._kernels.meanwhile(choice, index), index, scale, call.readers())
 
     def _why_no_race(self, choice: Choice, call: Call) -> str:
         assert self._race is not None and self.platform is not None and self._kernels is not None

@@ -282,7 +282,7 @@ def _timed(problem: AttentionProblem, configs: list[KernelConfig], us: list[floa
     able = [i for i, part in enumerate(parts) if part]
     asked, _ = Model(gpu, fitted, NONE).asked(problem, [configs[i] for i in able], [part for part in parts if part])
     for i, features in zip(able, asked, strict=True):
-        found.append(Timed(problem, configs[i].family, us[i], costs[i], features))
+        found.append(Timed(problem, configs[i].family, configs[i].id, us[i], costs[i], features))
     return found
 
 
@@ -306,6 +306,8 @@ class Done:
 
 def first_choice(found: Calibration) -> str:
     """How good the cost model chooses on measured problems left out, in words."""
+    if not found.correction.left_out:
+        return "No two kernels of a problem were timed, so that the cost model was not judged"
     _, before, after = found.correction.left_out["all"]
     return f"The cost model's first choice takes {before:.3f} times the best, corrected {after:.3f}"
 

@@ -54,7 +54,13 @@ template <class Own, int KEY_TILES, int PART_TILES, int I = 0, bool NONE = I == 
         if (lane < 4) put(own, at, at.query_of(i / 2, i % 2), at.key, sum);
       }
     }
-    if constexpr (SHARED == Sharing::DIAGONAL) {
+    if constexpr (SHARED == Sharing::DIAGONAL && Own::template APART<I>) {
+#pragma unroll
+      for (int i = 0; i < SUMS; ++i) {  // the element is that of one of its scores
+        const int apart = i / 2 - (PART_TILES - 1), n = apart < 0 ? -apart : 0;
+        put(own, at, at.query_of(n, i % 2), at.key_of(n + apart), sums[i]);
+      }
+    } else if constexpr (SHARED == Sharing::DIAGONAL) {
       float* place = nullptr;  // diagonals side by side may be of one element, as where distances are clamped
       float sum = 0.f;
 #pragma unroll

@@ -11,8 +11,9 @@ constexpr int WARPS_OF_STATES = 4, WARPS_OF_LINES = 4;
 enum BlockState : uint8_t { EMPTY = 0, PARTIAL = 1, FULL = 2 };
 
 // A warp for each block of the mask. Pairs past the last row or key are hidden, so that a block with such pairs is
-// never FULL. Where the ranges of its rows and keys do not say what it is, the warp asks pair by pair until it has met
-// both kinds. `states`: [batches * heads, row blocks, key blocks].
+// never FULL. Where the ranges of its rows and keys do not say what it is, the warp asks those of 32 by 32 of them, and
+// where these do not say it pair by pair, until it has met both kinds. `states`: [batches * heads, row blocks, key
+// blocks].
 template <class Seen>
 __device__ __forceinline__ void find_states(const Seen& seen, uint8_t* states, int heads, int seqlen_q, int seqlen_k,
                                             int block_rows, int block_keys) {
@@ -31,10 +32,19 @@ __device__ __forceinline__ void find_states(const Seen& seen, uint8_t* states, i
     for (int begin = 0; begin < outer && (all || !any); begin += 32) {
       const int place = begin + lane;
       for (int from = 0; from < inner && (all || !any); from += 32) {
+        const int to = min(32, inner - from);
+        if constexpr (!Seen::PAIRED) {
+          const Range part =
+              seen.range({batch, batch}, {head, head}, {first_row + begin, first_row + min(begin + 31, rows - 1)},
+                         {first_key + from, first_key + from + to - 1}, lane);
+          if (part.is_one()) {
+            any |= part.high != 0, all &= part.low != 0;
+            continue;
+          }
+        }
         bool some = false, each = true;
-        const int to = place < outer ? min(32, inner - from) : 0;
 #pragma unroll 8
-        for (int i = 0; i < to; ++i) {
+        for (int i = 0; i < to && place < outer; ++i) {
           const int row = first_row + (Seen::PAIRED ? from + i : place),
                     key = first_key + (Seen::PAIRED ? place : from + i);
           const bool shown = seen.shows(batch, head, row, key);

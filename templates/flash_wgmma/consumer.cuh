@@ -61,7 +61,7 @@ struct Consumer : Epilogue {
   bool flushed;       // O_IN_SHARED: some are in shared memory
   Ring ring, before;  // places of the next K, and of the V that P is for
   Ring skipped;       // AHEAD: the first place of V that is passed over
-  bool fresh;         // KEEPS: O of this part is nothing yet
+  bool fresh;         // IN_PARTS: O of this part is nothing yet
   TileScheduler& work;
 
   __device__ __forceinline__ Consumer(RowOperand<Operands::ROW_COLUMNS, Q_IN_REGISTERS>& q, Fragments& f,
@@ -120,10 +120,10 @@ private:
 #pragma unroll
     for (int step = 0; step < KEY_STEPS; ++step) {
       wgmma_pv(sum, p[step], v_stage + descriptor_step(Operands::value_step(step)),
-               KEEPS ? step > 0 || !fresh : !TWO_LEVELS || step > 0 || (IN_TURNS && tiles_added > 0));
+               IN_PARTS ? step > 0 || !fresh : !TWO_LEVELS || step > 0 || (IN_TURNS && tiles_added > 0));
     }
     wgmma_commit();
-    if constexpr (KEEPS) fresh = false;
+    if constexpr (IN_PARTS) fresh = false;
   }
   // Four numbers of this thread's part of O in shared memory.
   __device__ __forceinline__ float4& kept(int i) {
@@ -456,18 +456,14 @@ private:
         const int part = KeyParts::of(key_tile + 1);
         rest_of_tiles(max(first, KeyParts::first_tile(part)));
         if (CLUSTER > 1 || KeyParts::tile_before(part) < first) return;  // a part each in a cluster
-        if constexpr (KEEPS) {
-          begin_part();
-        } else {
-          end_part(part);
-          step<false, true, false>();
-        }
+        begin_part(part);
       }
     }
     rest_of_tiles(first);
   }
-  // KEEPS: `step` of the first tile of a part, beside the last P V of the one before.
-  __device__ __forceinline__ void begin_part() {
+  // `step` of the first tile of a part, beside the last P V of the one before, `before_it`.
+  __device__ __forceinline__ void begin_part(int before_it) {
+    key_tile = KeyParts::tile_before(before_it);
     if constexpr (OVERLAP) wait_for_turn();
     start_qk();
     if constexpr (OVERLAP) start_pv(), pass_turn();
@@ -476,20 +472,13 @@ private:
     finish_qk<false, true, OVERLAP>();
     if constexpr (OVERLAP) finish_pv();
     __syncwarp();  // the lane that released V is back: wgmma wants whole warps
-    keep_part(of_part);
+    if constexpr (KEEPS) keep_part(of_part);
+    else leave_part(before_it, of_part, o);
     fresh = true;
     Operands::pack(p, s);
     before = ring;
     ring.advance();
     if constexpr (!OVERLAP) start_pv(), finish_pv();
-  }
-  // IN_MEMORY: the first tile of a part was the last one; another part follows.
-  __device__ __forceinline__ void end_part(int part) {
-    if constexpr (OVERLAP) start_pv(), finish_pv();
-    leave_part(part, state, o);
-    state.clear();
-    clear_output();
-    key_tile = KeyParts::tile_before(part);
   }
   // Tiles of keys down to `first`.
   __device__ __forceinline__ void rest_of_tiles(int first) {

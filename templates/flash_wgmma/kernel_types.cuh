@@ -28,7 +28,7 @@ struct KeyParts {
 };
 static_assert(!IN_PARTS || (SCHEDULE != Schedule::BALANCED && !KeyList::LISTED && FLUSH_TILES == 0),
               "parts are added up in turn, by one thread each");
-constexpr bool KEEPS = IN_PARTS && KEY_SPLIT == 1;  // a block adds up all parts of its rows, in registers
+constexpr bool KEEPS = IN_PARTS && KEY_SPLIT == 1;  // a block adds up all parts of its rows
 constexpr int KEY_STEP = IN_PARTS ? 1 : KEY_SPLIT;  // from a key tile of a block to its next
 constexpr bool SLIDING = VARLEN || SEQUSED;         // sequences have keys of their own, by tensor maps that slide
 constexpr int WARPGROUPS = BLOCK_M / 64;            // consumers

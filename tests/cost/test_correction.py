@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from evoattn.cost.correction import NONE, Correction, forget, of_row, put
-from evoattn.cost.correction_fit import LEAST_PROBLEMS, SIZE, Timed, fit
+from evoattn.cost.correction_fit import LEAST_PROBLEMS, SIZE, Timed, fit, without_late
 from evoattn.cost.explanation import how_far
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 
-SMALL = SIZE | {"max_iter": 15, "learning_rate": 0.4, "max_features": 1.0}
+SMALL = SIZE | {"max_iter": 15, "learning_rate": 0.4, "l2_regularization": 1.0, "max_features": 1.0}
 
 
 def rows(problems, slow=1.0, noise=0.0, seed=1):
@@ -27,7 +28,7 @@ def rows(problems, slow=1.0, noise=0.0, seed=1):
                 score = 10.0 * rng.uniform(1, 1.3)
                 us = score * (slow if stages == 2 else 1.0) * rng.uniform(1 - noise, 1 + noise) * (1 + number)
                 asked = {"stages": stages, "block": block, "of nothing": rng.random()}
-                found.append(Timed(problem, "flash_mma", us, score, asked))
+                found.append(Timed(problem, "flash_mma", f"{stages} {block}", us, score, asked))
     return found
 
 
@@ -39,7 +40,7 @@ def corrected():
 @pytest.mark.slow
 def test_a_gene_that_is_slow_on_the_card_is_found(corrected):
     problems, before, after = corrected.left_out["all"]
-    assert after < 1.02 < before and problems == 60
+    assert after < 1.02 < before and problems == 60 and corrected.left_out["flash_mma"] == (60, before, after)
     trees = corrected.trees["flash_mma"]
     one, two = trees.predict(np.array([[{"stages": n, "block": 64}.get(x, 0.5) for x in trees.names] for n in (1, 2)]))
     assert 0.25 < two - one < 0.5  # the logarithm of 1.5 is 0.41
@@ -97,6 +98,13 @@ def test_how_sure_an_order_is_is_what_the_card_s_calibration_says():
 def test_where_the_model_is_right_nothing_is_corrected():
     found = fit(rows(60), 1, SMALL)
     assert not found.rows and found.left_out["all"] == (60, 1.0, 1.0)
+
+
+def test_a_late_launch_is_no_time_and_a_slow_kernel_is_slow():
+    times = [replace(row, us=5 * row.us) if row.kernel == "2 128" else row for row in rows(20)]
+    late = [replace(times[n], us=5 * times[n].us) for n in (0, 7)]
+    rest = [row for n, row in enumerate(times) if n not in (0, 7)]
+    assert without_late([*late, *rest]) == rest
 
 
 @pytest.mark.parametrize("problems", [0, 1, LEAST_PROBLEMS - 1])

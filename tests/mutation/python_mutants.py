@@ -98,7 +98,7 @@ ROOMS = {
     ),
     "flex": Room(
         (
-            *(f"evoattn/ops/{name}.py" for name in ("flex", "mods", "block_masks", "created_masks")),
+            *(f"evoattn/ops/{name}.py" for name in ("flex", "mods", "block_masks")),
             *("evoattn/*/block_list.py", "evoattn/families/mask_blocks.py", "evoattn/integrations/listed_mask.py"),
         ),
         (

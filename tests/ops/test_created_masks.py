@@ -10,7 +10,7 @@ from benchmarks.flex.mods import MODS, Shape, Written
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.families.mask_blocks import LISTS, STATES, MaskShape, launches
 from evoattn.model.gpu import GPUS
-from evoattn.ops import created_masks, flex
+from evoattn.ops import block_masks, flex
 from tests.support.compiles import ptx_kept
 
 SHAPE = Shape(2, 2, 77, 131)
@@ -20,7 +20,7 @@ def lists_of(mask_mod, shape):
     said = flex.said_by((None, mask_mod), torch.device("cpu"))
     assert not isinstance(said, str), said
     given = said[0].traced.tables(said[1])
-    text, tables = created_masks._printed(said[0].traced.predicate, given)
+    text, tables = block_masks._printed(said[0].traced.predicate, given)
     rows, keys = shape.blocks
     lists = {n: torch.full(size, -7, dtype=torch.int32) for n, size in zip(LISTS, shape.list_shapes, strict=True)}
     buffers = {STATES: torch.full((shape.batches * shape.heads * rows * keys,), 9, dtype=torch.uint8), **lists}
@@ -28,6 +28,27 @@ def lists_of(mask_mod, shape):
     faults = InterpreterBackend().run(ptx_kept(text, "sm_90a"), launches(shape, tables), buffers)
     assert not faults, faults[0]
     return lists
+
+
+PAIRS = torch.rand(20, 20, generator=torch.Generator().manual_seed(1)) < 0.7
+
+
+def of_each_kind(b, h, q, k):
+    """A head for each operator whose ranges are not those of its arguments."""
+    found = (q % 40) < 39
+    for head, shown in enumerate(
+        (
+            torch.where(k < 70, q, 50 - q) > 20,
+            (q - k).abs() > 20,
+            (k & 31) < 31,
+            PAIRS[q // 8, k // 8],
+            torch.minimum(q, k * 2) > torch.maximum(50 - q, k - 70),
+            (-q * (k - 60) > 600) | ((q + 3) >> 2 == (k + 9) // 4),
+        ),
+        1,
+    ):
+        found = torch.where(h == head, shown, found)
+    return found
 
 
 OF_BOTH = Written(
@@ -46,24 +67,26 @@ OF_BOTH = Written(
         ("any_pairs", (48, 70)),  # more rows, and more keys
         ("prefix_lm", (16, 32)),
         ("of both", (40, 48)),
+        ("of each kind", (16, 32)),
     ],
 )
 def test_lists_are_torch_s(name, blocks):
     """Of heads, of batches, of a table of pairs, of none and of both; the last rows and keys fill no block."""
-    written = OF_BOTH if name == "of both" else MODS[name](SHAPE)
-    sizes = SHAPE.batch if written.by_batch else 1, SHAPE.heads if written.by_head else 1
+    own = {"of both": OF_BOTH, "of each kind": Written(mask_mod=of_each_kind, by_head=True)}
+    written, heads = own.get(name) or MODS[name](SHAPE), 7 if name == "of each kind" else SHAPE.heads
+    sizes = SHAPE.batch if written.by_batch else 1, heads if written.by_head else 1
     found = lists_of(written.mask_mod, MaskShape(*sizes, SHAPE.queries, SHAPE.keys, *blocks))
-    theirs = created_masks.TORCH(written.mask_mod, *sizes, SHAPE.queries, SHAPE.keys, "cpu", blocks)
+    theirs = block_masks.TORCH(written.mask_mod, *sizes, SHAPE.queries, SHAPE.keys, "cpu", blocks)
     assert theirs.kv_num_blocks.any() and (name != "prefix_lm" or theirs.full_kv_num_blocks.any())
     for list_name, one in found.items():
         assert torch.equal(one, getattr(theirs, list_name)), list_name
 
 
 def test_torch_makes_masks_on_a_cpu_and_refuses_as_before():
-    mask = created_masks.create_block_mask(MODS["causal"](SHAPE).mask_mod, None, None, 300, 300, "cpu")
+    mask = flex.create_block_mask(MODS["causal"](SHAPE).mask_mod, None, None, 300, 300, "cpu")
     assert mask.kv_num_blocks.tolist() == [[[1, 1, 3]]] and mask.full_kv_num_blocks.tolist() == [[[0, 1, 0]]]
     with pytest.raises(AssertionError, match="mask_mod"):
-        created_masks.create_block_mask(lambda s, b, h, q, k: s, 1, 1, 16, 16, "cpu")
+        flex.create_block_mask(lambda s, b, h, q, k: s, 1, 1, 16, 16, "cpu")
 
 
 def test_the_first_mask_is_no_larger_than_the_one_that_is_wanted(monkeypatch, tmp_path):
@@ -78,16 +101,16 @@ def test_the_first_mask_is_no_larger_than_the_one_that_is_wanted(monkeypatch, tm
         shapes.append((shape.seqlen_q, shape.seqlen_k))
         return [getattr(mask, name) for name in LISTS]
 
-    monkeypatch.setattr(created_masks, "_run", run)
-    monkeypatch.setattr(created_masks, "LoadedKernel", lambda *_: "kernel")
+    monkeypatch.setattr(block_masks, "_run", run)
+    monkeypatch.setattr(block_masks, "LoadedKernel", lambda *_: "kernel")
     compiled = SimpleNamespace(cubin=b"")
-    monkeypatch.setattr(created_masks, "KernelFiles", lambda *_: SimpleNamespace(get=lambda _: compiled))
+    monkeypatch.setattr(block_masks, "KernelFiles", lambda *_: SimpleNamespace(get=lambda _: compiled))
     platform = SimpleNamespace(spec=lambda _: GPUS["h100"], identity=lambda _: "a machine")
     given = platform, torch.device("cpu"), "", mask.mask_mod, MaskShape(1, 1, 100, 100, 128, 128), {}, ()
-    monkeypatch.setattr(created_masks, "TORCH", None)
-    assert created_masks._checked(*given) == created_masks._checked(*given) == "kernel"
+    monkeypatch.setattr(block_masks, "TORCH", None)
+    assert block_masks._checked(*given) == block_masks._checked(*given) == "kernel"
     assert shapes == [(100, 100)]
-    monkeypatch.setattr(created_masks, "TORCH", torch_flex.create_block_mask)
+    monkeypatch.setattr(block_masks, "TORCH", torch_flex.create_block_mask)
     other = lambda b, h, q, k: q < -k
     with pytest.warns(RuntimeWarning, match="were others"):
-        assert created_masks._checked(*given[:2], "other", other, *given[4:]) is None
+        assert block_masks._checked(*given[:2], "other", other, *given[4:]) is None

@@ -9,8 +9,11 @@ from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask
 
 import evoattn
+from evoattn.model.space import KernelConfig
 from evoattn.ops import block_masks, flex
-from tests.ops.fake_device import near, tensors
+from evoattn.ops.kernel import SUFFIX, recipe_of
+from evoattn.ops.runtime import Runtime, current
+from tests.ops.fake_device import FakeDevice, Pick, build, near, tensors, wgmma_pick
 from tests.ops.test_flex_mods import by_torch
 
 ROWS, KEYS = 100, 130
@@ -208,6 +211,39 @@ def test_functions_made_anew_are_traced_once_and_share_a_kernel(device):
 
 
 @pytest.mark.slow
+def test_no_call_waits_for_another_kernel_of_its_expression(tmp_path):
+    """Another length has another kernel: the first one serves it until that is compiled, beside the calls."""
+    device, may, built = FakeDevice(), threading.Event(), []
+
+    def pick(problem, gpu):
+        config = wgmma_pick(problem, gpu).config
+        return Pick(
+            "flash_wgmma", KernelConfig("flash_wgmma", {**config.params, "STAGES": 2 + (problem.seqlen_q > 64)})
+        )
+
+    def slow(family, problem, config, gpu, folder):
+        if built:
+            assert may.wait(20)
+        built.append(config["STAGES"])
+        (folder / f"{recipe_of(family, problem, config, gpu)}{SUFFIX}").touch()
+        return build(family, problem, config, gpu, folder)
+
+    def called(rows):
+        q, k, v = tensors(1, 2, 2, rows, KEYS)
+        out = evoattn.flex_attention(q, k, v, score_mod)
+        assert near(out, expected_of(q, k, v, score_mod)[0])
+        return device.launches[-1].smem_bytes
+
+    score_mod = lambda s, b, h, i, j: s + (i - j) * 0.1
+    with current.use(Runtime(device, pick, tmp_path, build=slow)) as runtime:
+        first = called(30)
+        assert called(100) == called(90) == first and built == [2]
+        may.set()
+        runtime._kernels._beside.join()
+        assert called(100) > first and called(30) == first
+    assert set(built) == {2, 3}
+
+
 def test_numbers_that_change_need_no_kernel_of_their_own(device):
     q, k, v = tensors(1, 2, 2, 20, 30)
 

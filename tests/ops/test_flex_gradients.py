@@ -28,13 +28,14 @@ NAN = torch.where(torch.arange(131) < 100, 0.5, float("nan"))
 DOCUMENTS = torch.arange(131) // 30
 OF_HEADS, OF_KEYS = torch.tensor([0.5, 1.5]), torch.where(torch.arange(131) < 100, 0.3, float("nan")).repeat(2, 1)
 OF_PAIRS, OF_DOCUMENTS = torch.randn(77, 131), torch.randn(5)
-SHIFTS, OF_ROWS = torch.randn(2, 127), torch.randn(131)
-CAPTURED = [tensor.requires_grad_() for tensor in (OF_HEADS, OF_KEYS, OF_PAIRS, OF_DOCUMENTS, SHIFTS, OF_ROWS)]
+SHIFTS, LINE, OF_ROWS = torch.randn(2, 127), torch.randn(208), torch.randn(131)
+CAPTURED = [tensor.requires_grad_() for tensor in (OF_HEADS, OF_KEYS, OF_PAIRS, OF_DOCUMENTS, SHIFTS, LINE, OF_ROWS)]
 """Of each kind of places that scores share, and what they capture that they do not differ by."""
 
 
 def of_tables(s, b, h, q, k):
     near = SHIFTS[h, (k - q).clamp(-63, 62) + 63 + (k > q)]
+    near = near + LINE[q - k + 130]
     return s * OF_HEADS[h] + OF_KEYS[h, k] + OF_PAIRS[q, k] * near + OF_DOCUMENTS[DOCUMENTS[k]] * s + OF_ROWS[q + 5]
 
 

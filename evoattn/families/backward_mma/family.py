@@ -16,6 +16,7 @@ from evoattn.families.backward_mma.resources import (
     block_warps,
     elements_of,
     idle_as_one,
+    is_apart,
     launch_work,
     pass_registers_needed,
     pass_smem_bytes,
@@ -429,6 +430,9 @@ def table_gradients(problem: AttentionProblem) -> str:
             "  template <int I> static constexpr Sharing SHARED = "
             + "".join(f"I == {i} ? Sharing::{sharing_of(one)} : " for i, one in enumerate(found))
             + "Sharing::PAIR;",
+            "  template <int I> static constexpr bool APART = "
+            + "".join(f"I == {i} ? {str(is_apart(one)).lower()} : " for i, one in enumerate(found))
+            + "false;  // diagonals have elements of their own",
             *(f"  float* d_{table.name};  // the gradient of {table.name}" for table in tables),
             f"  template <int I> __device__ __forceinline__ float slope_by(float s, {arguments}) const {{",
             *_cases(slopes, "0.f"),

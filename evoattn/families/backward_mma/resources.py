@@ -27,7 +27,7 @@ from evoattn.families.work import (
 from evoattn.model.backward import parse_grads
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.score import SCORE, Load, Table, depends_on, derivative, elements
-from evoattn.model.score_lines import is_shift
+from evoattn.model.score_lines import is_shift, linear
 
 
 @dataclass(frozen=True)
@@ -355,6 +355,11 @@ def sharing_of(element: Load) -> str:
     if not of_query or not of_key:
         return "QUERY" if of_query else "KEY" if of_key else "HEAD"
     return "DIAGONAL" if is_shift(element) else "PAIR"
+
+
+def is_apart(element: Load) -> bool:
+    """Whether scores side by side, of different diagonals, surely have different elements."""
+    return any((line := linear(index)) is not None and line[0] + line[1] == 0 != line[0] for index in element.indices)
 
 
 def needs_score(problem: AttentionProblem) -> bool:

@@ -202,7 +202,7 @@ def key_sums(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
 def rows_by_block(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> bool:
     """Whether a block has all keys of its heads, and each query sees some: with ROW_WORK=block it makes the terms of
     the queries and whole rows of dQ, and the main launch is the only one."""
-    if genes.ROW_WORK != "block" or problem.varlen or problem.grads or problem.window:
+    if genes.ROW_WORK != "block" or problem.varlen or problem.grads or problem.window or problem.blocks:
         return False
     unseen = problem.masking.ends_lower_right and problem.causal and problem.seqlen_q > problem.seqlen_k
     return not unseen and key_blocks(problem, genes) == 1

@@ -65,11 +65,16 @@ GANGS_ALONG_Y = "gridDim.y"
 SCHEDULES = {"single": "SINGLE", "fixed": "FIXED", "claimed": "CLAIMED", "balanced": "BALANCED"}
 STORES = {"tensor_map": "TENSOR_MAP", "rows": "ROWS", "chunks": "CHUNKS"}
 RESCALES = {"always": ("ALWAYS", 0), "lazy_5": ("LAZY", 5), "lazy_8": ("LAZY", 8), "lazy_after": ("LAZY_AFTER", 0)}
-RECIPE: dict[str, Value] = {"BLOCK_N": 64, "RESCALE": "lazy_5", "POLYNOMIAL_EIGHTHS": 0, "PART_TILES": 8}
+RECIPE: dict[str, Any] = {"BLOCK_N": 64, "RESCALE": "lazy_5", "POLYNOMIAL_EIGHTHS": 0, "PART_TILES": 8}
 """Of rows of the same bits in every batch. A V of more than WIDE_HEAD_DIM columns has no parts: registers hold no
 second O beside the first."""
 COUNTERS, RESULTS = "counters" + ZEROED_SUFFIX, "results"
 """Scratch buffers: tiles claimed or results given, and results of blocks that share a tile of rows."""
+
+
+def has_parts(problem: AttentionProblem) -> bool:
+    """Whether rows of the same bits in every batch have keys of several parts."""
+    return problem.head_dim_v <= WIDE_HEAD_DIM and problem.seqlen_k > RECIPE["PART_TILES"] * RECIPE["BLOCK_N"]
 
 
 class FlashWgmma(Family):
@@ -118,10 +123,7 @@ class FlashWgmma(Family):
     def recipe(self, problem: AttentionProblem, gpu: GpuSpec) -> dict[str, Value]:
         if gpu.arch != ARCH or problem.dtype not in self.dtypes:
             return {}
-        whole = problem.head_dim_v > WIDE_HEAD_DIM or problem.seqlen_k <= int(RECIPE["PART_TILES"]) * int(
-            RECIPE["BLOCK_N"]
-        )
-        return RECIPE | ({"PART_TILES": 0} if whole else {})
+        return RECIPE | ({} if has_parts(problem) else {"PART_TILES": 0})
 
     def space(self, problem: AttentionProblem, gpu: GpuSpec) -> SearchSpace:
         whole = super().space(problem, gpu)
@@ -318,8 +320,6 @@ def why_no_parts(problem: AttentionProblem, genes: FlashWgmmaGenes) -> str | Non
         return f"CAUSAL_SKIP passes over tiles of one block: KEY_SPLIT={genes.KEY_SPLIT} parts have several."
     if genes.PARTS_MERGE == "cluster" and cluster_blocks(problem, genes) == 1:
         return "PARTS_MERGE=cluster needs KEY_SPLIT=2 or 4, whose results fit into shared memory."
-    if genes.PARTS_MERGE == "cluster" and parts(problem, genes) > genes.KEY_SPLIT:
-        return f"PARTS_MERGE=cluster: each of the {parts(problem, genes)} parts needs a block of its own."
     return None
 
 
@@ -375,6 +375,10 @@ def why_too_long(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec
             f"KEY_SPLIT={genes.KEY_SPLIT} of {row_blocks * heads} tiles of rows are more blocks than BLOCKS_PER_SM="
             f"{genes.BLOCKS_PER_SM} runs at once on {gpu.sm_count} SMs: they wait for one another."
         )
+    if genes.PARTS_MERGE == "cluster" and parts(problem, genes) > genes.KEY_SPLIT:
+        return f"PARTS_MERGE=cluster: each of the {parts(problem, genes)} parts needs a block of its own."
+    if problem.batch_invariant and not genes.PART_TILES and has_parts(problem):
+        return f"PART_TILES=0: {problem.seqlen_k} keys are more than those of the first part."
     key_tiles = math.ceil(problem.seqlen_k / genes.BLOCK_N)
     if genes.SCHEDULE == "balanced" and key_tiles > MAX_KEY_TILES:
         return (

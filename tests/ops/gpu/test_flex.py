@@ -7,7 +7,10 @@ import torch
 import evoattn
 from benchmarks.flex.mods import MODS, Shape
 from evoattn.families.mask_blocks import LISTS
-from evoattn.ops import block_masks, created_masks, flex
+from evoattn.ops import block_masks, flex
+from evoattn.ops.kernel import CudaPlatform
+from evoattn.ops.runtime import Runtime, current
+from evoattn.portfolio.pick import lasting_pick, next_picks
 from tests.ops.gpu.gpu_problems import ON_A_GPU, without_waiting
 
 pytestmark = ON_A_GPU
@@ -69,16 +72,21 @@ def test_block_masks_have_the_lists_of_torch(name, monkeypatch):
         shape.queries,
         shape.keys,
     )
-    theirs = created_masks.TORCH(written.mask_mod, *sizes, "cuda", (128, 64))
+    theirs = block_masks.TORCH(written.mask_mod, *sizes, "cuda", (128, 64))
     evoattn.create_block_mask(written.mask_mod, *sizes, "cuda", (128, 64))  # compiles, checks
-    monkeypatch.setattr(created_masks, "TORCH", None)  # a kernel answers
+    monkeypatch.setattr(block_masks, "TORCH", None)  # a kernel answers
     mask = without_waiting(lambda: evoattn.create_block_mask(written.mask_mod, *sizes, "cuda", (128, 64)))
     assert mask.BLOCK_SIZE == theirs.BLOCK_SIZE and mask.seq_lengths == theirs.seq_lengths
     assert all(torch.equal(getattr(mask, name), getattr(theirs, name)) for name in LISTS)
 
 
 @pytest.mark.parametrize("name", ("causal_documents", "alibi_by_slopes", "t5_bias", "relative_bias"))
-def test_compiled_code_has_the_eager_answer_and_gradients(name):
+def test_compiled_code_has_the_eager_answer_and_gradients(name, tmp_path):
+    with current.use(Runtime(CudaPlatform(), lasting_pick, tmp_path, others=next_picks)), torch.enable_grad():
+        require_same(name)
+
+
+def require_same(name):
     shape = Shape(2, 8, 700, 700, "cuda")
     written = MODS[name](shape)
     mask = written.block_mask(shape)
