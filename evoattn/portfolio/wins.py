@@ -297,7 +297,7 @@ class Races:
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                file = stack.enter_context(self.path.with_suffix(".lock").open("w"))
+                file = stack.enter_context(self.path.with_suffix(".lock").open("w", encoding="utf-8"))
                 until = time.monotonic() + patience
                 while not _locked(file) and time.monotonic() < until:
                     time.sleep(0.002)

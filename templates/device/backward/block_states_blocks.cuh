@@ -1,7 +1,7 @@
 // block_states_blocks.cuh: which tiles of queries a tile of keys takes by a block list. The lists name blocks of keys
 // (device/key_list/blocks.cuh); the first launch turns them into a table of what each block is, which blocks of keys
 // read column by column.
-#include "device/ptx/element.cuh"
+#include "device/key_list/blocks.cuh"
 #include "device/ptx/warp.cuh"
 #define BLOCK_STATES_PARAMETERS KEY_LIST_PARAMETERS, uint8_t *block_states, int list_row_blocks
 #define BLOCK_STATES_ARGUMENTS KeyList{KEY_LIST_ARGUMENTS}, block_states, list_row_blocks
