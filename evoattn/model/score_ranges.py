@@ -56,7 +56,7 @@ def _range(tree: Tree, known: dict[Tree, str], lines: list[str]) -> str:
                 found = f"{found}.of({line}, {size})"
             return f"elements_of({member(table)}, {found}, lane)"
         case Apply(sign, of) if all(one.kind != "float" for one in of):
-            if sign in ("whole",):
+            if sign == "whole":
                 return _named(of[0], known, lines)
             names = [_named(one, known, lines) for one in of]
             if sign in TURNED:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +15,7 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.mask import FULL
 from evoattn.model.paths import cubin_cache, database_text, default_database
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import load_space
 from evoattn.ops.arguments import WATCHED, Causal, Score, has_autocast, is_ordinary
 from evoattn.ops.attention import run
 from evoattn.ops.attention_fp8 import words_in_eight_bits
@@ -30,6 +29,7 @@ from evoattn.ops.sdpa import backends_chosen, is_on
 from evoattn.ops.shapes import Wanted, problems_of
 from evoattn.ops.torch_answer import PROMISE, NoKernel, is_promised
 from evoattn.portfolio.pick import grown
+from evoattn.portfolio.wins import Exact
 
 if TYPE_CHECKING:
     from evoattn.model.records import Study, Trial
@@ -197,16 +197,6 @@ def _made_ready(runtime: Runtime, problems: Sequence[AttentionProblem], index: i
         yield f"{since}SDPA runs: {plan.reason}." if isinstance(plan, Refusal) else f"{since}{plan.words}."
 
 
-@dataclass(frozen=True)
-class _Recorded:
-    """What the op reads of a pick (`choice.Picked`): always the recorded config, however it was ranked."""
-
-    family: str
-    config: KernelConfig
-    why: str
-    estimated: bool = False
-
-
 def _own_runtime(pick: Picker) -> Runtime:
     """A runtime on the device of `evoattn.attention`, which shares its compiled kernels and the records of their
     checks."""
@@ -238,7 +228,7 @@ class RecordedKernel:
     def __repr__(self) -> str:
         return f"RecordedKernel(trial {self.trial}: {self.family} {self.config.describe()}; {self.problem.describe()})"
 
-    def _pick(self, problem: AttentionProblem, gpu: GpuSpec) -> _Recorded | None:
+    def _pick(self, problem: AttentionProblem, gpu: GpuSpec) -> Exact | None:
         ours = self.problem
         mask, window = problem.canonical_masking(ours.mask, ours.window)
         if tuple(v for v in ours.compiled_variants if v != "window" or window) != problem.compiled_variants:
@@ -249,7 +239,7 @@ class RecordedKernel:
             return None
         if mask != problem.mask and not both_causal:
             return None
-        return _Recorded(self.family, self.config, f"it is trial {self.trial}")
+        return Exact(self.family, self.config, f"it is trial {self.trial}")
 
     def __call__(
         self,

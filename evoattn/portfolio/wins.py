@@ -73,7 +73,7 @@ class Win:
 
 @dataclass(frozen=True)
 class Exact:
-    """A win as the op reads it: see `evoattn.portfolio.pick.Pick`."""
+    """A win, or a recorded kernel, as the op reads it: see `evoattn.portfolio.pick.Pick`."""
 
     family: str
     config: KernelConfig

@@ -24,6 +24,7 @@ from evoattn.search.starting import starting_configs
 H100 = GPUS["h100"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["seed_h100", "fa_d128_4k_causal", "seed_s512"])
 def test_restrictions_allow_what_the_family_takes_and_nothing_else(name):
     problem, family, rng = lookup(name), FlashMma(), random.Random(0)

@@ -75,6 +75,7 @@ def leaves_its_tickets_when_timed(launch: Launch) -> None:
         launch.buffers["tickets_zeroed"][1] = 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "play, words",
     [

@@ -102,6 +102,7 @@ def test_who_is_near_the_best_is_proved_in_full(evaluator, best_us, stages):
     assert [t.protocol["stage"] for t in found.timings] == stages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cheat", [right_for_the_timed_shape, right_on_the_first_call, works_on_every_second_call, writes_outside_when_timed]
 )

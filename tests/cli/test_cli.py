@@ -157,6 +157,7 @@ def test_gpus_and_families():
     assert "flash_mma" in run("families").stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words, expected",
     [

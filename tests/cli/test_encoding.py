@@ -49,6 +49,7 @@ def test_files_of_a_user_are_written_whole():
     assert not {name for name in written if name.split("/")[0] in ("cli", "ops", "export", "report", "bench")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

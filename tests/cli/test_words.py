@@ -75,6 +75,7 @@ def test_a_search_speaks_before_it_imports_anything_slow():
     assert second == "No CUDA device: searching offline for the L4 (sm_89)."
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words, expected",
     [

@@ -46,6 +46,7 @@ def test_torch_is_a_folder(export, tmp_path):
     assert "from op import attention" in (tmp_path / "op" / "README.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words, sentence",
     [

@@ -64,6 +64,7 @@ def test_a_template_that_includes_no_file_says_so(headers):
         resolve('#include "gone.cuh"\n', headers())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_a_rendered_source_is_whole(family):
     gpu = GPUS["h100"]

@@ -64,6 +64,7 @@ def test_the_interpreter_finds_a_right_kernel_right():
     assert [(r.case, r.passed) for r in results] == [("ragged", True), ("parts without keys", True)], results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "old, new, case, sentence",
     [

@@ -42,6 +42,7 @@ def test_the_key_covers_what_the_machine_code_depends_on():
     assert len({same, *others}) == 1 + len(others)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_key_covers_every_file_that_the_source_is_made_of(name, tmp_path):
     shutil.copytree(TEMPLATES, tmp_path / "templates")

@@ -44,6 +44,7 @@ def test_a_kernel_that_answers_wrong_is_never_used_on_this_machine(device, tmp_p
             attention(q, k, v, enable_gqa=True, strict=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [2, 600, 701, 900], ids=["no memory", "not ready", "resources", "a capture"])
 def test_a_launch_that_is_refused_during_a_check_is_tried_again_by_the_next_process(device, tmp_path, status):
     q, k, v = tensors()

@@ -231,6 +231,7 @@ FALLBACKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lse", [False, True], ids=["", "lse"])
 @pytest.mark.parametrize("name", list(FALLBACKS))
 def test_a_backward_pass_that_cannot_be_launched_is_torchs(device, name, lse):

@@ -66,6 +66,7 @@ def test_winners_are_kept_and_taken(wins):
         )
 
 
+@pytest.mark.slow
 def test_an_interrupt_keeps_the_winners_of_what_was_compared(wins):
     stages = []
 
@@ -108,6 +109,7 @@ def test_winners_of_what_was_captured_are_taken(tmp_path, name, scale):
         assert "your search measured 5.00 µs" in evoattn.explain(q, k, v, **words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [None, 0.25])
 def test_winners_of_packed_sequences_and_pages_are_taken(tmp_path, scale):
     q, k = torch.randn(40, 4, 64).half(), torch.randn(60, 2, 64).half()
@@ -201,6 +203,7 @@ class Wrong(FakeEngine):
     wrong = "it is wrong"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", [Slow, Wrong])
 def test_what_is_not_clearly_ahead_or_wrong_is_not_kept(wins, engine):
     result = tune(shapes(), "10s", gpu=H100, make_engine=engine)

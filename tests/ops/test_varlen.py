@@ -77,6 +77,7 @@ def test_compiled_code_runs_a_kernel(device, fields):
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", CASES, ids=str)
 def test_a_kernel_gets_the_right_arguments(device, fields):
     """The fake device computes what the launch's arguments say; other lengths of as many rows are no other call."""

@@ -113,6 +113,7 @@ def test_a_step_makes_several_changes_that_save_time_each() -> None:
     assert at_once(first, [one for one in near if one.score >= first.score], problem, H100) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("problem", SHAPES.values(), ids=SHAPES.keys())
 def test_a_climb_saves_what_it_says_and_asks_for_few_costs(problem: AttentionProblem) -> None:
     """The first call of a shape waits for them: some 0.15 ms each."""

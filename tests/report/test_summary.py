@@ -50,6 +50,7 @@ def test_failures_that_differ_in_numbers_are_one(measured):
     assert len(group_failures([(TrialState.TIMEOUT, "x" * 5000 + "\nlog", 2)])[0].reason) < 300
 
 
+@pytest.mark.slow
 def test_cost_model_rank(measured, storage):
     rank = summarise(*measured, 5).cost_model
     assert rank.trials == 60 and rank.correlation > 0.95
@@ -82,6 +83,7 @@ def test_a_family_behind_all_that_are_ranked_is_shown_by_its_best(storage):
     assert (behind.family, behind.median_us, behind.rank, behind.registers) == ("flash_mma", 300.0, 2, 96)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", (100, 160))
 def test_table_fits_and_keeps_the_terminal_safe(measured, width):
     text = printed(summarise(*measured, 20), width)

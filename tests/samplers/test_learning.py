@@ -131,6 +131,7 @@ class Noted(dict):
         return super().__getitem__(key)
 
 
+@pytest.mark.slow
 def test_a_model_is_of_the_best_and_of_the_latest():
     guided, count = sampler(), MOST_TRIALS + MOST_TRIALS // 2
     pool = ConfigPool(SPACES, why_invalid, guided.rng)

@@ -97,6 +97,7 @@ def test_configs_recorded_before_a_gene_was_there_have_its_default(name):
     assert len(seen) == 4 * 3 * 2 - 2 and not seen & {(1, 1, False), (2, 3, False)}
 
 
+@pytest.mark.slow
 @every_sampler
 def test_a_small_space_is_used_up_to_the_last_config(name):
     spaces = {"tiny": space("tiny", (1, 2, 3, 4), (1, 2, 3), ("a", "b")), "one": space("one", (1,))}

@@ -9,6 +9,7 @@ from evoattn.storage.course import Tried
 from tests.report.report_studies import add, make_study, timed_study, timing
 
 
+@pytest.mark.slow
 def test_each_trial_is_as_it_is_read_alone(storage):
     study = timed_study(storage, 30)
     make_study(storage, name="another")
@@ -23,6 +24,7 @@ def test_each_trial_is_as_it_is_read_alone(storage):
     assert next(tried.value for tried in course if tried.number == best.number) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("column", "value"),
     [

@@ -133,6 +133,7 @@ def test_urls_that_cannot_be_are_sentences(url, part):
     assert part in refusal(url)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "column, value",
     [
@@ -167,6 +168,7 @@ def test_a_state_that_no_trial_has_is_a_sentence_where_trials_are_counted(storag
             count(study)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "column, value",
     [

@@ -36,6 +36,7 @@ def leader(timings: dict[int, Timing]) -> int:
 KINDS = ("normal", "drift", "outliers", "heavy tail")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("contestants", [2, 8])
 def test_the_same_kernel_twice_is_seldom_called_a_win(kind, contestants):

@@ -16,6 +16,7 @@ from tests.untrusted.untrusted import JSON, SPACE
 SHAPE_WORDS = st.text(alphabet="BHSDqkv=,0123456789dtypefloat16mask _-.e\n\"'\x1b", max_size=60)
 
 
+@pytest.mark.slow
 @given(st.text(max_size=40) | SHAPE_WORDS)
 def test_shapes_budgets_gpus_and_trial_numbers(text):
     for parse, error in (
