@@ -27,6 +27,10 @@
 constexpr bool FACTORS_IN_P = Gradient::FACTORED && P_IN_REGISTERS && !BIAS_GRADIENT;
 constexpr int FACTORS = Gradient::FACTORED && !(FACTORS_IN_P && Gradient::OF_RESULT) ? SCORE_COLUMNS / 2 : 1;
 
+// The gradient of the bias is of dS before factors. Without any it is added from shared memory, where a thread has
+// eight keys side by side.
+constexpr bool BIAS_FROM_SHARED = BIAS_GRADIENT && !Gradient::FACTORED;
+
 // What a warpgroup holds in arrays, of Sᵀ[64 keys, SCORE_COLUMNS queries] and its like in the order of wgmma's
 // accumulators: lane 4 g + t of a warp has keys g and g + 8, of eight queries 2 t and 2 t + 1.
 struct Fragments {
@@ -197,6 +201,7 @@ private:
     gradients_to_shared();
     multiply_dq();
     multiply_dk(q.stage);
+    if constexpr (BIAS_FROM_SHARED) add_rows_to_bias();
     wgmma_wait<1>();  // dV and dQ are there
     pin_registers(dv), pin_dq();
     release(Smem::DO_EMPTY + 8 * d.stage);
@@ -221,6 +226,7 @@ private:
     gradients_to_shared();
     multiply_dq();
     multiply_dk(last_stage);
+    if constexpr (BIAS_FROM_SHARED) add_rows_to_bias();
     wgmma_wait<1>();  // dV, the next Sᵀ and dQ are there
     pin_registers(dv), pin_dq();
     if constexpr (!LAST) pin_registers(s);
@@ -436,6 +442,33 @@ private:
         red_add(head_gmem + query * bias_sums.row_stride + (key - lane_key), dp[i]);
     }
   }
+  // This warpgroup's part of the tile of dS, rounded, eight keys of a query at a time.
+  __device__ __forceinline__ void add_rows_to_bias() const {
+    const int tile = Smem::DS + score_stage * Smem::SCORE_TILE_BYTES + keys * Smem::SCORE_GROUP_BYTES;
+    const int chunk = lane % 8, key = block.first_key + keys * 64 + chunk * 8;
+    const bool wide = bias_sums.row_stride % 4 == 0 && key + 8 <= mask.seqlen_k;
+    float* key_gmem =
+        bias_sums.gmem + block.batch * bias_sums.batch_stride + walk.head * bias_sums.head_stride + key;
+#pragma unroll 2
+    for (int i = warp * 4 + lane / 8; i < SCORE_COLUMNS; i += 16) {
+      const int row = dims * SCORE_COLUMNS + i, query = walk.tile * BLOCK_M + row;
+      if (query >= mask.seqlen_q) break;
+      const uint4 eight = *reinterpret_cast<const uint4*>(smem + tile + row * 128 + (chunk ^ row % 8) * 16);
+      const uint32_t pairs[4] = {eight.x, eight.y, eight.z, eight.w};
+      float x[8];
+#pragma unroll
+      for (int e = 0; e < 8; ++e) x[e] = to_float(Element{uint16_t(pairs[e / 2] >> e % 2 * 16)});
+      float* to_gmem = key_gmem + query * bias_sums.row_stride;
+      if (wide) {
+        red_add_v4(to_gmem, x[0], x[1], x[2], x[3]);
+        red_add_v4(to_gmem + 4, x[4], x[5], x[6], x[7]);
+      } else {
+#pragma unroll
+        for (int e = 0; e < 8; ++e)
+          if (key + e < mask.seqlen_k) red_add(to_gmem + e, x[e]);
+      }
+    }
+  }
   // Of PARTIAL blocks by bits or the predicate, else behind the last key.
   __device__ __forceinline__ void mask_listed(int query) {
     using Listed = ListedTiles<SCORE_COLUMNS>;
@@ -486,7 +519,7 @@ private:
       if (!TERMS_EARLY && ORDER == Order::DV_LAST && i % 8 == 0) read_terms(Smem::DELTAS + d.stage * BLOCK_M * 4, i / 8);
       dp[i] = s[i] * (dp[i] - terms_of_lane[i / 4 * 2 + i % 2]);
     }
-    if constexpr (BIAS_GRADIENT) add_to_bias();
+    if constexpr (BIAS_GRADIENT && !BIAS_FROM_SHARED) add_to_bias();
     if constexpr (Gradient::FACTORED && !FACTORS_IN_P) {
 #pragma unroll
       for (int i = 0; i < SCORE_COLUMNS / 2; ++i) apply_factor(dp[i], 0.f, i);

@@ -59,7 +59,8 @@ both alive where most is. Fitted to 80 random configs compiled by ptxas 13.0."""
 
 
 BIAS_GRADIENT_REGISTERS, SLOPE_REGISTERS = 32, 8
-"""Of places and bounds. Read off 24 configs compiled by ptxas 13.0; a bias by itself takes none."""
+"""Of places and bounds, where the bias has a gradient and scores have factors; without factors it takes none. Read off
+24 configs compiled by ptxas 13.0; a bias by itself takes none."""
 
 
 LISTED_TERMS_REGISTERS = 20
@@ -152,7 +153,8 @@ def registers_needed(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> in
         kept += scores
     kept += SHARE_REGISTERS * bool(dq_share(problem, genes))
     kept += LISTED_TERMS_REGISTERS * (bool(problem.blocks) and genes.TERMS_EARLY and genes.DS_PLACE == "shared")
-    kept += SLOPE_REGISTERS * problem.alibi + BIAS_GRADIENT_REGISTERS * ("bias" in wanted)
+    of_bias = "bias" in wanted and bool(problem.softcap or problem.own_score)
+    kept += SLOPE_REGISTERS * problem.alibi + BIAS_GRADIENT_REGISTERS * of_bias
     if genes.ORDER == "dv_last":
         p = scores // 2 * (genes.P_PLACE == "registers")
         return kept + max(2 * scores + p, rounded + dq) + FIXED_REGISTERS[genes.ORDER]
