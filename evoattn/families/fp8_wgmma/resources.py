@@ -134,7 +134,10 @@ def begins_ahead(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> bool:
 def widest_wgmma(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> int:
     """Registers per thread that the widest wgmma needs at launch."""
     return (
-        max(genes.BLOCK_N // 2 + 4 * genes.Q_IN_REGISTERS, (problem.head_dim_v // genes.VALUE_PARTS + genes.sum_columns) // 2 + 4)
+        max(
+            genes.BLOCK_N // 2 + 4 * genes.Q_IN_REGISTERS,
+            (problem.head_dim_v // genes.VALUE_PARTS + genes.sum_columns) // 2 + 4,
+        )
         + REGISTERS_UNDER_WGMMA
     )
 
