@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ def takes(q: Tensor) -> bool:
     return q.dtype == E4M3
 
 
-def scales(q: Tensor, *descales: Tensor | None) -> dict[str, Tensor | None]:
+def scales(q: Tensor, *descales: Tensor | None) -> dict[str, Any]:
     """The `Options` of packed tensors of 8 bits, or of queries of 8 bits over a cache: of q, k and v."""
     q_scale, k_scale, v_scale = descales
     return {
