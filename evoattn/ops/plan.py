@@ -16,6 +16,8 @@ from torch import Tensor
 
 from evoattn.backends.base import ContextLost, LaunchError
 from evoattn.backends.cache_folder import mark_used, read_own, write_whole
+from evoattn.backends.cubins import Cubin, has_cubin
+from evoattn.backends.platform import NO_CONTEXT, Platform
 from evoattn.model import forks
 from evoattn.model.launch import KernelLaunch
 from evoattn.model.problem import AttentionProblem
@@ -24,16 +26,12 @@ from evoattn.ops.arguments import ALIGNMENT, Reader
 from evoattn.ops.call import Call, Packed
 from evoattn.ops.choice import Choice, KernelKey, Refusal
 from evoattn.ops.kernel import (
-    NO_CONTEXT,
     SCRATCH,
     TERMS,
-    Cubin,
     KernelBackend,
     LaunchArguments,
     LoadedKernel,
     Place,
-    Platform,
-    has_cubin,
     operation_places,
     own_tables,
     scratch_places,
@@ -293,7 +291,7 @@ class Kernels:
     """
 
     def __init__(self, platform: Platform, folder: Path, build: Callable[..., Cubin], lost: Callable[[], None]) -> None:
-        """`build` makes machine code, as `kernel.get_cubin` does. `lost` is called where a kernel turns out to be of no
+        """`build` makes machine code, as `get_cubin` does. `lost` is called where a kernel turns out to be of no
         use, or another one is ready now: what was decided may not hold."""
         self._platform, self._folder, self._build, self._lost = platform, folder, build, lost
         self._scratch = Scratch(platform)

@@ -152,7 +152,7 @@ ROOMS = {
     ),
     "calibration": Room(
         (
-            *("evoattn/portfolio/calibrate.py", "evoattn/portfolio/calibrations.py", "evoattn/portfolio/wins.py"),
+            *("evoattn/portfolio/calibrate.py", "evoattn/portfolio/calibrations.py", "evoattn/portfolio/races.py"),
             *("evoattn/cost/correction*.py", "evoattn/model/calibrated.py", "evoattn/model/played.py"),
             "evoattn/ops/choice.py",
         ),

@@ -9,9 +9,9 @@ from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask
 
 import evoattn
+from evoattn.backends.cubins import SUFFIX, recipe_of
 from evoattn.model.space import KernelConfig
 from evoattn.ops import block_masks, flex
-from evoattn.ops.kernel import SUFFIX, recipe_of
 from evoattn.ops.runtime import Runtime, current
 from tests.ops.fake_device import FakeDevice, Pick, build, near, tensors, wgmma_pick
 from tests.ops.test_flex_mods import by_torch
