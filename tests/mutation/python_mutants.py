@@ -139,7 +139,7 @@ ROOMS = {
     ),
     "fp8": Room(
         (
-            "evoattn/ops/attention_fp8.py",
+            *("evoattn/ops/attention_fp8.py", "evoattn/ops/beside.py"),
             *("evoattn/*/quantize.py", "evoattn/model/scales.py", "evoattn/correctness/eight_bits.py"),
             *("evoattn/families/quantize/*.py", "evoattn/families/fp8_wgmma/*.py"),
             "evoattn/integrations/flash_attn/eight_bits.py",
