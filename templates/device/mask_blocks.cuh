@@ -12,8 +12,8 @@ enum BlockState : uint8_t { EMPTY = 0, PARTIAL = 1, FULL = 2 };
 
 // A warp for each block of the mask. Pairs past the last row or key are hidden, so that a block with such pairs is
 // never FULL. Where the ranges of its rows and keys do not say what it is, each lane asks for a key of its own and all
-// rows; where these do not say it, the warp asks the ranges of 32 by 32, and at last pair by pair, until it has met both
-// kinds. `states`: [batches * heads, row blocks, key blocks].
+// rows; where these do not say it, the warp asks the ranges of 32 by 32, and at last pair by pair, until it has met
+// both kinds. `states`: [batches * heads, row blocks, key blocks].
 template <class Seen>
 __device__ __forceinline__ void find_states(const Seen& seen, uint8_t* states, int heads, int seqlen_q, int seqlen_k,
                                             int block_rows, int block_keys) {
@@ -31,7 +31,8 @@ __device__ __forceinline__ void find_states(const Seen& seen, uint8_t* states, i
       any = false, all = true, is_known = true;
       for (int from = 0; from < keys && is_known && (all || !any); from += 32) {
         const int key = first_key + min(from + lane, keys - 1);
-        const Range part = seen.range({batch, batch}, {head, head}, {first_row, first_row + rows - 1}, {key, key}, lane);
+        const Range part =
+            seen.range({batch, batch}, {head, head}, {first_row, first_row + rows - 1}, {key, key}, lane);
         is_known = __all_sync(ALL_LANES, part.is_one()) != 0;
         any |= __any_sync(ALL_LANES, part.low) != 0, all &= __all_sync(ALL_LANES, part.high) != 0;
       }
