@@ -20,7 +20,9 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from evoattn.backends.base import LaunchError
+from evoattn.backends.cubins import Cubin
 from evoattn.backends.kernel_files import KernelFiles
+from evoattn.backends.platform import Platform
 from evoattn.backends.versions import nvrtc_version
 from evoattn.families import mask_blocks
 from evoattn.families.mask_blocks import LISTS, STATES, MaskShape
@@ -33,7 +35,7 @@ from evoattn.model.score_lines import Bounds
 from evoattn.model.space import KernelConfig
 from evoattn.ops import mods
 from evoattn.ops.arguments import Score, is_ordinary
-from evoattn.ops.kernel import Cubin, LoadedKernel, Platform
+from evoattn.ops.kernel import LoadedKernel
 from evoattn.ops.plan import launch_again, record_check, recorded_check
 from evoattn.ops.runtime import current
 from evoattn.ops.torch_answer import EMPTY, FULL, PARTIAL, states_of

@@ -147,7 +147,7 @@ ROOMS = {
     ),
     "fp8": Room(
         (
-            "evoattn/ops/attention_fp8.py",
+            *("evoattn/ops/attention_fp8.py", "evoattn/ops/beside.py"),
             *("evoattn/*/quantize.py", "evoattn/model/scales.py", "evoattn/correctness/eight_bits.py"),
             *("evoattn/families/quantize/*.py", "evoattn/families/fp8_wgmma/*.py"),
             "evoattn/integrations/flash_attn/eight_bits.py",
@@ -160,7 +160,7 @@ ROOMS = {
     ),
     "calibration": Room(
         (
-            *("evoattn/portfolio/calibrate.py", "evoattn/portfolio/calibrations.py", "evoattn/portfolio/wins.py"),
+            *("evoattn/portfolio/calibrate.py", "evoattn/portfolio/calibrations.py", "evoattn/portfolio/races.py"),
             *("evoattn/cost/correction*.py", "evoattn/model/calibrated.py", "evoattn/model/played.py"),
             "evoattn/ops/choice.py",
         ),

@@ -11,10 +11,10 @@ from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask
 
 import evoattn
+from evoattn.backends.cubins import SUFFIX, recipe_of
 from evoattn.model.mask import Band
 from evoattn.model.space import KernelConfig
 from evoattn.ops import arguments, block_masks, flex
-from evoattn.ops.kernel import SUFFIX, recipe_of
 from evoattn.ops.runtime import Runtime, current
 from evoattn.ops.torch_answer import by_formula
 from tests.ops.fake_device import FakeDevice, Pick, build, near, tensors, wgmma_pick
