@@ -99,14 +99,22 @@ ROOMS = {
     "flex": Room(
         (
             *(f"evoattn/ops/{name}.py" for name in ("flex", "mods", "block_masks")),
-            *("evoattn/*/block_list.py", "evoattn/families/mask_blocks.py", "evoattn/integrations/listed_mask.py"),
+            *(
+                "evoattn/model/score_lines.py",
+                "evoattn/*/block_list.py",
+                "evoattn/families/mask_blocks.py",
+                "evoattn/integrations/listed_mask.py",
+            ),
         ),
         (
             *("tests/ops/test_flex*.py", "tests/ops/test_created_masks.py", "tests/*/test_block_list.py"),
             *("tests/integrations/test_listed_mask.py", "tests/peers/test_flex_masks.py"),
         ),
     ),
-    "mask_blocks": Room(("templates/device/mask_blocks.cuh",), ("tests/ops/test_created_masks.py",)),
+    "mask_blocks": Room(
+        ("templates/device/mask_blocks.cuh", "templates/device/score_range.cuh", "evoattn/model/score_ranges.py"),
+        ("tests/ops/test_created_masks.py",),
+    ),
     "backward": Room(
         (
             "evoattn/ops/gradients.py",
