@@ -9,7 +9,7 @@ from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig
-from evoattn.ops.attention_fp8 import Wanted, quantize_by_torch
+from evoattn.ops.beside import Wanted, quantize_by_torch
 from tests.families.on_interpreter import built, small_faults
 
 FAMILY = FAMILIES["quantize"]
