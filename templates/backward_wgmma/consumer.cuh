@@ -187,7 +187,7 @@ private:
     wgmma_wait<1>();
     pin_registers(s);
     score_tile();
-    if constexpr (ORDER == Order::IN_TURN) multiply_dv();
+    if constexpr (ORDER != Order::DV_LAST) multiply_dv();
     score_gradients();
     gradients_to_shared();
     multiply_dq();
@@ -270,11 +270,10 @@ private:
       fence_proxy_async();
       named_barrier_sync<128 * WARPGROUPS>(PROBABILITIES);
     }
-    if constexpr (ORDER == Order::DV_FIRST) multiply_dv();
     if constexpr (TERMS_EARLY) load_terms(Smem::DELTAS + d.stage * BLOCK_M * 4);
-    wgmma_wait<ORDER == Order::DV_FIRST>();
+    wgmma_wait<0>();
     pin_registers(dp);
-    if constexpr (!TERMS_EARLY && !TERMS_LAZY) load_terms(Smem::DELTAS + d.stage * BLOCK_M * 4);
+    if constexpr (!TERMS_EARLY && ORDER != Order::DV_LAST) load_terms(Smem::DELTAS + d.stage * BLOCK_M * 4);
   }
   __device__ __forceinline__ void gradients_to_shared() {
     if constexpr (DS_STAGES == 1) {
@@ -518,7 +517,7 @@ private:
   __device__ __forceinline__ void score_gradients() {
 #pragma unroll
     for (int i = 0; i < SCORE_COLUMNS / 2; ++i) {
-      if (!TERMS_EARLY && TERMS_LAZY && i % 8 == 0) read_terms(Smem::DELTAS + d.stage * BLOCK_M * 4, i / 8);
+      if (!TERMS_EARLY && ORDER == Order::DV_LAST && i % 8 == 0) read_terms(Smem::DELTAS + d.stage * BLOCK_M * 4, i / 8);
       dp[i] = s[i] * (dp[i] - terms_of_lane[i / 4 * 2 + i % 2]);
     }
     if constexpr (BIAS_GRADIENT && !BIAS_FROM_SHARED) add_to_bias();

@@ -31,7 +31,7 @@ class BackwardWgmmaGenes(Genes):
     DS_STAGES: int
     BLOCKS_PER_SM: int
     PRODUCER: Literal["warp", "warpgroup"]
-    ORDER: Literal["in_turn", "dp_first", "sums_first", "softmax_first", "dv_last", "dv_first"]
+    ORDER: Literal["in_turn", "dp_first", "sums_first", "softmax_first", "dv_last"]
     TERMS_EARLY: bool
     P_PLACE: Literal["registers", "shared"]
     DS_PLACE: Literal["registers", "shared"]
@@ -50,7 +50,7 @@ LISTED_REGISTERS = 32
 """The least of a producer that goes through a block list, if the consumers can spare so many. Six configs compiled by
 ptxas 13.0: with 24 each spills some 80 bytes."""
 MAX_CONSUMER_REGISTERS = 240
-FIXED_REGISTERS = {"in_turn": 8, "dp_first": 24, "sums_first": 22, "softmax_first": 22, "dv_last": 12, "dv_first": 8}
+FIXED_REGISTERS = {"in_turn": 8, "dp_first": 24, "sums_first": 22, "softmax_first": 22, "dv_last": 12}
 """Addresses, counters and terms of queries beside the arrays of `Fragments`, by ORDER: with in_turn S and dP are not
 both alive where most is. Fitted to 80 random configs compiled by ptxas 13.0."""
 
@@ -70,7 +70,7 @@ SHARE_REGISTERS = 8
 
 def runs_ahead(genes: BackwardWgmmaGenes) -> bool:
     """Whether products of the next tile of queries begin beside those of a tile."""
-    return genes.ORDER not in ("in_turn", "dv_last", "dv_first")
+    return genes.ORDER not in ("in_turn", "dv_last")
 
 
 def key_groups(genes: BackwardWgmmaGenes) -> int:
@@ -151,7 +151,7 @@ def registers_needed(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> in
     kept += LISTED_TERMS_REGISTERS * (bool(problem.blocks) and genes.TERMS_EARLY and genes.DS_PLACE == "shared")
     of_bias = "bias" in wanted and bool(problem.softcap or problem.own_score)
     kept += SLOPE_REGISTERS * problem.alibi + BIAS_GRADIENT_REGISTERS * of_bias
-    if genes.ORDER in ("dv_last", "dv_first"):
+    if genes.ORDER == "dv_last":
         p = scores // 2 * (genes.P_PLACE == "registers")
         return kept + max(2 * scores + p, rounded + dq) + FIXED_REGISTERS[genes.ORDER]
     if genes.ORDER == "dp_first":
@@ -225,7 +225,7 @@ SCORE_OPERATIONS = 4.0
 TURN_SHARE = 0.3
 """Of a block's time, what it waits for others that add to the same dQ before it, where all begin with the same queries:
 0.29 and 0.32 on an H100, 16 and 32 blocks a head."""
-ORDERS = ("in_turn", "dp_first", "sums_first", "softmax_first", "dv_last", "dv_first")
+ORDERS = ("in_turn", "dp_first", "sums_first", "softmax_first", "dv_last")
 STEP_WAIT, FIRST_WAIT, ROW_WAIT = 500, 2500, 2000
 """Clocks: of a tile's dependent instructions and barriers; of a block's first loads and last stores; of a block of the
 launches for rows. Estimates: nothing was fitted yet."""
