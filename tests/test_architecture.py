@@ -4,6 +4,7 @@
 files that a plain call goes through.
 """
 
+import argparse
 import ast
 import re
 import subprocess
@@ -254,4 +255,5 @@ def measures() -> Iterator[str]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     print(*measures(), sep="\n")
