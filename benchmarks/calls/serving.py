@@ -239,10 +239,10 @@ def row_of(step: Step, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def cpu_times(steps: int = 40) -> dict[str, float]:
-    """CPU time in µs of a call, and what the first of a step takes above that, which is its planning; heads of Llama 3
-    8B. Each step has sizes of its own, which round to known ones, and waits for the one before. By the clock on the
-    wall: reading a thread's own costs more than a call on some hosts."""
-    rng, calls, planning, batches = random.Random(3), list[float](), list[float](), list[Batch]()
+    """CPU time in µs: of a call behind others; of the first of a step, for which the host had waited; and its part for
+    planning, which the same call without new sizes does not take. Heads of Llama 3 8B. Each step has sizes of its own,
+    which round to known ones. By the clock on the wall: reading a thread's own costs more than a call on some hosts."""
+    rng, batches = random.Random(3), list[Batch]()
     cache = [torch.randn(4096, 16, 8, 128, dtype=torch.bfloat16, device="cuda") for _ in "kv"]
     for _ in range(steps):
         lengths = [(1, rng.randrange(600, 900)) for _ in range(rng.randrange(49, 57))]
@@ -250,16 +250,19 @@ def cpu_times(steps: int = 40) -> dict[str, float]:
         batches.append(Batch(Step("Llama 3 8B", 16, tuple(lengths), len(lengths) - 3), "cuda"))
         batches[-1].k, batches[-1].v = cache  # one for all, as an engine has it
         batches[-1].mixed()
-    for batch in batches:
-        torch.cuda.synchronize()
+
+    def taken(batch: Batch, count: int, waits: bool) -> float:
+        if waits:
+            torch.cuda.synchronize()
         begin = time.perf_counter()
-        batch.mixed()
-        first = time.perf_counter()
-        for _ in range(LAYERS):
+        for _ in range(count):
             batch.mixed()
-        calls.append(1e6 * (time.perf_counter() - first) / LAYERS)
-        planning.append(1e6 * (first - begin) - calls[-1])
-    return {"a call": statistics.median(calls), "planning a step": statistics.median(planning)}
+        return 1e6 * (time.perf_counter() - begin) / count
+
+    rows = [(taken(b, 1, True), taken(b, LAYERS, False), taken(b, 1, True)) for b in batches]
+    first, behind, again = (statistics.median(column) for column in zip(*rows, strict=True))
+    planning = statistics.median(one - other for one, _, other in rows)
+    return {"a call": behind, "a step's first call": first, "the same again": again, "planning a step": planning}
 
 
 def problems_of(step: Step) -> list[AttentionProblem]:
