@@ -70,8 +70,7 @@
   values.clear();
   unsigned char* own_weights_smem = smem + WEIGHTS_OFFSET + row_warp * WARP_ROWS * WeightLayout::ROW_BYTES;
   float2* own_rows_smem = reinterpret_cast<float2*>(smem + ROWS_OFFSET) + row_warp * WARP_ROWS;
-  const float2* shared_rows_smem =
-      reinterpret_cast<float2*>(smem + ROWS_OFFSET) + row_warp / VALUE_WARPS * SHARED_ROWS;
+  const float2* shared_rows_smem = reinterpret_cast<float2*>(smem + ROWS_OFFSET) + row_warp / VALUE_WARPS * SHARED_ROWS;
   const uint32_t shared_weights_smem = smem_address + WEIGHTS_OFFSET + WeightLayout::rows_first(lane) +
                                        row_warp / VALUE_WARPS * SHARED_ROWS * WeightLayout::ROW_BYTES;
   auto lay = [&](Scores& s, int tile) {

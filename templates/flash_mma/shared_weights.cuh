@@ -77,7 +77,7 @@ __device__ __forceinline__ void multiply_laid(RowState<ROW_TILES, DIM_TILES>& va
 // Each row's shift and whole sum to the warps that have its O.
 template <bool SUM_BY_MMA, int OWN_TILES, int OWN_DIM_TILES, int ROW_TILES, int DIM_TILES>
 __device__ __forceinline__ void share_sums(const RowState<OWN_TILES, OWN_DIM_TILES>& state,
-                                           float2* own_rows_smem,    // [16 OWN_TILES] of this warp
+                                           float2* own_rows_smem,  // [16 OWN_TILES] of this warp
                                            RowState<ROW_TILES, DIM_TILES>& values,
                                            const float2* rows_smem,  // [16 ROW_TILES]
                                            int lane) {

@@ -224,7 +224,10 @@ def why_value_warps(problem: AttentionProblem, genes: FlashMmaGenes) -> str | No
     if shared == 1:
         return None
     if columns <= WIDE_HEAD_DIM or columns % (64 * shared):
-        return f"VALUE_WARPS={shared} takes more than {WIDE_HEAD_DIM} columns of V, a multiple of {64 * shared}: not {columns}."
+        return (
+            f"VALUE_WARPS={shared} takes more than {WIDE_HEAD_DIM} columns of V, a multiple of {64 * shared}: not "
+            f"{columns}."
+        )
     if genes.WARPS % shared:
         return f"VALUE_WARPS={shared} does not divide WARPS={genes.WARPS}."
     if genes.KEY_WARPS > 1 or genes.SMEM_LAYOUT == "padded" or genes.SCHEDULE == "overlapped" or problem.kv:

@@ -106,9 +106,9 @@ def registers_needed(problem: AttentionProblem, genes: FlashMmaGenes) -> int:
 
 
 def fragment_registers(genes: FlashMmaGenes) -> int:
-    """Of FIXED_REGISTERS those of a fragment of Q under way and its address, which Q in registers does without: so much
-    less ptxas makes do with, spilling 16 bytes at most (of 40 configs with a head_dim of 256)."""
-    return 0 if genes.Q_PLACE == "shared" else 5
+    """Of FIXED_REGISTERS those that a kernel with Q in registers does without: of the fragment of Q under way, and its
+    address. Such kernels of head_dim 256 and 32 keys a tile do not spill; those that load Q directly do."""
+    return 5 if genes.Q_PLACE == "registers" else 0
 
 
 MMA_FLOPS, MMA_WAIT, LDMATRIX_WAIT, SHUFFLE_WAIT, BARRIER_WAIT = 4096, 18, 24, 24, 30
