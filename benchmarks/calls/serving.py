@@ -30,13 +30,13 @@ from typing import Any
 import torch
 
 import evoattn
+from evoattn.backends.cubins import get_cubin
 from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec, lookup
 from evoattn.model.paths import cubin_cache
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops.call import out_like
 from evoattn.ops.given import call_of
-from evoattn.ops.kernel import get_cubin
 from evoattn.ops.runtime import FOLDER
 from evoattn.portfolio.kernels import kind_of
 from evoattn.portfolio.pick import pick

@@ -16,3 +16,4 @@ class QuantizeGenes(Genes):
     THREADS: int
     VECTOR_WIDTH: int
     UNROLL: int
+    AHEAD_BLOCKS: int = 0
