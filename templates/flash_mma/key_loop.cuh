@@ -34,17 +34,6 @@
       if constexpr (SCHEDULE == Schedule::TOGETHER) load_k(tile + K_STAGES - 1);
       load_v(tile + V_STAGES - 1);
       if (visible(tile)) scores(s, tile);
-      if constexpr (VALUE_WARPS > 1) {
-        if (visible(tile)) lay(s, tile);
-        if (SCHEDULE == Schedule::SPLIT || tile == 0) cp_async_wait<2 * (V_STAGES - 1)>();
-        __syncthreads();  // V[tile] and the weights are visible to all warps, and (SPLIT) none still reads K[tile]
-        if constexpr (SCHEDULE == Schedule::SPLIT) load_k(tile + K_STAGES);
-        if (visible(tile)) {
-          multiply_laid<Element, WeightLayout, ValueLayout, RESCALE, KEY_TILES>(
-              values, shared_weights_smem, shared_rows_smem, v_ring_smem + tile % V_STAGES * V_TILE_BYTES, lane);
-        }
-        continue;
-      }
       if (SCHEDULE == Schedule::SPLIT || tile == 0) {
         cp_async_wait<2 * (V_STAGES - 1)>();
         __syncthreads();  // V[tile] is visible to all warps, and (SPLIT) none still reads K[tile]

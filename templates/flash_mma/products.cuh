@@ -1,5 +1,5 @@
   // products.cuh, a part of the kernel's body: the two products of a tile of keys, and the softmax between them.
-  OwnState state;
+  RowState<ROW_TILES, VALUE_TILES> state;
   state.clear();
   LaneScales<SCALES, KEY_TILES, PAGED> key_scales(KvScales{SCALE_ARGUMENTS}, sequence_number, VARLEN ? 0 : batch,
                                                   kv_head, first_sequence_key, 1.f / softmax_scale_log2);
@@ -64,20 +64,4 @@
     } else {
       multiply_pv<Element, ValueLayout, SUM_BY_MMA>(state, s, v_smem);
     }
-  };
-  // VALUE_WARPS > 1: what warps give each other, of this warp's rows and of all whose O it has.
-  SharedState values;
-  values.clear();
-  unsigned char* own_weights_smem = smem + WEIGHTS_OFFSET + row_warp * WARP_ROWS * WeightLayout::ROW_BYTES;
-  float2* own_rows_smem = reinterpret_cast<float2*>(smem + ROWS_OFFSET) + row_warp * WARP_ROWS;
-  const float2* shared_rows_smem = reinterpret_cast<float2*>(smem + ROWS_OFFSET) + row_warp / VALUE_WARPS * SHARED_ROWS;
-  const uint32_t shared_weights_smem = smem_address + WEIGHTS_OFFSET + WeightLayout::rows_first(lane) +
-                                       row_warp / VALUE_WARPS * SHARED_ROWS * WeightLayout::ROW_BYTES;
-  auto lay = [&](Scores& s, int tile) {
-    float old_shift[ROW_TILES][2];
-#pragma unroll
-    for (int m = 0; m < ROW_TILES; ++m) old_shift[m][0] = state.shift[m][0], old_shift[m][1] = state.shift[m][1];
-    exponents(s, tile);
-    lay_factors(state, old_shift, own_rows_smem, lane);
-    lay_weights<Element, WeightLayout, SUM_BY_MMA>(state, s, own_weights_smem, lane);
   };

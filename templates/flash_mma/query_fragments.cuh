@@ -3,9 +3,8 @@
   const uint32_t q_smem = smem_address + row_warp * WARP_ROWS * Layout::ROW_BYTES + Layout::rows_first(lane);
   const uint32_t k_ring_smem =
       smem_address + K_OFFSET + key_warp * WARP_KEYS * KeyLayout::ROW_BYTES + KeyLayout::chunks_first(lane);
-  const uint32_t v_ring_smem = smem_address + V_OFFSET + key_warp * WARP_KEYS * ValueLayout::ROW_BYTES +
-                               ValueLayout::rows_first(lane) +
-                               row_warp % VALUE_WARPS * PART_DIM * int(sizeof(KvElement));
+  const uint32_t v_ring_smem =
+      smem_address + V_OFFSET + key_warp * WARP_KEYS * ValueLayout::ROW_BYTES + ValueLayout::rows_first(lane);
   // mma's A operand: rows g, g + 8 of dims 0-7, then of dims 8-15 of each step.
   uint32_t q_frag[ROW_TILES][Q_STEPS_KEPT][4];
   float unit[ROW_TILES][2];  // EIGHT_BITS: of the scores of rows g and g + 8

@@ -10,7 +10,6 @@ from evoattn.families.block_list import block_list_args, block_list_constants, w
 from evoattn.families.flash_mma.resources import (
     FlashMmaGenes,
     block_warps,
-    fragment_registers,
     launch_work,
     registers_needed,
     ring_stages,
@@ -93,7 +92,6 @@ class FlashMma(Family):
             or why_wrong_ring(genes)
             or why_not_listed(problem, genes.BLOCK_M, genes.BLOCK_N)
             or why_key_warps(problem, genes)
-            or why_value_warps(problem, genes)
             or (why_redundant(problem, genes) if redundant else None)
             or why_too_big(problem, genes, gpu)
         )
@@ -218,26 +216,6 @@ def why_key_warps(problem: AttentionProblem, genes: FlashMmaGenes) -> str | None
     return None
 
 
-def why_value_warps(problem: AttentionProblem, genes: FlashMmaGenes) -> str | None:
-    """Columns that warps do not share: O of more rows fits a warp's registers, or its parts are no whole swizzles."""
-    shared, columns = genes.VALUE_WARPS, problem.head_dim_v
-    if shared == 1:
-        return None
-    if columns <= WIDE_HEAD_DIM or columns % (64 * shared):
-        return (
-            f"VALUE_WARPS={shared} takes more than {WIDE_HEAD_DIM} columns of V, a multiple of {64 * shared}: not "
-            f"{columns}."
-        )
-    if genes.WARPS % shared:
-        return f"VALUE_WARPS={shared} does not divide WARPS={genes.WARPS}."
-    if genes.KEY_WARPS > 1 or genes.SMEM_LAYOUT == "padded" or genes.SCHEDULE == "overlapped" or problem.kv:
-        return (
-            f"VALUE_WARPS={shared} takes KEY_WARPS=1, swizzled tiles, another schedule than overlapped, and K and V of "
-            "16 bits."
-        )
-    return None
-
-
 def why_redundant(problem: AttentionProblem, genes: FlashMmaGenes) -> str | None:
     """Configs that do what a smaller one does."""
     block_m, block_n, key_warps, order = (genes.BLOCK_M, genes.BLOCK_N, genes.KEY_WARPS, genes.BLOCK_ORDER)
@@ -277,5 +255,5 @@ def why_too_big(problem: AttentionProblem, genes: FlashMmaGenes, gpu: GpuSpec) -
     return (
         why_not_resident(gpu, blocks, warps, smem)
         or why_same_code(blocks, warps)
-        or why_too_few_registers(blocks, warps, registers_needed(problem, genes) - fragment_registers(genes))
+        or why_too_few_registers(blocks, warps, registers_needed(problem, genes))
     )

@@ -43,12 +43,9 @@ class FlashMmaGenes(Genes):
     O_STORE: Literal["direct", "shared"]
     BLOCK_ORDER: Literal["rows", "rows_reversed", "heads", "heads_reversed"]
     BLOCKS_PER_SM: int
-    VALUE_WARPS: int = 1
 
 
 CHUNK_BYTES = 16
-WEIGHT_BYTES, ROW_BYTES = 2, 8
-"""Of a weight that warps give each other, and of what they say of a row."""
 FIXED_REGISTERS = 44
 """Addresses, counters, bounds, fragments of K and V under way."""
 ROW_TILE_REGISTERS = 8
@@ -74,7 +71,7 @@ def ring_stages(genes: FlashMmaGenes) -> tuple[int, int]:
 
 def smem_bytes(problem: AttentionProblem, genes: FlashMmaGenes) -> int:
     """Dynamic shared memory of a block: Q and the rings of K and V; in their place later O and the partial results of
-    the key warps. Behind them what value warps give each other."""
+    the key warps."""
     row_bytes = smem_row_bytes(problem.head_dim, problem.element_bytes, genes)
     key_bytes, value_bytes = (
         smem_row_bytes(problem.shape(t)[3], problem.element_of(t).bytes, genes) for t in ("k", "v")
@@ -86,8 +83,7 @@ def smem_bytes(problem: AttentionProblem, genes: FlashMmaGenes) -> int:
     o_bytes = genes.BLOCK_M * o_row_bytes if genes.O_STORE == "shared" else 0
     # O, two shifts and two sums of each lane in fp32: head_dim of V / 2 + 4 floats per lane for every 16 rows.
     merge = (genes.KEY_WARPS - 1) * genes.BLOCK_M // 16 * WARP * (problem.head_dim_v // 2 + 4) * 4
-    given = 0 if genes.VALUE_WARPS == 1 else genes.BLOCK_M * (genes.BLOCK_N * WEIGHT_BYTES + ROW_BYTES)
-    return max(loop, max(q_bytes, o_bytes) + merge) + given
+    return max(loop, max(q_bytes, o_bytes) + merge)
 
 
 def registers_needed(problem: AttentionProblem, genes: FlashMmaGenes) -> int:
@@ -103,12 +99,6 @@ def registers_needed(problem: AttentionProblem, genes: FlashMmaGenes) -> int:
     q = 0 if genes.Q_PLACE == "shared" else 4 * math.ceil(problem.head_dim / 16)
     lazy = LAZY_REGISTERS[genes.ROW_SUM] if genes.RESCALE == "lazy" else 0
     return row_tiles * (problem.head_dim_v // 2 + scores + q + lazy + ROW_TILE_REGISTERS) + scales + FIXED_REGISTERS
-
-
-def fragment_registers(genes: FlashMmaGenes) -> int:
-    """Of FIXED_REGISTERS those that a kernel with Q in registers does without: of the fragment of Q under way, and its
-    address. Such kernels of head_dim 256 and 32 keys a tile do not spill; those that load Q directly do."""
-    return 5 if genes.Q_PLACE == "registers" else 0
 
 
 MMA_FLOPS, MMA_WAIT, LDMATRIX_WAIT, SHUFFLE_WAIT, BARRIER_WAIT = 4096, 18, 24, 24, 30
@@ -128,16 +118,14 @@ def launch_work(problem: AttentionProblem, genes: FlashMmaGenes, registers: int)
     lanes = scores * (SCORE_OPERATIONS[genes.RESCALE] - (genes.ROW_SUM == "mma")) + rescale
     q_reads = rows * dim * problem.element_bytes * genes.KEY_WARPS if genes.Q_PLACE == "shared" else 0
     size = problem.element_of("k").bytes
-    shared = genes.VALUE_WARPS
-    weights = 0 if shared == 1 else scores * WEIGHT_BYTES * (shared + 1)
-    fragments = genes.WARPS * keys * (dim + v_dim / shared) * size + q_reads + weights
+    fragments = genes.WARPS * keys * (dim + v_dim) * size + q_reads
     copied, loaded = keys * (dim + v_dim) * size, keys * (problem.head_dim + value_dim) * size
     row_tiles = rows // (16 * genes.WARPS)
     shuffles = row_tiles * 4 * (2 if genes.RESCALE != "lazy" else 0) * warps
     issued = flops / MMA_FLOPS + lanes / WARP + scores / WARP + fragments / 512 + 3 * copied / 512 + shuffles
     if problem.kv:  # every warp converts all pairs of its keys
         issued += genes.WARPS * keys * (dim + v_dim) / WARP / 2 * CONVERSION
-    barriers = {"split": 2, "split_short_v": 2, "together": 1 if shared == 1 else 2, "overlapped": 1}[genes.SCHEDULE]
+    barriers = {"split": 2, "split_short_v": 2, "together": 1, "overlapped": 1}[genes.SCHEDULE]
     chained = 1 if genes.SCHEDULE == "overlapped" else 2
     waits = chained * (dim / 16 * 0.5 + 1) * MMA_WAIT + LDMATRIX_WAIT * 2 + barriers * BARRIER_WAIT
     waits += (2 * SHUFFLE_WAIT if genes.RESCALE != "lazy" else 10) + 40
@@ -180,7 +168,6 @@ def launch_work(problem: AttentionProblem, genes: FlashMmaGenes, registers: int)
             genes={
                 "rows per warp": rows / genes.WARPS,
                 "key warps": genes.KEY_WARPS,
-                "value warps": shared,
                 "stages": genes.STAGES,
                 "barriers": barriers,
                 "overlapped": genes.SCHEDULE == "overlapped",

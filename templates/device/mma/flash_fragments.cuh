@@ -91,26 +91,7 @@ __device__ __forceinline__ void accumulate_values(RowState<ROW_TILES, DIM_TILES>
   }
 }
 
-// P = 2^s of 16 keys, from tile n on, as mma's A operand, sums += Σ P. SUM_BY_MMA: sums += P · 1 on the tensor cores.
-template <typename Element, bool SUM_BY_MMA, int ROW_TILES, int KEY_TILES, int DIM_TILES>
-__device__ __forceinline__ void weigh_keys(RowState<ROW_TILES, DIM_TILES>& state, uint32_t (&p)[ROW_TILES][4],
-                                           const float (&s)[ROW_TILES][KEY_TILES][4], int n) {
-#pragma unroll
-  for (int m = 0; m < ROW_TILES; ++m) {
-    float pair[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {  // rows g, g + 8 of keys 0-7, then of keys 8-15: S as it stands is the A operand
-      const float even = exp2_approx(s[m][n + i / 2][i % 2 * 2]), odd = exp2_approx(s[m][n + i / 2][i % 2 * 2 + 1]);
-      p[m][i] = pack2<Element>(even, odd);
-      pair[i] = even + odd;
-    }
-    if constexpr (!SUM_BY_MMA) state.sum[m][0] += pair[0] + pair[2], state.sum[m][2] += pair[1] + pair[3];
-    if constexpr (SUM_BY_MMA)
-      mma_m16n8k16<Element>(state.sum[m], p[m], pack2<Element>(1.f, 1.f), pack2<Element>(1.f, 1.f));
-  }
-}
-
-// P = 2^s, sums += Σ P, O += P V, 16 keys at a time.
+// P = 2^s, sums += Σ P, O += P V, 16 keys at a time. SUM_BY_MMA: sums += P · 1 on the tensor cores.
 template <typename Element, typename Layout, bool SUM_BY_MMA, int ROW_TILES, int KEY_TILES, int DIM_TILES>
 __device__ __forceinline__ void multiply_pv(RowState<ROW_TILES, DIM_TILES>& state,
                                             const float (&s)[ROW_TILES][KEY_TILES][4],
@@ -118,7 +99,19 @@ __device__ __forceinline__ void multiply_pv(RowState<ROW_TILES, DIM_TILES>& stat
 #pragma unroll
   for (int n = 0; n < KEY_TILES; n += 2) {
     uint32_t p[ROW_TILES][4];
-    weigh_keys<Element, SUM_BY_MMA>(state, p, s, n);
+#pragma unroll
+    for (int m = 0; m < ROW_TILES; ++m) {
+      float pair[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {  // rows g, g + 8 of keys 0-7, then of keys 8-15: S as it stands is the A operand
+        const float even = exp2_approx(s[m][n + i / 2][i % 2 * 2]), odd = exp2_approx(s[m][n + i / 2][i % 2 * 2 + 1]);
+        p[m][i] = pack2<Element>(even, odd);
+        pair[i] = even + odd;
+      }
+      if constexpr (!SUM_BY_MMA) state.sum[m][0] += pair[0] + pair[2], state.sum[m][2] += pair[1] + pair[3];
+      if constexpr (SUM_BY_MMA)
+        mma_m16n8k16<Element>(state.sum[m], p[m], pack2<Element>(1.f, 1.f), pack2<Element>(1.f, 1.f));
+    }
     accumulate_values<Element, Layout>(state, p, v_smem, n / 2);
   }
 }
