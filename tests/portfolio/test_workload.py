@@ -33,7 +33,7 @@ DIGESTS_7 = dict(
     mixed="68355e60", latent="db301b83", latent_paged="3f073e6f", biased="c8ec44e6", eight_bits="c2af0f9e",
     eight_bit_chunks="8175cc23", fp8="be6e2a06", fp8_turned="4c302611",
 )  # fmt: skip
-"""Of each kind's first hundred problems of seed 7. Others would be told from those that lists were made and judged on."""
+"""Of each kind's first hundred problems of seed 7: lists were made for such ones, and judged on them."""
 
 
 @pytest.mark.parametrize("kind", DRAWS)
