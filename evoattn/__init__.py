@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # what type checkers and editors see of the names below
     from evoattn.ops.attention import attention_paged as attention_paged
     from evoattn.ops.attention import attention_varlen as attention_varlen
     from evoattn.ops.attention_fp8 import attention_fp8 as attention_fp8
-    from evoattn.ops.attention_fp8 import quantize_kv as quantize_kv
+    from evoattn.ops.beside import quantize_kv as quantize_kv
     from evoattn.ops.explain import explain as explain
     from evoattn.ops.explain import load as load
     from evoattn.ops.explain import warmup as warmup
@@ -58,7 +58,7 @@ _HOMES = {
     "flex": "evoattn.ops.flex",
     "flex_attention": "evoattn.ops.flex",
     "load": "evoattn.ops.explain",
-    "quantize_kv": "evoattn.ops.attention_fp8",
+    "quantize_kv": "evoattn.ops.beside",
     "sdpa": "evoattn.ops.sdpa",
     "search": "evoattn.search",
     "tune": "evoattn.ops.tune",

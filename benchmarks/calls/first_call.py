@@ -90,8 +90,8 @@ def one_process(shape: str, folder: Path, estimated: bool, no_device: str) -> di
     started = watch.seconds()
 
     def first() -> None:
+        from evoattn.backends.cubins import get_cubin
         from evoattn.ops.attention import attention
-        from evoattn.ops.kernel import get_cubin
         from evoattn.ops.runtime import Runtime, current
 
         platform = watch.around("libcuda", platform_of)(no_device)
@@ -130,7 +130,7 @@ def platform_of(no_device: str) -> Any:
         from benchmarks.calls.no_device import NoDevice
 
         return NoDevice(no_device)
-    from evoattn.ops.kernel import CudaPlatform
+    from evoattn.backends.platform import CudaPlatform
 
     return CudaPlatform()
 
@@ -138,7 +138,7 @@ def platform_of(no_device: str) -> Any:
 def right_without_a_device(*arguments: Any) -> Any:
     """A cubin whose check is recorded as passed, as nothing can be checked without a device."""
     from benchmarks.calls.no_device import NoDevice
-    from evoattn.ops.kernel import get_cubin
+    from evoattn.backends.cubins import get_cubin
     from evoattn.ops.plan import record_check, recorded_check
 
     *_, config, gpu, folder = arguments

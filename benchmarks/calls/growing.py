@@ -30,11 +30,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import evoattn
 from benchmarks.calls.no_device import NoDevice, no_code
+from evoattn.backends.cubins import Cubin, get_cubin
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.paths import cubin_cache
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops.choice import Picked
-from evoattn.ops.kernel import Cubin, get_cubin
 from evoattn.ops.runtime import FOLDER, Runtime, current, find_platform
 from evoattn.portfolio.climb import ClimbCache, Climbed, Key
 from evoattn.portfolio.pick import lasting_pick, next_picks

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import torch
 
+from evoattn.backends.cubins import Cubin
 from evoattn.families.base import Family
 from evoattn.model.gpu import GpuSpec, lookup
 from evoattn.model.launch import TensorMap
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
-from evoattn.ops.kernel import Cubin
 from evoattn.ops.plan import record_check
 
 
 class NoDevice:
-    """An `evoattn.ops.kernel.Platform` that says it is a GPU of this kind. Launches succeed and compute nothing."""
+    """A `Platform` that says it is a GPU of this kind. Launches succeed and compute nothing."""
 
     device_type = "cpu"
 

@@ -85,7 +85,7 @@ def pieces_us(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, g
     assert isinstance(choice, Choice)
     plan = runtime.prepare(choice, q.get_device())
     assert isinstance(plan, CallPlan)
-    plan.run(made, q, k, v, out, None)
+    plan.run(made, (q, k, v, out), None)
     platform, (launch, *_) = runtime.platform, plan.launches
     assert platform is not None
     index, turn = q.get_device(), itertools.cycle((out, other))
@@ -97,8 +97,8 @@ def pieces_us(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, g
         "stream": lambda: platform.stream(index),
         "current device": platform.current_device,
         "one launch": lambda: platform.launch(launch.config, launch.function, launch.arguments, None),
-        "launches of one call": lambda: plan.run(made, q, k, v, out, None),
-        "launches, another output": lambda: plan.run(made, q, k, v, next(turn), None),
+        "launches of one call": lambda: plan.run(made, (q, k, v, out), None),
+        "launches, another output": lambda: plan.run(made, (q, k, v, next(turn)), None),
         "attend, out given": lambda: runtime.attend(given),
         "attend": lambda: runtime.attend(made),
     }

@@ -40,11 +40,11 @@ AGAIN = "--again"
 
 def compiled(text: str) -> None:
     """Compile the pick of a problem into the op's cache, in a process of its own without CUDA."""
+    from evoattn.backends.cubins import get_cubin
     from evoattn.families import registry
     from evoattn.model.gpu import detect_devices
     from evoattn.model.paths import cubin_cache
     from evoattn.model.shape_text import parse_shape
-    from evoattn.ops.kernel import get_cubin
     from evoattn.ops.runtime import FOLDER
     from evoattn.portfolio.pick import pick
 
@@ -112,7 +112,7 @@ def again(texts: list[str]) -> None:
 
 def races_in(folder: Path) -> int:
     """Races that were held with this data folder."""
-    from evoattn.portfolio.wins import RACES_FILE
+    from evoattn.portfolio.races import RACES_FILE
 
     file = folder / "data" / "evoattn" / RACES_FILE
     return sum(map(bool, file.read_bytes().splitlines())) if file.exists() else 0

@@ -52,8 +52,8 @@ def one_process(name: str, folder: Path, gradients: bool, no_device: str) -> lis
     wait()
     begun = seconds()
     import evoattn
+    from evoattn.backends.cubins import get_cubin
     from evoattn.ops import mods
-    from evoattn.ops.kernel import get_cubin
     from evoattn.ops.runtime import Runtime, current
 
     evoattn.flex_attention, evoattn.create_block_mask  # noqa: B018 - what they import counts as an import

@@ -15,7 +15,7 @@ import torch
 from benchmarks.flex.mods import MODS, Shape, Written
 from evoattn.model.gpu import GPUS, GpuSpec
 from evoattn.ops import flex
-from evoattn.ops.arguments import TERMS
+from evoattn.ops.arguments import BIAS, SLOPES
 from evoattn.ops.call import Call, StridedProblem
 from evoattn.ops.choice import Choice, Refusal, choose
 from evoattn.ops.gradients import expected, why_not_differentiable
@@ -38,7 +38,8 @@ def said_of(call: Call) -> str:
     """How the call says the function."""
     written = call.score
     named = [call.mask.replace("_upper_left", "")] * (call.mask != "full") + ["window"] * (call.window is not None)
-    named += ["soft cap"] * (call.softcap > 0) + ["lists"] * bool(call.blocks)
+    named += ["soft cap"] * (call.softcap > 0) + ["slopes"] * (call.term(SLOPES) is not None)
+    named += ["bias"] * (call.term(BIAS) is not None) + ["lists"] * bool(call.blocks)
     named += ["predicate"] * bool(written and written.predicate) + ["expression"] * bool(written and written.text)
     return ", ".join(named) or "nothing"
 
@@ -48,23 +49,32 @@ def served(make: Callable[[Shape], Written], shape: Shape, gpu: GpuSpec) -> tupl
     written = make(shape)
     sizes = (shape.batch, shape.heads, shape.queries), *[(shape.batch, KV_HEADS, shape.keys)] * 2
     q, k, v = (torch.empty(*size, HEAD_DIM, dtype=torch.bfloat16, requires_grad=True) for size in sizes)
-    made = flex.calls(Call(q, k, v, enable_gqa=True, strict=True), written.score_mod, written.block_mask(shape))
-    if isinstance(made, str):
-        return made, "PyTorch", "PyTorch"
-    found = []
-    for call in (one() for one in made):
-        for table in call.terms[len(TERMS) :]:
-            if table is not None and table.is_floating_point():
-                table.requires_grad_()
-        plain = replace(call, return_lse=False).problem(q.stride())
-        trained = replace(call, return_lse=True).problem(q.stride())
-        both = of_choice(plain, gpu), of_choice(trained, gpu)
+    mask = written.block_mask(shape)
+
+    def calls() -> list[Call] | str:
+        made = flex.calls(Call(q, k, v, enable_gqa=True, strict=True), written.score_mod, mask)
+        return made if isinstance(made, str) else [one() for one in made]
+
+    with torch.no_grad():
+        plain = calls()
+    if isinstance(plain, str):
+        return plain, "PyTorch", "PyTorch"
+    answers = [(said_of(call), of_choice(call.problem(q.stride()), gpu)) for call in plain]
+    for table in (table for call in plain for table in call.terms):
+        if table is not None and table.is_floating_point():
+            table.requires_grad_()
+    gradients = []
+    for call in calls():
+        assert isinstance(call, Call)
+        trained = of_choice(replace(call, return_lse=True).problem(q.stride()), gpu)
         reason = why_not_differentiable(call)
-        gradients = f"PyTorch: {reason}" if reason else of_choice(expected(call).problem(), gpu)
-        if "PyTorch" in both[1]:
-            gradients = both[1]
-        found.append((said_of(call), both[0], gradients))
-    return min(found, key=lambda row: sum("PyTorch" in part for part in row))
+        of_gradients = f"PyTorch: {reason}" if reason else of_choice(expected(call).problem(), gpu)
+        gradients.append(trained if "PyTorch" in trained else of_gradients)
+
+    def is_torch(told: str) -> bool:
+        return "PyTorch" in told
+
+    return *min(answers, key=lambda row: is_torch(row[1])), min(gradients, key=is_torch)
 
 
 def main() -> int:

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 import evoattn
 from evoattn.correctness.reference import exact_attention
 from evoattn.model.problem import AttentionProblem
-from evoattn.ops.attention_fp8 import Granularity, quantised
+from evoattn.ops.attention_fp8 import quantised
+from evoattn.ops.beside import Granularity
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 KEYS, VALUES, PAIRS, FAVOUR = 32, 32, 256, 0.7

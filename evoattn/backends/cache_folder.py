@@ -3,12 +3,15 @@ written them, and removed where they are too many."""
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import time
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from evoattn.model.whole_file import TEMPORARY, replace_file
 
@@ -89,6 +92,25 @@ def read_own(path: Path) -> bytes | None:
             return file.read()
     except OSError:
         return None
+
+
+def read_headed(path: Path) -> tuple[dict[str, Any], bytes] | None:
+    """The first line of such a file, a table in JSON, empty where it is none; and what follows. None where the file
+    cannot be read."""
+    data = read_own(path)
+    if data is None:
+        return None
+    line, _, rest = data.partition(b"\n")
+    try:
+        head = json.loads(line)
+    except (ValueError, RecursionError):
+        head = None
+    return (head if isinstance(head, dict) else {}), rest
+
+
+def write_headed(path: Path, head: Mapping[str, Any], rest: bytes) -> bool:
+    """As `write_whole`, for `read_headed`."""
+    return write_whole(path, json.dumps(head).encode() + b"\n" + rest)
 
 
 def _of_others(about: os.stat_result) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evoattn.backends.cache_folder import keep_small, mark_used, read_own, write_whole
+from evoattn.backends.cache_folder import keep_small, mark_used, read_headed, write_headed
 
 if TYPE_CHECKING:
     from evoattn.model.records import Candidate, CompiledKernel
@@ -18,6 +17,7 @@ OPTIONS = ("--std=c++17", "-default-device", "--ptxas-options=-v", "--no-cache")
 
 
 SUFFIX = ".kernel"
+"""Of a file: one line of JSON about what is compiled, then that."""
 
 
 class KernelFiles:
@@ -40,12 +40,11 @@ class KernelFiles:
         )
 
         path = self._path(candidate)
-        data = read_own(path)
-        if data is None:
+        found = read_headed(path)
+        if found is None:
             return None
-        head, _, rest = data.partition(b"\n")
+        fields, rest = found
         try:
-            fields = json.loads(head)
             if fields.pop("key") != path.stem:  # another kernel's file under this name
                 return None
             length = int(fields.pop("ptx_bytes"))
@@ -54,7 +53,7 @@ class KernelFiles:
             fields["warnings"], fields["options"] = tuple(fields["warnings"]), tuple(fields["options"])
             mark_used(path)
             return CompiledKernel(rest[length:], rest[:length].decode(), CompileInfo(**fields))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (ValueError, TypeError, KeyError):
             return None
 
     def has(self, candidate: Candidate) -> bool:
@@ -67,6 +66,5 @@ class KernelFiles:
         ptx = compiled.ptx.encode()
         path = self._path(candidate)
         about = {"key": path.stem, "ptx_bytes": len(ptx), "cubin_bytes": len(compiled.cubin)}
-        head = json.dumps(asdict(compiled.info) | about).encode()
-        if write_whole(path, head + b"\n" + ptx + compiled.cubin):
+        if write_headed(path, asdict(compiled.info) | about, ptx + compiled.cubin):
             keep_small(self._folder)

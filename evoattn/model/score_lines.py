@@ -1,7 +1,9 @@
 """How expressions differ from one query and key to the next ones, and which of them say no more than a name does: a
-causal mask, a window, a soft cap. Kernels of these are faster."""
+causal mask, a window, a soft cap, slopes, a bias. Kernels of these are faster."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT, FULL
 from evoattn.model.score import Apply, Load, Name, Number, Tree
@@ -55,6 +57,69 @@ def softcap_of(tree: Tree) -> float:
         ):
             return float(cap) if cap == by and cap > 0 else 0.0
     return 0.0
+
+
+class Bias(NamedTuple):
+    """s + table[…, q, k]."""
+
+    table: str
+    by: str
+    """The indices before query and key: "bh", "b", "h" or none."""
+
+
+class Slopes(NamedTuple):
+    """s - table[h] · |query - key + offset|, of float32."""
+
+    table: str
+    offset: int
+    is_absolute: bool
+    """Else query - key + offset itself, which is the same where no key behind the diagonal is seen."""
+
+
+def added_of(tree: Tree) -> Bias | Slopes | None:
+    """What an expression adds to a score and does no more; None where it does another thing."""
+    match tree:
+        case Apply("+", (Name("s"), added)) | Apply("+", (added, Name("s"))):
+            sign = 1
+        case Apply("-", (Name("s"), added)):
+            sign = -1
+        case _:
+            return None
+    match added:
+        case Load(table, (*front, Name("q"), Name("k"))) if sign > 0:
+            by = "".join(one.name for one in front if isinstance(one, Name))
+            return Bias(table.name, by) if len(by) == len(front) and by in ("bh", "b", "h", "") else None
+    factors: list[Tree] = []
+    sign *= _factored(added, factors)
+    for slope, distance in (factors, factors[::-1]) if len(factors) == 2 else ():
+        match slope:
+            case Load(table, (Name("h"),)) if table.dtype == "fp32":
+                found = _distance(distance, sign)
+                return None if found is None else Slopes(table.name, *found)
+    return None
+
+
+def _factored(tree: Tree, factors: list[Tree]) -> int:
+    """The sign of a product, whose factors are put into a list without theirs."""
+    match tree:
+        case Apply("minus", (of,)):
+            return -_factored(of, factors)
+        case Apply("*", (left, right)):
+            return _factored(left, factors) * _factored(right, factors)
+    factors.append(tree)
+    return 1
+
+
+def _distance(tree: Tree, sign: int) -> tuple[int, bool] | None:
+    """`Slopes.offset` and `is_absolute` of a distance that is added with this sign."""
+    is_absolute = isinstance(tree, Apply) and tree.operator == "abs"
+    found = linear(tree.of[0] if isinstance(tree, Apply) and is_absolute else tree)
+    if found is None or (is_absolute and sign > 0):
+        return None
+    turned = found[0] if is_absolute else -sign
+    if (turned * found[0], turned * found[1]) != (1, -1):
+        return None
+    return turned * found[2], is_absolute
 
 
 def band_of(tree: Tree) -> Bounds | None:

@@ -14,6 +14,8 @@ FUNCTIONS = {
     "where": "either_of",
 }  # fmt: skip
 """Of `templates/device/score_range.cuh`."""
+MOST_ADDED = 4
+"""Conditions that are asked for one of several beside those that are written."""
 TURNED = {">": "is_less", ">=": "is_at_most"}
 
 
@@ -37,6 +39,43 @@ def _named(tree: Tree, known: dict[Tree, str], lines: list[str]) -> str:
     return known[tree]
 
 
+def _all_of(tree: Tree, known: dict[Tree, str], lines: list[str]) -> str:
+    """The range of what several conditions say together. Of two numbers that are equal each meets the conditions of the
+    other, which ranges of their own do not know: those are asked, too."""
+    parts = _conjuncts(tree)
+    more: list[Tree] = []
+    for equal in parts:
+        match equal:
+            case Apply("==", (x, y)) if x.kind == y.kind == "int":
+                for one, other in ((x, y), (y, x)):
+                    changed = (_replaced(part, one, other) for part in parts if part is not equal)
+                    more += [part for part in changed if part not in parts and part not in more]
+    names = [_named(part, known, lines) for part in [*parts, *more[:MOST_ADDED]]]
+    found = names[0]
+    for name in names[1:]:
+        found = f"lesser_of({found}, {name})"
+    return found
+
+
+def _conjuncts(tree: Tree) -> list[Tree]:
+    match tree:
+        case Apply("&", (left, right)):
+            return [*_conjuncts(left), *_conjuncts(right)]
+    return [tree]
+
+
+def _replaced(tree: Tree, one: Tree, other: Tree) -> Tree:
+    """The expression with another one in the place of one, wherever it stands."""
+    if tree == one:
+        return other
+    match tree:
+        case Apply(sign, of):
+            return Apply(sign, tuple(_replaced(part, one, other) for part in of))
+        case Load(table, of, wraps):
+            return Load(table, tuple(_replaced(part, one, other) for part in of), wraps)
+    return tree
+
+
 def _range(tree: Tree, known: dict[Tree, str], lines: list[str]) -> str:
     match tree:
         case Number(int(value)):
@@ -58,6 +97,8 @@ def _range(tree: Tree, known: dict[Tree, str], lines: list[str]) -> str:
         case Apply(sign, of) if all(one.kind != "float" for one in of):
             if sign == "whole":
                 return _named(of[0], known, lines)
+            if sign == "&":
+                return _all_of(tree, known, lines)
             names = [_named(one, known, lines) for one in of]
             if sign in TURNED:
                 return f"{TURNED[sign]}({names[1]}, {names[0]})"

@@ -11,7 +11,7 @@ import copy
 import hashlib
 import warnings
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,7 +20,9 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from evoattn.backends.base import LaunchError
+from evoattn.backends.cubins import Cubin
 from evoattn.backends.kernel_files import KernelFiles
+from evoattn.backends.platform import Platform
 from evoattn.backends.versions import nvrtc_version
 from evoattn.families import mask_blocks
 from evoattn.families.mask_blocks import LISTS, STATES, MaskShape
@@ -29,10 +31,11 @@ from evoattn.model.mask import Band
 from evoattn.model.paths import cubin_cache
 from evoattn.model.records import Candidate
 from evoattn.model.score import Table, Tree, parse_predicate, parse_tables
+from evoattn.model.score_lines import Bounds
 from evoattn.model.space import KernelConfig
 from evoattn.ops import mods
 from evoattn.ops.arguments import Score, is_ordinary
-from evoattn.ops.kernel import Cubin, LoadedKernel, Platform
+from evoattn.ops.kernel import LoadedKernel
 from evoattn.ops.plan import launch_again, record_check, recorded_check
 from evoattn.ops.runtime import current
 from evoattn.ops.torch_answer import EMPTY, FULL, PARTIAL, states_of
@@ -68,12 +71,12 @@ class Kept:
     """What was found out of a mask, once. `parts` are the tensors that it was found out of."""
 
     parts: tuple[Any, ...]
-    counts: str
-    """See `evoattn.model.block_list`."""
-    no_full: tuple[Tensor, Tensor] | None
-    """Lists without an entry, for a mask that has none of FULL blocks."""
-    agrees: dict[Band, bool]
+    agrees: dict[Band, bool] = field(default_factory=dict)
     """Whether it shows just what a band shows."""
+    counts: str = ""
+    """See `evoattn.model.block_list`; empty until lists are asked for."""
+    no_full: tuple[Tensor, Tensor] | None = None
+    """Lists without an entry, for a mask that has none of FULL blocks."""
 
 
 _kept: weakref.WeakKeyDictionary[BlockMask, Kept] = weakref.WeakKeyDictionary()
@@ -110,13 +113,25 @@ def is_kept(mask: BlockMask) -> bool:
     return found is not None and all(one is other for one, other in zip(found.parts, _parts(mask), strict=True))
 
 
+def is_known(mask: BlockMask) -> bool:
+    """Whether calls need not wait for the device to know more of it."""
+    return is_kept(mask) and bool(_kept[mask].counts or any(_kept[mask].agrees.values()))
+
+
 def kept(mask: BlockMask) -> Kept:
-    """What is known of a mask that fits; its first call waits for the device."""
-    if is_kept(mask):
-        return _kept[mask]
-    full = mask.kv_num_blocks * 0 if mask.full_kv_num_blocks is None else mask.full_kv_num_blocks
-    found = _kept[mask] = Kept(_parts(mask), _counts(mask.kv_num_blocks, full), none_full(mask), {})
-    return found
+    """What is known of a mask that fits."""
+    if not is_kept(mask):
+        _kept[mask] = Kept(_parts(mask))
+    return _kept[mask]
+
+
+def counted(mask: BlockMask) -> Kept:
+    """The same with the counts of its lists; the first call waits for the device."""
+    known = kept(mask)
+    if not known.counts:
+        known.no_full = none_full(mask)
+        known.counts = _counts(mask.kv_num_blocks, mask.full_kv_num_blocks)
+    return known
 
 
 def none_full(mask: BlockMask) -> tuple[Tensor, Tensor] | None:
@@ -126,11 +141,13 @@ def none_full(mask: BlockMask) -> tuple[Tensor, Tensor] | None:
     return torch.zeros_like(mask.kv_num_blocks, dtype=torch.int32), torch.zeros_like(mask.kv_indices)
 
 
-def _counts(partial_blocks: Tensor, full_blocks: Tensor) -> str:
-    """`Kept.counts` of the numbers of PARTIAL and FULL blocks; waits for the device."""
-    both = partial_blocks + full_blocks
-    each = torch.stack((partial_blocks.double().mean(), full_blocks.double().mean(), both.max()))
-    partial, whole, most = (_rounded(count) for count in each.tolist())
+def _counts(partial_blocks: Tensor, full_blocks: Tensor | None) -> str:
+    """`Kept.counts` of the numbers of PARTIAL and FULL blocks; waits for the device. They are few, and counted on the
+    CPU: a process loads each of torch's kernels when it first runs, for milliseconds."""
+    some = partial_blocks.cpu()
+    each = some * 0 if full_blocks is None else full_blocks.cpu()
+    means = some.double().mean().item(), each.double().mean().item(), int((some + each).max())
+    partial, whole, most = map(_rounded, means)
     return f"{partial}/{whole}/{max(most, partial + whole)}"
 
 
@@ -143,6 +160,8 @@ def likely(text: str, blocks: int) -> str:
 _read: dict[tuple[Any, ...], str] = {}
 """Texts of masks that were unread."""
 MOST_READ = 1024
+MOST_ON_CPU = 1 << 18
+"""Entries of lists that are compared with a band on the CPU."""
 
 
 def told(text: str, lists: tuple[Tensor | None, ...]) -> str:
@@ -190,11 +209,15 @@ def lists_of(mask: BlockMask, known: Kept, seqlen_k: int) -> tuple[Tensor, ...]:
     return tuple(made)
 
 
-def table_of(mask: BlockMask, seqlen_k: int) -> Tensor:
-    """What each block is, int32 `[batch or 1, heads or 1, blocks of rows, blocks of keys]`."""
+def table_of(mask: BlockMask, seqlen_k: int, device: str | None = None) -> Tensor:
+    """What each block is, int32 `[batch or 1, heads or 1, blocks of rows, blocks of keys]`, on the mask's device unless
+    another is given."""
     columns = -(-seqlen_k // mask.BLOCK_SIZE[1])
-    full = mask.full_kv_num_blocks, mask.full_kv_indices
-    return states_of(((mask.kv_num_blocks, mask.kv_indices), full), columns)
+    partial, full = (mask.kv_num_blocks, mask.kv_indices), (mask.full_kv_num_blocks, mask.full_kv_indices)
+    lists: Any = (partial, full)
+    if device is not None:
+        lists = tuple(tuple(None if one is None else one.to(device) for one in pair) for pair in lists)
+    return states_of(lists, columns)
 
 
 def expression_of(mask: BlockMask, score: str, predicate: str) -> str:
@@ -209,7 +232,9 @@ def agrees(mask: BlockMask, known: Kept, band: Band) -> bool:
     """Whether the lists, with a predicate that shows this band, show just the band. The first call of a band waits for
     the device."""
     if band not in known.agrees:
-        table, device = table_of(mask, band.seqlen_k), mask.kv_indices.device
+        small = mask.kv_indices.numel() <= MOST_ON_CPU  # where torch's own kernels need not be loaded first
+        table = table_of(mask, band.seqlen_k, "cpu" if small else None)
+        device = table.device
         firsts, lasts = [], []
         for size, count, length in zip(mask.BLOCK_SIZE, table.shape[2:], (band.seqlen_q, band.seqlen_k), strict=True):
             first = torch.arange(count, device=device) * size
@@ -240,9 +265,15 @@ def authoritative(mask: BlockMask, seqlen_k: int) -> BlockMask:
 
 
 def created(
-    mask_mod: Any, shape: MaskShape, where: torch.device, predicate: str, given: dict[str, Tensor]
+    mask_mod: Any,
+    shape: MaskShape,
+    where: torch.device,
+    predicate: str,
+    given: dict[str, Tensor],
+    bounds: Bounds | None,
 ) -> BlockMask | None:
-    """The mask of a function that says `predicate` of the tables `given`, by a kernel; None where there is none."""
+    """The mask of a function that says `predicate` of the tables `given`, by a kernel; None where there is none.
+    `bounds` of a predicate that is a band and no more: the mask is known to show just that."""
     platform = current.runtime().platform
     if platform is None or any(
         table.device != where or not is_ordinary(table, table, table) for table in given.values()
@@ -256,7 +287,10 @@ def created(
         lists = _run(platform, kernel, where, shape, given, tables)
     except LaunchError:
         return None
-    return _mask_of(lists, shape, mask_mod)
+    made = _mask_of(lists, shape, mask_mod)
+    if bounds is not None:
+        kept(made).agrees[Band(shape.seqlen_q, shape.seqlen_k, *bounds)] = True
+    return made
 
 
 def _mask_of(lists: list[Tensor], shape: MaskShape, mask_mod: Any) -> BlockMask:

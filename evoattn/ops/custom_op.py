@@ -486,7 +486,7 @@ def calls_of(
         )
         if reason := block_masks.why_not(mask, query.shape[0], query.shape[1], query.shape[2], key.shape[2]):
             return reason
-        known = block_masks.Kept((), block_masks.UNREAD, block_masks.none_full(mask), {})
+        known = block_masks.Kept((), counts=block_masks.UNREAD, no_full=block_masks.none_full(mask))
         if not (blocks := block_masks.text_of(mask, known)):
             return "its blocks are none of kernels"
         lists = block_masks.lists_of(mask, known, key.shape[2])

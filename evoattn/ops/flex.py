@@ -27,11 +27,12 @@ from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 from evoattn.families.mask_blocks import MaskShape
 from evoattn.model import forks
 from evoattn.model.blocks import Blocks
-from evoattn.model.mask import Band
-from evoattn.model.score import parse_predicate, parse_score
-from evoattn.model.score_lines import Bounds, band_of, masking_of, softcap_of
+from evoattn.model.mask import CAUSAL_UPPER_LEFT, Band
+from evoattn.model.problem import BIAS_ROW_STEP
+from evoattn.model.score import SCORE, Name, parse_predicate, parse_score
+from evoattn.model.score_lines import Bias, Bounds, Slopes, added_of, band_of, masking_of, softcap_of
 from evoattn.ops import block_masks, mods
-from evoattn.ops.arguments import WATCHED, Score, is_ordinary
+from evoattn.ops.arguments import ALIGNMENT, BIAS, SLOPES, TERMS, WATCHED, Score, is_ordinary
 from evoattn.ops.attention import attend
 from evoattn.ops.call import NO_TENSOR, Answer, Call, behind, why_not_shapes, with_tables
 from evoattn.ops.runtime import current
@@ -54,6 +55,8 @@ class Said:
     traced: mods.Traced
     softcap: float
     """Of a score that is a soft cap and no more; else 0."""
+    added: Bias | Slopes | None
+    """Of a score that adds this and does no more."""
     bounds: Bounds | None
     """Of a predicate that is a band and no more."""
 
@@ -81,10 +84,11 @@ def said_by(both: Mods, device: torch.device) -> tuple[Said, list[Tensor]] | str
     found = None if key is None else _known.get(key)
     if found is None and key is not None:
         inner: list[Tensor] = []
-        general = with_tensors(both[0], device), with_tensors(both[1], device)
+        general = with_tensors(both[0], device, False), with_tensors(both[1], device, False)
         family = _key_of(general, inner)
         if family != key and _values.get(family, 0) >= MOST_VALUES:
-            found = _traced(general, family, inner)
+            general, inner = (with_tensors(both[0], device), with_tensors(both[1], device)), []
+            found = _traced(general, _key_of(general, inner), inner)
             if not isinstance(found, str):
                 return found, inner
         found = _traced(both, key, captured)
@@ -109,9 +113,9 @@ def _traced(both: Mods, key: Hashable | None, captured: list[Tensor]) -> Said | 
     try:
         traced = mods.trace(*both, captured)
         types = Score.of_texts("", "", traced.tables(captured)).tables
-        cap = softcap_of(parse_score(traced.score, types, True).tree) if traced.score else 0.0
+        score = parse_score(traced.score, types, True).tree if traced.score else Name(SCORE)
         bounds = band_of(parse_predicate(traced.predicate, types, True).tree) if traced.predicate else (None, None)
-        found = Said(traced, cap, bounds)
+        found = Said(traced, softcap_of(score), added_of(score), bounds)
     except mods.Untraceable as error:
         reason = str(error)
     except Exception as error:  # the functions' own, which torch raises where it runs them
@@ -149,7 +153,7 @@ def calls(
     if isinstance(found, str):
         return found
     said, captured = found
-    is_new = block_mask is not None and not block_masks.is_kept(block_mask)
+    is_new = block_mask is not None and not block_masks.is_known(block_mask)
     if is_new and query.is_cuda and torch.cuda.is_current_stream_capturing():
         return NEW_IN_GRAPH
     tables = said.traced.tables(captured)
@@ -166,14 +170,23 @@ def _ways(
 ) -> list[Callable[[], Call]]:
     """As `calls`, with this expression of scores; a mask is known, or no graph is being captured."""
     predicate, rows, keys = said.traced.predicate, call.query.shape[2], call.key.shape[2]
+
+    def without_blocks(masked: Call) -> list[Callable[[], Call]]:
+        named = _by_name(masked, said.added, tables) if score else None
+        own = [lambda: _scored(masked, score, "", tables)]
+        if named is None:
+            return own
+        return [lambda: named, *own]  # kernels may know the name of neither such a head_dim nor such gradients
+
     if block_mask is None:
-        return [lambda: _scored(call, score, "", tables)]
+        return without_blocks(call)
     known = block_masks.kept(block_mask)
     masking = None if said.bounds is None else masking_of(said.bounds, rows, keys)
     if masking is not None and said.bounds is not None:
         band = Band(rows, keys, *said.bounds)
         if block_masks.agrees(block_mask, known, band):
-            return [lambda: _scored(replace(call, mask=masking[0], window=masking[1]), score, "", tables)]
+            return without_blocks(replace(call, mask=masking[0], window=masking[1]))
+    known = block_masks.counted(block_mask)
     text = block_masks.text_of(block_mask, known)
 
     def by_table() -> Call:
@@ -184,6 +197,36 @@ def _ways(
         return _scored(call, score, predicate, tables, text, block_masks.lists_of(block_mask, known, keys))
 
     return [by_lists, by_table] if text else [by_table]
+
+
+def _by_name(call: Call, added: Bias | Slopes | None, tables: dict[str, Tensor]) -> Call | None:
+    """The call with slopes or a bias by their names, which kernels read at a time and not by each score; None where
+    there are none, or they are no argument of such a call. Gradients of tables are those of expressions."""
+    table = None if added is None else tables[added.table]
+    if (
+        added is None
+        or table is None
+        or table.requires_grad
+        or call.term(SLOPES) is not None
+        or call.term(BIAS) is not None
+    ):
+        return None
+    (batch, heads, rows, _), keys = call.query.shape, call.key.shape[2]
+    if isinstance(added, Slopes):
+        diagonal = 0 if call.mask == CAUSAL_UPPER_LEFT else keys - rows
+        if added.offset != diagonal or not (added.is_absolute or call.causal) or table.shape[0] < heads:
+            return None
+        which, term = SLOPES, table if table.shape[0] == heads else table[:heads]
+    else:
+        sizes = {"b": batch, "h": heads}
+        whole = (*(sizes[one] for one in added.by), rows, keys)
+        lies = table.is_contiguous() and not (keys % BIAS_ROW_STEP or table.data_ptr() % ALIGNMENT)
+        if tuple(table.shape) != whole or table.dtype != call.query.dtype or not lies:
+            return None
+        which, term = BIAS, table[:, None] if added.by == "b" else table
+    terms = list(call.terms or (None,) * len(TERMS))
+    terms[which] = term
+    return replace(call, terms=tuple(terms))
 
 
 def _scored(
@@ -330,7 +373,8 @@ def _created(mask_mod: Any, shape: MaskShape, device: Any, separate: bool) -> Bl
         return None
     if isinstance(said, str):
         return None
-    return block_masks.created(mask_mod, shape, where, said[0].traced.predicate, said[0].traced.tables(said[1]))
+    traced, bounds = said[0].traced, said[0].bounds if said[0].traced.predicate else None
+    return block_masks.created(mask_mod, shape, where, traced.predicate, traced.tables(said[1]), bounds)
 
 
 _blocks = Blocks[bool]("evoattn.flex")
@@ -389,20 +433,21 @@ def key_of(function: Callable[..., Any], captured: list[Tensor]) -> Hashable | N
         return None
 
 
-def with_tensors(value: Any, device: torch.device) -> Any:
-    """A function, or what one captures, with a tensor of one number in place of each number that is captured. Nothing
-    waits for the device."""
-    kind = type(value)
+def with_tensors(value: Any, device: torch.device, filled: bool = True) -> Any:
+    """A function, or what one captures, with a tensor of one number in place of each number that is captured; of any
+    number unless `filled`, so that nothing runs on the device. Nothing waits for it."""
+    kind, made_of = type(value), functools.partial(with_tensors, device=device, filled=filled)
     if kind is int or kind is float:
-        return torch.full((), value, dtype=torch.int64 if kind is int else torch.float32, device=device)
+        number = torch.empty((), dtype=torch.int64 if kind is int else torch.float32, device=device)
+        return number.fill_(value) if filled else number
     if kind in (tuple, list):
-        return kind(with_tensors(one, device) for one in value)
+        return kind(made_of(one) for one in value)
     if kind is functools.partial:
-        keywords = {name: with_tensors(one, device) for name, one in value.keywords.items()}
-        return functools.partial(with_tensors(value.func, device), *with_tensors(value.args, device), **keywords)
+        keywords = {name: made_of(one) for name, one in value.keywords.items()}
+        return functools.partial(made_of(value.func), *made_of(value.args), **keywords)
     if kind is not types.FunctionType or not value.__closure__:
         return value
-    cells = tuple(types.CellType(with_tensors(cell.cell_contents, device)) for cell in value.__closure__)
+    cells = tuple(types.CellType(made_of(cell.cell_contents)) for cell in value.__closure__)
     made = types.FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, cells)
     made.__kwdefaults__, made.__module__ = value.__kwdefaults__, value.__module__
     return made

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from evoattn.backends.base import ContextLost, LaunchError
 from evoattn.backends.cache_folder import mark_used, read_own, write_whole
+from evoattn.backends.cubins import Cubin, has_cubin
+from evoattn.backends.platform import NO_CONTEXT, Platform
 from evoattn.model import forks
 from evoattn.model.launch import KernelLaunch
 from evoattn.model.problem import AttentionProblem
@@ -24,16 +26,12 @@ from evoattn.ops.arguments import ALIGNMENT, Reader
 from evoattn.ops.call import Call, Packed
 from evoattn.ops.choice import Choice, KernelKey, Refusal
 from evoattn.ops.kernel import (
-    NO_CONTEXT,
     SCRATCH,
     TERMS,
-    Cubin,
     KernelBackend,
     LaunchArguments,
     LoadedKernel,
     Place,
-    Platform,
-    has_cubin,
     operation_places,
     own_tables,
     scratch_places,
@@ -91,24 +89,44 @@ class Scratch:
         self._kept.clear()
 
 
-class CallPlan:
+class Plan:
+    """The launches of a kernel on one device, and its memory beside the tensors of a call."""
+
+    __slots__ = ("_lock", "_platform", "_scratch", "_scratch_bytes", "_zeroed_bytes", "index", "kernel", "launches")
+
+    def __init__(
+        self,
+        kernel: LoadedKernel,
+        launches: tuple[LaunchArguments, ...],
+        memory: tuple[int, int, Scratch],
+        platform: Platform,
+    ) -> None:
+        """`memory`: the bytes of scratch memory and of that which is zeroed, and who has it."""
+        self.kernel, self.index, self.launches, self._platform = kernel, kernel.index, launches, platform
+        self._scratch_bytes, self._zeroed_bytes, self._scratch = memory
+        shares = len(launches) > 1 or self._scratch_bytes or self._zeroed_bytes
+        self._lock = self._scratch.lock if shares else threading.Lock()
+
+    def _memory(self, device: torch.device, stream: int, compiled: bool = False) -> tuple[Tensor | None, Tensor | None]:
+        """Scratch memory and that which is zeroed, None where there is none: `Scratch.get`. It is named until launches
+        are enqueued, so that nobody else gets it. Raises `torch.OutOfMemoryError`."""
+        get, index = self._scratch.get, self.index
+        return (
+            get(self._scratch_bytes, False, device, index, stream, compiled) if self._scratch_bytes else None,
+            get(self._zeroed_bytes, True, device, index, stream, compiled) if self._zeroed_bytes else None,
+        )
+
+
+class CallPlan(Plan):
     """The launches of one call. `words` is one sentence about the kernel."""
 
     __slots__ = (
         "_bound",
         "_has_more",
-        "_lock",
         "_no_terms",
-        "_platform",
         "_readers",
-        "_scratch",
-        "_scratch_bytes",
         "_sizes",
         "_stream",
-        "_zeroed_bytes",
-        "index",
-        "kernel",
-        "launches",
         "lse_shape",
         "shared_kv",
         "unlike_query",
@@ -124,21 +142,17 @@ class CallPlan:
         readers: tuple[Reader | None, ...],
         platform: Platform,
     ) -> None:
-        """`memory`: the bytes of scratch memory and of that which is zeroed, and who has it. `readers`: see
-        `Call.readers`."""
+        """`memory`: as of `Plan`. `readers`: see `Call.readers`."""
+        super().__init__(kernel, launches, memory, platform)
         problem: AttentionProblem = choice.problem
-        self.words, self.kernel, self.index = choice.words, kernel, kernel.index
+        self.words = choice.words
         self.lse_shape = problem.lse_shape if problem.lse else None
         self.unlike_query = problem.value_dim > 0 or problem.answer != problem.element
         self.shared_kv = problem.shared_kv
-        self.launches, self._platform = launches, platform
-        self._scratch_bytes, self._zeroed_bytes, self._scratch = memory
         self._readers = readers if any(readers) else ()
         has_more = problem.variants or problem.scale_shapes or problem.op != "forward"
         self._no_terms = (0,) * (len(TERMS) + len(own_tables(problem))) if has_more else ()
         self._has_more = bool(self._scratch_bytes or self._zeroed_bytes or self.lse_shape or self._no_terms)
-        shares = len(launches) > 1 or self._scratch_bytes or self._zeroed_bytes
-        self._lock = self._scratch.lock if shares else threading.Lock()
         self._bound: tuple[int, ...] = ()
         self._stream = -1
         self._sizes: tuple[int, int] | None = (0, 0) if problem.varlen and problem.page else None
@@ -147,21 +161,19 @@ class CallPlan:
     def run(
         self,
         call: Call | Packed,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        out: Tensor,
+        tensors: tuple[Tensor, Tensor, Tensor, Tensor],
         lse: Tensor | None,
         backward: Sequence[Tensor | None] = (),
     ) -> str:
-        """Enqueue the call, of these tensors, on torch's current stream. The device must be the current one.
-        `backward`: those of `BACKWARD_TENSORS`, if it is a backward pass.
+        """Enqueue the call on torch's current stream, of the first four `TENSORS`, the log-sum-exp and, if it is a
+        backward pass, `BACKWARD_TENSORS`. The device must be the current one.
 
         Returns why nothing was enqueued, empty if the call was. Raises `LaunchError` where the driver refuses.
         """
         index = self.index
         stream = self._platform.stream(index)
-        addresses: tuple[int, ...] = query.data_ptr(), key.data_ptr(), value.data_ptr(), out.data_ptr()
+        first, second, third, fourth = tensors
+        addresses: tuple[int, ...] = first.data_ptr(), second.data_ptr(), third.data_ptr(), fourth.data_ptr()
         if (addresses[0] | addresses[1] | addresses[2] | addresses[3]) & ADDRESS_BITS:
             return UNALIGNED
         if self.shared_kv and addresses[1] != addresses[2]:
@@ -169,24 +181,23 @@ class CallPlan:
         if self._has_more:
             terms: Sequence[Tensor | None] = call.terms
             places: Sequence[int] = self._no_terms
-            scratch = zeros = None  # named until the launches are enqueued, as terms are: nobody else gets their memory
+            scratch = zeros = None
             if terms:
                 terms, places = self._read(terms)
-            try:
-                if self._scratch_bytes:
-                    scratch = self._scratch.get(self._scratch_bytes, False, out.device, index, stream, call.compiled)
-                if self._zeroed_bytes:
-                    zeros = self._scratch.get(self._zeroed_bytes, True, out.device, index, stream, call.compiled)
-            except torch.OutOfMemoryError:
-                return NO_ROOM
+            if self._scratch_bytes or self._zeroed_bytes:
+                try:
+                    scratch, zeros = self._memory(fourth.device, stream, call.compiled)
+                except torch.OutOfMemoryError:
+                    return NO_ROOM
             addresses = (
                 *addresses,
                 0 if lse is None else lse.data_ptr(),
                 0 if scratch is None else scratch.data_ptr(),
                 0 if zeros is None else zeros.data_ptr(),
                 *places,
-                *[0 if tensor is None else tensor.data_ptr() for tensor in backward],
             )
+            if backward:
+                addresses = (*addresses, *[0 if tensor is None else tensor.data_ptr() for tensor in backward])
         with self._lock:
             if addresses != self._bound or (self._sizes is not None and self._sizes != call.sizes):
                 if 0 in addresses[:4] or FREED in addresses:
@@ -214,16 +225,14 @@ class CallPlan:
 
     def _read(self, terms: Sequence[Tensor | None]) -> tuple[Sequence[Tensor | None], Sequence[int]]:
         """The terms as kernels read them, and their addresses: 0 for none, `FREED` where the memory is gone."""
-        read, places = list(terms), [0] * len(terms)
-        for which, term in enumerate(terms):
-            if term is not None:
-                if self._readers and (reader := self._readers[which]):
-                    read[which] = term = reader(term)
-                places[which] = term.data_ptr() or FREED
-        return read, places
+        if self._readers:
+            terms = [
+                reader(t) if reader and t is not None else t for reader, t in zip(self._readers, terms, strict=True)
+            ]
+        return terms, [0 if term is None else term.data_ptr() or FREED for term in terms]
 
 
-class OperationPlan:
+class OperationPlan(Plan):
     """The launches of an operation beside attention over tensors of one kind, which are those of its specs."""
 
     def __init__(
@@ -234,13 +243,10 @@ class OperationPlan:
         memory: tuple[int, int, Scratch],
         platform: Platform,
     ) -> None:
-        """`memory`: as of `CallPlan`."""
-        self.kernel, self.index = kernel, kernel.index
-        self._launches, self._platform = launches, platform
-        *self._sizes, self._scratch = memory
+        """`memory`: as of `Plan`."""
+        super().__init__(kernel, launches, memory, platform)
         self._outputs = choice.problem.outputs
         self._names = [spec.name for spec in (*choice.problem.inputs, *self._outputs)]
-        self._lock = self._scratch.lock if any(self._sizes) or len(launches) > 1 else threading.Lock()
 
     def outputs(self, device: torch.device) -> dict[str, Tensor]:
         """Empty ones."""
@@ -259,17 +265,14 @@ class OperationPlan:
             return False
         stream = self._platform.stream(self.index)
         try:
-            kept = [
-                self._scratch.get(size, zeroed, given[0].device, self.index, stream, False) if size else None
-                for size, zeroed in zip(self._sizes, (False, True), strict=True)
-            ]
+            kept = self._memory(given[0].device, stream)
         except torch.OutOfMemoryError:
             return False
         memory = [0 if one is None else one.data_ptr() for one in kept]
         first = places[:SCRATCH]
         addresses = (*first, *[0] * (SCRATCH - len(first)), *memory, *places[SCRATCH:])
         with self._lock:  # that of another thread neither comes in between nor changes what is bound
-            for launch in self._launches:
+            for launch in self.launches:
                 launch.bind(addresses)
                 launch.set_stream(stream)
                 if status := self._platform.launch(launch.config, launch.function, launch.arguments, None):
@@ -293,7 +296,7 @@ class Kernels:
     """
 
     def __init__(self, platform: Platform, folder: Path, build: Callable[..., Cubin], lost: Callable[[], None]) -> None:
-        """`build` makes machine code, as `kernel.get_cubin` does. `lost` is called where a kernel turns out to be of no
+        """`build` makes machine code, as `get_cubin` does. `lost` is called where a kernel turns out to be of no
         use, or another one is ready now: what was decided may not hold."""
         self._platform, self._folder, self._build, self._lost = platform, folder, build, lost
         self._scratch = Scratch(platform)

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from evoattn.backends.base import LaunchError
+from evoattn.backends.cubins import Cubin, get_cubin
+from evoattn.backends.platform import CudaPlatform, Platform
 from evoattn.families import registry
 from evoattn.families.base import Family
 from evoattn.model import collector, forks
@@ -38,12 +40,13 @@ from evoattn.ops.call import (
 )
 from evoattn.ops.choice import IN_CAPTURE, TOO_LONG, Choice, CudaClock, Picked, Picker, Pickers, Race, Refusal, choose
 from evoattn.ops.gradients import Backward, Grads, Training, attend_trained, by_torch
-from evoattn.ops.kernel import Cubin, CudaPlatform, LoadedKernel, Platform, get_cubin
+from evoattn.ops.kernel import LoadedKernel
 from evoattn.ops.plan import COLD, OF_A_CALL, CallPlan, Kernels, OperationPlan
 from evoattn.ops.torch_answer import PROMISE, refuse
 from evoattn.portfolio.climb import ClimbCache
 from evoattn.portfolio.pick import lasting_pick, next_picks
-from evoattn.portfolio.wins import Raced, Races, Wins
+from evoattn.portfolio.races import Raced, Races
+from evoattn.portfolio.wins import Wins
 
 PLANS_KEPT = 4096
 """Each takes some 9 kB, and a sequence that grows makes one for each of its lengths: the oldest go first."""
@@ -171,20 +174,27 @@ class Runtime:
         lse = None
         if plan.lse_shape is not None:
             lse = torch.empty(plan.lse_shape, dtype=torch.float32, device=query.device)
-        reason = self._launched(plan, call, out, lse)
+        reason = self._launched(plan, call, (query, call.key, value, out), lse)
         if lse is not None and lse.shape[2] > query.shape[2]:  # the plan has room for more
             lse = lse[..., : query.shape[2]]
         return reason or (out if lse is None else (out, lse))
 
-    def _launched(self, plan: CallPlan, call: Call | Packed, out: Tensor, lse: Tensor | None) -> str:
-        """Why a plan's kernel could not be launched; empty if it was."""
+    def _launched(
+        self,
+        plan: CallPlan,
+        call: Call | Packed,
+        tensors: tuple[Tensor, Tensor, Tensor, Tensor],
+        lse: Tensor | None,
+        backward: Sequence[Tensor | None] = (),
+    ) -> str:
+        """Why a plan's kernel could not be launched, over what `CallPlan.run` takes; empty if it was."""
         platform = self.platform
         assert platform is not None
         try:
             if platform.current_device() == plan.index:
-                return plan.run(call, call.query, call.key, call.value, out, lse)
+                return plan.run(call, tensors, lse, backward)
             with platform.guard(plan.index):
-                return plan.run(call, call.query, call.key, call.value, out, lse)
+                return plan.run(call, tensors, lse, backward)
         except LaunchError as error:
             return self.fail(plan.kernel, str(error).rstrip("."))
 
@@ -203,10 +213,11 @@ class Runtime:
                 return None
         if out is None:
             out = torch.empty_like(query)
+        tensors = query, packed.key, packed.value, out
         if plan.lse_shape is None:
-            return None if self._launched(plan, packed, out, None) else out
+            return None if self._launched(plan, packed, tensors, None) else out
         lse = torch.empty(plan.lse_shape, dtype=torch.float32, device=query.device)
-        return None if self._launched(plan, packed, out, lse) else (out, lse[0, :, : query.size(0)])
+        return None if self._launched(plan, packed, tensors, lse) else (out, lse[0, :, : query.size(0)])
 
     def gradients(self, given: Backward) -> Grads:
         """The gradients of what a backward pass is of, by the best known kernel, or by torch where none serves it.
@@ -230,17 +241,8 @@ class Runtime:
     ) -> bool:
         """Whether a plan's backward pass could be launched. `tensors`: query, key, value, answer, log-sum-exp;
         `backward`: those of `BACKWARD_TENSORS`."""
-        platform = self.platform
-        assert platform is not None
         query, key, value, out, lse = tensors
-        try:
-            if platform.current_device() == plan.index:
-                return not plan.run(call, query, key, value, out, lse, backward)
-            with platform.guard(plan.index):
-                return not plan.run(call, query, key, value, out, lse, backward)
-        except LaunchError as error:
-            self.fail(plan.kernel, str(error).rstrip("."))
-            return False
+        return not self._launched(plan, call, (query, key, value, out), lse, backward)
 
     def _trains(self, call: Call, known: Known) -> Training | Refusal:
         """The plans of both passes of a call that wants gradients, if kernels serve both, else why torch computes
@@ -459,7 +461,7 @@ class Runtime:
                 )
                 own.extend((out, lse))
             assert own[0] is not None
-            return plan.run(call, query, call.key, call.value, own[0], own[1])
+            return plan.run(call, (query, call.key, call.value, own[0]), own[1])
 
         with platform.guard(index):
             raced = self._race.hold(choice, platform.identity(index), call, run)

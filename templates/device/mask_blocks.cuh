@@ -11,9 +11,9 @@ constexpr int WARPS_OF_STATES = 4, WARPS_OF_LINES = 4;
 enum BlockState : uint8_t { EMPTY = 0, PARTIAL = 1, FULL = 2 };
 
 // A warp for each block of the mask. Pairs past the last row or key are hidden, so that a block with such pairs is
-// never FULL. Where the ranges of its rows and keys do not say what it is, the warp asks those of 32 by 32 of them, and
-// where these do not say it pair by pair, until it has met both kinds. `states`: [batches * heads, row blocks, key
-// blocks].
+// never FULL. Where the ranges of its rows and keys do not say what it is, each lane asks for a key of its own and all
+// rows; where these do not say it, the warp asks the ranges of 32 by 32, and at last pair by pair, until it has met
+// both kinds. `states`: [batches * heads, row blocks, key blocks].
 template <class Seen>
 __device__ __forceinline__ void find_states(const Seen& seen, uint8_t* states, int heads, int seqlen_q, int seqlen_k,
                                             int block_rows, int block_keys) {
@@ -25,8 +25,21 @@ __device__ __forceinline__ void find_states(const Seen& seen, uint8_t* states, i
   const int rows = min(block_rows, seqlen_q - first_row), keys = min(block_keys, seqlen_k - first_key);
   const Range found = seen.range({batch, batch}, {head, head}, {first_row, first_row + rows - 1},
                                  {first_key, first_key + keys - 1}, lane);
-  bool any = found.high, all = found.low;
-  if (!found.is_one()) {
+  bool any = found.high, all = found.low, is_known = found.is_one();
+  if constexpr (!Seen::PAIRED) {
+    if (!is_known) {
+      any = false, all = true, is_known = true;
+      for (int from = 0; from < keys && is_known && (all || !any); from += 32) {
+        const int key = first_key + min(from + lane, keys - 1);
+        const Range part =
+            seen.range({batch, batch}, {head, head}, {first_row, first_row + rows - 1}, {key, key}, lane);
+        is_known = __all_sync(ALL_LANES, part.is_one()) != 0;
+        any |= __any_sync(ALL_LANES, part.low) != 0, all &= __all_sync(ALL_LANES, part.high) != 0;
+      }
+      is_known |= any && !all;  // a key that all rows see, and one that none sees
+    }
+  }
+  if (!is_known) {
     const int outer = Seen::PAIRED ? keys : rows, inner = Seen::PAIRED ? rows : keys;
     any = false, all = true;
     for (int begin = 0; begin < outer && (all || !any); begin += 32) {

@@ -29,8 +29,8 @@ from typing import TextIO
 
 import torch
 
+from evoattn.backends.platform import CudaPlatform
 from evoattn.model.gpu import detect_devices
-from evoattn.ops.kernel import CudaPlatform
 from evoattn.ops.runtime import Runtime, current
 from evoattn.portfolio.pick import next_picks
 from tests.fuzz.ahead import compiled_ahead

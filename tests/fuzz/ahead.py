@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import cast
 
 from benchmarks.calls.no_device import NoDevice
+from evoattn.backends.cubins import Cubin, get_cubin
+from evoattn.backends.platform import Platform
 from evoattn.model.gpu import GpuSpec
 from evoattn.ops.choice import Choice, Refusal
-from evoattn.ops.kernel import Cubin, Platform, get_cubin
 from evoattn.ops.plan import CallPlan
 from evoattn.ops.runtime import Runtime, current
 from evoattn.portfolio.pick import next_picks

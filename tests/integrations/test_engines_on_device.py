@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from evoattn.backends.platform import CudaPlatform
 from evoattn.integrations import sglang, vllm
-from evoattn.ops.kernel import CudaPlatform
 from evoattn.ops.runtime import Runtime, current
 from evoattn.portfolio.pick import next_picks
 from tests.integrations.flash_attn_formula import Asked

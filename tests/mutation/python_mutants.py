@@ -104,7 +104,12 @@ ROOMS = {
     "flex": Room(
         (
             *(f"evoattn/ops/{name}.py" for name in ("flex", "mods", "block_masks")),
-            *("evoattn/*/block_list.py", "evoattn/families/mask_blocks.py", "evoattn/integrations/listed_mask.py"),
+            *(
+                "evoattn/model/score_lines.py",
+                "evoattn/*/block_list.py",
+                "evoattn/families/mask_blocks.py",
+                "evoattn/integrations/listed_mask.py",
+            ),
         ),
         (
             DECISIONS,
@@ -112,7 +117,10 @@ ROOMS = {
             *("tests/integrations/test_listed_mask.py", "tests/peers/test_flex_masks.py"),
         ),
     ),
-    "mask_blocks": Room(("templates/device/mask_blocks.cuh",), ("tests/ops/test_created_masks.py",)),
+    "mask_blocks": Room(
+        ("templates/device/mask_blocks.cuh", "templates/device/score_range.cuh", "evoattn/model/score_ranges.py"),
+        ("tests/ops/test_created_masks.py",),
+    ),
     "backward": Room(
         (
             "evoattn/ops/gradients.py",
@@ -147,7 +155,7 @@ ROOMS = {
     ),
     "fp8": Room(
         (
-            "evoattn/ops/attention_fp8.py",
+            *("evoattn/ops/attention_fp8.py", "evoattn/ops/beside.py"),
             *("evoattn/*/quantize.py", "evoattn/model/scales.py", "evoattn/correctness/eight_bits.py"),
             *("evoattn/families/quantize/*.py", "evoattn/families/fp8_wgmma/*.py"),
             "evoattn/integrations/flash_attn/eight_bits.py",
@@ -161,7 +169,7 @@ ROOMS = {
     ),
     "calibration": Room(
         (
-            *("evoattn/portfolio/calibrate.py", "evoattn/portfolio/calibrations.py", "evoattn/portfolio/wins.py"),
+            *("evoattn/portfolio/calibrate.py", "evoattn/portfolio/calibrations.py", "evoattn/portfolio/races.py"),
             *("evoattn/cost/correction*.py", "evoattn/model/calibrated.py", "evoattn/model/played.py"),
             "evoattn/ops/choice.py",
         ),

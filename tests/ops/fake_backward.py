@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from evoattn.backends.cubins import Cubin
 from evoattn.backends.driver_launch import LaunchConfig
 from evoattn.families import registry
 from evoattn.families.base import Family
@@ -24,7 +25,7 @@ from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.ops.arguments import autograd_at_work
-from evoattn.ops.kernel import BACKWARD_TENSORS, Cubin
+from evoattn.ops.kernel import BACKWARD_TENSORS
 from evoattn.ops.plan import record_check
 from evoattn.ops.runtime import Runtime
 from tests.ops.fake_device import MACHINE, TORCH, FakeDevice, Launched, Pick, build, wgmma_pick

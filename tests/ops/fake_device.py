@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from evoattn.backends.base import LaunchError
+from evoattn.backends.cubins import Cubin
 from evoattn.backends.driver_launch import LaunchConfig
 from evoattn.families.base import Family
 from evoattn.families.packed_mask import KERNEL as PACK
@@ -25,7 +26,6 @@ from evoattn.model.gpu import GPUS, GpuSpec
 from evoattn.model.launch import TensorMap
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
-from evoattn.ops.kernel import Cubin
 from evoattn.ops.plan import record_check, recorded_check
 from evoattn.ops.runtime import Runtime
 from tests.ops.fake_variants import attend, sequences, shapes_of, tensor_at, values_of

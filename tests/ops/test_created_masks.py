@@ -66,6 +66,7 @@ OF_BOTH = Written(
         ("documents_of_batches", (33, 3)),  # more blocks than a warp has lanes
         ("any_pairs", (48, 70)),  # more rows, and more keys
         ("prefix_lm", (16, 32)),
+        ("images_in_text", (16, 48)),  # keys that are asked for one by one
         ("of both", (40, 48)),
         ("of each kind", (16, 32)),
     ],

@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 
 from evoattn.backends import versions
+from evoattn.backends.cubins import get_cubin, recipe_of
 from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import GPUS
 from evoattn.model.paths import TEMPLATES
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
-from evoattn.ops.kernel import get_cubin, recipe_of
 from tests.ops.fake_device import WGMMA
 
 L4, FAMILY = GPUS["l4"], FAMILIES["flash_scalar"]
@@ -71,7 +71,7 @@ def test_a_kernel_is_compiled_once_and_found_again(tmp_path):
         from evoattn.model.gpu import GPUS
         from evoattn.model.problem import AttentionProblem
         from evoattn.model.space import KernelConfig
-        from evoattn.ops.kernel import get_cubin, recipe_of
+        from evoattn.backends.cubins import get_cubin, recipe_of
         config = KernelConfig("flash_scalar", {CONFIG.params})
         args = FAMILIES["flash_scalar"], AttentionProblem(1, 2, 2, 64, 64, 64), config
         found = get_cubin(*args, GPUS["l4"], Path({str(tmp_path)!r}))

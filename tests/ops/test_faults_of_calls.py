@@ -7,6 +7,7 @@ from dataclasses import fields
 import torch
 from torch.overrides import TorchFunctionMode
 
+from evoattn.backends.cubins import recipe_of
 from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import GPUS
 from evoattn.model.paths import TEMPLATES
@@ -15,7 +16,6 @@ from evoattn.model.space import load_space
 from evoattn.ops import torch_answer
 from evoattn.ops.call import Call, terms_of
 from evoattn.ops.custom_op import PLAIN, _made, operands
-from evoattn.ops.kernel import recipe_of
 
 
 def test_a_compiled_call_loses_no_argument():

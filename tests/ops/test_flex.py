@@ -1,7 +1,9 @@
 """`evoattn.flex_attention`: torch's answers and errors, by kernels on a device of host memory, else by torch."""
 
+import functools
 import threading
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,10 +11,12 @@ from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask
 
 import evoattn
+from evoattn.backends.cubins import SUFFIX, recipe_of
+from evoattn.model.mask import Band
 from evoattn.model.space import KernelConfig
-from evoattn.ops import block_masks, flex
-from evoattn.ops.kernel import SUFFIX, recipe_of
+from evoattn.ops import arguments, block_masks, flex
 from evoattn.ops.runtime import Runtime, current
+from evoattn.ops.torch_answer import by_formula
 from tests.ops.fake_device import FakeDevice, Pick, build, near, tensors, wgmma_pick
 from tests.ops.test_flex_mods import by_torch
 
@@ -74,6 +78,86 @@ def test_what_a_name_says_runs_as_the_name(device):
     wide = mask_of(lambda b, h, q, k: (k < q + 36) & (q - 9 < k))
     wide = flex.calls(flex.Call(q, k, v), None, wide)[0]()
     assert wide.mask == "full" and wide.window == (38, 5)
+
+
+SLOPES, NEAR = torch.tensor([0.5, 0.25, 2.0, 1.0]), KEYS - ROWS
+BIASES = torch.randn(4, ROWS, 136, generator=torch.Generator().manual_seed(1)).half()
+ADDED = {
+    "distances": (lambda s, b, h, q, k: s - SLOPES[h] * (q + NEAR - k).abs(), "slopes"),
+    "distances the other way round": (lambda s, b, h, q, k: (k - q - NEAR).abs() * -SLOPES[h] + s, "slopes"),
+    "from another corner": (lambda s, b, h, q, k: s - SLOPES[h] * (q - k).abs(), ""),
+    "away from it": (lambda s, b, h, q, k: s + SLOPES[h] * (q + NEAR - k).abs(), ""),
+    "twice as far": (lambda s, b, h, q, k: s - SLOPES[h] * (2 * q - k).abs(), ""),
+    "of keys behind the diagonal, too": (lambda s, b, h, q, k: s + SLOPES[h] * (k - q - NEAR), ""),
+    "slopes of queries": (lambda s, b, h, q, k: s - SLOPES[q % 4] * (q + NEAR - k).abs(), ""),
+    "a cap before": (lambda s, b, h, q, k: torch.tanh(s) - SLOPES[h] * (q + NEAR - k).abs(), ""),
+    "a bias": (lambda s, b, h, q, k: BIASES[h, q, k] + s, "bias"),
+    "less a bias": (lambda s, b, h, q, k: s - BIASES[h, q, k], ""),
+    "of another head": (lambda s, b, h, q, k: s + BIASES[3 - h, q, k], ""),
+    "of queries and keys in turn": (lambda s, b, h, q, k: s + BIASES[h, k % 50, q], ""),
+}
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_what_is_added_runs_as_its_name_where_it_means_the_same(device, name):
+    score_mod, named = ADDED[name]
+    keys = 136 if "BIASES" in score_mod.__code__.co_names else KEYS
+    q, k, v = tensors(2, 4, 4, ROWS, keys)
+    call = flex.calls(flex.Call(q, k, v), score_mod, None)[0]()
+    found = {"slopes": call.term(arguments.SLOPES), "bias": call.term(arguments.BIAS)}
+    assert [name for name, term in found.items() if term is not None] == [named] * bool(named)
+    assert (call.score is None) == bool(named)
+    out, lse = by_formula(replace(call, return_lse=True))
+    expected = by_torch(flex.Call(q, k, v), score_mod, None)
+    assert near(out, expected[0]) and near(lse, expected[1])
+
+
+def of_heads(table, s, b, h, i, j):
+    return s + table[h, i, j]
+
+
+def of_all(table, s, b, h, i, j):
+    return s + table[i, j]
+
+
+def test_a_table_is_read_as_a_bias_only_as_it_lies(device):
+    """Another dtype, more keys than a call has, a gradient, and rows that kernels would copy at each call."""
+    for keys, table, named in (
+        (136, BIASES, True),
+        (136, BIASES.float(), False),
+        (128, BIASES, False),
+        (130, BIASES[..., :130].contiguous(), False),
+        (136, BIASES[0], True),
+        (136, BIASES.clone().float().requires_grad_().half(), False),
+    ):
+        q, k, v = tensors(2, 4, 4, ROWS, keys)
+        added = functools.partial(of_heads if table.dim() == 3 else of_all, table)
+        call = flex.calls(flex.Call(q, k, v), added, None)[0]()
+        assert (call.term(arguments.BIAS) is not None) == named
+
+
+def test_slopes_without_a_size_need_a_causal_mask(device):
+    q, k, v = tensors(2, 4, 4, ROWS, KEYS)
+    mask = mask_of(lambda b, h, i, j: j - i <= NEAR)
+    for score_mod, named in (
+        (lambda s, b, h, i, j: s - SLOPES[h] * (i + NEAR - j), True),
+        (lambda s, b, h, i, j: s - SLOPES[h] * (i - j), False),
+    ):
+        call = flex.calls(flex.Call(q, k, v), score_mod, mask)[0]()
+        assert call.mask == "causal_lower_right" and (call.term(arguments.SLOPES) is not None) == named
+        out = evoattn.flex_attention(q, k, v, score_mod, mask)
+        assert near(out, expected_of(q, k, v, score_mod, mask)[0])
+
+
+def test_a_mask_of_ours_that_is_a_band_is_not_looked_at(device):
+    """The first launches of torch's kernels take a process longer than all else of a call."""
+    mask = mask_of(CALLS["a band"][1])
+    bounds = flex.said_by((None, mask.mask_mod), torch.device("cpu"))[0].bounds
+    assert not block_masks.is_known(mask)
+    block_masks.kept(mask).agrees[Band(ROWS, KEYS, *bounds)] = True
+    mask.kv_indices.fill_(99)
+    q, k, v = tensors(2, 4, 4, ROWS, KEYS)
+    assert block_masks.is_known(mask) and flex.calls(flex.Call(q, k, v), None, mask)[0]().window == (39, 0)
 
 
 def lists(*rows):

@@ -11,6 +11,7 @@ from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import GPUS
 from evoattn.model.space import load_space
 from evoattn.ops import flex
+from evoattn.ops.arguments import BIAS, SLOPES
 from evoattn.ops.call import Call
 from evoattn.ops.kernel import own_tables
 from tests.families import test_flash_mma, test_flash_wgmma, test_split_kv
@@ -47,6 +48,8 @@ def interpreted(family_name: str, call: Call, expected: tuple[torch.Tensor, torc
     buffers = {"q": call.query, "k": call.key, "v": call.value, "o": out}
     buffers["lse"] = torch.full(out.shape[:3], float("nan"))
     buffers |= {n: t.contiguous() for n, t in zip(own_tables(problem), call.terms[-len(own_tables(problem)) :])}
+    named = {"slopes": call.term(SLOPES), "bias": call.term(BIAS)}
+    buffers |= {name: term for name, term in named.items() if term is not None}
     for name, size in family.workspace(problem, config, H100).items():
         buffers[name] = torch.zeros(size, dtype=torch.uint8)
     launches = family.launches(problem, config, H100)

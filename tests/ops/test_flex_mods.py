@@ -10,6 +10,7 @@ from torch.nn.attention.flex_attention import _identity, noop_mask
 from benchmarks.flex.mods import MODS, Shape
 from evoattn.model.paths import ROOT
 from evoattn.ops import block_masks, flex, mods
+from evoattn.ops.arguments import BIAS, SLOPES
 from evoattn.ops.call import Call
 from evoattn.ops.torch_answer import by_formula
 from tests.ops.fake_device import tensors
@@ -50,7 +51,9 @@ def served(name):
     q, k, v = tensors(shape.batch, shape.heads, 4, shape.queries, shape.keys)
     written = MODS[name](shape)
     one = flex.calls(Call(q, k, v), written.score_mod, written.block_mask(shape))[0]()
-    score = "soft cap" if one.softcap else "expression" if one.score and one.score.text else "none"
+    named = {"soft cap": one.softcap > 0, "slopes": one.term(SLOPES) is not None, "bias": one.term(BIAS) is not None}
+    score = next((name for name, there in named.items() if there), "")
+    score = score or ("expression" if one.score and one.score.text else "none")
     if one.blocks:
         return score, "lists, predicate" if one.score and one.score.predicate else "lists"
     return score, "window" if one.window else "causal" if one.causal else "none"

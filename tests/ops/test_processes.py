@@ -188,7 +188,7 @@ HOMELESS = """
     from evoattn.model.problem import AttentionProblem
     from evoattn.model.space import KernelConfig, load_space
     from evoattn.ops.runtime import FOLDER, current, find_platform
-    from evoattn.ops.kernel import get_cubin
+    from evoattn.backends.cubins import get_cubin
 
     q = torch.randn(1, 2, 8, 64)
     assert torch.equal(evoattn.attention(q, q, q), torch.nn.functional.scaled_dot_product_attention(q, q, q))

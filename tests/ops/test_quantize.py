@@ -9,13 +9,14 @@ import pytest
 import torch
 
 import evoattn
+from evoattn.backends.cubins import Cubin
 from evoattn.correctness import eight_bits
 from evoattn.correctness.quantize import make_answer
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.quantize import QUANTIZE_OPERATIONS
 from evoattn.ops.arguments import K_SCALE, SINKS, V_SCALE
-from evoattn.ops.attention_fp8 import Quantised, Wanted, dequantised, in_eight_bits, quantize, quantize_by_torch, turn
-from evoattn.ops.kernel import Cubin
+from evoattn.ops.attention_fp8 import Quantised, dequantised, in_eight_bits
+from evoattn.ops.beside import Wanted, quantize, quantize_by_torch, turn
 from evoattn.ops.runtime import Runtime, current
 from evoattn.ops.torch_answer import PROMISE
 from tests.ops.fake_device import FakeDevice, tensor_at

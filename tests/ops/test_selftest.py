@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 
 from evoattn.backends.base import ContextLost, LaunchError
+from evoattn.backends.cubins import Cubin
+from evoattn.backends.platform import CudaPlatform, error_of
 from evoattn.model.space import KernelConfig
 from evoattn.ops.attention import attention
-from evoattn.ops.kernel import Cubin, CudaPlatform, error_of
 from evoattn.ops.plan import record_check, recorded_check
 from evoattn.ops.runtime import current
 from evoattn.ops.torch_answer import NoKernel

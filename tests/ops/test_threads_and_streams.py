@@ -181,7 +181,7 @@ def test_calls_of_several_launches_of_one_stream_do_not_mix(device, names):
 
     def work(plan):
         for _ in range(5):
-            assert plan.run(Call(q, k, v), q, k, v, q, None) == ""
+            assert plan.run(Call(q, k, v), (q, k, v, q), None) == ""
 
     threads = [threading.Thread(target=work, args=(plan,)) for plan in plans]
     for thread in threads:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from evoattn.ops.kernel import CudaPlatform
+from evoattn.backends.platform import CudaPlatform
 from evoattn.ops.runtime import Runtime, current
 from tests.ops.stand_in import stand_in
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import evoattn
-from evoattn.ops.kernel import CudaPlatform
+from evoattn.backends.platform import CudaPlatform
 from evoattn.ops.runtime import Runtime, current
 from tests.ops.edge_calls import HIDDEN_ROW, Calls, difference, outcome, torchs
 from tests.ops.gpu.gpu_problems import ON_A_GPU

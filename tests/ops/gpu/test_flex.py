@@ -6,9 +6,9 @@ import torch
 
 import evoattn
 from benchmarks.flex.mods import MODS, Shape
+from evoattn.backends.platform import CudaPlatform
 from evoattn.families.mask_blocks import LISTS
 from evoattn.ops import block_masks, flex
-from evoattn.ops.kernel import CudaPlatform
 from evoattn.ops.runtime import Runtime, current
 from evoattn.portfolio.pick import lasting_pick, next_picks
 from tests.ops.gpu.gpu_problems import ON_A_GPU, without_waiting

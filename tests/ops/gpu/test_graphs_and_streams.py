@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 import evoattn
+from evoattn.backends.platform import CudaPlatform
 from evoattn.model.shape_text import parse_shape
-from evoattn.ops.kernel import CudaPlatform
 from evoattn.ops.runtime import Runtime, current
 from tests.ops.gpu.gpu_problems import DECODE, ON_A_GPU, PREFILL, flags, inputs, require_right
 from tests.ops.stand_in import stand_in

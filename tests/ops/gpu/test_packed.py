@@ -5,10 +5,10 @@ import pytest
 import torch
 
 import evoattn
+from evoattn.backends.platform import CudaPlatform
 from evoattn.correctness.cases import sequenced
 from evoattn.correctness.reference import make_inputs
 from evoattn.model.shape_text import parse_shape
-from evoattn.ops.kernel import CudaPlatform
 from evoattn.ops.runtime import Runtime, current
 from tests.ops.gpu.gpu_problems import ON_A_GPU, require_answer, without_waiting
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import evoattn
+from evoattn.backends.platform import CudaPlatform
 from evoattn.model.shape_text import parse_shape
 from evoattn.ops.choice import BUDGET_US, CudaClock, Race
-from evoattn.ops.kernel import CudaPlatform
 from evoattn.ops.runtime import Runtime, current
 from evoattn.portfolio.pick import pick
-from evoattn.portfolio.wins import Races
+from evoattn.portfolio.races import Races
 from tests.ops.gpu.gpu_problems import ON_A_GPU, flags, inputs, require_right
 
 pytestmark = ON_A_GPU

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks.calls.same_bits import KINDS, differences
-from evoattn.ops.kernel import CudaPlatform
+from evoattn.backends.platform import CudaPlatform
 from evoattn.ops.runtime import Runtime, current
 from tests.ops.gpu.gpu_problems import ON_A_GPU
 

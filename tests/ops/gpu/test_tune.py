@@ -3,7 +3,7 @@
 import pytest
 
 import evoattn
-from evoattn.ops.kernel import CudaPlatform
+from evoattn.backends.platform import CudaPlatform
 from evoattn.ops.runtime import Runtime, current
 from evoattn.portfolio.wins import Wins
 from tests.ops.gpu.gpu_problems import ON_A_GPU, flags, inputs, require_right
