@@ -43,7 +43,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 def decided(row: dict[str, Any]) -> dict[str, str]:
-    """By kind of decision its digest; of a config that the space no longer has, nothing."""
+    """By kind of decision its digest. Raises `ConfigError` where the space no longer has the config."""
     return {name: digest(text) for name, text in _texts(row)}
 
 
@@ -118,7 +118,14 @@ def main() -> None:
             print(json.dumps({name: row[name] for name in ("gpu", "problem", "params")}))
             print(*(f"    {name}: {text}" for name, text in _texts(row)), sep="\n")
         return
-    write([row | {"decided": decided(row)} for row in rows()])
+    write([row | {"decided": decided(row)} for row in map(_of_today, rows()) if row])
+
+
+def _of_today(row: dict[str, Any]) -> dict[str, Any] | None:
+    """The row without genes that its space no longer has; None if it lacks one of its values."""
+    space = load_space(row["family"], GPUS[row["gpu"]])
+    known = {name: value for name, value in row["params"].items() if name in space.names()}
+    return row | {"params": space.completed(known)} if space.has(space.completed(known)) else None
 
 
 def write(found: list[dict[str, Any]]) -> None:
