@@ -24,7 +24,7 @@ from evoattn.cost.fitted import load
 from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import GPUS, GpuSpec
-from evoattn.model.problem import AttentionProblem
+from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.records import CompiledKernel, CompileInfo
 from evoattn.model.space import KernelConfig, load_space
 
@@ -122,7 +122,12 @@ def main() -> None:
 
 
 def _of_today(row: dict[str, Any]) -> dict[str, Any] | None:
-    """The row without genes that its space no longer has; None if it lacks one of its values."""
+    """The row without genes that its space no longer has; None if it lacks one of its values, or there is no such
+    problem."""
+    try:
+        AttentionProblem(**row["problem"])
+    except ProblemError:
+        return None
     space = load_space(row["family"], GPUS[row["gpu"]])
     known = {name: value for name, value in row["params"].items() if name in space.names()}
     return row | {"params": space.completed(known)} if space.has(space.completed(known)) else None
