@@ -36,7 +36,7 @@ _SPAN = 1 << 32
 """Bytes."""
 _COMPACT = ("dbias",)
 """Tensors that never lie apart."""
-_APART = {"q": (5, 3, 1), "k": (5, 3, 1), "v": (7, 4, 1), "o": (7, 4, 1), "bias": (5, 3, 1)}
+_APART = {"q": (5, 3, 1), "k": (5, 3, 1), "v": (7, 5, 2), "o": (7, 5, 2), "bias": (5, 3, 1)}
 """Spans from one batch, one head, one row to the next: coprime, so that no wrong index lands on another's place, and
 not the same of K and V, nor of Q and O. Gradients lie as what they are of. Of K and V with keys in use batches stay
 whole rows apart, as tensor maps that slide have them."""
@@ -352,7 +352,8 @@ class _Maker:
         documents = f"{self.block_n + 3}+{self.block_n // 2 + 1}+{3 * keys}"
         if not parse_blocks(case.blocks).documents:
             documents = "1/1/3"
-        by = "h" if turn % 8 == 1 else "b" if turn % 8 in (3, 4, 7) else "bh"
+        shared = "h" if self.block_n > self.block_m else "b"  # of the case with two batches
+        by = shared if turn == 1 else "b" if turn % 8 in (3, 4, 7) else "bh"
         return case.with_(blocks=f"{by}:{rows}x{keys}:{documents}:mixed")
 
     def of_edges(self) -> list[SmallCase]:

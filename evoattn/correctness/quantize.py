@@ -41,7 +41,8 @@ def make_inputs(
     values = torch.randn(batch, heads, rows, dim, generator=generator, device=device)
     turn = torch.arange(batch * heads, device=device).view(batch, heads, 1, 1)
     values *= 0.5 + turn
-    values[0, 0, 0, 0] = 5 * values.abs().max()  # so that no part may be left out
+    far = -1 if kind == "outliers" else 0  # in the last part or the first, neither of which may be left out
+    values[far, far, far, far] = 5 * values.abs().max()
     if kind == "zeros":
         values *= ((turn + 1) % 2) * torch.where(torch.arange(rows, device=device) % 3 == 1, -0.0, 1.0)[:, None]
     elif kind == "extremes":
