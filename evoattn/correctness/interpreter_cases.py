@@ -39,7 +39,7 @@ _COMPACT = ("dbias",)
 _APART = {"q": (5, 3, 1), "k": (5, 3, 1), "v": (7, 5, 2), "o": (7, 5, 2), "bias": (5, 3, 1)}
 """Spans from one batch, one head, one row to the next: coprime, so that no wrong index lands on another's place, and
 not the same of K and V, nor of Q and O. Gradients lie as what they are of. Of K and V with keys in use batches stay
-whole rows apart, as tensor maps that slide have them."""
+whole rows apart, as tensor maps that slide have them, and rows one span."""
 _STRIDE_LIMIT = 1 << 40
 """Bytes, of a tensor map (CUDA driver API, cuTensorMapEncodeTiled)."""
 _UNIT = 16
@@ -52,7 +52,7 @@ def _apart(problem: AttentionProblem, tensor: str, batch_rows: int) -> tuple[int
     tensor = tensor.removeprefix("d")
     batch, head, row = _APART["k" if tensor == "v" and problem.shared_kv else tensor]
     several = tensor in "kv" and (problem.seqused or problem.page) and problem.shape(tensor)[0] > 1
-    return (batch_rows * row if several else batch), head, row
+    return (batch_rows, head, 1) if several else (batch, head, row)
 
 
 @dataclass(frozen=True)
