@@ -475,13 +475,13 @@ class Runtime:
         return plan, True
 
 
-def _known_of(terms: Iterable[Tensor | None]) -> list[tuple[object, ...]]:
+def _known_of(terms: Iterable[Tensor | None]) -> list[object]:
     """What decides about the terms of a call."""
-    return [
-        (which, t.shape, t.stride(), t.dtype, t.get_device(), t.is_neg())
-        for which, t in enumerate(terms)
-        if t is not None
-    ]
+    known: list[object] = []
+    for which, t in enumerate(terms):
+        if t is not None:
+            known += (which, t.shape, t.stride(), t.dtype, t.get_device(), t.is_neg())
+    return known
 
 
 def _decided(choice: Choice, raced: Raced) -> Choice | Refusal:
