@@ -476,23 +476,9 @@ private:
   __device__ __forceinline__ void probabilities() {
     const int query = first_query();
     if constexpr (Variant::ANY) change_scores();
-    // Both ways have exponentials of their own: the compiler keeps them in front of what the ways join at, and would put
-    // them off until dPᵀ is there else.
-    if constexpr (BlockStates::LISTED) {
-      mask_listed(query);
-      exponentials();
-    } else if (query < see_all.first || (Mask::WINDOW && query + SCORE_COLUMNS > see_all.end)) {
+    if constexpr (BlockStates::LISTED) mask_listed(query);
+    else if (query < see_all.first || (Mask::WINDOW && query + SCORE_COLUMNS > see_all.end))
       mask_transposed(s, mask, lane_key, query, lane);
-      exponentials();
-    } else {
-      exponentials();
-    }
-    if constexpr (P_IN_REGISTERS && !FACTORS_IN_P) {
-#pragma unroll
-      for (int i = 0; i < SCORE_COLUMNS / 4; ++i) p[i / 4][i % 4] = pack2<Element>(s[2 * i], s[2 * i + 1]);
-    }
-  }
-  __device__ __forceinline__ void exponentials() {
 #pragma unroll
     for (int i = 0; i < SCORE_COLUMNS / 2; i += 8) {
       if constexpr (!TERMS_EARLY) read_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4, i / 8);
@@ -508,6 +494,10 @@ private:
 #pragma unroll
         for (int e = i; e < i + 8; ++e) s[e] = probability(s[e], e);
       }
+    }
+    if constexpr (P_IN_REGISTERS && !FACTORS_IN_P) {
+#pragma unroll
+      for (int i = 0; i < SCORE_COLUMNS / 4; ++i) p[i / 4][i % 4] = pack2<Element>(s[2 * i], s[2 * i + 1]);
     }
   }
   __device__ __forceinline__ float probability(float score, int i) const {
