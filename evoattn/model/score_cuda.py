@@ -36,9 +36,9 @@ def in_cuda(tree: Tree, floats: bool = True, by_steps: bool = False) -> str:
 def _in_steps(tree: Tree) -> str:
     """A whole number that differs by the key, as a float."""
     line = linear(tree)
-    if line is not None and line[1]:
-        steps = "float(step)" if abs(line[1]) == 1 else f"{abs(line[1])}.f * float(step)"
-        return f"(float({_in_cuda(replaced(tree, Name('k'), Name('first')))}) {'+' if line[1] > 0 else '-'} {steps})"
+    if line is not None and abs(line[1]) == 1:
+        first = _in_cuda(replaced(tree, Name("k"), Name("first")))
+        return f"(float({first}) {'+' if line[1] > 0 else '-'} float(step))"
     match tree:
         case Apply("abs", (x,)):
             return f"fabsf({in_cuda(x, True, True)})"
@@ -67,7 +67,7 @@ def changed_in_cuda(tree: Tree) -> str:
         case Apply("*", (x, y)) if not depends_on(x, SCORE):
             return f"({in_cuda(x, True, True)} * {changed_in_cuda(y)})"
         case Apply("/", (x, y)) if not depends_on(y, SCORE):
-            return f"__fdividef({changed_in_cuda(x)}, {in_cuda(y, True, True)})"
+            return _quotient(changed_in_cuda(x), y)
     return f"({in_cuda(tree, True, True)} * term_unit)"
 
 
@@ -85,6 +85,14 @@ def _unscaled(tree: Tree) -> str:
         case Apply("where", (condition, x, y)) if isinstance(x, Number) or isinstance(y, Number):
             return f"({in_cuda(condition, False, True)} ? {_unscaled(x)} : {_unscaled(y)})"
     return f"({in_cuda(tree, True, True)} * term_unit)"
+
+
+def _quotient(x: str, y: Tree) -> str:
+    """By a number that a row shares it is a product."""
+    if isinstance(y, Number) and 1e-30 < abs(y.value) < 1e30:
+        return f"({x} * {1 / y.value!r}f)"
+    divisor = in_cuda(y, True, True)
+    return f"__fdividef({x}, {divisor})" if depends_on(y, "k") else f"({x} * __fdividef(1.f, {divisor}))"
 
 
 def _in_cuda(tree: Tree, by_steps: bool = False) -> str:
@@ -106,6 +114,8 @@ def _in_cuda(tree: Tree, by_steps: bool = False) -> str:
             )
         case Apply("//" | "%" as sign, (x, y)) if is_natural(x) and is_natural(y):  # one multiplication by a constant
             return f"int(unsigned({_in_cuda(x)}) {sign[0]} unsigned({_in_cuda(y)}))"
+        case Apply("/", (x, y)) if by_steps and depends_on(x, "k") | depends_on(x, SCORE):
+            return _quotient(in_cuda(x, True, True), y)
         case Apply(name, of):
             wide = tree.kind == "float" or any(one.kind == "float" for one in of)
             given = (in_cuda(one, wide and one.kind != "bool", by_steps) for one in of)

@@ -10,7 +10,7 @@ from evoattn.correctness.judge import judge
 from evoattn.correctness.reference import make_answer, make_inputs
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.score import OPERATORS, SCORE, cost, derivative, evaluate, parse_predicate, parse_score, text_of
-from evoattn.model.score_cuda import in_cuda
+from evoattn.model.score_cuda import changed_in_cuda, in_cuda
 from evoattn.model.shape_text import parse_shape
 
 TABLES = "table:fp32:4x9+gate:bf16:4+doc:int32:2x8"
@@ -248,3 +248,22 @@ def test_random_texts_raise_nothing_else():
             parse_score(text, "t:fp32:4" if "t[" in text else "")
         except ValueError as error:
             assert str(error)
+
+
+CHANGED = {
+    "s-t[h]*abs(q-k)": "(raw - ((to_float(t_t[inside(h, n_t_0)]) * term_unit) * "
+    "fabsf((float((q - first)) - float(step)))))",
+    "s+t[k]": "(raw + (to_float(t_t[inside(k, n_t_0)]) * term_unit))",
+    "2.0*(s*t[h])+min(k-q,9)*0.5": "((2.0f * (raw * to_float(t_t[inside(h, n_t_0)]))) + "
+    "((0.5f * term_unit) * smaller((float((first - q)) + float(step)), 9.0f)))",
+    "where(q>=k,-s,-inf)": "((q >= k) ? (-raw) : NEGATIVE_INFINITY)",
+    "s/t[h]": "(raw * __fdividef(1.f, to_float(t_t[inside(h, n_t_0)])))",
+    "s/(1+abs(q//2-k))": "__fdividef(raw, float((1 + magnitude((int(unsigned(q) / unsigned(2)) - k)))))",
+    "tanh(s/4)*t[q]": "((tanhf((s * 0.25f)) * term_unit) * to_float(t_t[inside(q, n_t_0)]))",
+    "where(k<0,s,-t[q])": "((k < 0) ? raw : (-(to_float(t_t[inside(q, n_t_0)]) * term_unit)))",
+}
+
+
+@pytest.mark.parametrize("text", CHANGED)
+def test_a_score_that_is_not_scaled_stays_so_where_it_can(text):
+    assert changed_in_cuda(parse_score(text, "t:fp32:64" if "t[" in text else "").tree) == CHANGED[text]
