@@ -122,12 +122,17 @@ def _in_cuda(tree: Tree, by_steps: bool = False) -> str:
             return OPERATORS[name].cuda.format(*given)
 
 
+def inside_in_cuda(index: Tree, wraps: bool, size: str) -> str:
+    """The index of an element along a dimension of this size."""
+    return f"{'wrapped' if wraps else 'inside'}({_in_cuda(index)}, {size})"
+
+
 def place_in_cuda(element: Load) -> str:
     """Where an element lies in its table."""
     place = ""
     for number, (index, wrap) in enumerate(zip(element.indices, element.wraps, strict=True)):
         size = size_member(element.table, number)
-        inside = f"{'wrapped' if wrap else 'inside'}({_in_cuda(index)}, {size})"
+        inside = inside_in_cuda(index, wrap, size)
         place = inside if not place else f"({place} * {size} + {inside})"
     return place
 
