@@ -8,9 +8,9 @@
 `compare` does the same and holds it against FILE; it ends with exit code 1 and a list where machine code differs.
 `--every N` looks at each Nth config only.
 
-A config is compiled for every named problem of its line, on sm_80, sm_89 and sm_90a. Equal sources are compiled once,
-and taken from the cubin cache if they are there; `compare` does not compile a source that differs from the recorded one
-in comments and white space only. The hash is that of the instructions and constants alone, so
+A config is compiled for every problem of its line, a name or a shape, on sm_80, sm_89 and sm_90a. Equal sources are
+compiled once, and taken from the cubin cache if they are there; `compare` does not compile a source that differs from
+the recorded one in comments and white space only. The hash is that of the instructions and constants alone, so
 that line numbers and the names of inlined functions do not count. `tests/data/machine_code.json` is the record of
 today's templates by NVRTC 13.0; it takes some five minutes on one core.
 """
@@ -33,20 +33,20 @@ from evoattn.backends.machine_code import machine_code_hash
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
-from evoattn.model.named_problems import named_problems
+from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Candidate
 from evoattn.model.space import ConfigError, Value, config_id, load_space
 
 ARCHES = ("sm_80", "sm_89", "sm_90a")
 KNOWN = Path(__file__).resolve().parent.parent / "tests/data/known_configs.jsonl"
-"""Configs that searches of named problems have won or that were written by hand, one per line with its problems."""
+"""Configs that searches have won or that were written by hand, one per line with its problems: names or shapes."""
 
 
-def known_configs(family: str, problem: str) -> list[dict[str, Value]]:
-    """Parameters of the family's configs for the named problem, in the file's order; not all are valid on every GPU."""
+def known_configs(family: str) -> list[tuple[str, dict[str, Value]]]:
+    """The family's problems, names or shapes, each with a config's parameters; not all are valid on every GPU."""
     rows = map(json.loads, KNOWN.read_text().splitlines())
-    return [row["config"] for row in rows if row["family"] == family and problem in row["problems"]]
+    return [(problem, row["config"]) for row in rows if row["family"] == family for problem in row["problems"]]
 
 
 COMPILERS = 2
@@ -86,6 +86,7 @@ def _key(problem: AttentionProblem, candidate: Candidate, params: dict[str, Valu
     """What a source is rendered from: family, architecture, head_dim, dtype, mask, outputs and config, `params` being
     the config as it was recorded, which may be older than a parameter with a default."""
     kind = "-".join((f"d{problem.head_dim}", problem.dtype, problem.mask, *["lse"] * problem.lse, *problem.variants))
+    kind += "-deterministic" * problem.deterministic + f"-d{problem.grads}" * bool(problem.grads)
     return f"{candidate.family}/{candidate.arch}/{kind}/{config_id(candidate.family, params)[:HEX_DIGITS]}"
 
 
@@ -95,17 +96,15 @@ def known_candidates(families: list[str]) -> dict[str, Candidate]:
     for gpu in (gpu for gpu in GPUS.values() if gpu.arch in ARCHES):
         for family in (FAMILIES[name] for name in families):
             space = load_space(family.name, gpu)
-            for problem in named_problems().values():
-                if family.why_unsupported(problem, gpu):
+            for text, params in known_configs(family.name):
+                problem = by_name_or_shape(text)
+                try:
+                    config = space.make_config(params)
+                except ConfigError:  # values of another architecture
                     continue
-                for params in known_configs(family.name, problem.name):
-                    try:
-                        config = space.make_config(params)
-                    except ConfigError:  # values of another architecture
-                        continue
-                    if not family.why_invalid(problem, config, gpu):
-                        candidate = render(family, problem, config, gpu)
-                        candidates[_key(problem, candidate, params)] = candidate
+                if not family.why_invalid(problem, config, gpu):
+                    candidate = render(family, problem, config, gpu)
+                    candidates[_key(problem, candidate, params)] = candidate
     return candidates
 
 

@@ -4,7 +4,7 @@
     python -m benchmarks.samplers.replay LANDSCAPE… --begin portfolio --fitted FILE
             -o replays.json.gz
 
-LANDSCAPE: as reports/measurements/landscapes.npz/h100-a, or a file that `benchmarks/samplers/landscapes.py` wrote. A
+LANDSCAPE: as reports/measurements/landscapes.npz/h100-a, or a campaign that `evoattn portfolio measure` wrote. A
 config that was not recorded becomes the nearest recorded one (`benchmarks/samplers/simulation.py`). --fitted names a
 fit of the cost model that knows nothing of the landscapes, made by `evoattn cost fit FILE… --unjudged -o FILE`;
 without it guided samplers have no prior. --begin portfolio: the search begins at the portfolio's picks and the starting

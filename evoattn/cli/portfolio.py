@@ -98,9 +98,8 @@ def keep(
     """Add campaigns to a card's file of measured times, by which the cost model is fitted."""
     with errors():
         from evoattn.cost import measurements
-        from evoattn.portfolio.campaign import content
 
-        measurements.append(card, (content(path) for path in campaigns))
+        measurements.append(card, map(measurements.recorded, campaigns))
         typer.echo(f"{card} has {len(measurements.read(card))} campaigns.")
 
 

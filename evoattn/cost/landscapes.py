@@ -1,30 +1,13 @@
 """Landscapes: the recorded times of many configs, good and bad, on a few problems.
 
-The repository has them as columns, `reports/measurements/landscapes.npz` (`evoattn/cost/measurements.py`). What is
-being recorded is gzipped JSON, one row per line, in members that are appended: a recording that was cut short is whole
-up to its last member. The first row is `{about, genes}`: card and versions, and the values of every gene by family.
-Then a row per group of problems that share their kernels: `{group, problems}`. Then rows of kernels:
-
-    kernel, of      its number, and its group's name
-    family, params  the values stand in the order of `genes`
-    origin          given, random, mutation or crossover
-    state           `right`, or what failed, as `compile: …`, `launch: …`, `wrong: …`
-    registers, spills             per thread, and bytes
-    compile_s, device_s           seconds in a compile process (0: the machine code was there) and on the GPU
-    us              µs per call by the problem's index in its group: the least of two runs of many calls
-    rough           indexes whose time is one call's: far behind the best
-    valid           indexes of the problems for which a search could propose the config
-
-and `{kernel, again}`: µs measured a second time, of the fastest tenth of a problem.
+Those of the repository are columns in `reports/measurements/landscapes.npz` (`evoattn/cost/measurements.py`); half of
+their kernels are random. A campaign is read as landscapes, too.
 """
 
 from __future__ import annotations
 
-import gzip
 import itertools
-import json
 import math
-import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,10 +16,13 @@ from typing import Any
 
 from evoattn.cost import measurements
 from evoattn.cost.measurements import LANDSCAPES, Campaign
-from evoattn.model.gpu import lookup
+from evoattn.families import registry
+from evoattn.model.gpu import DetectedDevice, lookup
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import config_id, load_space
+from evoattn.model.space import KernelConfig, config_id, load_space
 
+COMPILE_SECONDS = 0.6
+"""Of a kernel, where no file says."""
 COMMON = 3
 """Kernels that two files time on a problem, from which on their boards are compared."""
 
@@ -99,64 +85,14 @@ class Landscape:
         return min((c.best_us for c in self.configs if c.best_us is not None), default=math.inf)
 
 
-def append(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Add rows to the file, as one member."""
-    text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
-    if text:
-        with path.open("ab") as file:
-            file.write(gzip.compress(text.encode(), 9))
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """All rows of the whole members of a file."""
-    data, text = path.read_bytes(), b""
-    while data:
-        member = zlib.decompressobj(wbits=31)
-        try:
-            part = member.decompress(data)
-        except zlib.error:
-            break
-        if not member.eof:
-            break
-        text, data = text + part, member.unused_data
-    return [json.loads(line) for line in text.splitlines()]
-
-
 def files() -> list[Path]:
     """The recordings of the repository, as `load` takes them; an installed package has none."""
     return [LANDSCAPES / name for name in measurements.names(LANDSCAPES)] if LANDSCAPES.exists() else []
 
 
-def recording(path: Path) -> Campaign:
-    """A recording's file, or one of the repository: `reports/measurements/landscapes.npz/h100-a`. What is said about it
-    has its `genes` too; a kernel has compile_s, device_s, valid and again beside what a campaign's has."""
-    if path.parent.suffix == ".npz":
-        return measurements.campaign(path.parent, path.name)
-    head, *rows = read_rows(path)
-    again = {row["kernel"]: row["again"] for row in rows if "again" in row}
-    kernels: dict[str, list[dict[str, Any]]] = {row["group"]: [] for row in rows if "group" in row}
-    for row in rows:
-        if "of" in row:
-            params = dict(zip(head["genes"][row["family"]], row["params"], strict=True))
-            kernels[row["of"]].append(
-                {
-                    name: row[name]
-                    for name in ("family", "origin", "state", "registers", "compile_s", "device_s", "valid")
-                }
-                | {"params": params, "id": config_id(row["family"], params), "spill_bytes": row["spills"]}
-                | {"times": row["us"], "rough": row["rough"], "again": again.get(row["kernel"], {})}
-            )
-    groups = [
-        {"group": row["group"], "problems": row["problems"], "kernels": kernels[row["group"]], "final": None}
-        for row in rows
-        if "group" in row
-    ]
-    return Campaign(path.name.removesuffix(".jsonl.gz"), head["about"] | {"genes": head["genes"]}, groups)
-
-
 def load(*paths: Path) -> list[Landscape]:
-    """The landscapes of some recordings, one per problem of which a kernel was timed, in the order in which the files
-    have them.
+    """The landscapes of some recordings or campaigns (`measurements.recorded`), one per problem of which a kernel was
+    timed, in the order in which the files have them.
 
     A problem that several files have is one landscape: its group has one name, and the same problems at the same
     indexes, in all of them. Boards differ: what an earlier file has of a problem is multiplied by the median ratio of
@@ -167,7 +103,7 @@ def load(*paths: Path) -> list[Landscape]:
     genes: dict[str, dict[str, tuple[Any, ...]]] = {}
     gpu, numbers = "", itertools.count()
     for path in paths:
-        recorded = recording(path)
+        recorded = _whole(measurements.recorded(path))
         about = {name: said for name, said in recorded.about.items() if name != "genes"}
         genes |= {family: {name: tuple(v) for name, v in g.items()} for family, g in recorded.about["genes"].items()}
         gpu, waits = about["gpu"], _compile_seconds(recorded)
@@ -188,6 +124,31 @@ def load(*paths: Path) -> list[Landscape]:
                 raise ValueError(f"The files time different problems of {name!r} at index {i}.")
             made.append(Landscape(name, i, problem, about, genes, *_together(timed, defaults)))
     return made
+
+
+def _whole(recorded: Campaign) -> Campaign:
+    """With what a landscape has and a campaign lacks: the card's name, genes, and of each kernel seconds, for which
+    problems a search could propose it, and no second times."""
+    if "genes" in recorded.about:
+        return recorded
+    gpu = DetectedDevice(0, recorded.about["device"], (0, 0), "").spec
+    if gpu is None:
+        raise ValueError(f"no card of the table is called {recorded.about['device']}")
+    groups = []
+    for group in recorded.groups:
+        problems = [AttentionProblem(**fields) for fields in group["problems"]]
+        kernels = []
+        for kernel in group["kernels"]:
+            family = registry.lookup(kernel["family"])
+            params = registry.completed(family.name, kernel["params"])
+            made = KernelConfig(family.name, params)
+            valid = [i for i, problem in enumerate(problems) if not family.why_invalid(problem, made, gpu)]
+            seconds = {"compile_s": kernel.get("compile_seconds", 0.0), "device_s": kernel.get("device_seconds", 0.0)}
+            kernels.append(kernel | seconds | {"params": params, "valid": valid, "again": {}})
+        groups.append(group | {"kernels": kernels})
+    families = {kernel["family"] for group in groups for kernel in group["kernels"]}
+    genes = {f: {p.name: list(p.values) for p in load_space(f, gpu).parameters} for f in sorted(families)}
+    return Campaign(recorded.name, recorded.about | {"gpu": gpu.name, "genes": genes}, groups)
 
 
 Place = tuple[str, int]
@@ -263,7 +224,7 @@ def _config(kernel: dict[str, Any], number: int, index: int, waits: dict[str, fl
         index in kernel["rough"],
         kernel["registers"],
         kernel["spill_bytes"],
-        kernel["compile_s"] or waits.get(family, 0.0),
+        kernel["compile_s"] or waits.get(family, COMPILE_SECONDS),
         kernel["device_s"] / max(1, len(times)),
         kernel["again"].get(str(index)),
     )

@@ -6,6 +6,7 @@ Its README says what each column is. What is read is what was written, but for h
 
 from __future__ import annotations
 
+import gzip
 import json
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -63,6 +64,16 @@ def names(path: Path) -> list[str]:
 def campaign(path: Path, name: str) -> Campaign:
     """The campaign of this name. Raises `KeyError` where the file has none."""
     return {one.name: one for one in read(path)}[name]
+
+
+def recorded(path: Path) -> Campaign:
+    """What `reports/measurements/CARD.npz/NAME` names, or what `evoattn portfolio measure` wrote to a file. Raises
+    `OSError`, `EOFError`, `KeyError` or `ValueError` where it cannot be read."""
+    if path.parent.suffix == ".npz":
+        return campaign(path.parent, path.name)
+    with gzip.open(path, "rt") as file:
+        about, *groups = [json.loads(line) for line in file]
+    return Campaign(path.name.removesuffix(".jsonl.gz"), about, groups)
 
 
 def append(path: Path, new: Iterable[Campaign]) -> None:

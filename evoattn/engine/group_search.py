@@ -199,18 +199,6 @@ class GroupSearch(Loop):
         """Indexes of the group's problems that the kernel can run."""
         return self._breeders[group.name].serves(kernel)
 
-    def time_again(self, group: Group, kernel: Kernel, indexes: Sequence[int]) -> dict[int, float]:
-        """µs of a right kernel on some problems, measured as in the search; of those where it fails, none."""
-        self.compile_all([(group, kernel)])
-        pending = self._pending(group, kernel, tuple(indexes), check=False)
-        if pending.kernel is None or self._devices is None:
-            return {}
-        device = self._devices.first
-        outcome = device.worker.ask(self._task(pending, device), self.tools.device_seconds)
-        if outcome.ending is not Ending.RESULT or outcome.value.failure:
-            return {}
-        return {i: us for i, (us, rough) in zip(indexes, outcome.value.times, strict=True) if not rough}
-
     def final(
         self, group: Group, index: int, kernels: Sequence[Kernel], protocol: Protocol = ORDER, peers: Sequence[str] = ()
     ) -> FinalResult:

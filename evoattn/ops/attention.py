@@ -26,10 +26,11 @@ from evoattn.ops.arguments import (
 )
 from evoattn.ops.call import DROPOUT, DROPOUT_ALONE, Answer, Call, Packed, terms_of, with_tables
 from evoattn.ops.given import (
+    EIGHT_BITS,
     Scale,
     call_of,
     causal_kind,
-    is_eight_bits,
+    dequantised,
     of_pages,
     of_sequences,
     why_only_torch,
@@ -184,7 +185,7 @@ def attention(
         call.deterministic = True
     if batch_invariant:
         call.batch_invariant = True
-    if k_scale is not None or v_scale is not None or is_eight_bits(key):
+    if k_scale is not None or v_scale is not None or getattr(key, "dtype", None) in EIGHT_BITS:
         call = with_scales(call, k_scale, v_scale)
     if score is not None:
         call.score, call.terms = score, with_tables(call.terms, score)
@@ -208,6 +209,7 @@ def attention_varlen(
     softcap: float | None = 0.0,
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    q_scale: Scale = None,
     k_scale: Scale = None,
     v_scale: Scale = None,
     return_lse: bool = False,
@@ -227,6 +229,8 @@ def attention_varlen(
     sequences of the longest lengths have.
 
     The other arguments are those of `evoattn.attention`, `k_scale` and `v_scale` of each key `[total_k, kv_heads]`.
+    Query may be of float8_e4m3fn beside such keys and values: `q_scale` is what its numbers are multiplied by, a number
+    or `[sequences, kv_heads]`, no scale is of each key then, and the answer is bfloat16, as of `attention_fp8`.
     Under `causal`, which is True or "lower_right", in `window` and of `alibi_slopes`, query i of a sequence counts
     from its key i + keys - queries, so that the last query sees the last key. The answer has query's shape, dtype
     and memory layout; `return_lse` adds the natural logarithm of each query's sum of exponentials, `[heads,
@@ -249,7 +253,7 @@ def attention_varlen(
         deterministic=deterministic,
         batch_invariant=batch_invariant,
     )
-    call = with_scales(call, k_scale, v_scale)
+    call = with_scales(call, k_scale, v_scale, q_scale)
     return _in_caller_s_order(call, out)
 
 
@@ -266,6 +270,7 @@ def attention_paged(
     softcap: float | None = 0.0,
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    q_scale: Scale = None,
     k_scale: Scale = None,
     v_scale: Scale = None,
     return_lse: bool = False,
@@ -281,10 +286,10 @@ def attention_paged(
     may hold anything. A sequence without keys has the output 0.
 
     The other arguments are those of `evoattn.attention`, `k_scale` and `v_scale` of each key `[pages, page,
-    kv_heads]`. Under `causal`, which is True or "lower_right", in `window` and of `alibi_slopes`, query i counts
-    from key i + seqused_k - seqlen_q: the queries are the last ones of the sequence, whose own keys are in the
-    cache already. The answer has query's shape, dtype and memory layout; `return_lse` adds the natural logarithm of
-    each query's sum of exponentials, `[batch, heads, seqlen_q]` float32.
+    kv_heads]`, and `q_scale` as of `attention_varlen`. Under `causal`, which is True or "lower_right", in `window` and
+    of `alibi_slopes`, query i counts from key i + seqused_k - seqlen_q: the queries are the last ones of the sequence,
+    whose own keys are in the cache already. The answer has query's shape, dtype and memory layout; `return_lse` adds
+    the natural logarithm of each query's sum of exponentials, `[batch, heads, seqlen_q]` float32.
 
     The best known kernel runs where pages have a power of two of keys up to 512; else torch gathers them and computes
     the same. Nothing waits for the device. Raises `ValueError` for arguments that do not fit, `TypeError` for ones of
@@ -303,7 +308,7 @@ def attention_paged(
         strict=strict,
         batch_invariant=batch_invariant,
     )
-    call = with_scales(call, k_scale, v_scale)
+    call = with_scales(call, k_scale, v_scale, q_scale)
     return _in_caller_s_order(call, out)
 
 
@@ -398,7 +403,11 @@ def _again(
 def attend(call: Call) -> Answer:
     """The answer to a call, whatever its tensors are; see `attention`."""
     query = call.query
-    if _is_compiling() or not is_ordinary(query, call.key, call.value):
+    watched = _is_compiling() or not is_ordinary(query, call.key, call.value)
+    if call.q_scaled and (watched or shapes.is_recording()):  # what watches knows calls of 16 bits alone
+        refuse(WATCHED, call.strict, call.batch_invariant)
+        call = dequantised(call)
+    if watched:
         return _of_watched(call)
     runtime = current.runtime()
     if PROMISE.fp8 is not None and (answer := _in_eight_bits(runtime, call)) is not None:

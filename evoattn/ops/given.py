@@ -19,6 +19,7 @@ from evoattn.ops.arguments import (
     MASKS,
     PAGED,
     STARTS_K,
+    STARTS_Q,
     TABLE,
     TERMS,
     V_SCALE,
@@ -32,7 +33,7 @@ from evoattn.ops.arguments import (
     scale_of,
     window_of,
 )
-from evoattn.ops.call import FLOATS, NO_TENSOR, Call, terms_of, with_tables
+from evoattn.ops.call import ANSWERS, E4M3, FLOATS, NO_TENSOR, Call, terms_of, with_tables
 
 CAUSAL_BIAS = "torch.nn.attention.bias", "CausalBias"
 """The class of torch's causal masks by its names: an import takes two seconds, and a compiler that looks for it in
@@ -89,7 +90,7 @@ def call_of(query: Tensor, key: Tensor, value: Tensor, given: dict[str, Any]) ->
     elif aligned:
         longest = get("max_seqlen_q", 0), get("max_seqlen_k", 0)
         fields |= of_sequences(query, key, value, longest, get("out"))
-    return with_scales(Call(**fields), get("k_scale"), get("v_scale"))
+    return with_scales(Call(**fields), get("k_scale"), get("v_scale"), get("q_scale"))
 
 
 def _require_dims(count: int, said: str, **tensors: Any) -> None:
@@ -224,13 +225,17 @@ def is_eight_bits(tensor: Any) -> bool:
     return getattr(tensor, "dtype", None) in EIGHT_BITS
 
 
-def with_scales(call: Call, k_scale: Scale, v_scale: Scale) -> Call:
+def with_scales(call: Call, k_scale: Scale, v_scale: Scale, q_scale: Scale = None) -> Call:
     """The call with the scales of its keys and values among its terms, `[batch, kv_heads]` or, of each key, `[batch or
     pages, kv_heads, rows]`, float32: views of what was given, 1 where nothing was. The same call where key has 16 or 32
-    bits.
+    bits. With a query of e4m3 beside such keys, of packed sequences or over pages, those of query come last.
 
     Raises `ValueError` for scales beside such a key, and those that do not fit, `TypeError` for what is none.
     """
+    asked = q_scale is not None or call.packed or call.paged
+    scaled = asked and call.query.dtype == call.key.dtype == call.value.dtype == E4M3
+    if q_scale is not None and not scaled:
+        raise ValueError("q_scale belongs to a query of float8_e4m3fn beside keys and values of the same dtype.")
     if not is_eight_bits(call.key):
         if k_scale is None and v_scale is None:
             return call
@@ -241,9 +246,15 @@ def with_scales(call: Call, k_scale: Scale, v_scale: Scale) -> Call:
     if made[0].dim() != made[1].dim():
         of_each = next(scale for scale in made if scale.dim() == 3).shape
         made = [scale if scale.dim() == 3 else _of_each_key(scale, tuple(of_each), call) for scale in made]
+    if scaled:
+        made.append(_scale("q_scale", q_scale, call))
+        if any(scale.dim() == 3 for scale in made):
+            raise ValueError("scales of each key go with a query of 16 bits, not of float8_e4m3fn.")
+        if any(scale.numel() > 1 for scale in made):
+            made = [scale.expand(_sequences(call), call.key.shape[1]) for scale in made]
     terms = list(call.terms or (None,) * len(TERMS))
-    terms[K_SCALE], terms[V_SCALE] = made
-    return replace(call, terms=tuple(terms))
+    terms[K_SCALE], terms[V_SCALE] = made[:2]
+    return replace(call, terms=(*terms, *[scale.contiguous() for scale in made[2:]]), q_scaled=scaled)
 
 
 def _form(call: Call) -> str:
@@ -294,9 +305,11 @@ def _of_each_key(scale: Tensor, shape: tuple[int, ...], call: Call) -> Tensor:
 def dequantised(call: Call) -> Call:
     """The call as torch computes it: keys and values in query's dtype, times their scales; of pages those of the
     table's sequences, each with a copy of its own. Nothing waits for the device."""
-    key, value = call.key, call.value
+    query, key, value = call.query, call.key, call.value
     scales = [call.term(K_SCALE), call.term(V_SCALE)]
     terms = list(call.terms)
+    if call.q_scaled:
+        query = _query_of_scale(call, terms.pop())
     terms[K_SCALE] = terms[V_SCALE] = None
     table, starts = call.term(TABLE), call.term(STARTS_K)
     if table is not None:
@@ -306,15 +319,23 @@ def dequantised(call: Call) -> Call:
         terms[TABLE] = own.view(table.shape)
         scales = [_of_pages(scale, places, table) for scale in scales]
     elif starts is not None:
-        rows = torch.arange(key.shape[2], device=key.device)
-        sequence = torch.bucketize(rows, starts[1:].long(), right=True).clamp(max=len(starts) - 2)
-        scales = [_of_rows(scale, sequence) for scale in scales]
+        scales = [_of_rows(scale, starts, key.shape[2]) for scale in scales]
     made = []
     for tensor, scale in zip((key, value), scales, strict=True):
         assert scale is not None
-        made.append((tensor.float() * scale[(..., *[None] * (4 - scale.dim()))]).to(call.query.dtype))
+        made.append((tensor.float() * scale[(..., *[None] * (4 - scale.dim()))]).to(query.dtype))
     kept = () if all(term is None for term in terms) else tuple(terms)
-    return replace(call, key=made[0], value=made[1], terms=kept, finite=False)
+    return replace(call, query=query, key=made[0], value=made[1], terms=kept, finite=False, q_scaled=False)
+
+
+def _query_of_scale(call: Call, scale: Tensor | None) -> Tensor:
+    """Query of 8 bits as what it stands for, in the dtype of answers."""
+    assert scale is not None
+    query, starts = call.query, call.term(STARTS_Q)
+    if starts is not None:
+        scale = _of_rows(scale, starts, query.shape[2])
+    of_heads = scale if scale.shape[1] == 1 else scale.repeat_interleave(query.shape[1] // scale.shape[1], 1)
+    return (query.float() * of_heads[(..., *[None] * (4 - scale.dim()))]).to(ANSWERS)
 
 
 def _of_pages(scale: Tensor | None, places: Tensor, table: Tensor) -> Tensor:
@@ -325,6 +346,11 @@ def _of_pages(scale: Tensor | None, places: Tensor, table: Tensor) -> Tensor:
     return scale if len(scale) == 1 else scale.repeat_interleave(table.shape[1], 0)
 
 
-def _of_rows(scale: Tensor | None, sequence: Tensor) -> Tensor:
+def _of_rows(scale: Tensor | None, starts: Tensor, rows: int) -> Tensor:
+    """Of each row of packed sequences: `[1, kv_heads, rows]`, or one for all."""
     assert scale is not None
-    return scale if scale.dim() == 3 or len(scale) == 1 else scale[sequence].T[None]
+    if scale.dim() == 3 or len(scale) == 1:
+        return scale
+    ends = starts[1:].long()
+    sequence = torch.bucketize(torch.arange(rows, device=scale.device), ends, right=True).clamp(max=len(ends) - 1)
+    return scale[sequence].T[None]

@@ -181,20 +181,23 @@ class CallPlan(Plan):
         if self._has_more:
             terms: Sequence[Tensor | None] = call.terms
             places: Sequence[int] = self._no_terms
+            scratch = zeros = None
             if terms:
                 terms, places = self._read(terms)
-            try:
-                scratch, zeros = self._memory(fourth.device, stream, call.compiled)
-            except torch.OutOfMemoryError:
-                return NO_ROOM
+            if self._scratch_bytes or self._zeroed_bytes:
+                try:
+                    scratch, zeros = self._memory(fourth.device, stream, call.compiled)
+                except torch.OutOfMemoryError:
+                    return NO_ROOM
             addresses = (
                 *addresses,
                 0 if lse is None else lse.data_ptr(),
                 0 if scratch is None else scratch.data_ptr(),
                 0 if zeros is None else zeros.data_ptr(),
                 *places,
-                *[0 if tensor is None else tensor.data_ptr() for tensor in backward],
             )
+            if backward:
+                addresses = (*addresses, *[0 if tensor is None else tensor.data_ptr() for tensor in backward])
         with self._lock:
             if addresses != self._bound or (self._sizes is not None and self._sizes != call.sizes):
                 if 0 in addresses[:4] or FREED in addresses:
@@ -222,13 +225,11 @@ class CallPlan(Plan):
 
     def _read(self, terms: Sequence[Tensor | None]) -> tuple[Sequence[Tensor | None], Sequence[int]]:
         """The terms as kernels read them, and their addresses: 0 for none, `FREED` where the memory is gone."""
-        read, places = list(terms), [0] * len(terms)
-        for which, term in enumerate(terms):
-            if term is not None:
-                if self._readers and (reader := self._readers[which]):
-                    read[which] = term = reader(term)
-                places[which] = term.data_ptr() or FREED
-        return read, places
+        if self._readers:
+            terms = [
+                reader(t) if reader and t is not None else t for reader, t in zip(self._readers, terms, strict=True)
+            ]
+        return terms, [0 if term is None else term.data_ptr() or FREED for term in terms]
 
 
 class OperationPlan(Plan):

@@ -153,19 +153,9 @@ def _plain(kernel: Kernel) -> dict[str, Any]:
     return vars(kernel) | {"rough": sorted(kernel.rough), "id": kernel.id, "times": times}
 
 
-def content(path: Path) -> measurements.Campaign:
-    """What `save` wrote, as it stands there. A path as reports/measurements/h100.npz/h100-2026-11-22-a is of a campaign
-    among those of a card. Raises `OSError`."""
-    if path.parent.suffix == ".npz":
-        return measurements.campaign(path.parent, path.name)
-    with gzip.open(path, "rt") as file:
-        about, *rows = [json.loads(line) for line in file]
-    return measurements.Campaign(path.name.removesuffix(".jsonl.gz"), about, rows)
-
-
 def load(path: Path) -> tuple[dict[str, Any], list[Group], dict[str, Any]]:
-    """What `save` wrote: (about, groups, final tables). A path as for `content`, and it raises the same."""
-    recorded = content(path)
+    """What `save` wrote: (about, groups, final tables). A path and errors as of `measurements.recorded`."""
+    recorded = measurements.recorded(path)
     about, rows = recorded.about, recorded.groups
     groups, table = [], {}
     for row in rows:

@@ -48,13 +48,6 @@ struct BiasSums {
   int64_t batch_stride, head_stride, row_stride;
 };
 
-// ROWS_BY_BLOCK: where dQ goes.
-struct DqRows {
-  Element* gmem;
-  RowStrides strides;
-  float scale;
-};
-
 // Pᵀ or dSᵀ of 64 keys as wgmma's A operand, 16 queries at a time: in registers, or where it lies in shared memory.
 template <int STEPS> struct RegisterSteps {
   const uint32_t (&at)[STEPS][4];
@@ -87,7 +80,6 @@ struct Consumer {
   const float softmax_scale_log2;
   const Variant& variant;
   const BiasSums& bias_sums;
-  const DqRows& dq_rows;
   const int sequence_number;  // of packed sequences, else the batch
   const int group;            // heads of the block's K/V head
   ConsumerWalk walk;
@@ -104,7 +96,7 @@ struct Consumer {
   __device__ __forceinline__ Consumer(Fragments& f, unsigned char* smem, int block_warp, const Mask& mask,
                                       const KeyBlock& block, int group, const QueryTerms& terms, float* dq_sums_gmem,
                                       float softmax_scale_log2, const Variant& variant, const BiasSums& bias_sums,
-                                      const DqRows& dq_rows, int sequence_number)
+                                      int sequence_number)
       : s(f.s),
         dp(f.dp),
         p(f.p),
@@ -124,7 +116,6 @@ struct Consumer {
         softmax_scale_log2(softmax_scale_log2),
         variant(variant),
         bias_sums(bias_sums),
-        dq_rows(dq_rows),
         sequence_number(sequence_number),
         group(group),
         walk(block, group),
@@ -511,27 +502,8 @@ private:
 
   // ---- results
 
-  // This warp's part of dQ, which is whole, to its rows.
-  __device__ __forceinline__ void write_dq() const {
-    const int part = warpgroup % SUM_TILES_ALONG, rows = warpgroup / SUM_TILES_ALONG;
-    const int query = walk.tile * BLOCK_M + rows * 64 + warp * 16 + lane / 4, column = part * DQ_COLUMNS + lane % 4 * 2;
-    Element* row_gmem = dq_rows.gmem + dq_rows.strides.first(block.batch, walk.head, query) + column;
-#pragma unroll
-    for (int i = 0; i < DQ_COLUMNS / 2; i += 4) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        if (column + 2 * i < HEAD_DIM && query + 8 * half < mask.seqlen_q)
-          *reinterpret_cast<uint32_t*>(row_gmem + 8 * half * dq_rows.strides.row + 2 * i) =
-              pack2<Element>(dq[i + 2 * half] * dq_rows.scale, dq[i + 2 * half + 1] * dq_rows.scale);
-      }
-    }
-  }
   // This warp's part of dQ to its sums (`query_sums.cuh`).
   __device__ __forceinline__ void add_dq() {
-    if (ROWS_BY_BLOCK && dq_sums_gmem == nullptr) {
-      write_dq();
-      return;
-    }
     const int64_t tile = terms.tile(block.batch, walk.head, walk.tile);
     float* sums = dq_sums_gmem + tile * Sums::FLOATS + warpgroup * Sums::TILE_FLOATS + warp * Sums::WARP_FLOATS;
     if constexpr (DQ_BY_BULK) {

@@ -1,8 +1,9 @@
 // producer.cuh: the warps of backward_wgmma beside the consumers. One brings tiles into shared memory: K and V once, Q
 // and dO with their terms for each tile of queries. DQ_BY_WARP, one adds what consumers leave of dQ to its sums. Of
-// both, one thread issues every copy. ROWS_INSIDE, the others have rows of queries. Needs the constants of
-// backward_wgmma.cu.j2.
+// both, one thread issues every copy. Needs the constants of backward_wgmma.cu.j2.
 #include "device/ptx/bulk.cuh"
+#include "device/ptx/flags.cuh"
+#include "device/ptx/grid_dependency.cuh"
 #include "device/ptx/mbarrier.cuh"
 #include "device/ptx/named_barrier.cuh"
 #include "device/ptx/setmaxnreg.cuh"
@@ -11,7 +12,7 @@
 #include "device/copy/ring_position.cuh"
 #include "device/copy/tensor_tile.cuh"
 #include "device/schedule/sequences.cuh"
-#include "backward_wgmma/query_rows.cuh"
+#include "backward_wgmma/query_sums.cuh"
 #include "backward_wgmma/query_walk.cuh"
 #include "backward_wgmma/shared_layout.cuh"
 
@@ -31,13 +32,12 @@ struct Producer {
   const KeyBlock& block;
   const Sequence& sequence;
   const QueryTerms& terms;
-  int group, unit, blocks;  // heads of the block's K/V head; which one of all batches it is; blocks of it
+  int group;  // heads of the block's K/V head
   const TensorMap &q_map, &k_map, &v_map, &do_map, &bias_map;
   bool bias_of_heads;  // else they share it
   int bias_batch;      // 0 where batches share it
   float* dq_sums_gmem;
-  const QueryRows& rows;
-  const RowProgress& progress;
+  uint32_t* progress_gmem;
   const Mask& mask;
 
   __device__ __forceinline__ void run(int warp) const {
@@ -45,39 +45,28 @@ struct Producer {
     const bool copies = warp == 4 * WARPGROUPS && threadIdx.x % 32 == 0;
     if (copies) {
       prefetch_tensor_map(q_map), prefetch_tensor_map(k_map), prefetch_tensor_map(v_map), prefetch_tensor_map(do_map);
-      Smem::init_barriers(smem_address, by_block());
+      Smem::init_barriers(smem_address);
     }
     __syncwarp();
-    const bool waits = ROWS_BY_BLOCK ? warp > 4 * WARPGROUPS : DQ_BY_WARP && warp == 4 * WARPGROUPS + 1;
-    if (waits) named_barrier_sync<THREADS>(BARRIERS_READY);
+    if (DQ_BY_WARP && warp == 4 * WARPGROUPS + 1) named_barrier_sync<THREADS>(BARRIERS_READY);
     else named_barrier_arrive<THREADS>(BARRIERS_READY);  // others see the initialised barriers
     if constexpr (PRODUCER_REGISTERS > 0) decrease_registers<PRODUCER_REGISTERS>();
     if (warp == 4 * WARPGROUPS) {
       if (BlockStates::LISTED || copies) copy(smem_address);
     } else if (DQ_BY_WARP && warp == 4 * WARPGROUPS + 1) {
       if (BlockStates::LISTED || threadIdx.x % 32 == 0) add_dq(smem_address);
-    } else if constexpr (ROWS_BY_BLOCK) {
-      if (by_block()) make_terms(smem_address, int(threadIdx.x) - 32 * (4 * WARPGROUPS + 4 - ROW_WARPS));
-    } else if constexpr (ROWS_INSIDE) {
-      SpareWarps{rows, progress, unit, group, block.key_tile, blocks}.run(int(threadIdx.x) -
-                                                                          32 * (4 * WARPGROUPS + 4 - ROW_WARPS));
     }
   }
 
 private:
   // Of a warp that goes through a block list one thread issues the copies.
   static __device__ __forceinline__ bool issues() { return !BlockStates::LISTED || threadIdx.x % 32 == 0; }
-  __device__ __forceinline__ bool by_block() const { return ROWS_BY_BLOCK && dq_sums_gmem == nullptr; }
   __device__ __forceinline__ void copy(uint32_t smem_address) const {
     if (issues()) {
       load_keys<Tiles>(smem_address + Smem::K, k_map, smem_address + Smem::K_FULL);
       load_keys<ValueTiles>(smem_address + Smem::V, v_map, smem_address + Smem::V_FULL);
     }
     grid_dependency_wait();  // the terms of the queries are there, and the sums of dQ are 0
-    if constexpr (ROWS_INSIDE) {
-      RowProgress::await(progress.begun(unit), SpareWarps::sharers(blocks) * ROW_WARPS);
-      fence_proxy_async_all();
-    }
     RingPosition<Q_STAGES> q;
     RingPosition<DO_STAGES> d;
     for (QueryWalk walk(block, group); !walk.done(); walk.advance(block)) {
@@ -102,24 +91,6 @@ private:
                      smem_address + Smem::DO_FULL + 8 * d.stage, smem_address + Smem::DO_EMPTY + 8 * d.stage, d.parity,
                      smem_address + Smem::DELTAS + d.stage * BLOCK_M * 4, terms.deltas_gmem + tile);
   }
-  // The terms of each tile of queries, by 32 · ROW_WARPS threads.
-  __device__ __forceinline__ void make_terms(uint32_t smem_address, int thread) const {
-    RingPosition<Q_STAGES> q;
-    RingPosition<DO_STAGES> d;
-    for (QueryWalk walk(block, group); !walk.done(); walk.advance(block)) {
-      mbarrier_wait(smem_address + Smem::Q_EMPTY + 8 * q.stage, q.parity ^ 1);
-      mbarrier_wait(smem_address + Smem::DO_EMPTY + 8 * d.stage, d.parity ^ 1);
-      rows.terms_to<32 * ROW_WARPS>(reinterpret_cast<float*>(smem + Smem::LOG_SUMS) + q.stage * BLOCK_M,
-                                    reinterpret_cast<float*>(smem + Smem::DELTAS) + d.stage * BLOCK_M,
-                                    block.batch * terms.heads + walk.head, walk.tile, thread);
-      __syncwarp();  // all lanes have written
-      if (thread % 32 == 0) {
-        mbarrier_arrive(smem_address + Smem::Q_FULL + 8 * q.stage);
-        mbarrier_arrive(smem_address + Smem::DO_FULL + 8 * d.stage);
-      }
-      q.advance(), d.advance();
-    }
-  }
   // Adds what the consumers leave of dQ to its sums, a warpgroup's part at a time.
   __device__ __forceinline__ void add_dq(uint32_t smem_address) const {
     constexpr int BYTES = 4 * Smem::DQ_WARP_BYTES;
@@ -129,7 +100,7 @@ private:
       float* sums = dq_sums_gmem + terms.tile(block.batch, walk.head, walk.tile) * Sums::FLOATS;
       if (!issues()) continue;
       if constexpr (IN_ORDER) {
-        RowProgress::await(added_to(walk), blocks_before(walk.tile));
+        while (acquire(added_to(walk)) < blocks_before(walk.tile)) {}
         fence_proxy_async_all();
       }
 #pragma unroll
@@ -139,17 +110,13 @@ private:
         tma_store_commit();
       }
       release<WARPGROUPS>(smem_address);
-      if constexpr (IN_ORDER) tma_store_wait(), RowProgress::report(added_to(walk));
-    }
-    if constexpr (ROWS_INSIDE) {
-      tma_store_wait();
-      RowProgress::report(progress.added(unit));
+      if constexpr (IN_ORDER) tma_store_wait(), release_one(added_to(walk));
     }
   }
   // IN_ORDER: blocks that have added to a tile of dQ; and those that do so before this one: under a diagonal those of
   // later keys, else those of earlier ones; ROTATED, those that come to the tile after fewer others.
   __device__ __forceinline__ uint32_t* added_to(const QueryWalk& walk) const {
-    return progress.begun_gmem + terms.tile(block.batch, walk.head, walk.tile);
+    return progress_gmem + terms.tile(block.batch, walk.head, walk.tile);
   }
   __device__ __forceinline__ uint32_t blocks_before(int tile) const {
     if constexpr (CAUSAL) return (mask.keys_before((tile + 1) * BLOCK_M) - 1) / BLOCK_N - block.key_tile;
@@ -174,10 +141,8 @@ private:
                                        uint32_t empty, uint32_t parity, uint32_t term_smem,
                                        const float* term_gmem) const {
     mbarrier_wait(empty, parity ^ 1);
-    if (!by_block()) {
-      mbarrier_arrive_expect_tx(full, BLOCK_M * 4);
-      bulk_load(term_smem, term_gmem, BLOCK_M * 4, full);
-    }
+    mbarrier_arrive_expect_tx(full, BLOCK_M * 4);
+    bulk_load(term_smem, term_gmem, BLOCK_M * 4, full);
     const int row = walk.tile * BLOCK_M;
     if constexpr (VARLEN)
       Of::template load_sliding<BLOCK_M>(tile_smem, map, full, row, sequence.queries, sequence.end_query(), walk.head);

@@ -35,15 +35,12 @@ struct Smem {
 
   // By one thread: "full" gets an arrival for each copy, of a tile of queries, its terms and its bias, "empty" one of
   // each warp that reads. Of dQ, "full" gets one of each warp that wrote, "empty" one of the warp that adds.
-  // `by_block`: each warp that makes terms arrives in place of their copy.
-  static __device__ __forceinline__ void init_barriers(uint32_t smem_address, bool by_block) {
-    const int of_terms = by_block ? ROW_WARPS : 1;
+  static __device__ __forceinline__ void init_barriers(uint32_t smem_address) {
     auto init = [&](int first, int count, int arrivals) {
 #pragma unroll
       for (int i = 0; i < count; ++i) mbarrier_init(smem_address + first + 8 * i, arrivals);
     };
-    init(K_FULL, 1, 1), init(V_FULL, 1, 1), init(Q_FULL, Q_STAGES, 1 + of_terms + BIAS),
-        init(DO_FULL, DO_STAGES, 1 + of_terms);
+    init(K_FULL, 1, 1), init(V_FULL, 1, 1), init(Q_FULL, Q_STAGES, 2 + BIAS), init(DO_FULL, DO_STAGES, 2);
     init(Q_EMPTY, Q_STAGES, 4 * WARPGROUPS), init(DO_EMPTY, DO_STAGES, 4 * WARPGROUPS);
     if constexpr (DQ_BY_WARP) init(DQ_FULL, WARPGROUPS, 4), init(DQ_EMPTY, WARPGROUPS, 1);
     mbarrier_init_fence();

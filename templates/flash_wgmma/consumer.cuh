@@ -114,9 +114,10 @@ private:
     }
     wgmma_commit();
   }
-  __device__ __forceinline__ void multiply_pv(int stage) {  // O += P V
+  __device__ __forceinline__ void multiply_pv(int stage, int part = 0) {  // O += P V
     wgmma_fence();
-    const uint64_t v_stage = v_descriptor + descriptor_step(Smem::V_TILE_BYTES) * stage;
+    const uint64_t v_stage = v_descriptor + descriptor_step(Smem::V_TILE_BYTES) * stage +
+                             descriptor_step(Operands::value_columns(part * 2 * SUMS));
 #pragma unroll
     for (int step = 0; step < KEY_STEPS; ++step) {
       wgmma_pv(sum, p[step], v_stage + descriptor_step(Operands::value_step(step)),
@@ -143,11 +144,12 @@ private:
       for (int row = 0; row < 2; ++row) total[row] = fmaf(total[row], o_factor[row], sum[VALUE_DIM / 2 + 2 * row]);
     }
   }
-  // To O in registers.
-  __device__ __forceinline__ void add_to_output() {
+  // To O in registers, or a part of its columns.
+  __device__ __forceinline__ void add_to_output(int part = 0) {
     add_total();
+    constexpr int ADDED = VALUE_DIM / VALUE_PARTS / 2;
 #pragma unroll
-    for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = fmaf(o[i], o_factor[i / 2 % 2], sum[i]);
+    for (int i = 0; i < ADDED; ++i) o[part * ADDED + i] = fmaf(o[part * ADDED + i], o_factor[i / 2 % 2], sum[i]);
   }
   // IN_TURNS: what tensor cores have added up, in fewer bits than fp32, to O.
   __device__ __forceinline__ void flush() {
@@ -174,7 +176,7 @@ private:
     if constexpr (IN_TURNS) {
       if (++tiles_added == FLUSH_TILES) flush();
     } else {
-      add_to_output();
+      add_to_output(VALUE_PARTS - 1);
       if constexpr (RESCALE != Rescale::ALWAYS) o_factor[0] = o_factor[1] = 1.f;
     }
   }
@@ -288,6 +290,14 @@ private:
     multiply_pv(before.stage);
   }
   __device__ __forceinline__ void finish_pv() {
+#pragma unroll
+    for (int part = 1; part < VALUE_PARTS; ++part) {
+      wgmma_wait<0>();
+      pin_registers(sum);
+      add_to_output(part - 1);
+      pin_registers(sum);  // has been read before the next product
+      multiply_pv(before.stage, part);
+    }
     wgmma_wait<0>();  // O is there, and P may be overwritten
     pin_registers(sum);
     release(barrier(Smem::V_EMPTY, before.stage));

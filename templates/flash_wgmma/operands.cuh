@@ -19,6 +19,7 @@ template <typename Element, int HEAD_DIM, int VALUE_DIM, int BLOCK_N> struct Six
     return matrix_descriptor(tile_smem, BLOCK_N * 128);
   }
   static constexpr __device__ __forceinline__ int value_step(int step) { return step * 16 * 128; }
+  static constexpr __device__ __forceinline__ int value_columns(int columns) { return 0; }  // all at once
   template <int STEPS>
   static __device__ __forceinline__ void pack(uint32_t (&p)[STEPS][4], const float (&s)[8 * STEPS]) {
     pack_probabilities<Element>(p, s);

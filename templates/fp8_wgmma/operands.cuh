@@ -31,6 +31,8 @@ template <int HEAD_DIM, int VALUE_DIM, int BLOCK_N, int STAGES, bool BY_PRODUCT,
     return Value::descriptor(tile_smem);
   }
   static constexpr __device__ __forceinline__ int value_step(int step) { return Value::step_offset(step); }
+  // From a column of V to the one that lies so many after it.
+  static constexpr __device__ __forceinline__ int value_columns(int columns) { return columns * Value::WIDTH; }
   template <int STEPS>
   static __device__ __forceinline__ void pack(uint32_t (&p)[STEPS][4], const float (&s)[16 * STEPS]) {
 #pragma unroll

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.samplers.landscape_groups import SEEDS as LANDSCAPE_SEEDS
 from benchmarks.samplers.search_speed import Event
 from benchmarks.samplers.time_to_best import ENTERS, SEEDS, Found, Step, course, finalists, problems, row, shape
 from evoattn.model.records import Timing
@@ -16,7 +15,7 @@ from evoattn.portfolio.workload import BUILD_SEEDS
 @pytest.mark.slow
 def test_the_problems_are_six_that_nothing_was_fitted_to():
     campaigns = range(750)  # reports/any_shape.md: the last of them drew from seeds up to 749
-    assert not set(SEEDS) & (set(BUILD_SEEDS) | set(LANDSCAPE_SEEDS) | set(campaigns))
+    assert not set(SEEDS) & (set(BUILD_SEEDS) | set(campaigns))
     chosen = problems(6)
     assert len(set(chosen)) == 6 and all(parse_shape(shape(p)) == p for p in chosen)
     assert problems(2, skipped=3) == chosen[3:5]

@@ -2,9 +2,10 @@
 disk afterwards, for `evoattn bench` on the same machine.
 
     FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED=1 \
-        python -m tests.checks.peers_check [--problem NAME …] [--peers fa4,flex] [-o FILE]
+        python -m tests.checks.peers_check [--problem NAME …] [--seeds 71,72 --count 60] [--peers fa4,flex] [-o FILE]
 
-Without names: every named problem with a variant, and two plain ones that models ask for. A line for each as it comes;
+Without names and seeds: every named problem with a variant, and two plain ones that models ask for. With seeds: the
+plain problems that `evoattn portfolio check` draws of them. A line for each as it comes;
 `-o FILE` keeps them as JSON lines. Nothing is timed: the processes share the GPU.
 """
 
@@ -21,13 +22,14 @@ from pathlib import Path
 from evoattn.model.named_problems import by_name_or_shape, named_problems
 from evoattn.model.problem import AttentionProblem
 from evoattn.peers.labels import PEER_NAMES
+from evoattn.portfolio.workload import PLAIN, draw_all
 
-PLAIN = ("gemma4_full", "spec_decode")
+PLAIN_ONES = ("gemma4_full", "spec_decode")
 
 
 def default_names() -> list[str]:
     """Of models' attention."""
-    return [name for name, problem in named_problems().items() if problem.variants or name in PLAIN]
+    return [name for name, problem in named_problems().items() if problem.variants or name in PLAIN_ONES]
 
 
 def asked(problem: AttentionProblem, peers: list[str]) -> dict[str, str]:
@@ -53,11 +55,16 @@ def asked(problem: AttentionProblem, peers: list[str]) -> dict[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problem", action="append", default=[], help="a name or a shape; may be repeated")
+    parser.add_argument("--seeds", default="", help="of drawn problems, with commas")
+    parser.add_argument("--count", type=int, default=60, help="of these")
     parser.add_argument("--peers", default=",".join(PEER_NAMES))
     parser.add_argument("--jobs", type=int, default=min(16, os.cpu_count() or 1), help="processes at once")
     parser.add_argument("-o", "--output", type=Path)
     words = parser.parse_args()
-    problems = [by_name_or_shape(text) for text in words.problem or default_names()]
+    if words.seeds:
+        problems = draw_all([PLAIN], [int(seed) for seed in words.seeds.split(",")], words.count)
+    else:
+        problems = [by_name_or_shape(text) for text in words.problem or default_names()]
     started = time.monotonic()
     with ProcessPoolExecutor(words.jobs, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
         futures = {pool.submit(asked, problem, words.peers.split(",")): problem for problem in problems}

@@ -1,88 +1,96 @@
-"""Recorded landscapes are read as they were recorded, cut short or not, and as columns."""
+"""Recorded landscapes are read as they were recorded, and campaigns as landscapes."""
 
 import pytest
 
 from evoattn.cost import landscapes, measurements
+from evoattn.cost.measurements import Campaign
 from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import lookup
-from evoattn.model.space import load_space
+from evoattn.model.space import config_id, load_space
+from evoattn.portfolio.workload import BUILD_SEEDS
 
 H100 = GPUS["h100"]
+SPACE = load_space("flash_wgmma", H100)
+GENES = {p.name: list(p.values) for p in SPACE.parameters}
+PARAMS = [c.params for c in SPACE.starting_configs() if not c.params["GROUP_ROWS"]][:6]
 
 
-def test_a_file_that_was_cut_short_is_whole_up_to_its_last_member(tmp_path):
-    path = tmp_path / "l.jsonl.gz"
-    landscapes.append(path, [{"a": 1}, {"a": 2}])
-    whole = path.stat().st_size
-    landscapes.append(path, [{"a": 3}])
-    assert landscapes.read_rows(path) == [{"a": 1}, {"a": 2}, {"a": 3}]
-    path.write_bytes(path.read_bytes()[: whole + 9])
-    assert landscapes.read_rows(path) == [{"a": 1}, {"a": 2}]
+def kernel(params, us, **more):
+    made = {
+        "family": "flash_wgmma",
+        "origin": "random",
+        "state": "right",
+        "registers": 90,
+        "spill_bytes": 0,
+        "rough": [],
+    }
+    made |= {"compile_s": 0.5, "device_s": 0.01, "valid": [0], "again": {}, "times": {"0": us}} | more
+    return made | {"params": params, "id": config_id("flash_wgmma", params)}
 
 
-def _kernel(number, params, us, compile_s=0.5):
-    return {"kernel": number, "of": "g", "family": "flash_wgmma", "params": params, "origin": "random",
-            "state": "right", "registers": 90, "spills": 0, "compile_s": compile_s, "device_s": 0.01, "us": {"0": us},
-            "rough": [], "valid": [0]}  # fmt: skip
+@pytest.fixture
+def kept(tmp_path):
+    """Keeps recordings: their paths, by name."""
+
+    def keep(genes=GENES, **recordings):
+        about = {"gpu": "h100", "saved": "2026-11-24", "genes": {"flash_wgmma": genes}}
+        groups = {
+            name: [{"group": "g", "problems": [lookup(p).to_dict() for p in problems], "kernels": rows, "final": None}]
+            for name, (problems, rows) in recordings.items()
+        }
+        measurements.append(tmp_path / "kept.npz", [Campaign(name, about, group) for name, group in groups.items()])
+        return [tmp_path / "kept.npz" / name for name in recordings]
+
+    return keep
 
 
-def test_two_files_of_a_problem_are_one_landscape_at_the_speed_of_the_later_board(tmp_path):
-    space = load_space("flash_wgmma", H100)
-    genes = {p.name: list(p.values) for p in space.parameters}
-    fewer = {name: values for name, values in genes.items() if name != "GROUP_ROWS"}
-    params = [c.params for c in space.starting_configs() if not c.params["GROUP_ROWS"]][:6]
-    problem, never_timed = (lookup(name).to_dict() for name in ("seed_h100", "seed_l4_s512"))
-    for path, names, rows in (
-        ("a", fewer, [_kernel(i, [p[n] for n in fewer], 10.0 + i) for i, p in enumerate(params[:4])]),
-        ("b", genes, [_kernel(i, [p[n] for n in genes], 11.0 + 1.1 * i, 0) for i, p in enumerate(params[:3])]
-         + [_kernel(3, [params[5][n] for n in genes], 9.0, 0.8)]),
-    ):  # fmt: skip
-        head = {"about": {"gpu": "h100"}, "genes": {"flash_wgmma": names}}
-        landscapes.append(tmp_path / path, [head, {"group": "g", "problems": [problem, never_timed]}, *rows])
-    (one,) = landscapes.load(tmp_path / "a", tmp_path / "b")
-    assert [c.params for c in one.configs] == [*params[:4], params[5]] and one.best == 9.0
+def test_two_recordings_of_a_problem_are_one_landscape_at_the_speed_of_the_later_board(kept):
+    fewer = {name: values for name, values in GENES.items() if name != "GROUP_ROWS"}
+    old = [kernel({n: p[n] for n in fewer}, 10.0 + i) for i, p in enumerate(PARAMS[:4])]
+    new = [kernel(p, 11.0 + 1.1 * i, compile_s=0.0) for i, p in enumerate(PARAMS[:3])]
+    problems = ["seed_h100", "seed_l4_s512"]
+    paths = [*kept(fewer, a=(problems, old)), *kept(b=(problems, [*new, kernel(PARAMS[5], 9.0, compile_s=0.8)]))]
+    (one,) = landscapes.load(*paths)
+    assert [c.params for c in one.configs] == [*PARAMS[:4], PARAMS[5]] and one.best == 9.0
     assert [c.us for c in one.configs] == pytest.approx([11.0, 12.1, 13.2, 14.3, 9.0])
     assert [c.compile_s for c in one.configs] == [0.8, 0.8, 0.8, 0.5, 0.8]  # what was there already: the median
-    (alone,) = landscapes.load(tmp_path / "a")
+    (alone,) = landscapes.load(paths[0])
     assert [c.us for c in alone.configs] == [10.0, 11.0, 12.0, 13.0] and "GROUP_ROWS" not in alone.configs[0].params
 
 
-def test_problems_that_only_one_file_times_are_its_own_and_two_at_one_index_are_refused(tmp_path):
-    space = load_space("flash_wgmma", H100)
-    genes = {p.name: list(p.values) for p in space.parameters}
-    params = [space.starting_configs()[0].params[name] for name in genes]
-    head = {"about": {"gpu": "h100"}, "genes": {"flash_wgmma": genes}}
-    for path, problem, rows in (
-        ("nothing", "seed_l4_s512", []),
-        ("one", "seed_h100", [_kernel(0, params, 10.0)]),
-        ("other", "seed_l4_s512", [_kernel(0, params, 10.0)]),
-    ):
-        group = {"group": "g", "problems": [lookup(problem).to_dict()]}
-        landscapes.append(tmp_path / path, [head, group, *rows])
-    (found,) = landscapes.load(tmp_path / "nothing", tmp_path / "one")
+def test_problems_that_only_one_recording_times_are_its_own_and_two_at_one_index_are_refused(kept):
+    one = [kernel(PARAMS[0], 10.0)]
+    nothing, first, other = kept(
+        nothing=(["seed_l4_s512"], []), first=(["seed_h100"], one), other=(["seed_l4_s512"], one)
+    )
+    (found,) = landscapes.load(nothing, first)
     assert found.problem == lookup("seed_h100") and found.best == 10.0
     with pytest.raises(ValueError, match="different problems of 'g' at index 0"):
-        landscapes.load(tmp_path / "one", tmp_path / "other")
+        landscapes.load(first, other)
 
 
-def test_columns_hold_what_was_recorded(tmp_path):
-    space = load_space("flash_wgmma", H100)
-    genes = {p.name: list(p.values) for p in space.parameters}
-    params = [[c.params[name] for name in genes] for c in space.starting_configs()[:4]]
-    rows = [_kernel(i, values, 3.7912 + i) for i, values in enumerate(params)]
-    rows[1] |= {"us": {}, "state": "compile: too many registers", "compile_s": 0}
-    rows[2] |= {"us": {"0": 3.7912, "2": 70000.5}, "rough": [2], "valid": [2]}
-    problems = [lookup(name).to_dict() for name in ("seed_h100", "seed_l4_s512", "seed_l4_s512")]
-    head = {"about": {"gpu": "h100", "saved": "2026-11-24"}, "genes": {"flash_wgmma": genes}}
-    path = tmp_path / "mine.jsonl.gz"
-    landscapes.append(path, [head, {"group": "g", "problems": problems}, *rows, {"kernel": 2, "again": {"2": 7e4}}])
-    measurements.append(tmp_path / "kept.npz", [landscapes.recording(path)])
-    assert landscapes.recording(tmp_path / "kept.npz" / "mine") == landscapes.recording(path)
-    kept = landscapes.load(tmp_path / "kept.npz" / "mine")
-    assert kept == landscapes.load(path) and [len(one.configs) for one in kept] == [3, 1]
-    assert [(c.us, c.best_us, c.rough) for c in kept[1].configs] == [(70000.5, 70000.0, True)]
-    assert [c.us for c in kept[0].elsewhere] == [3.7912]
+def test_columns_hold_what_was_recorded(kept):
+    rows = [kernel(params, 3.7912 + i) for i, params in enumerate(PARAMS[:4])]
+    rows[1] |= {"times": {}, "state": "compile: too many registers", "compile_s": 0}
+    rows[2] |= {"times": {"0": 3.7912, "2": 70000.5}, "rough": [2], "valid": [2], "again": {"2": 7e4}}
+    (path,) = kept(mine=(["seed_h100", "seed_l4_s512", "seed_l4_s512"], rows))
+    assert measurements.recorded(path).groups[0]["kernels"] == rows
+    found = landscapes.load(path)
+    assert [len(one.configs) for one in found] == [3, 1]
+    assert [(c.us, c.best_us, c.rough) for c in found[1].configs] == [(70000.5, 70000.0, True)]
+    assert [c.us for c in found[0].elsewhere] == [3.7912]
 
 
-def test_the_repository_has_landscapes():
+def test_a_campaign_is_read_as_landscapes(tmp_path):
+    fields = ("compile_s", "device_s", "valid", "again")
+    rows = [{n: v for n, v in kernel(p, 5.0 + i).items() if n not in fields} for i, p in enumerate(PARAMS[:3])]
+    groups = [{"group": "g", "problems": [lookup("seed_h100").to_dict()], "kernels": rows, "final": None}]
+    measurements.append(tmp_path / "h100.npz", [Campaign("c", {"device": "NVIDIA H100 80GB HBM3"}, groups)])
+    (one,) = landscapes.load(tmp_path / "h100.npz" / "c")
+    assert [c.us for c in (*one.configs, *one.elsewhere)] == [5.0, 6.0, 7.0] and one.about["gpu"] == "h100"
+    assert {c.compile_s for c in one.configs} == {landscapes.COMPILE_SECONDS} and "flash_wgmma" in one.genes
+
+
+def test_the_repository_has_landscapes_of_problems_that_nothing_is_built_from():
     assert [path.name for path in landscapes.files()] == ["h100-a", "h100-b", "h100-c", "h100-d", "h100-e", "h200-a"]
+    assert not set(range(200, 400)) & set(BUILD_SEEDS)  # reports/replays.md: the seeds of their problems

@@ -17,7 +17,7 @@ START = load_space("backward_wgmma", H100).starting_configs()[0]
 SHARED = {"P_PLACE": "shared", "DS_PLACE": "shared", "BLOCK_N": 64, "DIM_GROUPS": 2, "DQ_ROWS": "queries"}
 THIRDS = SHARED | {"BLOCK_M": 96, "DIM_GROUPS": 3, "DQ_ROWS": "dims", "DS_STAGES": 1}
 SHARES_DIMS = {"BLOCK_M": 48, "P_PLACE": "shared", "DS_PLACE": "shared", "DQ_ROWS": "dims"}
-BESIDE = {"DQ_SUM": "warp", "ROW_WORK": "spare_warps"}
+BESIDE = {"DQ_SUM": "warp"}
 GENES = [
     ({"QUERY_SPLIT": 3, "ROTATE": True, "DQ_SUM": "bulk"}, "softcap=20"),
     (SHARED | {"ORDER": "dp_first"}, "window=20:9 softcap=20 bias=hs grads=bias"),
@@ -30,8 +30,6 @@ GENES = [
 WAITS = [
     "mbarrier_wait(smem_address + Smem::DQ_EMPTY + 8 * warpgroup, DS_STAGES == 2 ? score_stage ^ 1 : dq_parity);",
     "mbarrier_wait(smem_address + Smem::DQ_FULL + 8 * i, parity);",
-    "RowProgress::await(progress.begun(unit), SpareWarps::sharers(blocks) * ROW_WARPS);",
-    "if (thread % 32 == 0) RowProgress::await(progress.added(unit - progress.lead), blocks * ADDERS);",
 ]
 SMALL = {"BLOCK_N": 64, "DQ_ROWS": "dims", "PRODUCER": "warp"}
 AHEAD = {"BLOCK_N": 64, "DQ_ROWS": "dims", "ORDER": "dp_first", "DS_PLACE": "shared", "DQ_SUM": "warp"}
@@ -116,7 +114,6 @@ def test_warpgroups_share_dimensions(params, text, dims):
     [
         ({}, "varlen=0+5+40 B=3 H=2 S=40"),
         ({}, "varlen=40+20 B=2 H=2 S=40 score=s*0.9+0.3*b"),
-        ({"ROW_WORK": "block"}, "B=2 H=2 Hkv=1 S=87 mask=causal lse=1"),
     ],
 )
 def test_sequences_may_be_short(params, text):
@@ -163,7 +160,7 @@ def test_a_fault_of_a_block_list_shows(fault):
     [
         ({"ROTATE": True}, "Sq=130 Sk=300", ()),
         ({}, "S=300 mask=causal", ()),
-        ({}, "S=300", [("        RowProgress::await(added_to(walk), blocks_before(walk.tile));\n", "")]),
+        ({}, "S=300", [("        while (acquire(added_to(walk)) < blocks_before(walk.tile)) {}\n", "")]),
         ({"ROTATE": True}, "Sq=130 Sk=300", [("(tile + tiles - block.key", "(tile + block.key")]),
     ],
 )
@@ -180,7 +177,7 @@ def test_what_adds_in_any_order_is_not_deterministic():
     problem = parse_shape("B=2 H=4 S=1000 D=128 op=backward deterministic=1")
     ask = type(START)(START.family, START.params | {"DQ_SUM": "warp"})
     assert FAMILY.why_invalid(problem, ask, H100) is None and FAMILY.unordered(problem, ask) == ()
-    for gene in ({"DQ_SUM": "bulk"}, {"ROW_WORK": "spare_warps"}, {"QUERY_SPLIT": 2, "ROTATE": True}):
+    for gene in ({"DQ_SUM": "bulk"}, {"QUERY_SPLIT": 2, "ROTATE": True}):
         other = type(START)(START.family, ask.params | gene)
         assert f"{next(iter(gene))}" in (FAMILY.why_invalid(problem, other, H100) or "")
     rotated = type(START)(START.family, ask.params | {"ROTATE": True})

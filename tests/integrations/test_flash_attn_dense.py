@@ -301,6 +301,13 @@ def test_fp8_goes_to_attention_fp8():
     assert near(lse, torch.stack([one[1] for one in expected]), 2e-2)
     with pytest.raises(ValueError, match="fp8"):
         flash_attn.flash_attn_func(q, k, v, alibi_slopes=torch.ones(HEADS))
+    cached = flash_attn.flash_attn_with_kvcache(q, k, v, causal=True, q_descale=scales, v_descale=scales)
+    assert near(cached, out, 2e-2)
+    bounds = [torch.arange(4, dtype=torch.int32) * t.shape[1] for t in (q, k)]
+    packed = flash_attn.flash_attn_varlen_func(
+        *[t.flatten(0, 1) for t in (q, k, v)], *bounds, 4, 6, causal=True, q_descale=scales, v_descale=scales
+    )
+    assert near(packed.view_as(out), out, 2e-2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

@@ -10,6 +10,7 @@ from evoattn.model.launch import Buffer, TensorMap
 from evoattn.model.space import load_space
 from evoattn.ops.attention_fp8 import quantised
 from evoattn.ops.call import E4M3, Call, behind, out_like, terms_of
+from evoattn.ops.given import call_of
 from evoattn.ops.kernel import tensor_places
 
 B, H, HKV, SQ, SK, D = 2, 8, 2, 50, 70, 64
@@ -126,6 +127,39 @@ def test_what_does_not_fit_is_one_sentence(change, words):
     args, options = change(*tensors())
     with pytest.raises(ValueError, match=words):
         evoattn.attention_fp8(*args, **options)
+
+
+def test_packed_sequences_and_pages():
+    generator = torch.Generator().manual_seed(5)
+    drawn = lambda *shape: torch.randn(*shape, D, generator=generator).to(E4M3)
+    scales = [torch.rand(3, HKV, generator=generator) + 0.5 for _ in range(3)]
+    of_heads = lambda one, b, heads: one[b].double().repeat_interleave(heads // HKV)[:, None, None]
+    words = dict(zip(("q_scale", "k_scale", "v_scale"), scales, strict=True))
+    starts_q, starts_k = (torch.tensor([0, *ends], dtype=torch.int32) for ends in ((5, 5, 30), (9, 20, 60)))
+    packed = drawn(30, H), drawn(60, HKV), drawn(60, HKV)
+    out = evoattn.attention_varlen(*packed, starts_q, starts_k, 25, 40, causal=True, **words)
+    assert out.dtype == torch.bfloat16
+    pages, table = (drawn(10, 16, HKV), drawn(10, 16, HKV)), torch.randperm(10, generator=generator)[:9].view(3, 3)
+    query, used = drawn(3, 4, H), torch.tensor([40, 17, 33], dtype=torch.int32)
+    paged = evoattn.attention_paged(query, *pages, table.int(), used, causal=True, **words)
+    found, meant = [], []
+    for b in range(3):
+        rows, keys = (slice(*starts[b : b + 2]) for starts in (starts_q, starts_k))
+        lie = [packed[0][rows], packed[1][keys], packed[2][keys]]
+        both = [(out[rows], lie)] if b != 1 else []  # it has no queries
+        both.append((paged[b], [query[b], *[one[table[b]].flatten(0, 1)[: used[b]] for one in pages]]))
+        for answer, tensors in both:
+            exact = [x.double().transpose(0, 1) * of_heads(s, b, x.shape[1]) for x, s in zip(tensors, scales)]
+            values = evoattn.attention(*[x[None] for x in exact], enable_gqa=True, causal="lower_right")
+            found.append(answer.transpose(0, 1).flatten()), meant.append(values.flatten())
+    assert rms(torch.cat(found) - torch.cat(meant)) < 0.01 * rms(torch.cat(meant))
+    call = call_of(*packed, dict(words, cu_seqlens_q=starts_q, cu_seqlens_k=starts_k, max_seqlen_q=25, max_seqlen_k=40))
+    problem = call.problem(out_like(call.query, call.value).stride())
+    assert call.q_scaled and (problem.dtype, problem.scales, bool(problem.varlen)) == ("e4m3", "head", True)
+    with pytest.raises(ValueError, match="q_scale belongs"):
+        evoattn.attention_paged(query.bfloat16(), *pages, table.int(), used, q_scale=1.0)
+    with pytest.raises(ValueError, match="scales of each key"):
+        evoattn.attention_varlen(*packed, starts_q, starts_k, 25, 40, k_scale=torch.ones(60, HKV))
 
 
 def test_strict_says_that_no_kernel_serves():

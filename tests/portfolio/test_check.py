@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 
 import pytest
-import torch
 
 from evoattn.engine.groups import Kernel
 from evoattn.model.gpu import lookup
@@ -16,7 +15,6 @@ from evoattn.portfolio.select import bench_row, check, known_kernels, make_group
 from evoattn.portfolio.workload import draw, draw_all
 from evoattn.timing.finalists import FinalResult
 from scripts import results_page
-from scripts.peers_ahead import tensors_of
 
 H100 = lookup("h100")
 PROBLEM = parse_shape("B=2,H=8,Hkv=2,S=500,D=64,dtype=bf16,mask=causal,layout=bshd")
@@ -101,12 +99,3 @@ def test_known_kernels_are_completed_or_left_out():
 
 def test_problems_of_several_seeds():
     assert draw_all(["plain"], [71, 72], 5) == [*draw(71, 3), *draw(72, 2)]
-
-
-def test_tensors_of_a_peer_called_ahead_are_those_of_the_problem():
-    for layout in ("bhsd", "bshd"):
-        problem = PROBLEM.with_(layout=layout)
-        tensors = tensors_of(problem, "cpu")
-        for name, tensor in tensors.items():
-            assert tensor.shape == problem.shape(name) and tensor.stride() == problem.strides(name)
-            assert tensor.dtype == torch.bfloat16

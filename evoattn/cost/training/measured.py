@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -57,11 +55,8 @@ def read(paths: Iterable[Path]) -> list[Row]:
 
 
 def is_landscape(path: Path) -> bool:
-    """Whether these are times of a landscape, not of a campaign. Raises `WrongUse` for a file that cannot be read."""
-    if path.parent.suffix == ".npz":
-        return path.parent.name == measurements.LANDSCAPES.name
-    with _readable(path), gzip.open(path, "rt") as file:
-        return "genes" in json.loads(file.readline())
+    """Whether these are times of a landscape, not of a campaign."""
+    return path.parent.name == measurements.LANDSCAPES.name
 
 
 def _rows(path: Path) -> Iterator[Row]:
@@ -82,11 +77,7 @@ def campaign(path: Path) -> measurements.Campaign:
     """The campaign that `reports/measurements/CARD.npz/NAME` names, or that `evoattn portfolio measure` wrote. Raises
     `WrongUse`."""
     with _readable(path):
-        if path.parent.suffix == ".npz":
-            return measurements.campaign(path.parent, path.name)
-        with gzip.open(path, "rt") as file:
-            about, *groups = [json.loads(line) for line in file]
-        return measurements.Campaign(_name(path), about, groups)
+        return measurements.recorded(path)
 
 
 @contextmanager

@@ -13,12 +13,10 @@ from evoattn.families.backward_wgmma.resources import (
     dq_share,
     key_blocks,
     launch_work,
-    lead,
     moved_registers,
     producer_warps,
     registers_at_launch,
     registers_needed,
-    rows_by_block,
     scratch,
     smem_bytes,
     threads,
@@ -154,8 +152,6 @@ class BackwardWgmma(Family):
             "DQ_BY_DIMS": genes.DQ_ROWS == "dims",
             "DQ_BY_BULK": genes.DQ_SUM != "registers",
             "DQ_BY_WARP": genes.DQ_SUM == "warp",
-            "ROWS_INSIDE": genes.ROW_WORK == "spare_warps",
-            "ROWS_BY_BLOCK": genes.ROW_WORK == "block",
             "HEADS_FASTEST": genes.BLOCK_ORDER == "heads",
             "ROTATED": genes.ROTATE,
             "STAGGERED": genes.STAGGER,
@@ -182,16 +178,15 @@ class BackwardWgmma(Family):
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         genes = self.genes(config)
-        m, n, by_block = genes.BLOCK_M, genes.BLOCK_N, rows_by_block(problem, genes)
+        m, n = genes.BLOCK_M, genes.BLOCK_N
         tiles, sinks = row_blocks(problem, genes.BLOCK_M), "sinks" in parse_grads(problem.grads)
-        ahead, row_block = lead(problem, genes, gpu.sm_count), (ROW_THREADS, 1, 1)
-        row_heads = (ahead * problem.group_size, 1) if ahead else (problem.heads, batches(problem))
-        progress: KernelArg = Buffer("progress") if ahead or problem.deterministic else NULL
+        row_block, in_order = (ROW_THREADS, 1, 1), problem.deterministic
+        progress: KernelArg = Buffer("progress") if in_order else NULL
         keys, heads, batch = key_blocks(problem, genes), problem.kv_heads, batches(problem)
         blocks, in_parts = keys * genes.QUERY_SPLIT, genes.QUERY_SPLIT > 1
         grid = (heads, batch, blocks) if genes.BLOCK_ORDER == "heads" else (blocks, heads, batch)
         sums, sum_tiles = (Buffer("key_sums"), keys) if in_parts else (NULL, 0)
-        log_sums, deltas, dq_sums = (NULL if by_block else Buffer(name) for name in ("log_sums", "deltas", "dq_sums"))
+        log_sums, deltas, dq_sums = Buffer("log_sums"), Buffer("deltas"), Buffer("dq_sums")
         dlse: KernelArg = Buffer("dlse") if problem.lse else NULL
         scale = Scalar("float32", problem.softmax_scale)
         sizes = _ints(problem.heads, problem.kv_heads, problem.seqlen_q, problem.seqlen_k)
@@ -201,7 +196,7 @@ class BackwardWgmma(Family):
             *(log_sums, deltas, dq_sums, progress),
             *_ints(problem.heads, problem.seqlen_q),
             *strides_of(problem, "o", "do"),
-            *_ints(units(problem), ahead, keys, problem.seqlen_k),
+            *_ints(units(problem), 0, keys, problem.seqlen_k),
             bias_gradient(problem),
             Scalar("int64", math.prod(problem.term_shapes["bias"]) if "bias" in parse_grads(problem.grads) else 0),
             *variant_args(problem),
@@ -218,7 +213,7 @@ class BackwardWgmma(Family):
             *(Buffer(name) for name in ("o", "do", "lse")),
             *(dlse, Buffer("dq"), progress),
             *strides_of(problem, "o", "do", "dq"),
-            *_ints(waits_ahead(problem, genes, gpu.sm_count) if problem.deterministic else ahead, tiles),
+            *_ints(waits_ahead(problem, genes, gpu.sm_count) if in_order else 0, tiles),
             bias_gradient(problem),
             *bias_gradient_strides(problem),
             *variant_args(problem),
@@ -231,7 +226,7 @@ class BackwardWgmma(Family):
             *_ints(problem.heads, problem.seqlen_q),
             *strides_of(problem, "dq"),
             scale,
-            *_ints((units(problem) - ahead) * problem.group_size if ahead else 0, problem.seqlen_k),
+            *_ints(0, problem.seqlen_k),
             *(log_sums, deltas, Buffer("dsinks") if sinks else NULL),
             *_ints(batches(problem)),
             *variant_args(problem),
@@ -240,15 +235,13 @@ class BackwardWgmma(Family):
             *_ints(problem.kv_heads, sum_tiles),
         )
         smem, packs = smem_bytes(problem, genes), pack_launches(problem)
-        launch = KernelLaunch(self.name, grid, (threads(genes), 1, 1), smem, main, overlaps=not by_block)
-        if by_block:
-            return (launch,)
+        row_grid = (problem.heads, batch)
         return (
             *packs,
-            KernelLaunch("backward_wgmma_terms", (tiles, *row_heads), row_block, 0, terms, overlaps=bool(packs)),
-            launch,
+            KernelLaunch("backward_wgmma_terms", (tiles, *row_grid), row_block, 0, terms, overlaps=bool(packs)),
+            KernelLaunch(self.name, grid, (threads(genes), 1, 1), smem, main, overlaps=True),
             KernelLaunch(
-                "backward_wgmma_rows", (tiles + sinks + sum_tiles, *row_heads), row_block, 0, rows, overlaps=True
+                "backward_wgmma_rows", (tiles + sinks + sum_tiles, *row_grid), row_block, 0, rows, overlaps=True
             ),
         )
 
@@ -297,10 +290,8 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
         )
     if genes.DQ_SUM != "registers" and dq_share(problem, genes):
         return f"DQ_SUM={genes.DQ_SUM} has no place for the dimensions of dQ that warpgroups share."
-    if genes.PRODUCER == "warp" and (genes.DQ_SUM == "warp" or genes.ROW_WORK != "launches"):
-        return f"DQ_SUM=warp and ROW_WORK={genes.ROW_WORK} need PRODUCER=warpgroup, which has warps to spare."
-    if reason := _why_no_rows(problem, genes):
-        return reason
+    if genes.PRODUCER == "warp" and genes.DQ_SUM == "warp":
+        return "DQ_SUM=warp needs PRODUCER=warpgroup, which has warps to spare."
     if genes.ROTATE and problem.causal:
         return "ROTATE needs mask=full: under a causal mask blocks begin with different queries as it is."
     if genes.STAGGER and groups != 2:
@@ -321,34 +312,14 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
 
 def why_not_whole_lists(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
     """Tiles that are no parts of a block, and what does not go by a list; what adds in any order."""
-    name = "ROTATE" if genes.ROTATE else f"ROW_WORK={genes.ROW_WORK}" if genes.ROW_WORK != "launches" else ""
-    if problem.blocks and (name or genes.QUERY_SPLIT > 1):
-        name = name or f"QUERY_SPLIT={genes.QUERY_SPLIT}"
+    if problem.blocks and (genes.ROTATE or genes.QUERY_SPLIT > 1):
+        name = "ROTATE" if genes.ROTATE else f"QUERY_SPLIT={genes.QUERY_SPLIT}"
         return f"{name} needs queries by the mask alone, and here a block list names them."
-    if problem.deterministic and genes.ROW_WORK != "launches":
-        return f"ROW_WORK={genes.ROW_WORK} adds to dQ in any order; deterministic=1 asks for ROW_WORK=launches."
     if problem.deterministic and genes.ROTATE and genes.QUERY_SPLIT > 1:
         return f"QUERY_SPLIT={genes.QUERY_SPLIT} ROTATE: blocks that add to dQ in order would wait for one another."
     if problem.deterministic and genes.DQ_SUM != "warp":
         return f"DQ_SUM={genes.DQ_SUM} adds to dQ in any order; deterministic=1 asks for DQ_SUM=warp."
     return why_not_listed(problem, genes.BLOCK_M, genes.BLOCK_N)
-
-
-def _why_no_rows(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
-    """Why rows of queries cannot be made where ROW_WORK says."""
-    if genes.ROW_WORK == "launches":
-        return None
-    if genes.QUERY_SPLIT > 1:
-        return f"ROW_WORK={genes.ROW_WORK} counts on QUERY_SPLIT=1: on a block for each tile of keys."
-    if genes.ROW_WORK == "block":
-        if genes.DQ_ROWS != "queries" or genes.DQ_SUM != "registers":
-            return "ROW_WORK=block needs rows of dQ in registers (DQ_ROWS=queries, DQ_SUM=registers)."
-        return None
-    if problem.varlen:
-        return "ROW_WORK=spare_warps takes no packed sequences, whose heads end at different times."
-    if genes.BLOCK_ORDER == "heads":
-        return "ROW_WORK=spare_warps needs BLOCK_ORDER=keys: the heads come one after another."
-    return None
 
 
 def why_redundant(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
@@ -365,10 +336,6 @@ def why_redundant(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str |
             )
     if tiles < genes.QUERY_SPLIT:
         return f"QUERY_SPLIT={genes.QUERY_SPLIT} is more than the {tiles} tiles of {genes.BLOCK_M} queries."
-    if genes.ROW_WORK == "block" and not rows_by_block(problem, genes):
-        return f"ROW_WORK=block is ROW_WORK=launches where {genes.BLOCK_N} keys (BLOCK_N) are not all of a head's."
-    if genes.ROW_WORK == "spare_warps" and units(problem) == 1:
-        return "ROW_WORK=spare_warps has nothing to do where there is one K/V head."
     if genes.BLOCK_ORDER == "heads" and (key_blocks(problem, genes) == 1 or units(problem) == 1):
         return "BLOCK_ORDER=heads is the order of keys where there is one head, or one tile of keys."
     if genes.ROTATE and (tiles == 1 or key_blocks(problem, genes) == 1):

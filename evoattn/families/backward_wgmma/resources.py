@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from evoattn.families import backward
@@ -39,7 +39,6 @@ class BackwardWgmmaGenes(Genes):
     DQ_SUM: Literal["registers", "bulk", "warp"]
     BLOCK_ORDER: Literal["keys", "heads"]
     ROTATE: bool
-    ROW_WORK: Literal["launches", "spare_warps", "block"] = "launches"
     QUERY_SPLIT: int = 1
     STAGGER: bool = False
 
@@ -50,8 +49,6 @@ PRODUCER_REGISTERS = {1: 40, 2: 24, 3: 32}
 LISTED_REGISTERS = 32
 """The least of a producer that goes through a block list, if the consumers can spare so many. Six configs compiled by
 ptxas 13.0: with 24 each spills some 80 bytes."""
-SPARE_REGISTERS = 40
-"""Per thread of warps that make rows, if the consumers can spare so many: for two rows at once."""
 MAX_CONSUMER_REGISTERS = 240
 FIXED_REGISTERS = {"in_turn": 8, "dp_first": 24, "sums_first": 22, "softmax_first": 22}
 """Addresses, counters and terms of queries beside the arrays of `Fragments`, by ORDER: with in_turn S and dP are not
@@ -100,9 +97,8 @@ def moved_registers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> tup
         return 0, 0
     consumers, launch = warpgroups(genes), min(registers_at_launch(genes) + 1, 256) // 8 * 8
     producer = PRODUCER_REGISTERS[consumers]
-    if genes.DS_PLACE == "shared":  # else ptxas has products wait in turn (C7512)
-        spare = SPARE_REGISTERS if genes.ROW_WORK != "launches" else LISTED_REGISTERS * bool(problem.blocks)
-        producer = max(producer, spare)
+    if problem.blocks and genes.DS_PLACE == "shared":  # else ptxas has products wait in turn (C7512)
+        producer = max(producer, LISTED_REGISTERS)
     consumer = ((consumers + 1) * launch - producer) // consumers // 8 * 8
     return producer, min(consumer, MAX_CONSUMER_REGISTERS)
 
@@ -182,15 +178,11 @@ def key_blocks(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
 def scratch(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, int]:
     """Bytes of the terms of the queries, of dQ in float32, and of what blocks leave of dK and dV; of what is made of a
     block list; of words by which blocks wait for one another."""
-    if rows_by_block(problem, genes):
-        return {}
     terms = 4 * genes.BLOCK_M * query_tiles(problem, genes)
     found = {"log_sums": terms, "deltas": terms, "dq_sums": terms * whole_chunks(problem.head_dim)}
     found |= {"key_sums": key_sums(problem, genes)} if genes.QUERY_SPLIT > 1 else {}
     found |= block_state_bytes(problem) | packed_bytes(problem)
-    if problem.deterministic:
-        return found | {"progress": 4 * query_tiles(problem, genes)}
-    return found | ({"progress": 8 * units(problem)} if genes.ROW_WORK == "spare_warps" else {})
+    return found | ({"progress": 4 * query_tiles(problem, genes)} if problem.deterministic else {})
 
 
 def key_sums(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
@@ -199,29 +191,9 @@ def key_sums(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     return 4 * blocks * genes.BLOCK_N * (problem.head_dim + problem.head_dim_v) * (genes.QUERY_SPLIT > 1)
 
 
-def rows_by_block(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> bool:
-    """Whether a block has all keys of its heads, and each query sees some: with ROW_WORK=block it makes the terms of
-    the queries and whole rows of dQ, and the main launch is the only one."""
-    if genes.ROW_WORK != "block" or problem.varlen or problem.grads or problem.window or problem.blocks:
-        return False
-    unseen = problem.masking.ends_lower_right and problem.causal and problem.seqlen_q > problem.seqlen_k
-    return not unseen and key_blocks(problem, genes) == 1
-
-
 def units(problem: AttentionProblem) -> int:
     """K/V heads of all batches."""
     return problem.kv_heads * batches(problem)
-
-
-def lead(problem: AttentionProblem, genes: BackwardWgmmaGenes, sms: int) -> int:
-    """So many K/V heads ahead a block of ROW_WORK=spare_warps begins rows of queries, and ends those of as many behind:
-    those that run at once on so many SMs and one more, so that none waits, and twice as many where some blocks take
-    twice as long as others do; half of all at most. 0 with ROW_WORK=launches."""
-    if genes.ROW_WORK != "spare_warps":
-        return 0
-    uneven = problem.causal and not problem.window
-    running = math.ceil((1 + uneven) * sms * genes.BLOCKS_PER_SM / key_blocks(problem, genes)) + 1
-    return max(1, min(running, units(problem) // 2))
 
 
 LAUNCHES_AT_ONCE = 4
@@ -240,8 +212,6 @@ def waits_ahead(problem: AttentionProblem, genes: BackwardWgmmaGenes, sms: int) 
 
 SCORE_OPERATIONS = 4.0
 """FP32 and conversion instructions per pair: a multiply-add, a difference, a product, two half conversions."""
-NOMINAL_SMS = 132
-"""Of an H100, of which a card's own number matters little: which heads' rows are made by launches."""
 TURN_SHARE = 0.3
 """Of a block's time, what it waits for others that add to the same dQ before it, where all begin with the same queries:
 0.29 and 0.32 on an H100, 16 and 32 blocks a head."""
@@ -252,7 +222,7 @@ launches for rows. Estimates: nothing was fitted yet."""
 
 
 def launch_work(problem: AttentionProblem, genes: BackwardWgmmaGenes, registers: int) -> tuple[LaunchWork, ...]:
-    """The terms of the queries, the main launch, the rows of dQ; or the main launch alone."""
+    """The terms of the queries, the main launch, the rows of dQ."""
     mean, most, count = key_steps(problem, genes.BLOCK_M, genes.BLOCK_N)  # of one head
     groups, queries, keys = warpgroups(genes), genes.BLOCK_M, genes.BLOCK_N
     width, value_width = up_to(problem.head_dim, 16), up_to(problem.head_dim_v, 16)
@@ -279,12 +249,10 @@ def launch_work(problem: AttentionProblem, genes: BackwardWgmmaGenes, registers:
     split = genes.QUERY_SPLIT
     turns = TURN_SHARE * (problem.deterministic and not problem.causal and not genes.ROTATE)
     blocks = count * units(problem) * split
-    row_bytes = sum(_row_bytes(problem, genes, which) for which in ("terms", "rows"))
-    inside = (1 - _outside(problem, genes)) * row_bytes * query_tiles(problem, genes) / blocks
     ends = Step(
         instructions=keys * (width + value_width) / WARP * 1.5 + 60 * groups * 4,
         shared_bytes=2.0 * keys * (width + value_width) * size,
-        loaded_bytes=2.0 * keys * (width + value_width) * size * (1.0 if split == 1 else 1.5) + inside,
+        loaded_bytes=2.0 * keys * (width + value_width) * size * (1.0 if split == 1 else 1.5),
         waits=FIRST_WAIT,
     )
     main = LaunchWork(
@@ -312,14 +280,12 @@ def launch_work(problem: AttentionProblem, genes: BackwardWgmmaGenes, registers:
         overlaps=True,
         genes=_numbers(problem, genes),
     )
-    if rows_by_block(problem, genes):
-        return (replace(main, overlaps=False),)
     return _rows(problem, genes, "terms"), main, _rows(problem, genes, "rows")
 
 
 def _rows(problem: AttentionProblem, genes: BackwardWgmmaGenes, which: str) -> LaunchWork:
     """The launch that makes terms of the queries and clears the sums, or that makes rows of dQ out of these."""
-    tiles = query_tiles(problem, genes) * _outside(problem, genes)
+    tiles = query_tiles(problem, genes)
     sums, moved = _sum_bytes(problem, genes), _row_bytes(problem, genes, which)
     reads = moved - sums if which == "terms" else sums
     of_keys = key_sums(problem, genes) if which == "rows" else 0
@@ -327,7 +293,7 @@ def _rows(problem: AttentionProblem, genes: BackwardWgmmaGenes, which: str) -> L
     moved += (of_keys + to_keys) / tiles
     return LaunchWork(
         f"backward_wgmma_{which}",
-        math.ceil(tiles),
+        tiles,
         256,
         8,
         0,
@@ -341,11 +307,6 @@ def _rows(problem: AttentionProblem, genes: BackwardWgmmaGenes, which: str) -> L
         scratch_bytes=reads * tiles + of_keys if which == "rows" else 0.0,
         overlaps=which == "rows",
     )
-
-
-def _outside(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> float:
-    """The share of the rows that launches of their own make."""
-    return lead(problem, genes, NOMINAL_SMS) / units(problem) or 1.0
 
 
 def _sum_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> float:
@@ -377,8 +338,6 @@ def _numbers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, 
         "dq by dims": genes.DQ_ROWS == "dims",
         "dq by bulk": genes.DQ_SUM == "bulk",
         "dq by warp": genes.DQ_SUM == "warp",
-        "rows inside": genes.ROW_WORK == "spare_warps",
-        "rows by block": rows_by_block(problem, genes),
         "staggered": genes.STAGGER,
         "rotated": genes.ROTATE,
         "consumer registers": moved_registers(problem, genes)[1] or registers_at_launch(genes),

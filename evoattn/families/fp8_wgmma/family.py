@@ -100,6 +100,7 @@ class Fp8Wgmma(Family):
         return (
             why_useless(problem, genes.flash)
             or why_useless_flushes(genes)
+            or why_no_parts(problem, genes)
             or why_no_sums(problem, genes)
             or (why_redundant(problem, genes.flash, gpu) if redundant else None)
             or why_too_long(problem, genes.flash, gpu)
@@ -122,6 +123,7 @@ class Fp8Wgmma(Family):
             "PRODUCER_REGISTERS": producer,
             "CONSUMER_REGISTERS": consumer,
             "SUM_IN_SHARED": genes.SUM_PLACE == "shared",
+            "VALUE_PARTS": genes.VALUE_PARTS,
             "TURNED": problem.turned,
             "SUM_BY_PRODUCT": genes.ROW_SUM == "product",
             "RESCALE": rescale,
@@ -136,7 +138,7 @@ class Fp8Wgmma(Family):
             ),
             "WGMMA_PV": wgmma_function(
                 "wgmma_pv",
-                problem.head_dim_v + genes.sum_columns,
+                problem.head_dim_v // genes.VALUE_PARTS + genes.sum_columns,
                 problem.dtype,
                 a_in_registers=True,
                 b_transposed=False,
@@ -191,6 +193,8 @@ def _turned_map(problem: AttentionProblem, keys: int) -> TensorMap:
     return TensorMap("v", "fp16", shape, strides, (keys // ELEMENT_BYTES, dim, 1, 1), swizzle_bytes=keys)
 
 
+PART_COLUMNS = 8
+"""Of V, of which the columns of a wgmma are a multiple."""
 MOST_SUMMED = 512
 """Keys whose P V tensor cores add up before fp32 does. Of values with a mean, O is 0.4 % too short with as many, 1 %
 with 1,024, and 57 % if they add up 131,072 (reports/performance.md, 2026-11-26)."""
@@ -210,6 +214,16 @@ def why_useless_flushes(genes: Fp8WgmmaGenes) -> str | None:
         )
     if genes.SUM_PLACE == "shared" and genes.STORE == "chunks":
         return "SUM_PLACE=shared has room for all of O, and needs no STORE=chunks."
+    return None
+
+
+def why_no_parts(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> str | None:
+    """Columns of V by parts: whole products, added to O in registers after every tile."""
+    parts = genes.VALUE_PARTS
+    if parts > 1 and (genes.SUM_PLACE != "registers" or genes.FLUSH_TILES > 1 or genes.sum_columns):
+        return f"VALUE_PARTS={parts} needs SUM_PLACE=registers, FLUSH_TILES=1 and ROW_SUM=add."
+    if problem.head_dim_v % (PART_COLUMNS * parts):
+        return f"VALUE_PARTS={parts} takes a head_dim of V of a multiple of {PART_COLUMNS * parts}."
     return None
 
 

@@ -50,6 +50,7 @@ class Fp8WgmmaGenes(Genes):
     SUM_PLACE: Literal["registers", "shared"]
     ROW_SUM: Literal["add", "product"] = "add"
     RESCALE: Literal["always", "lazy_2", "lazy_4"] = "always"
+    VALUE_PARTS: int = 1
 
     @cached_property
     def flash(self) -> FlashWgmmaGenes:
@@ -111,10 +112,10 @@ OTHER_REGISTERS = 16
 def registers_needed(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> int:
     """Estimate of the registers per consumer thread below which ptxas spills or serializes wgmma: S, P, O and what it
     was before the last flush, and Q if it stays. Without OVERLAP S has gone when P is multiplied."""
-    sums = 2 if genes.SUM_PLACE == "registers" else 1
-    o = problem.head_dim_v // 2
-    scores, rest = genes.BLOCK_N // 2, genes.BLOCK_N // 8 + o * sums + genes.sum_columns // 2
-    kept = o * (sums if genes.FLUSH_TILES > 1 else 1)  # beside S: after every tile one of the two sums is read
+    o, twice = problem.head_dim_v // 2, genes.SUM_PLACE == "registers"
+    sums = o + o // genes.VALUE_PARTS if twice else o
+    scores, rest = genes.BLOCK_N // 2, genes.BLOCK_N // 8 + sums + genes.sum_columns // 2
+    kept = sums if genes.FLUSH_TILES > 1 else o  # beside S: after every tile one of the two sums is read
     operands = scores + rest if genes.OVERLAP else max(scores + kept, rest)
     if genes.Q_IN_REGISTERS:
         operands += 4 * math.ceil(problem.head_dim / STEP_BYTES)
@@ -133,7 +134,10 @@ def begins_ahead(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> bool:
 def widest_wgmma(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> int:
     """Registers per thread that the widest wgmma needs at launch."""
     return (
-        max(genes.BLOCK_N // 2 + 4 * genes.Q_IN_REGISTERS, (problem.head_dim_v + genes.sum_columns) // 2 + 4)
+        max(
+            genes.BLOCK_N // 2 + 4 * genes.Q_IN_REGISTERS,
+            (problem.head_dim_v // genes.VALUE_PARTS + genes.sum_columns) // 2 + 4,
+        )
         + REGISTERS_UNDER_WGMMA
     )
 
@@ -153,6 +157,7 @@ def launch_work(problem: AttentionProblem, genes: Fp8WgmmaGenes, registers: int)
         "flush tiles": genes.FLUSH_TILES,
         "sum columns": genes.sum_columns,
         "turned": problem.turned,
+        "value parts": genes.VALUE_PARTS,
     }
     return (
         replace(

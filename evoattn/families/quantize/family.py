@@ -4,14 +4,14 @@ than a part."""
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from evoattn.families.base import Family
-from evoattn.families.quantize.genes import QuantizeGenes
+from evoattn.families.residency import WARP
+from evoattn.families.row_kernels import RowGenes, RowKernels
 from evoattn.families.work import LaunchWork, Step
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import STATIC_SMEM_LIMIT, Buffer, KernelArg, KernelLaunch, Scalar
-from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.quantize import QUANTIZE_OPERATIONS, SMOOTH, TURN, number_of
 from evoattn.model.scales import PER_TOKEN
@@ -19,15 +19,22 @@ from evoattn.model.space import KernelConfig
 from evoattn.model.turned import GROUP
 from evoattn.model.variant import TURNED
 
-MAX_HEAD_DIM = 1024
-SIZES = "sizes"
-"""The scratch buffer of what parts of heads have: the largest magnitude, or of each column least, most and sum."""
-WARP = 32
+SIZES, COUNTERS = "sizes", "counters_zeroed"
+"""The scratch buffers: of what parts of heads have, the largest magnitude, or of each column least, most and sum; and
+of blocks that are done, for each scale, behind one of those that began."""
 ROOM = 1024
 """Bytes of shared memory for what threads tell one another."""
 
 
-class Quantize(Family):
+@dataclass(frozen=True)
+class QuantizeGenes(RowGenes):
+    """Rows of a thread that are on their way at once, too, and blocks of one launch that measure ahead."""
+
+    UNROLL: int
+    AHEAD_BLOCKS: int = 0
+
+
+class Quantize(RowKernels):
     """The `Family` of `templates/quantize.cu.j2`. The mask and the number of keys change nothing."""
 
     name: ClassVar[str] = "quantize"
@@ -35,43 +42,43 @@ class Quantize(Family):
     devices: ClassVar[str] = "any GPU, sm_80 and newer"
     operations: ClassVar[tuple[str, ...]] = QUANTIZE_OPERATIONS
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "e4m3")
-    masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
     variants: ClassVar[tuple[str, ...]] = ("kv", "scales", TURNED)
 
     def genes(self, config: KernelConfig) -> QuantizeGenes:
         return QuantizeGenes.of(config)
 
+    def rows(self, problem: AttentionProblem) -> int:
+        return problem.batch * problem.heads * problem.seqlen_q
+
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         if (problem.op == TURN) != (problem.element.bytes == 1):
             return f"{self.name} makes 8 bits of 16; op={TURN} alone takes {problem.dtype}."
-        if problem.head_dim % 8 or problem.head_dim > MAX_HEAD_DIM:
-            return f"{self.name} takes a head_dim of a multiple of 8 up to {MAX_HEAD_DIM}, not {problem.head_dim}."
-        if problem.batch * problem.heads * problem.seqlen_q >= 1 << 31:
-            return f"{self.name} takes less than 2^31 rows of all heads together."
+        if problem.head_dim % 8:
+            return f"{self.name} takes a head_dim of a multiple of 8, not {problem.head_dim}."
         if problem.turned and problem.head_dim % GROUP:
             return f"{self.name} turns a head_dim of a multiple of {GROUP}, not {problem.head_dim}."
-        return None
+        return super().refuse(problem, gpu)
 
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
     ) -> str | None:
         genes = self.genes(config)
-        lanes, columns = _lanes(problem, genes)
+        lanes, columns = genes.lanes(problem.head_dim)
         if problem.op == SMOOTH and 4 * (genes.THREADS * columns + problem.head_dim + WARP) > STATIC_SMEM_LIMIT:
             return f"THREADS={genes.THREADS} threads of {columns} sums each are over {STATIC_SMEM_LIMIT} bytes."
         if problem.turned and genes.BLOCK_M * problem.head_dim > STATIC_SMEM_LIMIT - ROOM:
             return f"BLOCK_M={genes.BLOCK_M} rows of {problem.head_dim} bytes are over {STATIC_SMEM_LIMIT - ROOM}."
         if columns * genes.UNROLL * (4 if problem.op == SMOOTH else 1) > 128:
             return f"UNROLL={genes.UNROLL} rows of {columns} columns are more than the registers of a thread."
+        if redundant and genes.AHEAD_BLOCKS and not _is_at_once(problem, genes):
+            return f"AHEAD_BLOCKS={genes.AHEAD_BLOCKS}: a block has all that shares its scale."
         if redundant and genes.UNROLL > 1 and genes.BLOCK_M * lanes < genes.THREADS * genes.UNROLL:
             return f"UNROLL={genes.UNROLL}: a thread has fewer of the {genes.BLOCK_M} rows."
-        if redundant and genes.BLOCK_M * lanes < genes.THREADS:
-            return f"THREADS={genes.THREADS} are more than the {genes.BLOCK_M} rows of a block have work for."
-        return None
+        return genes.why_idle(lanes, 0) if redundant else None
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes, number = self.genes(config), number_of(problem)
-        return genes.named("BLOCK_M", "THREADS", "VECTOR_WIDTH", "UNROLL") | {
+        return genes.named("BLOCK_M", "THREADS", "VECTOR_WIDTH", "UNROLL", "AHEAD_BLOCKS") | {
             "ELEMENT": problem.answer.cuda,
             "NUMBER": number.cuda,
             "LARGEST": f"{number.largest}f",
@@ -92,6 +99,10 @@ class Quantize(Family):
         of_scale = _heads_of_scale(problem)
         sizes: KernelArg = Scalar("int64", 0) if problem.scales == PER_TOKEN else Buffer(SIZES)
         mean: KernelArg = Buffer("mean") if problem.op == SMOOTH else Scalar("int64", 0)
+        if _is_at_once(problem, genes):
+            at_once = Buffer("x"), Buffer("numbers"), Buffer("scale"), mean, sizes, Buffer(COUNTERS), *counts
+            args = (*at_once, Scalar("int32", of_scale), *x, *numbers)
+            return (KernelLaunch("quantize_at_once", (2 * grid[0], 1, 1), block, 0, args),)
         own = int(_is_own(problem, parts))
         args = (
             *(Buffer("x"), Buffer("numbers"), Buffer("scale"), mean, sizes, *counts),
@@ -106,16 +117,19 @@ class Quantize(Family):
         if problem.scales == PER_TOKEN or problem.op == TURN:
             return {}
         stats = 3 * problem.head_dim if problem.op == SMOOTH else 1
-        return {SIZES: 4 * stats * problem.batch * problem.heads * _parts(problem, self.genes(config))}
+        genes, heads = self.genes(config), problem.batch * problem.heads
+        counters = {COUNTERS: 4 * (1 + heads // _heads_of_scale(problem))} if _is_at_once(problem, genes) else {}
+        return {SIZES: 4 * stats * heads * _parts(problem, genes), **counters}
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
         """A step is a row of each thread: loads, a comparison or a product of each element, and a store."""
         genes, parts = self.genes(config), _parts(problem, self.genes(config))
-        lanes, columns = _lanes(problem, genes)
+        lanes, columns = genes.lanes(problem.head_dim)
         rows, elements = genes.THREADS // lanes, genes.THREADS // lanes * problem.head_dim
         tensor = float(problem.inputs[0].bytes)
         two = not _is_own(problem, parts) and problem.scales != PER_TOKEN and problem.op != TURN
         names = ("quantize_sizes", "quantize") if two else (TURN if problem.op == TURN else "quantize",)
+        at_once = _is_at_once(problem, genes)  # counted as two launches, of which the second reads no memory
         steps = math.ceil(min(genes.BLOCK_M, problem.seqlen_q) / rows)
         made = []
         for kernel in names:
@@ -130,19 +144,13 @@ class Quantize(Family):
                 LaunchWork(
                     kernel, problem.batch * problem.heads * parts, genes.THREADS, genes.THREADS // WARP, 0,
                     registers or 24 + columns * genes.UNROLL, step, steps, steps, ends,
-                    in_flight_bytes=problem.element_bytes * elements * genes.UNROLL, read_bytes=tensor,
+                    in_flight_bytes=problem.element_bytes * elements * genes.UNROLL,
+                    read_bytes=0.0 if at_once and written else tensor,
                     write_bytes=tensor / problem.element_bytes if written else 0.0,
                     genes={"unroll": genes.UNROLL, "vector bytes": problem.element_bytes * genes.VECTOR_WIDTH},
                 )
             )  # fmt: skip
         return tuple(made)
-
-
-def _lanes(problem: AttentionProblem, genes: QuantizeGenes) -> tuple[int, int]:
-    """(threads of a row, elements of it that each has), as in the template."""
-    vectors = math.ceil(problem.head_dim / genes.VECTOR_WIDTH)
-    lanes = min(WARP, 1 << (vectors - 1).bit_length())
-    return lanes, math.ceil(vectors / lanes) * genes.VECTOR_WIDTH
 
 
 def _parts(problem: AttentionProblem, genes: QuantizeGenes) -> int:
@@ -152,6 +160,12 @@ def _parts(problem: AttentionProblem, genes: QuantizeGenes) -> int:
 
 def _heads_of_scale(problem: AttentionProblem) -> int:
     return problem.group_size if problem.scales else problem.batch * problem.heads
+
+
+def _is_at_once(problem: AttentionProblem, genes: QuantizeGenes) -> bool:
+    """Whether one launch measures and makes numbers, by blocks of their own."""
+    shared = problem.scales != PER_TOKEN and problem.op != TURN and not _is_own(problem, _parts(problem, genes))
+    return genes.AHEAD_BLOCKS > 0 and shared
 
 
 def _is_own(problem: AttentionProblem, parts: int) -> bool:

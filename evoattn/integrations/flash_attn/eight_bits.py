@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from evoattn.integrations.flash_attn.options import OPEN, Options
@@ -18,6 +20,16 @@ LACKING = (
 def takes(q: Tensor) -> bool:
     """Whether q is of a dtype that is multiplied as it is."""
     return q.dtype == E4M3
+
+
+def scales(q: Tensor, *descales: Tensor | None) -> dict[str, Any]:
+    """The `Options` of packed tensors of 8 bits, or of queries of 8 bits over a cache: of q, k and v."""
+    q_scale, k_scale, v_scale = descales
+    return {
+        "q_scale": torch.ones((), device=q.device) if q_scale is None else q_scale,
+        "k_scale": k_scale,
+        "v_scale": v_scale,
+    }
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, options: Options, descales: Sequence[Tensor | None]) -> Answer:

@@ -18,8 +18,8 @@ OPEN = -1
 MOST_COLUMNS = 256
 """The largest head_dim of V beside a K of its own."""
 FP8 = (
-    "queries of fp8 and their descale factors are for flash_attn_func, in float8_e4m3fn, and k and v of fp8 for "
-    "caches: give q, k and v in float16 or bfloat16."
+    "queries of fp8 and their descale factors are for float8_e4m3fn, without qv, new keys and rotary embeddings, and k "
+    "and v of fp8 for those and for caches: give q, k and v in float16 or bfloat16."
 )
 
 
@@ -45,6 +45,8 @@ class Options:
     k_scale: Tensor | None = None
     """`[batch, kv_heads]`, of keys of 8 bits."""
     v_scale: Tensor | None = None
+    q_scale: Tensor | None = None
+    """The same of queries of 8 bits, packed or over a cache."""
 
     @property
     def is_local(self) -> bool:
@@ -64,6 +66,7 @@ class Options:
             "sinks": self.sinks,
             "return_lse": self.return_lse,
             "deterministic": self.deterministic,
+            "q_scale": self.q_scale,
             "k_scale": self.k_scale,
             "v_scale": self.v_scale,
             "enable_gqa": True,
@@ -71,7 +74,7 @@ class Options:
 
     def of_sequences(self, which: Tensor) -> Options:
         """The options of these sequences of the batch, in this order."""
-        names = ("slopes", "k_scale", "v_scale")
+        names = ("slopes", "q_scale", "k_scale", "v_scale")
         of_batches = {name: one for name in names if (one := getattr(self, name)) is not None and one.dim() == 2}
         return replace(self, **{name: one[which] for name, one in of_batches.items()}) if of_batches else self
 

@@ -117,8 +117,11 @@ def flash_attn_varlen_func(
 ) -> Answer:
     """q `[total_q, heads, head_dim]`, k and v `[total_k, kv_heads, head_dim]`, or caches with four dimensions: of pages
     with `page_table`, else one row for each sequence; their lengths are `seqused_k`, or say `cu_seqlens_k`. With
-    `return_attn_probs` the log-sum-exp `[heads, total_q]` comes too. Rows of q that are no queries get 0."""
-    refuse_fp8(q, q_descale, k_descale, v_descale)
+    `return_attn_probs` the log-sum-exp `[heads, total_q]` comes too. Rows of q that are no queries get 0.
+    Tensors of float8_e4m3fn, with descale factors `[sequences, kv_heads]`, have an answer of bfloat16."""
+    eight = eight_bits.takes(q) and qv is None
+    if not eight:
+        refuse_fp8(q, q_descale, k_descale, v_descale)
     options = Options(
         softmax_scale,
         bool(causal),
@@ -130,6 +133,7 @@ def flash_attn_varlen_func(
         dropout_p,
         return_attn_probs,
         deterministic,
+        **(eight_bits.scales(q, q_descale, k_descale, v_descale) if eight else {}),
     )
     queries = Queries(cu_seqlens_q, int(max_seqlen_q), seqused_q)
     if k.dim() == 4:
@@ -229,13 +233,16 @@ def flash_attn_with_kvcache(
     the family append_kv, where neither q nor k is packed and neither `rotary_seqlens` nor `cache_batch_idx` is given.
     There are no gradients, as in FlashAttention.
 
-    A cache may be of float8_e4m3fn, float8_e5m2 or int8 beside q of 16 bits; `k_descale` and `v_descale`, float32
-    `[batch, kv_heads]`, are what its numbers are multiplied by, 1 unless given. New keys are the caller's to write.
+    A cache may be of float8_e4m3fn, float8_e5m2 or int8 beside q of 16 bits, or of float8_e4m3fn beside such a q.
+    `q_descale`, `k_descale` and `v_descale`, float32 `[batch, kv_heads]`, are what their numbers are multiplied by, 1
+    unless given. New keys are the caller's to write.
 
     With `return_softmax_lse` four things come, as from FlashAttention 3: output, log-sum-exp, and two tensors without
     elements where it has the results of splits.
     """
-    refuse_fp8(q, q_descale)
+    eight = eight_bits.takes(q) and k is qv is rotary_cos is None
+    if not eight:
+        refuse_fp8(q, q_descale)
     if is_eight_bits(k_cache) and (k is not None or qv is not None):
         raise ValueError("a cache of 8 bits takes neither qv nor new keys: quantise these, and write them before.")
     options = Options(
@@ -247,8 +254,11 @@ def flash_attn_with_kvcache(
         alibi_slopes,
         learnable_sink if s_aux is None else s_aux,
         return_lse=return_softmax_lse,
-        k_scale=k_descale,
-        v_scale=v_descale,
+        **(
+            eight_bits.scales(q, q_descale, k_descale, v_descale)
+            if eight
+            else dict(k_scale=k_descale, v_scale=v_descale)
+        ),
     )
     table = block_table if page_table is None else page_table
     if table is not None and cache_batch_idx is not None:
