@@ -19,7 +19,6 @@ from evoattn.model.score import (
     depends_on,
     replaced,
 )
-from evoattn.model.score_lines import linear
 
 
 def in_cuda(tree: Tree, floats: bool = True, by_steps: bool = False) -> str:
@@ -35,16 +34,31 @@ def in_cuda(tree: Tree, floats: bool = True, by_steps: bool = False) -> str:
 
 def _in_steps(tree: Tree) -> str:
     """A whole number that differs by the key, as a float."""
-    line = linear(tree)
-    if line is not None and abs(line[1]) == 1:
+    if abs(keys := _keys_of(tree) or 0) == 1:
         first = _in_cuda(replaced(tree, Name("k"), Name("first")))
-        return f"(float({first}) {'+' if line[1] > 0 else '-'} float(step))"
+        return f"(float({first}) {'+' if keys > 0 else '-'} float(step))"
     match tree:
         case Apply("abs", (x,)):
             return f"fabsf({in_cuda(x, True, True)})"
         case Apply("min" | "max" as name, of):
             return OPERATORS[name].cuda.format(*(in_cuda(one, True, True) for one in of))
     return f"float({_in_cuda(tree, True)})"
+
+
+def _keys_of(tree: Tree) -> int | None:
+    """How often a sum has the key; None for all else that differs by it."""
+    if not depends_on(tree, "k"):
+        return 0
+    match tree:
+        case Name("k"):
+            return 1
+        case Apply("minus", (x,)):
+            found = _keys_of(x)
+            return None if found is None else -found
+        case Apply("+" | "-" as sign, (x, y)):
+            one, other = _keys_of(x), _keys_of(y)
+            return None if one is None or other is None else one + (other if sign == "+" else -other)
+    return None
 
 
 def changed_in_cuda(tree: Tree) -> str:

@@ -253,6 +253,8 @@ def test_random_texts_raise_nothing_else():
 CHANGED = {
     "s-t[h]*abs(q-k)": "(raw - ((to_float(t_t[inside(h, n_t_0)]) * term_unit) * "
     "fabsf((float((q - first)) - float(step)))))",
+    "s-(d-(k-q))*t[h]": "(raw - ((to_float(t_t[inside(h, n_t_0)]) * term_unit) * "
+    "(float((d - (first - q))) - float(step))))",
     "s+t[k]": "(raw + (to_float(t_t[inside(k, n_t_0)]) * term_unit))",
     "2.0*(s*t[h])+min(k-q,9)*0.5": "((2.0f * (raw * to_float(t_t[inside(h, n_t_0)]))) + "
     "((0.5f * term_unit) * smaller((float((first - q)) + float(step)), 9.0f)))",
