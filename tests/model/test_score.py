@@ -11,6 +11,8 @@ from evoattn.correctness.reference import make_answer, make_inputs
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.score import OPERATORS, SCORE, cost, derivative, evaluate, parse_predicate, parse_score, text_of
 from evoattn.model.score_cuda import changed_in_cuda, in_cuda
+from evoattn.model.score_lines import loads_apart
+from evoattn.model.score_ranges import lines_of
 from evoattn.model.shape_text import parse_shape
 
 TABLES = "table:fp32:4x9+gate:bf16:4+doc:int32:2x8"
@@ -269,3 +271,31 @@ CHANGED = {
 @pytest.mark.parametrize("text", CHANGED)
 def test_a_score_that_is_not_scaled_stays_so_where_it_can(text):
     assert changed_in_cuda(parse_score(text, "t:fp32:64" if "t[" in text else "").tree) == CHANGED[text]
+
+
+RANGES = {  # what is equal has the conditions of the other
+    "(t[q]==t[k])&(t[q]>=0)": ["is_equal(r1, r3)", "is_at_most(Range{0, 0}, r1)", "is_at_most(Range{0, 0}, r3)"],
+    "(q==k)&(k<9)&(k!=3)": [
+        *("is_equal(q, k)", "is_less(k, Range{9, 9})", "is_not(is_equal(k, Range{3, 3}))"),
+        *("is_less(q, Range{9, 9})", "is_not(is_equal(q, Range{3, 3}))"),
+    ],
+    "(t[q]<t[k])&(t[q]>=0)": ["is_less(r1, r3)", "is_at_most(Range{0, 0}, r1)"],
+    "(q==k)|(k<9)": ["is_equal(q, k)", "is_less(k, Range{9, 9})"],
+}
+
+
+@pytest.mark.parametrize("text", RANGES)
+def test_a_number_that_is_equal_to_another_has_its_conditions(text):
+    lines = lines_of(parse_predicate(text, "t:int32:64" if "t[" in text else "").tree)
+    found = [line.split(" = ")[1].rstrip(";") for line in lines[:-1]]
+    conditions = [one for one in found if one.startswith("is_")]
+    assert conditions == RANGES[text]
+    joined = found[-1]
+    assert joined.count("lesser_of" if "&" in text else "greater_of") == len(conditions) - 1
+
+
+@pytest.mark.parametrize(
+    ("text", "apart"), [("s+t[k-q]", False), ("s+t[q]*k", False), ("s+t[q*k]", True), ("tanh(s*t[min(q,k)])", True)]
+)
+def test_which_elements_are_of_each_query_and_key(text, apart):
+    assert loads_apart(parse_score(text, "t:fp32:64").tree) == apart
