@@ -245,13 +245,11 @@ class AttentionProblem:
         tree, shapes = parse_score(SCORE).tree, self.term_shapes
         if self.softcap:
             tree = parse_score(f"{float(self.softcap)!r}*tanh(s/{float(self.softcap)!r})").tree
-        for name, dtype, added in (
-            ("slopes", "fp32", "-slopes[h]*abs(q+d-k)"),
-            ("bias", self.answer.name, "bias[b,h,q,k]"),
-        ):
+        added_ones = (("slopes", "fp32", "-slopes[h]*abs(q+d-k)"), ("bias", self.answer.name, "bias[b,h,q,k]"))
+        for name, dtype, added in added_ones:
             if name in shapes:
-                changed = parse_score(f"s+{added}", (Table(name, dtype, shapes[name], name),)).tree
-                tree = replaced(changed, Name(SCORE), tree)
+                table = Table(name, dtype, shapes[name], name)
+                tree = replaced(parse_score(f"s+{added}", (table,)).tree, Name(SCORE), tree)
         return tree
 
     @cached_property
