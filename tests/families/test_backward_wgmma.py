@@ -161,6 +161,7 @@ def test_a_fault_of_a_block_list_shows(fault):
         ({"ROTATE": True}, "Sq=130 Sk=300", ()),
         ({}, "S=300 mask=causal", ()),
         ({}, "S=300", [("        while (acquire(added_to(walk)) < blocks_before(walk.tile)) {}\n", "")]),
+        ({}, "S=300", [("tma_store_wait(), release_one", "tma_store_wait_read(), release_one")]),
         ({"ROTATE": True}, "Sq=130 Sk=300", [("(tile + tiles - block.key", "(tile + block.key")]),
     ],
 )
