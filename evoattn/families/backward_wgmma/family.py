@@ -99,8 +99,6 @@ class BackwardWgmma(Family):
             return reason
         if not set(parse_grads(problem.grads)) <= set(TERM_GRADS):
             return "backward_wgmma computes no gradients of tables."
-        if problem.deterministic and problem.blocks:
-            return "backward_wgmma adds up dQ by a block list in the order in which blocks run: not deterministic."
         if problem.deterministic and shares_bias(problem):
             return "backward_wgmma adds up the gradient of a bias that batches or heads share in any order."
         return None
