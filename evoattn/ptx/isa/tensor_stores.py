@@ -13,7 +13,6 @@ from evoattn.ptx.program.kernel import Instruction
 from evoattn.ptx.program.threads import WARP, ActiveThreads
 from evoattn.ptx.state.context import Context
 
-
 LATE = 3
 """Every third block adds up late: of sums of two, bits are the same in either order."""
 
