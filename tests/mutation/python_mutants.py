@@ -142,6 +142,7 @@ ROOMS = {
         (
             *("evoattn/*/append.py", "evoattn/*/merge.py", "evoattn/*/sequences.py", "evoattn/model/lengths.py"),
             *("evoattn/families/append_kv/*.py", "evoattn/families/merge_*.py", "evoattn/families/merge_parts/*.py"),
+            "evoattn/families/row_kernels.py",
             *(f"evoattn/integrations/{name}.py" for name in ("vllm", "sglang", "static_cache")),
             *("evoattn/integrations/flash_attn/*.py", "evoattn/ops/beside.py"),
         ),
