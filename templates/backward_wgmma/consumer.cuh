@@ -438,8 +438,7 @@ private:
     const int tile = Smem::DS + score_stage * Smem::SCORE_TILE_BYTES + keys * Smem::SCORE_GROUP_BYTES;
     const int chunk = lane % 8, key = block.first_key + keys * 64 + chunk * 8;
     const bool wide = bias_sums.row_stride % 4 == 0 && key + 8 <= mask.seqlen_k;
-    float* key_gmem =
-        bias_sums.gmem + block.batch * bias_sums.batch_stride + walk.head * bias_sums.head_stride + key;
+    float* key_gmem = bias_sums.gmem + block.batch * bias_sums.batch_stride + walk.head * bias_sums.head_stride + key;
 #pragma unroll 2
     for (int i = warp * 4 + lane / 8; i < SCORE_COLUMNS; i += 16) {
       const int row = dims * SCORE_COLUMNS + i, query = walk.tile * BLOCK_M + row;
@@ -507,7 +506,8 @@ private:
   __device__ __forceinline__ void score_gradients() {
 #pragma unroll
     for (int i = 0; i < SCORE_COLUMNS / 2; ++i) {
-      if (!TERMS_EARLY && ORDER == Order::DV_LAST && i % 8 == 0) read_terms(Smem::DELTAS + d.stage * BLOCK_M * 4, i / 8);
+      if (!TERMS_EARLY && ORDER == Order::DV_LAST && i % 8 == 0)
+        read_terms(Smem::DELTAS + d.stage * BLOCK_M * 4, i / 8);
       dp[i] = s[i] * (dp[i] - terms_of_lane[i / 4 * 2 + i % 2]);
     }
     if constexpr (BIAS_GRADIENT && !BIAS_FROM_SHARED) add_to_bias();

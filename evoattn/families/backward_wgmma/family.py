@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 from evoattn.families.backward import NULL, bias_gradient, bias_gradient_strides, shares_bias, strides_of
 from evoattn.families.backward_wgmma.resources import (
     BackwardWgmmaGenes,
-    runs_ahead,
     dq_columns,
     dq_share,
     key_blocks,
@@ -18,6 +17,7 @@ from evoattn.families.backward_wgmma.resources import (
     producer_warps,
     registers_at_launch,
     registers_needed,
+    runs_ahead,
     scratch,
     smem_bytes,
     threads,

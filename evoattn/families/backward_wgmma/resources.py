@@ -252,7 +252,7 @@ def launch_work(problem: AttentionProblem, genes: BackwardWgmmaGenes, registers:
         special=float(pairs),
         instructions=pairs * (SCORE_OPERATIONS + 1) / WARP + 60 * 4 * groups,
         shared_bytes=shared,
-        loaded_bytes=tile_bytes + 2.0 * sums,
+        loaded_bytes=tile_bytes + 2.0 * sums + 8.0 * pairs * ("bias" in parse_grads(problem.grads)),
         waits=STEP_WAIT * (0.6 if runs_ahead(genes) else 1.0),
     )
     extra = variant_step(problem, pairs)
