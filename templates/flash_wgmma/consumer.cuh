@@ -61,6 +61,7 @@ struct Consumer : Epilogue {
   bool flushed;       // O_IN_SHARED: some are in shared memory
   Ring ring, before;  // places of the next K, and of the V that P is for
   Ring skipped;       // AHEAD: the first place of V that is passed over
+  uint32_t turn_parity = 0;
   bool fresh;         // IN_PARTS: O of this part is nothing yet
   TileScheduler& work;
 
@@ -219,10 +220,16 @@ private:
     if (lane == 0) mbarrier_arrive(barrier_smem);
   }  // this warp is done with what it guards
   __device__ __forceinline__ void wait_for_turn() {
-    if constexpr (PING_PONG) named_barrier_sync<256>(TURN + warpgroup);
+    if constexpr (PING_PONG && !OVERLAP) {
+      mbarrier_wait(barrier(Smem::Q_EMPTY, warpgroup), turn_parity);
+      turn_parity ^= 1;
+    } else if constexpr (PING_PONG) {
+      named_barrier_sync<256>(TURN + warpgroup);
+    }
   }
   __device__ __forceinline__ void pass_turn() {
-    if constexpr (PING_PONG) named_barrier_arrive<256>(TURN + (warpgroup + 1) % WARPGROUPS);
+    if constexpr (PING_PONG && !OVERLAP) release(barrier(Smem::Q_EMPTY, (warpgroup + 1) % WARPGROUPS));
+    else if constexpr (PING_PONG) named_barrier_arrive<256>(TURN + (warpgroup + 1) % WARPGROUPS);
   }
   // The terms of the lane's rows g and g + 8 in the next tile of keys.
   __device__ __forceinline__ RowTerms<Element> row_terms(int row) const {
@@ -268,12 +275,18 @@ private:
       }
     }
     return softmax_tile<RESCALE, LAZY_OCTAVES, POLYNOMIAL_EIGHTHS, FIRST, MASKED, typename Operands::Range>(
-        state, s, scale_of_scores(), factor, [&] {
+        state, s, scale_of_scores(), factor,
+        [&] {
           if constexpr (RESCALE == Rescale::LAZY_AFTER) {
             scores_again<Operands, BLOCK_N>(s, q, q_smem, smem_address + Smem::K + stage * Smem::K_TILE_BYTES,
                                             thread / 32, lane);
           }
           if constexpr (Terms::ANY) change_scores();
+        },
+        [&](float (&subtracted)[2]) {
+          if constexpr (PING_PONG && !OVERLAP) {
+            wait_for_turn();
+          }
         });
   }
   __device__ __forceinline__ float scale_of_scores() const {
@@ -336,7 +349,7 @@ private:
     if (!FIRST && rescale) rescale_output();
     before = ring;
     ring.advance();
-    if constexpr (!OVERLAP) start_pv(), finish_pv();
+    if constexpr (!OVERLAP) start_pv(), pass_turn(), finish_pv();
   }
   // The next tile of rows, once Q of this warpgroup has come; false if there is none.
   __device__ __forceinline__ bool take_tile(int round) {

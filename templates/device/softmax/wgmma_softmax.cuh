@@ -29,7 +29,8 @@ struct WholeRange {
   static constexpr int TOP = 0;
   static constexpr float HIGHEST = 32768.f, LIMIT = 0.f;
   static constexpr bool SUMMED_BY_PRODUCT = false;
-  static constexpr bool FEW_BITS = false;  // P has so few that `exp2_saturated` is as good as any
+  static constexpr bool MAX_OF_BITS = false;  // maxima of a tile are of integers, where that is right
+  static constexpr bool FEW_BITS = false;     // P has so few that `exp2_saturated` is as good as any
 };
 
 // Rows g and g + 8 of a lane.
@@ -71,9 +72,9 @@ template <int LAZY_OCTAVES, bool KEEP_NAN, class Range> __device__ __forceinline
   return finite_or_nan<KEEP_NAN>(reached ? above + (LAZY_OCTAVES - Range::TOP) : 0.f);
 }
 
-// Maxima of rows g and g + 8: the four lanes of a row hold different keys. Two chains per row hide the latency.
+// Maxima of rows g and g + 8 among a lane's keys. Two chains per row hide the latency.
 template <bool KEEP_NAN, int FLOATS>
-__device__ __forceinline__ void row_max(const float (&s)[FLOATS], float (&maximum)[2]) {
+__device__ __forceinline__ void lane_max(const float (&s)[FLOATS], float (&maximum)[2]) {
   float other[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
@@ -89,9 +90,41 @@ __device__ __forceinline__ void row_max(const float (&s)[FLOATS], float (&maximu
       other[row] = greater<KEEP_NAN>(other[row], greater<KEEP_NAN>(high[0], high[1]));
     }
 #pragma unroll
+  for (int row = 0; row < 2; ++row) maximum[row] = greater<KEEP_NAN>(maximum[row], other[row]);
+}
+
+// The same as integers, of which one instruction compares three: right where the greatest is not negative, NaN among
+// them, as floats from 0 on have the order of their bits.
+template <int FLOATS> __device__ __forceinline__ bool lane_max_of_bits(const float (&s)[FLOATS], float (&maximum)[2]) {
+  int most[2][2];
+#pragma unroll
+  for (int i = 0; i < FLOATS; i += 4)
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      int& of = most[row][i / 4 % 2];
+      const int low = __float_as_int(s[i + 2 * row]), high = __float_as_int(s[i + 2 * row + 1]);
+      of = i < 8 ? max(low, high) : max(max(of, low), high);
+    }
+  int greatest[2];
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    greatest[row] = max(most[row][0], most[row][1]);
+    maximum[row] = __int_as_float(greatest[row]);
+  }
+  return !__any_sync(ALL_LANES, (greatest[0] | greatest[1]) < 0);
+}
+
+// Maxima of rows g and g + 8: the four lanes of a row hold different keys.
+template <bool KEEP_NAN, bool OF_BITS, int FLOATS>
+__device__ __forceinline__ void row_max(const float (&s)[FLOATS], float (&maximum)[2]) {
+  if constexpr (OF_BITS) {
+    if (!lane_max_of_bits(s, maximum)) lane_max<KEEP_NAN>(s, maximum);
+  } else {
+    lane_max<KEEP_NAN>(s, maximum);
+  }
+#pragma unroll
   for (int row = 0; row < 2; ++row) {
     float& both = maximum[row];
-    both = greater<KEEP_NAN>(both, other[row]);
     both = greater<KEEP_NAN>(both, __shfl_xor_sync(ALL_LANES, both, 1));
     both = greater<KEEP_NAN>(both, __shfl_xor_sync(ALL_LANES, both, 2));
   }
@@ -105,8 +138,10 @@ __device__ __forceinline__ void row_max(const float (&s)[FLOATS], float (&maximu
 // other rows: a row that has seen no key takes the first maximum, every other one is raised by the same operations in
 // the same order. Products are not to be fused with the sum behind them, as the compiler may in one case and not in
 // another: `__fmul_rn`.
-template <Rescale RESCALE, int LAZY_OCTAVES, int EIGHTHS, bool FIRST, bool MASKED, class Range, int FLOATS>
-__device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS], float scale, float (&factor)[2]) {
+template <Rescale RESCALE, int LAZY_OCTAVES, int EIGHTHS, bool FIRST, bool MASKED, class Range, typename Before,
+          int FLOATS>
+__device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS], float scale, float (&factor)[2],
+                                             Before before) {
   constexpr bool KEEP_NAN = EIGHTHS > 0;
   constexpr bool LAZY = RESCALE != Rescale::ALWAYS, TESTED = RESCALE == Rescale::LAZY && !FIRST && !MASKED;
   constexpr bool RISES = RESCALE == Rescale::LAZY && !FIRST;  // scores may reach a shift that was set before
@@ -114,7 +149,7 @@ __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS]
   bool rescale = false;
   if constexpr (FIRST || MASKED || !LAZY) {  // shift = max(shift, max_j s_j · scale + room)
     float maximum[2];
-    row_max<KEEP_NAN>(s, maximum);
+    row_max<KEEP_NAN, Range::MAX_OF_BITS && !MASKED && !KEEP_NAN>(s, maximum);
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       const float old_shift = state.shift[row];
@@ -135,6 +170,7 @@ __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS]
     }
     if constexpr (!FIRST) rescale = !LAZY || __any_sync(ALL_LANES, rescale);
   }
+  before(subtracted);
   constexpr bool BY_SIGN = Range::LIMIT == 0.f, SATURATED = EIGHTHS > 0 && is_saturated<RESCALE, Range>();
   const float shrunk = SATURATED ? scale / EXPONENTS : 0.f;
   float least[2] = {0.f, 0.f};
@@ -155,7 +191,7 @@ __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS]
   if constexpr (TESTED) {  // one sign bit per score tells whether any reached its shift after all
     rescale = __any_sync(ALL_LANES, BY_SIGN ? all_negative >= 0 : greatest >= __float_as_int(Range::LIMIT));
     if (rescale) {
-      row_max<KEEP_NAN>(s, rise);
+      row_max<KEEP_NAN, false>(s, rise);
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
         rise[row] = rise_of<LAZY_OCTAVES, KEEP_NAN, Range>(rise[row]);
@@ -191,19 +227,19 @@ template <class Range> __device__ __forceinline__ bool too_high(const float (&su
 }
 
 // P = softmax numerators of a tile, in place of its scores, and sums += P. As `shift_scores`; `scores_again` is called
-// by a warp that lost its scores.
+// by a warp that lost its scores, `before` comes between maxima and exponentials.
 template <Rescale RESCALE, int LAZY_OCTAVES, int EIGHTHS, bool FIRST, bool MASKED, class Range = WholeRange,
-          typename ScoresAgain, int FLOATS>
+          typename ScoresAgain, typename Before, int FLOATS>
 __device__ __forceinline__ bool softmax_tile(RowState& state, float (&s)[FLOATS], float scale, float (&factor)[2],
-                                             ScoresAgain scores_again) {
-  bool rescale = shift_scores<RESCALE, LAZY_OCTAVES, EIGHTHS, FIRST, MASKED, Range>(state, s, scale, factor);
+                                             ScoresAgain scores_again, Before before) {
+  bool rescale = shift_scores<RESCALE, LAZY_OCTAVES, EIGHTHS, FIRST, MASKED, Range>(state, s, scale, factor, before);
   if constexpr (RESCALE == Rescale::LAZY_AFTER && !FIRST && !MASKED) {
     float sum[2] = {0.f, 0.f};
     exponentiate<EIGHTHS, false, Range>(s, sum);
     rescale = too_high<Range>(sum);
     if (rescale) {
       scores_again();
-      shift_scores<Rescale::ALWAYS, 0, EIGHTHS, false, false, Range>(state, s, scale, factor);
+      shift_scores<Rescale::ALWAYS, 0, EIGHTHS, false, false, Range>(state, s, scale, factor, before);
       sum[0] = sum[1] = 0.f;
       exponentiate<EIGHTHS, false, Range>(s, sum);
     }
