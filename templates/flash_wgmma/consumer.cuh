@@ -62,7 +62,7 @@ struct Consumer : Epilogue {
   Ring ring, before;  // places of the next K, and of the V that P is for
   Ring skipped;       // AHEAD: the first place of V that is passed over
   uint32_t turn_parity = 0;
-  bool fresh;         // IN_PARTS: O of this part is nothing yet
+  bool fresh;  // IN_PARTS: O of this part is nothing yet
   TileScheduler& work;
 
   __device__ __forceinline__ Consumer(RowOperand<Operands::ROW_COLUMNS, Q_IN_REGISTERS>& q, Fragments& f,
@@ -283,10 +283,8 @@ private:
           }
           if constexpr (Terms::ANY) change_scores();
         },
-        [&](float (&subtracted)[2]) {
-          if constexpr (PING_PONG && !OVERLAP) {
-            wait_for_turn();
-          }
+        [&](float(&subtracted)[2]) {
+          if constexpr (PING_PONG && !OVERLAP) { wait_for_turn(); }
         });
   }
   __device__ __forceinline__ float scale_of_scores() const {

@@ -16,4 +16,4 @@ class QuantizeGenes(Genes):
     THREADS: int
     VECTOR_WIDTH: int
     UNROLL: int
-    AHEAD_BLOCKS: int = 0
+    LAUNCHES: int = 2
