@@ -56,13 +56,13 @@ struct Consumer : Epilogue {
   float score_scale;      // Scales::GIVEN, no SOFTCAP: the softmax scale of this tile of rows, log2 units
   uint32_t q_smem;
   uint64_t k_descriptor, v_descriptor;
-  int key_tile;       // the next
-  int tiles_added;    // IN_TURNS: whose P V are in `sum`
-  bool flushed;       // O_IN_SHARED: some are in shared memory
-  Ring ring, before;  // places of the next K, and of the V that P is for
-  Ring skipped;       // AHEAD: the first place of V that is passed over
-  uint32_t turn_parity = 0;
-  bool fresh;  // IN_PARTS: O of this part is nothing yet
+  int key_tile;              // the next
+  int tiles_added;           // IN_TURNS: whose P V are in `sum`
+  bool flushed;              // O_IN_SHARED: some are in shared memory
+  Ring ring, before;         // places of the next K, and of the V that P is for
+  Ring skipped;              // AHEAD: the first place of V that is passed over
+  uint32_t turn_parity = 0;  // EXPONENT_TURNS: of the next turn
+  bool fresh;                // IN_PARTS: O of this part is nothing yet
   TileScheduler& work;
 
   __device__ __forceinline__ Consumer(RowOperand<Operands::ROW_COLUMNS, Q_IN_REGISTERS>& q, Fragments& f,
@@ -220,15 +220,15 @@ private:
     if (lane == 0) mbarrier_arrive(barrier_smem);
   }  // this warp is done with what it guards
   __device__ __forceinline__ void wait_for_turn() {
-    if constexpr (PING_PONG && !OVERLAP) {
-      mbarrier_wait(barrier(Smem::Q_EMPTY, warpgroup), turn_parity);
+    if constexpr (EXPONENT_TURNS) {  // before a named barrier ptxas puts the exponentials behind it
+      mbarrier_wait(barrier(Smem::TURN, warpgroup), turn_parity);
       turn_parity ^= 1;
     } else if constexpr (PING_PONG) {
       named_barrier_sync<256>(TURN + warpgroup);
     }
   }
   __device__ __forceinline__ void pass_turn() {
-    if constexpr (PING_PONG && !OVERLAP) release(barrier(Smem::Q_EMPTY, (warpgroup + 1) % WARPGROUPS));
+    if constexpr (EXPONENT_TURNS) release(barrier(Smem::TURN, (warpgroup + 1) % WARPGROUPS));
     else if constexpr (PING_PONG) named_barrier_arrive<256>(TURN + (warpgroup + 1) % WARPGROUPS);
   }
   // The terms of the lane's rows g and g + 8 in the next tile of keys.
@@ -283,8 +283,8 @@ private:
           }
           if constexpr (Terms::ANY) change_scores();
         },
-        [&](float(&subtracted)[2]) {
-          if constexpr (PING_PONG && !OVERLAP) { wait_for_turn(); }
+        [&] {
+          if constexpr (EXPONENT_TURNS) wait_for_turn();
         });
   }
   __device__ __forceinline__ float scale_of_scores() const {

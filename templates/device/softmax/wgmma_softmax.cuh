@@ -170,7 +170,7 @@ __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS]
     }
     if constexpr (!FIRST) rescale = !LAZY || __any_sync(ALL_LANES, rescale);
   }
-  before(subtracted);
+  before();
   constexpr bool BY_SIGN = Range::LIMIT == 0.f, SATURATED = EIGHTHS > 0 && is_saturated<RESCALE, Range>();
   const float shrunk = SATURATED ? scale / EXPONENTS : 0.f;
   float least[2] = {0.f, 0.f};
