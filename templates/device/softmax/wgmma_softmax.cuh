@@ -72,9 +72,37 @@ template <int LAZY_OCTAVES, bool KEEP_NAN, class Range> __device__ __forceinline
   return finite_or_nan<KEEP_NAN>(reached ? above + (LAZY_OCTAVES - Range::TOP) : 0.f);
 }
 
-// Maxima of rows g and g + 8 among a lane's keys. Two chains per row hide the latency.
-template <bool KEEP_NAN, int FLOATS>
-__device__ __forceinline__ void lane_max(const float (&s)[FLOATS], float (&maximum)[2]) {
+// Those of a lane's keys as integers, of which one instruction compares three; false where one is negative, and so not
+// what it stands for: floats from 0 on, infinity and NaN have the order of their bits.
+template <int FLOATS> __device__ __forceinline__ bool lane_max_of_bits(const float (&s)[FLOATS], float (&maximum)[2]) {
+  int most[2][2];
+#pragma unroll
+  for (int i = 0; i < FLOATS; i += 4)
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      int& of = most[row][i / 4 % 2];
+      const int low = __float_as_int(s[i + 2 * row]), high = __float_as_int(s[i + 2 * row + 1]);
+      of = i < 8 ? max(low, high) : max(max(of, low), high);
+    }
+  const int greatest[2] = {max(most[0][0], most[0][1]), max(most[1][0], most[1][1])};
+  maximum[0] = __int_as_float(greatest[0]), maximum[1] = __int_as_float(greatest[1]);
+  return !__any_sync(ALL_LANES, (greatest[0] | greatest[1]) < 0);
+}
+
+// Maxima of rows g and g + 8: the four lanes of a row hold different keys. Two chains per row hide the latency.
+template <bool KEEP_NAN, bool OF_BITS, int FLOATS>
+__device__ __forceinline__ void row_max(const float (&s)[FLOATS], float (&maximum)[2]) {
+  if constexpr (OF_BITS) {
+    if (lane_max_of_bits(s, maximum)) {
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        float& both = maximum[row];
+        both = greater<KEEP_NAN>(both, __shfl_xor_sync(ALL_LANES, both, 1));
+        both = greater<KEEP_NAN>(both, __shfl_xor_sync(ALL_LANES, both, 2));
+      }
+      return;
+    }
+  }
   float other[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
@@ -90,41 +118,9 @@ __device__ __forceinline__ void lane_max(const float (&s)[FLOATS], float (&maxim
       other[row] = greater<KEEP_NAN>(other[row], greater<KEEP_NAN>(high[0], high[1]));
     }
 #pragma unroll
-  for (int row = 0; row < 2; ++row) maximum[row] = greater<KEEP_NAN>(maximum[row], other[row]);
-}
-
-// The same as integers, of which one instruction compares three: right where the greatest is not negative, NaN among
-// them, as floats from 0 on have the order of their bits.
-template <int FLOATS> __device__ __forceinline__ bool lane_max_of_bits(const float (&s)[FLOATS], float (&maximum)[2]) {
-  int most[2][2];
-#pragma unroll
-  for (int i = 0; i < FLOATS; i += 4)
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      int& of = most[row][i / 4 % 2];
-      const int low = __float_as_int(s[i + 2 * row]), high = __float_as_int(s[i + 2 * row + 1]);
-      of = i < 8 ? max(low, high) : max(max(of, low), high);
-    }
-  int greatest[2];
-#pragma unroll
-  for (int row = 0; row < 2; ++row) {
-    greatest[row] = max(most[row][0], most[row][1]);
-    maximum[row] = __int_as_float(greatest[row]);
-  }
-  return !__any_sync(ALL_LANES, (greatest[0] | greatest[1]) < 0);
-}
-
-// Maxima of rows g and g + 8: the four lanes of a row hold different keys.
-template <bool KEEP_NAN, bool OF_BITS, int FLOATS>
-__device__ __forceinline__ void row_max(const float (&s)[FLOATS], float (&maximum)[2]) {
-  if constexpr (OF_BITS) {
-    if (!lane_max_of_bits(s, maximum)) lane_max<KEEP_NAN>(s, maximum);
-  } else {
-    lane_max<KEEP_NAN>(s, maximum);
-  }
-#pragma unroll
   for (int row = 0; row < 2; ++row) {
     float& both = maximum[row];
+    both = greater<KEEP_NAN>(both, other[row]);
     both = greater<KEEP_NAN>(both, __shfl_xor_sync(ALL_LANES, both, 1));
     both = greater<KEEP_NAN>(both, __shfl_xor_sync(ALL_LANES, both, 2));
   }
