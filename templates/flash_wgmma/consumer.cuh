@@ -56,13 +56,12 @@ struct Consumer : Epilogue {
   float score_scale;      // Scales::GIVEN, no SOFTCAP: the softmax scale of this tile of rows, log2 units
   uint32_t q_smem;
   uint64_t k_descriptor, v_descriptor;
-  int key_tile;              // the next
-  int tiles_added;           // IN_TURNS: whose P V are in `sum`
-  bool flushed;              // O_IN_SHARED: some are in shared memory
-  Ring ring, before;         // places of the next K, and of the V that P is for
-  Ring skipped;              // AHEAD: the first place of V that is passed over
-  uint32_t turn_parity = 0;  // EXPONENT_TURNS: of the next turn
-  bool fresh;                // IN_PARTS: O of this part is nothing yet
+  int key_tile;       // the next
+  int tiles_added;    // IN_TURNS: whose P V are in `sum`
+  bool flushed;       // O_IN_SHARED: some are in shared memory
+  Ring ring, before;  // places of the next K, and of the V that P is for
+  Ring skipped;       // AHEAD: the first place of V that is passed over
+  bool fresh;         // IN_PARTS: O of this part is nothing yet
   TileScheduler& work;
 
   __device__ __forceinline__ Consumer(RowOperand<Operands::ROW_COLUMNS, Q_IN_REGISTERS>& q, Fragments& f,
@@ -220,16 +219,10 @@ private:
     if (lane == 0) mbarrier_arrive(barrier_smem);
   }  // this warp is done with what it guards
   __device__ __forceinline__ void wait_for_turn() {
-    if constexpr (EXPONENT_TURNS) {  // before a named barrier ptxas puts the exponentials behind it
-      mbarrier_wait(barrier(Smem::TURN, warpgroup), turn_parity);
-      turn_parity ^= 1;
-    } else if constexpr (PING_PONG) {
-      named_barrier_sync<256>(TURN + warpgroup);
-    }
+    if constexpr (PING_PONG) named_barrier_sync<256>(TURN + warpgroup);
   }
   __device__ __forceinline__ void pass_turn() {
-    if constexpr (EXPONENT_TURNS) release(barrier(Smem::TURN, (warpgroup + 1) % WARPGROUPS));
-    else if constexpr (PING_PONG) named_barrier_arrive<256>(TURN + (warpgroup + 1) % WARPGROUPS);
+    if constexpr (PING_PONG) named_barrier_arrive<256>(TURN + (warpgroup + 1) % WARPGROUPS);
   }
   // The terms of the lane's rows g and g + 8 in the next tile of keys.
   __device__ __forceinline__ RowTerms<Element> row_terms(int row) const {
@@ -275,16 +268,12 @@ private:
       }
     }
     return softmax_tile<RESCALE, LAZY_OCTAVES, POLYNOMIAL_EIGHTHS, FIRST, MASKED, typename Operands::Range>(
-        state, s, scale_of_scores(), factor,
-        [&] {
+        state, s, scale_of_scores(), factor, [&] {
           if constexpr (RESCALE == Rescale::LAZY_AFTER) {
             scores_again<Operands, BLOCK_N>(s, q, q_smem, smem_address + Smem::K + stage * Smem::K_TILE_BYTES,
                                             thread / 32, lane);
           }
           if constexpr (Terms::ANY) change_scores();
-        },
-        [&] {
-          if constexpr (EXPONENT_TURNS) wait_for_turn();
         });
   }
   __device__ __forceinline__ float scale_of_scores() const {
@@ -324,6 +313,7 @@ private:
     if constexpr (KeyList::LISTED && (FIRST || MASKED)) load_seen();
     wgmma_wait<NEWER>();  // S is there
     pin_registers(s);
+    if constexpr (!OVERLAP) pass_turn();
     if constexpr (RESCALE != Rescale::LAZY_AFTER) release(barrier(Smem::K_EMPTY, ring.stage));
     // The product has used Q in registers: a load is under way after its instruction, and wgmma of another block can
     // keep it from shared memory for longer than the copy of the next Q takes. The fence orders these reads before the
@@ -338,7 +328,7 @@ private:
   }
   // Q Kᵀ of a tile of keys, then its softmax, with OVERLAP during P V of the one before, else followed by its own P V.
   template <bool FIRST, bool MASKED, bool BESIDE = OVERLAP && !FIRST> __device__ __forceinline__ void step() {
-    if constexpr (BESIDE) wait_for_turn();
+    if constexpr (BESIDE || !OVERLAP) wait_for_turn();
     start_qk();
     if constexpr (BESIDE) start_pv(), pass_turn();
     const bool rescale = finish_qk<FIRST, MASKED, BESIDE>();
@@ -347,7 +337,7 @@ private:
     if (!FIRST && rescale) rescale_output();
     before = ring;
     ring.advance();
-    if constexpr (!OVERLAP) start_pv(), pass_turn(), finish_pv();
+    if constexpr (!OVERLAP) start_pv(), finish_pv();
   }
   // The next tile of rows, once Q of this warpgroup has come; false if there is none.
   __device__ __forceinline__ bool take_tile(int round) {

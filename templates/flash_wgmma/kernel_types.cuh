@@ -52,9 +52,8 @@ constexpr bool IN_MEMORY = KEY_SPLIT > CLUSTER;  // blocks that share rows merge
 // Places for O beside Q, where the next Q takes Q's.
 constexpr bool O_IN_SHARED = SUM_IN_SHARED || PARTS_IN_SHARED;  // some O in fp32, then O in its place
 constexpr int O_CHUNKS = !PERSISTENT || O_IN_SHARED ? 0 : STORE == Store::CHUNKS ? 2 : OutputTiles::CHUNKS;
-constexpr bool EXPONENT_TURNS = PING_PONG && !OVERLAP;  // warpgroups take turns at exponentials
-using Smem = SharedLayout<Operands, VALUE_DIM, WARPGROUPS, BLOCK_N, STAGES, O_CHUNKS, O_IN_SHARED, CLUSTER,
-                          SLIDING ? 8 : 4, EXPONENT_TURNS>;
+using Smem =
+    SharedLayout<Operands, VALUE_DIM, WARPGROUPS, BLOCK_N, STAGES, O_CHUNKS, O_IN_SHARED, CLUSTER, SLIDING ? 8 : 4>;
 static_assert(Smem::BYTES == SMEM_BYTES, "Python and CUDA disagree");
 
 // Named barriers of the block.

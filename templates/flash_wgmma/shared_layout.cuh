@@ -8,7 +8,7 @@
 #include "flash_wgmma/key_split.cuh"
 
 template <class Operands, int VALUE_DIM, int WARPGROUPS, int BLOCK_N, int STAGES, int O_CHUNKS, bool SUM_IN_SHARED,
-          int CLUSTER, int TILE_WORDS, bool OWN_TURNS>
+          int CLUSTER, int TILE_WORDS>
 struct SharedLayout {
   using Partial = PartialOutput<VALUE_DIM / 2>;
   static constexpr int ROW_COLUMNS = Operands::ROW_COLUMNS;
@@ -42,8 +42,7 @@ struct SharedLayout {
   static constexpr int LOADED_FULL = TURNS ? V_EMPTY + 8 * STAGES : V_FULL;        // [STAGES]
   static constexpr int LOADED_EMPTY = TURNS ? LOADED_FULL + 8 * STAGES : V_EMPTY;  // [STAGES]
   static constexpr int PARTIALS_FULL = LOADED_EMPTY + 8 * STAGES;
-  static constexpr int TURN = PARTIALS_FULL + 8;                        // OWN_TURNS: [WARPGROUPS]
-  static constexpr int LAST = TURN + (OWN_TURNS ? 8 * WARPGROUPS : 0);  // TURNS, [STAGES] words: no V comes any more
+  static constexpr int LAST = PARTIALS_FULL + 8;                // TURNS, [STAGES] words: no V comes here any more
   static constexpr int TILE = LAST + (TURNS ? 4 * STAGES : 0);  // [2] a tile of rows, as the producer hands it over
   // Row block, head, batch, key tiles; the first query, queries and keys of its sequence. Row block -1: none.
   static constexpr int TILE_BYTES = 4 * TILE_WORDS;
@@ -60,7 +59,6 @@ struct SharedLayout {
     init(Q_FULL, WARPGROUPS, 1), init(Q_EMPTY, WARPGROUPS, 4);
     init(K_FULL, STAGES, COPIERS), init(K_EMPTY, STAGES, 4 * WARPGROUPS);
     init(V_FULL, STAGES, TURNS ? Operands::TRANSPOSERS : COPIERS), init(V_EMPTY, STAGES, 4 * WARPGROUPS);
-    if constexpr (OWN_TURNS) init(TURN, WARPGROUPS, 4);
     if constexpr (TURNS) {
       init(LOADED_FULL, STAGES, COPIERS), init(LOADED_EMPTY, STAGES, Operands::TRANSPOSERS);
 #pragma unroll

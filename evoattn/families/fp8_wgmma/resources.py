@@ -100,8 +100,7 @@ def smem_bytes(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> int:
     loaded = 0 if problem.turned else value_chunks
     rings = genes.STAGES * (genes.BLOCK_N * ROW_BYTES * (chunks + loaded) + turned)
     tile_words = SEQUENCE_TILE_WORDS if problem.varlen or problem.seqused else TILE_WORDS
-    turns = warpgroups(genes.flash) if genes.PING_PONG and not genes.OVERLAP else 0
-    barriers = 8 * (2 * warpgroups(genes.flash) + (4 if problem.turned else 6) * genes.STAGES + 1 + turns)
+    barriers = 8 * (2 * warpgroups(genes.flash) + (4 if problem.turned else 6) * genes.STAGES + 1)
     words = 4 * genes.STAGES * (not problem.turned) + 2 * tile_words * 4
     return q_bytes + rings + o_chunks * genes.BLOCK_M * ROW_BYTES + sums + barriers + words
 

@@ -134,10 +134,8 @@ __device__ __forceinline__ void row_max(const float (&s)[FLOATS], float (&maximu
 // other rows: a row that has seen no key takes the first maximum, every other one is raised by the same operations in
 // the same order. Products are not to be fused with the sum behind them, as the compiler may in one case and not in
 // another: `__fmul_rn`.
-template <Rescale RESCALE, int LAZY_OCTAVES, int EIGHTHS, bool FIRST, bool MASKED, class Range, typename Before,
-          int FLOATS>
-__device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS], float scale, float (&factor)[2],
-                                             Before before) {
+template <Rescale RESCALE, int LAZY_OCTAVES, int EIGHTHS, bool FIRST, bool MASKED, class Range, int FLOATS>
+__device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS], float scale, float (&factor)[2]) {
   constexpr bool KEEP_NAN = EIGHTHS > 0;
   constexpr bool LAZY = RESCALE != Rescale::ALWAYS, TESTED = RESCALE == Rescale::LAZY && !FIRST && !MASKED;
   constexpr bool RISES = RESCALE == Rescale::LAZY && !FIRST;  // scores may reach a shift that was set before
@@ -166,7 +164,6 @@ __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS]
     }
     if constexpr (!FIRST) rescale = !LAZY || __any_sync(ALL_LANES, rescale);
   }
-  before();
   constexpr bool BY_SIGN = Range::LIMIT == 0.f, SATURATED = EIGHTHS > 0 && is_saturated<RESCALE, Range>();
   const float shrunk = SATURATED ? scale / EXPONENTS : 0.f;
   float least[2] = {0.f, 0.f};
@@ -223,19 +220,19 @@ template <class Range> __device__ __forceinline__ bool too_high(const float (&su
 }
 
 // P = softmax numerators of a tile, in place of its scores, and sums += P. As `shift_scores`; `scores_again` is called
-// by a warp that lost its scores, `before` comes between maxima and exponentials.
+// by a warp that lost its scores.
 template <Rescale RESCALE, int LAZY_OCTAVES, int EIGHTHS, bool FIRST, bool MASKED, class Range = WholeRange,
-          typename ScoresAgain, typename Before, int FLOATS>
+          typename ScoresAgain, int FLOATS>
 __device__ __forceinline__ bool softmax_tile(RowState& state, float (&s)[FLOATS], float scale, float (&factor)[2],
-                                             ScoresAgain scores_again, Before before) {
-  bool rescale = shift_scores<RESCALE, LAZY_OCTAVES, EIGHTHS, FIRST, MASKED, Range>(state, s, scale, factor, before);
+                                             ScoresAgain scores_again) {
+  bool rescale = shift_scores<RESCALE, LAZY_OCTAVES, EIGHTHS, FIRST, MASKED, Range>(state, s, scale, factor);
   if constexpr (RESCALE == Rescale::LAZY_AFTER && !FIRST && !MASKED) {
     float sum[2] = {0.f, 0.f};
     exponentiate<EIGHTHS, false, Range>(s, sum);
     rescale = too_high<Range>(sum);
     if (rescale) {
       scores_again();
-      shift_scores<Rescale::ALWAYS, 0, EIGHTHS, false, false, Range>(state, s, scale, factor, before);
+      shift_scores<Rescale::ALWAYS, 0, EIGHTHS, false, false, Range>(state, s, scale, factor);
       sum[0] = sum[1] = 0.f;
       exponentiate<EIGHTHS, false, Range>(s, sum);
     }
