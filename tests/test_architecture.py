@@ -1,8 +1,15 @@
-"""Imports point down, each heavy library has its home, templates are plain below the marker."""
+"""Imports point down, each heavy library has its home, templates are plain below the marker.
 
+`python -m tests.test_architecture` prints measures of the house: lines, rooms, arrows, wide and complex functions, the
+files that a plain call goes through.
+"""
+
+import argparse
 import ast
 import re
 import subprocess
+import sys
+from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -192,3 +199,61 @@ def test_git_tracks_nothing_that_it_ignores():
     if listed.returncode:
         pytest.skip("not a git checkout")
     assert listed.stdout == "", f"git rm --cached {listed.stdout}"
+
+
+def arrows() -> Iterator[tuple[str, str]]:
+    """(room, room that one of its files imports)."""
+    for room, path in modules():
+        for parts in (name.split(".") for name in imports(path)):
+            if parts[0] == "evoattn" and len(parts) > 1 and parts[1] in RANK and parts[1] != room:
+                yield room, parts[1]
+
+
+def wide_functions(most: int) -> list[str]:
+    """Functions of more parameters than `most`, with their file and how many they have."""
+    found = []
+    for _, path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                given = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+                if (count := sum(one.arg not in ("self", "cls") for one in given)) > most:
+                    found.append(f"{path.relative_to(ROOT)} {node.name} {count}")
+    return found
+
+
+def files_of_a_call() -> list[str]:
+    """Those of evoattn that a plain call enters which was decided before, on a device that does nothing."""
+    import torch
+
+    import evoattn
+    from benchmarks.calls.growing import Op
+
+    entered = dict[str, None]()
+    query, key, value = (torch.zeros(1, 16, 1024, 64, dtype=torch.float16) for _ in range(3))
+    with Op("h100", False).used(), torch.no_grad():
+        evoattn.attention(query, key, value)
+        sys.setprofile(lambda frame, *_: entered.setdefault(frame.f_code.co_filename))
+        evoattn.attention(query, key, value)
+        sys.setprofile(None)
+    return [str(Path(name).relative_to(ROOT)) for name in entered if name.startswith(str(ROOT / "evoattn"))]
+
+
+def measures() -> Iterator[str]:
+    """A line each."""
+    for folder in ("evoattn", "templates", "tests", "benchmarks", "scripts"):
+        words = ["git", "ls-files", *(f"{folder}/*.{kind}" for kind in ("py", "cuh", "j2", "cu", "h"))]
+        files = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+        yield f"{folder}: {sum((ROOT / file).read_text().count(chr(10)) for file in files)} lines, {len(files)} files"
+    found = set(arrows())
+    upward = sum(RANK[below] < RANK[room] for room, below in found)
+    yield f"{len(RANK)} rooms, {len(found)} arrows, {upward} upward"
+    wide, call = wide_functions(7), files_of_a_call()
+    yield f"{len(wide)} functions over 7 parameters: {', '.join(wide)}"
+    ruff = [sys.executable, "-m", "ruff", "check", "--ignore-noqa", "--select", "C901", "--output-format", "concise"]
+    yield f"complexity over 15: {subprocess.run(ruff, cwd=ROOT, capture_output=True, text=True).stdout.strip()}"
+    yield f"a plain call, decided before: {len(call)} files: {', '.join(call)}"
+
+
+if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    print(*measures(), sep="\n")

@@ -1,14 +1,13 @@
 """Steps of a serving engine: packed queries over pages by `evoattn.attention_mixed`, beside what PyTorch has.
 
-    python -m benchmarks.calls.serving [--count 40] [--seed 7] [--fa4] [--json FILE] [--compile GPU]
+    python -m benchmarks.calls.serving [--count 40] [--seed 7] [--part N/M] [--peers gather,fa4,fa3,fi2,fi3]
+                                       [--json FILE]
+    python -m benchmarks.calls.serving --compile GPU
 
 Draws batches as engines have them: heads of Llama, Qwen, gpt-oss, Mistral and DeepSeek, pages of 16 and 64 keys, 1 to
 256 sequences with log-uniform numbers of keys, up to 30 % of them chunks of prompts. Checks sampled rows against
-float64. Times each batch in CUDA graphs, all contestants in turns:
-
-- `evoattn`;
-- `gather`: PyTorch gathers the pages, then `varlen_attn` (the places of keys are not timed);
-- `fa4`: FlashAttention 4 over pages, where it takes them.
+float64. Times each batch in CUDA graphs, evoattn and its peers (`serving_peers.py`) in turns. `--part`: every M-th
+batch.
 
 Then the CPU time of a call, and of planning a step, whose sizes were not met before. Prints Markdown.
 """
@@ -30,6 +29,7 @@ from typing import Any
 import torch
 
 import evoattn
+from benchmarks.calls.serving_peers import PEERS
 from evoattn.backends.cubins import get_cubin
 from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec, lookup
@@ -137,6 +137,7 @@ class Batch:
         if model.get("sink"):
             self.words["sinks"] = normal(model["heads"])
         self.is_latent = bool(latent)
+        self.page, self.longest, self.key_counts, self.most_keys = step.page, step.longest, keys, max(keys)
 
     def mixed(self, strict: bool = True) -> torch.Tensor:
         """evoattn's answer; of a latent cache by `attention_paged`, as all of its sequences decode."""
@@ -187,52 +188,6 @@ class Batch:
             worst = max(worst, float((found - self.expected(b, row, heads)).abs().max()))
         return worst
 
-    def gather(self) -> Callable[[], torch.Tensor]:
-        """PyTorch's: keys out of their pages, end to end, then its `varlen_attn`. Raises `RuntimeError` for sinks and
-        latent caches, which it has not."""
-        if "sinks" in self.words or self.is_latent:
-            raise RuntimeError("varlen_attn has no sinks and no latent cache")
-        from evoattn.peers import torch_varlen
-
-        model, page = MODELS[self.step.model], self.step.page
-        function = torch_varlen.bound(
-            torch_varlen.find(), causal=True, window=self.words["window"], scale=None,
-            group_size=model["heads"] // model["kv_heads"],
-        )  # fmt: skip
-        places = []
-        for row, (_, keys) in zip(self.table, self.step.lengths, strict=True):
-            key = torch.arange(keys, device=row.device)
-            places.append(row.long()[key // page] * page + key % page)
-        where, k, v = torch.cat(places), self.k.flatten(0, 1), self.v.flatten(0, 1)
-        ends = torch.nn.functional.pad(self.used.cumsum(0, dtype=torch.int32), (1, 0))
-        most = max(keys for _, keys in self.step.lengths)
-
-        def call() -> torch.Tensor:
-            return function(self.q, k[where], v[where], self.starts, ends, self.step.longest, most)
-
-        return call
-
-    def fa4(self) -> Callable[[], torch.Tensor]:
-        """FlashAttention 4 over pages. Raises what it raises where it does not take them."""
-        from flash_attn.cute import flash_attn_varlen_func
-
-        if self.is_latent:
-            raise RuntimeError("a latent cache")
-        window = self.words["window"]
-        words: dict[str, Any] = {"window_size": window} if window else {}
-        if "sinks" in self.words:
-            words["learnable_sink"] = self.words["sinks"]
-
-        def call() -> torch.Tensor:
-            out = flash_attn_varlen_func(
-                self.q, self.k, self.v, cu_seqlens_q=self.starts, seqused_k=self.used, page_table=self.table,
-                max_seqlen_q=self.step.longest, causal=True, **words,
-            )  # fmt: skip
-            found: torch.Tensor = out[0] if isinstance(out, tuple) else out
-            return found
-
-        return call
-
 
 def _graph(call: Callable[[], Any], calls: int) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
@@ -270,15 +225,10 @@ def times(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
 def row_of(step: Step, names: tuple[str, ...]) -> dict[str, Any]:
     """Times and errors of one batch; why a contestant was not timed."""
     batch = Batch(step, "cuda")
-    makers: dict[str, Callable[[], Callable[[], torch.Tensor]]] = {
-        "evoattn": lambda: batch.mixed,
-        "gather": batch.gather,
-        "fa4": batch.fa4,
-    }
     calls, row = {}, asdict(step) | {"lengths": len(step.lengths), "said": step.describe(), "errors": {}, "why": {}}
     for name in names:
         try:
-            call = makers[name]()
+            call = batch.mixed if name == "evoattn" else PEERS[name](batch)
             row["errors"][name] = batch.error(call())
             if row["errors"][name] > TOLERANCE:
                 raise RuntimeError(f"its answer is off by {row['errors'][name]:.3g}")
@@ -289,10 +239,10 @@ def row_of(step: Step, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def cpu_times(steps: int = 40) -> dict[str, float]:
-    """CPU time in µs of a call, and what the first of a step takes above that, which is its planning; heads of Llama 3
-    8B. Each step has sizes of its own, which round to known ones, and waits for the one before. By the clock on the
-    wall: reading a thread's own costs more than a call on some hosts."""
-    rng, calls, planning, batches = random.Random(3), list[float](), list[float](), list[Batch]()
+    """CPU time in µs: of a call behind others; of the first of a step, for which the host had waited; and its part for
+    planning, which the same call without new sizes does not take. Heads of Llama 3 8B. Each step has sizes of its own,
+    which round to known ones. By the clock on the wall: reading a thread's own costs more than a call on some hosts."""
+    rng, batches = random.Random(3), list[Batch]()
     cache = [torch.randn(4096, 16, 8, 128, dtype=torch.bfloat16, device="cuda") for _ in "kv"]
     for _ in range(steps):
         lengths = [(1, rng.randrange(600, 900)) for _ in range(rng.randrange(49, 57))]
@@ -300,16 +250,19 @@ def cpu_times(steps: int = 40) -> dict[str, float]:
         batches.append(Batch(Step("Llama 3 8B", 16, tuple(lengths), len(lengths) - 3), "cuda"))
         batches[-1].k, batches[-1].v = cache  # one for all, as an engine has it
         batches[-1].mixed()
-    for batch in batches:
-        torch.cuda.synchronize()
+
+    def taken(batch: Batch, count: int, waits: bool) -> float:
+        if waits:
+            torch.cuda.synchronize()
         begin = time.perf_counter()
-        batch.mixed()
-        first = time.perf_counter()
-        for _ in range(LAYERS):
+        for _ in range(count):
             batch.mixed()
-        calls.append(1e6 * (time.perf_counter() - first) / LAYERS)
-        planning.append(1e6 * (first - begin) - calls[-1])
-    return {"a call": statistics.median(calls), "planning a step": statistics.median(planning)}
+        return 1e6 * (time.perf_counter() - begin) / count
+
+    rows = [(taken(b, 1, True), taken(b, LAYERS, False), taken(b, 1, True)) for b in batches]
+    first, behind, again = (statistics.median(column) for column in zip(*rows, strict=True))
+    planning = statistics.median(one - other for one, _, other in rows)
+    return {"a call": behind, "a step's first call": first, "the same again": again, "planning a step": planning}
 
 
 def problems_of(step: Step) -> list[AttentionProblem]:
@@ -349,6 +302,12 @@ def report(rows: list[dict[str, Any]], names: tuple[str, ...]) -> str:
         if both:
             mean, ahead = statistics.geometric_mean(both), sum(ratio > 1 for ratio in both)
             lines.append(f"\n{name} over evoattn: {mean:.3f}, evoattn ahead on {ahead} of {len(both)}")
+    best = [min(us for name, us in row["us"].items() if name != "evoattn") for row in rows if len(row["us"]) > 1]
+    ours = [row["us"]["evoattn"] for row in rows if len(row["us"]) > 1 and "evoattn" in row["us"]]
+    if len(names) > 2 and len(best) == len(ours) > 0:
+        both = [them / us for them, us in zip(best, ours, strict=True)]
+        mean, ahead = statistics.geometric_mean(both), sum(ratio > 1 for ratio in both)
+        lines.append(f"\nthe best peer over evoattn: {mean:.3f}, evoattn ahead on {ahead} of {len(both)}")
     why = sorted({f"{name}: {text}" for row in rows for name, text in row["why"].items()})
     worst = max((error for row in rows for error in row["errors"].values()), default=0.0)
     return "\n".join((*lines, f"\nlargest error {worst:.2g}", *why))
@@ -358,12 +317,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=40)
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--fa4", action="store_true", help="FlashAttention 4, whose compiler takes seconds a kernel")
+    parser.add_argument("--peers", default="gather", help=f"some of {', '.join(PEERS)}")
+    parser.add_argument("--part", default="0/1")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--compile", metavar="GPU", help="only compile what will run there, without a GPU")
     options = parser.parse_args()
-    names = ("evoattn", "gather", *(["fa4"] if options.fa4 else []))
-    steps = draw(options.seed, options.count)
+    names = "evoattn", *filter(None, options.peers.split(","))
+    number, parts = map(int, options.part.split("/"))
+    steps = draw(options.seed, options.count)[number::parts]
     if options.compile:
         compile_ahead(steps, lookup(options.compile))
         return

@@ -18,6 +18,7 @@ from evoattn.integrations.flash_attn.cache import Cache, attend_engine, write_ro
 from evoattn.integrations.flash_attn.options import MOST_COLUMNS, Options
 from evoattn.integrations.flash_attn.sequences import Keys, Queries, over_rows
 from evoattn.model.variant import PAGES
+from evoattn.ops.torch_answer import PROMISE
 
 ENCODERS = ("encoder", "encoder_only")
 
@@ -85,6 +86,11 @@ class Backend:
     @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:
         return bool(capability.major >= 8)
+
+    @classmethod
+    def supports_batch_invariance(cls) -> bool:
+        """Asked where `keeps_bits`."""
+        return True
 
     @classmethod
     def supports_device_cpu_query_lens_mismatch(cls) -> bool:
@@ -167,6 +173,8 @@ class Impl:
             slopes=slopes,
             sinks=sinks,
         )
+        if keeps_bits():
+            PROMISE.everywhere = True  # of this process: all of its calls are the engine's
 
     def forward(  # noqa: PLR0913 - vLLM's arguments
         self,
@@ -231,6 +239,15 @@ def halves(kv_cache: Tensor, head_size: int) -> tuple[Tensor, Tensor]:
         )
     k, v = kv_cache.transpose(1, 2).split(head_size, dim=-1)
     return k, v
+
+
+def keeps_bits() -> bool:
+    """Whether the engine asks for the same bits in every batch."""
+    try:
+        from vllm import envs
+    except ImportError:
+        return False
+    return bool(envs.VLLM_BATCH_INVARIANT)
 
 
 @cache

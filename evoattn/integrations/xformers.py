@@ -1,14 +1,15 @@
 """An operator for xFormers: `memory_efficient_attention(q, k, v, attn_bias, op=(evoattn.integrations.xformers.op(),
-None))`.
+None))`; and, as `op(MSLK)`, for mslk, where xFormers' attention lives on.
 
-What xFormers asks of one is `AttentionFwOpBase`,
-https://github.com/facebookresearch/xformers/blob/main/xformers/ops/fmha/common.py, here as in version 0.0.35. Gradients
-are those of an operator that xFormers chooses, from the log-sum-exp.
+What these ask of one is `AttentionFwOpBase`,
+https://github.com/facebookresearch/xformers/blob/main/xformers/ops/fmha/common.py, here as in version 0.0.35, and in
+version 1.1.0 of mslk. Gradients are those of an operator that the library chooses, from the log-sum-exp.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from evoattn.integrations.flash_attn.sequences import Keys, Queries, over_rows
 from evoattn.ops.attention import attention
 from evoattn.ops.call import Answer
 
+XFORMERS, MSLK = "xformers.ops.fmha", "mslk.attention.fmha"
 SERVED = (
     *("LowerTriangularMask", "LowerTriangularFromBottomRightMask", "LowerTriangularFromBottomRightLocalAttentionMask"),
     *("LocalAttentionFromBottomRightMask", "BlockDiagonalMask", "BlockDiagonalCausalFromBottomRightMask"),
@@ -29,7 +31,7 @@ SERVED = (
     *("BlockDiagonalCausalWithOffsetGappyKeysMask", "PagedBlockDiagonalPaddedKeysMask"),
     "PagedBlockDiagonalCausalWithOffsetPaddedKeysMask",
 )
-"""Biases of `xformers.ops.fmha.attn_bias`, whose names say what they hide."""
+"""Biases of `attn_bias`, whose names say what they hide."""
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, bias: Any, scale: float | None) -> tuple[Tensor, Tensor]:
@@ -91,14 +93,13 @@ def packed(q: Tensor, k: Tensor, v: Tensor, bias: Any, options: Options) -> tupl
 
 
 @cache
-def op() -> Any:
-    """The operator, a class; raises `ImportError` where there is no xFormers."""
-    from xformers.ops.fmha import attn_bias
-    from xformers.ops.fmha.common import AttentionFwOpBase, Context
+def op(library: str = XFORMERS) -> Any:
+    """The operator, a class, for `XFORMERS` or `MSLK`; raises `ImportError` where there is none."""
+    attn_bias, common = (import_module(f"{library}.{name}") for name in ("attn_bias", "common"))
 
     def apply(cls: Any, inp: Any, needs_gradient: bool) -> tuple[Tensor, Any]:
         output, lse = attend(inp.query, inp.key, inp.value, inp.attn_bias, inp.scale)
-        return output, Context(lse=lse, out=output) if needs_gradient else None
+        return output, common.Context(lse=lse, out=output) if needs_gradient else None
 
     dtypes = {torch.float16, torch.bfloat16, torch.float32}
     words = {
@@ -116,4 +117,4 @@ def op() -> Any:
         "is_available": classmethod(lambda cls: True),
         "apply": classmethod(apply),
     }
-    return type("EvoattnFwOp", (AttentionFwOpBase,), words)
+    return type("EvoattnFwOp", (common.AttentionFwOpBase,), words)

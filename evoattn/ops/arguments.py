@@ -83,6 +83,7 @@ ARGUMENTS = (
     Argument("bias", None, _SDPA, "added to scores", "Tensor?", True),
     Argument("k_scale", None, ALL, "what keys of 8 bits are multiplied by: a number, or a tensor", "Tensor?", True),
     Argument("v_scale", None, ALL, "what values of 8 bits are multiplied by", "Tensor?", True),
+    Argument("q_scale", None, frozenset((VARLEN, PAGED)), "what queries of float8_e4m3fn are multiplied by"),
     Argument("score", None, _SDPA, "an `evoattn.Score`: an expression of scores and tables"),
     Argument("return_lse", False, ALL, "whether the log-sum-exp is wanted too"),
     Argument("out", None, ALL, "takes the answer"),

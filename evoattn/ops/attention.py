@@ -26,11 +26,11 @@ from evoattn.ops.arguments import (
 )
 from evoattn.ops.call import DROPOUT, DROPOUT_ALONE, Answer, Call, Packed, terms_of, with_tables
 from evoattn.ops.given import (
+    EIGHT_BITS,
     Scale,
     call_of,
     causal_kind,
     dequantised,
-    is_eight_bits,
     of_pages,
     of_sequences,
     why_only_torch,
@@ -185,7 +185,7 @@ def attention(
         call.deterministic = True
     if batch_invariant:
         call.batch_invariant = True
-    if k_scale is not None or v_scale is not None or is_eight_bits(key):
+    if k_scale is not None or v_scale is not None or getattr(key, "dtype", None) in EIGHT_BITS:
         call = with_scales(call, k_scale, v_scale)
     if score is not None:
         call.score, call.terms = score, with_tables(call.terms, score)

@@ -59,6 +59,7 @@ def explain(
     max_seqlen_k: int = 0,
     k_scale: Scale = None,
     v_scale: Scale = None,
+    q_scale: Scale = None,
     score: Score | None = None,
     score_mod: Callable[..., Any] | None = None,
     block_mask: Any = None,
@@ -85,7 +86,8 @@ def explain(
     words |= dict(softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, bias=bias, seqused_k=seqused_k)
     words |= dict(block_table=block_table, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     words |= dict(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, score=score, return_lse=return_lse)
-    words |= dict(deterministic=deterministic, batch_invariant=batch_invariant, k_scale=k_scale, v_scale=v_scale)
+    words |= dict(deterministic=deterministic, batch_invariant=batch_invariant)
+    words |= dict(k_scale=k_scale, v_scale=v_scale, q_scale=q_scale)
     call, of_sdpa = call_of(query, key, value, words), ""
     if dropout_p:
         if call.has_variant or return_lse or causal is not None:
@@ -264,6 +266,7 @@ class RecordedKernel:
         max_seqlen_k: int = 0,
         k_scale: Scale = None,
         v_scale: Scale = None,
+        q_scale: Scale = None,
         score: Score | None = None,
         return_lse: bool = False,
         out: torch.Tensor | None = None,
@@ -277,7 +280,7 @@ class RecordedKernel:
         words |= dict(softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, bias=bias, seqused_k=seqused_k)
         words |= dict(block_table=block_table, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
         words |= dict(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, score=score, return_lse=return_lse, out=out)
-        words |= dict(k_scale=k_scale, v_scale=v_scale, strict=True)
+        words |= dict(k_scale=k_scale, v_scale=v_scale, q_scale=q_scale, strict=True)
         call = call_of(query, key, value, words)
         if not is_ordinary(query, key, value):  # their addresses may not be those of the data
             raise NoKernel(f"No kernel serves this call: {WATCHED}.")

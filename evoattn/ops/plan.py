@@ -181,20 +181,25 @@ class CallPlan(Plan):
         if self._has_more:
             terms: Sequence[Tensor | None] = call.terms
             places: Sequence[int] = self._no_terms
+            scratch = zeros = None
             if terms:
-                terms, places = self._read(terms)
-            try:
-                scratch, zeros = self._memory(fourth.device, stream, call.compiled)
-            except torch.OutOfMemoryError:
-                return NO_ROOM
+                terms, places = self._read(
+                    terms
+                )  # named until the launches are enqueued: nobody else gets their memory
+            if self._scratch_bytes or self._zeroed_bytes:
+                try:
+                    scratch, zeros = self._memory(fourth.device, stream, call.compiled)
+                except torch.OutOfMemoryError:
+                    return NO_ROOM
             addresses = (
                 *addresses,
                 0 if lse is None else lse.data_ptr(),
                 0 if scratch is None else scratch.data_ptr(),
                 0 if zeros is None else zeros.data_ptr(),
                 *places,
-                *[0 if tensor is None else tensor.data_ptr() for tensor in backward],
             )
+            if backward:
+                addresses = (*addresses, *[0 if tensor is None else tensor.data_ptr() for tensor in backward])
         with self._lock:
             if addresses != self._bound or (self._sizes is not None and self._sizes != call.sizes):
                 if 0 in addresses[:4] or FREED in addresses:
@@ -221,12 +226,15 @@ class CallPlan(Plan):
         self._bound = addresses
 
     def _read(self, terms: Sequence[Tensor | None]) -> tuple[Sequence[Tensor | None], Sequence[int]]:
-        """The terms as kernels read them, and their addresses: 0 for none, `FREED` where the memory is gone."""
-        read, places = list(terms), [0] * len(terms)
-        for which, term in enumerate(terms):
+        """What was made of terms so that kernels read them, and the addresses: 0 for none, `FREED` where the memory is
+        gone."""
+        read: list[Tensor | None] = []
+        places, readers = [0] * len(terms), self._readers
+        for which, term in enumerate(terms):  # in one pass: a call with a bias takes a tenth longer in two
             if term is not None:
-                if self._readers and (reader := self._readers[which]):
-                    read[which] = term = reader(term)
+                if readers and (reader := readers[which]):
+                    term = reader(term)
+                    read.append(term)
                 places[which] = term.data_ptr() or FREED
         return read, places
 

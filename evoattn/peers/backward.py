@@ -1,4 +1,4 @@
-"""The backward pass of peers: a forward pass runs once, and calls compute the gradients of q, k and v alone."""
+"""The backward pass of peers: a forward pass runs once, and calls compute the gradients that the problem asks for."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from evoattn.model.backward import parse_grads
 from evoattn.model.problem import AttentionProblem
 from evoattn.peers.variants import PeerRefused
 
@@ -18,24 +19,25 @@ Backward = Callable[[AttentionProblem, Tensors], Callable[[], Tensors]]
 
 
 def backward_of(forward: Forward) -> Backward:
-    """`make` of a peer of the backward pass, by that of the forward one: its call gives `dq`, `dk` and `dv`, no `dv`
-    where V lies within K."""
+    """`make` of a peer of the backward pass, by that of the forward one: its call gives the problem's outputs, no `dv`
+    where V lies within K. A peer that lacks one of them is refused: it would do less work than ours."""
 
     def make(problem: AttentionProblem, tensors: Tensors) -> Callable[[], Tensors]:
         if problem.lse:
             raise PeerRefused("It is not asked for the gradient of a log-sum-exp.")
+        names = (*problem.tensors, *parse_grads(problem.grads))
         # by `data`, since a bench writes inputs again in place, and `detach` shares the counter that autograd checks
-        leaves = {name: tensors[name].data.requires_grad_() for name in problem.tensors}
+        leaves = {name: tensors[name].data.requires_grad_() for name in names}
         with torch.enable_grad(), _deterministic(problem.deterministic):
             out = forward(problem, tensors | leaves)()
         if not isinstance(out, torch.Tensor) or not out.requires_grad:
             raise PeerRefused("It has no backward pass.")
-        walk = Walk(out, [leaves[name] for name in problem.tensors])
+        walk = Walk(out, list(leaves.values()))
 
         def call() -> Tensors:
             with torch.no_grad(), _deterministic(problem.deterministic):
                 gradients = walk(tensors["do"])
-            return {f"d{name}": one for name, one in zip(problem.tensors, gradients, strict=True)}
+            return {f"d{name}": one for name, one in zip(names, gradients, strict=True)}
 
         return call
 
@@ -108,7 +110,7 @@ class Walk:
                 made = made.sum_to_size(like.shape).to(like.dtype)
                 row[at] = made if (before := row[at]) is None else before + made
         if any(one is None for one in found):
-            raise PeerRefused("Its backward pass does not give the gradients of q, k and v.")
+            raise PeerRefused("Its backward pass does not give all gradients that are asked for.")
         return [one for one in found if one is not None]
 
 

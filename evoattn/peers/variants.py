@@ -73,13 +73,18 @@ def added_to_scores(problem: AttentionProblem, tensors: Tensors) -> torch.Tensor
     """What SDPA takes as `attn_mask`: the bias or the slopes with -inf where the mask hides a key, `[1 or batch, 1 or
     heads, seqlen_q, seqlen_k]` in the problem's dtype with rows of whole 16 bytes, as SDPA's fast paths ask; of a
     window alone 0 and -inf, as SDPA would make a Bool mask into such a tensor in every call. None for plain attention.
+    A bias whose gradient is asked for is taken as it is.
 
-    Raises `PeerRefused` on a softcap and on sinks.
+    Raises `PeerRefused` on a softcap and on sinks, and on that gradient beside a mask or keys in use.
     """
     served = ("window", "alibi", "bias", "value_dim", "shared_kv", *KEY_VARIANTS)
     refuse_all_but(served, problem, "SDPA")
     if not set(problem.variants) & {*SCORE_VARIANTS, *KEY_VARIANTS}:
         return None
+    if problem.bias and tensors["bias"].requires_grad:
+        if problem.mask != "full" or set(problem.variants) & {"window", "alibi", *KEY_VARIANTS}:
+            raise PeerRefused("SDPA has no gradient of a bias but where all keys are seen: a mask is added to it.")
+        return tensors["bias"][..., : problem.seqlen_k]
     rows, device = slice(0, problem.seqlen_q), tensors["q"].device
     batches = problem.batch if problem.seqused or "b" in problem.bias else 1
     heads = slice(0, problem.heads if problem.alibi or "h" in problem.bias else 1)

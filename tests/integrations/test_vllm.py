@@ -1,10 +1,11 @@
 """vLLM's backend, over metadata made by hand with the names of vLLM 0.33, and on its own classes where it is there."""
 
+import sys
 import tomllib
 from dataclasses import dataclass
 from enum import Enum
 from importlib.metadata import EntryPoint
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch
 from evoattn.integrations import vllm as adapter
 from evoattn.model.paths import ROOT
 from evoattn.ops.runtime import current
+from evoattn.ops.torch_answer import PROMISE, NoKernel
 from tests.integrations.flash_attn_formula import Asked
 from tests.integrations.serving_batch import DECODING, DIM, HEADS, KV_HEADS, MIXED, Batch, near
 from tests.ops.fake_cache import CacheDevice, split_kv_pick
@@ -180,6 +182,16 @@ def test_what_it_says_that_it_serves():
     assert backend.supports_combination(64, torch.bfloat16, "auto", 16) is None
     assert "dtype" in backend.supports_combination(64, torch.float16, "bfloat16", 16)
     assert not backend.supports_device_cpu_query_lens_mismatch()
+
+
+def test_the_engine_s_switch_promises_the_same_bits(monkeypatch):
+    engine = ModuleType("vllm")
+    engine.envs = SimpleNamespace(VLLM_BATCH_INVARIANT=True)
+    monkeypatch.setitem(sys.modules, "vllm", engine)
+    monkeypatch.setattr(PROMISE, "everywhere", False)
+    assert adapter.Backend.supports_batch_invariance()
+    with pytest.raises(NoKernel, match="batch_invariant"):  # as PyTorch computes on a CPU
+        answer(Batch(DECODING), {})
 
 
 def test_classes_on_the_bases_of_the_engine():

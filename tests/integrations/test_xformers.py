@@ -102,17 +102,15 @@ def test_pages(queries):
     assert near(output[0], expected) and near(lse[0], sums)
 
 
-def test_the_library_takes_it():
-    fmha = pytest.importorskip("xformers.ops.fmha")
-    from xformers.ops.fmha import attn_bias
-
+@pytest.mark.parametrize("library", [adapter.XFORMERS, adapter.MSLK])
+def test_the_library_takes_it(library):
+    fmha = pytest.importorskip(library, exc_type=ImportError)
+    attn_bias, op = fmha.attn_bias, adapter.op(library)
     q, k, v = tensors(12, 12)
-    out = fmha.memory_efficient_attention_forward(
-        q, k, v, attn_bias.LowerTriangularMask(), scale=SCALE, op=adapter.op()
-    )
+    out = fmha.memory_efficient_attention_forward(q, k, v, attn_bias.LowerTriangularMask(), scale=SCALE, op=op)
     assert near(out[0], Asked(SCALE, True).of(q[0], k[0], v[0])[0])
     bias = attn_bias.BlockDiagonalCausalFromBottomRightMask.from_seqlens([3, 9], [3, 9])
-    out = fmha.memory_efficient_attention_forward(q[:1], k[:1], v[:1], bias, scale=SCALE, op=adapter.op())
+    out = fmha.memory_efficient_attention_forward(q[:1], k[:1], v[:1], bias, scale=SCALE, op=op)
     assert near(out[0, 3:], Asked(SCALE, True).of(q[0, 3:], k[0, 3:], v[0, 3:])[0])
     with pytest.raises(ValueError, match="evoattn"):
-        fmha.memory_efficient_attention_forward(*(t.double() for t in (q, k, v)), op=adapter.op())
+        fmha.memory_efficient_attention_forward(*(t.double() for t in (q, k, v)), op=op)

@@ -23,7 +23,7 @@ def test_each_operation_has_its_table():
 
 @pytest.mark.parametrize(
     "text",
-    ["mask=causal", "seqused=3:53", "bias=hs", "Dv=16,shared_kv=1", "mask=causal_lower_right"],
+    ["mask=causal", "seqused=3:53", "bias=hs", "bias=hs,grads=bias", "Dv=16,shared_kv=1", "mask=causal_lower_right"],
 )
 def test_the_math_backend_gives_right_gradients(text):
     problem = parse_shape(f"B=2,H=4,Hkv=2,Sq=37,Sk=53,D=32,dtype=fp32,op=backward,{text}")

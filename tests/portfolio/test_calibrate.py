@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -228,3 +229,13 @@ def test_without_a_gpu_the_command_says_so():
     assert result.exit_code == 1 and "There is no CUDA device here" in result.output
     assert CliRunner().invoke(app, ["calibrate", "--budget", "9 trials"]).exit_code == 2
     assert CliRunner().invoke(app, ["calibrate", "--kinds", "odd"]).exit_code == 2
+
+
+def test_ctrl_c_says_that_what_was_measured_is_kept(monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("evoattn.model.gpu.detect_devices", lambda: [SimpleNamespace(spec=CARD)])
+    monkeypatch.setattr("evoattn.portfolio.calibrate.calibrate", interrupted)
+    result = CliRunner().invoke(app, ["calibrate", "--budget", "1m"])
+    assert result.exit_code == 1 and "What was measured is kept: the same command goes on." in result.output

@@ -5,45 +5,33 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-from evoattn.families.append_kv.genes import AppendKvGenes
-from evoattn.families.base import Family
 from evoattn.families.residency import WARP
+from evoattn.families.row_kernels import RowGenes, RowKernels
 from evoattn.families.work import LaunchWork, Step
 from evoattn.model.append import APPEND_OPERATIONS, PAIRS, new_rows, turned_columns
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
-from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 
-MAX_HEAD_DIM = 1024
-MOST_ROWS = (1 << 31) - 1
 VECTOR_BYTES = 16
 """Of a load, at most."""
 FIRST_WAIT, ROW_WAIT = 1500, 600
 """Clocks: until a block knows where its first row goes, and of each row after it."""
 
 
-class AppendKv(Family):
+class AppendKv(RowKernels):
     """The `Family` of `templates/append_kv.cu.j2`. A mask says where queries stand, and nothing else."""
 
     name: ClassVar[str] = "append_kv"
     summary: ClassVar[str] = "new keys and values into caches, and a rotary embedding"
-    devices: ClassVar[str] = "any GPU"
     operations: ClassVar[tuple[str, ...]] = APPEND_OPERATIONS
-    dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "fp32")
-    masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
     variants: ClassVar[tuple[str, ...]] = ("value_dim", "seqused", "page")
 
-    def genes(self, config: KernelConfig) -> AppendKvGenes:
-        return AppendKvGenes.of(config)
-
-    def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
-        if max(problem.head_dim, problem.head_dim_v) > MAX_HEAD_DIM:
-            return f"{self.name} takes a head_dim of up to {MAX_HEAD_DIM}."
-        if _rows(problem) > MOST_ROWS:
-            return f"{self.name} takes at most {MOST_ROWS} rows of all heads together, not {_rows(problem)}."
-        return None
+    def rows(self, problem: AttentionProblem) -> int:
+        """Heads of all tokens that are read: of queries that turn, of new keys and of new values."""
+        heads = (problem.heads if turned_columns(problem) else 0) + 2 * problem.kv_heads
+        return problem.batch * problem.seqlen_q * heads
 
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
@@ -56,9 +44,7 @@ class AppendKv(Family):
             return f"VECTOR_WIDTH={width} does not divide the {problem.head_dim} and {problem.head_dim_v} columns."
         if (turned if problem.op == PAIRS else turned // 2) % width:
             return f"VECTOR_WIDTH={width} does not divide the columns that turn, {turned}, or their half."
-        if redundant and genes.BLOCK_M * _lanes(problem, genes) < genes.THREADS and genes.THREADS > WARP:
-            return f"THREADS={genes.THREADS} are more than the {genes.BLOCK_M} rows of a block have work for."
-        return None
+        return genes.why_idle(_lanes(problem, genes)) if redundant else None
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         return self.genes(config).named("BLOCK_M", "THREADS", "VECTOR_WIDTH") | {
@@ -94,7 +80,7 @@ class AppendKv(Family):
             *(Scalar("int32", count) for count in counts),
             *(Scalar("int64", stride) for stride in strides),
         )
-        grid = (math.ceil(_rows(problem) / genes.BLOCK_M), 1, 1)
+        grid = (math.ceil(self.rows(problem) / genes.BLOCK_M), 1, 1)
         return (KernelLaunch(self.name, grid, (genes.THREADS, 1, 1), 0, args),)
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
@@ -109,7 +95,7 @@ class AppendKv(Family):
         steps = math.ceil(genes.BLOCK_M / at_a_time)
         return (
             LaunchWork(
-                self.name, math.ceil(_rows(problem) / genes.BLOCK_M), genes.THREADS, genes.THREADS // WARP, 0,
+                self.name, math.ceil(self.rows(problem) / genes.BLOCK_M), genes.THREADS, genes.THREADS // WARP, 0,
                 registers or 40 + 4 * genes.VECTOR_WIDTH, step, steps, steps, Step(waits=FIRST_WAIT),
                 in_flight_bytes=numbers * problem.element_bytes, read_bytes=problem.bytes / 2,
                 write_bytes=problem.bytes / 2,
@@ -118,13 +104,6 @@ class AppendKv(Family):
         )  # fmt: skip
 
 
-def _rows(problem: AttentionProblem) -> int:
-    """Heads of all tokens that are read: of queries that turn, of new keys and of new values."""
-    heads = (problem.heads if turned_columns(problem) else 0) + 2 * problem.kv_heads
-    return problem.batch * problem.seqlen_q * heads
-
-
-def _lanes(problem: AttentionProblem, genes: AppendKvGenes) -> int:
-    """Threads of a row, as in the template."""
-    vectors = max(problem.head_dim, problem.head_dim_v) // genes.VECTOR_WIDTH
-    return min(WARP, 1 << max(0, vectors - 1).bit_length())
+def _lanes(problem: AttentionProblem, genes: RowGenes) -> int:
+    """Threads of a row."""
+    return genes.lanes(max(problem.head_dim, problem.head_dim_v))[0]

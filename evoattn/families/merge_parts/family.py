@@ -5,45 +5,31 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-from evoattn.families.base import Family
-from evoattn.families.merge_parts.resources import MergePartsGenes, lanes_of
 from evoattn.families.residency import WARP
+from evoattn.families.row_kernels import RowKernels
 from evoattn.families.work import LaunchWork, Step
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
-from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.merge import MERGE_OPERATIONS, NARROW, part_strides, rows_of
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 
-MAX_HEAD_DIM = 1024
-MOST_ROWS = (1 << 31) - 1
 HELD = 128
 """Numbers of parts that a thread holds: more would spill."""
 FIRST_WAIT, ROUND_WAIT = 900, 600
 """Clocks: until a block's first loads are there; of each round of loads after them."""
 
 
-class MergeParts(Family):
+class MergeParts(RowKernels):
     """The `Family` of `templates/merge_parts.cu.j2`. The mask and K/V heads change nothing."""
 
     name: ClassVar[str] = "merge_parts"
     summary: ClassVar[str] = "one answer out of those over parts of the keys, by their log-sum-exps"
-    devices: ClassVar[str] = "any GPU"
     operations: ClassVar[tuple[str, ...]] = MERGE_OPERATIONS
-    dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "fp32")
-    masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
     writes_lse: ClassVar[bool] = True
 
-    def genes(self, config: KernelConfig) -> MergePartsGenes:
-        return MergePartsGenes.of(config)
-
-    def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
-        if problem.head_dim > MAX_HEAD_DIM:
-            return f"merge_parts takes a head_dim of up to {MAX_HEAD_DIM}, not {problem.head_dim}."
-        if rows_of(problem) > MOST_ROWS:
-            return f"merge_parts takes at most {MOST_ROWS} rows of all heads together, not {rows_of(problem)}."
-        return None
+    def rows(self, problem: AttentionProblem) -> int:
+        return rows_of(problem)
 
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
@@ -51,11 +37,11 @@ class MergeParts(Family):
         genes = self.genes(config)
         if problem.head_dim % genes.VECTOR_WIDTH:
             return f"VECTOR_WIDTH={genes.VECTOR_WIDTH} does not divide the {problem.head_dim} columns of a row."
-        lanes, columns = lanes_of(problem, genes)
+        lanes, columns = genes.lanes(problem.head_dim)
         if (genes.BLOCK_N + 1) * columns > HELD and genes.BLOCK_N > 1:
             return f"BLOCK_N={genes.BLOCK_N} parts of {columns} columns are more than the registers of a thread."
-        if redundant and genes.BLOCK_M * lanes < genes.THREADS and genes.THREADS > WARP:
-            return f"THREADS={genes.THREADS} are more than the {genes.BLOCK_M} rows of a block have work for."
+        if redundant and (reason := genes.why_idle(lanes)):
+            return reason
         if redundant and genes.BLOCK_N > 1 and 2 * problem.seqlen_k <= genes.BLOCK_N:
             return f"BLOCK_N={genes.BLOCK_N} parts are loaded together, and there are {problem.seqlen_k}."
         return None
@@ -82,7 +68,7 @@ class MergeParts(Family):
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
         """A step is AT_ONCE parts of as many rows as the threads of a block take at a time."""
         genes = self.genes(config)
-        lanes, columns = lanes_of(problem, genes)
+        lanes, columns = genes.lanes(problem.head_dim)
         at_a_time = max(1, min(genes.BLOCK_M, genes.THREADS // lanes))
         numbers = float(at_a_time * genes.BLOCK_N * problem.head_dim)
         parts, size = problem.inputs[0].bytes, problem.inputs[0].bytes / math.prod(problem.inputs[0].shape)

@@ -4,14 +4,14 @@ than a part."""
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from evoattn.families.base import Family
-from evoattn.families.quantize.genes import QuantizeGenes
+from evoattn.families.residency import WARP
+from evoattn.families.row_kernels import RowGenes, RowKernels
 from evoattn.families.work import LaunchWork, Step
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import STATIC_SMEM_LIMIT, Buffer, KernelArg, KernelLaunch, Scalar
-from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.quantize import QUANTIZE_OPERATIONS, SMOOTH, TURN, number_of
 from evoattn.model.scales import PER_TOKEN
@@ -19,18 +19,24 @@ from evoattn.model.space import KernelConfig
 from evoattn.model.turned import GROUP
 from evoattn.model.variant import TURNED
 
-MAX_HEAD_DIM = 1024
 SIZES, COUNTERS = "sizes", "counters_zeroed"
 """The scratch buffers: of what parts of heads have, the largest magnitude, or of each column least, most and sum; and
-of blocks that are done, for each scale, behind one of those that began."""
-WARP = 32
+of blocks that have measured, and that are done, for each scale."""
 MOST_KEPT = 64
 """Registers of a thread that hold rows."""
 ROOM = 1024
 """Bytes of shared memory for what threads tell one another."""
 
 
-class Quantize(Family):
+@dataclass(frozen=True)
+class QuantizeGenes(RowGenes):
+    """Rows of a thread that are on their way at once, too, and launches that measure and make numbers."""
+
+    UNROLL: int
+    LAUNCHES: int = 2
+
+
+class Quantize(RowKernels):
     """The `Family` of `templates/quantize.cu.j2`. The mask and the number of keys change nothing."""
 
     name: ClassVar[str] = "quantize"
@@ -38,28 +44,28 @@ class Quantize(Family):
     devices: ClassVar[str] = "any GPU, sm_80 and newer"
     operations: ClassVar[tuple[str, ...]] = QUANTIZE_OPERATIONS
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "e4m3")
-    masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
     variants: ClassVar[tuple[str, ...]] = ("kv", "scales", TURNED)
 
     def genes(self, config: KernelConfig) -> QuantizeGenes:
         return QuantizeGenes.of(config)
 
+    def rows(self, problem: AttentionProblem) -> int:
+        return problem.batch * problem.heads * problem.seqlen_q
+
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         if (problem.op == TURN) != (problem.element.bytes == 1):
             return f"{self.name} makes 8 bits of 16; op={TURN} alone takes {problem.dtype}."
-        if problem.head_dim % 8 or problem.head_dim > MAX_HEAD_DIM:
-            return f"{self.name} takes a head_dim of a multiple of 8 up to {MAX_HEAD_DIM}, not {problem.head_dim}."
-        if problem.batch * problem.heads * problem.seqlen_q >= 1 << 31:
-            return f"{self.name} takes less than 2^31 rows of all heads together."
+        if problem.head_dim % 8:
+            return f"{self.name} takes a head_dim of a multiple of 8, not {problem.head_dim}."
         if problem.turned and problem.head_dim % GROUP:
             return f"{self.name} turns a head_dim of a multiple of {GROUP}, not {problem.head_dim}."
-        return None
+        return super().refuse(problem, gpu)
 
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
     ) -> str | None:
         genes = self.genes(config)
-        lanes, columns = _lanes(problem, genes)
+        lanes, columns = genes.lanes(problem.head_dim)
         if problem.op == SMOOTH and 4 * (genes.THREADS * columns + problem.head_dim + WARP) > STATIC_SMEM_LIMIT:
             return f"THREADS={genes.THREADS} threads of {columns} sums each are over {STATIC_SMEM_LIMIT} bytes."
         if problem.turned and genes.BLOCK_M * problem.head_dim > STATIC_SMEM_LIMIT - ROOM:
@@ -72,9 +78,7 @@ class Quantize(Family):
             return f"LAUNCHES=1: {kept} registers of rows are more than the {MOST_KEPT} of a thread."
         if redundant and genes.UNROLL > 1 and genes.BLOCK_M * lanes < genes.THREADS * genes.UNROLL:
             return f"UNROLL={genes.UNROLL}: a thread has fewer of the {genes.BLOCK_M} rows."
-        if redundant and genes.BLOCK_M * lanes < genes.THREADS:
-            return f"THREADS={genes.THREADS} are more than the {genes.BLOCK_M} rows of a block have work for."
-        return None
+        return genes.why_idle(lanes, 0) if redundant else None
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes, number = self.genes(config), number_of(problem)
@@ -125,7 +129,7 @@ class Quantize(Family):
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
         """A step is a row of each thread: loads, a comparison or a product of each element, and a store."""
         genes, parts = self.genes(config), _parts(problem, self.genes(config))
-        lanes, columns = _lanes(problem, genes)
+        lanes, columns = genes.lanes(problem.head_dim)
         rows, elements = genes.THREADS // lanes, genes.THREADS // lanes * problem.head_dim
         tensor = float(problem.inputs[0].bytes)
         two = not _is_own(problem, parts) and problem.scales != PER_TOKEN and problem.op != TURN
@@ -154,13 +158,6 @@ class Quantize(Family):
         return tuple(made)
 
 
-def _lanes(problem: AttentionProblem, genes: QuantizeGenes) -> tuple[int, int]:
-    """(threads of a row, elements of it that each has), as in the template."""
-    vectors = math.ceil(problem.head_dim / genes.VECTOR_WIDTH)
-    lanes = min(WARP, 1 << (vectors - 1).bit_length())
-    return lanes, math.ceil(vectors / lanes) * genes.VECTOR_WIDTH
-
-
 def _parts(problem: AttentionProblem, genes: QuantizeGenes) -> int:
     """Blocks of a head's rows."""
     return math.ceil(problem.seqlen_q / genes.BLOCK_M)
@@ -178,7 +175,7 @@ def _is_at_once(problem: AttentionProblem, genes: QuantizeGenes) -> bool:
 
 def _kept(problem: AttentionProblem, genes: QuantizeGenes) -> int:
     """Registers of a thread's part of a block's rows."""
-    lanes, columns = _lanes(problem, genes)
+    lanes, columns = genes.lanes(problem.head_dim)
     return math.ceil(genes.BLOCK_M * lanes / genes.THREADS) * columns // 2
 
 
