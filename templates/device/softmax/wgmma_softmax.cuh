@@ -30,7 +30,6 @@ struct WholeRange {
   static constexpr float HIGHEST = 32768.f, LIMIT = 0.f;
   static constexpr bool SUMMED_BY_PRODUCT = false;
   static constexpr bool MAX_OF_BITS = false;  // maxima of a tile are of integers, where that is right
-  static constexpr bool FEW_BITS = false;     // P has so few that `exp2_saturated` is as good as any
 };
 
 // Rows g and g + 8 of a lane.
@@ -57,13 +56,6 @@ template <bool KEEP_NAN> __device__ __forceinline__ bool exceeds(float a, float 
 template <bool KEEP_NAN> __device__ __forceinline__ float finite_or_nan(float x) {
   if constexpr (KEEP_NAN) return fmaf(x, 0.f, x);
   return x;
-}
-
-// Whether score i of a lane is one of EIGHTHS of every eight, whose exponentials run on the FMA units.
-template <int EIGHTHS> __device__ constexpr bool is_polynomial(int i) { return i * EIGHTHS % 8 + EIGHTHS > 7; }
-// Whether these come to `exp2_saturated`; LAZY looks at scores once they are shifted.
-template <Rescale RESCALE, class Range> __device__ constexpr bool is_saturated() {
-  return Range::FEW_BITS && RESCALE == Rescale::ALWAYS;
 }
 
 // By how much a shift rises if the greatest score is so far above it.
@@ -134,9 +126,8 @@ __device__ __forceinline__ void row_max(const float (&s)[FLOATS], float (&maximu
 // other rows: a row that has seen no key takes the first maximum, every other one is raised by the same operations in
 // the same order. Products are not to be fused with the sum behind them, as the compiler may in one case and not in
 // another: `__fmul_rn`.
-template <Rescale RESCALE, int LAZY_OCTAVES, int EIGHTHS, bool FIRST, bool MASKED, class Range, int FLOATS>
+template <Rescale RESCALE, int LAZY_OCTAVES, bool FIRST, bool MASKED, bool KEEP_NAN, class Range, int FLOATS>
 __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS], float scale, float (&factor)[2]) {
-  constexpr bool KEEP_NAN = EIGHTHS > 0;
   constexpr bool LAZY = RESCALE != Rescale::ALWAYS, TESTED = RESCALE == Rescale::LAZY && !FIRST && !MASKED;
   constexpr bool RISES = RESCALE == Rescale::LAZY && !FIRST;  // scores may reach a shift that was set before
   float subtracted[2] = {state.shift[0], state.shift[1]}, rise[2] = {0.f, 0.f};
@@ -164,17 +155,11 @@ __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS]
     }
     if constexpr (!FIRST) rescale = !LAZY || __any_sync(ALL_LANES, rescale);
   }
-  constexpr bool BY_SIGN = Range::LIMIT == 0.f, SATURATED = EIGHTHS > 0 && is_saturated<RESCALE, Range>();
-  const float shrunk = SATURATED ? scale / EXPONENTS : 0.f;
-  float least[2] = {0.f, 0.f};
-#pragma unroll
-  for (int row = 0; SATURATED && row < 2; ++row)
-    least[row] = fmaf(subtracted[row], -1.f / EXPONENTS, -LEAST_EXPONENT / EXPONENTS);
+  constexpr bool BY_SIGN = Range::LIMIT == 0.f;
   int all_negative = -1, greatest = 0;
 #pragma unroll
   for (int i = 0; i < FLOATS; ++i) {
-    s[i] = SATURATED && is_polynomial<EIGHTHS>(i) ? fma_saturated(s[i], shrunk, least[i / 2 % 2])
-                                                  : fmaf(s[i], scale, -subtracted[i / 2 % 2]);
+    s[i] = fmaf(s[i], scale, -subtracted[i / 2 % 2]);
     if constexpr (TESTED && BY_SIGN) all_negative &= __float_as_int(s[i]);
   }
   if constexpr (TESTED && !BY_SIGN) {  // floats above 0 are ordered as integers, of which three at a time are compared
@@ -203,12 +188,12 @@ __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS]
 
 // s = 2^s, sum += Σ s of the lane's rows. EIGHTHS of every eight exponentials run on the FMA units. Two sums per row
 // hide the latency.
-template <int EIGHTHS, bool SATURATED, class Range, int FLOATS>
+template <int EIGHTHS, class Range, int FLOATS>
 __device__ __forceinline__ void exponentiate(float (&s)[FLOATS], float (&sum)[2]) {
   float odd[2] = {0.f, 0.f};
 #pragma unroll
   for (int i = 0; i < FLOATS; ++i) {
-    s[i] = !is_polynomial<EIGHTHS>(i) ? exp2_approx(s[i]) : SATURATED ? exp2_saturated(s[i]) : exp2_polynomial(s[i]);
+    s[i] = i * EIGHTHS % 8 + EIGHTHS > 7 ? exp2_polynomial(s[i]) : exp2_approx(s[i]);
     if constexpr (!Range::SUMMED_BY_PRODUCT) (i % 2 ? odd : sum)[i / 2 % 2] += s[i];
   }
   if constexpr (!Range::SUMMED_BY_PRODUCT) sum[0] += odd[0], sum[1] += odd[1];
@@ -225,20 +210,20 @@ template <Rescale RESCALE, int LAZY_OCTAVES, int EIGHTHS, bool FIRST, bool MASKE
           typename ScoresAgain, int FLOATS>
 __device__ __forceinline__ bool softmax_tile(RowState& state, float (&s)[FLOATS], float scale, float (&factor)[2],
                                              ScoresAgain scores_again) {
-  bool rescale = shift_scores<RESCALE, LAZY_OCTAVES, EIGHTHS, FIRST, MASKED, Range>(state, s, scale, factor);
+  bool rescale = shift_scores<RESCALE, LAZY_OCTAVES, FIRST, MASKED, (EIGHTHS > 0), Range>(state, s, scale, factor);
   if constexpr (RESCALE == Rescale::LAZY_AFTER && !FIRST && !MASKED) {
     float sum[2] = {0.f, 0.f};
-    exponentiate<EIGHTHS, false, Range>(s, sum);
+    exponentiate<EIGHTHS, Range>(s, sum);
     rescale = too_high<Range>(sum);
     if (rescale) {
       scores_again();
-      shift_scores<Rescale::ALWAYS, 0, EIGHTHS, false, false, Range>(state, s, scale, factor);
+      shift_scores<Rescale::ALWAYS, 0, false, false, (EIGHTHS > 0), Range>(state, s, scale, factor);
       sum[0] = sum[1] = 0.f;
-      exponentiate<EIGHTHS, false, Range>(s, sum);
+      exponentiate<EIGHTHS, Range>(s, sum);
     }
     state.sum[0] += sum[0], state.sum[1] += sum[1];
   } else {
-    exponentiate<EIGHTHS, is_saturated<RESCALE, Range>(), Range>(s, state.sum);
+    exponentiate<EIGHTHS, Range>(s, state.sum);
   }
   return rescale;
 }
