@@ -119,7 +119,7 @@ ROOMS = {
     ),
     "mask_blocks": Room(
         ("templates/device/mask_blocks.cuh", "templates/device/score_range.cuh", "evoattn/model/score_ranges.py"),
-        ("tests/ops/test_created_masks.py",),
+        ("tests/ops/test_created_masks.py", "tests/model/test_score.py"),
     ),
     "backward": Room(
         (
@@ -142,6 +142,7 @@ ROOMS = {
         (
             *("evoattn/*/append.py", "evoattn/*/merge.py", "evoattn/*/sequences.py", "evoattn/model/lengths.py"),
             *("evoattn/families/append_kv/*.py", "evoattn/families/merge_*.py", "evoattn/families/merge_parts/*.py"),
+            "evoattn/families/row_kernels.py",
             *(f"evoattn/integrations/{name}.py" for name in ("vllm", "sglang", "static_cache")),
             *("evoattn/integrations/flash_attn/*.py", "evoattn/ops/beside.py"),
         ),
