@@ -81,13 +81,6 @@ def judge(
     by: Annotated[
         str | None, typer.Option("--by", metavar="CARD", help="By a fit to the repository's times of this card alone.")
     ] = None,
-    order_on: Annotated[
-        str | None, typer.Option(metavar="GPU", help="How this GPU would order kernels that an H100 ran, by the fit "
-                                                     "that ships.")
-    ] = None,
-    twice: Annotated[
-        bool, typer.Option("--twice", help="How alike two measurings order the same kernels, without a model.")
-    ] = False,
     scores: Annotated[
         Path | None, typer.Option(metavar="FILE.npz", help="Where scores of problems left out go.")
     ] = None,
@@ -103,19 +96,11 @@ def judge(
         from evoattn.cost.training import experiments, measured
         from evoattn.model.gpu import lookup
 
-        if bool(by) + bool(order_on) + twice > 1:
-            raise WrongUse("One of --by, --order-on and --twice is asked at a time.")
         if by and not files:
             raise WrongUse("With --by, the files that are judged are named.")
         cores = jobs or os.cpu_count() or 1
         paths = files or measured.files()
         if by:
             experiments.judge_by_card(paths, lookup(by).name, typer.echo, each, cores)
-        elif order_on:
-            landscapes = files or [path for path in paths if measured.is_landscape(path)]
-            for line in experiments.order_on(lookup(order_on), landscapes):
-                typer.echo(line)
-        elif twice:
-            typer.echo(experiments.measured_twice(paths))
         else:
             experiments.fit_and_judge(paths, typer.echo, None, each, judged, cores, scores)

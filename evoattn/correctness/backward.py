@@ -97,7 +97,8 @@ def make_answer(
     of_scores = (2 + math.sqrt(problem.head_dim) / 3) * FP32_ROUNDING * (1 + largest_score(problem, tensors))
     if kind in CANCELLING and problem.dtype != "fp32":
         of_scores += unit / 2
-    answer: Answer = {}
+    info, answer = torch.finfo(dtype), dict[str, Exact]()
+    step = info.smallest_normal * info.eps  # of subnormal numbers: what cancels out is rounded to it
     for name, values in exact.values.items():
         rounded, bound = values.to(dtype), of_scores * exact.bounds[name]
         nudged = (rounded + 0.3 - 0.3).to(exact_dtype) - rounded.to(exact_dtype)
@@ -105,7 +106,7 @@ def make_answer(
         largest = factor * difference.abs().max().item() + 2 * nudged.abs().max().item() + absolute
         mean = factor * rms(difference) + 2 * rms(rounding) + absolute
         largest, mean = max(largest, unit * values.abs().max().item()), max(mean, unit / 2 * rms(values))
-        answer[name] = Exact(values, largest + bound.max().item(), mean + rms(bound))
+        answer[name] = Exact(values, largest + bound.max().item() + step / 2, mean + rms(bound) + step / 2)
         if name in DIMS or name.startswith("down_"):
             answer[name] = replace(answer[name], dims=DIMS.get(name, OF_TABLES))
     return answer

@@ -59,7 +59,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     - one query; one key; whole tiles alone, of two K/V heads as far apart; odd multiples of 64;
     - scores so low that hidden keys overflow; dO large and 0 by turns; O and log-sum-exps of more keys than these;
     - queries that see no key, terms at their extremes, lengths in use, packed sequences, block lists, and edges of
-      masks and windows one key or query beside those of tiles, all as in the forward pass."""
+      masks and windows one key or query beside those of tiles, all as in the forward pass;
+    - of block lists more blocks of queries than the 32 that a warp looks at together."""
     m, n = (int(config.params[name]) for name in ("BLOCK_M", "BLOCK_N"))
     stages = max([int(value) for name, value in config.params.items() if name.endswith("STAGES")] or [1])
     plain = problem.with_(varlen="")
@@ -110,7 +111,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     if problem.blocks:
         if config.params.get("DQ") == "pass":  # a launch with tiles of its own
             m, n = lcm(m, int(config.params["PASS_M"])), lcm(n, int(config.params["PASS_N"]))
-        return [replace(case, problem=_listed(case.problem, m, n, turn)) for turn, case in enumerate(cases)]
+        made = [replace(case, problem=_listed(case.problem, m, n, turn)) for turn, case in enumerate(cases)]
+        return [*made, SmallCase("over 32 blocks of queries", _many_blocks(one, m, n))]
     return [replace(case, problem=sequenced(case.problem)) for case in cases] if problem.varlen else cases
 
 
@@ -126,9 +128,17 @@ def _beside(problem: AttentionProblem, m: int, n: int) -> list[AttentionProblem]
     return []
 
 
+def _many_blocks(problem: AttentionProblem, m: int, n: int) -> AttentionProblem:
+    """More blocks of queries than a warp looks at together, of one block of keys; where lists do not follow documents
+    the last few see it."""
+    documents = f"{n // 2}+{n}:mixed" if parse_blocks(problem.blocks).documents else "0/0/1"
+    return problem.with_(seqlen_q=38 * m + 5, seqlen_k=n - 3, blocks=f"b:{m}x{n}:{documents}")
+
+
 def _listed(problem: AttentionProblem, m: int, n: int, turn: int) -> AttentionProblem:
-    """The case with blocks of one or two tiles, by turns, and documents that begin within them; of some all heads have
-    the same lists."""
-    rows, keys = m * (1 + turn % 2), n * (2 - turn // 2 % 2)
+    """The case with blocks of one or two tiles, by turns, and documents that begin within them; of some all heads
+    have the same lists, of one all batches."""
+    rows, keys = m * (2 - turn % 2), n * (2 - turn // 2 % 2)
     documents = f"{n + 3}+{n // 2 + 1}+{3 * keys}" if parse_blocks(problem.blocks).documents else "1/1/3"
-    return problem.with_(blocks=f"{'b' if turn % 8 in (3, 4, 7) else 'bh'}:{rows}x{keys}:{documents}:mixed")
+    by = "h" if turn % 8 == 1 else "b" if turn % 8 in (3, 4, 7) else "bh"
+    return problem.with_(blocks=f"{by}:{rows}x{keys}:{documents}:mixed")

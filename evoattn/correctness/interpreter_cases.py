@@ -36,10 +36,10 @@ _SPAN = 1 << 32
 """Bytes."""
 _COMPACT = ("dbias",)
 """Tensors that never lie apart."""
-_APART = {"q": (5, 3, 1), "k": (5, 3, 1), "v": (7, 4, 1), "o": (7, 4, 1), "bias": (5, 3, 1)}
+_APART = {"q": (5, 3, 1), "k": (5, 3, 1), "v": (7, 5, 2), "o": (7, 5, 2), "bias": (5, 3, 1)}
 """Spans from one batch, one head, one row to the next: coprime, so that no wrong index lands on another's place, and
 not the same of K and V, nor of Q and O. Gradients lie as what they are of. Of K and V with keys in use batches stay
-whole rows apart, as tensor maps that slide have them."""
+whole rows apart, as tensor maps that slide have them, and rows one span."""
 _STRIDE_LIMIT = 1 << 40
 """Bytes, of a tensor map (CUDA driver API, cuTensorMapEncodeTiled)."""
 _UNIT = 16
@@ -52,7 +52,7 @@ def _apart(problem: AttentionProblem, tensor: str, batch_rows: int) -> tuple[int
     tensor = tensor.removeprefix("d")
     batch, head, row = _APART["k" if tensor == "v" and problem.shared_kv else tensor]
     several = tensor in "kv" and (problem.seqused or problem.page) and problem.shape(tensor)[0] > 1
-    return (batch_rows * row if several else batch), head, row
+    return (batch_rows, head, 1) if several else (batch, head, row)
 
 
 @dataclass(frozen=True)
@@ -347,12 +347,13 @@ class _Maker:
 
     def listed(self, case: AttentionProblem, turn: int) -> AttentionProblem:
         """The case with blocks of one or two tiles, by turns, and documents that begin within them. Some have lists
-        that heads share, for which a launch may ask the predicate once."""
+        that heads share, one those that batches share, for which a launch may ask the predicate once."""
         rows, keys = self.block_m * (1 + turn % 2), self.block_n * (2 - turn // 2 % 2)
         documents = f"{self.block_n + 3}+{self.block_n // 2 + 1}+{3 * keys}"
         if not parse_blocks(case.blocks).documents:
             documents = "1/1/3"
-        by = "b" if turn % 8 in (3, 4, 7) else "bh"
+        shared = "h" if self.block_n > self.block_m else "b"  # of the case with two batches
+        by = shared if turn == 1 else "b" if turn % 8 in (3, 4, 7) else "bh"
         return case.with_(blocks=f"{by}:{rows}x{keys}:{documents}:mixed")
 
     def of_edges(self) -> list[SmallCase]:

@@ -41,7 +41,8 @@ def make_inputs(
     values = torch.randn(batch, heads, rows, dim, generator=generator, device=device)
     turn = torch.arange(batch * heads, device=device).view(batch, heads, 1, 1)
     values *= 0.5 + turn
-    values[0, 0, 0, 0] = 5 * values.abs().max()  # so that no part may be left out
+    far = -1 if kind == "outliers" else 0  # in the last part or the first, neither of which may be left out
+    values[far, far, far, far] = 5 * values.abs().max()
     if kind == "zeros":
         values *= ((turn + 1) % 2) * torch.where(torch.arange(rows, device=device) % 3 == 1, -0.0, 1.0)[:, None]
     elif kind == "extremes":
@@ -109,8 +110,8 @@ def device_cases(problem: AttentionProblem) -> list[tuple[str, AttentionProblem,
 
 
 def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[SmallCase]:
-    """Two parts of a head and some rows; the other layout; one row; zeros; extremes; one part of one head; where it
-    takes few blocks more parts of a scale than a block has threads."""
+    """Two parts of a head and some rows; the other layout; one row; zeros; extremes; one part of one head; one head
+    alone, of which one block has all; where it takes few blocks more parts of a scale than a block has threads."""
     rows, threads = int(config.params["BLOCK_M"]), int(config.params["THREADS"])
     group = 1 if problem.op in (SMOOTH, TURN) else 2
     small = problem.with_(batch=2, heads=2 * group, kv_heads=2, seqlen_q=7, layout="bhsd")
@@ -123,5 +124,6 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
         SmallCase("zeros", small, "zeros"),
         SmallCase("extremes", small, "extremes"),
         SmallCase("a part each", small.with_(heads=2, seqlen_q=rows), "outliers"),
+        SmallCase("one head", small.with_(batch=1, heads=1, kv_heads=1, seqlen_q=5), "plain"),
         *([SmallCase("many parts", many, "plain")] if several else []),
     ]

@@ -32,8 +32,9 @@ def why_not_quantized(problem: Any) -> str:
     if problem.op not in QUANTIZE_OPERATIONS:
         return ""
     if problem.op == TURN:
-        fits = problem.dtype == "e4m3" and problem.turned and not problem.scales
-        return "" if fits else f"op={TURN} takes numbers of 8 bits: write dtype=e4m3 turned=1, and leave scales out."
+        fits = problem.dtype == "e4m3" and problem.turned and not problem.scales and not problem.kv
+        words = f"op={TURN} takes numbers of 8 bits: write dtype=e4m3 turned=1, and leave scales and kv out."
+        return "" if fits else words
     if problem.op == SMOOTH and (problem.scales != "head" or problem.group_size > 1):
         return f"op={SMOOTH} takes as many heads as K/V heads, and a scale of each: write scales=head."
     return ""

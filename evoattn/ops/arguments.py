@@ -83,6 +83,7 @@ ARGUMENTS = (
     Argument("bias", None, _SDPA, "added to scores", "Tensor?", True),
     Argument("k_scale", None, ALL, "what keys of 8 bits are multiplied by: a number, or a tensor", "Tensor?", True),
     Argument("v_scale", None, ALL, "what values of 8 bits are multiplied by", "Tensor?", True),
+    Argument("q_scale", None, frozenset((VARLEN, PAGED)), "what queries of float8_e4m3fn are multiplied by"),
     Argument("score", None, _SDPA, "an `evoattn.Score`: an expression of scores and tables"),
     Argument("return_lse", False, ALL, "whether the log-sum-exp is wanted too"),
     Argument("out", None, ALL, "takes the answer"),
@@ -266,15 +267,15 @@ def window_of(window: Any) -> Any:
     for what is no window."""
     if window is None:
         return None
-    if (
-        not isinstance(window, tuple | list)
-        or len(window) != 2
-        or any(not isinstance(side, int) or isinstance(side, bool) or side < -1 for side in window)
-    ):
+    if not isinstance(window, (tuple, list)) or len(window) != 2 or not (_is_side(window[0]) and _is_side(window[1])):
         raise ValueError(f"window must be (past, ahead), keys beside the diagonal or -1, not {window!r}.")
     past, ahead = window
     past, ahead = -1 if past >= LONGEST else past, -1 if ahead >= LONGEST else ahead
     return None if past == ahead == -1 else (past, ahead)
+
+
+def _is_side(side: object) -> bool:
+    return isinstance(side, int) and not isinstance(side, bool) and side >= -1
 
 
 def require_flags(**flags: object) -> None:

@@ -59,6 +59,7 @@ def explain(
     max_seqlen_k: int = 0,
     k_scale: Scale = None,
     v_scale: Scale = None,
+    q_scale: Scale = None,
     score: Score | None = None,
     score_mod: Callable[..., Any] | None = None,
     block_mask: Any = None,
@@ -75,17 +76,13 @@ def explain(
     Nothing is compiled, loaded or launched. Raises `ValueError` and `TypeError` for arguments beyond
     SDPA's that do not fit.
     """
+    words = dict(locals())  # by the names of the table of arguments
     if not all(isinstance(tensor, Tensor) for tensor in (query, key, value)):
         return f"SDPA runs: {NO_TENSOR}."
     if score_mod is not None or block_mask is not None:
         return _of_flex(
             Call(query, key, value, scale=scale, enable_gqa=enable_gqa, return_lse=return_lse), score_mod, block_mask
         )
-    words: dict[str, Any] = dict(is_causal=is_causal, scale=scale, enable_gqa=enable_gqa, causal=causal, window=window)
-    words |= dict(softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, bias=bias, seqused_k=seqused_k)
-    words |= dict(block_table=block_table, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    words |= dict(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, score=score, return_lse=return_lse)
-    words |= dict(deterministic=deterministic, batch_invariant=batch_invariant, k_scale=k_scale, v_scale=v_scale)
     call, of_sdpa = call_of(query, key, value, words), ""
     if dropout_p:
         if call.has_variant or return_lse or causal is not None:
@@ -264,6 +261,7 @@ class RecordedKernel:
         max_seqlen_k: int = 0,
         k_scale: Scale = None,
         v_scale: Scale = None,
+        q_scale: Scale = None,
         score: Score | None = None,
         return_lse: bool = False,
         out: torch.Tensor | None = None,
@@ -271,14 +269,7 @@ class RecordedKernel:
         """See `evoattn.attention`; with `block_table` `evoattn.attention_paged`, with `cu_seqlens_q` and the other
         three `evoattn.attention_varlen`, whose tensors these are then. Raises `NoKernel` for a call that this kernel
         does not serve, and `ValueError` and `TypeError` for what those functions refuse."""
-        words: dict[str, Any] = dict(
-            is_causal=is_causal, scale=scale, enable_gqa=enable_gqa, causal=causal, window=window
-        )
-        words |= dict(softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, bias=bias, seqused_k=seqused_k)
-        words |= dict(block_table=block_table, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-        words |= dict(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, score=score, return_lse=return_lse, out=out)
-        words |= dict(k_scale=k_scale, v_scale=v_scale, strict=True)
-        call = call_of(query, key, value, words)
+        call = call_of(query, key, value, {**locals(), "strict": True})
         if not is_ordinary(query, key, value):  # their addresses may not be those of the data
             raise NoKernel(f"No kernel serves this call: {WATCHED}.")
         call.require()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -23,7 +23,7 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.paths import cubin_cache
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops import gradients, torch_answer
-from evoattn.ops.arguments import Reader
+from evoattn.ops.arguments import STARTS_Q, Reader
 from evoattn.ops.call import (
     GRADIENTS,
     NOT_STRIDED,
@@ -118,7 +118,7 @@ class Runtime:
             call.batch_invariant = True
         try:
             known: Known
-            if terms and has_room(call):
+            if terms and terms[STARTS_Q] is not None and has_room(call):
                 known = known_by_room(call)
             else:
                 known = (
@@ -129,7 +129,7 @@ class Runtime:
                     call.batch_invariant, call.turned,
                 )  # fmt: skip
                 if terms:
-                    known = (*known, call.longest, *_known_of(terms))
+                    known = _with_terms(known, call)
             if torch.is_grad_enabled() and (
                 query.requires_grad
                 or key.requires_grad
@@ -475,13 +475,13 @@ class Runtime:
         return plan, True
 
 
-def _known_of(terms: Iterable[Tensor | None]) -> list[tuple[object, ...]]:
-    """What decides about the terms of a call."""
-    return [
-        (which, t.shape, t.stride(), t.dtype, t.get_device(), t.is_neg())
-        for which, t in enumerate(terms)
-        if t is not None
-    ]
+def _with_terms(known: Known, call: Call) -> Known:
+    """With what decides about the terms of a call."""
+    facts: list[object] = [known, call.longest]
+    for which, t in enumerate(call.terms):
+        if t is not None:
+            facts += (which, t.shape, t.stride(), t.dtype, t.get_device(), t.is_neg())
+    return tuple(facts)
 
 
 def _decided(choice: Choice, raced: Raced) -> Choice | Refusal:

@@ -39,19 +39,11 @@ def test_a_judgement_is_tables_and_writes_nothing(kept):
     assert load.__wrapped__().about == shipped
 
 
-def test_other_questions_have_their_tables(kept):
-    twice = run("cost", "judge", *kept, "--twice")
-    assert twice.exit_code == 0 and "median kernel over the best" in twice.stdout
-    order = run("cost", "judge", *kept, "--order-on", "l4")
-    assert order.exit_code == 0 and "order of l4 and measured H100" in order.stdout
-
-
 @pytest.mark.slow
 def test_words_that_cannot_be_are_refused(kept, tmp_path):
     one = kept[0]
     refused(run("cost", "fit", one, "--again"), 2, "not both")
-    refused(run("cost", "judge", one, "--twice", "--by", "h100"), 2, "at a time")
     refused(run("cost", "judge", "--by", "h100"), 2, "are named")
-    refused(run("cost", "judge", one, "--order-on", "h300"), 2, "h300")
+    refused(run("cost", "judge", one, "--by", "h300"), 2, "h300")
     refused(run("cost", "fit", tmp_path / "none.jsonl.gz", "-o", tmp_path / "fit"), 2, "none.jsonl.gz")
-    refused(run("cost", "judge", "--twice", one.with_name("none")), 2, "none")
+    refused(run("cost", "judge", "--by", "h100", one.with_name("none")), 2, "none")

@@ -41,7 +41,8 @@ def test_strides_and_places_agree(layout):
         batch, heads, rows, _ = problem.shape(tensor)
         for index in np.ndindex(batch, heads, rows):
             near, far = (sum(i * s * 2 for i, s in zip(index, of(tensor)[:3])) for of in (problem.strides, strides))
-            spans = (7 * index[0] + 4 * index[1] if tensor in "vo" else 5 * index[0] + 3 * index[1]) + index[2]
+            apart = (7, 5, 2) if tensor in "vo" else (5, 3, 1)
+            spans = sum(i * of_one for i, of_one in zip(index, apart))
             assert far - near == int(places[tensor][near // 16]) << 32 == spans << 32
     assert can_be_far(problem) and not can_be_far(problem.with_(head_dim=4))
 

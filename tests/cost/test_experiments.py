@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import math
 import re
 
 import numpy as np
@@ -14,7 +13,6 @@ from evoattn.cost.training.experiments import Data, folds, rows_of_card
 from evoattn.cost.training.rows import Row
 from evoattn.cost.training.table import make_table
 from evoattn.model.errors import WrongUse
-from evoattn.model.gpu import GPUS
 from tests.cost.made_up_campaigns import CARDS, CONFIGS, H100, PROBLEM, campaign, kept_campaigns
 
 
@@ -103,19 +101,3 @@ def test_a_fit_alone_is_judged_on_nothing(kept):
     said = []
     found = experiments.make_fit(kept[:1], said.append, each=9)
     assert said == ["63 times in the fit"] and found.about["left_out"] == {} and found.about["times"] == 63
-
-
-def test_two_measurings_are_compared(kept):
-    line = experiments.measured_twice(kept).splitlines()[2]
-    assert re.search(r"\| 1\.000 \| 1\.00 \| 1\.00 \| 0\.0% \|$", line), "the final table has the same order"
-    with pytest.raises(WrongUse, match="timed twice"):
-        experiments.measured_twice([])
-
-
-def test_another_card_orders_the_kernels_of_an_h100(kept):
-    head, _, *lines = experiments.order_on(GPUS["l4"], kept)
-    assert "order of l4 and measured H100" in head and len(lines) == 7
-    for line in lines:
-        _, _, kernels, correlation, first, _, place, _ = line.split("|")
-        assert 20 <= int(kernels) <= len(CONFIGS) and -1 <= float(correlation) <= 1 and "flash_mma" in first
-        assert math.isfinite(float(re.search(r", ([\d.]+) times the best", place)[1]))

@@ -27,10 +27,13 @@ from typing import Any
 from evoattn.evaluation.evaluate import evaluate_offline
 from evoattn.evaluation.tasks import Compile
 from evoattn.families.registry import FAMILIES
+from evoattn.model.append import HALVES, PAIRS
 from evoattn.model.dtype import DTYPES, WIDE_DTYPES
 from evoattn.model.gpu import GPUS
 from evoattn.model.mask import MASKS
+from evoattn.model.merge import NARROW
 from evoattn.model.problem import AttentionProblem, ProblemError
+from evoattn.model.quantize import SMOOTH, TURN
 from evoattn.model.records import TrialState
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.model.variant import BIASES, PAGES
@@ -45,8 +48,9 @@ LENGTHS = (1, 17, 64, 203, 512, 1025, 2048)
 SHORT_LENGTHS = (1, 5, 17, 64, 203)
 """For head_dims of hundreds: such problems have few rows, and few keys keep the cost model's own run short."""
 EIGHT_BIT_CACHES = ("e4m3", "e5m2", "int8")
-LSE_SHARE, VARIANT_SHARE = 0.2, 0.4
-"""Of the problems: those that ask for the log-sum-exp; those with a variant of attention, where the family has any."""
+LSE_SHARE, DETERMINISTIC_SHARE, VARIANT_SHARE = 0.2, 0.2, 0.4
+"""Of the problems: those that ask for the log-sum-exp; of the backward pass those that ask for the same bits in every
+run; those with a variant of attention, where the family has any."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,10 @@ def draw_problem(family: str, rng: random.Random) -> AttentionProblem:
         lse=rng.random() < LSE_SHARE,
         op=FAMILIES[family].operations[0],
     )
+    if plain.op == "backward":
+        plain = plain.with_(deterministic=rng.random() < DETERMINISTIC_SHARE)
+    if len(FAMILIES[family].operations) > 1:
+        plain = plain.with_(**draw_operation(plain, family, rng))
     served = FAMILIES[family].variants
     if not served or rng.random() > VARIANT_SHARE:
         return plain
@@ -109,6 +117,18 @@ def draw_problem(family: str, rng: random.Random) -> AttentionProblem:
         )
     except ProblemError:  # two that exclude each other
         return plain
+
+
+def draw_operation(problem: AttentionProblem, family: str, rng: random.Random) -> dict[str, Any]:
+    """Fields that make the problem one of the family's operations, each as often as another."""
+    op = rng.choice(FAMILIES[family].operations)
+    fields: dict[str, dict[str, Any]] = {
+        SMOOTH: {"heads": problem.kv_heads, "scales": "head", "kv": rng.choice(EIGHT_BIT_CACHES)},
+        TURN: {"dtype": "e4m3", "turned": True},
+        NARROW: {"dtype": rng.choice(("fp16", "bf16"))},
+        **{name: {"scale": rng.choice((None, 0.5))} for name in (HALVES, PAIRS)},
+    }
+    return {"op": op} | fields.get(op, {})
 
 
 def served_dtypes(family: str) -> tuple[str, ...]:
@@ -156,7 +176,13 @@ def draw_variant(problem: AttentionProblem, name: str, rng: random.Random) -> di
         "blocks": {"blocks": f"128x{rng.choice((64, 128))}:70+200"},
         "turned": {"turned": True},
     }
-    return fields[name]
+    return fields[name] | (draw_gradients(name, rng) if problem.op == "backward" else {})
+
+
+def draw_gradients(variant: str, rng: random.Random) -> dict[str, Any]:
+    """Whether the gradients of a variant's terms are asked for."""
+    names = {"bias": "bias", "sink": "sinks"}
+    return {"grads": names[variant]} if variant in names and rng.random() < 0.5 else {}
 
 
 def draw_config(family: str, problem: AttentionProblem, gpu: str, rng: random.Random) -> KernelConfig | None:

@@ -36,6 +36,10 @@ FINAL_TESTS = (
 )
 
 
+DECISIONS = "tests/families/test_decisions.py"
+"""Digests of what is decided of kernels: it notices most faults of what makes them, in seconds."""
+
+
 @dataclass(frozen=True)
 class Room:
     """Files, and the tests that are to notice a fault in them: files, folders, tests or patterns of them."""
@@ -70,6 +74,7 @@ ROOMS = {
             "evoattn/correctness/interpreter_cases.py",
         ),
         (
+            DECISIONS,
             "tests/correctness/test_validate.py",
             "tests/correctness/test_cases.py",
             "tests/cheats/test_timed_path.py",
@@ -80,12 +85,12 @@ ROOMS = {
     "portfolio": Room(("evoattn/portfolio/*.py",), ("tests/portfolio",)),
     "integrations": Room(("evoattn/integrations/*.py",), ("tests/integrations",)),
     "timing": Room(("evoattn/timing/*.py",), ("tests/timing", "tests/cheats")),
-    "cost": Room(("evoattn/cost/*.py",), ("tests/cost",)),
-    "model": Room(("evoattn/model/*.py",), ("tests/model", "tests/test_problem.py")),
+    "cost": Room(("evoattn/cost/*.py",), (DECISIONS, "tests/cost")),
+    "model": Room(("evoattn/model/*.py",), (DECISIONS, "tests/model", "tests/test_problem.py")),
     "export": Room(("evoattn/export/*.py",), ("tests/export",)),
     "engine": Room(("evoattn/engine/*.py",), ("tests/search", "tests/portfolio")),
     "peers": Room(("evoattn/peers/*.py",), ("tests/peers",)),
-    "families": Room(("evoattn/families/*.py", "evoattn/families/*/*.py"), ("tests/families",)),
+    "families": Room(("evoattn/families/*.py", "evoattn/families/*/*.py"), (DECISIONS, "tests/families")),
     "fleet": Room(("evoattn/fleet/*.py",), ("tests/fleet", "tests/search/test_several_boards.py")),
     "report": Room(
         (
@@ -107,13 +112,14 @@ ROOMS = {
             ),
         ),
         (
+            DECISIONS,
             *("tests/ops/test_flex*.py", "tests/ops/test_created_masks.py", "tests/*/test_block_list.py"),
             *("tests/integrations/test_listed_mask.py", "tests/peers/test_flex_masks.py"),
         ),
     ),
     "mask_blocks": Room(
         ("templates/device/mask_blocks.cuh", "templates/device/score_range.cuh", "evoattn/model/score_ranges.py"),
-        ("tests/ops/test_created_masks.py",),
+        ("tests/ops/test_created_masks.py", "tests/model/test_score.py"),
     ),
     "backward": Room(
         (
@@ -122,6 +128,7 @@ ROOMS = {
             "evoattn/families/backward_*/*.py",
         ),
         (
+            DECISIONS,
             *("tests/ops/test_training*.py", "tests/ops/test_backward_picks.py", "tests/ops/test_flex_gradients.py"),
             *(
                 "tests/correctness/test_gradients.py",
@@ -135,10 +142,12 @@ ROOMS = {
         (
             *("evoattn/*/append.py", "evoattn/*/merge.py", "evoattn/*/sequences.py", "evoattn/model/lengths.py"),
             *("evoattn/families/append_kv/*.py", "evoattn/families/merge_*.py", "evoattn/families/merge_parts/*.py"),
+            "evoattn/families/row_kernels.py",
             *(f"evoattn/integrations/{name}.py" for name in ("vllm", "sglang", "static_cache")),
             *("evoattn/integrations/flash_attn/*.py", "evoattn/ops/beside.py"),
         ),
         (
+            DECISIONS,
             *(f"tests/ops/test_{name}.py" for name in ("append", "merge", "mixed", "growing", "varlen", "attention")),
             *("tests/families/test_append_kv.py", "tests/families/test_merge_parts.py", "tests/operation"),
             *(f"tests/integrations/test_{name}.py" for name in ("vllm", "sglang", "static_cache", "flash_attn_*")),
@@ -153,6 +162,7 @@ ROOMS = {
             "evoattn/integrations/flash_attn/eight_bits.py",
         ),
         (
+            DECISIONS,
             *("tests/*/test_eight_bits.py", "tests/ops/test_attention_fp8.py", "tests/*/test_quantize.py"),
             *("tests/families/test_fp8_wgmma.py", "tests/families/test_eight_bit_cache.py", "tests/correctness"),
             *("tests/families/test_every_family.py", "tests/integrations/test_flash_attn_*.py"),

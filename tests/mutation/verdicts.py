@@ -29,6 +29,9 @@ BLIND_CONFIGS = 2
 
 ANSWER, FAULT, DEADLOCK, REFUSED, SURVIVED = "answer", "fault", "deadlock", "refused", "survived"
 DEAD, STILLBORN = "same PTX", "does not compile"
+COMPILES = 4
+"""Of a source and of its mutant that survived, before their PTX counts as different: of some sources NVRTC makes other
+PTX in one of six compiles."""
 _ANSWERS = ("largest error", "root-mean-square", "are NaN", "never written", "log-sum-exp", "on average")
 _ENDLESS = ("deadlocked", "waits forever", "was stopped after")
 
@@ -99,10 +102,21 @@ def judge(mutant: Mutant, settings: list[Setting], seed: int) -> Verdict:
         side = (new.count(";") > old.count(";")) - (new.count(";") < old.count(";")), setting.problem.dtype
         if new == old or (live >= LIVE_CONFIGS and side in sides):
             continue
+        verdict, reason = run_ptx(setting, ptx, seed)
+        if verdict == SURVIVED and _may_be_the_same(setting, source):
+            continue
         live += 1
         sides.add(side)
-        verdict, reason = run_ptx(setting, ptx, seed)
         found = Verdict(family, mutant.key, str(mutant), verdict, reason, setting.row())
         if found.killed:
             break
     return found
+
+
+def _may_be_the_same(setting: Setting, source: str) -> bool:
+    """Whether some compile of the source launches the same code as some compile of the setting's own."""
+    arch = GPUS[setting.gpu].arch
+    own, others = (
+        {setting.launched(compile_ptx(text, arch)) for _ in range(COMPILES)} for text in (setting.source, source)
+    )
+    return bool(own & others) or setting.launched(setting.ptx) in others

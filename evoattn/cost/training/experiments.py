@@ -14,25 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from evoattn.cost.cost import Cost, cost
 from evoattn.cost.fitted import Fitted, load
 from evoattn.cost.training import fit as fits
 from evoattn.cost.training.judge import (
     HEAD,
-    LEAST,
     Judgement,
-    for_all_cards,
     judged_sets,
     problem_keys,
-    rank_correlation,
     spread_table,
 )
-from evoattn.cost.training.measured import campaign, files, is_landscape, read
+from evoattn.cost.training.measured import files, read
 from evoattn.cost.training.rows import Row, launched_as_today, thinned
 from evoattn.cost.training.table import Floats, Numbers, Table, make_table
-from evoattn.families import registry
 from evoattn.model.errors import WrongUse
-from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 
 EACH = 40
@@ -40,8 +34,6 @@ EACH = 40
 FOLDS = 3
 AT_ONCE = FOLDS + 3
 """Fits that are made at once: of the folds, of the whole, of one card alone, of campaigns alone."""
-LEAST_TWICE = 12
-"""Kernels of a problem that were timed twice, from which on its two orders are compared."""
 Say = Callable[[str], None]
 
 
@@ -242,59 +234,3 @@ def rows_of_card(known: Sequence[Row], judged: Sequence[Row], card: str) -> dict
     if not other:
         raise WrongUse(f"There are no times of other problems on {card}.")
     return {f"Fitted on {card}": here, f"Fitted on {card}, without these problems": other}
-
-
-def order_on(gpu: GpuSpec, paths: Sequence[Path]) -> Iterator[str]:
-    """How a card that was never measured would order kernels that an H100 ran, by the fit that ships: lines of a table.
-    Of all cards' kernels those that are valid on this one."""
-    problems: dict[AttentionProblem, list[Row]] = defaultdict(list)
-    for row in read(paths):
-        family = registry.lookup(row.family)
-        if row.gpu.name == "h100" and for_all_cards(row) and not family.why_invalid(row.problem, row.config, gpu):
-            problems[row.problem].append(row)
-    name = gpu.name
-    yield f"| problem | kernels | order of {name} and measured H100 | {name}'s first | bound | its place on the H100 |"
-    yield "|---|---|---|---|---|---|"
-    for problem, rows in problems.items():
-        found = [(cost(problem, row.config, gpu, row.registers), row) for row in rows]
-        scored = [(one, row) for one, row in found if one]
-        if len(scored) >= LEAST:
-            yield _order_line(problem, scored)
-
-
-def _order_line(problem: AttentionProblem, scored: Sequence[tuple[Cost, Row]]) -> str:
-    correlation = rank_correlation([one.score for one, _ in scored], [row.us for _, row in scored])
-    said, first = min(scored, key=lambda item: item[0].score)
-    best = min(row.us for _, row in scored)
-    place = 1 + sum(row.us < first.us for _, row in scored)
-    tile = f"{first.family} {first.config['BLOCK_M']}×{first.config['BLOCK_N']}"
-    return (
-        f"| {problem.describe()} | {len(scored)} | {correlation:.2f} | {tile} | {said.bound} | {place}, "
-        f"{first.us / best:.2f} times the best |"
-    )
-
-
-def measured_twice(paths: Sequence[Path]) -> str:
-    """How alike two measurings of the same kernels order them: no model can be nearer to either."""
-    problems = [found for path in paths if not is_landscape(path) for found in _twice(path)]
-    if not problems:
-        raise WrongUse(f"No problem of these files has {LEAST_TWICE} kernels that were timed twice.")
-    first = [us for search, _ in problems for us in search]
-    second = [us for _, final in problems for us in final]
-    keys = [i for i, (search, _) in enumerate(problems) for _ in search]
-    return spread_table(first, second, keys, LEAST_TWICE)
-
-
-def _twice(path: Path) -> Iterator[tuple[list[float], list[float]]]:
-    """Of each problem of a campaign: (times of the search, times of the final table) of the same kernels."""
-    for group in campaign(path).groups:
-        final: dict[str, Any] = group.get("final") or {"kernels": [], "us": []}
-        known = {kernel["id"]: kernel for kernel in group["kernels"]}
-        for index, row in enumerate(final["us"]):
-            pairs = [
-                (known[name]["times"][str(index)], us)
-                for name, us in zip(final["kernels"], row, strict=True)
-                if us and name in known and str(index) in known[name]["times"] and index not in known[name]["rough"]
-            ]
-            if len(pairs) >= LEAST_TWICE:
-                yield [first for first, _ in pairs], [second for _, second in pairs]

@@ -141,18 +141,9 @@ def flash_attn_varlen_kvpacked_func(
 ) -> Any:
     """kv `[total_k, 2, kv_heads, head_dim]`."""
     lengths = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
-    given: Any = (
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-    )
+    rest: Any = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
     k, v = kv.unbind(dim=1)
-    return flash_attn_varlen_func(q, k, v, *lengths, *given)
+    return flash_attn_varlen_func(q, k, v, *lengths, *rest)
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -170,18 +161,9 @@ def flash_attn_varlen_qkvpacked_func(
 ) -> Any:
     """qkv `[total, 3, heads, head_dim]`."""
     lengths = cu_seqlens, cu_seqlens, max_seqlen, max_seqlen
-    given: Any = (
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-    )
+    rest: Any = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
     q, k, v = qkv.unbind(dim=1)
-    return flash_attn_varlen_func(q, k, v, *lengths, *given)
+    return flash_attn_varlen_func(q, k, v, *lengths, *rest)
 
 
 def flash_attn_with_kvcache(

@@ -1,0 +1,292 @@
+"""What calibrations write, read and say, of kernels and times that are made up: nothing is searched."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from evoattn.cost import correction_fit
+from evoattn.cost.correction import MOST, NONE, Correction
+from evoattn.cost.correction_fit import Timed
+from evoattn.cost.cost import scores
+from evoattn.engine.groups import Group, Kernel
+from evoattn.model.calibrated import FILE, calibration_folder, calibrations_folder
+from evoattn.model.errors import WrongUse
+from evoattn.model.gpu import GPUS
+from evoattn.model.shape_text import parse_shape
+from evoattn.model.space import KernelConfig, config_id, load_space
+from evoattn.portfolio import calibrate, calibrations, pick
+from evoattn.portfolio.calibrate import JUDGED_SEEDS, Done, Keeper, Plan, drawn, fits, summary, without_lse
+from evoattn.portfolio.calibrations import Calibration, Journal, of_card, times_of
+from evoattn.portfolio.kernels import KernelList
+from evoattn.portfolio.select import Checked
+from evoattn.portfolio.workload import BUILD_SEEDS
+
+CARD = GPUS["l4"]
+SPACE = load_space("flash_mma", CARD)
+PARAMS = [config.params for config in SPACE.starting_configs()[:3]]
+ONE, TWO = (parse_shape(f"B=2,H=8,S={length},D=64,dtype=bf16") for length in (512, 1024))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """The card's, in a data folder of the test's own."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setattr(calibrations, "driver_version", lambda: "580.1")
+    monkeypatch.setattr(calibrations, "nvrtc_version", lambda: "13.0")
+    pick.forget()
+    yield calibration_folder(CARD)
+    monkeypatch.undo()
+    pick.forget()
+
+
+def made(card=CARD, **changes):
+    """A calibration of three kernels."""
+    kernels = tuple(KernelConfig("flash_mma", params) for params in PARAMS)
+    genes = {"flash_mma": {p.name: list(p.values) for p in SPACE.parameters}}
+    listed = KernelList(card.arch, (card.name,), (), {"plain": 1.05}, genes, kernels, (0, 2), {"16 d64 full": (1, 2)})
+    fitted = Correction({}, {"all": [12, 1.2, 1.1]})
+    usual = Calibration(
+        *(calibrations.card_of(card), calibrations.versions_here(["flash_mma"]), "2026-11-27", listed, fitted),
+        *({"problems": 4, "regret": 1.05}, 77),
+    )
+    return replace(usual, **changes)
+
+
+def test_a_file_says_what_was_found(folder):
+    found = made()
+    path = calibrations.save(found)
+    assert path == folder / FILE and len([*calibrations.every()]) == 1
+    again = of_card(CARD)
+    assert replace(again, listed=found.listed) == found and vars(again.listed) == vars(found.listed)
+    assert found.versions["driver"] == "580.1" and found.versions["nvrtc"] == "13.0"
+    assert len(found.versions["templates"]["flash_mma"]) == calibrations.DIGITS
+    assert found.card == {"name": "l4", "product": "L4", "sm_count": 58, "arch": "sm_89"}
+    assert of_card(GPUS["a10"]) is None
+    row = json.loads(path.read_text())
+    for name in row:
+        with pytest.raises(ValueError, match="it is no calibration"):
+            Calibration.of_row({other: value for other, value in row.items() if other != name})
+    with pytest.raises(ValueError, match="it is of version 3, and this evoattn reads 2"):
+        Calibration.of_row(row | {"version": 3})
+    for card in ({"sm_count": "58"}, {"name": 4}, {"arch": None}):
+        with pytest.raises(ValueError, match="names no card"):
+            Calibration.of_row(row | {"card": row["card"] | card})
+    with pytest.raises(ValueError, match="AttributeError"):
+        Calibration.of_row(row | {"list": row["list"] | {"kinds": 3}})
+
+
+def test_what_has_changed_since_makes_it_old():
+    now = made()
+    assert now.why_old() == "" and now.current_list() is now.listed
+    for changed, why in (
+        ({"templates": {"flash_mma": "0"}}, "templates have changed"),
+        ({"nvrtc": "12.9"}, "NVRTC was 12.9, and is 13.0"),
+        ({"driver": "570"}, "the driver was 570, and is 580.1"),
+    ):
+        old = made(versions={**now.versions, **changed})
+        assert why in old.why_old() and vars(old.current_list()) == vars(old.listed) | {"cards": ("l4 before",)}
+
+
+def test_without_a_driver_only_templates_and_nvrtc_count(monkeypatch):
+    old = made(versions={**made().versions, "driver": "570"})
+    monkeypatch.setattr(calibrations, "driver_version", lambda: None)
+    assert old.why_old() == ""
+
+
+def test_calibrations_have_names_and_go_to_others(tmp_path):
+    other = replace(CARD, sm_count=57)
+    for card in (CARD, other):
+        calibrations.save(made(card))
+    assert calibrations.named("l4-57-sm_89").card["sm_count"] == 57
+    with pytest.raises(WrongUse, match=r"There is more than one calibration of 'l4'\. There are: l4-57-sm_89, l4-58-"):
+        calibrations.named("l4")
+    calibrations.remove("l4-57-sm_89")
+    assert calibrations.named("l4").card["sm_count"] == 58
+    with pytest.raises(WrongUse, match=r"There is no calibration of 'a10'\. There are: l4-58-sm_89\."):
+        calibrations.named("a10")
+    sent = tmp_path / "sent.json"
+    sent.write_text(json.dumps(made(other).to_row()))
+    assert calibrations.bring_in(sent).name == "l4-57-sm_89" and of_card(other)
+    with pytest.raises(WrongUse, match="There is a calibration of l4-57-sm_89"):
+        calibrations.bring_in(sent)
+    (calibrations_folder() / "l4-57-sm_89" / FILE).write_text("{}")
+    assert [one if isinstance(one, tuple) else one.name for one in calibrations.every()] == [
+        ("l4-57-sm_89", "it is no calibration (KeyError: 'version')"),
+        "l4-58-sm_89",
+    ]
+    for name in ("l4", "l4-57-sm_89"):
+        calibrations.remove(name)
+    with pytest.raises(WrongUse, match="There are: none"):
+        calibrations.remove("l4")
+
+
+def test_kernels_that_today_s_spaces_lack_are_left_out():
+    known = made().listed
+    odd = (KernelConfig("no_family", {"A": 1}), KernelConfig("flash_mma", PARAMS[0] | {"BLOCK_M": 7}))
+    genes = {**known.genes, "no_family": {"A": (1,)}}
+    kinds = {"16 d64 full": (0, 3), "odd": (1,)}
+    listed = replace(
+        known, kernels=(known.kernels[0], *odd, known.kernels[1]), general=(1, 3), kinds=kinds, genes=genes
+    )
+    found = calibrations._known(listed, CARD)
+    assert found.kernels == known.kernels[:2] and found.general == (1,) and found.kinds == {"16 d64 full": (0, 1)}
+    assert set(found.genes) == {"flash_mma"}
+
+
+def test_a_card_that_no_table_names_is_one_of_its_architecture():
+    card = {"name": "my card", "product": "My card", "sm_count": 20, "arch": "sm_89"}
+    found = calibrations.spec_of(card)
+    assert (found.name, found.arch, found.sm_count) == ("my card", "sm_89", 20)
+    assert found.smem_per_block == GPUS["l4"].smem_per_block != GPUS["a100"].smem_per_block
+    assert calibrations.spec_of(card | {"arch": "sm_77"}).smem_per_block == GPUS["a100"].smem_per_block
+
+
+def searched(*problems):
+    """A group with two right kernels and a wrong one."""
+    kernels = [
+        Kernel("flash_mma", params, state=state) for params, state in zip(PARAMS, ("right", "right", "wrong: x"))
+    ]
+    kernels[0].times, kernels[1].times, kernels[2].times = {0: 7.0}, {0: 5.123456}, {0: 1.0}
+    return Group("16 d64 full", list(problems), ("flash_mma",), 2.0, {kernel.id: kernel for kernel in kernels})
+
+
+def test_each_new_time_is_kept_once(folder, monkeypatch):
+    group, said, clock = searched(ONE, TWO), [], [100.0]
+    first, second, _ = group.kernels.values()
+    monkeypatch.setattr(calibrate.time, "monotonic", lambda: clock[0])
+    engine = SimpleNamespace(groups=[group], compiled=3, measured=5)
+    with Journal(folder) as journal:
+        keeper = Keeper(engine, journal, said.append, 60.0)  # which knows what there was before
+        clock[0] += 0.9
+        first.times[1], first.rough = 9.0, {1}
+        keeper()
+        assert not [*times_of(folder)] and not said
+        clock[0] += 0.2
+        keeper()
+        kept = [*times_of(folder)]
+        assert len(kept) == 1 and kept[0]["us"] == 9.0 and kept[0]["rough"] is True
+        assert kept[0]["problem"] == calibrations.short(TWO) and kept[0]["params"] == first.params
+        assert (kept[0]["group"], kept[0]["family"]) == ("16 d64 full", "flash_mma")
+        assert kept[0]["with"].startswith("580.1 13.0 ") and len(kept[0]["with"]) == len("580.1 13.0 ") + 16
+        second.times[1] = 4.56789
+        clock[0] += 8.8
+        keeper()
+        assert not said
+        clock[0] += 0.2
+        keeper()
+        assert said == ["searching, 50 s left: 3 kernels compiled, 5 times, 2 of 2 problems"]
+        assert [row["us"] for row in times_of(folder)] == [9.0, 4.5679] and "rough" not in [*times_of(folder)][1]
+        keeper.save()
+        assert len([*times_of(folder)]) == 2
+
+
+def test_a_journal_is_read_by_versions_and_odd_lines_are_passed_over(folder):
+    group = searched(ONE, TWO)
+    about = {"group": group.name, "family": "flash_mma", "with": calibrate._Versions().of("flash_mma")}
+    times = [
+        {"problem": calibrations.short(ONE), "us": 3.0},
+        {"problem": calibrations.short(TWO), "us": 4.0, "rough": 1},
+    ]
+    odd = [{"problem": calibrations.short(ONE), "us": us} for us in (0, -1, "x", math.inf, math.nan, None)]
+    with Journal(folder) as journal:
+        journal.add([about | {"params": PARAMS[0], "times": [*times, *odd, {"us": 1.0}, {"problem": {}, "us": 1.0}]}])
+        journal.add([about | {"params": PARAMS[1], "with": "an older driver", "times": times}])
+        journal.add([about | {"params": PARAMS[2], "group": "another", "times": times[1:]}])
+    today, before = calibrate._journal(CARD)
+    assert set(today) == {group.name, "another"} and set(before) == {group.name}
+    assert today[group.name].problems == [ONE, TWO] and today["another"].problems == [TWO]
+    (kernel,) = today[group.name].kernels.values()
+    assert kernel.params == PARAMS[0] and kernel.times == {0: 3.0, 1: 4.0} and kernel.rough == {1}
+    assert kernel.state == "right" and today["another"].best(0) == 4.0
+    plan = Plan(CARD, [Group(group.name, [TWO], ("flash_mma",)), Group("third", [ONE], ("flash_mma",))], [], 10.0, 0.0)
+    calibrate._recall(plan, today, before)
+    assert plan.recalled == 1 and plan.old == 2, "of the group's problems"
+    assert plan.groups[0].given == [("flash_mma", PARAMS[1])] and not plan.groups[1].kernels
+    assert "2 more are of another driver" in plan.describe() and "2 problems in 2 groups" in plan.describe()
+
+
+def test_times_of_a_group_become_rows_of_the_fit():
+    group = searched(ONE)
+    first, second, wrong = group.kernels.values()
+    found = calibrate._timed(ONE, [first.config, second.config], [7.0, 5.0], CARD)
+    assert [(row.problem, row.family, row.kernel, row.us) for row in found] == [
+        (ONE, "flash_mma", kernel.id, us) for kernel, us in ((first, 7.0), (second, 5.0))
+    ]
+    assert [row.score for row in found] == scores(ONE, [first.config, second.config], CARD, correction=NONE)
+    assert all(row.asked for row in found) and first.id == config_id("flash_mma", PARAMS[0])
+    wrong.times = {}
+    assert [k.id for k in group.leaders(0, len(group.kernels))] == [second.id, first.id]
+
+
+def test_problems_are_half_plain_and_fit_the_card():
+    found = drawn(("plain", "packed", "cached"), BUILD_SEEDS, 9, CARD)
+    kinds = ["packed" if p.varlen else "cached" if p.seqused else "plain" for p in found]
+    assert len(set(found)) == len(found) == 9 and [kinds.count(kind) for kind in ("plain", "packed", "cached")] == [
+        5,
+        2,
+        2,
+    ]
+    assert not any(p.varlen or p.seqused for p in drawn(("plain",), JUDGED_SEEDS, 5, CARD))
+    assert all(p.varlen for p in drawn(("packed",), JUDGED_SEEDS, 5, CARD))
+    floor = CARD.floor_us(ONE.flops, ONE.bytes, ONE.dtype)
+    longest = next(n for n in range(1, 10**6, 50) if CARD.floor_us(n * ONE.flops, 0, ONE.dtype) > calibrate.LONGEST_US)
+    assert fits(ONE, CARD) and floor < calibrate.LONGEST_US and not fits(ONE.with_(batch=4 * longest), CARD)
+    assert fits(ONE, CARD.with_limits({"dram_bytes": calibrate.MEMORY_SHARE * ONE.bytes}))
+    assert not fits(ONE, CARD.with_limits({"dram_bytes": calibrate.MEMORY_SHARE * ONE.bytes - 1}))
+    asked = parse_shape("B=1,H=8,S=512,D=64,dtype=bf16,mask=causal,lse=1")
+    assert not without_lse(asked).lse and without_lse(asked).causal
+
+
+def row(kind="", pick_us=5.0, best_us=4.0, sdpa=10.0):
+    name = "B=1 x " + ("d64" + (f"+{kind}" if kind else "")) + " full"
+    return Checked("p", name, None, "", pick_us, best_us, None, 3, {"flash": sdpa, "efficient": 2 * sdpa, "fa4": 0.1})
+
+
+def test_what_was_judged_is_told_by_kinds():
+    rows = [row(), row(pick_us=16.0, best_us=10.0), row("window", 4.0, 4.0), row("window", None, None)]
+    told = summary(rows)
+    assert told == {"problems": 4, "regret": round(2 ** (1 / 3), 4), "worst": 1.6, "ahead": 2, "beside": 3}
+    assert summary(()) == {"problems": 0, "regret": None, "worst": None, "ahead": 0, "beside": 0}
+    assert calibrate._regrets(rows) == {"plain": round(math.sqrt(2), 4), "variants": 1.0}
+    lines = Done(made(), rows).table().split("\n")
+    assert lines[2:5] == [
+        f"| plain | 2 | {math.sqrt(2):.3f} | 1.600 | 1 of 2 | {math.sqrt(2 * 0.625):.2f} |",
+        "| window | 2 | 1.000 | 1.000 | 1 of 1 | 2.50 |",
+        f"| all | 4 | {2 ** (1 / 3):.3f} | 1.600 | 2 of 3 | {(2 * 0.625 * 2.5) ** (1 / 3):.2f} |",
+    ]
+    assert lines[5] == "The cost model's first choice takes 1.200 times the best, corrected 1.100."
+    assert "was not judged" in calibrate.first_choice(made(correction=NONE))
+    assert calibrate._line("plain", [row(pick_us=None)]) == "| plain | 1 | none | none | 0 of 0 | none |"
+
+
+def timed(number, kernel, us, score, **asked):
+    return Timed(ONE.with_(batch=number), "flash_mma", kernel, us, score, {"stages": 1.0, **asked})
+
+
+def test_the_fit_s_table_has_the_problems_with_several_kernels():
+    rows = [timed(2, "b", 4.0, 2.0), timed(1, "a", 2.0, 2.0, registers=9.0), timed(1, "b", 3.0, 1.0, warps=4.0)]
+    table, kinds = correction_fit._table(rows)
+    assert table.problem.tolist() == [0, 0] and table.us.tolist() == [2.0, 3.0] and kinds[0][:2] == ("all", "flash_mma")
+    mine, names, asked = table.families["flash_mma"]
+    assert mine.tolist() == [0, 1] and names == ("stages", "warps") and np.isnan(asked[0, 1]) and asked[1, 1] == 4.0
+    assert table.weights == pytest.approx([1.3, 0.3 + math.exp(-0.5 / 0.15)])
+    assert (table.over * table.weights).sum() == pytest.approx(0) and table.over[1] - table.over[0] == pytest.approx(
+        math.log(3)
+    )
+    assert table.lost(np.zeros(2)) == pytest.approx([math.log(1.5)]), "the lower score is the slower kernel's"
+    trees = SimpleNamespace(
+        names=("warps", "stages"), predict=lambda columns: columns[:, 0] * 0.3 + columns[:, 1] - 1.0
+    )
+    logs = correction_fit._logs(table, {"flash_mma": trees})
+    assert np.isnan(logs[0]) and logs[1] == MOST == pytest.approx(1.0)
+    assert table.lost(np.array([0.0, MOST])) == pytest.approx([0.0])
+    assert correction_fit._by_kind([("all", "a"), ("all",)], np.log([1.2, 1.0]), np.log([1.0, 1.0])) == {
+        "all": (2, round(math.sqrt(1.2), 4), 1.0),
+        "a": (1, 1.2, 1.0),
+    }
