@@ -159,7 +159,7 @@ def searched(*problems):
 def test_each_new_time_is_kept_once(folder, monkeypatch):
     group, said, clock = searched(ONE, TWO), [], [100.0]
     first, second, _ = group.kernels.values()
-    monkeypatch.setattr(calibrate.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(calibrate, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     engine = SimpleNamespace(groups=[group], compiled=3, measured=5)
     with Journal(folder) as journal:
         keeper = Keeper(engine, journal, said.append, 60.0)  # which knows what there was before
