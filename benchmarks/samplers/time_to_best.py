@@ -36,7 +36,7 @@ from evoattn.families import registry
 from evoattn.families.built import BuiltKernel
 from evoattn.families.render import render
 from evoattn.model.gpu import detect_devices
-from evoattn.model.named_problems import lookup
+from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Trial
 from evoattn.model.space import KernelConfig, config_id
@@ -102,7 +102,7 @@ def shape(problem: AttentionProblem) -> str:
     """The problem as `--shape` takes it."""
     p = problem
     text = f"B={p.batch},H={p.heads},Hkv={p.kv_heads},Sq={p.seqlen_q},Sk={p.seqlen_k},D={p.head_dim}"
-    return f"{text},dtype={p.dtype},mask={p.mask},layout={p.layout}"
+    return f"{text},dtype={p.dtype},mask={p.mask},layout={p.layout},op={p.op}"
 
 
 def course(events: list[Event], trials: list[Trial]) -> list[Step]:
@@ -172,7 +172,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=15, help="of the first search; 0 for none")
     parser.add_argument("--random-seconds", type=float, default=30, help="of the one from random configs; 0 for none")
     parser.add_argument("--after", type=float, default=0, help="of the third; 0 for none")
-    parser.add_argument("--problems", nargs="*", default=[], help="named problems in place of drawn ones")
+    parser.add_argument("--problems", nargs="*", default=[], help="names, or plain shapes, in place of drawn problems")
     parser.add_argument("--skip", type=int, default=0, help="of the drawn problems")
     parser.add_argument("--sampler")
     parser.add_argument("--known", type=Path, help="what an earlier run wrote by -o")
@@ -180,7 +180,7 @@ def main() -> None:
     options = parser.parse_args()
     if not (options.seconds or options.random_seconds or options.after):
         parser.error("One of --seconds, --random-seconds and --after is over 0.")
-    chosen = [lookup(name) for name in options.problems] or problems(options.count, options.skip)
+    chosen = [by_name_or_shape(text) for text in options.problems] or problems(options.count, options.skip)
     more = ["--sampler", options.sampler] if options.sampler else []
     known = [Found.read(fields) for fields in json.loads(options.known.read_text())] if options.known else []
     searches = {

@@ -77,7 +77,8 @@ def run_launch(  # noqa: PLR0913 — the face of the library
     float type. `after` is given for a launch that may begin before earlier ones have ended (programmatic dependent
     launch): what those touched, from their `Execution.touched`. `far` spreads buffers over addresses, by name: each 16
     bytes lie so many times 2^32 bytes further on than in the array (`[bytes / 16]`). With `late_blocks` every third
-    of the first blocks of a kernel with atomics begins when those beside it have ended, or have waited for long.
+    of the first blocks of a kernel with atomics begins when those beside it have ended, or have waited for long, and
+    what every third block asks the copy engine to add comes as late as its wait for it allows.
 
     What goes wrong while the kernel runs is in `Execution.faults`, one sentence each. Raises `ImpossibleLaunch` for a
     launch that no device accepts, `UnsupportedInstruction` where the kernel has an instruction that is not modelled,

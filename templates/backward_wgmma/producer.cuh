@@ -98,9 +98,10 @@ private:
     uint32_t parity = 0;
     for (QueryWalk walk(block, group); !walk.done(); walk.advance(block), parity ^= 1) {
       float* sums = dq_sums_gmem + terms.tile(block.batch, walk.head, walk.tile) * Sums::FLOATS;
+      const uint32_t turn = IN_ORDER ? blocks_before(walk) : 0;
       if (!issues()) continue;
       if constexpr (IN_ORDER) {
-        while (acquire(added_to(walk)) < blocks_before(walk.tile)) {}
+        while (acquire(added_to(walk)) < turn) {}
         fence_proxy_async_all();
       }
 #pragma unroll
@@ -118,7 +119,10 @@ private:
   __device__ __forceinline__ uint32_t* added_to(const QueryWalk& walk) const {
     return progress_gmem + terms.tile(block.batch, walk.head, walk.tile);
   }
-  __device__ __forceinline__ uint32_t blocks_before(int tile) const {
+  __device__ __forceinline__ uint32_t blocks_before(const QueryWalk& walk) const {
+    const int tile = walk.tile;
+    if constexpr (BlockStates::LISTED)
+      return block.states.before<BLOCK_N>(block.batch, walk.head, tile * BLOCK_M, block.key_tile, threadIdx.x % 32);
     if constexpr (CAUSAL) return (mask.keys_before((tile + 1) * BLOCK_M) - 1) / BLOCK_N - block.key_tile;
     if constexpr (!ROTATED) return block.key_tile;
     // Blocks whose keys are as many tiles apart as there are tiles of queries begin with the same one.

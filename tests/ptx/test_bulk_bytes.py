@@ -81,10 +81,10 @@ READ = 'asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");'
 FENCE = 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");'
 
 
-def add(fence=FENCE, wait=READ, after="", shift=0, blocks=3):
+def add(fence=FENCE, wait=READ, after="", shift=0, blocks=3, **options):
     sums = np.full(128, 0.5, np.float32)
     source = ADD.replace("FENCE", fence).replace("WAIT", wait).replace("AFTER", after)
-    return sums, run_hopper(source, [sums], scalars=[np.int32(shift)], smem=512, blocks=blocks)
+    return sums, run_hopper(source, [sums], scalars=[np.int32(shift)], smem=512, blocks=blocks, **options)
 
 
 def test_sums_of_several_blocks():
@@ -99,6 +99,12 @@ def test_what_a_sum_needs():
     assert "has read" in add(wait="", after=again)[1].faults[0]
     assert not add(after=again)[1].faults
     assert "buffer" in add(shift=4)[1].faults[0]
+
+
+def test_a_sum_may_come_as_late_as_the_wait_for_it_allows():
+    how = {"after": "if (threadIdx.x == 0) atomicExch(sums, atomicAdd(sums + 5, 0.f));", "blocks": 1}
+    assert add(**how)[0][0] == add(wait=READ.replace(".read", ""), late_blocks=True, **how)[0][0] == 5.5
+    assert add(late_blocks=True, **how)[0][0] == 0.5
 
 
 def test_a_plain_store_beside_a_sum_races():

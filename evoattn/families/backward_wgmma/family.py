@@ -99,8 +99,6 @@ class BackwardWgmma(Family):
             return reason
         if not set(parse_grads(problem.grads)) <= set(TERM_GRADS):
             return "backward_wgmma computes no gradients of tables."
-        if problem.deterministic and problem.blocks:
-            return "backward_wgmma adds up dQ by a block list in the order in which blocks run: not deterministic."
         if problem.deterministic and shares_bias(problem):
             return "backward_wgmma adds up the gradient of a bias that batches or heads share in any order."
         return None
@@ -172,8 +170,8 @@ class BackwardWgmma(Family):
         }
 
     def why_outdated(self, config: KernelConfig, source: str) -> str | None:
-        if "BIAS_PARAMETERS" not in source:
-            return "It is of before a tensor map of the bias, and takes other arguments."
+        if "int waits_ahead" not in source:
+            return "It is of before rows of queries were for launches of their own alone, and takes other arguments."
         return super().why_outdated(config, source)
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
@@ -200,7 +198,7 @@ class BackwardWgmma(Family):
             *(log_sums, deltas, dq_sums, progress),
             *_ints(problem.heads, problem.seqlen_q),
             *strides_of(problem, "o", "do"),
-            *_ints(units(problem), 0, keys, problem.seqlen_k),
+            *_ints(problem.seqlen_k),
             bias_gradient(problem),
             Scalar("int64", math.prod(problem.term_shapes["bias"]) if "bias" in parse_grads(problem.grads) else 0),
             *variant_args(problem),
@@ -214,10 +212,15 @@ class BackwardWgmma(Family):
             *strides_of(problem, "dk", "dv"),
             softmax_scale_log2(problem),
             scale,
+<<<<<<< HEAD
             *(Buffer(name) for name in ("o", "do", "lse")),
             *(dlse, Buffer("dq"), progress),
             *strides_of(problem, "o", "do", "dq"),
             *_ints(lead, tiles),
+=======
+            progress,
+            *_ints(waits_ahead(problem, genes, gpu.sm_count) if in_order else 0, tiles),
+>>>>>>> main
             bias_gradient(problem),
             *bias_gradient_strides(problem),
             *variant_args(problem),
@@ -230,7 +233,7 @@ class BackwardWgmma(Family):
             *_ints(problem.heads, problem.seqlen_q),
             *strides_of(problem, "dq"),
             scale,
-            *_ints(0, problem.seqlen_k),
+            *_ints(problem.seqlen_k),
             *(log_sums, deltas, Buffer("dsinks") if sinks else NULL),
             *_ints(batches(problem)),
             *variant_args(problem),

@@ -1,12 +1,13 @@
 """cp.async.bulk and cp.reduce.async.bulk (sm_90): plain bytes between global and shared memory, one thread asking.
 
-As in `bulk_copy.py`, a copy is carried out when it is asked for.
+As in `bulk_copy.py`, a copy is carried out when it is asked for; a sum too, or late (`tensor_stores.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -127,9 +128,9 @@ def reduce(context: Context, ins: Instruction, fields: Fields) -> Action:
                 index = _floats(moved)
                 races.grid.strong(True, index, FLOAT_BYTES, np.full(len(index), thread), ins)
             floats = slice(moved.in_global // FLOAT_BYTES, (moved.in_global + moved.size) // FLOAT_BYTES)
-            added = context.shared.elements(1)[moved.shared : moved.shared + moved.size].view(np.float32)
-            context.global_memory.elements(FLOAT_BYTES)[floats].view(np.float32)[...] += added
+            sums = context.global_memory.elements(FLOAT_BYTES)[floats].view(np.float32)
+            added = context.shared.elements(1)[moved.shared : moved.shared + moved.size].view(np.float32).copy()
             moves.count(moved, 0)
-            stores.issue(thread, ins)
+            stores.issue(thread, ins, partial(np.add, sums, added, out=sums))
 
     return run

@@ -85,11 +85,11 @@ def commit(context: Context, ins: Instruction, fields: Fields) -> Action:
     return tensor_stores(context).commit
 
 
-@instruction("cp", r"\.async\.bulk\.wait_group(?:\.read)?", kind="other", pure=False, writes=0)
+@instruction("cp", r"\.async\.bulk\.wait_group(?P<read>\.read)?", kind="other", pure=False, writes=0)
 def wait(context: Context, ins: Instruction, fields: Fields) -> Action:
-    """With and without `.read` are the same here: the machine has written global memory by then."""
-    stores, pending = tensor_stores(context), group_count(ins.operands[0])
-    return lambda active: stores.wait(active, pending)
+    """With `.read` sums may still be added up later; stores are done when they are asked for."""
+    stores, pending, whole = tensor_stores(context), group_count(ins.operands[0]), not fields["read"]
+    return lambda active: stores.wait(active, pending, whole)
 
 
 @instruction("prefetch", r"\.tensormap", kind="other", pure=False, writes=0)

@@ -75,7 +75,7 @@ class Context(Binder):
         options: RunOptions,
     ) -> None:
         """Races are looked for if `global_races` is given."""
-        self.poison = options.poison
+        self.poison, self.late_blocks = options.poison, options.late_blocks
         symbols = dict(kernel.shared) | dict.fromkeys(kernel.dynamic_symbols, kernel.dynamic_offset)
         symbols = {name: RESERVED_SMEM + offset for name, offset in symbols.items()}
         super().__init__(kernel, threads, symbols, parameters)

@@ -59,6 +59,18 @@ struct BlockStates {
     }
     return found;
   }
+  // Of the tiles of BLOCK_N keys before this one, how many see a query. By whole warps.
+  template <int BLOCK_N>
+  __device__ __forceinline__ int before(int batch, int head, int query, int key_tile, int lane) const {
+    const int of_block = list.block_keys / BLOCK_N, key_block = key_tile / of_block;
+    const uint8_t* of_query = column(batch, head, 0) + query / list.block_rows;
+    int found = 0;
+    for (int from = 0; from < key_block; from += 32) {
+      const int at = from + lane;
+      found += __popc(__ballot_sync(ALL_LANES, at < key_block && of_query[int64_t(at) * row_blocks] != EMPTY));
+    }
+    return found * of_block + key_tile % of_block;
+  }
   // On to the first tile, from this one of this head on, that sees keys of the block. There is one. By whole warps.
   template <int BLOCK_M>
   __device__ __forceinline__ void find(int batch, int& head, int& tile, int key_block, int lane) const {
