@@ -212,15 +212,8 @@ class BackwardWgmma(Family):
             *strides_of(problem, "dk", "dv"),
             softmax_scale_log2(problem),
             scale,
-<<<<<<< HEAD
-            *(Buffer(name) for name in ("o", "do", "lse")),
-            *(dlse, Buffer("dq"), progress),
-            *strides_of(problem, "o", "do", "dq"),
-            *_ints(lead, tiles),
-=======
             progress,
-            *_ints(waits_ahead(problem, genes, gpu.sm_count) if in_order else 0, tiles),
->>>>>>> main
+            *_ints(lead, tiles),
             bias_gradient(problem),
             *bias_gradient_strides(problem),
             *variant_args(problem),
