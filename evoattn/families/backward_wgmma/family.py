@@ -185,7 +185,7 @@ class BackwardWgmma(Family):
         grid = (heads, batch, blocks) if genes.BLOCK_ORDER == "heads" else (blocks, heads, batch)
         lead = waits_ahead(problem, genes, gpu.sm_count) if in_order else 0
         waiting = 1  # for blocks that begin after them
-        if in_order and problem.causal and not lead:
+        if in_order and not lead and (problem.causal or genes.ROTATE):
             waiting = math.prod(grid) if genes.BLOCK_ORDER == "heads" else blocks
         sums, sum_tiles = (Buffer("key_sums"), keys) if in_parts else (NULL, 0)
         log_sums, deltas, dq_sums = Buffer("log_sums"), Buffer("deltas"), Buffer("dq_sums")
