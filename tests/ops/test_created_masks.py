@@ -1,4 +1,5 @@
-"""Lists of block masks by the printed kernels, on the interpreter, beside those of torch's `create_block_mask`."""
+"""Lists of block masks by the printed kernels (`mask_blocks.cuh`, `score_range.cuh`), on the interpreter, beside those of
+torch's `create_block_mask`."""
 
 from types import SimpleNamespace
 
