@@ -45,6 +45,9 @@ def of_each_kind(b, h, q, k):
             PAIRS[q // 8, k // 8],
             torch.minimum(q, k * 2) > torch.maximum(50 - q, k - 70),
             (-q * (k - 60) > 600) | ((q + 3) >> 2 == (k + 9) // 4),
+            q - (k - 100) > 110,
+            ((k >> 3) > 4) & (q >> 2 < 11),
+            q * 200 + k != 1007,  # of one lane's row
         ),
         1,
     ):
@@ -75,7 +78,7 @@ OF_BOTH = Written(
 def test_lists_are_torch_s(name, blocks):
     """Of heads, of batches, of a table of pairs, of none and of both; the last rows and keys fill no block."""
     own = {"of both": OF_BOTH, "of each kind": Written(mask_mod=of_each_kind, by_head=True)}
-    written, heads = own.get(name) or MODS[name](SHAPE), 7 if name == "of each kind" else SHAPE.heads
+    written, heads = own.get(name) or MODS[name](SHAPE), 10 if name == "of each kind" else SHAPE.heads
     sizes = SHAPE.batch if written.by_batch else 1, heads if written.by_head else 1
     found = lists_of(written.mask_mod, MaskShape(*sizes, SHAPE.queries, SHAPE.keys, *blocks))
     theirs = block_masks.TORCH(written.mask_mod, *sizes, SHAPE.queries, SHAPE.keys, "cpu", blocks)
