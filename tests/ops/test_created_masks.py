@@ -36,7 +36,7 @@ PAIRS = torch.rand(20, 20, generator=torch.Generator().manual_seed(1)) < 0.7
 
 def of_each_kind(b, h, q, k):
     """A head for each operator whose ranges are not those of its arguments."""
-    found = (q % 40) < 39
+    found = (q % 40) < 20
     for head, shown in enumerate(
         (
             torch.where(k < 70, q, 50 - q) > 20,
