@@ -419,13 +419,23 @@ private:
     else if (!Gradient::MAY_BE_NONE || x != 0.f) x *= factors[i];
   }
   __device__ __forceinline__ void add_to_bias() const {
-    float* head_gmem =
-        bias_sums.gmem + block.batch * bias_sums.batch_stride + walk.head * bias_sums.head_stride + lane_key;
+    const bool odd = lane & 4, upper = lane & 8;
+    const int key = lane_key - lane / 4 % 4 + 8 * upper;
+    float* head_gmem = bias_sums.gmem + block.batch * bias_sums.batch_stride + walk.head * bias_sums.head_stride + key;
 #pragma unroll
-    for (int i = 0; i < SCORE_COLUMNS / 2; ++i) {
-      const int query = query_of(i), key = key_of(i);
-      if (query < mask.seqlen_q && key < mask.seqlen_k)
-        red_add(head_gmem + query * bias_sums.row_stride + (key - lane_key), dp[i]);
+    for (int i = 0; i < SCORE_COLUMNS / 2; i += 4) {
+      const float other = __shfl_xor_sync(ALL_LANES, odd ? dp[i] : dp[i + 1], 4);
+      const float other8 = __shfl_xor_sync(ALL_LANES, odd ? dp[i + 2] : dp[i + 3], 4);
+      const float low = odd ? other : dp[i], high = odd ? dp[i + 1] : other;  // two keys of a query
+      const float low8 = odd ? other8 : dp[i + 2], high8 = odd ? dp[i + 3] : other8;
+      const float more = __shfl_xor_sync(ALL_LANES, upper ? low : low8, 8);
+      const float most = __shfl_xor_sync(ALL_LANES, upper ? high : high8, 8);
+      const int query = query_of(i) + odd;
+      if (query < mask.seqlen_q && key < mask.seqlen_k) {
+        float* to = head_gmem + query * bias_sums.row_stride;
+        if (upper) red_add_v4(to, more, most, low8, high8);
+        else red_add_v4(to, low, high, more, most);
+      }
     }
   }
   // Of PARTIAL blocks by bits or the predicate, else behind the last key.
