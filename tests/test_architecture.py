@@ -228,7 +228,7 @@ def files_of_a_call() -> list[str]:
     import evoattn
     from benchmarks.calls.growing import Op
 
-    entered = dict[str, None]()
+    entered: dict[str, None] = {}
     query, key, value = (torch.zeros(1, 16, 1024, 64, dtype=torch.float16) for _ in range(3))
     with Op("h100", False).used(), torch.no_grad():
         evoattn.attention(query, key, value)
@@ -236,6 +236,11 @@ def files_of_a_call() -> list[str]:
         evoattn.attention(query, key, value)
         sys.setprofile(None)
     return [str(Path(name).relative_to(ROOT)) for name in entered if name.startswith(str(ROOT / "evoattn"))]
+
+
+@pytest.mark.slow
+def test_a_plain_call_enters_few_files():
+    assert len(files_of_a_call()) <= 6
 
 
 def measures() -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import os
 import re
 from functools import cache
 from importlib.metadata import PackageNotFoundError
@@ -25,9 +26,11 @@ def header_folders(name: str, folder: Path = TEMPLATES) -> tuple[str, ...]:
 @cache
 def template_digest(name: str, folder: Path = TEMPLATES) -> str:
     """sha256 over a family's template and all that it may include: with the constants, all that its sources have."""
-    folders = [folder / own for own in header_folders(name, folder)]
-    included = sorted(path for own in folders for kind in ("*.cuh", "*.j2") for path in own.rglob(kind))
-    files = (folder / f"{name}.cu.j2", *folder.glob("problem.j2"), *included)
+    walks = (os.walk(folder / own) for own in header_folders(name, folder))
+    included = [os.path.join(at, one) for walk in walks for at, _, found in walk for one in found]
+    included = [path for path in included if path.endswith((".cuh", ".j2"))]
+    included.sort(key=lambda path: path.split(os.sep))
+    files = (folder / f"{name}.cu.j2", *folder.glob("problem.j2"), *map(Path, included))
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from functools import cache
 from pathlib import Path
@@ -47,14 +48,14 @@ def _headers(name: str, folder: Path, done: set[str], within: tuple[str, ...]) -
         return []
     by = f" by {within[-1]}" if within else ""
     path = folder / name
-    if not path.resolve().is_relative_to(folder.resolve()) or not path.is_file():
+    if os.path.normpath(name).startswith(("..", "/")) or not path.is_file():
         raise IncludeError(f"There is no header {name!r} in {folder.name}; it is included{by or ' by a template'}.")
     done.add(name)
     texts: list[tuple[str, str]] = []
     own: list[str] = []
     has_code = False
     for line in path.read_text(encoding="utf-8").splitlines():
-        if match := _INCLUDE.fullmatch(line):
+        if "#" in line and (match := _INCLUDE.fullmatch(line)):
             if has_code:
                 raise IncludeError(f"The header {name} includes {match[1]} after its code began.")
             texts += _headers(match[1], folder, done, (*within, name))

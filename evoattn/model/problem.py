@@ -30,10 +30,10 @@ from evoattn.model.score import (
     Table,
     Tree,
     load,
-    of_score,
     parse_predicate,
     parse_score,
     parse_tables,
+    replaced,
 )
 from evoattn.model.sequences import Sequences, parse_sequences, with_room
 from evoattn.model.variant import SMALL_PAGE, VARIANTS, fault_of, parse_window
@@ -237,7 +237,7 @@ class AttentionProblem:
     @cached_property
     def scoring(self) -> Tree:
         """All that is done to a scaled score: what `named_scoring` says, then the problem's own expression."""
-        return of_score(self.own_score.tree, self.named_scoring) if self.own_score else self.named_scoring
+        return replaced(self.own_score.tree, Name(SCORE), self.named_scoring) if self.own_score else self.named_scoring
 
     @cached_property
     def named_scoring(self) -> Tree:
@@ -245,12 +245,11 @@ class AttentionProblem:
         tree, shapes = parse_score(SCORE).tree, self.term_shapes
         if self.softcap:
             tree = parse_score(f"{float(self.softcap)!r}*tanh(s/{float(self.softcap)!r})").tree
-        for name, dtype, added in (
-            ("slopes", "fp32", "-slopes[h]*abs(q+d-k)"),
-            ("bias", self.answer.name, "bias[b,h,q,k]"),
-        ):
+        added_ones = (("slopes", "fp32", "-slopes[h]*abs(q+d-k)"), ("bias", self.answer.name, "bias[b,h,q,k]"))
+        for name, dtype, added in added_ones:
             if name in shapes:
-                tree = of_score(parse_score(f"s+{added}", (Table(name, dtype, shapes[name], name),)).tree, tree)
+                table = Table(name, dtype, shapes[name], name)
+                tree = replaced(parse_score(f"s+{added}", (table,)).tree, Name(SCORE), tree)
         return tree
 
     @cached_property

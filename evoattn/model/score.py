@@ -507,13 +507,15 @@ def loads_pairs(tree: Tree) -> bool:
     return False
 
 
-def of_score(tree: Tree, inner: Tree) -> Tree:
-    """The expression of another one's value in place of the score."""
+def replaced(tree: Tree, one: Tree, other: Tree) -> Tree:
+    """The expression with another one wherever one stands."""
+    if tree == one:
+        return other
     match tree:
-        case Name(name) if name == SCORE:
-            return inner
         case Apply(name, of):
-            return Apply(name, tuple(of_score(one, inner) for one in of))
+            return Apply(name, tuple(replaced(part, one, other) for part in of))
+        case Load(table, of, wraps):
+            return Load(table, tuple(replaced(part, one, other) for part in of), wraps)
     return tree
 
 

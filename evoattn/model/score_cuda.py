@@ -4,18 +4,112 @@ from __future__ import annotations
 
 import math
 
-from evoattn.model.score import INDICES, LONG, OPERATORS, WHOLE, Apply, Load, Name, Number, Table, Tree
+from evoattn.model.score import (
+    INDICES,
+    LONG,
+    OPERATORS,
+    SCORE,
+    WHOLE,
+    Apply,
+    Load,
+    Name,
+    Number,
+    Table,
+    Tree,
+    depends_on,
+    replaced,
+)
 
 
-def in_cuda(tree: Tree, floats: bool = True) -> str:
+def in_cuda(tree: Tree, floats: bool = True, by_steps: bool = False) -> str:
     """The expression in CUDA C++, where the score and the indices have their names, tables and their sizes those of
-    `member` and `size_member`; `floats`: as a float, also where it is a whole number."""
+    `member` and `size_member`; `floats`: as a float, also where it is a whole number. `by_steps`: of keys
+    `first + step`, whose steps compilers know, so that a distance costs one addition of floats, exact up to 2^24."""
     if floats and isinstance(tree, Number) and not math.isinf(tree.value):
         return f"{float(tree.value)!r}f"
-    return f"float({_in_cuda(tree)})" if floats and tree.kind == "int" else _in_cuda(tree)
+    if not (floats and tree.kind == "int"):
+        return _in_cuda(tree, by_steps)
+    return _in_steps(tree) if by_steps and depends_on(tree, "k") else f"float({_in_cuda(tree, by_steps)})"
 
 
-def _in_cuda(tree: Tree) -> str:
+def _in_steps(tree: Tree) -> str:
+    """A whole number that differs by the key, as a float."""
+    if abs(keys := _keys_of(tree) or 0) == 1:
+        first = _in_cuda(replaced(tree, Name("k"), Name("first")))
+        return f"(float({first}) {'+' if keys > 0 else '-'} float(step))"
+    match tree:
+        case Apply("abs", (x,)):
+            return f"fabsf({in_cuda(x, True, True)})"
+        case Apply("min" | "max" as name, of):
+            return OPERATORS[name].cuda.format(*(in_cuda(one, True, True) for one in of))
+    return f"float({_in_cuda(tree, True)})"
+
+
+def _keys_of(tree: Tree) -> int | None:
+    """How often a sum has the key; None for all else that differs by it."""
+    if not depends_on(tree, "k"):
+        return 0
+    match tree:
+        case Name("k"):
+            return 1
+        case Apply("minus", (x,)):
+            found = _keys_of(x)
+            return None if found is None else -found
+        case Apply("+" | "-" as sign, (x, y)):
+            one, other = _keys_of(x), _keys_of(y)
+            return None if one is None or other is None else one + (other if sign == "+" else -other)
+    return None
+
+
+def changed_in_cuda(tree: Tree) -> str:
+    """The expression's value before the kernel scales it, of a score `raw` that is not scaled: `unit` scales, and
+    `term_unit` takes it back. `s` is the scaled score; keys as `in_cuda` has them by steps. What scales a score by a
+    number that its row shares, and what is added to it, needs no scaling of the score."""
+    if tree == Name(SCORE):
+        return "raw"
+    if not depends_on(tree, SCORE):
+        return _unscaled(tree)
+    match tree:
+        case Apply("+" | "-" as sign, (x, y)):
+            return f"({changed_in_cuda(x)} {sign} {changed_in_cuda(y)})"
+        case Apply("minus", (x,)):
+            return f"(-{changed_in_cuda(x)})"
+        case Apply("where", (condition, x, y)):
+            return f"({in_cuda(condition, False, True)} ? {changed_in_cuda(x)} : {changed_in_cuda(y)})"
+        case Apply("*", (x, y)) if not depends_on(y, SCORE):
+            return f"({changed_in_cuda(x)} * {in_cuda(y, True, True)})"
+        case Apply("*", (x, y)) if not depends_on(x, SCORE):
+            return f"({in_cuda(x, True, True)} * {changed_in_cuda(y)})"
+        case Apply("/", (x, y)) if not depends_on(y, SCORE):
+            return _quotient(changed_in_cuda(x), y)
+    return f"({in_cuda(tree, True, True)} * term_unit)"
+
+
+def _unscaled(tree: Tree) -> str:
+    """As `changed_in_cuda`, of what has no score: the factor goes where a row shares it."""
+    match tree:
+        case Number(value) if math.isinf(value):
+            return in_cuda(tree)
+        case Apply("minus", (x,)):
+            return f"(-{_unscaled(x)})"
+        case Apply("*", (x, y)) if not depends_on(x, "k"):
+            return f"({_unscaled(x)} * {in_cuda(y, True, True)})"
+        case Apply("*", (x, y)) if not depends_on(y, "k"):
+            return f"({_unscaled(y)} * {in_cuda(x, True, True)})"
+        case Apply("where", (condition, x, y)) if isinstance(x, Number) or isinstance(y, Number):
+            return f"({in_cuda(condition, False, True)} ? {_unscaled(x)} : {_unscaled(y)})"
+    return f"({in_cuda(tree, True, True)} * term_unit)"
+
+
+def _quotient(x: str, y: Tree) -> str:
+    """By a number that a row shares it is a product."""
+    if isinstance(y, Number) and 1e-30 < abs(y.value) < 1e30:
+        return f"({x} * {1 / y.value!r}f)"
+    divisor = in_cuda(y, True, True)
+    return f"__fdividef({x}, {divisor})" if depends_on(y, "k") else f"({x} * __fdividef(1.f, {divisor}))"
+
+
+def _in_cuda(tree: Tree, by_steps: bool = False) -> str:
     match tree:
         case Number(value):
             if math.isinf(value):
@@ -34,9 +128,17 @@ def _in_cuda(tree: Tree) -> str:
             )
         case Apply("//" | "%" as sign, (x, y)) if is_natural(x) and is_natural(y):  # one multiplication by a constant
             return f"int(unsigned({_in_cuda(x)}) {sign[0]} unsigned({_in_cuda(y)}))"
+        case Apply("/", (x, y)) if by_steps and depends_on(x, "k") | depends_on(x, SCORE):
+            return _quotient(in_cuda(x, True, True), y)
         case Apply(name, of):
             wide = tree.kind == "float" or any(one.kind == "float" for one in of)
-            return OPERATORS[name].cuda.format(*(in_cuda(one, wide and one.kind != "bool") for one in of))
+            given = (in_cuda(one, wide and one.kind != "bool", by_steps) for one in of)
+            return OPERATORS[name].cuda.format(*given)
+
+
+def inside_in_cuda(index: Tree, wraps: bool, size: str) -> str:
+    """The index of an element along a dimension of this size."""
+    return f"{'wrapped' if wraps else 'inside'}({_in_cuda(index)}, {size})"
 
 
 def place_in_cuda(element: Load) -> str:
@@ -44,7 +146,7 @@ def place_in_cuda(element: Load) -> str:
     place = ""
     for number, (index, wrap) in enumerate(zip(element.indices, element.wraps, strict=True)):
         size = size_member(element.table, number)
-        inside = f"{'wrapped' if wrap else 'inside'}({_in_cuda(index)}, {size})"
+        inside = inside_in_cuda(index, wrap, size)
         place = inside if not place else f"({place} * {size} + {inside})"
     return place
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT, FULL
-from evoattn.model.score import Apply, Load, Name, Number, Tree
+from evoattn.model.score import Apply, Load, Name, Number, Tree, depends_on
 
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 Bounds = tuple[int | None, int | None]
@@ -26,6 +26,16 @@ def is_shift(tree: Tree) -> bool:
         case Load(_, of, _) | Apply(_, of):
             return all(map(is_shift, of))
     return True
+
+
+def loads_apart(tree: Tree) -> bool:
+    """Whether an expression loads an element for each query and key that is not one for each distance of the two."""
+    match tree:
+        case Load() if depends_on(tree, "q") and depends_on(tree, "k") and not is_shift(tree):
+            return True
+        case Load(_, of, _) | Apply(_, of):
+            return any(map(loads_apart, of))
+    return False
 
 
 def linear(tree: Tree) -> tuple[int, int, int] | None:

@@ -3,7 +3,7 @@ predicate is known to hold for all pairs of a block, or for none, without asking
 
 from __future__ import annotations
 
-from evoattn.model.score import WHOLE, Apply, Load, Name, Number, Tree
+from evoattn.model.score import WHOLE, Apply, Load, Name, Number, Tree, replaced
 from evoattn.model.score_cuda import member, size_member
 
 UNKNOWN, EITHER = "Range::anything()", "Range{0, 1}"
@@ -48,7 +48,7 @@ def _all_of(tree: Tree, known: dict[Tree, str], lines: list[str]) -> str:
         match equal:
             case Apply("==", (x, y)) if x.kind == y.kind == "int":
                 for one, other in ((x, y), (y, x)):
-                    changed = (_replaced(part, one, other) for part in parts if part is not equal)
+                    changed = (replaced(part, one, other) for part in parts if part is not equal)
                     more += [part for part in changed if part not in parts and part not in more]
     names = [_named(part, known, lines) for part in [*parts, *more[:MOST_ADDED]]]
     found = names[0]
@@ -62,18 +62,6 @@ def _conjuncts(tree: Tree) -> list[Tree]:
         case Apply("&", (left, right)):
             return [*_conjuncts(left), *_conjuncts(right)]
     return [tree]
-
-
-def _replaced(tree: Tree, one: Tree, other: Tree) -> Tree:
-    """The expression with another one in the place of one, wherever it stands."""
-    if tree == one:
-        return other
-    match tree:
-        case Apply(sign, of):
-            return Apply(sign, tuple(_replaced(part, one, other) for part in of))
-        case Load(table, of, wraps):
-            return Load(table, tuple(_replaced(part, one, other) for part in of), wraps)
-    return tree
 
 
 def _range(tree: Tree, known: dict[Tree, str], lines: list[str]) -> str:

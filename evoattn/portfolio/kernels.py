@@ -120,23 +120,33 @@ def load(arch: str, folder: Path = DATA) -> KernelList | None:
 
 def of_row(arch: str, row: Mapping[str, Any]) -> KernelList:
     """The list that a file holds. Raises as `load` does."""
-    kernels = (KernelConfig(family, dict(zip(row["genes"][family], values))) for family, *values in row["kernels"])
+    like = {family: _completed(family, genes) for family, genes in _first_of_each(row).items()}
+    kernels = (
+        KernelConfig(family, like[family] | dict(zip(row["genes"][family], values)))
+        for family, *values in row["kernels"]
+    )
     return KernelList(
         arch,
         tuple(row["cards"]),
         tuple(Skipped(**one) for one in row["skipped"]),
         row["regret"],
         row["genes"],
-        tuple(_completed(one) for one in kernels),
+        tuple(kernels),
         tuple(row["general"]),
         {kind: tuple(places) for kind, places in row["kinds"].items()},
     )
 
 
-def _completed(config: KernelConfig) -> KernelConfig:
-    """With the defaults of parameters that are younger than the file; of a family that is none any more as it is."""
-    known = config.family in registry.FAMILIES
-    return KernelConfig(config.family, registry.completed(config.family, config.params)) if known else config
+def _first_of_each(row: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The genes of one kernel of each family."""
+    first = {one[0]: one[1:] for one in reversed(row["kernels"])}
+    return {family: dict(zip(row["genes"][family], values)) for family, values in first.items()}
+
+
+def _completed(family: str, genes: dict[str, Any]) -> dict[str, Any]:
+    """With the defaults of parameters that are younger than the file, which are the same for all kernels of a family;
+    of one that is no family any more as they are."""
+    return registry.completed(family, genes) if family in registry.FAMILIES else genes
 
 
 def to_row(found: KernelList) -> dict[str, Any]:

@@ -3,8 +3,10 @@
 #include "device/ptx/red.cuh"
 #include "device/ptx/warp.cuh"
 
-// Which scores of a head are of the same element. DIAGONAL: those as many keys behind their queries.
-enum class Sharing { HEAD, KEY, QUERY, DIAGONAL, PAIR };
+// Which scores of a head are of the same element. DIAGONAL: those as many keys behind their queries. FEW: what a table
+// of pairs says, of a row of elements that all scores of a head share and that may be short.
+enum class Sharing { HEAD, KEY, QUERY, DIAGONAL, FEW, PAIR };
+constexpr int FEW_ELEMENTS = 16;
 
 // Where a lane's scores of a part of Sᵀ lie: tile m of 16 keys and its half, tile n of 8 queries and one of two.
 struct LanePlace {
@@ -20,8 +22,10 @@ template <class Own, int KEY_TILES, int PART_TILES, int I = 0, bool NONE = I == 
   static constexpr int SUMS = SHARED == Sharing::KEY        ? HALF_TILES
                               : SHARED == Sharing::QUERY    ? 2 * PART_TILES
                               : SHARED == Sharing::DIAGONAL ? 2 * (PART_TILES + HALF_TILES - 1)
+                              : SHARED == Sharing::FEW      ? FEW_ELEMENTS
                                                             : 1;
-  static constexpr bool OF_HEAD = SHARED == Sharing::HEAD || SHARED == Sharing::KEY;  // until the head's last tile
+  static constexpr bool OF_HEAD =  // until the head's last tile
+      SHARED == Sharing::HEAD || SHARED == Sharing::KEY || SHARED == Sharing::FEW;
   float sums[SUMS];
   TableGradients<Own, KEY_TILES, PART_TILES, I + 1> others;
 
@@ -43,6 +47,15 @@ template <class Own, int KEY_TILES, int PART_TILES, int I = 0, bool NONE = I == 
     if constexpr (SHARED == Sharing::QUERY) sums[2 * n + e] += change;
     if constexpr (SHARED == Sharing::DIAGONAL) sums[2 * (half_tile - n + PART_TILES - 1) + e] += change;
     if constexpr (SHARED == Sharing::PAIR) put(own, at, query, key, change);
+    if constexpr (SHARED == Sharing::FEW) {
+      if (own.template row_length<I>() > FEW_ELEMENTS) {
+        put(own, at, query, key, change);
+      } else {
+        const int element = own.template in_row<I>(at.batch, at.head, query, key, at.diagonal);
+#pragma unroll
+        for (int i = 0; i < FEW_ELEMENTS; ++i) sums[i] += i == element ? change : 0.f;
+      }
+    }
     others.add(own, at, half_tile, n, e, score, gradient);
   }
   // By all lanes.
@@ -91,6 +104,13 @@ template <class Own, int KEY_TILES, int PART_TILES, int I = 0, bool NONE = I == 
       for (int i = 0; i < SUMS; ++i) {
         const float sum = over_lanes<1, 2>(sums[i]);
         if (lane % 4 == 0) put(own, at, at.query, at.key_of(i), sum);
+      }
+    }
+    if constexpr (SHARED == Sharing::FEW) {
+#pragma unroll
+      for (int i = 0; i < FEW_ELEMENTS; ++i) {
+        const float sum = over_lanes<1, 16>(sums[i]);
+        if (lane == 0 && sum != 0.f) red_add(own.template row<I>(at.batch, at.head, at.diagonal) + i, sum);
       }
     }
     others.end_head(own, at, lane);

@@ -168,8 +168,7 @@ private:
   }
   __device__ __forceinline__ float expressed(float score, const RowTerms<Element>& row, int step) const {
     if constexpr (!Own::GIVEN) return score;
-    else
-      return own.of(score * own.unit, row.batch, row.head, row.query, row.key + step, given.diagonal) * given.term_unit;
+    else return own.changed(score, given.term_unit, row.batch, row.head, row.query, row.key, step, given.diagonal);
   }
   __device__ __forceinline__ float sloped(float score, const RowTerms<Element>& row, int step) const {
     return fmaf(-row.slope, fabsf(row.distance + float(step)), score);

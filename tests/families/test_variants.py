@@ -213,12 +213,8 @@ WRONG = [
         ("MAY_HIDE = BIAS || Own::GIVEN;", "MAY_HIDE = BIAS;"),
     ),
     ("an expression has another score's key", OWN, ("expressed(high, row, step + 1);", "expressed(high, row, step);")),
-    (
-        "an expression of scaled scores alone",
-        OWN,
-        ("row.key + step, given.diagonal) * given.term_unit;", "row.key + step, given.diagonal);"),
-    ),
-    ("an expression of unscaled scores", OWN, ("own.of(score * own.unit,", "own.of(score,")),
+    ("an expression of scaled scores alone", OWN, ("own.changed(score, given.term_unit,", "own.changed(score, 1.f,")),
+    ("an expression of unscaled scores", OWN, ("const float s = raw * unit;", "const float s = raw;")),
     ("a table's index outside", OWN, ("max(0, min(index, size - 1))", "index")),
     ("a division that rounds to zero", OWN, ("x / y - (x % y != 0 && (x < 0) != (y < 0));", "x / y;")),
     ("an expression has the first batch", OWN, ("terms.batch = batch, terms.head", "terms.head")),
@@ -236,7 +232,7 @@ WRONG = [
     (
         "an expression has no key in a lane's second row",
         ("split_kv", "mma", "keys in use, an expression"),
-        ("row.key + step, given.diagonal)", "row.key, given.diagonal)"),
+        ("row.key, step, given.diagonal)", "row.key, 0, given.diagonal)"),
     ),
     ("a sink in natural units", WGMMA_WINDOW, ("to_float(given.sinks[head]) * LOG2_E", "to_float(given.sinks[head])")),
     (

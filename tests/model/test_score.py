@@ -10,7 +10,9 @@ from evoattn.correctness.judge import judge
 from evoattn.correctness.reference import make_answer, make_inputs
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.score import OPERATORS, SCORE, cost, derivative, evaluate, parse_predicate, parse_score, text_of
-from evoattn.model.score_cuda import in_cuda
+from evoattn.model.score_cuda import changed_in_cuda, in_cuda
+from evoattn.model.score_lines import loads_apart
+from evoattn.model.score_ranges import lines_of
 from evoattn.model.shape_text import parse_shape
 
 TABLES = "table:fp32:4x9+gate:bf16:4+doc:int32:2x8"
@@ -248,3 +250,52 @@ def test_random_texts_raise_nothing_else():
             parse_score(text, "t:fp32:4" if "t[" in text else "")
         except ValueError as error:
             assert str(error)
+
+
+CHANGED = {
+    "s-t[h]*abs(q-k)": "(raw - ((to_float(t_t[inside(h, n_t_0)]) * term_unit) * "
+    "fabsf((float((q - first)) - float(step)))))",
+    "s-(d-(k-q))*t[h]": "(raw - ((to_float(t_t[inside(h, n_t_0)]) * term_unit) * "
+    "(float((d - (first - q))) - float(step))))",
+    "s+t[k]": "(raw + (to_float(t_t[inside(k, n_t_0)]) * term_unit))",
+    "2.0*(s*t[h])+min(k-q,9)*0.5": "((2.0f * (raw * to_float(t_t[inside(h, n_t_0)]))) + "
+    "((0.5f * term_unit) * smaller((float((first - q)) + float(step)), 9.0f)))",
+    "where(q>=k,-s,-inf)": "((q >= k) ? (-raw) : NEGATIVE_INFINITY)",
+    "s/t[h]": "(raw * __fdividef(1.f, to_float(t_t[inside(h, n_t_0)])))",
+    "s/(1+abs(q//2-k))": "__fdividef(raw, float((1 + magnitude((int(unsigned(q) / unsigned(2)) - k)))))",
+    "tanh(s/4)*t[q]": "((tanhf((s * 0.25f)) * term_unit) * to_float(t_t[inside(q, n_t_0)]))",
+    "where(k<0,s,-t[q])": "((k < 0) ? raw : (-(to_float(t_t[inside(q, n_t_0)]) * term_unit)))",
+}
+
+
+@pytest.mark.parametrize("text", CHANGED)
+def test_a_score_that_is_not_scaled_stays_so_where_it_can(text):
+    assert changed_in_cuda(parse_score(text, "t:fp32:64" if "t[" in text else "").tree) == CHANGED[text]
+
+
+RANGES = {  # what is equal has the conditions of the other
+    "(t[q]==t[k])&(t[q]>=0)": ["is_equal(r1, r3)", "is_at_most(Range{0, 0}, r1)", "is_at_most(Range{0, 0}, r3)"],
+    "(q==k)&(k<9)&(k!=3)": [
+        *("is_equal(q, k)", "is_less(k, Range{9, 9})", "is_not(is_equal(k, Range{3, 3}))"),
+        *("is_less(q, Range{9, 9})", "is_not(is_equal(q, Range{3, 3}))"),
+    ],
+    "(t[q]<t[k])&(t[q]>=0)": ["is_less(r1, r3)", "is_at_most(Range{0, 0}, r1)"],
+    "(q==k)|(k<9)": ["is_equal(q, k)", "is_less(k, Range{9, 9})"],
+}
+
+
+@pytest.mark.parametrize("text", RANGES)
+def test_a_number_that_is_equal_to_another_has_its_conditions(text):
+    lines = lines_of(parse_predicate(text, "t:int32:64" if "t[" in text else "").tree)
+    found = [line.split(" = ")[1].rstrip(";") for line in lines[:-1]]
+    conditions = [one for one in found if one.startswith("is_")]
+    assert conditions == RANGES[text]
+    joined = found[-1]
+    assert joined.count("lesser_of" if "&" in text else "greater_of") == len(conditions) - 1
+
+
+@pytest.mark.parametrize(
+    ("text", "apart"), [("s+t[k-q]", False), ("s+t[q]*k", False), ("s+t[q*k]", True), ("tanh(s*t[min(q,k)])", True)]
+)
+def test_which_elements_are_of_each_query_and_key(text, apart):
+    assert loads_apart(parse_score(text, "t:fp32:64").tree) == apart

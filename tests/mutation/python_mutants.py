@@ -119,7 +119,7 @@ ROOMS = {
     ),
     "mask_blocks": Room(
         ("templates/device/mask_blocks.cuh", "templates/device/score_range.cuh", "evoattn/model/score_ranges.py"),
-        ("tests/ops/test_created_masks.py",),
+        ("tests/ops/test_created_masks.py", "tests/model/test_score.py"),
     ),
     "backward": Room(
         (

@@ -29,13 +29,17 @@ DOCUMENTS = torch.arange(131) // 30
 OF_HEADS, OF_KEYS = torch.tensor([0.5, 1.5]), torch.where(torch.arange(131) < 100, 0.3, float("nan")).repeat(2, 1)
 OF_PAIRS, OF_DOCUMENTS = torch.randn(77, 131), torch.randn(5)
 SHIFTS, LINE, OF_ROWS = torch.randn(2, 127), torch.randn(208), torch.randn(131)
-CAPTURED = [tensor.requires_grad_() for tensor in (OF_HEADS, OF_KEYS, OF_PAIRS, OF_DOCUMENTS, SHIFTS, LINE, OF_ROWS)]
+OF_KINDS, KINDS = torch.randn(2, 9), torch.randint(9, (77, 131), dtype=torch.int32)
+CAPTURED = [OF_HEADS, OF_KEYS, OF_PAIRS, OF_DOCUMENTS, SHIFTS, LINE, OF_ROWS, OF_KINDS]
+for tensor in CAPTURED:
+    tensor.requires_grad_()
 """Of each kind of places that scores share, and what they capture that they do not differ by."""
 
 
 def of_tables(s, b, h, q, k):
     near = SHIFTS[h, (k - q).clamp(-63, 62) + 63 + (k > q)]
     near = near + LINE[q - k + 130]
+    s = s + OF_KINDS[h, KINDS[q, k]]
     return s * OF_HEADS[h] + OF_KEYS[h, k] + OF_PAIRS[q, k] * near + OF_DOCUMENTS[DOCUMENTS[k]] * s + OF_ROWS[q + 5]
 
 
@@ -120,11 +124,11 @@ def test_the_formula_gives_torch_s_gradients(name):
     ("index", "sharing"),
     [
         *(("h", "HEAD"), ("k", "KEY"), ("b+q", "QUERY"), ("k-q+63", "DIAGONAL"), ("min(q,k)", "PAIR")),
-        ("where(q>k,abs(q-k),where(k<=q+5,2,3))", "DIAGONAL"),
+        *(("where(q>k,abs(q-k),where(k<=q+5,2,3))", "DIAGONAL"), ("u[q,k]", "FEW"), ("u[q,3]", "QUERY")),
     ],
 )
 def test_which_scores_share_an_element(index, sharing):
-    tree = parse_score(f"s+t[{index}]", "t:fp32:99").tree
+    tree = parse_score(f"s+t[{index}]", "t:fp32:99" + "+u:int32:9x9" * ("u" in index)).tree
     assert sharing_of(elements(tree, "own_t")[0]) == sharing
 
 

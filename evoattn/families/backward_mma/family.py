@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from evoattn.families.backward import NULL, bias_gradient, bias_gradient_strides, key_blocks, shares_bias, strides_of
@@ -38,8 +39,8 @@ from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.score import Name, Table, derivative
-from evoattn.model.score_cuda import in_cuda, place_in_cuda, size_member
+from evoattn.model.score import Load, Name, Number, Table, derivative
+from evoattn.model.score_cuda import in_cuda, inside_in_cuda, place_in_cuda, size_member
 from evoattn.model.space import KernelConfig
 
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
@@ -422,6 +423,11 @@ def table_gradients(problem: AttentionProblem) -> str:
     arguments = "int b, int h, int q, int k, int d"
     slopes = [in_cuda(derivative(score.tree, one)) for one in found] if score else []
     places = [f"d_{one.table.name} + {place_in_cuda(one)}" for one in found]
+    few = [one if sharing_of(one) == "FEW" else None for one in found]
+    first = [
+        one and replace(one, indices=(*one.indices[:-1], Number(0)), wraps=(*one.wraps[:-1], False)) for one in few
+    ]
+    rows = [f"d_{one.table.name} + {place_in_cuda(one)}" if one else "nullptr" for one in first]
     return "\n".join(
         (
             "struct OwnGradients : OwnScore {",
@@ -440,6 +446,7 @@ def table_gradients(problem: AttentionProblem) -> str:
             f"  template <int I> __device__ __forceinline__ float* place({arguments}) const {{",
             *_cases(places, "nullptr"),
             "  }",
+            *(_few(few, rows) if any(few) else ()),
             "  __device__ __forceinline__ void clear(int64_t first, int64_t step) const {",
             *(line for table in tables for line in _clear(table)),
             "  }",
@@ -448,6 +455,22 @@ def table_gradients(problem: AttentionProblem) -> str:
             "#define TABLE_GRADIENT_ARGUMENTS " + "".join(f", d_{table.name}" for table in tables),
         )
     )
+
+
+def _few(few: list[Load | None], rows: list[str]) -> Iterator[str]:
+    """What elements of `Sharing::FEW` have beside others: where their rows lie and how long they are, and which of the
+    row an element is."""
+    sizes = [size_member(one.table, len(one.indices) - 1) if one else "0" for one in few]
+    within = [inside_in_cuda(one.indices[-1], one.wraps[-1], size) if one else "0" for one, size in zip(few, sizes)]
+    yield "  template <int I> __device__ __forceinline__ int row_length() const {"
+    yield from _cases(sizes, "0")
+    yield "  }"
+    yield "  template <int I> __device__ __forceinline__ float* row(int b, int h, int d) const {"
+    yield from _cases(rows, "nullptr")
+    yield "  }"
+    yield "  template <int I> __device__ __forceinline__ int in_row(int b, int h, int q, int k, int d) const {"
+    yield from _cases(within, "0")
+    yield "  }"
 
 
 def _cases(values: list[str], otherwise: str) -> Iterator[str]:

@@ -26,7 +26,7 @@ from evoattn.families.work import (
 )
 from evoattn.model.backward import parse_grads
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.score import SCORE, Load, Table, depends_on, derivative, elements
+from evoattn.model.score import SCORE, Load, Table, depends_on, derivative, elements, loads_pairs
 from evoattn.model.score_lines import is_shift, linear
 
 
@@ -354,6 +354,9 @@ def sharing_of(element: Load) -> str:
     of_query, of_key = depends_on(element, "q"), depends_on(element, "k")
     if not of_query or not of_key:
         return "QUERY" if of_query else "KEY" if of_key else "HEAD"
+    *front, last = element.indices
+    if loads_pairs(last) and not any(depends_on(one, name) for one in front for name in ("q", "k")):
+        return "FEW"
     return "DIAGONAL" if is_shift(element) else "PAIR"
 
 
@@ -371,6 +374,6 @@ def needs_score(problem: AttentionProblem) -> bool:
 def registers_of(problem: AttentionProblem, key_tiles: int, part: int) -> int:
     """Of the sums of a thread, and of the scores that they are made of."""
     halves, parts = 2 * key_tiles, part // 8
-    counts = {"HEAD": 1, "KEY": halves, "QUERY": 2 * parts, "DIAGONAL": 2 * (parts + halves - 1), "PAIR": 0}
+    counts = {"HEAD": 1, "KEY": halves, "QUERY": 2 * parts, "DIAGONAL": 2 * (parts + halves - 1), "FEW": 16, "PAIR": 0}
     scores = key_tiles * part // 2 * needs_score(problem)
     return scores + sum(counts[sharing_of(one)] for one in elements_of(problem))

@@ -23,7 +23,7 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.score import SCORE, WHOLE, Apply, Load, Name, Number, Table, Tree, derivative, of_score
+from evoattn.model.score import SCORE, WHOLE, Apply, Load, Name, Number, Table, Tree, derivative, replaced
 from evoattn.model.score_cuda import in_cuda, member, size_member
 from evoattn.model.space import KernelConfig
 
@@ -200,7 +200,9 @@ def score_class(problem: AttentionProblem) -> str:
     """The class `Score`: `of` a scaled score, its `slope`, and its `slope_behind_bias`, by the score that has the bias;
     and the macros of its arguments in a kernel, in the order of `score_args`."""
     tree, own = _whole(problem), problem.own_score
-    behind: Tree = of_score(derivative(own.tree), _whole(problem.with_(score="", tables=""))) if own else Number(1)
+    behind: Tree = (
+        replaced(derivative(own.tree), Name(SCORE), _whole(problem.with_(score="", tables=""))) if own else Number(1)
+    )
     methods = (("of", tree), ("slope", derivative(tree)), ("slope_behind_bias", behind))
     fields = [("float", "cap")] if problem.softcap else []
     if problem.bias:
@@ -245,7 +247,7 @@ def _whole(problem: AttentionProblem) -> Tree:
     tree = _named(problem.with_(softcap=0.0).scoring)
     if not problem.softcap:
         return tree
-    return of_score(tree, Apply("*", (CAP, Apply("tanh", (Apply("/", (Name(SCORE), CAP)),)))))
+    return replaced(tree, Name(SCORE), Apply("*", (CAP, Apply("tanh", (Apply("/", (Name(SCORE), CAP)),)))))
 
 
 def _named(tree: Tree) -> Tree:
