@@ -168,7 +168,8 @@ def _dram_bytes(work: LaunchWork, gpu: GpuSpec, slots: int) -> tuple[float, floa
     again = work.sweep_bytes * max(0.0, visits * work.visit_share - 1) * _missed(between, gpu)
     if work.order:
         again += _apart_bytes(work.order, work.sweepers, gpu, slots)
-    return once * _missed(once, gpu), again
+    held, fresh = _missed(once, gpu), once - work.scratch_bytes
+    return once * held + fresh * (_missed(once + work.others_bytes, gpu) - held), again
 
 
 def _apart_bytes(order: TilesInOrder, sweepers: float, gpu: GpuSpec, slots: int) -> float:

@@ -104,6 +104,8 @@ class LaunchWork:
     """Of a fixed schedule over sequences of their own lengths: the tiles of rows that blocks get."""
     scratch_bytes: float = 0.0
     """Of `read_bytes`, those that the launch before has just written."""
+    others_bytes: float = 0.0
+    """Of tensors that only other launches of the call touch: between two calls they go through L2, too."""
     cluster: int = 1
     overlaps: bool = False
     """Whether it may begin before the launch before it has ended."""

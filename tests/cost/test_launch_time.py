@@ -97,6 +97,12 @@ def test_query_heads_that_follow_one_another_share_what_one_of_them_read():
     assert windowed.dram_bytes == windowed.least_dram_bytes, "each row of blocks takes keys of its own"
 
 
+def test_what_other_launches_move_drives_a_launch_s_bytes_out_of_l2_but_not_what_was_just_written():
+    half = {"read_bytes": 0.5 * H100.l2_bytes, "scratch_bytes": 0.125 * H100.l2_bytes}
+    assert terms(**half).dram_bytes == 0
+    assert terms(**half, others_bytes=H100.l2_bytes).dram_bytes == 0.375 * H100.l2_bytes
+
+
 def test_bank_conflicts():
     assert bank_conflicts(8, 128, 16) == 8, "eight lanes, all in the same four banks"
     assert bank_conflicts(8, 144, 16) == 1, "a padding of 16 bytes"

@@ -243,6 +243,7 @@ class _Call:
             write_bytes=self.s_bytes + self.tile_sums,
             sweep_bytes=tensor_bytes(problem, "k"),
             sweepers=blocks / max(1, tiles // genes.TILES_A_BLOCK) * problem.group_size,
+            others_bytes=tensor_bytes(problem, "v", "o"),
             genes=self.named,
         )  # fmt: skip
 
@@ -327,6 +328,7 @@ class _Call:
             sweep_bytes=tensor_bytes(problem, "v"),
             sweepers=float(count * problem.group_size),
             scratch_bytes=p_read,
+            others_bytes=tensor_bytes(problem, "q", "k"),
             overlaps=may_overlap(genes),
             genes=self.named,
         )  # fmt: skip
