@@ -1,5 +1,7 @@
-"""Lists of block masks by the printed kernels (`mask_blocks.cuh`, `score_range.cuh`), on the interpreter, beside those of
-torch's `create_block_mask`."""
+"""Lists of block masks by the printed kernels, on the interpreter, beside those of torch's `create_block_mask`.
+
+Of `mask_blocks.cuh` and `score_range.cuh`.
+"""
 
 from types import SimpleNamespace
 
