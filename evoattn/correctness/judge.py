@@ -13,6 +13,8 @@ from evoattn.correctness.reference import FP32_RELATIVE, Answer, Exact
 
 LEAST_ROWS, LEANS, DEVIATIONS = 40, 0.15, 4.0
 """Rows that an average is taken of, what it may be in units of the dtype's `eps`, and standard errors on top."""
+LEAST_NORMALS = 16.0
+"""The dtype's least normal number times this: rows whose numbers are less in the mean are not looked at."""
 
 Outputs = dict[str, torch.Tensor]
 """By name, in their logical shapes."""
@@ -105,19 +107,19 @@ def _judge_values(out: torch.Tensor, answer: Exact) -> tuple[str, float]:
 
 
 def judge_rounding(out: torch.Tensor, exact: torch.Tensor) -> str:
-    """What is wrong if the rows of O are too short or too long on average; empty if nothing, or if few rows see keys.
+    """What is wrong if the rows of O are too short or too long on average; empty if nothing, or if few rows see keys
+    and are not so small, as beside a sink, that numbers of the dtype lie further apart there.
 
     The error of a row along the row itself is 0 on average where weights and outputs are rounded to the nearest: of 133
     right kernels' cases with 40 rows or more 0.03 `eps` at most, a row's standard deviation 0.03 to 0.2. Where they are
     cut instead it is half a unit in the last place, 0.36 `eps`, which the largest and the root-mean-square error allow.
     """
     exact = exact.double()
-    lengths = exact.square().sum(-1)
-    seen = lengths > 0
+    lengths, info = exact.square().sum(-1), torch.finfo(out.dtype)
+    seen = lengths > exact.shape[-1] * (LEAST_NORMALS * info.smallest_normal) ** 2
     if (rows := int(seen.sum())) < LEAST_ROWS:
         return ""
-    eps = torch.finfo(out.dtype).eps
-    along = (((out.double() - exact) * exact).sum(-1)[seen] / lengths[seen]) / eps
+    along = (((out.double() - exact) * exact).sum(-1)[seen] / lengths[seen]) / info.eps
     mean, allowed = along.mean().item(), LEANS + DEVIATIONS * along.std().item() / math.sqrt(rows)
     if abs(mean) <= allowed:
         return ""

@@ -27,6 +27,10 @@
 constexpr bool FACTORS_IN_P = Gradient::FACTORED && P_IN_REGISTERS && !BIAS_GRADIENT;
 constexpr int FACTORS = Gradient::FACTORED && !(FACTORS_IN_P && Gradient::OF_RESULT) ? SCORE_COLUMNS / 2 : 1;
 
+// The gradient of the bias is of dS before factors. Without any it is added from shared memory, where a thread has
+// eight keys side by side.
+constexpr bool BIAS_FROM_SHARED = BIAS_GRADIENT && !Gradient::FACTORED;
+
 // What a warpgroup holds in arrays, of Sᵀ[64 keys, SCORE_COLUMNS queries] and its like in the order of wgmma's
 // accumulators: lane 4 g + t of a warp has keys g and g + 8, of eight queries 2 t and 2 t + 1.
 struct Fragments {
@@ -56,7 +60,7 @@ template <int STEPS> struct RegisterSteps {
 struct SharedSteps {
   uint64_t descriptor;
   __device__ __forceinline__ uint64_t operator[](int step) const {
-    return descriptor + descriptor_step(step / 4 * Smem::SCORE_CHUNK_BYTES + step % 4 * 32);
+    return descriptor + descriptor_step(step * 16 * 128);
   }
 };
 
@@ -144,7 +148,7 @@ struct Consumer {
     for (int i = 0; i < DV_COLUMNS / 2; ++i) dv[i] = 0.f;
     mbarrier_wait(smem_address + Smem::K_FULL, 0);
     mbarrier_wait(smem_address + Smem::V_FULL, 0);
-    if constexpr (ORDER != Order::IN_TURN) {
+    if constexpr (AHEAD) {
       if (!walk.done()) {
         multiply_s(q), take_tile(), load_seen();
         if constexpr (TERMS_EARLY) load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
@@ -183,11 +187,12 @@ private:
     wgmma_wait<1>();
     pin_registers(s);
     score_tile();
-    multiply_dv();
+    if constexpr (ORDER != Order::DV_LAST) multiply_dv();
     score_gradients();
     gradients_to_shared();
     multiply_dq();
     multiply_dk(q.stage);
+    if constexpr (BIAS_FROM_SHARED) add_rows_to_bias();
     wgmma_wait<1>();  // dV and dQ are there
     pin_registers(dv), pin_dq();
     release(Smem::DO_EMPTY + 8 * d.stage);
@@ -212,6 +217,7 @@ private:
     gradients_to_shared();
     multiply_dq();
     multiply_dk(last_stage);
+    if constexpr (BIAS_FROM_SHARED) add_rows_to_bias();
     wgmma_wait<1>();  // dV, the next Sᵀ and dQ are there
     pin_registers(dv), pin_dq();
     if constexpr (!LAST) pin_registers(s);
@@ -267,13 +273,14 @@ private:
     if constexpr (TERMS_EARLY) load_terms(Smem::DELTAS + d.stage * BLOCK_M * 4);
     wgmma_wait<0>();
     pin_registers(dp);
-    if constexpr (!TERMS_EARLY) load_terms(Smem::DELTAS + d.stage * BLOCK_M * 4);
+    if constexpr (!TERMS_EARLY && ORDER != Order::DV_LAST) load_terms(Smem::DELTAS + d.stage * BLOCK_M * 4);
   }
   __device__ __forceinline__ void gradients_to_shared() {
     if constexpr (DS_STAGES == 1) {
       named_barrier_sync<128 * WARPGROUPS>(SCORES);  // no product reads the last dS any more
     }
     scores_to_shared(dp, Smem::DS + score_stage * Smem::SCORE_TILE_BYTES);
+    if constexpr (ORDER == Order::DV_LAST) multiply_dv();
     fence_proxy_async();
     named_barrier_sync<128 * WARPGROUPS>(SCORES);
   }
@@ -326,15 +333,13 @@ private:
   __device__ __forceinline__ void multiply_dq() {
     const int ds_smem = Smem::DS + score_stage * Smem::SCORE_TILE_BYTES;
     const int part = warpgroup % SUM_TILES_ALONG, rows = warpgroup / SUM_TILES_ALONG;
-    const int scores = DQ_BY_DIMS ? ds_smem : ds_smem + rows * Smem::SCORE_CHUNK_BYTES;
-    const uint64_t of_scores = own_descriptor(smem_address + scores, Smem::SCORE_CHUNK_BYTES);
+    const uint64_t of_scores = own_descriptor(smem_address + ds_smem + (DQ_BY_DIMS ? 0 : rows * 64 * 128), 0);
     const uint64_t of_keys = columns_descriptor(Smem::K, BLOCK_N, DQ_BY_DIMS ? warpgroup * 64 : part * DQ_COLUMNS);
     wgmma_fence();
     multiply_keys(dq, of_scores, of_keys);
     if constexpr (DQ_SHARE > 0) {
       const int first = warpgroup * DQ_SHARE;  // of its queries
-      const int chunk = ds_smem + first / 64 * Smem::SCORE_CHUNK_BYTES + first % 64 * 2;
-      multiply_keys(dq_share, own_descriptor(smem_address + chunk, Smem::SCORE_CHUNK_BYTES),
+      multiply_keys(dq_share, own_descriptor(smem_address + ds_smem + first * 128, 0),
                     columns_descriptor(Smem::K, BLOCK_N, WARPGROUPS * 64));
     }
     wgmma_commit();
@@ -343,7 +348,7 @@ private:
   __device__ __forceinline__ void multiply_keys(float (&to)[FLOATS], uint64_t of_scores, uint64_t of_keys) {
 #pragma unroll
     for (int step = 0; step < BLOCK_N / 16; ++step) {  // of keys
-      const uint64_t ds_step = of_scores + descriptor_step(step / 4 * Smem::SCORE_GROUP_BYTES + step % 4 * 16 * 128);
+      const uint64_t ds_step = of_scores + descriptor_step(step / 4 * Smem::SCORE_GROUP_BYTES + step % 4 * 32);
       const uint64_t k_step = of_keys + descriptor_step(step * 16 * 128);
       wgmma_dq(to, DQ_BY_DIMS ? k_step : ds_step, DQ_BY_DIMS ? ds_step : k_step, step > 0);
     }
@@ -428,6 +433,32 @@ private:
         red_add(head_gmem + query * bias_sums.row_stride + (key - lane_key), dp[i]);
     }
   }
+  // This warpgroup's part of the tile of dS, rounded, eight keys of a query at a time.
+  __device__ __forceinline__ void add_rows_to_bias() const {
+    const int tile = Smem::DS + score_stage * Smem::SCORE_TILE_BYTES + keys * Smem::SCORE_GROUP_BYTES;
+    const int chunk = lane % 8, key = block.first_key + keys * 64 + chunk * 8;
+    const bool wide = bias_sums.row_stride % 4 == 0 && key + 8 <= mask.seqlen_k;
+    float* key_gmem = bias_sums.gmem + block.batch * bias_sums.batch_stride + walk.head * bias_sums.head_stride + key;
+#pragma unroll 2
+    for (int i = warp * 4 + lane / 8; i < SCORE_COLUMNS; i += 16) {
+      const int row = dims * SCORE_COLUMNS + i, query = walk.tile * BLOCK_M + row;
+      if (query >= mask.seqlen_q) break;
+      const uint4 eight = *reinterpret_cast<const uint4*>(smem + tile + row * 128 + (chunk ^ row % 8) * 16);
+      const uint32_t pairs[4] = {eight.x, eight.y, eight.z, eight.w};
+      float x[8];
+#pragma unroll
+      for (int e = 0; e < 8; ++e) x[e] = to_float(Element{uint16_t(pairs[e / 2] >> e % 2 * 16)});
+      float* to_gmem = key_gmem + query * bias_sums.row_stride;
+      if (wide) {
+        red_add_v4(to_gmem, x[0], x[1], x[2], x[3]);
+        red_add_v4(to_gmem + 4, x[4], x[5], x[6], x[7]);
+      } else {
+#pragma unroll
+        for (int e = 0; e < 8; ++e)
+          if (key + e < mask.seqlen_k) red_add(to_gmem + e, x[e]);
+      }
+    }
+  }
   // Of PARTIAL blocks by bits or the predicate, else behind the last key.
   __device__ __forceinline__ void mask_listed(int query) {
     using Listed = ListedTiles<SCORE_COLUMNS>;
@@ -474,8 +505,12 @@ private:
   // dS = P · (dP - delta), without the scale that dQ and dK are multiplied by at last.
   __device__ __forceinline__ void score_gradients() {
 #pragma unroll
-    for (int i = 0; i < SCORE_COLUMNS / 2; ++i) dp[i] = s[i] * (dp[i] - terms_of_lane[i / 4 * 2 + i % 2]);
-    if constexpr (BIAS_GRADIENT) add_to_bias();
+    for (int i = 0; i < SCORE_COLUMNS / 2; ++i) {
+      if (!TERMS_EARLY && ORDER == Order::DV_LAST && i % 8 == 0)
+        read_terms(Smem::DELTAS + d.stage * BLOCK_M * 4, i / 8);
+      dp[i] = s[i] * (dp[i] - terms_of_lane[i / 4 * 2 + i % 2]);
+    }
+    if constexpr (BIAS_GRADIENT && !BIAS_FROM_SHARED) add_to_bias();
     if constexpr (Gradient::FACTORED && !FACTORS_IN_P) {
 #pragma unroll
       for (int i = 0; i < SCORE_COLUMNS / 2; ++i) apply_factor(dp[i], 0.f, i);
@@ -485,19 +520,15 @@ private:
       for (int i = 0; i < SCORE_COLUMNS / 4; ++i) ds[i / 4][i % 4] = pack2<Element>(dp[2 * i], dp[2 * i + 1]);
     }
   }
-  // [64 keys, BLOCK_M queries] in chunks of 64 queries with the 128-byte swizzle, as wgmma reads them.
+  // [BLOCK_M queries, 64 keys] with the 128-byte swizzle, as wgmma reads them.
   __device__ __forceinline__ void scores_to_shared(const float (&x)[SCORE_COLUMNS / 2], int place) const {
     const uint32_t group = smem_address + place + keys * Smem::SCORE_GROUP_BYTES;
-    const int row = warp * 16 + lane % 16;
+    const int row = dims * SCORE_COLUMNS + lane / 16 * 8 + lane % 8, column = 2 * warp + lane / 8 % 2;
+    const uint32_t address = group + row * 128 + (column ^ row % 8) * 16;
 #pragma unroll
-    for (int tile = 0; tile < SCORE_COLUMNS / 8; tile += 2) {
-      const int column = dims * (SCORE_COLUMNS / 8) + tile;
-      const uint32_t address =
-          group + column / 8 * Smem::SCORE_CHUNK_BYTES + row * 128 + ((column % 8 + lane / 16) ^ (row % 8)) * 16;
-      stmatrix_x4(address, pack2<Element>(x[4 * tile], x[4 * tile + 1]),
-                  pack2<Element>(x[4 * tile + 2], x[4 * tile + 3]), pack2<Element>(x[4 * tile + 4], x[4 * tile + 5]),
-                  pack2<Element>(x[4 * tile + 6], x[4 * tile + 7]));
-    }
+    for (int i = 0; i < SCORE_COLUMNS / 2; i += 8)
+      stmatrix_x4_trans(address + i * 2 * 128, pack2<Element>(x[i], x[i + 1]), pack2<Element>(x[i + 2], x[i + 3]),
+                        pack2<Element>(x[i + 4], x[i + 5]), pack2<Element>(x[i + 6], x[i + 7]));
   }
 
   // ---- results

@@ -1,5 +1,5 @@
 // shared_layout.cuh: the shared memory of a block of backward_wgmma, in bytes from its start: a tile of K and of V,
-// rings of tiles of Q and dO, tiles of dSᵀ and of Pᵀ, of the bias, what is added to dQ, terms of the queries, barriers.
+// rings of tiles of Q and dO, tiles of dS and of P, of the bias, what is added to dQ, terms of the queries, barriers.
 // Needs the constants of backward_wgmma.cu.j2.
 #include "device/ptx/element.cuh"
 #include "device/ptx/mbarrier.cuh"
@@ -7,8 +7,7 @@
 
 struct Smem {
   static constexpr int Q_TILE_BYTES = Tiles::bytes(BLOCK_M), DO_TILE_BYTES = ValueTiles::bytes(BLOCK_M);
-  static constexpr int SCORE_CHUNK_BYTES = 64 * 128;                                 // 64 keys × 64 queries
-  static constexpr int SCORE_GROUP_BYTES = (BLOCK_M + 63) / 64 * SCORE_CHUNK_BYTES;  // 64 keys × BLOCK_M queries
+  static constexpr int SCORE_GROUP_BYTES = BLOCK_M * 128;  // BLOCK_M queries × 64 keys
   static constexpr int SCORE_TILE_BYTES = KEY_GROUPS * SCORE_GROUP_BYTES;
   static constexpr int K = 0;
   static constexpr int V = K + Tiles::bytes(BLOCK_N);

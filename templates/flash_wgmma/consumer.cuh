@@ -313,6 +313,7 @@ private:
     if constexpr (KeyList::LISTED && (FIRST || MASKED)) load_seen();
     wgmma_wait<NEWER>();  // S is there
     pin_registers(s);
+    if constexpr (!OVERLAP) pass_turn();
     if constexpr (RESCALE != Rescale::LAZY_AFTER) release(barrier(Smem::K_EMPTY, ring.stage));
     // The product has used Q in registers: a load is under way after its instruction, and wgmma of another block can
     // keep it from shared memory for longer than the copy of the next Q takes. The fence orders these reads before the
@@ -327,7 +328,7 @@ private:
   }
   // Q Kᵀ of a tile of keys, then its softmax, with OVERLAP during P V of the one before, else followed by its own P V.
   template <bool FIRST, bool MASKED, bool BESIDE = OVERLAP && !FIRST> __device__ __forceinline__ void step() {
-    if constexpr (BESIDE) wait_for_turn();
+    if constexpr (BESIDE || !OVERLAP) wait_for_turn();
     start_qk();
     if constexpr (BESIDE) start_pv(), pass_turn();
     const bool rescale = finish_qk<FIRST, MASKED, BESIDE>();

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from evoattn.correctness.cases import proof_of
+from evoattn.correctness.interpreter_cases import far_places
 from evoattn.cost.cost import physical_part
 from evoattn.cost.features import fixed_features
 from evoattn.cost.fitted import load
@@ -70,6 +71,8 @@ def _texts(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
     )
     cases = proof_of(problem).interpreter_cases(problem, config)
     yield "interpreter cases", _plain([_case(case) for case in cases])
+    far = [far_places(case.problem) for case in cases if case.far]
+    yield "far places", _plain([{name: [len(of), int(of.sum())] for name, of in places.items()} for places in far])
     kernel = BuiltKernel(family, config, gpu, CompiledKernel(b"", "", CompileInfo()))
     placed = [(case.placed(kernel), case.problem) for case in cases]
     yield "launches of cases", _plain([[k.launches(small), k.workspace(small)] for k, small in placed])

@@ -15,11 +15,13 @@ from tests.families.on_interpreter import built, judged, small_faults
 H100, FAMILY = GPUS["h100"], FAMILIES["backward_wgmma"]
 START = load_space("backward_wgmma", H100).starting_configs()[0]
 SHARED = {"P_PLACE": "shared", "DS_PLACE": "shared", "BLOCK_N": 64, "DIM_GROUPS": 2, "DQ_ROWS": "queries"}
+ODD = {"BLOCK_M": 80, "DQ_ROWS": "dims", "ORDER": "dv_last", "TERMS_EARLY": False}
+"""Tiles of queries that are not whole tiles of 64, which dV behind dS leaves registers for."""
 THIRDS = SHARED | {"BLOCK_M": 96, "DIM_GROUPS": 3, "DQ_ROWS": "dims", "DS_STAGES": 1}
 SHARES_DIMS = {"BLOCK_M": 48, "P_PLACE": "shared", "DS_PLACE": "shared", "DQ_ROWS": "dims"}
 BESIDE = {"DQ_SUM": "warp"}
 GENES = [
-    ({"QUERY_SPLIT": 3, "ROTATE": True, "DQ_SUM": "bulk"}, "softcap=20"),
+    (ODD | {"QUERY_SPLIT": 3, "ROTATE": True, "DQ_SUM": "bulk"}, "softcap=20"),
     (SHARED | {"ORDER": "dp_first"}, "window=20:9 softcap=20 bias=hs grads=bias"),
     (SHARED | {"QUERY_SPLIT": 2, "BLOCK_ORDER": "heads"}, "mask=causal_lower_right lse=1 alibi=1 varlen=0:200"),
     (
@@ -114,6 +116,8 @@ def test_warpgroups_share_dimensions(params, text, dims):
     [
         ({}, "varlen=0+5+40 B=3 H=2 S=40"),
         ({}, "varlen=40+20 B=2 H=2 S=40 score=s*0.9+0.3*b"),
+        (ODD, "B=2 H=2 Sq=90 Sk=151 bias=s grads=bias"),
+        (ODD, "B=2 H=1 Sq=90 Sk=152 bias=hs grads=bias"),
     ],
 )
 def test_sequences_may_be_short(params, text):

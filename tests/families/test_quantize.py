@@ -33,8 +33,8 @@ def kernel(shape, gpu="h100", *edits, **genes):
         ("D=64 bf16 op=quantize", "a100", {}),  # conversions of its own: there are none before sm_89
         ("D=24 fp16 op=quantize kv=e5m2 scales=token", "a100", {}),
         ("D=128 bf16 op=quantize kv=int8 scales=token", "a100", dict(UNROLL=4)),
-        (f"D=320 bf16 {SMOOTH}", "h100", dict(AHEAD_BLOCKS=512)),
-        (f"D=80 bf16 {HEAD} turned", "h100", dict(BLOCK_M=32, UNROLL=2, AHEAD_BLOCKS=512)),
+        (f"D=320 bf16 {SMOOTH}", "h100", {}),
+        (f"D=80 bf16 {HEAD} turned", "h100", dict(BLOCK_M=32, UNROLL=2, LAUNCHES=1)),
         ("D=48 e4m3 op=turn turned", "h100", dict(BLOCK_M=32, UNROLL=2)),
     ],
 )
@@ -53,14 +53,15 @@ def test_it_is_right(shape, gpu, genes):
         (f"{HEAD} turned", "words_smem[turned_word(rows + i / WORDS, i % WORDS)] = 0", ""),
         (f"{HEAD} turned", "  __syncthreads();\n  constexpr int SPAN", "constexpr int SPAN"),
         (SMOOTH, "most = fmaxf(most, fmaxf(high - mean, mean - low))", "most = fmaxf(most, high - mean)"),
-        (HEAD, "exchange_count(count, 2 * members)", "exchange_count(count, 2 * members - 1)"),
-        (HEAD, "scale_gmem[task.group] = scale", "scale_gmem[0] = scale"),
+        (HEAD, "acquire_and_clear(counters);", ";"),
+        (HEAD, "acquire(counters) >= members", "true"),
+        (HEAD, "if (row >= at.last) continue;", ""),
         (SMOOTH, BARRIER, BARRIER.removeprefix("__syncthreads();")),
     ],
 )
 def test_a_fault_is_found(shape, old, new):
-    ahead = 512 if "count" in old or "task" in old else 0
-    found, problem = kernel(f"D=64 bf16 {shape}", "h100", (old, new), UNROLL=2, AHEAD_BLOCKS=ahead)
+    launches = 1 if "counters" in old or "continue" in old else 2
+    found, problem = kernel(f"D=64 bf16 {shape}", "h100", (old, new), UNROLL=2, LAUNCHES=launches)
     assert small_faults(found, problem)
 
 

@@ -308,6 +308,13 @@ def test_fp8_goes_to_attention_fp8():
         *[t.flatten(0, 1) for t in (q, k, v)], *bounds, 4, 6, causal=True, q_descale=scales, v_descale=scales
     )
     assert near(packed.view_as(out), out, 2e-2)
+    used, table = torch.full((3,), 6, dtype=torch.int32), torch.arange(3, dtype=torch.int32)[:, None]
+    pages = [torch.nn.functional.pad(t.view(torch.uint8), (0, 0, 0, 0, 0, 10)).view(t.dtype) for t in (k, v)]
+    paged = flash_attn.flash_attn_varlen_func(
+        q.flatten(0, 1), *pages, bounds[0], None, 4, 16, seqused_k=used, page_table=table, causal=True,
+        q_descale=scales, v_descale=scales,
+    )  # fmt: skip
+    assert near(paged.view_as(out), out, 2e-2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from dataclasses import replace
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from evoattn.cost import correction_fit
-from evoattn.cost.correction import MOST, NONE, Correction
+from evoattn.cost.correction import MOST, NONE, Correction, of_row
 from evoattn.cost.correction_fit import Timed
 from evoattn.cost.cost import scores
 from evoattn.engine.groups import Group, Kernel
@@ -159,7 +160,7 @@ def searched(*problems):
 def test_each_new_time_is_kept_once(folder, monkeypatch):
     group, said, clock = searched(ONE, TWO), [], [100.0]
     first, second, _ = group.kernels.values()
-    monkeypatch.setattr(calibrate.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(calibrate, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     engine = SimpleNamespace(groups=[group], compiled=3, measured=5)
     with Journal(folder) as journal:
         keeper = Keeper(engine, journal, said.append, 60.0)  # which knows what there was before
@@ -211,7 +212,20 @@ def test_a_journal_is_read_by_versions_and_odd_lines_are_passed_over(folder):
     assert "2 more are of another driver" in plan.describe() and "2 problems in 2 groups" in plan.describe()
 
 
-def test_times_of_a_group_become_rows_of_the_fit():
+class InThisProcess(contextlib.nullcontext):
+    """In place of a pool of processes."""
+
+    jobs = 0
+
+    def __init__(self, jobs):
+        super().__init__(self)
+        InThisProcess.jobs = jobs
+
+    def map(self, call, *given, chunksize):
+        return map(call, *given)
+
+
+def test_times_of_a_group_become_rows_of_the_fit(monkeypatch):
     group = searched(ONE)
     first, second, wrong = group.kernels.values()
     found = calibrate._timed(ONE, [first.config, second.config], [7.0, 5.0], CARD)
@@ -221,7 +235,10 @@ def test_times_of_a_group_become_rows_of_the_fit():
     assert [row.score for row in found] == scores(ONE, [first.config, second.config], CARD, correction=NONE)
     assert all(row.asked for row in found) and first.id == config_id("flash_mma", PARAMS[0])
     wrong.times = {}
-    assert [k.id for k in group.leaders(0, len(group.kernels))] == [second.id, first.id]
+    monkeypatch.setattr(calibrate, "ProcessPoolExecutor", InThisProcess)
+    rows = calibrate.timed_rows([group], CARD, 3)
+    assert [(row.kernel, row.us, row.problem) for row in rows] == [(second.id, 5.123456, ONE), (first.id, 7.0, ONE)]
+    assert InThisProcess.jobs == 3 and calibrate.timed_rows([], CARD, None) == []
 
 
 def test_problems_are_half_plain_and_fit_the_card():
@@ -290,3 +307,33 @@ def test_the_fit_s_table_has_the_problems_with_several_kernels():
         "all": (2, round(math.sqrt(1.2), 4), 1.0),
         "a": (1, 1.2, 1.0),
     }
+
+
+TREE = {"names": ["a", "b"], "depth": 1, "base": 0.5, "roots": [0], "to_right": [2, 0, 0], "question": [0]}
+TREE |= {"feature": [1], "threshold": [1.5], "missing_left": [1.0], "value": [-0.25, 0.25]}
+ODD = {
+    "names": ("a", ["a", 7]),
+    "depth": (64, -1, 1.5),
+    "base": (math.nan, None),
+    "roots": ([3], [-1], [0.5], 0),
+    "to_right": ([3, 0, 0], [2, 0, 1], [2, 0], None),
+    "question": ([1], [], [0, 0]),
+    "feature": ([2], [-1], "b"),
+    "threshold": ([math.inf], [], ["1"]),
+    "missing_left": ([None], []),
+    "value": ([1.0], [0.1, math.nan], None),
+}
+
+
+def test_trees_of_a_file_are_looked_at_before_they_are_walked():
+    found = of_row({"trees": {"flash_mma": TREE}, "left_out": {"all": [3, 1.2, 1.1]}})
+    assert found.to_row() == {"trees": {"flash_mma": TREE}, "left_out": {"all": [3, 1.2, 1.1]}}
+    low, high = found.trees["flash_mma"].predict(np.array([[0.0, 1.0], [0.0, 2.0]]))
+    assert (low, high) == (0.25, 0.75)
+    for name, values in ODD.items():
+        for value in values:
+            with pytest.raises(ValueError, match="a correction is no table of trees"):
+                of_row({"trees": {"flash_mma": TREE | {name: value}}, "left_out": {}})
+    for left_out in ({"all": [1.0, 2.0]}, {"all": [1, 2, "3"]}, [], None):
+        with pytest.raises(ValueError, match="does not say how good it is"):
+            of_row({"trees": {}, "left_out": left_out})

@@ -17,6 +17,7 @@ from evoattn.families.backward_wgmma.resources import (
     producer_warps,
     registers_at_launch,
     registers_needed,
+    runs_ahead,
     scratch,
     smem_bytes,
     threads,
@@ -130,6 +131,7 @@ class BackwardWgmma(Family):
         dims, dtype = genes.DIM_GROUPS, problem.dtype
         columns, share = dq_columns(problem, genes), dq_share(problem, genes)
         p_in_registers, ds_in_registers = genes.P_PLACE == "registers", genes.DS_PLACE == "registers"
+        by_dims = genes.DQ_ROWS == "dims"
         return {
             "ELEMENT": problem.element.cuda,
             "HEAD_DIM": problem.head_dim,
@@ -147,7 +149,7 @@ class BackwardWgmma(Family):
             "CONSUMER_REGISTERS": consumer,
             "P_IN_REGISTERS": p_in_registers,
             "DS_IN_REGISTERS": ds_in_registers,
-            "DQ_BY_DIMS": genes.DQ_ROWS == "dims",
+            "DQ_BY_DIMS": by_dims,
             "DQ_BY_BULK": genes.DQ_SUM != "registers",
             "DQ_BY_WARP": genes.DQ_SUM == "warp",
             "HEADS_FASTEST": genes.BLOCK_ORDER == "heads",
@@ -159,11 +161,15 @@ class BackwardWgmma(Family):
             "DQ_COLUMNS": columns,
             "ORDER": genes.ORDER.upper(),
             "WGMMA_S": wgmma_function("wgmma_s", genes.BLOCK_M // dims, dtype, False, b_transposed=False),
-            "WGMMA_DV": wgmma_function("wgmma_dv", problem.head_dim_v // dims, dtype, p_in_registers, True),
-            "WGMMA_DK": wgmma_function("wgmma_dk", problem.head_dim // dims, dtype, ds_in_registers, True),
+            "WGMMA_DV": wgmma_function(
+                "wgmma_dv", problem.head_dim_v // dims, dtype, p_in_registers, True, a_transposed=not p_in_registers
+            ),
+            "WGMMA_DK": wgmma_function(
+                "wgmma_dk", problem.head_dim // dims, dtype, ds_in_registers, True, a_transposed=not ds_in_registers
+            ),
             "DQ_SHARE": share,
             "WGMMA_DQ": "\n".join(
-                wgmma_function("wgmma_dq", each, dtype, False, b_transposed=True, a_transposed=True)
+                wgmma_function("wgmma_dq", each, dtype, False, b_transposed=not by_dims, a_transposed=by_dims)
                 for each in (columns, share)
                 if each
             ),
@@ -183,6 +189,10 @@ class BackwardWgmma(Family):
         keys, heads, batch = key_blocks(problem, genes), problem.kv_heads, batches(problem)
         blocks, in_parts = keys * genes.QUERY_SPLIT, genes.QUERY_SPLIT > 1
         grid = (heads, batch, blocks) if genes.BLOCK_ORDER == "heads" else (blocks, heads, batch)
+        lead = waits_ahead(problem, genes, gpu.sm_count) if in_order else 0
+        waiting = 1  # for blocks that begin after them
+        if in_order and not lead and (problem.causal or genes.ROTATE):
+            waiting = math.prod(grid) if genes.BLOCK_ORDER == "heads" else blocks
         sums, sum_tiles = (Buffer("key_sums"), keys) if in_parts else (NULL, 0)
         log_sums, deltas, dq_sums = Buffer("log_sums"), Buffer("deltas"), Buffer("dq_sums")
         dlse: KernelArg = Buffer("dlse") if problem.lse else NULL
@@ -209,7 +219,7 @@ class BackwardWgmma(Family):
             softmax_scale_log2(problem),
             scale,
             progress,
-            *_ints(waits_ahead(problem, genes, gpu.sm_count) if in_order else 0, tiles),
+            *_ints(lead, tiles),
             bias_gradient(problem),
             *bias_gradient_strides(problem),
             *variant_args(problem),
@@ -235,7 +245,7 @@ class BackwardWgmma(Family):
         return (
             *packs,
             KernelLaunch("backward_wgmma_terms", (tiles, *row_grid), row_block, 0, terms, overlaps=bool(packs)),
-            KernelLaunch(self.name, grid, (threads(genes), 1, 1), smem, main, overlaps=True),
+            KernelLaunch(self.name, grid, (threads(genes), 1, 1), smem, main, overlaps=True, together=waiting),
             KernelLaunch(
                 "backward_wgmma_rows", (tiles + sinks + sum_tiles, *row_grid), row_block, 0, rows, overlaps=True
             ),
@@ -292,13 +302,13 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
         return "ROTATE needs mask=full: under a causal mask blocks begin with different queries as it is."
     if genes.STAGGER and groups != 2:
         return f"STAGGER needs two warpgroups (BLOCK_N, DIM_GROUPS), not {groups}."
-    if genes.STAGGER and genes.ORDER != "in_turn" and genes.P_PLACE == "registers":
+    if genes.STAGGER and runs_ahead(genes) and genes.P_PLACE == "registers":
         return (
             f"STAGGER ORDER={genes.ORDER} needs P_PLACE=shared: without its barrier one warpgroup gets two tiles ahead."
         )
-    if genes.ORDER != "in_turn" and genes.Q_STAGES == 1:
+    if runs_ahead(genes) and genes.Q_STAGES == 1:
         return f"ORDER={genes.ORDER} needs Q_STAGES of 2 or more: two tiles of Q are read at a time."
-    if genes.ORDER != "in_turn" and genes.DS_PLACE == "registers":
+    if runs_ahead(genes) and genes.DS_PLACE == "registers":
         return (
             f"ORDER={genes.ORDER} needs DS_PLACE=shared: with dS in registers beside the next S products wait in turn "
             "(ptxas C7512)."
@@ -326,7 +336,7 @@ def why_redundant(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str |
         return f"BLOCK_N={genes.BLOCK_N} for {problem.seqlen_k} keys leaves half of the block without work."
     tiles = -(-problem.seqlen_q // genes.BLOCK_M) * problem.group_size
     for name, stages in (("Q_STAGES", genes.Q_STAGES), ("DO_STAGES", genes.DO_STAGES), ("DS_STAGES", genes.DS_STAGES)):
-        if stages > max(1 + (name == "Q_STAGES" and genes.ORDER != "in_turn"), tiles):
+        if stages > max(1 + (name == "Q_STAGES" and runs_ahead(genes)), tiles):
             return (
                 f"{name}={stages} is more than the {tiles} tiles of {genes.BLOCK_M} queries that a block goes through."
             )

@@ -31,7 +31,7 @@ class BackwardWgmmaGenes(Genes):
     DS_STAGES: int
     BLOCKS_PER_SM: int
     PRODUCER: Literal["warp", "warpgroup"]
-    ORDER: Literal["in_turn", "dp_first", "sums_first", "softmax_first"]
+    ORDER: Literal["in_turn", "dp_first", "sums_first", "softmax_first", "dv_last"]
     TERMS_EARLY: bool
     P_PLACE: Literal["registers", "shared"]
     DS_PLACE: Literal["registers", "shared"]
@@ -50,13 +50,14 @@ LISTED_REGISTERS = 32
 """The least of a producer that goes through a block list, if the consumers can spare so many. Six configs compiled by
 ptxas 13.0: with 24 each spills some 80 bytes."""
 MAX_CONSUMER_REGISTERS = 240
-FIXED_REGISTERS = {"in_turn": 8, "dp_first": 24, "sums_first": 22, "softmax_first": 22}
+FIXED_REGISTERS = {"in_turn": 8, "dp_first": 24, "sums_first": 22, "softmax_first": 22, "dv_last": 12}
 """Addresses, counters and terms of queries beside the arrays of `Fragments`, by ORDER: with in_turn S and dP are not
 both alive where most is. Fitted to 80 random configs compiled by ptxas 13.0."""
 
 
 BIAS_GRADIENT_REGISTERS, SLOPE_REGISTERS = 32, 8
-"""Of places and bounds. Read off 24 configs compiled by ptxas 13.0; a bias by itself takes none."""
+"""Of places and bounds, where the bias has a gradient and scores have factors; without factors it takes none. Read off
+24 configs compiled by ptxas 13.0; a bias by itself takes none."""
 
 
 LISTED_TERMS_REGISTERS = 20
@@ -65,6 +66,11 @@ products wait in turn, and took 1.12 to 1.27 times as long as the best on an H10
 SHARE_REGISTERS = 8
 """Where warpgroups share dimensions of dQ that are left over. Nine configs of head_dims 160 and 192, compiled by ptxas
 13.0: two spill, and these alone do not fit with it."""
+
+
+def runs_ahead(genes: BackwardWgmmaGenes) -> bool:
+    """Whether products of the next tile of queries begin beside those of a tile."""
+    return genes.ORDER not in ("in_turn", "dv_last")
 
 
 def key_groups(genes: BackwardWgmmaGenes) -> int:
@@ -143,7 +149,11 @@ def registers_needed(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> in
         kept += scores
     kept += SHARE_REGISTERS * bool(dq_share(problem, genes))
     kept += LISTED_TERMS_REGISTERS * (bool(problem.blocks) and genes.TERMS_EARLY and genes.DS_PLACE == "shared")
-    kept += SLOPE_REGISTERS * problem.alibi + BIAS_GRADIENT_REGISTERS * ("bias" in wanted)
+    of_bias = "bias" in wanted and bool(problem.softcap or problem.own_score)
+    kept += SLOPE_REGISTERS * problem.alibi + BIAS_GRADIENT_REGISTERS * of_bias
+    if genes.ORDER == "dv_last":
+        p = scores // 2 * (genes.P_PLACE == "registers")
+        return kept + max(2 * scores + p, rounded + dq) + FIXED_REGISTERS[genes.ORDER]
     if genes.ORDER == "dp_first":
         return kept + 2 * scores + max(dq, rounded) + FIXED_REGISTERS[genes.ORDER]
     return kept + scores + max(scores, dq) + rounded + FIXED_REGISTERS[genes.ORDER]
@@ -153,7 +163,7 @@ def smem_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     """Dynamic shared memory of a block: see `templates/backward_wgmma/shared_layout.cuh`."""
     rows = whole_chunks(problem.head_dim) * problem.element_bytes
     value_rows = whole_chunks(problem.head_dim_v) * problem.element_bytes
-    scores = key_groups(genes) * math.ceil(genes.BLOCK_M / 64) * GROUP_KEYS * ROW_BYTES
+    scores = key_groups(genes) * genes.BLOCK_M * ROW_BYTES
     tiles = genes.BLOCK_N * (rows + value_rows)
     tiles += genes.BLOCK_M * (genes.Q_STAGES * rows + genes.DO_STAGES * value_rows)
     tiles += scores * genes.DS_STAGES * (1 + (genes.P_PLACE == "shared"))
@@ -215,7 +225,7 @@ SCORE_OPERATIONS = 4.0
 TURN_SHARE = 0.3
 """Of a block's time, what it waits for others that add to the same dQ before it, where all begin with the same queries:
 0.29 and 0.32 on an H100, 16 and 32 blocks a head."""
-ORDERS = ("in_turn", "dp_first", "sums_first", "softmax_first")
+ORDERS = ("in_turn", "dp_first", "sums_first", "softmax_first", "dv_last")
 STEP_WAIT, FIRST_WAIT, ROW_WAIT = 500, 2500, 2000
 """Clocks: of a tile's dependent instructions and barriers; of a block's first loads and last stores; of a block of the
 launches for rows. Estimates: nothing was fitted yet."""
@@ -242,8 +252,8 @@ def launch_work(problem: AttentionProblem, genes: BackwardWgmmaGenes, registers:
         special=float(pairs),
         instructions=pairs * (SCORE_OPERATIONS + 1) / WARP + 60 * 4 * groups,
         shared_bytes=shared,
-        loaded_bytes=tile_bytes + 2.0 * sums,
-        waits=STEP_WAIT * (1.0 if genes.ORDER == "in_turn" else 0.6),
+        loaded_bytes=tile_bytes + 2.0 * sums + 8.0 * pairs * ("bias" in parse_grads(problem.grads)),
+        waits=STEP_WAIT * (0.6 if runs_ahead(genes) else 1.0),
     )
     extra = variant_step(problem, pairs)
     split = genes.QUERY_SPLIT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from evoattn.families.base import Family, softmax_scale_log2
@@ -98,7 +99,8 @@ class Fp8Wgmma(Family):
     ) -> str | None:
         genes = self.genes(config)
         return (
-            why_useless(problem, genes.flash)
+            why_useless(problem, replace(genes.flash, PING_PONG=genes.PING_PONG and genes.OVERLAP))
+            or why_no_turns(genes)
             or why_useless_flushes(genes)
             or why_no_parts(problem, genes)
             or why_no_sums(problem, genes)
@@ -214,6 +216,12 @@ def why_useless_flushes(genes: Fp8WgmmaGenes) -> str | None:
         )
     if genes.SUM_PLACE == "shared" and genes.STORE == "chunks":
         return "SUM_PLACE=shared has room for all of O, and needs no STORE=chunks."
+    return None
+
+
+def why_no_turns(genes: Fp8WgmmaGenes) -> str | None:
+    if genes.PING_PONG and warpgroups(genes.flash) == 1:
+        return "PING_PONG needs two consumer warpgroups that take turns."
     return None
 
 

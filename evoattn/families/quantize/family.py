@@ -21,17 +21,19 @@ from evoattn.model.variant import TURNED
 
 SIZES, COUNTERS = "sizes", "counters_zeroed"
 """The scratch buffers: of what parts of heads have, the largest magnitude, or of each column least, most and sum; and
-of blocks that are done, for each scale, behind one of those that began."""
+of blocks that have measured, and that are done, for each scale."""
+MOST_KEPT = 64
+"""Registers of a thread that hold rows."""
 ROOM = 1024
 """Bytes of shared memory for what threads tell one another."""
 
 
 @dataclass(frozen=True)
 class QuantizeGenes(RowGenes):
-    """Rows of a thread that are on their way at once, too, and blocks of one launch that measure ahead."""
+    """Rows of a thread that are on their way at once, too, and launches that measure and make numbers."""
 
     UNROLL: int
-    AHEAD_BLOCKS: int = 0
+    LAUNCHES: int = 2
 
 
 class Quantize(RowKernels):
@@ -70,15 +72,18 @@ class Quantize(RowKernels):
             return f"BLOCK_M={genes.BLOCK_M} rows of {problem.head_dim} bytes are over {STATIC_SMEM_LIMIT - ROOM}."
         if columns * genes.UNROLL * (4 if problem.op == SMOOTH else 1) > 128:
             return f"UNROLL={genes.UNROLL} rows of {columns} columns are more than the registers of a thread."
-        if redundant and genes.AHEAD_BLOCKS and not _is_at_once(problem, genes):
-            return f"AHEAD_BLOCKS={genes.AHEAD_BLOCKS}: a block has all that shares its scale."
+        if redundant and genes.LAUNCHES == 1 and not _is_at_once(problem, genes):
+            return "LAUNCHES=1 is for a scale of several blocks' rows, without a mean."
+        if _is_at_once(problem, genes) and (kept := _kept(problem, genes)) > MOST_KEPT:
+            return f"LAUNCHES=1: {kept} registers of rows are more than the {MOST_KEPT} of a thread."
         if redundant and genes.UNROLL > 1 and genes.BLOCK_M * lanes < genes.THREADS * genes.UNROLL:
             return f"UNROLL={genes.UNROLL}: a thread has fewer of the {genes.BLOCK_M} rows."
         return genes.why_idle(lanes, 0) if redundant else None
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes, number = self.genes(config), number_of(problem)
-        return genes.named("BLOCK_M", "THREADS", "VECTOR_WIDTH", "UNROLL", "AHEAD_BLOCKS") | {
+        return genes.named("BLOCK_M", "THREADS", "VECTOR_WIDTH", "UNROLL") | {
+            "ONE_LAUNCH": _is_at_once(problem, genes),
             "ELEMENT": problem.answer.cuda,
             "NUMBER": number.cuda,
             "LARGEST": f"{number.largest}f",
@@ -100,9 +105,9 @@ class Quantize(RowKernels):
         sizes: KernelArg = Scalar("int64", 0) if problem.scales == PER_TOKEN else Buffer(SIZES)
         mean: KernelArg = Buffer("mean") if problem.op == SMOOTH else Scalar("int64", 0)
         if _is_at_once(problem, genes):
-            at_once = Buffer("x"), Buffer("numbers"), Buffer("scale"), mean, sizes, Buffer(COUNTERS), *counts
+            at_once = Buffer("x"), Buffer("numbers"), Buffer("scale"), sizes, Buffer(COUNTERS), *counts
             args = (*at_once, Scalar("int32", of_scale), *x, *numbers)
-            return (KernelLaunch("quantize_at_once", (2 * grid[0], 1, 1), block, 0, args),)
+            return (KernelLaunch("quantize_at_once", grid, block, 0, args),)
         own = int(_is_own(problem, parts))
         args = (
             *(Buffer("x"), Buffer("numbers"), Buffer("scale"), mean, sizes, *counts),
@@ -118,7 +123,7 @@ class Quantize(RowKernels):
             return {}
         stats = 3 * problem.head_dim if problem.op == SMOOTH else 1
         genes, heads = self.genes(config), problem.batch * problem.heads
-        counters = {COUNTERS: 4 * (1 + heads // _heads_of_scale(problem))} if _is_at_once(problem, genes) else {}
+        counters = {COUNTERS: 8 * (heads // _heads_of_scale(problem))} if _is_at_once(problem, genes) else {}
         return {SIZES: 4 * stats * heads * _parts(problem, genes), **counters}
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
@@ -128,8 +133,8 @@ class Quantize(RowKernels):
         rows, elements = genes.THREADS // lanes, genes.THREADS // lanes * problem.head_dim
         tensor = float(problem.inputs[0].bytes)
         two = not _is_own(problem, parts) and problem.scales != PER_TOKEN and problem.op != TURN
+        two = two and not _is_at_once(problem, genes)
         names = ("quantize_sizes", "quantize") if two else (TURN if problem.op == TURN else "quantize",)
-        at_once = _is_at_once(problem, genes)  # counted as two launches, of which the second reads no memory
         steps = math.ceil(min(genes.BLOCK_M, problem.seqlen_q) / rows)
         made = []
         for kernel in names:
@@ -145,7 +150,7 @@ class Quantize(RowKernels):
                     kernel, problem.batch * problem.heads * parts, genes.THREADS, genes.THREADS // WARP, 0,
                     registers or 24 + columns * genes.UNROLL, step, steps, steps, ends,
                     in_flight_bytes=problem.element_bytes * elements * genes.UNROLL,
-                    read_bytes=0.0 if at_once and written else tensor,
+                    read_bytes=tensor,
                     write_bytes=tensor / problem.element_bytes if written else 0.0,
                     genes={"unroll": genes.UNROLL, "vector bytes": problem.element_bytes * genes.VECTOR_WIDTH},
                 )
@@ -163,9 +168,15 @@ def _heads_of_scale(problem: AttentionProblem) -> int:
 
 
 def _is_at_once(problem: AttentionProblem, genes: QuantizeGenes) -> bool:
-    """Whether one launch measures and makes numbers, by blocks of their own."""
-    shared = problem.scales != PER_TOKEN and problem.op != TURN and not _is_own(problem, _parts(problem, genes))
-    return genes.AHEAD_BLOCKS > 0 and shared
+    """Whether one launch measures and makes numbers, and keeps the rows."""
+    shared = problem.scales != PER_TOKEN and problem.op not in (SMOOTH, TURN)
+    return genes.LAUNCHES == 1 and shared and not _is_own(problem, _parts(problem, genes))
+
+
+def _kept(problem: AttentionProblem, genes: QuantizeGenes) -> int:
+    """Registers of a thread's part of a block's rows."""
+    lanes, columns = genes.lanes(problem.head_dim)
+    return math.ceil(genes.BLOCK_M * lanes / genes.THREADS) * columns // 2
 
 
 def _is_own(problem: AttentionProblem, parts: int) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from evoattn.integrations.flash_attn import by_torch
 from evoattn.integrations.flash_attn.options import Options, answered, score_of, wants_gradients
-from evoattn.ops.call import Answer
+from evoattn.ops.call import Answer, answer_dtype
 from evoattn.ops.torch_answer import NoKernel
 
 MOST_PADDING = 4
@@ -143,7 +143,8 @@ def packed_over_pages(q: Tensor, queries: Queries, pages: Pages, options: Option
     total, heads, _ = q.shape
     if wants_gradients(q, pages.k, pages.v):
         q = _without_unused(q, queries.bounds[:-1], queries.lengths)
-    out = q.new_zeros(total + 1, heads, pages.v.shape[-1])  # the last row takes what is padding
+    shape = total + 1, heads, pages.v.shape[-1]  # the last row takes what is padding
+    out = q.new_zeros(shape, dtype=answer_dtype(q))
     lse = torch.full((total + 1, heads), -torch.inf, device=q.device) if options.return_lse else None
     lengths = queries.lengths.long()
     for shorter, most, room in classes(total, len(lengths), queries.longest):

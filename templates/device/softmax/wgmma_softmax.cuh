@@ -29,6 +29,7 @@ struct WholeRange {
   static constexpr int TOP = 0;
   static constexpr float HIGHEST = 32768.f, LIMIT = 0.f;
   static constexpr bool SUMMED_BY_PRODUCT = false;
+  static constexpr bool MAX_OF_BITS = false;  // maxima of a tile are of integers, where that is right
 };
 
 // Rows g and g + 8 of a lane.
@@ -63,9 +64,37 @@ template <int LAZY_OCTAVES, bool KEEP_NAN, class Range> __device__ __forceinline
   return finite_or_nan<KEEP_NAN>(reached ? above + (LAZY_OCTAVES - Range::TOP) : 0.f);
 }
 
+// Those of a lane's keys as integers, of which one instruction compares three; false where one is negative, and so not
+// what it stands for: floats from 0 on, infinity and NaN have the order of their bits.
+template <int FLOATS> __device__ __forceinline__ bool lane_max_of_bits(const float (&s)[FLOATS], float (&maximum)[2]) {
+  int most[2][2];
+#pragma unroll
+  for (int i = 0; i < FLOATS; i += 4)
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      int& of = most[row][i / 4 % 2];
+      const int low = __float_as_int(s[i + 2 * row]), high = __float_as_int(s[i + 2 * row + 1]);
+      of = i < 8 ? max(low, high) : max(max(of, low), high);
+    }
+  const int greatest[2] = {max(most[0][0], most[0][1]), max(most[1][0], most[1][1])};
+  maximum[0] = __int_as_float(greatest[0]), maximum[1] = __int_as_float(greatest[1]);
+  return !__any_sync(ALL_LANES, (greatest[0] | greatest[1]) < 0);
+}
+
 // Maxima of rows g and g + 8: the four lanes of a row hold different keys. Two chains per row hide the latency.
-template <bool KEEP_NAN, int FLOATS>
+template <bool KEEP_NAN, bool OF_BITS, int FLOATS>
 __device__ __forceinline__ void row_max(const float (&s)[FLOATS], float (&maximum)[2]) {
+  if constexpr (OF_BITS) {
+    if (lane_max_of_bits(s, maximum)) {
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        float& both = maximum[row];
+        both = greater<KEEP_NAN>(both, __shfl_xor_sync(ALL_LANES, both, 1));
+        both = greater<KEEP_NAN>(both, __shfl_xor_sync(ALL_LANES, both, 2));
+      }
+      return;
+    }
+  }
   float other[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
@@ -105,7 +134,7 @@ __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS]
   bool rescale = false;
   if constexpr (FIRST || MASKED || !LAZY) {  // shift = max(shift, max_j s_j · scale + room)
     float maximum[2];
-    row_max<KEEP_NAN>(s, maximum);
+    row_max<KEEP_NAN, Range::MAX_OF_BITS && !MASKED && !KEEP_NAN>(s, maximum);
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       const float old_shift = state.shift[row];
@@ -140,7 +169,7 @@ __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS]
   if constexpr (TESTED) {  // one sign bit per score tells whether any reached its shift after all
     rescale = __any_sync(ALL_LANES, BY_SIGN ? all_negative >= 0 : greatest >= __float_as_int(Range::LIMIT));
     if (rescale) {
-      row_max<KEEP_NAN>(s, rise);
+      row_max<KEEP_NAN, false>(s, rise);
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
         rise[row] = rise_of<LAZY_OCTAVES, KEEP_NAN, Range>(rise[row]);
