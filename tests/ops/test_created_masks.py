@@ -1,4 +1,7 @@
-"""Lists of block masks by the printed kernels, on the interpreter, beside those of torch's `create_block_mask`."""
+"""Lists of block masks by the printed kernels, on the interpreter, beside those of torch's `create_block_mask`.
+
+Of `mask_blocks.cuh` and `score_range.cuh`.
+"""
 
 from types import SimpleNamespace
 
@@ -35,7 +38,7 @@ PAIRS = torch.rand(20, 20, generator=torch.Generator().manual_seed(1)) < 0.7
 
 def of_each_kind(b, h, q, k):
     """A head for each operator whose ranges are not those of its arguments."""
-    found = (q % 40) < 39
+    found = (q % 40) < 20
     for head, shown in enumerate(
         (
             torch.where(k < 70, q, 50 - q) > 20,
@@ -44,6 +47,9 @@ def of_each_kind(b, h, q, k):
             PAIRS[q // 8, k // 8],
             torch.minimum(q, k * 2) > torch.maximum(50 - q, k - 70),
             (-q * (k - 60) > 600) | ((q + 3) >> 2 == (k + 9) // 4),
+            q - (k - 100) > 110,
+            ((k >> 3) > 4) & (q >> 2 < 11),
+            q * 200 + k != 1007,  # of one lane's row
         ),
         1,
     ):
@@ -74,7 +80,7 @@ OF_BOTH = Written(
 def test_lists_are_torch_s(name, blocks):
     """Of heads, of batches, of a table of pairs, of none and of both; the last rows and keys fill no block."""
     own = {"of both": OF_BOTH, "of each kind": Written(mask_mod=of_each_kind, by_head=True)}
-    written, heads = own.get(name) or MODS[name](SHAPE), 7 if name == "of each kind" else SHAPE.heads
+    written, heads = own.get(name) or MODS[name](SHAPE), 10 if name == "of each kind" else SHAPE.heads
     sizes = SHAPE.batch if written.by_batch else 1, heads if written.by_head else 1
     found = lists_of(written.mask_mod, MaskShape(*sizes, SHAPE.queries, SHAPE.keys, *blocks))
     theirs = block_masks.TORCH(written.mask_mod, *sizes, SHAPE.queries, SHAPE.keys, "cpu", blocks)
