@@ -557,8 +557,10 @@ private:
       else if (lane == 0) bulk_add(sums, smem_address + place, Smem::DQ_WARP_BYTES), tma_store_commit();
     } else {
 #pragma unroll
-      for (int i = 0; i < DQ_COLUMNS / 2; i += 4)
-        red_add_v4(sums + i * 32 + lane * 4, dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
+      for (int i = 0; i < DQ_COLUMNS / 2; i += 4) {
+        if (HEAD_DIM % 64 == 0 || Sums::needed<HEAD_DIM>(warpgroup * 4 + warp, i / 4, BLOCK_M))
+          red_add_v4(sums + i * 32 + lane * 4, dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
+      }
       if constexpr (DQ_SHARE > 0) {
         sums += (WARPGROUPS - warpgroup) * Sums::TILE_FLOATS + warpgroup * (16 * DQ_SHARE);
 #pragma unroll

@@ -15,9 +15,22 @@ template <int ROWS, int COLUMNS, int TILE_COLUMNS, bool BY_DIMS> struct QuerySum
   static constexpr int WARP_FLOATS = 16 * LENGTH;               // of a warp's part of it
   static constexpr int TILES_ALONG = BY_DIMS ? 1 : COLUMNS / TILE_COLUMNS;  // tiles of the same 64 queries
 
-  static __device__ __forceinline__ void clear(float* sums_gmem, int thread, int threads) {
-    for (int i = thread; i < FLOATS / 4; i += threads)
-      reinterpret_cast<float4*>(sums_gmem)[i] = make_float4(0, 0, 0, 0);
+  // Whether any of a warp's piece is of rows 0 to `rows` - 1 and of DIM columns: no other is read at last.
+  template <int DIM> static __device__ __forceinline__ bool needed(int warp, int piece, int rows) {
+    const int tile = warp / 4;
+    if constexpr (BY_DIMS) return warp * 16 < DIM && piece * 8 < rows;
+    return tile / TILES_ALONG * 64 + warp % 4 * 16 < rows && tile % TILES_ALONG * TILE_COLUMNS + piece * 8 < DIM;
+  }
+  // Of a piece: the first one in place of those that are not needed, so that a thread reads all of its pieces at once.
+  template <int DIM> static __device__ __forceinline__ int place(int warp, int piece, int rows) {
+    return needed<DIM>(warp, piece, rows) ? warp * WARP_FLOATS + piece * 128 : 0;
+  }
+  template <int DIM>
+  static __device__ __forceinline__ void clear(float* sums_gmem, int rows, int thread, int threads) {
+    for (int i = thread; i < FLOATS / 4; i += threads) {
+      if (needed<DIM>(i / (WARP_FLOATS / 4), i % (WARP_FLOATS / 4) / 32, rows))
+        reinterpret_cast<float4*>(sums_gmem)[i] = make_float4(0, 0, 0, 0);
+    }
   }
 
   // Rows 0 to `rows` - 1 of DIM columns, times `scale`. A thread has AT_ONCE eights of numbers on their way. Of PARTS
@@ -32,7 +45,7 @@ template <int ROWS, int COLUMNS, int TILE_COLUMNS, bool BY_DIMS> struct QuerySum
       int query, dim, apart;    // of `low`; `high` is of query + apart
       if constexpr (BY_DIMS) {  // low, high: queries 2 t, 2 t + 1 of eight; four of the sixteen rows
         const int quarter = i % 4, t = i / 4 % 4, piece = i / 16 % PIECES, warp = i / 16 / PIECES;
-        const float* from = sums_gmem + warp * WARP_FLOATS + piece * 128 + quarter % 2 * 64 + t * 4 + quarter / 2 * 2;
+        const float* from = sums_gmem + quarter % 2 * 64 + t * 4 + quarter / 2 * 2 + place<DIM>(warp, piece, rows);
 #pragma unroll
         for (int g = 0; g < 4; ++g) {
           const float2 pair = *reinterpret_cast<const float2*>(from + g * 16);
@@ -42,7 +55,7 @@ template <int ROWS, int COLUMNS, int TILE_COLUMNS, bool BY_DIMS> struct QuerySum
       } else {  // low, high: rows g and g + 8 of sixteen; four columns of a piece
         const int half = i % 2, piece = i / 2 % PIECES, g = i / 2 / PIECES % 8, warp = i / 16 / PIECES;
         const float4* from =
-            reinterpret_cast<const float4*>(sums_gmem + warp * WARP_FLOATS + piece * 128 + g * 16 + half * 8);
+            reinterpret_cast<const float4*>(sums_gmem + g * 16 + half * 8 + place<DIM>(warp, piece, rows));
 #pragma unroll
         for (int t = 0; t < 2; ++t) {
           float4 four = from[t];
