@@ -25,8 +25,7 @@ template <int ROWS, int COLUMNS, int TILE_COLUMNS, bool BY_DIMS> struct QuerySum
   template <int DIM> static __device__ __forceinline__ int place(int warp, int piece, int rows) {
     return needed<DIM>(warp, piece, rows) ? warp * WARP_FLOATS + piece * 128 : 0;
   }
-  template <int DIM>
-  static __device__ __forceinline__ void clear(float* sums_gmem, int rows, int thread, int threads) {
+  template <int DIM> static __device__ __forceinline__ void clear(float* sums_gmem, int rows, int thread, int threads) {
     for (int i = thread; i < FLOATS / 4; i += threads) {
       if (needed<DIM>(i / (WARP_FLOATS / 4), i % (WARP_FLOATS / 4) / 32, rows))
         reinterpret_cast<float4*>(sums_gmem)[i] = make_float4(0, 0, 0, 0);
