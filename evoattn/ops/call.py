@@ -178,8 +178,8 @@ class Call:
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
     def autocast(self, kind: str) -> Call:
-        """The call as autocast hands it on, on devices of that kind; itself where all dtypes stay, as mostly. Numbers of 8
-        bits stay beside their scales."""
+        """The call as autocast hands it on, on devices of that kind; itself where all dtypes stay, as mostly.
+        Numbers of 8 bits stay beside their scales."""
         query, key, value = autocast(kind, self.query, self.key, self.value)
         if self.key.dtype in KV_DTYPES:
             key, value = self.key, self.value
