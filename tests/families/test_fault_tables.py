@@ -124,7 +124,7 @@ K_FULL = "mbarrier_wait(barrier(Smem::K_FULL, ring.stage), ring.parity);\n    mu
 Q_FULL = "mbarrier_wait(barrier(Smem::Q_FULL, warpgroup), round % 2);"
 V_FULL = "mbarrier_wait(barrier(Smem::V_FULL, before.stage), before.parity);"
 EMPTY = "mbarrier_wait(empty_smem + 8 * at.stage, at.parity ^ 1);"
-QK_WAIT = "    wgmma_wait<NEWER>();  // S is there\n    pin_registers(s);\n"
+QK_WAIT = "    wgmma_wait<NEWER>();  // S is there\n    pin_registers(s);\n    if constexpr (!OVERLAP) pass_turn();\n"
 PV_WAIT = "    wgmma_wait<0>();  // O is there, and P may be overwritten\n    pin_registers(sum);\n"
 RELEASE_V = "    release(barrier(Smem::V_EMPTY, before.stage));\n"
 RELEASE_K = "    if constexpr (RESCALE != Rescale::LAZY_AFTER) release(barrier(Smem::K_EMPTY, ring.stage));\n"
