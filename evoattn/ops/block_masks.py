@@ -113,9 +113,14 @@ def is_kept(mask: BlockMask) -> bool:
     return found is not None and all(one is other for one, other in zip(found.parts, _parts(mask), strict=True))
 
 
-def is_known(mask: BlockMask) -> bool:
-    """Whether calls need not wait for the device to know more of it."""
-    return is_kept(mask) and bool(_kept[mask].counts or any(_kept[mask].agrees.values()))
+def is_known(mask: BlockMask, band: Band | None) -> bool:
+    """Whether a call need not wait for the device to know more of it. `band`: see `agrees`; None for a predicate that
+    is none."""
+    if not is_kept(mask):
+        return False
+    known = _kept[mask]
+    shown = False if band is None else known.agrees.get(band)
+    return bool(shown or (shown is False and known.counts))
 
 
 def kept(mask: BlockMask) -> Kept:

@@ -153,7 +153,8 @@ def calls(
     if isinstance(found, str):
         return found
     said, captured = found
-    is_new = block_mask is not None and not block_masks.is_known(block_mask)
+    masking = _masking(said, rows, keys)
+    is_new = block_mask is not None and not block_masks.is_known(block_mask, masking and masking[0])
     if is_new and query.is_cuda and torch.cuda.is_current_stream_capturing():
         return NEW_IN_GRAPH
     tables = said.traced.tables(captured)
@@ -163,6 +164,14 @@ def calls(
     if call.wants_gradients:  # kernels of a cap by its name may serve one of the passes alone
         made += _ways(call, said, said.traced.score, tables, block_mask)
     return made
+
+
+def _masking(said: Said, rows: int, keys: int) -> tuple[Band, str, tuple[int, int] | None] | None:
+    """The band that the predicate is, and the mask and the window of a call that shows just that; None where there is
+    none."""
+    if said.bounds is None or (found := masking_of(said.bounds, rows, keys)) is None:
+        return None
+    return Band(rows, keys, *said.bounds), *found
 
 
 def _ways(
@@ -181,11 +190,9 @@ def _ways(
     if block_mask is None:
         return without_blocks(call)
     known = block_masks.kept(block_mask)
-    masking = None if said.bounds is None else masking_of(said.bounds, rows, keys)
-    if masking is not None and said.bounds is not None:
-        band = Band(rows, keys, *said.bounds)
-        if block_masks.agrees(block_mask, known, band):
-            return without_blocks(replace(call, mask=masking[0], window=masking[1]))
+    masking = _masking(said, rows, keys)
+    if masking is not None and block_masks.agrees(block_mask, known, masking[0]):
+        return without_blocks(replace(call, mask=masking[1], window=masking[2]))
     known = block_masks.counted(block_mask)
     text = block_masks.text_of(block_mask, known)
 

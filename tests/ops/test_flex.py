@@ -153,11 +153,13 @@ def test_a_mask_of_ours_that_is_a_band_is_not_looked_at(device):
     """The first launches of torch's kernels take a process longer than all else of a call."""
     mask = mask_of(CALLS["a band"][1])
     bounds = flex.said_by((None, mask.mask_mod), torch.device("cpu"))[0].bounds
-    assert not block_masks.is_known(mask)
-    block_masks.kept(mask).agrees[Band(ROWS, KEYS, *bounds)] = True
+    band = Band(ROWS, KEYS, *bounds)
+    assert not block_masks.is_known(mask, band)
+    block_masks.kept(mask).agrees[band] = True
     mask.kv_indices.fill_(99)
     q, k, v = tensors(2, 4, 4, ROWS, KEYS)
-    assert block_masks.is_known(mask) and flex.calls(flex.Call(q, k, v), None, mask)[0]().window == (39, 0)
+    assert not block_masks.is_known(mask, None) and not block_masks.is_known(mask, Band(ROWS, KEYS, -3, 0))
+    assert block_masks.is_known(mask, band) and flex.calls(flex.Call(q, k, v), None, mask)[0]().window == (39, 0)
 
 
 def lists(*rows):
