@@ -178,12 +178,16 @@ class Call:
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
     def autocast(self, kind: str) -> Call:
-        """The call as autocast hands it on, on devices of that kind; itself where all dtypes stay, as mostly."""
+        """The call as autocast hands it on, on devices of that kind; itself where all dtypes stay, as mostly. Slopes
+        stay as they are: rounded to 16 bits they are off by whole scores at far keys."""
         query, key, value = autocast(kind, self.query, self.key, self.value)
         if self.key.dtype in KV_DTYPES:
             key, value = self.key, self.value
         named, others = self.terms[:K_SCALE], self.terms[K_SCALE:]
-        terms = (*(None if term is None else autocast(kind, term)[0] for term in named), *others)
+        cast = (
+            term if term is None or which == SLOPES else autocast(kind, term)[0] for which, term in enumerate(named)
+        )
+        terms = (*cast, *others)
         before = self.query, self.key, self.value, *self.terms
         if all(a is b for a, b in zip((query, key, value, *terms), before, strict=True)):
             return self

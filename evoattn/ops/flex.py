@@ -32,7 +32,17 @@ from evoattn.model.problem import BIAS_ROW_STEP
 from evoattn.model.score import SCORE, Name, parse_predicate, parse_score
 from evoattn.model.score_lines import Bias, Bounds, Slopes, added_of, band_of, masking_of, softcap_of
 from evoattn.ops import block_masks, mods
-from evoattn.ops.arguments import ALIGNMENT, BIAS, SLOPES, TERMS, WATCHED, Score, is_ordinary
+from evoattn.ops.arguments import (
+    ALIGNMENT,
+    BIAS,
+    SLOPES,
+    TERMS,
+    WATCHED,
+    Score,
+    autocast_dtype,
+    has_autocast,
+    is_ordinary,
+)
 from evoattn.ops.attention import attend
 from evoattn.ops.call import NO_TENSOR, Answer, Call, behind, why_not_shapes, with_tables
 from evoattn.ops.runtime import current
@@ -64,6 +74,12 @@ class Said:
     def is_named(self) -> bool:
         """Whether kernels know it all by names, with numbers that are arguments of launches."""
         return self.bounds is not None and (self.softcap > 0 or not self.traced.score)
+
+    def named_mask(self, rows: int, keys: int) -> tuple[Band, str, tuple[int, int] | None] | None:
+        """What the predicate shows, and the mask and the window of a call that shows just that; None for no such."""
+        if self.bounds is None or (masking := masking_of(self.bounds, rows, keys)) is None:
+            return None
+        return Band(rows, keys, *self.bounds), *masking
 
 
 _known: dict[Hashable, Said | str] = {}
@@ -153,9 +169,10 @@ def calls(
     if isinstance(found, str):
         return found
     said, captured = found
-    is_new = block_mask is not None and not block_masks.is_known(block_mask)
-    if is_new and query.is_cuda and torch.cuda.is_current_stream_capturing():
-        return NEW_IN_GRAPH
+    if block_mask is not None and query.is_cuda and torch.cuda.is_current_stream_capturing():
+        named = said.named_mask(rows, keys)
+        if not block_masks.is_known(block_mask, named and named[0]):
+            return NEW_IN_GRAPH
     tables = said.traced.tables(captured)
     if not said.softcap:
         return _ways(call, said, said.traced.score, tables, block_mask)
@@ -181,11 +198,10 @@ def _ways(
     if block_mask is None:
         return without_blocks(call)
     known = block_masks.kept(block_mask)
-    masking = None if said.bounds is None else masking_of(said.bounds, rows, keys)
-    if masking is not None and said.bounds is not None:
-        band = Band(rows, keys, *said.bounds)
+    if named_mask := said.named_mask(rows, keys):
+        band, mask, window = named_mask
         if block_masks.agrees(block_mask, known, band):
-            return without_blocks(replace(call, mask=masking[0], window=masking[1]))
+            return without_blocks(replace(call, mask=mask, window=window))
     known = block_masks.counted(block_mask)
     text = block_masks.text_of(block_mask, known)
 
@@ -221,7 +237,9 @@ def _by_name(call: Call, added: Bias | Slopes | None, tables: dict[str, Tensor])
         sizes = {"b": batch, "h": heads}
         whole = (*(sizes[one] for one in added.by), rows, keys)
         lies = table.is_contiguous() and not (keys % BIAS_ROW_STEP or table.data_ptr() % ALIGNMENT)
-        if tuple(table.shape) != whole or table.dtype != call.query.dtype or not lies:
+        kind = table.device.type
+        rounded = has_autocast(kind) and autocast_dtype(kind, table) != table.dtype  # as tables are not
+        if tuple(table.shape) != whole or table.dtype != call.query.dtype or rounded or not lies:
             return None
         which, term = BIAS, table[:, None] if added.by == "b" else table
     terms = list(call.terms or (None,) * len(TERMS))
