@@ -116,13 +116,13 @@ def is_kept(mask: BlockMask) -> bool:
 
 
 def is_known(mask: BlockMask, band: Band | None) -> bool:
-    """Whether calls need not wait for the device to know more of it, where its predicate shows a band, or none that a
-    call can name."""
+    """Whether a call need not wait for the device to know more of it. `band`: see `agrees`; None for a predicate that
+    is none."""
     if not is_kept(mask):
         return False
     known = kept(mask)
-    agreed = False if band is None else known.agrees.get(band)
-    return agreed is not None and (agreed or bool(known.counts))
+    shown = False if band is None else known.agrees.get(band)
+    return bool(shown or (shown is False and known.counts))
 
 
 def kept(mask: BlockMask) -> Kept:

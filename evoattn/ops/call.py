@@ -178,11 +178,13 @@ class Call:
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
     def autocast(self, kind: str) -> Call:
-        """The call as autocast hands it on, on devices of that kind; itself where all dtypes stay, as mostly. Slopes
-        stay as they are: rounded to 16 bits they are off by whole scores at far keys."""
+        """The call as autocast hands it on, on devices of that kind; itself where all dtypes stay, as mostly. Numbers
+        of 8 bits stay beside their scales, and slopes too: rounded they would be off by much at far keys."""
         query, key, value = autocast(kind, self.query, self.key, self.value)
         if self.key.dtype in KV_DTYPES:
             key, value = self.key, self.value
+        if self.q_scaled:
+            query = self.query
         named, others = self.terms[:K_SCALE], self.terms[K_SCALE:]
         cast = (
             term if term is None or which == SLOPES else autocast(kind, term)[0] for which, term in enumerate(named)

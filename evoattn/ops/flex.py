@@ -75,12 +75,6 @@ class Said:
         """Whether kernels know it all by names, with numbers that are arguments of launches."""
         return self.bounds is not None and (self.softcap > 0 or not self.traced.score)
 
-    def named_mask(self, rows: int, keys: int) -> tuple[Band, str, tuple[int, int] | None] | None:
-        """What the predicate shows, and the mask and the window of a call that shows just that; None for no such."""
-        if self.bounds is None or (masking := masking_of(self.bounds, rows, keys)) is None:
-            return None
-        return Band(rows, keys, *self.bounds), *masking
-
 
 _known: dict[Hashable, Said | str] = {}
 _values: dict[Hashable, int] = {}
@@ -169,10 +163,10 @@ def calls(
     if isinstance(found, str):
         return found
     said, captured = found
-    if block_mask is not None and query.is_cuda and torch.cuda.is_current_stream_capturing():
-        named = said.named_mask(rows, keys)
-        if not block_masks.is_known(block_mask, named and named[0]):
-            return NEW_IN_GRAPH
+    masking = _masking(said, rows, keys)
+    is_new = block_mask is not None and not block_masks.is_known(block_mask, masking and masking[0])
+    if is_new and query.is_cuda and torch.cuda.is_current_stream_capturing():
+        return NEW_IN_GRAPH
     tables = said.traced.tables(captured)
     if not said.softcap:
         return _ways(call, said, said.traced.score, tables, block_mask)
@@ -180,6 +174,14 @@ def calls(
     if call.wants_gradients:  # kernels of a cap by its name may serve one of the passes alone
         made += _ways(call, said, said.traced.score, tables, block_mask)
     return made
+
+
+def _masking(said: Said, rows: int, keys: int) -> tuple[Band, str, tuple[int, int] | None] | None:
+    """The band that the predicate is, and the mask and the window of a call that shows just that; None where there is
+    none."""
+    if said.bounds is None or (found := masking_of(said.bounds, rows, keys)) is None:
+        return None
+    return Band(rows, keys, *said.bounds), *found
 
 
 def _ways(
@@ -198,10 +200,9 @@ def _ways(
     if block_mask is None:
         return without_blocks(call)
     known = block_masks.kept(block_mask)
-    if named_mask := said.named_mask(rows, keys):
-        band, mask, window = named_mask
-        if block_masks.agrees(block_mask, known, band):
-            return without_blocks(replace(call, mask=mask, window=window))
+    masking = _masking(said, rows, keys)
+    if masking is not None and block_masks.agrees(block_mask, known, masking[0]):
+        return without_blocks(replace(call, mask=masking[1], window=masking[2]))
     known = block_masks.counted(block_mask)
     text = block_masks.text_of(block_mask, known)
 
