@@ -32,7 +32,17 @@ from evoattn.model.problem import BIAS_ROW_STEP
 from evoattn.model.score import SCORE, Name, parse_predicate, parse_score
 from evoattn.model.score_lines import Bias, Bounds, Slopes, added_of, band_of, masking_of, softcap_of
 from evoattn.ops import block_masks, mods
-from evoattn.ops.arguments import ALIGNMENT, BIAS, SLOPES, TERMS, WATCHED, Score, is_ordinary
+from evoattn.ops.arguments import (
+    ALIGNMENT,
+    BIAS,
+    SLOPES,
+    TERMS,
+    WATCHED,
+    Score,
+    autocast_dtype,
+    has_autocast,
+    is_ordinary,
+)
 from evoattn.ops.attention import attend
 from evoattn.ops.call import NO_TENSOR, Answer, Call, behind, why_not_shapes, with_tables
 from evoattn.ops.runtime import current
@@ -228,7 +238,9 @@ def _by_name(call: Call, added: Bias | Slopes | None, tables: dict[str, Tensor])
         sizes = {"b": batch, "h": heads}
         whole = (*(sizes[one] for one in added.by), rows, keys)
         lies = table.is_contiguous() and not (keys % BIAS_ROW_STEP or table.data_ptr() % ALIGNMENT)
-        if tuple(table.shape) != whole or table.dtype != call.query.dtype or not lies:
+        kind = table.device.type
+        rounded = has_autocast(kind) and autocast_dtype(kind, table) != table.dtype  # as tables are not
+        if tuple(table.shape) != whole or table.dtype != call.query.dtype or rounded or not lies:
             return None
         which, term = BIAS, table[:, None] if added.by == "b" else table
     terms = list(call.terms or (None,) * len(TERMS))
