@@ -77,6 +77,8 @@ class Kept:
     """See `evoattn.model.block_list`; empty until lists are asked for."""
     no_full: tuple[Tensor, Tensor] | None = None
     """Lists without an entry, for a mask that has none of FULL blocks."""
+    versions: tuple[int, ...] = ()
+    """Of the lists, when `agrees` was found out: they may change in place."""
 
 
 _kept: weakref.WeakKeyDictionary[BlockMask, Kept] = weakref.WeakKeyDictionary()
@@ -113,16 +115,31 @@ def is_kept(mask: BlockMask) -> bool:
     return found is not None and all(one is other for one, other in zip(found.parts, _parts(mask), strict=True))
 
 
-def is_known(mask: BlockMask) -> bool:
-    """Whether calls need not wait for the device to know more of it."""
-    return is_kept(mask) and bool(_kept[mask].counts or any(_kept[mask].agrees.values()))
+def is_known(mask: BlockMask, band: Band | None) -> bool:
+    """Whether a call need not wait for the device to know more of it. `band`: see `agrees`; None for a predicate that
+    is none."""
+    if not is_kept(mask):
+        return False
+    known = kept(mask)
+    shown = False if band is None else known.agrees.get(band)
+    return bool(shown or (shown is False and known.counts))
 
 
 def kept(mask: BlockMask) -> Kept:
-    """What is known of a mask that fits."""
+    """What is known of a mask that fits. Counts stay where lists change in place: they choose kernels alone."""
     if not is_kept(mask):
         _kept[mask] = Kept(_parts(mask))
-    return _kept[mask]
+    known, versions = _kept[mask], _versions(mask)
+    if known.versions != versions:
+        known.agrees.clear()
+        known.versions = versions
+    return known
+
+
+def _versions(mask: BlockMask) -> tuple[int, ...]:
+    """Torch's counts of changes in place, which tensors of inference mode have not."""
+    lists = (one for one in _parts(mask)[:4] if one is not None)
+    return tuple(0 if one.is_inference() else one._version for one in lists)
 
 
 def counted(mask: BlockMask) -> Kept:

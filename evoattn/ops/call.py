@@ -178,12 +178,18 @@ class Call:
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
     def autocast(self, kind: str) -> Call:
-        """The call as autocast hands it on, on devices of that kind; itself where all dtypes stay, as mostly."""
+        """The call as autocast hands it on, on devices of that kind; itself where all dtypes stay, as mostly. Numbers
+        of 8 bits stay beside their scales, and slopes too: rounded they would be off by much at far keys."""
         query, key, value = autocast(kind, self.query, self.key, self.value)
         if self.key.dtype in KV_DTYPES:
             key, value = self.key, self.value
+        if self.q_scaled:
+            query = self.query
         named, others = self.terms[:K_SCALE], self.terms[K_SCALE:]
-        terms = (*(None if term is None else autocast(kind, term)[0] for term in named), *others)
+        cast = (
+            term if term is None or which == SLOPES else autocast(kind, term)[0] for which, term in enumerate(named)
+        )
+        terms = (*cast, *others)
         before = self.query, self.key, self.value, *self.terms
         if all(a is b for a, b in zip((query, key, value, *terms), before, strict=True)):
             return self

@@ -32,7 +32,17 @@ from evoattn.model.problem import BIAS_ROW_STEP
 from evoattn.model.score import SCORE, Name, parse_predicate, parse_score
 from evoattn.model.score_lines import Bias, Bounds, Slopes, added_of, band_of, masking_of, softcap_of
 from evoattn.ops import block_masks, mods
-from evoattn.ops.arguments import ALIGNMENT, BIAS, SLOPES, TERMS, WATCHED, Score, is_ordinary
+from evoattn.ops.arguments import (
+    ALIGNMENT,
+    BIAS,
+    SLOPES,
+    TERMS,
+    WATCHED,
+    Score,
+    autocast_dtype,
+    has_autocast,
+    is_ordinary,
+)
 from evoattn.ops.attention import attend
 from evoattn.ops.call import NO_TENSOR, Answer, Call, behind, why_not_shapes, with_tables
 from evoattn.ops.runtime import current
@@ -153,7 +163,8 @@ def calls(
     if isinstance(found, str):
         return found
     said, captured = found
-    is_new = block_mask is not None and not block_masks.is_known(block_mask)
+    masking = _masking(said, rows, keys)
+    is_new = block_mask is not None and not block_masks.is_known(block_mask, masking and masking[0])
     if is_new and query.is_cuda and torch.cuda.is_current_stream_capturing():
         return NEW_IN_GRAPH
     tables = said.traced.tables(captured)
@@ -163,6 +174,14 @@ def calls(
     if call.wants_gradients:  # kernels of a cap by its name may serve one of the passes alone
         made += _ways(call, said, said.traced.score, tables, block_mask)
     return made
+
+
+def _masking(said: Said, rows: int, keys: int) -> tuple[Band, str, tuple[int, int] | None] | None:
+    """The band that the predicate is, and the mask and the window of a call that shows just that; None where there is
+    none."""
+    if said.bounds is None or (found := masking_of(said.bounds, rows, keys)) is None:
+        return None
+    return Band(rows, keys, *said.bounds), *found
 
 
 def _ways(
@@ -181,11 +200,9 @@ def _ways(
     if block_mask is None:
         return without_blocks(call)
     known = block_masks.kept(block_mask)
-    masking = None if said.bounds is None else masking_of(said.bounds, rows, keys)
-    if masking is not None and said.bounds is not None:
-        band = Band(rows, keys, *said.bounds)
-        if block_masks.agrees(block_mask, known, band):
-            return without_blocks(replace(call, mask=masking[0], window=masking[1]))
+    masking = _masking(said, rows, keys)
+    if masking is not None and block_masks.agrees(block_mask, known, masking[0]):
+        return without_blocks(replace(call, mask=masking[1], window=masking[2]))
     known = block_masks.counted(block_mask)
     text = block_masks.text_of(block_mask, known)
 
@@ -221,7 +238,9 @@ def _by_name(call: Call, added: Bias | Slopes | None, tables: dict[str, Tensor])
         sizes = {"b": batch, "h": heads}
         whole = (*(sizes[one] for one in added.by), rows, keys)
         lies = table.is_contiguous() and not (keys % BIAS_ROW_STEP or table.data_ptr() % ALIGNMENT)
-        if tuple(table.shape) != whole or table.dtype != call.query.dtype or not lies:
+        kind = table.device.type
+        rounded = has_autocast(kind) and autocast_dtype(kind, table) != table.dtype  # as tables are not
+        if tuple(table.shape) != whole or table.dtype != call.query.dtype or rounded or not lies:
             return None
         which, term = BIAS, table[:, None] if added.by == "b" else table
     terms = list(call.terms or (None,) * len(TERMS))

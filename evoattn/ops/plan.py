@@ -182,10 +182,8 @@ class CallPlan(Plan):
             terms: Sequence[Tensor | None] = call.terms
             places: Sequence[int] = self._no_terms
             scratch = zeros = None
-            if terms:
-                terms, places = self._read(
-                    terms
-                )  # named until the launches are enqueued: nobody else gets their memory
+            if terms:  # what is made of them is named until launches are enqueued: nobody else gets its memory
+                terms, places = self._read(terms)
             if self._scratch_bytes or self._zeroed_bytes:
                 try:
                     scratch, zeros = self._memory(fourth.device, stream, call.compiled)

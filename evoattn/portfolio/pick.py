@@ -274,8 +274,8 @@ problems of three campaigns the cost model's choice loses 1.051 so, 1.062 with e
 """
 IN_PAGES = 16
 """Of packed single tokens over pages the longest sequence is taken to have so many times as many keys as the shortest,
-with logarithms spread evenly: a block alone with the longest may take longer than all others. For batches with prompts
-that chose slower kernels."""
+with logarithms spread evenly: a block alone with the longest may take longer than all others. Batches with prompts are
+not taken so: it chose slower kernels for them."""
 LEAST_USED = 0.1
 """Of the keys that there is room for. On 414 problems of the same campaigns the cost model's choice loses 1.059 with
 lengths spread from a tenth to all, 1.064 from a quarter, 1.066 with half and all of them, 1.035 with the true ones."""

@@ -65,6 +65,13 @@ def test_a_fault_is_found(shape, old, new):
     assert small_faults(found, problem)
 
 
+def test_blocks_that_cannot_run_at_once_do_not_wait_for_one_another():
+    few, many = (parse_shape(f"B=1 H=64 S={rows} D=64 bf16 op=quantize kv=e4m3") for rows in (512, 1024))
+    config = KernelConfig("quantize", CONFIG | {"LAUNCHES": 1})
+    assert FAMILY.why_not(few, config, GPUS["h100"]) is None
+    assert FAMILY.why_not(many, config, GPUS["h100"]).startswith("LAUNCHES=1: 4096 blocks share a scale")
+
+
 @pytest.mark.parametrize("kv", ["e4m3", "int8"])
 def test_nan_and_infinities_are_nan_and_count_for_no_scale(kv):
     made, problem = kernel(f"D=64 bf16 op=quantize kv={kv} scales=head", "l4")

@@ -303,6 +303,10 @@ def test_fp8_goes_to_attention_fp8():
         flash_attn.flash_attn_func(q, k, v, alibi_slopes=torch.ones(HEADS))
     cached = flash_attn.flash_attn_with_kvcache(q, k, v, causal=True, q_descale=scales, v_descale=scales)
     assert near(cached, out, 2e-2)
+    order, own = torch.tensor([2, 0, 1]), scales * torch.tensor([[1.0], [2.0], [3.0]])
+    of_sequences = dict(causal=True, q_descale=scales, k_descale=own, v_descale=own)
+    in_rows = flash_attn.flash_attn_with_kvcache(q, k, v, cache_batch_idx=order.int(), **of_sequences)
+    assert near(in_rows, flash_attn.flash_attn_with_kvcache(q, k[order], v[order], **of_sequences), 2e-2)
     bounds = [torch.arange(4, dtype=torch.int32) * t.shape[1] for t in (q, k)]
     packed = flash_attn.flash_attn_varlen_func(
         *[t.flatten(0, 1) for t in (q, k, v)], *bounds, 4, 6, causal=True, q_descale=scales, v_descale=scales

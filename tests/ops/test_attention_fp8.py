@@ -156,6 +156,8 @@ def test_packed_sequences_and_pages():
     call = call_of(*packed, dict(words, cu_seqlens_q=starts_q, cu_seqlens_k=starts_k, max_seqlen_q=25, max_seqlen_k=40))
     problem = call.problem(out_like(call.query, call.value).stride())
     assert call.q_scaled and (problem.dtype, problem.scales, bool(problem.varlen)) == ("e4m3", "head", True)
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert call.autocast("cpu").query is call.query
     with pytest.raises(ValueError, match="q_scale belongs"):
         evoattn.attention_paged(query.bfloat16(), *pages, table.int(), used, q_scale=1.0)
     with pytest.raises(ValueError, match="scales of each key"):

@@ -36,7 +36,11 @@ def test_autocasts_dtype_is_that_of_a_given_out(device, tmp_path, device_is_ther
     assert out.any() and torch.equal(out, expected)
 
 
-@pytest.mark.parametrize("words", [{}, {"softcap": 50.0}], ids=["plain", "a soft cap"])
+@pytest.mark.parametrize(
+    "words",
+    [{}, {"softcap": 50.0}, {"alibi_slopes": torch.tensor([0.3, 0.7, 1.3, 0.1])}],
+    ids=["plain", "a soft cap", "slopes"],
+)
 def test_autocast_does_not_round_scores(device, words):
     q, k, v = (4 * tensor for tensor in tensors(kv_heads=4))
     expected = attention(q, k, v, return_lse=True, **words)

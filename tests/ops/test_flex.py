@@ -134,6 +134,11 @@ def test_a_table_is_read_as_a_bias_only_as_it_lies(device):
         added = functools.partial(of_heads if table.dim() == 3 else of_all, table)
         call = flex.calls(flex.Call(q, k, v), added, None)[0]()
         assert (call.term(arguments.BIAS) is not None) == named
+    q, k, v = (tensor.float() for tensor in tensors(2, 4, 4, ROWS, 136))
+    for on in (False, True):  # which would round a bias, and no table
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=on):
+            call = flex.calls(flex.Call(q, k, v), functools.partial(of_all, BIASES[0].float()), None)[0]()
+        assert (call.term(arguments.BIAS) is None) == on
 
 
 def test_slopes_without_a_size_need_a_causal_mask(device):
@@ -153,11 +158,13 @@ def test_a_mask_of_ours_that_is_a_band_is_not_looked_at(device):
     """The first launches of torch's kernels take a process longer than all else of a call."""
     mask = mask_of(CALLS["a band"][1])
     bounds = flex.said_by((None, mask.mask_mod), torch.device("cpu"))[0].bounds
-    assert not block_masks.is_known(mask)
-    block_masks.kept(mask).agrees[Band(ROWS, KEYS, *bounds)] = True
+    band = Band(ROWS, KEYS, *bounds)
+    assert not block_masks.is_known(mask, band)
     mask.kv_indices.fill_(99)
+    block_masks.kept(mask).agrees[band] = True
     q, k, v = tensors(2, 4, 4, ROWS, KEYS)
-    assert block_masks.is_known(mask) and flex.calls(flex.Call(q, k, v), None, mask)[0]().window == (39, 0)
+    assert not block_masks.is_known(mask, None) and not block_masks.is_known(mask, Band(ROWS, KEYS, -3, 0))
+    assert block_masks.is_known(mask, band) and flex.calls(flex.Call(q, k, v), None, mask)[0]().window == (39, 0)
 
 
 def lists(*rows):
@@ -377,6 +384,10 @@ def test_a_mask_is_looked_at_once_and_forgotten_with_it(device):
     known = block_masks.kept(mask)
     evoattn.flex_attention(q, k, v, None, mask)
     assert block_masks.kept(mask) is known
+    causal = mask_of(lambda b, h, i, j: i >= j)
+    assert (evoattn.flex_attention(q, k, v, None, causal)[:, :, 0] == v[:, :, 0]).all()
+    causal.kv_num_blocks.zero_(), causal.full_kv_num_blocks.zero_()  # in place
+    assert (evoattn.flex_attention(q, k, v, None, causal) == 0).all()
     mask.kv_num_blocks = torch.zeros_like(mask.kv_num_blocks)
     assert not block_masks.is_kept(mask)
     assert (evoattn.flex_attention(q, k, v, None, mask) == 0)[:, :, :33].all()

@@ -76,6 +76,9 @@ class Quantize(RowKernels):
             return "LAUNCHES=1 is for a scale of several blocks' rows, without a mean."
         if _is_at_once(problem, genes) and (kept := _kept(problem, genes)) > MOST_KEPT:
             return f"LAUNCHES=1: {kept} registers of rows are more than the {MOST_KEPT} of a thread."
+        most = gpu.sm_count * (gpu.threads_per_sm // genes.THREADS)
+        if redundant and genes.LAUNCHES == 1 and (blocks := _heads_of_scale(problem) * _parts(problem, genes)) > most:
+            return f"LAUNCHES=1: {blocks} blocks share a scale, and at most {most} run at once."
         if redundant and genes.UNROLL > 1 and genes.BLOCK_M * lanes < genes.THREADS * genes.UNROLL:
             return f"UNROLL={genes.UNROLL}: a thread has fewer of the {genes.BLOCK_M} rows."
         return genes.why_idle(lanes, 0) if redundant else None

@@ -140,6 +140,10 @@ def attend_packed(q: Tensor, queries: Queries, cache: Cache, options: Options) -
     if cache.table is not None:
         pages = Pages(cache.k, cache.v, cache.table, cache.lengths, cache.pad)
         return packed_over_pages(q, queries, pages, options)
+    if cache.row is not None and any(one is not None and one.dim() == 2 for one in (options.k_scale, options.v_scale)):
+        # Scales are of sequences, of which several may have one row, or rows in another order.
+        k, v = (one.view(torch.uint8)[cache.rows].view(one.dtype) for one in (cache.k, cache.v))
+        cache = replace(cache, k=k, v=v, row=None)
     first = torch.zeros_like(cache.rows) if cache.pad is None else cache.pad
     lengths = cache.lengths.clamp(max=cache.room) - first
     keys = Keys(cache.rows * cache.room + first, cache.room, lengths)

@@ -18,8 +18,8 @@ OPEN = -1
 MOST_COLUMNS = 256
 """The largest head_dim of V beside a K of its own."""
 FP8 = (
-    "queries of fp8 and their descale factors are for float8_e4m3fn, without qv, new keys and rotary embeddings, and k "
-    "and v of fp8 for those and for caches: give q, k and v in float16 or bfloat16."
+    "queries of fp8, with q_descale, are float8_e4m3fn and take no qv, new keys or rotary embeddings; k_descale and "
+    "v_descale are for such queries and for caches of 8 bits: give q, k and v in float16 or bfloat16."
 )
 
 
