@@ -3,8 +3,8 @@ model counts, refusals and cases of the checks.
 
     python -m tests.families.decisions            write tests/data/decisions.json anew, after a change that is wanted
 
-The configs of the file are drawn by `tests.mutation.false_alarms`, those that run most lines. A digest is of text:
-`git stash` and `--show FAMILY` tell what was otherwise before.
+The configs of the file are drawn by `tests.mutation.false_alarms`, those that run most lines. A digest is of the text
+that `--show FAMILY` prints: compare that of two trees.
 """
 
 from __future__ import annotations
