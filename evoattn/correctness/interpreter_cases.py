@@ -347,13 +347,15 @@ class _Maker:
 
     def listed(self, case: AttentionProblem, turn: int) -> AttentionProblem:
         """The case with blocks of one or two tiles, by turns, and documents that begin within them. Some have lists
-        that heads share, one those that batches share, for which a launch may ask the predicate once."""
+        that heads share, for which a launch may ask the predicate once. Turn 1, the case with two batches, has lists
+        that batches share, or that heads share, by the config: one case cannot show both, and a case more takes long.
+        """
         rows, keys = self.block_m * (1 + turn % 2), self.block_n * (2 - turn // 2 % 2)
         documents = f"{self.block_n + 3}+{self.block_n // 2 + 1}+{3 * keys}"
         if not parse_blocks(case.blocks).documents:
             documents = "1/1/3"
-        shared = "h" if self.block_n > self.block_m else "b"  # of the case with two batches
-        by = shared if turn == 1 else "b" if turn % 8 in (3, 4, 7) else "bh"
+        of_two_batches = "h" if self.block_n > self.block_m else "b"
+        by = of_two_batches if turn == 1 else "b" if turn % 8 in (3, 4, 7) else "bh"
         return case.with_(blocks=f"{by}:{rows}x{keys}:{documents}:mixed")
 
     def of_edges(self) -> list[SmallCase]:
