@@ -54,9 +54,10 @@ SAME_BITS = {
 }
 
 
-def drawn(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    """Normal numbers, the same for each process."""
-    generator = torch.Generator().manual_seed(sum(shape))
+def drawn(*shape: int, seed: int = 9, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """Normal numbers, the same in each process. Tensors of one shape have seeds of their own: with K as Q, or dO as V,
+    scores and their gradients are symmetric, and hide what exchanges queries and keys."""
+    generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator).to(DEVICE, dtype)
 
 
@@ -64,7 +65,7 @@ def made(rows: int, batch: int = 2, heads: int = 8, **has: Any) -> list[torch.Te
     """q, k and v that want gradients, and dO, as models lay them out."""
     dim, dtype, kv_heads = has.get("dim", 64), has.get("dtype", torch.bfloat16), has.get("kv_heads", heads)
     sizes = ((heads, dim), (kv_heads, dim), (kv_heads, has.get("dim_v", dim)), (heads, has.get("dim_v", dim)))
-    q, k, v, do = (drawn(batch, rows, *size, dtype=dtype).transpose(1, 2) for size in sizes)
+    q, k, v, do = (drawn(batch, rows, *size, seed=seed, dtype=dtype).transpose(1, 2) for seed, size in enumerate(sizes))
     return [*((x * by).detach().requires_grad_() for x, by in ((q, has.get("scale", 1.0)), (k, 1.0), (v, 1.0))), do]
 
 

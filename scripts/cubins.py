@@ -83,8 +83,8 @@ def tokens_hash(source: str) -> str:
 
 
 def _key(problem: AttentionProblem, candidate: Candidate, params: dict[str, Value]) -> str:
-    """What a source is rendered from: family, architecture, head_dim, dtype, mask, outputs and config, `params` being
-    the config as it was recorded, which may be older than a parameter with a default."""
+    """What a source is rendered from: family, architecture, head_dim, dtype, mask, outputs, variants and config,
+    `params` being the config as it was recorded, which may be older than a parameter with a default."""
     kind = "-".join((f"d{problem.head_dim}", problem.dtype, problem.mask, *["lse"] * problem.lse, *problem.variants))
     kind += "-deterministic" * problem.deterministic + f"-d{problem.grads}" * bool(problem.grads)
     return f"{candidate.family}/{candidate.arch}/{kind}/{config_id(candidate.family, params)[:HEX_DIGITS]}"

@@ -347,9 +347,9 @@ class _Maker:
 
     def listed(self, case: AttentionProblem, turn: int) -> AttentionProblem:
         """The case with blocks of one or two tiles, by turns, and documents that begin within them. Some have lists
-        that heads share, one those that batches share, for which a launch may ask the predicate once. The case with
-        several batches and heads has lists of its own for each where tiles are no wider than high, as else no case
-        asks the predicate in the loop over keys."""
+        that heads share, for which a launch may ask the predicate once. Turn 1, the case with two batches and heads,
+        has lists that batches share where tiles are wider than high, else one for each batch and head: no other case
+        with rows enough asks the predicate in the loop over keys."""
         rows, keys = self.block_m * (1 + turn % 2), self.block_n * (2 - turn // 2 % 2)
         documents = f"{self.block_n + 3}+{self.block_n // 2 + 1}+{3 * keys}"
         if not parse_blocks(case.blocks).documents:

@@ -97,7 +97,8 @@ def load(*paths: Path) -> list[Landscape]:
     A problem that several files have is one landscape: its group has one name, and the same problems at the same
     indexes, in all of them. Boards differ: what an earlier file has of a problem is multiplied by the median ratio of
     the times of the kernels that a later one timed again (`COMMON` at least). Genes that an earlier file lacks have
-    their default values. Raises `ValueError` where two files time different problems at one index of a group.
+    their default values. Raises `ValueError` where two files time different problems at one index of a group, or a
+    campaign's card is none of the table.
     """
     found: dict[Place, list[_Part]] = {}
     genes: dict[str, dict[str, tuple[Any, ...]]] = {}

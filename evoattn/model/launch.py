@@ -76,8 +76,9 @@ class KernelLaunch:
     `templates/device/ptx/grid_dependency.cuh`. Never the first launch of a call, so that calls follow one another."""
 
     together: int = 1
-    """How many neighbouring blocks wait for one another, for a while: fastest where they run at once, and right where
-    they do not (`templates/flash_wgmma/sum_parts.cuh`). 1 where none waits, or only for blocks before it."""
+    """How many neighbouring blocks wait for one another: for a while, fastest where they run at once and right where
+    they do not (`templates/flash_wgmma/sum_parts.cuh`), or until others have come, where all of them surely run at once
+    (`evoattn.families.backward_wgmma.resources.waits_ahead`). 1 where none waits, or only for blocks before it."""
 
     @property
     def threads(self) -> int:

@@ -285,23 +285,6 @@ def require_flags(**flags: object) -> None:
             raise TypeError(f"{name} must be bool, not {value!r}.")
 
 
-def require_out(out: Tensor, query: Tensor, value: Tensor) -> None:
-    """Raise `ValueError` unless `out` has the answer's shape, query's dtype, or that of autocast, and its device, and
-    nothing wants gradients, `TypeError` where it is no tensor."""
-    if not isinstance(out, Tensor):
-        raise TypeError(f"out must be a tensor, not {type(out).__name__}.")
-    shape, dtype = (*query.shape[:-1], value.shape[-1]), query.dtype
-    if has_autocast(query.device.type):
-        dtype = autocast_dtype(query.device.type, query)
-    if tuple(out.shape) != shape or out.dtype != dtype or out.device != query.device:
-        raise ValueError(
-            f"out must be a {dtype} tensor of shape {list(shape)} on {query.device}, "
-            f"not {out.dtype} {list(out.shape)} on {out.device}."
-        )
-    if torch.is_grad_enabled() and (out.requires_grad or query.requires_grad or value.requires_grad):
-        raise ValueError("out cannot be given where gradients are wanted, as with torch's own out arguments.")
-
-
 def needs_copy(out: Tensor, *inputs: Tensor) -> bool:
     """Whether a kernel may not write the answer into `out` itself: it lies in the memory of an input, which may be read
     after that, or is negated when it is read, or is of a subclass."""

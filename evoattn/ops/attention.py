@@ -20,11 +20,10 @@ from evoattn.ops.arguments import (
     mask_of,
     needs_copy,
     require_flags,
-    require_out,
     scale_of,
     window_of,
 )
-from evoattn.ops.call import DROPOUT, DROPOUT_ALONE, Answer, Call, Packed, terms_of, with_tables
+from evoattn.ops.call import DROPOUT, DROPOUT_ALONE, Answer, Call, Packed, require_out, terms_of, with_tables
 from evoattn.ops.given import (
     EIGHT_BITS,
     Scale,

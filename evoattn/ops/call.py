@@ -29,8 +29,10 @@ from evoattn.ops.arguments import (
     Reader,
     Score,
     autocast,
+    autocast_dtype,
     bias_reader,
     converter,
+    has_autocast,
 )
 
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
@@ -423,6 +425,23 @@ def out_like(query: Tensor, value: Tensor, device: str | None = None) -> Tensor:
         batch, heads, rows, _ = query.shape
         return query.new_empty((batch, rows, heads, value.shape[3]), dtype=dtype, device=device).transpose(1, 2)
     return query.new_empty((*query.shape[:-1], value.shape[-1]), dtype=dtype, device=device)
+
+
+def require_out(out: Tensor, query: Tensor, value: Tensor) -> None:
+    """Raise `ValueError` unless `out` has the answer's shape, dtype, which autocast may change, and device, and nothing
+    wants gradients, `TypeError` where it is no tensor."""
+    if not isinstance(out, Tensor):
+        raise TypeError(f"out must be a tensor, not {type(out).__name__}.")
+    shape, dtype = (*query.shape[:-1], value.shape[-1]), answer_dtype(query)
+    if dtype == query.dtype and has_autocast(query.device.type):
+        dtype = autocast_dtype(query.device.type, query)
+    if tuple(out.shape) != shape or out.dtype != dtype or out.device != query.device:
+        raise ValueError(
+            f"out must be a {dtype} tensor of shape {list(shape)} on {query.device}, "
+            f"not {out.dtype} {list(out.shape)} on {out.device}."
+        )
+    if torch.is_grad_enabled() and (out.requires_grad or query.requires_grad or value.requires_grad):
+        raise ValueError("out cannot be given where gradients are wanted, as with torch's own out arguments.")
 
 
 def may_share(key: Tensor, value: Tensor) -> bool:

@@ -29,11 +29,10 @@ from evoattn.ops.arguments import (
     mask_of,
     number,
     require_flags,
-    require_out,
     scale_of,
     window_of,
 )
-from evoattn.ops.call import ANSWERS, E4M3, FLOATS, NO_TENSOR, Call, terms_of, with_tables
+from evoattn.ops.call import ANSWERS, E4M3, FLOATS, NO_TENSOR, Call, require_out, terms_of, with_tables
 
 CAUSAL_BIAS = "torch.nn.attention.bias", "CausalBias"
 """The class of torch's causal masks by its names: an import takes two seconds, and a compiler that looks for it in

@@ -115,7 +115,8 @@ private:
     }
   }
   // IN_ORDER: blocks that have added to a tile of dQ; and those that do so before this one: under a diagonal those of
-  // later keys, else those of earlier ones; ROTATED, those that come to the tile after fewer others.
+  // later keys, else those of earlier ones, by a block list if they see the tile; ROTATED, those that come to it after
+  // fewer others.
   __device__ __forceinline__ uint32_t* added_to(const QueryWalk& walk) const {
     return progress_gmem + terms.tile(block.batch, walk.head, walk.tile);
   }

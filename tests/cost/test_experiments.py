@@ -67,8 +67,11 @@ def test_a_campaign_is_read_as_it_was_kept_or_as_it_was_measured(kept, tmp_path)
     assert len(rows) == 7 * len(CONFIGS) and {r.gpu.name for r in rows} == {"h100"}
     assert [r.us for r in rows] == [r.us for r in measured.read(kept[:1])]
     assert rows[0].us == pytest.approx(one.groups[0]["final"]["us"][0][0]), "of the final table, taken in turns"
-    with pytest.raises(WrongUse, match="no measured times"):
-        measured.read([tmp_path / "not-there.jsonl.gz"])
+    with gzip.open(path, "wt") as file:
+        file.write('{"about": {}}\n')
+    for unreadable in (path, tmp_path / "not-there.jsonl.gz"):
+        with pytest.raises(WrongUse, match="no measured times"):
+            measured.read([unreadable])
     with pytest.raises(WrongUse, match="no measured times"):
         measured.read([kept[0].with_name("not-there")])
     with pytest.raises(WrongUse, match="No measured times were found"):

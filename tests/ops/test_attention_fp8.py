@@ -1,5 +1,7 @@
 """`evoattn.attention_fp8` without a kernel, and what a kernel would be given."""
 
+import functools
+
 import pytest
 import torch
 
@@ -153,6 +155,13 @@ def test_packed_sequences_and_pages():
             values = evoattn.attention(*[x[None] for x in exact], enable_gqa=True, causal="lower_right")
             found.append(answer.transpose(0, 1).flatten()), meant.append(values.flatten())
     assert rms(torch.cat(found) - torch.cat(meant)) < 0.01 * rms(torch.cat(meant))
+    given, asked = (
+        torch.empty_like(out),
+        functools.partial(evoattn.attention_varlen, *packed, starts_q, starts_k, 25, 40),
+    )
+    assert asked(causal=True, out=given, **words) is given and torch.equal(given, out)
+    with pytest.raises(ValueError, match=r"out must be a torch\.bfloat16"):  # twice as large as query
+        asked(causal=True, out=torch.empty_like(packed[0]), **words)
     call = call_of(*packed, dict(words, cu_seqlens_q=starts_q, cu_seqlens_k=starts_k, max_seqlen_q=25, max_seqlen_k=40))
     problem = call.problem(out_like(call.query, call.value).stride())
     assert call.q_scaled and (problem.dtype, problem.scales, bool(problem.varlen)) == ("e4m3", "head", True)

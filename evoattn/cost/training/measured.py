@@ -65,19 +65,13 @@ def _rows(path: Path) -> Iterator[Row]:
             found = landscapes.load(path)
         yield from _of_landscapes(found)
         return
-    recorded = campaign(path)
-    card = DetectedDevice(0, recorded.about["device"], (9, 0), "").spec
+    with _readable(path):
+        recorded = measurements.recorded(path)
+        card = DetectedDevice(0, recorded.about["device"], (9, 0), "").spec
     if card is None:
         return
     for group in recorded.groups:
         yield from _of_group(card, group, recorded.name in LATE_LAUNCH, recorded.about["saved"])
-
-
-def campaign(path: Path) -> measurements.Campaign:
-    """The campaign that `reports/measurements/CARD.npz/NAME` names, or that `evoattn portfolio measure` wrote. Raises
-    `WrongUse`."""
-    with _readable(path):
-        return measurements.recorded(path)
 
 
 @contextmanager

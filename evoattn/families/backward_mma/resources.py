@@ -349,6 +349,10 @@ def elements_of(problem: AttentionProblem) -> tuple[Load, ...]:
     return tuple(one for table in tables_of(problem) for one in elements(problem.own_score.tree, table.buffer))
 
 
+FEW_ELEMENTS = 16
+"""Of a row of `Sharing::FEW`, at most, that a thread has sums of, as in the template."""
+
+
 def sharing_of(element: Load) -> str:
     """Which scores of a head are of the same element: see `templates/backward_mma/table_gradients.cuh`."""
     of_query, of_key = depends_on(element, "q"), depends_on(element, "k")
@@ -374,6 +378,7 @@ def needs_score(problem: AttentionProblem) -> bool:
 def registers_of(problem: AttentionProblem, key_tiles: int, part: int) -> int:
     """Of the sums of a thread, and of the scores that they are made of."""
     halves, parts = 2 * key_tiles, part // 8
-    counts = {"HEAD": 1, "KEY": halves, "QUERY": 2 * parts, "DIAGONAL": 2 * (parts + halves - 1), "FEW": 16, "PAIR": 0}
+    counts = {"HEAD": 1, "KEY": halves, "QUERY": 2 * parts, "DIAGONAL": 2 * (parts + halves - 1)}
+    counts |= {"FEW": FEW_ELEMENTS, "PAIR": 0}
     scores = key_tiles * part // 2 * needs_score(problem)
     return scores + sum(counts[sharing_of(one)] for one in elements_of(problem))

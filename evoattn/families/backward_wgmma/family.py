@@ -189,10 +189,10 @@ class BackwardWgmma(Family):
         keys, heads, batch = key_blocks(problem, genes), problem.kv_heads, batches(problem)
         blocks, in_parts = keys * genes.QUERY_SPLIT, genes.QUERY_SPLIT > 1
         grid = (heads, batch, blocks) if genes.BLOCK_ORDER == "heads" else (blocks, heads, batch)
-        lead = waits_ahead(problem, genes, gpu.sm_count) if in_order else 0
-        waiting = 1  # for blocks that begin after them
-        if in_order and not lead and (problem.causal or genes.ROTATE):
-            waiting = math.prod(grid) if genes.BLOCK_ORDER == "heads" else blocks
+        ahead = waits_ahead(problem, genes, gpu.sm_count) if in_order else 0
+        together = 1  # by a block list, and where they may not all run at once, blocks wait for earlier ones alone
+        if in_order and not ahead and not problem.blocks and (problem.causal or genes.ROTATE):
+            together = math.prod(grid) if genes.BLOCK_ORDER == "heads" else blocks
         sums, sum_tiles = (Buffer("key_sums"), keys) if in_parts else (NULL, 0)
         log_sums, deltas, dq_sums = Buffer("log_sums"), Buffer("deltas"), Buffer("dq_sums")
         dlse: KernelArg = Buffer("dlse") if problem.lse else NULL
@@ -219,7 +219,7 @@ class BackwardWgmma(Family):
             softmax_scale_log2(problem),
             scale,
             progress,
-            *_ints(lead, tiles),
+            *_ints(ahead, tiles),
             bias_gradient(problem),
             *bias_gradient_strides(problem),
             *variant_args(problem),
@@ -245,7 +245,7 @@ class BackwardWgmma(Family):
         return (
             *packs,
             KernelLaunch("backward_wgmma_terms", (tiles, *row_grid), row_block, 0, terms, overlaps=bool(packs)),
-            KernelLaunch(self.name, grid, (threads(genes), 1, 1), smem, main, overlaps=True, together=waiting),
+            KernelLaunch(self.name, grid, (threads(genes), 1, 1), smem, main, overlaps=True, together=together),
             KernelLaunch(
                 "backward_wgmma_rows", (tiles + sinks + sum_tiles, *row_grid), row_block, 0, rows, overlaps=True
             ),

@@ -56,8 +56,8 @@ both alive where most is. Fitted to 80 random configs compiled by ptxas 13.0."""
 
 
 BIAS_GRADIENT_REGISTERS, SLOPE_REGISTERS = 32, 8
-"""Of places and bounds, where the bias has a gradient and scores have factors; without factors it takes none. Read off
-24 configs compiled by ptxas 13.0; a bias by itself takes none."""
+"""Of places and bounds: of a bias's gradient where scores have factors, and of slopes. That gradient without factors
+takes none, nor does a bias by itself. Read off 24 configs compiled by ptxas 13.0."""
 
 
 LISTED_TERMS_REGISTERS = 20

@@ -74,9 +74,9 @@ class Options:
 
     def of_sequences(self, which: Tensor) -> Options:
         """The options of these sequences of the batch, in this order."""
-        names = ("slopes", "q_scale", "k_scale", "v_scale")
-        of_batches = {name: one for name in names if (one := getattr(self, name)) is not None and one.dim() == 2}
-        return replace(self, **{name: one[which] for name, one in of_batches.items()}) if of_batches else self
+        given = {name: getattr(self, name) for name in ("slopes", "q_scale", "k_scale", "v_scale")}
+        of_batches = {name: one[which] for name, one in given.items() if one is not None and one.dim() == 2}
+        return replace(self, **of_batches) if of_batches else self
 
 
 def window_of(window_size: Any) -> tuple[int, int]:
