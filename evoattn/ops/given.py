@@ -268,9 +268,12 @@ def _sequences(call: Call) -> int:
 
 
 def _scale(name: str, given: Scale, call: Call) -> Tensor:
+    """One of `with_scales`."""
     key, form, sequences = call.key, _form(call), _sequences(call)
     if not isinstance(given, Tensor):
         value = 1.0 if given is None else number(name, given)
+        if not value >= 0:  # kernels keep the largest score before it is scaled
+            raise ValueError(f"{name} must not be negative, as {value} is.")
         return torch.full((1, 1), value, dtype=torch.float32, device=key.device)
     heads, shape = key.shape[1], tuple(given.shape)
     given = given.float()

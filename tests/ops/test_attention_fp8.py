@@ -169,6 +169,8 @@ def test_packed_sequences_and_pages():
         assert call.autocast("cpu").query is call.query
     with pytest.raises(ValueError, match="q_scale belongs"):
         evoattn.attention_paged(query.bfloat16(), *pages, table.int(), used, q_scale=1.0)
+    with pytest.raises(ValueError, match="q_scale must not be negative"):
+        evoattn.attention_paged(query, *pages, table.int(), used, q_scale=-1.0)
     with pytest.raises(ValueError, match="scales of each key"):
         evoattn.attention_varlen(*packed, starts_q, starts_k, 25, 40, k_scale=torch.ones(60, HKV))
 
