@@ -284,9 +284,13 @@ def dequantised(call: Call, given: Quantised, sinks: Tensor | None) -> Answer:
     return out if lse is None else (out, lse)
 
 
-LEAST_ROWS = 256
-"""Queries of a K/V head. To quantise reads all keys and values, which is what attention of few queries takes its time
-for."""
+LEAST_GAIN = 1 << 19
+"""Multiply-adds of both products for each number that is quantised, times head_dim, as exponentials take less of the
+time of wide heads. From here on 8 bits, with quantising counted, have 1.02 to 1.26 of the speed of 16; below 0.43 to
+1.00: 34 problems of head_dim 96 to 256 on an H200 (reports/performance.md, "The last runs on merged main").
+"""
+LEAST_DIM = 96
+"""head_dim. At 64 exponentials take so much of the time that little is gained: 0.34 to 1.03 of the speed of 16 bits."""
 CAUSAL: dict[str, Causal] = {FULL: False, CAUSAL_UPPER_LEFT: "upper_left", CAUSAL_LOWER_RIGHT: "lower_right"}
 FP8 = "in 8 bits, as evoattn.enable(precision='fp8') says"
 
@@ -312,8 +316,8 @@ def why_sixteen_bits(call: Call) -> str:
         return "shapes do not fit"
     if value.shape[3] > WIDEST:
         return f"kernels of 8 bits take a head_dim of V up to {WIDEST}"
-    if (rows := query.shape[2] * heads // kv_heads) < LEAST_ROWS:
-        return f"to quantise takes longer than attention of {rows} queries of a K/V head; from {LEAST_ROWS} on it pays"
+    if dim < LEAST_DIM:
+        return f"8 bits with quantising gain next to nothing at head_dim {dim}; from {LEAST_DIM} on they may"
     return ""
 
 
@@ -325,6 +329,10 @@ def choice_in_eight_bits(runtime: Runtime, call: Call) -> Choice | Refusal:
     gpu = runtime.platform.spec(call.query.get_device()) if runtime.platform else None
     if gpu is None:
         return Refusal("there is no GPU that evoattn knows")
+    products = problem.flops // 2 // (call.query.numel() + call.key.numel() + call.value.numel())
+    if products * problem.head_dim < LEAST_GAIN:
+        least = LEAST_GAIN // problem.head_dim
+        return Refusal(f"to quantise takes longer than it saves: {products} multiply-adds a number, and {least} pay")
     eight = replace(problem, dtype="e4m3", scales="head", turned=problem.head_dim_v % GROUP == 0)
     return runtime.choose(eight, gpu, index=call.query.get_device())
 

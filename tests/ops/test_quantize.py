@@ -14,6 +14,7 @@ from evoattn.correctness import eight_bits
 from evoattn.correctness.quantize import make_answer
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.quantize import QUANTIZE_OPERATIONS
+from evoattn.ops import attention_fp8
 from evoattn.ops.arguments import K_SCALE, SINKS, V_SCALE
 from evoattn.ops.attention_fp8 import Quantised, dequantised, in_eight_bits
 from evoattn.ops.beside import Wanted, quantize, quantize_by_torch, turn
@@ -180,7 +181,9 @@ class EightBitRuntime(Runtime):
         return dequantised(replace(call, strict=False), given, call.term(SINKS))
 
 
-def test_enable_has_calls_run_in_eight_bits_where_a_kernel_serves_them(tmp_path):
+def test_enable_has_calls_run_in_eight_bits_where_a_kernel_serves_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(attention_fp8, "LEAST_DIM", 64)
+    monkeypatch.setattr(attention_fp8, "LEAST_GAIN", 1000)
     pick = lambda p, gpu: current.best_known(p, gpu) if p.dtype == "e4m3" else None
     runtime = EightBitRuntime(FakeDevice(), pick, tmp_path)
     q, k, v = given(8, 70), given(2, 70), given(2, 70)
@@ -192,7 +195,10 @@ def test_enable_has_calls_run_in_eight_bits_where_a_kernel_serves_them(tmp_path)
             out = attend(q, k, v, is_causal=True)
             half = attend(q.half(), k.half(), v.half())
             said = evoattn.explain(q, k, v, enable_gqa=True)
-            few = evoattn.explain(q[:, :, :9], k, v, enable_gqa=True)
+            few = evoattn.explain(q[:, :, :1], k, v, enable_gqa=True)
+            monkeypatch.setattr(attention_fp8, "LEAST_DIM", 96)
+            small = evoattn.explain(q, k, v, enable_gqa=True)
+            monkeypatch.setattr(attention_fp8, "LEAST_DIM", 64)
             runtime.asked = None
             learns = attend(q.requires_grad_(), k, v)
             narrow = attend(q.detach(), k, v[..., :32])
@@ -202,7 +208,8 @@ def test_enable_has_calls_run_in_eight_bits_where_a_kernel_serves_them(tmp_path)
     assert out.dtype == torch.bfloat16 and half.dtype == torch.float16 and learns.requires_grad
     assert 0 < (out - exact).square().mean() < 0.05 * exact.square().mean()
     assert said.startswith("fp8_wgmma") and "in 8 bits, as evoattn.enable" in said
-    assert few.startswith("SDPA runs") and "not in 8 bits" in few and "36 queries" in few
+    assert few.startswith("SDPA runs") and "not in 8 bits" in few and "multiply-adds a number" in few
+    assert "next to nothing at head_dim 64" in small
     assert runtime.asked is None and narrow.shape[-1] == 32 and "8 bits" not in plain
     with pytest.raises(ValueError, match="precision must be 'fp8'"):
         evoattn.enable(precision="int4")
