@@ -226,8 +226,8 @@ def enable(
     `sdpa_kernel` gives to PyTorch excepted. Code that was compiled before may have torch's in it.
 
     With `precision="fp8"` eager calls of 16 bits whose answers need no gradients are computed by
-    `evoattn.attention_fp8`, those of `evoattn.attention` too, where a kernel of 8 bits serves them ("enable" in
-    docs/python.md). Raises `ValueError` for another precision, and for `batch_invariant` beside it: a scale depends on
+    `evoattn.attention_fp8`, those of `evoattn.attention` too, where a kernel of 8 bits serves them and quantising pays
+    ("enable" in docs/python.md). Raises `ValueError` for another precision, and for `batch_invariant` beside it: a scale depends on
     other rows.
     """
     global _before, _everywhere
