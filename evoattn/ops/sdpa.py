@@ -227,8 +227,8 @@ def enable(
 
     With `precision="fp8"` eager calls of 16 bits whose answers need no gradients are computed by
     `evoattn.attention_fp8`, those of `evoattn.attention` too, where a kernel of 8 bits serves them and quantising pays
-    ("enable" in docs/python.md). Raises `ValueError` for another precision, and for `batch_invariant` beside it: a scale depends on
-    other rows.
+    ("enable" in docs/python.md). Raises `ValueError` for another precision, and for `batch_invariant` beside it: a
+    scale depends on other rows.
     """
     global _before, _everywhere
     if precision not in (None, "fp8"):
