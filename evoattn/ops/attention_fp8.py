@@ -287,7 +287,7 @@ def dequantised(call: Call, given: Quantised, sinks: Tensor | None) -> Answer:
 LEAST_GAIN = 1 << 19
 """Multiply-adds of both products for each number that is quantised, times head_dim, as exponentials take less of the
 time of wide heads. From here on 8 bits, with quantising counted, have 1.02 to 1.26 of the speed of 16; below 0.43 to
-1.00: 34 problems of head_dim 96 to 256 on an H200 (reports/performance.md, "The last runs on merged main").
+1.00: 38 problems of head_dim 96 to 256 on an H200 (reports/performance.md, "The last runs on merged main").
 """
 LEAST_DIM = 96
 """head_dim. At 64 exponentials take so much of the time that little is gained: 0.34 to 1.03 of the speed of 16 bits."""
