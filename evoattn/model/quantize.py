@@ -1,7 +1,8 @@
 """The making of 8 bits as operations: a tensor's numbers and their scales, of its values or of these less their mean.
 
 The tensor is of Q's shape: `[batch, heads, seqlen_q, head_dim]`. A problem's `kv` is the dtype of the numbers, e4m3
-unless given; its `scales` says what shares one: all, the heads of a K/V head of a batch (`head`), 128 rows of a head (`block`) or each row (`token`).
+unless given; its `scales` says what shares one: all, the heads of a K/V head of a batch (`head`), 128 rows of a head
+(`block`) or each row (`token`).
 A scale is the largest magnitude over the largest number of the dtype, 1 where that is 0. `quantize_smooth` takes the
 mean of the rows of each head from them first, as SageAttention's `smooth_k`. `turn` takes numbers of 8 bits, and makes
 them `turned`.

@@ -1,7 +1,7 @@
 """The scales of tensors of 8 bits: a value is the stored number times the scale of its place.
 
-Sources: per block of rows as SageAttention's `per_block` of Q and K; per tensor and per head `[batch, kv_heads]` as `q_descale`, `k_descale` and `v_descale` of FlashAttention 3,
-per token and head as vLLM's `fp8_per_token_head` caches.
+Sources: per tensor and per head `[batch, kv_heads]` as `q_descale`, `k_descale` and `v_descale` of FlashAttention 3,
+per block of rows as SageAttention's Q and K, per token and head as vLLM's `fp8_per_token_head` caches.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from evoattn.model.dtype import DTYPES, KEY_DTYPES
 SCALES = ("q_scale", "k_scale", "v_scale")
 """Inputs of float32, not negative: `k_scale` those of K. Where V lies within K, its scales are K's."""
 GRANULARITIES = ("", "head", "block", "token")
-"""What has a scale of its own: the whole tensor, each K/V head of each sequence, each BLOCK_ROWS rows of each head, each
-row of each head."""
+"""What has a scale of its own: the whole tensor, each K/V head of each sequence, each BLOCK_ROWS rows of each head, or
+each row of each head."""
 PER_BLOCK: Final = "block"
 PER_TOKEN: Final = "token"
 BLOCK_ROWS = 128
@@ -29,8 +29,9 @@ def scale_blocks(rows: Any) -> Any:
 def scale_shapes(problem: Any) -> dict[str, tuple[int, ...]]:
     """By its name the shape of each scale that the problem has.
 
-    `[1, 1]` of a tensor; `[batch, kv_heads]`, Q's too; per block `[batch, heads, blocks]`, of K and V their heads; per token that of the tensor without its last dimension, so that
-    scales of pages lie in pages. A sequence of a packed batch counts as a batch of its own.
+    `[1, 1]` of a tensor; `[batch, kv_heads]`, Q's too; per block `[batch, heads, blocks]`, of the tensor's own heads;
+    per token that of the tensor without its last dimension, so that scales of pages lie in pages. A sequence of a
+    packed batch counts as a batch of its own.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for name in SCALES:
@@ -48,8 +49,8 @@ def scale_shapes(problem: Any) -> dict[str, tuple[int, ...]]:
 
 
 def scale_strides(problem: Any, name: str) -> tuple[int, int, int]:
-    """In elements, from one batch, head and row (per block: block) to the next: 0 where the scale is the same. Kernels take them as
-    arguments. With pages a batch of scales per token is a page; scales per head are of sequences."""
+    """In elements, from one batch, head and row, per block: block, to the next: 0 where the scale is the same. Kernels
+    take them as arguments. With pages a batch of scales per token is a page; scales per head are of sequences."""
     shape = scale_shapes(problem)[name]
     if len(shape) == 3:
         _, heads, rows = shape

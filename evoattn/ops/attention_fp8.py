@@ -120,8 +120,9 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
 
 @dataclass(frozen=True)
 class Quantised:
-    """Query, key and value in e4m3; their scales, float32, all `[1, 1]`, all `[batch, kv_heads]`, or all of each 128 rows
-    of a head, `[batch, heads, blocks]`; query's are contiguous. With `turned` value is a view of that shape of a turned tensor."""
+    """Query, key and value in e4m3; their scales, float32, all `[1, 1]`, all `[batch, kv_heads]`, or all of each 128
+    rows of a head, `[batch, heads, blocks]`; query's are contiguous. With `turned` value is a view of that shape of a
+    turned tensor."""
 
     query: Tensor
     key: Tensor

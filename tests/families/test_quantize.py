@@ -61,7 +61,8 @@ def test_it_is_right(shape, gpu, genes):
     ],
 )
 def test_a_fault_is_found(shape, old, new):
-    found, problem = kernel(f"D=64 bf16 {shape}", "h100", (old, new), **(OF_BLOCKS if shape == BLOCK else {"UNROLL": 2}))
+    genes = OF_BLOCKS if shape == BLOCK else {"UNROLL": 2}
+    found, problem = kernel(f"D=64 bf16 {shape}", "h100", (old, new), **genes)
     assert small_faults(found, problem)
 
 

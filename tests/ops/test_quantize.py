@@ -90,7 +90,9 @@ def given(heads=2, rows=300, layout="bhsd", dtype=torch.bfloat16):
     return (x if layout == "bhsd" else x.transpose(1, 2).contiguous().transpose(1, 2)).to(dtype)
 
 
-@pytest.mark.parametrize(("kv", "granularity"), [("e4m3", "head"), ("e5m2", "tensor"), ("int8", "token"), ("e4m3", "block")])
+@pytest.mark.parametrize(
+    ("kv", "granularity"), [("e4m3", "head"), ("e5m2", "tensor"), ("int8", "token"), ("e4m3", "block")]
+)
 def test_a_kernel_makes_what_the_expressions_make(device, kv, granularity):
     dtype = DTYPES[kv]
     k, v = given(), given(rows=300, layout="bshd")
