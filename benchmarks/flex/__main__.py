@@ -239,7 +239,7 @@ def main() -> None:
     problems = [one for one in problems if words.only in one.describe()]
     if words.processes > 1 and not words.share:
         rows = []
-        for part in run_all("benchmarks.flex", sys.argv[1:], words.processes, ".json"):
+        for part in run_all("benchmarks.flex", sys.argv[1:], words.processes, words.seconds):
             rows += [Row(Problem(**row.pop("problem")), **row) for row in json.loads(part.read_text("utf-8"))]
         rows.sort(key=lambda row: problems.index(row.problem))
         if words.json:

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -40,19 +42,27 @@ def alone(lock: Path | None) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_UN)
 
 
-def run_all(module: str, arguments: Sequence[str], count: int, suffix: str) -> Iterator[Path]:
-    """Run so many processes of a module with these arguments and `--share I/N --lock FILE --json FILE`; the files that
-    they wrote."""
+LAST_SECONDS = 40
+"""Of a process that may begin no more problems."""
+
+
+def run_all(module: str, arguments: Sequence[str], count: int, seconds: float) -> Iterator[Path]:
+    """Run so many processes of a module with these arguments and `--share I/N --lock FILE --json FILE`, for so long and
+    `LAST_SECONDS`; the files that they wrote."""
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         lock = "--lock", str(home / "lock")
-        parts = [home / f"{number}{suffix}" for number in range(count)]
+        parts = [home / f"{number}.json" for number in range(count)]
         runs = [
             subprocess.Popen(
                 [sys.executable, "-m", module, *arguments, "--share", f"{number}/{count}", *lock, "--json", str(part)]
             )
             for number, part in enumerate(parts)
         ]
+        end = time.monotonic() + seconds + LAST_SECONDS
         for run in runs:
-            run.wait()
+            try:
+                run.wait(None if math.isinf(end) else max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                run.kill()
         yield from (part for part in parts if part.exists())
