@@ -18,6 +18,7 @@ from evoattn.ops.attention import attend
 from evoattn.ops.beside import Wanted, quantize, turn
 from evoattn.ops.call import (
     ANSWERS,
+    BESIDE_E4M3,
     E4M3,
     Answer,
     Call,
@@ -60,12 +61,12 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
     """`evoattn.attention` in 8 bits, with `causal`, `scale`, `window`, `softcap`, `sinks` and `return_lse` as there.
     The answer is bfloat16 `[batch, heads, seqlen_q, head_dim]`, the log-sum-exp float32.
 
-    Tensors of float8_e4m3fn are taken as they are. A number stands for itself times its scale: `q_descale`, `k_descale`
-    and `v_descale` are float32 `[batch, kv_heads]` as FlashAttention 3's, those of query too, or one for all, a tensor
-    of one element or a number, or of each 128 rows of a head: of query `[batch, heads, query blocks]`, of key and value
-    `[batch, kv_heads, key blocks]`. They are not negative; left out, 1. Tensors of 16 or 32 bits are quantised first,
-    with a scale for each 128 rows of a head that takes its largest value to the end of the range, and no descale may be
-    given.
+    Tensors of float8_e4m3fn are taken as they are, key and value of float8_e5m2 beside such a query too. A number
+    stands for itself times its scale: `q_descale`, `k_descale` and `v_descale` are float32 `[batch, kv_heads]` as
+    FlashAttention 3's, those of query too, or one for all, a tensor of one element or a number, or of each 128 rows of
+    a head: of query `[batch, heads, query blocks]`, of key and value `[batch, kv_heads, key blocks]`. They are not
+    negative; left out, 1. Tensors of 16 or 32 bits are quantised first, with a scale for each 128 rows of a head that
+    takes its largest value to the end of the range, and no descale may be given.
     `smooth_k` takes the mean of the keys of a head from them first, as SageAttention does: outlier channels then cost
     less of the range. The answer is the same, since all scores of a query change alike, and the log-sum-exp is
     corrected. It goes with no `softcap`. With `turned` value is as `quantize_kv(…, turned=True)` makes it, which is
@@ -187,10 +188,14 @@ def _require(query: Tensor, key: Tensor, value: Tensor) -> None:
             raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}.")
         if tensor.dim() != 4:
             raise ValueError(f"{name} must be [batch, heads, seqlen, head_dim], not {list(tensor.shape)}.")
-    dtypes = {tensor.dtype for tensor in (query, key, value)}
-    if len(dtypes) > 1 or not (query.dtype == E4M3 or (query.is_floating_point() and query.itemsize > 1)):
-        found = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
-        raise ValueError(f"query, key and value must all be float8_e4m3fn, or all of 16 or 32 bits, not {found}.")
+    eight = query.dtype == E4M3 and key.dtype in BESIDE_E4M3
+    wide = query.dtype == key.dtype and query.itemsize > 1 and query.is_floating_point()
+    if key.dtype != value.dtype or not (eight or wide):
+        found = ", ".join(sorted({str(one.dtype).removeprefix("torch.") for one in (query, key, value)}))
+        raise ValueError(
+            "query, key and value must all be float8_e4m3fn, key and value perhaps float8_e5m2, or all of 16 or 32 "
+            f"bits, not {found}."
+        )
     heads, kv_heads = query.shape[1], key.shape[1]
     fits = key.shape[:3] == value.shape[:3] and key.shape[3] == query.shape[3] and key.shape[0] == query.shape[0]
     if not fits or not kv_heads or heads % kv_heads or 0 in (*query.shape, *key.shape, *value.shape):
