@@ -36,6 +36,7 @@ both forms of it beside sums in fp32."""
 TURNED_FROM = 1024
 """Query rows of a K/V head from which an e4m3 V is turned by a kernel of its own, which reads and writes V once, and
 saves a tenth of the attention."""
+WITH_WGMMA = "sm_90a"
 Scale = Tensor | float | None
 """One for all, `[batch, kv_heads]`, or of each 128 rows `[batch, heads, blocks]`; None is 1."""
 
@@ -137,12 +138,14 @@ class Quantised:
 def quantised(
     query: Tensor, key: Tensor, value: Tensor, smooth: bool = False, turned: bool = False
 ) -> tuple[Quantised, Tensor | None]:
-    """Tensors of 16 or 32 bits in e4m3, with a scale for each 128 rows of a head, so that one launch reads them once;
-    with `smooth` of keys less the mean of those of their head, which is the second: they have a scale for each head."""
-    plain = Wanted(E4M3, PER_BLOCK, key.shape[1])
+    """Tensors of 16 or 32 bits in e4m3, with a scale for each 128 rows of a head, so that one launch reads them once,
+    or where no kernel takes these for each K/V head; with `smooth` of keys less the mean of those of their head, which
+    is the second: they have a scale for each head."""
+    by_block = _has_wgmma(query)
+    plain = Wanted(E4M3, PER_BLOCK if by_block else "head", key.shape[1])
     q, v = quantize(query, plain), quantize(value, replace(plain, turned=turned))
     k = quantize(key, replace(plain, granularity="head", smooth=True) if smooth else plain)
-    of_keys = k.scale[:, :, None].expand_as(v.scale) if smooth else k.scale
+    of_keys = k.scale[:, :, None].expand_as(v.scale) if smooth and by_block else k.scale
     numbers = _as_rows(key, v.numbers) if turned else v.numbers
     return Quantised(q.numbers, k.numbers, numbers, q.scale, of_keys, v.scale, turned), k.mean
 
@@ -169,8 +172,19 @@ def _turns(query: Tensor, key: Tensor, value: Tensor) -> bool:
     runtime = current.runtime()
     if runtime.platform is None or query.device.type != runtime.device_type or not _may_launch(query, key, value):
         return False
+    if not _has_wgmma(query):
+        return False
     dim = value.shape[3]
     return dim <= WIDEST and dim % GROUP == 0 and (TURNED, *_shapes(query, key, value)) not in runtime.served
+
+
+def _has_wgmma(query: Tensor) -> bool:
+    """Whether the GPU has kernels of `fp8_wgmma`, if there is one: they take turned values and scales of blocks."""
+    runtime = current.runtime()
+    if runtime.platform is None or query.device.type != runtime.device_type:
+        return True
+    gpu = runtime.platform.spec(query.get_device())
+    return gpu is None or gpu.arch == WITH_WGMMA
 
 
 def _shapes(*tensors: Tensor) -> tuple[torch.Size, ...]:
