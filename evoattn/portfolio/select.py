@@ -387,9 +387,7 @@ def winner_lines(place: Place, row: Checked, gpu: GpuSpec) -> list[str]:
     return [json.dumps(about | {"family": family, "config": params}) + "\n" for family, params in distinct]
 
 
-def known_kernels(
-    rows: Sequence[tuple[str, dict[str, Any]]], problem: AttentionProblem, gpu: GpuSpec
-) -> list[Kernel]:
+def known_kernels(rows: Sequence[tuple[str, dict[str, Any]]], problem: AttentionProblem, gpu: GpuSpec) -> list[Kernel]:
     """Of the rows, (family, parameters), those that today's families and spaces have for the problem."""
     found = []
     for family, params in rows:
