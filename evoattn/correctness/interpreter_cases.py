@@ -25,9 +25,11 @@ from evoattn.correctness.cases import (
     windowed,
     with_small_tables,
 )
+from evoattn.correctness.reference import with_kept_scores
 from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES
 from evoattn.model.block_list import parse_blocks
+from evoattn.model.dtype import DTYPES
 from evoattn.model.launch import KernelLaunch
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
@@ -130,6 +132,8 @@ class SmallCase:
     late_blocks: bool = False
     """Whether blocks that wait for others do so for long (`ptx.run_launch`)."""
     tile: int = 64  # of keys, where the inputs have huge ones
+    kept: str = ""
+    """The dtype of 16 bits in which the kernel keeps scores in memory, if it does."""
 
     def placed(self, kernel: BuiltKernel) -> BuiltKernel:
         """The kernel as launched on a GPU of so many SMs, with such strides."""
@@ -144,7 +148,10 @@ class SmallCase:
 
     def make(self, seed: int) -> Case:
         """Inputs and their answer."""
-        return make_case(self.name, self.problem, seed, "cpu", self.kind, double=True, tile=self.tile)
+        case = make_case(self.name, self.problem, seed, "cpu", self.kind, double=True, tile=self.tile)
+        if not self.kept:
+            return case
+        return replace(case, answer=with_kept_scores(case.answer, case.problem, case.tensors, self.kept))
 
 
 def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[SmallCase]:
@@ -195,6 +202,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
         kind = "plain" if plain else "rising_maximum"  # the last keys weigh most
         cases += [SmallCase("edges beside those of tiles", p, kind) for p in beside]
     cases.append(SmallCase("more queries than keys", few, "extreme_terms" if page else "plain"))
+    if made.kept:
+        return [replace(case, kept=made.kept) for case in cases]
     if problem.blocks:
         return [replace(case, problem=made.listed(case.problem, turn)) for turn, case in enumerate(cases)]
     return [replace(case, problem=sequenced(case.problem, page)) for case in cases] if problem.varlen else cases
@@ -243,6 +252,12 @@ class _Maker:
     @property
     def coarse_scores(self) -> bool:
         return str(self.params.get("S_TYPE")) in ("fp16", "bf16")
+
+    @property
+    def kept(self) -> str:
+        """The torch dtype of the scores that are kept, where they have 16 bits."""
+        keeps = self.coarse_scores and "tiles" not in str(self.params["SOFTMAX"])
+        return DTYPES[str(self.params["S_TYPE"])].torch if keeps else ""
 
     def usual(self) -> list[SmallCase]:
         """Of every config."""
@@ -293,8 +308,7 @@ class _Maker:
             rising = fitted(self.many if self.many.seqlen_k > self.keys else rising, within, 5)
             cases.append(SmallCase("a shift that rises late", rising, "huge_keys_within", tile=self.block_n))
         elif "KEPT_VECTORS" in self.params:
-            coarse = self.coarse_scores and "tiles" not in str(self.params["SOFTMAX"])
-            kind = "scores_past_fp16" if coarse else "large_logits_late_key"
+            kind = "scores_past_fp16" if self.kept else "large_logits_late_key"
             cases.append(SmallCase("a huge key behind those that are kept", fitted(self.many, self.keys, 5), kind))
         else:
             cases.append(SmallCase("a maximum that rises in a whole tile", self._whole_rise(), "large_logits_two_keys"))
