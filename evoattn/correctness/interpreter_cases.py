@@ -28,6 +28,7 @@ from evoattn.correctness.cases import (
 from evoattn.correctness.reference import with_kept_scores
 from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES
+from evoattn.families.split_kv.resources import LEAST_STEPS
 from evoattn.model.block_list import parse_blocks
 from evoattn.model.dtype import DTYPES
 from evoattn.model.launch import KernelLaunch
@@ -111,6 +112,8 @@ def far_places(problem: AttentionProblem) -> dict[str, NDArray[np.uint16]]:
 
 _IN_TURN = re.compile(r"heads_(\d+)")
 """A parameter's value: so many heads take turns in the order of tiles."""
+MOST_ROOM = 6000
+"""Keys of a case of one query."""
 MOST_KEYS, MOST_SQUARE_KEYS, MOST_STEPS = 1600, 420, 1400
 """Keys of the longest case; the second where a mask asks for as many queries. Where each of these is a tile, they are
 `case_shapes.MOST_HEAD_ROWS`. More where splits are many, so long as all blocks take so many steps at most."""
@@ -176,7 +179,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
       (`terms.make_terms`), a bias whose rows have no padding;
     - if heads are rows (GROUP_ROWS), three heads a K/V head, or nine, no power of two, over several tiles of rows; if
       only some keys are in use, sequences of none, one and two, of whole tiles, of just less and more than a tile, of
-      all keys, where a table ends, and of less than none;
+      all keys, where a table ends, and of less than none, and one of so many keys that a split has fewer than there is
+      room for;
     - if V lies within K, groups of more heads than BLOCK_M; if the rows of a tile are heads of one query, as many rows
       as there would be of queries (`by_heads`); of splits under a mask that asks for many queries one that has several
       tiles (`of_first_split`), or as many queries as it takes where blocks take every KEY_SPLIT-th tile;
@@ -248,6 +252,10 @@ class _Maker:
     def _rows_for(self, keys: int) -> int:
         """At least 40, and under a mask so many that one sees the last key."""
         return max(40, self.problem.masking.queries_to_see_all(keys) + 6)
+
+    def sees_all_alone(self, keys: int) -> bool:
+        """Whether one query does."""
+        return self.problem.masking.queries_to_see_all(keys) == 1
 
     @property
     def coarse_scores(self) -> bool:
@@ -354,6 +362,11 @@ class _Maker:
         if problem.seqused:
             used = used_cases(problem, block_n)
             cases += [SmallCase(name, windowed(p, block_n // 2, 1), kind) for name, p, kind in used]
+            steps = block_n * self.shares
+            if self.number("SPLITS") > 1 and LEAST_STEPS * steps < MOST_ROOM and self.sees_all_alone(MOST_ROOM):
+                used = LEAST_STEPS * steps - 3  # of which splits have fewer keys than of all that there is room for
+                short = self.one.with_(seqlen_q=1, seqlen_k=used + steps, seqused=f"{used}:{used}")
+                cases.append(SmallCase("splits that lengths cut", windowed(short, used, 0)))
         if problem.shared_kv:  # of which a group may have more heads than a tile has rows
             heads = problem.with_(batch=1, heads=block_m + 7, kv_heads=1, seqlen_q=2, seqlen_k=block_n + 3)
             cases.append(SmallCase("more heads than a tile", fitted(heads, 1, 1)))

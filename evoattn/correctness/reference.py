@@ -271,8 +271,9 @@ def with_kept_scores(answer: Answer, problem: AttentionProblem, tensors: dict[st
     low = weights.to(torch_dtype(problem)).double() @ values / weights.sum(-1, keepdim=True).clamp(min=1)
     exact = answer["o"]
     difference = low.to(torch_dtype(problem)).double() - exact.values
-    allowed = max(exact.allowed_error, 2 * difference.abs().max().item())
-    return answer | {"o": replace(exact, allowed_error=allowed, allowed_rms=max(exact.allowed_rms, 2 * rms(difference)))}
+    largest, mean = 2 * difference.abs().max().item(), 2 * rms(difference)
+    allowed = max(exact.allowed_error, largest), max(exact.allowed_rms, mean)
+    return answer | {"o": replace(exact, allowed_error=allowed[0], allowed_rms=allowed[1])}
 
 
 def rms(x: torch.Tensor) -> float:
