@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from typing import Any
 
-from evoattn.families.registry import FAMILIES
 from evoattn.model import dtype, gpu, space, suggest, variant
 from evoattn.model.calibrated import calibration_name
 from evoattn.model.played import is_played, target
 from evoattn.model.records import CheckResult, CompileInfo, Evaluation, TrialState, ValidationReport
 from evoattn.model.timing import Timing
+from tests.samplers.made_up_families import SPACES
 from tests.support.facts import answer, changed, told
 
 PRODUCTS = ("NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 4090", "Tesla T4", "NVIDIA L4", "NVIDIA A100-SXM4-40GB", "x")
@@ -30,7 +30,9 @@ TIMINGS = [
     Timing.out("It was slow.", False),
 ]
 WORDS = [("flash_mm", ("flash_mma", "flash_wmma")), ("h10", ("h100", "h200")), ("x", ("abc",)), ("", ("a",))]
-CHOICES = [["BLOCK_M=64,128"], ["BLOCK_M=64", "STAGES=2"], ["BLOCK_M"], ["BLOCK_M=", "STAGES=2"], ["A=1", "A=2"]]
+CHOICES = [["TILE=6,1"], ["TILE=1", "round_2=2"], ["TILE"], ["TILE=", "round_1=2"], ["A=1", "A=2"], ["flat_2=true"]]
+SOME = {"TILE": 3, **{f"round_{i}": 2 for i in range(1, 6)}}
+CARDS = ("a100", "b200", "h100", "h200", "l4", "rtx4090")
 
 
 def _restricted(of_family: space.SearchSpace, words: list[str]) -> int:
@@ -40,23 +42,23 @@ def _restricted(of_family: space.SearchSpace, words: list[str]) -> int:
 def facts() -> Iterator[tuple[str, Any]]:
     """See `tests.support.facts`."""
     arguments = [(), (96, 128, 49152), (255, 1024, 0), (10**9, 10**6, "fp16"), ("fp16",), ("fp32",), ("e4m3",)]
-    for name, spec in gpu.GPUS.items():
+    cards = {name: gpu.GPUS[name] for name in CARDS}
+    for name, spec in cards.items():
         yield name, [told(spec, *arguments, without=("is_like", "with_limits")), target(spec.arch), is_played(spec)]
         yield (
             f"likes of {name}",
-            [spec.is_like(other) for other in (*gpu.GPUS.values(), None, spec.with_limits(LIMITS))],
+            [spec.is_like(other) for other in (*cards.values(), None, spec.with_limits(LIMITS))],
         )
         yield f"calibrations of {name}", calibration_name(spec.name, spec.sm_count, spec.arch)
     yield "lookups", [answer(gpu.lookup, word) for word in ("h100", "H100", "NVIDIA H100", "h10", "", "rtx 4090")]
     yield "products", [answer(gpu.row_of, product) for product in PRODUCTS]
     yield "devices", [[told(device), device.describe()] for device in DEVICES]
-    for family in FAMILIES:
-        of_family = space.load_space(family, gpu.GPUS["h100"])
-        yield f"space of {family}", told(of_family, (), ({},), ({"BLOCK_M": 64},), ({"BLOCK_M": 63},))
+    for family, of_family in SPACES.items():
         yield (
-            f"choices of {family}",
-            [answer(_restricted, of_family, words) for words in CHOICES],
+            f"space of {family}",
+            told(of_family, (), ({},), ({"TILE": 3},), ({"TILE": 99},), (SOME,), (SOME | {"A": 1},)),
         )
+        yield f"choices of {family}", [answer(_restricted, of_family, words) for words in CHOICES]
     yield "timings", [told(timing, (), (0.5,), (0.1,), (TIMINGS[0],), (TIMINGS[1],)) for timing in TIMINGS]
     checks = CheckResult("one", True, 0.1, 0.2), CheckResult("two", False, 0.3, 0.2, "It differs.")
     report = ValidationReport("cuda", checks)
