@@ -12,6 +12,7 @@ from torch import Tensor
 
 from evoattn.model.mask import FULL
 from evoattn.model.problem import AttentionProblem, ProblemError, canonical_mask, canonical_window
+from evoattn.model.scales import PER_BLOCK, PER_TOKEN
 from evoattn.model.sequences import with_room
 from evoattn.ops.arguments import (
     ALIGNMENT,
@@ -314,7 +315,7 @@ class Call:
         of_each, of_heads = any(scale.dim() == 3 for scale in scales), any(scale.numel() > 1 for scale in scales)
         return {
             "kv": KV_DTYPES[self.key.dtype],
-            "scales": "token" if of_each else "head" if of_heads else "",
+            "scales": (PER_BLOCK if self.q_scaled else PER_TOKEN) if of_each else "head" if of_heads else "",
             "scale_strides_of": tuple((*one.stride(), 0)[:3] if one.numel() > 1 else (0, 0, 0) for one in scales),
         }
 
