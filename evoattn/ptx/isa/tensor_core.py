@@ -185,7 +185,8 @@ def multiply_matrices(context: Context, ins: Instruction, fields: Fields) -> Act
         (p, s.reshape(shape) if s.ndim else s, t.reshape(shape)) for p, s, t in zip(fragments.products, c, targets)
     ]
 
-    totals = [(p, 0 if kind in VALUES else addend, target) for p, addend, target in views]
+    nothing = np.zeros((), np.float32)
+    totals = [(p, nothing if kind in VALUES else addend, target) for p, addend, target in views]
 
     def run(active: ActiveThreads) -> None:
         context.require_whole_warps(active, ins)
