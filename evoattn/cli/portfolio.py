@@ -148,6 +148,10 @@ def select(
     output: Annotated[
         Path | None, typer.Option("-o", metavar="FILE", help="Where the list goes.", show_default="the shipped file")
     ] = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KIND", help="Choose for it alone, e.g. '8 d128', and keep the rest; may be repeated."),
+    ] = None,
     jobs: Jobs = None,
 ) -> None:
     """Choose the kernels that come with evoattn, of those that were fastest on measured problems; needs no GPU."""
@@ -158,7 +162,7 @@ def select(
 
         spec, _ = choose_device(gpu, [])
         today = load(spec.arch)
-        made = room.select(campaigns, spec, today, jobs)
+        made = room.select(campaigns, spec, today, jobs, kind or ())
         path = output or DATA / f"{spec.arch}.json"
         save(path, made)
         typer.echo(f"{len(made.kernels)} kernels for {len(made.kinds)} kinds of problems: {path}")

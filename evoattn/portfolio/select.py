@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -155,18 +155,31 @@ def genes_of(configs: Iterable[KernelConfig]) -> dict[str, Genes]:
     }
 
 
-def select(files: Sequence[Path], gpu: GpuSpec, today: KernelList | None, jobs: int | None = None) -> KernelList:
-    """The list of these campaigns and of `today`: kinds that they measured have the kernels that cover them, others
-    keep theirs. Raises `OSError` or `ValueError` on a file that cannot be read."""
-    return select_of((group for file in files for group in campaign.load(file)[1]), gpu, today, jobs)
+def select(
+    files: Sequence[Path],
+    gpu: GpuSpec,
+    today: KernelList | None,
+    jobs: int | None = None,
+    kinds: Collection[str] = (),
+) -> KernelList:
+    """The list of these campaigns and of `today`: kinds that they measured, or those of them that are named, have the
+    kernels that cover them, others keep theirs. Raises `OSError` or `ValueError` on a file that cannot be read."""
+    groups = (group for file in files for group in campaign.load(file)[1])
+    return select_of(groups, gpu, today, jobs, kinds=kinds)
 
 
 def select_of(
-    groups: Iterable[Group], gpu: GpuSpec, today: KernelList | None, jobs: int | None = None, beside: bool = False
+    groups: Iterable[Group],
+    gpu: GpuSpec,
+    today: KernelList | None,
+    jobs: int | None = None,
+    beside: bool = False,
+    kinds: Collection[str] = (),
 ) -> KernelList:
-    """As `select`, of measured groups. `beside`: kinds that they measured keep the kernels of `today`, too."""
-    kinds, configs = measured_kinds(groups)
-    own = {kind: found.covering() for kind, found in kinds.items()}
+    """As `select`, of measured groups; where kinds are named, the general kernels stay, too. `beside`: kinds that they
+    measured keep the kernels of `today`, too."""
+    measured, configs = measured_kinds(groups)
+    own = {kind: found.covering() for kind, found in measured.items() if not kinds or kind in kinds}
     if today:
         configs |= {config.id: config for config in today.kernels}
         theirs = {kind: [today.kernels[i].id for i in places] for kind, places in today.kinds.items()}
@@ -174,7 +187,10 @@ def select_of(
             own = {kind: list(dict.fromkeys([*names, *theirs.get(kind, ())])) for kind, names in own.items()}
         own = theirs | own
     fast = list(dict.fromkeys(name for names in own.values() for name in names))
-    everywhere = general([configs[name] for name in fast], problems_to_serve(), gpu, jobs)
+    if kinds and today:
+        everywhere = [today.kernels[i].id for i in today.general]
+    else:
+        everywhere = general([configs[name] for name in fast], problems_to_serve(), gpu, jobs)
     places = {name: i for i, name in enumerate(dict.fromkeys([*fast, *everywhere]))}
     kernels = tuple(configs[name] for name in places)
     genes = genes_of(kernels)
