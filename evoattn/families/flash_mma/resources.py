@@ -34,7 +34,6 @@ class FlashMmaGenes(Genes):
     BLOCK_N: int
     WARPS: int
     KEY_WARPS: int
-    KEY_SPLIT: int
     STAGES: int
     SCHEDULE: Literal["split", "split_short_v", "together", "overlapped"]
     SMEM_LAYOUT: Literal["swizzled", "padded"]
@@ -44,6 +43,7 @@ class FlashMmaGenes(Genes):
     O_STORE: Literal["direct", "shared"]
     BLOCK_ORDER: Literal["rows", "rows_reversed", "heads", "heads_reversed"]
     BLOCKS_PER_SM: int
+    KEY_SPLIT: int = 1
 
 
 CHUNK_BYTES = 16
