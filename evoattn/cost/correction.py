@@ -45,7 +45,7 @@ class Correction:
 
     def of_kernel(self, config: KernelConfig) -> float:
         """As `kernels`, 0 for one that was not timed."""
-        return self.kernels.get(config.id[:NAME], 0.0)
+        return self.kernels.get(config.id[:NAME], 0.0) if self.kernels else 0.0
 
     def to_row(self) -> dict[str, Any]:
         """JSON-ready."""

@@ -139,9 +139,7 @@ class Model:
         if not sums and not self.own.kernels:
             return np.ones(len(parts))
         asked, plain = self.asked(problem, configs, parts, spill_bytes)
-        logs = (
-            np.array([self.own.of_kernel(config) for config in configs]) if self.own.kernels else np.zeros(len(parts))
-        )
+        logs = np.array([self.own.of_kernel(config) for config in configs])
         for trees, most in sums:
             rows = np.array([list(map(row.get, trees.names)) for row in asked], np.float64)  # NaN where a row lacks one
             logs += np.clip(trees.predict(rows), -most, most)

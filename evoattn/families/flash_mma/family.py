@@ -109,7 +109,7 @@ class FlashMma(Family):
         """A row meets its tiles of keys, which begin at multiples of BLOCK_N, from the first to the last; a tile in
         which it sees no key leaves it as it is, and so does a rescale that the maximum of another row asks for."""
         genes = self.genes(config)
-        # A lazy shift is raised in masked tiles in another way; where a block's part of the keys begins, other rows say.
+        # A lazy shift is raised in masked tiles in another way; other rows say where a block's part of the keys begins.
         if problem.blocks or genes.RESCALE == "lazy" or genes.KEY_SPLIT > 1:
             return None
         rescale = "always" if genes.RESCALE == "vote" else genes.RESCALE
