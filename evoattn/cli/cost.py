@@ -67,7 +67,7 @@ def fit(
             fitted.save(found, path)
 
         if family:
-            experiments.fit_families(paths, family, typer.echo, keep, each, cores)
+            experiments.fit_families(paths, family, typer.echo, keep, each, cores, not unjudged)
         elif unjudged:
             keep(experiments.make_fit(paths, typer.echo, each, cores))
         else:

@@ -90,25 +90,36 @@ def fit_and_judge(
 
 
 def fit_families(
-    paths: Sequence[Path], families: Sequence[str], say: Say, keep: Callable[[Fitted], None], each: int, jobs: int
+    paths: Sequence[Path],
+    families: Sequence[str],
+    say: Say,
+    keep: Callable[[Fitted], None],
+    each: int,
+    jobs: int,
+    judged: bool = True,
 ) -> None:
-    """Trees of these families alone, by the weights of the fit that ships, which keeps all else; judged by fits that
+    """Trees of these families alone, by the weights of the fit that ships, which keeps all else; `judged` by fits that
     leave problems out. Raises `WrongUse` where the files have no times of them."""
     rows = thinned((row for row in launched_as_today(read(paths)) if row.family in families), each)
     if missing := sorted(set(families) - {row.family for row in rows}):
         raise WrongUse(f"The files have no times of {missing[0]}.")
     table, shipped = make_table(rows, "both", jobs), load()
     weights = {family: shipped.weights_of(family) for family in families}
-    data = Data(table, table)
-    parts = [(outside, fits.fit(table, inside, weights)) for inside, outside in folds(data)]
-    chosen = np.concatenate([outside for outside, _ in parts])
-    score = np.concatenate([fits.predict(table, outside, found) for outside, found in parts])
-    regrets = _first_choices([rows[i] for i in chosen], score)
-    mean, worst = float(np.exp(np.log(regrets).mean())), float(regrets.max())
-    say(f"Of {len(regrets)} problems left out first choices took {mean:.3f} times the best, {worst:.3f} at worst.")
+    told: dict[str, Any] = {
+        "files": [path.name for path in paths],
+        "times": len(rows),
+        "made": time.strftime("%Y-%m-%d"),
+    }
+    if judged:
+        data = Data(table, table)
+        parts = [(outside, fits.fit(table, inside, weights)) for inside, outside in folds(data)]
+        chosen = np.concatenate([outside for outside, _ in parts])
+        score = np.concatenate([fits.predict(table, outside, found) for outside, found in parts])
+        regrets = _first_choices([rows[i] for i in chosen], score)
+        mean, worst = float(np.exp(np.log(regrets).mean())), float(regrets.max())
+        say(f"Of {len(regrets)} problems left out first choices took {mean:.3f} times the best, {worst:.3f} at worst.")
+        told |= {"left_out": {"problems": len(regrets), "mean": mean, "worst": worst}}
     found = fits.fit(table, np.arange(len(rows)), weights)
-    told = {"files": [path.name for path in paths], "times": len(rows), "made": time.strftime("%Y-%m-%d")}
-    told |= {"left_out": {"problems": len(regrets), "mean": mean, "worst": worst}}
     about = {**shipped.about, "families": {**shipped.about.get("families", {}), **dict.fromkeys(families, told)}}
     keep(Fitted({**shipped.weights, **weights}, {**shipped.trees, **found.trees}, about))
 
