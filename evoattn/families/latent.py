@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import math
 
-from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES, why_not_sliding
+from evoattn.families.tensor_tiles import CHUNK_COLUMNS, why_not_sliding
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
-from evoattn.model.launch import TensorMap
 from evoattn.model.problem import AttentionProblem
 
 ARCH = "sm_90a"
@@ -37,20 +36,6 @@ def why_not_latent(name: str, problem: AttentionProblem, gpu: GpuSpec, value_col
     return why_not_sliding(problem)
 
 
-def row_blocks(problem: AttentionProblem, heads: int) -> int:
-    """Tiles of rows of a K/V head, each of at most `heads` query heads of one query."""
-    return problem.seqlen_q * math.ceil(problem.group_size / heads)
-
-
-def heads_map(problem: AttentionProblem, heads: int) -> TensorMap:
-    """The map of Q whose rows are the heads of one query: all 64-column chunks in one box."""
-    batch, all_heads, seqlen, head_dim = problem.shape("q")
-    batch_bytes, head_bytes, row_bytes = (stride * problem.element_bytes for stride in problem.strides("q")[:3])
-    chunks = head_dim // CHUNK_COLUMNS
-    return TensorMap(
-        "q",
-        problem.dtype,
-        (CHUNK_COLUMNS, all_heads, chunks, seqlen, batch),
-        (head_bytes, ROW_BYTES, row_bytes, batch_bytes),
-        (CHUNK_COLUMNS, heads, chunks, 1, 1),
-    )
+def row_blocks(problem: AttentionProblem, heads: int, queries: int = 1) -> int:
+    """Tiles of rows of a K/V head, each of at most `heads` query heads of so many queries."""
+    return math.ceil(problem.seqlen_q / queries) * math.ceil(problem.group_size / heads)

@@ -1,7 +1,7 @@
 // consumer.cuh: the warpgroup that multiplies: scores, the softmax, O and its way out. Of products of 64 rows and
 // BLOCK_M columns, d[i] of a lane with g = lane / 4 is row g + 8 (i / 2 % 2) of its warp's 16 rows, column i / 4 * 8 +
 // lane % 4 * 2 + i % 2 (PTX ISA, wgmma m64nNk16, D): of scores a row is a key, of Oᵀ a column of O, and a column is a
-// query head. Needs the constants of latent_columns.cu.j2.
+// row of Q. Needs the constants of latent_columns.cu.j2.
 #include "device/ptx/exp2.cuh"
 #include "device/ptx/tma.cuh"
 #include "device/softmax/log_sum.cuh"
@@ -26,7 +26,7 @@ struct Consumer {
   const int warp, lane;
   float s[FLOATS], o[CHUNKS][FLOATS];
   float shift[COLUMNS], sum[COLUMNS];  // of columns: log2 units, the maximum so far; Σ 2^(s - shift) of the lane's rows
-  int keys, first_tile, end_tile;      // of the tile of rows at hand
+  int first_tile, end_tile, keys, first_keys;  // of the tile of rows at hand: keys of its last query and its first
   RingPosition<Q_STAGES> q_place;
   RingPosition<STAGES> k_place;
 
@@ -35,7 +35,8 @@ struct Consumer {
 
   __device__ __forceinline__ void run() {
     while (same(shares.next())) {
-      keys = same(shares.keys), first_tile = same(shares.first_tile), end_tile = same(shares.end_tile);
+      first_tile = same(shares.first_tile), end_tile = same(shares.end_tile);
+      keys = same(shares.keys), first_keys = same(shares.first_keys);
       mbarrier_wait(shares.barrier(Smem::Q_FULL, q_place.stage), q_place.parity);
 #pragma unroll
       for (int chunk = 0; chunk < CHUNKS; ++chunk)
@@ -55,7 +56,7 @@ struct Consumer {
   static __device__ __forceinline__ int same(int x) { return __shfl_sync(ALL_LANES, x, 0); }
   // Which of the lane's columns an element is of, and which of the tile's a column is.
   static constexpr __device__ __forceinline__ int column_of(int i) { return i / 4 * 2 + i % 2; }
-  __device__ __forceinline__ int head_of(int column) const { return column / 2 * 8 + lane % 4 * 2 + column % 2; }
+  __device__ __forceinline__ int row_of(int column) const { return column / 2 * 8 + lane % 4 * 2 + column % 2; }
 
   __device__ __forceinline__ uint32_t q_smem() const { return shares.smem_address + q_place.stage * Smem::Q_TILE_BYTES; }
   __device__ __forceinline__ uint32_t k_smem(const RingPosition<STAGES>& at) const {
@@ -110,13 +111,13 @@ struct Consumer {
       for (int step = 4; step < 32; step *= 2) x[i] = combine(x[i], __shfl_xor_sync(ALL_LANES, x[i], step));
     if (lane < 4) {
 #pragma unroll
-      for (int i = 0; i < COLUMNS; ++i) of_warp(warp)[head_of(i)] = x[i];
+      for (int i = 0; i < COLUMNS; ++i) of_warp(warp)[row_of(i)] = x[i];
     }
     named_barrier_sync<CONSUMERS>(WARPS_DONE);
 #pragma unroll
     for (int i = 0; i < COLUMNS; ++i) {
-      x[i] = combine(combine(of_warp(0)[head_of(i)], of_warp(1)[head_of(i)]),
-                     combine(of_warp(2)[head_of(i)], of_warp(3)[head_of(i)]));
+      x[i] = combine(combine(of_warp(0)[row_of(i)], of_warp(1)[row_of(i)]),
+                     combine(of_warp(2)[row_of(i)], of_warp(3)[row_of(i)]));
     }
   }
 
@@ -125,10 +126,12 @@ struct Consumer {
     const int first = first_key + warp * 16 + lane / 4;  // the lane's
 #pragma unroll
     for (int i = 0; i < FLOATS; ++i) s[i] *= softmax_scale_log2;
-    if (first_key + BLOCK_N > keys) {
+    if (first_key + BLOCK_N > first_keys) {
 #pragma unroll
-      for (int i = 0; i < FLOATS; ++i)
-        if (first + i / 2 % 2 * 8 >= keys) s[i] = NEGATIVE_INFINITY;
+      for (int i = 0; i < FLOATS; ++i) {
+        const int seen = CAUSAL && QUERIES > 1 ? min(keys, first_keys + row_of(column_of(i)) / HEADS) : keys;
+        if (first + i / 2 % 2 * 8 >= seen) s[i] = NEGATIVE_INFINITY;
+      }
     }
     float most[COLUMNS], factor[COLUMNS];
 #pragma unroll
@@ -215,9 +218,12 @@ struct Consumer {
       const int64_t head = int64_t(tile.batch) * shares.kv_heads * shares.group_heads + tile.first_head;
       if (warp == 0 && lane < 4) {
 #pragma unroll
-        for (int i = 0; i < COLUMNS; ++i)
-          if (head_of(i) < tile.heads)
-            output.lse_gmem[(head + head_of(i)) * shares.seqlen_q + tile.query] = log_sum(shift[i], sum[i]);
+        for (int i = 0; i < COLUMNS; ++i) {
+          const int row = row_of(i);
+          if (tile.has(row))
+            output.lse_gmem[(head + row % HEADS) * shares.seqlen_q + tile.query + row / HEADS] =
+                log_sum(shift[i], sum[i]);
+        }
       }
     }
     // In the place of Q, which all warps' products have read.
@@ -230,30 +236,31 @@ struct Consumer {
     Element* row_gmem = output.o_gmem + tile.batch * output.batch_stride + tile.query * output.row_stride +
                         tile.first_head * output.head_stride;
 #pragma unroll 4
-    for (int i = threadIdx.x; i < tile.heads * PIECES; i += CONSUMERS) {
+    for (int i = threadIdx.x; i < BLOCK_M * PIECES; i += CONSUMERS) {
       const int row = i / PIECES, piece = i % PIECES;
       const int offset = piece / 8 * BLOCK_M * 128 + row * 128 + (piece % 8 ^ row % 8) * 16;
-      *reinterpret_cast<uint4*>(row_gmem + row * output.head_stride + piece * 8) =
-          *reinterpret_cast<const uint4*>(o_tile + offset);
+      if (tile.has(row)) {
+        *reinterpret_cast<uint4*>(row_gmem + row % HEADS * output.head_stride + row / HEADS * output.row_stride +
+                                  piece * 8) = *reinterpret_cast<const uint4*>(o_tile + offset);
+      }
     }
     fence_proxy_async();  // before the next Q comes there
   }
   // As a result for latent_columns_merge.
   __device__ __forceinline__ void leave(int result) const {
-    const int heads = shares.tile.heads;
     if (warp == 0 && lane < 4) {
 #pragma unroll
       for (int i = 0; i < COLUMNS; ++i)
-        output.state_gmem[int64_t(result) * BLOCK_M + head_of(i)] = make_float2(shift[i], sum[i]);
+        output.state_gmem[int64_t(result) * BLOCK_M + row_of(i)] = make_float2(shift[i], sum[i]);
     }
     float* lane_gmem = output.partial_gmem + int64_t(result) * BLOCK_M * VALUE_DIM + warp * 16 + lane / 4;
 #pragma unroll
     for (int i = 0; i < FLOATS; ++i) {
-      const int head = head_of(column_of(i));
-      if (head < heads) {
+      const int row = row_of(column_of(i));
+      if (shares.tile.has(row)) {
 #pragma unroll
         for (int chunk = 0; chunk < CHUNKS; ++chunk)
-          lane_gmem[head * VALUE_DIM + chunk * 64 + i / 2 % 2 * 8] = o[chunk][i];
+          lane_gmem[row * VALUE_DIM + chunk * 64 + i / 2 % 2 * 8] = o[chunk][i];
       }
     }
   }

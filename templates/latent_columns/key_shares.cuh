@@ -10,16 +10,19 @@
 
 constexpr int ROWS_COST = 1;  // tiles of keys for whose time a tile of rows begins and ends
 
-// A tile of rows of a sequence: heads of one query that share a K/V head.
+// A tile of rows of a sequence: for each of QUERIES queries the same HEADS heads, which share a K/V head.
 struct RowTile {
-  int batch, kv_head, query, first_head, heads;  // of a group, from first_head of all on
+  int batch, kv_head, query, queries;  // from `query` on
+  int first_head, heads;               // of a group, from first_head of all on
   RowTile() = default;
   __device__ __forceinline__ RowTile(int batch, int row, int seqlen_q, int group_heads) : batch(batch) {
-    const int head_blocks = (group_heads + BLOCK_M - 1) / BLOCK_M;
-    first_head = row % head_blocks * BLOCK_M, heads = min(BLOCK_M, group_heads - first_head);
-    query = row / head_blocks % seqlen_q, kv_head = row / head_blocks / seqlen_q;
-    first_head += kv_head * group_heads;
+    const int head_blocks = (group_heads + HEADS - 1) / HEADS, query_blocks = (seqlen_q + QUERIES - 1) / QUERIES;
+    first_head = row % head_blocks * HEADS, heads = min(HEADS, group_heads - first_head);
+    query = row / head_blocks % query_blocks * QUERIES, queries = min(QUERIES, seqlen_q - query);
+    kv_head = row / head_blocks / query_blocks, first_head += kv_head * group_heads;
   }
+  // Whether there is a row for this place of the tile.
+  __device__ __forceinline__ bool has(int row) const { return row % HEADS < heads && row / HEADS < queries; }
 };
 
 struct KeyShares : Block {
@@ -33,7 +36,7 @@ struct KeyShares : Block {
 
   RowTile tile;              // at hand
   int index;                 // of it, of all
-  int keys;                  // that it sees
+  int keys, first_keys;      // that its last query sees, and its first
   int first_tile, end_tile;  // of keys, this block's
   bool shared;               // other blocks have others
 
@@ -46,7 +49,7 @@ struct KeyShares : Block {
         seqlen_k(seqlen_k),
         group_heads(group_heads),
         terms(terms),
-        rows((group_heads + BLOCK_M - 1) / BLOCK_M * seqlen_q * kv_heads) {}
+        rows((group_heads + HEADS - 1) / HEADS * ((seqlen_q + QUERIES - 1) / QUERIES) * kv_heads) {}
 
   __device__ __forceinline__ int keys_of(int sequence) {
     if constexpr (SEQUSED) return terms.template keys_in_use<false>(sequence, seqlen_k);
@@ -107,7 +110,8 @@ struct KeyShares : Block {
       if (row == rows) ++sequence, row = 0;
       const int of_all = keys_of(sequence), units = units_of(of_all);
       tile = RowTile(sequence, row, seqlen_q, group_heads), index = sequence * rows + row;
-      keys = Mask(seqlen_q, of_all).keys_of(tile.query);
+      const Mask mask(seqlen_q, of_all);
+      keys = mask.keys_of(tile.query + tile.queries - 1), first_keys = mask.keys_of(tile.query);
       first_tile = max(0, unit - row_begin - ROWS_COST), end_tile = min(end - row_begin, units) - ROWS_COST;
       shared = first_tile > 0 || end_tile < units - ROWS_COST;
       ++row, row_begin += units, unit = row_begin;

@@ -9,15 +9,17 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
                          float* __restrict__ lse_gmem,  // WRITE_LSE: [batch, heads, seqlen_q]
                          const float4* partial_gmem,    // [blocks, 2, BLOCK_M, VALUE_DIM / 4]
                          const float2* state_gmem,      // [blocks, 2, BLOCK_M]
-                         const int2* sharers_gmem,      // [batch, kv_heads, seqlen_q, tiles of heads]
+                         const int2* sharers_gmem,      // [batch, kv_heads, tiles of queries, of heads]
                          int kv_heads, int seqlen_q, int group_heads, int64_t o_batch_stride, int64_t o_head_stride,
                          int64_t o_row_stride) {
   constexpr int CHUNKS = VALUE_DIM / 4, IN_FLIGHT = 8;  // loads per thread
   const int query = blockIdx.x / group_heads, group_head = blockIdx.x % group_heads;
-  const int kv_head = blockIdx.y, batch = blockIdx.z, head_blocks = (group_heads + BLOCK_M - 1) / BLOCK_M;
+  const int kv_head = blockIdx.y, batch = blockIdx.z, head_blocks = (group_heads + HEADS - 1) / HEADS;
+  const int query_blocks = (seqlen_q + QUERIES - 1) / QUERIES;
+  const int row = query % QUERIES * HEADS + group_head % HEADS;  // of the tile
   const int64_t of_kv_head = int64_t(batch) * kv_heads + kv_head;
   grid_dependency_wait();  // for the results of latent_columns
-  const int2 sharers = sharers_gmem[(of_kv_head * seqlen_q + query) * head_blocks + group_head / BLOCK_M];
+  const int2 sharers = sharers_gmem[(of_kv_head * query_blocks + query / QUERIES) * head_blocks + group_head / HEADS];
   if (sharers.y == 1) return;
   o_gmem += batch * o_batch_stride + (kv_head * group_heads + group_head) * o_head_stride + query * o_row_stride;
   for (int chunk = threadIdx.x; chunk < CHUNKS; chunk += MERGE_THREADS) {
@@ -29,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
       for (int j = 0; j < IN_FLIGHT; ++j) {
         // The first block has left it as its second result, those behind it as their first.
         const int64_t result = 2 * (sharers.x + first + j) + (first + j == 0);
-        const int64_t at = result * BLOCK_M + group_head % BLOCK_M;
+        const int64_t at = result * BLOCK_M + row;
         state[j] = make_float2(NO_KEY, 0.f), o[j] = make_float4(0.f, 0.f, 0.f, 0.f);
         if (first + j < sharers.y)
           state[j] = load_fresh(state_gmem + at), o[j] = load_fresh(partial_gmem + at * CHUNKS + chunk);

@@ -12,7 +12,7 @@ from tests.families.on_interpreter import built, small_faults
 
 H100, FAMILY = GPUS["h100"], FAMILIES["latent_columns"]
 NARROW = parse_shape("B=2,H=8,Hkv=1,Sq=1,Sk=3000,D=192,Dv=128,dtype=bf16,shared_kv=1")
-BASE = dict(BLOCK_M=16, BLOCK_N=64, STAGES=2, OVERLAP=False)
+BASE = dict(BLOCK_M=16, QUERIES=1, BLOCK_N=64, STAGES=2, OVERLAP=False)
 
 
 def config(**genes):
@@ -25,6 +25,10 @@ CASES = {
     "32 heads, pages of 16": (
         NARROW.with_(seqused="0:3000", page=16, layout="bshd", lse=True),
         {"BLOCK_M": 32, "STAGES": 3},
+    ),
+    "queries, causal": (
+        NARROW.with_(seqlen_q=5, mask="causal_lower_right", lse=True, seqused="0:3000"),
+        {"BLOCK_M": 32, "QUERIES": 4},
     ),
     "keys in use": (NARROW.with_(seqused="0:3000", batch=3, mask="causal_upper_left"), {"OVERLAP": True}),
     "DeepSeek's widths": (lookup("mla_decode").with_(seqused="0:2000", page=64, layout="bshd"), {}),
@@ -63,7 +67,9 @@ WRONG = {
     "a block too few adds up": ("alone", "- int(blockIdx.x) + 1; }", "- int(blockIdx.x); }"),
     "a merge that does not wait": ("keys in use", "grid_dependency_wait();  // for the results", ";  // for the results"),
     "a merged sum without its shift": ("alone", "log_sum(share.shift, share.sum)", "log_sum(0.f, share.sum)"),
-    "the last keys are not hidden": ("overlapped, causal", ">= keys) s[i]", "> keys) s[i]"),
+    "the last keys are not hidden": ("overlapped, causal", ">= seen) s[i]", "> seen) s[i]"),
+    "keys of the first query": ("queries, causal", "first_keys + row_of(column_of(i)) / HEADS", "first_keys"),
+    "a merge of other rows": ("queries, causal", "query % QUERIES * HEADS + group_head % HEADS;", "group_head % HEADS;"),
     "all keys are in use": ("keys in use", "return used;", "return seqlen_k;"),
     "batches of one head": ("keys in use", "tile.batch * given.kv_rows;", "tile.batch * used;"),
     "one table for all sequences": ("32 heads, pages of 16", "given.table + tile.batch *", "given.table + 0 *"),
@@ -93,7 +99,7 @@ REFUSED_OF = [
         ({"value_dim": 96}, {}, "of V of whole 64, not 192 and 96"),
         ({"head_dim": 640, "value_dim": 640}, {}, "at most 512"),
         ({"head_dim": 576, "value_dim": 512}, {"STAGES": 3}, "shared memory"),
-        ({}, {"BLOCK_M": 32}, "BLOCK_M=32 for 8 heads"),
+        ({}, {"BLOCK_M": 32}, "BLOCK_M=32 and QUERIES=1 have 32 heads"),
         ({"seqlen_k": 100}, {"STAGES": 4}, "STAGES=4 is more than the 2 tiles"),
     )
 ]

@@ -7,22 +7,23 @@ from typing import Any, ClassVar
 
 from evoattn.families.base import Family, softmax_scale_log2
 from evoattn.families.flash_wgmma.text import wgmma_function
-from evoattn.families.latent import ARCH, heads_map, row_blocks, why_not_latent
+from evoattn.families.latent import ARCH, why_not_latent
 from evoattn.families.latent_columns.resources import (
     MAX_REGISTERS,
     THREADS,
     LatentColumnsGenes,
     launch_work,
     registers_needed,
+    row_tiles,
     smem_bytes,
 )
 from evoattn.families.merge_work import MERGE_THREADS
 from evoattn.families.residency import why_no_memory
-from evoattn.families.tensor_tiles import CHUNK_COLUMNS, key_map
+from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES, key_map
 from evoattn.families.variants import variant_args, variant_constants
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import GpuSpec
-from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
+from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
@@ -66,7 +67,7 @@ class LatentColumns(Family):
 
     def why_too_long(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
         genes = self.genes(config)
-        rows = row_blocks(problem, genes.BLOCK_M) * problem.kv_heads * problem.batch
+        rows = row_tiles(problem, genes) * problem.kv_heads * problem.batch
         if rows * (problem.seqlen_k // genes.BLOCK_N + 2) >= 1 << 31:
             return f"latent_columns counts tiles of {genes.BLOCK_N} keys of all {rows} tiles of rows in int32."
         return None
@@ -95,7 +96,7 @@ class LatentColumns(Family):
         sizes = p.batch, p.kv_heads, p.seqlen_q, p.seqlen_k, p.group_size
         results = Buffer(PARTIAL), Buffer(STATE), Buffer(SHARERS)
         args: tuple[KernelArg, ...] = (
-            heads_map(p, genes.BLOCK_M),
+            _rows_map(p, genes),
             key_map(p, "k", genes.BLOCK_N),
             Buffer("o"),
             lse,
@@ -114,11 +115,25 @@ class LatentColumns(Family):
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
         genes = self.genes(config)
         results = 2 * gpu.sm_count * genes.BLOCK_M
-        rows = row_blocks(problem, genes.BLOCK_M) * problem.kv_heads * problem.batch
+        rows = row_tiles(problem, genes) * problem.kv_heads * problem.batch
         return {PARTIAL: results * problem.head_dim_v * 4, STATE: results * 8, SHARERS: rows * 8}
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
         return launch_work(problem, self.genes(config), registers)
+
+
+def _rows_map(problem: AttentionProblem, genes: LatentColumnsGenes) -> TensorMap:
+    """The map of Q whose rows are heads of queries: all 64-column chunks in one box."""
+    batch, heads, seqlen, head_dim = problem.shape("q")
+    batch_bytes, head_bytes, row_bytes = (stride * problem.element_bytes for stride in problem.strides("q")[:3])
+    chunks = head_dim // CHUNK_COLUMNS
+    return TensorMap(
+        "q",
+        problem.dtype,
+        (CHUNK_COLUMNS, heads, seqlen, chunks, batch),
+        (head_bytes, row_bytes, ROW_BYTES, batch_bytes),
+        (CHUNK_COLUMNS, genes.heads, genes.QUERIES, chunks, 1),
+    )
 
 
 LEAST_STAGES = 2
@@ -139,9 +154,12 @@ def why_too_big(problem: AttentionProblem, genes: LatentColumnsGenes, gpu: GpuSp
 
 def why_redundant(problem: AttentionProblem, genes: LatentColumnsGenes) -> str | None:
     """Configs that do on this problem what a smaller one does."""
-    if genes.BLOCK_M > 16 and 2 * problem.group_size <= genes.BLOCK_M:
-        return f"BLOCK_M={genes.BLOCK_M} for {problem.group_size} heads leaves half of the tile or more without work."
-    tiles = -(-problem.seqlen_k // genes.BLOCK_N) * row_blocks(problem, genes.BLOCK_M)
+    heads = f"BLOCK_M={genes.BLOCK_M} and QUERIES={genes.QUERIES} have {genes.heads} heads"
+    if genes.BLOCK_M > 16 and 2 * problem.group_size <= genes.heads:
+        return f"{heads} of a query, and with {problem.group_size} half of the tile or more is left without work."
+    if genes.QUERIES >= 2 * problem.seqlen_q:
+        return f"QUERIES={genes.QUERIES} for {problem.seqlen_q} leaves half of the tile or more without work."
+    tiles = -(-problem.seqlen_k // genes.BLOCK_N) * row_tiles(problem, genes)
     if tiles < genes.STAGES > LEAST_STAGES:
         return f"STAGES={genes.STAGES} is more than the {tiles} tiles of {genes.BLOCK_N} keys of a head."
     return None

@@ -18,9 +18,20 @@ class LatentColumnsGenes(Genes):
     """One config of `search_spaces/latent_columns.yaml`, which says what each gene means."""
 
     BLOCK_M: int
+    QUERIES: int
     BLOCK_N: int
     STAGES: int
     OVERLAP: bool
+
+    @property
+    def heads(self) -> int:
+        """Of a query, in a tile."""
+        return self.BLOCK_M // self.QUERIES
+
+
+def row_tiles(problem: AttentionProblem, genes: LatentColumnsGenes) -> int:
+    """Tiles of rows of a K/V head."""
+    return row_blocks(problem, genes.heads, genes.QUERIES)
 
 
 THREADS = 160
@@ -57,7 +68,7 @@ def launch_work(problem: AttentionProblem, genes: LatentColumnsGenes, registers:
     """The launch over the keys, a block of which is counted for each tile of keys, as blocks share these evenly; and
     that which merges."""
     heads, keys, dim, value_dim = genes.BLOCK_M, genes.BLOCK_N, problem.head_dim, problem.head_dim_v
-    rows = row_blocks(problem, heads) * problem.kv_heads * problem.batch
+    rows = row_tiles(problem, genes) * problem.kv_heads * problem.batch
     mean, _, _ = row_steps(problem, 1, keys)
     tiles = max(1.0, rows * mean)
     scores, tile_bytes, row_bytes = heads * keys, keys * dim * ELEMENT_BYTES, heads * value_dim * 4.0
@@ -71,7 +82,8 @@ def launch_work(problem: AttentionProblem, genes: LatentColumnsGenes, registers:
         loaded_bytes=tile_bytes + share * (heads * dim * ELEMENT_BYTES + row_bytes),
         waits=(OVERLAPPED_WAIT if genes.OVERLAP else TILE_WAIT) + share * FIRST_WAIT,
     )
-    common = {"stages": genes.STAGES, "overlapped": genes.OVERLAP, "filled rows": min(1.0, problem.group_size / heads)}
+    filled = problem.group_size * problem.seqlen_q / (row_tiles(problem, genes) * heads)
+    common = {"stages": genes.STAGES, "overlapped": genes.OVERLAP, "filled rows": filled}
     first = LaunchWork(
         "latent_columns",
         max(2, round(tiles)),
@@ -90,7 +102,7 @@ def launch_work(problem: AttentionProblem, genes: LatentColumnsGenes, registers:
         read_bytes=tensor_bytes(problem, "q", "k", "v"),
         write_bytes=tensor_bytes(problem, "o"),
         sweep_bytes=tensor_bytes(problem, "k", "v"),
-        sweepers=float(row_blocks(problem, heads)),
+        sweepers=float(row_tiles(problem, genes)),
         genes=common,
     )
     shared = 2  # blocks that have a row, most often

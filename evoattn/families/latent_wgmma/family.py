@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from evoattn.families.base import Family, softmax_scale_log2
 from evoattn.families.flash_wgmma.text import wgmma_function
-from evoattn.families.latent import ARCH, heads_map, row_blocks, why_not_latent
+from evoattn.families.latent import ARCH, row_blocks, why_not_latent
 from evoattn.families.latent_wgmma.resources import (
     PRODUCER_REGISTERS,
     REGISTERS,
@@ -22,11 +22,11 @@ from evoattn.families.latent_wgmma.resources import (
 )
 from evoattn.families.merge_work import MERGE_THREADS
 from evoattn.families.residency import why_no_memory
-from evoattn.families.tensor_tiles import CHUNK_COLUMNS, key_map
+from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES, key_map
 from evoattn.families.variants import variant_args, variant_constants
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import GpuSpec
-from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
+from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
@@ -107,7 +107,7 @@ class LatentWgmma(Family):
         lse: KernelArg = Buffer("lse") if p.lse else null
         sizes = p.kv_heads, p.seqlen_q, p.seqlen_k, p.group_size, splits, split_tiles
         args: tuple[KernelArg, ...] = (
-            heads_map(problem, genes.BLOCK_M),
+            _heads_map(problem, genes.BLOCK_M),
             key_map(problem, "k", genes.BLOCK_N),
             Buffer("o"),
             lse,
@@ -142,6 +142,20 @@ class LatentWgmma(Family):
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
         return launch_work(problem, self.genes(config), registers)
+
+
+def _heads_map(problem: AttentionProblem, heads: int) -> TensorMap:
+    """The map of Q whose rows are the heads of one query: all 64-column chunks in one box."""
+    batch, all_heads, seqlen, head_dim = problem.shape("q")
+    batch_bytes, head_bytes, row_bytes = (stride * problem.element_bytes for stride in problem.strides("q")[:3])
+    chunks = head_dim // CHUNK_COLUMNS
+    return TensorMap(
+        "q",
+        problem.dtype,
+        (CHUNK_COLUMNS, all_heads, chunks, seqlen, batch),
+        (head_bytes, ROW_BYTES, row_bytes, batch_bytes),
+        (CHUNK_COLUMNS, heads, chunks, 1, 1),
+    )
 
 
 LEAST_STAGES = 2
