@@ -48,7 +48,7 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.scales import PER_TOKEN
+from evoattn.model.scales import BLOCK_ROWS, PER_BLOCK, PER_TOKEN
 from evoattn.model.space import KernelConfig
 from evoattn.model.turned import turned_spec
 from evoattn.model.variant import KEY_VARIANTS, TURNED
@@ -104,6 +104,7 @@ class Fp8Wgmma(Family):
             or why_useless_flushes(genes)
             or why_no_parts(problem, genes)
             or why_no_sums(problem, genes)
+            or why_no_blocks(problem, genes)
             or (why_redundant(problem, genes.flash, gpu) if redundant else None)
             or why_too_long(problem, genes.flash, gpu)
             or why_too_big(problem, genes, gpu)
@@ -126,6 +127,8 @@ class Fp8Wgmma(Family):
             "CONSUMER_REGISTERS": consumer,
             "SUM_IN_SHARED": genes.SUM_PLACE == "shared",
             "VALUE_PARTS": genes.VALUE_PARTS,
+            "SCALES_BY_BLOCK": problem.scales == PER_BLOCK,
+            "SCALE_ROWS": BLOCK_ROWS,
             "TURNED": problem.turned,
             "SUM_BY_PRODUCT": genes.ROW_SUM == "product",
             "RESCALE": rescale,
@@ -249,6 +252,15 @@ def why_no_sums(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> str | None:
     if problem.head_dim_v + genes.sum_columns > MAX_HEAD_DIM:
         return f"ROW_SUM=product takes a head_dim of V below {MAX_HEAD_DIM}: a wgmma has no more columns."
     return None
+
+
+def why_no_blocks(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> str | None:
+    """Scales of blocks of rows: a tile of keys has one, and O is rescaled by those of V after every tile."""
+    if problem.scales != PER_BLOCK:
+        return None
+    if BLOCK_ROWS % genes.BLOCK_N:
+        return f"BLOCK_N={genes.BLOCK_N}: with scales=block the {BLOCK_ROWS} keys that share one are whole tiles."
+    return None if genes.RESCALE == "always" else f"RESCALE={genes.RESCALE}: scales=block takes always."
 
 
 def why_too_big(problem: AttentionProblem, genes: Fp8WgmmaGenes, gpu: GpuSpec) -> str | None:
