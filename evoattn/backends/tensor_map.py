@@ -80,7 +80,7 @@ def encode_at(destination: int, tensor_map: TensorMap, address: int) -> None:
         if len(_KEPT) >= MOST_KEPT:
             _KEPT.clear()
         kept = _KEPT[destination] = _Arguments(destination, tensor_map)
-    kept.address.value, kept.shape[:] = address, tensor_map.shape
+    kept.address.value, kept.shape[:] = address, list(tensor_map.shape)
     status = _encoder()(*kept.all)
     if status:
         raise LaunchError(

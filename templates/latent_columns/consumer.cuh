@@ -58,7 +58,9 @@ struct Consumer {
   static constexpr __device__ __forceinline__ int column_of(int i) { return i / 4 * 2 + i % 2; }
   __device__ __forceinline__ int row_of(int column) const { return column / 2 * 8 + lane % 4 * 2 + column % 2; }
 
-  __device__ __forceinline__ uint32_t q_smem() const { return shares.smem_address + q_place.stage * Smem::Q_TILE_BYTES; }
+  __device__ __forceinline__ uint32_t q_smem() const {
+    return shares.smem_address + q_place.stage * Smem::Q_TILE_BYTES;
+  }
   __device__ __forceinline__ uint32_t k_smem(const RingPosition<STAGES>& at) const {
     return shares.smem_address + Smem::K + at.stage * Smem::K_TILE_BYTES;
   }

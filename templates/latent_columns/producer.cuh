@@ -16,7 +16,8 @@ __device__ __forceinline__ void copy_tiles(KeyShares& shares, const TensorMap& q
     const uint32_t q_full = smem + Smem::Q_FULL + 8 * q_place.stage;
     mbarrier_wait(smem + Smem::Q_EMPTY + 8 * q_place.stage, q_place.parity ^ 1);
     mbarrier_arrive_expect_tx(q_full, Smem::Q_TILE_BYTES);
-    tma_load_5d(smem + q_place.stage * Smem::Q_TILE_BYTES, q_map, q_full, 0, tile.first_head, tile.query, 0, tile.batch);
+    tma_load_5d(smem + q_place.stage * Smem::Q_TILE_BYTES, q_map, q_full, 0, tile.first_head, tile.query, 0,
+                tile.batch);
     q_place.advance();
     for (int i = shares.end_tile - 1; i >= shares.first_tile; --i) {
       k_ring.load_keys<PAGED, SEQUSED>(k_place, i * BLOCK_N, pages, first_key + used, tile.kv_head, tile.batch);

@@ -8,13 +8,13 @@ constexpr int Q_STAGES = 2;  // Q of the next tile of rows comes while this one'
 
 struct Smem {
   static constexpr int Q_TILE_BYTES = Tiles::bytes(BLOCK_M), K_TILE_BYTES = Tiles::bytes(BLOCK_N);
-  static constexpr int K = Q_STAGES * Q_TILE_BYTES;                 // [STAGES]
-  static constexpr int P = K + STAGES * K_TILE_BYTES;               // [BLOCK_M, BLOCK_N]
-  static constexpr int WARPS = P + BLOCK_M * BLOCK_N * 2;           // [4, BLOCK_M] floats
-  static constexpr int Q_FULL = WARPS + 4 * BLOCK_M * 4;            // [Q_STAGES]
-  static constexpr int Q_EMPTY = Q_FULL + 8 * Q_STAGES;             // [Q_STAGES]
-  static constexpr int K_FULL = Q_EMPTY + 8 * Q_STAGES;             // [STAGES]
-  static constexpr int K_EMPTY = K_FULL + 8 * STAGES;               // [STAGES]
+  static constexpr int K = Q_STAGES * Q_TILE_BYTES;        // [STAGES]
+  static constexpr int P = K + STAGES * K_TILE_BYTES;      // [BLOCK_M, BLOCK_N]
+  static constexpr int WARPS = P + BLOCK_M * BLOCK_N * 2;  // [4, BLOCK_M] floats
+  static constexpr int Q_FULL = WARPS + 4 * BLOCK_M * 4;   // [Q_STAGES]
+  static constexpr int Q_EMPTY = Q_FULL + 8 * Q_STAGES;    // [Q_STAGES]
+  static constexpr int K_FULL = Q_EMPTY + 8 * Q_STAGES;    // [STAGES]
+  static constexpr int K_EMPTY = K_FULL + 8 * STAGES;      // [STAGES]
   static constexpr int BYTES = K_EMPTY + 8 * STAGES;
 
   // By one thread: "full" gets its arrivals, "empty" one of each warp that multiplies.

@@ -50,8 +50,11 @@ def test_it_is_right(turn, name):
 
 
 WRONG = {
-    "P is read before it is written": ("alone", "sum[column_of(i)] += s[i];\n    named_barrier_sync<CONSUMERS>(P_READY);",
-                                       "sum[column_of(i)] += s[i];"),
+    "P is read before it is written": (
+        "alone",
+        "sum[column_of(i)] += s[i];\n    named_barrier_sync<CONSUMERS>(P_READY);",
+        "sum[column_of(i)] += s[i];",
+    ),
     "maxima of other warps before they are there": ("alone", "named_barrier_sync<CONSUMERS>(WARPS_DONE);", ";"),
     "K is given back while P V reads it": (
         "alone",
@@ -65,11 +68,19 @@ WRONG = {
     ),
     "two results in one place": ("alone", "leave(2 * blockIdx.x + (sharers > 0));", "leave(2 * blockIdx.x);"),
     "a block too few adds up": ("alone", "- int(blockIdx.x) + 1; }", "- int(blockIdx.x); }"),
-    "a merge that does not wait": ("keys in use", "grid_dependency_wait();  // for the results", ";  // for the results"),
+    "a merge that does not wait": (
+        "keys in use",
+        "grid_dependency_wait();  // for the results",
+        ";  // for the results",
+    ),
     "a merged sum without its shift": ("alone", "log_sum(share.shift, share.sum)", "log_sum(0.f, share.sum)"),
     "the last keys are not hidden": ("overlapped, causal", ">= seen) s[i]", "> seen) s[i]"),
     "keys of the first query": ("queries, causal", "first_keys + row_of(column_of(i)) / HEADS", "first_keys"),
-    "a merge of other rows": ("queries, causal", "query % QUERIES * HEADS + group_head % HEADS;", "group_head % HEADS;"),
+    "a merge of other rows": (
+        "queries, causal",
+        "query % QUERIES * HEADS + group_head % HEADS;",
+        "group_head % HEADS;",
+    ),
     "all keys are in use": ("keys in use", "return used;", "return seqlen_k;"),
     "batches of one head": ("keys in use", "tile.batch * given.kv_rows;", "tile.batch * used;"),
     "one table for all sequences": ("32 heads, pages of 16", "given.table + tile.batch *", "given.table + 0 *"),
@@ -80,7 +91,7 @@ WRONG = {
         "{last ? k_place.stage : behind.stage,",
         "{last ? k_place.stage : k_place.stage,",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow

@@ -157,7 +157,7 @@ def why_redundant(problem: AttentionProblem, genes: LatentColumnsGenes) -> str |
     heads = f"BLOCK_M={genes.BLOCK_M} and QUERIES={genes.QUERIES} have {genes.heads} heads"
     if genes.BLOCK_M > 16 and 2 * problem.group_size <= genes.heads:
         return f"{heads} of a query, and with {problem.group_size} half of the tile or more is left without work."
-    if genes.QUERIES >= 2 * problem.seqlen_q:
+    if 2 * problem.seqlen_q <= genes.QUERIES:
         return f"QUERIES={genes.QUERIES} for {problem.seqlen_q} leaves half of the tile or more without work."
     tiles = -(-problem.seqlen_k // genes.BLOCK_N) * row_tiles(problem, genes)
     if tiles < genes.STAGES > LEAST_STAGES:

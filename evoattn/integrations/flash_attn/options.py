@@ -147,9 +147,11 @@ def answered(
     columns, room = value.shape[-1], [-tensor.shape[-1] % COLUMNS_OF_KERNELS for tensor in (query, key, value)]
     if any(room) and "block_table" not in given and min(query.element_size(), key.element_size()) > 1:
         # Zeros change no score, and gradients of zeros are dropped; FlashAttention pads, too.
-        wide = (torch.nn.functional.pad(tensor, (0, more)) for tensor, more in zip((query, key, value), room, strict=True))
         scale = query.shape[-1] ** -0.5 if options.scale is None else options.scale
-        answer = answered(*wide, replace(options, scale=scale), score, **given)
+        query, key, value = (
+            torch.nn.functional.pad(tensor, (0, more)) for tensor, more in zip((query, key, value), room, strict=True)
+        )
+        answer = answered(query, key, value, replace(options, scale=scale), score, **given)
         return answer[..., :columns] if isinstance(answer, Tensor) else (answer[0][..., :columns], answer[1])
     call = call_of(query, key, value, {**options.words, "score": score, **given})
     return call.given_back(attend(call))
