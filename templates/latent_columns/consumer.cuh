@@ -61,28 +61,28 @@ struct Consumer {
   __device__ __forceinline__ uint32_t q_smem() const {
     return shares.smem_address + q_place.stage * Smem::Q_TILE_BYTES;
   }
-  __device__ __forceinline__ uint32_t k_smem(const RingPosition<STAGES>& at) const {
-    return shares.smem_address + Smem::K + at.stage * Smem::K_TILE_BYTES;
+  __device__ __forceinline__ uint32_t k_smem() const {
+    return shares.smem_address + Smem::K + k_place.stage * Smem::K_TILE_BYTES;
   }
   __device__ __forceinline__ float* of_warp(int of) const {
     return reinterpret_cast<float*>(shares.smem + Smem::WARPS) + of * BLOCK_M;
   }
 
   // Sᵀ = K Qᵀ, as soon as the tile of K is there.
-  __device__ __forceinline__ void multiply_kq(float (&scores)[FLOATS], const RingPosition<STAGES>& at) {
-    mbarrier_wait(shares.barrier(Smem::K_FULL, at.stage), at.parity);
-    const uint64_t k = matrix_descriptor(k_smem(at), 0), q = matrix_descriptor(q_smem(), 0);
+  __device__ __forceinline__ void multiply_kq() {
+    mbarrier_wait(shares.barrier(Smem::K_FULL, k_place.stage), k_place.parity);
+    const uint64_t k = matrix_descriptor(k_smem(), 0), q = matrix_descriptor(q_smem(), 0);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < Tiles::DIM_STEPS; ++step) {
-      wgmma_kq(scores, k + descriptor_step(Tiles::step_offset(step, BLOCK_N)),
+      wgmma_kq(s, k + descriptor_step(Tiles::step_offset(step, BLOCK_N)),
                q + descriptor_step(Tiles::step_offset(step, BLOCK_M)), step > 0);
     }
     wgmma_commit();
   }
   // Oᵀ += Vᵀ Pᵀ
   __device__ __forceinline__ void multiply_vp() {
-    const uint64_t v = matrix_descriptor(k_smem(k_place), BLOCK_N * 128);
+    const uint64_t v = matrix_descriptor(k_smem(), BLOCK_N * 128);
     const uint64_t p = matrix_descriptor(shares.smem_address + Smem::P, 0);
     wgmma_fence();
 #pragma unroll
@@ -166,40 +166,21 @@ struct Consumer {
     named_barrier_sync<CONSUMERS>(P_READY);
   }
 
-  // All of this block's keys of the tile of rows at hand, from the last to the first.
+  // All of this block's keys of the tile of rows at hand, from the last to the first. Scores of the next tile are not
+  // made ahead: its place in the ring would be waited for while this one's is held.
   __device__ __forceinline__ void take_keys() {
-    if constexpr (OVERLAP) {
-      multiply_kq(s, k_place);
-      wgmma_wait<0>();
-      pin_registers(s);
-    }
 #pragma unroll 1
     for (int tile = end_tile - 1; tile >= first_tile; --tile) {
-      RingPosition<STAGES> behind = k_place;
-      behind.advance();
-      if constexpr (OVERLAP) {
-        float next[FLOATS];
-        // Of the last tile its own scores once more, for nothing: ptxas would wait at a branch around a product.
-        const bool last = tile == first_tile;
-        multiply_kq(next, {last ? k_place.stage : behind.stage, last ? k_place.parity : behind.parity});
-        softmax(tile * BLOCK_N);
-        multiply_vp();
-        wgmma_wait<0>();
-        pin_registers(next);
-#pragma unroll
-        for (int i = 0; i < FLOATS; ++i) s[i] = next[i];
-      } else {
-        multiply_kq(s, k_place);
-        wgmma_wait<0>();
-        pin_registers(s);
-        softmax(tile * BLOCK_N);
-        multiply_vp();
-        wgmma_wait<0>();
-      }
+      multiply_kq();
+      wgmma_wait<0>();
+      pin_registers(s);
+      softmax(tile * BLOCK_N);
+      multiply_vp();
+      wgmma_wait<0>();
 #pragma unroll
       for (int chunk = 0; chunk < CHUNKS; ++chunk) pin_registers(o[chunk]);
       if (lane == 0) mbarrier_arrive(shares.barrier(Smem::K_EMPTY, k_place.stage));
-      k_place = behind;
+      k_place.advance();
     }
   }
 

@@ -10,14 +10,15 @@ from evoattn.families.flash_wgmma.text import wgmma_function
 from evoattn.families.latent import ARCH, why_not_latent
 from evoattn.families.latent_columns.resources import (
     MAX_REGISTERS,
+    MERGE_THREADS,
     THREADS,
     LatentColumnsGenes,
     launch_work,
+    merge_smem_bytes,
     registers_needed,
     row_tiles,
     smem_bytes,
 )
-from evoattn.families.merge_work import MERGE_THREADS
 from evoattn.families.residency import why_no_memory
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES, key_map
 from evoattn.families.variants import variant_args, variant_constants
@@ -82,6 +83,7 @@ class LatentColumns(Family):
             **variant_constants(problem),
             "SMEM_BYTES": smem_bytes(problem, genes),
             "WRITE_LSE": problem.lse,
+            "MERGE_SMEM_BYTES": merge_smem_bytes(problem),
             "MERGE_THREADS": MERGE_THREADS,
             "WGMMA_KQ": wgmma_function("wgmma_kq", genes.BLOCK_M, dtype, a_in_registers=False, b_transposed=False),
             "WGMMA_VP": wgmma_function(
@@ -110,7 +112,9 @@ class LatentColumns(Family):
         merged = (Scalar("int32", size) for size in (p.kv_heads, p.seqlen_q, p.group_size))
         grid = p.seqlen_q * p.group_size, p.kv_heads, p.batch
         args = (Buffer("o"), lse, *results, *merged, *o_strides)
-        return first, KernelLaunch(f"{self.name}_merge", grid, (MERGE_THREADS, 1, 1), 0, args, overlaps=True)
+        return first, KernelLaunch(
+            f"{self.name}_merge", grid, (MERGE_THREADS, 1, 1), merge_smem_bytes(p), args, overlaps=True
+        )
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
         genes = self.genes(config)

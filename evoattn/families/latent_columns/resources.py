@@ -21,7 +21,6 @@ class LatentColumnsGenes(Genes):
     QUERIES: int
     BLOCK_N: int
     STAGES: int
-    OVERLAP: bool
 
     @property
     def heads(self) -> int:
@@ -34,6 +33,8 @@ def row_tiles(problem: AttentionProblem, genes: LatentColumnsGenes) -> int:
     return row_blocks(problem, genes.heads, genes.QUERIES)
 
 
+MERGE_THREADS = 256
+"""Of a block of latent_columns_merge: two take each chunk of 512 columns, as one row may be of all blocks."""
 THREADS = 160
 """A warpgroup that multiplies, and a warp that copies."""
 Q_STAGES = 2
@@ -49,15 +50,22 @@ def smem_bytes(problem: AttentionProblem, genes: LatentColumnsGenes) -> int:
     return tiles + genes.BLOCK_M * (genes.BLOCK_N * ELEMENT_BYTES + 16) + 16 * (Q_STAGES + genes.STAGES)
 
 
+def merge_smem_bytes(problem: AttentionProblem) -> int:
+    """Of a block of latent_columns_merge: an O in fp32 of each group of threads, in rows of eight chunks of four
+    columns, a shift and a sum (`split_merge.cuh`)."""
+    chunks = problem.head_dim_v // 4
+    return MERGE_THREADS // chunks * (-(-chunks // 8) * 8 * 16 + 8)
+
+
 def registers_needed(problem: AttentionProblem, genes: LatentColumnsGenes) -> int:
     """Estimate of the registers per thread of the warps that multiply."""
     floats = genes.BLOCK_M // 2  # of 64 rows of a product
-    return floats * (problem.head_dim_v // 64 + 1 + genes.OVERLAP) + genes.BLOCK_M // 2 + FIXED_REGISTERS
+    return floats * (problem.head_dim_v // 64 + 1) + genes.BLOCK_M // 2 + FIXED_REGISTERS
 
 
-TILE_WAIT, OVERLAPPED_WAIT, FIRST_WAIT = 700, 400, 1500
-"""Clocks, estimates: of a tile's softmax, two barriers and the ends of its products; of the same where the scores of
-the next tile are made meanwhile; of the first loads and last stores of a tile of rows."""
+TILE_WAIT, FIRST_WAIT = 700, 1500
+"""Clocks, estimates: of a tile's softmax, two barriers and the ends of its products; of the first loads and last stores
+of a tile of rows."""
 SCORE_OPERATIONS = 5.0
 """Lane operations per score."""
 PART_BYTES_AT_ONCE = 2
@@ -80,10 +88,10 @@ def launch_work(problem: AttentionProblem, genes: LatentColumnsGenes, registers:
         instructions=4 * (2.5 * scores / 128 * SCORE_OPERATIONS + 300) + share * 4 * 4.0 * heads * value_dim / 128,
         shared_bytes=tile_bytes * (2 + value_dim / dim) + 3.0 * scores * ELEMENT_BYTES,
         loaded_bytes=tile_bytes + share * (heads * dim * ELEMENT_BYTES + row_bytes),
-        waits=(OVERLAPPED_WAIT if genes.OVERLAP else TILE_WAIT) + share * FIRST_WAIT,
+        waits=TILE_WAIT + share * FIRST_WAIT,
     )
     filled = problem.group_size * problem.seqlen_q / (row_tiles(problem, genes) * heads)
-    common = {"stages": genes.STAGES, "overlapped": genes.OVERLAP, "filled rows": filled}
+    common = {"stages": genes.STAGES, "filled rows": filled}
     first = LaunchWork(
         "latent_columns",
         max(2, round(tiles)),
