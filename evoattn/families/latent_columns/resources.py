@@ -63,9 +63,9 @@ def registers_needed(problem: AttentionProblem, genes: LatentColumnsGenes) -> in
     return floats * (problem.head_dim_v // 64 + 1) + genes.BLOCK_M // 2 + FIXED_REGISTERS
 
 
-TILE_WAIT, FIRST_WAIT = 700, 1500
-"""Clocks, estimates: of a tile's softmax, two barriers and the ends of its products; of the first loads and last stores
-of a tile of rows."""
+TILE_WAIT, ROW_WAIT, FIRST_WAIT = 900, 40, 1500
+"""Clocks, estimates: of a tile's softmax, two barriers and the ends of its products, and for each row of it; of the
+first loads and last stores of a tile of rows."""
 SCORE_OPERATIONS = 5.0
 """Lane operations per score."""
 PART_BYTES_AT_ONCE = 2
@@ -88,7 +88,7 @@ def launch_work(problem: AttentionProblem, genes: LatentColumnsGenes, registers:
         instructions=4 * (2.5 * scores / 128 * SCORE_OPERATIONS + 300) + share * 4 * 4.0 * heads * value_dim / 128,
         shared_bytes=tile_bytes * (2 + value_dim / dim) + 3.0 * scores * ELEMENT_BYTES,
         loaded_bytes=tile_bytes + share * (heads * dim * ELEMENT_BYTES + row_bytes),
-        waits=TILE_WAIT + share * FIRST_WAIT,
+        waits=TILE_WAIT + ROW_WAIT * heads + share * FIRST_WAIT,
     )
     filled = problem.group_size * problem.seqlen_q / (row_tiles(problem, genes) * heads)
     common = {"stages": genes.STAGES, "filled rows": filled}
