@@ -23,6 +23,7 @@ TOPICS = {
     "cards": "tests.model.test_facts_of_cards",
     "estimates": "tests.cost.test_facts_of_estimates",
     "summaries": "tests.report.test_facts_of_summaries",
+    "exports": "tests.export.test_facts_of_exports",
 }
 DIGITS = 5
 """Of the significant ones of a number: another order of sums is no other fact."""
