@@ -24,6 +24,7 @@ TOPICS = {
     "estimates": "tests.cost.test_facts_of_estimates",
     "summaries": "tests.report.test_facts_of_summaries",
     "exports": "tests.export.test_facts_of_exports",
+    "samplers": "tests.samplers.test_facts_of_samplers",
 }
 DIGITS = 5
 """Of the significant ones of a number: another order of sums is no other fact."""
