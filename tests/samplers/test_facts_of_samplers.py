@@ -9,6 +9,7 @@ from unittest import mock
 
 import numpy as np
 
+from evoattn.model.records import TrialState
 from evoattn.samplers import guided
 from evoattn.samplers.base import SamplerSetup
 from evoattn.samplers.pool import ConfigPool
@@ -17,7 +18,7 @@ from evoattn.samplers.tpe import TpeSampler
 from tests.samplers.made_up_families import SPACES, cost, search, why_invalid
 from tests.support.facts import changed
 
-COUNT = 90
+COUNT = 50
 
 
 def _proposed(trials: Any) -> list[Any]:
@@ -79,5 +80,5 @@ def test_tpe_learns_of_what_was_recorded():
     sampler = TpeSampler(SamplerSetup(SPACES, 5, why_invalid))
     sampler.restore(recorded)
     known = {family: len(one._finished) for family, one in sampler._estimators.items()}
-    right = [t for t in recorded if t.state.value != "duplicate"]
+    right = [t for t in recorded if t.state is not TrialState.DUPLICATE]
     assert known == {family: sum(t.family == family for t in right) for family in SPACES}
