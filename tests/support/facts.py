@@ -25,6 +25,7 @@ TOPICS = {
     "summaries": "tests.report.test_facts_of_summaries",
     "exports": "tests.export.test_facts_of_exports",
     "samplers": "tests.samplers.test_facts_of_samplers",
+    "calls": "tests.ops.test_facts_of_calls",
 }
 DIGITS = 5
 """Of the significant ones of a number: another order of sums is no other fact."""
