@@ -42,6 +42,32 @@ WORDS: list[dict[str, Any]] = [
 ]
 
 
+REFUSED: list[dict[str, Any]] = [
+    {"key": torch.zeros(2, 3, 8, 64).half()},
+    {"key": torch.zeros(2, 2, 8, 64).half()},
+    {"key": torch.zeros(2, 2, 8, 64).half(), "value": torch.zeros(2, 2, 8, 64).half(), "enable_gqa": True},
+    {"key": torch.zeros(2, 4, 8, 32).half()},
+    {"value": torch.zeros(2, 4, 7, 64).half()},
+    {"value": torch.zeros(3, 4, 8, 64).half()},
+    {"key": torch.zeros(2, 4, 8, 64)},
+    {"query": torch.zeros(2, 4, 64).half()},
+    {"query": torch.zeros(2, 4, 8, 64, dtype=torch.int32)},
+    {"out": torch.zeros(2, 4, 8, 32).half()},
+    {"out": torch.zeros(2, 4, 8, 64)},
+    {"key": torch.zeros(2, 4, 0, 64).half(), "value": torch.zeros(2, 4, 0, 64).half()},
+]
+
+
+def _refused(words: dict[str, Any]) -> str:
+    query, key, value = _tensors(4, 4, 8, 8, 64, 64, torch.float16)
+    return str(Call(**{"query": query, "key": key, "value": value} | words).require())
+
+
+def _problem(call: Call) -> str:
+    problem = call.problem(call.query.stride())
+    return problem if isinstance(problem, str) else problem.describe()
+
+
 def _tensors(
     heads: int, kv_heads: int, queries: int, keys: int, dim: int, value_dim: int, dtype: Any
 ) -> tuple[Any, ...]:
@@ -114,6 +140,10 @@ def facts() -> Iterator[tuple[str, Any]]:
     yield "arguments", [[sorted(it) if isinstance(it, frozenset) else it for it in row] for row in table]
     calls = list(_calls())
     yield "eight bits", [attention_fp8.why_sixteen_bits(call) for call in calls]
+    yield "problems", [answer(_problem, call) for call in calls]
+    said = ("sizes", "packed", "paged", "causal", "has_variant", "wants_gradients")
+    yield "properties", [[getattr(call, name) for name in said] for call in calls]
+    yield "refusals", [[words, answer(_refused, words)] for words in REFUSED]
     yield "functions", _told_apart()
 
 
