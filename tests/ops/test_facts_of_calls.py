@@ -141,8 +141,8 @@ def facts() -> Iterator[tuple[str, Any]]:
     calls = list(_calls())
     yield "eight bits", [attention_fp8.why_sixteen_bits(call) for call in calls]
     yield "problems", [answer(_problem, call) for call in calls]
-    said = ("sizes", "packed", "paged", "causal", "has_variant", "wants_gradients")
-    yield "properties", [[getattr(call, name) for name in said] for call in calls]
+    said = ("packed", "paged", "causal", "has_variant", "wants_gradients")
+    yield "properties", [[answer(getattr, call, name) for name in said] for call in calls]
     yield "refusals", [[words, answer(_refused, words)] for words in REFUSED]
     yield "functions", _told_apart()
 
