@@ -93,7 +93,7 @@ def draw_problem(family: str, rng: random.Random) -> AttentionProblem:
         return draw_latent_problem(kv_heads, rng)
     plain = AttentionProblem(
         rng.choice((1, 2)),
-        kv_heads * rng.choice((1, 2, 4)),
+        kv_heads * rng.choice((1, 2, 4, 9)),
         kv_heads,
         rng.choice(lengths),
         rng.choice(lengths),
