@@ -38,6 +38,8 @@ TURNED_FROM = 1 << 17
 reads and writes V once. From here on that took 0.91 of the time in the mean (0.61 to 1.09, 34 problems), below 1.16
 (0.87 to 1.67, 46 problems; an H200 and an H100, 2026-11-27, reports/performance.md)."""
 WITH_WGMMA = "sm_90a"
+BY_BLOCK = False
+"""Whether tensors are quantised with a scale for each 128 rows, else for each K/V head."""
 Scale = Tensor | float | None
 """One for all, `[batch, kv_heads]`, or of each 128 rows `[batch, heads, blocks]`; None is 1."""
 
@@ -142,7 +144,7 @@ def quantised(
     """Tensors of 16 or 32 bits in e4m3, with a scale for each 128 rows of a head, so that one launch reads them once,
     or where no kernel takes these for each K/V head; with `smooth` of keys less the mean of those of their head, which
     is the second: they have a scale for each head."""
-    by_block = _has_wgmma(query)
+    by_block = BY_BLOCK and _has_wgmma(query)
     plain = Wanted(E4M3, PER_BLOCK if by_block else "head", key.shape[1])
     q, v = quantize(query, plain), quantize(value, replace(plain, turned=turned))
     k = quantize(key, replace(plain, granularity="head", smooth=True) if smooth else plain)
@@ -379,7 +381,7 @@ def choice_in_eight_bits(runtime: Runtime, call: Call) -> Choice | Refusal:
     if products * problem.head_dim < LEAST_GAIN:
         least = LEAST_GAIN // problem.head_dim
         return Refusal(f"to quantise takes longer than it saves: {products} multiply-adds a number, and {least} pay")
-    eight = replace(problem, dtype="e4m3", scales=PER_BLOCK, turned=problem.head_dim_v % GROUP == 0)
+    eight = replace(problem, dtype="e4m3", scales=PER_BLOCK if BY_BLOCK else "head", turned=problem.head_dim_v % GROUP == 0)
     return runtime.choose(eight, gpu, index=call.query.get_device())
 
 
