@@ -165,7 +165,12 @@ def _turned(given: Quantised, causal: bool) -> Quantised:
     """With value turned by a kernel, where that pays."""
     query, key, value = given.query, given.key, given.value
     seen = key.shape[2] // 2 if causal else key.shape[2]
-    if given.turned or seen * query.shape[3] < TURNED_FROM or not _turns(query, key, value) or (made := turn(value)) is None:
+    if (
+        given.turned
+        or seen * query.shape[3] < TURNED_FROM
+        or not _turns(query, key, value)
+        or (made := turn(value)) is None
+    ):
         return given
     return replace(given, value=_as_rows(key, made), turned=True)
 
@@ -381,7 +386,9 @@ def choice_in_eight_bits(runtime: Runtime, call: Call) -> Choice | Refusal:
     if products * problem.head_dim < LEAST_GAIN:
         least = LEAST_GAIN // problem.head_dim
         return Refusal(f"to quantise takes longer than it saves: {products} multiply-adds a number, and {least} pay")
-    eight = replace(problem, dtype="e4m3", scales=PER_BLOCK if BY_BLOCK else "head", turned=problem.head_dim_v % GROUP == 0)
+    eight = replace(
+        problem, dtype="e4m3", scales=PER_BLOCK if BY_BLOCK else "head", turned=problem.head_dim_v % GROUP == 0
+    )
     return runtime.choose(eight, gpu, index=call.query.get_device())
 
 
