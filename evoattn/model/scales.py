@@ -78,7 +78,7 @@ def why_no_scales(problem: Any) -> str:
 
 
 def _why_no_blocks(problem: Any) -> str:
-    if problem.op == "forward" and problem.kv:
-        return "scales=block: Q, K and V of 8 bits have those; write dtype=e4m3, and leave kv out."
+    if problem.op == "forward" and DTYPES[problem.dtype].bytes > 1:
+        return "scales=block: a Q of 8 bits has those too; write dtype=e4m3."
     others = [name for name in ("seqused", "page", "varlen", "shared_kv") if getattr(problem, name)]
     return f"scales=block and {others[0]} exclude each other; take one of them out." if others else ""

@@ -18,6 +18,7 @@ from evoattn.ops.attention import attend
 from evoattn.ops.beside import Wanted, quantize, turn
 from evoattn.ops.call import (
     ANSWERS,
+    BESIDE_E4M3,
     E4M3,
     Answer,
     Call,
@@ -35,6 +36,7 @@ both forms of it beside sums in fp32."""
 TURNED_FROM = 1024
 """Query rows of a K/V head from which an e4m3 V is turned by a kernel of its own, which reads and writes V once, and
 saves a tenth of the attention."""
+WITH_WGMMA = "sm_90a"
 Scale = Tensor | float | None
 """One for all, `[batch, kv_heads]`, or of each 128 rows `[batch, heads, blocks]`; None is 1."""
 
@@ -60,12 +62,12 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
     """`evoattn.attention` in 8 bits, with `causal`, `scale`, `window`, `softcap`, `sinks` and `return_lse` as there.
     The answer is bfloat16 `[batch, heads, seqlen_q, head_dim]`, the log-sum-exp float32.
 
-    Tensors of float8_e4m3fn are taken as they are. A number stands for itself times its scale: `q_descale`, `k_descale`
-    and `v_descale` are float32 `[batch, kv_heads]` as FlashAttention 3's, those of query too, or one for all, a tensor
-    of one element or a number, or of each 128 rows of a head: of query `[batch, heads, query blocks]`, of key and value
-    `[batch, kv_heads, key blocks]`. They are not negative; left out, 1. Tensors of 16 or 32 bits are quantised first,
-    with a scale for each 128 rows of a head that takes its largest value to the end of the range, and no descale may be
-    given.
+    Tensors of float8_e4m3fn are taken as they are, key and value of float8_e5m2 beside such a query too. A number
+    stands for itself times its scale: `q_descale`, `k_descale` and `v_descale` are float32 `[batch, kv_heads]` as
+    FlashAttention 3's, those of query too, or one for all, a tensor of one element or a number, or of each 128 rows of
+    a head: of query `[batch, heads, query blocks]`, of key and value `[batch, kv_heads, key blocks]`. They are not
+    negative; left out, 1. Tensors of 16 or 32 bits are quantised first, with a scale for each 128 rows of a head that
+    takes its largest value to the end of the range, and no descale may be given.
     `smooth_k` takes the mean of the keys of a head from them first, as SageAttention does: outlier channels then cost
     less of the range. The answer is the same, since all scores of a query change alike, and the log-sum-exp is
     corrected. It goes with no `softcap`. With `turned` value is as `quantize_kv(…, turned=True)` makes it, which is
@@ -136,12 +138,14 @@ class Quantised:
 def quantised(
     query: Tensor, key: Tensor, value: Tensor, smooth: bool = False, turned: bool = False
 ) -> tuple[Quantised, Tensor | None]:
-    """Tensors of 16 or 32 bits in e4m3, with a scale for each 128 rows of a head, so that one launch reads them once;
-    with `smooth` of keys less the mean of those of their head, which is the second: they have a scale for each head."""
-    plain = Wanted(E4M3, PER_BLOCK, key.shape[1])
+    """Tensors of 16 or 32 bits in e4m3, with a scale for each 128 rows of a head, so that one launch reads them once,
+    or where no kernel takes these for each K/V head; with `smooth` of keys less the mean of those of their head, which
+    is the second: they have a scale for each head."""
+    by_block = _has_wgmma(query)
+    plain = Wanted(E4M3, PER_BLOCK if by_block else "head", key.shape[1])
     q, v = quantize(query, plain), quantize(value, replace(plain, turned=turned))
     k = quantize(key, replace(plain, granularity="head", smooth=True) if smooth else plain)
-    of_keys = k.scale[:, :, None].expand_as(v.scale) if smooth else k.scale
+    of_keys = k.scale[:, :, None].expand_as(v.scale) if smooth and by_block else k.scale
     numbers = _as_rows(key, v.numbers) if turned else v.numbers
     return Quantised(q.numbers, k.numbers, numbers, q.scale, of_keys, v.scale, turned), k.mean
 
@@ -168,8 +172,19 @@ def _turns(query: Tensor, key: Tensor, value: Tensor) -> bool:
     runtime = current.runtime()
     if runtime.platform is None or query.device.type != runtime.device_type or not _may_launch(query, key, value):
         return False
+    if not _has_wgmma(query):
+        return False
     dim = value.shape[3]
     return dim <= WIDEST and dim % GROUP == 0 and (TURNED, *_shapes(query, key, value)) not in runtime.served
+
+
+def _has_wgmma(query: Tensor) -> bool:
+    """Whether the GPU has kernels of `fp8_wgmma`, if there is one: they take turned values and scales of blocks."""
+    runtime = current.runtime()
+    if runtime.platform is None or query.device.type != runtime.device_type:
+        return True
+    gpu = runtime.platform.spec(query.get_device())
+    return gpu is None or gpu.arch == WITH_WGMMA
 
 
 def _shapes(*tensors: Tensor) -> tuple[torch.Size, ...]:
@@ -187,10 +202,14 @@ def _require(query: Tensor, key: Tensor, value: Tensor) -> None:
             raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}.")
         if tensor.dim() != 4:
             raise ValueError(f"{name} must be [batch, heads, seqlen, head_dim], not {list(tensor.shape)}.")
-    dtypes = {tensor.dtype for tensor in (query, key, value)}
-    if len(dtypes) > 1 or not (query.dtype == E4M3 or (query.is_floating_point() and query.itemsize > 1)):
-        found = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
-        raise ValueError(f"query, key and value must all be float8_e4m3fn, or all of 16 or 32 bits, not {found}.")
+    eight = query.dtype == E4M3 and key.dtype in BESIDE_E4M3
+    wide = query.dtype == key.dtype and query.itemsize > 1 and query.is_floating_point()
+    if key.dtype != value.dtype or not (eight or wide):
+        found = ", ".join(sorted({str(one.dtype).removeprefix("torch.") for one in (query, key, value)}))
+        raise ValueError(
+            "query, key and value must all be float8_e4m3fn, key and value perhaps float8_e5m2, or all of 16 or 32 "
+            f"bits, not {found}."
+        )
     heads, kv_heads = query.shape[1], key.shape[1]
     fits = key.shape[:3] == value.shape[:3] and key.shape[3] == query.shape[3] and key.shape[0] == query.shape[0]
     if not fits or not kv_heads or heads % kv_heads or 0 in (*query.shape, *key.shape, *value.shape):

@@ -18,7 +18,7 @@ from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.quantize import QUANTIZE_OPERATIONS, TURN
 from evoattn.model.scales import BLOCK_ROWS, GRANULARITIES
 from evoattn.ops.arguments import is_ordinary
-from evoattn.ops.call import DTYPES, E4M3, StridedProblem, plain_strides, strided, why_wrong_strides
+from evoattn.ops.call import BESIDE_E4M3, DTYPES, E4M3, StridedProblem, plain_strides, strided, why_wrong_strides
 from evoattn.ops.given import EIGHT_BITS
 from evoattn.ops.runtime import Runtime, current
 
@@ -257,11 +257,12 @@ def quantize_kv(
 
 
 def turn(value: Tensor) -> Tensor | None:
-    """Numbers of e4m3 `[batch, kv_heads, keys, head_dim]` as `evoattn.model.turned` has them; None where no kernel
-    serves them."""
+    """Numbers of e4m3 or e5m2 `[batch, kv_heads, keys, head_dim]` as `evoattn.model.turned` has them; None where no
+    kernel serves them."""
     runtime = current.runtime()
-    if not _is_readable(value, runtime) or value.dtype != E4M3:
+    if not _is_readable(value, runtime) or value.dtype not in BESIDE_E4M3:
         return None
+    dtype, value = value.dtype, value.view(E4M3)  # bytes move alike
     known = (TURN, value.shape, value.stride(), value.get_device())
     plan = runtime.planned(known, value.get_device(), lambda: _turn_problem(value))
     try:
@@ -270,7 +271,7 @@ def turn(value: Tensor) -> Tensor | None:
         return None
     if plan is None or outputs is None or not runtime.performs(plan, {"x": value, **outputs}):
         return None
-    return outputs["numbers"]
+    return outputs["numbers"].view(dtype)
 
 
 def _turn_problem(value: Tensor) -> StridedProblem | str:

@@ -62,6 +62,7 @@ RIGHT = [
     ),
     (SHARED | PERSISTENT | PRODUCT, "B=1 H=3 Sq=250 Sk=200 D=64 e4m3 causal turned", "large_logits"),
     ({}, BLOCKS, "extreme_terms"),
+    ({"BLOCK_N": 128}, "B=1 H=2 Sq=64 Sk=150 D=32 e4m3 kv=e5m2 scales=head turned", "large_logits"),
     (SHARED, "B=1 H=1 Sq=64 Sk=530 D=32 e4m3 scales=block window=200:10 softcap=20 sink", "plain"),
     (
         {"SCHEDULE": "balanced", "BLOCK_M": 128, "BLOCKS_PER_SM": 1},
@@ -127,6 +128,8 @@ def test_a_fault_is_found(genes, text, kind, old, new):
         ("B=1 H=16 S=4096 D=72 e4m3", {}, "multiple of 16"),
         ("B=1 H=16 S=4096 D=64 e4m3 scales=token", {}, "scales of tensors or of heads"),
         ("B=1 H=16 S=4096 D=64 e4m3", {"FLUSH_TILES": 2}, "needs SUM_PLACE=shared"),
+        ("B=1 H=16 S=4096 D=64 e4m3 kv=int8", {}, "takes K and V of e4m3 or e5m2, not of int8"),
+        ("B=1 H=16 S=4096 D=64 e4m3 kv=e5m2 causal", {"ROW_SUM": "product"}, "a column of ones of e4m3"),
         ("B=1 H=16 S=4096 D=64 e4m3 scales=block", {"BLOCK_N": 96}, "128 keys that share one"),
         ("B=1 H=16 S=4096 D=64 e4m3 scales=block causal", PRODUCT | {"BLOCK_N": 128}, "takes always"),
         ("B=1 H=16 S=4096 D=64 e4m3", {"SUM_PLACE": "shared", "VALUE_PARTS": 2}, "needs SUM_PLACE=registers"),

@@ -80,7 +80,7 @@ def test_keys_along_rows_are_the_same_numbers():
         ("dtype=bf16,kv=e4m3,turned=1", "write dtype=e4m3"),
         ("dtype=e4m3,seqused=1:64,turned=1", "exclude each other"),
         ("dtype=e4m3,seqused=1:64,scales=block", "exclude each other"),
-        ("dtype=bf16,kv=e4m3,scales=block", "leave kv out"),
+        ("dtype=bf16,kv=e4m3,scales=block", "write dtype=e4m3"),
         ("dtype=bf16,op=merge,turned=1", "turned"),
     ],
 )

@@ -70,6 +70,20 @@ def test_numbers_stand_for_themselves_times_their_scales():
     assert torch.equal(out, evoattn.attention_fp8(q, k, v))
 
 
+def test_keys_and_values_of_e5m2_and_scales_of_blocks():
+    q, k, v = tensors(7)
+    numbers = [q.to(E4M3), *(x.to(torch.float8_e5m2) for x in (k, v))]
+    scales = [torch.rand(B, heads, 1) + 0.5 for heads in (H, HKV, HKV)]
+    words = dict(zip(("q_descale", "k_descale", "v_descale"), scales, strict=True))
+    values, _ = exact(*[x.double() * s[..., None] for x, s in zip(numbers, scales, strict=True)])
+    out = evoattn.attention_fp8(*numbers, **words)
+    assert rms(out - values) < 0.01 * rms(values)
+    words["q_descale"], words["k_descale"] = torch.full((B, HKV), 0.75), 2.0  # beside those of blocks
+    mixed = evoattn.attention_fp8(*numbers, **words)
+    values, _ = exact(numbers[0].double() * 0.75, numbers[1].double() * 2, numbers[2].double() * scales[2][..., None])
+    assert rms(mixed - values) < 0.01 * rms(values)
+
+
 def test_one_scale_is_a_number_a_tensor_or_one_for_each_head():
     given, _ = quantised(*tensors())
     call = lambda scale: evoattn.attention_fp8(given.query, given.key, given.value, k_descale=scale, v_descale=0.5)
