@@ -97,8 +97,10 @@ def _turns(work: LaunchWork, resident: int, gpu: GpuSpec) -> _Turns:
         return _Turns(serial, max(work.most_steps, total / gpu.sm_count * (1 + late / 2 * slots / work.blocks)),
                       max(1.0, work.blocks / slots), per_sm)  # fmt: skip
     full, rest = divmod(work.blocks, slots)
-    last = math.ceil(rest / gpu.sm_count)
-    return _Turns((full + (rest > 0)) * work.steps, (full * resident + last) * work.steps, full + (rest > 0),
+    rest *= work.last_parts
+    share, last = work.steps / work.last_parts, math.ceil(rest / gpu.sm_count)
+    rounds = math.ceil(rest / slots)
+    return _Turns(full * work.steps + rounds * share, full * resident * work.steps + last * share, full + rounds,
                   full * resident + last)  # fmt: skip
 
 

@@ -83,6 +83,8 @@ class LaunchWork:
     """Clocks for which each of that wave's blocks waits once, however many tiles of rows it takes."""
     longest_first: bool = False
     """Whether the blocks with most steps begin first."""
+    last_parts: int = 1
+    """Blocks that share the work of one of those that are left over after whole rounds of the card's places."""
     in_flight_bytes: float = 0.0
     """Per block, of loads that are under way while it computes."""
     read_bytes: float = 0.0
