@@ -1,13 +1,15 @@
 """FlexAttention's language: `evoattn.flex_attention` beside torch's, compiled by Triton, in one run.
 
-    python -m benchmarks.flex [--drawn N] [--seed S] [--only WORD] [--json FILE] [--tune SECONDS] [--flash]
+    python -m benchmarks.flex [--gym] [--drawn N] [--seed S] [--only WORD] [--json FILE] [--tune SECONDS] [--flash]
+                              [--processes N] [--seconds S]
 
-The first problems are attention-gym's own list (`examples/benchmark.py`, and of `configs/flash_h200.yaml` some
-lengths), then come `--drawn` of (function x shape). All sides of a problem are captured in CUDA graphs and replayed by
-turns, each time with a cold L2, so that they meet the same clocks: medians. Both are compared with torch's formula in
-float32, of the first batch and head. `first` is the time of our first call in this process, with what it compiles;
-`again` that of a call of new functions and a new mask of the same kind. `--tune` searches each problem for so long and
-times what it found, too. `--flash` also asks for torch's backend of FlashAttention 4, where it is installed.
+The problems are attention-gym's own lists (`--gym`), and `--drawn` of (function x shape). All sides of a problem are
+captured in CUDA graphs and replayed by turns, each time with a cold L2, so that they meet the same clocks: medians. All
+are compared with torch's formula in float32, of the first batch and head. `first` is the time of our first call in this
+process, with what it compiles; `again` that of a call of new functions and a new mask of the same kind. `--tune`
+searches each problem for so long and times what it found, too. `--flash` also asks for torch's backend of
+FlashAttention 4, where it is installed. `--processes` shares the problems, as compilers take most of the time; each
+times alone, and begins no problem after `--seconds`.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import random
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -28,37 +30,22 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 import evoattn
-from benchmarks.flex.mods import MODS, Shape, Written, causal
+from benchmarks.flex.mods import Shape, Written
+from benchmarks.flex.problems import EVERY, Problem, drawn, listed
+from benchmarks.flex.processes import alone, run_all, shares
 from evoattn.ops import block_masks, flex
 
 ROUNDS, WARM = 25, 3
 FLUSH_BYTES = 1 << 28
 """More than any L2 cache has."""
-MOST_SCORES = 1 << 29
+MOST_SCORES = 1 << 28
 """Of the head that is compared."""
+LONG_US = 5000
+"""Of a call: longer ones have fewer rounds."""
+LONG_ROUNDS = 7
+LONGEST_WHOLE_MASK = 8192
+"""Of longer ones PyTorch's way to make a block mask holds gigabytes."""
 Call = Callable[[], Tensor]
-
-
-@dataclass
-class Problem:
-    """A function of `MODS`, or of attention-gym's list, and a shape."""
-
-    name: str
-    batch: int
-    heads: int
-    kv_heads: int
-    queries: int
-    keys: int
-    head_dim: int
-    dtype: str = "bfloat16"
-
-    @property
-    def shape(self) -> Shape:
-        return Shape(self.batch, self.heads, self.queries, self.keys, "cuda")
-
-    def describe(self) -> str:
-        lengths = f"S={self.queries}" if self.queries == self.keys else f"Sq={self.queries} Sk={self.keys}"
-        return f"{self.name} B={self.batch} H={self.heads}/{self.kv_heads} {lengths} D={self.head_dim}"
 
 
 @dataclass
@@ -75,65 +62,6 @@ class Row:
     failed: dict[str, str] = field(default_factory=dict)
 
 
-def _window_of(size: int) -> Callable[[Shape], Written]:
-    return lambda shape: Written(None, lambda b, h, q, k: (q >= k) & (q - k <= size))
-
-
-def _prefix_of(size: int) -> Callable[[Shape], Written]:
-    return lambda shape: Written(None, lambda b, h, q, k: (k < size) | (q >= k))
-
-
-def _documents_of(count: int) -> Callable[[Shape], Written]:
-    def made(shape: Shape) -> Written:
-        cuts = sorted(random.Random(1).sample(range(1, shape.longest), count - 1))
-        ids = torch.zeros(shape.longest, dtype=torch.int32)
-        for cut in cuts:
-            ids[cut:] += 1
-        ids = ids.to(shape.device)
-        return Written(None, lambda b, h, q, k: (ids[q] == ids[k]) & (q >= k))
-
-    return made
-
-
-GYM: dict[str, Callable[[Shape], Written]] = {
-    "gym causal": lambda shape: Written(None, causal),
-    "gym alibi": MODS["alibi"],
-    "gym window 1024": _window_of(1024),
-    "gym prefix 1024": _prefix_of(1024),
-    "gym 12 documents": _documents_of(12),
-    "gym softcap 30": lambda shape: Written(lambda s, b, h, q, k: 30 * torch.tanh(s / 30)),
-    "gym noop": lambda shape: Written(),
-}
-EVERY = {**MODS, **GYM}
-
-
-def listed() -> list[Problem]:
-    """attention-gym's."""
-    found = [Problem(name, 16, 16, 16, 8192, 8192, 64) for name in GYM if name != "gym noop"]
-    names = ("gym noop", "gym causal", "gym alibi", "gym window 1024", "gym 12 documents")
-    found += [
-        Problem(name, 4, 16, kv_heads, length, length, dim)
-        for length, kv_heads, dim in ((2048, 4, 128), (8192, 16, 64), (8192, 4, 128), (16384, 16, 128))
-        for name in names
-    ]
-    return found
-
-
-def drawn(count: int, seed: int) -> list[Problem]:
-    """So many functions, each of another shape."""
-    chance = random.Random(seed)
-    names = [name for name in MODS if name not in ("nothing", "causal")]
-    chance.shuffle(names)
-    problems = []
-    for number in range(count):
-        batch, heads, group = chance.choice((1, 2, 4)), chance.choice((8, 16, 24)), chance.choice((1, 1, 4, 8))
-        length, dim = chance.choice((1024, 2048, 3000, 4096, 8192)), chance.choice((64, 128))
-        keys = chance.choice((length, length, length, 2 * length))
-        rows = chance.choice((1, 16)) if number % 8 == 7 else length
-        problems.append(Problem(names[number % len(names)], batch, heads, max(1, heads // group), rows, keys, dim))
-    return problems
-
-
 def timed(calls: dict[str, Call]) -> dict[str, float]:
     """Median device time of each in µs: one call in a graph, replayed by turns behind what empties the L2 cache."""
     graphs, flush = {}, torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
@@ -145,7 +73,12 @@ def timed(calls: dict[str, Call]) -> dict[str, float]:
         with torch.cuda.graph(graph):
             call()
     spans: dict[str, list[tuple[Any, Any]]] = {name: [] for name in graphs}
-    for number in range(ROUNDS):
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    graphs["evoattn"].replay()
+    torch.cuda.synchronize()
+    is_long = 1e6 * (time.perf_counter() - started) > LONG_US
+    for number in range(LONG_ROUNDS if is_long else ROUNDS):
         for name in sorted(graphs, key=lambda name: (number % 2 == 0) == (name == "evoattn")):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             flush.zero_()
@@ -155,6 +88,12 @@ def timed(calls: dict[str, Call]) -> dict[str, float]:
             spans[name].append((begin, end))
     torch.cuda.synchronize()
     return {name: 1e3 * statistics.median(begin.elapsed_time(end) for begin, end in spans[name]) for name in spans}
+
+
+def mask_of(written: Written, shape: Shape) -> BlockMask | None:
+    """The block mask of a problem: torch's where it can make one."""
+    own = shape.longest > LONGEST_WHOLE_MASK
+    return written.block_mask(shape, create=evoattn.create_block_mask) if own else written.block_mask(shape)
 
 
 def reference(tensors: Sequence[Tensor], written: Written, mask: BlockMask | None) -> Tensor:
@@ -168,18 +107,13 @@ def reference(tensors: Sequence[Tensor], written: Written, mask: BlockMask | Non
     return found
 
 
-def measured(problem: Problem, seconds: float, flash: bool) -> Row:
+def measured(problem: Problem, seconds: float, flash: bool, lock: Path | None = None) -> Row:
     """All that is asked of a problem."""
     row, shape = Row(problem), problem.shape
-    generator = torch.Generator("cuda").manual_seed(1)
-
-    def drawn_of(heads: int, length: int) -> Tensor:
-        sizes = problem.batch, heads, length, problem.head_dim
-        return torch.randn(sizes, generator=generator, device="cuda").to(getattr(torch, problem.dtype))
-
-    q, k, v = (drawn_of(problem.heads, problem.queries), *(drawn_of(problem.kv_heads, problem.keys) for _ in range(2)))
+    q, k, v = problem.tensors()
     written = EVERY[problem.name](shape)
-    mask = written.block_mask(shape)
+    with alone(lock):
+        mask = mask_of(written, shape)
     asked: dict[str, Any] = dict(score_mod=written.score_mod, block_mask=mask, enable_gqa=True)
     row.kernel = evoattn.explain(q, k, v, **asked)
 
@@ -196,7 +130,7 @@ def measured(problem: Problem, seconds: float, flash: bool) -> Row:
 
     row.first_s = taken(ours)
     again = EVERY[problem.name](shape)
-    new: dict[str, Any] = dict(score_mod=again.score_mod, block_mask=again.block_mask(shape), enable_gqa=True)
+    new: dict[str, Any] = dict(score_mod=again.score_mod, block_mask=mask_of(again, shape), enable_gqa=True)
     row.again_s = taken(lambda: evoattn.flex_attention(q, k, v, **new))
     sides: dict[str, Call] = {"evoattn": ours}
     torch.compiler.reset()
@@ -213,11 +147,16 @@ def measured(problem: Problem, seconds: float, flash: bool) -> Row:
             sides[name] = theirs
         except Exception as error:  # what torch's compiler cannot do
             row.failed[name] = str(error).strip().splitlines()[0][:150]
-    if problem.queries * problem.keys <= MOST_SCORES:
-        exact = reference((q, k, v), written, mask)
-        for name, call in sides.items():
-            row.error[name] = (call()[:1, :1].float() - exact).abs().max().item()
-    row.us = timed(sides)
+    with alone(lock):
+        if problem.queries * problem.keys <= MOST_SCORES:
+            exact = reference((q, k, v), written, mask)
+            for name, call in sides.items():
+                row.error[name] = (call()[:1, :1].float() - exact).abs().max().item()
+    turns: list[dict[str, float]] = []
+    for _ in range(2 if lock else 1):  # another process may have run what it compiled meanwhile
+        with alone(lock):
+            turns.append(timed(sides))
+    row.us = min(turns, key=lambda us: sum(us.values()))
     if seconds:
         with evoattn.capture() as shapes:
             ours()
@@ -262,30 +201,54 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def rows_of(problems: Sequence[Problem], words: argparse.Namespace) -> list[Row]:
+    """What this process finds of its problems, each printed and written at once."""
+    rows: list[Row] = []
+    number, count = (int(one) for one in (words.share or "0/1").split("/"))
+    started = time.perf_counter()
+    for place in shares(problems, count)[number] if words.share else range(len(problems)):
+        if time.perf_counter() - started > words.seconds:
+            break
+        try:
+            rows.append(measured(problems[place], words.tune, words.flash, words.lock))
+        except Exception as error:  # the others are measured all the same
+            rows.append(Row(problems[place], failed={"all": str(error).splitlines()[0][:150]}))
+        print(table(rows[-1:]).splitlines()[2], flush=True)
+        torch.cuda.empty_cache()
+        if words.json:
+            words.json.write_text(json.dumps([asdict(row) for row in rows], indent=1), encoding="utf-8")
+    return rows
+
+
 def main() -> None:
     """Measure, print, and with `--json` write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gym", action="store_true", help="attention-gym's lists")
     parser.add_argument("--drawn", type=int, default=0, metavar="N")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="problems whose line has this word")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--tune", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("--flash", action="store_true")
+    parser.add_argument("--processes", type=int, default=1, metavar="N")
+    parser.add_argument("--seconds", type=float, default=math.inf, metavar="S")
+    parser.add_argument("--share", help=argparse.SUPPRESS)
+    parser.add_argument("--lock", type=Path, help=argparse.SUPPRESS)
     words = parser.parse_args()
-    rows: list[Row] = []
-    with torch.no_grad():
-        for problem in [*listed(), *drawn(words.drawn, words.seed)]:
-            if words.only not in problem.describe():
-                continue
-            try:
-                rows.append(measured(problem, words.tune, words.flash))
-            except torch.OutOfMemoryError as error:
-                rows.append(Row(problem, failed={"memory": str(error).splitlines()[0][:80]}))
-            print(table(rows[-1:]).splitlines()[2], flush=True)
-            torch.cuda.empty_cache()
-    print("\n" + table(rows))
-    if words.json:
-        words.json.write_text(json.dumps([asdict(row) for row in rows], indent=1), encoding="utf-8")
+    problems = [*(listed() if words.gym else []), *drawn(words.drawn, words.seed)]
+    problems = [one for one in problems if words.only in one.describe()]
+    if words.processes > 1 and not words.share:
+        rows = []
+        for part in run_all("benchmarks.flex", sys.argv[1:], words.processes, words.seconds):
+            rows += [Row(Problem(**row.pop("problem")), **row) for row in json.loads(part.read_text("utf-8"))]
+        rows.sort(key=lambda row: problems.index(row.problem))
+        if words.json:
+            words.json.write_text(json.dumps([asdict(row) for row in rows], indent=1), encoding="utf-8")
+    else:
+        with torch.no_grad():
+            rows = rows_of(problems, words)
+    if not words.share:
+        print(f"\n{table(rows)}\n{len(rows)} of {len(problems)} problems ran")
 
 
 if __name__ == "__main__":

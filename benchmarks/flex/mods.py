@@ -41,8 +41,10 @@ class Written(NamedTuple):
     lists: Callable[[int], tuple[Tensor, Tensor]] | None = None
     """Of a mask that is told by its lists: counts and blocks of PARTIAL ones for blocks of a size."""
 
-    def block_mask(self, shape: Shape, block: int = 128) -> BlockMask | None:
-        """The mask of blocks of a size; None for none."""
+    def block_mask(
+        self, shape: Shape, block: int = 128, create: Callable[..., BlockMask] = create_block_mask
+    ) -> BlockMask | None:
+        """The mask of blocks of a size; None for none. `create` makes it of the function."""
         if self.lists is not None:
             counts, blocks = self.lists(block)
             words: dict[str, Any] = {"mask_mod": self.mask_mod} if self.mask_mod else {}
@@ -52,9 +54,7 @@ class Written(NamedTuple):
         if self.mask_mod is None:
             return None
         batch, heads = shape.batch if self.by_batch else None, shape.heads if self.by_head else None
-        return create_block_mask(
-            self.mask_mod, batch, heads, shape.queries, shape.keys, device=shape.device, BLOCK_SIZE=block
-        )
+        return create(self.mask_mod, batch, heads, shape.queries, shape.keys, device=shape.device, BLOCK_SIZE=block)
 
 
 def causal(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:

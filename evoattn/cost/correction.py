@@ -24,7 +24,7 @@ MOST = 1.0
 DEEPEST = 64
 """Levels of a tree of a file."""
 DIGITS = 5
-"""Of leaves in a file."""
+"""Of a sum without leaves, in a file."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,6 @@ def row_of(trees: Trees) -> dict[str, Any]:
     columns = trees.columns()
     found: dict[str, Any] = {"names": list(trees.names), "depth": trees.depth, "base": round(trees.base, DIGITS)}
     found |= {name: column.tolist() for name, column in columns.items()}
-    found["value"] = [round(value, DIGITS) for value in found["value"]]
     found["threshold"] = [float(str(threshold)) for threshold in columns["threshold"]]  # the shortest that say it
     return found
 
@@ -118,7 +117,6 @@ def _are_trees(row: Mapping[str, Any]) -> bool:
     return (
         all(isinstance(name, str) for name in names)
         and _all_below(row.get("question"), asked, inner)
-        and _all_below(row.get("roots"), nodes)
         and _all_below(features, len(names))
         and _are_numbers(row.get("value"), nodes - inner)
         and _are_numbers(row.get("threshold"), asked)

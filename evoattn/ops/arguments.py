@@ -29,6 +29,9 @@ MASKS: dict[object, str] = {
 """`AttentionProblem.mask` by the value of `causal`. True is FlashAttention's, which aligns the last query and key."""
 Reader = Callable[[Tensor], Tensor]
 """Makes of a term what kernels read."""
+Given = tuple[int, Reader | None, bool]
+"""A term of a call: its index, what makes of it what kernels read, if it is not so already, and whether it is so as
+long as its address is aligned."""
 ALIGNMENT = 16
 """Bytes that every address and stride is a multiple of: vector loads and tensor maps need it."""
 TABLE_DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
@@ -300,11 +303,11 @@ def converter(dtype: torch.dtype) -> Reader:
     return lambda tensor: tensor.to(dtype).contiguous()
 
 
-def bias_reader(bias: Tensor, seqlen_q: int, seqlen_k: int) -> Reader:
-    """As `Call.readers`, of a bias: the bias itself where its rows, of `seqlen_k` up to a multiple of 8 elements, lie
-    one behind another, with room behind the last one, at a multiple of 16 bytes. Else a copy, contiguous, `[batch or 1,
-    heads or 1, seqlen_q, keys]`: kernels load two elements at once, and after a misaligned load a process can no longer
-    use the device."""
+def bias_reader(bias: Tensor, seqlen_q: int, seqlen_k: int) -> tuple[Reader, bool]:
+    """The last two of `Given`, of a bias. Kernels read the bias itself where its rows, of `seqlen_k` up to a multiple
+    of 8 elements, lie one behind another, with room behind the last one, at a multiple of 16 bytes. Else a copy,
+    contiguous, `[batch or 1, heads or 1, seqlen_q, keys]`: kernels load two elements at once, and after a misaligned
+    load a process can no longer use the device."""
     batch, heads, rows, keys = (1,) * (4 - bias.dim()) + tuple(bias.shape)
     strides = (0,) * (4 - bias.dim()) + tuple(bias.stride())
     whole = -(-seqlen_k // BIAS_ROW_STEP) * BIAS_ROW_STEP
@@ -330,7 +333,7 @@ def bias_reader(bias: Tensor, seqlen_q: int, seqlen_k: int) -> Reader:
         )
         return copied.clone() if copied.data_ptr() % ALIGNMENT else copied
 
-    return read
+    return read, lies_so and holds_end
 
 
 WATCHED = "a tensor subclass, mode, transform, trace or negation is at work"

@@ -16,6 +16,7 @@ Importing this module imports `torch._dynamo`, which takes a second: `attention`
 from __future__ import annotations
 
 import math
+import re
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -28,6 +29,7 @@ from torch._C import DispatchKey
 from torch._higher_order_ops.flex_attention import flex_attention as operator
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn.attention.flex_attention import BlockMask
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -35,8 +37,9 @@ from evoattn.model.backward import BACKWARD, TERM_GRADS, parse_grads
 from evoattn.model.mask import FULL
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.score import parse_score
-from evoattn.model.score_lines import softcap_of
+from evoattn.model.score_lines import added_of, softcap_of
 from evoattn.ops import block_masks, mods, torch_answer
+from evoattn.ops.added import with_added
 from evoattn.ops.arguments import ARGUMENTS, TERMS, Score, has_autocast
 from evoattn.ops.call import (
     DTYPES,
@@ -494,12 +497,17 @@ def calls_of(
         return "its mask has one block for all"
 
     def scored(call: Call, score: str) -> Call:
-        own = Score.of_texts(score, said.predicate, tables) if score or said.predicate else None
+        read = {name: table for name, table in tables.items() if re.search(rf"\b{name}\b", f"{score} {said.predicate}")}
+        own = Score.of_texts(score, said.predicate, read) if score or said.predicate else None
         return replace(call, score=own, blocks=blocks, terms=behind(with_tables(call.terms, own), lists))
 
     made = [scored(call, said.score)]
-    if said.score and "[" not in said.score and (cap := softcap_of(parse_score(said.score).tree)):
-        made.insert(0, scored(replace(call, softcap=cap), ""))
+    if said.score:
+        tree = parse_score(said.score, Score.of_texts("", "", tables).likely_tables, True).tree
+        if cap := softcap_of(tree):
+            made.insert(0, scored(replace(call, softcap=cap), ""))
+        elif (by_name := with_added(call, added_of(tree), tables, statically_known_true)) is not None:
+            made.insert(0, scored(by_name, ""))
     return made
 
 

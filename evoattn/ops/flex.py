@@ -27,22 +27,12 @@ from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 from evoattn.families.mask_blocks import MaskShape
 from evoattn.model import forks
 from evoattn.model.blocks import Blocks
-from evoattn.model.mask import CAUSAL_UPPER_LEFT, Band
-from evoattn.model.problem import BIAS_ROW_STEP
+from evoattn.model.mask import Band
 from evoattn.model.score import SCORE, Name, parse_predicate, parse_score
 from evoattn.model.score_lines import Bias, Bounds, Slopes, added_of, band_of, masking_of, softcap_of
 from evoattn.ops import block_masks, mods
-from evoattn.ops.arguments import (
-    ALIGNMENT,
-    BIAS,
-    SLOPES,
-    TERMS,
-    WATCHED,
-    Score,
-    autocast_dtype,
-    has_autocast,
-    is_ordinary,
-)
+from evoattn.ops.added import with_added
+from evoattn.ops.arguments import WATCHED, Score, is_ordinary
 from evoattn.ops.attention import attend
 from evoattn.ops.call import NO_TENSOR, Answer, Call, behind, why_not_shapes, with_tables
 from evoattn.ops.runtime import current
@@ -190,9 +180,10 @@ def _ways(
     """As `calls`, with this expression of scores; a mask is known, or no graph is being captured."""
     predicate, rows, keys = said.traced.predicate, call.query.shape[2], call.key.shape[2]
 
+    named_by = functools.partial(with_added, added=said.added if score else None, tables=tables)
+
     def without_blocks(masked: Call) -> list[Callable[[], Call]]:
-        named = _by_name(masked, said.added, tables) if score else None
-        own = [lambda: _scored(masked, score, "", tables)]
+        named, own = named_by(masked), [lambda: _scored(masked, score, "", tables)]
         if named is None:
             return own
         return [lambda: named, *own]  # kernels may know the name of neither such a head_dim nor such gradients
@@ -214,38 +205,6 @@ def _ways(
         return _scored(call, score, predicate, tables, text, block_masks.lists_of(block_mask, known, keys))
 
     return [by_lists, by_table] if text else [by_table]
-
-
-def _by_name(call: Call, added: Bias | Slopes | None, tables: dict[str, Tensor]) -> Call | None:
-    """The call with slopes or a bias by their names, which kernels read at a time and not by each score; None where
-    there are none, or they are no argument of such a call. Gradients of tables are those of expressions."""
-    table = None if added is None else tables[added.table]
-    if (
-        added is None
-        or table is None
-        or table.requires_grad
-        or call.term(SLOPES) is not None
-        or call.term(BIAS) is not None
-    ):
-        return None
-    (batch, heads, rows, _), keys = call.query.shape, call.key.shape[2]
-    if isinstance(added, Slopes):
-        diagonal = 0 if call.mask == CAUSAL_UPPER_LEFT else keys - rows
-        if added.offset != diagonal or not (added.is_absolute or call.causal) or table.shape[0] < heads:
-            return None
-        which, term = SLOPES, table if table.shape[0] == heads else table[:heads]
-    else:
-        sizes = {"b": batch, "h": heads}
-        whole = (*(sizes[one] for one in added.by), rows, keys)
-        lies = table.is_contiguous() and not (keys % BIAS_ROW_STEP or table.data_ptr() % ALIGNMENT)
-        kind = table.device.type
-        rounded = has_autocast(kind) and autocast_dtype(kind, table) != table.dtype  # as tables are not
-        if tuple(table.shape) != whole or table.dtype != call.query.dtype or rounded or not lies:
-            return None
-        which, term = BIAS, table[:, None] if added.by == "b" else table
-    terms = list(call.terms or (None,) * len(TERMS))
-    terms[which] = term
-    return replace(call, terms=tuple(terms))
 
 
 def _scored(

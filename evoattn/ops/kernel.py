@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -98,6 +99,11 @@ class LaunchArguments:
             self._users.setdefault(index, ([], []))[1].append((slot, offset))
         self._bound: tuple[int, ...] | None = None
 
+    @property
+    def addresses(self) -> int:
+        """How many of a call's addresses, the first ones, hold all that it reads and writes."""
+        return max(self._users) + 1
+
     def set_stream(self, stream: int) -> None:
         """The CUstream of the next launches."""
         self._config.stream = stream
@@ -139,9 +145,11 @@ def own_tables(problem: AttentionProblem) -> tuple[str, ...]:
     return (*tables, *(BUFFERS if problem.blocks else ()), *(["q_scale"] if "q_scale" in problem.scale_shapes else []))
 
 
-def tensor_places(problem: AttentionProblem) -> dict[str, Place]:
-    """Where the tensors of a call lie among its addresses."""
-    names = (*TENSORS, "", "", *TERMS, *own_tables(problem))
+def tensor_places(problem: AttentionProblem, given: Sequence[int] | None = None) -> dict[str, Place]:
+    """Where the tensors of a call lie among its addresses. `given`: of which terms there are addresses, of all unless
+    it says so."""
+    terms = (*TERMS, *own_tables(problem))
+    names = (*TENSORS, "", "", *(terms if given is None else [terms[which] for which in given]))
     if problem.op == "backward":
         wanted = (table.buffer for table in problem.own_tables if table.buffer in parse_grads(problem.grads))
         names = (*names, *BACKWARD_TENSORS, *(f"d{name}" for name in wanted))

@@ -56,7 +56,6 @@ def test_a_file_says_the_same_trees_and_no_walk_leaves_them(corrected):
     for name, values in {
         "to_right": (nodes, -1, 1.5),
         "question": (10**6, "x"),
-        "roots": (nodes,),
         "feature": (99,),
         "value": (float("nan"), None),
         "threshold": (float("inf"),),

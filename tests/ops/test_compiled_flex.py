@@ -13,7 +13,8 @@ import evoattn
 from benchmarks.calls.no_device import NoDevice
 from evoattn.families import registry
 from evoattn.model.space import load_space
-from evoattn.ops import gradients, torch_answer
+from evoattn.ops import block_masks, gradients, torch_answer
+from evoattn.ops.arguments import BIAS, SLOPES
 from evoattn.ops.call import Call
 from evoattn.ops.runtime import Runtime, current
 from tests.ops.fake_device import Pick, tensors
@@ -93,6 +94,25 @@ def test_one_graph_serves_all_lengths_and_has_gradients_of_captured_tensors(runt
     assert len(graphs) == first
     once = ["64x64:2/0/2", "", ("own_t",), ("own_t0", "own_t2")]
     assert runtime.seen == 2 * once
+
+
+def test_what_is_added_to_scores_goes_by_its_name():
+    """Of slopes and a bias whose sizes are known, beside lists too; a gradient of theirs is an expression's."""
+    from evoattn.ops.custom_op import calls_of
+
+    q, k, v = tensors(2, 4, 4, 64, 64, dtype=torch.bfloat16)
+    slopes, bias = torch.rand(5), torch.randn(2, 64, 64).bfloat16()
+    mask, whole = documents(64, 37).as_tuple(), (64, 64, *(None,) * 8, block_masks.WHOLE, block_masks.WHOLE, None)
+    seen, every = lambda b, h, i, j: (i >= j) & (j < 60), torch_flex.noop_mask
+    sloped = lambda s, b, h, i, j, t: s - t[h] * (i - j).abs()
+    biased = lambda s, b, h, i, j, t: s + t[b, i, j]
+    for score_mod, table, term, name in ((sloped, slopes, slopes[:4], SLOPES), (biased, bias, bias[:, None], BIAS)):
+        for blocks, shown in ((whole, every), (mask, seen)):
+            named, own = calls_of((q, k, v), score_mod, (*blocks[:-1], shown), 0.5, [table], [])
+            assert torch.equal(named.term(name), term) and own.score.text and own.blocks == named.blocks
+            assert named.score is None or (not named.score.text and not named.score.tensors)
+        (own,) = calls_of((q, k, v), score_mod, (*whole[:-1], every), 0.5, [table.float().requires_grad_()], [])
+        assert own.score.text and own.term(name) is None
 
 
 @pytest.mark.slow

@@ -315,7 +315,6 @@ ODD = {
     "names": ("a", ["a", 7]),
     "depth": (64, -1, 1.5),
     "base": (math.nan, None),
-    "roots": ([3], [-1], [0.5], 0),
     "to_right": ([3, 0, 0], [2, 0, 1], [2, 0], None),
     "question": ([1], [], [0, 0]),
     "feature": ([2], [-1], "b"),

@@ -96,7 +96,7 @@ def registers_needed(problem: AttentionProblem, genes: FlashMmaGenes) -> int:
     row_tiles = genes.BLOCK_M // (16 * genes.WARPS)
     scales = genes.BLOCK_N // genes.KEY_WARPS // 2 if problem.scales == PER_TOKEN else 0
     scores = genes.BLOCK_N // genes.KEY_WARPS // 2 * (2 if genes.SCHEDULE == "overlapped" else 1)
-    q = 0 if genes.Q_PLACE == "shared" else 4 * math.ceil(problem.head_dim / 16)
+    q = 0 if genes.Q_PLACE == "shared" else 4 * math.ceil(problem.head_dim * problem.element_bytes / 32)
     lazy = LAZY_REGISTERS[genes.ROW_SUM] if genes.RESCALE == "lazy" else 0
     return row_tiles * (problem.head_dim_v // 2 + scores + q + lazy + ROW_TILE_REGISTERS) + scales + FIXED_REGISTERS
 
@@ -114,6 +114,7 @@ def launch_work(problem: AttentionProblem, genes: FlashMmaGenes, registers: int)
     value_dim, v_dim = problem.head_dim_v, up_to(problem.head_dim_v, 16)
     warps, scores = block_warps(genes), genes.BLOCK_M * genes.BLOCK_N
     flops = 2.0 * scores * (dim + v_dim) + (16.0 * scores if genes.ROW_SUM == "mma" else 0.0)
+    flops *= problem.element_bytes / 2  # of 8 bits a clock has twice as many
     rescale = rows * value_dim * {"always": 1.0, "vote": 0.3, "lazy": 0.02}[genes.RESCALE] * genes.KEY_WARPS
     lanes = scores * (SCORE_OPERATIONS[genes.RESCALE] - (genes.ROW_SUM == "mma")) + rescale
     q_reads = rows * dim * problem.element_bytes * genes.KEY_WARPS if genes.Q_PLACE == "shared" else 0
