@@ -7,10 +7,9 @@ struct BlockPlace {
   int kv_head, batch;
   int64_t sums;  // QUERY_SPLIT > 1: number of the part among all
 
-  // `number`: IN_ORDER, whether blocks wait for those of later keys, which then come first; SECTIONS: heads of a section;
-  // SPLIT_LAST: tiles of keys that are not split.
-  __device__ __forceinline__ BlockPlace(int seqlen_k, int kv_heads, int number)
-      : parts(QUERY_SPLIT) {
+  // `number`: IN_ORDER, whether blocks wait for those of later keys, which then come first; SECTIONS: heads of a
+  // section; SPLIT_LAST: tiles of keys that are not split.
+  __device__ __forceinline__ BlockPlace(int seqlen_k, int kv_heads, int number) : parts(QUERY_SPLIT) {
     if constexpr (SPLIT_LAST) {
       const int block = blockIdx.x, behind = block - number, split = behind / QUERY_SPLIT;
       const int all = number + (int(gridDim.x) - number) / QUERY_SPLIT;
@@ -18,7 +17,7 @@ struct BlockPlace {
       take(behind < 0 ? block : number + split, all, seqlen_k, kv_heads);
       return;
     }
-    int tiles;  // parts of the tiles of a head
+    int tiles;                 // parts of the tiles of a head
     if constexpr (SECTIONS) {  // of the first one's heads the first keys, then the next; then of the heads of the next
       tiles = gridDim.z;
       const int units = gridDim.x * gridDim.y, first = units % number;  // heads, the first section's where less

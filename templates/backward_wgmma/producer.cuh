@@ -93,8 +93,8 @@ private:
                      smem_address + Smem::DO_FULL + 8 * d.stage, smem_address + Smem::DO_EMPTY + 8 * d.stage, d.parity,
                      smem_address + Smem::DELTAS + d.stage * BLOCK_M * 4, terms.deltas_gmem + tile);
   }
-  // Adds what the consumers leave of dQ to its sums, a warpgroup's part at a time. FIRST_STORES: of all blocks that do so
-  // the first stores its part, and others wait until that is in memory.
+  // Adds what the consumers leave of dQ to its sums, a warpgroup's part at a time. FIRST_STORES: of all blocks that do
+  // so the first stores its part, and others wait until that is in memory.
   __device__ __forceinline__ void add_dq(uint32_t smem_address) const {
     constexpr int BYTES = 4 * Smem::DQ_WARP_BYTES;
     grid_dependency_wait();  // the sums are 0
@@ -129,9 +129,9 @@ private:
       }
     }
   }
-  // Blocks that have added to a tile of dQ, and with FIRST_STORES the bit `STORED`; and, IN_ORDER, those that do so before this one: under a diagonal those of
-  // later keys, else those of earlier ones, by a block list if they see the tile; ROTATED, those that come to it after
-  // fewer others.
+  // Blocks that have added to a tile of dQ, and with FIRST_STORES the bit `STORED`; and, IN_ORDER, those that do so
+  // before this one: under a diagonal those of later keys, else those of earlier ones, by a block list if they see the
+  // tile; ROTATED, those that come to it after fewer others.
   __device__ __forceinline__ uint32_t* added_to(const QueryWalk& walk) const {
     return progress_gmem + terms.tile(block.batch, walk.head, walk.tile);
   }

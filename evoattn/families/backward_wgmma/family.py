@@ -53,8 +53,9 @@ MAX_SHARED_DIM, MAX_SUM_OF_DIMS = 192, 320
 """The largest head_dim, and sum of both, whose dK and dV a thread's registers hold beside small tiles of queries;
 larger ones go by parts to two or three warpgroups."""
 ROW_THREADS = 256
-SHARES = 4
 """Of the launches that make the terms of the queries and the rows of dQ."""
+SHARES = 4
+"""Blocks of the last launch that add up dK and dV of a tile of keys, SPLIT=last (`KeyRows::SHARES`)."""
 
 
 class BackwardWgmma(Family):
@@ -348,14 +349,14 @@ def why_not_whole_lists(problem: AttentionProblem, genes: BackwardWgmmaGenes) ->
 
 
 def why_not_stored(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
-    """DQ_BEGIN=stored where no block, or none at first, adds to a tile of dQ."""
+    """DQ_BEGIN=stored where no block may add to a tile of dQ, or those that add are found otherwise."""
     if genes.DQ_SUM != "warp":
         return "DQ_BEGIN=stored needs DQ_SUM=warp, which waits until the first block has stored."
     band = problem.masking.band(problem.seqlen_q, problem.seqlen_k)
     ends = (0, max(0, problem.seqlen_q - genes.BLOCK_M)), (min(genes.BLOCK_M, problem.seqlen_q), problem.seqlen_q)
     unseen = not all(band.keys(first, end) for first, end in zip(*ends, strict=True))
     if problem.varlen or problem.blocks or unseen:
-        return "DQ_BEGIN=stored needs queries that all see a key: no packed sequences, block lists or lone queries."
+        return "DQ_BEGIN=stored needs a key for each tile of queries, and no packed sequences or block lists."
     return None
 
 
