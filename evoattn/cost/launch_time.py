@@ -97,10 +97,9 @@ def _turns(work: LaunchWork, resident: int, gpu: GpuSpec) -> _Turns:
         return _Turns(serial, max(work.most_steps, total / gpu.sm_count * (1 + late / 2 * slots / work.blocks)),
                       max(1.0, work.blocks / slots), per_sm)  # fmt: skip
     full, rest = divmod(work.blocks, slots)
-    rest *= work.last_parts
-    share, last = work.steps / work.last_parts, math.ceil(rest / gpu.sm_count)
-    rounds = math.ceil(rest / slots)
-    return _Turns(full * work.steps + rounds * share, full * resident * work.steps + last * share, full + rounds,
+    parts = work.last_parts
+    rounds, last = math.ceil(rest * parts / slots), math.ceil(rest * parts / gpu.sm_count)
+    return _Turns((full + rounds / parts) * work.steps, (full * resident + last / parts) * work.steps, full + rounds,
                   full * resident + last)  # fmt: skip
 
 
