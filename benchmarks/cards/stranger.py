@@ -50,6 +50,8 @@ class Row:
     family: str
     us: dict[str, float] = field(default_factory=dict)
     wrong: str = ""
+    kernels: dict[str, tuple[str, dict[str, Any]]] = field(default_factory=dict)
+    """Family and config of each contestant of ours."""
 
     def ratio(self, over: str, under: str = "pick") -> float | None:
         """One time over another, None where there is none."""
@@ -174,11 +176,14 @@ def judge(
             result = engine.final(group, index, list({k.id: k for k in kernels.values()}.values()), COMPARISON, PEERS)
             times = result.right_us
             us = {name: times[k.id] for name, k in kernels.items() if k.id in times}
-            found = [us.pop(name) for name in list(us) if name.startswith("found")]
-            us |= {"found": min(found)} if found else {}
+            found = [(us.pop(name), kernels[name]) for name in list(us) if name.startswith("found")]
+            if found:
+                us["found"], kernels["found"] = min(found, key=lambda one: one[0])
             us |= {name: times[name] for name in PEERS if name in times}
             wrong = "" if "pick" in us else result.refusals.get("all", "the pick has no time")
-            rows.append(Row(problems[i].describe(), kernels["pick"].family if "pick" in kernels else "none", us, wrong))
+            ours = {name: (kernels[name].family, kernels[name].params) for name in us if name in kernels}
+            family = kernels["pick"].family if "pick" in kernels else "none"
+            rows.append(Row(problems[i].describe(), family, us, wrong, ours))
             if len(rows) % 10 == 0:
                 say(f"{len(rows)} of {len(problems)} timed")
     return rows

@@ -390,6 +390,6 @@ class _Maker:
         apart = begin_apart(self.one, self.block_m, self.block_n, self.number("KEY_SPLIT"))
         cases = [SmallCase("windows that begin at different tiles", p) for p in apart]
         if not self.problem.masking.causal:
-            most = self.one.with_(seqlen_q=40, seqlen_k=self.block_n * 13 // 16)
+            most = self.one.with_(seqlen_q=40, seqlen_k=max(1, self.block_n * 13 // 16))
             cases.append(SmallCase("most of a key tile", fitted(most, self.block_n, self.block_n)))
         return cases

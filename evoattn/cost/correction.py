@@ -1,5 +1,5 @@
 """What the cost model's scores are multiplied by on a card that its owner has calibrated: the sum of trees of each
-family, fitted to times that were measured on it (`correction_fit.py`).
+family, and what single kernels differ from these by, fitted to times that were measured on it (`correction_fit.py`).
 
 Only the order of kernels of one problem is corrected. Reading a correction imports no NumPy.
 """
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from evoattn.model.calibrated import FILE, calibration_folder
 from evoattn.model.gpu_spec import GpuSpec
+from evoattn.model.space import KernelConfig
 
 if TYPE_CHECKING:
     from evoattn.cost.trees import Trees
@@ -25,6 +26,8 @@ DEEPEST = 64
 """Levels of a tree of a file."""
 DIGITS = 5
 """Of a sum without leaves, in a file."""
+NAME = 16
+"""Digits of a config's id by which its kernel is known."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +38,20 @@ class Correction:
     rows: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     left_out: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Of all problems, by kind and by the family of the fastest kernel: how many were left out, and the time of the
-    first choice over the best, geometric mean, without the trees and with them."""
+    first choice over the best, geometric mean, without the correction and with it."""
+    kernels: Mapping[str, float] = field(default_factory=dict)
+    """Of kernels that were timed on other problems what their scores are multiplied by beside the trees, its natural
+    logarithm, by NAME digits of the config's id."""
+
+    def of_kernel(self, config: KernelConfig) -> float:
+        """As `kernels`, 0 for one that was not timed."""
+        return self.kernels.get(config.id[:NAME], 0.0) if self.kernels else 0.0
 
     def to_row(self) -> dict[str, Any]:
         """JSON-ready."""
         trees = {family: dict(row) for family, row in self.rows.items()}
-        return {"trees": trees, "left_out": {kind: list(found) for kind, found in self.left_out.items()}}
+        left_out = {kind: list(found) for kind, found in self.left_out.items()}
+        return {"trees": trees, "left_out": left_out, "kernels": dict(self.kernels)}
 
     @cached_property
     def trees(self) -> Mapping[str, Trees]:
@@ -102,7 +113,10 @@ def of_row(row: Any) -> Correction:
         raise ValueError("a correction is no table of trees")
     if not isinstance(left_out, dict) or not all(_are_numbers(found, 3) for found in left_out.values()):
         raise ValueError("a correction does not say how good it is")
-    return Correction(trees, left_out)
+    kernels = row.get("kernels", {})  # a file that was made before there were any has none
+    if not isinstance(kernels, dict) or not _are_numbers(list(kernels.values()), len(kernels)):
+        raise ValueError("a correction of kernels is no number")
+    return Correction(trees, left_out, {name: max(-MOST, min(MOST, log)) for name, log in kernels.items()})
 
 
 def _are_trees(row: Mapping[str, Any]) -> bool:

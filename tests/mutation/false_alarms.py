@@ -198,13 +198,18 @@ def draw_config(family: str, problem: AttentionProblem, gpu: str, rng: random.Ra
     return None if drawn is None else KernelConfig(*drawn)
 
 
+def draw(family: str, rng: random.Random) -> tuple[str, AttentionProblem, KernelConfig]:
+    """A card, a problem and a valid config."""
+    while True:
+        gpu, problem = rng.choice(sorted(GPUS)), draw_problem(family, rng)
+        if config := draw_config(family, problem, gpu, rng):
+            return gpu, problem, config
+
+
 def run_one(number: int, seed: int, families: tuple[str, ...]) -> Ran:
     """Config `number` of a seed; the families take turns."""
-    rng, family = random.Random(f"{seed} {number}"), families[number % len(families)]
-    config = None
-    while config is None:
-        gpu, problem = rng.choice(sorted(GPUS)), draw_problem(family, rng)
-        config = draw_config(family, problem, gpu, rng)
+    family = families[number % len(families)]
+    gpu, problem, config = draw(family, random.Random(f"{seed} {number}"))
     started = time.perf_counter()
     task = Compile(FAMILIES[family], config, problem)
     result = evaluate_offline(task, GPUS[gpu])

@@ -326,7 +326,7 @@ ODD = {
 
 def test_trees_of_a_file_are_looked_at_before_they_are_walked():
     found = of_row({"trees": {"flash_mma": TREE}, "left_out": {"all": [3, 1.2, 1.1]}})
-    assert found.to_row() == {"trees": {"flash_mma": TREE}, "left_out": {"all": [3, 1.2, 1.1]}}
+    assert found.to_row() == {"trees": {"flash_mma": TREE}, "left_out": {"all": [3, 1.2, 1.1]}, "kernels": {}}
     low, high = found.trees["flash_mma"].predict(np.array([[0.0, 1.0], [0.0, 2.0]]))
     assert (low, high) == (0.25, 0.75)
     for name, values in ODD.items():

@@ -43,9 +43,12 @@ class FlashMmaGenes(Genes):
     O_STORE: Literal["direct", "shared"]
     BLOCK_ORDER: Literal["rows", "rows_reversed", "heads", "heads_reversed"]
     BLOCKS_PER_SM: int
+    KEY_SPLIT: int = 1
 
 
 CHUNK_BYTES = 16
+TICKET_BYTES = 16
+"""Of shared memory, where blocks share keys."""
 FIXED_REGISTERS = 44
 """Addresses, counters, bounds, fragments of K and V under way."""
 ROW_TILE_REGISTERS = 8
@@ -83,7 +86,12 @@ def smem_bytes(problem: AttentionProblem, genes: FlashMmaGenes) -> int:
     o_bytes = genes.BLOCK_M * o_row_bytes if genes.O_STORE == "shared" else 0
     # O, two shifts and two sums of each lane in fp32: head_dim of V / 2 + 4 floats per lane for every 16 rows.
     merge = (genes.KEY_WARPS - 1) * genes.BLOCK_M // 16 * WARP * (problem.head_dim_v // 2 + 4) * 4
-    return max(loop, max(q_bytes, o_bytes) + merge)
+    return max(loop, max(q_bytes, o_bytes) + merge) + (TICKET_BYTES if genes.KEY_SPLIT > 1 else 0)
+
+
+def results_bytes(problem: AttentionProblem, genes: FlashMmaGenes, tiles: int) -> int:
+    """Scratch of so many tiles of rows, each with a result of every block that shares its keys: as `merge` above."""
+    return tiles * genes.KEY_SPLIT * (genes.BLOCK_M // 16) * WARP * (problem.head_dim_v // 2 + 4) * 4
 
 
 def registers_needed(problem: AttentionProblem, genes: FlashMmaGenes) -> int:
@@ -104,6 +112,8 @@ def registers_needed(problem: AttentionProblem, genes: FlashMmaGenes) -> int:
 MMA_FLOPS, MMA_WAIT, LDMATRIX_WAIT, SHUFFLE_WAIT, BARRIER_WAIT = 4096, 18, 24, 24, 30
 """Floating-point operations of one mma.m16n8k16; clocks until the results of an instruction are there, on any of
 these cards to within some ten clocks."""
+LAST_BLOCK_WAIT, PART_WAIT = 2500, 700
+"""Clocks until the last block knows that it is, and for each result that it then adds (as of `split_kv`)."""
 SCORE_OPERATIONS = {"always": 4.5, "vote": 4.0, "lazy": 3.5}
 """FP32 and conversion instructions per score and lane: scale, maximum, sum, half a conversion."""
 
@@ -134,18 +144,22 @@ def launch_work(problem: AttentionProblem, genes: FlashMmaGenes, registers: int)
     own = blocks_of_sequence(problem, count)
     heads = problem.heads * batches(problem)
     merge = (genes.KEY_WARPS - 1) * rows * value_dim * 4 * 2
+    split = genes.KEY_SPLIT
+    scratch = float(results_bytes(problem, genes, count * heads)) if split > 1 else 0.0
     ends = Step(
         instructions=rows * value_dim / WARP * 1.5 + 40 * warps,
         shared_bytes=merge + (rows * v_dim * 4 if genes.O_STORE == "shared" else 0),
-        loaded_bytes=float(rows * (problem.head_dim + value_dim) * problem.element_bytes),
-        waits=900 + (400 if genes.KEY_WARPS > 1 else 0),
+        # The last block reads the results of all, which are a part each of the others' bytes too.
+        loaded_bytes=float(rows * (problem.head_dim + value_dim) * problem.element_bytes)
+        + (2 * rows * value_dim * 4 if split > 1 else 0),
+        waits=900 + (400 if genes.KEY_WARPS > 1 else 0) + (LAST_BLOCK_WAIT + PART_WAIT * split if split > 1 else 0),
     )
     k_stages, v_stages = ring_stages(genes)
     order = genes.BLOCK_ORDER
     return (
         LaunchWork(
             "flash_mma",
-            count * heads,
+            count * heads * split,
             WARP * warps,
             warps,
             smem_bytes(problem, genes),
@@ -154,21 +168,23 @@ def launch_work(problem: AttentionProblem, genes: FlashMmaGenes, registers: int)
                 Step(flops, lanes, scores + rescale / 32, issued, fragments + copied, loaded, waits),
                 variant_step(problem, scores),
             ),
-            mean,
-            most,
+            mean / split,
+            math.ceil(most / split) if split > 1 else most,
             ends,
             longest_first=order == "heads_reversed" if problem.causal else False,
             in_flight_bytes=((k_stages - 1) * problem.head_dim + v_stages * value_dim) * keys * size,
             read_bytes=tensor_bytes(problem, "q", "k", "v") + bias_bytes(problem),
-            write_bytes=tensor_bytes(problem, "o"),
+            write_bytes=tensor_bytes(problem, "o") + scratch,
             sweep_bytes=tensor_bytes(problem, "k", "v"),
             sweepers=own * problem.group_size,
             visits=own,
             visit_share=visit_share(problem, mean, keys),
+            scratch_bytes=scratch,
             heads_in_turn=problem.kv_heads * batches(problem) if order.startswith("heads") else 1.0,
             genes={
                 "rows per warp": rows / genes.WARPS,
                 "key warps": genes.KEY_WARPS,
+                "key split": split,
                 "stages": genes.STAGES,
                 "barriers": barriers,
                 "overlapped": genes.SCHEDULE == "overlapped",
