@@ -27,6 +27,7 @@ SHARED_LINE = 128
 """Bytes that shared memory gives in a clock."""
 
 
+LAST_PARTS = "last parts"
 CONVERSION = 1.25
 """Instructions that a pair of numbers of 8 bits takes to be one of fp16, of e4m3 on sm_89."""
 
@@ -83,8 +84,6 @@ class LaunchWork:
     """Clocks for which each of that wave's blocks waits once, however many tiles of rows it takes."""
     longest_first: bool = False
     """Whether the blocks with most steps begin first."""
-    last_parts: int = 1
-    """Blocks that share the work of one of those that are left over after whole rounds of the card's places."""
     in_flight_bytes: float = 0.0
     """Per block, of loads that are under way while it computes."""
     read_bytes: float = 0.0
@@ -112,7 +111,8 @@ class LaunchWork:
     overlaps: bool = False
     """Whether it may begin before the launch before it has ended."""
     genes: Mapping[str, float] = field(default_factory=dict)
-    """What else may matter, by names that families share, as numbers."""
+    """What else may matter, by names that families share, as numbers. `LAST_PARTS` of them is read by the physical part:
+    blocks that share the work of one of those that are left over after whole rounds of the card's places."""
 
 
 def row_steps(problem: AttentionProblem, rows: int, keys: int, rows_per_query: int = 1) -> tuple[float, int, int]:

@@ -16,7 +16,7 @@ from evoattn.families.packed_mask import packed_bytes
 from evoattn.families.residency import WARP, register_cap
 from evoattn.families.row_blocks import batches, row_blocks
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES
-from evoattn.families.work import LaunchWork, Step, bias_bytes, tensor_bytes, up_to, variant_step
+from evoattn.families.work import LAST_PARTS, LaunchWork, Step, bias_bytes, tensor_bytes, up_to, variant_step
 from evoattn.model.backward import parse_grads
 from evoattn.model.problem import AttentionProblem
 
@@ -352,7 +352,6 @@ def launch_work(problem: AttentionProblem, genes: BackwardWgmmaGenes, registers:
         sweepers=float(count),
         visits=float(count),
         heads_in_turn=float(section_heads(problem, genes, SMS_MEASURED)),
-        last_parts=genes.QUERY_SPLIT if genes.SPLIT == "last" else 1,
         overlaps=True,
         genes=_numbers(problem, genes),
     )
@@ -414,7 +413,7 @@ def _numbers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, 
         "ds stages": genes.DS_STAGES,
         "asked blocks": genes.BLOCKS_PER_SM,
         "query split": genes.QUERY_SPLIT if genes.SPLIT == "all" else 1,
-        "last parts": genes.QUERY_SPLIT if genes.SPLIT == "last" else 1,
+        LAST_PARTS: genes.QUERY_SPLIT if genes.SPLIT == "last" else 1,
         "producer group": genes.PRODUCER == "warpgroup",
         "order": ORDERS.index(genes.ORDER),
         "p registers": genes.P_PLACE == "registers",
