@@ -48,6 +48,9 @@ def quantised(
     else:
         largest = sizes.amax().expand(1, 1, 1, 1).clone()
     scale = torch.where(largest > 0, largest * (UNEVEN / element.largest), 1.0)
+    blocks = torch.arange(scale.shape[2], device=scale.device) // BLOCK_ROWS
+    if problem.scales == PER_BLOCK:  # neighbours differ by more than an error that is allowed
+        scale = scale * (1 + blocks % 3)[:, None]
     stored = values / scale
     if extreme:
         stored[:, :, ::5] = torch.where(stored[:, :, ::5] < 0, -element.largest, element.largest)
@@ -55,7 +58,7 @@ def quantised(
         if per_token:
             scale[:, :, 2::3] = 0
         elif problem.scales == PER_BLOCK:
-            scale[:, :, torch.arange(scale.shape[2], device=scale.device) // BLOCK_ROWS % 3 == 1] = 0
+            scale[:, :, blocks % 3 == 1] = 0
         elif problem.scales:
             scale[:, 1::2] = 0
     stored = stored.clamp(-element.largest, element.largest)

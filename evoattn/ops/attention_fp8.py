@@ -33,10 +33,13 @@ from evoattn.ops.torch_answer import NoKernel, is_promised
 WIDEST, WIDEST_IN_ROWS = 256, 128
 """head_dim of V up to which a kernel of 8 bits is the faster one, and where V is not turned: there is no room then for
 both forms of it beside sums in fp32."""
-TURNED_FROM = 1024
-"""Query rows of a K/V head from which an e4m3 V is turned by a kernel of its own, which reads and writes V once, and
-saves a tenth of the attention."""
+TURNED_FROM = 1 << 17
+"""Keys that a query sees, in the mean, times head_dim, from which an e4m3 V is turned by a kernel of its own, which
+reads and writes V once. From here on that took 0.91 of the time in the mean (0.61 to 1.09, 34 problems), below 1.16
+(0.87 to 1.67, 46 problems; an H200 and an H100, 2026-11-27, reports/performance.md)."""
 WITH_WGMMA = "sm_90a"
+BY_BLOCK = False
+"""Whether tensors are quantised with a scale for each 128 rows, else for each K/V head."""
 Scale = Tensor | float | None
 """One for all, `[batch, kv_heads]`, or of each 128 rows `[batch, heads, blocks]`; None is 1."""
 
@@ -88,7 +91,7 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
     if query.dtype == E4M3:
         if smooth_k:
             raise ValueError("smooth_k is for keys that are quantised on the way; these are e4m3 already.")
-        given = _turned(Quantised(query, key, value, *_scales(descales, query, key), turned))
+        given = _turned(Quantised(query, key, value, *_scales(descales, query, key), turned), mask != FULL)
     else:
         if turned:
             raise ValueError("turned is for a value of float8_e4m3fn; others are quantised so on the way.")
@@ -141,7 +144,7 @@ def quantised(
     """Tensors of 16 or 32 bits in e4m3, with a scale for each 128 rows of a head, so that one launch reads them once,
     or where no kernel takes these for each K/V head; with `smooth` of keys less the mean of those of their head, which
     is the second: they have a scale for each head."""
-    by_block = _has_wgmma(query)
+    by_block = BY_BLOCK and _has_wgmma(query)
     plain = Wanted(E4M3, PER_BLOCK if by_block else "head", key.shape[1])
     q, v = quantize(query, plain), quantize(value, replace(plain, turned=turned))
     k = quantize(key, replace(plain, granularity="head", smooth=True) if smooth else plain)
@@ -158,11 +161,16 @@ def _as_rows(key: Tensor, turned: Tensor) -> Tensor:
     return turned.transpose(2, 3)[:, :, : key.shape[2]]
 
 
-def _turned(given: Quantised) -> Quantised:
+def _turned(given: Quantised, causal: bool) -> Quantised:
     """With value turned by a kernel, where that pays."""
     query, key, value = given.query, given.key, given.value
-    rows = query.shape[2] * query.shape[1] // key.shape[1]
-    if given.turned or rows < TURNED_FROM or not _turns(query, key, value) or (made := turn(value)) is None:
+    seen = key.shape[2] // 2 if causal else key.shape[2]
+    if (
+        given.turned
+        or seen * query.shape[3] < TURNED_FROM
+        or not _turns(query, key, value)
+        or (made := turn(value)) is None
+    ):
         return given
     return replace(given, value=_as_rows(key, made), turned=True)
 
@@ -378,7 +386,9 @@ def choice_in_eight_bits(runtime: Runtime, call: Call) -> Choice | Refusal:
     if products * problem.head_dim < LEAST_GAIN:
         least = LEAST_GAIN // problem.head_dim
         return Refusal(f"to quantise takes longer than it saves: {products} multiply-adds a number, and {least} pay")
-    eight = replace(problem, dtype="e4m3", scales=PER_BLOCK, turned=problem.head_dim_v % GROUP == 0)
+    eight = replace(
+        problem, dtype="e4m3", scales=PER_BLOCK if BY_BLOCK else "head", turned=problem.head_dim_v % GROUP == 0
+    )
     return runtime.choose(eight, gpu, index=call.query.get_device())
 
 

@@ -469,8 +469,8 @@ private:
       }
       return;
     }
-    // From here on it only counts: no other tile is masked. Terms ask which keys are in it.
-    constexpr bool COUNTS = SCHEDULE == Schedule::BALANCED && !Terms::ADDED;
+    // From here on it only counts: no other tile is masked. Terms and scales ask which keys are in it.
+    constexpr bool COUNTS = SCHEDULE == Schedule::BALANCED && !Terms::ADDED && !Scales::BY_BLOCK;
     if constexpr (COUNTS) key_tile -= work.range.first();
     if constexpr (SCHEDULE == Schedule::BALANCED && !COUNTS) {
 #pragma unroll 1

@@ -26,19 +26,19 @@ template <int ROWS> struct BlockScales {
   template <class Scales>
   __device__ __forceinline__ void begin_rows(const Scales& scales, int batch, int head, int first, int rows,
                                              float softmax_scale) {
-    row = scales.q.of(batch, head, block_of(first, rows)) * softmax_scale;
+    row = scales.q.of_block(batch, head, block_of(first, rows)) * softmax_scale;
   }
   template <class Scales>
   __device__ __forceinline__ void load(const Scales& scales, int batch, int kv_head, int first_key, int keys) {
     const int block = block_of(first_key, keys);
-    key = scales.k.of(batch, kv_head, block), value = scales.v.of(batch, kv_head, block);
+    key = scales.k.of_block(batch, kv_head, block), value = scales.v.of_block(batch, kv_head, block);
   }
   __device__ __forceinline__ float of_scores() const { return not_zero(row * key); }
   // By which O must be multiplied before P V of the loaded keys is added.
   template <bool FIRST> __device__ __forceinline__ float change() {
     const float before = unit;
     least = fmaxf(FIRST ? LEAST : least, value * LEAST_STEP), unit = fmaxf(value, least);
-    return FIRST ? 1.f : before * (1.f / unit);
+    return FIRST ? 1.f : __fdividef(before, unit);
   }
   __device__ __forceinline__ float of_values() const { return unit; }
   // The unit of O, which is multiplied by it: it has none then.

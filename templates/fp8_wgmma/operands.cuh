@@ -1,6 +1,7 @@
 // operands.cuh: how numbers of 8 bits (e4m3) lie as operands of wgmma and of mma. Tensor maps bring them as columns of
 // 16 bits. Those of 16 bits: flash_wgmma/operands.cuh.
 #include "device/ptx/e4m3.cuh"
+#include "device/ptx/load_constant.cuh"
 #include "device/ptx/mbarrier.cuh"
 #include "device/ptx/shared_words.cuh"
 #include "device/ptx/tma.cuh"
@@ -79,8 +80,11 @@ template <int HEAD_DIM, int VALUE_DIM, int BLOCK_N, int STAGES, bool BY_PRODUCT,
 struct HeadScales {
   const float* scales;
   int64_t batch_stride, head_stride, block_stride;
-  __device__ __forceinline__ float of(int batch, int head, int block = 0) const {
-    return __ldg(scales + batch * batch_stride + head * head_stride + block * block_stride);
+  __device__ __forceinline__ float of(int batch, int head) const {
+    return __ldg(scales + batch * batch_stride + head * head_stride);
+  }
+  __device__ __forceinline__ float of_block(int batch, int head, int block) const {
+    return load_constant(scales + batch * batch_stride + head * head_stride + block * block_stride);
   }
 };
 // Q's too are of K/V heads, but BY_BLOCK.

@@ -103,7 +103,7 @@ FAULTS = [
     ({}, HEADS, "extreme_terms", "return scale == 0.f ? 1e-30f : scale;", "return scale;"),
     ({}, HEADS, "plain", "inverse[0] *= scale, inverse[1] *= scale;", ""),
     ({}, BLOCKS, "plain", "factor[0] *= change, factor[1] *= change;", ""),
-    ({}, BLOCKS, "plain", "before * (1.f / unit)", "before * unit"),
+    ({}, BLOCKS, "plain", "__fdividef(before, unit)", "before * unit"),
     ({}, BLOCKS, "plain", "block_of(first, rows)", "0"),
     ({}, BLOCKS, "extreme_terms", "least = fmaxf(FIRST ? LEAST : least, value * LEAST_STEP)", "least = LEAST"),
 ]

@@ -56,14 +56,14 @@ def test_sizes_of_values_do_not_matter(dtype):
 def test_numbers_stand_for_themselves_times_their_scales():
     q, k, v = tensors()
     given, _ = quantised(q, k, v)
-    assert given.query.dtype == E4M3 and given.q_scale.shape == (B, H, 1) and given.k_scale.shape == (B, HKV, 1)
+    assert given.query.dtype == E4M3 and given.q_scale.shape == (B, HKV)
     words = dict(q_descale=given.q_scale, k_descale=given.k_scale, v_descale=given.v_scale)
     out = evoattn.attention_fp8(given.query, given.key, given.value, **words)
-    of_heads = lambda one: one[..., None].double()
+    of_heads = lambda one, group: one.repeat_interleave(group, 1)[:, :, None, None].double()
     meant = (
-        given.query.double() * of_heads(given.q_scale),
-        given.key.double() * of_heads(given.k_scale),
-        given.value.double() * of_heads(given.v_scale),
+        given.query.double() * of_heads(given.q_scale, H // HKV),
+        given.key.double() * of_heads(given.k_scale, 1),
+        given.value.double() * of_heads(given.v_scale, 1),
     )
     values, _ = exact(*meant)
     assert rms(out - values) < 0.01 * rms(values)
@@ -103,8 +103,8 @@ def test_keys_less_their_mean_cost_less_of_the_range():
 @pytest.mark.parametrize("of", ["", "head", "block"])
 def test_a_kernel_gets_all_that_it_names(of):
     given, _ = quantised(*tensors())
-    shape = {"head": (B, HKV), "": (1, 1)}.get(of)
-    scales = [torch.ones(shape) if shape else s for s in (given.q_scale, given.k_scale, given.v_scale)]
+    shapes = {"head": [(B, HKV)] * 3, "": [(1, 1)] * 3, "block": [(B, heads, 1) for heads in (H, HKV, HKV)]}
+    scales = [torch.ones(shape) for shape in shapes[of]]
     call = Call(
         given.query, given.key, given.value, enable_gqa=True, return_lse=True, q_scaled=True,
         terms=behind(terms_of(k_scale=scales[1], v_scale=scales[2]), (scales[0],)),

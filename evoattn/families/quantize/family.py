@@ -21,8 +21,9 @@ from evoattn.model.variant import TURNED
 
 SIZES = "sizes"
 """The scratch buffer: of what parts of heads have, the largest magnitude, or of each column least, most and sum."""
-MOST_KEPT = 64
-"""Registers of a thread that hold rows."""
+MOST_KEPT = 16
+"""Registers of a thread that hold a block's rows: with 32 it took 1.2 to 1.5 times as long, with 64 twice (H100,
+2026-11-27)."""
 OF_BLOCKS = (PER_BLOCK, PER_TOKEN)
 """Scales of rows that one block has all of, whose largest magnitude no scratch buffer holds."""
 ROOM = 1024
