@@ -26,6 +26,7 @@ from evoattn.correctness.cases import (
     with_small_tables,
 )
 from evoattn.correctness.reference import with_kept_scores
+from evoattn.families.block_list import packed_mask
 from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES
 from evoattn.families.split_kv.resources import LEAST_STEPS
@@ -209,7 +210,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     if made.kept:
         return [replace(case, kept=made.kept) for case in cases]
     if problem.blocks:
-        return [replace(case, problem=made.listed(case.problem, turn)) for turn, case in enumerate(cases)]
+        cases = [replace(case, problem=made.listed(case.problem, turn)) for turn, case in enumerate(cases)]
+        return [*cases, *made.of_shared_lists()]
     return [replace(case, problem=sequenced(case.problem, page)) for case in cases] if problem.varlen else cases
 
 
@@ -377,19 +379,32 @@ class _Maker:
         that heads share, for which a launch may ask the predicate once. Turn 1, the case with two batches and heads,
         has lists that batches share where tiles are wider than high, else one for each batch and head: no other case
         with rows enough asks the predicate in the loop over keys."""
-        rows, keys = self.block_m * (1 + turn % 2), self.block_n * (2 - turn // 2 % 2)
+        batches_share = turn == 1 and self.block_n > self.block_m
+        by = "h" if batches_share else "b" if turn % 8 in (3, 4, 7) else "bh"
+        return self._with_lists(case, by, 1 + turn % 2, 2 - turn // 2 % 2)
+
+    def _with_lists(self, case: AttentionProblem, by: str, row_tiles: int, key_tiles: int) -> AttentionProblem:
+        rows, keys = self.block_m * row_tiles, self.block_n * key_tiles
         documents = f"{self.block_n + 3}+{self.block_n // 2 + 1}+{3 * keys}"
         if not parse_blocks(case.blocks).documents:
             documents = "1/1/3"
-        batches_share = turn == 1 and self.block_n > self.block_m
-        by = "h" if batches_share else "b" if turn % 8 in (3, 4, 7) else "bh"
         return case.with_(blocks=f"{by}:{rows}x{keys}:{documents}:mixed")
+
+    def of_shared_lists(self) -> list[SmallCase]:
+        """Lists of each head that batches share, where no other case has them and a launch asks their predicate."""
+        keys = 3 * self.block_n + self.block_n // 2 + 1  # so many that some are PARTIAL
+        rows = max(self.block_m + 9, self._rows_for(keys))
+        pairs = self.other.with_(heads=2, kv_heads=1, seqlen_q=rows, seqlen_k=keys)
+        shared = self._with_lists(pairs, "h", 1, 1)
+        if self.block_n > self.block_m or self.heads_are_rows or packed_mask(shared) is None:
+            return []
+        return [SmallCase("lists that batches share", shared)]
 
     def of_edges(self) -> list[SmallCase]:
         """Where a window begins, and where keys end within a tile: causal masks end at many places of their own."""
         apart = begin_apart(self.one, self.block_m, self.block_n, self.number("KEY_SPLIT"))
         cases = [SmallCase("windows that begin at different tiles", p) for p in apart]
         if not self.problem.masking.causal:
-            most = self.one.with_(seqlen_q=40, seqlen_k=self.block_n * 13 // 16)
+            most = self.one.with_(seqlen_q=40, seqlen_k=max(1, self.block_n * 13 // 16))
             cases.append(SmallCase("most of a key tile", fitted(most, self.block_n, self.block_n)))
         return cases

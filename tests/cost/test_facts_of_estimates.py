@@ -1,5 +1,6 @@
-"""What the cost model says of kernels stays, until a change wants it otherwise: scores, parts, sentences; what a file
-of trees is, and what is no such file; what is kept of recorded campaigns."""
+"""What the cost model says of kernels by weights and trees that are made up here stays, until a change wants it
+otherwise: scores, parts, sentences; what a file of trees is, and what is no such file; what is kept of recorded
+campaigns."""
 
 import copy
 import json
@@ -12,7 +13,8 @@ import numpy as np
 
 from evoattn.cost import correction, measurements, trees
 from evoattn.cost.cost import cost, scores
-from evoattn.cost.explanation import how_far, kinds, sentences
+from evoattn.cost.explanation import ANY_CARD, SOURCES, how_far, kinds
+from evoattn.cost.fitted import Fitted, Weights, load
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import load_space
@@ -34,6 +36,11 @@ TREES = {
     "threshold": [1.5, 64.0],
     "missing_left": [True, False],
 }
+JUDGED = (
+    *(f"{source}, {card}{kind}" for source in SOURCES for card in ("h100", "l4") for kind in ("", ANY_CARD)),
+    "in fp32",
+)
+"""Sets of which a fit says how far its first choices were."""
 WRONG = {
     "to_right": ([2, 0, 0, 3, 0, 0], [-1, 0, 0, 2, 0, 0], [2.0, 0, 0, 2, 0, 0], "x", [True, 0, 0, 2, 0, 0]),
     "question": ([0, 2], [0], [0, 1, 1], None),
@@ -73,20 +80,31 @@ def _files() -> Iterator[tuple[str, Any]]:
         correction.forget()
 
 
+def _fitted() -> Fitted:
+    """One that no refit changes."""
+    units = dict.fromkeys(next(iter(load().weights.values())).units, 1.25)
+    row = {"trees": {"flash_mma": TREES | {"names": ["blocks per SM", "seqlen_k"]}}, "left_out": {}}
+    weights = {"flash_mma": Weights(units, 1.5, 0.75, 2.0, 3.0), "flash_wmma": Weights(units, 3.0, 1.5, 1.0, 2.0)}
+    judged = {name: {"first": 1.05 + n / 50, "worst_first": 1.5 + n / 9} for n, name in enumerate(JUDGED)}
+    about = {"cards": ["h100", "l4"], "left_out": judged}
+    return Fitted(weights, correction.of_row(row).trees, about)
+
+
 def _estimates() -> Iterator[tuple[str, Any]]:
-    for number, row in enumerate(rows()):
+    fitted = _fitted()
+    for row in rows():
         if row["family"] not in STEADY:
             continue
         gpu, problem = GPUS[row["gpu"]], AttentionProblem(**row["problem"])
         space = load_space(row["family"], gpu)
         config = space.make_config(row["params"])
         many = [config, *space.starting_configs()[:3]]
-        name = f"{number} {row['family']} {problem.describe()}"
-        found = [cost(problem, config, gpu), cost(problem, config, gpu, 168, 64)]
-        said = [sentences(problem, config, gpu, registers) for registers in (0, 255)]
-        yield name, [found, said, kinds(problem), answer(scores, problem, many, gpu)]
+        name = f"{row['family']} {problem.describe()} {config.id[:6]} {gpu.name}"
+        found = [cost(problem, config, gpu, *compiled, fitted=fitted) for compiled in ((0,), (168, 64), (255, 0))]
+        said = [one and one.sentence() for one in found]
+        yield name, [found, said, kinds(problem), answer(scores, problem, many, gpu, fitted, correction.NONE)]
     sets = "of one query", "in fp32", "with window"
-    yield "how far", [[name, how_far(GPUS[name], sets)] for name in ("h100", "a100", "l4")]
+    yield "how far", [[name, how_far(GPUS[name], sets, fitted)] for name in ("h100", "h200", "a100", "l4", "b200")]
 
 
 def _recordings() -> Iterator[tuple[str, Any]]:

@@ -3,14 +3,15 @@ model counts, refusals and cases of the checks.
 
     python -m tests.families.decisions            write tests/data/decisions.json anew, after a change that is wanted
 
-The configs of the file are drawn by `tests.mutation.false_alarms`, those that run most lines. A digest is of the text
-that `--show FAMILY` prints: compare that of two trees.
+A new family's configs are drawn by `tests.mutation.false_alarms`; of the others those are kept that run most lines. A
+digest is of the text that `--show FAMILY` prints: compare that of two trees.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 from collections.abc import Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -30,7 +31,8 @@ from evoattn.model.space import KernelConfig, load_space
 from tests.support.facts import digest, plain
 
 RECORD = Path(__file__).parents[1] / "data" / "decisions.json"
-REGISTERS = 96
+REGISTERS, LEAST = 96, 8
+"""The latter: configs of each family."""
 
 
 def rows() -> list[dict[str, Any]]:
@@ -101,7 +103,17 @@ def main() -> None:
             print(json.dumps({name: row[name] for name in ("gpu", "problem", "params")}))
             print(*(f"    {name}: {text}" for name, text in _texts(row)), sep="\n")
         return
-    write([row | {"decided": decided(row)} for row in map(_of_today, rows()) if row])
+    found = [row for row in map(_of_today, rows()) if row]
+    found += [row for family in FAMILIES for row in _drawn(family, LEAST - sum(r["family"] == family for r in found))]
+    write([row | {"decided": decided(row)} for row in found])
+
+
+def _drawn(family: str, count: int) -> list[dict[str, Any]]:
+    """Rows of a family that has fewer."""
+    from tests.mutation.false_alarms import draw  # here: the test needs none
+
+    rng = random.Random(family)
+    return [row_of(family, *draw(family, rng)) for _ in range(count)]
 
 
 def _of_today(row: dict[str, Any]) -> dict[str, Any] | None:

@@ -112,7 +112,7 @@ def judge(mutant: Mutant, settings: list[Setting], seed: int) -> Verdict:
         if new == old or (live >= LIVE_CONFIGS and side in sides):
             continue
         verdict, reason = run_ptx(setting, ptx, seed)
-        if verdict == SURVIVED and (_may_be_the_same(setting, source) or _all_pass(mutant.change.new, setting)):
+        if verdict == SURVIVED and (_may_be_the_same(setting, source) or _all_pass(mutant.change.new, setting, ptx)):
             continue
         live += 1
         sides.add(side)
@@ -135,14 +135,18 @@ def _may_be_the_same(setting: Setting, source: str) -> bool:
     return len(codes) == 1
 
 
-def _all_pass(guard: str, setting: Setting) -> bool:
-    """Whether all threads of all launches of the setting's cases pass what a mutant asks before a statement."""
+def _all_pass(guard: str, setting: Setting, ptx: str) -> bool:
+    """Whether all threads of all launches of the setting's cases pass what a mutant asks before a statement: those of
+    kernels that it changes."""
     if guard not in NEEDED:
         return False
+    own, others = setting.by_kernel(setting.ptx), setting.by_kernel(ptx)
+    changed = {name for name in own.keys() | others.keys() if own.get(name) != others.get(name)}
     of, axis, least = NEEDED[guard]
     empty = CompiledKernel(b"", "", CompileInfo())
     kernel = BuiltKernel(FAMILIES[setting.family], setting.config, GPUS[setting.gpu], empty)
     for case in proof_of(setting.problem).interpreter_cases(setting.problem, setting.config):
-        if any(getattr(launch, of)[axis] >= least for launch in case.placed(kernel).launches(case.problem)):
+        launches = [one for one in case.placed(kernel).launches(case.problem) if one.kernel in changed]
+        if any(getattr(launch, of)[axis] >= least for launch in launches):
             return False
     return True
