@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from evoattn.model.calibrated import FILE, calibration_folder
 from evoattn.model.gpu_spec import GpuSpec
+from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 
 if TYPE_CHECKING:
@@ -39,19 +40,20 @@ class Correction:
     left_out: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Of all problems, by kind and by the family of the fastest kernel: how many were left out, and the time of the
     first choice over the best, geometric mean, without the correction and with it."""
-    kernels: Mapping[str, float] = field(default_factory=dict)
-    """Of kernels that were timed on other problems what their scores are multiplied by beside the trees, its natural
-    logarithm, by NAME digits of the config's id."""
+    kernels: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """By class of problems (`class_of`), of kernels that were timed on such: what their scores are multiplied by beside
+    the trees, its natural logarithm, by `name_of`."""
 
-    def of_kernel(self, config: KernelConfig) -> float:
-        """As `kernels`, 0 for one that was not timed."""
-        return self.kernels.get(config.id[:NAME], 0.0) if self.kernels else 0.0
+    def timed(self, problem: AttentionProblem) -> Mapping[str, float]:
+        """Of `kernels` those of the problem's class."""
+        return self.kernels.get(class_of(problem), {}) if self.kernels else {}
 
     def to_row(self) -> dict[str, Any]:
         """JSON-ready."""
         trees = {family: dict(row) for family, row in self.rows.items()}
         left_out = {kind: list(found) for kind, found in self.left_out.items()}
-        return {"trees": trees, "left_out": left_out, "kernels": dict(self.kernels)}
+        kernels = {name: dict(found) for name, found in self.kernels.items()}
+        return {"trees": trees, "left_out": left_out, "kernels": kernels}
 
     @cached_property
     def trees(self) -> Mapping[str, Trees]:
@@ -68,6 +70,18 @@ class Correction:
 
 
 NONE = Correction()
+
+
+def class_of(problem: AttentionProblem) -> str:
+    """Problems on which a kernel differs alike from what trees say of it: bits, head_dims, whether a mask ends at a
+    diagonal; e.g. `16 d64 dv64 causal`."""
+    dims = f"d{problem.head_dim} dv{problem.head_dim_v}"
+    return f"{8 * problem.element_bytes} {dims}{' causal' if problem.causal else ''}"
+
+
+def name_of(config: KernelConfig) -> str:
+    """A kernel's name in a file."""
+    return config.id[:NAME]
 
 
 def row_of(trees: Trees) -> dict[str, Any]:
@@ -114,9 +128,11 @@ def of_row(row: Any) -> Correction:
     if not isinstance(left_out, dict) or not all(_are_numbers(found, 3) for found in left_out.values()):
         raise ValueError("a correction does not say how good it is")
     kernels = row.get("kernels", {})  # a file that was made before there were any has none
-    if not isinstance(kernels, dict) or not _are_numbers(list(kernels.values()), len(kernels)):
+    tables = list(kernels.values()) if isinstance(kernels, dict) else [None]
+    if not all(isinstance(one, dict) and _are_numbers(list(one.values()), len(one)) for one in tables):
         raise ValueError("a correction of kernels is no number")
-    return Correction(trees, left_out, {name: max(-MOST, min(MOST, log)) for name, log in kernels.items()})
+    within = {name: {k: max(-MOST, min(MOST, log)) for k, log in one.items()} for name, one in kernels.items()}
+    return Correction(trees, left_out, within)
 
 
 def _are_trees(row: Mapping[str, Any]) -> bool:

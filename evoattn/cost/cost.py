@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from evoattn.cost.correction import MOST, Correction, correction_of
+from evoattn.cost.correction import MOST, Correction, correction_of, name_of
 from evoattn.cost.features import features
 from evoattn.cost.fitted import Fitted, load
 from evoattn.cost.physics import Physics, physics
@@ -136,10 +136,11 @@ class Model:
         """
         family = configs[0].family
         sums = [(trees, most) for trees, most in self._sums(family) if trees is not None]
-        if not sums and not self.own.kernels:
+        timed = self.own.timed(problem)
+        if not sums and not timed:
             return np.ones(len(parts))
         asked, plain = self.asked(problem, configs, parts, spill_bytes)
-        logs = np.array([self.own.of_kernel(config) for config in configs])
+        logs = np.array([timed.get(name_of(config), 0.0) for config in configs]) if timed else np.zeros(len(parts))
         for trees, most in sums:
             rows = np.array([list(map(row.get, trees.names)) for row in asked], np.float64)  # NaN where a row lacks one
             logs += np.clip(trees.predict(rows), -most, most)

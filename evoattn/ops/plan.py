@@ -209,12 +209,10 @@ class CallPlan(Plan):
     def _bind(self, call: Call | Packed, addresses: tuple[int, ...]) -> None:
         """Have the next launches be of these addresses, and of the call's sizes."""
         self._bound = ()
-        if self._sizes is not None and self._sizes != (sizes := call.sizes):
-            for launch in self.launches:
-                launch.set_sizes(*sizes, addresses)
-            self._sizes = sizes
+        if self._sizes is not None:
+            self._sizes = call.sizes
         for launch in self.launches:
-            launch.bind(addresses)
+            launch.bind(addresses, self._sizes)
         self._bound = addresses
 
     def _read(self, terms: Sequence[Tensor | None]) -> tuple[Sequence[Tensor], Sequence[int]]:

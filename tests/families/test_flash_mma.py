@@ -121,6 +121,7 @@ def test_shared_memory_of_python_is_that_of_cuda():
             name: draw.choice(values)
             for name, values in (
                 ("KEY_WARPS", (1, 2)),
+                ("KEY_SPLIT", (1, 4)),
                 ("STAGES", (2, 3)),
                 ("SCHEDULE", ("split", "split_short_v", "together")),
                 ("SMEM_LAYOUT", ("swizzled", "padded")),

@@ -89,7 +89,7 @@ class Tally:
 def draw_problem(family: str, rng: random.Random) -> AttentionProblem:
     """A problem of the sizes that the family is for; it may still not serve its dtype, its lse or its variants."""
     kv_heads, lengths = rng.choice((1, 2, 4)), SHORT_LENGTHS if family in LARGE_HEAD_DIMS else LENGTHS
-    if family == "latent_wgmma":
+    if family.startswith("latent_"):
         return draw_latent_problem(kv_heads, rng)
     plain = AttentionProblem(
         rng.choice((1, 2)),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from evoattn.families.genes import Genes
+from evoattn.families.merge_work import LAST_BLOCK_WAIT
 from evoattn.families.residency import WARP, register_cap
 from evoattn.families.row_blocks import batches
 from evoattn.families.work import (
@@ -112,8 +113,8 @@ def registers_needed(problem: AttentionProblem, genes: FlashMmaGenes) -> int:
 MMA_FLOPS, MMA_WAIT, LDMATRIX_WAIT, SHUFFLE_WAIT, BARRIER_WAIT = 4096, 18, 24, 24, 30
 """Floating-point operations of one mma.m16n8k16; clocks until the results of an instruction are there, on any of
 these cards to within some ten clocks."""
-LAST_BLOCK_WAIT, PART_WAIT = 2500, 700
-"""Clocks until the last block knows that it is, and for each result that it then adds (as of `split_kv`)."""
+PART_WAIT = 700
+"""Clocks for each result that the last of the blocks that share keys adds."""
 SCORE_OPERATIONS = {"always": 4.5, "vote": 4.0, "lazy": 3.5}
 """FP32 and conversion instructions per score and lane: scale, maximum, sum, half a conversion."""
 
