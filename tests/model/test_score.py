@@ -294,6 +294,37 @@ def test_a_number_that_is_equal_to_another_has_its_conditions(text):
     assert joined.count("lesser_of" if "&" in text else "greater_of") == len(conditions) - 1
 
 
+WHOLE_LINES = {
+    "(t[wrap(q-k)]*2+(q//8)%7!=-abs(k-3))|~f[h,min(q,k)]": """
+        r2 = difference_of(q, k); r3 = elements_of(t_t, Line{}.of(inside(r2, n_t_0, true), n_t_0), lane);
+        r5 = product_of(r3, Range{2, 2}); r7 = quotient_of(q, Range{8, 8}); r9 = remainder_of(r7, Range{7, 7});
+        r10 = sum_of(r5, r9); r12 = difference_of(k, Range{3, 3}); r13 = size_of(r12); r14 = negative_of(r13);
+        r15 = is_not(is_equal(r10, r14)); r17 = lesser_of(q, k);
+        r18 = elements_of(t_f, Line{}.of(inside(h, n_f_0, false), n_f_0).of(inside(r17, n_f_1, false), n_f_1), lane);
+        r19 = is_not(r18); r20 = greater_of(r15, r19); return r20;""",
+    "where(f[h,q],max(k>>2,1),bitand(k,7))<=whole(b)": """
+        r2 = elements_of(t_f, Line{}.of(inside(h, n_f_0, false), n_f_0).of(inside(q, n_f_1, false), n_f_1), lane);
+        r5 = shifted(k, Range{2, 2}); r7 = greater_of(r5, Range{1, 1}); r9 = common_bits(k, Range{7, 7});
+        r10 = either_of(r2, r7, r9); r12 = b; r13 = is_at_most(r10, r12); return r13;""",
+    "((q>=k)&(q>3))&(whole(q/2.0)<k)&(w[k]>0.5)": """
+        r2 = is_at_most(k, q); r4 = is_less(Range{3, 3}, q); r5 = Range::anything(); r6 = is_less(r5, k);
+        r7 = Range{0, 1}; r8 = lesser_of(lesser_of(lesser_of(r2, r4), r6), r7); return r8;""",
+    "(q==k)&(q<1)&(q<2)&(q<3)&(q<4)&(q<5)": """
+        r2 = is_equal(q, k); r4 = is_less(q, Range{1, 1}); r6 = is_less(q, Range{2, 2}); r8 = is_less(q, Range{3, 3});
+        r10 = is_less(q, Range{4, 4}); r12 = is_less(q, Range{5, 5}); r13 = is_less(k, Range{1, 1});
+        r14 = is_less(k, Range{2, 2}); r15 = is_less(k, Range{3, 3}); r16 = is_less(k, Range{4, 4});
+        r17 = lesser_of(lesser_of(lesser_of(lesser_of(lesser_of(lesser_of(lesser_of(lesser_of(lesser_of(r2, r4), r6),
+        r8), r10), r12), r13), r14), r15), r16); return r17;""",
+}
+
+
+@pytest.mark.parametrize("text", WHOLE_LINES)
+def test_ranges_of_every_operator(text):
+    """A range that is wider than it need be changes no list, and takes time alone: lists do not tell."""
+    lines = " ".join(lines_of(parse_predicate(text, "t:int32:64+f:bool:4x64+w:fp32:9", True).tree))
+    assert lines.replace("const Range ", "") == " ".join(WHOLE_LINES[text].split())
+
+
 @pytest.mark.parametrize(
     ("text", "apart"), [("s+t[k-q]", False), ("s+t[q]*k", False), ("s+t[q*k]", True), ("tanh(s*t[min(q,k)])", True)]
 )
