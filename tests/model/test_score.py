@@ -326,6 +326,19 @@ def test_ranges_of_every_operator(text):
 
 
 @pytest.mark.parametrize(
+    ("text", "printed"),
+    {
+        "(q>=k)&(q-k<t[h])": "((q >= k) & ((q - k) < t_t[inside(h, n_t_0)]))",
+        "(t[q]==t[k])|(q>=k)": "((t_t[inside(q, n_t_0)] == t_t[inside(k, n_t_0)]) || (q >= k))",
+        "(k<9)&(t[q*k]>0)": "((k < 9) && (t_t[inside((q * k), n_t_0)] > 0))",
+    }.items(),
+)
+def test_what_rows_or_keys_share_is_read_on_any_condition(text, printed):
+    """So that compilers read it once; elements of each query and key are read where they are asked for."""
+    assert in_cuda(parse_predicate(text, "t:int32:64").tree, False) == printed
+
+
+@pytest.mark.parametrize(
     ("text", "apart"), [("s+t[k-q]", False), ("s+t[q]*k", False), ("s+t[q*k]", True), ("tanh(s*t[min(q,k)])", True)]
 )
 def test_which_elements_are_of_each_query_and_key(text, apart):
