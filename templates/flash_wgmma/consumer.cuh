@@ -452,7 +452,7 @@ private:
 #pragma unroll 1
       while (key_tile >= 0) {
         const bool is_cut = !fits && listed.first_key_down(key_tile) + BLOCK_N > work.seqlen_k;
-        const bool whole = !listed.is_partial(key_tile) && !is_cut;
+        const bool whole = !listed.may_hide<Mask>(work.terms, key_tile) && !is_cut;
         if (whole && !Terms::MAY_HIDE) step<false, false>();
         else step<false, true>();
       }

@@ -138,7 +138,7 @@ WRONG = {
         WGMMA_SHORT,
         ("if (!shows<BY_KEYS>(terms, batch, head, row + j", "if (0 * (row + j"),
     ),
-    "wgmma: PARTIAL taken for FULL": (WGMMA, ("whole = !listed.is_partial(key_tile) &&", "whole =")),
+    "wgmma: PARTIAL taken for FULL": (WGMMA, ("whole = !listed.may_hide<Mask>(work.terms, key_tile) &&", "whole =")),
     "wgmma: keys past the last of FULL blocks": (
         WGMMA,
         ("fits = work.seqlen_k % BLOCK_N == 0", "fits = true"),
