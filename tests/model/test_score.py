@@ -11,7 +11,7 @@ from evoattn.correctness.reference import make_answer, make_inputs
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.score import OPERATORS, SCORE, cost, derivative, evaluate, parse_predicate, parse_score, text_of
 from evoattn.model.score_cuda import changed_in_cuda, in_cuda
-from evoattn.model.score_lines import loads_apart
+from evoattn.model.score_lines import loads_apart, masking_of
 from evoattn.model.score_ranges import lines_of
 from evoattn.model.shape_text import parse_shape
 
@@ -339,7 +339,32 @@ def test_what_rows_or_keys_share_is_read_on_any_condition(text, printed):
 
 
 @pytest.mark.parametrize(
-    ("text", "apart"), [("s+t[k-q]", False), ("s+t[q]*k", False), ("s+t[q*k]", True), ("tanh(s*t[min(q,k)])", True)]
+    ("text", "apart"),
+    [
+        *(("s+t[k-q]", False), ("s+t[q]*k", False), ("s+t[q*k]", True), ("tanh(s*t[min(q,k)])", True)),
+        *((f"s+t[where(k{sign}q+1,3,k-q)]", False) for sign in ("<", "<=", ">", ">=", "==", "!=")),
+    ],
 )
 def test_which_elements_are_of_each_query_and_key(text, apart):
     assert loads_apart(parse_score(text, "t:fp32:64").tree) == apart
+
+
+@pytest.mark.parametrize(
+    ("bounds", "lengths", "masking"),
+    [
+        ((None, None), (8, 8), ("full", None)),
+        ((None, 0), (8, 9), ("causal_upper_left", None)),
+        ((None, 1), (8, 9), ("causal_lower_right", None)),
+        ((None, 3), (8, 8), ("full", (-1, 3))),
+        ((-2, None), (8, 9), ("full", (3, -1))),
+        ((-2, 0), (8, 8), ("causal_upper_left", (2, 0))),
+        ((0, 0), (8, 8), ("causal_upper_left", (0, 0))),
+        ((-1, 1), (8, 9), ("causal_lower_right", (2, 0))),
+        ((-1, 2), (8, 9), ("full", (2, 1))),
+        ((1, 0), (8, 8), None),
+        ((2, None), (8, 8), None),
+        ((None, -1), (8, 8), None),
+    ],
+)
+def test_which_mask_and_window_bounds_are(bounds, lengths, masking):
+    assert masking_of(bounds, *lengths) == masking
