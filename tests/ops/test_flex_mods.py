@@ -57,6 +57,8 @@ OPERATIONS = {
         + q**2
         + (k + 1.0).reciprocal()
         + s**1
+        + (q - 2) ** 3
+        + s.abs() ** 2.5
     ),
     "exponentials": lambda s, q, k: (
         s.exp() + s.exp2() + s.expm1() + (q + 1.0).log() + (k + 2.0).log2() + s.abs().log1p()
