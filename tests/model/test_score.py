@@ -11,7 +11,7 @@ from evoattn.correctness.reference import make_answer, make_inputs
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.score import OPERATORS, SCORE, cost, derivative, evaluate, parse_predicate, parse_score, text_of
 from evoattn.model.score_cuda import changed_in_cuda, in_cuda
-from evoattn.model.score_lines import loads_apart, masking_of
+from evoattn.model.score_lines import band_of, loads_apart, masking_of
 from evoattn.model.score_ranges import lines_of
 from evoattn.model.shape_text import parse_shape
 
@@ -264,6 +264,8 @@ CHANGED = {
     "s/t[h]": "(raw * __fdividef(1.f, to_float(t_t[inside(h, n_t_0)])))",
     "s/(1+abs(q//2-k))": "__fdividef(raw, float((1 + magnitude((int(unsigned(q) / unsigned(2)) - k)))))",
     "tanh(s/4)*t[q]": "((tanhf((s * 0.25f)) * term_unit) * to_float(t_t[inside(q, n_t_0)]))",
+    "s+where(k<q,t[k],2)": "(raw + ((k < q) ? (to_float(t_t[inside(k, n_t_0)]) * term_unit) : (2.0f * term_unit)))",
+    "s+whole(k/3.0)": "(raw + (float(int(((float(first) + float(step)) * 0.3333333333333333f))) * term_unit))",
     "where(k<0,s,-t[q])": "((k < 0) ? raw : (-(to_float(t_t[inside(q, n_t_0)]) * term_unit)))",
 }
 
@@ -368,3 +370,20 @@ def test_which_elements_are_of_each_query_and_key(text, apart):
 )
 def test_which_mask_and_window_bounds_are(bounds, lengths, masking):
     assert masking_of(bounds, *lengths) == masking
+
+
+@pytest.mark.parametrize(
+    ("text", "bounds"),
+    {
+        "abs(q-k)<=3": (-3, 3),
+        "abs(k-q+2)<4": (-5, 1),
+        "(q>=k)&(q-k<9)": (-8, 0),
+        "(k<=q+1)&(k<q+5)&(q-k<=3)&(q-k<7)": (-3, 1),
+        "k-q>2": (3, None),
+        "q-k>2": (None, -3),
+        "q+1>k": (None, 0),
+        **dict.fromkeys(("abs(2*q-k)<3", "abs(q-1)<2", "abs(q+k)<5", "(q>=k)|(k<3)", "k+k<=q", "(q>=k)&(k<3)")),
+    }.items(),
+)
+def test_which_predicates_are_bands(text, bounds):
+    assert band_of(parse_predicate(text).tree) == bounds

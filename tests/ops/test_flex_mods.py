@@ -93,7 +93,7 @@ OPERATIONS = {
         + torch.where(torch.where(q > 1, k > 2, k > 4), s, 0.0)
         + s.isinf()
     ),
-    "bits": lambda s, q, k: s + (q & 3) + ~k + (q >> 1) + (k << 2) + (q + k & 6),
+    "bits": lambda s, q, k: s + (q & 3) + ((q > 1) & k) + ~k + (q >> 1) + (k << 2) + (q + k & 6),
     "made": lambda s, q, k: (
         s * torch.ones_like(s) + s.new_full((), 2.5) + torch.zeros_like(q) + torch.full_like(k, 3) + 1
     ),
@@ -108,6 +108,15 @@ def test_operations_give_what_torch_gives(name):
     indices = {"q": torch.arange(8).view(-1, 1).expand(8, 9), "k": torch.arange(9).expand(8, 9)}
     found = evaluate(parse_score(said.score).tree, {**indices, "s": scores, "b": 0, "h": 0, "d": 1}, torch)
     torch.testing.assert_close(found, function(scores, **indices), rtol=1e-6, atol=1e-6)
+
+
+def test_parts_of_tables():
+    table, captured = torch.arange(60.0).view(3, 4, 5), []
+    part = table[1:, ::2, 1:4]
+    said = mods.trace(lambda s, b, h, q, k: s + part[q, ..., h, k] + table[..., 2][q][h], None, captured)
+    assert said.score == "((s+t0[q,h,k])+t1[q,h])"
+    found = said.tables(captured)
+    assert torch.equal(found["t0"], part) and torch.equal(found["t1"], table[..., 2])
 
 
 @pytest.mark.slow
