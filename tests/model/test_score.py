@@ -379,6 +379,7 @@ def test_which_mask_and_window_bounds_are(bounds, lengths, masking):
         "abs(k-q+2)<4": (-5, 1),
         "(q>=k)&(q-k<9)": (-8, 0),
         "(k<=q+1)&(k<q+5)&(q-k<=3)&(q-k<7)": (-3, 1),
+        "(q-k<=3)&(k<=q+1)": (-3, 1),
         "k-q>2": (3, None),
         "q-k>2": (None, -3),
         "q+1>k": (None, 0),
