@@ -50,6 +50,8 @@ class Row:
     family: str
     us: dict[str, float] = field(default_factory=dict)
     wrong: str = ""
+    kernels: dict[str, tuple[str, dict[str, Any]]] = field(default_factory=dict)
+    """Family and config of each contestant of ours."""
 
     def ratio(self, over: str, under: str = "pick") -> float | None:
         """One time over another, None where there is none."""
@@ -142,7 +144,7 @@ def judge(
     from evoattn.engine.groups import Kernel
     from evoattn.fleet.local import LocalFleet
     from evoattn.portfolio.pick import forget, pick
-    from evoattn.portfolio.select import make_group
+    from evoattn.portfolio.select import make_groups
     from evoattn.timing.protocol import COMPARISON
 
     picks = [pick(problem, gpu) for problem in problems]
@@ -150,37 +152,40 @@ def judge(
     correction.put(gpu, correction.NONE)
     plain = [pick(problem, gpu) for problem in problems]
     forget()
-    groups = [make_group(i, problem, picks[i], gpu) for i, problem in enumerate(problems)]
+    groups, places = make_groups(problems, picks, gpu)
     fleet = LocalFleet(words.jobs) if words.jobs else None
     rows: list[Row] = []
-    with GroupSearch(groups, gpu, Manner(most=1), fleet, tools) as engine:
+    with GroupSearch(groups, gpu, Manner(), fleet, tools) as engine:
         if words.search > 0:
-            engine.run(words.search * len(groups))
+            engine.run(words.search * len(problems))
             say(f"searched: {engine.compiled} kernels compiled, {engine.measured} times")
         shipped = [pick(problem, real) if real else None for problem in problems]
         named = {}
-        for i, group in enumerate(groups):
+        for i, (group, index) in enumerate(places):
             mine = {"pick": picks[i], "plain": plain[i], "shipped": shipped[i]}
             named[i] = {name: Kernel(one.family, one.config.params) for name, one in mine.items() if one}
-            named[i] |= {f"found {n}": kernel for n, kernel in enumerate(group.leaders(0, FOUND))}
-        engine.compile_all([(groups[i], kernel) for i, kernels in named.items() for kernel in kernels.values()])
+            named[i] |= {f"found {n}": kernel for n, kernel in enumerate(group.leaders(index, FOUND))}
+        engine.compile_all([(places[i][0], kernel) for i, kernels in named.items() for kernel in kernels.values()])
         say("compiled")
         end = time.monotonic() + words.finals
-        for i, group in enumerate(groups):
+        for i, (group, index) in enumerate(places):
             if time.monotonic() > end:
-                say(f"the time for finals is over: {len(rows)} of {len(groups)} problems were timed")
+                say(f"the time for finals is over: {len(rows)} of {len(problems)} problems were timed")
                 break
             kernels = named[i]
-            result = engine.final(group, 0, list({k.id: k for k in kernels.values()}.values()), COMPARISON, PEERS)
+            result = engine.final(group, index, list({k.id: k for k in kernels.values()}.values()), COMPARISON, PEERS)
             times = result.right_us
             us = {name: times[k.id] for name, k in kernels.items() if k.id in times}
-            found = [us.pop(name) for name in list(us) if name.startswith("found")]
-            us |= {"found": min(found)} if found else {}
+            found = [(us.pop(name), kernels[name]) for name in list(us) if name.startswith("found")]
+            if found:
+                us["found"], kernels["found"] = min(found, key=lambda one: one[0])
             us |= {name: times[name] for name in PEERS if name in times}
             wrong = "" if "pick" in us else result.refusals.get("all", "the pick has no time")
-            rows.append(Row(problems[i].describe(), kernels["pick"].family if "pick" in kernels else "none", us, wrong))
+            ours = {name: (kernels[name].family, kernels[name].params) for name in us if name in kernels}
+            family = kernels["pick"].family if "pick" in kernels else "none"
+            rows.append(Row(problems[i].describe(), family, us, wrong, ours))
             if len(rows) % 10 == 0:
-                say(f"{len(rows)} of {len(groups)} timed")
+                say(f"{len(rows)} of {len(problems)} timed")
     return rows
 
 

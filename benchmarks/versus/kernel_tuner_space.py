@@ -39,7 +39,10 @@ def restrictions(problem: AttentionProblem, gpu: GpuSpec) -> list[str]:
     ring = f"(2 * STAGES - (SCHEDULE == 'split_short_v')) * BLOCK_N * {row}"
     merge = f"(KEY_WARPS - 1) * BLOCK_M // 16 * {32 * (dim // 2 + 4) * 4}"
     o = f"(O_STORE == 'shared') * BLOCK_M * {row}"
-    loop, end = f"({q} + {ring})", f"(max({q}, {o}) + {merge})"
+    ticket = f"(KEY_SPLIT > 1) * {resources.TICKET_BYTES}"
+    loop, end = f"({q} + {ring} + {ticket})", f"(max({q}, {o}) + {merge} + {ticket})"
+    tiles = f"-(-{keys} // BLOCK_N)"
+    own_tiles = f"-(-{tiles} // KEY_SPLIT)"
     residents = f"BLOCKS_PER_SM * ({{}} + {gpu.smem_reserved_per_block}) <= {gpu.smem_per_sm}"
     warps = "WARPS * KEY_WARPS"
     cap = f"min(255, 512 // -(-{warps} * BLOCKS_PER_SM // 4) // 8 * 8)"
@@ -61,9 +64,11 @@ def restrictions(problem: AttentionProblem, gpu: GpuSpec) -> list[str]:
         f"BLOCK_M <= 16 or BLOCK_M < {2 * rows}",
         f"BLOCK_N <= 16 * KEY_WARPS or BLOCK_N < {2 * keys}",
         f"{keys} > BLOCK_N // KEY_WARPS * (KEY_WARPS - 1)",
-        f"BLOCK_N < {keys} or SCHEDULE == 'split'",
-        f"BLOCK_N < {keys} or RESCALE == 'always'",
-        f"STAGES <= -(-{keys} // BLOCK_N)",
+        f"{own_tiles} > 1 or SCHEDULE == 'split'",
+        f"{own_tiles} > 1 or RESCALE == 'always'",
+        f"STAGES <= {own_tiles}",
+        f"KEY_SPLIT <= -(-{tiles} // ({own_tiles}))",
+        f"KEY_SPLIT == 1 or -(-{rows} // BLOCK_M) * {problem.heads * problem.batch} <= {gpu.sm_count} * BLOCKS_PER_SM",
         f"BLOCK_ORDER == 'rows' or BLOCK_M < {rows}",
         f"{loop} <= {gpu.smem_per_block}",
         f"{end} <= {gpu.smem_per_block}",

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from functools import cache, lru_cache
-from typing import Any
+from functools import cache
 
 from evoattn.backends.base import LaunchError
 from evoattn.model.dtype import DTYPES
@@ -43,28 +42,46 @@ def encode(tensor_map: TensorMap, address: int) -> bytes:
     return ctypes.string_at(aligned, BYTES)
 
 
-@lru_cache(1024)
-def _arguments(
-    destination: int, dtype: str, strides_bytes: tuple[int, ...], box: tuple[int, ...], swizzle_bytes: int
-) -> tuple[ctypes.c_void_p, ctypes.Array[ctypes.c_uint64], tuple[Any, ...]]:
-    """Of the encoder's call the address and the shape, which may change, and all arguments."""
-    rank = len(box)
-    address, shape, numbers = ctypes.c_void_p(), (ctypes.c_uint64 * rank)(), ctypes.c_uint32 * rank
-    return address, shape, (
-        ctypes.c_void_p(destination), ctypes.c_int(DTYPES[dtype].tensor_map_code), ctypes.c_uint32(rank), address,
-        shape, (ctypes.c_uint64 * (rank - 1))(*strides_bytes), numbers(*box), numbers(*[1] * rank), ctypes.c_int(0),
-        ctypes.c_int(SWIZZLES[swizzle_bytes]), ctypes.c_int(L2_PROMOTION_128_BYTES), ctypes.c_int(0),
-    )  # fmt: skip
+class _Arguments:
+    """Of the encoder's call to one place in host memory: all arguments, of which the address and the shape change."""
+
+    __slots__ = "address", "all", "box", "dtype", "shape", "strides_bytes", "swizzle_bytes"
+
+    def __init__(self, destination: int, tensor_map: TensorMap) -> None:
+        rank = len(tensor_map.box)
+        self.dtype, self.strides_bytes = tensor_map.dtype, tensor_map.strides_bytes
+        self.box, self.swizzle_bytes = tensor_map.box, tensor_map.swizzle_bytes
+        self.address, self.shape, numbers = ctypes.c_void_p(), (ctypes.c_uint64 * rank)(), ctypes.c_uint32 * rank
+        self.all = (
+            ctypes.c_void_p(destination), ctypes.c_int(DTYPES[self.dtype].tensor_map_code), ctypes.c_uint32(rank),
+            self.address, self.shape, (ctypes.c_uint64 * (rank - 1))(*self.strides_bytes), numbers(*self.box),
+            numbers(*[1] * rank), ctypes.c_int(0), ctypes.c_int(SWIZZLES[self.swizzle_bytes]),
+            ctypes.c_int(L2_PROMOTION_128_BYTES), ctypes.c_int(0),
+        )  # fmt: skip
+
+
+_KEPT: dict[int, _Arguments] = {}
+"""By place in host memory."""
+MOST_KEPT = 1024
 
 
 def encode_at(destination: int, tensor_map: TensorMap, address: int) -> None:
     """As `encode`, to host memory at `destination`, a multiple of ALIGNMENT, of which one thread makes one at a
     time."""
-    kept, shape, arguments = _arguments(
-        destination, tensor_map.dtype, tensor_map.strides_bytes, tensor_map.box, tensor_map.swizzle_bytes
-    )
-    kept.value, shape[:] = address, list(tensor_map.shape)
-    status = _encoder()(*arguments)
+    kept = _KEPT.get(destination)
+    # By identity, as maps of other rows share them: a comparison, or a hash of a key, takes longer than the encoder.
+    if (
+        kept is None
+        or kept.strides_bytes is not tensor_map.strides_bytes
+        or kept.box is not tensor_map.box
+        or kept.dtype != tensor_map.dtype
+        or kept.swizzle_bytes != tensor_map.swizzle_bytes
+    ):
+        if len(_KEPT) >= MOST_KEPT:
+            _KEPT.clear()
+        kept = _KEPT[destination] = _Arguments(destination, tensor_map)
+    kept.address.value, kept.shape[:] = address, list(tensor_map.shape)
+    status = _encoder()(*kept.all)
     if status:
         raise LaunchError(
             f"The driver refused the tensor map of {tensor_map.buffer} (CUDA error {status}): {tensor_map}."

@@ -183,17 +183,22 @@ def check(
     table: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Where times and spreads go, as `evoattn bench` writes them.")
     ] = None,
+    times: Annotated[
+        Path | None, typer.Option(metavar="FILE.jsonl.gz", help="Where all times go, as a campaign has them.")
+    ] = None,
     output: Annotated[Path | None, typer.Option("-o", metavar="FILE", help="Where all rows go, as JSON.")] = None,
     jobs: Jobs = None,
 ) -> None:
     """What do picks lose on problems that they were not built from, on the GPU that is here?
 
-    For each problem the pick, the best kernels of a search, and every peer are timed in turns.
+    For each problem the pick, the best kernels of a search, and every peer are timed in turns. All problems are
+    searched together, and what is compiled for one is timed on others that it serves.
     """
     with errors():
         from evoattn.bench.contenders import read_configs
         from evoattn.model.gpu import detect_devices
         from evoattn.model.named_problems import by_name_or_shape
+        from evoattn.portfolio import campaign
         from evoattn.portfolio import select as room
         from evoattn.portfolio.workload import draw_all
 
@@ -207,17 +212,22 @@ def check(
         named = tuple(filter(None, peers.split(",")))
         known = partial(read_configs, configs, arch=gpu.arch) if configs else None
         wanted = room.Judging(seconds, named, rounds, jobs, tuple(family or ()), known)
-        rows, benched, best = [], [], list[str]()
-        for group, row in room.check_all(problems, gpu, wanted, say):
-            rows.append(row)
+        judged, benched, best = [], [], list[str]()
+        for place, row in room.check_all(problems, gpu, wanted, say):
+            judged.append((place, row))
             say(row.line())
+            group, index = place
             if winners:
-                best += room.winner_lines(group, row, gpu)
+                best += room.winner_lines(place, row, gpu)
                 write_file(winners, "".join(best))
             if table:
-                benched.append(room.bench_row(group, row))
+                benched.append(room.bench_row(group.problems[index], row))
                 write_file(table, json.dumps(benched, indent=1))
             if output:
-                kept = {"device": devices[0].product, "seeds": list(_seeds(seeds)), "rows": [r.to_dict() for r in rows]}
-                write_file(output, json.dumps(kept))
-        typer.echo(room.summary(rows))
+                kept = {"device": devices[0].product, "seeds": list(_seeds(seeds))}
+                write_file(output, json.dumps(kept | {"rows": [one.to_dict() for _, one in judged]}))
+        if times:
+            about = {"device": devices[0].product, "driver": devices[0].driver, "kinds": kinds, "seeds": seeds}
+            searched = list({place[0].name: place[0] for place, _ in judged}.values())
+            campaign.save(times, searched, about, room.final_tables(judged))
+        typer.echo(room.summary([row for _, row in judged]))

@@ -11,7 +11,7 @@ from evoattn.correctness import sequences
 from evoattn.correctness.sequences import each
 from evoattn.correctness.terms import torch_dtype
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.scales import PER_TOKEN
+from evoattn.model.scales import BLOCK_ROWS, PER_BLOCK, PER_TOKEN, scale_blocks
 from evoattn.model.turned import GROUP, ORDER, turned_keys
 
 UNEVEN = 1.37
@@ -24,14 +24,16 @@ def quantised(
     """(numbers as 8 bits hold them, before they are cast; their scales).
 
     `values` are float32 of `sequences.whole_shape`. Scales broadcast over them: of all, of each sequence's K/V heads or
-    of each row, so that the largest value is near the end of the range. `extreme`: some scales are 0 (of every other
-    head, or every third row), some numbers are at either end of the range, and -0 is among them.
+    of each block or row, so that the largest value is near the end of the range. `extreme`: some scales are 0 (of every
+    other head, or every third row or block), some numbers are at either end of the range, and -0 is among them.
     """
     element = problem.element_of(tensor)
     sizes = values.abs().nan_to_num(0)
     per_token = problem.scales == PER_TOKEN
     if per_token:
         largest = sizes.amax(-1, keepdim=True)
+    elif problem.scales == PER_BLOCK:
+        largest = of_blocks(sizes.amax(-1, keepdim=True))
     elif problem.scales:
         largest = (
             sizes.unflatten(1, (problem.kv_heads, -1))
@@ -46,12 +48,17 @@ def quantised(
     else:
         largest = sizes.amax().expand(1, 1, 1, 1).clone()
     scale = torch.where(largest > 0, largest * (UNEVEN / element.largest), 1.0)
+    blocks = torch.arange(scale.shape[2], device=scale.device) // BLOCK_ROWS
+    if problem.scales == PER_BLOCK:  # neighbours differ by more than an error that is allowed
+        scale = scale * (1 + blocks % 3)[:, None]
     stored = values / scale
     if extreme:
         stored[:, :, ::5] = torch.where(stored[:, :, ::5] < 0, -element.largest, element.largest)
         stored[:, :, 1::5, ::2] = -0.0
         if per_token:
             scale[:, :, 2::3] = 0
+        elif problem.scales == PER_BLOCK:
+            scale[:, :, blocks % 3 == 1] = 0
         elif problem.scales:
             scale[:, 1::2] = 0
     stored = stored.clamp(-element.largest, element.largest)
@@ -76,6 +83,8 @@ def stored_scales(
         return view
     if not problem.scales:
         return scale.reshape(1, 1)
+    if problem.scales == PER_BLOCK:
+        return scale[:, :, ::BLOCK_ROWS, 0].contiguous()
     per_group = scale.shape[1] // problem.kv_heads
     heads = scale[:, ::per_group]
     made = torch.ones(shape, dtype=torch.float32, device=scale.device)
@@ -86,6 +95,18 @@ def stored_scales(
         if rows.shape[1]:
             made[one.number] = rows[:, 0]
     return made
+
+
+def of_blocks(largest: torch.Tensor) -> torch.Tensor:
+    """`[batch, heads, rows, 1]` as it is largest in each block of rows, for each of these."""
+    rows = largest.shape[2]
+    whole = torch.nn.functional.pad(largest, (0, 0, 0, scale_blocks(rows) * BLOCK_ROWS - rows))
+    return spread(whole.unflatten(2, (-1, BLOCK_ROWS)).amax((3, 4)), rows)
+
+
+def spread(scale: torch.Tensor, rows: int) -> torch.Tensor:
+    """Scales `[batch, heads, blocks]` as they broadcast over `[batch, heads, rows, head_dim]`."""
+    return scale.repeat_interleave(BLOCK_ROWS, 2)[:, :, :rows, None]
 
 
 def turn(values: torch.Tensor) -> torch.Tensor:
@@ -132,6 +153,8 @@ def dequantised(
 def _broadcast(problem: AttentionProblem, tensor: str, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The scales of a tensor, as they broadcast over it."""
     scale = tensors[f"{tensor}_scale"]
+    if problem.scales == PER_BLOCK:
+        return spread(scale, problem.shape(tensor)[2])
     if scale.ndim == 3:
         return scale[..., None]
     if not problem.scales:

@@ -25,9 +25,13 @@ from evoattn.correctness.cases import (
     windowed,
     with_small_tables,
 )
+from evoattn.correctness.reference import with_kept_scores
+from evoattn.families.block_list import packed_mask
 from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES
+from evoattn.families.split_kv.resources import LEAST_STEPS
 from evoattn.model.block_list import parse_blocks
+from evoattn.model.dtype import DTYPES
 from evoattn.model.launch import KernelLaunch
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
@@ -109,6 +113,8 @@ def far_places(problem: AttentionProblem) -> dict[str, NDArray[np.uint16]]:
 
 _IN_TURN = re.compile(r"heads_(\d+)")
 """A parameter's value: so many heads take turns in the order of tiles."""
+MOST_ROOM = 6000
+"""Keys of a case of one query."""
 MOST_KEYS, MOST_SQUARE_KEYS, MOST_STEPS = 1600, 420, 1400
 """Keys of the longest case; the second where a mask asks for as many queries. Where each of these is a tile, they are
 `case_shapes.MOST_HEAD_ROWS`. More where splits are many, so long as all blocks take so many steps at most."""
@@ -130,6 +136,8 @@ class SmallCase:
     late_blocks: bool = False
     """Whether blocks that wait for others do so for long (`ptx.run_launch`)."""
     tile: int = 64  # of keys, where the inputs have huge ones
+    kept: str = ""
+    """The dtype of 16 bits in which the kernel keeps scores in memory, if it does."""
 
     def placed(self, kernel: BuiltKernel) -> BuiltKernel:
         """The kernel as launched on a GPU of so many SMs, with such strides."""
@@ -144,7 +152,10 @@ class SmallCase:
 
     def make(self, seed: int) -> Case:
         """Inputs and their answer."""
-        return make_case(self.name, self.problem, seed, "cpu", self.kind, double=True, tile=self.tile)
+        case = make_case(self.name, self.problem, seed, "cpu", self.kind, double=True, tile=self.tile)
+        if not self.kept:
+            return case
+        return replace(case, answer=with_kept_scores(case.answer, case.problem, case.tensors, self.kept))
 
 
 def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[SmallCase]:
@@ -169,7 +180,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
       (`terms.make_terms`), a bias whose rows have no padding;
     - if heads are rows (GROUP_ROWS), three heads a K/V head, or nine, no power of two, over several tiles of rows; if
       only some keys are in use, sequences of none, one and two, of whole tiles, of just less and more than a tile, of
-      all keys, where a table ends, and of less than none;
+      all keys, where a table ends, and of less than none, and one of so many keys that a split has fewer than there is
+      room for;
     - if V lies within K, groups of more heads than BLOCK_M; if the rows of a tile are heads of one query, as many rows
       as there would be of queries (`by_heads`); of splits under a mask that asks for many queries one that has several
       tiles (`of_first_split`), or as many queries as it takes where blocks take every KEY_SPLIT-th tile;
@@ -195,8 +207,11 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
         kind = "plain" if plain else "rising_maximum"  # the last keys weigh most
         cases += [SmallCase("edges beside those of tiles", p, kind) for p in beside]
     cases.append(SmallCase("more queries than keys", few, "extreme_terms" if page else "plain"))
+    if made.kept:
+        return [replace(case, kept=made.kept) for case in cases]
     if problem.blocks:
-        return [replace(case, problem=made.listed(case.problem, turn)) for turn, case in enumerate(cases)]
+        cases = [replace(case, problem=made.listed(case.problem, turn)) for turn, case in enumerate(cases)]
+        return [*cases, *made.of_shared_lists()]
     return [replace(case, problem=sequenced(case.problem, page)) for case in cases] if problem.varlen else cases
 
 
@@ -240,9 +255,19 @@ class _Maker:
         """At least 40, and under a mask so many that one sees the last key."""
         return max(40, self.problem.masking.queries_to_see_all(keys) + 6)
 
+    def sees_all_alone(self, keys: int) -> bool:
+        """Whether one query does."""
+        return self.problem.masking.queries_to_see_all(keys) == 1
+
     @property
     def coarse_scores(self) -> bool:
         return str(self.params.get("S_TYPE")) in ("fp16", "bf16")
+
+    @property
+    def kept(self) -> str:
+        """The torch dtype of the scores that are kept, where they have 16 bits."""
+        keeps = self.coarse_scores and "tiles" not in str(self.params["SOFTMAX"])
+        return DTYPES[str(self.params["S_TYPE"])].torch if keeps else ""
 
     def usual(self) -> list[SmallCase]:
         """Of every config."""
@@ -293,8 +318,7 @@ class _Maker:
             rising = fitted(self.many if self.many.seqlen_k > self.keys else rising, within, 5)
             cases.append(SmallCase("a shift that rises late", rising, "huge_keys_within", tile=self.block_n))
         elif "KEPT_VECTORS" in self.params:
-            coarse = self.coarse_scores and "tiles" not in str(self.params["SOFTMAX"])
-            kind = "scores_past_fp16" if coarse else "large_logits_late_key"
+            kind = "scores_past_fp16" if self.kept else "large_logits_late_key"
             cases.append(SmallCase("a huge key behind those that are kept", fitted(self.many, self.keys, 5), kind))
         else:
             cases.append(SmallCase("a maximum that rises in a whole tile", self._whole_rise(), "large_logits_two_keys"))
@@ -340,6 +364,11 @@ class _Maker:
         if problem.seqused:
             used = used_cases(problem, block_n)
             cases += [SmallCase(name, windowed(p, block_n // 2, 1), kind) for name, p, kind in used]
+            steps = block_n * self.shares
+            if self.number("SPLITS") > 1 and LEAST_STEPS * steps < MOST_ROOM and self.sees_all_alone(MOST_ROOM):
+                keys = LEAST_STEPS * steps - 3  # of which splits have fewer than of all that there is room for
+                short = self.one.with_(seqlen_q=1, seqlen_k=keys + steps, seqused=f"{keys}:{keys}")
+                cases.append(SmallCase("splits that lengths cut", windowed(short, keys, 0)))
         if problem.shared_kv:  # of which a group may have more heads than a tile has rows
             heads = problem.with_(batch=1, heads=block_m + 7, kv_heads=1, seqlen_q=2, seqlen_k=block_n + 3)
             cases.append(SmallCase("more heads than a tile", fitted(heads, 1, 1)))
@@ -350,19 +379,32 @@ class _Maker:
         that heads share, for which a launch may ask the predicate once. Turn 1, the case with two batches and heads,
         has lists that batches share where tiles are wider than high, else one for each batch and head: no other case
         with rows enough asks the predicate in the loop over keys."""
-        rows, keys = self.block_m * (1 + turn % 2), self.block_n * (2 - turn // 2 % 2)
+        batches_share = turn == 1 and self.block_n > self.block_m
+        by = "h" if batches_share else "b" if turn % 8 in (3, 4, 7) else "bh"
+        return self._with_lists(case, by, 1 + turn % 2, 2 - turn // 2 % 2)
+
+    def _with_lists(self, case: AttentionProblem, by: str, row_tiles: int, key_tiles: int) -> AttentionProblem:
+        rows, keys = self.block_m * row_tiles, self.block_n * key_tiles
         documents = f"{self.block_n + 3}+{self.block_n // 2 + 1}+{3 * keys}"
         if not parse_blocks(case.blocks).documents:
             documents = "1/1/3"
-        batches_share = turn == 1 and self.block_n > self.block_m
-        by = "h" if batches_share else "b" if turn % 8 in (3, 4, 7) else "bh"
         return case.with_(blocks=f"{by}:{rows}x{keys}:{documents}:mixed")
+
+    def of_shared_lists(self) -> list[SmallCase]:
+        """Lists of each head that batches share, where no other case has them and a launch asks their predicate."""
+        keys = 3 * self.block_n + self.block_n // 2 + 1  # so many that some are PARTIAL
+        rows = max(self.block_m + 9, self._rows_for(keys))
+        pairs = self.other.with_(heads=2, kv_heads=1, seqlen_q=rows, seqlen_k=keys)
+        shared = self._with_lists(pairs, "h", 1, 1)
+        if self.block_n > self.block_m or self.heads_are_rows or packed_mask(shared) is None:
+            return []
+        return [SmallCase("lists that batches share", shared)]
 
     def of_edges(self) -> list[SmallCase]:
         """Where a window begins, and where keys end within a tile: causal masks end at many places of their own."""
         apart = begin_apart(self.one, self.block_m, self.block_n, self.number("KEY_SPLIT"))
         cases = [SmallCase("windows that begin at different tiles", p) for p in apart]
         if not self.problem.masking.causal:
-            most = self.one.with_(seqlen_q=40, seqlen_k=self.block_n * 13 // 16)
+            most = self.one.with_(seqlen_q=40, seqlen_k=max(1, self.block_n * 13 // 16))
             cases.append(SmallCase("most of a key tile", fitted(most, self.block_n, self.block_n)))
         return cases

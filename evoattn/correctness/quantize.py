@@ -11,6 +11,7 @@ from evoattn.correctness.reference import Answer, Exact, rms
 from evoattn.correctness.terms import torch_dtype
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.quantize import SMOOTH, TURN, number_of
+from evoattn.model.scales import BLOCK_ROWS, PER_BLOCK
 from evoattn.model.space import KernelConfig
 
 NAN_CODE = 0x7F
@@ -74,6 +75,8 @@ def make_answer(
     sizes = wide.abs()
     if problem.scales == "token":
         most = sizes.amax(-1, keepdim=True)
+    elif problem.scales == PER_BLOCK:
+        most = eight_bits.of_blocks(sizes.amax(-1, keepdim=True))
     elif problem.scales:
         most = sizes.unflatten(1, (problem.kv_heads, -1)).amax((2, 3, 4))[..., None, None]
     else:
@@ -84,7 +87,7 @@ def make_answer(
     dtype = getattr(torch, element.torch)
     stored = (numbers if dtype.is_floating_point else numbers.round()).to(dtype)
     rounded = (eight_bits.turn(stored) if problem.turned else stored).double()
-    kept = scale.view(problem.outputs[1].shape)
+    kept = (scale[:, :, ::BLOCK_ROWS] if problem.scales == PER_BLOCK else scale).reshape(problem.outputs[1].shape)
     if not smooth:
         return {"numbers": Exact(rounded, 0.0, 0.0), "scale": Exact(kept, 0.0, 0.0)}
     step = element.largest / {"e4m3": 14, "e5m2": 7, "int8": 127}[element.name]

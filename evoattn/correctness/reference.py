@@ -256,6 +256,26 @@ def make_case_answer(
     return answer | {"o": replace(answer["o"], rounds_evenly=evenly)}
 
 
+def with_kept_scores(answer: Answer, problem: AttentionProblem, tensors: dict[str, torch.Tensor], kept: str) -> Answer:
+    """The answer to a kernel that keeps scores in memory as numbers of dtype `kept`, in octaves, those past its range
+    at its end: twice what the same roundings cost the formula is allowed besides, as by `Exact`'s rule. Two keys may
+    decide a row, which is then off by one rounding in all of it, in `make_answer`'s formula by another, that may happen
+    to be small. For problems without variants."""
+    dtype, (q, k, v) = getattr(torch, kept), terms.qkv(problem, tensors)
+    limit = torch.finfo(dtype).max
+    keys, values = (x.double().repeat_interleave(problem.group_size, 1) for x in (k, v))
+    octaves = (q.double() * (problem.softmax_scale / math.log(2)) @ keys.mT).clamp(-limit, limit).to(dtype).double()
+    added = terms.terms_of(problem, None, 0, slice(None), slice(0, problem.seqlen_q), q.device)
+    scores = added.apply(octaves)
+    weights = torch.exp2(scores - scores.amax(-1, keepdim=True).clamp(min=-limit))
+    low = weights.to(torch_dtype(problem)).double() @ values / weights.sum(-1, keepdim=True).clamp(min=1)
+    exact = answer["o"]
+    difference = low.to(torch_dtype(problem)).double() - exact.values
+    largest, mean = 2 * difference.abs().max().item(), 2 * rms(difference)
+    allowed = max(exact.allowed_error, largest), max(exact.allowed_rms, mean)
+    return answer | {"o": replace(exact, allowed_error=allowed[0], allowed_rms=allowed[1])}
+
+
 def rms(x: torch.Tensor) -> float:
     """The root of the mean square."""
     return x.double().square().mean().sqrt().item()

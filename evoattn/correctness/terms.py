@@ -42,11 +42,11 @@ def make_terms(
     paper, lengths and pages as `sequences.make_key_terms` makes them, block lists as the problem's text says, normal
     tables, and those of whole numbers with few values. Scales are made with what they scale (`eight_bits.quantised`).
 
-    `extreme`: lengths as `make_key_terms` has them then, sinks of -inf and of 30 by turns, slopes of which every other
-    is steep and negative, and a bias that hides all keys from the first query, the last half of them from the second
-    and every third one from the fourth, and takes 10,000 from every other score of the third. Nothing is hidden so from
-    an expression, which may make infinity of it or NaN, and such a row has no answer. The columns of a bias past the
-    last key are NaN.
+    `extreme`: lengths as `make_key_terms` has them then, sinks of -inf and of 100 by turns, whose exponential
+    fp32 does not hold, slopes of which every other is steep and negative, and a bias that hides all keys from the first
+    query, the last half of them from the second and every third one from the fourth, and takes 10,000 from every other
+    score of the third. Nothing is hidden so from an expression, which may make infinity of it or NaN, and such a row
+    has no answer. The columns of a bias past the last key are NaN.
     """
     made = make_key_terms(problem, generator, device, extreme) | block_list.make_block_terms(problem, device)
     heads = torch.arange(problem.heads, device=device)
@@ -72,7 +72,7 @@ def make_terms(
         values = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
         values *= SINK_SPREAD if name == "sinks" else 1
         if extreme and name == "sinks":
-            values = torch.where(heads % 2 == 0, float("-inf"), 30.0)
+            values = torch.where(heads % 2 == 0, float("-inf"), 100.0)
         elif extreme:
             values[..., 2:3, ::2] = -10_000
             if not problem.own_score:

@@ -1,5 +1,5 @@
 """What the cost model's scores are multiplied by on a card that its owner has calibrated: the sum of trees of each
-family, fitted to times that were measured on it (`correction_fit.py`).
+family, and what single kernels differ from these by, fitted to times that were measured on it (`correction_fit.py`).
 
 Only the order of kernels of one problem is corrected. Reading a correction imports no NumPy.
 """
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from evoattn.model.calibrated import FILE, calibration_folder
 from evoattn.model.gpu_spec import GpuSpec
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig
 
 if TYPE_CHECKING:
     from evoattn.cost.trees import Trees
@@ -24,7 +26,9 @@ MOST = 1.0
 DEEPEST = 64
 """Levels of a tree of a file."""
 DIGITS = 5
-"""Of leaves in a file."""
+"""Of a sum without leaves, in a file."""
+NAME = 16
+"""Digits of a config's id by which its kernel is known."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +39,21 @@ class Correction:
     rows: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     left_out: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Of all problems, by kind and by the family of the fastest kernel: how many were left out, and the time of the
-    first choice over the best, geometric mean, without the trees and with them."""
+    first choice over the best, geometric mean, without the correction and with it."""
+    kernels: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """By class of problems (`class_of`), of kernels that were timed on such: what their scores are multiplied by beside
+    the trees, its natural logarithm, by `name_of`."""
+
+    def timed(self, problem: AttentionProblem) -> Mapping[str, float]:
+        """Of `kernels` those of the problem's class."""
+        return self.kernels.get(class_of(problem), {}) if self.kernels else {}
 
     def to_row(self) -> dict[str, Any]:
         """JSON-ready."""
         trees = {family: dict(row) for family, row in self.rows.items()}
-        return {"trees": trees, "left_out": {kind: list(found) for kind, found in self.left_out.items()}}
+        left_out = {kind: list(found) for kind, found in self.left_out.items()}
+        kernels = {name: dict(found) for name, found in self.kernels.items()}
+        return {"trees": trees, "left_out": left_out, "kernels": kernels}
 
     @cached_property
     def trees(self) -> Mapping[str, Trees]:
@@ -59,12 +72,23 @@ class Correction:
 NONE = Correction()
 
 
+def class_of(problem: AttentionProblem) -> str:
+    """Problems on which a kernel differs alike from what trees say of it: bits, head_dims, whether a mask ends at a
+    diagonal; e.g. `16 d64 dv64 causal`."""
+    dims = f"d{problem.head_dim} dv{problem.head_dim_v}"
+    return f"{8 * problem.element_bytes} {dims}{' causal' if problem.causal else ''}"
+
+
+def name_of(config: KernelConfig) -> str:
+    """A kernel's name in a file."""
+    return config.id[:NAME]
+
+
 def row_of(trees: Trees) -> dict[str, Any]:
     """A family's trees as plain data."""
     columns = trees.columns()
     found: dict[str, Any] = {"names": list(trees.names), "depth": trees.depth, "base": round(trees.base, DIGITS)}
     found |= {name: column.tolist() for name, column in columns.items()}
-    found["value"] = [round(value, DIGITS) for value in found["value"]]
     found["threshold"] = [float(str(threshold)) for threshold in columns["threshold"]]  # the shortest that say it
     return found
 
@@ -103,7 +127,12 @@ def of_row(row: Any) -> Correction:
         raise ValueError("a correction is no table of trees")
     if not isinstance(left_out, dict) or not all(_are_numbers(found, 3) for found in left_out.values()):
         raise ValueError("a correction does not say how good it is")
-    return Correction(trees, left_out)
+    kernels = row.get("kernels", {})  # a file that was made before there were any has none
+    tables = list(kernels.values()) if isinstance(kernels, dict) else [None]
+    if not all(isinstance(one, dict) and _are_numbers(list(one.values()), len(one)) for one in tables):
+        raise ValueError("a correction of kernels is no number")
+    within = {name: {k: max(-MOST, min(MOST, log)) for k, log in one.items()} for name, one in kernels.items()}
+    return Correction(trees, left_out, within)
 
 
 def _are_trees(row: Mapping[str, Any]) -> bool:
@@ -118,7 +147,6 @@ def _are_trees(row: Mapping[str, Any]) -> bool:
     return (
         all(isinstance(name, str) for name in names)
         and _all_below(row.get("question"), asked, inner)
-        and _all_below(row.get("roots"), nodes)
         and _all_below(features, len(names))
         and _are_numbers(row.get("value"), nodes - inner)
         and _are_numbers(row.get("threshold"), asked)

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from evoattn.cost.correction import MOST, Correction, correction_of
+from evoattn.cost.correction import MOST, Correction, correction_of, name_of
 from evoattn.cost.features import features
 from evoattn.cost.fitted import Fitted, load
 from evoattn.cost.physics import Physics, physics
@@ -128,17 +128,19 @@ class Model:
     def factors(
         self, problem: AttentionProblem, configs: Sequence[KernelConfig], parts: Sequence[Physics], spill_bytes: int = 0
     ) -> Floats:
-        """What the trees of the configs' one family multiply the physical parts by: 1 where it has none.
+        """What the trees of the configs' one family multiply the physical parts by, and what a calibration found of
+        single kernels: 1 where there is neither.
 
         No kernel with expressions of a problem's own was measured for the trees that ship. Trees are asked of the
         problem without them, and what they add to the physical part stays as it is.
         """
         family = configs[0].family
         sums = [(trees, most) for trees, most in self._sums(family) if trees is not None]
-        if not sums:
+        timed = self.own.timed(problem)
+        if not sums and not timed:
             return np.ones(len(parts))
         asked, plain = self.asked(problem, configs, parts, spill_bytes)
-        logs = np.zeros(len(parts))
+        logs = np.array([timed.get(name_of(config), 0.0) for config in configs]) if timed else np.zeros(len(parts))
         for trees, most in sums:
             rows = np.array([list(map(row.get, trees.names)) for row in asked], np.float64)  # NaN where a row lacks one
             logs += np.clip(trees.predict(rows), -most, most)

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from evoattn.families.gangs import TilesInOrder
-from evoattn.families.work import SHARED_LINE, LaunchWork, Step
+from evoattn.families.work import LAST_PARTS, SHARED_LINE, LaunchWork, Step
 from evoattn.model.gpu import GpuSpec
 
 SCHEDULERS = 4
@@ -97,8 +97,9 @@ def _turns(work: LaunchWork, resident: int, gpu: GpuSpec) -> _Turns:
         return _Turns(serial, max(work.most_steps, total / gpu.sm_count * (1 + late / 2 * slots / work.blocks)),
                       max(1.0, work.blocks / slots), per_sm)  # fmt: skip
     full, rest = divmod(work.blocks, slots)
-    last = math.ceil(rest / gpu.sm_count)
-    return _Turns((full + (rest > 0)) * work.steps, (full * resident + last) * work.steps, full + (rest > 0),
+    parts = int(work.genes.get(LAST_PARTS, 1))
+    rounds, last = math.ceil(rest * parts / slots), math.ceil(rest * parts / gpu.sm_count)
+    return _Turns((full + rounds / parts) * work.steps, (full * resident + last / parts) * work.steps, full + rounds,
                   full * resident + last)  # fmt: skip
 
 

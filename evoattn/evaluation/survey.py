@@ -18,8 +18,9 @@ from evoattn.timing.timer import Timer
 
 ROUGH = 1.6
 """A first call that takes this many times the best so far is its time."""
-LADDERS = 16
-"""Sets of small cases that are kept, some 50 MB each."""
+LADDERS = 48
+"""Sets of small cases that are kept, some 50 MB each: a campaign has 24 to 50 groups, and is sent to and fro among
+them."""
 
 
 class Surveyor:

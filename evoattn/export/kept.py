@@ -23,7 +23,7 @@ def kept_case(recorded: Recorded) -> tuple[Case, tuple[KernelLaunch, ...], dict[
     launches and its scratch buffers."""
     family, config, gpu = recorded.family, recorded.config, recorded.study.spec
     cases = proof_of(recorded.problem).interpreter_cases(recorded.problem, config)
-    plain = [case for case in cases if case == SmallCase(case.name, case.problem, tile=case.tile)]
+    plain = [case for case in cases if case == SmallCase(case.name, case.problem, tile=case.tile, kept=case.kept)]
     half = sorted(plain, key=lambda case: case.problem.flops)[len(plain) // 2 :]
     small = min(half, key=lambda case: sum(tensor.bytes for tensor in case.problem.inputs))
     problem = small.problem

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from functools import lru_cache
 
 from evoattn.model.backward import parse_grads
 from evoattn.model.block_list import blocks_of_rows, parse_blocks
 from evoattn.model.launch import Buffer, KernelArg, Scalar
+from evoattn.model.mask import Mask
 from evoattn.model.problem import AttentionProblem
 
 NULL = Scalar("int64", 0)
@@ -43,6 +45,16 @@ def key_blocks(problem: AttentionProblem, keys: int) -> int:
     return math.ceil(problem.seqlen_k / keys)
 
 
+@lru_cache(maxsize=1024)  # candidates of one problem have few tiles
+def tile_steps(mask: Mask, queries: int, count: int, rows: int, keys: int) -> tuple[int, ...]:
+    """Tiles of `rows` queries that see each tile of `keys` of a sequence's `count` keys."""
+    found, band = [], mask.band(queries, count)
+    for first in range(0, count, keys):
+        seen = band.queries(first, min(first + keys, count)) if queries else range(0)
+        found.append(math.ceil(seen.stop / rows) - seen.start // rows if seen else 0)
+    return tuple(found)
+
+
 def key_steps(problem: AttentionProblem, rows: int, keys: int) -> tuple[float, float, int]:
     """(mean, most, count): tiles of `rows` queries of one head that blocks of `keys` keys go through, and how many
     blocks a K/V head of one of `batches` has."""
@@ -53,12 +65,8 @@ def key_steps(problem: AttentionProblem, rows: int, keys: int) -> tuple[float, f
         mean, most = (tiles * number for number in blocks_of_rows(*problem.block_mask))
         return mean, max(most, 1.0), math.ceil(problem.seqlen_k / keys)
     total, most, blocks = 0.0, 0, 0
-    lengths = Counter(problem.sequences)
-    for (queries, count), times in lengths.items():
-        band = problem.masking.band(queries, count)
-        for first in range(0, count, keys):
-            seen = band.queries(first, min(first + keys, count)) if queries else range(0)
-            tiles = math.ceil(seen.stop / rows) - seen.start // rows if seen else 0
+    for (queries, count), times in Counter(problem.sequences).items():
+        for tiles in tile_steps(problem.masking, queries, count, rows, keys):
             total, most, blocks = total + times * tiles, max(most, tiles), blocks + times
     blocks = max(1, blocks)
     return total / blocks, float(most), max(1, round(blocks / (1 if problem.varlen else problem.batch)))

@@ -15,6 +15,8 @@ COLUMNS, AT_ONCE = 4, 8
 """Of O, that a thread merges; splits whose results it loads together."""
 MERGE_WAIT, LOAD_WAIT = 1400, 700
 """Clocks: of a block's first loads, sums and stores; of each later round of loads."""
+LAST_BLOCK_WAIT = 2500
+"""Clocks until the sums of other blocks are there for the last one: a counter and their results in L2."""
 REGISTERS, SMEM_BYTES = 32, 4096
 """Estimates, per thread and per block."""
 

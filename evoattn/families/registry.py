@@ -16,6 +16,7 @@ from evoattn.families.flash_wmma.family import FlashWmma
 from evoattn.families.fp8_wgmma.family import Fp8Wgmma
 from evoattn.families.large_head.family import LargeHead
 from evoattn.families.large_head_mma.family import LargeHeadMma
+from evoattn.families.latent_columns.family import LatentColumns
 from evoattn.families.latent_wgmma.family import LatentWgmma
 from evoattn.families.merge_parts.family import MergeParts
 from evoattn.families.quantize.family import Quantize
@@ -45,6 +46,7 @@ FAMILIES: dict[str, Family] = {
         LargeHead(),
         LargeHeadMma(),
         LatentWgmma(),
+        LatentColumns(),
         BackwardMma(),
         BackwardScalar(),
         BackwardWgmma(),

@@ -136,8 +136,9 @@ def own_score_args(problem: AttentionProblem, last_scale: float) -> tuple[Kernel
 def scale_constants(problem: AttentionProblem) -> dict[str, Any]:
     """The type of K and V; SCALED, the header in `templates/device/variant` that names their scales; and SCALES: none,
     of a sequence's head, or of each key."""
-    scales = "KEY" if problem.scales == PER_TOKEN else "HEAD" if problem.kv else "NONE"
-    header = "scaled" if problem.kv else "unscaled"
+    all_eight = problem.element_bytes == 1
+    scales = "KEY" if problem.scales == PER_TOKEN else "HEAD" if problem.kv or all_eight else "NONE"
+    header = "all_scaled" if all_eight else "scaled" if problem.kv else "unscaled"
     return {"KV_ELEMENT": problem.element_of("k").cuda, "SCALED": header, "SCALES": scales}
 
 

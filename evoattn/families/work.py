@@ -27,6 +27,8 @@ SHARED_LINE = 128
 """Bytes that shared memory gives in a clock."""
 
 
+LAST_PARTS = "last parts"
+"""Blocks that share the work of one of those that are left over after whole rounds of the card's places."""
 CONVERSION = 1.25
 """Instructions that a pair of numbers of 8 bits takes to be one of fp16, of e4m3 on sm_89."""
 
@@ -110,7 +112,7 @@ class LaunchWork:
     overlaps: bool = False
     """Whether it may begin before the launch before it has ended."""
     genes: Mapping[str, float] = field(default_factory=dict)
-    """What else may matter, by names that families share, as numbers."""
+    """What else may matter, by names that families share, as numbers; of them the physical part reads `LAST_PARTS`."""
 
 
 def row_steps(problem: AttentionProblem, rows: int, keys: int, rows_per_query: int = 1) -> tuple[float, int, int]:

@@ -20,7 +20,7 @@ from evoattn.model.mask import FULL, MASKS, Band, Mask
 from evoattn.model.merge import why_not_merged
 from evoattn.model.operation import OPERATIONS, Operation, TensorSpec
 from evoattn.model.quantize import why_not_quantized
-from evoattn.model.scales import PER_TOKEN, scale_shapes, scale_strides, why_no_scales
+from evoattn.model.scales import scale_shapes, scale_strides, why_no_scales
 from evoattn.model.score import (
     INTEGERS,
     SCORE,
@@ -260,7 +260,7 @@ class AttentionProblem:
         said = {"score": f"score={self.score}", "blocks": f"blocks={self.predicate}"}
         said |= {"kv": f"kv={self.kv}", "scales": f"scales={self.scales}"}
         said |= {"page": "small page"} if self.page < SMALL_PAGE else {}
-        names = (name for name in self.variants if name != "scales" or self.scales == PER_TOKEN)
+        names = (name for name in self.variants if name != "scales" or self.scales not in ("", "head"))
         return tuple(
             " ".join([said[name], *(tables if name in ("score", "blocks") else ())]) if name in said else name
             for name in names

@@ -1,7 +1,8 @@
 """The making of 8 bits as operations: a tensor's numbers and their scales, of its values or of these less their mean.
 
 The tensor is of Q's shape: `[batch, heads, seqlen_q, head_dim]`. A problem's `kv` is the dtype of the numbers, e4m3
-unless given; its `scales` says what shares one: all, the heads of a K/V head of a batch (`head`) or each row (`token`).
+unless given; its `scales` says what shares one: all, the heads of a K/V head of a batch (`head`), 128 rows of a head
+(`block`) or each row (`token`).
 A scale is the largest magnitude over the largest number of the dtype, 1 where that is 0. `quantize_smooth` takes the
 mean of the rows of each head from them first, as SageAttention's `smooth_k`. `turn` takes numbers of 8 bits, and makes
 them `turned`.
@@ -14,7 +15,7 @@ from typing import Any
 
 from evoattn.model.dtype import DTYPES, Dtype
 from evoattn.model.operation import OPERATIONS, Operation, TensorSpec, contiguous
-from evoattn.model.scales import PER_TOKEN
+from evoattn.model.scales import PER_BLOCK, PER_TOKEN, scale_blocks
 from evoattn.model.turned import turned_spec
 
 SMOOTH = "quantize_smooth"
@@ -49,6 +50,7 @@ def _outputs(problem: Any) -> tuple[TensorSpec, ...]:
     float32."""
     rows = problem.batch, problem.heads, problem.seqlen_q
     shapes = {"": (1, 1), "head": (problem.batch, problem.kv_heads), PER_TOKEN: rows}
+    shapes[PER_BLOCK] = (*rows[:2], scale_blocks(problem.seqlen_q))
     numbers = TensorSpec("numbers", problem.shape("q"), problem.strides("o"), number_of(problem).torch)
     if problem.turned:
         numbers = turned_spec("numbers", problem.shape("q"), numbers.dtype)

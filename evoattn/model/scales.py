@@ -1,27 +1,37 @@
 """The scales of tensors of 8 bits: a value is the stored number times the scale of its place.
 
 Sources: per tensor and per head `[batch, kv_heads]` as `q_descale`, `k_descale` and `v_descale` of FlashAttention 3,
-per token and head as vLLM's `fp8_per_token_head` caches.
+per block of rows as SageAttention's Q and K, per token and head as vLLM's `fp8_per_token_head` caches.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from evoattn.model.dtype import DTYPES, KEY_DTYPES
 
 SCALES = ("q_scale", "k_scale", "v_scale")
 """Inputs of float32, not negative: `k_scale` those of K. Where V lies within K, its scales are K's."""
-GRANULARITIES = ("", "head", "token")
-"""What has a scale of its own: the whole tensor, each K/V head of each sequence, each row of each head."""
-PER_TOKEN = "token"
+GRANULARITIES = ("", "head", "block", "token")
+"""What has a scale of its own: the whole tensor, each K/V head of each sequence, each BLOCK_ROWS rows of each head, or
+each row of each head."""
+PER_BLOCK: Final = "block"
+PER_TOKEN: Final = "token"
+BLOCK_ROWS = 128
+"""A tile of keys of 64 or 128 has one scale then, and so have the 64 rows of a warpgroup."""
+
+
+def scale_blocks(rows: Any) -> Any:
+    """Blocks of so many rows."""
+    return (rows + BLOCK_ROWS - 1) // BLOCK_ROWS
 
 
 def scale_shapes(problem: Any) -> dict[str, tuple[int, ...]]:
     """By its name the shape of each scale that the problem has.
 
-    `[1, 1]` of a tensor; `[batch, kv_heads]`, Q's too; per token that of the tensor without its last dimension, so that
-    scales of pages lie in pages. A sequence of a packed batch counts as a batch of its own.
+    `[1, 1]` of a tensor; `[batch, kv_heads]`, Q's too; per block `[batch, heads, blocks]`, of the tensor's own heads;
+    per token that of the tensor without its last dimension, so that scales of pages lie in pages. A sequence of a
+    packed batch counts as a batch of its own.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for name in SCALES:
@@ -30,18 +40,22 @@ def scale_shapes(problem: Any) -> dict[str, tuple[int, ...]]:
             continue
         if problem.scales == PER_TOKEN:
             shapes[name] = problem.shape(tensor)[:3]
+        elif problem.scales == PER_BLOCK:
+            batch, heads, rows, _ = problem.shape(tensor)
+            shapes[name] = (batch, heads, scale_blocks(rows))
         else:
             shapes[name] = (problem.batch, problem.kv_heads) if problem.scales else (1, 1)
     return shapes
 
 
 def scale_strides(problem: Any, name: str) -> tuple[int, int, int]:
-    """In elements, from one batch, head and row to the next: 0 where the scale is the same. Kernels take them as
-    arguments. With pages a batch of scales per token is a page; scales per head are of sequences."""
+    """In elements, from one batch, head and row, per block: block, to the next: 0 where the scale is the same. Kernels
+    take them as arguments. With pages a batch of scales per token is a page; scales per head are of sequences."""
     shape = scale_shapes(problem)[name]
     if len(shape) == 3:
         _, heads, rows = shape
-        return (rows * heads, 1, heads) if problem.layout == "bshd" else (heads * rows, rows, 1)
+        by_rows = problem.layout == "bshd" and problem.scales == PER_TOKEN
+        return (rows * heads, 1, heads) if by_rows else (heads * rows, rows, 1)
     return (shape[1], 1, 0) if problem.scales else (0, 0, 0)
 
 
@@ -50,12 +64,21 @@ def why_no_scales(problem: Any) -> str:
     if problem.kv and problem.kv not in KEY_DTYPES:
         return f"kv must be one of {', '.join(KEY_DTYPES)}, or left out where K and V are as Q, not {problem.kv!r}."
     if problem.scales not in GRANULARITIES:
-        return f"scales must be head, token, or left out for one of each tensor, not {problem.scales!r}."
+        return f"scales must be head, block, token, or left out for one of each tensor, not {problem.scales!r}."
     eight = problem.kv or problem.dtype in KEY_DTYPES
     if problem.scales and not eight:
         return f"scales={problem.scales}: only numbers of 8 bits have scales; write kv=e4m3 too, or take scales out."
+    if problem.scales == PER_BLOCK and (reason := _why_no_blocks(problem)):
+        return reason
     if problem.kv and not DTYPES[problem.dtype].on_tensor_cores:
         return f"kv={problem.kv}: K and V of 8 bits go with queries of 16 bits; write dtype=bf16 or fp16."
     if eight and problem.op == "backward":
         return f"op={problem.op} takes no numbers of 8 bits; take kv out, and write dtype=bf16 or fp16."
     return ""
+
+
+def _why_no_blocks(problem: Any) -> str:
+    if problem.op == "forward" and DTYPES[problem.dtype].bytes > 1:
+        return "scales=block: a Q of 8 bits has those too; write dtype=e4m3."
+    others = [name for name in ("seqused", "page", "varlen", "shared_kv") if getattr(problem, name)]
+    return f"scales=block and {others[0]} exclude each other; take one of them out." if others else ""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT, FULL
+from evoattn.model.scales import PER_BLOCK, scale_blocks
 from evoattn.model.turned import GROUP, turned_keys
 from evoattn.model.variant import TURNED
 from evoattn.ops import shapes
@@ -17,6 +18,7 @@ from evoattn.ops.attention import attend
 from evoattn.ops.beside import Wanted, quantize, turn
 from evoattn.ops.call import (
     ANSWERS,
+    BESIDE_E4M3,
     E4M3,
     Answer,
     Call,
@@ -31,11 +33,15 @@ from evoattn.ops.torch_answer import NoKernel, is_promised
 WIDEST, WIDEST_IN_ROWS = 256, 128
 """head_dim of V up to which a kernel of 8 bits is the faster one, and where V is not turned: there is no room then for
 both forms of it beside sums in fp32."""
-TURNED_FROM = 1024
-"""Query rows of a K/V head from which an e4m3 V is turned by a kernel of its own, which reads and writes V once, and
-saves a tenth of the attention."""
+TURNED_FROM = 1 << 17
+"""Keys that a query sees, in the mean, times head_dim, from which an e4m3 V is turned by a kernel of its own, which
+reads and writes V once. From here on that took 0.91 of the time in the mean (0.61 to 1.09, 34 problems), below 1.16
+(0.87 to 1.67, 46 problems; an H200 and an H100, 2026-11-27, reports/performance.md)."""
+WITH_WGMMA = "sm_90a"
+BY_BLOCK = False
+"""Whether tensors are quantised with a scale for each 128 rows, else for each K/V head."""
 Scale = Tensor | float | None
-"""One for all, or `[batch, kv_heads]`; None is 1."""
+"""One for all, `[batch, kv_heads]`, or of each 128 rows `[batch, heads, blocks]`; None is 1."""
 
 
 def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
@@ -59,10 +65,12 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
     """`evoattn.attention` in 8 bits, with `causal`, `scale`, `window`, `softcap`, `sinks` and `return_lse` as there.
     The answer is bfloat16 `[batch, heads, seqlen_q, head_dim]`, the log-sum-exp float32.
 
-    Tensors of float8_e4m3fn are taken as they are. A number stands for itself times its scale: `q_descale`, `k_descale`
-    and `v_descale` are float32 `[batch, kv_heads]` as FlashAttention 3's, those of query too, or one for all, a tensor
-    of one element or a number, not negative; left out, 1. Tensors of 16 or 32 bits are quantised first, with a scale
-    for each K/V head of each batch that takes its largest value to the end of the range, and no descale may be given.
+    Tensors of float8_e4m3fn are taken as they are, key and value of float8_e5m2 beside such a query too. A number
+    stands for itself times its scale: `q_descale`, `k_descale` and `v_descale` are float32 `[batch, kv_heads]` as
+    FlashAttention 3's, those of query too, or one for all, a tensor of one element or a number, or of each 128 rows of
+    a head: of query `[batch, heads, query blocks]`, of key and value `[batch, kv_heads, key blocks]`. They are not
+    negative; left out, 1. Tensors of 16 or 32 bits are quantised first, with a scale for each 128 rows of a head that
+    takes its largest value to the end of the range, and no descale may be given.
     `smooth_k` takes the mean of the keys of a head from them first, as SageAttention does: outlier channels then cost
     less of the range. The answer is the same, since all scores of a query change alike, and the log-sum-exp is
     corrected. It goes with no `softcap`. With `turned` value is as `quantize_kv(…, turned=True)` makes it, which is
@@ -83,7 +91,7 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
     if query.dtype == E4M3:
         if smooth_k:
             raise ValueError("smooth_k is for keys that are quantised on the way; these are e4m3 already.")
-        given = _turned(Quantised(query, key, value, *_scales(descales, key), turned))
+        given = _turned(Quantised(query, key, value, *_scales(descales, query, key), turned), mask != FULL)
     else:
         if turned:
             raise ValueError("turned is for a value of float8_e4m3fn; others are quantised so on the way.")
@@ -117,8 +125,9 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
 
 @dataclass(frozen=True)
 class Quantised:
-    """Query, key and value in e4m3; their scales, float32 `[1, 1]` or `[batch, kv_heads]`, contiguous, all alike.
-    With `turned` value is a view of that shape of a turned tensor."""
+    """Query, key and value in e4m3; their scales, float32, all `[1, 1]`, all `[batch, kv_heads]`, or all of each 128
+    rows of a head, `[batch, heads, blocks]`; query's are contiguous. With `turned` value is a view of that shape of a
+    turned tensor."""
 
     query: Tensor
     key: Tensor
@@ -132,14 +141,16 @@ class Quantised:
 def quantised(
     query: Tensor, key: Tensor, value: Tensor, smooth: bool = False, turned: bool = False
 ) -> tuple[Quantised, Tensor | None]:
-    """Tensors of 16 or 32 bits in e4m3, with a scale for each K/V head of each batch; with `smooth` of keys less the
-    mean of those of their head, which is the second."""
-    kv_heads = key.shape[1]
-    plain = Wanted(E4M3, "head", kv_heads)
-    q, k = quantize(query, plain), quantize(key, replace(plain, smooth=smooth))
-    v = quantize(value, replace(plain, turned=turned))
+    """Tensors of 16 or 32 bits in e4m3, with a scale for each 128 rows of a head, so that one launch reads them once,
+    or where no kernel takes these for each K/V head; with `smooth` of keys less the mean of those of their head, which
+    is the second: they have a scale for each head."""
+    by_block = BY_BLOCK and _has_wgmma(query)
+    plain = Wanted(E4M3, PER_BLOCK if by_block else "head", key.shape[1])
+    q, v = quantize(query, plain), quantize(value, replace(plain, turned=turned))
+    k = quantize(key, replace(plain, granularity="head", smooth=True) if smooth else plain)
+    of_keys = k.scale[:, :, None].expand_as(v.scale) if smooth and by_block else k.scale
     numbers = _as_rows(key, v.numbers) if turned else v.numbers
-    return Quantised(q.numbers, k.numbers, numbers, q.scale, k.scale, v.scale, turned), k.mean
+    return Quantised(q.numbers, k.numbers, numbers, q.scale, of_keys, v.scale, turned), k.mean
 
 
 def _as_rows(key: Tensor, turned: Tensor) -> Tensor:
@@ -150,11 +161,16 @@ def _as_rows(key: Tensor, turned: Tensor) -> Tensor:
     return turned.transpose(2, 3)[:, :, : key.shape[2]]
 
 
-def _turned(given: Quantised) -> Quantised:
+def _turned(given: Quantised, causal: bool) -> Quantised:
     """With value turned by a kernel, where that pays."""
     query, key, value = given.query, given.key, given.value
-    rows = query.shape[2] * query.shape[1] // key.shape[1]
-    if given.turned or rows < TURNED_FROM or not _turns(query, key, value) or (made := turn(value)) is None:
+    seen = key.shape[2] // 2 if causal else key.shape[2]
+    if (
+        given.turned
+        or seen * query.shape[3] < TURNED_FROM
+        or not _turns(query, key, value)
+        or (made := turn(value)) is None
+    ):
         return given
     return replace(given, value=_as_rows(key, made), turned=True)
 
@@ -164,8 +180,19 @@ def _turns(query: Tensor, key: Tensor, value: Tensor) -> bool:
     runtime = current.runtime()
     if runtime.platform is None or query.device.type != runtime.device_type or not _may_launch(query, key, value):
         return False
+    if not _has_wgmma(query):
+        return False
     dim = value.shape[3]
     return dim <= WIDEST and dim % GROUP == 0 and (TURNED, *_shapes(query, key, value)) not in runtime.served
+
+
+def _has_wgmma(query: Tensor) -> bool:
+    """Whether the GPU has kernels of `fp8_wgmma`, if there is one: they take turned values and scales of blocks."""
+    runtime = current.runtime()
+    if runtime.platform is None or query.device.type != runtime.device_type:
+        return True
+    gpu = runtime.platform.spec(query.get_device())
+    return gpu is None or gpu.arch == WITH_WGMMA
 
 
 def _shapes(*tensors: Tensor) -> tuple[torch.Size, ...]:
@@ -183,10 +210,14 @@ def _require(query: Tensor, key: Tensor, value: Tensor) -> None:
             raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}.")
         if tensor.dim() != 4:
             raise ValueError(f"{name} must be [batch, heads, seqlen, head_dim], not {list(tensor.shape)}.")
-    dtypes = {tensor.dtype for tensor in (query, key, value)}
-    if len(dtypes) > 1 or not (query.dtype == E4M3 or (query.is_floating_point() and query.itemsize > 1)):
-        found = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
-        raise ValueError(f"query, key and value must all be float8_e4m3fn, or all of 16 or 32 bits, not {found}.")
+    eight = query.dtype == E4M3 and key.dtype in BESIDE_E4M3
+    wide = query.dtype == key.dtype and query.itemsize > 1 and query.is_floating_point()
+    if key.dtype != value.dtype or not (eight or wide):
+        found = ", ".join(sorted({str(one.dtype).removeprefix("torch.") for one in (query, key, value)}))
+        raise ValueError(
+            "query, key and value must all be float8_e4m3fn, key and value perhaps float8_e5m2, or all of 16 or 32 "
+            f"bits, not {found}."
+        )
     heads, kv_heads = query.shape[1], key.shape[1]
     fits = key.shape[:3] == value.shape[:3] and key.shape[3] == query.shape[3] and key.shape[0] == query.shape[0]
     if not fits or not kv_heads or heads % kv_heads or 0 in (*query.shape, *key.shape, *value.shape):
@@ -199,10 +230,11 @@ def _require(query: Tensor, key: Tensor, value: Tensor) -> None:
         raise ValueError("attention_fp8 has no gradients; call it under torch.no_grad(), or evoattn.attention.")
 
 
-def _scales(descales: tuple[Scale, Scale, Scale], key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _scales(descales: tuple[Scale, Scale, Scale], query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Those of `Quantised`. Raises `ValueError` and `TypeError` for what is none."""
     made = []
     per_head = key.shape[0], key.shape[1]
+    per_block = {name: (*one.shape[:2], scale_blocks(one.shape[2])) for name, one in zip("qkv", (query, key, key))}
     for name, descale in zip("qkv", descales, strict=True):
         if descale is None or isinstance(descale, (int, float)):
             if descale is not None and not descale >= 0:
@@ -211,18 +243,28 @@ def _scales(descales: tuple[Scale, Scale, Scale], key: Tensor) -> tuple[Tensor, 
             continue
         if not isinstance(descale, Tensor):
             raise TypeError(f"{name}_descale must be a tensor or a number, not {type(descale).__name__}.")
-        if descale.numel() != 1 and tuple(descale.shape) != per_head:
+        if descale.numel() != 1 and tuple(descale.shape) not in (per_head, per_block[name]):
             raise ValueError(
-                f"{name}_descale must be one number or [batch, kv_heads], here {list(per_head)}, not "
-                f"{list(descale.shape)}."
+                f"{name}_descale must be one number, [batch, kv_heads] or of each 128 rows, here {list(per_head)} or "
+                f"{list(per_block[name])}, not {list(descale.shape)}."
             )
         if descale.device != key.device:
             raise ValueError(f"{name}_descale is on {descale.device}, and key on {key.device}.")
         one = descale.detach().float()
         made.append(one.reshape(1, 1) if descale.numel() == 1 else one.contiguous())
-    if any(tuple(one.shape) != (1, 1) for one in made):
+    if any(one.dim() == 3 for one in made):
+        made = [_of_blocks(one, per_block[name]) for name, one in zip("qkv", made, strict=True)]
+    elif any(tuple(one.shape) != (1, 1) for one in made):
         made = [one.expand(per_head).contiguous() for one in made]
-    return made[0], made[1], made[2]
+    return made[0].contiguous(), made[1], made[2]
+
+
+def _of_blocks(scale: Tensor, shape: tuple[int, int, int]) -> Tensor:
+    """A scale of all, of K/V heads or of blocks as one of each block."""
+    if scale.dim() == 3:
+        return scale
+    of_heads = scale if scale.shape[1] == 1 else scale.repeat_interleave(shape[1] // scale.shape[1], 1)
+    return of_heads[:, :, None].expand(shape)
 
 
 def _lse_correction(query: Tensor, means: Tensor, scale: float | None) -> Tensor:
@@ -253,22 +295,32 @@ def _answer(call: Call, given: Quantised, sinks: Tensor | None) -> Answer:
 
 
 def dequantised(call: Call, given: Quantised, sinks: Tensor | None) -> Answer:
-    """The answer in 16 bits: query takes its scales and those of key, the answer takes value's."""
-    group, value = call.query.shape[1] // call.key.shape[1], call.value
+    """The answer in 16 bits: query takes its scales and those of key, the answer takes value's; each tensor its own
+    where these are of blocks of rows."""
+    group, query, value = call.query.shape[1] // call.key.shape[1], call.query, call.value
     if call.turned:
         from evoattn.correctness.eight_bits import turned_back  # which a kernel does without
 
         batch, heads, keys, dim = value.shape
         strides = (*value.stride()[:2], value.stride(3), 1)
         value = turned_back(value.as_strided((batch, heads, dim, turned_keys(keys)), strides), keys)
-    of_scores, of_values = given.q_scale * given.k_scale, given.v_scale
-    if of_scores.shape[1] > 1:
-        of_scores, of_values = (one.repeat_interleave(group, 1) for one in (of_scores, of_values))
-    query = (call.query.float() * of_scores[:, :, None, None]).to(ANSWERS)
+    key, of_values = call.key, None
+    if given.v_scale.dim() == 3:
+        from evoattn.correctness.eight_bits import spread
+
+        rows, keys = query.shape[2], key.shape[2]
+        query = (query.float() * spread(given.q_scale, rows)).to(ANSWERS)
+        key = (key.float() * spread(given.k_scale, keys)).to(ANSWERS)
+        value = (value.float() * spread(given.v_scale, keys)).to(ANSWERS)
+    else:
+        of_scores, of_values = given.q_scale * given.k_scale, given.v_scale
+        if of_scores.shape[1] > 1:
+            of_scores, of_values = (one.repeat_interleave(group, 1) for one in (of_scores, of_values))
+        query = (query.float() * of_scores[:, :, None, None]).to(ANSWERS)
     answer = attend(
         Call(
             query,
-            call.key.to(ANSWERS),
+            key.to(ANSWERS),
             value.to(ANSWERS),
             call.mask,
             call.scale,
@@ -280,7 +332,8 @@ def dequantised(call: Call, given: Quantised, sinks: Tensor | None) -> Answer:
         )
     )
     out, lse = (answer, None) if isinstance(answer, Tensor) else answer
-    out = (out.float() * of_values[:, :, None, None]).to(ANSWERS)
+    if of_values is not None:
+        out = (out.float() * of_values[:, :, None, None]).to(ANSWERS)
     return out if lse is None else (out, lse)
 
 
@@ -333,7 +386,9 @@ def choice_in_eight_bits(runtime: Runtime, call: Call) -> Choice | Refusal:
     if products * problem.head_dim < LEAST_GAIN:
         least = LEAST_GAIN // problem.head_dim
         return Refusal(f"to quantise takes longer than it saves: {products} multiply-adds a number, and {least} pay")
-    eight = replace(problem, dtype="e4m3", scales="head", turned=problem.head_dim_v % GROUP == 0)
+    eight = replace(
+        problem, dtype="e4m3", scales=PER_BLOCK if BY_BLOCK else "head", turned=problem.head_dim_v % GROUP == 0
+    )
     return runtime.choose(eight, gpu, index=call.query.get_device())
 
 

@@ -16,8 +16,9 @@ from evoattn.model.mask import FULL
 from evoattn.model.merge import NARROW
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.quantize import QUANTIZE_OPERATIONS, TURN
+from evoattn.model.scales import BLOCK_ROWS, GRANULARITIES
 from evoattn.ops.arguments import is_ordinary
-from evoattn.ops.call import DTYPES, E4M3, StridedProblem, plain_strides, strided, why_wrong_strides
+from evoattn.ops.call import BESIDE_E4M3, DTYPES, E4M3, StridedProblem, plain_strides, strided, why_wrong_strides
 from evoattn.ops.given import EIGHT_BITS
 from evoattn.ops.runtime import Runtime, current
 
@@ -163,15 +164,15 @@ WIDE = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 """What kernels read."""
 LEAST_SCALE = torch.finfo(torch.float32).tiny
 """Whose inverse is a number, too."""
-Granularity = Literal["tensor", "head", "token"]
+Granularity = Literal["tensor", "head", "block", "token"]
 
 
 @dataclass(frozen=True)
 class Numbers:
     """`numbers` stand for themselves times `scale`, and where keys were taken less their mean, plus `mean`.
 
-    Scales are float32: of a tensor `[1, 1]`, of each K/V head of each batch `[batch, kv_heads]`, of each row `[batch,
-    heads, rows]`. The mean is `[batch, heads, 1, head_dim]`, float32.
+    Scales are float32: of a tensor `[1, 1]`, of each K/V head of each batch `[batch, kv_heads]`, of each 128 rows
+    `[batch, heads, blocks]`, of each row `[batch, heads, rows]`. The mean is `[batch, heads, 1, head_dim]`, float32.
     """
 
     numbers: Tensor
@@ -232,8 +233,9 @@ def quantize_kv(
 
     Shapes: key and value `[batch, kv_heads, seqlen_k, head_dim]`, of float16, bfloat16 or float32. A scale is the
     largest magnitude over the largest number of `dtype` (448 of float8_e4m3fn, 57344 of float8_e5m2, 127 of int8), 1
-    where all are 0: of each tensor `[1]`, of each head of each batch `[batch, kv_heads]`, of each row of each head
-    `[batch, kv_heads, seqlen_k]`, float32. Numbers are rounded to the nearest; NaN and infinities are NaN (0 in int8),
+    where all are 0: of each tensor `[1]`, of each head of each batch `[batch, kv_heads]`, of each 128 rows of each head
+    `[batch, kv_heads, blocks]`, which `attention_fp8` alone takes, of each row of each head `[batch, kv_heads,
+    seqlen_k]`, float32. Numbers are rounded to the nearest; NaN and infinities are NaN (0 in int8),
     and count for no scale. One kernel makes 8 bits of a tensor of 16 on a GPU. `turned` gives value its keys along
     rows, as `attention_fp8(…, turned=True)` takes it: `[batch, kv_heads, head_dim, keys]`, the keys of each 16 in the
     order of `evoattn.model.turned`, zeros behind the last. Raises `ValueError` for another dtype or granularity, and
@@ -242,8 +244,8 @@ def quantize_kv(
     if dtype not in EIGHT_BITS:
         known = ", ".join(str(one).removeprefix("torch.") for one in EIGHT_BITS)
         raise ValueError(f"dtype must be one of {known}, not {dtype}.")
-    if granularity not in ("tensor", "head", "token"):
-        raise ValueError(f"granularity must be 'tensor', 'head' or 'token', not {granularity!r}.")
+    if granularity not in ("tensor", *GRANULARITIES[1:]):
+        raise ValueError(f"granularity must be 'tensor', 'head', 'block' or 'token', not {granularity!r}.")
     if key.dim() != 4 or value.dim() != 4:
         raise ValueError(f"key and value must have four dimensions, not {key.dim()} and {value.dim()}.")
     if turned and granularity == "token":
@@ -255,11 +257,12 @@ def quantize_kv(
 
 
 def turn(value: Tensor) -> Tensor | None:
-    """Numbers of e4m3 `[batch, kv_heads, keys, head_dim]` as `evoattn.model.turned` has them; None where no kernel
-    serves them."""
+    """Numbers of e4m3 or e5m2 `[batch, kv_heads, keys, head_dim]` as `evoattn.model.turned` has them; None where no
+    kernel serves them."""
     runtime = current.runtime()
-    if not _is_readable(value, runtime) or value.dtype != E4M3:
+    if not _is_readable(value, runtime) or value.dtype not in BESIDE_E4M3:
         return None
+    dtype, value = value.dtype, value.view(E4M3)  # bytes move alike
     known = (TURN, value.shape, value.stride(), value.get_device())
     plan = runtime.planned(known, value.get_device(), lambda: _turn_problem(value))
     try:
@@ -268,7 +271,7 @@ def turn(value: Tensor) -> Tensor | None:
         return None
     if plan is None or outputs is None or not runtime.performs(plan, {"x": value, **outputs}):
         return None
-    return outputs["numbers"]
+    return outputs["numbers"].view(dtype)
 
 
 def _turn_problem(value: Tensor) -> StridedProblem | str:
@@ -306,8 +309,13 @@ def quantize_by_torch(tensor: Tensor, wanted: Wanted) -> Numbers:
         mean = sizes.mean(2, keepdim=True)
         wide = wide - mean
         sizes = sizes - mean
-    over = {"tensor": (0, 1, 2, 3), "head": (2, 3), "token": (3,)}[wanted.granularity]
+    over = {"tensor": (0, 1, 2, 3), "head": (2, 3), "block": (3,), "token": (3,)}[wanted.granularity]
     most = sizes.abs().amax(over, keepdim=True)
+    by_block = wanted.granularity == "block"
+    if by_block:
+        from evoattn.correctness import eight_bits  # a kernel has done that where there is one
+
+        most = eight_bits.of_blocks(most)
     group = tensor.shape[1] // wanted.kv_heads
     shared = wanted.granularity == "head" and group > 1
     if shared:
@@ -318,9 +326,11 @@ def quantize_by_torch(tensor: Tensor, wanted: Wanted) -> Numbers:
     if not wanted.dtype.is_floating_point:
         numbers = numbers.round().nan_to_num(0.0)
     kept = scale.flatten()[None] if wanted.granularity == "tensor" else scale.squeeze(over)
+    if by_block:
+        kept = kept[:, :, ::BLOCK_ROWS].contiguous()
     stored = numbers.to(wanted.dtype)
     if wanted.turned:
-        from evoattn.correctness import eight_bits  # a kernel has done that where there is one
+        from evoattn.correctness import eight_bits
 
         stored = eight_bits.turn(stored)
     return Numbers(stored, kept, mean)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from evoattn.model.mask import FULL
 from evoattn.model.problem import AttentionProblem, ProblemError, canonical_mask, canonical_window
+from evoattn.model.scales import PER_BLOCK, PER_TOKEN
 from evoattn.model.sequences import with_room
 from evoattn.ops.arguments import (
     ALIGNMENT,
@@ -26,7 +27,7 @@ from evoattn.ops.arguments import (
     TERMS,
     V_SCALE,
     WATCHED,
-    Reader,
+    Given,
     Score,
     autocast,
     autocast_dtype,
@@ -40,6 +41,10 @@ KV_DTYPES = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2", torch.int8:
 """Those that key and value may have beside a query of 16 bits, with scales (`given.py`)."""
 E4M3, ANSWERS = torch.float8_e4m3fn, torch.bfloat16
 """The dtype of 8 bits that query may have too (`attention_fp8.py`), and that of its answers."""
+BESIDE_E4M3 = (E4M3, torch.float8_e5m2)
+"""What key and value may be beside such a query."""
+KV_QUERIES = (torch.float16, torch.bfloat16)
+"""Those that a query has beside other keys and values of 8 bits."""
 INTEGERS = (torch.int32, torch.int64)
 """Dtypes of lengths and page tables; kernels read int32, and others are copied."""
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -314,7 +319,7 @@ class Call:
         of_each, of_heads = any(scale.dim() == 3 for scale in scales), any(scale.numel() > 1 for scale in scales)
         return {
             "kv": KV_DTYPES[self.key.dtype],
-            "scales": "token" if of_each else "head" if of_heads else "",
+            "scales": (PER_BLOCK if self.q_scaled else PER_TOKEN) if of_each else "head" if of_heads else "",
             "scale_strides_of": tuple((*one.stride(), 0)[:3] if one.numel() > 1 else (0, 0, 0) for one in scales),
         }
 
@@ -366,22 +371,22 @@ class Call:
             return f"the bias is {bias.dtype} beside {query.dtype}, which kernels would round"
         return None
 
-    def readers(self) -> tuple[Reader | None, ...]:
-        """For each of `terms`, what makes of it, and of every other tensor of its shape, strides and dtype, what
-        kernels read: sinks in query's dtype, slopes in float32, the bias with rows of whole 16 bytes, lengths and table
-        int32, all contiguous; None where it is so already."""
+    def given(self) -> tuple[Given, ...]:
+        """Those of `terms` that there are, and what makes of each, and of every other tensor of its shape, strides and
+        dtype, what kernels read: sinks in query's dtype, slopes in float32, the bias with rows of whole 16 bytes,
+        lengths and table int32, all contiguous."""
         wanted = {SINKS: answer_dtype(self.query), SLOPES: torch.float32}
-        made: list[Reader | None] = []
+        made: list[Given] = []
         for which, term in enumerate(self.terms):
-            dtype = wanted.get(which, torch.int32) if which < len(TERMS) or term is None else term.dtype
-            if term is None or which in (K_SCALE, V_SCALE):
-                made.append(None)
-            elif which == BIAS:
-                made.append(bias_reader(term, self.query.shape[2], self.key.shape[2]))
-            elif term.dtype == dtype and term.is_contiguous():
-                made.append(None)
+            if term is None:
+                continue
+            dtype = wanted.get(which, torch.int32) if which < len(TERMS) else term.dtype
+            if which == BIAS:
+                made.append((which, *bias_reader(term, self.query.shape[2], self.key.shape[2])))
+            elif which in (K_SCALE, V_SCALE) or (term.dtype == dtype and term.is_contiguous()):
+                made.append((which, None, False))
             else:
-                made.append(converter(dtype))
+                made.append((which, converter(dtype), False))
         return tuple(made)
 
 
@@ -470,7 +475,9 @@ def why_wrong_strides(name: str, shape: tuple[int, ...], strides: tuple[int, ...
 def why_not_shapes(call: Call) -> str | None:
     """One reason, without a full stop, why a call of these shapes and dtypes is no problem of a kernel, or None."""
     query, key, value = call.query, call.key, call.value
-    of_eight = key.dtype in KV_DTYPES and key.dtype == value.dtype and query.dtype in (torch.float16, torch.bfloat16)
+    of_eight = key.dtype == value.dtype and (
+        key.dtype in BESIDE_E4M3 if call.q_scaled else key.dtype in KV_DTYPES and query.dtype in KV_QUERIES
+    )
     known = (E4M3,) if call.q_scaled else DTYPES
     if query.dtype not in known or not (of_eight or query.dtype == key.dtype == value.dtype):
         found = ", ".join(dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in (query, key, value)))

@@ -32,7 +32,7 @@ from evoattn.ops.arguments import (
     scale_of,
     window_of,
 )
-from evoattn.ops.call import ANSWERS, E4M3, FLOATS, NO_TENSOR, Call, require_out, terms_of, with_tables
+from evoattn.ops.call import ANSWERS, BESIDE_E4M3, E4M3, FLOATS, NO_TENSOR, Call, require_out, terms_of, with_tables
 
 CAUSAL_BIAS = "torch.nn.attention.bias", "CausalBias"
 """The class of torch's causal masks by its names: an import takes two seconds, and a compiler that looks for it in
@@ -232,9 +232,12 @@ def with_scales(call: Call, k_scale: Scale, v_scale: Scale, q_scale: Scale = Non
     Raises `ValueError` for scales beside such a key, and those that do not fit, `TypeError` for what is none.
     """
     asked = q_scale is not None or call.packed or call.paged
-    scaled = asked and call.query.dtype == call.key.dtype == call.value.dtype == E4M3
+    alike = call.query.dtype == E4M3 and call.key.dtype == call.value.dtype
+    scaled = asked and alike and call.key.dtype in BESIDE_E4M3
     if q_scale is not None and not scaled:
-        raise ValueError("q_scale belongs to a query of float8_e4m3fn beside keys and values of the same dtype.")
+        raise ValueError(
+            "q_scale belongs to a query of float8_e4m3fn beside keys and values of that dtype or float8_e5m2."
+        )
     if not is_eight_bits(call.key):
         if k_scale is None and v_scale is None:
             return call

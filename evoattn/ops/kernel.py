@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -92,33 +93,34 @@ class LaunchArguments:
         self.config = ctypes.c_void_p(ctypes.addressof(self._config))
         self.function = ctypes.c_void_p(function)
         self.arguments = ctypes.c_void_p(ctypes.addressof(self._pointers))
-        for _, memory, (index, offset) in self._maps:
+        self._sized = [one for one in self._maps if one[0].rows_at is not None]
+        """Maps that say how many rows there are."""
+        self._sizes: tuple[int, int] | None = None
+        for _, memory, (index, offset) in (one for one in self._maps if one[0].rows_at is None):
             self._users.setdefault(index, ([], []))[0].append((memory, offset))
         for slot, (index, offset) in self._slots:
             self._users.setdefault(index, ([], []))[1].append((slot, offset))
         self._bound: tuple[int, ...] | None = None
 
+    @property
+    def addresses(self) -> int:
+        """How many of a call's addresses, the first ones, hold all that it reads and writes."""
+        return max(self._users) + 1
+
     def set_stream(self, stream: int) -> None:
         """The CUstream of the next launches."""
         self._config.stream = stream
 
-    def set_sizes(self, sequences: int, rows: int, addresses: tuple[int, ...]) -> None:
-        """How many packed sequences and rows of queries the next launches, of these addresses, have: at most as many
-        as this one was made for."""
-        if self._sequences is not None:
-            self._slot_values[self._sequences] = sequences
-        for i, (tensor, memory, place) in enumerate(self._maps):
-            if tensor.rows_at is not None:
-                self._maps[i] = told, memory, (index, offset) = tensor.with_rows(rows), memory, place
-                if self._bound is not None:
-                    self._platform.encode_map(told, addresses[index] + offset, memory)
-
-    def bind(self, addresses: tuple[int, ...]) -> None:
-        """The device addresses of the next launches, in the order that the places count. Raises `LaunchError`."""
+    def bind(self, addresses: tuple[int, ...], sizes: tuple[int, int] | None = None) -> None:
+        """The device addresses of the next launches, in the order that the places count, and how many packed sequences
+        and rows of queries they have: at most as many as these were made for, and so many unless it is said. Raises
+        `LaunchError`."""
         before, self._bound = self._bound, None
+        platform, sized = self._platform, self._sized
         if before is None:
+            self._sizes = None
             for tensor, memory, (index, offset) in self._maps:
-                self._platform.encode_map(tensor, addresses[index] + offset, memory)
+                platform.encode_map(tensor, addresses[index] + offset, memory)
             for slot, (index, offset) in self._slots:
                 self._slot_values[slot] = addresses[index] + offset
         else:
@@ -126,9 +128,19 @@ class LaunchArguments:
                 address = addresses[index]
                 if before[index] != address:
                     for memory, offset in maps:
-                        self._platform.move_map(memory, address + offset)
+                        platform.move_map(memory, address + offset)
                     for slot, offset in slots:
                         self._slot_values[slot] = address + offset
+            for _, memory, (index, offset) in sized if sizes == self._sizes else ():
+                if before[index] != addresses[index]:
+                    platform.move_map(memory, addresses[index] + offset)
+        if sizes is not None and sizes != self._sizes:
+            sequences, rows = sizes
+            if self._sequences is not None:
+                self._slot_values[self._sequences] = sequences
+            for tensor, memory, (index, offset) in sized:
+                platform.encode_map(tensor.with_rows(rows), addresses[index] + offset, memory)
+            self._sizes = sizes
         self._bound = addresses
 
 
@@ -139,9 +151,11 @@ def own_tables(problem: AttentionProblem) -> tuple[str, ...]:
     return (*tables, *(BUFFERS if problem.blocks else ()), *(["q_scale"] if "q_scale" in problem.scale_shapes else []))
 
 
-def tensor_places(problem: AttentionProblem) -> dict[str, Place]:
-    """Where the tensors of a call lie among its addresses."""
-    names = (*TENSORS, "", "", *TERMS, *own_tables(problem))
+def tensor_places(problem: AttentionProblem, given: Sequence[int] | None = None) -> dict[str, Place]:
+    """Where the tensors of a call lie among its addresses. `given`: of which terms there are addresses, of all unless
+    it says so."""
+    terms = (*TERMS, *own_tables(problem))
+    names = (*TENSORS, "", "", *(terms if given is None else [terms[which] for which in given]))
     if problem.op == "backward":
         wanted = (table.buffer for table in problem.own_tables if table.buffer in parse_grads(problem.grads))
         names = (*names, *BACKWARD_TENSORS, *(f"d{name}" for name in wanted))

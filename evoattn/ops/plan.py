@@ -22,18 +22,16 @@ from evoattn.model import forks
 from evoattn.model.launch import KernelLaunch
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
-from evoattn.ops.arguments import ALIGNMENT, Reader
+from evoattn.ops.arguments import ALIGNMENT, Given
 from evoattn.ops.call import Call, Packed
 from evoattn.ops.choice import Choice, KernelKey, Refusal
 from evoattn.ops.kernel import (
     SCRATCH,
-    TERMS,
     KernelBackend,
     LaunchArguments,
     LoadedKernel,
     Place,
     operation_places,
-    own_tables,
     scratch_places,
     tensor_places,
 )
@@ -49,6 +47,8 @@ OF_A_CALL = frozenset((UNALIGNED, NO_MEMORY, APART, NO_ROOM))
 FREED = -1
 """In place of the address of a tensor whose memory was freed: 0 says that there is no such tensor."""
 COLD = "its kernel is not loaded yet and a CUDA graph is being captured; call evoattn.warmup or the model once before"
+FIRST = 4
+"""Tensors whose addresses every call has: what the others are, and whether there are any, its plan says."""
 MOST_KEPT = 32 << 20
 """Bytes: larger scratch memory goes back to torch's allocator after each call."""
 
@@ -122,9 +122,8 @@ class CallPlan(Plan):
 
     __slots__ = (
         "_bound",
+        "_given",
         "_has_more",
-        "_no_terms",
-        "_readers",
         "_sizes",
         "_stream",
         "lse_shape",
@@ -139,20 +138,18 @@ class CallPlan(Plan):
         kernel: LoadedKernel,
         launches: tuple[LaunchArguments, ...],
         memory: tuple[int, int, Scratch],
-        readers: tuple[Reader | None, ...],
+        given: tuple[Given, ...],
         platform: Platform,
     ) -> None:
-        """`memory`: as of `Plan`. `readers`: see `Call.readers`."""
+        """`memory`: as of `Plan`. `given`: see `Call.given`."""
         super().__init__(kernel, launches, memory, platform)
         problem: AttentionProblem = choice.problem
         self.words = choice.words
         self.lse_shape = problem.lse_shape if problem.lse else None
         self.unlike_query = problem.value_dim > 0 or problem.answer != problem.element
         self.shared_kv = problem.shared_kv
-        self._readers = readers if any(readers) else ()
-        has_more = problem.variants or problem.scale_shapes or problem.op != "forward"
-        self._no_terms = (0,) * (len(TERMS) + len(own_tables(problem))) if has_more else ()
-        self._has_more = bool(self._scratch_bytes or self._zeroed_bytes or self.lse_shape or self._no_terms)
+        self._given = given
+        self._has_more = max(launch.addresses for launch in launches) > FIRST
         self._bound: tuple[int, ...] = ()
         self._stream = -1
         self._sizes: tuple[int, int] | None = (0, 0) if problem.varlen and problem.page else None
@@ -179,11 +176,8 @@ class CallPlan(Plan):
         if self.shared_kv and addresses[1] != addresses[2]:
             return APART
         if self._has_more:
-            terms: Sequence[Tensor | None] = call.terms
-            places: Sequence[int] = self._no_terms
             scratch = zeros = None
-            if terms:  # what is made of them is named until launches are enqueued: nobody else gets its memory
-                terms, places = self._read(terms)
+            _made, places = self._read(call.terms)  # named until launches are enqueued: nobody else gets its memory
             if self._scratch_bytes or self._zeroed_bytes:
                 try:
                     scratch, zeros = self._memory(fourth.device, stream, call.compiled)
@@ -215,26 +209,25 @@ class CallPlan(Plan):
     def _bind(self, call: Call | Packed, addresses: tuple[int, ...]) -> None:
         """Have the next launches be of these addresses, and of the call's sizes."""
         self._bound = ()
-        if self._sizes is not None and self._sizes != (sizes := call.sizes):
-            for launch in self.launches:
-                launch.set_sizes(*sizes, addresses)
-            self._sizes = sizes
+        if self._sizes is not None:
+            self._sizes = call.sizes
         for launch in self.launches:
-            launch.bind(addresses)
+            launch.bind(addresses, self._sizes)
         self._bound = addresses
 
-    def _read(self, terms: Sequence[Tensor | None]) -> tuple[Sequence[Tensor | None], Sequence[int]]:
-        """What was made of terms so that kernels read them, and the addresses: 0 for none, `FREED` where the memory is
-        gone."""
-        read: list[Tensor | None] = []
-        places, readers = [0] * len(terms), self._readers
-        for which, term in enumerate(terms):  # in one pass: a call with a bias takes a tenth longer in two
-            if term is not None:
-                if readers and (reader := readers[which]):
-                    term = reader(term)
-                    read.append(term)
-                places[which] = term.data_ptr() or FREED
-        return read, places
+    def _read(self, terms: Sequence[Tensor | None]) -> tuple[Sequence[Tensor], Sequence[int]]:
+        """What was made of terms so that kernels read them, and the addresses of those that there are, `FREED` where
+        the memory is gone."""
+        made, places = [], []
+        for which, reader, lies_so in self._given:  # in one pass: a call with a bias takes a tenth longer in two
+            term = terms[which]
+            at = term.data_ptr()  # type: ignore[union-attr]  # calls of a plan have the same terms
+            if reader is not None and (not lies_so or at & ADDRESS_BITS):
+                term = reader(term)  # type: ignore[arg-type]
+                made.append(term)
+                at = term.data_ptr()
+            places.append(at or FREED)
+        return made, places
 
 
 class OperationPlan(Plan):
@@ -331,13 +324,15 @@ class Kernels:
         return reason
 
     def prepare(
-        self, choice: Choice, index: int, scale: float | None, readers: tuple[Reader | None, ...]
+        self, choice: Choice, index: int, scale: float | None, given: tuple[Given, ...] | None
     ) -> CallPlan | Refusal:
-        """The plan of a chosen kernel on a device: compiles, loads and checks it at first use, never in a capture."""
-        ready = self.ready(choice, index, choice.launches(scale), tensor_places(choice.problem))
+        """The plan of a chosen kernel on a device: compiles, loads and checks it at first use, never in a capture.
+        `given`: see `Call.given`, None for a plan that runs no call."""
+        places = tensor_places(choice.problem, None if given is None else [which for which, *_ in given])
+        ready = self.ready(choice, index, choice.launches(scale), places)
         if isinstance(ready, Refusal):
             return ready
-        return CallPlan(choice, *ready, readers, self._platform)
+        return CallPlan(choice, *ready, given or (), self._platform)
 
     def meanwhile(self, choice: Choice, index: int) -> Choice:
         """What runs in place of a chosen kernel whose compilation a call would wait for: a loaded one of the same

@@ -23,7 +23,7 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.paths import cubin_cache
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops import gradients, torch_answer
-from evoattn.ops.arguments import STARTS_Q, Reader
+from evoattn.ops.arguments import STARTS_Q, Given
 from evoattn.ops.call import (
     GRADIENTS,
     NOT_STRIDED,
@@ -134,7 +134,7 @@ class Runtime:
                 query.requires_grad
                 or key.requires_grad
                 or value.requires_grad
-                or (terms and any(t is not None and t.requires_grad for t in terms))
+                or (terms and any([t is not None and t.requires_grad for t in terms]))  # noqa: C419  # half the time
             ):
                 reason = GRADIENTS
         except (RuntimeError, AttributeError, TypeError, IndexError):  # nested or sparse tensors, none, no dimensions
@@ -384,11 +384,11 @@ class Runtime:
         return self._kernels.failure(choice, index) if self._kernels else ""
 
     def prepare(
-        self, choice: Choice, index: int, scale: float | None = None, readers: tuple[Reader | None, ...] = ()
+        self, choice: Choice, index: int, scale: float | None = None, given: tuple[Given, ...] | None = None
     ) -> CallPlan | Refusal:
         """The plan of a chosen kernel on a device, made ready at first use: see `Kernels.prepare`."""
         assert self._kernels is not None
-        return self._kernels.prepare(choice, index, scale, readers)
+        return self._kernels.prepare(choice, index, scale, given)
 
     def _decide(self, call: Call, known: Known) -> CallPlan | Refusal:
         """Decide a new call, and keep the answer unless it holds for a capture only."""
@@ -429,7 +429,7 @@ class Runtime:
             return choice
         assert self._kernels is not None
         scale, index = call.scale if choice.problem.scale is None else None, call.query.get_device()
-        return self.prepare(self._kernels.meanwhile(choice, index), index, scale, call.readers())
+        return self.prepare(self._kernels.meanwhile(choice, index), index, scale, call.given())
 
     def _why_no_race(self, choice: Choice, call: Call) -> str:
         assert self._race is not None and self.platform is not None and self._kernels is not None

@@ -20,6 +20,8 @@ from evoattn.model.scales import PER_TOKEN
 from evoattn.model.space import KernelConfig, Value
 
 DATA = Path(__file__).parent / "data"
+DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+"""A place in a list, of families or of a gene's values."""
 Genes = Mapping[str, Sequence[Value]]
 """Values that each parameter of a family may have."""
 
@@ -51,6 +53,8 @@ def kind_of(problem: AttentionProblem) -> str:
     variants = (name for name in problem.variants if name not in untimed)
     if problem.scales != PER_TOKEN:  # a scale of a head is that of a tensor with other strides
         variants = (name for name in variants if name != "scales")
+    if problem.element_bytes == 1:  # products of e4m3 and e5m2 take as long as those of e4m3 alone
+        variants = (name for name in variants if name != "kv")
     op = [problem.op] * (problem.op != "forward") + ["deterministic"] * (problem.deterministic and not by_formula)
     return " ".join((str(8 * problem.element_bytes), *op, dims, *variants))
 
@@ -120,11 +124,10 @@ def load(arch: str, folder: Path = DATA) -> KernelList | None:
 
 def of_row(arch: str, row: Mapping[str, Any]) -> KernelList:
     """The list that a file holds. Raises as `load` does."""
-    like = {family: _completed(family, genes) for family, genes in _first_of_each(row).items()}
-    kernels = (
-        KernelConfig(family, like[family] | dict(zip(row["genes"][family], values)))
-        for family, *values in row["kernels"]
-    )
+    rows = _of_places(row["genes"], row["kernels"])
+    first = {one[0]: one[1:] for one in reversed(rows)}
+    like = {family: _completed(family, dict(zip(row["genes"][family], first[family]))) for family in first}
+    kernels = (KernelConfig(family, like[family] | dict(zip(row["genes"][family], values))) for family, *values in rows)
     return KernelList(
         arch,
         tuple(row["cards"]),
@@ -137,10 +140,24 @@ def of_row(arch: str, row: Mapping[str, Any]) -> KernelList:
     )
 
 
-def _first_of_each(row: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The genes of one kernel of each family."""
-    first = {one[0]: one[1:] for one in reversed(row["kernels"])}
-    return {family: dict(zip(row["genes"][family], values)) for family, values in first.items()}
+def _of_places(genes: Mapping[str, Genes], rows: Sequence[str | list[Any]]) -> list[list[Any]]:
+    """The families and values of kernels. Files of before have these themselves."""
+    families = {
+        digit: (family, [dict(zip(DIGITS, values)) for values in of_family.values()])
+        for digit, (family, of_family) in zip(DIGITS, genes.items())
+    }
+
+    def spelt(row: str) -> list[Any]:
+        family, values = families[row[0]]
+        return [family, *[of_gene[digit] for of_gene, digit in zip(values, row[1:], strict=True)]]
+
+    return [spelt(row) if isinstance(row, str) else row for row in rows]
+
+
+def _to_places(genes: Mapping[str, Genes], kernel: KernelConfig) -> str:
+    """Of a kernel the place of its family, and of each value that of its gene. Raises `ValueError` for another one."""
+    values = (list(values).index(kernel.params[name]) for name, values in genes[kernel.family].items())
+    return "".join(DIGITS[place] for place in (list(genes).index(kernel.family), *values))
 
 
 def _completed(family: str, genes: dict[str, Any]) -> dict[str, Any]:
@@ -150,7 +167,7 @@ def _completed(family: str, genes: dict[str, Any]) -> dict[str, Any]:
 
 
 def to_row(found: KernelList) -> dict[str, Any]:
-    """What a file holds: of a kernel its family and the values of its genes in their order."""
+    """What a file holds: of a kernel the place of its family among `genes`, and those of its values, as `DIGITS`."""
     return {
         "cards": found.cards,
         "skipped": [vars(one) for one in found.skipped],
@@ -158,7 +175,7 @@ def to_row(found: KernelList) -> dict[str, Any]:
         "genes": {family: dict(genes) for family, genes in found.genes.items()},
         "general": found.general,
         "kinds": dict(found.kinds),
-        "kernels": [[k.family, *(k.params[name] for name in found.genes[k.family])] for k in found.kernels],
+        "kernels": [_to_places(found.genes, kernel) for kernel in found.kernels],
     }
 
 
@@ -167,5 +184,5 @@ def save(path: Path, found: KernelList) -> None:
     head = to_row(found)
     rows = head.pop("kernels")
     lines = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
-    kernels = ",\n".join(f"  {json.dumps(row)}" for row in rows)
-    path.write_text("{\n" + ",\n".join(lines) + ',\n "kernels": [\n' + kernels + "\n ]\n}\n", encoding="utf-8")
+    kernels = ",\n".join(json.dumps(row) for row in rows)
+    path.write_text("{\n" + ",\n".join(lines) + ',\n "kernels": [\n' + kernels + "\n]\n}\n", encoding="utf-8")

@@ -36,6 +36,7 @@ from evoattn.portfolio import campaign
 from evoattn.portfolio.campaign import bits_of, families_of, group_of
 from evoattn.portfolio.kernels import Genes, KernelList, kind_of
 from evoattn.portfolio.pick import Pick, likely, pick, portfolio_kernels, whole
+from evoattn.portfolio.proposals import ClimbingBreeder
 from evoattn.portfolio.workload import DRAWS, PLAIN
 from evoattn.timing.protocol import COMPARISON
 
@@ -199,8 +200,10 @@ FINALISTS = 5
 """Kernels of each search that are timed in turns with the pick."""
 WINNERS = 3
 """Kernels of each problem that `--winners` keeps."""
-STARTING = 6
-"""Known-good configs of each family that a search begins at, beside the pick and what comes next."""
+NEXT, STARTING = 8, 4
+"""What comes after a problem's pick, and known-good configs of each family, that its group's search begins at."""
+Place = tuple[Group, int]
+"""A group, and a problem's index in it."""
 
 
 @dataclass(frozen=True)
@@ -215,12 +218,15 @@ class Checked:
     best_us: float | None
     winner: tuple[str, dict[str, Any]] | None
     candidates: int
+    """Kernels that the search timed on the problem."""
     peers: dict[str, float] = field(default_factory=dict)
     refusals: dict[str, str] = field(default_factory=dict)
     spreads: dict[str, tuple[float, float]] = field(default_factory=dict)
     """10th and 90th percentile of the rounds, µs, of the winner, called `ours`, and of each peer."""
     fault: str = ""
     """Which kernels of the search proved wrong, and so have no time."""
+    times: dict[str, float] = field(default_factory=dict)
+    """µs of each of our kernels in the final, by its id."""
 
     @property
     def regret(self) -> float:
@@ -249,18 +255,41 @@ class Checked:
         return asdict(self) | {"regret": self.regret}
 
 
-def make_group(index: int, problem: AttentionProblem, chosen: Pick | None, gpu: GpuSpec) -> Group:
-    """A search of one problem that starts from the pick and the other kernels of its class, over the families of a
-    campaign."""
-    group = Group(f"{index} {problem.describe()}", [problem], families_of([problem], gpu))
-    first = [(chosen.family, chosen.config.params)] if chosen else []
-    group.given = first + [(c.family, c.params) for c in portfolio_kernels(problem, gpu)]
-    return group
+def make_groups(
+    problems: Sequence[AttentionProblem], picks: Sequence[Pick | None], gpu: GpuSpec, families: Sequence[str] = ()
+) -> tuple[list[Group], list[Place]]:
+    """Searches of these problems, those together that one compiled kernel can serve, and where each problem is. A
+    search begins at the picks, at what comes next, and at known-good configs of its `families`, all that may win a
+    problem unless given."""
+    rows: dict[str, list[int]] = {}
+    for i, problem in enumerate(problems):
+        rows.setdefault(f"{group_of(problem)} {problem.dtype} {problem.mask}", []).append(i)
+    groups, places = [], dict[int, Place]()
+    for name, mine in rows.items():
+        own = list(dict.fromkeys(problems[i] for i in mine))
+        group = Group(name, own, tuple(families) or families_of(own, gpu), len(own))
+        group.given = _beginnings(own, [picks[i] for i in mine], group.families, gpu)
+        places |= {i: (group, own.index(problems[i])) for i in mine}
+        groups.append(group)
+    return groups, [places[i] for i in range(len(problems))]
+
+
+def _beginnings(
+    problems: Sequence[AttentionProblem], picks: Iterable[Pick | None], families: Iterable[str], gpu: GpuSpec
+) -> list[tuple[str, dict[str, Any]]]:
+    """Where a group's search begins: configs that are valid for one of its problems."""
+    found = [one.config for one in picks if one]
+    found += [config for problem in problems for config in portfolio_kernels(problem, gpu)[:NEXT]]
+    for name in families:
+        family, known = registry.lookup(name), load_space(name, gpu).starting_configs()
+        valid = [c for c in known if any(not family.why_invalid(p, c, gpu) for p in problems)]
+        found += valid[:STARTING]
+    return [(config.family, config.params) for config in {config.id: config for config in found}.values()]
 
 
 def check(
     engine: GroupSearch,
-    group: Group,
+    place: Place,
     chosen: Pick | None,
     rounds: int,
     peers: tuple[str, ...],
@@ -268,15 +297,20 @@ def check(
 ) -> Checked:
     """The pick, the search's best, the `known` kernels and the peers in turns, all proved on the problem's own
     shape."""
-    problem = group.problems[0]
-    ours = Kernel(chosen.family, chosen.config.params) if chosen else None
-    found = [k for k in group.leaders(0, FINALISTS + 1) if ours is None or k.id != ours.id][:FINALISTS]
-    distinct = {k.id: k for k in ([ours] if ours else []) + found + list(known)}
-    result = engine.final(group, 0, list(distinct.values()), replace(COMPARISON, samples=rounds), peers)
+    group, index = place
+    problem = group.problems[index]
+    ours = _of_group(group, Kernel(chosen.family, chosen.config.params)) if chosen else None
+    found = [k for k in group.leaders(index, FINALISTS + 1) if ours is None or k.id != ours.id][:FINALISTS]
+    others = [_of_group(group, kernel) for kernel in known]
+    distinct = {k.id: k for k in ([ours] if ours else []) + found + others}
+    result = engine.final(group, index, list(distinct.values()), replace(COMPARISON, samples=rounds), peers)
     times, timings = result.right_us, result.timings
     faults = {id: timing.disqualified for id, timing in timings.items() if timing.disqualified}
     wrong = "" if ours and ours.id in times else faults.get(ours.id, "It has no time.") if ours else "no pick"
-    winner = min((k for k in distinct.values() if k.id in times), key=lambda k: times[k.id], default=None)
+    right = [k for k in distinct.values() if k.id in times]
+    for kernel in right:
+        kernel.state = "right"
+    winner = min(right, key=lambda k: times[k.id], default=None)
     best = times[winner.id] if winner else None
     theirs = {name: times[name] for name in peers if name in times}
     named = {"ours": timings[winner.id].samples_us} if winner else {}
@@ -290,12 +324,31 @@ def check(
         times.get(ours.id) if ours else None,
         best,
         (winner.family, winner.params) if winner else None,
-        len(group.kernels),
+        sum(index in kernel.times for kernel in group.kernels.values()),
         theirs,
         result.refusals,
         {name: _spread(list(samples)) for name, samples in named.items() if samples},
         fault,
+        {k.id: times[k.id] for k in right},
     )
+
+
+def _of_group(group: Group, kernel: Kernel) -> Kernel:
+    """The group's kernel of this config, which the kernel becomes where there is none."""
+    return group.kernels.setdefault(kernel.id, kernel)
+
+
+def final_tables(judged: Iterable[tuple[Place, Checked]]) -> dict[str, Any]:
+    """What finals measured, by group, as `campaign.save` takes it."""
+    tables: dict[str, Any] = {}
+    for (group, index), row in judged:
+        table = tables.setdefault(group.name, {"kernels": [], "us": [[] for _ in group.problems]})
+        table["kernels"] += [name for name in row.times if name not in table["kernels"]]
+        table["us"][index] = [row.times.get(name) for name in table["kernels"]]
+    for table in tables.values():
+        count = len(table["kernels"])
+        table["us"] = [us + [None] * (count - len(us)) for us in table["us"]]
+    return tables
 
 
 def _spread(samples: list[float]) -> tuple[float, float]:
@@ -323,19 +376,20 @@ def summary(rows: list[Checked]) -> str:
     )
 
 
-def winner_lines(group: Group, row: Checked, gpu: GpuSpec) -> list[str]:
+def winner_lines(place: Place, row: Checked, gpu: GpuSpec) -> list[str]:
     """The fastest of the final and the next ones of the search, as `read_configs` takes them."""
-    problem = group.problems[0]
+    group, index = place
+    problem = group.problems[index]
     best = [row.winner] if row.winner else []
-    best += [(kernel.family, kernel.params) for kernel in group.leaders(0, WINNERS)]
+    best += [(kernel.family, kernel.params) for kernel in group.leaders(index, WINNERS)]
     distinct = [kernel for i, kernel in enumerate(best) if kernel not in best[:i]][:WINNERS]
     about = {"problem": problem.to_dict(), "arch": gpu.arch, "median_us": row.best_us}
     return [json.dumps(about | {"family": family, "config": params}) + "\n" for family, params in distinct]
 
 
-def known_kernels(rows: Sequence[tuple[str, dict[str, Any]]], group: Group, gpu: GpuSpec) -> list[Kernel]:
-    """Of the rows, (family, parameters), those that today's families and spaces have for the group's problem."""
-    problem, found = group.problems[0], []
+def known_kernels(rows: Sequence[tuple[str, dict[str, Any]]], problem: AttentionProblem, gpu: GpuSpec) -> list[Kernel]:
+    """Of the rows, (family, parameters), those that today's families and spaces have for the problem."""
+    found = []
     for family, params in rows:
         try:
             config = load_space(family, gpu).make_config(params)
@@ -346,9 +400,8 @@ def known_kernels(rows: Sequence[tuple[str, dict[str, Any]]], group: Group, gpu:
     return found
 
 
-def bench_row(group: Group, row: Checked) -> dict[str, Any]:
+def bench_row(problem: AttentionProblem, row: Checked) -> dict[str, Any]:
     """The row as `evoattn bench` writes it; without a time of ours where it proved wrong."""
-    problem = group.problems[0]
 
     def time_of(name: str, us: float) -> dict[str, float]:
         low, high = row.spreads.get(name, (us, us))
@@ -373,7 +426,8 @@ class Judging:
     """How problems are checked."""
 
     seconds: float = 10.0
-    """Of search for each problem; all are searched at once in one set of processes."""
+    """Of search for each problem; all are searched at once in one set of processes, and what is compiled for one is
+    timed on others that it serves."""
     peers: tuple[str, ...] = ()
     rounds: int = 7
     """Of the final."""
@@ -391,20 +445,14 @@ def check_all(
     wanted: Judging,
     say: Callable[[str], None],
     tools: Tools | None = None,
-) -> Iterator[tuple[Group, Checked]]:
+) -> Iterator[tuple[Place, Checked]]:
     """Search all, then check one by one. `tools`: what the processes run, where it is not the usual."""
     picks = [pick(problem, gpu) for problem in problems]
-    groups = [make_group(i, problem, picks[i], gpu) for i, problem in enumerate(problems)]
-    for group in groups:
-        group.families = wanted.families or group.families
-        for name in group.families:
-            family, space = registry.lookup(name), load_space(name, gpu)
-            valid = [c for c in space.starting_configs() if not family.why_invalid(group.problems[0], c, gpu)]
-            group.given += [(name, config.params) for config in valid[:STARTING]]
+    groups, places = make_groups(problems, picks, gpu, wanted.families)
     fleet = LocalFleet(wanted.jobs) if wanted.jobs else None
-    with GroupSearch(groups, gpu, Manner(most=1), fleet, tools) as engine:
-        engine.run(wanted.seconds * len(groups))
+    with GroupSearch(groups, gpu, Manner(ClimbingBreeder), fleet, tools) as engine:
+        engine.run(wanted.seconds * len(problems))
         say(f"searched: {engine.compiled} compiles, {engine.measured} times")
-        for group, chosen in zip(groups, picks, strict=True):
-            known = known_kernels(wanted.known(group.problems[0]), group, gpu) if wanted.known else []
-            yield group, check(engine, group, chosen, wanted.rounds, wanted.peers, known)
+        known = [known_kernels(wanted.known(p), p, gpu) if wanted.known else [] for p in problems]
+        for place, chosen, more in zip(places, picks, known, strict=True):
+            yield place, check(engine, place, chosen, wanted.rounds, wanted.peers, more)

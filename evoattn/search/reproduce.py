@@ -60,7 +60,8 @@ def reproduce(storage: Storage, trial: Trial, study: Study, trust_source: bool =
     config = KernelConfig(trial.family, trial.config)
     rendered = require_trusted(trial, problem, spec, trust_source)
     require_fitting(trial, source)
-    findings = [replace(rendered, agrees=None), _place_finding(storage, trial, study)]
+    place, same_code = _place_finding(storage, trial, study)
+    findings = [replace(rendered, agrees=None), place]
     try:
         kernel = compile_source(candidate.source, candidate.arch)
     except CompileError as error:
@@ -71,24 +72,23 @@ def reproduce(storage: Storage, trial: Trial, study: Study, trust_source: bool =
         findings += _code_finding(trial, problem, config, spec, kernel)
     if trial.state is TrialState.ESTIMATED:
         evaluation = evaluate_offline(Compile(registry.lookup(trial.family), config, problem, candidate), spec)
-        findings += [_validation_finding(trial, evaluation), *_cost_finding(trial, evaluation)]
+        findings += [_validation_finding(trial, evaluation), *_cost_finding(trial, evaluation, same_code)]
     else:
         evaluation = _on_device(problem, spec, study, trial, config, kernel)
         findings += [_validation_finding(trial, evaluation), *_time_finding(trial, evaluation)]
     return Reproduction(trial, tuple(findings))
 
 
-def _place_finding(storage: Storage, trial: Trial, study: Study) -> Finding:
-    """What differs here from there, field by field; by the study's own facts where the trial's were not recorded."""
+def _place_finding(storage: Storage, trial: Trial, study: Study) -> tuple[Finding, bool]:
+    """What differs here from there, field by field, by the study's own facts where the trial's were not recorded; and
+    whether evoattn itself is the same."""
     recorded = storage.environments(trial)
     then = recorded[0] if recorded else study.versions
-    changed = differences(then, collect(None if study.offline else next(iter(gpus.detect_devices()), None)))
+    now = collect(None if study.offline else next(iter(gpus.detect_devices()), None))
+    changed = differences(then, now)
     whose = "its trial" if recorded else "its study (the trial's own were not recorded)"
-    return Finding(
-        "place",
-        f"Not as recorded with {whose}: {'; '.join(changed)}." if changed else f"All as recorded with {whose}.",
-        None,
-    )
+    words = f"Not as recorded with {whose}: {'; '.join(changed)}." if changed else f"All as recorded with {whose}."
+    return Finding("place", words, None), all(then.get(name) == now.get(name) for name in ("evoattn", "commit"))
 
 
 def _code_finding(
@@ -125,14 +125,15 @@ def _validation_finding(trial: Trial, evaluation: Evaluation) -> Finding:
     return Finding("answers", f"{evaluation.state}: {evaluation.reason}", False)
 
 
-def _cost_finding(trial: Trial, evaluation: Evaluation) -> list[Finding]:
+def _cost_finding(trial: Trial, evaluation: Evaluation, same_code: bool) -> list[Finding]:
+    """Another evoattn may have another cost model."""
     if evaluation.relative_cost is None or trial.relative_cost is None:
         return []
     change = evaluation.relative_cost / trial.relative_cost - 1
     sentence = (
         f"Relative cost {evaluation.relative_cost:.6g}, recorded {trial.relative_cost:.6g}; an estimate, never timed."
     )
-    return [Finding("cost", sentence, abs(change) <= COST_TOLERANCE)]
+    return [Finding("cost", sentence, abs(change) <= COST_TOLERANCE or (False if same_code else None))]
 
 
 def _time_finding(trial: Trial, evaluation: Evaluation) -> list[Finding]:

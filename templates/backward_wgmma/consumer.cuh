@@ -167,7 +167,7 @@ struct Consumer {
       while (!walk.done()) query_tile();
     }
     grid_dependency_launch();
-    if constexpr (QUERY_SPLIT > 1) {
+    if (QUERY_SPLIT > 1 && (!SPLIT_LAST || block.parts > 1)) {
       constexpr int DK_FLOATS = KeySums::OfKeys::WARP_FLOATS, DV_FLOATS = KeySums::OfValues::WARP_FLOATS;
       const int of_block = warpgroup * 4 + warp;
       KeySums::write(dk, key_sums_gmem + of_block * DK_FLOATS, lane);

@@ -9,7 +9,7 @@ struct KeySums {  // in the order of wgmma's accumulators (query_sums.cuh)
   using OfValues = QuerySums<BLOCK_N, VALUE_DIM, DV_COLUMNS, false>;
   static constexpr int FLOATS = OfKeys::FLOATS + OfValues::FLOATS;  // of a part
 
-  float* gmem;  // [K/V heads of all batches, tiles or slots of keys, QUERY_SPLIT, FLOATS]
+  float* gmem;  // [K/V heads of all batches, tiles or slots of keys, QUERY_SPLIT, FLOATS]; SPLIT_LAST: of tiles split
 
   __device__ __forceinline__ float* part(int64_t place) const { return gmem + place * FLOATS; }
   // This lane's accumulators of a warp's sixteen keys. `sums_gmem`: of the warp.
@@ -26,21 +26,21 @@ struct KeyRows {
   float* sums_gmem;
   Element *dk_gmem, *dv_gmem;
   int64_t dk_batch_stride, dk_head_stride, dk_row_stride, dv_batch_stride, dv_head_stride, dv_row_stride;
-  int heads, kv_heads, tiles;  // tiles of keys of a head, or slots of packed sequences
   float softmax_scale;
+  static constexpr int SHARES = 4;  // SPLIT_LAST: blocks that write a tile
 
-  // A tile of the keys that `head_of_all` sees, of which the heads of a group write a share each. By ROW_THREADS.
-  __device__ __forceinline__ void write(int head_of_all, int slot, const Sequence& sequence, int tile) const {
-    const int group = heads / kv_heads, batch = head_of_all / heads, kv_head = head_of_all % heads / group;
-    const int keys = sequence.keys - tile * BLOCK_N, thread = head_of_all % group * ROW_THREADS + threadIdx.x;
+  // A tile of keys, by ROW_THREADS of each of `shares` blocks. `place`: among the tiles that are split.
+  __device__ __forceinline__ void write(int batch, int kv_head, const Sequence& sequence, int tile, int64_t place,
+                                        int share, int shares) const {
+    const int keys = sequence.keys - tile * BLOCK_N, thread = share * ROW_THREADS + threadIdx.x;
     const int64_t key = sequence.first_key + tile * BLOCK_N;
-    const float* from = KeySums{sums_gmem}.part((int64_t(batch * kv_heads + kv_head) * tiles + slot) * QUERY_SPLIT);
+    const float* from = KeySums{sums_gmem}.part(place * QUERY_SPLIT);
     KeySums::OfKeys::to_rows<HEAD_DIM, 1, QUERY_SPLIT, KeySums::FLOATS>(
         from, dk_gmem + batch * dk_batch_stride + kv_head * dk_head_stride + key * dk_row_stride, dk_row_stride, keys,
-        softmax_scale, thread, group * ROW_THREADS);
+        softmax_scale, thread, shares * ROW_THREADS);
     KeySums::OfValues::to_rows<VALUE_DIM, 1, QUERY_SPLIT, KeySums::FLOATS>(
         from + KeySums::OfKeys::FLOATS,
         dv_gmem + batch * dv_batch_stride + kv_head * dv_head_stride + key * dv_row_stride, dv_row_stride, keys, 1.f,
-        thread, group * ROW_THREADS);
+        thread, shares * ROW_THREADS);
   }
 };

@@ -27,6 +27,8 @@ struct QueryTerms {
   }
 };
 
+constexpr uint32_t STORED = 1u << 31;  // a bit of the word of a tile of dQ, FIRST_STORES
+
 struct Producer {
   unsigned char* smem;
   const KeyBlock& block;
@@ -91,7 +93,8 @@ private:
                      smem_address + Smem::DO_FULL + 8 * d.stage, smem_address + Smem::DO_EMPTY + 8 * d.stage, d.parity,
                      smem_address + Smem::DELTAS + d.stage * BLOCK_M * 4, terms.deltas_gmem + tile);
   }
-  // Adds what the consumers leave of dQ to its sums, a warpgroup's part at a time.
+  // Adds what the consumers leave of dQ to its sums, a warpgroup's part at a time. FIRST_STORES: of all blocks that do
+  // so the first stores its part, and others wait until that is in memory.
   __device__ __forceinline__ void add_dq(uint32_t smem_address) const {
     constexpr int BYTES = 4 * Smem::DQ_WARP_BYTES;
     grid_dependency_wait();  // the sums are 0
@@ -100,23 +103,35 @@ private:
       float* sums = dq_sums_gmem + terms.tile(block.batch, walk.head, walk.tile) * Sums::FLOATS;
       const uint32_t turn = IN_ORDER ? blocks_before(walk) : 0;
       if (!issues()) continue;
-      if constexpr (IN_ORDER) {
-        while (acquire(added_to(walk)) < turn) {}
+      bool first = IN_ORDER && turn == 0;
+      if (FIRST_STORES && !IN_ORDER && peek(added_to(walk)) == 0) {
+        mbarrier_wait(smem_address + Smem::DQ_FULL, parity);  // until then others need not wait for this block
+        first = count_one(added_to(walk)) == 0;
+      }
+      if (IN_ORDER || (FIRST_STORES && !first)) {
+        while (acquire(added_to(walk)) < (IN_ORDER ? turn : STORED)) {}
         fence_proxy_async_all();
       }
 #pragma unroll
       for (int i = 0; i < WARPGROUPS; ++i) {
         mbarrier_wait(smem_address + Smem::DQ_FULL + 8 * i, parity);
-        bulk_add(sums + i * Sums::TILE_FLOATS, smem_address + Smem::DQ + i * BYTES, BYTES);
+        float* to_gmem = sums + i * Sums::TILE_FLOATS;
+        const uint32_t from_smem = smem_address + Smem::DQ + i * BYTES;
+        if (FIRST_STORES && first) bulk_store(to_gmem, from_smem, BYTES);
+        else bulk_add(to_gmem, from_smem, BYTES);
         tma_store_commit();
       }
       release<WARPGROUPS>(smem_address);
-      if constexpr (IN_ORDER) tma_store_wait(), release_one(added_to(walk));
+      if (IN_ORDER || (FIRST_STORES && first)) {
+        tma_store_wait();
+        if constexpr (IN_ORDER) release_one(added_to(walk));
+        else exchange_bits(added_to(walk), STORED);
+      }
     }
   }
-  // IN_ORDER: blocks that have added to a tile of dQ; and those that do so before this one: under a diagonal those of
-  // later keys, else those of earlier ones, by a block list if they see the tile; ROTATED, those that come to it after
-  // fewer others.
+  // Blocks that have added to a tile of dQ, and with FIRST_STORES the bit `STORED`; and, IN_ORDER, those that do so
+  // before this one: under a diagonal those of later keys, else those of earlier ones, by a block list if they see the
+  // tile; ROTATED, those that come to it after fewer others.
   __device__ __forceinline__ uint32_t* added_to(const QueryWalk& walk) const {
     return progress_gmem + terms.tile(block.batch, walk.head, walk.tile);
   }

@@ -42,7 +42,8 @@ struct QueryRows {
       Deltas::write_none(log_sums_gmem + place * BLOCK_M, deltas_gmem + place * BLOCK_M);
       return;
     }
-    Sums::clear<HEAD_DIM>(dq_sums_gmem + place * Sums::FLOATS, seqlen_q - tile * BLOCK_M, thread, THREADS);
+    if constexpr (!FIRST_STORES)
+      Sums::clear<HEAD_DIM>(dq_sums_gmem + place * Sums::FLOATS, seqlen_q - tile * BLOCK_M, thread, THREADS);
     Deltas::write(log_sums_gmem + place * BLOCK_M, deltas_gmem + place * BLOCK_M, o_gmem + o.first(batch, head, row),
                   o.row, do_gmem + d.first(batch, head, row), d.row, lse_gmem + sum,
                   LSE_GRADIENT ? dlse_gmem + sum : nullptr, seqlen_q - tile * BLOCK_M, thread);

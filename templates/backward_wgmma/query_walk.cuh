@@ -3,19 +3,24 @@
 // tiles. Where a block list names them, the producer finds them and tells the consumers. Needs the constants of
 // backward_wgmma.cu.j2.
 #include "device/backward/query_mask.cuh"
+#include "backward_wgmma/block_place.cuh"
 
 // The block's keys and what sees them.
 struct KeyBlock {
   BlockStates states;
-  int key_tile, kv_head, batch, part;
+  int key_tile, kv_head, batch, part, parts;
   int first_key;
   int first_tile, tiles;  // of queries; those of a head where a block list names which
 
   // `key_tile`: of the block's sequence.
-  __device__ __forceinline__ KeyBlock(const Mask& mask, int key_tile, int part, const BlockStates& states)
-      : states(states), key_tile(key_tile), part(part) {
-    kv_head = HEADS_FASTEST ? blockIdx.x : blockIdx.y;
-    batch = HEADS_FASTEST ? blockIdx.y : blockIdx.z;
+  __device__ __forceinline__ KeyBlock(const Mask& mask, const BlockPlace& place, int key_tile,
+                                      const BlockStates& states)
+      : states(states),
+        key_tile(key_tile),
+        kv_head(place.kv_head),
+        batch(place.batch),
+        part(place.part),
+        parts(place.parts) {
     first_key = key_tile * BLOCK_N;
     first_tile = BlockStates::LISTED ? 0 : mask.first_query(first_key) / BLOCK_M;
     const int queries =
@@ -44,9 +49,10 @@ struct BandWalk {
       : head(block.kv_head * group), left(block.tiles), to_do(block.tiles > 0 ? group : 0) {
     tile = first_of(block);
     if constexpr (QUERY_SPLIT > 1) {
+      const int parts = SPLIT_LAST ? block.parts : QUERY_SPLIT;
       const int64_t all = int64_t(to_do) * block.tiles;
-      const int first = int(all * block.part / QUERY_SPLIT);
-      to_do = int(all * (block.part + 1) / QUERY_SPLIT) - first;
+      const int first = int(all * block.part / parts);
+      to_do = int(all * (block.part + 1) / parts) - first;
       if (to_do > 0) {
         const int passed = first % block.tiles, end = block.first_tile + block.tiles;
         head += first / block.tiles, left -= passed, tile += passed;

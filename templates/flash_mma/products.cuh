@@ -16,7 +16,9 @@
     if (key_tiles.is_packed(tile)) key_tiles.load_seen(seen, warp_row + lane / 4, first_key(tile), lane);
     if constexpr (EIGHT_BITS) {
       key_scales.load_k(pages, first_key(tile) + lane % 4 * 2, seqlen_k);
-      multiply_qk_eight<KvElement, KeyLayout>(s, q_frag, k_ring_smem + tile % K_STAGES * K_TILE_BYTES);
+      const uint32_t k_smem = k_ring_smem + tile % K_STAGES * K_TILE_BYTES;
+      if constexpr (ALL_EIGHT) multiply_qk_all_eight<KeyLayout>(s, q_frag, k_smem);
+      else multiply_qk_eight<KvElement, KeyLayout>(s, q_frag, k_smem);
       key_scales.scale(s, unit);
     } else {
       multiply_qk<Element, KeyLayout, Q_PLACE == QPlace::SHARED, ROW_TILES, KEY_TILES, DIM_STEPS>(
@@ -58,7 +60,9 @@
   };
   auto accumulate = [&](Scores& s, int tile) {  // O += 2^s V
     const uint32_t v_smem = v_ring_smem + tile % V_STAGES * V_TILE_BYTES;
-    if constexpr (EIGHT_BITS) {
+    if constexpr (ALL_EIGHT) {
+      multiply_pv_all_eight<ValueLayout>(state, s, v_smem);
+    } else if constexpr (EIGHT_BITS) {
       multiply_pv_eight<KvElement, ValueLayout, SUM_BY_MMA>(
           state, s, v_smem, [&](float p, int n, int e) { return key_scales.summed(p, n, e); });
     } else {

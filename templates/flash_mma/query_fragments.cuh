@@ -8,11 +8,18 @@
   // mma's A operand: rows g, g + 8 of dims 0-7, then of dims 8-15 of each step.
   uint32_t q_frag[ROW_TILES][Q_STEPS_KEPT][4];
   float unit[ROW_TILES][2];  // EIGHT_BITS: of the scores of rows g and g + 8
-  if constexpr (EIGHT_BITS) {
+  if constexpr (ALL_EIGHT) {
+    const ScaleSource scale QUERY_SCALE_ARGUMENTS;
+    const float of_head = __ldg(scale.gmem + sequence_number * scale.batch + kv_head * scale.head);
+    load_eight_bits(q_frag, q_gmem + (warp_row + lane / 4) * q_row_stride + lane % 4 * 4, q_row_stride,
+                    seqlen_q - warp_row - lane / 4);
+#pragma unroll
+    for (int m = 0; m < ROW_TILES; ++m) unit[m][0] = unit[m][1] = of_head;
+  } else if constexpr (EIGHT_BITS) {
     load_queries(q_frag, unit, q_gmem + (warp_row + lane / 4) * q_row_stride + lane % 4 * 4, q_row_stride,
                  seqlen_q - warp_row - lane / 4);
   } else if constexpr (Q_PLACE == QPlace::DIRECT) {
-    const Element* lane_gmem = q_gmem + (warp_row + lane / 4) * q_row_stride + lane % 4 * 2;
+    const QueryElement* lane_gmem = q_gmem + (warp_row + lane / 4) * q_row_stride + lane % 4 * 2;
 #pragma unroll
     for (int m = 0; m < ROW_TILES; ++m)
 #pragma unroll

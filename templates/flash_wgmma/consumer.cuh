@@ -258,6 +258,7 @@ private:
   }
   // S = S masked, P = exponentials; returns whether O must be rescaled by `factor` before P V is added.
   template <bool FIRST, bool MASKED> __device__ __forceinline__ bool softmax(int stage) {
+    if constexpr (Scales::BY_BLOCK) take_score_scale(running.of_scores());
     if constexpr (Terms::ANY) change_scores();
     if constexpr (KeyList::LISTED) {
       if constexpr (FIRST || MASKED) mask_listed();
@@ -270,14 +271,25 @@ private:
         mask_scores(s, key_tile * BLOCK_N, work.mask.keys_from(lane_row(work.tile), 0), lane);
       }
     }
-    return softmax_tile<RESCALE, LAZY_OCTAVES, POLYNOMIAL_EIGHTHS, FIRST, MASKED, typename Operands::Range>(
-        state, s, scale_of_scores(), factor, [&] {
-          if constexpr (RESCALE == Rescale::LAZY_AFTER) {
-            scores_again<Operands, BLOCK_N>(s, q, q_smem, smem_address + Smem::K + stage * Smem::K_TILE_BYTES,
-                                            thread / 32, lane);
-          }
-          if constexpr (Terms::ANY) change_scores();
-        });
+    const bool rescale =
+        softmax_tile<RESCALE, LAZY_OCTAVES, POLYNOMIAL_EIGHTHS, FIRST, MASKED, typename Operands::Range>(
+            state, s, scale_of_scores(), factor, [&] {
+              if constexpr (RESCALE == Rescale::LAZY_AFTER) {
+                scores_again<Operands, BLOCK_N>(s, q, q_smem, smem_address + Smem::K + stage * Smem::K_TILE_BYTES,
+                                                thread / 32, lane);
+              }
+              if constexpr (Terms::ANY) change_scores();
+            });
+    if constexpr (Scales::BY_BLOCK) {
+      const float change = running.template change<FIRST>();
+      factor[0] *= change, factor[1] *= change;
+    }
+    return rescale;
+  }
+  // Of scores with their scales; with a SOFTCAP that of what is capped.
+  __device__ __forceinline__ void take_score_scale(float scale) {
+    if constexpr (Terms::CAPPED) work.terms.given.score_scale = scale;
+    else score_scale = scale;
   }
   __device__ __forceinline__ float scale_of_scores() const {
     return Scales::GIVEN && !Terms::CAPPED ? score_scale : softmax_scale_log2;
@@ -307,6 +319,8 @@ private:
     if constexpr (TWO_LEVELS) add_up();
   }
   __device__ __forceinline__ void start_qk() {
+    if constexpr (Scales::BY_BLOCK)
+      running.load(scales, work.tile.batch, work.kv_head(work.tile), key_tile * BLOCK_N, work.seqlen_k);
     mbarrier_wait(barrier(Smem::K_FULL, ring.stage), ring.parity);
     multiply_qk(ring.stage);
   }
@@ -356,7 +370,10 @@ private:
       for (int i = 0; i < (GROUP_ROWS ? 2 : 1); ++i)
         head_terms[i] = work.terms.head(work.tile.batch, work.rows.head(work.tile, lane_row(work.tile) + 8 * i));
     }
-    if constexpr (Scales::GIVEN) {
+    if constexpr (Scales::BY_BLOCK) {
+      running.begin_rows(scales, work.tile.batch, work.tile.head, first_row(work.tile), work.seqlen_q,
+                         Terms::CAPPED ? cap_scale : softmax_scale_log2);
+    } else if constexpr (Scales::GIVEN) {
       const float scale = scales.of_scores(work.tile.batch, work.kv_head(work.tile));
       score_scale = softmax_scale_log2 * scale;
       if constexpr (Terms::CAPPED) work.terms.given.score_scale = cap_scale * scale;
@@ -458,8 +475,8 @@ private:
       }
       return;
     }
-    // From here on it only counts: no other tile is masked. Terms ask which keys are in it.
-    constexpr bool COUNTS = SCHEDULE == Schedule::BALANCED && !Terms::ADDED;
+    // From here on it only counts: no other tile is masked. Terms and scales ask which keys are in it.
+    constexpr bool COUNTS = SCHEDULE == Schedule::BALANCED && !Terms::ADDED && !Scales::BY_BLOCK;
     if constexpr (COUNTS) key_tile -= work.range.first();
     if constexpr (SCHEDULE == Schedule::BALANCED && !COUNTS) {
 #pragma unroll 1

@@ -24,9 +24,10 @@ struct Epilogue : Block, Output {
   static constexpr bool INVERSE_BESIDE =
       OVERLAP && KEY_SPLIT == 1 && !PERSISTENT && !IN_PARTS && !SUMMED_BY_PRODUCT;  // the last P V
   const TileScheduler& work;
-  int thread;           // of the warpgroup
-  uint32_t o_smem;      // O of the warpgroup
-  float (&inverse)[2];  // of the sums of a tile of rows
+  int thread;                        // of the warpgroup
+  uint32_t o_smem;                   // O of the warpgroup
+  float (&inverse)[2];               // of the sums of a tile of rows
+  typename Scales::Running running;  // BY_BLOCK: scales of the tile at hand
 
   __device__ __forceinline__ Epilogue(const TileScheduler& work, const Output& output, float (&inverse)[2])
       : Block(work), Output(output), work(work), inverse(inverse) {
@@ -50,7 +51,7 @@ struct Epilogue : Block, Output {
   __device__ __forceinline__ void make_inverse(const RowState& of_rows, const Tile& of, int row) {
     inverse_sums(of_rows, work.terms, [&](int below) { return work.rows.head(of, row + below); }, inverse);
     if constexpr (Scales::GIVEN) {
-      const float scale = scales.of_values(of.batch, work.kv_head(of));
+      const float scale = Scales::BY_BLOCK ? running.of_values() : scales.of_values(of.batch, work.kv_head(of));
       inverse[0] *= scale, inverse[1] *= scale;
     }
   }
@@ -63,6 +64,11 @@ struct Epilogue : Block, Output {
     const int end_lane = SCHEDULE == Schedule::BALANCED ? end_thread % 32 : lane;
     // A tile of rows that two blocks share: the one with the first keys gives.
     if constexpr (SCHEDULE == Schedule::BALANCED) {
+      if constexpr (Scales::BY_BLOCK) {  // blocks have their own units
+        const float unit = running.take_unit();
+#pragma unroll
+        for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] *= unit;
+      }
       if (of_keys.gives()) {
         const int giver = (blockIdx.y * gridDim.x + blockIdx.x) * WARPGROUPS + warpgroup;
         Partial::leave(results_gmem + giver * Partial::PIECES * 128, o, of_rows, end_thread);

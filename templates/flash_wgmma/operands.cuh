@@ -1,4 +1,5 @@
 // operands.cuh: how elements of 16 bits lie as operands of wgmma and of mma. Those of 8 bits: fp8_wgmma/operands.cuh.
+#include "flash_wgmma/running_scales.cuh"
 #include "device/ptx/element.cuh"
 #include "device/ptx/mma_m16n8k16.cuh"
 #include "device/ptx/wgmma.cuh"
@@ -34,7 +35,8 @@ template <typename Element, int HEAD_DIM, int VALUE_DIM, int BLOCK_N> struct Six
 
 // Numbers that need no scales.
 struct NoScales {
-  static constexpr bool GIVEN = false;
+  static constexpr bool GIVEN = false, BY_BLOCK = false;
+  using Running = NoBlockScales;
   __device__ __forceinline__ float of_scores(int batch, int kv_head) const { return 1.f; }
   __device__ __forceinline__ float of_values(int batch, int kv_head) const { return 1.f; }
 };

@@ -1,10 +1,12 @@
 // operands.cuh: how numbers of 8 bits (e4m3) lie as operands of wgmma and of mma. Tensor maps bring them as columns of
 // 16 bits. Those of 16 bits: flash_wgmma/operands.cuh.
 #include "device/ptx/e4m3.cuh"
+#include "device/ptx/load_constant.cuh"
 #include "device/ptx/mbarrier.cuh"
 #include "device/ptx/shared_words.cuh"
 #include "device/ptx/tma.cuh"
 #include "device/copy/ring_position.cuh"
+#include "flash_wgmma/running_scales.cuh"
 #include "fp8_wgmma/value_tile.cuh"
 
 // The range of e4m3, from 2^-9 on, is used up to 2^8, which is P at a row's maximum, or LAZY_OCTAVES less.
@@ -74,21 +76,24 @@ template <int HEAD_DIM, int VALUE_DIM, int BLOCK_N, int STAGES, bool BY_PRODUCT,
   }
 };
 
-// By which the numbers of 8 bits of a K/V head of a sequence are multiplied; Q's too are of K/V heads.
+// By which the numbers of 8 bits of a head of a sequence are multiplied; BY_BLOCK those of a block of rows.
 struct HeadScales {
   const float* scales;
-  int64_t batch_stride, head_stride;
-  __device__ __forceinline__ float of(int batch, int kv_head) const {
-    return __ldg(scales + batch * batch_stride + kv_head * head_stride);
+  int64_t batch_stride, head_stride, block_stride;
+  __device__ __forceinline__ float of(int batch, int head) const {
+    return __ldg(scales + batch * batch_stride + head * head_stride);
+  }
+  __device__ __forceinline__ float of_block(int batch, int head, int block) const {
+    return load_constant(scales + batch * batch_stride + head * head_stride + block * block_stride);
   }
 };
-struct Scales {
-  static constexpr bool GIVEN = true;
+// Q's too are of K/V heads, but BY_BLOCK.
+template <bool OF_BLOCKS, int ROWS> struct ScalesOf {
+  static constexpr bool GIVEN = true, BY_BLOCK = OF_BLOCKS;
+  using Running = typename RunningScales<OF_BLOCKS, ROWS>::Type;
   HeadScales q, k, v;
-  // Not 0, by which the -inf of a masked score would be NaN.
   __device__ __forceinline__ float of_scores(int batch, int kv_head) const {
-    const float scale = q.of(batch, kv_head) * k.of(batch, kv_head);
-    return scale == 0.f ? 1e-30f : scale;
+    return not_zero(q.of(batch, kv_head) * k.of(batch, kv_head));
   }
   __device__ __forceinline__ float of_values(int batch, int kv_head) const { return v.of(batch, kv_head); }
 };

@@ -37,6 +37,7 @@ def test_restrictions_allow_what_the_family_takes_and_nothing_else(name):
         params = {name: rng.choice(choices) for name, choices in values.items()}
         if rng.random() < 0.7:  # near what can be
             params["BLOCK_M"] = rng.choice([m for m in values["BLOCK_M"] if m % (16 * params["WARPS"]) == 0] or [16])
+            params["KEY_SPLIT"] = rng.choice((1, params["KEY_SPLIT"]))
         return params
 
     for _ in range(4000):

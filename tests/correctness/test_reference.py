@@ -180,3 +180,21 @@ def test_fp32_scores_may_be_sums_of_products_one_after_another(head_dim):
 
     assert judge(output(k), answer)[0] == ""
     assert judge(output(k.half().float()), answer)[0]
+
+
+def test_scores_that_are_kept_in_16_bits_are_allowed_their_rounding():
+    """Two keys decide row 21, of which torch's formula in fp16 rounds the scores to numbers that happen to be near."""
+    problem = AttentionProblem(1, 1, 1, 40, 641, 16, "fp16", "causal_lower_right")
+    tensors = reference.make_inputs(problem, 6, "cpu")
+    plain = reference.make_answer(problem, tensors, double=True)
+    answer = reference.with_kept_scores(plain, problem, tensors, "float16")
+    octaves = (tensors["q"].float() @ tensors["k"].float().mT * (0.25 * math.log2(math.e))).half().float()
+    octaves.masked_fill_(torch.ones(40, 641).triu(602).bool(), -math.inf)
+
+    def output(scores):
+        weights = torch.exp2(scores - scores.amax(-1, keepdim=True))
+        return {"o": (weights.half().float() @ tensors["v"].float() / weights.sum(-1, keepdim=True)).half()}
+
+    assert "largest error" in judge(output(octaves), plain)[0] and not judge(output(octaves), answer)[0]
+    octaves[..., 577:609] = -math.inf
+    assert judge(output(octaves), answer)[0], "32 keys of 641 are left out"

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from evoattn.cost.correction import NONE, Correction, forget, of_row, put
+from evoattn.cost.correction import NONE, Correction, class_of, forget, name_of, of_row, put
 from evoattn.cost.correction_fit import LEAST_PROBLEMS, SIZE, Timed, fit, without_late
+from evoattn.cost.cost import scores
 from evoattn.cost.explanation import how_far
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import load_space
 
 SMALL = SIZE | {"max_iter": 15, "learning_rate": 0.4, "l2_regularization": 1.0, "max_features": 1.0}
 
@@ -56,7 +59,6 @@ def test_a_file_says_the_same_trees_and_no_walk_leaves_them(corrected):
     for name, values in {
         "to_right": (nodes, -1, 1.5),
         "question": (10**6, "x"),
-        "roots": (nodes,),
         "feature": (99,),
         "value": (float("nan"), None),
         "threshold": (float("inf"),),
@@ -80,6 +82,27 @@ def test_what_is_no_correction_is_refused():
         with pytest.raises(ValueError, match="a correction"):
             of_row(row)
     assert of_row({"trees": {}, "left_out": {}}) == NONE == Correction()
+
+
+@pytest.mark.slow
+def test_what_no_gene_says_of_a_kernel_is_known_of_it():
+    """Two kernels alike in all that trees may ask, of which one is slow on the card."""
+    odd = [replace(row, kernel="odd", us=1.3 * row.us) for row in rows(60, seed=2) if row.kernel == "1 64"]
+    found = fit([*rows(60), *odd], 1, SMALL)
+    means = found.timed(odd[0].problem)
+    assert 0.05 < means["odd"] < 0.26 and -0.13 < means["1 64"] < -0.03
+    assert not found.timed(odd[0].problem.with_(head_dim=128))
+    assert of_row(json.loads(json.dumps(found.to_row()))).kernels == found.kernels
+    with pytest.raises(ValueError, match="is no number"):
+        of_row(found.to_row() | {"kernels": {"16 d64 dv64": {"odd": "far"}}})
+
+
+def test_a_kernel_s_own_part_multiplies_its_score_alone():
+    l4, problem = GPUS["l4"], AttentionProblem(1, 8, 8, 1024, 1024, 64)
+    one, two = load_space("flash_mma", l4).starting_configs()[:2]
+    own = Correction(kernels={class_of(problem): {name_of(one): 0.5}})
+    before, after = scores(problem, [one, two], l4), scores(problem, [one, two], l4, correction=own)
+    assert after == pytest.approx([before[0] * math.exp(0.5), before[1]])
 
 
 def test_how_sure_an_order_is_is_what_the_card_s_calibration_says():

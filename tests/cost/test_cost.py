@@ -57,20 +57,16 @@ def best_by_family(problem, gpu):
 def test_every_family_has_a_cost_on_every_architecture(gpu):
     seen = set()
     for problem in map(lookup, PROBLEMS):
-        for config in candidates(problem, gpu)[::3]:
+        some = candidates(problem, gpu)
+        for config in (*some[::3], *{config.family: config for config in some}.values()):
             found = cost(problem, config, gpu)
             assert found and 0 < found.score < 1e6 and found.bound in BOUNDS.values(), (problem.name, config)
             assert found.correction > math.exp(-1.01 * MOST_CORRECTION) and found.bound in found.sentence()
             seen.add(config.family)
-    problems = [lookup(name) for name in PROBLEMS]
-    asked = {problem.dtype for problem in problems}
-    forward = {
-        name: family
-        for name, family in registry.FAMILIES.items()
-        if "forward" in family.operations and asked.intersection(family.dtypes)
+    serves = {
+        name for name, f in registry.FAMILIES.items() for p in map(lookup, PROBLEMS) if not f.why_unsupported(p, gpu)
     }
-    hopper = {name for name, family in forward.items() if family.devices == "sm_90a"}
-    assert seen == set(forward) - (set() if gpu.arch == "sm_90a" else hopper)
+    assert seen == serves and len(seen) > 5
 
 
 def test_no_block_that_fits_no_cost():
@@ -125,7 +121,8 @@ def test_more_work_costs_more():
                 assert cost(doubled, config, H100).score > cost(problem, config, H100).score, (name, config)
                 compared.add((name, config.family))
     assert {name for name, _ in compared} == set(problems)
-    assert {family for _, family in compared} == set(registry.FAMILIES)
+    serving = {f.name for f in registry.FAMILIES.values() for p in problems.values() if not f.why_unsupported(p, H100)}
+    assert {family for _, family in compared} == serving and len(serving) > 15
 
 
 def test_scratch_that_the_card_has_no_memory_for_is_refused():

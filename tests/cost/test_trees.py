@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from evoattn.cost.fitted import Fitted, Weights, load, save
-from evoattn.cost.trees import Trees
+from evoattn.cost.trees import STEP, Trees
 
 # x <= 1 ? 10 : (y <= 2 ? 20 : 30), with a missing y on the left; and a tree that is one leaf of 5.
 TREES = Trees(
@@ -32,11 +32,13 @@ def test_the_file_keeps_all(tmp_path):
         assert np.array_equal(getattr(again.trees["f"], name), value), name
 
 
-def test_a_file_rounds_leaves_by_a_part_in_2000_and_keeps_thresholds():
-    value = np.where(TREES.value == 0, 0.0, TREES.value / 300)
+def test_a_file_rounds_leaves_by_half_a_step_and_keeps_thresholds():
+    value = TREES.value / 300 * (-1) ** np.arange(len(TREES.value))
     trees = replace(TREES, value=value, threshold=np.where(TREES.threshold == 2, np.float32(2.1), TREES.threshold))
     again = Trees.of_columns(trees.columns(), trees.names, trees.depth, trees.base)
-    assert again.value == pytest.approx(value, rel=2**-11) and np.array_equal(again.threshold, trees.threshold)
+    assert again.value == pytest.approx(value, abs=STEP / 2) and np.array_equal(again.threshold, trees.threshold)
+    before = trees.columns() | {"value": trees.value[trees.left == np.arange(6)].astype(np.float16)}
+    assert Trees.of_columns(before, trees.names, trees.depth, trees.base).value == pytest.approx(value, rel=2**-11)
 
 
 def test_nodes_in_another_order_are_refused():

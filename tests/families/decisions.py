@@ -3,15 +3,15 @@ model counts, refusals and cases of the checks.
 
     python -m tests.families.decisions            write tests/data/decisions.json anew, after a change that is wanted
 
-The configs of the file are drawn by `tests.mutation.false_alarms`, those that run most lines. A digest is of the text
-that `--show FAMILY` prints: compare that of two trees.
+A new family's configs are drawn by `tests.mutation.false_alarms`; of the others those are kept that run most lines. A
+digest is of the text that `--show FAMILY` prints: compare that of two trees.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
+import random
 from collections.abc import Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -28,13 +28,11 @@ from evoattn.model.gpu import GPUS, GpuSpec
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.records import CompiledKernel, CompileInfo
 from evoattn.model.space import KernelConfig, load_space
+from tests.support.facts import digest, plain
 
 RECORD = Path(__file__).parents[1] / "data" / "decisions.json"
-DIGITS = 5
-"""Of the significant ones of a number: another order of sums is no other decision."""
-HEX_DIGITS = 6
-"""Of a digest."""
-REGISTERS = 96
+REGISTERS, LEAST = 96, 8
+"""The latter: configs of each family."""
 
 
 def rows() -> list[dict[str, Any]]:
@@ -48,38 +46,35 @@ def decided(row: dict[str, Any]) -> dict[str, str]:
     return {name: digest(text) for name, text in _texts(row)}
 
 
-def digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:HEX_DIGITS]
-
-
 def _texts(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """(kind of decision, what is decided)."""
     family, gpu, problem = FAMILIES[row["family"]], GPUS[row["gpu"]], AttentionProblem(**row["problem"])
     config = load_space(family.name, gpu).make_config(row["params"])
     asked = problem, config, gpu
-    yield "tensors", _plain([*problem.inputs, *problem.outputs, problem.flops, problem.bytes, problem.describe()])
-    yield "constants", _plain(family.all_constants(*asked))
-    yield "launches", _plain(family.launches(*asked))
-    yield "scratch", _plain([family.workspace(*asked), family.unordered(problem, config)])
-    yield "work", _plain([family.work(problem, config), family.work(problem, config, REGISTERS)])
+    yield "tensors", plain([*problem.inputs, *problem.outputs, problem.flops, problem.bytes, problem.describe()])
+    yield "constants", plain(family.all_constants(*asked))
+    yield "launches", plain(family.launches(*asked))
+    yield "scratch", plain([family.workspace(*asked), family.unordered(problem, config)])
+    yield "work", plain([family.work(problem, config), family.work(problem, config, REGISTERS)])
     physics = physical_part(*asked, REGISTERS, load())
-    yield "features", _plain(physics and [physics.terms, fixed_features(problem, config, physics, gpu)])
-    yield "refusals", _plain(list(_refusals(*asked)))
+    yield "features", plain(physics and [physics.terms, fixed_features(problem, config, physics, gpu)])
+    yield "refusals", plain(list(_refusals(*asked)))
     yield (
         "device cases",
-        _plain([(name, p.describe(), kind) for name, p, kind in proof_of(problem).device_cases(problem)]),
+        plain([(name, p.describe(), kind) for name, p, kind in proof_of(problem).device_cases(problem)]),
     )
     cases = proof_of(problem).interpreter_cases(problem, config)
-    yield "interpreter cases", _plain([_case(case) for case in cases])
+    yield "interpreter cases", plain([_case(case) for case in cases])
     far = [far_places(case.problem) for case in cases if case.far]
-    yield "far places", _plain([{name: [len(of), int(of.sum())] for name, of in places.items()} for places in far])
+    yield "far places", plain([{name: [len(of), int(of.sum())] for name, of in places.items()} for places in far])
     kernel = BuiltKernel(family, config, gpu, CompiledKernel(b"", "", CompileInfo()))
     placed = [(case.placed(kernel), case.problem) for case in cases]
-    yield "launches of cases", _plain([[k.launches(small), k.workspace(small)] for k, small in placed])
+    yield "launches of cases", plain([[k.launches(small), k.workspace(small)] for k, small in placed])
 
 
 def _case(case: Any) -> dict[str, Any]:
-    return {f.name: getattr(case, f.name) for f in fields(case)} | {"problem": case.problem.describe()}
+    said = {f.name: value for f in fields(case) if (value := getattr(case, f.name)) != ""}
+    return said | {"problem": case.problem.describe()}
 
 
 def _refusals(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> Iterator[tuple[str, str | None]]:
@@ -97,19 +92,6 @@ def _refusals(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> 
             yield f"{field}={value}", family.why_unsupported(problem.with_(**{field: value}), gpu)
 
 
-def _plain(value: Any) -> str:
-    """As text, with numbers of DIGITS digits."""
-    if isinstance(value, float):
-        return f"{value:.{DIGITS}g}"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{name}: {_plain(each)}" for name, each in value.items()) + "}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_plain, value)) + "]"
-    if hasattr(value, "__dataclass_fields__"):
-        return type(value).__name__ + _plain({f.name: getattr(value, f.name) for f in fields(value)})
-    return repr(value)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -121,7 +103,17 @@ def main() -> None:
             print(json.dumps({name: row[name] for name in ("gpu", "problem", "params")}))
             print(*(f"    {name}: {text}" for name, text in _texts(row)), sep="\n")
         return
-    write([row | {"decided": decided(row)} for row in map(_of_today, rows()) if row])
+    found = [row for row in map(_of_today, rows()) if row]
+    found += [row for family in FAMILIES for row in _drawn(family, LEAST - sum(r["family"] == family for r in found))]
+    write([row | {"decided": decided(row)} for row in found])
+
+
+def _drawn(family: str, count: int) -> list[dict[str, Any]]:
+    """Rows of a family that has fewer."""
+    from tests.mutation.false_alarms import draw  # here: the test needs none
+
+    rng = random.Random(family)
+    return [row_of(family, *draw(family, rng)) for _ in range(count)]
 
 
 def _of_today(row: dict[str, Any]) -> dict[str, Any] | None:

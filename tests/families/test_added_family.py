@@ -1,6 +1,7 @@
 """A family and a mask that CONTRIBUTING's steps add, without a word of them in evoattn: the interpreter proves its
 kernels, a search of several problems asks it, a study measures it, and `evoattn.attention` runs what won."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,7 +74,7 @@ class Added(Family):
         return {"HEAD_DIM": problem.head_dim, **edges}
 
     def launches(self, problem, config, gpu):
-        grid = -(-problem.seqlen_q // config["BLOCK_M"]), problem.heads, problem.batch
+        grid = math.ceil(problem.seqlen_q / config["BLOCK_M"]), problem.heads, problem.batch
         return (KernelLaunch(self.name, grid, (config["BLOCK_M"], 1, 1), 0, attention_args(problem)),)
 
     def work(self, problem, config, registers=0):

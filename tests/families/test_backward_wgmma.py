@@ -25,13 +25,15 @@ GENES = [
     (SHARED | {"ORDER": "dp_first"}, "window=20:9 softcap=20 bias=hs grads=bias"),
     (SHARED | {"QUERY_SPLIT": 2, "BLOCK_ORDER": "heads"}, "mask=causal_lower_right lse=1 alibi=1 varlen=0:200"),
     (
-        BESIDE | {"STAGGER": True, "P_PLACE": "shared", "DS_PLACE": "shared"},
+        BESIDE
+        | {"STAGGER": True, "P_PLACE": "shared", "DS_PLACE": "shared", "DQ_BEGIN": "stored", "BLOCK_ORDER": "sections"},
         "mask=causal lse=1 sink=1 grads=sinks score=s-0.02*(q-k)*(q-k)",
     ),
 ]
 WAITS = [
     "mbarrier_wait(smem_address + Smem::DQ_EMPTY + 8 * warpgroup, DS_STAGES == 2 ? score_stage ^ 1 : dq_parity);",
     "mbarrier_wait(smem_address + Smem::DQ_FULL + 8 * i, parity);",
+    "while (acquire(added_to(walk)) < (IN_ORDER ? turn : STORED)) {}",
 ]
 SMALL = {"BLOCK_N": 64, "DQ_ROWS": "dims", "PRODUCER": "warp"}
 AHEAD = {"BLOCK_N": 64, "DQ_ROWS": "dims", "ORDER": "dp_first", "DS_PLACE": "shared", "DQ_SUM": "warp"}
@@ -130,6 +132,15 @@ def test_a_part_that_is_left_out_is_found():
     assert faults({"QUERY_SPLIT": 3}, "", ("part = 1; part < PARTS", "part = 2; part < PARTS"))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("edits", [(), (("number % KeyRows::SHARES, KeyRows", "0, KeyRows"),)])
+@pytest.mark.sampled(1)
+def test_tiles_of_keys_that_are_left_over_are_split_alone(edits):
+    """Seven tiles on five SMs: the last two in two parts each."""
+    genes, gpu = {"QUERY_SPLIT": 2, "SPLIT": "last"}, replace(H100, sm_count=5)
+    assert judged_once(genes, "B=1 H=7 S=100 D=128", *edits, gpu=gpu).passed != bool(edits)
+
+
 def test_warpgroups_are_staggered_where_a_barrier_keeps_them_together():
     """Two arrivals at a barrier before the other warpgroup's first would end its phase."""
     problem, ahead = parse_shape("B=1 H=2 S=200 D=128 op=backward"), {"STAGGER": True, "ORDER": "softmax_first"}
@@ -140,7 +151,7 @@ def test_warpgroups_are_staggered_where_a_barrier_keeps_them_together():
 @pytest.mark.slow
 @pytest.mark.parametrize("wait", WAITS)
 def test_a_missing_wait_is_found(wait):
-    assert faults(BESIDE, "", (wait, ""))
+    assert faults(BESIDE | {"DQ_BEGIN": "stored"}, "", (wait, ""))
 
 
 @pytest.mark.slow
@@ -164,8 +175,8 @@ def test_a_fault_of_a_block_list_shows(fault):
     [
         ({"ROTATE": True}, "Sq=130 Sk=300", ()),
         ({}, "S=300 mask=causal", ()),
-        ({}, "S=300", [("tma_store_wait(), release_one", "tma_store_wait_read(), release_one")]),
-        ({}, "S=300", [("        while (acquire(added_to(walk)) < turn) {}\n", "")]),
+        ({"DQ_BEGIN": "stored"}, "S=300", [("        tma_store_wait();\n", "        tma_store_wait_read();\n")]),
+        ({}, "S=300", [(f"        {WAITS[2]}\n", "")]),
         ({}, "Sq=130 Sk=300 blocks=64x64:1/4/5", ()),
         ({"ROTATE": True}, "Sq=130 Sk=300", [("(tile + tiles - block.key", "(tile + block.key")]),
     ],

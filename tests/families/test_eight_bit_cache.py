@@ -26,6 +26,7 @@ NARROW = {"BLOCK_N": 32}
 RING, TMA = {"LOAD": "cp_async", "STAGES": 2}, {"LOAD": "tma", "STAGES": 2, "MERGE": "cluster"}
 OVERLAP = {"SCHEDULE": "overlapped", "O_STORE": "direct"}
 PADDED = {"SMEM_LAYOUT": "padded", "STAGES": 1, "SCHEDULE": "split"}
+SPLIT_KEYS = {"KEY_WARPS": 2, "SCHEDULE": "split", "BLOCK_N": 64}
 LAZY, KEYS = {"RESCALE": "lazy", "ROW_SUM": "mma"}, {"KEY_WARPS": 2, "BLOCK_M": 16, "WARPS": 1}
 SHAPE = "B=2,H=4,Hkv=2,Sk=239,"
 RIGHT = [
@@ -45,6 +46,9 @@ RIGHT = [
     ("flash_mma", "Sq=40,D=64,dtype=bf16,kv=e4m3,scales=token,seqused=0:239,page=16", PADDED, "l4", "extreme_terms"),
     ("flash_mma", "Sq=40,D=64,dtype=bf16,kv=e4m3,scales=head,varlen=1:200,page=32,window=70:0", LAZY, "l4", "plain"),
     ("flash_mma", "Sq=40,D=32,dtype=fp16,kv=int8,scales=token,varlen=1:200,alibi=1,lse=1", KEYS, "l4", "plain"),
+    ("flash_mma", "Sq=40,D=32,Dv=64,dtype=e4m3,scales=head,mask=causal,lse=1", SPLIT_KEYS, "l4", "extreme_terms"),
+    ("flash_mma", "Sq=40,D=96,dtype=e4m3,window=70:9,softcap=20,sink=1,varlen=1:200", OVERLAP, "rtx5090", "plain"),
+    ("flash_mma", "Sq=9,D=64,dtype=e4m3,scales=head,seqused=1:239,page=16", {"SMEM_LAYOUT": "padded"}, "l4", "plain"),
 ]  # fmt: skip
 
 
@@ -94,7 +98,11 @@ FAULTS = [
     ("flash_mma", "kv=e4m3,scales=token", "0x3120", "0x3210"),
     ("flash_mma", "kv=e4m3,scales=token", "unit[m][e / 2] * k[n][e % 2]", "unit[m][e / 2] * k[n][0]"),
     ("flash_mma", "kv=e4m3,scales=token", "return __fdividef(p, v[n][e])", "return p"),
-    ("flash_mma", "kv=e5m2,scales=head", "(state, key_scales.v_factor)", "(state, key_scales.k_factor)"),
+    ("flash_mma", "kv=e5m2,scales=head", ": key_scales.v_factor);", ": key_scales.k_factor);"),
+    ("flash_mma", "dtype=e4m3,scales=head", "v_factor / WEIGHT_UNIT", "v_factor"),
+    ("flash_mma", "dtype=e4m3,scales=head", "unit[m][1] = of_head", "unit[m][1] = 1.f"),
+    ("flash_mma", "dtype=e4m3", "n % 2 ? 0x7531 : 0x6420", "n % 2 ? 0x6420 : 0x7531"),
+    ("flash_mma", "dtype=e4m3", "d * 32 + i / 2 * 16", "d * 32 + i / 2 * 8"),
     ("flash_mma", "kv=int8", "word = FOURS ? lane % 2 * 2 + n % 2", "word = FOURS ? lane % 2 * 2"),
 ]  # fmt: skip
 
@@ -102,7 +110,7 @@ FAULTS = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "words", "old", "new"), FAULTS)
 def test_a_fault_is_found(family, words, old, new):
-    problem = parse_shape(f"B=2,H=4,Hkv=2,Sq=20,Sk=99,D=32,dtype=bf16,{words}")
+    problem = parse_shape(f"B=2,H=4,Hkv=2,Sq=20,Sk=99,D=32,{'' if 'dtype' in words else 'dtype=bf16,'}{words}")
     genes = {"VECTOR_BYTES": 8, "BLOCK_N": 32, "SPLITS": 1, "MERGE": "kernel"} if family == "split_kv" else {}
     result = judged(kernel_of(family, problem, genes, "l4", (old, new, None)), problem)
     assert not result.passed

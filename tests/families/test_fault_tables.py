@@ -87,6 +87,11 @@ MMA: list[Row] = [
     ("rings reused for the merge", {"KEY_WARPS": 2}, [("__syncthreads();  // all warps are done", "//")]),
     ("no barrier in the merge", {"KEY_WARPS": 2}, [("__syncthreads();  // the partial", "//")]),
     (
+        "results of other blocks before they are there",
+        {"KEY_SPLIT": 2},
+        [("return *ticket_smem == uint32_t(blocks - 1);", "return true;")],
+    ),
+    (
         "rings reused for O",
         {"Q_PLACE": "direct", "O_STORE": "shared"},
         [("|| HEAD_DIM != VALUE_DIM) __syncthreads();", "|| HEAD_DIM != VALUE_DIM) ;")],

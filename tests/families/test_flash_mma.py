@@ -63,6 +63,12 @@ RIGHT = [
         "plain",
     ),
     (problem(20, 70, 256, dtype="bf16"), {"BLOCK_ORDER": "heads", "ROW_SUM": "mma"}, "equal_keys"),
+    (problem(58, 437, 40, lse=True), {"KEY_SPLIT": 4, "KEY_WARPS": 2, "O_STORE": "shared"}, "late_huge_key"),
+    (
+        problem(40, 163, 64, mask="causal_upper_left", window="17:0"),
+        {"KEY_SPLIT": 3, "STAGES": 1, "SCHEDULE": "split", "BLOCK_ORDER": "heads_reversed"},
+        "plain",
+    ),
 ]
 
 
@@ -77,6 +83,7 @@ REFUSED = [
     ({"BLOCK_N": 256}, "128 keys per warp"),
     ({"BLOCK_N": 128, "BLOCKS_PER_SM": 3}, "102400"),
     ({"BLOCKS_PER_SM": 2}, "the same code"),
+    ({"KEY_SPLIT": 2}, "fill the SMs"),
 ]
 
 
@@ -88,6 +95,7 @@ REFUSED_OF = [
     (problem(1024, 16), {}, "16 keys"),
     (problem(1024, 20), {}, "split and always"),
     (problem(1024, 60), {"STAGES": 3}, "2 tiles"),
+    (problem(64, 1024), {"KEY_SPLIT": 12}, "without work"),
     (problem(1024, 17), {"KEY_WARPS": 2, "STAGES": 1, "SCHEDULE": "split"}, None),
     (problem(1024, 40), {"BLOCK_N": 64, "KEY_WARPS": 4, "STAGES": 1, "SCHEDULE": "split"}, "never sees"),
     (problem(30, 1024), {"BLOCK_ORDER": "heads"}, "same order"),
@@ -113,6 +121,7 @@ def test_shared_memory_of_python_is_that_of_cuda():
             name: draw.choice(values)
             for name, values in (
                 ("KEY_WARPS", (1, 2)),
+                ("KEY_SPLIT", (1, 4)),
                 ("STAGES", (2, 3)),
                 ("SCHEDULE", ("split", "split_short_v", "together")),
                 ("SMEM_LAYOUT", ("swizzled", "padded")),

@@ -23,6 +23,7 @@ PRODUCT = {"ROW_SUM": "product", "RESCALE": "lazy_2", "FLUSH_TILES": 4}
 PERSISTENT = {"SCHEDULE": "claimed", "BLOCK_M": 128, "BLOCKS_PER_SM": 1, "PING_PONG": True, "Q_IN_REGISTERS": True}
 FULL = "B=1 H=1 Sq=64 Sk=330 D=64 e4m3"
 CAUSAL = f"{FULL} causal_lower_right"
+BLOCKS = "B=2 H=2 Hkv=1 Sq=200 Sk=330 D=32 e4m3 scales=block causal_lower_right lse turned"
 HEADS = "B=2 H=4 Hkv=2 S=70 D=32 e4m3 causal scales=head lse"
 
 
@@ -60,6 +61,14 @@ RIGHT = [
         "extreme_terms",
     ),
     (SHARED | PERSISTENT | PRODUCT, "B=1 H=3 Sq=250 Sk=200 D=64 e4m3 causal turned", "large_logits"),
+    ({}, BLOCKS, "extreme_terms"),
+    ({"BLOCK_N": 128}, "B=1 H=2 Sq=64 Sk=150 D=32 e4m3 kv=e5m2 scales=head turned", "large_logits"),
+    (SHARED, "B=1 H=1 Sq=64 Sk=530 D=32 e4m3 scales=block window=200:10 softcap=20 sink", "plain"),
+    (
+        {"SCHEDULE": "balanced", "BLOCK_M": 128, "BLOCKS_PER_SM": 1},
+        "B=1 H=3 Sq=250 Sk=700 D=32 e4m3 scales=block",
+        "extreme_terms",
+    ),
 ]
 FAULTS = [
     ({}, FULL, "plain", "mbarrier_wait(block.barrier(Smem::V_EMPTY, ring.stage), ring.parity ^ 1);", ""),
@@ -93,6 +102,10 @@ FAULTS = [
     ({}, HEADS, "plain", "q.of(batch, kv_head) * k.of(batch, kv_head)", "q.of(batch, kv_head)"),
     ({}, HEADS, "extreme_terms", "return scale == 0.f ? 1e-30f : scale;", "return scale;"),
     ({}, HEADS, "plain", "inverse[0] *= scale, inverse[1] *= scale;", ""),
+    ({}, BLOCKS, "plain", "factor[0] *= change, factor[1] *= change;", ""),
+    ({}, BLOCKS, "plain", "__fdividef(before, unit)", "before * unit"),
+    ({}, BLOCKS, "plain", "block_of(first, rows)", "0"),
+    ({}, BLOCKS, "extreme_terms", "least = fmaxf(FIRST ? LEAST : least, value * LEAST_STEP)", "least = LEAST"),
 ]
 
 
@@ -115,6 +128,10 @@ def test_a_fault_is_found(genes, text, kind, old, new):
         ("B=1 H=16 S=4096 D=72 e4m3", {}, "multiple of 16"),
         ("B=1 H=16 S=4096 D=64 e4m3 scales=token", {}, "scales of tensors or of heads"),
         ("B=1 H=16 S=4096 D=64 e4m3", {"FLUSH_TILES": 2}, "needs SUM_PLACE=shared"),
+        ("B=1 H=16 S=4096 D=64 e4m3 kv=int8", {}, "takes K and V of e4m3 or e5m2, not of int8"),
+        ("B=1 H=16 S=4096 D=64 e4m3 kv=e5m2 causal", {"ROW_SUM": "product"}, "a column of ones of e4m3"),
+        ("B=1 H=16 S=4096 D=64 e4m3 scales=block", {"BLOCK_N": 96}, "128 keys that share one"),
+        ("B=1 H=16 S=4096 D=64 e4m3 scales=block causal", PRODUCT | {"BLOCK_N": 128}, "takes always"),
         ("B=1 H=16 S=4096 D=64 e4m3", {"SUM_PLACE": "shared", "VALUE_PARTS": 2}, "needs SUM_PLACE=registers"),
         ("B=1 H=16 S=4096 D=64 Dv=48 e4m3", {"VALUE_PARTS": 4}, "a multiple of 32"),
         ("B=1 H=16 S=4096 D=64 e4m3 causal lse", {"ROW_SUM": "product"}, "log-sum-exp"),

@@ -14,6 +14,7 @@ from tests.families.on_interpreter import built, small_faults
 
 FAMILY = FAMILIES["quantize"]
 CONFIG = dict(BLOCK_M=16, BLOCK_N=1, THREADS=128, VECTOR_WIDTH=8, UNROLL=1)
+BLOCK, OF_BLOCKS = "op=quantize kv=e4m3 scales=block", {"BLOCK_M": 128}
 HEAD, SMOOTH = "op=quantize kv=e4m3 scales=head", "op=quantize_smooth kv=e4m3 scales=head"
 
 BARRIER = "__syncthreads();\n#pragma unroll\n      for (int i = 0; i < COLUMNS; i++)\n        of_rows"
@@ -34,7 +35,8 @@ def kernel(shape, gpu="h100", *edits, **genes):
         ("D=24 fp16 op=quantize kv=e5m2 scales=token", "a100", {}),
         ("D=128 bf16 op=quantize kv=int8 scales=token", "a100", dict(UNROLL=4)),
         (f"D=320 bf16 {SMOOTH}", "h100", {}),
-        (f"D=80 bf16 {HEAD} turned", "h100", dict(BLOCK_M=32, UNROLL=2, LAUNCHES=1)),
+        (f"D=80 bf16 {HEAD} turned", "h100", dict(BLOCK_M=32, UNROLL=2)),
+        ("D=32 bf16 op=quantize kv=e4m3 scales=block turned", "h100", dict(BLOCK_M=128)),
         ("D=48 e4m3 op=turn turned", "h100", dict(BLOCK_M=32, UNROLL=2)),
     ],
 )
@@ -53,23 +55,15 @@ def test_it_is_right(shape, gpu, genes):
         (f"{HEAD} turned", "words_smem[turned_word(rows + i / WORDS, i % WORDS)] = 0", ""),
         (f"{HEAD} turned", "  __syncthreads();\n  constexpr int SPAN", "constexpr int SPAN"),
         (SMOOTH, "most = fmaxf(most, fmaxf(high - mean, mean - low))", "most = fmaxf(most, high - mean)"),
-        (HEAD, "acquire_and_clear(counters);", ";"),
-        (HEAD, "acquire(counters) >= members", "true"),
-        (HEAD, "if (row >= at.last) continue;", ""),
+        (BLOCK, "if (row(i) >= last_row) continue;", ""),
+        (BLOCK, "return block_max(most);\n  }\n  // Their", "return most;\n  }\n  // Their"),
         (SMOOTH, BARRIER, BARRIER.removeprefix("__syncthreads();")),
     ],
 )
 def test_a_fault_is_found(shape, old, new):
-    launches = 1 if "counters" in old or "continue" in old else 2
-    found, problem = kernel(f"D=64 bf16 {shape}", "h100", (old, new), UNROLL=2, LAUNCHES=launches)
+    genes = OF_BLOCKS if shape == BLOCK else {"UNROLL": 2}
+    found, problem = kernel(f"D=64 bf16 {shape}", "h100", (old, new), **genes)
     assert small_faults(found, problem)
-
-
-def test_blocks_that_cannot_run_at_once_do_not_wait_for_one_another():
-    few, many = (parse_shape(f"B=1 H=64 S={rows} D=64 bf16 op=quantize kv=e4m3") for rows in (512, 1024))
-    config = KernelConfig("quantize", CONFIG | {"LAUNCHES": 1})
-    assert FAMILY.why_not(few, config, GPUS["h100"]) is None
-    assert FAMILY.why_not(many, config, GPUS["h100"]).startswith("LAUNCHES=1: 4096 blocks share a scale")
 
 
 @pytest.mark.parametrize("kv", ["e4m3", "int8"])

@@ -20,6 +20,7 @@ from tests.families import (
     test_flash_wmma,
     test_large_head,
     test_large_head_mma,
+    test_latent_columns,
     test_latent_wgmma,
     test_split_kv,
     test_split_kv_hopper,
@@ -28,7 +29,7 @@ from tests.families import (
 from tests.families.on_interpreter import built, judged
 
 L4, H100 = GPUS["l4"], GPUS["h100"]
-OF_HOPPER = (test_flash_wgmma, test_flash_wgmma_balanced, test_latent_wgmma, test_split_kv_hopper)
+OF_HOPPER = (test_flash_wgmma, test_flash_wgmma_balanced, test_latent_columns, test_latent_wgmma, test_split_kv_hopper)
 MODULES = (
     test_backward_mma, test_flash_mma, test_flash_scalar, test_flash_wmma, test_large_head, test_large_head_mma,
     test_split_kv, test_three_kernel, *OF_HOPPER,

@@ -77,6 +77,19 @@ def test_gradients_of_padded(name):
         assert near(mine, theirs)
 
 
+@pytest.mark.parametrize("words", [{}, {"causal": True, "softmax_scale": 0.3}])
+def test_widths_that_kernels_do_not_read(words):
+    """Copied into wider rows, whose zeros change neither the scale nor a gradient."""
+    q, k, v = (drawn(2, 9, HEADS, width, seed=width).requires_grad_() for width in (11, 11, 13))
+    out, lse = flash_attn.flash_attn_func(q, k, v, **words, return_attn_probs=True)
+    given = drawn(2, 9, HEADS, 13, seed=5)
+    expected, sums = zip(*(Asked(**words).of(q[b], k[b], v[b], b) for b in range(2)), strict=True)
+    assert out.shape == given.shape and near(out, torch.stack(expected)) and near(lse, torch.stack(sums))
+    found = torch.autograd.grad(out, (q, k, v), given)
+    for mine, theirs in zip(found, torch.autograd.grad(torch.stack(expected), (q, k, v), given), strict=True):
+        assert mine.shape == theirs.shape and near(mine, theirs)
+
+
 QUERIES, KEYS = [3, 0, 17, 1], [5, 4, 23, 0]
 
 

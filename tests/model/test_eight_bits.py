@@ -38,6 +38,9 @@ def test_inputs_are_as_their_specs_say_and_stand_for_normal_numbers(words):
 
 
 def test_a_scale_is_one_argument_whatever_it_is_of():
+    blocks = parse_shape("B=2,H=4,Hkv=2,Sq=200,Sk=300,D=64,dtype=e4m3,scales=block,layout=bshd")
+    assert [blocks.scale_shapes[f"{t}_scale"] for t in "qkv"] == [(2, 4, 2), (2, 2, 3), (2, 2, 3)]
+    assert blocks.scale_strides("k_scale") == (6, 3, 1) and blocks.compiled_variants == ("scales=block",)
     strides = [parse_shape(f"{SHAPE}kv=e4m3{words}").scale_strides("k_scale") for words in ("", ",scales=head")]
     assert strides == [(0, 0, 0), (2, 1, 0)]
     assert parse_shape(f"{SHAPE}kv=e4m3,scales=token").scale_strides("v_scale") == (100, 50, 1)
@@ -76,6 +79,8 @@ def test_keys_along_rows_are_the_same_numbers():
         ("dtype=bf16,kv=e4m3,op=backward", "takes no numbers of 8 bits"),
         ("dtype=bf16,kv=e4m3,turned=1", "write dtype=e4m3"),
         ("dtype=e4m3,seqused=1:64,turned=1", "exclude each other"),
+        ("dtype=e4m3,seqused=1:64,scales=block", "exclude each other"),
+        ("dtype=bf16,kv=e4m3,scales=block", "write dtype=e4m3"),
         ("dtype=bf16,op=merge,turned=1", "turned"),
     ],
 )

@@ -37,6 +37,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from evoattn.families.registry import FAMILIES
+from evoattn.model.space import ConfigError
 from tests.mutation import host, python_mutants, variants
 from tests.mutation.host import HostMutant
 from tests.mutation.python_mutants import ROOMS
@@ -184,10 +185,18 @@ def show(verdicts: list[Verdict]) -> int:
     for verdict, reason in survivors(verdicts, reasons):
         if reason is None:
             unknown += 1
-            print(f"\nUNKNOWN {verdict.family}: {verdict.place}\n    {Setting.from_row(verdict.setting)}")
+            print(f"\nUNKNOWN {verdict.family}: {verdict.place}\n    {_described(verdict)}")
         elif not reason.equivalent:
             print(f"\nsurvivor {verdict.family}: {verdict.place}\n    {reason.why}")
     return int(bool(unknown))
+
+
+def _described(verdict: Verdict) -> str:
+    """The setting; its words as they were, if today's spaces lack such a config."""
+    try:
+        return str(Setting.from_row(verdict.setting))
+    except ConfigError as error:
+        return f"{verdict.setting} ({error})"
 
 
 def listed(chosen: Mapping[str, Sequence[object]]) -> int:

@@ -89,11 +89,11 @@ class Tally:
 def draw_problem(family: str, rng: random.Random) -> AttentionProblem:
     """A problem of the sizes that the family is for; it may still not serve its dtype, its lse or its variants."""
     kv_heads, lengths = rng.choice((1, 2, 4)), SHORT_LENGTHS if family in LARGE_HEAD_DIMS else LENGTHS
-    if family == "latent_wgmma":
+    if family.startswith("latent_"):
         return draw_latent_problem(kv_heads, rng)
     plain = AttentionProblem(
         rng.choice((1, 2)),
-        kv_heads * rng.choice((1, 2, 4)),
+        kv_heads * rng.choice((1, 2, 4, 9)),
         kv_heads,
         rng.choice(lengths),
         rng.choice(lengths),
@@ -163,7 +163,7 @@ def draw_variant(problem: AttentionProblem, name: str, rng: random.Random) -> di
         "sink": {"sink": True},
         "alibi": {"alibi": True},
         "bias": {"bias": rng.choice(BIASES)},
-        "value_dim": {"value_dim": rng.choice((64, 128, 256))},
+        "value_dim": {"value_dim": rng.choice((48, 64, 80, 128, 256))},
         "shared_kv": {"shared_kv": True, "value_dim": max(16, problem.head_dim // 32 * 16)},
         "seqused": {"seqused": f"1:{keys}"},
         "page": {"seqused": f"1:{keys}", "page": rng.choice(PAGES)},
@@ -173,7 +173,7 @@ def draw_variant(problem: AttentionProblem, name: str, rng: random.Random) -> di
         "kv": {"kv": rng.choice(EIGHT_BIT_CACHES)},
         "scales": {"scales": "head"}
         | ({} if DTYPES[problem.dtype].bytes == 1 else {"kv": rng.choice(EIGHT_BIT_CACHES)}),
-        "blocks": {"blocks": f"128x{rng.choice((64, 128))}:70+200"},
+        "blocks": {"blocks": rng.choice(("128x64:70+200", "128x128:70+200", "h:128x64:1/3/7", "h:128x128:1/3/7"))},
         "turned": {"turned": True},
     }
     return fields[name] | (draw_gradients(name, rng) if problem.op == "backward" else {})
@@ -198,13 +198,18 @@ def draw_config(family: str, problem: AttentionProblem, gpu: str, rng: random.Ra
     return None if drawn is None else KernelConfig(*drawn)
 
 
+def draw(family: str, rng: random.Random) -> tuple[str, AttentionProblem, KernelConfig]:
+    """A card, a problem and a valid config."""
+    while True:
+        gpu, problem = rng.choice(sorted(GPUS)), draw_problem(family, rng)
+        if config := draw_config(family, problem, gpu, rng):
+            return gpu, problem, config
+
+
 def run_one(number: int, seed: int, families: tuple[str, ...]) -> Ran:
     """Config `number` of a seed; the families take turns."""
-    rng, family = random.Random(f"{seed} {number}"), families[number % len(families)]
-    config = None
-    while config is None:
-        gpu, problem = rng.choice(sorted(GPUS)), draw_problem(family, rng)
-        config = draw_config(family, problem, gpu, rng)
+    family = families[number % len(families)]
+    gpu, problem, config = draw(family, random.Random(f"{seed} {number}"))
     started = time.perf_counter()
     task = Compile(FAMILIES[family], config, problem)
     result = evaluate_offline(task, GPUS[gpu])

@@ -57,9 +57,13 @@ class Setting:
 
     def launched(self, ptx: str) -> str:
         """What PTX says of the kernels that are launched."""
+        return "".join(self.by_kernel(ptx).values())
+
+    def by_kernel(self, ptx: str) -> dict[str, str]:
+        """The same by their names."""
         parts = re.split(r"(?=\.visible \.entry )", ptx)
         names = [re.match(r"\.visible \.entry (\w+)", part) for part in parts]
-        return "".join(part for part, name in zip(parts, names) if name and name[1] in self.kernels)
+        return {name[1]: part for part, name in zip(parts, names) if name and name[1] in self.kernels}
 
     def row(self) -> dict[str, Any]:
         """As JSON; `from_row` reads it."""

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 
+from evoattn.model.paths import TEMPLATES
 from tests.mutation.code import closing, top_comma
 from tests.mutation.operands import Edit
 from tests.mutation.statements import plain_statements
@@ -65,10 +67,27 @@ def rarely(text: str, code: str) -> Iterator[Edit]:
                 yield "rarely", first, first, f"if ({guard}) "
 
 
+@cache
+def _whole_members() -> frozenset[str]:
+    """Members of the templates' structs that are whole numbers, or arrays of them."""
+    texts = "\n".join(path.read_text() for path in TEMPLATES.rglob("*.cuh"))
+    declared = re.findall(r"(?m)^  +(?:const )?(?:u?int(?:8|16|32|64)_t|int)\*? ([^();{}]*);", texts)
+    return frozenset(re.findall(r"(?:^|, ?)\*?(\w+)", ", ".join(declared)))
+
+
+def _is_whole(term: str, code: str) -> bool:
+    """Whether a term is a whole number: by its declaration, or as a member of a struct."""
+    name = re.sub(r"\[.*", "", term)
+    home, _, member = name.rpartition(".")
+    if home:
+        return home in ("blockIdx", "threadIdx", "blockDim", "gridDim") or member in _whole_members()
+    return bool(re.search(rf"\b(?:int|uint32_t|int64_t) (?:[^;(){{}}]*, )?{re.escape(name)}\b", code))
+
+
 def nudged(text: str, code: str) -> Iterator[Edit]:
     """A float 1 % larger, an index a whole warp, or eight, further."""
     for match in re.finditer(rf"(?<=[=(,] )({_TERM}) \* {_TERM}(?=[;,)])", code):
-        if not re.search(rf"\b(?:int|uint32_t|int64_t) {re.escape(match[1])}\b", code):  # 0 of 63 and less
+        if not _is_whole(match[1], code):  # 0 of 63 and less
             yield "nudge", match.start(1), match.end(1), f"({match[1]} + {match[1]} / 64)"
     for match in re.finditer(r"\bint \w+ = ([^;{}]*\b(?:tile|row|key|begin|first|batch|head)\w*\b[^;{}]*);", code):
         if match[1].count("(") == match[1].count(")"):

@@ -6,7 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
@@ -48,7 +48,7 @@ def reason_for(verdict: Verdict, reasons: Iterable[Reason]) -> Reason | None:
 
 def load_verdicts(paths: Iterable[Path]) -> list[Verdict]:
     """Of several files the last word on each mutant of a family; where it was tried in other configs, that it was
-    killed in some."""
+    killed in some, be it on the lines of another variant: a line that several share may do nothing in one of them."""
     found: dict[tuple[str, str, str], Verdict] = {}
     for row in (json.loads(line) for path in paths for line in path.read_text().splitlines()):
         verdict = Verdict(**row)
@@ -56,7 +56,11 @@ def load_verdicts(paths: Iterable[Path]) -> list[Verdict]:
         before = found.get(key)
         if before is None or (verdict.live and not before.killed):
             found[key] = verdict
-    return list(found.values())
+    killed = {(one.family, one.key): one for one in found.values() if one.killed}
+    return [
+        replace(killed.get((one.family, one.key), one), variant=one.variant) if one.live else one
+        for one in found.values()
+    ]
 
 
 def table(verdicts: Iterable[Verdict], reasons: Iterable[Reason]) -> str:

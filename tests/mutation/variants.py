@@ -15,8 +15,8 @@ from tests.mutation.settings import Setting
 from tests.mutation.sources import Mutant, in_turn, mutants_of, text_of
 from tests.mutation.substitutes import KINDS
 
-PREDICATE = "((k//3+q//5)%7<3)|((q+h)%2==b)"
-"""Of every other setting with block lists."""
+PREDICATES = "((k//3+q//5)%7<3)|((q+h)%2==b)", "((k//3+q//5)%7<3)|(q%4+k%5<3)"
+"""One of them in every other setting with block lists: all batches and heads have the second in common."""
 VARIANTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "window": (("window",), ("window",)),
     "softcap": (("softcap",), ("softcap",)),
@@ -59,7 +59,7 @@ def settings_of(family: str, variant: str, count: int, seed: int) -> list[Settin
             if "varlen" in merged:
                 merged |= {"seqused": "", "bias": ""}
             if "blocks" in merged and rng.random() < 0.5:
-                merged["predicate"] = PREDICATE
+                merged["predicate"] = rng.choice(PREDICATES)
             problem = problem.with_(**merged)
         except ProblemError:  # two variants that exclude each other
             continue

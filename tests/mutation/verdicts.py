@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from evoattn.backends.base import LaunchError
-from evoattn.backends.compiler import CompileError
+from evoattn.backends.compiler import CompileError, compile_source
 from evoattn.backends.interpreter import InterpreterBackend, NotInterpreted
+from evoattn.backends.machine_code import machine_code_hash
+from evoattn.correctness.cases import proof_of
 from evoattn.correctness.validate import check_small_cases
 from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES
@@ -32,6 +34,13 @@ DEAD, STILLBORN = "same PTX", "does not compile"
 COMPILES = 4
 """Of a source and of its mutant that survived, before their PTX counts as different: of some sources NVRTC makes other
 PTX in one of six compiles."""
+NEEDED = {
+    "if (blockIdx.x == 0) ": ("grid", 0, 2),
+    "if (blockIdx.x != 2) ": ("grid", 0, 3),
+    "if (blockIdx.y == 0) ": ("grid", 1, 2),
+    "if (threadIdx.x / 32 != 1) ": ("block", 0, 33),
+}
+"""By guards of `statements.partly` and `substitutes.rarely`: of a launch, the extent from which on one fails."""
 _ANSWERS = ("largest error", "root-mean-square", "are NaN", "never written", "log-sum-exp", "on average")
 _ENDLESS = ("deadlocked", "waits forever", "was stopped after")
 
@@ -103,7 +112,7 @@ def judge(mutant: Mutant, settings: list[Setting], seed: int) -> Verdict:
         if new == old or (live >= LIVE_CONFIGS and side in sides):
             continue
         verdict, reason = run_ptx(setting, ptx, seed)
-        if verdict == SURVIVED and _may_be_the_same(setting, source):
+        if verdict == SURVIVED and (_may_be_the_same(setting, source) or _all_pass(mutant.change.new, setting, ptx)):
             continue
         live += 1
         sides.add(side)
@@ -114,9 +123,30 @@ def judge(mutant: Mutant, settings: list[Setting], seed: int) -> Verdict:
 
 
 def _may_be_the_same(setting: Setting, source: str) -> bool:
-    """Whether some compile of the source launches the same code as some compile of the setting's own."""
+    """Whether some compile of the source launches the same code as some compile of the setting's own: PTX, or what
+    becomes of it on the card, where an unused argument or the order of its registers does not count."""
     arch = GPUS[setting.gpu].arch
     own, others = (
         {setting.launched(compile_ptx(text, arch)) for _ in range(COMPILES)} for text in (setting.source, source)
     )
-    return bool(own & others) or setting.launched(setting.ptx) in others
+    if own & others or setting.launched(setting.ptx) in others:
+        return True
+    codes = {machine_code_hash(compile_source(text, arch).cubin) for text in (setting.source, source)}
+    return len(codes) == 1
+
+
+def _all_pass(guard: str, setting: Setting, ptx: str) -> bool:
+    """Whether all threads of all launches of the setting's cases pass what a mutant asks before a statement: those of
+    kernels that it changes."""
+    if guard not in NEEDED:
+        return False
+    own, others = setting.by_kernel(setting.ptx), setting.by_kernel(ptx)
+    changed = {name for name in own.keys() | others.keys() if own.get(name) != others.get(name)}
+    of, axis, least = NEEDED[guard]
+    empty = CompiledKernel(b"", "", CompileInfo())
+    kernel = BuiltKernel(FAMILIES[setting.family], setting.config, GPUS[setting.gpu], empty)
+    for case in proof_of(setting.problem).interpreter_cases(setting.problem, setting.config):
+        launches = [one for one in case.placed(kernel).launches(case.problem) if one.kernel in changed]
+        if any(getattr(launch, of)[axis] >= least for launch in launches):
+            return False
+    return True

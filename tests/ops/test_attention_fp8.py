@@ -70,6 +70,20 @@ def test_numbers_stand_for_themselves_times_their_scales():
     assert torch.equal(out, evoattn.attention_fp8(q, k, v))
 
 
+def test_keys_and_values_of_e5m2_and_scales_of_blocks():
+    q, k, v = tensors(7)
+    numbers = [q.to(E4M3), *(x.to(torch.float8_e5m2) for x in (k, v))]
+    scales = [torch.rand(B, heads, 1) + 0.5 for heads in (H, HKV, HKV)]
+    words = dict(zip(("q_descale", "k_descale", "v_descale"), scales, strict=True))
+    values, _ = exact(*[x.double() * s[..., None] for x, s in zip(numbers, scales, strict=True)])
+    out = evoattn.attention_fp8(*numbers, **words)
+    assert rms(out - values) < 0.01 * rms(values)
+    words["q_descale"], words["k_descale"] = torch.full((B, HKV), 0.75), 2.0  # beside those of blocks
+    mixed = evoattn.attention_fp8(*numbers, **words)
+    values, _ = exact(numbers[0].double() * 0.75, numbers[1].double() * 2, numbers[2].double() * scales[2][..., None])
+    assert rms(mixed - values) < 0.01 * rms(values)
+
+
 def test_one_scale_is_a_number_a_tensor_or_one_for_each_head():
     given, _ = quantised(*tensors())
     call = lambda scale: evoattn.attention_fp8(given.query, given.key, given.value, k_descale=scale, v_descale=0.5)
@@ -86,10 +100,11 @@ def test_keys_less_their_mean_cost_less_of_the_range():
     assert rms(smooth[1] - sums) < 0.1 < rms(sums)
 
 
-@pytest.mark.parametrize("per_head", [False, True])
-def test_a_kernel_gets_all_that_it_names(per_head):
+@pytest.mark.parametrize("of", ["", "head", "block"])
+def test_a_kernel_gets_all_that_it_names(of):
     given, _ = quantised(*tensors())
-    scales = [s if per_head else s[:1, :1] for s in (given.q_scale, given.k_scale, given.v_scale)]
+    shapes = {"head": [(B, HKV)] * 3, "": [(1, 1)] * 3, "block": [(B, heads, 1) for heads in (H, HKV, HKV)]}
+    scales = [torch.ones(shape) for shape in shapes[of]]
     call = Call(
         given.query, given.key, given.value, enable_gqa=True, return_lse=True, q_scaled=True,
         terms=behind(terms_of(k_scale=scales[1], v_scale=scales[2]), (scales[0],)),
@@ -97,7 +112,7 @@ def test_a_kernel_gets_all_that_it_names(per_head):
     out = out_like(call.query, call.value)
     assert out.dtype == torch.bfloat16 and out.shape == call.query.shape
     problem = call.problem(out.stride())
-    assert (problem.dtype, problem.scales, problem.lse) == ("e4m3", "head" if per_head else "", True)
+    assert (problem.dtype, problem.scales, problem.lse) == ("e4m3", of, True)
     family = FAMILIES["fp8_wgmma"]
     config = load_space("fp8_wgmma", GPUS["h100"]).starting_configs()[0]
     [launch] = family.launches(problem, config, GPUS["h100"])
@@ -108,7 +123,8 @@ def test_a_kernel_gets_all_that_it_names(per_head):
     assert set(names) <= set(places) and {"q_scale", "k_scale", "v_scale"} <= set(names)
     before = 7  # five tensors, and two pieces of scratch memory
     assert all(call.terms[places[f"{t}_scale"][0] - before] is scale for t, scale in zip("qkv", scales, strict=True))
-    assert [problem.scale_strides(f"{t}_scale") for t in "qkv"] == [(HKV, 1, 0) if per_head else (0, 0, 0)] * 3
+    strides = {"": [(0, 0, 0)] * 3, "head": [(HKV, 1, 0)] * 3, "block": [(H, 1, 1), *[(HKV, 1, 1)] * 2]}[of]
+    assert [problem.scale_strides(f"{t}_scale") for t in "qkv"] == strides
 
 
 @pytest.mark.parametrize(

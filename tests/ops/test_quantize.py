@@ -47,13 +47,13 @@ class QuantizingDevice(FakeDevice):
         if name != "quantize":
             return 0
         x, numbers, scale, mean, sizes, heads, rows, _, of_scale, own, *strides = values
-        if kernel["scales"] == "token":
+        if kernel["scales"] in ("block", "token"):
             assert not sizes and not own
         else:
             assert sizes and own == (self.launches[-2:] != ["quantize_sizes", "quantize"])
         shape = kernel["batch"], heads, rows, kernel["dim"]
         smooth = kernel["op"] == "quantize_smooth"
-        shared = {"": 1, "head": heads // of_scale, "token": heads}[kernel["scales"]]
+        shared = {"": 1, "head": heads // of_scale, "block": heads, "token": heads}[kernel["scales"]]
         of = Wanted(DTYPES[kernel["kv"]], kernel["scales"] or "tensor", shared, smooth, kernel["turned"])
         made = quantize_by_torch(tensor_at(x, shape, (*strides[:3], 1), torch.bfloat16), of)
         lies = made.numbers.shape if of.turned else shape
@@ -90,7 +90,9 @@ def given(heads=2, rows=300, layout="bhsd", dtype=torch.bfloat16):
     return (x if layout == "bhsd" else x.transpose(1, 2).contiguous().transpose(1, 2)).to(dtype)
 
 
-@pytest.mark.parametrize(("kv", "granularity"), [("e4m3", "head"), ("e5m2", "tensor"), ("int8", "token")])
+@pytest.mark.parametrize(
+    ("kv", "granularity"), [("e4m3", "head"), ("e5m2", "tensor"), ("int8", "token"), ("e4m3", "block")]
+)
 def test_a_kernel_makes_what_the_expressions_make(device, kv, granularity):
     dtype = DTYPES[kv]
     k, v = given(), given(rows=300, layout="bshd")

@@ -148,7 +148,7 @@ class SlowLaunch:
     """Of a call called `name`: what a launch is to a plan."""
 
     config = arguments = None
-    kernel = "slow"
+    kernel, addresses = "slow", 6
 
     def __init__(self, name):
         self.function = name

@@ -315,7 +315,6 @@ ODD = {
     "names": ("a", ["a", 7]),
     "depth": (64, -1, 1.5),
     "base": (math.nan, None),
-    "roots": ([3], [-1], [0.5], 0),
     "to_right": ([3, 0, 0], [2, 0, 1], [2, 0], None),
     "question": ([1], [], [0, 0]),
     "feature": ([2], [-1], "b"),
@@ -327,7 +326,7 @@ ODD = {
 
 def test_trees_of_a_file_are_looked_at_before_they_are_walked():
     found = of_row({"trees": {"flash_mma": TREE}, "left_out": {"all": [3, 1.2, 1.1]}})
-    assert found.to_row() == {"trees": {"flash_mma": TREE}, "left_out": {"all": [3, 1.2, 1.1]}}
+    assert found.to_row() == {"trees": {"flash_mma": TREE}, "left_out": {"all": [3, 1.2, 1.1]}, "kernels": {}}
     low, high = found.trees["flash_mma"].predict(np.array([[0.0, 1.0], [0.0, 2.0]]))
     assert (low, high) == (0.25, 0.75)
     for name, values in ODD.items():

@@ -10,8 +10,9 @@ from evoattn.model.gpu import lookup
 from evoattn.model.named_problems import lookup as lookup_problem
 from evoattn.model.records import Timing
 from evoattn.model.shape_text import parse_shape
+from evoattn.portfolio import campaign
 from evoattn.portfolio.pick import pick
-from evoattn.portfolio.select import bench_row, check, known_kernels, make_group, winner_lines
+from evoattn.portfolio.select import bench_row, check, final_tables, known_kernels, make_groups, winner_lines
 from evoattn.portfolio.workload import draw, draw_all
 from evoattn.timing.finalists import FinalResult
 from scripts import results_page
@@ -34,10 +35,15 @@ class FakeEngine:
         return FinalResult(timings, {"broken": "the context is lost"} if "broken" in peers else {})
 
 
+def place_of(problem, chosen=None):
+    _, (place,) = make_groups([problem], [chosen], H100)
+    return place
+
+
 @pytest.mark.parametrize(("peer", "refusals"), (("flash", {}), ("broken", {"broken": "the context is lost"})))
 def test_a_peer_that_refuses_costs_no_regret(peer, refusals):
     chosen = pick(PROBLEM, H100)
-    row = check(FakeEngine(), make_group(0, PROBLEM, chosen, H100), chosen, 3, (peer,))
+    row = check(FakeEngine(), place_of(PROBLEM, chosen), chosen, 3, (peer,))
     assert row.regret == 1.0 and row.refusals == refusals
     assert set(row.peers) == (set() if refusals else {peer})
 
@@ -45,28 +51,28 @@ def test_a_peer_that_refuses_costs_no_regret(peer, refusals):
 def test_a_kernel_that_proves_wrong_wins_nothing_and_is_named():
     chosen = pick(PROBLEM, H100)
     wrong = Kernel("flash_mma", {"known": 1, "wrong": 1})
-    row = check(FakeEngine(), make_group(0, PROBLEM, chosen, H100), chosen, 3, (), [wrong])
+    row = check(FakeEngine(), place_of(PROBLEM, chosen), chosen, 3, (), [wrong])
     assert row.regret == 1.0 and row.fault == f"flash_mma {wrong.id}: it is wrong" and not row.wrong
 
 
 def test_known_kernels_take_part_and_spreads_are_kept():
     chosen = pick(PROBLEM, H100)
     known = Kernel("flash_mma", {"known": 1})
-    row = check(FakeEngine(), make_group(0, PROBLEM, chosen, H100), chosen, 3, ("flash",), [known, known])
+    row = check(FakeEngine(), place_of(PROBLEM, chosen), chosen, 3, ("flash",), [known, known])
     assert row.winner == ("flash_mma", {"known": 1}) and row.best_us == 10.0 and row.pick_us == 11.0
     assert row.spreads == {"ours": (pytest.approx(9.2), pytest.approx(10.8)), "flash": (20.0, 20.0)}
 
 
 def test_a_row_goes_to_the_results_page_as_one_of_the_bench():
     problem = lookup_problem("varlen_bert")
-    group = make_group(0, problem, None, H100)
-    row = check(FakeEngine(), group, None, 3, ("varlen",), [Kernel("flash_mma", {"known": 1})])
-    told = bench_row(group, row)
+    place = place_of(problem)
+    row = check(FakeEngine(), place, None, 3, ("varlen",), [Kernel("flash_mma", {"known": 1})])
+    told = bench_row(problem, row)
     assert row.wrong == "no pick" and not row.fault
     (kept,) = results_page.run_of_bench([told])["rows"]
     assert kept["ours"] == [10.0, 9.2, 10.8] and kept["peers"] == {"varlen_attn": [20.0, 20.0, 20.0]}
-    assert bench_row(group, replace(row, winner=None))["ours"] is None
-    (line,) = winner_lines(group, row, H100)
+    assert bench_row(problem, replace(row, winner=None))["ours"] is None
+    (line,) = winner_lines(place, row, H100)
     assert json.loads(line)["config"] == {"known": 1} and json.loads(line)["arch"] == H100.arch
 
 
@@ -81,11 +87,10 @@ def test_a_row_goes_to_the_results_page_as_one_of_the_bench():
     ],
 )
 def test_a_search_has_the_families_that_may_win_the_problem(problem, families):
-    assert set(make_group(0, problem, None, H100).families) == families
+    assert set(place_of(problem)[0].families) == families
 
 
 def test_known_kernels_are_completed_or_left_out():
-    group = make_group(0, PROBLEM, None, H100)
     chosen = pick(PROBLEM, H100)
     assert chosen
     about = {"problem": PROBLEM.to_dict(), "arch": H100.arch}
@@ -93,8 +98,27 @@ def test_known_kernels_are_completed_or_left_out():
         about | {"family": chosen.family, "config": dict(chosen.config.params)},
         about | {"family": "flash_mma", "config": {"BLOCK_M": 7}},
     ]
-    (kernel,) = known_kernels([(row["family"], row["config"]) for row in rows], group, H100)
+    (kernel,) = known_kernels([(row["family"], row["config"]) for row in rows], PROBLEM, H100)
     assert kernel.params == chosen.config.params
+
+
+def test_problems_that_a_kernel_serves_are_searched_together_and_their_times_are_kept(tmp_path):
+    problems = [PROBLEM, PROBLEM.with_(dtype="fp16"), PROBLEM.with_(batch=4), PROBLEM]
+    picks = [pick(problem, H100) for problem in problems]
+    groups, places = make_groups(problems, picks, H100)
+    assert [len(group.problems) for group in groups] == [2, 1] and places[3] == places[0]
+    assert [group.problems[i] for group, i in places] == problems
+    assert {(one.family, one.config.id) for one in picks} <= {
+        (family, Kernel(family, params).id) for group in groups for family, params in group.given
+    }
+    judged = [(place, check(FakeEngine(), place, one, 3, ())) for place, one in zip(places[:3], picks[:3], strict=True)]
+    campaign.save(tmp_path / "c.jsonl.gz", groups, {"device": "NVIDIA H100 80GB HBM3"}, final_tables(judged))
+    about, loaded, tables = campaign.load(tmp_path / "c.jsonl.gz")
+    assert campaign.card(about["device"]) == H100 and [g.problems for g in loaded] == [g.problems for g in groups]
+    (first, _, third) = [row.times for _, row in judged]
+    table = tables[groups[0].name]
+    for us, row in zip(table["us"], (first, third), strict=True):
+        assert {name: one for name, one in zip(table["kernels"], us, strict=True) if one} == row
 
 
 def test_problems_of_several_seeds():

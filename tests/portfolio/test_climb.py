@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from evoattn.cost.correction import name_of
 from evoattn.cost.cost import scores
 from evoattn.families import registry
 from evoattn.model.gpu import GPUS
@@ -159,3 +160,5 @@ def test_a_config_must_save_something_for_each_gene_that_was_not_timed() -> None
     assert cost(scored("one", 10.0, A=2, B=2, C=3)) == pytest.approx(10 * (1 + A_GENE))
     assert cost(scored("one", 10.0, A=1, B=2, C=3)) == pytest.approx(10 * (1 + 2 * A_GENE))
     assert cost(scored("other", 10.0, A=1)) == pytest.approx(10 * (1 + OTHER_FAMILY * A_GENE))
+    other = scored("other", 10.0, A=1)
+    assert penalised(kernels, {name_of(other.config)})(other) == 10.0, "a calibration has timed it"

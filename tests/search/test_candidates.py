@@ -4,7 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from evoattn.engine.budget import Budget, BudgetError, Clock, parse_budget, reserve_of
+from evoattn.engine.budget import (
+    RESERVE_LEAST,
+    RESERVE_MOST,
+    RESERVE_SHARE,
+    Budget,
+    BudgetError,
+    Clock,
+    parse_budget,
+    reserve_of,
+)
 from evoattn.engine.candidates import Pending, Ready, Seen, tried_again
 from evoattn.evaluation.process import Ending
 from evoattn.evaluation.tasks import Compiled
@@ -112,3 +121,10 @@ def test_time_runs_from_the_start_of_the_clock_and_leaves_the_reserve():
 @pytest.mark.parametrize("seconds, kept", [(20, 5), (60, 5), (200, 10), (900, 45), (3600, 45)])
 def test_part_of_a_time_budget_is_kept_for_the_final(seconds, kept):
     assert reserve_of(Budget(seconds=seconds)) == pytest.approx(kept) and reserve_of(Budget(trials=9)) == 0.0
+
+
+def test_a_count_of_trials_keeps_no_time_for_its_final():
+    assert reserve_of(Budget(trials=5)) == 0.0
+    kept = [reserve_of(Budget(seconds=float(seconds))) for seconds in (1, 60, 600, 10**6)]
+    assert kept == sorted(kept) and kept[0] == RESERVE_LEAST and kept[-1] == RESERVE_MOST
+    assert RESERVE_LEAST < kept[2] == RESERVE_SHARE * 600 < RESERVE_MOST or kept[2] in (RESERVE_LEAST, RESERVE_MOST)

@@ -222,3 +222,19 @@ def test_threads_make_databases_at_once(tmp_path):
 
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(make, range(16)))
+
+
+def test_of_many_trials_the_better_half_and_an_even_sample_are_named(storage):
+    study, other = make_study(storage), make_study(storage, "second")
+    for n in range(12):
+        record(storage, study, n, timings=(timing("screen", 50.0 - n),))
+        record(storage, other, n, timings=(timing("final" if n % 3 else "screen", 1.0 + n),))
+    own = [trial.number for trial in storage.iter_trials(study)]
+    assert storage.numbers(study, 12) == (own, 12) and storage.numbers(study, 99) == (own, 12)
+    assert storage.numbers(study, 6) == (sorted({*own[9:], own[3], own[7], own[11]}), 12)
+    assert storage.numbers(study, 11) == (sorted({*own[7:], *own[1::2]}), 12)
+    assert storage.count_finals(study) == 0 and storage.count_finals(other) == 8
+    assert [t.number for t in storage.iter_trials(study, among=[own[5], own[2], -1])] == [own[2], own[5]]
+    assert [t.number for t in storage.iter_trials(study, after=own[8])] == own[9:]
+    best = [trial.number for trial in storage.leaderboard(study, 3)]
+    assert best == own[:-4:-1] and storage.leaderboard(study, 3, operator="mutation") == []

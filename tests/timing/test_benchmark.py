@@ -3,9 +3,10 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from evoattn.timing import benchmark
-from evoattn.timing.clocks import Clocks
+from evoattn.timing.clocks import THROTTLE_REASONS, Clocks, Reading
 from evoattn.timing.contestant import ContestantFailed
 from evoattn.timing.protocol import FINAL, SCREEN
 
@@ -131,3 +132,47 @@ def test_a_counter_of_energy_is_read_where_the_device_answers():
     assert clocks.energy_mj() == 17
     clocks._nvml = SimpleNamespace(NVMLError=RuntimeError)  # a binding that lacks the call
     assert clocks.energy_mj() is None
+
+
+def test_clocks_are_asked_each_of_its_own():
+    """A driver that answers each question with another number."""
+    clocks = Clocks("none")
+    clocks.absent, clocks._handle = "", "device 0"
+    reasons = list(THROTTLE_REASONS)
+    clocks._nvml = SimpleNamespace(
+        NVMLError=RuntimeError,
+        NVML_CLOCK_SM="SM",
+        NVML_CLOCK_MEM="memory",
+        NVML_TEMPERATURE_GPU="core",
+        nvmlDeviceGetClockInfo=lambda handle, of: {("device 0", "SM"): 1980, ("device 0", "memory"): 2619}[handle, of],
+        nvmlDeviceGetTemperature=lambda handle, of: {("device 0", "core"): 55}[handle, of],
+        nvmlDeviceGetPowerUsage=lambda handle: {"device 0": 350_500}[handle],
+        nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: {"device 0": reasons[1]}[handle],
+    )
+    assert clocks._ask() == Reading(1980, 2619, 55, 350.5, (THROTTLE_REASONS[reasons[1]],))
+
+
+def test_a_flush_overwrites_more_than_the_cache_on_its_device(monkeypatch):
+    made = []
+    limits = {"a device": SimpleNamespace(L2_cache_size=1000)}
+    monkeypatch.setattr(torch.cuda, "get_device_properties", limits.get)
+    monkeypatch.setattr(torch, "empty", lambda *given, **words: made.append((given, words)) or torch.zeros(3))
+    flush = benchmark.l2_flush("a device")
+    assert made == [((1000 * benchmark.FLUSH_FACTOR,), {"dtype": torch.uint8, "device": "a device"})]
+    filled = []
+    monkeypatch.setattr(torch.Tensor, "fill_", lambda tensor, value: filled.append(value))
+    flush()
+    flush()
+    assert len(filled) == 2
+
+
+def test_one_alone_says_so_and_is_sampled_as_often_as_asked():
+    class Alone(Fake):
+        def samples(self, count):
+            return [3.0] * count
+
+    found = benchmark.screen(Alone("a", ()), SCREEN, "cold", Clocks("none"))
+    assert found.samples_us == (3.0,) * SCREEN.samples and found.protocol["contestants"] == 1
+    assert (found.protocol["stage"], found.protocol["cache"]) == ("screen", "cold")
+    assert len(benchmark.screen(Alone("a", ()), SCREEN, "cold", Clocks("none"), 2).samples_us) == 2
+    assert benchmark.measure([], FINAL, "warm", Clocks("none")) == {}

@@ -133,3 +133,27 @@ def test_kernels_and_peers_have_the_same_tensors():
     kernel = Kernel(us=400.0)
     final({"ours": kernel}, {"peer": Peer(make, "torch")})
     assert [kernel.buffers[name].data_ptr() for name in "qkv"] == [given[0][name].data_ptr() for name in "qkv"]
+
+
+class Late(Kernel):
+    """Launches so many times, and no more."""
+
+    def __init__(self, us, launches):
+        super().__init__(us)
+        self.launches_left = launches
+
+    def compiled(self, buffers):
+        self.launches_left -= 1
+        if self.launches_left < 0:
+            raise LaunchError("no more")
+        super().compiled(buffers)
+
+
+@pytest.mark.parametrize("launches", [0, 1, 40, 75, 110, 150, 10**6])
+def test_whoever_fails_later_is_out_from_then_on(launches):
+    """In its probe, when it is captured, or in a round: the others go on, and have all their rounds."""
+    late = Late(20.0, launches)
+    result = final({"late": late, "other": Kernel(us=21.0), "third": Kernel(us=25.0)})
+    assert {name for name, t in result.timings.items() if len(t.samples_us) == 5} >= {"other", "third"}
+    assert result.complete and (late.launches_left >= 0) == (result.timings["late"].samples_us == (20.0,) * 5)
+    assert ("no more" in (result.timings["late"].disqualified or "")) == (late.launches_left < 0)

@@ -3,11 +3,21 @@
 import pytest
 import torch
 
+from evoattn.model.timing import Timing
 from evoattn.timing import benchmark
 from evoattn.timing.clocks import Clocks
-from evoattn.timing.contestant import LAUNCH_SHARE, PROBE_US, Contestant, calls_for, calls_for_all, calls_to_screen
+from evoattn.timing.contestant import (
+    LAUNCH_SHARE,
+    PROBE_MOST,
+    PROBE_US,
+    Contestant,
+    calls_for,
+    calls_for_all,
+    calls_to_screen,
+)
 from evoattn.timing.energy import energy_per_call
 from evoattn.timing.protocol import FINAL, SCREEN, Protocol
+from evoattn.timing.ranking import against_leader
 from evoattn.timing.timer import Timer
 from tests.timing.device_clock import DeviceClock
 
@@ -180,3 +190,28 @@ def test_on_a_device_a_millisecond_of_python_does_not_show():
     timings = benchmark.measure(contestants, FINAL, "warm", Clocks(str(torch.cuda.get_device_properties(0).uuid)))
     assert timings["slow"].median_us == pytest.approx(timings["quick"].median_us, rel=0.01)
     assert count * timings["quick"].median_us > PROBE_US
+
+
+def test_the_probe_of_a_call_that_takes_no_time_ends():
+    (one,) = enter(DeviceClock(), nothing=(0.0, 1.0))
+    assert one.calls == PROBE_MOST and one.us < 0.1
+
+
+def test_a_long_call_is_run_once_between_readings_of_the_counter():
+    clock, runs, at = DeviceClock(), [], []
+    one = Contestant("a", clock.call(1e6, 5.0), clock, NoWatch())
+    one.capture(1)
+    one.us, replay = 1e6, one.replay
+    one.replay = lambda: runs.append(1) or replay()
+
+    def read():
+        at.append(len(runs))
+        return 100 * len(runs)
+
+    assert energy_per_call(one, read, clock.synchronize, lambda: clock.cpu / 1e6) == pytest.approx(100.0)
+    assert at == list(range(len(at))) and len(at) > 2
+
+
+def test_ranks_of_a_leader_alone_are_none():
+    alone = Timing((1.0,) * 9, {"run": "r"})
+    assert against_leader({1: alone}, 1) == {}

@@ -17,14 +17,17 @@ from evoattn.families.backward_wgmma.resources import (
     producer_warps,
     registers_at_launch,
     registers_needed,
+    rounds_of_parts,
     runs_ahead,
     scratch,
+    section_heads,
     smem_bytes,
     threads,
     units,
     waits_ahead,
     warpgroups,
     whole_chunks,
+    whole_tiles,
 )
 from evoattn.families.base import Family, softmax_scale_log2
 from evoattn.families.block_list import block_list_constants, block_state_args, why_not_listed
@@ -51,6 +54,8 @@ MAX_SHARED_DIM, MAX_SUM_OF_DIMS = 192, 320
 larger ones go by parts to two or three warpgroups."""
 ROW_THREADS = 256
 """Of the launches that make the terms of the queries and the rows of dQ."""
+SHARES = 4
+"""Blocks of the last launch that add up dK and dV of a tile of keys, SPLIT=last (`KeyRows::SHARES`)."""
 
 
 class BackwardWgmma(Family):
@@ -112,6 +117,8 @@ class BackwardWgmma(Family):
             why_useless(problem, genes)
             or why_not_whole_lists(problem, genes)
             or (why_redundant(problem, genes) if redundant else None)
+            or (why_not_last(problem, genes, gpu) if genes.SPLIT == "last" else None)
+            or (why_not_stored(problem, genes) if genes.DQ_BEGIN == "stored" else None)
             or why_too_big(problem, genes, gpu)
             or self.why_too_long(problem, config, gpu)
         )
@@ -144,6 +151,7 @@ class BackwardWgmma(Family):
             "BIAS_MAP": "bias_map" if problem.bias else "q_map",
             "SINK_GRADIENT": "sinks" in parse_grads(problem.grads),
             "QUERY_SPLIT": genes.QUERY_SPLIT,
+            "SPLIT_LAST": genes.SPLIT == "last",
             "PRODUCER_WARPS": producer_warps(genes),
             "PRODUCER_REGISTERS": producer,
             "CONSUMER_REGISTERS": consumer,
@@ -153,6 +161,8 @@ class BackwardWgmma(Family):
             "DQ_BY_BULK": genes.DQ_SUM != "registers",
             "DQ_BY_WARP": genes.DQ_SUM == "warp",
             "HEADS_FASTEST": genes.BLOCK_ORDER == "heads",
+            "FIRST_STORES": genes.DQ_BEGIN == "stored",
+            "SECTIONS": genes.BLOCK_ORDER == "sections",
             "ROTATED": genes.ROTATE,
             "STAGGERED": genes.STAGGER,
             "IN_ORDER": problem.deterministic,
@@ -185,15 +195,23 @@ class BackwardWgmma(Family):
         m, n = genes.BLOCK_M, genes.BLOCK_N
         tiles, sinks = row_blocks(problem, genes.BLOCK_M), "sinks" in parse_grads(problem.grads)
         row_block, in_order = (ROW_THREADS, 1, 1), problem.deterministic
-        progress: KernelArg = Buffer("progress") if in_order else NULL
+        progress: KernelArg = Buffer("progress") if in_order or genes.DQ_BEGIN == "stored" else NULL
         keys, heads, batch = key_blocks(problem, genes), problem.kv_heads, batches(problem)
         blocks, in_parts = keys * genes.QUERY_SPLIT, genes.QUERY_SPLIT > 1
-        grid = (heads, batch, blocks) if genes.BLOCK_ORDER == "heads" else (blocks, heads, batch)
+        grid = (heads, batch, blocks) if genes.BLOCK_ORDER != "keys" else (blocks, heads, batch)
         ahead = waits_ahead(problem, genes, gpu.sm_count) if in_order else 0
+        tiles_of_all, whole = keys * heads * batch, whole_tiles(problem, genes, gpu.sm_count)
+        if genes.BLOCK_ORDER == "sections":
+            ahead = section_heads(problem, genes, gpu.sm_count)
+        if genes.SPLIT == "last":
+            grid, ahead = (whole + (tiles_of_all - whole) * genes.QUERY_SPLIT, 1, 1), whole
         together = 1  # by a block list, and where they may not all run at once, blocks wait for earlier ones alone
         if in_order and not ahead and not problem.blocks and (problem.causal or genes.ROTATE):
-            together = math.prod(grid) if genes.BLOCK_ORDER == "heads" else blocks
+            together = math.prod(grid) if genes.BLOCK_ORDER != "keys" else blocks
         sums, sum_tiles = (Buffer("key_sums"), keys) if in_parts else (NULL, 0)
+        sum_slots = sum_tiles
+        if genes.SPLIT == "last":
+            sum_tiles, sum_slots = whole, math.ceil((tiles_of_all - whole) * SHARES / (problem.heads * batch))
         log_sums, deltas, dq_sums = Buffer("log_sums"), Buffer("deltas"), Buffer("dq_sums")
         dlse: KernelArg = Buffer("dlse") if problem.lse else NULL
         scale = Scalar("float32", problem.softmax_scale)
@@ -247,12 +265,12 @@ class BackwardWgmma(Family):
             KernelLaunch("backward_wgmma_terms", (tiles, *row_grid), row_block, 0, terms, overlaps=bool(packs)),
             KernelLaunch(self.name, grid, (threads(genes), 1, 1), smem, main, overlaps=True, together=together),
             KernelLaunch(
-                "backward_wgmma_rows", (tiles + sinks + sum_tiles, *row_grid), row_block, 0, rows, overlaps=True
+                "backward_wgmma_rows", (tiles + sinks + sum_slots, *row_grid), row_block, 0, rows, overlaps=True
             ),
         )
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
-        return scratch(problem, self.genes(config))
+        return scratch(problem, self.genes(config), gpu.sm_count)
 
     def unordered(self, problem: AttentionProblem, config: KernelConfig) -> tuple[str, ...]:
         several = key_blocks(problem, self.genes(config)) > 1 and not problem.deterministic
@@ -323,9 +341,43 @@ def why_not_whole_lists(problem: AttentionProblem, genes: BackwardWgmmaGenes) ->
         return f"{name} needs queries by the mask alone, and here a block list names them."
     if problem.deterministic and genes.ROTATE and genes.QUERY_SPLIT > 1:
         return f"QUERY_SPLIT={genes.QUERY_SPLIT} ROTATE: blocks that add to dQ in order would wait for one another."
+    if problem.deterministic and genes.BLOCK_ORDER == "sections":
+        return f"BLOCK_ORDER={genes.BLOCK_ORDER} is of blocks that add in any order; deterministic=1 asks for others."
     if problem.deterministic and genes.DQ_SUM != "warp":
         return f"DQ_SUM={genes.DQ_SUM} adds to dQ in any order; deterministic=1 asks for DQ_SUM=warp."
     return why_not_listed(problem, genes.BLOCK_M, genes.BLOCK_N)
+
+
+def why_not_stored(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
+    """DQ_BEGIN=stored where no block may add to a tile of dQ, or those that add are found otherwise."""
+    if genes.DQ_SUM != "warp":
+        return "DQ_BEGIN=stored needs DQ_SUM=warp, which waits until the first block has stored."
+    band = problem.masking.band(problem.seqlen_q, problem.seqlen_k)
+    ends = (0, max(0, problem.seqlen_q - genes.BLOCK_M)), (min(genes.BLOCK_M, problem.seqlen_q), problem.seqlen_q)
+    unseen = not all(band.keys(first, end) for first, end in zip(*ends, strict=True))
+    if problem.varlen or problem.blocks or unseen:
+        return "DQ_BEGIN=stored needs a key for each tile of queries, and no packed sequences or block lists."
+    return None
+
+
+def why_not_last(problem: AttentionProblem, genes: BackwardWgmmaGenes, gpu: GpuSpec) -> str | None:
+    """SPLIT=last where it is not possible, or no other than SPLIT=all, or of no use."""
+    if genes.QUERY_SPLIT == 1:
+        return "SPLIT=last needs QUERY_SPLIT of 2 or more."
+    if problem.varlen or problem.causal or problem.deterministic or problem.blocks:
+        return "SPLIT=last needs tiles of keys that take the same time: no causal mask, no packed sequences or lists."
+    places, tiles = gpu.sm_count * genes.BLOCKS_PER_SM, key_blocks(problem, genes) * units(problem)
+    if tiles < places:
+        return f"SPLIT=last splits all {tiles} tiles of keys (BLOCK_N), as SPLIT=all does."
+    if genes.BLOCK_ORDER not in ("keys", "heads"):
+        return f"SPLIT=last takes BLOCK_ORDER=keys or heads, not {genes.BLOCK_ORDER}."
+    rest = tiles % places
+    if rounds_of_parts(rest, genes.QUERY_SPLIT, places) >= (rest > 0):
+        return (
+            f"SPLIT=last QUERY_SPLIT={genes.QUERY_SPLIT}: the last {rest} tiles of keys take no less time in parts on "
+            f"{places} places."
+        )
+    return None
 
 
 def why_redundant(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
@@ -342,7 +394,7 @@ def why_redundant(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str |
             )
     if tiles < genes.QUERY_SPLIT:
         return f"QUERY_SPLIT={genes.QUERY_SPLIT} is more than the {tiles} tiles of {genes.BLOCK_M} queries."
-    if genes.BLOCK_ORDER == "heads" and (key_blocks(problem, genes) == 1 or units(problem) == 1):
+    if genes.BLOCK_ORDER != "keys" and (key_blocks(problem, genes) == 1 or units(problem) == 1):
         return "BLOCK_ORDER=heads is the order of keys where there is one head, or one tile of keys."
     if genes.ROTATE and (tiles == 1 or key_blocks(problem, genes) == 1):
         return "ROTATE needs several tiles of keys and of queries (BLOCK_M, BLOCK_N)."
@@ -352,7 +404,7 @@ def why_redundant(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str |
 def why_too_big(problem: AttentionProblem, genes: BackwardWgmmaGenes, gpu: GpuSpec) -> str | None:
     """Grid, memory and registers against the limits of the GPU and of BLOCKS_PER_SM."""
     warps, smem = threads(genes) // 32, smem_bytes(problem, genes)
-    if genes.BLOCK_ORDER == "heads" and (blocks := key_blocks(problem, genes) * genes.QUERY_SPLIT) > MAX_GRID_YZ:
+    if genes.BLOCK_ORDER != "keys" and (blocks := key_blocks(problem, genes) * genes.QUERY_SPLIT) > MAX_GRID_YZ:
         return f"BLOCK_ORDER=heads puts {blocks} tiles of keys (BLOCK_N, QUERY_SPLIT) in grid z, which ends at 65535."
     if smem > gpu.smem_per_block:
         return (
@@ -367,4 +419,4 @@ def why_too_big(problem: AttentionProblem, genes: BackwardWgmmaGenes, gpu: GpuSp
             f"A thread needs about {needed} registers, by BLOCK_M, BLOCK_N, P_PLACE, DS_PLACE, DQ_ROWS, and PRODUCER="
             f"{genes.PRODUCER} with {producer_warps(genes)} warps leaves it {have}."
         )
-    return why_no_memory(problem, scratch(problem, genes), gpu)
+    return why_no_memory(problem, scratch(problem, genes, gpu.sm_count), gpu)

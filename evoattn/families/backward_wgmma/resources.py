@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
+from heapq import heapreplace
 from typing import Literal
 
 from evoattn.families import backward
-from evoattn.families.backward import key_steps
+from evoattn.families.backward import key_steps, tile_steps
 from evoattn.families.block_list import block_state_bytes
 from evoattn.families.genes import Genes
 from evoattn.families.packed_mask import packed_bytes
 from evoattn.families.residency import WARP, register_cap
 from evoattn.families.row_blocks import batches, row_blocks
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES
-from evoattn.families.work import LaunchWork, Step, bias_bytes, tensor_bytes, up_to, variant_step
+from evoattn.families.work import LAST_PARTS, LaunchWork, Step, bias_bytes, tensor_bytes, up_to, variant_step
 from evoattn.model.backward import parse_grads
 from evoattn.model.problem import AttentionProblem
 
@@ -37,9 +39,11 @@ class BackwardWgmmaGenes(Genes):
     DS_PLACE: Literal["registers", "shared"]
     DQ_ROWS: Literal["queries", "dims"]
     DQ_SUM: Literal["registers", "bulk", "warp"]
-    BLOCK_ORDER: Literal["keys", "heads"]
+    BLOCK_ORDER: Literal["keys", "heads", "sections"]
     ROTATE: bool
     QUERY_SPLIT: int = 1
+    SPLIT: Literal["all", "last"] = "all"
+    DQ_BEGIN: Literal["cleared", "stored"] = "cleared"
     STAGGER: bool = False
 
 
@@ -185,19 +189,80 @@ def key_blocks(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     return backward.key_blocks(problem, genes.BLOCK_N)
 
 
-def scratch(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, int]:
+def whole_tiles(problem: AttentionProblem, genes: BackwardWgmmaGenes, sms: int) -> int:
+    """Tiles of keys whose queries are not split: none, or with SPLIT=last those of whole rounds of the GPU's places."""
+    places = sms * genes.BLOCKS_PER_SM
+    return key_blocks(problem, genes) * units(problem) // places * places * (genes.SPLIT == "last")
+
+
+SMS_MEASURED = 132
+"""Of an H100 and an H200, of which the cost model has times."""
+SECTION_ROUNDS = (1, 2, 4)
+"""Blocks of a section over the places for blocks that the GPU has, of the sizes that are looked at."""
+BLOCK_STEPS = 1.5
+"""Of a block's ends, in steps of its loop."""
+MOST_SIMULATED = 3000
+"""Blocks: of more the first size of section is taken, as the last ones matter less."""
+L2_FOR_SECTIONS, BEYOND_L2, LARGER_SECTION = 80 << 20, 0.06, 0.01
+"""Bytes of Q, dO and sums of dQ of a section's heads from which it takes so much more time for each doubling, and what
+a doubling costs below: 4 to 7 % on an H100, of three problems with grouped heads, and 1 to 3 % of three without."""
+
+
+def section_heads(problem: AttentionProblem, genes: BackwardWgmmaGenes, sms: int) -> int:
+    """K/V heads whose blocks begin in turn: with BLOCK_ORDER=sections as many as let all places end at the same time,
+    by a simulation, of those that L2 has room for."""
+    if genes.BLOCK_ORDER != "sections":
+        return units(problem) if genes.BLOCK_ORDER == "heads" else 1
+    columns = problem.element_bytes * (problem.head_dim + problem.head_dim_v) + 4 * whole_chunks(problem.head_dim)
+    steps = tile_steps(problem.masking, problem.seqlen_q, problem.seqlen_k, genes.BLOCK_M, genes.BLOCK_N)
+    if problem.varlen or problem.blocks:
+        steps = (1,) * key_blocks(problem, genes)
+    steps = tuple(count for count in steps for _ in range(genes.QUERY_SPLIT))
+    places, head_bytes = sms * genes.BLOCKS_PER_SM, problem.group_size * problem.seqlen_q * columns
+    return _section_heads(units(problem), steps, places, head_bytes)
+
+
+@lru_cache(maxsize=1024)
+def _section_heads(units: int, steps: tuple[int, ...], places: int, head_bytes: int) -> int:
+    sizes = [max(1, min(units, int(rounds * places / len(steps) + 0.15))) for rounds in SECTION_ROUNDS]
+    if units * len(steps) > MOST_SIMULATED:
+        return sizes[0]
+
+    def time_of(heads: int) -> float:
+        first = units % heads
+        counts = [first] * (first > 0) + [heads] * (units // heads)
+        ends = [0.0] * places
+        for count in counts:
+            for step in steps:
+                for _ in range(count):
+                    heapreplace(ends, ends[0] + step + BLOCK_STEPS)
+        beyond = math.log2(max(1.0, heads * head_bytes / L2_FOR_SECTIONS))
+        return max(ends) * (1 + BEYOND_L2 * beyond + LARGER_SECTION * math.log2(heads / sizes[0]))
+
+    return min(dict.fromkeys(sizes), key=time_of)
+
+
+def rounds_of_parts(tiles: int, parts: int, places: int) -> float:
+    """Time of a tile that blocks take for so many tiles in so many parts each, on places that one block has at once."""
+    return math.ceil(tiles * parts / places) / parts
+
+
+def scratch(problem: AttentionProblem, genes: BackwardWgmmaGenes, sms: int) -> dict[str, int]:
     """Bytes of the terms of the queries, of dQ in float32, and of what blocks leave of dK and dV; of what is made of a
     block list; of words by which blocks wait for one another."""
     terms = 4 * genes.BLOCK_M * query_tiles(problem, genes)
     found = {"log_sums": terms, "deltas": terms, "dq_sums": terms * whole_chunks(problem.head_dim)}
-    found |= {"key_sums": key_sums(problem, genes)} if genes.QUERY_SPLIT > 1 else {}
+    split = key_blocks(problem, genes) * units(problem) - whole_tiles(problem, genes, sms)
+    found |= {"key_sums": key_sums(problem, genes, split)} if genes.QUERY_SPLIT > 1 else {}
     found |= block_state_bytes(problem) | packed_bytes(problem)
-    return found | ({"progress": 4 * query_tiles(problem, genes)} if problem.deterministic else {})
+    return found | (
+        {"progress": 4 * query_tiles(problem, genes)} if problem.deterministic or genes.DQ_BEGIN == "stored" else {}
+    )
 
 
-def key_sums(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
-    """Bytes of dK and dV of all blocks in float32, QUERY_SPLIT > 1; else 0."""
-    blocks = key_blocks(problem, genes) * units(problem) * genes.QUERY_SPLIT
+def key_sums(problem: AttentionProblem, genes: BackwardWgmmaGenes, tiles: int) -> int:
+    """Bytes of dK and dV of all parts of so many tiles in float32, QUERY_SPLIT > 1; else 0."""
+    blocks = tiles * genes.QUERY_SPLIT
     return 4 * blocks * genes.BLOCK_N * (problem.head_dim + problem.head_dim_v) * (genes.QUERY_SPLIT > 1)
 
 
@@ -215,7 +280,7 @@ def waits_ahead(problem: AttentionProblem, genes: BackwardWgmmaGenes, sms: int) 
     """1 where blocks that add to the same dQ in order may not all run at once on so many SMs, so that each must wait
     for those alone that begin before it; else 0. Blocks begin in order, with BLOCK_ORDER=keys head by head."""
     blocks = math.ceil(problem.seqlen_k / genes.BLOCK_N) * genes.QUERY_SPLIT
-    if genes.BLOCK_ORDER == "heads":
+    if genes.BLOCK_ORDER != "keys":
         blocks *= units(problem)
     return min(1, blocks // (sms * genes.BLOCKS_PER_SM // LAUNCHES_AT_ONCE + 1))
 
@@ -256,7 +321,7 @@ def launch_work(problem: AttentionProblem, genes: BackwardWgmmaGenes, registers:
         waits=STEP_WAIT * (0.6 if runs_ahead(genes) else 1.0),
     )
     extra = variant_step(problem, pairs)
-    split = genes.QUERY_SPLIT
+    split = genes.QUERY_SPLIT if genes.SPLIT == "all" else 1
     turns = TURN_SHARE * (problem.deterministic and not problem.causal and not genes.ROTATE)
     blocks = count * units(problem) * split
     ends = Step(
@@ -278,15 +343,15 @@ def launch_work(problem: AttentionProblem, genes: BackwardWgmmaGenes, registers:
         ends,
         tensor="wgmma",
         longest_first=(problem.causal or bool(problem.blocks))
-        and genes.BLOCK_ORDER == "heads"
+        and genes.BLOCK_ORDER != "keys"
         and not problem.deterministic,
         in_flight_bytes=float(tile_bytes * (min(genes.Q_STAGES, genes.DO_STAGES) - 1)),
         read_bytes=tensor_bytes(problem, "q", "k", "v", "o") + bias_bytes(problem),
-        write_bytes=key_sums(problem, genes) or tensor_bytes(problem, "k", "v"),
+        write_bytes=_key_sums(problem, genes) or tensor_bytes(problem, "k", "v"),
         sweep_bytes=tensor_bytes(problem, "q", "o"),
         sweepers=float(count),
         visits=float(count),
-        heads_in_turn=units(problem) if genes.BLOCK_ORDER == "heads" else 1.0,
+        heads_in_turn=float(section_heads(problem, genes, SMS_MEASURED)),
         overlaps=True,
         genes=_numbers(problem, genes),
     )
@@ -297,8 +362,10 @@ def _rows(problem: AttentionProblem, genes: BackwardWgmmaGenes, which: str) -> L
     """The launch that makes terms of the queries and clears the sums, or that makes rows of dQ out of these."""
     tiles = query_tiles(problem, genes)
     sums, moved = _sum_bytes(problem, genes), _row_bytes(problem, genes, which)
+    if which == "terms" and genes.DQ_BEGIN == "stored":
+        sums, moved = 0.0, moved - sums
     reads = moved - sums if which == "terms" else sums
-    of_keys = key_sums(problem, genes) if which == "rows" else 0
+    of_keys = _key_sums(problem, genes) if which == "rows" else 0
     to_keys = tensor_bytes(problem, "k", "v") if of_keys else 0.0
     moved += (of_keys + to_keys) / tiles
     return LaunchWork(
@@ -317,6 +384,11 @@ def _rows(problem: AttentionProblem, genes: BackwardWgmmaGenes, which: str) -> L
         scratch_bytes=reads * tiles + of_keys if which == "rows" else 0.0,
         overlaps=which == "rows",
     )
+
+
+def _key_sums(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
+    """Bytes of `key_sums` of all tiles; those of SPLIT=last are few."""
+    return key_sums(problem, genes, key_blocks(problem, genes) * units(problem)) * (genes.SPLIT == "all")
 
 
 def _sum_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> float:
@@ -340,7 +412,8 @@ def _numbers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, 
         "do stages": genes.DO_STAGES,
         "ds stages": genes.DS_STAGES,
         "asked blocks": genes.BLOCKS_PER_SM,
-        "query split": genes.QUERY_SPLIT,
+        "query split": genes.QUERY_SPLIT if genes.SPLIT == "all" else 1,
+        LAST_PARTS: genes.QUERY_SPLIT if genes.SPLIT == "last" else 1,
         "producer group": genes.PRODUCER == "warpgroup",
         "order": ORDERS.index(genes.ORDER),
         "p registers": genes.P_PLACE == "registers",
@@ -350,6 +423,9 @@ def _numbers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, 
         "dq by warp": genes.DQ_SUM == "warp",
         "bias gradient": "bias" in parse_grads(problem.grads),
         "staggered": genes.STAGGER,
+        "dq stored": genes.DQ_BEGIN == "stored",
+        "sections": genes.BLOCK_ORDER == "sections",
+        "terms early": genes.TERMS_EARLY,
         "rotated": genes.ROTATE,
         "consumer registers": moved_registers(problem, genes)[1] or registers_at_launch(genes),
     }

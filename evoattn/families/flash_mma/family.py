@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-from evoattn.families.base import Family, attention_args
+from evoattn.families.base import ZEROED_SUFFIX, Family, attention_args
 from evoattn.families.block_list import block_list_args, block_list_constants, why_not_listed
 from evoattn.families.flash_mma.resources import (
     FlashMmaGenes,
     block_warps,
     launch_work,
     registers_needed,
+    results_bytes,
     ring_stages,
     smem_bytes,
 )
 from evoattn.families.packed_mask import pack_launches, pack_work, packed_bytes
-from evoattn.families.residency import WARP, why_not_resident, why_same_code, why_too_few_registers
+from evoattn.families.residency import WARP, why_no_memory, why_not_resident, why_same_code, why_too_few_registers
 from evoattn.families.row_blocks import batches, row_blocks
 from evoattn.families.variants import (
     lse_args,
@@ -28,7 +29,7 @@ from evoattn.families.variants import (
 )
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
-from evoattn.model.launch import KernelLaunch
+from evoattn.model.launch import Buffer, KernelArg, KernelLaunch
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.scales import PER_TOKEN
@@ -36,8 +37,13 @@ from evoattn.model.space import KernelConfig, Value
 from evoattn.model.variant import EIGHT_BITS, KEY_VARIANTS, SCORE_VARIANTS
 
 MIN_HEAD_DIM, MAX_HEAD_DIM, EIGHT_BIT_STEP = 16, 256, 32
+FIRST_E4M3 = 8, 9
+"""The compute capability from which mma.sync multiplies e4m3."""
 WIDE_HEAD_DIM, RECIPE_KEYS = 128, {False: 64, True: 32}
 """BLOCK_N of rows of the same bits in every batch, by whether a head_dim is wider."""
+E4M3 = "e4m3"
+"""The dtype of 8 bits that Q may have, where there is no wgmma of it."""
+RESULTS, ARRIVED = "results", "arrived" + ZEROED_SUFFIX
 HAS_WGMMA = "sm_90a"
 """Whose such rows flash_wgmma computes."""
 
@@ -46,9 +52,9 @@ class FlashMma(Family):
     """The `Family` of `templates/flash_mma.cu.j2`."""
 
     name: ClassVar[str] = "flash_mma"
-    summary: ClassVar[str] = "tensor cores by mma.sync m16n8k16, ldmatrix and cp.async; fp16 and bf16"
+    summary: ClassVar[str] = "tensor cores by mma.sync, ldmatrix and cp.async; fp16 and bf16, from sm_89 on e4m3"
     devices: ClassVar[str] = "sm_80 and newer"
-    dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
+    dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16", E4M3)
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
     writes_lse: ClassVar[bool] = True
     variants: ClassVar[tuple[str, ...]] = (
@@ -70,9 +76,12 @@ class FlashMma(Family):
         for dim in (problem.head_dim, problem.head_dim_v):
             if not MIN_HEAD_DIM <= dim <= MAX_HEAD_DIM:
                 return f"flash_mma takes a head_dim of {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {dim}."
-        if problem.kv and (problem.head_dim % EIGHT_BIT_STEP or problem.head_dim_v % EIGHT_BIT_STEP):
+        if problem.dtype == E4M3 and (reason := why_not_all_eight(problem, gpu)):
+            return reason
+        eight = problem.kv or problem.dtype == E4M3
+        if eight and (problem.head_dim % EIGHT_BIT_STEP or problem.head_dim_v % EIGHT_BIT_STEP):
             return f"flash_mma takes K and V of 8 bits with head_dims that are multiples of {EIGHT_BIT_STEP}."
-        if problem.kv and (problem.shared_kv or problem.blocks):
+        if eight and (problem.shared_kv or problem.blocks):
             return "flash_mma takes K and V of 8 bits without a block list, and no V within K."
         if max(problem.heads, batches(problem)) > MAX_GRID_YZ:
             return (
@@ -91,22 +100,24 @@ class FlashMma(Family):
             or why_coarse_sums(problem, genes)
             or why_wrong_ring(genes)
             or why_not_listed(problem, genes.BLOCK_M, genes.BLOCK_N)
-            or why_key_warps(problem, genes)
-            or (why_redundant(problem, genes) if redundant else None)
+            or why_not_all_keys(problem, genes)
+            or (why_redundant(problem, genes, gpu) if redundant else None)
             or why_too_big(problem, genes, gpu)
+            or why_no_memory(problem, self.workspace(problem, config, gpu), gpu)
         )
 
     def recipe(self, problem: AttentionProblem, gpu: GpuSpec) -> dict[str, Value]:
-        if gpu.arch == HAS_WGMMA or problem.dtype not in self.dtypes:
+        if gpu.arch == HAS_WGMMA or problem.dtype not in self.dtypes or problem.dtype == E4M3:
             return {}
         wide = max(problem.head_dim, problem.head_dim_v) > WIDE_HEAD_DIM
-        return {"BLOCK_N": RECIPE_KEYS[wide], "KEY_WARPS": 1, "RESCALE": "always", "ROW_SUM": "add"}
+        return {"BLOCK_N": RECIPE_KEYS[wide], "KEY_WARPS": 1, "KEY_SPLIT": 1, "RESCALE": "always", "ROW_SUM": "add"}
 
     def row_bits(self, problem: AttentionProblem, config: KernelConfig) -> tuple[Value, ...] | None:
         """A row meets its tiles of keys, which begin at multiples of BLOCK_N, from the first to the last; a tile in
         which it sees no key leaves it as it is, and so does a rescale that the maximum of another row asks for."""
         genes = self.genes(config)
-        if problem.blocks or genes.RESCALE == "lazy":  # which raises a shift in masked tiles in another way
+        # A lazy shift is raised in masked tiles in another way; other rows say where a block's part of the keys begins.
+        if problem.blocks or genes.RESCALE == "lazy" or genes.KEY_SPLIT > 1:
             return None
         rescale = "always" if genes.RESCALE == "vote" else genes.RESCALE
         return genes.BLOCK_N, genes.KEY_WARPS, rescale, genes.ROW_SUM
@@ -116,13 +127,15 @@ class FlashMma(Family):
         order = genes.BLOCK_ORDER
         k_stages, v_stages = ring_stages(genes)
         return {
-            "ELEMENT": problem.element.cuda,
+            "ELEMENT": problem.answer.cuda,
+            "QUERY_ELEMENT": problem.element.cuda,
             "HEAD_DIM": problem.head_dim,
             "VALUE_DIM": problem.head_dim_v,
             **problem.masking.constants(),
             **variant_constants(problem),
             **scale_constants(problem),
             **lse_constants(problem),
+            **split_constants(genes),
             **block_list_constants(problem),
             "SCHEDULE": genes.SCHEDULE.removesuffix("_short_v").upper(),
             "K_STAGES": k_stages,
@@ -141,9 +154,12 @@ class FlashMma(Family):
         genes = self.genes(config)
         rows, batch = row_blocks(problem, genes.BLOCK_M), batches(problem)
         heads_fastest = genes.BLOCK_ORDER.startswith("heads")
-        grid = (problem.heads, batch, rows) if heads_fastest else (rows, problem.heads, batch)
+        split = genes.KEY_SPLIT
+        grid = (problem.heads * split, batch, rows) if heads_fastest else (rows * split, problem.heads, batch)
+        scratch: tuple[KernelArg, ...] = (Buffer(RESULTS), Buffer(ARRIVED)) if split > 1 else ()
         args = (
             attention_args(problem)
+            + scratch
             + lse_args(problem)
             + variant_args(problem)
             + scale_args(problem)
@@ -154,7 +170,11 @@ class FlashMma(Family):
         return *before, KernelLaunch(self.name, grid, threads, smem, args, overlaps=overlaps)
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
-        return packed_bytes(problem)
+        genes = self.genes(config)
+        if genes.KEY_SPLIT == 1:
+            return packed_bytes(problem)
+        tiles = row_blocks(problem, genes.BLOCK_M) * problem.heads * batches(problem)
+        return {RESULTS: results_bytes(problem, genes, tiles), ARRIVED: tiles * 4}
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
         return *pack_work(problem), *launch_work(problem, self.genes(config), registers)
@@ -182,9 +202,30 @@ def why_wrong_shape(genes: FlashMmaGenes) -> str | None:
     return None
 
 
+def why_not_all_eight(problem: AttentionProblem, gpu: GpuSpec) -> str | None:
+    """What Q, K and V of 8 bits lack here."""
+    if gpu.capability < FIRST_E4M3 or gpu.arch == HAS_WGMMA:
+        return (
+            f"flash_mma takes a Q of e4m3 from sm_89 on, but for {HAS_WGMMA}, where fp8_wgmma does, not on {gpu.arch}."
+        )
+    if problem.kv:
+        return f"flash_mma takes K and V of {problem.dtype} beside such a Q, not of {problem.kv}."
+    if problem.scales not in ("", "head"):
+        return f"flash_mma takes scales of tensors or of heads beside such a Q, not of each {problem.scales}."
+    return None
+
+
 def why_not_eight_bits(problem: AttentionProblem, genes: FlashMmaGenes) -> str | None:
     """How queries lie beside K and V of 8 bits, and sums of weights that have a part of their scale."""
-    if problem.kv and genes.Q_PLACE != "direct":
+    if problem.dtype == E4M3 and (genes.RESCALE == "lazy" or genes.ROW_SUM != "add"):
+        return (
+            f"RESCALE={genes.RESCALE} ROW_SUM={genes.ROW_SUM}: weights of e4m3 are up to a power of two, and summed as "
+            "they are (always or vote, and add)."
+        )
+    if problem.dtype == E4M3 and genes.BLOCK_N % (EIGHT_BIT_STEP * genes.KEY_WARPS):
+        steps = f"steps of {EIGHT_BIT_STEP} for KEY_WARPS={genes.KEY_WARPS}"
+        return f"BLOCK_N={genes.BLOCK_N} keys do not divide into {steps}."
+    if (problem.kv or problem.dtype == E4M3) and genes.Q_PLACE != "direct":
         return f"Q_PLACE={genes.Q_PLACE}: beside K and V of 8 bits fragments of Q come straight from memory (direct)."
     if problem.scales == PER_TOKEN and genes.ROW_SUM != "add":
         return f"ROW_SUM={genes.ROW_SUM}: weights of V with a scale of each key are summed up by additions (add)."
@@ -209,17 +250,30 @@ def why_wrong_ring(genes: FlashMmaGenes) -> str | None:
     return None
 
 
-def why_key_warps(problem: AttentionProblem, genes: FlashMmaGenes) -> str | None:
-    """Key warps of a listed tile: one of them may have no key of the first FULL tile, and a lazy shift no score."""
+def split_constants(genes: FlashMmaGenes) -> dict[str, str]:
+    """The kernel's parameters for results of parts of the keys, which no other kernel has."""
+    parameters = ", float4* __restrict__ results_gmem, uint32_t* __restrict__ arrived_zeroed"
+    return {
+        "KEY_SPLIT_PARAMETERS": parameters if genes.KEY_SPLIT > 1 else "",
+        "KEY_SPLIT_ARGUMENTS": "results_gmem, arrived_zeroed" if genes.KEY_SPLIT > 1 else "",
+    }
+
+
+def why_not_all_keys(problem: AttentionProblem, genes: FlashMmaGenes) -> str | None:
+    """Warps that share a listed tile: one of them may have no key of the first FULL tile, and a lazy shift no score.
+    Blocks that share the tiles of a list."""
     if problem.blocks and genes.KEY_WARPS > 1:
         return f"KEY_WARPS={genes.KEY_WARPS}: with a block list one warp takes all keys of a tile."
+    if problem.blocks and genes.KEY_SPLIT > 1:
+        return f"KEY_SPLIT={genes.KEY_SPLIT}: a block takes all tiles of keys that a block list names."
     return None
 
 
-def why_redundant(problem: AttentionProblem, genes: FlashMmaGenes) -> str | None:
+def why_redundant(problem: AttentionProblem, genes: FlashMmaGenes, gpu: GpuSpec) -> str | None:
     """Configs that do what a smaller one does."""
     block_m, block_n, key_warps, order = (genes.BLOCK_M, genes.BLOCK_N, genes.KEY_WARPS, genes.BLOCK_ORDER)
-    rows, tiles = row_blocks(problem, block_m), math.ceil(problem.seqlen_k / block_n)
+    rows, all_tiles = row_blocks(problem, block_m), math.ceil(problem.seqlen_k / block_n)
+    tiles, heads = math.ceil(all_tiles / genes.KEY_SPLIT), problem.heads * batches(problem)
     if block_m > 16 and block_m >= 2 * problem.seqlen_q:
         return f"BLOCK_M={block_m} for {problem.seqlen_q} queries leaves half of the block or more without work."
     if block_n > 16 * key_warps and block_n >= 2 * problem.seqlen_k:
@@ -229,16 +283,22 @@ def why_redundant(problem: AttentionProblem, genes: FlashMmaGenes) -> str | None
             f"KEY_WARPS={key_warps}: with {problem.seqlen_k} keys in a tile of {block_n} the last key warp never sees "
             "one."
         )
+    if genes.KEY_SPLIT > 1 and math.ceil(all_tiles / tiles) < genes.KEY_SPLIT:
+        return (
+            f"KEY_SPLIT={genes.KEY_SPLIT} leaves blocks without work: {problem.seqlen_k} keys make {all_tiles} tiles "
+            f"of {block_n}."
+        )
+    if genes.KEY_SPLIT > 1 and rows * heads > gpu.sm_count * genes.BLOCKS_PER_SM:
+        return f"KEY_SPLIT={genes.KEY_SPLIT}: the {rows * heads} tiles of rows fill the SMs without it."
     if tiles == 1 and (genes.SCHEDULE != "split" or genes.RESCALE != "always"):
         return (
-            f"All {problem.seqlen_k} keys are one tile of {block_n}: SCHEDULE and RESCALE must be split and always, to "
-            "do nothing."
+            f"All {problem.seqlen_k} keys are one tile of {block_n} a block: SCHEDULE and RESCALE must be split and "
+            "always, to do nothing."
         )
     if tiles < genes.STAGES:
-        return f"STAGES={genes.STAGES} is more than the {tiles} tiles of {block_n} that {problem.seqlen_k} keys make."
+        return f"STAGES={genes.STAGES} is more than the {tiles} tiles of {block_n} that a block takes."
     if order.endswith("reversed") and not problem.causal:
         return f"BLOCK_ORDER={order} only matters with a causal mask: without one all row blocks take the same time."
-    heads = problem.heads * batches(problem)
     if order != "rows" and (rows == 1 or (order == "heads" and heads == 1)):
         return f"BLOCK_ORDER={order} is the same order as rows for {rows} row blocks of {heads} heads."
     return None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from evoattn.families.genes import Genes
+from evoattn.families.merge_work import LAST_BLOCK_WAIT
 from evoattn.families.residency import WARP, register_cap
 from evoattn.families.row_blocks import batches
 from evoattn.families.work import (
@@ -43,9 +44,12 @@ class FlashMmaGenes(Genes):
     O_STORE: Literal["direct", "shared"]
     BLOCK_ORDER: Literal["rows", "rows_reversed", "heads", "heads_reversed"]
     BLOCKS_PER_SM: int
+    KEY_SPLIT: int = 1
 
 
 CHUNK_BYTES = 16
+TICKET_BYTES = 16
+"""Of shared memory, where blocks share keys."""
 FIXED_REGISTERS = 44
 """Addresses, counters, bounds, fragments of K and V under way."""
 ROW_TILE_REGISTERS = 8
@@ -83,7 +87,12 @@ def smem_bytes(problem: AttentionProblem, genes: FlashMmaGenes) -> int:
     o_bytes = genes.BLOCK_M * o_row_bytes if genes.O_STORE == "shared" else 0
     # O, two shifts and two sums of each lane in fp32: head_dim of V / 2 + 4 floats per lane for every 16 rows.
     merge = (genes.KEY_WARPS - 1) * genes.BLOCK_M // 16 * WARP * (problem.head_dim_v // 2 + 4) * 4
-    return max(loop, max(q_bytes, o_bytes) + merge)
+    return max(loop, max(q_bytes, o_bytes) + merge) + (TICKET_BYTES if genes.KEY_SPLIT > 1 else 0)
+
+
+def results_bytes(problem: AttentionProblem, genes: FlashMmaGenes, tiles: int) -> int:
+    """Scratch of so many tiles of rows, each with a result of every block that shares its keys: as `merge` above."""
+    return tiles * genes.KEY_SPLIT * (genes.BLOCK_M // 16) * WARP * (problem.head_dim_v // 2 + 4) * 4
 
 
 def registers_needed(problem: AttentionProblem, genes: FlashMmaGenes) -> int:
@@ -96,7 +105,7 @@ def registers_needed(problem: AttentionProblem, genes: FlashMmaGenes) -> int:
     row_tiles = genes.BLOCK_M // (16 * genes.WARPS)
     scales = genes.BLOCK_N // genes.KEY_WARPS // 2 if problem.scales == PER_TOKEN else 0
     scores = genes.BLOCK_N // genes.KEY_WARPS // 2 * (2 if genes.SCHEDULE == "overlapped" else 1)
-    q = 0 if genes.Q_PLACE == "shared" else 4 * math.ceil(problem.head_dim / 16)
+    q = 0 if genes.Q_PLACE == "shared" else 4 * math.ceil(problem.head_dim * problem.element_bytes / 32)
     lazy = LAZY_REGISTERS[genes.ROW_SUM] if genes.RESCALE == "lazy" else 0
     return row_tiles * (problem.head_dim_v // 2 + scores + q + lazy + ROW_TILE_REGISTERS) + scales + FIXED_REGISTERS
 
@@ -104,6 +113,8 @@ def registers_needed(problem: AttentionProblem, genes: FlashMmaGenes) -> int:
 MMA_FLOPS, MMA_WAIT, LDMATRIX_WAIT, SHUFFLE_WAIT, BARRIER_WAIT = 4096, 18, 24, 24, 30
 """Floating-point operations of one mma.m16n8k16; clocks until the results of an instruction are there, on any of
 these cards to within some ten clocks."""
+PART_WAIT = 700
+"""Clocks for each result that the last of the blocks that share keys adds."""
 SCORE_OPERATIONS = {"always": 4.5, "vote": 4.0, "lazy": 3.5}
 """FP32 and conversion instructions per score and lane: scale, maximum, sum, half a conversion."""
 
@@ -114,6 +125,7 @@ def launch_work(problem: AttentionProblem, genes: FlashMmaGenes, registers: int)
     value_dim, v_dim = problem.head_dim_v, up_to(problem.head_dim_v, 16)
     warps, scores = block_warps(genes), genes.BLOCK_M * genes.BLOCK_N
     flops = 2.0 * scores * (dim + v_dim) + (16.0 * scores if genes.ROW_SUM == "mma" else 0.0)
+    flops *= problem.element_bytes / 2  # of 8 bits a clock has twice as many
     rescale = rows * value_dim * {"always": 1.0, "vote": 0.3, "lazy": 0.02}[genes.RESCALE] * genes.KEY_WARPS
     lanes = scores * (SCORE_OPERATIONS[genes.RESCALE] - (genes.ROW_SUM == "mma")) + rescale
     q_reads = rows * dim * problem.element_bytes * genes.KEY_WARPS if genes.Q_PLACE == "shared" else 0
@@ -133,18 +145,22 @@ def launch_work(problem: AttentionProblem, genes: FlashMmaGenes, registers: int)
     own = blocks_of_sequence(problem, count)
     heads = problem.heads * batches(problem)
     merge = (genes.KEY_WARPS - 1) * rows * value_dim * 4 * 2
+    split = genes.KEY_SPLIT
+    scratch = float(results_bytes(problem, genes, count * heads)) if split > 1 else 0.0
     ends = Step(
         instructions=rows * value_dim / WARP * 1.5 + 40 * warps,
         shared_bytes=merge + (rows * v_dim * 4 if genes.O_STORE == "shared" else 0),
-        loaded_bytes=float(rows * (problem.head_dim + value_dim) * problem.element_bytes),
-        waits=900 + (400 if genes.KEY_WARPS > 1 else 0),
+        # The last block reads the results of all, which are a part each of the others' bytes too.
+        loaded_bytes=float(rows * (problem.head_dim + value_dim) * problem.element_bytes)
+        + (2 * rows * value_dim * 4 if split > 1 else 0),
+        waits=900 + (400 if genes.KEY_WARPS > 1 else 0) + (LAST_BLOCK_WAIT + PART_WAIT * split if split > 1 else 0),
     )
     k_stages, v_stages = ring_stages(genes)
     order = genes.BLOCK_ORDER
     return (
         LaunchWork(
             "flash_mma",
-            count * heads,
+            count * heads * split,
             WARP * warps,
             warps,
             smem_bytes(problem, genes),
@@ -153,21 +169,23 @@ def launch_work(problem: AttentionProblem, genes: FlashMmaGenes, registers: int)
                 Step(flops, lanes, scores + rescale / 32, issued, fragments + copied, loaded, waits),
                 variant_step(problem, scores),
             ),
-            mean,
-            most,
+            mean / split,
+            math.ceil(most / split) if split > 1 else most,
             ends,
             longest_first=order == "heads_reversed" if problem.causal else False,
             in_flight_bytes=((k_stages - 1) * problem.head_dim + v_stages * value_dim) * keys * size,
             read_bytes=tensor_bytes(problem, "q", "k", "v") + bias_bytes(problem),
-            write_bytes=tensor_bytes(problem, "o"),
+            write_bytes=tensor_bytes(problem, "o") + scratch,
             sweep_bytes=tensor_bytes(problem, "k", "v"),
             sweepers=own * problem.group_size,
             visits=own,
             visit_share=visit_share(problem, mean, keys),
+            scratch_bytes=scratch,
             heads_in_turn=problem.kv_heads * batches(problem) if order.startswith("heads") else 1.0,
             genes={
                 "rows per warp": rows / genes.WARPS,
                 "key warps": genes.KEY_WARPS,
+                "key split": split,
                 "stages": genes.STAGES,
                 "barriers": barriers,
                 "overlapped": genes.SCHEDULE == "overlapped",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from evoattn.model.dtype import DTYPES
 
-PTX_TYPES = {"fp16": "f16", "bf16": "bf16", "e4m3": "e4m3"}
+PTX_TYPES = {"fp16": "f16", "bf16": "bf16", "e4m3": "e4m3", "e5m2": "e5m2"}
 OPERANDS_A_LINE = 8
 
 
@@ -21,22 +21,28 @@ def _string_lines(items: list[str], indent: str) -> str:
 
 
 def wgmma_function(
-    name: str, columns: int, dtype: str, a_in_registers: bool, b_transposed: bool, a_transposed: bool = False
+    name: str,
+    columns: int,
+    dtype: str,
+    a_in_registers: bool,
+    b_transposed: bool,
+    a_transposed: bool = False,
+    b_dtype: str = "",
 ) -> str:
     """A C++ function `name(d, a, b, accumulate)`: D[64, columns] = A[64, 16] B[16, columns], of 8 bits 32 in place of
     16, added to D if `accumulate`; fp32 accumulators.
 
     `d` is the lane's columns / 2 accumulators, `a` four registers or a descriptor, `b` a descriptor; `a_transposed`
     says that A lies with its rows contiguous, `b_transposed` B with its columns (PTX ISA, wgmma.mma_async). `columns`
-    is a multiple of 8 up to 256, `dtype` `fp16`, `bf16` or `e4m3`. Raises `ValueError` for A transposed in registers,
-    and for 8 bits transposed.
+    is a multiple of 8 up to 256, `dtype` `fp16`, `bf16`, `e4m3` or `e5m2`; of 8 bits B may have
+    another, `b_dtype`. Raises `ValueError` for A transposed in registers, and for 8 bits transposed.
     """
     if a_in_registers and a_transposed:
         raise ValueError("wgmma transposes no A that lies in registers.")
     if DTYPES[dtype].bytes == 1 and (a_transposed or b_transposed):
         raise ValueError("wgmma transposes no operand of 8 bits.")
     count = columns // 2
-    ptx = PTX_TYPES[dtype]
+    ptx, of_b = PTX_TYPES[dtype], PTX_TYPES[b_dtype or dtype]
     a_operands = [f"%{count + i}" for i in range(4)] if a_in_registers else [f"%{count}"]
     b, accumulate = (f"%{count + len(a_operands) + i}" for i in range(2))
     a_text = "{" + ", ".join(a_operands) + "}" if a_in_registers else a_operands[0]
@@ -50,7 +56,7 @@ def wgmma_function(
     return f"""\
 __device__ __forceinline__ void {name}(float (&d)[{count}], {a_type}, uint64_t b, int accumulate) {{
   asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, {accumulate}, 0;\\n"
-               "wgmma.mma_async.sync.aligned.m64n{columns}k{DTYPES[dtype].mma_k}.f32.{ptx}.{ptx} "
+               "wgmma.mma_async.sync.aligned.m64n{columns}k{DTYPES[dtype].mma_k}.f32.{ptx}.{of_b} "
                "{{{_string_lines(accumulators, indent)}}}, "
                "{a_text}, {b}, {flags};\\n}}"
                : {_lines(outputs, indent + "  ")}

@@ -48,12 +48,14 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.scales import PER_TOKEN
+from evoattn.model.scales import BLOCK_ROWS, PER_BLOCK, PER_TOKEN
 from evoattn.model.space import KernelConfig
 from evoattn.model.turned import turned_spec
 from evoattn.model.variant import KEY_VARIANTS, TURNED
 
 RESCALES = {"always": ("ALWAYS", 0), "lazy_2": ("LAZY", 2), "lazy_4": ("LAZY", 4)}
+KV = "e5m2"
+"""What K and V may have beside a Q of e4m3."""
 DIM_STEP = 16
 """Bytes that the rows of a tensor map are multiples of."""
 
@@ -62,7 +64,7 @@ class Fp8Wgmma(Family):
     """The `Family` of `templates/fp8_wgmma.cu.j2`."""
 
     name: ClassVar[str] = "fp8_wgmma"
-    summary: ClassVar[str] = "Hopper's wgmma on Q, K and V of 8 bits with scales; e4m3"
+    summary: ClassVar[str] = "Hopper's wgmma on Q, K and V of 8 bits with scales; e4m3, K and V e5m2 too"
     devices: ClassVar[str] = ARCH
     dtypes: ClassVar[tuple[str, ...]] = ("e4m3",)
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
@@ -74,6 +76,7 @@ class Fp8Wgmma(Family):
         "sink",
         "value_dim",
         "scales",
+        "kv",
         *KEY_VARIANTS,
         "varlen",
         TURNED,
@@ -90,6 +93,8 @@ class Fp8Wgmma(Family):
                 return f"{self.name} takes a head_dim that is a multiple of {DIM_STEP}, for tensor maps, not {dim}."
             if dim > MAX_HEAD_DIM:
                 return f"{self.name} takes a head_dim of at most {MAX_HEAD_DIM}, the widest wgmma, not {dim}."
+        if problem.kv not in ("", KV):
+            return f"{self.name} takes K and V of {problem.dtype} or {KV}, not of {problem.kv}."
         if problem.scales == PER_TOKEN:
             return f"{self.name} takes scales of tensors or of heads, not of tokens: a product sums over those of V."
         return why_not_sliding(problem)
@@ -104,6 +109,7 @@ class Fp8Wgmma(Family):
             or why_useless_flushes(genes)
             or why_no_parts(problem, genes)
             or why_no_sums(problem, genes)
+            or why_no_blocks(problem, genes)
             or (why_redundant(problem, genes.flash, gpu) if redundant else None)
             or why_too_long(problem, genes.flash, gpu)
             or why_too_big(problem, genes, gpu)
@@ -126,6 +132,8 @@ class Fp8Wgmma(Family):
             "CONSUMER_REGISTERS": consumer,
             "SUM_IN_SHARED": genes.SUM_PLACE == "shared",
             "VALUE_PARTS": genes.VALUE_PARTS,
+            "SCALES_BY_BLOCK": problem.scales == PER_BLOCK,
+            "SCALE_ROWS": BLOCK_ROWS,
             "TURNED": problem.turned,
             "SUM_BY_PRODUCT": genes.ROW_SUM == "product",
             "RESCALE": rescale,
@@ -136,7 +144,12 @@ class Fp8Wgmma(Family):
             "WRITE_LSE": problem.lse,
             "SMEM_BYTES": smem_bytes(problem, genes),
             "WGMMA_QK": wgmma_function(
-                "wgmma_qk", genes.BLOCK_N, problem.dtype, genes.Q_IN_REGISTERS, b_transposed=False
+                "wgmma_qk",
+                genes.BLOCK_N,
+                problem.dtype,
+                genes.Q_IN_REGISTERS,
+                b_transposed=False,
+                b_dtype=problem.kv,
             ),
             "WGMMA_PV": wgmma_function(
                 "wgmma_pv",
@@ -144,6 +157,7 @@ class Fp8Wgmma(Family):
                 problem.dtype,
                 a_in_registers=True,
                 b_transposed=False,
+                b_dtype=problem.kv,
             ),
         }
 
@@ -244,11 +258,22 @@ def why_no_sums(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> str | None:
             "ROW_SUM=product takes a causal mask. Without one, beside a key that dominates all rows, weights that are "
             "rounded to 0 make an answer 1 % too long."
         )
+    if problem.kv:
+        return f"ROW_SUM=product has a column of ones of {problem.dtype} beside V, not of {problem.kv}."
     if problem.lse:
         return "ROW_SUM=product adds up weights that are rounded to e4m3, too few digits for a log-sum-exp."
     if problem.head_dim_v + genes.sum_columns > MAX_HEAD_DIM:
         return f"ROW_SUM=product takes a head_dim of V below {MAX_HEAD_DIM}: a wgmma has no more columns."
     return None
+
+
+def why_no_blocks(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> str | None:
+    """Scales of blocks of rows: a tile of keys has one, and O is rescaled by those of V after every tile."""
+    if problem.scales != PER_BLOCK:
+        return None
+    if BLOCK_ROWS % genes.BLOCK_N:
+        return f"BLOCK_N={genes.BLOCK_N}: with scales=block the {BLOCK_ROWS} keys that share one are whole tiles."
+    return None if genes.RESCALE == "always" else f"RESCALE={genes.RESCALE}: scales=block takes always."
 
 
 def why_too_big(problem: AttentionProblem, genes: Fp8WgmmaGenes, gpu: GpuSpec) -> str | None:

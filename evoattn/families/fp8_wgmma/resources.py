@@ -11,7 +11,6 @@ from evoattn.families.flash_wgmma import resources as flash
 from evoattn.families.flash_wgmma.resources import (
     FIXED_REGISTERS,
     O_CHUNK_PLACES,
-    PERSISTENT_REGISTERS,
     REGISTERS_UNDER_WGMMA,
     SEQUENCE_TILE_WORDS,
     TILE_WORDS,
@@ -28,6 +27,7 @@ from evoattn.families.residency import WARP
 from evoattn.families.tensor_tiles import ROW_BYTES
 from evoattn.families.work import LaunchWork, Step, together, up_to, variant_step
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.scales import PER_BLOCK
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,9 @@ OTHER_REGISTERS = 16
 
 def registers_needed(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> int:
     """Estimate of the registers per consumer thread below which ptxas spills or serializes wgmma: S, P, O and what it
-    was before the last flush, and Q if it stays. Without OVERLAP S has gone when P is multiplied."""
+    was before the last flush, and Q if it stays. Without OVERLAP S has gone when P is multiplied. A loop over tiles of
+    rows counts nothing: 192 and 256 rows that take all registers spill 0 to 112 bytes then, and are the fastest of
+    their size at four of eight problems (H100, 2026-11-27)."""
     o, twice = problem.head_dim_v // 2, genes.SUM_PLACE == "registers"
     sums = o + o // genes.VALUE_PARTS if twice else o
     scores, rest = genes.BLOCK_N // 2, genes.BLOCK_N // 8 + sums + genes.sum_columns // 2
@@ -119,12 +121,14 @@ def registers_needed(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> int:
     operands = scores + rest if genes.OVERLAP else max(scores + kept, rest)
     if genes.Q_IN_REGISTERS:
         operands += 4 * math.ceil(problem.head_dim / STEP_BYTES)
-    return operands + OTHER_REGISTERS + (PERSISTENT_REGISTERS if is_persistent(genes.flash) else 0)
+    return operands + OTHER_REGISTERS
 
 
 def begins_ahead(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> bool:
     """As flash_wgmma's: whether a tile of rows begins beside the last product of the one before."""
     skipped = math.ceil((genes.BLOCK_M - WARPGROUP_ROWS) / genes.BLOCK_N) if genes.CAUSAL_SKIP else 0
+    if problem.scales == PER_BLOCK:  # O keeps the unit of its last tile until it is stored
+        return False
     if not (is_persistent(genes.flash) and genes.OVERLAP and genes.Q_IN_REGISTERS) or skipped >= genes.STAGES:
         return False
     ahead = genes.BLOCK_N // 8 + FIXED_REGISTERS - OTHER_REGISTERS  # for the next tile's P, and as flash_wgmma keeps

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from evoattn.families.base import Family, softmax_scale_log2
 from evoattn.families.flash_wgmma.text import wgmma_function
+from evoattn.families.latent import ARCH, row_blocks, why_not_latent
 from evoattn.families.latent_wgmma.resources import (
     PRODUCER_REGISTERS,
     REGISTERS,
@@ -14,7 +15,6 @@ from evoattn.families.latent_wgmma.resources import (
     launch_work,
     merge_smem_bytes,
     registers_needed,
-    row_blocks,
     smem_bytes,
     split_of,
     threads,
@@ -22,19 +22,16 @@ from evoattn.families.latent_wgmma.resources import (
 )
 from evoattn.families.merge_work import MERGE_THREADS
 from evoattn.families.residency import why_no_memory
-from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES, key_map, why_not_sliding
+from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES, key_map
 from evoattn.families.variants import variant_args, variant_constants
 from evoattn.families.work import LaunchWork
-from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
+from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.model.variant import KEY_VARIANTS
 
-ARCH = "sm_90a"
-MAX_VALUE_DIM = 512
-"""Two of the widest wgmma."""
 RESCALES = {"always": ("ALWAYS", 0), "lazy_5": ("LAZY", 5), "lazy_8": ("LAZY", 8)}
 PARTIAL, STATE = "partial", "state"
 """Scratch buffers: O of each split before the division, fp32, and two floats per row, its shift and its sum."""
@@ -58,23 +55,7 @@ class LatentWgmma(Family):
         return LatentWgmmaGenes.of(config)
 
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
-        if gpu.arch != ARCH:
-            return f"latent_wgmma needs wgmma and tensor maps of {ARCH}, and {gpu.name} is {gpu.arch}."
-        if not problem.shared_kv:
-            return "latent_wgmma is for a V that is the first columns of K: take another family, or shared_kv=1."
-        if problem.head_dim % CHUNK_COLUMNS or problem.head_dim_v % (2 * CHUNK_COLUMNS):
-            return (
-                f"latent_wgmma takes a head_dim of whole {CHUNK_COLUMNS} columns and of V of whole "
-                f"{2 * CHUNK_COLUMNS}, not {problem.head_dim} and {problem.head_dim_v}."
-            )
-        if problem.head_dim_v > MAX_VALUE_DIM:
-            return f"latent_wgmma takes a head_dim of V of at most {MAX_VALUE_DIM}, not {problem.head_dim_v}."
-        if max(problem.kv_heads, problem.batch) > MAX_GRID_YZ:
-            return (
-                f"latent_wgmma takes at most {MAX_GRID_YZ} K/V heads and batches (grid y and z), not "
-                f"{max(problem.kv_heads, problem.batch)}."
-            )
-        return why_not_sliding(problem)
+        return why_not_latent(self.name, problem, gpu, 2 * CHUNK_COLUMNS)
 
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
@@ -136,7 +117,7 @@ class LatentWgmma(Family):
             softmax_scale_log2(problem),
             *variant_args(problem),
         )
-        grid = row_blocks(problem, genes) * splits, p.kv_heads, p.batch
+        grid = row_blocks(problem, genes.BLOCK_M) * splits, p.kv_heads, p.batch
         first = KernelLaunch(self.name, grid, (threads(genes), 1, 1), smem_bytes(problem, genes), args)
         if splits == 1:
             return (first,)
@@ -156,7 +137,7 @@ class LatentWgmma(Family):
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
         genes = self.genes(config)
         splits, _ = split_of(problem, genes)
-        rows = row_blocks(problem, genes) * problem.kv_heads * problem.batch * splits * genes.BLOCK_M
+        rows = row_blocks(problem, genes.BLOCK_M) * problem.kv_heads * problem.batch * splits * genes.BLOCK_M
         return {PARTIAL: rows * problem.head_dim_v * 4, STATE: rows * 8} if splits > 1 else {}
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
@@ -203,7 +184,7 @@ def why_redundant(problem: AttentionProblem, genes: LatentWgmmaGenes, gpu: GpuSp
         return "OVERLAP: a block takes one tile of keys, and nothing runs beside its softmax."
     if genes.RESCALE != "always" and tiles == 1:
         return f"RESCALE={genes.RESCALE}: a block takes one tile of keys, and rescales nothing."
-    blocks = row_blocks(problem, genes) * problem.kv_heads * problem.batch
+    blocks = row_blocks(problem, genes.BLOCK_M) * problem.kv_heads * problem.batch
     if splits > 1 and blocks * (splits - 1) >= MAX_WAVES * gpu.sm_count:
         return f"SPLITS={splits} of {blocks} blocks are more than {MAX_WAVES} waves on {gpu.sm_count} SMs."
     return None
@@ -231,7 +212,7 @@ def why_too_big(problem: AttentionProblem, genes: LatentWgmmaGenes, gpu: GpuSpec
 
 def why_too_long(problem: AttentionProblem, genes: LatentWgmmaGenes) -> str | None:
     """More blocks than a grid has."""
-    blocks = row_blocks(problem, genes) * split_of(problem, genes)[0]
+    blocks = row_blocks(problem, genes.BLOCK_M) * split_of(problem, genes)[0]
     if blocks >= 1 << 31:
         return f"SPLITS={genes.SPLITS} make {blocks} blocks, more than a grid has."
     return None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from evoattn.families.genes import Genes
+from evoattn.families.latent import row_blocks
 from evoattn.families.merge_work import MERGE_THREADS, merge_work
 from evoattn.families.residency import WARP
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ELEMENT_BYTES, ROW_BYTES
@@ -54,16 +55,6 @@ def value_columns(problem: AttentionProblem, genes: LatentWgmmaGenes) -> int:
 def tiles_of_p(genes: LatentWgmmaGenes) -> int:
     """Tiles of P in shared memory."""
     return 2 if genes.WARPGROUPS == SCORES_ALONE else 1
-
-
-def head_blocks(problem: AttentionProblem, genes: LatentWgmmaGenes) -> int:
-    """Tiles of query heads that share a K/V head, of each query."""
-    return math.ceil(problem.group_size / genes.BLOCK_M)
-
-
-def row_blocks(problem: AttentionProblem, genes: LatentWgmmaGenes) -> int:
-    """Tiles of rows of a K/V head."""
-    return problem.seqlen_q * head_blocks(problem, genes)
 
 
 def split_of(problem: AttentionProblem, genes: LatentWgmmaGenes) -> tuple[int, int]:
@@ -119,7 +110,7 @@ def launch_work(problem: AttentionProblem, genes: LatentWgmmaGenes, registers: i
     alone = genes.WARPGROUPS == SCORES_ALONE
     p_bytes = rows * keys * ELEMENT_BYTES
     out_bytes = rows * value_dim * (2.0 if splits == 1 else 4.0)
-    tiles = row_blocks(problem, genes) * problem.kv_heads * problem.batch
+    tiles = row_blocks(problem, genes.BLOCK_M) * problem.kv_heads * problem.batch
     mean, most, _ = row_steps(problem, 1, keys)
     scratch = float(tiles * splits * rows * (value_dim * 4 + 8)) if splits > 1 else 0.0
     common = {
@@ -128,7 +119,7 @@ def launch_work(problem: AttentionProblem, genes: LatentWgmmaGenes, registers: i
         "overlapped": genes.OVERLAP,
         "q registers": genes.Q_STEPS > 0,
         "splits": splits,
-        "filled rows": problem.group_size * problem.seqlen_q / (row_blocks(problem, genes) * rows),
+        "filled rows": problem.group_size * problem.seqlen_q / (row_blocks(problem, genes.BLOCK_M) * rows),
     }
     first = LaunchWork(
         "latent_wgmma",
@@ -162,7 +153,7 @@ def launch_work(problem: AttentionProblem, genes: LatentWgmmaGenes, registers: i
         read_bytes=tensor_bytes(problem, "q", "k", "v"),
         write_bytes=scratch or tensor_bytes(problem, "o"),
         sweep_bytes=tensor_bytes(problem, "k", "v"),
-        sweepers=float(row_blocks(problem, genes)),
+        sweepers=float(row_blocks(problem, genes.BLOCK_M)),
         genes=common,
     )
     if splits == 1:

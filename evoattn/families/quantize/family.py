@@ -14,26 +14,27 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import STATIC_SMEM_LIMIT, Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.quantize import QUANTIZE_OPERATIONS, SMOOTH, TURN, number_of
-from evoattn.model.scales import PER_TOKEN
+from evoattn.model.scales import BLOCK_ROWS, PER_BLOCK, PER_TOKEN
 from evoattn.model.space import KernelConfig
 from evoattn.model.turned import GROUP
 from evoattn.model.variant import TURNED
 
-SIZES, COUNTERS = "sizes", "counters_zeroed"
-"""The scratch buffers: of what parts of heads have, the largest magnitude, or of each column least, most and sum; and
-of blocks that have measured, and that are done, for each scale."""
-MOST_KEPT = 64
-"""Registers of a thread that hold rows."""
+SIZES = "sizes"
+"""The scratch buffer: of what parts of heads have, the largest magnitude, or of each column least, most and sum."""
+MOST_KEPT = 16
+"""Registers of a thread that hold a block's rows: with 32 it took 1.2 to 1.5 times as long, with 64 twice (H100,
+2026-11-27)."""
+OF_BLOCKS = (PER_BLOCK, PER_TOKEN)
+"""Scales of rows that one block has all of, whose largest magnitude no scratch buffer holds."""
 ROOM = 1024
 """Bytes of shared memory for what threads tell one another."""
 
 
 @dataclass(frozen=True)
 class QuantizeGenes(RowGenes):
-    """Rows of a thread that are on their way at once, too, and launches that measure and make numbers."""
+    """Rows of a thread that are on their way at once, too."""
 
     UNROLL: int
-    LAUNCHES: int = 2
 
 
 class Quantize(RowKernels):
@@ -68,17 +69,16 @@ class Quantize(RowKernels):
         lanes, columns = genes.lanes(problem.head_dim)
         if problem.op == SMOOTH and 4 * (genes.THREADS * columns + problem.head_dim + WARP) > STATIC_SMEM_LIMIT:
             return f"THREADS={genes.THREADS} threads of {columns} sums each are over {STATIC_SMEM_LIMIT} bytes."
+        if problem.scales == PER_BLOCK and genes.BLOCK_M != BLOCK_ROWS:
+            return f"BLOCK_M={genes.BLOCK_M}: with scales=block a block takes the {BLOCK_ROWS} rows that share one."
         if problem.turned and genes.BLOCK_M * problem.head_dim > STATIC_SMEM_LIMIT - ROOM:
             return f"BLOCK_M={genes.BLOCK_M} rows of {problem.head_dim} bytes are over {STATIC_SMEM_LIMIT - ROOM}."
         if columns * genes.UNROLL * (4 if problem.op == SMOOTH else 1) > 128:
             return f"UNROLL={genes.UNROLL} rows of {columns} columns are more than the registers of a thread."
-        if redundant and genes.LAUNCHES == 1 and not _is_at_once(problem, genes):
-            return "LAUNCHES=1 is for a scale of several blocks' rows, without a mean."
-        if _is_at_once(problem, genes) and (kept := _kept(problem, genes)) > MOST_KEPT:
-            return f"LAUNCHES=1: {kept} registers of rows are more than the {MOST_KEPT} of a thread."
-        most = gpu.sm_count * (gpu.threads_per_sm // genes.THREADS)
-        if redundant and genes.LAUNCHES == 1 and (blocks := _heads_of_scale(problem) * _parts(problem, genes)) > most:
-            return f"LAUNCHES=1: {blocks} blocks share a scale, and at most {most} run at once."
+        if problem.scales == PER_BLOCK and (kept := _kept(problem, genes)) > MOST_KEPT:
+            return f"THREADS={genes.THREADS}: {kept} registers of rows are more than the {MOST_KEPT} of a thread."
+        if redundant and genes.UNROLL > 1 and problem.scales == PER_BLOCK:
+            return f"UNROLL={genes.UNROLL}: with scales=block all rows of a thread are loaded together."
         if redundant and genes.UNROLL > 1 and genes.BLOCK_M * lanes < genes.THREADS * genes.UNROLL:
             return f"UNROLL={genes.UNROLL}: a thread has fewer of the {genes.BLOCK_M} rows."
         return genes.why_idle(lanes, 0) if redundant else None
@@ -86,13 +86,13 @@ class Quantize(RowKernels):
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes, number = self.genes(config), number_of(problem)
         return genes.named("BLOCK_M", "THREADS", "VECTOR_WIDTH", "UNROLL") | {
-            "ONE_LAUNCH": _is_at_once(problem, genes),
             "ELEMENT": problem.answer.cuda,
             "NUMBER": number.cuda,
             "LARGEST": f"{number.largest}f",
             "HEAD_DIM": problem.head_dim,
             "TURNED": problem.turned,
             "PER_TOKEN": problem.scales == PER_TOKEN,
+            "PER_BLOCK": problem.scales == PER_BLOCK,
             "SMOOTH": problem.op == SMOOTH,
         }
 
@@ -105,29 +105,23 @@ class Quantize(RowKernels):
         if problem.op == TURN:
             return (KernelLaunch(TURN, grid, block, 0, (Buffer("x"), Buffer("numbers"), *counts, *x, *numbers)),)
         of_scale = _heads_of_scale(problem)
-        sizes: KernelArg = Scalar("int64", 0) if problem.scales == PER_TOKEN else Buffer(SIZES)
+        sizes: KernelArg = Scalar("int64", 0) if problem.scales in OF_BLOCKS else Buffer(SIZES)
         mean: KernelArg = Buffer("mean") if problem.op == SMOOTH else Scalar("int64", 0)
-        if _is_at_once(problem, genes):
-            at_once = Buffer("x"), Buffer("numbers"), Buffer("scale"), sizes, Buffer(COUNTERS), *counts
-            args = (*at_once, Scalar("int32", of_scale), *x, *numbers)
-            return (KernelLaunch("quantize_at_once", grid, block, 0, args),)
         own = int(_is_own(problem, parts))
         args = (
             *(Buffer("x"), Buffer("numbers"), Buffer("scale"), mean, sizes, *counts),
             *(Scalar("int32", of_scale), Scalar("int32", own), *x, *numbers),
         )
         last = KernelLaunch("quantize", grid, block, 0, args)
-        if own or problem.scales == PER_TOKEN:
+        if own or problem.scales in OF_BLOCKS:
             return (last,)
         return KernelLaunch("quantize_sizes", grid, block, 0, (Buffer("x"), Buffer(SIZES), *counts, *x)), last
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
-        if problem.scales == PER_TOKEN or problem.op == TURN:
+        if problem.scales in OF_BLOCKS or problem.op == TURN:
             return {}
         stats = 3 * problem.head_dim if problem.op == SMOOTH else 1
-        genes, heads = self.genes(config), problem.batch * problem.heads
-        counters = {COUNTERS: 8 * (heads // _heads_of_scale(problem))} if _is_at_once(problem, genes) else {}
-        return {SIZES: 4 * stats * heads * _parts(problem, genes), **counters}
+        return {SIZES: 4 * stats * problem.batch * problem.heads * _parts(problem, self.genes(config))}
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
         """A step is a row of each thread: loads, a comparison or a product of each element, and a store."""
@@ -135,8 +129,7 @@ class Quantize(RowKernels):
         lanes, columns = genes.lanes(problem.head_dim)
         rows, elements = genes.THREADS // lanes, genes.THREADS // lanes * problem.head_dim
         tensor = float(problem.inputs[0].bytes)
-        two = not _is_own(problem, parts) and problem.scales != PER_TOKEN and problem.op != TURN
-        two = two and not _is_at_once(problem, genes)
+        two = not _is_own(problem, parts) and problem.scales not in OF_BLOCKS and problem.op != TURN
         names = ("quantize_sizes", "quantize") if two else (TURN if problem.op == TURN else "quantize",)
         steps = math.ceil(min(genes.BLOCK_M, problem.seqlen_q) / rows)
         made = []
@@ -170,12 +163,6 @@ def _heads_of_scale(problem: AttentionProblem) -> int:
     return problem.group_size if problem.scales else problem.batch * problem.heads
 
 
-def _is_at_once(problem: AttentionProblem, genes: QuantizeGenes) -> bool:
-    """Whether one launch measures and makes numbers, and keeps the rows."""
-    shared = problem.scales != PER_TOKEN and problem.op not in (SMOOTH, TURN)
-    return genes.LAUNCHES == 1 and shared and not _is_own(problem, _parts(problem, genes))
-
-
 def _kept(problem: AttentionProblem, genes: QuantizeGenes) -> int:
     """Registers of a thread's part of a block's rows."""
     lanes, columns = genes.lanes(problem.head_dim)
@@ -184,4 +171,4 @@ def _kept(problem: AttentionProblem, genes: QuantizeGenes) -> int:
 
 def _is_own(problem: AttentionProblem, parts: int) -> bool:
     """Whether a block has all that shares its scale."""
-    return problem.scales != PER_TOKEN and parts * _heads_of_scale(problem) == 1
+    return problem.scales not in OF_BLOCKS and parts * _heads_of_scale(problem) == 1

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Literal
 
 from evoattn.families.genes import Genes
-from evoattn.families.merge_work import merge_work
+from evoattn.families.merge_work import LAST_BLOCK_WAIT, merge_work
 from evoattn.families.residency import WARP, register_cap
 from evoattn.families.work import CONVERSION, LaunchWork, Step, bias_bytes, tensor_bytes, together, up_to, variant_step
 from evoattn.model.block_list import blocks_of_rows, parse_blocks
@@ -190,9 +190,8 @@ def registers_needed(problem: AttentionProblem, genes: SplitKvGenes) -> int:
 MMA_WAIT, SHUFFLE_WAIT, LOAD_WAIT, FIRST_WAIT = 18, 24, 30, 900
 PLACE_LANES = 4.5
 """Lanes that find the place of a score, where a score has one: counted by the interpreter."""
-LAST_BLOCK_WAIT, CLUSTER_WAIT = 2500, 1500
-"""Clocks until the sums of the other blocks are there: a counter and their results in L2; through a cluster's shared
-memory."""
+CLUSTER_WAIT = 1500
+"""Clocks until the sums of the other blocks are there, through a cluster's shared memory."""
 
 
 def launch_work(problem: AttentionProblem, genes: SplitKvGenes, registers: int) -> tuple[LaunchWork, ...]:

@@ -17,6 +17,8 @@ OPEN = -1
 """A side of a window that hides nothing; `None` is another word for it, as in FlashAttention 4."""
 MOST_COLUMNS = 256
 """The largest head_dim of V beside a K of its own."""
+COLUMNS_OF_KERNELS = 8
+"""Of which a head_dim is a multiple."""
 FP8 = (
     "queries of fp8, with q_descale, are float8_e4m3fn and take no qv, new keys or rotary embeddings; k_descale and "
     "v_descale are for such queries and for caches of 8 bits: give q, k and v in float16 or bfloat16."
@@ -132,7 +134,8 @@ def answered(
     """`evoattn.attention`, with `block_table` `attention_paged`, with `cu_seqlens_q` `attention_varlen`, with both
     `attention_mixed`; each with its own order of dimensions.
 
-    A V that is wider than kernels take, beside a K that is not, is served in parts: each has the same weights.
+    A V that is wider than kernels take, beside a K that is not, is served in parts: each has the same weights. Rows
+    whose strides kernels do not read, as they are no multiple of 16 bytes, are copied into wider ones.
     """
     if key.shape[-1] <= MOST_COLUMNS < value.shape[-1]:
         first, *others = value.split(MOST_COLUMNS, dim=-1)
@@ -141,5 +144,14 @@ def answered(
         if isinstance(answer, Tensor):
             return torch.cat((answer, *rest), dim=-1)  # type: ignore[arg-type]
         return torch.cat((answer[0], *rest), dim=-1), answer[1]  # type: ignore[arg-type]
+    columns, room = value.shape[-1], [-tensor.shape[-1] % COLUMNS_OF_KERNELS for tensor in (query, key, value)]
+    if any(room) and "block_table" not in given and min(query.element_size(), key.element_size()) > 1:
+        # Zeros change no score, and gradients of zeros are dropped; FlashAttention pads, too.
+        scale = query.shape[-1] ** -0.5 if options.scale is None else options.scale
+        query, key, value = (
+            torch.nn.functional.pad(tensor, (0, more)) for tensor, more in zip((query, key, value), room, strict=True)
+        )
+        answer = answered(query, key, value, replace(options, scale=scale), score, **given)
+        return answer[..., :columns] if isinstance(answer, Tensor) else (answer[0][..., :columns], answer[1])
     call = call_of(query, key, value, {**options.words, "score": score, **given})
     return call.given_back(attend(call))

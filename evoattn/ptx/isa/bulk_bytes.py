@@ -17,7 +17,7 @@ from evoattn.ptx.isa.tensor_stores import tensor_stores
 from evoattn.ptx.program.dtypes import parse_type
 from evoattn.ptx.program.kernel import Instruction
 from evoattn.ptx.program.threads import WARP, ActiveThreads
-from evoattn.ptx.races.access import READ
+from evoattn.ptx.races.access import READ, WRITE
 from evoattn.ptx.state.context import Context
 from evoattn.ptx.state.mbarriers import mbarriers_of
 
@@ -27,6 +27,9 @@ FLOAT_BYTES = 4
 _U32 = parse_type("u32")
 _LOAD = r"\.async\.bulk\.shared::(?:cluster|cta)\.global\.mbarrier::complete_tx::bytes(?:\.L2::cache_hint)?"
 _REDUCE = r"\.reduce\.async\.bulk\.global\.shared::cta\.bulk_group(?:\.L2::cache_hint)?\.add\.f32"
+
+
+_STORE = r"\.async\.bulk\.global\.shared::cta\.bulk_group(?:\.L2::cache_hint)?"
 
 
 @dataclass(frozen=True)
@@ -132,5 +135,25 @@ def reduce(context: Context, ins: Instruction, fields: Fields) -> Action:
             added = context.shared.elements(1)[moved.shared : moved.shared + moved.size].view(np.float32).copy()
             moves.count(moved, 0)
             stores.issue(thread, ins, partial(np.add, sums, added, out=sums))
+
+    return run
+
+
+@instruction("cp", _STORE, kind="memory", pure=False, writes=0)
+def store(context: Context, ins: Instruction, fields: Fields) -> Action:
+    """`[destination], [source], size{, cache policy}`."""
+    moves = _Moves(context, ins, ins.operands[1], ins.operands[0], ins.operands[2])
+    stores, races = tensor_stores(context), context.races
+
+    def run(active: ActiveThreads) -> None:
+        for thread, moved in moves(active):
+            if races is not None:
+                races.proxy.read(races.proxy.stores(thread // WARP), np.array([thread]), moved.granules, ins)
+                index = _floats(moved)
+                races.grid.access(WRITE, index, FLOAT_BYTES, np.full(len(index), thread), ins)
+            to = context.global_memory.data[moved.in_global : moved.in_global + moved.size]
+            stored = context.shared.elements(1)[moved.shared : moved.shared + moved.size].copy()
+            moves.count(moved, 0)
+            stores.issue(thread, ins, partial(np.copyto, to, stored))
 
     return run

@@ -12,6 +12,7 @@ from evoattn.ptx.isa.eight_bits import VALUES
 from evoattn.ptx.isa.half import FP16_VALUES
 from evoattn.ptx.isa.locator import Locator
 from evoattn.ptx.isa.warp import assign
+from evoattn.ptx.isa.wgmma_sums import add_products
 from evoattn.ptx.program.arrays import Lanes
 from evoattn.ptx.program.dtypes import parse_type
 from evoattn.ptx.program.kernel import Instruction
@@ -159,12 +160,20 @@ class Fragments:
     pure=False,
 )
 @instruction(
+    "mma",
+    r"\.sync\.aligned\.m16n8k(?P<depth>32)\.row\.col\.f32\.(?P<type>e4m3|e5m2)\.(?P=type)\.f32",
+    kind="tensor",
+    pure=False,
+)
+@instruction(
     "mma", r"\.sync\.aligned\.m16n8k(?P<depth>8|4)\.row\.col\.f32\.(?P<type>tf32)\.tf32\.f32", kind="tensor", pure=False
 )
 def multiply_matrices(context: Context, ins: Instruction, fields: Fields) -> Action:
     """D = A·B + C with 16 rows and 8 columns, accumulated in float32 (hardware's order of additions is not
-    specified).
+    specified). Of 8 bits fewer bits of the sum are kept: as Hopper's wgmma does (`wgmma_sums.py`), which other cards
+    were not compared with.
     """
+    kind = fields["type"]
     fragments = context.cached(
         ("mma", int(fields["depth"]), fields["type"]), lambda: Fragments(context, int(fields["depth"]), fields["type"])
     )
@@ -176,17 +185,26 @@ def multiply_matrices(context: Context, ins: Instruction, fields: Fields) -> Act
         (p, s.reshape(shape) if s.ndim else s, t.reshape(shape)) for p, s, t in zip(fragments.products, c, targets)
     ]
 
+    nothing = np.zeros((), np.float32)
+    totals = [(p, nothing if kind in VALUES else addend, target) for p, addend, target in views]
+
     def run(active: ActiveThreads) -> None:
         context.require_whole_warps(active, ins)
         fragments.load_a(a)
         fragments.load_b(b)
-        np.matmul(fragments.a, fragments.b, fragments.product)
+        if kind in VALUES:  # the product has what is added, too
+            for product, addend, _ in views:
+                np.copyto(product, addend)
+            b_rows = fragments.b.transpose(0, 2, 1)
+            np.copyto(fragments.product, add_products(fragments.product.copy(), (fragments.a, kind), (b_rows, kind)))
+        else:
+            np.matmul(fragments.a, fragments.b, fragments.product)
         if active.mask is None:
-            for product, addend, target in views:
+            for product, addend, target in totals:
                 np.add(product, addend, target)
         else:
             mask = active.mask.reshape(shape)
-            for product, addend, target in views:
+            for product, addend, target in totals:
                 np.copyto(target, product + addend, where=mask)
 
     return run

@@ -34,7 +34,9 @@ def _uniform(values: Lanes, threads: Numbers, what: str, ins: Instruction) -> No
 
 
 _PRODUCT = r"\.mma_async\.sync\.aligned\.m64n(?P<columns>\d+)k(?P<depth>16)\.f32\.(?P<type>f16|bf16)\.(?P=type)"
-_OF_8_BITS = r"\.mma_async\.sync\.aligned\.m64n(?P<columns>\d+)k(?P<depth>32)\.f32\.(?P<type>e4m3)\.e4m3"
+_OF_8_BITS = (
+    r"\.mma_async\.sync\.aligned\.m64n(?P<columns>\d+)k(?P<depth>32)\.f32\.(?P<type>e4m3|e5m2)\.(?P<of_b>e4m3|e5m2)"
+)
 
 
 @instruction("wgmma", _PRODUCT, kind="tensor", pure=False, writes=0)
@@ -59,7 +61,8 @@ def multiply(context: Context, ins: Instruction, fields: Fields) -> Action:
     products, threads = matrix_products(context), context.threads
     accumulators, scale_d = products.accumulators(names), context.source(ins.operands[3], _PREDICATE)
     transposed_b = transposes and flags[-1] == "1"
-    b_operand = SharedOperand(context, ins, ins.operands[2], columns, transposed_b, kind)
+    of_b = fields.get("of_b") or kind
+    b_operand = SharedOperand(context, ins, ins.operands[2], columns, transposed_b, of_b)
     if in_registers:
         fragments = context.cached(("mma", depth, kind), lambda: Fragments(context, depth, kind))
         a_registers = [context.source(o, _B32) for o in vector_parts(ins.operands[1])]
@@ -98,7 +101,7 @@ def multiply(context: Context, ins: Instruction, fields: Fields) -> Action:
         tell(leads, chunks)
         keep = scale_d[lead_threads] if scale_d.ndim else np.broadcast_to(scale_d, leads.shape)
         if not transposes:
-            products.accumulate_cut(accumulators, leads, a if sign > 0 else -a, b, keep)
+            products.accumulate_cut(accumulators, leads, (a if sign > 0 else -a, kind), (b, of_b), keep)
         else:
             product = np.matmul(a, b if transposed_b else b.transpose(0, 2, 1))
             if sign < 0:

@@ -11,7 +11,7 @@ from evoattn.ptx.errors import AsyncFault
 from evoattn.ptx.isa.wgmma_accumulators import Accumulators
 from evoattn.ptx.isa.wgmma_fence import UnfencedWrites
 from evoattn.ptx.isa.wgmma_registers import RegistersInFlight
-from evoattn.ptx.isa.wgmma_sums import add_products
+from evoattn.ptx.isa.wgmma_sums import Floats, add_products
 from evoattn.ptx.program.arrays import Mask, Numbers
 from evoattn.ptx.program.threads import WARP, ActiveThreads
 from evoattn.ptx.races.async_proxy import WARPGROUP_WARPS
@@ -63,9 +63,10 @@ class MatrixProducts:
         accumulators.matrix[warps] = product
 
     def accumulate_cut(
-        self, accumulators: Accumulators, leads: Numbers, a: NDArray[np.float32], b: NDArray[np.float32], keep: Mask
+        self, accumulators: Accumulators, leads: Numbers, a: tuple[Floats, str], b: tuple[Floats, str], keep: Mask
     ) -> None:
-        """The same of numbers of 8 bits, A `[warpgroup, 64, 32]` and B `[warpgroup, columns, 32]`: see `wgmma_sums`."""
+        """The same of numbers of 8 bits beside their types, A `[warpgroup, 64, 32]` and B `[warpgroup, columns, 32]`:
+        see `wgmma_sums`."""
         warps = self._begin(accumulators, leads, keep)
         before = accumulators.matrix[warps].reshape(len(leads), 4 * 16, -1)
         after = add_products(np.where(np.broadcast_to(keep, leads.shape)[:, None, None], before, np.float32(0)), a, b)

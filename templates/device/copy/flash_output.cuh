@@ -9,8 +9,43 @@
 // Floats that a lane hands over in a merge: O, two shifts and two sums of each row tile.
 constexpr __host__ __device__ int merge_floats(int row_tiles, int dim_tiles) { return row_tiles * (4 * dim_tiles + 4); }
 
-// Partial results of the key warps of the same rows into the first of them: O = Σ_w 2^(shift_w - shift) O_w with shift
-// = max_w shift_w, sums alike.
+// A lane's part of a result to a place of its own: pieces of 16 bytes, 32 apart, O first.
+template <int ROW_TILES, int DIM_TILES>
+__device__ __forceinline__ void leave_result(const RowState<ROW_TILES, DIM_TILES>& state, float4* place) {
+#pragma unroll
+  for (int m = 0; m < ROW_TILES; ++m) {
+#pragma unroll
+    for (int n = 0; n < DIM_TILES; ++n) {
+      place[(m * DIM_TILES + n) * 32] =
+          make_float4(state.o[m][n][0], state.o[m][n][1], state.o[m][n][2], state.o[m][n][3]);
+    }
+    place[(ROW_TILES * DIM_TILES + m) * 32] =
+        make_float4(state.shift[m][0], state.shift[m][1], state.sum[m][0], state.sum[m][2]);
+  }
+}
+
+// A result for other keys of the same rows, of which `piece(i)` is piece i, to that of this lane: O = Σ_r 2^(shift_r -
+// shift) O_r with shift = max_r shift_r, sums alike.
+template <int ROW_TILES, int DIM_TILES, typename Piece>
+__device__ __forceinline__ void add_result(RowState<ROW_TILES, DIM_TILES>& state, Piece piece) {
+#pragma unroll
+  for (int m = 0; m < ROW_TILES; ++m) {
+    const float4 rows = piece(ROW_TILES * DIM_TILES + m);
+    const float shift_low = fmaxf(state.shift[m][0], rows.x), shift_high = fmaxf(state.shift[m][1], rows.y);
+    state.rescale(m, exp2_approx(state.shift[m][0] - shift_low), exp2_approx(state.shift[m][1] - shift_high));
+    const float low = exp2_approx(rows.x - shift_low), high = exp2_approx(rows.y - shift_high);
+    state.shift[m][0] = shift_low, state.shift[m][1] = shift_high;
+    state.sum[m][0] = fmaf(rows.z, low, state.sum[m][0]), state.sum[m][2] = fmaf(rows.w, high, state.sum[m][2]);
+#pragma unroll
+    for (int n = 0; n < DIM_TILES; ++n) {
+      const float4 o = piece(m * DIM_TILES + n);
+      state.o[m][n][0] = fmaf(o.x, low, state.o[m][n][0]), state.o[m][n][1] = fmaf(o.y, low, state.o[m][n][1]);
+      state.o[m][n][2] = fmaf(o.z, high, state.o[m][n][2]), state.o[m][n][3] = fmaf(o.w, high, state.o[m][n][3]);
+    }
+  }
+}
+
+// Partial results of the key warps of the same rows into the first of them.
 template <int WARPS, int KEY_WARPS, int ROW_TILES, int DIM_TILES>
 __device__ __forceinline__ void merge_key_warps(
     RowState<ROW_TILES, DIM_TILES>& state,
@@ -19,40 +54,12 @@ __device__ __forceinline__ void merge_key_warps(
   constexpr int WARP_VECTORS = merge_floats(ROW_TILES, DIM_TILES) / 4 * 32;
   merge_smem += row_warp * WARP_VECTORS + lane;
   __syncthreads();  // all warps are done with the rings, which the partial results overwrite
-  if (key_warp > 0) {
-    float4* mine_smem = merge_smem + (key_warp - 1) * WARPS * WARP_VECTORS;
-#pragma unroll
-    for (int m = 0; m < ROW_TILES; ++m) {
-#pragma unroll
-      for (int n = 0; n < DIM_TILES; ++n) {
-        mine_smem[(m * DIM_TILES + n) * 32] =
-            make_float4(state.o[m][n][0], state.o[m][n][1], state.o[m][n][2], state.o[m][n][3]);
-      }
-      mine_smem[(ROW_TILES * DIM_TILES + m) * 32] =
-          make_float4(state.shift[m][0], state.shift[m][1], state.sum[m][0], state.sum[m][2]);
-    }
-  }
+  if (key_warp > 0) leave_result(state, merge_smem + (key_warp - 1) * WARPS * WARP_VECTORS);
   __syncthreads();  // the partial results are visible to the first key warp
   if (key_warp > 0) return;
 #pragma unroll
-  for (int w = 0; w < KEY_WARPS - 1; ++w) {
-    const float4* theirs_smem = merge_smem + w * WARPS * WARP_VECTORS;
-#pragma unroll
-    for (int m = 0; m < ROW_TILES; ++m) {
-      const float4 rows = theirs_smem[(ROW_TILES * DIM_TILES + m) * 32];
-      const float shift_low = fmaxf(state.shift[m][0], rows.x), shift_high = fmaxf(state.shift[m][1], rows.y);
-      state.rescale(m, exp2_approx(state.shift[m][0] - shift_low), exp2_approx(state.shift[m][1] - shift_high));
-      const float low = exp2_approx(rows.x - shift_low), high = exp2_approx(rows.y - shift_high);
-      state.shift[m][0] = shift_low, state.shift[m][1] = shift_high;
-      state.sum[m][0] = fmaf(rows.z, low, state.sum[m][0]), state.sum[m][2] = fmaf(rows.w, high, state.sum[m][2]);
-#pragma unroll
-      for (int n = 0; n < DIM_TILES; ++n) {
-        const float4 o = theirs_smem[(m * DIM_TILES + n) * 32];
-        state.o[m][n][0] = fmaf(o.x, low, state.o[m][n][0]), state.o[m][n][1] = fmaf(o.y, low, state.o[m][n][1]);
-        state.o[m][n][2] = fmaf(o.z, high, state.o[m][n][2]), state.o[m][n][3] = fmaf(o.w, high, state.o[m][n][3]);
-      }
-    }
-  }
+  for (int w = 0; w < KEY_WARPS - 1; ++w)
+    add_result(state, [&](int i) { return merge_smem[w * WARPS * WARP_VECTORS + i * 32]; });
 }
 
 // The terms of a kernel that computes plain attention alone.

@@ -16,3 +16,9 @@ __device__ __forceinline__ void bulk_add(float* destination_gmem, uint32_t sourc
                "r"(source_smem), "r"(bytes)
                : "memory");
 }
+// Stores them; the same of commits and waits.
+__device__ __forceinline__ void bulk_store(float* destination_gmem, uint32_t source_smem, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(destination_gmem), "r"(source_smem),
+               "r"(bytes)
+               : "memory");
+}

@@ -15,6 +15,17 @@ __device__ __forceinline__ uint32_t acquire_and_clear(uint32_t* word_gmem) {
   asm volatile("atom.acquire.gpu.global.exch.b32 %0, [%1], 0;" : "=r"(word) : "l"(word_gmem) : "memory");
   return word;
 }
+// Neither: what is there; and the same, and adds 1.
+__device__ __forceinline__ uint32_t peek(const uint32_t* word_gmem) {
+  uint32_t word;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(word_gmem) : "memory");
+  return word;
+}
+__device__ __forceinline__ uint32_t count_one(uint32_t* word_gmem) {
+  uint32_t before;
+  asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(word_gmem) : "memory");
+  return before;
+}
 // Both: each returns what was there before.
 __device__ __forceinline__ uint32_t exchange_one(uint32_t* word_gmem) {  // adds 1
   uint32_t before;

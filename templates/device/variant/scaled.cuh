@@ -4,6 +4,8 @@
   , const float *__restrict__ k_scale_gmem, int64_t k_scale_batch_stride, int64_t k_scale_head_stride,  \
       int64_t k_scale_row_stride, const float *__restrict__ v_scale_gmem, int64_t v_scale_batch_stride, \
       int64_t v_scale_head_stride, int64_t v_scale_row_stride
+#define QUERY_SCALE_ARGUMENTS \
+  {}
 #define SCALE_ARGUMENTS                                                            \
   {k_scale_gmem, k_scale_batch_stride, k_scale_head_stride, k_scale_row_stride}, { \
     v_scale_gmem, v_scale_batch_stride, v_scale_head_stride, v_scale_row_stride    \

@@ -1,0 +1,118 @@
+"""The genes of latent_columns, and what they take: threads, shared memory, registers, work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from evoattn.families.genes import Genes
+from evoattn.families.latent import row_blocks
+from evoattn.families.merge_work import merge_work
+from evoattn.families.residency import WARP
+from evoattn.families.tensor_tiles import ELEMENT_BYTES
+from evoattn.families.work import LaunchWork, Step, row_steps, tensor_bytes
+from evoattn.model.problem import AttentionProblem
+
+
+@dataclass(frozen=True)
+class LatentColumnsGenes(Genes):
+    """One config of `search_spaces/latent_columns.yaml`, which says what each gene means."""
+
+    BLOCK_M: int
+    QUERIES: int
+    BLOCK_N: int
+    STAGES: int
+
+    @property
+    def heads(self) -> int:
+        """Of a query, in a tile."""
+        return self.BLOCK_M // self.QUERIES
+
+
+def row_tiles(problem: AttentionProblem, genes: LatentColumnsGenes) -> int:
+    """Tiles of rows of a K/V head."""
+    return row_blocks(problem, genes.heads, genes.QUERIES)
+
+
+MERGE_THREADS = 256
+"""Of a block of latent_columns_merge: two take each chunk of 512 columns, as one row may be of all blocks."""
+THREADS = 160
+"""A warpgroup that multiplies, and a warp that copies."""
+Q_STAGES = 2
+"""Tiles of Q in shared memory (`shared_layout.cuh`)."""
+MAX_REGISTERS, FIXED_REGISTERS = 255, 48
+"""Per thread: the most; addresses, counters and operands beside O, scores, maxima and sums."""
+
+
+def smem_bytes(problem: AttentionProblem, genes: LatentColumnsGenes) -> int:
+    """Dynamic shared memory of a block: tiles of Q, the ring of K, P, a float of each warp for each row, barriers."""
+    row_bytes = problem.head_dim * ELEMENT_BYTES
+    tiles = (Q_STAGES * genes.BLOCK_M + genes.STAGES * genes.BLOCK_N) * row_bytes
+    return tiles + genes.BLOCK_M * (genes.BLOCK_N * ELEMENT_BYTES + 16) + 16 * (Q_STAGES + genes.STAGES)
+
+
+def merge_smem_bytes(problem: AttentionProblem) -> int:
+    """Of a block of latent_columns_merge: an O in fp32 of each group of threads, in rows of eight chunks of four
+    columns, a shift and a sum (`split_merge.cuh`)."""
+    chunks = problem.head_dim_v // 4
+    return MERGE_THREADS // chunks * (-(-chunks // 8) * 8 * 16 + 8)
+
+
+def registers_needed(problem: AttentionProblem, genes: LatentColumnsGenes) -> int:
+    """Estimate of the registers per thread of the warps that multiply."""
+    floats = genes.BLOCK_M // 2  # of 64 rows of a product
+    return floats * (problem.head_dim_v // 64 + 1) + genes.BLOCK_M // 2 + FIXED_REGISTERS
+
+
+TILE_WAIT, ROW_WAIT, FIRST_WAIT = 900, 40, 1500
+"""Clocks, estimates: of a tile's softmax, two barriers and the ends of its products, and for each row of it; of the
+first loads and last stores of a tile of rows."""
+SCORE_OPERATIONS = 5.0
+"""Lane operations per score."""
+PART_BYTES_AT_ONCE = 2
+"""Products whose rows are keys, and then columns of V, of 16 columns keep half of the tensor cores busy."""
+
+
+def launch_work(problem: AttentionProblem, genes: LatentColumnsGenes, registers: int) -> tuple[LaunchWork, ...]:
+    """The launch over the keys, a block of which is counted for each tile of keys, as blocks share these evenly; and
+    that which merges."""
+    heads, keys, dim, value_dim = genes.BLOCK_M, genes.BLOCK_N, problem.head_dim, problem.head_dim_v
+    rows = row_tiles(problem, genes) * problem.kv_heads * problem.batch
+    mean, _, _ = row_steps(problem, 1, keys)
+    tiles = max(1.0, rows * mean)
+    scores, tile_bytes, row_bytes = heads * keys, keys * dim * ELEMENT_BYTES, heads * value_dim * 4.0
+    share = rows / tiles  # of a tile of rows, for a tile of keys
+    step = Step(
+        tensor_flops=PART_BYTES_AT_ONCE * 2.0 * scores * (dim + value_dim),
+        fp32=scores * SCORE_OPERATIONS,
+        special=scores + 4.0 * heads,
+        instructions=4 * (2.5 * scores / 128 * SCORE_OPERATIONS + 300) + share * 4 * 4.0 * heads * value_dim / 128,
+        shared_bytes=tile_bytes * (2 + value_dim / dim) + 3.0 * scores * ELEMENT_BYTES,
+        loaded_bytes=tile_bytes + share * (heads * dim * ELEMENT_BYTES + row_bytes),
+        waits=TILE_WAIT + ROW_WAIT * heads + share * FIRST_WAIT,
+    )
+    filled = problem.group_size * problem.seqlen_q / (row_tiles(problem, genes) * heads)
+    common = {"stages": genes.STAGES, "filled rows": filled}
+    first = LaunchWork(
+        "latent_columns",
+        max(2, round(tiles)),
+        THREADS,
+        THREADS // WARP - 1,
+        smem_bytes(problem, genes),
+        registers or registers_needed(problem, genes),
+        step,
+        1.0,
+        1,
+        Step(),
+        tensor="wgmma",
+        schedule="balanced",
+        once_waits=2.0 * FIRST_WAIT,
+        in_flight_bytes=(genes.STAGES - 1) * tile_bytes,
+        read_bytes=tensor_bytes(problem, "q", "k", "v"),
+        write_bytes=tensor_bytes(problem, "o"),
+        sweep_bytes=tensor_bytes(problem, "k", "v"),
+        sweepers=float(row_tiles(problem, genes)),
+        genes=common,
+    )
+    shared = 2  # blocks that have a row, most often
+    scratch = rows * shared * row_bytes
+    return first, merge_work("latent_columns_merge", problem, shared, scratch, common, True)

@@ -1,0 +1,27 @@
+// producer.cuh: the thread that brings Q and tiles of K into shared memory. Needs the constants of
+// latent_columns.cu.j2.
+#include "device/copy/tile_ring.cuh"
+#include "latent_columns/key_shares.cuh"
+
+__device__ __forceinline__ void copy_tiles(KeyShares& shares, const TensorMap& q_map, const TensorMap& k_map) {
+  const uint32_t smem = shares.smem_address;
+  const TileRing<Tiles, BLOCK_N, STAGES> k_ring{k_map, smem + Smem::K, smem + Smem::K_FULL, smem + Smem::K_EMPTY};
+  const auto& given = shares.terms.given;
+  RingPosition<Q_STAGES> q_place;
+  RingPosition<STAGES> k_place;
+  while (shares.next()) {
+    const RowTile& tile = shares.tile;
+    const int used = shares.keys_of(tile.batch), first_key = tile.batch * given.kv_rows;
+    const KeyPages pages{given.table + tile.batch * int64_t(given.table_pages), given.page_bits, given.kv_rows, used};
+    const uint32_t q_full = smem + Smem::Q_FULL + 8 * q_place.stage;
+    mbarrier_wait(smem + Smem::Q_EMPTY + 8 * q_place.stage, q_place.parity ^ 1);
+    mbarrier_arrive_expect_tx(q_full, Smem::Q_TILE_BYTES);
+    tma_load_5d(smem + q_place.stage * Smem::Q_TILE_BYTES, q_map, q_full, 0, tile.first_head, tile.query, 0,
+                tile.batch);
+    q_place.advance();
+    for (int i = shares.end_tile - 1; i >= shares.first_tile; --i) {
+      k_ring.load_keys<PAGED, SEQUSED>(k_place, i * BLOCK_N, pages, first_key + used, tile.kv_head, tile.batch);
+      k_place.advance();
+    }
+  }
+}

@@ -1,0 +1,130 @@
+"""What the cost model says of kernels by weights and trees that are made up here stays, until a change wants it
+otherwise: scores, parts, sentences; what a file of trees is, and what is no such file; what is kept of recorded
+campaigns."""
+
+import copy
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evoattn.cost import correction, measurements, trees
+from evoattn.cost.cost import cost, scores
+from evoattn.cost.explanation import ANY_CARD, SOURCES, how_far, kinds
+from evoattn.cost.fitted import Fitted, Weights, load
+from evoattn.model.gpu import GPUS
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import load_space
+from tests.cost.made_up_campaigns import H100, H200, campaign
+from tests.families.decisions import rows
+from tests.support.facts import answer, changed
+
+STEADY = ("flash_scalar", "flash_mma", "flash_wmma")
+"""Families whose rows of `tests/data/decisions.json` are asked."""
+TREES = {
+    "names": ["stages", "block"],
+    "depth": 2,
+    "base": 0.25,
+    "roots": [0, 3],
+    "to_right": [2, 0, 0, 2, 0, 0],
+    "question": [0, 1],
+    "value": [0.5, -0.25, 0.125, 1.0],
+    "feature": [0, 1],
+    "threshold": [1.5, 64.0],
+    "missing_left": [True, False],
+}
+JUDGED = (
+    *(f"{source}, {card}{kind}" for source in SOURCES for card in ("h100", "l4") for kind in ("", ANY_CARD)),
+    "in fp32",
+)
+"""Sets of which a fit says how far its first choices were."""
+WRONG = {
+    "to_right": ([2, 0, 0, 3, 0, 0], [-1, 0, 0, 2, 0, 0], [2.0, 0, 0, 2, 0, 0], "x", [True, 0, 0, 2, 0, 0]),
+    "question": ([0, 2], [0], [0, 1, 1], None),
+    "roots": ([6], [-1], [0.0]),
+    "feature": ([0, 2], [0]),
+    "value": ([1.0, 2.0, 3.0], ["x"] * 4, [float("inf")] * 4),
+    "threshold": ([1.0], [1.0, None], [float("nan"), 1.0]),
+    "missing_left": ([True],),
+    "depth": (-1, 99, 2.0),
+    "base": ("x", float("nan")),
+    "names": ([1, 2], "ab"),
+}
+
+
+def _files() -> Iterator[tuple[str, Any]]:
+    """Of trees as a file has them."""
+    row = {"trees": {"flash_mma": TREES}, "left_out": {"all": [60, 1.25, 1.03], "flash_mma": [30, 1.5, 1.1]}}
+    right = correction.of_row(json.loads(json.dumps(row)))
+    made = right.trees["flash_mma"]
+    asked = np.array([[1.0, 32.0], [2.0, 64.0], [1.5, 65.0], [np.nan, np.nan], [3.0, np.nan]])
+    yield "trees", [right.to_row(), made.predict(asked).tolist(), correction.row_of(made)]
+    yield "columns", [[name, str(column.dtype), column.tolist()] for name, column in made.columns().items()]
+    yield "narrow", [str(trees._small(np.array(counts, np.int64)).dtype) for counts in ([], [255], [256], [70000])]
+    wrong = []
+    for name, values in WRONG.items():
+        for value in values:
+            other = copy.deepcopy(row)
+            other["trees"]["flash_mma"][name] = value
+            wrong.append([name, value, isinstance(answer(correction.of_row, other), str)])
+    others: list[Any] = [{}, None, {"trees": {}}, row | {"left_out": {"all": [1.0, 2.0]}}, row | {"trees": {"x": 1}}]
+    yield "no trees", wrong + [[isinstance(answer(correction.of_row, other), str)] for other in others]
+    found = correction.Correction({}, row["left_out"])
+    correction.put(GPUS["l4"], found)
+    try:
+        yield "a calibrated card", [how_far(GPUS["l4"], sets) for sets in ((), ("flash_mma", "all", "none"))]
+    finally:
+        correction.forget()
+
+
+def _fitted() -> Fitted:
+    """One that no refit changes."""
+    units = dict.fromkeys(next(iter(load().weights.values())).units, 1.25)
+    row = {"trees": {"flash_mma": TREES | {"names": ["blocks per SM", "seqlen_k"]}}, "left_out": {}}
+    weights = {"flash_mma": Weights(units, 1.5, 0.75, 2.0, 3.0), "flash_wmma": Weights(units, 3.0, 1.5, 1.0, 2.0)}
+    judged = {name: {"first": 1.05 + n / 50, "worst_first": 1.5 + n / 9} for n, name in enumerate(JUDGED)}
+    about = {"cards": ["h100", "l4"], "left_out": judged}
+    return Fitted(weights, correction.of_row(row).trees, about)
+
+
+def _estimates() -> Iterator[tuple[str, Any]]:
+    fitted = _fitted()
+    for row in rows():
+        if row["family"] not in STEADY:
+            continue
+        gpu, problem = GPUS[row["gpu"]], AttentionProblem(**row["problem"])
+        space = load_space(row["family"], gpu)
+        config = space.make_config(row["params"])
+        many = [config, *space.starting_configs()[:3]]
+        name = f"{row['family']} {problem.describe()} {config.id[:6]} {gpu.name}"
+        found = [cost(problem, config, gpu, *compiled, fitted=fitted) for compiled in ((0,), (168, 64), (255, 0))]
+        said = [one and one.sentence() for one in found]
+        yield name, [found, said, kinds(problem), answer(scores, problem, many, gpu, fitted, correction.NONE)]
+    sets = "of one query", "in fp32", "with window"
+    yield "how far", [[name, how_far(GPUS[name], sets, fitted)] for name in ("h100", "h200", "a100", "l4", "b200")]
+
+
+def _recordings() -> Iterator[tuple[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "some.npz"
+        made = [campaign(H100, "a", range(1, 4)), campaign(H200, "b", range(2, 4))]
+        measurements.append(path, made[:1])
+        measurements.append(path, made[1:])
+        yield "names", measurements.names(path)
+        with np.load(path) as stored:
+            yield "columns of a file", [[name, str(stored[name].dtype), stored[name].shape] for name in sorted(stored)]
+        yield "campaigns", [measurements.campaign(path, "b"), len(measurements.read(path))]
+
+
+def facts() -> Iterator[tuple[str, Any]]:
+    """See `tests.support.facts`."""
+    yield from _estimates()
+    yield from _files()
+    yield from _recordings()
+
+
+def test_what_the_cost_model_says_stays():
+    assert not changed("estimates")

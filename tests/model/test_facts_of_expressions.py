@@ -1,0 +1,74 @@
+"""What is made of an expression of scores stays, until a change wants it otherwise: its tree, its derivatives, its
+CUDA, the lines that it is, the blocks of keys that its predicate shows, and what it comes to."""
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import torch
+
+from evoattn.model import score, score_cuda, score_lines, score_ranges
+from tests.model.test_score import TABLES, values
+from tests.support.facts import answer, changed
+
+SCORES = [
+    *("s", "s + table[h, k - q + 4] * gate[h]", "s*gate[h]-max(q+d-k,0)/64", "20*tanh(s/20)", "s-abs(q+d-k)*gate[h]"),
+    *("where(doc[b,k]==doc[b,q%8],s,-inf)", "where((q-k<3)&(k-q<=2),s,-inf)", "s+min(k,q)*0.5", "exp(s)-exp2(s/2)"),
+    *(
+        "s*s-sqrt(abs(s))",
+        "log(abs(s)+1)",
+        "sin(s)*cos(s)",
+        "where(s>0,s,s*0.1)",
+        "-s",
+        "s/(1+abs(s))",
+        "s**2",
+        "foo(s)",
+    ),
+    *("s+", "s+table[h]", "s+gate[k,q]", "s+missing[h]", "s if q else k", "(q//3+k%5)*s", "s+gate[h]*(k-q-d)"),
+    *("s+max(min(q-k,7),-7)*0.01", "s*2**-1", "where(k<=q+d,s,-inf)", "relu(s)", "sigmoid(s)", "s-1e9*(k>q)"),
+]
+PREDICATES = [
+    *("k<=q", "k<=q+d", "(q-k<99)&(k<=q)", "abs(q-k)<=5", "abs(k-q-d)<5", "doc[b,k]==doc[b,q]", "q+d>=k", "q-k<3"),
+    *("(k<=q)|(k<4)", "((k//3+q//5)%7<3)|((q+h)%2==b)", "not_there", "k", "(k<=q)&(doc[b,k]==doc[b,q])", "k-q<=-2"),
+    *("(q-7<k)&(k<q+9)", "2*k<=q", "q<5", "k!=q", "~(k>q)", "(doc[b,q]!=doc[b,k])|(q-k<99)", "k<q+3&k>q-3"),
+]
+OF_TREE = {
+    score: ("text_of", "cost", "loads_pairs"),
+    score_cuda: ("in_cuda", "changed_in_cuda", "is_natural"),
+    score_lines: ("is_shift", "loads_apart", "linear", "softcap_of", "added_of", "band_of"),
+    score_ranges: ("lines_of",),
+}
+NAMES = ("s", "b", "h", "q", "k", "d")
+
+
+def _of(tree: Any) -> dict[str, Any]:
+    found = {name: answer(getattr(home, name), tree) for home, names in OF_TREE.items() for name in names}
+    found["steps"] = answer(score_cuda.in_cuda, tree, True, True)
+    found["depends"] = [score.depends_on(tree, name) for name in NAMES]
+    found["derivative"] = answer(lambda: score.text_of(score.derivative(tree)))
+    for buffer in ("own_table", "own_gate", "own_doc"):
+        loads = score.elements(tree, buffer)
+        found[buffer] = [[load, answer(lambda at: score.text_of(score.derivative(tree, at)), load)] for load in loads]
+        found[f"{buffer} in CUDA"] = [answer(score_cuda.place_in_cuda, load) for load in loads]
+    number = answer(score.evaluate, tree, values(), torch)
+    if isinstance(number, torch.Tensor):
+        number = number.double().broadcast_to(2, 4, 5, 8)
+        number = number.clamp(-1e4, 1e4).sum((2, 3)).round(decimals=4).tolist()
+    return found | {"number": number}
+
+
+def facts() -> Iterator[tuple[str, Any]]:
+    """See `tests.support.facts`."""
+    for parse, texts in ((score.parse_score, SCORES), (score.parse_predicate, PREDICATES)):
+        for text in texts:
+            used = "+".join(table for table in TABLES.split("+") if f"{table.partition(':')[0]}[" in text)
+            parsed = answer(parse, text, used)
+            yield text, parsed if isinstance(parsed, str) else [parsed, _of(parsed.tree)]
+    places = product((None, -3, 0, 4), (None, 0, 4, 9), (5, 9), (9, 13))
+    yield "masks", [answer(score_lines.masking_of, (low, high), q, k) for low, high, q, k in places]
+    tables = TABLES, "t:fp32", "t:fp99:3", "t:fp32:0", "t:fp32:3+t:fp32:4", "s:fp32:3"
+    yield "tables", [answer(score.parse_tables, text) for text in tables]
+
+
+def test_what_is_made_of_expressions_stays():
+    assert not changed("expressions")

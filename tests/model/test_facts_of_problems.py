@@ -1,0 +1,95 @@
+"""What a problem, its mask, its lengths and its block lists say of themselves stays, until a change wants it
+otherwise; so do the sentences about what is no problem."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from evoattn.model import block_list
+from evoattn.model.lengths import parse_lengths
+from evoattn.model.named_problems import by_name_or_shape
+from evoattn.model.sequences import parse_sequences, rounded_up, starts, with_room
+from evoattn.model.shape_text import named_shapes, parse_shape
+from tests.support.facts import answer, changed, told
+
+SHAPES = [
+    "B=2,Hq=8,Hkv=2,Sq=100,Sk=333,D=64,dtype=fp16,mask=causal",
+    "B=1,H=2,S=300,D=128,dtype=bf16,mask=full,layout=bshd,lse=1",
+    "B=2,H=3,Sq=333,Sk=100,D=72,dtype=fp32,mask=causal_upper_left,scale=0.5",
+    "B=2,H=4,S=256,D=64,window=100:0,mask=causal,softcap=20,sink=1",
+    "B=1,H=4,Sq=64,Sk=256,D=64,window=16:33,alibi=1",
+    "B=1,Hq=4,Hkv=1,Sq=17,Sk=203,D=96,Dv=128,bias=bhs",
+    "B=1,H=4,Sq=17,Sk=203,D=96,bias=s,lse=1,sink=1",
+    "B=1,Hq=16,Hkv=1,Sq=3,Sk=203,D=576,Dv=512,shared_kv=1,dtype=bf16,mask=causal",
+    "B=3,H=2,Sq=1,Sk=512,D=64,seqused=1:512,mask=causal",
+    "B=3,H=2,Sq=5,Sk=512,D=64,seqused=0:512,page=16,mask=causal",
+    "B=4,Hq=4,Hkv=2,S=200,D=64,varlen=1:200/1:200,mask=causal,layout=bshd",
+    "B=4,H=2,Sq=20,Sk=200,D=64,varlen=sum:40/log:10:200,mask=causal,page=64",
+    "B=1,H=2,S=300,D=64,score=s*gate[h]-max(q+d-k,0)/64+slope[k-q+99],tables=gate:fp32:2+slope:bf16:200",
+    "B=2,H=2,S=640,D=64,mask=causal,blocks=h:64x64:1/3/7,predicate=(t[b,q]!=t[b,k])|(q-k<99),tables=t:int32:2x640",
+    "B=2,H=2,S=1000,D=64,blocks=128x64:300+700",
+    "B=1,H=2,Sq=500,Sk=600,D=64,blocks=bh:128x128:70+200:mixed",
+    "B=2,H=2,Sq=8,Sk=300,D=128,kv=e4m3,mask=causal",
+    "B=2,H=2,Sq=8,Sk=300,D=128,kv=int8,scales=head,mask=causal",
+    "B=1,H=2,S=256,D=128,dtype=e4m3,scales=head,turned=1",
+    "B=1,Hq=4,Hkv=2,S=256,D=64,op=backward,mask=causal,deterministic=1",
+    "B=1,H=2,S=256,D=64,op=backward,bias=s,grads=bias,batch_invariant=1",
+    "B=1,H=2,S=256,D=64,op=backward,sink=1,grads=sinks,layout=bshd",
+    "B=2,H=4,Sq=1,Sk=512,D=64,op=append",
+    "B=2,H=4,Sq=1,Sk=512,D=64,op=append_halves",
+    "B=2,H=4,Sq=7,Sk=3,D=64,op=merge",
+    "B=1,H=2,S=256,D=64,op=quantize,kv=e4m3,scales=head",
+]
+WRONG = [
+    *("", "B=1", "B=1,H=2,S=3", "B=0,H=2,S=3,D=64", "B=1,H=3,Hkv=2,S=3,D=64", "B=1,H=2,S=3,D=63", "B=1,H=2,S=3,D=x"),
+    *("B=1,H=2,S=3,D=64,foo=1", "B=1,H=2,S=3,D=64,dtype=fp17", "B=1,H=2,S=3,D=64,mask=cousal", "B=1,B=2,H=2,S=3,D=64"),
+    *("B=1,H=2,S=3,D=64,window=3", "B=1,H=2,S=3,D=64,window=3:4,mask=causal", "B=1,H=2,S=3,D=64,softcap=-1"),
+    *("B=1,H=2,S=3,D=64,lse=2", "B=1,H=2,S=3,D=64,bias=x", "B=1,H=2,S=3,D=64,seqused=4:3", "B=1,H=2,S=3,D=64,page=16"),
+    *("B=2,H=2,S=3,D=64,varlen=3", "B=2,H=2,S=3,D=64,varlen=3+4/3+3", "B=2,H=2,S=3,D=64,varlen=1:3,seqused=1:3"),
+    *("B=1,H=2,S=3,D=64,shared_kv=1", "B=1,H=2,S=3,D=64,shared_kv=1,Dv=128", "B=1,H=2,S=3,D=64,score=s*t[h]"),
+    *("B=1,H=2,S=3,D=64,score=s+", "B=1,H=2,S=3,D=64,blocks=3x4:5", "B=1,H=2,S=300,D=64,blocks=128x128:300,window=3:0"),
+    *("B=1,H=2,S=3,D=64,kv=fp8", "B=1,H=2,S=3,D=64,scales=head", "B=1,H=2,S=3,D=64,turned=1", "B=1,H=2,S=3,D=64,op=x"),
+    *("B=1,H=2,S=3,D=64,grads=bias", "B=1,H=2,S=3,D=64,op=backward,grads=bias", "B=1,H=2,S=3,D=64,scale=nan"),
+    *("B=1234567890,H=2,S=3,D=64", "B=1,H=2,S=3,D=64,deterministic=1", "B=1 H=2 S=3 D=64", "x: B=1,H=2,S=3,D=64"),
+    *(
+        "B=1,H=2,S=3,D=64,sink=1,alibi=1,bias=s,score=s",
+        "B=99999,H=99999,S=99999,D=64",
+        "B=1,H=2,S=3,D=64,batch_invariant=3",
+    ),
+]
+ARGUMENTS = [(), ("q",), ("k",), ("v",), ("o",), ("dq",), (5,), (17, 203), (203, 17), (0, 9), (16, 3), (40, 41)]
+LENGTHS = ["3:9", "log:1:512", "0:0", "9:3", "log:0:3", "x"]
+SEQUENCES = [("1:9", 3), ("sum:10/3:7", 3), ("3+0+9", 3), ("3+0", 3), ("0+0+0", 3), ("99:99", 2), ("log:2:9/5", 2)]
+
+
+def _blocks(problem: Any) -> dict[str, Any]:
+    """What is said of a block list."""
+    mask, batch, heads, band, diagonal = asked = problem.block_mask
+    lists = block_list.draw(*asked)
+    counted = {name: getattr(block_list, name)(*asked) for name in ("visible_pairs", "blocks_of_rows", "partial_share")}
+    read = block_list.keys_read(mask, batch, heads, problem.kv_heads, band, diagonal)
+    shapes = mask.shapes(batch, heads, band), mask.blocks(band), mask.document_shapes(batch, band)
+    return counted | {"lists": lists, "read": read, "shapes": shapes, "starts": answer(mask.starts, 1, 600)}
+
+
+def facts() -> Iterator[tuple[str, Any]]:
+    """See `tests.support.facts`."""
+    for text in SHAPES:
+        problem = answer(parse_shape, text)
+        if isinstance(problem, str):
+            yield text, problem
+            continue
+        yield text, told(problem, *ARGUMENTS, without=("with_",))
+        yield f"mask of {text}", [told(problem.masking, *ARGUMENTS), told(problem.band, *ARGUMENTS)]
+        if problem.blocks:
+            yield f"blocks of {text}", _blocks(problem)
+    yield "what is none", [answer(parse_shape, text) for text in WRONG]
+    yield "names", [[name, answer(by_name_or_shape, name)] for name in (*named_shapes(), "seed_h10", "nothing")]
+    yield "lengths", [answer(lambda text: parse_lengths(text).draw(7), text) for text in LENGTHS]
+    yield "sequences", [answer(parse_sequences, text, count, 9, 7) for text, count in SEQUENCES]
+    rooms = [(count, longest, rows) for count in (1, 7, 33) for longest in (1, 90, 1000) for rows in (5, 700, 9999)]
+    yield "room", [with_room(*room) for room in rooms] + [rounded_up(n, 16, 4) for n in range(1, 999, 37)]
+    yield "starts", starts((3, 0, 5))
+
+
+def test_what_is_said_of_problems_stays():
+    assert not changed("problems")

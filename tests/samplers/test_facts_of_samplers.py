@@ -1,0 +1,84 @@
+"""What samplers propose of made-up families stays, until a change wants it otherwise. The model of the guided one is
+here a formula of whole numbers, so that every machine chooses the same."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from evoattn.model.records import TrialState
+from evoattn.samplers import guided
+from evoattn.samplers.base import SamplerSetup
+from evoattn.samplers.pool import ConfigPool
+from evoattn.samplers.thoughts import Thinker, first_of_each_value
+from evoattn.samplers.tpe import TpeSampler
+from tests.samplers.made_up_families import SPACES, cost, search, why_invalid
+from tests.support.facts import changed
+
+COUNT = 50
+
+
+def _proposed(trials: Any) -> list[Any]:
+    return [[t.family, list(t.config.values()), t.operator, t.parents] for t in trials]
+
+
+def _formula(rows: Any, prior: Any, values: Any, seed: int) -> Any:
+    """Two opinions: one likes high places, the other low ones; both like what the best had."""
+    kept = rows[int(np.argmin([99.0 if value is None else value for value in values]))]
+
+    def judge(others: Any, of_others: Any) -> Any:
+        far = np.abs(others - kept).sum(1)
+        return np.array([64 * far - others.sum(1), 64 * far + others.sum(1)]) + np.round(of_others)
+
+    return judge
+
+
+def _prior(configs: Any) -> list[float]:
+    return [float(round(cost(family, params))) for family, params in configs]
+
+
+def _guided(with_prior: bool) -> Any:
+    def make(setup: SamplerSetup) -> guided.GuidedSampler:
+        return guided.GuidedSampler(replace(setup, prior=_prior) if with_prior else setup)
+
+    return make
+
+
+def facts() -> Iterator[tuple[str, Any]]:
+    """See `tests.support.facts`."""
+    for name in ("random", "genetic"):
+        first = search(name, 2, COUNT)
+        yield name, _proposed(first)
+        yield f"{name}, resumed", _proposed(search(name, 3, 20, recorded=tuple(first)))
+    with mock.patch.object(guided, "regression", _formula):
+        for with_prior in (False, True):
+            first = search("guided", 2, COUNT, make=_guided(with_prior))
+            yield f"guided, {with_prior}", _proposed(first)
+            resumed = search("guided", 3, 30, 2, tuple(first), _guided(with_prior))
+            yield f"guided, {with_prior}, resumed", _proposed(resumed)
+    pool = ConfigPool(SPACES, why_invalid, random.Random(4))
+    thinker = Thinker(pool, _prior)
+    drawn = thinker.random(40)
+    thoughts = list(thinker.near(drawn).values())
+    plain = [[t.family, list(t.params.values()), t.row.tolist(), t.prior] for t in thoughts]
+    yield "thoughts", [drawn, plain, thinker.bred(thoughts, 40), len(first_of_each_value(thoughts))]
+    yield (
+        "pool",
+        [[pool.draw(family), pool.near(*drawn[i]), pool.mutate(*drawn[i])] for i in range(9) for family in SPACES],
+    )
+
+
+def test_what_samplers_propose_stays():
+    assert not changed("samplers")
+
+
+def test_tpe_learns_of_what_was_recorded():
+    recorded = search("random", 5, 12)
+    sampler = TpeSampler(SamplerSetup(SPACES, 5, why_invalid))
+    sampler.restore(recorded)
+    known = {family: len(one._finished) for family, one in sampler._estimators.items()}
+    right = [t for t in recorded if t.state is not TrialState.DUPLICATE]
+    assert known == {family: sum(t.family == family for t in right) for family in SPACES}
