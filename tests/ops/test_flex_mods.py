@@ -113,8 +113,9 @@ def test_operations_give_what_torch_gives(name):
 def test_parts_of_tables():
     table, captured = torch.arange(60.0).view(3, 4, 5), []
     part = table[1:, ::2, 1:4]
-    said = mods.trace(lambda s, b, h, q, k: s + part[q, ..., h, k] + table[..., 2][q][h], None, captured)
-    assert said.score == "((s+t0[q,h,k])+t1[q,h])"
+    parts = lambda s, b, h, q, k: s + part[q, ..., h, k] + table[..., 2][q][h] + table[:, q][k][h]
+    said = mods.trace(parts, None, captured)
+    assert said.score == "(((s+t0[q,h,k])+t1[q,h])+t2[k,q,h])"
     found = said.tables(captured)
     assert torch.equal(found["t0"], part) and torch.equal(found["t1"], table[..., 2])
 
