@@ -1,14 +1,15 @@
 """FlexAttention's language: `evoattn.flex_attention` beside torch's, compiled by Triton, in one run.
 
     python -m benchmarks.flex [--gym] [--drawn N] [--seed S] [--only WORD] [--json FILE] [--tune SECONDS] [--flash]
-                              [--processes N] [--seconds S]
+                              [--cudnn] [--processes N] [--seconds S]
 
 The problems are attention-gym's own lists (`--gym`), and `--drawn` of (function x shape). All sides of a problem are
 captured in CUDA graphs and replayed by turns, each time with a cold L2, so that they meet the same clocks: medians. All
 are compared with torch's formula in float32, of the first batch and head. `first` is the time of our first call in this
 process, with what it compiles; `again` that of a call of new functions and a new mask of the same kind. `--tune`
 searches each problem for so long and times what it found, too. `--flash` also asks for torch's backend of
-FlashAttention 4, where it is installed. `--processes` shares the problems, as compilers take most of the time; each
+FlashAttention 4, where it is installed, `--cudnn` for SDPA by cuDNN with a mask tensor, of masks alone and 4,096
+keys at most. `--processes` shares the problems, as compilers take most of the time; each
 times alone, and begins no problem after `--seconds`.
 """
 
@@ -27,7 +28,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import BlockMask, create_mask
 
 import evoattn
 from benchmarks.flex.mods import Shape, Written
@@ -40,6 +42,8 @@ FLUSH_BYTES = 1 << 28
 """More than any L2 cache has."""
 MOST_SCORES = 1 << 28
 """Of the head that is compared."""
+MOST_PAIRS = 1 << 24
+"""Of queries and keys of a mask tensor."""
 LONG_US = 5000
 """Of a call: longer ones have fewer rounds."""
 LONG_ROUNDS = 7
@@ -107,8 +111,23 @@ def reference(tensors: Sequence[Tensor], written: Written, mask: BlockMask | Non
     return found
 
 
-def measured(problem: Problem, seconds: float, flash: bool, lock: Path | None = None) -> Row:
+def with_tensor(q: Tensor, k: Tensor, v: Tensor, written: Written, shape: Shape) -> Call | None:
+    """SDPA by cuDNN, with the mask as a tensor of bools; None where it cannot say a problem, or the tensor is large."""
+    if written.score_mod or written.lists or not written.mask_mod or shape.queries * shape.keys > MOST_PAIRS:
+        return None
+    batch, heads = shape.batch if written.by_batch else 1, shape.heads if written.by_head else 1
+    seen = create_mask(written.mask_mod, batch, heads, shape.queries, shape.keys, shape.device)
+
+    def call() -> Tensor:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, seen, enable_gqa=True)
+
+    return call
+
+
+def measured(problem: Problem, words: argparse.Namespace) -> Row:
     """All that is asked of a problem."""
+    lock: Path | None = words.lock
     row, shape = Row(problem), problem.shape
     q, k, v = problem.tensors()
     written = EVERY[problem.name](shape)
@@ -134,7 +153,9 @@ def measured(problem: Problem, seconds: float, flash: bool, lock: Path | None = 
     row.again_s = taken(lambda: evoattn.flex_attention(q, k, v, **new))
     sides: dict[str, Call] = {"evoattn": ours}
     torch.compiler.reset()
-    backends: dict[str, dict[str, Any] | None] = {"triton": None} | ({"flash": {"BACKEND": "FLASH"}} if flash else {})
+    backends: dict[str, dict[str, Any] | None] = {"triton": None} | (
+        {"flash": {"BACKEND": "FLASH"}} if words.flash else {}
+    )
     for name, options in backends.items():
         compiled = torch.compile(flex.TORCH, dynamic=False)
 
@@ -147,6 +168,12 @@ def measured(problem: Problem, seconds: float, flash: bool, lock: Path | None = 
             sides[name] = theirs
         except Exception as error:  # what torch's compiler cannot do
             row.failed[name] = str(error).strip().splitlines()[0][:150]
+    if words.cudnn and (masked := with_tensor(q, k, v, written, shape)):
+        try:
+            masked()
+            sides["cudnn"] = masked
+        except Exception as error:
+            row.failed["cudnn"] = str(error).strip().splitlines()[0][:150]
     with alone(lock):
         if problem.queries * problem.keys <= MOST_SCORES:
             exact = reference((q, k, v), written, mask)
@@ -157,10 +184,10 @@ def measured(problem: Problem, seconds: float, flash: bool, lock: Path | None = 
         with alone(lock):
             turns.append(timed(sides))
     row.us = min(turns, key=lambda us: sum(us.values()))
-    if seconds:
+    if words.tune:
         with evoattn.capture() as shapes:
             ours()
-        evoattn.tune(shapes, budget=f"{seconds:g}s")
+        evoattn.tune(shapes, budget=f"{words.tune:g}s")
         row.us["tuned"] = timed({"evoattn": ours})["evoattn"]
     return row
 
@@ -175,17 +202,19 @@ def table(rows: Sequence[Row]) -> str:
         errors = [f"{row.error[name]:.1e}" if name in row.error else "-" for name in ("evoattn", "triton")]
         ours = ("runs:" in row.kernel or " races " in row.kernel) and "torch runs" not in row.kernel
         served = row.kernel.split(" ", 1)[0] if ours else "torch"
-        more = "".join(f" {name} {us:.1f}" for name, us in row.us.items() if name in ("flash", "tuned"))
+        more = "".join(f" {name} {us:.1f}" for name, us in row.us.items() if name in ("flash", "cudnn", "tuned"))
         failed = "".join(f" {name}: {why}" for name, why in row.failed.items())
         lines.append(
             f"| {row.problem.describe()} | {us:.1f} | {theirs:.1f} | {ratio:.2f} | {errors[0]} ({errors[1]}) | "
             f"{row.first_s:.2f} | {row.again_s:.3f} | {served}{more}{failed} |"
         )
-    for name, others in (("Triton", ("triton",)), ("FLASH", ("flash",)), ("the faster of them", ("triton", "flash"))):
+    peers = {"Triton": ["triton"], "FLASH": ["flash"], "cuDNN": ["cudnn"]}
+    peers["the fastest that ran"] = [one for some in peers.values() for one in some]
+    for name, others in peers.items():
         ratios = [
             min(row.us[one] for one in others if one in row.us) / row.us["evoattn"]
             for row in rows
-            if any(one in row.us for one in others) and (name != "the faster of them" or "flash" in row.us)
+            if any(one in row.us for one in others)
         ]
         if ratios:
             mean = math.exp(statistics.fmean(map(math.log, ratios)))
@@ -210,7 +239,7 @@ def rows_of(problems: Sequence[Problem], words: argparse.Namespace) -> list[Row]
         if time.perf_counter() - started > words.seconds:
             break
         try:
-            rows.append(measured(problems[place], words.tune, words.flash, words.lock))
+            rows.append(measured(problems[place], words))
         except Exception as error:  # the others are measured all the same
             rows.append(Row(problems[place], failed={"all": str(error).splitlines()[0][:150]}))
         print(table(rows[-1:]).splitlines()[2], flush=True)
@@ -230,6 +259,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--tune", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("--flash", action="store_true")
+    parser.add_argument("--cudnn", action="store_true")
     parser.add_argument("--processes", type=int, default=1, metavar="N")
     parser.add_argument("--seconds", type=float, default=math.inf, metavar="S")
     parser.add_argument("--share", help=argparse.SUPPRESS)

@@ -1,6 +1,6 @@
 """Variants by their names beside the same said as functions of FlexAttention's language, by our kernels, in one run.
 
-    python -m benchmarks.flex.named [--json FILE]
+    python -m benchmarks.flex.named [--only WORD] [--json FILE]
 
 Both sides of a problem are captured in CUDA graphs and replayed by turns (`benchmarks.flex`). What the two answers
 differ by is printed, too. A band and a soft cap alone run as the name: there the two are the same kernel.
@@ -79,6 +79,7 @@ def measured(said: Said, tensors: list[Tensor]) -> tuple[dict[str, float], float
 def main() -> None:
     """Measure, print, and with `--json` write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="variants whose line has this word")
     parser.add_argument("--json", type=Path)
     words = parser.parse_args()
     rows: list[dict[str, Any]] = []
@@ -86,9 +87,9 @@ def main() -> None:
     for batch, heads, queries, keys, dim in SHAPES:
         tensors = [torch.randn(batch, heads, n, dim, device="cuda").bfloat16() for n in (queries, keys, keys)]
         for name, said in variants(heads, queries, keys, "cuda").items():
-            if queries == 1 and name == "causal":  # one key
-                continue
             shape = f"B={batch} H={heads} Sq={queries} Sk={keys} D={dim}"
+            if (queries == 1 and name == "causal") or words.only not in f"{name} {shape}":  # one key
+                continue
             try:
                 us, apart = measured(said, tensors)
             except Exception as error:  # the others are measured all the same

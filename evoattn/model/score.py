@@ -497,6 +497,16 @@ def depends_on(tree: Tree, name: str) -> bool:
     return False
 
 
+def has_loads(tree: Tree) -> bool:
+    """Whether an expression reads a table."""
+    match tree:
+        case Load():
+            return True
+        case Apply(_, of):
+            return any(map(has_loads, of))
+    return False
+
+
 def loads_pairs(tree: Tree) -> bool:
     """Whether an expression loads an element for each query and key."""
     match tree:

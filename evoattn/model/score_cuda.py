@@ -17,6 +17,8 @@ from evoattn.model.score import (
     Table,
     Tree,
     depends_on,
+    has_loads,
+    loads_pairs,
     replaced,
 )
 
@@ -128,6 +130,9 @@ def _in_cuda(tree: Tree, by_steps: bool = False) -> str:
             )
         case Apply("//" | "%" as sign, (x, y)) if is_natural(x) and is_natural(y):  # one multiplication by a constant
             return f"int(unsigned({_in_cuda(x)}) {sign[0]} unsigned({_in_cuda(y)}))"
+        case Apply("&" | "|" as sign, (x, y)) if has_loads(y) and not loads_pairs(y):
+            # Both sides: what a row's keys share, or a key's rows, is read once where no condition is before it.
+            return f"({_in_cuda(x, by_steps)} {sign} {_in_cuda(y, by_steps)})"
         case Apply("/", (x, y)) if by_steps and depends_on(x, "k") | depends_on(x, SCORE):
             return _quotient(in_cuda(x, True, True), y)
         case Apply(name, of):

@@ -57,8 +57,6 @@ class Argument:
     in_schema: str = ""
     """Its type in torch's registry, with the same name; empty where it has another form there (`causal`), or where
     compiled code says it by other means."""
-    is_term: bool = False
-    """Whether it is a tensor that kernels read: see `TERMS`."""
 
 
 REQUIRED = object()
@@ -68,12 +66,10 @@ ARGUMENTS = (
     Argument("attn_mask", None, _SDPA, "SDPA's mask: bool, or added to the scores"),
     Argument("dropout_p", 0.0, _SDPA, "SDPA's dropout"),
     Argument("is_causal", False, _SDPA, 'SDPA\'s mask: query i sees keys j <= i; the same as `causal="upper_left"`'),
-    Argument(
-        "block_table", REQUIRED, frozenset((PAGED, MIXED)), "int32 `[batch, pages]`: where keys lie", "Tensor?", True
-    ),
-    Argument("seqused_k", None, frozenset((ATTENTION, PAGED, MIXED)), "int32 `[batch]`: keys in use", "Tensor?", True),
-    Argument("cu_seqlens_q", REQUIRED, frozenset((VARLEN, MIXED)), "int32 `[sequences + 1]`: starts", "Tensor?", True),
-    Argument("cu_seqlens_k", REQUIRED, frozenset((VARLEN,)), "int32 `[sequences + 1]`: starts", "Tensor?", True),
+    Argument("block_table", REQUIRED, frozenset((PAGED, MIXED)), "int32 `[batch, pages]`: where keys lie", "Tensor?"),
+    Argument("seqused_k", None, frozenset((ATTENTION, PAGED, MIXED)), "int32 `[batch]`: keys in use", "Tensor?"),
+    Argument("cu_seqlens_q", REQUIRED, frozenset((VARLEN, MIXED)), "int32 `[sequences + 1]`: starts", "Tensor?"),
+    Argument("cu_seqlens_k", REQUIRED, frozenset((VARLEN,)), "int32 `[sequences + 1]`: starts", "Tensor?"),
     Argument("max_seqlen_q", REQUIRED, frozenset((VARLEN, MIXED)), "at least the longest sequence's queries", "SymInt"),
     Argument("max_seqlen_k", REQUIRED, frozenset((VARLEN,)), "at least the longest sequence's keys", "SymInt"),
     Argument("scale", None, ALL, "of scores; 1/sqrt(head_dim) unless given", "float?"),
@@ -81,11 +77,11 @@ ARGUMENTS = (
     Argument("causal", None, ALL, "the causal mask, and the corner that its diagonal ends in"),
     Argument("window", None, ALL, "`(past, ahead)`: keys seen beside the diagonal, -1 for an open side", "int[]?"),
     Argument("softcap", 0.0, ALL, "s becomes softcap · tanh(s / softcap); 0 or None for none", "float"),
-    Argument("sinks", None, ALL, "`[heads]`: scores without a value", "Tensor?", True),
-    Argument("alibi_slopes", None, ALL, "`[heads]`: slope · distance is taken from scores", "Tensor?", True),
-    Argument("bias", None, _SDPA, "added to scores", "Tensor?", True),
-    Argument("k_scale", None, ALL, "what keys of 8 bits are multiplied by: a number, or a tensor", "Tensor?", True),
-    Argument("v_scale", None, ALL, "what values of 8 bits are multiplied by", "Tensor?", True),
+    Argument("sinks", None, ALL, "`[heads]`: scores without a value", "Tensor?"),
+    Argument("alibi_slopes", None, ALL, "`[heads]`: slope · distance is taken from scores", "Tensor?"),
+    Argument("bias", None, _SDPA, "added to scores", "Tensor?"),
+    Argument("k_scale", None, ALL, "what keys of 8 bits are multiplied by: a number, or a tensor", "Tensor?"),
+    Argument("v_scale", None, ALL, "what values of 8 bits are multiplied by", "Tensor?"),
     Argument("q_scale", None, frozenset((VARLEN, PAGED)), "what queries of float8_e4m3fn are multiplied by"),
     Argument("score", None, _SDPA, "an `evoattn.Score`: an expression of scores and tables"),
     Argument("return_lse", False, ALL, "whether the log-sum-exp is wanted too"),

@@ -39,7 +39,9 @@ reads and writes V once. From here on that took 0.91 of the time in the mean (0.
 (0.87 to 1.67, 46 problems; an H200 and an H100, 2026-11-27, reports/performance.md)."""
 WITH_WGMMA = "sm_90a"
 BY_BLOCK = False
-"""Whether tensors are quantised with a scale for each 128 rows, else for each K/V head."""
+"""Whether tensors are quantised with a scale for each 128 rows, else for each K/V head, and whether kernels take the
+former: on an H100 their answers were wrong at head_dim 64 under a causal mask (reports/performance.md, sixth session).
+"""
 Scale = Tensor | float | None
 """One for all, `[batch, kv_heads]`, or of each 128 rows `[batch, heads, blocks]`; None is 1."""
 
@@ -69,8 +71,9 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
     stands for itself times its scale: `q_descale`, `k_descale` and `v_descale` are float32 `[batch, kv_heads]` as
     FlashAttention 3's, those of query too, or one for all, a tensor of one element or a number, or of each 128 rows of
     a head: of query `[batch, heads, query blocks]`, of key and value `[batch, kv_heads, key blocks]`. They are not
-    negative; left out, 1. Tensors of 16 or 32 bits are quantised first, with a scale for each 128 rows of a head that
-    takes its largest value to the end of the range, and no descale may be given.
+    negative; left out, 1. Those of 128 rows are computed in 16 bits so far. Tensors of 16 or 32 bits are quantised
+    first, with a scale for each K/V head of each batch that takes its largest value to the end of the range, and no
+    descale may be given.
     `smooth_k` takes the mean of the keys of a head from them first, as SageAttention does: outlier channels then cost
     less of the range. The answer is the same, since all scores of a query change alike, and the log-sum-exp is
     corrected. It goes with no `softcap`. With `turned` value is as `quantize_kv(…, turned=True)` makes it, which is
@@ -141,8 +144,8 @@ class Quantised:
 def quantised(
     query: Tensor, key: Tensor, value: Tensor, smooth: bool = False, turned: bool = False
 ) -> tuple[Quantised, Tensor | None]:
-    """Tensors of 16 or 32 bits in e4m3, with a scale for each 128 rows of a head, so that one launch reads them once,
-    or where no kernel takes these for each K/V head; with `smooth` of keys less the mean of those of their head, which
+    """Tensors of 16 or 32 bits in e4m3, with a scale for each K/V head of each batch, or where kernels take these of
+    each 128 rows, so that one launch reads them once; with `smooth` of keys less the mean of those of their head, which
     is the second: they have a scale for each head."""
     by_block = BY_BLOCK and _has_wgmma(query)
     plain = Wanted(E4M3, PER_BLOCK if by_block else "head", key.shape[1])
@@ -277,7 +280,8 @@ def _lse_correction(query: Tensor, means: Tensor, scale: float | None) -> Tensor
 def _answer(call: Call, given: Quantised, sinks: Tensor | None) -> Answer:
     """By a kernel of 8 bits, else in 16."""
     widest = WIDEST if call.turned else WIDEST_IN_ROWS
-    if _may_launch(call.query, call.key, call.value) and call.value.shape[3] <= widest:
+    taken = BY_BLOCK or given.v_scale.dim() < 3
+    if taken and _may_launch(call.query, call.key, call.value) and call.value.shape[3] <= widest:
         runtime = current.runtime()
         try:
             return runtime.attend(replace(call, strict=True))
@@ -288,8 +292,8 @@ def _answer(call: Call, given: Quantised, sinks: Tensor | None) -> Answer:
                 raise
     elif call.strict:
         raise NoKernel(
-            f"No kernel serves this call: those of 8 bits take a head_dim of V up to {widest}, outside of compiled "
-            "code."
+            f"No kernel serves this call: those of 8 bits take a head_dim of V up to {widest} and scales of heads, "
+            "outside of compiled code."
         )
     return dequantised(call, given, sinks)
 

@@ -105,7 +105,7 @@ def _kept(about: AttentionProblem, gpu: GpuSpec, climbs: ClimbCache) -> Pick | N
         if not kernels:
             return None
         is_listed = listed and gpu.name in listed.cards and not about.batch_invariant
-        timed = _split(listed.of(about)[0], about, gpu) if listed and is_listed else ()
+        timed = [*_split(listed.of(about)[0], about, gpu), *_of_lists(about, gpu)] if listed and is_listed else ()
         end = climbed(kernels, about, gpu, genes, timed)
         climbs.add((about, gpu), end)
     why = f"of {_begun(listed)} it should take least time here by the cost model"
@@ -141,7 +141,7 @@ def _begin(
     able = [c for c in _split(listed.of(problem)[1], problem, gpu) if _can_run(c, problem, gpu)] if listed else []
     genes: dict[str, Genes] = dict(listed.genes) if listed else {}
     if able and listed and gpu.name in listed.cards and kind_of(problem) in listed.kinds:
-        return able, genes
+        return list({c.id: c for c in [*able, *_of_lists(problem, gpu)]}.values()), genes
     serving = (f.name for f in registry.FAMILIES.values() if not f.why_unsupported(problem, gpu))
     spaces = {name: load_space(name, gpu) for name in serving}
     genes |= {name: _known_genes(space, genes.get(name, {})) for name, space in spaces.items()}
@@ -157,6 +157,14 @@ def _begin(
     configs = list(found.values())
     apart = 1 if able or known or not configs else math.ceil(len(configs) / MOST_CHANGED)
     return configs[::apart], genes
+
+
+def _of_lists(problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
+    """Known-good configs of flash_wgmma for a problem with a block list, else none. Few tiles of the kernels that were
+    timed on other problems divide the blocks of a list."""
+    if not problem.blocks or problem.op != "forward":
+        return []
+    return [c for c in load_space("flash_wgmma", gpu).starting_configs() if _can_run(c, problem, gpu)]
 
 
 def _by_recipe(

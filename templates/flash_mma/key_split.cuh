@@ -20,7 +20,7 @@ template <int KEY_SPLIT, int WARPS, int KEY_WARPS, int ROW_TILES, int DIM_TILES>
     if (!is_last_block(arrived_zeroed + tile, KEY_SPLIT, reinterpret_cast<uint32_t*>(ticket_smem))) return false;
     state.clear();
     // The key warps take the parts in turn.
-#pragma unroll 1
+#pragma unroll 2
     for (int i = key_warp; i < KEY_SPLIT; i += KEY_WARPS) {
       const float4* part_gmem = lane_gmem + i * WARPS * WARP_VECTORS;
       add_result(state, [&](int piece) { return __ldcg(part_gmem + piece * 32); });  // not what L1 had before

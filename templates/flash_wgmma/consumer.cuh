@@ -57,6 +57,7 @@ struct Consumer : Epilogue {
   uint32_t q_smem;
   uint64_t k_descriptor, v_descriptor;
   int key_tile;       // the next
+  int listed_key;     // KeyList::LISTED: its first key, where it is masked or scores have terms
   int tiles_added;    // IN_TURNS: whose P V are in `sum`
   bool flushed;       // O_IN_SHARED: some are in shared memory
   Ring ring, before;  // places of the next K, and of the V that P is for
@@ -226,31 +227,33 @@ private:
   }
   // The terms of the lane's rows g and g + 8 in the next tile of keys.
   __device__ __forceinline__ RowTerms<Element> row_terms(int row) const {
-    const int lane_key = (KeyList::LISTED ? work.listed().first_key_down(key_tile) : key_tile * BLOCK_N) + lane % 4 * 2;
+    const int lane_key = (KeyList::LISTED ? listed_key : key_tile * BLOCK_N) + lane % 4 * 2;
     return work.terms.row(head_terms[GROUP_ROWS ? row / 8 : 0], work.rows.query(lane_row(work.tile) + row), lane_key,
                           work.seqlen_q, work.seqlen_k);
   }
   // What a variant does to S.
   __device__ __forceinline__ void change_scores() { change_tile(s, bias, work.terms, row_terms(0), row_terms(8)); }
-  // Begins to load the bits of a PARTIAL tile, if there are any.
-  __device__ __forceinline__ void load_seen() {
+  // What lists say of the next tile, asked beside its product; begins to load the bits of a PARTIAL one.
+  template <bool MASKED> __device__ __forceinline__ void look_up() {
     const ListedTiles<BLOCK_N> listed = work.listed();
-    if (listed.is_packed(key_tile)) {
+    listed_key = listed.first_key_down(key_tile);
+    if (MASKED && listed.is_packed(key_tile)) {
       KeyList::wait_for_bits();
-      listed.load_seen(seen, lane_row(work.tile), listed.first_key_down(key_tile), lane);
+      listed.load_seen(seen, lane_row(work.tile), listed_key, lane);
     }
   }
   // Of PARTIAL blocks by bits or the predicate, else behind the last key.
   __device__ __forceinline__ void mask_listed() {
     const ListedTiles<BLOCK_N> listed = work.listed();
-    const int key = listed.first_key_down(key_tile), row = lane_row(work.tile);
+    const int row = lane_row(work.tile);
     if (listed.is_packed(key_tile)) {
       listed.mask_unseen(s, seen);
     } else if (listed.is_partial(key_tile)) {
-      mask_scores(s, key, work.mask.keys_from(row, 0), lane);
-      listed.mask_partial(s, work.terms, work.tile.batch, work.rows.head(work.tile, row), row, key + lane % 4 * 2);
+      mask_scores(s, listed_key, work.mask.keys_from(row, 0), lane);
+      listed.mask_partial(s, work.terms, work.tile.batch, work.rows.head(work.tile, row), row,
+                          listed_key + lane % 4 * 2);
     } else {
-      mask_scores(s, key, AllKeys(work.seqlen_q, listed.tiles == 0 ? 0 : work.seqlen_k).keys_from(0, 0), lane);
+      mask_scores(s, listed_key, AllKeys(work.seqlen_q, listed.tiles == 0 ? 0 : work.seqlen_k).keys_from(0, 0), lane);
     }
   }
   // S = S masked, P = exponentials; returns whether O must be rescaled by `factor` before P V is added.
@@ -323,8 +326,9 @@ private:
   }
   // Waits for S while a newer product, if any, is under way, and returns what its softmax does.
   template <bool FIRST, bool MASKED, bool NEWER> __device__ __forceinline__ bool finish_qk() {
-    if constexpr (Terms::BIASED) load_bias(bias, work.terms, row_terms(0), row_terms(8));  // beside the product
-    if constexpr (KeyList::LISTED && (FIRST || MASKED)) load_seen();
+    // Beside the product.
+    if constexpr (KeyList::LISTED && (FIRST || MASKED || Terms::ANY)) look_up<FIRST || MASKED>();
+    if constexpr (Terms::BIASED) load_bias(bias, work.terms, row_terms(0), row_terms(8));
     wgmma_wait<NEWER>();  // S is there
     pin_registers(s);
     if constexpr (!OVERLAP) pass_turn();
@@ -461,9 +465,11 @@ private:
   __device__ __forceinline__ void rest_of_keys() {
     if constexpr (KeyList::LISTED) {
       const ListedTiles<BLOCK_N> listed = work.listed();
+      const bool fits = work.seqlen_k % BLOCK_N == 0;  // no tile has keys behind the last: lists need not be read
 #pragma unroll 1
       while (key_tile >= 0) {
-        const bool whole = !listed.is_partial(key_tile) && listed.first_key_down(key_tile) + BLOCK_N <= work.seqlen_k;
+        const bool is_cut = !fits && listed.first_key_down(key_tile) + BLOCK_N > work.seqlen_k;
+        const bool whole = !listed.may_hide<Mask>(work.terms, key_tile) && !is_cut;
         if (whole && !Terms::MAY_HIDE) step<false, false>();
         else step<false, true>();
       }

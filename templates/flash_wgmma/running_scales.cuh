@@ -1,4 +1,5 @@
 // running_scales.cuh: the scales of numbers of 8 bits that a consumer warpgroup keeps from tile to tile.
+#include "device/ptx/warp.cuh"
 
 // Scales that are the same for all rows and keys of a tile of rows: nothing to keep.
 struct NoBlockScales {
@@ -21,17 +22,26 @@ __device__ __forceinline__ float not_zero(float scale) { return scale == 0.f ? 1
 template <int ROWS> struct BlockScales {
   static constexpr float LEAST = 1.17549435e-38f, LEAST_STEP = 8.6736174e-19f;  // whose inverse is a number; 2^-60
   float row, key, value, unit, least;
+  float keys_of_lane, values_of_lane;  // of 32 blocks together, a lane each: a load in every tile would be waited for
+  int first_block;                     // of these
 
   static __device__ __forceinline__ int block_of(int row, int rows) { return max(0, min(row, rows - 1)) / ROWS; }
   template <class Scales>
   __device__ __forceinline__ void begin_rows(const Scales& scales, int batch, int head, int first, int rows,
                                              float softmax_scale) {
+    first_block = -1;
     row = scales.q.of_block(batch, head, block_of(first, rows)) * softmax_scale;
   }
   template <class Scales>
   __device__ __forceinline__ void load(const Scales& scales, int batch, int kv_head, int first_key, int keys) {
-    const int block = block_of(first_key, keys);
-    key = scales.k.of_block(batch, kv_head, block), value = scales.v.of_block(batch, kv_head, block);
+    const int block = block_of(first_key, keys), lane = threadIdx.x % 32;
+    if (block / 32 * 32 != first_block) {
+      first_block = block / 32 * 32;
+      const int own = min(first_block + lane, (keys - 1) / ROWS);
+      keys_of_lane = scales.k.of_block(batch, kv_head, max(0, own));
+      values_of_lane = scales.v.of_block(batch, kv_head, max(0, own));
+    }
+    key = __shfl_sync(ALL_LANES, keys_of_lane, block % 32), value = __shfl_sync(ALL_LANES, values_of_lane, block % 32);
   }
   __device__ __forceinline__ float of_scores() const { return not_zero(row * key); }
   // By which O must be multiplied before P V of the loaded keys is added.

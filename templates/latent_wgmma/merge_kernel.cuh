@@ -8,7 +8,7 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
     latent_wgmma_merge(Element* __restrict__ o_gmem,  // [batch, heads, seqlen_q, VALUE_DIM]
                        float* __restrict__ lse_gmem,  // WRITE_LSE: [batch, heads, seqlen_q]
                        const float4* partial_gmem,    // [batch, kv_heads, row blocks, splits, 64, CHUNKS]
-                       const float2* state_gmem,      // [batch, kv_heads, row blocks, splits, 64]
+                       const float2* state_gmem,  // [batch, kv_heads, row blocks, splits, 64]; SEQUSED: filled splits
                        int kv_heads, int seqlen_q, int group_heads, int splits, int64_t o_batch_stride,
                        int64_t o_head_stride, int64_t o_row_stride) {
   using Buffer = MergeBuffer<(MERGE_THREADS + CHUNKS - 1) / CHUNKS, 1, VALUE_DIM>;
@@ -21,8 +21,13 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
   const int64_t first = tile * splits * 64 + group_head % 64;
   const Buffer buffer{smem};
   if constexpr (DEPENDENT_LAUNCH) grid_dependency_wait();  // for the results of latent_wgmma
+  int filled = splits;
+  if constexpr (SEQUSED) {
+    const int64_t tiles = int64_t(gridDim.z) * kv_heads * head_blocks * seqlen_q;
+    filled = *(const volatile int*)(filled_splits(const_cast<float2*>(state_gmem), tiles * splits) + tile);
+  }
   const int sources =
-      gather_splits<MERGE_THREADS>(buffer, partial_gmem + first * CHUNKS, state_gmem + first, splits, 64, 1);
+      gather_splits<MERGE_THREADS>(buffer, partial_gmem + first * CHUNKS, state_gmem + first, filled, 64, 1);
   __syncthreads();  // the sums of all threads are visible
   o_gmem += batch * o_batch_stride + (kv_head * group_heads + group_head) * o_head_stride + query * o_row_stride;
   for (int chunk = threadIdx.x; chunk < CHUNKS; chunk += MERGE_THREADS) {

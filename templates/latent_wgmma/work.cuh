@@ -34,6 +34,12 @@ struct Work : Block {
     first_tile = split * split_tiles;
     last_tile = max(first_tile, min(first_tile + split_tiles, (keys + BLOCK_N - 1) / BLOCK_N) - 1);
   }
+  // SEQUSED: a split has keys as far as the sequence has; the others leave no result.
+  __device__ __forceinline__ bool is_empty() const { return split > 0 && first_tile * BLOCK_N >= keys; }
+  __device__ __forceinline__ int filled_splits(int split_tiles) const {
+    const int tiles = (keys + BLOCK_N - 1) / BLOCK_N;
+    return max(1, min(splits, (tiles + split_tiles - 1) / split_tiles));
+  }
   __device__ __forceinline__ uint32_t k_full(const Ring& at) const { return barrier(Smem::K_FULL, at.stage); }
   __device__ __forceinline__ uint32_t k_empty(const Ring& at) const { return barrier(Smem::K_EMPTY, at.stage); }
   // Of shares of the keys: [batch, kv_heads, row blocks, splits].

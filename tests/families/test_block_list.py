@@ -138,10 +138,10 @@ WRONG = {
         WGMMA_SHORT,
         ("if (!shows<BY_KEYS>(terms, batch, head, row + j", "if (0 * (row + j"),
     ),
-    "wgmma: PARTIAL taken for FULL": (WGMMA, ("whole = !listed.is_partial(key_tile) &&", "whole =")),
+    "wgmma: PARTIAL taken for FULL": (WGMMA, ("whole = !listed.may_hide<Mask>(work.terms, key_tile) &&", "whole =")),
     "wgmma: keys past the last of FULL blocks": (
         WGMMA,
-        ("&& listed.first_key_down(key_tile) + BLOCK_N <= work.seqlen_k;", ";"),
+        ("fits = work.seqlen_k % BLOCK_N == 0", "fits = true"),
     ),
     "wgmma: an empty list shows the first keys": (WGMMA, ("listed.tiles == 0 ? 0 : work.seqlen_k", "work.seqlen_k")),
     "wgmma: a tile too few": (WGMMA, ("max(0, listed().tiles - 1)", "max(0, listed().tiles - 2)")),

@@ -162,6 +162,16 @@ WRONG = {
     ),
     "all keys are in use": ("keys in use", "return used;", "return seqlen_k;"),
     "batches of one head": ("keys in use", "work.batch * given.kv_rows;", "work.batch * work.seqlen_k;"),
+    "splits without keys are added up": (
+        "keys in use",
+        "return max(1, min(splits, (tiles + split_tiles - 1) / split_tiles));",
+        "return splits;",
+    ),
+    "a split of one tile is left out": (
+        "keys in use",
+        "first_tile * BLOCK_N >= keys",
+        "(first_tile + 1) * BLOCK_N >= keys",
+    ),
     "one table for all sequences": ("pages of 16", "given.table + work.batch *", "given.table + 0 *"),
     "a page of NaN behind the last key": ("pages of 16", "keys - (page << bits));", "page_keys());"),
     "the second half does not follow the shift": ("one split", "scale_rows(o, factor);\n    }", "{}\n    }"),

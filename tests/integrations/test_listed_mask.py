@@ -38,6 +38,16 @@ def gemma_both_ways():
     return transformers.Gemma3ForCausalLM(config)
 
 
+def paligemma():
+    """Its prompts see all of themselves."""
+    text = SIZES | dict(model_type="gemma", num_key_value_heads=1, head_dim=16)
+    vision = dict(model_type="siglip_vision_model", hidden_size=32, intermediate_size=32, num_hidden_layers=1)
+    vision |= dict(num_attention_heads=2, image_size=16, patch_size=8, projection_dim=32)
+    sizes = dict(image_token_index=1, hidden_size=32, projection_dim=32)
+    config = transformers.PaliGemmaConfig(vision_config=vision, text_config=text, **sizes)
+    return transformers.PaliGemmaForConditionalGeneration(config)
+
+
 def answered(seen):
     """An attention function that has the calls that lists say answered by the formula."""
 
@@ -93,8 +103,11 @@ def test_attention_takes_lists_where_kernels_serve_them(has_kernels):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", (llama4, modernbert, gemma_both_ways))
-@pytest.mark.parametrize("padding", ("", "front", "middle"))
+@pytest.mark.parametrize(
+    ("make", "padding"),
+    [(make, padding) for make in (llama4, modernbert, gemma_both_ways) for padding in ("", "front", "middle")]
+    + [(paligemma, "front")],
+)
 def test_logits_are_those_of_eager_attention(make, padding):
     seen: list = []
     torch.manual_seed(1)
@@ -105,11 +118,15 @@ def test_logits_are_those_of_eager_attention(make, padding):
         real[1, slice(0, 20) if padding == "front" else slice(60, 90)] = 0
     transformers.AttentionInterface.register(NAME, answered(seen))
     transformers.AttentionMaskInterface.register(NAME, sdpa_mask)
-    found = []
+    found, words = [], {}
+    if make is paligemma:
+        ids[:, 30:34] = 1
+        of_prompt = (torch.arange(TOKENS) >= 90).long().expand(2, -1)
+        words = {"token_type_ids": of_prompt, "pixel_values": torch.randn(2, 3, 16, 16)}
     for name in ("eager", NAME):
-        model.set_attn_implementation(name)
+        model.set_attn_implementation({"": name, "text_config": name, "vision_config": "eager"} if words else name)
         with torch.no_grad():
-            found.append(model(ids, attention_mask=real).logits)
+            found.append(model(ids, attention_mask=real, **words).logits)
     assert any(blocks and predicate for blocks, _, _, predicate in seen)
     kept = real.bool()
     torch.testing.assert_close(found[1][kept], found[0][kept], atol=2e-5, rtol=2e-4)

@@ -208,3 +208,12 @@ def test_the_engine_takes_it():
     batch = Batch(DECODING)
     backend = registry.ATTENTION_BACKENDS["evoattn"](runner_of(batch))
     assert isinstance(backend, base.AttentionBackend)
+
+
+@pytest.mark.parametrize("lengths, uniform", [([3, 3], True), ([3, 5], False), ([7], True)])
+def test_where_the_queries_of_a_prefill_lie(lengths, uniform):
+    batch = SimpleNamespace(spec_info=None, forward_mode=ForwardMode.EXTEND, extend_seq_lens_cpu=lengths)
+    batch.extend_seq_lens = torch.tensor(lengths, dtype=torch.int32)
+    found = adapter.queries_of(batch)
+    assert found.bounds.tolist() == [0, *batch.extend_seq_lens.cumsum(0).tolist()]
+    assert (found.longest, found.uniform) == (max(lengths), uniform)

@@ -11,7 +11,7 @@ from evoattn.correctness.reference import make_answer, make_inputs
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.score import OPERATORS, SCORE, cost, derivative, evaluate, parse_predicate, parse_score, text_of
 from evoattn.model.score_cuda import changed_in_cuda, in_cuda
-from evoattn.model.score_lines import loads_apart
+from evoattn.model.score_lines import band_of, loads_apart, masking_of
 from evoattn.model.score_ranges import lines_of
 from evoattn.model.shape_text import parse_shape
 
@@ -264,6 +264,8 @@ CHANGED = {
     "s/t[h]": "(raw * __fdividef(1.f, to_float(t_t[inside(h, n_t_0)])))",
     "s/(1+abs(q//2-k))": "__fdividef(raw, float((1 + magnitude((int(unsigned(q) / unsigned(2)) - k)))))",
     "tanh(s/4)*t[q]": "((tanhf((s * 0.25f)) * term_unit) * to_float(t_t[inside(q, n_t_0)]))",
+    "s+where(k<q,t[k],2)": "(raw + ((k < q) ? (to_float(t_t[inside(k, n_t_0)]) * term_unit) : (2.0f * term_unit)))",
+    "s+whole(k/3.0)": "(raw + (float(int(((float(first) + float(step)) * 0.3333333333333333f))) * term_unit))",
     "where(k<0,s,-t[q])": "((k < 0) ? raw : (-(to_float(t_t[inside(q, n_t_0)]) * term_unit)))",
 }
 
@@ -294,8 +296,95 @@ def test_a_number_that_is_equal_to_another_has_its_conditions(text):
     assert joined.count("lesser_of" if "&" in text else "greater_of") == len(conditions) - 1
 
 
+WHOLE_LINES = {
+    "(t[wrap(q-k)]*2+(q//8)%7!=-abs(k-3))|~f[h,min(q,k)]": """
+        r2 = difference_of(q, k); r3 = elements_of(t_t, Line{}.of(inside(r2, n_t_0, true), n_t_0), lane);
+        r5 = product_of(r3, Range{2, 2}); r7 = quotient_of(q, Range{8, 8}); r9 = remainder_of(r7, Range{7, 7});
+        r10 = sum_of(r5, r9); r12 = difference_of(k, Range{3, 3}); r13 = size_of(r12); r14 = negative_of(r13);
+        r15 = is_not(is_equal(r10, r14)); r17 = lesser_of(q, k);
+        r18 = elements_of(t_f, Line{}.of(inside(h, n_f_0, false), n_f_0).of(inside(r17, n_f_1, false), n_f_1), lane);
+        r19 = is_not(r18); r20 = greater_of(r15, r19); return r20;""",
+    "where(f[h,q],max(k>>2,1),bitand(k,7))<=whole(b)": """
+        r2 = elements_of(t_f, Line{}.of(inside(h, n_f_0, false), n_f_0).of(inside(q, n_f_1, false), n_f_1), lane);
+        r5 = shifted(k, Range{2, 2}); r7 = greater_of(r5, Range{1, 1}); r9 = common_bits(k, Range{7, 7});
+        r10 = either_of(r2, r7, r9); r12 = b; r13 = is_at_most(r10, r12); return r13;""",
+    "((q>=k)&(q>3))&(whole(q/2.0)<k)&(w[k]>0.5)": """
+        r2 = is_at_most(k, q); r4 = is_less(Range{3, 3}, q); r5 = Range::anything(); r6 = is_less(r5, k);
+        r7 = Range{0, 1}; r8 = lesser_of(lesser_of(lesser_of(r2, r4), r6), r7); return r8;""",
+    "(q==k)&(q<1)&(q<2)&(q<3)&(q<4)&(q<5)": """
+        r2 = is_equal(q, k); r4 = is_less(q, Range{1, 1}); r6 = is_less(q, Range{2, 2}); r8 = is_less(q, Range{3, 3});
+        r10 = is_less(q, Range{4, 4}); r12 = is_less(q, Range{5, 5}); r13 = is_less(k, Range{1, 1});
+        r14 = is_less(k, Range{2, 2}); r15 = is_less(k, Range{3, 3}); r16 = is_less(k, Range{4, 4});
+        r17 = lesser_of(lesser_of(lesser_of(lesser_of(lesser_of(lesser_of(lesser_of(lesser_of(lesser_of(r2, r4), r6),
+        r8), r10), r12), r13), r14), r15), r16); return r17;""",
+}
+
+
+@pytest.mark.parametrize("text", WHOLE_LINES)
+def test_ranges_of_every_operator(text):
+    """A range that is wider than it need be changes no list, and takes time alone: lists do not tell."""
+    lines = " ".join(lines_of(parse_predicate(text, "t:int32:64+f:bool:4x64+w:fp32:9", True).tree))
+    assert lines.replace("const Range ", "") == " ".join(WHOLE_LINES[text].split())
+
+
 @pytest.mark.parametrize(
-    ("text", "apart"), [("s+t[k-q]", False), ("s+t[q]*k", False), ("s+t[q*k]", True), ("tanh(s*t[min(q,k)])", True)]
+    ("text", "printed"),
+    {
+        "(q>=k)&(q-k<t[h])": "((q >= k) & ((q - k) < t_t[inside(h, n_t_0)]))",
+        "(t[q]==t[k])|(q>=k)": "((t_t[inside(q, n_t_0)] == t_t[inside(k, n_t_0)]) || (q >= k))",
+        "(k<9)&(t[q*k]>0)": "((k < 9) && (t_t[inside((q * k), n_t_0)] > 0))",
+    }.items(),
+)
+def test_what_rows_or_keys_share_is_read_on_any_condition(text, printed):
+    """So that compilers read it once; elements of each query and key are read where they are asked for."""
+    assert in_cuda(parse_predicate(text, "t:int32:64").tree, False) == printed
+
+
+@pytest.mark.parametrize(
+    ("text", "apart"),
+    [
+        *(("s+t[k-q]", False), ("s+t[q]*k", False), ("s+t[q*k]", True), ("tanh(s*t[min(q,k)])", True)),
+        *((f"s+t[where(k{sign}q+1,3,k-q)]", False) for sign in ("<", "<=", ">", ">=", "==", "!=")),
+    ],
 )
 def test_which_elements_are_of_each_query_and_key(text, apart):
     assert loads_apart(parse_score(text, "t:fp32:64").tree) == apart
+
+
+@pytest.mark.parametrize(
+    ("bounds", "lengths", "masking"),
+    [
+        ((None, None), (8, 8), ("full", None)),
+        ((None, 0), (8, 9), ("causal_upper_left", None)),
+        ((None, 1), (8, 9), ("causal_lower_right", None)),
+        ((None, 3), (8, 8), ("full", (-1, 3))),
+        ((-2, None), (8, 9), ("full", (3, -1))),
+        ((-2, 0), (8, 8), ("causal_upper_left", (2, 0))),
+        ((0, 0), (8, 8), ("causal_upper_left", (0, 0))),
+        ((-1, 1), (8, 9), ("causal_lower_right", (2, 0))),
+        ((-1, 2), (8, 9), ("full", (2, 1))),
+        ((1, 0), (8, 8), None),
+        ((2, None), (8, 8), None),
+        ((None, -1), (8, 8), None),
+    ],
+)
+def test_which_mask_and_window_bounds_are(bounds, lengths, masking):
+    assert masking_of(bounds, *lengths) == masking
+
+
+@pytest.mark.parametrize(
+    ("text", "bounds"),
+    {
+        "abs(q-k)<=3": (-3, 3),
+        "abs(k-q+2)<4": (-5, 1),
+        "(q>=k)&(q-k<9)": (-8, 0),
+        "(k<=q+1)&(k<q+5)&(q-k<=3)&(q-k<7)": (-3, 1),
+        "(q-k<=3)&(k<=q+1)": (-3, 1),
+        "k-q>2": (3, None),
+        "q-k>2": (None, -3),
+        "q+1>k": (None, 0),
+        **dict.fromkeys(("abs(2*q-k)<3", "abs(q-1)<2", "abs(q+k)<5", "(q>=k)|(k<3)", "k+k<=q", "(q>=k)&(k<3)")),
+    }.items(),
+)
+def test_which_predicates_are_bands(text, bounds):
+    assert band_of(parse_predicate(text).tree) == bounds

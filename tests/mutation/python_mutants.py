@@ -103,18 +103,23 @@ ROOMS = {
     ),
     "flex": Room(
         (
-            *(f"evoattn/ops/{name}.py" for name in ("flex", "mods", "block_masks")),
-            *(
-                "evoattn/model/score_lines.py",
-                "evoattn/*/block_list.py",
-                "evoattn/families/mask_blocks.py",
-                "evoattn/integrations/listed_mask.py",
-            ),
+            *(f"evoattn/ops/{name}.py" for name in ("flex", "block_masks")),
+            *("evoattn/*/block_list.py", "evoattn/families/mask_blocks.py", "evoattn/integrations/listed_mask.py"),
         ),
         (
             DECISIONS,
             *("tests/ops/test_flex*.py", "tests/ops/test_created_masks.py", "tests/*/test_block_list.py"),
             *("tests/integrations/test_listed_mask.py", "tests/peers/test_flex_masks.py"),
+        ),
+    ),
+    "expressions": Room(
+        (
+            *(f"evoattn/ops/{name}.py" for name in ("mods", "added")),
+            *(f"evoattn/model/score_{name}.py" for name in ("cuda", "lines", "ranges")),
+        ),
+        (
+            *("tests/model/test_score.py", "tests/ops/test_flex_mods.py", "tests/ops/test_flex.py"),
+            *("tests/ops/test_flex_kernels.py", "tests/ops/test_compiled_flex.py"),
         ),
     ),
     "mask_blocks": Room(

@@ -12,8 +12,10 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 import evoattn
 from benchmarks.calls.no_device import NoDevice
 from evoattn.families import registry
+from evoattn.model.score_lines import Bias, Slopes
 from evoattn.model.space import load_space
 from evoattn.ops import block_masks, gradients, torch_answer
+from evoattn.ops.added import with_added
 from evoattn.ops.arguments import BIAS, SLOPES
 from evoattn.ops.call import Call
 from evoattn.ops.runtime import Runtime, current
@@ -111,6 +113,10 @@ def test_what_is_added_to_scores_goes_by_its_name():
             named, own = calls_of((q, k, v), score_mod, (*blocks[:-1], shown), 0.5, [table], [])
             assert torch.equal(named.term(name), term) and own.score.text and own.blocks == named.blocks
             assert named.score is None or (not named.score.text and not named.score.tensors)
+        odd = torch.empty(table.numel() + 1, dtype=table.dtype)[1:].view(table.shape)
+        added = Bias("t", "b") if name == BIAS else Slopes("t", 0, True)
+        at_once = with_added(Call(q, k, v), added, {"t": odd})
+        assert (at_once is None) == (name == BIAS)  # of a bias at such an address kernels would read a copy
         (own,) = calls_of((q, k, v), score_mod, (*whole[:-1], every), 0.5, [table.float().requires_grad_()], [])
         assert own.score.text and own.term(name) is None
 

@@ -210,6 +210,10 @@ REFUSED = {
     "aten::logaddexp": lambda s, b, h, q, k: torch.logaddexp(s, s),
     "aten::_local_scalar_dense": lambda s, b, h, q, k: s if q.item() == 0 else s + 1,
     "taken whole": lambda s, b, h, q, k: s + (TABLE + q).mean() * 0,
+    "rounding_mode='trunc'": lambda s, b, h, q, k: torch.div(s, 2, rounding_mode="trunc"),
+    "captures a tensor of shape [1, 1, 1, 1, 9]": lambda s, b, h, q, k: (
+        s + TABLE[None, None, None, None][h, h, h, h, q]
+    ),
     "captures a tensor of float64": lambda s, b, h, q, k: s * DOUBLES[h],
     "NotImplementedError: no": lambda s, b, h, q, k: _raise(),
 }

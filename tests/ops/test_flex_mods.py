@@ -9,6 +9,7 @@ from torch.nn.attention.flex_attention import _identity, noop_mask
 
 from benchmarks.flex.mods import MODS, Shape
 from evoattn.model.paths import ROOT
+from evoattn.model.score import evaluate, parse_score
 from evoattn.ops import block_masks, flex, mods
 from evoattn.ops.arguments import BIAS, SLOPES
 from evoattn.ops.call import Call
@@ -24,6 +25,99 @@ def by_torch(call, score_mod, mask):
     lists = (noop_mask,) if mask is None else block_masks.authoritative(mask, k.shape[2]).as_tuple()
     out, lse2, _ = math_attention(q, k, v, score_mod or _identity, lists, q.shape[-1] ** -0.5, {})
     return out, lse2 * torch.log(torch.tensor(2.0, dtype=torch.float64))
+
+
+F = torch.nn.functional
+OPERATIONS = {
+    "numbers": lambda s, q, k: torch.rsub(s, 3.0, alpha=2) + torch.add(s, q, alpha=2) - torch.sub(k, s, alpha=0.5) - 0,
+    "remainders": lambda s, q, k: s % 0.7 + (q - 2 * k) % 5 + torch.remainder(-s, 1.3) + torch.remainder(q + 1, k + 2),
+    "quotients": lambda s, q, k: (
+        s // 0.7 + (q - 2 * k) // 3 + torch.div(q, k + 1) + torch.div(s, 2, rounding_mode="floor")
+    ),
+    "rounded": lambda s, q, k: s.floor() + (3 * s).ceil() + (2 * s).trunc() + q.floor() + k.ceil() + s.int() + s.sign(),
+    "limits": lambda s, q, k: (
+        s.clamp(-0.5, 0.7)
+        + s.clamp_min(0.1)
+        + s.clamp_max(0.2)
+        + torch.maximum(s, -s)
+        + q.clamp(2)
+        + torch.minimum(q, 2 * k)
+        + s.relu()
+        + q.abs()
+        + (k - q).abs()
+        + torch.clamp(s, max=1)
+    ),
+    "powers": lambda s, q, k: (
+        s**2
+        + s**3
+        + s.abs() ** 0.5
+        + (q + 1.5) ** s
+        + s.square()
+        + (s.abs() + 1).rsqrt()
+        + q**2
+        + (k + 1.0).reciprocal()
+        + s**1
+        + (q - 2) ** 3
+        + s.abs() ** 2.5
+    ),
+    "exponentials": lambda s, q, k: (
+        s.exp() + s.exp2() + s.expm1() + (q + 1.0).log() + (k + 2.0).log2() + s.abs().log1p()
+    ),
+    "curves": lambda s, q, k: (
+        s.tanh()
+        + s.erf()
+        + s.sin()
+        + s.cos()
+        + s.sigmoid()
+        + F.silu(s)
+        + F.gelu(s)
+        + F.gelu(s, approximate="tanh")
+        + F.softplus(s)
+        + F.softplus(8 * s, 2.0, 3.0)
+    ),
+    "conditions": lambda s, q, k: (
+        torch.where((q > 2) ^ (k <= 4), s, -s)
+        + (q == k)
+        + 2 * (q != k)
+        + 4 * ((q > 1) & (k < 5))
+        + 8 * ((q < 2) | (k >= 6))
+        + torch.where(~(q > k), s, 1.0)
+        + ((q > 1) == (k > 2))
+        + 2 * ((q > 1) != (k > 2))
+    ),
+    "logic": lambda s, q, k: (
+        s * torch.logical_xor(q > 2, k)
+        + torch.logical_and(q, k > 1)
+        + torch.logical_or(q, k)
+        + torch.logical_not(k)
+        + torch.where(torch.where(q > 1, k > 2, k > 4), s, 0.0)
+        + s.isinf()
+    ),
+    "bits": lambda s, q, k: s + (q & 3) + ((q > 1) & k) + ~k + (q >> 1) + (k << 2) + (q + k & 6),
+    "made": lambda s, q, k: (
+        s * torch.ones_like(s) + s.new_full((), 2.5) + torch.zeros_like(q) + torch.full_like(k, 3) + 1
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operations_give_what_torch_gives(name):
+    function = OPERATIONS[name]
+    said = mods.trace(lambda s, b, h, q, k: function(s, q, k), None, [])
+    scores = torch.linspace(-2, 2, 72, dtype=torch.float64).view(8, 9)[:, torch.randperm(9)]
+    indices = {"q": torch.arange(8).view(-1, 1).expand(8, 9), "k": torch.arange(9).expand(8, 9)}
+    found = evaluate(parse_score(said.score).tree, {**indices, "s": scores, "b": 0, "h": 0, "d": 1}, torch)
+    torch.testing.assert_close(found, function(scores, **indices), rtol=1e-6, atol=1e-6)
+
+
+def test_parts_of_tables():
+    table, captured = torch.arange(60.0).view(3, 4, 5), []
+    part = table[1:, ::2, 1:4]
+    parts = lambda s, b, h, q, k: s + part[q, ..., h, k] + table[..., 2][q][h] + table[:, q][k][h]
+    said = mods.trace(parts, None, captured)
+    assert said.score == "(((s+t0[q,h,k])+t1[q,h])+t2[k,q,h])"
+    found = said.tables(captured)
+    assert torch.equal(found["t0"], part) and torch.equal(found["t1"], table[..., 2])
 
 
 @pytest.mark.slow

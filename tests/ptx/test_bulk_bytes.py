@@ -109,3 +109,23 @@ def test_a_sum_may_come_as_late_as_the_wait_for_it_allows():
 
 def test_a_plain_store_beside_a_sum_races():
     assert "Race" in add(after="sums[threadIdx.x] = 1.f;", blocks=2)[1].faults[0]
+
+
+def test_bytes_are_stored():
+    store = ("add(sums + shift", "store(sums + shift")
+    kernel = STORE + ADD.replace(*store)
+    source = kernel.replace("FENCE", FENCE).replace("WAIT", READ).replace("AFTER", "")
+    for blocks, said in ((1, ""), (2, "Race")):
+        sums = np.full(128, 0.5, np.float32)
+        execution = run_hopper(source, [sums], scalars=[np.int32(0)], smem=512, blocks=blocks)
+        assert said in "".join(execution.faults) and bool(said) == bool(execution.faults)
+        assert said or np.array_equal(sums, np.arange(128))
+
+
+STORE = """
+__device__ __forceinline__ void store(float* to, uint32_t from, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+    :: "l"(to), "r"(from), "r"(bytes) : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+"""

@@ -26,6 +26,7 @@ TOPICS = {
     "exports": "tests.export.test_facts_of_exports",
     "samplers": "tests.samplers.test_facts_of_samplers",
     "calls": "tests.ops.test_facts_of_calls",
+    "breeding": "tests.portfolio.test_facts_of_breeding",
 }
 DIGITS = 5
 """Of the significant ones of a number: another order of sums is no other fact."""

@@ -112,8 +112,8 @@ OTHER_REGISTERS = 16
 def registers_needed(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> int:
     """Estimate of the registers per consumer thread below which ptxas spills or serializes wgmma: S, P, O and what it
     was before the last flush, and Q if it stays. Without OVERLAP S has gone when P is multiplied. A loop over tiles of
-    rows counts nothing: 192 and 256 rows that take all registers spill 0 to 112 bytes then, and are the fastest of
-    their size at four of eight problems (H100, 2026-11-27)."""
+    rows counts nothing: 192 and 256 rows that take all registers spill 0 to 112 bytes then, and are the fastest
+    at six of eight problems (H100, 2026-11-27)."""
     o, twice = problem.head_dim_v // 2, genes.SUM_PLACE == "registers"
     sums = o + o // genes.VALUE_PARTS if twice else o
     scores, rest = genes.BLOCK_N // 2, genes.BLOCK_N // 8 + sums + genes.sum_columns // 2

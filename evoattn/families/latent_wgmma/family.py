@@ -138,7 +138,8 @@ class LatentWgmma(Family):
         genes = self.genes(config)
         splits, _ = split_of(problem, genes)
         rows = row_blocks(problem, genes.BLOCK_M) * problem.kv_heads * problem.batch * splits * genes.BLOCK_M
-        return {PARTIAL: rows * problem.head_dim_v * 4, STATE: rows * 8} if splits > 1 else {}
+        counts = rows // genes.BLOCK_M // splits * 4 if problem.seqused else 0
+        return {PARTIAL: rows * problem.head_dim_v * 4, STATE: rows * 8 + counts} if splits > 1 else {}
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
         return launch_work(problem, self.genes(config), registers)

@@ -64,6 +64,16 @@ def split_of(problem: AttentionProblem, genes: LatentWgmmaGenes) -> tuple[int, i
     return math.ceil(tiles / split_tiles), split_tiles
 
 
+def filled_splits(problem: AttentionProblem, genes: LatentWgmmaGenes) -> float:
+    """Splits that have keys, on average over sequences."""
+    splits, split_tiles = split_of(problem, genes)
+    if not problem.seqused:
+        return splits
+    keys = genes.BLOCK_N * split_tiles
+    found = [max(1, min(splits, math.ceil(length / keys))) for length in problem.key_lengths]
+    return sum(found) / len(found)
+
+
 def smem_bytes(problem: AttentionProblem, genes: LatentWgmmaGenes) -> int:
     """Dynamic shared memory of a block: Q, the ring of K, tiles of P side by side, for each row a float with each of
     them and another, and barriers for Q and each stage."""
@@ -112,7 +122,8 @@ def launch_work(problem: AttentionProblem, genes: LatentWgmmaGenes, registers: i
     out_bytes = rows * value_dim * (2.0 if splits == 1 else 4.0)
     tiles = row_blocks(problem, genes.BLOCK_M) * problem.kv_heads * problem.batch
     mean, most, _ = row_steps(problem, 1, keys)
-    scratch = float(tiles * splits * rows * (value_dim * 4 + 8)) if splits > 1 else 0.0
+    filled = filled_splits(problem, genes)
+    scratch = float(tiles * filled * rows * (value_dim * 4 + 8)) if splits > 1 else 0.0
     common = {
         "stages": genes.STAGES,
         "rescale": ("always", "lazy_5", "lazy_8").index(genes.RESCALE),
@@ -123,7 +134,7 @@ def launch_work(problem: AttentionProblem, genes: LatentWgmmaGenes, registers: i
     }
     first = LaunchWork(
         "latent_wgmma",
-        tiles * splits,
+        round(tiles * filled),
         threads(genes),
         threads(genes) // WARP - 4,
         smem_bytes(problem, genes),
@@ -139,7 +150,7 @@ def launch_work(problem: AttentionProblem, genes: LatentWgmmaGenes, registers: i
             tile_bytes,
             OVERLAPPED_WAIT if genes.OVERLAP or alone else SOFTMAX_WAIT,
         ),
-        max(1.0, mean / splits),
+        max(1.0, mean / filled),
         max(1, min(split_tiles, most)),
         Step(
             tensor_flops=2.0 * scores * dim * genes.OVERLAP,  # scores of the last tile once more
@@ -158,4 +169,4 @@ def launch_work(problem: AttentionProblem, genes: LatentWgmmaGenes, registers: i
     )
     if splits == 1:
         return (first,)
-    return first, merge_work("latent_wgmma_merge", problem, splits, scratch, common, genes.DEPENDENT_LAUNCH)
+    return first, merge_work("latent_wgmma_merge", problem, round(filled), scratch, common, genes.DEPENDENT_LAUNCH)

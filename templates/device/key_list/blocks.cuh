@@ -107,6 +107,11 @@ template <int BLOCK_N> struct ListedTiles {
   }
   __device__ __forceinline__ bool is_partial(int tile) const { return tile < partial_tiles; }
   __device__ __forceinline__ bool is_packed(int tile) const { return bits && is_partial(tile); }  // there are bits
+  // Whether keys of a tile may be hidden but for those behind the last: PARTIAL ones hide none where neither the mask
+  // nor a predicate does.
+  template <class Mask, class Terms> __device__ __forceinline__ bool may_hide(const Terms& terms, int tile) const {
+    return (Mask::ROWS_DIFFER || decltype(terms.own)::SHOWS) && is_partial(tile);
+  }
   // Whether a tile is PARTIAL, told to an expression of scores that hides what the predicate does not show.
   template <class Terms> __device__ __forceinline__ bool ask_predicate(Terms& terms, int tile) const {
     return terms.own.partial = is_partial(tile);

@@ -13,6 +13,7 @@ template <int BLOCK_N> struct ListedTiles {
   __device__ __forceinline__ ListedTiles(const KeyList&, int, int, int) {}
   __device__ __forceinline__ bool is_partial(int) const { return false; }
   __device__ __forceinline__ bool is_packed(int) const { return false; }
+  template <class Mask, class Terms> __device__ __forceinline__ bool may_hide(const Terms&, int) const { return false; }
   template <class Terms> __device__ __forceinline__ bool ask_predicate(Terms&, int) const { return false; }
   __device__ __forceinline__ int first_key(int) const { return 0; }
   __device__ __forceinline__ int first_key_down(int) const { return 0; }

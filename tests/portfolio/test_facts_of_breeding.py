@@ -1,0 +1,110 @@
+"""What searches of groups propose, and what is said of how picks were judged, stays, until a change wants it otherwise:
+by made-up times, on the space of a family that changes seldom."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from evoattn.engine.alike import distance, features
+from evoattn.engine.breeding import Breeder
+from evoattn.engine.groups import Group, Kernel
+from evoattn.model.gpu import GPUS
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import load_space
+from evoattn.portfolio import campaign, measure, select, workload
+from evoattn.portfolio.proposals import AimedBreeder
+from tests.support.facts import changed
+
+PLAIN = AttentionProblem(2, 8, 2, 203, 1024, 64, "fp16", "causal_lower_right")
+PROBLEMS = [PLAIN, PLAIN.with_(seqlen_q=1), PLAIN.with_(batch=16, seqlen_q=2048, seqlen_k=2048)]
+OTHERS = [PLAIN.with_(varlen="1:203/1:1024"), PLAIN.with_(seqused="1:1024"), PLAIN.with_(window="64:0")]
+COUNT = 40
+
+
+def _group(families: tuple[str, ...]) -> Group:
+    space = load_space("flash_scalar", GPUS["l4"])
+    given = [("flash_scalar", config.params) for config in space.starting_configs()]
+    return Group("a group", list(PROBLEMS), families, given=given)
+
+
+def _time(kernel: Kernel, target: int) -> float:
+    return 1.0 + int(kernel.id[:6], 16) % 997 + target
+
+
+def _bred(breeder: Breeder, group: Group) -> list[Any]:
+    found: list[Any] = []
+    for number in range(COUNT):
+        made = breeder.propose()
+        if made is None:
+            found.append(None)
+            continue
+        kernel, target = made
+        serves = breeder.serves(kernel)
+        found.append([kernel.family, list(kernel.params.values()), kernel.origin, target, serves])
+        kernel.times = {index: _time(kernel, index) for index in serves[: 1 + number % 3]}
+        kernel.rough = {0} if number % 5 == 4 else set()
+        group.kernels[kernel.id] = kernel
+    leaders = [[list(kernel.params.values()) for kernel in group.leaders(index, 4)] for index in range(3)]
+    return [found, leaders, [group.best(index) for index in range(3)]]
+
+
+def _judged() -> list[select.Checked]:
+    """A pick behind the best, one that is the best, one alone, a wrong one, and none."""
+    pick, other = ("flash_scalar", {"A": 1}), ("flash_mma", {"B": 2})
+    peers = {"flash": 9.0, "cudnn": 6.5, "fa3": 5.5}
+    spreads = {"ours": (5.0, 7.0), "flash": (8.0, 10.0)}
+    return [
+        select.Checked(
+            "a", "g", pick, "", 6.0, 5.0, other, 7, peers, {"math": "no"}, spreads, "", {"x": 5.0, "y": 6.0}
+        ),
+        select.Checked("b", "g", pick, "", 4.0, 4.0, pick, 3, {"flash": 4.5}, {}, {}, "", {"y": 4.0}),
+        select.Checked("c", "g", pick, "", 4.0, 3.5, None, 3),
+        select.Checked("d", "g", pick, "It differs.", None, 5.0, other, 3, {"fa3": 4.5}),
+        select.Checked("e", "g", None, "There is no pick.", None, None, None, 0),
+    ]
+
+
+def _campaigns() -> Iterator[tuple[str, Any]]:
+    drawn = [*workload.draw(3, 20), *workload.draw_wide(3, 20), *workload.draw_variants(3, 20), *PROBLEMS, *OTHERS]
+    said = [[campaign.group_of(p), campaign.bits_of(p), campaign.brief(p), campaign.emphasis_of(p)] for p in drawn]
+    yield "kinds", [said, [campaign.stand_in(p).describe() for p in drawn]]
+    yield "by group", {name: len(of) for name, of in campaign.by_group(drawn).items()}
+    chosen = [campaign.chosen(drawn, drawn[:9], 12, emphasis) for emphasis in (False, True)]
+    yield "chosen", [[p.describe() for p in some] for some in chosen]
+    groups = [Group(f"group {n}", PROBLEMS[: 1 + n % 3], ("flash_scalar",), weight=1.0 + n * n % 7) for n in range(9)]
+    yield "shares", [[group.name for group in some] for some in campaign.shares(groups, 3)]
+    yield "turns", [[group.name, index] for group, index in measure.in_turn(groups)]
+    group = _group(("flash_scalar",))
+    _bred(Breeder(group, GPUS["l4"], 3), group)
+    yield "contenders", [[kernel.id[:9] for kernel in campaign.contenders(group, most)] for most in (1, 3, 9)]
+    yield "timed", [campaign.timed_problems(table) for table in (None, {"us": [[None], [1.0], [], [None, 2.0]]})]
+
+
+def _summaries() -> Iterator[tuple[str, Any]]:
+    rows, group = _judged(), _group(("flash_scalar",))
+    ahead = [[row.ahead_of(row.peers), row.ahead_of(row.sdpa), row.line(), row.to_dict()] for row in rows]
+    yield "judged", [ahead, select.summary(rows), select.summary(rows[:1])]
+    places = [((group, index), row) for index, row in enumerate(rows[:3])]
+    lines = [select.winner_lines(place, row, GPUS["l4"]) for place, row in places]
+    yield "tables", [select.final_tables(places), lines]
+    made = [select.bench_row(PROBLEMS[0], row) | {"versions": "of what is installed"} for row in (*rows[1:3], rows[4])]
+    yield "rows", made
+
+
+def facts() -> Iterator[tuple[str, Any]]:
+    """See `tests.support.facts`."""
+    gpu = GPUS["l4"]
+    for make in (Breeder, AimedBreeder):
+        for seed in (0, 1):
+            group = _group(("flash_scalar",))
+            yield f"{make.__name__} {seed}", _bred(make(group, gpu, seed), group)
+    everyone = [*PROBLEMS, *OTHERS]
+    points = [features(problem, gpu) for problem in everyone]
+    yield "features", points
+    yield "near", Group("all", everyone, ("flash_scalar",)).near(gpu)
+    yield "distances", [[distance(one, other) for other in points] for one in points]
+    yield from _campaigns()
+    yield from _summaries()
+
+
+def test_what_searches_of_groups_propose_stays():
+    assert not changed("breeding")
