@@ -192,6 +192,7 @@ struct Consumer {
     if (sharers && threadIdx.x == 0) output.sharers_gmem[shares.index] = make_int2(blockIdx.x, sharers);
     if (shares.shared) {
       leave(2 * blockIdx.x + (sharers > 0));
+      named_barrier_sync<CONSUMERS>(P_READY);  // all warps have read the sums, in whose place come the next maxima
       return;
     }
     float inverse[COLUMNS];

@@ -68,8 +68,8 @@ TILE_WAIT, ROW_WAIT, FIRST_WAIT = 900, 40, 1500
 first loads and last stores of a tile of rows."""
 SCORE_OPERATIONS = 5.0
 """Lane operations per score."""
-PART_BYTES_AT_ONCE = 2
-"""Products whose rows are keys, and then columns of V, of 16 columns keep half of the tensor cores busy."""
+NARROW = 2.0
+"""By what products of 16 columns take longer than their operations: they wait for their 64 rows from shared memory."""
 
 
 def launch_work(problem: AttentionProblem, genes: LatentColumnsGenes, registers: int) -> tuple[LaunchWork, ...]:
@@ -82,7 +82,7 @@ def launch_work(problem: AttentionProblem, genes: LatentColumnsGenes, registers:
     scores, tile_bytes, row_bytes = heads * keys, keys * dim * ELEMENT_BYTES, heads * value_dim * 4.0
     share = rows / tiles  # of a tile of rows, for a tile of keys
     step = Step(
-        tensor_flops=PART_BYTES_AT_ONCE * 2.0 * scores * (dim + value_dim),
+        tensor_flops=NARROW * 2.0 * scores * (dim + value_dim),
         fp32=scores * SCORE_OPERATIONS,
         special=scores + 4.0 * heads,
         instructions=4 * (2.5 * scores / 128 * SCORE_OPERATIONS + 300) + share * 4 * 4.0 * heads * value_dim / 128,
