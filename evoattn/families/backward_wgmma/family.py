@@ -352,11 +352,11 @@ def why_not_stored(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str 
     """DQ_BEGIN=stored where no block may add to a tile of dQ, or those that add are found otherwise."""
     if genes.DQ_SUM != "warp":
         return "DQ_BEGIN=stored needs DQ_SUM=warp, which waits until the first block has stored."
-    band = problem.masking.band(problem.seqlen_q, problem.seqlen_k)
-    ends = (0, max(0, problem.seqlen_q - genes.BLOCK_M)), (min(genes.BLOCK_M, problem.seqlen_q), problem.seqlen_q)
-    unseen = not all(band.keys(first, end) for first, end in zip(*ends, strict=True))
-    if problem.varlen or problem.blocks or unseen:
-        return "DQ_BEGIN=stored needs a key for each tile of queries, and no packed sequences or block lists."
+    if problem.mask == "causal_lower_right" or problem.window or problem.varlen or problem.blocks:
+        return (
+            "DQ_BEGIN=stored needs masks by which each query sees a key at all lengths: full or causal_upper_left, "
+            "without a window, packed sequences or block lists."
+        )
     return None
 
 
