@@ -40,8 +40,8 @@ reads and writes V once. From here on that took 0.91 of the time in the mean (0.
 WITH_WGMMA = "sm_90a"
 BY_BLOCK = False
 """Whether tensors are quantised with a scale for each 128 rows, else for each K/V head, and whether kernels take the
-former: on an H100 answers of their first form were wrong at head_dim 64 under a causal mask, and those of the next were
-slower than by heads (reports/performance.md, sixth session)."""
+former: on an H100 these are slower than by heads, and were seen wrong at head_dim 64 under a causal mask
+(reports/performance.md, sixth session)."""
 Scale = Tensor | float | None
 """One for all, `[batch, kv_heads]`, or of each 128 rows `[batch, heads, blocks]`; None is 1."""
 
@@ -140,6 +140,11 @@ class Quantised:
     v_scale: Tensor
     turned: bool = False
 
+    @property
+    def may_be_served(self) -> bool:
+        """Whether kernels take scales of such shapes."""
+        return BY_BLOCK or self.v_scale.dim() < 3
+
 
 def quantised(
     query: Tensor, key: Tensor, value: Tensor, smooth: bool = False, turned: bool = False
@@ -170,6 +175,7 @@ def _turned(given: Quantised, causal: bool) -> Quantised:
     seen = key.shape[2] // 2 if causal else key.shape[2]
     if (
         given.turned
+        or not given.may_be_served
         or seen * query.shape[3] < TURNED_FROM
         or not _turns(query, key, value)
         or (made := turn(value)) is None
@@ -280,8 +286,8 @@ def _lse_correction(query: Tensor, means: Tensor, scale: float | None) -> Tensor
 def _answer(call: Call, given: Quantised, sinks: Tensor | None) -> Answer:
     """By a kernel of 8 bits, else in 16."""
     widest = WIDEST if call.turned else WIDEST_IN_ROWS
-    taken = BY_BLOCK or given.v_scale.dim() < 3
-    if taken and _may_launch(call.query, call.key, call.value) and call.value.shape[3] <= widest:
+    launches = given.may_be_served and _may_launch(call.query, call.key, call.value)
+    if launches and call.value.shape[3] <= widest:
         runtime = current.runtime()
         try:
             return runtime.attend(replace(call, strict=True))

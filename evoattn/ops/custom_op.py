@@ -558,11 +558,12 @@ def why_no_kernel(call: Call) -> str:
     if gpu is None:
         return "evoattn does not know this GPU"
     with _disable_current_modes():
-        q, k, v, *others = (_stand_of(one, "meta") for one in (call.query, call.key, call.value, *call.given_terms))
-        tables = 0 if call.score is None else len(call.score.buffers)
-        score = None if call.score is None else call.score.of_tensors(others[:tables])
+        q, k, v = (_stand_of(one, "meta") for one in (call.query, call.key, call.value))
+        terms = tuple(None if one is None else _stand_of(one, "meta") for one in call.terms)
+        others = [one for one in terms[len(TERMS) :] if one is not None]
+        score = None if call.score is None else call.score.of_tensors(others[: len(call.score.buffers)])
         blocks = block_masks.likely(call.blocks, others[-1].shape[-1]) if call.blocks else ""
-        likely = replace(call, query=q, key=k, value=v, terms=behind((), tuple(others)), score=score, blocks=blocks)
+        likely = replace(call, query=q, key=k, value=v, terms=terms, score=score, blocks=blocks)
         problems = [likely.problem(out_like(q, v).stride())]
         if call.wants_gradients:
             problems.append(expected(replace(likely, return_lse=False)).problem())

@@ -27,6 +27,7 @@ from evoattn.engine.groups import Group, Kernel
 from evoattn.engine.tools import Tools
 from evoattn.families import registry
 from evoattn.fleet.local import LocalFleet
+from evoattn.model.errors import WrongUse
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.space import ConfigError, KernelConfig, Value, load_space
@@ -163,7 +164,8 @@ def select(
     kinds: Collection[str] = (),
 ) -> KernelList:
     """The list of these campaigns and of `today`: kinds that they measured, or those of them that are named, have the
-    kernels that cover them, others keep theirs. Raises `OSError` or `ValueError` on a file that cannot be read."""
+    kernels that cover them, others keep theirs. Raises `OSError` or `ValueError` on a file that cannot be read, and
+    `WrongUse` for a kind that neither has."""
     groups = (group for file in files for group in campaign.load(file)[1])
     return select_of(groups, gpu, today, jobs, kinds=kinds)
 
@@ -177,8 +179,10 @@ def select_of(
     kinds: Collection[str] = (),
 ) -> KernelList:
     """As `select`, of measured groups; where kinds are named, the general kernels stay, too. `beside`: kinds that they
-    measured keep the kernels of `today`, too."""
+    measured keep the kernels of `today`, too. Raises `WrongUse` for a kind that neither has."""
     measured, configs = measured_kinds(groups)
+    if unknown := sorted(set(kinds) - measured.keys() - (today.kinds.keys() if today else set())):
+        raise WrongUse(f"The files have no times of kind {unknown[0]!r}. There are: {', '.join(sorted(measured))}.")
     own = {kind: found.covering() for kind, found in measured.items() if not kinds or kind in kinds}
     if today:
         configs |= {config.id: config for config in today.kernels}

@@ -110,7 +110,7 @@ def test_more_work_costs_more():
     compared = set()
     problems = {name: lookup(name) for name in PROBLEMS}
     few = {op: lookup("seed_h100").with_(op=op) for op in ("backward", "quantize")}
-    few["eight bits"] = lookup("fp8_d128_16k")
+    few |= {name: lookup(name) for name in ("fp8_d128_16k", "mla_decode")}
     few["merge"] = parse_shape("B=1,H=1,Sq=4096,Sk=8,D=128,op=merge")
     few["append"] = parse_shape("B=64,H=32,Hkv=8,Sq=16,Sk=4096,D=128,seqused=0:4000,op=append_halves")
     problems |= few

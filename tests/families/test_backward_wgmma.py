@@ -35,6 +35,14 @@ WAITS = [
     "mbarrier_wait(smem_address + Smem::DQ_FULL + 8 * i, parity);",
     "while (acquire(added_to(walk)) < (IN_ORDER ? turn : STORED)) {}",
 ]
+KEYLESS = [
+    "mask=causal_lower_right",
+    "window=20:9",
+    "mask=causal window=20:0",
+    "varlen=0:1000",
+    "blocks=128x128:500+500",
+]
+"""Masks and lengths by which a query may see none."""
 SMALL = {"BLOCK_N": 64, "DQ_ROWS": "dims", "PRODUCER": "warp"}
 AHEAD = {"BLOCK_N": 64, "DQ_ROWS": "dims", "ORDER": "dp_first", "DS_PLACE": "shared", "DQ_SUM": "warp"}
 MIXED = "B=1 H=4 Hkv=2 Sq=130 Sk=150 D=64 mask=causal_lower_right blocks=h:128x64:100+70:mixed"
@@ -152,6 +160,13 @@ def test_warpgroups_are_staggered_where_a_barrier_keeps_them_together():
 @pytest.mark.parametrize("wait", WAITS)
 def test_a_missing_wait_is_found(wait):
     assert faults(BESIDE | {"DQ_BEGIN": "stored"}, "", (wait, ""))
+
+
+@pytest.mark.parametrize("text", ["", "mask=causal", *KEYLESS])
+def test_sums_that_nobody_clears_are_of_queries_that_see_a_key_at_all_lengths(text):
+    problem = parse_shape(f"B=2 H=4 S=1000 D=128 op=backward {text}")
+    config = type(START)(START.family, START.params | BESIDE | {"DQ_BEGIN": "stored"})
+    assert ("DQ_BEGIN=stored" in (FAMILY.why_impossible(problem, config, H100) or "")) == (text in KEYLESS)
 
 
 @pytest.mark.slow

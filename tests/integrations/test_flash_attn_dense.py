@@ -88,6 +88,8 @@ def test_widths_that_kernels_do_not_read(words):
     found = torch.autograd.grad(out, (q, k, v), given)
     for mine, theirs in zip(found, torch.autograd.grad(torch.stack(expected), (q, k, v), given), strict=True):
         assert mine.shape == theirs.shape and near(mine, theirs)
+    with pytest.raises(RuntimeError):  # wider rows of both would be as wide
+        flash_attn.flash_attn_func(q, drawn(2, 9, HEADS, 13, seed=1), v, **words)
 
 
 QUERIES, KEYS = [3, 0, 17, 1], [5, 4, 23, 0]

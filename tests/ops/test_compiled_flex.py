@@ -18,6 +18,7 @@ from evoattn.ops import block_masks, gradients, torch_answer
 from evoattn.ops.added import with_added
 from evoattn.ops.arguments import BIAS, SLOPES
 from evoattn.ops.call import Call
+from evoattn.ops.choice import Refusal
 from evoattn.ops.runtime import Runtime, current
 from tests.ops.fake_device import Pick, tensors
 from tests.ops.test_flex_mods import by_torch
@@ -119,6 +120,29 @@ def test_what_is_added_to_scores_goes_by_its_name():
         assert (at_once is None) == (name == BIAS)  # of a bias at such an address kernels would read a copy
         (own,) = calls_of((q, k, v), score_mod, (*whole[:-1], every), 0.5, [table.float().requires_grad_()], [])
         assert own.score.text and own.term(name) is None
+
+
+def test_kernels_are_asked_for_what_is_added_and_for_the_tables_of_the_mask(runtime, monkeypatch):
+    from evoattn.ops.custom_op import calls_of, why_no_kernel
+
+    asked, words = [], ("alibi", "bias", "predicate", "tables")
+    monkeypatch.setattr(runtime, "choose", lambda problem, gpu: asked.append(problem) or Refusal("none"))
+    q, k, v = tensors(2, 4, 4, 64, 64, dtype=torch.bfloat16)
+    slopes, bias, ids = torch.rand(4), torch.randn(2, 64, 64).bfloat16(), (torch.arange(64) // 37).int()
+    seen = lambda b, h, i, j, ids: (ids[i] == ids[j]) & (i >= j)
+    blocks = (*documents(64, 37).as_tuple()[:-1], seen)
+    sloped = lambda s, b, h, i, j, t: s - t[h] * (i - j).abs()
+    biased = lambda s, b, h, i, j, t: s + t[b, i, j]
+    for score_mod, table in ((sloped, slopes), (biased, bias)):
+        for call in calls_of((q, k, v), score_mod, blocks, 0.5, [table], [ids]):
+            assert why_no_kernel(call) == "none"
+    predicate, of_mask = "(t1[q]==t1[k])&(q>=k)", "t1:int32:64"
+    assert [tuple(getattr(one, word) for word in words) for one in asked] == [
+        (True, "", predicate, of_mask),
+        (False, "", predicate, f"t0:fp32:4+{of_mask}"),
+        (False, "bs", predicate, of_mask),
+        (False, "", predicate, f"t0:bf16:2x64x64+{of_mask}"),
+    ]
 
 
 @pytest.mark.slow

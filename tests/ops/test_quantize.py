@@ -112,6 +112,15 @@ def test_a_kernel_turns_numbers_that_are_there(device):
     assert device.launches.count("turn") >= 2 and turn(value.cpu()[..., ::2]) is None and turn(value.half()) is None
 
 
+def test_a_value_is_turned_where_a_kernel_may_take_its_scales(device, monkeypatch):
+    monkeypatch.setattr(attention_fp8, "TURNED_FROM", 1)
+    q, k, v = (x.to(torch.float8_e4m3fn) for x in (given(8, 70), given(2, 70), given(2, 70)))
+    evoattn.attention_fp8(q, k, v, v_descale=torch.ones(2, 2, 1))
+    assert "turn" not in device.launches
+    evoattn.attention_fp8(q, k, v)
+    assert "turn" in device.launches
+
+
 def test_attention_hands_its_tensors_over_and_keeps_plans(device):
     q, k, v = given(8, 70), given(2, 70), given(2, 70)
     k += 3

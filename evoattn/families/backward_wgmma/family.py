@@ -395,7 +395,7 @@ def why_redundant(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str |
     if tiles < genes.QUERY_SPLIT:
         return f"QUERY_SPLIT={genes.QUERY_SPLIT} is more than the {tiles} tiles of {genes.BLOCK_M} queries."
     if genes.BLOCK_ORDER != "keys" and (key_blocks(problem, genes) == 1 or units(problem) == 1):
-        return "BLOCK_ORDER=heads is the order of keys where there is one head, or one tile of keys."
+        return f"BLOCK_ORDER={genes.BLOCK_ORDER} is the order of keys where there is one head, or one tile of keys."
     if genes.ROTATE and (tiles == 1 or key_blocks(problem, genes) == 1):
         return "ROTATE needs several tiles of keys and of queries (BLOCK_M, BLOCK_N)."
     return None
@@ -405,7 +405,10 @@ def why_too_big(problem: AttentionProblem, genes: BackwardWgmmaGenes, gpu: GpuSp
     """Grid, memory and registers against the limits of the GPU and of BLOCKS_PER_SM."""
     warps, smem = threads(genes) // 32, smem_bytes(problem, genes)
     if genes.BLOCK_ORDER != "keys" and (blocks := key_blocks(problem, genes) * genes.QUERY_SPLIT) > MAX_GRID_YZ:
-        return f"BLOCK_ORDER=heads puts {blocks} tiles of keys (BLOCK_N, QUERY_SPLIT) in grid z, which ends at 65535."
+        return (
+            f"BLOCK_ORDER={genes.BLOCK_ORDER} puts {blocks} tiles of keys (BLOCK_N, QUERY_SPLIT) in grid z, which ends "
+            f"at {MAX_GRID_YZ}."
+        )
     if smem > gpu.smem_per_block:
         return (
             f"The block needs {smem} bytes of shared memory, by BLOCK_M, BLOCK_N, Q_STAGES, DO_STAGES, DS_STAGES and "

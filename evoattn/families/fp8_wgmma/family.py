@@ -273,7 +273,9 @@ def why_no_blocks(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> str | None
         return None
     if BLOCK_ROWS % genes.BLOCK_N:
         return f"BLOCK_N={genes.BLOCK_N}: with scales=block the {BLOCK_ROWS} keys that share one are whole tiles."
-    return None if genes.RESCALE == "always" else f"RESCALE={genes.RESCALE}: scales=block takes always."
+    if genes.ROW_SUM != "add":  # and with it RESCALE=always
+        return f"ROW_SUM={genes.ROW_SUM}: scales=block takes add, as those of V change O alone, not the sums of P."
+    return None
 
 
 def why_too_big(problem: AttentionProblem, genes: Fp8WgmmaGenes, gpu: GpuSpec) -> str | None:

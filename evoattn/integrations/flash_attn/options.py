@@ -145,7 +145,8 @@ def answered(
             return torch.cat((answer, *rest), dim=-1)  # type: ignore[arg-type]
         return torch.cat((answer[0], *rest), dim=-1), answer[1]  # type: ignore[arg-type]
     columns, room = value.shape[-1], [-tensor.shape[-1] % COLUMNS_OF_KERNELS for tensor in (query, key, value)]
-    if any(room) and "block_table" not in given and min(query.element_size(), key.element_size()) > 1:
+    padded = any(room) and "block_table" not in given and min(query.element_size(), key.element_size()) > 1
+    if padded and query.shape[-1] == key.shape[-1]:  # else the call is refused, and would not be once both are wider
         # Zeros change no score, and gradients of zeros are dropped; FlashAttention pads, too.
         scale = query.shape[-1] ** -0.5 if options.scale is None else options.scale
         query, key, value = (
