@@ -40,8 +40,7 @@ reads and writes V once. From here on that took 0.91 of the time in the mean (0.
 WITH_WGMMA = "sm_90a"
 BY_BLOCK = False
 """Whether tensors are quantised with a scale for each 128 rows, else for each K/V head, and whether kernels take the
-former: on an H100 these are slower than by heads, and were seen wrong at head_dim 64 under a causal mask
-(reports/performance.md, sixth session)."""
+former: on an H100 these are slower than by heads (reports/performance.md, sixth session)."""
 Scale = Tensor | float | None
 """One for all, `[batch, kv_heads]`, or of each 128 rows `[batch, heads, blocks]`; None is 1."""
 

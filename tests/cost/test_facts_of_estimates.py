@@ -28,7 +28,7 @@ TREES = {
     "names": ["stages", "block"],
     "depth": 2,
     "base": 0.25,
-    "roots": [0, 3],
+    "roots": [0, 3],  # as files of before have
     "to_right": [2, 0, 0, 2, 0, 0],
     "question": [0, 1],
     "value": [0.5, -0.25, 0.125, 1.0],
@@ -44,7 +44,6 @@ JUDGED = (
 WRONG = {
     "to_right": ([2, 0, 0, 3, 0, 0], [-1, 0, 0, 2, 0, 0], [2.0, 0, 0, 2, 0, 0], "x", [True, 0, 0, 2, 0, 0]),
     "question": ([0, 2], [0], [0, 1, 1], None),
-    "roots": ([6], [-1], [0.0]),
     "feature": ([0, 2], [0]),
     "value": ([1.0, 2.0, 3.0], ["x"] * 4, [float("inf")] * 4),
     "threshold": ([1.0], [1.0, None], [float("nan"), 1.0]),
