@@ -218,3 +218,9 @@ def test_what_adds_in_any_order_is_not_deterministic():
     assert "at once" in (FAMILY.why_invalid(long, rotated, H100) or "")
     asked = parse_shape("B=2 H=4 S=1000 D=128 op=backward deterministic=1 bias=hs grads=bias")
     assert "order" in (FAMILY.why_unsupported(asked, H100) or "")
+
+
+def test_the_gradient_of_a_bias_beside_an_expression_is_left_to_another_family():
+    """Its dS has no factors here, and the bias comes before the expression."""
+    asked = parse_shape("B=2 H=4 S=64 D=128 op=backward bias=hs grads=bias score=s*gate[h] tables=gate:fp32:4")
+    assert "backward_scalar" in (FAMILY.why_unsupported(asked, H100) or "")

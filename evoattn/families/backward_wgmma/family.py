@@ -105,6 +105,8 @@ class BackwardWgmma(Family):
             return reason
         if not set(parse_grads(problem.grads)) <= set(TERM_GRADS):
             return "backward_wgmma computes no gradients of tables."
+        if problem.own_score and "bias" in parse_grads(problem.grads):
+            return "The gradient of a bias beside an expression of scores is backward_scalar's."
         if problem.deterministic and shares_bias(problem):
             return "backward_wgmma adds up the gradient of a bias that batches or heads share in any order."
         return None
