@@ -153,7 +153,7 @@ class SlowLaunch:
     def __init__(self, name):
         self.function = name
 
-    def bind(self, addresses):
+    def bind(self, addresses, sizes=None):
         pass
 
     def set_stream(self, stream):

@@ -120,7 +120,7 @@ class FlashMma(Family):
         if problem.blocks or genes.RESCALE == "lazy" or genes.KEY_SPLIT > 1:
             return None
         rescale = "always" if genes.RESCALE == "vote" else genes.RESCALE
-        return genes.BLOCK_N, genes.KEY_WARPS, rescale, genes.ROW_SUM
+        return genes.BLOCK_N, genes.KEY_WARPS, genes.KEY_SPLIT, rescale, genes.ROW_SUM
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes = self.genes(config)
