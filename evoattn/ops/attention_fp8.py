@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT, FULL
-from evoattn.model.scales import PER_BLOCK, scale_blocks
+from evoattn.model.scales import scale_blocks
 from evoattn.model.turned import GROUP, turned_keys
 from evoattn.model.variant import TURNED
 from evoattn.ops import shapes
@@ -38,9 +38,6 @@ TURNED_FROM = 1 << 17
 reads and writes V once. From here on that took 0.91 of the time in the mean (0.61 to 1.09, 34 problems), below 1.16
 (0.87 to 1.67, 46 problems; an H200 and an H100, 2026-11-27, reports/performance.md)."""
 WITH_WGMMA = "sm_90a"
-BY_BLOCK = False
-"""Whether tensors are quantised with a scale for each 128 rows, else for each K/V head, and whether kernels take the
-former: on an H100 these are slower than by heads (reports/performance.md, sixth session)."""
 Scale = Tensor | float | None
 """One for all, `[batch, kv_heads]`, or of each 128 rows `[batch, heads, blocks]`; None is 1."""
 
@@ -70,7 +67,7 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
     stands for itself times its scale: `q_descale`, `k_descale` and `v_descale` are float32 `[batch, kv_heads]` as
     FlashAttention 3's, those of query too, or one for all, a tensor of one element or a number, or of each 128 rows of
     a head: of query `[batch, heads, query blocks]`, of key and value `[batch, kv_heads, key blocks]`. They are not
-    negative; left out, 1. Those of 128 rows are computed in 16 bits so far. Tensors of 16 or 32 bits are quantised
+    negative; left out, 1. Those of 128 rows are computed in 16 bits. Tensors of 16 or 32 bits are quantised
     first, with a scale for each K/V head of each batch that takes its largest value to the end of the range, and no
     descale may be given.
     `smooth_k` takes the mean of the keys of a head from them first, as SageAttention does: outlier channels then cost
@@ -141,23 +138,21 @@ class Quantised:
 
     @property
     def may_be_served(self) -> bool:
-        """Whether kernels take scales of such shapes."""
-        return BY_BLOCK or self.v_scale.dim() < 3
+        """Whether kernels are asked: those for a scale of each 128 rows took longer than those of heads on an H100
+        (reports/performance.md, sixth session)."""
+        return self.v_scale.dim() < 3
 
 
 def quantised(
     query: Tensor, key: Tensor, value: Tensor, smooth: bool = False, turned: bool = False
 ) -> tuple[Quantised, Tensor | None]:
-    """Tensors of 16 or 32 bits in e4m3, with a scale for each K/V head of each batch, or where kernels take these of
-    each 128 rows, so that one launch reads them once; with `smooth` of keys less the mean of those of their head, which
-    is the second: they have a scale for each head."""
-    by_block = BY_BLOCK and _has_wgmma(query)
-    plain = Wanted(E4M3, PER_BLOCK if by_block else "head", key.shape[1])
-    q, v = quantize(query, plain), quantize(value, replace(plain, turned=turned))
-    k = quantize(key, replace(plain, granularity="head", smooth=True) if smooth else plain)
-    of_keys = k.scale[:, :, None].expand_as(v.scale) if smooth and by_block else k.scale
+    """Tensors of 16 or 32 bits in e4m3, with a scale for each K/V head of each batch; with `smooth` of keys less the
+    mean of those of their head, which is the second."""
+    plain = Wanted(E4M3, "head", key.shape[1])
+    q, k = quantize(query, plain), quantize(key, replace(plain, smooth=smooth))
+    v = quantize(value, replace(plain, turned=turned))
     numbers = _as_rows(key, v.numbers) if turned else v.numbers
-    return Quantised(q.numbers, k.numbers, numbers, q.scale, of_keys, v.scale, turned), k.mean
+    return Quantised(q.numbers, k.numbers, numbers, q.scale, k.scale, v.scale, turned), k.mean
 
 
 def _as_rows(key: Tensor, turned: Tensor) -> Tensor:
@@ -195,7 +190,7 @@ def _turns(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 def _has_wgmma(query: Tensor) -> bool:
-    """Whether the GPU has kernels of `fp8_wgmma`, if there is one: they take turned values and scales of blocks."""
+    """Whether the GPU has kernels of `fp8_wgmma`, if there is one: they take turned values."""
     runtime = current.runtime()
     if runtime.platform is None or query.device.type != runtime.device_type:
         return True
@@ -395,9 +390,7 @@ def choice_in_eight_bits(runtime: Runtime, call: Call) -> Choice | Refusal:
     if products * problem.head_dim < LEAST_GAIN:
         least = LEAST_GAIN // problem.head_dim
         return Refusal(f"to quantise takes longer than it saves: {products} multiply-adds a number, and {least} pay")
-    eight = replace(
-        problem, dtype="e4m3", scales=PER_BLOCK if BY_BLOCK else "head", turned=problem.head_dim_v % GROUP == 0
-    )
+    eight = replace(problem, dtype="e4m3", scales="head", turned=problem.head_dim_v % GROUP == 0)
     return runtime.choose(eight, gpu, index=call.query.get_device())
 
 

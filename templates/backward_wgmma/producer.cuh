@@ -97,7 +97,7 @@ private:
   // so the first stores its part, and others wait until that is in memory.
   __device__ __forceinline__ void add_dq(uint32_t smem_address) const {
     constexpr int BYTES = 4 * Smem::DQ_WARP_BYTES;
-    grid_dependency_wait();  // the sums are 0
+    grid_dependency_wait();  // the sums are 0, or FIRST_STORES: what `added_to` counts is
     uint32_t parity = 0;
     for (QueryWalk walk(block, group); !walk.done(); walk.advance(block), parity ^= 1) {
       float* sums = dq_sums_gmem + terms.tile(block.batch, walk.head, walk.tile) * Sums::FLOATS;

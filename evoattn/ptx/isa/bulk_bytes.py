@@ -118,9 +118,8 @@ def load(context: Context, ins: Instruction, fields: Fields) -> Action:
     return run
 
 
-@instruction("cp", _REDUCE, kind="memory", pure=False, writes=0)
-def reduce(context: Context, ins: Instruction, fields: Fields) -> Action:
-    """`[destination], [source], size{, cache policy}`: each float is added atomically, as `red.relaxed.gpu` does."""
+def _from_shared(context: Context, ins: Instruction, adds: bool) -> Action:
+    """Floats to global memory, where they are added or replace what is there."""
     moves = _Moves(context, ins, ins.operands[1], ins.operands[0], ins.operands[2])
     stores, races = tensor_stores(context), context.races
 
@@ -128,32 +127,27 @@ def reduce(context: Context, ins: Instruction, fields: Fields) -> Action:
         for thread, moved in moves(active):
             if races is not None:
                 races.proxy.read(races.proxy.stores(thread // WARP), np.array([thread]), moved.granules, ins)
-                index = _floats(moved)
-                races.grid.strong(True, index, FLOAT_BYTES, np.full(len(index), thread), ins)
+                index, by = _floats(moved), np.full(moved.size // FLOAT_BYTES, thread)
+                if adds:
+                    races.grid.strong(True, index, FLOAT_BYTES, by, ins)
+                else:
+                    races.grid.access(WRITE, index, FLOAT_BYTES, by, ins)
             floats = slice(moved.in_global // FLOAT_BYTES, (moved.in_global + moved.size) // FLOAT_BYTES)
-            sums = context.global_memory.elements(FLOAT_BYTES)[floats].view(np.float32)
-            added = context.shared.elements(1)[moved.shared : moved.shared + moved.size].view(np.float32).copy()
+            to = context.global_memory.elements(FLOAT_BYTES)[floats].view(np.float32)
+            given = context.shared.elements(1)[moved.shared : moved.shared + moved.size].view(np.float32).copy()
             moves.count(moved, 0)
-            stores.issue(thread, ins, partial(np.add, sums, added, out=sums))
+            stores.issue(thread, ins, partial(np.add, to, given, out=to) if adds else partial(np.copyto, to, given))
 
     return run
+
+
+@instruction("cp", _REDUCE, kind="memory", pure=False, writes=0)
+def reduce(context: Context, ins: Instruction, fields: Fields) -> Action:
+    """`[destination], [source], size{, cache policy}`: each float is added atomically, as `red.relaxed.gpu` does."""
+    return _from_shared(context, ins, adds=True)
 
 
 @instruction("cp", _STORE, kind="memory", pure=False, writes=0)
 def store(context: Context, ins: Instruction, fields: Fields) -> Action:
     """`[destination], [source], size{, cache policy}`."""
-    moves = _Moves(context, ins, ins.operands[1], ins.operands[0], ins.operands[2])
-    stores, races = tensor_stores(context), context.races
-
-    def run(active: ActiveThreads) -> None:
-        for thread, moved in moves(active):
-            if races is not None:
-                races.proxy.read(races.proxy.stores(thread // WARP), np.array([thread]), moved.granules, ins)
-                index = _floats(moved)
-                races.grid.access(WRITE, index, FLOAT_BYTES, np.full(len(index), thread), ins)
-            to = context.global_memory.data[moved.in_global : moved.in_global + moved.size]
-            stored = context.shared.elements(1)[moved.shared : moved.shared + moved.size].copy()
-            moves.count(moved, 0)
-            stores.issue(thread, ins, partial(np.copyto, to, stored))
-
-    return run
+    return _from_shared(context, ins, adds=False)
