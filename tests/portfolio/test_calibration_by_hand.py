@@ -241,6 +241,36 @@ def test_times_of_a_group_become_rows_of_the_fit(monkeypatch):
     assert InThisProcess.jobs == 3 and calibrate.timed_rows([], CARD, None) == []
 
 
+def test_a_long_search_learns_when_it_knows_something():
+    group = Group("16 d64 full", [ONE, TWO], ("flash_mma",))
+    long, enough = calibrate.LEARN_SECONDS, 2 * calibrate.LEARN_TIMES
+    for seconds, recalled, parts in (
+        (long - 1, enough, [(False, 1.0)]),
+        (long, enough - 1, [(False, 0.5), (True, 1.0)]),
+        (long, enough, [(True, 1.0)]),
+    ):
+        assert calibrate.turns(Plan(CARD, [group], [], seconds, 0.0, recalled)) == parts
+
+
+def test_what_would_be_chosen_is_asked_where_it_was_not_timed(monkeypatch):
+    group = Group("16 d64 full", [ONE, TWO], ("flash_mma",))
+    configs = [KernelConfig("flash_mma", params) for params in PARAMS]
+    chosen = {ONE: configs, TWO: [configs[1], configs[0]]}
+    known, wrong = (
+        Kernel("flash_mma", params, state=state) for params, state in zip(PARAMS[1:], ("right", "wrong: x"))
+    )
+    known.times[0] = 5.0
+    group.kernels |= {known.id: known, wrong.id: wrong}
+    monkeypatch.setattr(calibrate, "ProcessPoolExecutor", InThisProcess)
+    monkeypatch.setattr(calibrate, "_choices", lambda problem, families, gpu: chosen[problem])
+    found = list(calibrate.asked(Plan(CARD, [group], [], 1.0, 0.0), 2))
+    assert [(kernel.params, indexes) for _, kernel, indexes in found] == [(PARAMS[0], (0, 1)), (PARAMS[1], (1,))]
+    assert found[1][1] is known and not found[0][1].times
+    monkeypatch.undo()
+    first, *others = calibrate._choices(ONE, ("flash_mma",), CARD)
+    assert first == pick.portfolio_kernels(ONE, CARD)[0] and others and len({c.id for c in others}) == len(others)
+
+
 def test_problems_are_half_plain_and_fit_the_card():
     found = drawn(("plain", "packed", "cached"), BUILD_SEEDS, 9, CARD)
     kinds = ["packed" if p.varlen else "cached" if p.seqused else "plain" for p in found]
