@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import repeat, zip_longest
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from evoattn.cost import correction
@@ -65,6 +65,9 @@ MEMORY_SHARE = 8
 SAVE_SECONDS, SAY_SECONDS = 1.0, 10.0
 RETIMED = 6
 """Kernels of each group that were best under another driver, NVRTC or template, and are timed first."""
+PAIRS, AGREE, MOSTLY = 30, 0.04, 0.8
+"""Times under other versions count where so many of their family were taken again, and so large a part of these differs
+from what the family's times have changed by in all by so much at most (natural logarithm)."""
 SDPA = ("flash", "efficient", "cudnn")
 Say = Callable[[str], None]
 
@@ -96,6 +99,8 @@ class Plan:
     """Times that earlier runs took."""
     old: int = 0
     """Times under another driver, NVRTC or template, of which the best kernels are timed again."""
+    before: dict[str, Group] = field(default_factory=dict)
+    """These times by the name of their group, whose problems they have."""
     lines: list[str] = field(default_factory=list)
 
     @property
@@ -211,6 +216,8 @@ def _recall(made: Plan, today: dict[str, Group], before: dict[str, Group]) -> No
             best = [k for k in campaign.contenders(old, RETIMED) if campaign.in_space(k, spaces)]
             group.given += [(k.family, k.params) for k in best if k.id not in group.kernels]
             made.old += sum(len(kernel.times) for kernel in old.kernels.values())
+            made.before[group.name] = replace(group, kernels={})
+            campaign.recall(made.before[group.name], old, spaces)
 
 
 class _Versions:
@@ -437,13 +444,42 @@ def _choices(problem: AttentionProblem, families: tuple[str, ...], gpu: GpuSpec)
     return list({config.id: config for config in (*listed[:FIRST], *ends[:ENDS])}.values())
 
 
+def with_confirmed(made: Plan) -> list[Group]:
+    """The groups, with times under other versions of the families of which today's times say that little has changed:
+    a few are taken again in place of all."""
+    logs: dict[str, list[float]] = {}
+    for group in made.groups:
+        old = made.before[group.name].kernels if group.name in made.before else {}
+        for kernel in (kernel for kernel in group.kernels.values() if kernel.id in old):
+            then = {i: us for i, us in old[kernel.id].times.items() if i not in old[kernel.id].rough | kernel.rough}
+            pairs = ((kernel.times[i], us) for i, us in then.items() if i in kernel.times)
+            logs.setdefault(kernel.family, []).extend(math.log(now / us) for now, us in pairs)
+    factors = {}
+    for family, found in logs.items():
+        if len(found) >= PAIRS and fmean(abs(log - median(found)) <= AGREE for log in found) >= MOSTLY:
+            factors[family] = math.exp(median(found))
+    return [_confirmed(group, made.before.get(group.name), factors) for group in made.groups]
+
+
+def _confirmed(group: Group, before: Group | None, factors: Mapping[str, float]) -> Group:
+    """The group, with times of before, by family multiplied by `factors`, where there are none of today."""
+    kernels = dict(group.kernels)
+    for name, old in before.kernels.items() if before else ():
+        if old.family in factors:
+            mine = kernels.get(name, replace(old, times={}, rough=set()))
+            times = {i: us * factors[old.family] for i, us in old.times.items() if i not in mine.times}
+            rough = mine.rough | (old.rough & times.keys())
+            kernels[name] = replace(mine, state="right", times=mine.times | times, rough=rough)
+    return replace(group, kernels=kernels)
+
+
 def make(made: Plan, jobs: int | None) -> Calibration:
     """The correction and the list of what was measured; the op takes them from now on."""
-    gpu, shipped = made.gpu, shipped_for(made.gpu)
+    gpu, shipped, groups = made.gpu, shipped_for(made.gpu), with_confirmed(made)
     today = shipped if shipped and gpu.name in shipped.cards else None
-    fitted = fit(timed_rows(made.groups, gpu, jobs), jobs)
+    fitted = fit(timed_rows(groups, gpu, jobs), jobs)
     correction.put(gpu, fitted)  # the choice of general kernels is by corrected costs
-    listed = select_of(made.groups, gpu, today, jobs, beside=True, most=MOST_OF_A_KIND)
+    listed = select_of(groups, gpu, today, jobs, beside=True, most=MOST_OF_A_KIND)
     found = Calibration(
         card_of(gpu),
         versions_here({kernel.family for kernel in listed.kernels}),
@@ -451,7 +487,7 @@ def make(made: Plan, jobs: int | None) -> Calibration:
         replace(listed, skipped=today.skipped if today else ()),
         fitted,
         summary(()),
-        sum(len(kernel.times) for group in made.groups for kernel in group.kernels.values()),
+        sum(len(kernel.times) for group in groups for kernel in group.kernels.values()),
     )
     calibrations.save(found)
     pick.forget()

@@ -73,8 +73,10 @@ def test_a_file_says_what_was_found(folder):
     for name in row:
         with pytest.raises(ValueError, match="it is no calibration"):
             Calibration.of_row({other: value for other, value in row.items() if other != name})
-    with pytest.raises(ValueError, match="it is of version 3, and this evoattn reads 2"):
-        Calibration.of_row(row | {"version": 3})
+    with pytest.raises(ValueError, match="it is of version 4, and this evoattn reads 2 and 3"):
+        Calibration.of_row(row | {"version": 4})
+    earlier = {name: value for name, value in row["correction"].items() if name != "kernels"}
+    assert not Calibration.of_row(row | {"version": 2, "correction": earlier}).correction.kernels
     for card in ({"sm_count": "58"}, {"name": 4}, {"arch": None}):
         with pytest.raises(ValueError, match="names no card"):
             Calibration.of_row(row | {"card": row["card"] | card})
@@ -210,6 +212,31 @@ def test_a_journal_is_read_by_versions_and_odd_lines_are_passed_over(folder):
     assert plan.recalled == 1 and plan.old == 2, "of the group's problems"
     assert plan.groups[0].given == [("flash_mma", PARAMS[1])] and not plan.groups[1].kernels
     assert "2 more are of another driver" in plan.describe() and "2 problems in 2 groups" in plan.describe()
+
+
+@pytest.mark.parametrize(
+    ("change", "odd", "taken"),
+    [(1.0, 1.0, True), (1.2, 1.02, True), (1.0, 1.1, False)],
+    ids=["as before", "all slower by a fifth", "each otherwise"],
+)
+def test_times_of_other_versions_count_where_those_taken_again_agree(monkeypatch, change, odd, taken):
+    group, before = searched(ONE, TWO), searched(ONE, TWO)
+    for kernel in (*group.kernels.values(), *before.kernels.values()):
+        kernel.times, kernel.rough = {}, set()
+    first, second, third = before.kernels
+    for place, name in enumerate((first, second)):
+        before.kernels[name].times = {0: 10.0, 1: 20.0}
+        group.kernels[name].times = {0: 10.0 * change * odd**place, 1: 20.0 * change * odd**-place}
+    before.kernels[third].times, before.kernels[third].rough = {0: 15.0, 1: 60.0}, {1}
+    plan = Plan(CARD, [group, Group("another", [ONE], ())], [], 10.0, 0.0, before={group.name: before})
+    monkeypatch.setattr(calibrate, "PAIRS", 4)
+    now, another = calibrate.with_confirmed(plan)
+    assert now.kernels[first].times == group.kernels[first].times and not another.kernels
+    found = now.kernels[third]
+    assert found.times == (pytest.approx({0: 15.0 * change, 1: 60.0 * change}) if taken else {})
+    assert found.rough == ({1} if taken else set()) and not group.kernels[third].times
+    monkeypatch.setattr(calibrate, "PAIRS", 5)
+    assert not calibrate.with_confirmed(plan)[0].kernels[third].times, "too few were taken again"
 
 
 class InThisProcess(contextlib.nullcontext):
