@@ -70,7 +70,7 @@ SPACE = Parameter("A", (1, 2), "x"), Parameter("B", (False, True), "y", False)
 
 @pytest.mark.parametrize(
     "text",
-    ["starting_configs: [7]", "starting_configs: [{A: [1]}]", "starting_configs: 7", "starting_configs:", "a: 1", "7"]
+    [
         "starting_configs: [7]",
         "starting_configs: [{A: [1]}]",
         "starting_configs: 7",
@@ -78,8 +78,8 @@ SPACE = Parameter("A", (1, 2), "x"), Parameter("B", (False, True), "y", False)
         "a: 1",
         "7",
         "",
-    ]
-    + [f"starting_configs: [{{{row}}}]" for row in ("B: yes", "A: 3", "A: 1, C: 1")],
+        *(f"starting_configs: [{{{row}}}]" for row in ("B: yes", "A: 3", "A: 1, C: 1")),
+    ],
 )
 def test_starting_configs_of_another_form_are_refused(tmp_path, text):
     (tmp_path / "odd.yaml").write_text(text)
