@@ -13,6 +13,7 @@ from itertools import chain, product
 
 from evoattn.cost import correction
 from evoattn.families import registry
+from evoattn.families.registry import load_space
 from evoattn.model.backward import parse_grads
 from evoattn.model.block_list import parse_blocks
 from evoattn.model.gpu import GPUS, GpuSpec
@@ -20,7 +21,7 @@ from evoattn.model.played import is_played
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.score import parse_tables
 from evoattn.model.sequences import PACKED_PARTS, power_below, rounded_up
-from evoattn.model.space import KernelConfig, SearchSpace, load_space
+from evoattn.model.space import KernelConfig, SearchSpace
 from evoattn.portfolio import calibrations
 from evoattn.portfolio.climb import MOST_KEPT, ClimbCache, Costs, climbed, neighbours
 from evoattn.portfolio.kernels import Genes, KernelList, kind_of, load

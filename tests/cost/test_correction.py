@@ -14,9 +14,9 @@ from evoattn.cost.correction import NONE, Correction, class_of, forget, name_of,
 from evoattn.cost.correction_fit import LEAST_PROBLEMS, SIZE, Timed, fit, without_late
 from evoattn.cost.cost import scores
 from evoattn.cost.explanation import how_far
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import load_space
 
 SMALL = SIZE | {"max_iter": 15, "learning_rate": 0.4, "l2_regularization": 1.0, "max_features": 1.0}
 
