@@ -65,8 +65,12 @@ class Genes:
 
     @classmethod
     def of(cls, config: KernelConfig) -> Self:
-        """The genes of a config. Raises `TypeError` where it has not the parameters of this family."""
-        return cls(**config.params)
+        """The genes of a config. Raises `TypeError` where it has not the parameters of this family. They stay with the
+        config: a pick asks a family some ten questions about each."""
+        found = vars(config).get("_genes")
+        if not isinstance(found, cls):
+            found = vars(config)["_genes"] = cls(**config.params)
+        return found
 
     def with_(self, **changes: Value) -> Self:
         """The same with other values."""

@@ -55,7 +55,7 @@ def test_a_file_says_the_same_trees_and_no_walk_leaves_them(corrected):
     again, trees = of_row(json.loads(text)), corrected.trees["flash_mma"]
     asked = np.random.default_rng(0).uniform(0, 130, (50, len(trees.names)))
     assert (again.trees["flash_mma"].predict(asked) == trees.predict(asked)).all()
-    nodes = len(trees.left)
+    nodes = len(trees.right)
     for name, values in {
         "to_right": (nodes, -1, 1.5),
         "question": (10**6, "x"),
