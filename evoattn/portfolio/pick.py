@@ -135,7 +135,7 @@ def _begin(
 ) -> tuple[list[KernelConfig], Mapping[str, Genes], list[KernelConfig]]:
     """The kernels that climbs begin at, by family the values that genes may take, and what was fast on such problems
     and cards, whether it can run here or not: kernels and genes are those of the list, and where it was not made for
-    such a card or problem the known-good configs of all families, too."""
+    such a card or problem the known-good configs of all families that may win it, too."""
     if problem.batch_invariant:
         return *_by_recipe(problem, gpu, listed), []
     fast, every = listed.of(problem) if listed else ([], [])
@@ -154,6 +154,7 @@ def _begin(
     if listed and gpu.name not in listed.cards:
         able = _of_another_card([*able, *listed.kernels], spaces, problem, gpu)
     known = [c for space in spaces.values() for c in space.starting_configs() if _can_run(c, problem, gpu)]
+    known = [c for c in known if registry.lookup(c.family).may_win(problem)] or known
     found = {config.id: config for config in [*able, *known]} or {
         config.id: config
         for space in spaces.values()

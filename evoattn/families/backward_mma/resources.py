@@ -188,8 +188,8 @@ ROW_WAIT, FIRST_WAIT = 1200, 1400
 
 
 def launch_work(problem: AttentionProblem, genes: BackwardMmaGenes, registers: int) -> tuple[LaunchWork, ...]:
-    """The rows' terms, the blocks of keys, and the launch that ends dQ. `registers`: the most of all, of which each launch
-    has what its launch bounds leave."""
+    """The rows' terms, the blocks of keys, and the launch that ends dQ. `registers`: the most of all; a launch has no
+    more of them than its launch bounds leave."""
     last = _converted(problem, genes) if adds_dq(genes) else _query_pass(problem, genes, registers)
     return _row_terms(problem, genes), _key_blocks(problem, genes, registers), last
 
