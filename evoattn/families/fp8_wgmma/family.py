@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from evoattn.families.base import Family, softmax_scale_log2
@@ -41,8 +40,9 @@ from evoattn.families.fp8_wgmma.resources import (
     value_chunk,
     widest_wgmma,
 )
+from evoattn.families.given import passed, printed
 from evoattn.families.tensor_tiles import ELEMENT_BYTES, key_map, sliding_map, tile_map, why_not_sliding
-from evoattn.families.variants import scale_args, variant_args, variant_constants
+from evoattn.families.variants import scale_given, variant_constants, variant_given
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
@@ -64,6 +64,7 @@ class Fp8Wgmma(Family):
     """The `Family` of `templates/fp8_wgmma.cu.j2`."""
 
     name: ClassVar[str] = "fp8_wgmma"
+    genes = Fp8WgmmaGenes
     summary: ClassVar[str] = "Hopper's wgmma on Q, K and V of 8 bits with scales; e4m3, K and V e5m2 too"
     devices: ClassVar[str] = ARCH
     dtypes: ClassVar[tuple[str, ...]] = ("e4m3",)
@@ -82,9 +83,6 @@ class Fp8Wgmma(Family):
         TURNED,
     )
 
-    def genes(self, config: KernelConfig) -> Fp8WgmmaGenes:
-        return Fp8WgmmaGenes.of(config)
-
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         if gpu.arch != ARCH:
             return f"{self.name} needs wgmma and tensor maps of {ARCH}, and {gpu.name} is {gpu.arch}."
@@ -102,9 +100,9 @@ class Fp8Wgmma(Family):
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
     ) -> str | None:
-        genes = self.genes(config)
+        genes = Fp8WgmmaGenes.of(config)
         return (
-            why_useless(problem, replace(genes.flash, PING_PONG=genes.PING_PONG and genes.OVERLAP))
+            why_useless(problem, genes.flash.with_(PING_PONG=genes.PING_PONG and genes.OVERLAP))
             or why_no_turns(genes)
             or why_useless_flushes(genes)
             or why_no_parts(problem, genes)
@@ -116,7 +114,7 @@ class Fp8Wgmma(Family):
         )
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
-        genes = self.genes(config)
+        genes = Fp8WgmmaGenes.of(config)
         producer, consumer = moved_registers(genes.flash)
         rescale, octaves = RESCALES[genes.RESCALE]
         return {
@@ -126,6 +124,7 @@ class Fp8Wgmma(Family):
             **problem.masking.constants(),
             **variant_constants(problem),
             **block_list_constants(problem),
+            **printed(VARIANT=variant_given(problem), KEY_LIST=()),
             "AHEAD": begins_ahead(problem, genes),
             "PRODUCER_WARPS": producer_warps(genes.flash),
             "PRODUCER_REGISTERS": producer,
@@ -162,7 +161,7 @@ class Fp8Wgmma(Family):
         }
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
-        genes = self.genes(config)
+        genes = Fp8WgmmaGenes.of(config)
         scratch, null = self.workspace(problem, config, gpu), Scalar("int64", 0)
         args: tuple[KernelArg, ...] = (
             *_maps(problem, genes),
@@ -170,22 +169,22 @@ class Fp8Wgmma(Family):
             Buffer("lse") if problem.lse else null,
             *(Buffer(name) if name in scratch else null for name in (COUNTERS, RESULTS)),
             *size_args(problem),
-            *scale_args(problem),
+            *passed(scale_given(problem, *"qkv")),
             softmax_scale_log2(problem),
-            *variant_args(problem),
+            *passed(variant_given(problem)),
         )
         blocks = grid(problem, genes.flash, gpu)
         return (KernelLaunch(self.name, blocks, (threads(genes.flash), 1, 1), smem_bytes(problem, genes), args),)
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
-        genes = self.genes(config)
+        genes = Fp8WgmmaGenes.of(config)
         if genes.SCHEDULE == "balanced":
             results = math.prod(grid(problem, genes.flash, gpu)) * warpgroups(genes.flash)
             return {COUNTERS: 4 * results, RESULTS: results * result_bytes(problem)}
         return {COUNTERS: 4} if genes.SCHEDULE == "claimed" else {}
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
-        return launch_work(problem, self.genes(config), registers)
+        return launch_work(problem, Fp8WgmmaGenes.of(config), registers)
 
 
 def _maps(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> tuple[TensorMap, ...]:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from evoattn.families.base import Family, softmax_scale_log2
 from evoattn.families.flash_wgmma.text import wgmma_function
+from evoattn.families.given import passed, printed
 from evoattn.families.latent import ARCH, why_not_latent
 from evoattn.families.latent_columns.resources import (
     MAX_REGISTERS,
@@ -21,7 +22,7 @@ from evoattn.families.latent_columns.resources import (
 )
 from evoattn.families.residency import why_no_memory
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES, key_map
-from evoattn.families.variants import variant_args, variant_constants
+from evoattn.families.variants import variant_constants, variant_given
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
@@ -39,6 +40,7 @@ class LatentColumns(Family):
     """The `Family` of `templates/latent_columns.cu.j2`."""
 
     name: ClassVar[str] = "latent_columns"
+    genes = LatentColumnsGenes
     summary: ClassVar[str] = "a latent cache on Hopper for few heads: keys are the rows of products; fp16 and bf16"
     devices: ClassVar[str] = ARCH
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
@@ -49,16 +51,13 @@ class LatentColumns(Family):
     weighed_as: ClassVar[str] = "flash_wgmma"
     heads_are_rows: ClassVar[bool] = True
 
-    def genes(self, config: KernelConfig) -> LatentColumnsGenes:
-        return LatentColumnsGenes.of(config)
-
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         return why_not_latent(self.name, problem, gpu, CHUNK_COLUMNS)
 
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
     ) -> str | None:
-        genes = self.genes(config)
+        genes = LatentColumnsGenes.of(config)
         return (
             why_too_big(problem, genes, gpu)
             or self.why_too_long(problem, config, gpu)
@@ -67,20 +66,21 @@ class LatentColumns(Family):
         )
 
     def why_too_long(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
-        genes = self.genes(config)
+        genes = LatentColumnsGenes.of(config)
         rows = row_tiles(problem, genes) * problem.kv_heads * problem.batch
         if rows * (problem.seqlen_k // genes.BLOCK_N + 2) >= 1 << 31:
             return f"latent_columns counts tiles of {genes.BLOCK_N} keys of all {rows} tiles of rows in int32."
         return None
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
-        genes, dtype = self.genes(config), problem.dtype
+        genes, dtype = LatentColumnsGenes.of(config), problem.dtype
         return {
             "ELEMENT": problem.element.cuda,
             "HEAD_DIM": problem.head_dim,
             "VALUE_DIM": problem.head_dim_v,
             **problem.masking.constants(),
             **variant_constants(problem),
+            **printed(VARIANT=variant_given(problem)),
             "SMEM_BYTES": smem_bytes(problem, genes),
             "WRITE_LSE": problem.lse,
             "MERGE_SMEM_BYTES": merge_smem_bytes(problem),
@@ -92,7 +92,7 @@ class LatentColumns(Family):
         }
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
-        genes, p = self.genes(config), problem
+        genes, p = LatentColumnsGenes.of(config), problem
         o_strides = tuple(Scalar("int64", stride) for stride in p.strides("o")[:3])
         lse: KernelArg = Buffer("lse") if p.lse else Scalar("int64", 0)
         sizes = p.batch, p.kv_heads, p.seqlen_q, p.seqlen_k, p.group_size
@@ -106,7 +106,7 @@ class LatentColumns(Family):
             *(Scalar("int32", size) for size in sizes),
             *o_strides,
             softmax_scale_log2(p),
-            *variant_args(p),
+            *passed(variant_given(p)),
         )
         first = KernelLaunch(self.name, (gpu.sm_count, 1, 1), (THREADS, 1, 1), smem_bytes(p, genes), args)
         merged = (Scalar("int32", size) for size in (p.kv_heads, p.seqlen_q, p.group_size))
@@ -117,13 +117,13 @@ class LatentColumns(Family):
         )
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
-        genes = self.genes(config)
+        genes = LatentColumnsGenes.of(config)
         results = 2 * gpu.sm_count * genes.BLOCK_M
         rows = row_tiles(problem, genes) * problem.kv_heads * problem.batch
         return {PARTIAL: results * problem.head_dim_v * 4, STATE: results * 8, SHARERS: rows * 8}
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
-        return launch_work(problem, self.genes(config), registers)
+        return launch_work(problem, LatentColumnsGenes.of(config), registers)
 
 
 def _rows_map(problem: AttentionProblem, genes: LatentColumnsGenes) -> TensorMap:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from evoattn.families.base import Family, softmax_scale_log2
 from evoattn.families.flash_wgmma.text import wgmma_function
+from evoattn.families.given import passed, printed
 from evoattn.families.latent import ARCH, row_blocks, why_not_latent
 from evoattn.families.latent_wgmma.resources import (
     PRODUCER_REGISTERS,
@@ -23,7 +24,7 @@ from evoattn.families.latent_wgmma.resources import (
 from evoattn.families.merge_work import MERGE_THREADS
 from evoattn.families.residency import why_no_memory
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES, key_map
-from evoattn.families.variants import variant_args, variant_constants
+from evoattn.families.variants import variant_constants, variant_given
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
@@ -41,6 +42,7 @@ class LatentWgmma(Family):
     """The `Family` of `templates/latent_wgmma.cu.j2`."""
 
     name: ClassVar[str] = "latent_wgmma"
+    genes = LatentWgmmaGenes
     summary: ClassVar[str] = "Hopper's wgmma over a latent cache, whose V is the first columns of K; fp16 and bf16"
     devices: ClassVar[str] = ARCH
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
@@ -51,16 +53,13 @@ class LatentWgmma(Family):
     weighed_as: ClassVar[str] = "flash_wgmma"
     heads_are_rows: ClassVar[bool] = True
 
-    def genes(self, config: KernelConfig) -> LatentWgmmaGenes:
-        return LatentWgmmaGenes.of(config)
-
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         return why_not_latent(self.name, problem, gpu, 2 * CHUNK_COLUMNS)
 
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
     ) -> str | None:
-        genes = self.genes(config)
+        genes = LatentWgmmaGenes.of(config)
         return (
             why_too_big(problem, genes, gpu)
             or why_too_long(problem, genes)
@@ -69,7 +68,7 @@ class LatentWgmma(Family):
         )
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
-        genes = self.genes(config)
+        genes = LatentWgmmaGenes.of(config)
         rescale, octaves = RESCALES[genes.RESCALE]
         columns, dtype = value_columns(problem, genes), problem.dtype
         return {
@@ -78,6 +77,7 @@ class LatentWgmma(Family):
             "VALUE_DIM": problem.head_dim_v,
             **problem.masking.constants(),
             **variant_constants(problem),
+            **printed(VARIANT=variant_given(problem)),
             "RESCALE": rescale,
             "LAZY_OCTAVES": octaves,
             "PRODUCER_REGISTERS": PRODUCER_REGISTERS,
@@ -99,7 +99,7 @@ class LatentWgmma(Family):
         }
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
-        genes = self.genes(config)
+        genes = LatentWgmmaGenes.of(config)
         splits, split_tiles = split_of(problem, genes)
         o_strides = tuple(Scalar("int64", stride) for stride in problem.strides("o")[:3])
         p, null = problem, Scalar("int64", 0)
@@ -115,7 +115,7 @@ class LatentWgmma(Family):
             *(Scalar("int32", size) for size in sizes),
             *o_strides,
             softmax_scale_log2(problem),
-            *variant_args(problem),
+            *passed(variant_given(problem)),
         )
         grid = row_blocks(problem, genes.BLOCK_M) * splits, p.kv_heads, p.batch
         first = KernelLaunch(self.name, grid, (threads(genes), 1, 1), smem_bytes(problem, genes), args)
@@ -135,14 +135,14 @@ class LatentWgmma(Family):
         )
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
-        genes = self.genes(config)
+        genes = LatentWgmmaGenes.of(config)
         splits, _ = split_of(problem, genes)
         rows = row_blocks(problem, genes.BLOCK_M) * problem.kv_heads * problem.batch * splits * genes.BLOCK_M
         counts = rows // genes.BLOCK_M // splits * 4 if problem.seqused else 0
         return {PARTIAL: rows * problem.head_dim_v * 4, STATE: rows * 8 + counts} if splits > 1 else {}
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
-        return launch_work(problem, self.genes(config), registers)
+        return launch_work(problem, LatentWgmmaGenes.of(config), registers)
 
 
 def _heads_map(problem: AttentionProblem, heads: int) -> TensorMap:
