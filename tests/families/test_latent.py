@@ -25,7 +25,7 @@ RIGHT = [(family, name) for family, module in OF.items() for name in module.CASE
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("turn", "family", "name"), [(i, *row) for i, row in enumerate(RIGHT)])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_it_is_right(turn, family, name):
     """On every third small case, in turns."""
     assert faults(family, name, cases=slice(turn % 3, None, 3)) == []
@@ -48,6 +48,6 @@ WRONG += [(family, fault, "keys in use", *edit) for family in OF for fault, edit
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "fault", "name", "old", "new"), WRONG, ids=[f"{row[0]}: {row[1]}" for row in WRONG])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 def test_a_wrong_one_is_found(family, fault, name, old, new):
     assert faults(family, name, (old, new))
