@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evoattn.model.backward import MADE
+from evoattn.model.forward import MAIN
 from evoattn.model.mask import FULL
 from evoattn.model.problem import AttentionProblem, ProblemError, canonical_mask, canonical_window
 from evoattn.model.scales import PER_BLOCK, PER_TOKEN
@@ -53,10 +55,8 @@ DROPOUT = "kernels have no dropout"
 DROPOUT_ALONE = "dropout_p goes with the arguments of SDPA alone: nothing computes it with others."
 SEVERAL_DEVICES = "the tensors are on several devices"
 GRADIENTS = "gradients are wanted"
-NO_TENSOR = "an argument is not a tensor"
-NOT_STRIDED = "kernels take strided tensors"
-SIZE_NAMES = ("batch", "head", "row")
-STRIDED = ("q", "k", "v", "o", "dq", "dk", "dv")
+NO_TENSOR, NOT_STRIDED = "an argument is not a tensor", "kernels take strided tensors"
+STRIDED = (*MAIN, *MADE)
 """The tensors that may lie in memory as callers like. The gradient of O lies as O does."""
 _FIELDS = tuple(AttentionProblem.__dataclass_fields__)
 Answer = Tensor | tuple[Tensor, Tensor]
@@ -466,7 +466,7 @@ def plain_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int
 def why_wrong_strides(name: str, shape: tuple[int, ...], strides: tuple[int, ...], element: int) -> str | None:
     if strides[3] != 1:
         return f"{name}'s last dimension has stride {strides[3]}, not 1"
-    for dim, what in enumerate(SIZE_NAMES):
+    for dim, what in enumerate(("batch", "head", "row")):
         if shape[dim] > 1 and (strides[dim] <= 0 or strides[dim] * element % ALIGNMENT):
             return f"{name}'s {what} stride of {strides[dim] * element} bytes is no positive multiple of {ALIGNMENT}"
     return None

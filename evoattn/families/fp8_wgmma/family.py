@@ -44,6 +44,7 @@ from evoattn.families.given import passed, printed
 from evoattn.families.tensor_tiles import ELEMENT_BYTES, key_map, sliding_map, tile_map, why_not_sliding
 from evoattn.families.variants import scale_given, variant_constants, variant_given
 from evoattn.families.work import LaunchWork
+from evoattn.model.forward import MAIN
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
 from evoattn.model.mask import FULL_AND_CAUSAL
@@ -198,7 +199,7 @@ def _maps(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> tuple[TensorMap, .
             if problem.varlen
             else tile_map(problem, tensor, WARPGROUP_ROWS, tensor == "o" and genes.STORE == "chunks")
         )
-    return tuple(maps[tensor] for tensor in "qkvo")
+    return tuple(maps[tensor] for tensor in MAIN)
 
 
 def _turned_map(problem: AttentionProblem, keys: int) -> TensorMap:
