@@ -18,10 +18,10 @@ struct Fragments {
   float s[BLOCK_N / 2];      // scores, then probabilities, of a tile
   uint32_t p[KEY_STEPS][4];  // probabilities of a tile, rounded
   float o[VALUE_DIM / 2];
-  float added[SUMS];  // TWO_LEVELS, not SUM_IN_SHARED or SUMMED_BY_PRODUCT: P V of the last tiles
-  float factor[2];    // by which the last softmax wants O rescaled
-  float o_factor[2];  // TWO_LEVELS: by which O without `sum` must be multiplied
-  float total[2];     // SUMMED_BY_PRODUCT: sums of P without those in `sum`
+  float added[VALUE_SUMS][SUMS];  // TWO_LEVELS, not SUM_IN_SHARED or SUMMED_BY_PRODUCT: P V of the last tiles
+  float factor[2];                // by which the last softmax wants O rescaled
+  float o_factor[2];              // TWO_LEVELS: by which O without `sum` must be multiplied
+  float total[2];                 // SUMMED_BY_PRODUCT: sums of P without those in `sum`
   RowState state;
   float o_parts[VALUE_DIM / 2];                             // KEEPS, not PARTS_IN_SHARED: O of the parts that are over
   RowState of_parts;                                        // KEEPS: their shifts and sums
@@ -34,7 +34,7 @@ struct Fragments {
 // What tensor cores add P V to.
 template <class F>
 __device__ __forceinline__ float (&accumulators(F& f))[SUMS] {  // written out: nvcc sees no body on the host
-  if constexpr (TWO_LEVELS && (!SUM_IN_SHARED || SUMMED_BY_PRODUCT)) return f.added;
+  if constexpr (TWO_LEVELS && (!SUM_IN_SHARED || SUMMED_BY_PRODUCT)) return f.added[0];
   else return f.o;
 }
 
@@ -43,7 +43,8 @@ struct Consumer : Epilogue {
   float (&s)[BLOCK_N / 2];
   uint32_t (&p)[KEY_STEPS][4];
   float (&o)[VALUE_DIM / 2];
-  float (&sum)[SUMS];  // that tensor cores add P V to
+  float (&sum)[SUMS];                // that tensor cores add P V to
+  float (&added)[VALUE_SUMS][SUMS];  // of parts of the columns of V: the first is `sum`
   float (&factor)[2], (&o_factor)[2], (&total)[2];
   RowState& state;
   float (&o_parts)[VALUE_DIM / 2];
@@ -73,6 +74,7 @@ struct Consumer : Epilogue {
         p(f.p),
         o(f.o),
         sum(accumulators(f)),
+        added(f.added),
         factor(f.factor),
         o_factor(f.o_factor),
         total(f.total),
@@ -115,13 +117,17 @@ private:
     }
     wgmma_commit();
   }
-  __device__ __forceinline__ void multiply_pv(int stage, int part = 0) {  // O += P V
+  template <int PART = 0> __device__ __forceinline__ float (&sum_of())[SUMS] {
+    if constexpr (PART % VALUE_SUMS > 0) return added[PART % VALUE_SUMS];
+    else return sum;
+  }
+  template <int PART = 0> __device__ __forceinline__ void multiply_pv(int stage) {  // O += P V
     wgmma_fence();
     const uint64_t v_stage = v_descriptor + descriptor_step(Smem::V_TILE_BYTES) * stage +
-                             descriptor_step(Operands::value_columns(part * 2 * SUMS));
+                             descriptor_step(Operands::value_columns(PART * 2 * SUMS));
 #pragma unroll
     for (int step = 0; step < KEY_STEPS; ++step) {
-      wgmma_pv(sum, p[step], v_stage + descriptor_step(Operands::value_step(step)),
+      wgmma_pv(sum_of<PART>(), p[step], v_stage + descriptor_step(Operands::value_step(step)),
                IN_PARTS ? step > 0 || !fresh : !TWO_LEVELS || step > 0 || (IN_TURNS && tiles_added > 0));
     }
     wgmma_commit();
@@ -146,11 +152,12 @@ private:
     }
   }
   // To O in registers, or a part of its columns.
-  __device__ __forceinline__ void add_to_output(int part = 0) {
+  template <int PART = 0> __device__ __forceinline__ void add_to_output() {
     add_total();
     constexpr int ADDED = VALUE_DIM / VALUE_PARTS / 2;
+    const float(&of_part)[SUMS] = sum_of<PART>();
 #pragma unroll
-    for (int i = 0; i < ADDED; ++i) o[part * ADDED + i] = fmaf(o[part * ADDED + i], o_factor[i / 2 % 2], sum[i]);
+    for (int i = 0; i < ADDED; ++i) o[PART * ADDED + i] = fmaf(o[PART * ADDED + i], o_factor[i / 2 % 2], of_part[i]);
   }
   // IN_TURNS: what tensor cores have added up, in fewer bits than fp32, to O.
   __device__ __forceinline__ void flush() {
@@ -177,7 +184,7 @@ private:
     if constexpr (IN_TURNS) {
       if (++tiles_added == FLUSH_TILES) flush();
     } else {
-      add_to_output(VALUE_PARTS - 1);
+      add_to_output<VALUE_PARTS - 1>();
       if constexpr (RESCALE != Rescale::ALWAYS) o_factor[0] = o_factor[1] = 1.f;
     }
   }
@@ -304,17 +311,20 @@ private:
     mbarrier_wait(barrier(Smem::V_FULL, before.stage), before.parity);
     multiply_pv(before.stage);
   }
+  // P V of the columns of V from PART on. What came of the part before is added to O first, or with two sums beside it.
+  template <int PART> __device__ __forceinline__ void rest_of_parts() {
+    if constexpr (VALUE_SUMS > 1) multiply_pv<PART>(before.stage);
+    wgmma_wait<VALUE_SUMS - 1>();
+    pin_registers(sum_of<PART - 1>());
+    add_to_output<PART - 1>();
+    pin_registers(sum_of<PART - 1>());  // has been read before the next product
+    if constexpr (VALUE_SUMS == 1) multiply_pv<PART>(before.stage);
+    if constexpr (PART + 1 < VALUE_PARTS) rest_of_parts<PART + 1>();
+  }
   __device__ __forceinline__ void finish_pv() {
-#pragma unroll
-    for (int part = 1; part < VALUE_PARTS; ++part) {
-      wgmma_wait<0>();
-      pin_registers(sum);
-      add_to_output(part - 1);
-      pin_registers(sum);  // has been read before the next product
-      multiply_pv(before.stage, part);
-    }
+    if constexpr (VALUE_PARTS > 1) rest_of_parts<1>();
     wgmma_wait<0>();  // O is there, and P may be overwritten
-    pin_registers(sum);
+    pin_registers(sum_of<VALUE_PARTS - 1>());
     release(barrier(Smem::V_EMPTY, before.stage));
     if constexpr (TWO_LEVELS) add_up();
   }
@@ -346,7 +356,7 @@ private:
   }
   // Q Kᵀ of a tile of keys, then its softmax, with OVERLAP during P V of the one before, else followed by its own P V.
   template <bool FIRST, bool MASKED, bool BESIDE = OVERLAP && !FIRST> __device__ __forceinline__ void step() {
-    if constexpr (BESIDE || !OVERLAP) wait_for_turn();
+    if constexpr (BESIDE || (!OVERLAP && (FIRST || !TURN_OF_PRODUCTS))) wait_for_turn();
     start_qk();
     if constexpr (BESIDE) start_pv(), pass_turn();
     const bool rescale = finish_qk<FIRST, MASKED, BESIDE>();
@@ -355,6 +365,7 @@ private:
     if (!FIRST && rescale) rescale_output();
     before = ring;
     ring.advance();
+    if constexpr (TURN_OF_PRODUCTS) wait_for_turn();
     if constexpr (!OVERLAP) start_pv(), finish_pv();
   }
   // The next tile of rows, once Q of this warpgroup has come; false if there is none.
@@ -586,6 +597,7 @@ private:
       clear_output();
       step<true, false>();
       rest_of_keys();
+      if constexpr (TURN_OF_PRODUCTS) pass_turn();
       if constexpr (PERSISTENT && !Q_IN_REGISTERS) release(barrier(Smem::Q_EMPTY, warpgroup));
       if constexpr (OVERLAP) {
         start_pv();

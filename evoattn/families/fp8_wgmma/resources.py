@@ -51,6 +51,8 @@ class Fp8WgmmaGenes(Genes):
     ROW_SUM: Literal["add", "product"] = "add"
     RESCALE: Literal["always", "lazy_2", "lazy_4"] = "always"
     VALUE_PARTS: int = 1
+    VALUE_SUMS: int = 1
+    TURN: Literal["scores", "products"] = "scores"
 
     @cached_property
     def flash(self) -> FlashWgmmaGenes:
@@ -115,7 +117,7 @@ def registers_needed(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> int:
     rows counts nothing: 192 and 256 rows that take all registers spill 0 to 112 bytes then, and are the fastest
     at six of eight problems (H100, 2026-11-27)."""
     o, twice = problem.head_dim_v // 2, genes.SUM_PLACE == "registers"
-    sums = o + o // genes.VALUE_PARTS if twice else o
+    sums = o + o * genes.VALUE_SUMS // genes.VALUE_PARTS if twice else o
     scores, rest = genes.BLOCK_N // 2, genes.BLOCK_N // 8 + sums + genes.sum_columns // 2
     kept = sums if genes.FLUSH_TILES > 1 else o  # beside S: after every tile one of the two sums is read
     operands = scores + rest if genes.OVERLAP else max(scores + kept, rest)
