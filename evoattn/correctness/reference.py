@@ -221,7 +221,7 @@ def make_answer(problem: AttentionProblem, tensors: dict[str, torch.Tensor], dou
     what 16-bit attention of these is off, in O's dtype; where Q too has 8 bits, what it is off with weights of 8 bits.
     """
     exact_dtype = torch.float64 if double or not problem.element.on_tensor_cores else torch.float32
-    eight = problem.element.bytes == 1
+    eight = problem.dtype == "e4m3"  # products of int8 are exact, and their weights have 16 bits
     problem, tensors = eight_bits.dequantised(problem, tensors, exact_dtype)
     dtype, (q, k, v) = torch_dtype(problem), terms.qkv(problem, tensors)
     exact = exact_attention(problem, q, k, v, exact_dtype, others=tensors)
