@@ -6,7 +6,7 @@ import math
 from typing import Any, ClassVar
 
 from evoattn.families.base import ZEROED_SUFFIX, Family, attention_args
-from evoattn.families.block_list import block_list_args, block_list_constants, why_not_listed
+from evoattn.families.block_list import block_list_constants, list_given, why_not_listed
 from evoattn.families.flash_mma.resources import (
     FlashMmaGenes,
     block_warps,
@@ -16,20 +16,14 @@ from evoattn.families.flash_mma.resources import (
     ring_stages,
     smem_bytes,
 )
+from evoattn.families.given import Given, passed, printed, tensor
 from evoattn.families.packed_mask import pack_launches, pack_work, packed_bytes
 from evoattn.families.residency import WARP, why_no_memory, why_not_resident, why_same_code, why_too_few_registers
 from evoattn.families.row_blocks import batches, row_blocks
-from evoattn.families.variants import (
-    lse_args,
-    lse_constants,
-    scale_args,
-    scale_constants,
-    variant_args,
-    variant_constants,
-)
+from evoattn.families.variants import lse_given, scale_constants, scale_given, variant_constants, variant_given
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
-from evoattn.model.launch import Buffer, KernelArg, KernelLaunch
+from evoattn.model.launch import KernelLaunch
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.scales import PER_TOKEN
@@ -132,9 +126,9 @@ class FlashMma(Family):
             **problem.masking.constants(),
             **variant_constants(problem),
             **scale_constants(problem),
-            **lse_constants(problem),
-            **split_constants(genes),
             **block_list_constants(problem),
+            **printed(**given(problem, genes)),
+            "WRITE_LSE": problem.lse,
             "SCHEDULE": genes.SCHEDULE.removesuffix("_short_v").upper(),
             "K_STAGES": k_stages,
             "V_STAGES": v_stages,
@@ -154,15 +148,7 @@ class FlashMma(Family):
         heads_fastest = genes.BLOCK_ORDER.startswith("heads")
         split = genes.KEY_SPLIT
         grid = (problem.heads * split, batch, rows) if heads_fastest else (rows * split, problem.heads, batch)
-        scratch: tuple[KernelArg, ...] = (Buffer(RESULTS), Buffer(ARRIVED)) if split > 1 else ()
-        args = (
-            attention_args(problem)
-            + scratch
-            + lse_args(problem)
-            + variant_args(problem)
-            + scale_args(problem)
-            + block_list_args(problem)
-        )
+        args = attention_args(problem) + passed(*given(problem, genes).values())
         before, threads, smem = pack_launches(problem), (WARP * block_warps(genes), 1, 1), smem_bytes(problem, genes)
         overlaps = bool(before) and gpu.capability >= (9, 0)
         return *before, KernelLaunch(self.name, grid, threads, smem, args, overlaps=overlaps)
@@ -248,12 +234,16 @@ def why_wrong_ring(genes: FlashMmaGenes) -> str | None:
     return None
 
 
-def split_constants(genes: FlashMmaGenes) -> dict[str, str]:
-    """The kernel's parameters for results of parts of the keys, which no other kernel has."""
-    parameters = ", float4* __restrict__ results_gmem, uint32_t* __restrict__ arrived_zeroed"
+def given(problem: AttentionProblem, genes: FlashMmaGenes) -> dict[str, list[Given]]:
+    """What kernels take behind `attention_args`. KEY_SPLIT: `SplitResults` in `templates/flash_mma/key_split.cuh`."""
+    results = tensor("float4", "results_gmem", RESULTS), tensor("uint32_t", "arrived_zeroed", ARRIVED)
     return {
-        "KEY_SPLIT_PARAMETERS": parameters if genes.KEY_SPLIT > 1 else "",
-        "KEY_SPLIT_ARGUMENTS": "results_gmem, arrived_zeroed" if genes.KEY_SPLIT > 1 else "",
+        "KEY_SPLIT": [*results] if genes.KEY_SPLIT > 1 else [],
+        "LSE": lse_given(problem),
+        "VARIANT": variant_given(problem),
+        "QUERY_SCALE": scale_given(problem, "q"),
+        "SCALE": scale_given(problem, *"kv"),
+        "KEY_LIST": list_given(problem),
     }
 
 

@@ -7,7 +7,7 @@ import math
 from typing import Any, ClassVar
 
 from evoattn.families.base import ZEROED_SUFFIX, Family, softmax_scale_log2
-from evoattn.families.block_list import block_list_args, block_list_constants, why_not_listed
+from evoattn.families.block_list import block_list_constants, list_given, why_not_listed
 from evoattn.families.flash_wgmma.resources import (
     HEADS_IN_TURN,
     O_CHUNK_PLACES,
@@ -36,6 +36,7 @@ from evoattn.families.flash_wgmma.resources import (
     widest_wgmma,
 )
 from evoattn.families.flash_wgmma.text import wgmma_function
+from evoattn.families.given import passed, printed
 from evoattn.families.packed_mask import pack_launches, pack_work, packed_bytes
 from evoattn.families.tensor_tiles import (
     CHUNK_COLUMNS,
@@ -47,7 +48,7 @@ from evoattn.families.tensor_tiles import (
     tile_map,
     why_not_sliding,
 )
-from evoattn.families.variants import variant_args, variant_constants
+from evoattn.families.variants import variant_constants, variant_given
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
@@ -153,6 +154,7 @@ class FlashWgmma(Family):
             **problem.masking.constants(),
             **variant_constants(problem),
             **block_list_constants(problem),
+            **printed(VARIANT=variant_given(problem), KEY_LIST=list_given(problem)),
             "AHEAD": begins_ahead(problem, genes),
             "PRODUCER_WARPS": producer_warps(genes),
             "PRODUCER_REGISTERS": producer,
@@ -191,8 +193,7 @@ class FlashWgmma(Family):
             *(Buffer(name) if name in scratch else null for name in (COUNTERS, RESULTS)),
             *size_args(problem),
             softmax_scale_log2(problem),
-            *variant_args(problem),
-            *block_list_args(problem),
+            *passed(variant_given(problem), list_given(problem)),
         )
         before = pack_launches(problem)
         return (

@@ -40,8 +40,9 @@ from evoattn.families.fp8_wgmma.resources import (
     value_chunk,
     widest_wgmma,
 )
+from evoattn.families.given import passed, printed
 from evoattn.families.tensor_tiles import ELEMENT_BYTES, key_map, sliding_map, tile_map, why_not_sliding
-from evoattn.families.variants import scale_args, variant_args, variant_constants
+from evoattn.families.variants import scale_given, variant_constants, variant_given
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
@@ -123,6 +124,7 @@ class Fp8Wgmma(Family):
             **problem.masking.constants(),
             **variant_constants(problem),
             **block_list_constants(problem),
+            **printed(VARIANT=variant_given(problem), KEY_LIST=()),
             "AHEAD": begins_ahead(problem, genes),
             "PRODUCER_WARPS": producer_warps(genes.flash),
             "PRODUCER_REGISTERS": producer,
@@ -167,9 +169,9 @@ class Fp8Wgmma(Family):
             Buffer("lse") if problem.lse else null,
             *(Buffer(name) if name in scratch else null for name in (COUNTERS, RESULTS)),
             *size_args(problem),
-            *scale_args(problem),
+            *passed(scale_given(problem, *"qkv")),
             softmax_scale_log2(problem),
-            *variant_args(problem),
+            *passed(variant_given(problem)),
         )
         blocks = grid(problem, genes.flash, gpu)
         return (KernelLaunch(self.name, blocks, (threads(genes.flash), 1, 1), smem_bytes(problem, genes), args),)

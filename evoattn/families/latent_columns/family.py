@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from evoattn.families.base import Family, softmax_scale_log2
 from evoattn.families.flash_wgmma.text import wgmma_function
+from evoattn.families.given import passed, printed
 from evoattn.families.latent import ARCH, why_not_latent
 from evoattn.families.latent_columns.resources import (
     MAX_REGISTERS,
@@ -21,7 +22,7 @@ from evoattn.families.latent_columns.resources import (
 )
 from evoattn.families.residency import why_no_memory
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES, key_map
-from evoattn.families.variants import variant_args, variant_constants
+from evoattn.families.variants import variant_constants, variant_given
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
@@ -79,6 +80,7 @@ class LatentColumns(Family):
             "VALUE_DIM": problem.head_dim_v,
             **problem.masking.constants(),
             **variant_constants(problem),
+            **printed(VARIANT=variant_given(problem)),
             "SMEM_BYTES": smem_bytes(problem, genes),
             "WRITE_LSE": problem.lse,
             "MERGE_SMEM_BYTES": merge_smem_bytes(problem),
@@ -104,7 +106,7 @@ class LatentColumns(Family):
             *(Scalar("int32", size) for size in sizes),
             *o_strides,
             softmax_scale_log2(p),
-            *variant_args(p),
+            *passed(variant_given(p)),
         )
         first = KernelLaunch(self.name, (gpu.sm_count, 1, 1), (THREADS, 1, 1), smem_bytes(p, genes), args)
         merged = (Scalar("int32", size) for size in (p.kv_heads, p.seqlen_q, p.group_size))

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from evoattn.families.base import Family, softmax_scale_log2
 from evoattn.families.flash_wgmma.text import wgmma_function
+from evoattn.families.given import passed, printed
 from evoattn.families.latent import ARCH, row_blocks, why_not_latent
 from evoattn.families.latent_wgmma.resources import (
     PRODUCER_REGISTERS,
@@ -23,7 +24,7 @@ from evoattn.families.latent_wgmma.resources import (
 from evoattn.families.merge_work import MERGE_THREADS
 from evoattn.families.residency import why_no_memory
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES, key_map
-from evoattn.families.variants import variant_args, variant_constants
+from evoattn.families.variants import variant_constants, variant_given
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
@@ -76,6 +77,7 @@ class LatentWgmma(Family):
             "VALUE_DIM": problem.head_dim_v,
             **problem.masking.constants(),
             **variant_constants(problem),
+            **printed(VARIANT=variant_given(problem)),
             "RESCALE": rescale,
             "LAZY_OCTAVES": octaves,
             "PRODUCER_REGISTERS": PRODUCER_REGISTERS,
@@ -113,7 +115,7 @@ class LatentWgmma(Family):
             *(Scalar("int32", size) for size in sizes),
             *o_strides,
             softmax_scale_log2(problem),
-            *variant_args(problem),
+            *passed(variant_given(problem)),
         )
         grid = row_blocks(problem, genes.BLOCK_M) * splits, p.kv_heads, p.batch
         first = KernelLaunch(self.name, grid, (threads(genes), 1, 1), smem_bytes(problem, genes), args)
