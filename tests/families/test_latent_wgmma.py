@@ -70,7 +70,7 @@ def faults(name: str, edits: tuple[tuple[str, str], ...] = (), cases: slice = sl
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("turn", "name"), list(enumerate(CASES)))
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_it_is_right(turn, name):
     """On every third small case, in turns."""
     assert faults(name, cases=slice(turn % 3, None, 3)) == []
@@ -223,7 +223,7 @@ WRONG = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", WRONG)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_a_wrong_one_is_found(fault):
     name, old, new = WRONG[fault]
     assert faults(name, ((old, new),))
