@@ -42,9 +42,9 @@ DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 KV_DTYPES = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2", torch.int8: "int8"}
 """Those that key and value may have beside a query of 16 bits, with scales (`given.py`)."""
 E4M3, ANSWERS = torch.float8_e4m3fn, torch.bfloat16
-"""The dtype of 8 bits that query may have too (`attention_fp8.py`), and that of its answers."""
-BESIDE_E4M3 = (E4M3, torch.float8_e5m2)
-"""What key and value may be beside such a query."""
+"""A dtype of 8 bits that query may have too (`attention_fp8.py`), and that of its answers."""
+BESIDE = {E4M3: (E4M3, torch.float8_e5m2), torch.int8: (torch.int8,)}
+"""What key and value may be beside a query of 8 bits."""
 KV_QUERIES = (torch.float16, torch.bfloat16)
 """Those that a query has beside other keys and values of 8 bits."""
 INTEGERS = (torch.int32, torch.int64)
@@ -417,7 +417,7 @@ def behind(terms: tuple[Tensor | None, ...], others: tuple[Tensor, ...]) -> tupl
 
 def answer_dtype(query: Tensor) -> torch.dtype:
     """The dtype of an answer, and of sinks."""
-    return ANSWERS if query.dtype == E4M3 else query.dtype
+    return ANSWERS if query.dtype in BESIDE else query.dtype
 
 
 def out_like(query: Tensor, value: Tensor, device: str | None = None) -> Tensor:
@@ -475,10 +475,9 @@ def why_wrong_strides(name: str, shape: tuple[int, ...], strides: tuple[int, ...
 def why_not_shapes(call: Call) -> str | None:
     """One reason, without a full stop, why a call of these shapes and dtypes is no problem of a kernel, or None."""
     query, key, value = call.query, call.key, call.value
-    of_eight = key.dtype == value.dtype and (
-        key.dtype in BESIDE_E4M3 if call.q_scaled else key.dtype in KV_DTYPES and query.dtype in KV_QUERIES
-    )
-    known = (E4M3,) if call.q_scaled else DTYPES
+    beside = BESIDE.get(query.dtype, ()) if call.q_scaled else KV_DTYPES if query.dtype in KV_QUERIES else ()
+    of_eight = key.dtype == value.dtype and key.dtype in beside
+    known = BESIDE if call.q_scaled else DTYPES
     if query.dtype not in known or not (of_eight or query.dtype == key.dtype == value.dtype):
         found = ", ".join(dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in (query, key, value)))
         return f"kernels take tensors of one dtype out of float16, bfloat16 and float32, not {found}"

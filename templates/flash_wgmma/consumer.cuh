@@ -74,13 +74,13 @@ private:
     }
     wgmma_commit();
   }
-  __device__ __forceinline__ void multiply_pv(int stage, int part = 0) {  // O += P V
+  template <int PART = 0> __device__ __forceinline__ void multiply_pv(int stage) {  // O += P V
     wgmma_fence();
     const uint64_t v_stage = v_descriptor + descriptor_step(Smem::V_TILE_BYTES) * stage +
-                             descriptor_step(Operands::value_columns(part * 2 * SUMS));
+                             descriptor_step(Operands::value_columns(PART * 2 * SUMS));
 #pragma unroll
     for (int step = 0; step < KEY_STEPS; ++step) {
-      wgmma_pv(sum, p[step], v_stage + descriptor_step(Operands::value_step(step)),
+      wgmma_pv(sum_of<PART>(), p[step], v_stage + descriptor_step(Operands::value_step(step)),
                IN_PARTS ? step > 0 || !fresh : !TWO_LEVELS || step > 0 || (IN_TURNS && tiles_added > 0));
     }
     wgmma_commit();
@@ -174,17 +174,20 @@ private:
     mbarrier_wait(barrier(Smem::V_FULL, before.stage), before.parity);
     multiply_pv(before.stage);
   }
+  // P V of the columns of V from PART on. What came of the part before is added to O first, or with two sums beside it.
+  template <int PART> __device__ __forceinline__ void rest_of_parts() {
+    if constexpr (VALUE_SUMS > 1) multiply_pv<PART>(before.stage);
+    wgmma_wait<VALUE_SUMS - 1>();
+    pin_registers(sum_of<PART - 1>());
+    add_to_output<PART - 1>();
+    pin_registers(sum_of<PART - 1>());  // has been read before the next product
+    if constexpr (VALUE_SUMS == 1) multiply_pv<PART>(before.stage);
+    if constexpr (PART + 1 < VALUE_PARTS) rest_of_parts<PART + 1>();
+  }
   __device__ __forceinline__ void finish_pv() {
-#pragma unroll
-    for (int part = 1; part < VALUE_PARTS; ++part) {
-      wgmma_wait<0>();
-      pin_registers(sum);
-      add_to_output(part - 1);
-      pin_registers(sum);  // has been read before the next product
-      multiply_pv(before.stage, part);
-    }
+    if constexpr (VALUE_PARTS > 1) rest_of_parts<1>();
     wgmma_wait<0>();  // O is there, and P may be overwritten
-    pin_registers(sum);
+    pin_registers(sum_of<VALUE_PARTS - 1>());
     release(barrier(Smem::V_EMPTY, before.stage));
     if constexpr (TWO_LEVELS) add_up();
   }
@@ -216,7 +219,7 @@ private:
   }
   // Q Kᵀ of a tile of keys, then its softmax, with OVERLAP during P V of the one before, else followed by its own P V.
   template <bool FIRST, bool MASKED, bool BESIDE = OVERLAP && !FIRST> __device__ __forceinline__ void step() {
-    if constexpr (BESIDE || !OVERLAP) wait_for_turn();
+    if constexpr (BESIDE || (!OVERLAP && (FIRST || !TURN_OF_PRODUCTS))) wait_for_turn();
     start_qk();
     if constexpr (BESIDE) start_pv(), pass_turn();
     const bool rescale = finish_qk<FIRST, MASKED, BESIDE>();
@@ -225,6 +228,7 @@ private:
     if (!FIRST && rescale) rescale_output();
     before = ring;
     ring.advance();
+    if constexpr (TURN_OF_PRODUCTS) wait_for_turn();
     if constexpr (!OVERLAP) start_pv(), finish_pv();
   }
   // The next tile of rows, once Q of this warpgroup has come; false if there is none.
@@ -396,6 +400,7 @@ private:
       clear_output();
       step<true, false>();
       rest_of_keys();
+      if constexpr (TURN_OF_PRODUCTS) pass_turn();
       if constexpr (PERSISTENT && !Q_IN_REGISTERS) release(barrier(Smem::Q_EMPTY, warpgroup));
       if constexpr (OVERLAP) {
         start_pv();

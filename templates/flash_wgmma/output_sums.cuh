@@ -12,10 +12,10 @@ struct Fragments {
   float s[BLOCK_N / 2];      // scores, then probabilities, of a tile
   uint32_t p[KEY_STEPS][4];  // probabilities of a tile, rounded
   float o[VALUE_DIM / 2];
-  float added[SUMS];  // TWO_LEVELS, not SUM_IN_SHARED or SUMMED_BY_PRODUCT: P V of the last tiles
-  float factor[2];    // by which the last softmax wants O rescaled
-  float o_factor[2];  // TWO_LEVELS: by which O without `sum` must be multiplied
-  float total[2];     // SUMMED_BY_PRODUCT: sums of P without those in `sum`
+  float added[VALUE_SUMS][SUMS];  // TWO_LEVELS, not SUM_IN_SHARED or SUMMED_BY_PRODUCT: P V of the last tiles
+  float factor[2];                // by which the last softmax wants O rescaled
+  float o_factor[2];              // TWO_LEVELS: by which O without `sum` must be multiplied
+  float total[2];                 // SUMMED_BY_PRODUCT: sums of P without those in `sum`
   RowState state;
   float o_parts[VALUE_DIM / 2];                             // KEEPS, not PARTS_IN_SHARED: O of the parts that are over
   RowState of_parts;                                        // KEEPS: their shifts and sums
@@ -28,13 +28,14 @@ struct Fragments {
 // What tensor cores add P V to.
 template <class F>
 __device__ __forceinline__ float (&accumulators(F& f))[SUMS] {  // written out: nvcc sees no body on the host
-  if constexpr (TWO_LEVELS && (!SUM_IN_SHARED || SUMMED_BY_PRODUCT)) return f.added;
+  if constexpr (TWO_LEVELS && (!SUM_IN_SHARED || SUMMED_BY_PRODUCT)) return f.added[0];
   else return f.o;
 }
 
 struct OutputSums : Epilogue {
   float (&o)[VALUE_DIM / 2];
-  float (&sum)[SUMS];  // that tensor cores add P V to
+  float (&sum)[SUMS];                // that tensor cores add P V to
+  float (&added)[VALUE_SUMS][SUMS];  // of parts of the columns of V: the first is `sum`
   float (&factor)[2], (&o_factor)[2], (&total)[2];
   float (&o_parts)[VALUE_DIM / 2];
   RowState& of_parts;
@@ -46,6 +47,7 @@ struct OutputSums : Epilogue {
       : Epilogue(work, output, f.inverse),
         o(f.o),
         sum(accumulators(f)),
+        added(f.added),
         factor(f.factor),
         o_factor(f.o_factor),
         total(f.total),
@@ -70,12 +72,18 @@ struct OutputSums : Epilogue {
       for (int row = 0; row < 2; ++row) total[row] = fmaf(total[row], o_factor[row], sum[VALUE_DIM / 2 + 2 * row]);
     }
   }
+  // What tensor cores add P V of a part of its columns to.
+  template <int PART = 0> __device__ __forceinline__ float (&sum_of())[SUMS] {
+    if constexpr (PART % VALUE_SUMS > 0) return added[PART % VALUE_SUMS];
+    else return sum;
+  }
   // To O in registers, or a part of its columns.
-  __device__ __forceinline__ void add_to_output(int part = 0) {
+  template <int PART = 0> __device__ __forceinline__ void add_to_output() {
     add_total();
     constexpr int ADDED = VALUE_DIM / VALUE_PARTS / 2;
+    const float(&of_part)[SUMS] = sum_of<PART>();
 #pragma unroll
-    for (int i = 0; i < ADDED; ++i) o[part * ADDED + i] = fmaf(o[part * ADDED + i], o_factor[i / 2 % 2], sum[i]);
+    for (int i = 0; i < ADDED; ++i) o[PART * ADDED + i] = fmaf(o[PART * ADDED + i], o_factor[i / 2 % 2], of_part[i]);
   }
   // IN_TURNS: what tensor cores have added up, in fewer bits than fp32, to O.
   __device__ __forceinline__ void flush() {
@@ -102,7 +110,7 @@ struct OutputSums : Epilogue {
     if constexpr (IN_TURNS) {
       if (++tiles_added == FLUSH_TILES) flush();
     } else {
-      add_to_output(VALUE_PARTS - 1);
+      add_to_output<VALUE_PARTS - 1>();
       if constexpr (RESCALE != Rescale::ALWAYS) o_factor[0] = o_factor[1] = 1.f;
     }
   }
