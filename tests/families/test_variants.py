@@ -499,14 +499,14 @@ ALL = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", ALL, ids=": ".join)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_it_is_right(kernel):  # on every third small case, in turns
     assert faults(*kernel, cases=slice(ALL.index(kernel) // 3 % 3, None, 3)) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kernel", "edit"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_a_wrong_one_is_found(kernel, edit):
     assert faults(*kernel, (edit,))
 

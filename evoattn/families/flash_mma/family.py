@@ -35,8 +35,8 @@ FIRST_E4M3 = 8, 9
 """The compute capability from which mma.sync multiplies e4m3."""
 WIDE_HEAD_DIM, RECIPE_KEYS = 128, {False: 64, True: 32}
 """BLOCK_N of rows of the same bits in every batch, by whether a head_dim is wider."""
-E4M3 = "e4m3"
-"""The dtype of 8 bits that Q may have, where there is no wgmma of it."""
+E4M3, INT8 = "e4m3", "int8"
+"""The dtypes of 8 bits that Q may have: e4m3 where there is no wgmma of it; of int8 weights and V have 16 bits."""
 RESULTS, ARRIVED = "results", "arrived" + ZEROED_SUFFIX
 HAS_WGMMA = "sm_90a"
 """Whose such rows flash_wgmma computes."""
@@ -47,9 +47,9 @@ class FlashMma(Family):
 
     name: ClassVar[str] = "flash_mma"
     genes = FlashMmaGenes
-    summary: ClassVar[str] = "tensor cores by mma.sync, ldmatrix and cp.async; fp16 and bf16, from sm_89 on e4m3"
+    summary: ClassVar[str] = "tensor cores by mma.sync, ldmatrix and cp.async; fp16, bf16, int8, from sm_89 on e4m3"
     devices: ClassVar[str] = "sm_80 and newer"
-    dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16", E4M3)
+    dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16", E4M3, INT8)
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
     writes_lse: ClassVar[bool] = True
     variants: ClassVar[tuple[str, ...]] = (
@@ -68,9 +68,9 @@ class FlashMma(Family):
         for dim in (problem.head_dim, problem.head_dim_v):
             if not MIN_HEAD_DIM <= dim <= MAX_HEAD_DIM:
                 return f"flash_mma takes a head_dim of {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {dim}."
-        if problem.dtype == E4M3 and (reason := why_not_all_eight(problem, gpu)):
+        if problem.element.bytes == 1 and (reason := why_not_all_eight(problem, gpu)):
             return reason
-        eight = problem.kv or problem.dtype == E4M3
+        eight = problem.kv or problem.element.bytes == 1
         if eight and (problem.head_dim % EIGHT_BIT_STEP or problem.head_dim_v % EIGHT_BIT_STEP):
             return f"flash_mma takes K and V of 8 bits with head_dims that are multiples of {EIGHT_BIT_STEP}."
         if eight and (problem.shared_kv or problem.blocks):
@@ -99,7 +99,7 @@ class FlashMma(Family):
         )
 
     def recipe(self, problem: AttentionProblem, gpu: GpuSpec) -> dict[str, Value]:
-        if gpu.arch == HAS_WGMMA or problem.dtype not in self.dtypes or problem.dtype == E4M3:
+        if gpu.arch == HAS_WGMMA or problem.dtype not in self.dtypes or problem.element.bytes == 1:
             return {}
         wide = max(problem.head_dim, problem.head_dim_v) > WIDE_HEAD_DIM
         return {"BLOCK_N": RECIPE_KEYS[wide], "KEY_WARPS": 1, "KEY_SPLIT": 1, "RESCALE": "always", "ROW_SUM": "add"}
@@ -121,20 +121,14 @@ class FlashMma(Family):
         return {
             "ELEMENT": problem.answer.cuda,
             "QUERY_ELEMENT": problem.element.cuda,
-            "HEAD_DIM": problem.head_dim,
-            "VALUE_DIM": problem.head_dim_v,
-            **problem.masking.constants(),
             **variant_constants(problem),
             **scale_constants(problem),
             **block_list_constants(problem),
             **printed(**given(problem, genes)),
-            "WRITE_LSE": problem.lse,
             "SCHEDULE": genes.SCHEDULE.removesuffix("_short_v").upper(),
             "K_STAGES": k_stages,
             "V_STAGES": v_stages,
             "SWIZZLED": genes.SMEM_LAYOUT == "swizzled",
-            "Q_PLACE": genes.Q_PLACE.upper(),
-            "RESCALE": genes.RESCALE.upper(),
             "SUM_BY_MMA": genes.ROW_SUM == "mma",
             "O_THROUGH_SHARED": genes.O_STORE == "shared",
             "HEADS_FASTEST": order.startswith("heads"),
@@ -188,7 +182,7 @@ def why_wrong_shape(genes: FlashMmaGenes) -> str | None:
 
 def why_not_all_eight(problem: AttentionProblem, gpu: GpuSpec) -> str | None:
     """What Q, K and V of 8 bits lack here."""
-    if gpu.capability < FIRST_E4M3 or gpu.arch == HAS_WGMMA:
+    if problem.dtype == E4M3 and (gpu.capability < FIRST_E4M3 or gpu.arch == HAS_WGMMA):
         return (
             f"flash_mma takes a Q of e4m3 from sm_89 on, but for {HAS_WGMMA}, where fp8_wgmma does, not on {gpu.arch}."
         )
@@ -209,7 +203,7 @@ def why_not_eight_bits(problem: AttentionProblem, genes: FlashMmaGenes) -> str |
     if problem.dtype == E4M3 and genes.BLOCK_N % (EIGHT_BIT_STEP * genes.KEY_WARPS):
         steps = f"steps of {EIGHT_BIT_STEP} for KEY_WARPS={genes.KEY_WARPS}"
         return f"BLOCK_N={genes.BLOCK_N} keys do not divide into {steps}."
-    if (problem.kv or problem.dtype == E4M3) and genes.Q_PLACE != "direct":
+    if (problem.kv or problem.element.bytes == 1) and genes.Q_PLACE != "direct":
         return f"Q_PLACE={genes.Q_PLACE}: beside K and V of 8 bits fragments of Q come straight from memory (direct)."
     if problem.scales == PER_TOKEN and genes.ROW_SUM != "add":
         return f"ROW_SUM={genes.ROW_SUM}: weights of V with a scale of each key are summed up by additions (add)."
