@@ -23,7 +23,7 @@ from evoattn.model.sequences import PACKED_PARTS, power_below, rounded_up
 from evoattn.model.space import KernelConfig, SearchSpace, load_space
 from evoattn.portfolio import calibrations
 from evoattn.portfolio.climb import MOST_KEPT, ClimbCache, Costs, climbed, neighbours
-from evoattn.portfolio.kernels import Genes, KernelList, kind_of, load
+from evoattn.portfolio.kernels import Genes, KernelList, load
 
 MOST_CHANGED = 60
 """Changes of known-good configs that are looked at where no such config can serve a problem; each is scored in some
@@ -72,7 +72,7 @@ class Pick:
 def pick(problem: AttentionProblem, gpu: GpuSpec, climbs: ClimbCache | None = None) -> Pick | None:
     """The kernel for `problem` on `gpu`, or None where no family has one, or PyTorch's own attention was faster.
 
-    Picks on a card that was not measured, or for a kind of problem that was not (`kernels.kind_of`), are `estimated`.
+    Picks on a card that was not measured, or for a kind of problem that was not (`KernelList.kind_of`), are `estimated`.
     `climbs`: what earlier picks came to, those of this process unless given.
     """
     found = lasting_pick(problem, gpu, climbs)
@@ -124,10 +124,8 @@ def _begun(listed: KernelList | None) -> str:
 def _pick(config: KernelConfig, why: str, problem: AttentionProblem, gpu: GpuSpec, listed: KernelList | None) -> Pick:
     if listed is None or gpu.name not in listed.cards:
         return Pick(config.family, config, f"{why}; nothing was timed on {gpu.name}", True, None)
-    if kind_of(problem) not in listed.kinds:
-        return Pick(
-            config.family, config, f"{why}; no problem of its kind, '{kind_of(problem)}', was timed", True, None
-        )
+    if (kind := listed.kind_of(problem)) not in listed.kinds:
+        return Pick(config.family, config, f"{why}; no problem of its kind, '{kind}', was timed", True, None)
     return Pick(config.family, config, why, False, listed.regret_of(problem))
 
 
@@ -140,7 +138,7 @@ def _begin(
         return _by_recipe(problem, gpu, listed)
     able = [c for c in _split(listed.of(problem)[1], problem, gpu) if _can_run(c, problem, gpu)] if listed else []
     genes: dict[str, Genes] = dict(listed.genes) if listed else {}
-    if able and listed and gpu.name in listed.cards and kind_of(problem) in listed.kinds:
+    if able and listed and gpu.name in listed.cards and listed.kind_of(problem) in listed.kinds:
         return list({c.id: c for c in [*able, *_of_lists(problem, gpu)]}.values()), genes
     serving = (f.name for f in registry.FAMILIES.values() if not f.why_unsupported(problem, gpu))
     spaces = {name: load_space(name, gpu) for name in serving}
