@@ -72,8 +72,8 @@ class Pick:
 def pick(problem: AttentionProblem, gpu: GpuSpec, climbs: ClimbCache | None = None) -> Pick | None:
     """The kernel for `problem` on `gpu`, or None where no family has one, or PyTorch's own attention was faster.
 
-    Picks on a card that was not measured, or for a kind of problem that was not (`KernelList.kind_of`), are `estimated`.
-    `climbs`: what earlier picks came to, those of this process unless given.
+    Picks on a card that was not measured, or for a kind of problem that was not (`KernelList.kind_of`), are
+    `estimated`. `climbs`: what earlier picks came to, those of this process unless given.
     """
     found = lasting_pick(problem, gpu, climbs)
     if found and registry.lookup(found.family).why_impossible(problem, found.config, gpu):
