@@ -25,12 +25,13 @@ from evoattn.engine.group_search import GroupSearch, Manner
 from evoattn.engine.groups import Group, Kernel
 from evoattn.engine.tools import Tools
 from evoattn.families import registry
+from evoattn.families.registry import load_space
 from evoattn.fleet.local import LocalFleet
 from evoattn.model.calibrated import calibration_folder
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.played import is_played
 from evoattn.model.problem import AttentionProblem, ProblemError
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 from evoattn.portfolio import calibrations, campaign, pick
 from evoattn.portfolio.calibrations import Calibration, Journal, card_of, short, times_of, versions_here
 from evoattn.portfolio.pick import shipped_for

@@ -22,11 +22,12 @@ from evoattn import __version__
 from evoattn.backends.versions import driver_version, nvrtc_version, template_digest
 from evoattn.cost import correction
 from evoattn.families import registry
+from evoattn.families.registry import load_space
 from evoattn.model.calibrated import FILE, calibration_folder, calibration_name, calibrations_folder
 from evoattn.model.errors import FailedRun, WrongUse
 from evoattn.model.gpu import GPUS, GpuSpec
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import ConfigError, load_space
+from evoattn.model.space import ConfigError
 from evoattn.model.whole_file import replace_file
 from evoattn.portfolio.kernels import KernelList, of_row, to_row
 

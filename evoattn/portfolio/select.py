@@ -26,11 +26,12 @@ from evoattn.engine.group_search import GroupSearch, Manner
 from evoattn.engine.groups import Group, Kernel
 from evoattn.engine.tools import Tools
 from evoattn.families import registry
+from evoattn.families.registry import load_space
 from evoattn.fleet.local import LocalFleet
 from evoattn.model.errors import WrongUse
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem, ProblemError
-from evoattn.model.space import ConfigError, KernelConfig, Value, load_space
+from evoattn.model.space import ConfigError, KernelConfig, Value
 from evoattn.peers.labels import FLASH_ATTENTION
 from evoattn.peers.table import peers_of
 from evoattn.portfolio import campaign

@@ -7,11 +7,10 @@ import pytest
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.validate import check_small_cases
 from evoattn.families.built import BuiltKernel
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import load_space
 from tests.support.compiles import ptx_kept
 from tests.support.source_edits import replaced
 

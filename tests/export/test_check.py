@@ -10,11 +10,12 @@ import pytest
 from evoattn.export.check import BEGIN, END, export_source
 from evoattn.families import registry
 from evoattn.families.base import attention_args
+from evoattn.families.registry import load_space
 from evoattn.model import gpu
 from evoattn.model.launch import Buffer, KernelLaunch, Scalar, TensorMap
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Candidate, CompileInfo, Evaluation, Timing, TrialState
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 from evoattn.storage import StorageError
 from tests.export import kernels
 

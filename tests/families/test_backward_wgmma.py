@@ -6,10 +6,9 @@ from dataclasses import replace
 import pytest
 
 from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import load_space
 from tests.families.on_interpreter import built, judged, small_faults
 
 H100, FAMILY = GPUS["h100"], FAMILIES["backward_wgmma"]

@@ -2,10 +2,9 @@
 
 import pytest
 
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import load_space
 from tests.families import test_flash_mma, test_flash_wgmma, test_split_kv
 from tests.families.covering import covering
 from tests.families.on_interpreter import built, small_faults

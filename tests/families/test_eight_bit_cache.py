@@ -8,9 +8,9 @@ from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.cases import make_case
 from evoattn.correctness.validate import run_case
 from evoattn.families import registry
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import load_space
 from tests.families.on_interpreter import built, judged
 
 SPLIT = dict(

@@ -6,11 +6,10 @@ from functools import cache
 import pytest
 
 from evoattn.backends.compiler import compile_candidate
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.paths import TEMPLATES
-from evoattn.model.space import load_space
 from tests.support.compiles import compile_ptx
 from tests.support.own_problems import own_problems
 

@@ -14,12 +14,13 @@ from evoattn.families.base import starts_zeroed
 from evoattn.families.flash_wgmma.family import FlashWgmma
 from evoattn.families.flash_wgmma.resources import FlashWgmmaGenes, begins_ahead, moved_registers, smem_bytes, threads
 from evoattn.families.flash_wgmma.text import wgmma_function
+from evoattn.families.registry import load_space
 from evoattn.families.render import render
 from evoattn.model import named_problems as problems
 from evoattn.model.gpu import GPUS
 from evoattn.model.launch import Buffer, TensorMap
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 from evoattn.samplers.pool import ConfigPool
 from evoattn.search.starting import starting_configs
 from tests.families.covering import covering, gene_pairs

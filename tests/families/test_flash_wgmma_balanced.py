@@ -13,11 +13,12 @@ import pytest
 
 from evoattn.families.flash_wgmma.resources import FlashWgmmaGenes, grid, registers_at_launch, result_bytes, warpgroups
 from evoattn.families.gangs import TilesInOrder
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.paths import TEMPLATES
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 from evoattn.ptx import run_launch
 from evoattn.samplers.pool import ConfigPool
 from tests.families.on_interpreter import built, judged

@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import load_space
 from tests.families.on_interpreter import built, judged
 
 H100, FAMILY = GPUS["h100"], FAMILIES["fp8_wgmma"]

@@ -3,11 +3,10 @@ the problem."""
 
 import pytest
 
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import lookup
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import load_space
 from tests.families.on_interpreter import built, small_faults
 
 H100, FAMILY = GPUS["h100"], FAMILIES["latent_columns"]

@@ -10,12 +10,11 @@ import torch
 from evoattn.correctness import reference
 from evoattn.evaluation.evaluate import evaluate_offline
 from evoattn.evaluation.tasks import Compile
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model import gpu
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.records import TrialState
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import load_space
 from tests.families.on_interpreter import built, judged
 
 H100 = gpu.GPUS["h100"]

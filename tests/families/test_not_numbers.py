@@ -10,10 +10,10 @@ from evoattn.correctness.cases import Case, make_case
 from evoattn.correctness.eight_bits import dequantised
 from evoattn.correctness.reference import exact_attention
 from evoattn.correctness.validate import run_case
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 from tests.families.on_interpreter import built
 
 H100 = GPUS["h100"]

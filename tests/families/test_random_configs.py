@@ -7,10 +7,10 @@ from functools import cache
 import pytest
 
 from evoattn.evaluation.compile import score
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model import gpu
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig, SearchSpace, load_space, spelling
+from evoattn.model.space import KernelConfig, SearchSpace, spelling
 from evoattn.samplers.pool import ConfigPool
 from tests.families import test_backward_mma, test_large_head, test_large_head_mma, test_split_kv
 from tests.families.covering import covering, gene_pairs

@@ -7,13 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from evoattn.families.registry import lookup
+from evoattn.families.registry import load_space, lookup
 from evoattn.families.render import render
 from evoattn.families.variants import SEQUENCES
 from evoattn.model.gpu import GPUS
 from evoattn.model.launch import Scalar, TensorMap
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import load_space
 from tests.families.on_interpreter import built, judged, small_faults
 from tests.families.test_variants import STRUCTURES
 

@@ -14,10 +14,11 @@ from evoattn.correctness.cases import Case
 from evoattn.correctness.validate import make_arena
 from evoattn.families import registry
 from evoattn.families.built import BuiltKernel
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 from evoattn.portfolio.pick import pick
 from evoattn.samplers.pool import ConfigPool
 from evoattn.search.spaces import choose_spaces

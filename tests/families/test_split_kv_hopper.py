@@ -9,11 +9,12 @@ import random
 
 import pytest
 
+from evoattn.families.registry import load_space
 from evoattn.families.split_kv.family import SplitKv
 from evoattn.model.gpu import GPUS
 from evoattn.model.launch import TensorMap
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 from evoattn.samplers.pool import ConfigPool
 from tests.families.on_interpreter import built, judged
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
-from evoattn.model.space import load_space
 from evoattn.search.starting import starting_configs
 from tests.families import (
     test_backward_mma,

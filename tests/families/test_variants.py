@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.cases import make_case
 from evoattn.correctness.validate import check
-from evoattn.families.registry import FAMILIES, lookup
+from evoattn.families.registry import FAMILIES, load_space, lookup
 from evoattn.families.row_blocks import row_blocks
 from evoattn.families.variants import variant_args
 from evoattn.families.work import row_steps
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.sequences import starts
-from evoattn.model.space import load_space
 from tests.families import test_flash_mma, test_flash_wgmma, test_split_kv
 from tests.families.covering import covering
 from tests.families.on_interpreter import built, small_faults

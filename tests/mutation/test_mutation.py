@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.paths import ROOT
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import load_space
 from tests.mutation import host
 from tests.mutation.changes import changes_of
 from tests.mutation.chosen import load

@@ -21,11 +21,12 @@ from evoattn.backends.cubins import Cubin
 from evoattn.backends.driver_launch import LaunchConfig
 from evoattn.families.base import Family
 from evoattn.families.packed_mask import KERNEL as PACK
+from evoattn.families.registry import load_space
 from evoattn.families.variants import COMPILED, given, is_varied
 from evoattn.model.gpu import GPUS, GpuSpec
 from evoattn.model.launch import TensorMap
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 from evoattn.ops.plan import record_check, recorded_check
 from evoattn.ops.runtime import Runtime
 from tests.ops.fake_variants import attend, sequences, shapes_of, tensor_at, values_of

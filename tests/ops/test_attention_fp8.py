@@ -6,10 +6,9 @@ import pytest
 import torch
 
 import evoattn
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.launch import Buffer, TensorMap
-from evoattn.model.space import load_space
 from evoattn.ops.attention_fp8 import quantised
 from evoattn.ops.call import E4M3, Call, behind, out_like, terms_of
 from evoattn.ops.given import call_of

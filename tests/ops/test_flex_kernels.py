@@ -7,9 +7,8 @@ import torch
 
 from benchmarks.flex.mods import MODS, Shape, Written
 from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS
-from evoattn.model.space import load_space
 from evoattn.ops import flex
 from evoattn.ops.arguments import BIAS, SLOPES
 from evoattn.ops.call import Call

@@ -16,11 +16,12 @@ from evoattn.cost.correction import MOST, NONE, Correction, of_row
 from evoattn.cost.correction_fit import Timed
 from evoattn.cost.cost import scores
 from evoattn.engine.groups import Group, Kernel
+from evoattn.families.registry import load_space
 from evoattn.model.calibrated import FILE, calibration_folder, calibrations_folder
 from evoattn.model.errors import WrongUse
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import KernelConfig, config_id, load_space
+from evoattn.model.space import KernelConfig, config_id
 from evoattn.portfolio import calibrate, calibrations, pick
 from evoattn.portfolio.calibrate import JUDGED_SEEDS, Done, Keeper, Plan, drawn, fits, summary, without_lse
 from evoattn.portfolio.calibrations import Calibration, Journal, of_card, times_of

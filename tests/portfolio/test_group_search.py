@@ -13,11 +13,11 @@ from evoattn.engine.tools import Tools
 from evoattn.evaluation.process import Handler
 from evoattn.evaluation.tasks import OnProblem, Surveyed
 from evoattn.evaluation.workers import WorkerFailed
+from evoattn.families.registry import load_space
 from evoattn.fleet.local import LocalFleet
 from evoattn.model.gpu import GPUS
 from evoattn.model.records import Timing
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import load_space
 from evoattn.portfolio import campaign
 from evoattn.portfolio.campaign import timed_problems
 from evoattn.portfolio.measure import final_tables, in_turn, with_peers

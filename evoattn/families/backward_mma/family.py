@@ -50,6 +50,7 @@ class BackwardMma(Family):
     """The `Family` of `templates/backward_mma.cu.j2`."""
 
     name: ClassVar[str] = "backward_mma"
+    genes = BackwardMmaGenes
     summary: ClassVar[str] = "gradients on tensor cores by mma.sync m16n8k16; fp16 and bf16"
     devices: ClassVar[str] = "sm_80 and newer"
     operations: ClassVar[tuple[str, ...]] = ("backward",)
@@ -69,9 +70,6 @@ class BackwardMma(Family):
         "blocks",
     )
 
-    def genes(self, config: KernelConfig) -> BackwardMmaGenes:
-        return BackwardMmaGenes.of(config)
-
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         if gpu.capability < (8, 0):
             return f"backward_mma needs mma.m16n8k16 and cp.async of sm_80 and newer, and {gpu.name} is {gpu.arch}."
@@ -88,7 +86,7 @@ class BackwardMma(Family):
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
     ) -> str | None:
-        genes = self.genes(config)
+        genes = BackwardMmaGenes.of(config)
         return (
             why_wrong_shape(problem, genes)
             or why_not_whole_lists(problem, genes)
@@ -100,9 +98,9 @@ class BackwardMma(Family):
         )
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
-        genes = self.genes(config)
+        genes = BackwardMmaGenes.of(config)
         return (
-            idle_as_one(genes).named("DQ_WARPS", "PASS_M", "PASS_N", "PASS_WARPS", "PASS_STAGES")
+            {name: idle_as_one(genes).value(name) for name in IDLE}
             | problem.masking.constants()
             | variant_constants(problem, slope=True)
             | block_list_constants(problem)
@@ -127,7 +125,7 @@ class BackwardMma(Family):
         )
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
-        genes = self.genes(config)
+        genes = BackwardMmaGenes.of(config)
         rows, keys = row_blocks(problem, genes.BLOCK_M), key_blocks(problem, genes.BLOCK_N)
         overlaps = gpu.capability >= (9, 0)
         row_threads, sinks = (
@@ -170,15 +168,15 @@ class BackwardMma(Family):
         return (heads, batch, tiles) if genes.BLOCK_ORDER == "heads" else (tiles, heads, batch)
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
-        return scratch_bytes(problem, self.genes(config))
+        return scratch_bytes(problem, BackwardMmaGenes.of(config))
 
     def unordered(self, problem: AttentionProblem, config: KernelConfig) -> tuple[str, ...]:
-        genes = self.genes(config)
+        genes = BackwardMmaGenes.of(config)
         added = ["dq"] * adds_dq(genes) + ["dk", "dv"] * (genes.QUERY_SPLIT > 1)
         return (*added, *(["dbias"] if shares_bias(problem) else []), *unordered_tables(problem))
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
-        return launch_work(problem, self.genes(config), registers)
+        return launch_work(problem, BackwardMmaGenes.of(config), registers)
 
 
 def _lengths(problem: AttentionProblem) -> tuple[KernelArg, ...]:

@@ -37,6 +37,7 @@ class BackwardScalar(Family):
     """The `Family` of `templates/backward_scalar.cu.j2`."""
 
     name: ClassVar[str] = "backward_scalar"
+    genes = BackwardScalarGenes
     summary: ClassVar[str] = "gradients on CUDA cores: fp32 arithmetic, all variants, the same bits in every run"
     devices: ClassVar[str] = "any GPU, sm_80 and newer"
     operations: ClassVar[tuple[str, ...]] = ("backward",)
@@ -46,9 +47,6 @@ class BackwardScalar(Family):
     variants: ClassVar[tuple[str, ...]] = (
         "window", "softcap", "sink", "alibi", "bias", "score", "value_dim", "shared_kv", "seqused", "varlen",
     )  # fmt: skip
-
-    def genes(self, config: KernelConfig) -> BackwardScalarGenes:
-        return BackwardScalarGenes.of(config)
 
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         if max(problem.head_dim, problem.head_dim_v) > MAX_HEAD_DIM:
@@ -62,7 +60,7 @@ class BackwardScalar(Family):
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
     ) -> str | None:
-        genes = self.genes(config)
+        genes = BackwardScalarGenes.of(config)
         return (
             why_shape(genes)
             or (why_redundant(problem, genes) if redundant else None)
@@ -70,7 +68,7 @@ class BackwardScalar(Family):
         )
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
-        genes, wanted = self.genes(config), parse_grads(problem.grads)
+        genes, wanted = BackwardScalarGenes.of(config), parse_grads(problem.grads)
         return {
             "ELEMENT": problem.element.cuda,
             "HEAD_DIM": problem.head_dim,
@@ -87,7 +85,7 @@ class BackwardScalar(Family):
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         """delta of each query; dK, dV and the gradient of the sinks; dQ and the gradient of the bias."""
-        genes, wanted, shapes = self.genes(config), parse_grads(problem.grads), problem.term_shapes
+        genes, wanted, shapes = BackwardScalarGenes.of(config), parse_grads(problem.grads), problem.term_shapes
         batches, _, rows = problem.lse_shape
         block, smem = (genes.THREADS, 1, 1), smem_bytes(problem, genes)
         q_k_v_do = tuple(Buffer(buffer_of(problem, name)) for name in ("q", "k", "v", "do"))
@@ -133,7 +131,7 @@ class BackwardScalar(Family):
         return scratch(problem)
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
-        return launch_work(problem, self.genes(config), registers)
+        return launch_work(problem, BackwardScalarGenes.of(config), registers)
 
 
 def _ints(*numbers: int) -> tuple[Scalar, ...]:

@@ -62,6 +62,7 @@ class BackwardWgmma(Family):
     """The `Family` of `templates/backward_wgmma.cu.j2`."""
 
     name: ClassVar[str] = "backward_wgmma"
+    genes = BackwardWgmmaGenes
     summary: ClassVar[str] = "gradients by Hopper's wgmma, tensor copies and warp specialization; fp16 and bf16"
     devices: ClassVar[str] = ARCH
     operations: ClassVar[tuple[str, ...]] = ("backward",)
@@ -79,9 +80,6 @@ class BackwardWgmma(Family):
         "varlen",
         "blocks",
     )
-
-    def genes(self, config: KernelConfig) -> BackwardWgmmaGenes:
-        return BackwardWgmmaGenes.of(config)
 
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         if gpu.arch != ARCH:
@@ -114,7 +112,7 @@ class BackwardWgmma(Family):
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
     ) -> str | None:
-        genes = self.genes(config)
+        genes = BackwardWgmmaGenes.of(config)
         return (
             why_useless(problem, genes)
             or why_not_whole_lists(problem, genes)
@@ -126,7 +124,7 @@ class BackwardWgmma(Family):
         )
 
     def why_too_long(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
-        genes = self.genes(config)
+        genes = BackwardWgmmaGenes.of(config)
         if problem.deterministic and genes.ROTATE and waits_ahead(problem, genes, gpu.sm_count) > 0:
             return (
                 f"ROTATE: blocks of BLOCK_N={genes.BLOCK_N} of {problem.seqlen_k} keys wait for one another, "
@@ -135,7 +133,7 @@ class BackwardWgmma(Family):
         return None
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
-        genes = self.genes(config)
+        genes = BackwardWgmmaGenes.of(config)
         producer, consumer = moved_registers(problem, genes)
         dims, dtype = genes.DIM_GROUPS, problem.dtype
         columns, share = dq_columns(problem, genes), dq_share(problem, genes)
@@ -193,7 +191,7 @@ class BackwardWgmma(Family):
         return super().why_outdated(config, source)
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
-        genes = self.genes(config)
+        genes = BackwardWgmmaGenes.of(config)
         m, n = genes.BLOCK_M, genes.BLOCK_N
         tiles, sinks = row_blocks(problem, genes.BLOCK_M), "sinks" in parse_grads(problem.grads)
         row_block, in_order = (ROW_THREADS, 1, 1), problem.deterministic
@@ -272,14 +270,14 @@ class BackwardWgmma(Family):
         )
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
-        return scratch(problem, self.genes(config), gpu.sm_count)
+        return scratch(problem, BackwardWgmmaGenes.of(config), gpu.sm_count)
 
     def unordered(self, problem: AttentionProblem, config: KernelConfig) -> tuple[str, ...]:
-        several = key_blocks(problem, self.genes(config)) > 1 and not problem.deterministic
+        several = key_blocks(problem, BackwardWgmmaGenes.of(config)) > 1 and not problem.deterministic
         return (*(("dq",) if several else ()), *(("dbias",) if shares_bias(problem) else ()))
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
-        return *pack_work(problem), *launch_work(problem, self.genes(config), registers)
+        return *pack_work(problem), *launch_work(problem, BackwardWgmmaGenes.of(config), registers)
 
 
 def _ints(*numbers: int) -> tuple[Scalar, ...]:

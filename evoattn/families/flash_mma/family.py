@@ -52,6 +52,7 @@ class FlashMma(Family):
     """The `Family` of `templates/flash_mma.cu.j2`."""
 
     name: ClassVar[str] = "flash_mma"
+    genes = FlashMmaGenes
     summary: ClassVar[str] = "tensor cores by mma.sync, ldmatrix and cp.async; fp16 and bf16, from sm_89 on e4m3"
     devices: ClassVar[str] = "sm_80 and newer"
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16", E4M3)
@@ -66,9 +67,6 @@ class FlashMma(Family):
         "blocks",
         *EIGHT_BITS,
     )
-
-    def genes(self, config: KernelConfig) -> FlashMmaGenes:
-        return FlashMmaGenes.of(config)
 
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         if gpu.capability < (8, 0):
@@ -93,7 +91,7 @@ class FlashMma(Family):
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
     ) -> str | None:
-        genes = self.genes(config)
+        genes = FlashMmaGenes.of(config)
         return (
             why_wrong_shape(genes)
             or why_not_eight_bits(problem, genes)
@@ -115,7 +113,7 @@ class FlashMma(Family):
     def row_bits(self, problem: AttentionProblem, config: KernelConfig) -> tuple[Value, ...] | None:
         """A row meets its tiles of keys, which begin at multiples of BLOCK_N, from the first to the last; a tile in
         which it sees no key leaves it as it is, and so does a rescale that the maximum of another row asks for."""
-        genes = self.genes(config)
+        genes = FlashMmaGenes.of(config)
         # A lazy shift is raised in masked tiles in another way; other rows say where a block's part of the keys begins.
         if problem.blocks or genes.RESCALE == "lazy" or genes.KEY_SPLIT > 1:
             return None
@@ -123,7 +121,7 @@ class FlashMma(Family):
         return genes.BLOCK_N, genes.KEY_WARPS, genes.KEY_SPLIT, rescale, genes.ROW_SUM
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
-        genes = self.genes(config)
+        genes = FlashMmaGenes.of(config)
         order = genes.BLOCK_ORDER
         k_stages, v_stages = ring_stages(genes)
         return {
@@ -151,7 +149,7 @@ class FlashMma(Family):
         }
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
-        genes = self.genes(config)
+        genes = FlashMmaGenes.of(config)
         rows, batch = row_blocks(problem, genes.BLOCK_M), batches(problem)
         heads_fastest = genes.BLOCK_ORDER.startswith("heads")
         split = genes.KEY_SPLIT
@@ -170,14 +168,14 @@ class FlashMma(Family):
         return *before, KernelLaunch(self.name, grid, threads, smem, args, overlaps=overlaps)
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
-        genes = self.genes(config)
+        genes = FlashMmaGenes.of(config)
         if genes.KEY_SPLIT == 1:
             return packed_bytes(problem)
         tiles = row_blocks(problem, genes.BLOCK_M) * problem.heads * batches(problem)
         return {RESULTS: results_bytes(problem, genes, tiles), ARRIVED: tiles * 4}
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
-        return *pack_work(problem), *launch_work(problem, self.genes(config), registers)
+        return *pack_work(problem), *launch_work(problem, FlashMmaGenes.of(config), registers)
 
 
 MAX_WARPS = 16

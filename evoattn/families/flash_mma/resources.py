@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
-from evoattn.families.genes import Genes
+from evoattn.families.genes import Genes, gene
 from evoattn.families.merge_work import LAST_BLOCK_WAIT
 from evoattn.families.residency import WARP, register_cap
 from evoattn.families.row_blocks import batches
@@ -27,24 +26,54 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.scales import PER_TOKEN
 
 
-@dataclass(frozen=True)
 class FlashMmaGenes(Genes):
-    """One config of `search_spaces/flash_mma.yaml`, which says what each gene means."""
+    """The parameters of flash_mma."""
 
-    BLOCK_M: int
-    BLOCK_N: int
-    WARPS: int
-    KEY_WARPS: int
-    STAGES: int
-    SCHEDULE: Literal["split", "split_short_v", "together", "overlapped"]
-    SMEM_LAYOUT: Literal["swizzled", "padded"]
-    Q_PLACE: Literal["shared", "registers", "direct"]
-    RESCALE: Literal["always", "vote", "lazy"]
-    ROW_SUM: Literal["add", "mma"]
-    O_STORE: Literal["direct", "shared"]
-    BLOCK_ORDER: Literal["rows", "rows_reversed", "heads", "heads_reversed"]
-    BLOCKS_PER_SM: int
-    KEY_SPLIT: int = 1
+    BLOCK_M: int = gene("query rows per block", (16, 32, 48, 64, 96, 128, 192, 256))
+    BLOCK_N: int = gene("keys per tile", (16, 32, 48, 64, 80, 96, 128, 160, 192, 256))
+    WARPS: int = gene(
+        "warps that share the rows of a block; each has BLOCK_M / (16 WARPS) tiles of 16 rows", (1, 2, 3, 4, 6, 8)
+    )
+    KEY_WARPS: int = gene(
+        "warps that split the keys of the same rows and add up their results at the end; useful where there are "
+        "few row blocks",
+        (1, 2, 4),
+    )
+    STAGES: int = gene("tiles of K and of V in shared memory; those not in use are being copied", (1, 2, 3, 4))
+    SCHEDULE: Literal["split", "split_short_v", "together", "overlapped"] = gene(
+        "split: one barrier per tile for K and one for V; split_short_v: the same with one tile of V less in "
+        "shared memory; together: one barrier per tile; overlapped: one barrier, and QKᵀ of the next tile is "
+        "issued between the exponentials of this one"
+    )
+    SMEM_LAYOUT: Literal["swizzled", "padded"] = gene(
+        "how rows lie in shared memory without bank conflicts: 16-byte chunks permuted by exclusive-or, or one "
+        "chunk of padding per row"
+    )
+    Q_PLACE: Literal["shared", "registers", "direct"] = gene(
+        "Q is read from shared memory for every tile (shared), or kept in registers, loaded by way of shared "
+        "memory (registers) or directly (direct)"
+    )
+    RESCALE: Literal["always", "vote", "lazy"] = gene(
+        "the output is rescaled for every tile (always), if a row maximum of the warp grew (vote), or if a score "
+        "exceeded a shift set five powers of two above the first maximum (lazy)"
+    )
+    ROW_SUM: Literal["add", "mma"] = gene(
+        "row sums of P by additions, or on the tensor cores as P times a matrix of ones"
+    )
+    O_STORE: Literal["direct", "shared"] = gene(
+        "4-byte stores from the fragments, or 16-byte stores through shared memory"
+    )
+    BLOCK_ORDER: Literal["rows", "rows_reversed", "heads", "heads_reversed"] = gene(
+        "neighbouring blocks take the row blocks of one head (rows) or one row block of all heads (heads); "
+        "reversed: last row blocks first, which are the longest under a causal mask"
+    )
+    BLOCKS_PER_SM: int = gene("blocks that registers and shared memory leave room for on one SM", (1, 2, 3, 4, 6, 8))
+    KEY_SPLIT: int = gene(
+        "blocks that split the tiles of keys of the same rows; the last of them adds up their results, which lie "
+        "in global memory",
+        (1, 2, 3, 4, 6, 8, 12, 16),
+        default=1,
+    )
 
 
 CHUNK_BYTES = 16

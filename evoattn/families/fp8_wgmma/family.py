@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from evoattn.families.base import Family, softmax_scale_log2
@@ -64,6 +63,7 @@ class Fp8Wgmma(Family):
     """The `Family` of `templates/fp8_wgmma.cu.j2`."""
 
     name: ClassVar[str] = "fp8_wgmma"
+    genes = Fp8WgmmaGenes
     summary: ClassVar[str] = "Hopper's wgmma on Q, K and V of 8 bits with scales; e4m3, K and V e5m2 too"
     devices: ClassVar[str] = ARCH
     dtypes: ClassVar[tuple[str, ...]] = ("e4m3",)
@@ -82,9 +82,6 @@ class Fp8Wgmma(Family):
         TURNED,
     )
 
-    def genes(self, config: KernelConfig) -> Fp8WgmmaGenes:
-        return Fp8WgmmaGenes.of(config)
-
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         if gpu.arch != ARCH:
             return f"{self.name} needs wgmma and tensor maps of {ARCH}, and {gpu.name} is {gpu.arch}."
@@ -102,9 +99,9 @@ class Fp8Wgmma(Family):
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
     ) -> str | None:
-        genes = self.genes(config)
+        genes = Fp8WgmmaGenes.of(config)
         return (
-            why_useless(problem, replace(genes.flash, PING_PONG=genes.PING_PONG and genes.OVERLAP))
+            why_useless(problem, genes.flash.with_(PING_PONG=genes.PING_PONG and genes.OVERLAP))
             or why_no_turns(genes)
             or why_useless_flushes(genes)
             or why_no_parts(problem, genes)
@@ -116,7 +113,7 @@ class Fp8Wgmma(Family):
         )
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
-        genes = self.genes(config)
+        genes = Fp8WgmmaGenes.of(config)
         producer, consumer = moved_registers(genes.flash)
         rescale, octaves = RESCALES[genes.RESCALE]
         return {
@@ -162,7 +159,7 @@ class Fp8Wgmma(Family):
         }
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
-        genes = self.genes(config)
+        genes = Fp8WgmmaGenes.of(config)
         scratch, null = self.workspace(problem, config, gpu), Scalar("int64", 0)
         args: tuple[KernelArg, ...] = (
             *_maps(problem, genes),
@@ -178,14 +175,14 @@ class Fp8Wgmma(Family):
         return (KernelLaunch(self.name, blocks, (threads(genes.flash), 1, 1), smem_bytes(problem, genes), args),)
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
-        genes = self.genes(config)
+        genes = Fp8WgmmaGenes.of(config)
         if genes.SCHEDULE == "balanced":
             results = math.prod(grid(problem, genes.flash, gpu)) * warpgroups(genes.flash)
             return {COUNTERS: 4 * results, RESULTS: results * result_bytes(problem)}
         return {COUNTERS: 4} if genes.SCHEDULE == "claimed" else {}
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
-        return launch_work(problem, self.genes(config), registers)
+        return launch_work(problem, Fp8WgmmaGenes.of(config), registers)
 
 
 def _maps(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> tuple[TensorMap, ...]:

@@ -39,6 +39,7 @@ class LatentColumns(Family):
     """The `Family` of `templates/latent_columns.cu.j2`."""
 
     name: ClassVar[str] = "latent_columns"
+    genes = LatentColumnsGenes
     summary: ClassVar[str] = "a latent cache on Hopper for few heads: keys are the rows of products; fp16 and bf16"
     devices: ClassVar[str] = ARCH
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
@@ -49,16 +50,13 @@ class LatentColumns(Family):
     weighed_as: ClassVar[str] = "flash_wgmma"
     heads_are_rows: ClassVar[bool] = True
 
-    def genes(self, config: KernelConfig) -> LatentColumnsGenes:
-        return LatentColumnsGenes.of(config)
-
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         return why_not_latent(self.name, problem, gpu, CHUNK_COLUMNS)
 
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
     ) -> str | None:
-        genes = self.genes(config)
+        genes = LatentColumnsGenes.of(config)
         return (
             why_too_big(problem, genes, gpu)
             or self.why_too_long(problem, config, gpu)
@@ -67,14 +65,14 @@ class LatentColumns(Family):
         )
 
     def why_too_long(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
-        genes = self.genes(config)
+        genes = LatentColumnsGenes.of(config)
         rows = row_tiles(problem, genes) * problem.kv_heads * problem.batch
         if rows * (problem.seqlen_k // genes.BLOCK_N + 2) >= 1 << 31:
             return f"latent_columns counts tiles of {genes.BLOCK_N} keys of all {rows} tiles of rows in int32."
         return None
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
-        genes, dtype = self.genes(config), problem.dtype
+        genes, dtype = LatentColumnsGenes.of(config), problem.dtype
         return {
             "ELEMENT": problem.element.cuda,
             "HEAD_DIM": problem.head_dim,
@@ -92,7 +90,7 @@ class LatentColumns(Family):
         }
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
-        genes, p = self.genes(config), problem
+        genes, p = LatentColumnsGenes.of(config), problem
         o_strides = tuple(Scalar("int64", stride) for stride in p.strides("o")[:3])
         lse: KernelArg = Buffer("lse") if p.lse else Scalar("int64", 0)
         sizes = p.batch, p.kv_heads, p.seqlen_q, p.seqlen_k, p.group_size
@@ -117,13 +115,13 @@ class LatentColumns(Family):
         )
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
-        genes = self.genes(config)
+        genes = LatentColumnsGenes.of(config)
         results = 2 * gpu.sm_count * genes.BLOCK_M
         rows = row_tiles(problem, genes) * problem.kv_heads * problem.batch
         return {PARTIAL: results * problem.head_dim_v * 4, STATE: results * 8, SHARERS: rows * 8}
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
-        return launch_work(problem, self.genes(config), registers)
+        return launch_work(problem, LatentColumnsGenes.of(config), registers)
 
 
 def _rows_map(problem: AttentionProblem, genes: LatentColumnsGenes) -> TensorMap:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from evoattn.families.genes import Genes
+from evoattn.families.genes import Genes, gene
 from evoattn.families.latent import row_blocks
 from evoattn.families.merge_work import merge_work
 from evoattn.families.residency import WARP
@@ -13,14 +11,13 @@ from evoattn.families.work import LaunchWork, Step, row_steps, tensor_bytes
 from evoattn.model.problem import AttentionProblem
 
 
-@dataclass(frozen=True)
 class LatentColumnsGenes(Genes):
-    """One config of `search_spaces/latent_columns.yaml`, which says what each gene means."""
+    """The parameters of latent_columns."""
 
-    BLOCK_M: int
-    QUERIES: int
-    BLOCK_N: int
-    STAGES: int
+    BLOCK_M: int = gene("rows of a tile, query heads that share a K/V head", (16, 32))
+    QUERIES: int = gene("queries that they are of: each has as many heads in a tile", (1, 2, 4))
+    BLOCK_N: int = gene("keys per tile", (64,))
+    STAGES: int = gene("tiles of K in shared memory", (2, 3, 4, 6))
 
     @property
     def heads(self) -> int:

@@ -41,6 +41,7 @@ class LatentWgmma(Family):
     """The `Family` of `templates/latent_wgmma.cu.j2`."""
 
     name: ClassVar[str] = "latent_wgmma"
+    genes = LatentWgmmaGenes
     summary: ClassVar[str] = "Hopper's wgmma over a latent cache, whose V is the first columns of K; fp16 and bf16"
     devices: ClassVar[str] = ARCH
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
@@ -51,16 +52,13 @@ class LatentWgmma(Family):
     weighed_as: ClassVar[str] = "flash_wgmma"
     heads_are_rows: ClassVar[bool] = True
 
-    def genes(self, config: KernelConfig) -> LatentWgmmaGenes:
-        return LatentWgmmaGenes.of(config)
-
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         return why_not_latent(self.name, problem, gpu, 2 * CHUNK_COLUMNS)
 
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
     ) -> str | None:
-        genes = self.genes(config)
+        genes = LatentWgmmaGenes.of(config)
         return (
             why_too_big(problem, genes, gpu)
             or why_too_long(problem, genes)
@@ -69,7 +67,7 @@ class LatentWgmma(Family):
         )
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
-        genes = self.genes(config)
+        genes = LatentWgmmaGenes.of(config)
         rescale, octaves = RESCALES[genes.RESCALE]
         columns, dtype = value_columns(problem, genes), problem.dtype
         return {
@@ -99,7 +97,7 @@ class LatentWgmma(Family):
         }
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
-        genes = self.genes(config)
+        genes = LatentWgmmaGenes.of(config)
         splits, split_tiles = split_of(problem, genes)
         o_strides = tuple(Scalar("int64", stride) for stride in problem.strides("o")[:3])
         p, null = problem, Scalar("int64", 0)
@@ -135,14 +133,14 @@ class LatentWgmma(Family):
         )
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
-        genes = self.genes(config)
+        genes = LatentWgmmaGenes.of(config)
         splits, _ = split_of(problem, genes)
         rows = row_blocks(problem, genes.BLOCK_M) * problem.kv_heads * problem.batch * splits * genes.BLOCK_M
         counts = rows // genes.BLOCK_M // splits * 4 if problem.seqused else 0
         return {PARTIAL: rows * problem.head_dim_v * 4, STATE: rows * 8 + counts} if splits > 1 else {}
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
-        return launch_work(problem, self.genes(config), registers)
+        return launch_work(problem, LatentWgmmaGenes.of(config), registers)
 
 
 def _heads_map(problem: AttentionProblem, heads: int) -> TensorMap:

@@ -67,6 +67,7 @@ class SplitKv(Family):
     """
 
     name: ClassVar[str] = "split_kv"
+    genes = SplitKvGenes
     summary: ClassVar[str] = (
         "keys split over warps and blocks, partial results merged; few queries and many keys; fp16, bf16 and fp32"
     )
@@ -79,9 +80,6 @@ class SplitKv(Family):
     def may_win(self, problem: AttentionProblem) -> bool:
         """It reads all keys again for every tile of at most 64 packed rows."""
         return problem.dtype == "fp32" or problem.group_size * problem.seqlen_q <= MOST_ROWS_WON
-
-    def genes(self, config: KernelConfig) -> SplitKvGenes:
-        return SplitKvGenes.of(config)
 
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         if gpu.capability < (8, 0):
@@ -98,7 +96,7 @@ class SplitKv(Family):
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
     ) -> str | None:
-        genes = self.genes(config)
+        genes = SplitKvGenes.of(config)
         return (
             why_wrong_shape(problem, genes)
             or why_not_listed(problem, genes)
@@ -110,10 +108,10 @@ class SplitKv(Family):
         )
 
     def why_too_long(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
-        return why_too_long(problem, self.genes(config))
+        return why_too_long(problem, SplitKvGenes.of(config))
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
-        genes = self.genes(config)
+        genes = SplitKvGenes.of(config)
         return {
             "ELEMENT": problem.element.cuda,
             "HEAD_DIM": problem.head_dim,
@@ -136,7 +134,7 @@ class SplitKv(Family):
         }
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
-        genes = self.genes(config)
+        genes = SplitKvGenes.of(config)
         (splits, keys), blocks = split_of(problem, genes), row_blocks(problem, genes)
         sizes = (Scalar("int32", n) for n in (packed_heads(problem), blocks, splits, keys))
         args: list[KernelArg] = [*attention_args(problem), *sizes, Buffer(PARTIAL), Buffer(STATE), Buffer(ARRIVED)]
@@ -171,7 +169,7 @@ class SplitKv(Family):
         )
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
-        genes = self.genes(config)
+        genes = SplitKvGenes.of(config)
         (splits, _), tiles = split_of(problem, genes), row_blocks(problem, genes) * tile_heads(problem) * problem.batch
         if splits == 1 or genes.MERGE == "cluster":
             return {PARTIAL: UNUSED_BYTES, STATE: UNUSED_BYTES, ARRIVED: UNUSED_BYTES}
@@ -180,7 +178,7 @@ class SplitKv(Family):
         return {PARTIAL: rows * problem.head_dim * 4, STATE: rows * 8, ARRIVED: arrived}
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
-        return launch_work(problem, self.genes(config), registers)
+        return launch_work(problem, SplitKvGenes.of(config), registers)
 
 
 LEAST_SPLITS = 0.75
