@@ -5,10 +5,15 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
+import pytest
 import torch
 
+from benchmarks.flex.mods import MODS, Shape, Written
 from evoattn.model import score, score_cuda, score_lines, score_ranges
+from evoattn.ops import flex, mods
+from evoattn.ops.arguments import Score
 from tests.model.test_score import TABLES, values
+from tests.ops.test_flex_mods import OPERATIONS
 from tests.support.facts import answer, changed
 
 SCORES = [
@@ -65,11 +70,22 @@ def facts() -> Iterator[tuple[str, Any]]:
             used = "+".join(table for table in TABLES.split("+") if f"{table.partition(':')[0]}[" in text)
             parsed = answer(parse, text, used)
             yield text, parsed if isinstance(parsed, str) else [parsed, _of(parsed.tree)]
+    shape = Shape(2, 4, 77, 301)
+    written = {name: make(shape) for name, make in MODS.items()}
+    written |= {name: Written(lambda s, b, h, q, k, own=own: own(s, q, k)) for name, own in OPERATIONS.items()}
+    for name, one in written.items():
+        captured = list[torch.Tensor]()
+        traced = mods.trace(one.score_mod, one.mask_mod, captured)
+        tables = Score.of_texts("", "", traced.tables(captured)).tables
+        parsed = (score.parse_score, traced.score), (score.parse_predicate, traced.predicate)
+        trees = [_of(parse(text, tables, True).tree) for parse, text in parsed if text]
+        yield f"said by {name}", [flex._said_of(traced, tables), tables, *trees]
     places = product((None, -3, 0, 4), (None, 0, 4, 9), (5, 9), (9, 13))
     yield "masks", [answer(score_lines.masking_of, (low, high), q, k) for low, high, q, k in places]
     tables = TABLES, "t:fp32", "t:fp99:3", "t:fp32:0", "t:fp32:3+t:fp32:4", "s:fp32:3"
     yield "tables", [answer(score.parse_tables, text) for text in tables]
 
 
+@pytest.mark.slow
 def test_what_is_made_of_expressions_stays():
     assert not changed("expressions")
