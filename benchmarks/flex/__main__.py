@@ -1,7 +1,7 @@
 """FlexAttention's language: `evoattn.flex_attention` beside torch's, compiled by Triton, in one run.
 
     python -m benchmarks.flex [--gym] [--drawn N] [--seed S] [--only WORD] [--part I/N] [--json FILE]
-                              [--tune SECONDS] [--flash] [--cudnn] [--processes N] [--seconds S]
+                              [--tune SECONDS] [--flash] [--cudnn] [--peers NAME,…] [--processes N] [--seconds S]
     python -m benchmarks.flex --of FILE [FILE …]
 
 The problems are attention-gym's own lists (`--gym`), and `--drawn` of (function x shape). All sides of a problem are
@@ -10,7 +10,8 @@ are compared with torch's formula in float32, of the first batch and head. `firs
 process, with what it compiles; `again` that of a call of new functions and a new mask of the same kind. `--tune`
 searches each problem for so long and times what it found, too. `--flash` also asks for torch's backend of
 FlashAttention 4, where it is installed, `--cudnn` for SDPA by cuDNN with a mask tensor, of masks alone and 4,096
-keys at most. `--processes` shares the problems, as compilers take most of the time; each
+keys at most, `--peers` for peers of `evoattn bench`, such as fa4, of what is a causal mask, a window, a soft cap or
+nothing. `--processes` shares the problems, as compilers take most of the time; each
 times alone, and begins no problem after `--seconds`. `--part` takes one of so many shares of the list, for several
 GPUs, and `--of` prints the table of the files that they wrote.
 
@@ -28,7 +29,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -39,7 +40,10 @@ import evoattn
 from benchmarks.flex.mods import Shape, Written
 from benchmarks.flex.problems import EVERY, Problem, drawn, listed
 from benchmarks.flex.processes import alone, run_all, shares
+from evoattn.model.problem import AttentionProblem
 from evoattn.ops import block_masks, flex
+from evoattn.peers.labels import FLASH_ATTENTION
+from evoattn.peers.table import PEERS
 
 ROUNDS, WARM = 25, 3
 FLUSH_BYTES = 1 << 28
@@ -129,6 +133,16 @@ def with_tensor(q: Tensor, k: Tensor, v: Tensor, written: Written, shape: Shape)
     return call
 
 
+def problem_of(q: Tensor, k: Tensor, v: Tensor, written: Written, mask: BlockMask | None) -> AttentionProblem | None:
+    """What peers that know variants by their names are asked for; None where no such name says it."""
+    made = flex.calls(flex.Call(q, k, v, enable_gqa=True, strict=True), written.score_mod, mask)
+    call = None if isinstance(made, str) else made[0]()
+    if call is None or call.score is not None or call.blocks or any(term is not None for term in call.terms):
+        return None
+    problem = call.problem(q.stride())
+    return None if isinstance(problem, str) else problem.as_searched
+
+
 _compiled: dict[tuple[Any, ...], Any] = {}
 
 
@@ -188,6 +202,14 @@ def measured(problem: Problem, words: argparse.Namespace) -> Row:
             sides["cudnn"] = masked
         except Exception as error:
             row.failed["cudnn"] = str(error).strip().splitlines()[0][:150]
+    named = problem_of(q, k, v, written, mask) if words.peers else None
+    for name in words.peers.split(",") if named is not None else ():
+        try:
+            sides[name] = their = cast(Call, PEERS[name].make(named, {"q": q, "k": k, "v": v}))
+            their()
+        except Exception as error:
+            sides.pop(name, None)
+            row.failed[name] = (str(error).strip().splitlines() or [type(error).__name__])[0][:150]
     with alone(lock):
         if problem.queries * problem.keys <= MOST_SCORES:
             exact = reference((q, k, v), written, mask)
@@ -216,13 +238,14 @@ def table(rows: Sequence[Row]) -> str:
         errors = [f"{row.error[name]:.1e}" if name in row.error else "-" for name in ("evoattn", "triton")]
         ours = ("runs:" in row.kernel or " races " in row.kernel) and "torch runs" not in row.kernel
         served = row.kernel.split(" ", 1)[0] if ours else "torch"
-        more = "".join(f" {name} {us:.1f}" for name, us in row.us.items() if name in ("flash", "cudnn", "tuned"))
+        more = "".join(f" {name} {us:.1f}" for name, us in row.us.items() if name not in ("evoattn", "triton"))
         failed = "".join(f" {name}: {why}" for name, why in row.failed.items())
         lines.append(
             f"| {row.problem.describe()} | {us:.1f} | {theirs:.1f} | {ratio:.2f} | {errors[0]} ({errors[1]}) | "
             f"{row.first_s:.2f} | {row.again_s:.3f} | {served}{more}{failed} |"
         )
     peers = {"Triton": ["triton"], "FLASH": ["flash"], "cuDNN": ["cudnn"]}
+    peers |= {label: [name] for name, label in FLASH_ATTENTION.items() if any(name in row.us for row in rows)}
     peers["the fastest that ran"] = [one for some in peers.values() for one in some]
     for name, others in peers.items():
         ratios = [
@@ -282,6 +305,7 @@ def main() -> None:
     parser.add_argument("--tune", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("--flash", action="store_true")
     parser.add_argument("--cudnn", action="store_true")
+    parser.add_argument("--peers", default="", metavar="NAME,…", help="peers that know variants by their names")
     parser.add_argument("--processes", type=int, default=1, metavar="N")
     parser.add_argument("--seconds", type=float, default=math.inf, metavar="S")
     parser.add_argument("--share", help=argparse.SUPPRESS)
