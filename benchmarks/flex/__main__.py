@@ -42,6 +42,7 @@ from benchmarks.flex.problems import EVERY, Problem, drawn, listed
 from benchmarks.flex.processes import alone, run_all, shares
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops import block_masks, flex
+from evoattn.ops.call import Call as OpCall
 from evoattn.peers.labels import FLASH_ATTENTION
 from evoattn.peers.table import PEERS
 
@@ -135,7 +136,7 @@ def with_tensor(q: Tensor, k: Tensor, v: Tensor, written: Written, shape: Shape)
 
 def problem_of(q: Tensor, k: Tensor, v: Tensor, written: Written, mask: BlockMask | None) -> AttentionProblem | None:
     """What peers that know variants by their names are asked for; None where no such name says it."""
-    made = flex.calls(flex.Call(q, k, v, enable_gqa=True, strict=True), written.score_mod, mask)
+    made = flex.calls(OpCall(q, k, v, enable_gqa=True, strict=True), written.score_mod, mask)
     call = None if isinstance(made, str) else made[0]()
     if call is None or call.score is not None or call.blocks or any(term is not None for term in call.terms):
         return None
@@ -205,6 +206,7 @@ def measured(problem: Problem, words: argparse.Namespace) -> Row:
     named = problem_of(q, k, v, written, mask) if words.peers else None
     for name in words.peers.split(",") if named is not None else ():
         try:
+            assert named is not None
             sides[name] = their = cast(Call, PEERS[name].make(named, {"q": q, "k": k, "v": v}))
             their()
         except Exception as error:
