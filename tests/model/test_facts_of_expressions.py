@@ -36,7 +36,16 @@ SCORES = [
 PREDICATES = [
     *("k<=q", "k<=q+d", "(q-k<99)&(k<=q)", "abs(q-k)<=5", "abs(k-q-d)<5", "doc[b,k]==doc[b,q]", "q+d>=k", "q-k<3"),
     *("(k<=q)|(k<4)", "((k//3+q//5)%7<3)|((q+h)%2==b)", "not_there", "k", "(k<=q)&(doc[b,k]==doc[b,q])", "k-q<=-2"),
-    *("(q-7<k)&(k<q+9)", "2*k<=q", "q<5", "k!=q", "~(k>q)", "(doc[b,q]!=doc[b,k])|(q-k<99)", "k<q+3&k>q-3"),
+    *(
+        "(q-7<k)&(k<q+9)",
+        "2*k<=q",
+        "q<5",
+        "k!=q",
+        "~(k>q)",
+        "(doc[b,q]!=doc[b,k])|(q-k<99)",
+        "k<q+3&k>q-3",
+        "-(k-q+3)<=5",
+    ),
 ]
 OF_TREE = {
     score: ("text_of", "cost", "loads_pairs"),
