@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from evoattn.families.genes import Genes
 from evoattn.families.work import LaunchWork
+from evoattn.model.forward import MAIN
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.paths import SEARCH_SPACES, TEMPLATES
@@ -286,8 +287,8 @@ def attention_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
     `q, k, v, o` (pointers), `heads, kv_heads, seqlen_q, seqlen_k` (int32), the batch, head and row strides of q, k, v,
     o in elements (twelve int64), `softmax_scale_log2` (float32).
     """
-    args: list[KernelArg] = [Buffer(buffer_of(problem, t)) for t in "qkvo"]
+    args: list[KernelArg] = [Buffer(buffer_of(problem, t)) for t in MAIN]
     args += [Scalar("int32", n) for n in (problem.heads, problem.kv_heads, problem.seqlen_q, problem.seqlen_k)]
-    args += [Scalar("int64", stride) for t in "qkvo" for stride in problem.strides(t)[:3]]
+    args += [Scalar("int64", stride) for t in MAIN for stride in problem.strides(t)[:3]]
     args.append(softmax_scale_log2(problem))
     return tuple(args)

@@ -174,7 +174,7 @@ RIGHT = covering(EVERY, shown, dict.fromkeys(at for at, _ in WRONG.values()))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", RIGHT, ids=": ".join)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_kernels_that_read_a_block_list_are_right(kernel):
     """On every second small case, in turns."""
     assert not faults(*kernel, cases=slice(RIGHT.index(kernel) % 2, None, 2))
@@ -182,7 +182,7 @@ def test_kernels_that_read_a_block_list_are_right(kernel):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", WRONG)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_a_planted_fault_shows(fault):
     at, edit = WRONG[fault]
     assert faults(*at, edit)

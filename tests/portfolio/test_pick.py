@@ -26,7 +26,7 @@ CUT = replace(H100, name="cut", sm_count=114)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("gpu", [H100, CUT, GPUS["h200"], GPUS["l4"], GPUS["a100"]], ids=lambda g: g.name)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_drawn_problems_get_kernels_that_can_run(gpu):
     for problem in (p for seed in UNSEEN for p in draw(seed, 30 if gpu.name in JUDGED else 6)):
         found = pick(problem, gpu)
@@ -37,6 +37,7 @@ def test_drawn_problems_get_kernels_that_can_run(gpu):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", DRAWS)
+@pytest.mark.sampled(2)
 def test_each_kind_of_problems_gets_kernels_that_can_run(kind):
     listed = list_for(H100)
     for problem in DRAWS[kind](600, 10):

@@ -30,13 +30,14 @@ from evoattn.families.backward_wgmma.resources import (
     whole_tiles,
 )
 from evoattn.families.base import Family, softmax_scale_log2
-from evoattn.families.block_list import block_list_constants, block_state_args, why_not_listed
+from evoattn.families.block_list import block_list_constants, list_given, states_given, why_not_listed
 from evoattn.families.flash_wgmma.text import wgmma_function
+from evoattn.families.given import passed, printed
 from evoattn.families.packed_mask import pack_launches, pack_work
 from evoattn.families.residency import why_no_memory, why_not_resident, why_same_code
 from evoattn.families.row_blocks import batches, row_blocks
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, bias_map, sliding_map, tile_map, why_not_sliding
-from evoattn.families.variants import variant_args, variant_constants
+from evoattn.families.variants import variant_constants, variant_given
 from evoattn.families.work import LaunchWork
 from evoattn.model.backward import TERM_GRADS, parse_grads
 from evoattn.model.gpu import GpuSpec
@@ -146,6 +147,7 @@ class BackwardWgmma(Family):
             **problem.masking.constants(),
             **variant_constants(problem, slope=True),
             **block_list_constants(problem),
+            **printed(VARIANT=variant_given(problem), KEY_LIST=list_given(problem), BLOCK_STATES=states_given(problem)),
             "BIAS_GRADIENT": "bias" in parse_grads(problem.grads),
             "BIAS_PARAMETERS": ", const __grid_constant__ TensorMap bias_map" if problem.bias else "",
             "BIAS_MAP": "bias_map" if problem.bias else "q_map",
@@ -225,8 +227,7 @@ class BackwardWgmma(Family):
             *_ints(problem.seqlen_k),
             bias_gradient(problem),
             Scalar("int64", math.prod(problem.term_shapes["bias"]) if "bias" in parse_grads(problem.grads) else 0),
-            *variant_args(problem),
-            *block_state_args(problem),
+            *passed(variant_given(problem), states_given(problem)),
         )
         by_tiles = sliding_map if problem.varlen else tile_map
         main: tuple[KernelArg, ...] = (
@@ -240,8 +241,7 @@ class BackwardWgmma(Family):
             *_ints(ahead, tiles),
             bias_gradient(problem),
             *bias_gradient_strides(problem),
-            *variant_args(problem),
-            *block_state_args(problem),
+            *passed(variant_given(problem), states_given(problem)),
             sums,
             *((bias_map(problem, m),) if problem.bias else ()),
         )
@@ -253,7 +253,7 @@ class BackwardWgmma(Family):
             *_ints(problem.seqlen_k),
             *(log_sums, deltas, Buffer("dsinks") if sinks else NULL),
             *_ints(batches(problem)),
-            *variant_args(problem),
+            *passed(variant_given(problem)),
             *(sums, Buffer("dk"), Buffer("dv")),
             *strides_of(problem, "dk", "dv"),
             *_ints(problem.kv_heads, sum_tiles),
