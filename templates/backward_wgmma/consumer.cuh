@@ -18,6 +18,7 @@
 #include "device/copy/tensor_tile.cuh"
 #include "device/copy/wgmma_output.cuh"
 #include "backward_wgmma/key_sums.cuh"
+#include "backward_wgmma/key_work.cuh"
 #include "backward_wgmma/producer.cuh"
 #include "backward_wgmma/query_walk.cuh"
 #include "backward_wgmma/shared_layout.cuh"
@@ -52,6 +53,22 @@ struct BiasSums {
   int64_t batch_stride, head_stride, row_stride;
 };
 
+struct RowsOfKeys {
+  Element* gmem;
+  int64_t batch_stride, head_stride, row_stride;
+  // The first row of a block.
+  __device__ __forceinline__ Element* of(const KeyWork& work) const {
+    const int key = work.sequence.first_key + work.block.first_key;
+    return gmem + (work.block.batch * batch_stride + work.block.kv_head * head_stride + key * row_stride);
+  }
+};
+// Where dK and dV go.
+struct KeyGradients {
+  RowsOfKeys dk, dv;
+  float softmax_scale;
+  KeySums sums;
+};
+
 // Pᵀ or dSᵀ of 64 keys as wgmma's A operand, 16 queries at a time: in registers, or where it lies in shared memory.
 template <int STEPS> struct RegisterSteps {
   const uint32_t (&at)[STEPS][4];
@@ -77,6 +94,8 @@ struct Consumer {
   float (&dv)[DV_COLUMNS / 2];
   SeenKeys<2, SCORE_COLUMNS>& seen;
   unsigned char* smem;
+  const KeyWorks& works;
+  KeyWork& work;  // at hand: its mask, its block
   const Mask& mask;
   const KeyBlock& block;
   const QueryTerms& terms;
@@ -84,8 +103,7 @@ struct Consumer {
   const float softmax_scale_log2;
   const Variant& variant;
   const BiasSums& bias_sums;
-  const int sequence_number;  // of packed sequences, else the batch
-  const int group;            // heads of the block's K/V head
+  const int group;  // heads of the block's K/V head
   ConsumerWalk walk;
   uint32_t smem_address;
   int warp, lane;             // warp of the warpgroup
@@ -97,10 +115,9 @@ struct Consumer {
   int score_stage = 0;     // of dS and P
   uint32_t dq_parity = 1;  // DQ_BY_WARP: of the barrier that says that the last dQ has been read; DS_STAGES = 1
 
-  __device__ __forceinline__ Consumer(Fragments& f, unsigned char* smem, int block_warp, const Mask& mask,
-                                      const KeyBlock& block, int group, const QueryTerms& terms, float* dq_sums_gmem,
-                                      float softmax_scale_log2, const Variant& variant, const BiasSums& bias_sums,
-                                      int sequence_number)
+  __device__ __forceinline__ Consumer(Fragments& f, unsigned char* smem, int block_warp, const KeyWorks& works,
+                                      KeyWork& work, int group, const QueryTerms& terms, float* dq_sums_gmem,
+                                      float softmax_scale_log2, const Variant& variant, const BiasSums& bias_sums)
       : s(f.s),
         dp(f.dp),
         p(f.p),
@@ -113,14 +130,15 @@ struct Consumer {
         dv(f.dv),
         seen(f.seen),
         smem(smem),
-        mask(mask),
-        block(block),
+        works(works),
+        work(work),
+        mask(work.mask),
+        block(work.block),
         terms(terms),
         dq_sums_gmem(dq_sums_gmem),
         softmax_scale_log2(softmax_scale_log2),
         variant(variant),
         bias_sums(bias_sums),
-        sequence_number(sequence_number),
         group(group),
         walk(block, group),
         smem_address(shared_address(smem)),
@@ -129,25 +147,44 @@ struct Consumer {
         warpgroup(block_warp / 4),
         keys(block_warp / 4 / DIM_GROUPS),
         dims(block_warp / 4 % DIM_GROUPS) {
+    enter();
+  }
+
+  __device__ __forceinline__ void run(const KeyGradients& to) {
+    named_barrier_sync<THREADS>(BARRIERS_READY);  // the barriers are initialised
+    if constexpr (CONSUMER_REGISTERS > 0) increase_registers<CONSUMER_REGISTERS>();
+    grid_dependency_wait();  // dQ is cleared
+    if constexpr (CLAIMED) {
+      for (uint32_t round = 0; take_claimed(smem, smem_address, works, work, round % 2); ++round) {
+        __syncwarp();  // lanes that copied results, or did not, are back: wgmma wants whole warps
+        walk = ConsumerWalk(block, group), enter();
+        key_tile(to, round % 2);
+      }
+      grid_dependency_launch();
+    } else {
+      key_tile(to, 0);
+    }
+    if (DQ_BY_BULK && !DQ_BY_WARP && lane == 0) tma_store_wait_read();  // shared memory must live until it is read
+  }
+
+private:
+  // What is of the block's keys.
+  __device__ __forceinline__ void enter() {
     const int key = block.first_key + keys * 64;
     see_all = mask.that_see_all(key, 64), lane_key = key + warp * 16 + lane / 4;
     keep_in_register(see_all.first), keep_in_register(lane_key);
     if constexpr (Mask::WINDOW) keep_in_register(see_all.end);
   }
 
-  // `key_sums_gmem`: of the block, QUERY_SPLIT > 1.
-  __device__ __forceinline__ void run(Element* dk_gmem, int64_t dk_row_stride, Element* dv_gmem, int64_t dv_row_stride,
-                                      float softmax_scale, float* key_sums_gmem) {
-    named_barrier_sync<THREADS>(BARRIERS_READY);  // the barriers are initialised
-    if constexpr (CONSUMER_REGISTERS > 0) increase_registers<CONSUMER_REGISTERS>();
-    grid_dependency_wait();  // dQ is cleared
+  // `parity`: of the barriers of K and V.
+  __device__ __forceinline__ void key_tile(const KeyGradients& to, uint32_t parity) {
     walk.begin(block, group);
 #pragma unroll
     for (int i = 0; i < DK_COLUMNS / 2; ++i) dk[i] = 0.f;
 #pragma unroll
     for (int i = 0; i < DV_COLUMNS / 2; ++i) dv[i] = 0.f;
-    mbarrier_wait(smem_address + Smem::K_FULL, 0);
-    mbarrier_wait(smem_address + Smem::V_FULL, 0);
+    if constexpr (!CLAIMED) mbarrier_wait(smem_address + Smem::K_FULL, 0);
+    mbarrier_wait(smem_address + Smem::V_FULL, parity);
     if constexpr (AHEAD) {
       if (!walk.done()) {
         multiply_s(q), take_tile(), load_seen();
@@ -166,21 +203,23 @@ struct Consumer {
     } else {
       while (!walk.done()) query_tile();
     }
-    grid_dependency_launch();
+    if constexpr (CLAIMED) release(Smem::K_EMPTY);
+    else grid_dependency_launch();
     if (QUERY_SPLIT > 1 && (!SPLIT_LAST || block.parts > 1)) {
       constexpr int DK_FLOATS = KeySums::OfKeys::WARP_FLOATS, DV_FLOATS = KeySums::OfValues::WARP_FLOATS;
       const int of_block = warpgroup * 4 + warp;
+      float* key_sums_gmem = to.sums.part(work.sums);
       KeySums::write(dk, key_sums_gmem + of_block * DK_FLOATS, lane);
       KeySums::write(dv, key_sums_gmem + KeySums::OfKeys::FLOATS + of_block * DV_FLOATS, lane);
     } else {
-      named_barrier_sync<128 * WARPGROUPS>(SCORES);  // no product reads K and V any more, whose places the results take
-      to_global<HEAD_DIM, DK_COLUMNS>(dk, Smem::K, dk_gmem, dk_row_stride, softmax_scale);
-      to_global<VALUE_DIM, DV_COLUMNS>(dv, Smem::V, dv_gmem, dv_row_stride, 1.f);
+      named_barrier_sync<128 * WARPGROUPS>(SCORES);  // no product reads what lies where the results go
+      to_global<HEAD_DIM, DK_COLUMNS>(dk, CLAIMED ? Smem::DS : Smem::K, to.dk.of(work), to.dk.row_stride,
+                                      to.softmax_scale);
+      if constexpr (CLAIMED) __syncwarp();  // in the same place
+      to_global<VALUE_DIM, DV_COLUMNS>(dv, CLAIMED ? Smem::DS : Smem::V, to.dv.of(work), to.dv.row_stride, 1.f);
+      if constexpr (CLAIMED) named_barrier_sync<128 * WARPGROUPS>(SCORES);  // the next dS may go there
     }
-    if (DQ_BY_BULK && !DQ_BY_WARP && lane == 0) tma_store_wait_read();  // shared memory must live until it is read
   }
-
-private:
   __device__ __forceinline__ void query_tile() {
     multiply_s(q), take_tile(), load_seen(), multiply_dp();
     if constexpr (TERMS_EARLY) load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
@@ -235,7 +274,7 @@ private:
       wgmma_wait<0>();
     }
     pin_registers(dk);
-    if constexpr (!LAST) release(Smem::Q_EMPTY + 8 * last_stage);
+    if constexpr (!LAST || CLAIMED) release(Smem::Q_EMPTY + 8 * last_stage);
   }
   __device__ __forceinline__ void next_tile() {
     if (DS_STAGES > 1 && ++score_stage == DS_STAGES) score_stage = 0;
@@ -395,7 +434,7 @@ private:
   __device__ __forceinline__ int key_of(int i) const { return lane_key + i / 2 % 2 * 8; }
   // What variants make of the products, and by what their gradients pass.
   __device__ __forceinline__ void change_scores() {
-    const Gradient gradient(variant, sequence_number, walk.head, mask.seqlen_q, mask.seqlen_k);
+    const Gradient gradient(variant, work.sequence_number, walk.head, mask.seqlen_q, mask.seqlen_k);
 #pragma unroll
     for (int i = 0; i < SCORE_COLUMNS / 2; i += 8) {
       float bias[8];
@@ -535,7 +574,7 @@ private:
 
   // This warp's part of dQ to its sums (`query_sums.cuh`).
   __device__ __forceinline__ void add_dq() {
-    const int64_t tile = terms.tile(block.batch, walk.head, walk.tile);
+    const int64_t tile = terms.tile(work, walk.head, walk.tile);
     float* sums = dq_sums_gmem + tile * Sums::FLOATS + warpgroup * Sums::TILE_FLOATS + warp * Sums::WARP_FLOATS;
     if constexpr (DQ_BY_BULK) {
       const int place = Smem::DQ + (warpgroup * 4 + warp) * Smem::DQ_WARP_BYTES;
@@ -575,7 +614,7 @@ private:
                                             int64_t row_stride, float scale) const {
     constexpr int BYTES = (COLUMNS + 63) / 64 * 64 * 128;
     const float factor[2] = {scale, scale};
-    const int at = place + warpgroup * BYTES;
+    const int at = place + warpgroup * (CLAIMED ? Smem::RESULT_BYTES : BYTES);
     output_to_shared<Element>(x, factor, smem_address + at, warp, lane);
     __syncwarp();  // all rows of the warp are written
     const int row = keys * 64 + warp * 16;

@@ -12,6 +12,7 @@ from evoattn.families.backward_wgmma.resources import (
     dq_columns,
     dq_share,
     key_blocks,
+    lacks_room,
     launch_work,
     moved_registers,
     producer_warps,
@@ -140,7 +141,7 @@ class BackwardWgmma(Family):
         dims, dtype = genes.DIM_GROUPS, problem.dtype
         columns, share = dq_columns(problem, genes), dq_share(problem, genes)
         p_in_registers, ds_in_registers = genes.P_PLACE == "registers", genes.DS_PLACE == "registers"
-        by_dims = genes.DQ_ROWS == "dims"
+        by_dims, claimed = genes.DQ_ROWS == "dims", genes.SCHEDULE == "claimed"
         return {
             "ELEMENT": problem.element.cuda,
             "HEAD_DIM": problem.head_dim,
@@ -165,6 +166,9 @@ class BackwardWgmma(Family):
             "HEADS_FASTEST": genes.BLOCK_ORDER == "heads",
             "FIRST_STORES": genes.DQ_BEGIN == "stored",
             "SECTIONS": genes.BLOCK_ORDER == "sections",
+            "CLAIMED": claimed,
+            "CLAIM_PARAMETERS": ", int claim_count" * claimed,
+            "CLAIM_COUNT": "claim_count" if claimed else "0",
             "ROTATED": genes.ROTATE,
             "STAGGERED": genes.STAGGER,
             "IN_ORDER": problem.deterministic,
@@ -197,7 +201,8 @@ class BackwardWgmma(Family):
         m, n = genes.BLOCK_M, genes.BLOCK_N
         tiles, sinks = row_blocks(problem, genes.BLOCK_M), "sinks" in parse_grads(problem.grads)
         row_block, in_order = (ROW_THREADS, 1, 1), problem.deterministic
-        progress: KernelArg = Buffer("progress") if in_order or genes.DQ_BEGIN == "stored" else NULL
+        claimed = genes.SCHEDULE == "claimed"
+        progress: KernelArg = Buffer("progress") if in_order or claimed or genes.DQ_BEGIN == "stored" else NULL
         keys, heads, batch = key_blocks(problem, genes), problem.kv_heads, batches(problem)
         blocks, in_parts = keys * genes.QUERY_SPLIT, genes.QUERY_SPLIT > 1
         grid = (heads, batch, blocks) if genes.BLOCK_ORDER != "keys" else (blocks, heads, batch)
@@ -207,6 +212,9 @@ class BackwardWgmma(Family):
             ahead = section_heads(problem, genes, gpu.sm_count)
         if genes.SPLIT == "last":
             grid, ahead = (whole + (tiles_of_all - whole) * genes.QUERY_SPLIT, 1, 1), whole
+        count = math.prod(grid)
+        if claimed:
+            grid = (min(count, gpu.sm_count * genes.BLOCKS_PER_SM), 1, 1)
         together = 1  # by a block list, and where they may not all run at once, blocks wait for earlier ones alone
         if in_order and not ahead and not problem.blocks and (problem.causal or genes.ROTATE):
             together = math.prod(grid) if genes.BLOCK_ORDER != "keys" else blocks
@@ -246,6 +254,7 @@ class BackwardWgmma(Family):
             *block_state_args(problem),
             sums,
             *((bias_map(problem, m),) if problem.bias else ()),
+            *_ints(*(count,) * claimed),
         )
         rows: tuple[KernelArg, ...] = (
             *(dq_sums, Buffer("dq")),
@@ -326,6 +335,13 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
         return (
             f"STAGGER ORDER={genes.ORDER} needs P_PLACE=shared: without its barrier one warpgroup gets two tiles ahead."
         )
+    if genes.SCHEDULE == "claimed" and (problem.deterministic or problem.blocks):
+        return "SCHEDULE=claimed is of blocks that add in any order, without block lists."
+    if genes.SCHEDULE == "claimed" and lacks_room(problem, genes):
+        return (
+            f"SCHEDULE=claimed puts dK and dV where dS and P lie: BLOCK_M={genes.BLOCK_M} DS_STAGES={genes.DS_STAGES} "
+            f"P_PLACE={genes.P_PLACE} leave no room."
+        )
     if runs_ahead(genes) and genes.Q_STAGES == 1:
         return f"ORDER={genes.ORDER} needs Q_STAGES of 2 or more: two tiles of Q are read at a time."
     if runs_ahead(genes) and genes.DS_PLACE == "registers":
@@ -351,14 +367,11 @@ def why_not_whole_lists(problem: AttentionProblem, genes: BackwardWgmmaGenes) ->
 
 
 def why_not_stored(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
-    """DQ_BEGIN=stored where no block may add to a tile of dQ, or those that add are found otherwise."""
+    """DQ_BEGIN=stored where blocks do not wait for the first one, or a list says whether one adds at all."""
     if genes.DQ_SUM != "warp":
         return "DQ_BEGIN=stored needs DQ_SUM=warp, which waits until the first block has stored."
-    if problem.mask == "causal_lower_right" or problem.window or problem.varlen or problem.blocks:
-        return (
-            "DQ_BEGIN=stored needs masks by which each query sees a key at all lengths: full or causal_upper_left, "
-            "without a window, packed sequences or block lists."
-        )
+    if problem.blocks:
+        return "DQ_BEGIN=stored needs queries by the mask alone, and here a block list names them."
     return None
 
 

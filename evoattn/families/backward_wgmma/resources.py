@@ -45,6 +45,7 @@ class BackwardWgmmaGenes(Genes):
     SPLIT: Literal["all", "last"] = "all"
     DQ_BEGIN: Literal["cleared", "stored"] = "cleared"
     STAGGER: bool = False
+    SCHEDULE: Literal["single", "claimed"] = "single"
 
 
 WARPGROUP, GROUP_KEYS = 128, 64
@@ -176,7 +177,16 @@ def smem_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     terms = 4 * genes.BLOCK_M * (genes.Q_STAGES + genes.DO_STAGES)
     barriers = 2 + 2 * genes.Q_STAGES + 2 * genes.DO_STAGES + 2 * warpgroups(genes) * (genes.DQ_SUM == "warp")
     told = genes.Q_STAGES * bool(problem.blocks)  # which tile of queries the producer brought
-    return tiles + sums + terms + 8 * (barriers + told)
+    claims = 2 * (genes.SCHEDULE == "claimed")
+    return tiles + sums + terms + 8 * (barriers + told + claims)
+
+
+def lacks_room(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> bool:
+    """Whether dK or dV does not fit where dS and P lie, which SCHEDULE=claimed needs; of QUERY_SPLIT neither goes there.
+    """
+    rows = WARPGROUP * max(whole_chunks(dim // genes.DIM_GROUPS) for dim in (problem.head_dim, problem.head_dim_v))
+    scores = key_groups(genes) * genes.BLOCK_M * ROW_BYTES * genes.DS_STAGES * (1 + (genes.P_PLACE == "shared"))
+    return rows * warpgroups(genes) > scores and (genes.QUERY_SPLIT == 1 or genes.SPLIT == "last")
 
 
 def query_tiles(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
@@ -255,9 +265,9 @@ def scratch(problem: AttentionProblem, genes: BackwardWgmmaGenes, sms: int) -> d
     split = key_blocks(problem, genes) * units(problem) - whole_tiles(problem, genes, sms)
     found |= {"key_sums": key_sums(problem, genes, split)} if genes.QUERY_SPLIT > 1 else {}
     found |= block_state_bytes(problem) | packed_bytes(problem)
-    return found | (
-        {"progress": 4 * query_tiles(problem, genes)} if problem.deterministic or genes.DQ_BEGIN == "stored" else {}
-    )
+    of_tiles = query_tiles(problem, genes) * (problem.deterministic or genes.DQ_BEGIN == "stored")
+    words = of_tiles + (genes.SCHEDULE == "claimed")
+    return found | ({"progress": 4 * words} if words else {})
 
 
 def key_sums(problem: AttentionProblem, genes: BackwardWgmmaGenes, tiles: int) -> int:
@@ -353,6 +363,7 @@ def launch_work(problem: AttentionProblem, genes: BackwardWgmmaGenes, registers:
         visits=float(count),
         heads_in_turn=float(section_heads(problem, genes, SMS_MEASURED)),
         overlaps=True,
+        schedule=genes.SCHEDULE,
         genes=_numbers(problem, genes),
     )
     return _rows(problem, genes, "terms"), main, _rows(problem, genes, "rows")
@@ -427,5 +438,6 @@ def _numbers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, 
         "sections": genes.BLOCK_ORDER == "sections",
         "terms early": genes.TERMS_EARLY,
         "rotated": genes.ROTATE,
+        "claimed": genes.SCHEDULE == "claimed",
         "consumer registers": moved_registers(problem, genes)[1] or registers_at_launch(genes),
     }
