@@ -113,6 +113,7 @@ struct Consumer {
   RingPosition<Q_STAGES> q;   // of the tile at hand
   RingPosition<DO_STAGES> d;
   int score_stage = 0;     // of dS and P
+  uint32_t ds_parity = 0;  // OWN_KEYS_FIRST: of the barriers of dS
   uint32_t dq_parity = 1;  // DQ_BY_WARP: of the barrier that says that the last dQ has been read; DS_STAGES = 1
 
   __device__ __forceinline__ Consumer(Fragments& f, unsigned char* smem, int block_warp, const KeyWorks& works,
@@ -321,8 +322,11 @@ private:
     scores_to_shared(dp, Smem::DS + score_stage * Smem::SCORE_TILE_BYTES);
     if constexpr (ORDER == Order::DV_LAST) multiply_dv();
     fence_proxy_async();
-    named_barrier_sync<128 * WARPGROUPS>(SCORES);
+    if constexpr (OWN_KEYS_FIRST) __syncwarp(), release(scores_of(warpgroup));
+    else named_barrier_sync<128 * WARPGROUPS>(SCORES);
   }
+  // OWN_KEYS_FIRST: the barrier of dS of a warpgroup's keys. A stage later none can be a phase ahead of one that waits.
+  __device__ __forceinline__ int scores_of(int of) const { return Smem::DS_FULL + 8 * (score_stage * WARPGROUPS + of); }
   __device__ __forceinline__ void release(int barrier) const {
     if (lane == 0) mbarrier_arrive(smem_address + barrier);
   }
@@ -374,6 +378,18 @@ private:
     const int part = warpgroup % SUM_TILES_ALONG, rows = warpgroup / SUM_TILES_ALONG;
     const uint64_t of_scores = own_descriptor(smem_address + ds_smem + (DQ_BY_DIMS ? 0 : rows * 64 * 128), 0);
     const uint64_t of_keys = columns_descriptor(Smem::K, BLOCK_N, DQ_BY_DIMS ? warpgroup * 64 : part * DQ_COLUMNS);
+    if constexpr (OWN_KEYS_FIRST) {
+      mbarrier_wait(smem_address + scores_of(warpgroup), ds_parity);
+      wgmma_fence();
+      multiply_keys(dq, of_scores, of_keys, warpgroup, false);
+      wgmma_commit();
+      mbarrier_wait(smem_address + scores_of(1 - warpgroup), ds_parity);
+      wgmma_fence();
+      multiply_keys(dq, of_scores, of_keys, 1 - warpgroup, true);
+      wgmma_commit();
+      ds_parity ^= score_stage;
+      return;
+    }
     wgmma_fence();
     multiply_keys(dq, of_scores, of_keys);
     if constexpr (DQ_SHARE > 0) {
@@ -390,6 +406,17 @@ private:
       const uint64_t ds_step = of_scores + descriptor_step(step / 4 * Smem::SCORE_GROUP_BYTES + step % 4 * 32);
       const uint64_t k_step = of_keys + descriptor_step(step * 16 * 128);
       wgmma_dq(to, DQ_BY_DIMS ? k_step : ds_step, DQ_BY_DIMS ? ds_step : k_step, step > 0);
+    }
+  }
+  // The same of 64 keys.
+  template <int FLOATS>
+  __device__ __forceinline__ void multiply_keys(float (&to)[FLOATS], uint64_t of_scores, uint64_t of_keys, int of,
+                                                bool add) {
+    of_scores += of * (Smem::SCORE_GROUP_BYTES / 16), of_keys += of * (64 * 128 / 16);
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      const uint64_t ds_step = of_scores + descriptor_step(step * 32), k_step = of_keys + descriptor_step(step * 16 * 128);
+      wgmma_dq(to, DQ_BY_DIMS ? k_step : ds_step, DQ_BY_DIMS ? ds_step : k_step, add || step > 0);
     }
   }
   __device__ __forceinline__ void pin_dq() {

@@ -46,6 +46,7 @@ class BackwardWgmmaGenes(Genes):
     DQ_BEGIN: Literal["cleared", "stored"] = "cleared"
     STAGGER: bool = False
     SCHEDULE: Literal["single", "claimed"] = "single"
+    DQ_KEYS: Literal["all", "own_first"] = "all"
 
 
 WARPGROUP, GROUP_KEYS = 128, 64
@@ -177,8 +178,8 @@ def smem_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     terms = 4 * genes.BLOCK_M * (genes.Q_STAGES + genes.DO_STAGES)
     barriers = 2 + 2 * genes.Q_STAGES + 2 * genes.DO_STAGES + 2 * warpgroups(genes) * (genes.DQ_SUM == "warp")
     told = genes.Q_STAGES * bool(problem.blocks)  # which tile of queries the producer brought
-    claims = 2 * (genes.SCHEDULE == "claimed")
-    return tiles + sums + terms + 8 * (barriers + told + claims)
+    claims, own = 2 * (genes.SCHEDULE == "claimed"), 2 * warpgroups(genes) * (genes.DQ_KEYS == "own_first")
+    return tiles + sums + terms + 8 * (barriers + told + claims + own)
 
 
 def lacks_room(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> bool:
@@ -439,5 +440,6 @@ def _numbers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, 
         "terms early": genes.TERMS_EARLY,
         "rotated": genes.ROTATE,
         "claimed": genes.SCHEDULE == "claimed",
+        "own keys first": genes.DQ_KEYS == "own_first",
         "consumer registers": moved_registers(problem, genes)[1] or registers_at_launch(genes),
     }
