@@ -41,7 +41,7 @@ struct BlockPlace {
       tile = HEADS_FASTEST ? blockIdx.z : blockIdx.x;
       kv_head = HEADS_FASTEST ? blockIdx.x : blockIdx.y, batch = HEADS_FASTEST ? blockIdx.y : blockIdx.z;
     }
-    if (IN_ORDER && CAUSAL && !BlockStates::LISTED && number > 0) tile = tiles - 1 - tile;
+    if (IN_ORDER && (BlockStates::LISTED || (CAUSAL && number > 0))) tile = tiles - 1 - tile;
     sums = (int64_t(batch) * kv_heads + kv_head) * tiles + tile;
     part = tile % QUERY_SPLIT, tile /= QUERY_SPLIT;
   }

@@ -179,8 +179,8 @@ private:
     }
   }
   // Blocks that have added to a tile of dQ, and with FIRST_STORES the bit `STORED`; and, IN_ORDER, those that do so
-  // before this one: under a diagonal those of later keys, else those of earlier ones, by a block list if they see the
-  // tile; ROTATED, those that come to it after fewer others.
+  // before this one: under a diagonal those of later keys, and by a block list, which may hide those behind one too, if
+  // they see the tile; else those of earlier ones; ROTATED, those that come to it after fewer others.
   __device__ __forceinline__ uint32_t* added_to(const QueryWalk& walk) const {
     return progress_gmem + CLAIMED + terms.tile(work, walk.head, walk.tile);
   }
@@ -189,7 +189,8 @@ private:
     const KeyBlock& block = work.block;
     const Mask& mask = work.mask;
     if constexpr (BlockStates::LISTED)
-      return block.states.before<BLOCK_N>(block.batch, walk.head, tile * BLOCK_M, block.key_tile, threadIdx.x % 32);
+      return block.states.behind<BLOCK_N>(block.batch, walk.head, tile * BLOCK_M, block.key_tile,
+                                          (mask.seqlen_k + BLOCK_N - 1) / BLOCK_N, threadIdx.x % 32);
     if constexpr (CAUSAL) return (mask.keys_before((tile + 1) * BLOCK_M) - 1) / BLOCK_N - block.key_tile;
     if constexpr (!ROTATED) return block.key_tile;
     // Blocks whose keys are as many tiles apart as there are tiles of queries begin with the same one.
