@@ -20,8 +20,7 @@ struct BlockPlace {
       return;
     }
     int tiles;  // parts of the tiles of a head
-    if constexpr (CLAIMED)
-      tiles = VARLEN ? blocks / kv_heads : (seqlen_k + BLOCK_N - 1) / BLOCK_N * QUERY_SPLIT;
+    if constexpr (CLAIMED) tiles = VARLEN ? blocks / kv_heads : (seqlen_k + BLOCK_N - 1) / BLOCK_N * QUERY_SPLIT;
     else tiles = HEADS_FASTEST || SECTIONS ? gridDim.z : gridDim.x;
     if constexpr (SECTIONS) {  // of the first one's heads the first keys, then the next; then of the heads of the next
       const int units = CLAIMED ? blocks / tiles : gridDim.x * gridDim.y;

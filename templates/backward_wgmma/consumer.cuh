@@ -415,7 +415,8 @@ private:
     of_scores += of * (Smem::SCORE_GROUP_BYTES / 16), of_keys += of * (64 * 128 / 16);
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      const uint64_t ds_step = of_scores + descriptor_step(step * 32), k_step = of_keys + descriptor_step(step * 16 * 128);
+      const uint64_t ds_step = of_scores + descriptor_step(step * 32),
+                     k_step = of_keys + descriptor_step(step * 16 * 128);
       wgmma_dq(to, DQ_BY_DIMS ? k_step : ds_step, DQ_BY_DIMS ? ds_step : k_step, add || step > 0);
     }
   }

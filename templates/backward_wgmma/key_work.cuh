@@ -1,5 +1,5 @@
-// key_work.cuh: what a block of backward_wgmma works on at a time: a tile of keys, or a part of its queries. A block has
-// one, or, CLAIMED, claims one after another: the producer claims and tells the other warps. Needs the constants of
+// key_work.cuh: what a block of backward_wgmma works on at a time: a tile of keys, or a part of its queries. A block
+// has one, or, CLAIMED, claims one after another: the producer claims and tells the other warps. Needs the constants of
 // backward_wgmma.cu.j2.
 #include "device/ptx/flags.cuh"
 #include "device/ptx/read_again.cuh"

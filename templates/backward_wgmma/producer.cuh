@@ -27,8 +27,8 @@ struct QueryTerms {
   }
 };
 
-// CLAIMED: takes the tile of keys that the producer tells, once its K has come; false if there is none. `parity`: of how
-// many were before it.
+// CLAIMED: takes the tile of keys that the producer tells, once its K has come; false if there is none. `parity`: of
+// how many were before it.
 __device__ __forceinline__ bool take_claimed(const unsigned char* smem, uint32_t smem_address, const KeyWorks& works,
                                              KeyWork& work, uint32_t parity) {
   mbarrier_wait(smem_address + Smem::K_FULL, parity);
@@ -85,7 +85,8 @@ private:
         QueryWalk walk(work.block, group);
         const bool early = round > 0 && any && !walk.done();
         if (early) load_queries(smem_address, walk, q, d), q.advance(), d.advance(), walk.advance(work.block);
-        if (round > 0) mbarrier_wait(smem_address + Smem::K_EMPTY, parity ^ 1);  // no warp reads the last K and V any more
+        if (round > 0)
+          mbarrier_wait(smem_address + Smem::K_EMPTY, parity ^ 1);  // no warp reads the last K and V any more
         reinterpret_cast<int*>(smem + Smem::CLAIM)[parity] = any ? number : -1;
         if (!any) {
           mbarrier_arrive(smem_address + Smem::K_FULL);

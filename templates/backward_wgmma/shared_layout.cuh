@@ -36,7 +36,8 @@ struct Smem {
   static constexpr int BYTES = DS_FULL + (OWN_KEYS_FIRST ? 16 * WARPGROUPS : 0);
   // CLAIMED: where dK, then dV become rows, while the next K and V come: from DS on.
   static constexpr int RESULT_BYTES = ((DK_COLUMNS > DV_COLUMNS ? DK_COLUMNS : DV_COLUMNS) + 63) / 64 * 64 * 128;
-  static_assert(!CLAIMED || (QUERY_SPLIT > 1 && !SPLIT_LAST) || DS + WARPGROUPS * RESULT_BYTES <= BIAS_TILE, "room for results");
+  static_assert(!CLAIMED || (QUERY_SPLIT > 1 && !SPLIT_LAST) || DS + WARPGROUPS * RESULT_BYTES <= BIAS_TILE,
+                "room for results");
 
   // By one thread: "full" gets an arrival for each copy, of a tile of queries, its terms and its bias, "empty" one of
   // each warp that reads. CLAIMED: of K and V together one "empty", which the warp that adds dQ has a part in, as it

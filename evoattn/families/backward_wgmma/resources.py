@@ -183,7 +183,7 @@ def smem_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
 
 
 def lacks_room(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> bool:
-    """Whether dK or dV does not fit where dS and P lie, which SCHEDULE=claimed needs; of QUERY_SPLIT neither goes there."""
+    """Whether dK or dV does not fit where dS and P lie, which SCHEDULE=claimed needs; of parts neither goes there."""
     rows = WARPGROUP * max(whole_chunks(dim // genes.DIM_GROUPS) for dim in (problem.head_dim, problem.head_dim_v))
     scores = key_groups(genes) * genes.BLOCK_M * ROW_BYTES * genes.DS_STAGES * (1 + (genes.P_PLACE == "shared"))
     return rows * warpgroups(genes) > scores and (genes.QUERY_SPLIT == 1 or genes.SPLIT == "last")
