@@ -375,9 +375,11 @@ private:
   // dQ = dS K of 64 queries and DQ_COLUMNS dimensions, or dQᵀ = Kᵀ dSᵀ of 64 dimensions and all queries.
   __device__ __forceinline__ void multiply_dq() {
     const int ds_smem = Smem::DS + score_stage * Smem::SCORE_TILE_BYTES;
-    const int part = warpgroup % SUM_TILES_ALONG, rows = warpgroup / SUM_TILES_ALONG;
-    const uint64_t of_scores = own_descriptor(smem_address + ds_smem + (DQ_BY_DIMS ? 0 : rows * 64 * 128), 0);
-    const uint64_t of_keys = columns_descriptor(Smem::K, BLOCK_N, DQ_BY_DIMS ? warpgroup * 64 : part * DQ_COLUMNS);
+    const int part = warpgroup % SUM_TILES_ALONG;
+    const int rows = DQ_BY_DIMS ? warpgroup % DQ_SHARERS * DQ_COLUMNS : warpgroup / SUM_TILES_ALONG * 64;
+    const uint64_t of_scores = own_descriptor(smem_address + ds_smem + rows * 128, 0);
+    const uint64_t of_keys =
+        columns_descriptor(Smem::K, BLOCK_N, DQ_BY_DIMS ? warpgroup / DQ_SHARERS * 64 : part * DQ_COLUMNS);
     if constexpr (OWN_KEYS_FIRST) {
       mbarrier_wait(smem_address + scores_of(warpgroup), ds_parity);
       wgmma_fence();
@@ -603,7 +605,7 @@ private:
   // This warp's part of dQ to its sums (`query_sums.cuh`).
   __device__ __forceinline__ void add_dq() {
     const int64_t tile = terms.tile(work, walk.head, walk.tile);
-    float* sums = dq_sums_gmem + tile * Sums::FLOATS + warpgroup * Sums::TILE_FLOATS + warp * Sums::WARP_FLOATS;
+    float* sums = dq_sums_gmem + tile * Sums::FLOATS + sums_of_warp(warpgroup, warp);
     if constexpr (DQ_BY_BULK) {
       const int place = Smem::DQ + (warpgroup * 4 + warp) * Smem::DQ_WARP_BYTES;
       if constexpr (DQ_BY_WARP) {
@@ -625,7 +627,7 @@ private:
     } else {
 #pragma unroll
       for (int i = 0; i < DQ_COLUMNS / 2; i += 4) {
-        if (HEAD_DIM % 64 == 0 || Sums::needed<HEAD_DIM>(warpgroup * 4 + warp, i / 4, BLOCK_M))
+        if (HEAD_DIM % 64 == 0 || Sums::needed<HEAD_DIM>(warpgroup / DQ_SHARERS * 4 + warp, i / 4, BLOCK_M))
           red_add_v4(sums + i * 32 + lane * 4, dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
       }
       if constexpr (DQ_SHARE > 0) {

@@ -18,7 +18,7 @@ struct Smem {
   static constexpr int BIAS_GROUP_BYTES = BIAS ? BLOCK_M * 128 : 0;                          // of 64 keys
   static constexpr int BIAS_TILE = P + (P_IN_REGISTERS ? 0 : DS_STAGES * SCORE_TILE_BYTES);  // [Q_STAGES][KEY_GROUPS]
   static constexpr int DQ = BIAS_TILE + Q_STAGES * KEY_GROUPS * BIAS_GROUP_BYTES;            // [WARPGROUPS][4 warps]
-  static constexpr int DQ_WARP_BYTES = DQ_BY_BULK ? 4 * Sums::WARP_FLOATS : 0;
+  static constexpr int DQ_WARP_BYTES = DQ_BY_BULK ? 4 * Sums::WARP_FLOATS / DQ_SHARERS : 0;
   static constexpr int LOG_SUMS = DQ + 4 * WARPGROUPS * DQ_WARP_BYTES;  // [Q_STAGES][BLOCK_M]
   static constexpr int DELTAS = LOG_SUMS + Q_STAGES * BLOCK_M * 4;      // [DO_STAGES][BLOCK_M]
   static constexpr int K_FULL = DELTAS + DO_STAGES * BLOCK_M * 4;

@@ -121,10 +121,12 @@ def whole_chunks(dim: int) -> int:
 
 
 def dq_columns(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
-    """Columns of a warpgroup's part of dQ, or, DQ_ROWS=dims, queries; 0 where the warpgroups cannot share dQ."""
+    """Columns of a warpgroup's part of dQ, or, DQ_ROWS=dims, queries, where fewer than all if several warpgroups have the
+    same 64 dimensions; 0 where the warpgroups cannot share dQ."""
     columns, groups = whole_chunks(problem.head_dim), warpgroups(genes)
     if genes.DQ_ROWS == "dims":
-        return genes.BLOCK_M if columns == CHUNK_COLUMNS * groups or dq_share(problem, genes) else 0
+        sharers, rest = (1, 0) if dq_share(problem, genes) else divmod(CHUNK_COLUMNS * groups, columns)
+        return genes.BLOCK_M // sharers if not rest and genes.BLOCK_M % (8 * sharers) == 0 else 0
     rows = genes.BLOCK_M // GROUP_KEYS
     if genes.BLOCK_M % GROUP_KEYS or groups % rows:
         return 0
