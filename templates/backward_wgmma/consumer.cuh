@@ -28,6 +28,8 @@
 constexpr bool FACTORS_IN_P = Gradient::FACTORED && P_IN_REGISTERS && !BIAS_GRADIENT;
 constexpr int FACTORS = Gradient::FACTORED && !(FACTORS_IN_P && Gradient::OF_RESULT) ? SCORE_COLUMNS / 2 : 1;
 
+constexpr int DQ_GROUPS = OWN_KEYS_FIRST ? 2 : 1;  // of products of dQ that are waited for together
+
 // The gradient of the bias is of dS before factors. Without any it is added from shared memory, where a thread has
 // eight keys side by side.
 constexpr bool BIAS_FROM_SHARED = BIAS_GRADIENT && !Gradient::FACTORED;
@@ -198,7 +200,10 @@ private:
         }
         pin_registers(s);
         score_tile();
-        while (!walk.is_last()) query_tile_ahead<false>();
+        while (!walk.is_last()) {
+          if constexpr (ORDER == Order::BOTH_FIRST) query_tile_before_next();
+          else query_tile_ahead<false>();
+        }
         query_tile_ahead<true>();
       }
     } else {
@@ -277,6 +282,33 @@ private:
     pin_registers(dk);
     if constexpr (!LAST || CLAIMED) release(Smem::Q_EMPTY + 8 * last_stage);
   }
+  // The same of BOTH_FIRST, but for the last tile. dQ is added once the next probabilities are made.
+  __device__ __forceinline__ void query_tile_before_next() {
+    const int last_q = q.stage, last_d = d.stage;
+    multiply_dv();
+    score_gradients();
+    q.advance(), d.advance();
+    multiply_s(q), load_seen();
+    gradients_to_shared<true>();
+    multiply_dq();
+    multiply_dk(last_q);
+    if constexpr (BIAS_FROM_SHARED) add_rows_to_bias();
+    const int64_t tile = terms.tile(work, walk.head, walk.tile);
+    const int last_stage = score_stage;
+    next_tile();
+    if constexpr (TERMS_EARLY) load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
+    wgmma_wait<DQ_GROUPS + 2>();  // dV and the next Sᵀ are there
+    pin_registers(dv), pin_registers(s);
+    release(Smem::DO_EMPTY + 8 * last_d);
+    take_tile(), probabilities();
+    wgmma_wait<1>();  // the next dPᵀ and dQ too
+    pin_registers(dp), pin_dq();
+    add_dq(tile, last_stage);
+    load_terms(Smem::DELTAS + d.stage * BLOCK_M * 4);
+    wgmma_wait<0>();
+    pin_registers(dk);
+    release(Smem::Q_EMPTY + 8 * last_q);
+  }
   __device__ __forceinline__ void next_tile() {
     if (DS_STAGES > 1 && ++score_stage == DS_STAGES) score_stage = 0;
     walk.advance(block);
@@ -315,12 +347,13 @@ private:
     pin_registers(dp);
     if constexpr (!TERMS_EARLY && ORDER != Order::DV_LAST) load_terms(Smem::DELTAS + d.stage * BLOCK_M * 4);
   }
-  __device__ __forceinline__ void gradients_to_shared() {
+  template <bool NEXT_DP = false> __device__ __forceinline__ void gradients_to_shared() {
     if constexpr (DS_STAGES == 1) {
       named_barrier_sync<128 * WARPGROUPS>(SCORES);  // no product reads the last dS any more
     }
     scores_to_shared(dp, Smem::DS + score_stage * Smem::SCORE_TILE_BYTES);
     if constexpr (ORDER == Order::DV_LAST) multiply_dv();
+    if constexpr (NEXT_DP) multiply_dp();
     fence_proxy_async();
     if constexpr (OWN_KEYS_FIRST) __syncwarp(), release(scores_of(warpgroup));
     else named_barrier_sync<128 * WARPGROUPS>(SCORES);
@@ -603,13 +636,14 @@ private:
   // ---- results
 
   // This warp's part of dQ to its sums (`query_sums.cuh`).
-  __device__ __forceinline__ void add_dq() {
-    const int64_t tile = terms.tile(work, walk.head, walk.tile);
+  __device__ __forceinline__ void add_dq() { add_dq(terms.tile(work, walk.head, walk.tile), score_stage); }
+  // `stage`: of dS of that tile.
+  __device__ __forceinline__ void add_dq(int64_t tile, int stage) {
     float* sums = dq_sums_gmem + tile * Sums::FLOATS + sums_of_warp(warpgroup, warp);
     if constexpr (DQ_BY_BULK) {
       const int place = Smem::DQ + (warpgroup * 4 + warp) * Smem::DQ_WARP_BYTES;
       if constexpr (DQ_BY_WARP) {
-        mbarrier_wait(smem_address + Smem::DQ_EMPTY + 8 * warpgroup, DS_STAGES == 2 ? score_stage ^ 1 : dq_parity);
+        mbarrier_wait(smem_address + Smem::DQ_EMPTY + 8 * warpgroup, DS_STAGES == 2 ? stage ^ 1 : dq_parity);
         dq_parity ^= 1;
       } else {
         if (lane == 0) tma_store_wait_read();

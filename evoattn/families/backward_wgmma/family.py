@@ -332,6 +332,8 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
         return "ROTATE needs mask=full: under a causal mask blocks begin with different queries as it is."
     if genes.STAGGER and groups != 2:
         return f"STAGGER needs two warpgroups (BLOCK_N, DIM_GROUPS), not {groups}."
+    if genes.ORDER == "both_first" and (genes.P_PLACE == "shared" or genes.DO_STAGES == 1):
+        return "ORDER=both_first needs P_PLACE=registers, and DO_STAGES of 2 or more: two tiles of dO are read at a time."
     if genes.STAGGER and runs_ahead(genes) and genes.P_PLACE == "registers":
         return (
             f"STAGGER ORDER={genes.ORDER} needs P_PLACE=shared: without its barrier one warpgroup gets two tiles ahead."
