@@ -39,7 +39,8 @@ __device__ __forceinline__ bool take_claimed(const unsigned char* smem, uint32_t
 
 // Where a warp's part of a tile of dQ begins (`query_sums.cuh`).
 __device__ __forceinline__ int sums_of_warp(int warpgroup, int warp) {
-  return warpgroup / DQ_SHARERS * Sums::TILE_FLOATS + warp * Sums::WARP_FLOATS + warpgroup % DQ_SHARERS * 16 * DQ_COLUMNS;
+  return warpgroup / DQ_SHARERS * Sums::TILE_FLOATS + warp * Sums::WARP_FLOATS +
+         warpgroup % DQ_SHARERS * 16 * DQ_COLUMNS;
 }
 
 constexpr uint32_t STORED = 1u << 31;  // a bit of the word of a tile of dQ, FIRST_STORES
