@@ -115,7 +115,7 @@ struct Consumer {
   RingPosition<Q_STAGES> q;   // of the tile at hand
   RingPosition<DO_STAGES> d;
   int score_stage = 0;     // of dS and P
-  uint32_t ds_parity = 0;  // OWN_KEYS_FIRST: of the barriers of dS
+  uint32_t ds_parity = 0;  // DS_BY_GROUPS: of the barriers of dS
   uint32_t dq_parity = 1;  // DQ_BY_WARP: of the barrier that says that the last dQ has been read; DS_STAGES = 1
 
   __device__ __forceinline__ Consumer(Fragments& f, unsigned char* smem, int block_warp, const KeyWorks& works,
@@ -207,7 +207,13 @@ private:
         query_tile_ahead<true>();
       }
     } else {
-      while (!walk.done()) query_tile();
+      if (DQ_LATE && !walk.done()) {
+        int last = query_tile<true>(0);
+        while (!walk.done()) last = query_tile<false>(last);
+        multiply_dq(), wgmma_wait<0>(), pin_dq();
+        release(Smem::DS_EMPTY + 8 * dq_stage()), add_dq(last, dq_stage());
+      }
+      while (!walk.done()) query_tile<false>(0);
     }
     if constexpr (CLAIMED) release(Smem::K_EMPTY);
     else grid_dependency_launch();
@@ -226,7 +232,8 @@ private:
       if constexpr (CLAIMED) named_barrier_sync<128 * WARPGROUPS>(SCORES);  // the next dS may go there
     }
   }
-  __device__ __forceinline__ void query_tile() {
+  // `last`: number of the tile before, DQ_LATE, but for the FIRST. Returns that of this one.
+  template <bool FIRST> __device__ __forceinline__ int query_tile(int last) {
     multiply_s(q), take_tile(), load_seen(), multiply_dp();
     if constexpr (TERMS_EARLY) load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
     wgmma_wait<1>();
@@ -235,13 +242,16 @@ private:
     if constexpr (ORDER != Order::DV_LAST) multiply_dv();
     score_gradients();
     gradients_to_shared();
-    multiply_dq();
+    const int tile = DQ_LATE ? int(terms.tile(work, walk.head, walk.tile)) : 0;
+    if constexpr (!FIRST) multiply_dq();
     multiply_dk(q.stage);
     if constexpr (BIAS_FROM_SHARED) add_rows_to_bias();
     wgmma_wait<1>();  // dV and dQ are there
-    pin_registers(dv), pin_dq();
+    pin_registers(dv);
+    if constexpr (!FIRST) pin_dq();
     release(Smem::DO_EMPTY + 8 * d.stage);
-    add_dq();
+    if constexpr (!DQ_LATE) add_dq();
+    else if constexpr (!FIRST) release(Smem::DS_EMPTY + 8 * dq_stage()), add_dq(last, dq_stage());
     wgmma_wait<0>();
     pin_registers(dk);
     release(Smem::Q_EMPTY + 8 * q.stage);
@@ -249,6 +259,7 @@ private:
     if constexpr (DO_STAGES == Q_STAGES) d.stage = q.stage, d.parity = q.parity;  // in the same registers
     else d.advance();
     next_tile();
+    return tile;
   }
   // The same, but for the scores of the tile, which are there, and with those of the next: its products run beside what
   // is done to scores and sums. Between two tiles no product is under way, or the compiler would have all of them wait
@@ -310,7 +321,8 @@ private:
     release(Smem::Q_EMPTY + 8 * last_q);
   }
   __device__ __forceinline__ void next_tile() {
-    if (DS_STAGES > 1 && ++score_stage == DS_STAGES) score_stage = 0;
+    if constexpr (DQ_LATE && Q_STAGES == DS_STAGES) score_stage = q.stage, ds_parity = q.parity;  // in the same registers
+    else if (DS_STAGES > 1 && ++score_stage == DS_STAGES) score_stage = 0, ds_parity ^= 1;
     walk.advance(block);
   }
   // LISTED: what the producer says of the tile in the ring.
@@ -351,15 +363,21 @@ private:
     if constexpr (DS_STAGES == 1) {
       named_barrier_sync<128 * WARPGROUPS>(SCORES);  // no product reads the last dS any more
     }
+    if constexpr (DQ_LATE) mbarrier_wait(smem_address + Smem::DS_EMPTY + 8 * score_stage, ds_parity ^ 1);
     scores_to_shared(dp, Smem::DS + score_stage * Smem::SCORE_TILE_BYTES);
     if constexpr (ORDER == Order::DV_LAST) multiply_dv();
     if constexpr (NEXT_DP) multiply_dp();
     fence_proxy_async();
-    if constexpr (OWN_KEYS_FIRST) __syncwarp(), release(scores_of(warpgroup));
+    if constexpr (DS_BY_GROUPS) __syncwarp(), release(scores_of(score_stage, warpgroup));
     else named_barrier_sync<128 * WARPGROUPS>(SCORES);
   }
-  // OWN_KEYS_FIRST: the barrier of dS of a warpgroup's keys. A stage later none can be a phase ahead of one that waits.
-  __device__ __forceinline__ int scores_of(int of) const { return Smem::DS_FULL + 8 * (score_stage * WARPGROUPS + of); }
+  // DS_BY_GROUPS: the barrier of dS of a warpgroup's keys. No phase ends before all have waited for the one before: of
+  // two places a warpgroup that has filled one waits for the other's dS, or, DQ_LATE, its products, before the next.
+  __device__ __forceinline__ int scores_of(int stage, int of) const {
+    return Smem::DS_FULL + 8 * (stage * WARPGROUPS + of);
+  }
+  // Where dS lies that dQ is multiplied of.
+  __device__ __forceinline__ int dq_stage() const { return DQ_LATE ? score_stage ^ 1 : score_stage; }
   __device__ __forceinline__ void release(int barrier) const {
     if (lane == 0) mbarrier_arrive(smem_address + barrier);
   }
@@ -407,23 +425,27 @@ private:
   }
   // dQ = dS K of 64 queries and DQ_COLUMNS dimensions, or dQᵀ = Kᵀ dSᵀ of 64 dimensions and all queries.
   __device__ __forceinline__ void multiply_dq() {
-    const int ds_smem = Smem::DS + score_stage * Smem::SCORE_TILE_BYTES;
+    const int ds_smem = Smem::DS + dq_stage() * Smem::SCORE_TILE_BYTES;
     const int part = warpgroup % SUM_TILES_ALONG;
     const int rows = DQ_BY_DIMS ? warpgroup % DQ_SHARERS * DQ_COLUMNS : warpgroup / SUM_TILES_ALONG * 64;
     const uint64_t of_scores = own_descriptor(smem_address + ds_smem + rows * 128, 0);
     const uint64_t of_keys =
         columns_descriptor(Smem::K, BLOCK_N, DQ_BY_DIMS ? warpgroup / DQ_SHARERS * 64 : part * DQ_COLUMNS);
     if constexpr (OWN_KEYS_FIRST) {
-      mbarrier_wait(smem_address + scores_of(warpgroup), ds_parity);
+      mbarrier_wait(smem_address + scores_of(score_stage, warpgroup), ds_parity);
       wgmma_fence();
       multiply_keys(dq, of_scores, of_keys, warpgroup, false);
       wgmma_commit();
-      mbarrier_wait(smem_address + scores_of(1 - warpgroup), ds_parity);
+      mbarrier_wait(smem_address + scores_of(score_stage, 1 - warpgroup), ds_parity);
       wgmma_fence();
       multiply_keys(dq, of_scores, of_keys, 1 - warpgroup, true);
       wgmma_commit();
-      ds_parity ^= score_stage;
       return;
+    }
+    if constexpr (DQ_LATE) {
+#pragma unroll
+      for (int i = 0; i < WARPGROUPS; ++i)
+        mbarrier_wait(smem_address + scores_of(dq_stage(), i), ds_parity ^ (score_stage ^ 1));
     }
     wgmma_fence();
     multiply_keys(dq, of_scores, of_keys);

@@ -20,7 +20,7 @@ ODD = {"BLOCK_M": 80, "DQ_ROWS": "dims", "ORDER": "dv_last", "TERMS_EARLY": Fals
 THIRDS = SHARED | {"BLOCK_M": 96, "DIM_GROUPS": 3, "DQ_ROWS": "dims", "DS_STAGES": 1}
 BOTH_FIRST = {"ORDER": "both_first", "P_PLACE": "registers", "TERMS_EARLY": False}
 SHARES_DIMS = {"BLOCK_M": 48, "P_PLACE": "shared", "DS_PLACE": "shared", "DQ_ROWS": "dims"}
-BESIDE, CLAIMED, OWN_FIRST = {"DQ_SUM": "warp"}, {"SCHEDULE": "claimed"}, {"DQ_KEYS": "own_first"}
+BESIDE, CLAIMED, OWN_FIRST = {"DQ_SUM": "warp"}, {"SCHEDULE": "claimed"}, {"DQ_WHEN": "own_first"}
 FEW = replace(H100, sm_count=3)
 """Where blocks claim several tiles of keys each."""
 GENES = [
@@ -43,7 +43,7 @@ WAITS = [
     "mbarrier_wait(smem_address + Smem::DQ_FULL + 8 * i, parity);",
     "while (acquire(added_to(walk)) < (IN_ORDER ? turn : STORED)) {}",
     "mbarrier_wait(smem_address + Smem::K_EMPTY, parity ^ 1);",
-    "mbarrier_wait(smem_address + scores_of(1 - warpgroup), ds_parity);",
+    "mbarrier_wait(smem_address + scores_of(score_stage, 1 - warpgroup), ds_parity);",
 ]
 KEYLESS = ["mask=causal_lower_right", "window=20:9", "B=3 varlen=0+90+300"]
 """Masks and lengths by which queries see no key."""

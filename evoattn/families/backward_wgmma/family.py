@@ -167,7 +167,8 @@ class BackwardWgmma(Family):
             "FIRST_STORES": genes.DQ_BEGIN == "stored",
             "SECTIONS": genes.BLOCK_ORDER == "sections",
             "CLAIMED": claimed,
-            "OWN_KEYS_FIRST": genes.DQ_KEYS == "own_first",
+            "OWN_KEYS_FIRST": genes.DQ_WHEN == "own_first",
+            "DQ_LATE": genes.DQ_WHEN == "next_tile",
             "CLAIM_PARAMETERS": ", int claim_count" * claimed,
             "CLAIM_COUNT": "claim_count" if claimed else "0",
             "ROTATED": genes.ROTATE,
@@ -345,8 +346,10 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
             f"SCHEDULE=claimed puts dK and dV where dS and P lie: BLOCK_M={genes.BLOCK_M} DS_STAGES={genes.DS_STAGES} "
             f"P_PLACE={genes.P_PLACE} leave no room."
         )
-    if genes.DQ_KEYS == "own_first" and (groups != 2 or dims > 1 or genes.DS_STAGES == 1):
-        return "DQ_KEYS=own_first needs BLOCK_N=128 DIM_GROUPS=1, the keys of two warpgroups, and DS_STAGES=2."
+    if genes.DQ_WHEN != "all_there" and (groups != 2 or dims > 1 or genes.DS_STAGES == 1):
+        return f"DQ_WHEN={genes.DQ_WHEN} needs BLOCK_N=128 DIM_GROUPS=1, the keys of two warpgroups, and DS_STAGES=2."
+    if genes.DQ_WHEN == "next_tile" and (runs_ahead(genes) or "shared" in (genes.P_PLACE, genes.DS_PLACE)):
+        return "DQ_WHEN=next_tile needs ORDER=in_turn or dv_last, P_PLACE=registers and DS_PLACE=registers."
     if runs_ahead(genes) and genes.Q_STAGES == 1:
         return f"ORDER={genes.ORDER} needs Q_STAGES of 2 or more: two tiles of Q are read at a time."
     if runs_ahead(genes) and genes.DS_PLACE == "registers":

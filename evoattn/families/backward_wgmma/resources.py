@@ -46,7 +46,7 @@ class BackwardWgmmaGenes(Genes):
     DQ_BEGIN: Literal["cleared", "stored"] = "cleared"
     STAGGER: bool = False
     SCHEDULE: Literal["single", "claimed"] = "single"
-    DQ_KEYS: Literal["all", "own_first"] = "all"
+    DQ_WHEN: Literal["all_there", "own_first", "next_tile"] = "all_there"
 
 
 WARPGROUP, GROUP_KEYS = 128, 64
@@ -182,7 +182,8 @@ def smem_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     terms = 4 * genes.BLOCK_M * (genes.Q_STAGES + genes.DO_STAGES)
     barriers = 2 + 2 * genes.Q_STAGES + 2 * genes.DO_STAGES + 2 * warpgroups(genes) * (genes.DQ_SUM == "warp")
     told = genes.Q_STAGES * bool(problem.blocks)  # which tile of queries the producer brought
-    claims, own = 2 * (genes.SCHEDULE == "claimed"), 2 * warpgroups(genes) * (genes.DQ_KEYS == "own_first")
+    claims, own = 2 * (genes.SCHEDULE == "claimed"), 2 * warpgroups(genes) * (genes.DQ_WHEN != "all_there")
+    own += 2 * (genes.DQ_WHEN == "next_tile")
     return tiles + sums + terms + 8 * (barriers + told + claims + own)
 
 
@@ -443,6 +444,6 @@ def _numbers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, 
         "terms early": genes.TERMS_EARLY,
         "rotated": genes.ROTATE,
         "claimed": genes.SCHEDULE == "claimed",
-        "own keys first": genes.DQ_KEYS == "own_first",
+        "dq when": ("all_there", "own_first", "next_tile").index(genes.DQ_WHEN),
         "consumer registers": moved_registers(problem, genes)[1] or registers_at_launch(genes),
     }
