@@ -312,6 +312,7 @@ private:
     pin_registers(dv), pin_registers(s);
     release(Smem::DO_EMPTY + 8 * last_d);
     take_tile(), probabilities();
+    made_before_wait();
     wgmma_wait<1>();  // the next dPᵀ and dQ too
     pin_registers(dp), pin_dq();
     add_dq(tile, last_stage);
@@ -321,7 +322,8 @@ private:
     release(Smem::Q_EMPTY + 8 * last_q);
   }
   __device__ __forceinline__ void next_tile() {
-    if constexpr (DQ_LATE && Q_STAGES == DS_STAGES) score_stage = q.stage, ds_parity = q.parity;  // in the same registers
+    if constexpr (DQ_LATE && Q_STAGES == DS_STAGES)
+      score_stage = q.stage, ds_parity = q.parity;  // in the same registers
     else if (DS_STAGES > 1 && ++score_stage == DS_STAGES) score_stage = 0, ds_parity ^= 1;
     walk.advance(block);
   }
@@ -346,6 +348,7 @@ private:
   __device__ __forceinline__ void score_tile() {
     probabilities();
     if constexpr (ORDER == Order::SOFTMAX_FIRST) multiply_dp();
+    else if constexpr (AHEAD) made_before_wait();
     if constexpr (!P_IN_REGISTERS) {
       if constexpr (DS_STAGES == 1) {
         named_barrier_sync<128 * WARPGROUPS>(PROBABILITIES);  // no product reads the last P any more
@@ -358,6 +361,12 @@ private:
     wgmma_wait<0>();
     pin_registers(dp);
     if constexpr (!TERMS_EARLY && ORDER != Order::DV_LAST) load_terms(Smem::DELTAS + d.stage * BLOCK_M * 4);
+  }
+  // Probabilities, so that they are made beside products that are under way: the compiler moves none past a loop. This
+  // one ends at once, as the tile's Q came long ago.
+  __device__ __forceinline__ void made_before_wait() {
+    pin_registers(s);
+    mbarrier_wait(smem_address + Smem::Q_FULL + 8 * q.stage, q.parity);
   }
   template <bool NEXT_DP = false> __device__ __forceinline__ void gradients_to_shared() {
     if constexpr (DS_STAGES == 1) {

@@ -32,7 +32,7 @@ struct Smem {
   static constexpr int TOLD = DQ_EMPTY + (DQ_BY_WARP ? 8 * WARPGROUPS : 0);  // [Q_STAGES] `ToldTile::Word`
   static constexpr int K_EMPTY = TOLD + (BlockStates::LISTED ? 8 * Q_STAGES : 0);
   static constexpr int CLAIM = K_EMPTY + 8;  // [2] of the tile of keys at hand and the next one: its number, or -1
-  static constexpr int DS_FULL = K_EMPTY + (CLAIMED ? 16 : 0);                    // DS_BY_GROUPS: [2 stages][WARPGROUPS]
+  static constexpr int DS_FULL = K_EMPTY + (CLAIMED ? 16 : 0);  // DS_BY_GROUPS: [2 stages][WARPGROUPS]
   static constexpr int DS_EMPTY = DS_FULL + (DS_BY_GROUPS ? 16 * WARPGROUPS : 0);  // DQ_LATE: [2 stages]
   static constexpr int BYTES = DS_EMPTY + (DQ_LATE ? 16 : 0);
   // CLAIMED: where dK, then dV become rows, while the next K and V come: from DS on.
