@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 import evoattn
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import load_space
 from evoattn.ops import arguments, attention_fp8, flex
 from evoattn.ops.call import Call
 from evoattn.ops.choice import Choice

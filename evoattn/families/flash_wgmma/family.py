@@ -7,7 +7,7 @@ import math
 from typing import Any, ClassVar
 
 from evoattn.families.base import ZEROED_SUFFIX, Family, softmax_scale_log2
-from evoattn.families.block_list import block_list_args, block_list_constants, why_not_listed
+from evoattn.families.block_list import block_list_constants, list_given, why_not_listed
 from evoattn.families.flash_wgmma.resources import (
     HEADS_IN_TURN,
     O_CHUNK_PLACES,
@@ -36,6 +36,7 @@ from evoattn.families.flash_wgmma.resources import (
     widest_wgmma,
 )
 from evoattn.families.flash_wgmma.text import wgmma_function
+from evoattn.families.given import passed, printed
 from evoattn.families.packed_mask import pack_launches, pack_work, packed_bytes
 from evoattn.families.tensor_tiles import (
     CHUNK_COLUMNS,
@@ -47,8 +48,9 @@ from evoattn.families.tensor_tiles import (
     tile_map,
     why_not_sliding,
 )
-from evoattn.families.variants import variant_args, variant_constants
+from evoattn.families.variants import variant_constants, variant_given
 from evoattn.families.work import LaunchWork
+from evoattn.model.forward import MAIN
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
 from evoattn.model.mask import FULL_AND_CAUSAL
@@ -81,15 +83,13 @@ class FlashWgmma(Family):
     """The `Family` of `templates/flash_wgmma.cu.j2`."""
 
     name: ClassVar[str] = "flash_wgmma"
+    genes = FlashWgmmaGenes
     summary: ClassVar[str] = "Hopper's wgmma, tensor copies and warp specialization; fp16 and bf16"
     devices: ClassVar[str] = ARCH
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
     writes_lse: ClassVar[bool] = True
     variants: ClassVar[tuple[str, ...]] = (*SCORE_VARIANTS, "value_dim", "shared_kv", *KEY_VARIANTS, "varlen", "blocks")
-
-    def genes(self, config: KernelConfig) -> FlashWgmmaGenes:
-        return FlashWgmmaGenes.of(config)
 
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         if gpu.arch != ARCH:
@@ -107,7 +107,7 @@ class FlashWgmma(Family):
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
     ) -> str | None:
-        genes = self.genes(config)
+        genes = FlashWgmmaGenes.of(config)
         return (
             why_not_listed(problem, genes.BLOCK_M, genes.BLOCK_N)
             or why_not_all_keys(problem, genes)
@@ -118,7 +118,7 @@ class FlashWgmma(Family):
         )
 
     def why_too_long(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
-        return why_too_long(problem, self.genes(config), gpu)
+        return why_too_long(problem, FlashWgmmaGenes.of(config), gpu)
 
     def recipe(self, problem: AttentionProblem, gpu: GpuSpec) -> dict[str, Value]:
         if gpu.arch != ARCH or problem.dtype not in self.dtypes:
@@ -133,7 +133,7 @@ class FlashWgmma(Family):
         """A row meets its tiles of keys, which begin at multiples of BLOCK_N, from the last to the first; tiles in
         which it sees no key leave it as it is (`softmax/wgmma_softmax.cuh`). Parts are added up in the same order by
         one block and by several; of one part nothing is added up."""
-        genes = self.genes(config)
+        genes = FlashWgmmaGenes.of(config)
         shared = (genes.KEY_SPLIT > 1 and not genes.PART_TILES) or genes.SCHEDULE == "balanced"
         if shared or problem.blocks or genes.RESCALE == "lazy_after":  # which multiplies again by another instruction
             return None
@@ -141,7 +141,7 @@ class FlashWgmma(Family):
         return tuple(one.get(name, genes.value(name)) for name in RECIPE)
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
-        genes = self.genes(config)
+        genes = FlashWgmmaGenes.of(config)
         producer, consumer = moved_registers(genes)
         rescale, octaves = RESCALES[genes.RESCALE]
         split = cluster_blocks(problem, genes)
@@ -155,6 +155,7 @@ class FlashWgmma(Family):
             **problem.masking.constants(),
             **variant_constants(problem),
             **block_list_constants(problem),
+            **printed(VARIANT=variant_given(problem), KEY_LIST=list_given(problem)),
             "AHEAD": begins_ahead(problem, genes),
             "PRODUCER_WARPS": producer_warps(genes),
             "PRODUCER_REGISTERS": producer,
@@ -184,7 +185,7 @@ class FlashWgmma(Family):
         return super().why_outdated(config, source)
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
-        genes = self.genes(config)
+        genes = FlashWgmmaGenes.of(config)
         scratch, null = self.workspace(problem, config, gpu), Scalar("int64", 0)
         args: tuple[KernelArg, ...] = (
             *_maps(problem, genes),
@@ -193,8 +194,7 @@ class FlashWgmma(Family):
             *(Buffer(name) if name in scratch else null for name in (COUNTERS, RESULTS)),
             *size_args(problem),
             softmax_scale_log2(problem),
-            *variant_args(problem),
-            *block_list_args(problem),
+            *passed(variant_given(problem), list_given(problem)),
         )
         before = pack_launches(problem)
         return (
@@ -212,7 +212,7 @@ class FlashWgmma(Family):
         )
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
-        genes = self.genes(config)
+        genes = FlashWgmmaGenes.of(config)
         if genes.SCHEDULE == "balanced":
             results = math.prod(grid(problem, genes, gpu)) * warpgroups(genes)
             return {COUNTERS: 4 * results, RESULTS: results * result_bytes(problem)}
@@ -225,7 +225,7 @@ class FlashWgmma(Family):
         return claims | packed_bytes(problem)
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
-        return *pack_work(problem), *launch_work(problem, self.genes(config), registers)
+        return *pack_work(problem), *launch_work(problem, FlashWgmmaGenes.of(config), registers)
 
 
 def size_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
@@ -245,7 +245,7 @@ def _maps(problem: AttentionProblem, genes: FlashWgmmaGenes) -> tuple[TensorMap,
             maps[tensor] = group_map(problem, tensor, WARPGROUP_ROWS)
         else:
             maps[tensor] = tile_map(problem, tensor, WARPGROUP_ROWS, tensor == "o" and genes.STORE == "chunks")
-    return tuple(maps[tensor] for tensor in "qkvo")
+    return tuple(maps[tensor] for tensor in MAIN)
 
 
 MAX_KEY_TILES = 1 << 15
