@@ -329,6 +329,19 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
         return "DQ_SUM=warp needs PRODUCER=warpgroup, which has warps to spare."
     if genes.ROTATE and problem.causal:
         return "ROTATE needs mask=full: under a causal mask blocks begin with different queries as it is."
+    if genes.SCHEDULE == "claimed" and (problem.deterministic or problem.blocks):
+        return "SCHEDULE=claimed is of blocks that add in any order, without block lists."
+    if genes.SCHEDULE == "claimed" and lacks_room(problem, genes):
+        return (
+            f"SCHEDULE=claimed puts dK and dV where dS and P lie: BLOCK_M={genes.BLOCK_M} DS_STAGES={genes.DS_STAGES} "
+            f"P_PLACE={genes.P_PLACE} leave no room."
+        )
+    return why_not_in_order(genes)
+
+
+def why_not_in_order(genes: BackwardWgmmaGenes) -> str | None:
+    """Genes of which product begins when, where they do not fit each other."""
+    groups = warpgroups(genes)
     if genes.STAGGER and groups != 2:
         return f"STAGGER needs two warpgroups (BLOCK_N, DIM_GROUPS), not {groups}."
     if genes.ORDER == "both_first" and (genes.P_PLACE == "shared" or genes.DO_STAGES == 1):
@@ -339,14 +352,7 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
         return (
             f"STAGGER ORDER={genes.ORDER} needs P_PLACE=shared: without its barrier one warpgroup gets two tiles ahead."
         )
-    if genes.SCHEDULE == "claimed" and (problem.deterministic or problem.blocks):
-        return "SCHEDULE=claimed is of blocks that add in any order, without block lists."
-    if genes.SCHEDULE == "claimed" and lacks_room(problem, genes):
-        return (
-            f"SCHEDULE=claimed puts dK and dV where dS and P lie: BLOCK_M={genes.BLOCK_M} DS_STAGES={genes.DS_STAGES} "
-            f"P_PLACE={genes.P_PLACE} leave no room."
-        )
-    if genes.DQ_WHEN != "all_there" and (groups != 2 or dims > 1 or genes.DS_STAGES == 1):
+    if genes.DQ_WHEN != "all_there" and (groups != 2 or genes.DIM_GROUPS > 1 or genes.DS_STAGES == 1):
         return f"DQ_WHEN={genes.DQ_WHEN} needs BLOCK_N=128 DIM_GROUPS=1, the keys of two warpgroups, and DS_STAGES=2."
     if genes.DQ_WHEN == "next_tile" and (runs_ahead(genes) or "shared" in (genes.P_PLACE, genes.DS_PLACE)):
         return "DQ_WHEN=next_tile needs ORDER=in_turn or dv_last, P_PLACE=registers and DS_PLACE=registers."

@@ -162,8 +162,8 @@ def whole_chunks(dim: int) -> int:
 
 
 def dq_columns(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
-    """Columns of a warpgroup's part of dQ, or, DQ_ROWS=dims, queries, where fewer than all if several warpgroups have the
-    same 64 dimensions; 0 where the warpgroups cannot share dQ."""
+    """Columns of a warpgroup's part of dQ, or, DQ_ROWS=dims, queries: a tile's, or, where several warpgroups have
+    the same 64 dimensions, a share of them; 0 where the warpgroups cannot share dQ."""
     columns, groups = whole_chunks(problem.head_dim), warpgroups(genes)
     if genes.DQ_ROWS == "dims":
         sharers, rest = (1, 0) if dq_share(problem, genes) else divmod(CHUNK_COLUMNS * groups, columns)
