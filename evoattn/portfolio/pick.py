@@ -31,6 +31,10 @@ MOST_CHANGED = 60
 0.15 ms."""
 SPLITS, NUMBERS = "SPLITS", (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Blocks that share the keys of the same rows."""
+ANY_VALUE = ("KEY_SPLIT",)
+"""Genes that may have any value on cards that were not measured. As an A100, of 12 problems of few queries or tiles the
+cost model orders the numbers of blocks that share keys as the fastest kernels with each (reports/performance.md,
+2026-11-27, seventh session); known-good configs have 1 and 4."""
 MOST_RANKED = 24
 """Kernels where a search may begin."""
 IN_MEMORY = ClimbCache()
@@ -135,7 +139,7 @@ def _begin(
 ) -> tuple[list[KernelConfig], Mapping[str, Genes], list[KernelConfig]]:
     """The kernels that climbs begin at, by family the values that genes may take, and what was fast on such problems
     and cards, whether it can run here or not: kernels and genes are those of the list, and where it was not made for
-    such a card or problem the known-good configs of all families, too."""
+    such a card or problem the known-good configs of all families that may win it, too."""
     if problem.batch_invariant:
         return *_by_recipe(problem, gpu, listed), []
     fast, every = listed.of(problem) if listed else ([], [])
@@ -150,10 +154,12 @@ def _begin(
             return list({c.id: c for c in [*able, *others]}.values()), genes, timed
     serving = (f.name for f in registry.FAMILIES.values() if not f.why_unsupported(problem, gpu))
     spaces = {name: load_space(name, gpu) for name in serving}
-    genes |= {name: _known_genes(space, genes.get(name, {})) for name, space in spaces.items()}
+    any_value = () if listed and gpu.name in listed.cards else ANY_VALUE
+    genes |= {name: _known_genes(space, genes.get(name, {}), any_value) for name, space in spaces.items()}
     if listed and gpu.name not in listed.cards:
         able = _of_another_card([*able, *listed.kernels], spaces, problem, gpu)
     known = [c for space in spaces.values() for c in space.starting_configs() if _can_run(c, problem, gpu)]
+    known = [c for c in known if registry.lookup(c.family).may_win(problem)] or known
     found = {config.id: config for config in [*able, *known]} or {
         config.id: config
         for space in spaces.values()
@@ -232,14 +238,16 @@ def _split(config: KernelConfig, problem: AttentionProblem, gpu: GpuSpec) -> lis
     return [KernelConfig(config.family, config.params | {SPLITS: splits}) for splits in numbers]
 
 
-def _known_genes(space: SearchSpace, genes: Genes) -> Genes:
-    """The values of `genes` that the space has, and those that a known-good config has."""
+def _known_genes(space: SearchSpace, genes: Genes, any_value: Sequence[str] = ()) -> Genes:
+    """The values of `genes` that the space has, and those that a known-good config has; all of genes of `any_value`."""
     return {
         p.name: [
             value
             for value in dict.fromkeys([*genes.get(p.name, ()), *(row[p.name] for row in space.starting)])
             if value in p.values
         ]
+        if p.name not in any_value
+        else p.values
         for p in space.parameters
     }
 
