@@ -38,7 +38,7 @@ GENES = [
     ),
 ]
 WAITS = [
-    "mbarrier_wait(smem_address + Smem::DQ_EMPTY + 8 * warpgroup, DS_STAGES == 2 ? score_stage ^ 1 : dq_parity);",
+    "mbarrier_wait(smem_address + Smem::DQ_EMPTY + 8 * warpgroup, DS_STAGES == 2 ? stage ^ 1 : dq_parity);",
     "mbarrier_wait(smem_address + Smem::DQ_FULL + 8 * i, parity);",
     "while (acquire(added_to(walk)) < (IN_ORDER ? turn : STORED)) {}",
     "mbarrier_wait(smem_address + Smem::K_EMPTY, parity ^ 1);",
