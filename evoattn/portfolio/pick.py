@@ -24,7 +24,7 @@ from evoattn.model.sequences import PACKED_PARTS, power_below, rounded_up
 from evoattn.model.space import KernelConfig, SearchSpace
 from evoattn.portfolio import calibrations
 from evoattn.portfolio.climb import MOST_KEPT, ClimbCache, Costs, climbed, neighbours
-from evoattn.portfolio.kernels import Genes, KernelList, kind_of, load
+from evoattn.portfolio.kernels import Genes, KernelList, load
 
 MOST_CHANGED = 60
 """Changes of known-good configs that are looked at where no such config can serve a problem; each is scored in some
@@ -77,8 +77,8 @@ class Pick:
 def pick(problem: AttentionProblem, gpu: GpuSpec, climbs: ClimbCache | None = None) -> Pick | None:
     """The kernel for `problem` on `gpu`, or None where no family has one, or PyTorch's own attention was faster.
 
-    Picks on a card that was not measured, or for a kind of problem that was not (`kernels.kind_of`), are `estimated`.
-    `climbs`: what earlier picks came to, those of this process unless given.
+    Picks on a card that was not measured, or for a kind of problem that was not (`KernelList.kind_of`), are
+    `estimated`. `climbs`: what earlier picks came to, those of this process unless given.
     """
     found = lasting_pick(problem, gpu, climbs)
     if found and registry.lookup(found.family).why_impossible(problem, found.config, gpu):
@@ -127,10 +127,8 @@ def _begun(listed: KernelList | None) -> str:
 def _pick(config: KernelConfig, why: str, problem: AttentionProblem, gpu: GpuSpec, listed: KernelList | None) -> Pick:
     if listed is None or gpu.name not in listed.cards:
         return Pick(config.family, config, f"{why}; nothing was timed on {gpu.name}", True, None)
-    if kind_of(problem) not in listed.kinds:
-        return Pick(
-            config.family, config, f"{why}; no problem of its kind, '{kind_of(problem)}', was timed", True, None
-        )
+    if (kind := listed.kind_of(problem)) not in listed.kinds:
+        return Pick(config.family, config, f"{why}; no problem of its kind, '{kind}', was timed", True, None)
     return Pick(config.family, config, why, False, listed.regret_of(problem))
 
 
@@ -150,7 +148,7 @@ def _begin(
     if listed and gpu.name in listed.cards:
         others = _of_lists(problem, gpu)
         timed = [*chain.from_iterable(split[: len(fast)]), *others]
-        if able and kind_of(problem) in listed.kinds:
+        if able and listed.kind_of(problem) in listed.kinds:
             return list({c.id: c for c in [*able, *others]}.values()), genes, timed
     serving = (f.name for f in registry.FAMILIES.values() if not f.why_unsupported(problem, gpu))
     spaces = {name: load_space(name, gpu) for name in serving}
