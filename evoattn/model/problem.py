@@ -341,6 +341,12 @@ class AttentionProblem:
             return parse_sequences(self.varlen, self.batch, self.seqlen_q, self.seqlen_k)
         return tuple((self.seqlen_q, keys) for keys in self.key_lengths)
 
+    @cached_property
+    def _packed_rows(self) -> tuple[int, int]:
+        """Queries and keys of all sequences."""
+        rows, keys = map(sum, zip(*self.sequences, strict=True))
+        return rows, keys
+
     @property
     def lse_shape(self) -> tuple[int, int, int]:
         return self.shape("o")[:3]
@@ -385,7 +391,7 @@ class AttentionProblem:
         dim = self.head_dim if tensor in ("q", "k") else self.head_dim_v
         batch, rows, keys = self.batch, self.seqlen_q, self.seqlen_k
         if self.varlen:
-            batch, (rows, keys) = 1, map(sum, zip(*self.sequences, strict=True))
+            batch, (rows, keys) = 1, self._packed_rows
         if tensor in ("q", "o"):
             return batch, self.heads, rows, dim
         if self.page:
