@@ -10,8 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
+from evoattn.families.aim import Aimed
 from evoattn.families.genes import Genes
 from evoattn.families.work import LaunchWork
+from evoattn.model.forward import MAIN
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.paths import SEARCH_SPACES, TEMPLATES
@@ -60,6 +62,9 @@ class Family(ABC):
     """Whether it serves attention of 16 or 32 bits without any of them."""
     heads_are_rows: ClassVar[bool] = False
     """Whether the BLOCK_M rows of a tile are heads of one query, whatever the config."""
+    aims: ClassVar[tuple[Aimed, ...] | None] = None
+    """What searches of several problems aim at a problem, if they draw most of their proposals for this family where it
+    serves; None where they do not."""
     weighed_as: ClassVar[str] = ""
     """The family whose weights of the cost model it is given, until it has a fit of its own."""
 
@@ -143,17 +148,20 @@ class Family(ABC):
 
     @abstractmethod
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
-        """What the template names beside genes that it takes as they are (`all_constants`).
+        """What the template names beside what it takes as it is (`all_constants`).
 
         Depends on head_dim, dtype, mask, `lse` and on which `variants` there are alone of the problem, and on the
         architecture alone of the GPU: the number of SMs changes launches, never a source.
         """
 
     def all_constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
-        """Everything that the template may see: the genes that it names, and `constants`, which may say otherwise."""
+        """Everything that the template may see: of what every kernel is told and of the genes what it names, and
+        `constants`, which may say otherwise."""
         names = _names_in(self.templates, f"{self.name}.cu.j2")
-        genes = {name: value for name, value in vars(self.genes.of(config)).items() if name in names}
-        return genes | self.constants(problem, config, gpu)
+        dims = {"HEAD_DIM": problem.head_dim, "VALUE_DIM": problem.head_dim_v}
+        told = {"ELEMENT": problem.element.cuda, "WRITE_LSE": problem.lse, **dims, **problem.masking.constants()}
+        told |= vars(self.genes.of(config))
+        return {name: value for name, value in told.items() if name in names} | self.constants(problem, config, gpu)
 
     def why_outdated(self, config: KernelConfig, source: str) -> str | None:
         """One sentence if a recorded source of this config is of an older version whose kernels today's `launches` do
@@ -286,8 +294,8 @@ def attention_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
     `q, k, v, o` (pointers), `heads, kv_heads, seqlen_q, seqlen_k` (int32), the batch, head and row strides of q, k, v,
     o in elements (twelve int64), `softmax_scale_log2` (float32).
     """
-    args: list[KernelArg] = [Buffer(buffer_of(problem, t)) for t in "qkvo"]
+    args: list[KernelArg] = [Buffer(buffer_of(problem, t)) for t in MAIN]
     args += [Scalar("int32", n) for n in (problem.heads, problem.kv_heads, problem.seqlen_q, problem.seqlen_k)]
-    args += [Scalar("int64", stride) for t in "qkvo" for stride in problem.strides(t)[:3]]
+    args += [Scalar("int64", stride) for t in MAIN for stride in problem.strides(t)[:3]]
     args.append(softmax_scale_log2(problem))
     return tuple(args)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-from evoattn.families.block_list import BITS, Packed, block_list_args, packed_mask
+from evoattn.families.block_list import BITS, Packed, list_given, packed_mask
+from evoattn.families.given import passed
 from evoattn.families.residency import WARP
-from evoattn.families.variants import variant_args
+from evoattn.families.variants import variant_given
 from evoattn.families.work import LaunchWork, Step
 from evoattn.model.block_list import blocks_of_rows, parse_blocks, partial_share
 from evoattn.model.launch import KernelArg, KernelLaunch, Scalar
@@ -35,15 +36,17 @@ def pack_launches(problem: AttentionProblem) -> tuple[KernelLaunch, ...]:
 
 
 def _grid(problem: AttentionProblem, bits: Packed) -> tuple[int, int, int]:
-    rows, keys = parse_blocks(problem.blocks).blocks(problem.band)
+    """Warps for all pieces of a row of blocks that has most of them; lists of another mask may have more, which the
+    same warps take in turn."""
     answers, mask = bits.batches * bits.heads, parse_blocks(problem.blocks)
-    shares = math.ceil(keys * math.ceil(mask.rows / WARP) * math.ceil(mask.keys / WARP) / (THREADS // WARP))
+    rows, most = mask.blocks(problem.band)[0], blocks_of_rows(*problem.block_mask)[1]
+    shares = math.ceil(most * math.ceil(mask.rows / WARP) * math.ceil(mask.keys / WARP) / (THREADS // WARP))
     return rows, max(1, min(shares, MOST_BLOCKS // (rows * answers))), answers
 
 
 def _args(problem: AttentionProblem, bits: Packed) -> tuple[KernelArg, ...]:
     counts = (bits.heads, problem.seqlen_q, problem.seqlen_k)
-    return *(Scalar("int32", n) for n in counts), *variant_args(problem), *block_list_args(problem)
+    return *(Scalar("int32", n) for n in counts), *passed(variant_given(problem), list_given(problem))
 
 
 def pack_work(problem: AttentionProblem) -> tuple[LaunchWork, ...]:

@@ -18,7 +18,7 @@ DECODE = parse_shape("B=54,H=2,Hkv=1,Sq=4,Sk=1152,D=256,dtype=bf16,mask=causal_l
 
 @pytest.mark.slow
 @pytest.mark.parametrize("card", CARDS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_a_pick_scores_at_most_a_little_more_than_the_best_known_config(card):
     for problem in [*draw(8100, 5), DECODE]:
         row = judged(problem, GPUS[card])

@@ -182,6 +182,7 @@ def test_it_is_found(fault):
 @pytest.mark.parametrize(
     ("family", "mask"), [(family, ("full", "causal_lower_right")[i % 2]) for i, family in enumerate(HIDDEN)]
 )
+@pytest.mark.sampled(2)
 def test_a_finite_score_of_hidden_keys_is_found(family, mask):
     problem = {"large_head": WIDE, "large_head_mma": WIDE, "latent_wgmma": LATENT}.get(family, PLAIN).with_(mask=mask)
     genes, place = HIDDEN[family]

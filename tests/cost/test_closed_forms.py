@@ -66,7 +66,7 @@ def formed(family, problem, config):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_forms_agree_with_counts(name):
     family, problem = registry.lookup(name.split(",")[0]), parse_shape(SHAPES[name])
     known = load_space(family.name, H100).starting_configs()

@@ -172,7 +172,7 @@ def test_the_architecture_that_the_family_needs(storage):
         ("flash_wmma", "a100", "sm_80", {}),
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_nvcc_compiles_the_file(database, tmp_path, nvcc, family, gpu, arch, fields):
     (tmp_path / "kernel.cu").write_text(export_source(database, kernels.record(database, family, gpu, **fields)))
     command = [nvcc, f"-arch={arch}", "-c", tmp_path / "kernel.cu", "-o", tmp_path / "kernel.o"]

@@ -99,7 +99,7 @@ PLAIN_FAMILIES = [n for n, family in FAMILIES.items() if family.plain and "forwa
 @pytest.mark.slow
 @needs_gxx
 @pytest.mark.parametrize("family", PLAIN_FAMILIES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_cpp_plans_what_python_launches(family, tmp_path):
     cases = draw_cases(family, CASES)
     kernels: dict[tuple[object, ...], str] = {}

@@ -100,6 +100,7 @@ def test_a_kernel_serves_all_lengths(family):
 @pytest.mark.slow
 @every_gpu
 @every_family
+@pytest.mark.sampled(3)
 def test_every_named_problem_has_a_starting_config(family, gpu):
     space = load_space(family.name, gpu)
     for p in supported(family, gpu):
@@ -125,6 +126,7 @@ def test_many_tiles_begin_with_large_ones_and_few_tiles_with_a_split():
 @pytest.mark.slow
 @every_gpu
 @pytest.mark.parametrize("name", FEWEST_STARTS)
+@pytest.mark.sampled(3)
 def test_starting_configs_are_valid_at_every_head_dim(name, gpu):
     family, space = FAMILIES[name], load_space(name, gpu)
     for dtype in set(WIDE_DTYPES).intersection(family.dtypes):
@@ -136,6 +138,7 @@ def test_starting_configs_are_valid_at_every_head_dim(name, gpu):
 
 @pytest.mark.slow
 @every_family
+@pytest.mark.sampled(2)
 def test_a_source_does_not_depend_on_the_number_of_sms(family):
     """Only launches do, so that a recorded or exported source is that of every card of its architecture."""
     gpu = GPUS["h100"]

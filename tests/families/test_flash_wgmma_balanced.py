@@ -186,6 +186,7 @@ TWO, SEVERAL = {"BLOCK_M": 128, "PRODUCER": "warpgroup"}, {"BLOCK_M": 192, "PROD
         ),
     ],
 )
+@pytest.mark.sampled(2)
 def test_blocks_hand_their_results_over(sizes, kind, sm_count, genes):
     """On the interpreter, launch after launch: right answers and log-sum-exps, no race, and counters that every launch
     leaves at zero. The blocks of the last case are more than run together."""
@@ -201,6 +202,7 @@ def test_blocks_hand_their_results_over(sizes, kind, sm_count, genes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sm_count", [1, 3, 14, 16, 60, 78, 114, 132])
+@pytest.mark.sampled(3)
 def test_all_blocks_that_may_wait_are_resident(sm_count):
     """Whatever the number of SMs (114 of an H100 PCIe, 14 to 60 of its MIG slices): a persistent grid fits on them at
     once."""

@@ -163,7 +163,7 @@ def test_fp32_keeps_one_part_in_a_hundred_thousand(genes):
         (CLUSTER | SPREAD, "none still reads K[tile]", "__syncthreads();", ""),
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 def test_an_injected_fault_is_found(genes, line, old, new):
     gpu = H100 if "DEPENDENT_LAUNCH" in genes or genes.get("EXCHANGE") == "cluster" else L4
     assert not outcome(problem(), config(**genes), gpu=gpu, edits=(line_edit(line, old, new),)).passed

@@ -105,6 +105,7 @@ FAULTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.sampled(3)
 def test_an_injected_fault_is_found(fault):
     line, old, new, genes = FAULTS[fault]
     p = problem(3, 239)

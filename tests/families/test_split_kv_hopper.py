@@ -114,6 +114,7 @@ FAULTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.sampled(4)
 def test_an_injected_fault_is_found(fault):
     edits, p = [FAULTS[fault]], problem(3, 150, 16, 2, 1)
     if fault.startswith("K reused"):

@@ -160,7 +160,7 @@ FAULTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 def test_an_injected_fault_is_found(fault):
     genes, line, old, new = FAULTS[fault]
     p, c = problem(113, 203), config(**{"THREADS_PER_ROW": 64} | genes)

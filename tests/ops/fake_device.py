@@ -22,7 +22,7 @@ from evoattn.backends.driver_launch import LaunchConfig
 from evoattn.families.base import Family
 from evoattn.families.packed_mask import KERNEL as PACK
 from evoattn.families.registry import load_space
-from evoattn.families.variants import COMPILED, given, is_varied
+from evoattn.families.variants import COMPILED, variant_given
 from evoattn.model.gpu import GPUS, GpuSpec
 from evoattn.model.launch import TensorMap
 from evoattn.model.problem import AttentionProblem
@@ -63,7 +63,7 @@ def build(family: Family, problem: AttentionProblem, config: KernelConfig, gpu: 
     if problem.score or problem.blocks:
         constants |= dict(score=problem.score, tables=problem.tables, predicate=problem.predicate)
         variants += ["blocks"] * bool(problem.blocks)
-    constants["taken"] = [field.needed for field in given(problem)] if is_varied(problem) else []
+    constants["taken"] = [field.needed for field in variant_given(problem)]
     code = json.dumps(constants).encode()
     cubin = Cubin(code, hashlib.sha256(code).hexdigest(), "source", "recipe")
     first, checked = BUILT.setdefault(cubin.digest, (cubin, folder))

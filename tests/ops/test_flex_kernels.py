@@ -74,7 +74,7 @@ def made_of(shape: Shape, written: Written, block: int) -> tuple[list[Call], tup
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("family", LISTED)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_a_kernel_gives_what_torch_gives(family, name):
     calls, expected = made_of(SHAPE, MODS[name](SHAPE), 64)
     assert calls[0].blocks or calls[0].causal or MODS[name](SHAPE).block_mask(SHAPE) is None

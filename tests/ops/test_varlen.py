@@ -67,6 +67,7 @@ def test_torch_gives_the_reference_s_answer(fields):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fields", CASES, ids=str)
+@pytest.mark.sampled(3)
 def test_compiled_code_runs_a_kernel(device, fields):
     problem = PROBLEM.with_(**{"dtype": "fp16", **fields})
     tensors = reference.make_inputs(problem, 5, "cpu")

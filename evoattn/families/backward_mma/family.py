@@ -29,10 +29,11 @@ from evoattn.families.backward_mma.resources import (
     tables_of,
 )
 from evoattn.families.base import Family, softmax_scale_log2
-from evoattn.families.block_list import block_list_constants, block_state_args, why_not_listed
+from evoattn.families.block_list import block_list_constants, list_given, states_given, why_not_listed
+from evoattn.families.given import Given, passed, printed
 from evoattn.families.residency import WARP, register_cap, why_no_memory, why_not_resident, why_same_code
 from evoattn.families.row_blocks import batches, row_blocks
-from evoattn.families.variants import variant_args, variant_constants
+from evoattn.families.variants import variant_constants, variant_given
 from evoattn.families.work import LaunchWork
 from evoattn.model.backward import parse_grads
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
@@ -104,10 +105,13 @@ class BackwardMma(Family):
             | problem.masking.constants()
             | variant_constants(problem, slope=True)
             | block_list_constants(problem)
+            | printed(
+                VARIANT=variant_given(problem),
+                KEY_LIST=list_given(problem, packs=False),
+                BLOCK_STATES=states_given(problem, packs=False),
+                TABLE_GRADIENT=gradient_given(problem),
+            )
             | {
-                "ELEMENT": problem.element.cuda,
-                "HEAD_DIM": problem.head_dim,
-                "VALUE_DIM": problem.head_dim_v,
                 "BIAS_GRADIENT": "bias" in parse_grads(problem.grads),
                 "SINK_GRADIENT": "sinks" in parse_grads(problem.grads),
                 "TABLE_GRADIENTS": table_gradients(problem),
@@ -208,9 +212,7 @@ def _row_args(problem: AttentionProblem, genes: BackwardMmaGenes) -> tuple[Kerne
         Scalar("int32", problem.heads),
         *_lengths(problem),
         *strides_of(problem, "o", "do"),
-        *variant_args(problem),
-        *block_state_args(problem, packs=False),
-        *table_gradient_args(problem),
+        *passed(variant_given(problem), states_given(problem, packs=False), gradient_given(problem)),
     )
 
 
@@ -228,9 +230,7 @@ def _key_args(problem: AttentionProblem, genes: BackwardMmaGenes, rows: int) -> 
         *bias_gradient_strides(problem),
         softmax_scale_log2(problem),
         Scalar("float32", problem.softmax_scale),
-        *variant_args(problem),
-        *block_state_args(problem, packs=False),
-        *table_gradient_args(problem),
+        *passed(variant_given(problem), states_given(problem, packs=False), gradient_given(problem)),
     )
 
 
@@ -248,8 +248,7 @@ def _query_args(problem: AttentionProblem, genes: BackwardMmaGenes, rows: int, k
         *strides_of(problem, "q", "k", "v", "do", "dq", "dk", "dv"),
         softmax_scale_log2(problem),
         Scalar("float32", problem.softmax_scale),
-        *variant_args(problem),
-        *block_state_args(problem, packs=False),
+        *passed(variant_given(problem), states_given(problem, packs=False)),
     )
 
 
@@ -415,8 +414,7 @@ def _is_each_alone(problem: AttentionProblem, table: Table) -> bool:
 
 
 def table_gradients(problem: AttentionProblem) -> str:
-    """The class `Own` of `templates/backward_mma/table_gradients.cuh`, and the arguments that its fields are made of,
-    in the order of `table_gradient_args`."""
+    """The class `Own` of `templates/backward_mma/table_gradients.cuh`."""
     tables, found, score = tables_of(problem), elements_of(problem), problem.own_score
     arguments = "int b, int h, int q, int k, int d"
     slopes = [in_cuda(derivative(score.tree, one)) for one in found] if score else []
@@ -449,8 +447,6 @@ def table_gradients(problem: AttentionProblem) -> str:
             *(line for table in tables for line in _clear(table)),
             "  }",
             "};",
-            "#define TABLE_GRADIENT_PARAMETERS " + "".join(f", float* d_{table.name}" for table in tables),
-            "#define TABLE_GRADIENT_ARGUMENTS " + "".join(f", d_{table.name}" for table in tables),
         )
     )
 
@@ -481,6 +477,6 @@ def _clear(table: Table) -> Iterator[str]:
     yield f"    for (int64_t i = first; i < {count}; i += step) d_{table.name}[i] = 0.f;"
 
 
-def table_gradient_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
-    """The arguments of gradients of tables; none where none is wanted."""
-    return tuple(Buffer(f"d{table.buffer}") for table in tables_of(problem))
+def gradient_given(problem: AttentionProblem) -> list[Given]:
+    """The fields of `OwnGradients` behind those of `OwnScore`."""
+    return [Given("float*", f"d_{table.name}", Buffer(f"d{table.buffer}")) for table in tables_of(problem)]

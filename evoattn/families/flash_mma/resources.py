@@ -154,7 +154,8 @@ def launch_work(problem: AttentionProblem, genes: FlashMmaGenes, registers: int)
     value_dim, v_dim = problem.head_dim_v, up_to(problem.head_dim_v, 16)
     warps, scores = block_warps(genes), genes.BLOCK_M * genes.BLOCK_N
     flops = 2.0 * scores * (dim + v_dim) + (16.0 * scores if genes.ROW_SUM == "mma" else 0.0)
-    flops *= problem.element_bytes / 2  # of 8 bits a clock has twice as many
+    # Of 8 bits a clock has twice as many: of int8 in Q Kᵀ alone, a half of all.
+    flops *= 0.75 if problem.dtype == "int8" else problem.element_bytes / 2
     rescale = rows * value_dim * {"always": 1.0, "vote": 0.3, "lazy": 0.02}[genes.RESCALE] * genes.KEY_WARPS
     lanes = scores * (SCORE_OPERATIONS[genes.RESCALE] - (genes.ROW_SUM == "mma")) + rescale
     q_reads = rows * dim * problem.element_bytes * genes.KEY_WARPS if genes.Q_PLACE == "shared" else 0
@@ -164,8 +165,8 @@ def launch_work(problem: AttentionProblem, genes: FlashMmaGenes, registers: int)
     row_tiles = rows // (16 * genes.WARPS)
     shuffles = row_tiles * 4 * (2 if genes.RESCALE != "lazy" else 0) * warps
     issued = flops / MMA_FLOPS + lanes / WARP + scores / WARP + fragments / 512 + 3 * copied / 512 + shuffles
-    if problem.kv:  # every warp converts all pairs of its keys
-        issued += genes.WARPS * keys * (dim + v_dim) / WARP / 2 * CONVERSION
+    if problem.kv or problem.dtype == "int8":  # every warp converts all pairs of its keys, or those of V
+        issued += genes.WARPS * keys * (dim * bool(problem.kv) + v_dim) / WARP / 2 * CONVERSION
     barriers = {"split": 2, "split_short_v": 2, "together": 1, "overlapped": 1}[genes.SCHEDULE]
     chained = 1 if genes.SCHEDULE == "overlapped" else 2
     waits = chained * (dim / 16 * 0.5 + 1) * MMA_WAIT + LDMATRIX_WAIT * 2 + barriers * BARRIER_WAIT

@@ -7,7 +7,8 @@ import math
 from typing import Any, ClassVar
 
 from evoattn.families.base import ZEROED_SUFFIX, Family, softmax_scale_log2
-from evoattn.families.block_list import block_list_args, block_list_constants, why_not_listed
+from evoattn.families.block_list import block_list_constants, list_given, why_not_listed
+from evoattn.families.flash_wgmma.aims import AIMS
 from evoattn.families.flash_wgmma.resources import (
     HEADS_IN_TURN,
     O_CHUNK_PLACES,
@@ -36,6 +37,7 @@ from evoattn.families.flash_wgmma.resources import (
     widest_wgmma,
 )
 from evoattn.families.flash_wgmma.text import wgmma_function
+from evoattn.families.given import passed, printed
 from evoattn.families.packed_mask import pack_launches, pack_work, packed_bytes
 from evoattn.families.tensor_tiles import (
     CHUNK_COLUMNS,
@@ -47,8 +49,9 @@ from evoattn.families.tensor_tiles import (
     tile_map,
     why_not_sliding,
 )
-from evoattn.families.variants import variant_args, variant_constants
+from evoattn.families.variants import variant_constants, variant_given
 from evoattn.families.work import LaunchWork
+from evoattn.model.forward import MAIN
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
 from evoattn.model.mask import FULL_AND_CAUSAL
@@ -62,8 +65,6 @@ MAP_STRIDE = 16
 """Bytes that the strides of a tensor map are multiples of."""
 GANGS_ALONG_Y = "gridDim.y"
 """In `key_share.cuh`, and in no other part of the kernel."""
-SCHEDULES = {"single": "SINGLE", "fixed": "FIXED", "claimed": "CLAIMED", "balanced": "BALANCED"}
-STORES = {"tensor_map": "TENSOR_MAP", "rows": "ROWS", "chunks": "CHUNKS"}
 RESCALES = {"always": ("ALWAYS", 0), "lazy_5": ("LAZY", 5), "lazy_8": ("LAZY", 8), "lazy_after": ("LAZY_AFTER", 0)}
 RECIPE: dict[str, Any] = {"BLOCK_N": 64, "RESCALE": "lazy_5", "POLYNOMIAL_EIGHTHS": 0, "PART_TILES": 8}
 """Of rows of the same bits in every batch. A V of more than WIDE_HEAD_DIM columns has no parts: registers hold no
@@ -82,6 +83,7 @@ class FlashWgmma(Family):
 
     name: ClassVar[str] = "flash_wgmma"
     genes = FlashWgmmaGenes
+    aims = AIMS
     summary: ClassVar[str] = "Hopper's wgmma, tensor copies and warp specialization; fp16 and bf16"
     devices: ClassVar[str] = ARCH
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
@@ -147,22 +149,16 @@ class FlashWgmma(Family):
             "CLUSTER": split,
             "PARTS_IN_SHARED": parts_in_shared(problem, genes),
             "CLUSTER_DIMS": f"__cluster_dims__({split}, 1, 1)" if split > 1 else "",
-            "ELEMENT": problem.element.cuda,
-            "HEAD_DIM": problem.head_dim,
-            "VALUE_DIM": problem.head_dim_v,
-            **problem.masking.constants(),
             **variant_constants(problem),
             **block_list_constants(problem),
+            **printed(VARIANT=variant_given(problem), KEY_LIST=list_given(problem)),
             "AHEAD": begins_ahead(problem, genes),
             "PRODUCER_WARPS": producer_warps(genes),
             "PRODUCER_REGISTERS": producer,
             "CONSUMER_REGISTERS": consumer,
             "RESCALE": rescale,
             "LAZY_OCTAVES": octaves,
-            "SCHEDULE": SCHEDULES[genes.SCHEDULE],
             "HEADS_IN_TURN": HEADS_IN_TURN[genes.TILE_ORDER],
-            "STORE": STORES[genes.STORE],
-            "WRITE_LSE": problem.lse,
             "SMEM_BYTES": smem_bytes(problem, genes),
             "WGMMA_QK": wgmma_function(
                 "wgmma_qk", genes.BLOCK_N, problem.dtype, genes.Q_IN_REGISTERS, b_transposed=False
@@ -191,8 +187,7 @@ class FlashWgmma(Family):
             *(Buffer(name) if name in scratch else null for name in (COUNTERS, RESULTS)),
             *size_args(problem),
             softmax_scale_log2(problem),
-            *variant_args(problem),
-            *block_list_args(problem),
+            *passed(variant_given(problem), list_given(problem)),
         )
         before = pack_launches(problem)
         return (
@@ -243,7 +238,7 @@ def _maps(problem: AttentionProblem, genes: FlashWgmmaGenes) -> tuple[TensorMap,
             maps[tensor] = group_map(problem, tensor, WARPGROUP_ROWS)
         else:
             maps[tensor] = tile_map(problem, tensor, WARPGROUP_ROWS, tensor == "o" and genes.STORE == "chunks")
-    return tuple(maps[tensor] for tensor in "qkvo")
+    return tuple(maps[tensor] for tensor in MAIN)
 
 
 MAX_KEY_TILES = 1 << 15

@@ -51,7 +51,7 @@ class Fp8WgmmaGenes(Genes):
     )
     CAUSAL_SKIP: bool = gene("each warpgroup skips key tiles that the mask hides from all of its rows")
     POLYNOMIAL_EIGHTHS: int = gene(
-        "how many of every eight exponentials are computed as a polynomial on the FMA units", (0, 1, 2, 3)
+        "how many of every eight exponentials are computed as a polynomial on the FMA units", (0, 1, 2, 3, 4)
     )
     Q_IN_REGISTERS: bool = gene("Q is read once into registers; otherwise from shared memory for every tile")
     STORE: Literal["tensor_map", "rows", "chunks"] = gene(
@@ -79,6 +79,16 @@ class Fp8WgmmaGenes(Genes):
         "sums that are added to O in fp32 take as much less of the registers",
         (1, 2, 4),
         default=1,
+    )
+    VALUE_SUMS: int = gene(
+        "sums of such parts that exist at once: with two, one is added to O while the next is multiplied",
+        (1, 2),
+        default=1,
+    )
+    TURN: Literal["scores", "products"] = gene(
+        "with PING_PONG and without OVERLAP, warpgroups take turns at Q K^T alone (scores), or at P V of a tile and "
+        "Q K^T of the next (products)",
+        default="scores",
     )
 
     @cached_property
@@ -144,7 +154,7 @@ def registers_needed(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> int:
     rows counts nothing: 192 and 256 rows that take all registers spill 0 to 112 bytes then, and are the fastest
     at six of eight problems (H100, 2026-11-27)."""
     o, twice = problem.head_dim_v // 2, genes.SUM_PLACE == "registers"
-    sums = o + o // genes.VALUE_PARTS if twice else o
+    sums = o + o * genes.VALUE_SUMS // genes.VALUE_PARTS if twice else o
     scores, rest = genes.BLOCK_N // 2, genes.BLOCK_N // 8 + sums + genes.sum_columns // 2
     kept = sums if genes.FLUSH_TILES > 1 else o  # beside S: after every tile one of the two sums is read
     operands = scores + rest if genes.OVERLAP else max(scores + kept, rest)

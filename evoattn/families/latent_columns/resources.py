@@ -47,13 +47,6 @@ def smem_bytes(problem: AttentionProblem, genes: LatentColumnsGenes) -> int:
     return tiles + genes.BLOCK_M * (genes.BLOCK_N * ELEMENT_BYTES + 16) + 16 * (Q_STAGES + genes.STAGES)
 
 
-def merge_smem_bytes(problem: AttentionProblem) -> int:
-    """Of a block of latent_columns_merge: an O in fp32 of each group of threads, in rows of eight chunks of four
-    columns, a shift and a sum (`split_merge.cuh`)."""
-    chunks = problem.head_dim_v // 4
-    return MERGE_THREADS // chunks * (-(-chunks // 8) * 8 * 16 + 8)
-
-
 def registers_needed(problem: AttentionProblem, genes: LatentColumnsGenes) -> int:
     """Estimate of the registers per thread of the warps that multiply."""
     floats = genes.BLOCK_M // 2  # of 64 rows of a product

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from evoattn.families.base import Family, softmax_scale_log2
 from evoattn.families.flash_wgmma.text import wgmma_function
-from evoattn.families.latent import ARCH, row_blocks, why_not_latent
+from evoattn.families.latent import PARTIAL, STATE, Latent, row_blocks
 from evoattn.families.latent_wgmma.resources import (
     PRODUCER_REGISTERS,
     REGISTERS,
     LatentWgmmaGenes,
     launch_work,
-    merge_smem_bytes,
     registers_needed,
     smem_bytes,
     split_of,
@@ -23,37 +21,23 @@ from evoattn.families.latent_wgmma.resources import (
 from evoattn.families.merge_work import MERGE_THREADS
 from evoattn.families.residency import why_no_memory
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES, key_map
-from evoattn.families.variants import variant_args, variant_constants
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
-from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
-from evoattn.model.variant import KEY_VARIANTS
 
 RESCALES = {"always": ("ALWAYS", 0), "lazy_5": ("LAZY", 5), "lazy_8": ("LAZY", 8)}
-PARTIAL, STATE = "partial", "state"
-"""Scratch buffers: O of each split before the division, fp32, and two floats per row, its shift and its sum."""
 
 
-class LatentWgmma(Family):
+class LatentWgmma(Latent):
     """The `Family` of `templates/latent_wgmma.cu.j2`."""
 
     name: ClassVar[str] = "latent_wgmma"
     genes = LatentWgmmaGenes
     summary: ClassVar[str] = "Hopper's wgmma over a latent cache, whose V is the first columns of K; fp16 and bf16"
-    devices: ClassVar[str] = ARCH
-    dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
-    masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
-    writes_lse: ClassVar[bool] = True
-    variants: ClassVar[tuple[str, ...]] = ("value_dim", "shared_kv", *KEY_VARIANTS)
-    plain: ClassVar[bool] = False
-    weighed_as: ClassVar[str] = "flash_wgmma"
-    heads_are_rows: ClassVar[bool] = True
-
-    def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
-        return why_not_latent(self.name, problem, gpu, 2 * CHUNK_COLUMNS)
+    value_columns: ClassVar[int] = 2 * CHUNK_COLUMNS
+    merge_threads: ClassVar[int] = MERGE_THREADS
 
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
@@ -70,12 +54,7 @@ class LatentWgmma(Family):
         genes = LatentWgmmaGenes.of(config)
         rescale, octaves = RESCALES[genes.RESCALE]
         columns, dtype = value_columns(problem, genes), problem.dtype
-        return {
-            "ELEMENT": problem.element.cuda,
-            "HEAD_DIM": problem.head_dim,
-            "VALUE_DIM": problem.head_dim_v,
-            **problem.masking.constants(),
-            **variant_constants(problem),
+        return super().constants(problem, config, gpu) | {
             "RESCALE": rescale,
             "LAZY_OCTAVES": octaves,
             "PRODUCER_REGISTERS": PRODUCER_REGISTERS,
@@ -83,9 +62,6 @@ class LatentWgmma(Family):
             "OUTPUT_REGISTERS": REGISTERS[genes.WARPGROUPS][1],
             "SMEM_BYTES": smem_bytes(problem, genes),
             "PV_COLUMNS": columns,
-            "WRITE_LSE": problem.lse,
-            "MERGE_SMEM_BYTES": merge_smem_bytes(problem),
-            "MERGE_THREADS": MERGE_THREADS,
             "WGMMA_QK": wgmma_function("wgmma_qk", genes.BLOCK_N, dtype, a_in_registers=False, b_transposed=False),
             "WGMMA_QK_REGISTERS": wgmma_function(
                 "wgmma_qk_registers", genes.BLOCK_N, dtype, a_in_registers=True, b_transposed=False
@@ -99,38 +75,16 @@ class LatentWgmma(Family):
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         genes = LatentWgmmaGenes.of(config)
         splits, split_tiles = split_of(problem, genes)
-        o_strides = tuple(Scalar("int64", stride) for stride in problem.strides("o")[:3])
         p, null = problem, Scalar("int64", 0)
-        partials: tuple[KernelArg, ...] = (Buffer(PARTIAL), Buffer(STATE)) if splits > 1 else (null, null)
-        lse: KernelArg = Buffer("lse") if p.lse else null
+        results: tuple[KernelArg, ...] = (Buffer(PARTIAL), Buffer(STATE)) if splits > 1 else (null, null)
+        maps = _heads_map(p, genes.BLOCK_M), key_map(p, "k", genes.BLOCK_N)
         sizes = p.kv_heads, p.seqlen_q, p.seqlen_k, p.group_size, splits, split_tiles
-        args: tuple[KernelArg, ...] = (
-            _heads_map(problem, genes.BLOCK_M),
-            key_map(problem, "k", genes.BLOCK_N),
-            Buffer("o"),
-            lse,
-            *partials,
-            *(Scalar("int32", size) for size in sizes),
-            *o_strides,
-            softmax_scale_log2(problem),
-            *variant_args(problem),
-        )
-        grid = row_blocks(problem, genes.BLOCK_M) * splits, p.kv_heads, p.batch
-        first = KernelLaunch(self.name, grid, (threads(genes), 1, 1), smem_bytes(problem, genes), args)
+        args = self.first_args(p, maps, results, *sizes)
+        grid = row_blocks(p, genes.BLOCK_M) * splits, p.kv_heads, p.batch
+        first = KernelLaunch(self.name, grid, (threads(genes), 1, 1), smem_bytes(p, genes), args)
         if splits == 1:
             return (first,)
-        args = (
-            Buffer("o"),
-            lse,
-            *partials,
-            *(Scalar("int32", size) for size in (p.kv_heads, p.seqlen_q, p.group_size, splits)),
-            *o_strides,
-        )
-        grid = p.seqlen_q * p.group_size, p.kv_heads, p.batch
-        merge_smem = merge_smem_bytes(problem)
-        return first, KernelLaunch(
-            f"{self.name}_merge", grid, (MERGE_THREADS, 1, 1), merge_smem, args, overlaps=genes.DEPENDENT_LAUNCH
-        )
+        return first, self.merge_launch(p, results, splits, overlaps=genes.DEPENDENT_LAUNCH)
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
         genes = LatentWgmmaGenes.of(config)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from evoattn.families.genes import Genes, gene
 from evoattn.families.latent import row_blocks
-from evoattn.families.merge_work import MERGE_THREADS, merge_work
+from evoattn.families.merge_work import merge_work
 from evoattn.families.residency import WARP
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ELEMENT_BYTES, ROW_BYTES
 from evoattn.families.work import LaunchWork, Step, row_steps, tensor_bytes
@@ -96,13 +96,6 @@ def smem_bytes(problem: AttentionProblem, genes: LatentWgmmaGenes) -> int:
     p_bytes = math.ceil(tiles * genes.BLOCK_N / CHUNK_COLUMNS) * ROW_BYTES * genes.BLOCK_M
     rows = genes.BLOCK_M + genes.STAGES * genes.BLOCK_N
     return rows * row_bytes + p_bytes + (1 + tiles) * 4 * genes.BLOCK_M + 8 + 16 * genes.STAGES
-
-
-def merge_smem_bytes(problem: AttentionProblem) -> int:
-    """Of a block that merges one row: for each thread that has a chunk of four columns of its own O in fp32, in rows of
-    eight chunks, and a shift and a sum (`split_merge.cuh`)."""
-    chunks = problem.head_dim_v // 4
-    return math.ceil(MERGE_THREADS / chunks) * (math.ceil(chunks / 8) * 8 * 16 + 8)
 
 
 def registers_needed(problem: AttentionProblem, genes: LatentWgmmaGenes) -> tuple[int, int]:

@@ -5,14 +5,6 @@
 #include "device/ptx/element.cuh"
 #include "device/ptx/grid_dependency.cuh"
 #include "device/ptx/warp.cuh"
-#define KEY_LIST_PARAMETERS                                                                                     \
-  , const int *__restrict__ kv_num_blocks, const int *__restrict__ kv_indices,                                  \
-      const int *__restrict__ full_kv_num_blocks, const int *__restrict__ full_kv_indices, int list_block_rows, \
-      int list_block_keys, int list_key_blocks, int64_t list_batch_stride, int64_t list_head_stride,            \
-      uint32_t *list_bits, int64_t bits_batch_stride, int64_t bits_head_stride, int bits_row_words
-#define KEY_LIST_ARGUMENTS                                                                                           \
-  kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices, list_block_rows, list_block_keys, list_key_blocks, \
-      list_batch_stride, list_head_stride, list_bits, bits_batch_stride, bits_head_stride, bits_row_words
 
 // What lies in memory. Lists are rows of `key_blocks` numbers of blocks, of which the first count.
 struct KeyList {
@@ -121,6 +113,14 @@ template <int BLOCK_N> struct ListedTiles {
               of_kind = tile - (is_partial(tile) ? 0 : partial_tiles);
     const int number = tiles_per_block == 1 ? of_kind : of_kind / tiles_per_block;
     return blocks[number] * block_keys + (of_kind - number * tiles_per_block) * BLOCK_N;
+  }
+
+  // Whether a FULL block has places behind the last key, as none of `create_block_mask` has; a whole warp asks.
+  __device__ __forceinline__ bool has_cut_block(int seqlen_k, int lane) const {
+    const int blocks = (tiles - partial_tiles) / tiles_per_block;
+    bool found = false;
+    for (int i = lane; i < blocks; i += 32) found |= (full_blocks[i] + 1) * block_keys > seqlen_k;
+    return __any_sync(ALL_LANES, found);
   }
 
   // The same, counted down: from `tiles` - 1 FULL blocks first, in each the first keys first, then PARTIAL ones. Where
