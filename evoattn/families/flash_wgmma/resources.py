@@ -226,6 +226,11 @@ def is_persistent(genes: FlashWgmmaGenes) -> bool:
     return genes.SCHEDULE != "single"
 
 
+def shares_sequences(problem: AttentionProblem, genes: FlashWgmmaGenes) -> bool:
+    """Whether blocks share the key tiles of packed sequences evenly (`sequence_share.cuh`)."""
+    return bool(problem.varlen) and genes.SCHEDULE == "balanced"
+
+
 def chunks_of(dim: int) -> int:
     """64-column chunks of a row."""
     return math.ceil(dim / CHUNK_COLUMNS)
@@ -319,7 +324,7 @@ def tiles_in_order(problem: AttentionProblem, genes: FlashWgmmaGenes) -> TilesIn
 
 def gang_size(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -> int:
     """Blocks that keep step; 1 but for a balanced schedule."""
-    if genes.SCHEDULE != "balanced":
+    if genes.SCHEDULE != "balanced" or problem.varlen:
         return 1
     return tiles_in_order(problem, genes).gang(gpu.sm_count * genes.BLOCKS_PER_SM, gpu.l2_bytes)
 
@@ -335,6 +340,8 @@ def grid(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -> tup
     rows, heads = row_tiles(problem, genes)
     if is_persistent(genes):
         tiles, slots = rows * heads, gpu.sm_count * genes.BLOCKS_PER_SM
+        if shares_sequences(problem, genes):
+            return slots, 1, 1  # also for few tiles, whose keys are shared
         if genes.SCHEDULE != "balanced":
             return min(tiles, slots), 1, 1
         gang = gang_size(problem, genes, gpu)
@@ -401,7 +408,7 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
             visits=own,
             visit_share=visit_share(problem, mean, keys),
             heads_in_turn=(HEADS_IN_TURN[genes.TILE_ORDER] or heads) / sharers,
-            order=tiles_in_order(problem, genes) if genes.SCHEDULE == "balanced" else None,
+            order=tiles_in_order(problem, genes) if genes.SCHEDULE == "balanced" and not problem.varlen else None,
             dealt=_dealt(problem, genes) if genes.SCHEDULE == "fixed" else None,
             cluster=cluster_blocks(problem, genes),
             genes=_numbers(problem, genes, groups, copies, tiles),
