@@ -382,18 +382,20 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
     _, heads = row_tiles(problem, genes)
     split, tiles, sharers = genes.KEY_SPLIT, count * heads, heads // (problem.kv_heads * batches(problem))
     copies = keys // math.gcd(keys, problem.page) * _widths(problem) / 64 if problem.page else 0.0
+    # Blocks that share tiles of rows evenly are counted as one for each tile of keys.
+    shares = mean if shares_sequences(problem, genes) else 1.0
     return (
         LaunchWork(
             "flash_wgmma",
-            tiles * split,
+            max(2, round(tiles * shares)) if shares != 1.0 else tiles * split,
             threads(genes),
             4 * groups,
             smem_bytes(problem, genes),
             registers or registers_at_launch(genes),
             together(variant_step(problem, rows * keys), _step(problem, genes, groups, copies), _asked(problem)),
-            mean / (min(split, parts_of(math.ceil(mean), genes)) if genes.PART_TILES else split),
-            _most_tiles(genes, most),
-            _ends(problem, genes, groups),
+            mean / shares / (min(split, parts_of(math.ceil(mean), genes)) if genes.PART_TILES else split),
+            1.0 if shares_sequences(problem, genes) else _most_tiles(genes, most),
+            together(_ends(problem, genes, groups), times=1 / shares),
             tensor="wgmma",
             schedule=genes.SCHEDULE,
             once_waits=ONCE_WAITS[genes.SCHEDULE],
@@ -404,7 +406,7 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
             read_bytes=tensor_bytes(problem, "q", "k", "v") + bias_bytes(problem),
             write_bytes=tensor_bytes(problem, "o"),
             sweep_bytes=tensor_bytes(problem, "k", "v"),
-            sweepers=own * sharers * split,
+            sweepers=own * sharers * split * shares,
             visits=own,
             visit_share=visit_share(problem, mean, keys),
             heads_in_turn=(HEADS_IN_TURN[genes.TILE_ORDER] or heads) / sharers,
