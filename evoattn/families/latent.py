@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import math
 
-from evoattn.families.tensor_tiles import CHUNK_COLUMNS, why_not_sliding
+from evoattn.families.tensor_tiles import CHUNK_COLUMNS, key_map, why_not_sliding
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
+from evoattn.model.launch import TensorMap
 from evoattn.model.problem import AttentionProblem
 
 ARCH = "sm_90a"
@@ -19,7 +20,7 @@ def why_not_latent(name: str, problem: AttentionProblem, gpu: GpuSpec, value_col
     problem or the GPU, else None."""
     if gpu.arch != ARCH:
         return f"{name} needs wgmma and tensor maps of {ARCH}, and {gpu.name} is {gpu.arch}."
-    if not problem.shared_kv:
+    if not (problem.shared_kv or problem.rotary_apart):
         return f"{name} is for a V that is the first columns of K: take another family, or shared_kv=1."
     if problem.head_dim % CHUNK_COLUMNS or problem.head_dim_v % value_columns:
         return (
@@ -39,3 +40,15 @@ def why_not_latent(name: str, problem: AttentionProblem, gpu: GpuSpec, value_col
 def row_blocks(problem: AttentionProblem, heads: int, queries: int = 1) -> int:
     """Tiles of rows of a K/V head, each of at most `heads` query heads of so many queries."""
     return math.ceil(problem.seqlen_q / queries) * math.ceil(problem.group_size / heads)
+
+
+def key_maps(problem: AttentionProblem, keys: int) -> tuple[TensorMap, ...]:
+    """Of tiles of `keys` keys: of K; or of its last columns, and then of V."""
+    return tuple(key_map(problem, tensor, keys) for tensor in ("kv" if problem.rotary_apart else "k"))
+
+
+def apart_constants(problem: AttentionProblem) -> dict[str, str | bool]:
+    """What a template gets to know of K's columns in tensors of their own."""
+    apart = problem.rotary_apart
+    parameter = ", const __grid_constant__ TensorMap v_map" if apart else ""
+    return {"APART": apart, "V_MAP": "v_map" if apart else "k_map", "V_MAP_PARAMETER": parameter}

@@ -64,7 +64,8 @@ class AttentionProblem:
     Q and O `[batch, heads, seqlen_q, head_dim]`, K and V `[batch, kv_heads, seqlen_k, head_dim]`.
     `kv_heads < heads` is grouped-query attention; query head h reads K/V head `h // (heads // kv_heads)`.
     `value_dim` gives V and O a head_dim of their own (0: that of Q and K; `head_dim_v` is the number either way); with
-    `shared_kv` V is the first `value_dim` columns of K, so that there is no tensor V (DeepSeek's decoding).
+    `shared_kv` V is the first `value_dim` columns of K, so that there is no tensor V (DeepSeek's decoding); with
+    `rotary_apart` it is these, too, but the tensor K holds those behind them alone.
 
     `mask` names follow `torch.nn.attention.bias`: with `causal_upper_left` query i sees keys j <= i (SDPA's
     `is_causal=True`); with `causal_lower_right` keys j <= i + seqlen_k - seqlen_q (flash-attention, decoding).
@@ -127,6 +128,7 @@ class AttentionProblem:
     bias: str = ""
     value_dim: int = 0
     shared_kv: bool = False
+    rotary_apart: bool = False
     seqused: str = ""
     page: int = 0
     varlen: str = ""
@@ -383,6 +385,8 @@ class AttentionProblem:
         """Logical shape `[batch, heads, seqlen, head_dim]` of `q`, `k`, `v` or `o`, or of its gradient: `dq`, …"""
         tensor = tensor.removeprefix("d")
         dim = self.head_dim if tensor in ("q", "k") else self.head_dim_v
+        if tensor == "k" and self.rotary_apart:
+            dim -= self.head_dim_v
         batch, rows, keys = self.batch, self.seqlen_q, self.seqlen_k
         if self.varlen:
             batch, (rows, keys) = 1, map(sum, zip(*self.sequences, strict=True))
@@ -493,6 +497,7 @@ class AttentionProblem:
             "alibi": self.alibi,
             f"bias_{self.bias}": self.bias,
             "shared_kv": self.shared_kv,
+            "rotary_apart": self.rotary_apart,
             f"used{self.seqused.replace(':', '_')}": self.seqused,
             f"page{self.page}": self.page,
             _lengths_name(self.varlen): self.varlen,

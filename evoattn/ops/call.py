@@ -346,6 +346,7 @@ class Call:
                 kv_heads=key.shape[1],
                 head_dim=query.shape[3],
                 value_dim=value.shape[3],
+                rotary_apart=key.shape[3] != query.shape[3],
                 shared_kv="kv" not in fields and may_share(key, value) and key.data_ptr() == value.data_ptr() != 0,
                 dtype=(DTYPES | KV_DTYPES)[query.dtype],
                 mask=canonical_mask(self.mask, fields.get("seqlen_q", query.shape[2])),
@@ -449,6 +450,11 @@ def require_out(out: Tensor, query: Tensor, value: Tensor) -> None:
         raise ValueError("out cannot be given where gradients are wanted, as with torch's own out arguments.")
 
 
+def is_apart(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether the first columns of each key are value's, and key holds those behind them alone."""
+    return 0 < key.shape[-1] <= value.shape[-1] == query.shape[-1] - key.shape[-1] and key.dtype == query.dtype
+
+
 def may_share(key: Tensor, value: Tensor) -> bool:
     """Whether value lies in memory as the first columns of key would; it is them if their addresses are equal too."""
     return value.shape[-1] < key.shape[-1] and value.stride() == key.stride()
@@ -485,7 +491,8 @@ def why_not_shapes(call: Call) -> str | None:
     if not query.dim() == key.dim() == value.dim() == 4:
         return "kernels take tensors of four dimensions, [batch, heads, seqlen, head_dim]"
     of_batch = call.paged or key.shape[0] == query.shape[0]
-    if key.shape[:3] != value.shape[:3] or key.shape[3] != query.shape[3] or not of_batch:
+    fits = key.shape[3] == query.shape[3] or is_apart(query, key, value)
+    if key.shape[:3] != value.shape[:3] or not fits or not of_batch:
         return "key and value are not of as many batches, heads and rows, with query's batch and head_dim"
     if key.shape[1] != query.shape[1] and not call.enable_gqa:
         return f"{key.shape[1]} K/V heads for {query.shape[1]} query heads need enable_gqa=True"

@@ -32,7 +32,18 @@ from evoattn.ops.arguments import (
     scale_of,
     window_of,
 )
-from evoattn.ops.call import ANSWERS, BESIDE_E4M3, E4M3, FLOATS, NO_TENSOR, Call, require_out, terms_of, with_tables
+from evoattn.ops.call import (
+    ANSWERS,
+    BESIDE_E4M3,
+    E4M3,
+    FLOATS,
+    NO_TENSOR,
+    Call,
+    is_apart,
+    require_out,
+    terms_of,
+    with_tables,
+)
 
 CAUSAL_BIAS = "torch.nn.attention.bias", "CausalBias"
 """The class of torch's causal masks by its names: an import takes two seconds, and a compiler that looks for it in
@@ -133,7 +144,8 @@ def of_pages(query: Tensor, k_cache: Tensor, v_cache: Tensor, out: Any) -> dict[
         raise ValueError(f"k_cache and v_cache must have the same pages and heads, not {shapes}.")
     if not (head_dim and all(of_keys)):
         raise ValueError(f"k_cache must not be empty, as {list(k_cache.shape)} is.")
-    if head_dim != query.shape[3] or query.shape[2] % of_keys[2]:
+    fits = head_dim == query.shape[3] or is_apart(query, k_cache, v_cache)
+    if not fits or query.shape[2] % of_keys[2]:
         raise ValueError(
             f"query {list(query.shape)} and k_cache {list(k_cache.shape)} do not fit: the last dimension is one "
             "head_dim, and query's heads, its third dimension, are a multiple of the K/V heads, k_cache's third."

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from evoattn.families.base import Family, softmax_scale_log2
 from evoattn.families.flash_wgmma.text import wgmma_function
-from evoattn.families.latent import ARCH, why_not_latent
+from evoattn.families.latent import ARCH, apart_constants, key_maps, why_not_latent
 from evoattn.families.latent_columns.resources import (
     MAX_REGISTERS,
     MERGE_THREADS,
@@ -20,7 +20,7 @@ from evoattn.families.latent_columns.resources import (
     smem_bytes,
 )
 from evoattn.families.residency import why_no_memory
-from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES, key_map
+from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES
 from evoattn.families.variants import variant_args, variant_constants
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import GpuSpec
@@ -28,7 +28,7 @@ from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, Tensor
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
-from evoattn.model.variant import KEY_VARIANTS
+from evoattn.model.variant import KEY_VARIANTS, ROTARY_APART
 
 PARTIAL, STATE, SHARERS = "partial", "state", "sharers"
 """Scratch buffers: two results of each block, O before the division in fp32, and two floats per row; two integers for
@@ -44,7 +44,7 @@ class LatentColumns(Family):
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
     writes_lse: ClassVar[bool] = True
-    variants: ClassVar[tuple[str, ...]] = ("value_dim", "shared_kv", *KEY_VARIANTS)
+    variants: ClassVar[tuple[str, ...]] = ("value_dim", "shared_kv", ROTARY_APART, *KEY_VARIANTS)
     plain: ClassVar[bool] = False
     weighed_as: ClassVar[str] = "flash_wgmma"
     heads_are_rows: ClassVar[bool] = True
@@ -81,6 +81,7 @@ class LatentColumns(Family):
             "VALUE_DIM": problem.head_dim_v,
             **problem.masking.constants(),
             **variant_constants(problem),
+            **apart_constants(problem),
             "SMEM_BYTES": smem_bytes(problem, genes),
             "WRITE_LSE": problem.lse,
             "MERGE_SMEM_BYTES": merge_smem_bytes(problem),
@@ -99,7 +100,7 @@ class LatentColumns(Family):
         results = Buffer(PARTIAL), Buffer(STATE), Buffer(SHARERS)
         args: tuple[KernelArg, ...] = (
             _rows_map(p, genes),
-            key_map(p, "k", genes.BLOCK_N),
+            *key_maps(p, genes.BLOCK_N),
             Buffer("o"),
             lse,
             *results,

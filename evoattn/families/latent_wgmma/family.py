@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from evoattn.families.base import Family, softmax_scale_log2
 from evoattn.families.flash_wgmma.text import wgmma_function
-from evoattn.families.latent import ARCH, row_blocks, why_not_latent
+from evoattn.families.latent import ARCH, apart_constants, key_maps, row_blocks, why_not_latent
 from evoattn.families.latent_wgmma.resources import (
     PRODUCER_REGISTERS,
     REGISTERS,
@@ -22,7 +22,7 @@ from evoattn.families.latent_wgmma.resources import (
 )
 from evoattn.families.merge_work import MERGE_THREADS
 from evoattn.families.residency import why_no_memory
-from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES, key_map
+from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES
 from evoattn.families.variants import variant_args, variant_constants
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import GpuSpec
@@ -30,7 +30,7 @@ from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, Tensor
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
-from evoattn.model.variant import KEY_VARIANTS
+from evoattn.model.variant import KEY_VARIANTS, ROTARY_APART
 
 RESCALES = {"always": ("ALWAYS", 0), "lazy_5": ("LAZY", 5), "lazy_8": ("LAZY", 8)}
 PARTIAL, STATE = "partial", "state"
@@ -46,7 +46,7 @@ class LatentWgmma(Family):
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
     writes_lse: ClassVar[bool] = True
-    variants: ClassVar[tuple[str, ...]] = ("value_dim", "shared_kv", *KEY_VARIANTS)
+    variants: ClassVar[tuple[str, ...]] = ("value_dim", "shared_kv", ROTARY_APART, *KEY_VARIANTS)
     plain: ClassVar[bool] = False
     weighed_as: ClassVar[str] = "flash_wgmma"
     heads_are_rows: ClassVar[bool] = True
@@ -78,6 +78,7 @@ class LatentWgmma(Family):
             "VALUE_DIM": problem.head_dim_v,
             **problem.masking.constants(),
             **variant_constants(problem),
+            **apart_constants(problem),
             "RESCALE": rescale,
             "LAZY_OCTAVES": octaves,
             "PRODUCER_REGISTERS": PRODUCER_REGISTERS,
@@ -108,7 +109,7 @@ class LatentWgmma(Family):
         sizes = p.kv_heads, p.seqlen_q, p.seqlen_k, p.group_size, splits, split_tiles
         args: tuple[KernelArg, ...] = (
             _heads_map(problem, genes.BLOCK_M),
-            key_map(problem, "k", genes.BLOCK_N),
+            *key_maps(problem, genes.BLOCK_N),
             Buffer("o"),
             lse,
             *partials,
