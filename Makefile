@@ -54,7 +54,7 @@ check: lint
 test: lint
 	@$(MAKE) --no-print-directory --jobs=2 types whole
 
-# Also the cases that tests marked `sampled` leave out: some ten minutes more. Before a release, and after a change of
+# Also the cases that tests marked `sampled` leave out: some fifteen minutes more. Before a release, and after a change of
 # the interpreter or of what all templates share.
 exhaustive: lint
 	$(PYTEST) --all-cases

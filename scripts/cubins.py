@@ -30,13 +30,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from evoattn.backends.compiler import compile_candidate, version
 from evoattn.backends.machine_code import machine_code_hash
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Candidate
-from evoattn.model.space import ConfigError, Value, config_id, load_space
+from evoattn.model.space import ConfigError, Value, config_id
 
 ARCHES = ("sm_80", "sm_89", "sm_90a")
 KNOWN = Path(__file__).resolve().parent.parent / "tests/data/known_configs.jsonl"

@@ -20,9 +20,10 @@ from statistics import fmean
 
 from evoattn.cost.cost import scores
 from evoattn.families import registry
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS, GpuSpec
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 from evoattn.portfolio.kernels import DATA, load
 from evoattn.portfolio.pick import canonical, pick
 from evoattn.portfolio.workload import draw

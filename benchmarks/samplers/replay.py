@@ -32,8 +32,9 @@ import numpy as np
 from benchmarks.samplers.simulation import JOBS, replay, spaces_of
 from evoattn.cost.fitted import load as load_fitted
 from evoattn.cost.landscapes import Landscape, load
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import lookup
-from evoattn.model.space import SearchSpace, load_space
+from evoattn.model.space import SearchSpace
 from evoattn.samplers.base import MakePool, Sampler, SamplerSetup
 from evoattn.samplers.prior import cost_prior
 from evoattn.samplers.registry import SAMPLERS, make_sampler

@@ -12,9 +12,9 @@ from typing import Any
 from evoattn.families.flash_mma import family as refusals
 from evoattn.families.flash_mma import resources
 from evoattn.families.flash_mma.resources import FlashMmaGenes
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import load_space
 
 FAMILY = "flash_mma"
 THREADS = "THREADS"
@@ -85,4 +85,4 @@ def restrictions(problem: AttentionProblem, gpu: GpuSpec) -> list[str]:
 
 def params_of(config: dict[str, Any]) -> dict[str, Any]:
     """The family's own parameters out of Kernel Tuner's."""
-    return {name: config[name] for name in FlashMmaGenes.__dataclass_fields__}
+    return {name: config[name] for name in FlashMmaGenes.declared}

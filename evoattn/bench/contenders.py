@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 
 from evoattn.bench.row import Note
 from evoattn.families import registry
+from evoattn.families.registry import load_space
 from evoattn.families.render import render
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.records import Candidate, Study, Trial
-from evoattn.model.space import ConfigError, KernelConfig, load_space
+from evoattn.model.space import ConfigError, KernelConfig
 from evoattn.search.starting import starting_configs
 from evoattn.storage import Storage
 from evoattn.storage.chosen import is_alike

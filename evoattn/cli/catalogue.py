@@ -113,8 +113,9 @@ def families(
     """
     with errors():
         from evoattn.families import registry
+        from evoattn.families.registry import load_space
         from evoattn.model.gpu import lookup
-        from evoattn.model.space import load_space, spelling
+        from evoattn.model.space import spelling
         from evoattn.report.text import print_text
 
         spec, screen = lookup(gpu), console()

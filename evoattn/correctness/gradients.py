@@ -11,7 +11,7 @@ import torch
 from evoattn.correctness import sequences, terms
 from evoattn.correctness.sequences import with_pairs
 from evoattn.correctness.terms import torch_dtype
-from evoattn.model.backward import parse_grads
+from evoattn.model.backward import MADE, parse_grads
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.score import SCORE, Load, Number, Tree, derivative, elements, evaluate
 
@@ -145,7 +145,7 @@ def _given(problem: AttentionProblem, tensors: Mapping[str, torch.Tensor], dtype
 
 def _zeros(problem: AttentionProblem, dtype: torch.dtype, device: torch.device) -> Tensors:
     """Of all gradients, V's apart from K's."""
-    shapes: dict[str, tuple[int, ...]] = {f"d{name}": problem.shape(name) for name in "qkv"}
+    shapes: dict[str, tuple[int, ...]] = {name: problem.shape(name) for name in MADE}
     shapes |= {f"d{name}": problem.term_shapes[name] for name in parse_grads(problem.grads)}
     return {name: torch.zeros(shape, dtype=dtype, device=device) for name, shape in shapes.items()}
 

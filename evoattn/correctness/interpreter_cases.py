@@ -32,6 +32,7 @@ from evoattn.families.registry import FAMILIES
 from evoattn.families.split_kv.resources import LEAST_STEPS
 from evoattn.model.block_list import parse_blocks
 from evoattn.model.dtype import DTYPES
+from evoattn.model.forward import MAIN
 from evoattn.model.launch import KernelLaunch
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
@@ -87,7 +88,7 @@ class FarKernel(BuiltKernel):
 def can_be_far(problem: AttentionProblem) -> bool:
     """Whether rows are whole units, and all strides less than those that no tensor map has."""
     far = FarProblem(**{f.name: getattr(problem, f.name) for f in fields(problem)})
-    sizes = {tensor: problem.element_of(tensor).bytes for tensor in "qkvo"}
+    sizes = {tensor: problem.element_of(tensor).bytes for tensor in MAIN}
     if any(max(far.strides(tensor)) * size >= _STRIDE_LIMIT for tensor, size in sizes.items()):
         return False
     return all(problem.shape(tensor)[3] * size % _UNIT == 0 for tensor, size in sizes.items())

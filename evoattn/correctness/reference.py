@@ -36,6 +36,7 @@ def exact_attention(
     beside q, k and v that the problem has.
     """
     wide = torch.float32 if dtype.itemsize == 1 else dtype
+    cut = eight_bit_sums(problem.head_dim) if dtype.itemsize == 1 else 0.0
     if problem.varlen:
         if problem.page:
             k, v = (sequences.out_of_pages(problem, others, tensor) for tensor in (k, v))
@@ -64,9 +65,17 @@ def exact_attention(
                     chunk = slice(first, first + query.shape[-2])
                     added = terms.terms_of(own, others, b, slice(head, last), chunk, q.device)
                     out[b, head:last, first : first + rows] = _rows(
-                        added.apply((query * problem.softmax_scale) @ key.T), value, added, dtype != wide
+                        added.apply((query * problem.softmax_scale) @ key.T), value, added, cut
                     )
     return out
+
+
+def eight_bit_sums(head_dim: int) -> float:
+    """Of the largest score, what sums of products of 8 bits may be off. Tensor cores keep some 14 bits of them, and
+    each product is cut to a unit of the sum so far, so that an error grows with the square of head_dim. Of scores with
+    products of one sign it is 2^-12.3, 2^-10.3, 2^-9.4 and 2^-8.6 at 64, 128, 192 and 256 (`ptx/isa/wgmma_sums.py`);
+    an H100 was 2^-10.6 off."""
+    return 2.0**-9 * max(1.0, (head_dim / 128) ** 2)
 
 
 TOP = 8
@@ -74,11 +83,12 @@ TOP = 8
 2^-9 on there are numbers for the others."""
 
 
-def _rows(scores: torch.Tensor, value: torch.Tensor, added: terms.Terms, eight_bits: bool) -> torch.Tensor:
-    """Softmax of `scores [heads, rows, seqlen_k]` over `value` `[seqlen_k, D]`, in their dtype. `eight_bits`: weights
-    are rounded to e4m3, the largest of a row as 2^TOP; their sum is not. The answer is further off by what such scores
-    may be off (`EIGHT_BIT_SUMS`, of which the rule doubles half), each by itself: where two keys compete for a row."""
-    if eight_bits:
+def _rows(scores: torch.Tensor, value: torch.Tensor, added: terms.Terms, cut: float) -> torch.Tensor:
+    """Softmax of `scores [heads, rows, seqlen_k]` over `value` `[seqlen_k, D]`, in their dtype. With `cut`,
+    `eight_bit_sums`, weights are rounded to e4m3, the largest of a row as 2^TOP; their sum is not. The answer is
+    further off by what such scores may be off (the rule doubles half of it), each by itself: where two keys compete for
+    a row."""
+    if cut:
         with_sink = added.with_sink(scores) if added.sinks is not None else scores
         weights = torch.exp(with_sink - with_sink.amax(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min))
         tiny = torch.finfo(scores.dtype).tiny
@@ -90,7 +100,7 @@ def _rows(scores: torch.Tensor, value: torch.Tensor, added: terms.Terms, eight_b
             squares @ value.square() - 2 * exact * (squares @ value) + exact.square() * squares.sum(-1, keepdim=True)
         )
         largest = scores.masked_fill(torch.isneginf(scores), 0).abs().amax(-1, keepdim=True)
-        return low + torch.copysign(EIGHT_BIT_SUMS / 2 * largest * spread.clamp(min=0).sqrt(), low - exact)
+        return low + torch.copysign(cut / 2 * largest * spread.clamp(min=0).sqrt(), low - exact)
     if not added.may_hide and added.sinks is None:
         return torch.softmax(scores, -1) @ value
     unseen = torch.isneginf(scores).all(-1, keepdim=True)
@@ -202,9 +212,6 @@ def first(answer: Answer) -> Exact:
 
 
 LSE_ABSOLUTE, LSE_RELATIVE = 2e-4, 2e-5
-EIGHT_BIT_SUMS = 2.0**-9
-"""Of the largest score, what sums of products of 8 bits may be off: tensor cores keep some 14 bits of them, cut off. An
-H100 was 2^-10.6 off."""
 FP32_RELATIVE, FP32_ROUNDING, TERM_ROUNDINGS = 1e-5, 2.0**-24, 2
 
 
@@ -214,7 +221,7 @@ def make_answer(problem: AttentionProblem, tensors: dict[str, torch.Tensor], dou
     what 16-bit attention of these is off, in O's dtype; where Q too has 8 bits, what it is off with weights of 8 bits.
     """
     exact_dtype = torch.float64 if double or not problem.element.on_tensor_cores else torch.float32
-    eight = problem.element.bytes == 1
+    eight = problem.dtype == "e4m3"  # products of int8 are exact, and their weights have 16 bits
     problem, tensors = eight_bits.dequantised(problem, tensors, exact_dtype)
     dtype, (q, k, v) = torch_dtype(problem), terms.qkv(problem, tensors)
     exact = exact_attention(problem, q, k, v, exact_dtype, others=tensors)
@@ -242,7 +249,7 @@ def make_answer(problem: AttentionProblem, tensors: dict[str, torch.Tensor], dou
         return {"o": Exact(exact, allowed, allowed_rms)}
     allowed_lse = LSE_ABSOLUTE + LSE_RELATIVE * largest
     if eight:
-        allowed_lse += EIGHT_BIT_SUMS * largest_score(problem, tensors)
+        allowed_lse += eight_bit_sums(problem.head_dim) * largest_score(problem, tensors)
     return {"o": Exact(exact, allowed, allowed_rms), "lse": Exact(lse, allowed_lse, logarithms=True)}
 
 

@@ -127,7 +127,7 @@ def of_row(row: Any) -> Correction:
         raise ValueError("a correction is no table of trees")
     if not isinstance(left_out, dict) or not all(_are_numbers(found, 3) for found in left_out.values()):
         raise ValueError("a correction does not say how good it is")
-    kernels = row.get("kernels", {})  # a file that was made before there were any has none
+    kernels = row.get("kernels", {})  # files of version 2 have none
     tables = list(kernels.values()) if isinstance(kernels, dict) else [None]
     if not all(isinstance(one, dict) and _are_numbers(list(one.values()), len(one)) for one in tables):
         raise ValueError("a correction of kernels is no number")

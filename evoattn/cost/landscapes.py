@@ -17,9 +17,10 @@ from typing import Any
 from evoattn.cost import measurements
 from evoattn.cost.measurements import LANDSCAPES, Campaign
 from evoattn.families import registry
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import DetectedDevice, lookup
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig, config_id, load_space
+from evoattn.model.space import KernelConfig, config_id
 
 COMPILE_SECONDS = 0.6
 """Of a kernel, where no file says."""

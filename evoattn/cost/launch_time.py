@@ -24,7 +24,7 @@ TF32_SHARE = 0.5
 """Of the 16-bit matrix rate."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class LaunchTerms:
     """Clocks of the fullest SM, and bytes of memory."""
 
@@ -57,7 +57,7 @@ class LaunchTerms:
         return {name: getattr(self, name) for name in ("tensor", "fp32", "special", "issue", "shared", "l2")}
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Turns:
     serial: float
     """Steps of the place (where one block at a time is resident) that has most."""

@@ -21,7 +21,7 @@ OVERLAPPED_SHARE = 0.5
 """Of a launch's fixed time that is left where it may begin before the launch before it has ended."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Physics:
     """All launches of a call, and what they take."""
 

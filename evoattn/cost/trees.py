@@ -30,91 +30,102 @@ COLUMNS = ("to_right", "question", "value", *_QUESTION)
 
 @dataclass(frozen=True)
 class Trees:
-    """Regression trees whose leaves are added up: all nodes of all trees in one table. A leaf is its own child."""
+    """Regression trees whose leaves are added up: all nodes of all trees in one table."""
 
     names: tuple[str, ...]
     """The features that they ask, in the order of the columns."""
     roots: NDArray[np.int64]
+    question: NDArray[np.int64]
+    """Of each node the place of what it asks; a leaf asks nothing."""
+    right: NDArray[np.int64]
+    """Of each node the right child; a leaf is its own child."""
+    value: Floats
+    """Of each node, zero but for leaves."""
     feature: NDArray[np.int64]
-    threshold: Floats
+    threshold: NDArray[np.float32]
     """Left where the feature is at most this."""
     missing_left: NDArray[np.bool_]
-    left: NDArray[np.int64]
-    right: NDArray[np.int64]
-    value: Floats
+    """These three are of questions, of which there are an eighth of the nodes."""
     depth: int
     base: float
 
     @cached_property
     def _children(self) -> NDArray[np.int64]:
-        """Of each node the right child, then the left one."""
-        return np.stack([self.right, self.left], axis=1).ravel()
+        """Of each node the right child, then the left one, which is the next node."""
+        nodes = np.arange(len(self.right))
+        return np.stack([self.right, nodes + (self.right != nodes)], axis=1).ravel()
 
     def predict(self, rows: Floats) -> Floats:
-        """The sum of the leaves for each row of features."""
-        values, first = rows.ravel(), np.repeat(rows.shape[1] * np.arange(len(rows)), len(self.roots))
-        reached, missing = np.tile(self.roots, len(rows)), bool(np.isnan(values).any())
+        """The sum of the leaves for each row of features. Each question is asked of all rows at once, and walks look up
+        the answers."""
+        count = len(rows)
+        asked = np.ascontiguousarray(rows.T).take(self.feature, axis=0)
+        answers = asked <= self.threshold[:, None]
+        if np.isnan(rows).any():
+            answers |= np.isnan(asked) & self.missing_left[:, None]
+        flat, row = answers.ravel(), np.repeat(np.arange(count), len(self.roots))
+        reached = np.tile(self.roots, count)
         node, walks = reached, np.arange(len(reached))
         for level in range(1, self.depth + 1):
-            x = values.take(first + self.feature.take(node))
-            left = x <= self.threshold.take(node)
-            if missing:
-                left |= np.isnan(x) & self.missing_left.take(node)
+            left = flat.take(self.question.take(node) * count + row)
             node = self._children.take(2 * node + left)
             if level % LEVELS == 0 or level == self.depth:  # most leaves lie far above the deepest one
                 reached[walks] = node
-                inner = np.flatnonzero(self.left.take(node) != node)
-                node, first, walks = node[inner], first[inner], walks[inner]
-        total: Floats = self.base + self.value[reached.reshape(len(rows), len(self.roots))].sum(axis=1)
+                inner = np.flatnonzero(self.right.take(node) != node)
+                node, row, walks = node[inner], row[inner], walks[inner]
+        total: Floats = self.base + self.value[reached.reshape(count, len(self.roots))].sum(axis=1)
         return total
 
-    def columns(self) -> Columns:
-        """These trees in a file. Raises `ValueError` where a left child is not the next node."""
-        nodes = np.arange(len(self.left))
-        inner = self.left != nodes
-        if (self.left[inner] != nodes[inner] + 1).any():
+    @classmethod
+    def of_nodes(
+        cls, nodes: NDArray[np.void], roots: NDArray[np.int64], names: tuple[str, ...], depth: int, base: float
+    ) -> Trees:
+        """The trees of a table of nodes with the fields `left`, `right`, `value`, `feature`, `threshold` and
+        `missing_left`. Raises `ValueError` where a left child is not the next node."""
+        places = np.arange(len(nodes))
+        inner = nodes["right"] != places
+        if (nodes["left"][inner] != places[inner] + 1).any():
             raise ValueError("The nodes do not lie in the order of a walk that takes the left side first.")
         asked = np.empty(inner.sum(), list(_QUESTION.items()))
         for name in _QUESTION:
-            asked[name] = getattr(self, name)[inner]
+            asked[name] = nodes[name][inner]
         questions, number = np.unique(asked, return_inverse=True)
+        question = np.zeros(len(nodes), np.int64)
+        question[inner] = number
+        value = np.where(inner, 0.0, nodes["value"])
+        return cls(names, roots, question, nodes["right"].astype(np.int64), value, *_typed(questions), depth, base)
+
+    def columns(self) -> Columns:
+        """These trees in a file."""
+        nodes = np.arange(len(self.right))
+        inner = self.right != nodes
         return {
             "to_right": _small(self.right - nodes),
-            "question": _small(number),
+            "question": _small(self.question[inner]),
             "value": _small(np.rint(self.value[~inner] / STEP).astype(np.int64)),
-        } | {name: questions[name] for name in _QUESTION}
+        } | {name: getattr(self, name).astype(kind) for name, kind in _QUESTION.items()}
 
     @classmethod
     def of_columns(cls, columns: Mapping[str, NDArray[Any]], names: tuple[str, ...], depth: int, base: float) -> Trees:
         """The trees whose `columns` these are: the same again but for the roundings to `STEP` and `THRESHOLD`."""
         to_right = columns["to_right"].astype(np.int64)
         nodes, inner = np.arange(len(to_right)), to_right > 0
-
-        def spread(of_some: NDArray[Any], where: NDArray[np.bool_], kind: type[np.generic]) -> NDArray[Any]:
-            """A column of all nodes, zero for the others."""
-            column = np.zeros(len(nodes), kind)
-            column[where] = of_some
-            return column
-
+        question, value = np.zeros(len(nodes), np.int64), np.zeros(len(nodes))
+        question[inner] = columns["question"]
         whole = columns["value"].dtype.kind != "f"  # files of before have the leaves themselves
+        value[~inner] = columns["value"] * (STEP if whole else 1.0)
         to_come = np.cumsum(np.where(inner, 1, -1))  # nodes but for trees: a tree ends where it is a new least
         ends = np.diff(np.minimum.accumulate(np.minimum(to_come, 0)), prepend=0) < 0
+        roots = np.flatnonzero(np.roll(ends, 1))
+        return cls(names, roots, question, nodes + to_right, value, *_typed(columns), depth, base)
 
-        def asked(name: str, kind: type[np.generic]) -> NDArray[Any]:
-            return spread(columns[name][columns["question"]], inner, kind)
 
-        return cls(
-            names,
-            roots=np.flatnonzero(np.roll(ends, 1)),
-            feature=asked("feature", np.int64),
-            threshold=asked("threshold", np.float64),
-            missing_left=asked("missing_left", np.bool_),
-            left=nodes + inner,
-            right=nodes + to_right,
-            value=spread(columns["value"] * (STEP if whole else 1.0), ~inner, np.float64),
-            depth=depth,
-            base=base,
-        )
+def _typed(
+    questions: NDArray[np.void] | Mapping[str, NDArray[Any]],
+) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.bool_]]:
+    """The columns of questions as trees have them."""
+    feature, threshold, missing_left = (questions[name] for name in _QUESTION)
+    return feature.astype(np.int64), threshold.astype(THRESHOLD), missing_left.astype(np.bool_)
 
 
 def _small(numbers: NDArray[np.int64]) -> NDArray[Any]:

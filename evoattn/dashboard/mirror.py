@@ -16,11 +16,12 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState
 
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GpuError
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Study, Trial
 from evoattn.model.records import TrialState as State
-from evoattn.model.space import ConfigError, load_space
+from evoattn.model.space import ConfigError
 from evoattn.storage import Storage, StorageError
 
 ARTIFACT = "artifacts:"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -87,7 +88,8 @@ class GroupSearch(Loop):
             raise ValueError(f"Two groups have one name: {', '.join(g.name for g in groups)}.")
         super().__init__(fleet or LocalFleet(max(1, (os.cpu_count() or 2) - 1)), tools)
         self.groups, self.gpu, self._manner = list(groups), gpu, manner
-        self._breeders = {g.name: manner.breeder(g, gpu, manner.seed) for g in groups}
+        self._asked: deque[tuple[Group, Kernel, tuple[int, ...]]] = deque()
+        self._breeders = self._new_breeders()
         self._near = {g.name: g.near(gpu) for g in groups}
         self._searched: Sequence[Group] = self.groups
         self._code: dict[tuple[str, str], CompiledKernel] = {}
@@ -107,13 +109,31 @@ class GroupSearch(Loop):
 
     def run(self, seconds: float, refresh: Callable[[], None] = lambda: None, among: Sequence[Group] = ()) -> None:
         """Search `among`, or all groups, for `seconds` from when a GPU process is up. Raises `WorkerFailed`."""
-        self._searched, self._refresh = among or self.groups, refresh
+        self._searched, self._refresh, self.exhausted = among or self.groups, refresh, False
         self._clock = Clock(Budget(seconds=seconds))
         self._loop()
         if self._devices:
             self._end_devices_tasks(self._devices)
 
+    def ask(self, asked: Sequence[tuple[Group, Kernel, tuple[int, ...]]]) -> None:
+        """Have the next `run` begin with these kernels, each on the group's problems of these indexes, and breeders
+        begin anew: the cost model says something else now."""
+        for group, kernel, _ in asked:
+            group.kernels.setdefault(kernel.id, kernel)  # or a breeder would propose it, too
+        self._asked.extend((group, group.kernels[kernel.id], indexes) for group, kernel, indexes in asked)
+        self._breeders = self._new_breeders()
+
+    def _new_breeders(self) -> dict[str, Breeder]:
+        return {g.name: self._manner.breeder(g, self.gpu, self._manner.seed) for g in self.groups}
+
     def _begin_next(self, idle: list[BaseWorker]) -> bool:
+        if self._asked:
+            pending = self._pending(*self._asked.popleft())
+            if pending.kernel:
+                self._ready.add(pending, Compiled(pending.kernel, None))
+            else:
+                self._compilers.submit(pending, idle.pop())
+            return True
         for _ in range(TRIES):
             group = min(self._searched, key=lambda g: g.spent / g.weight)
             group.spent += 1

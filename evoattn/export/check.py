@@ -9,6 +9,7 @@ from evoattn.export.recorded import Recorded, Target, comment, provenance
 from evoattn.families.base import starts_zeroed
 from evoattn.families.includes import resolve
 from evoattn.model.dtype import DTYPES
+from evoattn.model.forward import LSE, MAIN, TERMS
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
 from evoattn.model.mask import MASKS
 from evoattn.model.paths import TEMPLATES
@@ -16,10 +17,6 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Trial
 from evoattn.model.variant import EIGHT_BITS
 from evoattn.storage import Storage
-
-TERMS = ("sinks", "slopes", "bias", "seqused", "table", "cu_seqlens_q", "cu_seqlens_k")
-"""Inputs beside Q, K and V; in C++ each is the number of its buffer, -1 where there is none."""
-
 
 UNKNOWN = ("blocks", "score", *EIGHT_BITS)
 """Variants whose inputs and answer the C++ reference does not make."""
@@ -34,7 +31,7 @@ def has_reference(problem: AttentionProblem) -> bool:
 
 def buffers_of(problem: AttentionProblem, workspace: Iterable[str]) -> list[str]:
     """Names of the buffers in their order. Where V lies within K the buffer of V is empty."""
-    return ["q", "k", "v", "o", *["lse"] * problem.lse, *problem.term_shapes, *workspace]
+    return [*MAIN, *[LSE] * problem.lse, *problem.term_shapes, *workspace]
 
 
 def problem_constants(
@@ -46,11 +43,10 @@ def problem_constants(
     places = {name: buffers.index(name) if name in problem.term_shapes else -1 for name in TERMS}
     bias = problem.strides("bias")[:3] if problem.bias else (0, 0, 0)
     queries, keys = zip(*problem.sequences, strict=True)
-    strides = "\n".join(f"constexpr long {t.upper()}_STRIDES[3] = {_list(problem.strides(t)[:3])};" for t in "qkvo")
+    strides = "\n".join(f"constexpr long {t.upper()}_STRIDES[3] = {_list(problem.strides(t)[:3])};" for t in MAIN)
     return f"""\
 {buffer_constants(problem, minimum_sm, launches, _sizes(problem, buffers) | workspace)}\
-enum {{ Q, K, V, O }};                                            // the first four buffers
-constexpr int LSE = 4;                                          // the next, if there is one
+enum {{ {", ".join((*MAIN, LSE)).upper()} }};  // the first buffers; LSE if there is one
 constexpr bool HAS_LSE = {_cpp(problem.lse)};
 constexpr Dtype DTYPE = Dtype::{problem.dtype};
 constexpr size_t ELEMENT_BYTES = {problem.element_bytes};

@@ -15,6 +15,7 @@ from typing import Any
 
 from evoattn.families.base import Family, starts_zeroed
 from evoattn.model.dtype import DTYPES
+from evoattn.model.forward import LSE, MAIN
 from evoattn.model.gpu import GPUS, GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.problem import AttentionProblem
@@ -22,7 +23,7 @@ from evoattn.model.space import KernelConfig
 from evoattn.model.symbol import Either, Number, merged, outcomes
 
 SIZES = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k")
-PLAIN = ("q", "k", "v", "o", "lse")
+PLAIN = (*MAIN, LSE)
 """Tensors of a call, in the order of `BufferId` in `templates/export/host.h`."""
 
 

@@ -12,11 +12,12 @@ from typing import Any, ClassVar
 
 from evoattn.families.genes import Genes
 from evoattn.families.work import LaunchWork
+from evoattn.model.forward import MAIN
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
-from evoattn.model.paths import TEMPLATES
+from evoattn.model.paths import SEARCH_SPACES, TEMPLATES
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig, SearchSpace, Value, load_space, spelling
+from evoattn.model.space import KernelConfig, SearchSpace, Value, read_space, spelling
 
 MOST_ROWS = (1 << 31) - (1 << 16)
 """Queries or keys of a sequence. Kernels count them in int32, to the end of the last tile of 2^16 rows at most."""
@@ -41,8 +42,12 @@ class Family(ABC):
     out of them."""
     operations: ClassVar[tuple[str, ...]] = ("forward",)
     """Those that it computes, by their names in `model/operation.py`."""
+    genes: ClassVar[type[Genes]]
+    """The class that declares its parameters."""
     templates: ClassVar[Path] = TEMPLATES
     """The folder of its template."""
+    search_spaces: ClassVar[Path] = SEARCH_SPACES
+    """The folder of the file of its known-good configs."""
     dtypes: ClassVar[tuple[str, ...]]
     """Those that it serves, by their names in `model/dtype.py`."""
     masks: ClassVar[tuple[str, ...]]
@@ -100,10 +105,6 @@ class Family(ABC):
         return True
 
     @abstractmethod
-    def genes(self, config: KernelConfig) -> Genes:
-        """The config, typed. Raises `TypeError` on one that has not the parameters of this family."""
-
-    @abstractmethod
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         """One sentence if the shape or the GPU is not for this family, else None; part of `why_unsupported`."""
 
@@ -143,17 +144,20 @@ class Family(ABC):
 
     @abstractmethod
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
-        """What the template names beside genes that it takes as they are (`all_constants`).
+        """What the template names beside what it takes as it is (`all_constants`).
 
         Depends on head_dim, dtype, mask, `lse` and on which `variants` there are alone of the problem, and on the
         architecture alone of the GPU: the number of SMs changes launches, never a source.
         """
 
     def all_constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
-        """Everything that the template may see: the genes that it names, and `constants`, which may say otherwise."""
+        """Everything that the template may see: of what every kernel is told and of the genes what it names, and
+        `constants`, which may say otherwise."""
         names = _names_in(self.templates, f"{self.name}.cu.j2")
-        genes = {name: value for name, value in vars(self.genes(config)).items() if name in names}
-        return genes | self.constants(problem, config, gpu)
+        dims = {"HEAD_DIM": problem.head_dim, "VALUE_DIM": problem.head_dim_v}
+        told = {"ELEMENT": problem.element.cuda, "WRITE_LSE": problem.lse, **dims, **problem.masking.constants()}
+        told |= vars(self.genes.of(config))
+        return {name: value for name, value in told.items() if name in names} | self.constants(problem, config, gpu)
 
     def why_outdated(self, config: KernelConfig, source: str) -> str | None:
         """One sentence if a recorded source of this config is of an older version whose kernels today's `launches` do
@@ -198,9 +202,14 @@ class Family(ABC):
         """
         return {}
 
+    def whole_space(self, gpu: GpuSpec) -> SearchSpace:
+        """`registry.load_space`."""
+        here, everywhere = self.genes.parameters(gpu.arch), self.genes.parameters()
+        return read_space(self.name, here, everywhere, self.search_spaces)
+
     def space(self, problem: AttentionProblem, gpu: GpuSpec) -> SearchSpace:
         """What a search of the problem may choose from: genes of a recipe have its values alone."""
-        whole = load_space(self.name, gpu)
+        whole = self.whole_space(gpu)
         if not problem.batch_invariant:
             return whole
         return whole.restricted({name: (spelling(value),) for name, value in self.recipe(problem, gpu).items()})
@@ -281,8 +290,8 @@ def attention_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
     `q, k, v, o` (pointers), `heads, kv_heads, seqlen_q, seqlen_k` (int32), the batch, head and row strides of q, k, v,
     o in elements (twelve int64), `softmax_scale_log2` (float32).
     """
-    args: list[KernelArg] = [Buffer(buffer_of(problem, t)) for t in "qkvo"]
+    args: list[KernelArg] = [Buffer(buffer_of(problem, t)) for t in MAIN]
     args += [Scalar("int32", n) for n in (problem.heads, problem.kv_heads, problem.seqlen_q, problem.seqlen_k)]
-    args += [Scalar("int64", stride) for t in "qkvo" for stride in problem.strides(t)[:3]]
+    args += [Scalar("int64", stride) for t in MAIN for stride in problem.strides(t)[:3]]
     args.append(softmax_scale_log2(problem))
     return tuple(args)

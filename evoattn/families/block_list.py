@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+from evoattn.families.given import Given, number, tensor
 from evoattn.families.residency import WARP
 from evoattn.model.backward import BACKWARD
 from evoattn.model.block_list import blocks_of_rows, parse_blocks
@@ -62,33 +63,37 @@ def block_list_constants(problem: AttentionProblem) -> dict[str, Any]:
     return {"KEY_LIST": "blocks" if problem.blocks else "none"}
 
 
-def block_list_args(problem: AttentionProblem, packs: bool = True) -> tuple[KernelArg, ...]:
-    """The arguments of `templates/device/key_list/blocks.cuh`, none without a block list; `packs`: with bits, if there
-    are any."""
+def list_given(problem: AttentionProblem, packs: bool = True) -> list[Given]:
+    """The fields of `KeyList` in `templates/device/key_list/blocks.cuh`, none without a block list; `packs`: with bits,
+    if there are any."""
     if not problem.blocks:
-        return ()
+        return []
     mask, shapes = parse_blocks(problem.blocks), problem.term_shapes
     batches, heads, rows, keys = shapes["kv_indices"]
     bits = packed_mask(problem) if packs else None
     words = bits.rows * bits.row_words if bits else 0
-    return (
-        *(Buffer(name) for name in BUFFERS),
-        *(Scalar("int32", size) for size in (mask.rows, mask.keys, keys)),
-        Scalar("int64", heads * rows * (batches > 1)),
-        Scalar("int64", rows * (heads > 1)),
-        Buffer(BITS) if bits else Scalar("int64", 0),
-        Scalar("int64", bits.heads * words * (bits.batches > 1) if bits else 0),
-        Scalar("int64", words * (bits.heads > 1) if bits else 0),
-        Scalar("int32", bits.row_words if bits else 0),
-    )
+    of_bits: KernelArg = Buffer(BITS) if bits else Scalar("int64", 0)
+    return [
+        *(tensor("const int", name, name) for name in BUFFERS),
+        number("int", "list_block_rows", mask.rows),
+        number("int", "list_block_keys", mask.keys),
+        number("int", "list_key_blocks", keys),
+        number("int64_t", "list_batch_stride", heads * rows * (batches > 1)),
+        number("int64_t", "list_head_stride", rows * (heads > 1)),
+        Given("uint32_t*", "list_bits", of_bits),
+        number("int64_t", "bits_batch_stride", bits.heads * words * (bits.batches > 1) if bits else 0),
+        number("int64_t", "bits_head_stride", words * (bits.heads > 1) if bits else 0),
+        number("int", "bits_row_words", bits.row_words if bits else 0),
+    ]
 
 
-def block_state_args(problem: AttentionProblem, packs: bool = True) -> tuple[KernelArg, ...]:
-    """The arguments of `templates/device/backward/block_states_blocks.cuh`, none without a block list."""
+def states_given(problem: AttentionProblem, packs: bool = True) -> list[Given]:
+    """The fields of `BlockStates` in `templates/device/backward/block_states_blocks.cuh`, none without a block list."""
     if not problem.blocks:
-        return ()
-    rows = problem.term_shapes["kv_num_blocks"][2]
-    return *block_list_args(problem, packs), Buffer(STATES), Scalar("int32", rows)
+        return []
+    states = Given("uint8_t*", "block_states", Buffer(STATES))
+    rows = number("int", "list_row_blocks", problem.term_shapes["kv_num_blocks"][2])
+    return [*list_given(problem, packs), states, rows]
 
 
 def block_state_bytes(problem: AttentionProblem) -> dict[str, int]:

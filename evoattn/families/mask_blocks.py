@@ -7,9 +7,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from evoattn.families.given import passed, printed
 from evoattn.families.includes import resolve
 from evoattn.families.residency import WARP
-from evoattn.families.variants import table_args, table_fields
+from evoattn.families.variants import members, table_given
 from evoattn.model.gpu import MAX_GRID_YZ
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.paths import TEMPLATES
@@ -63,7 +64,7 @@ class MaskShape:
 
 def source(shown: Tree, tables: Sequence[Table]) -> str:
     """The kernels of a predicate, whole."""
-    fields = table_fields(tables)
+    fields = table_given(tables)
     text = "\n".join(
         (
             '#include "device/ptx/element.cuh"',
@@ -71,7 +72,7 @@ def source(shown: Tree, tables: Sequence[Table]) -> str:
             '#include "device/score_range.cuh"',
             "struct Seen {",
             f"  static constexpr bool PAIRED = {'true' if loads_pairs(shown) else 'false'};  // a table of pairs",
-            *(f"  {kind} {name};  // {meaning}" for kind, name, meaning in fields),
+            *members(fields),
             "  __device__ __forceinline__ bool shows(int b, int h, int q, int k) const {",
             f"    return {in_cuda(shown, False)};",
             "  }",
@@ -79,8 +80,7 @@ def source(shown: Tree, tables: Sequence[Table]) -> str:
             *(f"    {line}" for line in lines_of(shown)),
             "  }",
             "};",
-            "#define SEEN_PARAMETERS " + "".join(f", {kind} own_{name}" for kind, name, _ in fields),
-            "#define SEEN_ARGUMENTS " + ", ".join(f"own_{name}" for _, name, _ in fields),
+            printed(SEEN=fields)["GIVEN"],
             '#include "device/mask_blocks.cuh"',
             "FIND_BLOCK_STATES_KERNEL",
             "",
@@ -94,7 +94,11 @@ def launches(shape: MaskShape, tables: Sequence[Table]) -> tuple[KernelLaunch, .
     rows, keys = shape.blocks
     heads = shape.batches * shape.heads
     sizes = (shape.heads, shape.seqlen_q, shape.seqlen_k, shape.block_rows, shape.block_keys)
-    find: tuple[KernelArg, ...] = (Buffer(STATES), *(Scalar("int32", size) for size in sizes), *table_args(tables))
+    find: tuple[KernelArg, ...] = (
+        Buffer(STATES),
+        *(Scalar("int32", size) for size in sizes),
+        *passed(table_given(tables)),
+    )
     counts = Scalar("int32", rows), Scalar("int32", keys)
     make: tuple[KernelArg, ...] = (Buffer(STATES), *counts, *(Buffer(name) for name in LISTS))
     lines = math.ceil(max(rows, keys) / LINES)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-from evoattn.families.block_list import BITS, Packed, block_list_args, packed_mask
+from evoattn.families.block_list import BITS, Packed, list_given, packed_mask
+from evoattn.families.given import passed
 from evoattn.families.residency import WARP
-from evoattn.families.variants import variant_args
+from evoattn.families.variants import variant_given
 from evoattn.families.work import LaunchWork, Step
 from evoattn.model.block_list import blocks_of_rows, parse_blocks, partial_share
 from evoattn.model.launch import KernelArg, KernelLaunch, Scalar
@@ -43,7 +44,7 @@ def _grid(problem: AttentionProblem, bits: Packed) -> tuple[int, int, int]:
 
 def _args(problem: AttentionProblem, bits: Packed) -> tuple[KernelArg, ...]:
     counts = (bits.heads, problem.seqlen_q, problem.seqlen_k)
-    return *(Scalar("int32", n) for n in counts), *variant_args(problem), *block_list_args(problem)
+    return *(Scalar("int32", n) for n in counts), *passed(variant_given(problem), list_given(problem))
 
 
 def pack_work(problem: AttentionProblem) -> tuple[LaunchWork, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import cache
 
 from evoattn.families.append_kv.family import AppendKv
 from evoattn.families.backward_mma.family import BackwardMma
@@ -25,7 +26,7 @@ from evoattn.families.three_kernel.family import ThreeKernel
 from evoattn.model.errors import WrongUse
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig, Value
+from evoattn.model.space import SearchSpace, Value
 from evoattn.model.suggest import unknown
 
 
@@ -57,13 +58,20 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+@cache
+def load_space(name: str, gpu: GpuSpec) -> SearchSpace:
+    """The parameters of a family on one GPU, and its known-good configs. Raises `FamilyError` on an unknown family, and
+    `ConfigError` if the file of these configs is missing or not as it should be."""
+    return lookup(name).whole_space(gpu)
+
+
 def completed(name: str, params: dict[str, Value]) -> dict[str, Value]:
     """The parameters of a recorded config, with the defaults of those that were added after it was recorded.
 
     As `SearchSpace.completed`, without the reading of a YAML file. Raises `FamilyError`, and `TypeError` on parameters
     that are not the family's.
     """
-    return dict(vars(lookup(name).genes(KernelConfig(name, params))))
+    return dict(vars(lookup(name).genes(**params)))
 
 
 def weighed_as(name: str) -> str:

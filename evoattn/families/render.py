@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -21,6 +22,8 @@ MARKER = "// ---- plain CUDA below: no Jinja ----"
 """The line in every template under which nothing is rendered."""
 
 
+LINE = 120
+"""Columns."""
 Renderer = Callable[[Family, AttentionProblem, KernelConfig, GpuSpec], Candidate]
 """What `render` is."""
 
@@ -43,6 +46,23 @@ def _environment(templates: Path) -> Environment:
     )
 
 
+def _declared(family: Family, names: list[str], constants: dict[str, Any]) -> str:
+    """`{{ genes("NAME …") }}`: constants of these genes, each with the meaning that its declaration says. A word is a
+    value of an `enum class`: `shared` of Q_PLACE is `QPlace::SHARED`."""
+    lines = []
+    for name in names:
+        value, meaning = constants[name], family.genes.declared[name].meaning
+        if isinstance(value, str):
+            kind = name.title().replace("_", "")
+            value = f"{kind}::{value.upper()}"
+        else:
+            kind = "bool" if isinstance(value, bool) else "int"
+        line = f"constexpr {kind} {name} = {_cpp_literal(value)};"
+        beside = f"{line}  // {meaning}"
+        lines += [beside] if len(beside) <= LINE else [*(f"// {part}" for part in wrap(meaning, LINE - 3)), line]
+    return "\n".join(lines)
+
+
 def render(family: Family, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> Candidate:
     """Fill the family's template with its constants and put the headers that it includes in their places.
 
@@ -50,9 +70,7 @@ def render(family: Family, problem: AttentionProblem, config: KernelConfig, gpu:
     template and `constants` disagree and `IncludeError` if a header cannot be included: both are faults of the family,
     not of a config.
     """
-    text = (
-        _environment(family.templates)
-        .get_template(f"{family.name}.cu.j2")
-        .render(family.all_constants(problem, config, gpu))
-    )
+    constants = family.all_constants(problem, config, gpu)
+    template = _environment(family.templates).get_template(f"{family.name}.cu.j2")
+    text = template.render(constants, genes=lambda names: _declared(family, names.split(), constants))
     return Candidate(family.name, config.params, config.id, resolve(text, TEMPLATES), gpu.arch)

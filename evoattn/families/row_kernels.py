@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
 from typing import ClassVar
 
 from evoattn.families.base import Family
@@ -14,18 +13,14 @@ from evoattn.families.residency import WARP
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig
 
 MAX_HEAD_DIM = 1024
 MOST_ROWS = (1 << 31) - 1
 
 
-@dataclass(frozen=True)
 class RowGenes(Genes):
-    """Their configs; the YAML files of `search_spaces/` say what each gene means."""
+    """Base of their genes."""
 
-    BLOCK_M: int
-    BLOCK_N: int
     THREADS: int
     VECTOR_WIDTH: int
 
@@ -48,9 +43,6 @@ class RowKernels(Family):
     devices: ClassVar[str] = "any GPU"
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "fp32")
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
-
-    def genes(self, config: KernelConfig) -> RowGenes:
-        return RowGenes.of(config)
 
     @abstractmethod
     def rows(self, problem: AttentionProblem) -> int:

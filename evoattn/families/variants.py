@@ -1,13 +1,13 @@
-"""What a template gets to know of a problem's variants, and the arguments that its kernel then takes."""
+"""What a template gets to know of a problem's variants, and the arguments that its kernel then takes (`given.py`)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
+from evoattn.families.given import Given, number, tensor
 from evoattn.families.tensor_tiles import MAX_END, rows_apart
 from evoattn.model.dtype import DTYPES
-from evoattn.model.launch import Buffer, KernelArg, Scalar
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.scales import PER_TOKEN
 from evoattn.model.score import SCORE, WHOLE, Name, Score, Table, Tree, cost, depends_on, derivative, loads_pairs
@@ -19,45 +19,36 @@ COMPILED = (*SCORE_VARIANTS, *KEY_VARIANTS, "varlen")
 """Those of which a template gets a constant each."""
 SEQUENCES = "sequences"
 """The argument that says how many packed sequences there are, in place of which a call may put fewer."""
-NUMBERS: dict[str, Literal["int32", "int64", "float32"]] = {"int": "int32", "int64_t": "int64", "float": "float32"}
-"""CUDA's types as `Scalar` names them."""
 SHORT, LONG = 2, 12
 """Instructions of a predicate for a key."""
 
 
 def variant_constants(problem: AttentionProblem, hides: bool = False, slope: bool = False) -> dict[str, Any]:
-    """One constant for each variant of scores and keys; VARIANT, the header in `templates/device/variant` of the
-    arguments; and OWN_SCORE, those and the code of the problem's own expression of scores, which, if it `hides`, makes
-    -inf of the scores that the predicate of a block list does not show; `slope`: with its derivative."""
+    """One constant for each variant of scores and keys, and OWN_SCORE, the code of the problem's own expression of
+    scores, which, if it `hides`, makes -inf of the scores that the predicate of a block list does not show; `slope`:
+    with its derivative."""
     flags = {name.upper(): name in problem.variants for name in COMPILED}
     own = _own_score(problem, hides, slope) if problem.own_score or problem.blocks else NO_OWN_SCORE
-    if is_varied(problem):
-        return flags | {"VARIANT": "varied", "OWN_SCORE": f"{own}\n{_parameters(problem)}"}
-    return flags | {"VARIANT": "plain", "OWN_SCORE": own}
+    return flags | {"OWN_SCORE": own}
 
 
 NO_OWN_SCORE = """struct OwnScore {
   static constexpr bool GIVEN = false;  // scores have no expression of their own
-};
-#define OWN_SCORE_PARAMETERS
-#define OWN_SCORE_ARGUMENTS"""
+};"""
 
 
 def _own_score(problem: AttentionProblem, hides: bool, slope: bool) -> str:
-    """The class `Own` of `templates/device/score.cuh`, and the arguments that its fields are made of, in the order of
-    `own_score_args`."""
+    """The class `Own` of `templates/device/score.cuh`, whose fields are those of `own_given`."""
     score, shown = problem.own_score, problem.shown
     hides = hides and shown is not None
     hidden = "partial && !shows(b, h, q, k, d) ? NEGATIVE_INFINITY : " if hides else ""
     given = "true" if score or hides else "false"
-    fields = [("float", "unit", "what the kernel scales a score by last")]
-    fields += table_fields(problem.own_tables)
     return "\n".join(
         (
             "struct OwnScore {",
             f"  static constexpr bool GIVEN = {given};  // s = {score.text if score else SCORE}",
             f"  static constexpr bool SHOWS = {'true' if shown else 'false'};  // PARTIAL blocks have a predicate",
-            *(f"  {kind} {name};  // {meaning}" for kind, name, meaning in fields),
+            *members(own_given(problem)),
             *(_of_lists(shown) if problem.blocks else ()),
             "  __device__ __forceinline__ float of(float s, int b, int h, int q, int k, int d) const {",
             f"    return {hidden}{in_cuda(score.tree) if score else SCORE};",
@@ -73,8 +64,6 @@ def _own_score(problem: AttentionProblem, hides: bool, slope: bool) -> str:
             f"    return {in_cuda(shown, False) if shown else 'true'};",
             "  }",
             "};",
-            "#define OWN_SCORE_PARAMETERS " + "".join(f", {kind} own_{name}" for kind, name, _ in fields),
-            "#define OWN_SCORE_ARGUMENTS " + "".join(f", own_{name}" for _, name, _ in fields),
         )
     )
 
@@ -85,24 +74,31 @@ def _changed(tree: Tree) -> str:
     return f"({in_cuda(tree)} * term_unit)" if loads_apart(tree) else changed_in_cuda(tree)
 
 
-def table_fields(tables: Sequence[Table]) -> list[tuple[str, str, str]]:
-    """The fields of a class whose methods read tables, in the order of `table_args`: type, name, meaning."""
+OWN = "own_"
+"""Before the names of members in those of parameters."""
+
+
+def table_given(tables: Sequence[Table]) -> list[Given]:
+    """The fields of a class whose methods read tables: of each its address and its dimensions."""
     fields = []
     for table in tables:
         element = DTYPES[table.dtype].cuda if table.dtype in DTYPES else WHOLE[table.dtype]
-        fields.append(
-            (f"const {element}* __restrict__", member(table), f"of {len(table.shape)} dimensions, contiguous")
-        )
-        fields += [("int", size_member(table, i), f"its dimension {i}") for i in range(len(table.shape))]
+        fields.append(tensor(f"const {element}", OWN + member(table), table.buffer))
+        fields += [number("int", OWN + size_member(table, i), size) for i, size in enumerate(table.shape)]
     return fields
 
 
-def table_args(tables: Sequence[Table]) -> tuple[KernelArg, ...]:
-    """The arguments that `table_fields` are made of."""
-    args: list[KernelArg] = []
-    for table in tables:
-        args += [Buffer(table.buffer), *(Scalar("int32", size) for size in table.shape)]
-    return tuple(args)
+def own_given(problem: AttentionProblem) -> list[Given]:
+    """Those of the problem's own expression of scores, none without one: what the kernel scales a score by last, then
+    those of tables."""
+    if not (problem.own_score or problem.blocks):
+        return []
+    return [number("float", OWN + "unit", problem.softcap or problem.softmax_scale), *table_given(problem.own_tables)]
+
+
+def members(fields: Sequence[Given]) -> list[str]:
+    """Their lines in a class."""
+    return [f"  {field.cuda} {field.name.removeprefix(OWN)};" for field in fields]
 
 
 def _of_lists(shown: Tree | None) -> tuple[str, ...]:
@@ -126,101 +122,28 @@ def _slope(score: Score) -> tuple[str, ...]:
     )
 
 
-def own_score_args(problem: AttentionProblem, last_scale: float) -> tuple[KernelArg, ...]:
-    """The arguments of the problem's own expression of scores; none without one."""
-    if not (problem.own_score or problem.blocks):
-        return ()
-    return Scalar("float32", last_scale), *table_args(problem.own_tables)
-
-
 def scale_constants(problem: AttentionProblem) -> dict[str, Any]:
-    """The type of K and V; SCALED, the header in `templates/device/variant` that names their scales; and SCALES: none,
-    of a sequence's head, or of each key."""
+    """The type of K and V, and SCALES: none, of a sequence's head, or of each key."""
     all_eight = problem.element_bytes == 1
     scales = "KEY" if problem.scales == PER_TOKEN else "HEAD" if problem.kv or all_eight else "NONE"
-    header = "all_scaled" if all_eight else "scaled" if problem.kv else "unscaled"
-    return {"KV_ELEMENT": problem.element_of("k").cuda, "SCALED": header, "SCALES": scales}
+    return {"KV_ELEMENT": problem.element_of("k").cuda, "SCALES": scales}
 
 
-def scale_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
-    """Of each scale that the problem has, those of Q, K and V in turn: its address, and its batch, head and row strides
-    in elements, 0 where it is the same. Shapes: `evoattn.model.scales`."""
-    args: list[KernelArg] = []
-    for name in problem.scale_shapes:
-        args += [Buffer(name), *(Scalar("int64", stride) for stride in problem.scale_strides(name))]
-    return tuple(args)
+def scale_given(problem: AttentionProblem, *tensors: str) -> list[Given]:
+    """Of each scale of these of `qkv` that the problem has, its address, and its batch, head and row strides in
+    elements, 0 where it is the same: `ScaleSource` in `templates/device/copy/kv_scales.cuh`. Shapes:
+    `evoattn.model.scales`."""
+    fields = []
+    for name in (name for name in problem.scale_shapes if name[0] in tensors):
+        strides = zip(("batch", "head", "row"), problem.scale_strides(name), strict=True)
+        fields.append(tensor("const float", f"{name}_gmem", name))
+        fields += [number("int64_t", f"{name}_{of}_stride", stride) for of, stride in strides]
+    return fields
 
 
-def lse_constants(problem: AttentionProblem) -> dict[str, Any]:
-    """Whether a kernel writes the log-sum-exp, and its parameter for that, which no other kernel has."""
-    parameter, argument = (", float* __restrict__ lse_gmem", "lse_gmem") if problem.lse else ("", "nullptr")
-    return {"WRITE_LSE": problem.lse, "LSE_PARAMETER": parameter, "LSE_ARGUMENT": argument}
-
-
-def lse_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
-    """Where such a kernel writes it."""
-    return (Buffer("lse"),) * problem.lse
-
-
-class Given(NamedTuple):
-    """A field of `VariantArguments` in `templates/device/score.cuh`: its type and the name of the kernel's parameter,
-    whether a problem's kernel takes it, and what a launch puts there."""
-
-    cuda: str
-    name: str
-    needed: bool
-    value: KernelArg
-
-
-def given(problem: AttentionProblem) -> list[Given]:
-    """All fields, in their order there. A field that no variant of the problem needs is 0, and no parameter.
-
-    A kernel multiplies a score by its scale last, after the cap and what is added: with a cap the scale is the cap (see
-    `softmax_scale_log2`), and what is added is divided by it beforehand.
-    """
-    last_scale = problem.softcap or problem.softmax_scale
-    terms, own = problem.term_shapes, problem.own_score is not None or problem.shown is not None
-    strides = problem.strides("bias")[:3] if problem.bias else (0, 0, 0)
-    slides, paged, packed = bool(problem.seqused or problem.page), bool(problem.page), bool(problem.varlen)
-    apart = rows_apart(problem, "k") if slides else 0
-
-    def number(cuda: str, name: str, needed: bool, value: Any, told: str = "") -> Given:
-        return Given(cuda, name, needed, Scalar(NUMBERS[cuda], value, told))
-
-    def tensor(element: str, name: str, term: str) -> Given:
-        return Given(f"const {element}* __restrict__", name, term in terms, Buffer(term))
-
-    return [
-        number("int", "window_past", bool(problem.window), problem.masking.past or 0),
-        number("int", "window_ahead", bool(problem.window), problem.masking.ahead or 0),
-        number("int", "diagonal", problem.alibi or own, problem.diagonal),
-        number("float", "score_scale", problem.softcap > 0, problem.softmax_scale / last_scale),
-        number("float", "term_unit", problem.alibi or bool(problem.bias) or own, 1 / last_scale),
-        tensor("Element", "sinks_gmem", "sinks"),
-        tensor("float", "slopes_gmem", "slopes"),
-        tensor("Element", "bias_gmem", "bias"),
-        *(
-            number("int64_t", f"bias_{of}_stride", bool(problem.bias), stride)
-            for of, stride in zip(("batch", "head", "row"), strides, strict=True)
-        ),
-        tensor("int", "seqused_gmem", "seqused"),
-        tensor("int", "table_gmem", "table"),
-        number("int", "page_bits", paged, problem.page.bit_length() - 1),
-        number("int", "table_pages", paged, problem.table_pages if paged else 0),
-        number("int", "kv_rows", slides, apart if apart <= MAX_END else 0),  # tensor maps that slide refuse more
-        tensor("int", "cu_seqlens_q", "cu_seqlens_q"),
-        tensor("int", "cu_seqlens_k", "cu_seqlens_k"),
-        number("int", "total_queries", packed, problem.shape("q")[2] if packed else 0),
-        number("int", "sequences", packed, problem.batch if packed else 0, SEQUENCES),
-    ]
-
-
-def _parameters(problem: AttentionProblem) -> str:
-    """The parameters of a kernel for variants, and what it makes `VariantArguments` of."""
-    fields = given(problem)
-    taken = (f", {field.cuda} {field.name}" for field in fields if field.needed)
-    made = (field.name if field.needed else "nullptr" if "*" in field.cuda else "0" for field in fields)
-    return f"#define GIVEN_PARAMETERS {''.join(taken)}\n#define GIVEN_ARGUMENTS {', '.join(made)}"
+def lse_given(problem: AttentionProblem) -> list[Given]:
+    """Where a kernel writes the log-sum-exp."""
+    return [tensor("float", "lse_gmem", "lse", problem.lse)]
 
 
 def is_varied(problem: AttentionProblem) -> bool:
@@ -228,9 +151,47 @@ def is_varied(problem: AttentionProblem) -> bool:
     return not {*COMPILED, "blocks"}.isdisjoint(problem.variants)
 
 
-def variant_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
-    """The arguments of `templates/device/variant/varied.cuh`; none for plain attention."""
+def variant_given(problem: AttentionProblem) -> list[Given]:
+    """The fields of `ScoreTerms`, none of plain attention: those of `VariantArguments` in
+    `templates/device/score.cuh`, in their order there, then those of the problem's own expression.
+
+    A kernel multiplies a score by its scale last, after the cap and what is added: with a cap the scale is the cap (see
+    `softmax_scale_log2`), and what is added is divided by it beforehand.
+    """
     if not is_varied(problem):
-        return ()
+        return []
     last_scale = problem.softcap or problem.softmax_scale
-    return *(field.value for field in given(problem) if field.needed), *own_score_args(problem, last_scale)
+    terms, own = problem.term_shapes, problem.own_score is not None or problem.shown is not None
+    window, capped, biased = bool(problem.window), problem.softcap > 0, bool(problem.bias)
+    strides = problem.strides("bias")[:3] if problem.bias else (0, 0, 0)
+    slides, paged, packed = bool(problem.seqused or problem.page), bool(problem.page), bool(problem.varlen)
+    apart = rows_apart(problem, "k") if slides else 0
+
+    def term(element: str, name: str) -> Given:
+        gmem = name if name.startswith("cu_") else f"{name}_gmem"
+        return tensor(f"const {element}", gmem, name, name in terms)
+
+    return [
+        number("int", "window_past", problem.masking.past or 0, window),
+        number("int", "window_ahead", problem.masking.ahead or 0, window),
+        number("int", "diagonal", problem.diagonal, problem.alibi or own),
+        number("float", "score_scale", problem.softmax_scale / last_scale, capped),
+        number("float", "term_unit", 1 / last_scale, problem.alibi or biased or own),
+        term("Element", "sinks"),
+        term("float", "slopes"),
+        term("Element", "bias"),
+        *(
+            number("int64_t", f"bias_{of}_stride", stride, biased)
+            for of, stride in zip(("batch", "head", "row"), strides, strict=True)
+        ),
+        term("int", "seqused"),
+        term("int", "table"),
+        number("int", "page_bits", problem.page.bit_length() - 1, paged),
+        number("int", "table_pages", problem.table_pages if paged else 0, paged),
+        number("int", "kv_rows", apart if apart <= MAX_END else 0, slides),  # tensor maps that slide refuse more
+        term("int", "cu_seqlens_q"),
+        term("int", "cu_seqlens_k"),
+        number("int", "total_queries", problem.shape("q")[2] if packed else 0, packed),
+        number("int", "sequences", problem.batch if packed else 0, packed, SEQUENCES),
+        *own_given(problem),
+    ]

@@ -33,7 +33,7 @@ CONVERSION = 1.25
 """Instructions that a pair of numbers of 8 bits takes to be one of fp16, of e4m3 on sm_89."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Step:
     """What one step keeps busy, and how long one warp waits in it."""
 
@@ -58,7 +58,7 @@ def together(*steps: Step, times: float = 1.0) -> Step:
     return Step(*(times * sum(each) for each in zip(*(vars(step).values() for step in steps), strict=True)))
 
 
-@dataclass(frozen=True)
+@dataclass
 class LaunchWork:
     """One launch: its blocks, and what each of them does."""
 
@@ -265,4 +265,6 @@ def variant_step(problem: AttentionProblem, scores: float, lanes: float = 1.0, p
 
 def bias_bytes(problem: AttentionProblem) -> float:
     """Of the bias, 0 without one."""
+    if not problem.bias:
+        return 0.0
     return float(problem.element_bytes * math.prod(problem.term_shapes.get("bias", (0,))))

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from evoattn.model.forward import LSE, MAIN
 from evoattn.model.operation import OPERATIONS, Operation, TensorSpec, contiguous
 from evoattn.model.score import WHOLE, parse_tables
 
+MADE = tuple(f"d{name}" for name in MAIN[:3])
+"""The gradients of the inputs of every call."""
 TERM_GRADS = ("bias", "sinks")
 """The inputs beside q, k and v that may have gradients, as the field `grads` of a problem names them; behind them come
 tables of floats of its expression, by the names of their buffers."""
@@ -42,7 +45,7 @@ def _inputs(problem: Any) -> tuple[TensorSpec, ...]:
     """Those of the forward pass, its output O and log-sum-exp, and the gradients of these: `do`, and with the
     problem's `lse` `dlse`. Log-sum-exps and their gradients are float32, contiguous."""
     o = TensorSpec("o", problem.shape("o"), problem.strides("o"), problem.element.torch)
-    lse = contiguous("lse", problem.lse_shape, "float32")
+    lse = contiguous(LSE, problem.lse_shape, "float32")
     given = (*OPERATIONS["forward"].inputs(problem), o, o._replace(name="do"), lse)
     return (*given, lse._replace(name="dlse")) if problem.lse else given
 

@@ -107,7 +107,6 @@ DTYPES: dict[str, Dtype] = {
             spellings=("int8", "s8", "i8", "torch.int8"),
             largest=127.0,
             answers="bf16",
-            may_query=False,
         ),
     )
 }

@@ -15,6 +15,12 @@ from evoattn.model.scales import SCALES
 from evoattn.model.score import WHOLE
 from evoattn.model.turned import turned_spec
 
+MAIN = ("q", "k", "v", "o")
+"""The tensors of every call, which may lie in memory as callers like."""
+TERMS = ("sinks", "slopes", "bias", "seqused", "table", "cu_seqlens_q", "cu_seqlens_k")
+"""The inputs of variants (`AttentionProblem.term_shapes`), tables, lists and scales aside."""
+LSE = "lse"
+
 
 def _inputs(problem: Any) -> tuple[TensorSpec, ...]:
     """Q, K and V (unless it lies within K), and the inputs of variants."""
@@ -43,7 +49,7 @@ def _inputs(problem: Any) -> tuple[TensorSpec, ...]:
 def _outputs(problem: Any) -> tuple[TensorSpec, ...]:
     """O and, where the problem asks for it, the log-sum-exp."""
     o = TensorSpec("o", problem.shape("o"), problem.strides("o"), problem.answer.torch)
-    return (o, contiguous("lse", problem.lse_shape, "float32")) if problem.lse else (o,)
+    return (o, contiguous(LSE, problem.lse_shape, "float32")) if problem.lse else (o,)
 
 
 def _flops(problem: Any) -> int:

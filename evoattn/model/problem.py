@@ -14,7 +14,7 @@ from evoattn.model.append import why_not_appended
 from evoattn.model.backward import why_no_grads
 from evoattn.model.dtype import DTYPES, QUERY_DTYPES, Dtype
 from evoattn.model.errors import WrongUse
-from evoattn.model.forward import FORWARD
+from evoattn.model.forward import FORWARD, MAIN
 from evoattn.model.lengths import parse_lengths
 from evoattn.model.mask import FULL, MASKS, Band, Mask
 from evoattn.model.merge import why_not_merged
@@ -164,7 +164,7 @@ class AttentionProblem:
             object.__setattr__(self, "score", self.own_score.text)
         if self.predicate:
             object.__setattr__(self, "predicate", parse_predicate(self.predicate, self.tables, True).text)
-        largest = max(*map(self.shape, "qkvo"), self.term_shapes.get("bias", (0,)), key=math.prod)
+        largest = max(*map(self.shape, MAIN), self.term_shapes.get("bias", (0,)), key=math.prod)
         if math.prod(largest) * self.element_bytes > MAX_TENSOR_BYTES:
             raise ProblemError(
                 f"a tensor of shape {list(largest)} takes more than {MAX_TENSOR_BYTES >> 30} GiB; choose a smaller "

@@ -1,4 +1,4 @@
-"""Search spaces read from YAML, and one choice of their parameters."""
+"""Search spaces, and one choice of their parameters."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 
 from evoattn.model.errors import WrongUse
-from evoattn.model.gpu import GpuSpec
 from evoattn.model.paths import SEARCH_SPACES
 
 Value = int | float | str | bool
@@ -159,22 +158,6 @@ def parse_choices(words: list[str]) -> dict[str, tuple[str, ...]]:
     return choices
 
 
-def _require_plain(parameters: tuple[Parameter, ...]) -> None:
-    """Raises `TypeError` on a value that is no number, word or truth value, a name that is no identifier, or a default
-    that is none of the values."""
-    for p in parameters:
-        if not (
-            isinstance(p.name, str)
-            and p.name.isidentifier()
-            and p.values
-            and all(isinstance(v, (int, float, str)) for v in p.values)
-            and (p.default is None or p.default in p.values)
-        ):
-            raise TypeError(
-                f"the parameter {str(p.name)[:40]!r} and its values are not a name and a list of numbers or words"
-            )
-
-
 def _require_known(starting: object, known: dict[str, set[Value]], defaults: dict[str, Value]) -> None:
     """Raises `TypeError` where a starting config has other parameters than these, or a value that none of the
     architectures has. It may leave out what has a default."""
@@ -187,14 +170,11 @@ def _require_known(starting: object, known: dict[str, set[Value]], defaults: dic
             raise TypeError(f"the starting config {str(row)[:60]!r} does not have a known value of each parameter")
 
 
-FOLDERS: dict[str, Path] = {}
-"""Where the file of a family lies that does not lie with the others: of one from outside of evoattn."""
-
-
-@cache
-def load_space(family: str, gpu: GpuSpec, folder: Path | None = None) -> SearchSpace:
-    """Read `search_spaces/<family>.yaml` for one GPU; values under `architectures: <arch>` replace the general ones.
-    Starting configs with values of other architectures are left out.
+def read_space(
+    family: str, parameters: tuple[Parameter, ...], everywhere: tuple[Parameter, ...], folder: Path = SEARCH_SPACES
+) -> SearchSpace:
+    """The space of one architecture, with the starting configs of `<family>.yaml` whose values are among its
+    `parameters`; `everywhere` has those of all architectures.
 
     Raises `ConfigError` if the file is missing or not of this form.
     """
@@ -202,22 +182,12 @@ def load_space(family: str, gpu: GpuSpec, folder: Path | None = None) -> SearchS
 
     from evoattn.model import safe_yaml
 
-    path = (folder or FOLDERS.get(family, SEARCH_SPACES)) / f"{family}.yaml"
+    path = folder / f"{family}.yaml"
+    defaults = {p.name: p.default for p in parameters if p.default is not None}
     try:
-        text = safe_yaml.load_file(path)
-        overrides = (text.get("architectures") or {}).get(gpu.arch, {})
-        parameters = tuple(
-            Parameter(name, tuple(overrides.get(name, row["values"])), row["meaning"], row.get("default"))
-            for name, row in text["parameters"].items()
-        )
-        _require_plain(parameters)
-        starting = text.get("starting_configs") or []
-        known = {name: set(row["values"]) for name, row in text["parameters"].items()}
-        for values in (text.get("architectures") or {}).values():
-            known |= {name: known[name] | set(others) for name, others in values.items()}
-        defaults = {p.name: p.default for p in parameters if p.default is not None}
-        _require_known(starting, known, defaults)
-    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+        starting = safe_yaml.load_file(path)["starting_configs"]
+        _require_known(starting, {p.name: set(p.values) for p in everywhere}, defaults)
+    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
         raise ConfigError(f"The search space {path} cannot be read: {error}.") from None
     return SearchSpace(
         family, parameters, tuple(defaults | row for row in starting if _lies_in(defaults | row, parameters))

@@ -31,7 +31,7 @@ def why_not_turned(problem: Any) -> str:
     """One sentence if the fields of a problem that say so cannot be, else empty."""
     if not problem.turned:
         return ""
-    if problem.op == "forward" and problem.element_bytes > 1:
+    if problem.op == "forward" and problem.dtype != "e4m3":
         return f"turned: V of 8 bits alone comes so, beside Q of 8 bits; write dtype=e4m3, not {problem.dtype}."
     if problem.op not in ("forward", "quantize", "quantize_smooth", "turn"):
         return f"op={problem.op} takes no V with its keys along rows; take turned out."

@@ -18,7 +18,7 @@ from evoattn.ops.attention import attend
 from evoattn.ops.beside import Wanted, quantize, turn
 from evoattn.ops.call import (
     ANSWERS,
-    BESIDE_E4M3,
+    BESIDE,
     E4M3,
     Answer,
     Call,
@@ -63,13 +63,14 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
     """`evoattn.attention` in 8 bits, with `causal`, `scale`, `window`, `softcap`, `sinks` and `return_lse` as there.
     The answer is bfloat16 `[batch, heads, seqlen_q, head_dim]`, the log-sum-exp float32.
 
-    Tensors of float8_e4m3fn are taken as they are, key and value of float8_e5m2 beside such a query too. A number
+    Tensors of float8_e4m3fn are taken as they are, key and value of float8_e5m2 beside such a query too, and so are
+    three of int8: the sums of Q Kᵀ are exact then, and weights and value are multiplied in 16 bits. A number
     stands for itself times its scale: `q_descale`, `k_descale` and `v_descale` are float32 `[batch, kv_heads]` as
     FlashAttention 3's, those of query too, or one for all, a tensor of one element or a number, or of each 128 rows of
     a head: of query `[batch, heads, query blocks]`, of key and value `[batch, kv_heads, key blocks]`. They are not
-    negative; left out, 1. Those of 128 rows are computed in 16 bits. Tensors of 16 or 32 bits are quantised
-    first, with a scale for each K/V head of each batch that takes its largest value to the end of the range, and no
-    descale may be given.
+    negative; left out, 1. Those of 128 rows go with e4m3; kernels take 1.04 to 1.16 of the time of those of heads.
+    Tensors of 16 or 32 bits are quantised first, with a scale for each K/V head of each batch that takes its largest
+    value to the end of the range, and no descale may be given.
     `smooth_k` takes the mean of the keys of a head from them first, as SageAttention does: outlier channels then cost
     less of the range. The answer is the same, since all scores of a query change alike, and the log-sum-exp is
     corrected. It goes with no `softcap`. With `turned` value is as `quantize_kv(…, turned=True)` makes it, which is
@@ -87,15 +88,15 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
     descales = (q_descale, k_descale, v_descale)
     mask, limit = mask_of(causal, False), cap_of(softcap)
     correction = None
-    if query.dtype == E4M3:
+    if query.dtype in BESIDE:
         if smooth_k:
-            raise ValueError("smooth_k is for keys that are quantised on the way; these are e4m3 already.")
+            raise ValueError("smooth_k is for keys that are quantised on the way; these have 8 bits already.")
         given = _turned(Quantised(query, key, value, *_scales(descales, query, key), turned), mask != FULL)
     else:
         if turned:
             raise ValueError("turned is for a value of float8_e4m3fn; others are quantised so on the way.")
         if any(descale is not None for descale in descales):
-            raise ValueError(f"descales belong to tensors of float8_e4m3fn; these are {query.dtype}.")
+            raise ValueError(f"descales belong to tensors of float8_e4m3fn or int8; these are {query.dtype}.")
         if smooth_k and limit:
             raise ValueError("smooth_k goes with no softcap: a cap does not change all scores of a query alike.")
         given, mean = quantised(query, key, value, smooth_k, _turns(query, key, value))
@@ -124,9 +125,9 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
 
 @dataclass(frozen=True)
 class Quantised:
-    """Query, key and value in e4m3; their scales, float32, all `[1, 1]`, all `[batch, kv_heads]`, or all of each 128
-    rows of a head, `[batch, heads, blocks]`; query's are contiguous. With `turned` value is a view of that shape of a
-    turned tensor."""
+    """Query, key and value in e4m3 or int8; their scales, float32, all `[1, 1]`, all `[batch, kv_heads]`, or all of
+    each 128 rows of a head, `[batch, heads, blocks]`; query's are contiguous. With `turned` value is a view of that
+    shape of a turned tensor."""
 
     query: Tensor
     key: Tensor
@@ -135,12 +136,6 @@ class Quantised:
     k_scale: Tensor
     v_scale: Tensor
     turned: bool = False
-
-    @property
-    def may_be_served(self) -> bool:
-        """Whether kernels are asked: those for a scale of each 128 rows took longer than those of heads on an H100
-        (reports/performance.md, sixth session)."""
-        return self.v_scale.dim() < 3
 
 
 def quantised(
@@ -169,7 +164,7 @@ def _turned(given: Quantised, causal: bool) -> Quantised:
     seen = key.shape[2] // 2 if causal else key.shape[2]
     if (
         given.turned
-        or not given.may_be_served
+        or query.dtype != E4M3
         or seen * query.shape[3] < TURNED_FROM
         or not _turns(query, key, value)
         or (made := turn(value)) is None
@@ -213,13 +208,13 @@ def _require(query: Tensor, key: Tensor, value: Tensor) -> None:
             raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}.")
         if tensor.dim() != 4:
             raise ValueError(f"{name} must be [batch, heads, seqlen, head_dim], not {list(tensor.shape)}.")
-    eight = query.dtype == E4M3 and key.dtype in BESIDE_E4M3
+    eight = key.dtype in BESIDE.get(query.dtype, ())
     wide = query.dtype == key.dtype and query.itemsize > 1 and query.is_floating_point()
     if key.dtype != value.dtype or not (eight or wide):
         found = ", ".join(sorted({str(one.dtype).removeprefix("torch.") for one in (query, key, value)}))
         raise ValueError(
-            "query, key and value must all be float8_e4m3fn, key and value perhaps float8_e5m2, or all of 16 or 32 "
-            f"bits, not {found}."
+            "query, key and value must all be float8_e4m3fn, key and value perhaps float8_e5m2, or all int8, or all of "
+            f"16 or 32 bits, not {found}."
         )
     heads, kv_heads = query.shape[1], key.shape[1]
     fits = key.shape[:3] == value.shape[:3] and key.shape[3] == query.shape[3] and key.shape[0] == query.shape[0]
@@ -279,9 +274,8 @@ def _lse_correction(query: Tensor, means: Tensor, scale: float | None) -> Tensor
 
 def _answer(call: Call, given: Quantised, sinks: Tensor | None) -> Answer:
     """By a kernel of 8 bits, else in 16."""
-    widest = WIDEST if call.turned else WIDEST_IN_ROWS
-    launches = given.may_be_served and _may_launch(call.query, call.key, call.value)
-    if launches and call.value.shape[3] <= widest:
+    widest = WIDEST if call.turned or call.query.dtype != E4M3 else WIDEST_IN_ROWS
+    if _may_launch(call.query, call.key, call.value) and call.value.shape[3] <= widest:
         runtime = current.runtime()
         try:
             return runtime.attend(replace(call, strict=True))
@@ -292,8 +286,8 @@ def _answer(call: Call, given: Quantised, sinks: Tensor | None) -> Answer:
                 raise
     elif call.strict:
         raise NoKernel(
-            f"No kernel serves this call: those of 8 bits take a head_dim of V up to {widest} and scales of heads, "
-            "outside of compiled code."
+            f"No kernel serves this call: those of 8 bits take a head_dim of V up to {widest}, outside of compiled "
+            "code."
         )
     return dequantised(call, given, sinks)
 

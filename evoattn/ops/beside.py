@@ -18,7 +18,7 @@ from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.quantize import QUANTIZE_OPERATIONS, TURN
 from evoattn.model.scales import BLOCK_ROWS, GRANULARITIES
 from evoattn.ops.arguments import is_ordinary
-from evoattn.ops.call import BESIDE_E4M3, DTYPES, E4M3, StridedProblem, plain_strides, strided, why_wrong_strides
+from evoattn.ops.call import BESIDE, DTYPES, E4M3, StridedProblem, plain_strides, strided, why_wrong_strides
 from evoattn.ops.given import EIGHT_BITS
 from evoattn.ops.runtime import Runtime, current
 
@@ -260,7 +260,7 @@ def turn(value: Tensor) -> Tensor | None:
     """Numbers of e4m3 or e5m2 `[batch, kv_heads, keys, head_dim]` as `evoattn.model.turned` has them; None where no
     kernel serves them."""
     runtime = current.runtime()
-    if not _is_readable(value, runtime) or value.dtype not in BESIDE_E4M3:
+    if not _is_readable(value, runtime) or value.dtype not in BESIDE[E4M3]:
         return None
     dtype, value = value.dtype, value.view(E4M3)  # bytes move alike
     known = (TURN, value.shape, value.stride(), value.get_device())

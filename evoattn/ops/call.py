@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evoattn.model.backward import MADE
+from evoattn.model.forward import MAIN
 from evoattn.model.mask import FULL
 from evoattn.model.problem import AttentionProblem, ProblemError, canonical_mask, canonical_window
 from evoattn.model.scales import PER_BLOCK, PER_TOKEN
@@ -40,9 +42,9 @@ DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 KV_DTYPES = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2", torch.int8: "int8"}
 """Those that key and value may have beside a query of 16 bits, with scales (`given.py`)."""
 E4M3, ANSWERS = torch.float8_e4m3fn, torch.bfloat16
-"""The dtype of 8 bits that query may have too (`attention_fp8.py`), and that of its answers."""
-BESIDE_E4M3 = (E4M3, torch.float8_e5m2)
-"""What key and value may be beside such a query."""
+"""A dtype of 8 bits that query may have too (`attention_fp8.py`), and that of its answers."""
+BESIDE = {E4M3: (E4M3, torch.float8_e5m2), torch.int8: (torch.int8,)}
+"""What key and value may be beside a query of 8 bits."""
 KV_QUERIES = (torch.float16, torch.bfloat16)
 """Those that a query has beside other keys and values of 8 bits."""
 INTEGERS = (torch.int32, torch.int64)
@@ -53,10 +55,8 @@ DROPOUT = "kernels have no dropout"
 DROPOUT_ALONE = "dropout_p goes with the arguments of SDPA alone: nothing computes it with others."
 SEVERAL_DEVICES = "the tensors are on several devices"
 GRADIENTS = "gradients are wanted"
-NO_TENSOR = "an argument is not a tensor"
-NOT_STRIDED = "kernels take strided tensors"
-SIZE_NAMES = ("batch", "head", "row")
-STRIDED = ("q", "k", "v", "o", "dq", "dk", "dv")
+NO_TENSOR, NOT_STRIDED = "an argument is not a tensor", "kernels take strided tensors"
+STRIDED = (*MAIN, *MADE)
 """The tensors that may lie in memory as callers like. The gradient of O lies as O does."""
 _FIELDS = tuple(AttentionProblem.__dataclass_fields__)
 Answer = Tensor | tuple[Tensor, Tensor]
@@ -418,7 +418,7 @@ def behind(terms: tuple[Tensor | None, ...], others: tuple[Tensor, ...]) -> tupl
 
 def answer_dtype(query: Tensor) -> torch.dtype:
     """The dtype of an answer, and of sinks."""
-    return ANSWERS if query.dtype == E4M3 else query.dtype
+    return ANSWERS if query.dtype in BESIDE else query.dtype
 
 
 def out_like(query: Tensor, value: Tensor, device: str | None = None) -> Tensor:
@@ -472,7 +472,7 @@ def plain_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int
 def why_wrong_strides(name: str, shape: tuple[int, ...], strides: tuple[int, ...], element: int) -> str | None:
     if strides[3] != 1:
         return f"{name}'s last dimension has stride {strides[3]}, not 1"
-    for dim, what in enumerate(SIZE_NAMES):
+    for dim, what in enumerate(("batch", "head", "row")):
         if shape[dim] > 1 and (strides[dim] <= 0 or strides[dim] * element % ALIGNMENT):
             return f"{name}'s {what} stride of {strides[dim] * element} bytes is no positive multiple of {ALIGNMENT}"
     return None
@@ -481,10 +481,9 @@ def why_wrong_strides(name: str, shape: tuple[int, ...], strides: tuple[int, ...
 def why_not_shapes(call: Call) -> str | None:
     """One reason, without a full stop, why a call of these shapes and dtypes is no problem of a kernel, or None."""
     query, key, value = call.query, call.key, call.value
-    of_eight = key.dtype == value.dtype and (
-        key.dtype in BESIDE_E4M3 if call.q_scaled else key.dtype in KV_DTYPES and query.dtype in KV_QUERIES
-    )
-    known = (E4M3,) if call.q_scaled else DTYPES
+    beside = BESIDE.get(query.dtype, ()) if call.q_scaled else KV_DTYPES if query.dtype in KV_QUERIES else ()
+    of_eight = key.dtype == value.dtype and key.dtype in beside
+    known = BESIDE if call.q_scaled else DTYPES
     if query.dtype not in known or not (of_eight or query.dtype == key.dtype == value.dtype):
         found = ", ".join(dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in (query, key, value)))
         return f"kernels take tensors of one dtype out of float16, bfloat16 and float32, not {found}"

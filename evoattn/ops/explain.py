@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from evoattn.families.registry import load_space
 from evoattn.model.errors import WrongUse, in_python, require_text
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.mask import FULL
 from evoattn.model.paths import cubin_cache, database_text, default_database
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import load_space
 from evoattn.ops.arguments import WATCHED, Causal, Score, has_autocast, is_ordinary
 from evoattn.ops.attention import run
 from evoattn.ops.attention_fp8 import words_in_eight_bits

@@ -34,8 +34,7 @@ from evoattn.ops.arguments import (
 )
 from evoattn.ops.call import (
     ANSWERS,
-    BESIDE_E4M3,
-    E4M3,
+    BESIDE,
     FLOATS,
     NO_TENSOR,
     Call,
@@ -239,16 +238,16 @@ def is_eight_bits(tensor: Any) -> bool:
 def with_scales(call: Call, k_scale: Scale, v_scale: Scale, q_scale: Scale = None) -> Call:
     """The call with the scales of its keys and values among its terms, `[batch, kv_heads]` or, of each key, `[batch or
     pages, kv_heads, rows]`, float32: views of what was given, 1 where nothing was. The same call where key has 16 or 32
-    bits. With a query of e4m3 beside such keys, of packed sequences or over pages, those of query come last.
+    bits. With a query of 8 bits beside such keys, of packed sequences or over pages, those of query come last.
 
     Raises `ValueError` for scales beside such a key, and those that do not fit, `TypeError` for what is none.
     """
     asked = q_scale is not None or call.packed or call.paged
-    alike = call.query.dtype == E4M3 and call.key.dtype == call.value.dtype
-    scaled = asked and alike and call.key.dtype in BESIDE_E4M3
+    scaled = asked and call.key.dtype == call.value.dtype and call.key.dtype in BESIDE.get(call.query.dtype, ())
     if q_scale is not None and not scaled:
         raise ValueError(
-            "q_scale belongs to a query of float8_e4m3fn beside keys and values of that dtype or float8_e5m2."
+            "q_scale belongs to a query of float8_e4m3fn or int8 beside keys and values of that dtype, or of "
+            "float8_e5m2 beside the former."
         )
     if not is_eight_bits(call.key):
         if k_scale is None and v_scale is None:
@@ -263,7 +262,7 @@ def with_scales(call: Call, k_scale: Scale, v_scale: Scale, q_scale: Scale = Non
     if scaled:
         made.append(_scale("q_scale", q_scale, call))
         if any(scale.dim() == 3 for scale in made):
-            raise ValueError("scales of each key go with a query of 16 bits, not of float8_e4m3fn.")
+            raise ValueError("scales of each key go with a query of 16 bits, not of 8.")
         if any(scale.numel() > 1 for scale in made):
             made = [scale.expand(_sequences(call), call.key.shape[1]) for scale in made]
     terms = list(call.terms or (None,) * len(TERMS))

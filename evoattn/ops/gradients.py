@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from evoattn.model.backward import BACKWARD, TERM_GRADS
+from evoattn.model.backward import BACKWARD, MADE, TERM_GRADS
 from evoattn.model.problem import BIAS_ROW_STEP, ProblemError
 from evoattn.ops import torch_answer
 from evoattn.ops.arguments import (
@@ -28,7 +28,6 @@ from evoattn.ops.arguments import (
 from evoattn.ops.call import (
     GRADIENTS,
     KV_DTYPES,
-    STRIDED,
     Answer,
     Call,
     StridedProblem,
@@ -156,7 +155,7 @@ class Backward:
         if isinstance(forward, str):
             return forward
         strides, element = list(forward.strides_of), call.query.element_size()
-        for name, tensor in zip(STRIDED[4:], made[:3], strict=True):
+        for name, tensor in zip(MADE, made, strict=False):
             if wrong := why_wrong_strides(name, tuple(tensor.shape), tensor.stride(), element):
                 return wrong
             strides.append(plain_strides(tuple(tensor.shape), tensor.stride()))

@@ -15,20 +15,20 @@ from evoattn.backends.platform import Platform, error_of
 from evoattn.families.base import starts_zeroed
 from evoattn.families.block_list import BUFFERS
 from evoattn.families.variants import SEQUENCES
-from evoattn.model.backward import parse_grads
+from evoattn.model import backward, forward
 from evoattn.model.launch import STATIC_SMEM_LIMIT, KernelLaunch, Scalar, TensorMap
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.scales import SCALES
 
 if TYPE_CHECKING:  # only a check has one
     from evoattn.model.records import CompiledKernel
 
-TENSORS = ("q", "k", "v", "o", "lse")
-TERMS = ("sinks", "slopes", "bias", "seqused", "table", "cu_seqlens_q", "cu_seqlens_k", "k_scale", "v_scale")
-"""The inputs of variants as launches name them (`AttentionProblem.term_shapes`), after the scratch memory, in the order
-of `arguments.TERMS`."""
-BACKWARD_TENSORS = ("do", "dlse", "dq", "dk", "dv", "dbias", "dsinks")
+TENSORS = (*forward.MAIN, forward.LSE)
+TERMS = (*forward.TERMS, *SCALES[1:])
+"""The inputs of variants, after the scratch memory, in the order of `arguments.TERMS`."""
+BACKWARD_TENSORS = ("do", "dlse", *backward.MADE, *(f"d{name}" for name in backward.TERM_GRADS))
 """What launches of the backward pass have beside these, after the others; gradients of tables come behind them."""
-SCRATCH, ZEROED = 5, 6
+SCRATCH, ZEROED = len(TENSORS), len(TENSORS) + 1
 """Indices, after the tensors, of the two allocations that hold a call's scratch buffers."""
 SCRATCH_ALIGNMENT = 256
 SCALARS = {"int32": "i4x", "int64": "q", "float32": "f4x"}
@@ -156,8 +156,8 @@ def tensor_places(problem: AttentionProblem, given: Sequence[int] | None = None)
     it says so."""
     terms = (*TERMS, *own_tables(problem))
     names = (*TENSORS, "", "", *(terms if given is None else [terms[which] for which in given]))
-    if problem.op == "backward":
-        wanted = (table.buffer for table in problem.own_tables if table.buffer in parse_grads(problem.grads))
+    if problem.op == backward.BACKWARD.name:
+        wanted = (table.buffer for table in problem.own_tables if table.buffer in backward.parse_grads(problem.grads))
         names = (*names, *BACKWARD_TENSORS, *(f"d{name}" for name in wanted))
     return {name: (i, 0) for i, name in enumerate(names) if name}
 

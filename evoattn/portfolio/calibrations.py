@@ -22,17 +22,19 @@ from evoattn import __version__
 from evoattn.backends.versions import driver_version, nvrtc_version, template_digest
 from evoattn.cost import correction
 from evoattn.families import registry
+from evoattn.families.registry import load_space
 from evoattn.model.calibrated import FILE, calibration_folder, calibration_name, calibrations_folder
 from evoattn.model.errors import FailedRun, WrongUse
 from evoattn.model.gpu import GPUS, GpuSpec
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import ConfigError, load_space
+from evoattn.model.space import ConfigError
 from evoattn.model.whole_file import replace_file
 from evoattn.portfolio.kernels import KernelList, of_row, to_row
 
 TIMES = "times.jsonl"
-VERSION = 2
-"""Of the files: a later one may mean something else."""
+VERSION, READ = 3, (2, 3)
+"""Of the files that are written, and of those that are read: those of 2 have no kernels in their correction. A later
+one may mean something else."""
 DIGITS = 16
 """Of a template's digest."""
 
@@ -94,8 +96,9 @@ class Calibration:
         """Raises `ValueError` where it is none, or of a later version. Kernels that today's spaces lack are left
         out."""
         try:
-            if row["version"] != VERSION:
-                raise ValueError(f"it is of version {row['version']!r}, and this evoattn reads {VERSION}")
+            if row["version"] not in READ:
+                words = " and ".join(map(str, READ))
+                raise ValueError(f"it is of version {row['version']!r}, and this evoattn reads {words}")
             card = {name: row["card"][name] for name in ("name", "product", "sm_count", "arch")}
             if not isinstance(card["sm_count"], int) or not all(isinstance(card[n], str) for n in ("name", "arch")):
                 raise ValueError("it names no card")

@@ -15,9 +15,10 @@ from evoattn.cost import measurements
 from evoattn.engine.alike import row_tiles
 from evoattn.engine.groups import Group, Kernel
 from evoattn.families import registry
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import DetectedDevice, GpuError, GpuSpec
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import ConfigError, SearchSpace, load_space
+from evoattn.model.space import ConfigError, SearchSpace
 from evoattn.portfolio.pick import portfolio_kernels
 
 RECALLED = "recalled"

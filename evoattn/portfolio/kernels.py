@@ -57,7 +57,8 @@ def kind_of(problem: AttentionProblem) -> str:
     if problem.element_bytes == 1:  # products of e4m3 and e5m2 take as long as those of e4m3 alone
         variants = (name for name in variants if name != "kv")
     op = [problem.op] * (problem.op != "forward") + ["deterministic"] * (problem.deterministic and not by_formula)
-    return " ".join((str(8 * problem.element_bytes), *op, dims, *variants))
+    width = problem.dtype if problem.dtype == "int8" else str(8 * problem.element_bytes)
+    return " ".join((width, *op, dims, *variants))
 
 
 @dataclass(frozen=True)

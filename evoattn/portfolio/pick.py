@@ -9,10 +9,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from itertools import product
+from itertools import chain, product
 
 from evoattn.cost import correction
 from evoattn.families import registry
+from evoattn.families.registry import load_space
 from evoattn.model.backward import parse_grads
 from evoattn.model.block_list import parse_blocks
 from evoattn.model.gpu import GPUS, GpuSpec
@@ -20,7 +21,7 @@ from evoattn.model.played import is_played
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.score import parse_tables
 from evoattn.model.sequences import PACKED_PARTS, power_below, rounded_up
-from evoattn.model.space import KernelConfig, SearchSpace, load_space
+from evoattn.model.space import KernelConfig, SearchSpace
 from evoattn.portfolio import calibrations
 from evoattn.portfolio.climb import MOST_KEPT, ClimbCache, Costs, climbed, neighbours
 from evoattn.portfolio.kernels import Genes, KernelList, kind_of, load
@@ -101,11 +102,9 @@ def _kept(about: AttentionProblem, gpu: GpuSpec, climbs: ClimbCache) -> Pick | N
     if listed and not about.batch_invariant and any(one.covers(about) for one in listed.skipped):
         return None
     if (end := climbs.get((about, gpu))) is None:
-        kernels, genes = _begin(about, gpu, listed)
+        kernels, genes, timed = _begin(about, gpu, listed)
         if not kernels:
             return None
-        is_listed = listed and gpu.name in listed.cards and not about.batch_invariant
-        timed = [*_split(listed.of(about)[0], about, gpu), *_of_lists(about, gpu)] if listed and is_listed else ()
         end = climbed(kernels, about, gpu, genes, timed)
         climbs.add((about, gpu), end)
     why = f"of {_begun(listed)} it should take least time here by the cost model"
@@ -133,15 +132,22 @@ def _pick(config: KernelConfig, why: str, problem: AttentionProblem, gpu: GpuSpe
 
 def _begin(
     problem: AttentionProblem, gpu: GpuSpec, listed: KernelList | None
-) -> tuple[list[KernelConfig], Mapping[str, Genes]]:
-    """The kernels that climbs begin at, and by family the values that genes may take: those of the list, and where it
-    was not made for such a card or problem the known-good configs of all families, too."""
+) -> tuple[list[KernelConfig], Mapping[str, Genes], list[KernelConfig]]:
+    """The kernels that climbs begin at, by family the values that genes may take, and what was fast on such problems
+    and cards, whether it can run here or not: kernels and genes are those of the list, and where it was not made for
+    such a card or problem the known-good configs of all families, too."""
     if problem.batch_invariant:
-        return _by_recipe(problem, gpu, listed)
-    able = [c for c in _split(listed.of(problem)[1], problem, gpu) if _can_run(c, problem, gpu)] if listed else []
+        return *_by_recipe(problem, gpu, listed), []
+    fast, every = listed.of(problem) if listed else ([], [])
+    split = [_split(config, problem, gpu) for config in every]
+    able = [c for c in chain.from_iterable(split) if _can_run(c, problem, gpu)]
     genes: dict[str, Genes] = dict(listed.genes) if listed else {}
-    if able and listed and gpu.name in listed.cards and kind_of(problem) in listed.kinds:
-        return list({c.id: c for c in [*able, *_of_lists(problem, gpu)]}.values()), genes
+    timed = list[KernelConfig]()
+    if listed and gpu.name in listed.cards:
+        others = _of_lists(problem, gpu)
+        timed = [*chain.from_iterable(split[: len(fast)]), *others]
+        if able and kind_of(problem) in listed.kinds:
+            return list({c.id: c for c in [*able, *others]}.values()), genes, timed
     serving = (f.name for f in registry.FAMILIES.values() if not f.why_unsupported(problem, gpu))
     spaces = {name: load_space(name, gpu) for name in serving}
     genes |= {name: _known_genes(space, genes.get(name, {})) for name, space in spaces.items()}
@@ -156,7 +162,7 @@ def _begin(
     }
     configs = list(found.values())
     apart = 1 if able or known or not configs else math.ceil(len(configs) / MOST_CHANGED)
-    return configs[::apart], genes
+    return configs[::apart], genes, timed
 
 
 def _of_lists(problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
@@ -212,22 +218,18 @@ def whole(config: KernelConfig) -> KernelConfig:
     return KernelConfig(config.family, config.params | {SPLITS: 1}) if _splits_at_launch(config) else config
 
 
-def _split(kernels: Sequence[KernelConfig], problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
-    """The kernels, those whose number of splits is an argument of the launch with the numbers of blocks that the SMs
-    have room for: the greatest that all run at once, and the next."""
-    found: dict[str, KernelConfig] = {}
-    for config in kernels:
-        if not _splits_at_launch(config):
-            found[config.id] = config
-            continue
-        if _can_run(one := whole(config), problem, gpu):
-            blocks = registry.lookup(config.family).work(problem, one)[0].blocks
-            room = gpu.sm_count * int(config.params.get("BLOCKS_PER_SM", 1)) / blocks
-            fewer = [n for n in NUMBERS if n <= room] or NUMBERS[:1]
-            for splits in (fewer[-1], *NUMBERS[len(fewer) : len(fewer) + 1]):
-                made = KernelConfig(config.family, config.params | {SPLITS: splits})
-                found[made.id] = made
-    return list(found.values())
+def _split(config: KernelConfig, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
+    """The kernel; if its number of splits is an argument of the launch, with the numbers of blocks that the SMs have
+    room for: the greatest that all run at once, and the next."""
+    if not _splits_at_launch(config):
+        return [config]
+    if not _can_run(one := whole(config), problem, gpu):
+        return []
+    blocks = registry.lookup(config.family).work(problem, one)[0].blocks
+    room = gpu.sm_count * int(config.params.get("BLOCKS_PER_SM", 1)) / blocks
+    fewer = [n for n in NUMBERS if n <= room] or NUMBERS[:1]
+    numbers = fewer[-1], *NUMBERS[len(fewer) : len(fewer) + 1]
+    return [KernelConfig(config.family, config.params | {SPLITS: splits}) for splits in numbers]
 
 
 def _known_genes(space: SearchSpace, genes: Genes) -> Genes:
@@ -248,7 +250,7 @@ def _can_run(config: KernelConfig, problem: AttentionProblem, gpu: GpuSpec) -> b
 
 def ranked(problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
     """The kernels that a pick's climbs begin at and that can serve the very problem, the most promising first."""
-    kernels, _ = _begin(problem, gpu, list_for(gpu))
+    kernels, *_ = _begin(problem, gpu, list_for(gpu))
     scored = Costs(likely(problem), gpu).of(kernels)
     return [one.config for one in sorted(scored, key=lambda one: one.score)]
 
@@ -394,7 +396,7 @@ def _spread(problem: AttentionProblem, *sides: tuple[int, int], batch: int = 0) 
     longest) of queries and of keys."""
     texts, batch = list[str](), batch or problem.batch
     (rows, most), (_, most_keys) = sides
-    if problem.page and 1 < most and rows < batch * most and batch <= MOST_LISTED:
+    if problem.page and most > 1 and rows < batch * most and batch <= MOST_LISTED:
         return _step_of_engine(batch, rows, most, most_keys)
     for rows, longest in sides:
         if batch == 1 or rows == batch * longest:

@@ -26,11 +26,12 @@ from evoattn.engine.group_search import GroupSearch, Manner
 from evoattn.engine.groups import Group, Kernel
 from evoattn.engine.tools import Tools
 from evoattn.families import registry
+from evoattn.families.registry import load_space
 from evoattn.fleet.local import LocalFleet
 from evoattn.model.errors import WrongUse
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem, ProblemError
-from evoattn.model.space import ConfigError, KernelConfig, Value, load_space
+from evoattn.model.space import ConfigError, KernelConfig, Value
 from evoattn.peers.labels import FLASH_ATTENTION
 from evoattn.peers.table import peers_of
 from evoattn.portfolio import campaign
@@ -64,14 +65,14 @@ class Kind:
     lost: dict[str, dict[int, float]] = field(default_factory=dict)
     """By kernel and problem: logarithm of its time over the best."""
 
-    def covering(self) -> list[str]:
-        """At most MOST_OF_A_KIND kernels, chosen one by one, each the one that saves most beside those before it."""
+    def covering(self, most: int = MOST_OF_A_KIND) -> list[str]:
+        """At most so many kernels, chosen one by one, each the one that saves most beside those before it."""
         left, chosen = [MOST_LOST] * self.problems, list[str]()
 
         def saved(name: str) -> float:
             return sum(max(0.0, left[i] - lost) for i, lost in self.lost[name].items())
 
-        while len(chosen) < MOST_OF_A_KIND and self.lost:
+        while len(chosen) < most and self.lost:
             best = max(self.lost, key=saved)
             if saved(best) < LEAST_SAVED:
                 break
@@ -177,13 +178,15 @@ def select_of(
     jobs: int | None = None,
     beside: bool = False,
     kinds: Collection[str] = (),
+    most: int = MOST_OF_A_KIND,
 ) -> KernelList:
     """As `select`, of measured groups; where kinds are named, the general kernels stay, too. `beside`: kinds that they
-    measured keep the kernels of `today`, too. Raises `WrongUse` for a kind that neither has."""
+    measured keep the kernels of `today`, too. `most`: kernels of a kind. Raises `WrongUse` for a kind that neither
+    has."""
     measured, configs = measured_kinds(groups)
     if unknown := sorted(set(kinds) - measured.keys() - (today.kinds.keys() if today else set())):
         raise WrongUse(f"The files have no times of kind {unknown[0]!r}. There are: {', '.join(sorted(measured))}.")
-    own = {kind: found.covering() for kind, found in measured.items() if not kinds or kind in kinds}
+    own = {kind: found.covering(most) for kind, found in measured.items() if not kinds or kind in kinds}
     if today:
         configs |= {config.id: config for config in today.kernels}
         theirs = {kind: [today.kernels[i].id for i in places] for kind, places in today.kinds.items()}

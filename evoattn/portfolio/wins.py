@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from evoattn.backends.cache_folder import write_whole
+from evoattn.families.registry import load_space
 from evoattn.model import forks
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.paths import data_folder
 from evoattn.model.problem import AttentionProblem, ProblemError
-from evoattn.model.space import ConfigError, KernelConfig, load_space
+from evoattn.model.space import ConfigError, KernelConfig
 
 FILE = "wins.json"
 CLEARLY = 0.985

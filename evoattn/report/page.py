@@ -13,10 +13,11 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from evoattn.families.registry import load_space
 from evoattn.model.errors import WrongUse
 from evoattn.model.gpu import lookup
 from evoattn.model.paths import REPORT_TEMPLATES
-from evoattn.model.space import load_space, spelling
+from evoattn.model.space import spelling
 from evoattn.peers.labels import peer_label
 from evoattn.report.compare import Comparison
 from evoattn.report.data import FamilySample, GeneValue, LeaderboardRow, StudySummary, Winner

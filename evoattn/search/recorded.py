@@ -56,7 +56,7 @@ def source_finding(trial: Trial, problem: AttentionProblem, spec: gpus.GpuSpec) 
     config = KernelConfig(trial.family, trial.config)
     try:
         family = registry.lookup(trial.family)
-        configs.load_space(trial.family, spec).make_config(trial.config)
+        registry.load_space(trial.family, spec).make_config(trial.config)
         same = render(family, problem, config, spec).source_hash == trial.source_hash
     except (registry.FamilyError, configs.ConfigError) as error:
         return Finding("source", f"Today's checkout cannot render this config: {error}", None)

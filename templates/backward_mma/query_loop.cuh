@@ -43,7 +43,7 @@
         }
   };
 
-  const OwnGradients own_gradients{terms.own TABLE_GRADIENT_ARGUMENTS};
+  const OwnGradients own_gradients{terms.own, TABLE_GRADIENT_ARGUMENTS};
   TableGradients<OwnGradients, KEY_TILES, PART_TILES> of_tables;
   of_tables.begin_head();
   int stage = 0, head = kv_head * group, tile = first_tile;

@@ -16,7 +16,7 @@
   int tile = blockIdx.x, first_query = 0, head_rows = seqlen_q;
   Terms terms{VARIANT_ARGUMENTS};
   if constexpr (OwnGradients::WANTED) {
-    OwnGradients{terms.own TABLE_GRADIENT_ARGUMENTS}.clear(block * ROW_THREADS + threadIdx.x, threads);
+    OwnGradients{terms.own, TABLE_GRADIENT_ARGUMENTS}.clear(block * ROW_THREADS + threadIdx.x, threads);
   }
   if constexpr (VARLEN) {
     const PackedSequences packed{terms.given.query_starts, terms.given.key_starts, terms.given.sequences, seqlen_q,

@@ -1,8 +1,10 @@
-// all_eight_fragments.cuh: the two products of attention over Q, K and V of e4m3, which tensor cores multiply as they
-// are. They keep fewer bits of a sum than fp32 has: P V of a tile of keys is added to O apart.
+// all_eight_fragments.cuh: the products of attention over Q, K and V of 8 bits, which tensor cores multiply as they
+// are. Of int8 that is Q Kᵀ alone, whose sums are whole numbers. Of e4m3 they keep fewer bits of a sum than fp32 has:
+// P V of a tile of keys is added to O apart.
 #include "device/ptx/element.cuh"
 #include "device/ptx/byte_permute.cuh"
 #include "device/ptx/e4m3.cuh"
+#include "device/ptx/eight_bits.cuh"
 #include "device/ptx/exp2.cuh"
 #include "device/ptx/ldmatrix.cuh"
 #include "device/ptx/mma_m16n8k32.cuh"
@@ -27,15 +29,20 @@ __device__ __forceinline__ void load_eight_bits(uint32_t (&q)[ROW_TILES][DIM_STE
       }
 }
 
+// What sums of products of Element are.
+template <typename Element> struct SumOf {
+  using type = float;
+};
+template <> struct SumOf<Int8> {
+  using type = int;
+};
+
 // S = Q Kᵀ.
-template <typename Layout, int ROW_TILES, int KEY_TILES, int DIM_STEPS>
+template <typename Element, typename Layout, int ROW_TILES, int KEY_TILES, int DIM_STEPS>
 __device__ __forceinline__ void multiply_qk_all_eight(float (&s)[ROW_TILES][KEY_TILES][4],
                                                       const uint32_t (&q)[ROW_TILES][DIM_STEPS][4],
                                                       uint32_t k_smem) {  // [8 KEY_TILES, head_dim], chunks_first
-#pragma unroll
-  for (int m = 0; m < ROW_TILES; ++m)
-#pragma unroll
-    for (int n = 0; n < KEY_TILES; ++n) s[m][n][0] = s[m][n][1] = s[m][n][2] = s[m][n][3] = 0.f;
+  typename SumOf<Element>::type sums[ROW_TILES][KEY_TILES][4] = {};
 #pragma unroll
   for (int d = 0; d < DIM_STEPS; ++d)
 #pragma unroll
@@ -44,10 +51,16 @@ __device__ __forceinline__ void multiply_qk_all_eight(float (&s)[ROW_TILES][KEY_
       ldmatrix_x4(k, Layout::block_address(k_smem, n / 2, d));
 #pragma unroll
       for (int m = 0; m < ROW_TILES; ++m) {
-        mma_m16n8k32_e4m3(s[m][n], q[m][d], k[0], k[1]);
-        mma_m16n8k32_e4m3(s[m][n + 1], q[m][d], k[2], k[3]);
+        mma_m16n8k32(sums[m][n], q[m][d], k[0], k[1]);
+        mma_m16n8k32(sums[m][n + 1], q[m][d], k[2], k[3]);
       }
     }
+#pragma unroll
+  for (int m = 0; m < ROW_TILES; ++m)
+#pragma unroll
+    for (int n = 0; n < KEY_TILES; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[m][n][e] = float(sums[m][n][e]);  // below 2^24
 }
 
 // P = 2^s, sums += Σ P, O += P V · WEIGHT_UNIT. Of every 16 keys four of a lane's scores are a register of the A
@@ -88,7 +101,7 @@ __device__ __forceinline__ void multiply_pv_all_eight(RowState<ROW_TILES, DIM_TI
         const uint32_t low = byte_permute(v[0][n / 2 * 2], v[0][n / 2 * 2 + 1], of),
                        high = byte_permute(v[1][n / 2 * 2], v[1][n / 2 * 2 + 1], of);
 #pragma unroll
-        for (int m = 0; m < ROW_TILES; ++m) mma_m16n8k32_e4m3(added[m][n], p[step][m], low, high);
+        for (int m = 0; m < ROW_TILES; ++m) mma_m16n8k32(added[m][n], p[step][m], low, high);
       }
     }
 #pragma unroll

@@ -17,7 +17,7 @@
     if constexpr (EIGHT_BITS) {
       key_scales.load_k(pages, first_key(tile) + lane % 4 * 2, seqlen_k);
       const uint32_t k_smem = k_ring_smem + tile % K_STAGES * K_TILE_BYTES;
-      if constexpr (ALL_EIGHT) multiply_qk_all_eight<KeyLayout>(s, q_frag, k_smem);
+      if constexpr (ALL_EIGHT) multiply_qk_all_eight<QueryElement, KeyLayout>(s, q_frag, k_smem);
       else multiply_qk_eight<KvElement, KeyLayout>(s, q_frag, k_smem);
       key_scales.scale(s, unit);
     } else {
@@ -60,7 +60,7 @@
   };
   auto accumulate = [&](Scores& s, int tile) {  // O += 2^s V
     const uint32_t v_smem = v_ring_smem + tile % V_STAGES * V_TILE_BYTES;
-    if constexpr (ALL_EIGHT) {
+    if constexpr (EIGHT_BIT_WEIGHTS) {
       multiply_pv_all_eight<ValueLayout>(state, s, v_smem);
     } else if constexpr (EIGHT_BITS) {
       multiply_pv_eight<KvElement, ValueLayout, SUM_BY_MMA>(

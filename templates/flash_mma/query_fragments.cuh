@@ -9,7 +9,7 @@
   uint32_t q_frag[ROW_TILES][Q_STEPS_KEPT][4];
   float unit[ROW_TILES][2];  // EIGHT_BITS: of the scores of rows g and g + 8
   if constexpr (ALL_EIGHT) {
-    const ScaleSource scale QUERY_SCALE_ARGUMENTS;
+    const ScaleSource scale{QUERY_SCALE_ARGUMENTS};
     const float of_head = __ldg(scale.gmem + sequence_number * scale.batch + kv_head * scale.head);
     load_eight_bits(q_frag, q_gmem + (warp_row + lane / 4) * q_row_stride + lane % 4 * 4, q_row_stride,
                     seqlen_q - warp_row - lane / 4);

@@ -10,44 +10,13 @@
 #include "flash_wgmma/scores_again.cuh"
 #include "device/softmax/wgmma_scores.cuh"
 #include "device/softmax/wgmma_softmax.cuh"
-#include "flash_wgmma/epilogue.cuh"
+#include "flash_wgmma/output_sums.cuh"
 
-// What a warpgroup holds in arrays. They lie apart from a consumer's numbers: the compiler takes an object to registers
-// as a whole, and one with an array only once the loops over it are unrolled, which costs registers.
-struct Fragments {
-  float s[BLOCK_N / 2];      // scores, then probabilities, of a tile
-  uint32_t p[KEY_STEPS][4];  // probabilities of a tile, rounded
-  float o[VALUE_DIM / 2];
-  float added[SUMS];  // TWO_LEVELS, not SUM_IN_SHARED or SUMMED_BY_PRODUCT: P V of the last tiles
-  float factor[2];    // by which the last softmax wants O rescaled
-  float o_factor[2];  // TWO_LEVELS: by which O without `sum` must be multiplied
-  float total[2];     // SUMMED_BY_PRODUCT: sums of P without those in `sum`
-  RowState state;
-  float o_parts[VALUE_DIM / 2];                             // KEEPS, not PARTS_IN_SHARED: O of the parts that are over
-  RowState of_parts;                                        // KEEPS: their shifts and sums
-  HeadTerms<Element> head_terms[GROUP_ROWS ? 2 : 1];        // of this tile of rows, of the lane's rows g and g + 8
-  BiasPair<Element> bias[Terms::BIASED ? BLOCK_N / 4 : 1];  // of the next tile of keys
-  float inverse[2];                                         // of the sums of a tile of rows
-  SeenKeys<2, BLOCK_N> seen;                                // of a PARTIAL tile of keys, by the lane's rows g and g + 8
-};
-
-// What tensor cores add P V to.
-template <class F>
-__device__ __forceinline__ float (&accumulators(F& f))[SUMS] {  // written out: nvcc sees no body on the host
-  if constexpr (TWO_LEVELS && (!SUM_IN_SHARED || SUMMED_BY_PRODUCT)) return f.added;
-  else return f.o;
-}
-
-struct Consumer : Epilogue {
+struct Consumer : OutputSums {
   RowOperand<Operands::ROW_COLUMNS, Q_IN_REGISTERS>& q;
   float (&s)[BLOCK_N / 2];
   uint32_t (&p)[KEY_STEPS][4];
-  float (&o)[VALUE_DIM / 2];
-  float (&sum)[SUMS];  // that tensor cores add P V to
-  float (&factor)[2], (&o_factor)[2], (&total)[2];
   RowState& state;
-  float (&o_parts)[VALUE_DIM / 2];
-  RowState& of_parts;
   HeadTerms<Element> (&head_terms)[GROUP_ROWS ? 2 : 1];
   BiasPair<Element> (&bias)[Terms::BIASED ? BLOCK_N / 4 : 1];
   SeenKeys<2, BLOCK_N>& seen;
@@ -58,27 +27,17 @@ struct Consumer : Epilogue {
   uint64_t k_descriptor, v_descriptor;
   int key_tile;       // the next
   int listed_key;     // KeyList::LISTED: its first key, where it is masked or scores have terms
-  int tiles_added;    // IN_TURNS: whose P V are in `sum`
-  bool flushed;       // O_IN_SHARED: some are in shared memory
   Ring ring, before;  // places of the next K, and of the V that P is for
   Ring skipped;       // AHEAD: the first place of V that is passed over
-  bool fresh;         // IN_PARTS: O of this part is nothing yet
   TileScheduler& work;
 
   __device__ __forceinline__ Consumer(RowOperand<Operands::ROW_COLUMNS, Q_IN_REGISTERS>& q, Fragments& f,
                                       TileScheduler& work, const Output& output, float softmax_scale_log2)
-      : Epilogue(work, output, f.inverse),
+      : OutputSums(f, work, output),
         q(q),
         s(f.s),
         p(f.p),
-        o(f.o),
-        sum(accumulators(f)),
-        factor(f.factor),
-        o_factor(f.o_factor),
-        total(f.total),
         state(f.state),
-        o_parts(f.o_parts),
-        of_parts(f.of_parts),
         head_terms(f.head_terms),
         bias(f.bias),
         seen(f.seen),
@@ -115,106 +74,17 @@ private:
     }
     wgmma_commit();
   }
-  __device__ __forceinline__ void multiply_pv(int stage, int part = 0) {  // O += P V
+  template <int PART = 0> __device__ __forceinline__ void multiply_pv(int stage) {  // O += P V
     wgmma_fence();
     const uint64_t v_stage = v_descriptor + descriptor_step(Smem::V_TILE_BYTES) * stage +
-                             descriptor_step(Operands::value_columns(part * 2 * SUMS));
+                             descriptor_step(Operands::value_columns(PART * 2 * SUMS));
 #pragma unroll
     for (int step = 0; step < KEY_STEPS; ++step) {
-      wgmma_pv(sum, p[step], v_stage + descriptor_step(Operands::value_step(step)),
+      wgmma_pv(sum_of<PART>(), p[step], v_stage + descriptor_step(Operands::value_step(step)),
                IN_PARTS ? step > 0 || !fresh : !TWO_LEVELS || step > 0 || (IN_TURNS && tiles_added > 0));
     }
     wgmma_commit();
     if constexpr (IN_PARTS) fresh = false;
-  }
-  // Four numbers of this thread's part of O in shared memory.
-  __device__ __forceinline__ float4& kept(int i) {
-    return reinterpret_cast<float4*>(smem + Smem::SUMS + warpgroup * Smem::SUM_BYTES)[i * 128 + thread];
-  }
-  template <int FLOATS>
-  __device__ __forceinline__ float4 kept_and_added(int i, const float (&more)[FLOATS]) {  // of rows g, g, g + 8, g + 8
-    const float4 before = kept(i);
-    return make_float4(fmaf(before.x, o_factor[0], more[4 * i]), fmaf(before.y, o_factor[0], more[4 * i + 1]),
-                       fmaf(before.z, o_factor[1], more[4 * i + 2]), fmaf(before.w, o_factor[1], more[4 * i + 3]));
-  }
-  // SUMMED_BY_PRODUCT: the sums of P that tensor cores have added up to those before. Of a row's four lanes one has
-  // them.
-  __device__ __forceinline__ void add_total() {
-    if constexpr (SUMMED_BY_PRODUCT) {
-#pragma unroll
-      for (int row = 0; row < 2; ++row) total[row] = fmaf(total[row], o_factor[row], sum[VALUE_DIM / 2 + 2 * row]);
-    }
-  }
-  // To O in registers, or a part of its columns.
-  __device__ __forceinline__ void add_to_output(int part = 0) {
-    add_total();
-    constexpr int ADDED = VALUE_DIM / VALUE_PARTS / 2;
-#pragma unroll
-    for (int i = 0; i < ADDED; ++i) o[part * ADDED + i] = fmaf(o[part * ADDED + i], o_factor[i / 2 % 2], sum[i]);
-  }
-  // IN_TURNS: what tensor cores have added up, in fewer bits than fp32, to O.
-  __device__ __forceinline__ void flush() {
-    if constexpr (!SUM_IN_SHARED) {
-      add_to_output();
-      o_factor[0] = o_factor[1] = 1.f;
-      tiles_added = 0;
-      return;
-    }
-    add_total();
-    if (PERSISTENT && !flushed) {  // O of the tile of rows before has left this memory
-      if (STORE != Store::ROWS && thread == 0) tma_store_wait_read();
-      named_barrier_sync<128>(O_TILE + warpgroup);
-    }
-#pragma unroll
-    for (int i = 0; i < VALUE_DIM / 8; ++i)
-      kept(i) =
-          flushed ? kept_and_added(i, sum) : make_float4(sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]);
-    o_factor[0] = o_factor[1] = 1.f;
-    tiles_added = 0, flushed = true;
-  }
-  // TWO_LEVELS: P V of a tile is there.
-  __device__ __forceinline__ void add_up() {
-    if constexpr (IN_TURNS) {
-      if (++tiles_added == FLUSH_TILES) flush();
-    } else {
-      add_to_output(VALUE_PARTS - 1);
-      if constexpr (RESCALE != Rescale::ALWAYS) o_factor[0] = o_factor[1] = 1.f;
-    }
-  }
-  __device__ __forceinline__ void rescale_output() {
-    if constexpr (IN_TURNS) {
-      if (tiles_added > 0) scale_rows(sum, factor);
-      pin_registers(sum);  // before the fence of the next product
-      o_factor[0] *= factor[0], o_factor[1] *= factor[1];
-    } else if constexpr (TWO_LEVELS) {
-      o_factor[0] = factor[0], o_factor[1] = factor[1];
-    } else {
-      scale_rows(o, factor);
-    }
-  }
-  // TWO_LEVELS: all P V of a tile of rows are in o, and the sums of P in `of`.
-  __device__ __forceinline__ void complete_output(RowState& of) {
-    if constexpr (IN_TURNS && !SUM_IN_SHARED) {
-      if (tiles_added > 0) flush();
-    } else if constexpr (SUM_IN_SHARED) {
-      const bool more = tiles_added > 0;
-      if (more) add_total();
-      if constexpr (SUMMED_BY_PRODUCT) {
-#pragma unroll
-        for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = sum[i];
-      }
-      if (flushed) {
-#pragma unroll
-        for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = more ? o[i] : 0.f;
-#pragma unroll
-        for (int i = 0; i < VALUE_DIM / 8; ++i) {
-          const float4 all = kept_and_added(i, o);
-          o[4 * i] = all.x, o[4 * i + 1] = all.y, o[4 * i + 2] = all.z, o[4 * i + 3] = all.w;
-        }
-      }
-      named_barrier_sync<128>(O_TILE + warpgroup);  // O in Element takes the place of all these sums
-    }
-    if constexpr (SUMMED_BY_PRODUCT) of.sum[0] = total[0], of.sum[1] = total[1];
   }
   __device__ __forceinline__ void release(uint32_t barrier_smem) {
     if (lane == 0) mbarrier_arrive(barrier_smem);
@@ -304,17 +174,20 @@ private:
     mbarrier_wait(barrier(Smem::V_FULL, before.stage), before.parity);
     multiply_pv(before.stage);
   }
+  // P V of the columns of V from PART on. What came of the part before is added to O first, or with two sums beside it.
+  template <int PART> __device__ __forceinline__ void rest_of_parts() {
+    if constexpr (VALUE_SUMS > 1) multiply_pv<PART>(before.stage);
+    wgmma_wait<VALUE_SUMS - 1>();
+    pin_registers(sum_of<PART - 1>());
+    add_to_output<PART - 1>();
+    pin_registers(sum_of<PART - 1>());  // has been read before the next product
+    if constexpr (VALUE_SUMS == 1) multiply_pv<PART>(before.stage);
+    if constexpr (PART + 1 < VALUE_PARTS) rest_of_parts<PART + 1>();
+  }
   __device__ __forceinline__ void finish_pv() {
-#pragma unroll
-    for (int part = 1; part < VALUE_PARTS; ++part) {
-      wgmma_wait<0>();
-      pin_registers(sum);
-      add_to_output(part - 1);
-      pin_registers(sum);  // has been read before the next product
-      multiply_pv(before.stage, part);
-    }
+    if constexpr (VALUE_PARTS > 1) rest_of_parts<1>();
     wgmma_wait<0>();  // O is there, and P may be overwritten
-    pin_registers(sum);
+    pin_registers(sum_of<VALUE_PARTS - 1>());
     release(barrier(Smem::V_EMPTY, before.stage));
     if constexpr (TWO_LEVELS) add_up();
   }
@@ -346,7 +219,7 @@ private:
   }
   // Q Kᵀ of a tile of keys, then its softmax, with OVERLAP during P V of the one before, else followed by its own P V.
   template <bool FIRST, bool MASKED, bool BESIDE = OVERLAP && !FIRST> __device__ __forceinline__ void step() {
-    if constexpr (BESIDE || !OVERLAP) wait_for_turn();
+    if constexpr (BESIDE || (!OVERLAP && (FIRST || !TURN_OF_PRODUCTS))) wait_for_turn();
     start_qk();
     if constexpr (BESIDE) start_pv(), pass_turn();
     const bool rescale = finish_qk<FIRST, MASKED, BESIDE>();
@@ -355,6 +228,7 @@ private:
     if (!FIRST && rescale) rescale_output();
     before = ring;
     ring.advance();
+    if constexpr (TURN_OF_PRODUCTS) wait_for_turn();
     if constexpr (!OVERLAP) start_pv(), finish_pv();
   }
   // The next tile of rows, once Q of this warpgroup has come; false if there is none.
@@ -401,66 +275,6 @@ private:
       }
     }
   }
-  __device__ __forceinline__ void clear_output() {
-#pragma unroll
-    for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = 0.f;
-    o_factor[0] = o_factor[1] = 1.f, total[0] = total[1] = 0.f;
-    tiles_added = 0, fresh = false;
-    if constexpr (!KEEPS) flushed = false;
-  }
-  // KEEPS: the parts that are over, which hold none yet.
-  __device__ __forceinline__ void clear_parts() {
-    if constexpr (KEEPS) {
-      if constexpr (!PARTS_IN_SHARED) {
-#pragma unroll
-        for (int i = 0; i < VALUE_DIM / 2; ++i) o_parts[i] = 0.f;
-      }
-      of_parts.clear();
-      flushed = false;
-    }
-  }
-  // KEEPS: O of a part, to those that are over.
-  __device__ __forceinline__ void keep_part(const RowState& of_part) {
-    if constexpr (!PARTS_IN_SHARED) {
-      Partial::add_in_turn(o, of_part, o_parts, of_parts);
-      return;
-    }
-    float low[2], own[2];
-    Partial::take_turn(of_part, of_parts, low, own);
-    if (PERSISTENT && !flushed) {  // O of the tile of rows before has left this memory
-      if (STORE != Store::ROWS && thread == 0) tma_store_wait_read();
-      named_barrier_sync<128>(O_TILE + warpgroup);
-    }
-#pragma unroll
-    for (int i = 0; i < VALUE_DIM / 8; ++i) {
-      const float4 before = flushed ? kept(i) : make_float4(0.f, 0.f, 0.f, 0.f);
-      kept(i) = Partial::turn(before, o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3], low, own);
-    }
-    flushed = true;
-  }
-  // KEEPS: O of the last part and of all others, and `of` of these rows.
-  __device__ __forceinline__ void add_parts(RowState& of) {
-    if constexpr (KEEPS) {
-      if constexpr (PARTS_IN_SHARED) {
-        float low[2], own[2];
-        Partial::take_turn(of, of_parts, low, own);
-        if (flushed) {
-#pragma unroll
-          for (int i = 0; i < VALUE_DIM / 8; ++i) {
-            const float4 all = Partial::turn(kept(i), o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3], low, own);
-            o[4 * i] = all.x, o[4 * i + 1] = all.y, o[4 * i + 2] = all.z, o[4 * i + 3] = all.w;
-          }
-          named_barrier_sync<128>(O_TILE + warpgroup);  // O in Element takes the place of all these sums
-        }
-      } else {
-        Partial::add_in_turn(o, of, o_parts, of_parts);
-#pragma unroll
-        for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = o_parts[i];
-      }
-      of = of_parts;
-      clear_parts();
-    }
-  }
   // All tiles of keys but the first.
   __device__ __forceinline__ void rest_of_keys() {
     if constexpr (KeyList::LISTED) {
@@ -476,7 +290,8 @@ private:
       return;
     }
     // From here on it only counts: no other tile is masked. Terms and scales ask which keys are in it.
-    constexpr bool ALIKE = SCHEDULE == Schedule::BALANCED && !VARLEN, COUNTS = ALIKE && !Terms::ADDED && !Scales::BY_BLOCK;
+    constexpr bool ALIKE = SCHEDULE == Schedule::BALANCED && !VARLEN,
+                   COUNTS = ALIKE && !Terms::ADDED && !Scales::BY_BLOCK;
     if constexpr (COUNTS) key_tile -= work.range.first();
     if constexpr (ALIKE && !COUNTS) {
 #pragma unroll 1
@@ -588,6 +403,7 @@ private:
       clear_output();
       step<true, false>();
       rest_of_keys();
+      if constexpr (TURN_OF_PRODUCTS) pass_turn();
       if constexpr (PERSISTENT && !Q_IN_REGISTERS) release(barrier(Smem::Q_EMPTY, warpgroup));
       if constexpr (OVERLAP) {
         start_pv();

@@ -87,9 +87,9 @@ struct Epilogue : Block, Output {
           pack2<Element>((below ? sum.z : sum.x) * inverse[below / 8], (below ? sum.w : sum.y) * inverse[below / 8]);
     }
   }
-  // SHARES_SEQUENCES: this block leaves its result of a tile of rows beside those of other blocks, `first_block` and the
-  // next; whoever is the last adds up all. Results: [blocks, 2, WARPGROUPS]: of the first of them the second one, of
-  // all others the first.
+  // SHARES_SEQUENCES: this block leaves its result of a tile of rows beside those of other blocks, `first_block` and
+  // the next; whoever is the last adds up all. Results: [blocks, 2, WARPGROUPS]: of the first of them the second one,
+  // of all others the first.
   __device__ __forceinline__ void merge_sharers(const Tile& of, const Sequence& of_sequence, int sharers,
                                                 int first_block, const RowState& of_rows,
                                                 const float (&o)[VALUE_DIM / 2]) {
@@ -104,8 +104,7 @@ struct Epilogue : Block, Output {
     if (own_warp < row_warps) Partial::leave(result_gmem(int(blockIdx.x) - first_block), o, of_rows, thread);
     named_barrier_sync<128>(O_TILE + warpgroup);  // all threads of the warpgroup have left their part
     uint32_t* last_smem = reinterpret_cast<uint32_t*>(smem + (o_smem - smem_address));
-    if (thread == 0)
-      *last_smem = exchange_count(counters_zeroed + first_block * WARPGROUPS + warpgroup, sharers - 1);
+    if (thread == 0) *last_smem = exchange_count(counters_zeroed + first_block * WARPGROUPS + warpgroup, sharers - 1);
     named_barrier_sync<128>(O_TILE + warpgroup);  // what thread 0 has acquired all threads may read
     const bool is_last = *last_smem == sharers - 1;
     named_barrier_sync<128>(O_TILE + warpgroup);  // all have read it, in whose place comes the next O
@@ -278,8 +277,7 @@ struct Epilogue : Block, Output {
       }
       make_inverse(of_all, work.tile, lane_row(work.tile));
       store_columns(sum, work.tile, work.sequence, lane_row(work.tile), column_tile);
-      if (WRITE_LSE && column_tile == 0)
-        store_log_sums(of_all, work.tile, work.sequence, lane_row(work.tile), lane);
+      if (WRITE_LSE && column_tile == 0) store_log_sums(of_all, work.tile, work.sequence, lane_row(work.tile), lane);
     };
     uint32_t parts = *parts_smem;
     while (parts) {  // its own, and those whose owners have left

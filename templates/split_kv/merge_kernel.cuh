@@ -6,7 +6,7 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS) split_kv_merge(
     int seqlen_q, int kv_heads, int group_heads, int row_blocks, int splits, int64_t o_batch_stride,
     int64_t o_head_stride, int64_t o_row_stride,
     const float4* partial_gmem,  // [batch, kv_heads, row blocks, splits, BLOCK_M, CHUNKS]
-    const float2* state_gmem LSE_PARAMETER VARIANT_PARAMETERS) {  // [batch, kv_heads, row blocks, splits, BLOCK_M]
+    const float2* state_gmem LSE_PARAMETERS VARIANT_PARAMETERS) {  // [batch, kv_heads, row blocks, splits, BLOCK_M]
   using Buffer = MergeBuffer<MERGE_SOURCES, 1, HEAD_DIM>;
   const Terms terms{VARIANT_ARGUMENTS};
   __shared__ __align__(16) unsigned char smem[Buffer::BYTES];
@@ -31,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS) split_kv_merge(
   if constexpr (WRITE_LSE) {
     const int head = kv_head * packed.heads + packed.head(row), batch_heads = kv_heads * packed.heads;
     if (threadIdx.x == 0)
-      store_log_sum(LSE_ARGUMENT, buffer.total(sources, 0, 0), terms, head,
+      store_log_sum(LSE_ARGUMENTS, buffer.total(sources, 0, 0), terms, head,
                     (VARLEN ? 0 : int64_t(batch) * batch_heads) + head, seqlen_q,
                     sequence_of(terms, seqlen_q, 0).first_query, packed.query(row));
   }

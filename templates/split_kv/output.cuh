@@ -4,7 +4,7 @@
   __syncthreads();  // the results of all warps are visible
   auto write_log_sum = [&](int row, const RowShare& share) {
     const int head = first_head + packed.head(first_row + row);
-    store_log_sum(LSE_ARGUMENT, share, terms, head, int64_t(batch) * heads + head, seqlen_q, sequence.first_query,
+    store_log_sum(LSE_ARGUMENTS, share, terms, head, int64_t(batch) * heads + head, seqlen_q, sequence.first_query,
                   packed.query(first_row + row));
   };
   if constexpr (MERGE == Merge::CLUSTER) {

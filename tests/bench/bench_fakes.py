@@ -8,13 +8,12 @@ from evoattn.bench.run import Bench
 from evoattn.engine.tools import Tools
 from evoattn.evaluation.process import Handler
 from evoattn.evaluation.tasks import Compiled, Evaluate, Rendered
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.families.render import render
 from evoattn.model import gpu
 from evoattn.model.gpu import DetectedDevice
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompiledKernel, CompileInfo, Evaluation, Timing, TrialState
-from evoattn.model.space import load_space
 from evoattn.peers.labels import PEER_NAMES
 from evoattn.search.starting import starting_configs
 from evoattn.timing.finalists import FinalResult

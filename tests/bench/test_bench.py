@@ -8,9 +8,8 @@ from rich.console import Console
 
 from evoattn.bench.row import Row, Time
 from evoattn.bench.table import render_rows, rows_json
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.records import TrialState
-from evoattn.model.space import load_space
 from evoattn.model.timing import Timing
 from evoattn.search.starting import starting_configs
 from tests.bench.bench_fakes import (

@@ -7,9 +7,9 @@ import pytest
 from benchmarks.cards import picks
 from benchmarks.cards.picks import CARDS, MOST, Judged, compiled, judged, summary
 from evoattn.families import registry
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import load_space
 from evoattn.portfolio.workload import draw
 
 DECODE = parse_shape("B=54,H=2,Hkv=1,Sq=4,Sk=1152,D=256,dtype=bf16,mask=causal_lower_right")
@@ -18,7 +18,7 @@ DECODE = parse_shape("B=54,H=2,Hkv=1,Sq=4,Sk=1152,D=256,dtype=bf16,mask=causal_l
 
 @pytest.mark.slow
 @pytest.mark.parametrize("card", CARDS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_a_pick_scores_at_most_a_little_more_than_the_best_known_config(card):
     for problem in [*draw(8100, 5), DECODE]:
         row = judged(problem, GPUS[card])

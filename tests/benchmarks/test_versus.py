@@ -14,11 +14,12 @@ from benchmarks.versus.found import Found, Tried
 from benchmarks.versus.kernel_tuner_space import THREADS, params_of, restrictions, tune_params
 from evoattn.families import registry
 from evoattn.families.flash_mma.family import FlashMma
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import lookup
 from evoattn.model.paths import ROOT
 from evoattn.model.records import Timing, Trial, TrialState
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 from evoattn.search.starting import starting_configs
 
 H100 = GPUS["h100"]

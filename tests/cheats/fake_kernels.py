@@ -17,11 +17,11 @@ from evoattn.evaluation.tasks import Evaluate
 from evoattn.families import registry
 from evoattn.families.base import Family
 from evoattn.families.built import BuiltKernel
+from evoattn.families.registry import load_space
 from evoattn.model import gpu
 from evoattn.model.launch import KernelLaunch, Scalar
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompiledKernel, CompileInfo, Evaluation
-from evoattn.model.space import load_space
 from evoattn.peers.table import Peer
 from evoattn.timing.timer import Timer
 

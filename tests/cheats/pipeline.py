@@ -13,13 +13,13 @@ from evoattn.engine.tools import Tools
 from evoattn.evaluation.handlers import DeviceHandler
 from evoattn.evaluation.tasks import DeviceAnswer, DeviceTask, Evaluate
 from evoattn.families.base import Family
-from evoattn.families.registry import lookup
+from evoattn.families.registry import load_space, lookup
 from evoattn.families.render import render
 from evoattn.fleet.local import LocalFleet
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Candidate, Proposal, Study, Trial, TrialState
-from evoattn.model.space import KernelConfig, Value, load_space
+from evoattn.model.space import KernelConfig, Value
 from evoattn.search.request import SearchPlan
 from evoattn.search.study import Search
 from evoattn.storage import Storage

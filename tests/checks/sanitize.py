@@ -23,11 +23,12 @@ from evoattn.bench.contenders import read_configs
 from evoattn.correctness import sanitizer
 from evoattn.families import registry
 from evoattn.families.built import BuiltKernel
+from evoattn.families.registry import load_space
 from evoattn.families.render import render
 from evoattn.model import gpu as gpus
 from evoattn.model import named_problems as problems
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import ConfigError, KernelConfig, load_space
+from evoattn.model.space import ConfigError, KernelConfig
 from evoattn.search.starting import starting_configs
 
 

@@ -5,9 +5,10 @@ import json
 import pytest
 
 from evoattn.families import registry
+from evoattn.families.registry import load_space
 from evoattn.model import named_problems as problems
 from evoattn.model.gpu import GPUS
-from evoattn.model.space import ConfigError, load_space
+from evoattn.model.space import ConfigError
 from evoattn.search.starting import starting_configs
 from tests.checks import sanitize
 

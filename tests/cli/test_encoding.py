@@ -57,6 +57,7 @@ def test_files_of_a_user_are_written_whole():
         pytest.param(("try", "flash_scalar", "BLOCK_M=7", "--gpu", "l4", "--source"), marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.sampled(2)
 def test_a_locale_without_the_letters_is_no_error(words):
     done = subprocess.run(
         [sys.executable, "-c", "from evoattn.cli.entry import main; main()", *words],

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import load_space
 from evoattn.portfolio.pick import pick, portfolio_kernels
 from evoattn.portfolio.wins import Win, Wins
 from evoattn.search.spaces import choose_spaces

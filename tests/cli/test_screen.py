@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompileInfo, Evaluation, Timing, TrialState
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import KernelConfig, load_space, spelling
+from evoattn.model.space import KernelConfig, spelling
 from evoattn.report import render_table, summarise
 from evoattn.report.screen import Kept
 from evoattn.report.text import command, wrapped

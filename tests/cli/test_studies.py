@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from evoattn.cli.run import resume_command
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS, DetectedDevice, GpuError
 from evoattn.model.named_problems import lookup
 from evoattn.model.records import CompileInfo, Evaluation, Timing, TrialState
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import load_space
 from evoattn.report.text import command
 from evoattn.search.request import SearchWords
 from evoattn.search.setup import prepare_search

@@ -13,12 +13,12 @@ from evoattn.correctness.interpreter_cases import interpreter_cases
 from evoattn.correctness.judge import first_wrong
 from evoattn.correctness.reference import Exact
 from evoattn.families.built import BuiltKernel
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.records import Candidate
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import ConfigError, load_space
+from evoattn.model.space import ConfigError
 from evoattn.search.attempt import attempt, check_on_interpreter, fill_in
 from evoattn.search.starting import starting_configs
 from tests.cli.attempt_fakes import Dies, Right, Wrong

@@ -186,6 +186,7 @@ def test_version_and_completion():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["evoattn.evaluation", "typer", "evoattn.cli.search", "evoattn.search.request"])
+@pytest.mark.sampled(2)
 def test_ctrl_c_while_a_command_still_imports_is_one_sentence(name):
     done = search_without((name,), "KeyboardInterrupt", "from evoattn.cli.entry import main\nmain()")
     assert (done.returncode, done.stderr) == (1, "evoattn: Interrupted.\n")

@@ -7,11 +7,10 @@ import pytest
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.validate import check_small_cases
 from evoattn.families.built import BuiltKernel
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import load_space
 from tests.support.compiles import ptx_kept
 from tests.support.source_edits import replaced
 
@@ -183,6 +182,7 @@ def test_it_is_found(fault):
 @pytest.mark.parametrize(
     ("family", "mask"), [(family, ("full", "causal_lower_right")[i % 2]) for i, family in enumerate(HIDDEN)]
 )
+@pytest.mark.sampled(2)
 def test_a_finite_score_of_hidden_keys_is_found(family, mask):
     problem = {"large_head": WIDE, "large_head_mma": WIDE, "latent_wgmma": LATENT}.get(family, PLAIN).with_(mask=mask)
     genes, place = HIDDEN[family]

@@ -9,10 +9,10 @@ from evoattn.correctness.interpreter_cases import FarProblem, can_be_far, far_pl
 from evoattn.correctness.validate import check
 from evoattn.families.built import BuiltKernel
 from evoattn.families.flash_scalar.family import FlashScalar
+from evoattn.families.registry import load_space
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import load_space
 from tests.support.compiles import ptx_kept
 
 COPY = """

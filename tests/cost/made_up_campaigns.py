@@ -6,9 +6,10 @@ from evoattn.cost import measurements
 from evoattn.cost.cost import physical_part
 from evoattn.cost.fitted import load
 from evoattn.cost.measurements import Campaign
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import KernelConfig, config_id, load_space
+from evoattn.model.space import KernelConfig, config_id
 
 CARDS = H100, H200 = GPUS["h100"], GPUS["h200"]
 PROBLEM = parse_shape("B=1,H=16,S=1024,D=64")

@@ -7,11 +7,11 @@ import torch
 
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.families import registry
+from evoattn.families.registry import load_space
 from evoattn.families.residency import WARP
 from evoattn.families.work import SHARED_LINE
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import load_space
 from tests.families.on_interpreter import built
 
 H100 = GPUS["h100"]
@@ -66,7 +66,7 @@ def formed(family, problem, config):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_forms_agree_with_counts(name):
     family, problem = registry.lookup(name.split(",")[0]), parse_shape(SHAPES[name])
     known = load_space(family.name, H100).starting_configs()

@@ -14,9 +14,9 @@ from evoattn.cost.correction import NONE, Correction, class_of, forget, name_of,
 from evoattn.cost.correction_fit import LEAST_PROBLEMS, SIZE, Timed, fit, without_late
 from evoattn.cost.cost import scores
 from evoattn.cost.explanation import how_far
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import load_space
 
 SMALL = SIZE | {"max_iter": 15, "learning_rate": 0.4, "l2_regularization": 1.0, "max_features": 1.0}
 
@@ -55,7 +55,7 @@ def test_a_file_says_the_same_trees_and_no_walk_leaves_them(corrected):
     again, trees = of_row(json.loads(text)), corrected.trees["flash_mma"]
     asked = np.random.default_rng(0).uniform(0, 130, (50, len(trees.names)))
     assert (again.trees["flash_mma"].predict(asked) == trees.predict(asked)).all()
-    nodes = len(trees.left)
+    nodes = len(trees.right)
     for name, values in {
         "to_right": (nodes, -1, 1.5),
         "question": (10**6, "x"),

@@ -13,12 +13,13 @@ from evoattn.cost.explanation import how_far, kinds
 from evoattn.cost.fitted import Fitted, load
 from evoattn.cost.physics import physics
 from evoattn.families import registry
+from evoattn.families.registry import load_space
 from evoattn.families.residency import why_no_memory
 from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import lookup
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 from evoattn.search.starting import starting_configs
 
 H100, L4 = GPUS["h100"], GPUS["l4"]

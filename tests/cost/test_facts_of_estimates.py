@@ -15,9 +15,9 @@ from evoattn.cost import correction, measurements, trees
 from evoattn.cost.cost import cost, scores
 from evoattn.cost.explanation import ANY_CARD, SOURCES, how_far, kinds
 from evoattn.cost.fitted import Fitted, Weights, load
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import load_space
 from tests.cost.made_up_campaigns import H100, H200, campaign
 from tests.families.decisions import rows
 from tests.support.facts import answer, changed

@@ -7,9 +7,10 @@ import pytest
 from evoattn.cost.cost import physical_part
 from evoattn.cost.features import features
 from evoattn.cost.fitted import load
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 
 H100 = GPUS["h100"]
 GIVEN = load_space("flash_wgmma", H100).starting_configs()[0].params | {"BLOCK_M": 64, "BLOCK_N": 64, "KEY_SPLIT": 1}

@@ -16,9 +16,10 @@ from evoattn.cost.training.measured import files, is_landscape, read
 from evoattn.cost.training.rows import Row, thinned
 from evoattn.cost.training.table import make_table
 from evoattn.families import registry
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 
 H100, PROBLEM = GPUS["h100"], parse_shape("B=1,H=16,S=1024,D=64")
 

@@ -4,9 +4,10 @@ import pytest
 
 from evoattn.cost import landscapes, measurements
 from evoattn.cost.measurements import Campaign
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import lookup
-from evoattn.model.space import config_id, load_space
+from evoattn.model.space import config_id
 from evoattn.portfolio.workload import BUILD_SEEDS
 
 H100 = GPUS["h100"]

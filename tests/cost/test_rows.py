@@ -11,9 +11,10 @@ from evoattn.cost.cost import physical_part
 from evoattn.cost.fitted import load
 from evoattn.cost.measurements import Campaign
 from evoattn.cost.training.rows import MOST_LATE, Row, launched_as_today, thinned, usual_us, without_late
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import KernelConfig, config_id, load_space
+from evoattn.model.space import KernelConfig, config_id
 
 H100 = GPUS["h100"]
 PROBLEMS = [parse_shape(f"B={b},H=16,S=512,D=64") for b in (1, 2, 4, 8)]

@@ -10,11 +10,12 @@ from evoattn.cost.fitted import Fitted, Weights, load, save
 from evoattn.cost.trees import STEP, Trees
 
 # x <= 1 ? 10 : (y <= 2 ? 20 : 30), with a missing y on the left; and a tree that is one leaf of 5.
-TREES = Trees(
-    ("x", "y"), np.array([0, 5]), np.array([0, 0, 1, 0, 0, 0]), np.array([1.0, 0, 2, 0, 0, 0]),
-    np.array([False, False, True, False, False, False]), np.array([1, 1, 3, 3, 4, 5]), np.array([2, 1, 4, 3, 4, 5]),
-    np.array([0.0, 10, 0, 20, 30, 5]), 2, 0.5,
+NODES = np.array(
+    [(1, 2, 0, 0, 1.0, False), (1, 1, 10, 0, 0, False), (3, 4, 0, 1, 2.0, True), (3, 3, 20, 0, 0, False),
+     (4, 4, 30, 0, 0, False), (5, 5, 5, 0, 0, False)],
+    [("left", int), ("right", int), ("value", float), ("feature", int), ("threshold", float), ("missing_left", bool)],
 )  # fmt: skip
+TREES = Trees.of_nodes(NODES, np.array([0, 5]), ("x", "y"), 2, 0.5)
 
 
 def test_each_row_goes_down_every_tree():
@@ -37,10 +38,10 @@ def test_a_file_rounds_leaves_by_half_a_step_and_keeps_thresholds():
     trees = replace(TREES, value=value, threshold=np.where(TREES.threshold == 2, np.float32(2.1), TREES.threshold))
     again = Trees.of_columns(trees.columns(), trees.names, trees.depth, trees.base)
     assert again.value == pytest.approx(value, abs=STEP / 2) and np.array_equal(again.threshold, trees.threshold)
-    before = trees.columns() | {"value": trees.value[trees.left == np.arange(6)].astype(np.float16)}
+    before = trees.columns() | {"value": trees.value[trees.right == np.arange(6)].astype(np.float16)}
     assert Trees.of_columns(before, trees.names, trees.depth, trees.base).value == pytest.approx(value, rel=2**-11)
 
 
 def test_nodes_in_another_order_are_refused():
     with pytest.raises(ValueError, match="left side first"):
-        replace(TREES, left=TREES.right, right=TREES.left).columns()
+        Trees.of_nodes(np.roll(NODES, 1), TREES.roots, TREES.names, 2, 0.5)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from evoattn.export.recorded import Recorded
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.families.render import render
 from evoattn.model import gpu
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Evaluation, TrialState
-from evoattn.model.space import KernelConfig, Value, load_space
+from evoattn.model.space import KernelConfig, Value
 from evoattn.storage import Storage
 
 PROBLEMS = {

@@ -10,11 +10,12 @@ import pytest
 from evoattn.export.check import BEGIN, END, export_source
 from evoattn.families import registry
 from evoattn.families.base import attention_args
+from evoattn.families.registry import load_space
 from evoattn.model import gpu
 from evoattn.model.launch import Buffer, KernelLaunch, Scalar, TensorMap
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Candidate, CompileInfo, Evaluation, Timing, TrialState
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 from evoattn.storage import StorageError
 from tests.export import kernels
 
@@ -171,7 +172,7 @@ def test_the_architecture_that_the_family_needs(storage):
         ("flash_wmma", "a100", "sm_80", {}),
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_nvcc_compiles_the_file(database, tmp_path, nvcc, family, gpu, arch, fields):
     (tmp_path / "kernel.cu").write_text(export_source(database, kernels.record(database, family, gpu, **fields)))
     command = [nvcc, f"-arch={arch}", "-c", tmp_path / "kernel.cu", "-o", tmp_path / "kernel.o"]

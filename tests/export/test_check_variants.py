@@ -60,7 +60,7 @@ MORE_SHAPES = [
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, *(pytest.param(shape, marks=pytest.mark.slow) for shape in MORE_SHAPES)])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_it_is_the_float64_one(tmp_path, shape):
     problem = parse_shape(f"B=2,H=4,Hkv=2,Sq=37,Sk=24,D=16,dtype=bf16,lse=1,{shape}")
     includes = "".join(f"#include <{header}>\n" for header in HEADERS if not header.startswith("cuda"))

@@ -6,11 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from evoattn.export import check, host_code, recorded
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompileInfo, Timing, TrialState
-from evoattn.model.space import load_space
 from tests.support.facts import answer, changed
 
 ANY = AttentionProblem(2, 8, 2, 300, 500, 64, "fp16", "causal_upper_left", lse=True)

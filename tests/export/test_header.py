@@ -105,7 +105,7 @@ def test_what_a_caller_is_told_before_a_launch(database, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family, gpu, arch, genes", TARGETS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_nvcc_compiles_it(database, tmp_path, nvcc, family, gpu, arch, genes):
     kernel = recorded(database, family, gpu, genes)
     assert all(kernel.config[gene] == value for gene, value in genes.items())

@@ -10,10 +10,10 @@ import pytest
 
 from evoattn.export.host_code import host_code
 from evoattn.families.base import starts_zeroed
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model import gpu
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig, SearchSpace, load_space, spelling
+from evoattn.model.space import KernelConfig, SearchSpace, spelling
 from evoattn.samplers.pool import ConfigPool
 from tests.export.host_driver import GXX, build, line, named_argument, python_launch, run
 
@@ -99,7 +99,7 @@ PLAIN_FAMILIES = [n for n, family in FAMILIES.items() if family.plain and "forwa
 @pytest.mark.slow
 @needs_gxx
 @pytest.mark.parametrize("family", PLAIN_FAMILIES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_cpp_plans_what_python_launches(family, tmp_path):
     cases = draw_cases(family, CASES)
     kernels: dict[tuple[object, ...], str] = {}

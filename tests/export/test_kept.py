@@ -10,10 +10,9 @@ import torch
 from evoattn.correctness.cases import make_case
 from evoattn.correctness.interpreter_cases import SmallCase, interpreter_cases
 from evoattn.export.kept import SEED, kept_case, kept_constants
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import load_space
 
 BUFFERS = ["sinks", "o", "lse", "q", "k", "v"]
 

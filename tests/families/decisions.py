@@ -23,11 +23,11 @@ from evoattn.cost.cost import physical_part
 from evoattn.cost.features import fixed_features
 from evoattn.cost.fitted import load
 from evoattn.families.built import BuiltKernel
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS, GpuSpec
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.records import CompiledKernel, CompileInfo
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 from tests.support.facts import digest, plain
 
 RECORD = Path(__file__).parents[1] / "data" / "decisions.json"

@@ -2,7 +2,6 @@
 kernels, a search of several problems asks it, a study measures it, and `evoattn.attention` runs what won."""
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,8 @@ from evoattn.engine.groups import Group
 from evoattn.families import registry
 from evoattn.families.base import Family, attention_args
 from evoattn.families.built import BuiltKernel
-from evoattn.families.genes import Genes
+from evoattn.families.genes import Genes, gene
+from evoattn.families.registry import load_space
 from evoattn.families.render import render
 from evoattn.families.work import LaunchWork, Step, row_steps
 from evoattn.model.gpu import GPUS
@@ -28,7 +28,6 @@ from evoattn.model.launch import KernelLaunch
 from evoattn.model.mask import FULL_AND_CAUSAL, Mask
 from evoattn.model.records import Evaluation, Timing, TrialState
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import FOLDERS, load_space
 from evoattn.ops.runtime import current
 from evoattn.portfolio.pick import pick
 from evoattn.portfolio.wins import Wins
@@ -44,22 +43,19 @@ GPU, FOLDER = GPUS["h100"], Path(__file__).parent / "added"
 PROBLEM = parse_shape("B=2 H=4 Hkv=2 Sq=37 Sk=45 D=64 fp32 mask=causal_lower_right")
 
 
-@dataclass(frozen=True)
 class AddedGenes(Genes):
-    BLOCK_M: int
-    BLOCK_N: int
+    BLOCK_M: int = gene("rows of a block, a thread each", (32, 64))
+    BLOCK_N: int = gene("keys that are in flight at once", (1, 2))
 
 
 class Added(Family):
     name = "added"
     summary = "a thread for each row"
     devices = "any GPU"
-    templates = FOLDER
+    genes = AddedGenes
+    templates = search_spaces = FOLDER
     dtypes = ("fp32",)
     masks = (*FULL_AND_CAUSAL, "near")
-
-    def genes(self, config):
-        return AddedGenes.of(config)
 
     def refuse(self, problem, gpu):
         return None
@@ -96,7 +92,6 @@ class Device(FakeDevice):
 @pytest.fixture
 def family(monkeypatch):
     monkeypatch.setitem(registry.FAMILIES, "added", Added())
-    monkeypatch.setitem(FOLDERS, "added", FOLDER)
     return registry.lookup("added")
 
 

@@ -2,11 +2,10 @@
 
 import pytest
 
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import ProblemError
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import load_space
 from tests.families.on_interpreter import built, small_faults
 
 L4, FAMILY = GPUS["l4"], FAMILIES["append_kv"]

@@ -39,7 +39,7 @@ def built(problem, params=SMALL, *edits):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", VARIANTS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_it_serves_every_variant(text):
     """On every second small case, in turns."""
     problem, turn = problem_of(text), VARIANTS.index(text) % 2
@@ -56,7 +56,7 @@ def test_it_serves_every_variant(text):
         ({"BLOCK_M": 32, "BLOCK_N": 64, "THREADS": 256, "BLOCKS_PER_SM": 1}, "D=8 window=20:9"),
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_other_tiles(params, text):
     problem = parse_shape(f"B=1 H=2 S=200 op=backward {text}")
     assert small_faults(built(problem, params), problem) == []
@@ -80,6 +80,7 @@ FAULTS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("old, new, text", FAULTS)
+@pytest.mark.sampled(4)
 def test_faults_are_found(old, new, text):
     problem = problem_of(text)
     assert small_faults(built(problem, SMALL, (old, new, None)), problem)

@@ -6,10 +6,9 @@ from dataclasses import replace
 import pytest
 
 from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import load_space
 from tests.families.on_interpreter import built, judged, small_faults
 
 H100, FAMILY = GPUS["h100"], FAMILIES["backward_wgmma"]
@@ -107,6 +106,7 @@ def faults(params, text, *edits, dims="D=128"):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("params, text", GENES)
+@pytest.mark.sampled(2)
 def test_gradients_are_right(params, text):
     assert faults(params, text) == []
 
@@ -116,6 +116,7 @@ def test_gradients_are_right(params, text):
     "params, text, dims",
     [({}, "mask=causal", "D=184 Dv=72"), (THIRDS, "window=20:9 lse=1", "D=192")],
 )
+@pytest.mark.sampled(2)
 def test_warpgroups_share_dimensions(params, text, dims):
     assert faults(SHARES_DIMS | params, text, dims=dims) == []
 
@@ -158,6 +159,7 @@ def test_warpgroups_are_staggered_where_a_barrier_keeps_them_together():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wait", WAITS)
+@pytest.mark.sampled(3)
 def test_a_missing_wait_is_found(wait):
     assert faults(BESIDE | {"DQ_BEGIN": "stored"}, "", (wait, ""))
 
@@ -196,7 +198,7 @@ def test_a_fault_of_a_block_list_shows(fault):
         ({"ROTATE": True}, "Sq=130 Sk=300", [("(tile + tiles - block.key", "(tile + block.key")]),
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_gradients_have_the_same_bits_whichever_blocks_are_late(genes, text, edits):
     """They wait for one another; `edits` do away with that."""
     gpu = replace(H100, sm_count=4) if "causal" in text else H100  # last keys first, as they may not all run at once

@@ -2,10 +2,9 @@
 
 import pytest
 
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import load_space
 from tests.families import test_flash_mma, test_flash_wgmma, test_split_kv
 from tests.families.covering import covering
 from tests.families.on_interpreter import built, small_faults
@@ -174,7 +173,7 @@ RIGHT = covering(EVERY, shown, dict.fromkeys(at for at, _ in WRONG.values()))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", RIGHT, ids=": ".join)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_kernels_that_read_a_block_list_are_right(kernel):
     """On every second small case, in turns."""
     assert not faults(*kernel, cases=slice(RIGHT.index(kernel) % 2, None, 2))
@@ -182,7 +181,7 @@ def test_kernels_that_read_a_block_list_are_right(kernel):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", WRONG)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_a_planted_fault_shows(fault):
     at, edit = WRONG[fault]
     assert faults(*at, edit)

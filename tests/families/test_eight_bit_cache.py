@@ -8,9 +8,9 @@ from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.cases import make_case
 from evoattn.correctness.validate import run_case
 from evoattn.families import registry
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import load_space
 from tests.families.on_interpreter import built, judged
 
 SPLIT = dict(
@@ -49,6 +49,8 @@ RIGHT = [
     ("flash_mma", "Sq=40,D=32,Dv=64,dtype=e4m3,scales=head,mask=causal,lse=1", SPLIT_KEYS, "l4", "extreme_terms"),
     ("flash_mma", "Sq=40,D=96,dtype=e4m3,window=70:9,softcap=20,sink=1,varlen=1:200", OVERLAP, "rtx5090", "plain"),
     ("flash_mma", "Sq=9,D=64,dtype=e4m3,scales=head,seqused=1:239,page=16", {"SMEM_LAYOUT": "padded"}, "l4", "plain"),
+    ("flash_mma", "Sq=9,D=32,Dv=64,dtype=int8,scales=head,mask=causal,lse=1", SPLIT_KEYS, "a100", "extreme_terms"),
+    ("flash_mma", "Sq=40,D=64,dtype=int8,varlen=1:200,sink=1", LAZY | KEYS, "h100", "large_logits"),
 ]  # fmt: skip
 
 
@@ -61,7 +63,7 @@ def kernel_of(family, problem, genes, gpu, *edits):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "words", "genes", "gpu", "kind"), RIGHT)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_right(family, words, genes, gpu, kind):
     problem = parse_shape(SHAPE + words)
     result = judged(kernel_of(family, problem, genes, gpu), problem, kind, repeat=True)
@@ -103,12 +105,14 @@ FAULTS = [
     ("flash_mma", "dtype=e4m3,scales=head", "unit[m][1] = of_head", "unit[m][1] = 1.f"),
     ("flash_mma", "dtype=e4m3", "n % 2 ? 0x7531 : 0x6420", "n % 2 ? 0x6420 : 0x7531"),
     ("flash_mma", "dtype=e4m3", "d * 32 + i / 2 * 16", "d * 32 + i / 2 * 8"),
+    ("flash_mma", "dtype=int8", "mma_m16n8k32(sums[m][n + 1], q[m][d], k[2], k[3])", ""),
     ("flash_mma", "kv=int8", "word = FOURS ? lane % 2 * 2 + n % 2", "word = FOURS ? lane % 2 * 2"),
 ]  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "words", "old", "new"), FAULTS)
+@pytest.mark.sampled(4)
 def test_a_fault_is_found(family, words, old, new):
     problem = parse_shape(f"B=2,H=4,Hkv=2,Sq=20,Sk=99,D=32,{'' if 'dtype' in words else 'dtype=bf16,'}{words}")
     genes = {"VECTOR_BYTES": 8, "BLOCK_N": 32, "SPLITS": 1, "MERGE": "kernel"} if family == "split_kv" else {}

@@ -6,11 +6,10 @@ from functools import cache
 import pytest
 
 from evoattn.backends.compiler import compile_candidate
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.paths import TEMPLATES
-from evoattn.model.space import load_space
 from tests.support.compiles import compile_ptx
 from tests.support.own_problems import own_problems
 
@@ -28,7 +27,7 @@ SPILLS = 64
 
 @pytest.mark.slow
 @pytest.mark.parametrize("gpu, family", PAIRS, ids=lambda x: getattr(x, "arch", x.name))
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_starting_configs_compile(gpu, family):
     """One becomes machine code for each architecture, another for each; half of the others become PTX,
     which is all that NVRTC itself makes, for one architecture each."""

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pickle
 import random
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import get_args, get_type_hints
 
 import pytest
 
 from evoattn.families.base import Family
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.families.render import render
 from evoattn.model.dtype import WIDE_DTYPES
 from evoattn.model.gpu import GPUS, GpuSpec
 from evoattn.model.mask import MASKS, Mask
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 from evoattn.portfolio.workload import draw
 from evoattn.samplers.pool import ConfigPool
 from evoattn.search.starting import starting_configs
@@ -45,21 +45,15 @@ def test_its_space_has_the_sides_of_a_tile(family):
     assert {"BLOCK_M", "BLOCK_N"} <= set(load_space(family.name, GPUS["h100"]).names())
 
 
-@pytest.mark.slow
 @every_family
-def test_its_genes_are_those_of_its_search_space(family):
-    """Names, order, types and words, over all architectures."""
-    one_of_each = {gpu.arch: gpu for gpu in GPUS.values()}
-    spaces = [load_space(family.name, gpu) for gpu in one_of_each.values()]
-    config = KernelConfig(family.name, {p.name: p.values[0] for p in spaces[0].parameters})
-    kinds = get_type_hints(family.genes(config).__class__)
-    assert tuple(field.name for field in fields(family.genes(config))) == spaces[0].names()
-    for name, kind in kinds.items():
-        values = {value for space in spaces for p in space.parameters if p.name == name for value in p.values}
-        if kind in (int, bool):
-            assert all(type(value) is kind for value in values), name
-        else:
-            assert set(get_args(kind)) == values, name
+def test_its_genes_have_values_of_their_types(family):
+    """Those of a class that says their names, types, values and meanings."""
+    kinds = get_type_hints(family.genes)
+    for p in family.genes.parameters():
+        values, kind = set(p.values), kinds[p.name]
+        assert p.meaning and len(values) == len(p.values) > 0, p.name
+        assert all(type(value) is kind for value in values) if kind in (int, bool) else set(get_args(kind)) == values
+        assert p.default is None or p.default in values, p.name
 
 
 @every_family
@@ -106,6 +100,7 @@ def test_a_kernel_serves_all_lengths(family):
 @pytest.mark.slow
 @every_gpu
 @every_family
+@pytest.mark.sampled(3)
 def test_every_named_problem_has_a_starting_config(family, gpu):
     space = load_space(family.name, gpu)
     for p in supported(family, gpu):
@@ -131,6 +126,7 @@ def test_many_tiles_begin_with_large_ones_and_few_tiles_with_a_split():
 @pytest.mark.slow
 @every_gpu
 @pytest.mark.parametrize("name", FEWEST_STARTS)
+@pytest.mark.sampled(3)
 def test_starting_configs_are_valid_at_every_head_dim(name, gpu):
     family, space = FAMILIES[name], load_space(name, gpu)
     for dtype in set(WIDE_DTYPES).intersection(family.dtypes):
@@ -142,6 +138,7 @@ def test_starting_configs_are_valid_at_every_head_dim(name, gpu):
 
 @pytest.mark.slow
 @every_family
+@pytest.mark.sampled(2)
 def test_a_source_does_not_depend_on_the_number_of_sms(family):
     """Only launches do, so that a recorded or exported source is that of every card of its architecture."""
     gpu = GPUS["h100"]

@@ -363,7 +363,7 @@ def outcome(where: tuple, genes: tuple[tuple[str, object], ...], edits: tuple[Ed
 
 
 @pytest.mark.parametrize(("words", "genes", "edits", "where"), ROWS_OF_ALL)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_it_is_found(words, genes, edits, where):
     untouched = outcome(where, tuple(genes.items()), ())
     assert untouched.passed, untouched.reason

@@ -10,10 +10,11 @@ import pytest
 from evoattn.backends.compiler import compile_source
 from evoattn.families.flash_mma.family import FlashMma
 from evoattn.families.flash_mma.resources import FlashMmaGenes, registers_needed
+from evoattn.families.registry import load_space
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 
 FAMILY, L4, H100 = FlashMma(), GPUS["l4"], GPUS["h100"]
 BASE = dict(

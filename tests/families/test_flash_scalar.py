@@ -5,9 +5,9 @@ from functools import partial
 import pytest
 
 from evoattn.families.flash_scalar.family import FlashScalar
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import load_space
 from tests.families.on_interpreter import built, judged
 
 FAMILY = FlashScalar()

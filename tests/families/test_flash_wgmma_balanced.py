@@ -13,11 +13,12 @@ import pytest
 
 from evoattn.families.flash_wgmma.resources import FlashWgmmaGenes, grid, registers_at_launch, result_bytes, warpgroups
 from evoattn.families.gangs import TilesInOrder
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.paths import TEMPLATES
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 from evoattn.ptx import run_launch
 from evoattn.samplers.pool import ConfigPool
 from tests.families.on_interpreter import built, judged
@@ -185,6 +186,7 @@ TWO, SEVERAL = {"BLOCK_M": 128, "PRODUCER": "warpgroup"}, {"BLOCK_M": 192, "PROD
         ),
     ],
 )
+@pytest.mark.sampled(2)
 def test_blocks_hand_their_results_over(sizes, kind, sm_count, genes):
     """On the interpreter, launch after launch: right answers and log-sum-exps, no race, and counters that every launch
     leaves at zero. The blocks of the last case are more than run together."""
@@ -200,6 +202,7 @@ def test_blocks_hand_their_results_over(sizes, kind, sm_count, genes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sm_count", [1, 3, 14, 16, 60, 78, 114, 132])
+@pytest.mark.sampled(3)
 def test_all_blocks_that_may_wait_are_resident(sm_count):
     """Whatever the number of SMs (114 of an H100 PCIe, 14 to 60 of its MIG slices): a persistent grid fits on them at
     once."""
@@ -257,7 +260,10 @@ WRONG_SHARES = {
     "a block without keys counts": ("pages", ("(rows_begin + ROWS_COST) / each", "rows_begin / each")),
     "two results in one place": ("pages", ("(sharer == 0)) * WARPGROUPS", "0) * WARPGROUPS")),
     "the first to come adds up": ("pages", ("*last_smem == sharers - 1", "*last_smem == 0")),
-    "O over a word that others read": ("a window, begun ahead", ("named_barrier_sync<128>(O_TILE + warpgroup);  // all have", "//")),
+    "O over a word that others read": (
+        "a window, begun ahead",
+        ("named_barrier_sync<128>(O_TILE + warpgroup);  // all have", "//"),
+    ),
     "keys that another block has": ("two warpgroups, no pages", ("? work.range.first()", "? 0")),
     "a head too few": ("all keys, heads of their own", ("head = work.rows.heads - 1;", "head = 0;")),
 }
@@ -285,7 +291,11 @@ REFUSED_OF = [
 ]
 REFUSED_OF += [
     (PACKED, SHARED | genes, word)
-    for genes, word in (({}, None), ({"STORE": "tensor_map"}, "STORE=rows"), (TWO | {"CAUSAL_SKIP": True}, "passes over"))
+    for genes, word in (
+        ({}, None),
+        ({"STORE": "tensor_map"}, "STORE=rows"),
+        (TWO | {"CAUSAL_SKIP": True}, "passes over"),
+    )
 ]
 
 

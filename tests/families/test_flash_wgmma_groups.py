@@ -90,7 +90,7 @@ def fault(
         (group_of(7, 20, mask="full"), {**BY_MAP, "SCHEDULE": "balanced"}, 1),
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_groups_of_any_size_are_right(p, genes, sms):
     assert fault(p, genes, sms) == ""
 
@@ -106,6 +106,7 @@ def test_groups_of_any_size_are_right(p, genes, sms):
         ("return (end_row + (1 << bits) - 1) >> bits;", "return end_row >> bits;"),
     ],
 )
+@pytest.mark.sampled(3)
 def test_a_wrong_one_is_found(old, new):
     p = group_of(70, 2, sink=True, alibi=True).with_(seqlen_k=130)
     assert fault(p, BY_MAP) == "" and fault(p, BY_MAP, edits=[(old, new)])
@@ -129,7 +130,7 @@ def test_a_wrong_one_is_found(old, new):
         ),
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 def test_a_wrong_merge_in_memory_is_found(old, new):
     assert fault(MERGED, IN_MEMORY, edits=[(old, new)])
 
@@ -157,7 +158,7 @@ def test_an_owner_that_leaves_as_the_last_result_comes_adds_up():
         ("if (adds) *part_gmem = 0;", "if (adds && owns) *part_gmem = 0;"),
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_a_wrong_merge_by_blocks_that_never_meet_is_found(old, new):
     assert fault(*APART, edits=[OWNERS_LEAVE, (old, new)], backend=Apart(APART_STEPS))
 

@@ -7,9 +7,10 @@ import pytest
 
 from evoattn.families.flash_wmma.family import FlashWmma
 from evoattn.families.flash_wmma.resources import FlashWmmaGenes, smem_bytes, smem_parts
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 from tests.families.on_interpreter import built, judged
 from tests.support.source_edits import line_edit
 

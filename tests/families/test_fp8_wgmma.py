@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import load_space
 from tests.families.on_interpreter import built, judged
 
 H100, FAMILY = GPUS["h100"], FAMILIES["fp8_wgmma"]
@@ -87,8 +86,8 @@ FAULTS = [
         {},
         FULL,
         "large_logits",
-        "fmaf(o[part * ADDED + i], o_factor[i / 2 % 2], sum[i])",
-        "o[part * ADDED + i] + sum[i]",
+        "fmaf(o[PART * ADDED + i], o_factor[i / 2 % 2], of_part[i])",
+        "o[PART * ADDED + i] + of_part[i]",
     ),
     ({}, FULL, "plain", "o_factor[0] = factor[0], o_factor[1] = factor[1];", ""),
     (SHARED, FULL, "plain", "o[i] = more ? o[i] : 0.f;", ";"),
@@ -98,7 +97,7 @@ FAULTS = [
     (PRODUCT, CAUSAL, "large_logits", "fmaf(total[row], o_factor[row], sum", "fmaf(total[row], 1.f, sum"),
     (PRODUCT, CAUSAL, "plain", "place < WIDTH / 4 ? ONES : 0", "ONES"),
     (PRODUCT, CAUSAL, "plain", "if (tiles_added > 0) flush();", ""),
-    ({"VALUE_PARTS": 4}, FULL, "plain", "Operands::value_columns(part * 2 * SUMS)", "0"),
+    ({"VALUE_PARTS": 4}, FULL, "plain", "Operands::value_columns(PART * 2 * SUMS)", "0"),
     ({}, HEADS, "plain", "q.of(batch, kv_head) * k.of(batch, kv_head)", "q.of(batch, kv_head)"),
     ({}, HEADS, "extreme_terms", "return scale == 0.f ? 1e-30f : scale;", "return scale;"),
     ({}, HEADS, "plain", "inverse[0] *= scale, inverse[1] *= scale;", ""),
@@ -111,12 +110,14 @@ FAULTS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("genes, text, kind", RIGHT)
+@pytest.mark.sampled(2)
 def test_answers_are_right(genes, text, kind):
     assert reason(genes, text, kind) == ""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("genes, text, kind, old, new", FAULTS, ids=[row[3][:40] for row in FAULTS])
+@pytest.mark.sampled(4)
 def test_a_fault_is_found(genes, text, kind, old, new):
     assert reason(genes, text, kind, (old, new))
 

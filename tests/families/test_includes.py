@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from evoattn.families.includes import IncludeError, resolve
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.paths import TEMPLATES
-from evoattn.model.space import load_space
 from evoattn.search.starting import starting_configs
 from tests.support.compiles import compile_ptx
 from tests.support.own_problems import own_problems

@@ -9,10 +9,11 @@ from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.cases import make_case
 from evoattn.correctness.validate import check
 from evoattn.families.large_head.family import LargeHead
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import lookup
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 from evoattn.search.starting import starting_configs
 from tests.families.on_interpreter import built, judged
 from tests.support.source_edits import line_edit
@@ -162,7 +163,7 @@ def test_fp32_keeps_one_part_in_a_hundred_thousand(genes):
         (CLUSTER | SPREAD, "none still reads K[tile]", "__syncthreads();", ""),
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 def test_an_injected_fault_is_found(genes, line, old, new):
     gpu = H100 if "DEPENDENT_LAUNCH" in genes or genes.get("EXCHANGE") == "cluster" else L4
     assert not outcome(problem(), config(**genes), gpu=gpu, edits=(line_edit(line, old, new),)).passed

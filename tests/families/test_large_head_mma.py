@@ -8,10 +8,11 @@ import math
 import pytest
 
 from evoattn.families.large_head_mma.family import LargeHeadMma
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import lookup
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 from evoattn.search.starting import starting_configs
 from tests.families.on_interpreter import built, judged
 
@@ -115,6 +116,7 @@ def test_a_fault_injected_into_a_cluster_is_found(old, new):
         (SHARED, "if (Q_STREAMED || copy_tile == 0)", "if (Q_STREAMED)"),
     ],
 )
+@pytest.mark.sampled(5)
 def test_an_injected_fault_is_found(genes, old, new):
     result = outcome(problem(head_dim=264), config(**genes), edits=((old, new),))
     assert not result.passed and math.isnan(result.max_error), result  # stopped by a fault, not by a wrong answer
@@ -148,6 +150,7 @@ REFUSED_OF = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=lambda gpu: gpu.name)
+@pytest.mark.sampled(4)
 def test_starting_configs(gpu):
     """Every GPU has some for each head_dim."""
     for head_dim in range(264, 1032, 8):

@@ -1,17 +1,9 @@
-"""latent_wgmma: right on the interpreter's cases in every structure, wrong where a place that matters is changed, and
-refusals that know the problem."""
+"""Cases of latent_wgmma, places that matter and what refuses it; `test_latent.py` and `test_tables.py` run them."""
 
-import pytest
-
-from evoattn.families.registry import FAMILIES
-from evoattn.model.gpu import GPUS
+from evoattn.families.registry import load_space
 from evoattn.model.named_problems import lookup
-from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import load_space
-from tests.families.on_interpreter import built, small_faults
+from tests.families.latent import H100, NARROW
 
-H100, FAMILY = GPUS["h100"], FAMILIES["latent_wgmma"]
-NARROW = parse_shape("B=2,H=8,Hkv=1,Sq=1,Sk=3000,D=192,Dv=128,dtype=bf16,shared_kv=1")
 BASE = dict(BLOCK_M=64, BLOCK_N=32, STAGES=2, RESCALE="always", SPLITS=1)
 
 
@@ -65,28 +57,6 @@ CASES = {
     ),
     "DeepSeek's widths": (lookup("mla_decode"), {"BLOCK_N": 64, "RESCALE": "lazy_8", "SPLITS": 2}),
 }
-
-
-def faults(name: str, edits: tuple[tuple[str, str], ...] = (), cases: slice = slice(None)) -> list[str]:
-    """What the interpreter's cases find in the kernel with these edits; empty for a right one."""
-    problem, genes = CASES[name]
-    return small_faults(built(FAMILY, problem, config(**genes), H100, *edits), problem, cases)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("turn", "name"), list(enumerate(CASES)))
-@pytest.mark.sampled(2)
-def test_it_is_right(turn, name):
-    """On every third small case, in turns."""
-    assert faults(name, cases=slice(turn % 3, None, 3)) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["overlapped, DeepSeek's widths", "scores alone, DeepSeek's widths"])
-def test_the_widest_compile_without_spills(name):
-    problem, genes = CASES[name]
-    info = built(FAMILY, problem, config(**genes), H100, machine_code=True).compiled.info
-    assert not info.spill_bytes and not info.static_smem_bytes
 
 
 WRONG = {
@@ -164,7 +134,6 @@ WRONG = {
         "wgmma_wait<0>();\n      pin_registers(o), pin_registers(next);",
         "wgmma_wait<1>();\n      pin_registers(o), pin_registers(next);",
     ),
-    "all keys are in use": ("keys in use", "return used;", "return seqlen_k;"),
     "batches of one head": ("keys in use", "work.batch * given.kv_rows;", "work.batch * work.seqlen_k;"),
     "splits without keys are added up": (
         "keys in use",
@@ -212,11 +181,6 @@ WRONG = {
         "lse_gmem[head * work.seqlen_q + work.query] = log_sum(state.shift[i]",
         "lse_gmem[(head ^ 1) * work.seqlen_q + work.query] = log_sum(state.shift[i]",
     ),
-    "a merged sum without its shift": (
-        "log-sum-exp of splits",
-        "log_sum(share.shift, share.sum)",
-        "log_sum(0.f, share.sum)",
-    ),
     "a maximum of half of a lane's keys behind the first K/V head": (
         "one split",
         "both = greater<KEEP_NAN>(both, other[row]);",
@@ -224,14 +188,6 @@ WRONG = {
     ),
     "sums are not handed over": ("one split", "named_barrier_sync<CONSUMERS>(ROWS_DONE);", ";"),
 }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", WRONG)
-@pytest.mark.sampled(3)
-def test_a_wrong_one_is_found(fault):
-    name, old, new = WRONG[fault]
-    assert faults(name, ((old, new),))
 
 
 REFUSED_OF = [

@@ -10,12 +10,11 @@ import torch
 from evoattn.correctness import reference
 from evoattn.evaluation.evaluate import evaluate_offline
 from evoattn.evaluation.tasks import Compile
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model import gpu
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.records import TrialState
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import load_space
 from tests.families.on_interpreter import built, judged
 
 H100 = gpu.GPUS["h100"]
@@ -74,6 +73,7 @@ def test_the_exact_one_is_that_of_the_scores():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("genes", [FORMS[0], *(pytest.param(f, marks=pytest.mark.slow) for f in FORMS[1:])])
+@pytest.mark.sampled(2)
 def test_flash_wgmma_writes_it(genes):
     config = SPACE.make_config(BASE | genes)
     evaluation = evaluate_offline(Compile(FAMILY, config, PROBLEM), H100)
@@ -90,6 +90,7 @@ def test_flash_wgmma_writes_it(genes):
         ("lane % 4 == 0 && exists(8 * i)", "lane % 4 == 0", 'buffer "lse"'),
     ],
 )
+@pytest.mark.sampled(2)
 def test_a_wrong_one_is_found(right, wrong, word):
     config = SPACE.make_config(BASE)
     result = judged(built(FAMILY, PROBLEM, config, H100, (right, wrong, None)), PROBLEM)

@@ -5,11 +5,10 @@ import torch
 
 from evoattn.correctness import merge
 from evoattn.correctness.reference import exact_attention, exact_lse
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import load_space
 from tests.families.on_interpreter import built, small_faults
 
 L4, FAMILY, SPACE = GPUS["l4"], FAMILIES["merge_parts"], load_space("merge_parts", GPUS["l4"])

@@ -10,10 +10,10 @@ from evoattn.correctness.cases import Case, make_case
 from evoattn.correctness.eight_bits import dequantised
 from evoattn.correctness.reference import exact_attention
 from evoattn.correctness.validate import run_case
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 from tests.families.on_interpreter import built
 
 H100 = GPUS["h100"]
@@ -59,6 +59,7 @@ def wrong(config: KernelConfig, problem: AttentionProblem) -> str:
 
 @pytest.mark.parametrize("mask", ["full", "causal_lower_right"])
 @pytest.mark.parametrize("genes", POLYNOMIALS, ids=str)
+@pytest.mark.sampled(3)
 def test_exponentials_by_the_polynomial(genes, mask):
     config = load_space("flash_wgmma", H100).make_config(GENES | genes)
     problem = PROBLEM.with_(mask=mask)
@@ -70,6 +71,7 @@ def test_exponentials_by_the_polynomial(genes, mask):
     "name",
     [n for n, f in FAMILIES.items() if (f.plain and "forward" in f.operations) or n == "fp8_wgmma"],
 )
+@pytest.mark.sampled(2)
 def test_a_starting_config_of_each_family(name):
     family, starting = FAMILIES[name], load_space(name, H100).starting_configs()
     problems = [

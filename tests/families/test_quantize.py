@@ -40,6 +40,7 @@ def kernel(shape, gpu="h100", *edits, **genes):
         ("D=48 e4m3 op=turn turned", "h100", dict(BLOCK_M=32, UNROLL=2)),
     ],
 )
+@pytest.mark.sampled(2)
 def test_it_is_right(shape, gpu, genes):
     assert small_faults(*kernel(shape, gpu, **genes)) == []
 
@@ -60,6 +61,7 @@ def test_it_is_right(shape, gpu, genes):
         (SMOOTH, BARRIER, BARRIER.removeprefix("__syncthreads();")),
     ],
 )
+@pytest.mark.sampled(3)
 def test_a_fault_is_found(shape, old, new):
     genes = OF_BLOCKS if shape == BLOCK else {"UNROLL": 2}
     found, problem = kernel(f"D=64 bf16 {shape}", "h100", (old, new), **genes)

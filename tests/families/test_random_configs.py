@@ -7,10 +7,10 @@ from functools import cache
 import pytest
 
 from evoattn.evaluation.compile import score
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model import gpu
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig, SearchSpace, load_space, spelling
+from evoattn.model.space import KernelConfig, SearchSpace, spelling
 from evoattn.samplers.pool import ConfigPool
 from tests.families import test_backward_mma, test_large_head, test_large_head_mma, test_split_kv
 from tests.families.covering import covering, gene_pairs
@@ -116,13 +116,13 @@ def wrong_ones(drawn: list[tuple[AttentionProblem, KernelConfig]], problem: Atte
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=AttentionProblem.describe)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_random_valid_configs_are_right(problem):
     assert not wrong_ones(on_l4(), problem, gpu.GPUS["l4"])
 
 
 @pytest.mark.parametrize("problem", HOPPER_PROBLEMS, ids=AttentionProblem.describe)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_random_valid_configs_are_right_on_hopper(problem):
     assert "flash_wgmma" in {config.family for of, config in on_hopper() if of == problem}
     assert not wrong_ones(on_hopper(), problem, gpu.GPUS["h100"])
@@ -136,7 +136,7 @@ def test_random_valid_configs_are_right_on_hopper(problem):
         for row in module.DRAWN_FOR
     ],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_configs_of_few_rows_or_wide_heads_are_right(module, problem, spec, fixed):
     """On the problem itself: the small cases of most configs take long."""
     space = load_space(module.FAMILY.name, spec).restricted({name: (spelling(value),) for name, value in fixed.items()})

@@ -7,13 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from evoattn.families.registry import lookup
+from evoattn.families.registry import load_space, lookup
 from evoattn.families.render import render
 from evoattn.families.variants import SEQUENCES
 from evoattn.model.gpu import GPUS
 from evoattn.model.launch import Scalar, TensorMap
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import load_space
 from tests.families.on_interpreter import built, judged, small_faults
 from tests.families.test_variants import STRUCTURES
 
@@ -67,6 +66,7 @@ def told(argument, problem):
     ],
 )
 @pytest.mark.slow
+@pytest.mark.sampled(2)
 def test_a_launch_may_have_room_for_more_sequences_and_rows(family, structure):
     module, structures = STRUCTURES[family]
     config = load_space(family, H100).make_config(module.BASE | structures[structure])
@@ -90,6 +90,7 @@ EIGHT_KEYS = SMALL.with_(seqused="0:500", page=8, dtype="fp16", layout="bshd")
     ],
 )
 @pytest.mark.slow
+@pytest.mark.sampled(2)
 def test_pages_may_have_few_keys(family, structure, problem):
     module, structures = STRUCTURES[family]
     config = load_space(family, H100).make_config(module.BASE | structures[structure])

@@ -14,16 +14,17 @@ from evoattn.correctness.cases import Case
 from evoattn.correctness.validate import make_arena
 from evoattn.families import registry
 from evoattn.families.built import BuiltKernel
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 from evoattn.portfolio.pick import pick
 from evoattn.samplers.pool import ConfigPool
 from evoattn.search.spaces import choose_spaces
 from tests.families.on_interpreter import Edit, built
 
-KEYS, ROWS, CHUNKS = 270, (3, 64, 131, 257, 269), ((0, 70), (190, 200), (250, 270))
+KEYS, ROWS, CHUNKS = 270, (64, 131, 269), ((0, 70), (190, 200))
 """Of a causal sequence, and those of its queries that are computed in other surroundings, too."""
 Answer = tuple[torch.Tensor, torch.Tensor]
 
@@ -146,6 +147,7 @@ def test_the_same_under_a_window():
         (96, {"BLOCK_M": 192, "STORE": "tensor_map"}),  # sums of parts in shared memory
     ],
 )
+@pytest.mark.sampled(2)
 def test_the_same_where_a_tile_of_rows_begins_beside_the_end_of_another(head_dim, own):
     many = {**MANY, **own, "SCHEDULE": "claimed", "Q_IN_REGISTERS": True}
     whole = causal(dtype="bf16", lse=True, head_dim=head_dim)
@@ -179,6 +181,7 @@ SHAPES += ["S=900,varlen=1:900", "Sq=1,Sk=5000,seqused=1:5000,page=16", "S=9000,
 @pytest.mark.parametrize("gpu", ["h100", "l4", "a100"])
 @pytest.mark.parametrize("kind", ["D=64", "D=128,dtype=bf16", "D=256,dtype=bf16"])
 @pytest.mark.slow
+@pytest.mark.sampled(3)
 def test_all_lengths_have_one_recipe(gpu, kind):
     """But for sums of parts, which are none where all keys lie in the first part."""
     found, sizes = set(), set()

@@ -9,13 +9,14 @@ from dataclasses import replace
 import pytest
 
 from evoattn.backends.compiler import compile_source
+from evoattn.families.registry import load_space
 from evoattn.families.render import render
 from evoattn.families.split_kv.family import SplitKv
 from evoattn.families.split_kv.resources import SplitKvGenes, smem_bytes, split_of
 from evoattn.model.gpu import GPUS, GpuSpec
 from evoattn.model.named_problems import named_problems
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig, SearchSpace, load_space
+from evoattn.model.space import KernelConfig, SearchSpace
 from evoattn.samplers.pool import ConfigPool
 from evoattn.search.starting import starting_configs
 from tests.families.on_interpreter import built, judged
@@ -104,6 +105,7 @@ FAULTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.sampled(3)
 def test_an_injected_fault_is_found(fault):
     line, old, new, genes = FAULTS[fault]
     p = problem(3, 239)

@@ -9,11 +9,12 @@ import random
 
 import pytest
 
+from evoattn.families.registry import load_space
 from evoattn.families.split_kv.family import SplitKv
 from evoattn.model.gpu import GPUS
 from evoattn.model.launch import TensorMap
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 from evoattn.samplers.pool import ConfigPool
 from tests.families.on_interpreter import built, judged
 
@@ -113,6 +114,7 @@ FAULTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.sampled(4)
 def test_an_injected_fault_is_found(fault):
     edits, p = [FAULTS[fault]], problem(3, 150, 16, 2, 1)
     if fault.startswith("K reused"):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
-from evoattn.model.space import load_space
 from evoattn.search.starting import starting_configs
 from tests.families import (
     test_backward_mma,
@@ -50,7 +50,7 @@ def named(row):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("module", "p", "genes", "kind"), [named(row) for row in rows("RIGHT")])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_right_on_the_interpreter(module, p, genes, kind):
     """Of an L4, or of an H100 where an L4 has it not."""
     config = module.config(**genes)
@@ -61,7 +61,7 @@ def test_right_on_the_interpreter(module, p, genes, kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("module", "p", "gpu", "which"), [named(row) for row in rows("STARTING")])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_a_starting_config_compiles_without_spills(module, p, gpu, which):
     able = starting_configs(load_space(module.FAMILY.name, gpu), p, gpu)
     if isinstance(which, dict):

@@ -7,10 +7,11 @@ import random
 
 import pytest
 
+from evoattn.families.registry import load_space
 from evoattn.families.three_kernel.family import ThreeKernel, score_stride
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 from evoattn.search.starting import starting_configs
 from tests.families.on_interpreter import built, judged
 from tests.support.source_edits import line_edit
@@ -159,7 +160,7 @@ FAULTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 def test_an_injected_fault_is_found(fault):
     genes, line, old, new = FAULTS[fault]
     p, c = problem(113, 203), config(**{"THREADS_PER_ROW": 64} | genes)

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.cases import make_case
 from evoattn.correctness.validate import check
-from evoattn.families.registry import FAMILIES, lookup
+from evoattn.families.given import passed
+from evoattn.families.registry import FAMILIES, load_space, lookup
 from evoattn.families.row_blocks import row_blocks
-from evoattn.families.variants import variant_args
+from evoattn.families.variants import variant_given
 from evoattn.families.work import row_steps
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.sequences import starts
-from evoattn.model.space import load_space
 from tests.families import test_flash_mma, test_flash_wgmma, test_split_kv
 from tests.families.covering import covering
 from tests.families.on_interpreter import built, small_faults
@@ -499,14 +499,14 @@ ALL = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", ALL, ids=": ".join)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_it_is_right(kernel):  # on every third small case, in turns
     assert faults(*kernel, cases=slice(ALL.index(kernel) // 3 % 3, None, 3)) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kernel", "edit"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_a_wrong_one_is_found(kernel, edit):
     assert faults(*kernel, (edit,))
 
@@ -566,7 +566,7 @@ def test_one_batch_may_have_more_rows_than_an_int32_counts():
     own = dict.fromkeys("kv", (1 << 40, 64, 64, 1))
     problem = Strided(**asdict(VARIANTS["keys in use"].with_(batch=1)), own=tuple(own.items()))
     assert FAMILIES["flash_wgmma"].why_unsupported(problem, GPUS["h100"]) is None
-    counts = [arg.value for arg in variant_args(problem) if getattr(arg, "ctype", "") == "int32"]
+    counts = [arg.value for arg in passed(variant_given(problem)) if getattr(arg, "ctype", "") == "int32"]
     assert all(-(1 << 31) <= count < 1 << 31 for count in counts)
 
 

@@ -5,12 +5,12 @@ import random
 import pytest
 
 from evoattn.families.base import MOST_ROWS
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.dtype import DTYPES
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 
 SHAPES = (
     "B=1,H=2,S=37,D=64,dtype=bf16,mask=full",

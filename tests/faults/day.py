@@ -12,10 +12,11 @@ import argparse
 import random
 import resource
 
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Candidate, CheckResult, CompileInfo, Evaluation, Study, TrialState, ValidationReport
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 from evoattn.storage import Storage
 
 FAMILIES = ("flash_mma", "flash_scalar")

@@ -157,6 +157,7 @@ def test_the_same_seed_draws_the_same_ways():
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("changes", [{}, {"is_causal": True, "lse": True, "out": "given"}, {"window": (9, 0)}], ids=str)
+@pytest.mark.sampled(3)
 def test_every_way_is_right(tmp_path, way, changes):
     BUILT.clear()  # the kernel is checked anew
     device, call = FakeDevice(), dataclasses.replace(PLAIN, **changes)

@@ -26,7 +26,7 @@ from typing import Any
 
 from evoattn.evaluation.evaluate import evaluate_offline
 from evoattn.evaluation.tasks import Compile
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.append import HALVES, PAIRS
 from evoattn.model.dtype import DTYPES, WIDE_DTYPES
 from evoattn.model.gpu import GPUS
@@ -35,7 +35,7 @@ from evoattn.model.merge import NARROW
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.quantize import SMOOTH, TURN
 from evoattn.model.records import TrialState
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 from evoattn.model.variant import BIASES, PAGES
 from evoattn.samplers.pool import ConfigPool
 from tests.support.in_processes import in_processes

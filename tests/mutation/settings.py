@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 from tests.mutation.false_alarms import draw_config, draw_problem
 from tests.support.compiles import compile_ptx
 

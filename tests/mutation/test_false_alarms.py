@@ -8,11 +8,11 @@ import pytest
 
 from evoattn.evaluation.evaluate import evaluate_offline
 from evoattn.evaluation.tasks import Compile
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import TrialState
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 from tests.mutation import false_alarms
 
 pytestmark = pytest.mark.slow

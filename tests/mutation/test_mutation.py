@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.paths import ROOT
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import load_space
 from tests.mutation import host
 from tests.mutation.changes import changes_of
 from tests.mutation.chosen import load
@@ -122,6 +121,7 @@ first, *others = FAMILIES
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [first, *(pytest.param(name, marks=pytest.mark.slow) for name in others)])
+@pytest.mark.sampled(4)
 def test_every_family_has_mutants_of_its_template_and_headers(family):
     mutants = mutants_of(family)
     assert {m.file for m in mutants} <= set(files_of(family)) and f"{family}.cu.j2" in files_of(family)
@@ -146,7 +146,7 @@ def test_reasons_are_read():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_deleted_waits_and_barriers_are_found(family):
     """Of waits and barriers that are deleted, where the config has code there: all that change the PTX."""
     wanted = ("__syncthreads()", "cp_async_wait", "mbarrier_wait", "wgmma_wait", "named_barrier_sync")
@@ -192,7 +192,7 @@ def test_a_fault_of_the_host_is_planted_and_taken_out():
 @pytest.mark.slow
 def test_a_fault_of_the_host_is_found():
     """A grid that lacks a block's rows."""
-    (mutant, *_) = [m for m in host.mutants_of("flash_scalar") if m.file.endswith("family.py") and "ceil" in m.what]
+    (mutant, *_) = [m for m in host.mutants_in("families/flash_scalar/family.py") if "ceil" in m.what]
     verdict = host.judge(mutant, settings_of("flash_scalar", 1, 1), 1)
     assert verdict.killed, verdict
 

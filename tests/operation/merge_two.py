@@ -5,7 +5,6 @@ operation takes beside a template.
 """
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,7 +12,7 @@ import torch
 from evoattn.correctness.interpreter_cases import SmallCase
 from evoattn.correctness.reference import LSE_ABSOLUTE, LSE_RELATIVE, Exact
 from evoattn.families.base import Family
-from evoattn.families.genes import Genes
+from evoattn.families.genes import Genes, gene
 from evoattn.model.launch import Buffer, KernelLaunch, Scalar
 from evoattn.model.operation import OPERATIONS, Operation, contiguous
 
@@ -78,22 +77,19 @@ def interpreter_cases(problem, config):
     return [SmallCase(*case) for case in device_cases(problem)]
 
 
-@dataclass
 class MergeGenes(Genes):
-    BLOCK_M: int
+    BLOCK_M: int = gene("rows per block, a thread each", (32, 64, 128, 256))
 
 
 class MergeTwo(Family):
     name = "merge_two"
     summary = "a thread for each row"
     devices = "any GPU"
+    genes = MergeGenes
     operations = ("merge_two",)
     templates = Path(__file__).parent / "templates"
     dtypes = ("fp32",)
     masks = ("full",)
-
-    def genes(self, config):
-        return MergeGenes(**config.params)
 
     def refuse(self, problem, gpu):
         return None

@@ -3,22 +3,21 @@ task, since the family's class is in it."""
 
 from pathlib import Path
 
+from evoattn.families.genes import gene
 from evoattn.families.registry import FAMILIES
 from evoattn.families.work import LaunchWork, Step
-from evoattn.model.space import FOLDERS
 from tests.operation.merge_two import MergeGenes, MergeTwo, rows_of
 
 
 class WholeGenes(MergeGenes):
-    def __init__(self, BLOCK_M, BLOCK_N):
-        self.BLOCK_M, self.BLOCK_N = BLOCK_M, BLOCK_N
+    BLOCK_N: int = gene("there are no keys", (1,))
 
 
 class Registered(MergeTwo):
     """The family of `merge_two`, with what a search asks for beside."""
 
-    def genes(self, config):
-        return WholeGenes(**config.params)
+    genes = WholeGenes
+    search_spaces = Path(__file__).parent / "search_spaces"
 
     def work(self, problem, config, registers=0):
         threads = config.params["BLOCK_M"]
@@ -32,4 +31,3 @@ class Registered(MergeTwo):
 
 
 FAMILIES["merge_two"] = Registered()
-FOLDERS["merge_two"] = Path(__file__).parent / "search_spaces"

@@ -2,6 +2,7 @@
 
 The exported program runs on the host, with `host/cuda_runtime.h` in place of the CUDA runtime."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,34 +10,31 @@ from pathlib import Path
 import pytest
 
 ROOT, HOST = Path(__file__).parents[2], Path(__file__).parent / "host"
-COMMAND = "import tests.operation.registered; from evoattn.cli.main import main; main()"
+COMMANDS = """
+import json, sys
+import tests.operation.registered
+from typer.testing import CliRunner
+from evoattn.cli.main import app
+print(json.dumps([CliRunner().invoke(app, words).output for words in json.loads(sys.argv[1])]))
+"""
 SHAPE = "B=1 H=2 S=50 D=16 fp32 op=merge_two"
 
 
-@pytest.fixture(scope="module")
-def command(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("merge")
-
-    def run(*words, code=0):
-        program = [sys.executable, "-c", COMMAND, *words, "--db", str(folder / "merge.db")]
-        done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=300)
-        assert done.returncode == code, done.stderr
-        return " ".join((done.stdout + done.stderr).split())
-
-    return run
-
-
 @pytest.mark.slow
-def test_an_operation_from_outside_goes_the_whole_line(command, tmp_path):
+def test_an_operation_from_outside_goes_the_whole_line(tmp_path):
+    exported, place = tmp_path / "merge.cu", ("--db", str(tmp_path / "merge.db"))
     words = ("--gpu", "l4", "--offline", "--budget", "3trials", "--jobs", "1", "--no-keep")
-    assert "Best kernel: trial" in command("search", "--shape", SHAPE, *words)
-    report = command("report")
+    commands = [("search", "--shape", SHAPE, *words), ("report",), ("show", "best"), ("reproduce", "best")]
+    commands.append(("export", "best", "-o", str(exported)))
+    given = json.dumps([(*words, *place) for words in commands])
+    program = [sys.executable, "-c", COMMANDS, given]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    searched, report, shown, reproduced, _ = (" ".join(said.split()) for said in json.loads(done.stdout))
+    assert "Best kernel: trial" in searched, searched
     assert "merge_two" in report and "physics alone orders its kernels" in report
-    shown = command("show", "best")
     assert "Right on the interpreter" in shown and "parts without keys: error" in shown
-    assert command("reproduce", "best").endswith("reproduced")
-    exported = tmp_path / "merge.cu"
-    command("export", "best", "-o", str(exported))
+    assert reproduced.endswith("reproduced")
     source = exported.read_text()
     for name, text in (("right", source), ("wrong", source.replace("most + __logf(sum)", "most"))):
         (tmp_path / f"{name}.cpp").write_text(text)

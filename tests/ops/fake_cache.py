@@ -8,9 +8,9 @@ import math
 import torch
 
 from evoattn.backends.driver_launch import LaunchConfig
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import load_space
 from tests.ops.fake_device import TORCH, FakeDevice, Pick
 from tests.ops.fake_variants import changed, sequences, tensor_at, values_of
 

@@ -21,11 +21,12 @@ from evoattn.backends.cubins import Cubin
 from evoattn.backends.driver_launch import LaunchConfig
 from evoattn.families.base import Family
 from evoattn.families.packed_mask import KERNEL as PACK
-from evoattn.families.variants import COMPILED, given, is_varied
+from evoattn.families.registry import load_space
+from evoattn.families.variants import COMPILED, variant_given
 from evoattn.model.gpu import GPUS, GpuSpec
 from evoattn.model.launch import TensorMap
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 from evoattn.ops.plan import record_check, recorded_check
 from evoattn.ops.runtime import Runtime
 from tests.ops.fake_variants import attend, sequences, shapes_of, tensor_at, values_of
@@ -62,7 +63,7 @@ def build(family: Family, problem: AttentionProblem, config: KernelConfig, gpu: 
     if problem.score or problem.blocks:
         constants |= dict(score=problem.score, tables=problem.tables, predicate=problem.predicate)
         variants += ["blocks"] * bool(problem.blocks)
-    constants["taken"] = [field.needed for field in given(problem)] if is_varied(problem) else []
+    constants["taken"] = [field.needed for field in variant_given(problem)]
     code = json.dumps(constants).encode()
     cubin = Cubin(code, hashlib.sha256(code).hexdigest(), "source", "recipe")
     first, checked = BUILT.setdefault(cubin.digest, (cubin, folder))

@@ -6,10 +6,9 @@ from __future__ import annotations
 
 from functools import cache
 
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import load_space
 from evoattn.search.starting import starting_configs
 from tests.ops.fake_device import Pick
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from evoattn import flash_attn
+from evoattn.families.registry import load_space
 from evoattn.integrations.flash_attn.cache import Cache
 from evoattn.integrations.flash_attn.rotary import rotated
-from evoattn.model.space import load_space
 from evoattn.ops.beside import appended
 from evoattn.ops.runtime import current
 from tests.ops.fake_device import TORCH, FakeDevice, Pick, fake_runtime, near

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import evoattn
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.launch import Buffer, TensorMap
-from evoattn.model.space import load_space
 from evoattn.ops.attention_fp8 import quantised
+from evoattn.ops.beside import Wanted, quantize
 from evoattn.ops.call import E4M3, Call, behind, out_like, terms_of
 from evoattn.ops.given import call_of
 from evoattn.ops.kernel import tensor_places
@@ -84,6 +84,14 @@ def test_keys_and_values_of_e5m2_and_scales_of_blocks():
     assert rms(mixed - values) < 0.01 * rms(values)
 
 
+def test_whole_numbers():
+    q, k, v = tensors(3)
+    made = [quantize(x, Wanted(torch.int8, "head", HKV)) for x in (q, k, v)]
+    words = dict(zip(("q_descale", "k_descale", "v_descale"), [x.scale for x in made], strict=True))
+    out, (values, _) = evoattn.attention_fp8(*[x.numbers for x in made], **words), exact(q, k, v)
+    assert out.dtype == torch.bfloat16 and rms(out - values) < 0.02 * rms(values)
+
+
 def test_one_scale_is_a_number_a_tensor_or_one_for_each_head():
     given, _ = quantised(*tensors())
     call = lambda scale: evoattn.attention_fp8(given.query, given.key, given.value, k_descale=scale, v_descale=0.5)
@@ -136,7 +144,7 @@ def test_a_kernel_gets_all_that_it_names(of):
         (lambda q, k, v: ((q, k[:, :, :, :32], v), {}), "do not fit"),
         (lambda q, k, v: ((q.to(E4M3), k.to(E4M3), v.to(E4M3)), {"v_descale": torch.ones(3)}), "v_descale must be"),
         (lambda q, k, v: ((q.to(E4M3), k.to(E4M3), v.to(E4M3)), {"k_descale": -1.0}), "not be negative"),
-        (lambda q, k, v: ((q.to(E4M3), k.to(E4M3), v.to(E4M3)), {"smooth_k": True}), "e4m3 already"),
+        (lambda q, k, v: ((q.to(E4M3), k.to(E4M3), v.to(E4M3)), {"smooth_k": True}), "8 bits already"),
         (lambda q, k, v: ((q, k, v), {"smooth_k": True, "softcap": 5.0}), "no softcap"),
         (lambda q, k, v: ((q.requires_grad_(), k, v), {}), "no gradients"),
     ],

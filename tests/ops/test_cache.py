@@ -9,10 +9,10 @@ import torch
 import evoattn
 from evoattn.correctness import reference
 from evoattn.correctness.judge import judge
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompileInfo, Evaluation, TrialState
-from evoattn.model.space import load_space
 from evoattn.ops.custom_op import operands, variant_op
 from evoattn.ops.explain import RecordedKernel
 from evoattn.ops.given import call_of

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import evoattn
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import load_space
 from evoattn.ops.call import StridedProblem
 from evoattn.ops.choice import Choice, Refusal, choose
 from evoattn.ops.runtime import Runtime, current

@@ -12,8 +12,8 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 import evoattn
 from benchmarks.calls.no_device import NoDevice
 from evoattn.families import registry
+from evoattn.families.registry import load_space
 from evoattn.model.score_lines import Bias, Slopes
-from evoattn.model.space import load_space
 from evoattn.ops import block_masks, gradients, torch_answer
 from evoattn.ops.added import with_added
 from evoattn.ops.arguments import BIAS, SLOPES

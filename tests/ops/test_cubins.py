@@ -11,11 +11,11 @@ import pytest
 
 from evoattn.backends import versions
 from evoattn.backends.cubins import get_cubin, recipe_of
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.paths import TEMPLATES
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 from tests.ops.fake_device import WGMMA
 
 L4, FAMILY = GPUS["l4"], FAMILIES["flash_scalar"]

@@ -7,8 +7,8 @@ import torch
 import evoattn
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.families import registry
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
-from evoattn.model.space import load_space
 from evoattn.ops.call import out_like
 from evoattn.ops.custom_op import operands, variant_lse_op
 from evoattn.ops.given import call_of

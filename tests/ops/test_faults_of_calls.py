@@ -8,11 +8,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from evoattn.backends.cubins import recipe_of
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.paths import TEMPLATES
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import load_space
 from evoattn.ops import torch_answer
 from evoattn.ops.call import Call, terms_of
 from evoattn.ops.custom_op import PLAIN, _made, operands

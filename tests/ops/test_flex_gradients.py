@@ -8,11 +8,10 @@ import torch
 from benchmarks.flex.mods import MODS, Shape, Written
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.families.backward_mma.resources import sharing_of
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.backward import parse_grads
 from evoattn.model.gpu import GPUS
 from evoattn.model.score import elements, parse_score
-from evoattn.model.space import load_space
 from evoattn.ops import flex, torch_answer
 from evoattn.ops.arguments import TERMS
 from evoattn.ops.call import Call

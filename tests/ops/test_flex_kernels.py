@@ -7,9 +7,8 @@ import torch
 
 from benchmarks.flex.mods import MODS, Shape, Written
 from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS
-from evoattn.model.space import load_space
 from evoattn.ops import flex
 from evoattn.ops.arguments import BIAS, SLOPES
 from evoattn.ops.call import Call
@@ -75,7 +74,7 @@ def made_of(shape: Shape, written: Written, block: int) -> tuple[list[Call], tup
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("family", LISTED)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_a_kernel_gives_what_torch_gives(family, name):
     calls, expected = made_of(SHAPE, MODS[name](SHAPE), 64)
     assert calls[0].blocks or calls[0].causal or MODS[name](SHAPE).block_mask(SHAPE) is None

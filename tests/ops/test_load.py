@@ -4,11 +4,12 @@ import pytest
 import torch
 
 import evoattn
+from evoattn.families.registry import load_space
 from evoattn.model.errors import WrongUse
 from evoattn.model.gpu import GPUS
 from evoattn.model.records import CompileInfo, Evaluation, TrialState
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import ConfigError, KernelConfig, load_space
+from evoattn.model.space import ConfigError, KernelConfig
 from evoattn.ops.explain import RecordedKernel, load
 from evoattn.ops.torch_answer import NoKernel
 from tests.ops.fake_device import WGMMA, FakeDevice, fake_runtime, near, reference, tensors

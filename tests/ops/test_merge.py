@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from evoattn import flash_attn
-from evoattn.model.space import load_space
+from evoattn.families.registry import load_space
 from evoattn.ops.runtime import current
 from tests.ops.fake_device import TORCH, FakeDevice, Pick, fake_runtime, near
 from tests.ops.fake_variants import tensor_at

@@ -31,7 +31,7 @@ FAMILIES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", DRAWS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_every_pick_can_be_packed_and_takes_the_callers_scale(kind):
     device, families = FakeDevice(), set()
     for problem in DRAWS[kind](SEED, COUNT):

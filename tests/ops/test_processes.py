@@ -186,7 +186,8 @@ HOMELESS = """
     from evoattn.model.gpu import GPUS
     from evoattn.model.paths import cubin_cache
     from evoattn.model.problem import AttentionProblem
-    from evoattn.model.space import KernelConfig, load_space
+    from evoattn.families.registry import load_space
+    from evoattn.model.space import KernelConfig
     from evoattn.ops.runtime import FOLDER, current, find_platform
     from evoattn.backends.cubins import get_cubin
 

@@ -112,12 +112,13 @@ def test_a_kernel_turns_numbers_that_are_there(device):
     assert device.launches.count("turn") >= 2 and turn(value.cpu()[..., ::2]) is None and turn(value.half()) is None
 
 
-def test_a_value_is_turned_where_a_kernel_may_take_its_scales(device, monkeypatch):
-    monkeypatch.setattr(attention_fp8, "TURNED_FROM", 1)
+@pytest.mark.parametrize("scale", [None, torch.ones(2, 2, 1)])
+def test_a_value_is_turned_where_that_pays(device, monkeypatch, scale):
     q, k, v = (x.to(torch.float8_e4m3fn) for x in (given(8, 70), given(2, 70), given(2, 70)))
-    evoattn.attention_fp8(q, k, v, v_descale=torch.ones(2, 2, 1))
+    evoattn.attention_fp8(q, k, v, v_descale=scale)
     assert "turn" not in device.launches
-    evoattn.attention_fp8(q, k, v)
+    monkeypatch.setattr(attention_fp8, "TURNED_FROM", 1)
+    evoattn.attention_fp8(q, k, v, v_descale=scale)
     assert "turn" in device.launches
 
 

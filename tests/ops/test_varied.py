@@ -104,6 +104,7 @@ def test_a_kernel_gets_the_right_arguments(device, fields, seqlen_k):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fields", CASES, ids=str)
+@pytest.mark.sampled(2)
 def test_compiled_code_runs_a_kernel(device, fields):
     problem = PROBLEM.with_(**{"dtype": "fp16", **fields})
     tensors = reference.make_inputs(problem, 5, "cpu")
@@ -125,6 +126,7 @@ def test_compiled_code_runs_a_kernel(device, fields):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fields", CASES, ids=str)
+@pytest.mark.sampled(3)
 def test_the_op_is_what_torch_expects_of_one(device, fields):
     problem = PROBLEM.with_(**{"dtype": "fp16", **fields})
     tensors = reference.make_inputs(problem, 5, "cpu")

@@ -11,11 +11,10 @@ import evoattn
 from evoattn.correctness import reference
 from evoattn.correctness.cases import sequenced
 from evoattn.correctness.judge import judge
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompileInfo, Evaluation, TrialState
-from evoattn.model.space import load_space
 from evoattn.ops.custom_op import operands, variant_op
 from evoattn.ops.explain import RecordedKernel
 from evoattn.ops.given import call_of
@@ -68,6 +67,7 @@ def test_torch_gives_the_reference_s_answer(fields):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fields", CASES, ids=str)
+@pytest.mark.sampled(3)
 def test_compiled_code_runs_a_kernel(device, fields):
     problem = PROBLEM.with_(**{"dtype": "fp16", **fields})
     tensors = reference.make_inputs(problem, 5, "cpu")

@@ -140,6 +140,7 @@ def test_an_exported_program(words):
 @pytest.mark.slow
 @every
 @pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.sampled(3)
 def test_compiled_code(words, dynamic):
     compiled = torch.compile(
         lambda q, k, v, words: answer(q, k, v, **words), fullgraph=True, backend="aot_eager", dynamic=dynamic
@@ -154,6 +155,7 @@ def test_compiled_code(words, dynamic):
 
 @pytest.mark.slow
 @every
+@pytest.mark.sampled(2)
 def test_compiled_code_has_gradients(words):
     q, k, v = (tensor.float() for tensor in tensors(kv_heads=4))
     ours, theirs = q.clone().requires_grad_(), q.clone().requires_grad_()

@@ -16,11 +16,12 @@ from evoattn.cost.correction import MOST, NONE, Correction, of_row
 from evoattn.cost.correction_fit import Timed
 from evoattn.cost.cost import scores
 from evoattn.engine.groups import Group, Kernel
+from evoattn.families.registry import load_space
 from evoattn.model.calibrated import FILE, calibration_folder, calibrations_folder
 from evoattn.model.errors import WrongUse
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import KernelConfig, config_id, load_space
+from evoattn.model.space import KernelConfig, config_id
 from evoattn.portfolio import calibrate, calibrations, pick
 from evoattn.portfolio.calibrate import JUDGED_SEEDS, Done, Keeper, Plan, drawn, fits, summary, without_lse
 from evoattn.portfolio.calibrations import Calibration, Journal, of_card, times_of
@@ -73,8 +74,10 @@ def test_a_file_says_what_was_found(folder):
     for name in row:
         with pytest.raises(ValueError, match="it is no calibration"):
             Calibration.of_row({other: value for other, value in row.items() if other != name})
-    with pytest.raises(ValueError, match="it is of version 3, and this evoattn reads 2"):
-        Calibration.of_row(row | {"version": 3})
+    with pytest.raises(ValueError, match="it is of version 4, and this evoattn reads 2 and 3"):
+        Calibration.of_row(row | {"version": 4})
+    earlier = {name: value for name, value in row["correction"].items() if name != "kernels"}
+    assert not Calibration.of_row(row | {"version": 2, "correction": earlier}).correction.kernels
     for card in ({"sm_count": "58"}, {"name": 4}, {"arch": None}):
         with pytest.raises(ValueError, match="names no card"):
             Calibration.of_row(row | {"card": row["card"] | card})
@@ -212,6 +215,31 @@ def test_a_journal_is_read_by_versions_and_odd_lines_are_passed_over(folder):
     assert "2 more are of another driver" in plan.describe() and "2 problems in 2 groups" in plan.describe()
 
 
+@pytest.mark.parametrize(
+    ("change", "odd", "taken"),
+    [(1.0, 1.0, True), (1.2, 1.02, True), (1.0, 1.1, False)],
+    ids=["as before", "all slower by a fifth", "each otherwise"],
+)
+def test_times_of_other_versions_count_where_those_taken_again_agree(monkeypatch, change, odd, taken):
+    group, before = searched(ONE, TWO), searched(ONE, TWO)
+    for kernel in (*group.kernels.values(), *before.kernels.values()):
+        kernel.times, kernel.rough = {}, set()
+    first, second, third = before.kernels
+    for place, name in enumerate((first, second)):
+        before.kernels[name].times = {0: 10.0, 1: 20.0}
+        group.kernels[name].times = {0: 10.0 * change * odd**place, 1: 20.0 * change * odd**-place}
+    before.kernels[third].times, before.kernels[third].rough = {0: 15.0, 1: 60.0}, {1}
+    plan = Plan(CARD, [group, Group("another", [ONE], ())], [], 10.0, 0.0, before={group.name: before})
+    monkeypatch.setattr(calibrate, "PAIRS", 4)
+    now, another = calibrate.with_confirmed(plan)
+    assert now.kernels[first].times == group.kernels[first].times and not another.kernels
+    found = now.kernels[third]
+    assert found.times == (pytest.approx({0: 15.0 * change, 1: 60.0 * change}) if taken else {})
+    assert found.rough == ({1} if taken else set()) and not group.kernels[third].times
+    monkeypatch.setattr(calibrate, "PAIRS", 5)
+    assert not calibrate.with_confirmed(plan)[0].kernels[third].times, "too few were taken again"
+
+
 class InThisProcess(contextlib.nullcontext):
     """In place of a pool of processes."""
 
@@ -239,6 +267,36 @@ def test_times_of_a_group_become_rows_of_the_fit(monkeypatch):
     rows = calibrate.timed_rows([group], CARD, 3)
     assert [(row.kernel, row.us, row.problem) for row in rows] == [(second.id, 5.123456, ONE), (first.id, 7.0, ONE)]
     assert InThisProcess.jobs == 3 and calibrate.timed_rows([], CARD, None) == []
+
+
+def test_a_long_search_learns_when_it_knows_something():
+    group = Group("16 d64 full", [ONE, TWO], ("flash_mma",))
+    long, enough = calibrate.LEARN_SECONDS, 2 * calibrate.LEARN_TIMES
+    for seconds, recalled, parts in (
+        (long - 1, enough, [(False, 1.0)]),
+        (long, enough - 1, [(False, 0.5), (True, 1.0)]),
+        (long, enough, [(True, 1.0)]),
+    ):
+        assert calibrate.turns(Plan(CARD, [group], [], seconds, 0.0, recalled)) == parts
+
+
+def test_what_would_be_chosen_is_asked_where_it_was_not_timed(monkeypatch):
+    group = Group("16 d64 full", [ONE, TWO], ("flash_mma",))
+    configs = [KernelConfig("flash_mma", params) for params in PARAMS]
+    chosen = {ONE: configs, TWO: [configs[1], configs[0]]}
+    known, wrong = (
+        Kernel("flash_mma", params, state=state) for params, state in zip(PARAMS[1:], ("right", "wrong: x"))
+    )
+    known.times[0] = 5.0
+    group.kernels |= {known.id: known, wrong.id: wrong}
+    monkeypatch.setattr(calibrate, "ProcessPoolExecutor", InThisProcess)
+    monkeypatch.setattr(calibrate, "_choices", lambda problem, families, gpu: chosen[problem])
+    found = list(calibrate.asked(Plan(CARD, [group], [], 1.0, 0.0), 2))
+    assert [(kernel.params, indexes) for _, kernel, indexes in found] == [(PARAMS[0], (0, 1)), (PARAMS[1], (1,))]
+    assert found[1][1] is known and not found[0][1].times
+    monkeypatch.undo()
+    first, *others = calibrate._choices(ONE, ("flash_mma",), CARD)
+    assert first == pick.portfolio_kernels(ONE, CARD)[0] and others and len({c.id for c in others}) == len(others)
 
 
 def test_problems_are_half_plain_and_fit_the_card():
@@ -336,3 +394,13 @@ def test_trees_of_a_file_are_looked_at_before_they_are_walked():
     for left_out in ({"all": [1.0, 2.0]}, {"all": [1, 2, "3"]}, [], None):
         with pytest.raises(ValueError, match="does not say how good it is"):
             of_row({"trees": {}, "left_out": left_out})
+
+
+def test_what_is_left_over_of_a_kernel_is_drawn_to_nothing():
+    kernels, one = [("a", "k"), ("a", "l")], np.ones(3)
+    table = correction_fit._Table(
+        *(np.array([0, 0, 1]), one, one, np.array([1.0, -1.0, 7.0]), one, {}, np.array([0, 1, 1]), kernels)
+    )
+    shrunk = correction_fit.SHRUNK
+    assert table.means(np.zeros(3), np.ones(3, bool)) == pytest.approx([1 / (1 + shrunk), -1 / (2 + shrunk)])
+    assert table.means(np.zeros(3), np.array([True, False, False])) == pytest.approx([1 / (1 + shrunk), 0])

@@ -8,8 +8,8 @@ import pytest
 
 from evoattn.engine.group_search import GroupSearch
 from evoattn.engine.groups import Group, Kernel
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import lookup
-from evoattn.model.space import load_space
 from evoattn.portfolio import campaign
 from evoattn.portfolio.campaign import EMPHASIS, emphasis_of, group_of, make_groups, shares, stand_in
 from evoattn.portfolio.measure import SPLITS, with_splits

@@ -9,9 +9,10 @@ import pytest
 from evoattn.cost.correction import name_of
 from evoattn.cost.cost import scores
 from evoattn.families import registry
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 from evoattn.portfolio.climb import (
     A_GENE,
     AT_ONCE,

@@ -7,9 +7,9 @@ from typing import Any
 from evoattn.engine.alike import distance, features
 from evoattn.engine.breeding import Breeder
 from evoattn.engine.groups import Group, Kernel
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import load_space
 from evoattn.portfolio import campaign, measure, select, workload
 from evoattn.portfolio.proposals import AimedBreeder
 from tests.support.facts import changed

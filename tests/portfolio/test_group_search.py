@@ -13,11 +13,11 @@ from evoattn.engine.tools import Tools
 from evoattn.evaluation.process import Handler
 from evoattn.evaluation.tasks import OnProblem, Surveyed
 from evoattn.evaluation.workers import WorkerFailed
+from evoattn.families.registry import load_space
 from evoattn.fleet.local import LocalFleet
 from evoattn.model.gpu import GPUS
 from evoattn.model.records import Timing
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import load_space
 from evoattn.portfolio import campaign
 from evoattn.portfolio.campaign import timed_problems
 from evoattn.portfolio.measure import final_tables, in_turn, with_peers
@@ -141,11 +141,18 @@ def test_a_search_finds_times_and_survives_a_dead_gpu_process(tmp_path):
     group = group_of_both()
     other = Group("16 d64 causal", group.problems, ("split_kv",))
     with search([group, other], Tools(make_device=FakeDevice)) as engine:
-        engine.run(6, among=[group])
+        engine.run(5, among=[group])
         assert not other.kernels, "it is only timed"
         right = [k for k in group.kernels.values() if k.state == "right"]
         assert right and all(k.times for k in right)
         assert sum(k.state.startswith("launch") for k in group.kernels.values()) == 1, "it had two tries"
+        compiled, known = engine.compiled, right[0]
+        known.times, new = {}, Kernel("split_kv", {**known.params, "SPLITS": 9})
+        engine.ask([(group, Kernel("split_kv", known.params), (1,)), (group, new, (0, 1))])
+        while not (known.times and new.times):
+            engine.run(0.1, among=[group])
+        assert known.times.keys() == {1} and new.times.keys() == {0, 1} and group.kernels[new.id] is new
+        assert engine.compiled > compiled, "the new one"
         *_, table = final_tables(engine, 4, 1, 60)
         *_, none = final_tables(engine, 4, 1, 0)
         beside = with_peers(engine, table, ("flash",), 1, 60)["16 d64 full"]

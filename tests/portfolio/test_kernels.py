@@ -7,9 +7,9 @@ from pathlib import Path
 
 from evoattn.cost.fitted import DATA as FITTED
 from evoattn.families import registry
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import load_space
 from evoattn.portfolio.kernels import DATA, KernelList, Skipped, kind_of, load, of_row, save, to_row
 from evoattn.portfolio.pick import list_for
 

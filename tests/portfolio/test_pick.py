@@ -8,11 +8,11 @@ import pytest
 
 from evoattn.cost.cost import scores
 from evoattn.families import registry
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import lookup
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import load_space
 from evoattn.portfolio.climb import ClimbCache, Climbed
 from evoattn.portfolio.kernels import kind_of
 from evoattn.portfolio.pick import canonical, lasting_pick, list_for, next_picks, pick, portfolio_kernels
@@ -27,7 +27,7 @@ CUT = replace(H100, name="cut", sm_count=114)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("gpu", [H100, CUT, GPUS["h200"], GPUS["l4"], GPUS["a100"]], ids=lambda g: g.name)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_drawn_problems_get_kernels_that_can_run(gpu):
     for problem in (p for seed in UNSEEN for p in draw(seed, 30 if gpu.name in JUDGED else 6)):
         found = pick(problem, gpu)
@@ -38,6 +38,7 @@ def test_drawn_problems_get_kernels_that_can_run(gpu):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", DRAWS)
+@pytest.mark.sampled(2)
 def test_each_kind_of_problems_gets_kernels_that_can_run(kind):
     listed = list_for(H100)
     for problem in DRAWS[kind](600, 10):

@@ -8,9 +8,9 @@ import pytest
 from evoattn.cost.cost import scores
 from evoattn.engine.groups import Group, Kernel
 from evoattn.families import registry
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import lookup
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import load_space
 from evoattn.portfolio.campaign import group_of
 from evoattn.portfolio.climb import all_genes, climb, neighbours
 from evoattn.portfolio.pick import portfolio_kernels

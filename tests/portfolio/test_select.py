@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from evoattn.engine.groups import Group, Kernel
+from evoattn.families.registry import load_space
 from evoattn.model.errors import WrongUse
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import load_space
 from evoattn.portfolio import campaign
 from evoattn.portfolio.pick import whole
 from evoattn.portfolio.select import Kind, general, genes_of, measured_kinds, select

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import load_space
 from evoattn.portfolio.wins import Win, Wins
 
 H100 = GPUS["h100"]

@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 
 from evoattn.cli.main import app
 from evoattn.families import registry
+from evoattn.families.registry import load_space
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.profile import KernelCounters, Profile
 from evoattn.model.records import CompileInfo, Evaluation, TrialState
-from evoattn.model.space import load_space
 from evoattn.profiling.ncu import FORBIDDEN, NOT_INSTALLED, Counted, ProfileError, count, parse
 from evoattn.report import render_html, render_json, summarise
 from evoattn.report.show import print_trial
@@ -154,6 +154,7 @@ def recorded(tmp_path):
 def counting(seen, failing=()):
     def read(problem, contestant, cache):
         seen.append(contestant if isinstance(contestant, str) else contestant.config.id)
+        assert isinstance(contestant, str) or contestant.compiled.cubin
         if contestant in failing:
             raise ProfileError("It fails.")
         name = "cudnn_generated" if isinstance(contestant, str) else "flash_mma"

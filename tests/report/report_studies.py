@@ -9,11 +9,12 @@ from functools import cache
 from rich.console import Console
 
 from evoattn.families import registry
+from evoattn.families.registry import load_space
 from evoattn.families.render import render
 from evoattn.model import gpu
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Candidate, CompileInfo, Evaluation, Study, Timing, Trial, TrialState
-from evoattn.model.space import KernelConfig, SearchSpace, load_space
+from evoattn.model.space import KernelConfig, SearchSpace
 from evoattn.report import render_table
 from evoattn.report.screen import Kept
 from evoattn.search.starting import starting_configs

@@ -3,10 +3,11 @@
 import pytest
 
 from evoattn.families import registry
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import lookup
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Candidate, CompileInfo, Evaluation, Timing, TrialState
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 from evoattn.report import summarise
 from evoattn.report.analysis import MAX_DRAWN, family_samples
 from evoattn.report.instructions import class_of, count_instructions

@@ -9,9 +9,10 @@ import pytest
 
 from evoattn.cost.cost import scores
 from evoattn.families import registry
+from evoattn.families.registry import load_space
 from evoattn.model import named_problems as problems
 from evoattn.model.gpu import GPUS
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 from evoattn.samplers.base import STARTING, SamplerSetup
 from evoattn.samplers.guided import GuidedSampler
 from evoattn.samplers.pool import ConfigPool

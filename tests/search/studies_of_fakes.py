@@ -3,12 +3,12 @@
 from collections import Counter
 
 from evoattn.engine.tools import Tools
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.fleet.local import LocalFleet
 from evoattn.model import gpu
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompiledKernel
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 from evoattn.samplers.base import SamplerSetup
 from evoattn.samplers.registry import make_sampler
 from evoattn.search.request import SearchPlan

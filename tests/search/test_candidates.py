@@ -19,12 +19,12 @@ from evoattn.evaluation.process import Ending
 from evoattn.evaluation.tasks import Compiled
 from evoattn.evaluation.workers import Outcome
 from evoattn.families.built import behaviour
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.compressed_source import CompressedSource
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompiledKernel, CompileInfo, Proposal
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 from evoattn.samplers.base import STARTING
 
 PROBLEM, GPU = AttentionProblem(1, 4, 4, 256, 256, 64), GPUS["h100"]

@@ -10,12 +10,12 @@ from evoattn.backends.compiler import CompileError
 from evoattn.correctness import sanitizer
 from evoattn.engine.tools import Tools
 from evoattn.families.built import BuiltKernel
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.families.render import render
 from evoattn.model import gpu
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Candidate, CompiledKernel, CompileInfo, Evaluation, Timing, TrialState
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 from evoattn.samplers.base import STARTING
 from evoattn.search import finalists
 from evoattn.search.starting import starting_configs

@@ -6,10 +6,9 @@ import pytest
 from rich.console import Console
 
 from evoattn.engine.budget import Budget
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.families.render import render
 from evoattn.model.records import Evaluation, Timing, TrialState
-from evoattn.model.space import load_space
 from evoattn.report.show import print_trial
 from evoattn.samplers.base import STARTING, SamplerSetup
 from evoattn.samplers.registry import make_sampler

@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 from evoattn.engine.budget import Budget
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Evaluation, Timing, TrialState
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 from evoattn.portfolio.pick import pick
 from evoattn.portfolio.wins import Wins
 from evoattn.search.kept import keep_leader

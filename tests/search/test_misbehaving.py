@@ -5,8 +5,8 @@ import pytest
 from evoattn.engine.budget import Budget
 from evoattn.engine.loop import EARLY
 from evoattn.engine.progress import Progress
+from evoattn.families.registry import load_space
 from evoattn.model.records import TrialState
-from evoattn.model.space import load_space
 from tests.search.search_fakes import AlwaysDoubtsItself, DoubtsItself, SlowToStart, WaitsForAFile, cost
 from tests.search.studies_of_fakes import GPU, fakes, make_search, space_of
 

@@ -12,12 +12,12 @@ import pytest
 from evoattn.engine.budget import Budget
 from evoattn.engine.candidates import Pending
 from evoattn.engine.progress import Progress
-from evoattn.families.registry import FAMILIES
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.families.render import render
 from evoattn.fleet.local import LocalFleet
 from evoattn.model.compressed_source import CompressedSource
 from evoattn.model.records import Evaluation, Proposal, TrialState
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 from evoattn.search.recorder import GATHER_SECONDS, Recorder
 from evoattn.search.request import SearchPlan
 from evoattn.search.study import Search

@@ -73,6 +73,7 @@ print(__file__, __spec__)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("as_input", [False, True])
+@pytest.mark.sampled(2)
 def test_a_script_needs_no_guard_as_workers_do_not_import_it(tmp_path, as_input):
     script, db = tmp_path / "script.py", str(tmp_path / "db.sqlite")
     script.write_text(UNGUARDED.format(db=db))

@@ -1,14 +1,15 @@
 """YAML from outside is plain values or a refusal: it runs nothing, and does not grow."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evoattn.model import gpu, safe_yaml
-from evoattn.model.space import ConfigError, load_space
+from evoattn.model import safe_yaml
+from evoattn.model.space import ConfigError, Parameter, read_space
 
 
 @given(st.text(max_size=80) | st.text(alphabet="abc:[]{}&*!-|>#? \n\t0123'\"<", max_size=80))
@@ -61,35 +62,37 @@ def test_hostile_yaml_is_refused(tmp_path, text):
         safe_yaml.load(text)
     (tmp_path / "evil.yaml").write_text(text)
     with pytest.raises(ConfigError, match="cannot be read"):
-        load_space("evil", gpu.GPUS["l4"], tmp_path)
+        read_space("evil", (), (), tmp_path)
+
+
+SPACE = Parameter("A", (1, 2), "x"), Parameter("B", (False, True), "y", False)
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "parameters: {A: {values: [[1]], meaning: x}}",
-        "parameters: {'A;B': {values: [1], meaning: x}}",
-        "parameters: {A: {values: [], meaning: x}}",
-        "parameters: {A: {values: [1], meaning: x, default: 2}}",
-        "parameters: {A: {values: [1], meaning: x}}\nstarting_configs: [7]",
-        "parameters: {A: {values: [1], meaning: x}}\nstarting_configs: [{config: [1]}]",
+        "starting_configs: [7]",
+        "starting_configs: [{A: [1]}]",
+        "starting_configs: 7",
+        "starting_configs:",
+        "a: 1",
         "7",
         "",
+        *(f"starting_configs: [{{{row}}}]" for row in ("B: yes", "A: 3", "A: 1, C: 1")),
     ],
 )
-def test_a_space_of_another_form_is_refused(tmp_path, text):
+def test_starting_configs_of_another_form_are_refused(tmp_path, text):
     (tmp_path / "odd.yaml").write_text(text)
     with pytest.raises(ConfigError, match="cannot be read"):
-        load_space("odd", gpu.GPUS["l4"], tmp_path)
+        read_space("odd", SPACE, SPACE, tmp_path)
 
 
 def test_a_parameter_with_a_default_may_be_left_out(tmp_path):
-    (tmp_path / "young.yaml").write_text(
-        "parameters: {A: {values: [1, 2], meaning: x}, B: {values: [no, yes], meaning: y, default: no}}\n"
-        "starting_configs: [{A: 1}, {A: 2, B: yes}]"
-    )
-    space = load_space("young", gpu.GPUS["l4"], tmp_path)
+    (tmp_path / "young.yaml").write_text("starting_configs: [{A: 1}, {A: 2, B: yes}]")
+    space = read_space("young", SPACE, SPACE, tmp_path)
     assert [c.params for c in space.starting_configs()] == [{"A": 1, "B": False}, {"A": 2, "B": True}]
     assert space.make_config({"A": 2}) == space.make_config({"B": False, "A": 2})
     with pytest.raises(ConfigError, match=r"missing \['A'\]"):
         space.make_config({"B": True})
+    (one, *_) = SPACE
+    assert len(read_space("young", (replace(one, values=(1,)), SPACE[1]), SPACE, tmp_path).starting) == 1

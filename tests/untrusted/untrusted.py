@@ -2,9 +2,9 @@
 
 from hypothesis import strategies as st
 
+from evoattn.families.registry import load_space
 from evoattn.model import gpu
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import load_space
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from evoattn.cost.cost import MOST_CORRECTION
 from evoattn.cost.fitted import Fitted, Weights
@@ -145,29 +144,19 @@ def _rounded_up(thresholds: Floats) -> Floats:
     return up
 
 
+NODE = [("left", "i8"), ("right", "i8"), ("value", "f8"), ("feature", "i8"), ("threshold", "f8"), ("missing_left", "?")]
+
+
 def _as_trees(model: Any, names: tuple[str, ...]) -> Trees:
     """The nodes of scikit-learn's trees in one table."""
-    roots, tables, start = [], [], 0
-    for (tree,) in model._predictors:  # no public way to them; scikit-learn is pinned
-        roots.append(start)
-        nodes = tree.nodes.copy()
-        own = np.arange(len(nodes))
-        leaf = nodes["is_leaf"] == 1
-        for side in ("left", "right"):
-            nodes[side] = np.where(leaf, own, nodes[side])
-        tables.append((nodes, start))
-        start += len(nodes)
-
-    def column(name: str) -> NDArray[Any]:
-        return np.concatenate([nodes[name] for nodes, _ in tables])
-
-    def children(side: str) -> NDArray[np.int64]:
-        return np.concatenate([nodes[side].astype(np.int64) + first for nodes, first in tables])
-
-    leaf = column("is_leaf") == 1
-    return Trees(
-        names, np.array(roots), column("feature_idx").astype(np.int64),
-        _rounded_up(column("num_threshold")), column("missing_go_to_left") == 1,
-        children("left"), children("right"), np.where(leaf, column("value"), 0.0), int(column("depth").max()),
-        float(model._baseline_prediction.ravel()[0]),
-    )  # fmt: skip
+    tables = [tree.nodes for (tree,) in model._predictors]  # no public way to them; scikit-learn is pinned
+    roots = np.cumsum([0, *map(len, tables)])[:-1]
+    nodes, first = np.concatenate(tables), np.repeat(roots, [len(table) for table in tables])
+    leaf, own = nodes["is_leaf"] == 1, np.arange(len(nodes))
+    found = np.empty(len(nodes), NODE)
+    for side in ("left", "right"):
+        found[side] = np.where(leaf, own, nodes[side].astype(np.int64) + first)
+    found["value"], found["feature"] = nodes["value"], nodes["feature_idx"]
+    found["threshold"], found["missing_left"] = _rounded_up(nodes["num_threshold"]), nodes["missing_go_to_left"] == 1
+    base = float(model._baseline_prediction.ravel()[0])
+    return Trees.of_nodes(found, roots, names, int(nodes["depth"].max()), base)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
+from evoattn.families.genes import gene
 from evoattn.families.residency import WARP
 from evoattn.families.row_kernels import RowGenes, RowKernels
 from evoattn.families.work import LaunchWork, Step
@@ -20,10 +21,20 @@ FIRST_WAIT, ROW_WAIT = 1500, 600
 """Clocks: until a block knows where its first row goes, and of each row after it."""
 
 
+class AppendGenes(RowGenes):
+    """The parameters of append_kv."""
+
+    BLOCK_M: int = gene("heads of rows per block: of queries, of new keys and new values", (1, 2, 4, 8, 16, 32, 64))
+    BLOCK_N: int = gene("there are no keys beside the rows", (1,))
+    THREADS: int = gene("threads per block", (32, 64, 128, 256))
+    VECTOR_WIDTH: int = gene("columns per load", (2, 4, 8))
+
+
 class AppendKv(RowKernels):
     """The `Family` of `templates/append_kv.cu.j2`. A mask says where queries stand, and nothing else."""
 
     name: ClassVar[str] = "append_kv"
+    genes = AppendGenes
     summary: ClassVar[str] = "new keys and values into caches, and a rotary embedding"
     operations: ClassVar[tuple[str, ...]] = APPEND_OPERATIONS
     variants: ClassVar[tuple[str, ...]] = ("value_dim", "seqused", "page")
@@ -36,7 +47,7 @@ class AppendKv(RowKernels):
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
     ) -> str | None:
-        genes, turned = self.genes(config), turned_columns(problem)
+        genes, turned = AppendGenes.of(config), turned_columns(problem)
         width = genes.VECTOR_WIDTH
         if width * problem.element_bytes > VECTOR_BYTES:
             return f"VECTOR_WIDTH={width} columns are more than the {VECTOR_BYTES} bytes of a load."
@@ -47,10 +58,7 @@ class AppendKv(RowKernels):
         return genes.why_idle(_lanes(problem, genes)) if redundant else None
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
-        return self.genes(config).named("BLOCK_M", "THREADS", "VECTOR_WIDTH") | {
-            "ELEMENT": problem.element.cuda,
-            "HEAD_DIM": problem.head_dim,
-            "VALUE_DIM": problem.head_dim_v,
+        return {
             "TURNED": bool(turned_columns(problem)),
             "PAIRS": problem.op == PAIRS,
             "MOVES": problem.causal,
@@ -58,7 +66,7 @@ class AppendKv(RowKernels):
         }
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
-        genes, turned = self.genes(config), turned_columns(problem)
+        genes, turned = AppendGenes.of(config), turned_columns(problem)
         none = Scalar("int64", 0)
         rotary: dict[str, KernelArg] = {name: Buffer(name) if turned else none for name in ("q", "o", "cos", "sin")}
         counts = (
@@ -85,7 +93,7 @@ class AppendKv(RowKernels):
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
         """A step is as many rows as the threads of a block take at a time."""
-        genes = self.genes(config)
+        genes = AppendGenes.of(config)
         at_a_time = max(1, min(genes.BLOCK_M, genes.THREADS // _lanes(problem, genes)))
         numbers = float(at_a_time * max(problem.head_dim, problem.head_dim_v))
         step = Step(

@@ -29,10 +29,11 @@ from evoattn.families.backward_mma.resources import (
     tables_of,
 )
 from evoattn.families.base import Family, softmax_scale_log2
-from evoattn.families.block_list import block_list_constants, block_state_args, why_not_listed
+from evoattn.families.block_list import block_list_constants, list_given, states_given, why_not_listed
+from evoattn.families.given import Given, passed, printed
 from evoattn.families.residency import WARP, register_cap, why_no_memory, why_not_resident, why_same_code
 from evoattn.families.row_blocks import batches, row_blocks
-from evoattn.families.variants import variant_args, variant_constants
+from evoattn.families.variants import variant_constants, variant_given
 from evoattn.families.work import LaunchWork
 from evoattn.model.backward import parse_grads
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
@@ -50,6 +51,7 @@ class BackwardMma(Family):
     """The `Family` of `templates/backward_mma.cu.j2`."""
 
     name: ClassVar[str] = "backward_mma"
+    genes = BackwardMmaGenes
     summary: ClassVar[str] = "gradients on tensor cores by mma.sync m16n8k16; fp16 and bf16"
     devices: ClassVar[str] = "sm_80 and newer"
     operations: ClassVar[tuple[str, ...]] = ("backward",)
@@ -69,9 +71,6 @@ class BackwardMma(Family):
         "blocks",
     )
 
-    def genes(self, config: KernelConfig) -> BackwardMmaGenes:
-        return BackwardMmaGenes.of(config)
-
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         if gpu.capability < (8, 0):
             return f"backward_mma needs mma.m16n8k16 and cp.async of sm_80 and newer, and {gpu.name} is {gpu.arch}."
@@ -88,7 +87,7 @@ class BackwardMma(Family):
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
     ) -> str | None:
-        genes = self.genes(config)
+        genes = BackwardMmaGenes.of(config)
         return (
             why_wrong_shape(problem, genes)
             or why_not_whole_lists(problem, genes)
@@ -100,16 +99,19 @@ class BackwardMma(Family):
         )
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
-        genes = self.genes(config)
+        genes = BackwardMmaGenes.of(config)
         return (
-            idle_as_one(genes).named("DQ_WARPS", "PASS_M", "PASS_N", "PASS_WARPS", "PASS_STAGES")
+            {name: idle_as_one(genes).value(name) for name in IDLE}
             | problem.masking.constants()
             | variant_constants(problem, slope=True)
             | block_list_constants(problem)
+            | printed(
+                VARIANT=variant_given(problem),
+                KEY_LIST=list_given(problem, packs=False),
+                BLOCK_STATES=states_given(problem, packs=False),
+                TABLE_GRADIENT=gradient_given(problem),
+            )
             | {
-                "ELEMENT": problem.element.cuda,
-                "HEAD_DIM": problem.head_dim,
-                "VALUE_DIM": problem.head_dim_v,
                 "BIAS_GRADIENT": "bias" in parse_grads(problem.grads),
                 "SINK_GRADIENT": "sinks" in parse_grads(problem.grads),
                 "TABLE_GRADIENTS": table_gradients(problem),
@@ -127,7 +129,7 @@ class BackwardMma(Family):
         )
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
-        genes = self.genes(config)
+        genes = BackwardMmaGenes.of(config)
         rows, keys = row_blocks(problem, genes.BLOCK_M), key_blocks(problem, genes.BLOCK_N)
         overlaps = gpu.capability >= (9, 0)
         row_threads, sinks = (
@@ -170,15 +172,15 @@ class BackwardMma(Family):
         return (heads, batch, tiles) if genes.BLOCK_ORDER == "heads" else (tiles, heads, batch)
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
-        return scratch_bytes(problem, self.genes(config))
+        return scratch_bytes(problem, BackwardMmaGenes.of(config))
 
     def unordered(self, problem: AttentionProblem, config: KernelConfig) -> tuple[str, ...]:
-        genes = self.genes(config)
+        genes = BackwardMmaGenes.of(config)
         added = ["dq"] * adds_dq(genes) + ["dk", "dv"] * (genes.QUERY_SPLIT > 1)
         return (*added, *(["dbias"] if shares_bias(problem) else []), *unordered_tables(problem))
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
-        return launch_work(problem, self.genes(config), registers)
+        return launch_work(problem, BackwardMmaGenes.of(config), registers)
 
 
 def _lengths(problem: AttentionProblem) -> tuple[KernelArg, ...]:
@@ -210,9 +212,7 @@ def _row_args(problem: AttentionProblem, genes: BackwardMmaGenes) -> tuple[Kerne
         Scalar("int32", problem.heads),
         *_lengths(problem),
         *strides_of(problem, "o", "do"),
-        *variant_args(problem),
-        *block_state_args(problem, packs=False),
-        *table_gradient_args(problem),
+        *passed(variant_given(problem), states_given(problem, packs=False), gradient_given(problem)),
     )
 
 
@@ -230,9 +230,7 @@ def _key_args(problem: AttentionProblem, genes: BackwardMmaGenes, rows: int) -> 
         *bias_gradient_strides(problem),
         softmax_scale_log2(problem),
         Scalar("float32", problem.softmax_scale),
-        *variant_args(problem),
-        *block_state_args(problem, packs=False),
-        *table_gradient_args(problem),
+        *passed(variant_given(problem), states_given(problem, packs=False), gradient_given(problem)),
     )
 
 
@@ -250,8 +248,7 @@ def _query_args(problem: AttentionProblem, genes: BackwardMmaGenes, rows: int, k
         *strides_of(problem, "q", "k", "v", "do", "dq", "dk", "dv"),
         softmax_scale_log2(problem),
         Scalar("float32", problem.softmax_scale),
-        *variant_args(problem),
-        *block_state_args(problem, packs=False),
+        *passed(variant_given(problem), states_given(problem, packs=False)),
     )
 
 
@@ -417,8 +414,7 @@ def _is_each_alone(problem: AttentionProblem, table: Table) -> bool:
 
 
 def table_gradients(problem: AttentionProblem) -> str:
-    """The class `Own` of `templates/backward_mma/table_gradients.cuh`, and the arguments that its fields are made of,
-    in the order of `table_gradient_args`."""
+    """The class `Own` of `templates/backward_mma/table_gradients.cuh`."""
     tables, found, score = tables_of(problem), elements_of(problem), problem.own_score
     arguments = "int b, int h, int q, int k, int d"
     slopes = [in_cuda(derivative(score.tree, one)) for one in found] if score else []
@@ -451,8 +447,6 @@ def table_gradients(problem: AttentionProblem) -> str:
             *(line for table in tables for line in _clear(table)),
             "  }",
             "};",
-            "#define TABLE_GRADIENT_PARAMETERS " + "".join(f", float* d_{table.name}" for table in tables),
-            "#define TABLE_GRADIENT_ARGUMENTS " + "".join(f", d_{table.name}" for table in tables),
         )
     )
 
@@ -483,6 +477,6 @@ def _clear(table: Table) -> Iterator[str]:
     yield f"    for (int64_t i = first; i < {count}; i += step) d_{table.name}[i] = 0.f;"
 
 
-def table_gradient_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
-    """The arguments of gradients of tables; none where none is wanted."""
-    return tuple(Buffer(f"d{table.buffer}") for table in tables_of(problem))
+def gradient_given(problem: AttentionProblem) -> list[Given]:
+    """The fields of `OwnGradients` behind those of `OwnScore`."""
+    return [Given("float*", f"d_{table.name}", Buffer(f"d{table.buffer}")) for table in tables_of(problem)]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from evoattn.families.backward import key_blocks, key_steps
 from evoattn.families.block_list import block_state_bytes
-from evoattn.families.genes import Genes
+from evoattn.families.genes import Genes, gene
 from evoattn.families.residency import WARP, register_cap
 from evoattn.families.row_blocks import batches, row_blocks
 from evoattn.families.tensor_tiles import ELEMENT_BYTES
@@ -30,28 +29,48 @@ from evoattn.model.score import SCORE, Load, Table, depends_on, derivative, elem
 from evoattn.model.score_lines import is_shift, linear
 
 
-@dataclass(frozen=True)
 class BackwardMmaGenes(Genes):
-    """One config of `search_spaces/backward_mma.yaml`, which says what each gene means."""
+    """The parameters of backward_mma."""
 
-    BLOCK_M: int
-    BLOCK_N: int
-    WARPS: int
-    QUERY_WARPS: int
-    PART: int
-    CAUSAL_SKIP: bool
-    STAGES: int
-    SMEM_LAYOUT: Literal["swizzled", "padded"]
-    KV_PLACE: Literal["shared", "v_registers", "registers"]
-    DQ: Literal["add", "pass"]
-    DQ_WARPS: int
-    QUERY_SPLIT: int
-    BLOCK_ORDER: Literal["keys", "heads"]
-    BLOCKS_PER_SM: int
-    PASS_M: int
-    PASS_N: int
-    PASS_WARPS: int
-    PASS_STAGES: int
+    BLOCK_M: int = gene("queries per tile", (16, 32, 48, 64, 96, 128))
+    BLOCK_N: int = gene("keys per block", (16, 32, 48, 64, 96, 128, 192, 256))
+    WARPS: int = gene(
+        "warps that share the keys of a block; each has BLOCK_N / (16 WARPS) tiles of 16 keys", (1, 2, 4, 8)
+    )
+    QUERY_WARPS: int = gene(
+        "warps that share the same keys: each has a part of the queries of P and dS, which pass through shared "
+        "memory, and then of the columns of dV and dK; with 1 P and dS stay in registers",
+        (1, 2, 4),
+    )
+    PART: int = gene("queries whose scores a warp has in registers at a time", (16, 32, 48, 64))
+    CAUSAL_SKIP: bool = gene("a warp passes over parts of a tile none of whose queries sees one of its keys")
+    STAGES: int = gene("tiles of Q and dO in shared memory; those not in use are being copied", (1, 2, 3))
+    SMEM_LAYOUT: Literal["swizzled", "padded"] = gene(
+        "how rows lie in shared memory without bank conflicts: 16-byte chunks permuted by exclusive-or, or one "
+        "chunk of padding per row"
+    )
+    KV_PLACE: Literal["shared", "v_registers", "registers"] = gene(
+        "K and V are read from shared memory for every product with Q and dO, or V is kept in registers "
+        "(v_registers), or both are (registers)"
+    )
+    DQ: Literal["add", "pass"] = gene(
+        "dQ is added up in memory by the blocks of keys, in any order (add), or computed by a launch of its own "
+        "with blocks of queries (pass), which is deterministic"
+    )
+    DQ_WARPS: int = gene("add: warps that share the rows of a tile of dQ; the others share its columns", (1, 2, 4, 8))
+    QUERY_SPLIT: int = gene(
+        "blocks that share the queries of the same keys and add up dK and dV; useful where there are few keys",
+        (1, 2, 4, 8, 16, 32),
+    )
+    BLOCK_ORDER: Literal["keys", "heads"] = gene(
+        "neighbouring blocks take the keys of one head (keys), or the same keys of all heads (heads), which under "
+        "a causal mask is the longest first"
+    )
+    BLOCKS_PER_SM: int = gene("blocks of keys that registers and shared memory leave room for on one SM", (1, 2, 3, 4))
+    PASS_M: int = gene("pass: queries per block", (16, 32, 64, 128))
+    PASS_N: int = gene("pass: keys per tile", (16, 32, 64, 128))
+    PASS_WARPS: int = gene("pass: warps that share the queries of a block", (1, 2, 4, 8))
+    PASS_STAGES: int = gene("pass: tiles of K and V in shared memory", (1, 2, 3))
 
 
 CHUNK_BYTES = 16
@@ -70,7 +89,7 @@ IDLE = {"DQ_WARPS": 1, "PASS_M": 64, "PASS_N": 64, "PASS_WARPS": 4, "PASS_STAGES
 def idle_as_one(genes: BackwardMmaGenes) -> BackwardMmaGenes:
     """Those genes that do nothing with the others as `IDLE` has them."""
     idle: dict[str, Any] = {name: value for name, value in IDLE.items() if name.startswith("PASS") == adds_dq(genes)}
-    return replace(genes, **idle)
+    return genes.with_(**idle)
 
 
 def block_warps(genes: BackwardMmaGenes) -> int:

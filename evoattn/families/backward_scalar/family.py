@@ -14,17 +14,17 @@ from evoattn.families.backward_scalar.resources import (
     smem_bytes,
 )
 from evoattn.families.base import Family, buffer_of
+from evoattn.families.given import Given, number, passed, printed, tensor
 from evoattn.families.residency import WARP, why_no_memory, why_not_resident, why_same_code, why_too_few_registers
-from evoattn.families.variants import variant_constants
+from evoattn.families.variants import OWN, members, table_given, variant_constants
 from evoattn.families.work import LaunchWork
 from evoattn.model.backward import TERM_GRADS, parse_grads
-from evoattn.model.dtype import DTYPES
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.score import SCORE, WHOLE, Apply, Load, Name, Number, Table, Tree, derivative, replaced
-from evoattn.model.score_cuda import in_cuda, member, size_member
+from evoattn.model.score import SCORE, Apply, Load, Name, Number, Table, Tree, derivative, replaced
+from evoattn.model.score_cuda import in_cuda
 from evoattn.model.space import KernelConfig
 
 MAX_HEAD_DIM = 256
@@ -37,6 +37,7 @@ class BackwardScalar(Family):
     """The `Family` of `templates/backward_scalar.cu.j2`."""
 
     name: ClassVar[str] = "backward_scalar"
+    genes = BackwardScalarGenes
     summary: ClassVar[str] = "gradients on CUDA cores: fp32 arithmetic, all variants, the same bits in every run"
     devices: ClassVar[str] = "any GPU, sm_80 and newer"
     operations: ClassVar[tuple[str, ...]] = ("backward",)
@@ -46,9 +47,6 @@ class BackwardScalar(Family):
     variants: ClassVar[tuple[str, ...]] = (
         "window", "softcap", "sink", "alibi", "bias", "score", "value_dim", "shared_kv", "seqused", "varlen",
     )  # fmt: skip
-
-    def genes(self, config: KernelConfig) -> BackwardScalarGenes:
-        return BackwardScalarGenes.of(config)
 
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         if max(problem.head_dim, problem.head_dim_v) > MAX_HEAD_DIM:
@@ -62,7 +60,7 @@ class BackwardScalar(Family):
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
     ) -> str | None:
-        genes = self.genes(config)
+        genes = BackwardScalarGenes.of(config)
         return (
             why_shape(genes)
             or (why_redundant(problem, genes) if redundant else None)
@@ -70,13 +68,10 @@ class BackwardScalar(Family):
         )
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
-        genes, wanted = self.genes(config), parse_grads(problem.grads)
+        genes, wanted = BackwardScalarGenes.of(config), parse_grads(problem.grads)
         return {
-            "ELEMENT": problem.element.cuda,
-            "HEAD_DIM": problem.head_dim,
-            "VALUE_DIM": problem.head_dim_v,
-            **problem.masking.constants(),
             **variant_constants(problem),
+            **printed(SCORE=score_given(problem)),
             "OWN_SCORE": score_class(problem),
             "SHARED_KV": problem.shared_kv,
             "LSE_GRADIENT": problem.lse,
@@ -87,7 +82,7 @@ class BackwardScalar(Family):
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         """delta of each query; dK, dV and the gradient of the sinks; dQ and the gradient of the bias."""
-        genes, wanted, shapes = self.genes(config), parse_grads(problem.grads), problem.term_shapes
+        genes, wanted, shapes = BackwardScalarGenes.of(config), parse_grads(problem.grads), problem.term_shapes
         batches, _, rows = problem.lse_shape
         block, smem = (genes.THREADS, 1, 1), smem_bytes(problem, genes)
         q_k_v_do = tuple(Buffer(buffer_of(problem, name)) for name in ("q", "k", "v", "do"))
@@ -97,7 +92,7 @@ class BackwardScalar(Family):
         terms = [Buffer(n) if n in shapes else NONE for n in ("sinks", "seqused", "cu_seqlens_q", "cu_seqlens_k")]
         given: tuple[KernelArg, ...] = (*sizes, *window, Scalar("float32", problem.softmax_scale), *terms)
         inputs = _strides(problem, "q", "k", "v", "do")
-        score = score_args(problem)
+        score = passed(score_given(problem))
         key_tiles = math.ceil(problem.seqlen_k / genes.BLOCK_N) + ("sinks" in wanted)
         of_keys = (Buffer("dk"), NONE if problem.shared_kv else Buffer("dv"))
         dsinks = Buffer("dsinks") if "sinks" in wanted else NONE
@@ -133,7 +128,7 @@ class BackwardScalar(Family):
         return scratch(problem)
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
-        return launch_work(problem, self.genes(config), registers)
+        return launch_work(problem, BackwardScalarGenes.of(config), registers)
 
 
 def _ints(*numbers: int) -> tuple[Scalar, ...]:
@@ -183,11 +178,7 @@ CAP = Name("cap")
 """The softcap, which is an argument: it is no part of a kernel's code."""
 BIAS = Name("biased")
 """The element of the bias, whose strides are arguments, as a caller's may be any."""
-BIAS_FIELDS = (
-    ("int64_t", "bias_batch_stride"),
-    ("int64_t", "bias_head_stride"),
-    ("int64_t", "bias_row_stride"),
-)
+BIAS_STRIDES = ("bias_batch_stride", "bias_head_stride", "bias_row_stride")
 ARGUMENTS = "float s, int b, int h, int q, int k, int d"
 
 
@@ -204,17 +195,10 @@ def score_class(problem: AttentionProblem) -> str:
         replaced(derivative(own.tree), Name(SCORE), _whole(problem.with_(score="", tables=""))) if own else Number(1)
     )
     methods = (("of", tree), ("slope", derivative(tree)), ("slope_behind_bias", behind))
-    fields = [("float", "cap")] if problem.softcap else []
-    if problem.bias:
-        fields += [("const Element* __restrict__", "bias"), *BIAS_FIELDS]
-    for table in _tables(tree):
-        element = DTYPES[table.dtype].cuda if table.dtype in DTYPES else WHOLE[table.dtype]
-        fields.append((f"const {element}* __restrict__", member(table)))
-        fields += [("int", size_member(table, i)) for i in range(len(table.shape))]
     return "\n".join(
         (
             "struct Score {",
-            *(f"  {kind} {name};" for kind, name in fields),
+            *members(score_given(problem)),
             *(
                 line
                 for name, value in methods
@@ -226,20 +210,18 @@ def score_class(problem: AttentionProblem) -> str:
                 )
             ),
             "};",
-            "#define SCORE_PARAMETERS" + "".join(f", {kind} score_{name}" for kind, name in fields),
-            "#define SCORE_ARGUMENTS {" + ", ".join(f"score_{name}" for _, name in fields) + "}",
         )
     )
 
 
-def score_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
-    """The arguments that `score_class` names."""
-    args: list[KernelArg] = [Scalar("float32", problem.softcap)] if problem.softcap else []
+def score_given(problem: AttentionProblem) -> list[Given]:
+    """The softcap, the bias, and tables, where the score has them."""
+    fields = [number("float", f"{OWN}cap", problem.softcap)] if problem.softcap else []
     if problem.bias:
-        args += [Buffer("bias"), *(Scalar("int64", stride) for stride in problem.strides("bias")[:3])]
-    for table in _tables(_whole(problem)):
-        args += [Buffer(table.buffer), *(Scalar("int32", size) for size in table.shape)]
-    return tuple(args)
+        fields.append(tensor("const Element", f"{OWN}bias", "bias"))
+        strides = zip(BIAS_STRIDES, problem.strides("bias")[:3], strict=True)
+        fields += [number("int64_t", OWN + name, stride) for name, stride in strides]
+    return fields + table_given(_tables(_whole(problem)))
 
 
 def _whole(problem: AttentionProblem) -> Tree:

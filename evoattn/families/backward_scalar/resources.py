@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
-from evoattn.families.genes import Genes
+from evoattn.families.genes import Genes, gene
 from evoattn.families.residency import WARP, register_cap
 from evoattn.families.work import LaunchWork, Step, row_steps, tensor_bytes, together, variant_step
 from evoattn.model.backward import parse_grads
 from evoattn.model.problem import AttentionProblem
 
 
-@dataclass(frozen=True)
 class BackwardScalarGenes(Genes):
-    """One config of `search_spaces/backward_scalar.yaml`, which says what each gene means."""
+    """The parameters of backward_scalar."""
 
-    BLOCK_M: int
-    BLOCK_N: int
-    THREADS: int
-    BLOCKS_PER_SM: int
+    BLOCK_M: int = gene("queries per tile", (16, 32, 64))
+    BLOCK_N: int = gene("keys per tile", (16, 32, 64))
+    THREADS: int = gene("threads of a block", (64, 128, 256))
+    BLOCKS_PER_SM: int = gene("blocks that the registers leave room for on one SM", (1, 2, 3, 4))
 
 
 EACH = 4

@@ -30,13 +30,14 @@ from evoattn.families.backward_wgmma.resources import (
     whole_tiles,
 )
 from evoattn.families.base import Family, softmax_scale_log2
-from evoattn.families.block_list import block_list_constants, block_state_args, why_not_listed
+from evoattn.families.block_list import block_list_constants, list_given, states_given, why_not_listed
 from evoattn.families.flash_wgmma.text import wgmma_function
+from evoattn.families.given import passed, printed
 from evoattn.families.packed_mask import pack_launches, pack_work
 from evoattn.families.residency import why_no_memory, why_not_resident, why_same_code
 from evoattn.families.row_blocks import batches, row_blocks
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, bias_map, sliding_map, tile_map, why_not_sliding
-from evoattn.families.variants import variant_args, variant_constants
+from evoattn.families.variants import variant_constants, variant_given
 from evoattn.families.work import LaunchWork
 from evoattn.model.backward import TERM_GRADS, parse_grads
 from evoattn.model.gpu import GpuSpec
@@ -62,6 +63,7 @@ class BackwardWgmma(Family):
     """The `Family` of `templates/backward_wgmma.cu.j2`."""
 
     name: ClassVar[str] = "backward_wgmma"
+    genes = BackwardWgmmaGenes
     summary: ClassVar[str] = "gradients by Hopper's wgmma, tensor copies and warp specialization; fp16 and bf16"
     devices: ClassVar[str] = ARCH
     operations: ClassVar[tuple[str, ...]] = ("backward",)
@@ -79,9 +81,6 @@ class BackwardWgmma(Family):
         "varlen",
         "blocks",
     )
-
-    def genes(self, config: KernelConfig) -> BackwardWgmmaGenes:
-        return BackwardWgmmaGenes.of(config)
 
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         if gpu.arch != ARCH:
@@ -114,7 +113,7 @@ class BackwardWgmma(Family):
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
     ) -> str | None:
-        genes = self.genes(config)
+        genes = BackwardWgmmaGenes.of(config)
         return (
             why_useless(problem, genes)
             or why_not_whole_lists(problem, genes)
@@ -126,7 +125,7 @@ class BackwardWgmma(Family):
         )
 
     def why_too_long(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
-        genes = self.genes(config)
+        genes = BackwardWgmmaGenes.of(config)
         if problem.deterministic and genes.ROTATE and waits_ahead(problem, genes, gpu.sm_count) > 0:
             return (
                 f"ROTATE: blocks of BLOCK_N={genes.BLOCK_N} of {problem.seqlen_k} keys wait for one another, "
@@ -135,19 +134,16 @@ class BackwardWgmma(Family):
         return None
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
-        genes = self.genes(config)
+        genes = BackwardWgmmaGenes.of(config)
         producer, consumer = moved_registers(problem, genes)
         dims, dtype = genes.DIM_GROUPS, problem.dtype
         columns, share = dq_columns(problem, genes), dq_share(problem, genes)
         p_in_registers, ds_in_registers = genes.P_PLACE == "registers", genes.DS_PLACE == "registers"
         by_dims = genes.DQ_ROWS == "dims"
         return {
-            "ELEMENT": problem.element.cuda,
-            "HEAD_DIM": problem.head_dim,
-            "VALUE_DIM": problem.head_dim_v,
-            **problem.masking.constants(),
             **variant_constants(problem, slope=True),
             **block_list_constants(problem),
+            **printed(VARIANT=variant_given(problem), KEY_LIST=list_given(problem), BLOCK_STATES=states_given(problem)),
             "BIAS_GRADIENT": "bias" in parse_grads(problem.grads),
             "BIAS_PARAMETERS": ", const __grid_constant__ TensorMap bias_map" if problem.bias else "",
             "BIAS_MAP": "bias_map" if problem.bias else "q_map",
@@ -171,7 +167,6 @@ class BackwardWgmma(Family):
             "LSE_GRADIENT": problem.lse,
             "SMEM_BYTES": smem_bytes(problem, genes),
             "DQ_COLUMNS": columns,
-            "ORDER": genes.ORDER.upper(),
             "WGMMA_S": wgmma_function("wgmma_s", genes.BLOCK_M // dims, dtype, False, b_transposed=False),
             "WGMMA_DV": wgmma_function(
                 "wgmma_dv", problem.head_dim_v // dims, dtype, p_in_registers, True, a_transposed=not p_in_registers
@@ -193,7 +188,7 @@ class BackwardWgmma(Family):
         return super().why_outdated(config, source)
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
-        genes = self.genes(config)
+        genes = BackwardWgmmaGenes.of(config)
         m, n = genes.BLOCK_M, genes.BLOCK_N
         tiles, sinks = row_blocks(problem, genes.BLOCK_M), "sinks" in parse_grads(problem.grads)
         row_block, in_order = (ROW_THREADS, 1, 1), problem.deterministic
@@ -227,8 +222,7 @@ class BackwardWgmma(Family):
             *_ints(problem.seqlen_k),
             bias_gradient(problem),
             Scalar("int64", math.prod(problem.term_shapes["bias"]) if "bias" in parse_grads(problem.grads) else 0),
-            *variant_args(problem),
-            *block_state_args(problem),
+            *passed(variant_given(problem), states_given(problem)),
         )
         by_tiles = sliding_map if problem.varlen else tile_map
         main: tuple[KernelArg, ...] = (
@@ -242,8 +236,7 @@ class BackwardWgmma(Family):
             *_ints(ahead, tiles),
             bias_gradient(problem),
             *bias_gradient_strides(problem),
-            *variant_args(problem),
-            *block_state_args(problem),
+            *passed(variant_given(problem), states_given(problem)),
             sums,
             *((bias_map(problem, m),) if problem.bias else ()),
         )
@@ -255,7 +248,7 @@ class BackwardWgmma(Family):
             *_ints(problem.seqlen_k),
             *(log_sums, deltas, Buffer("dsinks") if sinks else NULL),
             *_ints(batches(problem)),
-            *variant_args(problem),
+            *passed(variant_given(problem)),
             *(sums, Buffer("dk"), Buffer("dv")),
             *strides_of(problem, "dk", "dv"),
             *_ints(problem.kv_heads, sum_tiles),
@@ -272,14 +265,14 @@ class BackwardWgmma(Family):
         )
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
-        return scratch(problem, self.genes(config), gpu.sm_count)
+        return scratch(problem, BackwardWgmmaGenes.of(config), gpu.sm_count)
 
     def unordered(self, problem: AttentionProblem, config: KernelConfig) -> tuple[str, ...]:
-        several = key_blocks(problem, self.genes(config)) > 1 and not problem.deterministic
+        several = key_blocks(problem, BackwardWgmmaGenes.of(config)) > 1 and not problem.deterministic
         return (*(("dq",) if several else ()), *(("dbias",) if shares_bias(problem) else ()))
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
-        return *pack_work(problem), *launch_work(problem, self.genes(config), registers)
+        return *pack_work(problem), *launch_work(problem, BackwardWgmmaGenes.of(config), registers)
 
 
 def _ints(*numbers: int) -> tuple[Scalar, ...]:

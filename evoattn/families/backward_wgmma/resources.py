@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heapreplace
 from typing import Literal
@@ -11,7 +10,7 @@ from typing import Literal
 from evoattn.families import backward
 from evoattn.families.backward import key_steps, tile_steps
 from evoattn.families.block_list import block_state_bytes
-from evoattn.families.genes import Genes
+from evoattn.families.genes import Genes, gene
 from evoattn.families.packed_mask import packed_bytes
 from evoattn.families.residency import WARP, register_cap
 from evoattn.families.row_blocks import batches, row_blocks
@@ -21,30 +20,64 @@ from evoattn.model.backward import parse_grads
 from evoattn.model.problem import AttentionProblem
 
 
-@dataclass(frozen=True)
 class BackwardWgmmaGenes(Genes):
-    """One config of `search_spaces/backward_wgmma.yaml`, which says what each gene means."""
+    """The parameters of backward_wgmma."""
 
-    BLOCK_M: int
-    BLOCK_N: int
-    DIM_GROUPS: int
-    Q_STAGES: int
-    DO_STAGES: int
-    DS_STAGES: int
-    BLOCKS_PER_SM: int
-    PRODUCER: Literal["warp", "warpgroup"]
-    ORDER: Literal["in_turn", "dp_first", "sums_first", "softmax_first", "dv_last"]
-    TERMS_EARLY: bool
-    P_PLACE: Literal["registers", "shared"]
-    DS_PLACE: Literal["registers", "shared"]
-    DQ_ROWS: Literal["queries", "dims"]
-    DQ_SUM: Literal["registers", "bulk", "warp"]
-    BLOCK_ORDER: Literal["keys", "heads", "sections"]
-    ROTATE: bool
-    QUERY_SPLIT: int = 1
-    SPLIT: Literal["all", "last"] = "all"
-    DQ_BEGIN: Literal["cleared", "stored"] = "cleared"
-    STAGGER: bool = False
+    BLOCK_M: int = gene("queries per tile", (32, 48, 64, 80, 96, 128))
+    BLOCK_N: int = gene("keys per block, 64 per consumer warpgroup", (64, 128, 192))
+    DIM_GROUPS: int = gene(
+        "warpgroups that share the same 64 keys, each with a part of the dimensions of dK and dV", (1, 2, 3)
+    )
+    Q_STAGES: int = gene("tiles of Q in shared memory; those not in use are being copied", (1, 2, 3, 4))
+    DO_STAGES: int = gene("tiles of dO in shared memory", (1, 2, 3))
+    DS_STAGES: int = gene(
+        "tiles of dS in shared memory; with one, warpgroups wait for one another twice a tile", (1, 2)
+    )
+    BLOCKS_PER_SM: int = gene("blocks that registers and shared memory leave room for on one SM", (1, 2, 3))
+    PRODUCER: Literal["warp", "warpgroup"] = gene(
+        "copies are issued by one warp, or by a warpgroup that gives its registers to the consumers"
+    )
+    ORDER: Literal["in_turn", "dp_first", "sums_first", "softmax_first", "dv_last"] = gene(
+        "all products of a tile in turn (in_turn); or the scores of the next tile are multiplied beside dQ and dK "
+        "of this one, and its dP is begun before dQ is added up (dp_first), after that (sums_first), or after the "
+        "next softmax (softmax_first); or in turn with dV behind the gradients of the scores, which have more "
+        "registers (dv_last)"
+    )
+    TERMS_EARLY: bool = gene(
+        "a thread's log-sum-exps and deltas go to registers before it waits for a product, or after"
+    )
+    P_PLACE: Literal["registers", "shared"] = gene("where dV's product reads the probabilities")
+    DS_PLACE: Literal["registers", "shared"] = gene("where dK's product reads the gradients of the scores")
+    DQ_ROWS: Literal["queries", "dims"] = gene(
+        "the rows of dQ's product: 64 queries a warpgroup, or 64 dimensions of the transposed dQ"
+    )
+    DQ_SUM: Literal["registers", "bulk", "warp"] = gene(
+        "dQ is added to the sums in memory from registers, or by bulk copies from shared memory, which the warps "
+        "that multiplied it ask for (bulk), or a warp of its own (warp)"
+    )
+    BLOCK_ORDER: Literal["keys", "heads", "sections"] = gene(
+        "neighbouring blocks take the keys of one head (keys), or the same keys of all heads (heads), or of some "
+        "heads, then of the next (sections)"
+    )
+    ROTATE: bool = gene("blocks of neighbouring keys begin with different queries")
+    QUERY_SPLIT: int = gene(
+        "blocks that share the queries of the same keys; the launch behind adds up their dK and dV, in order",
+        (1, 2, 3, 4, 8),
+        default=1,
+    )
+    SPLIT: Literal["all", "last"] = gene(
+        "QUERY_SPLIT is of all tiles of keys, or of those alone that are left over after whole rounds of the SMs",
+        default="all",
+    )
+    DQ_BEGIN: Literal["cleared", "stored"] = gene(
+        "the sums of dQ are cleared by the launch before, or the first block that has a part of them stores it",
+        default="cleared",
+    )
+    STAGGER: bool = gene(
+        "of two consumer warpgroups the first has its scores multiplied before the second, so that its "
+        "exponentials run beside the products of the other",
+        default=False,
+    )
 
 
 WARPGROUP, GROUP_KEYS = 128, 64

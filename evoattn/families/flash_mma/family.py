@@ -6,7 +6,7 @@ import math
 from typing import Any, ClassVar
 
 from evoattn.families.base import ZEROED_SUFFIX, Family, attention_args
-from evoattn.families.block_list import block_list_args, block_list_constants, why_not_listed
+from evoattn.families.block_list import block_list_constants, list_given, why_not_listed
 from evoattn.families.flash_mma.resources import (
     FlashMmaGenes,
     block_warps,
@@ -16,20 +16,14 @@ from evoattn.families.flash_mma.resources import (
     ring_stages,
     smem_bytes,
 )
+from evoattn.families.given import Given, passed, printed, tensor
 from evoattn.families.packed_mask import pack_launches, pack_work, packed_bytes
 from evoattn.families.residency import WARP, why_no_memory, why_not_resident, why_same_code, why_too_few_registers
 from evoattn.families.row_blocks import batches, row_blocks
-from evoattn.families.variants import (
-    lse_args,
-    lse_constants,
-    scale_args,
-    scale_constants,
-    variant_args,
-    variant_constants,
-)
+from evoattn.families.variants import lse_given, scale_constants, scale_given, variant_constants, variant_given
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
-from evoattn.model.launch import Buffer, KernelArg, KernelLaunch
+from evoattn.model.launch import KernelLaunch
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.scales import PER_TOKEN
@@ -41,8 +35,8 @@ FIRST_E4M3 = 8, 9
 """The compute capability from which mma.sync multiplies e4m3."""
 WIDE_HEAD_DIM, RECIPE_KEYS = 128, {False: 64, True: 32}
 """BLOCK_N of rows of the same bits in every batch, by whether a head_dim is wider."""
-E4M3 = "e4m3"
-"""The dtype of 8 bits that Q may have, where there is no wgmma of it."""
+E4M3, INT8 = "e4m3", "int8"
+"""The dtypes of 8 bits that Q may have: e4m3 where there is no wgmma of it; of int8 weights and V have 16 bits."""
 RESULTS, ARRIVED = "results", "arrived" + ZEROED_SUFFIX
 HAS_WGMMA = "sm_90a"
 """Whose such rows flash_wgmma computes."""
@@ -52,9 +46,10 @@ class FlashMma(Family):
     """The `Family` of `templates/flash_mma.cu.j2`."""
 
     name: ClassVar[str] = "flash_mma"
-    summary: ClassVar[str] = "tensor cores by mma.sync, ldmatrix and cp.async; fp16 and bf16, from sm_89 on e4m3"
+    genes = FlashMmaGenes
+    summary: ClassVar[str] = "tensor cores by mma.sync, ldmatrix and cp.async; fp16, bf16, int8, from sm_89 on e4m3"
     devices: ClassVar[str] = "sm_80 and newer"
-    dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16", E4M3)
+    dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16", E4M3, INT8)
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
     writes_lse: ClassVar[bool] = True
     variants: ClassVar[tuple[str, ...]] = (
@@ -67,18 +62,15 @@ class FlashMma(Family):
         *EIGHT_BITS,
     )
 
-    def genes(self, config: KernelConfig) -> FlashMmaGenes:
-        return FlashMmaGenes.of(config)
-
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         if gpu.capability < (8, 0):
             return f"flash_mma needs mma.m16n8k16 and cp.async of sm_80 and newer, and {gpu.name} is {gpu.arch}."
         for dim in (problem.head_dim, problem.head_dim_v):
             if not MIN_HEAD_DIM <= dim <= MAX_HEAD_DIM:
                 return f"flash_mma takes a head_dim of {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {dim}."
-        if problem.dtype == E4M3 and (reason := why_not_all_eight(problem, gpu)):
+        if problem.element.bytes == 1 and (reason := why_not_all_eight(problem, gpu)):
             return reason
-        eight = problem.kv or problem.dtype == E4M3
+        eight = problem.kv or problem.element.bytes == 1
         if eight and (problem.head_dim % EIGHT_BIT_STEP or problem.head_dim_v % EIGHT_BIT_STEP):
             return f"flash_mma takes K and V of 8 bits with head_dims that are multiples of {EIGHT_BIT_STEP}."
         if eight and (problem.shared_kv or problem.blocks):
@@ -93,7 +85,7 @@ class FlashMma(Family):
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
     ) -> str | None:
-        genes = self.genes(config)
+        genes = FlashMmaGenes.of(config)
         return (
             why_wrong_shape(genes)
             or why_not_eight_bits(problem, genes)
@@ -107,7 +99,7 @@ class FlashMma(Family):
         )
 
     def recipe(self, problem: AttentionProblem, gpu: GpuSpec) -> dict[str, Value]:
-        if gpu.arch == HAS_WGMMA or problem.dtype not in self.dtypes or problem.dtype == E4M3:
+        if gpu.arch == HAS_WGMMA or problem.dtype not in self.dtypes or problem.element.bytes == 1:
             return {}
         wide = max(problem.head_dim, problem.head_dim_v) > WIDE_HEAD_DIM
         return {"BLOCK_N": RECIPE_KEYS[wide], "KEY_WARPS": 1, "KEY_SPLIT": 1, "RESCALE": "always", "ROW_SUM": "add"}
@@ -115,7 +107,7 @@ class FlashMma(Family):
     def row_bits(self, problem: AttentionProblem, config: KernelConfig) -> tuple[Value, ...] | None:
         """A row meets its tiles of keys, which begin at multiples of BLOCK_N, from the first to the last; a tile in
         which it sees no key leaves it as it is, and so does a rescale that the maximum of another row asks for."""
-        genes = self.genes(config)
+        genes = FlashMmaGenes.of(config)
         # A lazy shift is raised in masked tiles in another way; other rows say where a block's part of the keys begins.
         if problem.blocks or genes.RESCALE == "lazy" or genes.KEY_SPLIT > 1:
             return None
@@ -123,26 +115,20 @@ class FlashMma(Family):
         return genes.BLOCK_N, genes.KEY_WARPS, genes.KEY_SPLIT, rescale, genes.ROW_SUM
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
-        genes = self.genes(config)
+        genes = FlashMmaGenes.of(config)
         order = genes.BLOCK_ORDER
         k_stages, v_stages = ring_stages(genes)
         return {
             "ELEMENT": problem.answer.cuda,
             "QUERY_ELEMENT": problem.element.cuda,
-            "HEAD_DIM": problem.head_dim,
-            "VALUE_DIM": problem.head_dim_v,
-            **problem.masking.constants(),
             **variant_constants(problem),
             **scale_constants(problem),
-            **lse_constants(problem),
-            **split_constants(genes),
             **block_list_constants(problem),
+            **printed(**given(problem, genes)),
             "SCHEDULE": genes.SCHEDULE.removesuffix("_short_v").upper(),
             "K_STAGES": k_stages,
             "V_STAGES": v_stages,
             "SWIZZLED": genes.SMEM_LAYOUT == "swizzled",
-            "Q_PLACE": genes.Q_PLACE.upper(),
-            "RESCALE": genes.RESCALE.upper(),
             "SUM_BY_MMA": genes.ROW_SUM == "mma",
             "O_THROUGH_SHARED": genes.O_STORE == "shared",
             "HEADS_FASTEST": order.startswith("heads"),
@@ -151,33 +137,25 @@ class FlashMma(Family):
         }
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
-        genes = self.genes(config)
+        genes = FlashMmaGenes.of(config)
         rows, batch = row_blocks(problem, genes.BLOCK_M), batches(problem)
         heads_fastest = genes.BLOCK_ORDER.startswith("heads")
         split = genes.KEY_SPLIT
         grid = (problem.heads * split, batch, rows) if heads_fastest else (rows * split, problem.heads, batch)
-        scratch: tuple[KernelArg, ...] = (Buffer(RESULTS), Buffer(ARRIVED)) if split > 1 else ()
-        args = (
-            attention_args(problem)
-            + scratch
-            + lse_args(problem)
-            + variant_args(problem)
-            + scale_args(problem)
-            + block_list_args(problem)
-        )
+        args = attention_args(problem) + passed(*given(problem, genes).values())
         before, threads, smem = pack_launches(problem), (WARP * block_warps(genes), 1, 1), smem_bytes(problem, genes)
         overlaps = bool(before) and gpu.capability >= (9, 0)
         return *before, KernelLaunch(self.name, grid, threads, smem, args, overlaps=overlaps)
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
-        genes = self.genes(config)
+        genes = FlashMmaGenes.of(config)
         if genes.KEY_SPLIT == 1:
             return packed_bytes(problem)
         tiles = row_blocks(problem, genes.BLOCK_M) * problem.heads * batches(problem)
         return {RESULTS: results_bytes(problem, genes, tiles), ARRIVED: tiles * 4}
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
-        return *pack_work(problem), *launch_work(problem, self.genes(config), registers)
+        return *pack_work(problem), *launch_work(problem, FlashMmaGenes.of(config), registers)
 
 
 MAX_WARPS = 16
@@ -204,7 +182,7 @@ def why_wrong_shape(genes: FlashMmaGenes) -> str | None:
 
 def why_not_all_eight(problem: AttentionProblem, gpu: GpuSpec) -> str | None:
     """What Q, K and V of 8 bits lack here."""
-    if gpu.capability < FIRST_E4M3 or gpu.arch == HAS_WGMMA:
+    if problem.dtype == E4M3 and (gpu.capability < FIRST_E4M3 or gpu.arch == HAS_WGMMA):
         return (
             f"flash_mma takes a Q of e4m3 from sm_89 on, but for {HAS_WGMMA}, where fp8_wgmma does, not on {gpu.arch}."
         )
@@ -225,7 +203,7 @@ def why_not_eight_bits(problem: AttentionProblem, genes: FlashMmaGenes) -> str |
     if problem.dtype == E4M3 and genes.BLOCK_N % (EIGHT_BIT_STEP * genes.KEY_WARPS):
         steps = f"steps of {EIGHT_BIT_STEP} for KEY_WARPS={genes.KEY_WARPS}"
         return f"BLOCK_N={genes.BLOCK_N} keys do not divide into {steps}."
-    if (problem.kv or problem.dtype == E4M3) and genes.Q_PLACE != "direct":
+    if (problem.kv or problem.element.bytes == 1) and genes.Q_PLACE != "direct":
         return f"Q_PLACE={genes.Q_PLACE}: beside K and V of 8 bits fragments of Q come straight from memory (direct)."
     if problem.scales == PER_TOKEN and genes.ROW_SUM != "add":
         return f"ROW_SUM={genes.ROW_SUM}: weights of V with a scale of each key are summed up by additions (add)."
@@ -250,12 +228,16 @@ def why_wrong_ring(genes: FlashMmaGenes) -> str | None:
     return None
 
 
-def split_constants(genes: FlashMmaGenes) -> dict[str, str]:
-    """The kernel's parameters for results of parts of the keys, which no other kernel has."""
-    parameters = ", float4* __restrict__ results_gmem, uint32_t* __restrict__ arrived_zeroed"
+def given(problem: AttentionProblem, genes: FlashMmaGenes) -> dict[str, list[Given]]:
+    """What kernels take behind `attention_args`. KEY_SPLIT: `SplitResults` in `templates/flash_mma/key_split.cuh`."""
+    results = tensor("float4", "results_gmem", RESULTS), tensor("uint32_t", "arrived_zeroed", ARRIVED)
     return {
-        "KEY_SPLIT_PARAMETERS": parameters if genes.KEY_SPLIT > 1 else "",
-        "KEY_SPLIT_ARGUMENTS": "results_gmem, arrived_zeroed" if genes.KEY_SPLIT > 1 else "",
+        "KEY_SPLIT": [*results] if genes.KEY_SPLIT > 1 else [],
+        "LSE": lse_given(problem),
+        "VARIANT": variant_given(problem),
+        "QUERY_SCALE": scale_given(problem, "q"),
+        "SCALE": scale_given(problem, *"kv"),
+        "KEY_LIST": list_given(problem),
     }
 
 

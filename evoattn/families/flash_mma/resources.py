@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
-from evoattn.families.genes import Genes
+from evoattn.families.genes import Genes, gene
 from evoattn.families.merge_work import LAST_BLOCK_WAIT
 from evoattn.families.residency import WARP, register_cap
 from evoattn.families.row_blocks import batches
@@ -27,24 +26,54 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.scales import PER_TOKEN
 
 
-@dataclass(frozen=True)
 class FlashMmaGenes(Genes):
-    """One config of `search_spaces/flash_mma.yaml`, which says what each gene means."""
+    """The parameters of flash_mma."""
 
-    BLOCK_M: int
-    BLOCK_N: int
-    WARPS: int
-    KEY_WARPS: int
-    STAGES: int
-    SCHEDULE: Literal["split", "split_short_v", "together", "overlapped"]
-    SMEM_LAYOUT: Literal["swizzled", "padded"]
-    Q_PLACE: Literal["shared", "registers", "direct"]
-    RESCALE: Literal["always", "vote", "lazy"]
-    ROW_SUM: Literal["add", "mma"]
-    O_STORE: Literal["direct", "shared"]
-    BLOCK_ORDER: Literal["rows", "rows_reversed", "heads", "heads_reversed"]
-    BLOCKS_PER_SM: int
-    KEY_SPLIT: int = 1
+    BLOCK_M: int = gene("query rows per block", (16, 32, 48, 64, 96, 128, 192, 256))
+    BLOCK_N: int = gene("keys per tile", (16, 32, 48, 64, 80, 96, 128, 160, 192, 256))
+    WARPS: int = gene(
+        "warps that share the rows of a block; each has BLOCK_M / (16 WARPS) tiles of 16 rows", (1, 2, 3, 4, 6, 8)
+    )
+    KEY_WARPS: int = gene(
+        "warps that split the keys of the same rows and add up their results at the end; useful where there are "
+        "few row blocks",
+        (1, 2, 4),
+    )
+    STAGES: int = gene("tiles of K and of V in shared memory; those not in use are being copied", (1, 2, 3, 4))
+    SCHEDULE: Literal["split", "split_short_v", "together", "overlapped"] = gene(
+        "split: one barrier per tile for K and one for V; split_short_v: the same with one tile of V less in "
+        "shared memory; together: one barrier per tile; overlapped: one barrier, and QKᵀ of the next tile is "
+        "issued between the exponentials of this one"
+    )
+    SMEM_LAYOUT: Literal["swizzled", "padded"] = gene(
+        "how rows lie in shared memory without bank conflicts: 16-byte chunks permuted by exclusive-or, or one "
+        "chunk of padding per row"
+    )
+    Q_PLACE: Literal["shared", "registers", "direct"] = gene(
+        "Q is read from shared memory for every tile (shared), or kept in registers, loaded by way of shared "
+        "memory (registers) or directly (direct)"
+    )
+    RESCALE: Literal["always", "vote", "lazy"] = gene(
+        "the output is rescaled for every tile (always), if a row maximum of the warp grew (vote), or if a score "
+        "exceeded a shift set five powers of two above the first maximum (lazy)"
+    )
+    ROW_SUM: Literal["add", "mma"] = gene(
+        "row sums of P by additions, or on the tensor cores as P times a matrix of ones"
+    )
+    O_STORE: Literal["direct", "shared"] = gene(
+        "4-byte stores from the fragments, or 16-byte stores through shared memory"
+    )
+    BLOCK_ORDER: Literal["rows", "rows_reversed", "heads", "heads_reversed"] = gene(
+        "neighbouring blocks take the row blocks of one head (rows) or one row block of all heads (heads); "
+        "reversed: last row blocks first, which are the longest under a causal mask"
+    )
+    BLOCKS_PER_SM: int = gene("blocks that registers and shared memory leave room for on one SM", (1, 2, 3, 4, 6, 8))
+    KEY_SPLIT: int = gene(
+        "blocks that split the tiles of keys of the same rows; the last of them adds up their results, which lie "
+        "in global memory",
+        (1, 2, 3, 4, 6, 8, 12, 16),
+        default=1,
+    )
 
 
 CHUNK_BYTES = 16
@@ -125,7 +154,8 @@ def launch_work(problem: AttentionProblem, genes: FlashMmaGenes, registers: int)
     value_dim, v_dim = problem.head_dim_v, up_to(problem.head_dim_v, 16)
     warps, scores = block_warps(genes), genes.BLOCK_M * genes.BLOCK_N
     flops = 2.0 * scores * (dim + v_dim) + (16.0 * scores if genes.ROW_SUM == "mma" else 0.0)
-    flops *= problem.element_bytes / 2  # of 8 bits a clock has twice as many
+    # Of 8 bits a clock has twice as many: of int8 in Q Kᵀ alone, a half of all.
+    flops *= 0.75 if problem.dtype == "int8" else problem.element_bytes / 2
     rescale = rows * value_dim * {"always": 1.0, "vote": 0.3, "lazy": 0.02}[genes.RESCALE] * genes.KEY_WARPS
     lanes = scores * (SCORE_OPERATIONS[genes.RESCALE] - (genes.ROW_SUM == "mma")) + rescale
     q_reads = rows * dim * problem.element_bytes * genes.KEY_WARPS if genes.Q_PLACE == "shared" else 0
@@ -135,8 +165,8 @@ def launch_work(problem: AttentionProblem, genes: FlashMmaGenes, registers: int)
     row_tiles = rows // (16 * genes.WARPS)
     shuffles = row_tiles * 4 * (2 if genes.RESCALE != "lazy" else 0) * warps
     issued = flops / MMA_FLOPS + lanes / WARP + scores / WARP + fragments / 512 + 3 * copied / 512 + shuffles
-    if problem.kv:  # every warp converts all pairs of its keys
-        issued += genes.WARPS * keys * (dim + v_dim) / WARP / 2 * CONVERSION
+    if problem.kv or problem.dtype == "int8":  # every warp converts all pairs of its keys, or those of V
+        issued += genes.WARPS * keys * (dim * bool(problem.kv) + v_dim) / WARP / 2 * CONVERSION
     barriers = {"split": 2, "split_short_v": 2, "together": 1, "overlapped": 1}[genes.SCHEDULE]
     chained = 1 if genes.SCHEDULE == "overlapped" else 2
     waits = chained * (dim / 16 * 0.5 + 1) * MMA_WAIT + LDMATRIX_WAIT * 2 + barriers * BARRIER_WAIT

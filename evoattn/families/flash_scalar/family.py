@@ -36,6 +36,7 @@ class FlashScalar(Family):
     """Any lengths, grouped heads, three masks, fp16, bf16 and fp32, head_dim 16 to 256; fp32 arithmetic throughout."""
 
     name: ClassVar[str] = "flash_scalar"
+    genes = FlashScalarGenes
     summary: ClassVar[str] = "Flash attention on CUDA cores: fp32 arithmetic, register tiles, K and V by cp.async."
     devices: ClassVar[str] = "any GPU, sm_80 and newer"
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "fp32")
@@ -45,9 +46,6 @@ class FlashScalar(Family):
         """In 16 bits tensor cores are many times as fast."""
         return problem.dtype == "fp32"
 
-    def genes(self, config: KernelConfig) -> FlashScalarGenes:
-        return FlashScalarGenes.of(config)
-
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         if not MIN_HEAD_DIM <= problem.head_dim <= MAX_HEAD_DIM:
             return f"flash_scalar serves head_dim {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {problem.head_dim}."
@@ -56,7 +54,7 @@ class FlashScalar(Family):
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
     ) -> str | None:
-        genes = self.genes(config)
+        genes = FlashScalarGenes.of(config)
         return (
             why_shape(problem, genes)
             or (why_no_effect(problem, genes, gpu) if redundant else None)
@@ -69,15 +67,12 @@ class FlashScalar(Family):
     def row_bits(self, problem: AttentionProblem, config: KernelConfig) -> tuple[Value, ...] | None:
         """A row meets its tiles of keys, which begin at multiples of BLOCK_N, from the first to the last, and adds up
         products of keys and of columns in their order; sums are of THREADS_PER_ROW threads."""
-        genes = self.genes(config)
+        genes = FlashScalarGenes.of(config)
         return genes.BLOCK_N, genes.THREADS_PER_ROW
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
-        genes = self.genes(config)
+        genes = FlashScalarGenes.of(config)
         return {
-            "ELEMENT": problem.element.cuda,
-            "HEAD_DIM": problem.head_dim,
-            **problem.masking.constants(),
             "VALUE_WIDTH": width_of_values(problem, genes),
             "HEADS_FASTEST": genes.BLOCK_ORDER == "heads",
             "SMEM_BYTES": smem_bytes(problem, genes),
@@ -85,7 +80,7 @@ class FlashScalar(Family):
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         """One launch; a block for each query tile of each head of each batch entry, in one dimension."""
-        genes = self.genes(config)
+        genes = FlashScalarGenes.of(config)
         blocks = math.ceil(problem.seqlen_q / genes.BLOCK_M) * problem.heads * problem.batch
         return (
             KernelLaunch(
@@ -98,7 +93,7 @@ class FlashScalar(Family):
         )
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
-        return launch_work(problem, self.genes(config), registers)
+        return launch_work(problem, FlashScalarGenes.of(config), registers)
 
 
 MAX_THREADS = 1024

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
-from evoattn.families.genes import Genes
+from evoattn.families.genes import Genes, gene
 from evoattn.families.residency import WARP, register_cap
 from evoattn.families.work import (
     SHARED_LINE,
@@ -21,22 +20,32 @@ from evoattn.families.work import (
 from evoattn.model.problem import AttentionProblem
 
 
-@dataclass(frozen=True)
 class FlashScalarGenes(Genes):
-    """One config of `search_spaces/flash_scalar.yaml`, which says what each gene means."""
+    """The parameters of flash_scalar."""
 
-    BLOCK_M: int
-    BLOCK_N: int
-    THREADS_PER_ROW: int
-    ROWS_PER_THREAD: int
-    VECTOR_WIDTH: int
-    PADDING: int
-    KV_STAGES: int
-    Q_IN_REGISTERS: bool
-    P_IN_SHARED: bool
-    BLOCK_ORDER: Literal["tiles", "heads"]
-    BLOCKS_PER_SM: int
-    UNROLL: int
+    BLOCK_M: int = gene("query rows per block", (4, 8, 16, 32, 64, 128))
+    BLOCK_N: int = gene("keys per tile", (16, 32, 64, 128))
+    THREADS_PER_ROW: int = gene("neighbouring threads that share a query row", (2, 4, 8, 16, 32))
+    ROWS_PER_THREAD: int = gene("query rows per thread, all served by one read of K or V", (1, 2, 4, 8))
+    VECTOR_WIDTH: int = gene(
+        "elements per copy to shared memory and per read of Q and K; also of V where head_dim allows", (1, 2, 4, 8)
+    )
+    PADDING: int = gene("elements after each row of Q, K and V in shared memory, against bank conflicts", (0, 4, 8))
+    KV_STAGES: int = gene(
+        "tiles of K and V in shared memory; with 2 the next tile is copied while this one is in use", (1, 2)
+    )
+    Q_IN_REGISTERS: bool = gene(
+        "each thread keeps its query rows as floats in registers; otherwise they are in shared memory"
+    )
+    P_IN_SHARED: bool = gene(
+        "the threads of a row exchange probabilities through shared memory; otherwise by warp shuffles"
+    )
+    BLOCK_ORDER: Literal["tiles", "heads"] = gene(
+        "neighbouring blocks take the query tiles of one head (tiles), or one tile of all heads (heads); the "
+        "longest tile first under a causal mask"
+    )
+    BLOCKS_PER_SM: int = gene("blocks that the registers leave room for on one SM", (1, 2, 3, 4))
+    UNROLL: int = gene("unrolling of the inner loops over head_dim and keys", (1, 2, 4))
 
 
 P_WIDTH = 4

@@ -7,7 +7,7 @@ import math
 from typing import Any, ClassVar
 
 from evoattn.families.base import ZEROED_SUFFIX, Family, softmax_scale_log2
-from evoattn.families.block_list import block_list_args, block_list_constants, why_not_listed
+from evoattn.families.block_list import block_list_constants, list_given, why_not_listed
 from evoattn.families.flash_wgmma.resources import (
     HEADS_IN_TURN,
     O_CHUNK_PLACES,
@@ -37,6 +37,7 @@ from evoattn.families.flash_wgmma.resources import (
     widest_wgmma,
 )
 from evoattn.families.flash_wgmma.text import wgmma_function
+from evoattn.families.given import passed, printed
 from evoattn.families.packed_mask import pack_launches, pack_work, packed_bytes
 from evoattn.families.tensor_tiles import (
     CHUNK_COLUMNS,
@@ -48,8 +49,9 @@ from evoattn.families.tensor_tiles import (
     tile_map,
     why_not_sliding,
 )
-from evoattn.families.variants import variant_args, variant_constants
+from evoattn.families.variants import variant_constants, variant_given
 from evoattn.families.work import LaunchWork
+from evoattn.model.forward import MAIN
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
 from evoattn.model.mask import FULL_AND_CAUSAL
@@ -63,8 +65,6 @@ MAP_STRIDE = 16
 """Bytes that the strides of a tensor map are multiples of."""
 GANGS_ALONG_Y = "gridDim.y"
 """In `key_share.cuh`, and in no other part of the kernel."""
-SCHEDULES = {"single": "SINGLE", "fixed": "FIXED", "claimed": "CLAIMED", "balanced": "BALANCED"}
-STORES = {"tensor_map": "TENSOR_MAP", "rows": "ROWS", "chunks": "CHUNKS"}
 RESCALES = {"always": ("ALWAYS", 0), "lazy_5": ("LAZY", 5), "lazy_8": ("LAZY", 8), "lazy_after": ("LAZY_AFTER", 0)}
 RECIPE: dict[str, Any] = {"BLOCK_N": 64, "RESCALE": "lazy_5", "POLYNOMIAL_EIGHTHS": 0, "PART_TILES": 8}
 """Of rows of the same bits in every batch. A V of more than WIDE_HEAD_DIM columns has no parts: registers hold no
@@ -82,15 +82,13 @@ class FlashWgmma(Family):
     """The `Family` of `templates/flash_wgmma.cu.j2`."""
 
     name: ClassVar[str] = "flash_wgmma"
+    genes = FlashWgmmaGenes
     summary: ClassVar[str] = "Hopper's wgmma, tensor copies and warp specialization; fp16 and bf16"
     devices: ClassVar[str] = ARCH
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
     writes_lse: ClassVar[bool] = True
     variants: ClassVar[tuple[str, ...]] = (*SCORE_VARIANTS, "value_dim", "shared_kv", *KEY_VARIANTS, "varlen", "blocks")
-
-    def genes(self, config: KernelConfig) -> FlashWgmmaGenes:
-        return FlashWgmmaGenes.of(config)
 
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         if gpu.arch != ARCH:
@@ -108,7 +106,7 @@ class FlashWgmma(Family):
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
     ) -> str | None:
-        genes = self.genes(config)
+        genes = FlashWgmmaGenes.of(config)
         return (
             why_not_listed(problem, genes.BLOCK_M, genes.BLOCK_N)
             or why_not_all_keys(problem, genes)
@@ -119,7 +117,7 @@ class FlashWgmma(Family):
         )
 
     def why_too_long(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
-        return why_too_long(problem, self.genes(config), gpu)
+        return why_too_long(problem, FlashWgmmaGenes.of(config), gpu)
 
     def recipe(self, problem: AttentionProblem, gpu: GpuSpec) -> dict[str, Value]:
         if gpu.arch != ARCH or problem.dtype not in self.dtypes:
@@ -134,7 +132,7 @@ class FlashWgmma(Family):
         """A row meets its tiles of keys, which begin at multiples of BLOCK_N, from the last to the first; tiles in
         which it sees no key leave it as it is (`softmax/wgmma_softmax.cuh`). Parts are added up in the same order by
         one block and by several; of one part nothing is added up."""
-        genes = self.genes(config)
+        genes = FlashWgmmaGenes.of(config)
         shared = (genes.KEY_SPLIT > 1 and not genes.PART_TILES) or genes.SCHEDULE == "balanced"
         if shared or problem.blocks or genes.RESCALE == "lazy_after":  # which multiplies again by another instruction
             return None
@@ -142,7 +140,7 @@ class FlashWgmma(Family):
         return tuple(one.get(name, genes.value(name)) for name in RECIPE)
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
-        genes = self.genes(config)
+        genes = FlashWgmmaGenes.of(config)
         producer, consumer = moved_registers(genes)
         rescale, octaves = RESCALES[genes.RESCALE]
         split = cluster_blocks(problem, genes)
@@ -150,22 +148,16 @@ class FlashWgmma(Family):
             "CLUSTER": split,
             "PARTS_IN_SHARED": parts_in_shared(problem, genes),
             "CLUSTER_DIMS": f"__cluster_dims__({split}, 1, 1)" if split > 1 else "",
-            "ELEMENT": problem.element.cuda,
-            "HEAD_DIM": problem.head_dim,
-            "VALUE_DIM": problem.head_dim_v,
-            **problem.masking.constants(),
             **variant_constants(problem),
             **block_list_constants(problem),
+            **printed(VARIANT=variant_given(problem), KEY_LIST=list_given(problem)),
             "AHEAD": begins_ahead(problem, genes),
             "PRODUCER_WARPS": producer_warps(genes),
             "PRODUCER_REGISTERS": producer,
             "CONSUMER_REGISTERS": consumer,
             "RESCALE": rescale,
             "LAZY_OCTAVES": octaves,
-            "SCHEDULE": SCHEDULES[genes.SCHEDULE],
             "HEADS_IN_TURN": HEADS_IN_TURN[genes.TILE_ORDER],
-            "STORE": STORES[genes.STORE],
-            "WRITE_LSE": problem.lse,
             "SMEM_BYTES": smem_bytes(problem, genes),
             "WGMMA_QK": wgmma_function(
                 "wgmma_qk", genes.BLOCK_N, problem.dtype, genes.Q_IN_REGISTERS, b_transposed=False
@@ -185,7 +177,7 @@ class FlashWgmma(Family):
         return super().why_outdated(config, source)
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
-        genes = self.genes(config)
+        genes = FlashWgmmaGenes.of(config)
         scratch, null = self.workspace(problem, config, gpu), Scalar("int64", 0)
         args: tuple[KernelArg, ...] = (
             *_maps(problem, genes),
@@ -194,8 +186,7 @@ class FlashWgmma(Family):
             *(Buffer(name) if name in scratch else null for name in (COUNTERS, RESULTS)),
             *size_args(problem),
             softmax_scale_log2(problem),
-            *variant_args(problem),
-            *block_list_args(problem),
+            *passed(variant_given(problem), list_given(problem)),
         )
         before = pack_launches(problem)
         return (
@@ -213,7 +204,7 @@ class FlashWgmma(Family):
         )
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
-        genes = self.genes(config)
+        genes = FlashWgmmaGenes.of(config)
         if genes.SCHEDULE == "balanced":
             ends = 2 if shares_sequences(problem, genes) else 1  # of a block's share, where tiles of rows may be cut
             results = ends * math.prod(grid(problem, genes, gpu)) * warpgroups(genes)
@@ -227,7 +218,7 @@ class FlashWgmma(Family):
         return claims | packed_bytes(problem)
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
-        return *pack_work(problem), *launch_work(problem, self.genes(config), registers)
+        return *pack_work(problem), *launch_work(problem, FlashWgmmaGenes.of(config), registers)
 
 
 def size_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
@@ -247,7 +238,7 @@ def _maps(problem: AttentionProblem, genes: FlashWgmmaGenes) -> tuple[TensorMap,
             maps[tensor] = group_map(problem, tensor, WARPGROUP_ROWS)
         else:
             maps[tensor] = tile_map(problem, tensor, WARPGROUP_ROWS, tensor == "o" and genes.STORE == "chunks")
-    return tuple(maps[tensor] for tensor in "qkvo")
+    return tuple(maps[tensor] for tensor in MAIN)
 
 
 MAX_KEY_TILES = 1 << 15
@@ -357,12 +348,20 @@ def why_redundant(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpe
         )
     if order != "by_head" and (row_blocks == 1 or heads <= max(1, HEADS_IN_TURN[order])):
         return f"TILE_ORDER={order} is the order of another value for {row_blocks} row blocks of {heads} heads."
-    if is_persistent(genes) and not shares_sequences(problem, genes) and row_blocks * heads <= gpu.sm_count * genes.BLOCKS_PER_SM:
+    if (
+        is_persistent(genes)
+        and not shares_sequences(problem, genes)
+        and row_blocks * heads <= gpu.sm_count * genes.BLOCKS_PER_SM
+    ):
         return (
             f"SCHEDULE={genes.SCHEDULE}: the {row_blocks * heads} tiles are one wave, so that no block takes a second "
             "one."
         )
-    if genes.SCHEDULE == "balanced" and not problem.varlen and row_blocks * heads % (gpu.sm_count * genes.BLOCKS_PER_SM) == 0:
+    if (
+        genes.SCHEDULE == "balanced"
+        and not problem.varlen
+        and row_blocks * heads % (gpu.sm_count * genes.BLOCKS_PER_SM) == 0
+    ):
         return f"SCHEDULE=balanced: the {row_blocks * heads} tiles are whole waves, so that it is SCHEDULE=fixed."
     return None
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 from evoattn.families.dealt import DealtTiles
 from evoattn.families.gangs import TilesInOrder
-from evoattn.families.genes import Genes
+from evoattn.families.genes import Genes, gene
 from evoattn.families.residency import WARP, register_cap
 from evoattn.families.row_blocks import batches, row_blocks
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ELEMENT_BYTES, ROW_BYTES, group_slots
@@ -31,28 +30,61 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.symbol import as_one, first, least
 
 
-@dataclass(frozen=True)
 class FlashWgmmaGenes(Genes):
-    """One config of `search_spaces/flash_wgmma.yaml`, which says what each gene means."""
+    """The parameters of flash_wgmma."""
 
-    BLOCK_M: int
-    BLOCK_N: int
-    STAGES: int
-    BLOCKS_PER_SM: int
-    PRODUCER: Literal["warp", "warpgroup"]
-    OVERLAP: bool
-    PING_PONG: bool
-    RESCALE: Literal["always", "lazy_5", "lazy_8", "lazy_after"]
-    KEY_SPLIT: int
-    SCHEDULE: Literal["single", "fixed", "claimed", "balanced"]
-    TILE_ORDER: Literal["by_head", "heads_4", "heads_8", "heads_16", "all_heads"]
-    CAUSAL_SKIP: bool
-    POLYNOMIAL_EIGHTHS: int
-    Q_IN_REGISTERS: bool
-    STORE: Literal["tensor_map", "rows", "chunks"]
-    PART_TILES: int = 0
-    PARTS_MERGE: Literal["memory", "cluster"] = "memory"
-    GROUP_ROWS: bool = False
+    BLOCK_M: int = gene("query rows per block, 64 per consumer warpgroup", (64, 128, 192, 256))
+    BLOCK_N: int = gene("keys per tile", (48, 64, 80, 96, 112, 128))
+    STAGES: int = gene("tiles of K and of V in shared memory; those not in use are being copied", (1, 2, 3, 4))
+    BLOCKS_PER_SM: int = gene("blocks that registers and shared memory leave room for on one SM", (1, 2, 3))
+    PRODUCER: Literal["warp", "warpgroup"] = gene(
+        "copies are issued by one warp, or by a warpgroup that gives its registers to the consumers"
+    )
+    OVERLAP: bool = gene("the softmax of a tile runs during P V of the tile before")
+    PING_PONG: bool = gene(
+        "warpgroups take turns on the tensor cores, so that the softmax of one overlaps the products of another"
+    )
+    RESCALE: Literal["always", "lazy_5", "lazy_8", "lazy_after"] = gene(
+        "the output is rescaled for every tile (always); if a score exceeded a shift set 5 or 8 powers of two "
+        "above the first maximum (lazy_5, lazy_8); or if a sum exceeded a limit (lazy_after)"
+    )
+    KEY_SPLIT: int = gene(
+        "blocks that split the keys of the same rows and add up their outputs: 2 and 4 in a cluster, others "
+        "through global memory",
+        (1, 2, 3, 4, 6, 8, 12, 16, 32),
+    )
+    SCHEDULE: Literal["single", "fixed", "claimed", "balanced"] = gene(
+        "single: one block per tile of rows; else one wave of blocks takes the tiles in fixed order (fixed), by a "
+        "counter (claimed), or so that the key tiles of the last ones are shared evenly (balanced)"
+    )
+    TILE_ORDER: Literal["by_head", "heads_4", "heads_8", "heads_16", "all_heads"] = gene(
+        "tiles of one head together, or 4, 8, 16 or all heads in turn; the longest first under a causal mask"
+    )
+    CAUSAL_SKIP: bool = gene("each warpgroup skips key tiles that the mask hides from all of its rows")
+    POLYNOMIAL_EIGHTHS: int = gene(
+        "how many of every eight exponentials are computed as a polynomial on the FMA units", (0, 1, 2, 3)
+    )
+    Q_IN_REGISTERS: bool = gene("Q is read once into registers; otherwise from shared memory for every tile")
+    STORE: Literal["tensor_map", "rows", "chunks"] = gene(
+        "the output is stored by one bulk copy per warpgroup (tensor_map), by 16-byte stores of each warp's rows "
+        "(rows), or by one bulk copy per 64 columns (chunks)"
+    )
+    PART_TILES: int = gene(
+        "tiles of keys, counted from the first key, whose sums are made by themselves and then added up part by "
+        "part, by one block or by several with the same bits: of the first two parts so many, of the third twice "
+        "and of others four times as many; 0: none. Of batch_invariant problems",
+        (0, 4, 8, 16, 32),
+        default=0,
+    )
+    PARTS_MERGE: Literal["memory", "cluster"] = gene(
+        "blocks that share the parts of the same rows add them up through global memory, or in a cluster that has "
+        "a block for each part; of PART_TILES",
+        default="memory",
+    )
+    GROUP_ROWS: bool = gene(
+        "the query heads that share a K/V head are rows of the same tiles, so that K and V are read once for all",
+        default=False,
+    )
 
 
 WARPGROUP = 128
@@ -365,9 +397,9 @@ BEGIN_WAIT, ONCE_WAITS = 400, {"single": 0, "fixed": 600, "claimed": 900, "balan
 a counter in memory, and results that blocks exchange there. Estimates, from what the other terms left of times of an
 H200."""
 SHARE_WAITS, SHARE_PACE = 13000, 1.25
-"""Of blocks that share packed sequences: clocks for which each waits once, for lengths, its share and results of others,
-and by what its steps take longer, as tiles of rows that share keys are begun at times apart. Of 721 times on an H100, 59
-batches, the score is then right in the mean."""
+"""Of blocks that share packed sequences: clocks for which each waits once, for lengths, its share and results of
+others, and by what its steps take longer, as tiles of rows that share keys are begun at times apart. Of 721 times on an
+H100, 59 batches, the score is then right in the mean."""
 COPY_WAIT = 90
 """Clocks of a copy of 64 columns of the keys of a tile that one page holds: with pages of 16 keys, or tiles that are no
 multiples of a page, kernels of an H200 took up to twice as long."""
@@ -397,7 +429,10 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
             smem_bytes(problem, genes),
             registers or registers_at_launch(genes),
             together(variant_step(problem, rows * keys), _step(problem, genes, groups, copies), _asked(problem)),
-            mean / shares * (SHARE_PACE if shares_sequences(problem, genes) else 1) / (min(split, parts_of(math.ceil(mean), genes)) if genes.PART_TILES else split),
+            mean
+            / shares
+            * (SHARE_PACE if shares_sequences(problem, genes) else 1)
+            / (min(split, parts_of(math.ceil(mean), genes)) if genes.PART_TILES else split),
             SHARE_PACE if shares_sequences(problem, genes) else _most_tiles(genes, most),
             together(_ends(problem, genes, groups), times=1 / shares),
             tensor="wgmma",

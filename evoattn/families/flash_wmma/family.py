@@ -31,6 +31,7 @@ class FlashWmma(Family):
     """The `Family` of `templates/flash_wmma.cu.j2`."""
 
     name: ClassVar[str] = "flash_wmma"
+    genes = FlashWmmaGenes
     summary: ClassVar[str] = "tensor cores by nvcuda::wmma m16n16k16, S and P in shared memory; fp16 and bf16"
     devices: ClassVar[str] = "sm_80 and newer"
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
@@ -39,9 +40,6 @@ class FlashWmma(Family):
     def may_win(self, problem: AttentionProblem) -> bool:
         """It has won no measured problem."""
         return False
-
-    def genes(self, config: KernelConfig) -> FlashWmmaGenes:
-        return FlashWmmaGenes.of(config)
 
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         if gpu.capability < (8, 0):
@@ -58,7 +56,7 @@ class FlashWmma(Family):
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
     ) -> str | None:
-        genes = self.genes(config)
+        genes = FlashWmmaGenes.of(config)
         return (
             why_wrong_shape(problem, genes)
             or (why_redundant(problem, genes) if redundant else None)
@@ -66,11 +64,8 @@ class FlashWmma(Family):
         )
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
-        genes = self.genes(config)
+        genes = FlashWmmaGenes.of(config)
         return {
-            "ELEMENT": problem.element.cuda,
-            "HEAD_DIM": problem.head_dim,
-            **problem.masking.constants(),
             "ASYNC_COPY": genes.COPY == "async",
             "Q_IN_FRAGMENTS": genes.Q_PLACE == "fragments",
             "O_IN_SHARED": genes.O_PLACE == "shared",
@@ -78,7 +73,7 @@ class FlashWmma(Family):
         }
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
-        genes = self.genes(config)
+        genes = FlashWmmaGenes.of(config)
         grid = (math.ceil(problem.seqlen_q / genes.BLOCK_M), problem.heads, problem.batch)
         return (
             KernelLaunch(
@@ -87,7 +82,7 @@ class FlashWmma(Family):
         )
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
-        return launch_work(problem, self.genes(config), registers)
+        return launch_work(problem, FlashWmmaGenes.of(config), registers)
 
 
 MAX_WARPS = 32

@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
-from evoattn.families.genes import Genes
+from evoattn.families.genes import Genes, gene
 from evoattn.families.residency import WARP, register_cap
 from evoattn.families.tensor_tiles import ELEMENT_BYTES
 from evoattn.families.work import LaunchWork, Step, bank_conflicts, blocks_of_sequence, row_steps, tensor_bytes
 from evoattn.model.problem import AttentionProblem
 
 
-@dataclass(frozen=True)
 class FlashWmmaGenes(Genes):
-    """One config of `search_spaces/flash_wmma.yaml`, which says what each gene means."""
+    """The parameters of flash_wmma."""
 
-    BLOCK_M: int
-    BLOCK_N: int
-    ROW_WARPS: int
-    COLUMN_WARPS: int
-    THREADS_PER_ROW: int
-    STAGES: int
-    COPY: Literal["async", "registers"]
-    PADDING_BYTES: int
-    Q_PLACE: Literal["shared", "fragments"]
-    O_PLACE: Literal["fragments", "shared"]
-    BLOCKS_PER_SM: int
+    BLOCK_M: int = gene("query rows per block", (16, 32, 48, 64, 80, 96, 112, 128))
+    BLOCK_N: int = gene("keys per tile", (16, 32, 48, 64, 96, 128))
+    ROW_WARPS: int = gene("warps that share the rows of a block, in tiles of 16", (1, 2, 3, 4, 5, 6, 7, 8))
+    COLUMN_WARPS: int = gene("warps that share the columns of S and of O of the same rows", (1, 2, 3, 4))
+    THREADS_PER_ROW: int = gene("lanes that share a row in the softmax", (2, 4, 8, 16, 32))
+    STAGES: int = gene(
+        "tiles of K and V in shared memory; with 1, V is copied during QKᵀ and the next K during PV", (1, 2, 3)
+    )
+    COPY: Literal["async", "registers"] = gene("K, V and Q are copied by cp.async, or through registers")
+    PADDING_BYTES: int = gene("bytes after each row in shared memory, against bank conflicts", (0, 16, 32))
+    Q_PLACE: Literal["shared", "fragments"] = gene(
+        "Q is read from shared memory for every tile, or once into fragments"
+    )
+    O_PLACE: Literal["fragments", "shared"] = gene(
+        "O stays in fragments, whose rows are found out once through shared memory, or in shared memory between "
+        "products"
+    )
+    BLOCKS_PER_SM: int = gene("blocks that registers and shared memory leave room for on one SM", (1, 2, 3, 4))
 
 
 TILE = 16

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from evoattn.families.base import Family, softmax_scale_log2
@@ -13,8 +12,6 @@ from evoattn.families.flash_wgmma.family import (
     COUNTERS,
     MAX_HEAD_DIM,
     RESULTS,
-    SCHEDULES,
-    STORES,
     size_args,
     why_redundant,
     why_too_long,
@@ -41,9 +38,11 @@ from evoattn.families.fp8_wgmma.resources import (
     value_chunk,
     widest_wgmma,
 )
+from evoattn.families.given import passed, printed
 from evoattn.families.tensor_tiles import ELEMENT_BYTES, key_map, sliding_map, tile_map, why_not_sliding
-from evoattn.families.variants import scale_args, variant_args, variant_constants
+from evoattn.families.variants import scale_given, variant_constants, variant_given
 from evoattn.families.work import LaunchWork
+from evoattn.model.forward import MAIN
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
 from evoattn.model.mask import FULL_AND_CAUSAL
@@ -64,6 +63,7 @@ class Fp8Wgmma(Family):
     """The `Family` of `templates/fp8_wgmma.cu.j2`."""
 
     name: ClassVar[str] = "fp8_wgmma"
+    genes = Fp8WgmmaGenes
     summary: ClassVar[str] = "Hopper's wgmma on Q, K and V of 8 bits with scales; e4m3, K and V e5m2 too"
     devices: ClassVar[str] = ARCH
     dtypes: ClassVar[tuple[str, ...]] = ("e4m3",)
@@ -82,9 +82,6 @@ class Fp8Wgmma(Family):
         TURNED,
     )
 
-    def genes(self, config: KernelConfig) -> Fp8WgmmaGenes:
-        return Fp8WgmmaGenes.of(config)
-
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         if gpu.arch != ARCH:
             return f"{self.name} needs wgmma and tensor maps of {ARCH}, and {gpu.name} is {gpu.arch}."
@@ -102,9 +99,9 @@ class Fp8Wgmma(Family):
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
     ) -> str | None:
-        genes = self.genes(config)
+        genes = Fp8WgmmaGenes.of(config)
         return (
-            why_useless(problem, replace(genes.flash, PING_PONG=genes.PING_PONG and genes.OVERLAP))
+            why_useless(problem, genes.flash.with_(PING_PONG=genes.PING_PONG and genes.OVERLAP))
             or why_no_turns(problem, genes)
             or why_useless_flushes(genes)
             or why_no_parts(problem, genes)
@@ -116,32 +113,27 @@ class Fp8Wgmma(Family):
         )
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
-        genes = self.genes(config)
+        genes = Fp8WgmmaGenes.of(config)
         producer, consumer = moved_registers(genes.flash)
         rescale, octaves = RESCALES[genes.RESCALE]
         return {
             "ELEMENT": problem.answer.cuda,
-            "HEAD_DIM": problem.head_dim,
-            "VALUE_DIM": problem.head_dim_v,
-            **problem.masking.constants(),
             **variant_constants(problem),
             **block_list_constants(problem),
+            **printed(VARIANT=variant_given(problem), KEY_LIST=()),
             "AHEAD": begins_ahead(problem, genes),
             "PRODUCER_WARPS": producer_warps(genes.flash),
             "PRODUCER_REGISTERS": producer,
             "CONSUMER_REGISTERS": consumer,
             "SUM_IN_SHARED": genes.SUM_PLACE == "shared",
-            "VALUE_PARTS": genes.VALUE_PARTS,
+            "TURN_OF_PRODUCTS": genes.TURN == "products",
             "SCALES_BY_BLOCK": problem.scales == PER_BLOCK,
             "SCALE_ROWS": BLOCK_ROWS,
             "TURNED": problem.turned,
             "SUM_BY_PRODUCT": genes.ROW_SUM == "product",
             "RESCALE": rescale,
             "LAZY_OCTAVES": octaves,
-            "SCHEDULE": SCHEDULES[genes.SCHEDULE],
             "HEADS_IN_TURN": HEADS_IN_TURN[genes.TILE_ORDER],
-            "STORE": STORES[genes.STORE],
-            "WRITE_LSE": problem.lse,
             "SMEM_BYTES": smem_bytes(problem, genes),
             "WGMMA_QK": wgmma_function(
                 "wgmma_qk",
@@ -162,7 +154,7 @@ class Fp8Wgmma(Family):
         }
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
-        genes = self.genes(config)
+        genes = Fp8WgmmaGenes.of(config)
         scratch, null = self.workspace(problem, config, gpu), Scalar("int64", 0)
         args: tuple[KernelArg, ...] = (
             *_maps(problem, genes),
@@ -170,22 +162,22 @@ class Fp8Wgmma(Family):
             Buffer("lse") if problem.lse else null,
             *(Buffer(name) if name in scratch else null for name in (COUNTERS, RESULTS)),
             *size_args(problem),
-            *scale_args(problem),
+            *passed(scale_given(problem, *"qkv")),
             softmax_scale_log2(problem),
-            *variant_args(problem),
+            *passed(variant_given(problem)),
         )
         blocks = grid(problem, genes.flash, gpu)
         return (KernelLaunch(self.name, blocks, (threads(genes.flash), 1, 1), smem_bytes(problem, genes), args),)
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
-        genes = self.genes(config)
+        genes = Fp8WgmmaGenes.of(config)
         if genes.SCHEDULE == "balanced":
             results = math.prod(grid(problem, genes.flash, gpu)) * warpgroups(genes.flash)
             return {COUNTERS: 4 * results, RESULTS: results * result_bytes(problem)}
         return {COUNTERS: 4} if genes.SCHEDULE == "claimed" else {}
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
-        return launch_work(problem, self.genes(config), registers)
+        return launch_work(problem, Fp8WgmmaGenes.of(config), registers)
 
 
 def _maps(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> tuple[TensorMap, ...]:
@@ -199,7 +191,7 @@ def _maps(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> tuple[TensorMap, .
             if problem.varlen
             else tile_map(problem, tensor, WARPGROUP_ROWS, tensor == "o" and genes.STORE == "chunks")
         )
-    return tuple(maps[tensor] for tensor in "qkvo")
+    return tuple(maps[tensor] for tensor in MAIN)
 
 
 def _turned_map(problem: AttentionProblem, keys: int) -> TensorMap:
@@ -238,12 +230,16 @@ def why_no_turns(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> str | None:
         return "SCHEDULE=balanced takes sequences of one length here: blocks do not add up sums of three levels."
     if genes.PING_PONG and warpgroups(genes.flash) == 1:
         return "PING_PONG needs two consumer warpgroups that take turns."
+    if genes.TURN == "products" and (genes.OVERLAP or not genes.PING_PONG):
+        return "TURN=products needs PING_PONG without OVERLAP, where both products follow one another."
     return None
 
 
 def why_no_parts(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> str | None:
     """Columns of V by parts: whole products, added to O in registers after every tile."""
     parts = genes.VALUE_PARTS
+    if genes.VALUE_SUMS > 1 and parts == 1:
+        return "VALUE_SUMS=2 needs VALUE_PARTS=2 or more: one part has one sum."
     if parts > 1 and (genes.SUM_PLACE != "registers" or genes.FLUSH_TILES > 1 or genes.sum_columns):
         return f"VALUE_PARTS={parts} needs SUM_PLACE=registers, FLUSH_TILES=1 and ROW_SUM=add."
     if problem.head_dim_v % (PART_COLUMNS * parts):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Literal
 
@@ -22,7 +22,7 @@ from evoattn.families.flash_wgmma.resources import (
     registers_at_launch,
     warpgroups,
 )
-from evoattn.families.genes import Genes
+from evoattn.families.genes import Genes, gene
 from evoattn.families.residency import WARP
 from evoattn.families.tensor_tiles import ROW_BYTES
 from evoattn.families.work import LaunchWork, Step, together, up_to, variant_step
@@ -30,32 +30,71 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.scales import PER_BLOCK
 
 
-@dataclass(frozen=True)
 class Fp8WgmmaGenes(Genes):
-    """One config of `search_spaces/fp8_wgmma.yaml`, which says what each gene means."""
+    """The parameters of fp8_wgmma."""
 
-    BLOCK_M: int
-    BLOCK_N: int
-    STAGES: int
-    BLOCKS_PER_SM: int
-    OVERLAP: bool
-    PING_PONG: bool
-    SCHEDULE: Literal["single", "fixed", "claimed", "balanced"]
-    TILE_ORDER: Literal["by_head", "heads_4", "heads_8", "heads_16", "all_heads"]
-    CAUSAL_SKIP: bool
-    POLYNOMIAL_EIGHTHS: int
-    Q_IN_REGISTERS: bool
-    STORE: Literal["tensor_map", "rows", "chunks"]
-    FLUSH_TILES: int
-    SUM_PLACE: Literal["registers", "shared"]
-    ROW_SUM: Literal["add", "product"] = "add"
-    RESCALE: Literal["always", "lazy_2", "lazy_4"] = "always"
-    VALUE_PARTS: int = 1
+    BLOCK_M: int = gene("query rows per block, 64 per consumer warpgroup", (64, 128, 192, 256))
+    BLOCK_N: int = gene("keys per tile", (64, 96, 128, 160, 192, 224))
+    STAGES: int = gene("tiles of K and of V in shared memory; those not in use are being copied", (1, 2, 3, 4))
+    BLOCKS_PER_SM: int = gene("blocks that registers and shared memory leave room for on one SM", (1, 2))
+    OVERLAP: bool = gene("the softmax of a tile runs during P V of the tile before")
+    PING_PONG: bool = gene(
+        "warpgroups take turns, so that the softmax of one overlaps the products of another: on the tensor cores, "
+        "without OVERLAP at Q K^T alone"
+    )
+    SCHEDULE: Literal["single", "fixed", "claimed", "balanced"] = gene(
+        "single: one block per tile of rows; else one wave of blocks takes the tiles in fixed order (fixed), by a "
+        "counter (claimed), or so that the key tiles of the last ones are shared evenly (balanced)"
+    )
+    TILE_ORDER: Literal["by_head", "heads_4", "heads_8", "heads_16", "all_heads"] = gene(
+        "tiles of one head together, or 4, 8, 16 or all heads in turn; the longest first under a causal mask"
+    )
+    CAUSAL_SKIP: bool = gene("each warpgroup skips key tiles that the mask hides from all of its rows")
+    POLYNOMIAL_EIGHTHS: int = gene(
+        "how many of every eight exponentials are computed as a polynomial on the FMA units", (0, 1, 2, 3, 4)
+    )
+    Q_IN_REGISTERS: bool = gene("Q is read once into registers; otherwise from shared memory for every tile")
+    STORE: Literal["tensor_map", "rows", "chunks"] = gene(
+        "the output is stored by one bulk copy per warpgroup (tensor_map), by 16-byte stores of each warp's rows "
+        "(rows), or by one bulk copy per 64 columns (chunks)"
+    )
+    FLUSH_TILES: int = gene(
+        "tiles of keys whose values tensor cores add up, in some 14 bits, before the sum is added to one in fp32",
+        (1, 2, 4, 8),
+    )
+    SUM_PLACE: Literal["registers", "shared"] = gene(
+        "the sum in fp32 lies in registers, or in shared memory, so that more warpgroups have room"
+    )
+    ROW_SUM: Literal["add", "product"] = gene(
+        "weights are added up before they are rounded (add), or after that, by a column of ones beside V (product)",
+        default="add",
+    )
+    RESCALE: Literal["always", "lazy_2", "lazy_4"] = gene(
+        "always: O is rescaled by the maximum of every tile; lazy_2, lazy_4: the first maximum has so many "
+        "octaves of room in e4m3, and O is rescaled when a weight would be beyond its range",
+        default="always",
+    )
+    VALUE_PARTS: int = gene(
+        "columns of V are multiplied all at once (1), or one half (2) or quarter (4) after another, so that the "
+        "sums that are added to O in fp32 take as much less of the registers",
+        (1, 2, 4),
+        default=1,
+    )
+    VALUE_SUMS: int = gene(
+        "sums of such parts that exist at once: with two, one is added to O while the next is multiplied",
+        (1, 2),
+        default=1,
+    )
+    TURN: Literal["scores", "products"] = gene(
+        "with PING_PONG and without OVERLAP, warpgroups take turns at Q K^T alone (scores), or at P V of a tile and "
+        "Q K^T of the next (products)",
+        default="scores",
+    )
 
     @cached_property
     def flash(self) -> FlashWgmmaGenes:
         """Those that flash_wgmma has too: the parts that both families share read these."""
-        shared = {name: value for name, value in vars(self).items() if name in FlashWgmmaGenes.__dataclass_fields__}
+        shared = {name: value for name, value in vars(self).items() if name in FlashWgmmaGenes.declared}
         # They ask whether O is rescaled for every tile, not how many octaves are left: flash_wgmma has no 2 and 4.
         rescale = "always" if self.RESCALE == "always" else "lazy_5"
         return FlashWgmmaGenes(PRODUCER="warpgroup", KEY_SPLIT=1, **{**shared, "RESCALE": rescale})
@@ -115,7 +154,7 @@ def registers_needed(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> int:
     rows counts nothing: 192 and 256 rows that take all registers spill 0 to 112 bytes then, and are the fastest
     at six of eight problems (H100, 2026-11-27)."""
     o, twice = problem.head_dim_v // 2, genes.SUM_PLACE == "registers"
-    sums = o + o // genes.VALUE_PARTS if twice else o
+    sums = o + o * genes.VALUE_SUMS // genes.VALUE_PARTS if twice else o
     scores, rest = genes.BLOCK_N // 2, genes.BLOCK_N // 8 + sums + genes.sum_columns // 2
     kept = sums if genes.FLUSH_TILES > 1 else o  # beside S: after every tile one of the two sums is read
     operands = scores + rest if genes.OVERLAP else max(scores + kept, rest)

@@ -43,6 +43,7 @@ class LargeHead(Family):
     """The `Family` of `templates/large_head.cu.j2`: any lengths, grouped heads, three masks, fp16, bf16 and fp32."""
 
     name: ClassVar[str] = "large_head"
+    genes = LargeHeadGenes
     summary: ClassVar[str] = (
         "a large head_dim and few queries: head_dim split over blocks; CUDA cores, or three tf32 products for fp32"
     )
@@ -53,9 +54,6 @@ class LargeHead(Family):
     def may_win(self, problem: AttentionProblem) -> bool:
         """In 16 bits it won none of 14 recorded problems (landscapes.npz), and was 1.5 to 11 times slower."""
         return problem.dtype == "fp32"
-
-    def genes(self, config: KernelConfig) -> LargeHeadGenes:
-        return LargeHeadGenes.of(config)
 
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         least = MIN_HEAD_DIM[problem.dtype]
@@ -71,7 +69,7 @@ class LargeHead(Family):
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
     ) -> str | None:
-        genes = self.genes(config)
+        genes = LargeHeadGenes.of(config)
         return (
             why_wrong_shape(problem, genes, gpu)
             or why_too_big(problem, genes, gpu)
@@ -88,18 +86,13 @@ class LargeHead(Family):
         """A row meets its tiles of keys from the first to the last: products are added up over the dimensions, then
         over the keys of a tile, in their order, whatever rows and columns a warp has. Tiles in which it sees no key
         multiply by 1 and add 0."""
-        genes = self.genes(config)
+        genes = LargeHeadGenes.of(config)
         return genes.BLOCK_N, genes.MATH, genes.EXCHANGE
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
-        genes = self.genes(config)
+        genes = LargeHeadGenes.of(config)
         scores_smem, smem = smem_bytes(problem, genes)
         return {
-            "ELEMENT": problem.element.cuda,
-            "HEAD_DIM": problem.head_dim,
-            **problem.masking.constants(),
-            "EXCHANGE": genes.EXCHANGE.upper(),
-            "MATH": genes.MATH.upper(),
             "Q_IN_SHARED": genes.Q_PLACE == "shared",
             "SCORES_SMEM_BYTES": scores_smem,
             "SMEM_BYTES": smem,
@@ -109,7 +102,7 @@ class LargeHead(Family):
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         """A block for each slice of head_dim of each tile of rows; with a workspace, before that one for each tile of
         keys of each too."""
-        genes = self.genes(config)
+        genes = LargeHeadGenes.of(config)
         split, block = genes.DIM_SPLIT, (WARP * genes.WARPS, 1, 1)
         x, z = math.ceil(packed_rows(problem) / genes.BLOCK_M) * split, problem.kv_heads * problem.batch
         scores_smem, smem = smem_bytes(problem, genes)
@@ -126,11 +119,11 @@ class LargeHead(Family):
         )
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
-        genes = self.genes(config)
+        genes = LargeHeadGenes.of(config)
         return workspace_bytes(problem, genes)
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
-        return launch_work(problem, self.genes(config), registers)
+        return launch_work(problem, LargeHeadGenes.of(config), registers)
 
 
 def has_recipe(problem: AttentionProblem) -> bool:

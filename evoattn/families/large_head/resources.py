@@ -3,33 +3,56 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
-from evoattn.families.genes import Genes
+from evoattn.families.genes import Genes, gene
 from evoattn.families.residency import WARP, register_cap
 from evoattn.families.work import LaunchWork, Step, tensor_bytes, together
 from evoattn.model.problem import AttentionProblem
 
 
-@dataclass(frozen=True)
 class LargeHeadGenes(Genes):
-    """One config of `search_spaces/large_head.yaml`, which says what each gene means."""
+    """The parameters of large_head."""
 
-    BLOCK_M: int
-    BLOCK_N: int
-    DIM_SPLIT: int
-    EXCHANGE: Literal["none", "cluster", "workspace"]
-    DEPENDENT_LAUNCH: bool
-    MATH: Literal["fma", "tf32x3", "tf32x3_spread"]
-    WARPS: int
-    LANES: int
-    SCORE_ROWS: int
-    SCORE_KEYS: int
-    VALUE_THREADS: int
-    Q_PLACE: Literal["shared", "global"]
-    STAGES: int
-    UNROLL: int
+    BLOCK_M: int = gene("query rows per block; the query heads of one K/V head are stacked", (1, 2, 4, 8, 16, 32, 64))
+    BLOCK_N: int = gene("keys per tile", (4, 8, 16, 32, 64, 128))
+    DIM_SPLIT: int = gene("blocks that share head_dim, of Q and K and then of V and O", (1, 2, 4, 5, 8, 16, 32, 64))
+    EXCHANGE: Literal["none", "cluster", "workspace"] = gene(
+        "how these blocks add up their partial scores: there is only one (none); through each other's shared "
+        "memory in a cluster (cluster); through global memory between two launches (workspace)"
+    )
+    DEPENDENT_LAUNCH: bool = gene(
+        "with EXCHANGE=workspace: the second launch begins while the first runs, and loads its first tiles of V "
+        "before it waits for it"
+    )
+    MATH: Literal["fma", "tf32x3", "tf32x3_spread"] = gene(
+        "both products on CUDA cores (fma); on tensor cores, by three tf32 products in place of one in fp32, "
+        "which keep its precision (tf32x3); the same, where each warp has all scores of the block over its own "
+        "part of head_dim and reads Q and K from global memory (tf32x3_spread)"
+    )
+    WARPS: int = gene("warps per block", (2, 4, 8, 16, 32))
+    LANES: int = gene(
+        "neighbouring lanes that share a tile of scores; with fma each has 16 bytes of head_dim", (8, 16, 32)
+    )
+    SCORE_ROWS: int = gene(
+        "query rows in a tile of scores, which share each read of K; 16 and 32 need tf32x3", (1, 2, 4, 8, 16, 32)
+    )
+    SCORE_KEYS: int = gene(
+        "keys in a tile of scores, which share each read of Q; 16 and more need tf32x3", (1, 2, 4, 8, 16, 32, 64)
+    )
+    VALUE_THREADS: int = gene("neighbouring threads that share an output row", (8, 16, 32, 64, 128, 256, 512, 1024))
+    Q_PLACE: Literal["shared", "global"] = gene(
+        "Q is copied to shared memory, or read from global memory for each tile of scores"
+    )
+    STAGES: int = gene(
+        "tiles of K and of V in shared memory; with 0 both are read from global memory, with 2 the next tile is "
+        "copied while this one is in use",
+        (0, 1, 2),
+    )
+    UNROLL: int = gene(
+        "unrolling of the inner loops over head_dim and keys; with tf32x3_spread, steps of head_dim in flight",
+        (1, 2, 4, 8),
+    )
 
 
 VECTOR_BYTES = 16

@@ -35,13 +35,11 @@ class LargeHeadMma(Family):
     """The `Family` of `templates/large_head_mma.cu.j2`: any lengths, grouped heads, three masks, fp16 and bf16."""
 
     name: ClassVar[str] = "large_head_mma"
+    genes = LargeHeadMmaGenes
     summary: ClassVar[str] = "tensor cores by mma.sync for a head_dim beyond 256: K and V in chunks; fp16 and bf16"
     devices: ClassVar[str] = "sm_80 and newer"
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
-
-    def genes(self, config: KernelConfig) -> LargeHeadMmaGenes:
-        return LargeHeadMmaGenes.of(config)
 
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         if gpu.capability < (8, 0):
@@ -53,7 +51,7 @@ class LargeHeadMma(Family):
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
     ) -> str | None:
-        genes = self.genes(config)
+        genes = LargeHeadMmaGenes.of(config)
         return (
             why_wrong_shape(problem, genes, gpu)
             or (why_redundant(problem, genes) if redundant else None)
@@ -61,24 +59,20 @@ class LargeHeadMma(Family):
         )
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
-        genes = self.genes(config)
+        genes = LargeHeadMmaGenes.of(config)
         order = genes.BLOCK_ORDER
         return {
-            "ELEMENT": problem.element.cuda,
-            "HEAD_DIM": problem.head_dim,
-            **problem.masking.constants(),
             "IN_CLUSTER": in_cluster(genes),
             "CLUSTER_DIMS": f"__cluster_dims__({genes.DV_SPLIT}, 1, 1)" if in_cluster(genes) else "",
             "Q_STREAMED": genes.Q_PLACE == "streamed",
             "SWIZZLED": genes.SMEM_LAYOUT == "swizzled",
-            "RESCALE": genes.RESCALE.upper(),
             "HEADS_FASTEST": order.startswith("heads"),
             "ROWS_REVERSED": order.endswith("reversed"),
             "SMEM_BYTES": smem_bytes(problem, genes),
         }
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
-        genes = self.genes(config)
+        genes = LargeHeadMmaGenes.of(config)
         blocks = math.ceil(problem.seqlen_q / genes.BLOCK_M) * problem.heads * problem.batch * genes.DV_SPLIT
         smem, cluster = smem_bytes(problem, genes), (genes.DV_SPLIT if in_cluster(genes) else 1, 1, 1)
         return (
@@ -88,7 +82,7 @@ class LargeHeadMma(Family):
         )
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
-        return launch_work(problem, self.genes(config), registers)
+        return launch_work(problem, LargeHeadMmaGenes.of(config), registers)
 
 
 MAX_WARPS = 16

@@ -3,34 +3,48 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
-from evoattn.families.genes import Genes
+from evoattn.families.genes import Genes, gene
 from evoattn.families.residency import WARP, register_cap
 from evoattn.families.tensor_tiles import ELEMENT_BYTES
 from evoattn.families.work import LaunchWork, Step, row_steps, tensor_bytes, visit_share
 from evoattn.model.problem import AttentionProblem
 
 
-@dataclass(frozen=True)
 class LargeHeadMmaGenes(Genes):
-    """One config of `search_spaces/large_head_mma.yaml`, which says what each gene means."""
+    """The parameters of large_head_mma."""
 
-    BLOCK_M: int
-    BLOCK_N: int
-    DV_SPLIT: int
-    SCORES: Literal["recompute", "cluster"]
-    ROW_WARPS: int
-    COLUMN_WARPS: int
-    DIM_CHUNK: int
-    KEY_CHUNK: int
-    STAGES: int
-    Q_PLACE: Literal["shared", "streamed"]
-    SMEM_LAYOUT: Literal["swizzled", "padded"]
-    RESCALE: Literal["always", "vote", "lazy"]
-    BLOCK_ORDER: Literal["rows", "rows_reversed", "heads", "heads_reversed"]
-    BLOCKS_PER_SM: int
+    BLOCK_M: int = gene("query rows per block", (16, 32, 48, 64, 96, 128))
+    BLOCK_N: int = gene("keys per tile", (16, 32, 48, 64, 96, 128, 192))
+    DV_SPLIT: int = gene("blocks that share the columns of O, where O does not fit the registers of one", (1, 2, 4, 8))
+    SCORES: Literal["recompute", "cluster"] = gene(
+        "each of these blocks computes all scores (recompute), or multiplies its own columns of Q and K and reads "
+        "the others' sums from the shared memory of their cluster (cluster, sm_90)"
+    )
+    ROW_WARPS: int = gene("warps that share the rows of a block", (1, 2, 3, 4, 8))
+    COLUMN_WARPS: int = gene(
+        "warps that share the same rows: each has a part of the keys, then of the columns of O", (1, 2, 4, 8)
+    )
+    DIM_CHUNK: int = gene("columns of K per copy", (32, 64, 128, 256))
+    KEY_CHUNK: int = gene("rows of V per copy", (16, 32, 64))
+    STAGES: int = gene(
+        "chunks of K and V in shared memory: one is read, the others are being copied", (2, 3, 4, 5, 6, 8)
+    )
+    Q_PLACE: Literal["shared", "streamed"] = gene("Q stays in shared memory, or is copied again with every chunk of K")
+    SMEM_LAYOUT: Literal["swizzled", "padded"] = gene(
+        "how rows lie in shared memory without bank conflicts: 16-byte chunks permuted by exclusive-or, or one "
+        "chunk of padding per row"
+    )
+    RESCALE: Literal["always", "vote", "lazy"] = gene(
+        "the output is rescaled for every tile (always), if a row maximum of the warp grew (vote), or if one "
+        "exceeded a shift set five powers of two above an earlier maximum (lazy)"
+    )
+    BLOCK_ORDER: Literal["rows", "rows_reversed", "heads", "heads_reversed"] = gene(
+        "neighbouring blocks take the row blocks of one head (rows) or one row block of all heads (heads); "
+        "reversed: last row blocks first, which are the longest under a causal mask"
+    )
+    BLOCKS_PER_SM: int = gene("blocks that registers and shared memory leave room for on one SM", (1, 2, 3))
 
 
 CHUNK = 8

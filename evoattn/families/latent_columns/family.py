@@ -5,60 +5,44 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from evoattn.families.base import Family, softmax_scale_log2
 from evoattn.families.flash_wgmma.text import wgmma_function
-from evoattn.families.latent import ARCH, apart_constants, key_maps, why_not_latent
+from evoattn.families.latent import PARTIAL, STATE, Latent
 from evoattn.families.latent_columns.resources import (
     MAX_REGISTERS,
     MERGE_THREADS,
     THREADS,
     LatentColumnsGenes,
     launch_work,
-    merge_smem_bytes,
     registers_needed,
     row_tiles,
     smem_bytes,
 )
 from evoattn.families.residency import why_no_memory
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES
-from evoattn.families.variants import variant_args, variant_constants
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import GpuSpec
-from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
-from evoattn.model.mask import FULL_AND_CAUSAL
+from evoattn.model.launch import Buffer, KernelLaunch, TensorMap
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
-from evoattn.model.variant import KEY_VARIANTS, ROTARY_APART
 
-PARTIAL, STATE, SHARERS = "partial", "state", "sharers"
-"""Scratch buffers: two results of each block, O before the division in fp32, and two floats per row; two integers for
-each tile of rows, which blocks have its keys."""
+SHARERS = "sharers"
+"""A scratch buffer beside those of `latent.py`, of which each block has two: two integers for each tile of rows, which
+blocks have its keys."""
 
 
-class LatentColumns(Family):
+class LatentColumns(Latent):
     """The `Family` of `templates/latent_columns.cu.j2`."""
 
     name: ClassVar[str] = "latent_columns"
+    genes = LatentColumnsGenes
     summary: ClassVar[str] = "a latent cache on Hopper for few heads: keys are the rows of products; fp16 and bf16"
-    devices: ClassVar[str] = ARCH
-    dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
-    masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
-    writes_lse: ClassVar[bool] = True
-    variants: ClassVar[tuple[str, ...]] = ("value_dim", "shared_kv", ROTARY_APART, *KEY_VARIANTS)
-    plain: ClassVar[bool] = False
-    weighed_as: ClassVar[str] = "flash_wgmma"
-    heads_are_rows: ClassVar[bool] = True
-
-    def genes(self, config: KernelConfig) -> LatentColumnsGenes:
-        return LatentColumnsGenes.of(config)
-
-    def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
-        return why_not_latent(self.name, problem, gpu, CHUNK_COLUMNS)
+    value_columns: ClassVar[int] = CHUNK_COLUMNS
+    merge_threads: ClassVar[int] = MERGE_THREADS
 
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
     ) -> str | None:
-        genes = self.genes(config)
+        genes = LatentColumnsGenes.of(config)
         return (
             why_too_big(problem, genes, gpu)
             or self.why_too_long(problem, config, gpu)
@@ -67,25 +51,16 @@ class LatentColumns(Family):
         )
 
     def why_too_long(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
-        genes = self.genes(config)
+        genes = LatentColumnsGenes.of(config)
         rows = row_tiles(problem, genes) * problem.kv_heads * problem.batch
         if rows * (problem.seqlen_k // genes.BLOCK_N + 2) >= 1 << 31:
             return f"latent_columns counts tiles of {genes.BLOCK_N} keys of all {rows} tiles of rows in int32."
         return None
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
-        genes, dtype = self.genes(config), problem.dtype
-        return {
-            "ELEMENT": problem.element.cuda,
-            "HEAD_DIM": problem.head_dim,
-            "VALUE_DIM": problem.head_dim_v,
-            **problem.masking.constants(),
-            **variant_constants(problem),
-            **apart_constants(problem),
+        genes, dtype = LatentColumnsGenes.of(config), problem.dtype
+        return super().constants(problem, config, gpu) | {
             "SMEM_BYTES": smem_bytes(problem, genes),
-            "WRITE_LSE": problem.lse,
-            "MERGE_SMEM_BYTES": merge_smem_bytes(problem),
-            "MERGE_THREADS": MERGE_THREADS,
             "WGMMA_KQ": wgmma_function("wgmma_kq", genes.BLOCK_M, dtype, a_in_registers=False, b_transposed=False),
             "WGMMA_VP": wgmma_function(
                 "wgmma_vp", genes.BLOCK_M, dtype, a_in_registers=False, b_transposed=False, a_transposed=True
@@ -93,38 +68,21 @@ class LatentColumns(Family):
         }
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
-        genes, p = self.genes(config), problem
-        o_strides = tuple(Scalar("int64", stride) for stride in p.strides("o")[:3])
-        lse: KernelArg = Buffer("lse") if p.lse else Scalar("int64", 0)
-        sizes = p.batch, p.kv_heads, p.seqlen_q, p.seqlen_k, p.group_size
+        genes, p = LatentColumnsGenes.of(config), problem
         results = Buffer(PARTIAL), Buffer(STATE), Buffer(SHARERS)
-        args: tuple[KernelArg, ...] = (
-            _rows_map(p, genes),
-            *key_maps(p, genes.BLOCK_N),
-            Buffer("o"),
-            lse,
-            *results,
-            *(Scalar("int32", size) for size in sizes),
-            *o_strides,
-            softmax_scale_log2(p),
-            *variant_args(p),
-        )
+        maps = _rows_map(p, genes), *self.key_maps(p, genes.BLOCK_N)
+        args = self.first_args(p, maps, results, p.batch, p.kv_heads, p.seqlen_q, p.seqlen_k, p.group_size)
         first = KernelLaunch(self.name, (gpu.sm_count, 1, 1), (THREADS, 1, 1), smem_bytes(p, genes), args)
-        merged = (Scalar("int32", size) for size in (p.kv_heads, p.seqlen_q, p.group_size))
-        grid = p.seqlen_q * p.group_size, p.kv_heads, p.batch
-        args = (Buffer("o"), lse, *results, *merged, *o_strides)
-        return first, KernelLaunch(
-            f"{self.name}_merge", grid, (MERGE_THREADS, 1, 1), merge_smem_bytes(p), args, overlaps=True
-        )
+        return first, self.merge_launch(p, results, overlaps=True)
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
-        genes = self.genes(config)
+        genes = LatentColumnsGenes.of(config)
         results = 2 * gpu.sm_count * genes.BLOCK_M
         rows = row_tiles(problem, genes) * problem.kv_heads * problem.batch
         return {PARTIAL: results * problem.head_dim_v * 4, STATE: results * 8, SHARERS: rows * 8}
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
-        return launch_work(problem, self.genes(config), registers)
+        return launch_work(problem, LatentColumnsGenes.of(config), registers)
 
 
 def _rows_map(problem: AttentionProblem, genes: LatentColumnsGenes) -> TensorMap:

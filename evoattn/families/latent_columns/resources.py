@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from evoattn.families.genes import Genes
+from evoattn.families.genes import Genes, gene
 from evoattn.families.latent import row_blocks
 from evoattn.families.merge_work import merge_work
 from evoattn.families.residency import WARP
@@ -13,14 +11,13 @@ from evoattn.families.work import LaunchWork, Step, row_steps, tensor_bytes
 from evoattn.model.problem import AttentionProblem
 
 
-@dataclass(frozen=True)
 class LatentColumnsGenes(Genes):
-    """One config of `search_spaces/latent_columns.yaml`, which says what each gene means."""
+    """The parameters of latent_columns."""
 
-    BLOCK_M: int
-    QUERIES: int
-    BLOCK_N: int
-    STAGES: int
+    BLOCK_M: int = gene("rows of a tile, query heads that share a K/V head", (16, 32))
+    QUERIES: int = gene("queries that they are of: each has as many heads in a tile", (1, 2, 4))
+    BLOCK_N: int = gene("keys per tile", (64,))
+    STAGES: int = gene("tiles of K in shared memory", (2, 3, 4, 6))
 
     @property
     def heads(self) -> int:
@@ -48,13 +45,6 @@ def smem_bytes(problem: AttentionProblem, genes: LatentColumnsGenes) -> int:
     row_bytes = problem.head_dim * ELEMENT_BYTES
     tiles = (Q_STAGES * genes.BLOCK_M + genes.STAGES * genes.BLOCK_N) * row_bytes
     return tiles + genes.BLOCK_M * (genes.BLOCK_N * ELEMENT_BYTES + 16) + 16 * (Q_STAGES + genes.STAGES)
-
-
-def merge_smem_bytes(problem: AttentionProblem) -> int:
-    """Of a block of latent_columns_merge: an O in fp32 of each group of threads, in rows of eight chunks of four
-    columns, a shift and a sum (`split_merge.cuh`)."""
-    chunks = problem.head_dim_v // 4
-    return MERGE_THREADS // chunks * (-(-chunks // 8) * 8 * 16 + 8)
 
 
 def registers_needed(problem: AttentionProblem, genes: LatentColumnsGenes) -> int:

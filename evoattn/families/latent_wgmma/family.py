@@ -5,15 +5,13 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from evoattn.families.base import Family, softmax_scale_log2
 from evoattn.families.flash_wgmma.text import wgmma_function
-from evoattn.families.latent import ARCH, apart_constants, key_maps, row_blocks, why_not_latent
+from evoattn.families.latent import PARTIAL, STATE, Latent, row_blocks
 from evoattn.families.latent_wgmma.resources import (
     PRODUCER_REGISTERS,
     REGISTERS,
     LatentWgmmaGenes,
     launch_work,
-    merge_smem_bytes,
     registers_needed,
     smem_bytes,
     split_of,
@@ -23,44 +21,28 @@ from evoattn.families.latent_wgmma.resources import (
 from evoattn.families.merge_work import MERGE_THREADS
 from evoattn.families.residency import why_no_memory
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES
-from evoattn.families.variants import variant_args, variant_constants
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
-from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
-from evoattn.model.variant import KEY_VARIANTS, ROTARY_APART
 
 RESCALES = {"always": ("ALWAYS", 0), "lazy_5": ("LAZY", 5), "lazy_8": ("LAZY", 8)}
-PARTIAL, STATE = "partial", "state"
-"""Scratch buffers: O of each split before the division, fp32, and two floats per row, its shift and its sum."""
 
 
-class LatentWgmma(Family):
+class LatentWgmma(Latent):
     """The `Family` of `templates/latent_wgmma.cu.j2`."""
 
     name: ClassVar[str] = "latent_wgmma"
+    genes = LatentWgmmaGenes
     summary: ClassVar[str] = "Hopper's wgmma over a latent cache, whose V is the first columns of K; fp16 and bf16"
-    devices: ClassVar[str] = ARCH
-    dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
-    masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
-    writes_lse: ClassVar[bool] = True
-    variants: ClassVar[tuple[str, ...]] = ("value_dim", "shared_kv", ROTARY_APART, *KEY_VARIANTS)
-    plain: ClassVar[bool] = False
-    weighed_as: ClassVar[str] = "flash_wgmma"
-    heads_are_rows: ClassVar[bool] = True
-
-    def genes(self, config: KernelConfig) -> LatentWgmmaGenes:
-        return LatentWgmmaGenes.of(config)
-
-    def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
-        return why_not_latent(self.name, problem, gpu, 2 * CHUNK_COLUMNS)
+    value_columns: ClassVar[int] = 2 * CHUNK_COLUMNS
+    merge_threads: ClassVar[int] = MERGE_THREADS
 
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
     ) -> str | None:
-        genes = self.genes(config)
+        genes = LatentWgmmaGenes.of(config)
         return (
             why_too_big(problem, genes, gpu)
             or why_too_long(problem, genes)
@@ -69,16 +51,10 @@ class LatentWgmma(Family):
         )
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
-        genes = self.genes(config)
+        genes = LatentWgmmaGenes.of(config)
         rescale, octaves = RESCALES[genes.RESCALE]
         columns, dtype = value_columns(problem, genes), problem.dtype
-        return {
-            "ELEMENT": problem.element.cuda,
-            "HEAD_DIM": problem.head_dim,
-            "VALUE_DIM": problem.head_dim_v,
-            **problem.masking.constants(),
-            **variant_constants(problem),
-            **apart_constants(problem),
+        return super().constants(problem, config, gpu) | {
             "RESCALE": rescale,
             "LAZY_OCTAVES": octaves,
             "PRODUCER_REGISTERS": PRODUCER_REGISTERS,
@@ -86,9 +62,6 @@ class LatentWgmma(Family):
             "OUTPUT_REGISTERS": REGISTERS[genes.WARPGROUPS][1],
             "SMEM_BYTES": smem_bytes(problem, genes),
             "PV_COLUMNS": columns,
-            "WRITE_LSE": problem.lse,
-            "MERGE_SMEM_BYTES": merge_smem_bytes(problem),
-            "MERGE_THREADS": MERGE_THREADS,
             "WGMMA_QK": wgmma_function("wgmma_qk", genes.BLOCK_N, dtype, a_in_registers=False, b_transposed=False),
             "WGMMA_QK_REGISTERS": wgmma_function(
                 "wgmma_qk_registers", genes.BLOCK_N, dtype, a_in_registers=True, b_transposed=False
@@ -100,50 +73,28 @@ class LatentWgmma(Family):
         }
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
-        genes = self.genes(config)
+        genes = LatentWgmmaGenes.of(config)
         splits, split_tiles = split_of(problem, genes)
-        o_strides = tuple(Scalar("int64", stride) for stride in problem.strides("o")[:3])
         p, null = problem, Scalar("int64", 0)
-        partials: tuple[KernelArg, ...] = (Buffer(PARTIAL), Buffer(STATE)) if splits > 1 else (null, null)
-        lse: KernelArg = Buffer("lse") if p.lse else null
+        results: tuple[KernelArg, ...] = (Buffer(PARTIAL), Buffer(STATE)) if splits > 1 else (null, null)
+        maps = _heads_map(p, genes.BLOCK_M), *self.key_maps(p, genes.BLOCK_N)
         sizes = p.kv_heads, p.seqlen_q, p.seqlen_k, p.group_size, splits, split_tiles
-        args: tuple[KernelArg, ...] = (
-            _heads_map(problem, genes.BLOCK_M),
-            *key_maps(problem, genes.BLOCK_N),
-            Buffer("o"),
-            lse,
-            *partials,
-            *(Scalar("int32", size) for size in sizes),
-            *o_strides,
-            softmax_scale_log2(problem),
-            *variant_args(problem),
-        )
-        grid = row_blocks(problem, genes.BLOCK_M) * splits, p.kv_heads, p.batch
-        first = KernelLaunch(self.name, grid, (threads(genes), 1, 1), smem_bytes(problem, genes), args)
+        args = self.first_args(p, maps, results, *sizes)
+        grid = row_blocks(p, genes.BLOCK_M) * splits, p.kv_heads, p.batch
+        first = KernelLaunch(self.name, grid, (threads(genes), 1, 1), smem_bytes(p, genes), args)
         if splits == 1:
             return (first,)
-        args = (
-            Buffer("o"),
-            lse,
-            *partials,
-            *(Scalar("int32", size) for size in (p.kv_heads, p.seqlen_q, p.group_size, splits)),
-            *o_strides,
-        )
-        grid = p.seqlen_q * p.group_size, p.kv_heads, p.batch
-        merge_smem = merge_smem_bytes(problem)
-        return first, KernelLaunch(
-            f"{self.name}_merge", grid, (MERGE_THREADS, 1, 1), merge_smem, args, overlaps=genes.DEPENDENT_LAUNCH
-        )
+        return first, self.merge_launch(p, results, splits, overlaps=genes.DEPENDENT_LAUNCH)
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
-        genes = self.genes(config)
+        genes = LatentWgmmaGenes.of(config)
         splits, _ = split_of(problem, genes)
         rows = row_blocks(problem, genes.BLOCK_M) * problem.kv_heads * problem.batch * splits * genes.BLOCK_M
         counts = rows // genes.BLOCK_M // splits * 4 if problem.seqused else 0
         return {PARTIAL: rows * problem.head_dim_v * 4, STATE: rows * 8 + counts} if splits > 1 else {}
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
-        return launch_work(problem, self.genes(config), registers)
+        return launch_work(problem, LatentWgmmaGenes.of(config), registers)
 
 
 def _heads_map(problem: AttentionProblem, heads: int) -> TensorMap:

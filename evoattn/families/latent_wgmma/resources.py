@@ -3,31 +3,45 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
-from evoattn.families.genes import Genes
+from evoattn.families.genes import Genes, gene
 from evoattn.families.latent import row_blocks
-from evoattn.families.merge_work import MERGE_THREADS, merge_work
+from evoattn.families.merge_work import merge_work
 from evoattn.families.residency import WARP
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ELEMENT_BYTES, ROW_BYTES
 from evoattn.families.work import LaunchWork, Step, row_steps, tensor_bytes
 from evoattn.model.problem import AttentionProblem
 
 
-@dataclass(frozen=True)
 class LatentWgmmaGenes(Genes):
-    """One config of `search_spaces/latent_wgmma.yaml`, which says what each gene means."""
+    """The parameters of latent_wgmma."""
 
-    BLOCK_M: int
-    BLOCK_N: int
-    STAGES: int
-    RESCALE: Literal["always", "lazy_5", "lazy_8"]
-    SPLITS: int
-    OVERLAP: bool = False
-    Q_STEPS: int = 0
-    WARPGROUPS: int = 2
-    DEPENDENT_LAUNCH: bool = False
+    BLOCK_M: int = gene("query heads of a tile, those of one query that share a K/V head", (64,))
+    BLOCK_N: int = gene("keys per tile", (16, 32, 48, 64, 80, 96, 112, 128))
+    STAGES: int = gene("tiles of K in shared memory", (2, 3, 4, 5, 6, 8))
+    RESCALE: Literal["always", "lazy_5", "lazy_8"] = gene(
+        "O is rescaled after every tile of keys (always), or only if a score reaches the shift, 2^5 or 2^8 above "
+        "the first maximum (lazy_5, lazy_8)"
+    )
+    SPLITS: int = gene(
+        "blocks that share the keys of the same rows; their results are added up by a second kernel",
+        (1, 2, 3, 4, 6, 8, 9, 11, 12, 16, 22, 24, 32, 48, 64, 96, 128),
+    )
+    OVERLAP: bool = gene("multiply Q and K of a tile of keys during the softmax of the one before", default=False)
+    Q_STEPS: int = gene(
+        "steps of 16 columns of Q that stay in registers; the others are read from shared memory for every tile",
+        (0, 4, 8, 16, 24),
+        default=0,
+    )
+    WARPGROUPS: int = gene(
+        "that multiply: the first makes the scores and half of the output (2), or the scores alone (3)",
+        (2, 3),
+        default=2,
+    )
+    DEPENDENT_LAUNCH: bool = gene(
+        "the kernel that adds up splits is launched before the first has ended, and waits for it itself", default=False
+    )
 
 
 SCORES_ALONE = 3
@@ -82,13 +96,6 @@ def smem_bytes(problem: AttentionProblem, genes: LatentWgmmaGenes) -> int:
     p_bytes = math.ceil(tiles * genes.BLOCK_N / CHUNK_COLUMNS) * ROW_BYTES * genes.BLOCK_M
     rows = genes.BLOCK_M + genes.STAGES * genes.BLOCK_N
     return rows * row_bytes + p_bytes + (1 + tiles) * 4 * genes.BLOCK_M + 8 + 16 * genes.STAGES
-
-
-def merge_smem_bytes(problem: AttentionProblem) -> int:
-    """Of a block that merges one row: for each thread that has a chunk of four columns of its own O in fp32, in rows of
-    eight chunks, and a shift and a sum (`split_merge.cuh`)."""
-    chunks = problem.head_dim_v // 4
-    return math.ceil(MERGE_THREADS / chunks) * (math.ceil(chunks / 8) * 8 * 16 + 8)
 
 
 def registers_needed(problem: AttentionProblem, genes: LatentWgmmaGenes) -> tuple[int, int]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
+from evoattn.families.genes import gene
 from evoattn.families.residency import WARP
-from evoattn.families.row_kernels import RowKernels
+from evoattn.families.row_kernels import RowGenes, RowKernels
 from evoattn.families.work import LaunchWork, Step
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
@@ -20,10 +21,20 @@ FIRST_WAIT, ROUND_WAIT = 900, 600
 """Clocks: until a block's first loads are there; of each round of loads after them."""
 
 
+class MergeGenes(RowGenes):
+    """The parameters of merge_parts."""
+
+    BLOCK_M: int = gene("rows per block", (1, 2, 4, 8, 16, 32, 64))
+    BLOCK_N: int = gene("parts that a thread loads together", (1, 2, 4, 8))
+    THREADS: int = gene("threads per block", (32, 64, 128, 256))
+    VECTOR_WIDTH: int = gene("columns per load", (4, 8))
+
+
 class MergeParts(RowKernels):
     """The `Family` of `templates/merge_parts.cu.j2`. The mask and K/V heads change nothing."""
 
     name: ClassVar[str] = "merge_parts"
+    genes = MergeGenes
     summary: ClassVar[str] = "one answer out of those over parts of the keys, by their log-sum-exps"
     operations: ClassVar[tuple[str, ...]] = MERGE_OPERATIONS
     writes_lse: ClassVar[bool] = True
@@ -34,7 +45,7 @@ class MergeParts(RowKernels):
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
     ) -> str | None:
-        genes = self.genes(config)
+        genes = MergeGenes.of(config)
         if problem.head_dim % genes.VECTOR_WIDTH:
             return f"VECTOR_WIDTH={genes.VECTOR_WIDTH} does not divide the {problem.head_dim} columns of a row."
         lanes, columns = genes.lanes(problem.head_dim)
@@ -48,14 +59,13 @@ class MergeParts(RowKernels):
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         element = problem.element.cuda
-        return self.genes(config).named("BLOCK_M", "BLOCK_N", "THREADS", "VECTOR_WIDTH") | {
+        return {
             "PART": element if problem.op == NARROW else "Fp32",
             "ELEMENT": element,
-            "HEAD_DIM": problem.head_dim,
         }
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
-        genes, rows = self.genes(config), rows_of(problem)
+        genes, rows = MergeGenes.of(config), rows_of(problem)
         counts = problem.seqlen_k, rows, problem.heads, problem.seqlen_q
         strides = *part_strides(problem), *problem.strides("o")[:3]
         args: tuple[KernelArg, ...] = (
@@ -67,7 +77,7 @@ class MergeParts(RowKernels):
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
         """A step is AT_ONCE parts of as many rows as the threads of a block take at a time."""
-        genes = self.genes(config)
+        genes = MergeGenes.of(config)
         lanes, columns = genes.lanes(problem.head_dim)
         at_a_time = max(1, min(genes.BLOCK_M, genes.THREADS // lanes))
         numbers = float(at_a_time * genes.BLOCK_N * problem.head_dim)

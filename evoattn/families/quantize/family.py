@@ -4,9 +4,9 @@ than a part."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from evoattn.families.genes import gene
 from evoattn.families.residency import WARP
 from evoattn.families.row_kernels import RowGenes, RowKernels
 from evoattn.families.work import LaunchWork, Step
@@ -30,25 +30,26 @@ ROOM = 1024
 """Bytes of shared memory for what threads tell one another."""
 
 
-@dataclass(frozen=True)
 class QuantizeGenes(RowGenes):
-    """Rows of a thread that are on their way at once, too."""
+    """The parameters of quantize."""
 
-    UNROLL: int
+    BLOCK_M: int = gene("rows of one head per block", (16, 32, 64, 128, 256, 512))
+    BLOCK_N: int = gene("there are no keys beside the rows", (1,))
+    THREADS: int = gene("threads per block", (128, 256, 512, 1024))
+    VECTOR_WIDTH: int = gene("elements per load; as many bytes per store", (4, 8))
+    UNROLL: int = gene("rows of a thread that are loaded together", (1, 2, 4))
 
 
 class Quantize(RowKernels):
     """The `Family` of `templates/quantize.cu.j2`. The mask and the number of keys change nothing."""
 
     name: ClassVar[str] = "quantize"
+    genes = QuantizeGenes
     summary: ClassVar[str] = "Numbers of 8 bits and their scales, of tensors of 16 bits."
     devices: ClassVar[str] = "any GPU, sm_80 and newer"
     operations: ClassVar[tuple[str, ...]] = QUANTIZE_OPERATIONS
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "e4m3")
     variants: ClassVar[tuple[str, ...]] = ("kv", "scales", TURNED)
-
-    def genes(self, config: KernelConfig) -> QuantizeGenes:
-        return QuantizeGenes.of(config)
 
     def rows(self, problem: AttentionProblem) -> int:
         return problem.batch * problem.heads * problem.seqlen_q
@@ -65,7 +66,7 @@ class Quantize(RowKernels):
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
     ) -> str | None:
-        genes = self.genes(config)
+        genes = QuantizeGenes.of(config)
         lanes, columns = genes.lanes(problem.head_dim)
         if problem.op == SMOOTH and 4 * (genes.THREADS * columns + problem.head_dim + WARP) > STATIC_SMEM_LIMIT:
             return f"THREADS={genes.THREADS} threads of {columns} sums each are over {STATIC_SMEM_LIMIT} bytes."
@@ -84,12 +85,11 @@ class Quantize(RowKernels):
         return genes.why_idle(lanes, 0) if redundant else None
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
-        genes, number = self.genes(config), number_of(problem)
-        return genes.named("BLOCK_M", "THREADS", "VECTOR_WIDTH", "UNROLL") | {
+        number = number_of(problem)
+        return {
             "ELEMENT": problem.answer.cuda,
             "NUMBER": number.cuda,
             "LARGEST": f"{number.largest}f",
-            "HEAD_DIM": problem.head_dim,
             "TURNED": problem.turned,
             "PER_TOKEN": problem.scales == PER_TOKEN,
             "PER_BLOCK": problem.scales == PER_BLOCK,
@@ -97,7 +97,7 @@ class Quantize(RowKernels):
         }
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
-        genes, parts = self.genes(config), _parts(problem, self.genes(config))
+        genes, parts = QuantizeGenes.of(config), _parts(problem, QuantizeGenes.of(config))
         grid, block = (problem.batch * problem.heads * parts, 1, 1), (genes.THREADS, 1, 1)
         made = problem.outputs[0].strides if problem.turned else problem.strides("o")
         x, numbers = (tuple(Scalar("int64", n) for n in strides[:3]) for strides in (problem.strides("q"), made))
@@ -121,11 +121,11 @@ class Quantize(RowKernels):
         if problem.scales in OF_BLOCKS or problem.op == TURN:
             return {}
         stats = 3 * problem.head_dim if problem.op == SMOOTH else 1
-        return {SIZES: 4 * stats * problem.batch * problem.heads * _parts(problem, self.genes(config))}
+        return {SIZES: 4 * stats * problem.batch * problem.heads * _parts(problem, QuantizeGenes.of(config))}
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
         """A step is a row of each thread: loads, a comparison or a product of each element, and a store."""
-        genes, parts = self.genes(config), _parts(problem, self.genes(config))
+        genes, parts = QuantizeGenes.of(config), _parts(problem, QuantizeGenes.of(config))
         lanes, columns = genes.lanes(problem.head_dim)
         rows, elements = genes.THREADS // lanes, genes.THREADS // lanes * problem.head_dim
         tensor = float(problem.inputs[0].bytes)

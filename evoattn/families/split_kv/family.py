@@ -7,7 +7,8 @@ import math
 from typing import Any, ClassVar
 
 from evoattn.families.base import ZEROED_SUFFIX, Family, attention_args
-from evoattn.families.block_list import block_list_args, block_list_constants
+from evoattn.families.block_list import block_list_constants, list_given
+from evoattn.families.given import Given, passed, printed
 from evoattn.families.merge_work import MERGE_THREADS
 from evoattn.families.residency import WARP, why_no_memory, why_not_resident, why_same_code, why_too_few_registers
 from evoattn.families.split_kv.resources import (
@@ -34,14 +35,7 @@ from evoattn.families.split_kv.resources import (
     warp_keys,
 )
 from evoattn.families.tensor_tiles import tile_map
-from evoattn.families.variants import (
-    lse_args,
-    lse_constants,
-    scale_args,
-    scale_constants,
-    variant_args,
-    variant_constants,
-)
+from evoattn.families.variants import lse_given, scale_constants, scale_given, variant_constants, variant_given
 from evoattn.families.work import LaunchWork
 from evoattn.model.block_list import parse_blocks
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
@@ -67,6 +61,7 @@ class SplitKv(Family):
     """
 
     name: ClassVar[str] = "split_kv"
+    genes = SplitKvGenes
     summary: ClassVar[str] = (
         "keys split over warps and blocks, partial results merged; few queries and many keys; fp16, bf16 and fp32"
     )
@@ -79,9 +74,6 @@ class SplitKv(Family):
     def may_win(self, problem: AttentionProblem) -> bool:
         """It reads all keys again for every tile of at most 64 packed rows."""
         return problem.dtype == "fp32" or problem.group_size * problem.seqlen_q <= MOST_ROWS_WON
-
-    def genes(self, config: KernelConfig) -> SplitKvGenes:
-        return SplitKvGenes.of(config)
 
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         if gpu.capability < (8, 0):
@@ -98,7 +90,7 @@ class SplitKv(Family):
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
     ) -> str | None:
-        genes = self.genes(config)
+        genes = SplitKvGenes.of(config)
         return (
             why_wrong_shape(problem, genes)
             or why_not_listed(problem, genes)
@@ -110,25 +102,18 @@ class SplitKv(Family):
         )
 
     def why_too_long(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
-        return why_too_long(problem, self.genes(config))
+        return why_too_long(problem, SplitKvGenes.of(config))
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
-        genes = self.genes(config)
+        genes = SplitKvGenes.of(config)
         return {
-            "ELEMENT": problem.element.cuda,
-            "HEAD_DIM": problem.head_dim,
-            **problem.masking.constants(),
             **variant_constants(problem, hides=True),
             **scale_constants(problem),
-            **lse_constants(problem),
             **block_list_constants(problem),
+            **printed(**given(problem)),
             "CLUSTER": cluster_blocks(genes),
             "CLUSTER_DIMS": f"__cluster_dims__({cluster_blocks(genes)}, 1, 1)" if cluster_blocks(genes) > 1 else "",
-            "COMPUTE": genes.COMPUTE.upper(),
-            "DEPENDENT_LAUNCH": genes.DEPENDENT_LAUNCH.upper(),
-            "LOAD": genes.LOAD,
             "SWIZZLED": genes.LOAD == "tma",
-            "MERGE": genes.MERGE.upper(),
             "SMALL_PAGES": 0 < problem.page < SMALL_PAGE,
             "SMEM_BYTES": smem_bytes(problem, genes),
             "LEAST_STEPS": LEAST_STEPS,
@@ -136,16 +121,11 @@ class SplitKv(Family):
         }
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
-        genes = self.genes(config)
+        genes = SplitKvGenes.of(config)
         (splits, keys), blocks = split_of(problem, genes), row_blocks(problem, genes)
         sizes = (Scalar("int32", n) for n in (packed_heads(problem), blocks, splits, keys))
         args: list[KernelArg] = [*attention_args(problem), *sizes, Buffer(PARTIAL), Buffer(STATE), Buffer(ARRIVED)]
-        args += [
-            *lse_args(problem),
-            *variant_args(problem),
-            *scale_args(problem),
-            *block_list_args(problem, packs=False),
-        ]
+        args += passed(*given(problem).values())
         if genes.LOAD == "tma":
             args[1:3] = (tile_map(problem, tensor, warp_keys(genes)) for tensor in "kv")
         partial = KernelLaunch(
@@ -163,7 +143,7 @@ class SplitKv(Family):
             Scalar("int32", n) for n in (problem.seqlen_q, tile_heads(problem), packed_heads(problem), blocks, splits)
         ]
         merge_args += [Scalar("int64", stride) for stride in problem.strides("o")[:3]]
-        merge_args += [Buffer(PARTIAL), Buffer(STATE), *lse_args(problem), *variant_args(problem)]
+        merge_args += [Buffer(PARTIAL), Buffer(STATE), *passed(lse_given(problem), variant_given(problem))]
         grid = (packed_rows(problem), tile_heads(problem), problem.batch)
         overlaps = genes.DEPENDENT_LAUNCH != "none"
         return partial, KernelLaunch(
@@ -171,7 +151,7 @@ class SplitKv(Family):
         )
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
-        genes = self.genes(config)
+        genes = SplitKvGenes.of(config)
         (splits, _), tiles = split_of(problem, genes), row_blocks(problem, genes) * tile_heads(problem) * problem.batch
         if splits == 1 or genes.MERGE == "cluster":
             return {PARTIAL: UNUSED_BYTES, STATE: UNUSED_BYTES, ARRIVED: UNUSED_BYTES}
@@ -180,7 +160,17 @@ class SplitKv(Family):
         return {PARTIAL: rows * problem.head_dim * 4, STATE: rows * 8, ARRIVED: arrived}
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
-        return launch_work(problem, self.genes(config), registers)
+        return launch_work(problem, SplitKvGenes.of(config), registers)
+
+
+def given(problem: AttentionProblem) -> dict[str, list[Given]]:
+    """What kernels take behind their own arguments."""
+    return {
+        "LSE": lse_given(problem),
+        "VARIANT": variant_given(problem),
+        "SCALE": scale_given(problem, *"kv"),
+        "KEY_LIST": list_given(problem, packs=False),
+    }
 
 
 LEAST_SPLITS = 0.75

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from evoattn.families.genes import Genes
+from evoattn.families.genes import SINCE_HOPPER, Genes, gene
 from evoattn.families.merge_work import LAST_BLOCK_WAIT, merge_work
 from evoattn.families.residency import WARP, register_cap
 from evoattn.families.work import CONVERSION, LaunchWork, Step, bias_bytes, tensor_bytes, together, up_to, variant_step
@@ -17,22 +16,37 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.symbol import as_one
 
 
-@dataclass(frozen=True)
 class SplitKvGenes(Genes):
-    """One config of `search_spaces/split_kv.yaml`, which says what each gene means."""
+    """The parameters of split_kv."""
 
-    COMPUTE: Literal["mma", "fma"]
-    LOAD: Literal["registers", "cp_async", "tma"]
-    BLOCK_M: int
-    BLOCK_N: int
-    WARPS: int
-    STAGES: int
-    VECTOR_BYTES: int
-    DOT_LANES: int
-    SPLITS: int
-    MERGE: Literal["kernel", "last_block", "cluster"]
-    DEPENDENT_LAUNCH: Literal["none", "early", "late"]
-    BLOCKS_PER_SM: int
+    COMPUTE: Literal["mma", "fma"] = gene("tensor cores (16-bit types, rows in multiples of eight), or CUDA cores")
+    LOAD: Literal["registers", "cp_async", "tma"] = gene(
+        "K and V are loaded into registers one tile ahead (registers), or into a ring in shared memory, by each "
+        "lane for itself (cp_async) or by the tensor copy engine, one tile at a time (tma, sm_90)",
+        only={"tma": SINCE_HOPPER},
+    )
+    BLOCK_M: int = gene(
+        "query rows per block: queries times the heads that share a K/V head", (1, 2, 4, 8, 16, 24, 32, 64)
+    )
+    BLOCK_N: int = gene("keys that the warps of a block take at a time", (16, 32, 64, 128, 256, 512, 1024))
+    WARPS: int = gene("warps that share these keys, each with an online softmax of its own", (1, 2, 4, 8, 16))
+    STAGES: int = gene("tiles of K and of V in flight per warp", (1, 2, 3, 4, 6, 8))
+    VECTOR_BYTES: int = gene("bytes per load of K, V and Q", (4, 8, 16))
+    DOT_LANES: int = gene("lanes that share a key (4 with mma)", (1, 2, 4, 8, 16, 32))
+    SPLITS: int = gene(
+        "blocks that split the keys of the same rows; fewer where there are few keys",
+        (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64),
+    )
+    MERGE: Literal["kernel", "last_block", "cluster"] = gene(
+        "the results of the splits are added up by a second kernel (kernel), by the block that finishes last "
+        "(last_block), or by the blocks of a cluster in their shared memory (cluster, sm_90)"
+    )
+    DEPENDENT_LAUNCH: Literal["none", "early", "late"] = gene(
+        "when the second kernel begins: after the first has ended (none); before that, once all blocks of the "
+        "first have begun (early) or have been through their keys (late); it then waits for their results",
+        only={"early": SINCE_HOPPER, "late": SINCE_HOPPER},
+    )
+    BLOCKS_PER_SM: int = gene("blocks that registers and shared memory leave room for on one SM", (1, 2, 3, 4, 6, 8))
 
 
 MAX_WARPS = 16

@@ -71,6 +71,7 @@ class ThreeKernel(Family):
     """The `Family` of `templates/three_kernel.cu.j2`."""
 
     name: ClassVar[str] = "three_kernel"
+    genes = ThreeKernelGenes
     summary: ClassVar[str] = "QKᵀ, softmax and PV in three launches, S and P in device memory; fp16 and bf16"
     devices: ClassVar[str] = "sm_80 and newer"
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
@@ -79,9 +80,6 @@ class ThreeKernel(Family):
     def may_win(self, problem: AttentionProblem) -> bool:
         """It has won no measured problem."""
         return False
-
-    def genes(self, config: KernelConfig) -> ThreeKernelGenes:
-        return ThreeKernelGenes.of(config)
 
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         if gpu.capability < (8, 0):
@@ -103,7 +101,7 @@ class ThreeKernel(Family):
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
     ) -> str | None:
         # Whatever `redundant` says: its scratch grows with the lengths, so that it is no kernel for other problems.
-        genes = self.genes(config)
+        genes = ThreeKernelGenes.of(config)
         return (
             why_wrong_shape(genes)
             or why_not_wgmma(genes, gpu)
@@ -115,14 +113,10 @@ class ThreeKernel(Family):
         )
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
-        genes = self.genes(config)
+        genes = ThreeKernelGenes.of(config)
         return {
-            "PRODUCT": genes.PRODUCT,
             "WGMMA_FUNCTIONS": _wgmma_functions(problem, genes),
-            "ELEMENT": problem.element.cuda,
             "SCORE": DTYPES[problem.dtype if has_tile_softmax(genes) else genes.S_TYPE].cuda,
-            "HEAD_DIM": problem.head_dim,
-            **problem.masking.constants(),
             "EXPONENTS_LATE": exponents_late(genes),
             "TILE_SOFTMAX": has_tile_softmax(genes),
             "MERGE_LATE": merges_late(genes),
@@ -134,7 +128,7 @@ class ThreeKernel(Family):
         }
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
-        genes = self.genes(config)
+        genes = ThreeKernelGenes.of(config)
         heads = problem.heads * problem.batch
         key_blocks = math.ceil(problem.seqlen_k / (genes.BLOCK_N * genes.TILES_A_BLOCK))
         scores_grid = (key_blocks, math.ceil(problem.seqlen_q / genes.BLOCK_M), heads)
@@ -200,7 +194,7 @@ class ThreeKernel(Family):
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
         """S, P unless it replaces S, and two floats per row, maximum and sum; with tiles those of every tile of a row
         too, with tiles_late these alone."""
-        genes = self.genes(config)
+        genes = ThreeKernelGenes.of(config)
         scores = query_rows(problem) * score_stride(problem)
         own = {"p": scores * ELEMENT_BYTES} if genes.P_PLACE == "own" else {}
         tiles = {"tiles": 8 * query_rows(problem) * _references(problem, genes)} if has_tile_softmax(genes) else {}
@@ -208,7 +202,7 @@ class ThreeKernel(Family):
         return {"s": scores * DTYPES[genes.S_TYPE].bytes, **own, **tiles, **rows}
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
-        return launch_work(problem, self.genes(config), registers)
+        return launch_work(problem, ThreeKernelGenes.of(config), registers)
 
 
 def why_too_big(problem: AttentionProblem, genes: ThreeKernelGenes, gpu: GpuSpec) -> str | None:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from evoattn.families.genes import Genes
+from evoattn.families.genes import SINCE_HOPPER, Genes, gene
 from evoattn.families.residency import WARP, register_cap
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ELEMENT_BYTES, ROW_BYTES
 from evoattn.families.work import LaunchWork, Step, row_steps, tensor_bytes, up_to
@@ -14,30 +14,44 @@ from evoattn.model.dtype import DTYPES
 from evoattn.model.problem import AttentionProblem
 
 
-@dataclass(frozen=True)
 class ThreeKernelGenes(Genes):
-    """One config of `search_spaces/three_kernel.yaml`, which says what each gene means."""
+    """The parameters of three_kernel."""
 
-    PRODUCT: Literal["mma", "wgmma"]
-    BLOCK_M: int
-    BLOCK_N: int
-    BLOCK_K: int
-    WARPS_M: int
-    WARPS_N: int
-    TILES_A_BLOCK: int
-    S_TYPE: Literal["fp16", "bf16", "fp32"]
-    SOFTMAX: Literal["rewrite", "statistics", "tiles", "tiles_late"]
-    P_PLACE: Literal["in_place", "own"]
-    THREADS_PER_ROW: int
-    ROWS_PER_BLOCK: int
-    VECTOR_WIDTH: int
-    KEPT_VECTORS: int
-    PV_BLOCK_M: int
-    PV_BLOCK_K: int
-    PV_WARPS: int
-    PV_STAGES: int
-    HEAD_ORDER: Literal["forward", "zigzag"]
-    DEPENDENT_LAUNCH: Literal["none", "early", "late"]
+    PRODUCT: Literal["mma", "wgmma"] = gene(
+        "instructions of both products: mma.sync, or Hopper's wgmma with tensor copies", only={"wgmma": ("sm_90a",)}
+    )
+    BLOCK_M: int = gene("queries per tile of S", (32, 64, 128, 256))
+    BLOCK_N: int = gene("keys per tile of S", (32, 64, 128, 256))
+    BLOCK_K: int = gene("head_dim columns of Q and K per step of the first product", (32, 64, 128))
+    WARPS_M: int = gene("warps that share the queries of a tile of S", (1, 2, 4, 8, 16))
+    WARPS_N: int = gene("warps that share its keys", (1, 2, 4))
+    TILES_A_BLOCK: int = gene(
+        "tiles of S per block, made one after another while the next K is copied (wgmma)", (1, 2, 4, 8)
+    )
+    S_TYPE: Literal["fp16", "bf16", "fp32"] = gene("type of S in memory")
+    SOFTMAX: Literal["rewrite", "statistics", "tiles", "tiles_late"] = gene(
+        "rewrite: the softmax kernel replaces S by P; statistics: it finds only the maximum and sum of each row, "
+        "and P V takes the exponentials; tiles: Q Kᵀ takes them relative to the row maxima of each tile, which "
+        "the softmax kernel merges; tiles_late: P V merges them itself, in two launches"
+    )
+    P_PLACE: Literal["in_place", "own"] = gene("P replaces S in its buffer, or has a buffer of its own")
+    THREADS_PER_ROW: int = gene("threads of the softmax that share a row", (1, 8, 16, 32, 64, 128, 256))
+    ROWS_PER_BLOCK: int = gene("rows per block of the softmax", (1, 2, 4, 8, 16, 32, 128))
+    VECTOR_WIDTH: int = gene("scores per load of the softmax", (4, 8))
+    KEPT_VECTORS: int = gene("loads that each softmax thread keeps in registers; longer rows are read twice", (1, 2, 4))
+    PV_BLOCK_M: int = gene("queries per tile of P V", (16, 32, 64, 128))
+    PV_BLOCK_K: int = gene("keys per step of P V", (32, 64, 128))
+    PV_WARPS: int = gene("warps that share the queries of a tile of P V", (1, 2, 4, 8))
+    PV_STAGES: int = gene("steps of P and V in shared memory", (2, 3, 4))
+    HEAD_ORDER: Literal["forward", "zigzag"] = gene(
+        "each kernel takes the heads in the same order (forward), or in the reverse of the kernel before "
+        "(zigzag), so that what was written last is read first"
+    )
+    DEPENDENT_LAUNCH: Literal["none", "early", "late"] = gene(
+        "when the softmax and P V begin: after the launch before has ended (none); before that, once all its "
+        "blocks have begun (early) or have read their inputs (late); they then wait for its results",
+        only={"early": SINCE_HOPPER, "late": SINCE_HOPPER},
+    )
 
 
 SCORES_REGISTERS = 40

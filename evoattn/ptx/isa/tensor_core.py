@@ -21,7 +21,9 @@ from evoattn.ptx.program.threads import WARP, ActiveThreads
 from evoattn.ptx.races.access import READ, WRITE
 from evoattn.ptx.state.context import Context
 
-_B32, _F32 = parse_type("b32"), parse_type("f32")
+_B32, _F32, _S32 = parse_type("b32"), parse_type("f32"), parse_type("s32")
+BYTES = VALUES | {"s8": np.arange(256).astype(np.uint8).view(np.int8).astype(np.float32)}
+"""float32 of each code of 8 bits."""
 _MATRIX = r"\.sync\.aligned\.m8n8\.(?P<count>x1|x2|x4)(?P<trans>\.trans)?\.shared(?:::cta)?\.b16"
 
 
@@ -98,8 +100,8 @@ def _unpack(bits: Lanes, kind: str, out: Lanes) -> None:
     """Registers `[n, threads]` uint32 → `[n, threads, 2]` float32 (`[n, threads]` for tf32, 4 of 8 bits)."""
     if kind == "f16":
         FP16_VALUES.take(bits.view(np.uint16).reshape(out.shape), out=out, mode="clip")
-    elif kind in VALUES:
-        VALUES[kind].take(bits.view(np.uint8).reshape(out.shape), out=out, mode="clip")
+    elif kind in BYTES:
+        BYTES[kind].take(bits.view(np.uint8).reshape(out.shape), out=out, mode="clip")
     elif kind == "bf16":
         raw = out.view(np.uint32)
         np.left_shift(bits, np.uint32(16), raw[..., 0])
@@ -119,7 +121,7 @@ class Fragments:
     def __init__(self, context: Context, depth: int, kind: str) -> None:
         warps = context.threads.warp_count
         self.kind = kind
-        elements = 1 if kind == "tf32" else 4 if kind in VALUES else 2
+        elements = 1 if kind == "tf32" else 4 if kind in BYTES else 2
         chunk = 4 * elements
         self.a_registers, self.b_registers = 2 * (depth // chunk), depth // chunk
         self.a_bits = np.zeros((self.a_registers, context.count), np.uint32)
@@ -206,5 +208,26 @@ def multiply_matrices(context: Context, ins: Instruction, fields: Fields) -> Act
             mask = active.mask.reshape(shape)
             for product, addend, target in totals:
                 np.copyto(target, product + addend, where=mask)
+
+    return run
+
+
+@instruction("mma", r"\.sync\.aligned\.m16n8k32\.row\.col\.s32\.(?P<type>s8)\.s8\.s32", kind="tensor", pure=False)
+def multiply_whole_numbers(context: Context, ins: Instruction, fields: Fields) -> Action:
+    """D = A·B + C with 16 rows and 8 columns, exactly: 32 products are below 2^24, as float32 has them."""
+    fragments = context.cached(("mma", 32, fields["type"]), lambda: Fragments(context, 32, fields["type"]))
+    targets = [context.destination(o, _S32) for o in vector_parts(ins.operands[0])]
+    a, b = ([context.source(o, _B32) for o in vector_parts(operand)] for operand in ins.operands[1:3])
+    c = [context.source(o, _S32) for o in vector_parts(ins.operands[3])]
+    shape = (context.threads.warp_count, 8, 4)
+
+    def run(active: ActiveThreads) -> None:
+        context.require_whole_warps(active, ins)
+        fragments.load_a(a)
+        fragments.load_b(b)
+        np.matmul(fragments.a, fragments.b, fragments.product)
+        made = [p.astype(np.int32) + (s.reshape(shape) if s.ndim else s) for p, s in zip(fragments.products, c)]
+        for target, total in zip(targets, made):
+            assign(target, np.ascontiguousarray(total).reshape(-1), active)
 
     return run

@@ -3,8 +3,6 @@
 // read column by column.
 #include "device/key_list/blocks.cuh"
 #include "device/ptx/warp.cuh"
-#define BLOCK_STATES_PARAMETERS KEY_LIST_PARAMETERS, uint8_t *block_states, int list_row_blocks
-#define BLOCK_STATES_ARGUMENTS KeyList{KEY_LIST_ARGUMENTS}, block_states, list_row_blocks
 
 struct BlockStates {
   static constexpr bool LISTED = true;

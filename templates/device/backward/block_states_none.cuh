@@ -1,7 +1,5 @@
 // block_states_none.cuh: no block list: a key is seen by the queries that the mask shows.
 #include "device/ptx/element.cuh"
-#define BLOCK_STATES_PARAMETERS
-#define BLOCK_STATES_ARGUMENTS
 // What `block_states_blocks.cuh` says, never asked.
 struct BlockStates {
   static constexpr bool LISTED = false;

@@ -12,15 +12,14 @@ template <class Tiles, int ROWS, int STAGES, int STAGE_BYTES = Tiles::bytes(ROWS
   // The tile from `row` on into place `at`, once all consumers are done with what was there.
   __device__ __forceinline__ void load(const RingPosition<STAGES>& at, int row, int head, int batch) const {
     mbarrier_wait(empty_smem + 8 * at.stage, at.parity ^ 1);
-    Tiles::template load<ROWS>(tiles_smem + at.stage * STAGE_BYTES, map, full_smem + 8 * at.stage, row, head,
-                               batch);
+    Tiles::template load<ROWS>(tiles_smem + at.stage * STAGE_BYTES, map, full_smem + 8 * at.stage, row, head, batch);
   }
   // The same of a sequence that is packed, or of which only some keys are in use.
   __device__ __forceinline__ void load_sliding(const RingPosition<STAGES>& at, int row, int length, int end,
                                                int head) const {
     mbarrier_wait(empty_smem + 8 * at.stage, at.parity ^ 1);
-    Tiles::template load_sliding<ROWS>(tiles_smem + at.stage * STAGE_BYTES, map, full_smem + 8 * at.stage, row,
-                                       length, end, head);
+    Tiles::template load_sliding<ROWS>(tiles_smem + at.stage * STAGE_BYTES, map, full_smem + 8 * at.stage, row, length,
+                                       end, head);
   }
   // The same of a sequence in pages, from key `key` on: boxes of as many rows as divide the tile and a page. PARTS
   // threads issue them in turn, each of which arrives at "full".

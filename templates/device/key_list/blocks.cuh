@@ -5,14 +5,6 @@
 #include "device/ptx/element.cuh"
 #include "device/ptx/grid_dependency.cuh"
 #include "device/ptx/warp.cuh"
-#define KEY_LIST_PARAMETERS                                                                                     \
-  , const int *__restrict__ kv_num_blocks, const int *__restrict__ kv_indices,                                  \
-      const int *__restrict__ full_kv_num_blocks, const int *__restrict__ full_kv_indices, int list_block_rows, \
-      int list_block_keys, int list_key_blocks, int64_t list_batch_stride, int64_t list_head_stride,            \
-      uint32_t *list_bits, int64_t bits_batch_stride, int64_t bits_head_stride, int bits_row_words
-#define KEY_LIST_ARGUMENTS                                                                                           \
-  kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices, list_block_rows, list_block_keys, list_key_blocks, \
-      list_batch_stride, list_head_stride, list_bits, bits_batch_stride, bits_head_stride, bits_row_words
 
 // What lies in memory. Lists are rows of `key_blocks` numbers of blocks, of which the first count.
 struct KeyList {

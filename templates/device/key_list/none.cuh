@@ -1,6 +1,4 @@
 // none.cuh: no block list; tiles of keys follow one another from the first to the last that the mask shows.
-#define KEY_LIST_PARAMETERS
-#define KEY_LIST_ARGUMENTS
 #define PACK_MASK_KERNEL(TERMS, BY_KEYS)
 struct KeyList {
   static constexpr bool LISTED = false;

@@ -5,6 +5,7 @@
 #include "device/ptx/max_nan.cuh"
 #include "device/ptx/warp.cuh"
 #include "device/softmax/log_sum.cuh"
+#include "device/softmax/exp2_coarse.cuh"
 #include "device/softmax/exp2_polynomial.cuh"
 
 template <bool VALUE> struct Flag {
@@ -30,6 +31,7 @@ struct WholeRange {
   static constexpr float HIGHEST = 32768.f, LIMIT = 0.f;
   static constexpr bool SUMMED_BY_PRODUCT = false;
   static constexpr bool MAX_OF_BITS = false;  // maxima of a tile are of integers, where that is right
+  static constexpr int COARSE = 0;
 };
 
 // Rows g and g + 8 of a lane.
@@ -56,6 +58,11 @@ template <bool KEEP_NAN> __device__ __forceinline__ bool exceeds(float a, float 
 template <bool KEEP_NAN> __device__ __forceinline__ float finite_or_nan(float x) {
   if constexpr (KEEP_NAN) return fmaf(x, 0.f, x);
   return x;
+}
+
+// EIGHTHS of every eight exponentials.
+template <int EIGHTHS> constexpr __device__ __forceinline__ bool on_fma_units(int i) {
+  return i * EIGHTHS % 8 + EIGHTHS > 7;
 }
 
 // By how much a shift rises if the greatest score is so far above it.
@@ -126,15 +133,16 @@ __device__ __forceinline__ void row_max(const float (&s)[FLOATS], float (&maximu
 // other rows: a row that has seen no key takes the first maximum, every other one is raised by the same operations in
 // the same order. Products are not to be fused with the sum behind them, as the compiler may in one case and not in
 // another: `__fmul_rn`.
-template <Rescale RESCALE, int LAZY_OCTAVES, bool FIRST, bool MASKED, bool KEEP_NAN, class Range, int FLOATS>
+template <Rescale RESCALE, int LAZY_OCTAVES, bool FIRST, bool MASKED, int EIGHTHS, class Range, int FLOATS>
 __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS], float scale, float (&factor)[2]) {
+  constexpr bool KEEP_NAN = EIGHTHS > 0;
   constexpr bool LAZY = RESCALE != Rescale::ALWAYS, TESTED = RESCALE == Rescale::LAZY && !FIRST && !MASKED;
   constexpr bool RISES = RESCALE == Rescale::LAZY && !FIRST;  // scores may reach a shift that was set before
   float subtracted[2] = {state.shift[0], state.shift[1]}, rise[2] = {0.f, 0.f};
   bool rescale = false;
   if constexpr (FIRST || MASKED || !LAZY) {  // shift = max(shift, max_j s_j · scale + room)
     float maximum[2];
-    row_max<KEEP_NAN, Range::MAX_OF_BITS && !MASKED && !KEEP_NAN>(s, maximum);
+    row_max<KEEP_NAN, Range::MAX_OF_BITS && !MASKED>(s, maximum);
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       const float old_shift = state.shift[row];
@@ -159,7 +167,9 @@ __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS]
   int all_negative = -1, greatest = 0;
 #pragma unroll
   for (int i = 0; i < FLOATS; ++i) {
-    s[i] = fmaf(s[i], scale, -subtracted[i / 2 % 2]);
+    if (Range::COARSE && on_fma_units<EIGHTHS>(i))
+      s[i] = CoarseExp2<Range::COARSE>::place(s[i], scale, subtracted[i / 2 % 2]);
+    else s[i] = fmaf(s[i], scale, -subtracted[i / 2 % 2]);
     if constexpr (TESTED && BY_SIGN) all_negative &= __float_as_int(s[i]);
   }
   if constexpr (TESTED && !BY_SIGN) {  // floats above 0 are ordered as integers, of which three at a time are compared
@@ -193,7 +203,8 @@ __device__ __forceinline__ void exponentiate(float (&s)[FLOATS], float (&sum)[2]
   float odd[2] = {0.f, 0.f};
 #pragma unroll
   for (int i = 0; i < FLOATS; ++i) {
-    s[i] = i * EIGHTHS % 8 + EIGHTHS > 7 ? exp2_polynomial(s[i]) : exp2_approx(s[i]);
+    if (!on_fma_units<EIGHTHS>(i)) s[i] = exp2_approx(s[i]);
+    else s[i] = Range::COARSE ? CoarseExp2<Range::COARSE>::at(s[i]) : exp2_polynomial(s[i]);
     if constexpr (!Range::SUMMED_BY_PRODUCT) (i % 2 ? odd : sum)[i / 2 % 2] += s[i];
   }
   if constexpr (!Range::SUMMED_BY_PRODUCT) sum[0] += odd[0], sum[1] += odd[1];
@@ -210,14 +221,14 @@ template <Rescale RESCALE, int LAZY_OCTAVES, int EIGHTHS, bool FIRST, bool MASKE
           typename ScoresAgain, int FLOATS>
 __device__ __forceinline__ bool softmax_tile(RowState& state, float (&s)[FLOATS], float scale, float (&factor)[2],
                                              ScoresAgain scores_again) {
-  bool rescale = shift_scores<RESCALE, LAZY_OCTAVES, FIRST, MASKED, (EIGHTHS > 0), Range>(state, s, scale, factor);
+  bool rescale = shift_scores<RESCALE, LAZY_OCTAVES, FIRST, MASKED, EIGHTHS, Range>(state, s, scale, factor);
   if constexpr (RESCALE == Rescale::LAZY_AFTER && !FIRST && !MASKED) {
     float sum[2] = {0.f, 0.f};
     exponentiate<EIGHTHS, Range>(s, sum);
     rescale = too_high<Range>(sum);
     if (rescale) {
       scores_again();
-      shift_scores<Rescale::ALWAYS, 0, false, false, (EIGHTHS > 0), Range>(state, s, scale, factor);
+      shift_scores<Rescale::ALWAYS, 0, false, false, EIGHTHS, Range>(state, s, scale, factor);
       sum[0] = sum[1] = 0.f;
       exponentiate<EIGHTHS, Range>(s, sum);
     }

@@ -10,8 +10,8 @@ import torch
 
 import evoattn
 from evoattn.backends.platform import CudaPlatform
+from evoattn.families.registry import load_space
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import load_space
 from evoattn.ops.runtime import Runtime, current
 from tests.ops.fake_device import WGMMA, Pick
 from tests.ops.gpu.gpu_problems import ON_A_GPU, flags, inputs, require_right

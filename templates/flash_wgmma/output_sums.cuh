@@ -1,0 +1,212 @@
+// output_sums.cuh: what a consumer warpgroup holds, and how O is summed up: by tensor cores, of their sums in fp32, and
+// of parts of the keys. Needs the constants of flash_wgmma.cu.j2.
+#include "device/ptx/named_barrier.cuh"
+#include "device/ptx/tma.cuh"
+#include "device/ptx/wgmma.cuh"
+#include "device/softmax/wgmma_softmax.cuh"
+#include "flash_wgmma/epilogue.cuh"
+
+// What a warpgroup holds in arrays. They lie apart from a consumer's numbers: the compiler takes an object to registers
+// as a whole, and one with an array only once the loops over it are unrolled, which costs registers.
+struct Fragments {
+  float s[BLOCK_N / 2];      // scores, then probabilities, of a tile
+  uint32_t p[KEY_STEPS][4];  // probabilities of a tile, rounded
+  float o[VALUE_DIM / 2];
+  float added[VALUE_SUMS][SUMS];  // TWO_LEVELS, not SUM_IN_SHARED or SUMMED_BY_PRODUCT: P V of the last tiles
+  float factor[2];                // by which the last softmax wants O rescaled
+  float o_factor[2];              // TWO_LEVELS: by which O without `sum` must be multiplied
+  float total[2];                 // SUMMED_BY_PRODUCT: sums of P without those in `sum`
+  RowState state;
+  float o_parts[VALUE_DIM / 2];                             // KEEPS, not PARTS_IN_SHARED: O of the parts that are over
+  RowState of_parts;                                        // KEEPS: their shifts and sums
+  HeadTerms<Element> head_terms[GROUP_ROWS ? 2 : 1];        // of this tile of rows, of the lane's rows g and g + 8
+  BiasPair<Element> bias[Terms::BIASED ? BLOCK_N / 4 : 1];  // of the next tile of keys
+  float inverse[2];                                         // of the sums of a tile of rows
+  SeenKeys<2, BLOCK_N> seen;                                // of a PARTIAL tile of keys, by the lane's rows g and g + 8
+};
+
+// What tensor cores add P V to.
+template <class F>
+__device__ __forceinline__ float (&accumulators(F& f))[SUMS] {  // written out: nvcc sees no body on the host
+  if constexpr (TWO_LEVELS && (!SUM_IN_SHARED || SUMMED_BY_PRODUCT)) return f.added[0];
+  else return f.o;
+}
+
+struct OutputSums : Epilogue {
+  float (&o)[VALUE_DIM / 2];
+  float (&sum)[SUMS];                // that tensor cores add P V to
+  float (&added)[VALUE_SUMS][SUMS];  // of parts of the columns of V: the first is `sum`
+  float (&factor)[2], (&o_factor)[2], (&total)[2];
+  float (&o_parts)[VALUE_DIM / 2];
+  RowState& of_parts;
+  int tiles_added;  // IN_TURNS: whose P V are in `sum`
+  bool flushed;     // O_IN_SHARED: some are in shared memory
+  bool fresh;       // IN_PARTS: O of this part is nothing yet
+
+  __device__ __forceinline__ OutputSums(Fragments& f, const TileScheduler& work, const Output& output)
+      : Epilogue(work, output, f.inverse),
+        o(f.o),
+        sum(accumulators(f)),
+        added(f.added),
+        factor(f.factor),
+        o_factor(f.o_factor),
+        total(f.total),
+        o_parts(f.o_parts),
+        of_parts(f.of_parts) {}
+
+  // Four numbers of this thread's part of O in shared memory.
+  __device__ __forceinline__ float4& kept(int i) {
+    return reinterpret_cast<float4*>(smem + Smem::SUMS + warpgroup * Smem::SUM_BYTES)[i * 128 + thread];
+  }
+  template <int FLOATS>
+  __device__ __forceinline__ float4 kept_and_added(int i, const float (&more)[FLOATS]) {  // of rows g, g, g + 8, g + 8
+    const float4 before = kept(i);
+    return make_float4(fmaf(before.x, o_factor[0], more[4 * i]), fmaf(before.y, o_factor[0], more[4 * i + 1]),
+                       fmaf(before.z, o_factor[1], more[4 * i + 2]), fmaf(before.w, o_factor[1], more[4 * i + 3]));
+  }
+  // SUMMED_BY_PRODUCT: the sums of P that tensor cores have added up to those before. Of a row's four lanes one has
+  // them.
+  __device__ __forceinline__ void add_total() {
+    if constexpr (SUMMED_BY_PRODUCT) {
+#pragma unroll
+      for (int row = 0; row < 2; ++row) total[row] = fmaf(total[row], o_factor[row], sum[VALUE_DIM / 2 + 2 * row]);
+    }
+  }
+  // What tensor cores add P V of a part of its columns to.
+  template <int PART = 0> __device__ __forceinline__ float (&sum_of())[SUMS] {
+    if constexpr (PART % VALUE_SUMS > 0) return added[PART % VALUE_SUMS];
+    else return sum;
+  }
+  // To O in registers, or a part of its columns.
+  template <int PART = 0> __device__ __forceinline__ void add_to_output() {
+    add_total();
+    constexpr int ADDED = VALUE_DIM / VALUE_PARTS / 2;
+    const float(&of_part)[SUMS] = sum_of<PART>();
+#pragma unroll
+    for (int i = 0; i < ADDED; ++i) o[PART * ADDED + i] = fmaf(o[PART * ADDED + i], o_factor[i / 2 % 2], of_part[i]);
+  }
+  // IN_TURNS: what tensor cores have added up, in fewer bits than fp32, to O.
+  __device__ __forceinline__ void flush() {
+    if constexpr (!SUM_IN_SHARED) {
+      add_to_output();
+      o_factor[0] = o_factor[1] = 1.f;
+      tiles_added = 0;
+      return;
+    }
+    add_total();
+    if (PERSISTENT && !flushed) {  // O of the tile of rows before has left this memory
+      if (STORE != Store::ROWS && thread == 0) tma_store_wait_read();
+      named_barrier_sync<128>(O_TILE + warpgroup);
+    }
+#pragma unroll
+    for (int i = 0; i < VALUE_DIM / 8; ++i)
+      kept(i) =
+          flushed ? kept_and_added(i, sum) : make_float4(sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]);
+    o_factor[0] = o_factor[1] = 1.f;
+    tiles_added = 0, flushed = true;
+  }
+  // TWO_LEVELS: P V of a tile is there.
+  __device__ __forceinline__ void add_up() {
+    if constexpr (IN_TURNS) {
+      if (++tiles_added == FLUSH_TILES) flush();
+    } else {
+      add_to_output<VALUE_PARTS - 1>();
+      if constexpr (RESCALE != Rescale::ALWAYS) o_factor[0] = o_factor[1] = 1.f;
+    }
+  }
+  __device__ __forceinline__ void rescale_output() {
+    if constexpr (IN_TURNS) {
+      if (tiles_added > 0) scale_rows(sum, factor);
+      pin_registers(sum);  // before the fence of the next product
+      o_factor[0] *= factor[0], o_factor[1] *= factor[1];
+    } else if constexpr (TWO_LEVELS) {
+      o_factor[0] = factor[0], o_factor[1] = factor[1];
+    } else {
+      scale_rows(o, factor);
+    }
+  }
+  // TWO_LEVELS: all P V of a tile of rows are in o, and the sums of P in `of`.
+  __device__ __forceinline__ void complete_output(RowState& of) {
+    if constexpr (IN_TURNS && !SUM_IN_SHARED) {
+      if (tiles_added > 0) flush();
+    } else if constexpr (SUM_IN_SHARED) {
+      const bool more = tiles_added > 0;
+      if (more) add_total();
+      if constexpr (SUMMED_BY_PRODUCT) {
+#pragma unroll
+        for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = sum[i];
+      }
+      if (flushed) {
+#pragma unroll
+        for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = more ? o[i] : 0.f;
+#pragma unroll
+        for (int i = 0; i < VALUE_DIM / 8; ++i) {
+          const float4 all = kept_and_added(i, o);
+          o[4 * i] = all.x, o[4 * i + 1] = all.y, o[4 * i + 2] = all.z, o[4 * i + 3] = all.w;
+        }
+      }
+      named_barrier_sync<128>(O_TILE + warpgroup);  // O in Element takes the place of all these sums
+    }
+    if constexpr (SUMMED_BY_PRODUCT) of.sum[0] = total[0], of.sum[1] = total[1];
+  }
+  __device__ __forceinline__ void clear_output() {
+#pragma unroll
+    for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = 0.f;
+    o_factor[0] = o_factor[1] = 1.f, total[0] = total[1] = 0.f;
+    tiles_added = 0, fresh = false;
+    if constexpr (!KEEPS) flushed = false;
+  }
+  // KEEPS: the parts that are over, which hold none yet.
+  __device__ __forceinline__ void clear_parts() {
+    if constexpr (KEEPS) {
+      if constexpr (!PARTS_IN_SHARED) {
+#pragma unroll
+        for (int i = 0; i < VALUE_DIM / 2; ++i) o_parts[i] = 0.f;
+      }
+      of_parts.clear();
+      flushed = false;
+    }
+  }
+  // KEEPS: O of a part, to those that are over.
+  __device__ __forceinline__ void keep_part(const RowState& of_part) {
+    if constexpr (!PARTS_IN_SHARED) {
+      Partial::add_in_turn(o, of_part, o_parts, of_parts);
+      return;
+    }
+    float low[2], own[2];
+    Partial::take_turn(of_part, of_parts, low, own);
+    if (PERSISTENT && !flushed) {  // O of the tile of rows before has left this memory
+      if (STORE != Store::ROWS && thread == 0) tma_store_wait_read();
+      named_barrier_sync<128>(O_TILE + warpgroup);
+    }
+#pragma unroll
+    for (int i = 0; i < VALUE_DIM / 8; ++i) {
+      const float4 before = flushed ? kept(i) : make_float4(0.f, 0.f, 0.f, 0.f);
+      kept(i) = Partial::turn(before, o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3], low, own);
+    }
+    flushed = true;
+  }
+  // KEEPS: O of the last part and of all others, and `of` of these rows.
+  __device__ __forceinline__ void add_parts(RowState& of) {
+    if constexpr (KEEPS) {
+      if constexpr (PARTS_IN_SHARED) {
+        float low[2], own[2];
+        Partial::take_turn(of, of_parts, low, own);
+        if (flushed) {
+#pragma unroll
+          for (int i = 0; i < VALUE_DIM / 8; ++i) {
+            const float4 all = Partial::turn(kept(i), o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3], low, own);
+            o[4 * i] = all.x, o[4 * i + 1] = all.y, o[4 * i + 2] = all.z, o[4 * i + 3] = all.w;
+          }
+          named_barrier_sync<128>(O_TILE + warpgroup);  // O in Element takes the place of all these sums
+        }
+      } else {
+        Partial::add_in_turn(o, of, o_parts, of_parts);
+#pragma unroll
+        for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = o_parts[i];
+      }
+      of = of_parts;
+      clear_parts();
+    }
+  }
+};
