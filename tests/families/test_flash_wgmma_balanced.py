@@ -233,7 +233,7 @@ PACKED = parse_shape(
 )
 SHARED = {"SCHEDULE": "balanced", "BLOCK_N": 64, "BLOCKS_PER_SM": 1, "STORE": "rows", "GROUP_ROWS": True}
 SEQUENCES = {
-    "pages": (7, {}, {}),
+    "pages": (13, {}, {}),
     "a window, begun ahead": (9, {"window": "99:0"}, {"Q_IN_REGISTERS": True, "RESCALE": "lazy_5"}),
     "two warpgroups, no pages": (6, {"page": 0}, TWO | {"RESCALE": "lazy_after"}),
     "all keys, heads of their own": (5, {"mask": "full", "page": 0, "kv_heads": 8}, {"GROUP_ROWS": False}),
@@ -257,7 +257,7 @@ def test_blocks_share_the_keys_of_packed_sequences(name):
 
 
 WRONG_SHARES = {
-    "a block without keys counts": ("pages", ("(rows_begin + ROWS_COST) / each", "rows_begin / each")),
+    "a block without keys counts": ("pages", ("(place + front) / each", "place / each")),
     "two results in one place": ("pages", ("(sharer == 0)) * WARPGROUPS", "0) * WARPGROUPS")),
     "the first to come adds up": ("pages", ("*last_smem == sharers - 1", "*last_smem == 0")),
     "O over a word that others read": (
