@@ -68,7 +68,7 @@ WRONG = {
     "one table for all sequences": ("32 heads, pages of 16", "given.table + tile.batch *", "given.table + 0 *"),
     "K is used before V is there": ("rotary columns apart", "APART ? 2 : 1)", "1)"),
     "O does not follow the shift": ("alone", "o[chunk][i] *= factor[column_of(i)];", "{}"),
-    "sequences of the next 32 lanes": ("keys in use", "row_begin += before_it;", "row_begin += before_it + 1;"),
+    "sequences of the next 32 lanes": ("keys in use", " begin += before_it;", " begin += before_it + 1;"),
 }
 
 
