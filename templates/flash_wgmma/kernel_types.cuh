@@ -17,6 +17,7 @@ static_assert(!SHARES_SEQUENCES || (STORE == Store::ROWS && !CAUSAL_SKIP && !Sca
               "blocks add up the columns of one another's rows");
 static_assert(!KeyList::LISTED || (KEY_SPLIT == 1 && !GROUP_ROWS && SCHEDULE != Schedule::BALANCED && !CAUSAL_SKIP),
               "a block takes all tiles of a list");
+constexpr bool LAST_FIRST = Mask::LAST_FIRST || KeyList::LISTED;  // the longest tiles of rows; most lists grow by rows
 constexpr bool IN_PARTS = PART_TILES > 0;
 // Tiles of keys by parts: the first two have PART_TILES each, the third twice as many, all others four times as many.
 struct KeyParts {

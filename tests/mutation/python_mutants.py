@@ -105,7 +105,7 @@ ROOMS = {
     ),
     "flex": Room(
         (
-            *(f"evoattn/ops/{name}.py" for name in ("flex", "block_masks")),
+            *(f"evoattn/ops/{name}.py" for name in ("flex", "block_masks", "hiding_scores")),
             *("evoattn/*/block_list.py", "evoattn/families/mask_blocks.py", "evoattn/integrations/listed_mask.py"),
         ),
         (
@@ -120,13 +120,13 @@ ROOMS = {
             *(f"evoattn/model/score_{name}.py" for name in ("cuda", "lines", "ranges")),
         ),
         (
-            *("tests/model/test_score.py", "tests/ops/test_flex_mods.py", "tests/ops/test_flex.py"),
-            *("tests/ops/test_flex_kernels.py", "tests/ops/test_compiled_flex.py"),
+            *("tests/model/test_facts_of_expressions.py", "tests/model/test_score.py", "tests/ops/test_flex_mods.py"),
+            *("tests/ops/test_flex.py", "tests/ops/test_flex_kernels.py", "tests/ops/test_compiled_flex.py"),
         ),
     ),
     "mask_blocks": Room(
         ("templates/device/mask_blocks.cuh", "templates/device/score_range.cuh", "evoattn/model/score_ranges.py"),
-        ("tests/ops/test_created_masks.py", "tests/model/test_score.py"),
+        ("tests/model/test_facts_of_expressions.py", "tests/ops/test_created_masks.py", "tests/model/test_score.py"),
     ),
     "backward": Room(
         (
