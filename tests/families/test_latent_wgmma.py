@@ -1,9 +1,10 @@
 """Cases of latent_wgmma, places that matter and what refuses it; `test_latent.py` and `test_tables.py` run them."""
 
-from evoattn.families.registry import load_space
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.named_problems import lookup
 from tests.families.latent import H100, NARROW
 
+FAMILY = FAMILIES["latent_wgmma"]
 BASE = dict(BLOCK_M=64, BLOCK_N=32, STAGES=2, RESCALE="always", SPLITS=1)
 
 
