@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from evoattn.families.base import ZEROED_SUFFIX, Family, softmax_scale_log2
 from evoattn.families.block_list import block_list_constants, list_given, why_not_listed
+from evoattn.families.flash_wgmma.aims import AIMS
 from evoattn.families.flash_wgmma.resources import (
     HEADS_IN_TURN,
     O_CHUNK_PLACES,
@@ -83,6 +84,7 @@ class FlashWgmma(Family):
 
     name: ClassVar[str] = "flash_wgmma"
     genes = FlashWgmmaGenes
+    aims = AIMS
     summary: ClassVar[str] = "Hopper's wgmma, tensor copies and warp specialization; fp16 and bf16"
     devices: ClassVar[str] = ARCH
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
