@@ -26,23 +26,14 @@ from evoattn.ops.arguments import (
     VARLEN,
     aligned_mask_of,
     cap_of,
+    is_apart,
     mask_of,
     number,
     require_flags,
     scale_of,
     window_of,
 )
-from evoattn.ops.call import (
-    ANSWERS,
-    BESIDE,
-    FLOATS,
-    NO_TENSOR,
-    Call,
-    is_apart,
-    require_out,
-    terms_of,
-    with_tables,
-)
+from evoattn.ops.call import ANSWERS, BESIDE, FLOATS, NO_TENSOR, Call, require_out, terms_of, with_tables
 
 CAUSAL_BIAS = "torch.nn.attention.bias", "CausalBias"
 """The class of torch's causal masks by its names: an import takes two seconds, and a compiler that looks for it in

@@ -28,9 +28,10 @@ from evoattn.ops.arguments import (
     TERMS,
     autocast,
     has_autocast,
+    is_apart,
     without_autocast,
 )
-from evoattn.ops.call import FLOATS, Answer, Call, is_apart
+from evoattn.ops.call import FLOATS, Answer, Call
 from evoattn.ops.given import dequantised, is_eight_bits
 
 SCORES_PER_CHUNK = 1 << 26
