@@ -23,7 +23,7 @@ def kept_hash(kind: type[Kind]) -> type[Kind]:
     def state(self: Any) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != KEPT}
 
-    kind.__hash__, kind.__getstate__ = kept, state  # type: ignore[method-assign, assignment]
+    kind.__hash__, kind.__getstate__ = kept, state  # type: ignore[method-assign]
     return kind
 
 

@@ -117,8 +117,8 @@ def fit_families(
 ) -> Fitted:
     """Trees of these families alone, by the weights of `base`, the fit that ships unless given, which keeps all else;
     `judged` by fits that leave problems out. Raises `WrongUse` where the files have no times of them."""
-    every, base = launched_as_today(read(paths)), base or load()
-    rows = [row for family in families for row in thinned((row for row in every if row.family == family), each)]
+    base = base or load()
+    rows = [row for row in thinned(launched_as_today(read(paths)), each) if row.family in families]
     if missing := sorted(set(families) - {row.family for row in rows}):
         raise WrongUse(f"The files have no times of {missing[0]}.")
     table = make_table(rows, "both", jobs)
