@@ -70,7 +70,6 @@ class AttentionProblem:
     `mask` names follow `torch.nn.attention.bias`: with `causal_upper_left` query i sees keys j <= i (SDPA's
     `is_causal=True`); with `causal_lower_right` keys j <= i + seqlen_k - seqlen_q (flash-attention, decoding).
     A query that sees no key has the output 0.
-
     `layout` is the order of the dimensions in memory: `bhsd` is contiguous, `bshd` `[batch, seqlen, heads, head_dim]`.
 
     `lse` asks for a second output, the natural logarithm of the sum of exponentials of each query's masked and scaled
