@@ -13,8 +13,7 @@
 template <bool BY_PRODUCT> struct E4m3Range {
   static constexpr int TOP = 8;
   static constexpr float HIGHEST = 448.f, LIMIT = 8.8f;  // 2^8.8 is 446
-  static constexpr bool SUMMED_BY_PRODUCT = BY_PRODUCT, MAX_OF_BITS = true;
-  static constexpr int COARSE = 1;
+  static constexpr bool SUMMED_BY_PRODUCT = BY_PRODUCT, MAX_OF_BITS = true, COARSE = true;
 };
 
 // BY_PRODUCT: V has eight more columns, the first of which is ones, so that P V has the sums of P.
