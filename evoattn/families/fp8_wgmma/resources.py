@@ -200,6 +200,8 @@ def launch_work(problem: AttentionProblem, genes: Fp8WgmmaGenes, registers: int)
         "sum columns": genes.sum_columns,
         "turned": problem.turned,
         "value parts": genes.VALUE_PARTS,
+        "value sums": genes.VALUE_SUMS,
+        "parts beside": genes.PARTS_BESIDE,
     }
     return (
         replace(
