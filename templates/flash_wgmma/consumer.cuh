@@ -203,14 +203,14 @@ private:
   // After a softmax beside it.
   __device__ __forceinline__ void finish_beside() { finish_pv<PARTS_BESIDE ? VALUE_PARTS : 1>(); }
   __device__ __forceinline__ void start_qk() {
-    if constexpr (Scales::BY_BLOCK)
-      running.load(scales, work.tile.batch, work.kv_head(work.tile), key_tile * BLOCK_N, work.seqlen_k);
     mbarrier_wait(barrier(Smem::K_FULL, ring.stage), ring.parity);
     multiply_qk(ring.stage);
   }
   // Waits for S while a newer product, if any, is under way, and returns what its softmax does.
   template <bool FIRST, bool MASKED, bool NEWER> __device__ __forceinline__ bool finish_qk() {
     // Beside the product.
+    if constexpr (Scales::BY_BLOCK)
+      running.template load<FIRST>(scales, key_tile * BLOCK_N, (key_tile - 1) * BLOCK_N, work.seqlen_k);
     if constexpr (KeyList::LISTED && (FIRST || MASKED || Terms::ANY)) look_up<FIRST || MASKED>();
     if constexpr (Terms::BIASED) load_bias(bias, work.terms, row_terms(0), row_terms(8));
     wgmma_wait<NEWER>();  // S is there
@@ -255,8 +255,8 @@ private:
         head_terms[i] = work.terms.head(work.tile.batch, work.rows.head(work.tile, lane_row(work.tile) + 8 * i));
     }
     if constexpr (Scales::BY_BLOCK) {
-      running.begin_rows(scales, work.tile.batch, work.tile.head, first_row(work.tile), work.seqlen_q,
-                         Terms::CAPPED ? cap_scale : softmax_scale_log2);
+      running.begin_rows(scales, work.tile.batch, work.tile.head, work.kv_head(work.tile), first_row(work.tile),
+                         work.seqlen_q, Terms::CAPPED ? cap_scale : softmax_scale_log2);
     } else if constexpr (Scales::GIVEN) {
       const float scale = scales.of_scores(work.tile.batch, work.kv_head(work.tile));
       score_scale = softmax_scale_log2 * scale;

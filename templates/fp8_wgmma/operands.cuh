@@ -83,8 +83,12 @@ struct HeadScales {
   __device__ __forceinline__ float of(int batch, int head) const {
     return __ldg(scales + batch * batch_stride + head * head_stride);
   }
-  __device__ __forceinline__ float of_block(int batch, int head, int block) const {
-    return load_constant(scales + batch * batch_stride + head * head_stride + block * block_stride);
+  // BY_BLOCK: where a head's begin, and one of them. There are fewer than 2^31.
+  __device__ __forceinline__ int of_head(int batch, int head) const {
+    return batch * int(batch_stride) + head * int(head_stride);
+  }
+  __device__ __forceinline__ float of_block(int first, int block) const {
+    return load_constant(scales + (first + block * int(block_stride)));
   }
 };
 // Q's too are of K/V heads, but BY_BLOCK.
