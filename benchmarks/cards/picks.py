@@ -1,9 +1,9 @@
 """Are picks on cards that nobody measured as good as the best known-good config, by the cost model?
 
 For problems as people have them, on each card, the score of the pick over the least score of all configs that are known
-to be good for the card's families: the starting configs of their search spaces, and kernels of shipped portfolios that
-the card can run. With `--compile` NVRTC compiles each different pick for the card. Scores are no times: this says that
-the choice does what the cost model can, and nothing of the model itself.
+to be good for the card's families that may win: the starting configs of their search spaces, and kernels of shipped
+portfolios that the card can run. With `--compile` NVRTC compiles each different pick for the card. Scores are no times:
+this says that the choice does what the cost model can, and nothing of the model itself.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class Judged:
 
 def known_good(problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
     """Configs that are known to be good and that can serve the problem on the card."""
-    able = [family for family in registry.FAMILIES.values() if not family.why_unsupported(problem, gpu)]
-    found = [c for family in able for c in load_space(family.name, gpu).starting_configs()]
+    able = registry.contenders(problem, gpu)
+    found = [c for name in able for c in load_space(name, gpu).starting_configs()]
     for path in DATA.glob("*.json"):
         listed = load(path.stem)
-        found += [c for c in listed.kernels if c.family in {f.name for f in able}] if listed else []
+        found += [c for c in listed.kernels if c.family in able] if listed else []
     return [c for c in found if not registry.lookup(c.family).why_impossible(problem, c, gpu)]
 
 

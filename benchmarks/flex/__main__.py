@@ -1,7 +1,8 @@
 """FlexAttention's language: `evoattn.flex_attention` beside torch's, compiled by Triton, in one run.
 
-    python -m benchmarks.flex [--gym] [--drawn N] [--seed S] [--only WORD] [--json FILE] [--tune SECONDS] [--flash]
-                              [--cudnn] [--processes N] [--seconds S]
+    python -m benchmarks.flex [--gym] [--drawn N] [--seed S] [--only WORD] [--part I/N] [--json FILE]
+                              [--tune SECONDS] [--flash] [--cudnn] [--peers NAME,…] [--processes N] [--seconds S]
+    python -m benchmarks.flex --of FILE [FILE …]
 
 The problems are attention-gym's own lists (`--gym`), and `--drawn` of (function x shape). All sides of a problem are
 captured in CUDA graphs and replayed by turns, each time with a cold L2, so that they meet the same clocks: medians. All
@@ -9,8 +10,12 @@ are compared with torch's formula in float32, of the first batch and head. `firs
 process, with what it compiles; `again` that of a call of new functions and a new mask of the same kind. `--tune`
 searches each problem for so long and times what it found, too. `--flash` also asks for torch's backend of
 FlashAttention 4, where it is installed, `--cudnn` for SDPA by cuDNN with a mask tensor, of masks alone and 4,096
-keys at most. `--processes` shares the problems, as compilers take most of the time; each
-times alone, and begins no problem after `--seconds`.
+keys at most, `--peers` for peers of `evoattn bench`, such as fa4, of what is a causal mask, a window, a soft cap or
+nothing. `--processes` shares the problems, as compilers take most of the time; each
+times alone, and begins no problem after `--seconds`. `--part` takes one of so many shares of the list, for several
+GPUs, and `--of` prints the table of the files that they wrote.
+
+Peers are compiled as `torch.compile` does by itself: a second length of a function makes its code serve all lengths.
 """
 
 from __future__ import annotations
@@ -21,10 +26,10 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -35,7 +40,11 @@ import evoattn
 from benchmarks.flex.mods import Shape, Written
 from benchmarks.flex.problems import EVERY, Problem, drawn, listed
 from benchmarks.flex.processes import alone, run_all, shares
+from evoattn.model.problem import AttentionProblem
 from evoattn.ops import block_masks, flex
+from evoattn.ops.call import Call as OpCall
+from evoattn.peers.labels import FLASH_ATTENTION
+from evoattn.peers.table import PEERS
 
 ROUNDS, WARM = 25, 3
 FLUSH_BYTES = 1 << 28
@@ -125,6 +134,27 @@ def with_tensor(q: Tensor, k: Tensor, v: Tensor, written: Written, shape: Shape)
     return call
 
 
+def problem_of(q: Tensor, k: Tensor, v: Tensor, written: Written, mask: BlockMask | None) -> AttentionProblem | None:
+    """What peers that know variants by their names are asked for; None where no such name says it."""
+    made = flex.calls(OpCall(q, k, v, enable_gqa=True, strict=True), written.score_mod, mask)
+    call = None if isinstance(made, str) else made[0]()
+    if call is None or call.score is not None or call.blocks or any(term is not None for term in call.terms):
+        return None
+    problem = call.problem(q.stride())
+    return None if isinstance(problem, str) else problem.as_searched
+
+
+_compiled: dict[tuple[Any, ...], Any] = {}
+
+
+def compiled_for(problem: Problem, backend: str) -> Any:
+    """Torch's function for its compiler, one for all lengths of a function; what is of others is forgotten."""
+    if not any(key[:-1] == problem.compiled_as for key in _compiled):
+        torch.compiler.reset()
+        _compiled.clear()
+    return _compiled.setdefault((*problem.compiled_as, backend), torch.compile(flex.TORCH))
+
+
 def measured(problem: Problem, words: argparse.Namespace) -> Row:
     """All that is asked of a problem."""
     lock: Path | None = words.lock
@@ -152,12 +182,11 @@ def measured(problem: Problem, words: argparse.Namespace) -> Row:
     new: dict[str, Any] = dict(score_mod=again.score_mod, block_mask=mask_of(again, shape), enable_gqa=True)
     row.again_s = taken(lambda: evoattn.flex_attention(q, k, v, **new))
     sides: dict[str, Call] = {"evoattn": ours}
-    torch.compiler.reset()
     backends: dict[str, dict[str, Any] | None] = {"triton": None} | (
         {"flash": {"BACKEND": "FLASH"}} if words.flash else {}
     )
     for name, options in backends.items():
-        compiled = torch.compile(flex.TORCH, dynamic=False)
+        compiled = compiled_for(problem, name)
 
         def theirs(compiled: Any = compiled, options: Any = options) -> Tensor:
             found: Tensor = compiled(q, k, v, **asked, kernel_options=options)
@@ -174,6 +203,15 @@ def measured(problem: Problem, words: argparse.Namespace) -> Row:
             sides["cudnn"] = masked
         except Exception as error:
             row.failed["cudnn"] = str(error).strip().splitlines()[0][:150]
+    named = problem_of(q, k, v, written, mask) if words.peers else None
+    for name in words.peers.split(",") if named is not None else ():
+        try:
+            assert named is not None
+            sides[name] = their = cast(Call, PEERS[name].make(named, {"q": q, "k": k, "v": v}))
+            their()
+        except Exception as error:
+            sides.pop(name, None)
+            row.failed[name] = (str(error).strip().splitlines() or [type(error).__name__])[0][:150]
     with alone(lock):
         if problem.queries * problem.keys <= MOST_SCORES:
             exact = reference((q, k, v), written, mask)
@@ -202,13 +240,14 @@ def table(rows: Sequence[Row]) -> str:
         errors = [f"{row.error[name]:.1e}" if name in row.error else "-" for name in ("evoattn", "triton")]
         ours = ("runs:" in row.kernel or " races " in row.kernel) and "torch runs" not in row.kernel
         served = row.kernel.split(" ", 1)[0] if ours else "torch"
-        more = "".join(f" {name} {us:.1f}" for name, us in row.us.items() if name in ("flash", "cudnn", "tuned"))
+        more = "".join(f" {name} {us:.1f}" for name, us in row.us.items() if name not in ("evoattn", "triton"))
         failed = "".join(f" {name}: {why}" for name, why in row.failed.items())
         lines.append(
             f"| {row.problem.describe()} | {us:.1f} | {theirs:.1f} | {ratio:.2f} | {errors[0]} ({errors[1]}) | "
             f"{row.first_s:.2f} | {row.again_s:.3f} | {served}{more}{failed} |"
         )
     peers = {"Triton": ["triton"], "FLASH": ["flash"], "cuDNN": ["cudnn"]}
+    peers |= {label: [name] for name, label in FLASH_ATTENTION.items() if any(name in row.us for row in rows)}
     peers["the fastest that ran"] = [one for some in peers.values() for one in some]
     for name, others in peers.items():
         ratios = [
@@ -249,6 +288,12 @@ def rows_of(problems: Sequence[Problem], words: argparse.Namespace) -> list[Row]
     return rows
 
 
+def read(files: Iterable[Path]) -> list[Row]:
+    """What files of `--json` hold."""
+    rows = [row for file in files for row in json.loads(file.read_text("utf-8"))]
+    return [Row(Problem(**row.pop("problem")), **row) for row in rows]
+
+
 def main() -> None:
     """Measure, print, and with `--json` write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -256,21 +301,27 @@ def main() -> None:
     parser.add_argument("--drawn", type=int, default=0, metavar="N")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="problems whose line has this word")
+    parser.add_argument("--part", default="1/1", metavar="I/N", help="one of so many shares of the list")
+    parser.add_argument("--of", type=Path, nargs="+", default=[], metavar="FILE", help="what earlier runs wrote")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--tune", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("--flash", action="store_true")
     parser.add_argument("--cudnn", action="store_true")
+    parser.add_argument("--peers", default="", metavar="NAME,…", help="peers that know variants by their names")
     parser.add_argument("--processes", type=int, default=1, metavar="N")
     parser.add_argument("--seconds", type=float, default=math.inf, metavar="S")
     parser.add_argument("--share", help=argparse.SUPPRESS)
     parser.add_argument("--lock", type=Path, help=argparse.SUPPRESS)
     words = parser.parse_args()
     problems = [*(listed() if words.gym else []), *drawn(words.drawn, words.seed)]
+    part, parts = map(int, words.part.split("/"))
+    problems = [problems[place] for place in sorted(shares(problems, parts)[part - 1])]
     problems = [one for one in problems if words.only in one.describe()]
+    if words.of:
+        print(table(read(words.of)))
+        return
     if words.processes > 1 and not words.share:
-        rows = []
-        for part in run_all("benchmarks.flex", sys.argv[1:], words.processes, words.seconds):
-            rows += [Row(Problem(**row.pop("problem")), **row) for row in json.loads(part.read_text("utf-8"))]
+        rows = read(run_all("benchmarks.flex", sys.argv[1:], words.processes, words.seconds))
         rows.sort(key=lambda row: problems.index(row.problem))
         if words.json:
             words.json.write_text(json.dumps([asdict(row) for row in rows], indent=1), encoding="utf-8")

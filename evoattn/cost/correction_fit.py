@@ -1,6 +1,6 @@
 """The fit of a card's correction: trees for what the cost model leaves over within each problem, then for each kernel
 the mean of what they leave over. Whether these choose better than the model without them is judged on problems left
-out, the trees family by family; where not, nothing is corrected.
+out, family by family; where not, nothing is corrected.
 """
 
 from __future__ import annotations
@@ -125,15 +125,19 @@ def fit(rows: Sequence[Timed], jobs: int | None = None, size: Mapping[str, float
         tried[mine] = logs[mine]
         if (lost := table.lost(tried)).sum() < after.sum():
             chosen, after, kept[family] = tried, lost, row_of(whole[family])
-    tried, kernels = chosen.copy(), dict[str, dict[str, float]]()
+    left = np.zeros(len(logs))
     for fold in range(FOLDS):
         inside = table.problem % FOLDS == fold
-        tried += np.where(inside, table.means(chosen, ~inside)[table.kernel], 0.0)
-    if (lost := table.lost(tried)).sum() < after.sum():
-        means = table.means(chosen, np.ones(len(chosen), np.bool_)).tolist()
-        for (kind, name), mean in zip(table.kernels, means, strict=True):
-            kernels.setdefault(kind, {})[name] = round(mean, DIGITS)
-        after = lost
+        left += np.where(inside, table.means(chosen, ~inside)[table.kernel], 0.0)
+    means, kernels = table.means(chosen, np.ones(len(chosen), np.bool_)), dict[str, dict[str, float]]()
+    for mine, *_ in table.families.values():
+        tried = chosen.copy()
+        tried[mine] += left[mine]
+        if (lost := table.lost(tried)).sum() < after.sum():
+            chosen, after = tried, lost
+            for place in np.unique(table.kernel[mine]):
+                kind, name = table.kernels[place]
+                kernels.setdefault(kind, {})[name] = round(float(means[place]), DIGITS)
     return Correction(kept, _by_kind(kinds_of, before, after), kernels)
 
 

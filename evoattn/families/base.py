@@ -144,17 +144,20 @@ class Family(ABC):
 
     @abstractmethod
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
-        """What the template names beside genes that it takes as they are (`all_constants`).
+        """What the template names beside what it takes as it is (`all_constants`).
 
         Depends on head_dim, dtype, mask, `lse` and on which `variants` there are alone of the problem, and on the
         architecture alone of the GPU: the number of SMs changes launches, never a source.
         """
 
     def all_constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
-        """Everything that the template may see: the genes that it names, and `constants`, which may say otherwise."""
+        """Everything that the template may see: of what every kernel is told and of the genes what it names, and
+        `constants`, which may say otherwise."""
         names = _names_in(self.templates, f"{self.name}.cu.j2")
-        genes = {name: value for name, value in vars(self.genes.of(config)).items() if name in names}
-        return genes | self.constants(problem, config, gpu)
+        dims = {"HEAD_DIM": problem.head_dim, "VALUE_DIM": problem.head_dim_v}
+        told = {"ELEMENT": problem.element.cuda, "WRITE_LSE": problem.lse, **dims, **problem.masking.constants()}
+        told |= vars(self.genes.of(config))
+        return {name: value for name, value in told.items() if name in names} | self.constants(problem, config, gpu)
 
     def why_outdated(self, config: KernelConfig, source: str) -> str | None:
         """One sentence if a recorded source of this config is of an older version whose kernels today's `launches` do

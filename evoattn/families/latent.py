@@ -65,13 +65,8 @@ class Latent(Family):
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         return {
-            "ELEMENT": problem.element.cuda,
-            "HEAD_DIM": problem.head_dim,
-            "VALUE_DIM": problem.head_dim_v,
-            **problem.masking.constants(),
             **variant_constants(problem),
             **printed(VARIANT=variant_given(problem)),
-            "WRITE_LSE": problem.lse,
             "MERGE_SMEM_BYTES": self.merge_smem_bytes(problem),
             "MERGE_THREADS": self.merge_threads,
         }

@@ -36,9 +36,11 @@ def pack_launches(problem: AttentionProblem) -> tuple[KernelLaunch, ...]:
 
 
 def _grid(problem: AttentionProblem, bits: Packed) -> tuple[int, int, int]:
-    rows, keys = parse_blocks(problem.blocks).blocks(problem.band)
+    """Warps for all pieces of a row of blocks that has most of them; lists of another mask may have more, which the
+    same warps take in turn."""
     answers, mask = bits.batches * bits.heads, parse_blocks(problem.blocks)
-    shares = math.ceil(keys * math.ceil(mask.rows / WARP) * math.ceil(mask.keys / WARP) / (THREADS // WARP))
+    rows, most = mask.blocks(problem.band)[0], blocks_of_rows(*problem.block_mask)[1]
+    shares = math.ceil(most * math.ceil(mask.rows / WARP) * math.ceil(mask.keys / WARP) / (THREADS // WARP))
     return rows, max(1, min(shares, MOST_BLOCKS // (rows * answers))), answers
 
 

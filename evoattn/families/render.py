@@ -47,11 +47,17 @@ def _environment(templates: Path) -> Environment:
 
 
 def _declared(family: Family, names: list[str], constants: dict[str, Any]) -> str:
-    """`{{ genes("NAME …") }}`: constants of these genes, each with the meaning that its declaration says."""
+    """`{{ genes("NAME …") }}`: constants of these genes, each with the meaning that its declaration says. A word is a
+    value of an `enum class`: `shared` of Q_PLACE is `QPlace::SHARED`."""
     lines = []
     for name in names:
         value, meaning = constants[name], family.genes.declared[name].meaning
-        line = f"constexpr {'bool' if isinstance(value, bool) else 'int'} {name} = {_cpp_literal(value)};"
+        if isinstance(value, str):
+            kind = name.title().replace("_", "")
+            value = f"{kind}::{value.upper()}"
+        else:
+            kind = "bool" if isinstance(value, bool) else "int"
+        line = f"constexpr {kind} {name} = {_cpp_literal(value)};"
         beside = f"{line}  // {meaning}"
         lines += [beside] if len(beside) <= LINE else [*(f"// {part}" for part in wrap(meaning, LINE - 3)), line]
     return "\n".join(lines)

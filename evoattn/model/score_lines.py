@@ -3,15 +3,17 @@ causal mask, a window, a soft cap, slopes, a bias. Kernels of these are faster."
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT, FULL
-from evoattn.model.score import Apply, Load, Name, Number, Tree, depends_on
+from evoattn.model.score import SCORE, Apply, Load, Name, Number, Tree, depends_on
 
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 Bounds = tuple[int | None, int | None]
 """(lowest, highest) key - query that is seen; None for no bound."""
 _MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
+_NEGATED = {"<": ">=", "<=": ">", ">": "<=", ">=": "<"}
 
 
 def is_shift(tree: Tree) -> bool:
@@ -67,6 +69,24 @@ def softcap_of(tree: Tree) -> float:
         ):
             return float(cap) if cap == by and cap > 0 else 0.0
     return 0.0
+
+
+def hiding_of(tree: Tree) -> tuple[Tree, Tree] | None:
+    """(condition, score) of an expression that is this score where a condition of the indices holds, else -inf; None
+    where it says something else."""
+    match tree:
+        case Apply("where", (shown, score, Number(hidden))) if hidden == -math.inf:
+            pass
+        case Apply("where", (hides, Number(hidden), score)) if hidden == -math.inf:
+            shown = Apply("~", (hides,))
+        case Apply("+", (score, Apply("where", (shown, Number(0), Number(hidden))))) if hidden == -math.inf:
+            pass
+        case _:
+            return None
+    if depends_on(shown, SCORE) or not depends_on(score, SCORE):
+        return None
+    inner = hiding_of(score)
+    return (shown, score) if inner is None else (Apply("&", (shown, inner[0])), inner[1])
 
 
 class Bias(NamedTuple):
@@ -143,6 +163,8 @@ def band_of(tree: Tree) -> Bounds | None:
                 low = one[0] if low is None else low if one[0] is None else max(low, one[0])
                 high = one[1] if high is None else high if one[1] is None else min(high, one[1])
             return low, high
+        case Apply("~", (Apply(sign, of),)) if sign in _NEGATED:
+            return band_of(Apply(_NEGATED[sign], of))
         case Apply("<" | "<=" as sign, (Apply("abs", (of,)), Number(int(width)))):
             width -= sign == "<"
             inner = linear(of)

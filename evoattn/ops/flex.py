@@ -28,9 +28,9 @@ from evoattn.families.mask_blocks import MaskShape
 from evoattn.model import forks
 from evoattn.model.blocks import Blocks
 from evoattn.model.mask import Band
-from evoattn.model.score import SCORE, Name, parse_predicate, parse_score
-from evoattn.model.score_lines import Bias, Bounds, Slopes, added_of, band_of, masking_of, softcap_of
-from evoattn.ops import block_masks, mods
+from evoattn.model.score import SCORE, Name, parse_predicate, parse_score, text_of
+from evoattn.model.score_lines import Bias, Bounds, Slopes, added_of, band_of, hiding_of, masking_of, softcap_of
+from evoattn.ops import block_masks, hiding_scores, mods
 from evoattn.ops.added import with_added
 from evoattn.ops.arguments import WATCHED, Score, is_ordinary
 from evoattn.ops.attention import attend
@@ -59,10 +59,14 @@ class Said:
     """Of a score that adds this and does no more."""
     bounds: Bounds | None
     """Of a predicate that is a band and no more."""
+    apart: Said | None = None
+    """Of a score that hides keys, without a mask: the same with a predicate in place of its -inf."""
 
     @property
     def is_named(self) -> bool:
         """Whether kernels know it all by names, with numbers that are arguments of launches."""
+        if self.apart is not None:
+            return self.apart.is_named
         return self.bounds is not None and (self.softcap > 0 or not self.traced.score)
 
 
@@ -112,10 +116,7 @@ def _traced(both: Mods, key: Hashable | None, captured: list[Tensor]) -> Said | 
     before, found = len(captured), None
     try:
         traced = mods.trace(*both, captured)
-        types = Score.of_texts("", "", traced.tables(captured)).tables
-        score = parse_score(traced.score, types, True).tree if traced.score else Name(SCORE)
-        bounds = band_of(parse_predicate(traced.predicate, types, True).tree) if traced.predicate else (None, None)
-        found = Said(traced, softcap_of(score), added_of(score), bounds)
+        found = _said_of(traced, Score.of_texts("", "", traced.tables(captured)).tables)
     except mods.Untraceable as error:
         reason = str(error)
     except Exception as error:  # the functions' own, which torch raises where it runs them
@@ -127,6 +128,18 @@ def _traced(both: Mods, key: Hashable | None, captured: list[Tensor]) -> Said | 
                     kept.clear()
             _known[key] = found or reason
     return found or reason
+
+
+def _said_of(traced: mods.Traced, tables: str) -> Said:
+    """What expressions say, of tables that are described so."""
+    score = parse_score(traced.score, tables, True).tree if traced.score else Name(SCORE)
+    bounds = band_of(parse_predicate(traced.predicate, tables, True).tree) if traced.predicate else (None, None)
+    found = Said(traced, softcap_of(score), added_of(score), bounds)
+    if traced.predicate or (hiding := hiding_of(score)) is None:
+        return found
+    shown, score = hiding
+    text = "" if score == Name(SCORE) else text_of(score)
+    return replace(found, apart=_said_of(replace(traced, score=text, predicate=text_of(shown)), tables))
 
 
 def calls(
@@ -158,6 +171,19 @@ def calls(
     if is_new and query.is_cuda and torch.cuda.is_current_stream_capturing():
         return NEW_IN_GRAPH
     tables = said.traced.tables(captured)
+    hiding: list[Callable[[], Call]] = []
+    if block_mask is None and (apart := said.apart) is not None:
+        if (masking := _masking(apart, rows, keys)) is not None:
+            hiding = _all_ways(replace(call, mask=masking[1], window=masking[2]), apart, tables, None)
+        elif (made := hiding_scores.mask_of(call, apart.traced.predicate, tables, score_mod)) is not None:
+            hiding = _all_ways(call, apart, tables, made)[:1]
+    return hiding + _all_ways(call, said, tables, block_mask)
+
+
+def _all_ways(
+    call: Call, said: Said, tables: dict[str, Tensor], block_mask: BlockMask | None
+) -> list[Callable[[], Call]]:
+    """As `calls`; a mask is known, or no graph is being captured."""
     if not said.softcap:
         return _ways(call, said, said.traced.score, tables, block_mask)
     made = _ways(replace(call, softcap=said.softcap), said, "", tables, block_mask)
@@ -177,7 +203,7 @@ def _masking(said: Said, rows: int, keys: int) -> tuple[Band, str, tuple[int, in
 def _ways(
     call: Call, said: Said, score: str, tables: dict[str, Tensor], block_mask: BlockMask | None
 ) -> list[Callable[[], Call]]:
-    """As `calls`, with this expression of scores; a mask is known, or no graph is being captured."""
+    """As `_all_ways`, with this expression of scores."""
     predicate, rows, keys = said.traced.predicate, call.query.shape[2], call.key.shape[2]
 
     named_by = functools.partial(with_added, added=said.added if score else None, tables=tables)

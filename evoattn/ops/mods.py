@@ -310,6 +310,7 @@ RULES: dict[str, Callable[..., Tree]] = {
     "aten::logical_xor": lambda x, y: _other(_flag(x), _flag(y)),
     "aten::logical_not": _not,
     "aten::where": _where,
+    "aten::masked_fill": lambda x, hidden, value: _where(hidden, value, x),
     "aten::maximum": _named("max"),
     "aten::minimum": _named("min"),
     "aten::clamp": _clamp,

@@ -32,6 +32,8 @@ BY_FORMULA = ("score", "blocks", "softcap", "sink", "alibi")
 """Variants of which PyTorch has the gradients by a formula alone, which holds scores in memory: of a soft cap it
 took 12 times Triton's time (reports/performance.md, 2026-11-26, evening: FlexAttention's language again). They and
 `deterministic` beside them make no kind of the backward pass."""
+REFUSED_BY_SDPA = ("softcap", "sink")
+"""Of the forward pass: a kernel need not be timed beside a formula."""
 
 
 def is_by_formula(problem: AttentionProblem) -> bool:
@@ -40,16 +42,16 @@ def is_by_formula(problem: AttentionProblem) -> bool:
     return not set(of).isdisjoint(problem.variants)
 
 
-def kind_of(problem: AttentionProblem) -> str:
+def kind_of(problem: AttentionProblem, without: tuple[str, ...] = ()) -> str:
     """What must have been timed before a kernel may run unasked: bits, an operation that is not the forward pass,
     head_dim, V's if it has one of its own, and the variants, e.g. `16 d64`, `16 backward d192 dv128 varlen`.
 
     fp16 and bf16 share their kernels: the same instructions at the same rates. Masks share them as well, and
     expressions of scores and block lists, in whose place PyTorch would hold all scores in memory; of the backward pass
-    all of `BY_FORMULA`."""
+    all of `BY_FORMULA`. `without`: variants that are left out."""
     dims = f"d{problem.head_dim}" + (f" dv{problem.value_dim}" if problem.value_dim else "")
     backward, by_formula = problem.op == BACKWARD.name, is_by_formula(problem)
-    untimed = UNTIMED + BY_FORMULA * backward
+    untimed = UNTIMED + BY_FORMULA * backward + without
     variants = (name for name in problem.variants if name not in untimed)
     if problem.scales != PER_TOKEN:  # a scale of a head is that of a tensor with other strides
         variants = (name for name in variants if name != "scales")
@@ -94,11 +96,16 @@ class KernelList:
     kinds: Mapping[str, tuple[int, ...]]
     """By kind of problems (`kind_of`): those that were fast there."""
 
+    def kind_of(self, problem: AttentionProblem) -> str:
+        """The kind that was timed for a problem: its own, or if none was that without what SDPA refuses."""
+        own = kind_of(problem)
+        return own if own in self.kinds or problem.op != "forward" else kind_of(problem, REFUSED_BY_SDPA)
+
     def of(self, problem: AttentionProblem) -> tuple[list[KernelConfig], list[KernelConfig]]:
         """The kernels that were fast on the problem's kind, and all that may serve it, these first. On 40 problems of
         plain attention that nothing was made from picks take 1.021 times the best known with the general kernels and
         1.036 without; on 42 with variants 1.082 and 1.073."""
-        timed = self.kinds.get(kind_of(problem), ())
+        timed = self.kinds.get(self.kind_of(problem), ())
         others = self.general if not timed or not problem.variants or is_by_formula(problem) else ()
         return [self.kernels[i] for i in timed], [self.kernels[i] for i in dict.fromkeys((*timed, *others))]
 

@@ -24,13 +24,17 @@ from evoattn.model.sequences import PACKED_PARTS, power_below, rounded_up
 from evoattn.model.space import KernelConfig, SearchSpace
 from evoattn.portfolio import calibrations
 from evoattn.portfolio.climb import MOST_KEPT, ClimbCache, Costs, climbed, neighbours
-from evoattn.portfolio.kernels import Genes, KernelList, kind_of, load
+from evoattn.portfolio.kernels import Genes, KernelList, load
 
 MOST_CHANGED = 60
 """Changes of known-good configs that are looked at where no such config can serve a problem; each is scored in some
 0.15 ms."""
 SPLITS, NUMBERS = "SPLITS", (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Blocks that share the keys of the same rows."""
+ANY_VALUE = ("KEY_SPLIT",)
+"""Genes that may have any value on cards that were not measured. As an A100, of 12 problems of few queries or tiles the
+cost model orders the numbers of blocks that share keys as the fastest kernels with each (reports/performance.md,
+2026-11-27, seventh session); known-good configs have 1 and 4."""
 MOST_RANKED = 24
 """Kernels where a search may begin."""
 IN_MEMORY = ClimbCache()
@@ -73,8 +77,8 @@ class Pick:
 def pick(problem: AttentionProblem, gpu: GpuSpec, climbs: ClimbCache | None = None) -> Pick | None:
     """The kernel for `problem` on `gpu`, or None where no family has one, or PyTorch's own attention was faster.
 
-    Picks on a card that was not measured, or for a kind of problem that was not (`kernels.kind_of`), are `estimated`.
-    `climbs`: what earlier picks came to, those of this process unless given.
+    Picks on a card that was not measured, or for a kind of problem that was not (`KernelList.kind_of`), are
+    `estimated`. `climbs`: what earlier picks came to, those of this process unless given.
     """
     found = lasting_pick(problem, gpu, climbs)
     if found and registry.lookup(found.family).why_impossible(problem, found.config, gpu):
@@ -123,10 +127,8 @@ def _begun(listed: KernelList | None) -> str:
 def _pick(config: KernelConfig, why: str, problem: AttentionProblem, gpu: GpuSpec, listed: KernelList | None) -> Pick:
     if listed is None or gpu.name not in listed.cards:
         return Pick(config.family, config, f"{why}; nothing was timed on {gpu.name}", True, None)
-    if kind_of(problem) not in listed.kinds:
-        return Pick(
-            config.family, config, f"{why}; no problem of its kind, '{kind_of(problem)}', was timed", True, None
-        )
+    if (kind := listed.kind_of(problem)) not in listed.kinds:
+        return Pick(config.family, config, f"{why}; no problem of its kind, '{kind}', was timed", True, None)
     return Pick(config.family, config, why, False, listed.regret_of(problem))
 
 
@@ -135,7 +137,7 @@ def _begin(
 ) -> tuple[list[KernelConfig], Mapping[str, Genes], list[KernelConfig]]:
     """The kernels that climbs begin at, by family the values that genes may take, and what was fast on such problems
     and cards, whether it can run here or not: kernels and genes are those of the list, and where it was not made for
-    such a card or problem the known-good configs of all families, too."""
+    such a card or problem the known-good configs of all families that may win it, too."""
     if problem.batch_invariant:
         return *_by_recipe(problem, gpu, listed), []
     fast, every = listed.of(problem) if listed else ([], [])
@@ -146,14 +148,16 @@ def _begin(
     if listed and gpu.name in listed.cards:
         others = _of_lists(problem, gpu)
         timed = [*chain.from_iterable(split[: len(fast)]), *others]
-        if able and kind_of(problem) in listed.kinds:
+        if able and listed.kind_of(problem) in listed.kinds:
             return list({c.id: c for c in [*able, *others]}.values()), genes, timed
     serving = (f.name for f in registry.FAMILIES.values() if not f.why_unsupported(problem, gpu))
     spaces = {name: load_space(name, gpu) for name in serving}
-    genes |= {name: _known_genes(space, genes.get(name, {})) for name, space in spaces.items()}
+    any_value = () if listed and gpu.name in listed.cards else ANY_VALUE
+    genes |= {name: _known_genes(space, genes.get(name, {}), any_value) for name, space in spaces.items()}
     if listed and gpu.name not in listed.cards:
         able = _of_another_card([*able, *listed.kernels], spaces, problem, gpu)
     known = [c for space in spaces.values() for c in space.starting_configs() if _can_run(c, problem, gpu)]
+    known = [c for c in known if registry.lookup(c.family).may_win(problem)] or known
     found = {config.id: config for config in [*able, *known]} or {
         config.id: config
         for space in spaces.values()
@@ -232,14 +236,16 @@ def _split(config: KernelConfig, problem: AttentionProblem, gpu: GpuSpec) -> lis
     return [KernelConfig(config.family, config.params | {SPLITS: splits}) for splits in numbers]
 
 
-def _known_genes(space: SearchSpace, genes: Genes) -> Genes:
-    """The values of `genes` that the space has, and those that a known-good config has."""
+def _known_genes(space: SearchSpace, genes: Genes, any_value: Sequence[str] = ()) -> Genes:
+    """The values of `genes` that the space has, and those that a known-good config has; all of genes of `any_value`."""
     return {
         p.name: [
             value
             for value in dict.fromkeys([*genes.get(p.name, ()), *(row[p.name] for row in space.starting)])
             if value in p.values
         ]
+        if p.name not in any_value
+        else p.values
         for p in space.parameters
     }
 

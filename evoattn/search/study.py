@@ -163,7 +163,6 @@ class Search(Loop):
         self._recorder.flush(wait=True)
         chosen = finalists.choose(*self._kept)
         result = devices.referee.hold(Final(chosen), FINAL_SECONDS, self._refresh, self._take_peers, devices.for_final)
-        self._recorder.flush(wait=True)
         if self.sanitize:
             self.progress.stage = "compute-sanitizer"
             finalists.sanitize(self.problem, chosen, result.timings, self._refresh)

@@ -65,7 +65,7 @@ def measure(
     order: list[Contestant] = list(contestants)
     far = FAR_BEHIND * min((c.us for c in contestants), default=0.0)
     samples: dict[str, list[float]] = {c.name: [] for c in contestants}
-    watched = protocol.stage == "final" and clocks.read() is not None
+    watched = bool(contestants) and protocol.stage == "final" and clocks.read() is not None
     spare, repeated, done = int(MAX_REPEATED * wanted), 0, 0
     seen: list[float] = []
     readings: list[Reading] = []

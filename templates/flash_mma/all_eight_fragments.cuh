@@ -29,12 +29,17 @@ __device__ __forceinline__ void load_eight_bits(uint32_t (&q)[ROW_TILES][DIM_STE
       }
 }
 
-// What sums of products of Element are.
-template <typename Element> struct SumOf {
-  using type = float;
+template <> struct Mma<E4m3> {
+  using Sum = float;
+  static __device__ __forceinline__ void add(Sum (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    mma_m16n8k32(c, a, b0, b1);
+  }
 };
-template <> struct SumOf<Int8> {
-  using type = int;
+template <> struct Mma<Int8> {
+  using Sum = int;
+  static __device__ __forceinline__ void add(Sum (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    mma_m16n8k32(c, a, b0, b1);
+  }
 };
 
 // S = Q Kᵀ.
@@ -42,19 +47,8 @@ template <typename Element, typename Layout, int ROW_TILES, int KEY_TILES, int D
 __device__ __forceinline__ void multiply_qk_all_eight(float (&s)[ROW_TILES][KEY_TILES][4],
                                                       const uint32_t (&q)[ROW_TILES][DIM_STEPS][4],
                                                       uint32_t k_smem) {  // [8 KEY_TILES, head_dim], chunks_first
-  typename SumOf<Element>::type sums[ROW_TILES][KEY_TILES][4] = {};
-#pragma unroll
-  for (int d = 0; d < DIM_STEPS; ++d)
-#pragma unroll
-    for (int n = 0; n < KEY_TILES; n += 2) {
-      uint32_t k[4];  // elements 0-15, 16-31 of keys 0-7, then of keys 8-15
-      ldmatrix_x4(k, Layout::block_address(k_smem, n / 2, d));
-#pragma unroll
-      for (int m = 0; m < ROW_TILES; ++m) {
-        mma_m16n8k32(sums[m][n], q[m][d], k[0], k[1]);
-        mma_m16n8k32(sums[m][n + 1], q[m][d], k[2], k[3]);
-      }
-    }
+  typename Mma<Element>::Sum sums[ROW_TILES][KEY_TILES][4];
+  multiply_rows<Element, Layout, DIM_STEPS>(sums, KeptRows<ROW_TILES, DIM_STEPS>{q}, k_smem);
 #pragma unroll
   for (int m = 0; m < ROW_TILES; ++m)
 #pragma unroll

@@ -21,8 +21,11 @@
       else multiply_qk_eight<KvElement, KeyLayout>(s, q_frag, k_smem);
       key_scales.scale(s, unit);
     } else {
-      multiply_qk<Element, KeyLayout, Q_PLACE == QPlace::SHARED, ROW_TILES, KEY_TILES, DIM_STEPS>(
-          s, q_frag, q_smem, k_ring_smem + tile % K_STAGES * K_TILE_BYTES);
+      const uint32_t k_smem = k_ring_smem + tile % K_STAGES * K_TILE_BYTES;
+      const KeptRows<ROW_TILES, Q_STEPS_KEPT> kept{q_frag};
+      if constexpr (Q_PLACE == QPlace::SHARED)
+        multiply_rows<Element, KeyLayout, DIM_STEPS>(s, SharedRows<KeyLayout>{q_smem}, k_smem);
+      else multiply_rows<Element, KeyLayout, DIM_STEPS>(s, kept, k_smem);
     }
   };
   // s = s · scale - shift, masked where the tile crosses the diagonal or the last key.

@@ -289,10 +289,10 @@ private:
   __device__ __forceinline__ void rest_of_keys() {
     if constexpr (KeyList::LISTED) {
       const ListedTiles<BLOCK_N> listed = work.listed();
-      const bool fits = work.seqlen_k % BLOCK_N == 0;  // no tile has keys behind the last: lists need not be read
+      const bool is_any_cut = work.seqlen_k % BLOCK_N > 0 && listed.has_cut_block(work.seqlen_k, lane);
 #pragma unroll 1
       while (key_tile >= 0) {
-        const bool is_cut = !fits && listed.first_key_down(key_tile) + BLOCK_N > work.seqlen_k;
+        const bool is_cut = is_any_cut && listed.first_key_down(key_tile) + BLOCK_N > work.seqlen_k;
         const bool whole = !listed.may_hide<Mask>(work.terms, key_tile) && !is_cut;
         if (whole && !Terms::MAY_HIDE) step<false, false>();
         else step<false, true>();

@@ -15,6 +15,7 @@ static_assert(!VARLEN || !GROUP_ROWS || STORE == Store::ROWS, "rows past a seque
 static_assert(!SEQUSED || SCHEDULE != Schedule::BALANCED, "sequences of one length");
 static_assert(!KeyList::LISTED || (KEY_SPLIT == 1 && !GROUP_ROWS && SCHEDULE != Schedule::BALANCED && !CAUSAL_SKIP),
               "a block takes all tiles of a list");
+constexpr bool LAST_FIRST = Mask::LAST_FIRST || KeyList::LISTED;  // the longest tiles of rows; most lists grow by rows
 constexpr bool IN_PARTS = PART_TILES > 0;
 // Tiles of keys by parts: the first two have PART_TILES each, the third twice as many, all others four times as many.
 struct KeyParts {

@@ -49,7 +49,7 @@ struct TileScheduler : Block {
                PAGED ? terms.given.seqused : nullptr},
         list(list) {
     split = blockIdx.x % KEY_SPLIT;
-    tile = block_tile<HEADS_IN_TURN, Mask::LAST_FIRST, KEY_SPLIT>(row_blocks, rows.heads);  // of a block that takes one
+    tile = block_tile<HEADS_IN_TURN, LAST_FIRST, KEY_SPLIT>(row_blocks, rows.heads);  // of a block that takes one
   }
   // Most need not wait for a division.
   __device__ __forceinline__ int kv_head(const Tile& of) const {
@@ -164,7 +164,7 @@ struct TileFinder : Block {
   template <class End> __device__ __forceinline__ bool next(int round, bool tells, End end) {
     if constexpr (VARLEN && PERSISTENT) {
       for (; index < work.tiles; index = next_index(++turn)) {
-        work.tile = tile_at<HEADS_IN_TURN, Mask::LAST_FIRST>(index, work.row_blocks, work.rows.heads, work.batches);
+        work.tile = tile_at<HEADS_IN_TURN, LAST_FIRST>(index, work.row_blocks, work.rows.heads, work.batches);
         if (work.enter_slot(work.tile)) break;
       }
     }
@@ -181,7 +181,7 @@ struct TileFinder : Block {
     }
     if constexpr (PERSISTENT) {
       if constexpr (!VARLEN)
-        work.tile = tile_at<HEADS_IN_TURN, Mask::LAST_FIRST>(index, work.row_blocks, work.rows.heads, work.batch);
+        work.tile = tile_at<HEADS_IN_TURN, LAST_FIRST>(index, work.row_blocks, work.rows.heads, work.batch);
       tell(0, work.tile.row_block), tell(4, work.tile.head), tell(8, work.tile.batch);
       if (SCHEDULE == Schedule::BALANCED) work.range = share.range, tell(12, work.range.word);
       if constexpr (VARLEN) tell(16, work.sequence.first_query), tell(20, work.sequence.queries);
@@ -199,6 +199,6 @@ private:
   // Every tile makes one claim, so that the counter wraps to 0 with the launch's last.
   __device__ __forceinline__ int next_index(int turn) const {
     return SCHEDULE == Schedule::CLAIMED ? blocks_read_again() + int(atomicInc(counters_zeroed, work.tiles - 1))
-                                         : fixed_tile<Mask::ROWS_DIFFER>(turn);
+                                         : fixed_tile<LAST_FIRST>(turn);
   }
 };

@@ -1,14 +1,11 @@
   // scores.cuh, a part of the kernel's body: S = Q Kᵀ of a tile of keys; in a cluster each block's share is added up.
   float s[ROW_TILES][KEY_TILES][4];
-#pragma unroll
-  for (int m = 0; m < ROW_TILES; ++m)
-#pragma unroll
-    for (int n = 0; n < KEY_TILES; ++n) s[m][n][0] = s[m][n][1] = s[m][n][2] = s[m][n][3] = 0.f;
+  clear(s);
 #pragma unroll 1
   for (int step = 0; step < K_STEPS; ++step) {
     const uint32_t k_smem = next_chunk(),
                    q_smem = Q_STREAMED ? k_smem + K_CHUNK_BYTES : smem_address + Q_OFFSET + step * Q_CHUNK_BYTES;
-    add_qk<Element, QKLayout, DIM_CHUNK / 16>(s, q_smem + q_lane, k_smem + k_lane);
+    add_rows<Element, QKLayout, DIM_CHUNK / 16>(s, SharedRows<QKLayout>{q_smem + q_lane}, k_smem + k_lane);
   }
   if constexpr (IN_CLUSTER) {
     // A fragment every THREADS · 16 bytes.

@@ -146,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(values::THREADS) three_kernel_value
           }
         }
       }
-      accumulate_values<Element, LayoutV>(state, p, v_smem + stage, k);
+      add_product<Element, LayoutV, 1>(state.o, p, v_smem + stage, k);
     }
   }
   if constexpr (MERGE_LATE) {

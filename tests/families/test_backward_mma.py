@@ -238,3 +238,10 @@ def test_tiles_of_queries_of_a_block_of_keys(rest, mean, most, count):
 )
 def test_which_outputs_may_differ_from_run_to_run(asked, genes, names):
     assert FAMILY.unordered(problem(**asked), config(**genes)) == names
+
+
+def test_the_compiler_s_registers_are_the_most_of_launches_with_bounds_of_their_own():
+    blocks_of_keys, dq = FAMILY.work(
+        problem(head_dim=128), config(**PASS, BLOCK_N=128, WARPS=8, QUERY_WARPS=2, PART=16, PASS_WARPS=2), 255
+    )[1:]
+    assert (blocks_of_keys.threads, blocks_of_keys.registers, dq.registers) == (512, 128, 255)

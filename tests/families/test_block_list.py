@@ -140,8 +140,9 @@ WRONG = {
     "wgmma: PARTIAL taken for FULL": (WGMMA, ("whole = !listed.may_hide<Mask>(work.terms, key_tile) &&", "whole =")),
     "wgmma: keys past the last of FULL blocks": (
         WGMMA,
-        ("fits = work.seqlen_k % BLOCK_N == 0", "fits = true"),
+        ("is_any_cut = work.seqlen_k % BLOCK_N > 0 &&", "is_any_cut = false &&"),
     ),
+    "wgmma: a FULL block counts by its first key": (WGMMA, ("(full_blocks[i] + 1) *", "full_blocks[i] *")),
     "wgmma: an empty list shows the first keys": (WGMMA, ("listed.tiles == 0 ? 0 : work.seqlen_k", "work.seqlen_k")),
     "wgmma: a tile too few": (WGMMA, ("max(0, listed().tiles - 1)", "max(0, listed().tiles - 2)")),
     "wgmma: PARTIAL blocks first": (WGMMA, ("tiles - 1 - (tile - partial_tiles)", "tiles - 1 - tile")),

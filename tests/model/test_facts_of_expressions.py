@@ -5,10 +5,15 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
+import pytest
 import torch
 
+from benchmarks.flex.mods import MODS, Shape, Written
 from evoattn.model import score, score_cuda, score_lines, score_ranges
+from evoattn.ops import flex, mods
+from evoattn.ops.arguments import Score
 from tests.model.test_score import TABLES, values
+from tests.ops.test_flex_mods import OPERATIONS
 from tests.support.facts import answer, changed
 
 SCORES = [
@@ -26,16 +31,26 @@ SCORES = [
     ),
     *("s+", "s+table[h]", "s+gate[k,q]", "s+missing[h]", "s if q else k", "(q//3+k%5)*s", "s+gate[h]*(k-q-d)"),
     *("s+max(min(q-k,7),-7)*0.01", "s*2**-1", "where(k<=q+d,s,-inf)", "relu(s)", "sigmoid(s)", "s-1e9*(k>q)"),
+    *("where(q<k,-inf,s)", "s+where(k<=q,0,-inf)", "where(k<=q,where(q-k<4,s*2,-inf),-inf)", "where(k<=q,2,-inf)+s"),
 ]
 PREDICATES = [
     *("k<=q", "k<=q+d", "(q-k<99)&(k<=q)", "abs(q-k)<=5", "abs(k-q-d)<5", "doc[b,k]==doc[b,q]", "q+d>=k", "q-k<3"),
     *("(k<=q)|(k<4)", "((k//3+q//5)%7<3)|((q+h)%2==b)", "not_there", "k", "(k<=q)&(doc[b,k]==doc[b,q])", "k-q<=-2"),
-    *("(q-7<k)&(k<q+9)", "2*k<=q", "q<5", "k!=q", "~(k>q)", "(doc[b,q]!=doc[b,k])|(q-k<99)", "k<q+3&k>q-3"),
+    *(
+        "(q-7<k)&(k<q+9)",
+        "2*k<=q",
+        "q<5",
+        "k!=q",
+        "~(k>q)",
+        "(doc[b,q]!=doc[b,k])|(q-k<99)",
+        "k<q+3&k>q-3",
+        "-(k-q+3)<=5",
+    ),
 ]
 OF_TREE = {
     score: ("text_of", "cost", "loads_pairs"),
     score_cuda: ("in_cuda", "changed_in_cuda", "is_natural"),
-    score_lines: ("is_shift", "loads_apart", "linear", "softcap_of", "added_of", "band_of"),
+    score_lines: ("is_shift", "loads_apart", "linear", "softcap_of", "added_of", "band_of", "hiding_of"),
     score_ranges: ("lines_of",),
 }
 NAMES = ("s", "b", "h", "q", "k", "d")
@@ -64,11 +79,22 @@ def facts() -> Iterator[tuple[str, Any]]:
             used = "+".join(table for table in TABLES.split("+") if f"{table.partition(':')[0]}[" in text)
             parsed = answer(parse, text, used)
             yield text, parsed if isinstance(parsed, str) else [parsed, _of(parsed.tree)]
+    shape = Shape(2, 4, 77, 301)
+    written = {name: make(shape) for name, make in MODS.items()}
+    written |= {name: Written(lambda s, b, h, q, k, own=own: own(s, q, k)) for name, own in OPERATIONS.items()}
+    for name, one in written.items():
+        captured = list[torch.Tensor]()
+        traced = mods.trace(one.score_mod, one.mask_mod, captured)
+        tables = Score.of_texts("", "", traced.tables(captured)).tables
+        parsed = (score.parse_score, traced.score), (score.parse_predicate, traced.predicate)
+        trees = [_of(parse(text, tables, True).tree) for parse, text in parsed if text]
+        yield f"said by {name}", [flex._said_of(traced, tables), tables, *trees]
     places = product((None, -3, 0, 4), (None, 0, 4, 9), (5, 9), (9, 13))
     yield "masks", [answer(score_lines.masking_of, (low, high), q, k) for low, high, q, k in places]
     tables = TABLES, "t:fp32", "t:fp99:3", "t:fp32:0", "t:fp32:3+t:fp32:4", "s:fp32:3"
     yield "tables", [answer(score.parse_tables, text) for text in tables]
 
 
+@pytest.mark.slow
 def test_what_is_made_of_expressions_stays():
     assert not changed("expressions")

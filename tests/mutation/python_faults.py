@@ -31,8 +31,9 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
 }
 
 
-GUARD = "strict"
-"""A keyword of `zip` that guards against faults of the program itself: without it all else is as it was."""
+GUARDS = ("strict", "stacklevel", "daemon")
+"""Keywords of `zip`, of warnings and of threads: without them all else is as it was, but where the program itself has a
+fault, for the line that a warning names, and as the process ends."""
 SYMMETRIC = ("min", "max", "gcd")
 """Functions that do not tell their arguments apart."""
 KEYED = ("get", "pop", "setdefault", "add", "discard")
@@ -46,7 +47,7 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, Callable[[ast.AST], None]]]:
     yield from _of_names(node)
     if isinstance(node, ast.Call):
         for place, keyword in enumerate(node.keywords):
-            if keyword.arg and keyword.arg != GUARD:
+            if keyword.arg and keyword.arg not in GUARDS:
                 yield f"without {keyword.arg}=", lambda n, place=place: n.keywords.pop(place)
 
 
@@ -143,15 +144,18 @@ def _removable(node: ast.AST) -> bool:
 
 
 def _left_out(tree: ast.Module) -> set[int]:
-    """Ids of the nodes that are not mutated: in annotations, decorators, names of types and guards, and the numbers of
-    constants of a module, which are choices: a test of one would only say it again."""
+    """Ids of the nodes that are not mutated: in annotations, decorators, assertions, names of types and guards, and the
+    numbers of constants of a module and of defaults, which are choices: a test of one would only say it again."""
     skipped: set[int] = set()
     for node in ast.walk(tree):
+        defaults = [*node.defaults, *node.kw_defaults] if isinstance(node, ast.arguments) else []
+        skipped |= {id(one) for one in defaults if isinstance(one, ast.Constant) and _is_number(one.value)}
         parts = [
+            node if isinstance(node, ast.Assert) else None,
             getattr(node, "annotation", None),
             getattr(node, "returns", None),
             *getattr(node, "decorator_list", []),
-            *([node] if isinstance(node, ast.keyword) and node.arg == GUARD else []),
+            *([node] if isinstance(node, ast.keyword) and node.arg in GUARDS else []),
         ]
         skipped |= {id(inner) for part in parts if part is not None for inner in ast.walk(part)}
     for node in tree.body:

@@ -2,9 +2,11 @@
 the problem that a call is, the sentence that refuses it, and what keys of plans tell apart."""
 
 import functools
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,9 +15,10 @@ import evoattn
 from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig
 from evoattn.ops import arguments, attention_fp8, flex
 from evoattn.ops.call import Call
-from evoattn.ops.choice import Choice
+from evoattn.ops.choice import Choice, Refusal, choose
 from tests.support.facts import answer, changed
 
 PLAIN = AttentionProblem(1, 2, 2, 64, 64, 64, "fp16")
@@ -132,6 +135,25 @@ def _choices() -> Iterator[Choice]:
     yield replace(whole, problem=backward.with_(deterministic=True))
 
 
+def _chosen() -> Iterator[Any]:
+    """What runs where the pick may run, where nobody timed it, where it cannot serve, and where others can instead."""
+    call = Call(*_tensors(4, 4, 8, 24, 64, 64, torch.float16))
+    asked, l4 = call.problem(call.query.stride()), GPUS["l4"]
+    configs = load_space("flash_scalar", l4).starting_configs()[:2]
+    wrong = KernelConfig("flash_scalar", configs[0].params | {"BLOCK_M": 7})
+    picks: list[Any] = [
+        SimpleNamespace(family="flash_scalar", config=config, why="It was fast.", estimated=guessed)
+        for config in (*configs, wrong)
+        for guessed in (False, True)
+    ]
+    for first, some, estimated in itertools.product((*picks, None), (None, picks[::-1], picks[4:]), (True, False)):
+        others = None if some is None else lambda problem, gpu, some=some: some
+        found = choose(asked, l4, lambda problem, gpu, first=first: first, estimated, others)
+        yield (
+            found.reason if isinstance(found, Refusal) else [found.config.id, found.words, found.estimated, found.name]
+        )
+
+
 def facts() -> Iterator[tuple[str, Any]]:
     """See `tests.support.facts`."""
     table = [
@@ -145,6 +167,7 @@ def facts() -> Iterator[tuple[str, Any]]:
     yield "properties", [[answer(getattr, call, name) for name in said] for call in calls]
     yield "refusals", [[words, answer(_refused, words)] for words in REFUSED]
     yield "functions", _told_apart()
+    yield "chosen", [*_chosen()]
 
 
 def test_what_is_made_of_calls_stays():

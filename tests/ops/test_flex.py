@@ -14,7 +14,7 @@ import evoattn
 from evoattn.backends.cubins import SUFFIX, recipe_of
 from evoattn.model.mask import Band
 from evoattn.model.space import KernelConfig
-from evoattn.ops import arguments, block_masks, flex
+from evoattn.ops import arguments, block_masks, flex, hiding_scores
 from evoattn.ops.runtime import Runtime, current
 from evoattn.ops.torch_answer import by_formula
 from tests.ops.fake_device import FakeDevice, Pick, build, near, tensors, wgmma_pick
@@ -152,6 +152,43 @@ def test_slopes_without_a_size_need_a_causal_mask(device):
         assert call.mask == "causal_lower_right" and (call.term(arguments.SLOPES) is not None) == named
         out = evoattn.flex_attention(q, k, v, score_mod, mask)
         assert near(out, expected_of(q, k, v, score_mod, mask)[0])
+
+
+IDS = torch.arange(max(ROWS, KEYS)) // 37
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by_table", [False, True])
+def test_a_score_that_hides_keys_runs_as_a_mask(device, monkeypatch, by_table):
+    """Lists are made in each call, and counted once: captured tensors may change."""
+    ids, made = IDS.clone(), []
+
+    def score_mod(s, b, h, i, j):
+        shown = (ids[i] == ids[j]) & (i >= j) if by_table else i >= j
+        return torch.where(shown, 2 * s, -torch.inf)
+
+    def created(mask_mod, shape, where, predicate, given, bounds):
+        made.append(shape)
+        return create_block_mask(mask_mod, 1, 1, shape.seqlen_q, shape.seqlen_k, "cpu")
+
+    monkeypatch.setattr(hiding_scores, "LEAST_SCORES", 0)
+    monkeypatch.setattr(hiding_scores, "MOST_SHARE", 1.0)
+    monkeypatch.setattr(block_masks, "created", created)
+    q, k, v = tensors(1, 2, 2, ROWS, KEYS)
+    for step in range(2):
+        with evoattn.capture() as shapes:
+            out = evoattn.flex_attention(q, k, v, score_mod)
+        (asked,) = (entry.problem for entry in shapes.entries)
+        assert (asked.mask, bool(asked.blocks)) == ("full", True) if by_table else ("causal_upper_left", False)
+        assert near(out, expected_of(q, k, v, score_mod)[0]) and len(made) == (step + 1) * by_table
+        ids.copy_(IDS.flip(0))
+        monkeypatch.setattr(block_masks, "_counts", None)
+    monkeypatch.setattr(hiding_scores, "MOST_SHARE", 0.1)
+    hiding_scores._known.clear()
+    monkeypatch.setattr(block_masks, "_counts", lambda *_: "1/0/1")
+    with evoattn.capture() as shapes:
+        evoattn.flex_attention(q, k, v, score_mod)
+    assert not shapes.entries[0].problem.blocks
 
 
 def test_a_mask_of_ours_that_is_a_band_is_not_looked_at(device):

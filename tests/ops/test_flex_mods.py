@@ -9,7 +9,7 @@ from torch.nn.attention.flex_attention import _identity, noop_mask
 
 from benchmarks.flex.mods import MODS, Shape
 from evoattn.model.paths import ROOT
-from evoattn.model.score import evaluate, parse_score
+from evoattn.model.score import LARGEST_FLOAT, evaluate, parse_score
 from evoattn.ops import block_masks, flex, mods
 from evoattn.ops.arguments import BIAS, SLOPES
 from evoattn.ops.call import Call
@@ -27,7 +27,7 @@ def by_torch(call, score_mod, mask):
     return out, lse2 * torch.log(torch.tensor(2.0, dtype=torch.float64))
 
 
-F = torch.nn.functional
+F, PAIR = torch.nn.functional, torch.ones(2)
 OPERATIONS = {
     "numbers": lambda s, q, k: torch.rsub(s, 3.0, alpha=2) + torch.add(s, q, alpha=2) - torch.sub(k, s, alpha=0.5) - 0,
     "remainders": lambda s, q, k: s % 0.7 + (q - 2 * k) % 5 + torch.remainder(-s, 1.3) + torch.remainder(q + 1, k + 2),
@@ -82,6 +82,7 @@ OPERATIONS = {
         + 4 * ((q > 1) & (k < 5))
         + 8 * ((q < 2) | (k >= 6))
         + torch.where(~(q > k), s, 1.0)
+        + s.masked_fill(q > 3, 2.0)
         + ((q > 1) == (k > 2))
         + 2 * ((q > 1) != (k > 2))
     ),
@@ -113,11 +114,26 @@ def test_operations_give_what_torch_gives(name):
 def test_parts_of_tables():
     table, captured = torch.arange(60.0).view(3, 4, 5), []
     part = table[1:, ::2, 1:4]
-    parts = lambda s, b, h, q, k: s + part[q, ..., h, k] + table[..., 2][q][h] + table[:, q][k][h]
+    parts = lambda s, b, h, q, k: s + part[q, ..., h, k] + table[..., 2][q][h] + table[:, q][k][h] + table[q, ..., k][h]
     said = mods.trace(parts, None, captured)
-    assert said.score == "(((s+t0[q,h,k])+t1[q,h])+t2[k,q,h])"
+    assert said.score == "((((s+t0[q,h,k])+t1[q,h])+t2[k,q,h])+t2[q,h,k])"
     found = said.tables(captured)
     assert torch.equal(found["t0"], part) and torch.equal(found["t1"], table[..., 2])
+
+
+def test_limits_of_an_expression(monkeypatch):
+    """Operators and operands count, numbers that are written too; a number past the largest float is infinity."""
+    functions = lambda s, b, h, q, k: s + q, lambda s, b, h, q, k: s * PAIR[h]
+    for function, parts in zip(functions, (3, 4), strict=True):
+        monkeypatch.setattr(mods, "MOST_PARTS", parts)
+        assert mods.trace(function, None, []).score
+        monkeypatch.setattr(mods, "MOST_PARTS", parts - 1)
+        with pytest.raises(mods.Untraceable, match="parts at most"):
+            mods.trace(function, None, [])
+    monkeypatch.undo()
+    factors = LARGEST_FLOAT, -2 * LARGEST_FLOAT
+    largest, more = (mods.trace(lambda s, b, h, q, k, x=x: s + x, None, []).score for x in factors)
+    assert "inf" not in largest and more == "(s+(-inf))"
 
 
 @pytest.mark.slow

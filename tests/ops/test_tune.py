@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import create_block_mask
 
 import evoattn
 from evoattn.model.errors import FailedRun, WrongUse
@@ -111,15 +112,19 @@ def test_winners_of_what_was_captured_are_taken(tmp_path, name, scale):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scale", [None, 0.25])
-def test_winners_of_packed_sequences_and_pages_are_taken(tmp_path, scale):
+def test_winners_of_packed_sequences_pages_and_functions_are_taken(tmp_path, scale):
     q, k = torch.randn(40, 4, 64).half(), torch.randn(60, 2, 64).half()
     starts = torch.tensor([0, 8, 40], dtype=torch.int32), torch.tensor([0, 20, 60], dtype=torch.int32)
     packed = {"cu_seqlens_q": starts[0], "cu_seqlens_k": starts[1], "max_seqlen_q": 32, "max_seqlen_k": 40}
     queries, pages = torch.randn(2, 1, 4, 64).half(), torch.randn(6, 16, 2, 64).half()
     cache = {"block_table": torch.tensor([[4, 0], [5, 1]]).int(), "seqused_k": torch.tensor([30, 9]).int()}
+    ids, dense = torch.arange(200) // 90, tensors(seqlen_q=200, seqlen_k=200)
+    mask = create_block_mask(lambda b, h, i, j: (ids[i] == ids[j]) & (i >= j), None, None, 200, 200, "cpu")
+    said_by = {"score_mod": lambda s, b, h, i, j: s * (h + 1), "block_mask": mask, "enable_gqa": True, "scale": scale}
     finds = Wins(tmp_path / "wins.json")
     with current.use(fake_runtime(FakeDevice(), tmp_path, lambda *about: finds.find(*about)), finds):
         with evoattn.capture() as asked:
+            evoattn.flex_attention(*dense, **said_by)
             evoattn.attention_varlen(q, k, k, *packed.values(), causal=True, scale=scale)
             evoattn.attention_paged(queries, pages, pages, *cache.values(), scale=scale)
         asked.save(tmp_path / "SHAPES.json")
@@ -127,6 +132,7 @@ def test_winners_of_packed_sequences_and_pages_are_taken(tmp_path, scale):
         said = [
             evoattn.explain(q, k, k, causal=True, scale=scale, **packed),
             evoattn.explain(queries, pages, pages, scale=scale, **cache),
+            evoattn.explain(*dense, **said_by),
         ]
     assert all("your search measured 5.00 µs" in sentence for sentence in said), said
 

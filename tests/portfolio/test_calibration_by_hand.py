@@ -394,3 +394,13 @@ def test_trees_of_a_file_are_looked_at_before_they_are_walked():
     for left_out in ({"all": [1.0, 2.0]}, {"all": [1, 2, "3"]}, [], None):
         with pytest.raises(ValueError, match="does not say how good it is"):
             of_row({"trees": {}, "left_out": left_out})
+
+
+def test_what_is_left_over_of_a_kernel_is_drawn_to_nothing():
+    kernels, one = [("a", "k"), ("a", "l")], np.ones(3)
+    table = correction_fit._Table(
+        *(np.array([0, 0, 1]), one, one, np.array([1.0, -1.0, 7.0]), one, {}, np.array([0, 1, 1]), kernels)
+    )
+    shrunk = correction_fit.SHRUNK
+    assert table.means(np.zeros(3), np.ones(3, bool)) == pytest.approx([1 / (1 + shrunk), -1 / (2 + shrunk)])
+    assert table.means(np.zeros(3), np.array([True, False, False])) == pytest.approx([1 / (1 + shrunk), 0])

@@ -58,7 +58,7 @@ def test_a_parameter_that_is_younger_than_the_file_has_its_default(tmp_path: Pat
     read = load("sm_80", tmp_path)
     assert read and read.kernels == (config,) and read.cards == ("a100",) and read.skipped == skipped
     timed = parse_shape("B=1,H=1,S=64,D=64")
-    assert read.of(timed) == ([config], [config]) and read.of(timed.with_(sink=True)) == ([], [config])
+    assert read.of(timed) == ([config], [config]) and read.of(timed.with_(alibi=True)) == ([], [config])
     assert load("sm_75", tmp_path) is None
 
 

@@ -14,7 +14,6 @@ from evoattn.model.named_problems import lookup
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.shape_text import parse_shape
 from evoattn.portfolio.climb import ClimbCache, Climbed
-from evoattn.portfolio.kernels import kind_of
 from evoattn.portfolio.pick import canonical, lasting_pick, list_for, next_picks, pick, portfolio_kernels
 from evoattn.portfolio.workload import DRAWS, draw, draw_wide
 
@@ -47,7 +46,7 @@ def test_each_kind_of_problems_gets_kernels_that_can_run(kind):
             assert any(one.covers(problem) for one in listed.skipped)
             continue
         assert registry.lookup(found.family).why_impossible(problem, found.config, H100) is None
-        assert found.estimated == (kind_of(problem) not in listed.kinds)
+        assert found.estimated == (listed.kind_of(problem) not in listed.kinds)
 
 
 ODD = (
@@ -105,8 +104,10 @@ def test_wide_heads_get_kernels_for_them():
 def test_a_kind_that_was_not_timed_is_estimated_and_says_so():
     found = pick(parse_shape("B=2,H=8,S=2000,D=112,dtype=fp16,mask=full"), H100)
     assert found and found.estimated and found.expected_regret is None and "'16 d112'" in found.why
-    token = parse_shape("B=4,H=8,S=2000,D=96,dtype=bf16,mask=full,sink=1")
-    assert pick(token, H100).estimated and not pick(token.with_(sink=False), H100).estimated
+    token = parse_shape("B=4,H=8,S=2000,D=96,dtype=bf16,mask=full,alibi=1")
+    assert pick(token, H100).estimated and not pick(token.with_(alibi=False), H100).estimated
+    capped = pick(token.with_(alibi=False, sink=True, softcap=9.0), H100)  # which SDPA refuses
+    assert not capped.estimated and capped.expected_regret is None
 
 
 WIDE = (

@@ -94,6 +94,7 @@ def test_a_campaign_times_what_was_compiled_ahead_and_goes_on(folder, tmp_path):
     said: list[str] = []
     measure(wanted, device, said.append, Tools(make_device=FakeDevice))
     assert said[0] == f"3 of {len(made())} planned kernels are compiled"
+    assert said[1].split()[1] == "groups,"
     about, (group,), tables = campaign.load(tmp_path / "out.jsonl.gz")
     right = {k.id for k in group.kernels.values() if k.state == "right" and k.times}
     assert {one.kernel().id for one in made()[:3]} <= right, "no compile process waited for these"

@@ -154,6 +154,7 @@ def recorded(tmp_path):
 def counting(seen, failing=()):
     def read(problem, contestant, cache):
         seen.append(contestant if isinstance(contestant, str) else contestant.config.id)
+        assert isinstance(contestant, str) or contestant.compiled.cubin
         if contestant in failing:
             raise ProfileError("It fails.")
         name = "cudnn_generated" if isinstance(contestant, str) else "flash_mma"

@@ -153,6 +153,7 @@ def test_what_the_search_gained_over_the_best_starting_config_is_one_line(storag
     line = f"The best starting config, trial {numbers[1]}, takes 10.02 µs in the same final: the search gained 20.0%."
     assert summary.search_gain == line and line in printed(summary, 200) and line in render_html(summary)
     assert json.loads(render_json(summary))["search_gain"] == line
+    assert json.loads(render_json(summary))["progress"]["configs"] == {}, "millions would be"
     again = [Timing(tuple(us + 0.01 * (n % 5) for n in range(25)), {"stage": "final", "run": "g"}) for us in (8.0, 8.0)]
     for number, tied in zip(numbers[:2], again, strict=True):
         storage.add_timing(number, tied)

@@ -27,6 +27,9 @@ TOPICS = {
     "samplers": "tests.samplers.test_facts_of_samplers",
     "calls": "tests.ops.test_facts_of_calls",
     "breeding": "tests.portfolio.test_facts_of_breeding",
+    "records": "tests.storage.test_facts_of_records",
+    "searching": "tests.search.test_facts_of_searches",
+    "finals": "tests.timing.test_facts_of_finals",
 }
 DIGITS = 5
 """Of the significant ones of a number: another order of sums is no other fact."""

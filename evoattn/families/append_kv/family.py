@@ -59,9 +59,6 @@ class AppendKv(RowKernels):
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         return {
-            "ELEMENT": problem.element.cuda,
-            "HEAD_DIM": problem.head_dim,
-            "VALUE_DIM": problem.head_dim_v,
             "TURNED": bool(turned_columns(problem)),
             "PAIRS": problem.op == PAIRS,
             "MOVES": problem.causal,

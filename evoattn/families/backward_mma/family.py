@@ -112,9 +112,6 @@ class BackwardMma(Family):
                 TABLE_GRADIENT=gradient_given(problem),
             )
             | {
-                "ELEMENT": problem.element.cuda,
-                "HEAD_DIM": problem.head_dim,
-                "VALUE_DIM": problem.head_dim_v,
                 "BIAS_GRADIENT": "bias" in parse_grads(problem.grads),
                 "SINK_GRADIENT": "sinks" in parse_grads(problem.grads),
                 "TABLE_GRADIENTS": table_gradients(problem),

@@ -188,7 +188,8 @@ ROW_WAIT, FIRST_WAIT = 1200, 1400
 
 
 def launch_work(problem: AttentionProblem, genes: BackwardMmaGenes, registers: int) -> tuple[LaunchWork, ...]:
-    """The rows' terms, the blocks of keys, and the launch that ends dQ."""
+    """The rows' terms, the blocks of keys, and the launch that ends dQ. `registers`: the most of all; a launch has no
+    more of them than its launch bounds leave."""
     last = _converted(problem, genes) if adds_dq(genes) else _query_pass(problem, genes, registers)
     return _row_terms(problem, genes), _key_blocks(problem, genes, registers), last
 
@@ -254,7 +255,7 @@ def _key_blocks(problem: AttentionProblem, genes: BackwardMmaGenes, registers: i
         WARP * warps,
         warps,
         smem_bytes(problem, genes),
-        registers or min(registers_needed(problem, genes), register_cap(warps, genes.BLOCKS_PER_SM)),
+        min(registers or registers_needed(problem, genes), register_cap(warps, genes.BLOCKS_PER_SM)),
         together(
             Step(flops, lanes, float(pairs), issued, fragments + copied + scores, copied + 2 * sums, waits),
             variant_step(problem, pairs, packs=False),
@@ -306,7 +307,7 @@ def _query_pass(problem: AttentionProblem, genes: BackwardMmaGenes, registers: i
         WARP * warps,
         warps,
         pass_smem_bytes(problem, genes),
-        registers or min(pass_registers_needed(problem, genes), register_cap(warps, 1)),
+        min(registers or pass_registers_needed(problem, genes), register_cap(warps, 1)),
         together(
             Step(flops, lanes, float(pairs), issued, fragments + copied, copied, waits),
             variant_step(problem, pairs, packs=False),

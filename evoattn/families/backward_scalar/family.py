@@ -70,10 +70,6 @@ class BackwardScalar(Family):
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes, wanted = BackwardScalarGenes.of(config), parse_grads(problem.grads)
         return {
-            "ELEMENT": problem.element.cuda,
-            "HEAD_DIM": problem.head_dim,
-            "VALUE_DIM": problem.head_dim_v,
-            **problem.masking.constants(),
             **variant_constants(problem),
             **printed(SCORE=score_given(problem)),
             "OWN_SCORE": score_class(problem),

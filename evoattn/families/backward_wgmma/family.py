@@ -141,10 +141,6 @@ class BackwardWgmma(Family):
         p_in_registers, ds_in_registers = genes.P_PLACE == "registers", genes.DS_PLACE == "registers"
         by_dims = genes.DQ_ROWS == "dims"
         return {
-            "ELEMENT": problem.element.cuda,
-            "HEAD_DIM": problem.head_dim,
-            "VALUE_DIM": problem.head_dim_v,
-            **problem.masking.constants(),
             **variant_constants(problem, slope=True),
             **block_list_constants(problem),
             **printed(VARIANT=variant_given(problem), KEY_LIST=list_given(problem), BLOCK_STATES=states_given(problem)),
@@ -171,7 +167,6 @@ class BackwardWgmma(Family):
             "LSE_GRADIENT": problem.lse,
             "SMEM_BYTES": smem_bytes(problem, genes),
             "DQ_COLUMNS": columns,
-            "ORDER": genes.ORDER.upper(),
             "WGMMA_S": wgmma_function("wgmma_s", genes.BLOCK_M // dims, dtype, False, b_transposed=False),
             "WGMMA_DV": wgmma_function(
                 "wgmma_dv", problem.head_dim_v // dims, dtype, p_in_registers, True, a_transposed=not p_in_registers

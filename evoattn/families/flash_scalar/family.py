@@ -73,9 +73,6 @@ class FlashScalar(Family):
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes = FlashScalarGenes.of(config)
         return {
-            "ELEMENT": problem.element.cuda,
-            "HEAD_DIM": problem.head_dim,
-            **problem.masking.constants(),
             "VALUE_WIDTH": width_of_values(problem, genes),
             "HEADS_FASTEST": genes.BLOCK_ORDER == "heads",
             "SMEM_BYTES": smem_bytes(problem, genes),

@@ -64,8 +64,6 @@ MAP_STRIDE = 16
 """Bytes that the strides of a tensor map are multiples of."""
 GANGS_ALONG_Y = "gridDim.y"
 """In `key_share.cuh`, and in no other part of the kernel."""
-SCHEDULES = {"single": "SINGLE", "fixed": "FIXED", "claimed": "CLAIMED", "balanced": "BALANCED"}
-STORES = {"tensor_map": "TENSOR_MAP", "rows": "ROWS", "chunks": "CHUNKS"}
 RESCALES = {"always": ("ALWAYS", 0), "lazy_5": ("LAZY", 5), "lazy_8": ("LAZY", 8), "lazy_after": ("LAZY_AFTER", 0)}
 RECIPE: dict[str, Any] = {"BLOCK_N": 64, "RESCALE": "lazy_5", "POLYNOMIAL_EIGHTHS": 0, "PART_TILES": 8}
 """Of rows of the same bits in every batch. A V of more than WIDE_HEAD_DIM columns has no parts: registers hold no
@@ -149,10 +147,6 @@ class FlashWgmma(Family):
             "CLUSTER": split,
             "PARTS_IN_SHARED": parts_in_shared(problem, genes),
             "CLUSTER_DIMS": f"__cluster_dims__({split}, 1, 1)" if split > 1 else "",
-            "ELEMENT": problem.element.cuda,
-            "HEAD_DIM": problem.head_dim,
-            "VALUE_DIM": problem.head_dim_v,
-            **problem.masking.constants(),
             **variant_constants(problem),
             **block_list_constants(problem),
             **printed(VARIANT=variant_given(problem), KEY_LIST=list_given(problem)),
@@ -162,10 +156,7 @@ class FlashWgmma(Family):
             "CONSUMER_REGISTERS": consumer,
             "RESCALE": rescale,
             "LAZY_OCTAVES": octaves,
-            "SCHEDULE": SCHEDULES[genes.SCHEDULE],
             "HEADS_IN_TURN": HEADS_IN_TURN[genes.TILE_ORDER],
-            "STORE": STORES[genes.STORE],
-            "WRITE_LSE": problem.lse,
             "SMEM_BYTES": smem_bytes(problem, genes),
             "WGMMA_QK": wgmma_function(
                 "wgmma_qk", genes.BLOCK_N, problem.dtype, genes.Q_IN_REGISTERS, b_transposed=False

@@ -392,10 +392,10 @@ H200."""
 COPY_WAIT = 90
 """Clocks of a copy of 64 columns of the keys of a tile that one page holds: with pages of 16 keys, or tiles that are no
 multiples of a page, kernels of an H200 took up to twice as long."""
-PREDICATE_WAIT = 1000
-"""Clocks of a PARTIAL tile of keys: its place in a list, bits or tables are read before it. Of 190 times on H100s at
-seven lists the orders agree better so (correlations 0.92, 0.88, 0.91, 0.87, 0.83, 0.73, 0.71; without it 0.89, 0.66,
-0.77, 0.64, 0.70, 0.73, 0.83)."""
+PREDICATE_WAIT = 1500
+"""Clocks of a PARTIAL tile of keys: its place in a list, bits or tables are read before it. Of 180 times on H100s at 45
+problems over lists what should take least takes 1.025 times the best with head_dim 64 and 1.017 with 128; 1.034 and
+1.070 without a wait, 1.028 and 1.036 with 1,000."""
 SCORE_OPERATIONS = {"always": 4.5, "lazy_5": 4.0, "lazy_8": 4.0, "lazy_after": 3.5}
 
 
@@ -422,7 +422,8 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
             tensor="wgmma",
             schedule=genes.SCHEDULE,
             once_waits=ONCE_WAITS[genes.SCHEDULE],
-            longest_first=problem.causal and (is_persistent(genes) or HEADS_IN_TURN[genes.TILE_ORDER] != 1),
+            longest_first=(problem.causal or bool(problem.blocks))
+            and (is_persistent(genes) or HEADS_IN_TURN[genes.TILE_ORDER] != 1),
             in_flight_bytes=(genes.STAGES * (problem.head_dim + problem.head_dim_v) - problem.head_dim_v)
             * keys
             * ELEMENT_BYTES,

@@ -66,9 +66,6 @@ class FlashWmma(Family):
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes = FlashWmmaGenes.of(config)
         return {
-            "ELEMENT": problem.element.cuda,
-            "HEAD_DIM": problem.head_dim,
-            **problem.masking.constants(),
             "ASYNC_COPY": genes.COPY == "async",
             "Q_IN_FRAGMENTS": genes.Q_PLACE == "fragments",
             "O_IN_SHARED": genes.O_PLACE == "shared",

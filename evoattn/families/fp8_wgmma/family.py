@@ -12,8 +12,6 @@ from evoattn.families.flash_wgmma.family import (
     COUNTERS,
     MAX_HEAD_DIM,
     RESULTS,
-    SCHEDULES,
-    STORES,
     size_args,
     why_redundant,
     why_too_long,
@@ -120,9 +118,6 @@ class Fp8Wgmma(Family):
         rescale, octaves = RESCALES[genes.RESCALE]
         return {
             "ELEMENT": problem.answer.cuda,
-            "HEAD_DIM": problem.head_dim,
-            "VALUE_DIM": problem.head_dim_v,
-            **problem.masking.constants(),
             **variant_constants(problem),
             **block_list_constants(problem),
             **printed(VARIANT=variant_given(problem), KEY_LIST=()),
@@ -137,10 +132,7 @@ class Fp8Wgmma(Family):
             "SUM_BY_PRODUCT": genes.ROW_SUM == "product",
             "RESCALE": rescale,
             "LAZY_OCTAVES": octaves,
-            "SCHEDULE": SCHEDULES[genes.SCHEDULE],
             "HEADS_IN_TURN": HEADS_IN_TURN[genes.TILE_ORDER],
-            "STORE": STORES[genes.STORE],
-            "WRITE_LSE": problem.lse,
             "SMEM_BYTES": smem_bytes(problem, genes),
             "WGMMA_QK": wgmma_function(
                 "wgmma_qk",

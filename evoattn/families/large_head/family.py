@@ -93,11 +93,6 @@ class LargeHead(Family):
         genes = LargeHeadGenes.of(config)
         scores_smem, smem = smem_bytes(problem, genes)
         return {
-            "ELEMENT": problem.element.cuda,
-            "HEAD_DIM": problem.head_dim,
-            **problem.masking.constants(),
-            "EXCHANGE": genes.EXCHANGE.upper(),
-            "MATH": genes.MATH.upper(),
             "Q_IN_SHARED": genes.Q_PLACE == "shared",
             "SCORES_SMEM_BYTES": scores_smem,
             "SMEM_BYTES": smem,

@@ -62,14 +62,10 @@ class LargeHeadMma(Family):
         genes = LargeHeadMmaGenes.of(config)
         order = genes.BLOCK_ORDER
         return {
-            "ELEMENT": problem.element.cuda,
-            "HEAD_DIM": problem.head_dim,
-            **problem.masking.constants(),
             "IN_CLUSTER": in_cluster(genes),
             "CLUSTER_DIMS": f"__cluster_dims__({genes.DV_SPLIT}, 1, 1)" if in_cluster(genes) else "",
             "Q_STREAMED": genes.Q_PLACE == "streamed",
             "SWIZZLED": genes.SMEM_LAYOUT == "swizzled",
-            "RESCALE": genes.RESCALE.upper(),
             "HEADS_FASTEST": order.startswith("heads"),
             "ROWS_REVERSED": order.endswith("reversed"),
             "SMEM_BYTES": smem_bytes(problem, genes),

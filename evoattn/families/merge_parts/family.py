@@ -62,7 +62,6 @@ class MergeParts(RowKernels):
         return {
             "PART": element if problem.op == NARROW else "Fp32",
             "ELEMENT": element,
-            "HEAD_DIM": problem.head_dim,
         }
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:

@@ -90,7 +90,6 @@ class Quantize(RowKernels):
             "ELEMENT": problem.answer.cuda,
             "NUMBER": number.cuda,
             "LARGEST": f"{number.largest}f",
-            "HEAD_DIM": problem.head_dim,
             "TURNED": problem.turned,
             "PER_TOKEN": problem.scales == PER_TOKEN,
             "PER_BLOCK": problem.scales == PER_BLOCK,

@@ -107,21 +107,13 @@ class SplitKv(Family):
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes = SplitKvGenes.of(config)
         return {
-            "ELEMENT": problem.element.cuda,
-            "HEAD_DIM": problem.head_dim,
-            **problem.masking.constants(),
             **variant_constants(problem, hides=True),
             **scale_constants(problem),
             **block_list_constants(problem),
             **printed(**given(problem)),
-            "WRITE_LSE": problem.lse,
             "CLUSTER": cluster_blocks(genes),
             "CLUSTER_DIMS": f"__cluster_dims__({cluster_blocks(genes)}, 1, 1)" if cluster_blocks(genes) > 1 else "",
-            "COMPUTE": genes.COMPUTE.upper(),
-            "DEPENDENT_LAUNCH": genes.DEPENDENT_LAUNCH.upper(),
-            "LOAD": genes.LOAD,
             "SWIZZLED": genes.LOAD == "tma",
-            "MERGE": genes.MERGE.upper(),
             "SMALL_PAGES": 0 < problem.page < SMALL_PAGE,
             "SMEM_BYTES": smem_bytes(problem, genes),
             "LEAST_STEPS": LEAST_STEPS,

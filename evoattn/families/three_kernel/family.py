@@ -115,12 +115,8 @@ class ThreeKernel(Family):
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes = ThreeKernelGenes.of(config)
         return {
-            "PRODUCT": genes.PRODUCT,
             "WGMMA_FUNCTIONS": _wgmma_functions(problem, genes),
-            "ELEMENT": problem.element.cuda,
             "SCORE": DTYPES[problem.dtype if has_tile_softmax(genes) else genes.S_TYPE].cuda,
-            "HEAD_DIM": problem.head_dim,
-            **problem.masking.constants(),
             "EXPONENTS_LATE": exponents_late(genes),
             "TILE_SOFTMAX": has_tile_softmax(genes),
             "MERGE_LATE": merges_late(genes),

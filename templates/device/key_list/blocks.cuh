@@ -115,6 +115,14 @@ template <int BLOCK_N> struct ListedTiles {
     return blocks[number] * block_keys + (of_kind - number * tiles_per_block) * BLOCK_N;
   }
 
+  // Whether a FULL block has places behind the last key, as none of `create_block_mask` has; a whole warp asks.
+  __device__ __forceinline__ bool has_cut_block(int seqlen_k, int lane) const {
+    const int blocks = (tiles - partial_tiles) / tiles_per_block;
+    bool found = false;
+    for (int i = lane; i < blocks; i += 32) found |= (full_blocks[i] + 1) * block_keys > seqlen_k;
+    return __any_sync(ALL_LANES, found);
+  }
+
   // The same, counted down: from `tiles` - 1 FULL blocks first, in each the first keys first, then PARTIAL ones. Where
   // the lists name none, key 0.
   __device__ __forceinline__ int first_key_down(int tile) const {

@@ -1,10 +1,7 @@
-// flash_fragments.cuh: the two products of attention for the rows and keys of one warp, in mma fragments. Fragments are
-// in the order of mma_m16n8k16's c: [tile of 16 rows][tile of 8 columns][row g: 0 1 | row g + 8: 2 3].
+// flash_fragments.cuh: what a warp keeps of its rows, and its weights and P V of a tile of keys, in mma fragments.
 #include "device/ptx/element.cuh"
 #include "device/ptx/exp2.cuh"
-#include "device/ptx/ldmatrix.cuh"
-#include "device/ptx/mma_m16n8k16.cuh"
-#include "device/copy/swizzle.cuh"
+#include "device/mma/products.cuh"
 
 // What a warp carries from one tile of keys to the next.
 template <int ROW_TILES, int DIM_TILES> struct RowState {
@@ -31,66 +28,6 @@ template <int ROW_TILES, int DIM_TILES> struct RowState {
   }
 };
 
-// S = Q Kᵀ. Q comes from `q_frag`, or with Q_IN_SHARED from shared memory by every call.
-template <typename Element, typename Layout, bool Q_IN_SHARED, int ROW_TILES, int KEY_TILES, int DIM_STEPS,
-          int STEPS_KEPT>
-__device__ __forceinline__ void multiply_qk(float (&s)[ROW_TILES][KEY_TILES][4],
-                                            const uint32_t (&q_frag)[ROW_TILES][STEPS_KEPT][4],
-                                            uint32_t q_smem,    // [16 ROW_TILES, head_dim], rows_first
-                                            uint32_t k_smem) {  // [8 KEY_TILES, head_dim], chunks_first
-#pragma unroll
-  for (int m = 0; m < ROW_TILES; ++m)
-#pragma unroll
-    for (int n = 0; n < KEY_TILES; ++n) s[m][n][0] = s[m][n][1] = s[m][n][2] = s[m][n][3] = 0.f;
-#pragma unroll
-  for (int d = 0; d < DIM_STEPS; ++d) {
-    uint32_t q[ROW_TILES][4];
-#pragma unroll
-    for (int m = 0; m < ROW_TILES; ++m) {
-      if constexpr (Q_IN_SHARED) {
-        ldmatrix_x4(q[m], Layout::block_address(q_smem, m, d));
-      } else {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) q[m][i] = q_frag[m][d][i];
-      }
-    }
-#pragma unroll
-    for (int n = 0; n < KEY_TILES; n += 2) {
-      uint32_t k[4];  // dims 0-7, 8-15 of keys 0-7, then of keys 8-15
-      ldmatrix_x4(k, Layout::block_address(k_smem, n / 2, d));
-#pragma unroll
-      for (int m = 0; m < ROW_TILES; ++m) {
-        mma_m16n8k16<Element>(s[m][n], q[m], k[0], k[1]);
-        mma_m16n8k16<Element>(s[m][n + 1], q[m], k[2], k[3]);
-      }
-    }
-  }
-}
-
-// O += P V over the 16 keys of k-step `step`.
-template <typename Element, typename Layout, int ROW_TILES, int DIM_TILES>
-__device__ __forceinline__ void accumulate_values(RowState<ROW_TILES, DIM_TILES>& state,
-                                                  const uint32_t (&p)[ROW_TILES][4],
-                                                  uint32_t v_smem,  // [keys, head_dim], rows_first
-                                                  int step) {
-#pragma unroll
-  for (int d = 0; d < DIM_TILES / 2; ++d) {
-    uint32_t v[4];  // transposed: keys 0-7, 8-15 of dims 0-7, then of dims 8-15
-    ldmatrix_x4_trans(v, Layout::block_address(v_smem, step, d));
-#pragma unroll
-    for (int m = 0; m < ROW_TILES; ++m) {
-      mma_m16n8k16<Element>(state.o[m][2 * d], p[m], v[0], v[1]);
-      mma_m16n8k16<Element>(state.o[m][2 * d + 1], p[m], v[2], v[3]);
-    }
-  }
-  if constexpr (DIM_TILES % 2 != 0) {
-    uint32_t v[2];
-    ldmatrix_x2_trans(v, Layout::block_address(v_smem, step, DIM_TILES / 2));
-#pragma unroll
-    for (int m = 0; m < ROW_TILES; ++m) mma_m16n8k16<Element>(state.o[m][DIM_TILES - 1], p[m], v[0], v[1]);
-  }
-}
-
 // P = 2^s, sums += Σ P, O += P V, 16 keys at a time. SUM_BY_MMA: sums += P · 1 on the tensor cores.
 template <typename Element, typename Layout, bool SUM_BY_MMA, int ROW_TILES, int KEY_TILES, int DIM_TILES>
 __device__ __forceinline__ void multiply_pv(RowState<ROW_TILES, DIM_TILES>& state,
@@ -112,6 +49,6 @@ __device__ __forceinline__ void multiply_pv(RowState<ROW_TILES, DIM_TILES>& stat
       if constexpr (SUM_BY_MMA)
         mma_m16n8k16<Element>(state.sum[m], p[m], pack2<Element>(1.f, 1.f), pack2<Element>(1.f, 1.f));
     }
-    accumulate_values<Element, Layout>(state, p, v_smem, n / 2);
+    add_product<Element, Layout, 1>(state.o, p, v_smem, n / 2);
   }
 }

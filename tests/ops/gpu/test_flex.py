@@ -8,7 +8,7 @@ import evoattn
 from benchmarks.flex.mods import MODS, Shape
 from evoattn.backends.platform import CudaPlatform
 from evoattn.families.mask_blocks import LISTS
-from evoattn.ops import block_masks, flex
+from evoattn.ops import block_masks, flex, hiding_scores
 from evoattn.ops.runtime import Runtime, current
 from evoattn.portfolio.pick import lasting_pick, next_picks
 from tests.ops.gpu.gpu_problems import ON_A_GPU, without_waiting
@@ -33,13 +33,15 @@ NAMES = (
         "dense_bias",
         "alibi",
         "causal_softcap_in_window",
+        "hidden_by_score",
     ),
 )
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=["prefill", "decode"])
 @pytest.mark.parametrize("name", NAMES)
-def test_right_without_waiting_and_in_a_graph(name, shape):
+def test_right_without_waiting_and_in_a_graph(name, shape, monkeypatch):
+    monkeypatch.setattr(hiding_scores, "LEAST_SCORES", 0)
     generator = torch.Generator("cuda").manual_seed(3)
     sizes = [(2, 8, shape.queries, 64), (2, 2, shape.keys, 64), (2, 2, shape.keys, 64)]
     q, k, v = (torch.randn(size, generator=generator, device="cuda").bfloat16() for size in sizes)

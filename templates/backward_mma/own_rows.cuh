@@ -1,9 +1,5 @@
-// products.cuh: the products of the backward pass for the rows of one warp, in mma fragments. Fragments are in the
-// order of mma_m16n8k16's c: [tile of 16 rows][tile of 8 columns][row g: 0 1 | row g + 8: 2 3].
-#include "device/ptx/element.cuh"
-#include "device/ptx/ldmatrix.cuh"
-#include "device/ptx/mma_m16n8k16.cuh"
-#include "device/copy/swizzle.cuh"
+// own_rows.cuh: a warp's rows of products, and results in shared and global memory.
+#include "device/mma/products.cuh"
 
 // A warp's rows as mma's A operand, STEPS k16 steps of head_dim. IN_REGISTERS: read once from global memory, else by
 // ldmatrix from shared memory for every product. CHUNKS are the real chunks of 8 columns.
@@ -39,58 +35,6 @@ struct OwnRows<Element, Layout, ROW_TILES, STEPS, CHUNKS, true> {
     for (int i = 0; i < 4; ++i) a[i] = kept[m][step][i];
   }
 };
-
-// C = A Bᵀ over STEPS k16 steps; the columns of C are rows of B.
-template <typename Element, typename Layout, int STEPS, class Rows, int ROW_TILES, int COLUMN_TILES>
-__device__ __forceinline__ void multiply_rows(float (&c)[ROW_TILES][COLUMN_TILES][4], const Rows& rows,
-                                              uint32_t columns_smem) {  // [8 COLUMN_TILES, 16 STEPS], chunks_first
-#pragma unroll
-  for (int m = 0; m < ROW_TILES; ++m)
-#pragma unroll
-    for (int n = 0; n < COLUMN_TILES; ++n) c[m][n][0] = c[m][n][1] = c[m][n][2] = c[m][n][3] = 0.f;
-#pragma unroll
-  for (int step = 0; step < STEPS; ++step) {
-    uint32_t a[ROW_TILES][4];
-#pragma unroll
-    for (int m = 0; m < ROW_TILES; ++m) rows.fragment(a[m], m, step);
-#pragma unroll
-    for (int n = 0; n < COLUMN_TILES; n += 2) {
-      uint32_t b[4];  // dims 0-7, 8-15 of rows 0-7, then of rows 8-15
-      ldmatrix_x4(b, Layout::block_address(columns_smem, n / 2, step));
-#pragma unroll
-      for (int m = 0; m < ROW_TILES; ++m) {
-        mma_m16n8k16<Element>(c[m][n], a[m], b[0], b[1]);
-        mma_m16n8k16<Element>(c[m][n + 1], a[m], b[2], b[3]);
-      }
-    }
-  }
-}
-
-// X += A B over the 16 rows of B of k-step `step`. The warp has every APART-th block of 16 columns, of which there are
-// `blocks`; those addresses stay a constant apart under the swizzle, APART being a power of two.
-template <typename Element, typename Layout, int APART, int ROW_TILES, int TILES>
-__device__ __forceinline__ void add_product(float (&x)[ROW_TILES][TILES][4], const uint32_t (&a)[ROW_TILES][4],
-                                            uint32_t b_smem,  // [rows, columns of all warps], rows_first of its own
-                                            int step, int blocks) {
-#pragma unroll
-  for (int block = 0; block < TILES / 2; ++block) {
-    if (APART > 1 && block >= blocks) break;
-    uint32_t b[4];  // transposed: rows 0-7, 8-15 of columns 0-7, then of columns 8-15
-    ldmatrix_x4_trans(b, Layout::block_address(b_smem, step, block * APART));
-#pragma unroll
-    for (int m = 0; m < ROW_TILES; ++m) {
-      mma_m16n8k16<Element>(x[m][2 * block], a[m], b[0], b[1]);
-      mma_m16n8k16<Element>(x[m][2 * block + 1], a[m], b[2], b[3]);
-    }
-  }
-}
-
-template <int ROW_TILES, int TILES> __device__ __forceinline__ void clear(float (&x)[ROW_TILES][TILES][4]) {
-#pragma unroll
-  for (int m = 0; m < ROW_TILES; ++m)
-#pragma unroll
-    for (int n = 0; n < TILES; ++n) x[m][n][0] = x[m][n][1] = x[m][n][2] = x[m][n][3] = 0.f;
-}
 
 // X · scale as 16-bit elements into a tile of shared memory: the warp's rows, every APART-th block of 16 columns.
 template <typename Element, typename Layout, int APART, int ROW_TILES, int TILES>

@@ -1,0 +1,176 @@
+"""What a search says of words, of devices and of a trial that ran again stays, until a change wants it otherwise."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from evoattn.backends.base import LaunchError
+from evoattn.engine.progress import Progress
+from evoattn.families.registry import load_space
+from evoattn.model.errors import WrongUse
+from evoattn.model.gpu import GPUS, DetectedDevice
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import (
+    CheckResult,
+    CompiledKernel,
+    CompileInfo,
+    Evaluation,
+    Study,
+    Timing,
+    Trial,
+    TrialState,
+    ValidationReport,
+)
+from evoattn.search import attempt, reproduce, setup, spaces
+from evoattn.search.recorder import Recorder
+from evoattn.search.request import SearchWords, choose_boards, choose_device, plan, read_numbers, read_words
+from evoattn.search.starting import begin, starting_configs
+from evoattn.timing.finalists import FinalResult
+from tests.support.facts import changed
+
+H100, L4 = GPUS["h100"], GPUS["l4"]
+TWO_H100 = [DetectedDevice(n, "NVIDIA H100 80GB HBM3", (9, 0), "13.0", f"GPU-{n}") for n in (0, 3)]
+OLDER, OLD = DetectedDevice(4, "NVIDIA H100 80GB HBM3", (9, 0), "12.8"), DetectedDevice(0, "Tesla V100", (7, 0), "13.0")
+OTHER = DetectedDevice(5, "NVIDIA L4", (8, 9), "13.0")
+MACHINES = {"none": [], "two": TWO_H100, "mixed": [*TWO_H100, OTHER], "older": [TWO_H100[0], OLDER], "old": [OLD]}
+WORDS = [
+    *({"budget": text} for text in ("10m", "soon", "5trials", "0s", "1h30m")),
+    *({"shape": text} for text in ("B=1,H=2,S=64,D=32", "B=0", "odd")),
+    *({"problem": text} for text in ("seed_h100", "nothing")),
+    *({"problem": "seed_h100", "shape": "B=1"}, {"gpu": "no"}, {"gpu": "A100"}, {"cache": "hot"}, {"cache": "cold"}),
+    *({"sampler": "odd"}, {"sampler": "tpe"}, {"study": ""}, {"study": "a\nb"}, {"seed": -1}, {"jobs": 0}, {"jobs": 3}),
+    *({"devices": text} for text in ("0,1", "all", "0,0", "x", "1234")),
+    *({"devices": "0", "offline": True}, {"devices": "0", "ray": "auto"}, {"families": ("odd",)}),
+    *({"choices": ("UNROLL=4",)}, {"choices": ("UNROLL",)}, {"choices": ("A=1", "A=2")}),
+    *({"resume": True} | more for more in ({}, {"seed": 0}, {"cache": "warm"}, {"starting_configs": False})),
+    *({"resume": True} | more for more in ({"study": "mine"}, {"shape": "B=1"}, {"families": ("flash_scalar",)})),
+]
+ASKED = [
+    *((("flash_scalar",), ()), (("flash_scalar", "flash_wmma"), ("BLOCK_M=32,64", "KV_STAGES=1"))),
+    *((("flash_scalar",), ("BLOCK_M=7",)), (("large_head",), ()), (("flash_scalar",), ("ODD=1",))),
+]
+"""Of families whose spaces change seldom."""
+PROBLEM = AttentionProblem(1, 2, 2, 96, 96, 32)
+INFO = CompileInfo(registers=128, spill_store_bytes=8, compiler="NVRTC 13.0")
+CHECKS = ValidationReport("interpreter", (CheckResult("ragged", True, 1e-4, 1e-2),), 7)
+CONFIG = load_space("flash_scalar", L4).starting_configs()[0]
+STUDY = Study(
+    1, "s", PROBLEM.to_dict(), "l4", "sm_89", False, "random", 0, ("flash_scalar",), {"evoattn": "0.1"}, {}, ""
+)
+
+
+def said(call: Any, *arguments: Any) -> Any:
+    """What a call gives, or what its refusal says."""
+    try:
+        return call(*arguments)
+    except (WrongUse, reproduce.ReproduceError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _trial(number: int = 1, state: TrialState = TrialState.COMPLETE, us: float = 10.0, **changes: Any) -> Trial:
+    times = (Timing((us, us * 1.01, us * 0.99), {"stage": "final"}),)
+    row = (number, 1, "flash_scalar", CONFIG.params, CONFIG.id, state, "", "0" * 64, INFO, CHECKS, times, 5.0)
+    return replace(Trial(*row, (), "", "", 0.0), **changes)
+
+
+def _of_devices() -> Iterator[Any]:
+    for name, (machine, devices), offline in itertools.product(
+        ("auto", "h100", "H100", "l4", "odd"), MACHINES.items(), (False, True)
+    ):
+        found = said(choose_device, name, devices, offline)
+        yield name, machine, offline, found if isinstance(found, str) else (found[0].name, found[1] and found[1].index)
+    for text, (machine, devices) in itertools.product((None, "all", "0", "3,0", "0,4", "9"), MACHINES.items()):
+        found = said(choose_boards, text, devices)
+        yield text, machine, found if isinstance(found, str) else [board.index for board in found]
+    yield [said(read_numbers, text) for text in ("all", "0", "2,1", "", "1,", "007", "1,1")]
+
+
+def _planned(families: Any, choices: Any, problem: AttentionProblem) -> Any:
+    found = said(spaces.choose_spaces, families, choices, True, problem, H100)
+    if isinstance(found, str):
+        return found
+    return {name: [len(space.starting), [len(p.values) for p in space.parameters]] for name, space in found.items()}
+
+
+def _again() -> Iterator[Any]:
+    report = replace(CHECKS, seed=8)
+    here, there = {"evoattn": "0.1", "commit": "a", "torch": "2.11"}, {"evoattn": "0.1", "commit": "b", "host": "x"}
+    for then, now in itertools.product(([], [there], [here]), (here, there)):
+        kept = SimpleNamespace(environments=lambda trial, then=then: then)
+        with mock.patch.object(reproduce, "collect", lambda device, now=now: now):
+            yield reproduce._place_finding(kept, _trial(), replace(STUDY, offline=True))
+    for info in (INFO, replace(INFO, registers=127), replace(INFO, spill_load_bytes=4, compiler="NVRTC 13.2")):
+        yield reproduce._compile_finding(_trial(), CompiledKernel(b"", "", info))
+    for state, checks in itertools.product(TrialState, (None, CHECKS, report)):
+        yield reproduce._validation_finding(_trial(), Evaluation(state, "Why.", INFO, checks))
+    yield reproduce._validation_finding(_trial(validation=None), Evaluation(TrialState.COMPLETE, "", INFO, CHECKS))
+    for cost, same in itertools.product((None, 5.0, 5.0001, 6.0), (True, False)):
+        yield reproduce._cost_finding(_trial(), Evaluation(TrialState.ESTIMATED, "", INFO, relative_cost=cost), same)
+    for us in (8.0, 9.5, 10.0, 10.2, 12.0):
+        timed = Evaluation(TrialState.COMPLETE, "", INFO, timings=_trial(us=us).timings)
+        yield reproduce._time_finding(_trial(), timed), reproduce._time_finding(_trial(timings=()), timed)
+    for state in TrialState:
+        yield said(reproduce.reproduce, None, _trial(state=state, source_hash=None), STUDY)
+
+
+def _final() -> Iterator[Any]:
+    """A final of two, one of whom left it, beside two peers."""
+    progress, added, flushed = Progress(), [], []
+    kept = SimpleNamespace(
+        add_timing=lambda *words: added.append(words),
+        add_peer=lambda study, *words: added.append(words),
+        leaderboard=lambda study, most: [_trial(2), _trial(1, us=10.01)][:most],
+    )
+    recorder = object.__new__(Recorder)
+    recorder._progress, recorder._storage, recorder._study = progress, kept, STUDY
+    recorder.flush = lambda wait=False: flushed.append(wait)
+    times = {"1": Timing.out("It hangs.", True), "2": Timing((10.0,), {}), "flash": Timing((12.0,), {})}
+    recorder.record_final({"1": None, "2": None}, FinalResult(times, {"math": "No."}))
+    yield sorted(map(str, added)), flushed, progress.notes, progress.peers, progress.tied_with, progress.best.number
+
+
+def facts() -> Iterator[tuple[str, Any]]:
+    """See `tests.support.facts`."""
+    for words in WORDS:
+        found = said(read_words, SearchWords(**words))
+        yield f"words {words}", found if isinstance(found, str) else [asdict(found.budget), found.problem]
+    yield "defaults", asdict(SearchWords(db="x", jobs=2)) | {"processes": SearchWords(jobs=5).processes}
+    yield "devices", [*_of_devices()]
+    for words in ({}, {"devices": "3"}, {"gpu": "l4"}, {"offline": True, "gpu": "l4"}):
+        found = said(plan, SearchWords(**words, families=("flash_scalar",)), PROBLEM, TWO_H100)
+        yield f"plan {words}", found if isinstance(found, str) else [found.gpu.name, found.device, found.boards]
+    for (families, choices), head_dim in itertools.product(ASKED, (32, 512)):
+        yield f"spaces {families} {choices} {head_dim}", _planned(families, choices, PROBLEM.with_(head_dim=head_dim))
+    for family, problem in itertools.product(("flash_scalar",), (PROBLEM, PROBLEM.with_(seqlen_q=1))):
+        space = load_space(family, H100)
+        chosen = [c.params for c in starting_configs(space, problem, H100)]
+        yield f"starting {family} {problem.seqlen_q}", [chosen, begin({family: space}, problem, H100)[family].starting]
+    yield "again", [*_again()]
+    yield "final", [*_final()]
+
+
+def test_what_a_search_says_stays():
+    assert not changed("searching")
+
+
+def test_a_launch_that_no_device_takes_is_a_step_that_failed():
+    def refuses(*_: Any) -> Iterator[Any]:
+        raise LaunchError("No.")
+        yield
+
+    with mock.patch.object(attempt, "_cases", refuses):
+        (step,) = attempt.check_on_interpreter(SimpleNamespace(compiled=SimpleNamespace(info=INFO)), None, PROBLEM)
+    assert step.agrees is False and step.sentence == "No."
+
+
+def test_a_sampler_thinks_ahead_where_kernels_are_timed_alone():
+    words, machines = SearchWords(), SimpleNamespace(fleet=lambda *_: None)
+    wanted = SimpleNamespace(spaces={}, problem=PROBLEM, gpu=L4)
+    ahead = mock.patch.object(setup.AheadSampler, "start", lambda *_: "ahead")
+    with ahead, mock.patch.multiple(setup, Search=lambda *made: made[3], sampler_of=lambda *_: "here"):
+        for offline, where in ((True, "here"), (False, "ahead")):
+            prepared = setup.PreparedSearch(None, replace(STUDY, offline=offline), wanted, None, words)
+            assert setup.make_search(prepared, machines) == where
