@@ -129,10 +129,10 @@ def _beside(problem: AttentionProblem, m: int, n: int) -> list[AttentionProblem]
 
 
 def _many_blocks(problem: AttentionProblem, m: int, n: int) -> AttentionProblem:
-    """More blocks of queries than a warp looks at together, of one block of keys; where lists do not follow documents
-    the last few see it."""
-    documents = f"{n // 2}+{n}:mixed" if parse_blocks(problem.blocks).documents else "0/0/1"
-    return problem.with_(seqlen_q=38 * m + 5, seqlen_k=n - 3, blocks=f"b:{m}x{n}:{documents}")
+    """More blocks of queries than a warp looks at together, of one block of keys, whose second half the last of them
+    see; where lists do not follow documents the last few see it."""
+    documents = f"{n // 2}+{33 * m}:mixed" if parse_blocks(problem.blocks).documents else "0/0/1"
+    return problem.with_(seqlen_q=33 * m + 5, seqlen_k=n - 3, blocks=f"b:{m}x{n}:{documents}")
 
 
 def _listed(problem: AttentionProblem, m: int, n: int, turn: int) -> AttentionProblem:

@@ -53,9 +53,9 @@ class Step:
     """Clocks for which a warp only waits: results that it needs at once, and barriers."""
 
 
-def together(*steps: Step) -> Step:
-    """All of these, one after another."""
-    return Step(*map(sum, zip(*(vars(step).values() for step in steps), strict=True)))
+def together(*steps: Step, times: float = 1.0) -> Step:
+    """All of these, one after another, so many times."""
+    return Step(*(times * sum(each) for each in zip(*(vars(step).values() for step in steps), strict=True)))
 
 
 @dataclass

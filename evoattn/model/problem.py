@@ -63,8 +63,8 @@ class AttentionProblem:
     Shapes are those of `torch.nn.functional.scaled_dot_product_attention`:
     Q and O `[batch, heads, seqlen_q, head_dim]`, K and V `[batch, kv_heads, seqlen_k, head_dim]`.
     `kv_heads < heads` is grouped-query attention; query head h reads K/V head `h // (heads // kv_heads)`.
-    `value_dim` gives V and O a head_dim of their own (0: that of Q and K; `head_dim_v` is the number either way); with
-    `shared_kv` V is the first `value_dim` columns of K, so that there is no tensor V (DeepSeek's decoding).
+    `value_dim` gives V and O a head_dim of their own (0: that of Q and K; `head_dim_v` is the number either way). With
+    `shared_kv` V is these first columns of K, and no tensor; with `rotary_apart` the tensor K has the others alone.
 
     `mask` names follow `torch.nn.attention.bias`: with `causal_upper_left` query i sees keys j <= i (SDPA's
     `is_causal=True`); with `causal_lower_right` keys j <= i + seqlen_k - seqlen_q (flash-attention, decoding).
@@ -127,6 +127,7 @@ class AttentionProblem:
     bias: str = ""
     value_dim: int = 0
     shared_kv: bool = False
+    rotary_apart: bool = False
     seqused: str = ""
     page: int = 0
     varlen: str = ""
@@ -383,6 +384,7 @@ class AttentionProblem:
         """Logical shape `[batch, heads, seqlen, head_dim]` of `q`, `k`, `v` or `o`, or of its gradient: `dq`, …"""
         tensor = tensor.removeprefix("d")
         dim = self.head_dim if tensor in ("q", "k") else self.head_dim_v
+        dim -= self.head_dim_v * (tensor == "k" and self.rotary_apart)
         batch, rows, keys = self.batch, self.seqlen_q, self.seqlen_k
         if self.varlen:
             batch, (rows, keys) = 1, map(sum, zip(*self.sequences, strict=True))
@@ -445,8 +447,7 @@ class AttentionProblem:
         parts = [f"B={self.batch}", f"H={heads}", f"S={rows}" if rows == keys else f"Sq={rows} Sk={keys}"]
         parts.append(f"D={self.head_dim} Dv={self.value_dim}" if self.value_dim else f"D={self.head_dim}")
         parts += [self.dtype, self.mask]
-        if self.layout != "bhsd":
-            parts.append(self.layout)
+        parts += [self.layout] * (self.layout != "bhsd")
         if self.op != "forward":
             parts += [f"op={self.op}"] + [f"grads={self.grads}"] * bool(self.grads)
             parts += ["deterministic"] * self.deterministic
@@ -492,7 +493,7 @@ class AttentionProblem:
             "sink": self.sink,
             "alibi": self.alibi,
             f"bias_{self.bias}": self.bias,
-            "shared_kv": self.shared_kv,
+            "rotary_apart" if self.rotary_apart else "shared_kv": self.rotary_apart or self.shared_kv,
             f"used{self.seqused.replace(':', '_')}": self.seqused,
             f"page{self.page}": self.page,
             _lengths_name(self.varlen): self.varlen,

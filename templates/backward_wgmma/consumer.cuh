@@ -2,152 +2,51 @@
 // tiles of queries. Needs the constants of backward_wgmma.cu.j2.
 #include "device/ptx/bulk.cuh"
 #include "device/ptx/exp2.cuh"
-#include "device/ptx/keep.cuh"
 #include "device/ptx/ldmatrix.cuh"
 #include "device/ptx/mbarrier.cuh"
 #include "device/ptx/named_barrier.cuh"
-#include "device/ptx/opaque.cuh"
 #include "device/ptx/red.cuh"
 #include "device/ptx/setmaxnreg.cuh"
-#include "device/ptx/shared_address.cuh"
 #include "device/ptx/stmatrix.cuh"
 #include "device/ptx/tma.cuh"
 #include "device/ptx/warp.cuh"
-#include "device/ptx/wgmma.cuh"
-#include "device/copy/ring_position.cuh"
 #include "device/copy/tensor_tile.cuh"
 #include "device/copy/wgmma_output.cuh"
-#include "backward_wgmma/key_sums.cuh"
 #include "backward_wgmma/producer.cuh"
+#include "backward_wgmma/products.cuh"
 #include "backward_wgmma/query_walk.cuh"
 #include "backward_wgmma/shared_layout.cuh"
 
-// Factors are applied to probabilities once these are rounded; but not where the gradient of the bias is asked for,
-// which has none. Of a soft cap alone they are made of its scores then, and need no registers.
-constexpr bool FACTORS_IN_P = Gradient::FACTORED && P_IN_REGISTERS && !BIAS_GRADIENT;
-constexpr int FACTORS = Gradient::FACTORED && !(FACTORS_IN_P && Gradient::OF_RESULT) ? SCORE_COLUMNS / 2 : 1;
+struct Consumer : Products {
+  using Products::Products;
 
-// The gradient of the bias is of dS before factors. Without any it is added from shared memory, where a thread has
-// eight keys side by side.
-constexpr bool BIAS_FROM_SHARED = BIAS_GRADIENT && !Gradient::FACTORED;
-
-// What a warpgroup holds in arrays, of Sᵀ[64 keys, SCORE_COLUMNS queries] and its like in the order of wgmma's
-// accumulators: lane 4 g + t of a warp has keys g and g + 8, of eight queries 2 t and 2 t + 1.
-struct Fragments {
-  float s[SCORE_COLUMNS / 2];                         // scores, then probabilities
-  float dp[SCORE_COLUMNS / 2];                        // of the probabilities, then of the scores
-  uint32_t p[P_IN_REGISTERS ? QUERY_STEPS : 1][4];    // probabilities, rounded
-  uint32_t ds[DS_IN_REGISTERS ? QUERY_STEPS : 1][4];  // gradients of the scores, rounded
-  float terms[SCORE_COLUMNS / 4];                     // of the queries: log2 of their sums, then deltas
-  float factors[FACTORS];                             // of the scores' gradients
-  float dq[DQ_COLUMNS / 2];
-  float dq_share[DQ_SHARE > 0 ? DQ_SHARE / 2 : 1];
-  float dk[DK_COLUMNS / 2], dv[DV_COLUMNS / 2];
-  SeenKeys<2, SCORE_COLUMNS> seen;  // by the lane's keys g and g + 8: queries of a PARTIAL tile
-};
-
-// The gradient of the bias, in float32. A stride is 0 where batches or heads share it.
-struct BiasSums {
-  float* gmem;
-  int64_t batch_stride, head_stride, row_stride;
-};
-
-// Pᵀ or dSᵀ of 64 keys as wgmma's A operand, 16 queries at a time: in registers, or where it lies in shared memory.
-template <int STEPS> struct RegisterSteps {
-  const uint32_t (&at)[STEPS][4];
-  __device__ __forceinline__ const uint32_t (&operator[](int step) const)[4] { return at[step]; }
-};
-struct SharedSteps {
-  uint64_t descriptor;
-  __device__ __forceinline__ uint64_t operator[](int step) const {
-    return descriptor + descriptor_step(step * 16 * 128);
-  }
-};
-
-struct Consumer {
-  float (&s)[SCORE_COLUMNS / 2];
-  float (&dp)[SCORE_COLUMNS / 2];
-  uint32_t (&p)[P_IN_REGISTERS ? QUERY_STEPS : 1][4];
-  uint32_t (&ds)[DS_IN_REGISTERS ? QUERY_STEPS : 1][4];
-  float (&terms_of_lane)[SCORE_COLUMNS / 4];
-  float (&factors)[FACTORS];
-  float (&dq)[DQ_COLUMNS / 2];
-  float (&dq_share)[DQ_SHARE > 0 ? DQ_SHARE / 2 : 1];
-  float (&dk)[DK_COLUMNS / 2];
-  float (&dv)[DV_COLUMNS / 2];
-  SeenKeys<2, SCORE_COLUMNS>& seen;
-  unsigned char* smem;
-  const Mask& mask;
-  const KeyBlock& block;
-  const QueryTerms& terms;
-  float* dq_sums_gmem;
-  const float softmax_scale_log2;
-  const Variant& variant;
-  const BiasSums& bias_sums;
-  const int sequence_number;  // of packed sequences, else the batch
-  const int group;            // heads of the block's K/V head
-  ConsumerWalk walk;
-  uint32_t smem_address;
-  int warp, lane;             // warp of the warpgroup
-  int warpgroup, keys, dims;  // its number; its 64 keys and its part of the dimensions
-  Queries see_all;            // that see all of these keys
-  int lane_key;               // of this lane's row g
-  RingPosition<Q_STAGES> q;   // of the tile at hand
-  RingPosition<DO_STAGES> d;
-  int score_stage = 0;     // of dS and P
-  uint32_t dq_parity = 1;  // DQ_BY_WARP: of the barrier that says that the last dQ has been read; DS_STAGES = 1
-
-  __device__ __forceinline__ Consumer(Fragments& f, unsigned char* smem, int block_warp, const Mask& mask,
-                                      const KeyBlock& block, int group, const QueryTerms& terms, float* dq_sums_gmem,
-                                      float softmax_scale_log2, const Variant& variant, const BiasSums& bias_sums,
-                                      int sequence_number)
-      : s(f.s),
-        dp(f.dp),
-        p(f.p),
-        ds(f.ds),
-        terms_of_lane(f.terms),
-        factors(f.factors),
-        dq(f.dq),
-        dq_share(f.dq_share),
-        dk(f.dk),
-        dv(f.dv),
-        seen(f.seen),
-        smem(smem),
-        mask(mask),
-        block(block),
-        terms(terms),
-        dq_sums_gmem(dq_sums_gmem),
-        softmax_scale_log2(softmax_scale_log2),
-        variant(variant),
-        bias_sums(bias_sums),
-        sequence_number(sequence_number),
-        group(group),
-        walk(block, group),
-        smem_address(shared_address(smem)),
-        warp(block_warp % 4),
-        lane(threadIdx.x % 32),
-        warpgroup(block_warp / 4),
-        keys(block_warp / 4 / DIM_GROUPS),
-        dims(block_warp / 4 % DIM_GROUPS) {
-    const int key = block.first_key + keys * 64;
-    see_all = mask.that_see_all(key, 64), lane_key = key + warp * 16 + lane / 4;
-    keep_in_register(see_all.first), keep_in_register(lane_key);
-    if constexpr (Mask::WINDOW) keep_in_register(see_all.end);
-  }
-
-  // `key_sums_gmem`: of the block, QUERY_SPLIT > 1.
-  __device__ __forceinline__ void run(Element* dk_gmem, int64_t dk_row_stride, Element* dv_gmem, int64_t dv_row_stride,
-                                      float softmax_scale, float* key_sums_gmem) {
+  __device__ __forceinline__ void run(const KeyGradients& to) {
     named_barrier_sync<THREADS>(BARRIERS_READY);  // the barriers are initialised
     if constexpr (CONSUMER_REGISTERS > 0) increase_registers<CONSUMER_REGISTERS>();
     grid_dependency_wait();  // dQ is cleared
+    if constexpr (CLAIMED) {
+      for (uint32_t round = 0; take_claimed(smem, smem_address, works, work, round % 2); ++round) {
+        __syncwarp();  // lanes that copied results, or did not, are back: wgmma wants whole warps
+        walk = ConsumerWalk(block, group), enter();
+        key_tile(to, round % 2);
+      }
+      grid_dependency_launch();
+    } else {
+      key_tile(to, 0);
+    }
+    if (DQ_BY_BULK && !DQ_BY_WARP && lane == 0) tma_store_wait_read();  // shared memory must live until it is read
+  }
+
+private:
+  // `parity`: of the barriers of K and V.
+  __device__ __forceinline__ void key_tile(const KeyGradients& to, uint32_t parity) {
     walk.begin(block, group);
 #pragma unroll
     for (int i = 0; i < DK_COLUMNS / 2; ++i) dk[i] = 0.f;
 #pragma unroll
     for (int i = 0; i < DV_COLUMNS / 2; ++i) dv[i] = 0.f;
-    mbarrier_wait(smem_address + Smem::K_FULL, 0);
-    mbarrier_wait(smem_address + Smem::V_FULL, 0);
+    if constexpr (!CLAIMED) mbarrier_wait(smem_address + Smem::K_FULL, 0);
+    mbarrier_wait(smem_address + Smem::V_FULL, parity);
     if constexpr (AHEAD) {
       if (!walk.done()) {
         multiply_s(q), take_tile(), load_seen();
@@ -160,28 +59,40 @@ struct Consumer {
         }
         pin_registers(s);
         score_tile();
-        while (!walk.is_last()) query_tile_ahead<false>();
+        while (!walk.is_last()) {
+          if constexpr (ORDER == Order::BOTH_FIRST) query_tile_before_next();
+          else query_tile_ahead<false>();
+        }
         query_tile_ahead<true>();
       }
     } else {
-      while (!walk.done()) query_tile();
+      if (DQ_LATE && !walk.done()) {
+        int last = query_tile<true>(0);
+        while (!walk.done()) last = query_tile<false>(last);
+        multiply_dq(), wgmma_wait<0>(), pin_dq();
+        release(Smem::DS_EMPTY + 8 * dq_stage()), add_dq(last, dq_stage());
+      }
+      while (!walk.done()) query_tile<false>(0);
     }
-    grid_dependency_launch();
+    if constexpr (CLAIMED) release(Smem::K_EMPTY);
+    else grid_dependency_launch();
     if (QUERY_SPLIT > 1 && (!SPLIT_LAST || block.parts > 1)) {
       constexpr int DK_FLOATS = KeySums::OfKeys::WARP_FLOATS, DV_FLOATS = KeySums::OfValues::WARP_FLOATS;
       const int of_block = warpgroup * 4 + warp;
+      float* key_sums_gmem = to.sums.part(work.sums);
       KeySums::write(dk, key_sums_gmem + of_block * DK_FLOATS, lane);
       KeySums::write(dv, key_sums_gmem + KeySums::OfKeys::FLOATS + of_block * DV_FLOATS, lane);
     } else {
-      named_barrier_sync<128 * WARPGROUPS>(SCORES);  // no product reads K and V any more, whose places the results take
-      to_global<HEAD_DIM, DK_COLUMNS>(dk, Smem::K, dk_gmem, dk_row_stride, softmax_scale);
-      to_global<VALUE_DIM, DV_COLUMNS>(dv, Smem::V, dv_gmem, dv_row_stride, 1.f);
+      named_barrier_sync<128 * WARPGROUPS>(SCORES);  // no product reads what lies where the results go
+      to_global<HEAD_DIM, DK_COLUMNS>(dk, CLAIMED ? Smem::DS : Smem::K, to.dk.of(work), to.dk.row_stride,
+                                      to.softmax_scale);
+      if constexpr (CLAIMED) __syncwarp();  // in the same place
+      to_global<VALUE_DIM, DV_COLUMNS>(dv, CLAIMED ? Smem::DS : Smem::V, to.dv.of(work), to.dv.row_stride, 1.f);
+      if constexpr (CLAIMED) named_barrier_sync<128 * WARPGROUPS>(SCORES);  // the next dS may go there
     }
-    if (DQ_BY_BULK && !DQ_BY_WARP && lane == 0) tma_store_wait_read();  // shared memory must live until it is read
   }
-
-private:
-  __device__ __forceinline__ void query_tile() {
+  // `last`: number of the tile before, DQ_LATE, but for the FIRST. Returns that of this one.
+  template <bool FIRST> __device__ __forceinline__ int query_tile(int last) {
     multiply_s(q), take_tile(), load_seen(), multiply_dp();
     if constexpr (TERMS_EARLY) load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
     wgmma_wait<1>();
@@ -190,13 +101,16 @@ private:
     if constexpr (ORDER != Order::DV_LAST) multiply_dv();
     score_gradients();
     gradients_to_shared();
-    multiply_dq();
+    const int tile = DQ_LATE ? int(terms.tile(work, walk.head, walk.tile)) : 0;
+    if constexpr (!FIRST) multiply_dq();
     multiply_dk(q.stage);
     if constexpr (BIAS_FROM_SHARED) add_rows_to_bias();
     wgmma_wait<1>();  // dV and dQ are there
-    pin_registers(dv), pin_dq();
+    pin_registers(dv);
+    if constexpr (!FIRST) pin_dq();
     release(Smem::DO_EMPTY + 8 * d.stage);
-    add_dq();
+    if constexpr (!DQ_LATE) add_dq();
+    else if constexpr (!FIRST) release(Smem::DS_EMPTY + 8 * dq_stage()), add_dq(last, dq_stage());
     wgmma_wait<0>();
     pin_registers(dk);
     release(Smem::Q_EMPTY + 8 * q.stage);
@@ -204,6 +118,7 @@ private:
     if constexpr (DO_STAGES == Q_STAGES) d.stage = q.stage, d.parity = q.parity;  // in the same registers
     else d.advance();
     next_tile();
+    return tile;
   }
   // The same, but for the scores of the tile, which are there, and with those of the next: its products run beside what
   // is done to scores and sums. Between two tiles no product is under way, or the compiler would have all of them wait
@@ -235,10 +150,40 @@ private:
       wgmma_wait<0>();
     }
     pin_registers(dk);
-    if constexpr (!LAST) release(Smem::Q_EMPTY + 8 * last_stage);
+    if constexpr (!LAST || CLAIMED) release(Smem::Q_EMPTY + 8 * last_stage);
+  }
+  // The same of BOTH_FIRST, but for the last tile. dQ is added once the next probabilities are made.
+  __device__ __forceinline__ void query_tile_before_next() {
+    const int last_q = q.stage, last_d = d.stage;
+    multiply_dv();
+    score_gradients();
+    q.advance(), d.advance();
+    multiply_s(q), load_seen();
+    gradients_to_shared<true>();
+    multiply_dq();
+    multiply_dk(last_q);
+    if constexpr (BIAS_FROM_SHARED) add_rows_to_bias();
+    const int64_t tile = terms.tile(work, walk.head, walk.tile);
+    const int last_stage = score_stage;
+    next_tile();
+    if constexpr (TERMS_EARLY) load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
+    wgmma_wait<DQ_GROUPS + 2>();  // dV and the next Sᵀ are there
+    pin_registers(dv), pin_registers(s);
+    release(Smem::DO_EMPTY + 8 * last_d);
+    take_tile(), probabilities();
+    made_before_wait();
+    wgmma_wait<1>();  // the next dPᵀ and dQ too
+    pin_registers(dp), pin_dq();
+    add_dq(tile, last_stage);
+    load_terms(Smem::DELTAS + d.stage * BLOCK_M * 4);
+    wgmma_wait<0>();
+    pin_registers(dk);
+    release(Smem::Q_EMPTY + 8 * last_q);
   }
   __device__ __forceinline__ void next_tile() {
-    if (DS_STAGES > 1 && ++score_stage == DS_STAGES) score_stage = 0;
+    if constexpr (DQ_LATE && Q_STAGES == DS_STAGES)
+      score_stage = q.stage, ds_parity = q.parity;  // in the same registers
+    else if (DS_STAGES > 1 && ++score_stage == DS_STAGES) score_stage = 0, ds_parity ^= 1;
     walk.advance(block);
   }
   // LISTED: what the producer says of the tile in the ring.
@@ -262,6 +207,7 @@ private:
   __device__ __forceinline__ void score_tile() {
     probabilities();
     if constexpr (ORDER == Order::SOFTMAX_FIRST) multiply_dp();
+    else if constexpr (AHEAD) made_before_wait();
     if constexpr (!P_IN_REGISTERS) {
       if constexpr (DS_STAGES == 1) {
         named_barrier_sync<128 * WARPGROUPS>(PROBABILITIES);  // no product reads the last P any more
@@ -275,105 +221,24 @@ private:
     pin_registers(dp);
     if constexpr (!TERMS_EARLY && ORDER != Order::DV_LAST) load_terms(Smem::DELTAS + d.stage * BLOCK_M * 4);
   }
-  __device__ __forceinline__ void gradients_to_shared() {
+  // Probabilities, so that they are made beside products that are under way: the compiler moves none past a loop. This
+  // one ends at once, as the tile's Q came long ago.
+  __device__ __forceinline__ void made_before_wait() {
+    pin_registers(s);
+    mbarrier_wait(smem_address + Smem::Q_FULL + 8 * q.stage, q.parity);
+  }
+  template <bool NEXT_DP = false> __device__ __forceinline__ void gradients_to_shared() {
     if constexpr (DS_STAGES == 1) {
       named_barrier_sync<128 * WARPGROUPS>(SCORES);  // no product reads the last dS any more
     }
+    if constexpr (DQ_LATE) mbarrier_wait(smem_address + Smem::DS_EMPTY + 8 * score_stage, ds_parity ^ 1);
     scores_to_shared(dp, Smem::DS + score_stage * Smem::SCORE_TILE_BYTES);
     if constexpr (ORDER == Order::DV_LAST) multiply_dv();
+    if constexpr (NEXT_DP) multiply_dp();
     fence_proxy_async();
-    named_barrier_sync<128 * WARPGROUPS>(SCORES);
+    if constexpr (DS_BY_GROUPS) __syncwarp(), release(scores_of(score_stage, warpgroup));
+    else named_barrier_sync<128 * WARPGROUPS>(SCORES);
   }
-  __device__ __forceinline__ void release(int barrier) const {
-    if (lane == 0) mbarrier_arrive(smem_address + barrier);
-  }
-
-  // ---- products
-
-  // Sᵀ = K Qᵀ of the queries in a place of the ring, once they are there.
-  __device__ __forceinline__ void multiply_s(RingPosition<Q_STAGES> at) {
-    mbarrier_wait(smem_address + Smem::Q_FULL + 8 * at.stage, at.parity);
-    if (STAGGERED && warpgroup > 0) named_barrier_sync<128 * WARPGROUPS>(FIRST_SCORES);
-    multiply_rows<Tiles>(s, Smem::K, Smem::Q + at.stage * Smem::Q_TILE_BYTES);
-    if (STAGGERED && warpgroup == 0) named_barrier_arrive<128 * WARPGROUPS>(FIRST_SCORES);
-  }
-  __device__ __forceinline__ void multiply_dp() {  // dPᵀ = V dOᵀ
-    mbarrier_wait(smem_address + Smem::DO_FULL + 8 * d.stage, d.parity);
-    multiply_rows<ValueTiles>(dp, Smem::V, Smem::DO + d.stage * Smem::DO_TILE_BYTES);
-  }
-  template <class Of>
-  __device__ __forceinline__ void multiply_rows(float (&to)[SCORE_COLUMNS / 2], int keys_place, int queries_place) {
-    const uint64_t a = own_descriptor(smem_address + keys_place + keys * 64 * 128, 0);
-    const uint64_t b = own_descriptor(smem_address + queries_place + dims * SCORE_COLUMNS * 128, 0);
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < Of::DIM_STEPS; ++step) {
-      wgmma_s(to, a + descriptor_step(Of::step_offset(step, BLOCK_N)),
-              b + descriptor_step(Of::step_offset(step, BLOCK_M)), step > 0);
-    }
-    wgmma_commit();
-  }
-  __device__ __forceinline__ void multiply_dv() {  // dV += Pᵀ dO
-    const uint64_t b = columns_descriptor(Smem::DO + d.stage * Smem::DO_TILE_BYTES, BLOCK_M, dims * DV_COLUMNS);
-    const auto a = scores_by_steps<P_IN_REGISTERS>(p, Smem::P + score_stage * Smem::SCORE_TILE_BYTES);
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < QUERY_STEPS; ++step) wgmma_dv(dv, a[step], b + descriptor_step(step * 16 * 128), true);
-    wgmma_commit();
-  }
-  __device__ __forceinline__ void multiply_dk(int stage) {  // dK += dSᵀ Q
-    const uint64_t b = columns_descriptor(Smem::Q + stage * Smem::Q_TILE_BYTES, BLOCK_M, dims * DK_COLUMNS);
-    const auto a = scores_by_steps<DS_IN_REGISTERS>(ds, Smem::DS + score_stage * Smem::SCORE_TILE_BYTES);
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < QUERY_STEPS; ++step) wgmma_dk(dk, a[step], b + descriptor_step(step * 16 * 128), true);
-    wgmma_commit();
-  }
-  // dQ = dS K of 64 queries and DQ_COLUMNS dimensions, or dQᵀ = Kᵀ dSᵀ of 64 dimensions and all queries.
-  __device__ __forceinline__ void multiply_dq() {
-    const int ds_smem = Smem::DS + score_stage * Smem::SCORE_TILE_BYTES;
-    const int part = warpgroup % SUM_TILES_ALONG, rows = warpgroup / SUM_TILES_ALONG;
-    const uint64_t of_scores = own_descriptor(smem_address + ds_smem + (DQ_BY_DIMS ? 0 : rows * 64 * 128), 0);
-    const uint64_t of_keys = columns_descriptor(Smem::K, BLOCK_N, DQ_BY_DIMS ? warpgroup * 64 : part * DQ_COLUMNS);
-    wgmma_fence();
-    multiply_keys(dq, of_scores, of_keys);
-    if constexpr (DQ_SHARE > 0) {
-      const int first = warpgroup * DQ_SHARE;  // of its queries
-      multiply_keys(dq_share, own_descriptor(smem_address + ds_smem + first * 128, 0),
-                    columns_descriptor(Smem::K, BLOCK_N, WARPGROUPS * 64));
-    }
-    wgmma_commit();
-  }
-  template <int FLOATS>
-  __device__ __forceinline__ void multiply_keys(float (&to)[FLOATS], uint64_t of_scores, uint64_t of_keys) {
-#pragma unroll
-    for (int step = 0; step < BLOCK_N / 16; ++step) {  // of keys
-      const uint64_t ds_step = of_scores + descriptor_step(step / 4 * Smem::SCORE_GROUP_BYTES + step % 4 * 32);
-      const uint64_t k_step = of_keys + descriptor_step(step * 16 * 128);
-      wgmma_dq(to, DQ_BY_DIMS ? k_step : ds_step, DQ_BY_DIMS ? ds_step : k_step, step > 0);
-    }
-  }
-  __device__ __forceinline__ void pin_dq() {
-    pin_registers(dq);
-    if constexpr (DQ_SHARE > 0) pin_registers(dq_share);
-  }
-  // Of an operand whose rows lie along the depth of a product: columns from `column` on, of a tile of `rows` rows.
-  __device__ __forceinline__ uint64_t columns_descriptor(int place, int rows, int column) const {
-    return own_descriptor(smem_address + place + column / 64 * rows * 128 + column % 64 * 2, rows * 128);
-  }
-  // Sums of it with constants are not made ahead of the loop, and kept in registers.
-  static __device__ __forceinline__ uint64_t own_descriptor(uint32_t address, uint32_t leading_bytes) {
-    uint64_t descriptor = matrix_descriptor(address, leading_bytes);
-    forget_origin(descriptor);
-    return descriptor;
-  }
-  // Of this warpgroup's 64 keys.
-  template <bool IN_REGISTERS, int STEPS>
-  __device__ __forceinline__ auto scores_by_steps(const uint32_t (&registers)[STEPS][4], int place) const {
-    if constexpr (IN_REGISTERS) return RegisterSteps<STEPS>{registers};
-    else return SharedSteps{own_descriptor(smem_address + place + keys * Smem::SCORE_GROUP_BYTES, 0)};
-  }
-
   // ---- scores
 
   // Terms of queries 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of sixteen, which lie side by side (row_terms.cuh).
@@ -395,7 +260,7 @@ private:
   __device__ __forceinline__ int key_of(int i) const { return lane_key + i / 2 % 2 * 8; }
   // What variants make of the products, and by what their gradients pass.
   __device__ __forceinline__ void change_scores() {
-    const Gradient gradient(variant, sequence_number, walk.head, mask.seqlen_q, mask.seqlen_k);
+    const Gradient gradient(variant, work.sequence_number, walk.head, mask.seqlen_q, mask.seqlen_k);
 #pragma unroll
     for (int i = 0; i < SCORE_COLUMNS / 2; i += 8) {
       float bias[8];
@@ -534,13 +399,14 @@ private:
   // ---- results
 
   // This warp's part of dQ to its sums (`query_sums.cuh`).
-  __device__ __forceinline__ void add_dq() {
-    const int64_t tile = terms.tile(block.batch, walk.head, walk.tile);
-    float* sums = dq_sums_gmem + tile * Sums::FLOATS + warpgroup * Sums::TILE_FLOATS + warp * Sums::WARP_FLOATS;
+  __device__ __forceinline__ void add_dq() { add_dq(terms.tile(work, walk.head, walk.tile), score_stage); }
+  // `stage`: of dS of that tile.
+  __device__ __forceinline__ void add_dq(int64_t tile, int stage) {
+    float* sums = dq_sums_gmem + tile * Sums::FLOATS + sums_of_warp(warpgroup, warp);
     if constexpr (DQ_BY_BULK) {
       const int place = Smem::DQ + (warpgroup * 4 + warp) * Smem::DQ_WARP_BYTES;
       if constexpr (DQ_BY_WARP) {
-        mbarrier_wait(smem_address + Smem::DQ_EMPTY + 8 * warpgroup, DS_STAGES == 2 ? score_stage ^ 1 : dq_parity);
+        mbarrier_wait(smem_address + Smem::DQ_EMPTY + 8 * warpgroup, DS_STAGES == 2 ? stage ^ 1 : dq_parity);
         dq_parity ^= 1;
       } else {
         if (lane == 0) tma_store_wait_read();
@@ -558,7 +424,7 @@ private:
     } else {
 #pragma unroll
       for (int i = 0; i < DQ_COLUMNS / 2; i += 4) {
-        if (HEAD_DIM % 64 == 0 || Sums::needed<HEAD_DIM>(warpgroup * 4 + warp, i / 4, BLOCK_M))
+        if (HEAD_DIM % 64 == 0 || Sums::needed<HEAD_DIM>(warpgroup / DQ_SHARERS * 4 + warp, i / 4, BLOCK_M))
           red_add_v4(sums + i * 32 + lane * 4, dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
       }
       if constexpr (DQ_SHARE > 0) {
@@ -575,7 +441,7 @@ private:
                                             int64_t row_stride, float scale) const {
     constexpr int BYTES = (COLUMNS + 63) / 64 * 64 * 128;
     const float factor[2] = {scale, scale};
-    const int at = place + warpgroup * BYTES;
+    const int at = place + warpgroup * (CLAIMED ? Smem::RESULT_BYTES : BYTES);
     output_to_shared<Element>(x, factor, smem_address + at, warp, lane);
     __syncwarp();  // all rows of the warp are written
     const int row = keys * 64 + warp * 16;

@@ -13,6 +13,7 @@
 #include "device/copy/tensor_tile.cuh"
 #include "device/schedule/sequences.cuh"
 #include "backward_wgmma/query_sums.cuh"
+#include "backward_wgmma/key_work.cuh"
 #include "backward_wgmma/query_walk.cuh"
 #include "backward_wgmma/shared_layout.cuh"
 
@@ -20,27 +21,40 @@
 struct QueryTerms {
   const float *log_sums_gmem, *deltas_gmem;
   int heads, tiles;
-  int first_slot;  // of the packed sequence at hand, else 0
 
-  __device__ __forceinline__ int64_t tile(int batch, int head, int tile) const {
-    return (int64_t(batch) * heads + head) * tiles + first_slot + tile;
+  __device__ __forceinline__ int64_t tile(const KeyWork& work, int head, int tile) const {
+    return (int64_t(work.block.batch) * heads + head) * tiles + work.first_slot + tile;
   }
 };
+
+// CLAIMED: takes the tile of keys that the producer tells, once its K has come; false if there is none. `parity`: of
+// how many were before it.
+__device__ __forceinline__ bool take_claimed(const unsigned char* smem, uint32_t smem_address, const KeyWorks& works,
+                                             KeyWork& work, uint32_t parity) {
+  mbarrier_wait(smem_address + Smem::K_FULL, parity);
+  const int number = reinterpret_cast<const int*>(smem + Smem::CLAIM)[parity];
+  if (number >= 0) work = works.at(number);
+  return number >= 0;
+}
+
+// Where a warp's part of a tile of dQ begins (`query_sums.cuh`).
+__device__ __forceinline__ int sums_of_warp(int warpgroup, int warp) {
+  return warpgroup / DQ_SHARERS * Sums::TILE_FLOATS + warp * Sums::WARP_FLOATS +
+         warpgroup % DQ_SHARERS * 16 * DQ_COLUMNS;
+}
 
 constexpr uint32_t STORED = 1u << 31;  // a bit of the word of a tile of dQ, FIRST_STORES
 
 struct Producer {
   unsigned char* smem;
-  const KeyBlock& block;
-  const Sequence& sequence;
+  const KeyWorks& works;
+  KeyWork& work;  // at hand
   const QueryTerms& terms;
   int group;  // heads of the block's K/V head
   const TensorMap &q_map, &k_map, &v_map, &do_map, &bias_map;
-  bool bias_of_heads;  // else they share it
-  int bias_batch;      // 0 where batches share it
+  bool bias_of_heads, bias_of_batches;  // else they share it
   float* dq_sums_gmem;
   uint32_t* progress_gmem;
-  const Mask& mask;
 
   __device__ __forceinline__ void run(int warp) const {
     const uint32_t smem_address = shared_address(smem);
@@ -64,21 +78,52 @@ private:
   // Of a warp that goes through a block list one thread issues the copies.
   static __device__ __forceinline__ bool issues() { return !BlockStates::LISTED || threadIdx.x % 32 == 0; }
   __device__ __forceinline__ void copy(uint32_t smem_address) const {
-    if (issues()) {
-      load_keys<Tiles>(smem_address + Smem::K, k_map, smem_address + Smem::K_FULL);
-      load_keys<ValueTiles>(smem_address + Smem::V, v_map, smem_address + Smem::V_FULL);
-    }
-    grid_dependency_wait();  // the terms of the queries are there, and the sums of dQ are 0
     RingPosition<Q_STAGES> q;
     RingPosition<DO_STAGES> d;
-    for (QueryWalk walk(block, group); !walk.done(); walk.advance(block)) {
-      if (issues()) load_queries(smem_address, walk, q, d);
-      q.advance(), d.advance();
+    if constexpr (CLAIMED) {
+      int number = blockIdx.x;
+      for (uint32_t parity = 0, round = 0;; parity ^= 1, ++round) {
+        while (VARLEN && number < works.blocks && !work.any) {
+          if (round == 0) grid_dependency_wait();
+          number = claim();
+        }
+        const bool any = number < works.blocks;
+        QueryWalk walk(work.block, group);
+        const bool early = round > 0 && any && !walk.done();
+        if (early) load_queries(smem_address, walk, q, d), q.advance(), d.advance(), walk.advance(work.block);
+        if (round > 0)
+          mbarrier_wait(smem_address + Smem::K_EMPTY, parity ^ 1);  // no warp reads the last K and V any more
+        reinterpret_cast<int*>(smem + Smem::CLAIM)[parity] = any ? number : -1;
+        if (!any) {
+          mbarrier_arrive(smem_address + Smem::K_FULL);
+          return;
+        }
+        load_keys(smem_address);
+        if (round == 0) grid_dependency_wait();
+        for (; !walk.done(); walk.advance(work.block)) {
+          load_queries(smem_address, walk, q, d);
+          q.advance(), d.advance();
+        }
+        number = claim();
+      }
+    } else {
+      if (issues()) load_keys(smem_address);
+      grid_dependency_wait();  // the terms of the queries are there, and the sums of dQ are 0
+      for (QueryWalk walk(work.block, group); !walk.done(); walk.advance(work.block)) {
+        if (issues()) load_queries(smem_address, walk, q, d);
+        q.advance(), d.advance();
+      }
     }
+  }
+  // The number of the next tile of keys, which is at hand then if there is one.
+  __device__ __forceinline__ int claim() const {
+    const int number = blocks_read_again() + int(count_one(progress_gmem));
+    if (number < works.blocks) work = works.at(number);
+    return number;
   }
   __device__ __forceinline__ void load_queries(uint32_t smem_address, const QueryWalk& walk, RingPosition<Q_STAGES> q,
                                                RingPosition<DO_STAGES> d) const {
-    const int64_t tile = terms.tile(block.batch, walk.head, walk.tile) * BLOCK_M;
+    const int64_t tile = terms.tile(work, walk.head, walk.tile) * BLOCK_M;
     if constexpr (BlockStates::LISTED) {
       mbarrier_wait(smem_address + Smem::Q_EMPTY + 8 * q.stage, q.parity ^ 1);
       *reinterpret_cast<ToldTile::Word*>(smem + Smem::TOLD + 8 * q.stage) = walk.word();
@@ -96,11 +141,22 @@ private:
   // Adds what the consumers leave of dQ to its sums, a warpgroup's part at a time. FIRST_STORES: of all blocks that do
   // so the first stores its part, and others wait until that is in memory.
   __device__ __forceinline__ void add_dq(uint32_t smem_address) const {
-    constexpr int BYTES = 4 * Smem::DQ_WARP_BYTES;
     grid_dependency_wait();  // the sums are 0, or FIRST_STORES: what `added_to` counts is
     uint32_t parity = 0;
-    for (QueryWalk walk(block, group); !walk.done(); walk.advance(block), parity ^= 1) {
-      float* sums = dq_sums_gmem + terms.tile(block.batch, walk.head, walk.tile) * Sums::FLOATS;
+    if constexpr (CLAIMED) {
+      for (uint32_t round = 0; take_claimed(smem, smem_address, works, work, round % 2); ++round) {
+        mbarrier_arrive(smem_address + Smem::K_EMPTY);  // the number has been read
+        add_tiles(smem_address, parity);
+      }
+    } else {
+      add_tiles(smem_address, parity);
+    }
+  }
+  // Those of a tile of keys. `parity`: of dQ's barriers.
+  __device__ __forceinline__ void add_tiles(uint32_t smem_address, uint32_t& parity) const {
+    constexpr int PIECES = DQ_SHARERS > 1 ? 4 : 1, BYTES = 4 / PIECES * Smem::DQ_WARP_BYTES;  // those of four warps
+    for (QueryWalk walk(work.block, group); !walk.done(); walk.advance(work.block), parity ^= 1) {
+      float* sums = dq_sums_gmem + terms.tile(work, walk.head, walk.tile) * Sums::FLOATS;
       const uint32_t turn = IN_ORDER ? blocks_before(walk) : 0;
       if (!issues()) continue;
       bool first = IN_ORDER && turn == 0;
@@ -115,10 +171,13 @@ private:
 #pragma unroll
       for (int i = 0; i < WARPGROUPS; ++i) {
         mbarrier_wait(smem_address + Smem::DQ_FULL + 8 * i, parity);
-        float* to_gmem = sums + i * Sums::TILE_FLOATS;
-        const uint32_t from_smem = smem_address + Smem::DQ + i * BYTES;
-        if (FIRST_STORES && first) bulk_store(to_gmem, from_smem, BYTES);
-        else bulk_add(to_gmem, from_smem, BYTES);
+#pragma unroll
+        for (int piece = 0; piece < PIECES; ++piece) {
+          float* to_gmem = sums + sums_of_warp(i, piece);
+          const uint32_t from_smem = smem_address + Smem::DQ + (i * PIECES + piece) * BYTES;
+          if (FIRST_STORES && first) bulk_store(to_gmem, from_smem, BYTES);
+          else bulk_add(to_gmem, from_smem, BYTES);
+        }
         tma_store_commit();
       }
       release<WARPGROUPS>(smem_address);
@@ -130,15 +189,18 @@ private:
     }
   }
   // Blocks that have added to a tile of dQ, and with FIRST_STORES the bit `STORED`; and, IN_ORDER, those that do so
-  // before this one: under a diagonal those of later keys, else those of earlier ones, by a block list if they see the
-  // tile; ROTATED, those that come to it after fewer others.
+  // before this one: under a diagonal those of later keys, and by a block list, which may hide those behind one too, if
+  // they see the tile; else those of earlier ones; ROTATED, those that come to it after fewer others.
   __device__ __forceinline__ uint32_t* added_to(const QueryWalk& walk) const {
-    return progress_gmem + terms.tile(block.batch, walk.head, walk.tile);
+    return progress_gmem + CLAIMED + terms.tile(work, walk.head, walk.tile);
   }
   __device__ __forceinline__ uint32_t blocks_before(const QueryWalk& walk) const {
     const int tile = walk.tile;
+    const KeyBlock& block = work.block;
+    const Mask& mask = work.mask;
     if constexpr (BlockStates::LISTED)
-      return block.states.before<BLOCK_N>(block.batch, walk.head, tile * BLOCK_M, block.key_tile, threadIdx.x % 32);
+      return block.states.behind<BLOCK_N>(block.batch, walk.head, tile * BLOCK_M, block.key_tile,
+                                          (mask.seqlen_k + BLOCK_N - 1) / BLOCK_N, threadIdx.x % 32);
     if constexpr (CAUSAL) return (mask.keys_before((tile + 1) * BLOCK_M) - 1) / BLOCK_N - block.key_tile;
     if constexpr (!ROTATED) return block.key_tile;
     // Blocks whose keys are as many tiles apart as there are tiles of queries begin with the same one.
@@ -165,22 +227,28 @@ private:
     bulk_load(term_smem, term_gmem, BLOCK_M * 4, full);
     const int row = walk.tile * BLOCK_M;
     if constexpr (VARLEN)
-      Of::template load_sliding<BLOCK_M>(tile_smem, map, full, row, sequence.queries, sequence.end_query(), walk.head);
-    else Of::template load<BLOCK_M>(tile_smem, map, full, row, walk.head, block.batch);
+      Of::template load_sliding<BLOCK_M>(tile_smem, map, full, row, work.sequence.queries, work.sequence.end_query(),
+                                         walk.head);
+    else Of::template load<BLOCK_M>(tile_smem, map, full, row, walk.head, work.block.batch);
   }
   // The bias of a tile of Q, whose place is empty: [64 keys][queries], as a tile of 64 columns.
   __device__ __forceinline__ void load_bias(uint32_t tile_smem, const QueryWalk& walk, uint32_t full) const {
     mbarrier_arrive_expect_tx(full, KEY_GROUPS * Smem::BIAS_GROUP_BYTES);
 #pragma unroll
     for (int i = 0; i < KEY_GROUPS; ++i)
-      tma_load_4d(tile_smem + i * Smem::BIAS_GROUP_BYTES, bias_map, full, block.first_key + i * 64, walk.tile * BLOCK_M,
-                  bias_of_heads ? walk.head : 0, bias_batch);
+      tma_load_4d(tile_smem + i * Smem::BIAS_GROUP_BYTES, bias_map, full, work.block.first_key + i * 64,
+                  walk.tile * BLOCK_M, bias_of_heads ? walk.head : 0, bias_of_batches ? work.block.batch : 0);
+  }
+  __device__ __forceinline__ void load_keys(uint32_t smem_address) const {
+    load_keys_of<Tiles>(smem_address + Smem::K, k_map, smem_address + Smem::K_FULL);
+    load_keys_of<ValueTiles>(smem_address + Smem::V, v_map, smem_address + Smem::V_FULL);
   }
   template <class Of>
-  __device__ __forceinline__ void load_keys(uint32_t tile_smem, const TensorMap& map, uint32_t full) const {
-    const int key = block.first_key, head = block.kv_head;
+  __device__ __forceinline__ void load_keys_of(uint32_t tile_smem, const TensorMap& map, uint32_t full) const {
+    const int key = work.block.first_key, head = work.block.kv_head;
+    const Sequence& sequence = work.sequence;
     if constexpr (VARLEN)
       Of::template load_sliding<BLOCK_N>(tile_smem, map, full, key, sequence.keys, sequence.end_key(), head);
-    else Of::template load<BLOCK_N>(tile_smem, map, full, key, head, block.batch);
+    else Of::template load<BLOCK_N>(tile_smem, map, full, key, head, work.block.batch);
   }
 };

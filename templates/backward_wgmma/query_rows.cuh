@@ -32,8 +32,10 @@ struct QueryRows {
     return slot - first_slot;
   }
 
-  // Of a tile of queries; heads count through all batches. `thread` of THREADS.
-  template <int THREADS> __device__ __forceinline__ void begin(int head_of_all, int tile, int thread) const {
+  // Of a tile of queries; heads count through all batches. `thread` of THREADS. `seqlen_k`, `window`: of the sequence.
+  template <int THREADS>
+  __device__ __forceinline__ void begin(int head_of_all, int tile, int thread, int seqlen_k,
+                                        const Window& window) const {
     const int batch = head_of_all / heads, head = head_of_all % heads, row = first_query + tile * BLOCK_M;
     const int64_t place = int64_t(head_of_all) * tiles + first_slot + tile;
     const int64_t sum = int64_t(head_of_all) * head_rows + row;
@@ -42,11 +44,15 @@ struct QueryRows {
       Deltas::write_none(log_sums_gmem + place * BLOCK_M, deltas_gmem + place * BLOCK_M);
       return;
     }
-    if constexpr (!FIRST_STORES)
+    if (!FIRST_STORES || (SOME_SEE_NONE && !is_seen(tile, Mask(seqlen_q, seqlen_k, window), seqlen_k)))
       Sums::clear<HEAD_DIM>(dq_sums_gmem + place * Sums::FLOATS, seqlen_q - tile * BLOCK_M, thread, THREADS);
     Deltas::write(log_sums_gmem + place * BLOCK_M, deltas_gmem + place * BLOCK_M, o_gmem + o.first(batch, head, row),
                   o.row, do_gmem + d.first(batch, head, row), d.row, lse_gmem + sum,
                   LSE_GRADIENT ? dlse_gmem + sum : nullptr, seqlen_q - tile * BLOCK_M, thread);
+  }
+  // Whether a block comes to a tile of queries, which `KeyBlock` says: those that do are side by side.
+  static __device__ __forceinline__ bool is_seen(int tile, const Mask& mask, int seqlen_k) {
+    return seqlen_k > 0 && tile >= mask.first_query(0) / BLOCK_M && tile * BLOCK_M < mask.end_query(seqlen_k - 1);
   }
   template <int THREADS> __device__ __forceinline__ void end(int head_of_all, int tile, int thread) const {
     const int batch = head_of_all / heads, head = head_of_all % heads, row = first_query + tile * BLOCK_M;

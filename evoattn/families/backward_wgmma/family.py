@@ -12,6 +12,7 @@ from evoattn.families.backward_wgmma.resources import (
     dq_columns,
     dq_share,
     key_blocks,
+    lacks_room,
     launch_work,
     moved_registers,
     producer_warps,
@@ -139,7 +140,7 @@ class BackwardWgmma(Family):
         dims, dtype = genes.DIM_GROUPS, problem.dtype
         columns, share = dq_columns(problem, genes), dq_share(problem, genes)
         p_in_registers, ds_in_registers = genes.P_PLACE == "registers", genes.DS_PLACE == "registers"
-        by_dims = genes.DQ_ROWS == "dims"
+        by_dims, claimed = genes.DQ_ROWS == "dims", genes.SCHEDULE == "claimed"
         return {
             **variant_constants(problem, slope=True),
             **block_list_constants(problem),
@@ -161,6 +162,11 @@ class BackwardWgmma(Family):
             "HEADS_FASTEST": genes.BLOCK_ORDER == "heads",
             "FIRST_STORES": genes.DQ_BEGIN == "stored",
             "SECTIONS": genes.BLOCK_ORDER == "sections",
+            "CLAIMED": claimed,
+            "OWN_KEYS_FIRST": genes.DQ_WHEN == "own_first",
+            "DQ_LATE": genes.DQ_WHEN == "next_tile",
+            "CLAIM_PARAMETERS": ", int claim_count" * claimed,
+            "CLAIM_COUNT": "claim_count" if claimed else "0",
             "ROTATED": genes.ROTATE,
             "STAGGERED": genes.STAGGER,
             "IN_ORDER": problem.deterministic,
@@ -192,7 +198,8 @@ class BackwardWgmma(Family):
         m, n = genes.BLOCK_M, genes.BLOCK_N
         tiles, sinks = row_blocks(problem, genes.BLOCK_M), "sinks" in parse_grads(problem.grads)
         row_block, in_order = (ROW_THREADS, 1, 1), problem.deterministic
-        progress: KernelArg = Buffer("progress") if in_order or genes.DQ_BEGIN == "stored" else NULL
+        claimed = genes.SCHEDULE == "claimed"
+        progress: KernelArg = Buffer("progress") if in_order or claimed or genes.DQ_BEGIN == "stored" else NULL
         keys, heads, batch = key_blocks(problem, genes), problem.kv_heads, batches(problem)
         blocks, in_parts = keys * genes.QUERY_SPLIT, genes.QUERY_SPLIT > 1
         grid = (heads, batch, blocks) if genes.BLOCK_ORDER != "keys" else (blocks, heads, batch)
@@ -202,6 +209,9 @@ class BackwardWgmma(Family):
             ahead = section_heads(problem, genes, gpu.sm_count)
         if genes.SPLIT == "last":
             grid, ahead = (whole + (tiles_of_all - whole) * genes.QUERY_SPLIT, 1, 1), whole
+        count = math.prod(grid)
+        if claimed:
+            grid = (min(count, gpu.sm_count * genes.BLOCKS_PER_SM), 1, 1)
         together = 1  # by a block list, and where they may not all run at once, blocks wait for earlier ones alone
         if in_order and not ahead and not problem.blocks and (problem.causal or genes.ROTATE):
             together = math.prod(grid) if genes.BLOCK_ORDER != "keys" else blocks
@@ -239,6 +249,7 @@ class BackwardWgmma(Family):
             *passed(variant_given(problem), states_given(problem)),
             sums,
             *((bias_map(problem, m),) if problem.bias else ()),
+            *_ints(*(count,) * claimed),
         )
         rows: tuple[KernelArg, ...] = (
             *(dq_sums, Buffer("dq")),
@@ -313,12 +324,33 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
         return "DQ_SUM=warp needs PRODUCER=warpgroup, which has warps to spare."
     if genes.ROTATE and problem.causal:
         return "ROTATE needs mask=full: under a causal mask blocks begin with different queries as it is."
+    if genes.SCHEDULE == "claimed" and (problem.deterministic or problem.blocks):
+        return "SCHEDULE=claimed is of blocks that add in any order, without block lists."
+    if genes.SCHEDULE == "claimed" and lacks_room(problem, genes):
+        return (
+            f"SCHEDULE=claimed puts dK and dV where dS and P lie: BLOCK_M={genes.BLOCK_M} DS_STAGES={genes.DS_STAGES} "
+            f"P_PLACE={genes.P_PLACE} leave no room."
+        )
+    return why_not_in_order(genes)
+
+
+def why_not_in_order(genes: BackwardWgmmaGenes) -> str | None:
+    """Genes of which product begins when, where they do not fit each other."""
+    groups = warpgroups(genes)
     if genes.STAGGER and groups != 2:
         return f"STAGGER needs two warpgroups (BLOCK_N, DIM_GROUPS), not {groups}."
+    if genes.ORDER == "both_first" and (genes.P_PLACE == "shared" or genes.DO_STAGES == 1):
+        return (
+            "ORDER=both_first needs P_PLACE=registers, and DO_STAGES of 2 or more: two tiles of dO are read at a time."
+        )
     if genes.STAGGER and runs_ahead(genes) and genes.P_PLACE == "registers":
         return (
             f"STAGGER ORDER={genes.ORDER} needs P_PLACE=shared: without its barrier one warpgroup gets two tiles ahead."
         )
+    if genes.DQ_WHEN != "all_there" and (groups != 2 or genes.DIM_GROUPS > 1 or genes.DS_STAGES == 1):
+        return f"DQ_WHEN={genes.DQ_WHEN} needs BLOCK_N=128 DIM_GROUPS=1, the keys of two warpgroups, and DS_STAGES=2."
+    if genes.DQ_WHEN == "next_tile" and (runs_ahead(genes) or "shared" in (genes.P_PLACE, genes.DS_PLACE)):
+        return "DQ_WHEN=next_tile needs ORDER=in_turn or dv_last, P_PLACE=registers and DS_PLACE=registers."
     if runs_ahead(genes) and genes.Q_STAGES == 1:
         return f"ORDER={genes.ORDER} needs Q_STAGES of 2 or more: two tiles of Q are read at a time."
     if runs_ahead(genes) and genes.DS_PLACE == "registers":
@@ -344,14 +376,11 @@ def why_not_whole_lists(problem: AttentionProblem, genes: BackwardWgmmaGenes) ->
 
 
 def why_not_stored(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
-    """DQ_BEGIN=stored where no block may add to a tile of dQ, or those that add are found otherwise."""
+    """DQ_BEGIN=stored where blocks do not wait for the first one, or a list says whether one adds at all."""
     if genes.DQ_SUM != "warp":
         return "DQ_BEGIN=stored needs DQ_SUM=warp, which waits until the first block has stored."
-    if problem.mask == "causal_lower_right" or problem.window or problem.varlen or problem.blocks:
-        return (
-            "DQ_BEGIN=stored needs masks by which each query sees a key at all lengths: full or causal_upper_left, "
-            "without a window, packed sequences or block lists."
-        )
+    if problem.blocks:
+        return "DQ_BEGIN=stored needs queries by the mask alone, and here a block list names them."
     return None
 
 

@@ -23,7 +23,7 @@ from evoattn.model.problem import AttentionProblem
 class BackwardWgmmaGenes(Genes):
     """The parameters of backward_wgmma."""
 
-    BLOCK_M: int = gene("queries per tile", (32, 48, 64, 80, 96, 128))
+    BLOCK_M: int = gene("queries per tile", (32, 48, 64, 80, 96, 112, 128))
     BLOCK_N: int = gene("keys per block, 64 per consumer warpgroup", (64, 128, 192))
     DIM_GROUPS: int = gene(
         "warpgroups that share the same 64 keys, each with a part of the dimensions of dK and dV", (1, 2, 3)
@@ -37,11 +37,11 @@ class BackwardWgmmaGenes(Genes):
     PRODUCER: Literal["warp", "warpgroup"] = gene(
         "copies are issued by one warp, or by a warpgroup that gives its registers to the consumers"
     )
-    ORDER: Literal["in_turn", "dp_first", "sums_first", "softmax_first", "dv_last"] = gene(
+    ORDER: Literal["in_turn", "dp_first", "sums_first", "softmax_first", "both_first", "dv_last"] = gene(
         "all products of a tile in turn (in_turn); or the scores of the next tile are multiplied beside dQ and dK "
         "of this one, and its dP is begun before dQ is added up (dp_first), after that (sums_first), or after the "
-        "next softmax (softmax_first); or in turn with dV behind the gradients of the scores, which have more "
-        "registers (dv_last)"
+        "next softmax (softmax_first), or before dQ and dK of this one, which run beside the next softmax "
+        "(both_first); or in turn with dV behind the gradients of the scores, which have more registers (dv_last)"
     )
     TERMS_EARLY: bool = gene(
         "a thread's log-sum-exps and deltas go to registers before it waits for a product, or after"
@@ -78,6 +78,16 @@ class BackwardWgmmaGenes(Genes):
         "exponentials run beside the products of the other",
         default=False,
     )
+    SCHEDULE: Literal["single", "claimed"] = gene(
+        "a block has one tile of keys, or there are as many blocks as run at once, and each claims the next tile "
+        "while it still works on the last one",
+        default="single",
+    )
+    DQ_WHEN: Literal["all_there", "own_first", "next_tile"] = gene(
+        "dQ's product begins once dS of all keys is there, or with that of the warpgroup's own keys (own_first), or "
+        "it is that of the tile before (next_tile), so that no warpgroup waits for another's exponentials",
+        default="all_there",
+    )
 
 
 WARPGROUP, GROUP_KEYS = 128, 64
@@ -87,7 +97,7 @@ LISTED_REGISTERS = 32
 """The least of a producer that goes through a block list, if the consumers can spare so many. Six configs compiled by
 ptxas 13.0: with 24 each spills some 80 bytes."""
 MAX_CONSUMER_REGISTERS = 240
-FIXED_REGISTERS = {"in_turn": 8, "dp_first": 24, "sums_first": 22, "softmax_first": 22, "dv_last": 12}
+FIXED_REGISTERS = {"in_turn": 8, "dp_first": 24, "sums_first": 22, "softmax_first": 22, "both_first": 22, "dv_last": 12}
 """Addresses, counters and terms of queries beside the arrays of `Fragments`, by ORDER: with in_turn S and dP are not
 both alive where most is. Fitted to 80 random configs compiled by ptxas 13.0."""
 
@@ -152,10 +162,12 @@ def whole_chunks(dim: int) -> int:
 
 
 def dq_columns(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
-    """Columns of a warpgroup's part of dQ, or, DQ_ROWS=dims, queries; 0 where the warpgroups cannot share dQ."""
+    """Columns of a warpgroup's part of dQ, or, DQ_ROWS=dims, queries: a tile's, or, where several warpgroups have
+    the same 64 dimensions, a share of them; 0 where the warpgroups cannot share dQ."""
     columns, groups = whole_chunks(problem.head_dim), warpgroups(genes)
     if genes.DQ_ROWS == "dims":
-        return genes.BLOCK_M if columns == CHUNK_COLUMNS * groups or dq_share(problem, genes) else 0
+        sharers, rest = (1, 0) if dq_share(problem, genes) else divmod(CHUNK_COLUMNS * groups, columns)
+        return genes.BLOCK_M // sharers if not rest and genes.BLOCK_M % (8 * sharers) == 0 else 0
     rows = genes.BLOCK_M // GROUP_KEYS
     if genes.BLOCK_M % GROUP_KEYS or groups % rows:
         return 0
@@ -191,6 +203,8 @@ def registers_needed(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> in
     if genes.ORDER == "dv_last":
         p = scores // 2 * (genes.P_PLACE == "registers")
         return kept + max(2 * scores + p, rounded + dq) + FIXED_REGISTERS[genes.ORDER]
+    if genes.ORDER == "both_first":
+        return kept + 2 * scores + rounded + dq + FIXED_REGISTERS[genes.ORDER]
     if genes.ORDER == "dp_first":
         return kept + 2 * scores + max(dq, rounded) + FIXED_REGISTERS[genes.ORDER]
     return kept + scores + max(scores, dq) + rounded + FIXED_REGISTERS[genes.ORDER]
@@ -209,7 +223,16 @@ def smem_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     terms = 4 * genes.BLOCK_M * (genes.Q_STAGES + genes.DO_STAGES)
     barriers = 2 + 2 * genes.Q_STAGES + 2 * genes.DO_STAGES + 2 * warpgroups(genes) * (genes.DQ_SUM == "warp")
     told = genes.Q_STAGES * bool(problem.blocks)  # which tile of queries the producer brought
-    return tiles + sums + terms + 8 * (barriers + told)
+    claims, own = 2 * (genes.SCHEDULE == "claimed"), 2 * warpgroups(genes) * (genes.DQ_WHEN != "all_there")
+    own += 2 * (genes.DQ_WHEN == "next_tile")
+    return tiles + sums + terms + 8 * (barriers + told + claims + own)
+
+
+def lacks_room(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> bool:
+    """Whether dK or dV does not fit where dS and P lie, which SCHEDULE=claimed needs; of parts neither goes there."""
+    rows = WARPGROUP * max(whole_chunks(dim // genes.DIM_GROUPS) for dim in (problem.head_dim, problem.head_dim_v))
+    scores = key_groups(genes) * genes.BLOCK_M * ROW_BYTES * genes.DS_STAGES * (1 + (genes.P_PLACE == "shared"))
+    return rows * warpgroups(genes) > scores and (genes.QUERY_SPLIT == 1 or genes.SPLIT == "last")
 
 
 def query_tiles(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
@@ -288,9 +311,9 @@ def scratch(problem: AttentionProblem, genes: BackwardWgmmaGenes, sms: int) -> d
     split = key_blocks(problem, genes) * units(problem) - whole_tiles(problem, genes, sms)
     found |= {"key_sums": key_sums(problem, genes, split)} if genes.QUERY_SPLIT > 1 else {}
     found |= block_state_bytes(problem) | packed_bytes(problem)
-    return found | (
-        {"progress": 4 * query_tiles(problem, genes)} if problem.deterministic or genes.DQ_BEGIN == "stored" else {}
-    )
+    of_tiles = query_tiles(problem, genes) * (problem.deterministic or genes.DQ_BEGIN == "stored")
+    words = of_tiles + (genes.SCHEDULE == "claimed")
+    return found | ({"progress": 4 * words} if words else {})
 
 
 def key_sums(problem: AttentionProblem, genes: BackwardWgmmaGenes, tiles: int) -> int:
@@ -323,7 +346,7 @@ SCORE_OPERATIONS = 4.0
 TURN_SHARE = 0.3
 """Of a block's time, what it waits for others that add to the same dQ before it, where all begin with the same queries:
 0.29 and 0.32 on an H100, 16 and 32 blocks a head."""
-ORDERS = ("in_turn", "dp_first", "sums_first", "softmax_first", "dv_last")
+ORDERS = ("in_turn", "dp_first", "sums_first", "softmax_first", "dv_last", "both_first")
 STEP_WAIT, FIRST_WAIT, ROW_WAIT = 500, 2500, 2000
 """Clocks: of a tile's dependent instructions and barriers; of a block's first loads and last stores; of a block of the
 launches for rows. Estimates: nothing was fitted yet."""
@@ -386,6 +409,7 @@ def launch_work(problem: AttentionProblem, genes: BackwardWgmmaGenes, registers:
         visits=float(count),
         heads_in_turn=float(section_heads(problem, genes, SMS_MEASURED)),
         overlaps=True,
+        schedule=genes.SCHEDULE,
         genes=_numbers(problem, genes),
     )
     return _rows(problem, genes, "terms"), main, _rows(problem, genes, "rows")
@@ -460,5 +484,7 @@ def _numbers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, 
         "sections": genes.BLOCK_ORDER == "sections",
         "terms early": genes.TERMS_EARLY,
         "rotated": genes.ROTATE,
+        "claimed": genes.SCHEDULE == "claimed",
+        "dq when": ("all_there", "own_first", "next_tile").index(genes.DQ_WHEN),
         "consumer registers": moved_registers(problem, genes)[1] or registers_at_launch(genes),
     }

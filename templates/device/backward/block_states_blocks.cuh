@@ -57,17 +57,18 @@ struct BlockStates {
     }
     return found;
   }
-  // Of the tiles of BLOCK_N keys before this one, how many see a query. By whole warps.
+  // Of the tiles of BLOCK_N keys behind this one, how many see a query, which sees this one's too. By whole warps.
   template <int BLOCK_N>
-  __device__ __forceinline__ int before(int batch, int head, int query, int key_tile, int lane) const {
-    const int of_block = list.block_keys / BLOCK_N, key_block = key_tile / of_block;
+  __device__ __forceinline__ int behind(int batch, int head, int query, int key_tile, int tiles, int lane) const {
+    const int of_block = list.block_keys / BLOCK_N, key_block = key_tile / of_block, last = list.key_blocks - 1;
     const uint8_t* of_query = column(batch, head, 0) + query / list.block_rows;
-    int found = 0;
-    for (int from = 0; from < key_block; from += 32) {
+    int found = (key_block + 1) * of_block - 1 - key_tile;
+    for (int from = key_block + 1; from <= last; from += 32) {
       const int at = from + lane;
-      found += __popc(__ballot_sync(ALL_LANES, at < key_block && of_query[int64_t(at) * row_blocks] != EMPTY));
+      found += __popc(__ballot_sync(ALL_LANES, at <= last && of_query[int64_t(at) * row_blocks] != EMPTY)) * of_block;
     }
-    return found * of_block + key_tile % of_block;
+    if (of_query[int64_t(last) * row_blocks] != EMPTY) found -= (last + 1) * of_block - tiles;  // it may be shorter
+    return found;
   }
   // On to the first tile, from this one of this head on, that sees keys of the block. There is one. By whole warps.
   template <int BLOCK_M>

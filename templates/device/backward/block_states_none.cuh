@@ -14,7 +14,7 @@ struct BlockStates {
   template <class Seen> __device__ __forceinline__ void load_seen(Seen&, int, int, int, int, int) const {}
   template <int BLOCK_M> __device__ __forceinline__ void write(int, int, int) const {}
   template <int BLOCK_M> __device__ __forceinline__ int count(int, int, int, int, int, int) const { return 0; }
-  template <int BLOCK_N> __device__ __forceinline__ int before(int, int, int, int, int) const { return 0; }
+  template <int BLOCK_N> __device__ __forceinline__ int behind(int, int, int, int, int, int) const { return 0; }
   template <int BLOCK_M> __device__ __forceinline__ void find(int, int&, int&, int, int) const {}
   __device__ __forceinline__ int block_of(int) const { return 0; }
   __device__ __forceinline__ bool is_partial(int, int, int, int) const { return false; }

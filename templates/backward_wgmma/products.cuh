@@ -1,0 +1,279 @@
+// products.cuh: what a consumer warpgroup of backward_wgmma holds, and the products of its 64 keys. Needs the constants
+// of backward_wgmma.cu.j2.
+#include "device/ptx/keep.cuh"
+#include "device/ptx/mbarrier.cuh"
+#include "device/ptx/named_barrier.cuh"
+#include "device/ptx/opaque.cuh"
+#include "device/ptx/shared_address.cuh"
+#include "device/ptx/wgmma.cuh"
+#include "device/copy/ring_position.cuh"
+#include "device/copy/tensor_tile.cuh"
+#include "backward_wgmma/key_sums.cuh"
+#include "backward_wgmma/key_work.cuh"
+#include "backward_wgmma/producer.cuh"
+#include "backward_wgmma/query_walk.cuh"
+#include "backward_wgmma/shared_layout.cuh"
+
+// Factors are applied to probabilities once these are rounded; but not where the gradient of the bias is asked for,
+// which has none. Of a soft cap alone they are made of its scores then, and need no registers.
+constexpr bool FACTORS_IN_P = Gradient::FACTORED && P_IN_REGISTERS && !BIAS_GRADIENT;
+constexpr int FACTORS = Gradient::FACTORED && !(FACTORS_IN_P && Gradient::OF_RESULT) ? SCORE_COLUMNS / 2 : 1;
+
+constexpr int DQ_GROUPS = OWN_KEYS_FIRST ? 2 : 1;  // of products of dQ that are waited for together
+
+// The gradient of the bias is of dS before factors. Without any it is added from shared memory, where a thread has
+// eight keys side by side.
+constexpr bool BIAS_FROM_SHARED = BIAS_GRADIENT && !Gradient::FACTORED;
+
+// What a warpgroup holds in arrays, of Sᵀ[64 keys, SCORE_COLUMNS queries] and its like in the order of wgmma's
+// accumulators: lane 4 g + t of a warp has keys g and g + 8, of eight queries 2 t and 2 t + 1.
+struct Fragments {
+  float s[SCORE_COLUMNS / 2];                         // scores, then probabilities
+  float dp[SCORE_COLUMNS / 2];                        // of the probabilities, then of the scores
+  uint32_t p[P_IN_REGISTERS ? QUERY_STEPS : 1][4];    // probabilities, rounded
+  uint32_t ds[DS_IN_REGISTERS ? QUERY_STEPS : 1][4];  // gradients of the scores, rounded
+  float terms[SCORE_COLUMNS / 4];                     // of the queries: log2 of their sums, then deltas
+  float factors[FACTORS];                             // of the scores' gradients
+  float dq[DQ_COLUMNS / 2];
+  float dq_share[DQ_SHARE > 0 ? DQ_SHARE / 2 : 1];
+  float dk[DK_COLUMNS / 2], dv[DV_COLUMNS / 2];
+  SeenKeys<2, SCORE_COLUMNS> seen;  // by the lane's keys g and g + 8: queries of a PARTIAL tile
+};
+
+// The gradient of the bias, in float32. A stride is 0 where batches or heads share it.
+struct BiasSums {
+  float* gmem;
+  int64_t batch_stride, head_stride, row_stride;
+};
+
+struct RowsOfKeys {
+  Element* gmem;
+  int64_t batch_stride, head_stride, row_stride;
+  // The first row of a block.
+  __device__ __forceinline__ Element* of(const KeyWork& work) const {
+    const int key = work.sequence.first_key + work.block.first_key;
+    return gmem + (work.block.batch * batch_stride + work.block.kv_head * head_stride + key * row_stride);
+  }
+};
+// Where dK and dV go.
+struct KeyGradients {
+  RowsOfKeys dk, dv;
+  float softmax_scale;
+  KeySums sums;
+};
+
+// Pᵀ or dSᵀ of 64 keys as wgmma's A operand, 16 queries at a time: in registers, or where it lies in shared memory.
+template <int STEPS> struct RegisterSteps {
+  const uint32_t (&at)[STEPS][4];
+  __device__ __forceinline__ const uint32_t (&operator[](int step) const)[4] { return at[step]; }
+};
+struct SharedSteps {
+  uint64_t descriptor;
+  __device__ __forceinline__ uint64_t operator[](int step) const {
+    return descriptor + descriptor_step(step * 16 * 128);
+  }
+};
+
+struct Products {
+  float (&s)[SCORE_COLUMNS / 2];
+  float (&dp)[SCORE_COLUMNS / 2];
+  uint32_t (&p)[P_IN_REGISTERS ? QUERY_STEPS : 1][4];
+  uint32_t (&ds)[DS_IN_REGISTERS ? QUERY_STEPS : 1][4];
+  float (&terms_of_lane)[SCORE_COLUMNS / 4];
+  float (&factors)[FACTORS];
+  float (&dq)[DQ_COLUMNS / 2];
+  float (&dq_share)[DQ_SHARE > 0 ? DQ_SHARE / 2 : 1];
+  float (&dk)[DK_COLUMNS / 2];
+  float (&dv)[DV_COLUMNS / 2];
+  SeenKeys<2, SCORE_COLUMNS>& seen;
+  unsigned char* smem;
+  const KeyWorks& works;
+  KeyWork& work;  // at hand: its mask, its block
+  const Mask& mask;
+  const KeyBlock& block;
+  const QueryTerms& terms;
+  float* dq_sums_gmem;
+  const float softmax_scale_log2;
+  const Variant& variant;
+  const BiasSums& bias_sums;
+  const int group;  // heads of the block's K/V head
+  ConsumerWalk walk;
+  uint32_t smem_address;
+  int warp, lane;             // warp of the warpgroup
+  int warpgroup, keys, dims;  // its number; its 64 keys and its part of the dimensions
+  Queries see_all;            // that see all of these keys
+  int lane_key;               // of this lane's row g
+  RingPosition<Q_STAGES> q;   // of the tile at hand
+  RingPosition<DO_STAGES> d;
+  int score_stage = 0;     // of dS and P
+  uint32_t ds_parity = 0;  // DS_BY_GROUPS: of the barriers of dS
+  uint32_t dq_parity = 1;  // DQ_BY_WARP: of the barrier that says that the last dQ has been read; DS_STAGES = 1
+
+  __device__ __forceinline__ Products(Fragments& f, unsigned char* smem, int block_warp, const KeyWorks& works,
+                                      KeyWork& work, int group, const QueryTerms& terms, float* dq_sums_gmem,
+                                      float softmax_scale_log2, const Variant& variant, const BiasSums& bias_sums)
+      : s(f.s),
+        dp(f.dp),
+        p(f.p),
+        ds(f.ds),
+        terms_of_lane(f.terms),
+        factors(f.factors),
+        dq(f.dq),
+        dq_share(f.dq_share),
+        dk(f.dk),
+        dv(f.dv),
+        seen(f.seen),
+        smem(smem),
+        works(works),
+        work(work),
+        mask(work.mask),
+        block(work.block),
+        terms(terms),
+        dq_sums_gmem(dq_sums_gmem),
+        softmax_scale_log2(softmax_scale_log2),
+        variant(variant),
+        bias_sums(bias_sums),
+        group(group),
+        walk(block, group),
+        smem_address(shared_address(smem)),
+        warp(block_warp % 4),
+        lane(threadIdx.x % 32),
+        warpgroup(block_warp / 4),
+        keys(block_warp / 4 / DIM_GROUPS),
+        dims(block_warp / 4 % DIM_GROUPS) {
+    enter();
+  }
+
+  // What is of the block's keys.
+  __device__ __forceinline__ void enter() {
+    const int key = block.first_key + keys * 64;
+    see_all = mask.that_see_all(key, 64), lane_key = key + warp * 16 + lane / 4;
+    keep_in_register(see_all.first), keep_in_register(lane_key);
+    if constexpr (Mask::WINDOW) keep_in_register(see_all.end);
+  }
+
+  // DS_BY_GROUPS: the barrier of dS of a warpgroup's keys. No phase ends before all have waited for the one before: of
+  // two places a warpgroup that has filled one waits for the other's dS, or, DQ_LATE, its products, before the next.
+  __device__ __forceinline__ int scores_of(int stage, int of) const {
+    return Smem::DS_FULL + 8 * (stage * WARPGROUPS + of);
+  }
+  // Where dS lies that dQ is multiplied of.
+  __device__ __forceinline__ int dq_stage() const { return DQ_LATE ? score_stage ^ 1 : score_stage; }
+  __device__ __forceinline__ void release(int barrier) const {
+    if (lane == 0) mbarrier_arrive(smem_address + barrier);
+  }
+
+  // Sᵀ = K Qᵀ of the queries in a place of the ring, once they are there.
+  __device__ __forceinline__ void multiply_s(RingPosition<Q_STAGES> at) {
+    mbarrier_wait(smem_address + Smem::Q_FULL + 8 * at.stage, at.parity);
+    if (STAGGERED && warpgroup > 0) named_barrier_sync<128 * WARPGROUPS>(FIRST_SCORES);
+    multiply_rows<Tiles>(s, Smem::K, Smem::Q + at.stage * Smem::Q_TILE_BYTES);
+    if (STAGGERED && warpgroup == 0) named_barrier_arrive<128 * WARPGROUPS>(FIRST_SCORES);
+  }
+  __device__ __forceinline__ void multiply_dp() {  // dPᵀ = V dOᵀ
+    mbarrier_wait(smem_address + Smem::DO_FULL + 8 * d.stage, d.parity);
+    multiply_rows<ValueTiles>(dp, Smem::V, Smem::DO + d.stage * Smem::DO_TILE_BYTES);
+  }
+  template <class Of>
+  __device__ __forceinline__ void multiply_rows(float (&to)[SCORE_COLUMNS / 2], int keys_place, int queries_place) {
+    const uint64_t a = own_descriptor(smem_address + keys_place + keys * 64 * 128, 0);
+    const uint64_t b = own_descriptor(smem_address + queries_place + dims * SCORE_COLUMNS * 128, 0);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < Of::DIM_STEPS; ++step) {
+      wgmma_s(to, a + descriptor_step(Of::step_offset(step, BLOCK_N)),
+              b + descriptor_step(Of::step_offset(step, BLOCK_M)), step > 0);
+    }
+    wgmma_commit();
+  }
+  __device__ __forceinline__ void multiply_dv() {  // dV += Pᵀ dO
+    const uint64_t b = columns_descriptor(Smem::DO + d.stage * Smem::DO_TILE_BYTES, BLOCK_M, dims * DV_COLUMNS);
+    const auto a = scores_by_steps<P_IN_REGISTERS>(p, Smem::P + score_stage * Smem::SCORE_TILE_BYTES);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < QUERY_STEPS; ++step) wgmma_dv(dv, a[step], b + descriptor_step(step * 16 * 128), true);
+    wgmma_commit();
+  }
+  __device__ __forceinline__ void multiply_dk(int stage) {  // dK += dSᵀ Q
+    const uint64_t b = columns_descriptor(Smem::Q + stage * Smem::Q_TILE_BYTES, BLOCK_M, dims * DK_COLUMNS);
+    const auto a = scores_by_steps<DS_IN_REGISTERS>(ds, Smem::DS + score_stage * Smem::SCORE_TILE_BYTES);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < QUERY_STEPS; ++step) wgmma_dk(dk, a[step], b + descriptor_step(step * 16 * 128), true);
+    wgmma_commit();
+  }
+  // dQ = dS K of 64 queries and DQ_COLUMNS dimensions, or dQᵀ = Kᵀ dSᵀ of 64 dimensions and all queries.
+  __device__ __forceinline__ void multiply_dq() {
+    const int ds_smem = Smem::DS + dq_stage() * Smem::SCORE_TILE_BYTES;
+    const int part = warpgroup % SUM_TILES_ALONG;
+    const int rows = DQ_BY_DIMS ? warpgroup % DQ_SHARERS * DQ_COLUMNS : warpgroup / SUM_TILES_ALONG * 64;
+    const uint64_t of_scores = own_descriptor(smem_address + ds_smem + rows * 128, 0);
+    const uint64_t of_keys =
+        columns_descriptor(Smem::K, BLOCK_N, DQ_BY_DIMS ? warpgroup / DQ_SHARERS * 64 : part * DQ_COLUMNS);
+    if constexpr (OWN_KEYS_FIRST) {
+      mbarrier_wait(smem_address + scores_of(score_stage, warpgroup), ds_parity);
+      wgmma_fence();
+      multiply_keys(dq, of_scores, of_keys, warpgroup, false);
+      wgmma_commit();
+      mbarrier_wait(smem_address + scores_of(score_stage, 1 - warpgroup), ds_parity);
+      wgmma_fence();
+      multiply_keys(dq, of_scores, of_keys, 1 - warpgroup, true);
+      wgmma_commit();
+      return;
+    }
+    if constexpr (DQ_LATE) {
+#pragma unroll
+      for (int i = 0; i < WARPGROUPS; ++i)
+        mbarrier_wait(smem_address + scores_of(dq_stage(), i), ds_parity ^ (score_stage ^ 1));
+    }
+    wgmma_fence();
+    multiply_keys(dq, of_scores, of_keys);
+    if constexpr (DQ_SHARE > 0) {
+      const int first = warpgroup * DQ_SHARE;  // of its queries
+      multiply_keys(dq_share, own_descriptor(smem_address + ds_smem + first * 128, 0),
+                    columns_descriptor(Smem::K, BLOCK_N, WARPGROUPS * 64));
+    }
+    wgmma_commit();
+  }
+  template <int FLOATS>
+  __device__ __forceinline__ void multiply_keys(float (&to)[FLOATS], uint64_t of_scores, uint64_t of_keys) {
+#pragma unroll
+    for (int step = 0; step < BLOCK_N / 16; ++step) {  // of keys
+      const uint64_t ds_step = of_scores + descriptor_step(step / 4 * Smem::SCORE_GROUP_BYTES + step % 4 * 32);
+      const uint64_t k_step = of_keys + descriptor_step(step * 16 * 128);
+      wgmma_dq(to, DQ_BY_DIMS ? k_step : ds_step, DQ_BY_DIMS ? ds_step : k_step, step > 0);
+    }
+  }
+  // The same of 64 keys.
+  template <int FLOATS>
+  __device__ __forceinline__ void multiply_keys(float (&to)[FLOATS], uint64_t of_scores, uint64_t of_keys, int of,
+                                                bool add) {
+    of_scores += of * (Smem::SCORE_GROUP_BYTES / 16), of_keys += of * (64 * 128 / 16);
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      const uint64_t ds_step = of_scores + descriptor_step(step * 32),
+                     k_step = of_keys + descriptor_step(step * 16 * 128);
+      wgmma_dq(to, DQ_BY_DIMS ? k_step : ds_step, DQ_BY_DIMS ? ds_step : k_step, add || step > 0);
+    }
+  }
+  __device__ __forceinline__ void pin_dq() {
+    pin_registers(dq);
+    if constexpr (DQ_SHARE > 0) pin_registers(dq_share);
+  }
+  // Of an operand whose rows lie along the depth of a product: columns from `column` on, of a tile of `rows` rows.
+  __device__ __forceinline__ uint64_t columns_descriptor(int place, int rows, int column) const {
+    return own_descriptor(smem_address + place + column / 64 * rows * 128 + column % 64 * 2, rows * 128);
+  }
+  // Sums of it with constants are not made ahead of the loop, and kept in registers.
+  static __device__ __forceinline__ uint64_t own_descriptor(uint32_t address, uint32_t leading_bytes) {
+    uint64_t descriptor = matrix_descriptor(address, leading_bytes);
+    forget_origin(descriptor);
+    return descriptor;
+  }
+  // Of this warpgroup's 64 keys.
+  template <bool IN_REGISTERS, int STEPS>
+  __device__ __forceinline__ auto scores_by_steps(const uint32_t (&registers)[STEPS][4], int place) const {
+    if constexpr (IN_REGISTERS) return RegisterSteps<STEPS>{registers};
+    else return SharedSteps{own_descriptor(smem_address + place + keys * Smem::SCORE_GROUP_BYTES, 0)};
+  }
+};
