@@ -118,8 +118,8 @@ def neighbours(config: KernelConfig, problem: AttentionProblem, gpu: GpuSpec, ge
 
 def guesses(problem: AttentionProblem) -> tuple[AttentionProblem, ...]:
     """The problem, and of a latent cache another one that is as likely, of fewer keys in use: how many splits are best
-    hangs on how uneven they are. At 64 and 128 heads, 32 caches on an H100, the choice among 19 kernels takes 1.07 times
-    the best one's time so, and 1.12 by the problem alone."""
+    hangs on how uneven they are. At 64 and 128 heads, 32 caches on an H100, the choice among 19 kernels takes 1.07
+    times the best one's time so, and 1.12 by the problem alone."""
     most = problem.seqlen_k
     if not (problem.seqused and (problem.shared_kv or problem.rotary_apart)) or most < LEAST_GUESSED:
         return (problem,)
