@@ -115,6 +115,7 @@ class LaunchWork:
     """What else may matter, by names that families share, as numbers; of them the physical part reads `LAST_PARTS`."""
 
 
+@lru_cache(maxsize=1024)
 def row_steps(problem: AttentionProblem, rows: int, keys: int, rows_per_query: int = 1) -> tuple[float, int, int]:
     """(mean, most, count): tiles of `keys` keys that the blocks of `rows` rows of one head of one of `batches` visit,
     and how many blocks there are. Rows are queries, or as many of each query as its heads take."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from evoattn.model.backward import why_no_grads
 from evoattn.model.dtype import DTYPES, QUERY_DTYPES, Dtype
 from evoattn.model.errors import WrongUse
 from evoattn.model.forward import FORWARD, MAIN
+from evoattn.model.hashes import kept_hash, short_hash
 from evoattn.model.lengths import parse_lengths
 from evoattn.model.mask import FULL, MASKS, Band, Mask
 from evoattn.model.merge import why_not_merged
@@ -56,6 +56,7 @@ class ProblemError(WrongUse):
     """A problem that cannot be: its message is one sentence that says what to change."""
 
 
+@kept_hash
 @dataclass(frozen=True)
 class AttentionProblem:
     """One forward attention call, `O = softmax(Q Kᵀ / sqrt(head_dim) + mask) V`, or a variant of it.
@@ -69,7 +70,6 @@ class AttentionProblem:
     `mask` names follow `torch.nn.attention.bias`: with `causal_upper_left` query i sees keys j <= i (SDPA's
     `is_causal=True`); with `causal_lower_right` keys j <= i + seqlen_k - seqlen_q (flash-attention, decoding).
     A query that sees no key has the output 0.
-
     `layout` is the order of the dimensions in memory: `bhsd` is contiguous, `bshd` `[batch, seqlen, heads, head_dim]`.
 
     `lse` asks for a second output, the natural logarithm of the sum of exponentials of each query's masked and scaled
@@ -342,6 +342,10 @@ class AttentionProblem:
             return parse_sequences(self.varlen, self.batch, self.seqlen_q, self.seqlen_k)
         return tuple((self.seqlen_q, keys) for keys in self.key_lengths)
 
+    @cached_property
+    def _packed_rows(self) -> list[int]:
+        return [sum(side) for side in zip(*self.sequences, strict=True)]
+
     @property
     def lse_shape(self) -> tuple[int, int, int]:
         return self.shape("o")[:3]
@@ -387,7 +391,7 @@ class AttentionProblem:
         dim -= self.head_dim_v * (tensor == "k" and self.rotary_apart)
         batch, rows, keys = self.batch, self.seqlen_q, self.seqlen_k
         if self.varlen:
-            batch, (rows, keys) = 1, map(sum, zip(*self.sequences, strict=True))
+            batch, (rows, keys) = 1, self._packed_rows
         if tensor in ("q", "o"):
             return batch, self.heads, rows, dim
         if self.page:
@@ -497,9 +501,9 @@ class AttentionProblem:
             f"used{self.seqused.replace(':', '_')}": self.seqused,
             f"page{self.page}": self.page,
             _lengths_name(self.varlen): self.varlen,
-            f"score_{_hash(self.score + ' ' + self.tables)}": self.score,
+            f"score_{short_hash(self.score + ' ' + self.tables)}": self.score,
             f"blocks_{re.sub('[+:/]', '_', self.blocks)}": self.blocks,
-            f"predicate_{_hash(self.predicate + ' ' + self.tables)}": self.predicate,
+            f"predicate_{short_hash(self.predicate + ' ' + self.tables)}": self.predicate,
             f"kv_{self.kv}": self.kv,
             f"scales_{self.scales}": self.scales,
             "turned": self.turned,
@@ -581,14 +585,10 @@ def _number(value: float) -> str:
 def _lengths_name(varlen: str) -> str:
     """Lengths in letters, digits and underscores; long lists by a hash."""
     if len(varlen) > LONGEST_LENGTHS:
-        return f"varlen_{_hash(varlen)}"
+        return f"varlen_{short_hash(varlen)}"
     for sign, word in (("/", "_k"), ("+", "_"), (":", "to")):
         varlen = varlen.replace(sign, word)
     return varlen and f"varlen_{varlen}"
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _digits(number: float) -> str:
