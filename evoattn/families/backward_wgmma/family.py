@@ -337,8 +337,8 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
 def why_not_in_order(genes: BackwardWgmmaGenes) -> str | None:
     """Genes of which product begins when, where they do not fit each other."""
     groups = warpgroups(genes)
-    if genes.STAGGER and groups != 2:
-        return f"STAGGER needs two warpgroups (BLOCK_N, DIM_GROUPS), not {groups}."
+    if genes.STAGGER and (groups != 2 or genes.DQ_WHEN == "next_tile"):
+        return f"STAGGER needs two warpgroups that wait for one another (BLOCK_N, DIM_GROUPS, DQ_WHEN), not {groups}."
     if genes.ORDER == "both_first" and (genes.P_PLACE == "shared" or genes.DO_STAGES == 1):
         return (
             "ORDER=both_first needs P_PLACE=registers, and DO_STAGES of 2 or more: two tiles of dO are read at a time."
