@@ -39,7 +39,7 @@ def fit(
         Path | None, typer.Option("-o", metavar="FILE", help="Where the fit goes.", show_default="the shipped file")
     ] = None,
     again: Annotated[
-        bool, typer.Option("--again", help="To the files of the fit that ships, which this repeats.")
+        bool, typer.Option("--again", help="Repeat the fit that ships, families that have later trees included.")
     ] = False,
     unjudged: Annotated[bool, typer.Option("--unjudged", help="Do not judge it: a sixth of the time.")] = False,
     family: Annotated[
@@ -58,16 +58,18 @@ def fit(
         from evoattn.cost import fitted
         from evoattn.cost.training import experiments, measured
 
-        if files and again:
-            raise WrongUse("Files are named, or those of the fit that ships are taken with --again: not both.")
-        paths = files or (measured.files_of_fit() if again else measured.files())
+        if again and (files or family):
+            raise WrongUse("Files or families are named, or the fit that ships is repeated with --again: not both.")
+        paths = files or measured.files()
         path, cores = output or fitted.DATA, jobs or os.cpu_count() or 1
 
         def keep(found: fitted.Fitted) -> None:
             fitted.save(found, path)
 
-        if family:
-            experiments.fit_families(paths, family, typer.echo, keep, each, cores, not unjudged)
+        if again:
+            experiments.fit_again(typer.echo, keep, each, 0 if unjudged else judged, cores)
+        elif family:
+            keep(experiments.fit_families(paths, family, typer.echo, each, cores, not unjudged))
         elif unjudged:
             keep(experiments.make_fit(paths, typer.echo, each, cores))
         else:

@@ -296,7 +296,7 @@ def device_cases(problem: AttentionProblem) -> list[tuple[str, AttentionProblem,
     ]
     if problem.term_shapes:
         ladder.append(("extreme terms", small.with_(kv_heads=2, seqlen_q=190, seqlen_k=333), "extreme_terms"))
-    if problem.shared_kv:
+    if problem.shared_kv or problem.rotary_apart:
         ladder.append(("many heads", small.with_(batch=2, heads=142, kv_heads=2, seqlen_q=3, seqlen_k=333), "plain"))
     pasts = cycle((64, 65, 128, 0, 127, 1000, 300, 33, 63, 31))
     made = [(name, fitted(p, past, past // 2), kind) for (name, p, kind), past in zip(ladder, pasts)]

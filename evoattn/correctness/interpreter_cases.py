@@ -370,7 +370,7 @@ class _Maker:
                 keys = LEAST_STEPS * steps - 3  # of which splits have fewer than of all that there is room for
                 short = self.one.with_(seqlen_q=1, seqlen_k=keys + steps, seqused=f"{keys}:{keys}")
                 cases.append(SmallCase("splits that lengths cut", windowed(short, keys, 0)))
-        if problem.shared_kv:  # of which a group may have more heads than a tile has rows
+        if problem.shared_kv or problem.rotary_apart:  # of which a group may have more heads than a tile has rows
             heads = problem.with_(batch=1, heads=block_m + 7, kv_heads=1, seqlen_q=2, seqlen_k=block_n + 3)
             cases.append(SmallCase("more heads than a tile", fitted(heads, 1, 1)))
         return cases

@@ -240,7 +240,7 @@ def make_answer(problem: AttentionProblem, tensors: dict[str, torch.Tensor], dou
     adds = double and bool(problem.alibi or problem.bias or problem.score)
     if not problem.lse and not adds:
         return {"o": Exact(exact, allowed, allowed_rms)}
-    lse = exact_lse(problem, tensors["q"], tensors["k"], tensors)
+    lse = exact_lse(problem, *terms.qkv(problem, tensors)[:2], tensors)
     largest = torch.where(lse.isinf(), 0, lse).abs().max().item()
     if adds:
         allowed += TERM_ROUNDINGS * FP32_ROUNDING * largest * exact.abs().max().item()

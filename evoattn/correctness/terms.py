@@ -32,6 +32,8 @@ def qkv(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """q, k and v out of the inputs of a problem; v is a view of k where it lies within."""
     k = tensors["k"]
+    if problem.rotary_apart:
+        return tensors["q"], torch.cat((tensors["v"], k), -1), tensors["v"]
     return tensors["q"], k, k[..., : problem.head_dim_v] if problem.shared_kv else tensors["v"]
 
 

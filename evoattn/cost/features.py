@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from functools import lru_cache
 
-from evoattn.cost.physics import Physics
+from evoattn.cost.physics import PARTS, Physics
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
@@ -14,6 +14,7 @@ from evoattn.model.space import KernelConfig
 LEAST = 1e-6
 CACHE_LINE = 128
 """Bytes of a line of L2."""
+SHARES = {name: f"{name} share" for name in PARTS}
 LOOKED_AT = 8
 """Heads whose place in the lines of L2 is looked at: it repeats itself after so many, or nearly."""
 
@@ -22,12 +23,15 @@ def features(
     problem: AttentionProblem, config: KernelConfig, physics: Physics, gpu: GpuSpec, spill_bytes: int = 0
 ) -> dict[str, float]:
     """By name: those that no weight is part of, and the shares of the physical terms."""
-    return fixed_features(problem, config, physics, gpu, spill_bytes) | shares(physics.us, physics.parts)
+    return _unweighed(problem, config, physics, gpu, spill_bytes) | shares(physics.us, physics.parts)
 
 
 def shares(us: float, parts: dict[str, float]) -> dict[str, float]:
     """How the physical time splits, and what it is."""
-    return {f"{name} share": math.log(max(part, LEAST) / us) for name, part in parts.items()} | {"log us": math.log(us)}
+    log_us = math.log(us)
+    found = {SHARES[name]: math.log(max(part, LEAST)) - log_us for name, part in parts.items()}
+    found["log us"] = log_us
+    return found
 
 
 def fixed_features(
@@ -35,6 +39,13 @@ def fixed_features(
 ) -> dict[str, float]:
     """By name. Ratios and counts that mean the same on every card; of several launches the one that takes longest is
     looked at more closely. No fitted weight is part of them."""
+    return {name: float(value) for name, value in _unweighed(problem, config, physics, gpu, spill_bytes).items()}
+
+
+def _unweighed(
+    problem: AttentionProblem, config: KernelConfig, physics: Physics, gpu: GpuSpec, spill_bytes: int
+) -> dict[str, float]:
+    """As `fixed_features`, numbers of any kind."""
     longest = max(range(len(physics.works)), key=lambda i: physics.terms[i].chain + physics.terms[i].issue)
     work, terms = physics.works[longest], physics.terms[longest]
     found = {
@@ -58,8 +69,9 @@ def fixed_features(
     }
     for launch in physics.works:
         found |= launch.genes
-    found |= _of_problem(problem, gpu) | _of_tile(problem, config)
-    return {name: float(value) for name, value in found.items()}
+    found |= _of_problem(problem, gpu)
+    found |= _of_tile(problem, config)
+    return found
 
 
 @lru_cache(maxsize=64)  # the same for all candidates
@@ -120,6 +132,7 @@ def _mean_length(problem: AttentionProblem, which: int) -> float:
     return sum(length * count for length, count in lengths.items()) / sum(lengths.values())
 
 
+@lru_cache(maxsize=1024)  # candidates of one problem have few tiles
 def _full(problem: AttentionProblem, which: int, tile: int) -> float:
     """The part of the tiles of so many queries (0) or keys (1) that sequences fill."""
     lengths = _lengths(problem)[which].items()

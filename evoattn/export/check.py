@@ -46,7 +46,8 @@ def problem_constants(
     strides = "\n".join(f"constexpr long {t.upper()}_STRIDES[3] = {_list(problem.strides(t)[:3])};" for t in MAIN)
     return f"""\
 {buffer_constants(problem, minimum_sm, launches, _sizes(problem, buffers) | workspace)}\
-enum {{ {", ".join((*MAIN, LSE)).upper()} }};  // the first buffers; LSE if there is one
+enum {{ {", ".join(MAIN).upper()} }};  // the first buffers
+constexpr int LSE = {len(MAIN)};  // the next, if there is one
 constexpr bool HAS_LSE = {_cpp(problem.lse)};
 constexpr Dtype DTYPE = Dtype::{problem.dtype};
 constexpr size_t ELEMENT_BYTES = {problem.element_bytes};

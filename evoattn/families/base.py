@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
+from evoattn.families.aim import Aimed
 from evoattn.families.genes import Genes
 from evoattn.families.work import LaunchWork
 from evoattn.model.forward import MAIN
@@ -61,6 +62,9 @@ class Family(ABC):
     """Whether it serves attention of 16 or 32 bits without any of them."""
     heads_are_rows: ClassVar[bool] = False
     """Whether the BLOCK_M rows of a tile are heads of one query, whatever the config."""
+    aims: ClassVar[tuple[Aimed, ...] | None] = None
+    """What searches of several problems aim at a problem, if they draw most of their proposals for this family where it
+    serves; None where they do not."""
     weighed_as: ClassVar[str] = ""
     """The family whose weights of the cost model it is given, until it has a fit of its own."""
 

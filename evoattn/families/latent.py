@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 
 from evoattn.families.base import Family, softmax_scale_log2
 from evoattn.families.given import passed, printed
-from evoattn.families.tensor_tiles import CHUNK_COLUMNS, why_not_sliding
+from evoattn.families.tensor_tiles import CHUNK_COLUMNS, key_map, why_not_sliding
 from evoattn.families.variants import variant_constants, variant_given
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
-from evoattn.model.variant import KEY_VARIANTS
+from evoattn.model.variant import KEY_VARIANTS, ROTARY_APART
 
 ARCH = "sm_90a"
 PARTIAL, STATE = "partial", "state"
@@ -31,7 +31,7 @@ class Latent(Family):
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
     writes_lse: ClassVar[bool] = True
-    variants: ClassVar[tuple[str, ...]] = ("value_dim", "shared_kv", *KEY_VARIANTS)
+    variants: ClassVar[tuple[str, ...]] = ("value_dim", "shared_kv", ROTARY_APART, *KEY_VARIANTS)
     plain: ClassVar[bool] = False
     weighed_as: ClassVar[str] = "flash_wgmma"
     heads_are_rows: ClassVar[bool] = True
@@ -44,7 +44,7 @@ class Latent(Family):
         name, columns, grid = self.name, self.value_columns, max(problem.kv_heads, problem.batch)
         if gpu.arch != ARCH:
             return f"{name} needs wgmma and tensor maps of {ARCH}, and {gpu.name} is {gpu.arch}."
-        if not problem.shared_kv:
+        if not (problem.shared_kv or problem.rotary_apart):
             return f"{name} is for a V that is the first columns of K: take another family, or shared_kv=1."
         if problem.head_dim % CHUNK_COLUMNS or problem.head_dim_v % columns:
             return (
@@ -67,9 +67,16 @@ class Latent(Family):
         return {
             **variant_constants(problem),
             **printed(VARIANT=variant_given(problem)),
+            "APART": problem.rotary_apart,
+            "V_MAP": "v_map" if problem.rotary_apart else "k_map",
+            "V_MAP_PARAMETER": ", const __grid_constant__ TensorMap v_map" if problem.rotary_apart else "",
             "MERGE_SMEM_BYTES": self.merge_smem_bytes(problem),
             "MERGE_THREADS": self.merge_threads,
         }
+
+    def key_maps(self, problem: AttentionProblem, keys: int) -> tuple[TensorMap, ...]:
+        """Of tiles of `keys` keys: of K; or of its last columns, and then of V."""
+        return tuple(key_map(problem, tensor, keys) for tensor in ("kv" if problem.rotary_apart else "k"))
 
     def first_args(
         self, problem: AttentionProblem, maps: tuple[TensorMap, ...], results: tuple[KernelArg, ...], *sizes: int

@@ -53,9 +53,9 @@ class Step:
     """Clocks for which a warp only waits: results that it needs at once, and barriers."""
 
 
-def together(*steps: Step) -> Step:
-    """All of these, one after another."""
-    return Step(*map(sum, zip(*(vars(step).values() for step in steps), strict=True)))
+def together(*steps: Step, times: float = 1.0) -> Step:
+    """All of these, one after another, so many times."""
+    return Step(*(times * sum(each) for each in zip(*(vars(step).values() for step in steps), strict=True)))
 
 
 @dataclass
@@ -115,6 +115,7 @@ class LaunchWork:
     """What else may matter, by names that families share, as numbers; of them the physical part reads `LAST_PARTS`."""
 
 
+@lru_cache(maxsize=1024)
 def row_steps(problem: AttentionProblem, rows: int, keys: int, rows_per_query: int = 1) -> tuple[float, int, int]:
     """(mean, most, count): tiles of `keys` keys that the blocks of `rows` rows of one head of one of `batches` visit,
     and how many blocks there are. Rows are queries, or as many of each query as its heads take."""

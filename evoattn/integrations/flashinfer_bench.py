@@ -68,8 +68,8 @@ def mla_paged(
     causal: bool = True,
     **where: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """The same of latent caches `[pages, page, 512]` and `[pages, page, 64]` for the rotated part: without a copy where
-    they are columns of one tensor, as queries may be."""
+    """The same of latent caches `[pages, page, 512]` and `[pages, page, 64]` for the rotated part, which are not
+    copied; queries are, unless they are columns of one tensor."""
     cache, queries = pages_of(kpe_cache[:, :, None], ckv_cache[:, :, None], **where)
     q = side_by_side(q_nope, q_pe)
     return _to_base_2(attend_engine(q, queries, cache.joined(), _options(sm_scale, causal)))

@@ -69,7 +69,7 @@ def _bytes(problem: Any) -> int:
     if problem.blocks:
         mask, batch, heads, band, diagonal = problem.block_mask
         kept = block_list.keys_read(mask, batch, heads, problem.kv_heads, band, diagonal)
-    row = problem.head_dim * problem.element_of("k").bytes
+    row = problem.shape("k")[3] * problem.element_of("k").bytes
     if not problem.shared_kv:
         row += problem.head_dim_v * problem.element_of("v").bytes
     row += 4 * sum(name != "q_scale" and len(shape) == 3 for name, shape in problem.scale_shapes.items())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from evoattn.model.backward import why_no_grads
 from evoattn.model.dtype import DTYPES, QUERY_DTYPES, Dtype
 from evoattn.model.errors import WrongUse
 from evoattn.model.forward import FORWARD, MAIN
+from evoattn.model.hashes import kept_hash, short_hash
 from evoattn.model.lengths import parse_lengths
 from evoattn.model.mask import FULL, MASKS, Band, Mask
 from evoattn.model.merge import why_not_merged
@@ -56,6 +56,7 @@ class ProblemError(WrongUse):
     """A problem that cannot be: its message is one sentence that says what to change."""
 
 
+@kept_hash
 @dataclass(frozen=True)
 class AttentionProblem:
     """One forward attention call, `O = softmax(Q Kᵀ / sqrt(head_dim) + mask) V`, or a variant of it.
@@ -63,13 +64,12 @@ class AttentionProblem:
     Shapes are those of `torch.nn.functional.scaled_dot_product_attention`:
     Q and O `[batch, heads, seqlen_q, head_dim]`, K and V `[batch, kv_heads, seqlen_k, head_dim]`.
     `kv_heads < heads` is grouped-query attention; query head h reads K/V head `h // (heads // kv_heads)`.
-    `value_dim` gives V and O a head_dim of their own (0: that of Q and K; `head_dim_v` is the number either way); with
-    `shared_kv` V is the first `value_dim` columns of K, so that there is no tensor V (DeepSeek's decoding).
+    `value_dim` gives V and O a head_dim of their own (0: that of Q and K; `head_dim_v` is the number either way). With
+    `shared_kv` V is these first columns of K, and no tensor; with `rotary_apart` the tensor K has the others alone.
 
     `mask` names follow `torch.nn.attention.bias`: with `causal_upper_left` query i sees keys j <= i (SDPA's
     `is_causal=True`); with `causal_lower_right` keys j <= i + seqlen_k - seqlen_q (flash-attention, decoding).
     A query that sees no key has the output 0.
-
     `layout` is the order of the dimensions in memory: `bhsd` is contiguous, `bshd` `[batch, seqlen, heads, head_dim]`.
 
     `lse` asks for a second output, the natural logarithm of the sum of exponentials of each query's masked and scaled
@@ -127,6 +127,7 @@ class AttentionProblem:
     bias: str = ""
     value_dim: int = 0
     shared_kv: bool = False
+    rotary_apart: bool = False
     seqused: str = ""
     page: int = 0
     varlen: str = ""
@@ -341,6 +342,10 @@ class AttentionProblem:
             return parse_sequences(self.varlen, self.batch, self.seqlen_q, self.seqlen_k)
         return tuple((self.seqlen_q, keys) for keys in self.key_lengths)
 
+    @cached_property
+    def _packed_rows(self) -> list[int]:
+        return [sum(side) for side in zip(*self.sequences, strict=True)]
+
     @property
     def lse_shape(self) -> tuple[int, int, int]:
         return self.shape("o")[:3]
@@ -383,9 +388,10 @@ class AttentionProblem:
         """Logical shape `[batch, heads, seqlen, head_dim]` of `q`, `k`, `v` or `o`, or of its gradient: `dq`, …"""
         tensor = tensor.removeprefix("d")
         dim = self.head_dim if tensor in ("q", "k") else self.head_dim_v
+        dim -= self.head_dim_v * (tensor == "k" and self.rotary_apart)
         batch, rows, keys = self.batch, self.seqlen_q, self.seqlen_k
         if self.varlen:
-            batch, (rows, keys) = 1, map(sum, zip(*self.sequences, strict=True))
+            batch, (rows, keys) = 1, self._packed_rows
         if tensor in ("q", "o"):
             return batch, self.heads, rows, dim
         if self.page:
@@ -445,8 +451,7 @@ class AttentionProblem:
         parts = [f"B={self.batch}", f"H={heads}", f"S={rows}" if rows == keys else f"Sq={rows} Sk={keys}"]
         parts.append(f"D={self.head_dim} Dv={self.value_dim}" if self.value_dim else f"D={self.head_dim}")
         parts += [self.dtype, self.mask]
-        if self.layout != "bhsd":
-            parts.append(self.layout)
+        parts += [self.layout] * (self.layout != "bhsd")
         if self.op != "forward":
             parts += [f"op={self.op}"] + [f"grads={self.grads}"] * bool(self.grads)
             parts += ["deterministic"] * self.deterministic
@@ -492,13 +497,13 @@ class AttentionProblem:
             "sink": self.sink,
             "alibi": self.alibi,
             f"bias_{self.bias}": self.bias,
-            "shared_kv": self.shared_kv,
+            "rotary_apart" if self.rotary_apart else "shared_kv": self.rotary_apart or self.shared_kv,
             f"used{self.seqused.replace(':', '_')}": self.seqused,
             f"page{self.page}": self.page,
             _lengths_name(self.varlen): self.varlen,
-            f"score_{_hash(self.score + ' ' + self.tables)}": self.score,
+            f"score_{short_hash(self.score + ' ' + self.tables)}": self.score,
             f"blocks_{re.sub('[+:/]', '_', self.blocks)}": self.blocks,
-            f"predicate_{_hash(self.predicate + ' ' + self.tables)}": self.predicate,
+            f"predicate_{short_hash(self.predicate + ' ' + self.tables)}": self.predicate,
             f"kv_{self.kv}": self.kv,
             f"scales_{self.scales}": self.scales,
             "turned": self.turned,
@@ -580,14 +585,10 @@ def _number(value: float) -> str:
 def _lengths_name(varlen: str) -> str:
     """Lengths in letters, digits and underscores; long lists by a hash."""
     if len(varlen) > LONGEST_LENGTHS:
-        return f"varlen_{_hash(varlen)}"
+        return f"varlen_{short_hash(varlen)}"
     for sign, word in (("/", "_k"), ("+", "_"), (":", "to")):
         varlen = varlen.replace(sign, word)
     return varlen and f"varlen_{varlen}"
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _digits(number: float) -> str:

@@ -23,11 +23,16 @@ SCORE_VARIANTS = ("window", "softcap", "sink", "alibi", "bias", "score")
 """Those that change scores: `templates/device/mask.cuh` and `score.cuh` serve them."""
 KEY_VARIANTS = ("seqused", "page")
 """Those that say which keys there are and where they lie."""
+ROTARY_APART = "rotary_apart"
+"""K is V and, behind it, columns in a tensor of their own."""
 TURNED = "turned"
 """V of 8 bits with its keys along rows (`evoattn.model.turned`)."""
 EIGHT_BITS = ("kv", "scales")
 """K and V of 8 bits under another Q, and scales of more than a tensor (`evoattn.model.scales`)."""
-VARIANTS = (*SCORE_VARIANTS, "value_dim", "shared_kv", *KEY_VARIANTS, "varlen", "blocks", *EIGHT_BITS, TURNED)
+VARIANTS = (
+    *(*SCORE_VARIANTS, "value_dim", "shared_kv", ROTARY_APART),
+    *(*KEY_VARIANTS, "varlen", "blocks", *EIGHT_BITS, TURNED),
+)
 """Each is compiled into a kernel where it is asked for, and a family says which it serves (`Family.variants`)."""
 BIASES = ("s", "hs", "bs", "bhs")
 """Dimensions over which a bias differs: b batches, h heads, s queries and keys; it is broadcast over the others."""
@@ -47,7 +52,7 @@ def parse_window(text: str) -> tuple[int, int]:
 
 def fault_of(problem: Any) -> str:
     """One sentence if the fields of a problem that make a variant of it cannot be, alone or together, else empty."""
-    for field in ("sink", "alibi", "shared_kv", TURNED):
+    for field in ("sink", "alibi", "shared_kv", ROTARY_APART, TURNED):
         if not isinstance(value := getattr(problem, field), bool):
             return f"{field} must be true or false, not {value!r}."
     scale, softcap = problem.scale, problem.softcap
@@ -65,6 +70,11 @@ def fault_of(problem: Any) -> str:
         return (
             f"shared_kv: V is the first columns of K, so that its head_dim of {problem.head_dim_v} must be at most "
             f"the {problem.head_dim} of K."
+        )
+    if problem.rotary_apart and (problem.shared_kv or problem.head_dim_v >= problem.head_dim or problem.kv):
+        return (
+            "rotary_apart: K is V and, behind it, the columns of another tensor, so that V has a smaller head_dim (Dv) "
+            "and K's dtype, and shared_kv says something else."
         )
     try:
         tables, several = parse_tables(problem.tables), bool(problem.predicate)

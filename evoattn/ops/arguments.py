@@ -339,6 +339,11 @@ _transforms = torch._C._functorch.peek_interpreter_stack
 _tracing_state = torch._C._get_tracing_state
 
 
+def is_apart(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether the first columns of each key are value's, and key holds those behind them alone."""
+    return 0 < key.shape[-1] <= value.shape[-1] == query.shape[-1] - key.shape[-1] and key.dtype == query.dtype
+
+
 def is_ordinary(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether these are plain tensors that nothing watches: no subclass, dispatch mode, `torch.func` transform, JIT
     trace or forward-mode differentiation, nor views that are negated when they are read.

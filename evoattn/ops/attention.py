@@ -282,7 +282,8 @@ def attention_paged(
     Shapes are those of `flash_attn_with_kvcache`: query `[batch, seqlen_q, heads, head_dim]`, k_cache and v_cache
     `[pages, page, kv_heads, head_dim]`, block_table int32 `[batch, most_pages]` with each sequence's pages in their
     order, seqused_k int32 `[batch]` with its number of keys. Entries of the table and rows of pages behind the last key
-    may hold anything. A sequence without keys has the output 0.
+    may hold anything. A sequence without keys has the output 0. Of latent attention k_cache may hold the rotary columns
+    of keys alone, whose first columns are v_cache's then: the head_dims of both make query's.
 
     The other arguments are those of `evoattn.attention`, `k_scale` and `v_scale` of each key `[pages, page,
     kv_heads]`, and `q_scale` as of `attention_varlen`. Under `causal`, which is True or "lower_right", in `window` and

@@ -36,6 +36,7 @@ from evoattn.ops.arguments import (
     bias_reader,
     converter,
     has_autocast,
+    is_apart,
 )
 
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
@@ -208,9 +209,7 @@ class Call:
             return answer
         output, lse = (answer, None) if isinstance(answer, Tensor) else answer
         output = output.squeeze(0).transpose(0, 1) if self.packed else output.transpose(1, 2)
-        if lse is None:
-            return output
-        return output, lse[0] if self.packed else lse
+        return output if lse is None else (output, lse[0] if self.packed else lse)
 
     def require_terms(self) -> None:
         """Raise `TypeError` for a list, an array or another thing where a tensor belongs."""
@@ -346,6 +345,7 @@ class Call:
                 kv_heads=key.shape[1],
                 head_dim=query.shape[3],
                 value_dim=value.shape[3],
+                rotary_apart=key.shape[3] != query.shape[3],
                 shared_kv="kv" not in fields and may_share(key, value) and key.data_ptr() == value.data_ptr() != 0,
                 dtype=(DTYPES | KV_DTYPES)[query.dtype],
                 mask=canonical_mask(self.mask, fields.get("seqlen_q", query.shape[2])),
@@ -484,7 +484,8 @@ def why_not_shapes(call: Call) -> str | None:
     if not query.dim() == key.dim() == value.dim() == 4:
         return "kernels take tensors of four dimensions, [batch, heads, seqlen, head_dim]"
     of_batch = call.paged or key.shape[0] == query.shape[0]
-    if key.shape[:3] != value.shape[:3] or key.shape[3] != query.shape[3] or not of_batch:
+    fits = of_batch and (key.shape[3] == query.shape[3] or is_apart(query, key, value))
+    if key.shape[:3] != value.shape[:3] or not fits:
         return "key and value are not of as many batches, heads and rows, with query's batch and head_dim"
     if key.shape[1] != query.shape[1] and not call.enable_gqa:
         return f"{key.shape[1]} K/V heads for {query.shape[1]} query heads need enable_gqa=True"

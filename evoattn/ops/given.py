@@ -26,6 +26,7 @@ from evoattn.ops.arguments import (
     VARLEN,
     aligned_mask_of,
     cap_of,
+    is_apart,
     mask_of,
     number,
     require_flags,
@@ -133,7 +134,8 @@ def of_pages(query: Tensor, k_cache: Tensor, v_cache: Tensor, out: Any) -> dict[
         raise ValueError(f"k_cache and v_cache must have the same pages and heads, not {shapes}.")
     if not (head_dim and all(of_keys)):
         raise ValueError(f"k_cache must not be empty, as {list(k_cache.shape)} is.")
-    if head_dim != query.shape[3] or query.shape[2] % of_keys[2]:
+    fits = head_dim == query.shape[3] or is_apart(query, k_cache, v_cache)
+    if not fits or query.shape[2] % of_keys[2]:
         raise ValueError(
             f"query {list(query.shape)} and k_cache {list(k_cache.shape)} do not fit: the last dimension is one "
             "head_dim, and query's heads, its third dimension, are a multiple of the K/V heads, k_cache's third."

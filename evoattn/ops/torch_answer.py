@@ -28,6 +28,7 @@ from evoattn.ops.arguments import (
     TERMS,
     autocast,
     has_autocast,
+    is_apart,
     without_autocast,
 )
 from evoattn.ops.call import FLOATS, Answer, Call
@@ -146,6 +147,8 @@ def answer(call: Call) -> Answer:
     if is_eight_bits(call.key):
         call.require()
         call = dequantised(call)
+    if is_apart(call.query, call.key, call.value):
+        call = replace(call, key=torch.cat((call.value, call.key), -1))
     if not call.has_variant:
         output = _by_sdpa(call)
         output = output if call.out is None else call.out.copy_(output)

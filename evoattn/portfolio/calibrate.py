@@ -337,12 +337,11 @@ def _kind(row: Checked) -> str:
 
 
 def _line(kind: str, rows: Sequence[Checked]) -> str:
-    regrets = [row.regret for row in rows if not math.isnan(row.regret)]
-    beside = [row for row in rows if row.sdpa and row.pick_us]
-    gains = [math.log(min(row.sdpa.values()) / row.pick_us) for row in beside if row.pick_us]
-    mean = f"{math.exp(fmean(map(math.log, regrets))):.3f} | {max(regrets):.3f}" if regrets else "none | none"
+    found = summary(rows)
+    gains = [math.log(min(row.sdpa.values()) / row.pick_us) for row in rows if row.sdpa and row.pick_us]
+    mean = f"{found['regret']:.3f} | {found['worst']:.3f}" if found["regret"] else "none | none"
     gain = f"{math.exp(fmean(gains)):.2f}" if gains else "none"
-    return f"| {kind} | {len(rows)} | {mean} | {sum(r.ahead_of(r.sdpa) for r in beside)} of {len(beside)} | {gain} |"
+    return f"| {kind} | {len(rows)} | {mean} | {found['ahead']} of {found['beside']} | {gain} |"
 
 
 def summary(rows: Sequence[Checked]) -> dict[str, Any]:
@@ -360,11 +359,9 @@ def summary(rows: Sequence[Checked]) -> dict[str, Any]:
 
 def _regrets(rows: Sequence[Checked]) -> dict[str, float]:
     """As `KernelList.regret`."""
-    found: dict[str, list[float]] = {}
-    for row in rows:
-        if not math.isnan(row.regret):
-            found.setdefault("plain" if _kind(row) == "plain" else "variants", []).append(math.log(row.regret))
-    return {name: round(math.exp(fmean(logs)), 4) for name, logs in found.items()}
+    plain, others = ([row for row in rows if (_kind(row) == "plain") == is_plain] for is_plain in (True, False))
+    named = {"plain": summary(plain)["regret"], "variants": summary(others)["regret"]}
+    return {name: regret for name, regret in named.items() if regret is not None}
 
 
 def calibrate(wanted: Wanted, gpu: GpuSpec, say: Say, tools: Tools | None = None) -> Done:

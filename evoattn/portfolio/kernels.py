@@ -18,6 +18,7 @@ from evoattn.model.backward import BACKWARD
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.scales import PER_TOKEN
 from evoattn.model.space import KernelConfig, Value
+from evoattn.model.variant import ROTARY_APART
 
 DATA = Path(__file__).parent / "data"
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -48,11 +49,12 @@ def kind_of(problem: AttentionProblem, without: tuple[str, ...] = ()) -> str:
 
     fp16 and bf16 share their kernels: the same instructions at the same rates. Masks share them as well, and
     expressions of scores and block lists, in whose place PyTorch would hold all scores in memory; of the backward pass
-    all of `BY_FORMULA`. `without`: variants that are left out."""
+    all of `BY_FORMULA`. K that lies in two tensors is read as one of which V is a part. `without`: variants that are
+    left out."""
     dims = f"d{problem.head_dim}" + (f" dv{problem.value_dim}" if problem.value_dim else "")
     backward, by_formula = problem.op == BACKWARD.name, is_by_formula(problem)
     untimed = UNTIMED + BY_FORMULA * backward + without
-    variants = (name for name in problem.variants if name not in untimed)
+    variants = ("shared_kv" if name == ROTARY_APART else name for name in problem.variants if name not in untimed)
     if problem.scales != PER_TOKEN:  # a scale of a head is that of a tensor with other strides
         variants = (name for name in variants if name != "scales")
     if problem.element_bytes == 1:  # products of e4m3 and e5m2 take as long as those of e4m3 alone

@@ -290,8 +290,10 @@ problems of three campaigns the cost model's choice loses 1.051 so, 1.062 with e
 """
 IN_PAGES = 16
 """Of packed single tokens over pages the longest sequence is taken to have so many times as many keys as the shortest,
-with logarithms spread evenly: a block alone with the longest may take longer than all others. Batches with prompts are
-not taken so: it chose slower kernels for them."""
+with logarithms spread evenly: a block alone with the longest may take longer than all others. So are those of single
+tokens beside prompts."""
+MOST_LISTED = 512
+"""Sequences of a step whose likely lengths are listed."""
 LEAST_USED = 0.1
 """Of the keys that there is room for. On 414 problems of the same campaigns the cost model's choice loses 1.059 with
 lengths spread from a tenth to all, 1.064 from a quarter, 1.066 with half and all of them, 1.035 with the true ones."""
@@ -399,6 +401,9 @@ def _spread(problem: AttentionProblem, *sides: tuple[int, int], batch: int = 0) 
     """Lengths for the field `varlen` of `batch` sequences, those of the problem unless given. `sides`: (rows together,
     longest) of queries and of keys."""
     texts, batch = list[str](), batch or problem.batch
+    (rows, most), (_, most_keys) = sides
+    if problem.page and most > 1 and rows < batch * most and batch <= MOST_LISTED:
+        return _step_of_engine(batch, rows, most, most_keys)
     for rows, longest in sides:
         if batch == 1 or rows == batch * longest:
             texts.append(f"sum:{rows}")
@@ -408,3 +413,20 @@ def _spread(problem: AttentionProblem, *sides: tuple[int, int], batch: int = 0) 
             low = max(1, rows // batch - SPREAD)
             texts.append(f"{low}:{max(low, min(longest, rows // batch + SPREAD))}")
     return "/".join(texts)
+
+
+def _step_of_engine(batch: int, rows: int, most: int, most_keys: int) -> str:
+    """As `_spread`, of a step in which prompts lie beside single tokens: one prompt of `most` rows, as few others of
+    half as many as make up the rows, and one row of each other sequence."""
+    first = max(1, min(most, rows - batch + 1))
+    left = max(0, rows - batch + 1 - first)
+    others = min(batch - 1, math.ceil(left / (most / 2)))
+    singles = batch - 1 - others
+    queries = [1] * singles + [1 + left // max(1, others)] * others + [first]
+    least = max(1, most_keys // IN_PAGES)
+    ratio = (most_keys / least) ** (1 / max(1, singles - 1))
+    keys = [min(most_keys, round(least * ratio**i)) for i in range(singles)]
+    keys += [min(most_keys, 2 * count) for count in queries[singles:]]
+    if not singles:
+        keys[-1] = most_keys
+    return "/".join("+".join(map(str, side)) for side in (queries, keys))

@@ -9,10 +9,7 @@
 
 from __future__ import annotations
 
-import math
-import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,10 +17,10 @@ from evoattn.cost.cost import scores
 from evoattn.engine.breeding import PARENTS, Breeder
 from evoattn.engine.groups import Group, Kernel, Step
 from evoattn.families import registry
-from evoattn.families.flash_wgmma.resources import FlashWgmmaGenes, merges_in_memory
+from evoattn.families.aim import Aim
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig, SearchSpace
+from evoattn.model.space import KernelConfig
 from evoattn.portfolio.climb import Costs, Scored, all_genes, beginnings, climb, neighbours
 from evoattn.portfolio.pick import likely, portfolio_kernels
 
@@ -38,33 +35,8 @@ genes."""
 UNSCREENED_SHARE = 0.3
 FROM_PORTFOLIO = 3
 """Kernels of a problem's class that may be parents before any is timed on it: those of the least predicted times."""
-AIMED_FAMILY = {"32": "large_head"}
-"""By bits, where it is not flash_wgmma."""
-ROOMIEST = 3
-"""Values of a tile's extent from which one is drawn, those that leave least idle."""
 TRIES = 4
 """For a valid config near an aimed one that keeps what was aimed."""
-
-
-@dataclass(frozen=True)
-class Aim:
-    """A problem, a config to change for it, and what it is changed with."""
-
-    problem: AttentionProblem
-    params: Params
-    space: SearchSpace
-    gpu: GpuSpec
-    rng: random.Random
-
-    def values(self, gene: str) -> tuple[Any, ...]:
-        """The values that a gene can have."""
-        return next(p.values for p in self.space.parameters if p.name == gene)
-
-    def blocks(self, **genes: Any) -> int:
-        """Blocks of the config with these genes, without a split of the keys."""
-        params = self.params | genes | {"KEY_SPLIT": 1, "SCHEDULE": "single"}
-        launch, *_ = registry.lookup("flash_wgmma").work(self.problem, KernelConfig("flash_wgmma", params))
-        return launch.blocks
 
 
 class AimedBreeder(Breeder):
@@ -72,7 +44,7 @@ class AimedBreeder(Breeder):
 
     def __init__(self, group: Group, gpu: GpuSpec, seed: int) -> None:
         super().__init__(group, gpu, seed)
-        self._family = AIMED_FAMILY.get(group.name.split()[0], "flash_wgmma")
+        self._family = next((name for name in self.spaces if registry.lookup(name).aims is not None), "")
         self._own = [params for family, params in self._given if family == self._family]
 
     def parents(self) -> list[Kernel]:
@@ -100,8 +72,7 @@ class AimedBreeder(Breeder):
         return found[costs.index(min(costs))]
 
     def _can_aim(self, problem: AttentionProblem) -> bool:
-        family = registry.lookup(self._family)
-        return self._family in self.spaces and not family.why_unsupported(problem, self._gpu)
+        return bool(self._family) and not registry.lookup(self._family).why_unsupported(problem, self._gpu)
 
     def _aimed(self) -> Proposal | None:
         """A parent with one or two genes that are drawn for the problem."""
@@ -114,8 +85,8 @@ class AimedBreeder(Breeder):
         if not parents:
             return None
         params, aimed = space.completed(self._rng.choice(parents)), Params()
-        if self._family == "flash_wgmma":
-            able = [genes for aim in AIMS if (genes := aim(Aim(problem, params, space, self._gpu, self._rng)))]
+        if aims := registry.lookup(self._family).aims:
+            able = [genes for aim in aims if (genes := aim(Aim(problem, params, space, self._gpu, self._rng)))]
             for genes in self._rng.sample(able, min(len(able), self._rng.choice((1, 2)))):
                 aimed |= genes
         rows = aimed.get("BLOCK_M", params["BLOCK_M"])
@@ -124,54 +95,13 @@ class AimedBreeder(Breeder):
         found: Params | None = None
         for _ in range(TRIES):
             found = self._pool.near(self._family, self._pool.mutate(self._family, params) | aimed)
-            if found and all(found[name] == aimed[name] for name in AIMED_GENES if name in aimed):
+            if found and all(found[name] == value for name, value in aimed.items() if name in AIMED_GENES):
                 break
         return (self._family, found, "aimed") if found else None
 
 
-def split_keys(aim: Aim) -> Params:
-    """As many blocks on the keys of the same rows as fit on the SMs at once, or half as many."""
-    slots = aim.gpu.sm_count * aim.params["BLOCKS_PER_SM"]
-    most = min(slots // aim.blocks(), math.ceil(aim.problem.seqlen_k / aim.params["BLOCK_N"]))
-    splits = [s for s in aim.values("KEY_SPLIT") if 1 < s <= most]
-    if not splits:
-        return {}
-    split = aim.rng.choice(splits[-2:])
-    changed: Params = {"KEY_SPLIT": split, "SCHEDULE": "single"}
-    genes = FlashWgmmaGenes.of(KernelConfig("flash_wgmma", aim.params | changed))
-    return changed | ({"STORE": "rows"} if merges_in_memory(aim.problem, genes) else {})
-
-
-def group_rows(aim: Aim) -> Params:
-    """The query heads of a K/V head as rows of the same tiles, or no longer."""
-    return {"GROUP_ROWS": not aim.params["GROUP_ROWS"]} if aim.problem.group_size > 1 else {}
-
-
-def fill_waves(aim: Aim) -> Params:
-    """Rows of a tile and blocks per SM that leave few SMs idle in the last wave."""
-    choices = []
-    for block_m in aim.values("BLOCK_M"):
-        for resident in aim.values("BLOCKS_PER_SM"):
-            waves = math.ceil(aim.blocks(BLOCK_M=block_m) / (aim.gpu.sm_count * resident))
-            if block_m * resident <= max(aim.values("BLOCK_M")):  # whose outputs fit in the registers of an SM
-                choices.append((waves * block_m * resident, aim.rng.random(), block_m, resident))
-    *_, block_m, resident = aim.rng.choice(sorted(choices)[:ROOMIEST])
-    genes = {"BLOCK_M": block_m, "BLOCKS_PER_SM": resident}
-    return {} if genes.items() <= aim.params.items() else genes
-
-
-def fit_keys(aim: Aim) -> Params:
-    """Tiles of keys of which the last is nearly full, and no more stages than there are tiles."""
-    padded = sorted((math.ceil(aim.problem.seqlen_k / n) * n, -n) for n in aim.values("BLOCK_N"))
-    block_n = -aim.rng.choice(padded[:ROOMIEST])[1]
-    if block_n == aim.params["BLOCK_N"]:
-        return {}
-    tiles = math.ceil(aim.problem.seqlen_k / block_n / aim.params["KEY_SPLIT"])
-    return {"BLOCK_N": block_n, "STAGES": max(1, min(aim.params["STAGES"], tiles))}
-
-
-AIMS: tuple[Callable[[Aim], Params], ...] = (split_keys, group_rows, fill_waves, fit_keys)
-AIMED_GENES: Sequence[str] = ("KEY_SPLIT", "GROUP_ROWS", "BLOCK_M", "BLOCK_N")
+AIMED_GENES = ("KEY_SPLIT", "GROUP_ROWS", "BLOCK_M", "BLOCK_N")
+"""Those that a valid config near an aimed one must keep."""
 
 
 CLIMBED_SHARE = 0.7

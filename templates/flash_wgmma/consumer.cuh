@@ -290,14 +290,17 @@ private:
       return;
     }
     // From here on it only counts: no other tile is masked. Terms and scales ask which keys are in it.
-    constexpr bool COUNTS = SCHEDULE == Schedule::BALANCED && !Terms::ADDED && !Scales::BY_BLOCK;
+    constexpr bool ALIKE = SCHEDULE == Schedule::BALANCED && !VARLEN,
+                   COUNTS = ALIKE && !Terms::ADDED && !Scales::BY_BLOCK;
     if constexpr (COUNTS) key_tile -= work.range.first();
-    if constexpr (SCHEDULE == Schedule::BALANCED && !COUNTS) {
+    if constexpr (ALIKE && !COUNTS) {
 #pragma unroll 1
       while (key_tile >= work.range.first()) step<false, Terms::MAY_HIDE>();
       return;
     }
-    const int first = Mask::WINDOW ? work.first_key_tile(work.tile.row_block) : 0;
+    const int first = SHARES_SEQUENCES ? work.range.first()
+                      : Mask::WINDOW   ? work.first_key_tile(work.tile.row_block)
+                                       : 0;
     if constexpr (IN_PARTS) {
 #pragma unroll 1
       for (;;) {

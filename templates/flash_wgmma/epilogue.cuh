@@ -55,6 +55,95 @@ struct Epilogue : Block, Output {
       inverse[0] *= scale, inverse[1] *= scale;
     }
   }
+  __device__ __forceinline__ bool exists(const Sequence& of_sequence, int row) const {
+    return VARLEN ? work.rows.exists(row, of_sequence.queries) : work.rows.exists(row);
+  }
+  // Of rows `row` and `row` + 8 of a tile.
+  __device__ __forceinline__ void store_log_sums(const RowState& of_rows, const Tile& of, const Sequence& of_sequence,
+                                                 int row, int of_lane) const {
+    auto head_of = [&](int below) { return work.rows.head(of, row + below); };
+    log_sums_to_global(
+        of_rows, work.terms, head_of,
+        [&](int below) {
+          if constexpr (VARLEN) {
+            const int query = of_sequence.first_query + work.rows.query(row + below);
+            return lse_gmem + int64_t(head_of(below)) * work.terms.given.total_queries + query;
+          }
+          return lse_gmem + (int64_t(of.batch) * work.heads + head_of(below)) * work.seqlen_q +
+                 work.rows.query(row + below);
+        },
+        [&](int below) { return exists(of_sequence, row + below); }, of_lane);
+  }
+  // Of these rows the lane's numbers of a tile of 8 columns of O, before the division.
+  __device__ __forceinline__ void store_columns(const float4& sum, const Tile& of, const Sequence& of_sequence, int row,
+                                                int column_tile) const {
+#pragma unroll
+    for (int below = 0; below < 16; below += 8) {
+      if (!exists(of_sequence, row + below)) continue;
+      const int64_t first = VARLEN ? of_sequence.first_query * o_row_stride : of.batch * o_batch_stride;
+      Element* row_gmem = o_gmem + first + work.rows.head(of, row + below) * o_head_stride +
+                          work.rows.query(row + below) * o_row_stride;
+      *reinterpret_cast<uint32_t*>(row_gmem + column_tile * 8 + lane % 4 * 2) =
+          pack2<Element>((below ? sum.z : sum.x) * inverse[below / 8], (below ? sum.w : sum.y) * inverse[below / 8]);
+    }
+  }
+  // SHARES_SEQUENCES: this block leaves its result of a tile of rows beside those of other blocks, `first_block` and
+  // the next; whoever is the last adds up all. Results: [blocks, 2, WARPGROUPS]: of the first of them the second one,
+  // of all others the first.
+  __device__ __forceinline__ void merge_sharers(const Tile& of, const Sequence& of_sequence, int sharers,
+                                                int first_block, const RowState& of_rows,
+                                                const float (&o)[VALUE_DIM / 2]) {
+    constexpr int RESULT = Partial::PIECES * 128, COLUMN_TILES = VALUE_DIM / 8, AT_ONCE = 4, RESULTS_AT_ONCE = 4;
+    constexpr int GROUPS = (COLUMN_TILES + AT_ONCE - 1) / AT_ONCE;
+    const int rows = (of_sequence.queries << work.rows.row_bits()) - first_row(of), own_warp = thread / 32;
+    if (rows <= 0) return;
+    const int row_warps = min(4, (rows + 15) / 16);
+    auto result_gmem = [&](int sharer) {
+      return results_gmem + ((2 * (first_block + sharer) + (sharer == 0)) * WARPGROUPS + warpgroup) * RESULT;
+    };
+    if (own_warp < row_warps) Partial::leave(result_gmem(int(blockIdx.x) - first_block), o, of_rows, thread);
+    named_barrier_sync<128>(O_TILE + warpgroup);  // all threads of the warpgroup have left their part
+    uint32_t* last_smem = reinterpret_cast<uint32_t*>(smem + (o_smem - smem_address));
+    if (thread == 0) *last_smem = exchange_count(counters_zeroed + first_block * WARPGROUPS + warpgroup, sharers - 1);
+    named_barrier_sync<128>(O_TILE + warpgroup);  // what thread 0 has acquired all threads may read
+    const bool is_last = *last_smem == sharers - 1;
+    named_barrier_sync<128>(O_TILE + warpgroup);  // all have read it, in whose place comes the next O
+    if (!is_last) return;
+#pragma unroll 1
+    for (int item = own_warp; item < row_warps * GROUPS; item += 4) {  // all warps, however few have rows
+      const int row_warp = item / GROUPS, column_tile = item % GROUPS * AT_ONCE;
+      RowState of_all;
+      of_all.clear();
+      float4 sums[AT_ONCE] = {};
+#pragma unroll 1
+      for (int first = 0; first < sharers; first += RESULTS_AT_ONCE) {
+        float4 state[RESULTS_AT_ONCE], more[RESULTS_AT_ONCE][AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < RESULTS_AT_ONCE; ++i) {
+          const float4* of_one = result_gmem(min(first + i, sharers - 1)) + row_warp * 32 + lane;
+          state[i] = __ldcg(of_one);
+#pragma unroll
+          for (int j = 0; j < AT_ONCE; ++j)
+            more[i][j] = __ldcg(of_one + (min(column_tile + j, COLUMN_TILES - 1) + 1) * 128);
+        }
+#pragma unroll
+        for (int i = 0; i < RESULTS_AT_ONCE; ++i) {
+          if (first + i >= sharers) break;
+          float low[2], own[2];
+          Partial::take_turn(RowState{{state[i].x, state[i].y}, {state[i].z, state[i].w}}, of_all, low, own);
+#pragma unroll
+          for (int j = 0; j < AT_ONCE; ++j)
+            sums[j] = Partial::turn(sums[j], more[i][j].x, more[i][j].y, more[i][j].z, more[i][j].w, low, own);
+        }
+      }
+      const int row = first_row(of) + row_warp * 16 + lane / 4;
+      make_inverse(of_all, of, row);
+#pragma unroll
+      for (int j = 0; j < AT_ONCE; ++j)
+        if (column_tile + j < COLUMN_TILES) store_columns(sums[j], of, of_sequence, row, column_tile + j);
+      if (WRITE_LSE && column_tile == 0) store_log_sums(of_all, of, of_sequence, row, lane);
+    }
+  }
   // O of a tile of rows, to global memory.
   __device__ __forceinline__ void finish_rows(const Tile& of, const Sequence& of_sequence, KeyRange of_keys,
                                               RowState& of_rows, float (&o)[VALUE_DIM / 2]) {
@@ -63,7 +152,12 @@ struct Epilogue : Block, Output {
     const int end_thread = SCHEDULE == Schedule::BALANCED ? thread_read_again() : thread;
     const int end_lane = SCHEDULE == Schedule::BALANCED ? end_thread % 32 : lane;
     // A tile of rows that two blocks share: the one with the first keys gives.
-    if constexpr (SCHEDULE == Schedule::BALANCED) {
+    if constexpr (SHARES_SEQUENCES) {
+      if (of_keys.sharers) {
+        merge_sharers(of, of_sequence, of_keys.sharers >> 16, of_keys.sharers & 0xffff, of_rows, o);
+        return;
+      }
+    } else if constexpr (SCHEDULE == Schedule::BALANCED) {
       if constexpr (Scales::BY_BLOCK) {  // blocks have their own units
         const float unit = running.take_unit();
 #pragma unroll
@@ -84,25 +178,9 @@ struct Epilogue : Block, Output {
       }
     }
     auto end_row = [&] { return first_row(of) + end_thread / 32 * 16 + end_lane / 4; };  // row g of this lane
-    auto head_of = [&](int row) { return work.rows.head(of, end_row() + row); };
     if constexpr (!INVERSE_BESIDE) make_inverse(of_rows, of, end_row());
     const int warp_row = first_row(of) + end_thread / 32 * 16;
-    if constexpr (WRITE_LSE) {
-      log_sums_to_global(
-          of_rows, work.terms, head_of,
-          [&](int row) {
-            if constexpr (VARLEN) {
-              const int query = of_sequence.first_query + work.rows.query(end_row() + row);
-              return lse_gmem + int64_t(head_of(row)) * work.terms.given.total_queries + query;
-            }
-            return lse_gmem + (int64_t(of.batch) * work.heads + head_of(row)) * work.seqlen_q +
-                   work.rows.query(end_row() + row);
-          },
-          [&](int row) {
-            return VARLEN ? work.rows.exists(end_row() + row, of_sequence.queries) : work.rows.exists(end_row() + row);
-          },
-          end_lane);
-    }
+    if constexpr (WRITE_LSE) store_log_sums(of_rows, of, of_sequence, end_row(), end_lane);
     if constexpr (PERSISTENT && STORE != Store::ROWS) {
       if (end_thread == 0) tma_store_wait_read();
       named_barrier_sync<128>(O_TILE + warpgroup);  // the store of the last tile has read this memory
@@ -188,8 +266,6 @@ struct Epilogue : Block, Output {
     }
     named_barrier_sync<128>(O_TILE + warpgroup);  // all threads see the parts, and may read all results of these
     if (warp_row >= work.rows.count) return;
-    auto head_of = [&](int row) { return work.rows.head(work.tile, lane_row(work.tile) + row); };
-    auto exists = [&](int row) { return work.rows.exists(lane_row(work.tile) + row); };
     auto add_columns = [&](int column_tile) {
       RowState of_all;
       float4 sum;
@@ -200,23 +276,8 @@ struct Epilogue : Block, Output {
         sum = Partial::total<KEY_SPLIT>(left_gmem, WARPGROUPS * RESULT, column_tile, of_all, thread);
       }
       make_inverse(of_all, work.tile, lane_row(work.tile));
-#pragma unroll
-      for (int row = 0; row < 16; row += 8) {
-        if (!exists(row)) continue;
-        Element* row_gmem = o_gmem + work.tile.batch * o_batch_stride + head_of(row) * o_head_stride +
-                            work.rows.query(lane_row(work.tile) + row) * o_row_stride;
-        *reinterpret_cast<uint32_t*>(row_gmem + column_tile * 8 + lane % 4 * 2) =
-            pack2<Element>((row ? sum.z : sum.x) * inverse[row / 8], (row ? sum.w : sum.y) * inverse[row / 8]);
-      }
-      if (WRITE_LSE && column_tile == 0) {
-        log_sums_to_global(
-            of_all, work.terms, head_of,
-            [&](int row) {
-              return lse_gmem + (int64_t(work.tile.batch) * work.heads + head_of(row)) * work.seqlen_q +
-                     work.rows.query(lane_row(work.tile) + row);
-            },
-            exists, lane);
-      }
+      store_columns(sum, work.tile, work.sequence, lane_row(work.tile), column_tile);
+      if (WRITE_LSE && column_tile == 0) store_log_sums(of_all, work.tile, work.sequence, lane_row(work.tile), lane);
     };
     uint32_t parts = *parts_smem;
     while (parts) {  // its own, and those whose owners have left

@@ -10,9 +10,11 @@
 using Mask = KeyMask<CAUSAL, CAUSAL_LOWER_RIGHT, WINDOW>;
 using AllKeys = KeyMask<false, false>;  // of FULL blocks in a list
 using Terms = ScoreTerms<Element, WINDOW, SOFTCAP, ALIBI, BIAS, SINK, OwnScore>;
-static_assert(!VARLEN || SCHEDULE != Schedule::BALANCED, "row blocks of one sequence");
 static_assert(!VARLEN || !GROUP_ROWS || STORE == Store::ROWS, "rows past a sequence are another's");
-static_assert(!SEQUSED || SCHEDULE != Schedule::BALANCED, "sequences of one length");
+static_assert(!SEQUSED || SCHEDULE != Schedule::BALANCED, "sequences of one length, or packed ones");
+constexpr bool SHARES_SEQUENCES = VARLEN && SCHEDULE == Schedule::BALANCED;
+static_assert(!SHARES_SEQUENCES || (STORE == Store::ROWS && !CAUSAL_SKIP && !Scales::GIVEN),
+              "blocks add up the columns of one another's rows");
 static_assert(!KeyList::LISTED || (KEY_SPLIT == 1 && !GROUP_ROWS && SCHEDULE != Schedule::BALANCED && !CAUSAL_SKIP),
               "a block takes all tiles of a list");
 constexpr bool LAST_FIRST = Mask::LAST_FIRST || KeyList::LISTED;  // the longest tiles of rows; most lists grow by rows

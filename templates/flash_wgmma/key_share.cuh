@@ -14,7 +14,8 @@
 
 // Key tiles first() to last() of a tile of rows, in one word.
 struct KeyRange {
-  int word;  // bit 31: gives; 15 bits of last(), 16 of first()
+  int word;     // bit 31: gives; 15 bits of last(), 16 of first()
+  int sharers;  // SHARES_SEQUENCES: 16 bits, how many blocks have keys of it, then the first of them; 0: one alone
   __device__ __forceinline__ int first() const { return word & 0xffff; }
   __device__ __forceinline__ int last() const { return word >> 16 & 0x7fff; }
   __device__ __forceinline__ bool gives() const { return word < 0; }     // another block has the key tiles behind these

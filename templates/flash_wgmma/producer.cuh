@@ -34,6 +34,7 @@ struct Producer : TileFinder {
     if (transposes || (PARTS > 1 && part > 0)) named_barrier_sync<THREADS>(BARRIERS_READY);
     else named_barrier_arrive<THREADS>(BARRIERS_READY);
     if constexpr (CLUSTER > 1) cluster_arrive();  // other blocks see them too
+    if constexpr (SHARES_SEQUENCES) sequence_share.find(work, lane);
     if constexpr (PRODUCER_REGISTERS > 0) decrease_registers<PRODUCER_REGISTERS>();
     if (transposes) Operands::template transpose<Smem>(static_cast<const Block&>(*this));
     else if ((PARTS > 1 || warp == 4 * WARPGROUPS) && lane == 0) copy();

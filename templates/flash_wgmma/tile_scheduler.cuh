@@ -6,6 +6,7 @@
 #include "device/score.cuh"
 #include "flash_wgmma/block_tile.cuh"
 #include "flash_wgmma/key_share.cuh"
+#include "flash_wgmma/sequence_share.cuh"
 #include "device/schedule/block.cuh"
 #include "device/schedule/sequences.cuh"
 #include "flash_wgmma/tile_rows.cuh"
@@ -72,6 +73,7 @@ struct TileScheduler : Block {
       tile = Tile{words[0], words[1], words[2]}, range.word = words[3];
       if (tile.row_block < 0) return false;
       if constexpr (VARLEN) enter_sequence({words[4], words[5], 0, words[6]});
+      if constexpr (SHARES_SEQUENCES) range.sharers = words[7];
       if constexpr (SEQUSED) enter_keys(words[6]);
     }
     return true;
@@ -153,6 +155,7 @@ struct TileFinder : Block {
   uint32_t* counters_zeroed;  // CLAIMED: tiles claimed so far
   int index, turn;            // turn: VARLEN, rounds and slots without a tile
   KeyShare share;
+  SequenceShare sequence_share;
 
   __device__ __forceinline__ TileFinder(TileScheduler& work, uint32_t* counters_zeroed)
       : Block(work), work(work), counters_zeroed(counters_zeroed), turn(0) {}
@@ -162,13 +165,15 @@ struct TileFinder : Block {
   // The next tile of rows, which it tells the consumers if it `tells`; false if none is left. They read it once their Q
   // is full. Its place is that of the round before the last, in which all of them released Q.
   template <class End> __device__ __forceinline__ bool next(int round, bool tells, End end) {
-    if constexpr (VARLEN && PERSISTENT) {
+    if constexpr (SHARES_SEQUENCES) {
+      index = sequence_share.next(work) ? 0 : work.tiles;
+    } else if constexpr (VARLEN && PERSISTENT) {
       for (; index < work.tiles; index = next_index(++turn)) {
         work.tile = tile_at<HEADS_IN_TURN, LAST_FIRST>(index, work.row_blocks, work.rows.heads, work.batches);
         if (work.enter_slot(work.tile)) break;
       }
     }
-    if constexpr (SCHEDULE == Schedule::BALANCED)
+    if constexpr (SCHEDULE == Schedule::BALANCED && !VARLEN)
       index = share.next(round, work.tiles, work.key_tiles) ? share.index : work.tiles;
     const uint32_t tile_smem = smem_address + Smem::TILE + Smem::TILE_BYTES * (round % 2);
     auto tell = [&](int offset, int word) {
@@ -183,10 +188,12 @@ struct TileFinder : Block {
       if constexpr (!VARLEN)
         work.tile = tile_at<HEADS_IN_TURN, LAST_FIRST>(index, work.row_blocks, work.rows.heads, work.batch);
       tell(0, work.tile.row_block), tell(4, work.tile.head), tell(8, work.tile.batch);
-      if (SCHEDULE == Schedule::BALANCED) work.range = share.range, tell(12, work.range.word);
+      if (SCHEDULE == Schedule::BALANCED && !VARLEN) work.range = share.range;
+      if (SCHEDULE == Schedule::BALANCED) tell(12, work.range.word);
       if constexpr (VARLEN) tell(16, work.sequence.first_query), tell(20, work.sequence.queries);
       if constexpr (SEQUSED) work.enter_batch(work.tile.batch);
       if constexpr (SLIDING) tell(24, work.sequence.keys);
+      if constexpr (SHARES_SEQUENCES) tell(28, work.range.sharers);
     }
     return true;
   }

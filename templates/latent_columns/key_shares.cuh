@@ -5,6 +5,7 @@
 #include "device/mask.cuh"
 #include "device/ptx/warp.cuh"
 #include "device/schedule/block.cuh"
+#include "device/schedule/unit_search.cuh"
 #include "device/score.cuh"
 #include "latent_columns/shared_layout.cuh"
 
@@ -81,22 +82,7 @@ struct KeyShares : Block {
     if (int(blockIdx.x) >= blocks) return;
     unit = share(blockIdx.x), end = share(blockIdx.x + 1);
     if constexpr (SEQUSED) {
-      int last;  // of the lanes' sequences, that which has the unit
-      for (;; sequence += 32) {
-        const int own = sequence + lane < batches ? units_of(keys_of(sequence + lane)) * rows : 0;
-        int behind = own;
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-          const int before = __shfl_up_sync(ALL_LANES, behind, step);
-          if (lane >= step) behind += before;
-        }
-        const uint32_t later = __ballot_sync(ALL_LANES, row_begin + behind > unit);
-        last = min(31, 32 - __popc(later));  // the first of them: later sequences end later
-        const int before_it = __shfl_sync(ALL_LANES, behind - (later ? own : 0), last);
-        row_begin += before_it;
-        if (later) break;
-      }
-      sequence += last;
+      sequence = item_of_unit(unit, batches, lane, row_begin, [&](int i) { return units_of(keys_of(i)) * rows; });
     } else {
       sequence = unit / (units_of(seqlen_k) * rows), row_begin = sequence * units_of(seqlen_k) * rows;
     }

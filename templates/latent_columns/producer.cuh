@@ -1,11 +1,12 @@
 // producer.cuh: the thread that brings Q and tiles of K into shared memory. Needs the constants of
 // latent_columns.cu.j2.
-#include "device/copy/tile_ring.cuh"
+#include "device/copy/latent_ring.cuh"
 #include "latent_columns/key_shares.cuh"
 
-__device__ __forceinline__ void copy_tiles(KeyShares& shares, const TensorMap& q_map, const TensorMap& k_map) {
+__device__ __forceinline__ void copy_tiles(KeyShares& shares, const TensorMap& q_map, const TensorMap& k_map,
+                                           const TensorMap& v_map) {
   const uint32_t smem = shares.smem_address;
-  const TileRing<Tiles, BLOCK_N, STAGES> k_ring{k_map, smem + Smem::K, smem + Smem::K_FULL, smem + Smem::K_EMPTY};
+  const LatentRing<BLOCK_N, STAGES> k_ring(k_map, v_map, smem + Smem::K, smem + Smem::K_FULL, smem + Smem::K_EMPTY);
   const auto& given = shares.terms.given;
   RingPosition<Q_STAGES> q_place;
   RingPosition<STAGES> k_place;

@@ -22,7 +22,7 @@ struct Smem {
     for (int i = 0; i < Q_STAGES; ++i)
       mbarrier_init(smem_address + Q_FULL + 8 * i, 1), mbarrier_init(smem_address + Q_EMPTY + 8 * i, 4);
     for (int i = 0; i < STAGES; ++i)
-      mbarrier_init(smem_address + K_FULL + 8 * i, 1), mbarrier_init(smem_address + K_EMPTY + 8 * i, 4);
+      mbarrier_init(smem_address + K_FULL + 8 * i, APART ? 2 : 1), mbarrier_init(smem_address + K_EMPTY + 8 * i, 4);
     mbarrier_init_fence();
   }
 };

@@ -1,11 +1,12 @@
 // producer.cuh: the thread that brings Q and tiles of K into shared memory. Needs the constants of latent_wgmma.cu.j2.
-#include "device/copy/tile_ring.cuh"
+#include "device/copy/latent_ring.cuh"
 #include "latent_wgmma/work.cuh"
 
-__device__ __forceinline__ void copy_tiles(const Work& work, const TensorMap& q_map, const TensorMap& k_map) {
+__device__ __forceinline__ void copy_tiles(const Work& work, const TensorMap& q_map, const TensorMap& k_map,
+                                           const TensorMap& v_map) {
   Tiles::load<64>(work.smem_address, q_map, work.smem_address + Smem::Q_FULL, work.first_head, work.query, work.batch);
-  const TileRing<Tiles, BLOCK_N, STAGES> k_ring{k_map, work.smem_address + Smem::K, work.smem_address + Smem::K_FULL,
-                                                work.smem_address + Smem::K_EMPTY};
+  const LatentRing<BLOCK_N, STAGES> k_ring(k_map, v_map, work.smem_address + Smem::K, work.smem_address + Smem::K_FULL,
+                                           work.smem_address + Smem::K_EMPTY);
   const auto& given = work.terms.given;
   const KeyPages pages{given.table + work.batch * int64_t(given.table_pages), given.page_bits, given.kv_rows,
                        work.seqlen_k};

@@ -19,7 +19,8 @@ struct Smem {
   static __device__ __forceinline__ void init_barriers(uint32_t smem_address) {
     mbarrier_init(smem_address + Q_FULL, 1);
     for (int i = 0; i < STAGES; ++i)
-      mbarrier_init(smem_address + K_FULL + 8 * i, 1), mbarrier_init(smem_address + K_EMPTY + 8 * i, RELEASING_WARPS);
+      mbarrier_init(smem_address + K_FULL + 8 * i, APART ? 2 : 1),
+          mbarrier_init(smem_address + K_EMPTY + 8 * i, RELEASING_WARPS);
     mbarrier_init_fence();
   }
 };

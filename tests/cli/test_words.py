@@ -213,6 +213,6 @@ def test_ctrl_c_between_the_words_and_the_command_is_not_an_exit_without_a_sente
 
 def test_the_variants_in_the_help_of_a_shape_are_understood_and_all():
     words = SHAPE_HELP.partition("Variants: ")[2].rstrip(".").split(", ")
-    also = {"page": "seqused=16:96,", "shared_kv": "Dv=32,Hkv=1,"}
+    also = {"page": "seqused=16:96,", "shared_kv": "Dv=32,Hkv=1,", "rotary_apart": "Dv=32,Hkv=1,"}
     shapes = [f"B=1,H=2,S=96,D=64,{also.get(word.partition('=')[0], '')}{word}" for word in words]
     assert {name for shape in shapes for name in parse_shape(shape).variants} == set(VARIANTS)

@@ -30,8 +30,12 @@ def test_there_are_measured_times_in_the_repository():
 
 
 def test_the_fit_that_ships_can_be_repeated():
-    found = measured.files_of_fit()
-    assert len(found) == len(load().about["files"]) and set(found) <= set(measured.files())
+    about = load().about
+    for told in (about, *about.get("families", {}).values()):
+        found = measured.named(told["files"])
+        assert len(found) == len(told["files"]) and set(found) <= set(measured.files())
+    with pytest.raises(WrongUse, match="has times of h100-2020-01-01-a"):
+        measured.named(["h100-2020-01-01-a"])
 
 
 def test_no_fit_saw_a_problem_that_it_is_judged_on():

@@ -38,8 +38,6 @@ GENES = [
     ),
 ]
 WAITS = [
-    "mbarrier_wait(smem_address + Smem::DQ_EMPTY + 8 * warpgroup, DS_STAGES == 2 ? stage ^ 1 : dq_parity);",
-    "mbarrier_wait(smem_address + Smem::DQ_FULL + 8 * i, parity);",
     "while (acquire(added_to(walk)) < (IN_ORDER ? turn : STORED)) {}",
     "mbarrier_wait(smem_address + Smem::K_EMPTY, parity ^ 1);",
     "mbarrier_wait(smem_address + scores_of(score_stage, 1 - warpgroup), ds_parity);",
@@ -64,24 +62,14 @@ LISTED = {
     "a short block": (SMALL, "B=1 H=2 Hkv=1 Sq=70 Sk=90 D=64 blocks=256x64:40+70"),
 }
 WRONG = {
-    "the producer tells before the place is free": (
-        "mixed",
-        ("      mbarrier_wait(smem_address + Smem::Q_EMPTY + 8 * q.stage, q.parity ^ 1);\n      *re", "      *re"),
-    ),
     "PARTIAL taken for FULL": ("mixed", ("(of.partial & lowest) != 0", "false")),
     "FULL taken for PARTIAL": ("mixed", ("(of.partial & lowest) != 0", "true")),
-    "PARTIAL without the diagonal": ("mixed", ("      mask_transposed(s, mask, lane_key, query, lane);\n      L", "L")),
     "another head is told": ("mixed", ("make_int2(head, 2", "make_int2(0, 2")),
     "tiles past the last": ("a short block", ("min(tile + tiles, block.tiles)", "tile + tiles")),
-    "one tile of each block": ("mixed", ("--left == 0 || ++tile < end", "--left == 0")),
-    "the table is not waited for": ("mixed", ("    grid_dependency_wait();  // dQ is cleared\n", "")),
-    "the last tile's word": ("ahead", ("      take_tile();\n      score_tile();", "      score_tile();")),
     "all lanes add": ("ahead", ("      if (!issues()) continue;\n", "")),
     "key and query exchanged": ("asked", ("terms.shows(batch, head, key, row)", "terms.shows(batch, head, row, key)")),
     "bits of the key before": ("bits", ("(key + i * 8) * list.bits_row", "(key + i * 8 - 1) * list.bits_row")),
-    "bits of other queries": ("bits", ("list.bits_row_words + query / 32", "list.bits_row_words")),
     "bits stored by another key": ("bits", ("bits[int64_t(first_key + lane)", "bits[int64_t(first_key + (lane ^ 1))")),
-    "bits that are not waited for": ("bits", ("  KeyList::wait_for_bits();  // this launch does not end", "//")),
 }
 
 
@@ -200,7 +188,7 @@ def test_gradients_by_a_block_list_are_right(at):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", WRONG)
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(5)
 def test_a_fault_of_a_block_list_shows(fault):
     at, edit = WRONG[fault]
     assert not judged_once(*LISTED[at], edit).passed

@@ -227,6 +227,55 @@ def test_all_blocks_that_may_wait_are_resident(sm_count):
     assert sm_count == 1 or {("balanced", 1), ("balanced", 2)} <= seen  # of one SM all waves are whole
 
 
+PACKED = parse_shape(
+    "B=5,H=8/2,Sq=70,Sk=500,D=64,dtype=bf16,mask=causal_lower_right,layout=bshd,page=16,lse=1,"
+    "varlen=1+70+1+0+3/500+70+300+100+64"
+)
+SHARED = {"SCHEDULE": "balanced", "BLOCK_N": 64, "BLOCKS_PER_SM": 1, "STORE": "rows", "GROUP_ROWS": True}
+SEQUENCES = {
+    "pages": (13, {}, {}),
+    "a window, begun ahead": (9, {"window": "99:0"}, {"Q_IN_REGISTERS": True, "RESCALE": "lazy_5"}),
+    "two warpgroups, no pages": (6, {"page": 0}, TWO | {"RESCALE": "lazy_after"}),
+    "all keys, heads of their own": (5, {"mask": "full", "page": 0, "kv_heads": 8}, {"GROUP_ROWS": False}),
+}
+
+
+def of_sequences(name: str, *edits) -> str:
+    """What the interpreter finds in the kernel with these edits, launched twice; empty for a right one."""
+    sm_count, changes, genes = SEQUENCES[name]
+    gpu, p, c = replace(H100, sm_count=sm_count), PACKED.with_(**changes), config(**SHARED | genes)
+    assert FAMILY.why_impossible(p, c, gpu) is None
+    result = judged(replace(built(FAMILY, p, c, gpu, *edits), family=Twice(FAMILY)), p, seed=3)
+    return "" if result.passed else result.reason
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SEQUENCES)
+@pytest.mark.sampled(2)
+def test_blocks_share_the_keys_of_packed_sequences(name):
+    assert of_sequences(name) == ""
+
+
+WRONG_SHARES = {
+    "a block without keys counts": ("pages", ("(place + front) / each", "place / each")),
+    "two results in one place": ("pages", ("(sharer == 0)) * WARPGROUPS", "0) * WARPGROUPS")),
+    "the first to come adds up": ("pages", ("*last_smem == sharers - 1", "*last_smem == 0")),
+    "O over a word that others read": (
+        "a window, begun ahead",
+        ("named_barrier_sync<128>(O_TILE + warpgroup);  // all have", "//"),
+    ),
+    "keys that another block has": ("two warpgroups, no pages", ("? work.range.first()", "? 0")),
+    "a head too few": ("all keys, heads of their own", ("head = work.rows.heads - 1;", "head = 0;")),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", WRONG_SHARES)
+@pytest.mark.sampled(2)
+def test_wrong_shares_are_found(fault):
+    assert of_sequences(*WRONG_SHARES[fault])
+
+
 REFUSED_OF = [
     (AttentionProblem(1, 32, 4, 4000, 4000, 64).with_(**sizes), {"SCHEDULE": "balanced", **genes}, word)
     for genes, sizes, word in (
@@ -238,6 +287,14 @@ REFUSED_OF = [
         ({}, {}, None),
         ({"BLOCK_N": 48, "BLOCKS_PER_SM": 1, "STAGES": 1}, {"head_dim": 192}, None),
         ({"BLOCK_N": 48, "BLOCKS_PER_SM": 1, "STAGES": 1}, {"head_dim": 256}, "registers"),
+    )
+]
+REFUSED_OF += [
+    (PACKED, SHARED | genes, word)
+    for genes, word in (
+        ({}, None),
+        ({"STORE": "tensor_map"}, "STORE=rows"),
+        (TWO | {"CAUSAL_SKIP": True}, "passes over"),
     )
 ]
 

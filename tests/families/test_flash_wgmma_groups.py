@@ -116,10 +116,8 @@ def test_a_wrong_one_is_found(old, new):
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("ld.acquire.gpu", "ld.relaxed.gpu"),
         ("atom.acq_rel.gpu.global.add", "atom.acquire.gpu.global.add"),
         ("if (adds) *part_gmem = 0;", ""),
-        ("    named_barrier_sync<128>(O_TILE + warpgroup);  // all threads see the parts", "    //"),
         ("    named_barrier_sync<128>(O_TILE + warpgroup);  // all threads of the warpgroup have left", "    //"),
         ("column_tile += SHARERS", "column_tile += KEY_SPLIT + 1"),
         ("exp2_approx(rows.x - state.shift[0]), high", "1.f, high"),

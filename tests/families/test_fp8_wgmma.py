@@ -70,9 +70,6 @@ RIGHT = [
     ),
 ]
 FAULTS = [
-    ({}, FULL, "plain", "mbarrier_wait(block.barrier(Smem::V_EMPTY, ring.stage), ring.parity ^ 1);", ""),
-    ({}, FULL, "plain", "mbarrier_wait(block.barrier(Smem::LOADED_FULL, ring.stage), ring.parity);", ""),
-    ({}, FULL, "plain", "fence_proxy_async();  // the products see", "//"),
     (
         {"BLOCK_N": 96},
         f"{FULL} turned",
@@ -80,7 +77,6 @@ FAULTS = [
         "(first_key + i * Value::WIDTH) / 2",
         "first_key / 2 + i * Value::WIDTH",
     ),
-    ({}, FULL, "plain", "lane & 16 ? 0x7531 : 0x6420", "lane & 16 ? 0x6420 : 0x7531"),
     ({}, FULL, "plain", "of[0], of[1], of[4], of[5]", "of[0], of[1], of[5], of[4]"),
     (
         {},
@@ -89,8 +85,6 @@ FAULTS = [
         "fmaf(o[PART * ADDED + i], o_factor[i / 2 % 2], of_part[i])",
         "o[PART * ADDED + i] + of_part[i]",
     ),
-    ({}, FULL, "plain", "o_factor[0] = factor[0], o_factor[1] = factor[1];", ""),
-    (SHARED, FULL, "plain", "o[i] = more ? o[i] : 0.f;", ";"),
     (SHARED, FULL, "large_logits", "if (tiles_added > 0) scale_rows(sum, factor);", ""),
     (SHARED, FULL, "large_logits", "fmaf(before.z, o_factor[1], more[4 * i + 2])", "before.z + more[4 * i + 2]"),
     (PRODUCT, CAUSAL, "large_logits", "greatest >= __float_as_int(Range::LIMIT)", "false"),

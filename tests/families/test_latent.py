@@ -2,7 +2,6 @@
 
 import pytest
 
-from evoattn.families.registry import FAMILIES
 from tests.families import test_latent_columns, test_latent_wgmma
 from tests.families.latent import H100
 from tests.families.on_interpreter import built, small_faults
@@ -12,7 +11,7 @@ OF = {"latent_wgmma": test_latent_wgmma, "latent_columns": test_latent_columns}
 
 def kernel(family, name, *edits, **options):
     problem, genes = OF[family].CASES[name]
-    return built(FAMILIES[family], problem, OF[family].config(**genes), H100, *edits, **options)
+    return built(OF[family].FAMILY, problem, OF[family].config(**genes), H100, *edits, **options)
 
 
 def faults(family, name, *edits, cases=slice(None)):

@@ -1,9 +1,10 @@
 """Cases of latent_columns, places that matter and what refuses it; `test_latent.py` and `test_tables.py` run them."""
 
-from evoattn.families.registry import load_space
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.named_problems import lookup
 from tests.families.latent import H100, NARROW
 
+FAMILY = FAMILIES["latent_columns"]
 BASE = dict(BLOCK_M=16, QUERIES=1, BLOCK_N=64, STAGES=2)
 
 
@@ -23,6 +24,11 @@ CASES = {
         {"BLOCK_M": 32, "QUERIES": 4},
     ),
     "keys in use": (NARROW.with_(seqused="0:3000", batch=3, mask="causal_upper_left", lse=True), {}),
+    "rotary columns apart": (NARROW.with_(shared_kv=False, rotary_apart=True, lse=True), {}),
+    "rotary columns apart, pages": (
+        NARROW.with_(shared_kv=False, rotary_apart=True, seqused="0:3000", page=16, layout="bshd"),
+        {"STAGES": 3},
+    ),
     "DeepSeek's widths": (lookup("mla_decode").with_(seqused="0:2000", page=64, layout="bshd"), {}),
 }
 
@@ -61,8 +67,9 @@ WRONG = {
     ),
     "batches of one head": ("keys in use", "tile.batch * given.kv_rows;", "tile.batch * used;"),
     "one table for all sequences": ("32 heads, pages of 16", "given.table + tile.batch *", "given.table + 0 *"),
+    "K is used before V is there": ("rotary columns apart", "APART ? 2 : 1)", "1)"),
     "O does not follow the shift": ("alone", "o[chunk][i] *= factor[column_of(i)];", "{}"),
-    "sequences of the next 32 lanes": ("keys in use", "row_begin += before_it;", "row_begin += before_it + 1;"),
+    "sequences of the next 32 lanes": ("keys in use", " begin += before_it;", " begin += before_it + 1;"),
 }
 
 

@@ -1,9 +1,10 @@
 """Cases of latent_wgmma, places that matter and what refuses it; `test_latent.py` and `test_tables.py` run them."""
 
-from evoattn.families.registry import load_space
+from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.named_problems import lookup
 from tests.families.latent import H100, NARROW
 
+FAMILY = FAMILIES["latent_wgmma"]
 BASE = dict(BLOCK_M=64, BLOCK_N=32, STAGES=2, RESCALE="always", SPLITS=1)
 
 
@@ -46,6 +47,10 @@ CASES = {
     ),
     "overlapped, DeepSeek's widths": (lookup("mla_decode"), {"OVERLAP": True, "STAGES": 4, "RESCALE": "lazy_5"}),
     "keys in use": (NARROW.with_(seqused="0:3000", batch=3, lse=True), {"SPLITS": 3}),
+    "rotary columns apart, pages": (
+        NARROW.with_(shared_kv=False, rotary_apart=True, seqused="0:3000", page=16, layout="bshd"),
+        {"SPLITS": 3},
+    ),
     "pages of 16": (NARROW.with_(seqused="0:3000", page=16, layout="bshd"), {"OVERLAP": True, "STAGES": 3}),
     "pages of 64, causal": (
         NARROW.with_(seqused="0:3000", page=64, mask="causal_lower_right"),

@@ -50,9 +50,7 @@ def test_it_is_right(shape, gpu, genes):
     ("shape", "old", "new"),
     [
         (HEAD, "fmaxf(most, sizes_gmem[part])", "sizes_gmem[part]"),
-        (HEAD, "      __syncthreads();\n    }\n    const float scale", "    }\n    const float scale"),
         (HEAD, "fmaxf(most / LARGEST, LEAST_SCALE)", "most / LARGEST"),
-        (HEAD, "row + u * ROWS < last) body", "true) body"),
         (f"{HEAD} turned", "words_smem[turned_word(rows + i / WORDS, i % WORDS)] = 0", ""),
         (f"{HEAD} turned", "  __syncthreads();\n  constexpr int SPAN", "constexpr int SPAN"),
         (SMOOTH, "most = fmaxf(most, fmaxf(high - mean, mean - low))", "most = fmaxf(most, high - mean)"),

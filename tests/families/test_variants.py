@@ -165,17 +165,6 @@ WRONG = [
         MMA_LAZY,
         ("mask.first_key(warp_row + WARP_ROWS - 1);", "mask.first_key(warp_row);"),
     ),
-    (
-        "no raised shift behind a hidden tile",
-        MMA_LAZY,
-        ("first_key(tile) < hidden_keys + BLOCK_N)", "first_key(tile) < hidden_keys)"),
-    ),
-    (
-        "keys beyond the last",
-        MMA_LAZY,
-        ("seqlen_k - first_block_key - tile * BLOCK_N);", "seqlen_k - tile * BLOCK_N);"),
-    ),
-    ("the split begins at key 0", SPLIT_WINDOW, ("Mask::WINDOW ? mask.first_key(packed.query(first_row)) : 0;", "0;")),
     ("no masking at the lower edge", SPLIT_WINDOW, ("masked |= key < hidden_keys;", "")),
     ("no cap", MMA_LAZY, ("low = capped(low), high = capped(high);", "high = capped(high);")),
     (
@@ -183,12 +172,6 @@ WRONG = [
         MMA_LAZY,
         ("fabsf(row.distance + float(step))", "(row.distance + float(step))"),
     ),
-    (
-        "the second key has the first one's distance",
-        MMA_LAZY,
-        ("high = sloped(high, row, step + 1);", "high = sloped(high, row, step);"),
-    ),
-    ("slopes are not in units of scores", MMA_LAZY, ("given.slopes[head] * given.term_unit", "given.slopes[head]")),
     (
         "one slope for all heads",
         ("flash_wgmma", "one warpgroup", "alibi"),
@@ -206,13 +189,6 @@ WRONG = [
         ("Schedule::BALANCED && !Terms::ADDED;", "Schedule::BALANCED;"),
     ),
     ("one bias for all heads", BIAS, ("head * given.bias_head_stride;", "0;")),
-    ("a bias that hides keys meets a lazy shift", BIAS, ("MAY_HIDE = BIAS || Own::GIVEN;", "MAY_HIDE = false;")),
-    (
-        "an expression that hides keys meets a lazy shift",
-        ("flash_mma", "lazy, key warps", "an expression of documents, causal"),
-        ("MAY_HIDE = BIAS || Own::GIVEN;", "MAY_HIDE = BIAS;"),
-    ),
-    ("an expression has another score's key", OWN, ("expressed(high, row, step + 1);", "expressed(high, row, step);")),
     ("an expression of scaled scores alone", OWN, ("own.changed(score, given.term_unit,", "own.changed(score, 1.f,")),
     ("an expression of unscaled scores", OWN, ("const float s = raw * unit;", "const float s = raw;")),
     ("a table's index outside", OWN, ("max(0, min(index, size - 1))", "index")),
@@ -234,12 +210,6 @@ WRONG = [
         ("split_kv", "mma", "keys in use, an expression"),
         ("row.key, step, given.diagonal)", "row.key, 0, given.diagonal)"),
     ),
-    ("a sink in natural units", WGMMA_WINDOW, ("to_float(given.sinks[head]) * LOG2_E", "to_float(given.sinks[head])")),
-    (
-        "O does not follow the sink's shift",
-        ("split_kv", "mma", "bias, sink"),
-        ("inverse = share.inverse() * factor;", "inverse = share.inverse();"),
-    ),
     ("one sink for all heads", ("flash_mma", "overlapped", "bias, sink"), ("given.sinks[head]", "given.sinks[0]")),
     (
         "slots of queries, not of rows",
@@ -252,20 +222,9 @@ WRONG = [
         PACKED_HEADS,
         ("VARLEN ? of_sequence.first_query * o_row_stride : of", "VARLEN ? 0 : of"),
     ),
-    (
-        "the log-sum-exp of the first packed sequence",
-        PACKED_HEADS,
-        ("of_sequence.first_query + work.rows.query(end_row() + row);", "work.rows.query(end_row() + row);"),
-    ),
-    (
-        "rows past a packed sequence",
-        PACKED_HEADS,
-        ("return head_in_group(row) < group && query(row) < queries;", "return head_in_group(row) < group;"),
-    ),
     ("rows of a packed sequence counted once", PACKED_HEADS, ("count = of_sequence << bits;", "count = of_sequence;")),
     ("three heads in two rows a query", HEADS, ("bits = 32 - __clz(group - 1);", "bits = 31 - __clz(group);")),
     ("rows of heads that there are not", HEADS, ("return head_in_group(row) < group && query", "return query")),
-    ("rows of queries that there are not", HEADS, ("< group && query(row) < queries;", "< group;")),
     (
         "a mask by rows, not by queries",
         HEADS_BY_MAP,
@@ -289,17 +248,14 @@ ONE_BLOCK = ("split_kv", "mma", "keys in use")
 PAGED_RING = ("split_kv", "mma, a ring", "pages of 16")
 PAGED_WINDOW = ("split_kv", "mma", "pages of 64, window")
 MMA_PAGED = ("flash_mma", "split", "pages of 16")
-MMA_WINDOW = ("flash_mma", "together", "pages of 64, window")
 WGMMA_USED = ("flash_wgmma", "one warpgroup", "keys in use, causal, alibi, sink")
 WGMMA_PAGED = ("flash_wgmma", "persistent, rows begin ahead", "pages of 16")
 WGMMA_PAGES = ("flash_wgmma", "heads as rows", "pages of 32, upper left, bias")
 FOUR_COPY = ("flash_wgmma", "fixed, four warps copy", "pages of 16")
-TWO_COPY = ("flash_wgmma", "fixed, four warps copy", "pages of 32, upper left, bias")
 TWO_PAGES = ("split_kv", "mma", "pages of 16")
 WRONG += [
     ("all keys are in use", TMA_USED, ("return used;", "return seqlen_k;")),
     ("the diagonal ends where all keys do", TMA_USED, ("given.diagonal += used - seqlen_k;", "")),
-    ("a NaN behind the last key", TMA_USED, ("v.clear_tile_from(left, work.v_row());", ";")),
     ("a sequence without keys is never written", ONE_BLOCK, ("max(1, min(splits,", "min(splits, min(splits,")),
     (
         "it waits for splits without keys",
@@ -313,20 +269,13 @@ WRONG += [
     ),
     ("all keys are in use in flash_mma", MMA_USED, ("return used;", "return seqlen_k;")),
     ("one table for all sequences", PAGED_RING, ("terms.given.table + index *", "terms.given.table + 0 *")),
-    ("the pages of the tile before", PAGED_RING, ("find_pages(tile + STAGES + 1);", "find_pages(tile + STAGES);")),
     ("the first page of a tile", TWO_PAGES, ("return of_group[offset / 16];", "return of_group[0];")),
     ("an entry behind the last key", TWO_PAGES, ("min(key, first + count - 1) >> page_bits", "key >> page_bits")),
     ("a page a key too long", PAGED_RING, ("key & ((1 << page_bits) - 1)", "key & (1 << page_bits)")),
     ("one table for all sequences in flash_mma", MMA_PAGED, ("given.table + sequence_number *", "given.table + 0 *")),
     ("rows of a tile, not of a page", MMA_PAGED, ("pages.row_in_page(key) * row_stride", "row * row_stride")),
     ("an entry behind the last key in flash_mma", MMA_PAGED, ("valid = key < pages.keys;", "valid = true;")),
-    (
-        "pages from key 0 on, not from a window's first",
-        MMA_WINDOW,
-        ("row_stride, pages, first_block_key + tile * BLOCK_N);", "row_stride, pages, tile * BLOCK_N);"),
-    ),
     ("all keys are in use in flash_wgmma", WGMMA_USED, ("return used;", "return seqlen_k;")),
-    ("the diagonal of the first sequence", WGMMA_USED, ("mask = Mask(seqlen_q, seqlen_k, terms.given.window);", "")),
     ("slopes from where all keys end", WGMMA_USED, ("0 : seqlen_k - seqlen_q;", "0 : packed.most_keys - seqlen_q;")),
     ("batches of one head", WGMMA_USED, ("of * terms.given.kv_rows;", "of * packed.most_keys;")),
     ("rows of keys of the tile before", WGMMA_PAGED, ("if constexpr (SEQUSED) enter_keys(words[6]);", "")),
@@ -342,11 +291,8 @@ WRONG += [
         ("key < keys ? __ldg(table_gmem + (key >> bits)) : 0;", "__ldg(table_gmem + (key >> bits));"),
     ),
     ("boxes of a whole tile", WGMMA_PAGES, ("row += step;", "row += ROWS;")),
-    ("all warps copy the first box", FOUR_COPY, ("first_row = part * box_rows;", "first_row = 0;")),
-    ("all warps expect as many bytes", TWO_COPY, ("+ PARTS - 1 - part) / PARTS", "+ PARTS - 1) / PARTS")),
     ("a part of the barriers' arrivals", FOUR_COPY, ("init_barriers<PARTS>", "init_barriers<1>")),
     ("pages of the first warp", FOUR_COPY, ("look_up(first_row);", "look_up(0);")),
-    ("pages looked up before", (*WGMMA_PAGED[:1], "wide tiles", WGMMA_PAGED[2]), ("      look_up(row);\n", "")),
     ("pages of one head", WGMMA_PAGES, ("* rows_apart + length};", "* page_keys() + length};")),
     ("a window's pages begin anywhere", PAGED_WINDOW, ("first_key -= first_key % PAGE_GRANULE;", "")),
 ]
@@ -355,7 +301,6 @@ PACKED = ("flash_wgmma", "persistent, rows begin ahead", "packed")
 SPLIT, SPLIT_BY_MAP = (("split_kv", structure, "packed") for structure in ("mma, a ring", "mma by tensor maps"))
 PACKED_BY_ROWS = ("flash_wgmma", "scores again, a cluster", "packed")
 WRONG += [
-    ("a slot too few for each sequence", PACKED, ("<< row_bits) / ROWS) + sequence;", "<< row_bits) / ROWS);")),
     ("a block without a tile waits for one", PACKED, ("if (take_tile(0) || !VARLEN) {", "if (take_tile(0) || true) {")),
     ("slots without a tile make no claim", PACKED, ("index = next_index(++turn)) {", "++index) {")),
     (
@@ -409,7 +354,6 @@ WRONG += [
         ("seqlen_q = sequence.queries, seqlen_k = sequence.keys;", "seqlen_k = sequence.keys;"),
     ),
     ("K of split_kv where its Q begins", SPLIT, ("first_key) + warp_key,", "first_query) + warp_key,")),
-    ("a NaN of the sequence behind", SPLIT_BY_MAP, ("STAGES, SEQUSED || VARLEN, PLACE>", "STAGES, SEQUSED, PLACE>")),
     (
         "the diagonal of the longest sequence in split_kv",
         SPLIT,
@@ -419,11 +363,6 @@ WRONG += [
         "rows are merged that a sequence has not",
         SPLIT_BY_MAP,
         ("if (VARLEN && row >= group_heads * seqlen_q) return;", ""),
-    ),
-    (
-        "all sequences are merged into the first",
-        SPLIT_BY_MAP,
-        ("o_batch_stride = 0;\n    o_gmem += sequence.first_query * o_row_stride;", "o_batch_stride = 0;"),
     ),
     (
         "slopes from the first key",
@@ -454,11 +393,6 @@ WRONG += [
         "tiles of V as far apart as those of K, mma",
         ("flash_mma", "together", "V narrower than K, sink"),
         ("v_ring_smem + tile % V_STAGES * V_TILE_BYTES", "v_ring_smem + tile % V_STAGES * K_TILE_BYTES"),
-    ),
-    (
-        "O over rows of Q that another warp reads",
-        ("flash_mma", "O where Q was", "V wider than K"),
-        ("QPlace::DIRECT || HEAD_DIM != VALUE_DIM)", "QPlace::DIRECT)"),
     ),
 ]
 

@@ -27,6 +27,7 @@ SHAPE = "B=2,H=4,Hkv=2,Sq=37,Sk=53,D=24"
         ("blocks=BH:64x32:30+70", {"blocks": "bh:64x32:30+70"}, "blocks=bh:64x32:30+70"),
         ("dv=16", {"value_dim": 16}, "D=24 Dv=16 fp16 full"),
         ("Dv=16,shared_kv=1", {"value_dim": 16, "shared_kv": True}, "Dv=16 fp16 full shared_kv"),
+        ("Dv=16,rotary_apart=1", {"value_dim": 16, "rotary_apart": True}, "Dv=16 fp16 full rotary_apart"),
         (
             "mask=causal,window=9:0,sink=1",
             {"mask": "causal_upper_left", "window": "9:0", "sink": True},
@@ -70,6 +71,7 @@ def test_records_without_variants_are_read_as_before():
         ("page=16", "write seqused"),
         ("Dv=12", "value_dim must be 4 or a multiple of 8"),
         ("Dv=32,shared_kv=1", "first columns of K"),
+        ("rotary_apart=1", "behind it, the columns of another tensor"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(text, words):
@@ -105,12 +107,13 @@ def test_a_head_dim_of_v_counts_in_shapes_flops_and_bytes():
     assert set(reference.make_inputs(shared, 1, "cpu")) == {"q", "k"}
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_the_reference_of_a_head_dim_of_v(shared):
-    problem = parse_shape(f"{SHAPE},Dv=16,mask=causal").with_(shared_kv=shared)
+@pytest.mark.parametrize("where", ["", "shared_kv", "rotary_apart"])
+def test_the_reference_of_a_head_dim_of_v(where):
+    problem = parse_shape(f"{SHAPE},Dv=16,mask=causal").with_(**({where: True} if where else {}))
     tensors = reference.make_inputs(problem, 3, "cpu")
     q, k = tensors["q"].double(), tensors["k"].double()
-    v = k[..., :16] if shared else tensors["v"].double()
+    v = k[..., :16] if problem.shared_kv else tensors["v"].double()
+    k = torch.cat((v, k), -1) if problem.rotary_apart else k
     expected = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     assert expected.shape == problem.shape("o")
     torch.testing.assert_close(reference.make_answer(problem, tensors, double=True)["o"].values, expected)

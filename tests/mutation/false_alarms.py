@@ -165,6 +165,7 @@ def draw_variant(problem: AttentionProblem, name: str, rng: random.Random) -> di
         "bias": {"bias": rng.choice(BIASES)},
         "value_dim": {"value_dim": rng.choice((48, 64, 80, 128, 256))},
         "shared_kv": {"shared_kv": True, "value_dim": max(16, problem.head_dim // 32 * 16)},
+        "rotary_apart": {"rotary_apart": True, "shared_kv": False, "value_dim": max(16, problem.head_dim // 32 * 16)},
         "seqused": {"seqused": f"1:{keys}"},
         "page": {"seqused": f"1:{keys}", "page": rng.choice(PAGES)},
         "varlen": {"varlen": f"1:{queries}/1:{keys}"},

@@ -26,6 +26,7 @@ VARIANTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "expression": (("score",), ("score", "tables")),
     "Dv": (("value_dim",), ("value_dim",)),
     "V within K": (("shared_kv",), ("shared_kv", "value_dim")),
+    "rotary columns apart": (("rotary_apart",), ("rotary_apart", "value_dim")),
     "keys in use": (("seqused",), ("seqused",)),
     "pages": (("page",), ("page",)),
     "varlen": (("varlen",), ("varlen",)),

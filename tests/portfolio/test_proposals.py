@@ -8,6 +8,8 @@ import pytest
 from evoattn.cost.cost import scores
 from evoattn.engine.groups import Group, Kernel
 from evoattn.families import registry
+from evoattn.families.aim import Aim
+from evoattn.families.flash_wgmma.aims import AIMS, fill_waves, fit_keys, group_rows, split_keys
 from evoattn.families.registry import load_space
 from evoattn.model.gpu import lookup
 from evoattn.model.shape_text import parse_shape
@@ -15,20 +17,14 @@ from evoattn.portfolio.campaign import group_of
 from evoattn.portfolio.climb import all_genes, climb, neighbours
 from evoattn.portfolio.pick import portfolio_kernels
 from evoattn.portfolio.proposals import (
-    AIMS,
     ALSO_FAR,
     BEHIND,
     KEPT,
     RIVAL,
     RIVALS,
     STEPS,
-    Aim,
     AimedBreeder,
     ClimbingBreeder,
-    fill_waves,
-    fit_keys,
-    group_rows,
-    split_keys,
 )
 
 H200 = lookup("h200")

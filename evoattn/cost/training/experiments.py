@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ from evoattn.cost.training.judge import (
     problem_keys,
     spread_table,
 )
-from evoattn.cost.training.measured import files, read
+from evoattn.cost.training.measured import files, named, read
 from evoattn.cost.training.rows import Row, launched_as_today, thinned
 from evoattn.cost.training.table import Floats, Numbers, Table, make_table
 from evoattn.model.errors import WrongUse
@@ -89,27 +89,41 @@ def fit_and_judge(
             keep(replace(whole.result(), about=_about(paths, thin, found)))
 
 
+def fit_again(say: Say, keep: Callable[[Fitted], None], each: int, judged: int | None, jobs: int) -> None:
+    """The fit that ships, made again: of the files that its `about` names, then the trees of families that have later
+    ones. `judged`: as for `fit_and_judge`; 0: on nothing. Raises `WrongUse` where the repository lacks a file."""
+    about, stages = load().about, defaultdict[tuple[str, ...], list[str]](list)
+    for family, told in about.get("families", {}).items():
+        stages[tuple(told["files"])].append(family)
+    paths, made = named(about["files"]), list[Fitted]()
+    later = [(named(names), families) for names, families in stages.items()]
+    if judged == 0:
+        made.append(make_fit(paths, say, each, jobs))
+    else:
+        fit_and_judge(paths, say, made.append, each, judged, jobs)
+    for files_of_stage, families in later:
+        made.append(fit_families(files_of_stage, families, say, each, jobs, False, made[-1]))
+    keep(made[-1])
+
+
 def fit_families(
     paths: Sequence[Path],
     families: Sequence[str],
     say: Say,
-    keep: Callable[[Fitted], None],
     each: int,
     jobs: int,
     judged: bool = True,
-) -> None:
-    """Trees of these families alone, by the weights of the fit that ships, which keeps all else; `judged` by fits that
-    leave problems out. Raises `WrongUse` where the files have no times of them."""
-    rows = thinned((row for row in launched_as_today(read(paths)) if row.family in families), each)
+    base: Fitted | None = None,
+) -> Fitted:
+    """Trees of these families alone, by the weights of `base`, the fit that ships unless given, which keeps all else;
+    `judged` by fits that leave problems out. Raises `WrongUse` where the files have no times of them."""
+    base = base or load()
+    rows = [row for row in thinned(launched_as_today(read(paths)), each) if row.family in families]
     if missing := sorted(set(families) - {row.family for row in rows}):
         raise WrongUse(f"The files have no times of {missing[0]}.")
-    table, shipped = make_table(rows, "both", jobs), load()
-    weights = {family: shipped.weights_of(family) for family in families}
-    told: dict[str, Any] = {
-        "files": [path.name for path in paths],
-        "times": len(rows),
-        "made": time.strftime("%Y-%m-%d"),
-    }
+    table = make_table(rows, "both", jobs)
+    weights = {**base.weights, **{family: base.weights_of(family) for family in families}}
+    told: dict[str, Any] = {"files": [path.name for path in paths], "made": time.strftime("%Y-%m-%d")}
     if judged:
         data = Data(table, table)
         parts = [(outside, fits.fit(table, inside, weights)) for inside, outside in folds(data)]
@@ -120,8 +134,10 @@ def fit_families(
         say(f"Of {len(regrets)} problems left out first choices took {mean:.3f} times the best, {worst:.3f} at worst.")
         told |= {"left_out": {"problems": len(regrets), "mean": mean, "worst": worst}}
     found = fits.fit(table, np.arange(len(rows)), weights)
-    about = {**shipped.about, "families": {**shipped.about.get("families", {}), **dict.fromkeys(families, told)}}
-    keep(Fitted({**shipped.weights, **weights}, {**shipped.trees, **found.trees}, about))
+    counts = Counter(row.family for row in rows)
+    later = {family: told | {"times": counts[family]} for family in families}
+    about = {**base.about, "families": {**base.about.get("families", {}), **later}}
+    return Fitted(weights, {**base.trees, **found.trees}, about)
 
 
 def _first_choices(rows: Sequence[Row], score: Floats) -> Floats:
@@ -226,8 +242,8 @@ def campaigns_alone(data: Data) -> tuple[Numbers, Numbers]:
 def judge_by_card(paths: Sequence[Path], card: str, say: Say, each: int = EACH, jobs: int = 1) -> None:
     """Judge two fits to one card's times on files of another: to all, and to those of other problems than theirs."""
     judged = launched_as_today(read(paths))
-    named = {path.resolve() for path in paths}
-    known = thinned(read(path for path in files() if path.resolve() not in named), each)
+    those = {path.resolve() for path in paths}
+    known = thinned(read(path for path in files() if path.resolve() not in those), each)
     table = make_table(judged, "compiler", jobs)
     for title, rows in rows_of_card(known, judged, card).items():
         found = fits.fit(make_table(rows, "both", jobs), np.arange(len(rows)))

@@ -11,7 +11,6 @@ from statistics import median
 from typing import Any
 
 from evoattn.cost import landscapes, measurements
-from evoattn.cost.fitted import load
 from evoattn.cost.training.rows import Row, without_late
 from evoattn.model.errors import WrongUse
 from evoattn.model.gpu import DetectedDevice, GpuSpec
@@ -36,10 +35,9 @@ def files() -> list[Path]:
     return [*campaigns, *landscapes.files()]
 
 
-def files_of_fit() -> list[Path]:
-    """Those that the fit that ships was made from. Raises `WrongUse` where one is not in the repository."""
-    known = {_name(path): path for path in files()}
-    wanted = [_name(Path(name)) for name in load().about["files"]]
+def named(names: Iterable[str]) -> list[Path]:
+    """Those of these names, as a fit's `about` has them. Raises `WrongUse` where one is not in the repository."""
+    known, wanted = {_name(path): path for path in files()}, [_name(Path(name)) for name in names]
     if missing := [name for name in wanted if name not in known]:
         raise WrongUse(f"The fit that ships has times of {missing[0]}, which are not in {measurements.FOLDER}.")
     return [known[name] for name in wanted]

@@ -15,16 +15,14 @@ from numpy.typing import NDArray
 from evoattn.cost.features import LEAST, fixed_features
 from evoattn.cost.fitted import Weights
 from evoattn.cost.launch_time import LaunchTerms, launch_terms
-from evoattn.cost.physics import BESIDE, FLOOR, OVERLAPPED_SHARE, UNITS, Physics
+from evoattn.cost.physics import BESIDE, FLOOR, OVERLAPPED_SHARE, PARTS, UNITS, Physics
 from evoattn.cost.training.rows import Row
 from evoattn.families import registry
 
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
-BUSY = (*UNITS, "dram")
-TERMS = (*BUSY, "chain", "fetch", "ends")
-PARTS = (*TERMS, "launches")
-"""Columns of a term table, and of the parts of a physical time."""
+BUSY, TERMS = (*UNITS, "dram"), PARTS[:-1]
+"""Columns of a term table; `PARTS` are those of the parts of a physical time."""
 MOST_LAUNCHES = 3
 CHUNK = 2000
 """Rows that a process is given at once."""

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from evoattn.families.base import ZEROED_SUFFIX, Family, softmax_scale_log2
 from evoattn.families.block_list import block_list_constants, list_given, why_not_listed
+from evoattn.families.flash_wgmma.aims import AIMS
 from evoattn.families.flash_wgmma.resources import (
     HEADS_IN_TURN,
     O_CHUNK_PLACES,
@@ -30,6 +31,7 @@ from evoattn.families.flash_wgmma.resources import (
     registers_needed,
     result_bytes,
     row_tiles,
+    shares_sequences,
     smem_bytes,
     threads,
     warpgroups,
@@ -82,6 +84,7 @@ class FlashWgmma(Family):
 
     name: ClassVar[str] = "flash_wgmma"
     genes = FlashWgmmaGenes
+    aims = AIMS
     summary: ClassVar[str] = "Hopper's wgmma, tensor copies and warp specialization; fp16 and bf16"
     devices: ClassVar[str] = ARCH
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
@@ -205,7 +208,8 @@ class FlashWgmma(Family):
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
         genes = FlashWgmmaGenes.of(config)
         if genes.SCHEDULE == "balanced":
-            results = math.prod(grid(problem, genes, gpu)) * warpgroups(genes)
+            ends = 2 if shares_sequences(problem, genes) else 1  # of a block's share, where tiles of rows may be cut
+            results = ends * math.prod(grid(problem, genes, gpu)) * warpgroups(genes)
             return {COUNTERS: 4 * results, RESULTS: results * result_bytes(problem)}
         if merges_in_memory(problem, genes):
             row_blocks, heads = row_tiles(problem, genes)
@@ -274,13 +278,15 @@ def why_useless(problem: AttentionProblem, genes: FlashWgmmaGenes) -> str | None
         return reason
     if genes.PARTS_MERGE == "cluster" and not genes.PART_TILES:
         return "PARTS_MERGE=cluster needs PART_TILES."
-    if genes.SCHEDULE == "balanced" and problem.causal:
+    if genes.SCHEDULE == "balanced" and not problem.varlen and (problem.causal or problem.seqused):
         return (
-            "SCHEDULE=balanced needs mask=full: it gives blocks the same number of key tiles, of which a causal mask "
-            "hides some."
+            "SCHEDULE=balanced needs mask=full and sequences of one length, or packed ones: it gives blocks the same "
+            "number of key tiles, of which others see fewer."
         )
-    if genes.SCHEDULE == "balanced" and (problem.varlen or problem.seqused):
-        return "SCHEDULE=balanced needs sequences of one length: it gives blocks the same number of key tiles."
+    if shares_sequences(problem, genes) and genes.STORE != "rows":
+        return "SCHEDULE=balanced of packed sequences needs STORE=rows: a block adds up columns of others' rows."
+    if shares_sequences(problem, genes) and genes.CAUSAL_SKIP:
+        return "CAUSAL_SKIP passes over tiles of one block, and SCHEDULE=balanced shares those of packed sequences."
     if genes.GROUP_ROWS and problem.varlen and genes.STORE != "rows":
         return "GROUP_ROWS of packed sequences needs STORE=rows: a box of a tensor map may end in the next sequence."
     if genes.RESCALE == "lazy_after" and genes.POLYNOMIAL_EIGHTHS:
@@ -344,12 +350,20 @@ def why_redundant(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpe
         )
     if order != "by_head" and (row_blocks == 1 or heads <= max(1, HEADS_IN_TURN[order])):
         return f"TILE_ORDER={order} is the order of another value for {row_blocks} row blocks of {heads} heads."
-    if is_persistent(genes) and row_blocks * heads <= gpu.sm_count * genes.BLOCKS_PER_SM:
+    if (
+        is_persistent(genes)
+        and not shares_sequences(problem, genes)
+        and row_blocks * heads <= gpu.sm_count * genes.BLOCKS_PER_SM
+    ):
         return (
             f"SCHEDULE={genes.SCHEDULE}: the {row_blocks * heads} tiles are one wave, so that no block takes a second "
             "one."
         )
-    if genes.SCHEDULE == "balanced" and row_blocks * heads % (gpu.sm_count * genes.BLOCKS_PER_SM) == 0:
+    if (
+        genes.SCHEDULE == "balanced"
+        and not problem.varlen
+        and row_blocks * heads % (gpu.sm_count * genes.BLOCKS_PER_SM) == 0
+    ):
         return f"SCHEDULE=balanced: the {row_blocks * heads} tiles are whole waves, so that it is SCHEDULE=fixed."
     return None
 

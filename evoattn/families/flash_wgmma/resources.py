@@ -258,6 +258,11 @@ def is_persistent(genes: FlashWgmmaGenes) -> bool:
     return genes.SCHEDULE != "single"
 
 
+def shares_sequences(problem: AttentionProblem, genes: FlashWgmmaGenes) -> bool:
+    """Whether blocks share the key tiles of packed sequences evenly (`sequence_share.cuh`)."""
+    return bool(problem.varlen) and genes.SCHEDULE == "balanced"
+
+
 def chunks_of(dim: int) -> int:
     """64-column chunks of a row."""
     return math.ceil(dim / CHUNK_COLUMNS)
@@ -351,7 +356,7 @@ def tiles_in_order(problem: AttentionProblem, genes: FlashWgmmaGenes) -> TilesIn
 
 def gang_size(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -> int:
     """Blocks that keep step; 1 but for a balanced schedule."""
-    if genes.SCHEDULE != "balanced":
+    if genes.SCHEDULE != "balanced" or problem.varlen:
         return 1
     return tiles_in_order(problem, genes).gang(gpu.sm_count * genes.BLOCKS_PER_SM, gpu.l2_bytes)
 
@@ -367,6 +372,8 @@ def grid(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -> tup
     rows, heads = row_tiles(problem, genes)
     if is_persistent(genes):
         tiles, slots = rows * heads, gpu.sm_count * genes.BLOCKS_PER_SM
+        if shares_sequences(problem, genes):
+            return slots, 1, 1  # also for few tiles, whose keys are shared
         if genes.SCHEDULE != "balanced":
             return min(tiles, slots), 1, 1
         gang = gang_size(problem, genes, gpu)
@@ -389,6 +396,10 @@ BEGIN_WAIT, ONCE_WAITS = 400, {"single": 0, "fixed": 600, "claimed": 900, "balan
 """Clocks: of a block that begins where another ended; of a persistent block, once, by SCHEDULE: its first tile's place,
 a counter in memory, and results that blocks exchange there. Estimates, from what the other terms left of times of an
 H200."""
+SHARE_WAITS, SHARE_PACE = 13000, 1.25
+"""Of blocks that share packed sequences: clocks for which each waits once, for lengths, its share and results of
+others, and by what its steps take longer, as tiles of rows that share keys are begun at times apart. Of 721 times on an
+H100, 59 batches, the score is then right in the mean."""
 COPY_WAIT = 90
 """Clocks of a copy of 64 columns of the keys of a tile that one page holds: with pages of 16 keys, or tiles that are no
 multiples of a page, kernels of an H200 took up to twice as long."""
@@ -407,21 +418,26 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
     _, heads = row_tiles(problem, genes)
     split, tiles, sharers = genes.KEY_SPLIT, count * heads, heads // (problem.kv_heads * batches(problem))
     copies = keys // math.gcd(keys, problem.page) * _widths(problem) / 64 if problem.page else 0.0
+    # Blocks that share tiles of rows evenly are counted as one for each tile of keys.
+    shares = mean if shares_sequences(problem, genes) else 1.0
     return (
         LaunchWork(
             "flash_wgmma",
-            tiles * split,
+            max(2, round(tiles * shares)) if shares != 1.0 else tiles * split,
             threads(genes),
             4 * groups,
             smem_bytes(problem, genes),
             registers or registers_at_launch(genes),
             together(variant_step(problem, rows * keys), _step(problem, genes, groups, copies), _asked(problem)),
-            mean / (min(split, parts_of(math.ceil(mean), genes)) if genes.PART_TILES else split),
-            _most_tiles(genes, most),
-            _ends(problem, genes, groups),
+            mean
+            / shares
+            * (SHARE_PACE if shares_sequences(problem, genes) else 1)
+            / (min(split, parts_of(math.ceil(mean), genes)) if genes.PART_TILES else split),
+            SHARE_PACE if shares_sequences(problem, genes) else _most_tiles(genes, most),
+            together(_ends(problem, genes, groups), times=1 / shares),
             tensor="wgmma",
             schedule=genes.SCHEDULE,
-            once_waits=ONCE_WAITS[genes.SCHEDULE],
+            once_waits=SHARE_WAITS if shares_sequences(problem, genes) else ONCE_WAITS[genes.SCHEDULE],
             longest_first=(problem.causal or bool(problem.blocks))
             and (is_persistent(genes) or HEADS_IN_TURN[genes.TILE_ORDER] != 1),
             in_flight_bytes=(genes.STAGES * (problem.head_dim + problem.head_dim_v) - problem.head_dim_v)
@@ -430,11 +446,11 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
             read_bytes=tensor_bytes(problem, "q", "k", "v") + bias_bytes(problem),
             write_bytes=tensor_bytes(problem, "o"),
             sweep_bytes=tensor_bytes(problem, "k", "v"),
-            sweepers=own * sharers * split,
+            sweepers=own * sharers * split * shares,
             visits=own,
             visit_share=visit_share(problem, mean, keys),
             heads_in_turn=(HEADS_IN_TURN[genes.TILE_ORDER] or heads) / sharers,
-            order=tiles_in_order(problem, genes) if genes.SCHEDULE == "balanced" else None,
+            order=tiles_in_order(problem, genes) if genes.SCHEDULE == "balanced" and not problem.varlen else None,
             dealt=_dealt(problem, genes) if genes.SCHEDULE == "fixed" else None,
             cluster=cluster_blocks(problem, genes),
             genes=_numbers(problem, genes, groups, copies, tiles),

@@ -102,7 +102,7 @@ class Fp8Wgmma(Family):
         genes = Fp8WgmmaGenes.of(config)
         return (
             why_useless(problem, genes.flash.with_(PING_PONG=genes.PING_PONG and genes.OVERLAP))
-            or why_no_turns(genes)
+            or why_no_turns(problem, genes)
             or why_useless_flushes(genes)
             or why_no_parts(problem, genes)
             or why_no_sums(problem, genes)
@@ -225,7 +225,9 @@ def why_useless_flushes(genes: Fp8WgmmaGenes) -> str | None:
     return None
 
 
-def why_no_turns(genes: Fp8WgmmaGenes) -> str | None:
+def why_no_turns(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> str | None:
+    if problem.varlen and genes.SCHEDULE == "balanced":
+        return "SCHEDULE=balanced takes sequences of one length here: blocks do not add up sums of three levels."
     if genes.PING_PONG and warpgroups(genes.flash) == 1:
         return "PING_PONG needs two consumer warpgroups that take turns."
     if genes.TURN == "products" and (genes.OVERLAP or not genes.PING_PONG):

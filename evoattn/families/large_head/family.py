@@ -44,6 +44,7 @@ class LargeHead(Family):
 
     name: ClassVar[str] = "large_head"
     genes = LargeHeadGenes
+    aims = ()
     summary: ClassVar[str] = (
         "a large head_dim and few queries: head_dim split over blocks; CUDA cores, or three tf32 products for fp32"
     )

@@ -18,7 +18,7 @@ from evoattn.families.latent_columns.resources import (
     smem_bytes,
 )
 from evoattn.families.residency import why_no_memory
-from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES, key_map
+from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelLaunch, TensorMap
@@ -70,7 +70,7 @@ class LatentColumns(Latent):
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         genes, p = LatentColumnsGenes.of(config), problem
         results = Buffer(PARTIAL), Buffer(STATE), Buffer(SHARERS)
-        maps = _rows_map(p, genes), key_map(p, "k", genes.BLOCK_N)
+        maps = _rows_map(p, genes), *self.key_maps(p, genes.BLOCK_N)
         args = self.first_args(p, maps, results, p.batch, p.kv_heads, p.seqlen_q, p.seqlen_k, p.group_size)
         first = KernelLaunch(self.name, (gpu.sm_count, 1, 1), (THREADS, 1, 1), smem_bytes(p, genes), args)
         return first, self.merge_launch(p, results, overlaps=True)

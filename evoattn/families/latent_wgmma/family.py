@@ -20,7 +20,7 @@ from evoattn.families.latent_wgmma.resources import (
 )
 from evoattn.families.merge_work import MERGE_THREADS
 from evoattn.families.residency import why_no_memory
-from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES, key_map
+from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
@@ -77,7 +77,7 @@ class LatentWgmma(Latent):
         splits, split_tiles = split_of(problem, genes)
         p, null = problem, Scalar("int64", 0)
         results: tuple[KernelArg, ...] = (Buffer(PARTIAL), Buffer(STATE)) if splits > 1 else (null, null)
-        maps = _heads_map(p, genes.BLOCK_M), key_map(p, "k", genes.BLOCK_N)
+        maps = _heads_map(p, genes.BLOCK_M), *self.key_maps(p, genes.BLOCK_N)
         sizes = p.kv_heads, p.seqlen_q, p.seqlen_k, p.group_size, splits, split_tiles
         args = self.first_args(p, maps, results, *sizes)
         grid = row_blocks(p, genes.BLOCK_M) * splits, p.kv_heads, p.batch

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from evoattn.integrations.flash_attn import by_torch
-from evoattn.integrations.flash_attn.columns import side_by_side
+from evoattn.integrations.flash_attn.columns import lie_side_by_side, side_by_side
 from evoattn.integrations.flash_attn.options import Options, answered, score_of, wants_gradients
 from evoattn.integrations.flash_attn.sequences import Keys, Pages, Queries, over_pages, over_rows, packed_over_pages
 from evoattn.model.variant import PAGES, SMALL_PAGE
@@ -67,7 +67,9 @@ class Cache:
 
     def joined(self) -> Cache:
         """The cache whose keys are `[v, k]`, for queries `[qv, q]`: a view where the two lie side by side, as in a
-        latent cache, else a copy."""
+        latent cache; as they are where they lie in pages, which kernels read in two tensors, too; else a copy."""
+        if self.table is not None and not lie_side_by_side(self.v, self.k) and self.k.shape[-1] <= self.v.shape[-1]:
+            return self
         both = side_by_side(self.v, self.k)
         return replace(self, k=both, v=both[..., : self.v.shape[-1]])
 

@@ -11,16 +11,20 @@ def side_by_side(first: Tensor, second: Tensor) -> Tensor:
     right behind that of `first`, as in a latent cache or a projection that was split, else a copy."""
     if torch.compiler.is_compiling() or first.requires_grad or second.requires_grad:
         return torch.cat((first, second), dim=-1)
-    columns = first.shape[-1]
-    if (
+    if lie_side_by_side(first, second):
+        shape = *first.shape[:-1], first.shape[-1] + second.shape[-1]
+        return first.as_strided(shape, first.stride(), first.storage_offset())
+    return torch.cat((first, second), dim=-1)
+
+
+def lie_side_by_side(first: Tensor, second: Tensor) -> bool:
+    """Whether each row of `second` lies right behind that of `first`."""
+    return (
         first.stride() == second.stride()
         and first.stride(-1) == 1
         and first.dtype == second.dtype
         and first.shape[:-1] == second.shape[:-1]
-        and first.numel()
-        and second.data_ptr() == first.data_ptr() + columns * first.element_size()
+        and first.numel() > 0
+        and second.data_ptr() == first.data_ptr() + first.shape[-1] * first.element_size()
         and first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
-    ):
-        shape = *first.shape[:-1], columns + second.shape[-1]
-        return first.as_strided(shape, first.stride(), first.storage_offset())
-    return torch.cat((first, second), dim=-1)
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -83,8 +83,22 @@ class Runs:
         wanted &= run.written
         steps = run.apart.get(wanted)
         if steps is None:
-            steps = run.apart[wanted] = [self._step(i, wanted) for i in range(run.start, run.end)]
+            steps = run.apart[wanted] = [*self._steps(run, wanted)]
         return steps
+
+    def _steps(self, run: Run, wanted: int) -> Iterator[Action]:
+        """As `steps_apart`: neighbours that may be run for all threads are one step."""
+        together: list[Operation] = []
+        for pc in range(run.start, run.end):
+            if self._is_plain(pc) and not self.flow.writes[pc] & wanted:
+                together.append(cast(Operation, self._prepare(pc)))
+                continue
+            if together:
+                yield partial(_for_everyone, together)
+                together = []
+            yield self._step(pc)
+        if together:
+            yield partial(_for_everyone, together)
 
     def ending(self, pc: int) -> Ending:
         """What the instruction at `pc`, which ends a run, asks the scheduler to do."""
@@ -106,30 +120,22 @@ class Runs:
         array: Mask = self.context.source(predicate[0], parse_type("pred"))
         return (lambda: ~array) if predicate[1] else (lambda: array)
 
-    def _is_pure(self, pc: int) -> bool:
-        return self.flow.entries[pc][0].pure
+    def _is_plain(self, pc: int) -> bool:
+        """Whether the instruction at `pc` computes in registers, of all threads that come there."""
+        return self.flow.entries[pc][0].pure and self.instructions[pc].predicate is None
 
     def _for_all(self, pc: int) -> Operation:
         """The instruction at `pc` for all threads together."""
-        if self._is_pure(pc) and self.instructions[pc].predicate is None:
+        if self._is_plain(pc):
             return cast(Operation, self._prepare(pc))  # `Entry.pure` says which of the two it is
-        return partial(self._step(pc, 0), self._everyone)
+        return partial(self._step(pc), self._everyone)
 
-    def _step(self, pc: int, wanted: int) -> Action:
-        """The instruction at `pc` for a part of the threads; the registers `wanted` (bits) must stay as they are for
-        all others.
-        """
+    def _step(self, pc: int) -> Action:
+        """The instruction at `pc` for a part of the threads; all registers stay as they are for all others."""
         prepared, predicate = self._prepare(pc), self._predicate(pc)
-        if not self._is_pure(pc):
-            action = cast(Action, prepared)
-        elif predicate is None and not self.flow.writes[pc] & wanted:
-            operation = cast(Operation, prepared)
-            return lambda active: operation()
-        else:
-            action = self._masked(pc, cast(Operation, prepared))
-        if predicate is None:
-            return action
-        return partial(_act_where, predicate, action)
+        pure = self.flow.entries[pc][0].pure
+        action = self._masked(pc, cast(Operation, prepared)) if pure else cast(Action, prepared)
+        return action if predicate is None else partial(_act_where, predicate, action)
 
     def _masked(self, pc: int, operation: Operation) -> Action:
         """A pure operation that changes the registers of active threads only."""
@@ -145,6 +151,11 @@ class Runs:
                 np.copyto(target, old, where=active.inactive)
 
         return run
+
+
+def _for_everyone(operations: list[Operation], active: ActiveThreads) -> None:
+    for operation in operations:
+        operation()
 
 
 def _act_where(predicate: Callable[[], Mask], action: Action, active: ActiveThreads) -> None:

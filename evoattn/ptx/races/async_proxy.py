@@ -137,7 +137,7 @@ class AsyncRaces:
         self, verb: str, issuers: Numbers, granules: Granules, ins: Instruction, proxied: bool = True
     ) -> None:
         stamps = self.detector.last_write[granules]
-        different = stamps[:1] if (stamps == stamps[0]).all() else np.unique(stamps)
+        different = np.unique(stamps) if np.count_nonzero(stamps != stamps[0]) else stamps[:1]
         for stamp in different.tolist():
             key = int(issuers[0]), stamp
             if stamp == 0 or key in self._known_ordered:
@@ -205,7 +205,7 @@ class AsyncRaces:
                 f"what {detector.actors.name_of_column(column)} has read, with no barrier between",
                 ins,
             )
-        if proxied and not late.any():
+        if proxied and not np.count_nonzero(late):
             self._check_fences_after(reads[:, : self.threads.cluster_warps], issuer, warp - own, ins)
 
     def _check_fences_after(self, reads: Numbers, issuer: int, first_warp: int, ins: Instruction) -> None:

@@ -187,7 +187,7 @@ class HappensBefore:
     def floor(self, actors: Numbers) -> Numbers | int:
         """Time up to which everything in an actor's block is ordered before it."""
         first = int(self.block_floor[0])
-        if len(self.block_floor) == 1 or (self.block_floor == first).all():
+        if len(self.block_floor) == 1 or not np.count_nonzero(self.block_floor != first):
             return first
         by_warp = np.repeat(self.block_floor, self.threads.block_warps)
         floors: Numbers = by_warp[self.warp_of[actors]]
@@ -205,6 +205,8 @@ class HappensBefore:
         result: Mask = time > self.clock[warp, other_column]
         same = warp % self.threads.cluster_warps == other_column
         result[same] = ((time > self.warp_floor[warp]) & ((lane != other_lane) | (lane == SEVERAL)))[same]
+        if not np.count_nonzero(result):  # most are ordered
+            return result
         if self._lane_clock:
             for i in np.flatnonzero(result & same):
                 clock = self._lane_clock.get(int(warp[i]))

@@ -146,7 +146,7 @@ class SharedRaces:
         self._check_against_reads(accesses)
         stamped = (self.order.now << THREAD_BITS) | accesses.actors
         self.last_write[accesses.granules] = stamped
-        lost = np.flatnonzero(self.last_write[accesses.granules] != stamped)
+        (lost,) = (self.last_write[accesses.granules] != stamped).nonzero()
         if len(lost):
             self._check_overwritten(accesses, np.flatnonzero(np.isin(accesses.granules, accesses.granules[lost])))
 
@@ -174,7 +174,7 @@ class SharedRaces:
         if self.order.agents:
             # No barrier of the block orders what an agent wrote.
             suspected |= last & THREAD_MASK >= self.order.first_agent
-        suspects = np.flatnonzero(suspected & (last & THREAD_MASK != actors))
+        (suspects,) = (suspected & (last & THREAD_MASK != actors)).nonzero()
         if len(suspects):
             writer, time = last[suspects] & THREAD_MASK, last[suspects] >> THREAD_BITS
             columns, lanes = self.order.column_of[writer], self.order.lane_of[writer]
@@ -193,7 +193,7 @@ class SharedRaces:
         if self.reads.columns > self.threads.cluster_warps:  # what agents read is ordered by no barrier of the block
             of_warps = np.arange(self.reads.columns) < self.threads.cluster_warps
             limit = np.where(of_warps, limit, 1 << LANE_BITS)
-        row, column = np.nonzero(last >= limit)
+        row, column = (last >= limit).nonzero()
         if not len(row):
             return
         values = last[row, column].astype(np.int64)

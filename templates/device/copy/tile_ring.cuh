@@ -5,22 +5,21 @@
 #include "device/copy/ring_position.cuh"
 #include "device/copy/key_pages.cuh"
 
-template <class Tiles, int ROWS, int STAGES> struct TileRing {
+template <class Tiles, int ROWS, int STAGES, int STAGE_BYTES = Tiles::bytes(ROWS)> struct TileRing {
   const TensorMap& map;                        // boxes of ROWS rows
   uint32_t tiles_smem, full_smem, empty_smem;  // [STAGES] tiles, barriers "full", barriers "empty"
 
   // The tile from `row` on into place `at`, once all consumers are done with what was there.
   __device__ __forceinline__ void load(const RingPosition<STAGES>& at, int row, int head, int batch) const {
     mbarrier_wait(empty_smem + 8 * at.stage, at.parity ^ 1);
-    Tiles::template load<ROWS>(tiles_smem + at.stage * Tiles::bytes(ROWS), map, full_smem + 8 * at.stage, row, head,
-                               batch);
+    Tiles::template load<ROWS>(tiles_smem + at.stage * STAGE_BYTES, map, full_smem + 8 * at.stage, row, head, batch);
   }
   // The same of a sequence that is packed, or of which only some keys are in use.
   __device__ __forceinline__ void load_sliding(const RingPosition<STAGES>& at, int row, int length, int end,
                                                int head) const {
     mbarrier_wait(empty_smem + 8 * at.stage, at.parity ^ 1);
-    Tiles::template load_sliding<ROWS>(tiles_smem + at.stage * Tiles::bytes(ROWS), map, full_smem + 8 * at.stage, row,
-                                       length, end, head);
+    Tiles::template load_sliding<ROWS>(tiles_smem + at.stage * STAGE_BYTES, map, full_smem + 8 * at.stage, row, length,
+                                       end, head);
   }
   // The same of a sequence in pages, from key `key` on: boxes of as many rows as divide the tile and a page. PARTS
   // threads issue them in turn, each of which arrives at "full".
@@ -31,7 +30,7 @@ template <class Tiles, int ROWS, int STAGES> struct TileRing {
     constexpr int BATCH = 4;  // pages that are looked up at once: a warp that gives its registers away has few
     const int box_rows = min(pages.page_keys(), DIVIDES_TILE), step = PARTS * box_rows;
     const int box_bits = 31 - __clz(box_rows);
-    const uint32_t tile_smem = tiles_smem + at.stage * Tiles::bytes(ROWS), barrier_smem = full_smem + 8 * at.stage;
+    const uint32_t tile_smem = tiles_smem + at.stage * STAGE_BYTES, barrier_smem = full_smem + 8 * at.stage;
     int entries[BATCH];
     auto look_up = [&](int row) {
 #pragma unroll
