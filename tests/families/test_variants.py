@@ -394,6 +394,11 @@ WRONG += [
         ("flash_mma", "together", "V narrower than K, sink"),
         ("v_ring_smem + tile % V_STAGES * V_TILE_BYTES", "v_ring_smem + tile % V_STAGES * K_TILE_BYTES"),
     ),
+    (
+        "O over rows of Q that another warp reads",
+        ("flash_mma", "O where Q was", "V wider than K"),
+        ("QPlace::DIRECT || HEAD_DIM != VALUE_DIM)", "QPlace::DIRECT)"),
+    ),
 ]
 
 
