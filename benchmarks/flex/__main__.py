@@ -14,8 +14,6 @@ keys at most, `--peers` for peers of `evoattn bench`, such as fa4, of what is a 
 nothing. `--processes` shares the problems, as compilers take most of the time; each
 times alone, and begins no problem after `--seconds`. `--part` takes one of so many shares of the list, for several
 GPUs, and `--of` prints the table of the files that they wrote.
-
-Peers are compiled as `torch.compile` does by itself: a second length of a function makes its code serve all lengths.
 """
 
 from __future__ import annotations
@@ -33,11 +31,12 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch._higher_order_ops.flex_attention import math_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import BlockMask, create_mask
+from torch.nn.attention.flex_attention import BlockMask, _identity, create_mask, noop_mask
 
 import evoattn
-from benchmarks.flex.mods import Shape, Written
+from benchmarks.flex.mods import Shape, Written, causal
 from benchmarks.flex.problems import EVERY, Problem, drawn, listed
 from benchmarks.flex.processes import alone, run_all, shares
 from evoattn.model.problem import AttentionProblem
@@ -112,11 +111,12 @@ def mask_of(written: Written, shape: Shape) -> BlockMask | None:
 def reference(tensors: Sequence[Tensor], written: Written, mask: BlockMask | None) -> Tensor:
     """Of the first batch and head, in float32, by torch's formula."""
     q, k, v = (tensor[:1, :1].float() for tensor in tensors)
+    lists: tuple[Any, ...] = (noop_mask,)
     if mask is not None:
         cut, inner = mask[:1, :1], mask.mask_mod
         cut.mask_mod = inner
-        mask = block_masks.authoritative(cut, k.shape[2])
-    found: Tensor = flex.TORCH(q, k, v, written.score_mod, mask)
+        lists = block_masks.authoritative(cut, k.shape[2]).as_tuple()
+    found: Tensor = math_attention(q, k, v, written.score_mod or _identity, lists, q.shape[-1] ** -0.5, {})[0]
     return found
 
 
@@ -142,17 +142,6 @@ def problem_of(q: Tensor, k: Tensor, v: Tensor, written: Written, mask: BlockMas
         return None
     problem = call.problem(q.stride())
     return None if isinstance(problem, str) else problem.as_searched
-
-
-_compiled: dict[tuple[Any, ...], Any] = {}
-
-
-def compiled_for(problem: Problem, backend: str) -> Any:
-    """Torch's function for its compiler, one for all lengths of a function; what is of others is forgotten."""
-    if not any(key[:-1] == problem.compiled_as for key in _compiled):
-        torch.compiler.reset()
-        _compiled.clear()
-    return _compiled.setdefault((*problem.compiled_as, backend), torch.compile(flex.TORCH))
 
 
 def measured(problem: Problem, words: argparse.Namespace) -> Row:
@@ -182,11 +171,12 @@ def measured(problem: Problem, words: argparse.Namespace) -> Row:
     new: dict[str, Any] = dict(score_mod=again.score_mod, block_mask=mask_of(again, shape), enable_gqa=True)
     row.again_s = taken(lambda: evoattn.flex_attention(q, k, v, **new))
     sides: dict[str, Call] = {"evoattn": ours}
+    torch.compiler.reset()
     backends: dict[str, dict[str, Any] | None] = {"triton": None} | (
         {"flash": {"BACKEND": "FLASH"}} if words.flash else {}
     )
     for name, options in backends.items():
-        compiled = compiled_for(problem, name)
+        compiled = torch.compile(flex.TORCH, dynamic=False)
 
         def theirs(compiled: Any = compiled, options: Any = options) -> Tensor:
             found: Tensor = compiled(q, k, v, **asked, kernel_options=options)
@@ -204,9 +194,10 @@ def measured(problem: Problem, words: argparse.Namespace) -> Row:
         except Exception as error:
             row.failed["cudnn"] = str(error).strip().splitlines()[0][:150]
     named = problem_of(q, k, v, written, mask) if words.peers else None
-    for name in words.peers.split(",") if named is not None else ():
+    for name in words.peers.split(","):
+        if named is None:
+            break
         try:
-            assert named is not None
             sides[name] = their = cast(Call, PEERS[name].make(named, {"q": q, "k": k, "v": v}))
             their()
         except Exception as error:
@@ -273,6 +264,7 @@ def rows_of(problems: Sequence[Problem], words: argparse.Namespace) -> list[Row]
     """What this process finds of its problems, each printed and written at once."""
     rows: list[Row] = []
     number, count = (int(one) for one in (words.share or "0/1").split("/"))
+    block_masks.TORCH(causal, None, None, 128, 128, "cuda")  # imports torch's compilers: not while others wait
     started = time.perf_counter()
     for place in shares(problems, count)[number] if words.share else range(len(problems)):
         if time.perf_counter() - started > words.seconds:

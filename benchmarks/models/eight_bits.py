@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
-from typing import get_args
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +22,7 @@ import evoattn
 from evoattn.correctness.reference import exact_attention
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops.attention_fp8 import quantised
-from evoattn.ops.beside import Granularity
+from evoattn.ops.beside import Granularity, Wanted, quantize
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 KEYS, VALUES, PAIRS, FAVOUR = 32, 32, 256, 0.7
@@ -73,13 +72,23 @@ def fp8(smooth: bool) -> Attention:
     return attend
 
 
+def int8(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Queries, keys and values in int8, a scale of each K/V head; weights in 16 bits."""
+    made = [quantize(one, Wanted(torch.int8, "head", k.shape[1])) for one in (q, k, v)]
+    numbers, (of_q, of_k, of_v) = [one.numbers for one in made], [one.scale for one in made]
+    answer = evoattn.attention_fp8(*numbers, causal="upper_left", q_descale=of_q, k_descale=of_k, v_descale=of_v)
+    assert isinstance(answer, Tensor)
+    return answer
+
+
 def kinds() -> Iterator[tuple[str, Attention]]:
     yield "bf16", sixteen_bits
     for name, dtype in CACHES.items():
-        for granularity in get_args(Granularity):
+        for granularity in ("tensor", "head", "token"):
             yield f"cache of {name}, a scale of each {granularity}", cached(dtype, granularity)
     yield "fp8", fp8(False)
     yield "fp8, `smooth_k`", fp8(True)
+    yield "int8 queries too", int8
 
 
 class Layer(nn.Module):

@@ -127,7 +127,7 @@ private:
     }
   }
   // S = S masked, P = exponentials; returns whether O must be rescaled by `factor` before P V is added.
-  template <bool FIRST, bool MASKED> __device__ __forceinline__ bool softmax(int stage) {
+  template <bool FIRST, bool MASKED, bool NEWER> __device__ __forceinline__ bool softmax(int stage) {
     if constexpr (Scales::BY_BLOCK) take_score_scale(running.of_scores());
     if constexpr (Terms::ANY) change_scores();
     if constexpr (KeyList::LISTED) {
@@ -141,14 +141,20 @@ private:
         mask_scores(s, key_tile * BLOCK_N, work.mask.keys_from(lane_row(work.tile), 0), lane);
       }
     }
+    constexpr bool PARTS = PARTS_BESIDE && NEWER;  // of P V of the tile before, but the first
+    constexpr int PIECES = PARTS ? VALUE_PARTS - 1 : 1;
     const bool rescale =
-        softmax_tile<RESCALE, LAZY_OCTAVES, POLYNOMIAL_EIGHTHS, FIRST, MASKED, typename Operands::Range>(
-            state, s, scale_of_scores(), factor, [&] {
+        softmax_tile<RESCALE, LAZY_OCTAVES, POLYNOMIAL_EIGHTHS, FIRST, MASKED, typename Operands::Range, PIECES>(
+            state, s, scale_of_scores(), factor,
+            [&] {
               if constexpr (RESCALE == Rescale::LAZY_AFTER) {
                 scores_again<Operands, BLOCK_N>(s, q, q_smem, smem_address + Smem::K + stage * Smem::K_TILE_BYTES,
                                                 thread / 32, lane);
               }
               if constexpr (Terms::ANY) change_scores();
+            },
+            [&](auto piece) {
+              if constexpr (PARTS) next_part<decltype(piece)::index + 1>();
             });
     if constexpr (Scales::BY_BLOCK) {
       const float change = running.template change<FIRST>();
@@ -174,32 +180,37 @@ private:
     mbarrier_wait(barrier(Smem::V_FULL, before.stage), before.parity);
     multiply_pv(before.stage);
   }
-  // P V of the columns of V from PART on. What came of the part before is added to O first, or with two sums beside it.
-  template <int PART> __device__ __forceinline__ void rest_of_parts() {
+  // P V of the next columns of V. What came of the part before is added to O first, or with two sums beside it.
+  template <int PART> __device__ __forceinline__ void next_part() {
     if constexpr (VALUE_SUMS > 1) multiply_pv<PART>(before.stage);
     wgmma_wait<VALUE_SUMS - 1>();
     pin_registers(sum_of<PART - 1>());
     add_to_output<PART - 1>();
     pin_registers(sum_of<PART - 1>());  // has been read before the next product
     if constexpr (VALUE_SUMS == 1) multiply_pv<PART>(before.stage);
-    if constexpr (PART + 1 < VALUE_PARTS) rest_of_parts<PART + 1>();
   }
-  __device__ __forceinline__ void finish_pv() {
-    if constexpr (VALUE_PARTS > 1) rest_of_parts<1>();
+  template <int PART> __device__ __forceinline__ void parts_from() {
+    if constexpr (PART < VALUE_PARTS) next_part<PART>(), parts_from<PART + 1>();
+  }
+  // NEXT: the first part that is not under way.
+  template <int NEXT = 1> __device__ __forceinline__ void finish_pv() {
+    parts_from<NEXT>();
     wgmma_wait<0>();  // O is there, and P may be overwritten
     pin_registers(sum_of<VALUE_PARTS - 1>());
     release(barrier(Smem::V_EMPTY, before.stage));
     if constexpr (TWO_LEVELS) add_up();
   }
+  // After a softmax beside it.
+  __device__ __forceinline__ void finish_beside() { finish_pv<PARTS_BESIDE ? VALUE_PARTS : 1>(); }
   __device__ __forceinline__ void start_qk() {
-    if constexpr (Scales::BY_BLOCK)
-      running.load(scales, work.tile.batch, work.kv_head(work.tile), key_tile * BLOCK_N, work.seqlen_k);
     mbarrier_wait(barrier(Smem::K_FULL, ring.stage), ring.parity);
     multiply_qk(ring.stage);
   }
   // Waits for S while a newer product, if any, is under way, and returns what its softmax does.
   template <bool FIRST, bool MASKED, bool NEWER> __device__ __forceinline__ bool finish_qk() {
     // Beside the product.
+    if constexpr (Scales::BY_BLOCK)
+      running.template load<FIRST>(scales, key_tile * BLOCK_N, (key_tile - 1) * BLOCK_N, work.seqlen_k);
     if constexpr (KeyList::LISTED && (FIRST || MASKED || Terms::ANY)) look_up<FIRST || MASKED>();
     if constexpr (Terms::BIASED) load_bias(bias, work.terms, row_terms(0), row_terms(8));
     wgmma_wait<NEWER>();  // S is there
@@ -212,23 +223,22 @@ private:
     if constexpr (FIRST && PERSISTENT && Q_IN_REGISTERS) {
       fence_proxy_async(), __syncwarp(), release(barrier(Smem::Q_EMPTY, warpgroup));
     }
-    const bool rescale = softmax<FIRST, MASKED>(ring.stage);
+    const bool rescale = softmax<FIRST, MASKED, NEWER>(ring.stage);
     key_tile -= KEY_STEP;
     if constexpr (RESCALE == Rescale::LAZY_AFTER) release(barrier(Smem::K_EMPTY, ring.stage));
     return rescale;
   }
   // Q Kᵀ of a tile of keys, then its softmax, with OVERLAP during P V of the one before, else followed by its own P V.
   template <bool FIRST, bool MASKED, bool BESIDE = OVERLAP && !FIRST> __device__ __forceinline__ void step() {
-    if constexpr (BESIDE || (!OVERLAP && (FIRST || !TURN_OF_PRODUCTS))) wait_for_turn();
+    if constexpr (BESIDE || !OVERLAP) wait_for_turn();
     start_qk();
     if constexpr (BESIDE) start_pv(), pass_turn();
     const bool rescale = finish_qk<FIRST, MASKED, BESIDE>();
-    if constexpr (BESIDE) finish_pv();
+    if constexpr (BESIDE) finish_beside();
     Operands::pack(p, s);
     if (!FIRST && rescale) rescale_output();
     before = ring;
     ring.advance();
-    if constexpr (TURN_OF_PRODUCTS) wait_for_turn();
     if constexpr (!OVERLAP) start_pv(), finish_pv();
   }
   // The next tile of rows, once Q of this warpgroup has come; false if there is none.
@@ -245,8 +255,8 @@ private:
         head_terms[i] = work.terms.head(work.tile.batch, work.rows.head(work.tile, lane_row(work.tile) + 8 * i));
     }
     if constexpr (Scales::BY_BLOCK) {
-      running.begin_rows(scales, work.tile.batch, work.tile.head, first_row(work.tile), work.seqlen_q,
-                         Terms::CAPPED ? cap_scale : softmax_scale_log2);
+      running.begin_rows(scales, work.tile.batch, work.tile.head, work.kv_head(work.tile), first_row(work.tile),
+                         work.seqlen_q, Terms::CAPPED ? cap_scale : softmax_scale_log2);
     } else if constexpr (Scales::GIVEN) {
       const float scale = scales.of_scores(work.tile.batch, work.kv_head(work.tile));
       score_scale = softmax_scale_log2 * scale;
@@ -321,7 +331,7 @@ private:
     const RowState of_part = state;
     state.clear();
     finish_qk<false, true, OVERLAP>();
-    if constexpr (OVERLAP) finish_pv();
+    if constexpr (OVERLAP) finish_beside();
     __syncwarp();  // the lane that released V is back: wgmma wants whole warps
     if constexpr (KEEPS) keep_part(of_part);
     else leave_part(before_it, of_part, o);
@@ -388,7 +398,7 @@ private:
         start_pv();
         pass_turn();
         finish_qk<true, false, true>();
-        finish_pv();
+        finish_beside();
         complete_output(last_state);
         add_parts(last_state);
         finish_rows(last_tile, last_sequence, last_range, last_state, o);
@@ -403,7 +413,6 @@ private:
       clear_output();
       step<true, false>();
       rest_of_keys();
-      if constexpr (TURN_OF_PRODUCTS) pass_turn();
       if constexpr (PERSISTENT && !Q_IN_REGISTERS) release(barrier(Smem::Q_EMPTY, warpgroup));
       if constexpr (OVERLAP) {
         start_pv();

@@ -1,12 +1,12 @@
 // running_scales.cuh: the scales of numbers of 8 bits that a consumer warpgroup keeps from tile to tile.
-#include "device/ptx/warp.cuh"
 
 // Scales that are the same for all rows and keys of a tile of rows: nothing to keep.
 struct NoBlockScales {
   template <class Scales>
-  __device__ __forceinline__ void begin_rows(const Scales&, int batch, int head, int row, int rows, float unit) {}
-  template <class Scales>
-  __device__ __forceinline__ void load(const Scales&, int batch, int kv_head, int key, int keys) {}
+  __device__ __forceinline__ void begin_rows(const Scales&, int batch, int head, int kv_head, int row, int rows,
+                                             float unit) {}
+  template <bool FIRST, class Scales>
+  __device__ __forceinline__ void load(const Scales&, int key, int key_before, int keys) {}
   __device__ __forceinline__ float of_scores() const { return 1.f; }
   template <bool FIRST> __device__ __forceinline__ float change() { return 1.f; }
   __device__ __forceinline__ float of_values() const { return 1.f; }
@@ -22,26 +22,25 @@ __device__ __forceinline__ float not_zero(float scale) { return scale == 0.f ? 1
 template <int ROWS> struct BlockScales {
   static constexpr float LEAST = 1.17549435e-38f, LEAST_STEP = 8.6736174e-19f;  // whose inverse is a number; 2^-60
   float row, key, value, unit, least;
-  float keys_of_lane, values_of_lane;  // of 32 blocks together, a lane each: a load in every tile would be waited for
-  int first_block;                     // of these
+  float next_key, next_value;   // of the next tile: loads in the tile that takes them would be waited for
+  int first_keys, first_value;  // where those of the head begin
 
   static __device__ __forceinline__ int block_of(int row, int rows) { return max(0, min(row, rows - 1)) / ROWS; }
   template <class Scales>
-  __device__ __forceinline__ void begin_rows(const Scales& scales, int batch, int head, int first, int rows,
-                                             float softmax_scale) {
-    first_block = -1;
-    row = scales.q.of_block(batch, head, block_of(first, rows)) * softmax_scale;
+  __device__ __forceinline__ void begin_rows(const Scales& scales, int batch, int head, int kv_head, int first,
+                                             int rows, float softmax_scale) {
+    row = scales.q.of_block(scales.q.of_head(batch, head), block_of(first, rows)) * softmax_scale;
+    first_keys = scales.k.of_head(batch, kv_head), first_value = scales.v.of_head(batch, kv_head);
   }
-  template <class Scales>
-  __device__ __forceinline__ void load(const Scales& scales, int batch, int kv_head, int first_key, int keys) {
-    const int block = block_of(first_key, keys), lane = threadIdx.x % 32;
-    if (block / 32 * 32 != first_block) {
-      first_block = block / 32 * 32;
-      const int own = min(first_block + lane, (keys - 1) / ROWS);
-      keys_of_lane = scales.k.of_block(batch, kv_head, max(0, own));
-      values_of_lane = scales.v.of_block(batch, kv_head, max(0, own));
-    }
-    key = __shfl_sync(ALL_LANES, keys_of_lane, block % 32), value = __shfl_sync(ALL_LANES, values_of_lane, block % 32);
+  // Of the tile from `first_key` on; the next begins at `key_before`.
+  template <bool FIRST, class Scales>
+  __device__ __forceinline__ void load(const Scales& scales, int first_key, int key_before, int keys) {
+    auto load_next = [&](int block) {
+      next_key = scales.k.of_block(first_keys, block), next_value = scales.v.of_block(first_value, block);
+    };
+    if constexpr (FIRST) load_next(block_of(first_key, keys));
+    key = next_key, value = next_value;
+    load_next(block_of(key_before, keys));
   }
   __device__ __forceinline__ float of_scores() const { return not_zero(row * key); }
   // By which O must be multiplied before P V of the loaded keys is added.

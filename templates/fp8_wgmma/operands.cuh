@@ -13,8 +13,7 @@
 template <bool BY_PRODUCT> struct E4m3Range {
   static constexpr int TOP = 8;
   static constexpr float HIGHEST = 448.f, LIMIT = 8.8f;  // 2^8.8 is 446
-  static constexpr bool SUMMED_BY_PRODUCT = BY_PRODUCT, MAX_OF_BITS = true;
-  static constexpr int COARSE = 1;
+  static constexpr bool SUMMED_BY_PRODUCT = BY_PRODUCT, MAX_OF_BITS = true, COARSE = true;
 };
 
 // BY_PRODUCT: V has eight more columns, the first of which is ones, so that P V has the sums of P.
@@ -84,8 +83,12 @@ struct HeadScales {
   __device__ __forceinline__ float of(int batch, int head) const {
     return __ldg(scales + batch * batch_stride + head * head_stride);
   }
-  __device__ __forceinline__ float of_block(int batch, int head, int block) const {
-    return load_constant(scales + batch * batch_stride + head * head_stride + block * block_stride);
+  // BY_BLOCK: where a head's begin, and one of them. There are fewer than 2^31.
+  __device__ __forceinline__ int of_head(int batch, int head) const {
+    return batch * int(batch_stride) + head * int(head_stride);
+  }
+  __device__ __forceinline__ float of_block(int first, int block) const {
+    return load_constant(scales + (first + block * int(block_stride)));
   }
 };
 // Q's too are of K/V heads, but BY_BLOCK.

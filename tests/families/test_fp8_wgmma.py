@@ -19,6 +19,7 @@ BASE = dict(
 )  # fmt: skip
 SHARED = {"SUM_PLACE": "shared", "FLUSH_TILES": 2}
 PRODUCT = {"ROW_SUM": "product", "RESCALE": "lazy_2", "FLUSH_TILES": 4}
+SUMS = {"OVERLAP": False, "VALUE_PARTS": 4, "VALUE_SUMS": 2}
 PERSISTENT = {"SCHEDULE": "claimed", "BLOCK_M": 128, "BLOCKS_PER_SM": 1, "PING_PONG": True, "Q_IN_REGISTERS": True}
 FULL = "B=1 H=1 Sq=64 Sk=330 D=64 e4m3"
 CAUSAL = f"{FULL} causal_lower_right"
@@ -55,11 +56,13 @@ RIGHT = [
     (SHARED | PERSISTENT | PRODUCT, "B=1 H=3 Sq=250 Sk=200 D=64 e4m3 causal", "large_logits"),
     (PRODUCT | {"RESCALE": "always", "FLUSH_TILES": 1, "BLOCK_N": 96}, HEADS.replace(" lse", ""), "extreme_terms"),
     (
-        PERSISTENT | {"BLOCK_N": 96, "VALUE_PARTS": 2},
+        PERSISTENT | {"BLOCK_N": 96, "VALUE_PARTS": 2, "PARTS_BESIDE": True},
         "B=2 H=4 Hkv=2 S=150 D=32 Dv=48 e4m3 causal scales=head lse turned",
         "extreme_terms",
     ),
     (SHARED | PERSISTENT | PRODUCT, "B=1 H=3 Sq=250 Sk=200 D=64 e4m3 causal turned", "large_logits"),
+    (SUMS | {"POLYNOMIAL_EIGHTHS": 2}, f"{HEADS} turned", "extreme_terms"),
+    ({"VALUE_PARTS": 4, "PARTS_BESIDE": True}, CAUSAL, "large_logits"),
     ({}, BLOCKS, "extreme_terms"),
     ({"BLOCK_N": 128}, "B=1 H=2 Sq=64 Sk=150 D=32 e4m3 kv=e5m2 scales=head turned", "large_logits"),
     (SHARED, "B=1 H=1 Sq=64 Sk=530 D=32 e4m3 scales=block window=200:10 softcap=20 sink", "plain"),
@@ -92,6 +95,15 @@ FAULTS = [
     (PRODUCT, CAUSAL, "plain", "place < WIDTH / 4 ? ONES : 0", "ONES"),
     (PRODUCT, CAUSAL, "plain", "if (tiles_added > 0) flush();", ""),
     ({"VALUE_PARTS": 4}, FULL, "plain", "Operands::value_columns(PART * 2 * SUMS)", "0"),
+    (SUMS, FULL, "plain", "wgmma_wait<VALUE_SUMS - 1>()", "wgmma_wait<VALUE_SUMS>()"),
+    (
+        {"VALUE_PARTS": 2, "PARTS_BESIDE": True},
+        FULL,
+        "plain",
+        "finish_pv<PARTS_BESIDE ? VALUE_PARTS : 1>()",
+        "finish_pv()",
+    ),
+    ({"POLYNOMIAL_EIGHTHS": 2}, FULL, "plain", "low + (1 << 22)", "low + (1 << 21)"),
     ({}, HEADS, "plain", "q.of(batch, kv_head) * k.of(batch, kv_head)", "q.of(batch, kv_head)"),
     ({}, HEADS, "extreme_terms", "return scale == 0.f ? 1e-30f : scale;", "return scale;"),
     ({}, HEADS, "plain", "inverse[0] *= scale, inverse[1] *= scale;", ""),
@@ -129,6 +141,9 @@ def test_a_fault_is_found(genes, text, kind, old, new):
         ("B=1 H=16 S=4096 D=64 e4m3 scales=block causal", {"ROW_SUM": "product"}, "scales=block takes add"),
         ("B=1 H=16 S=4096 D=64 e4m3", {"SUM_PLACE": "shared", "VALUE_PARTS": 2}, "needs SUM_PLACE=registers"),
         ("B=1 H=16 S=4096 D=64 Dv=48 e4m3", {"VALUE_PARTS": 4}, "a multiple of 32"),
+        ("B=1 H=16 S=4096 D=64 e4m3", {"VALUE_SUMS": 2}, "one part has one sum"),
+        ("B=1 H=16 S=4096 D=64 e4m3", {"PARTS_BESIDE": True}, "PARTS_BESIDE needs"),
+        ("B=1 H=16 S=4096 D=64 e4m3 causal", PRODUCT | {"POLYNOMIAL_EIGHTHS": 1}, "of final exponents"),
         ("B=1 H=16 S=4096 D=64 e4m3 causal lse", {"ROW_SUM": "product"}, "log-sum-exp"),
         ("B=1 H=16 S=4096 D=64 e4m3", {"ROW_SUM": "product"}, "takes a causal mask"),
         ("B=1 H=16 S=4096 D=64 e4m3", {"RESCALE": "lazy_2"}, "needs ROW_SUM=product"),

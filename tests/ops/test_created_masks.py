@@ -50,6 +50,7 @@ def of_each_kind(b, h, q, k):
             q - (k - 100) > 110,
             ((k >> 3) > 4) & (q >> 2 < 11),
             q * 200 + k != 1007,  # of one lane's row
+            (q % 40 == 35) & (k > 20),  # of rows among which the remainder begins anew
         ),
         1,
     ):
@@ -80,7 +81,7 @@ OF_BOTH = Written(
 def test_lists_are_torch_s(name, blocks):
     """Of heads, of batches, of a table of pairs, of none and of both; the last rows and keys fill no block."""
     own = {"of both": OF_BOTH, "of each kind": Written(mask_mod=of_each_kind, by_head=True)}
-    written, heads = own.get(name) or MODS[name](SHAPE), 10 if name == "of each kind" else SHAPE.heads
+    written, heads = own.get(name) or MODS[name](SHAPE), 11 if name == "of each kind" else SHAPE.heads
     sizes = SHAPE.batch if written.by_batch else 1, heads if written.by_head else 1
     found = lists_of(written.mask_mod, MaskShape(*sizes, SHAPE.queries, SHAPE.keys, *blocks))
     theirs = block_masks.TORCH(written.mask_mod, *sizes, SHAPE.queries, SHAPE.keys, "cpu", blocks)

@@ -126,7 +126,6 @@ class Fp8Wgmma(Family):
             "PRODUCER_REGISTERS": producer,
             "CONSUMER_REGISTERS": consumer,
             "SUM_IN_SHARED": genes.SUM_PLACE == "shared",
-            "TURN_OF_PRODUCTS": genes.TURN == "products",
             "SCALES_BY_BLOCK": problem.scales == PER_BLOCK,
             "SCALE_ROWS": BLOCK_ROWS,
             "TURNED": problem.turned,
@@ -230,8 +229,6 @@ def why_no_turns(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> str | None:
         return "SCHEDULE=balanced takes sequences of one length here: blocks do not add up sums of three levels."
     if genes.PING_PONG and warpgroups(genes.flash) == 1:
         return "PING_PONG needs two consumer warpgroups that take turns."
-    if genes.TURN == "products" and (genes.OVERLAP or not genes.PING_PONG):
-        return "TURN=products needs PING_PONG without OVERLAP, where both products follow one another."
     return None
 
 
@@ -240,6 +237,8 @@ def why_no_parts(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> str | None:
     parts = genes.VALUE_PARTS
     if genes.VALUE_SUMS > 1 and parts == 1:
         return "VALUE_SUMS=2 needs VALUE_PARTS=2 or more: one part has one sum."
+    if genes.PARTS_BESIDE and not (genes.OVERLAP and parts > 1 and genes.VALUE_SUMS == 1):
+        return "PARTS_BESIDE needs OVERLAP, VALUE_PARTS=2 or more and VALUE_SUMS=1."
     if parts > 1 and (genes.SUM_PLACE != "registers" or genes.FLUSH_TILES > 1 or genes.sum_columns):
         return f"VALUE_PARTS={parts} needs SUM_PLACE=registers, FLUSH_TILES=1 and ROW_SUM=add."
     if problem.head_dim_v % (PART_COLUMNS * parts):
@@ -260,6 +259,8 @@ def why_no_sums(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> str | None:
         return f"ROW_SUM=product has a column of ones of {problem.dtype} beside V, not of {problem.kv}."
     if problem.lse:
         return "ROW_SUM=product adds up weights that are rounded to e4m3, too few digits for a log-sum-exp."
+    if genes.POLYNOMIAL_EIGHTHS and genes.RESCALE != "always":
+        return f"POLYNOMIAL_EIGHTHS={genes.POLYNOMIAL_EIGHTHS} needs RESCALE=always: they are of final exponents."
     if problem.head_dim_v + genes.sum_columns > MAX_HEAD_DIM:
         return f"ROW_SUM=product takes a head_dim of V below {MAX_HEAD_DIM}: a wgmma has no more columns."
     return None

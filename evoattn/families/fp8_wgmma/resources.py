@@ -51,7 +51,7 @@ class Fp8WgmmaGenes(Genes):
     )
     CAUSAL_SKIP: bool = gene("each warpgroup skips key tiles that the mask hides from all of its rows")
     POLYNOMIAL_EIGHTHS: int = gene(
-        "how many of every eight exponentials are computed as a polynomial on the FMA units", (0, 1, 2, 3, 4)
+        "how many of every eight exponentials are computed as a polynomial on the FMA units", (0, 1, 2, 3)
     )
     Q_IN_REGISTERS: bool = gene("Q is read once into registers; otherwise from shared memory for every tile")
     STORE: Literal["tensor_map", "rows", "chunks"] = gene(
@@ -85,10 +85,9 @@ class Fp8WgmmaGenes(Genes):
         (1, 2),
         default=1,
     )
-    TURN: Literal["scores", "products"] = gene(
-        "with PING_PONG and without OVERLAP, warpgroups take turns at Q K^T alone (scores), or at P V of a tile and "
-        "Q K^T of the next (products)",
-        default="scores",
+    PARTS_BESIDE: bool = gene(
+        "with OVERLAP such parts follow one another between the exponentials of the next tile, else after them",
+        default=False,
     )
 
     @cached_property
@@ -201,6 +200,8 @@ def launch_work(problem: AttentionProblem, genes: Fp8WgmmaGenes, registers: int)
         "sum columns": genes.sum_columns,
         "turned": problem.turned,
         "value parts": genes.VALUE_PARTS,
+        "value sums": genes.VALUE_SUMS,
+        "parts beside": genes.PARTS_BESIDE,
     }
     return (
         replace(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-from evoattn.families.genes import gene
+from evoattn.families.genes import SINCE_HOPPER, gene
 from evoattn.families.residency import WARP
 from evoattn.families.row_kernels import RowGenes, RowKernels
 from evoattn.families.work import LaunchWork, Step
@@ -112,10 +112,11 @@ class Quantize(RowKernels):
             *(Buffer("x"), Buffer("numbers"), Buffer("scale"), mean, sizes, *counts),
             *(Scalar("int32", of_scale), Scalar("int32", own), *x, *numbers),
         )
-        last = KernelLaunch("quantize", grid, block, 0, args)
-        if own or problem.scales in OF_BLOCKS:
-            return (last,)
-        return KernelLaunch("quantize_sizes", grid, block, 0, (Buffer("x"), Buffer(SIZES), *counts, *x)), last
+        two = not own and problem.scales not in OF_BLOCKS
+        early = two and gpu.arch in SINCE_HOPPER and not problem.turned  # whose blocks took 1.1 of their time so
+        last = KernelLaunch("quantize", grid, block, 0, args, overlaps=early)
+        first = KernelLaunch("quantize_sizes", grid, block, 0, (Buffer("x"), Buffer(SIZES), *counts, *x))
+        return (first, last) if two else (last,)
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
         if problem.scales in OF_BLOCKS or problem.op == TURN:
