@@ -425,7 +425,8 @@ def _step_of_engine(batch: int, rows: int, most: int, most_keys: int) -> str:
     left = max(0, rows - batch + 1 - first)
     others = min(batch - 1, math.ceil(left / (most / 2)))
     singles = batch - 1 - others
-    queries = [1] * singles + [1 + left // max(1, others)] * others + [first]
+    each, rest = divmod(left, max(1, others))
+    queries = [1] * singles + [1 + each + (i < rest) for i in range(others)] + [first]
     least, longest = max(1, most_keys // OF_STEPS), max(1, 3 * most_keys // 4)
     ratio = (longest / least) ** (1 / max(1, singles - 1))
     keys = [round(least * ratio**i) for i in range(singles)]

@@ -55,7 +55,8 @@ class FlashWgmmaGenes(Genes):
     )
     SCHEDULE: Literal["single", "fixed", "claimed", "balanced"] = gene(
         "single: one block per tile of rows; else one wave of blocks takes the tiles in fixed order (fixed), by a "
-        "counter (claimed), or so that the key tiles of the last ones are shared evenly (balanced)"
+        "counter (claimed), or so that the key tiles of the last ones, of packed sequences of all, are shared evenly "
+        "(balanced)"
     )
     TILE_ORDER: Literal["by_head", "heads_4", "heads_8", "heads_16", "all_heads"] = gene(
         "tiles of one head together, or 4, 8, 16 or all heads in turn; the longest first under a causal mask"
