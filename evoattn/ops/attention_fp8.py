@@ -72,8 +72,8 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
     FlashAttention 3's, those of query too, or one for all, a tensor of one element or a number, or of each 128 rows of
     a head: of query `[batch, heads, query blocks]`, of key and value `[batch, kv_heads, key blocks]`. They are not
     negative; left out, 1. Those of 128 rows go with e4m3; kernels take 1.04 to 1.16 of the time of those of heads.
-    Tensors of 16 or 32 bits are quantised first, with a scale for each K/V head of each batch that takes its largest
-    value to the end of the range, and no descale may be given.
+    Tensors of 16 or 32 bits are quantised first, with a scale for each K/V head of each batch, or each 128 rows of a
+    head (`BLOCKS_BELOW`), that takes its largest value to the end of the range, and no descale may be given.
     `smooth_k` takes the mean of the keys of a head from them first, as SageAttention does: outlier channels then cost
     less of the range. The answer is the same, since all scores of a query change alike, and the log-sum-exp is
     corrected. It goes with no `softcap`. With `turned` value is as `quantize_kv(…, turned=True)` makes it, which is
