@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -191,6 +192,7 @@ def main() -> None:
                 evoattn.enable(estimated=True)
             with sdpa_kernel(EFFICIENT) if attention == OTHER else nullcontext():
                 runs.append(train(name, attention, given.steps, given.compile))
+            print(f"{name} {attention}: {runs[-1].step_ms:.2f} ms a step", file=sys.stderr, flush=True)
             evoattn.disable()  # "sdpa" is PyTorch's
     print(table(runs))
     if given.json:

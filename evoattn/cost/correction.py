@@ -29,6 +29,8 @@ DIGITS = 5
 """Of a sum without leaves, in a file."""
 NAME = 16
 """Digits of a config's id by which its kernel is known."""
+ANYWHERE = "anywhere"
+"""In place of a class of problems: for kernels that were timed on other classes alone."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,8 @@ class Correction:
     """Of all problems, by kind and by the family of the fastest kernel: how many were left out, and the time of the
     first choice over the best, geometric mean, without the correction and with it."""
     kernels: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """By class of problems (`class_of`), of kernels that were timed on such: what their scores are multiplied by beside
-    the trees, its natural logarithm, by `name_of`."""
+    """By class of problems (`class_of`), of kernels that were timed on such, and of all that were timed ANYWHERE: what
+    their scores are multiplied by beside the trees, its natural logarithm, by `name_of`."""
 
     def timed(self, problem: AttentionProblem) -> Mapping[str, float]:
         """Of `kernels` those of the problem's class."""

@@ -1,6 +1,6 @@
 """The fit of a card's correction: trees for what the cost model leaves over within each problem, then for each kernel
-the mean of what they leave over. Whether these choose better than the model without them is judged on problems left
-out, family by family; where not, nothing is corrected.
+the means of what they leave over, on all problems and on a class of them. Whether these choose better than the model
+without them is judged on problems left out, family by family; where not, nothing is corrected.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evoattn.cost.correction import DIGITS, MOST, NAME, Correction, class_of, row_of
+from evoattn.cost.correction import ANYWHERE, DIGITS, MOST, NAME, Correction, class_of, row_of
 from evoattn.cost.explanation import kinds
 from evoattn.cost.training.fit import LEAST_ROWS, fit_trees
 from evoattn.cost.trees import Floats, Trees
@@ -36,10 +36,10 @@ LATE, LEAST_TIMES, MOST_LATE = 0.6, 4, 2
 """Natural logarithm of a time over its score, less the median of its problem, from which on it is a launch's that the
 CPU was late with, if the kernel's median is under half of that: of a kernel with so many times, so many at most. Of
 39,489 times 25 are over twice their problem's best by that alone."""
-SHRUNK = 5.0
-"""Weight of times, of which each has FAR to FAR + 1, that a kernel's mean counts beside its own as if they had left
-nothing over. On 320 problems left out as an A100 first choices lose 1.041 without such means, 1.033 with 3, 1.032 with
-5, 1.034 with 10; with means over all head_dims and masks 1.034."""
+SHRUNK_ANYWHERE, SHRUNK = 10.0, 5.0
+"""Weight of times, of which each has FAR to FAR + 1, that a kernel's mean over all problems counts as if they had left
+nothing over, and its mean over a class of them beside that. On 338 problems left out as an A100 first choices lose
+1.045 without such means, 1.040 with those of classes alone, 1.037 with both, 1.038 with 5 and 5, 20 and 5, 10 and 8."""
 UNKNOWN = "registers"
 """A feature that calibrations estimate, and that the compiler says where kernels are ranked after it."""
 Numbers = NDArray[np.int64]
@@ -76,6 +76,10 @@ class _Table:
     """Of each row, a place in `kernels`."""
     kernels: Sequence[tuple[str, str]]
     """Classes of problems (`class_of`) and names of kernels."""
+    anywhere: Numbers
+    """Of each row, a place in `names`."""
+    names: Sequence[str]
+    """Of kernels, whatever the class."""
 
     def lost(self, logs: Floats) -> Floats:
         """Of each problem the natural logarithm of the first choice's time over the best. `logs`: of what each score
@@ -84,14 +88,21 @@ class _Table:
         groups = np.split(order, np.flatnonzero(np.diff(self.problem[order])) + 1) if len(order) else []
         return np.array([math.log(self.us[mine[0]] / self.us[mine].min()) for mine in groups])
 
-    def means(self, logs: Floats, chosen: NDArray[np.bool_]) -> Floats:
-        """Of each kernel the mean, drawn to 0, of what is left over of its chosen rows beside `logs`, as for `lost`."""
-        left = self.over - logs
-        each = np.bincount(self.problem, left * self.weights) / np.bincount(self.problem, self.weights)
-        weights, count = self.weights * chosen, len(self.kernels)
-        sums = np.bincount(self.kernel, (left - each[self.problem]) * weights, count)
-        found: Floats = sums / (np.bincount(self.kernel, weights, count) + SHRUNK)
-        return found
+    def means(self, logs: Floats, chosen: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+        """The mean of each of `names` of what is left over of its chosen rows beside `logs`, as for `lost`, and of each
+        of `kernels` of what these leave; both drawn to 0."""
+        found, weights = [], self.weights * chosen
+        for place, count, shrunk in (
+            (self.anywhere, len(self.names), SHRUNK_ANYWHERE),
+            (self.kernel, len(self.kernels), SHRUNK),
+        ):
+            left = self.over - logs
+            each = np.bincount(self.problem, left * self.weights) / np.bincount(self.problem, self.weights)
+            sums = np.bincount(place, (left - each[self.problem]) * weights, count)
+            found.append(sums / (np.bincount(place, weights, count) + shrunk))
+            logs = logs + found[-1][place]
+        anywhere, own = found
+        return anywhere, own
 
 
 _HERE: list[tuple[_Table, Mapping[str, float]]] = []
@@ -128,16 +139,19 @@ def fit(rows: Sequence[Timed], jobs: int | None = None, size: Mapping[str, float
     left = np.zeros(len(logs))
     for fold in range(FOLDS):
         inside = table.problem % FOLDS == fold
-        left += np.where(inside, table.means(chosen, ~inside)[table.kernel], 0.0)
-    means, kernels = table.means(chosen, np.ones(len(chosen), np.bool_)), dict[str, dict[str, float]]()
+        anywhere, own = table.means(chosen, ~inside)
+        left += np.where(inside, anywhere[table.anywhere] + own[table.kernel], 0.0)
+    anywhere, own = table.means(chosen, np.ones(len(chosen), np.bool_))
+    kernels = dict[str, dict[str, float]]()
     for mine, *_ in table.families.values():
         tried = chosen.copy()
         tried[mine] += left[mine]
         if (lost := table.lost(tried)).sum() < after.sum():
             chosen, after = tried, lost
-            for place in np.unique(table.kernel[mine]):
-                kind, name = table.kernels[place]
-                kernels.setdefault(kind, {})[name] = round(float(means[place]), DIGITS)
+            for row in mine:
+                (kind, name), mean = table.kernels[table.kernel[row]], float(anywhere[table.anywhere[row]])
+                kernels.setdefault(ANYWHERE, {})[name] = round(mean, DIGITS)
+                kernels.setdefault(kind, {})[name] = round(mean + float(own[table.kernel[row]]), DIGITS)
     return Correction(kept, _by_kind(kinds_of, before, after), kernels)
 
 
@@ -217,4 +231,6 @@ def _table(rows: Sequence[Timed]) -> tuple[_Table, list[tuple[str, ...]]]:
     named = [(class_of(row.problem), row.kernel[:NAME]) for row in kept]
     place = {name: i for i, name in enumerate(dict.fromkeys(named))}
     kernel, kernels = np.array([place[name] for name in named], np.int64), list(place)
-    return _Table(number, us, scores, over, weights, families, kernel, kernels), kinds_of
+    alone = {name: i for i, name in enumerate(dict.fromkeys(name for _, name in kernels))}
+    anywhere = np.array([alone[name] for _, name in named], np.int64)
+    return _Table(number, us, scores, over, weights, families, kernel, kernels, anywhere, list(alone)), kinds_of

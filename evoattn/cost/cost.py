@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from evoattn.cost.correction import MOST, Correction, correction_of, name_of
+from evoattn.cost.correction import ANYWHERE, MOST, Correction, correction_of, name_of
 from evoattn.cost.features import features
 from evoattn.cost.fitted import Fitted, load
 from evoattn.cost.physics import Physics, physics
@@ -140,11 +140,12 @@ class Model:
         """
         family = configs[0].family
         sums = [(trees, most) for trees, most in self._sums(family) if trees is not None]
-        timed = self.own.timed(problem)
-        if not sums and not timed:
+        timed, others = self.own.timed(problem), self.own.kernels.get(ANYWHERE, {})
+        if not sums and not timed and not others:
             return np.ones(len(parts))
         asked, plain = self.asked(problem, configs, parts, spill_bytes)
-        logs = np.array([timed.get(name_of(config), 0.0) for config in configs]) if timed else np.zeros(len(parts))
+        names = map(name_of, configs if timed or others else ())
+        logs = np.array([timed.get(name, others.get(name, 0.0)) for name in names] or [0.0] * len(parts))
         for trees, most in sums:
             rows = np.array([list(map(row.get, trees.names)) for row in asked], np.float64)  # NaN where a row lacks one
             logs += np.clip(trees.predict(rows), -most, most)

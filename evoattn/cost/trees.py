@@ -63,31 +63,18 @@ class Trees:
         answers = asked <= self.threshold[:, None]
         if np.isnan(rows).any():
             answers |= np.isnan(asked) & self.missing_left[:, None]
-        reached = np.tile(self._reached_by_all(answers), count)
         flat, row = answers.ravel(), np.repeat(np.arange(count), len(self.roots))
+        reached = np.tile(self.roots, count)
         node, walks = reached, np.arange(len(reached))
-        for level in range(self.depth + 1):
+        for level in range(1, self.depth + 1):
+            left = flat.take(self.question.take(node) * count + row)
+            node = self._children.take(2 * node + left)
             if level % LEVELS == 0 or level == self.depth:  # most leaves lie far above the deepest one
                 reached[walks] = node
                 inner = np.flatnonzero(self.right.take(node) != node)
                 node, row, walks = node[inner], row[inner], walks[inner]
-            left = flat.take(self.question.take(node) * count + row)
-            node = self._children.take(2 * node + left)
         total: Floats = self.base + self.value[reached.reshape(count, len(self.roots))].sum(axis=1)
         return total
-
-    def _reached_by_all(self, answers: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Of each tree the node up to which all rows walk together, as neighbours of a climb do for long. `answers`:
-        [question, row]."""
-        first, node = answers[:, 0], self.roots
-        alike = (answers == first[:, None]).all(axis=1)
-        for _ in range(self.depth):
-            asked = self.question.take(node)
-            after = np.where(alike.take(asked), self._children.take(2 * node + first.take(asked)), node)
-            if (after == node).all():
-                break
-            node = after
-        return node
 
     @classmethod
     def of_nodes(

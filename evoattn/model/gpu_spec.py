@@ -9,6 +9,7 @@ from typing import Any
 
 from evoattn.model.dtype import DTYPES
 from evoattn.model.errors import WrongUse
+from evoattn.model.hashes import kept_hash
 
 MAX_GRID_YZ = 65535
 """Largest y and z of a grid (CUDA C++ Programming Guide, technical specifications)."""
@@ -21,6 +22,7 @@ class GpuError(WrongUse):
     """A GPU that is unknown or not here: its message is one sentence that says what to do."""
 
 
+@kept_hash
 @dataclass(frozen=True)
 class GpuSpec:
     """Limits and peak rates of one GPU. Rates are per clock and SM; clocks are the boost clock of the data sheet.

@@ -147,7 +147,8 @@ def answer(call: Call) -> Answer:
     if is_eight_bits(call.key):
         call.require()
         call = dequantised(call)
-    if is_apart(call.query, call.key, call.value):
+    tensors = call.query, call.key, call.value
+    if all(isinstance(tensor, Tensor) for tensor in tensors) and is_apart(*tensors):
         call = replace(call, key=torch.cat((call.value, call.key), -1))
     if not call.has_variant:
         output = _by_sdpa(call)

@@ -59,20 +59,11 @@ private:
         }
         pin_registers(s);
         score_tile();
-        while (!walk.is_last()) {
-          if constexpr (ORDER == Order::BOTH_FIRST) query_tile_before_next();
-          else query_tile_ahead<false>();
-        }
+        while (!walk.is_last()) query_tile_ahead<false>();
         query_tile_ahead<true>();
       }
     } else {
-      if (DQ_LATE && !walk.done()) {
-        int last = query_tile<true>(0);
-        while (!walk.done()) last = query_tile<false>(last);
-        multiply_dq(), wgmma_wait<0>(), pin_dq();
-        release(Smem::DS_EMPTY + 8 * dq_stage()), add_dq(last, dq_stage());
-      }
-      while (!walk.done()) query_tile<false>(0);
+      while (!walk.done()) query_tile();
     }
     if constexpr (CLAIMED) release(Smem::K_EMPTY);
     else grid_dependency_launch();
@@ -91,8 +82,7 @@ private:
       if constexpr (CLAIMED) named_barrier_sync<128 * WARPGROUPS>(SCORES);  // the next dS may go there
     }
   }
-  // `last`: number of the tile before, DQ_LATE, but for the FIRST. Returns that of this one.
-  template <bool FIRST> __device__ __forceinline__ int query_tile(int last) {
+  __device__ __forceinline__ void query_tile() {
     multiply_s(q), take_tile(), load_seen(), multiply_dp();
     if constexpr (TERMS_EARLY) load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
     wgmma_wait<1>();
@@ -101,16 +91,13 @@ private:
     if constexpr (ORDER != Order::DV_LAST) multiply_dv();
     score_gradients();
     gradients_to_shared();
-    const int tile = DQ_LATE ? int(terms.tile(work, walk.head, walk.tile)) : 0;
-    if constexpr (!FIRST) multiply_dq();
+    multiply_dq();
     multiply_dk(q.stage);
     if constexpr (BIAS_FROM_SHARED) add_rows_to_bias();
     wgmma_wait<1>();  // dV and dQ are there
-    pin_registers(dv);
-    if constexpr (!FIRST) pin_dq();
+    pin_registers(dv), pin_dq();
     release(Smem::DO_EMPTY + 8 * d.stage);
-    if constexpr (!DQ_LATE) add_dq();
-    else if constexpr (!FIRST) release(Smem::DS_EMPTY + 8 * dq_stage()), add_dq(last, dq_stage());
+    add_dq();
     wgmma_wait<0>();
     pin_registers(dk);
     release(Smem::Q_EMPTY + 8 * q.stage);
@@ -118,7 +105,6 @@ private:
     if constexpr (DO_STAGES == Q_STAGES) d.stage = q.stage, d.parity = q.parity;  // in the same registers
     else d.advance();
     next_tile();
-    return tile;
   }
   // The same, but for the scores of the tile, which are there, and with those of the next: its products run beside what
   // is done to scores and sums. Between two tiles no product is under way, or the compiler would have all of them wait
@@ -152,38 +138,8 @@ private:
     pin_registers(dk);
     if constexpr (!LAST || CLAIMED) release(Smem::Q_EMPTY + 8 * last_stage);
   }
-  // The same of BOTH_FIRST, but for the last tile. dQ is added once the next probabilities are made.
-  __device__ __forceinline__ void query_tile_before_next() {
-    const int last_q = q.stage, last_d = d.stage;
-    multiply_dv();
-    score_gradients();
-    q.advance(), d.advance();
-    multiply_s(q), load_seen();
-    gradients_to_shared<true>();
-    multiply_dq();
-    multiply_dk(last_q);
-    if constexpr (BIAS_FROM_SHARED) add_rows_to_bias();
-    const int64_t tile = terms.tile(work, walk.head, walk.tile);
-    const int last_stage = score_stage;
-    next_tile();
-    if constexpr (TERMS_EARLY) load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
-    wgmma_wait<DQ_GROUPS + 2>();  // dV and the next Sᵀ are there
-    pin_registers(dv), pin_registers(s);
-    release(Smem::DO_EMPTY + 8 * last_d);
-    take_tile(), probabilities();
-    made_before_wait();
-    wgmma_wait<1>();  // the next dPᵀ and dQ too
-    pin_registers(dp), pin_dq();
-    add_dq(tile, last_stage);
-    load_terms(Smem::DELTAS + d.stage * BLOCK_M * 4);
-    wgmma_wait<0>();
-    pin_registers(dk);
-    release(Smem::Q_EMPTY + 8 * last_q);
-  }
   __device__ __forceinline__ void next_tile() {
-    if constexpr (DQ_LATE && Q_STAGES == DS_STAGES)
-      score_stage = q.stage, ds_parity = q.parity;  // in the same registers
-    else if (DS_STAGES > 1 && ++score_stage == DS_STAGES) score_stage = 0, ds_parity ^= 1;
+    if (DS_STAGES > 1 && ++score_stage == DS_STAGES) score_stage = 0, ds_parity ^= 1;
     walk.advance(block);
   }
   // LISTED: what the producer says of the tile in the ring.
@@ -207,7 +163,6 @@ private:
   __device__ __forceinline__ void score_tile() {
     probabilities();
     if constexpr (ORDER == Order::SOFTMAX_FIRST) multiply_dp();
-    else if constexpr (AHEAD) made_before_wait();
     if constexpr (!P_IN_REGISTERS) {
       if constexpr (DS_STAGES == 1) {
         named_barrier_sync<128 * WARPGROUPS>(PROBABILITIES);  // no product reads the last P any more
@@ -221,22 +176,14 @@ private:
     pin_registers(dp);
     if constexpr (!TERMS_EARLY && ORDER != Order::DV_LAST) load_terms(Smem::DELTAS + d.stage * BLOCK_M * 4);
   }
-  // Probabilities, so that they are made beside products that are under way: the compiler moves none past a loop. This
-  // one ends at once, as the tile's Q came long ago.
-  __device__ __forceinline__ void made_before_wait() {
-    pin_registers(s);
-    mbarrier_wait(smem_address + Smem::Q_FULL + 8 * q.stage, q.parity);
-  }
-  template <bool NEXT_DP = false> __device__ __forceinline__ void gradients_to_shared() {
+  __device__ __forceinline__ void gradients_to_shared() {
     if constexpr (DS_STAGES == 1) {
       named_barrier_sync<128 * WARPGROUPS>(SCORES);  // no product reads the last dS any more
     }
-    if constexpr (DQ_LATE) mbarrier_wait(smem_address + Smem::DS_EMPTY + 8 * score_stage, ds_parity ^ 1);
     scores_to_shared(dp, Smem::DS + score_stage * Smem::SCORE_TILE_BYTES);
     if constexpr (ORDER == Order::DV_LAST) multiply_dv();
-    if constexpr (NEXT_DP) multiply_dp();
     fence_proxy_async();
-    if constexpr (DS_BY_GROUPS) __syncwarp(), release(scores_of(score_stage, warpgroup));
+    if constexpr (OWN_KEYS_FIRST) __syncwarp(), release(scores_of(warpgroup));
     else named_barrier_sync<128 * WARPGROUPS>(SCORES);
   }
   // ---- scores
@@ -399,14 +346,13 @@ private:
   // ---- results
 
   // This warp's part of dQ to its sums (`query_sums.cuh`).
-  __device__ __forceinline__ void add_dq() { add_dq(terms.tile(work, walk.head, walk.tile), score_stage); }
-  // `stage`: of dS of that tile.
-  __device__ __forceinline__ void add_dq(int64_t tile, int stage) {
-    float* sums = dq_sums_gmem + tile * Sums::FLOATS + sums_of_warp(warpgroup, warp);
+  __device__ __forceinline__ void add_dq() {
+    const int64_t tile = terms.tile(work, walk.head, walk.tile);
+    float* sums = dq_sums_gmem + tile * Sums::FLOATS + warpgroup * Sums::TILE_FLOATS + warp * Sums::WARP_FLOATS;
     if constexpr (DQ_BY_BULK) {
       const int place = Smem::DQ + (warpgroup * 4 + warp) * Smem::DQ_WARP_BYTES;
       if constexpr (DQ_BY_WARP) {
-        mbarrier_wait(smem_address + Smem::DQ_EMPTY + 8 * warpgroup, DS_STAGES == 2 ? stage ^ 1 : dq_parity);
+        mbarrier_wait(smem_address + Smem::DQ_EMPTY + 8 * warpgroup, DS_STAGES == 2 ? score_stage ^ 1 : dq_parity);
         dq_parity ^= 1;
       } else {
         if (lane == 0) tma_store_wait_read();
@@ -424,7 +370,7 @@ private:
     } else {
 #pragma unroll
       for (int i = 0; i < DQ_COLUMNS / 2; i += 4) {
-        if (HEAD_DIM % 64 == 0 || Sums::needed<HEAD_DIM>(warpgroup / DQ_SHARERS * 4 + warp, i / 4, BLOCK_M))
+        if (HEAD_DIM % 64 == 0 || Sums::needed<HEAD_DIM>(warpgroup * 4 + warp, i / 4, BLOCK_M))
           red_add_v4(sums + i * 32 + lane * 4, dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
       }
       if constexpr (DQ_SHARE > 0) {

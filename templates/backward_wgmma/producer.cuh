@@ -37,12 +37,6 @@ __device__ __forceinline__ bool take_claimed(const unsigned char* smem, uint32_t
   return number >= 0;
 }
 
-// Where a warp's part of a tile of dQ begins (`query_sums.cuh`).
-__device__ __forceinline__ int sums_of_warp(int warpgroup, int warp) {
-  return warpgroup / DQ_SHARERS * Sums::TILE_FLOATS + warp * Sums::WARP_FLOATS +
-         warpgroup % DQ_SHARERS * 16 * DQ_COLUMNS;
-}
-
 constexpr uint32_t STORED = 1u << 31;  // a bit of the word of a tile of dQ, FIRST_STORES
 
 struct Producer {
@@ -154,7 +148,7 @@ private:
   }
   // Those of a tile of keys. `parity`: of dQ's barriers.
   __device__ __forceinline__ void add_tiles(uint32_t smem_address, uint32_t& parity) const {
-    constexpr int PIECES = DQ_SHARERS > 1 ? 4 : 1, BYTES = 4 / PIECES * Smem::DQ_WARP_BYTES;  // those of four warps
+    constexpr int BYTES = 4 * Smem::DQ_WARP_BYTES;
     for (QueryWalk walk(work.block, group); !walk.done(); walk.advance(work.block), parity ^= 1) {
       float* sums = dq_sums_gmem + terms.tile(work, walk.head, walk.tile) * Sums::FLOATS;
       const uint32_t turn = IN_ORDER ? blocks_before(walk) : 0;
@@ -171,13 +165,10 @@ private:
 #pragma unroll
       for (int i = 0; i < WARPGROUPS; ++i) {
         mbarrier_wait(smem_address + Smem::DQ_FULL + 8 * i, parity);
-#pragma unroll
-        for (int piece = 0; piece < PIECES; ++piece) {
-          float* to_gmem = sums + sums_of_warp(i, piece);
-          const uint32_t from_smem = smem_address + Smem::DQ + (i * PIECES + piece) * BYTES;
-          if (FIRST_STORES && first) bulk_store(to_gmem, from_smem, BYTES);
-          else bulk_add(to_gmem, from_smem, BYTES);
-        }
+        float* to_gmem = sums + i * Sums::TILE_FLOATS;
+        const uint32_t from_smem = smem_address + Smem::DQ + i * BYTES;
+        if (FIRST_STORES && first) bulk_store(to_gmem, from_smem, BYTES);
+        else bulk_add(to_gmem, from_smem, BYTES);
         tma_store_commit();
       }
       release<WARPGROUPS>(smem_address);

@@ -19,8 +19,6 @@
 constexpr bool FACTORS_IN_P = Gradient::FACTORED && P_IN_REGISTERS && !BIAS_GRADIENT;
 constexpr int FACTORS = Gradient::FACTORED && !(FACTORS_IN_P && Gradient::OF_RESULT) ? SCORE_COLUMNS / 2 : 1;
 
-constexpr int DQ_GROUPS = OWN_KEYS_FIRST ? 2 : 1;  // of products of dQ that are waited for together
-
 // The gradient of the bias is of dS before factors. Without any it is added from shared memory, where a thread has
 // eight keys side by side.
 constexpr bool BIAS_FROM_SHARED = BIAS_GRADIENT && !Gradient::FACTORED;
@@ -106,7 +104,7 @@ struct Products {
   RingPosition<Q_STAGES> q;   // of the tile at hand
   RingPosition<DO_STAGES> d;
   int score_stage = 0;     // of dS and P
-  uint32_t ds_parity = 0;  // DS_BY_GROUPS: of the barriers of dS
+  uint32_t ds_parity = 0;  // OWN_KEYS_FIRST: of the barriers of dS
   uint32_t dq_parity = 1;  // DQ_BY_WARP: of the barrier that says that the last dQ has been read; DS_STAGES = 1
 
   __device__ __forceinline__ Products(Fragments& f, unsigned char* smem, int block_warp, const KeyWorks& works,
@@ -152,13 +150,8 @@ struct Products {
     if constexpr (Mask::WINDOW) keep_in_register(see_all.end);
   }
 
-  // DS_BY_GROUPS: the barrier of dS of a warpgroup's keys. No phase ends before all have waited for the one before: of
-  // two places a warpgroup that has filled one waits for the other's dS, or, DQ_LATE, its products, before the next.
-  __device__ __forceinline__ int scores_of(int stage, int of) const {
-    return Smem::DS_FULL + 8 * (stage * WARPGROUPS + of);
-  }
-  // Where dS lies that dQ is multiplied of.
-  __device__ __forceinline__ int dq_stage() const { return DQ_LATE ? score_stage ^ 1 : score_stage; }
+  // OWN_KEYS_FIRST: the barrier of dS of a warpgroup's keys. A stage later none can be a phase ahead of one that waits.
+  __device__ __forceinline__ int scores_of(int of) const { return Smem::DS_FULL + 8 * (score_stage * WARPGROUPS + of); }
   __device__ __forceinline__ void release(int barrier) const {
     if (lane == 0) mbarrier_arrive(smem_address + barrier);
   }
@@ -204,27 +197,20 @@ struct Products {
   }
   // dQ = dS K of 64 queries and DQ_COLUMNS dimensions, or dQᵀ = Kᵀ dSᵀ of 64 dimensions and all queries.
   __device__ __forceinline__ void multiply_dq() {
-    const int ds_smem = Smem::DS + dq_stage() * Smem::SCORE_TILE_BYTES;
-    const int part = warpgroup % SUM_TILES_ALONG;
-    const int rows = DQ_BY_DIMS ? warpgroup % DQ_SHARERS * DQ_COLUMNS : warpgroup / SUM_TILES_ALONG * 64;
-    const uint64_t of_scores = own_descriptor(smem_address + ds_smem + rows * 128, 0);
-    const uint64_t of_keys =
-        columns_descriptor(Smem::K, BLOCK_N, DQ_BY_DIMS ? warpgroup / DQ_SHARERS * 64 : part * DQ_COLUMNS);
+    const int ds_smem = Smem::DS + score_stage * Smem::SCORE_TILE_BYTES;
+    const int part = warpgroup % SUM_TILES_ALONG, rows = warpgroup / SUM_TILES_ALONG;
+    const uint64_t of_scores = own_descriptor(smem_address + ds_smem + (DQ_BY_DIMS ? 0 : rows * 64 * 128), 0);
+    const uint64_t of_keys = columns_descriptor(Smem::K, BLOCK_N, DQ_BY_DIMS ? warpgroup * 64 : part * DQ_COLUMNS);
     if constexpr (OWN_KEYS_FIRST) {
-      mbarrier_wait(smem_address + scores_of(score_stage, warpgroup), ds_parity);
+      mbarrier_wait(smem_address + scores_of(warpgroup), ds_parity);
       wgmma_fence();
       multiply_keys(dq, of_scores, of_keys, warpgroup, false);
       wgmma_commit();
-      mbarrier_wait(smem_address + scores_of(score_stage, 1 - warpgroup), ds_parity);
+      mbarrier_wait(smem_address + scores_of(1 - warpgroup), ds_parity);
       wgmma_fence();
       multiply_keys(dq, of_scores, of_keys, 1 - warpgroup, true);
       wgmma_commit();
       return;
-    }
-    if constexpr (DQ_LATE) {
-#pragma unroll
-      for (int i = 0; i < WARPGROUPS; ++i)
-        mbarrier_wait(smem_address + scores_of(dq_stage(), i), ds_parity ^ (score_stage ^ 1));
     }
     wgmma_fence();
     multiply_keys(dq, of_scores, of_keys);

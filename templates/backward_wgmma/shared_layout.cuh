@@ -18,7 +18,7 @@ struct Smem {
   static constexpr int BIAS_GROUP_BYTES = BIAS ? BLOCK_M * 128 : 0;                          // of 64 keys
   static constexpr int BIAS_TILE = P + (P_IN_REGISTERS ? 0 : DS_STAGES * SCORE_TILE_BYTES);  // [Q_STAGES][KEY_GROUPS]
   static constexpr int DQ = BIAS_TILE + Q_STAGES * KEY_GROUPS * BIAS_GROUP_BYTES;            // [WARPGROUPS][4 warps]
-  static constexpr int DQ_WARP_BYTES = DQ_BY_BULK ? 4 * Sums::WARP_FLOATS / DQ_SHARERS : 0;
+  static constexpr int DQ_WARP_BYTES = DQ_BY_BULK ? 4 * Sums::WARP_FLOATS : 0;
   static constexpr int LOG_SUMS = DQ + 4 * WARPGROUPS * DQ_WARP_BYTES;  // [Q_STAGES][BLOCK_M]
   static constexpr int DELTAS = LOG_SUMS + Q_STAGES * BLOCK_M * 4;      // [DO_STAGES][BLOCK_M]
   static constexpr int K_FULL = DELTAS + DO_STAGES * BLOCK_M * 4;
@@ -32,9 +32,8 @@ struct Smem {
   static constexpr int TOLD = DQ_EMPTY + (DQ_BY_WARP ? 8 * WARPGROUPS : 0);  // [Q_STAGES] `ToldTile::Word`
   static constexpr int K_EMPTY = TOLD + (BlockStates::LISTED ? 8 * Q_STAGES : 0);
   static constexpr int CLAIM = K_EMPTY + 8;  // [2] of the tile of keys at hand and the next one: its number, or -1
-  static constexpr int DS_FULL = K_EMPTY + (CLAIMED ? 16 : 0);  // DS_BY_GROUPS: [2 stages][WARPGROUPS]
-  static constexpr int DS_EMPTY = DS_FULL + (DS_BY_GROUPS ? 16 * WARPGROUPS : 0);  // DQ_LATE: [2 stages]
-  static constexpr int BYTES = DS_EMPTY + (DQ_LATE ? 16 : 0);
+  static constexpr int DS_FULL = K_EMPTY + (CLAIMED ? 16 : 0);  // OWN_KEYS_FIRST: [2 stages][WARPGROUPS]
+  static constexpr int BYTES = DS_FULL + (OWN_KEYS_FIRST ? 16 * WARPGROUPS : 0);
   // CLAIMED: where dK, then dV become rows, while the next K and V come: from DS on.
   static constexpr int RESULT_BYTES = ((DK_COLUMNS > DV_COLUMNS ? DK_COLUMNS : DV_COLUMNS) + 63) / 64 * 64 * 128;
   static_assert(!CLAIMED || (QUERY_SPLIT > 1 && !SPLIT_LAST) || DS + WARPGROUPS * RESULT_BYTES <= BIAS_TILE,
@@ -51,8 +50,7 @@ struct Smem {
     init(K_FULL, 1, 1), init(V_FULL, 1, 1), init(Q_FULL, Q_STAGES, 2 + BIAS), init(DO_FULL, DO_STAGES, 2);
     init(Q_EMPTY, Q_STAGES, 4 * WARPGROUPS), init(DO_EMPTY, DO_STAGES, 4 * WARPGROUPS);
     if constexpr (DQ_BY_WARP) init(DQ_FULL, WARPGROUPS, 4), init(DQ_EMPTY, WARPGROUPS, 1);
-    if constexpr (DS_BY_GROUPS) init(DS_FULL, 2 * WARPGROUPS, 4);
-    if constexpr (DQ_LATE) init(DS_EMPTY, 2, 4 * WARPGROUPS);
+    if constexpr (OWN_KEYS_FIRST) init(DS_FULL, 2 * WARPGROUPS, 4);
     if constexpr (CLAIMED) init(K_EMPTY, 1, 4 * WARPGROUPS + DQ_BY_WARP);
     mbarrier_init_fence();
   }

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from evoattn.cost.correction import NONE, Correction, class_of, forget, name_of, of_row, put
+from evoattn.cost.correction import ANYWHERE, NONE, Correction, class_of, forget, name_of, of_row, put
 from evoattn.cost.correction_fit import LEAST_PROBLEMS, SIZE, Timed, fit, without_late
 from evoattn.cost.cost import scores
 from evoattn.cost.explanation import how_far
@@ -91,7 +91,7 @@ def test_what_no_gene_says_of_a_kernel_is_known_of_it():
     found = fit([*rows(60), *odd], 1, SMALL)
     means = found.timed(odd[0].problem)
     assert 0.05 < means["odd"] < 0.26 and -0.13 < means["1 64"] < -0.03
-    assert not found.timed(odd[0].problem.with_(head_dim=128))
+    assert not found.timed(odd[0].problem.with_(head_dim=128)) and found.kernels[ANYWHERE]["odd"] > 0.05
     assert of_row(json.loads(json.dumps(found.to_row()))).kernels == found.kernels
     with pytest.raises(ValueError, match="is no number"):
         of_row(found.to_row() | {"kernels": {"16 d64 dv64": {"odd": "far"}}})
@@ -100,9 +100,12 @@ def test_what_no_gene_says_of_a_kernel_is_known_of_it():
 def test_a_kernel_s_own_part_multiplies_its_score_alone():
     l4, problem = GPUS["l4"], AttentionProblem(1, 8, 8, 1024, 1024, 64)
     one, two = load_space("flash_mma", l4).starting_configs()[:2]
-    own = Correction(kernels={class_of(problem): {name_of(one): 0.5}})
+    own = Correction(kernels={class_of(problem): {name_of(one): 0.5}, ANYWHERE: {name_of(one): 0.2}})
     before, after = scores(problem, [one, two], l4), scores(problem, [one, two], l4, correction=own)
     assert after == pytest.approx([before[0] * math.exp(0.5), before[1]])
+    other = problem.with_(head_dim=128)
+    before, after = scores(other, [one, two], l4), scores(other, [one, two], l4, correction=own)
+    assert after == pytest.approx([before[0] * math.exp(0.2), before[1]]), "timed on other classes"
 
 
 def test_how_sure_an_order_is_is_what_the_card_s_calibration_says():

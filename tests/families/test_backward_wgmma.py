@@ -17,7 +17,6 @@ SHARED = {"P_PLACE": "shared", "DS_PLACE": "shared", "BLOCK_N": 64, "DIM_GROUPS"
 ODD = {"BLOCK_M": 80, "DQ_ROWS": "dims", "ORDER": "dv_last", "TERMS_EARLY": False}
 """Tiles of queries that are not whole tiles of 64, which dV behind dS leaves registers for."""
 THIRDS = SHARED | {"BLOCK_M": 96, "DIM_GROUPS": 3, "DQ_ROWS": "dims", "DS_STAGES": 1}
-BOTH_FIRST = {"ORDER": "both_first", "P_PLACE": "registers", "TERMS_EARLY": False}
 SHARES_DIMS = {"BLOCK_M": 48, "P_PLACE": "shared", "DS_PLACE": "shared", "DQ_ROWS": "dims"}
 BESIDE, CLAIMED, OWN_FIRST = {"DQ_SUM": "warp"}, {"SCHEDULE": "claimed"}, {"DQ_WHEN": "own_first"}
 FEW = replace(H100, sm_count=3)
@@ -40,7 +39,7 @@ GENES = [
 WAITS = [
     "while (acquire(added_to(walk)) < (IN_ORDER ? turn : STORED)) {}",
     "mbarrier_wait(smem_address + Smem::K_EMPTY, parity ^ 1);",
-    "mbarrier_wait(smem_address + scores_of(score_stage, 1 - warpgroup), ds_parity);",
+    "mbarrier_wait(smem_address + scores_of(1 - warpgroup), ds_parity);",
 ]
 KEYLESS = ["mask=causal_lower_right", "window=20:9", "B=3 varlen=0+90+300"]
 """Masks and lengths by which queries see no key."""
@@ -109,11 +108,8 @@ def test_gradients_are_right(params, text):
     [
         ({}, "mask=causal", "D=184 Dv=72"),
         (THIRDS, "window=20:9 lse=1", "D=192"),
-        (BOTH_FIRST | BESIDE | CLAIMED | {"BLOCK_M": 96, "DQ_BEGIN": "stored"}, "mask=causal softcap=20", "D=64"),
-        (BOTH_FIRST | {"BLOCK_M": 64}, "window=20:9 lse=1", "D=80"),
     ],
 )
-@pytest.mark.sampled(2)
 def test_warpgroups_share_dimensions(params, text, dims):
     assert faults(SHARES_DIMS | params, text, dims=dims) == []
 

@@ -102,7 +102,7 @@ FAULTS = [
     ("flash_mma", "kv=e5m2,scales=head", ": key_scales.v_factor);", ": key_scales.k_factor);"),
     ("flash_mma", "dtype=e4m3,scales=head", "v_factor / WEIGHT_UNIT", "v_factor"),
     ("flash_mma", "dtype=e4m3,scales=head", "unit[m][1] = of_head", "unit[m][1] = 1.f"),
-    ("flash_mma", "dtype=int8", "mma_m16n8k32(sums[m][n + 1], q[m][d], k[2], k[3])", ""),
+    ("flash_mma", "dtype=int8", "float(sums[m][n][e])", "float(sums[m][n][e / 2])"),
     ("flash_mma", "kv=int8", "word = FOURS ? lane % 2 * 2 + n % 2", "word = FOURS ? lane % 2 * 2"),
 ]  # fmt: skip
 

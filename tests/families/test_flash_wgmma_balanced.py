@@ -297,6 +297,7 @@ REFUSED_OF += [
         (TWO | {"CAUSAL_SKIP": True}, "passes over"),
     )
 ]
+REFUSED_OF.append((PACKED.with_(batch=1, seqlen_q=1 << 19, seqlen_k=1 << 19, varlen=f"sum:{1 << 19}"), SHARED, "32768"))
 
 
 def grid_of(shape: str, gpu=H100, **genes) -> tuple[int, int]:

@@ -121,7 +121,7 @@ def test_a_wrong_one_is_found(old, new):
         ("    named_barrier_sync<128>(O_TILE + warpgroup);  // all threads of the warpgroup have left", "    //"),
         ("column_tile += SHARERS", "column_tile += KEY_SPLIT + 1"),
         ("exp2_approx(rows.x - state.shift[0]), high", "1.f, high"),
-        ("if (!exists(row)) continue;", ""),
+        ("if (!exists(of_sequence, row + below)) continue;", ""),
         (
             "i < AT_ONCE; ++i) {\n        const float4 rows = __ldcg(rows_gmem + i * stride),",
             "i < AT_ONCE - 1; ++i) {\n        const float4 rows = __ldcg(rows_gmem + i * stride),",

@@ -186,7 +186,7 @@ WRONG = [
     (
         "terms of counted tiles, not of their keys",
         ("flash_wgmma", "shared rows", "bias, sink"),
-        ("Schedule::BALANCED && !Terms::ADDED;", "Schedule::BALANCED;"),
+        ("COUNTS = ALIKE && !Terms::ADDED &&", "COUNTS = ALIKE &&"),
     ),
     ("one bias for all heads", BIAS, ("head * given.bias_head_stride;", "0;")),
     ("an expression of scaled scores alone", OWN, ("own.changed(score, given.term_unit,", "own.changed(score, 1.f,")),
@@ -220,7 +220,7 @@ WRONG = [
     (
         "O of the first packed sequence",
         PACKED_HEADS,
-        ("VARLEN ? of_sequence.first_query * o_row_stride : of", "VARLEN ? 0 : of"),
+        ("VARLEN ? of_sequence.first_query * o_row_stride : of", "VARLEN ? 0 : of", None),
     ),
     ("rows of a packed sequence counted once", PACKED_HEADS, ("count = of_sequence << bits;", "count = of_sequence;")),
     ("three heads in two rows a query", HEADS, ("bits = 32 - __clz(group - 1);", "bits = 31 - __clz(group);")),
@@ -238,7 +238,7 @@ WRONG = [
     (
         "scores that come again are as they were",
         ("flash_wgmma", "scores again, a cluster", "alibi"),
-        ("          if constexpr (Terms::ANY) change_scores();\n        });", "        });"),
+        ("if constexpr (Terms::ANY) change_scores();\n            },", "},"),
     ),
 ]
 # Keys in use, and pages.
@@ -393,6 +393,11 @@ WRONG += [
         "tiles of V as far apart as those of K, mma",
         ("flash_mma", "together", "V narrower than K, sink"),
         ("v_ring_smem + tile % V_STAGES * V_TILE_BYTES", "v_ring_smem + tile % V_STAGES * K_TILE_BYTES"),
+    ),
+    (
+        "O over rows of Q that another warp reads",
+        ("flash_mma", "O where Q was", "V wider than K"),
+        ("QPlace::DIRECT || HEAD_DIM != VALUE_DIM)", "QPlace::DIRECT)"),
     ),
 ]
 

@@ -32,7 +32,7 @@ FAMILIES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", DRAWS)
 @pytest.mark.sampled(4)
-def test_every_pick_can_be_packed_and_takes_the_callers_scale(kind):
+def test_every_pick_can_be_packed_and_takes_the_callers_scale(kind, tmp_path):
     device, families = FakeDevice(), set()
     for problem in DRAWS[kind](SEED, COUNT):
         choice = choose(strided(problem), GPUS["h100"], pick, estimated=False)
@@ -52,7 +52,7 @@ def test_every_pick_can_be_packed_and_takes_the_callers_scale(kind):
         places, scratch, zeroed = scratch_places(choice.family.workspace(choice.problem, choice.config, choice.gpu))
         assert all(0 <= offset < (scratch, zeroed)[index - SCRATCH] for index, offset in places.values())
         places |= tensor_places(problem)
-        cubin = build(choice.family, problem, choice.config, choice.gpu, None)
+        cubin = build(choice.family, problem, choice.config, choice.gpu, tmp_path)
         for packed in LoadedKernel(cubin.code, device, -1).bound(scaled, places):
             packed.bind(ADDRESSES)
     assert FAMILIES.get(kind, {"flash_wgmma", "split_kv"}) <= families

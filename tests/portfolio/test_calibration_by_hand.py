@@ -397,10 +397,15 @@ def test_trees_of_a_file_are_looked_at_before_they_are_walked():
 
 
 def test_what_is_left_over_of_a_kernel_is_drawn_to_nothing():
-    kernels, one = [("a", "k"), ("a", "l")], np.ones(3)
+    kernels, names, one, places = [("a", "k"), ("a", "l")], ["k", "l"], np.ones(3), np.array([0, 1, 1])
     table = correction_fit._Table(
-        *(np.array([0, 0, 1]), one, one, np.array([1.0, -1.0, 7.0]), one, {}, np.array([0, 1, 1]), kernels)
+        *(np.array([0, 0, 1]), one, one, np.array([1.0, -1.0, 7.0]), one, {}, places, kernels, places, names)
     )
-    shrunk = correction_fit.SHRUNK
-    assert table.means(np.zeros(3), np.ones(3, bool)) == pytest.approx([1 / (1 + shrunk), -1 / (2 + shrunk)])
-    assert table.means(np.zeros(3), np.array([True, False, False])) == pytest.approx([1 / (1 + shrunk), 0])
+    anywhere, own = table.means(np.zeros(3), np.ones(3, bool))
+    most, more = correction_fit.SHRUNK_ANYWHERE, correction_fit.SHRUNK
+    first, second = 1 / (1 + most), -1 / (2 + most)
+    assert anywhere == pytest.approx([first, second])
+    left = 1 - (first - second) / 2
+    assert own == pytest.approx([left / (1 + more), -left / (2 + more)])
+    anywhere, own = table.means(np.zeros(3), np.array([True, False, False]))
+    assert anywhere == pytest.approx([first, 0]) and own == pytest.approx([(1 - first / 2) / (1 + more), 0])

@@ -71,6 +71,14 @@ def test_packed_sequences_are_as_long_as_they_are_in_the_mean() -> None:
     assert set(likely(whole).sequences) == {(900, 900)}, "all of them are as long as can be"
 
 
+def test_a_step_with_prompts_is_taken_for_single_tokens_beside_few_prompts() -> None:
+    step = "B=13,H=8/2,Sq=1839,Sk=4096,D=128,layout=bshd,page=64,mask=causal_lower_right,varlen=sum:{}/sum:20000"
+    for rows, prompts in ((1851, 1), (3001, 3), (12 * 1839, 13)):
+        queries, keys = zip(*likely(parse_shape(step.format(rows))).sequences, strict=True)
+        assert sum(queries) == rows and max(queries) == 1839 and sum(n > 1 for n in queries) == prompts
+        assert all(few <= many for few, many in zip(queries, keys, strict=True)) and max(keys) <= 4096
+
+
 def test_batches_of_packed_sequences_share_picks() -> None:
     batches = [TOKEN.with_(batch=b, seqlen_q=1000, seqlen_k=1000, varlen=f"sum:{b * 250}") for b in range(33, 37)]
     assert len({canonical(problem) for problem in batches}) == 1

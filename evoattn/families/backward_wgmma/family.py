@@ -164,7 +164,6 @@ class BackwardWgmma(Family):
             "SECTIONS": genes.BLOCK_ORDER == "sections",
             "CLAIMED": claimed,
             "OWN_KEYS_FIRST": genes.DQ_WHEN == "own_first",
-            "DQ_LATE": genes.DQ_WHEN == "next_tile",
             "CLAIM_PARAMETERS": ", int claim_count" * claimed,
             "CLAIM_COUNT": "claim_count" if claimed else "0",
             "ROTATED": genes.ROTATE,
@@ -339,18 +338,12 @@ def why_not_in_order(genes: BackwardWgmmaGenes) -> str | None:
     groups = warpgroups(genes)
     if genes.STAGGER and groups != 2:
         return f"STAGGER needs two warpgroups (BLOCK_N, DIM_GROUPS), not {groups}."
-    if genes.ORDER == "both_first" and (genes.P_PLACE == "shared" or genes.DO_STAGES == 1):
-        return (
-            "ORDER=both_first needs P_PLACE=registers, and DO_STAGES of 2 or more: two tiles of dO are read at a time."
-        )
     if genes.STAGGER and runs_ahead(genes) and genes.P_PLACE == "registers":
         return (
             f"STAGGER ORDER={genes.ORDER} needs P_PLACE=shared: without its barrier one warpgroup gets two tiles ahead."
         )
     if genes.DQ_WHEN != "all_there" and (groups != 2 or genes.DIM_GROUPS > 1 or genes.DS_STAGES == 1):
         return f"DQ_WHEN={genes.DQ_WHEN} needs BLOCK_N=128 DIM_GROUPS=1, the keys of two warpgroups, and DS_STAGES=2."
-    if genes.DQ_WHEN == "next_tile" and (runs_ahead(genes) or "shared" in (genes.P_PLACE, genes.DS_PLACE)):
-        return "DQ_WHEN=next_tile needs ORDER=in_turn or dv_last, P_PLACE=registers and DS_PLACE=registers."
     if runs_ahead(genes) and genes.Q_STAGES == 1:
         return f"ORDER={genes.ORDER} needs Q_STAGES of 2 or more: two tiles of Q are read at a time."
     if runs_ahead(genes) and genes.DS_PLACE == "registers":

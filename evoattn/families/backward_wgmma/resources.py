@@ -23,7 +23,7 @@ from evoattn.model.problem import AttentionProblem
 class BackwardWgmmaGenes(Genes):
     """The parameters of backward_wgmma."""
 
-    BLOCK_M: int = gene("queries per tile", (32, 48, 64, 80, 96, 112, 128))
+    BLOCK_M: int = gene("queries per tile", (32, 48, 64, 80, 96, 128))
     BLOCK_N: int = gene("keys per block, 64 per consumer warpgroup", (64, 128, 192))
     DIM_GROUPS: int = gene(
         "warpgroups that share the same 64 keys, each with a part of the dimensions of dK and dV", (1, 2, 3)
@@ -37,11 +37,11 @@ class BackwardWgmmaGenes(Genes):
     PRODUCER: Literal["warp", "warpgroup"] = gene(
         "copies are issued by one warp, or by a warpgroup that gives its registers to the consumers"
     )
-    ORDER: Literal["in_turn", "dp_first", "sums_first", "softmax_first", "both_first", "dv_last"] = gene(
+    ORDER: Literal["in_turn", "dp_first", "sums_first", "softmax_first", "dv_last"] = gene(
         "all products of a tile in turn (in_turn); or the scores of the next tile are multiplied beside dQ and dK "
         "of this one, and its dP is begun before dQ is added up (dp_first), after that (sums_first), or after the "
-        "next softmax (softmax_first), or before dQ and dK of this one, which run beside the next softmax "
-        "(both_first); or in turn with dV behind the gradients of the scores, which have more registers (dv_last)"
+        "next softmax (softmax_first); or in turn with dV behind the gradients of the scores, which have more "
+        "registers (dv_last)"
     )
     TERMS_EARLY: bool = gene(
         "a thread's log-sum-exps and deltas go to registers before it waits for a product, or after"
@@ -83,9 +83,8 @@ class BackwardWgmmaGenes(Genes):
         "while it still works on the last one",
         default="single",
     )
-    DQ_WHEN: Literal["all_there", "own_first", "next_tile"] = gene(
-        "dQ's product begins once dS of all keys is there, or with that of the warpgroup's own keys (own_first), or "
-        "it is that of the tile before (next_tile), so that no warpgroup waits for another's exponentials",
+    DQ_WHEN: Literal["all_there", "own_first"] = gene(
+        "dQ's product begins once dS of all keys is there, or with that of the warpgroup's own keys",
         default="all_there",
     )
 
@@ -97,7 +96,7 @@ LISTED_REGISTERS = 32
 """The least of a producer that goes through a block list, if the consumers can spare so many. Six configs compiled by
 ptxas 13.0: with 24 each spills some 80 bytes."""
 MAX_CONSUMER_REGISTERS = 240
-FIXED_REGISTERS = {"in_turn": 8, "dp_first": 24, "sums_first": 22, "softmax_first": 22, "both_first": 22, "dv_last": 12}
+FIXED_REGISTERS = {"in_turn": 8, "dp_first": 24, "sums_first": 22, "softmax_first": 22, "dv_last": 12}
 """Addresses, counters and terms of queries beside the arrays of `Fragments`, by ORDER: with in_turn S and dP are not
 both alive where most is. Fitted to 80 random configs compiled by ptxas 13.0."""
 
@@ -162,12 +161,10 @@ def whole_chunks(dim: int) -> int:
 
 
 def dq_columns(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
-    """Columns of a warpgroup's part of dQ, or, DQ_ROWS=dims, queries: a tile's, or, where several warpgroups have
-    the same 64 dimensions, a share of them; 0 where the warpgroups cannot share dQ."""
+    """Columns of a warpgroup's part of dQ, or, DQ_ROWS=dims, queries; 0 where the warpgroups cannot share dQ."""
     columns, groups = whole_chunks(problem.head_dim), warpgroups(genes)
     if genes.DQ_ROWS == "dims":
-        sharers, rest = (1, 0) if dq_share(problem, genes) else divmod(CHUNK_COLUMNS * groups, columns)
-        return genes.BLOCK_M // sharers if not rest and genes.BLOCK_M % (8 * sharers) == 0 else 0
+        return genes.BLOCK_M if columns == CHUNK_COLUMNS * groups or dq_share(problem, genes) else 0
     rows = genes.BLOCK_M // GROUP_KEYS
     if genes.BLOCK_M % GROUP_KEYS or groups % rows:
         return 0
@@ -203,8 +200,6 @@ def registers_needed(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> in
     if genes.ORDER == "dv_last":
         p = scores // 2 * (genes.P_PLACE == "registers")
         return kept + max(2 * scores + p, rounded + dq) + FIXED_REGISTERS[genes.ORDER]
-    if genes.ORDER == "both_first":
-        return kept + 2 * scores + rounded + dq + FIXED_REGISTERS[genes.ORDER]
     if genes.ORDER == "dp_first":
         return kept + 2 * scores + max(dq, rounded) + FIXED_REGISTERS[genes.ORDER]
     return kept + scores + max(scores, dq) + rounded + FIXED_REGISTERS[genes.ORDER]
@@ -224,7 +219,6 @@ def smem_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     barriers = 2 + 2 * genes.Q_STAGES + 2 * genes.DO_STAGES + 2 * warpgroups(genes) * (genes.DQ_SUM == "warp")
     told = genes.Q_STAGES * bool(problem.blocks)  # which tile of queries the producer brought
     claims, own = 2 * (genes.SCHEDULE == "claimed"), 2 * warpgroups(genes) * (genes.DQ_WHEN != "all_there")
-    own += 2 * (genes.DQ_WHEN == "next_tile")
     return tiles + sums + terms + 8 * (barriers + told + claims + own)
 
 
@@ -346,7 +340,7 @@ SCORE_OPERATIONS = 4.0
 TURN_SHARE = 0.3
 """Of a block's time, what it waits for others that add to the same dQ before it, where all begin with the same queries:
 0.29 and 0.32 on an H100, 16 and 32 blocks a head."""
-ORDERS = ("in_turn", "dp_first", "sums_first", "softmax_first", "dv_last", "both_first")
+ORDERS = ("in_turn", "dp_first", "sums_first", "softmax_first", "dv_last")
 STEP_WAIT, FIRST_WAIT, ROW_WAIT = 500, 2500, 2000
 """Clocks: of a tile's dependent instructions and barriers; of a block's first loads and last stores; of a block of the
 launches for rows. Estimates: nothing was fitted yet."""
@@ -485,6 +479,6 @@ def _numbers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, 
         "terms early": genes.TERMS_EARLY,
         "rotated": genes.ROTATE,
         "claimed": genes.SCHEDULE == "claimed",
-        "dq when": ("all_there", "own_first", "next_tile").index(genes.DQ_WHEN),
+        "own keys first": genes.DQ_WHEN == "own_first",
         "consumer registers": moved_registers(problem, genes)[1] or registers_at_launch(genes),
     }

@@ -246,6 +246,8 @@ def _maps(problem: AttentionProblem, genes: FlashWgmmaGenes) -> tuple[TensorMap,
 MAX_KEY_TILES = 1 << 15
 """Of a balanced schedule, which packs a range of them into a word (`key_share.cuh`)."""
 
+MOST_UNITS = 1 << 30
+"""Key tiles of all tiles of rows, counted in int32 with what a tile of rows costs (`sequence_share.cuh`)."""
 MAX_ROWS = (1 << 31) - 1
 """Of a head, to the end of the last tile: `tile_rows.cuh` counts them in int32."""
 
@@ -389,6 +391,14 @@ def why_too_long(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec
         return (
             f"SCHEDULE=balanced counts at most {MAX_KEY_TILES} tiles of keys: {problem.seqlen_k} keys make {key_tiles} "
             f"of {genes.BLOCK_N}."
+        )
+    if (
+        shares_sequences(problem, genes)
+        and max(row_blocks * MAX_KEY_TILES, row_blocks * heads * key_tiles) > MOST_UNITS
+    ):
+        return (
+            f"SCHEDULE=balanced counts key tiles of packed sequences in int32, and at most {MAX_KEY_TILES} tiles of "
+            f"rows of a head: here there may be {row_blocks}, of {heads} heads with {key_tiles} key tiles each."
         )
     return None
 

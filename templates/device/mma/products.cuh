@@ -91,3 +91,15 @@ __device__ __forceinline__ void add_product(float (&x)[ROW_TILES][TILES][4], con
     for (int m = 0; m < ROW_TILES; ++m) mma_m16n8k16<Element>(x[m][TILES - 1], a[m], b[0], b[1]);
   }
 }
+
+// X += A B over STEPS steps.
+template <typename Element, typename Layout, int STEPS, int APART, class Rows, int ROW_TILES, int TILES>
+__device__ __forceinline__ void add_products(float (&x)[ROW_TILES][TILES][4], const Rows& rows, uint32_t b_smem) {
+#pragma unroll
+  for (int step = 0; step < STEPS; ++step) {
+    uint32_t a[ROW_TILES][4];
+#pragma unroll
+    for (int m = 0; m < ROW_TILES; ++m) rows.fragment(a[m], m, step);
+    add_product<Element, Layout, APART>(x, a, b_smem, step);
+  }
+}
