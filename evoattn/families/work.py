@@ -1,7 +1,8 @@
 """What a launch has to do, in counts that no GPU is part of: the closed forms from which the cost model makes a time.
 
 A block works through steps, one for each tile of keys that it visits. Everything is of the whole block and of one step
-unless it says otherwise. Counts are of the steady state: boundary tiles count as whole ones.
+unless it says otherwise. Counts are of the steady state: boundary tiles count as whole ones. The classes are not
+frozen: a pick makes hundreds of each, and a frozen one takes three times as long to make.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from evoattn.model.variant import TURNED
 from evoattn.ops import shapes
 from evoattn.ops.arguments import SINKS, TERMS, Causal, cap_of, is_ordinary, mask_of, require_flags, scale_of, window_of
 from evoattn.ops.attention import attend
-from evoattn.ops.beside import Wanted, quantize, turn
+from evoattn.ops.beside import Granularity, Wanted, quantize, turn
 from evoattn.ops.call import (
     ANSWERS,
     BESIDE,
@@ -37,6 +37,9 @@ TURNED_FROM = 1 << 17
 """Keys that a query sees, in the mean, times head_dim, from which an e4m3 V is turned by a kernel of its own, which
 reads and writes V once. From here on that took 0.91 of the time in the mean (0.61 to 1.09, 34 problems), below 1.16
 (0.87 to 1.67, 46 problems; an H200 and an H100, 2026-11-27, reports/performance.md)."""
+BLOCKS_BELOW = 3000
+"""`_seen`, below which tensors are quantised with a scale for each 128 rows: one launch reads them once, and kernels
+take a little longer."""
 WITH_WGMMA = "sm_90a"
 Scale = Tensor | float | None
 """One for all, `[batch, kv_heads]`, or of each 128 rows `[batch, heads, blocks]`; None is 1."""
@@ -99,7 +102,9 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
             raise ValueError(f"descales belong to tensors of float8_e4m3fn or int8; these are {query.dtype}.")
         if smooth_k and limit:
             raise ValueError("smooth_k goes with no softcap: a cap does not change all scores of a query alike.")
-        given, mean = quantised(query, key, value, smooth_k, _turns(query, key, value))
+        turns = _turns(query, key, value)
+        blocks = turns and not smooth_k and _seen(query, key, mask != FULL) < BLOCKS_BELOW
+        given, mean = quantised(query, key, value, smooth_k, turns, "block" if blocks else "head")
         if mean is not None and return_lse:
             correction = _lse_correction(query, mean, scale_of(scale))
     call = Call(
@@ -139,11 +144,16 @@ class Quantised:
 
 
 def quantised(
-    query: Tensor, key: Tensor, value: Tensor, smooth: bool = False, turned: bool = False
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    smooth: bool = False,
+    turned: bool = False,
+    granularity: Granularity = "head",
 ) -> tuple[Quantised, Tensor | None]:
-    """Tensors of 16 or 32 bits in e4m3, with a scale for each K/V head of each batch; with `smooth` of keys less the
-    mean of those of their head, which is the second."""
-    plain = Wanted(E4M3, "head", key.shape[1])
+    """Tensors of 16 or 32 bits in e4m3, with a scale for each K/V head of each batch, or each 128 rows; with `smooth`
+    of keys less the mean of those of their head, which is the second."""
+    plain = Wanted(E4M3, granularity, key.shape[1])
     q, k = quantize(query, plain), quantize(key, replace(plain, smooth=smooth))
     v = quantize(value, replace(plain, turned=turned))
     numbers = _as_rows(key, v.numbers) if turned else v.numbers
@@ -171,6 +181,12 @@ def _turned(given: Quantised, causal: bool) -> Quantised:
     ):
         return given
     return replace(given, value=_as_rows(key, made), turned=True)
+
+
+def _seen(query: Tensor, key: Tensor, causal: bool) -> float:
+    """Keys that queries see, for each row of the three tensors: about half of all under a causal mask."""
+    rows, keys = query.shape[1] * query.shape[2], key.shape[1] * key.shape[2]
+    return rows * key.shape[2] / (2 if causal else 1) / (rows + 2 * keys)
 
 
 def _turns(query: Tensor, key: Tensor, value: Tensor) -> bool:

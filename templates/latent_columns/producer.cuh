@@ -6,7 +6,8 @@
 __device__ __forceinline__ void copy_tiles(KeyShares& shares, const TensorMap& q_map, const TensorMap& k_map,
                                            const TensorMap& v_map) {
   const uint32_t smem = shares.smem_address;
-  const LatentRing<BLOCK_N, STAGES> k_ring(k_map, v_map, smem + Smem::K, smem + Smem::K_FULL, smem + Smem::K_EMPTY);
+  const LatentRing<HEAD_DIM, VALUE_DIM, APART, BLOCK_N, STAGES> k_ring(k_map, v_map, smem + Smem::K,
+                                                                       smem + Smem::K_FULL, smem + Smem::K_EMPTY);
   const auto& given = shares.terms.given;
   RingPosition<Q_STAGES> q_place;
   RingPosition<STAGES> k_place;

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from evoattn.cost.fitted import load
+from evoattn.cost.fitted import Fitted, load
 from evoattn.cost.training import experiments, measured
 from evoattn.cost.training.experiments import Data, folds, rows_of_card
 from evoattn.cost.training.rows import Row
@@ -114,3 +114,19 @@ def test_a_fit_alone_is_judged_on_nothing(kept):
     said = []
     found = experiments.make_fit(kept[:1], said.append, each=9)
     assert said == ["63 times in the fit"] and found.about["left_out"] == {} and found.about["times"] == 63
+
+
+@pytest.mark.slow
+def test_a_fit_is_repeated_with_the_later_trees_of_families(kept, monkeypatch):
+    first = [path.name for path in kept[:1]]
+    later = {"flash_mma": {"files": [path.name for path in kept]}}
+    shipped = Fitted({}, {}, {"files": first, "families": later, "left_out": {}})
+    monkeypatch.setattr(experiments, "load", lambda: shipped)
+    monkeypatch.setattr(measured, "files", lambda: kept)
+    made: list[Fitted] = []
+    experiments.fit_again(lambda text: None, made.append, 20, 0, 1)
+    (again,), whole = made, experiments.make_fit(kept[:1], lambda text: None, 20)
+    assert not whole.trees and set(again.trees) == {"flash_mma"}, "there are enough times of both cards alone"
+    rest = again.about.pop("families")["flash_mma"]
+    assert again.about == whole.about and again.weights == whole.weights
+    assert rest["files"] == later["flash_mma"]["files"] and rest["times"] == 13 * 20

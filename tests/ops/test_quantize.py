@@ -122,6 +122,13 @@ def test_a_value_is_turned_where_that_pays(device, monkeypatch, scale):
     assert "turn" in device.launches
 
 
+@pytest.mark.parametrize("limit", [0, 1000])
+def test_tensors_are_quantised_by_blocks_where_that_pays(device, monkeypatch, limit):
+    monkeypatch.setattr(attention_fp8, "BLOCKS_BELOW", limit)
+    evoattn.attention_fp8(given(8, 300), given(2, 300), given(2, 300))
+    assert ("quantize_sizes" in device.launches) == (limit == 0) and "quantize" in device.launches
+
+
 def test_attention_hands_its_tensors_over_and_keeps_plans(device):
     q, k, v = given(8, 70), given(2, 70), given(2, 70)
     k += 3

@@ -1,8 +1,8 @@
 // latent_ring.cuh: the producer's side of a ring of tiles of K whose first columns are V: of one tensor, or APART of V
-// and of a tensor with the columns behind it. Needs HEAD_DIM, VALUE_DIM and APART.
+// and of a tensor with the columns behind it.
 #include "device/copy/tile_ring.cuh"
 
-template <int ROWS, int STAGES> struct LatentRing {
+template <int HEAD_DIM, int VALUE_DIM, bool APART, int ROWS, int STAGES> struct LatentRing {
   static constexpr int STAGE_BYTES = TensorTile<HEAD_DIM>::bytes(ROWS);
   static constexpr int VALUE_BYTES = APART ? TensorTile<VALUE_DIM>::bytes(ROWS) : 0;  // in front of K's own columns
   TileRing<TensorTile<APART ? HEAD_DIM - VALUE_DIM : HEAD_DIM>, ROWS, STAGES, STAGE_BYTES> k_ring;
