@@ -37,9 +37,10 @@ TURNED_FROM = 1 << 17
 """Keys that a query sees, in the mean, times head_dim, from which an e4m3 V is turned by a kernel of its own, which
 reads and writes V once. From here on that took 0.91 of the time in the mean (0.61 to 1.09, 34 problems), below 1.16
 (0.87 to 1.67, 46 problems; an H200 and an H100, 2026-11-27, reports/performance.md)."""
-BLOCKS_BELOW = 3000
+BLOCKS_BELOW = 1200
 """`_seen`, below which tensors are quantised with a scale for each 128 rows: one launch reads them once, and kernels
-take a little longer."""
+take a little longer. Together that took 0.84 to 1.17 of the time of scales of heads below, 0.94 in the mean of 20
+problems, and 1.00 to 1.20 above (an H100, 2026-11-27, reports/performance.md)."""
 WITH_WGMMA = "sm_90a"
 Scale = Tensor | float | None
 """One for all, `[batch, kv_heads]`, or of each 128 rows `[batch, heads, blocks]`; None is 1."""
@@ -71,9 +72,9 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
     stands for itself times its scale: `q_descale`, `k_descale` and `v_descale` are float32 `[batch, kv_heads]` as
     FlashAttention 3's, those of query too, or one for all, a tensor of one element or a number, or of each 128 rows of
     a head: of query `[batch, heads, query blocks]`, of key and value `[batch, kv_heads, key blocks]`. They are not
-    negative; left out, 1. Those of 128 rows go with e4m3; kernels take 1.04 to 1.16 of the time of those of heads.
-    Tensors of 16 or 32 bits are quantised first, with a scale for each K/V head of each batch that takes its largest
-    value to the end of the range, and no descale may be given.
+    negative; left out, 1. Those of 128 rows go with e4m3; kernels take 1.04 to 1.25 of the time of those of heads.
+    Tensors of 16 or 32 bits are quantised first, with a scale for each K/V head of each batch, or each 128 rows of a
+    head (`BLOCKS_BELOW`), that takes its largest value to the end of the range, and no descale may be given.
     `smooth_k` takes the mean of the keys of a head from them first, as SageAttention does: outlier channels then cost
     less of the range. The answer is the same, since all scores of a query change alike, and the log-sum-exp is
     corrected. It goes with no `softcap`. With `turned` value is as `quantize_kv(…, turned=True)` makes it, which is

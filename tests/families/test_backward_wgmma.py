@@ -197,7 +197,7 @@ def test_a_fault_of_a_block_list_shows(fault):
         ({"ROTATE": True}, "Sq=130 Sk=300", ()),
         ({}, "S=300 mask=causal", ()),
         ({"DQ_BEGIN": "stored"}, "S=300", [("        tma_store_wait();\n", "        tma_store_wait_read();\n")]),
-        ({}, "S=300", [(f"        {WAITS[2]}\n", "")]),
+        ({}, "S=300", [(f"        {WAITS[0]}\n", "")]),
         ({}, "Sq=130 Sk=300 blocks=64x64:1/4/5", ()),
         ({"ROTATE": True}, "Sq=130 Sk=300", [("(tile + tiles - block.key", "(tile + block.key")]),
     ],

@@ -23,6 +23,7 @@ PROBLEMS = {
         predicate="(kind[h,q]!=kind[1-h,k])|((q+d-k)%3==0)|seen[wrap(k-q)]",
         tables="flag:bf16:2+kind:int64:2x30+seen:bool:97",
     ),
+    "no predicate": LISTED.with_(blocks="64x64:1/2/5"),
     "a short predicate": LISTED.with_(blocks="64x64:1/2/5", predicate="k-q<reach[b,h]", tables="reach:int32:2x2"),
     "a predicate that heads share": LISTED.with_(
         blocks="64x64:1/2/5",
@@ -128,7 +129,14 @@ WRONG = {
         WGMMA,
         ("is_any_cut = work.seqlen_k % BLOCK_N > 0 &&", "is_any_cut = false &&"),
     ),
-    "wgmma: a FULL block counts by its first key": (WGMMA, ("(full_blocks[i] + 1) *", "full_blocks[i] *")),
+    "wgmma: keys past the last of PARTIAL blocks that hide nothing": (
+        ("flash_wgmma", "one warpgroup", "no predicate"),
+        ("SHOWS ? partial : 0", "SHOWS ? partial : partial"),
+    ),
+    "wgmma: a FULL block counts by its first key": (
+        WGMMA,
+        (": full_blocks[i - partial]) + 1)", ": full_blocks[i - partial]))"),
+    ),
     "wgmma: an empty list shows the first keys": (WGMMA, ("listed.tiles == 0 ? 0 : work.seqlen_k", "work.seqlen_k")),
     "wgmma: a tile too few": (WGMMA, ("max(0, listed().tiles - 1)", "max(0, listed().tiles - 2)")),
     "wgmma: PARTIAL blocks first": (WGMMA, ("tiles - 1 - (tile - partial_tiles)", "tiles - 1 - tile")),

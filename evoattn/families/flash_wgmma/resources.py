@@ -399,8 +399,8 @@ a counter in memory, and results that blocks exchange there. Estimates, from wha
 H200."""
 SHARE_WAITS, SHARE_PACE = 11000, 1.2
 """Of blocks that share packed sequences: clocks for which each waits once, for lengths, its share and results of
-others, and by what its steps take longer, as tiles of rows that share keys are begun at times apart. Of 208 times on an
-H100, 52 batches, their scores are then as far from the times as those of other kernels."""
+others, and by what its steps take longer, as tiles of rows that share keys are begun at times apart. On an H100, 52
+batches, times are then 1.09 times the scores in the mean, and 1.16 times those of other kernels."""
 COPY_WAIT = 90
 """Clocks of a copy of 64 columns of the keys of a tile that one page holds: with pages of 16 keys, or tiles that are no
 multiples of a page, kernels of an H200 took up to twice as long."""

@@ -115,11 +115,15 @@ template <int BLOCK_N> struct ListedTiles {
     return blocks[number] * block_keys + (of_kind - number * tiles_per_block) * BLOCK_N;
   }
 
-  // Whether a FULL block has places behind the last key, as none of `create_block_mask` has; a whole warp asks.
-  __device__ __forceinline__ bool has_cut_block(int seqlen_k, int lane) const {
-    const int blocks = (tiles - partial_tiles) / tiles_per_block;
+  // Whether a block that is not masked in any case has places behind the last key: a FULL one, or a PARTIAL one that
+  // hides nothing. A whole warp asks.
+  template <class Mask, class Terms>
+  __device__ __forceinline__ bool has_cut_block(const Terms& terms, int seqlen_k, int lane) const {
+    const int partial = partial_tiles / tiles_per_block, blocks = tiles / tiles_per_block;
+    const int first = Mask::ROWS_DIFFER || decltype(terms.own)::SHOWS ? partial : 0;
     bool found = false;
-    for (int i = lane; i < blocks; i += 32) found |= (full_blocks[i] + 1) * block_keys > seqlen_k;
+    for (int i = first + lane; i < blocks; i += 32)
+      found |= ((i < partial ? partial_blocks[i] : full_blocks[i - partial]) + 1) * block_keys > seqlen_k;
     return __any_sync(ALL_LANES, found);
   }
 

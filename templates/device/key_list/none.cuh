@@ -15,7 +15,9 @@ template <int BLOCK_N> struct ListedTiles {
   template <class Terms> __device__ __forceinline__ bool ask_predicate(Terms&, int) const { return false; }
   __device__ __forceinline__ int first_key(int) const { return 0; }
   __device__ __forceinline__ int first_key_down(int) const { return 0; }
-  __device__ __forceinline__ bool has_cut_block(int, int) const { return false; }
+  template <class Mask, class Terms> __device__ __forceinline__ bool has_cut_block(const Terms&, int, int) const {
+    return false;
+  }
   template <class Seen> __device__ __forceinline__ void load_seen(Seen&, int, int, int) const {}
   template <class Scores, class Seen> static __device__ __forceinline__ void mask_unseen(Scores&, const Seen&) {}
   template <bool BY_KEYS = false, class Scores, class Terms>
