@@ -119,8 +119,9 @@ def test_the_fit_predicts_what_the_cost_model_says():
         assert score == pytest.approx(cost(row.problem, row.config, H100, row.registers, 8).score)
 
 
-EACH = 3
-"""An eighth of the rows of a landscape's problem that are looked at."""
+EACH = 4
+"""An eighth of the rows of a landscape's problem that are looked at. A correlation of fewer says little: of one problem
+it is 0.96 over its 1,363 rows, 0.81 and 0.74 by two fits over 24 of them, 0.90 and 0.86 at worst over 32."""
 
 
 def assert_good(found):
