@@ -289,8 +289,7 @@ private:
   __device__ __forceinline__ void rest_of_keys() {
     if constexpr (KeyList::LISTED) {
       const ListedTiles<BLOCK_N> listed = work.listed();
-      const bool is_any_cut =
-          work.seqlen_k % BLOCK_N > 0 && listed.has_cut_block<Mask>(work.terms, work.seqlen_k, lane);
+      const bool is_any_cut = listed.has_cut_block<Mask>(work.terms, work.seqlen_k, lane);
 #pragma unroll 1
       while (key_tile >= 0) {
         const bool is_cut = is_any_cut && listed.first_key_down(key_tile) + BLOCK_N > work.seqlen_k;

@@ -7,7 +7,7 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from tests.families import test_flash_mma, test_flash_wgmma, test_split_kv
 from tests.families.covering import covering
-from tests.families.on_interpreter import built, small_faults
+from tests.families.on_interpreter import built, judged, small_faults
 
 H100 = GPUS["h100"]
 LISTED = AttentionProblem(1, 2, 1, 512, 512, 64, "bf16", blocks="64x64:300+70")
@@ -127,7 +127,7 @@ WRONG = {
     "wgmma: PARTIAL taken for FULL": (WGMMA, ("whole = !listed.may_hide<Mask>(work.terms, key_tile) &&", "whole =")),
     "wgmma: keys past the last of FULL blocks": (
         WGMMA,
-        ("is_any_cut = work.seqlen_k % BLOCK_N > 0 &&", "is_any_cut = false &&"),
+        ("is_any_cut = listed.has_cut_block", "is_any_cut = false && listed.has_cut_block"),
     ),
     "wgmma: keys past the last of PARTIAL blocks that hide nothing": (
         ("flash_wgmma", "one warpgroup", "no predicate"),
@@ -180,6 +180,15 @@ def test_kernels_that_read_a_block_list_are_right(kernel):
 def test_a_planted_fault_shows(fault):
     at, edit = WRONG[fault]
     assert faults(*at, edit)
+
+
+@pytest.mark.slow
+def test_a_last_block_may_have_whole_tiles_behind_the_last_key():
+    """Of 192 keys the second block of 128 has one tile of 64 keys and one without any."""
+    problem = LISTED.with_(seqlen_q=128, seqlen_k=192, blocks="128x128:2/0/2")
+    config = load_space("flash_wgmma", H100).make_config(test_flash_wgmma.BASE | {"BLOCK_N": 64})
+    result = judged(built(test_flash_wgmma.FAMILY, problem, config, H100), problem)
+    assert result.passed, result.reason
 
 
 def test_tiles_that_are_no_parts_of_a_block_are_refused_in_one_sentence():

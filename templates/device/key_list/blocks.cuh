@@ -119,6 +119,7 @@ template <int BLOCK_N> struct ListedTiles {
   // hides nothing. A whole warp asks.
   template <class Mask, class Terms>
   __device__ __forceinline__ bool has_cut_block(const Terms& terms, int seqlen_k, int lane) const {
+    if (seqlen_k % block_keys == 0) return false;  // lists need not be read
     const int partial = partial_tiles / tiles_per_block, blocks = tiles / tiles_per_block;
     const int first = Mask::ROWS_DIFFER || decltype(terms.own)::SHOWS ? partial : 0;
     bool found = false;
