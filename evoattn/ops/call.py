@@ -484,7 +484,7 @@ def why_not_shapes(call: Call) -> str | None:
     if not query.dim() == key.dim() == value.dim() == 4:
         return "kernels take tensors of four dimensions, [batch, heads, seqlen, head_dim]"
     of_batch = call.paged or key.shape[0] == query.shape[0]
-    fits = of_batch and (key.shape[3] == query.shape[3] or is_apart(query, key, value))
+    fits = of_batch and (key.shape[3] == query.shape[3] or (call.paged and is_apart(query, key, value)))
     if key.shape[:3] != value.shape[:3] or not fits:
         return "key and value are not of as many batches, heads and rows, with query's batch and head_dim"
     if key.shape[1] != query.shape[1] and not call.enable_gqa:

@@ -148,7 +148,7 @@ def answer(call: Call) -> Answer:
         call.require()
         call = dequantised(call)
     tensors = call.query, call.key, call.value
-    if all(isinstance(tensor, Tensor) for tensor in tensors) and is_apart(*tensors):
+    if call.paged and all(isinstance(tensor, Tensor) for tensor in tensors) and is_apart(*tensors):
         call = replace(call, key=torch.cat((call.value, call.key), -1))
     if not call.has_variant:
         output = _by_sdpa(call)

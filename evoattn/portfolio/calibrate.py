@@ -460,11 +460,12 @@ def with_confirmed(made: Plan) -> list[Group]:
 
 
 def _confirmed(group: Group, before: Group | None, factors: Mapping[str, float]) -> Group:
-    """The group, with times of before, by family multiplied by `factors`, where there are none of today."""
+    """The group, with times of before, by family multiplied by `factors`, where there are none of today and the kernel
+    was not found wrong today."""
     kernels = dict(group.kernels)
     for name, old in before.kernels.items() if before else ():
-        if old.family in factors:
-            mine = kernels.get(name, replace(old, times={}, rough=set()))
+        mine = kernels.get(name, replace(old, times={}, rough=set()))
+        if old.family in factors and mine.state in ("new", "right"):
             times = {i: us * factors[old.family] for i, us in old.times.items() if i not in mine.times}
             rough = mine.rough | (old.rough & times.keys())
             kernels[name] = replace(mine, state="right", times=mine.times | times, rough=rough)

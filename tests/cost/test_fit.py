@@ -101,26 +101,34 @@ def test_a_fit_learns_what_the_terms_do_not_know():
     assert np.median(errors) < 0.1
 
 
-def test_the_fit_predicts_what_the_cost_model_says():
+LISTED = "B=2,H=8,S=1024,D=64,mask=causal_upper_left,op=backward,blocks=128x128:1024"
+"""What the main launch reads of the mask is made by a launch of its own: four in all."""
+
+
+def test_the_fit_predicts_what_the_cost_model_says(monkeypatch):
+    monkeypatch.setattr("evoattn.cost.training.table.CHUNK", 4)
     several = [
         Row(H100, problem, config, registers, 8, 20.0, "campaign")
         for problem, families in (
             (PROBLEM, ("flash_mma", "flash_wgmma", "three_kernel")),
             (parse_shape("B=3,H=8,Hkv=2,Sq=1,Sk=3000,D=80,layout=bshd"), ("split_kv",)),
+            (parse_shape(LISTED), ("backward_wgmma",)),
         )
         for family in families
-        for config in load_space(family, H100).starting_configs()[:3]
+        for config in load_space(family, H100).starting_configs()[:5]
         for registers in (96, 0)
         if registry.lookup(family).why_invalid(problem, config, H100) is None
     ]
     scores = predict(several, load())
-    assert {row.family for row in several} == {"flash_mma", "flash_wgmma", "three_kernel", "split_kv"}
+    families = {"flash_mma", "flash_wgmma", "three_kernel", "split_kv", "backward_wgmma"}
+    assert {row.family for row in several} == families
     for row, score in zip(several, scores, strict=True):
         assert score == pytest.approx(cost(row.problem, row.config, H100, row.registers, 8).score)
 
 
-EACH = 3
-"""An eighth of the rows of a landscape's problem that are looked at."""
+EACH = 4
+"""An eighth of the rows of a landscape's problem that are looked at. A correlation of fewer says little: of one problem
+it is 0.96 over its 1,363 rows, 0.81 and 0.74 by two fits over 24 of them, 0.90 and 0.86 at worst over 32."""
 
 
 def assert_good(found):

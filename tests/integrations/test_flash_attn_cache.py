@@ -214,7 +214,7 @@ def test_nothing_is_written_where_nothing_has_a_place():
 
 
 @pytest.mark.parametrize("side_by_side", [False, True])
-@pytest.mark.parametrize("page", [0, 16])
+@pytest.mark.parametrize("page", [0, 16, 24])
 @pytest.mark.parametrize("packed", [False, True])
 def test_latent_caches(side_by_side, page, packed):
     """`qv`: DeepSeek's latent attention with 32 columns of V and 16 of rotary K in two tensors, or in one."""
@@ -223,6 +223,8 @@ def test_latent_caches(side_by_side, page, packed):
     if side_by_side:
         both = torch.cat((kept.v, kept.k), -1)
         v_cache, k_cache = both[..., :48], both[..., 48:]
+    elif page == 24:  # with room between pages, so that no page of a whole power of two is a view of them
+        v_cache, k_cache = (torch.cat((one, one), 1)[:, :page] for one in (kept.v, kept.k))
     bounds = torch.tensor([0, *itertools.accumulate(QUERIES)]).int()
     q, qv = drawn(10, HEADS, DIM, seed=1), drawn(10, HEADS, 48, seed=2)
     if side_by_side:

@@ -1,19 +1,21 @@
-"""Faults that once passed the tests: a compiled call that loses an argument, rows that see no key, machine code of an
-older template."""
+"""Faults that once passed the tests: a compiled call that loses an argument, rows that see no key, keys of another
+head_dim, machine code of an older template."""
 
 import math
 from dataclasses import fields
 
+import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
+import evoattn
 from evoattn.backends.cubins import recipe_of
 from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.paths import TEMPLATES
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops import torch_answer
-from evoattn.ops.call import Call, terms_of
+from evoattn.ops.call import Call, terms_of, why_not_shapes
 from evoattn.ops.custom_op import PLAIN, _made, operands
 
 
@@ -57,6 +59,13 @@ def test_rows_that_see_no_key_are_zero_whatever_sdpa_makes_of_them():
     assert not expected[:, :, :2].any() and expected[:, :, 2:].all()
     with UnseenAreNoNumbers():
         assert torch.equal(torch_answer.answer(call), expected)
+
+
+def test_keys_of_another_head_dim_are_rotary_columns_in_pages_alone():
+    q, half = torch.randn(1, 2, 6, 64), torch.randn(1, 2, 6, 32)
+    with pytest.raises(RuntimeError, match="Expected size"):
+        evoattn.attention(q, half, half)
+    assert "head_dim" in (why_not_shapes(Call(q, half, half)) or "")
 
 
 def test_another_template_is_another_recipe(tmp_path):

@@ -38,10 +38,14 @@ def test_a_win_is_found_again_by_its_problem_and_gpu(tmp_path):
         *({"batch": 2}, {"dtype": "bf16"}, {"lse": True}, {"heads": 16}, {"kv_heads": 4}, {"seqlen_k": 513}),
         *({"window": "100:0"}, {"softcap": 20.0}, {"sink": True}, {"alibi": True}, {"bias": "bhs"}, {"value_dim": 32}),
         *({"score": "s*2"}, {"shared_kv": True}, {"seqused": "1:512"}, {"seqused": "1:512", "page": 64}),
+        *({"kv": "e4m3"}, {"dtype": "e4m3"}, {"value_dim": 32, "rotary_apart": True}),
         *({"blocks": "128x128:70+200"}, {"op": "backward"}, {"batch_invariant": True}, {"mask": "full"}),
     )
     for other in others:
         assert wins.find(PROBLEM.with_(**other), H100) is None, other
+    eight = PROBLEM.with_(kv="e4m3")
+    wins.add([win(eight.with_(scales="head"))])
+    assert wins.find(eight, H100) and wins.find(eight.with_(scales="token"), H100) is None
     assert wins.find(PROBLEM, GPUS["h200"]) is None
     assert wins.find(PROBLEM, replace(H100, sm_count=114)) is None
 

@@ -23,7 +23,6 @@ Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 BUSY, TERMS = (*UNITS, "dram"), PARTS[:-1]
 """Columns of a term table; `PARTS` are those of the parts of a physical time."""
-MOST_LAUNCHES = 3
 CHUNK = 2000
 """Rows that a process is given at once."""
 Described = tuple[Floats, Floats, float, dict[str, float]]
@@ -37,14 +36,14 @@ def unknown_registers(row: Row) -> bool:
 
 def _describe(row: Row, estimate: bool) -> Described | None:
     works = registry.lookup(row.family).work(row.problem, row.config, 0 if estimate else row.registers)
-    terms, shares, found = np.zeros((MOST_LAUNCHES, len(TERMS))), np.zeros(MOST_LAUNCHES), []
-    for i, work in enumerate(works):
+    found = []
+    for work in works:
         one = launch_terms(work, row.gpu)
         if one is None:
             return None
         found.append(one)
-        terms[i] = _in_us(one, row)
-        shares[i] = OVERLAPPED_SHARE if work.overlaps else 1.0
+    terms = np.array([_in_us(one, row) for one in found])
+    shares = np.array([OVERLAPPED_SHARE if work.overlaps else 1.0 for work in works])
     memory = sum(one.least_dram_bytes for one in found) / row.gpu.dram_gb_per_s / 1e3
     plain = Physics(works, tuple(found), 1.0, {}, memory)
     return terms, shares, memory, fixed_features(row.problem, row.config, plain, row.gpu, row.spill_bytes)
@@ -68,14 +67,16 @@ class _Chunk:
 
 
 def _describe_all(rows: Sequence[Row], estimate: Callable[[Row], bool]) -> _Chunk:
-    count = len(rows)
-    terms, shares = np.zeros((count, MOST_LAUNCHES, len(TERMS))), np.zeros((count, MOST_LAUNCHES))
+    described = [_describe(row, estimate(row)) for row in rows]
+    count, launches = len(rows), max((len(found[1]) for found in described if found), default=0)
+    terms, shares = np.zeros((count, launches, len(TERMS))), np.zeros((count, launches))
     fits, memory = np.zeros(count, np.bool_), np.zeros(count)
     asked: dict[str, list[tuple[int, dict[str, float]]]] = defaultdict(list)
-    for i, row in enumerate(rows):
-        if found := _describe(row, estimate(row)):
-            fits[i], (terms[i], shares[i], memory[i], own) = True, found
-            asked[row.family].append((i, own))
+    for i, found in enumerate(described):
+        if found:
+            fits[i], mine = True, slice(len(found[1]))
+            terms[i, mine], shares[i, mine], memory[i], own = found
+            asked[rows[i].family].append((i, own))
     features = {}
     for family, known in asked.items():
         names = tuple(sorted({name for _, own in known for name in own}))
@@ -173,10 +174,17 @@ def make_table(rows: Sequence[Row], registers: str = "compiler", jobs: int = 1) 
             features[family] = names, np.concatenate([columns(values, some, names) for _, _, some, values in own])
     return Table(
         rows, np.array([row.us for row in rows]), np.concatenate([chunk.fits for chunk in chunks]),
-        np.array([row.family for row in rows]), np.concatenate([chunk.terms for chunk in chunks]),
-        np.concatenate([chunk.shares for chunk in chunks]), np.concatenate([chunk.memory_us for chunk in chunks]),
+        np.array([row.family for row in rows]), _one_table([chunk.terms for chunk in chunks]),
+        _one_table([chunk.shares for chunk in chunks]), np.concatenate([chunk.memory_us for chunk in chunks]),
         place, features,
     )  # fmt: skip
+
+
+def _one_table(tables: Sequence[Floats]) -> Floats:
+    """Tables [row, launch, …] one below another: zeros where a table's rows have fewer launches than another's."""
+    most = max(table.shape[1] for table in tables)
+    below = [np.pad(t, [(0, 0), (0, most - t.shape[1]), *[(0, 0)] * (t.ndim - 2)]) for t in tables]
+    return np.concatenate(below)
 
 
 def columns(table: Floats, names: Sequence[str], wanted: Sequence[str]) -> Floats:

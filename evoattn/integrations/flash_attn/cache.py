@@ -67,11 +67,13 @@ class Cache:
 
     def joined(self) -> Cache:
         """The cache whose keys are `[v, k]`, for queries `[qv, q]`: a view where the two lie side by side, as in a
-        latent cache; as they are where they lie in pages, which kernels read in two tensors, too; else a copy."""
-        if self.table is not None and not lie_side_by_side(self.v, self.k) and self.k.shape[-1] <= self.v.shape[-1]:
-            return self
-        both = side_by_side(self.v, self.k)
-        return replace(self, k=both, v=both[..., : self.v.shape[-1]])
+        latent cache; as they are where kernels read both out of pages; else a copy."""
+        cache = self if self.table is None else self.in_served_pages()
+        in_pages = cache.table is not None and cache.k.shape[-1] <= cache.v.shape[-1]
+        if in_pages and not lie_side_by_side(cache.v, cache.k):
+            return cache
+        both = side_by_side(cache.v, cache.k)
+        return replace(cache, k=both, v=both[..., : cache.v.shape[-1]])
 
     def in_served_pages(self) -> Cache:
         """The cache in pages that kernels take: views of the pages it has where these are whole multiples, else a plain

@@ -9,18 +9,17 @@ from torch import Tensor
 def side_by_side(first: Tensor, second: Tensor) -> Tensor:
     """`[…, columns of both]` of two tensors with the same leading dimensions: a view where each row of `second` lies
     right behind that of `first`, as in a latent cache or a projection that was split, else a copy."""
-    if torch.compiler.is_compiling() or first.requires_grad or second.requires_grad:
-        return torch.cat((first, second), dim=-1)
-    if lie_side_by_side(first, second):
+    if not (first.requires_grad or second.requires_grad) and lie_side_by_side(first, second):
         shape = *first.shape[:-1], first.shape[-1] + second.shape[-1]
         return first.as_strided(shape, first.stride(), first.storage_offset())
     return torch.cat((first, second), dim=-1)
 
 
 def lie_side_by_side(first: Tensor, second: Tensor) -> bool:
-    """Whether each row of `second` lies right behind that of `first`."""
+    """Whether each row of `second` lies right behind that of `first`; compiled code cannot tell."""
     return (
-        first.stride() == second.stride()
+        not torch.compiler.is_compiling()
+        and first.stride() == second.stride()
         and first.stride(-1) == 1
         and first.dtype == second.dtype
         and first.shape[:-1] == second.shape[:-1]
