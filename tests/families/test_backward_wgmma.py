@@ -25,15 +25,15 @@ GENES = [
     (ODD | {"QUERY_SPLIT": 3, "ROTATE": True, "DQ_SUM": "bulk"}, "softcap=20"),
     (SHARED | CLAIMED | {"ORDER": "dp_first"}, "window=20:9 softcap=20 bias=hs grads=bias"),
     (
-        SHARED | CLAIMED | {"QUERY_SPLIT": 2, "BLOCK_ORDER": "heads"},
-        "mask=causal_lower_right lse=1 alibi=1 varlen=0:200",
-    ),
-    (
         BESIDE
         | CLAIMED
         | OWN_FIRST
         | {"STAGGER": True, "P_PLACE": "shared", "DS_PLACE": "shared", "DQ_BEGIN": "stored", "BLOCK_ORDER": "sections"},
         "mask=causal lse=1 sink=1 grads=sinks score=s-0.02*(q-k)*(q-k)",
+    ),
+    (
+        SHARED | CLAIMED | {"QUERY_SPLIT": 2, "BLOCK_ORDER": "heads"},
+        "mask=causal_lower_right lse=1 alibi=1 varlen=0:200",
     ),
 ]
 WAITS = [

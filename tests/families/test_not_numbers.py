@@ -71,7 +71,6 @@ def test_exponentials_by_the_polynomial(genes, mask):
     "name",
     [n for n, f in FAMILIES.items() if (f.plain and "forward" in f.operations) or n == "fp8_wgmma"],
 )
-@pytest.mark.sampled(2)
 def test_a_starting_config_of_each_family(name):
     family, starting = FAMILIES[name], load_space(name, H100).starting_configs()
     problems = [

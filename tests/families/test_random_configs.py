@@ -136,7 +136,7 @@ def test_random_valid_configs_are_right_on_hopper(problem):
         for row in module.DRAWN_FOR
     ],
 )
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(4)
 def test_configs_of_few_rows_or_wide_heads_are_right(module, problem, spec, fixed):
     """On the problem itself: the small cases of most configs take long."""
     space = load_space(module.FAMILY.name, spec).restricted({name: (spelling(value),) for name, value in fixed.items()})

@@ -182,8 +182,8 @@ ROOMS = {
             "evoattn/ops/choice.py",
         ),
         (
-            *("tests/portfolio", "tests/ops/test_race.py", "tests/cost/test_correction.py"),
-            *("tests/model/test_gpu.py", "tests/benchmarks/test_stranger.py"),
+            *("tests/portfolio", "tests/ops/test_race.py", "tests/ops/test_choice.py"),
+            *("tests/cost/test_correction.py", "tests/model/test_gpu.py", "tests/benchmarks/test_stranger.py"),
         ),
     ),
 }

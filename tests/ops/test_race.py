@@ -99,6 +99,13 @@ def test_the_faster_kernel_runs_from_the_first_call_on_and_in_the_next_process(c
         assert "10.0 µs beside 20.0 µs" in said()
 
 
+def test_the_last_turn_has_the_calls_that_the_whole_budget_has_room_for(card):
+    _, clock, runtime = card(us=2550.0, torch_us=2550.0)
+    with current.use(runtime):
+        assert near(*call())
+    assert [count for _, count in clock.asked] == [1, 1, 2, 2, 2, 2]
+
+
 @pytest.mark.parametrize("us", [20.0, 20.0 * FASTER + 0.1, 500.0])
 def test_pytorch_runs_where_the_kernel_is_not_clearly_faster(card, us):
     for process in range(2):

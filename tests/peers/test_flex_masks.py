@@ -60,6 +60,16 @@ def test_packed_sequences_are_right(fields):
     assert peer_call(peer, problem, tensors, make_answer(problem, tensors))().shape == problem.shape("o")
 
 
+@pytest.mark.parametrize(
+    "fields", [{"softcap": 1.0}, {"heads": 4, "kv_heads": 1, "seqlen_q": 1, "value_dim": 8}], ids=str
+)
+def test_scores_are_changed_and_heads_of_one_query_are_rows(fields):
+    problem = AttentionProblem(1, 2, 2, 8, 32, 16, mask="full").with_(**fields)
+    tensors = make_inputs(problem, 1, "cpu")
+    peer = Peer(lambda p, t: flex.make(p, t, compiler=lambda function: function), "torch")
+    assert peer_call(peer, problem, tensors, make_answer(problem, tensors))().shape == problem.shape("o")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fields", [{}, {"predicate": "(q-k<9)|(t[b,k]==1)", "tables": "t:int64:2x50", "score": "s*2"}])
 def test_block_lists_are_right(fields):

@@ -115,6 +115,10 @@ def test_refusals_are_sentences(peer, problem, words):
         peer_call(peer, problem, *inputs(problem))
 
 
+def test_each_peer_is_made_by_a_function_of_a_package():
+    assert all(callable(peer.make) and isinstance(peer.package, str) for peer in PEERS.values())
+
+
 def test_the_reason_is_the_backend_s_own():
     said = [
         "Memory efficient kernel not used because: (Triggered internally at sdp_utils.cpp:1.)",

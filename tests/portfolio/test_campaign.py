@@ -12,7 +12,7 @@ from evoattn.families.registry import load_space
 from evoattn.model.gpu import lookup
 from evoattn.portfolio import campaign
 from evoattn.portfolio.campaign import EMPHASIS, emphasis_of, group_of, make_groups, shares, stand_in
-from evoattn.portfolio.measure import SPLITS, with_splits
+from evoattn.portfolio.measure import SPLITS, Wanted, with_splits
 from evoattn.portfolio.pick import portfolio_kernels
 from evoattn.portfolio.workload import draw, draw_kind, draw_wide
 
@@ -33,6 +33,11 @@ def test_shares_weigh_about_the_same_and_lose_nothing(count):
     assert sorted(g.name for part in parts for g in part) == sorted(g.name for g in groups)
     weights = [sum(g.weight for g in part) for part in parts]
     assert max(weights) - min(weights) <= 1.0
+
+
+def test_one_process_measures_all_groups(tmp_path):
+    wanted = Wanted(tmp_path / "out.jsonl.gz", count=1, seeds=range(1))
+    assert sum(len(group.problems) for group in wanted.groups(H200)) == 1
 
 
 @pytest.fixture

@@ -84,6 +84,11 @@ def test_batches_of_packed_sequences_share_picks() -> None:
     assert len({canonical(problem) for problem in batches}) == 1
 
 
+def test_single_tokens_over_pages_stay_so_where_some_sequences_have_none() -> None:
+    step = TOKEN.with_(batch=4, page=64, layout="bshd", varlen="sum:3/sum:9000")
+    assert canonical(step).varlen.startswith("log:1:1/log:")
+
+
 def test_expressions_and_block_lists_share_picks() -> None:
     def made(length: int, blocks: str) -> AttentionProblem:
         words = f"predicate=t0[b,q]==t0[b,k],tables=t0:int64:1x{length}"

@@ -86,6 +86,8 @@ def facts() -> Iterator[tuple[str, Any]]:
     finals = [t.timing for t in trials if t.timing and t.timing.protocol["stage"] == "final"]
     peers = {"flash": [finals[1]], "cudnn": [finals[2], trials[3].timings[0]], "none": []}
     yield "peers", [winner.fastest_peer(timing, peers) for timing in (finals[0], trials[1].timings[0], None)]
+    told = {"flash": "", "efficient": "It has no such mask."}
+    yield "baselines", summary._baselines({"flash": [trials[2].timings[0]], "cudnn": [finals[1]]}, told, problem)
     yield "a difference", winner.source_diff("a\nb\nc\n", "a\nx\nc\n", "old", "new")
     words = [text.wrapped("one two three four five six", 12, "  "), text.command([["evoattn"], ["a", "b" * 30]], 40)]
     yield (

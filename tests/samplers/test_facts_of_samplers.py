@@ -10,7 +10,7 @@ from unittest import mock
 import numpy as np
 
 from evoattn.model.records import TrialState
-from evoattn.samplers import guided
+from evoattn.samplers import guided, tpe
 from evoattn.samplers.base import SamplerSetup
 from evoattn.samplers.pool import ConfigPool
 from evoattn.samplers.thoughts import Thinker, first_of_each_value
@@ -82,3 +82,17 @@ def test_tpe_learns_of_what_was_recorded():
     known = {family: len(one._finished) for family, one in sampler._estimators.items()}
     right = [t for t in recorded if t.state is not TrialState.DUPLICATE]
     assert known == {family: sum(t.family == family for t in right) for family in SPACES}
+
+
+def test_a_history_is_cut_once_it_is_longer_than_it_may_be():
+    estimator = tpe._Estimator(SPACES["flat"], random.Random(0), tpe.History(longest=4, best=1, latest=2))
+    lengths = [estimator.add({}, value) or len(estimator._finished) for value in (3.0, 1.0, None, 2.0, 5.0)]
+    assert lengths == [1, 2, 3, 4, 3] and [value for value, _ in estimator._finished] == [1.0, 2.0, 5.0]
+
+
+def test_starting_configs_that_are_thought_alike_keep_their_order():
+    tiles = [{**SPACES["round"].starting[0], "TILE": n % 8, "round_1": n // 8} for n in range(64)]
+    spaces = {"round": replace(SPACES["round"], starting=tuple(tiles))}
+    setup = SamplerSetup(spaces, 5, why_invalid, lambda configs: [float(n % 2) for n, _ in enumerate(configs)])
+    sampler = guided.GuidedSampler(setup)
+    assert [params for _, params in sampler._spare] == [*tiles[::2], *tiles[1::2]][guided.STARTING :]

@@ -1,5 +1,6 @@
 """What a search says of words, of devices and of a trial that ran again stays, until a change wants it otherwise."""
 
+import contextlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -24,7 +25,7 @@ from evoattn.model.records import (
     TrialState,
     ValidationReport,
 )
-from evoattn.search import attempt, reproduce, setup, spaces
+from evoattn.search import api, attempt, reproduce, setup, spaces, study
 from evoattn.search.recorder import Recorder
 from evoattn.search.request import SearchWords, choose_boards, choose_device, plan, read_numbers, read_words
 from evoattn.search.starting import begin, starting_configs
@@ -174,3 +175,15 @@ def test_a_sampler_thinks_ahead_where_kernels_are_timed_alone():
         for offline, where in ((True, "here"), (False, "ahead")):
             prepared = setup.PreparedSearch(None, replace(STUDY, offline=offline), wanted, None, words)
             assert setup.make_search(prepared, machines) == where
+
+
+def test_what_was_begun_early_and_the_reference_of_before_are_used():
+    given = {"begun": lambda *_: contextlib.nullcontext("early"), "begin_study": mock.Mock()}
+    with mock.patch.multiple(api, **given, _run_study=lambda *words: words[3:]):
+        assert api._run(mock.Mock(), None, None, None, "tools") == ("tools", "early")
+    names = ("Devices", "Compilers", "ahead", "finalists")
+    with mock.patch.multiple(study, **dict.fromkeys(names, mock.DEFAULT)) as fakes:
+        running = mock.Mock(_kept=(), study=STUDY, fleet=mock.Mock(boards=["one"]))
+        study.Search._start_workers(running)
+    refer_to = fakes["Devices"].start.return_value.scale.refer_to
+    refer_to.assert_called_once_with(fakes["finalists"].reference.return_value)

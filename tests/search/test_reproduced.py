@@ -1,5 +1,7 @@
 """What a reproduced trial is held against, without a run: time, cost, code and answers."""
 
+from unittest import mock
+
 import pytest
 
 from evoattn.model.records import CheckResult, Evaluation, Timing, Trial, TrialState, ValidationReport
@@ -51,3 +53,10 @@ def test_answers_say_of_which_inputs_they_are():
     assert "seed 3 (recorded was 4)" in reproduce._validation_finding(trial_of(seed=4), evaluated()).sentence
     wrong = reproduce._validation_finding(trial_of(seed=3), evaluated(passed=False))
     assert wrong.agrees is False and "It is wrong." in wrong.sentence
+
+
+def test_half_a_microsecond_is_a_time():
+    storage = mock.Mock(**{"source.side_effect": KeyError("its source is looked for")})
+    study = mock.Mock(problem={"batch": 1, "heads": 1, "kv_heads": 1, "seqlen_q": 8, "seqlen_k": 8, "head_dim": 16})
+    with pytest.raises(KeyError, match="looked for"):
+        reproduce.reproduce(storage, trial_of(0.5), study)

@@ -1,11 +1,13 @@
 """The course of a study is what its trials say one by one."""
 
+from contextlib import nullcontext
+
 import pytest
 from sqlalchemy import text
 
 from evoattn.model.records import TrialState
 from evoattn.storage import StorageError
-from evoattn.storage.course import Tried
+from evoattn.storage.course import Tried, _tried
 from tests.report.report_studies import add, make_study, timed_study, timing
 
 
@@ -44,3 +46,9 @@ def test_a_damaged_trial_is_named(storage, column, value):
         connection.execute(text(f"UPDATE trials SET {column} = :value WHERE number = 2"), {"value": value})
     with pytest.raises(StorageError, match="use another copy"):
         storage.course(study)
+
+
+@pytest.mark.parametrize(("cost", "taken"), [(0.5, True), (0.0, False)])
+def test_a_relative_cost_is_above_zero(cost, taken):
+    with nullcontext() if taken else pytest.raises(ValueError, match="a relative cost of 0"):
+        assert _tried([1, "f", "ESTIMATED", cost, "random", "2026-11-27", {"A": 1}, []], None).value == cost

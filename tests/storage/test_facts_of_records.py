@@ -121,8 +121,10 @@ def facts() -> Iterator[tuple[str, Any]]:
             with kept._engine.begin() as connection:
                 connection.execute(text("UPDATE trials SET state = 'ODD' WHERE number = 9"))
                 connection.execute(text("UPDATE studies SET arch = 'odd' WHERE id = 3"))
+                connection.execute(text("UPDATE trials SET config = '{' WHERE study_id = 2"))
             whole = [t.number for t in kept.iter_trials(made[0], whole_only=True)]
             found.append(("damaged", [whole, kept.studies(), said(kept.counts, made[0]), said(kept.trial, 9)]))
+            found.append(("no JSON", said(Courses.course, kept, made[1])))
             found.append(("damage", [said(lambda: [*kept.iter_trials(made[0])]), said(Courses.course, kept, made[0])]))
         found.append(("refused", [*_refused(Path(folder))]))
         found.append(("warnings", [(one.category, str(one.message)) for one in warned]))

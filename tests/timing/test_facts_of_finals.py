@@ -166,9 +166,16 @@ def test_what_is_timed_and_how_often_stays():
 
 def test_the_launch_of_a_graph_is_timed_behind_work_that_keeps_the_device_busy(monkeypatch):
     made, lead = object.__new__(timer.Timer), mock.MagicMock()
-    monkeypatch.setattr(timer.torch, "empty", lambda *size, **words: lead)
+    monkeypatch.setattr(timer.torch, "empty", empty := mock.Mock(return_value=lead))
     replay, stream, elapsed = mock.Mock(), mock.MagicMock(), mock.Mock(side_effect=itertools.count(9.0, 0.5))
     for name, fake in (("capture", lambda calls: replay), ("side_stream", lambda: stream), ("elapsed_us", elapsed)):
         monkeypatch.setattr(made, name, fake, raising=False)
-    assert made.launch_us == 9.0
+    assert made.launch_us == 9.0 and empty.call_args.kwargs["dtype"].itemsize == 1
     assert lead.zero_.call_count == elapsed.call_count == timer.LAUNCHES and replay.called
+
+
+def test_the_device_is_idle_before_a_side_stream_and_after_it(monkeypatch):
+    monkeypatch.setattr(timer.torch, "cuda", cuda := mock.MagicMock())
+    with object.__new__(timer.Timer).side_stream():
+        assert [name for name, *_ in cuda.mock_calls[:2]] == ["synchronize", "Stream"]
+    assert cuda.mock_calls[-1] == mock.call.Stream().synchronize()

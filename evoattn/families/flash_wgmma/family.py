@@ -246,8 +246,9 @@ def _maps(problem: AttentionProblem, genes: FlashWgmmaGenes) -> tuple[TensorMap,
 MAX_KEY_TILES = 1 << 15
 """Of a balanced schedule, which packs a range of them into a word (`key_share.cuh`)."""
 
-MOST_UNITS = 1 << 30
-"""Key tiles of all tiles of rows, counted in int32 with what a tile of rows costs (`sequence_share.cuh`)."""
+MOST_UNITS, ROWS_UNITS = 1 << 30, 3
+"""Key tiles of all tiles of rows, counted in int32, and how many a tile of rows adds to them for what it costs
+(`sequence_share.cuh`)."""
 MAX_ROWS = (1 << 31) - 1
 """Of a head, to the end of the last tile: `tile_rows.cuh` counts them in int32."""
 
@@ -394,7 +395,7 @@ def why_too_long(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec
         )
     if (
         shares_sequences(problem, genes)
-        and max(row_blocks * MAX_KEY_TILES, row_blocks * heads * key_tiles) > MOST_UNITS
+        and max(row_blocks * MAX_KEY_TILES, row_blocks * heads * (key_tiles + ROWS_UNITS)) > MOST_UNITS
     ):
         return (
             f"SCHEDULE=balanced counts key tiles of packed sequences in int32, and at most {MAX_KEY_TILES} tiles of "
