@@ -44,7 +44,7 @@ def print_result(summary: StudySummary, console: Console, kept: Kept) -> None:
         return
     settings = [["--set", f"{name}={clean(value)}"] for name, value in winner.settings.items()]
     config = command([["--family", winner.row.family], *settings], width)
-    print_lines(console, ["", "Its config, as options of `evoattn search`:", *config])
+    print_lines(console, ["Its config, as options of `evoattn search`:", *config])
     _print_place(summary, console, kept)
     print_lines(console, ["", "Next:", *export, *page, f"  python: {_python(kept)}"])
 
