@@ -229,13 +229,13 @@ def test_times_of_other_versions_count_where_those_taken_again_agree(monkeypatch
         before.kernels[name].times = {0: 10.0, 1: 20.0}
         group.kernels[name].times = {0: 10.0 * change * odd**place, 1: 20.0 * change * odd**-place}
     before.kernels[third].times, before.kernels[third].rough = {0: 15.0, 1: 60.0}, {1}
-    group.kernels[third].state = "given"
+    group.kernels[third].state = "new"
     plan = Plan(CARD, [group, Group("another", [ONE], ())], [], 10.0, 0.0, before={group.name: before})
     monkeypatch.setattr(calibrate, "PAIRS", 4)
     now, another = calibrate.with_confirmed(plan)
     assert now.kernels[first].times == group.kernels[first].times and not another.kernels
     found = now.kernels[third]
-    assert found.state == ("right" if taken else "given")
+    assert found.state == ("right" if taken else "new")
     assert found.times == (pytest.approx({0: 15.0 * change, 1: 60.0 * change}) if taken else {})
     assert found.rough == ({1} if taken else set()) and not group.kernels[third].times
     group.kernels[third].state = "wrong: it is off today"
