@@ -29,6 +29,9 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.symbol import as_one, first, least
 
+TileOrder = Literal["by_head", "heads_4", "heads_8", "heads_16", "all_heads"]
+Store = Literal["tensor_map", "rows", "chunks"]
+
 
 class FlashWgmmaGenes(Genes):
     """The parameters of flash_wgmma."""
@@ -58,7 +61,7 @@ class FlashWgmmaGenes(Genes):
         "counter (claimed), or so that the key tiles of the last ones, of packed sequences of all, are shared evenly "
         "(balanced)"
     )
-    TILE_ORDER: Literal["by_head", "heads_4", "heads_8", "heads_16", "all_heads"] = gene(
+    TILE_ORDER: TileOrder = gene(
         "tiles of one head together, or 4, 8, 16 or all heads in turn; the longest first under a causal mask"
     )
     CAUSAL_SKIP: bool = gene("each warpgroup skips key tiles that the mask hides from all of its rows")
@@ -66,7 +69,7 @@ class FlashWgmmaGenes(Genes):
         "how many of every eight exponentials are computed as a polynomial on the FMA units", (0, 1, 2, 3)
     )
     Q_IN_REGISTERS: bool = gene("Q is read once into registers; otherwise from shared memory for every tile")
-    STORE: Literal["tensor_map", "rows", "chunks"] = gene(
+    STORE: Store = gene(
         "the output is stored by one bulk copy per warpgroup (tensor_map), by 16-byte stores of each warp's rows "
         "(rows), or by one bulk copy per 64 columns (chunks)"
     )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from evoattn.families.flash_wgmma import resources as flash
 from evoattn.families.flash_wgmma.resources import (
@@ -16,6 +17,8 @@ from evoattn.families.flash_wgmma.resources import (
     TILE_WORDS,
     WARPGROUP_ROWS,
     FlashWgmmaGenes,
+    Store,
+    TileOrder,
     chunks_of,
     is_persistent,
     moved_registers,
@@ -29,6 +32,9 @@ from evoattn.families.work import LaunchWork, Step, together, up_to, variant_ste
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.scales import PER_BLOCK
 
+SHARED: Mapping[str, Any] = FlashWgmmaGenes.declared
+"""Parameters that mean the same in both families are declared in flash_wgmma's."""
+
 
 class Fp8WgmmaGenes(Genes):
     """The parameters of fp8_wgmma."""
@@ -37,7 +43,7 @@ class Fp8WgmmaGenes(Genes):
     BLOCK_N: int = gene("keys per tile", (64, 96, 128, 160, 192, 224))
     STAGES: int = gene("tiles of K and of V in shared memory; those not in use are being copied", (1, 2, 3, 4))
     BLOCKS_PER_SM: int = gene("blocks that registers and shared memory leave room for on one SM", (1, 2))
-    OVERLAP: bool = gene("the softmax of a tile runs during P V of the tile before")
+    OVERLAP: bool = SHARED["OVERLAP"]
     PING_PONG: bool = gene(
         "warpgroups take turns, so that the softmax of one overlaps the products of another: on the tensor cores, "
         "without OVERLAP at Q K^T alone"
@@ -46,18 +52,13 @@ class Fp8WgmmaGenes(Genes):
         "single: one block per tile of rows; else one wave of blocks takes the tiles in fixed order (fixed), by a "
         "counter (claimed), or so that the key tiles of the last ones are shared evenly (balanced)"
     )
-    TILE_ORDER: Literal["by_head", "heads_4", "heads_8", "heads_16", "all_heads"] = gene(
-        "tiles of one head together, or 4, 8, 16 or all heads in turn; the longest first under a causal mask"
-    )
-    CAUSAL_SKIP: bool = gene("each warpgroup skips key tiles that the mask hides from all of its rows")
+    TILE_ORDER: TileOrder = SHARED["TILE_ORDER"]
+    CAUSAL_SKIP: bool = SHARED["CAUSAL_SKIP"]
     POLYNOMIAL_EIGHTHS: int = gene(
-        "how many of every eight exponentials are computed as a polynomial on the FMA units", (0, 1, 2, 3)
+        "how many of every eight exponentials are computed by straight lines on the FMA units", (0, 1, 2, 3)
     )
-    Q_IN_REGISTERS: bool = gene("Q is read once into registers; otherwise from shared memory for every tile")
-    STORE: Literal["tensor_map", "rows", "chunks"] = gene(
-        "the output is stored by one bulk copy per warpgroup (tensor_map), by 16-byte stores of each warp's rows "
-        "(rows), or by one bulk copy per 64 columns (chunks)"
-    )
+    Q_IN_REGISTERS: bool = SHARED["Q_IN_REGISTERS"]
+    STORE: Store = SHARED["STORE"]
     FLUSH_TILES: int = gene(
         "tiles of keys whose values tensor cores add up, in some 14 bits, before the sum is added to one in fp32",
         (1, 2, 4, 8),
