@@ -4,7 +4,8 @@
     python scripts/cubins.py record FILE [--family NAME …]
     python scripts/cubins.py compare FILE [--family NAME …] [--every N]
 
-`record` compiles the configs of `tests/data/known_configs.jsonl` and writes the hashes of their machine code as JSON.
+`record` compiles the configs of `tests/data/known_configs.jsonl`, and of families that it lacks those of
+`tests/data/decisions.json`, and writes the hashes of their machine code as JSON.
 `compare` does the same and holds it against FILE; it ends with exit code 1 and a list where machine code differs.
 `--every N` looks at each Nth config only.
 
@@ -37,6 +38,7 @@ from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Candidate
 from evoattn.model.space import ConfigError, Value, config_id
+from tests.families import decisions
 
 ARCHES = ("sm_80", "sm_89", "sm_90a")
 KNOWN = Path(__file__).resolve().parent.parent / "tests/data/known_configs.jsonl"
@@ -44,9 +46,12 @@ KNOWN = Path(__file__).resolve().parent.parent / "tests/data/known_configs.jsonl
 
 
 def known_configs(family: str) -> list[tuple[str, dict[str, Value]]]:
-    """The family's problems, names or shapes, each with a config's parameters; not all are valid on every GPU."""
+    """The family's problems, names or shapes, each with a config's parameters; not all are valid on every GPU. A family
+    that no search has recorded has those that `tests/data/decisions.json` draws."""
     rows = map(json.loads, KNOWN.read_text().splitlines())
-    return [(problem, row["config"]) for row in rows if row["family"] == family for problem in row["problems"]]
+    known = [(problem, row["config"]) for row in rows if row["family"] == family for problem in row["problems"]]
+    drawn = (row for row in decisions.rows() if row["family"] == family)
+    return known or [(AttentionProblem(**row["problem"]).describe(), row["params"]) for row in drawn]
 
 
 COMPILERS = 2
