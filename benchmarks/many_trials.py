@@ -1,6 +1,6 @@
 """A database of one study with many made-up trials, for the times of report and dashboard.
 
-    python -m benchmarks.scale.many_trials FILE [--trials 200000] [--offline]
+    python -m benchmarks.many_trials FILE [--trials 200000] [--offline]
 
 The configs are drawn from the search space of flash_mma, a fifth of the trials failed, and every tenth has the source
 of its own that a search's would have, one line long. Half a minute of one core for 200,000.
