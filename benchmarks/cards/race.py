@@ -24,6 +24,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.cards.stranger import FIRST_SEED, unseen
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -123,6 +125,7 @@ def main() -> int:
     parser.add_argument("--play", default="stranger", metavar="CARD", help="a card of `evoattn gpus`, or stranger")
     parser.add_argument("--target", default="sm_90a", help="what the GPU at hand compiles for")
     parser.add_argument("--problems", type=int, default=60, metavar="N")
+    parser.add_argument("--seed", type=int, default=FIRST_SEED, metavar="N", help="of the problems")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="compile processes")
     parser.add_argument("--seconds", type=float, default=240.0, metavar="S", help="at most")
     parser.add_argument(AGAIN, type=Path, metavar="FILE", help=argparse.SUPPRESS)
@@ -136,7 +139,6 @@ def main() -> int:
         "XDG_DATA_HOME": str(folder / "data"),
         "EVOATTN_CACHE": str(folder / "cubins"),
     }
-    from benchmarks.cards.stranger import unseen
     from evoattn.model.gpu import detect_devices
     from evoattn.model.played import is_played
     from evoattn.model.shape_text import parse_shape
@@ -146,7 +148,7 @@ def main() -> int:
         print("There is no CUDA device here that could play a card.", file=sys.stderr)
         return 1
     gpu = devices[0].spec
-    texts = [problem.describe() for problem in unseen(words.problems, gpu)]
+    texts = [problem.describe() for problem in unseen(words.problems, gpu, words.seed)]
     with ProcessPoolExecutor(words.jobs, multiprocessing.get_context("spawn")) as pool:
         list(pool.map(compiled, texts))
     print(f"{time.monotonic() - started:.0f} s: compiled", file=sys.stderr, flush=True)
