@@ -254,9 +254,10 @@ class Keeper:
         engine, done = self._engine, time.monotonic() - self._started
         timed = sum(group.best(i) < math.inf for group in engine.groups for i in range(len(group.problems)))
         problems = sum(len(group.problems) for group in engine.groups)
+        busy = engine.busy_seconds / max(done, SAVE_SECONDS)
         return (
             f"searching, {max(0.0, self._seconds - done):.0f} s left: {engine.compiled} kernels compiled, "
-            f"{engine.measured} times, {timed} of {problems} problems"
+            f"{engine.measured} times, {timed} of {problems} problems, GPU busy {busy:.0%}"
         )
 
     def save(self) -> None:

@@ -164,7 +164,7 @@ def test_each_new_time_is_kept_once(folder, monkeypatch):
     group, said, clock = searched(ONE, TWO), [], [100.0]
     first, second, _ = group.kernels.values()
     monkeypatch.setattr(calibrate, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    engine = SimpleNamespace(groups=[group], compiled=3, measured=5)
+    engine = SimpleNamespace(groups=[group], compiled=3, measured=5, busy_seconds=5.05)
     with Journal(folder) as journal:
         keeper = Keeper(engine, journal, said.append, 60.0)  # which knows what there was before
         clock[0] += 0.9
@@ -184,7 +184,7 @@ def test_each_new_time_is_kept_once(folder, monkeypatch):
         assert not said
         clock[0] += 0.2
         keeper()
-        assert said == ["searching, 50 s left: 3 kernels compiled, 5 times, 2 of 2 problems"]
+        assert said == ["searching, 50 s left: 3 kernels compiled, 5 times, 2 of 2 problems, GPU busy 50%"]
         assert [row["us"] for row in times_of(folder)] == [9.0, 4.5679] and "rough" not in [*times_of(folder)][1]
         keeper.save()
         assert len([*times_of(folder)]) == 2
