@@ -117,15 +117,20 @@ def fit(rows: Sequence[Timed], jobs: int | None = None, size: Mapping[str, float
     if len(kinds_of) < LEAST_PROBLEMS or all(len(mine) < LEAST_ROWS for mine, *_ in table.families.values()):
         return Correction({}, _by_kind(kinds_of, before, before))
     _HERE[:] = [(table, size)]
-    jobs = min(jobs or os.cpu_count() or 1, 1 + FOLDS)
+    asked = [(fold, family) for family in table.families for fold in (None, *range(FOLDS))]
+    jobs = min(jobs or os.cpu_count() or 1, len(asked))
     try:
         if jobs == 1:
-            whole, *left_out = map(_fit_here, (None, *range(FOLDS)))
+            found = list(map(_fit_here, asked))
         else:
             with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
-                whole, *left_out = pool.map(_fit_here, (None, *range(FOLDS)))
+                found = list(pool.map(_fit_here, asked))
     finally:
         _HERE.clear()
+    whole, *left_out = (
+        {family: trees for (one, family), trees in zip(asked, found, strict=True) if one == fold and trees}
+        for fold in (None, *range(FOLDS))
+    )
     logs = np.zeros(len(table.us))
     for fold, trees in enumerate(left_out):
         logs += np.where(table.problem % FOLDS == fold, _logs(table, trees), 0.0)
@@ -164,18 +169,18 @@ def _by_kind(kinds_of: Sequence[Sequence[str]], before: Floats, after: Floats) -
     return found
 
 
-def _fit_here(fold: int | None) -> dict[str, Trees]:
-    """Trees by family, of all problems but those of a fold."""
+def _fit_here(asked: tuple[int | None, str]) -> Trees | None:
+    """Trees of a family, of all problems but those of a fold; None where too few times are left."""
     from threadpoolctl import threadpool_limits
 
-    ((table, size),), found = _HERE, {}
+    ((table, size),), (fold, family) = _HERE, asked
+    mine, names, columns = table.families[family]
+    inside = table.problem[mine] % FOLDS != fold if fold is not None else np.ones(len(mine), np.bool_)
+    if inside.sum() < LEAST_ROWS:
+        return None
+    chosen = mine[inside]
     with threadpool_limits(1):
-        for family, (mine, names, asked) in table.families.items():
-            inside = table.problem[mine] % FOLDS != fold if fold is not None else np.ones(len(mine), np.bool_)
-            if inside.sum() >= LEAST_ROWS:
-                chosen = mine[inside]
-                found[family] = fit_trees(names, asked[inside], table.over[chosen], table.weights[chosen], size)
-    return found
+        return fit_trees(names, columns[inside], table.over[chosen], table.weights[chosen], size)
 
 
 def _logs(table: _Table, trees: Mapping[str, Trees]) -> Floats:
