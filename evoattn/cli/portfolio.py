@@ -55,20 +55,7 @@ def measure(
     count: Annotated[int, typer.Option(min=1, metavar="N", help="Problems in all.")] = 600,
     kinds: Kinds = "plain",
     seeds: Seeds = "0:50",
-    emphasis: Annotated[
-        bool, typer.Option("--emphasis", help="More of the problems on which picks lose most.")
-    ] = False,
-    after: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="An earlier campaign, that this one goes on from.")
-    ] = None,
-    share: Annotated[str, typer.Option(metavar="I/N", help="The I-th of N shares, for a host with N GPUs.")] = "0/1",
     near: Annotated[int, typer.Option(min=1, metavar="N", help="Problems that a promising kernel is timed on.")] = 12,
-    ahead: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="What `evoattn portfolio plan` chose and compiled.")
-    ] = None,
-    final_seconds: Annotated[float, typer.Option(min=0.0, metavar="S", help="Of final tables, in turns.")] = 0.0,
-    peers: Peers = "",
-    rounds: Rounds = 3,
     jobs: Jobs = None,
 ) -> None:
     """Search problems as people have them, all at once, on the GPU that is here, and keep all times."""
@@ -76,17 +63,10 @@ def measure(
         from evoattn.model.gpu import detect_devices
         from evoattn.portfolio import measure as room
 
-        part, _, parts = share.partition("/")
-        if not (part.isdigit() and parts.isdigit() and int(part) < int(parts)):
-            raise WrongUse(f"A share is I/N with I below N, not {share!r}.")
         devices = [device for device in detect_devices() if device.spec]
         if not devices:
             stop("No GPU is here that evoattn knows.", FAILED_RUN)
-        wanted = room.Wanted(
-            output, seconds, count, _kinds(kinds), _seeds(seeds), emphasis, tuple(after or ()),
-            (int(part), int(parts)), near, jobs, ahead, final_seconds, rounds=rounds,
-            peers=tuple(filter(None, peers.split(","))),
-        )  # fmt: skip
+        wanted = room.Wanted(output, seconds, count, _kinds(kinds), _seeds(seeds), near, jobs)
         room.measure(wanted, devices[0], _sayer())
 
 
@@ -101,44 +81,6 @@ def keep(
 
         measurements.append(card, map(measurements.recorded, campaigns))
         typer.echo(f"{card} has {len(measurements.read(card))} campaigns.")
-
-
-@app.command()
-def plan(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the plan and the machine code go.")],
-    gpu: Annotated[str, typer.Option(metavar="NAME", help="The card that it is for.")],
-    count: Annotated[int, typer.Option(min=1, metavar="N", help="Problems in all.")] = 600,
-    kinds: Kinds = "plain",
-    seeds: Seeds = "0:50",
-    emphasis: Annotated[
-        bool, typer.Option("--emphasis", help="More of the problems on which picks lose most.")
-    ] = False,
-    seconds: Annotated[float, typer.Option(min=0.0, metavar="S", help="To compile for.")] = 1500.0,
-    jobs: Jobs = 2,
-) -> None:
-    """Choose a campaign's problems and what is tried first on each, and compile that, on a machine without a GPU.
-
-    A second run goes on with the plan that is there. `evoattn portfolio measure --ahead FOLDER` takes it.
-    """
-    with errors():
-        from evoattn.backends.compiler import version
-        from evoattn.backends.kernel_files import KernelFiles
-        from evoattn.portfolio import measure as room
-        from evoattn.search.request import choose_device
-
-        spec, _ = choose_device(gpu, [])
-        say, path = _sayer(), folder / room.PLAN
-        folder.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            _, planned = room.load_plan(path)
-        else:
-            wanted = room.Wanted(path, 0.0, count, _kinds(kinds), _seeds(seeds), emphasis)
-            planned = room.plan(wanted.groups(spec), spec)
-            room.save_plan(path, planned)
-            say(f"{len(planned)} kernels planned")
-        files = KernelFiles(folder / room.KERNELS, version())
-        compiled = sum(1 for _ in room.compile_ahead(iter(planned), files, spec, seconds, jobs or 1))
-        say(f"{compiled} of {len(planned)} compiled")
 
 
 @app.command()

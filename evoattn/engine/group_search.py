@@ -17,7 +17,6 @@ from evoattn.engine.errors import SearchError
 from evoattn.engine.finals import Final
 from evoattn.engine.groups import Group, Kernel
 from evoattn.engine.loop import Loop
-from evoattn.engine.planned import Ahead
 from evoattn.engine.tools import Tools
 from evoattn.evaluation.process import Ending
 from evoattn.evaluation.tasks import Compiled, Survey, Surveyed
@@ -67,8 +66,6 @@ class Manner:
     """Problems beside its own on which a new kernel is timed first."""
     most: int = 12
     """Problems that a promising kernel is timed on."""
-    ahead: Ahead | None = None
-    """Kernels that are compiled already, to be timed while no other waits for the GPU."""
 
 
 class GroupSearch(Loop):
@@ -169,23 +166,11 @@ class GroupSearch(Loop):
             failure = answer if isinstance(answer, Evaluation) else answer.failure
             kernel.state = f"compile: {failure.reason if failure else ''}"
             return
-        self._know(group, kernel, answer.kernel)
+        self._code[group.name, kernel.id] = answer.kernel
+        kernel.registers, kernel.spill_bytes = answer.kernel.info.registers, answer.kernel.info.spill_bytes
         kernel.compile_seconds = answer.kernel.info.seconds
         if pending.indexes and pending.check:
             self._ready.add(pending, replace(answer, relative_cost=None))  # costs of several problems do not compare
-
-    def _know(self, group: Group, kernel: Kernel, code: CompiledKernel) -> None:
-        self._code[group.name, kernel.id] = code
-        kernel.registers, kernel.spill_bytes = code.info.registers, code.info.spill_bytes
-
-    def _refill(self) -> bool:
-        """Make the next kernel that was compiled ahead ready."""
-        if (ahead := self._manner.ahead) is None or not (found := ahead.next()):
-            return False
-        planned, kernel, _, code = found
-        self._know(planned.group, kernel, code)
-        self._ready.add(self._bred(planned.group, kernel, planned.target), Compiled(code, None))
-        return True
 
     def _task(self, pending: Pending, device: Device) -> Survey:
         assert isinstance(pending, _Bred)

@@ -10,9 +10,6 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, config_id
 
-Step = tuple[KernelConfig, str]
-"""A config to try, and its kernel's origin."""
-
 
 @dataclass
 class Kernel:
@@ -57,8 +54,6 @@ class Group:
     kernels: dict[str, Kernel] = field(default_factory=dict)
     given: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     """Configs to try first, (family, params)."""
-    first: dict[int, list[Step]] = field(default_factory=dict)
-    """By problem: what a plan has for it that is not compiled (`evoattn/engine/planned.py`)."""
     spent: float = 0.0
 
     def near(self, gpu: GpuSpec) -> list[list[int]]:

@@ -74,10 +74,6 @@ class Loop(ABC):
         """Whether there may be candidates later, where there is none now."""
         return True
 
-    def _refill(self) -> bool:
-        """Make a candidate ready that needs no compile worker, where none is; whether there was one."""
-        return False
-
     @property
     def _waiting(self) -> int:
         """Results that are not written down yet."""
@@ -160,7 +156,7 @@ class Loop(ABC):
     def _feed_boards(self) -> None:
         """Give each idle device the candidate that is to be timed first of those that are left."""
         for device in self._devices.free() if self._devices else ():
-            if not self._ready and not self._refill():
+            if not self._ready:
                 return
             pending = self._ready.take()
             device.submit(pending, self._task(pending, device))

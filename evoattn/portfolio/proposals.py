@@ -15,7 +15,7 @@ from typing import Any
 
 from evoattn.cost.cost import scores
 from evoattn.engine.breeding import PARENTS, Breeder
-from evoattn.engine.groups import Group, Kernel, Step
+from evoattn.engine.groups import Group, Kernel
 from evoattn.families import registry
 from evoattn.families.aim import Aim
 from evoattn.model.gpu import GpuSpec
@@ -26,6 +26,8 @@ from evoattn.portfolio.pick import likely, portfolio_kernels
 
 Params = dict[str, Any]
 Proposal = tuple[str, Params, str]
+Step = tuple[KernelConfig, str]
+"""A config to try, and its kernel's origin."""
 
 AIMED_SHARE = 0.6
 """Of the proposals; the others are bred as usual."""
@@ -134,7 +136,7 @@ class ClimbingBreeder(AimedBreeder):
 
     def __init__(self, group: Group, gpu: GpuSpec, seed: int) -> None:
         super().__init__(group, gpu, seed)
-        self._steps = dict(group.first)
+        self._steps = dict[int, list[Step]]()
         self._genes = {name: all_genes(space) for name, space in self.spaces.items()}
 
     def _breed(self) -> Proposal | None:

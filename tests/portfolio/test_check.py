@@ -114,7 +114,7 @@ def test_problems_that_a_kernel_serves_are_searched_together_and_their_times_are
     judged = [(place, check(FakeEngine(), place, one, 3, ())) for place, one in zip(places[:3], picks[:3], strict=True)]
     campaign.save(tmp_path / "c.jsonl.gz", groups, {"device": "NVIDIA H100 80GB HBM3"}, final_tables(judged))
     about, loaded, tables = campaign.load(tmp_path / "c.jsonl.gz")
-    assert campaign.card(about["device"]) == H100 and [g.problems for g in loaded] == [g.problems for g in groups]
+    assert about["device"] == "NVIDIA H100 80GB HBM3" and [g.problems for g in loaded] == [g.problems for g in groups]
     (first, _, third) = [row.times for _, row in judged]
     table = tables[groups[0].name]
     for us, row in zip(table["us"], (first, third), strict=True):

@@ -10,7 +10,7 @@ from evoattn.engine.groups import Group, Kernel
 from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
-from evoattn.portfolio import campaign, measure, select, workload
+from evoattn.portfolio import campaign, select, workload
 from evoattn.portfolio.proposals import AimedBreeder
 from tests.support.facts import changed
 
@@ -65,18 +65,13 @@ def _judged() -> list[select.Checked]:
 
 def _campaigns() -> Iterator[tuple[str, Any]]:
     drawn = [*workload.draw(3, 20), *workload.draw_wide(3, 20), *workload.draw_variants(3, 20), *PROBLEMS, *OTHERS]
-    said = [[campaign.group_of(p), campaign.bits_of(p), campaign.brief(p), campaign.emphasis_of(p)] for p in drawn]
+    said = [[campaign.group_of(p), campaign.bits_of(p)] for p in drawn]
     yield "kinds", [said, [campaign.stand_in(p).describe() for p in drawn]]
     yield "by group", {name: len(of) for name, of in campaign.by_group(drawn).items()}
-    chosen = [campaign.chosen(drawn, drawn[:9], 12, emphasis) for emphasis in (False, True)]
-    yield "chosen", [[p.describe() for p in some] for some in chosen]
-    groups = [Group(f"group {n}", PROBLEMS[: 1 + n % 3], ("flash_scalar",), weight=1.0 + n * n % 7) for n in range(9)]
-    yield "shares", [[group.name for group in some] for some in campaign.shares(groups, 3)]
-    yield "turns", [[group.name, index] for group, index in measure.in_turn(groups)]
+    yield "chosen", [p.describe() for p in campaign.chosen(drawn, 12)]
     group = _group(("flash_scalar",))
     _bred(Breeder(group, GPUS["l4"], 3), group)
     yield "contenders", [[kernel.id[:9] for kernel in campaign.contenders(group, most)] for most in (1, 3, 9)]
-    yield "timed", [campaign.timed_problems(table) for table in (None, {"us": [[None], [1.0], [], [None, 2.0]]})]
 
 
 def _summaries() -> Iterator[tuple[str, Any]]:

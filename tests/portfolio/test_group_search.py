@@ -19,8 +19,6 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.records import Timing
 from evoattn.model.shape_text import parse_shape
 from evoattn.portfolio import campaign
-from evoattn.portfolio.campaign import timed_problems
-from evoattn.portfolio.measure import final_tables, in_turn, with_peers
 from evoattn.timing.finalists import FinalResult
 
 GPU = GPUS["h100"]
@@ -153,26 +151,12 @@ def test_a_search_finds_times_and_survives_a_dead_gpu_process(tmp_path):
             engine.run(0.1, among=[group])
         assert known.times.keys() == {1} and new.times.keys() == {0, 1} and group.kernels[new.id] is new
         assert engine.compiled > compiled, "the new one"
-        *_, table = final_tables(engine, 4, 1, 60)
-        *_, none = final_tables(engine, 4, 1, 0)
-        beside = with_peers(engine, table, ("flash",), 1, 60)["16 d64 full"]
-    made = table["16 d64 full"]
-    assert set(beside["peers"]) == {str(i) for i in timed_problems(made)}
-    for index, times in beside["peers"].items():
-        assert times == {"ours": min(us for us in made["us"][int(index)] if us), "flash": 60.0}
-    assert made["kernels"] and len(made["us"]) == len(SHAPES) and timed_problems(made)
-    assert none["16 d64 full"]["kernels"] == made["kernels"] and not timed_problems(none["16 d64 full"])
+        times = engine.final(group, 1, [known, new], peers=("flash",)).right_us
+    assert times == {known.id: fake_us(known.config), new.id: fake_us(new.config), "flash": 60.0}
+    table = {group.name: {"kernels": [known.id], "us": [[None], [times[known.id]]]}}
     campaign.save(tmp_path / "c.jsonl.gz", [group, other], {"device": "fake"}, table)
     about, groups, tables = campaign.load(tmp_path / "c.jsonl.gz")
     assert about["device"] == "fake" and tables == table
     assert {k.id: k.times.keys() for k in groups[0].kernels.values()} == {
         k.id: k.times.keys() for k in group.kernels.values()
     }
-
-
-def test_final_tables_broken_off_have_a_like_share_of_every_group():
-    large, small = (Group(name, [parse_shape(SHAPES[0])] * n, ()) for name, n in (("large", 30), ("small", 6)))
-    order = in_turn([large, small])
-    assert sorted(i for g, i in order if g is large) == list(range(30))
-    half = [g for g, _ in order[:18]]
-    assert half.count(large) == 15 and half.count(small) == 3

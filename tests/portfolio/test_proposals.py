@@ -140,7 +140,7 @@ def test_what_is_tried_first_errs_on_both_sides_of_the_least_cost():
 def test_neighbours_of_the_fastest_come_as_often_as_what_climbs_came_to():
     group = Group(group_of(CHUNK), [CHUNK], ("flash_wgmma", "split_kv"))
     breeder = ClimbingBreeder(group, H200, 0)
-    group.first[0] = breeder.steps(0)
+    steps = breeder.steps(0)
     for timed, least in ((0, 0), (3, 3)):
         group.kernels = {
             k.id: k
@@ -148,8 +148,8 @@ def test_neighbours_of_the_fastest_come_as_often_as_what_climbs_came_to():
             for k in [Kernel(c.family, c.params, "given", "right", times={0: 1.0})]
         }
         breeder, origins = ClimbingBreeder(group, H200, 0), Counter()
-        breeder._steps[0] = list(group.first[0])
-        for _ in range(18 if timed else len(group.first[0])):  # while there are steps
+        breeder._steps[0] = list(steps)
+        for _ in range(18 if timed else len(steps)):  # while there are steps
             if made := breeder._breed():
                 origins[made[2]] += 1
         assert bool(origins["beside"]) == bool(timed) and origins["beside"] >= least, origins
