@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import math
+import os
 import subprocess
 import sys
 import tempfile
@@ -44,6 +45,8 @@ def alone(lock: Path | None) -> Iterator[None]:
 
 LAST_SECONDS = 40
 """Of a process that may begin no more problems."""
+ONE_COMPILER = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+"""Else each process starts as many as there are cores."""
 
 
 def run_all(module: str, arguments: Sequence[str], count: int, seconds: float) -> Iterator[Path]:
@@ -53,9 +56,10 @@ def run_all(module: str, arguments: Sequence[str], count: int, seconds: float) -
         home = Path(folder)
         lock = "--lock", str(home / "lock")
         parts = [home / f"{number}.json" for number in range(count)]
+        words = sys.executable, "-m", module, *arguments, *lock
         runs = [
             subprocess.Popen(
-                [sys.executable, "-m", module, *arguments, "--share", f"{number}/{count}", *lock, "--json", str(part)]
+                [*words, "--share", f"{number}/{count}", "--json", str(part)], env=os.environ | ONE_COMPILER
             )
             for number, part in enumerate(parts)
         ]

@@ -12,39 +12,29 @@ from evoattn.ops import block_masks, flex, hiding_scores
 from evoattn.ops.runtime import Runtime, current
 from evoattn.portfolio.pick import lasting_pick, next_picks
 from tests.ops.gpu.gpu_problems import ON_A_GPU, without_waiting
+from tests.ops.gpu.test_training import backward_kernels, require_near
 
 pytestmark = ON_A_GPU
 SHAPES = [Shape(2, 8, 700, 700, "cuda"), Shape(2, 8, 3, 1300, "cuda")]
 NAMES = (
-    *(
-        "window",
-        "causal_documents",
-        "logical_documents",
-        "global_window",
-        "windows_of_heads",
-        "neighbours_2d",
-        "jagged",
-    ),
-    *(
-        "tree_of_bits",
-        "any_pairs",
-        "chosen_causal_blocks",
-        "t5_bias",
-        "dense_bias",
-        "alibi",
-        "causal_softcap_in_window",
-        "hidden_by_score",
-    ),
+    *("window", "causal_documents", "logical_documents", "global_window", "windows_of_heads", "neighbours_2d"),
+    *("jagged", "tree_of_bits", "any_pairs", "chosen_causal_blocks", "t5_bias", "dense_bias", "alibi"),
+    *("causal_softcap_in_window", "hidden_by_score"),
 )
+
+
+def made(shape):
+    """Query, key and value, of a K/V head for four."""
+    generator = torch.Generator("cuda").manual_seed(3)
+    sizes = [(2, 8, shape.queries, 64), (2, 2, shape.keys, 64), (2, 2, shape.keys, 64)]
+    return [torch.randn(size, generator=generator, device="cuda").bfloat16() for size in sizes]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=["prefill", "decode"])
 @pytest.mark.parametrize("name", NAMES)
 def test_right_without_waiting_and_in_a_graph(name, shape, monkeypatch):
     monkeypatch.setattr(hiding_scores, "LEAST_SCORES", 0)
-    generator = torch.Generator("cuda").manual_seed(3)
-    sizes = [(2, 8, shape.queries, 64), (2, 2, shape.keys, 64), (2, 2, shape.keys, 64)]
-    q, k, v = (torch.randn(size, generator=generator, device="cuda").bfloat16() for size in sizes)
+    q, k, v = made(shape)
     written = MODS[name](shape)
     mask = written.block_mask(shape)
     words = dict(score_mod=written.score_mod, block_mask=mask, enable_gqa=True)
@@ -95,9 +85,7 @@ def require_same(name):
     cells = (written.score_mod.__closure__ or ()) if written.score_mod else ()
     tables = [c.cell_contents for c in cells if isinstance(c.cell_contents, torch.Tensor)]
     tables = [one.requires_grad_() for one in tables if one.is_floating_point()]
-    generator = torch.Generator("cuda").manual_seed(3)
-    sizes = [(2, 8, 700, 64), (2, 2, 700, 64), (2, 2, 700, 64)]
-    leaves = [torch.randn(one, generator=generator, device="cuda").bfloat16().requires_grad_() for one in sizes]
+    leaves = [one.requires_grad_() for one in made(shape)]
 
     def layer(q, k, v):
         return evoattn.flex_attention(q, k, v, written.score_mod, mask, enable_gqa=True).float().square().sum()
@@ -111,3 +99,29 @@ def require_same(name):
     expected = torch.autograd.grad(layer(*leaves), [*leaves, *tables])
     for one, exact in zip(found, expected, strict=True):
         assert (one.float() - exact.float()).abs().max() <= 0.02 * exact.float().abs().max()
+
+
+def test_gradients_by_the_lists_that_a_score_makes(tmp_path, monkeypatch):
+    """A score that is -inf says what is hidden. Deterministic gradients have the same bits twice."""
+    monkeypatch.setattr(hiding_scores, "LEAST_SCORES", 0)
+    score_mod, leaves = MODS["hidden_by_score"](SHAPES[0]).score_mod, [one.requires_grad_() for one in made(SHAPES[0])]
+
+    def gradients(attend, dtype=torch.bfloat16):
+        given = [one.detach().to(dtype).requires_grad_() for one in leaves]
+        out = attend(*given, score_mod, enable_gqa=True)
+        return torch.autograd.grad(out, given, torch.ones_like(out) - leaves[0].detach())
+
+    with torch.enable_grad():
+        low, exact = gradients(flex.TORCH), gradients(flex.TORCH, torch.float64)
+    with current.use(Runtime(CudaPlatform(), lasting_pick, tmp_path, others=next_picks)), torch.enable_grad():
+        with evoattn.capture() as shapes, backward_kernels() as ran:
+            found = gradients(evoattn.flex_attention)
+        assert ran and all(entry.problem.blocks for entry in shapes.entries), shapes.entries
+        require_near(found, low, exact)
+        torch.use_deterministic_algorithms(True)
+        try:
+            first, second = (gradients(evoattn.flex_attention) for _ in range(2))
+        finally:
+            torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(*pair) for pair in zip(first, second, strict=True))
+    require_near(first, low, exact)
