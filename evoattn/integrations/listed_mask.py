@@ -2,8 +2,8 @@
 beside padding in the middle.
 
 Blocks of a mask of bools that are all true are FULL, those with some true PARTIAL, and the others are never loaded. In
-PARTIAL blocks kernels read the mask itself. The lists are made once for a tensor, which all layers of a forward pass
-share.
+PARTIAL blocks kernels read the mask itself. The lists are made once for a tensor, by a kernel; all layers of a forward
+pass share them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from evoattn.integrations.padded_batch import may_mark
+from evoattn.model.score import MOST_ELEMENTS
 from evoattn.ops import flex
 from evoattn.ops.call import Call, terms_of
 
@@ -28,16 +29,7 @@ def block_mask_of(mask: Tensor) -> BlockMask:
     several = mask.shape[0] > 1 and mask.stride(0) > 0
     # Detached, as any other view holds the tensor: one that has its block mask for an attribute would never be freed.
     seen = mask.detach()[: len(mask) if several else 1, 0]
-    (batch, queries, keys), sizes = seen.shape, [-(-size // BLOCK) for size in seen.shape[1:]]
-    room = 0, sizes[1] * BLOCK - keys, 0, sizes[0] * BLOCK - queries
-
-    def has(marks: Tensor) -> Tensor:
-        padded = torch.nn.functional.pad(marks, room).view(batch, 1, sizes[0], BLOCK, sizes[1], BLOCK)
-        found: Tensor = padded.any(5).any(3)
-        return found
-
-    shown, hidden = has(seen), has(~seen)
-    (counts, partial), (full_counts, full) = _lists(shown & hidden), _lists(shown & ~hidden)
+    batch, queries, keys = seen.shape
 
     def of_batches(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return seen[b, q, k]
@@ -45,16 +37,8 @@ def block_mask_of(mask: Tensor) -> BlockMask:
     def of_all(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return seen[0, q, k]
 
-    lengths, shows = (queries, keys), of_batches if several else of_all
-    return BlockMask.from_kv_blocks(
-        counts, partial, full_counts, full, BLOCK_SIZE=BLOCK, mask_mod=shows, seq_lengths=lengths
-    )
-
-
-def _lists(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks of each row are true, and which, these first."""
-    order = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
-    return blocks.sum(-1, dtype=torch.int32), order.to(torch.int32)
+    shows = of_batches if several else of_all
+    return flex.create_block_mask(shows, batch if several else None, None, queries, keys, mask.device, BLOCK)
 
 
 def attention(
@@ -65,7 +49,12 @@ def attention(
     for the device once for a mask."""
     if torch.compiler.is_compiling() or mask.dtype != torch.bool or query.shape[2] < LEAST_QUERIES:
         return None
-    fits = mask.dim() == 4 and mask.shape[0] in (1, query.shape[0]) and mask.shape[1] == 1
+    fits = (
+        mask.numel() <= MOST_ELEMENTS
+        and mask.dim() == 4
+        and mask.shape[0] in (1, query.shape[0])
+        and mask.shape[1] == 1
+    )
     if not fits or mask.shape[2:] != (query.shape[2], key.shape[2]) or not may_mark(mask):
         return None
     version, blocks = getattr(mask, MARK, (None, None))

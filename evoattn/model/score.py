@@ -21,7 +21,7 @@ import ast
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, NamedTuple
@@ -387,7 +387,9 @@ def _parsed(text: str, tables: str | tuple[Table, ...], several: bool) -> tuple[
         raise ValueError(f"{text!r} is no expression") from None
     try:
         tree = _tree(parsed, known)
-        names = _names(tree)
+        every = tuple(parts(tree))
+        names = {one.name for one in every if isinstance(one, Name)}
+        names |= {one.table.name for one in every if isinstance(one, Load)}
         plain = ast.unparse(parsed).replace(" ", "")
     except RecursionError:
         raise ValueError("an expression is nested too deeply") from None
@@ -476,45 +478,29 @@ def applied(name: str, of: tuple[Tree, ...]) -> Apply:
     return Apply(name, of)
 
 
-def _names(tree: Tree) -> set[str]:
-    match tree:
-        case Name(name):
-            return {name}
-        case Load(table, indices, _):
-            return {table.name}.union(*map(_names, indices))
-        case Apply(_, of):
-            return set().union(*map(_names, of))
-    return set()
+def parts(tree: Tree) -> Iterator[Tree]:
+    """An expression, and all that it is made of, from left to right."""
+    left = [tree]
+    while left:
+        one = left.pop()
+        yield one
+        if isinstance(one, Apply | Load):
+            left += reversed(one.of if isinstance(one, Apply) else one.indices)
 
 
 def depends_on(tree: Tree, name: str) -> bool:
     """Whether an expression differs by an index, or by the score."""
-    match tree:
-        case Name(own):
-            return own == name
-        case Load(_, of, _) | Apply(_, of):
-            return any(depends_on(one, name) for one in of)
-    return False
+    return any(isinstance(one, Name) and one.name == name for one in parts(tree))
 
 
 def has_loads(tree: Tree) -> bool:
     """Whether an expression reads a table."""
-    match tree:
-        case Load():
-            return True
-        case Apply(_, of):
-            return any(map(has_loads, of))
-    return False
+    return any(isinstance(one, Load) for one in parts(tree))
 
 
 def loads_pairs(tree: Tree) -> bool:
     """Whether an expression loads an element for each query and key."""
-    match tree:
-        case Load(_, of, _) if depends_on(tree, "q") and depends_on(tree, "k"):
-            return True
-        case Load(_, of, _) | Apply(_, of):
-            return any(map(loads_pairs, of))
-    return False
+    return any(isinstance(one, Load) and depends_on(one, "q") and depends_on(one, "k") for one in parts(tree))
 
 
 def replaced(tree: Tree, one: Tree, other: Tree) -> Tree:

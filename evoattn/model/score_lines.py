@@ -7,7 +7,7 @@ import math
 from typing import NamedTuple
 
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT, FULL
-from evoattn.model.score import SCORE, Apply, Load, Name, Number, Tree, depends_on
+from evoattn.model.score import SCORE, Apply, Load, Name, Number, Tree, depends_on, loads_pairs, parts
 
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 Bounds = tuple[int | None, int | None]
@@ -32,12 +32,7 @@ def is_shift(tree: Tree) -> bool:
 
 def loads_apart(tree: Tree) -> bool:
     """Whether an expression loads an element for each query and key that is not one for each distance of the two."""
-    match tree:
-        case Load() if depends_on(tree, "q") and depends_on(tree, "k") and not is_shift(tree):
-            return True
-        case Load(_, of, _) | Apply(_, of):
-            return any(map(loads_apart, of))
-    return False
+    return any(loads_pairs(one) and not is_shift(one) for one in parts(tree) if isinstance(one, Load))
 
 
 def linear(tree: Tree) -> tuple[int, int, int] | None:

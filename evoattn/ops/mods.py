@@ -156,11 +156,7 @@ def _divided(x: Tree, y: Tree, rounding_mode: str | None = None) -> Tree:
     if rounding_mode != "floor":
         raise Untraceable(f"expressions have no aten::div with rounding_mode={rounding_mode!r}")
     x, y = _number(x), _number(y)
-    return (
-        _apply("//" if x.kind == y.kind == "int" else "/", x, y)
-        if x.kind == y.kind == "int"
-        else _apply("floor", _apply("/", x, y))
-    )
+    return _apply("//", x, y) if x.kind == y.kind == "int" else _apply("floor", _apply("/", x, y))
 
 
 def _remainder(x: Tree, y: Tree) -> Tree:

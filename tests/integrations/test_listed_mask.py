@@ -68,7 +68,8 @@ def answered(seen):
 class Answering:
     """In place of a runtime that has kernels, or has none."""
 
-    device_type, platform = "cpu", SimpleNamespace(capturing=lambda: False)
+    device_type = "cpu"
+    platform = SimpleNamespace(capturing=lambda: False, current_device=lambda: 0, spec=lambda number: None)
 
     def __init__(self, has_kernels):
         self.calls, self.has_kernels = [], has_kernels

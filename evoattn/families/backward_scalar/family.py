@@ -23,7 +23,7 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.score import SCORE, Apply, Load, Name, Number, Table, Tree, derivative, replaced
+from evoattn.model.score import SCORE, Apply, Load, Name, Number, Table, Tree, derivative, parts, replaced
 from evoattn.model.score_cuda import in_cuda
 from evoattn.model.space import KernelConfig
 
@@ -204,7 +204,7 @@ def score_class(problem: AttentionProblem) -> str:
                 for name, value in methods
                 for line in (
                     f"  __device__ __forceinline__ float {name}({ARGUMENTS}) const {{",
-                    *([BIASED] if problem.bias and _has(value, BIAS) else ()),
+                    *([BIASED] if problem.bias and BIAS in parts(value) else ()),
                     f"    return {in_cuda(value)};",
                     "  }",
                 )
@@ -242,17 +242,6 @@ def _named(tree: Tree) -> Tree:
     return tree
 
 
-def _has(tree: Tree, name: Name) -> bool:
-    return tree == name or (isinstance(tree, Apply) and any(_has(one, name) for one in tree.of))
-
-
 def _tables(tree: Tree) -> list[Table]:
     """Those that an expression loads from, each once."""
-    match tree:
-        case Load(table, indices):
-            found = [table, *(inner for index in indices for inner in _tables(index))]
-        case Apply(_, of):
-            found = [table for one in of for table in _tables(one)]
-        case _:
-            found = []
-    return list({table.name: table for table in found}.values())
+    return list({one.table.name: one.table for one in parts(tree) if isinstance(one, Load)}.values())
