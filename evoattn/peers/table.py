@@ -23,7 +23,7 @@ from evoattn.peers import fa3, fa4, flashinfer, flex, torch_varlen
 from evoattn.peers.backward import backward_of
 from evoattn.peers.fa4 import ScoreMod, find_score_mod
 from evoattn.peers.variants import PeerRefused as PeerRefused
-from evoattn.peers.variants import added_to_scores, flash_options, whole_keys, without_nan
+from evoattn.peers.variants import added_to_scores, eight_bits, flash_options, whole_keys, without_nan
 
 Tensors = dict[str, torch.Tensor]
 Call = Callable[[], torch.Tensor | Tensors]
@@ -118,19 +118,25 @@ def _flash_attention(
 
 
 def fa3_peer(load: fa3.Load = import_module) -> Peer:
-    """FlashAttention 3, out of the modules that `load` imports.
+    """FlashAttention 3, out of the modules that `load` imports. Numbers of 8 bits go to it with their scales.
 
     Its call raises `PeerRefused` for a dtype that the installed build lacks.
     """
 
-    def prepare(problem: AttentionProblem) -> fa3.Prepare:
-        try:
-            return fa3.find(problem.dtype, load).prepare
-        except fa3.LacksDtype as error:
-            raise PeerRefused(str(error)) from None
+    def make(problem: AttentionProblem, tensors: Tensors) -> Call:
+        plain, tensors, descales = eight_bits(problem, tensors)
+
+        def prepare(problem: AttentionProblem) -> fa3.Prepare:
+            try:
+                found = fa3.find(problem.dtype, load).prepare
+            except fa3.LacksDtype as error:
+                raise PeerRefused(str(error)) from None
+            return lambda q, k, v, causal, options: found(q, k, v, causal, {**options, **descales})
+
+        return _flash_attention(prepare, (), "FlashAttention 3")(plain, tensors)
 
     return Peer(
-        _flash_attention(prepare, (), "FlashAttention 3"),
+        make,
         "flash-attn-3",
         lambda p: fa3.find(p.dtype, load).version,
     )

@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
+from evoattn.correctness.eight_bits import turned_back
 from evoattn.correctness.sequences import NO_PAGE, gathered, sequence
 from evoattn.correctness.terms import terms_of, torch_dtype
+from evoattn.model.dtype import KEY_DTYPES
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.variant import KEY_VARIANTS, SCORE_VARIANTS, parse_window
 
@@ -99,6 +101,23 @@ def added_to_scores(problem: AttentionProblem, tensors: Tensors) -> torch.Tensor
             continue
         seen.copy_(terms_of(own, tensors, index, heads, rows, device).apply(torch.zeros(seen.shape, device=device)))
     return mask
+
+
+def eight_bits(
+    problem: AttentionProblem, tensors: Tensors
+) -> tuple[AttentionProblem, dict[str, torch.Tensor], dict[str, Any]]:
+    """A problem whose Q, K and V have 8 bits as FlashAttention 3 takes it: without its scales, which are arguments
+    `[batch, kv_heads]`, and with V's keys as rows, as it turns V round itself. Any other problem as it is."""
+    if problem.dtype not in KEY_DTYPES or problem.scales not in ("", "head"):
+        return problem, dict(tensors), {}
+    shape = (problem.batch, problem.kv_heads)
+    descales = {f"{name}_descale": tensors[f"{name}_scale"].expand(shape).contiguous() for name in "qkv"}
+    if problem.turned:
+        rows = turned_back(tensors["v"], problem.seqlen_k)
+        if problem.layout == "bshd":
+            rows = rows.transpose(1, 2).contiguous().transpose(1, 2)
+        tensors = {**tensors, "v": rows}
+    return problem.with_(scales="", turned=False), dict(tensors), descales
 
 
 def flash_options(problem: AttentionProblem, tensors: Tensors, own: tuple[str, ...], who: str) -> dict[str, Any]:

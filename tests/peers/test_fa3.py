@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from evoattn.correctness.reference import make_inputs
+from evoattn.correctness.reference import make_answer, make_inputs
 from evoattn.model.problem import AttentionProblem
 from evoattn.peers import fa3
 from evoattn.peers.table import NOT_INSTALLED, PeerRefused, fa3_peer, peer_call
@@ -62,3 +62,26 @@ def test_a_library_that_does_not_load_is_one_sentence():
         raise OSError("libcudart.so.13: cannot open shared object file")
 
     assert "libcudart.so.13: cannot open" in refused(cannot)
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_8_bits_come_with_their_scales_and_v_in_rows(layout):
+    """The values that its arguments stand for are those of a problem whose V is turned."""
+    turned = AttentionProblem(2, 4, 2, 24, 40, 16, "e4m3", scales="head", turned=True, layout=layout)
+
+    def answer(q, k, v, **words):
+        scales = [words[f"{name}_descale"] for name in "qkv"]
+        assert words["causal"] is False and [one.shape for one in scales] == [(2, 2)] * 3
+        q, k, v = (one.double().transpose(1, 2) for one in (q, k, v))
+        q, k, v = (one.unflatten(1, (2, -1)) * s[:, :, None, None, None] for one, s in zip((q, k, v), scales))
+        out = ((q @ k.mT) * 16**-0.5).softmax(-1) @ v
+        return out.flatten(1, 2).transpose(1, 2).bfloat16()
+
+    def load(name):
+        if name == "fa3_fwd_interface":
+            return SimpleNamespace(flash_attn_func=lambda *tensors, num_splits, **words: answer(*tensors, **words))
+        raise ModuleNotFoundError(name)
+
+    tensors = make_inputs(turned, 1, "cpu")
+    call = peer_call(fa3_peer(load), turned, tensors, make_answer(turned, tensors))
+    assert call().shape == (2, 4, 24, 16)
