@@ -11,7 +11,7 @@ from evoattn.correctness import sequences
 from evoattn.correctness.sequences import each
 from evoattn.correctness.terms import torch_dtype
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.scales import BLOCK_ROWS, PER_BLOCK, PER_TOKEN, scale_blocks
+from evoattn.model.scales import BLOCK_ROWS, PER_BLOCK, PER_COLUMNS, PER_TOKEN, SCALE_COLUMNS, scale_blocks
 from evoattn.model.turned import GROUP, ORDER, turned_keys
 
 UNEVEN = 1.37
@@ -24,13 +24,16 @@ def quantised(
     """(numbers as 8 bits hold them, before they are cast; their scales).
 
     `values` are float32 of `sequences.whole_shape`. Scales broadcast over them: of all, of each sequence's K/V heads or
-    of each block or row, so that the largest value is near the end of the range. `extreme`: some scales are 0 (of every
-    other head, or every third row or block), some numbers are at either end of the range, and -0 is among them.
+    of each block, row or columns of a row, so that the largest value is near the end of the range. `extreme`: some
+    scales are 0 (of every other head, or every third row or block), some numbers are at either end of the range, and -0
+    is among them.
     """
     element = problem.element_of(tensor)
     sizes = values.abs().nan_to_num(0)
-    per_token = problem.scales == PER_TOKEN
-    if per_token:
+    per_token = problem.scales in (PER_TOKEN, PER_COLUMNS)
+    if problem.scales == PER_COLUMNS:
+        largest = of_columns(sizes.unflatten(-1, (-1, SCALE_COLUMNS)).amax(-1))
+    elif per_token:
         largest = sizes.amax(-1, keepdim=True)
     elif problem.scales == PER_BLOCK:
         largest = of_blocks(sizes.amax(-1, keepdim=True))
@@ -74,12 +77,12 @@ def stored_scales(
     NaN behind the last key in use."""
     name = f"{tensor}_scale"
     shape = problem.scale_shapes[name]
-    if problem.scales == PER_TOKEN:
+    if problem.scales in (PER_TOKEN, PER_COLUMNS):
         if tensor != "q" and (problem.seqused or problem.page):
             scale = sequences.stored(problem, scale, terms)
         out = torch.empty(math.prod(shape), dtype=torch.float32, device=scale.device)
-        view = out.as_strided(shape, problem.scale_strides(name))
-        view.copy_(scale[..., 0])
+        view = out.as_strided(shape, (*problem.scale_strides(name), 1)[: len(shape)])
+        view.copy_(scale[..., ::SCALE_COLUMNS] if len(shape) == 4 else scale[..., 0])
         return view
     if not problem.scales:
         return scale.reshape(1, 1)
@@ -107,6 +110,11 @@ def of_blocks(largest: torch.Tensor) -> torch.Tensor:
 def spread(scale: torch.Tensor, rows: int) -> torch.Tensor:
     """Scales `[batch, heads, blocks]` as they broadcast over `[batch, heads, rows, head_dim]`."""
     return scale.repeat_interleave(BLOCK_ROWS, 2)[:, :, :rows, None]
+
+
+def of_columns(scale: torch.Tensor) -> torch.Tensor:
+    """Scales `[batch, heads, rows, columns / SCALE_COLUMNS]` for each column."""
+    return scale.repeat_interleave(SCALE_COLUMNS, -1)
 
 
 def turn(values: torch.Tensor) -> torch.Tensor:
@@ -140,7 +148,7 @@ def dequantised(
         return problem, dict(tensors)
     made = {name: tensor for name, tensor in tensors.items() if name not in shapes}
     for name in problem.tensors:
-        if name == "q" and "q_scale" not in shapes:
+        if f"{name}_scale" not in shapes:
             continue
         stored = tensors[name]
         if problem.turned and name == "v":
@@ -155,6 +163,8 @@ def _broadcast(problem: AttentionProblem, tensor: str, tensors: Mapping[str, tor
     scale = tensors[f"{tensor}_scale"]
     if problem.scales == PER_BLOCK:
         return spread(scale, problem.shape(tensor)[2])
+    if problem.scales == PER_COLUMNS:
+        return of_columns(scale)
     if scale.ndim == 3:
         return scale[..., None]
     if not problem.scales:

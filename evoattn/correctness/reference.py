@@ -14,6 +14,7 @@ from evoattn.correctness.inputs import make_inputs as make_inputs
 from evoattn.correctness.sequences import with_pairs
 from evoattn.correctness.terms import torch_dtype
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.scales import PER_COLUMNS
 
 SCORES_PER_CHUNK = 1 << 27
 """Scores that the reference materialises at once: 1 GiB in float64."""
@@ -221,6 +222,7 @@ def make_answer(problem: AttentionProblem, tensors: dict[str, torch.Tensor], dou
     what 16-bit attention of these is off, in O's dtype; where Q too has 8 bits, what it is off with weights of 8 bits.
     """
     exact_dtype = torch.float64 if double or not problem.element.on_tensor_cores else torch.float32
+    by_columns = problem.scales == PER_COLUMNS  # whose scales are multiplied in before products, and rounded
     eight = problem.dtype == "e4m3"  # products of int8 are exact, and their weights have 16 bits
     problem, tensors = eight_bits.dequantised(problem, tensors, exact_dtype)
     dtype, (q, k, v) = torch_dtype(problem), terms.qkv(problem, tensors)
@@ -250,6 +252,9 @@ def make_answer(problem: AttentionProblem, tensors: dict[str, torch.Tensor], dou
     allowed_lse = LSE_ABSOLUTE + LSE_RELATIVE * largest
     if eight:
         allowed_lse += eight_bit_sums(problem.head_dim) * largest_score(problem, tensors)
+    if by_columns:
+        off = (exact_lse(problem, q, k.to(dtype).to(exact_dtype), tensors) - lse).nan_to_num(0)
+        allowed_lse += 2 * off.abs().max().item()
     return {"o": Exact(exact, allowed, allowed_rms), "lse": Exact(lse, allowed_lse, logarithms=True)}
 
 

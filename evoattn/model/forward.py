@@ -39,8 +39,8 @@ def _inputs(problem: Any) -> tuple[TensorSpec, ...]:
     return main + tuple(
         TensorSpec(name, shape, problem.strides(name), dtype)
         if name == "bias"
-        else TensorSpec(name, shape, problem.scale_strides(name), "float32")
-        if name in SCALES and len(shape) == 3
+        else TensorSpec(name, shape, (*problem.scale_strides(name), 1)[: len(shape)], "float32")
+        if name in SCALES and len(shape) > 2
         else contiguous(name, shape, kinds.get(name, "int32"))
         for name, shape in problem.term_shapes.items()
     )
@@ -72,7 +72,8 @@ def _bytes(problem: Any) -> int:
     row = problem.shape("k")[3] * problem.element_of("k").bytes
     if not problem.shared_kv:
         row += problem.head_dim_v * problem.element_of("v").bytes
-    row += 4 * sum(name != "q_scale" and len(shape) == 3 for name, shape in problem.scale_shapes.items())
+    of_rows = (shape for name, shape in problem.scale_shapes.items() if name != "q_scale" and len(shape) > 2)
+    row += 4 * sum(math.prod(shape[3:]) for shape in of_rows)
     moved: int = kept * row + problem.element_bytes * math.prod(problem.shape("q"))
     moved += problem.answer.bytes * (math.prod(problem.shape("o")) + math.prod(problem.term_shapes.get("bias", (0,))))
     moved += 4 * problem.lse * math.prod(problem.lse_shape)

@@ -324,7 +324,10 @@ class AttentionProblem:
     def element_of(self, tensor: str) -> Dtype:
         """The row of `q`, `k`, `v`, `o` or `bias`, or of a gradient."""
         name = tensor.removeprefix("d")
-        return self.answer if name in ("o", "bias") else DTYPES[self.kv or self.dtype] if name in "kv" else self.element
+        if name in ("o", "bias"):
+            return self.answer
+        of_cache = name == "v" or (name == "k" and not self.rotary_apart)
+        return DTYPES[self.kv or self.dtype] if of_cache else self.element
 
     @property
     def scale_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -1,7 +1,8 @@
 """The scales of tensors of 8 bits: a value is the stored number times the scale of its place.
 
 Sources: per tensor and per head `[batch, kv_heads]` as `q_descale`, `k_descale` and `v_descale` of FlashAttention 3,
-per block of rows as SageAttention's Q and K, per token and head as vLLM's `fp8_per_token_head` caches.
+per block of rows as SageAttention's Q and K, per token and head as vLLM's `fp8_per_token_head` caches, per token and
+128 columns as DeepSeek's latent cache (FlashMLA's "FP8 with scale").
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from evoattn.model.dtype import DTYPES, KEY_DTYPES
 
 SCALES = ("q_scale", "k_scale", "v_scale")
 """Inputs of float32, not negative: `k_scale` those of K. Where V lies within K, its scales are K's."""
-GRANULARITIES = ("", "head", "block", "token")
-"""What has a scale of its own: the whole tensor, each K/V head of each sequence, each BLOCK_ROWS rows of each head, or
-each row of each head."""
+GRANULARITIES = ("", "head", "block", "token", "columns")
+"""What has a scale of its own: the whole tensor, each K/V head of each sequence, each BLOCK_ROWS rows of each head,
+each row of each head, or each SCALE_COLUMNS columns of such a row."""
 PER_BLOCK: Final = "block"
 PER_TOKEN: Final = "token"
+PER_COLUMNS: Final = "columns"
+SCALE_COLUMNS = 128
 BLOCK_ROWS = 128
 """A tile of keys of 64 or 128 has one scale then, and so have the 64 rows of a warpgroup."""
 
@@ -30,8 +33,8 @@ def scale_shapes(problem: Any) -> dict[str, tuple[int, ...]]:
     """By its name the shape of each scale that the problem has.
 
     `[1, 1]` of a tensor; `[batch, kv_heads]`, Q's too; per block `[batch, heads, blocks]`, of the tensor's own heads;
-    per token that of the tensor without its last dimension, so that scales of pages lie in pages. A sequence of a
-    packed batch counts as a batch of its own.
+    per token that of the tensor without its last dimension, so that scales of pages lie in pages, and per columns with
+    a last dimension of scales. A sequence of a packed batch counts as a batch of its own.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for name in SCALES:
@@ -40,6 +43,9 @@ def scale_shapes(problem: Any) -> dict[str, tuple[int, ...]]:
             continue
         if problem.scales == PER_TOKEN:
             shapes[name] = problem.shape(tensor)[:3]
+        elif problem.scales == PER_COLUMNS:
+            *rows, columns = problem.shape(tensor)
+            shapes[name] = (*rows, columns // SCALE_COLUMNS)
         elif problem.scales == PER_BLOCK:
             batch, heads, rows, _ = problem.shape(tensor)
             shapes[name] = (batch, heads, scale_blocks(rows))
@@ -50,8 +56,14 @@ def scale_shapes(problem: Any) -> dict[str, tuple[int, ...]]:
 
 def scale_strides(problem: Any, name: str) -> tuple[int, int, int]:
     """In elements, from one batch, head and row, per block: block, to the next: 0 where the scale is the same. Kernels
-    take them as arguments. With pages a batch of scales per token is a page; scales per head are of sequences."""
+    take them as arguments. Scales of columns lie next to one another. With pages a batch of scales per token is a page;
+    scales per head are of sequences."""
     shape = scale_shapes(problem)[name]
+    if len(shape) == 4:
+        _, heads, rows, columns = shape
+        if problem.layout == "bshd":
+            return rows * heads * columns, columns, heads * columns
+        return heads * rows * columns, rows * columns, columns
     if len(shape) == 3:
         _, heads, rows = shape
         by_rows = problem.layout == "bshd" and problem.scales == PER_TOKEN
@@ -64,12 +76,21 @@ def why_no_scales(problem: Any) -> str:
     if problem.kv and problem.kv not in KEY_DTYPES:
         return f"kv must be one of {', '.join(KEY_DTYPES)}, or left out where K and V are as Q, not {problem.kv!r}."
     if problem.scales not in GRANULARITIES:
-        return f"scales must be head, block, token, or left out for one of each tensor, not {problem.scales!r}."
+        return (
+            f"scales must be head, block, token, columns, or left out for one of each tensor, not {problem.scales!r}."
+        )
     eight = problem.kv or problem.dtype in KEY_DTYPES
     if problem.scales and not eight:
         return f"scales={problem.scales}: only numbers of 8 bits have scales; write kv=e4m3 too, or take scales out."
     if problem.scales == PER_BLOCK and (reason := _why_no_blocks(problem)):
         return reason
+    by_columns = problem.scales == PER_COLUMNS
+    fits = by_columns and problem.rotary_apart and problem.head_dim_v % SCALE_COLUMNS == 0
+    if eight and (by_columns or problem.rotary_apart) and not fits:
+        return (
+            "scales=columns and rotary_apart=1 go together where V has 8 bits: K's own columns have 16 then, and V has "
+            f"whole {SCALE_COLUMNS} columns."
+        )
     if problem.kv and not DTYPES[problem.dtype].on_tensor_cores:
         return f"kv={problem.kv}: K and V of 8 bits go with queries of 16 bits; write dtype=bf16 or fp16."
     if eight and problem.op == "backward":

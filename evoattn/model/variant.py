@@ -71,10 +71,10 @@ def fault_of(problem: Any) -> str:
             f"shared_kv: V is the first columns of K, so that its head_dim of {problem.head_dim_v} must be at most "
             f"the {problem.head_dim} of K."
         )
-    if problem.rotary_apart and (problem.shared_kv or problem.head_dim_v >= problem.head_dim or problem.kv):
+    if problem.rotary_apart and (problem.shared_kv or problem.head_dim_v >= problem.head_dim):
         return (
             "rotary_apart: K is V and, behind it, the columns of another tensor, so that V has a smaller head_dim (Dv) "
-            "and K's dtype, and shared_kv says something else."
+            "and shared_kv says something else."
         )
     try:
         tables, several = parse_tables(problem.tables), bool(problem.predicate)

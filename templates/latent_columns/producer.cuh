@@ -6,11 +6,14 @@
 __device__ __forceinline__ void copy_tiles(KeyShares& shares, const TensorMap& q_map, const TensorMap& k_map,
                                            const TensorMap& v_map) {
   const uint32_t smem = shares.smem_address;
-  const LatentRing<HEAD_DIM, VALUE_DIM, APART, BLOCK_N, STAGES> k_ring(k_map, v_map, smem + Smem::K,
-                                                                       smem + Smem::K_FULL, smem + Smem::K_EMPTY);
+  constexpr int PLACES = EIGHT_BITS ? LOADED : STAGES, KEYS = EIGHT_BITS ? LOAD_KEYS : BLOCK_N;
+  constexpr int COLUMNS = EIGHT_BITS ? VALUE_DIM / 2 : VALUE_DIM;  // of V, of 16 bits
+  const LatentRing<HEAD_DIM - VALUE_DIM + COLUMNS, COLUMNS, APART, KEYS, PLACES> k_ring(
+      k_map, v_map, smem + (EIGHT_BITS ? Smem::LOADED_TILES : Smem::K),
+      smem + (EIGHT_BITS ? Smem::LOADED_FULL : Smem::K_FULL), smem + (EIGHT_BITS ? Smem::LOADED_EMPTY : Smem::K_EMPTY));
   const auto& given = shares.terms.given;
   RingPosition<Q_STAGES> q_place;
-  RingPosition<STAGES> k_place;
+  RingPosition<PLACES> k_place;
   while (shares.next()) {
     const RowTile& tile = shares.tile;
     const int used = shares.keys_of(tile.batch), first_key = tile.batch * given.kv_rows;
@@ -22,8 +25,11 @@ __device__ __forceinline__ void copy_tiles(KeyShares& shares, const TensorMap& q
                 tile.batch);
     q_place.advance();
     for (int i = shares.end_tile - 1; i >= shares.first_tile; --i) {
-      k_ring.load_keys<PAGED, SEQUSED>(k_place, i * BLOCK_N, pages, first_key + used, tile.kv_head, tile.batch);
-      k_place.advance();
+#pragma unroll 1
+      for (int key = i * BLOCK_N; key < (i + 1) * BLOCK_N; key += KEYS) {
+        k_ring.load_keys<PAGED, SEQUSED>(k_place, key, pages, first_key + used, tile.kv_head, tile.batch);
+        k_place.advance();
+      }
     }
   }
 }

@@ -4,6 +4,7 @@ from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.named_problems import lookup
 from tests.families.latent import H100, NARROW
 
+EIGHT = NARROW.with_(shared_kv=False, rotary_apart=True, kv="e4m3", scales="columns")
 FAMILY = FAMILIES["latent_columns"]
 BASE = dict(BLOCK_M=16, QUERIES=1, BLOCK_N=64, STAGES=2)
 
@@ -28,6 +29,26 @@ CASES = {
     "rotary columns apart, pages": (
         NARROW.with_(shared_kv=False, rotary_apart=True, seqused="0:3000", page=16, layout="bshd"),
         {"STAGES": 3},
+    ),
+    "8 bits": (EIGHT.with_(lse=True), {"STAGES": 1}),
+    "8 bits, pages": (EIGHT.with_(seqused="0:3000", page=16, layout="bshd"), {"LOADED": 2}),
+    "8 bits, pages of 8, two queries": (
+        EIGHT.with_(seqlen_q=2, mask="causal_lower_right", seqused="0:3000", page=8, lse=True),
+        {"BLOCK_M": 32, "QUERIES": 2, "LOADED": 3},
+    ),
+    "DeepSeek's cache of 8 bits": (
+        lookup("mla_decode").with_(
+            heads=16,
+            shared_kv=False,
+            rotary_apart=True,
+            kv="e4m3",
+            scales="columns",
+            seqused="0:2000",
+            page=64,
+            layout="bshd",
+            name="",
+        ),
+        {"LOADED": 4},
     ),
     "DeepSeek's widths": (lookup("mla_decode").with_(seqused="0:2000", page=64, layout="bshd"), {}),
 }

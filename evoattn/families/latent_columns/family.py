@@ -6,25 +6,32 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from evoattn.families.flash_wgmma.text import wgmma_function
+from evoattn.families.given import passed, printed
 from evoattn.families.latent import PARTIAL, STATE, Latent
 from evoattn.families.latent_columns.resources import (
+    LOAD_KEYS,
     MAX_REGISTERS,
     MERGE_THREADS,
-    THREADS,
     LatentColumnsGenes,
     launch_work,
     registers_needed,
     row_tiles,
     smem_bytes,
+    threads,
 )
 from evoattn.families.residency import why_no_memory
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES
+from evoattn.families.variants import scale_given, variant_given
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelLaunch, TensorMap
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.scales import SCALE_COLUMNS
 from evoattn.model.space import KernelConfig
+from evoattn.model.variant import EIGHT_BITS
 
+KV = "e4m3"
+"""What a cache of 8 bits has, beside K's own columns of 16."""
 SHARERS = "sharers"
 """A scratch buffer beside those of `latent.py`, of which each block has two: two integers for each tile of rows, which
 blocks have its keys."""
@@ -35,9 +42,17 @@ class LatentColumns(Latent):
 
     name: ClassVar[str] = "latent_columns"
     genes = LatentColumnsGenes
-    summary: ClassVar[str] = "a latent cache on Hopper for few heads: keys are the rows of products; fp16 and bf16"
+    summary: ClassVar[str] = (
+        "a latent cache on Hopper for few heads, of 8 bits too: keys are the rows of products; fp16 and bf16"
+    )
+    variants: ClassVar[tuple[str, ...]] = (*Latent.variants, *EIGHT_BITS)
     value_columns: ClassVar[int] = CHUNK_COLUMNS
     merge_threads: ClassVar[int] = MERGE_THREADS
+
+    def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
+        if problem.kv not in ("", KV):
+            return f"{self.name} takes a latent cache of 16 bits or of {KV}, not of {problem.kv}."
+        return super().refuse(problem, gpu)
 
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
@@ -59,7 +74,12 @@ class LatentColumns(Latent):
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes, dtype = LatentColumnsGenes.of(config), problem.dtype
+        given = printed(VARIANT=variant_given(problem), SCALE=scale_given(problem, "v"))
         return super().constants(problem, config, gpu) | {
+            **given,
+            "EIGHT_BITS": bool(problem.kv),
+            "SCALE_COLUMNS": SCALE_COLUMNS,
+            "LOAD_KEYS": LOAD_KEYS,
             "SMEM_BYTES": smem_bytes(problem, genes),
             "WGMMA_KQ": wgmma_function("wgmma_kq", genes.BLOCK_M, dtype, a_in_registers=False, b_transposed=False),
             "WGMMA_VP": wgmma_function(
@@ -70,9 +90,10 @@ class LatentColumns(Latent):
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         genes, p = LatentColumnsGenes.of(config), problem
         results = Buffer(PARTIAL), Buffer(STATE), Buffer(SHARERS)
-        maps = _rows_map(p, genes), *self.key_maps(p, genes.BLOCK_N)
+        maps = _rows_map(p, genes), *self.key_maps(p, LOAD_KEYS if p.kv else genes.BLOCK_N)
         args = self.first_args(p, maps, results, p.batch, p.kv_heads, p.seqlen_q, p.seqlen_k, p.group_size)
-        first = KernelLaunch(self.name, (gpu.sm_count, 1, 1), (THREADS, 1, 1), smem_bytes(p, genes), args)
+        args += passed(scale_given(p, "v"))
+        first = KernelLaunch(self.name, (gpu.sm_count, 1, 1), (threads(p), 1, 1), smem_bytes(p, genes), args)
         return first, self.merge_launch(p, results, overlaps=True)
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
@@ -100,7 +121,7 @@ def _rows_map(problem: AttentionProblem, genes: LatentColumnsGenes) -> TensorMap
 
 
 LEAST_STAGES = 2
-"""With fewer no key comes while others are used."""
+"""With fewer no key comes while others are used, but of 8 bits, which are loaded elsewhere."""
 
 
 def why_too_big(problem: AttentionProblem, genes: LatentColumnsGenes, gpu: GpuSpec) -> str | None:
@@ -122,6 +143,10 @@ def why_redundant(problem: AttentionProblem, genes: LatentColumnsGenes) -> str |
         return f"{heads} of a query, and with {problem.group_size} half of the tile or more is left without work."
     if 2 * problem.seqlen_q <= genes.QUERIES:
         return f"QUERIES={genes.QUERIES} for {problem.seqlen_q} leaves half of the tile or more without work."
+    if genes.STAGES < LEAST_STAGES and not problem.kv:
+        return f"STAGES={genes.STAGES}: no key comes while others are used."
+    if genes.LOADED > 1 and not problem.kv:
+        return f"LOADED={genes.LOADED}: keys of 16 bits are loaded where they are used."
     tiles = -(-problem.seqlen_k // genes.BLOCK_N) * row_tiles(problem, genes)
     if tiles < genes.STAGES > LEAST_STAGES:
         return f"STAGES={genes.STAGES} is more than the {tiles} tiles of {genes.BLOCK_N} keys of a head."

@@ -10,6 +10,9 @@ from evoattn.families.tensor_tiles import ELEMENT_BYTES
 from evoattn.families.work import LaunchWork, Step, row_steps, tensor_bytes
 from evoattn.model.problem import AttentionProblem
 
+LOAD_KEYS = 16
+"""Of a cache of 8 bits that come together."""
+
 
 class LatentColumnsGenes(Genes):
     """The parameters of latent_columns."""
@@ -17,7 +20,10 @@ class LatentColumnsGenes(Genes):
     BLOCK_M: int = gene("rows of a tile, query heads that share a K/V head", (16, 32))
     QUERIES: int = gene("queries that they are of: each has as many heads in a tile", (1, 2, 4))
     BLOCK_N: int = gene("keys per tile", (64,))
-    STAGES: int = gene("tiles of K in shared memory", (2, 3, 4, 6))
+    STAGES: int = gene("tiles of K in shared memory", (1, 2, 3, 4, 6))
+    LOADED: int = gene(
+        f"of a cache of 8 bits what is loaded, {LOAD_KEYS} keys a time, before it is converted", (1, 2, 3, 4), default=1
+    )
 
     @property
     def heads(self) -> int:
@@ -32,8 +38,8 @@ def row_tiles(problem: AttentionProblem, genes: LatentColumnsGenes) -> int:
 
 MERGE_THREADS = 256
 """Of a block of latent_columns_merge: two take each chunk of 512 columns, as one row may be of all blocks."""
-THREADS = 160
-"""A warpgroup that multiplies, and a warp that copies."""
+THREADS, CONVERTERS = 160, 128
+"""A warpgroup that multiplies, and a warp that copies; of a cache of 8 bits a warpgroup that converts."""
 Q_STAGES = 2
 """Tiles of Q in shared memory (`shared_layout.cuh`)."""
 MAX_REGISTERS, FIXED_REGISTERS = 255, 48
@@ -44,7 +50,13 @@ def smem_bytes(problem: AttentionProblem, genes: LatentColumnsGenes) -> int:
     """Dynamic shared memory of a block: tiles of Q, the ring of K, P, a float of each warp for each row, barriers."""
     row_bytes = problem.head_dim * ELEMENT_BYTES
     tiles = (Q_STAGES * genes.BLOCK_M + genes.STAGES * genes.BLOCK_N) * row_bytes
-    return tiles + genes.BLOCK_M * (genes.BLOCK_N * ELEMENT_BYTES + 16) + 16 * (Q_STAGES + genes.STAGES)
+    loaded = genes.LOADED * (LOAD_KEYS * (row_bytes - problem.head_dim_v) + 16) if problem.kv else 0
+    return tiles + loaded + genes.BLOCK_M * (genes.BLOCK_N * ELEMENT_BYTES + 16) + 16 * (Q_STAGES + genes.STAGES)
+
+
+def threads(problem: AttentionProblem) -> int:
+    """Of a block over the keys."""
+    return THREADS + (CONVERTERS if problem.kv else 0)
 
 
 def registers_needed(problem: AttentionProblem, genes: LatentColumnsGenes) -> int:
@@ -58,6 +70,8 @@ TILE_WAIT, ROW_WAIT, FIRST_WAIT = 900, 40, 1500
 first loads and last stores of a tile of rows."""
 SCORE_OPERATIONS = 5.0
 """Lane operations per score."""
+CONVERT_OPERATIONS = 3.0
+"""Instructions for a number of 8 bits: half of a conversion to fp16, one to fp32, its scale, half of one to 16 bits."""
 NARROW = 2.0
 """By what products of 16 columns take longer than their operations: they wait for their 64 rows from shared memory."""
 
@@ -66,6 +80,8 @@ def launch_work(problem: AttentionProblem, genes: LatentColumnsGenes, registers:
     """The launch over the keys, a block of which is counted for each tile of keys, as blocks share these evenly; and
     that which merges."""
     heads, keys, dim, value_dim = genes.BLOCK_M, genes.BLOCK_N, problem.head_dim, problem.head_dim_v
+    loaded = keys * (dim * ELEMENT_BYTES - value_dim * bool(problem.kv))
+    converted = keys * value_dim if problem.kv else 0
     rows = row_tiles(problem, genes) * problem.kv_heads * problem.batch
     mean, _, _ = row_steps(problem, 1, keys)
     tiles = max(1.0, rows * mean)
@@ -73,11 +89,13 @@ def launch_work(problem: AttentionProblem, genes: LatentColumnsGenes, registers:
     share = rows / tiles  # of a tile of rows, for a tile of keys
     step = Step(
         tensor_flops=NARROW * 2.0 * scores * (dim + value_dim),
-        fp32=scores * SCORE_OPERATIONS,
+        fp32=scores * SCORE_OPERATIONS + converted * CONVERT_OPERATIONS,
         special=scores + 4.0 * heads,
-        instructions=4 * (2.5 * scores / 128 * SCORE_OPERATIONS + 300) + share * 4 * 4.0 * heads * value_dim / 128,
-        shared_bytes=tile_bytes * (2 + value_dim / dim) + 3.0 * scores * ELEMENT_BYTES,
-        loaded_bytes=tile_bytes + share * (heads * dim * ELEMENT_BYTES + row_bytes),
+        instructions=4 * (2.5 * scores / 128 * SCORE_OPERATIONS + 300)
+        + share * 4 * 4.0 * heads * value_dim / 128
+        + converted * CONVERT_OPERATIONS / WARP,
+        shared_bytes=tile_bytes * (2 + value_dim / dim) + 3.0 * scores * ELEMENT_BYTES + (converted and 2.0 * loaded),
+        loaded_bytes=loaded + share * (heads * dim * ELEMENT_BYTES + row_bytes),
         waits=TILE_WAIT + ROW_WAIT * heads + share * FIRST_WAIT,
     )
     filled = problem.group_size * problem.seqlen_q / (row_tiles(problem, genes) * heads)
@@ -85,8 +103,8 @@ def launch_work(problem: AttentionProblem, genes: LatentColumnsGenes, registers:
     first = LaunchWork(
         "latent_columns",
         max(2, round(tiles)),
-        THREADS,
-        THREADS // WARP - 1,
+        threads(problem),
+        threads(problem) // WARP - 1,
         smem_bytes(problem, genes),
         registers or registers_needed(problem, genes),
         step,
@@ -96,7 +114,7 @@ def launch_work(problem: AttentionProblem, genes: LatentColumnsGenes, registers:
         tensor="wgmma",
         schedule="balanced",
         once_waits=2.0 * FIRST_WAIT,
-        in_flight_bytes=(genes.STAGES - 1) * tile_bytes,
+        in_flight_bytes=loaded * genes.LOADED * LOAD_KEYS / keys if problem.kv else (genes.STAGES - 1) * tile_bytes,
         read_bytes=tensor_bytes(problem, "q", "k", "v"),
         write_bytes=tensor_bytes(problem, "o"),
         sweep_bytes=tensor_bytes(problem, "k", "v"),

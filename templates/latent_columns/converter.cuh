@@ -1,0 +1,100 @@
+// converter.cuh: a cache of 8 bits. The producer brings V in e4m3, and K's own columns, LOAD_KEYS keys at a time; a
+// warpgroup makes tiles of K of them: V times its scales, one of each SCALE_COLUMNS columns of a key (FlashMLA's "FP8
+// with scale"). What multiplies finds tiles as of 16 bits. Needs the constants of latent_columns.cu.j2.
+#include "device/copy/kv_scales.cuh"
+#include "device/copy/vector.cuh"
+#include "device/ptx/eight_bits.cuh"
+#include "device/ptx/tma.cuh"
+#include "latent_columns/key_shares.cuh"
+
+struct Converter {
+  static constexpr int GROUPS = VALUE_DIM / SCALE_COLUMNS, PARTS = BLOCK_N / LOAD_KEYS;
+  static constexpr int OWN_PIECES = LOAD_KEYS * (HEAD_DIM - VALUE_DIM) / 8;  // of 16 bytes, of K's own columns
+  static_assert(GROUPS <= 4 && LOAD_KEYS == 16, "a warp has the columns of a scale, its lanes two rows each");
+  KeyShares& shares;
+  const ScaleSource& source;
+  const int warp, lane;
+  RingPosition<STAGES> k_place;
+  RingPosition<LOADED> place;
+
+  __device__ __forceinline__ Converter(KeyShares& shares, const ScaleSource& source)
+      : shares(shares), source(source), warp(shares.warp - CONSUMERS / 32 - 1), lane(shares.lane) {}
+
+  __device__ __forceinline__ void run() {
+    const auto& given = shares.terms.given;
+    while (shares.next()) {
+      const int batch = shares.tile.batch, used = shares.keys_of(batch);
+      const KeyPages pages{given.table + batch * int64_t(given.table_pages), given.page_bits, given.kv_rows, used};
+      float scale[PARTS][2], ahead[PARTS][2];
+      load_scales(scale, shares.end_tile - 1, pages);
+#pragma unroll 1
+      for (int i = shares.end_tile - 1; i >= shares.first_tile; --i) {
+        if (i > shares.first_tile) load_scales(ahead, i - 1, pages);
+        mbarrier_wait(shares.barrier(Smem::K_EMPTY, k_place.stage), k_place.parity ^ 1);
+        unsigned char* tile = shares.smem + Smem::K + k_place.stage * Smem::K_TILE_BYTES;
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part) convert(tile + part * LOAD_KEYS * 128, scale[part]);
+        if (lane == 0) mbarrier_arrive(shares.barrier(Smem::K_FULL, k_place.stage));
+        k_place.advance();
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part)
+#pragma unroll
+          for (int half = 0; half < 2; ++half) scale[part][half] = ahead[part][half];
+      }
+    }
+  }
+
+  // Of the warp's columns of the tile's keys: 0 behind the last key in use, where anything may lie.
+  __device__ __forceinline__ void load_scales(float (&scale)[PARTS][2], int tile, const KeyPages& pages) const {
+    const float* head_gmem = source.gmem + shares.tile.kv_head * source.head + warp;
+#pragma unroll
+    for (int i = 0; i < 2 * PARTS; ++i) {
+      const int key = tile * BLOCK_N + i * 8 + lane % 8;
+      scale[i / 2][i % 2] = 0.f;
+      if (warp >= GROUPS || key >= pages.keys) continue;
+      if constexpr (PAGED)
+        scale[i / 2][i % 2] = __ldg(pages.page_of(head_gmem, key, source.batch) + pages.row_in_page(key) * source.row);
+      else scale[i / 2][i % 2] = __ldg(head_gmem + shares.tile.batch * source.batch + key * source.row);
+    }
+  }
+
+  // The next keys that have come, to rows of the tile from `to` on. Eight lanes have eight rows, whose pieces of 16
+  // bytes the swizzle puts into different banks.
+  __device__ __forceinline__ void convert(unsigned char* to, const float (&scale)[2]) {
+    mbarrier_wait(shares.barrier(Smem::LOADED_FULL, place.stage), place.parity);
+    const unsigned char* from = shares.smem + Smem::LOADED_TILES + place.stage * Smem::LOADED_BYTES;
+    if (warp < GROUPS) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = i % 2 * 8 + lane % 8, piece = i / 2 * 4 + lane / 8;  // of 16 columns
+        const uint4 four = *reinterpret_cast<const uint4*>(from + place_of(warp * LOAD_KEYS + row, piece));
+        unsigned char* chunk = to + (warp * 2 + piece / 4) * BLOCK_N * 128;
+        *reinterpret_cast<uint4*>(chunk + place_of(row, piece % 4 * 2)) = scaled(four.x, four.y, scale[i % 2]);
+        *reinterpret_cast<uint4*>(chunk + place_of(row, piece % 4 * 2 + 1)) = scaled(four.z, four.w, scale[i % 2]);
+      }
+    }
+#pragma unroll
+    for (int i = warp * 32 + lane; i < OWN_PIECES; i += 128) {
+      const int row = i % 8 + i / 64 % 2 * 8, piece = i / 8 % 8, chunk = i / 128;
+      *reinterpret_cast<uint4*>(to + (VALUE_DIM / 64 + chunk) * BLOCK_N * 128 + place_of(row, piece)) =
+          *reinterpret_cast<const uint4*>(from + place_of((GROUPS + chunk) * LOAD_KEYS + row, piece));
+    }
+    fence_proxy_async();  // the products see what was written, and the next copy comes after what was read
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(shares.barrier(Smem::LOADED_EMPTY, place.stage));
+    place.advance();
+  }
+  // In rows of 128 bytes with the 128-byte swizzle.
+  static __device__ __forceinline__ int place_of(int row, int piece) { return row * 128 + (piece ^ row % 8) * 16; }
+  static __device__ __forceinline__ uint4 scaled(uint32_t low, uint32_t high, float scale) {
+    uint32_t halves[4], made[4];
+    to_halves<E4m3>(low, halves[0], halves[1]), to_halves<E4m3>(high, halves[2], halves[3]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float first, second;
+      unpack2(halves[i], Fp16{}, first, second);
+      made[i] = pack2<Element>(first * scale, second * scale);
+    }
+    return make_uint4(made[0], made[1], made[2], made[3]);
+  }
+};
