@@ -94,8 +94,8 @@ class AttentionProblem:
 
     `kv` gives K and V another dtype than Q, one of 8 bits, `e4m3`, `e5m2` or `int8`: values are the stored numbers
     times the scales `k_scale` and `v_scale`, float32 inputs, one of each tensor or, by `scales`, one for each K/V head
-    of a sequence (`head`) or each row of a head (`token`). Where `dtype` has 8 bits, Q has `q_scale`, and O is bf16;
-    `turned` gives V its keys along rows then (`evoattn.model.turned`).
+    of a sequence (`head`), each row of a head (`token`) or each 128 columns of such a row (`columns`, of V alone, with
+    `rotary_apart`). Where `dtype` has 8 bits, Q has `q_scale`, and O is bf16; `turned` has V's keys along rows then.
 
     `blocks` is a list of blocks of keys that each block of rows sees, on the device (`evoattn.model.block_list`), and
     `predicate` an expression of indices and `tables` that says which keys are seen in PARTIAL blocks.
@@ -323,11 +323,10 @@ class AttentionProblem:
 
     def element_of(self, tensor: str) -> Dtype:
         """The row of `q`, `k`, `v`, `o` or `bias`, or of a gradient."""
-        name = tensor.removeprefix("d")
-        if name in ("o", "bias"):
-            return self.answer
-        of_cache = name == "v" or (name == "k" and not self.rotary_apart)
-        return DTYPES[self.kv or self.dtype] if of_cache else self.element
+        name, cached = tensor.removeprefix("d"), "v" if self.rotary_apart else "kv"
+        return (
+            self.answer if name in ("o", "bias") else DTYPES[self.kv or self.dtype] if name in cached else self.element
+        )
 
     @property
     def scale_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -14,7 +14,7 @@ from evoattn.model.backward import MADE
 from evoattn.model.forward import MAIN
 from evoattn.model.mask import FULL
 from evoattn.model.problem import AttentionProblem, ProblemError, canonical_mask, canonical_window
-from evoattn.model.scales import PER_BLOCK, PER_TOKEN
+from evoattn.model.scales import PER_BLOCK, PER_COLUMNS, PER_TOKEN
 from evoattn.model.sequences import with_room
 from evoattn.ops.arguments import (
     ALIGNMENT,
@@ -189,7 +189,7 @@ class Call:
         """The call as autocast hands it on, on devices of that kind; itself where all dtypes stay, as mostly. Numbers
         of 8 bits stay beside their scales, and slopes too: rounded they would be off by much at far keys."""
         query, key, value = autocast(kind, self.query, self.key, self.value)
-        if self.key.dtype in KV_DTYPES:
+        if self.value.dtype in KV_DTYPES:
             key, value = self.key, self.value
         if self.q_scaled:
             query = self.query
@@ -312,15 +312,13 @@ class Call:
 
     def _scale_fields(self) -> dict[str, Any]:
         """Those of `StridedProblem` that K and V of 8 bits set."""
-        if self.key.dtype not in KV_DTYPES:
+        if self.value.dtype not in KV_DTYPES:
             return {}
-        scales = [scale for which in (K_SCALE, V_SCALE) if (scale := self.term(which)) is not None]
-        of_each, of_heads = any(scale.dim() == 3 for scale in scales), any(scale.numel() > 1 for scale in scales)
-        return {
-            "kv": KV_DTYPES[self.key.dtype],
-            "scales": (PER_BLOCK if self.q_scaled else PER_TOKEN) if of_each else "head" if of_heads else "",
-            "scale_strides_of": tuple((*one.stride(), 0)[:3] if one.numel() > 1 else (0, 0, 0) for one in scales),
-        }
+        both = [self.term(which) for which in (K_SCALE, V_SCALE)]
+        dims = max((one.dim() for one in both if one is not None and (one.dim() > 2 or one.numel() > 1)), default=0)
+        names = {0: "", 2: "head", 3: PER_BLOCK if self.q_scaled else PER_TOKEN, 4: PER_COLUMNS}
+        strides = ((0, 0, 0) if one is None or one.numel() == 1 else (*one.stride(), 0)[:3] for one in both)
+        return {"kv": KV_DTYPES[self.value.dtype], "scales": names[dims], "scale_strides_of": tuple(strides)}
 
     def problem(self, out_strides: tuple[int, ...]) -> StridedProblem | str:
         """The problem of the call, whose answer has these strides, or one reason, without a full stop, why no kernel
@@ -476,7 +474,8 @@ def why_not_shapes(call: Call) -> str | None:
     """One reason, without a full stop, why a call of these shapes and dtypes is no problem of a kernel, or None."""
     query, key, value = call.query, call.key, call.value
     beside = BESIDE.get(query.dtype, ()) if call.q_scaled else KV_DTYPES if query.dtype in KV_QUERIES else ()
-    of_eight = key.dtype == value.dtype and key.dtype in beside
+    of_columns = query.dtype == key.dtype and value.dtype == E4M3 and call.paged
+    of_eight = (key.dtype == value.dtype and key.dtype in beside) or (of_columns and query.dtype in KV_QUERIES)
     known = BESIDE if call.q_scaled else DTYPES
     if query.dtype not in known or not (of_eight or query.dtype == key.dtype == value.dtype):
         found = ", ".join(dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in (query, key, value)))

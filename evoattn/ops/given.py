@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from evoattn.model.dtype import DTYPES, KEY_DTYPES
+from evoattn.model.scales import SCALE_COLUMNS
 from evoattn.ops.arguments import (
     ATTENTION,
     BIAS,
@@ -33,7 +34,7 @@ from evoattn.ops.arguments import (
     scale_of,
     window_of,
 )
-from evoattn.ops.call import ANSWERS, BESIDE, FLOATS, NO_TENSOR, Call, require_out, terms_of, with_tables
+from evoattn.ops.call import ANSWERS, BESIDE, E4M3, FLOATS, NO_TENSOR, Call, require_out, terms_of, with_tables
 
 CAUSAL_BIAS = "torch.nn.attention.bias", "CausalBias"
 """The class of torch's causal masks by its names: an import takes two seconds, and a compiler that looks for it in
@@ -228,8 +229,9 @@ def is_eight_bits(tensor: Any) -> bool:
 
 def with_scales(call: Call, k_scale: Scale, v_scale: Scale, q_scale: Scale = None) -> Call:
     """The call with the scales of its keys and values among its terms, `[batch, kv_heads]` or, of each key, `[batch or
-    pages, kv_heads, rows]`, float32: views of what was given, 1 where nothing was. The same call where key has 16 or 32
-    bits. With a query of 8 bits beside such keys, of packed sequences or over pages, those of query come last.
+    pages, kv_heads, rows]`, float32: views of what was given, 1 where nothing was. The same call where both have 16 or
+    32 bits. Where value alone has 8 its scales are of columns (`_of_columns`). With a query of 8 bits beside such keys,
+    of packed sequences or over pages, those of query come last.
 
     Raises `ValueError` for scales beside such a key, and those that do not fit, `TypeError` for what is none.
     """
@@ -240,6 +242,8 @@ def with_scales(call: Call, k_scale: Scale, v_scale: Scale, q_scale: Scale = Non
             "q_scale belongs to a query of float8_e4m3fn or int8 beside keys and values of that dtype, or of "
             "float8_e5m2 beside the former."
         )
+    if is_eight_bits(call.value) and not is_eight_bits(call.key):
+        return _of_columns(call, k_scale, v_scale)
     if not is_eight_bits(call.key):
         if k_scale is None and v_scale is None:
             return call
@@ -259,6 +263,25 @@ def with_scales(call: Call, k_scale: Scale, v_scale: Scale, q_scale: Scale = Non
     terms = list(call.terms or (None,) * len(TERMS))
     terms[K_SCALE], terms[V_SCALE] = made[:2]
     return replace(call, terms=(*terms, *[scale.contiguous() for scale in made[2:]]), q_scaled=scaled)
+
+
+def _of_columns(call: Call, k_scale: Scale, v_scale: Scale) -> Call:
+    """`with_scales` of a latent cache in pages whose V is e4m3 with a scale of each SCALE_COLUMNS columns of a row,
+    `[pages, page, kv_heads, columns / SCALE_COLUMNS]`, and whose rotary columns, key, have query's dtype."""
+    key, value = call.key, call.value
+    fits = value.dtype == E4M3 and call.paged and is_apart(call.query, key, value)
+    if not fits or k_scale is not None or not isinstance(v_scale, Tensor):
+        raise ValueError(
+            "A value of 8 bits beside a key of more is a latent cache in pages: value float8_e4m3fn, key the other "
+            "columns in query's dtype, and v_scale a tensor without a k_scale."
+        )
+    pages, heads, rows, columns = value.shape
+    wanted = [pages, rows, heads, columns // SCALE_COLUMNS]
+    if list(v_scale.shape) != wanted or v_scale.dtype != torch.float32 or v_scale.stride(3) != 1:
+        raise ValueError(f"v_scale must be float32 {wanted} whose last stride is 1, not {list(v_scale.shape)}.")
+    terms = list(call.terms or (None,) * len(TERMS))
+    terms[V_SCALE] = v_scale.transpose(1, 2)
+    return replace(call, terms=tuple(terms))
 
 
 def _form(call: Call) -> str:
@@ -329,7 +352,11 @@ def dequantised(call: Call) -> Call:
         scales = [_of_rows(scale, starts, key.shape[2]) for scale in scales]
     made = []
     for tensor, scale in zip((key, value), scales, strict=True):
-        assert scale is not None
+        if scale is None:  # K's own columns of a latent cache
+            made.append(tensor)
+            continue
+        if scale.dim() == 4:
+            scale = scale.repeat_interleave(SCALE_COLUMNS, -1)
         made.append((tensor.float() * scale[(..., *[None] * (4 - scale.dim()))]).to(query.dtype))
     kept = () if all(term is None for term in terms) else tuple(terms)
     return replace(call, query=query, key=made[0], value=made[1], terms=kept, finite=False, q_scaled=False)
@@ -345,10 +372,11 @@ def _query_of_scale(call: Call, scale: Tensor | None) -> Tensor:
     return (query.float() * of_heads[(..., *[None] * (4 - scale.dim()))]).to(ANSWERS)
 
 
-def _of_pages(scale: Tensor | None, places: Tensor, table: Tensor) -> Tensor:
-    """Of each page that the table names: `[pages, kv_heads or 1]`, or with a last dimension of rows."""
-    assert scale is not None
-    if scale.dim() == 3:
+def _of_pages(scale: Tensor | None, places: Tensor, table: Tensor) -> Tensor | None:
+    """Of each page that the table names: `[pages, kv_heads or 1]`, or with dimensions of rows and columns."""
+    if scale is None:
+        return None
+    if scale.dim() > 2:
         return scale[places]
     return scale if len(scale) == 1 else scale.repeat_interleave(table.shape[1], 0)
 

@@ -81,8 +81,8 @@ def why_not_differentiable(call: Call) -> str:
         return f"{GRADIENTS}, and there is an out"
     if call.paged:
         return f"{GRADIENTS}, and kernels compute none of pages"
-    if call.key.dtype in KV_DTYPES:
-        return f"{GRADIENTS}, and kernels compute none beside keys of 8 bits"
+    if call.value.dtype in KV_DTYPES:
+        return f"{GRADIENTS}, and kernels compute none beside values of 8 bits"
     for name, term in zip(TERMS, call.terms, strict=False):
         if term is not None and term.requires_grad and name not in PLACES:
             return f"{GRADIENTS}, and kernels compute none of {name}"

@@ -144,7 +144,7 @@ def answer(call: Call) -> Answer:
     errors are raised as they are, `ValueError` and `TypeError` for what does not fit. A query that sees no key has the
     output 0, but where SDPA alone says what it has. Keys and values of 8 bits are made such as query's first."""
     refuse("it was left to torch", batch_invariant=call.batch_invariant)
-    if is_eight_bits(call.key):
+    if is_eight_bits(call.value):
         call.require()
         call = dequantised(call)
     tensors = call.query, call.key, call.value

@@ -88,8 +88,27 @@ WRONG = {
     ),
     "batches of one head": ("keys in use", "tile.batch * given.kv_rows;", "tile.batch * used;"),
     "one table for all sequences": ("32 heads, pages of 16", "given.table + tile.batch *", "given.table + 0 *"),
-    "K is used before V is there": ("rotary columns apart", "APART ? 2 : 1)", "1)"),
+    "K is used before V is there": ("rotary columns apart", "COPIES = APART ? 2 : 1;", "COPIES = 1;"),
     "O does not follow the shift": ("alone", "o[chunk][i] *= factor[column_of(i)];", "{}"),
+    "a tile that is not converted yet": ("8 bits", "EIGHT_BITS ? 4 : COPIES)", "EIGHT_BITS ? 3 : COPIES)"),
+    "a place that is still converted": (
+        "8 bits, pages",
+        "mbarrier_init(smem_address + LOADED_EMPTY + 8 * i, 4)",
+        "mbarrier_init(smem_address + LOADED_EMPTY + 8 * i, 3)",
+    ),
+    "scales behind the last key": ("8 bits, pages", "|| key >= pages.keys) continue;", ") continue;"),
+    "scales of the first page": ("8 bits, pages", "page_of(head_gmem, key, ", "page_of(head_gmem, 0, "),
+    "scales of the tile before": (
+        "8 bits",
+        "scale[part][half] = ahead[part][half];",
+        "(void)ahead;",
+    ),
+    "a wait for what multiplies": (
+        "8 bits",
+        "Smem::K_EMPTY, k_place.stage), k_place.parity ^ 1",
+        "Smem::K_EMPTY, k_place.stage), 1",
+    ),
+    "the other eight rows": ("8 bits", "row = i % 2 * 8 + lane % 8, piece", "row = lane % 8, piece"),
     "sequences of the next 32 lanes": ("keys in use", " begin += before_it;", " begin += before_it + 1;"),
 }
 
@@ -102,7 +121,17 @@ REFUSED_OF = [
         ({"value_dim": 96}, {}, "of V of whole 64, not 192 and 96"),
         ({"head_dim": 640, "value_dim": 640}, {}, "at most 512"),
         ({"head_dim": 576, "value_dim": 512}, {"STAGES": 3}, "shared memory"),
+        ({}, {"STAGES": 1}, "no key comes while others are used"),
+        ({}, {"LOADED": 2}, "keys of 16 bits are loaded where they are used"),
         ({}, {"BLOCK_M": 32}, "BLOCK_M=32 and QUERIES=1 have 32 heads"),
         ({"seqlen_k": 100}, {"STAGES": 4}, "STAGES=4 is more than the 2 tiles"),
+    )
+]
+REFUSED_OF += [
+    (EIGHT.with_(**changes), *row)
+    for changes, *row in (
+        ({}, {"STAGES": 1, "LOADED": 4}, None),
+        ({"kv": "e5m2"}, {}, "of 16 bits or of e4m3, not of e5m2"),
+        ({"heads": 32, "head_dim": 576, "value_dim": 512}, {"BLOCK_M": 32, "STAGES": 1}, "which can have 168"),
     )
 ]

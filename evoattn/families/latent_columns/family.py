@@ -12,6 +12,7 @@ from evoattn.families.latent_columns.resources import (
     LOAD_KEYS,
     MAX_REGISTERS,
     MERGE_THREADS,
+    REGISTERS_BESIDE_CONVERTERS,
     LatentColumnsGenes,
     launch_work,
     registers_needed,
@@ -131,8 +132,9 @@ def why_too_big(problem: AttentionProblem, genes: LatentColumnsGenes, gpu: GpuSp
             f"BLOCK_M={genes.BLOCK_M} STAGES={genes.STAGES} need {smem} bytes of shared memory; {gpu.name} gives "
             f"a block {gpu.smem_per_block}."
         )
-    if (needed := registers_needed(problem, genes)) > MAX_REGISTERS:
-        return f"BLOCK_M={genes.BLOCK_M} needs about {needed} registers per thread, which can have {MAX_REGISTERS}."
+    most = REGISTERS_BESIDE_CONVERTERS if problem.kv else MAX_REGISTERS
+    if (needed := registers_needed(problem, genes)) > most:
+        return f"BLOCK_M={genes.BLOCK_M} needs about {needed} registers per thread, which can have {most}."
     return None
 
 

@@ -42,8 +42,9 @@ THREADS, CONVERTERS = 160, 128
 """A warpgroup that multiplies, and a warp that copies; of a cache of 8 bits a warpgroup that converts."""
 Q_STAGES = 2
 """Tiles of Q in shared memory (`shared_layout.cuh`)."""
-MAX_REGISTERS, FIXED_REGISTERS = 255, 48
-"""Per thread: the most; addresses, counters and operands beside O, scores, maxima and sums."""
+MAX_REGISTERS, REGISTERS_BESIDE_CONVERTERS, FIXED_REGISTERS = 255, 168, 48
+"""Per thread: the most; the most of nine warps, which count as twelve; addresses, counters and operands beside O,
+scores, maxima and sums."""
 
 
 def smem_bytes(problem: AttentionProblem, genes: LatentColumnsGenes) -> int:

@@ -23,6 +23,8 @@ CACHES = [
     "B=3,H=32,Hkv=8,Sq=300,Sk=2000,D=128,dtype=bf16,layout=bshd,seqused=7:2000,page=16,kv=e4m3",
     "B=3,H=32,Hkv=8,Sq=300,Sk=2000,D=64,dtype=fp16,seqused=7:2000,kv=e5m2,scales=token",
     "B=5,H=16,Hkv=1,Sq=1,Sk=4000,D=576,Dv=512,dtype=bf16,layout=bshd,seqused=0:4000,page=64,rotary_apart=1",
+    "B=5,H=16,Hkv=1,Sq=2,Sk=4000,D=576,Dv=512,dtype=bf16,layout=bshd,seqused=2:4000,page=64,rotary_apart=1,kv=e4m3,"
+    "scales=columns",
     "B=3,H=128,Hkv=1,Sq=2,Sk=3000,D=576,Dv=512,dtype=bf16,layout=bshd,seqused=2:3000,page=16,rotary_apart=1",
 ]
 
@@ -37,7 +39,7 @@ def call(problem, tensors):
             q, k, v, enable_gqa=True, seqused_k=tensors["seqused"], bias=bias, strict=True, **scales
         )
     caches = (t.transpose(1, 2) for t in (q, k, v))
-    scales = {name: one.transpose(1, 2) if one.dim() == 3 else one for name, one in scales.items()}
+    scales = {name: one.transpose(1, 2) if one.dim() > 2 else one for name, one in scales.items()}
     return evoattn.attention_paged(*caches, tensors["table"], tensors["seqused"], strict=True, **scales).transpose(1, 2)
 
 
