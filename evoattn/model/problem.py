@@ -68,8 +68,7 @@ class AttentionProblem:
     `shared_kv` V is these first columns of K, and no tensor; with `rotary_apart` the tensor K has the others alone.
 
     `mask` names follow `torch.nn.attention.bias`: with `causal_upper_left` query i sees keys j <= i (SDPA's
-    `is_causal=True`); with `causal_lower_right` keys j <= i + seqlen_k - seqlen_q (flash-attention, decoding).
-    A query that sees no key has the output 0.
+    `is_causal=True`); with `causal_lower_right` keys j <= i + seqlen_k - seqlen_q (decoding). No key: the output 0.
     `layout` is the order of the dimensions in memory: `bhsd` is contiguous, `bshd` `[batch, seqlen, heads, head_dim]`.
 
     `lse` asks for a second output, the natural logarithm of the sum of exponentials of each query's masked and scaled
@@ -94,8 +93,8 @@ class AttentionProblem:
 
     `kv` gives K and V another dtype than Q, one of 8 bits, `e4m3`, `e5m2` or `int8`: values are the stored numbers
     times the scales `k_scale` and `v_scale`, float32 inputs, one of each tensor or, by `scales`, one for each K/V head
-    of a sequence (`head`), each row of a head (`token`) or each 128 columns of such a row (`columns`, of V alone, with
-    `rotary_apart`). Where `dtype` has 8 bits, Q has `q_scale`, and O is bf16; `turned` has V's keys along rows then.
+    of a sequence (`head`), each row of a head (`token`), or of V beside `rotary_apart` each 128 columns of one
+    (`columns`). Where `dtype` has 8 bits, Q has `q_scale`, and O is bf16; `turned` has V's keys along rows then.
 
     `blocks` is a list of blocks of keys that each block of rows sees, on the device (`evoattn.model.block_list`), and
     `predicate` an expression of indices and `tables` that says which keys are seen in PARTIAL blocks.
@@ -324,9 +323,8 @@ class AttentionProblem:
     def element_of(self, tensor: str) -> Dtype:
         """The row of `q`, `k`, `v`, `o` or `bias`, or of a gradient."""
         name, cached = tensor.removeprefix("d"), "v" if self.rotary_apart else "kv"
-        return (
-            self.answer if name in ("o", "bias") else DTYPES[self.kv or self.dtype] if name in cached else self.element
-        )
+        own = DTYPES[self.kv] if self.kv and name in cached else self.element
+        return self.answer if name in ("o", "bias") else own
 
     @property
     def scale_shapes(self) -> dict[str, tuple[int, ...]]:
