@@ -41,7 +41,7 @@ def fit(
     again: Annotated[
         bool, typer.Option("--again", help="Repeat the fit that ships, families that have later trees included.")
     ] = False,
-    unjudged: Annotated[bool, typer.Option("--unjudged", help="Do not judge it: a sixth of the time.")] = False,
+    unjudged: Annotated[bool, typer.Option("--unjudged", help="Do not judge it: a fourth of the time.")] = False,
     family: Annotated[
         list[str] | None,
         typer.Option("--family", help="Fit this family alone, and keep the rest of the fit; may be given again."),
@@ -83,13 +83,10 @@ def judge(
     by: Annotated[
         str | None, typer.Option("--by", metavar="CARD", help="By a fit to the repository's times of this card alone.")
     ] = None,
-    scores: Annotated[
-        Path | None, typer.Option(metavar="FILE.npz", help="Where scores of problems left out go.")
-    ] = None,
     each: Each = 40,
     judged: Judged = None,
     jobs: Jobs = None,
-) -> None:  # fmt: skip
+) -> None:
     """How well does the cost model order kernels of problems that it was not fitted to? Needs no GPU.
 
     Prints the tables of reports/cost_model.md, and writes no fit.
@@ -105,4 +102,4 @@ def judge(
         if by:
             experiments.judge_by_card(paths, lookup(by).name, typer.echo, each, cores)
         else:
-            experiments.fit_and_judge(paths, typer.echo, None, each, judged, cores, scores)
+            experiments.fit_and_judge(paths, typer.echo, None, each, judged, cores)

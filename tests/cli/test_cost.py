@@ -35,7 +35,7 @@ def test_a_judgement_is_tables_and_writes_nothing(kept):
     shipped = load().about
     result = run("cost", "judge", *kept, "--judged", 25, "--jobs", 1)
     assert result.exit_code == 0, result.output
-    assert "Problems left out of the fit:" in result.stdout and "Fitted on the h100 alone:" in result.stdout
+    assert "Problems left out of the fit:" in result.stdout
     assert load.__wrapped__().about == shipped
 
 

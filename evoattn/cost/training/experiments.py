@@ -6,7 +6,7 @@ import multiprocessing
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,8 +32,8 @@ from evoattn.model.problem import AttentionProblem
 EACH = 40
 """Rows of a problem of a campaign in the fit, a third of them its fastest; of landscapes more."""
 FOLDS = 3
-AT_ONCE = FOLDS + 3
-"""Fits that are made at once: of the folds, of the whole, of one card alone, of campaigns alone."""
+AT_ONCE = FOLDS + 1
+"""Fits that are made at once: of the folds, and of the whole."""
 Say = Callable[[str], None]
 
 
@@ -68,13 +68,12 @@ def fit_and_judge(
     each: int = EACH,
     judged: int | None = None,
     jobs: int = 1,
-    scores: Path | None = None,
 ) -> None:
     """Judge fits to the times of these files on problems that they did not see, and say the tables.
 
     `each` and `judged`: rows of a problem of a campaign in the fit, and that are judged (None: all). With `keep` a fit
     to all is made too; it is given to `keep` when it is made, should the judging be cut off, and again with its
-    judgement. `scores`: where those of problems left out go, as columns of an .npz.
+    judgement.
     """
     every = launched_as_today(read(paths))
     thin, rows = thinned(every, each), thinned(every, judged) if judged else every
@@ -84,7 +83,7 @@ def fit_and_judge(
         whole = pool.submit(_fit_here, np.arange(len(thin))) if keep else None
         if whole and keep:
             whole.add_done_callback(lambda done: keep(replace(done.result(), about=_about(paths, thin, {}))))
-        found = _judge_all(data, lambda *part: pool.submit(_judge_here, *part), say, scores)
+        found = _judge_all(data, pool, say)
         if whole and keep:
             keep(replace(whole.result(), about=_about(paths, thin, found)))
 
@@ -188,29 +187,15 @@ def _judge_here(inside: Numbers, outside: Numbers) -> Floats:
     return fits.predict(_HERE[0][0].judged, outside, _fit_here(inside))
 
 
-def _judge_all(
-    data: Data, submit: Callable[[Numbers, Numbers], Future[Floats]], say: Say, scores_file: Path | None
-) -> dict[str, Judgement]:
-    """Say all tables; the judgement of problems left out."""
-    rows = data.judged.rows
+def _judge_all(data: Data, pool: ProcessPoolExecutor, say: Say) -> dict[str, Judgement]:
+    """Say the tables; the judgement of problems left out."""
     parts = folds(data)
-    scores = [submit(*part) for part in parts]
-    cards = sorted({row.gpu.name for row in rows})
-    others = data.judge(lambda row: row.gpu.name != cards[0])
-    elsewhere = submit(data.fit(lambda row: row.gpu.name == cards[0]), others) if len(others) else None
-    alone, landscapes = campaigns_alone(data)
-    of_landscapes = submit(alone, landscapes) if len(landscapes) and len(alone) else None
+    scores = [pool.submit(_judge_here, *part) for part in parts]
     chosen = np.concatenate([outside for _, outside in parts])
     score = np.concatenate([one.result() for one in scores])
-    if scores_file:
-        np.savez_compressed(scores_file, row=chosen, us=data.judged.us[chosen], score=score)
-    judged = _report("Problems left out of the fit", [rows[i] for i in chosen], score, say)
-    say(spread_table(score, data.judged.us[chosen], problem_keys([rows[i] for i in chosen])))
-    if elsewhere:
-        _report(f"Fitted on the {cards[0]} alone", [rows[i] for i in others], elsewhere.result(), say)
-    if of_landscapes:
-        title = "Fitted on campaigns alone, judged on whole landscapes, of problems that the fit did not see"
-        _report(title, [rows[i] for i in landscapes], of_landscapes.result(), say)
+    rows = [data.judged.rows[i] for i in chosen]
+    judged = _report("Problems left out of the fit", rows, score, say)
+    say(spread_table(score, data.judged.us[chosen], problem_keys(rows)))
     return judged
 
 
@@ -230,13 +215,6 @@ def folds(data: Data, count: int = FOLDS) -> list[tuple[Numbers, Numbers]]:
 
 def _without(data: Data, problems: set[AttentionProblem]) -> tuple[Numbers, Numbers]:
     return data.fit(lambda row: row.problem not in problems), data.judge(lambda row: row.problem in problems)
-
-
-def campaigns_alone(data: Data) -> tuple[Numbers, Numbers]:
-    """Campaigns in the fit, and landscapes to be judged: kernels that no search had chosen."""
-    problems = {row.problem for row in data.judged.rows if row.source == "landscape"}
-    inside = data.fit(lambda row: row.source == "campaign" and row.problem not in problems)
-    return inside, data.judge(lambda row: row.source == "landscape")
 
 
 def judge_by_card(paths: Sequence[Path], card: str, say: Say, each: int = EACH, jobs: int = 1) -> None:
