@@ -1,5 +1,5 @@
-"""The measured times of campaigns, in columns: one file a card, `reports/measurements/CARD.npz`, and one for landscapes
-(`evoattn/cost/landscapes.py`), which say more of each kernel.
+"""The measured times of campaigns, in columns: one file a card, `reports/measurements/CARD.npz`. One more has landscapes,
+the times of many configs, good and bad, on a few problems: they are read only, and say more of each kernel.
 
 Its README says what each column is. What is read is what was written, but for how long a kernel took to compile.
 """
@@ -30,8 +30,6 @@ KERNEL = ("config", "origin", "state")
 """Columns of a kernel that have the places of values in a table of the same name."""
 PER_US = {"ns": 1000, "0.1 ns": 10_000}
 """Units of times: a file has the first in which all of its times are whole."""
-MORE = ("compile ms", "device 0.1 ms", "valid")
-"""Columns of a kernel of a landscape, which campaigns do not have, nor `again` of its times."""
 
 
 @dataclass(frozen=True)
@@ -122,8 +120,8 @@ def _columns(campaigns: Sequence[Campaign]) -> dict[str, NDArray[Any]]:
         name: []
         for name in (
             "group of campaign", "group name", "problems of group", "problem", "kernels of group", *KERNEL,
-            "registers", "spill bytes", *MORE, "times of kernel", "time problem", f"time {unit}", "time rough",
-            f"again {unit}", "finals of group", "final kernel",
+            "registers", "spill bytes", "times of kernel", "time problem", f"time {unit}", "time rough",
+            "finals of group", "final kernel",
         )
     }  # fmt: skip
     finals: list[float] = []
@@ -136,11 +134,7 @@ def _columns(campaigns: Sequence[Campaign]) -> dict[str, NDArray[Any]]:
             rows["problems of group"].append(len(group["problems"]))
             rows["problem"] += [tables["problem"].place(problem) for problem in group["problems"]]
             finals += _put_kernels(rows, tables, group, unit)
-    narrow = {
-        name: _narrow(np.array(column, np.int64))
-        for name, column in rows.items()
-        if column or name not in (*MORE, f"again {unit}")
-    }
+    narrow = {name: _narrow(np.array(column, np.int64)) for name, column in rows.items()}
     narrow["final us"] = np.array(finals)
     return narrow | {f"{name} table": table.stored() for name, table in tables.items()}
 
@@ -163,11 +157,6 @@ def _put_kernels(
         rows["time problem"] += timed
         rows[f"time {unit}"] += [_ticks(times.get(index), unit) for index in timed]
         rows["time rough"] += [index in rough for index in timed]
-        if "again" in kernel:
-            rows["compile ms"].append(round(kernel["compile_s"] * 1e3))
-            rows["device 0.1 ms"].append(round(kernel["device_s"] * 1e4))
-            rows["valid"].append(sum(1 << index for index in kernel["valid"]))
-            rows[f"again {unit}"] += [_ticks(kernel["again"].get(str(index)), unit) for index in timed]
     final = group["final"]
     places = {kernel["id"]: i for i, kernel in enumerate(group["kernels"])}
     rows["finals of group"].append(len(final["kernels"]) if final else NONE)
@@ -239,8 +228,6 @@ class _Reader:
         if "valid" in self._columns:
             valid = self._one("valid")
             found |= {
-                "compile_s": self._one("compile ms") / 1e3,
-                "device_s": self._one("device 0.1 ms") / 1e4,
                 "valid": [index for index in range(valid.bit_length()) if valid >> index & 1],
                 "again": self._us("again", timed),
             }

@@ -1,5 +1,5 @@
-"""Measured times of kernels, out of campaigns (`evoattn/portfolio/campaign.py`) and landscapes
-(`evoattn/cost/landscapes.py`)."""
+"""Measured times of kernels, out of campaigns (`evoattn/portfolio/campaign.py`) and landscapes: many configs, good and
+bad, on a few problems (`evoattn/cost/measurements.py`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from evoattn.cost import landscapes, measurements
+from evoattn.cost import measurements
 from evoattn.cost.training.rows import Row, without_late
 from evoattn.model.errors import WrongUse
 from evoattn.model.gpu import DetectedDevice, GpuSpec
@@ -32,7 +32,8 @@ no matter of the level."""
 def files() -> list[Path]:
     """All measured times in the repository: campaigns and landscapes, as `reports/measurements/CARD.npz/NAME`."""
     campaigns = sorted(path / name for path in measurements.files() for name in measurements.names(path))
-    return [*campaigns, *landscapes.files()]
+    kept = measurements.LANDSCAPES
+    return campaigns + ([kept / name for name in measurements.names(kept)] if kept.exists() else [])
 
 
 def named(names: Iterable[str]) -> list[Path]:
@@ -66,18 +67,16 @@ def is_landscape(path: Path) -> bool:
 
 
 def _rows(path: Path) -> Iterator[Row]:
-    if is_landscape(path):
-        with _readable(path):
-            found = landscapes.load(path)
-        yield from _of_landscapes(found)
-        return
     with _readable(path):
         recorded = measurements.recorded(path)
         card = DetectedDevice(0, recorded.about["device"], (9, 0), "").spec
     if card is None:
         return
     for group in recorded.groups:
-        yield from _of_group(card, group, recorded.name in LATE_LAUNCH, recorded.about["saved"])
+        if is_landscape(path):
+            yield from _of_landscapes(card, group, recorded.about["saved"])
+        else:
+            yield from _of_group(card, group, recorded.name in LATE_LAUNCH, recorded.about["saved"])
 
 
 @contextmanager
@@ -88,14 +87,15 @@ def _readable(path: Path) -> Iterator[None]:
         raise WrongUse(f"{path} has no measured times: {error}.") from None
 
 
-def _of_landscapes(found: Iterable[landscapes.Landscape]) -> Iterator[Row]:
-    for one in found:
-        card = DetectedDevice(0, one.about["device"], (9, 0), "").spec
-        for config in (*one.configs, *one.elsewhere):
-            if card is not None and config.best_us is not None and config.state == "right":
-                problem, kernel = one.problem.with_(), KernelConfig(config.family, config.params)
-                numbers = config.registers, config.spills, config.best_us
-                yield Row(card, problem, kernel, *numbers, "landscape", one.about["saved"])
+def _of_landscapes(card: GpuSpec, group: dict[str, Any], saved: str) -> Iterator[Row]:
+    """A group's problems in turn, of each the configs that a search could propose first: the less of two times."""
+    kernels = [kernel for kernel in group["kernels"] if kernel["state"] == "right"]
+    for index, problem in enumerate(map(_problem, group["problems"])):
+        timed = [kernel for kernel in kernels if str(index) in kernel["times"] and problem is not None]
+        for kernel in sorted(timed, key=lambda kernel: index not in kernel["valid"]):
+            us = min(times[str(index)] for times in (kernel["times"], kernel["again"]) if str(index) in times)
+            config = KernelConfig(kernel["family"], kernel["params"])
+            yield Row(card, problem, config, kernel["registers"], kernel["spill_bytes"], us, "landscape", saved)
 
 
 def _of_group(card: GpuSpec, group: dict[str, Any], late: bool, saved: str) -> Iterator[Row]:
