@@ -20,7 +20,6 @@ STARTING = "starting"
 Prior = Callable[[list[tuple[str, Params]]], list[float]]
 """What is expected of each (family, params) before anything is measured: the natural log of its time over that of a
 good one."""
-MakePool = Callable[[dict[str, SearchSpace], WhyInvalid, random.Random], ConfigPool]
 
 
 @dataclass(frozen=True)
@@ -28,14 +27,13 @@ class SamplerSetup:
     """What a sampler is made of.
 
     `why_invalid(family, params)` says in one sentence why a config cannot be, or None; `prior` is what is expected of
-    configs, where that is known; `make_pool` makes the pool that they come from.
+    configs, where that is known.
     """
 
     spaces: dict[str, SearchSpace]
     seed: int
     why_invalid: WhyInvalid
     prior: Prior | None = None
-    make_pool: MakePool = ConfigPool
 
 
 class Sampler(Protocol):
@@ -79,7 +77,7 @@ class ProposingSampler:
 
     def __init__(self, setup: SamplerSetup) -> None:
         self.rng = random.Random(setup.seed)
-        self.pool = setup.make_pool(setup.spaces, setup.why_invalid, self.rng)
+        self.pool = ConfigPool(setup.spaces, setup.why_invalid, self.rng)
         self._starting = deque(config for space in setup.spaces.values() for config in space.starting_configs())
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from evoattn.cost.fitted import Fitted
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
@@ -15,11 +14,8 @@ WORST = 3.0
 """Log of a score over the best for a kernel of which no block fits on an SM, and the most for any other."""
 
 
-def cost_prior(problem: AttentionProblem, gpu: GpuSpec, fitted: Fitted | None = None) -> Prior:
-    """The log of each config's score (`evoattn.cost`) over the least of those that were asked first.
-
-    `fitted`: another fit than the one that ships, e.g. one that knows nothing of a landscape.
-    """
+def cost_prior(problem: AttentionProblem, gpu: GpuSpec) -> Prior:
+    """The log of each config's score (`evoattn.cost`) over the least of those that were asked first."""
     least: list[float] = []
 
     def prior(configs: list[tuple[str, Params]]) -> list[float]:
@@ -27,7 +23,7 @@ def cost_prior(problem: AttentionProblem, gpu: GpuSpec, fitted: Fitted | None = 
 
         logs = [
             math.log(score) if math.isfinite(score) else math.inf
-            for score in scores(problem, [KernelConfig(family, params) for family, params in configs], gpu, fitted)
+            for score in scores(problem, [KernelConfig(family, params) for family, params in configs], gpu)
         ]
         if not least and any(map(math.isfinite, logs)):
             least.append(min(logs))
