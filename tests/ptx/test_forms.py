@@ -1,15 +1,22 @@
-"""Forms of operands that the plain statements of arithmetic (`test_numpy_statements`) do not take: numbers in the text,
-registers that are read and written, halves of registers, predicates that are negated or come in pairs; and what an
-approximation is exact or coarse for."""
+"""Forms of operands: numbers in the text, registers that are read and written, halves of registers, predicates that are
+negated or come in pairs; and what an approximation is exact or coarse for. What instructions compute, an H100 has
+said (`test_golden.py`)."""
 
 import numpy as np
 import pytest
 
 from tests.ptx.golden.harness import evaluate
 from tests.ptx.golden.operands import operand
-from tests.ptx.statements_of_bits import COMPARE, permuted
 
+COMPARE = {"lt": np.less, "ge": np.greater_equal, "hi": np.greater, "lo": np.less, "ne": np.not_equal}
 WORDS = [operand("u32", seed) for seed in range(2)]
+
+
+def permuted(a: int, b: int, selector: int) -> int:
+    """Each nibble of the selector picks a byte of {b, a}, or with its top bit that byte's sign eight times."""
+    octets = (b << 32 | a).to_bytes(8, "little")
+    nibbles = [selector >> 4 * i & 15 for i in range(4)]
+    return int.from_bytes(bytes((octets[n & 7] >> 7) * 255 if n & 8 else octets[n] for n in nibbles), "little")
 
 
 def check(statement, expected, *inputs, result="u4"):
