@@ -13,7 +13,6 @@ from evoattn.model.paths import ROOT
 from evoattn.model.problem import AttentionProblem
 from tests.mutation import host
 from tests.mutation.changes import changes_of
-from tests.mutation.chosen import load
 from tests.mutation.python_mutants import ROOMS
 from tests.mutation.settings import settings_of
 from tests.mutation.sources import bare_lines, files_of, mutants_of
@@ -165,11 +164,6 @@ def test_reasons_are_of_lines_that_there_are():
 
     gone = [r for r in load_reasons() if re.sub(r" \(again \d+\)$", "", r.line) not in lines(r.file)]
     assert not gone
-
-
-@pytest.mark.slow
-def test_the_mutants_for_the_device_are_of_todays_templates():
-    assert all(chosen.source() != chosen.setting.source for chosen in load())
 
 
 @pytest.mark.slow

@@ -91,11 +91,12 @@ def _of_landscapes(card: GpuSpec, group: dict[str, Any], saved: str) -> Iterator
     """A group's problems in turn, of each the configs that a search could propose first: the less of two times."""
     kernels = [kernel for kernel in group["kernels"] if kernel["state"] == "right"]
     for index, problem in enumerate(map(_problem, group["problems"])):
-        timed = [kernel for kernel in kernels if str(index) in kernel["times"] and problem is not None]
+        timed = [kernel for kernel in kernels if str(index) in kernel["times"]]
         for kernel in sorted(timed, key=lambda kernel: index not in kernel["valid"]):
             us = min(times[str(index)] for times in (kernel["times"], kernel["again"]) if str(index) in times)
             config = KernelConfig(kernel["family"], kernel["params"])
-            yield Row(card, problem, config, kernel["registers"], kernel["spill_bytes"], us, "landscape", saved)
+            if problem is not None:
+                yield Row(card, problem, config, kernel["registers"], kernel["spill_bytes"], us, "landscape", saved)
 
 
 def _of_group(card: GpuSpec, group: dict[str, Any], late: bool, saved: str) -> Iterator[Row]:
