@@ -114,7 +114,7 @@ def again(texts: list[str]) -> None:
 
 def races_in(folder: Path) -> int:
     """Races that were held with this data folder."""
-    from evoattn.portfolio.races import RACES_FILE
+    from evoattn.portfolio.wins import RACES_FILE
 
     file = folder / "data" / "evoattn" / RACES_FILE
     return sum(map(bool, file.read_bytes().splitlines())) if file.exists() else 0

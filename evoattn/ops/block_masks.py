@@ -2,7 +2,8 @@
 table of what each block is. The lists say what is seen, also where `mask_mod` says more.
 
 And the lists of a new mask, made by a kernel on the device, of the traced `mask_mod`: torch's own function makes one
-number for each pair of a query and a key first.
+number for each pair of a query and a key first. A `score_mod` that hides keys by -inf becomes such lists in each call,
+as captured tensors may change from call to call, so that hidden tiles are not computed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import copy
 import hashlib
 import warnings
 import weakref
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +24,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from evoattn.backends.base import LaunchError
 from evoattn.backends.cubins import Cubin
 from evoattn.backends.kernel_files import KernelFiles
+from evoattn.backends.loaded import LoadedKernel
 from evoattn.backends.platform import Platform
 from evoattn.backends.versions import nvrtc_version
 from evoattn.families import mask_blocks
@@ -30,15 +33,15 @@ from evoattn.model import forks
 from evoattn.model.mask import Band
 from evoattn.model.paths import cubin_cache
 from evoattn.model.records import Candidate
-from evoattn.model.score import Table, Tree, parse_predicate, parse_tables
+from evoattn.model.score import Table, Tree, depends_on, parse_predicate, parse_tables
 from evoattn.model.score_lines import Bounds
 from evoattn.model.space import KernelConfig
 from evoattn.ops import mods
 from evoattn.ops.arguments import Score, is_ordinary
-from evoattn.ops.kernel import LoadedKernel
+from evoattn.ops.call import Call
 from evoattn.ops.plan import launch_again, record_check, recorded_check
 from evoattn.ops.runtime import current
-from evoattn.ops.torch_answer import EMPTY, FULL, PARTIAL, states_of
+from evoattn.ops.torch_answer import EMPTY, FULL, PARTIAL, is_promised, states_of
 
 LARGEST_BLOCK = 4096
 """Rows or keys: tiles past the last key of a block are looked at."""
@@ -441,3 +444,52 @@ def _run(
             if status := platform.launch(launch.config, launch.function, launch.arguments, None):
                 launch_again(platform, device.index, launch, status)
     return lists
+
+
+LEAST_SCORES = 1 << 26
+"""Of all heads. Making lists takes some 10 to 20 µs, fewer scores some 50."""
+MOST_SHARE = 0.75
+"""Of the blocks that are computed: lists of more save less than they cost."""
+MOST_WORTH = 1024
+_worth: dict[Hashable, str] = {}
+"""The counts of the first mask of such a condition and size; empty where lists are not worth it."""
+
+
+def mask_of_scores(
+    call: Call, predicate: str, tables: dict[str, Tensor], score_mod: Callable[..., Any] | None
+) -> BlockMask | None:
+    """The mask of a call whose `score_mod` shows what `predicate` says of `tables`; None where all scores are to be
+    computed. The first of a kind waits for the device; none is made of it while a graph is being captured."""
+    query, key, where = call.query, call.key, call.query.device
+    (batch, heads, rows, _), keys = query.shape, key.shape[2]
+    own = {name: table for name, table in tables.items() if f"{name}[" in predicate}
+    if batch * heads * rows * keys < LEAST_SCORES or is_promised(call.batch_invariant):
+        return None
+    if any(table.requires_grad for table in own.values()):
+        return None
+    described = Score.of_texts("", predicate, own).tables
+    kind = predicate, described, query.shape, keys, where
+    counts = _worth.get(kind)
+    if counts == "" or (counts is None and query.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return None
+    tree = parse_predicate(predicate, described, True).tree
+    by_batch, by_head = (depends_on(tree, name) for name in "bh")
+    shape = MaskShape(batch if by_batch else 1, heads if by_head else 1, rows, keys, BLOCK, BLOCK)
+
+    def shown(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        assert score_mod is not None
+        score: Tensor = score_mod(torch.ones((), device=q.device), b, h, q, k)
+        return score > -torch.inf
+
+    made = None if shape.why_not() else created(shown, shape, where, predicate, own, None)
+    if counts is None:
+        counts = "" if made is None else counted(made).counts
+        partial, full, _ = map(int, (counts or "0/0/0").split("/"))
+        counts = counts if partial + full <= MOST_SHARE * shape.blocks[1] else ""
+        if len(_worth) >= MOST_WORTH:
+            _worth.clear()
+        _worth[kind] = counts
+    if made is None or not counts:
+        return None
+    kept(made).counts = counts
+    return made

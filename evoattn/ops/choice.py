@@ -22,7 +22,7 @@ from evoattn.model.space import KernelConfig
 from evoattn.ops import torch_answer
 from evoattn.ops.call import Call, StridedProblem
 from evoattn.portfolio.pick import size_class
-from evoattn.portfolio.races import Raced, Races
+from evoattn.portfolio.wins import Raced, Races
 
 
 class Picked(Protocol):

@@ -39,7 +39,6 @@ from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.score import parse_score
 from evoattn.model.score_lines import added_of, softcap_of
 from evoattn.ops import block_masks, mods, torch_answer
-from evoattn.ops.added import with_added
 from evoattn.ops.arguments import ARGUMENTS, TERMS, Score, has_autocast
 from evoattn.ops.call import (
     DTYPES,
@@ -54,6 +53,7 @@ from evoattn.ops.call import (
     with_tables,
 )
 from evoattn.ops.choice import Refusal
+from evoattn.ops.given import with_added
 from evoattn.ops.gradients import (
     SECOND,
     Backward,

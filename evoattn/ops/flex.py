@@ -30,11 +30,11 @@ from evoattn.model.blocks import Blocks
 from evoattn.model.mask import Band
 from evoattn.model.score import SCORE, Name, parse_predicate, parse_score, text_of
 from evoattn.model.score_lines import Bias, Bounds, Slopes, added_of, band_of, hiding_of, masking_of, softcap_of
-from evoattn.ops import block_masks, hiding_scores, mods
-from evoattn.ops.added import with_added
+from evoattn.ops import block_masks, mods
 from evoattn.ops.arguments import WATCHED, Score, is_ordinary
 from evoattn.ops.attention import attend
 from evoattn.ops.call import NO_TENSOR, Answer, Call, behind, why_not_shapes, with_tables
+from evoattn.ops.given import with_added
 from evoattn.ops.runtime import current
 from evoattn.ops.shapes import paused
 from evoattn.ops.torch_answer import NoKernel, refuse
@@ -175,7 +175,7 @@ def calls(
     if block_mask is None and (apart := said.apart) is not None:
         if (masking := _masking(apart, rows, keys)) is not None:
             hiding = _all_ways(replace(call, mask=masking[1], window=masking[2]), apart, tables, None)
-        elif (made := hiding_scores.mask_of(call, apart.traced.predicate, tables, score_mod)) is not None:
+        elif (made := block_masks.mask_of_scores(call, apart.traced.predicate, tables, score_mod)) is not None:
             hiding = _all_ways(call, apart, tables, made)[:1]
     return hiding + _all_ways(call, said, tables, block_mask)
 

@@ -17,15 +17,7 @@ from torch import Tensor
 from evoattn.backends.base import ContextLost, LaunchError
 from evoattn.backends.cache_folder import mark_used, read_own, write_whole
 from evoattn.backends.cubins import Cubin, has_cubin
-from evoattn.backends.platform import NO_CONTEXT, Platform
-from evoattn.model import forks
-from evoattn.model.launch import KernelLaunch
-from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig
-from evoattn.ops.arguments import ALIGNMENT, Given
-from evoattn.ops.call import Call, Packed
-from evoattn.ops.choice import Choice, KernelKey, Refusal
-from evoattn.ops.kernel import (
+from evoattn.backends.loaded import (
     SCRATCH,
     KernelBackend,
     LaunchArguments,
@@ -35,6 +27,14 @@ from evoattn.ops.kernel import (
     scratch_places,
     tensor_places,
 )
+from evoattn.backends.platform import NO_CONTEXT, Platform
+from evoattn.model import forks
+from evoattn.model.launch import KernelLaunch
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig
+from evoattn.ops.arguments import ALIGNMENT, Given
+from evoattn.ops.call import Call, Packed
+from evoattn.ops.choice import Choice, KernelKey, Refusal
 
 ADDRESS_BITS = 15
 """Those that are 0 in a multiple of 16 bytes."""

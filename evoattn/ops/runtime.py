@@ -15,6 +15,7 @@ from torch import Tensor
 
 from evoattn.backends.base import LaunchError
 from evoattn.backends.cubins import Cubin, get_cubin
+from evoattn.backends.loaded import LoadedKernel
 from evoattn.backends.platform import CudaPlatform, Platform
 from evoattn.families import registry
 from evoattn.families.base import Family
@@ -40,13 +41,11 @@ from evoattn.ops.call import (
 )
 from evoattn.ops.choice import IN_CAPTURE, TOO_LONG, Choice, CudaClock, Picked, Picker, Pickers, Race, Refusal, choose
 from evoattn.ops.gradients import Backward, Grads, Training, attend_trained, by_torch
-from evoattn.ops.kernel import LoadedKernel
 from evoattn.ops.plan import COLD, OF_A_CALL, CallPlan, Kernels, OperationPlan
 from evoattn.ops.torch_answer import PROMISE, refuse
 from evoattn.portfolio.climb import ClimbCache
 from evoattn.portfolio.pick import lasting_pick, next_picks
-from evoattn.portfolio.races import Raced, Races
-from evoattn.portfolio.wins import Wins
+from evoattn.portfolio.wins import Raced, Races, Wins
 
 PLANS_KEPT = 4096
 """Each takes some 9 kB, and a sequence that grows makes one for each of its lengths: the oldest go first."""

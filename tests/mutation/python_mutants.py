@@ -105,7 +105,7 @@ ROOMS = {
     ),
     "flex": Room(
         (
-            *(f"evoattn/ops/{name}.py" for name in ("flex", "block_masks", "hiding_scores")),
+            *(f"evoattn/ops/{name}.py" for name in ("flex", "block_masks")),
             *("evoattn/*/block_list.py", "evoattn/families/mask_blocks.py", "evoattn/integrations/listed_mask.py"),
         ),
         (
@@ -177,7 +177,7 @@ ROOMS = {
     ),
     "calibration": Room(
         (
-            *("evoattn/portfolio/calibrate.py", "evoattn/portfolio/calibrations.py", "evoattn/portfolio/races.py"),
+            *("evoattn/portfolio/calibrate.py", "evoattn/portfolio/calibrations.py", "evoattn/portfolio/wins.py"),
             *("evoattn/cost/correction*.py", "evoattn/model/calibrated.py", "evoattn/model/played.py"),
             "evoattn/ops/choice.py",
         ),

@@ -15,6 +15,7 @@ import torch
 
 from evoattn.backends.cubins import Cubin
 from evoattn.backends.driver_launch import LaunchConfig
+from evoattn.backends.loaded import BACKWARD_TENSORS
 from evoattn.families import registry
 from evoattn.families.base import Family
 from evoattn.families.variants import COMPILED
@@ -25,7 +26,6 @@ from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.ops.arguments import autograd_at_work
-from evoattn.ops.kernel import BACKWARD_TENSORS
 from evoattn.ops.plan import record_check
 from evoattn.ops.runtime import Runtime
 from tests.ops.fake_device import MACHINE, TORCH, FakeDevice, Launched, Pick, build, wgmma_pick

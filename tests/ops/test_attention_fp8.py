@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import evoattn
+from evoattn.backends.loaded import tensor_places
 from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.launch import Buffer, TensorMap
@@ -13,7 +14,6 @@ from evoattn.ops.attention_fp8 import quantised
 from evoattn.ops.beside import Wanted, quantize
 from evoattn.ops.call import E4M3, Call, behind, out_like, terms_of
 from evoattn.ops.given import call_of
-from evoattn.ops.kernel import tensor_places
 
 B, H, HKV, SQ, SK, D = 2, 8, 2, 50, 70, 64
 

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
+from evoattn.backends.loaded import scratch_places, tensor_places
 from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import GPUS
 from evoattn.model.launch import Buffer, TensorMap
 from evoattn.ops.call import Call, StridedProblem
 from evoattn.ops.choice import Choice
 from evoattn.ops.gradients import expected
-from evoattn.ops.kernel import scratch_places, tensor_places
 from tests.ops.fake_device import tensors
 from tests.ops.stand_in import stand_in
 

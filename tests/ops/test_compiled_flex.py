@@ -15,10 +15,10 @@ from evoattn.families import registry
 from evoattn.families.registry import load_space
 from evoattn.model.score_lines import Bias, Slopes
 from evoattn.ops import block_masks, gradients, torch_answer
-from evoattn.ops.added import with_added
 from evoattn.ops.arguments import BIAS, SLOPES
 from evoattn.ops.call import Call
 from evoattn.ops.choice import Refusal
+from evoattn.ops.given import with_added
 from evoattn.ops.runtime import Runtime, current
 from tests.ops.fake_device import Pick, tensors
 from tests.ops.test_flex_mods import by_torch

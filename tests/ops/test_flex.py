@@ -14,7 +14,7 @@ import evoattn
 from evoattn.backends.cubins import SUFFIX, recipe_of
 from evoattn.model.mask import Band
 from evoattn.model.space import KernelConfig
-from evoattn.ops import arguments, block_masks, flex, hiding_scores
+from evoattn.ops import arguments, block_masks, flex
 from evoattn.ops.runtime import Runtime, current
 from evoattn.ops.torch_answer import by_formula
 from tests.ops.fake_device import FakeDevice, Pick, build, near, tensors, wgmma_pick
@@ -171,8 +171,8 @@ def test_a_score_that_hides_keys_runs_as_a_mask(device, monkeypatch, by_table):
         made.append(shape)
         return create_block_mask(mask_mod, 1, 1, shape.seqlen_q, shape.seqlen_k, "cpu")
 
-    monkeypatch.setattr(hiding_scores, "LEAST_SCORES", 0)
-    monkeypatch.setattr(hiding_scores, "MOST_SHARE", 1.0)
+    monkeypatch.setattr(block_masks, "LEAST_SCORES", 0)
+    monkeypatch.setattr(block_masks, "MOST_SHARE", 1.0)
     monkeypatch.setattr(block_masks, "created", created)
     q, k, v = tensors(1, 2, 2, ROWS, KEYS)
     for step in range(2):
@@ -183,8 +183,8 @@ def test_a_score_that_hides_keys_runs_as_a_mask(device, monkeypatch, by_table):
         assert near(out, expected_of(q, k, v, score_mod)[0]) and len(made) == (step + 1) * by_table
         ids.copy_(IDS.flip(0))
         monkeypatch.setattr(block_masks, "_counts", None)
-    monkeypatch.setattr(hiding_scores, "MOST_SHARE", 0.1)
-    hiding_scores._known.clear()
+    monkeypatch.setattr(block_masks, "MOST_SHARE", 0.1)
+    block_masks._worth.clear()
     monkeypatch.setattr(block_masks, "_counts", lambda *_: "1/0/1")
     with evoattn.capture() as shapes:
         evoattn.flex_attention(q, k, v, score_mod)

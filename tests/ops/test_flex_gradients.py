@@ -7,6 +7,7 @@ import torch
 
 from benchmarks.flex.mods import MODS, Shape, Written
 from evoattn.backends.interpreter import InterpreterBackend
+from evoattn.backends.loaded import own_tables
 from evoattn.families.backward_mma.resources import sharing_of
 from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.backward import parse_grads
@@ -16,7 +17,6 @@ from evoattn.ops import flex, torch_answer
 from evoattn.ops.arguments import TERMS
 from evoattn.ops.call import Call
 from evoattn.ops.gradients import Backward, Training, attend_trained, by_rows, grads_of, words_of
-from evoattn.ops.kernel import own_tables
 from tests.families import test_backward_mma
 from tests.families.on_interpreter import built
 from tests.ops.fake_device import tensors

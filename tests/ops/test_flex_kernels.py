@@ -7,12 +7,12 @@ import torch
 
 from benchmarks.flex.mods import MODS, Shape, Written
 from evoattn.backends.interpreter import InterpreterBackend
+from evoattn.backends.loaded import own_tables
 from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS
 from evoattn.ops import flex
 from evoattn.ops.arguments import BIAS, SLOPES
 from evoattn.ops.call import Call
-from evoattn.ops.kernel import own_tables
 from tests.families import test_flash_mma, test_flash_wgmma, test_split_kv
 from tests.families.on_interpreter import built
 from tests.ops.fake_device import tensors

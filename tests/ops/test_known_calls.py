@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import evoattn
+from evoattn.backends.loaded import SCRATCH_ALIGNMENT, LoadedKernel, scratch_places
 from evoattn.model.launch import KernelLaunch
 from evoattn.ops.arguments import ALL, ARGUMENTS, REQUIRED
 from evoattn.ops.attention import attention, attention_mixed, attention_paged, attention_varlen
 from evoattn.ops.call import Call
 from evoattn.ops.explain import RecordedKernel
 from evoattn.ops.given import call_of
-from evoattn.ops.kernel import SCRATCH_ALIGNMENT, LoadedKernel, scratch_places
 from evoattn.ops.runtime import current
 from evoattn.ops.torch_answer import NoKernel
 from tests.ops.fake_cache import CacheDevice, split_kv_pick

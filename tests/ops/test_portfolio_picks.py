@@ -5,11 +5,11 @@ import pytest
 import torch
 
 import evoattn
+from evoattn.backends.loaded import SCRATCH, TERMS, LoadedKernel, scratch_places, tensor_places
 from evoattn.families.base import SOFTMAX_SCALE_LOG2
 from evoattn.model.gpu import GPUS
 from evoattn.ops.call import strided
 from evoattn.ops.choice import Choice, Refusal, choose
-from evoattn.ops.kernel import SCRATCH, TERMS, LoadedKernel, scratch_places, tensor_places
 from evoattn.ops.runtime import current
 from evoattn.portfolio.pick import pick
 from evoattn.portfolio.workload import DRAWS, PLAIN, WIDE

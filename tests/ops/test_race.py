@@ -18,7 +18,7 @@ from evoattn.model.gpu import GPUS
 from evoattn.ops.choice import BUDGET_US, CLEAR, COMPILED, DELAY_US, NO_MEMORY, TOO_LONG, Race
 from evoattn.ops.runtime import Runtime, current
 from evoattn.ops.torch_answer import NoKernel
-from evoattn.portfolio.races import FASTER, Raced, Races
+from evoattn.portfolio.wins import FASTER, Raced, Races
 from tests.ops.fake_device import FakeDevice, build, near, reference, tensors, wgmma_pick
 
 

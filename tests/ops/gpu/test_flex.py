@@ -8,7 +8,7 @@ import evoattn
 from benchmarks.flex.mods import MODS, Shape
 from evoattn.backends.platform import CudaPlatform
 from evoattn.families.mask_blocks import LISTS
-from evoattn.ops import block_masks, flex, hiding_scores
+from evoattn.ops import block_masks, flex
 from evoattn.ops.runtime import Runtime, current
 from evoattn.portfolio.pick import lasting_pick, next_picks
 from tests.ops.gpu.gpu_problems import ON_A_GPU, without_waiting
@@ -33,7 +33,7 @@ def made(shape):
 @pytest.mark.parametrize("shape", SHAPES, ids=["prefill", "decode"])
 @pytest.mark.parametrize("name", NAMES)
 def test_right_without_waiting_and_in_a_graph(name, shape, monkeypatch):
-    monkeypatch.setattr(hiding_scores, "LEAST_SCORES", 0)
+    monkeypatch.setattr(block_masks, "LEAST_SCORES", 0)
     q, k, v = made(shape)
     written = MODS[name](shape)
     mask = written.block_mask(shape)
@@ -103,7 +103,7 @@ def require_same(name):
 
 def test_gradients_by_the_lists_that_a_score_makes(tmp_path, monkeypatch):
     """A score that is -inf says what is hidden. Deterministic gradients have the same bits twice."""
-    monkeypatch.setattr(hiding_scores, "LEAST_SCORES", 0)
+    monkeypatch.setattr(block_masks, "LEAST_SCORES", 0)
     score_mod, leaves = MODS["hidden_by_score"](SHAPES[0]).score_mod, [one.requires_grad_() for one in made(SHAPES[0])]
 
     def gradients(attend, dtype=torch.bfloat16):

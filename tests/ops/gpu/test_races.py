@@ -11,7 +11,7 @@ from evoattn.model.shape_text import parse_shape
 from evoattn.ops.choice import BUDGET_US, CudaClock, Race
 from evoattn.ops.runtime import Runtime, current
 from evoattn.portfolio.pick import pick
-from evoattn.portfolio.races import Races
+from evoattn.portfolio.wins import Races
 from tests.ops.gpu.gpu_problems import ON_A_GPU, flags, inputs, require_right
 
 pytestmark = ON_A_GPU
