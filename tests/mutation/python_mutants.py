@@ -116,7 +116,7 @@ ROOMS = {
     ),
     "expressions": Room(
         (
-            *(f"evoattn/ops/{name}.py" for name in ("mods", "added")),
+            *(f"evoattn/ops/{name}.py" for name in ("mods", "given")),
             *(f"evoattn/model/score_{name}.py" for name in ("cuda", "lines", "ranges")),
         ),
         (
