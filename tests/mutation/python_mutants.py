@@ -18,9 +18,10 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import cache, partial
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +246,8 @@ PRELOADED = (
 OWN = ("evoattn", "tests", "scripts", "benchmarks")
 """What this program has of itself, a fork imports again: from the copy, in which the fault is."""
 KILLED, KILLED_SLOW, TIMEOUT, SURVIVED = "killed", "killed, slow", "timeout", "SURVIVED"
+PASSED = "passed so far"
+"""The fast tests of its room pass: tests elsewhere and slow ones have their turn last."""
 EQUIVALENT = "equivalent"
 """Survived, for a reason that is written down."""
 
@@ -258,7 +261,7 @@ def preload() -> None:
 
 @dataclass(eq=False)
 class Sound:
-    """A room's tests without a fault: seconds by file, and the tests that fail all the same, which are left out."""
+    """Tests without a fault: seconds by file, and the tests that fail all the same, which are left out."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
@@ -361,23 +364,23 @@ MOST_ELSEWHERE, MOST_SLOW = 5, 3
 """Files of tests: a function of many is tested in its own room, and slow tests take long."""
 
 
-def notice(mutant: Mutant, tests: list[str], copied: Path, sound: Sound) -> str:
-    """What becomes of it in a room's tests: the nearest first, then the others; then in tests elsewhere; last in the
+def notice(mutant: Mutant, tests: list[str], copied: Path, sound: Sound, deep: bool) -> str:
+    """What becomes of it in a room's tests: the nearest first, then the others. `deep`: in tests elsewhere, then in the
     slow ones of the nearest."""
     near, others = nearest_first(mutant, tests, copied)
-    far = elsewhere(mutant, tests, copied)
+    far = elsewhere(mutant, tests, copied) if deep else []
     left_out = [word for test in sound.failed for word in ("--deselect" if "::" in test else "--ignore", test)]
-    for some, mark in ((near, SKIPPED), (others, SKIPPED), (far, SKIPPED), ([*near, *far][:MOST_SLOW], SLOW)):
+    slow = [*near, *far][:MOST_SLOW]
+    for some, mark in ((far, SKIPPED), (slow, SLOW)) if deep else ((near, SKIPPED), (others, SKIPPED)):
         if not some:
             continue
-        known = mark == SKIPPED and some is not far
         words = ["-m", mark, *left_out, *some]
-        verdict = run_tests(copied, words, sound.limit(some) if known else SLOW_SECONDS)
-        if verdict == "failed" and (known or _passes_without(mutant, copied, words)):
+        verdict = run_tests(copied, words, SLOW_SECONDS if deep else sound.limit(some))
+        if verdict == "failed" and (not deep or _passes_without(mutant, copied, words)):
             return KILLED if mark == SKIPPED else KILLED_SLOW
-        if verdict == "timeout" and known:
+        if verdict == "timeout" and not deep:
             return TIMEOUT
-    return SURVIVED
+    return SURVIVED if deep else PASSED
 
 
 _PASSES: dict[tuple[str, ...], bool] = {}
@@ -407,23 +410,22 @@ def _begin(folder: Path) -> None:
     _COPIES.append(copy_tracked(place))
 
 
-def sound_room(room: str) -> tuple[str, Sound]:
-    """A room's tests as they are without a fault."""
+def sound_file(file: str) -> Sound:
+    """A file's tests as they are without a fault."""
     [copied], sound = _COPIES, Sound()
-    verdict = run_tests(copied, ["-m", SKIPPED, *files_of(room, copied)], 600.0, sound)
-    if verdict == "timeout":
-        raise RuntimeError(f"The tests of {room} take over ten minutes without a fault.")
-    return room, sound
+    if run_tests(copied, ["-m", SKIPPED, file], 600.0, sound) == "timeout":
+        raise RuntimeError(f"{file} takes over ten minutes without a fault.")
+    return sound
 
 
-def judge(room: str, mutant: Mutant, sound: Sound) -> dict[str, Any]:
+def judge(room: str, mutant: Mutant, sound: Sound, deep: bool) -> dict[str, Any]:
     """A row of JSON: the mutant, and what became of it."""
     [copied], started = _COPIES, time.monotonic()
     file = copied / mutant.file.relative_to(ROOT)
     honest = file.read_text()
     file.write_text(mutant.source)
     try:
-        verdict = notice(mutant, files_of(room, copied), copied, sound)
+        verdict = notice(mutant, files_of(room, copied), copied, sound, deep)
     finally:
         file.write_text(honest)
     place = {"file": str(mutant.file.relative_to(ROOT)), "line": mutant.line, "change": mutant.change}
@@ -443,38 +445,37 @@ def copy_tracked(folder: Path) -> Path:
 
 
 def run(mutants: dict[str, list[Mutant]], jobs: int = 1, out: Path | None = None) -> int:
-    """Run all mutants but those that `out` has, each process on its copy of the tracked files; a line for each, and the
-    table at the end; 1 if the tests of a room notice too few."""
+    """Run all mutants but those that `out` has, the rooms in turn, each process on its copy of the tracked files; a
+    line for each, and the table at the end; 1 if the tests of a room notice too few."""
     preload()
-    rows: list[dict[str, Any]] = (
-        [json.loads(line) for line in out.read_text().splitlines()] if out and out.exists() else []
-    )
-    known = {(row["room"], row["number"]) for row in rows}
-    mutants = {room: [m for m in mutants[room] if (room, m.number) not in known] for room in mutants}
-    mutants = {room: left for room, left in mutants.items() if left}
+    lines = out.read_text().splitlines() if out and out.exists() else []
+    rows = {(row["room"], row["number"]): row for row in map(json.loads, lines)}
+    turns = zip_longest(*([(room, mutant) for mutant in mutants[room]] for room in mutants))
+    left = [(room, m, rows.get((room, m.number))) for room, m in filter(None, chain.from_iterable(turns))]
+    files = {test.split("::")[0]: None for room in mutants for test in files_of(room, ROOT)}
     with (
         tempfile.TemporaryDirectory() as folder,
         ProcessPoolExecutor(jobs, multiprocessing.get_context("fork"), _begin, (Path(folder),)) as pool,
     ):
-        pending: set[Future[Any]] = {pool.submit(sound_room, room) for room in mutants}
+        sound = Sound()
+        for one in pool.map(sound_file, files):
+            sound.seconds |= one.seconds
+            sound.failed += one.failed
+        print(f"{sum(sound.seconds.values()):.0f} s without a fault", flush=True)
+        print(*(f"    left out, as it fails: {test}\n" for test in sound.failed), sep="", end="", flush=True)
+        asked = [(room, m, bool(row)) for room, m, row in left if row is None or row["verdict"] == PASSED]
+        pending = {pool.submit(judge, room, m, sound, deep): (room, m) for room, m, deep in asked}
         while pending:
-            done, pending = wait(pending, return_when=FIRST_COMPLETED)
-            for found in (future.result() for future in done):
-                if isinstance(found, dict):
-                    rows.append(found)
-                    print(
-                        "{room:12} {verdict:12} {s:4} s {number:4} {file}:{line}: {change}".format(**found), flush=True
-                    )
-                    if out:
-                        with out.open("a") as file:
-                            file.write(json.dumps(found) + "\n")
-                    continue
-                room, sound = found
-                print(f"{room}: {sum(sound.seconds.values()):.0f} s without a fault", flush=True)
-                for test in sound.failed:
-                    print(f"    left out, as it fails: {test}", flush=True)
-                pending |= {pool.submit(judge, room, mutant, sound) for mutant in mutants[room]}
-    return table(rows)
+            for future in wait(pending, return_when=FIRST_COMPLETED).done:
+                (room, mutant), row = pending.pop(future), future.result()
+                rows[room, mutant.number] = row
+                print("{room:12} {verdict:13} {s:4} s {number:4} {file}:{line}: {change}".format(**row), flush=True)
+                if out:
+                    with out.open("a") as file:
+                        file.write(json.dumps(row) + "\n")
+                if row["verdict"] == PASSED:
+                    pending[pool.submit(judge, room, mutant, sound, True)] = room, mutant
+    return table(list(rows.values()))
 
 
 @cache
@@ -497,8 +498,9 @@ def table(rows: list[dict[str, Any]]) -> int:
     """Print how many of each room were noticed; 1 if too few of one."""
     counts: dict[str, Counter[str]] = {}
     for row in rows:
-        known = row["verdict"] == SURVIVED and is_equivalent(row)
-        counts.setdefault(row["room"], Counter())[EQUIVALENT if known else row["verdict"]] += 1
+        lives = row["verdict"] in (PASSED, SURVIVED)
+        verdict = EQUIVALENT if lives and is_equivalent(row) else SURVIVED if lives else row["verdict"]
+        counts.setdefault(row["room"], Counter())[verdict] += 1
     words = (KILLED, TIMEOUT, KILLED_SLOW, EQUIVALENT, SURVIVED)
     print("| room | mutants | killed | timeout | by slow tests | equivalent | survived | noticed of the rest |")
     print("|---" * 8 + "|")
