@@ -286,7 +286,7 @@ class _Maker:
         rows = max((2 if turn == 1 else 1) * block_m + 7, block_n // 2 + 42)  # three tiles of rows, or more heads
         part = self.one.with_(heads=min(max(turn + 1, 3), 5), seqlen_q=rows, seqlen_k=block_n // 2 + 1)
         part = part.with_(layout="bshd")  # in which rows of Q lie further apart than those of K
-        low = self.one.with_(seqlen_q=40, seqlen_k=block_n + 3)
+        low = self.one.with_(seqlen_q=5 if self.heads_are_rows else 40, seqlen_k=block_n + 3)
         return [
             SmallCase("ragged, many key tiles", fitted(self.many, max(1, self.keys - block_n - 3), 5)),
             SmallCase(
@@ -330,7 +330,8 @@ class _Maker:
         masking, keys = self.problem.masking, 2 * self.block_n + 3
         rows = 40
         if masking.queries_to_see_all(keys) > 1:  # the first row of the last tile of rows sees two whole tiles
-            rows = -(-2 * self.block_n // self.block_m) * self.block_m + 7
+            tile = 1 if self.heads_are_rows else self.block_m
+            rows = -(-2 * self.block_n // tile) * tile + 7
         elif masking.corner == "lower_right":
             keys += rows
         seen = self.one.with_(seqlen_q=rows, seqlen_k=keys)
