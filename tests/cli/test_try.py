@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
 
 import pytest
 import torch
@@ -130,6 +131,9 @@ def test_the_first_wrong_element_is_the_first_in_order_of_its_indices():
 @pytest.mark.slow
 def test_where_a_device_is_the_kernel_runs_on_it_too(device, expected):
     filled = fill_in(FAMILY, [], PROBLEM, GPU)
-    steps = list(attempt(FAMILY, filled, PROBLEM, GPU, device=True, make_device=device))[-len(expected) :]
+    running = set(multiprocessing.active_children())
+    first, *steps = attempt(FAMILY, filled, PROBLEM, GPU, device=True, make_device=device)
+    assert (first.what, first.agrees) == ("config", True) and set(multiprocessing.active_children()) <= running
+    steps = steps[-len(expected) :]
     assert [(step.what, step.agrees) for step in steps] == [entry[:2] for entry in expected]
     assert all(text in step.sentence for step, (_, _, text) in zip(steps, expected, strict=True))

@@ -340,8 +340,8 @@ def test_what_is_no_race_in_the_file_is_passed_over(tmp_path):
         assert Races(path).find(("odd",)) is None
     path.write_bytes(path.read_bytes() + b"half a line of a process that was killed")
     assert Races(path).find(("kept",)) == Raced(3.0, 4.0)
-    races.add(("next",), Raced(5.0, 6.0))
-    assert Races(path).find(("next",)) == Raced(5.0, 6.0)
+    races.add(("next",), Raced(5.12345, 6.00049))
+    assert Races(path).find(("next",)) == Raced(5.123, 6.0), "nanoseconds are kept"
     row = path.read_text().splitlines()[1].split(" ", 2)[2]
     assert json.loads(row) == [3.0, 4.0], "plain data"
 

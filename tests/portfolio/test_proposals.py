@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,8 +14,9 @@ from evoattn.families.flash_wgmma.aims import AIMS, fill_waves, fit_keys, group_
 from evoattn.families.registry import load_space
 from evoattn.model.gpu import lookup
 from evoattn.model.shape_text import parse_shape
+from evoattn.model.space import KernelConfig
 from evoattn.portfolio.campaign import group_of
-from evoattn.portfolio.climb import all_genes, climb, neighbours
+from evoattn.portfolio.climb import Scored, all_genes, climb, neighbours
 from evoattn.portfolio.pick import portfolio_kernels
 from evoattn.portfolio.proposals import (
     ALSO_FAR,
@@ -134,6 +136,16 @@ def test_what_is_tried_first_errs_on_both_sides_of_the_least_cost():
     rivals = [config for config, origin in steps if origin == "rival"]
     others = rivals[1:]
     assert max(len(set(rivals[0].params.items()) ^ set(other.params.items())) for other in others) >= 4
+
+
+def test_those_chosen_are_unlike_one_another_too():
+    """Two that differ in one gene are never both chosen beside one that differs from each in three."""
+    rows = ((64, 64, 2), (64, 64, 3), (128, 128, 4))
+    configs = [KernelConfig("f", dict(zip("ABC", row, strict=True))) for row in rows]
+    for seed in range(8):
+        stands = SimpleNamespace(_rng=random.Random(seed))
+        chosen = ClimbingBreeder._unlike(stands, [Scored(config, 1.0) for config in configs], [], 2)
+        assert len(chosen) == 2 and configs[2] in [one.config for one in chosen]
 
 
 @pytest.mark.slow

@@ -96,6 +96,13 @@ def _planned(families: Any, choices: Any, problem: AttentionProblem) -> Any:
     return {name: [len(space.starting), [len(p.values) for p in space.parameters]] for name, space in found.items()}
 
 
+def _restricted() -> Any:
+    """A value that one family lacks, of parameters that are all that another one has."""
+    some = {name: load_space(name, H100) for name in ("flash_mma", "flash_scalar")}
+    chosen = {p.name: (str(p.values[0]).lower(),) for p in some["flash_scalar"].parameters}
+    return said(spaces._restricted, some, chosen)
+
+
 def _again() -> Iterator[Any]:
     report = replace(CHECKS, seed=8)
     here, there = {"evoattn": "0.1", "commit": "a", "torch": "2.11"}, {"evoattn": "0.1", "commit": "b", "host": "x"}
@@ -149,6 +156,7 @@ def facts() -> Iterator[tuple[str, Any]]:
         space = load_space(family, H100)
         chosen = [c.params for c in starting_configs(space, problem, H100)]
         yield f"starting {family} {problem.seqlen_q}", [chosen, begin({family: space}, problem, H100)[family].starting]
+    yield "all parameters of a family", _restricted()
     yield "again", [*_again()]
     yield "final", [*_final()]
 

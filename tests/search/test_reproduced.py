@@ -1,11 +1,20 @@
 """What a reproduced trial is held against, without a run: time, cost, code and answers."""
 
+from dataclasses import replace
 from unittest import mock
 
 import pytest
 
+from evoattn.backends.compiler import compile_source
+from evoattn.families.registry import load_space, lookup
+from evoattn.families.render import render
+from evoattn.model.gpu import GPUS
 from evoattn.model.records import CheckResult, Evaluation, Timing, Trial, TrialState, ValidationReport
+from evoattn.model.shape_text import parse_shape
 from evoattn.search import reproduce
+from evoattn.search.starting import starting_configs
+
+L4 = GPUS["l4"]
 
 
 def trial_of(*samples_us: float, cost: float | None = None, seed: int | None = None) -> Trial:
@@ -53,6 +62,17 @@ def test_answers_say_of_which_inputs_they_are():
     assert "seed 3 (recorded was 4)" in reproduce._validation_finding(trial_of(seed=4), evaluated()).sentence
     wrong = reproduce._validation_finding(trial_of(seed=3), evaluated(passed=False))
     assert wrong.agrees is False and "It is wrong." in wrong.sentence
+
+
+def test_another_text_is_compiled_to_see_whether_it_is_the_same_kernel():
+    problem = parse_shape("B=1,H=1,S=16,D=16,dtype=fp16,mask=full")
+    one, other = starting_configs(load_space("flash_scalar", L4), problem, L4)[:2]
+    trial = replace(trial_of(), family="flash_scalar")
+    kernel = compile_source(render(lookup("flash_scalar"), problem, one, L4).source, L4.arch)
+    for config, words in ((one, "the same"), (other, "other")):
+        (found,) = reproduce._code_finding(trial, problem, config, L4, kernel)
+        assert found.sentence == f"Today's text compiles to {words} machine code here." and found.agrees is None
+    assert not reproduce._code_finding(trial_of(), problem, one, L4, kernel), "its family is gone"
 
 
 def test_half_a_microsecond_is_a_time():
