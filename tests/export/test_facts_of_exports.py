@@ -1,11 +1,13 @@
 """What an exported program says of a kernel beside its source stays, until a change wants it otherwise: the C++ of its
 launches, constants of the problem, where it came from, and the cards that it is for."""
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from evoattn.export import check, host_code, recorded
+from evoattn.export import check, header, host_code, recorded
 from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
@@ -65,7 +67,13 @@ def facts() -> Iterator[tuple[str, Any]]:
         if name == "flash_mma":
             yield "provenance", list(_of_trials(launches))
             yield "varied", [answer(check.problem_constants, one, 89, launches, scratch) for one in VARIED]
-            yield "references", [check.has_reference(one) for one in (*VARIED, ANY.with_(dtype="e4m3", scales="head"))]
+            eight = ANY.with_(dtype="e4m3", bias="", lse=False)
+            others = eight, eight.with_(scales="head"), ANY.with_(bias="", blocks="128x64:70+200")
+            yield "references", [check.has_reference(one) for one in (*VARIED, *others)]
+    for name in ("mine", "1st", "class", "torch", "json", "a-b"):
+        with tempfile.TemporaryDirectory() as folder:
+            said = answer(header.write_folder, {"a.py": "x"}, Path(folder) / name)
+            yield f"folder {name}", [said, sorted(path.name for path in Path(folder).rglob("*"))]
     for devices, source in SOURCES.items():
         of = SimpleNamespace(source=source, family=SimpleNamespace(devices=devices), launches=())
         target = recorded.Target.of(of)

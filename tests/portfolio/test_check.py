@@ -10,6 +10,7 @@ from evoattn.model.gpu import lookup
 from evoattn.model.named_problems import lookup as lookup_problem
 from evoattn.model.records import Timing
 from evoattn.model.shape_text import parse_shape
+from evoattn.model.space import KernelConfig
 from evoattn.portfolio import campaign
 from evoattn.portfolio.pick import pick
 from evoattn.portfolio.select import bench_row, check, final_tables, known_kernels, make_groups, winner_lines
@@ -31,7 +32,7 @@ class FakeEngine:
         for kernel in kernels:
             samples = (9.0, 10.0, 11.0) if kernel.params.get("known") else (10.0, 11.0, 12.0)
             faults = {"disqualified": "it is wrong"} if kernel.params.get("wrong") else {}
-            timings[kernel.id] = Timing(samples, faults)
+            timings[kernel.id] = Timing(() if kernel.params.get("lost") else samples, faults)
         return FinalResult(timings, {"broken": "the context is lost"} if "broken" in peers else {})
 
 
@@ -53,6 +54,14 @@ def test_a_kernel_that_proves_wrong_wins_nothing_and_is_named():
     wrong = Kernel("flash_mma", {"known": 1, "wrong": 1})
     row = check(FakeEngine(), place_of(PROBLEM, chosen), chosen, 3, (), [wrong])
     assert row.regret == 1.0 and row.fault == f"flash_mma {wrong.id}: it is wrong" and not row.wrong
+
+
+@pytest.mark.parametrize(("fault", "said"), [("lost", "It has no time."), ("wrong", "it is wrong")])
+def test_a_pick_that_has_no_time_says_why(fault, said):
+    chosen = pick(PROBLEM, H100)
+    chosen = replace(chosen, config=KernelConfig(chosen.family, {fault: 1}))
+    row = check(FakeEngine(), place_of(PROBLEM), chosen, 3, ("flash",))
+    assert row.wrong == said and not row.fault and row.winner is None
 
 
 def test_known_kernels_take_part_and_spreads_are_kept():

@@ -3,6 +3,7 @@ parameters matter, how the cost model ranks; on a made-up search of 240 trials."
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompileInfo, Timing, Trial, TrialState
 from evoattn.model.space import config_id
 from evoattn.report import analysis, summary, text, winner
+from evoattn.report.data import PeerRatio, StudySummary
 from tests.support.facts import changed
 
 GENES = {
@@ -63,7 +65,8 @@ def facts() -> Iterator[tuple[str, Any]]:
     course = analysis.progress(study, right)
     yield "right", [(trial.number, value) for trial, value in right]
     yield "families", {name: [(t.number, value) for t, value in pairs] for name, pairs in results.items()}
-    yield "progress", [course, course.drawn]
+    few = replace(course, value=course.value[:9], improvements=[])
+    yield "progress", [course, course.drawn(), few.drawn()]
     yield "improvements", analysis.improvements(course, by_number)
     yield "failures", analysis.group_failures(FAILED)
     yield "the cost model", [analysis.rank_cost_model(some) for some in (trials, trials[:9], trials[:14])]
@@ -88,6 +91,12 @@ def facts() -> Iterator[tuple[str, Any]]:
     yield "peers", [winner.fastest_peer(timing, peers) for timing in (finals[0], trials[1].timings[0], None)]
     told = {"flash": "", "efficient": "It has no such mask."}
     yield "baselines", summary._baselines({"flash": [trials[2].timings[0]], "cudnn": [finals[1]]}, told, problem)
+    for final in ({}, {"7": (1.2, 1.1, 1.3), "9": (1.05, 1.03, 1.07)}, {"7": (1.01, 0.99, 1.02), "9": (1.5, 1.4, 1.6)}):
+        ratios = {name: dict(zip(("median", "low", "high"), of, strict=True)) for name, of in final.items()}
+        of_final = SimpleNamespace(final=ratios, leaderboard=[SimpleNamespace(trial=3)])
+        yield f"verdict {[*final.values()]}", StudySummary.verdict.fget(of_final)
+    for peer in (None, *(PeerRatio("flash", 12.5, *of) for of in ((1.0, False), (0.9, False), (1.4, True)))):
+        yield f"peer {peer}", StudySummary.peer_verdict.fget(SimpleNamespace(winner=SimpleNamespace(peer=peer)))
     yield "a difference", winner.source_diff("a\nb\nc\n", "a\nx\nc\n", "old", "new")
     words = [text.wrapped("one two three four five six", 12, "  "), text.command([["evoattn"], ["a", "b" * 30]], 40)]
     yield (

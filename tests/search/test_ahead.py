@@ -16,7 +16,17 @@ from evoattn.fleet.local import LocalFleet
 from evoattn.model.records import Proposal, TrialState
 from evoattn.samplers.base import SamplerSetup
 from evoattn.samplers.registry import make_sampler
-from evoattn.search.ahead import AHEAD, FIRST, AheadSampler, Proposed, has_more, listen, stop, worker_of
+from evoattn.search.ahead import (
+    AHEAD,
+    FIRST,
+    AheadSampler,
+    Proposed,
+    has_more,
+    listen,
+    provide_for,
+    stop,
+    worker_of,
+)
 from evoattn.search.request import SearchPlan
 from evoattn.search.study import Search
 from tests.search.search_fakes import cost
@@ -179,3 +189,11 @@ def test_its_process_waits_for_none_of_the_slow_imports():
         "print([name for name in slow if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_who_thinks_ahead_does_so_for_each_board():
+    plain, sampler = make_random(space_of(**SMALL)), object.__new__(AheadSampler)
+    for boards, factor in ((0, 1), (1, 1), (3, 3)):
+        provide_for(plain, boards)
+        provide_for(sampler, boards)
+        assert sampler.ahead == factor * AHEAD and not hasattr(plain, "ahead") and not has_more(plain)

@@ -13,6 +13,7 @@ from evoattn.engine.progress import Progress
 from evoattn.families.registry import load_space
 from evoattn.model.errors import WrongUse
 from evoattn.model.gpu import GPUS, DetectedDevice
+from evoattn.model.launch import KernelLaunch
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import (
     CheckResult,
@@ -156,6 +157,15 @@ def facts() -> Iterator[tuple[str, Any]]:
         space = load_space(family, H100)
         chosen = [c.params for c in starting_configs(space, problem, H100)]
         yield f"starting {family} {problem.seqlen_q}", [chosen, begin({family: space}, problem, H100)[family].starting]
+    launches = [
+        KernelLaunch("one", (2, 3, 5), (64, 2, 1), 100, ()),
+        KernelLaunch("two", (7, 1, 1), (1024, 1, 1), 2**20, ()),
+    ]
+    info = SimpleNamespace(info=CompileInfo(registers=64, static_smem_bytes=10))
+    yield (
+        "launches",
+        [*attempt._occupancy(SimpleNamespace(compiled=info, gpu=L4, launches=lambda p: launches), PROBLEM)],
+    )
     yield "all parameters of a family", _restricted()
     yield "again", [*_again()]
     yield "final", [*_final()]

@@ -1,6 +1,7 @@
 """A search on several GPUs, by fakes that answer after a set time."""
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,7 @@ from evoattn.families.registry import FAMILIES
 from evoattn.fleet.local import visible_as
 from evoattn.model.gpu import GPUS, DetectedDevice, GpuError
 from evoattn.model.records import CompiledKernel, Evaluation, Timing, TrialState
+from evoattn.search import machines
 from evoattn.search.request import SearchWords, choose_boards, read_words
 from tests.search.search_fakes import FakeBoard, KilledBoard, NeverGauges, SlowBoard, cost
 from tests.search.studies_of_fakes import fakes, make_search, space_of
@@ -151,3 +153,15 @@ def test_a_list_of_devices_that_cannot_be_read_is_refused(text):
         read_words(SearchWords(devices=text))
     with pytest.raises(GpuError, match="leave it out with --offline and with --ray"):
         read_words(SearchWords(devices="all", ray="local"))
+
+
+def test_processes_are_of_the_boards_that_were_asked_for(monkeypatch):
+    monkeypatch.setattr(machines, "LocalFleet", lambda *of: of)
+    monkeypatch.setattr(machines, "detect_devices", lambda: ["a device"])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    boards = [DetectedDevice(n, "NVIDIA L4", (8, 9), "13.0", uuid) for n, uuid in ((0, "GPU-a"), (2, ""))]
+    with machines.machines_of(SearchWords(jobs=3)) as found:
+        assert found.devices == ["a device"] and found.cluster is None
+        assert found.fleet(SearchWords(jobs=3), SimpleNamespace(boards=[])) == (3,)
+        named = found.fleet(SearchWords(jobs=3), SimpleNamespace(boards=boards))
+    assert named == (3, ["GPU-a", "2"], ["0", "2"])

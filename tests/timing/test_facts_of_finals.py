@@ -14,6 +14,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Timing
 from evoattn.timing import benchmark, clock, contestant, energy, protocol, ranking, timed_run, timer
 from evoattn.timing.clocks import THROTTLE_REASONS, Clocks
+from evoattn.timing.finalists import FinalResult
 from tests.support.facts import changed
 
 PROTOCOLS = {name: value for name, value in vars(protocol).items() if isinstance(value, protocol.Protocol)}
@@ -141,6 +142,12 @@ def facts() -> Iterator[tuple[str, Any]]:
     yield "finals", [*_finals()]
     yield "ranks", [*_ranked()]
     steps = ([5] * 3 + [6, 6, 9, 12], [None], [5, 5, 5], [1, 2, 3, 4, 50, 60, 60])
+    said = {
+        "never": Timing((), {}),
+        "wrong": Timing((1.0,), {"disqualified": "It is wrong."}),
+        "right": Timing((2.0, 3.0), {}),
+    }
+    yield "right", FinalResult(said, {}).right_us
     yield "energy", [_energy(us, some, s) for us in (10.0, 3e4) for some in steps for s in (0.01, 0.04, 0.3)]
     read = _clocks()
     yield "clocks", [read.read(), read.record(), read.energy_mj(), read.absent, THROTTLE_REASONS]
