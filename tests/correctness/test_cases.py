@@ -14,9 +14,12 @@ from evoattn.correctness.cases import (
     packed,
     tensors_of,
     used_cases,
+    with_small_tables,
 )
+from evoattn.correctness.eight_bits import quantised
 from evoattn.correctness.interpreter_cases import interpreter_cases
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig
 
 
@@ -286,3 +289,26 @@ def test_packed_cases_hold_the_same_and_any_change_is_seen():
             assert not vault.intact()
             tensor[0, 0, 0] = kept
             assert vault.intact()
+
+
+def test_large_tables_are_cut_where_they_are_longest():
+    """To 2^18 elements, by halves that are rounded up; those that have as many stay."""
+    plain = parse_shape("B=1,H=4,S=64,D=64,dtype=fp16,mask=full")
+    problem = plain.with_(score="s+a[h,q,k]+t[h]", tables="a:fp32:4x4x4+t:fp32:4")
+    for given, kept in (("4x256x256", "4x256x256"), ("4x257x256", "4x129x256"), ("4x1001x900", "4x251x225")):
+        cut = with_small_tables(problem.with_(tables=f"a:fp32:{given}+t:fp32:4"))
+        assert cut.tables == f"a:fp32:{kept}+t:fp32:4"
+    assert with_small_tables(plain) is plain
+
+
+def test_some_scales_of_extremes_are_zero_and_neighbours_differ():
+    values = torch.randn(1, 4, 1000, 32)
+    third = torch.arange(1000) % 3 == 2
+    zeros = {"head": (slice(1, None, 2), slice(None)), "token": (slice(None), third)}
+    zeros["block"] = slice(None), torch.arange(1000) // 128 % 3 == 1
+    for scales, (heads, rows) in zeros.items():
+        eight = {"kv": "e4m3"} if scales == "token" else {"dtype": "e4m3"}
+        problem = parse_shape("B=1,H=4,S=1000,D=32,dtype=bf16,mask=full").with_(scales=scales, **eight)
+        _, scale = quantised(problem, "k", values, extreme=True)
+        scale = scale.expand(1, 4, 1000, 1)
+        assert not scale[:, heads][:, :, rows].any() and scale.bool().float().mean() >= 0.5

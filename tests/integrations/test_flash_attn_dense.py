@@ -8,6 +8,7 @@ import torch
 import evoattn
 from evoattn import flash_attn
 from evoattn.integrations.flash_attn import version_2
+from evoattn.integrations.flash_attn.cache import Cache
 from tests.integrations.flash_attn_formula import Asked, drawn
 
 HEADS, KV_HEADS, DIM = 4, 2, 16
@@ -371,3 +372,15 @@ def test_parts_of_keys_are_combined():
 
 def test_the_public_name():
     assert evoattn.flash_attn is flash_attn and "flash_attn" in evoattn.__all__
+
+
+def test_longest_lengths_and_room_are_handed_on(monkeypatch):
+    told = []
+    rows, bounds = torch.zeros(4, 2, 16), torch.tensor([0, 4]).int()
+    monkeypatch.setattr(version_2.version_3, "flash_attn_varlen_func", lambda *given, **more: told.append(given) or rows)
+    version_2.flash_attn_varlen_func(rows, rows, rows, bounds, bounds, 5, 7)
+    assert told[0][5:7] == (5, 7)
+    pages = torch.zeros(6, 16, 2, 16)
+    for table, room in ((None, 16), (torch.zeros(3, 2).int(), 32)):
+        lengths = Cache(pages, pages, 3, table=table).lengths
+        assert lengths.tolist() == [room] * 3 and lengths.dtype == torch.int32, "as kernels read them"

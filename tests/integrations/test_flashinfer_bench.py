@@ -99,6 +99,8 @@ def test_sequences_without_pages():
     batch = Batch(DECODING)
     empty = dict(kv_indptr=torch.zeros(5).int(), kv_indices=torch.zeros(0).int())
     output, lse = bench.gqa_paged(batch.q, batch.k, batch.v, SCALE, **empty)
+    bounds = torch.tensor([0, 3, 4, 9, 9]).int()
+    assert bench.pages_of(batch.k, batch.v, **empty, qo_indptr=bounds)[1].longest == 5
     assert not output.any() and bool(torch.isneginf(lse).all())
 
 

@@ -217,3 +217,6 @@ def test_where_the_queries_of_a_prefill_lie(lengths, uniform):
     found = adapter.queries_of(batch)
     assert found.bounds.tolist() == [0, *batch.extend_seq_lens.cumsum(0).tolist()]
     assert (found.longest, found.uniform) == (max(lengths), uniform)
+    batch = SimpleNamespace(spec_info=None, forward_mode=ForwardMode.DECODE, batch_size=3, seq_lens=torch.ones(3))
+    found = adapter.queries_of(batch)
+    assert (found.bounds.tolist(), found.longest, found.uniform) == ([0, 1, 2, 3], 1, True)

@@ -6,7 +6,7 @@ interpreter's cases) is to find it.
     python -m tests.mutation --variant [NAME…] [--family FAMILY…] …              on the lines of variants (variants.py)
     python -m tests.mutation --host [FAMILY…] …                     of the Python that launches kernels (host.py)
     python -m tests.mutation --again FILE.jsonl --seed 1 [--out FILE.jsonl]      survivors, in other configs
-    python -m tests.mutation --python [ROOM…] [--list] [--only NUMBER…]          of evoattn's own Python
+    python -m tests.mutation --python [ROOM…] [--list] [--again FILE.jsonl]      of evoattn's own Python
 
 A mutant deletes, weakens or moves a synchronization, flips a condition or a parity, shifts an edge or a stage by one,
 drops a term of an address, takes meaning from a PTX instruction, exchanges names or operands, changes a constant, an
@@ -233,17 +233,19 @@ def main() -> int:
         parser.error(f"unknown name {unknown.pop()}; there are {', '.join(known_names)}")
     names = words.names or known_names
     if words.python:
-        drawn = {room: python_mutants.sample(room, words.count, words.seed) for room in names}
+        left = python_mutants.survivors_of(words.again) if words.again else None
+        drawn = left or {room: python_mutants.sample(room, words.count, words.seed) for room in names}
+        names = [room for room in names if room in drawn]
         wanted = {room: [m for m in drawn[room] if not words.only or m.number in words.only] for room in names}
         return listed(wanted) if words.list else python_mutants.run(wanted, words.jobs, words.out)
     if words.variant:
         found = run_variants(words)
         return 0 if words.list else show(found)
-    chosen, left = {}, unexplained(words.again or [])
+    chosen, survived = {}, unexplained(words.again or [])
     for family in names:
         mutants = [m for m in sample(family, sys.maxsize, words.seed, words.host) if re.search(words.match, str(m))]
         if words.again:
-            chosen[family] = [m for m in mutants if ("", family, m.key) in left]
+            chosen[family] = [m for m in mutants if ("", family, m.key) in survived]
         else:
             known = known_keys(words.out, family)
             chosen[family] = [m for m in mutants[: words.count] if m.key not in known]

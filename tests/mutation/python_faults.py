@@ -145,7 +145,8 @@ def _removable(node: ast.AST) -> bool:
 
 def _left_out(tree: ast.Module) -> set[int]:
     """Ids of the nodes that are not mutated: in annotations, decorators, assertions, names of types and guards, and the
-    numbers of constants of a module and of defaults, which are choices: a test of one would only say it again."""
+    numbers of constants of a module or a class and of defaults, which are choices: a test of one would only say it
+    again."""
     skipped: set[int] = set()
     for node in ast.walk(tree):
         defaults = [*node.defaults, *node.kw_defaults] if isinstance(node, ast.arguments) else []
@@ -158,9 +159,11 @@ def _left_out(tree: ast.Module) -> set[int]:
             *([node] if isinstance(node, ast.keyword) and node.arg in GUARDS else []),
         ]
         skipped |= {id(inner) for part in parts if part is not None for inner in ast.walk(part)}
-    for node in tree.body:
+    fields = [field for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for field in node.body]
+    for node in (*tree.body, *fields):
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
-            alias = isinstance(node.value, ast.Subscript)
+            union = isinstance(node.value, ast.BinOp) and isinstance(node.value.op, ast.BitOr)
+            alias = isinstance(node.value, ast.Subscript) or union
             numbers = [n for n in ast.walk(node.value) if isinstance(n, ast.Constant) and _is_number(n.value)]
             skipped |= {id(inner) for inner in (ast.walk(node) if alias else numbers)}
     return skipped

@@ -154,6 +154,10 @@ def _chosen() -> Iterator[Any]:
         )
 
 
+def _scales(found: Any) -> Any:
+    return found if isinstance(found, str) else [[one.dtype, tuple(one.shape), one.dim()] for one in found]
+
+
 def facts() -> Iterator[tuple[str, Any]]:
     """See `tests.support.facts`."""
     table = [
@@ -167,6 +171,17 @@ def facts() -> Iterator[tuple[str, Any]]:
     yield "properties", [[answer(getattr, call, name) for name in said] for call in calls]
     yield "refusals", [[words, answer(_refused, words)] for words in REFUSED]
     yield "functions", _told_apart()
+    shapes = itertools.product(
+        ((1, 2, 5, 64), (9, 2, 5, 64), (0, 2, 5, 64), (1, 2, 5, 0)), (32, 64, 512), (96, 128, 576)
+    )
+    apart = [[torch.zeros(1, dtype=torch.half).expand(*of[:3], n) for n in (of[3], v, q)] for of, v, q in shapes]
+    yield (
+        "apart",
+        [arguments.is_apart(q, k, v) for k, v, q in apart] + [arguments.is_apart(q, k.int(), v) for k, v, q in apart],
+    )
+    query, key = torch.zeros(2, 4, 300, 16), torch.zeros(2, 2, 200, 16)
+    descales = [2, 0.5, -1.0, "one", *(torch.rand(of) for of in ((), (1,), (1, 1), (2, 2), (2, 2, 2), (2, 2, 3), (4,)))]
+    yield "scales", [_scales(answer(attention_fp8._scales, (one, None, 3.0), query, key)) for one in descales]
     yield "chosen", [*_chosen()]
 
 
