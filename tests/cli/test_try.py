@@ -123,7 +123,7 @@ def test_the_first_wrong_element_is_the_first_in_order_of_its_indices():
 @pytest.mark.parametrize(
     "device, expected",
     [
-        (Right, [("device", True, "Right in all 3 cases; 12.50 µs (10-90 %: 11.90 to 13.50)")]),
+        (Right, [("device", True, "Right in all 3 cases; 12.50 µs (10-90 %: 12.00 to 13.00)")]),
         (Wrong, [("device", False, "WRONG_RESULT: two runs differ."), ("first wrong", None, "o[0, 0, 0, 0]")]),
         (Dies, [("device", False, "WORKER_DIED: On the device worker: ")]),
     ],

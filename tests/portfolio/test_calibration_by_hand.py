@@ -377,7 +377,7 @@ ODD = {
     "names": ("a", ["a", 7]),
     "depth": (64, -1, 1.5),
     "base": (math.nan, None),
-    "to_right": ([3, 0, 0], [2, 0, 1], [2, 0], None),
+    "to_right": ([3, 0, 0], [2, 0, 1], [0, 2, 0], [2, 0], None),
     "question": ([1], [], [0, 0]),
     "feature": ([2], [-1], "b"),
     "threshold": ([math.inf], [], ["1"]),
