@@ -377,7 +377,9 @@ def test_the_public_name():
 def test_longest_lengths_and_room_are_handed_on(monkeypatch):
     told = []
     rows, bounds = torch.zeros(4, 2, 16), torch.tensor([0, 4]).int()
-    monkeypatch.setattr(version_2.version_3, "flash_attn_varlen_func", lambda *given, **more: told.append(given) or rows)
+    monkeypatch.setattr(
+        version_2.version_3, "flash_attn_varlen_func", lambda *given, **more: told.append(given) or rows
+    )
     version_2.flash_attn_varlen_func(rows, rows, rows, bounds, bounds, 5, 7)
     assert told[0][5:7] == (5, 7)
     pages = torch.zeros(6, 16, 2, 16)
