@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.cards.stranger import FIRST_SEED, unseen
+from benchmarks.cards.stranger import FIRST_SEED, player, unseen
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -134,20 +134,10 @@ def main() -> int:
         again(json.loads(words.again.read_text(encoding="utf-8")))
         return 0
     folder, started = Path(tempfile.mkdtemp(prefix="evoattn-race-")), time.monotonic()
-    os.environ |= {
-        "EVOATTN_PLAY_CARD": f"{words.play}@{words.target}",
-        "XDG_DATA_HOME": str(folder / "data"),
-        "EVOATTN_CACHE": str(folder / "cubins"),
-    }
-    from evoattn.model.gpu import detect_devices
-    from evoattn.model.played import is_played
+    if (device := player(words.play, words.target, folder)) is None or (gpu := device.spec) is None:
+        return 1
     from evoattn.model.shape_text import parse_shape
 
-    devices = [device for device in detect_devices() if device.spec]
-    if not devices or devices[0].spec is None or not is_played(devices[0].spec):
-        print("There is no CUDA device here that could play a card.", file=sys.stderr)
-        return 1
-    gpu = devices[0].spec
     texts = [problem.describe() for problem in unseen(words.problems, gpu, words.seed)]
     with ProcessPoolExecutor(words.jobs, multiprocessing.get_context("spawn")) as pool:
         list(pool.map(compiled, texts))
@@ -186,7 +176,7 @@ def main() -> int:
     more = races_in(folder) - held
     both, once_more, odd = at_once(folder, [row[4] for row in rows][:AT_ONCE])
     ratios = [row[0] for row in rows]
-    print(f"{devices[0].product} as {gpu.name}, {time.strftime('%Y-%m-%d')}:")
+    print(f"{device.product} as {gpu.name}, {time.strftime('%Y-%m-%d')}:")
     print("| problems | races | kernel runs | ours / SDPA, geomean | worst | over 1.03 | first call, ms | GPU, ms |")
     print("|---" * 8 + "|")
     mean = math.exp(fmean(map(math.log, ratios)))

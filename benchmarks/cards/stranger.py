@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from evoattn.engine.tools import Tools
-    from evoattn.model.gpu import GpuSpec
+    from evoattn.model.gpu import DetectedDevice, GpuSpec
     from evoattn.model.problem import AttentionProblem
 
 PEERS = ("flash", "efficient")
@@ -113,6 +113,24 @@ def unseen(count: int, gpu: GpuSpec, seed: int = FIRST_SEED) -> list[AttentionPr
         found |= dict.fromkeys(p for p in draw(seed, EACH_SEED) if p.dtype != "fp32" and fits(p, gpu))
         seed += 1
     return list(found)[:count]
+
+
+def player(card: str, target: str, folder: Path) -> DetectedDevice | None:
+    """The GPU at hand as it plays the card, with data and machine code in a folder; None, and a word of it, where there
+    is none. Before what reads the environment is imported."""
+    os.environ |= {
+        "EVOATTN_PLAY_CARD": f"{card}@{target}",
+        "XDG_DATA_HOME": str(folder / "data"),
+        "EVOATTN_CACHE": str(folder / "cubins"),
+    }
+    from evoattn.model.gpu import detect_devices
+    from evoattn.model.played import is_played
+
+    device = next((one for one in detect_devices() if one.spec), None)
+    if device and device.spec and is_played(device.spec):
+        return device
+    print("There is no CUDA device here that could play a card.", file=sys.stderr)
+    return None
 
 
 def share(text: str) -> slice:
@@ -209,27 +227,18 @@ def main() -> int:
         play, kept = kept_rows(words.tables)
         print(table(kept, GOALS.get(play, BESIDE_SDPA)))
         return 0
-    folder = words.folder or Path(tempfile.mkdtemp(prefix="evoattn-stranger-"))
-    os.environ |= {
-        "EVOATTN_PLAY_CARD": f"{words.play}@{words.target}",
-        "XDG_DATA_HOME": str(folder / "data"),
-        "EVOATTN_CACHE": str(folder / "cubins"),
-    }
-    from evoattn.engine.budget import parse_budget
-    from evoattn.model.gpu import detect_devices, row_of
-    from evoattn.model.played import is_played
-    from evoattn.portfolio.calibrate import Wanted, calibrate
-
     started = time.monotonic()
 
     def say(text: str) -> None:
         print(f"{time.monotonic() - started:5.0f} s: {text}", file=sys.stderr, flush=True)
 
-    devices = [device for device in detect_devices() if device.spec]
-    if not devices or devices[0].spec is None or not is_played(devices[0].spec):
-        print("There is no CUDA device here that could play a card.", file=sys.stderr)
+    folder = words.folder or Path(tempfile.mkdtemp(prefix="evoattn-stranger-"))
+    if (device := player(words.play, words.target, folder)) is None or (gpu := device.spec) is None:
         return 1
-    device, gpu = devices[0], devices[0].spec
+    from evoattn.engine.budget import parse_budget
+    from evoattn.model.gpu import row_of
+    from evoattn.portfolio.calibrate import Wanted, calibrate
+
     row = row_of(device.product)
     real = row.with_limits(device.limits) if row and words.play == "stranger" else None
     seconds = 0.0 if words.calibrate == "0" else parse_budget(words.calibrate).seconds or 0.0
