@@ -124,12 +124,12 @@ def correction_of(gpu: GpuSpec) -> Correction:
 
 def of_row(row: Any) -> Correction:
     """Of what a file says. Raises `ValueError` where those are no trees, or a walk would leave its tree."""
-    trees, left_out = (row.get(name) if isinstance(row, dict) else None for name in ("trees", "left_out"))
+    names = ("trees", "left_out", "kernels")
+    trees, left_out, kernels = (row.get(name) if isinstance(row, dict) else None for name in names)
     if not isinstance(trees, dict) or not all(isinstance(one, dict) and _are_trees(one) for one in trees.values()):
         raise ValueError("a correction is no table of trees")
     if not isinstance(left_out, dict) or not all(_are_numbers(found, 3) for found in left_out.values()):
         raise ValueError("a correction does not say how good it is")
-    kernels = row.get("kernels", {})  # files of version 2 have none
     tables = list(kernels.values()) if isinstance(kernels, dict) else [None]
     if not all(isinstance(one, dict) and _are_numbers(list(one.values()), len(one)) for one in tables):
         raise ValueError("a correction of kernels is no number")

@@ -32,9 +32,8 @@ from evoattn.model.whole_file import replace_file
 from evoattn.portfolio.kernels import KernelList, of_row, to_row
 
 TIMES = "times.jsonl"
-VERSION, READ = 3, (2, 3)
-"""Of the files that are written, and of those that are read: those of 2 have no kernels in their correction. A later
-one may mean something else."""
+VERSION = 3
+"""Of the files: one of another version may mean something else."""
 DIGITS = 16
 """Of a template's digest."""
 
@@ -93,12 +92,11 @@ class Calibration:
 
     @classmethod
     def of_row(cls, row: Any) -> Calibration:
-        """Raises `ValueError` where it is none, or of a later version. Kernels that today's spaces lack are left
+        """Raises `ValueError` where it is none, or of another version. Kernels that today's spaces lack are left
         out."""
         try:
-            if row["version"] not in READ:
-                words = " and ".join(map(str, READ))
-                raise ValueError(f"it is of version {row['version']!r}, and this evoattn reads {words}")
+            if row["version"] != VERSION:
+                raise ValueError(f"it is of version {row['version']!r}, and this evoattn reads {VERSION}")
             card = {name: row["card"][name] for name in ("name", "product", "sm_count", "arch")}
             if not isinstance(card["sm_count"], int) or not all(isinstance(card[n], str) for n in ("name", "arch")):
                 raise ValueError("it names no card")

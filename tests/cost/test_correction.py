@@ -68,20 +68,20 @@ def test_a_file_says_the_same_trees_and_no_walk_leaves_them(corrected):
             row = json.loads(text)["trees"]["flash_mma"]
             row[name][0] = value
             with pytest.raises(ValueError, match="no table of trees"):
-                of_row({"trees": {"flash_mma": row}, "left_out": {}})
+                of_row({"trees": {"flash_mma": row}, "left_out": {}, "kernels": {}})
             row[name] = row[name][:-1]
             with pytest.raises(ValueError, match="no table of trees"):
-                of_row({"trees": {"flash_mma": row}, "left_out": {}})
+                of_row({"trees": {"flash_mma": row}, "left_out": {}, "kernels": {}})
 
 
 def test_what_is_no_correction_is_refused():
     for wrong in ("b", {}, {"names": [], "to_right": 3, "feature": []}, None):
         with pytest.raises(ValueError, match="no table of trees"):
-            of_row({"trees": {"a": wrong}, "left_out": {}})
+            of_row({"trees": {"a": wrong}, "left_out": {}, "kernels": {}})
     for row in ([], {}, {"trees": {}}, {"trees": {}, "left_out": {"all": [1, "x", 2]}}, None):
         with pytest.raises(ValueError, match="a correction"):
             of_row(row)
-    assert of_row({"trees": {}, "left_out": {}}) == NONE == Correction()
+    assert of_row({"trees": {}, "left_out": {}, "kernels": {}}) == NONE == Correction()
 
 
 @pytest.mark.slow

@@ -56,7 +56,11 @@ WRONG = {
 
 def _files() -> Iterator[tuple[str, Any]]:
     """Of trees as a file has them."""
-    row = {"trees": {"flash_mma": TREES}, "left_out": {"all": [60, 1.25, 1.03], "flash_mma": [30, 1.5, 1.1]}}
+    row = {
+        "trees": {"flash_mma": TREES},
+        "left_out": {"all": [60, 1.25, 1.03], "flash_mma": [30, 1.5, 1.1]},
+        "kernels": {},
+    }
     right = correction.of_row(json.loads(json.dumps(row)))
     made = right.trees["flash_mma"]
     asked = np.array([[1.0, 32.0], [2.0, 64.0], [1.5, 65.0], [np.nan, np.nan], [3.0, np.nan]])
@@ -82,7 +86,7 @@ def _files() -> Iterator[tuple[str, Any]]:
 def _fitted() -> Fitted:
     """One that no refit changes."""
     units = dict.fromkeys(next(iter(load().weights.values())).units, 1.25)
-    row = {"trees": {"flash_mma": TREES | {"names": ["blocks per SM", "seqlen_k"]}}, "left_out": {}}
+    row = {"trees": {"flash_mma": TREES | {"names": ["blocks per SM", "seqlen_k"]}}, "left_out": {}, "kernels": {}}
     weights = {"flash_mma": Weights(units, 1.5, 0.75, 2.0, 3.0), "flash_wmma": Weights(units, 3.0, 1.5, 1.0, 2.0)}
     judged = {name: {"first": 1.05 + n / 50, "worst_first": 1.5 + n / 9} for n, name in enumerate(JUDGED)}
     about = {"cards": ["h100", "l4"], "left_out": judged}
