@@ -113,11 +113,11 @@ class GroupSearch(Loop):
             self._end_devices_tasks(self._devices)
 
     def ask(self, asked: Sequence[tuple[Group, Kernel, tuple[int, ...]]]) -> None:
-        """Have the next `run` begin with these kernels, each on the group's problems of these indexes, and breeders
-        begin anew: the cost model says something else now."""
+        """Have the next `run` begin with these kernels, each on the group's problems of these indexes, in place of what
+        is left of earlier ones, and breeders begin anew: the cost model says something else now."""
         for group, kernel, _ in asked:
             group.kernels.setdefault(kernel.id, kernel)  # or a breeder would propose it, too
-        self._asked.extend((group, group.kernels[kernel.id], indexes) for group, kernel, indexes in asked)
+        self._asked = deque((group, group.kernels[kernel.id], indexes) for group, kernel, indexes in asked)
         self._breeders = self._new_breeders()
 
     def _new_breeders(self) -> dict[str, Breeder]:

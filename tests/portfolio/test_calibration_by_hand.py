@@ -276,8 +276,8 @@ def test_a_long_search_learns_when_it_knows_something():
     long, enough = calibrate.LEARN_SECONDS, 2 * calibrate.LEARN_TIMES
     for seconds, recalled, parts in (
         (long - 1, enough, [(False, 1.0)]),
-        (long, enough - 1, [(False, 0.5), (True, 1.0)]),
-        (long, enough, [(True, 1.0)]),
+        (long, enough - 1, [(False, 0.4), (True, 0.7), (True, 1.0)]),
+        (long, enough, [(True, 0.5), (True, 1.0)]),
     ):
         assert calibrate.turns(Plan(CARD, [group], [], seconds, 0.0, recalled)) == parts
 
