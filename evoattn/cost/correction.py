@@ -130,8 +130,9 @@ def of_row(row: Any) -> Correction:
         raise ValueError("a correction is no table of trees")
     if not isinstance(left_out, dict) or not all(_are_numbers(found, 3) for found in left_out.values()):
         raise ValueError("a correction does not say how good it is")
-    tables = list(kernels.values()) if isinstance(kernels, dict) else [None]
-    if not all(isinstance(one, dict) and _are_numbers(list(one.values()), len(one)) for one in tables):
+    if not isinstance(kernels, dict) or not all(
+        isinstance(one, dict) and _are_numbers(list(one.values()), len(one)) for one in kernels.values()
+    ):
         raise ValueError("a correction of kernels is no number")
     within = {name: {k: max(-MOST, min(MOST, log)) for k, log in one.items()} for name, one in kernels.items()}
     return Correction(trees, left_out, within)
