@@ -158,7 +158,7 @@ def judge(
 ) -> list[Row]:
     """The picks of the played card in turns with the others. `real`: the GPU whose shipped picks take part."""
     from evoattn.cost import correction
-    from evoattn.engine.group_search import GroupSearch, Manner
+    from evoattn.engine.group_search import GroupSearch
     from evoattn.engine.groups import Kernel
     from evoattn.fleet.local import LocalFleet
     from evoattn.portfolio.pick import forget, pick
@@ -173,7 +173,7 @@ def judge(
     groups, places = make_groups(problems, picks, gpu)
     fleet = LocalFleet(words.jobs) if words.jobs else None
     rows: list[Row] = []
-    with GroupSearch(groups, gpu, Manner(), fleet, tools) as engine:
+    with GroupSearch(groups, gpu, fleet=fleet, tools=tools) as engine:
         if words.search > 0:
             engine.run(words.search * len(problems))
             say(f"searched: {engine.compiled} kernels compiled, {engine.measured} times")

@@ -55,7 +55,6 @@ def measure(
     count: Annotated[int, typer.Option(min=1, metavar="N", help="Problems in all.")] = 600,
     kinds: Kinds = "plain",
     seeds: Seeds = "0:50",
-    near: Annotated[int, typer.Option(min=1, metavar="N", help="Problems that a promising kernel is timed on.")] = 12,
     jobs: Jobs = None,
 ) -> None:
     """Search problems as people have them, all at once, on the GPU that is here, and keep all times."""
@@ -66,7 +65,7 @@ def measure(
         devices = [device for device in detect_devices() if device.spec]
         if not devices:
             stop("No GPU is here that evoattn knows.", FAILED_RUN)
-        wanted = room.Wanted(output, seconds, count, _kinds(kinds), _seeds(seeds), near, jobs)
+        wanted = room.Wanted(output, seconds, count, _kinds(kinds), _seeds(seeds), jobs)
         room.measure(wanted, devices[0], _sayer())
 
 

@@ -35,6 +35,8 @@ FINAL_SECONDS = 120.0
 """A try at a final that takes longer is ended."""
 NEAR = 1.12
 """A kernel within this factor of the best on one of them is timed on more of the group's problems."""
+SAMPLE, MOST = 3, 12
+"""Problems beside its own on which a new kernel is timed first, and that a promising one is timed on."""
 TRIES = 4
 """Groups that are asked for a config in a row before another turn of the loop."""
 
@@ -55,19 +57,6 @@ class _Bred(Pending):
         return self.group, self.bred
 
 
-@dataclass(frozen=True)
-class Manner:
-    """How groups are searched."""
-
-    breeder: Callable[[Group, GpuSpec, int], Breeder] = Breeder
-    """Makes who proposes kernels for a group, with (group, GPU, seed)."""
-    seed: int = 0
-    sample: int = 3
-    """Problems beside its own on which a new kernel is timed first."""
-    most: int = 12
-    """Problems that a promising kernel is timed on."""
-
-
 class GroupSearch(Loop):
     """`run` for a time, then look at `groups`. A context manager: leaving it ends all processes."""
 
@@ -75,16 +64,16 @@ class GroupSearch(Loop):
         self,
         groups: Sequence[Group],
         gpu: GpuSpec,
-        manner: Manner | None = None,
+        breeder: Callable[[Group, GpuSpec, int], Breeder] = Breeder,
         fleet: Fleet | None = None,
         tools: Tools | None = None,
     ) -> None:
-        """`fleet`: this machine's first GPU and its cores unless given."""
-        manner = manner or Manner()
+        """`breeder`: makes who proposes kernels for a group, with (group, GPU, seed). `fleet`: this machine's first GPU
+        and its cores unless given."""
         if len({g.name for g in groups}) < len(groups):  # breeders go by name
             raise ValueError(f"Two groups have one name: {', '.join(g.name for g in groups)}.")
         super().__init__(fleet or LocalFleet(max(1, (os.cpu_count() or 2) - 1)), tools)
-        self.groups, self.gpu, self._manner = list(groups), gpu, manner
+        self.groups, self.gpu, self._breeder = list(groups), gpu, breeder
         self._asked: deque[tuple[Group, Kernel, tuple[int, ...]]] = deque()
         self._breeders = self._new_breeders()
         self._near = {g.name: g.near(gpu) for g in groups}
@@ -121,7 +110,7 @@ class GroupSearch(Loop):
         self._breeders = self._new_breeders()
 
     def _new_breeders(self) -> dict[str, Breeder]:
-        return {g.name: self._manner.breeder(g, self.gpu, self._manner.seed) for g in self.groups}
+        return {g.name: self._breeder(g, self.gpu, 0) for g in self.groups}
 
     def _begin_next(self, idle: list[BaseWorker]) -> bool:
         if self._asked:
@@ -143,9 +132,9 @@ class GroupSearch(Loop):
         return False
 
     def _bred(self, group: Group, kernel: Kernel, target: int) -> _Bred:
-        able, sample = set(self.serves(group, kernel)), self._manner.sample
+        able = set(self.serves(group, kernel))
         others = [i for i in self._near[group.name][target] if i in able]
-        indexes, rest = (target, *others[:sample]), tuple(others[sample : self._manner.most - 1])
+        indexes, rest = (target, *others[:SAMPLE]), tuple(others[SAMPLE : MOST - 1])
         return self._pending(group, kernel, indexes, rest)
 
     def _pending(

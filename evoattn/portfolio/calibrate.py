@@ -21,7 +21,7 @@ from typing import Any
 from evoattn.cost import correction
 from evoattn.cost.correction import NONE
 from evoattn.cost.correction_fit import Timed, fit
-from evoattn.engine.group_search import GroupSearch, Manner
+from evoattn.engine.group_search import GroupSearch
 from evoattn.engine.groups import Group, Kernel
 from evoattn.engine.tools import Tools
 from evoattn.families import registry
@@ -380,7 +380,7 @@ def calibrate(wanted: Wanted, gpu: GpuSpec, say: Say, tools: Tools | None = None
         say(made.describe())
         end = started + made.search_seconds
         fleet = LocalFleet(wanted.jobs) if wanted.jobs else None
-        with GroupSearch(made.groups, gpu, Manner(ClimbingBreeder), fleet, tools) as engine:
+        with GroupSearch(made.groups, gpu, ClimbingBreeder, fleet, tools) as engine:
             keeper = Keeper(engine, journal, say, end - time.monotonic())
             try:
                 for learns, share in parts:

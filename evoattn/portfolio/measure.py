@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from evoattn.engine.group_search import GroupSearch, Manner
+from evoattn.engine.group_search import GroupSearch
 from evoattn.engine.groups import Group
 from evoattn.engine.tools import Tools
 from evoattn.fleet.local import LocalFleet
@@ -40,8 +40,6 @@ class Wanted:
     kinds: Sequence[str] = (PLAIN,)
     """Of `workload.DRAWS`."""
     seeds: range = BUILD_SEEDS
-    near: int = 12
-    """Problems at most that a promising kernel is timed on."""
     jobs: int | None = None
     """Compile processes."""
 
@@ -82,7 +80,7 @@ def measure(wanted: Wanted, device: DetectedDevice, say: Say, tools: Tools | Non
     groups = wanted.groups(gpu)
     say(f"{len(groups)} groups, {sum(len(g.problems) for g in groups)} problems")
     fleet = LocalFleet(wanted.jobs) if wanted.jobs else None
-    with GroupSearch(groups, gpu, Manner(ClimbingBreeder, most=wanted.near), fleet, tools) as engine:
+    with GroupSearch(groups, gpu, ClimbingBreeder, fleet, tools) as engine:
 
         def save() -> None:
             about = {

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evoattn.engine.group_search import GroupSearch, Manner
+from evoattn.engine.group_search import GroupSearch
 from evoattn.engine.groups import Group, Kernel
 from evoattn.engine.tools import Tools
 from evoattn.families import registry
@@ -473,7 +473,7 @@ def check_all(
     picks = [pick(problem, gpu) for problem in problems]
     groups, places = make_groups(problems, picks, gpu, wanted.families)
     fleet = LocalFleet(wanted.jobs) if wanted.jobs else None
-    with GroupSearch(groups, gpu, Manner(ClimbingBreeder), fleet, tools) as engine:
+    with GroupSearch(groups, gpu, ClimbingBreeder, fleet, tools) as engine:
         engine.run(wanted.seconds * len(problems))
         say(f"searched: {engine.compiled} compiles, {engine.measured} times")
         known = [known_kernels(wanted.known(p), p, gpu) if wanted.known else [] for p in problems]

@@ -139,7 +139,10 @@ def test_a_search_finds_times_and_survives_a_dead_gpu_process(tmp_path):
     group = group_of_both()
     other = Group("16 d64 causal", group.problems, ("split_kv",))
     with search([group, other], Tools(make_device=FakeDevice)) as engine:
-        engine.run(5, among=[group])
+        for _ in range(12):  # a busy machine compiles three kernels in more than five seconds
+            engine.run(5, among=[group])
+            if any(k.state.startswith("launch") for k in group.kernels.values()):
+                break
         assert not other.kernels, "it is only timed"
         right = [k for k in group.kernels.values() if k.state == "right"]
         assert right and all(k.times for k in right)
