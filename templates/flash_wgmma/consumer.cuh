@@ -127,7 +127,7 @@ private:
     }
   }
   // S = S masked, P = exponentials; returns whether O must be rescaled by `factor` before P V is added.
-  template <bool FIRST, bool MASKED, bool NEWER> __device__ __forceinline__ bool softmax(int stage) {
+  template <bool FIRST, bool MASKED> __device__ __forceinline__ bool softmax(int stage) {
     if constexpr (Scales::BY_BLOCK) take_score_scale(running.of_scores());
     if constexpr (Terms::ANY) change_scores();
     if constexpr (KeyList::LISTED) {
@@ -141,20 +141,14 @@ private:
         mask_scores(s, key_tile * BLOCK_N, work.mask.keys_from(lane_row(work.tile), 0), lane);
       }
     }
-    constexpr bool PARTS = PARTS_BESIDE && NEWER;  // of P V of the tile before, but the first
-    constexpr int PIECES = PARTS ? VALUE_PARTS - 1 : 1;
     const bool rescale =
-        softmax_tile<RESCALE, LAZY_OCTAVES, POLYNOMIAL_EIGHTHS, FIRST, MASKED, typename Operands::Range, PIECES>(
-            state, s, scale_of_scores(), factor,
-            [&] {
+        softmax_tile<RESCALE, LAZY_OCTAVES, POLYNOMIAL_EIGHTHS, FIRST, MASKED, typename Operands::Range>(
+            state, s, scale_of_scores(), factor, [&] {
               if constexpr (RESCALE == Rescale::LAZY_AFTER) {
                 scores_again<Operands, BLOCK_N>(s, q, q_smem, smem_address + Smem::K + stage * Smem::K_TILE_BYTES,
                                                 thread / 32, lane);
               }
               if constexpr (Terms::ANY) change_scores();
-            },
-            [&](auto piece) {
-              if constexpr (PARTS) next_part<decltype(piece)::index + 1>();
             });
     if constexpr (Scales::BY_BLOCK) {
       const float change = running.template change<FIRST>();
@@ -180,28 +174,23 @@ private:
     mbarrier_wait(barrier(Smem::V_FULL, before.stage), before.parity);
     multiply_pv(before.stage);
   }
-  // P V of the next columns of V. What came of the part before is added to O first, or with two sums beside it.
-  template <int PART> __device__ __forceinline__ void next_part() {
+  // P V of the columns of V from PART on. What came of the part before is added to O first, or with two sums beside it.
+  template <int PART> __device__ __forceinline__ void rest_of_parts() {
     if constexpr (VALUE_SUMS > 1) multiply_pv<PART>(before.stage);
     wgmma_wait<VALUE_SUMS - 1>();
     pin_registers(sum_of<PART - 1>());
     add_to_output<PART - 1>();
     pin_registers(sum_of<PART - 1>());  // has been read before the next product
     if constexpr (VALUE_SUMS == 1) multiply_pv<PART>(before.stage);
+    if constexpr (PART + 1 < VALUE_PARTS) rest_of_parts<PART + 1>();
   }
-  template <int PART> __device__ __forceinline__ void parts_from() {
-    if constexpr (PART < VALUE_PARTS) next_part<PART>(), parts_from<PART + 1>();
-  }
-  // NEXT: the first part that is not under way.
-  template <int NEXT = 1> __device__ __forceinline__ void finish_pv() {
-    parts_from<NEXT>();
+  __device__ __forceinline__ void finish_pv() {
+    if constexpr (VALUE_PARTS > 1) rest_of_parts<1>();
     wgmma_wait<0>();  // O is there, and P may be overwritten
     pin_registers(sum_of<VALUE_PARTS - 1>());
     release(barrier(Smem::V_EMPTY, before.stage));
     if constexpr (TWO_LEVELS) add_up();
   }
-  // After a softmax beside it.
-  __device__ __forceinline__ void finish_beside() { finish_pv<PARTS_BESIDE ? VALUE_PARTS : 1>(); }
   __device__ __forceinline__ void start_qk() {
     mbarrier_wait(barrier(Smem::K_FULL, ring.stage), ring.parity);
     multiply_qk(ring.stage);
@@ -223,7 +212,7 @@ private:
     if constexpr (FIRST && PERSISTENT && Q_IN_REGISTERS) {
       fence_proxy_async(), __syncwarp(), release(barrier(Smem::Q_EMPTY, warpgroup));
     }
-    const bool rescale = softmax<FIRST, MASKED, NEWER>(ring.stage);
+    const bool rescale = softmax<FIRST, MASKED>(ring.stage);
     key_tile -= KEY_STEP;
     if constexpr (RESCALE == Rescale::LAZY_AFTER) release(barrier(Smem::K_EMPTY, ring.stage));
     return rescale;
@@ -234,7 +223,7 @@ private:
     start_qk();
     if constexpr (BESIDE) start_pv(), pass_turn();
     const bool rescale = finish_qk<FIRST, MASKED, BESIDE>();
-    if constexpr (BESIDE) finish_beside();
+    if constexpr (BESIDE) finish_pv();
     Operands::pack(p, s);
     if (!FIRST && rescale) rescale_output();
     before = ring;
@@ -331,7 +320,7 @@ private:
     const RowState of_part = state;
     state.clear();
     finish_qk<false, true, OVERLAP>();
-    if constexpr (OVERLAP) finish_beside();
+    if constexpr (OVERLAP) finish_pv();
     __syncwarp();  // the lane that released V is back: wgmma wants whole warps
     if constexpr (KEEPS) keep_part(of_part);
     else leave_part(before_it, of_part, o);
@@ -398,7 +387,7 @@ private:
         start_pv();
         pass_turn();
         finish_qk<true, false, true>();
-        finish_beside();
+        finish_pv();
         complete_output(last_state);
         add_parts(last_state);
         finish_rows(last_tile, last_sequence, last_range, last_state, o);

@@ -44,7 +44,6 @@ constexpr bool IN_TURNS = TWO_LEVELS && (SUM_IN_SHARED || FLUSH_TILES > 1);  // 
 constexpr int SUMS = (VALUE_DIM / VALUE_PARTS + Operands::SUM_COLUMNS) / 2;  // accumulators of P V
 static_assert(VALUE_PARTS == 1 || (TWO_LEVELS && !IN_TURNS && !SUMMED_BY_PRODUCT), "parts are added to O in registers");
 static_assert(VALUE_SUMS == 1 || VALUE_PARTS > 1, "a sum for a part");
-static_assert(!PARTS_BESIDE || (OVERLAP && VALUE_PARTS > 1 && VALUE_SUMS == 1), "parts between exponentials");
 static_assert(BLOCK_M == 64 * WARPGROUPS && BLOCK_N == Operands::STEP_KEYS * KEY_STEPS && HEAD_DIM % 8 == 0 &&
                   VALUE_DIM % 8 == 0,
               "whole wgmma tiles");

@@ -9,23 +9,30 @@
 
 struct Converter {
   static constexpr int GROUPS = VALUE_DIM / SCALE_COLUMNS, PARTS = BLOCK_N / LOAD_KEYS;
+  static constexpr int ROWS = LOAD_KEYS / 2, EIGHTS = ROWS / 8;              // of a warp
   static constexpr int OWN_PIECES = LOAD_KEYS * (HEAD_DIM - VALUE_DIM) / 8;  // of 16 bytes, of K's own columns
-  static_assert(GROUPS <= 4 && LOAD_KEYS == 16, "a warp has the columns of a scale, its lanes two rows each");
+  static_assert(GROUPS <= 4 && (!EIGHT_BITS || CONVERTERS == 256),
+                "a warp has the columns of a scale, of half of the rows");
   KeyShares& shares;
   const ScaleSource& source;
-  const int warp, lane;
+  const int warp, lane, group, first_row;
   RingPosition<STAGES> k_place;
   RingPosition<LOADED> place;
 
   __device__ __forceinline__ Converter(KeyShares& shares, const ScaleSource& source)
-      : shares(shares), source(source), warp(shares.warp - CONSUMERS / 32 - 1), lane(shares.lane) {}
+      : shares(shares),
+        source(source),
+        warp(shares.warp - FIRST_CONVERTER),
+        lane(shares.lane),
+        group(warp % 4),
+        first_row(warp / 4 * ROWS) {}
 
   __device__ __forceinline__ void run() {
     const auto& given = shares.terms.given;
     while (shares.next()) {
       const int batch = shares.tile.batch, used = shares.keys_of(batch);
       const KeyPages pages{given.table + batch * int64_t(given.table_pages), given.page_bits, given.kv_rows, used};
-      float scale[PARTS][2], ahead[PARTS][2];
+      float scale[PARTS][EIGHTS], ahead[PARTS][EIGHTS];
       load_scales(scale, shares.end_tile - 1, pages);
 #pragma unroll 1
       for (int i = shares.end_tile - 1; i >= shares.first_tile; --i) {
@@ -39,43 +46,45 @@ struct Converter {
 #pragma unroll
         for (int part = 0; part < PARTS; ++part)
 #pragma unroll
-          for (int half = 0; half < 2; ++half) scale[part][half] = ahead[part][half];
+          for (int i = 0; i < EIGHTS; ++i) scale[part][i] = ahead[part][i];
       }
     }
   }
 
   // Of the warp's columns of the tile's keys: 0 behind the last key in use, where anything may lie.
-  __device__ __forceinline__ void load_scales(float (&scale)[PARTS][2], int tile, const KeyPages& pages) const {
-    const float* head_gmem = source.gmem + shares.tile.kv_head * source.head + warp;
+  __device__ __forceinline__ void load_scales(float (&scale)[PARTS][EIGHTS], int tile, const KeyPages& pages) const {
+    const float* head_gmem = source.gmem + shares.tile.kv_head * source.head + group;
 #pragma unroll
-    for (int i = 0; i < 2 * PARTS; ++i) {
-      const int key = tile * BLOCK_N + i * 8 + lane % 8;
-      scale[i / 2][i % 2] = 0.f;
-      if (warp >= GROUPS || key >= pages.keys) continue;
+    for (int i = 0; i < EIGHTS * PARTS; ++i) {
+      const int key = tile * BLOCK_N + i / EIGHTS * LOAD_KEYS + first_row + i % EIGHTS * 8 + lane % 8;
+      float& of_row = scale[i / EIGHTS][i % EIGHTS];
+      of_row = 0.f;
+      if (group >= GROUPS || key >= pages.keys) continue;
       if constexpr (PAGED)
-        scale[i / 2][i % 2] = __ldg(pages.page_of(head_gmem, key, source.batch) + pages.row_in_page(key) * source.row);
-      else scale[i / 2][i % 2] = __ldg(head_gmem + shares.tile.batch * source.batch + key * source.row);
+        of_row = __ldg(pages.page_of(head_gmem, key, source.batch) + pages.row_in_page(key) * source.row);
+      else of_row = __ldg(head_gmem + shares.tile.batch * source.batch + key * source.row);
     }
   }
 
   // The next keys that have come, to rows of the tile from `to` on. Eight lanes have eight rows, whose pieces of 16
   // bytes the swizzle puts into different banks.
-  __device__ __forceinline__ void convert(unsigned char* to, const float (&scale)[2]) {
+  __device__ __forceinline__ void convert(unsigned char* to, const float (&scale)[EIGHTS]) {
     mbarrier_wait(shares.barrier(Smem::LOADED_FULL, place.stage), place.parity);
     const unsigned char* from = shares.smem + Smem::LOADED_TILES + place.stage * Smem::LOADED_BYTES;
-    if (warp < GROUPS) {
+    if (group < GROUPS) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int row = i % 2 * 8 + lane % 8, piece = i / 2 * 4 + lane / 8;  // of 16 columns
-        const uint4 four = *reinterpret_cast<const uint4*>(from + place_of(warp * LOAD_KEYS + row, piece));
-        unsigned char* chunk = to + (warp * 2 + piece / 4) * BLOCK_N * 128;
-        *reinterpret_cast<uint4*>(chunk + place_of(row, piece % 4 * 2)) = scaled(four.x, four.y, scale[i % 2]);
-        *reinterpret_cast<uint4*>(chunk + place_of(row, piece % 4 * 2 + 1)) = scaled(four.z, four.w, scale[i % 2]);
+      for (int i = 0; i < 2 * EIGHTS; ++i) {
+        const int row = first_row + i % EIGHTS * 8 + lane % 8, piece = i / EIGHTS * 4 + lane / 8;  // of 16 columns
+        const uint4 four = *reinterpret_cast<const uint4*>(from + place_of(group * LOAD_KEYS + row, piece));
+        unsigned char* chunk = to + (group * 2 + piece / 4) * BLOCK_N * 128;
+        const float of_row = scale[i % EIGHTS];
+        *reinterpret_cast<uint4*>(chunk + place_of(row, piece % 4 * 2)) = scaled(four.x, four.y, of_row);
+        *reinterpret_cast<uint4*>(chunk + place_of(row, piece % 4 * 2 + 1)) = scaled(four.z, four.w, of_row);
       }
     }
 #pragma unroll
-    for (int i = warp * 32 + lane; i < OWN_PIECES; i += 128) {
-      const int row = i % 8 + i / 64 % 2 * 8, piece = i / 8 % 8, chunk = i / 128;
+    for (int i = warp * 32 + lane; i < OWN_PIECES; i += 256) {
+      const int row = i % 8 + i / 64 % (LOAD_KEYS / 8) * 8, piece = i / 8 % 8, chunk = i / (8 * LOAD_KEYS);
       *reinterpret_cast<uint4*>(to + (VALUE_DIM / 64 + chunk) * BLOCK_N * 128 + place_of(row, piece)) =
           *reinterpret_cast<const uint4*>(from + place_of((GROUPS + chunk) * LOAD_KEYS + row, piece));
     }

@@ -27,10 +27,11 @@ struct Smem {
       mbarrier_init(smem_address + Q_FULL + 8 * i, 1), mbarrier_init(smem_address + Q_EMPTY + 8 * i, 4);
     constexpr int COPIES = APART ? 2 : 1;  // of a tile
     for (int i = 0; i < STAGES; ++i)
-      mbarrier_init(smem_address + K_FULL + 8 * i, EIGHT_BITS ? 4 : COPIES),
+      mbarrier_init(smem_address + K_FULL + 8 * i, EIGHT_BITS ? CONVERTERS / 32 : COPIES),
           mbarrier_init(smem_address + K_EMPTY + 8 * i, 4);
     for (int i = 0; EIGHT_BITS && i < LOADED; ++i)
-      mbarrier_init(smem_address + LOADED_FULL + 8 * i, COPIES), mbarrier_init(smem_address + LOADED_EMPTY + 8 * i, 4);
+      mbarrier_init(smem_address + LOADED_FULL + 8 * i, COPIES),
+          mbarrier_init(smem_address + LOADED_EMPTY + 8 * i, CONVERTERS / 32);
     mbarrier_init_fence();
   }
 };

@@ -29,8 +29,8 @@
     constexpr bool FIRST = decltype(first)::value;
     // Only the tile with the last keys, which comes first, may have keys that are hidden, from all rows alike.
     if constexpr (FIRST) mask_scores(s, work.last_tile * BLOCK_N, KeysFrom<false>{0, work.keys}, work.lane);
-    const bool rescale = softmax_tile<RESCALE, LAZY_OCTAVES, 0, FIRST, false, WholeRange, 1>(
-        state, s, softmax_scale_log2, factor, [] {}, [](auto) {});
+    const bool rescale =
+        softmax_tile<RESCALE, LAZY_OCTAVES, 0, FIRST, false>(state, s, softmax_scale_log2, factor, [] {});
     const int p_tile = turn % P_TILES;
     if constexpr (SCORES_ALONE) {
       pack_probabilities<Element>(p.frag, s);

@@ -31,6 +31,7 @@ CASES = {
         {"STAGES": 3},
     ),
     "8 bits": (EIGHT.with_(lse=True), {"STAGES": 1}),
+    "8 bits, 32 keys at a time": (EIGHT.with_(seqused="0:3000", batch=3), {"LOAD_KEYS": 32, "LOADED": 2}),
     "8 bits, pages": (EIGHT.with_(seqused="0:3000", page=16, layout="bshd"), {"LOADED": 2}),
     "8 bits, pages of 8, two queries": (
         EIGHT.with_(seqlen_q=2, mask="causal_lower_right", seqused="0:3000", page=8, lse=True),
@@ -90,17 +91,21 @@ WRONG = {
     "one table for all sequences": ("32 heads, pages of 16", "given.table + tile.batch *", "given.table + 0 *"),
     "K is used before V is there": ("rotary columns apart", "COPIES = APART ? 2 : 1;", "COPIES = 1;"),
     "O does not follow the shift": ("alone", "o[chunk][i] *= factor[column_of(i)];", "{}"),
-    "a tile that is not converted yet": ("8 bits", "EIGHT_BITS ? 4 : COPIES)", "EIGHT_BITS ? 3 : COPIES)"),
+    "a tile that is not converted yet": (
+        "8 bits",
+        "EIGHT_BITS ? CONVERTERS / 32 : COPIES)",
+        "EIGHT_BITS ? 7 : COPIES)",
+    ),
     "a place that is still converted": (
         "8 bits, pages",
-        "mbarrier_init(smem_address + LOADED_EMPTY + 8 * i, 4)",
-        "mbarrier_init(smem_address + LOADED_EMPTY + 8 * i, 3)",
+        "mbarrier_init(smem_address + LOADED_EMPTY + 8 * i, CONVERTERS / 32)",
+        "mbarrier_init(smem_address + LOADED_EMPTY + 8 * i, 7)",
     ),
     "scales behind the last key": ("8 bits, pages", "|| key >= pages.keys) continue;", ") continue;"),
     "scales of the first page": ("8 bits, pages", "page_of(head_gmem, key, ", "page_of(head_gmem, 0, "),
     "scales of the tile before": (
         "8 bits",
-        "scale[part][half] = ahead[part][half];",
+        "scale[part][i] = ahead[part][i];",
         "(void)ahead;",
     ),
     "a wait for what multiplies": (
@@ -108,7 +113,7 @@ WRONG = {
         "Smem::K_EMPTY, k_place.stage), k_place.parity ^ 1",
         "Smem::K_EMPTY, k_place.stage), 1",
     ),
-    "the other eight rows": ("8 bits", "row = i % 2 * 8 + lane % 8, piece", "row = lane % 8, piece"),
+    "the other eight rows": ("8 bits", "row = first_row + i % EIGHTS", "row = i % EIGHTS"),
     "sequences of the next 32 lanes": ("keys in use", " begin += before_it;", " begin += before_it + 1;"),
 }
 
@@ -132,6 +137,6 @@ REFUSED_OF += [
     for changes, *row in (
         ({}, {"STAGES": 1, "LOADED": 4}, None),
         ({"kv": "e5m2"}, {}, "of 16 bits or of e4m3, not of e5m2"),
-        ({"heads": 32, "head_dim": 576, "value_dim": 512}, {"BLOCK_M": 32, "STAGES": 1}, "which can have 168"),
+        ({"heads": 32, "head_dim": 576, "value_dim": 512}, {"BLOCK_M": 32, "STAGES": 1}, "shared memory"),
     )
 ]

@@ -237,8 +237,6 @@ def why_no_parts(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> str | None:
     parts = genes.VALUE_PARTS
     if genes.VALUE_SUMS > 1 and parts == 1:
         return "VALUE_SUMS=2 needs VALUE_PARTS=2 or more: one part has one sum."
-    if genes.PARTS_BESIDE and not (genes.OVERLAP and parts > 1 and genes.VALUE_SUMS == 1):
-        return "PARTS_BESIDE needs OVERLAP, VALUE_PARTS=2 or more and VALUE_SUMS=1."
     if parts > 1 and (genes.SUM_PLACE != "registers" or genes.FLUSH_TILES > 1 or genes.sum_columns):
         return f"VALUE_PARTS={parts} needs SUM_PLACE=registers, FLUSH_TILES=1 and ROW_SUM=add."
     if problem.head_dim_v % (PART_COLUMNS * parts):

@@ -86,10 +86,6 @@ class Fp8WgmmaGenes(Genes):
         (1, 2),
         default=1,
     )
-    PARTS_BESIDE: bool = gene(
-        "with OVERLAP such parts follow one another between the exponentials of the next tile, else after them",
-        default=False,
-    )
 
     @cached_property
     def flash(self) -> FlashWgmmaGenes:
@@ -202,7 +198,6 @@ def launch_work(problem: AttentionProblem, genes: Fp8WgmmaGenes, registers: int)
         "turned": problem.turned,
         "value parts": genes.VALUE_PARTS,
         "value sums": genes.VALUE_SUMS,
-        "parts beside": genes.PARTS_BESIDE,
     }
     return (
         replace(

@@ -9,7 +9,6 @@ from evoattn.families.flash_wgmma.text import wgmma_function
 from evoattn.families.given import passed, printed
 from evoattn.families.latent import PARTIAL, STATE, Latent
 from evoattn.families.latent_columns.resources import (
-    LOAD_KEYS,
     MAX_REGISTERS,
     MERGE_THREADS,
     REGISTERS_BESIDE_CONVERTERS,
@@ -80,7 +79,6 @@ class LatentColumns(Latent):
             **given,
             "EIGHT_BITS": bool(problem.kv),
             "SCALE_COLUMNS": SCALE_COLUMNS,
-            "LOAD_KEYS": LOAD_KEYS,
             "SMEM_BYTES": smem_bytes(problem, genes),
             "WGMMA_KQ": wgmma_function("wgmma_kq", genes.BLOCK_M, dtype, a_in_registers=False, b_transposed=False),
             "WGMMA_VP": wgmma_function(
@@ -91,7 +89,7 @@ class LatentColumns(Latent):
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         genes, p = LatentColumnsGenes.of(config), problem
         results = Buffer(PARTIAL), Buffer(STATE), Buffer(SHARERS)
-        maps = _rows_map(p, genes), *self.key_maps(p, LOAD_KEYS if p.kv else genes.BLOCK_N)
+        maps = _rows_map(p, genes), *self.key_maps(p, genes.LOAD_KEYS if p.kv else genes.BLOCK_N)
         args = self.first_args(p, maps, results, p.batch, p.kv_heads, p.seqlen_q, p.seqlen_k, p.group_size)
         args += passed(scale_given(p, "v"))
         first = KernelLaunch(self.name, (gpu.sm_count, 1, 1), (threads(p), 1, 1), smem_bytes(p, genes), args)
@@ -147,8 +145,8 @@ def why_redundant(problem: AttentionProblem, genes: LatentColumnsGenes) -> str |
         return f"QUERIES={genes.QUERIES} for {problem.seqlen_q} leaves half of the tile or more without work."
     if genes.STAGES < LEAST_STAGES and not problem.kv:
         return f"STAGES={genes.STAGES}: no key comes while others are used."
-    if genes.LOADED > 1 and not problem.kv:
-        return f"LOADED={genes.LOADED}: keys of 16 bits are loaded where they are used."
+    if (genes.LOADED > 1 or genes.LOAD_KEYS != 16) and not problem.kv:
+        return f"LOADED={genes.LOADED} LOAD_KEYS={genes.LOAD_KEYS}: keys of 16 bits are loaded where they are used."
     tiles = -(-problem.seqlen_k // genes.BLOCK_N) * row_tiles(problem, genes)
     if tiles < genes.STAGES > LEAST_STAGES:
         return f"STAGES={genes.STAGES} is more than the {tiles} tiles of {genes.BLOCK_N} keys of a head."

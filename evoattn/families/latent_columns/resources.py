@@ -10,9 +10,6 @@ from evoattn.families.tensor_tiles import ELEMENT_BYTES
 from evoattn.families.work import LaunchWork, Step, row_steps, tensor_bytes
 from evoattn.model.problem import AttentionProblem
 
-LOAD_KEYS = 16
-"""Of a cache of 8 bits that come together."""
-
 
 class LatentColumnsGenes(Genes):
     """The parameters of latent_columns."""
@@ -22,8 +19,9 @@ class LatentColumnsGenes(Genes):
     BLOCK_N: int = gene("keys per tile", (64,))
     STAGES: int = gene("tiles of K in shared memory", (1, 2, 3, 4, 6))
     LOADED: int = gene(
-        f"of a cache of 8 bits what is loaded, {LOAD_KEYS} keys a time, before it is converted", (1, 2, 3, 4), default=1
+        "of a cache of 8 bits places for what is loaded, before it is converted", (1, 2, 3, 4), default=1
     )
+    LOAD_KEYS: int = gene("keys of such a place", (16, 32), default=16)
 
     @property
     def heads(self) -> int:
@@ -38,26 +36,27 @@ def row_tiles(problem: AttentionProblem, genes: LatentColumnsGenes) -> int:
 
 MERGE_THREADS = 256
 """Of a block of latent_columns_merge: two take each chunk of 512 columns, as one row may be of all blocks."""
-THREADS, CONVERTERS = 160, 128
-"""A warpgroup that multiplies, and a warp that copies; of a cache of 8 bits a warpgroup that converts."""
+THREADS, CONVERTING_THREADS = 160, 512
+"""A warpgroup that multiplies, and a warp that copies; of a cache of 8 bits two warpgroups behind its own that convert.
+"""
 Q_STAGES = 2
 """Tiles of Q in shared memory (`shared_layout.cuh`)."""
-MAX_REGISTERS, REGISTERS_BESIDE_CONVERTERS, FIXED_REGISTERS = 255, 168, 48
-"""Per thread: the most; the most of nine warps, which count as twelve; addresses, counters and operands beside O,
-scores, maxima and sums."""
+MAX_REGISTERS, REGISTERS_BESIDE_CONVERTERS, FIXED_REGISTERS = 255, 240, 48
+"""Per thread: the most; the most beside warps that convert; addresses, counters and operands beside O, scores, maxima
+and sums."""
 
 
 def smem_bytes(problem: AttentionProblem, genes: LatentColumnsGenes) -> int:
     """Dynamic shared memory of a block: tiles of Q, the ring of K, P, a float of each warp for each row, barriers."""
     row_bytes = problem.head_dim * ELEMENT_BYTES
     tiles = (Q_STAGES * genes.BLOCK_M + genes.STAGES * genes.BLOCK_N) * row_bytes
-    loaded = genes.LOADED * (LOAD_KEYS * (row_bytes - problem.head_dim_v) + 16) if problem.kv else 0
+    loaded = genes.LOADED * (genes.LOAD_KEYS * (row_bytes - problem.head_dim_v) + 16) if problem.kv else 0
     return tiles + loaded + genes.BLOCK_M * (genes.BLOCK_N * ELEMENT_BYTES + 16) + 16 * (Q_STAGES + genes.STAGES)
 
 
 def threads(problem: AttentionProblem) -> int:
     """Of a block over the keys."""
-    return THREADS + (CONVERTERS if problem.kv else 0)
+    return CONVERTING_THREADS if problem.kv else THREADS
 
 
 def registers_needed(problem: AttentionProblem, genes: LatentColumnsGenes) -> int:
@@ -83,6 +82,7 @@ def launch_work(problem: AttentionProblem, genes: LatentColumnsGenes, registers:
     heads, keys, dim, value_dim = genes.BLOCK_M, genes.BLOCK_N, problem.head_dim, problem.head_dim_v
     loaded = keys * (dim * ELEMENT_BYTES - value_dim * bool(problem.kv))
     converted = keys * value_dim if problem.kv else 0
+    in_flight = loaded * genes.LOADED * genes.LOAD_KEYS / keys if problem.kv else (genes.STAGES - 1) * keys * dim * 2.0
     rows = row_tiles(problem, genes) * problem.kv_heads * problem.batch
     mean, _, _ = row_steps(problem, 1, keys)
     tiles = max(1.0, rows * mean)
@@ -115,7 +115,7 @@ def launch_work(problem: AttentionProblem, genes: LatentColumnsGenes, registers:
         tensor="wgmma",
         schedule="balanced",
         once_waits=2.0 * FIRST_WAIT,
-        in_flight_bytes=loaded * genes.LOADED * LOAD_KEYS / keys if problem.kv else (genes.STAGES - 1) * tile_bytes,
+        in_flight_bytes=in_flight,
         read_bytes=tensor_bytes(problem, "q", "k", "v"),
         write_bytes=tensor_bytes(problem, "o"),
         sweep_bytes=tensor_bytes(problem, "k", "v"),

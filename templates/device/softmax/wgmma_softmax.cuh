@@ -196,23 +196,18 @@ __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS]
   return rescale;
 }
 
-template <int INDEX> struct Piece {
-  static constexpr int index = INDEX;
-};
-// s = 2^s, sum += Σ s of the lane's rows, in PIECES, `between` before each. EIGHTHS of every eight exponentials run on
-// the FMA units. Two sums per row hide the latency.
-template <int EIGHTHS, class Range, int PIECES, int PIECE = 0, int FLOATS, typename Between>
-__device__ __forceinline__ void exponentiate(float (&s)[FLOATS], float (&sum)[2], Between between) {
-  between(Piece<PIECE>());
+// s = 2^s, sum += Σ s of the lane's rows. EIGHTHS of every eight exponentials run on the FMA units. Two sums per row
+// hide the latency.
+template <int EIGHTHS, class Range, int FLOATS>
+__device__ __forceinline__ void exponentiate(float (&s)[FLOATS], float (&sum)[2]) {
   float odd[2] = {0.f, 0.f};
 #pragma unroll
-  for (int i = FLOATS * PIECE / PIECES; i < FLOATS * (PIECE + 1) / PIECES; ++i) {
+  for (int i = 0; i < FLOATS; ++i) {
     if (!on_fma_units<EIGHTHS>(i)) s[i] = exp2_approx(s[i]);
     else s[i] = Range::COARSE ? CoarseExp2::at(s[i]) : exp2_polynomial(s[i]);
     if constexpr (!Range::SUMMED_BY_PRODUCT) (i % 2 ? odd : sum)[i / 2 % 2] += s[i];
   }
   if constexpr (!Range::SUMMED_BY_PRODUCT) sum[0] += odd[0], sum[1] += odd[1];
-  if constexpr (PIECE + 1 < PIECES) exponentiate<EIGHTHS, Range, PIECES, PIECE + 1>(s, sum, between);
 }
 
 // LAZY_AFTER: the sums of a tile show that all its probabilities fit; an infinite one, or NaN, shows the contrary.
@@ -221,25 +216,25 @@ template <class Range> __device__ __forceinline__ bool too_high(const float (&su
 }
 
 // P = softmax numerators of a tile, in place of its scores, and sums += P. As `shift_scores`; `scores_again` is called
-// by a warp that lost its scores, `between` before each of PIECES of the exponentials.
-template <Rescale RESCALE, int LAZY_OCTAVES, int EIGHTHS, bool FIRST, bool MASKED, class Range, int PIECES,
-          typename ScoresAgain, typename Between, int FLOATS>
+// by a warp that lost its scores.
+template <Rescale RESCALE, int LAZY_OCTAVES, int EIGHTHS, bool FIRST, bool MASKED, class Range = WholeRange,
+          typename ScoresAgain, int FLOATS>
 __device__ __forceinline__ bool softmax_tile(RowState& state, float (&s)[FLOATS], float scale, float (&factor)[2],
-                                             ScoresAgain scores_again, Between between) {
+                                             ScoresAgain scores_again) {
   bool rescale = shift_scores<RESCALE, LAZY_OCTAVES, FIRST, MASKED, EIGHTHS, Range>(state, s, scale, factor);
   if constexpr (RESCALE == Rescale::LAZY_AFTER && !FIRST && !MASKED) {
     float sum[2] = {0.f, 0.f};
-    exponentiate<EIGHTHS, Range, PIECES>(s, sum, between);
+    exponentiate<EIGHTHS, Range>(s, sum);
     rescale = too_high<Range>(sum);
     if (rescale) {
       scores_again();
       shift_scores<Rescale::ALWAYS, 0, false, false, EIGHTHS, Range>(state, s, scale, factor);
       sum[0] = sum[1] = 0.f;
-      exponentiate<EIGHTHS, Range, PIECES>(s, sum, between);
+      exponentiate<EIGHTHS, Range>(s, sum);
     }
     state.sum[0] += sum[0], state.sum[1] += sum[1];
   } else {
-    exponentiate<EIGHTHS, Range, PIECES>(s, state.sum, between);
+    exponentiate<EIGHTHS, Range>(s, state.sum);
   }
   return rescale;
 }
