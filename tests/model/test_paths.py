@@ -1,8 +1,10 @@
 """Paths as people read them."""
 
+import sys
+
 import pytest
 
-from evoattn.model.paths import for_people
+from evoattn.model.paths import NO_HOME, _user_folder, for_people
 
 
 @pytest.mark.parametrize(
@@ -20,3 +22,16 @@ from evoattn.model.paths import for_people
 def test_the_home_folder_is_a_tilde(monkeypatch, home, path, expected):
     monkeypatch.setenv("HOME", home)
     assert for_people(path) == expected
+
+
+@pytest.mark.parametrize(
+    "home, given, expected",
+    [("/home/ada", "", "/home/ada/.cache/evoattn"), ("/home/ada", "/x", "/x/evoattn"), ("odd", "/x", "/x/evoattn")],
+)
+def test_a_machine_without_platformdirs_has_the_folders_of_linux(monkeypatch, home, given, expected):
+    monkeypatch.setitem(sys.modules, "platformdirs", None)
+    monkeypatch.setenv("HOME", home)
+    monkeypatch.setenv("XDG_CACHE_HOME", given)
+    assert str(_user_folder("cache")) == expected
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert (_user_folder("cache") == NO_HOME) is (home == "odd")

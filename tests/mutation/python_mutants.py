@@ -372,13 +372,16 @@ def nearest_first(mutant: Mutant, tests: list[str], copied: Path) -> tuple[list[
 
 
 def elsewhere(mutant: Mutant, tests: list[str], copied: Path) -> list[str]:
-    """Tests of other rooms that name the function or class that is changed, or import its module: a few."""
-    module = str(mutant.file.relative_to(ROOT).with_suffix("")).replace("/", ".")
-    names = "|".join(re.escape(name) for name in [*mutant.names()[:-1][:1], module])
+    """Tests of other rooms that import the module, then those that name the function or class that is changed: a
+    few."""
+    package, _, module = str(mutant.file.relative_to(ROOT).with_suffix("")).replace("/", ".").rpartition(".")
+    imports = rf"\b{re.escape(package)}(\.| import [^\n]*\b){module}\b"
+    named = "|".join([imports, *(rf"\b{re.escape(name)}\b" for name in mutant.names()[:-1][:1])])
     paths = (path for path in sorted((copied / "tests").rglob("test_*.py")) if "mutation" not in path.parts)
-    found = [str(path.relative_to(copied)) for path in paths if re.search(rf"\b({names})\b", path.read_text())]
+    texts = {str(path.relative_to(copied)): path.read_text() for path in paths}
     known = {test.split("::")[0] for test in tests}
-    return [file for file in found if file not in known][:MOST_ELSEWHERE]
+    found = [file for file, text in texts.items() if file not in known and re.search(named, text)]
+    return sorted(found, key=lambda file: not re.search(imports, texts[file]))[:MOST_ELSEWHERE]
 
 
 MOST_ELSEWHERE, MOST_SLOW = 5, 3

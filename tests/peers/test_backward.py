@@ -76,6 +76,24 @@ class Doubled(torch.autograd.Function):
         return 2 * of_double + of_product * y, of_product * x
 
 
+class Half(Doubled):
+    @staticmethod
+    def backward(ctx, of_double, of_product):
+        return Doubled.backward(ctx, of_double, of_product)[0], None
+
+
+def test_a_step_that_gives_no_gradient_is_refused():
+    x, y = torch.randn(2, 3, 4, requires_grad=True).unbind(0)
+    for function in (Doubled, Half):
+        leaves = [one.detach().requires_grad_() for one in (x, y)]
+        walk = Walk(function.apply(*(one * 1 for one in leaves))[1], leaves)
+        if function is Half:
+            with pytest.raises(PeerRefused, match="does not give all gradients"):
+                walk(torch.ones(3, 4))
+        else:
+            torch.testing.assert_close(walk(torch.ones(3, 4)), [y.detach(), x.detach()])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_walk_gives_what_the_engine_gives(compiled):

@@ -9,6 +9,7 @@ from evoattn.correctness.reference import make_answer, make_inputs
 from evoattn.model.problem import AttentionProblem
 from evoattn.peers import flex
 from evoattn.peers.table import PEERS, Peer, PeerRefused, fa3_peer, fa4_peer, peer_call, refusal
+from evoattn.peers.variants import has_a_flag
 
 PROBLEM = AttentionProblem(1, 4, 2, 24, 24, 16, mask="causal_upper_left")
 
@@ -113,6 +114,15 @@ def test_a_peer_that_computes_another_mask_is_refused():
 def test_refusals_are_sentences(peer, problem, words):
     with pytest.raises(PeerRefused, match=words):
         peer_call(peer, problem, *inputs(problem))
+
+
+@pytest.mark.parametrize(
+    "fields, has", [({}, True), ({"head_dim": 256}, True), ({"head_dim": 264}, False), ({"softcap": 9.0}, False)]
+)
+def test_what_sdpa_s_fused_kernels_compute_by_their_flags(fields, has):
+    assert has_a_flag(PROBLEM.with_(**fields)) is has
+    assert has_a_flag(PROBLEM.with_(mask="causal_lower_right", **fields)) is has
+    assert not has_a_flag(PROBLEM.with_(mask="causal_lower_right", seqlen_k=30, **fields))
 
 
 def test_each_peer_is_made_by_a_function_of_a_package():

@@ -369,6 +369,19 @@ def test_the_fit_s_table_has_the_problems_with_several_kernels():
     }
 
 
+def test_trees_that_judge_a_problem_were_not_fitted_to_it(monkeypatch):
+    fitted = []
+    monkeypatch.setattr(correction_fit, "fit_trees", lambda names, columns, over, *rest: fitted.append(over.tolist()))
+    number = np.arange(3 * correction_fit.FOLDS).repeat(correction_fit.LEAST_ROWS)
+    one = np.ones(len(number))
+    family = np.arange(len(number)), ("stages",), one[:, None]
+    table = correction_fit._Table(number, one, one, number * 1.0, one, {"f": family}, number, [], number, [])
+    monkeypatch.setattr(correction_fit, "_HERE", [(table, {})])
+    for fold in (None, *range(correction_fit.FOLDS)):
+        correction_fit._fit_here((fold, "f"))
+        assert {int(each) % correction_fit.FOLDS for each in fitted.pop()} == {*range(correction_fit.FOLDS)} - {fold}
+
+
 TREE = {"names": ["a", "b"], "depth": 1, "base": 0.5, "roots": [0], "to_right": [2, 0, 0], "question": [0]}
 TREE |= {"feature": [1], "threshold": [1.5], "missing_left": [1.0], "value": [-0.25, 0.25]}
 ODD = {

@@ -87,9 +87,8 @@ def test_tpe_learns_of_what_was_recorded():
 def test_a_history_is_cut_once_it_is_longer_than_it_may_be():
     estimator = tpe._Estimator(SPACES["flat"], random.Random(0), tpe.History(longest=4, best=1, latest=2))
     assert estimator._fixed == {"flat_6": 4} and set(estimator._values) == {"TILE", *(f"flat_{n}" for n in range(1, 6))}
-    assert vars(estimator._study.sampler)["_constant_liar"], (
-        "what runs counts as bad, so that others are drawn beside it"
-    )
+    sampler = vars(estimator._study.sampler)
+    assert sampler["_multivariate"] and sampler["_constant_liar"], "genes go together, and what runs counts as bad"
     lengths = [estimator.add({}, value) or len(estimator._finished) for value in (3.0, 1.0, None, 2.0, 5.0)]
     assert lengths == [1, 2, 3, 4, 3] and [value for value, _ in estimator._finished] == [1.0, 2.0, 5.0]
 

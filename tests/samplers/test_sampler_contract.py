@@ -272,3 +272,15 @@ def test_optuna_is_told_what_is_under_way_what_failed_and_nothing_of_duplicates(
     for number, (proposal, end) in enumerate(zip(proposals, ends), 1):
         sampler.tell(proposal, trial(number, proposal, end))
     assert told(sampler) == [OptunaState.COMPLETE, OptunaState.FAIL, OptunaState.PRUNED, OptunaState.RUNNING]
+
+
+def test_a_small_space_is_gone_through_point_by_point(monkeypatch):
+    monkeypatch.setattr("evoattn.samplers.pool.FRUITLESS_DRAWS", 0)
+    only = {"TILE": 3, "f_1": 2}
+    for seed in range(6):
+        pool = ConfigPool(
+            {"f": space("f", (1, 2, 3), (1, 2, 3))},
+            lambda family, params: None if params == only else "TILE does not go with f_1.",
+            random.Random(seed),
+        )
+        assert pool.draw("f") == ("f", only) and pool.draw("f") is None
