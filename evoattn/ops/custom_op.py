@@ -33,12 +33,13 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn.attention.flex_attention import BlockMask
 from torch.utils._python_dispatch import _disable_current_modes
 
+from evoattn.families import mask_blocks
 from evoattn.model.backward import BACKWARD, TERM_GRADS, parse_grads
 from evoattn.model.mask import FULL
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.score import parse_score
 from evoattn.model.score_lines import added_of, softcap_of
-from evoattn.ops import block_masks, mods, torch_answer
+from evoattn.ops import block_masks, flex, mods, torch_answer
 from evoattn.ops.arguments import ARGUMENTS, TERMS, Score, has_autocast
 from evoattn.ops.call import (
     DTYPES,
@@ -476,17 +477,8 @@ def calls_of(
         tables[name] = tensor if is_whole else place.of(tensor)
     blocks, lists, sizes = "", tuple[Tensor, ...](), (int(block_mask[-3]), int(block_mask[-2]))
     if max(sizes) < block_masks.WHOLE:
-        named = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
-        mask = BlockMask(
-            (block_mask[0], block_mask[1]),
-            **dict(zip(named, block_mask[2:6], strict=True)),
-            q_num_blocks=None,
-            q_indices=None,
-            full_q_num_blocks=None,
-            full_q_indices=None,
-            BLOCK_SIZE=sizes,
-            mask_mod=block_mask[-1],
-        )
+        named = zip(mask_blocks.LISTS, (*block_mask[2:6], *[None] * 4), strict=True)  # gradients read the others
+        mask = BlockMask((block_mask[0], block_mask[1]), **dict(named), BLOCK_SIZE=sizes, mask_mod=block_mask[-1])
         if reason := block_masks.why_not(mask, query.shape[0], query.shape[1], query.shape[2], key.shape[2]):
             return reason
         known = block_masks.Kept((), counts=block_masks.UNREAD, no_full=block_masks.none_full(mask))
@@ -498,8 +490,7 @@ def calls_of(
 
     def scored(call: Call, score: str) -> Call:
         read = {name: table for name, table in tables.items() if re.search(rf"\b{name}\b", f"{score} {said.predicate}")}
-        own = Score.of_texts(score, said.predicate, read) if score or said.predicate else None
-        return replace(call, score=own, blocks=blocks, terms=behind(with_tables(call.terms, own), lists))
+        return flex.scored(call, score, said.predicate, read, blocks, lists)
 
     made = [scored(call, said.score)]
     if said.score:

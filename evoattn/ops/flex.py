@@ -209,7 +209,7 @@ def _ways(
     named_by = functools.partial(with_added, added=said.added if score else None, tables=tables)
 
     def without_blocks(masked: Call) -> list[Callable[[], Call]]:
-        named, own = named_by(masked), [lambda: _scored(masked, score, "", tables)]
+        named, own = named_by(masked), [lambda: scored(masked, score, "", tables)]
         if named is None:
             return own
         return [lambda: named, *own]  # kernels may know the name of neither such a head_dim nor such gradients
@@ -225,15 +225,15 @@ def _ways(
 
     def by_table() -> Call:
         named = {**tables, block_masks.TABLE: block_masks.table_of(block_mask, keys)}
-        return _scored(call, block_masks.expression_of(block_mask, score, predicate), "", named)
+        return scored(call, block_masks.expression_of(block_mask, score, predicate), "", named)
 
     def by_lists() -> Call:
-        return _scored(call, score, predicate, tables, text, block_masks.lists_of(block_mask, known, keys))
+        return scored(call, score, predicate, tables, text, block_masks.lists_of(block_mask, known, keys))
 
     return [by_lists, by_table] if text else [by_table]
 
 
-def _scored(
+def scored(
     call: Call,
     score: str,
     predicate: str,
