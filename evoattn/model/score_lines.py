@@ -163,13 +163,13 @@ def band_of(tree: Tree) -> Bounds | None:
         case Apply("<" | "<=" as sign, (Apply("abs", (of,)), Number(int(width)))):
             width -= sign == "<"
             inner = linear(of)
-            if inner is None or abs(inner[0]) != 1 or inner[0] != -inner[1]:
+            if inner is None or inner[0] * inner[1] != -1:
                 return None
             middle = -inner[2] * inner[1]  # of key - query, where the distance is 0
             return middle - width, middle + width
         case Apply(sign, (left, right)) if sign in _MIRRORED and (difference := linear(Apply("-", (left, right)))):
             of_query, of_key, constant = difference
-            if abs(of_key) != 1 or of_query != -of_key:
+            if of_query * of_key != -1:
                 return None
             compared = sign if of_key > 0 else _MIRRORED[sign]  # of key - query + constant with 0
             constant *= of_key

@@ -274,7 +274,8 @@ def under_mask(call: Call, mask: BlockMask) -> Tensor | None:
     no kernel serves it, or the mask has blocks that kernels have not."""
     made = calls(call, None, mask)
     answer = None if isinstance(made, str) or len(made) < 2 else _attended(made[:1])
-    return answer if answer is None or isinstance(answer, Tensor) else answer[0]
+    assert answer is None or isinstance(answer, Tensor)  # no log-sum-exp was asked for
+    return answer
 
 
 def flex_attention(  # noqa: PLR0913 - torch's own arguments

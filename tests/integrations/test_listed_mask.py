@@ -103,6 +103,12 @@ def test_attention_takes_lists_where_kernels_serve_them(has_kernels):
         assert read[0] is read[1] is not read[2] and runtime.calls[0].blocks.startswith("b:128x128")
 
 
+def test_one_mask_for_all_batches_has_one_list():
+    mask = torch.rand(1, 1, 200, 300) < 0.3
+    for own, lists in ((mask.expand(2, 1, 200, 300), 1), (mask.repeat(2, 1, 1, 1), 2)):
+        assert listed_mask.block_mask_of(own).kv_num_blocks.shape == (lists, 1, 2)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "padding"),

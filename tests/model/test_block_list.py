@@ -4,7 +4,7 @@ shows."""
 import pytest
 import torch
 
-from evoattn.correctness.block_list import NO_BLOCK, visible
+from evoattn.correctness.block_list import NO_BLOCK, make_block_terms, visible
 from evoattn.correctness.reference import exact_attention, exact_lse, make_inputs
 from evoattn.model.block_list import BlockRow, draw
 from evoattn.model.problem import AttentionProblem, ProblemError
@@ -19,6 +19,7 @@ def test_what_a_text_draws():
     ((rows,),) = draw(*problem.block_mask)
     assert rows[0] == BlockRow((2,), (0, 1)) and rows[2] == BlockRow((0, 1, 2, 3, 4, 5, 6, 7), ())
     assert rows[7] == BlockRow((2,), (3, 4, 5, 6, 7))
+    assert {one.dtype for one in make_block_terms(problem, "cpu").values()} == {torch.int32}
     assert problem.visible_pairs == 300**2 + 700**2
     causal = problem.with_(mask="causal_upper_left")
     assert causal.visible_pairs == 300 * 301 // 2 + 700 * 701 // 2

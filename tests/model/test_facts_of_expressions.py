@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from benchmarks.flex.mods import MODS, Shape, Written
+from evoattn.families import mask_blocks
+from evoattn.families.mask_blocks import MaskShape
 from evoattn.model import score, score_cuda, score_lines, score_ranges
 from evoattn.ops import flex, mods
 from evoattn.ops.arguments import Score
@@ -32,6 +34,7 @@ SCORES = [
     *("s+", "s+table[h]", "s+gate[k,q]", "s+missing[h]", "s if q else k", "(q//3+k%5)*s", "s+gate[h]*(k-q-d)"),
     *("s+max(min(q-k,7),-7)*0.01", "s*2**-1", "where(k<=q+d,s,-inf)", "relu(s)", "sigmoid(s)", "s-1e9*(k>q)"),
     *("where(q<k,-inf,s)", "s+where(k<=q,0,-inf)", "where(k<=q,where(q-k<4,s*2,-inf),-inf)", "where(k<=q,2,-inf)+s"),
+    "s*(k-q)",
 ]
 PREDICATES = [
     *("k<=q", "k<=q+d", "(q-k<99)&(k<=q)", "abs(q-k)<=5", "abs(k-q-d)<5", "doc[b,k]==doc[b,q]", "q+d>=k", "q-k<3"),
@@ -53,6 +56,7 @@ OF_TREE = {
     score_lines: ("is_shift", "loads_apart", "linear", "softcap_of", "added_of", "band_of", "hiding_of"),
     score_ranges: ("lines_of",),
 }
+MASKS = ((1, 1, 77, 301, 128, 128), (2, 3, 4096, 5000, 64, 32))
 NAMES = ("s", "b", "h", "q", "k", "d")
 
 
@@ -93,6 +97,7 @@ def facts() -> Iterator[tuple[str, Any]]:
     yield "masks", [answer(score_lines.masking_of, (low, high), q, k) for low, high, q, k in places]
     tables = TABLES, "t:fp32", "t:fp99:3", "t:fp32:0", "t:fp32:3+t:fp32:4", "s:fp32:3"
     yield "tables", [answer(score.parse_tables, text) for text in tables]
+    yield "launches", [mask_blocks.launches(MaskShape(*sizes), score.parse_tables(TABLES)) for sizes in MASKS]
 
 
 @pytest.mark.slow

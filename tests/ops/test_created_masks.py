@@ -36,33 +36,42 @@ def lists_of(mask_mod, shape):
 PAIRS = torch.rand(20, 20, generator=torch.Generator().manual_seed(1)) < 0.7
 
 
+OF_EACH_KIND = (
+    lambda q, k: torch.where(k < 70, q, 50 - q) > 20,
+    lambda q, k: torch.where(k < 70, q, 60 - q) > 20,
+    lambda q, k: (q - k).abs() > 20,
+    lambda q, k: (k & 31) < 31,
+    lambda q, k: (k & -8) < 64,
+    lambda q, k: k % 24 < 12,
+    lambda q, k: PAIRS[q // 8, k // 8],
+    lambda q, k: torch.minimum(q, k * 2) > torch.maximum(50 - q, k - 70),
+    lambda q, k: (-q * (k - 60) > 600) | ((q + 3) >> 2 == (k + 9) // 4),
+    lambda q, k: -q * (k - 60) > -160,
+    lambda q, k: q * (k - 60) > -1500,
+    lambda q, k: q - (k - 100) > 110,
+    lambda q, k: ((k >> 3) > 4) & (q >> 2 < 11),
+    lambda q, k: q * 200 + k != 1007,  # of one lane's row
+    lambda q, k: (q % 40 == 35) & (k > 20),  # of rows among which the remainder begins anew
+)
+"""Of a head each, for the operators whose ranges are not those of their arguments."""
+
+
 def of_each_kind(b, h, q, k):
-    """A head for each operator whose ranges are not those of its arguments."""
     found = (q % 40) < 20
-    for head, shown in enumerate(
-        (
-            torch.where(k < 70, q, 50 - q) > 20,
-            (q - k).abs() > 20,
-            (k & 31) < 31,
-            PAIRS[q // 8, k // 8],
-            torch.minimum(q, k * 2) > torch.maximum(50 - q, k - 70),
-            (-q * (k - 60) > 600) | ((q + 3) >> 2 == (k + 9) // 4),
-            q - (k - 100) > 110,
-            ((k >> 3) > 4) & (q >> 2 < 11),
-            q * 200 + k != 1007,  # of one lane's row
-            (q % 40 == 35) & (k > 20),  # of rows among which the remainder begins anew
-        ),
-        1,
-    ):
-        found = torch.where(h == head, shown, found)
+    for head, shown in enumerate(OF_EACH_KIND, 1):
+        found = torch.where(h == head, shown(q, k), found)
     return found
 
 
 OF_BOTH = Written(
-    mask_mod=lambda b, h, q, k: ((q * 7 + k * 3) % 31 != h) & (k < 128 - 40 * b) | (k > q + 90 + h),
+    mask_mod=lambda b, h, q, k: ((q * 7 + k * 3) % 31 != h) & (k < 128 - 40 * b - 16 * h) | (k > q + 90 + h),
     by_batch=True,
     by_head=True,
 )
+BARE = torch.ones(77, 131, dtype=torch.bool)
+BARE[32:48, 64:] = BARE[48:, :64] = False
+OF_BARE = Written(mask_mod=lambda b, h, q, k: BARE[q, k])
+"""A table of pairs with blocks of 48 rows and 32 keys of each kind, of which 32 by 32 pairs are all alike."""
 
 
 @pytest.mark.slow
@@ -74,14 +83,16 @@ OF_BOTH = Written(
         ("any_pairs", (48, 70)),  # more rows, and more keys
         ("prefix_lm", (16, 32)),
         ("images_in_text", (16, 48)),  # keys that are asked for one by one
-        ("of both", (40, 48)),
+        ("of both", (40, 70)),
+        ("of bare blocks", (48, 32)),
         ("of each kind", (16, 32)),
     ],
 )
 def test_lists_are_torch_s(name, blocks):
     """Of heads, of batches, of a table of pairs, of none and of both; the last rows and keys fill no block."""
-    own = {"of both": OF_BOTH, "of each kind": Written(mask_mod=of_each_kind, by_head=True)}
-    written, heads = own.get(name) or MODS[name](SHAPE), 11 if name == "of each kind" else SHAPE.heads
+    own = {"of both": OF_BOTH, "of bare blocks": OF_BARE, "of each kind": Written(None, of_each_kind, by_head=True)}
+    heads = len(OF_EACH_KIND) + 1 if name == "of each kind" else SHAPE.heads
+    written = own.get(name) or MODS[name](SHAPE)
     sizes = SHAPE.batch if written.by_batch else 1, heads if written.by_head else 1
     found = lists_of(written.mask_mod, MaskShape(*sizes, SHAPE.queries, SHAPE.keys, *blocks))
     theirs = block_masks.TORCH(written.mask_mod, *sizes, SHAPE.queries, SHAPE.keys, "cpu", blocks)

@@ -92,6 +92,8 @@ OPERATIONS = {
         + torch.logical_or(q, k)
         + torch.logical_not(k)
         + torch.where(torch.where(q > 1, k > 2, k > 4), s, 0.0)
+        + torch.where(torch.tensor(True), s, 9.0)
+        + torch.where(torch.tensor(False), 9.0, k)
         + s.isinf()
     ),
     "bits": lambda s, q, k: s + (q & 3) + ((q > 1) & k) + ~k + (q >> 1) + (k << 2) + (q + k & 6),
