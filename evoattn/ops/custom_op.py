@@ -39,7 +39,7 @@ from evoattn.model.mask import FULL
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.score import parse_score
 from evoattn.model.score_lines import added_of, softcap_of
-from evoattn.ops import block_masks, flex, mods, torch_answer
+from evoattn.ops import block_masks, mods, torch_answer
 from evoattn.ops.arguments import ARGUMENTS, TERMS, Score, has_autocast
 from evoattn.ops.call import (
     DTYPES,
@@ -54,7 +54,7 @@ from evoattn.ops.call import (
     with_tables,
 )
 from evoattn.ops.choice import Refusal
-from evoattn.ops.given import with_added
+from evoattn.ops.given import scored, with_added
 from evoattn.ops.gradients import (
     SECOND,
     Backward,
@@ -488,17 +488,17 @@ def calls_of(
     elif said.predicate:
         return "its mask has one block for all"
 
-    def scored(call: Call, score: str) -> Call:
+    def with_score(call: Call, score: str) -> Call:
         read = {name: table for name, table in tables.items() if re.search(rf"\b{name}\b", f"{score} {said.predicate}")}
-        return flex.scored(call, score, said.predicate, read, blocks, lists)
+        return scored(call, score, said.predicate, read, blocks, lists)
 
-    made = [scored(call, said.score)]
+    made = [with_score(call, said.score)]
     if said.score:
         tree = parse_score(said.score, Score.of_texts("", "", tables).likely_tables, True).tree
         if cap := softcap_of(tree):
-            made.insert(0, scored(replace(call, softcap=cap), ""))
+            made.insert(0, with_score(replace(call, softcap=cap), ""))
         elif (by_name := with_added(call, added_of(tree), tables, statically_known_true)) is not None:
-            made.insert(0, scored(by_name, ""))
+            made.insert(0, with_score(by_name, ""))
     return made
 
 

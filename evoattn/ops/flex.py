@@ -33,8 +33,8 @@ from evoattn.model.score_lines import Bias, Bounds, Slopes, added_of, band_of, h
 from evoattn.ops import block_masks, mods
 from evoattn.ops.arguments import WATCHED, Score, is_ordinary
 from evoattn.ops.attention import attend
-from evoattn.ops.call import NO_TENSOR, Answer, Call, behind, why_not_shapes, with_tables
-from evoattn.ops.given import with_added
+from evoattn.ops.call import NO_TENSOR, Answer, Call, why_not_shapes
+from evoattn.ops.given import scored, with_added
 from evoattn.ops.runtime import current
 from evoattn.ops.shapes import paused
 from evoattn.ops.torch_answer import NoKernel, refuse
@@ -231,21 +231,6 @@ def _ways(
         return scored(call, score, predicate, tables, text, block_masks.lists_of(block_mask, known, keys))
 
     return [by_lists, by_table] if text else [by_table]
-
-
-def scored(
-    call: Call,
-    score: str,
-    predicate: str,
-    tables: dict[str, Tensor],
-    blocks: str = "",
-    lists: tuple[Tensor, ...] = (),
-) -> Call:
-    """The call with these expressions, and block lists if there are any."""
-    own = Score.of_texts(score, predicate, tables) if score or predicate else None
-    if own is None and not blocks:
-        return call
-    return replace(call, score=own, blocks=blocks, terms=behind(with_tables(call.terms, own), lists))
 
 
 def _for_torch(call: Call, mask: BlockMask | None) -> BlockMask | None:

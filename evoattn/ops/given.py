@@ -32,6 +32,7 @@ from evoattn.ops.arguments import (
     TERMS,
     V_SCALE,
     VARLEN,
+    Score,
     aligned_mask_of,
     autocast_dtype,
     cap_of,
@@ -43,7 +44,7 @@ from evoattn.ops.arguments import (
     scale_of,
     window_of,
 )
-from evoattn.ops.call import ANSWERS, BESIDE, E4M3, FLOATS, NO_TENSOR, Call, require_out, terms_of, with_tables
+from evoattn.ops.call import ANSWERS, BESIDE, E4M3, FLOATS, NO_TENSOR, Call, behind, require_out, terms_of, with_tables
 
 CAUSAL_BIAS = "torch.nn.attention.bias", "CausalBias"
 """The class of torch's causal masks by its names: an import takes two seconds, and a compiler that looks for it in
@@ -402,6 +403,21 @@ def _of_rows(scale: Tensor | None, starts: Tensor, rows: int) -> Tensor:
 
 Surely = Callable[[Any], bool]
 """Whether a condition on sizes holds. Within a trace these are symbols: there it is to hold for all of the graph's."""
+
+
+def scored(
+    call: Call,
+    score: str,
+    predicate: str,
+    tables: dict[str, Tensor],
+    blocks: str = "",
+    lists: tuple[Tensor, ...] = (),
+) -> Call:
+    """The call with these expressions, and block lists if there are any."""
+    own = Score.of_texts(score, predicate, tables) if score or predicate else None
+    if own is None and not blocks:
+        return call
+    return replace(call, score=own, blocks=blocks, terms=behind(with_tables(call.terms, own), lists))
 
 
 def with_added(

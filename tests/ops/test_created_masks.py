@@ -43,7 +43,6 @@ OF_EACH_KIND = (
     lambda q, k: (k & 31) < 31,
     lambda q, k: (k & -8) < 64,
     lambda q, k: k % 24 < 12,
-    lambda q, k: PAIRS[q // 8, k // 8],
     lambda q, k: torch.minimum(q, k * 2) > torch.maximum(50 - q, k - 70),
     lambda q, k: (-q * (k - 60) > 600) | ((q + 3) >> 2 == (k + 9) // 4),
     lambda q, k: -q * (k - 60) > -160,
@@ -70,6 +69,7 @@ OF_BOTH = Written(
 )
 BARE = torch.ones(77, 131, dtype=torch.bool)
 BARE[32:48, 64:] = BARE[48:, :64] = False
+OF_COARSE = Written(mask_mod=lambda b, h, q, k: PAIRS[q // 8, k // 8])
 OF_BARE = Written(mask_mod=lambda b, h, q, k: BARE[q, k])
 """A table of pairs with blocks of 48 rows and 32 keys of each kind, of which 32 by 32 pairs are all alike."""
 
@@ -85,12 +85,18 @@ OF_BARE = Written(mask_mod=lambda b, h, q, k: BARE[q, k])
         ("images_in_text", (16, 48)),  # keys that are asked for one by one
         ("of both", (40, 70)),
         ("of bare blocks", (48, 32)),
+        ("of coarse pairs", (16, 32)),
         ("of each kind", (16, 32)),
     ],
 )
 def test_lists_are_torch_s(name, blocks):
     """Of heads, of batches, of a table of pairs, of none and of both; the last rows and keys fill no block."""
-    own = {"of both": OF_BOTH, "of bare blocks": OF_BARE, "of each kind": Written(None, of_each_kind, by_head=True)}
+    own = {
+        "of both": OF_BOTH,
+        "of bare blocks": OF_BARE,
+        "of coarse pairs": OF_COARSE,
+        "of each kind": Written(None, of_each_kind, by_head=True),
+    }
     heads = len(OF_EACH_KIND) + 1 if name == "of each kind" else SHAPE.heads
     written = own.get(name) or MODS[name](SHAPE)
     sizes = SHAPE.batch if written.by_batch else 1, heads if written.by_head else 1
