@@ -59,6 +59,9 @@ def settings_of(family: str, variant: str, count: int, seed: int) -> list[Settin
             merged = {field: value for one in fields for field, value in one.items()}
             if "varlen" in merged:
                 merged |= {"seqused": "", "bias": ""}
+            if problem.shared_kv and "kv" in merged:  # DeepSeek's
+                merged |= {"rotary_apart": True, "shared_kv": False, "kv": "e4m3", "scales": "columns"}
+                merged |= {"value_dim": 128, "head_dim": 192}
             if "blocks" in merged and rng.random() < 0.5:
                 merged["predicate"] = rng.choice(PREDICATES)
             problem = problem.with_(**merged)
