@@ -365,9 +365,9 @@ def nearest_first(mutant: Mutant, tests: list[str], copied: Path) -> tuple[list[
         text = (copied / test.split("::")[0]).read_text()
         places = (n for n, around in enumerate(mutant.names()) if re.search(rf"\b{around}\b", text))
         found[test] = next(places, -1)
-    own = {f"test_{name}" for name in mutant.names()}
+    own = tuple(f"test_{name}" for name in mutant.names())
     near = [name for name, place in found.items() if place >= 0]
-    near.sort(key=lambda name: (Path(name.split("::")[0]).stem not in own, found[name]))
+    near.sort(key=lambda name: (not Path(name.split("::")[0]).stem.startswith(own), found[name]))
     return near, [name for name in found if name not in near]
 
 

@@ -146,6 +146,7 @@ def test_those_chosen_are_unlike_one_another_too():
         stands = SimpleNamespace(_rng=random.Random(seed))
         chosen = ClimbingBreeder._unlike(stands, [Scored(config, 1.0) for config in configs], [], 2)
         assert len(chosen) == 2 and configs[2] in [one.config for one in chosen]
+        assert len(ClimbingBreeder._unlike(stands, [chosen[0]] * 3, [], 2)) == 1, "the same is never there twice"
 
 
 @pytest.mark.slow
