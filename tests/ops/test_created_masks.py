@@ -139,3 +139,14 @@ def test_the_first_mask_is_no_larger_than_the_one_that_is_wanted(monkeypatch, tm
     other = lambda b, h, q, k: q < -k
     with pytest.warns(RuntimeWarning, match="were others"):
         assert block_masks._checked(*given[:2], "other", other, *given[4:]) is None
+
+
+def test_a_made_mask_asks_its_function_and_short_lists_are_padded():
+    """Of ten blocks of rows and three of keys beside seven that there are by now."""
+    shape = MaskShape(1, 2, 1280, 384, 128, 128)
+    lists = [torch.zeros(size, dtype=torch.int32) for size in shape.list_shapes]
+    mask = block_masks._mask_of(lists, shape, of_each_kind)
+    assert mask.mask_mod is of_each_kind and mask.BLOCK_SIZE == (128, 128) and mask.seq_lengths == (1280, 384)
+    found = block_masks.lists_of(mask, SimpleNamespace(no_full=None), 896)
+    assert [tuple(one.shape) for one in found] == [(1, 2, 10), (1, 2, 10, 7)] * 2
+    assert all(one.dtype == torch.int32 and one.is_contiguous() for one in found)

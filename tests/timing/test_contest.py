@@ -1,6 +1,7 @@
 """A final that proves nobody, on a CPU: who takes part, over which tensors, and how often each is called."""
 
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from evoattn.backends.base import LaunchError
 from evoattn.correctness.cases import make_case, unanswered
 from evoattn.correctness.validate import make_arena
 from evoattn.model.gpu import GPUS
+from evoattn.model.records import CheckResult
 from evoattn.model.shape_text import parse_shape
 from evoattn.peers.table import PEERS, Peer
 from evoattn.timing.clocks import Clocks
@@ -157,3 +159,15 @@ def test_whoever_fails_later_is_out_from_then_on(launches):
     assert {name for name, t in result.timings.items() if len(t.samples_us) == 5} >= {"other", "third"}
     assert result.complete and (late.launches_left >= 0) == (result.timings["late"].samples_us == (20.0,) * 5)
     assert ("no more" in (result.timings["late"].disqualified or "")) == (late.launches_left < 0)
+
+
+def test_a_finalist_that_is_proved_runs_twice(monkeypatch):
+    asked = []
+
+    def run_case(backend, kernel, case, repeat=False):
+        asked.append(repeat)
+        return CheckResult("own", False, 0.0, 1.0, "Two runs differ."), None
+
+    monkeypatch.setattr("evoattn.timing.contest.run_case", run_case)
+    result = final({"ours": Kernel(us=400.0)}, protocol=replace(ORDER, proves=True))
+    assert asked == [True] and result.timings["ours"].disqualified == "In the final: Two runs differ."
