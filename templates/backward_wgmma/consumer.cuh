@@ -127,7 +127,7 @@ private:
     if constexpr (!LAST && ORDER == Order::DP_FIRST) multiply_dp();
     if constexpr (!LAST && TERMS_EARLY) load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
     add_dq();
-    if constexpr (!LAST && ORDER == Order::SUMS_FIRST) multiply_dp();
+    if constexpr (!LAST && ORDER == Order::SUMS_FIRST) __syncwarp(), multiply_dp();  // lane 0 may have been away
     next_tile();
     if constexpr (!LAST) {
       take_tile();

@@ -1,10 +1,13 @@
-"""What is decided of kernels before any is compiled, as digests: constants, launches, scratch, the work that the cost
-model counts, refusals and cases of the checks.
+"""Kernels of all families: digests of what is decided of them before any is compiled, which is constants, launches,
+scratch, the work that the cost model counts, refusals and cases of the checks; and faults that the interpreter finds in
+them.
 
     python -m tests.families.decisions            write tests/data/decisions.json anew, after a change that is wanted
 
 A new family's configs are drawn by `tests.mutation.false_alarms`; of the others those are kept that run most lines. A
-digest is of the text that `--show FAMILY` prints: compare that of two trees.
+digest is of the text that `--show FAMILY` prints: compare that of two trees. Faults are mutants of `tests.mutation`, by
+their keys; those whose line has changed are left out. `--plant FAMILY` finds others, up to `FAULTS`, in 2 to 20 seconds
+each.
 """
 
 from __future__ import annotations
@@ -25,14 +28,21 @@ from evoattn.cost.fitted import load
 from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS, GpuSpec
+from evoattn.model.paths import TEMPLATES
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.records import CompiledKernel, CompileInfo
 from evoattn.model.space import KernelConfig
+from tests.families.on_interpreter import small_faults
+from tests.mutation.false_alarms import draw
+from tests.mutation.settings import Setting
+from tests.mutation.sources import in_turn, mutants_in, mutants_of
+from tests.mutation.verdicts import judge
+from tests.support.compiles import ptx_kept
 from tests.support.facts import digest, plain
 
 RECORD = Path(__file__).parents[1] / "data" / "decisions.json"
-REGISTERS, LEAST = 96, 8
-"""The latter: configs of each family."""
+REGISTERS, LEAST, FAULTS, SEED = 96, 8, 12, 1
+"""The second and third: configs of each family at least, and faults of one that has few."""
 
 
 def rows() -> list[dict[str, Any]]:
@@ -97,35 +107,81 @@ def main() -> None:
     parser.add_argument(
         "--show", metavar="FAMILY", choices=sorted(FAMILIES), help="print what is decided, write nothing"
     )
-    shown = parser.parse_args().show
-    if shown:
+    parser.add_argument("--plant", metavar="FAMILY", choices=sorted(FAMILIES), help="find faults, if they are few")
+    words = parser.parse_args()
+    if shown := words.show:
         for row in (row for row in rows() if row["family"] == shown):
             print(json.dumps({name: row[name] for name in ("gpu", "problem", "params")}))
             print(*(f"    {name}: {text}" for name, text in _texts(row)), sep="\n")
         return
     found = [row for row in map(_of_today, rows()) if row]
     found += [row for family in FAMILIES for row in _drawn(family, LEAST - sum(r["family"] == family for r in found))]
+    for family in FAMILIES:
+        _plant([row for row in found if row["family"] == family], FAULTS if family == words.plant else 0)
     write([row | {"decided": decided(row)} for row in found])
+
+
+def setting(row: dict[str, Any]) -> Setting:
+    return Setting(
+        row["family"],
+        AttentionProblem(**row["problem"]),
+        KernelConfig(row["family"], row["params"]),
+        row["gpu"],
+    )
+
+
+def faults_of(row: dict[str, Any], key: str = "", cases: slice = slice(None)) -> list[str] | None:
+    """What the interpreter's cases, or these of them, find in the row's kernel, with the mutant of this key if one is
+    named: nothing in a right one. None if its source has no such place any more."""
+    of, gpu = setting(row), GPUS[row["gpu"]]
+    source = _changed(of.source, key) if key else of.source
+    if source is None:
+        return None
+    kernel = BuiltKernel(FAMILIES[of.family], of.config, gpu, ptx_kept(source, gpu.arch))
+    return small_faults(kernel, of.problem, cases)
+
+
+def _changed(source: str, key: str) -> str | None:
+    file = key.partition(" | ")[0]
+    mutant = mutants_in(file).get(key) if (TEMPLATES / file).exists() else None
+    return mutant.applied(source) if mutant else None
+
+
+def _plant(found: list[dict[str, Any]], most: int) -> None:
+    """Write into a family's rows the faults that they still have, and others up to so many."""
+    settings = [setting(row) for row in found]
+    for row, kernel in zip(found, settings):
+        row["faults"] = [key for key in row.get("faults", ()) if _changed(kernel.source, key)]
+    have = {key for row in found for key in row["faults"]}
+    family = found[0]["family"]
+    for mutant in in_turn(mutants_of(family), family) if len(have) < most else ():
+        if len(have) >= most:
+            return
+        verdict = judge(mutant, settings, SEED) if mutant.key not in have else None
+        if verdict and verdict.killed:
+            row = next(row for row, one in zip(found, settings) if one.row() == verdict.setting)
+            row["faults"].append(mutant.key)
+            have.add(mutant.key)
 
 
 def _drawn(family: str, count: int) -> list[dict[str, Any]]:
     """Rows of a family that has fewer."""
-    from tests.mutation.false_alarms import draw  # here: the test needs none
-
     rng = random.Random(family)
     return [row_of(family, *draw(family, rng)) for _ in range(count)]
 
 
 def _of_today(row: dict[str, Any]) -> dict[str, Any] | None:
-    """The row without genes that its space no longer has; None if it lacks one of its values, or there is no such
-    problem."""
+    """The row without genes that its space no longer has; None if there is no such problem, or no such config of it."""
     try:
-        AttentionProblem(**row["problem"])
+        problem = AttentionProblem(**row["problem"])
     except ProblemError:
         return None
-    space = load_space(row["family"], GPUS[row["gpu"]])
-    known = {name: value for name, value in row["params"].items() if name in space.names()}
-    return row | {"params": space.completed(known)} if space.has(space.completed(known)) else None
+    gpu, family = GPUS[row["gpu"]], FAMILIES[row["family"]]
+    space = load_space(family.name, gpu)
+    params = space.completed({name: value for name, value in row["params"].items() if name in space.names()})
+    if not space.has(params) or family.why_impossible(problem, KernelConfig(family.name, params), gpu):
+        return None
+    return row | {"params": params}
 
 
 def write(found: list[dict[str, Any]]) -> None:

@@ -1,15 +1,21 @@
-"""What is decided of kernels before any is compiled stays as it is, until a change wants it otherwise."""
+"""Kernels of all families, drawn once. What is decided of them before any is compiled stays until a change wants it
+otherwise. They are right on the interpreter, with no race and no access out of bounds. Faults planted in them are
+found."""
 
 import pytest
 
 from evoattn.families.registry import FAMILIES
-from tests.families.decisions import LEAST, decided, rows
+from tests.families.decisions import LEAST, decided, faults_of, rows
+
+ROWS = rows()
+PLANTED = [(row, key) for row in ROWS for key in row["faults"]]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_decided_of_a_kernel_stays(family):
-    known = [row for row in rows() if row["family"] == family]
+    known = [row for row in ROWS if row["family"] == family]
     assert len(known) >= LEAST, "python -m tests.families.decisions draws some of a new family"
+    assert sum(len(row["faults"]) for row in known) >= LEAST, f"python -m tests.families.decisions --plant {family}"
     for row in known:
         found = decided(row)
         others = [name for name in found.keys() | row["decided"].keys() if found.get(name) != row["decided"].get(name)]
@@ -17,3 +23,21 @@ def test_what_is_decided_of_a_kernel_stays(family):
             f"{others} of {row['params']} on {row['gpu']} for {row['problem']} are not as they were. If that is "
             f"wanted: python -m tests.families.decisions. What there is now: the same with --show {family}."
         )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(ROWS)), ids=[f"{row['family']}-{n}" for n, row in enumerate(ROWS)])
+@pytest.mark.sampled(6)
+def test_it_is_right(number):
+    """On every third small case, in turns."""
+    assert faults_of(ROWS[number], cases=slice(number // 6 % 3, None, 3)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("row", "key"), PLANTED, ids=[f"{row['family']}: {key}" for row, key in PLANTED])
+@pytest.mark.sampled(8)
+def test_a_fault_is_found(row, key):
+    found = faults_of(row, key)
+    if found is None:
+        pytest.skip("Its line is another now: python -m tests.families.decisions leaves it out.")
+    assert found

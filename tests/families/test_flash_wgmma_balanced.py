@@ -256,26 +256,6 @@ def test_blocks_share_the_keys_of_packed_sequences(name):
     assert of_sequences(name) == ""
 
 
-WRONG_SHARES = {
-    "a block without keys counts": ("pages", ("(place + front) / each", "place / each")),
-    "two results in one place": ("pages", ("(sharer == 0)) * WARPGROUPS", "0) * WARPGROUPS")),
-    "the first to come adds up": ("pages", ("*last_smem == sharers - 1", "*last_smem == 0")),
-    "O over a word that others read": (
-        "a window, begun ahead",
-        ("named_barrier_sync<128>(O_TILE + warpgroup);  // all have", "//"),
-    ),
-    "keys that another block has": ("two warpgroups, no pages", ("? work.range.first()", "? 0")),
-    "a head too few": ("all keys, heads of their own", ("head = work.rows.heads - 1;", "head = 0;")),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", WRONG_SHARES)
-@pytest.mark.sampled(2)
-def test_wrong_shares_are_found(fault):
-    assert of_sequences(*WRONG_SHARES[fault])
-
-
 REFUSED_OF = [
     (AttentionProblem(1, 32, 4, 4000, 4000, 64).with_(**sizes), {"SCHEDULE": "balanced", **genes}, word)
     for genes, sizes, word in (

@@ -1,4 +1,4 @@
-"""flash_wgmma with the heads of a group as rows: right for groups of any size, and its tensor maps."""
+"""flash_wgmma with the heads of a group as rows: its tensor maps and launches, and merges whose blocks never meet."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.model.launch import TensorMap
 from evoattn.model.problem import AttentionProblem
 from tests.families.on_interpreter import built, judged
-from tests.families.test_flash_wgmma import FAMILY, H100, TWO, config
+from tests.families.test_flash_wgmma import FAMILY, H100, config
 
 BY_MAP = {"GROUP_ROWS": True, "BLOCK_N": 64}
-BY_ROWS = {**BY_MAP, "STORE": "rows", "KEY_SPLIT": 2}
 IN_MEMORY = {**BY_MAP, "STORE": "rows", "KEY_SPLIT": 8, "BLOCKS_PER_SM": 1}
-BY_CHUNKS = {**TWO, "GROUP_ROWS": True, "SCHEDULE": "claimed", "STORE": "chunks"}
 
 
 def group_of(heads: int, seqlen_q: int, **rest) -> AttentionProblem:
@@ -59,81 +57,6 @@ def fault(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("p", "genes", "sms"),
-    [
-        (group_of(4, 5), BY_MAP, 132),
-        (group_of(5, 11), BY_ROWS, 132),
-        (group_of(1, 70), BY_MAP, 132),
-        (group_of(70, 2), BY_MAP, 132),
-        (group_of(70, 2, mask="full"), BY_ROWS, 132),
-        (group_of(3, 40, head_dim=72), BY_MAP, 132),
-        pytest.param(group_of(6, 19, head_dim=136), BY_CHUNKS, 1, marks=pytest.mark.slow),
-        pytest.param(group_of(5, 20).with_(seqlen_k=900), IN_MEMORY, 132, marks=pytest.mark.slow),
-        pytest.param(MERGED, IN_MEMORY, 132, marks=pytest.mark.slow),
-        pytest.param(
-            group_of(4, 5, head_dim=128).with_(seqlen_k=2500),
-            {**IN_MEMORY, "KEY_SPLIT": 32},
-            132,
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            group_of(3, 70, mask="full"),
-            {**IN_MEMORY, "BLOCK_M": 128, "GROUP_ROWS": False},
-            132,
-            marks=pytest.mark.slow,
-        ),
-        (group_of(1, 70, head_dim=160), {**IN_MEMORY, "BLOCK_M": 128, "GROUP_ROWS": False, "KEY_SPLIT": 3}, 132),
-        (group_of(1, 70, head_dim=256), {**IN_MEMORY, "BLOCK_M": 128, "GROUP_ROWS": False, "KEY_SPLIT": 2}, 132),
-        (group_of(5, 11).with_(seqlen_k=400), {**IN_MEMORY, "KEY_SPLIT": 6}, 132),
-        pytest.param(group_of(5, 11).with_(seqlen_k=800), {**IN_MEMORY, "KEY_SPLIT": 12}, 132, marks=pytest.mark.slow),
-        (group_of(7, 20, mask="full"), {**BY_MAP, "SCHEDULE": "balanced"}, 1),
-    ],
-)
-@pytest.mark.sampled(4)
-def test_groups_of_any_size_are_right(p, genes, sms):
-    assert fault(p, genes, sms) == ""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("64 * i, head_in_group(first_row)", "64 * i, 0"),
-        ("* work.heads + head_of(row)) * work.seqlen_q", "* work.heads + head_of(0)) * work.seqlen_q"),
-        ("head(work.tile, lane_row(work.tile) + 8 * i)", "head(work.tile, lane_row(work.tile))"),
-        ("work.rows.head(of, row + below)", "work.rows.head(of, row)"),
-        ("return (end_row + (1 << bits) - 1) >> bits;", "return end_row >> bits;"),
-    ],
-)
-@pytest.mark.sampled(3)
-def test_a_wrong_one_is_found(old, new):
-    p = group_of(70, 2, sink=True, alibi=True).with_(seqlen_k=130)
-    assert fault(p, BY_MAP) == "" and fault(p, BY_MAP, edits=[(old, new)])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("atom.acq_rel.gpu.global.add", "atom.acquire.gpu.global.add"),
-        ("if (adds) *part_gmem = 0;", ""),
-        ("    named_barrier_sync<128>(O_TILE + warpgroup);  // all threads of the warpgroup have left", "    //"),
-        ("column_tile += SHARERS", "column_tile += KEY_SPLIT + 1"),
-        ("exp2_approx(rows.x - state.shift[0]), high", "1.f, high"),
-        ("if (!exists(of_sequence, row + below)) continue;", ""),
-        (
-            "i < AT_ONCE; ++i) {\n        const float4 rows = __ldcg(rows_gmem + i * stride),",
-            "i < AT_ONCE - 1; ++i) {\n        const float4 rows = __ldcg(rows_gmem + i * stride),",
-        ),
-    ],
-)
-@pytest.mark.sampled(5)
-def test_a_wrong_merge_in_memory_is_found(old, new):
-    assert fault(MERGED, IN_MEMORY, edits=[(old, new)])
-
-
-@pytest.mark.slow
 def test_blocks_that_never_meet_add_up_all_the_same():
     """As beside launches that hold the SMs."""
     assert fault(*APART, edits=[OWNERS_LEAVE], backend=Apart(APART_STEPS)) == ""
@@ -142,23 +65,6 @@ def test_blocks_that_never_meet_add_up_all_the_same():
 @pytest.mark.slow
 def test_an_owner_that_leaves_as_the_last_result_comes_adds_up():
     assert fault(MERGED, IN_MEMORY, edits=[("MOST_LOOKS = 4096", "MOST_LOOKS = 0")]) == ""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("if (acquire(part_gmem) == RESULTS) return true;", "return true;"),
-        ("OWNER_LEFT + RESULTS - 1)", "RESULTS - 1)"),
-        ("OWNER_LEFT) == RESULTS;", "OWNER_LEFT) <= ~0u;"),
-        ("exchange_bits(part_gmem, OWNER_LEFT)", "exchange_bits(part_gmem, 0)"),
-        ("31 - __clz(parts)", "work.split"),
-        ("if (adds) *part_gmem = 0;", "if (adds && owns) *part_gmem = 0;"),
-    ],
-)
-@pytest.mark.sampled(3)
-def test_a_wrong_merge_by_blocks_that_never_meet_is_found(old, new):
-    assert fault(*APART, edits=[OWNERS_LEAVE, (old, new)], backend=Apart(APART_STEPS))
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 4, 5, 8, 33, 64, 65, 128])

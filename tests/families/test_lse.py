@@ -1,5 +1,4 @@
-"""The log-sum-exp output: an optional part of a problem, right from flash_wgmma in every form, found wrong where it
-is."""
+"""The log-sum-exp output: an optional part of a problem."""
 
 import math
 from dataclasses import replace
@@ -8,25 +7,12 @@ import pytest
 import torch
 
 from evoattn.correctness import reference
-from evoattn.evaluation.evaluate import evaluate_offline
-from evoattn.evaluation.tasks import Compile
-from evoattn.families.registry import FAMILIES, load_space
+from evoattn.families.registry import FAMILIES
 from evoattn.model import gpu
 from evoattn.model.problem import AttentionProblem, ProblemError
-from evoattn.model.records import TrialState
 from evoattn.model.shape_text import parse_shape
-from tests.families.on_interpreter import built, judged
 
 H100 = gpu.GPUS["h100"]
-FAMILY = FAMILIES["flash_wgmma"]
-SPACE = load_space("flash_wgmma", H100)
-PROBLEM = AttentionProblem(1, 4, 2, 200, 120, 64, "bf16", "causal_lower_right", "bshd", lse=True)
-BASE = {p.name: p.values[0] for p in SPACE.parameters}
-FORMS = [
-    {"RESCALE": "lazy_8", "OVERLAP": True},
-    {"BLOCK_M": 128, "RESCALE": "lazy_after", "OVERLAP": True, "PING_PONG": True, "CAUSAL_SKIP": True, "STORE": "rows"},
-    {"POLYNOMIAL_EIGHTHS": 3},
-]
 
 
 def test_a_problem_without_it_is_recorded_as_before():
@@ -69,28 +55,3 @@ def test_the_exact_one_is_that_of_the_scores():
     exact = reference.make_answer(problem, tensors)["lse"].values
     assert torch.equal(exact[:, :, :2], torch.full((2, 4, 2), -math.inf, dtype=torch.float64))
     assert torch.allclose(exact[:, :, 2:], scores.exp().sum(-1).log()[:, :, 2:], atol=1e-12)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("genes", [FORMS[0], *(pytest.param(f, marks=pytest.mark.slow) for f in FORMS[1:])])
-@pytest.mark.sampled(2)
-def test_flash_wgmma_writes_it(genes):
-    config = SPACE.make_config(BASE | genes)
-    evaluation = evaluate_offline(Compile(FAMILY, config, PROBLEM), H100)
-    assert evaluation.state is TrialState.ESTIMATED, evaluation.reason
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("right", "wrong", "word"),
-    [
-        ("lane % 4 == 0 && exists(8 * i)", "lane % 4 == 0 && exists(8 * i + 1)", "never written"),
-        ("__log2f(sum)", "__log2f(sum + 1e-30f)", "-inf"),
-        ("lane % 4 == 0 && exists(8 * i)", "lane % 4 == 0", 'buffer "lse"'),
-    ],
-)
-@pytest.mark.sampled(2)
-def test_a_wrong_one_is_found(right, wrong, word):
-    config = SPACE.make_config(BASE)
-    result = judged(built(FAMILY, PROBLEM, config, H100, (right, wrong, None)), PROBLEM)
-    assert not result.passed and word in result.reason

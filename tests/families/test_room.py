@@ -13,11 +13,15 @@ from evoattn.families.variants import SEQUENCES
 from evoattn.model.gpu import GPUS
 from evoattn.model.launch import Scalar, TensorMap
 from evoattn.model.problem import AttentionProblem
+from tests.families import test_flash_mma, test_flash_wgmma, test_split_kv
 from tests.families.on_interpreter import built, judged, small_faults
-from tests.families.test_variants import STRUCTURES
 
-H100 = GPUS["h100"]
+H100, FMA = GPUS["h100"], {**test_split_kv.FMA, "MERGE": "kernel"}
 PACKED = AttentionProblem(3, 6, 2, 20, 60, 64, "bf16", "causal_lower_right", "bshd", page=16, varlen="3+0+17/30+9+40")
+
+
+def config_of(module, **genes):
+    return load_space(module.FAMILY.name, H100).make_config(module.BASE | genes)
 
 
 class Roomy:
@@ -56,21 +60,19 @@ def told(argument, problem):
 
 
 @pytest.mark.parametrize(
-    "family, structure",
+    "module, genes",
     [
-        ("split_kv", "mma, a cluster"),
-        ("split_kv", "fma"),
-        ("flash_mma", "together"),
-        ("flash_wgmma", "heads as rows, claimed"),
-        ("flash_wgmma", "one warpgroup"),
+        (test_split_kv, {"MERGE": "cluster", "SPLITS": 4}),
+        (test_split_kv, FMA),
+        (test_flash_mma, {}),
+        (test_flash_wgmma, {**test_flash_wgmma.TWO, "GROUP_ROWS": True, "SCHEDULE": "claimed", "STORE": "rows"}),
+        (test_flash_wgmma, {"BLOCK_N": 64}),
     ],
 )
 @pytest.mark.slow
 @pytest.mark.sampled(2)
-def test_a_launch_may_have_room_for_more_sequences_and_rows(family, structure):
-    module, structures = STRUCTURES[family]
-    config = load_space(family, H100).make_config(module.BASE | structures[structure])
-    kernel = built(module.FAMILY, PACKED, config, H100, machine_code=False)
+def test_a_launch_may_have_room_for_more_sequences_and_rows(module, genes):
+    kernel = built(module.FAMILY, PACKED, config_of(module, **genes), H100)
     result = judged(replace(kernel, family=Roomy(module.FAMILY)), PACKED, repeat=True)
     assert result.passed, result
 
@@ -81,30 +83,28 @@ EIGHT_KEYS = SMALL.with_(seqused="0:500", page=8, dtype="fp16", layout="bshd")
 
 
 @pytest.mark.parametrize(
-    "family, structure, problem",
+    "module, genes, problem",
     [
-        ("flash_mma", "together", ONE_KEY),
-        ("split_kv", "mma, a ring", ONE_KEY),
-        ("split_kv", "fma", EIGHT_KEYS),
-        ("flash_wgmma", "one warpgroup", EIGHT_KEYS),
+        (test_flash_mma, {}, ONE_KEY),
+        (test_split_kv, test_split_kv.RING | {"BLOCK_N": 32}, ONE_KEY),
+        (test_split_kv, FMA, EIGHT_KEYS),
+        (test_flash_wgmma, {"BLOCK_N": 64}, EIGHT_KEYS),
     ],
 )
 @pytest.mark.slow
 @pytest.mark.sampled(2)
-def test_pages_may_have_few_keys(family, structure, problem):
-    module, structures = STRUCTURES[family]
-    config = load_space(family, H100).make_config(module.BASE | structures[structure])
-    assert not small_faults(built(module.FAMILY, problem, config, H100, machine_code=False), problem)
+def test_pages_may_have_few_keys(module, genes, problem):
+    assert not small_faults(built(module.FAMILY, problem, config_of(module, **genes), H100), problem)
 
 
 def test_tensor_maps_take_no_single_keys():
     assert "8 keys of a page at once" in lookup("flash_wgmma").refuse(ONE_KEY, H100)
-    config = load_space("split_kv", H100).make_config(STRUCTURES["split_kv"][0].BASE | {"LOAD": "tma", "STAGES": 2})
+    config = config_of(test_split_kv, LOAD="tma", STAGES=2)
     assert "one page of 1" in lookup("split_kv").why_not(ONE_KEY, config, H100)
 
 
 def test_a_source_that_reads_starts_of_keys_in_pages_is_outdated():
-    config = load_space("flash_mma", H100).make_config(STRUCTURES["flash_mma"][0].BASE)
+    config = config_of(test_flash_mma)
     family = lookup("flash_mma")
     for problem, said in ((PACKED, "how many there are"), (PACKED.with_(page=0), None)):
         source = render(family, problem, config, H100).source

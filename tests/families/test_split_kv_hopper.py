@@ -1,13 +1,8 @@
-"""split_kv on sm_90: tiles of K and V by the tensor copy engine, a merge that begins early: right, with no race, on the
-interpreter."""
+"""split_kv on sm_90: tiles of K and V by the tensor copy engine, a merge that begins early."""
 
 from __future__ import annotations
 
 import itertools
-import math
-import random
-
-import pytest
 
 from evoattn.families.registry import load_space
 from evoattn.families.split_kv.family import SplitKv
@@ -15,8 +10,6 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.launch import TensorMap
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
-from evoattn.samplers.pool import ConfigPool
-from tests.families.on_interpreter import built, judged
 
 FAMILY, L4, H100 = SplitKv(), GPUS["l4"], GPUS["h100"]
 SPACE = load_space("split_kv", H100)
@@ -34,83 +27,6 @@ def problem(seqlen_q=1, seqlen_k=239, head_dim=64, heads=8, kv_heads=2, batch=1,
 
 def config(**genes) -> KernelConfig:
     return SPACE.make_config(BASE | genes)
-
-
-RIGHT = [
-    (problem(1, 333, 128, 4, 1, dtype="bf16", mask="causal_lower_right", layout="bshd"), {"STAGES": 3}, "large_logits"),
-    (
-        problem(20, 133, 64, 2, 1, 2, dtype="bf16", mask="causal_lower_right", layout="bshd"),
-        {"BLOCK_M": 16},
-        "late_huge_key",
-    ),
-    (problem(17, 120, 40, 2, 1, mask="causal_upper_left"), EARLY | {"SPLITS": 2, "STAGES": 1}, "plain"),
-    (problem(1, 239, 72), {"MERGE": "cluster", "SPLITS": 4, "STAGES": 1}, "rising_maximum"),
-    (problem(1, 150), FMA, "large_logits"),
-    (problem(7, 113, 64, 2, 1, dtype="fp32", mask="causal_upper_left"), FMA | {"BLOCK_N": 16, "SPLITS": 2}, "plain"),
-    (
-        problem(1, 75, 96, 2, 2, dtype="fp32"),
-        FMA | {"DOT_LANES": 32, "BLOCK_M": 1, "BLOCK_N": 16, "SPLITS": 2},
-        "rising_maximum",
-    ),
-    (problem(1, 100, 16, 2, 1), FMA | {"DOT_LANES": 2, "BLOCK_M": 1, "STAGES": 1}, "plain"),
-    (problem(3, 239, 24), EARLY | {"LOAD": "cp_async", "DEPENDENT_LAUNCH": "late"}, "plain"),
-]
-
-
-RAGGED = [problem(9, 165, 72, 2, 1, mask="causal_upper_left"), problem(5, 239, 40, 2, 2, dtype="fp32")]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("p", RAGGED, ids=AttentionProblem.describe)
-def test_a_random_valid_config_is_right(p):
-    space = SPACE.restricted({"LOAD": ("tma",)})
-    pool = ConfigPool(
-        {"split_kv": space},
-        lambda name, params: FAMILY.why_invalid(p, KernelConfig(name, params), H100),
-        random.Random(1),
-    )
-    c = KernelConfig(*pool.draw("split_kv"))
-    result = judged(built(FAMILY, p, c, H100), p, "large_logits")
-    assert result.passed, f"{c.describe()}: {result.reason}"
-
-
-EXPECT = "mbarrier_arrive_expect_tx(barrier_smem, bytes(ROWS));\n    if constexpr (WHOLE_CHUNKS)"
-PLACE = """shared_address(ring + stage * TILE_BYTES), map, full_smem + 8 * stage,
-              PLACE"""
-FAULTS = {
-    "no bytes expected": (EXPECT, EXPECT.replace("_expect_tx(barrier_smem, bytes(ROWS))", "(barrier_smem)")),
-    "more bytes expected than come": (EXPECT, EXPECT.replace("bytes(ROWS)", "bytes(ROWS) + 16")),
-    "a wait for the wrong phase": (
-        "mbarrier_wait(v_full_smem + 8 * at.stage, at.parity);",
-        "mbarrier_wait(v_full_smem + 8 * at.stage, at.parity ^ 1);",
-    ),
-    "K reused before it is read": (
-        "      scores(k, tile);\n      copy_again(k_map, k_ring, k_full_smem, tile, at.stage);\n",
-        "      scores(k, tile);\n",
-    ),
-    "a merge that waits for nothing": (
-        "if constexpr (DEPENDENT_LAUNCH != DependentLaunch::NONE) grid_dependency_wait();",
-        "",
-    ),
-    "a merge that one thread waits for": (
-        "DependentLaunch::NONE) grid_dependency_wait();",
-        "DependentLaunch::NONE) { if (threadIdx.x == 0) grid_dependency_wait(); }",
-    ),
-    "a tile in the place of another": (PLACE, PLACE.replace(" + stage * TILE_BYTES", "")),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.sampled(3)
-def test_an_injected_fault_is_found(fault):
-    edits, p = [FAULTS[fault]], problem(3, 150, 16, 2, 1)
-    if fault.startswith("K reused"):
-        wait = "mbarrier_wait(k_full_smem + 8 * at.stage, at.parity);\n"
-        edits.append((wait, wait + "copy_again(k_map, k_ring, k_full_smem, tile, at.stage);\n"))
-    genes = EARLY if "merge" in fault else {}
-    result = judged(built(FAMILY, p, config(SPLITS=2, **genes), H100, *edits), p)
-    assert not result.passed and math.isnan(result.max_error), result  # stopped by a fault, not by a wrong answer
 
 
 def test_lanes_that_read_together_meet_different_banks():

@@ -1,8 +1,8 @@
-"""Tables of the families' own tests: kernels that are right on the interpreter, and configs that are refused.
+"""Tables of the families' own tests: configs that are refused, and starting configs that compile without spills.
 
-`RIGHT` has rows of a problem, genes and the kind of inputs; `REFUSED` of genes, and words of the refusal; `REFUSED_OF`
-of a problem, genes, words (one, several, or None where the config is valid), and a GPU if not the family's usual.
-`STARTING` of a problem, a GPU, and the number or a gene of a starting config that compiles without spills."""
+`REFUSED` has rows of genes, and words of the refusal; `REFUSED_OF` of a problem, genes, words (one, several, or None
+where the config is valid), and a GPU if not the family's usual; `STARTING` of a problem, a GPU, and the number or genes
+of a starting config."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.families import (
     test_split_kv_hopper,
     test_three_kernel,
 )
-from tests.families.on_interpreter import built, judged
+from tests.families.on_interpreter import built
 
 L4, H100 = GPUS["l4"], GPUS["h100"]
 OF_HOPPER = (test_flash_wgmma, test_flash_wgmma_balanced, test_latent_columns, test_latent_wgmma, test_split_kv_hopper)
@@ -34,8 +34,6 @@ MODULES = (
     test_backward_mma, test_flash_mma, test_flash_scalar, test_flash_wmma, test_large_head, test_large_head_mma,
     test_split_kv, test_three_kernel, *OF_HOPPER,
 )  # fmt: skip
-REPEATED = (test_split_kv, test_split_kv_hopper)
-"""Whose counters must end as they began: they run twice on the same scratch buffers."""
 
 
 def rows(name):
@@ -46,17 +44,6 @@ def rows(name):
 def named(row):
     module, p, genes, *rest = row
     return pytest.param(*row, id=f"{module.__name__[20:]}: {p.describe()} {genes} {rest[0]}")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("module", "p", "genes", "kind"), [named(row) for row in rows("RIGHT")])
-@pytest.mark.sampled(6)
-def test_right_on_the_interpreter(module, p, genes, kind):
-    """Of an L4, or of an H100 where an L4 has it not."""
-    config = module.config(**genes)
-    gpu = next((gpu for gpu in (L4, H100) if not module.FAMILY.why_impossible(p, config, gpu)), L4)
-    result = judged(built(module.FAMILY, p, config, gpu), p, kind, repeat=module in REPEATED)
-    assert result.passed, result.reason
 
 
 @pytest.mark.slow

@@ -139,11 +139,14 @@ def files_of(family: str) -> tuple[str, ...]:
 
 
 @cache
+def mutants_in(file: str) -> dict[str, Mutant]:
+    """All mutants of a file, by their keys."""
+    text = text_of(file)
+    first = text[: text.index(MARKER)].count("\n") + 2 if MARKER in text else 1
+    return {mutant.key: mutant for mutant in (Mutant(file, change) for change in changes_of(text, first))}
+
+
+@cache
 def mutants_of(family: str) -> tuple[Mutant, ...]:
     """All mutants of the family's files."""
-    found = []
-    for file in files_of(family):
-        text = text_of(file)
-        first = text[: text.index(MARKER)].count("\n") + 2 if MARKER in text else 1
-        found += [Mutant(file, change) for change in changes_of(text, first)]
-    return tuple(found)
+    return tuple(mutant for file in files_of(family) for mutant in mutants_in(file).values())

@@ -115,7 +115,6 @@ def test_a_file_that_an_older_script_wrote_is_one_sentence(run, tmp_path, line):
 
 
 def test_the_families_take_turns(run):
-    """`tests/families/test_random_configs.py` runs configs of all families."""
     done = run(3, "--seed", 5, "--family", "flash_mma", "flash_scalar", "flash_wmma")
     assert done.returncode == 0 and "0 false alarms in 3 configs" in done.stdout, done.stdout
     assert all(family in done.stdout for family in ("flash_mma", "flash_scalar", "flash_wmma"))
