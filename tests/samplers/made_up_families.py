@@ -8,13 +8,11 @@ import statistics
 
 import pytest
 
-from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Proposal, Timing, Trial, TrialState
 from evoattn.model.space import Parameter, SearchSpace, config_id
 from evoattn.samplers.base import SamplerSetup
 from evoattn.samplers.registry import SAMPLERS
 
-PROBLEM = AttentionProblem(1, 1, 1, 64, 64, 64)
 SLOW = ("tpe",)
 """Take so long to fit that their tests are left to `make test`."""
 every_sampler = pytest.mark.parametrize(

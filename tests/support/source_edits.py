@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from functools import lru_cache
 
 
@@ -45,53 +44,3 @@ def replaced(source: str, old: str, new: str, times: int | None = 1) -> str:
     for first, end in reversed(places):
         source = source[:first] + new + source[end:]
     return source
-
-
-def statements(source: str) -> list[tuple[int, int]]:
-    """(first, end) of each statement or line with the comment behind it, however many lines it takes."""
-    spans: list[tuple[int, int]] = []
-    position, open_from, comment_column = 0, None, -1
-    for line in source.splitlines(keepends=True):
-        code, slashes, _ = line.partition("//")
-        starts_comment = bool(slashes) and not code.strip()
-        if open_from is not None:  # the code before has not ended
-            first = open_from
-        elif starts_comment and len(code) == comment_column and spans:  # the comment before goes on
-            first = spans.pop()[0]
-        else:
-            first = position
-        position += len(line)
-        ended = not code.strip() or code.lstrip().startswith("#") or code.rstrip()[-1] in ";{}:"
-        if starts_comment and open_from is None:
-            ended = True
-        open_from = None if ended else first
-        if ended:
-            spans.append((first, position))
-        if slashes and code.strip():
-            comment_column = len(code)
-        elif not starts_comment:
-            comment_column = -1
-    if open_from is not None:
-        spans.append((open_from, position))
-    return spans
-
-
-def line_edit(line: str, old: str, new: str) -> Callable[[str], str]:
-    """An edit of a source: `new` for `old` in the statement that holds both `line` and `old`; `line` is its end if
-    it ends in a line break. A source with none or several such statements raises `AnchorError`: the fault would not be
-    the one that it names."""
-
-    def edit(source: str) -> str:
-        wanted, at_end = _squeezed(line)[0], line.endswith("\n")
-        hits = []
-        for first, end in statements(source):
-            text = _squeezed(source[first:end])[0]
-            holds = text.endswith(wanted) if at_end else wanted in text
-            if holds and find_all(source[first:end], old):
-                hits.append((first, end))
-        if len(hits) != 1:
-            raise AnchorError(f"{len(hits)} statements have {line!r} and {old!r}")
-        first, end = hits[0]
-        return source[:first] + replaced(source[first:end], old, new, None) + source[end:]
-
-    return edit
