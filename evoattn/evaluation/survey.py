@@ -29,10 +29,9 @@ class Surveyor:
     `broken` once the CUDA context is lost, or may have been harmed.
     """
 
-    def __init__(self, backend: QueuedBackend | None = None, timer: Timer | None = None) -> None:
-        """`backend` and `timer` are CUDA device 0's unless given."""
+    def __init__(self) -> None:
         self.broken, self._seed = False, int.from_bytes(os.urandom(4))
-        self._backend, self._timer = backend or _cuda_backend(), timer or Timer()
+        self._backend, self._timer = _cuda_backend(), Timer()
         self._memory, self._clock = Memory(self._backend, self._seed), Clock()
         self._ladders: dict[tuple[object, ...], Ladder] = {}
         self._stream: torch.cuda.Stream = torch.cuda.Stream()

@@ -74,12 +74,12 @@ def predict(table: Table, chosen: Numbers, fitted: Fitted) -> Floats:
     return table.bounded(chosen, us * factors)
 
 
-def fit_weights(table: Table, chosen: Numbers, seed: int = 0) -> dict[str, Weights]:
+def fit_weights(table: Table, chosen: Numbers) -> dict[str, Weights]:
     """Factors of the physical terms, by bounded least squares of logarithms: units for all families together, waits
     and launches for each."""
     from scipy.optimize import least_squares
 
-    chosen = chosen[np.random.default_rng(seed).permutation(len(chosen))[:SAMPLE]]
+    chosen = chosen[np.random.default_rng(0).permutation(len(chosen))[:SAMPLE]]
     chosen = chosen[table.fits[chosen]]
     families = sorted(set(table.family[chosen]))
     terms, shares, measured = table.terms[chosen], table.shares[chosen], np.log(table.us[chosen])

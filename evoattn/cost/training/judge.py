@@ -94,12 +94,12 @@ SPREAD_HEAD = (
 )
 
 
-def spread_table(predicted: ArrayLike, measured: ArrayLike, problems: Sequence[Hashable], least: int = LEAST) -> str:
+def spread_table(predicted: ArrayLike, measured: ArrayLike, problems: Sequence[Hashable]) -> str:
     """Spearman's correlations of problems by how much their kernels differ: where all are nearly equally fast, no
     model can rank them."""
     all_p, all_m = np.asarray(predicted), np.asarray(measured)
     found = defaultdict(list)
-    for group in _groups(problems, least):
+    for group in _groups(problems):
         m = all_m[group]
         spread = np.median(m) / m.min()
         found[max(i for i, least in enumerate(SPREADS) if spread >= least)].append(rank_correlation(all_p[group], m))
@@ -114,12 +114,12 @@ def spread_table(predicted: ArrayLike, measured: ArrayLike, problems: Sequence[H
     return "\n".join(lines)
 
 
-def _groups(problems: Sequence[Hashable], least: int = LEAST) -> list[NDArray[np.int64]]:
+def _groups(problems: Sequence[Hashable]) -> list[NDArray[np.int64]]:
     """Places of the rows of each problem that has enough of them."""
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for i, problem in enumerate(problems):
         groups[problem].append(i)
-    return [np.array(group) for group in groups.values() if len(group) >= least]
+    return [np.array(group) for group in groups.values() if len(group) >= LEAST]
 
 
 HOPPER_ONLY = ("wgmma", "tma", "cluster")

@@ -109,10 +109,10 @@ def _has_gangs(row: Row) -> bool:
     return row.family == "flash_wgmma" and gang_size(row.problem, FlashWgmmaGenes.of(row.config), row.gpu) > 1
 
 
-def thinned(rows: Iterable[Row], most: int, seed: int = 0) -> list[Row]:
+def thinned(rows: Iterable[Row], most: int) -> list[Row]:
     """At most `most` rows of a problem of a campaign on a card, a third of them its fastest, the others at random; of a
     landscape `LANDSCAPE_FOLD` times as many."""
-    rng = random.Random(seed)
+    rng = random.Random(0)
     groups: dict[tuple[str, str, AttentionProblem], list[Row]] = defaultdict(list)
     for row in rows:
         groups[row.source, row.gpu.name, row.problem].append(row)
