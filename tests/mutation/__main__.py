@@ -4,7 +4,6 @@ interpreter's cases) is to find it.
     python -m tests.mutation [FAMILY…] [--count 40] [--seed 0] [--jobs 2] [--out FILE.jsonl]    run a sample of each
     python -m tests.mutation --table FILE.jsonl…                                 print the table and survivors
     python -m tests.mutation --variant [NAME…] [--family FAMILY…] …              on the lines of variants (variants.py)
-    python -m tests.mutation --host [FAMILY…] …                     of the Python that launches kernels (host.py)
     python -m tests.mutation --again FILE.jsonl --seed 1 [--out FILE.jsonl]      survivors, in other configs
     python -m tests.mutation --python [ROOM…] [--list] [--again FILE.jsonl]      of evoattn's own Python
 
@@ -38,8 +37,7 @@ from pathlib import Path
 
 from evoattn.families.registry import FAMILIES
 from evoattn.model.space import ConfigError
-from tests.mutation import host, python_mutants, variants
-from tests.mutation.host import HostMutant
+from tests.mutation import python_mutants, variants
 from tests.mutation.python_mutants import ROOMS
 from tests.mutation.settings import Setting, drawn_settings, with_lines, with_most_lines
 from tests.mutation.sources import Mutant, in_turn, mutants_of
@@ -52,13 +50,9 @@ SETTINGS = 14
 """Configs per family."""
 
 
-AnyMutant = Mutant | HostMutant
-
-
-def sample(family: str, count: int, seed: int, of_host: bool = False) -> list[AnyMutant]:
+def sample(family: str, count: int, seed: int) -> list[Mutant]:
     """The kinds of change in turn. The same ones for the same seed and sources; a larger sample holds a smaller one."""
-    every: list[AnyMutant] = list(host.mutants_of(family) if of_host else mutants_of(family))
-    return in_turn(every, f"{family} {seed}")[:count]
+    return in_turn(mutants_of(family), f"{family} {seed}")[:count]
 
 
 def _is_sound(setting: Setting, seed: int) -> tuple[Setting, str]:
@@ -90,16 +84,16 @@ _SETTINGS: dict[str, list[Setting]] = {}
 """By family, or by variant and family. Processes of `judged` have what was here when they began."""
 
 
-def _judge(named: tuple[str, AnyMutant], seed: int) -> tuple[Verdict, float]:
+def _judge(named: tuple[str, Mutant], seed: int) -> tuple[Verdict, float]:
     """A verdict, and its seconds."""
     (name, mutant), started = named, time.process_time()
     settings = _SETTINGS[name]
-    found = judge(mutant, settings, seed) if isinstance(mutant, Mutant) else host.judge(mutant, settings, seed)
+    found = judge(mutant, settings, seed)
     return replace(found, variant=name.rpartition(", ")[0]), time.process_time() - started
 
 
 def run(
-    mutants: Mapping[str, Sequence[AnyMutant]], seed: int, settings: int, gpu: str | None, jobs: int, out: Path | None
+    mutants: Mapping[str, Sequence[Mutant]], seed: int, settings: int, gpu: str | None, jobs: int, out: Path | None
 ) -> list[Verdict]:
     """Judge the mutants, the families in turn, add verdicts to `out` as they come, and print a line for each."""
     families = [family for family in mutants if mutants[family]]
@@ -109,7 +103,7 @@ def run(
 
 def _prepared(
     pair: tuple[str, str], words: argparse.Namespace
-) -> tuple[str, str, list[Setting], list[str], list[AnyMutant]]:
+) -> tuple[str, str, list[Setting], list[str], list[Mutant]]:
     """Variant and family, settings that have it, what is wrong in others, and mutants of the variant's lines."""
     (variant, family), sound, alarms = pair, list[Setting](), list[str]()
     for setting in variants.settings_of(family, variant, words.settings, words.seed):
@@ -118,7 +112,7 @@ def _prepared(
             alarms.append(f"FALSE ALARM: {setting.family} {setting}: {alarm}")
         else:
             sound.append(setting)
-    chosen: list[AnyMutant]
+    chosen: list[Mutant]
     if words.again:
         left = {key for of_variant, of_family, key in unexplained(words.again) if (of_variant, of_family) == pair}
         chosen = [mutant for mutant in mutants_of(family) if mutant.key in left]
@@ -138,7 +132,7 @@ def run_variants(words: argparse.Namespace) -> list[Verdict]:
     if words.again:
         survived = {(variant, family) for variant, family, _ in unexplained(words.again)}
         pairs = [pair for pair in pairs if pair in survived]
-    mutants: dict[str, list[AnyMutant]] = {}
+    mutants: dict[str, list[Mutant]] = {}
     for variant, family, sound, alarms, chosen in in_processes(words.jobs, partial(_prepared, words=words), pairs):
         print(*alarms, sep="\n", end="\n" if alarms else "", flush=True)
         known = known_keys(words.out, family, variant)
@@ -152,7 +146,7 @@ def run_variants(words: argparse.Namespace) -> list[Verdict]:
     return judged(mutants, words.seed, words.jobs, words.out)
 
 
-def judged(mutants: Mapping[str, Sequence[AnyMutant]], seed: int, jobs: int, out: Path | None) -> list[Verdict]:
+def judged(mutants: Mapping[str, Sequence[Mutant]], seed: int, jobs: int, out: Path | None) -> list[Verdict]:
     """The mutants by family, or by variant and family, in `_SETTINGS`, in turn; see `run`."""
     found = []
     turns = zip_longest(*([(name, mutant) for mutant in mutants[name]] for name in mutants if _SETTINGS.get(name)))
@@ -214,7 +208,6 @@ def main() -> int:
     parser.add_argument("--match", default="", help="only mutants whose description this matches")
     parser.add_argument("--gpu", choices=("h100", "l4"), help="only configs for this one; either, unless given")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--host", action="store_true", help="faults in the Python that launches the kernels instead")
     parser.add_argument("--variant", action="store_true", help="on the lines of variants; names are those of variants")
     parser.add_argument("--family", nargs="+", choices=sorted(FAMILIES), help="with --variant: only these")
     parser.add_argument("--python", action="store_true", help="faults in evoattn's own Python, run by its tests")
@@ -243,7 +236,7 @@ def main() -> int:
         return 0 if words.list else show(found)
     chosen, survived = {}, unexplained(words.again or [])
     for family in names:
-        mutants = [m for m in sample(family, sys.maxsize, words.seed, words.host) if re.search(words.match, str(m))]
+        mutants = [m for m in sample(family, sys.maxsize, words.seed) if re.search(words.match, str(m))]
         if words.again:
             chosen[family] = [m for m in mutants if ("", family, m.key) in survived]
         else:
