@@ -117,9 +117,6 @@ def check(
     problem: Annotated[
         list[str] | None, typer.Option(metavar="NAME|SHAPE", help="In place of drawn ones; may be repeated.")
     ] = None,
-    family: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="That the searches look at; may be repeated.")
-    ] = None,
     seconds: Annotated[float, typer.Option(min=0.0, metavar="S", help="Of search for each problem.")] = 10.0,
     peers: Peers = "flash,cudnn,efficient,fa3,fa4",
     rounds: Rounds = 7,
@@ -156,7 +153,7 @@ def check(
         problems = drawn or draw_all(_kinds(kinds), _seeds(seeds), count)
         named = tuple(filter(None, peers.split(",")))
         known = partial(read_configs, configs, arch=gpu.arch) if configs else None
-        wanted = room.Judging(seconds, named, rounds, jobs, tuple(family or ()), known)
+        wanted = room.Judging(seconds, named, rounds, jobs, known)
         judged, benched, best = [], [], list[str]()
         for place, row in room.check_all(problems, gpu, wanted, say):
             judged.append((place, row))
@@ -171,8 +168,8 @@ def check(
             if output:
                 kept = {"device": devices[0].product, "seeds": list(_seeds(seeds))}
                 write_file(output, json.dumps(kept | {"rows": [one.to_dict() for _, one in judged]}))
-        if times:
-            about = {"device": devices[0].product, "driver": devices[0].driver, "kinds": kinds, "seeds": seeds}
-            searched = list({place[0].name: place[0] for place, _ in judged}.values())
-            campaign.save(times, searched, about, room.final_tables(judged))
+            if times:  # after each problem, as the others
+                about = {"device": devices[0].product, "driver": devices[0].driver, "kinds": kinds, "seeds": seeds}
+                searched = list({place[0].name: place[0] for place, _ in judged}.values())
+                campaign.save(times, searched, about, room.final_tables(judged))
         typer.echo(room.summary([row for _, row in judged]))

@@ -279,18 +279,17 @@ class Checked:
 
 
 def make_groups(
-    problems: Sequence[AttentionProblem], picks: Sequence[Pick | None], gpu: GpuSpec, families: Sequence[str] = ()
+    problems: Sequence[AttentionProblem], picks: Sequence[Pick | None], gpu: GpuSpec
 ) -> tuple[list[Group], list[Place]]:
     """Searches of these problems, those together that one compiled kernel can serve, and where each problem is. A
-    search begins at the picks, at what comes next, and at known-good configs of its `families`, all that may win a
-    problem unless given."""
+    search begins at the picks, at what comes next, and at known-good configs of the families that may win a problem."""
     rows: dict[str, list[int]] = {}
     for i, problem in enumerate(problems):
         rows.setdefault(f"{group_of(problem)} {problem.dtype} {problem.mask}", []).append(i)
     groups, places = [], dict[int, Place]()
     for name, mine in rows.items():
         own = list(dict.fromkeys(problems[i] for i in mine))
-        group = Group(name, own, tuple(families) or families_of(own, gpu), len(own))
+        group = Group(name, own, families_of(own, gpu), len(own))
         group.given = _beginnings(own, [picks[i] for i in mine], group.families, gpu)
         places |= {i: (group, own.index(problems[i])) for i in mine}
         groups.append(group)
@@ -456,8 +455,6 @@ class Judging:
     """Of the final."""
     jobs: int | None = None
     """Compile processes."""
-    families: tuple[str, ...] = ()
-    """That the searches look at; all that serve a problem where none is named."""
     known: Callable[[AttentionProblem], Sequence[tuple[str, dict[str, Any]]]] | None = None
     """Kernels that take part in a problem's final, (family, parameters)."""
 
@@ -471,7 +468,7 @@ def check_all(
 ) -> Iterator[tuple[Place, Checked]]:
     """Search all, then check one by one. `tools`: what the processes run, where it is not the usual."""
     picks = [pick(problem, gpu) for problem in problems]
-    groups, places = make_groups(problems, picks, gpu, wanted.families)
+    groups, places = make_groups(problems, picks, gpu)
     fleet = LocalFleet(wanted.jobs) if wanted.jobs else None
     with GroupSearch(groups, gpu, ClimbingBreeder, fleet, tools) as engine:
         engine.run(wanted.seconds * len(problems))
