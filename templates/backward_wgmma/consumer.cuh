@@ -14,6 +14,7 @@
 #include "device/copy/wgmma_output.cuh"
 #include "backward_wgmma/producer.cuh"
 #include "backward_wgmma/products.cuh"
+#include "backward_wgmma/query_rows.cuh"
 #include "backward_wgmma/query_walk.cuh"
 #include "backward_wgmma/shared_layout.cuh"
 
@@ -24,6 +25,7 @@ struct Consumer : Products {
     named_barrier_sync<THREADS>(BARRIERS_READY);  // the barriers are initialised
     if constexpr (CONSUMER_REGISTERS > 0) increase_registers<CONSUMER_REGISTERS>();
     grid_dependency_wait();  // dQ is cleared
+    if (alone()) make_terms();
     if constexpr (CLAIMED) {
       for (uint32_t round = 0; take_claimed(smem, smem_address, works, work, round % 2); ++round) {
         __syncwarp();  // lanes that copied results, or did not, are back: wgmma wants whole warps
@@ -50,7 +52,7 @@ private:
     if constexpr (AHEAD) {
       if (!walk.done()) {
         multiply_s(q), take_tile(), load_seen();
-        if constexpr (TERMS_EARLY) load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
+        if constexpr (TERMS_EARLY) load_terms(log_sums());
         if constexpr (ORDER == Order::SOFTMAX_FIRST) {
           wgmma_wait<0>();
         } else {
@@ -82,9 +84,19 @@ private:
       if constexpr (CLAIMED) named_barrier_sync<128 * WARPGROUPS>(SCORES);  // the next dS may go there
     }
   }
+  // Of all queries of the block.
+  __device__ __forceinline__ void make_terms() const {
+    float* log_sums = reinterpret_cast<float*>(smem + Smem::TERMS);
+    const int count = block.tiles * BLOCK_M;
+#pragma unroll 1
+    for (int i = 0; i < group; ++i, log_sums += count)
+      rows.terms_to<128 * WARPGROUPS>(log_sums, log_sums + TERM_QUERIES, block.batch, block.kv_head * group + i,
+                                      block.first_tile * BLOCK_M, count, threadIdx.x);
+    named_barrier_sync<128 * WARPGROUPS>(SCORES);  // they are there
+  }
   __device__ __forceinline__ void query_tile() {
     multiply_s(q), take_tile(), load_seen(), multiply_dp();
-    if constexpr (TERMS_EARLY) load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
+    if constexpr (TERMS_EARLY) load_terms(log_sums());
     wgmma_wait<1>();
     pin_registers(s);
     score_tile();
@@ -125,7 +137,7 @@ private:
     release(Smem::DO_EMPTY + 8 * d.stage);
     d.advance();
     if constexpr (!LAST && ORDER == Order::DP_FIRST) multiply_dp();
-    if constexpr (!LAST && TERMS_EARLY) load_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4);
+    if constexpr (!LAST && TERMS_EARLY) load_terms(log_sums());
     add_dq();
     if constexpr (!LAST && ORDER == Order::SUMS_FIRST) __syncwarp(), multiply_dp();  // lane 0 may have been away
     next_tile();
@@ -139,6 +151,7 @@ private:
     if constexpr (!LAST || CLAIMED) release(Smem::Q_EMPTY + 8 * last_stage);
   }
   __device__ __forceinline__ void next_tile() {
+    if constexpr (ONE_LAUNCH) done += BLOCK_M;
     if (DS_STAGES > 1 && ++score_stage == DS_STAGES) score_stage = 0, ds_parity ^= 1;
     walk.advance(block);
   }
@@ -171,10 +184,10 @@ private:
       fence_proxy_async();
       named_barrier_sync<128 * WARPGROUPS>(PROBABILITIES);
     }
-    if constexpr (TERMS_EARLY) load_terms(Smem::DELTAS + d.stage * BLOCK_M * 4);
+    if constexpr (TERMS_EARLY) load_terms(deltas());
     wgmma_wait<0>();
     pin_registers(dp);
-    if constexpr (!TERMS_EARLY && ORDER != Order::DV_LAST) load_terms(Smem::DELTAS + d.stage * BLOCK_M * 4);
+    if constexpr (!TERMS_EARLY && ORDER != Order::DV_LAST) load_terms(deltas());
   }
   __device__ __forceinline__ void gradients_to_shared() {
     if constexpr (DS_STAGES == 1) {
@@ -188,6 +201,13 @@ private:
   }
   // ---- scores
 
+  // Where those of the tile at hand lie.
+  __device__ __forceinline__ int log_sums() const {
+    return alone() ? Smem::TERMS + 4 * done : Smem::LOG_SUMS + q.stage * BLOCK_M * 4;
+  }
+  __device__ __forceinline__ int deltas() const {
+    return alone() ? Smem::TERMS + 4 * (TERM_QUERIES + done) : Smem::DELTAS + d.stage * BLOCK_M * 4;
+  }
   // Terms of queries 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of sixteen, which lie side by side (row_terms.cuh).
   __device__ __forceinline__ void read_terms(int place, int sixteen) {
     const int at = dims * SCORE_COLUMNS + sixteen * 16 + lane % 4 * 4;
@@ -292,7 +312,7 @@ private:
       mask_transposed(s, mask, lane_key, query, lane);
 #pragma unroll
     for (int i = 0; i < SCORE_COLUMNS / 2; i += 8) {
-      if constexpr (!TERMS_EARLY) read_terms(Smem::LOG_SUMS + q.stage * BLOCK_M * 4, i / 8);
+      if constexpr (!TERMS_EARLY) read_terms(log_sums(), i / 8);
       if constexpr (FACTORS_IN_P) {
 #pragma unroll
         for (int e = i; e < i + 8; e += 2) {
@@ -318,8 +338,7 @@ private:
   __device__ __forceinline__ void score_gradients() {
 #pragma unroll
     for (int i = 0; i < SCORE_COLUMNS / 2; ++i) {
-      if (!TERMS_EARLY && ORDER == Order::DV_LAST && i % 8 == 0)
-        read_terms(Smem::DELTAS + d.stage * BLOCK_M * 4, i / 8);
+      if (!TERMS_EARLY && ORDER == Order::DV_LAST && i % 8 == 0) read_terms(deltas(), i / 8);
       dp[i] = s[i] * (dp[i] - terms_of_lane[i / 4 * 2 + i % 2]);
     }
     if constexpr (BIAS_GRADIENT && !BIAS_FROM_SHARED) add_to_bias();
@@ -345,8 +364,22 @@ private:
 
   // ---- results
 
+  // This warp's part of dQ, which is whole, to its rows.
+  __device__ __forceinline__ void write_dq() const {
+    const int query = walk.tile * BLOCK_M + warpgroup / SUM_TILES_ALONG * 64 + warp * 16 + lane / 4;
+    const int column = warpgroup % SUM_TILES_ALONG * DQ_COLUMNS + lane % 4 * 2;
+    Element* row_gmem = rows.dq_gmem + rows.dq.first(block.batch, walk.head, query) + column;
+#pragma unroll
+    for (int i = 0; i < DQ_COLUMNS / 2; i += 2) {
+      const int below = i / 2 % 2 * 8, beside = i / 4 * 8;
+      if (column + beside < HEAD_DIM && query + below < mask.seqlen_q)
+        *reinterpret_cast<uint32_t*>(row_gmem + below * rows.dq.row + beside) =
+            pack2<Element>(dq[i] * rows.softmax_scale, dq[i + 1] * rows.softmax_scale);
+    }
+  }
   // This warp's part of dQ to its sums (`query_sums.cuh`).
   __device__ __forceinline__ void add_dq() {
+    if (alone()) return write_dq();
     const int64_t tile = terms.tile(work, walk.head, walk.tile);
     float* sums = dq_sums_gmem + tile * Sums::FLOATS + warpgroup * Sums::TILE_FLOATS + warp * Sums::WARP_FLOATS;
     if constexpr (DQ_BY_BULK) {

@@ -214,8 +214,12 @@ private:
                                        uint32_t empty, uint32_t parity, uint32_t term_smem,
                                        const float* term_gmem) const {
     mbarrier_wait(empty, parity ^ 1);
-    mbarrier_arrive_expect_tx(full, BLOCK_M * 4);
-    bulk_load(term_smem, term_gmem, BLOCK_M * 4, full);
+    if (ONE_LAUNCH && dq_sums_gmem == nullptr) {  // consumers make them
+      mbarrier_arrive(full);
+    } else {
+      mbarrier_arrive_expect_tx(full, BLOCK_M * 4);
+      bulk_load(term_smem, term_gmem, BLOCK_M * 4, full);
+    }
     const int row = walk.tile * BLOCK_M;
     if constexpr (VARLEN)
       Of::template load_sliding<BLOCK_M>(tile_smem, map, full, row, work.sequence.queries, work.sequence.end_query(),

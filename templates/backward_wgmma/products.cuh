@@ -11,6 +11,7 @@
 #include "backward_wgmma/key_sums.cuh"
 #include "backward_wgmma/key_work.cuh"
 #include "backward_wgmma/producer.cuh"
+#include "backward_wgmma/query_rows.cuh"
 #include "backward_wgmma/query_walk.cuh"
 #include "backward_wgmma/shared_layout.cuh"
 
@@ -94,7 +95,8 @@ struct Products {
   const float softmax_scale_log2;
   const Variant& variant;
   const BiasSums& bias_sums;
-  const int group;  // heads of the block's K/V head
+  const QueryRows& rows;  // ONE_LAUNCH
+  const int group;        // heads of the block's K/V head
   ConsumerWalk walk;
   uint32_t smem_address;
   int warp, lane;             // warp of the warpgroup
@@ -105,11 +107,13 @@ struct Products {
   RingPosition<DO_STAGES> d;
   int score_stage = 0;     // of dS and P
   uint32_t ds_parity = 0;  // OWN_KEYS_FIRST: of the barriers of dS
+  int done = 0;            // ONE_LAUNCH: queries of the tiles before
   uint32_t dq_parity = 1;  // DQ_BY_WARP: of the barrier that says that the last dQ has been read; DS_STAGES = 1
 
   __device__ __forceinline__ Products(Fragments& f, unsigned char* smem, int block_warp, const KeyWorks& works,
                                       KeyWork& work, int group, const QueryTerms& terms, float* dq_sums_gmem,
-                                      float softmax_scale_log2, const Variant& variant, const BiasSums& bias_sums)
+                                      float softmax_scale_log2, const Variant& variant, const BiasSums& bias_sums,
+                                      const QueryRows& rows)
       : s(f.s),
         dp(f.dp),
         p(f.p),
@@ -131,6 +135,7 @@ struct Products {
         softmax_scale_log2(softmax_scale_log2),
         variant(variant),
         bias_sums(bias_sums),
+        rows(rows),
         group(group),
         walk(block, group),
         smem_address(shared_address(smem)),
@@ -142,6 +147,8 @@ struct Products {
     enter();
   }
 
+  // ONE_LAUNCH: whether this launch is the only one: the block has all keys.
+  __device__ __forceinline__ bool alone() const { return ONE_LAUNCH && dq_sums_gmem == nullptr; }
   // What is of the block's keys.
   __device__ __forceinline__ void enter() {
     const int key = block.first_key + keys * 64;

@@ -54,6 +54,15 @@ struct QueryRows {
   static __device__ __forceinline__ bool is_seen(int tile, const Mask& mask, int seqlen_k) {
     return seqlen_k > 0 && tile >= mask.first_query(0) / BLOCK_M && tile * BLOCK_M < mask.end_query(seqlen_k - 1);
   }
+  // The terms alone of `count` queries of a head, from `row` on, to where they are read, in shared memory.
+  template <int THREADS>
+  __device__ __forceinline__ void terms_to(float* log_sums, float* deltas, int batch, int head, int row, int count,
+                                           int thread) const {
+    using Deltas = RowDeltas<Element, BLOCK_M, VALUE_DIM, THREADS, true, 8>;
+    const int64_t sum = (int64_t(batch) * heads + head) * head_rows + row;
+    Deltas::write(log_sums, deltas, o_gmem + o.first(batch, head, row), o.row, do_gmem + d.first(batch, head, row),
+                  d.row, lse_gmem + sum, LSE_GRADIENT ? dlse_gmem + sum : nullptr, seqlen_q - row, thread, count);
+  }
   template <int THREADS> __device__ __forceinline__ void end(int head_of_all, int tile, int thread) const {
     const int batch = head_of_all / heads, head = head_of_all % heads, row = first_query + tile * BLOCK_M;
     const int64_t place = int64_t(head_of_all) * tiles + first_slot + tile;

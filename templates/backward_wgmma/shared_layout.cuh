@@ -21,7 +21,8 @@ struct Smem {
   static constexpr int DQ_WARP_BYTES = DQ_BY_BULK ? 4 * Sums::WARP_FLOATS : 0;
   static constexpr int LOG_SUMS = DQ + 4 * WARPGROUPS * DQ_WARP_BYTES;  // [Q_STAGES][BLOCK_M]
   static constexpr int DELTAS = LOG_SUMS + Q_STAGES * BLOCK_M * 4;      // [DO_STAGES][BLOCK_M]
-  static constexpr int K_FULL = DELTAS + DO_STAGES * BLOCK_M * 4;
+  static constexpr int TERMS = DELTAS + DO_STAGES * BLOCK_M * 4;  // ONE_LAUNCH: log-sums, deltas: [2][TERM_QUERIES]
+  static constexpr int K_FULL = TERMS + (ONE_LAUNCH ? 8 * TERM_QUERIES : 0);
   static constexpr int V_FULL = K_FULL + 8;
   static constexpr int Q_FULL = V_FULL + 8;                 // [Q_STAGES]
   static constexpr int Q_EMPTY = Q_FULL + 8 * Q_STAGES;     // [Q_STAGES]

@@ -11,6 +11,7 @@ from evoattn.families.backward_wgmma.resources import (
     BackwardWgmmaGenes,
     dq_columns,
     dq_share,
+    is_alone,
     key_blocks,
     lacks_room,
     launch_work,
@@ -166,6 +167,9 @@ class BackwardWgmma(Family):
             "OWN_KEYS_FIRST": genes.DQ_WHEN == "own_first",
             "CLAIM_PARAMETERS": ", int claim_count" * claimed,
             "CLAIM_COUNT": "claim_count" if claimed else "0",
+            "ONE_LAUNCH": genes.LAUNCHES == "one",
+            "ROW_PARAMETERS": ROW_PARAMETERS * (genes.LAUNCHES == "one"),
+            "ROW_ARGUMENTS": ROW_ARGUMENTS * (genes.LAUNCHES == "one"),
             "ROTATED": genes.ROTATE,
             "STAGGERED": genes.STAGGER,
             "IN_ORDER": problem.deterministic,
@@ -218,7 +222,8 @@ class BackwardWgmma(Family):
         sum_slots = sum_tiles
         if genes.SPLIT == "last":
             sum_tiles, sum_slots = whole, math.ceil((tiles_of_all - whole) * SHARES / (problem.heads * batch))
-        log_sums, deltas, dq_sums = Buffer("log_sums"), Buffer("deltas"), Buffer("dq_sums")
+        alone = is_alone(problem, genes)
+        log_sums, deltas, dq_sums = (NULL if alone else Buffer(name) for name in ("log_sums", "deltas", "dq_sums"))
         dlse: KernelArg = Buffer("dlse") if problem.lse else NULL
         scale = Scalar("float32", problem.softmax_scale)
         sizes = _ints(problem.heads, problem.kv_heads, problem.seqlen_q, problem.seqlen_k)
@@ -249,6 +254,7 @@ class BackwardWgmma(Family):
             sums,
             *((bias_map(problem, m),) if problem.bias else ()),
             *_ints(*(count,) * claimed),
+            *row_arguments(problem) * (genes.LAUNCHES == "one"),
         )
         rows: tuple[KernelArg, ...] = (
             *(dq_sums, Buffer("dq")),
@@ -265,6 +271,8 @@ class BackwardWgmma(Family):
         )
         smem, packs = smem_bytes(problem, genes), pack_launches(problem)
         row_grid = (problem.heads, batch)
+        if alone:
+            return (KernelLaunch(self.name, grid, (threads(genes), 1, 1), smem, main),)
         return (
             *packs,
             KernelLaunch("backward_wgmma_terms", (tiles, *row_grid), row_block, 0, terms, overlaps=bool(packs)),
@@ -283,6 +291,23 @@ class BackwardWgmma(Family):
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
         return *pack_work(problem), *launch_work(problem, BackwardWgmmaGenes.of(config), registers)
+
+
+ROW_PARAMETERS = (
+    ", const Element* o_gmem, const Element* do_gmem, const float* lse_gmem, const float* dlse_gmem, Element* dq_gmem"
+    + "".join(f", int64_t {name}_{of}_stride" for name in ("o", "do", "dq") for of in ("batch", "head", "row"))
+)
+ROW_ARGUMENTS = (
+    "o_gmem, do_gmem, lse_gmem, dlse_gmem, nullptr, nullptr, nullptr, dq_gmem, "
+    + "".join(f"{{{name}_batch_stride, {name}_head_stride, {name}_row_stride}}, " for name in ("o", "do", "dq"))
+    + "heads, seqlen_q, query_tiles, softmax_scale, seqlen_q"
+)
+
+
+def row_arguments(problem: AttentionProblem) -> tuple[KernelArg, ...]:
+    """Of `ROW_PARAMETERS`."""
+    dlse: KernelArg = Buffer("dlse") if problem.lse else NULL
+    return (*map(Buffer, ("o", "do", "lse")), dlse, Buffer("dq"), *strides_of(problem, "o", "do", "dq"))
 
 
 def _ints(*numbers: int) -> tuple[Scalar, ...]:
@@ -330,7 +355,18 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
             f"SCHEDULE=claimed puts dK and dV where dS and P lie: BLOCK_M={genes.BLOCK_M} DS_STAGES={genes.DS_STAGES} "
             f"P_PLACE={genes.P_PLACE} leave no room."
         )
-    return why_not_in_order(genes)
+    return (why_not_one_launch(problem, genes) if genes.LAUNCHES == "one" else None) or why_not_in_order(genes)
+
+
+def why_not_one_launch(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
+    """LAUNCHES=one where blocks have other than all queries of their keys, or no rows of dQ."""
+    if genes.DQ_ROWS != "queries" or genes.DQ_SUM != "registers":
+        return "LAUNCHES=one needs rows of dQ in registers: DQ_ROWS=queries and DQ_SUM=registers."
+    if genes.QUERY_SPLIT > 1 or genes.SCHEDULE != "single":
+        return "LAUNCHES=one needs QUERY_SPLIT=1 and SCHEDULE=single: a block for all queries of a tile of keys."
+    if problem.varlen or problem.blocks or problem.grads:
+        return "LAUNCHES=one takes no packed sequences or block lists, and no gradients of biases or sinks."
+    return None
 
 
 def why_not_in_order(genes: BackwardWgmmaGenes) -> str | None:
@@ -413,6 +449,8 @@ def why_redundant(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str |
         return f"QUERY_SPLIT={genes.QUERY_SPLIT} is more than the {tiles} tiles of {genes.BLOCK_M} queries."
     if genes.BLOCK_ORDER != "keys" and (key_blocks(problem, genes) == 1 or units(problem) == 1):
         return f"BLOCK_ORDER={genes.BLOCK_ORDER} is the order of keys where there is one head, or one tile of keys."
+    if genes.LAUNCHES == "one" and not is_alone(problem, genes):
+        return f"LAUNCHES=one has three where BLOCK_N={genes.BLOCK_N} keys are not all, or some queries see none."
     if genes.ROTATE and (tiles == 1 or key_blocks(problem, genes) == 1):
         return "ROTATE needs several tiles of keys and of queries (BLOCK_M, BLOCK_N)."
     return None

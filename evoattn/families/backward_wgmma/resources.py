@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import lru_cache
 from heapq import heapreplace
 from typing import Literal
@@ -82,6 +83,11 @@ class BackwardWgmmaGenes(Genes):
         "a block has one tile of keys, or there are as many blocks as run at once, and each claims the next tile "
         "while it still works on the last one",
         default="single",
+    )
+    LAUNCHES: Literal["three", "one"] = gene(
+        "terms of the queries, gradients, and rows of dQ have a launch each, or a block that has all keys of a head "
+        "makes them all",
+        default="three",
     )
     DQ_WHEN: Literal["all_there", "own_first"] = gene(
         "dQ's product begins once dS of all keys is there, or with that of the warpgroup's own keys",
@@ -218,8 +224,24 @@ def smem_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     terms = 4 * genes.BLOCK_M * (genes.Q_STAGES + genes.DO_STAGES)
     barriers = 2 + 2 * genes.Q_STAGES + 2 * genes.DO_STAGES + 2 * warpgroups(genes) * (genes.DQ_SUM == "warp")
     told = genes.Q_STAGES * bool(problem.blocks)  # which tile of queries the producer brought
+    terms += 8 * TERM_QUERIES * (genes.LAUNCHES == "one")
     claims, own = 2 * (genes.SCHEDULE == "claimed"), 2 * warpgroups(genes) * (genes.DQ_WHEN != "all_there")
     return tiles + sums + terms + 8 * (barriers + told + claims + own)
+
+
+TERM_QUERIES = 1024
+"""The most queries of a block with LAUNCHES=one, whose terms lie in shared memory."""
+
+
+def is_alone(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> bool:
+    """Whether the main launch is the only one, LAUNCHES=one: a block has all keys of its heads, room for the terms of
+    their queries, and each tile of queries sees some key."""
+    lower_right = problem.causal and problem.masking.ends_lower_right
+    unseen = problem.window or (lower_right and problem.seqlen_q > problem.seqlen_k)
+    if genes.LAUNCHES == "three" or problem.grads or unseen:
+        return False
+    queries = problem.group_size * row_blocks(problem, genes.BLOCK_M) * genes.BLOCK_M
+    return key_blocks(problem, genes) == 1 and queries <= TERM_QUERIES
 
 
 def lacks_room(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> bool:
@@ -300,6 +322,8 @@ def rounds_of_parts(tiles: int, parts: int, places: int) -> float:
 def scratch(problem: AttentionProblem, genes: BackwardWgmmaGenes, sms: int) -> dict[str, int]:
     """Bytes of the terms of the queries, of dQ in float32, and of what blocks leave of dK and dV; of what is made of a
     block list; of words by which blocks wait for one another."""
+    if is_alone(problem, genes):
+        return {}
     terms = 4 * genes.BLOCK_M * query_tiles(problem, genes)
     found = {"log_sums": terms, "deltas": terms, "dq_sums": terms * whole_chunks(problem.head_dim)}
     split = key_blocks(problem, genes) * units(problem) - whole_tiles(problem, genes, sms)
@@ -347,7 +371,7 @@ launches for rows. Estimates: nothing was fitted yet."""
 
 
 def launch_work(problem: AttentionProblem, genes: BackwardWgmmaGenes, registers: int) -> tuple[LaunchWork, ...]:
-    """The terms of the queries, the main launch, the rows of dQ."""
+    """The terms of the queries, the main launch, the rows of dQ; or the main launch alone."""
     mean, most, count = key_steps(problem, genes.BLOCK_M, genes.BLOCK_N)  # of one head
     groups, queries, keys = warpgroups(genes), genes.BLOCK_M, genes.BLOCK_N
     width, value_width = up_to(problem.head_dim, 16), up_to(problem.head_dim_v, 16)
@@ -406,6 +430,8 @@ def launch_work(problem: AttentionProblem, genes: BackwardWgmmaGenes, registers:
         schedule=genes.SCHEDULE,
         genes=_numbers(problem, genes),
     )
+    if is_alone(problem, genes):
+        return (replace(main, overlaps=False, read_bytes=tensor_bytes(problem, "q", "k", "v", "o", "o")),)
     return _rows(problem, genes, "terms"), main, _rows(problem, genes, "rows")
 
 

@@ -18,15 +18,16 @@ template <typename Element, int ROWS, int DIM, int THREADS, bool FOR_WGMMA = fal
   static __device__ __forceinline__ void write_none(float* log_sums_gmem, float* deltas_gmem) {
     for (int i = threadIdx.x; i < ROWS; i += THREADS) log_sums_gmem[i] = -NEGATIVE_INFINITY, deltas_gmem[i] = 0.f;
   }
-  // Pointers are to the tile's first row, of which there is one at least; `dlse_gmem` may be null.
+  // Pointers are to the tile's first row, of which there is one at least; `dlse_gmem` may be null. `all`: of the tile,
+  // where that is not ROWS.
   static __device__ __forceinline__ void write(float* log_sums_gmem, float* deltas_gmem, const Element* o_gmem,
                                                int64_t o_row_stride, const Element* do_gmem, int64_t do_row_stride,
                                                const float* lse_gmem, const float* dlse_gmem, int rows,
-                                               int thread = threadIdx.x) {
+                                               int thread = threadIdx.x, int all = ROWS) {
     constexpr float LOG2_E = 1.44269504088896340736f;
     const int lane = thread % LANES;
 #pragma unroll 1
-    for (int first = thread / LANES; first < ROWS; first += ROWS_BESIDE * AT_ONCE) {
+    for (int first = thread / LANES; first < all; first += ROWS_BESIDE * AT_ONCE) {
       float delta[AT_ONCE], lse[AT_ONCE], dlse[AT_ONCE];
 #pragma unroll
       for (int n = 0; n < AT_ONCE; ++n) {
@@ -47,7 +48,7 @@ template <typename Element, int ROWS, int DIM, int THREADS, bool FOR_WGMMA = fal
         const int row = first + n * ROWS_BESIDE;
 #pragma unroll
         for (int away = LANES / 2; away > 0; away /= 2) delta[n] += __shfl_xor_sync(ALL_LANES, delta[n], away);
-        if (lane == 0 && row < ROWS) {
+        if (lane == 0 && row < all) {
           const bool sees = row < rows && lse[n] != NEGATIVE_INFINITY;
           const int place = FOR_WGMMA ? row / 16 * 16 + row % 8 / 2 * 4 + row % 16 / 8 * 2 + row % 2 : row;
           log_sums_gmem[place] = sees ? lse[n] * LOG2_E : -NEGATIVE_INFINITY;
