@@ -49,24 +49,7 @@ private:
     for (int i = 0; i < DV_COLUMNS / 2; ++i) dv[i] = 0.f;
     if constexpr (!CLAIMED) mbarrier_wait(smem_address + Smem::K_FULL, 0);
     mbarrier_wait(smem_address + Smem::V_FULL, parity);
-    if constexpr (AHEAD) {
-      if (!walk.done()) {
-        multiply_s(q), take_tile(), load_seen();
-        if constexpr (TERMS_EARLY) load_terms(log_sums());
-        if constexpr (ORDER == Order::SOFTMAX_FIRST) {
-          wgmma_wait<0>();
-        } else {
-          multiply_dp();
-          wgmma_wait<1>();
-        }
-        pin_registers(s);
-        score_tile();
-        while (!walk.is_last()) query_tile_ahead<false>();
-        query_tile_ahead<true>();
-      }
-    } else {
-      while (!walk.done()) query_tile();
-    }
+    while (!walk.done()) query_tile();
     if constexpr (CLAIMED) release(Smem::K_EMPTY);
     else grid_dependency_launch();
     if (QUERY_SPLIT > 1 && (!SPLIT_LAST || block.parts > 1)) {
@@ -95,16 +78,16 @@ private:
     named_barrier_sync<128 * WARPGROUPS>(SCORES);  // they are there
   }
   __device__ __forceinline__ void query_tile() {
-    multiply_s(q), take_tile(), load_seen(), multiply_dp();
+    multiply_s(), take_tile(), load_seen(), multiply_dp();
     if constexpr (TERMS_EARLY) load_terms(log_sums());
     wgmma_wait<1>();
     pin_registers(s);
     score_tile();
-    if constexpr (ORDER != Order::DV_LAST) multiply_dv();
+    if constexpr (!DV_LAST) multiply_dv();
     score_gradients();
     gradients_to_shared();
     multiply_dq();
-    multiply_dk(q.stage);
+    multiply_dk();
     if constexpr (BIAS_FROM_SHARED) add_rows_to_bias();
     wgmma_wait<1>();  // dV and dQ are there
     pin_registers(dv), pin_dq();
@@ -117,38 +100,6 @@ private:
     if constexpr (DO_STAGES == Q_STAGES) d.stage = q.stage, d.parity = q.parity;  // in the same registers
     else d.advance();
     next_tile();
-  }
-  // The same, but for the scores of the tile, which are there, and with those of the next: its products run beside what
-  // is done to scores and sums. Between two tiles no product is under way, or the compiler would have all of them wait
-  // in turn (ptxas C7515).
-  template <bool LAST> __device__ __forceinline__ void query_tile_ahead() {
-    const int last_stage = q.stage;
-    multiply_dv();
-    score_gradients();
-    q.advance();
-    if constexpr (!LAST) multiply_s(q), load_seen();
-    gradients_to_shared();
-    multiply_dq();
-    multiply_dk(last_stage);
-    if constexpr (BIAS_FROM_SHARED) add_rows_to_bias();
-    wgmma_wait<1>();  // dV, the next Sᵀ and dQ are there
-    pin_registers(dv), pin_dq();
-    if constexpr (!LAST) pin_registers(s);
-    release(Smem::DO_EMPTY + 8 * d.stage);
-    d.advance();
-    if constexpr (!LAST && ORDER == Order::DP_FIRST) multiply_dp();
-    if constexpr (!LAST && TERMS_EARLY) load_terms(log_sums());
-    add_dq();
-    if constexpr (!LAST && ORDER == Order::SUMS_FIRST) __syncwarp(), multiply_dp();  // lane 0 may have been away
-    next_tile();
-    if constexpr (!LAST) {
-      take_tile();
-      score_tile();
-    } else {
-      wgmma_wait<0>();
-    }
-    pin_registers(dk);
-    if constexpr (!LAST || CLAIMED) release(Smem::Q_EMPTY + 8 * last_stage);
   }
   __device__ __forceinline__ void next_tile() {
     if constexpr (ONE_LAUNCH) done += BLOCK_M;
@@ -175,7 +126,6 @@ private:
   // Probabilities of a tile whose scores are there; then dPᵀ is too.
   __device__ __forceinline__ void score_tile() {
     probabilities();
-    if constexpr (ORDER == Order::SOFTMAX_FIRST) multiply_dp();
     if constexpr (!P_IN_REGISTERS) {
       if constexpr (DS_STAGES == 1) {
         named_barrier_sync<128 * WARPGROUPS>(PROBABILITIES);  // no product reads the last P any more
@@ -187,14 +137,14 @@ private:
     if constexpr (TERMS_EARLY) load_terms(deltas());
     wgmma_wait<0>();
     pin_registers(dp);
-    if constexpr (!TERMS_EARLY && ORDER != Order::DV_LAST) load_terms(deltas());
+    if constexpr (!TERMS_EARLY && !DV_LAST) load_terms(deltas());
   }
   __device__ __forceinline__ void gradients_to_shared() {
     if constexpr (DS_STAGES == 1) {
       named_barrier_sync<128 * WARPGROUPS>(SCORES);  // no product reads the last dS any more
     }
     scores_to_shared(dp, Smem::DS + score_stage * Smem::SCORE_TILE_BYTES);
-    if constexpr (ORDER == Order::DV_LAST) multiply_dv();
+    if constexpr (DV_LAST) multiply_dv();
     fence_proxy_async();
     if constexpr (OWN_KEYS_FIRST) __syncwarp(), release(scores_of(warpgroup));
     else named_barrier_sync<128 * WARPGROUPS>(SCORES);
@@ -338,7 +288,7 @@ private:
   __device__ __forceinline__ void score_gradients() {
 #pragma unroll
     for (int i = 0; i < SCORE_COLUMNS / 2; ++i) {
-      if (!TERMS_EARLY && ORDER == Order::DV_LAST && i % 8 == 0) read_terms(deltas(), i / 8);
+      if (!TERMS_EARLY && DV_LAST && i % 8 == 0) read_terms(deltas(), i / 8);
       dp[i] = s[i] * (dp[i] - terms_of_lane[i / 4 * 2 + i % 2]);
     }
     if constexpr (BIAS_GRADIENT && !BIAS_FROM_SHARED) add_to_bias();

@@ -163,11 +163,10 @@ struct Products {
     if (lane == 0) mbarrier_arrive(smem_address + barrier);
   }
 
-  // Sᵀ = K Qᵀ of the queries in a place of the ring, once they are there.
-  __device__ __forceinline__ void multiply_s(RingPosition<Q_STAGES> at) {
-    mbarrier_wait(smem_address + Smem::Q_FULL + 8 * at.stage, at.parity);
+  __device__ __forceinline__ void multiply_s() {  // Sᵀ = K Qᵀ
+    mbarrier_wait(smem_address + Smem::Q_FULL + 8 * q.stage, q.parity);
     if (STAGGERED && warpgroup > 0) named_barrier_sync<128 * WARPGROUPS>(FIRST_SCORES);
-    multiply_rows<Tiles>(s, Smem::K, Smem::Q + at.stage * Smem::Q_TILE_BYTES);
+    multiply_rows<Tiles>(s, Smem::K, Smem::Q + q.stage * Smem::Q_TILE_BYTES);
     if (STAGGERED && warpgroup == 0) named_barrier_arrive<128 * WARPGROUPS>(FIRST_SCORES);
   }
   __device__ __forceinline__ void multiply_dp() {  // dPᵀ = V dOᵀ
@@ -194,8 +193,8 @@ struct Products {
     for (int step = 0; step < QUERY_STEPS; ++step) wgmma_dv(dv, a[step], b + descriptor_step(step * 16 * 128), true);
     wgmma_commit();
   }
-  __device__ __forceinline__ void multiply_dk(int stage) {  // dK += dSᵀ Q
-    const uint64_t b = columns_descriptor(Smem::Q + stage * Smem::Q_TILE_BYTES, BLOCK_M, dims * DK_COLUMNS);
+  __device__ __forceinline__ void multiply_dk() {  // dK += dSᵀ Q
+    const uint64_t b = columns_descriptor(Smem::Q + q.stage * Smem::Q_TILE_BYTES, BLOCK_M, dims * DK_COLUMNS);
     const auto a = scores_by_steps<DS_IN_REGISTERS>(ds, Smem::DS + score_stage * Smem::SCORE_TILE_BYTES);
     wgmma_fence();
 #pragma unroll

@@ -64,7 +64,6 @@ struct BandWalk {
   __device__ __forceinline__ void take(ToldTile::Word) {}
   __device__ __forceinline__ ToldTile::Word word() const { return {0, 0}; }
   __device__ __forceinline__ bool done() const { return to_do == 0; }
-  __device__ __forceinline__ bool is_last() const { return to_do == 1 && (QUERY_SPLIT > 1 || left == 1); }
   __device__ __forceinline__ void advance(const KeyBlock& block) {
     if constexpr (QUERY_SPLIT > 1) --to_do;
     if (--left == 0) {
@@ -129,7 +128,6 @@ struct ToldWalk : ToldTile {
                                        block.states.block_of(block.first_key), block.tiles, threadIdx.x % 32);
   }
   __device__ __forceinline__ bool done() const { return left == 0; }
-  __device__ __forceinline__ bool is_last() const { return left == 1; }
   __device__ __forceinline__ void advance(const KeyBlock&) { --left; }
 };
 

@@ -23,7 +23,7 @@ FEW = replace(H100, sm_count=3)
 """Where blocks claim several tiles of keys each."""
 GENES = [
     (ODD | {"QUERY_SPLIT": 3, "ROTATE": True, "DQ_SUM": "bulk"}, "softcap=20"),
-    (SHARED | CLAIMED | {"ORDER": "dp_first"}, "window=20:9 softcap=20 bias=hs grads=bias"),
+    (SHARED | CLAIMED, "window=20:9 softcap=20 bias=hs grads=bias"),
     (
         BESIDE
         | CLAIMED
@@ -36,15 +36,27 @@ GENES = [
         "mask=causal_lower_right lse=1 alibi=1 varlen=0:200",
     ),
 ]
+SINGLE = {"BLOCK_M": 128, "Q_STAGES": 1, "DO_STAGES": 1, "DS_STAGES": 1}
+ALONE = [
+    ({}, "B=2 H=4 Hkv=2 S=100 D=128 mask=causal lse=1", ()),
+    (SINGLE, "B=2 H=2 S=77 D=64 mask=causal_lower_right", ()),
+    (SHARED | SINGLE | {"BLOCK_M": 64}, "B=1 H=4 Hkv=1 S=64 D=256 softcap=20 alibi=1", ()),
+    ({}, "B=1 H=2 Sq=130 Sk=90 D=72 layout=bshd bias=hs", ()),
+    ({}, "B=1 H=2 Sq=130 Sk=128 D=128", (("done += BLOCK_M", "done += 0"),)),
+    ({}, "B=1 H=4 Hkv=2 S=100 D=128", (("block.kv_head * group + i,", "block.kv_head * group,"),)),
+    ({}, "B=1 H=2 S=100 D=96", (("DQ_COLUMNS + lane % 4 * 2;", "DQ_COLUMNS + lane % 2 * 2;"),)),
+    ({}, "B=1 H=2 S=100 D=128", (("    named_barrier_sync<128 * WARPGROUPS>(SCORES);  // they are there\n", ""),)),
+]
+"""One launch, and faults of it."""
 WAITS = [
     "while (acquire(added_to(walk)) < (IN_ORDER ? turn : STORED)) {}",
     "mbarrier_wait(smem_address + Smem::K_EMPTY, parity ^ 1);",
     "mbarrier_wait(smem_address + scores_of(1 - warpgroup), ds_parity);",
 ]
-KEYLESS = ["mask=causal_lower_right", "window=20:9", "B=3 varlen=0+90+300"]
+KEYLESS = ["B=1 mask=causal_lower_right", "B=1 window=20:9", "B=3 varlen=40+90+300/5+0+100"]
 """Masks and lengths by which queries see no key."""
 SMALL = {"BLOCK_N": 64, "DQ_ROWS": "dims", "PRODUCER": "warp"}
-AHEAD = {"BLOCK_N": 64, "DQ_ROWS": "dims", "ORDER": "dp_first", "DS_PLACE": "shared", "DQ_SUM": "warp"}
+BY_WARP = {"BLOCK_N": 64, "DQ_ROWS": "dims", "ORDER": "dv_last", "DS_PLACE": "shared", "DQ_SUM": "warp"}
 MIXED = "B=1 H=4 Hkv=2 Sq=130 Sk=150 D=64 mask=causal_lower_right blocks=h:128x64:100+70:mixed"
 SHORT = "B=2 H=2 Sq=130 Sk=150 D=64 blocks=b:64x64:1/1/3 predicate=k-q<reach[b,h] tables=reach:int32:2x2"
 """Heads ask the predicate themselves."""
@@ -55,8 +67,8 @@ BITS = (
 """It is asked once for both."""
 LISTED = {
     "mixed": (SMALL, MIXED),
-    "ahead": (AHEAD, MIXED),
-    "asked": (AHEAD, SHORT),
+    "by a warp": (BY_WARP, MIXED),
+    "asked": (BY_WARP, SHORT),
     "bits": (SMALL, BITS),
     "a short block": (SMALL, "B=1 H=2 Hkv=1 Sq=70 Sk=90 D=64 blocks=256x64:40+70"),
 }
@@ -65,7 +77,7 @@ WRONG = {
     "FULL taken for PARTIAL": ("mixed", ("(of.partial & lowest) != 0", "true")),
     "another head is told": ("mixed", ("make_int2(head, 2", "make_int2(0, 2")),
     "tiles past the last": ("a short block", ("min(tile + tiles, block.tiles)", "tile + tiles")),
-    "all lanes add": ("ahead", ("      if (!issues()) continue;\n", "")),
+    "all lanes add": ("by a warp", ("      if (!issues()) continue;\n", "")),
     "key and query exchanged": ("asked", ("terms.shows(batch, head, key, row)", "terms.shows(batch, head, row, key)")),
     "bits of the key before": ("bits", ("(key + i * 8) * list.bits_row", "(key + i * 8 - 1) * list.bits_row")),
     "bits stored by another key": ("bits", ("bits[int64_t(first_key + lane)", "bits[int64_t(first_key + (lane ^ 1))")),
@@ -121,7 +133,7 @@ def test_warpgroups_share_dimensions(params, text, dims):
         ({}, "varlen=0+5+40 B=3 H=2 S=40"),
         ({}, "varlen=40+20 B=2 H=2 S=40 score=s*0.9+0.3*b"),
         (ODD, "B=2 H=2 Sq=90 Sk=151 bias=s grads=bias"),
-        (SHARED | {"ORDER": "dp_first"}, "B=2 H=1 Sq=90 Sk=152 bias=hs grads=bias"),
+        (SHARED, "B=2 H=1 Sq=90 Sk=152 bias=hs grads=bias"),
     ],
 )
 def test_short_sequences_and_the_gradient_of_a_bias(params, text):
@@ -143,11 +155,22 @@ def test_tiles_of_keys_that_are_left_over_are_split_alone(edits):
     assert judged_once(genes, "B=1 H=7 S=100 D=128", *edits, gpu=gpu).passed != bool(edits)
 
 
-def test_warpgroups_are_staggered_where_a_barrier_keeps_them_together():
-    """Two arrivals at a barrier before the other warpgroup's first would end its phase."""
-    problem, ahead = parse_shape("B=1 H=2 S=200 D=128 op=backward"), {"STAGGER": True, "ORDER": "softmax_first"}
-    config = type(START)(START.family, START.params | {"DS_PLACE": "shared"} | ahead)
-    assert "P_PLACE=shared" in (FAMILY.why_invalid(problem, config, H100) or "")
+@pytest.mark.slow
+@pytest.mark.parametrize("params, text, edits", ALONE)
+@pytest.mark.sampled(2)
+def test_a_block_that_has_all_keys_makes_rows_of_queries_too(params, text, edits):
+    params = {"LAUNCHES": "one", "ORDER": "dv_last", "TERMS_EARLY": False} | params
+    config = type(START)(START.family, START.params | params)
+    assert len(FAMILY.launches(parse_shape(f"op=backward {text}"), config, H100)) == 1
+    assert judged_once(params, text, *edits, repeat=True).passed != bool(edits)
+
+
+def test_three_launches_where_one_block_has_not_all_keys_or_queries_see_none():
+    config = type(START)(START.family, START.params | {"LAUNCHES": "one"})
+    for text in ("S=200", "Sq=200 Sk=100 mask=causal_lower_right", "H=64 Hkv=4 S=100", "S=100 window=9:9"):
+        problem = parse_shape(f"B=1 D=128 op=backward {text}" + " H=4" * ("H=" not in text))
+        assert len(FAMILY.launches(problem, config, H100)) == 3
+        assert "three" in (FAMILY.why_invalid(problem, config, H100) or "")
 
 
 @pytest.mark.slow
@@ -172,7 +195,7 @@ def test_a_missing_wait_is_found(wait):
 @pytest.mark.sampled(3)
 def test_sums_of_queries_to_which_no_block_comes_are_cleared(text, edits):
     genes = BESIDE | {"DQ_BEGIN": "stored"}
-    assert judged_once(genes, f"B=1 H=2 Sq=300 Sk=100 D=128 {text}", *edits).passed != bool(edits)
+    assert judged_once(genes, f"H=2 Sq=300 Sk=100 D=128 {text}", *edits).passed != bool(edits)
 
 
 @pytest.mark.slow
@@ -207,7 +230,7 @@ def test_gradients_have_the_same_bits_whichever_blocks_are_late(genes, text, edi
     """They wait for one another; `edits` do away with that."""
     gpu = replace(H100, sm_count=4) if "causal" in text else H100  # last keys first, as they may not all run at once
     how = {"repeat": True, "backend": ByTurns(late_blocks=True), "gpu": gpu}
-    result = judged_once(AHEAD | genes, f"B=1 H=1 D=64 deterministic=1 {text}", *edits, **how)
+    result = judged_once(BY_WARP | genes, f"B=1 H=1 D=64 deterministic=1 {text}", *edits, **how)
     assert result.passed != bool(edits)
 
 

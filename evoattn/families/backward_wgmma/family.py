@@ -20,7 +20,6 @@ from evoattn.families.backward_wgmma.resources import (
     registers_at_launch,
     registers_needed,
     rounds_of_parts,
-    runs_ahead,
     scratch,
     section_heads,
     smem_bytes,
@@ -151,6 +150,7 @@ class BackwardWgmma(Family):
             "BIAS_MAP": "bias_map" if problem.bias else "q_map",
             "SINK_GRADIENT": "sinks" in parse_grads(problem.grads),
             "QUERY_SPLIT": genes.QUERY_SPLIT,
+            "DV_LAST": genes.ORDER == "dv_last",
             "SPLIT_LAST": genes.SPLIT == "last",
             "PRODUCER_WARPS": producer_warps(genes),
             "PRODUCER_REGISTERS": producer,
@@ -374,19 +374,8 @@ def why_not_in_order(genes: BackwardWgmmaGenes) -> str | None:
     groups = warpgroups(genes)
     if genes.STAGGER and groups != 2:
         return f"STAGGER needs two warpgroups (BLOCK_N, DIM_GROUPS), not {groups}."
-    if genes.STAGGER and runs_ahead(genes) and genes.P_PLACE == "registers":
-        return (
-            f"STAGGER ORDER={genes.ORDER} needs P_PLACE=shared: without its barrier one warpgroup gets two tiles ahead."
-        )
     if genes.DQ_WHEN != "all_there" and (groups != 2 or genes.DIM_GROUPS > 1 or genes.DS_STAGES == 1):
         return f"DQ_WHEN={genes.DQ_WHEN} needs BLOCK_N=128 DIM_GROUPS=1, the keys of two warpgroups, and DS_STAGES=2."
-    if runs_ahead(genes) and genes.Q_STAGES == 1:
-        return f"ORDER={genes.ORDER} needs Q_STAGES of 2 or more: two tiles of Q are read at a time."
-    if runs_ahead(genes) and genes.DS_PLACE == "registers":
-        return (
-            f"ORDER={genes.ORDER} needs DS_PLACE=shared: with dS in registers beside the next S products wait in turn "
-            "(ptxas C7512)."
-        )
     return None
 
 
@@ -441,7 +430,7 @@ def why_redundant(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str |
         return f"BLOCK_N={genes.BLOCK_N} for {problem.seqlen_k} keys leaves half of the block without work."
     tiles = -(-problem.seqlen_q // genes.BLOCK_M) * problem.group_size
     for name, stages in (("Q_STAGES", genes.Q_STAGES), ("DO_STAGES", genes.DO_STAGES), ("DS_STAGES", genes.DS_STAGES)):
-        if stages > max(1 + (name == "Q_STAGES" and runs_ahead(genes)), tiles):
+        if stages > max(1, tiles):
             return (
                 f"{name}={stages} is more than the {tiles} tiles of {genes.BLOCK_M} queries that a block goes through."
             )

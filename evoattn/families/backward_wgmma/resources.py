@@ -38,10 +38,8 @@ class BackwardWgmmaGenes(Genes):
     PRODUCER: Literal["warp", "warpgroup"] = gene(
         "copies are issued by one warp, or by a warpgroup that gives its registers to the consumers"
     )
-    ORDER: Literal["in_turn", "dp_first", "sums_first", "softmax_first", "dv_last"] = gene(
-        "all products of a tile in turn (in_turn); or the scores of the next tile are multiplied beside dQ and dK "
-        "of this one, and its dP is begun before dQ is added up (dp_first), after that (sums_first), or after the "
-        "next softmax (softmax_first); or in turn with dV behind the gradients of the scores, which have more "
+    ORDER: Literal["in_turn", "dv_last"] = gene(
+        "dV's product begins before the gradients of the scores are made (in_turn), or behind them, and they have more "
         "registers (dv_last)"
     )
     TERMS_EARLY: bool = gene(
@@ -102,7 +100,7 @@ LISTED_REGISTERS = 32
 """The least of a producer that goes through a block list, if the consumers can spare so many. Six configs compiled by
 ptxas 13.0: with 24 each spills some 80 bytes."""
 MAX_CONSUMER_REGISTERS = 240
-FIXED_REGISTERS = {"in_turn": 8, "dp_first": 24, "sums_first": 22, "softmax_first": 22, "dv_last": 12}
+FIXED_REGISTERS = {"in_turn": 8, "dv_last": 12}
 """Addresses, counters and terms of queries beside the arrays of `Fragments`, by ORDER: with in_turn S and dP are not
 both alive where most is. Fitted to 80 random configs compiled by ptxas 13.0."""
 
@@ -118,11 +116,6 @@ products wait in turn, and took 1.12 to 1.27 times as long as the best on an H10
 SHARE_REGISTERS = 8
 """Where warpgroups share dimensions of dQ that are left over. Nine configs of head_dims 160 and 192, compiled by ptxas
 13.0: two spill, and these alone do not fit with it."""
-
-
-def runs_ahead(genes: BackwardWgmmaGenes) -> bool:
-    """Whether products of the next tile of queries begin beside those of a tile."""
-    return genes.ORDER not in ("in_turn", "dv_last")
 
 
 def key_groups(genes: BackwardWgmmaGenes) -> int:
@@ -206,8 +199,6 @@ def registers_needed(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> in
     if genes.ORDER == "dv_last":
         p = scores // 2 * (genes.P_PLACE == "registers")
         return kept + max(2 * scores + p, rounded + dq) + FIXED_REGISTERS[genes.ORDER]
-    if genes.ORDER == "dp_first":
-        return kept + 2 * scores + max(dq, rounded) + FIXED_REGISTERS[genes.ORDER]
     return kept + scores + max(scores, dq) + rounded + FIXED_REGISTERS[genes.ORDER]
 
 
@@ -364,7 +355,6 @@ SCORE_OPERATIONS = 4.0
 TURN_SHARE = 0.3
 """Of a block's time, what it waits for others that add to the same dQ before it, where all begin with the same queries:
 0.29 and 0.32 on an H100, 16 and 32 blocks a head."""
-ORDERS = ("in_turn", "dp_first", "sums_first", "softmax_first", "dv_last")
 STEP_WAIT, FIRST_WAIT, ROW_WAIT = 500, 2500, 2000
 """Clocks: of a tile's dependent instructions and barriers; of a block's first loads and last stores; of a block of the
 launches for rows. Estimates: nothing was fitted yet."""
@@ -392,7 +382,7 @@ def launch_work(problem: AttentionProblem, genes: BackwardWgmmaGenes, registers:
         instructions=pairs * (SCORE_OPERATIONS + 1) / WARP + 60 * 4 * groups,
         shared_bytes=shared,
         loaded_bytes=tile_bytes + 2.0 * sums + 8.0 * pairs * ("bias" in parse_grads(problem.grads)),
-        waits=STEP_WAIT * (0.6 if runs_ahead(genes) else 1.0),
+        waits=STEP_WAIT,
     )
     extra = variant_step(problem, pairs)
     split = genes.QUERY_SPLIT if genes.SPLIT == "all" else 1
@@ -492,7 +482,7 @@ def _numbers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, 
         "query split": genes.QUERY_SPLIT if genes.SPLIT == "all" else 1,
         LAST_PARTS: genes.QUERY_SPLIT if genes.SPLIT == "last" else 1,
         "producer group": genes.PRODUCER == "warpgroup",
-        "order": ORDERS.index(genes.ORDER),
+        "order": 4 * (genes.ORDER == "dv_last"),
         "p registers": genes.P_PLACE == "registers",
         "ds registers": genes.DS_PLACE == "registers",
         "dq by dims": genes.DQ_ROWS == "dims",
