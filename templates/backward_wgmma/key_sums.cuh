@@ -27,7 +27,6 @@ struct KeyRows {
   Element *dk_gmem, *dv_gmem;
   int64_t dk_batch_stride, dk_head_stride, dk_row_stride, dv_batch_stride, dv_head_stride, dv_row_stride;
   float softmax_scale;
-  static constexpr int SHARES = 4;  // SPLIT_LAST: blocks that write a tile
 
   // A tile of keys, by ROW_THREADS of each of `shares` blocks. `place`: among the tiles that are split.
   __device__ __forceinline__ void write(int batch, int kv_head, const Sequence& sequence, int tile, int64_t place,

@@ -41,7 +41,7 @@ struct QueryRows {
     const int64_t sum = int64_t(head_of_all) * head_rows + row;
     using Deltas = RowDeltas<Element, BLOCK_M, VALUE_DIM, THREADS, true, ROWS_AT_ONCE>;
     if (VARLEN && tile * BLOCK_M >= seqlen_q) {
-      Deltas::write_none(log_sums_gmem + place * BLOCK_M, deltas_gmem + place * BLOCK_M);
+      Deltas::write_none(log_sums_gmem + place * BLOCK_M, deltas_gmem + place * BLOCK_M, thread);
       return;
     }
     if (!FIRST_STORES || (SOME_SEE_NONE && !is_seen(tile, Mask(seqlen_q, seqlen_k, window), seqlen_k)))

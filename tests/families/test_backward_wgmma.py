@@ -147,7 +147,7 @@ def test_a_part_that_is_left_out_is_found():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("edits", [(), (("number % KeyRows::SHARES, KeyRows", "0, KeyRows"),)])
+@pytest.mark.parametrize("edits", [(), (("number % KEY_SHARES, KEY", "0, KEY"),)])
 @pytest.mark.sampled(1)
 def test_tiles_of_keys_that_are_left_over_are_split_alone(edits):
     """Seven tiles on five SMs: the last two in two parts each."""

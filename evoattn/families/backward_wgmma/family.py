@@ -56,8 +56,10 @@ MAX_SHARED_DIM, MAX_SUM_OF_DIMS = 192, 320
 larger ones go by parts to two or three warpgroups."""
 ROW_THREADS = 256
 """Of the launches that make the terms of the queries and the rows of dQ."""
-SHARES = 4
-"""Blocks of the last launch that add up dK and dV of a tile of keys, SPLIT=last (`KeyRows::SHARES`)."""
+ROW_PARTS = 4
+"""Blocks of these that share a tile of queries: of one alone each row would wait for those before it."""
+KEY_SHARES = 8
+"""Blocks of the last launch that add up dK and dV of a tile of keys, QUERY_SPLIT > 1; of grouped heads in all."""
 
 
 class BackwardWgmma(Family):
@@ -71,6 +73,8 @@ class BackwardWgmma(Family):
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
     writes_lse: ClassVar[bool] = True
+    row_parts: ClassVar[int] = ROW_PARTS
+    key_shares: ClassVar[int] = KEY_SHARES
     variants: ClassVar[tuple[str, ...]] = (
         "window",
         "softcap",
@@ -151,6 +155,8 @@ class BackwardWgmma(Family):
             "SINK_GRADIENT": "sinks" in parse_grads(problem.grads),
             "QUERY_SPLIT": genes.QUERY_SPLIT,
             "DV_LAST": genes.ORDER == "dv_last",
+            "ROW_PARTS": self.row_parts,
+            "KEY_SHARES": self.key_shares,
             "SPLIT_LAST": genes.SPLIT == "last",
             "PRODUCER_WARPS": producer_warps(genes),
             "PRODUCER_REGISTERS": producer,
@@ -219,9 +225,9 @@ class BackwardWgmma(Family):
         if in_order and not ahead and not problem.blocks and (problem.causal or genes.ROTATE):
             together = math.prod(grid) if genes.BLOCK_ORDER != "keys" else blocks
         sums, sum_tiles = (Buffer("key_sums"), keys) if in_parts else (NULL, 0)
-        sum_slots = sum_tiles
+        sum_slots = sum_tiles * max(1, self.key_shares // problem.group_size)
         if genes.SPLIT == "last":
-            sum_tiles, sum_slots = whole, math.ceil((tiles_of_all - whole) * SHARES / (problem.heads * batch))
+            sum_tiles, sum_slots = whole, math.ceil((tiles_of_all - whole) * self.key_shares / (problem.heads * batch))
         alone = is_alone(problem, genes)
         log_sums, deltas, dq_sums = (NULL if alone else Buffer(name) for name in ("log_sums", "deltas", "dq_sums"))
         dlse: KernelArg = Buffer("dlse") if problem.lse else NULL
@@ -267,7 +273,7 @@ class BackwardWgmma(Family):
             *passed(variant_given(problem)),
             *(sums, Buffer("dk"), Buffer("dv")),
             *strides_of(problem, "dk", "dv"),
-            *_ints(problem.kv_heads, sum_tiles),
+            *_ints(problem.kv_heads, sum_tiles, sum_slots),
         )
         smem, packs = smem_bytes(problem, genes), pack_launches(problem)
         row_grid = (problem.heads, batch)
@@ -275,10 +281,17 @@ class BackwardWgmma(Family):
             return (KernelLaunch(self.name, grid, (threads(genes), 1, 1), smem, main),)
         return (
             *packs,
-            KernelLaunch("backward_wgmma_terms", (tiles, *row_grid), row_block, 0, terms, overlaps=bool(packs)),
+            KernelLaunch(
+                "backward_wgmma_terms", (tiles * self.row_parts, *row_grid), row_block, 0, terms, overlaps=bool(packs)
+            ),
             KernelLaunch(self.name, grid, (threads(genes), 1, 1), smem, main, overlaps=True, together=together),
             KernelLaunch(
-                "backward_wgmma_rows", (tiles + sinks + sum_slots, *row_grid), row_block, 0, rows, overlaps=True
+                "backward_wgmma_rows",
+                (tiles * self.row_parts + sinks + sum_slots, *row_grid),
+                row_block,
+                0,
+                rows,
+                overlaps=True,
             ),
         )
 

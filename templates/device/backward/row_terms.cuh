@@ -15,8 +15,9 @@ template <typename Element, int ROWS, int DIM, int THREADS, bool FOR_WGMMA = fal
   static_assert(ROWS % (32 / LANES) == 0, "whole warps");
 
   // Of a tile without rows, of which there are some among packed sequences.
-  static __device__ __forceinline__ void write_none(float* log_sums_gmem, float* deltas_gmem) {
-    for (int i = threadIdx.x; i < ROWS; i += THREADS) log_sums_gmem[i] = -NEGATIVE_INFINITY, deltas_gmem[i] = 0.f;
+  static __device__ __forceinline__ void write_none(float* log_sums_gmem, float* deltas_gmem,
+                                                    int thread = threadIdx.x) {
+    for (int i = thread; i < ROWS; i += THREADS) log_sums_gmem[i] = -NEGATIVE_INFINITY, deltas_gmem[i] = 0.f;
   }
   // Pointers are to the tile's first row, of which there is one at least; `dlse_gmem` may be null. `all`: of the tile,
   // where that is not ROWS.
