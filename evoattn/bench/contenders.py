@@ -59,10 +59,11 @@ def recorded_best(storages: list[Storage], problem: AttentionProblem, arch: str,
 
 
 def _contender(problem: AttentionProblem, gpu: GpuSpec, family: str, params: dict[str, Any]) -> Contender:
-    """Raises `ConfigError` or `FamilyError` for what today's search spaces do not hold."""
+    """Raises `ConfigError` or `FamilyError` for what today's search spaces do not hold. A pick may have genes that do
+    nothing on the problem."""
     kind = registry.lookup(family)
     config = load_space(family, gpu).make_config(params)
-    if reason := kind.why_unsupported(problem, gpu) or kind.why_invalid(problem, config, gpu):
+    if reason := kind.why_unsupported(problem, gpu) or kind.why_impossible(problem, config, gpu):
         raise ConfigError(f"{family}: {reason}")
     return Contender(config, render(kind, problem, config, gpu))
 

@@ -70,11 +70,8 @@ private:
   // Of all queries of the block.
   __device__ __forceinline__ void make_terms() const {
     float* log_sums = reinterpret_cast<float*>(smem + Smem::TERMS);
-    const int count = block.tiles * BLOCK_M;
-#pragma unroll 1
-    for (int i = 0; i < group; ++i, log_sums += count)
-      rows.terms_to<128 * WARPGROUPS>(log_sums, log_sums + TERM_QUERIES, block.batch, block.kv_head * group + i,
-                                      block.first_tile * BLOCK_M, count, threadIdx.x);
+    rows.terms_to<128 * WARPGROUPS>(log_sums, log_sums + TERM_QUERIES, block.batch, block.kv_head,
+                                    block.first_tile * BLOCK_M, block.tiles * BLOCK_M, threadIdx.x);
     named_barrier_sync<128 * WARPGROUPS>(SCORES);  // they are there
   }
   __device__ __forceinline__ void query_tile() {

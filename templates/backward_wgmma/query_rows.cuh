@@ -59,7 +59,8 @@ struct QueryRows {
   template <int THREADS>
   __device__ __forceinline__ void terms_to(float* log_sums, float* deltas, int batch, int head, int row, int count,
                                            int thread) const {
-    using Deltas = RowDeltas<Element, BLOCK_M, VALUE_DIM, THREADS, true, 8>;
+    constexpr int BESIDE = RowDeltas<Element, BLOCK_M, VALUE_DIM, THREADS>::ROWS_BESIDE;
+    using Deltas = RowDeltas<Element, BLOCK_M, VALUE_DIM, THREADS, true, (BLOCK_N > BESIDE ? BLOCK_N / BESIDE : 1)>;
     const int64_t sum = (int64_t(batch) * heads + head) * head_rows + row;
     Deltas::write(log_sums, deltas, o_gmem + o.first(batch, head, row), o.row, do_gmem + d.first(batch, head, row),
                   d.row, lse_gmem + sum, LSE_GRADIENT ? dlse_gmem + sum : nullptr, seqlen_q - row, thread, count);

@@ -38,12 +38,12 @@ GENES = [
 ]
 SINGLE = {"BLOCK_M": 128, "Q_STAGES": 1, "DO_STAGES": 1, "DS_STAGES": 1}
 ALONE = [
-    ({}, "B=2 H=4 Hkv=2 S=100 D=128 mask=causal lse=1", ()),
+    ({}, "B=2 H=4 S=100 D=128 mask=causal lse=1", ()),
     (SINGLE, "B=2 H=2 S=77 D=64 mask=causal_lower_right", ()),
-    (SHARED | SINGLE | {"BLOCK_M": 64}, "B=1 H=4 Hkv=1 S=64 D=256 softcap=20 alibi=1", ()),
+    (SHARED | SINGLE | {"BLOCK_M": 64}, "B=1 H=4 S=64 D=256 softcap=20 alibi=1", ()),
     ({}, "B=1 H=2 Sq=130 Sk=90 D=72 layout=bshd bias=hs", ()),
     ({}, "B=1 H=2 Sq=130 Sk=128 D=128", (("done += BLOCK_M", "done += 0"),)),
-    ({}, "B=1 H=4 Hkv=2 S=100 D=128", (("block.kv_head * group + i,", "block.kv_head * group,"),)),
+    ({}, "B=1 H=4 S=100 D=128", (("block.batch, block.kv_head,\n", "block.batch, 0,\n"),)),
     ({}, "B=1 H=2 S=100 D=96", (("DQ_COLUMNS + lane % 4 * 2;", "DQ_COLUMNS + lane % 2 * 2;"),)),
     ({}, "B=1 H=2 S=100 D=128", (("    named_barrier_sync<128 * WARPGROUPS>(SCORES);  // they are there\n", ""),)),
 ]
@@ -167,7 +167,7 @@ def test_a_block_that_has_all_keys_makes_rows_of_queries_too(params, text, edits
 
 def test_three_launches_where_one_block_has_not_all_keys_or_queries_see_none():
     config = type(START)(START.family, START.params | {"LAUNCHES": "one"})
-    for text in ("S=200", "Sq=200 Sk=100 mask=causal_lower_right", "H=64 Hkv=4 S=100", "S=100 window=9:9"):
+    for text in ("S=200", "Sq=200 Sk=100 mask=causal_lower_right", "H=4 Hkv=2 S=100", "S=100 window=9:9"):
         problem = parse_shape(f"B=1 D=128 op=backward {text}" + " H=4" * ("H=" not in text))
         assert len(FAMILY.launches(problem, config, H100)) == 3
         assert "three" in (FAMILY.why_invalid(problem, config, H100) or "")

@@ -468,7 +468,7 @@ def why_redundant(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str |
     if genes.BLOCK_ORDER != "keys" and (key_blocks(problem, genes) == 1 or units(problem) == 1):
         return f"BLOCK_ORDER={genes.BLOCK_ORDER} is the order of keys where there is one head, or one tile of keys."
     if genes.LAUNCHES == "one" and not is_alone(problem, genes):
-        return f"LAUNCHES=one has three where BLOCK_N={genes.BLOCK_N} keys are not all, or some queries see none."
+        return f"LAUNCHES=one has three where BLOCK_N={genes.BLOCK_N} keys are not all, or heads share them."
     if genes.ROTATE and (tiles == 1 or key_blocks(problem, genes) == 1):
         return "ROTATE needs several tiles of keys and of queries (BLOCK_M, BLOCK_N)."
     return None
