@@ -31,6 +31,6 @@ REFUSED_OF += [
     for changes, *row in (
         ({}, {"STAGES": 1, "LOADED": 4}, None),
         ({"kv": "e5m2"}, {}, "of 16 bits or of e4m3, not of e5m2"),
-        ({"heads": 32, "head_dim": 576, "value_dim": 512}, {"BLOCK_M": 32, "STAGES": 1}, "shared memory"),
+        ({"heads": 32, "head_dim": 576, "value_dim": 512}, {"BLOCK_M": 32, "STAGES": 2}, "shared memory"),
     )
 ]
