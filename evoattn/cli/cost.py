@@ -80,9 +80,6 @@ def fit(
 @app.command()
 def judge(
     files: Files = None,
-    by: Annotated[
-        str | None, typer.Option("--by", metavar="CARD", help="By a fit to the repository's times of this card alone.")
-    ] = None,
     each: Each = 40,
     judged: Judged = None,
     jobs: Jobs = None,
@@ -93,13 +90,6 @@ def judge(
     """
     with errors():
         from evoattn.cost.training import experiments, measured
-        from evoattn.model.gpu import lookup
 
-        if by and not files:
-            raise WrongUse("With --by, the files that are judged are named.")
         cores = jobs or os.cpu_count() or 1
-        paths = files or measured.files()
-        if by:
-            experiments.judge_by_card(paths, lookup(by).name, typer.echo, each, cores)
-        else:
-            experiments.fit_and_judge(paths, typer.echo, None, each, judged, cores)
+        experiments.fit_and_judge(files or measured.files(), typer.echo, None, each, judged, cores)

@@ -8,7 +8,7 @@ import pytest
 
 from evoattn.cost.fitted import Fitted, load
 from evoattn.cost.training import experiments, measured
-from evoattn.cost.training.experiments import Data, folds, rows_of_card
+from evoattn.cost.training.experiments import Data, folds
 from evoattn.cost.training.rows import Row
 from evoattn.cost.training.table import make_table
 from evoattn.model.errors import WrongUse
@@ -46,19 +46,6 @@ def test_no_fit_saw_a_problem_that_it_is_judged_on():
     for inside, outside in parts:
         assert not {every[i].problem for i in inside} & {every[i].problem for i in outside}
         assert len(inside) + len(outside) == len(every)
-
-
-def test_a_fit_for_another_card_saw_nothing_of_it():
-    problems = [PROBLEM.with_(batch=b) for b in (1, 2, 3)]
-    known = [row(card, p) for p in problems for card in CARDS]
-    judged = [row for row in known if row.gpu.name == "h200" and row.problem == problems[0]]
-    whole, others = rows_of_card(known, judged, "h100").values()
-    assert whole == [row for row in known if row.gpu.name == "h100"]
-    assert others == [row for row in whole if row.problem != problems[0]]
-    with pytest.raises(WrongUse, match="judged files hold times of h100"):
-        rows_of_card(known, whole, "h100")
-    with pytest.raises(WrongUse, match="no times of other problems"):
-        rows_of_card(whole[:1], judged, "h100")
 
 
 def test_a_campaign_is_read_as_it_was_kept_or_as_it_was_measured(kept, tmp_path):

@@ -23,7 +23,7 @@ from evoattn.cost.training.judge import (
     problem_keys,
     spread_table,
 )
-from evoattn.cost.training.measured import files, named, read
+from evoattn.cost.training.measured import named, read
 from evoattn.cost.training.rows import Row, launched_as_today, thinned
 from evoattn.cost.training.table import Floats, Numbers, Table, make_table
 from evoattn.model.errors import WrongUse
@@ -215,27 +215,3 @@ def folds(data: Data, count: int = FOLDS) -> list[tuple[Numbers, Numbers]]:
 
 def _without(data: Data, problems: set[AttentionProblem]) -> tuple[Numbers, Numbers]:
     return data.fit(lambda row: row.problem not in problems), data.judge(lambda row: row.problem in problems)
-
-
-def judge_by_card(paths: Sequence[Path], card: str, say: Say, each: int = EACH, jobs: int = 1) -> None:
-    """Judge two fits to one card's times on files of another: to all, and to those of other problems than theirs."""
-    judged = launched_as_today(read(paths))
-    those = {path.resolve() for path in paths}
-    known = thinned(read(path for path in files() if path.resolve() not in those), each)
-    table = make_table(judged, "compiler", jobs)
-    for title, rows in rows_of_card(known, judged, card).items():
-        found = fits.fit(make_table(rows, "both", jobs), np.arange(len(rows)))
-        _report(title, judged, fits.predict(table, np.arange(len(judged)), found), say)
-
-
-def rows_of_card(known: Sequence[Row], judged: Sequence[Row], card: str) -> dict[str, list[Row]]:
-    """The rows of each fit, by the table's title, of kernels that are launched so today. Raises `WrongUse` if a judged
-    row is of the card itself, or a fit would have none."""
-    if any(row.gpu.name == card for row in judged):
-        raise WrongUse(f"The judged files hold times of {card}, to which the model is fitted.")
-    problems = {row.problem for row in judged}
-    here = [row for row in launched_as_today(known) if row.gpu.name == card]
-    other = [row for row in here if row.problem not in problems]
-    if not other:
-        raise WrongUse(f"There are no times of other problems on {card}.")
-    return {f"Fitted on {card}": here, f"Fitted on {card}, without these problems": other}
