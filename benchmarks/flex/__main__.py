@@ -105,9 +105,9 @@ def timed(calls: dict[str, Call]) -> dict[str, float]:
 
 
 def timed_alone(calls: dict[str, Call], lock: Path | None) -> dict[str, float]:
-    """As `timed`, the better of two turns unless calls are long: another process may have run what it compiled."""
+    """As `timed`, the better of two turns where there is a lock: another process may run what it has compiled."""
     turns: list[dict[str, float]] = []
-    while len(turns) < (2 if lock else 1) and not (turns and turns[0]["evoattn"] > LONG_US):
+    for _ in range(2 if lock else 1):
         with alone(lock):
             turns.append(timed(calls))
     return min(turns, key=lambda us: sum(us.values()))

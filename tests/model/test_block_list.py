@@ -116,7 +116,7 @@ def test_other_texts_are_refused(text):
         parse_shape(f"{SHAPE},blocks={text}")
 
 
-@pytest.mark.parametrize("other", ["window=9:0", "seqused=0:50", "seqused=0:50,page=16", "varlen=1:50"])
+@pytest.mark.parametrize("other", ["window=9:0", "seqused=0:50", "seqused=0:50,page=16", "varlen=1:50", "kv=e4m3"])
 def test_what_has_no_block_list(other):
     with pytest.raises(ProblemError, match="exclude each other"):
         parse_shape(f"{SHAPE},{other},blocks=128x128:300")

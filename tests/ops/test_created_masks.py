@@ -107,6 +107,16 @@ def test_lists_are_torch_s(name, blocks):
         assert torch.equal(one, getattr(theirs, list_name)), list_name
 
 
+def test_launches_have_room_for_so_many_heads_and_blocks():
+    for sizes, fits in (
+        ((255, 257, 9, 9, 1, 1), True),
+        ((256, 256, 9, 9, 1, 1), False),
+        ((1, 1, 1 << 17, 9, 1, 9), False),
+        ((1, 1, 9, 1 << 30, 9, 9), False),
+    ):
+        assert (MaskShape(*sizes).why_not() == "") == fits
+
+
 def test_torch_makes_masks_on_a_cpu_and_refuses_as_before():
     mask = flex.create_block_mask(MODS["causal"](SHAPE).mask_mod, None, None, 300, 300, "cpu")
     assert mask.kv_num_blocks.tolist() == [[[1, 1, 3]]] and mask.full_kv_num_blocks.tolist() == [[[0, 1, 0]]]
