@@ -390,8 +390,9 @@ def test_numbers_that_change_need_no_kernel_of_their_own(device):
 
 def test_caps_that_change_stay_caps_and_gradients_have_another_way():
     q, k, v = tensors(1, 2, 2, 20, 30)
+    capped_by = lambda cap: lambda s, b, h, i, j: cap * torch.tanh(s / cap)
     for cap in (0.5, 0.6, 0.7, 0.8):
-        capped = lambda s, b, h, i, j, cap=cap: cap * torch.tanh(s / cap)
+        capped = capped_by(cap)
         assert flex.calls(flex.Call(q, k, v), capped, None)[0]().softcap == cap
     by_name, by_score = flex.calls(flex.Call(q.requires_grad_(), k, v), capped, None)
     assert by_name().score is None and by_score().softcap == 0 and by_score().score.text
