@@ -41,7 +41,7 @@ def fit(
     again: Annotated[
         bool, typer.Option("--again", help="Repeat the fit that ships, families that have later trees included.")
     ] = False,
-    unjudged: Annotated[bool, typer.Option("--unjudged", help="Do not judge it: a fourth of the time.")] = False,
+    unjudged: Annotated[bool, typer.Option("--unjudged", help="Do not judge it: a fifth of the time.")] = False,
     family: Annotated[
         list[str] | None,
         typer.Option("--family", help="Fit this family alone, and keep the rest of the fit; may be given again."),

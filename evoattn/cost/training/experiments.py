@@ -32,8 +32,8 @@ from evoattn.model.problem import AttentionProblem
 EACH = 40
 """Rows of a problem of a campaign in the fit, a third of them its fastest; of landscapes more."""
 FOLDS = 3
-AT_ONCE = FOLDS + 1
-"""Fits that are made at once: of the folds, and of the whole."""
+AT_ONCE = FOLDS + 2
+"""Fits that are made at once: of the folds, of the whole, of one card alone."""
 Say = Callable[[str], None]
 
 
@@ -191,11 +191,16 @@ def _judge_all(data: Data, pool: ProcessPoolExecutor, say: Say) -> dict[str, Jud
     """Say the tables; the judgement of problems left out."""
     parts = folds(data)
     scores = [pool.submit(_judge_here, *part) for part in parts]
+    first = min(row.gpu.name for row in data.judged.rows)
+    others = data.judge(lambda row: row.gpu.name != first)
+    elsewhere = pool.submit(_judge_here, data.fit(lambda row: row.gpu.name == first), others) if len(others) else None
     chosen = np.concatenate([outside for _, outside in parts])
     score = np.concatenate([one.result() for one in scores])
     rows = [data.judged.rows[i] for i in chosen]
     judged = _report("Problems left out of the fit", rows, score, say)
     say(spread_table(score, data.judged.us[chosen], problem_keys(rows)))
+    if elsewhere:
+        _report(f"Fitted on the {first} alone", [data.judged.rows[i] for i in others], elsewhere.result(), say)
     return judged
 
 
