@@ -7,8 +7,8 @@
 `SURROUNDINGS` with those of the prompt alone, bit for bit. `--free` makes no promise: what differs then says that the
 comparison can fail.
 
-`cost` times the pick under the promise beside the free pick, of each shape of a file, by turns: replays of a CUDA graph
-of `CALLS` calls. `--warm` only compiles, so that several processes can, each a part.
+`cost` times the pick under the promise beside the free pick, of each shape of a file, by replays of CUDA graphs in
+turns (`serving.times`). `--warm` only compiles, so that several processes can, each a part.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 import evoattn
+from benchmarks.calls.serving import times
 from evoattn.correctness.arena import bits
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.shape_text import parse_shape
@@ -40,8 +41,6 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 SHORTEST, LONGEST = 40, 6000
 """Keys of a drawn sequence."""
-ROUNDS, CALLS = 7, 20
-"""Of timing: replays, and calls in a graph."""
 Row = tuple[torch.Tensor, torch.Tensor]
 """The output `[heads, value_dim]` and the log-sum-exp `[heads]`, or no tensor where it was not asked for."""
 
@@ -78,13 +77,15 @@ class Sequence:
 
 
 def drawn(kind: dict[str, Any], seed: int, promise: dict[str, bool]) -> Sequence:
-    """A sequence of the kind, of a length that is log-uniform; rows of q are of many lengths, so that maxima rise."""
+    """A sequence of the kind, of a length that is log-uniform; rows of q are of many lengths, and
+    keys drift, so that maxima rise."""
     source = random.Random(seed)
     torch.manual_seed(seed)
     length = round(math.exp(source.uniform(math.log(SHORTEST), math.log(LONGEST))))
     size = dict(device="cuda", dtype=kind["dtype"])
     q = torch.randn(1, kind["heads"], length, kind["dim"], **size) * torch.randint(1, 7, (1, 1, length, 1), **size)
     k = torch.randn(1, kind["kv_heads"], length, kind["dim"], **size)
+    k[..., 0] += torch.linspace(-20, 20, length, **size)
     v = torch.randn(1, kind["kv_heads"], length, kind.get("value_dim", kind["dim"]), **size)
     words: dict[str, Any] = {name: kind[name] for name in ("softcap", "window") if name in kind}
     if "sinks" in kind:
@@ -261,27 +262,6 @@ def timed_call(problem: AttentionProblem, promised: bool) -> Callable[[], torch.
     return lambda: evoattn.attention(q, k, v, **words)
 
 
-def graph_of(call: Callable[[], torch.Tensor]) -> Callable[[], float]:
-    """Its time in µs, of one replay of CALLS calls."""
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(CALLS):
-            call()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-
-    def replay() -> float:
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        elapsed_ms: float = begin.elapsed_time(end)
-        return elapsed_ms * 1e3 / CALLS
-
-    return replay
-
-
 def cost_command(options: argparse.Namespace) -> int:
     """Print each shape's times and their ratio, and the geometric mean."""
     number, parts = map(int, options.part.split("/"))
@@ -291,18 +271,16 @@ def cost_command(options: argparse.Namespace) -> int:
         problem = parse_shape(text)
         try:
             free, promised = (timed_call(problem, flag) for flag in (False, True))
+            free(), promised()
             if options.warm:
-                free(), promised()
                 continue
-            replays = graph_of(free), graph_of(promised)
-            times = [[replay() for replay in replays] for _ in range(ROUNDS)]
+            found = times({"free": free, "promised": promised})
         except evoattn.NoKernel as error:
             print(f"{text}: {error}", flush=True)
             continue
-        ours, theirs = (statistics.median(column) for column in zip(*times, strict=True))
-        ratios.append(theirs / ours)
-        print(f"{text}: free {ours:.1f} us, promised {theirs:.1f} us, {ratios[-1]:.3f}", flush=True)
-        del replays, free, promised
+        ratios.append(found["promised"] / found["free"])
+        print(f"{text}: free {found['free']:.1f} us, promised {found['promised']:.1f} us, {ratios[-1]:.3f}", flush=True)
+        del free, promised
         torch.cuda.empty_cache()
     if ratios:
         mean = statistics.geometric_mean(ratios)

@@ -395,9 +395,28 @@ private:
       }
     }
   }
+  // PASSES: all tiles of keys, of which this warpgroup has no rows: they are released as they come.
+  __device__ __forceinline__ void pass_keys() {
+    if constexpr (PERSISTENT) release(barrier(Smem::Q_EMPTY, warpgroup));
+    const int last = work.last_key_tile(), first = work.first_key_tile();
+    for (key_tile = last; key_tile >= first; --key_tile, ring.advance()) {
+      mbarrier_wait(barrier(Smem::K_FULL, ring.stage), ring.parity);
+      release(barrier(Smem::K_EMPTY, ring.stage));
+      if (!OVERLAP || key_tile < last) wait_for_turn(), pass_turn();
+      mbarrier_wait(barrier(Smem::V_FULL, ring.stage), ring.parity);
+      release(barrier(Smem::V_EMPTY, ring.stage));
+    }
+  }
   __device__ __forceinline__ void rows_in_turn() {
     for (int round = 0;; ++round) {
       if (!take_tile(round)) break;
+      if constexpr (PASSES) {
+        if (first_row(work.tile) >= work.rows.count) {
+          pass_keys();
+          if constexpr (PERSISTENT) continue;
+          break;
+        }
+      }
       begin_rows();
       clear_output();
       step<true, false>();

@@ -12,7 +12,7 @@ from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.model.launch import TensorMap
 from evoattn.model.problem import AttentionProblem
 from tests.families.on_interpreter import built, judged
-from tests.families.test_flash_wgmma import FAMILY, H100, config
+from tests.families.test_flash_wgmma import FAMILY, H100, TWO, config
 
 BY_MAP = {"GROUP_ROWS": True, "BLOCK_N": 64}
 IN_MEMORY = {**BY_MAP, "STORE": "rows", "KEY_SPLIT": 8, "BLOCKS_PER_SM": 1}
@@ -121,3 +121,40 @@ def test_one_block_takes_all_heads_of_a_group():
     genes = {"BLOCK_N": 64, "KEY_SPLIT": 2, "BLOCKS_PER_SM": 1, "STAGES": 3, "STORE": "rows"}
     assert FAMILY.launches(p, config(**genes, GROUP_ROWS=True), H100)[0].grid == (2, 8, 8)
     assert FAMILY.launches(p, config(**genes), H100)[0].grid == (2, 32, 8)
+
+
+PACKED = AttentionProblem(3, 8, 2, 70, 200, 64, mask="causal_lower_right", lse=True, layout="bshd").with_(
+    varlen="1+70+3/200+70+130"
+)
+"""Of which a tile of 128 rows has two warpgroups with rows, or one."""
+ROWS_128 = {**TWO, "GROUP_ROWS": True, "STORE": "rows"}
+IN_TURNS = {**ROWS_128, "PING_PONG": True, "SCHEDULE": "claimed"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("genes", "sms"),
+    [
+        (ROWS_128, 132),
+        ({**ROWS_128, "OVERLAP": False, "SCHEDULE": "fixed"}, 1),
+        ({**IN_TURNS, "CAUSAL_SKIP": True, "Q_IN_REGISTERS": False}, 1),
+        ({**IN_TURNS, "Q_IN_REGISTERS": True}, 2),
+        ({**ROWS_128, "BLOCK_M": 192, "PING_PONG": True}, 132),
+    ],
+)
+def test_warpgroups_behind_the_last_row_of_a_sequence_pass_its_keys(genes, sms):
+    assert fault(PACKED, genes, sms) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("if constexpr (PERSISTENT) release(barrier(Smem::Q_EMPTY, warpgroup));\n    const int last", "const int last"),
+        ("release(barrier(Smem::K_EMPTY, ring.stage));\n      if (!OVERLAP", "if (!OVERLAP"),
+        ("if (!OVERLAP || key_tile < last) wait_for_turn(), pass_turn();", ""),
+        ("if (first_row(work.tile) >= work.rows.count) {", "if (first_row(work.tile) >= work.rows.count - 64) {"),
+    ],
+)
+def test_a_wrong_pass_is_found(old, new):
+    assert fault(PACKED, {**IN_TURNS, "Q_IN_REGISTERS": False}, 1, edits=[(old, new)])

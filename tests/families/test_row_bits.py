@@ -24,22 +24,26 @@ from evoattn.samplers.pool import ConfigPool
 from evoattn.search.spaces import choose_spaces
 from tests.families.on_interpreter import Edit, built
 
-KEYS, ROWS, CHUNKS = 270, (64, 131, 269), ((0, 70), (190, 200))
+KEYS, ROWS, CHUNKS = 270, (64, 131, 269), ((0, 70), (185, 230))
 """Of a causal sequence, and those of its queries that are computed in other surroundings, too."""
 Answer = tuple[torch.Tensor, torch.Tensor]
 
 
 def causal(**fields: Any) -> AttentionProblem:
-    return AttentionProblem(1, 2, 1, KEYS, KEYS, **{"head_dim": 64, "mask": "causal_lower_right", **fields})
+    own = {"head_dim": 64, "mask": "causal_lower_right", "batch_invariant": True}
+    return AttentionProblem(
+        **{"batch": 1, "heads": 2, "kv_heads": 1, "seqlen_q": KEYS, "seqlen_k": KEYS, **own, **fields}
+    )
 
 
 def tensors_of(problem: AttentionProblem) -> tuple[torch.Tensor, ...]:
-    """q, k and v of a causal sequence. Later keys have the higher scores for some queries and the lower ones for
-    others, so that shifts rise at many places."""
+    """q, k and v of a causal sequence. Of each part of the keys later ones have the higher scores for some queries and
+    the lower ones for others, so that shifts rise at many places."""
     made = torch.Generator().manual_seed(3)
     q, k, v = (torch.randn(problem.shape(x), generator=made) for x in "qkv")
     q *= torch.randint(1, 9, (1, 2, KEYS, 1), generator=made)
-    k[..., 0] += torch.linspace(-4, 4, KEYS)
+    q[..., 1:] /= 4  # so that a row sees several keys
+    k[..., 0] += torch.arange(KEYS) % 128 * 0.45 - 30
     return tuple(one.to(getattr(torch, problem.element.torch)) for one in (q, k, v))
 
 
@@ -93,8 +97,8 @@ def kernels(name: str, gpu: str, whole: AttentionProblem, genes: tuple[dict, dic
 
 CARDS = {**GPUS, "one SM": GPUS["h100"].with_limits({"sm_count": 1})}
 WGMMA = dict(BLOCK_M=64, STAGES=2, BLOCKS_PER_SM=1, PRODUCER="warp", OVERLAP=True, PING_PONG=False, STORE="rows")
-MANY = {**WGMMA, "BLOCK_M": 128, "PRODUCER": "warpgroup", "PING_PONG": True, "PART_TILES": 1}
-SPLIT = {**WGMMA, "GROUP_ROWS": True, "KEY_SPLIT": 2, "PART_TILES": 1}
+MANY = {**WGMMA, "BLOCK_M": 128, "PRODUCER": "warpgroup", "PING_PONG": True, "PART_TILES": 2}
+SPLIT = {**WGMMA, "GROUP_ROWS": True, "KEY_SPLIT": 2, "PART_TILES": 2}
 MMA = dict(BLOCK_M=64, WARPS=4, STAGES=2, SCHEDULE="split", Q_PLACE="registers", O_STORE="shared", BLOCKS_PER_SM=1)
 SCALAR = dict(ROWS_PER_THREAD=1, VECTOR_WIDTH=4, KV_STAGES=1, Q_IN_REGISTERS=False, BLOCKS_PER_SM=1, UNROLL=4)
 LARGE = dict(DIM_SPLIT=1, DEPENDENT_LAUNCH=False, LANES=32, Q_PLACE="shared", UNROLL=1)
@@ -126,13 +130,12 @@ def test_rows_have_the_same_bits_alone_and_among_others(name):
 
 
 @pytest.mark.slow
-def test_the_same_under_a_window():
-    whole = causal(dtype="bf16", lse=True, window="70:0")
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_the_same_under_a_window(head_dim):
+    whole = causal(dtype="bf16", lse=True, window="70:0", head_dim=head_dim)
     assert (
         compared(
-            *kernels(
-                "flash_wgmma", "h100", whole, ({**MANY, "PART_TILES": 1}, {**SPLIT, "KEY_SPLIT": 3, "PART_TILES": 1})
-            ),
+            *kernels("flash_wgmma", "h100", whole, (MANY, {**SPLIT, "KEY_SPLIT": 3})),
             whole,
         )
         == []
@@ -161,16 +164,30 @@ def test_the_same_where_each_part_has_a_block_of_a_cluster():
     assert compared(*kernels("flash_wgmma", "h100", whole, (MANY, one)), whole) == []
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.slow
+def test_a_short_tile_has_the_bits_of_a_long_one(head_dim):
+    few = causal(dtype="bf16", lse=True, head_dim=head_dim, seqlen_q=41, seqlen_k=41)
+    tensors = {name: made[:, :, :41] for name, made in zip("qkv", tensors_of(causal(head_dim=head_dim)), strict=True)}
+    answers = []
+    for keys in (48, 64):
+        genes = {**MANY, "BLOCK_M": 64, "PING_PONG": False, "PART_TILES": 0, "BLOCK_N": keys}
+        kernel = kernels("flash_wgmma", "h100", few, (genes, genes))[0]
+        answers.append(computed(kernel, few, **{name: one.bfloat16() for name, one in tensors.items()}))
+    assert all(torch.equal(one, other) for one, other in zip(*answers, strict=True))
+    assert registry.lookup("flash_wgmma").recipe(few, CARDS["h100"])["BLOCK_N"] == 48
+
+
 @pytest.mark.parametrize(
-    "edit",
+    ("head_dim", "edit"),
     [
-        ("if (RISES && old_shift > NO_KEYS)", "if (false)"),  # masked tiles raise a shift in another way
-        ("keep_part(of_part);", ";"),  # a part is lost
+        (128, ("if (RISES && old_shift > NO_KEYS)", "if (false)")),  # masked tiles raise a shift in another way
+        (64, ("keep_part(of_part);", ";")),  # a part is lost
     ],
 )
 @pytest.mark.slow
-def test_a_broken_promise_is_found(edit):
-    whole = causal(dtype="bf16", lse=True)
+def test_a_broken_promise_is_found(head_dim, edit):
+    whole = causal(dtype="bf16", lse=True, head_dim=head_dim)
     assert compared(*kernels("flash_wgmma", "h100", whole, (MANY, SPLIT), edit), whole)
 
 
@@ -183,7 +200,7 @@ SHAPES += ["S=900,varlen=1:900", "Sq=1,Sk=5000,seqused=1:5000,page=16", "S=9000,
 @pytest.mark.slow
 @pytest.mark.sampled(3)
 def test_all_lengths_have_one_recipe(gpu, kind):
-    """But for sums of parts, which are none where all keys lie in the first part."""
+    """But for sums of parts, which are none where all keys lie in the first part, and where one short tile has all."""
     found, sizes = set(), set()
     for shape in SHAPES:
         text = ("" if "B=" in shape else "B=2,") + f"H=16,Hkv=4,{kind},{shape},batch_invariant=1"

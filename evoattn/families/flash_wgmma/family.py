@@ -70,6 +70,8 @@ RESCALES = {"always": ("ALWAYS", 0), "lazy_5": ("LAZY", 5), "lazy_8": ("LAZY", 8
 RECIPE: dict[str, Any] = {"BLOCK_N": 64, "RESCALE": "lazy_5", "POLYNOMIAL_EIGHTHS": 0, "PART_TILES": 8}
 """Of rows of the same bits in every batch. A V of more than WIDE_HEAD_DIM columns has no parts: registers hold no
 second O beside the first."""
+SHORT_TILE = 48
+"""BLOCK_N where there are no more keys: what follows in a tile of 64 adds zeros, so that bits are the same."""
 COUNTERS, RESULTS = "counters" + ZEROED_SUFFIX, "results"
 """Scratch buffers: tiles claimed or results given, and results of blocks that share a tile of rows."""
 
@@ -124,7 +126,10 @@ class FlashWgmma(Family):
     def recipe(self, problem: AttentionProblem, gpu: GpuSpec) -> dict[str, Value]:
         if gpu.arch != ARCH or problem.dtype not in self.dtypes:
             return {}
-        return RECIPE | ({} if has_parts(problem) else {"PART_TILES": 0})
+        own: dict[str, Value] = {} if has_parts(problem) else {"PART_TILES": 0}
+        if problem.seqlen_k <= SHORT_TILE:
+            own["BLOCK_N"] = SHORT_TILE
+        return RECIPE | own
 
     def space(self, problem: AttentionProblem, gpu: GpuSpec) -> SearchSpace:
         whole = super().space(problem, gpu)
