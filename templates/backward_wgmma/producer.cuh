@@ -49,7 +49,6 @@ struct Producer {
   bool bias_of_heads, bias_of_batches;  // else they share it
   float* dq_sums_gmem;
   uint32_t* progress_gmem;
-  int64_t cleared_tiles, all_tiles;  // CLEARS_AHEAD
 
   __device__ __forceinline__ void run(int warp) const {
     const uint32_t smem_address = shared_address(smem);
@@ -66,8 +65,6 @@ struct Producer {
       if (BlockStates::LISTED || copies) copy(smem_address);
     } else if (DQ_BY_WARP && warp == 4 * WARPGROUPS + 1) {
       if (BlockStates::LISTED || threadIdx.x % 32 == 0) add_dq(smem_address);
-    } else if (CLEARS_AHEAD && warp == 4 * WARPGROUPS + 2) {
-      clear_ahead();
     }
   }
 
@@ -110,21 +107,6 @@ private:
         if (issues()) load_queries(smem_address, walk, q, d);
         q.advance(), d.advance();
       }
-    }
-  }
-  // Of all blocks each has its share of the sums: those to which blocks add that begin `cleared_tiles` tiles later.
-  __device__ __forceinline__ void clear_ahead() const {
-    const int64_t blocks = int64_t(gridDim.x) * gridDim.y * gridDim.z;
-    const int64_t block = (int64_t(blockIdx.z) * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
-    const int64_t first = cleared_tiles + all_tiles * block / blocks;
-    const int64_t end = min(all_tiles, cleared_tiles + all_tiles * (block + 1) / blocks);
-    grid_dependency_wait();  // the words are 0
-    for (int64_t tile = first; tile < end; ++tile) {
-      float4* sums = reinterpret_cast<float4*>(dq_sums_gmem + tile * Sums::FLOATS);
-      for (int i = threadIdx.x % 32; i < Sums::FLOATS / 4; i += 32) sums[i] = make_float4(0, 0, 0, 0);
-      fence_proxy_async_all();
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) release_one(progress_gmem + CLAIMED + tile);
     }
   }
   // The number of the next tile of keys, which is at hand then if there is one.
@@ -176,8 +158,8 @@ private:
         mbarrier_wait(smem_address + Smem::DQ_FULL, parity);  // until then others need not wait for this block
         first = count_one(added_to(walk)) == 0;
       }
-      if (IN_ORDER || CLEARS_AHEAD || (FIRST_STORES && !first)) {
-        while (acquire(added_to(walk)) < (IN_ORDER ? turn : CLEARS_AHEAD ? 1 : STORED)) {}
+      if (IN_ORDER || (FIRST_STORES && !first)) {
+        while (acquire(added_to(walk)) < (IN_ORDER ? turn : STORED)) {}
         fence_proxy_async_all();
       }
 #pragma unroll

@@ -32,10 +32,9 @@ struct QueryRows {
     return slot - first_slot;
   }
 
-  // Of a tile of queries; heads count through all batches. `thread` of THREADS. `clears`: its sums in any case; else,
-  // and with FIRST_STORES, those to which no block comes. `seqlen_k`, `window`: of the sequence.
+  // Of a tile of queries; heads count through all batches. `thread` of THREADS. `seqlen_k`, `window`: of the sequence.
   template <int THREADS>
-  __device__ __forceinline__ void begin(int head_of_all, int tile, int thread, bool clears, int seqlen_k,
+  __device__ __forceinline__ void begin(int head_of_all, int tile, int thread, int seqlen_k,
                                         const Window& window) const {
     const int batch = head_of_all / heads, head = head_of_all % heads, row = first_query + tile * BLOCK_M;
     const int64_t place = int64_t(head_of_all) * tiles + first_slot + tile;
@@ -45,7 +44,7 @@ struct QueryRows {
       Deltas::write_none(log_sums_gmem + place * BLOCK_M, deltas_gmem + place * BLOCK_M, thread);
       return;
     }
-    if (clears || (FIRST_STORES && SOME_SEE_NONE && !is_seen(tile, Mask(seqlen_q, seqlen_k, window), seqlen_k)))
+    if (!FIRST_STORES || (SOME_SEE_NONE && !is_seen(tile, Mask(seqlen_q, seqlen_k, window), seqlen_k)))
       Sums::clear<HEAD_DIM>(dq_sums_gmem + place * Sums::FLOATS, seqlen_q - tile * BLOCK_M, thread, THREADS);
     Deltas::write(log_sums_gmem + place * BLOCK_M, deltas_gmem + place * BLOCK_M, o_gmem + o.first(batch, head, row),
                   o.row, do_gmem + d.first(batch, head, row), d.row, lse_gmem + sum,

@@ -49,7 +49,7 @@ ALONE = [
 ]
 """One launch, and faults of it."""
 WAITS = [
-    "while (acquire(added_to(walk)) < (IN_ORDER ? turn : CLEARS_AHEAD ? 1 : STORED)) {}",
+    "while (acquire(added_to(walk)) < (IN_ORDER ? turn : STORED)) {}",
     "mbarrier_wait(smem_address + Smem::K_EMPTY, parity ^ 1);",
     "mbarrier_wait(smem_address + scores_of(1 - warpgroup), ds_parity);",
 ]
@@ -196,16 +196,6 @@ def test_a_missing_wait_is_found(wait):
 def test_sums_of_queries_to_which_no_block_comes_are_cleared(text, edits):
     genes = BESIDE | {"DQ_BEGIN": "stored"}
     assert judged_once(genes, f"H=2 Sq=300 Sk=100 D=128 {text}", *edits).passed != bool(edits)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("edits", [(), ((WAITS[0], ""),)])
-@pytest.mark.sampled(1)
-def test_sums_of_later_heads_are_cleared_before_any_block_adds_to_them(edits):
-    gpu = replace(H100, sm_count=2)
-    assert judged_once(BESIDE | {"DQ_BEGIN": "ahead"}, "B=2 H=4 Hkv=2 S=300 D=128", *edits, gpu=gpu).passed != bool(
-        edits
-    )
 
 
 @pytest.mark.slow

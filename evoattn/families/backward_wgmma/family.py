@@ -17,7 +17,6 @@ from evoattn.families.backward_wgmma.resources import (
     launch_work,
     moved_registers,
     producer_warps,
-    query_tiles,
     registers_at_launch,
     registers_needed,
     rounds_of_parts,
@@ -59,8 +58,6 @@ ROW_THREADS = 256
 """Of the launches that make the terms of the queries and the rows of dQ."""
 ROW_PARTS = 4
 """Blocks of these that share a tile of queries: of one alone each row would wait for those before it."""
-CLEAR_ROUNDS = 2
-"""Of the blocks that run at once: so many later are those whose sums of dQ a block clears, DQ_BEGIN=ahead."""
 KEY_SHARES = 8
 """Blocks of the last launch that add up dK and dV of a tile of keys, QUERY_SPLIT > 1; of grouped heads in all."""
 
@@ -127,7 +124,7 @@ class BackwardWgmma(Family):
             or why_not_whole_lists(problem, genes)
             or (why_redundant(problem, genes) if redundant else None)
             or (why_not_last(problem, genes, gpu) if genes.SPLIT == "last" else None)
-            or (why_not_stored(problem, genes) if genes.DQ_BEGIN != "cleared" else None)
+            or (why_not_stored(problem, genes) if genes.DQ_BEGIN == "stored" else None)
             or why_too_big(problem, genes, gpu)
             or self.why_too_long(problem, config, gpu)
         )
@@ -171,10 +168,6 @@ class BackwardWgmma(Family):
             "DQ_BY_WARP": genes.DQ_SUM == "warp",
             "HEADS_FASTEST": genes.BLOCK_ORDER == "heads",
             "FIRST_STORES": genes.DQ_BEGIN == "stored",
-            "CLEARS_AHEAD": genes.DQ_BEGIN == "ahead",
-            "CLEAR_PARAMETERS": ", int64_t cleared_tiles, int64_t all_tiles" * (genes.DQ_BEGIN == "ahead"),
-            "CLEARED_TILES": "cleared_tiles" if genes.DQ_BEGIN == "ahead" else "0",
-            "ALL_TILES": "all_tiles" if genes.DQ_BEGIN == "ahead" else "0",
             "SECTIONS": genes.BLOCK_ORDER == "sections",
             "CLAIMED": claimed,
             "OWN_KEYS_FIRST": genes.DQ_WHEN == "own_first",
@@ -215,7 +208,7 @@ class BackwardWgmma(Family):
         tiles, sinks = row_blocks(problem, genes.BLOCK_M), "sinks" in parse_grads(problem.grads)
         row_block, in_order = (ROW_THREADS, 1, 1), problem.deterministic
         claimed = genes.SCHEDULE == "claimed"
-        progress: KernelArg = Buffer("progress") if in_order or claimed or genes.DQ_BEGIN != "cleared" else NULL
+        progress: KernelArg = Buffer("progress") if in_order or claimed or genes.DQ_BEGIN == "stored" else NULL
         keys, heads, batch = key_blocks(problem, genes), problem.kv_heads, batches(problem)
         blocks, in_parts = keys * genes.QUERY_SPLIT, genes.QUERY_SPLIT > 1
         grid = (heads, batch, blocks) if genes.BLOCK_ORDER != "keys" else (blocks, heads, batch)
@@ -240,9 +233,6 @@ class BackwardWgmma(Family):
         dlse: KernelArg = Buffer("dlse") if problem.lse else NULL
         scale = Scalar("float32", problem.softmax_scale)
         sizes = _ints(problem.heads, problem.kv_heads, problem.seqlen_q, problem.seqlen_k)
-        all_tiles = query_tiles(problem, genes)
-        cleared = min(all_tiles, math.ceil(all_tiles * CLEAR_ROUNDS * gpu.sm_count * genes.BLOCKS_PER_SM / count))
-        clears = tuple(Scalar("int64", n) for n in (cleared, all_tiles) * (genes.DQ_BEGIN == "ahead"))
         terms: tuple[KernelArg, ...] = (
             *(Buffer(name) for name in ("o", "do", "lse")),
             dlse,
@@ -253,7 +243,6 @@ class BackwardWgmma(Family):
             bias_gradient(problem),
             Scalar("int64", math.prod(problem.term_shapes["bias"]) if "bias" in parse_grads(problem.grads) else 0),
             *passed(variant_given(problem), states_given(problem)),
-            *clears,
         )
         by_tiles = sliding_map if problem.varlen else tile_map
         main: tuple[KernelArg, ...] = (
@@ -271,7 +260,6 @@ class BackwardWgmma(Family):
             sums,
             *((bias_map(problem, m),) if problem.bias else ()),
             *_ints(*(count,) * claimed),
-            *clears,
             *row_arguments(problem) * (genes.LAUNCHES == "one"),
         )
         rows: tuple[KernelArg, ...] = (
@@ -419,15 +407,11 @@ def why_not_whole_lists(problem: AttentionProblem, genes: BackwardWgmmaGenes) ->
 
 
 def why_not_stored(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
-    """DQ_BEGIN=stored and ahead where blocks do not wait for another one, or a list says whether one adds at all."""
+    """DQ_BEGIN=stored where blocks do not wait for the first one, or a list says whether one adds at all."""
     if genes.DQ_SUM != "warp":
-        return f"DQ_BEGIN={genes.DQ_BEGIN} needs DQ_SUM=warp, which waits until another block has stored or cleared."
+        return "DQ_BEGIN=stored needs DQ_SUM=warp, which waits until the first block has stored."
     if problem.blocks:
-        return f"DQ_BEGIN={genes.DQ_BEGIN} needs queries by the mask alone, and here a block list names them."
-    if genes.DQ_BEGIN == "ahead" and (genes.BLOCK_ORDER != "keys" or genes.SCHEDULE != "single" or problem.varlen):
-        return "DQ_BEGIN=ahead needs heads in turn: BLOCK_ORDER=keys, SCHEDULE=single, no packed sequences."
-    if genes.DQ_BEGIN == "ahead" and problem.deterministic:
-        return "DQ_BEGIN=ahead is of blocks that add in any order; deterministic=1 asks for others."
+        return "DQ_BEGIN=stored needs queries by the mask alone, and here a block list names them."
     return None
 
 

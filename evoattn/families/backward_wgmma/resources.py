@@ -68,9 +68,8 @@ class BackwardWgmmaGenes(Genes):
         "QUERY_SPLIT is of all tiles of keys, or of those alone that are left over after whole rounds of the SMs",
         default="all",
     )
-    DQ_BEGIN: Literal["cleared", "stored", "ahead"] = gene(
-        "the sums of dQ are cleared by the launch before, or the first block that has a part of them stores it, or "
-        "blocks clear those of later heads (ahead)",
+    DQ_BEGIN: Literal["cleared", "stored"] = gene(
+        "the sums of dQ are cleared by the launch before, or the first block that has a part of them stores it",
         default="cleared",
     )
     STAGGER: bool = gene(
@@ -322,7 +321,7 @@ def scratch(problem: AttentionProblem, genes: BackwardWgmmaGenes, sms: int) -> d
     split = key_blocks(problem, genes) * units(problem) - whole_tiles(problem, genes, sms)
     found |= {"key_sums": key_sums(problem, genes, split)} if genes.QUERY_SPLIT > 1 else {}
     found |= block_state_bytes(problem) | packed_bytes(problem)
-    of_tiles = query_tiles(problem, genes) * (problem.deterministic or genes.DQ_BEGIN != "cleared")
+    of_tiles = query_tiles(problem, genes) * (problem.deterministic or genes.DQ_BEGIN == "stored")
     words = of_tiles + (genes.SCHEDULE == "claimed")
     return found | ({"progress": 4 * words} if words else {})
 
@@ -431,7 +430,7 @@ def _rows(problem: AttentionProblem, genes: BackwardWgmmaGenes, which: str) -> L
     """The launch that makes terms of the queries and clears the sums, or that makes rows of dQ out of these."""
     tiles = query_tiles(problem, genes)
     sums, moved = _sum_bytes(problem, genes), _row_bytes(problem, genes, which)
-    if which == "terms" and genes.DQ_BEGIN != "cleared":
+    if which == "terms" and genes.DQ_BEGIN == "stored":
         sums, moved = 0.0, moved - sums
     reads = moved - sums if which == "terms" else sums
     of_keys = _key_sums(problem, genes) if which == "rows" else 0
@@ -493,7 +492,6 @@ def _numbers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, 
         "bias gradient": "bias" in parse_grads(problem.grads),
         "staggered": genes.STAGGER,
         "dq stored": genes.DQ_BEGIN == "stored",
-        "dq cleared ahead": genes.DQ_BEGIN == "ahead",
         "sections": genes.BLOCK_ORDER == "sections",
         "terms early": genes.TERMS_EARLY,
         "rotated": genes.ROTATE,
