@@ -27,7 +27,6 @@ from evoattn.model.calibrated import FILE, calibration_folder, calibration_name,
 from evoattn.model.errors import FailedRun, WrongUse
 from evoattn.model.gpu import GPUS, GpuSpec
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import ConfigError
 from evoattn.model.whole_file import replace_file
 from evoattn.portfolio.kernels import KernelList, of_row, to_row
 
@@ -104,7 +103,7 @@ class Calibration:
             listed = _known(of_row(card["arch"], row["list"]), spec_of(card))
             found = correction.of_row(row["correction"])
             return cls(card, versions, str(row["made"]), listed, found, dict(row["judged"]), int(row["times"]))
-        except (KeyError, TypeError, AttributeError, IndexError, ConfigError) as error:
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"it is no calibration ({type(error).__name__}: {error})") from None
 
 
