@@ -138,6 +138,18 @@ def test_what_is_tried_first_errs_on_both_sides_of_the_least_cost():
     assert max(len(set(rivals[0].params.items()) ^ set(other.params.items())) for other in others) >= 4
 
 
+def test_a_tile_that_is_aimed_at_has_the_genes_of_a_known_config_of_its_height(monkeypatch):
+    monkeypatch.setattr(registry.lookup("flash_wgmma"), "aims", (lambda aim: {"BLOCK_M": 64},))
+    low, high = ({"BLOCK_M": rows, "STAGES": stages} for rows, stages in ((64, 3), (128, 2)))
+    for seed in range(6):
+        breeder = AimedBreeder(Group(group_of(CHUNK), [CHUNK], ("flash_wgmma",)), H200, seed)
+        breeder._family, breeder._target, breeder._own = "flash_wgmma", 0, [low, high]
+        breeder.spaces = {"flash_wgmma": SimpleNamespace(completed=dict)}
+        breeder._pool = SimpleNamespace(mutate=lambda family, params: params, near=lambda family, params: params)
+        breeder.parents = list
+        assert breeder._aimed() == ("flash_wgmma", low, "aimed")
+
+
 def test_those_chosen_are_unlike_one_another_too():
     """Two that differ in one gene are never both chosen beside one that differs from each in three."""
     rows = ((64, 64, 2), (64, 64, 3), (128, 128, 4))
@@ -160,10 +172,12 @@ def test_neighbours_of_the_fastest_come_as_often_as_what_climbs_came_to():
             for c in portfolio_kernels(CHUNK, H200)[:timed]
             for k in [Kernel(c.family, c.params, "given", "right", times={0: 1.0})]
         }
-        breeder, origins = ClimbingBreeder(group, H200, 0), Counter()
+        breeder, origins, early = ClimbingBreeder(group, H200, 0), Counter(), 0
         breeder._steps[0] = list(steps)
         for _ in range(18 if timed else len(steps)):  # while there are steps
             if made := breeder._breed():
                 origins[made[2]] += 1
+                early += made[2] == "beside" and bool(breeder._steps[0])
         assert bool(origins["beside"]) == bool(timed) and origins["beside"] >= least, origins
+        assert bool(early) == bool(timed), "they do not wait for the last step"
         assert origins["climbed"] + origins["rival"] + origins["behind"] >= 1
