@@ -233,8 +233,11 @@ def with_mask(call: Call, mask: Any) -> Call:
 
 
 def is_eight_bits(tensor: Any) -> bool:
-    """Whether it is a tensor of numbers that scales belong to."""
-    return getattr(tensor, "dtype", None) in EIGHT_BITS
+    """Whether it is a tensor of numbers that scales belong to; of a subclass, if it says so."""
+    try:
+        return getattr(tensor, "dtype", None) in EIGHT_BITS
+    except TypeError:  # a subclass that answers to some of torch's functions alone
+        return False
 
 
 def with_scales(call: Call, k_scale: Scale, v_scale: Scale, q_scale: Scale = None) -> Call:
