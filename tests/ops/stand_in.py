@@ -12,7 +12,8 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.search.starting import starting_configs
 from tests.ops.fake_device import Pick
 
-ORDER = ("split_kv", "flash_wgmma", "flash_mma", "large_head_mma", "large_head", "flash_scalar")
+LATENT = ("latent_wgmma", "latent_columns")
+ORDER = ("split_kv", "flash_wgmma", "flash_mma", *LATENT, "large_head_mma", "large_head", "flash_scalar")
 BACKWARD = tuple(name for name in ("backward_wgmma", "backward_mma", "backward_scalar") if name in FAMILIES)
 FEW_QUERIES = 8
 """Up to so many, splitting the keys comes first."""
