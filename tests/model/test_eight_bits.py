@@ -45,6 +45,11 @@ def test_a_scale_is_one_argument_whatever_it_is_of():
     assert strides == [(0, 0, 0), (2, 1, 0)]
     assert parse_shape(f"{SHAPE}kv=e4m3,scales=token").scale_strides("v_scale") == (100, 50, 1)
     assert parse_shape(f"{SHAPE}kv=e4m3,scales=token,layout=bshd").scale_strides("v_scale") == (100, 1, 2)
+    latent = (
+        "B=5,H=16,Hkv=1,Sq=2,Sk=96,D=576,Dv=512,dtype=bf16,rotary_apart=1,seqused=2:96,page=16,kv=e4m3,scales=columns"
+    )
+    of_columns = [parse_shape(f"{latent},layout={layout}").scale_strides("v_scale") for layout in ("bshd", "bhsd")]
+    assert of_columns == [(64, 4, 4), (64, 64, 4)]
     kinds = {parse_shape(f"{SHAPE}kv=e4m3{words}").compiled_variants for words in ("", ",scales=head")}
     assert kinds == {("kv=e4m3",)}
 

@@ -154,6 +154,7 @@ def _left_out(tree: ast.Module) -> set[int]:
         parts = [
             node if isinstance(node, ast.Assert) else None,
             getattr(node, "annotation", None),
+            node.func if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript) else None,
             getattr(node, "returns", None),
             *getattr(node, "decorator_list", []),
             *([node] if isinstance(node, ast.keyword) and node.arg in GUARDS else []),

@@ -95,6 +95,8 @@ def facts() -> Iterator[tuple[str, Any]]:
         ratios = {name: dict(zip(("median", "low", "high"), of, strict=True)) for name, of in final.items()}
         of_final = SimpleNamespace(final=ratios, leaderboard=[SimpleNamespace(trial=3)])
         yield f"verdict {[*final.values()]}", StudySummary.verdict.fget(of_final)
+    for kind in ("estimated", "measured"):
+        yield f"notice {kind}", StudySummary.notice.fget(SimpleNamespace(kind=kind, gpu="l4"))
     for peer in (None, *(PeerRatio("flash", 12.5, *of) for of in ((1.0, False), (0.9, False), (1.4, True)))):
         yield f"peer {peer}", StudySummary.peer_verdict.fget(SimpleNamespace(winner=SimpleNamespace(peer=peer)))
     yield "a difference", winner.source_diff("a\nb\nc\n", "a\nx\nc\n", "old", "new")
