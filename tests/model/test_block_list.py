@@ -6,7 +6,7 @@ import torch
 
 from evoattn.correctness.block_list import NO_BLOCK, make_block_terms, visible
 from evoattn.correctness.reference import exact_attention, exact_lse, make_inputs
-from evoattn.model.block_list import BlockRow, draw
+from evoattn.model.block_list import BlockRow, blocks_of_rows, draw
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.shape_text import parse_shape
 
@@ -120,3 +120,8 @@ def test_other_texts_are_refused(text):
 def test_what_has_no_block_list(other):
     with pytest.raises(ProblemError, match="exclude each other"):
         parse_shape(f"{SHAPE},{other},blocks=128x128:300")
+
+
+def test_a_drawn_list_says_how_many_blocks_a_row_visits():
+    problem = parse_shape("B=1,H=2,S=4096,D=64,dtype=fp16,mask=full,blocks=128x128:1/7/16")
+    assert blocks_of_rows(*problem.block_mask) == (8.0, 16)

@@ -234,3 +234,8 @@ def test_enable_has_calls_run_in_eight_bits_where_a_kernel_serves_them(tmp_path,
         evoattn.enable(precision="int4")
     with pytest.raises(ValueError, match="exclude each other"):
         evoattn.enable(precision="fp8", batch_invariant=True)
+
+
+def test_a_turned_value_has_no_scale_of_each_token():
+    with pytest.raises(ValueError, match="turned goes with granularity 'tensor' or 'head'"):
+        evoattn.quantize_kv(*torch.zeros(2, 1, 2, 16, 32), granularity="token", turned=True)

@@ -51,6 +51,7 @@ def test_a_search_and_its_result(tmp_path):
     assert seen[-1] == 12
     said = str(result).splitlines()
     assert said[0] == PROBLEM.describe() and said[3] == f"Kept: study mine in {result.db}"
+    assert str(replace(result, kept="")).count("\n") == 3 and str(replace(result, kept="So.")).endswith("\nSo.")
     assert said[1].startswith(
         f"Best kernel: trial {result.best.number} (flash_mma), {result.value:.2f} µs, {result.ratio:.3f} of"
     )
