@@ -138,12 +138,16 @@ def files_of(family: str) -> tuple[str, ...]:
     return tuple(found)
 
 
+def changes_in(file: str) -> list[Change]:
+    """What can be changed of a file's CUDA."""
+    text = text_of(file)
+    return changes_of(text, text[: text.index(MARKER)].count("\n") + 2 if MARKER in text else 1)
+
+
 @cache
 def mutants_in(file: str) -> dict[str, Mutant]:
     """All mutants of a file, by their keys."""
-    text = text_of(file)
-    first = text[: text.index(MARKER)].count("\n") + 2 if MARKER in text else 1
-    return {mutant.key: mutant for mutant in (Mutant(file, change) for change in changes_of(text, first))}
+    return {mutant.key: mutant for mutant in (Mutant(file, change) for change in changes_in(file))}
 
 
 @cache
