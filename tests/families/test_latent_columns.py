@@ -1,7 +1,10 @@
-"""What refuses configs of latent_columns; `test_tables.py` runs it."""
+"""What refuses configs of latent_columns, which `test_tables.py` runs; its second launch."""
+
+import pytest
 
 from evoattn.families.registry import FAMILIES, load_space
 from tests.families.latent import H100, NARROW
+from tests.families.on_interpreter import built, small_faults
 
 EIGHT = NARROW.with_(shared_kv=False, rotary_apart=True, kv="e4m3", scales="columns")
 FAMILY = FAMILIES["latent_columns"]
@@ -30,7 +33,21 @@ REFUSED_OF += [
     (EIGHT.with_(**changes), *row)
     for changes, *row in (
         ({}, {"STAGES": 1, "LOADED": 4}, None),
-        ({"kv": "e5m2"}, {}, "of 16 bits or of e4m3, not of e5m2"),
+        ({"kv": "e5m2"}, {}, "of e4m3 with scales=columns, not of e5m2"),
+        ({"shared_kv": True, "rotary_apart": False, "scales": "token"}, {}, "not of e4m3 with scales='token'"),
         ({"heads": 32, "head_dim": 576, "value_dim": 512}, {"BLOCK_M": 32, "STAGES": 2}, "shared memory"),
     )
 ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("problem", "genes"),
+    [
+        (NARROW.with_(head_dim=256, value_dim=192, seqlen_k=300, lse=True), {}),
+        (EIGHT.with_(head_dim=448, value_dim=384, seqlen_k=200, seqused="0:200", page=16), {"LOADED": 2, "STAGES": 1}),
+    ],
+)
+def test_threads_that_merge_may_be_more_than_columns(problem, genes):
+    few = H100.with_limits({"sm_count": 5})  # blocks share keys
+    assert small_faults(built(FAMILY, problem, config(**genes), few), problem, slice(3)) == []

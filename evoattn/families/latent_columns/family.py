@@ -26,7 +26,7 @@ from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelLaunch, TensorMap
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.scales import SCALE_COLUMNS
+from evoattn.model.scales import PER_COLUMNS, SCALE_COLUMNS
 from evoattn.model.space import KernelConfig
 from evoattn.model.variant import EIGHT_BITS
 
@@ -50,8 +50,11 @@ class LatentColumns(Latent):
     merge_threads: ClassVar[int] = MERGE_THREADS
 
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
-        if problem.kv not in ("", KV):
-            return f"{self.name} takes a latent cache of 16 bits or of {KV}, not of {problem.kv}."
+        if problem.kv and (problem.kv, problem.scales) != (KV, PER_COLUMNS):
+            return (
+                f"{self.name} takes a latent cache of 16 bits, or of {KV} with scales={PER_COLUMNS}, not of "
+                f"{problem.kv} with scales={problem.scales!r}."
+            )
         return super().refuse(problem, gpu)
 
     def why_not(
