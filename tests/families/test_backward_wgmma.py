@@ -7,6 +7,7 @@ import pytest
 
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.families.registry import FAMILIES, load_space
+from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
 from tests.families.on_interpreter import built, judged, small_faults
@@ -253,3 +254,9 @@ def test_the_gradient_of_a_bias_beside_an_expression_is_left_to_another_family()
     """Its dS has no factors here, and the bias comes before the expression."""
     asked = parse_shape("B=2 H=4 S=64 D=128 op=backward bias=hs grads=bias score=s*gate[h] tables=gate:fp32:4")
     assert "backward_scalar" in (FAMILY.why_unsupported(asked, H100) or "")
+
+
+def test_a_source_whose_blocks_have_whole_tiles_of_queries_is_outdated():
+    source = render(FAMILY, parse_shape("B=1 H=2 S=200 D=128 op=backward"), START, H100).source
+    assert FAMILY.why_outdated(START, source) is None
+    assert "share" in (FAMILY.why_outdated(START, source.replace(", int key_slots", "")) or "")

@@ -198,8 +198,10 @@ class BackwardWgmma(Family):
         }
 
     def why_outdated(self, config: KernelConfig, source: str) -> str | None:
-        if "int waits_ahead" not in source:
-            return "It is of before rows of queries were for launches of their own alone, and takes other arguments."
+        if "int key_slots" not in source:
+            return (
+                "It is of before blocks shared a tile of queries in the launches for rows, and numbers them otherwise."
+            )
         return super().why_outdated(config, source)
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
