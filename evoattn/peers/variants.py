@@ -30,7 +30,9 @@ def without_nan(problem: AttentionProblem, tensors: Tensors) -> dict[str, torch.
     made = dict(tensors)
     some = problem.seqused or (problem.varlen and problem.page)
     if some or (problem.varlen and not all(queries for queries, _ in problem.sequences)):
-        made |= {name: copied(tensors[name]).nan_to_num_(0.0) for name in problem.tensors[1:]}
+        for name in problem.tensors[1:]:
+            one = copied(tensors[name])
+            made[name] = one.copy_(one.float().nan_to_num_(0.0))  # which numbers of 8 bits have not
     if problem.page:
         made["table"] = tensors["table"].masked_fill(tensors["table"] == NO_PAGE, 0)
     return made
@@ -111,7 +113,8 @@ def eight_bits(
     if problem.dtype not in KEY_DTYPES or problem.scales not in ("", "head"):
         return problem, dict(tensors), {}
     shape = (problem.batch, problem.kv_heads)
-    descales = {f"{name}_descale": tensors[f"{name}_scale"].expand(shape).contiguous() for name in "qkv"}
+    scales = {"v_scale": tensors["k_scale"], **tensors}  # K's where V lies within it
+    descales = {f"{name}_descale": scales[f"{name}_scale"].expand(shape).contiguous() for name in "qkv"}
     if problem.turned:
         rows = turned_back(tensors["v"], problem.seqlen_k)
         if problem.layout == "bshd":

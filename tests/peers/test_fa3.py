@@ -8,6 +8,7 @@ from evoattn.correctness.reference import make_answer, make_inputs
 from evoattn.model.problem import AttentionProblem
 from evoattn.peers import fa3
 from evoattn.peers.table import NOT_INSTALLED, PeerRefused, fa3_peer, peer_call
+from evoattn.peers.variants import eight_bits, without_nan
 
 PROBLEM = AttentionProblem(2, 4, 2, 24, 40, 16, mask="causal_lower_right")
 
@@ -85,3 +86,25 @@ def test_8_bits_come_with_their_scales_and_v_in_rows(layout):
     tensors = make_inputs(turned, 1, "cpu")
     call = peer_call(fa3_peer(load), turned, tensors, make_answer(turned, tensors))
     assert call().shape == (2, 4, 24, 16)
+
+
+@pytest.mark.parametrize("more", [{"seqused": "8:40"}, {"seqlen_k": 48, "seqused": "8:40", "page": 16}])
+def test_places_of_8_bits_that_no_sequence_uses_are_numbers(more):
+    """What an attention function multiplies by 0 must not be NaN."""
+    problem = AttentionProblem(
+        **dict(batch=2, heads=4, kv_heads=2, seqlen_q=1, seqlen_k=40, head_dim=16) | more, dtype="e4m3"
+    )
+    tensors = make_inputs(problem, 1, "cpu")
+    clean = without_nan(problem, tensors)
+    for name in "kv":
+        unused = tensors[name].float().isnan()
+        assert unused.any() and not clean[name].float()[unused].any()
+        assert clean[name].float()[~unused].equal(tensors[name].float()[~unused])
+        assert clean[name].stride() == tensors[name].stride() and clean[name].dtype == tensors[name].dtype
+
+
+def test_a_value_within_key_has_key_s_scale():
+    problem = AttentionProblem(2, 4, 2, 24, 40, 16, "e4m3", shared_kv=True, value_dim=16)
+    tensors = make_inputs(problem, 1, "cpu")
+    _, _, descales = eight_bits(problem, tensors)
+    assert descales["v_descale"].equal(tensors["k_scale"].expand(2, 2))
