@@ -109,6 +109,22 @@ def test_one_mask_for_all_batches_has_one_list():
         assert listed_mask.block_mask_of(own).kv_num_blocks.shape == (lists, 1, 2)
 
 
+def test_an_empty_batch_goes_to_torch():
+    q, mask = torch.randn(0, 4, 200, 16), torch.ones(0, 1, 200, 200, dtype=torch.bool)
+    with current.use(Answering(True)):
+        assert listed_mask.attention(q, q, q, mask, None, 0.0, None) is None
+
+
+@pytest.mark.parametrize("most", [200 * 200, 200 * 200 - 1])
+def test_a_mask_of_more_elements_than_a_table_has_goes_to_torch(monkeypatch, most):
+    """Those of one batch count, where all have the same."""
+    monkeypatch.setattr(listed_mask, "MOST_ELEMENTS", most)
+    q, mask = torch.randn(2, 4, 200, 16), torch.ones(1, 1, 200, 200, dtype=torch.bool).expand(2, 1, 200, 200)
+    with current.use(Answering(True)):
+        found = listed_mask.attention(q, q, q, mask, None, 0.0, None)
+    assert (found is None) == (most < 200 * 200)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "padding"),
