@@ -71,7 +71,7 @@ def flash_mla_with_kvcache(  # noqa: PLR0913 — as FlashMLA has them
     q is `[batch, seqlen_q, heads, 576]`, k_cache `[pages, page, 1, 576]` in its dtype or with `is_fp8_kvcache` `[pages,
     page, 1, 656]` of bytes, block_table int32 `[batch, most_pages]`, cache_seqlens int32 `[batch]`. `causal` aligns the
     last query with the last key. `evoattn.attention_paged` computes it, and says what it raises. Raises `ValueError`
-    for `indices` (sparse attention) and for another head_dim_v than 512 beside 8 bits.
+    for `indices` (sparse attention), and beside 8 bits for another head_dim_v than 512 and another q than bfloat16.
     """
     if indices is not None:
         raise ValueError("indices: sparse attention is not there; leave them out.")
@@ -80,6 +80,8 @@ def flash_mla_with_kvcache(  # noqa: PLR0913 — as FlashMLA has them
         if head_dim_v != LATENT:
             raise ValueError(f"head_dim_v of a cache of 8 bits is {LATENT}, not {head_dim_v}.")
         caches = latent_views(k_cache)
+        if q.dtype != caches[0].dtype:
+            raise ValueError(f"q beside a cache of 8 bits is bfloat16, as its rotary columns are, not {q.dtype}.")
     found = attention_paged(
         q, *caches[:2], block_table, cache_seqlens, scale=softmax_scale, causal=causal, v_scale=caches[2],
         return_lse=True,

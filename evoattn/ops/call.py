@@ -190,7 +190,7 @@ class Call:
         of 8 bits stay beside their scales, and slopes too: rounded they would be off by much at far keys."""
         query, key, value = autocast(kind, self.query, self.key, self.value)
         if self.value.dtype in KV_DTYPES:
-            key, value = self.key, self.value
+            key, value = self.key if self.key.dtype in KV_DTYPES else key, self.value
         if self.q_scaled:
             query = self.query
         named, others = self.terms[:K_SCALE], self.terms[K_SCALE:]

@@ -149,7 +149,8 @@ def answer(call: Call) -> Answer:
         call = dequantised(call)
     tensors = call.query, call.key, call.value
     if call.paged and all(isinstance(tensor, Tensor) for tensor in tensors) and is_apart(*tensors):
-        call = replace(call, key=torch.cat((call.value, call.key), -1))
+        with without_autocast(call.query.device.type):  # which joins no tensors of another 16 bits than its own
+            call = replace(call, key=torch.cat((call.value, call.key), -1))
     if not call.has_variant:
         output = _by_sdpa(call)
         output = output if call.out is None else call.out.copy_(output)

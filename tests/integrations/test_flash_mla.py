@@ -72,6 +72,19 @@ def test_torch_answers_as_the_formula(eight, seqlen_q):
     torch.testing.assert_close(sums.double(), expected_sums, rtol=0, atol=0.01)
 
 
+@pytest.mark.parametrize("device_is_there", [True, False])
+def test_under_autocast_rotary_columns_have_the_dtype_of_queries(tmp_path, device_is_there):
+    asked = []
+    runtime = fake_runtime(FakeDevice(), tmp_path, lambda problem, gpu: asked.append(problem.dtype))
+    q, latent, table, lengths = inputs()
+    given = q, quantize_latent(latent), table, lengths, 512
+    expected, _ = flash_mla_with_kvcache(*given, is_fp8_kvcache=True)
+    with current.use(runtime if device_is_there else current.runtime()), torch.autocast("cpu", torch.float16):
+        found, _ = flash_mla_with_kvcache(*given, is_fp8_kvcache=True)
+    assert found.dtype == torch.float16 and asked == ["fp16"] * device_is_there
+    torch.testing.assert_close(found.float(), expected.float(), rtol=0, atol=0.02)
+
+
 def test_a_kernel_reads_the_rows_where_they_lie(tmp_path):
     """The op asks for one, told the strides of the cache; the device of this test has none."""
     asked = []
@@ -92,6 +105,7 @@ def test_a_kernel_reads_the_rows_where_they_lie(tmp_path):
     [
         ({"indices": torch.zeros(1)}, "sparse attention"),
         ({"head_dim_v": 256}, "is 512, not 256"),
+        ({"q": torch.zeros(3, 1, 4, 576)}, "is bfloat16, as its rotary columns are, not torch.float32"),
         ({"k_cache": torch.zeros(8, PAGE, 1, 600, dtype=torch.uint8)}, "656 bytes a row"),
     ],
 )
