@@ -46,10 +46,10 @@ JUDGED_SEEDS = range(80, 100)
 JUDGE_SHARE, MAKE_SHARE = 0.24, 0.06
 """Of the budget: for judging, and for making the list; the search has the rest."""
 LEARN_SECONDS, LEARN_TIMES = 200.0, 16
-"""A search so long learns twice: the correction and the list are made of what is timed, and what these choose is
-timed next. It begins so where so many times a problem are known. Of the picks for 80 problems left out half had not
-been timed there, and where a half of the kernels is hidden from a fit first choices take 1.048 in place of 1.033 times
-the best. More times do less: with half of the problems they take 1.030 in place of 1.027."""
+"""A search of so many seconds stops twice to learn: the correction and the list are made of what is timed, and what
+these choose is timed next. Where so many times a problem are known it learns before it begins, and once more. Of the
+picks for 80 problems left out half had not been timed there. Where a half of the kernels is hidden from a fit, first
+choices take 1.048 in place of 1.033 times the best; where a half of the problems is, 1.030 in place of 1.027."""
 FIRST, ENDS = 3, 2
 """What is timed then of each problem: kernels of the list, the pick before all others, and ends of climbs."""
 MOST_OF_A_KIND = 24
