@@ -73,8 +73,6 @@ class BackwardWgmma(Family):
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
     writes_lse: ClassVar[bool] = True
-    row_parts: ClassVar[int] = ROW_PARTS
-    key_shares: ClassVar[int] = KEY_SHARES
     variants: ClassVar[tuple[str, ...]] = (
         "window",
         "softcap",
@@ -155,8 +153,8 @@ class BackwardWgmma(Family):
             "SINK_GRADIENT": "sinks" in parse_grads(problem.grads),
             "QUERY_SPLIT": genes.QUERY_SPLIT,
             "DV_LAST": genes.ORDER == "dv_last",
-            "ROW_PARTS": self.row_parts,
-            "KEY_SHARES": self.key_shares,
+            "ROW_PARTS": ROW_PARTS,
+            "KEY_SHARES": KEY_SHARES,
             "SPLIT_LAST": genes.SPLIT == "last",
             "PRODUCER_WARPS": producer_warps(genes),
             "PRODUCER_REGISTERS": producer,
@@ -227,9 +225,9 @@ class BackwardWgmma(Family):
         if in_order and not ahead and not problem.blocks and (problem.causal or genes.ROTATE):
             together = math.prod(grid) if genes.BLOCK_ORDER != "keys" else blocks
         sums, sum_tiles = (Buffer("key_sums"), keys) if in_parts else (NULL, 0)
-        sum_slots = sum_tiles * max(1, self.key_shares // problem.group_size)
+        sum_slots = sum_tiles * max(1, KEY_SHARES // problem.group_size)
         if genes.SPLIT == "last":
-            sum_tiles, sum_slots = whole, math.ceil((tiles_of_all - whole) * self.key_shares / (problem.heads * batch))
+            sum_tiles, sum_slots = whole, math.ceil((tiles_of_all - whole) * KEY_SHARES / (problem.heads * batch))
         alone = is_alone(problem, genes)
         log_sums, deltas, dq_sums = (NULL if alone else Buffer(name) for name in ("log_sums", "deltas", "dq_sums"))
         dlse: KernelArg = Buffer("dlse") if problem.lse else NULL
@@ -284,12 +282,12 @@ class BackwardWgmma(Family):
         return (
             *packs,
             KernelLaunch(
-                "backward_wgmma_terms", (tiles * self.row_parts, *row_grid), row_block, 0, terms, overlaps=bool(packs)
+                "backward_wgmma_terms", (tiles * ROW_PARTS, *row_grid), row_block, 0, terms, overlaps=bool(packs)
             ),
             KernelLaunch(self.name, grid, (threads(genes), 1, 1), smem, main, overlaps=True, together=together),
             KernelLaunch(
                 "backward_wgmma_rows",
-                (tiles * self.row_parts + sinks + sum_slots, *row_grid),
+                (tiles * ROW_PARTS + sinks + sum_slots, *row_grid),
                 row_block,
                 0,
                 rows,
