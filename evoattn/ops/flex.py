@@ -355,8 +355,7 @@ def _created(mask_mod: Any, shape: MaskShape, device: Any, separate: bool) -> Bl
         return None
     if not is_ordinary(made, made, made):
         return None
-    if where.index is None:
-        where = torch.device(where.type, platform.current_device())
+    where = torch.empty(0, device=where).device  # with its number
     try:
         said = said_by((None, mask_mod), where)
     except TypeError:  # of what is no function
