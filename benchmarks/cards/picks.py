@@ -2,8 +2,9 @@
 
 For problems as people have them, on each card, the score of the pick over the least score of all configs that are known
 to be good for the card's families that may win: the starting configs of their search spaces, and kernels of shipped
-portfolios that the card can run. With `--compile` NVRTC compiles each different pick for the card. Scores are no times:
-this says that the choice does what the cost model can, and nothing of the model itself.
+portfolios that the card can run. With `--compile` NVRTC compiles each different pick for the card, and it is counted of
+how many the registers leave room for fewer blocks on an SM than the family's estimate said. Scores are no times: this
+says that the choice does what the cost model can, and nothing of the model itself.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
 
+from evoattn.backends.compiler import CompileError, compile_source
 from evoattn.cost.cost import scores
 from evoattn.families import registry
 from evoattn.families.registry import load_space
+from evoattn.families.render import render
 from evoattn.model.gpu import GPUS, GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
@@ -45,6 +48,8 @@ class Judged:
     """Of their scores; infinite where there is no pick."""
     failure: str = ""
     """What the compiler said against the pick."""
+    fewer: bool = False
+    """By the compiler's registers fewer of its blocks fit on an SM than by the estimate."""
 
     @property
     def misses(self) -> bool:
@@ -76,25 +81,23 @@ def judged(problem: AttentionProblem, gpu: GpuSpec) -> Judged | None:
 
 
 def compiled(rows: Iterable[Judged], gpu: GpuSpec) -> Iterator[Judged]:
-    """The rows, with what NVRTC says against their picks."""
-    from dataclasses import replace
-
-    from evoattn.backends.compiler import CompileError, compile_source
-    from evoattn.families.render import render
-
-    known: dict[str, str] = {}
+    """The rows, with what NVRTC says of their picks."""
+    known: dict[str, tuple[str, int]] = {}
     for row in rows:
         if row.picked is None:
             yield row
             continue
-        source = render(registry.lookup(row.picked.family), row.problem, row.picked, gpu).source
+        family = registry.lookup(row.picked.family)
+        source = render(family, row.problem, row.picked, gpu).source
         if source not in known:
             try:
-                compile_source(source, gpu.arch)
-                known[source] = ""
+                known[source] = "", compile_source(source, gpu.arch).info.registers
             except CompileError as error:
-                known[source] = str(error).splitlines()[0]
-        yield replace(row, failure=known[source])
+                known[source] = str(error).splitlines()[0], 0
+        failure, registers = known[source]
+        expected, found = (family.work(row.problem, row.picked, n)[0] for n in (0, registers))
+        fits, fit = (gpu.blocks_resident(w.registers, w.threads, w.smem_bytes) for w in (found, expected))
+        yield replace(row, failure=failure, fewer=fits < fit)
 
 
 def of_card(name: str, problems: list[AttentionProblem], compiles: bool) -> list[Judged]:
@@ -112,7 +115,7 @@ def summary(name: str, rows: list[Judged]) -> str:
     failed = sum(bool(row.failure) for row in rows)
     return (
         f"| {name} | {len(rows)} | {math.exp(fmean(map(math.log, able))):.3f} | {max(able):.3f} "
-        f"| {sum(row.ratio > MOST for row in rows)} | {failed} | {words} |"
+        f"| {sum(row.ratio > MOST for row in rows)} | {failed} | {sum(row.fewer for row in rows)} | {words} |"
     )
 
 
@@ -128,7 +131,8 @@ def main() -> int:
     each = math.ceil(words.count / len(SEEDS))
     problems = [p for seed in SEEDS for p in draw(seed, each)][: words.count]
     names, started = words.cards.split(","), time.monotonic()
-    print("| card | problems | geomean | worst | over 1.02 | do not compile | families of the picks |\n|" + "---|" * 7)
+    columns = "card", "problems", "geomean", "worst", "over 1.02", "do not compile", "fewer blocks an SM", "families"
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     missed = 0
     work = partial(of_card, problems=problems, compiles=words.compile)
     with ProcessPoolExecutor(words.jobs) as workers:

@@ -35,7 +35,7 @@ def test_what_does_not_compile_or_is_no_pick_is_a_miss():
     assert not whole.failure and not whole.misses
     wrong = Judged(problem, right.picked, right.best, 1.03)
     assert wrong.misses and Judged(problem, None, right.best, float("inf")).misses
-    assert "| 1.030 | 1 | 0 |" in summary("l4", [wrong])
+    assert "| 1.030 | 1 | 0 | 0 |" in summary("l4", [wrong])
 
 
 def test_problems_are_those_of_seeds_that_nothing_was_made_from():
