@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -22,6 +23,10 @@ class Buffer(NamedTuple):
     `workspace`."""
 
     name: str
+
+
+NULL = Scalar("int64", 0)
+"""A null pointer: the address of a buffer that a launch does not use."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,11 @@ class TensorMap:
 
 
 KernelArg = Scalar | Buffer | TensorMap
+
+
+def scratch_args(workspace: Container[str], *names: str) -> tuple[Buffer | Scalar, ...]:
+    """The buffers of these names, `NULL` in place of those that a family's `workspace` has not."""
+    return tuple(Buffer(name) if name in workspace else NULL for name in names)
 
 
 @dataclass(frozen=True)

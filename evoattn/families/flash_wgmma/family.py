@@ -54,7 +54,7 @@ from evoattn.families.variants import variant_constants, variant_given
 from evoattn.families.work import LaunchWork
 from evoattn.model.forward import MAIN
 from evoattn.model.gpu import GpuSpec
-from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
+from evoattn.model.launch import NULL, Buffer, KernelArg, KernelLaunch, Scalar, TensorMap, scratch_args
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, SearchSpace, Value
@@ -185,12 +185,11 @@ class FlashWgmma(Family):
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         genes = FlashWgmmaGenes.of(config)
-        scratch, null = self.workspace(problem, config, gpu), Scalar("int64", 0)
         args: tuple[KernelArg, ...] = (
             *_maps(problem, genes),
             Buffer("o"),
-            Buffer("lse") if problem.lse else null,
-            *(Buffer(name) if name in scratch else null for name in (COUNTERS, RESULTS)),
+            Buffer("lse") if problem.lse else NULL,
+            *scratch_args(self.workspace(problem, config, gpu), COUNTERS, RESULTS),
             *size_args(problem),
             softmax_scale_log2(problem),
             *passed(variant_given(problem), list_given(problem)),

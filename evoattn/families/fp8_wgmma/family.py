@@ -44,7 +44,7 @@ from evoattn.families.variants import scale_given, variant_constants, variant_gi
 from evoattn.families.work import LaunchWork
 from evoattn.model.forward import MAIN
 from evoattn.model.gpu import GpuSpec
-from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
+from evoattn.model.launch import NULL, Buffer, KernelArg, KernelLaunch, TensorMap, scratch_args
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.scales import BLOCK_ROWS, PER_BLOCK, PER_TOKEN
@@ -154,12 +154,11 @@ class Fp8Wgmma(Family):
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         genes = Fp8WgmmaGenes.of(config)
-        scratch, null = self.workspace(problem, config, gpu), Scalar("int64", 0)
         args: tuple[KernelArg, ...] = (
             *_maps(problem, genes),
             Buffer("o"),
-            Buffer("lse") if problem.lse else null,
-            *(Buffer(name) if name in scratch else null for name in (COUNTERS, RESULTS)),
+            Buffer("lse") if problem.lse else NULL,
+            *scratch_args(self.workspace(problem, config, gpu), COUNTERS, RESULTS),
             *size_args(problem),
             *passed(scale_given(problem, *"qkv")),
             softmax_scale_log2(problem),

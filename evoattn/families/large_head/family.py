@@ -27,7 +27,7 @@ from evoattn.families.large_head.resources import (
 from evoattn.families.residency import WARP, why_no_memory, why_too_few_registers
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
-from evoattn.model.launch import Buffer, KernelLaunch, Scalar
+from evoattn.model.launch import KernelLaunch, scratch_args
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, Value
@@ -108,12 +108,10 @@ class LargeHead(Family):
         x, z = math.ceil(packed_rows(problem) / genes.BLOCK_M) * split, problem.kv_heads * problem.batch
         scores_smem, smem = smem_bytes(problem, genes)
         cluster = (split if genes.EXCHANGE == "cluster" else 1, 1, 1)
+        args = *attention_args(problem), *scratch_args(workspace_bytes(problem, genes), "partials")
         if is_fused(genes):
-            no_workspace = Scalar("int64", 0)  # a null pointer
-            return (
-                KernelLaunch("large_head", (x, 1, z), block, smem, (*attention_args(problem), no_workspace), cluster),
-            )
-        args, key_tiles = ((*attention_args(problem), Buffer("partials")), math.ceil(problem.seqlen_k / genes.BLOCK_N))
+            return (KernelLaunch("large_head", (x, 1, z), block, smem, args, cluster),)
+        key_tiles = math.ceil(problem.seqlen_k / genes.BLOCK_N)
         return (
             KernelLaunch("large_head_scores", (x, key_tiles, z), block, scores_smem, args),
             KernelLaunch("large_head", (x, 1, z), block, smem, args, overlaps=genes.DEPENDENT_LAUNCH),

@@ -23,7 +23,7 @@ from evoattn.families.residency import why_no_memory
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import GpuSpec
-from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
+from evoattn.model.launch import KernelLaunch, TensorMap, scratch_args
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 
@@ -75,8 +75,7 @@ class LatentWgmma(Latent):
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         genes = LatentWgmmaGenes.of(config)
         splits, split_tiles = split_of(problem, genes)
-        p, null = problem, Scalar("int64", 0)
-        results: tuple[KernelArg, ...] = (Buffer(PARTIAL), Buffer(STATE)) if splits > 1 else (null, null)
+        p, results = problem, scratch_args(self.workspace(problem, config, gpu), PARTIAL, STATE)
         maps = _heads_map(p, genes.BLOCK_M), *self.key_maps(p, genes.BLOCK_N)
         sizes = p.kv_heads, p.seqlen_q, p.seqlen_k, p.group_size, splits, split_tiles
         args = self.first_args(p, maps, results, *sizes)

@@ -39,7 +39,7 @@ from evoattn.families.variants import lse_given, scale_constants, scale_given, v
 from evoattn.families.work import LaunchWork
 from evoattn.model.block_list import parse_blocks
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
-from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
+from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, scratch_args
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
@@ -49,8 +49,6 @@ MAX_HEAD_DIM = 256
 MOST_ROWS_WON = 512
 """Query rows that share a K/V head. The most on which it won a measured problem is 342."""
 PARTIAL, STATE, ARRIVED = "partial", "state", "arrived" + ZEROED_SUFFIX
-UNUSED_BYTES = 16
-"""Of a scratch buffer that no kernel touches."""
 
 
 class SplitKv(Family):
@@ -124,7 +122,8 @@ class SplitKv(Family):
         genes = SplitKvGenes.of(config)
         (splits, keys), blocks = split_of(problem, genes), row_blocks(problem, genes)
         sizes = (Scalar("int32", n) for n in (packed_heads(problem), blocks, splits, keys))
-        args: list[KernelArg] = [*attention_args(problem), *sizes, Buffer(PARTIAL), Buffer(STATE), Buffer(ARRIVED)]
+        scratch = scratch_args(self.workspace(problem, config, gpu), PARTIAL, STATE, ARRIVED)
+        args: list[KernelArg] = [*attention_args(problem), *sizes, *scratch]
         args += passed(*given(problem).values())
         if genes.LOAD == "tma":
             args[1:3] = (tile_map(problem, tensor, warp_keys(genes)) for tensor in "kv")
@@ -143,7 +142,7 @@ class SplitKv(Family):
             Scalar("int32", n) for n in (problem.seqlen_q, tile_heads(problem), packed_heads(problem), blocks, splits)
         ]
         merge_args += [Scalar("int64", stride) for stride in problem.strides("o")[:3]]
-        merge_args += [Buffer(PARTIAL), Buffer(STATE), *passed(lse_given(problem), variant_given(problem))]
+        merge_args += [*scratch[:2], *passed(lse_given(problem), variant_given(problem))]
         grid = (packed_rows(problem), tile_heads(problem), problem.batch)
         overlaps = genes.DEPENDENT_LAUNCH != "none"
         return partial, KernelLaunch(
@@ -154,10 +153,10 @@ class SplitKv(Family):
         genes = SplitKvGenes.of(config)
         (splits, _), tiles = split_of(problem, genes), row_blocks(problem, genes) * tile_heads(problem) * problem.batch
         if splits == 1 or genes.MERGE == "cluster":
-            return {PARTIAL: UNUSED_BYTES, STATE: UNUSED_BYTES, ARRIVED: UNUSED_BYTES}
+            return {}
         rows = tiles * splits * genes.BLOCK_M
-        arrived = tiles * 4 if genes.MERGE == "last_block" else UNUSED_BYTES
-        return {PARTIAL: rows * problem.head_dim * 4, STATE: rows * 8, ARRIVED: arrived}
+        arrived = {ARRIVED: tiles * 4} if genes.MERGE == "last_block" else {}
+        return {PARTIAL: rows * problem.head_dim * 4, STATE: rows * 8, **arrived}
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
         return launch_work(problem, SplitKvGenes.of(config), registers)
