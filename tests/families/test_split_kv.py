@@ -106,7 +106,7 @@ def test_a_cluster_has_a_block_for_each_split():
 
 def test_one_split_needs_one_launch_and_no_scratch():
     p, c = problem(), config(SPLITS=1, MERGE="kernel")
-    assert len(FAMILY.launches(p, c, H100)) == 1 and max(FAMILY.workspace(p, c, H100).values()) < 64
+    assert len(FAMILY.launches(p, c, H100)) == 1 and not FAMILY.workspace(p, c, H100)
     assert [n.kernel for n in FAMILY.launches(p, config(MERGE="kernel"), H100)] == ["split_kv", "split_kv_merge"]
 
 
