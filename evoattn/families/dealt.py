@@ -1,5 +1,6 @@
-"""Tiles of rows that a fixed schedule deals to its blocks in turn (`templates/device/schedule/block_tile.cuh`), where
-sequences have lengths of their own: some tiles have no rows, or few keys, and no block takes another's."""
+"""Tiles of rows that a fixed schedule deals to its blocks in turn (`templates/flash_wgmma/block_tile.cuh`), where
+sequences have lengths of their own, or rows lists of keys: some tiles have no rows, or few keys, and no block takes
+another's."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from evoattn.families.block_list import listed_row_steps
 from evoattn.families.row_blocks import row_blocks
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.sequences import starts
@@ -65,7 +67,7 @@ def _dealt(tiles: DealtTiles, blocks: int, sm_count: int) -> DealtTo | None:
     in_turn = index - first_head * row_blocks
     taking_turns = np.minimum(turn, tiles.heads - first_head)
     row_block, head = in_turn // taking_turns, first_head + in_turn % taking_turns
-    causal = tiles.problem.masking.causal
+    causal = tiles.problem.masking.causal or bool(tiles.problem.blocks)  # LAST_FIRST of the kernels
     dealt = np.full(rounds * blocks, -1.0)
     dealt[: len(index)] = steps[head * batches // tiles.heads, row_blocks - 1 - row_block if causal else row_block]
     dealt = dealt.reshape(rounds, blocks)
@@ -79,10 +81,16 @@ def _dealt(tiles: DealtTiles, blocks: int, sm_count: int) -> DealtTo | None:
 
 @lru_cache(maxsize=128)
 def _steps(tiles: DealtTiles) -> NDArray[np.float64]:
-    """Tiles of keys of each tile of rows, [batches, row blocks]; -1 where there is none."""
+    """Tiles of keys of each tile of rows, [batches, row blocks]; -1 where there is none. Of block lists only mean and
+    most are known: rows are taken to see more and more keys, up to the most, as in most lists."""
     import numpy as np
 
     problem, rows = tiles.problem, tiles.rows
+    if problem.blocks:
+        mean, most, _ = listed_row_steps(problem, rows, tiles.keys)
+        count = row_blocks(problem, rows, tiles.rows_per_query)
+        growing: NDArray[np.float64] = most * ((np.arange(count) + 0.5) / count) ** (most / max(mean, 1e-3) - 1)
+        return growing[None]
     queries, keys = np.array(problem.sequences).T
     if problem.varlen:
         tile = np.arange(row_blocks(problem, rows, tiles.rows_per_query))

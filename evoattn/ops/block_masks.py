@@ -200,10 +200,9 @@ def told(text: str, lists: tuple[Tensor | None, ...]) -> str:
 
 
 def _rounded(count: float) -> int:
-    """Up to a number of two significant bits, so that masks that differ little have one plan."""
-    whole = -int(-count // 1)
-    step = 1 << max(0, whole.bit_length() - 2)
-    return -(-whole // step) * step
+    """The nearest number of two significant bits, 0 for none, so that masks that differ little have one plan."""
+    step = 1 << max(0, int(count).bit_length() - 2)
+    return max(int(count > 0), int(count / step + 0.5) * step)
 
 
 def text_of(mask: BlockMask, known: Kept) -> str:

@@ -356,9 +356,15 @@ def size_class(problem: AttentionProblem) -> AttentionProblem:
         return about
 
 
+def _nearest_power(number: float) -> int:
+    """Of two, 1 or more."""
+    return 1 << max(0, round(math.log2(max(number, 1))))
+
+
 def _without_sizes(problem: AttentionProblem) -> AttentionProblem:
     """The problem with tables of one element, on whose sizes no kernel depends, but where several scores may be of an
-    element that has a deterministic gradient, and with numbers of listed blocks that are powers of two."""
+    element that has a deterministic gradient, and with numbers of listed blocks that are powers of two in the mean, and
+    so many times that at most."""
     changed: dict[str, str] = {}
     if problem.tables:
         sized = parse_grads(problem.grads) if problem.deterministic else ()
@@ -369,9 +375,10 @@ def _without_sizes(problem: AttentionProblem) -> AttentionProblem:
         changed["tables"] = "+".join(table.describe() for table in tables)
     mask = parse_blocks(problem.blocks) if problem.blocks else None
     if mask is not None and not mask.documents and not mask.mixed:
-        partial, full, most = (count and power_below(2 * count - 1) for count in mask.counts)
+        partial, full = (count and _nearest_power(count) for count in mask.counts[:2])
+        most = _nearest_power(mask.counts[2] / max(1, sum(mask.counts[:2]))) * (partial + full)
         head, _, _ = problem.blocks.rpartition(":")
-        changed["blocks"] = f"{head}:{partial}/{full}/{max(most, partial + full)}"
+        changed["blocks"] = f"{head}:{partial}/{full}/{max(1, most)}"
     return problem.with_(**changed) if changed else problem
 
 

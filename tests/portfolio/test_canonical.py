@@ -95,8 +95,7 @@ def test_expressions_and_block_lists_share_picks() -> None:
         return canonical(parse_shape(f"B=1,H=8,S={length},D=64,dtype=bf16,blocks={blocks},{words}"))
 
     assert made(4090, "128x128:1/3/7") == made(4096, "128x128:1/4/8")
-    assert made(4096, "128x128:0/3/3").blocks == "128x128:0/4/4" and made(4096, "128x128:3/5/8").blocks.endswith(
-        "4/8/12"
-    )
+    for blocks, rounded in (("0/3/3", "0/4/4"), ("3/5/8", "4/4/8"), ("1/32/64", "1/32/66"), ("0/1/5", "0/1/4")):
+        assert made(4096, f"128x128:{blocks}").blocks == f"128x128:{rounded}"
     assert made(4096, "128x128:300").blocks == "128x128:300" and made(64, "8x8:1/3/7:mixed").blocks == "8x8:1/3/7:mixed"
     assert made(4096, "128x128:1/3/7").tables == "t0:int64:1x1"

@@ -474,7 +474,7 @@ def _most_tiles(genes: FlashWgmmaGenes, most: int) -> int:
 
 
 def _dealt(problem: AttentionProblem, genes: FlashWgmmaGenes) -> DealtTiles | None:
-    if not (problem.varlen or problem.seqused):
+    if not (problem.varlen or problem.seqused or problem.blocks):
         return None
     heads, slots = row_tiles(problem, genes)[1], group_slots(problem) if genes.GROUP_ROWS else 1
     return DealtTiles(problem, genes.BLOCK_M, genes.BLOCK_N, slots, heads, HEADS_IN_TURN[genes.TILE_ORDER])
