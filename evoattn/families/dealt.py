@@ -82,15 +82,15 @@ def _dealt(tiles: DealtTiles, blocks: int, sm_count: int) -> DealtTo | None:
 @lru_cache(maxsize=128)
 def _steps(tiles: DealtTiles) -> NDArray[np.float64]:
     """Tiles of keys of each tile of rows, [batches, row blocks]; -1 where there is none. Of block lists only mean and
-    most are known: rows are taken to see more and more keys, up to the most, as in most lists."""
+    most are known: rows are taken to see up to the most, in no order."""
     import numpy as np
 
     problem, rows = tiles.problem, tiles.rows
     if problem.blocks:
         mean, most, _ = listed_row_steps(problem, rows, tiles.keys)
         count = row_blocks(problem, rows, tiles.rows_per_query)
-        growing: NDArray[np.float64] = most * ((np.arange(count) + 0.5) / count) ** (most / max(mean, 1e-3) - 1)
-        return growing[None]
+        seen: NDArray[np.float64] = most * ((np.arange(count) + 0.5) / count) ** (most / max(mean, 1e-3) - 1)
+        return np.random.default_rng(0).permutation(seen)[None]
     queries, keys = np.array(problem.sequences).T
     if problem.varlen:
         tile = np.arange(row_blocks(problem, rows, tiles.rows_per_query))

@@ -12,7 +12,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.scales import PER_TOKEN
 from evoattn.model.score import SCORE, WHOLE, Name, Score, Table, Tree, cost, depends_on, derivative, loads_pairs
 from evoattn.model.score_cuda import changed_in_cuda, in_cuda, member, size_member
-from evoattn.model.score_lines import loads_apart
+from evoattn.model.score_lines import is_finite, loads_apart
 from evoattn.model.variant import KEY_VARIANTS, SCORE_VARIANTS
 
 COMPILED = (*SCORE_VARIANTS, *KEY_VARIANTS, "varlen")
@@ -33,7 +33,7 @@ def variant_constants(problem: AttentionProblem, hides: bool = False, slope: boo
 
 
 NO_OWN_SCORE = """struct OwnScore {
-  static constexpr bool GIVEN = false;  // scores have no expression of their own
+  static constexpr bool GIVEN = false, MAY_HIDE = false;  // scores have no expression of their own
 };"""
 
 
@@ -43,10 +43,12 @@ def _own_score(problem: AttentionProblem, hides: bool, slope: bool) -> str:
     hides = hides and shown is not None
     hidden = "partial && !shows(b, h, q, k, d) ? NEGATIVE_INFINITY : " if hides else ""
     given = "true" if score or hides else "false"
+    may_hide = "true" if hides or (score and not is_finite(score.tree)) else "false"
     return "\n".join(
         (
             "struct OwnScore {",
             f"  static constexpr bool GIVEN = {given};  // s = {score.text if score else SCORE}",
+            f"  static constexpr bool MAY_HIDE = {may_hide};  // s may become -inf",
             f"  static constexpr bool SHOWS = {'true' if shown else 'false'};  // PARTIAL blocks have a predicate",
             *members(own_given(problem)),
             *(_of_lists(shown) if problem.blocks else ()),

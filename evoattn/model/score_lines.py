@@ -35,6 +35,68 @@ def loads_apart(tree: Tree) -> bool:
     return any(loads_pairs(one) and not is_shift(one) for one in parts(tree) if isinstance(one, Load))
 
 
+LARGEST_SCORE = 1e20
+"""Of a score that is a number as the product gives it, and of what an expression may make of it."""
+_LARGEST_INDEX = float(1 << 31)
+LARGEST_EXPONENT = 40.0
+_Range = tuple[float, float]
+
+
+def is_finite(tree: Tree) -> bool:
+    """Whether an expression makes a finite number of every finite score, whatever tables hold: no key is hidden by it.
+    False where that is not seen."""
+    found = _within(tree)
+    return found is not None and max(map(abs, found)) <= LARGEST_SCORE * _LARGEST_INDEX
+
+
+def _within(tree: Tree) -> _Range | None:
+    """Bounds of an expression; None where it may have none. Elements of tables of floats have none."""
+    match tree:
+        case Number(value):
+            return None if math.isinf(value) else (value, value)
+        case Name(name):
+            return (
+                (-LARGEST_SCORE, LARGEST_SCORE) if name == SCORE else (-_LARGEST_INDEX * (name == "d"), _LARGEST_INDEX)
+            )
+        case Apply(sign, of):
+            given = [_within(one) for one in of]
+            known = [one for one in given if one is not None]
+            if len(known) == len(given) and (found := _of_ranges(sign, known)) is not None:
+                return found
+    if tree.kind == "float":
+        return None
+    return (0.0, 1.0) if tree.kind == "bool" else (-_LARGEST_INDEX, _LARGEST_INDEX)
+
+
+def _of_ranges(sign: str, given: list[_Range]) -> _Range | None:
+    """Bounds of what an operator makes of values within these; None where it may have none, or others are as good."""
+    (low, high), (least, most) = given[0], given[-1]
+    match sign:
+        case "+":
+            return low + least, high + most
+        case "-":
+            return low - most, high - least
+        case "*" | "/" if sign == "*" or least * most > 0:
+            ends = [x * y if sign == "*" else x / y for x in (low, high) for y in (least, most)]
+            return min(ends), max(ends)
+        case "minus":
+            return -high, -low
+        case "abs":
+            return 0.0, max(-low, high)
+        case "max" | "min":
+            of = max if sign == "max" else min
+            return of(low, least), of(high, most)
+        case "where":
+            return min(given[1][0], least), max(given[1][1], most)
+        case "exp" if high <= LARGEST_EXPONENT:
+            return 0.0, math.exp(high)
+        case "tanh" | "erf" | "sin" | "cos":
+            return -1.0, 1.0
+        case "floor":
+            return low - 1, high
+    return None
+
+
 def linear(tree: Tree) -> tuple[int, int, int] | None:
     """The factors of query and key, and the rest, of a sum of these; None for all else."""
     match tree:

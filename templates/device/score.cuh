@@ -80,9 +80,9 @@ struct ScoreTerms {
   static constexpr bool WINDOW = WINDOWED;                    // beside the scores, as `KeyMask` has it
   static constexpr bool ADDED = ALIBI || BIAS || Own::GIVEN;  // rows and keys differ in how scores change
   static constexpr bool CAPPED = SOFTCAP;
-  static constexpr bool ANY = SOFTCAP || ADDED;         // scores change
-  static constexpr bool BIASED = BIAS;                  // with a tensor to load
-  static constexpr bool MAY_HIDE = BIAS || Own::GIVEN;  // a score may become -inf, whatever the mask says
+  static constexpr bool ANY = SOFTCAP || ADDED;            // scores change
+  static constexpr bool BIASED = BIAS;                     // with a tensor to load
+  static constexpr bool MAY_HIDE = BIAS || Own::MAY_HIDE;  // a score may become -inf, whatever the mask says
   static constexpr bool SINK = SINKS;
   VariantArguments<Element> given;
   Own own;

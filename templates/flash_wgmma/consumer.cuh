@@ -122,9 +122,16 @@ private:
       mask_scores(s, listed_key, work.mask.keys_from(row, 0), lane);
       listed.mask_partial(s, work.terms, work.tile.batch, work.rows.head(work.tile, row), row,
                           listed_key + lane % 4 * 2);
-    } else {
+    } else if (listed.tiles == 0 || listed_key + BLOCK_N > work.seqlen_k) {
       mask_scores(s, listed_key, AllKeys(work.seqlen_q, listed.tiles == 0 ? 0 : work.seqlen_k).keys_from(0, 0), lane);
     }
+  }
+  // Whether the mask hides keys of the next tile from some row of the warpgroup.
+  __device__ __forceinline__ bool hides_keys() const {
+    const int end = (key_tile + 1) * BLOCK_N;
+    return end > work.seqlen_k ||
+           (Mask::ROWS_DIFFER && end > work.mask.last_key(work.rows.query(first_row(work.tile))) + 1) ||
+           (Mask::WINDOW && key_tile * BLOCK_N < work.mask.first_key(work.rows.query(first_row(work.tile) + 63)));
   }
   // S = S masked, P = exponentials; returns whether O must be rescaled by `factor` before P V is added.
   template <bool FIRST, bool MASKED> __device__ __forceinline__ bool softmax(int stage) {
@@ -133,7 +140,8 @@ private:
     if constexpr (KeyList::LISTED) {
       if constexpr (FIRST || MASKED) mask_listed();
     } else if (MASKED || (FIRST && (Mask::ROWS_DIFFER || (key_tile + 1) * BLOCK_N > work.seqlen_k))) {
-      if constexpr (GROUP_ROWS) {
+      if (Terms::MAY_HIDE && !hides_keys()) {  // all tiles are MASKED then
+      } else if constexpr (GROUP_ROWS) {
         const auto low = work.mask.keys_from(work.rows.query(lane_row(work.tile)), 0),
                    high = work.mask.keys_from(work.rows.query(lane_row(work.tile) + 8), 0);
         mask_scores(s, key_tile * BLOCK_N, KeysOfTwo{low, high}, lane);

@@ -65,11 +65,11 @@ def test_one_tile_for_a_block_needs_no_dealing():
     assert DealtTiles(problem, 128, 64, 1, 16, 0).to(1000, 100) is None
 
 
-def test_rows_of_lists_grow_to_the_most():
-    """Of 24 heads with 64 tiles of rows each, a head at a time is uneven over 132 blocks, and all in turn is not."""
+def test_rows_of_lists_have_no_order():
+    """Of 24 heads with 64 tiles of rows each, most of which see twice the mean, some block of 132 gets much more than
+    the mean in either order; where rows are alike none does."""
     problem = parse_shape("B=1,H=24,S=8192,D=128,dtype=bf16,blocks=128x128:1/32/64")
-    by_head, in_turn = (DealtTiles(problem, 128, 128, 1, 24, turn).to(132, 132) for turn in (1, 0))
     mean = 24 * 64 * 33 / 132
-    assert mean < in_turn.steps < 1.02 * mean and 1.2 * mean < by_head.steps < 1.3 * mean
+    assert all(1.1 * mean < DealtTiles(problem, 128, 128, 1, 24, turn).to(132, 132).steps < 2 * mean for turn in (1, 0))
     even = parse_shape("B=1,H=24,S=8192,D=128,dtype=bf16,blocks=128x128:1/32/33")
     assert DealtTiles(even, 128, 64, 1, 24, 1).to(132, 132).steps == 12 * 66

@@ -1,5 +1,6 @@
 """Expressions of scores: what they mean in torch, their derivatives, and what is refused."""
 
+import itertools
 import math
 import random
 
@@ -11,7 +12,7 @@ from evoattn.correctness.reference import make_answer, make_inputs
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.score import OPERATORS, SCORE, cost, derivative, evaluate, parse_predicate, parse_score, text_of
 from evoattn.model.score_cuda import changed_in_cuda, in_cuda
-from evoattn.model.score_lines import band_of, loads_apart, masking_of
+from evoattn.model.score_lines import band_of, is_finite, loads_apart, masking_of
 from evoattn.model.score_ranges import lines_of
 from evoattn.model.shape_text import parse_shape
 
@@ -388,3 +389,38 @@ def test_which_mask_and_window_bounds_are(bounds, lengths, masking):
 )
 def test_which_predicates_are_bands(text, bounds):
     assert repr(band_of(parse_predicate(text).tree)) == repr(bounds)  # whole numbers
+
+
+EXTREMES = {SCORE: (-1e20, 0.0, 1e20), "b": (0, 7), "h": (0, 127), "q": (0, (1 << 31) - 1), "k": (0, (1 << 31) - 1)}
+
+
+@pytest.mark.parametrize(
+    ("text", "finite"),
+    [
+        ("s+(k-q)*exp(-((h+1)*8.0/16)*0.6931471805599453)", True),
+        ("s-abs(q-k)*0.25+max(h,doc[b,k])-where(q<k,1,0)", True),
+        ("20.0*tanh(s/20.0)*(1+erf(s))-cos(s)*sin(k*0.1)", True),
+        ("where(q<k,s,s*0.5)+floor(k/3)+q//7%3", True),
+        ("exp(min(s,3.0))", True),
+        ("s/(0.5+abs(s))", True),
+        ("s*s", False),
+        ("s/(k-5)", False),
+        ("s/h", False),
+        ("exp(s)", False),
+        ("exp(max(s,3.0))", False),
+        ("where(q<k,s,-inf)", False),
+        ("s+gate[h]", False),
+        ("s*tanh(gate[h])", False),
+        ("s+log(k*1.0)", False),
+        ("s-sqrt(s)", False),
+        ("s*h*k", False),
+    ],
+)
+def test_which_scores_stay_finite(text, finite):
+    """At extremes of what they are of, those are that are said to be."""
+    tree = parse_score(text, TABLES, True).tree
+    assert is_finite(tree) == finite
+    if finite:
+        for at in itertools.product(*EXTREMES.values()):
+            found = evaluate(tree, values(**dict(zip(EXTREMES, map(torch.tensor, at), strict=True))), torch)
+            assert torch.as_tensor(found).isfinite().all()
