@@ -31,9 +31,9 @@ SHAPE_HELP = (
     "bf16 causal'. Keys: B batch, H heads, Hkv K/V heads, S length (or Sq and Sk), D head dimension, "
     "dtype=fp16|bf16|fp32|e4m3, mask=full|causal|causal_lower_right, layout=bhsd|bshd, lse=0|1, batch_invariant=0|1; "
     "of gradients op=backward, grads=bias+sinks, deterministic=0|1. Variants: scale=0.1, window=128:0, softcap=50, "
-    "sink=1, alibi=1, bias=hs, seqused=512:4096, page=16, Dv=128, shared_kv=1, rotary_apart=1, varlen=16:4096, "
-    "blocks=128x128:300+700, score=s+t[h] tables=t:fp32:2, blocks=128x128:1/7/16 predicate=q>=k, kv=e4m3 scales=head, "
-    "dtype=e4m3 turned=1."
+    "sink=1, alibi=1, bias=hs, seqused=512:4096, page=16, appended=1, Dv=128, shared_kv=1, rotary_apart=1, "
+    "varlen=16:4096, blocks=128x128:300+700, score=s+t[h] tables=t:fp32:2, blocks=128x128:1/7/16 predicate=q>=k, "
+    "kv=e4m3 scales=head, dtype=e4m3 turned=1."
 )
 
 

@@ -57,14 +57,20 @@ class Layout:
 class Arena:
     """`buffers` by name, flat, for the launches; `views` of inputs and outputs in their logical shapes.
 
-    Inputs are copies of `inputs`, which `changed_inputs` compares them with.
+    Inputs are copies of `inputs`, which `changed_inputs` compares them with; those of `changed` are compared with what
+    a kernel leaves there, by name.
     """
 
     def __init__(
-        self, inputs: dict[str, torch.Tensor], outputs: dict[str, Layout], scratch: dict[str, int], device: torch.device
+        self,
+        inputs: dict[str, torch.Tensor],
+        outputs: dict[str, Layout],
+        scratch: dict[str, int],
+        device: torch.device,
+        changed: dict[str, torch.Tensor] | None = None,
     ) -> None:
         """`scratch` in bytes. Raises `torch.cuda.OutOfMemoryError`."""
-        self._inputs, self._outputs, self._scratch = inputs, tuple(outputs), scratch
+        self._inputs, self._outputs, self._scratch, self._changed = inputs, tuple(outputs), scratch, changed or {}
         layouts = {name: Layout(tuple(t.shape), t.stride(), t.dtype) for name, t in inputs.items()} | outputs
         sizes = {name: layout.nbytes for name, layout in layouts.items()} | scratch
         spans, end = {}, 0
@@ -89,7 +95,7 @@ class Arena:
 
     def arm(self, band: int = BANDS[0]) -> None:
         """Before a run: bands of `band` bytes, outputs and scratch buffers poisoned, or zeroed where
-        `starts_zeroed`.
+        `starts_zeroed`, and inputs that a kernel changes written again.
         """
         self._band = band
         for piece in self._bands:
@@ -97,11 +103,18 @@ class Arena:
         self.poison()
         for name in self._scratch:
             self._bytes[name].fill_(0 if starts_zeroed(name) else POISON_BYTE)
+        for name in self._changed:
+            self.views[name].copy_(self._inputs[name])
 
-    def refill(self, inputs: dict[str, torch.Tensor]) -> None:
+    def refill(self, inputs: dict[str, torch.Tensor], changed: dict[str, torch.Tensor]) -> None:
         """Other contents for the inputs, of the same shapes and strides."""
-        self._inputs = inputs
+        self._inputs, self._changed = inputs, changed
         self.restore()
+
+    def settle(self) -> None:
+        """Write into the inputs what a kernel leaves there."""
+        for name, tensor in self._changed.items():
+            self.views[name].copy_(tensor)
 
     def restore(self) -> None:
         """Write the inputs again."""
@@ -120,15 +133,15 @@ class Arena:
         return (torch.cat(self._bands) != self._band).sum()
 
     def changed_inputs(self) -> list[torch.Tensor]:
-        """Elements of each input that differ from the original, bit for bit: int64 scalars on the device, in the order
-        of `inputs`.
+        """Elements of each input that are not what they should be after a run, bit for bit: int64 scalars on the
+        device, in the order of `inputs`.
         """
-        return [(bits(self.views[name]) != bits(tensor)).sum() for name, tensor in self._inputs.items()]
+        return [(bits(now) != bits(after)).sum() for now, after in self.inputs.values()]
 
     @property
     def inputs(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """By name: the view of the input, and its original."""
-        return {name: (self.views[name], tensor) for name, tensor in self._inputs.items()}
+        """By name: the view of the input, and what it should hold after a run."""
+        return {name: (self.views[name], self._changed.get(name, tensor)) for name, tensor in self._inputs.items()}
 
     @property
     def outputs(self) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ from typing import Any, Protocol, cast
 
 import torch
 
-from evoattn.correctness import reference
+from evoattn.correctness import reference, sequences
 from evoattn.model.block_list import parse_blocks
 from evoattn.model.mask import MASKS
 from evoattn.model.problem import AttentionProblem
@@ -137,6 +137,24 @@ def used_cases(problem: AttentionProblem, tile: int) -> list[tuple[str, Attentio
     ]
 
 
+def appended_cases(problem: AttentionProblem, rows: int, tile: int) -> list[tuple[str, AttentionProblem, str]]:
+    """As `used_cases`, of new keys: for kernels of which a tile of `rows` has all rows of a K/V head."""
+    group, queries = (2, rows // 2) if 4 <= rows <= 8 else (4, 2) if rows > 8 else (1, rows)
+    other = "bshd" if problem.layout == "bhsd" else "bhsd"
+    one = problem.with_(batch=5, heads=2, kv_heads=2, seqlen_q=1)
+    several = one.with_(heads=2 * group, seqlen_q=queries)
+    made = {
+        "new keys, the first ones": (several, 0, queries + 2, tile + 1),
+        "a new key beside a tile's end": (one, tile - 1, tile + 2, 2 * tile + 3),
+        "new keys, strided": (several.with_(layout=other), 3 * tile - 1, 3 * tile + 5, 3 * tile + 7),
+        "a new key behind many": (one.with_(batch=2), 800, 1000, 1030),
+    }
+    return [
+        (name, windowed(p.with_(seqused=f"{low}:{high}", seqlen_k=keys), 100, 30), "plain")
+        for name, (p, low, high, keys) in made.items()
+    ]
+
+
 def sequenced(problem: AttentionProblem, page: int = 0) -> AttentionProblem:
     """Packed sequences of which the longest has the problem's lengths: others have one query, no queries or no keys.
 
@@ -196,6 +214,11 @@ class Case:
     problem: AttentionProblem
     tensors: dict[str, torch.Tensor]
     answer: reference.Answer
+
+    def changed(self) -> dict[str, torch.Tensor]:
+        """The inputs that a kernel changes, as it leaves them."""
+        after = sequences.with_new_keys(self.problem, self.tensors)
+        return {name: after[name] for name in ("kv" if self.problem.appended else "")}
 
 
 class Proof(Protocol):
@@ -280,6 +303,8 @@ def device_cases(problem: AttentionProblem) -> list[tuple[str, AttentionProblem,
     timed.
     Lengths divide by no tile; some lie one beside a multiple of 64, and those of the plain cases are odd.
     """
+    if problem.appended:
+        return appended_cases(problem, 1, 64)
     other = "bshd" if problem.layout == "bhsd" else "bhsd"
     page = problem.page if problem.varlen else 0
     plain = problem.with_(varlen="", page=0 if page else problem.page)

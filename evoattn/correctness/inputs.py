@@ -70,6 +70,8 @@ def make_inputs(
         tensors[name] = values.to(torch_dtype(problem, name))
     others = terms.make_terms(problem, generator, device, kind == "extreme_terms")
     for name in problem.tensors:
+        if name != "q" and problem.appended:
+            others[f"new_{name}"] = sequences.taken_out(problem, tensors[name])
         if name != "q" and (problem.seqused or problem.page):
             tensors[name] = sequences.stored(problem, tensors[name], others)
         if problem.turned and name == "v":

@@ -13,6 +13,7 @@ from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.cases import (
     MOST_HEAD_ROWS,
     Case,
+    appended_cases,
     begin_apart,
     beside_tiles,
     by_heads,
@@ -195,6 +196,9 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     - where lengths or windows say where a mask's edges lie, edges one key beside those of tiles (`beside_tiles`);
     - of block lists, blocks of one and two tiles, and lists that are not what the predicate gives, of each batch and
       by turns of each head their own (`mixed` in `model/block_list.py`)."""
+    if problem.appended:
+        rows, tile = int(config.params["BLOCK_M"]), int(config.params["BLOCK_N"])
+        return [SmallCase(*case) for case in appended_cases(problem, rows, tile)]
     page = problem.page if problem.varlen else 0
     made = _Maker(with_small_tables(problem.with_(varlen="", page=0 if page else problem.page)), config)
     cases = [*made.usual(), *made.of_the_softmax(), *made.of_terms(), *made.of_heads(), *made.of_edges()]

@@ -71,15 +71,18 @@ class Ladder:
 
     def __init__(self, cases: Sequence[Case], device: torch.device) -> None:
         self.cases, self._device = tuple(cases), device
-        inputs, outputs = dict[str, torch.Tensor](), dict[str, Layout]()
+        inputs, outputs, changed = dict[str, torch.Tensor](), dict[str, Layout](), dict[str, torch.Tensor]()
         for i, case in enumerate(self.cases):
             inputs |= {_key(i, name): tensor for name, tensor in case.tensors.items()}
             outputs |= {_key(i, name): layout for name, layout in output_layouts(case.problem).items()}
-        self._arena = Arena(inputs, outputs, {}, device)
-        self._images = []
+            changed |= {_key(i, name): tensor for name, tensor in case.changed().items()}
+        self._arena = Arena(inputs, outputs, {}, device, changed)
+        self._images, self._after = [], []  # before a run, and what must be so after it
         for band in BANDS:
             self._arena.arm(band)
             self._images.append(self._arena.whole.clone())
+            self._arena.settle()
+            self._after.append(self._arena.whole.clone() if changed else self._images[-1])
         self._written = torch.zeros_like(self._arena.whole, dtype=torch.bool)
         for name in outputs:
             flat = self._arena.buffers[name].view(torch.uint8)
@@ -97,7 +100,7 @@ class Ladder:
     def tensors(self) -> list[torch.Tensor]:
         """What no kernel is handed and the verdicts rest on."""
         tables = [tensor for rows, _ in self._rows.values() for tensor in (rows.places, rows.exact, rows.valid)]
-        return [*self._images, self._written, *tables]
+        return [*self._images, *self._after, self._written, *tables]
 
     def climb(self, backend: QueuedBackend, kernel: BuiltKernel) -> tuple[CheckResult, ...]:
         """What was found in each case, up to the first that is not passed. Each case runs twice, as `run_case` does
@@ -148,14 +151,14 @@ class Ladder:
             calls.append(backend.prepare(kernel.compiled, kernel.launches(case.problem), buffers))
         runs, faults = [], []
         # In the other direction the second time, so that a kernel that does other work in every second launch is seen.
-        for band, image, queued in zip(BANDS, self._images, (calls, calls[::-1]), strict=True):
+        for band, image, after, queued in zip(BANDS, self._images, self._after, (calls, calls[::-1]), strict=True):
             self._arena.whole.copy_(image)
             scratch.arm(band)
             for call in queued:
                 call()
             backend.synchronize()
             runs.append(self._arena.whole.clone())
-            faults.append(((runs[-1] != image) & ~self._written).sum())
+            faults.append(((runs[-1] != after) & ~self._written).sum())
             if scratch.buffers:
                 faults += [scratch.changed_bands(), *scratch.dirty_zeros()]
         unordered = sorted({name for case in self.cases for name in kernel.unordered(case.problem)})

@@ -224,6 +224,7 @@ def make_answer(problem: AttentionProblem, tensors: dict[str, torch.Tensor], dou
     exact_dtype = torch.float64 if double or not problem.element.on_tensor_cores else torch.float32
     by_columns = problem.scales == PER_COLUMNS  # whose scales are multiplied in before products, and rounded
     eight = problem.dtype == "e4m3"  # products of int8 are exact, and their weights have 16 bits
+    tensors = sequences.with_new_keys(problem, tensors)
     problem, tensors = eight_bits.dequantised(problem, tensors, exact_dtype)
     dtype, (q, k, v) = torch_dtype(problem), terms.qkv(problem, tensors)
     exact = exact_attention(problem, q, k, v, exact_dtype, others=tensors)

@@ -9,6 +9,7 @@ from itertools import cycle
 
 import torch
 
+from evoattn.model.append import new_rows
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.sequences import starts
 
@@ -42,7 +43,9 @@ def make_key_terms(
     if "seqused" in problem.term_shapes:
         below = cycle((-1, LEAST)) if extreme else cycle((0,))
         used = [length or next(below) for length in problem.key_lengths]
-        if extreme:
+        if problem.appended:  # those before the new ones, which the last queries of a short sequence alone have
+            used = [length - problem.seqlen_q for length in problem.key_lengths]
+        elif extreme:
             past = cycle((problem.seqlen_k + 3, MOST))
             used = [next(past) if length == problem.seqlen_k else length for length in used]
         made["seqused"] = torch.tensor(used, dtype=torch.int32, device=device)
@@ -87,6 +90,34 @@ def stored(problem: AttentionProblem, values: torch.Tensor, terms: Mapping[str, 
     return cache
 
 
+def taken_out(problem: AttentionProblem, values: torch.Tensor) -> torch.Tensor:
+    """The new rows of K or V, a view of `new_rows`' shape and strides; in `values`, of `whole_shape`, NaN is left where
+    they were. New rows that a sequence of fewer keys lacks are 0."""
+    shape, strides = new_rows(problem, "k")
+    made = torch.zeros(math.prod(shape), dtype=values.dtype, device=values.device).as_strided(shape, strides)
+    for row, new, keys in zip(values, made, problem.key_lengths, strict=True):
+        count = min(keys, problem.seqlen_q)
+        new[:, problem.seqlen_q - count :] = row[:, keys - count : keys]
+        row[:, keys - count : keys] = math.nan
+    return made
+
+
+def with_new_keys(problem: AttentionProblem, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The inputs with caches as a kernel leaves them: copies with the new keys, where the problem has some."""
+    made = dict(tensors)
+    for name in "kv" if problem.appended else "":
+        cache = made[name] = tensors[name].clone()  # strides are kept, as they leave no gap
+        for batch, keys in enumerate(problem.key_lengths):
+            for position in range(max(0, keys - problem.seqlen_q), keys):
+                row = tensors[f"new_{name}"][batch, :, position - keys + problem.seqlen_q]
+                if problem.page:
+                    page = int(tensors["table"][batch, position // problem.page])
+                    cache[page, :, position % problem.page] = row
+                else:
+                    cache[batch, :, position] = row
+    return made
+
+
 def sequence(
     problem: AttentionProblem, batch: int, others: Mapping[str, torch.Tensor] | None, *tensors: torch.Tensor
 ) -> tuple[AttentionProblem | None, list[torch.Tensor]]:
@@ -102,12 +133,13 @@ def sequence(
         parts = [tensor[pages].transpose(0, 1).flatten(1, 2)[:, :keys] for tensor in tensors]
     else:
         parts = [tensor[batch, :, :keys] for tensor in tensors]
-    return problem.with_(seqlen_k=keys, seqused="", page=0) if keys else None, parts
+    return problem.with_(seqlen_k=keys, seqused="", page=0, appended=False) if keys else None, parts
 
 
 def gathered(problem: AttentionProblem, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The inputs with K and V of `whole_shape`, copies with zeros behind the last key in use: what a peer that knows no
     lengths can multiply by 0. The same inputs where all keys are in use."""
+    tensors = with_new_keys(problem, tensors)
     if problem.varlen and problem.page:
         parts = (out_of_pages(problem, tensors, tensors[name]) for name in problem.tensors[1:])
         return {**tensors, **dict(zip(problem.tensors[1:], parts, strict=True))}

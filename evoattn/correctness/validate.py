@@ -27,7 +27,7 @@ def output_layouts(problem: AttentionProblem) -> dict[str, Layout]:
 
 def make_arena(case: Case, scratch: dict[str, int], device: torch.device) -> Arena:
     """Guarded buffers for `case` and a family's `scratch` (name: bytes)."""
-    return Arena(case.tensors, output_layouts(case.problem), scratch, device)
+    return Arena(case.tensors, output_layouts(case.problem), scratch, device, case.changed())
 
 
 def check(
@@ -92,7 +92,8 @@ def run_case(
         return result(f"{OUTSIDE}, beside {arena.touched_band()}."), outputs[0]
     for name, changed in zip(case.tensors, counts[: len(case.tensors)], strict=True):
         if changed:
-            return result(f"the kernel changed {changed} elements of its input {name}."), outputs[0]
+            did = "left wrong" if name in case.changed() else "changed"
+            return result(f"the kernel {did} {changed} elements of its input {name}."), outputs[0]
     reason, largest = judge(outputs[0], case.answer)
     unordered = kernel.unordered(case.problem)
     if repeat and different(*(ordered(out, unordered) for out in outputs)):

@@ -9,6 +9,7 @@ import math
 from typing import Any
 
 from evoattn.model import block_list
+from evoattn.model.append import new_rows
 from evoattn.model.dtype import DTYPES
 from evoattn.model.operation import OPERATIONS, Operation, TensorSpec, contiguous
 from evoattn.model.scales import SCALES
@@ -39,6 +40,8 @@ def _inputs(problem: Any) -> tuple[TensorSpec, ...]:
     return main + tuple(
         TensorSpec(name, shape, problem.strides(name), dtype)
         if name == "bias"
+        else TensorSpec(name, *new_rows(problem, name[-1]), problem.element.torch)
+        if name.startswith("new_")
         else TensorSpec(name, shape, (*problem.scale_strides(name), 1)[: len(shape)], "float32")
         if name in SCALES and len(shape) > 2
         else contiguous(name, shape, kinds.get(name, "int32"))

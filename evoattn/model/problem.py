@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from evoattn.model import block_list
-from evoattn.model.append import why_not_appended
+from evoattn.model.append import new_rows, why_not_appended
 from evoattn.model.backward import why_no_grads
 from evoattn.model.dtype import DTYPES, QUERY_DTYPES, Dtype
 from evoattn.model.errors import WrongUse
@@ -85,7 +85,9 @@ class AttentionProblem:
 
     `seqused` is how many keys each batch has in use (`key_lengths`, at most seqlen_k): those behind them are no keys,
     and masks end at the last one in use. With `page` K and V are `[pages, kv_heads, page, head_dim]`, a page of a
-    `bshd` layout in memory being `[page, kv_heads, head_dim]`, and a table says which pages a sequence has.
+    `bshd` layout in memory being `[page, kv_heads, head_dim]`, and a table says which pages a sequence has. With
+    `appended` the last seqlen_q keys in use are new: a kernel first writes `new_k` and `new_v` into K and V, and the
+    input `seqused` counts the keys before them.
 
     With `varlen` the sequences are packed end to end: `batch` of them, of the lengths in `sequences`, at most seqlen_q
     and seqlen_k; a mask's diagonal is each sequence's own. Q and O are `[1, heads, all queries, head_dim]`, K and V
@@ -129,6 +131,7 @@ class AttentionProblem:
     rotary_apart: bool = False
     seqused: str = ""
     page: int = 0
+    appended: bool = False
     varlen: str = ""
     score: str = ""
     tables: str = ""
@@ -164,10 +167,8 @@ class AttentionProblem:
             object.__setattr__(self, "predicate", parse_predicate(self.predicate, self.tables, True).text)
         largest = max(*map(self.shape, MAIN), self.term_shapes.get("bias", (0,)), key=math.prod)
         if math.prod(largest) * self.element_bytes > MAX_TENSOR_BYTES:
-            raise ProblemError(
-                f"a tensor of shape {list(largest)} takes more than {MAX_TENSOR_BYTES >> 30} GiB; choose a smaller "
-                "shape."
-            )
+            gib = MAX_TENSOR_BYTES >> 30
+            raise ProblemError(f"a tensor of shape {list(largest)} takes more than {gib} GiB; choose a smaller shape.")
 
     @property
     def operation(self) -> Operation:
@@ -354,14 +355,13 @@ class AttentionProblem:
     def term_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the contiguous inputs beside q, k and v.
 
-        `sinks` is in O's dtype, `slopes` float32; `bias`, in O's dtype, has rows of `seqlen_k`
-        rounded up to 8 elements, so that they begin at multiples of 16 bytes, and what lies past the last key means
-        nothing. `seqused` holds the keys of each batch that are in use, `table` the pages of each batch's sequence in
-        their order, both int32; entries of pages behind the last key in use mean nothing. `cu_seqlens_q` and
-        `cu_seqlens_k`, int32, say where packed sequences begin, and where the last one ends; those whose keys lie in
-        pages have `seqused` in place of the latter. A block list has six: `BlockMask.shapes`. Tables of the problem's
-        own expression are `own_NAME`. Scales of numbers of 8 bits: `evoattn.model.scales`, per token not contiguous but
-        in the order of the layout.
+        `sinks` is in O's dtype, `slopes` float32; `bias`, in O's dtype, has rows of `seqlen_k` rounded up to 8
+        elements, so that they begin at multiples of 16 bytes, and what lies past the last key means nothing. `seqused`
+        holds the keys of each batch that are in use, `table` the pages of each batch's sequence in their order, both
+        int32; entries of pages behind the last key in use mean nothing. `cu_seqlens_q` and `cu_seqlens_k`, int32, say
+        where packed sequences begin, and where the last one ends; those whose keys lie in pages have `seqused` in place
+        of the latter. A block list has six: `BlockMask.shapes`. Tables of the problem's own expression are `own_NAME`.
+        Scales of numbers of 8 bits: `evoattn.model.scales`, per token not contiguous but in the order of the layout.
         """
         shapes: dict[str, tuple[int, ...]] = {}
         if self.sink:
@@ -376,6 +376,8 @@ class AttentionProblem:
             shapes["seqused"] = (self.batch,)
         if self.page:
             shapes["table"] = (self.batch, self.table_pages)
+        if self.appended:
+            shapes |= {f"new_{name}": new_rows(self, name)[0] for name in "kv"}
         if self.varlen:
             shapes["cu_seqlens_q"] = (self.batch + 1,)
             shapes |= {"seqused": (self.batch,)} if self.page else {"cu_seqlens_k": (self.batch + 1,)}
@@ -500,6 +502,7 @@ class AttentionProblem:
             "rotary_apart" if self.rotary_apart else "shared_kv": self.rotary_apart or self.shared_kv,
             f"used{self.seqused.replace(':', '_')}": self.seqused,
             f"page{self.page}": self.page,
+            "appended": self.appended,
             _lengths_name(self.varlen): self.varlen,
             f"score_{short_hash(self.score + ' ' + self.tables)}": self.score,
             f"blocks_{re.sub('[+:/]', '_', self.blocks)}": self.blocks,
@@ -546,10 +549,7 @@ class AttentionProblem:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 return f"{field} must be a whole number of at least 1, not {value!r}."
         if self.heads % self.kv_heads:
-            return (
-                f"{self.heads} query heads do not divide over {self.kv_heads} K/V heads; choose kv_heads that "
-                "divides heads."
-            )
+            return f"{self.heads} query heads do not divide over {self.kv_heads} K/V heads; choose another kv_heads."
         for field, dim in (("head_dim", self.head_dim), ("value_dim", self.head_dim_v)):
             if isinstance(dim, bool) or not isinstance(dim, int) or not _is_head_dim(dim):
                 return (

@@ -27,7 +27,8 @@ _SIZES = {
 }
 """What each key of a shape sets; keys are read in any case."""
 _FLAGS = {"0": False, "1": True, "false": False, "true": True}
-_SWITCHES = ("lse", "sink", "alibi", "shared_kv", "rotary_apart", "turned", "deterministic", "batch_invariant")
+_SWITCHES = ("lse", "sink", "alibi", "shared_kv", "rotary_apart", "appended", "turned", "deterministic")
+_SWITCHES += ("batch_invariant",)
 MOST_DIGITS = 9
 """Of a size."""
 _NUMBERS = ("scale", "softcap")
@@ -37,8 +38,8 @@ _SETTABLE |= {*_SWITCHES, *_NUMBERS, *_TEXTS}
 EXAMPLE = "B=1,H=16,S=1024,D=64,dtype=fp16,mask=full"
 SHAPE_SYNTAX = (
     f"{EXAMPLE}; its keys: B, H, Hkv, S (or Sq and Sk), D, Dv, dtype, mask, layout, lse, scale, window, softcap, "
-    "sink, alibi, bias, seqused, page, shared_kv, rotary_apart, varlen, score, tables, blocks, predicate, kv, scales, "
-    "turned, op, grads, deterministic and batch_invariant (see `evoattn search --help`)"
+    "sink, alibi, bias, seqused, page, appended, shared_kv, rotary_apart, varlen, score, tables, blocks, predicate, "
+    "kv, scales, turned, op, grads, deterministic and batch_invariant (see `evoattn search --help`)"
 )
 """How a shape is written, with all its keys."""
 _KEYS = {"batch": "B", "heads": "H", "seqlen_q": "S", "head_dim": "D"}

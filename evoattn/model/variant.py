@@ -25,13 +25,15 @@ KEY_VARIANTS = ("seqused", "page")
 """Those that say which keys there are and where they lie."""
 ROTARY_APART = "rotary_apart"
 """K is V and, behind it, columns in a tensor of their own."""
+APPENDED = "appended"
+"""The last keys in use are new: a kernel writes them into the cache before it reads them."""
 TURNED = "turned"
 """V of 8 bits with its keys along rows (`evoattn.model.turned`)."""
 EIGHT_BITS = ("kv", "scales")
 """K and V of 8 bits under another Q, and scales of more than a tensor (`evoattn.model.scales`)."""
 VARIANTS = (
     *(*SCORE_VARIANTS, "value_dim", "shared_kv", ROTARY_APART),
-    *(*KEY_VARIANTS, "varlen", "blocks", *EIGHT_BITS, TURNED),
+    *(*KEY_VARIANTS, APPENDED, "varlen", "blocks", *EIGHT_BITS, TURNED),
 )
 """Each is compiled into a kernel where it is asked for, and a family says which it serves (`Family.variants`)."""
 BIASES = ("s", "hs", "bs", "bhs")
@@ -52,7 +54,7 @@ def parse_window(text: str) -> tuple[int, int]:
 
 def fault_of(problem: Any) -> str:
     """One sentence if the fields of a problem that make a variant of it cannot be, alone or together, else empty."""
-    for field in ("sink", "alibi", "shared_kv", ROTARY_APART, TURNED):
+    for field in ("sink", "alibi", "shared_kv", ROTARY_APART, APPENDED, TURNED):
         if not isinstance(value := getattr(problem, field), bool):
             return f"{field} must be true or false, not {value!r}."
     scale, softcap = problem.scale, problem.softcap
@@ -107,6 +109,8 @@ def _fault_of_keys(problem: Any) -> str:
                 "seqused must be the lowest and the highest number of keys in use, lowest:highest, e.g. 512:4096, "
                 f"not {problem.seqused!r}."
             )
+    if problem.appended and (reason := _fault_of_new_keys(problem)):
+        return reason
     if not problem.page:
         return ""
     if not isinstance(problem.page, int) or problem.page not in PAGES:
@@ -114,6 +118,16 @@ def _fault_of_keys(problem: Any) -> str:
     if problem.seqused or problem.varlen:
         return ""
     return "page: paged sequences have lengths of their own; write seqused=512:4096, or varlen, too."
+
+
+def _fault_of_new_keys(problem: Any) -> str:
+    """As `fault_of`, of new keys."""
+    if not problem.seqused or problem.op != "forward":
+        return "appended: new keys lie behind those in use of the forward pass; write seqused=512:4096, too."
+    others = ("value_dim", "shared_kv", "varlen", "blocks", *EIGHT_BITS, TURNED)
+    if other := next((name for name in others if getattr(problem, name)), ""):
+        return f"appended and {other} exclude each other: take one of them out."
+    return ""
 
 
 def _fault_of_sequences(problem: Any) -> str:

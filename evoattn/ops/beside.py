@@ -4,6 +4,7 @@ or 32 bits."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -17,10 +18,24 @@ from evoattn.model.merge import NARROW
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.quantize import QUANTIZE_OPERATIONS, TURN
 from evoattn.model.scales import BLOCK_ROWS, GRANULARITIES
-from evoattn.ops.arguments import is_ordinary
-from evoattn.ops.call import BESIDE, DTYPES, E4M3, StridedProblem, plain_strides, strided, why_wrong_strides
+from evoattn.ops.arguments import SEQUSED, SINKS, SLOPES, TABLE, is_ordinary
+from evoattn.ops.call import (
+    BESIDE,
+    DTYPES,
+    E4M3,
+    Answer,
+    Call,
+    StridedProblem,
+    out_like,
+    plain_strides,
+    strided,
+    why_wrong_strides,
+)
 from evoattn.ops.given import EIGHT_BITS
 from evoattn.ops.runtime import Runtime, current
+from evoattn.ops.torch_answer import PROMISE
+from evoattn.portfolio.climb import Costs
+from evoattn.portfolio.pick import likely
 
 Rotary = tuple[Tensor, Tensor, bool]
 """Cosines and sines `[positions, turned columns / 2]`, and whether neighbouring columns are a pair."""
@@ -70,6 +85,71 @@ def appended(
     }  # fmt: skip
     tensors = {name: one for name, one in named.items() if one is not None}
     return turned if runtime.performs(plan, tensors) else None
+
+
+SLOWEST = 1.25
+"""Times what attention alone should take by the cost model, attention that writes new keys may take: else two launches
+are taken to be faster."""
+
+
+def appended_to(call: Call, new: tuple[Tensor, Tensor]) -> Answer | None:
+    """The answer to a call over a cache or pages after new keys and values `[batch, rows, kv_heads, head_dim]` were
+    written behind those in use, its `seqused_k`, all in one launch. There are as many queries. None where no kernel
+    does both, or two launches are taken to be faster."""
+    runtime, (k, v), query = current.runtime(), (tensor.contiguous() for tensor in new), call.query
+    terms = {"sinks": SINKS, "slopes": SLOPES, "seqused": SEQUSED, "table": TABLE}
+    tensors = {name: term.contiguous() for name, which in terms.items() if (term := call.term(which)) is not None}
+    tensors |= {"q": query, "k": call.key, "v": call.value, "new_k": k, "new_v": v}
+    if runtime.platform is None or PROMISE.everywhere or not _can_append_to(call, tensors, runtime):
+        return None
+    out = tensors["o"] = out_like(query, call.value)
+    lying = [(name, one.shape, one.stride(), one.dtype) for name, one in tensors.items()]
+    known = ("append to", *lying, call.mask, call.window, call.scale, call.softcap, call.return_lse)
+    index = query.get_device()
+    plan = runtime.planned((*known, index), index, lambda: _appended_problem(call, out, runtime))
+    if plan is None:
+        return None
+    if call.return_lse:
+        tensors["lse"] = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
+    if not runtime.performs(plan, tensors):
+        return None
+    return call.given_back((out, tensors["lse"]) if call.return_lse else out)
+
+
+def _can_append_to(call: Call, tensors: Mapping[str, Tensor], runtime: Runtime) -> bool:
+    """As `_can_append`, of a call and the tensors of a kernel that answers it."""
+    query, (batch, _, rows, dim) = call.query, call.query.shape
+    if torch.compiler.is_compiling() or call.wants_gradients:
+        return False
+    if not all(is_ordinary(one, one, one) for one in tensors.values()):
+        return False
+    if query.dtype not in DTYPES or query.device.type != runtime.device_type or "seqused" not in tensors:
+        return False
+    if any(one.device != query.device for one in tensors.values()):
+        return False
+    whole = {"seqused": torch.int32, "table": torch.int32, "slopes": torch.float32}
+    if any(one.dtype != whole.get(name, query.dtype) for name, one in tensors.items()):
+        return False
+    new = (batch, rows, call.key.shape[1], dim)
+    return len(tensors) == 5 + len(call.given_terms) and all(tensors[f"new_{name}"].shape == new for name in "kv")
+
+
+def _appended_problem(call: Call, out: Tensor, runtime: Runtime) -> StridedProblem | str:
+    """What a kernel is asked for, or one reason, without a full stop, why none is."""
+    assert runtime.platform is not None
+    gpu, problem = runtime.platform.spec(call.query.get_device()), call.problem(out.stride())
+    if isinstance(problem, str) or gpu is None:
+        return problem if isinstance(problem, str) else "evoattn does not know this GPU"
+    try:
+        both = replace(problem, appended=True)
+    except ProblemError as error:
+        return str(error).rstrip(".")
+    scores = []
+    for one in (both.as_searched, problem.as_searched):
+        if (found := runtime.pick(one, gpu)) is None:
+            return "no kernel writes new keys and reads them"
+        scores.append(Costs(likely(one), gpu).of([found.config])[0].score)
+    return both if scores[0] <= SLOWEST * scores[1] else "two launches are faster"
 
 
 def _can_append(given: tuple[Tensor, ...], cache: CacheLike, runtime: Runtime) -> bool:

@@ -27,7 +27,7 @@ Genes = Mapping[str, Sequence[Value]]
 """Values that each parameter of a family may have."""
 
 
-UNTIMED = ("value_dim", "score", "blocks")
+UNTIMED = ("value_dim", "score", "blocks", "appended")
 """Variants that make no kind."""
 BY_FORMULA = ("score", "blocks", "softcap", "sink", "alibi")
 """Variants of which PyTorch has the gradients by a formula alone, which holds scores in memory: of a soft cap it

@@ -89,7 +89,7 @@ def _key(problem: AttentionProblem, gpu: str, sm_count: int) -> tuple[object, ..
     mask = "causal" if p.causal and p.seqlen_q == p.seqlen_k and not p.window else p.mask
     variant = p.window, p.softcap, p.sink, p.alibi, p.bias, p.score, p.predicate, p.value_dim, p.shared_kv
     scales = p.scales if p.scales in (PER_TOKEN, PER_BLOCK) else ""  # those of heads are a tensor's with other strides
-    keys = bool(p.seqused), p.page, p.blocks, p.rotary_apart, p.kv, scales, p.turned
+    keys = bool(p.seqused), p.page, p.appended, p.blocks, p.rotary_apart, p.kv, scales, p.turned
     of = p.op, p.grads, p.deterministic, p.batch_invariant
     return (gpu, sm_count, p.heads, p.kv_heads, *_lengths(p), p.head_dim, p.dtype, mask, p.lse, variant, keys, of)
 

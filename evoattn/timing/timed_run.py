@@ -104,14 +104,14 @@ class TimedRun:
             reason = dirty_sentence(self._scratch.zeroed, [int(count) for count in self._scratch.dirty_zeros()])
         fresh, largest = self._setup.fresh, float("nan")
         if not reason:
-            self._arena.refill(fresh.tensors)
+            self._arena.refill(fresh.tensors, fresh.changed())
             self._arena.poison()
             contestant.replay()
             self._setup.timer.synchronize()
             reason, largest = judge(self._arena.outputs, fresh.answer)
             if reason:
                 reason = f"on fresh inputs in the timed buffers, {reason}"
-            self._arena.refill(self._setup.own.tensors)
+            self._arena.refill(self._setup.own.tensors, self._setup.own.changed())
         sentence = f"Case '{fresh.name}': {reason}" if reason else ""
         return CheckResult(
             fresh.name, not reason, largest, first(fresh.answer).allowed_error, sentence, time.perf_counter() - started

@@ -89,8 +89,8 @@ struct ScoreTerms {
 
   // Keys of a batch that are in use, none for a number below 0. AT_END: the diagonal ends at the last of them, and
   // slopes count from there.
-  template <bool AT_END> __device__ __forceinline__ int keys_in_use(int batch, int seqlen_k) {
-    const int used = max(0, min(seqlen_k, given.seqused[batch]));
+  template <bool AT_END> __device__ __forceinline__ int keys_in_use(int batch, int seqlen_k, int more = 0) {
+    const int used = max(0, min(seqlen_k, given.seqused[batch] + more));
     if constexpr (AT_END) given.diagonal += used - seqlen_k;
     return used;
   }

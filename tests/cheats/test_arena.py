@@ -55,7 +55,7 @@ def test_changed_inputs_are_counted_and_restored():
     assert [int(n) for n in arena.changed_inputs()] == [0, 2]
     arena.restore()
     assert sum(arena.changed_inputs()) == 0
-    arena.refill({n: t + 1 for n, t in inputs.items()})
+    arena.refill({n: t + 1 for n, t in inputs.items()}, {})
     assert arena.views["q"][0, 0, 0] == 1 and sum(arena.changed_inputs()) == 0
 
 

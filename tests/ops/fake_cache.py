@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 
 import torch
@@ -45,6 +46,18 @@ class CacheDevice(FakeDevice):
         else:
             q, o = (tensor_at(values[i], (batch, heads, seqlen_q, dim), strides[i], dtype) for i in (0, 3))
             lengths = tensor_at(seqused, (batch,), (1,), torch.int32).tolist()
+        if "appended" in kernel["variants"]:
+            addresses, new_strides, pages = values[-8:-4], values[-4:-1], values[-1]
+            for address, at, which in zip(addresses[:2], addresses[2:], (1, 2), strict=True):
+                new = tensor_at(address, (batch, kv_heads, seqlen_q, dim), (*new_strides, 1), dtype)
+                lying = (pages, kv_heads, 1 << page_bits, dim) if table else (batch, kv_heads, seqlen_k, dim)
+                rows = tensor_at(table, (batch, table_pages), (table_pages, 1), torch.int32) if table else None
+                cache = tensor_at(at, lying, strides[which], dtype).transpose(1, 2)
+                for b, i in itertools.product(range(batch), range(seqlen_q)):
+                    key = lengths[b] + i
+                    row = (rows[b, key >> page_bits], key & ((1 << page_bits) - 1)) if table else (b, key)
+                    cache[row] = new[b, :, i]
+            lengths = [count + seqlen_q for count in lengths]
         for b, keys in enumerate(lengths):
             seqlen_q = q[b].shape[1]
             if not keys:

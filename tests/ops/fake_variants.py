@@ -28,12 +28,17 @@ def values_of(kernel: dict, plain: list, arguments: int) -> list:
     does not take."""
     taken = kernel["taken"]
     varied = [kind for kind, is_taken in zip(VARIED, taken, strict=False) if is_taken]
-    types = [*plain, *varied, *own_types(kernel), *list_types(kernel)]
+    new = NEW_KEYS if "appended" in kernel["variants"] else []
+    types = [*plain, *varied, *own_types(kernel), *list_types(kernel), *new]
     pointers = (ctypes.c_void_p * len(types)).from_address(arguments)
     values = iter(
         [at if kind is None else kind.from_address(at).value for at, kind in zip(pointers, types, strict=True)]
     )
     return [*islice(values, len(plain)), *(next(values) if is_taken else 0 for is_taken in taken), *values]
+
+
+NEW_KEYS = [ctypes.c_uint64] * 4 + [ctypes.c_int64] * 3 + [ctypes.c_int32]
+"""Last of all: new keys and values, the caches, strides of the new ones, pages of a cache."""
 
 
 def own_types(kernel: dict) -> list:

@@ -5,12 +5,15 @@ import ctypes
 import pytest
 import torch
 
+import evoattn
 from evoattn import flash_attn
 from evoattn.families.registry import load_space
-from evoattn.integrations.flash_attn.cache import Cache
+from evoattn.integrations.flash_attn.cache import Cache, append_and_attend
+from evoattn.integrations.flash_attn.options import Options
 from evoattn.integrations.flash_attn.rotary import rotated
 from evoattn.ops.beside import appended
 from evoattn.ops.runtime import current
+from tests.ops.fake_cache import CONFIG, CacheDevice
 from tests.ops.fake_device import TORCH, FakeDevice, Pick, fake_runtime, near
 from tests.ops.fake_variants import tensor_at
 
@@ -112,4 +115,61 @@ def test_what_is_torch_s(tmp_path):
         flash_attn.flash_attn_with_kvcache(q.contiguous(), cache.k, cache.v, *flat, causal=True, **words)
         with pytest.raises(ValueError, match="need new values"):
             flash_attn.flash_attn_with_kvcache(q, cache.k, cache.v, new[0])
+    assert not device.launches
+
+
+ONE_LAUNCH = CONFIG | dict(LOAD="cp_async", BLOCK_M=8)
+
+
+def pick_of_one_launch(problem, gpu):
+    return Pick("split_kv", load_space("split_kv", gpu).make_config(ONE_LAUNCH))
+
+
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("words", [{}, {"causal": True}, {"causal": True, "window_size": (5, 0), "softmax_scale": 0.1}])
+def test_new_keys_and_attention_in_one_launch(tmp_path, paged, words):
+    q, (k, v), cache, _ = drawn(paged)
+    words = words | dict(page_table=cache.table, return_softmax_lse=False)
+    other = cache.k.clone(), cache.v.clone()
+    expected = flash_attn.flash_attn_with_kvcache(q, *other, k, v, cache_seqlens=cache.used, **words)
+    device = CacheDevice()
+    with current.use(fake_runtime(device, tmp_path, pick_of_one_launch)):
+        out = flash_attn.flash_attn_with_kvcache(q, cache.k, cache.v, k, v, cache_seqlens=cache.used, **words)
+    assert device.launches == ["split_kv"] and torch.allclose(out, expected, atol=0.01)  # two units of bf16
+    assert torch.equal(cache.k, other[0]) and torch.equal(cache.v, other[1]) and cache.k.any()
+
+
+def slower(problem, gpu):
+    """Of one launch a kernel that the cost model takes to be slow."""
+    return Pick(
+        "split_kv", load_space("split_kv", gpu).make_config(ONE_LAUNCH | dict(SPLITS=1 if problem.appended else 8))
+    )
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        dict(pick=slower, keys=8192),
+        dict(pick=lambda problem, gpu: None if problem.appended else pick_of_one_launch(problem, gpu)),
+        dict(used=torch.int64),
+        dict(words={"chunk": 9}),
+        dict(words={"softcap": 3.0, "slopes": torch.rand(2, 4)}),
+        dict(rows=9),
+        dict(invariant=True),
+    ],
+)
+def test_two_launches_where_one_does_not_serve_or_is_slower(tmp_path, given):
+    torch.manual_seed(1)
+    rows, keys = given.get("rows", 1), given.get("keys", 64)
+    q, new = torch.randn(2, rows, 4, 64).half(), torch.randn(2, 2, rows, 2, 64).half()
+    k, v = torch.randn(2, 2, keys, 2, 64).half()
+    device = CacheDevice()
+    cache = Cache(k, v, 2, torch.tensor([9, 50], dtype=given.get("used", torch.int32)))
+    with current.use(fake_runtime(device, tmp_path, given.get("pick", pick_of_one_launch))):
+        try:
+            if given.get("invariant"):
+                evoattn.enable(batch_invariant=True)
+            assert append_and_attend(q, tuple(new), cache, Options(causal=True, **given.get("words", {}))) is None
+        finally:
+            evoattn.disable()
     assert not device.launches

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from evoattn.families.base import ZEROED_SUFFIX, Family, attention_args
 from evoattn.families.block_list import block_list_constants, list_given
-from evoattn.families.given import Given, passed, printed
+from evoattn.families.given import Given, number, passed, printed, tensor
 from evoattn.families.merge_work import MERGE_THREADS
 from evoattn.families.residency import WARP, why_no_memory, why_not_resident, why_same_code, why_too_few_registers
 from evoattn.families.split_kv.resources import (
@@ -37,13 +37,14 @@ from evoattn.families.split_kv.resources import (
 from evoattn.families.tensor_tiles import tile_map
 from evoattn.families.variants import lse_given, scale_constants, scale_given, variant_constants, variant_given
 from evoattn.families.work import LaunchWork
+from evoattn.model.append import new_rows
 from evoattn.model.block_list import parse_blocks
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, scratch_args
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
-from evoattn.model.variant import EIGHT_BITS, KEY_VARIANTS, SCORE_VARIANTS, SMALL_PAGE
+from evoattn.model.variant import APPENDED, EIGHT_BITS, KEY_VARIANTS, SCORE_VARIANTS, SMALL_PAGE
 
 MAX_HEAD_DIM = 256
 MOST_ROWS_WON = 512
@@ -67,7 +68,7 @@ class SplitKv(Family):
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "fp32")
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
     writes_lse: ClassVar[bool] = True
-    variants: ClassVar[tuple[str, ...]] = (*SCORE_VARIANTS, *KEY_VARIANTS, "varlen", "blocks", *EIGHT_BITS)
+    variants: ClassVar[tuple[str, ...]] = (*SCORE_VARIANTS, *KEY_VARIANTS, APPENDED, "varlen", "blocks", *EIGHT_BITS)
 
     def may_win(self, problem: AttentionProblem) -> bool:
         """It reads all keys again for every tile of at most 64 packed rows."""
@@ -92,6 +93,7 @@ class SplitKv(Family):
         return (
             why_wrong_shape(problem, genes)
             or why_not_listed(problem, genes)
+            or why_not_appended(problem, genes)
             or self.why_too_long(problem, config, gpu)
             or why_no_tensor_map(problem, genes, gpu)
             or (why_useless(problem, genes, gpu) if redundant else why_not_on_card(genes, gpu))
@@ -112,6 +114,7 @@ class SplitKv(Family):
             "CLUSTER": cluster_blocks(genes),
             "CLUSTER_DIMS": f"__cluster_dims__({cluster_blocks(genes)}, 1, 1)" if cluster_blocks(genes) > 1 else "",
             "SWIZZLED": genes.LOAD == "tma",
+            "APPENDED": problem.appended,
             "SMALL_PAGES": 0 < problem.page < SMALL_PAGE,
             "SMEM_BYTES": smem_bytes(problem, genes),
             "LEAST_STEPS": LEAST_STEPS,
@@ -169,7 +172,22 @@ def given(problem: AttentionProblem) -> dict[str, list[Given]]:
         "VARIANT": variant_given(problem),
         "SCALE": scale_given(problem, *"kv"),
         "KEY_LIST": list_given(problem, packs=False),
+        "NEW": new_given(problem),
     }
+
+
+def new_given(problem: AttentionProblem) -> list[Given]:
+    """The fields of `NewKeys` in `templates/split_kv/new_keys.cuh`; K and V have heads of one width."""
+    needed, strides = problem.appended, new_rows(problem, "k")[1]
+    return [
+        *(tensor("const Element", f"new_{name}_gmem", f"new_{name}", needed) for name in "kv"),
+        *(tensor("Element", f"{name}_cache_gmem", name, needed) for name in "kv"),
+        *(
+            number("int64_t", f"new_{of}_stride", stride, needed)
+            for of, stride in zip(("batch", "head", "row"), strides[:3], strict=True)
+        ),
+        number("int", "cache_pages", problem.shape("k")[0], needed),
+    ]
 
 
 LEAST_SPLITS = 0.75
@@ -228,6 +246,17 @@ def why_wrong_shape(problem: AttentionProblem, genes: SplitKvGenes) -> str | Non
             f"DOT_LANES={lanes} lanes with vectors of {vector} bytes are twice what a row of {problem.head_dim} "
             "elements needs."
         )
+    return None
+
+
+def why_not_appended(problem: AttentionProblem, genes: SplitKvGenes) -> str | None:
+    """What would read new keys that another block writes, or past a cache that does not see a write."""
+    if not problem.appended:
+        return None
+    if row_blocks(problem, genes) > 1:
+        return f"BLOCK_M={genes.BLOCK_M} of {packed_rows(problem)} rows: the block that writes new keys has all rows."
+    if genes.LOAD == "registers":
+        return "LOAD=registers reads K and V as what no kernel changes, and new keys are written before."
     return None
 
 

@@ -12,7 +12,9 @@ from evoattn.integrations.flash_attn.columns import lie_side_by_side, side_by_si
 from evoattn.integrations.flash_attn.options import Options, answered, score_of, wants_gradients
 from evoattn.integrations.flash_attn.sequences import Keys, Pages, Queries, over_pages, over_rows, packed_over_pages
 from evoattn.model.variant import PAGES, SMALL_PAGE
+from evoattn.ops.beside import appended_to
 from evoattn.ops.call import Answer
+from evoattn.ops.given import call_of
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,24 @@ def attend(q: Tensor, cache: Cache, options: Options) -> Answer:
     output, lse = (answer, None) if isinstance(answer, Tensor) else answer
     output = output.unflatten(0, (cache.batch, q.shape[1]))
     return output if lse is None else (output, lse.unflatten(1, (cache.batch, q.shape[1])).transpose(0, 1))
+
+
+def append_and_attend(q: Tensor, new: tuple[Tensor, Tensor], cache: Cache, options: Options) -> Answer | None:
+    """`attend` after new keys and values `[batch, rows, kv_heads, head_dim]` were written behind those in use, in one
+    launch; None where that takes two, or more."""
+    in_pages = cache.table is not None
+    if cache.used is None or cache.row is not None or cache.pad is not None or cache.used.dtype != torch.int32:
+        return None
+    if (in_pages and cache.k.shape[1] not in PAGES) or score_of(options, None, q.device) is not None:
+        return None
+    query, key, value = (one if in_pages else one.transpose(1, 2) for one in (q, cache.k, cache.v))
+    call = call_of(query, key, value, {**options.words, "block_table": cache.table, "seqused_k": cache.used})
+    if call.why_not_terms() or any(one.dim() != 4 for one in (q, *new)):
+        return None
+    answer = appended_to(call, new)
+    if answer is None or in_pages:
+        return answer
+    return answer.transpose(1, 2) if isinstance(answer, Tensor) else (answer[0].transpose(1, 2), answer[1])
 
 
 def attend_packed(q: Tensor, queries: Queries, cache: Cache, options: Options) -> Answer:

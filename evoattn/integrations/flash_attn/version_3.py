@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from evoattn.integrations.flash_attn import eight_bits
-from evoattn.integrations.flash_attn.cache import Cache, attend, attend_packed, of_batch
+from evoattn.integrations.flash_attn.cache import Cache, append_and_attend, attend, attend_packed, of_batch
 from evoattn.integrations.flash_attn.columns import side_by_side
 from evoattn.integrations.flash_attn.options import Options, refuse_fp8, window_of
 from evoattn.integrations.flash_attn.rotary import rotated
@@ -275,6 +275,9 @@ def flash_attn_with_kvcache(
     if k is None or v is None or cache_seqlens is None:
         q = _turned_queries(q, cu_seqlens_q, start, rotary, options)
     else:
+        both = append_and_attend(q, (k, v), cache, options) if plain and rotary is None and qv is None else None
+        if both is not None:
+            return _four(both, q)
         turned = appended(q, (k, v), cache, rotary, options.is_local) if plain else None
         if turned is None:
             turned = _turned_queries(q, cu_seqlens_q, start, rotary, options)
@@ -290,7 +293,11 @@ def flash_attn_with_kvcache(
         if max_seqlen_q is None:
             raise ValueError("packed queries need max_seqlen_q, at least the longest length.")
         queries = Queries(cu_seqlens_q, int(max_seqlen_q))
-    answer = over_cache(q, queries, cache, options, qv)
+    return _four(over_cache(q, queries, cache, options, qv), q)
+
+
+def _four(answer: Answer, q: Tensor) -> Any:
+    """The answer as FlashAttention 3 gives it."""
     return answer if isinstance(answer, Tensor) else (*answer, q.new_empty(0), q.new_empty(0))
 
 
