@@ -293,8 +293,8 @@ IN_PAGES = 16
 with logarithms spread evenly: a block alone with the longest may take longer than all others."""
 OF_STEPS = 64
 """Of keys that there is room for, of single tokens beside prompts: the shortest has such a part, the longest three
-quarters, and prompts twice as many keys as rows. Of six kernels for each of 52 steps on an H100 the choice takes 1.057
-times the best one's time so, 1.063 with a sixteenth and all of the room."""
+quarters, which a token alone has, and prompts twice as many keys as rows. Of six kernels for each of 52 steps on an
+H100 the choice takes 1.057 times the best one's time so, 1.063 with a sixteenth and all of the room."""
 MOST_LISTED = 512
 """Sequences of a step whose likely lengths are listed."""
 LEAST_USED = 0.1
@@ -436,7 +436,7 @@ def _step_of_engine(batch: int, rows: int, most: int, most_keys: int) -> str:
     queries = [1] * singles + [1 + each + (i < rest) for i in range(others)] + [first]
     least, longest = max(1, most_keys // OF_STEPS), max(1, 3 * most_keys // 4)
     ratio = (longest / least) ** (1 / max(1, singles - 1))
-    keys = [round(least * ratio**i) for i in range(singles)]
+    keys = [round(longest / ratio**i) for i in reversed(range(singles))]
     keys += [min(most_keys, 2 * count) for count in queries[singles:]]
     if not singles:
         keys[-1] = most_keys

@@ -33,6 +33,9 @@ __device__ __forceinline__ void write_new_keys(const NewKeys<Element>& given, co
     };
     write(given.k, given.k_cache, keys.k_strides), write(given.v, given.v_cache, keys.v_strides);
   }
-  if constexpr (BY_MAP) fence_proxy_async_all();
+  if constexpr (BY_MAP) {  // the copy engine reads global memory past this SM's cache
+    __threadfence();
+    fence_proxy_async_all();
+  }
   __syncthreads();
 }

@@ -443,6 +443,7 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
             schedule=genes.SCHEDULE,
             once_waits=SHARE_WAITS if shares_sequences(problem, genes) else ONCE_WAITS[genes.SCHEDULE],
             longest_first=(problem.causal or bool(problem.blocks))
+            and not (problem.varlen and problem.page)  # where single tokens may have the most keys
             and (is_persistent(genes) or HEADS_IN_TURN[genes.TILE_ORDER] != 1),
             in_flight_bytes=(genes.STAGES * (problem.head_dim + problem.head_dim_v) - problem.head_dim_v)
             * keys
