@@ -27,8 +27,9 @@ _SIZES = {
 }
 """What each key of a shape sets; keys are read in any case."""
 _FLAGS = {"0": False, "1": True, "false": False, "true": True}
-_SWITCHES = ("lse", "sink", "alibi", "shared_kv", "rotary_apart", "appended", "turned", "deterministic")
-_SWITCHES += ("batch_invariant",)
+_SWITCHES = (
+    "lse", "sink", "alibi", "shared_kv", "rotary_apart", "appended", "turned", "deterministic", "batch_invariant",
+)  # fmt: skip
 MOST_DIGITS = 9
 """Of a size."""
 _NUMBERS = ("scale", "softcap")
