@@ -30,6 +30,7 @@ import yaml
 from evoattn.model.paths import ROOT
 from tests.mutation.changes import changes_of
 from tests.mutation.python_faults import faults_of
+from tests.mutation.python_lines import Chosen, Lines, Reached, reached_by, spans
 
 WANTED = 0.95
 """The share of a room's mutants, but for equivalent ones, that its tests are to notice."""
@@ -191,7 +192,7 @@ ROOMS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Mutant:
     """`number` within its room; `change` says what was done at `line` of `file`."""
 
@@ -286,6 +287,7 @@ class Sound:
 
     seconds: dict[str, float] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
+    reached: Reached = field(default_factory=dict)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         file = report.nodeid.split("::")[0]
@@ -302,9 +304,11 @@ class Sound:
         return 15.0 + 4 * sum(self.seconds.get(test.split("::")[0], 0.0) for test in tests)
 
 
-def run_tests(copied: Path, words: list[str], limit: float, watch: Sound | None = None) -> str:
+def run_tests(
+    copied: Path, words: list[str], limit: float, watch: Sound | None = None, only: list[str] | None = None
+) -> str:
     """`passed`, `failed` or `timeout`, of pytest in the copy, in a fork of this process. `watch` sees all the tests,
-    which otherwise end with the first that fails."""
+    which otherwise end with the first that fails. `only`: of the files in `words` these tests."""
     sys.stdout.flush()
     said = copied.with_name(copied.name + ".json")
     child = os.fork()
@@ -323,9 +327,11 @@ def run_tests(copied: Path, words: list[str], limit: float, watch: Sound | None 
         import pytest
 
         plugins = ["-p", "no:cacheprovider", "-p", "no:xdist", "--continue-on-collection-errors" if watch else "-x"]
-        status = pytest.main(["-q", *plugins, *words], [watch] if watch else None)
-        if watch:
-            said.write_text(json.dumps([watch.seconds, watch.failed]))
+        lines = Lines(copied) if watch else None
+        chosen = [watch, lines] if watch else [Chosen(only)] if only is not None else None
+        status = pytest.main(["-q", *plugins, *words], chosen)
+        if watch and lines:
+            said.write_text(json.dumps([watch.seconds, watch.failed, lines.by_test]))
         os._exit(status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED))
     end = time.monotonic() + limit
     while True:
@@ -342,7 +348,7 @@ def run_tests(copied: Path, words: list[str], limit: float, watch: Sound | None 
     if not done:
         os.waitpid(child, 0)
     if watch and said.exists():
-        watch.seconds, watch.failed = json.loads(said.read_text())
+        watch.seconds, watch.failed, watch.reached = json.loads(said.read_text())
         said.unlink()
     return verdict
 
@@ -388,18 +394,48 @@ MOST_ELSEWHERE, MOST_SLOW = 5, 3
 """Files of tests: a function of many is tested in its own room, and slow tests take long."""
 
 
-def notice(mutant: Mutant, tests: list[str], copied: Path, sound: Sound, deep: bool) -> str:
+@dataclass(frozen=True)
+class Reach:
+    """Of the fast tests those that run a mutant's line, or the function around it, or start processes: in its room, and
+    elsewhere. The tests of its line come first. What one test keeps may be judged by another one of its file, so that
+    the files of the function come next, whole."""
+
+    line: list[str]
+    function: list[str]
+    far: list[str]
+
+    @classmethod
+    def of(cls, mutant: Mutant, tests: list[str], reached: Reached) -> Reach | None:
+        """None where it is not known: in CUDA, on import, and before Python 3.12."""
+        lines = spans(mutant.file.read_text(), mutant.line) if mutant.file.suffix == ".py" and reached else None
+        if lines is None:
+            return None
+        file, own = str(mutant.file.relative_to(ROOT)), frozenset(tests)
+        near = {test for test in reached if not own.isdisjoint((test, test.split("::")[0]))}
+        of_line, of_function, starts = (
+            [test for test in reached_by(reached, of, bits) if test in near]
+            for of, bits in ((file, lines[0]), (file, lines[1]), ("", 1))
+        )
+        far = [test for test in reached_by(reached, file, lines[0]) if test not in near]
+        return cls(of_line, [*dict.fromkeys(test.split("::")[0] for test in of_function), *starts], far)
+
+
+def notice(mutant: Mutant, tests: list[str], copied: Path, sound: Sound, deep: bool, reach: Reach | None) -> str:
     """What becomes of it in a room's tests: the nearest first, then the others. `deep`: in tests elsewhere, then in the
     slow ones of the nearest."""
     near, others = nearest_first(mutant, tests, copied)
     far = elsewhere(mutant, tests, copied) if deep else []
     left_out = [word for test in sound.failed for word in ("--deselect" if "::" in test else "--ignore", test)]
     slow = [*near, *far][:MOST_SLOW]
+    if reach:
+        near, others, far = reach.line, reach.function, reach.far or far
     for some, mark in ((far, SKIPPED), (slow, SLOW)) if deep else ((near, SKIPPED), (others, SKIPPED)):
         if not some:
             continue
-        words = ["-m", mark, *left_out, *some]
-        verdict = run_tests(copied, words, SLOW_SECONDS if deep else sound.limit(some))
+        files = sorted({test.split("::")[0] for test in some}, key=lambda file: sound.seconds.get(file, 0.0))
+        only = some if reach and mark == SKIPPED else None
+        words = ["-m", mark, *left_out, *(files if only else some)]
+        verdict = run_tests(copied, words, SLOW_SECONDS if deep else sound.limit(files), only=only)
         if verdict == "failed" and (not deep or _passes_without(mutant, copied, words)):
             return KILLED if mark == SKIPPED else KILLED_SLOW
         if verdict == "timeout" and not deep:
@@ -442,18 +478,20 @@ def sound_file(file: str) -> Sound:
     return sound
 
 
-def judge(room: str, mutant: Mutant, sound: Sound, deep: bool) -> dict[str, Any]:
+def judge(room: str, mutant: Mutant, sound: Sound, deep: bool, reach: Reach | None) -> dict[str, Any]:
     """A row of JSON: the mutant, and what became of it."""
     [copied], started = _COPIES, time.monotonic()
     file = copied / mutant.file.relative_to(ROOT)
     honest = file.read_text()
     file.write_text(mutant.source)
     try:
-        verdict = notice(mutant, files_of(room, copied), copied, sound, deep)
+        verdict = notice(mutant, files_of(room, copied), copied, sound, deep, reach)
     finally:
         file.write_text(honest)
     place = {"file": str(mutant.file.relative_to(ROOT)), "line": mutant.line, "change": mutant.change}
     place["text"] = honest.splitlines()[mutant.line - 1].strip()
+    if reach:
+        place["reached"] = len(reach.line)
     return {"room": room, "verdict": verdict, "number": mutant.number, **place, "s": round(time.monotonic() - started)}
 
 
@@ -481,14 +519,18 @@ def run(mutants: dict[str, list[Mutant]], jobs: int = 1, out: Path | None = None
         tempfile.TemporaryDirectory() as folder,
         ProcessPoolExecutor(jobs, multiprocessing.get_context("fork"), _begin, (Path(folder),)) as pool,
     ):
-        sound = Sound()
+        sound, reached = Sound(), Reached()
         for one in pool.map(sound_file, files):
             sound.seconds |= one.seconds
             sound.failed += one.failed
+            reached |= one.reached
         print(f"{sum(sound.seconds.values()):.0f} s without a fault", flush=True)
         print(*(f"    left out, as it fails: {test}\n" for test in sound.failed), sep="", end="", flush=True)
         asked = [(room, m, bool(row)) for room, m, row in left if row is None or row["verdict"] == PASSED]
-        pending = {pool.submit(judge, room, m, sound, deep): (room, m) for room, m, deep in asked}
+        reaches, pending = dict[tuple[str, Mutant], Reach | None](), dict[Any, tuple[str, Mutant]]()
+        for room, mutant, deep in asked:
+            reach = reaches[room, mutant] = Reach.of(mutant, files_of(room, ROOT), reached)
+            pending[pool.submit(judge, room, mutant, sound, deep, reach)] = room, mutant
         while pending:
             for future in wait(pending, return_when=FIRST_COMPLETED).done:
                 (room, mutant), row = pending.pop(future), future.result()
@@ -498,7 +540,7 @@ def run(mutants: dict[str, list[Mutant]], jobs: int = 1, out: Path | None = None
                     with out.open("a") as file:
                         file.write(json.dumps(row) + "\n")
                 if row["verdict"] == PASSED:
-                    pending[pool.submit(judge, room, mutant, sound, True)] = room, mutant
+                    pending[pool.submit(judge, room, mutant, sound, True, reaches[room, mutant])] = room, mutant
     return table(list(rows.values()))
 
 
