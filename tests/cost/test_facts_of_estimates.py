@@ -4,14 +4,16 @@ campaigns."""
 
 import copy
 import json
+import random
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
-from evoattn.cost import correction, measurements, trees
+from evoattn.cost import correction, correction_fit, measurements, trees
 from evoattn.cost.cost import cost, scores
 from evoattn.cost.explanation import ANY_CARD, SOURCES, how_far, kinds
 from evoattn.cost.fitted import Fitted, Weights, load
@@ -122,10 +124,54 @@ def _recordings() -> Iterator[tuple[str, Any]]:
         yield "campaigns", [measurements.campaign(path, "b"), len(measurements.read(path))]
 
 
+def _one_question(names: Any, columns: Any, over: Any, weights: Any, size: Any) -> trees.Trees:
+    """In place of a fit: a tree that asks the first feature whether it is over its mean."""
+    asked = np.nan_to_num(columns[:, 0])
+    high = asked > asked.mean()
+    means = [float(np.average(over[side], weights=weights[side])) for side in (~high, high)]
+    wanted = np.round(means, 4) * (size["learning_rate"] * 20)
+    made = {"to_right": [2, 0, 0], "question": [0], "value": wanted, "feature": [0], "threshold": [asked.mean()]}
+    columns = {name: np.array(made.get(name, [True])) for name in trees.COLUMNS}
+    return trees.Trees.of_columns(columns, tuple(names), 1, 0.0)
+
+
+def _timed() -> list[correction_fit.Timed]:
+    """Times on a made-up card: one family's kernels of two stages are slow, and one kernel on causal problems; some
+    launches come late, some problems have one kernel."""
+    rng, found = random.Random(5), []
+    for number in range(62):
+        wide, mask = number % 3 == 0, ("full", "causal_upper_left")[number % 2]
+        problem = AttentionProblem(1, 1 + number, 1 + number, 64 << number % 5, 64, 128 if wide else 64, mask=mask)
+        kernels = [(family, n) for family in ("flash_mma", "flash_wmma") for n in range(6)]
+        for family, n in kernels if number < 60 else kernels[:1]:
+            score = rng.uniform(10, 14) * (1 + number)
+            slow = 1.6 if family == "flash_mma" and n % 2 else 1.3 if n == 4 and mask != "full" else 1.0
+            late = 4.0 if (number, n) in ((3, 2), (8, 2), (11, 1), (12, 1), (13, 1)) else 1.0
+            us = score * slow * late * rng.uniform(0.98, 1.02)
+            asked = {"a stage": 1 + n % 2, "block": 32 << n // 2, "registers": rng.random()} | ({"c": n} if n else {})
+            found.append(correction_fit.Timed(problem, family, f"{family[6:]} {n} of the kernels", us, score, asked))
+    return found
+
+
+def _corrected() -> Iterator[tuple[str, Any]]:
+    timed = _timed()
+    for number, some in enumerate(
+        (timed, timed[:180], timed[::7], [row for row in timed if row.family != "flash_mma"])
+    ):
+        with mock.patch.object(correction_fit, "fit_trees", _one_question):
+            yield f"fitted {number}", correction_fit.fit(some, 1).to_row()
+        table, kinds_of = correction_fit._table(some)
+        numbers = {name: getattr(table, name).round(4).tolist() for name in ("us", "scores", "over", "weights")}
+        families = {name: [mine, names, asked.tolist()] for name, (mine, names, asked) in table.families.items()}
+        places = [table.problem.tolist(), table.kernel.tolist(), table.kernels, table.anywhere.tolist(), table.names]
+        yield f"table {number}", [numbers, families, places, kinds_of, len(correction_fit.without_late(some))]
+
+
 def facts() -> Iterator[tuple[str, Any]]:
     """See `tests.support.facts`."""
     yield from _estimates()
     yield from _files()
+    yield from _corrected()
     yield from _recordings()
 
 

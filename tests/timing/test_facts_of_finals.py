@@ -94,6 +94,16 @@ def _contestant(us: float) -> list[Any]:
     return [probed, one.calls, one.samples(2), one.sample(), seen, made.log]
 
 
+def _first_call(us: float) -> list[Any]:
+    """The estimate, the calls, and the mean of four more, of calls that take µs, then less and less."""
+    made, seen = object.__new__(clock.Clock), []
+    end = SimpleNamespace(record=lambda: seen.append("end"), synchronize=lambda: seen.append("wait"))
+    start = SimpleNamespace(record=lambda: seen.append("start"), elapsed_time=lambda end: us / 1e3 / len(seen))
+    made._events = [start, end]
+    first = made.first(lambda: seen.append("call"))
+    return [first, made.a_call(clock.Repeated(lambda: seen.append("work"), 4)), seen]
+
+
 def _energy(us: float, steps: Any, seconds: float) -> list[Any]:
     readings, times = itertools.chain(steps, itertools.repeat(steps[-1])), itertools.count(0.0, seconds)
     one, waits = Fake("one", us, 2), []
@@ -153,7 +163,8 @@ def facts() -> Iterator[tuple[str, Any]]:
     yield "clocks", [read.read(), read.record(), read.energy_mj(), read.absent, THROTTLE_REASONS]
     deaf = _clocks(SimpleNamespace(NVMLError=OSError))
     yield "deaf", [deaf.energy_mj(), deaf.read(), deaf.absent, deaf.record(), deaf.energy_mj()]
-    for first_us in (2.0, 40.0, 299.0, 300.0, 900.0, 1e4):
+    yield "first calls", [_first_call(us) for us in (100.0, 2999.0, 3000.0, 3001.0, 5e4, 50_001.0, 1e6)]
+    for first_us in (1.0, 2.0, 6.5, 40.0, 299.0, 300.0, 900.0, 1e4):
         made, called = FakeTimer(), []
         repeated = clock.repeat(lambda called=called: called.append(1), first_us, made)
         before = len(called)
