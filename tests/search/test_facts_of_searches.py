@@ -9,8 +9,12 @@ from typing import Any
 from unittest import mock
 
 from evoattn.backends.base import LaunchError
+from evoattn.backends.compiler import CompileError
 from evoattn.engine.progress import Progress
-from evoattn.families.registry import load_space
+from evoattn.evaluation.process import Ending
+from evoattn.evaluation.workers import Outcome
+from evoattn.families.built import BuiltKernel
+from evoattn.families.registry import load_space, lookup
 from evoattn.model.errors import WrongUse
 from evoattn.model.gpu import GPUS, DetectedDevice
 from evoattn.model.launch import KernelLaunch
@@ -27,6 +31,7 @@ from evoattn.model.records import (
     ValidationReport,
 )
 from evoattn.search import api, attempt, reproduce, setup, spaces, study
+from evoattn.search.recorded import Finding
 from evoattn.search.recorder import Recorder
 from evoattn.search.request import SearchWords, choose_boards, choose_device, plan, read_numbers, read_words
 from evoattn.search.starting import begin, starting_configs
@@ -141,6 +146,59 @@ def _final() -> Iterator[Any]:
     yield sorted(map(str, added)), flushed, progress.notes, progress.peers, progress.tied_with, progress.best.number
 
 
+def _outcomes(state: TrialState = TrialState.COMPLETE) -> Iterator[Outcome]:
+    report = CHECKS if state is TrialState.COMPLETE else None
+    right = Evaluation(state, "" if report else "It is off.", INFO, report, _trial().timings)
+    yield Outcome(1, Ending.RESULT, right, 0.5)
+    yield Outcome(2, Ending.RESULT, "element 3 of o", 0.5)
+    for ending in Ending:
+        yield Outcome(3, ending, right if ending is Ending.RESULT else "It fell.", 0.5)
+
+
+def _on_devices() -> Iterator[Any]:
+    """A config that is tried, and a trial again, on a device: what each end of its worker becomes."""
+    kernel, problem = BuiltKernel(lookup("flash_scalar"), CONFIG, L4, CompiledKernel(b"", "", INFO)), PROBLEM
+    cold = replace(STUDY, options={"cache": "cold"})
+    for state in (TrialState.COMPLETE, TrialState.WRONG_RESULT, TrialState.LAUNCH_ERROR):
+        answered, _, *others = _outcomes(state)
+        for outcomes in ([answered, inspected] for inspected in (*_outcomes(), Outcome(4, Ending.RESULT, "", 0.5))):
+            worker = mock.Mock(**{"ask.side_effect": outcomes})
+            with mock.patch.object(attempt, "Worker", mock.Mock(return_value=worker)) as made:
+                steps = [*attempt._on_device(kernel, problem, object)]
+            asked = [[type(call.args[0]), call.args[1]] for call in worker.ask.call_args_list]
+            yield steps, asked, worker.stop.call_count, made.call_args.args[1][2]
+        for outcome in (answered, *others):
+            worker = SimpleNamespace(ask=lambda *_, one=outcome: one, stop=mock.Mock())
+            fakes = {"require_device": mock.Mock(), "Worker": mock.Mock(return_value=worker)}
+            with mock.patch.multiple(reproduce, **fakes):
+                found = reproduce._on_device(problem, L4, cold, _trial(), CONFIG, kernel.compiled)
+            yield found, worker.stop.call_count, fakes["Worker"].call_args.args[1][2], fakes["require_device"].called
+
+
+def _run_again() -> Iterator[Any]:
+    """Whole reproductions, of a trial of each kind, with today's text and another."""
+    same, other = Finding("source", "Same.", True), Finding("source", "Other.", None)
+    kept = SimpleNamespace(source=lambda number: f"source of {number[:3]}", environments=lambda trial: [])
+    whole = Evaluation(TrialState.COMPLETE, "", INFO, CHECKS, _trial().timings, relative_cost=5.0)
+    for state, rendered in itertools.product((TrialState.COMPLETE, TrialState.ESTIMATED), (same, other)):
+        for compiles in (True, False):
+            compiled = [CompiledKernel(b"", "", INFO) if compiles else CompileError("No", "log")]
+            fakes = {
+                "require_trusted": mock.Mock(return_value=rendered),
+                "require_fitting": mock.Mock(),
+                "compile_source": mock.Mock(side_effect=compiled),
+                "_code_finding": mock.Mock(return_value=[Finding("code", "The same.", None)]),
+                "evaluate_offline": mock.Mock(return_value=whole),
+                "_on_device": mock.Mock(return_value=whole),
+                "collect": lambda device: {"evoattn": "0.1"},
+            }
+            with mock.patch.multiple(reproduce, **fakes):
+                found = reproduce.reproduce(kept, _trial(state=state), STUDY, True)
+            called = {name: fake.call_args for name, fake in fakes.items() if name != "collect"}
+            said_to = {name: call and [str(one)[:20] for one in call.args] for name, call in called.items()}
+            yield found.findings, found.reproduced, said_to
+
+
 def facts() -> Iterator[tuple[str, Any]]:
     """See `tests.support.facts`."""
     for words in WORDS:
@@ -169,6 +227,14 @@ def facts() -> Iterator[tuple[str, Any]]:
     yield "all parameters of a family", _restricted()
     yield "again", [*_again()]
     yield "final", [*_final()]
+    yield "on devices", [*_on_devices()]
+    yield "run again", [*_run_again()]
+    for best, ratio, words in itertools.product(
+        (_trial(), _trial(state=TrialState.ESTIMATED, timings=())), (None, 0.9), ("", "It is kept.")
+    ):
+        progress = SimpleNamespace(ratio=ratio, peers={"flash": 2.0})
+        result = api.SearchResult("s", PROBLEM, "postgresql://me:secret@host/db", best, progress, words)
+        yield f"result {best.timing is None} {ratio} {words}", [str(result), result.value, result.ratio, result.peers]
 
 
 def test_what_a_search_says_stays():
