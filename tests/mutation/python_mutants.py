@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -30,7 +30,7 @@ import yaml
 from evoattn.model.paths import ROOT
 from tests.mutation.changes import changes_of
 from tests.mutation.python_faults import faults_of
-from tests.mutation.python_lines import Chosen, Lines, Reached, reached_by, spans
+from tests.mutation.python_lines import Called, Calls, callers
 
 WANTED = 0.95
 """The share of a room's mutants, but for equivalent ones, that its tests are to notice."""
@@ -287,7 +287,8 @@ class Sound:
 
     seconds: dict[str, float] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
-    reached: Reached = field(default_factory=dict)
+    called: dict[str, Called] = field(default_factory=dict)
+    """By file of tests."""
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         file = report.nodeid.split("::")[0]
@@ -301,14 +302,12 @@ class Sound:
 
     def limit(self, tests: list[str]) -> float:
         """Seconds after which a mutant counts as endless."""
-        return 15.0 + 4 * sum(self.seconds.get(test.split("::")[0], 0.0) for test in tests)
+        return 25.0 + 4 * sum(self.seconds.get(test.split("::")[0], 0.0) for test in tests)
 
 
-def run_tests(
-    copied: Path, words: list[str], limit: float, watch: Sound | None = None, only: list[str] | None = None
-) -> str:
+def run_tests(copied: Path, words: list[str], limit: float, watch: Sound | None = None, calls_too: bool = False) -> str:
     """`passed`, `failed` or `timeout`, of pytest in the copy, in a fork of this process. `watch` sees all the tests,
-    which otherwise end with the first that fails. `only`: of the files in `words` these tests."""
+    which otherwise end with the first that fails. `calls_too`: and what they call."""
     sys.stdout.flush()
     said = copied.with_name(copied.name + ".json")
     child = os.fork()
@@ -327,11 +326,10 @@ def run_tests(
         import pytest
 
         plugins = ["-p", "no:cacheprovider", "-p", "no:xdist", "--continue-on-collection-errors" if watch else "-x"]
-        lines = Lines(copied) if watch else None
-        chosen = [watch, lines] if watch else [Chosen(only)] if only is not None else None
-        status = pytest.main(["-q", *plugins, *words], chosen)
-        if watch and lines:
-            said.write_text(json.dumps([watch.seconds, watch.failed, lines.by_test]))
+        calls = Calls(copied) if calls_too else None
+        status = pytest.main(["-q", *plugins, *words], [watch] if watch else None)
+        if watch:
+            said.write_text(json.dumps([watch.seconds, watch.failed, calls.found() if calls else {}]))
         os._exit(status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED))
     end = time.monotonic() + limit
     while True:
@@ -348,7 +346,8 @@ def run_tests(
     if not done:
         os.waitpid(child, 0)
     if watch and said.exists():
-        watch.seconds, watch.failed, watch.reached = json.loads(said.read_text())
+        watch.seconds, watch.failed, called = json.loads(said.read_text())
+        watch.called = {words[-1]: called} if calls_too else {}
         said.unlink()
     return verdict
 
@@ -394,48 +393,24 @@ MOST_ELSEWHERE, MOST_SLOW = 5, 3
 """Files of tests: a function of many is tested in its own room, and slow tests take long."""
 
 
-@dataclass(frozen=True)
-class Reach:
-    """Of the fast tests those that run a mutant's line, or the function around it, or start processes: in its room, and
-    elsewhere. The tests of its line come first. What one test keeps may be judged by another one of its file, so that
-    the files of the function come next, whole."""
-
-    line: list[str]
-    function: list[str]
-    far: list[str]
-
-    @classmethod
-    def of(cls, mutant: Mutant, tests: list[str], reached: Reached) -> Reach | None:
-        """None where it is not known: in CUDA, on import, and before Python 3.12."""
-        lines = spans(mutant.file.read_text(), mutant.line) if mutant.file.suffix == ".py" and reached else None
-        if lines is None:
-            return None
-        file, own = str(mutant.file.relative_to(ROOT)), frozenset(tests)
-        near = {test for test in reached if not own.isdisjoint((test, test.split("::")[0]))}
-        of_line, of_function, starts = (
-            [test for test in reached_by(reached, of, bits) if test in near]
-            for of, bits in ((file, lines[0]), (file, lines[1]), ("", 1))
-        )
-        far = [test for test in reached_by(reached, file, lines[0]) if test not in near]
-        return cls(of_line, [*dict.fromkeys(test.split("::")[0] for test in of_function), *starts], far)
-
-
-def notice(mutant: Mutant, tests: list[str], copied: Path, sound: Sound, deep: bool, reach: Reach | None) -> str:
+def notice(
+    mutant: Mutant, tests: list[str], copied: Path, sound: Sound, deep: bool, called_by: list[str] | None
+) -> str:
     """What becomes of it in a room's tests: the nearest first, then the others. `deep`: in tests elsewhere, then in the
-    slow ones of the nearest."""
+    slow ones of the nearest. `called_by`: the files of fast tests that run its line; None if that is not known."""
     near, others = nearest_first(mutant, tests, copied)
     far = elsewhere(mutant, tests, copied) if deep else []
-    left_out = [word for test in sound.failed for word in ("--deselect" if "::" in test else "--ignore", test)]
     slow = [*near, *far][:MOST_SLOW]
-    if reach:
-        near, others, far = reach.line, reach.function, reach.far or far
+    if called_by is not None:
+        near, others = ([test for test in some if test.split("::")[0] in called_by] for some in (near, others))
+        known = {test.split("::")[0] for test in (*tests, *far)}
+        far = [*far, *(file for file in called_by if file not in known)][:MOST_ELSEWHERE]
+    left_out = [word for test in sound.failed for word in ("--deselect" if "::" in test else "--ignore", test)]
     for some, mark in ((far, SKIPPED), (slow, SLOW)) if deep else ((near, SKIPPED), (others, SKIPPED)):
         if not some:
             continue
-        files = sorted({test.split("::")[0] for test in some}, key=lambda file: sound.seconds.get(file, 0.0))
-        only = some if reach and mark == SKIPPED else None
-        words = ["-m", mark, *left_out, *(files if only else some)]
-        verdict = run_tests(copied, words, SLOW_SECONDS if deep else sound.limit(files), only=only)
+        words = ["-m", mark, *left_out, *some]
+        verdict = run_tests(copied, words, SLOW_SECONDS if deep else sound.limit(some))
         if verdict == "failed" and (not deep or _passes_without(mutant, copied, words)):
             return KILLED if mark == SKIPPED else KILLED_SLOW
         if verdict == "timeout" and not deep:
@@ -471,27 +446,31 @@ def _begin(folder: Path) -> None:
 
 
 def sound_file(file: str) -> Sound:
-    """A file's tests as they are without a fault."""
-    [copied], sound = _COPIES, Sound()
-    if run_tests(copied, ["-m", SKIPPED, file], 600.0, sound) == "timeout":
-        raise RuntimeError(f"{file} takes over ten minutes without a fault.")
-    return sound
+    """A file's tests as they are without a fault. What fails while calls are watched is judged without that."""
+    [copied], called, sound = _COPIES, dict[str, Called](), Sound()
+    for watches in (True, False):
+        sound = Sound()
+        if run_tests(copied, ["-m", SKIPPED, file], 600.0, sound, watches) == "timeout":
+            raise RuntimeError(f"{file} takes over ten minutes without a fault.")
+        called |= sound.called
+        if not sound.failed:
+            break
+    return replace(sound, called=called)
 
 
-def judge(room: str, mutant: Mutant, sound: Sound, deep: bool, reach: Reach | None) -> dict[str, Any]:
+def judge(room: str, mutant: Mutant, sound: Sound, deep: bool, called_by: list[str] | None) -> dict[str, Any]:
     """A row of JSON: the mutant, and what became of it."""
     [copied], started = _COPIES, time.monotonic()
     file = copied / mutant.file.relative_to(ROOT)
     honest = file.read_text()
     file.write_text(mutant.source)
     try:
-        verdict = notice(mutant, files_of(room, copied), copied, sound, deep, reach)
+        verdict = notice(mutant, files_of(room, copied), copied, sound, deep, called_by)
     finally:
         file.write_text(honest)
     place = {"file": str(mutant.file.relative_to(ROOT)), "line": mutant.line, "change": mutant.change}
     place["text"] = honest.splitlines()[mutant.line - 1].strip()
-    if reach:
-        place["reached"] = len(reach.line)
+    place["called_by"] = None if called_by is None else len({*called_by} & {*files_of(room, copied)})
     return {"room": room, "verdict": verdict, "number": mutant.number, **place, "s": round(time.monotonic() - started)}
 
 
@@ -519,18 +498,22 @@ def run(mutants: dict[str, list[Mutant]], jobs: int = 1, out: Path | None = None
         tempfile.TemporaryDirectory() as folder,
         ProcessPoolExecutor(jobs, multiprocessing.get_context("fork"), _begin, (Path(folder),)) as pool,
     ):
-        sound, reached = Sound(), Reached()
+        sound, called = Sound(), dict[str, Called]()
         for one in pool.map(sound_file, files):
             sound.seconds |= one.seconds
             sound.failed += one.failed
-            reached |= one.reached
+            called |= one.called
+        if not sound.seconds:
+            raise RuntimeError("No test ran.")
         print(f"{sum(sound.seconds.values()):.0f} s without a fault", flush=True)
         print(*(f"    left out, as it fails: {test}\n" for test in sound.failed), sep="", end="", flush=True)
         asked = [(room, m, bool(row)) for room, m, row in left if row is None or row["verdict"] == PASSED]
-        reaches, pending = dict[tuple[str, Mutant], Reach | None](), dict[Any, tuple[str, Mutant]]()
+        given, pending = dict[Mutant, tuple[Any, ...]](), dict[Any, tuple[str, Mutant]]()
         for room, mutant, deep in asked:
-            reach = reaches[room, mutant] = Reach.of(mutant, files_of(room, ROOT), reached)
-            pending[pool.submit(judge, room, mutant, sound, deep, reach)] = room, mutant
+            text = mutant.file.read_text() if mutant.file.suffix == ".py" else ""
+            called_by = callers(called, str(mutant.file.relative_to(ROOT)), text, mutant.line)
+            given[mutant] = room, mutant, sound, deep, called_by
+            pending[pool.submit(judge, *given[mutant])] = room, mutant
         while pending:
             for future in wait(pending, return_when=FIRST_COMPLETED).done:
                 (room, mutant), row = pending.pop(future), future.result()
@@ -540,7 +523,8 @@ def run(mutants: dict[str, list[Mutant]], jobs: int = 1, out: Path | None = None
                     with out.open("a") as file:
                         file.write(json.dumps(row) + "\n")
                 if row["verdict"] == PASSED:
-                    pending[pool.submit(judge, room, mutant, sound, True, reaches[room, mutant])] = room, mutant
+                    again = (*given[mutant][:3], True, given[mutant][-1])
+                    pending[pool.submit(judge, *again)] = room, mutant
     return table(list(rows.values()))
 
 

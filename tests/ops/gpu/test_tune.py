@@ -19,7 +19,7 @@ SHAPES = ["B=2,H=8,S=1024,D=64,dtype=fp16,mask=full", "B=1,H=32,Hkv=8,Sq=1,Sk=40
 def test_what_is_found_is_taken_and_right(folder, tmp_path):
     wins = Wins(tmp_path / "wins.json")
     with current.use(Runtime(CudaPlatform(), current.best_known, folder), wins):
-        result = evoattn.tune(SHAPES, "40s")  # a fifth is for comparisons, the first of which starts the peers
+        result = evoattn.tune(SHAPES, "60s")  # a fifth is for comparisons, the first of which starts the peers
         print(result)
         assert [row.before_us is not None and row.after_us is not None for row in result.rows] == [True, True]
         assert all(row.gain >= 1 for row in result.rows)
