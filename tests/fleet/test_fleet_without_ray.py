@@ -5,12 +5,13 @@ from __future__ import annotations
 import pickle
 from types import SimpleNamespace
 from typing import ClassVar
+from unittest import mock
 
 import pytest
 
 from evoattn.evaluation.process import Ending, Handler
 from evoattn.evaluation.workers import START_TRIES, WorkerFailed
-from evoattn.fleet import ray_fleet, ray_node, ray_worker
+from evoattn.fleet import local, ray_fleet, ray_node, ray_worker
 from evoattn.fleet.facts import NodeDiffers, facts_here
 from evoattn.fleet.ray_fleet import FREE_SECONDS, RayFleet
 from evoattn.fleet.ray_node import packed
@@ -48,6 +49,35 @@ def compiler(cluster):
     (worker,) = RayCompiler.pool(1, packed((Doubles, (2,), facts_here())))
     assert worker.poll() is None and worker.ready and worker.idle
     return worker
+
+
+@pytest.mark.parametrize("visible", [None, ("5", "7")])
+def test_each_gpu_of_a_machine_has_its_process_and_the_first_a_referee(monkeypatch, visible):
+    monkeypatch.setattr(local, "Worker", lambda make, args, **words: (make.func, *make.args, args, words))
+    monkeypatch.setattr(local, "processes", lambda *words: [words])
+    fleet, seen = local.LocalFleet(3, ("2", "4"), visible), visible or ("2", "4")
+    assert (fleet.jobs, fleet.boards) == (3, ("2", "4"))
+    workers = [(local.on_board, index, Doubles, (1,), {}) for index in seen]
+    assert fleet.devices(Doubles, (1,)) == workers and fleet.referee(Doubles, (1,)) == workers[0]
+    assert fleet.compilers(Doubles, (1,)) == [(3, Doubles, (1,), False)]
+    assert fleet.compilers(Doubles, (1,), beside=True) == [(3, Doubles, (1,), True)]
+    with mock.patch.dict(local.os.environ, {local.VISIBLE: "9"}):
+        for index, there in (("", "9"), ("5", "5")):
+            assert local.on_board(index, Doubles, 4).factor == 4 and local.os.environ[local.VISIBLE] == there
+
+
+@pytest.mark.parametrize("error", [ConnectionError, OSError, RuntimeError, ValueError])
+def test_whatever_a_cluster_refuses_with_is_one_short_sentence(cluster, error):
+    cluster.refuses = error("no " * 100)
+    with pytest.raises(FailedRun) as raised:
+        RayFleet("x")
+    assert str(raised.value) == "The Ray cluster 'x' does not answer: " + ("no " * 100)[:200]
+
+
+def test_a_cluster_that_names_no_cores_has_one(cluster, monkeypatch):
+    fleet = RayFleet("x")
+    monkeypatch.setattr(fleet, "_ray", SimpleNamespace(cluster_resources=dict))
+    assert fleet.jobs == 1 and RayFleet("x", jobs=5).jobs == 5
 
 
 def test_a_cluster_is_asked_for_in_one_way(cluster):

@@ -15,6 +15,7 @@ import torch
 import evoattn
 from evoattn.backends import appended
 from evoattn.model.gpu import GPUS
+from evoattn.ops import choice
 from evoattn.ops.choice import BUDGET_US, CLEAR, COMPILED, DELAY_US, NO_MEMORY, TOO_LONG, Race
 from evoattn.ops.runtime import Runtime, current
 from evoattn.ops.torch_answer import NoKernel
@@ -25,6 +26,39 @@ from tests.ops.fake_device import FakeDevice, build, near, reference, tensors, w
 def guess(problem, gpu):
     found = wgmma_pick(problem, gpu)
     return found and dataclasses.replace(found, estimated=True)
+
+
+def test_a_clock_takes_what_the_cpu_takes_from_a_first_call(monkeypatch):
+    seen, times, now = [], iter([7.0, 7.0, 7.0, 3.0, 0.5]), iter([1.0, 1.0025, 2.0, 2.01])
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+            seen.append("event")
+
+        def record(self):
+            seen.append("record")
+
+        def synchronize(self):
+            seen.append("wait")
+
+        def elapsed_time(self, end):
+            assert isinstance(end, Event) and end is not self
+            return next(times)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: seen.append(cycles))
+    monkeypatch.setattr(choice.time, "perf_counter", lambda: next(now))
+    clock = choice.CudaClock()
+    assert clock.first_us(lambda: seen.append("call")) == pytest.approx(4500.0)
+    assert seen == ["event", "event", "record", "wait", "call", "record", "wait"]
+    assert clock.first_us(lambda: None) == 1.0, "the CPU took longer than the device"
+    seen.clear()
+    assert clock.time_us(lambda: seen.append("call"), 3) == pytest.approx(7000 / 3)
+    assert seen == ["event", "event", choice.DELAY_CYCLES, "record", "call", "call", "call", "record", "wait"]
+    for name, given in (("mem_get_info", (5, 90)), ("memory_reserved", 30), ("memory_allocated", 20)):
+        monkeypatch.setattr(torch.cuda, name, lambda index, given=given: given if index == 3 else None)
+    assert clock.room(3) == 15
 
 
 class FakeClock:

@@ -3,11 +3,14 @@ otherwise: on a clock that counts what fakes say that they take."""
 
 import itertools
 import random
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
+
+import pytest
 
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
@@ -180,6 +183,20 @@ def facts() -> Iterator[tuple[str, Any]]:
 
 def test_what_is_timed_and_how_often_stays():
     assert not changed("finals")
+
+
+@pytest.mark.parametrize("given, asked", [("GPU-ab", "GPU-ab"), ("cd", "GPU-cd")])
+def test_a_device_is_found_by_its_uuid_or_absent(monkeypatch, given, asked):
+    library = mock.MagicMock(NVMLError=OSError)
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    found = Clocks(given)
+    assert not found.absent and found._handle is library.nvmlDeviceGetHandleByUUID.return_value
+    assert library.mock_calls[:2] == [mock.call.nvmlInit(), mock.call.nvmlDeviceGetHandleByUUID(asked)]
+    assert library.nvmlDeviceGetTemperature.called, "it is read at once"
+    library.nvmlInit.side_effect = OSError("no driver")
+    assert Clocks(given).absent == "NVML: no driver." and Clocks(given).read() is None
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert Clocks(given).absent == "nvidia-ml-py is not installed."
 
 
 def test_the_launch_of_a_graph_is_timed_behind_work_that_keeps_the_device_busy(monkeypatch):
