@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
-import pytest
 import torch
 
 from benchmarks.flex.mods import MODS, Shape, Written
@@ -100,6 +99,5 @@ def facts() -> Iterator[tuple[str, Any]]:
     yield "launches", [mask_blocks.launches(MaskShape(*sizes), score.parse_tables(TABLES)) for sizes in MASKS]
 
 
-@pytest.mark.slow
 def test_what_is_made_of_expressions_stays():
     assert not changed("expressions")

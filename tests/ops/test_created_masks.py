@@ -77,11 +77,10 @@ OF_BARE = Written(mask_mod=lambda b, h, q, k: BARE[q, k])
 """A table of pairs with blocks of 48 rows and 32 keys of each kind, of which 32 by 32 pairs are all alike."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, blocks",
     [
-        ("windows_of_heads", (16, 32)),
+        pytest.param("windows_of_heads", (16, 32), marks=pytest.mark.slow),
         ("documents_of_batches", (33, 3)),  # more blocks than a warp has lanes
         ("any_pairs", (48, 70)),  # more rows, and more keys
         ("prefix_lm", (16, 32)),
@@ -89,7 +88,7 @@ OF_BARE = Written(mask_mod=lambda b, h, q, k: BARE[q, k])
         ("of both", (40, 70)),
         ("of bare blocks", (48, 32)),
         ("of coarse pairs", (16, 32)),
-        ("of each kind", (16, 32)),
+        pytest.param("of each kind", (16, 32), marks=pytest.mark.slow),
     ],
 )
 def test_lists_are_torch_s(name, blocks):

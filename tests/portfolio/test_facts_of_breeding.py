@@ -1,16 +1,22 @@
 """What searches of groups propose, and what is said of how picks were judged, stays, until a change wants it otherwise:
 by made-up times, on the space of a family that changes seldom."""
 
+import itertools
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
+from evoattn.cost.correction import NONE
 from evoattn.engine.alike import distance, features
 from evoattn.engine.breeding import Breeder
 from evoattn.engine.groups import Group, Kernel
 from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
-from evoattn.portfolio import campaign, select, workload
+from evoattn.portfolio import calibrate, campaign, select, workload
+from evoattn.portfolio.calibrations import Calibration
+from evoattn.portfolio.kernels import KernelList
 from evoattn.portfolio.proposals import AimedBreeder
 from tests.support.facts import changed
 
@@ -85,6 +91,51 @@ def _summaries() -> Iterator[tuple[str, Any]]:
     yield "rows", made
 
 
+def _calibrated(parts: list[tuple[bool, float]], judged: int, played: bool) -> list[str]:
+    """What a calibration does, call by call: of two groups, of which one has kernels given, with 50 s that are over
+    after so many looks at the clock."""
+    log, now, said = mock.MagicMock(), itertools.count(100.0, 7.0), list[str]()
+    groups = [SimpleNamespace(name=name, given=given, problems=name, families=f"of {name}") for name, given in
+              (("a", []), ("b", ["kept"]), ("c", []))]  # fmt: skip
+    made = SimpleNamespace(groups=groups, search_seconds=60.0, judge_seconds=20.0, judged=["p"] * judged, describe=str)
+    made.describe = lambda: "so many groups"
+    rows = [(None, SimpleNamespace(line=lambda number=number: f"row {number}")) for number in range(judged)]
+    listed = KernelList("sm_89", (), (), {}, {}, ("k", "l"), (), {"plain": (0,)})
+    found = Calibration({}, {}, "today", listed, NONE, {}, 9)
+    engine = log.GroupSearch.return_value.__enter__.return_value
+    engine.compiled, engine.measured = 5, 6
+    log.ProcessPoolExecutor.return_value.__enter__.return_value.map = map
+    fakes = {"Journal": log.Journal, "GroupSearch": log.GroupSearch, "Keeper": log.Keeper, "LocalFleet": log.LocalFleet}
+    fakes |= {"plan": lambda *_: made, "turns": lambda _: parts, "make": mock.Mock(return_value=found)}
+    fakes |= {"ProcessPoolExecutor": log.ProcessPoolExecutor, "asked": lambda *_: ["one", "two"]}
+    fakes |= {"check_all": mock.Mock(return_value=rows), "summary": lambda rows: {"rows": len(rows)}}
+    fakes |= {"_regrets": lambda rows: {"plain": 1.0 * len(rows)}, "first_choice": lambda _: "1.02"}
+    fakes |= {"is_played": lambda _: played, "calibration_folder": lambda gpu: f"folder of {gpu}"}
+    fakes["time"] = SimpleNamespace(monotonic=lambda: next(now))
+    with (
+        mock.patch.multiple(calibrate, **fakes),
+        mock.patch.object(calibrate.campaign, "given", lambda *words: words),
+        mock.patch.object(calibrate.calibrations, "save", log.save),
+        mock.patch.object(calibrate.pick, "forget", log.forget),
+    ):
+        done = calibrate.calibrate(calibrate.Wanted(200.0, (), jobs=3), "card", said.append, "tools")
+    asked = [call.args for call in fakes["check_all"].call_args_list]
+    calls = [
+        f"{name} {[one for one in args if isinstance(one, (str, int, float))]}" for name, args, _ in log.mock_calls
+    ]
+    judged_by = [words[2] for words in asked]
+    saved = [call.args[0] is done.calibration for call in log.save.call_args_list]
+    return [
+        said,
+        calls,
+        [group.given for group in groups],
+        judged_by,
+        saved,
+        done.calibration.judged,
+        done.calibration.listed.regret,
+    ]
+
+
 def facts() -> Iterator[tuple[str, Any]]:
     """See `tests.support.facts`."""
     gpu = GPUS["l4"]
@@ -98,6 +149,9 @@ def facts() -> Iterator[tuple[str, Any]]:
     yield "near", Group("all", everyone, ("flash_scalar",)).near(gpu)
     yield "distances", [[distance(one, other) for other in points] for one in points]
     yield from _campaigns()
+    turns = [(False, 1.0)], [(True, 0.5), (True, 1.0)], [(False, 0.4), (True, 0.7)]
+    for parts, judged, played in itertools.product(turns, (0, 3), (False, True)):
+        yield f"calibrated {parts} {judged} {played}", _calibrated(parts, judged, played)
     yield from _summaries()
 
 

@@ -100,13 +100,33 @@ def test_what_its_probe_shows_far_behind_has_no_rounds():
     assert near.calls > 2 * behind.calls
 
 
+def test_a_peer_far_behind_the_fastest_of_all_has_no_rounds(monkeypatch):
+    """A finalist is judged by the fastest finalist, a peer by whoever is fastest."""
+
+    def takes(us):
+        def make(problem, tensors):
+            def call():
+                StopwatchTimer.passed += us
+                return answer
+
+            answer = PEERS["math"].make(problem, tensors)()
+            return call
+
+        return Peer(make, "torch")
+
+    slow, peers = Kernel(us=200.0), {"fast": takes(20.0), "late": takes(200.0)}
+    for protocol, rounds in ((ORDER, 5), (replace(ORDER, behind=float("inf")), 5)):
+        result = final({"ours": slow}, peers, protocol)
+        found = {name: len(timing.samples_us) for name, timing in result.timings.items()}
+        assert found == {"ours": rounds, "fast": rounds, "late": 1 if protocol is ORDER else rounds}
+
+
 def test_all_are_called_as_often():
     quick, slower = Kernel(us=20.0), Kernel(us=28.0)
     result = final({"quick": quick, "slower": slower})
     assert {t.protocol["calls_per_replay"] for t in result.timings.values()} == {35}
 
 
-@pytest.mark.slow
 def test_a_peer_takes_part_if_its_answer_is_right():
     def wrong(problem, tensors):
         return lambda: torch.zeros(problem.shape("o"), dtype=torch.float16)
@@ -121,6 +141,8 @@ def test_a_peer_takes_part_if_its_answer_is_right():
     table = {"right": Peer(right, "torch"), "wrong": Peer(wrong, "torch"), "absent": Peer(absent, "torch")}
     result = final({"ours": Kernel(us=400.0)}, table)
     assert set(result.timings) == {"ours", "right"}
+    assert result.timings["right"].protocol["version"] == table["right"].version(LARGE)
+    assert "version" not in result.timings["ours"].protocol
     assert "answer is wrong" in result.refusals["wrong"] and "not installed" in result.refusals["absent"]
 
 
