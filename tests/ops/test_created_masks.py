@@ -88,7 +88,7 @@ OF_BARE = Written(mask_mod=lambda b, h, q, k: BARE[q, k])
         ("of both", (40, 70)),
         ("of bare blocks", (48, 32)),
         ("of coarse pairs", (16, 32)),
-        pytest.param("of each kind", (16, 32), marks=pytest.mark.slow),
+        ("of each kind", (16, 32)),
     ],
 )
 def test_lists_are_torch_s(name, blocks):

@@ -64,6 +64,7 @@ def test_what_renders_and_launches_alike_is_evaluated_once_and_a_resumed_search_
     assert {t.reason for t in trials[4:]} == {as_it}
 
 
+@pytest.mark.slow
 def test_what_cannot_be_is_recorded_and_told_and_costs_nothing_more(storage):
     space = load_space("flash_mma", GPU)
     right = next(c for c in space.starting_configs() if not why_invalid("flash_mma", c.params))

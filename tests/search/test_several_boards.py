@@ -91,6 +91,7 @@ def test_killed_gpu_workers_cost_no_candidate(storage, tmp_path, monkeypatch):
     assert len(deaths) >= 2, "nobody was killed"
 
 
+@pytest.mark.slow
 def test_a_board_that_cannot_time_the_reference_ends_the_search(storage):
     running = make_search(storage, space_of(**SPACE), fakes(NeverGauges), boards=FAST_AND_SLOW)
     with pytest.raises(
