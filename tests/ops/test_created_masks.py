@@ -11,8 +11,11 @@ import torch.nn.attention.flex_attention as torch_flex
 
 from benchmarks.flex.mods import MODS, Shape, Written
 from evoattn.backends.interpreter import InterpreterBackend
+from evoattn.families.includes import resolve
 from evoattn.families.mask_blocks import LISTS, STATES, MaskShape, launches
 from evoattn.model.gpu import GPUS
+from evoattn.model.launch import Buffer, KernelLaunch
+from evoattn.model.paths import TEMPLATES
 from evoattn.ops import block_masks, flex
 from tests.support.compiles import ptx_kept
 
@@ -107,6 +110,88 @@ def test_lists_are_torch_s(name, blocks):
     assert theirs.kv_num_blocks.any() and (name != "prefix_lm" or theirs.full_kv_num_blocks.any())
     for list_name, one in found.items():
         assert torch.equal(one, getattr(theirs, list_name)), list_name
+
+
+LEAST, MOST, SIZE = -(1 << 31), (1 << 31) - 1, 5
+ANYTHING = LEAST, MOST
+BOUNDS = LEAST, -70_000, -7, -2, -1, 0, 1, 2, 9, 33, 70_000, MOST
+OF_RANGES = {
+    "lesser_of(x, y)": lambda x, y: (min(x[0], y[0]), min(x[1], y[1])),
+    "greater_of(x, y)": lambda x, y: (max(x[0], y[0]), max(x[1], y[1])),
+    "sum_of(x, y)": lambda x, y: (x[0] + y[0], x[1] + y[1]),
+    "difference_of(x, y)": lambda x, y: (x[0] - y[1], x[1] - y[0]),
+    "negative_of(x)": lambda x, y: (-x[1], -x[0]),
+    "size_of(x)": lambda x, y: (max(x[0], -x[1], 0), max(abs(x[0]), abs(x[1]))),
+    "product_of(x, y)": lambda x, y: ends(a * b for a in x for b in y),
+    "quotient_of(x, y)": lambda x, y: (x[0] // y[0], x[1] // y[0]) if is_one(y, 1, MOST) else ANYTHING,
+    "remainder_of(x, y)": lambda x, y: remainders(x, y[0]) if is_one(y, 1, MOST) else ANYTHING,
+    "shifted(x, y)": lambda x, y: (x[0] >> y[0], x[1] >> y[0]) if is_one(y, 0, 31) else ANYTHING,
+    "common_bits(x, y)": lambda x, y: bits(x, y),
+    "is_not(is_less(x, y))": lambda x, y: (x[0] >= y[1], x[1] >= y[0]),
+    "is_less(x, y)": lambda x, y: (x[1] < y[0], x[0] < y[1]),
+    "is_at_most(x, y)": lambda x, y: (x[1] <= y[0], x[0] <= y[1]),
+    "is_equal(x, y)": lambda x, y: (x[0] == x[1] == y[0] == y[1], x[0] <= y[1] and y[0] <= x[1]),
+    "either_of(is_less(x, y), x, y)": lambda x, y: x if x[1] < y[0] else y if x[0] >= y[1] else ends((*x, *y)),
+    f"inside(x, {SIZE}, false)": lambda x, y: tuple(min(max(at, 0), SIZE - 1) for at in x),
+    f"inside(x, {SIZE}, true)": lambda x, y: wrapped(x),
+}
+"""Between what an operator's result lies, by Python's numbers without an end; anything where that is no int."""
+
+
+def ends(numbers):
+    found = list(numbers)
+    return min(found), max(found)
+
+
+def is_one(y, least, most):
+    return y[0] == y[1] and least <= y[0] <= most
+
+
+def remainders(x, y):
+    return (x[0] % y, x[1] % y) if x[0] // y == x[1] // y else (0, y - 1)
+
+
+def bits(x, y):
+    if x[0] == x[1] and y[0] == y[1]:
+        return (x[0] & y[0],) * 2
+    return (0, min(x[1], y[1])) if x[0] >= 0 and y[0] >= 0 else ANYTHING
+
+
+def wrapped(x):
+    if x[0] < 0 <= x[1]:
+        return 0, SIZE - 1
+    return tuple(min(max(at + (SIZE if at < 0 else 0), 0), SIZE - 1) for at in x)
+
+
+def test_what_lies_between_two_numbers_stays_between_those_of_its_operators():
+    headers = ("device/ptx/element.cuh", "device/score.cuh", "device/score_range.cuh")
+    lines = [f"keep(found + {2 * n}, {text});" for n, text in enumerate(OF_RANGES)]
+    text = "\n".join(
+        (
+            *(f'#include "{name}"' for name in headers),
+            "__device__ void keep(int* at, Range range) { at[0] = range.low, at[1] = range.high; }",
+            'extern "C" __global__ void ranges(const int* given, int* all) {',
+            "const int number = blockIdx.x * blockDim.x + threadIdx.x;",
+            "const int* own = given + 4 * number;",
+            f"int* found = all + {2 * len(OF_RANGES)} * number;",
+            "const Range x{own[0], own[1]}, y{own[2], own[3]};",
+            *lines,
+            "}\n",
+        )
+    )
+    ranges = [(low, high) for low in BOUNDS for high in BOUNDS if low <= high]
+    pairs = [(x, y) for x in ranges for y in ranges]
+    count = -(-len(pairs) // 128)
+    given = torch.zeros(count * 128, 4, dtype=torch.int32)
+    given[: len(pairs)] = torch.tensor([(*x, *y) for x, y in pairs], dtype=torch.int32)
+    found = torch.zeros(count * 128, len(OF_RANGES), 2, dtype=torch.int32)
+    launch = KernelLaunch("ranges", (count, 1, 1), (128, 1, 1), 0, (Buffer("given"), Buffer("all")))
+    kernel = ptx_kept(resolve(text, TEMPLATES), "sm_90a")
+    assert not InterpreterBackend().run(kernel, (launch,), {"given": given, "all": found})
+    for (x, y), row in zip(pairs, found.tolist(), strict=False):
+        for name, one in zip(OF_RANGES, row, strict=True):
+            low, high = map(int, OF_RANGES[name](x, y))
+            assert tuple(one) == (ANYTHING if low < LEAST or high > MOST else (low, high)), (name, x, y)
 
 
 def test_launches_have_room_for_so_many_heads_and_blocks():
