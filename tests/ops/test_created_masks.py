@@ -75,6 +75,9 @@ OF_BOTH = Written(
 )
 BARE = torch.ones(77, 131, dtype=torch.bool)
 BARE[32:48, 64:] = BARE[48:, :64] = False
+SPOTS = torch.ones(77, 131, dtype=torch.bool)
+SPOTS[5, 40] = SPOTS[60, 129] = False
+OF_SPOTS = Written(mask_mod=lambda b, h, q, k: SPOTS[q, k])  # past the first 32 keys of their blocks
 OF_COARSE = Written(mask_mod=lambda b, h, q, k: PAIRS[q // 8, k // 8])
 OF_BARE = Written(mask_mod=lambda b, h, q, k: BARE[q, k])
 """A table of pairs with blocks of 48 rows and 32 keys of each kind, of which 32 by 32 pairs are all alike."""
@@ -90,6 +93,7 @@ OF_BARE = Written(mask_mod=lambda b, h, q, k: BARE[q, k])
         ("images_in_text", (16, 48)),  # keys that are asked for one by one
         ("of both", (40, 70)),
         ("of bare blocks", (48, 32)),
+        ("of spots", (16, 70)),
         ("of coarse pairs", (16, 32)),
         ("of each kind", (16, 32)),
     ],
@@ -99,6 +103,7 @@ def test_lists_are_torch_s(name, blocks):
     own = {
         "of both": OF_BOTH,
         "of bare blocks": OF_BARE,
+        "of spots": OF_SPOTS,
         "of coarse pairs": OF_COARSE,
         "of each kind": Written(None, of_each_kind, by_head=True),
     }
