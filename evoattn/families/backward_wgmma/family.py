@@ -11,6 +11,7 @@ from evoattn.families.backward_wgmma.resources import (
     BackwardWgmmaGenes,
     dq_columns,
     dq_share,
+    dq_width,
     is_alone,
     key_blocks,
     lacks_room,
@@ -27,7 +28,6 @@ from evoattn.families.backward_wgmma.resources import (
     units,
     waits_ahead,
     warpgroups,
-    whole_chunks,
     whole_tiles,
 )
 from evoattn.families.base import Family, softmax_scale_log2
@@ -180,6 +180,7 @@ class BackwardWgmma(Family):
             "LSE_GRADIENT": problem.lse,
             "SMEM_BYTES": smem_bytes(problem, genes),
             "DQ_COLUMNS": columns,
+            "DQ_ALL_COLUMNS": dq_width(problem, genes),
             "WGMMA_S": wgmma_function("wgmma_s", genes.BLOCK_M // dims, dtype, False, b_transposed=False),
             "WGMMA_DV": wgmma_function(
                 "wgmma_dv", problem.head_dim_v // dims, dtype, p_in_registers, True, a_transposed=not p_in_registers
@@ -196,10 +197,8 @@ class BackwardWgmma(Family):
         }
 
     def why_outdated(self, config: KernelConfig, source: str) -> str | None:
-        if "int key_slots" not in source:
-            return (
-                "It is of before blocks shared a tile of queries in the launches for rows, and numbers them otherwise."
-            )
+        if "DQ_ALL_COLUMNS = (HEAD_DIM" in source:
+            return "It is of before the sums of dQ were as wide as head_dims below 64, and takes more memory for them."
         return super().why_outdated(config, source)
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
@@ -350,10 +349,9 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
             f"{dims * SCORE_STEP}."
         )
     if not dq_columns(problem, genes):
-        columns = whole_chunks(problem.head_dim)
         return (
             f"DQ_ROWS={genes.DQ_ROWS} BLOCK_M={genes.BLOCK_M}: {groups} warpgroups (BLOCK_N, DIM_GROUPS) cannot share "
-            f"{genes.BLOCK_M} × {columns} of dQ in whole tiles of 64."
+            f"{genes.BLOCK_M} × {dq_width(problem, genes)} of dQ in whole tiles."
         )
     if genes.DQ_SUM != "registers" and dq_share(problem, genes):
         return f"DQ_SUM={genes.DQ_SUM} has no place for the dimensions of dQ that warpgroups share."

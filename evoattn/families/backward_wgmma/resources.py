@@ -118,6 +118,10 @@ SHARE_REGISTERS = 8
 13.0: two spill, and these alone do not fit with it."""
 
 
+LEAST_COLUMNS = 8
+"""Of a product by wgmma."""
+
+
 def key_groups(genes: BackwardWgmmaGenes) -> int:
     """Groups of 64 keys of a block."""
     return genes.BLOCK_N // GROUP_KEYS
@@ -159,16 +163,23 @@ def whole_chunks(dim: int) -> int:
     return math.ceil(dim / CHUNK_COLUMNS) * CHUNK_COLUMNS
 
 
+def dq_width(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
+    """Columns of dQ in its sums."""
+    small = problem.head_dim < CHUNK_COLUMNS and genes.DQ_ROWS == "queries"
+    return problem.head_dim if small else whole_chunks(problem.head_dim)
+
+
 def dq_columns(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
-    """Columns of a warpgroup's part of dQ, or, DQ_ROWS=dims, queries; 0 where the warpgroups cannot share dQ."""
-    columns, groups = whole_chunks(problem.head_dim), warpgroups(genes)
+    """Columns of a warpgroup's part of dQ, or, DQ_ROWS=dims, queries; 0 where the warpgroups cannot share dQ. Of one
+    chunk parts may be narrower than that."""
+    columns, groups = dq_width(problem, genes), warpgroups(genes)
     if genes.DQ_ROWS == "dims":
         return genes.BLOCK_M if columns == CHUNK_COLUMNS * groups or dq_share(problem, genes) else 0
     rows = genes.BLOCK_M // GROUP_KEYS
     if genes.BLOCK_M % GROUP_KEYS or groups % rows:
         return 0
-    parts = groups // rows
-    return columns // parts if columns % (parts * CHUNK_COLUMNS) == 0 else 0
+    parts, step = groups // rows, CHUNK_COLUMNS if columns > CHUNK_COLUMNS else LEAST_COLUMNS
+    return columns // parts if columns % (parts * step) == 0 else 0
 
 
 def dq_share(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
@@ -277,7 +288,7 @@ def section_heads(problem: AttentionProblem, genes: BackwardWgmmaGenes, sms: int
     by a simulation, of those that L2 has room for."""
     if genes.BLOCK_ORDER != "sections":
         return units(problem) if genes.BLOCK_ORDER == "heads" else 1
-    columns = problem.element_bytes * (problem.head_dim + problem.head_dim_v) + 4 * whole_chunks(problem.head_dim)
+    columns = problem.element_bytes * (problem.head_dim + problem.head_dim_v) + 4 * dq_width(problem, genes)
     steps = tile_steps(problem.masking, problem.seqlen_q, problem.seqlen_k, genes.BLOCK_M, genes.BLOCK_N)
     if problem.varlen or problem.blocks:
         steps = (1,) * key_blocks(problem, genes)
@@ -317,7 +328,7 @@ def scratch(problem: AttentionProblem, genes: BackwardWgmmaGenes, sms: int) -> d
     if is_alone(problem, genes):
         return {}
     terms = 4 * genes.BLOCK_M * query_tiles(problem, genes)
-    found = {"log_sums": terms, "deltas": terms, "dq_sums": terms * whole_chunks(problem.head_dim)}
+    found = {"log_sums": terms, "deltas": terms, "dq_sums": terms * dq_width(problem, genes)}
     split = key_blocks(problem, genes) * units(problem) - whole_tiles(problem, genes, sms)
     found |= {"key_sums": key_sums(problem, genes, split)} if genes.QUERY_SPLIT > 1 else {}
     found |= block_state_bytes(problem) | packed_bytes(problem)
@@ -366,7 +377,7 @@ def launch_work(problem: AttentionProblem, genes: BackwardWgmmaGenes, registers:
     mean, most, count = key_steps(problem, genes.BLOCK_M, genes.BLOCK_N)  # of one head
     groups, queries, keys = warpgroups(genes), genes.BLOCK_M, genes.BLOCK_N
     width, value_width = up_to(problem.head_dim, 16), up_to(problem.head_dim_v, 16)
-    pairs, columns, size = queries * keys, whole_chunks(problem.head_dim), problem.element_bytes
+    pairs, columns, size = queries * keys, dq_width(problem, genes), problem.element_bytes
     tile_bytes = queries * (whole_chunks(problem.head_dim) + whole_chunks(problem.head_dim_v)) * size
     own_keys = keys * (width + value_width) * size  # K and V as A operands
     parts = [part for part in (dq_columns(problem, genes), dq_share(problem, genes)) if part]
@@ -418,7 +429,7 @@ def launch_work(problem: AttentionProblem, genes: BackwardWgmmaGenes, registers:
         visits=float(count),
         heads_in_turn=float(section_heads(problem, genes, SMS_MEASURED)),
         overlaps=True,
-        schedule=genes.SCHEDULE,
+        schedule=genes.SCHEDULE if most > mean else "single",  # of equal tiles whole rounds are claimed
         genes=_numbers(problem, genes),
     )
     if is_alone(problem, genes):
@@ -461,7 +472,7 @@ def _key_sums(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
 
 def _sum_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> float:
     """Of dQ of a tile of queries, in float32."""
-    return 4.0 * genes.BLOCK_M * whole_chunks(problem.head_dim)
+    return 4.0 * genes.BLOCK_M * dq_width(problem, genes)
 
 
 def _row_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes, which: str) -> float:
