@@ -43,6 +43,7 @@ ALONE = [
     (SINGLE, "B=2 H=2 S=77 D=64 mask=causal_lower_right", ()),
     (SHARED | SINGLE | {"BLOCK_M": 64}, "B=1 H=4 S=64 D=256 softcap=20 alibi=1", ()),
     ({}, "B=1 H=2 Sq=130 Sk=90 D=72 layout=bshd bias=hs", ()),
+    ({}, "B=1 H=2 Sq=130 Sk=100 D=32 deterministic=1", ()),
     ({}, "B=1 H=2 Sq=130 Sk=128 D=128", (("done += BLOCK_M", "done += 0"),)),
     ({}, "B=1 H=4 S=100 D=128", (("block.batch, block.kv_head,\n", "block.batch, 0,\n"),)),
     ({}, "B=1 H=2 S=100 D=96", (("DQ_COLUMNS + lane % 4 * 2;", "DQ_COLUMNS + lane % 2 * 2;"),)),
@@ -120,6 +121,7 @@ def test_gradients_are_right(params, text):
     "params, text, dims",
     [
         ({}, "mask=causal", "D=184 Dv=72"),
+        ({"BLOCK_M": 64, "DQ_ROWS": "queries", "DQ_SUM": "warp", "BLOCK_N": 192}, "mask=causal", "D=48"),
         (THIRDS, "window=20:9 lse=1", "D=192"),
     ],
 )
@@ -242,6 +244,8 @@ def test_what_adds_in_any_order_is_not_deterministic():
     for gene in ({"DQ_SUM": "bulk"}, {"QUERY_SPLIT": 2, "ROTATE": True}):
         other = type(START)(START.family, ask.params | gene)
         assert f"{next(iter(gene))}" in (FAMILY.why_invalid(problem, other, H100) or "")
+    by_registers = type(START)(START.family, START.params | {"DQ_SUM": "registers"})
+    assert FAMILY.why_invalid(parse_shape("B=2 H=4 S=100 D=128 op=backward deterministic=1"), by_registers, H100) is None
     rotated = type(START)(START.family, ask.params | {"ROTATE": True})
     long = parse_shape("B=2 H=4 S=20000 D=128 op=backward deterministic=1")
     assert FAMILY.why_invalid(problem, rotated, H100) is None
@@ -256,7 +260,8 @@ def test_the_gradient_of_a_bias_beside_an_expression_is_left_to_another_family()
     assert "backward_scalar" in (FAMILY.why_unsupported(asked, H100) or "")
 
 
-def test_a_source_whose_blocks_have_whole_tiles_of_queries_is_outdated():
-    source = render(FAMILY, parse_shape("B=1 H=2 S=200 D=128 op=backward"), START, H100).source
+def test_a_source_whose_sums_of_dq_are_wider_is_outdated():
+    source = render(FAMILY, parse_shape("B=1 H=2 S=200 D=32 op=backward"), START, H100).source
     assert FAMILY.why_outdated(START, source) is None
-    assert "share" in (FAMILY.why_outdated(START, source.replace(", int key_slots", "")) or "")
+    before = source.replace("DQ_ALL_COLUMNS = 32", "DQ_ALL_COLUMNS = (HEAD_DIM + 63) / 64 * 64")
+    assert "memory" in (FAMILY.why_outdated(START, before) or "")

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from evoattn.families.backward import NULL, bias_gradient, bias_gradient_strides, shares_bias, strides_of
 from evoattn.families.backward_wgmma.resources import (
     BackwardWgmmaGenes,
+    adds_in_order,
     dq_columns,
     dq_share,
     dq_width,
@@ -129,7 +130,7 @@ class BackwardWgmma(Family):
 
     def why_too_long(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
         genes = BackwardWgmmaGenes.of(config)
-        if problem.deterministic and genes.ROTATE and waits_ahead(problem, genes, gpu.sm_count) > 0:
+        if adds_in_order(problem, genes) and genes.ROTATE and waits_ahead(problem, genes, gpu.sm_count) > 0:
             return (
                 f"ROTATE: blocks of BLOCK_N={genes.BLOCK_N} of {problem.seqlen_k} keys wait for one another, "
                 f"and may not all run at once on {gpu.name}."
@@ -176,7 +177,7 @@ class BackwardWgmma(Family):
             "ROW_ARGUMENTS": ROW_ARGUMENTS * (genes.LAUNCHES == "one"),
             "ROTATED": genes.ROTATE,
             "STAGGERED": genes.STAGGER,
-            "IN_ORDER": problem.deterministic,
+            "IN_ORDER": adds_in_order(problem, genes),
             "LSE_GRADIENT": problem.lse,
             "SMEM_BYTES": smem_bytes(problem, genes),
             "DQ_COLUMNS": columns,
@@ -205,7 +206,7 @@ class BackwardWgmma(Family):
         genes = BackwardWgmmaGenes.of(config)
         m, n = genes.BLOCK_M, genes.BLOCK_N
         tiles, sinks = row_blocks(problem, genes.BLOCK_M), "sinks" in parse_grads(problem.grads)
-        row_block, in_order = (ROW_THREADS, 1, 1), problem.deterministic
+        row_block, in_order = (ROW_THREADS, 1, 1), adds_in_order(problem, genes)
         claimed = genes.SCHEDULE == "claimed"
         progress: KernelArg = Buffer("progress") if in_order or claimed or genes.DQ_BEGIN == "stored" else NULL
         keys, heads, batch = key_blocks(problem, genes), problem.kv_heads, batches(problem)
@@ -359,7 +360,7 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
         return "DQ_SUM=warp needs PRODUCER=warpgroup, which has warps to spare."
     if genes.ROTATE and problem.causal:
         return "ROTATE needs mask=full: under a causal mask blocks begin with different queries as it is."
-    if genes.SCHEDULE == "claimed" and (problem.deterministic or problem.blocks):
+    if genes.SCHEDULE == "claimed" and (adds_in_order(problem, genes) or problem.blocks):
         return "SCHEDULE=claimed is of blocks that add in any order, without block lists."
     if genes.SCHEDULE == "claimed" and lacks_room(problem, genes):
         return (
@@ -395,11 +396,12 @@ def why_not_whole_lists(problem: AttentionProblem, genes: BackwardWgmmaGenes) ->
     if problem.blocks and (genes.ROTATE or genes.QUERY_SPLIT > 1):
         name = "ROTATE" if genes.ROTATE else f"QUERY_SPLIT={genes.QUERY_SPLIT}"
         return f"{name} needs queries by the mask alone, and here a block list names them."
-    if problem.deterministic and genes.ROTATE and genes.QUERY_SPLIT > 1:
+    in_order = adds_in_order(problem, genes)
+    if in_order and genes.ROTATE and genes.QUERY_SPLIT > 1:
         return f"QUERY_SPLIT={genes.QUERY_SPLIT} ROTATE: blocks that add to dQ in order would wait for one another."
-    if problem.deterministic and genes.BLOCK_ORDER == "sections":
+    if in_order and genes.BLOCK_ORDER == "sections":
         return f"BLOCK_ORDER={genes.BLOCK_ORDER} is of blocks that add in any order; deterministic=1 asks for others."
-    if problem.deterministic and genes.DQ_SUM != "warp":
+    if problem.deterministic and not in_order and key_blocks(problem, genes) > 1:
         return f"DQ_SUM={genes.DQ_SUM} adds to dQ in any order; deterministic=1 asks for DQ_SUM=warp."
     return why_not_listed(problem, genes.BLOCK_M, genes.BLOCK_N)
 
@@ -417,7 +419,7 @@ def why_not_last(problem: AttentionProblem, genes: BackwardWgmmaGenes, gpu: GpuS
     """SPLIT=last where it is not possible, or no other than SPLIT=all, or of no use."""
     if genes.QUERY_SPLIT == 1:
         return "SPLIT=last needs QUERY_SPLIT of 2 or more."
-    if problem.varlen or problem.causal or problem.deterministic or problem.blocks:
+    if problem.varlen or problem.causal or adds_in_order(problem, genes) or problem.blocks:
         return "SPLIT=last needs tiles of keys that take the same time: no causal mask, no packed sequences or lists."
     places, tiles = gpu.sm_count * genes.BLOCKS_PER_SM, key_blocks(problem, genes) * units(problem)
     if tiles < places:

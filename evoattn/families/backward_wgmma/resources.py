@@ -247,6 +247,12 @@ def is_alone(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> bool:
     return key_blocks(problem, genes) == problem.group_size == 1 and queries <= TERM_QUERIES
 
 
+def adds_in_order(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> bool:
+    """Whether blocks add to dQ one after another, for the same bits in every run. Without DQ_SUM=warp one block has all
+    keys. It is the same at all lengths, as one compiled kernel serves many."""
+    return problem.deterministic and genes.DQ_SUM == "warp"
+
+
 def lacks_room(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> bool:
     """Whether dK or dV does not fit where dS and P lie, which SCHEDULE=claimed needs; of parts neither goes there."""
     rows = WARPGROUP * max(whole_chunks(dim // genes.DIM_GROUPS) for dim in (problem.head_dim, problem.head_dim_v))
@@ -332,7 +338,7 @@ def scratch(problem: AttentionProblem, genes: BackwardWgmmaGenes, sms: int) -> d
     split = key_blocks(problem, genes) * units(problem) - whole_tiles(problem, genes, sms)
     found |= {"key_sums": key_sums(problem, genes, split)} if genes.QUERY_SPLIT > 1 else {}
     found |= block_state_bytes(problem) | packed_bytes(problem)
-    of_tiles = query_tiles(problem, genes) * (problem.deterministic or genes.DQ_BEGIN == "stored")
+    of_tiles = query_tiles(problem, genes) * (adds_in_order(problem, genes) or genes.DQ_BEGIN == "stored")
     words = of_tiles + (genes.SCHEDULE == "claimed")
     return found | ({"progress": 4 * words} if words else {})
 
@@ -398,7 +404,8 @@ def launch_work(problem: AttentionProblem, genes: BackwardWgmmaGenes, registers:
     )
     extra = variant_step(problem, pairs)
     split = genes.QUERY_SPLIT if genes.SPLIT == "all" else 1
-    turns = TURN_SHARE * (problem.deterministic and not problem.causal and not genes.ROTATE)
+    in_order = adds_in_order(problem, genes)
+    turns = TURN_SHARE * (in_order and not problem.causal and not genes.ROTATE)
     blocks = count * units(problem) * split
     ends = Step(
         instructions=keys * (width + value_width) / WARP * 1.5 + 60 * groups * 4,
@@ -418,9 +425,7 @@ def launch_work(problem: AttentionProblem, genes: BackwardWgmmaGenes, registers:
         float(math.ceil(most * problem.group_size / split)),
         ends,
         tensor="wgmma",
-        longest_first=(problem.causal or bool(problem.blocks))
-        and genes.BLOCK_ORDER != "keys"
-        and not problem.deterministic,
+        longest_first=(problem.causal or bool(problem.blocks)) and genes.BLOCK_ORDER != "keys" and not in_order,
         in_flight_bytes=float(tile_bytes * (min(genes.Q_STAGES, genes.DO_STAGES) - 1)),
         read_bytes=tensor_bytes(problem, "q", "k", "v", "o") + bias_bytes(problem),
         write_bytes=_key_sums(problem, genes) or tensor_bytes(problem, "k", "v"),
