@@ -311,17 +311,27 @@ private:
 
   // ---- results
 
-  // This warp's part of dQ, which is whole, to its rows.
+  // This warp's part of dQ, which is whole, to its rows. DQ_BY_DIMS: lanes of dimensions g and g + 1 exchange, and the
+  // first has both of query 2 t then, the other of the next query.
   __device__ __forceinline__ void write_dq() const {
-    const int query = walk.tile * BLOCK_M + warpgroup / SUM_TILES_ALONG * 64 + warp * 16 + lane / 4;
-    const int column = warpgroup % SUM_TILES_ALONG * DQ_COLUMNS + lane % 4 * 2;
+    const int odd = DQ_BY_DIMS ? lane / 4 % 2 : 0,
+              sixteen = DQ_BY_DIMS ? 0 : warpgroup / SUM_TILES_ALONG * 64 + warp * 16;
+    const int query = walk.tile * BLOCK_M + (DQ_BY_DIMS ? lane % 4 * 2 + odd : sixteen + lane / 4);
+    const int column = DQ_BY_DIMS ? warpgroup * 64 + warp * 16 + lane / 4 - odd
+                                  : warpgroup % SUM_TILES_ALONG * DQ_COLUMNS + lane % 4 * 2;
     Element* row_gmem = rows.dq_gmem + rows.dq.first(block.batch, walk.head, query) + column;
 #pragma unroll
     for (int i = 0; i < DQ_COLUMNS / 2; i += 2) {
-      const int below = i / 2 % 2 * 8, beside = i / 4 * 8;
+      const int eight = i / 4 * 8, half = i / 2 % 2 * 8;
+      const int below = DQ_BY_DIMS ? eight : half, beside = DQ_BY_DIMS ? half : eight;
+      float low = dq[i], high = dq[i + 1];
+      if constexpr (DQ_BY_DIMS) {
+        const float other = __shfl_xor_sync(ALL_LANES, odd ? low : high, 4);
+        low = odd ? other : low, high = odd ? high : other;
+      }
       if (column + beside < HEAD_DIM && query + below < mask.seqlen_q)
         *reinterpret_cast<uint32_t*>(row_gmem + below * rows.dq.row + beside) =
-            pack2<Element>(dq[i] * rows.softmax_scale, dq[i + 1] * rows.softmax_scale);
+            pack2<Element>(low * rows.softmax_scale, high * rows.softmax_scale);
     }
   }
   // This warp's part of dQ to its sums (`query_sums.cuh`).

@@ -372,8 +372,8 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
 
 def why_not_one_launch(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
     """LAUNCHES=one where blocks have other than all queries of their keys, or no rows of dQ."""
-    if genes.DQ_ROWS != "queries" or genes.DQ_SUM != "registers":
-        return "LAUNCHES=one needs rows of dQ in registers: DQ_ROWS=queries and DQ_SUM=registers."
+    if genes.DQ_SUM != "registers" or dq_share(problem, genes):
+        return "LAUNCHES=one needs dQ in registers, DQ_SUM=registers, and a part of it for each warpgroup (DQ_ROWS)."
     if genes.QUERY_SPLIT > 1 or genes.SCHEDULE != "single":
         return "LAUNCHES=one needs QUERY_SPLIT=1 and SCHEDULE=single: a block for all queries of a tile of keys."
     if problem.varlen or problem.blocks or problem.grads:
