@@ -51,6 +51,7 @@ SAME_BITS = {
     "causal, D=64": dict(),
     "documents, a block list": dict(dim=128),
     "documents, D=64": dict(),
+    "100 keys": dict(dim=128, rows=100),
 }
 
 
@@ -143,8 +144,8 @@ def median_us(call: Callable[[], Any]) -> float:
 
 def same_bits(name: str, rows: int, repeats: int) -> dict[str, Any]:
     """How many of so many runs differ in a bit from the first, and what it costs."""
-    *tensors, do = made(rows, **SAME_BITS[name])
-    attend = attend_of(name, rows, tensors[0].shape[1])
+    *tensors, do = made(**({"rows": rows} | SAME_BITS[name]))
+    attend = attend_of(name, tensors[0].shape[2], tensors[0].shape[1])
     out = attend(*tensors)
 
     def backward() -> Tensors:

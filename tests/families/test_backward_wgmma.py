@@ -44,6 +44,8 @@ ALONE = [
     (SHARED | SINGLE | {"BLOCK_M": 64}, "B=1 H=4 S=64 D=256 softcap=20 alibi=1", ()),
     ({}, "B=1 H=2 Sq=130 Sk=90 D=72 layout=bshd bias=hs", ()),
     ({}, "B=1 H=2 Sq=130 Sk=100 D=32 deterministic=1", ()),
+    (SINGLE | {"BLOCK_M": 80, "DQ_ROWS": "dims"}, "B=1 H=2 S=75 D=96 mask=causal", ()),
+    (SINGLE | {"BLOCK_M": 80, "DQ_ROWS": "dims"}, "B=1 H=2 S=75 D=128", (("odd ? low : high", "odd ? high : low"),)),
     ({}, "B=1 H=2 Sq=130 Sk=128 D=128", (("done += BLOCK_M", "done += 0"),)),
     ({}, "B=1 H=4 S=100 D=128", (("block.batch, block.kv_head,\n", "block.batch, 0,\n"),)),
     ({}, "B=1 H=2 S=100 D=96", (("DQ_COLUMNS + lane % 4 * 2;", "DQ_COLUMNS + lane % 2 * 2;"),)),
