@@ -40,6 +40,7 @@ TOGETHER = (
     ("KEY_SPLIT", "STAGES"),
     ("KEY_SPLIT", "PARTS_MERGE"),
     ("GROUP_ROWS", "STORE"),
+    ("QUERY_SPLIT", "SPLIT"),
 )
 """Genes that are changed both at once, too: what one takes of shared memory or registers the other must leave; blocks
 that share keys, and heads that are rows of packed sequences, store by rows."""
