@@ -247,7 +247,9 @@ def test_what_adds_in_any_order_is_not_deterministic():
         other = type(START)(START.family, ask.params | gene)
         assert f"{next(iter(gene))}" in (FAMILY.why_invalid(problem, other, H100) or "")
     by_registers = type(START)(START.family, START.params | {"DQ_SUM": "registers"})
-    assert FAMILY.why_invalid(parse_shape("B=2 H=4 S=100 D=128 op=backward deterministic=1"), by_registers, H100) is None
+    assert (
+        FAMILY.why_invalid(parse_shape("B=2 H=4 S=100 D=128 op=backward deterministic=1"), by_registers, H100) is None
+    )
     rotated = type(START)(START.family, ask.params | {"ROTATE": True})
     long = parse_shape("B=2 H=4 S=20000 D=128 op=backward deterministic=1")
     assert FAMILY.why_invalid(problem, rotated, H100) is None
