@@ -10,10 +10,9 @@ from evoattn.families.registry import FAMILIES
 from evoattn.model.paths import ROOT
 from tests.mutation.changes import changes_of
 from tests.mutation.python_mutants import ROOMS
-from tests.mutation.settings import settings_of
 from tests.mutation.sources import bare_lines, changes_in, files_of, mutants_of
 from tests.mutation.table import Reason, load_reasons, survivors, table
-from tests.mutation.verdicts import SURVIVED, Verdict, judge
+from tests.mutation.verdicts import SURVIVED, Verdict
 
 TEXT = """// if (a < b) wait();
 __device__ void f(int lane, int* p_smem) {
@@ -134,20 +133,6 @@ LINES = [("wait();", SURVIVED), ("sync();", SURVIVED), ("go();", "fault"), ("no(
 
 def test_reasons_are_read():
     assert all(reason.why and reason.file for reason in load_reasons())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.sampled(6)
-def test_deleted_waits_and_barriers_are_found(family):
-    """Of waits and barriers that are deleted, where the config has code there: all that change the PTX."""
-    wanted = ("__syncthreads()", "cp_async_wait", "mbarrier_wait", "wgmma_wait", "named_barrier_sync")
-    deleted = [m for m in mutants_of(family) if m.change.kind == "delete" and m.change.what.startswith(wanted)]
-    settings = settings_of(family, 2, 1)
-    verdicts = [judge(mutant, settings, 1) for mutant in deleted[:1]]
-    live = [v for v in verdicts if v.live]
-    left = [v.place for v, reason in survivors(live, load_reasons()) if reason is None]
-    assert not left
 
 
 def test_reasons_are_of_lines_that_there_are():

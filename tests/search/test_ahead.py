@@ -32,7 +32,16 @@ from evoattn.search.study import Search
 from tests.search.search_fakes import cost
 from tests.search.studies_of_fakes import GPU, PROBLEM, fakes, make_search, space_of, why_invalid
 
-SMALL = {"WARPS": "4", "STAGES": "1", "KEY_WARPS": "1", "BLOCK_N": "64"}
+SMALL = {
+    "WARPS": "4",
+    "STAGES": "1",
+    "KEY_WARPS": "1",
+    "BLOCK_N": "64",
+    "RESCALE": "always",
+    "O_STORE": "direct",
+    "ROW_SUM": "mma",
+}
+"""Values of genes that leave 120 configs."""
 
 
 def make_random(spaces):

@@ -189,7 +189,7 @@ def test_a_name_that_no_driver_can_send_is_of_no_study(either, name):
 @pytest.mark.slow
 def test_questions_about_a_large_study_are_few_statements(either):
     """A report of 20 000 trials may take 3 s: no question of it is asked once for every trial."""
-    study, count, asked = make_study(either), 1000, []
+    study, count, asked = make_study(either), 200, []
     for i in range(count):
         state = TrialState.COMPLETE if i % 2 else TrialState.WRONG_RESULT
         timings = (timing("screen", *[20.0 + i] * 5),)
