@@ -15,6 +15,7 @@ from evoattn.evaluation.process import Ending
 from evoattn.evaluation.workers import Outcome
 from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import load_space, lookup
+from evoattn.families.render import render
 from evoattn.model.errors import WrongUse
 from evoattn.model.gpu import GPUS, DetectedDevice
 from evoattn.model.launch import KernelLaunch
@@ -30,7 +31,7 @@ from evoattn.model.records import (
     TrialState,
     ValidationReport,
 )
-from evoattn.search import api, attempt, reproduce, setup, spaces, study
+from evoattn.search import api, attempt, machines, profiled, recorded, reproduce, setup, spaces, study
 from evoattn.search.recorded import Finding
 from evoattn.search.recorder import Recorder
 from evoattn.search.request import SearchWords, choose_boards, choose_device, plan, read_numbers, read_words
@@ -199,6 +200,74 @@ def _run_again() -> Iterator[Any]:
             yield found.findings, found.reproduced, said_to
 
 
+def _recorded() -> Iterator[Any]:
+    """Of sources as they are rendered today and as they are not, and of machines like the trial's and others."""
+    same = render(lookup("flash_scalar"), PROBLEM, CONFIG, L4).source_hash
+    trials = [_trial(source_hash=same), _trial(), _trial(family="gone"), _trial(config={"BLOCK_M": 7})]
+    for trial, trusts in itertools.product(trials, (False, True)):
+        yield said(recorded.require_trusted, trial, PROBLEM, L4, trusts)
+    for outdated in (None, "Launches have another argument."):
+        family = SimpleNamespace(why_outdated=lambda config, source, words=outdated: words and f"{words} {source}")
+        with mock.patch.object(recorded.registry, "lookup", lambda name, family=family: family):
+            yield said(recorded.require_fitting, _trial(), "text")
+    for (name, devices), spec in itertools.product(MACHINES.items(), (H100, L4)):
+        with mock.patch.object(recorded.gpus, "detect_devices", lambda devices=devices: devices):
+            yield name, said(recorded.require_device, _trial(), spec)
+
+
+def _counted() -> Iterator[Any]:
+    """Counters of a trial and of a peer: the one that is named, the fastest, or none."""
+    timing = _trial().timing
+
+    def count(problem: Any, kernel: Any, cache: str) -> Any:
+        if kernel == "odd":
+            raise profiled.ProfileError("It cannot be read.")
+        return SimpleNamespace(tool="ncu", csv=f"{getattr(kernel, 'config', kernel)} {cache}"[:12])
+
+    states = TrialState.COMPLETE, TrialState.TIMEOUT
+    for peers, peer, cache, state in itertools.product(
+        ({}, {"flash": [timing]}),
+        (None, "odd", "math"),
+        ("warm", "cold", None),
+        states,
+    ):
+        kept, checks = mock.Mock(), mock.Mock()
+        kept.peers.return_value, kept.source.return_value = peers, "text"
+        study = replace(STUDY, options={"cache": cache} if cache else {})
+        fakes = {"require_trusted": checks.trusted, "require_fitting": checks.fitting, "parse": len}
+        fakes["compile_source"] = lambda *words: CompiledKernel(b"", "", INFO)
+        fakes["fastest_peer"] = lambda timing, peers: SimpleNamespace(backend="flash") if peers else None
+        with mock.patch.multiple(profiled, **fakes):
+            words = kept, _trial(state=state), study, peer, True, count, checks.device
+            found = said(lambda words=words: [*profiled.profile_trial(*words)])
+        added = [[call.args[0] is study, call.args[1].peer, call.args[2]] for call in kept.add_profile.call_args_list]
+        yield found, added, [f"{name} {[str(one)[:20] for one in args]}" for name, args, _ in checks.mock_calls]
+
+
+def _machines() -> Iterator[Any]:
+    for boards, given in itertools.product(([], TWO_H100, [OLDER]), ("", "4,5,6,7,8")):
+        plan = SimpleNamespace(boards=boards)
+        with mock.patch.dict("os.environ", {"CUDA_VISIBLE_DEVICES": given}):
+            fleet = machines.Machines([]).fleet(SearchWords(jobs=3), plan)
+        yield fleet.jobs, fleet.boards, fleet._visible, machines.Machines([], "a cluster").fleet(None, plan)
+
+
+def _restored() -> Iterator[Any]:
+    """What a study of before tells a search that goes on with it."""
+    states = TrialState.COMPLETE, TrialState.DUPLICATE, TrialState.TIMEOUT
+    trials = [_trial(n, state, source_hash=source) for n, (state, source) in
+              enumerate(itertools.product(states, (None, "1" * 64)), 1)]  # fmt: skip
+    kept = mock.Mock(**{"peers.return_value": {"flash": [_trial(us=9.0).timing, _trial(us=7.0).timing]}})
+    kept.iter_trials.return_value = trials
+    recorder = object.__new__(Recorder)
+    recorder._storage, recorder._study, recorder._sampler, recorder._progress = kept, STUDY, mock.Mock(), Progress()
+    recorder.seen = mock.Mock()
+    recorder.restore(PROBLEM, L4, {"flash_scalar": load_space("flash_scalar", L4)})
+    numbers = [call.args[1] for call in recorder.seen.recorded.call_args_list]
+    restored = [trial.number for trial in recorder._sampler.restore.call_args.args[0]]
+    yield numbers, restored, recorder._progress.peers, recorder._progress.best.number
+
+
 def facts() -> Iterator[tuple[str, Any]]:
     """See `tests.support.facts`."""
     for words in WORDS:
@@ -229,6 +298,10 @@ def facts() -> Iterator[tuple[str, Any]]:
     yield "final", [*_final()]
     yield "on devices", [*_on_devices()]
     yield "run again", [*_run_again()]
+    yield "recorded", [*_recorded()]
+    yield "counted", [*_counted()]
+    yield "machines", [*_machines()]
+    yield "restored", [*_restored()]
     for best, ratio, words in itertools.product(
         (_trial(), _trial(state=TrialState.ESTIMATED, timings=())), (None, 0.9), ("", "It is kept.")
     ):
