@@ -121,10 +121,7 @@ ROOMS = {
             *(f"evoattn/ops/{name}.py" for name in ("mods", "given")),
             *(f"evoattn/model/score_{name}.py" for name in ("cuda", "lines", "ranges")),
         ),
-        (
-            *("tests/model/test_facts_of_expressions.py", "tests/model/test_score.py", "tests/ops/test_flex_mods.py"),
-            *("tests/ops/test_flex.py", "tests/ops/test_flex_kernels.py", "tests/ops/test_compiled_flex.py"),
-        ),
+        (*("tests/model/test_facts_of_expressions.py", "tests/model/test_score.py", "tests/ops"),),
     ),
     "mask_blocks": Room(
         ("templates/device/mask_blocks.cuh", "templates/device/score_range.cuh", "evoattn/model/score_ranges.py"),
