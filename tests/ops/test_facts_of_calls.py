@@ -17,6 +17,7 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.ops import arguments, attention_fp8, flex
+from evoattn.ops import given as given_arguments
 from evoattn.ops.call import Call
 from evoattn.ops.choice import Choice, Refusal, choose
 from tests.support.facts import answer, changed
@@ -158,6 +159,94 @@ def _scales(found: Any) -> Any:
     return found if isinstance(found, str) else [[one.dtype, tuple(one.shape), one.dim()] for one in found]
 
 
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+
+
+def _numbers(*shape: int, dtype: Any = torch.float16) -> Any:
+    """Rising numbers that 8 bits hold, too."""
+    return (torch.arange(math.prod(shape)).view(shape) % 15 - 7).to(torch.float16).to(dtype)
+
+
+FORMS: dict[str, tuple[Any, ...]] = {
+    "attention": ((2, 4, 3, 16), (2, 2, 6, 16), {}),
+    "varlen": (
+        *((5, 4, 16), (6, 2, 16)),
+        {"cu_seqlens_q": torch.tensor([0, 2, 5]), "cu_seqlens_k": torch.tensor([0, 4, 6]), "max_seqlen_q": 3},
+    ),
+    "paged": (
+        (2, 3, 4, 16),
+        (5, 4, 2, 16),
+        {"block_table": torch.tensor([[3, 1], [0, 9]]), "seqused_k": torch.ones(2)},
+    ),
+    "packed pages": (
+        *((5, 4, 16), (5, 4, 2, 16)),
+        {"block_table": torch.tensor([[3, 1], [0, 4]]), "cu_seqlens_q": torch.tensor([0, 2, 5]), "max_seqlen_q": 9},
+    ),
+}
+"""Shapes of query and of keys, and what says which rows are whose."""
+SHAPES = (), (2,), (2, 2), (1, 2), (2, 1), (2, 2, 6), (6, 2), (5, 4, 2), (3,), (7, 2)
+DRAWN = [torch.rand(of, generator=torch.Generator().manual_seed(len(of))) for of in SHAPES]
+SCALES: list[Any] = [None, 2, -1.0, "one", *DRAWN]
+GIVEN: list[dict[str, Any]] = [
+    *(
+        {"causal": True},
+        {"is_causal": True},
+        {"causal": True, "window": (3, 0)},
+        {"window": (3, -1)},
+        {"window": "odd"},
+    ),
+    *({"scale": 0.5, "softcap": 9.0}, {"softcap": -1.0}, {"scale": math.inf}, {"return_lse": True, "strict": True}),
+    *(
+        {"enable_gqa": True, "deterministic": True},
+        {"batch_invariant": 1},
+        {"sinks": torch.zeros(4)},
+        {"causal": "both"},
+    ),
+    *({"max_seqlen_q": 2.5}, {"max_seqlen_q": -1}, {"out": torch.zeros(1)}, {"out": torch.zeros(2, 4, 3, 16).half()}),
+    *({"bias": torch.zeros(3, 6).half()}, {"alibi_slopes": torch.ones(4)}, {"max_seqlen_k": 4, "max_seqlen_q": 10}),
+]
+
+
+def _shown(tensor: Any) -> Any:
+    if not isinstance(tensor, torch.Tensor):
+        return tensor
+    weighed = (tensor.double().flatten() * torch.arange(1, tensor.numel() + 1)).sum().item()
+    return [str(tensor.dtype), tuple(tensor.shape), tensor.stride(), round(weighed, 3)]
+
+
+def _made(query: Any, key: Any, given: dict[str, Any], value: Any = None) -> Any:
+    """The call that arguments are, and what torch computes of it where keys have 8 bits."""
+    call = answer(given_arguments.call_of, query, key, key if value is None else value, given)
+    if isinstance(call, str):
+        return call
+    words = {field.name: getattr(call, field.name) for field in fields(call)} | {"terms": [*map(_shown, call.terms)]}
+    shown = {name: _shown(one) for name, one in words.items() if isinstance(one, torch.Tensor) or one}
+    if not given_arguments.is_eight_bits(call.value):
+        return shown
+    plain = given_arguments.dequantised(call)
+    return [shown, *map(_shown, (plain.query, plain.key, plain.value, *plain.terms)), plain.q_scaled, plain.finite]
+
+
+def _given() -> Iterator[tuple[str, Any]]:
+    for name, (of_query, of_key, places) in FORMS.items():
+        query, key = _numbers(*of_query), _numbers(*of_key)
+        yield f"{name}, arguments", [_made(query, key, places | words) for words in ({}, *GIVEN)]
+        others = (query[0], key), (query, key[0]), (query, key[..., :8]), (query, "no"), (query, key[:0])
+        yield f"{name}, tensors", [_made(*tensors, places) for tensors in others]
+        eight, scales = key.to(E4M3), itertools.product(SCALES, SCALES[:2] + SCALES[-6:])
+        yield f"{name}, scales", [_made(query, eight, places | {"k_scale": k, "v_scale": v}) for k, v in scales]
+        keys = eight, key.to(E5M2), key.to(torch.int8), key
+        of_dtypes = itertools.product((query.to(E4M3), query.to(torch.int8), query), keys)
+        every = [(q, k, scale) for (q, k), scale in itertools.product(of_dtypes, (None, 3.0, *SCALES[5:8], SCALES[9]))]
+        yield f"{name}, query", [_made(q, k, places | {"q_scale": s, "k_scale": s}) for q, k, s in every]
+        beside = [_made(query, key[..., :8], places | {"v_scale": s}, eight) for s in (None, 2.0, SCALES[5])]
+        yield f"{name}, value alone", beside
+    cache, latent, places = _numbers(5, 4, 1, 64), _numbers(5, 4, 1, 512).to(E4M3), FORMS["paged"][2]
+    of_columns = torch.rand(5, 4, 1, 4, generator=torch.Generator().manual_seed(3))
+    for scale in (of_columns, of_columns.double(), of_columns[..., :2], of_columns.mT.contiguous().mT, None):
+        yield f"columns {_shown(scale)}", _made(_numbers(2, 3, 4, 576), cache, places | {"v_scale": scale}, latent)
+
+
 def facts() -> Iterator[tuple[str, Any]]:
     """See `tests.support.facts`."""
     table = [
@@ -183,6 +272,7 @@ def facts() -> Iterator[tuple[str, Any]]:
     descales = [2, 0.5, -1.0, "one", *(torch.rand(of) for of in ((), (1,), (1, 1), (2, 2), (2, 2, 2), (2, 2, 3), (4,)))]
     yield "scales", [_scales(answer(attention_fp8._scales, (one, None, 3.0), query, key)) for one in descales]
     yield "chosen", [*_chosen()]
+    yield from _given()
 
 
 def test_what_is_made_of_calls_stays():
