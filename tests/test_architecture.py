@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from evoattn.families.render import MARKER
+from evoattn.model import backward, forward
 from evoattn.model.paths import ROOT, TEMPLATES
 
 LAYERS = [  # docs/architecture.md shows them; a module may import from its own layer's packages and from below
@@ -93,6 +94,27 @@ def test_imports_point_down():
             if parts[0] == "evoattn" and len(parts) > 1 and parts[1] in RANK and RANK[parts[1]] < RANK[room]:
                 wrong.append(f"{path.name} imports {name}")
     assert not wrong
+
+
+NAMED_BY = {"model", "correctness", "families", "peers", "integrations", "ptx"}
+"""Rooms that name tensors: of the operations and their proofs, of kernels, and of other projects; `ptx` names types."""
+CALLS = "beside.py"
+"""The calls of operations beside attention, each of which names its own tensors."""
+NO_TENSORS = {("loaded.py", "q"), ("campaign.py", "dv")}
+"""A format of `struct`, and a key of a shape's text."""
+
+
+@pytest.mark.slow
+def test_only_operations_name_their_tensors():
+    words = {*forward.MAIN, *backward.GIVEN, *backward.MADE, "qk", "qkv", "qkvo"}
+    said = {
+        (path.name, node.value)
+        for room, path in modules()
+        if room not in NAMED_BY and path.name != CALLS
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in words
+    }
+    assert said == NO_TENSORS, "the specs of an operation have the names"
 
 
 @pytest.mark.slow

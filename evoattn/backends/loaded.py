@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # only a check has one
 TENSORS = (*forward.MAIN, forward.LSE)
 TERMS = (*forward.TERMS, *SCALES[1:])
 """The inputs of variants, after the scratch memory, in the order of `arguments.TERMS`."""
-BACKWARD_TENSORS = ("do", "dlse", *backward.MADE, *(f"d{name}" for name in backward.TERM_GRADS))
+BACKWARD_TENSORS = (*backward.GIVEN, *backward.MADE, *(f"d{name}" for name in backward.TERM_GRADS))
 """What launches of the backward pass have beside these, after the others; gradients of tables come behind them."""
 SCRATCH, ZEROED = len(TENSORS), len(TENSORS) + 1
 """Indices, after the tensors, of the two allocations that hold a call's scratch buffers."""

@@ -25,7 +25,7 @@ SCALES = {
 def row_tiles(problem: AttentionProblem) -> int:
     """Tiles of rows of one head in all batches. A packed sequence fills half of its last one, in the mean."""
     if problem.varlen:
-        return math.ceil(problem.shape("q")[2] / TILE_ROWS + problem.batch / 2)
+        return math.ceil(problem.head_rows[0] / TILE_ROWS + problem.batch / 2)
     return math.ceil(problem.seqlen_q / TILE_ROWS) * problem.batch
 
 
@@ -44,7 +44,7 @@ def features(problem: AttentionProblem, gpu: GpuSpec) -> dict[str, float]:
     waves = row_tiles(problem) * problem.heads / gpu.sm_count
     queries = problem.batch * problem.seqlen_q
     if problem.varlen:
-        queries = max(1, problem.shape("q")[2])
+        queries = max(1, problem.head_rows[0])
     return {
         "queries": math.log2(queries / problem.batch),
         "keys": math.log2(_most_keys(problem)),

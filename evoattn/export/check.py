@@ -55,7 +55,7 @@ constexpr long BATCH = {problem.batch}, HEADS = {problem.heads}, KV_HEADS = {pro
 constexpr long SEQLEN_K = {problem.seqlen_k}, HEAD_DIM = {problem.head_dim}, VALUE_DIM = {problem.head_dim_v};
 constexpr long QUERIES[BATCH] = {_list(queries)};  // of each sequence
 constexpr long KEYS[BATCH] = {_list(keys)};        // that it has in use, at most SEQLEN_K
-constexpr long ROWS = {problem.shape("o")[2]};  // of a head of Q and O
+constexpr long ROWS = {problem.head_rows[0]};  // of a head of Q and O
 constexpr bool PACKED = {_cpp(bool(problem.varlen))};     // the sequences lie end to end
 constexpr bool SHARED_KV = {_cpp(problem.shared_kv)};  // V is the first columns of K
 constexpr long PAGE = {problem.page or 1}, TABLE_PAGES = {problem.table_pages if problem.page else 0};

@@ -11,6 +11,10 @@ from evoattn.model.forward import LSE, MAIN
 from evoattn.model.operation import OPERATIONS, Operation, TensorSpec, contiguous
 from evoattn.model.score import WHOLE, parse_tables
 
+GIVEN = ("do", "dlse")
+"""The gradients of its outputs."""
+LIES_AS = {"do": "o"}
+"""Of a tensor that lies in memory as another one."""
 MADE = tuple(f"d{name}" for name in MAIN[:3])
 """The gradients of the inputs of every call."""
 TERM_GRADS = ("bias", "sinks")

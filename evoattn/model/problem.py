@@ -386,6 +386,11 @@ class AttentionProblem:
             shapes |= block_list.parse_blocks(self.blocks).shapes(self.batch, self.heads, self.band)
         return shapes | self.scale_shapes
 
+    @property
+    def head_rows(self) -> tuple[int, int]:
+        """Rows of queries and of keys of a head in memory: of packed sequences all together, of pages those of one."""
+        return self.shape("q")[2], self.shape("k")[2]
+
     def shape(self, tensor: str) -> tuple[int, int, int, int]:
         """Logical shape `[batch, heads, seqlen, head_dim]` of `q`, `k`, `v` or `o`, or of its gradient: `dq`, …"""
         tensor = tensor.removeprefix("d")
@@ -523,8 +528,8 @@ class AttentionProblem:
     def canonical_masking(self, mask: str, window: str) -> tuple[str, str]:
         """(mask, window) as a call of this problem's lengths has this mask and this `window`."""
         if window:
-            keys = self.shape("k")[2] if self.varlen and not self.page else self.seqlen_k
-            window = canonical_window(*parse_window(window), self.shape("q")[2], keys, mask != FULL)
+            keys = self.head_rows[1] if self.varlen and not self.page else self.seqlen_k
+            window = canonical_window(*parse_window(window), self.head_rows[0], keys, mask != FULL)
         return canonical_mask(mask, self.seqlen_q), window
 
     def with_unknown_lengths(self) -> AttentionProblem:
@@ -532,14 +537,14 @@ class AttentionProblem:
         in use, packed sequences of equal lengths, in pages as many as a plan has room for."""
         problem = self
         if self.varlen and self.page:
-            count, longest, rows = with_room(self.batch, self.seqlen_q, self.shape("q")[2])
+            count, longest, rows = with_room(self.batch, self.seqlen_q, self.head_rows[0])
             keys = count * self.seqlen_k // 2 + 1
             problem = self.with_(batch=count, seqlen_q=longest, varlen=f"sum:{rows}/sum:{keys}")
         problem = problem.canonical()
         if problem.seqused:
             return problem.with_(seqused=f"0:{problem.seqlen_k}")
         if problem.varlen and not problem.page:
-            return problem.with_(varlen=f"sum:{problem.shape('q')[2]}/sum:{problem.shape('k')[2]}")
+            return problem.with_(varlen="sum:{}/sum:{}".format(*problem.head_rows))
         return problem
 
     def _size_fault(self) -> str:
@@ -551,7 +556,8 @@ class AttentionProblem:
         if self.heads % self.kv_heads:
             return f"{self.heads} query heads do not divide over {self.kv_heads} K/V heads; choose another kv_heads."
         for field, dim in (("head_dim", self.head_dim), ("value_dim", self.head_dim_v)):
-            if isinstance(dim, bool) or not isinstance(dim, int) or not _is_head_dim(dim):
+            steps = range(MIN_HEAD_DIM, MAX_HEAD_DIM + 1, HEAD_DIM_STEP)
+            if isinstance(dim, bool) or not isinstance(dim, int) or (dim != SMALLEST_HEAD_DIM and dim not in steps):
                 return (
                     f"{field} must be {SMALLEST_HEAD_DIM} or a multiple of {HEAD_DIM_STEP} from {MIN_HEAD_DIM} to "
                     f"{MAX_HEAD_DIM}, not {dim!r}."
@@ -586,15 +592,9 @@ def _lengths_name(varlen: str) -> str:
     """Lengths in letters, digits and underscores; long lists by a hash."""
     if len(varlen) > LONGEST_LENGTHS:
         return f"varlen_{short_hash(varlen)}"
-    for sign, word in (("/", "_k"), ("+", "_"), (":", "to")):
-        varlen = varlen.replace(sign, word)
-    return varlen and f"varlen_{varlen}"
+    return varlen and "varlen_" + varlen.replace("/", "_k").replace("+", "_").replace(":", "to")
 
 
 def _digits(number: float) -> str:
     """A number in letters and digits, e.g. `0p125`."""
     return repr(float(number)).removesuffix(".0").replace(".", "p").replace("-", "m").replace("+", "")
-
-
-def _is_head_dim(dim: int) -> bool:
-    return dim == SMALLEST_HEAD_DIM or (dim % HEAD_DIM_STEP == 0 and MIN_HEAD_DIM <= dim <= MAX_HEAD_DIM)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from evoattn.model.forward import MAIN
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT, FULL
 from evoattn.model.scales import scale_blocks
 from evoattn.model.turned import GROUP, turned_keys
@@ -249,8 +250,10 @@ def _scales(descales: tuple[Scale, Scale, Scale], query: Tensor, key: Tensor) ->
     """Those of `Quantised`. Raises `ValueError` and `TypeError` for what is none."""
     made = []
     per_head = key.shape[0], key.shape[1]
-    per_block = {name: (*one.shape[:2], scale_blocks(one.shape[2])) for name, one in zip("qkv", (query, key, key))}
-    for name, descale in zip("qkv", descales, strict=True):
+    per_block = {
+        name: (*one.shape[:2], scale_blocks(one.shape[2])) for name, one in zip(MAIN, (query, key, key), strict=False)
+    }
+    for name, descale in zip(MAIN, descales, strict=False):
         if descale is None or isinstance(descale, (int, float)):
             if descale is not None and not descale >= 0:
                 raise ValueError(f"{name}_descale must not be negative, as {descale} is.")
@@ -268,7 +271,7 @@ def _scales(descales: tuple[Scale, Scale, Scale], query: Tensor, key: Tensor) ->
         one = descale.detach().float()
         made.append(one.reshape(1, 1) if descale.numel() == 1 else one.contiguous())
     if any(one.dim() == 3 for one in made):
-        made = [_of_blocks(one, per_block[name]) for name, one in zip("qkv", made, strict=True)]
+        made = [_of_blocks(one, per_block[name]) for name, one in zip(MAIN, made, strict=False)]
     elif any(tuple(one.shape) != (1, 1) for one in made):
         made = [one.expand(per_head).contiguous() for one in made]
     return made[0].contiguous(), made[1], made[2]

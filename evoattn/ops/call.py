@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evoattn.model.backward import MADE
+from evoattn.model.backward import LIES_AS, MADE
 from evoattn.model.forward import MAIN
 from evoattn.model.mask import FULL
 from evoattn.model.problem import AttentionProblem, ProblemError, canonical_mask, canonical_window
@@ -85,7 +85,7 @@ class StridedProblem(AttentionProblem):
     def strides(self, tensor: str) -> tuple[int, int, int, int]:
         if tensor in ("bias", "dbias"):  # kernels get a copy unless it lies so
             return super().strides(tensor)
-        return self.strides_of[STRIDED.index("o" if tensor == "do" else tensor)]
+        return self.strides_of[STRIDED.index(LIES_AS.get(tensor, tensor))]
 
     @property
     def as_searched(self) -> AttentionProblem:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from evoattn.model.dtype import DTYPES, KEY_DTYPES
+from evoattn.model.forward import MAIN
 from evoattn.model.mask import CAUSAL_UPPER_LEFT
 from evoattn.model.problem import BIAS_ROW_STEP
 from evoattn.model.scales import SCALE_COLUMNS
@@ -128,8 +129,8 @@ def of_sequences(query: Tensor, key: Tensor, value: Tensor, longest: tuple[Any, 
         **{name: t.transpose(0, 1)[None] for name, t in (("query", query), ("key", key), ("value", value))},
         "out": None if out is None else out.transpose(0, 1)[None],
         "longest": tuple(  # none has more rows than all have together
-            min(whole(f"max_seqlen_{name}", most), rows)
-            for name, most, rows in zip("qk", longest, (query.shape[0], key.shape[0]), strict=True)
+            min(whole(f"max_seqlen_{name}", most), len(tensor))
+            for name, most, tensor in zip(MAIN, longest, (query, key), strict=False)
         ),
         "enable_gqa": True,
     }

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from evoattn.model.block_list import parse_blocks
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT
+from evoattn.model.score import INDICES
 from evoattn.ops.arguments import (
     ALIGNMENT,
     BIAS,
@@ -294,8 +295,9 @@ def _listed(call: Call, indices: dict[str, int | Tensor]) -> Tensor:
     """Bool, of scores with these indices: the keys that block lists show."""
     mask, lists = parse_blocks(call.blocks), call.terms[-4:]
     states = states_of(((lists[0], lists[1]), (lists[2], lists[3])), -(-call.key.shape[-2] // mask.keys))
-    at = [index * (size > 1) for index, size in zip((indices["b"], indices["h"]), states.shape, strict=False)]
-    found = states[at[0], at[1], indices["q"] // mask.rows, indices["k"] // mask.keys]
+    batch, head, query, key = (indices[name] for name in INDICES[:4])
+    at = [index * (size > 1) for index, size in zip((batch, head), states.shape, strict=False)]
+    found = states[at[0], at[1], query // mask.rows, key // mask.keys]
     shown = True if call.score is None else call.score.shows(indices)
     return (found == FULL) | ((found == PARTIAL) & shown)
 
@@ -348,12 +350,12 @@ def _added(call: Call, rows: slice, diagonal: int | Tensor) -> Tensor:
 def _indices(call: Call, rows: slice, diagonal: int | Tensor) -> dict[str, int | Tensor]:
     """Those of `Score`, which broadcast over the scores `[batch, heads, rows, seqlen_k]`."""
     batch, heads = call.query.shape[:2]
-    sizes = {"b": range(batch), "h": range(heads), "q": range(rows.start, rows.stop), "k": range(call.key.shape[2])}
-    made: dict[str, int | Tensor] = {
-        name: torch.arange(one.start, one.stop, device=call.query.device).view(-1, *(1,) * (3 - i))
-        for i, (name, one) in enumerate(sizes.items())
-    }
-    return made | {"d": diagonal}
+    sides = slice(batch), slice(heads), rows, slice(call.key.shape[2])
+    made = (
+        torch.arange(one.start or 0, one.stop, device=call.query.device).view(-1, *(1,) * (3 - i))
+        for i, one in enumerate(sides)
+    )
+    return dict(zip(INDICES, (*made, diagonal), strict=True))
 
 
 def _hidden(call: Call, rows: slice, diagonal: int | Tensor) -> Tensor | None:

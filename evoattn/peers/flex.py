@@ -198,7 +198,7 @@ def make(
     visible, folded = visible_keys(problem, tensors), _heads_are_rows(problem)
     blocks = None
     if visible is not None:
-        rows, keys = q.shape[2], problem.shape("k")[2] if problem.varlen else problem.seqlen_k
+        rows, keys = q.shape[2], problem.head_rows[1] if problem.varlen else problem.seqlen_k
         batches = problem.batch if problem.seqused else None
         blocks = block_mask(visible, batches, rows, keys, (BLOCK, problem.page or BLOCK), q.device)
     if problem.page:

@@ -315,7 +315,7 @@ def likely(problem: AttentionProblem) -> AttentionProblem:
     whatever the lengths are that a problem records.
     """
     if problem.varlen:
-        sides = ((problem.shape("q")[2], problem.seqlen_q), (_rows_of_keys(problem), problem.seqlen_k))
+        sides = ((problem.head_rows[0], problem.seqlen_q), (_rows_of_keys(problem), problem.seqlen_k))
         return problem.with_(varlen=_spread(problem, *sides))
     if problem.seqused:
         least = max(math.ceil(LEAST_USED * problem.seqlen_k), problem.seqlen_q if problem.causal else 1)
@@ -395,7 +395,7 @@ def grown(problem: AttentionProblem, most_keys: int) -> Iterator[AttentionProble
 
 def _packed(problem: AttentionProblem) -> AttentionProblem:
     batch, *longest = (rounded_up(n, 1, PACKED_PARTS) for n in (problem.batch, problem.seqlen_q, problem.seqlen_k))
-    rows = problem.shape("q")[2], _rows_of_keys(problem)
+    rows = problem.head_rows[0], _rows_of_keys(problem)
     rounded = (min(rounded_up(one, 1, PACKED_PARTS), batch * most) for one, most in zip(rows, longest))
     lengths = _spread(problem, *zip(rounded, longest), batch=batch)
     return problem.with_(batch=batch, seqlen_q=longest[0], seqlen_k=longest[1], varlen=lengths)
@@ -404,7 +404,7 @@ def _packed(problem: AttentionProblem) -> AttentionProblem:
 def _rows_of_keys(problem: AttentionProblem) -> int:
     """Of packed sequences, all keys together; how many there are in pages the device alone knows, so that it is half of
     what there is room for."""
-    return problem.batch * problem.seqlen_k // 2 + 1 if problem.page else problem.shape("k")[2]
+    return problem.batch * problem.seqlen_k // 2 + 1 if problem.page else problem.head_rows[1]
 
 
 def _spread(problem: AttentionProblem, *sides: tuple[int, int], batch: int = 0) -> str:
