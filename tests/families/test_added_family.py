@@ -1,5 +1,5 @@
 """A family and a mask that CONTRIBUTING's steps add, without a word of them in evoattn: the interpreter proves its
-kernels, a search of several problems asks it, a study measures it, and `evoattn.attention` runs what won."""
+kernels, a search of several problems asks it, a search measures it, and `evoattn.attention` runs what won."""
 
 import math
 from pathlib import Path
@@ -16,6 +16,8 @@ from evoattn.correctness.validate import check
 from evoattn.engine.breeding import Breeder
 from evoattn.engine.budget import Budget
 from evoattn.engine.groups import Group
+from evoattn.engine.tools import Tools
+from evoattn.evaluation.tasks import Compiled, HoldFinal
 from evoattn.families import registry
 from evoattn.families.base import Family, attention_args
 from evoattn.families.built import BuiltKernel
@@ -23,21 +25,28 @@ from evoattn.families.genes import Genes, gene
 from evoattn.families.registry import load_space
 from evoattn.families.render import render
 from evoattn.families.work import LaunchWork, Step, row_steps
+from evoattn.fleet.local import LocalFleet
 from evoattn.model.gpu import GPUS
 from evoattn.model.launch import KernelLaunch
 from evoattn.model.mask import FULL_AND_CAUSAL, Mask
-from evoattn.model.records import Evaluation, Timing, TrialState
+from evoattn.model.records import CompiledKernel, Evaluation, Timing, TrialState
 from evoattn.model.shape_text import parse_shape
+from evoattn.model.space import spelling
 from evoattn.ops.runtime import current
 from evoattn.portfolio.pick import pick
 from evoattn.portfolio.wins import Wins
+from evoattn.samplers.base import SamplerSetup
+from evoattn.samplers.registry import make_sampler
 from evoattn.search.kept import keep_leader
 from evoattn.search.request import SearchPlan, SearchWords
 from evoattn.search.setup import PreparedSearch
+from evoattn.search.study import Search
 from evoattn.storage import Storage
-from evoattn.storage.trials import NewTrial
+from evoattn.timing.finalists import FinalResult
 from tests.added_mask import added
-from tests.ops.fake_device import FakeDevice, fake_runtime, near, reference
+from tests.ops.fake_device import FakeDevice as OpDevice
+from tests.ops.fake_device import fake_runtime, near, reference
+from tests.search.search_fakes import INFO, FakeCompiler, FakeDevice
 
 GPU, FOLDER = GPUS["h100"], Path(__file__).parent / "added"
 PROBLEM = parse_shape("B=2 H=4 Hkv=2 Sq=37 Sk=45 D=64 fp32 mask=causal_lower_right")
@@ -81,7 +90,7 @@ class Added(Family):
         return (LaunchWork(self.name, blocks, rows, warps, 0, registers or 128, step, mean, most, Step()),)
 
 
-class Device(FakeDevice):
+class Device(OpDevice):
     """One whose launches say the batch as this family does."""
 
     def launch(self, config, function, arguments, extra):
@@ -114,15 +123,50 @@ def test_a_search_of_several_problems_asks_it(family):
     assert "added" in {made[0].family for _ in range(60) if (made := breeder.propose())}
 
 
-def test_attention_runs_what_a_study_measured(family, tmp_path):
-    winner, today = load_space("added", GPU).starting_configs()[1], pick(PROBLEM.canonical(), GPU)
+class Compiler(FakeCompiler):
+    """In a process that knows the family as well."""
+
+    def __init__(self, gpu, offline):
+        registry.FAMILIES["added"] = Added()
+        super().__init__(gpu, offline)
+
+    def answer(self, config):
+        return Compiled(CompiledKernel(b"", "", INFO), None, 1.0)
+
+
+class Clock(FakeDevice):
+    """Times every kernel as others, and those of this family as nine times faster."""
+
+    def __init__(self, problem, gpu, cache):
+        registry.FAMILIES["added"] = Added()
+
+    def __call__(self, task):
+        if isinstance(task, HoldFinal):
+            run = {"stage": "final", "run": "one", "cache": "warm"}
+            return FinalResult({n: Timing((self.us(k.config),), run) for n, k in task.finalists.items()}, {}, True)
+        timing = Timing((self.us(task.kernel.config),), {"stage": "screen", "run": "one", "cache": "warm"})
+        return Evaluation(TrialState.COMPLETE, "", INFO, None, (timing,))
+
+    def us(self, config):
+        return 1.0 + config["BLOCK_M"] / 64 if config.family == "added" else 18.0
+
+
+@pytest.mark.slow
+def test_attention_runs_what_a_search_measured(family, tmp_path):
+    today = pick(PROBLEM.canonical(), GPU)
+    its = {name: (spelling(value),) for name, value in today.config.params.items()}
+    spaces = {"added": load_space("added", GPU), today.family: load_space(today.family, GPU).restricted(its)}
     storage, wins = Storage.open(str(tmp_path / "db.sqlite")), Wins(tmp_path / "wins.json")
-    study = storage.create_study("added", PROBLEM, GPU, False, "guided", 0, ("added",), {}, {})
-    for config, us in ((winner, 1.0), (today.config, 9.0)):
-        times = Timing((us,), {"stage": "final", "run": "one", "cache": "warm"})
-        storage.record_all(study, [NewTrial(config, None, Evaluation(TrialState.COMPLETE, timings=(times,)))])
-    prepared = PreparedSearch(storage, study, SearchPlan(PROBLEM, GPU, None, {}), Budget(1.0), SearchWords())
-    assert "evoattn.attention runs it from now on" in keep_leader(prepared, wins)
+    study = storage.create_study("added", PROBLEM, GPU, False, "random", 0, tuple(spaces), {}, {})
+    plan = SearchPlan(PROBLEM, GPU, None, spaces)
+    sampler = make_sampler("random", SamplerSetup(spaces, 0, lambda *config: None))
+    tools = Tools(make_compiler=Compiler, make_device=Clock)
+    Search(storage, study, plan, sampler, LocalFleet(1), tools=tools).run(Budget(trials=9))
+    (leader,) = storage.leaderboard(study, 1)
+    assert (leader.family, leader.config["BLOCK_M"]) == ("added", 32) and leader.timing.median_us == 1.5
+    assert "evoattn.attention runs it from now on" in keep_leader(
+        PreparedSearch(storage, study, plan, Budget(1.0), SearchWords()), wins
+    )
     storage.close()
     device = Device()
     q, k, v = (torch.randn(PROBLEM.shape(name), generator=torch.Generator().manual_seed(1)) for name in "qkv")
