@@ -65,6 +65,9 @@ class Family(ABC):
     aims: ClassVar[tuple[Aimed, ...] | None] = None
     """What searches of several problems aim at a problem, if they draw most of their proposals for this family where it
     serves; None where they do not."""
+    known_for_lists: ClassVar[bool] = False
+    """Whether picks for a block list look at its starting configs too: few of the tiles that were timed on other
+    problems divide the blocks of a list."""
     weighed_as: ClassVar[str] = ""
     """The family whose weights of the cost model it is given, until it has a fit of its own."""
 

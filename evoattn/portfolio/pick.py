@@ -170,11 +170,11 @@ def _begin(
 
 
 def _of_lists(problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
-    """Known-good configs of flash_wgmma for a problem with a block list, else none. Few tiles of the kernels that were
-    timed on other problems divide the blocks of a list."""
+    """Known-good configs for a problem with a block list, else none: see `Family.known_for_lists`."""
     if not problem.blocks or problem.op != "forward":
         return []
-    return [c for c in load_space("flash_wgmma", gpu).starting_configs() if _can_run(c, problem, gpu)]
+    spaces = (load_space(f.name, gpu) for f in registry.FAMILIES.values() if f.known_for_lists)
+    return [c for space in spaces for c in space.starting_configs() if _can_run(c, problem, gpu)]
 
 
 def _by_recipe(

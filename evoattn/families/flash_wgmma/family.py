@@ -87,6 +87,7 @@ class FlashWgmma(Family):
     name: ClassVar[str] = "flash_wgmma"
     genes = FlashWgmmaGenes
     aims = AIMS
+    known_for_lists = True
     summary: ClassVar[str] = "Hopper's wgmma, tensor copies and warp specialization; fp16 and bf16"
     devices: ClassVar[str] = ARCH
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
