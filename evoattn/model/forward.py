@@ -77,7 +77,7 @@ def _bytes(problem: Any) -> int:
         row += problem.head_dim_v * problem.element_of("v").bytes
     of_rows = (shape for name, shape in problem.scale_shapes.items() if name != "q_scale" and len(shape) > 2)
     row += 4 * sum(math.prod(shape[3:]) for shape in of_rows)
-    moved: int = kept * row + problem.element_bytes * math.prod(problem.shape("q"))
+    moved: int = kept * row + problem.element_of("q").bytes * math.prod(problem.shape("q"))
     moved += problem.answer.bytes * (math.prod(problem.shape("o")) + math.prod(problem.term_shapes.get("bias", (0,))))
     moved += 4 * problem.lse * math.prod(problem.lse_shape)
     return moved
@@ -85,3 +85,26 @@ def _bytes(problem: Any) -> int:
 
 FORWARD = Operation("forward", _inputs, _outputs, _flops, _bytes, proof="evoattn.correctness.forward")
 OPERATIONS[FORWARD.name] = FORWARD
+
+WIDE = {"forward_of_bf16": "bf16", "forward_of_fp16": "fp16"}
+"""Operations of `dtype=e4m3` that make these numbers themselves, with a scale of each K/V head, and by them the forward
+pass: what Q, K and V are."""
+
+
+def of_numbers(problem: Any) -> Any:
+    """The forward pass of the numbers that such an operation makes."""
+    return problem.with_(op=FORWARD.name, turned=True)
+
+
+def why_not_made(problem: Any) -> str:
+    """One sentence if the fields of a problem whose operation is one of `WIDE` cannot be, else empty."""
+    if problem.op not in WIDE:
+        return ""
+    if problem.dtype != "e4m3" or problem.scales != "head" or problem.kv or problem.turned:
+        return f"op={problem.op} makes numbers of e4m3: write dtype=e4m3 scales=head, and leave kv and turned out."
+    others = [name for name in ("seqused", "page", "varlen", "shared_kv", "blocks") if getattr(problem, name)]
+    return f"op={problem.op} and {others[0]} exclude each other; take one of them out." if others else ""
+
+
+for _name in WIDE:
+    OPERATIONS[_name] = Operation(_name, _inputs, _outputs, _flops, _bytes, proof="evoattn.correctness.made_numbers")

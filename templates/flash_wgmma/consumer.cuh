@@ -62,6 +62,7 @@ struct Consumer : OutputSums {
     KeyList::wait_for_bits();  // this launch does not end before the one that writes them
     // Takes the turn that the last round left, so that the barrier ends as it began.
     if (PING_PONG && warpgroup == 0) wait_for_turn();
+    work.source.leave(THREADS / 32, lane);
   }
 
 private:
@@ -241,7 +242,11 @@ private:
   // The next tile of rows, once Q of this warpgroup has come; false if there is none.
   __device__ __forceinline__ bool take_tile(int round) {
     __syncwarp();  // the thread that stored the last tile is back: wgmma wants whole warps
-    mbarrier_wait(barrier(Smem::Q_FULL, warpgroup), round % 2);
+    const uint32_t full = barrier(Smem::Q_FULL, warpgroup);
+    if constexpr (Source::MADE) {  // numbers of this tile may be what is waited for
+      while (!__shfl_sync(ALL_LANES, int(mbarrier_test_wait(full, round % 2)), 0) && work.source.make_one(lane)) {}
+    }
+    mbarrier_wait(full, round % 2);
     return work.next(round);  // by all lanes, before lane 0 releases Q
   }
   __device__ __forceinline__ void begin_rows() {

@@ -15,6 +15,8 @@ static_assert(!SEQUSED || SCHEDULE != Schedule::BALANCED, "sequences of one leng
 constexpr bool SHARES_SEQUENCES = VARLEN && SCHEDULE == Schedule::BALANCED;
 static_assert(!SHARES_SEQUENCES || (STORE == Store::ROWS && !CAUSAL_SKIP && !Scales::GIVEN),
               "blocks add up the columns of one another's rows");
+static_assert(!Source::MADE || (SCHEDULE != Schedule::SINGLE && SCHEDULE != Schedule::BALANCED && !SEQUSED && !VARLEN),
+              "one wave of blocks in one dimension, whose tiles begin head by head");
 static_assert(!KeyList::LISTED || (KEY_SPLIT == 1 && !GROUP_ROWS && SCHEDULE != Schedule::BALANCED && !CAUSAL_SKIP),
               "a block takes all tiles of a list");
 // Warpgroups behind the last row of a sequence compute nothing: single tokens beside prompts have few rows of a tile.

@@ -30,7 +30,7 @@ struct Producer : TileFinder {
     Operands::template prepare<Smem>(static_cast<const Block&>(*this));
     __syncwarp();
     // Others see the initialised barriers; who initialised them need not wait.
-    const bool transposes = Operands::TRANSPOSERS > 0 && warp > 4 * WARPGROUPS;
+    const bool helps = warp > 4 * WARPGROUPS, transposes = Operands::TRANSPOSERS > 0 && helps;
     if (transposes || (PARTS > 1 && part > 0)) named_barrier_sync<THREADS>(BARRIERS_READY);
     else named_barrier_arrive<THREADS>(BARRIERS_READY);
     if constexpr (CLUSTER > 1) cluster_arrive();  // other blocks see them too
@@ -38,6 +38,8 @@ struct Producer : TileFinder {
     if constexpr (PRODUCER_REGISTERS > 0) decrease_registers<PRODUCER_REGISTERS>();
     if (transposes) Operands::template transpose<Smem>(static_cast<const Block&>(*this));
     else if ((PARTS > 1 || warp == 4 * WARPGROUPS) && lane == 0) copy();
+    if (Source::MADE && helps) work.source.make_all(lane);
+    work.source.leave(THREADS / 32, lane);
     if constexpr (CLUSTER > 1) __syncwarp(), cluster_wait();
   }
 
@@ -75,6 +77,7 @@ private:
     if constexpr (PERSISTENT) mbarrier_wait(barrier(Smem::Q_EMPTY, i), round % 2 ^ 1);
   }
   __device__ __forceinline__ void load_q(int round) const {
+    work.source.await(work.tile.batch, work.kv_head(work.tile));
     for (int i = 0; i < WARPGROUPS && part == 0; ++i) {
       wait_for_q_place(i, round);
       const int row = work.tile.row_block * BLOCK_M + i * 64;

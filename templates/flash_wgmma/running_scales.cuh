@@ -1,5 +1,15 @@
 // running_scales.cuh: the scales of numbers of 8 bits that a consumer warpgroup keeps from tile to tile.
 
+// Numbers that come as they are multiplied: nobody makes them.
+struct GivenNumbers {
+  static constexpr bool MADE = false;
+  __device__ __forceinline__ void take_sizes(int, int, int, int, int) {}
+  __device__ __forceinline__ bool make_one(int) const { return false; }
+  __device__ __forceinline__ void make_all(int) const {}
+  __device__ __forceinline__ void await(int, int) const {}
+  __device__ __forceinline__ void leave(int, int) const {}
+};
+
 // Scales that are the same for all rows and keys of a tile of rows: nothing to keep.
 struct NoBlockScales {
   template <class Scales>

@@ -96,6 +96,9 @@ template <bool OF_BLOCKS, int ROWS> struct ScalesOf {
   static constexpr bool GIVEN = true, BY_BLOCK = OF_BLOCKS;
   using Running = typename RunningScales<OF_BLOCKS, ROWS>::Type;
   HeadScales q, k, v;
+  static __device__ __forceinline__ ScalesOf of(const GivenNumbers&, HeadScales q, HeadScales k, HeadScales v) {
+    return {q, k, v};
+  }
   __device__ __forceinline__ float of_scores(int batch, int kv_head) const {
     return not_zero(q.of(batch, kv_head) * k.of(batch, kv_head));
   }

@@ -44,6 +44,7 @@ class Scheduler:
         self._stalled: dict[int, Mask] = {}
         self._interned: dict[bytes, ActiveThreads] = {}
         self._polls = Polls(context, flow, late_blocks)
+        self._polled: dict[int, int] = {}
 
     def run(self) -> None:
         """Run to the end. Raises a `PtxError` on the first fault that stops execution."""
@@ -73,13 +74,15 @@ class Scheduler:
                     return
                 pc = min(self._ready, key=self._turn)
                 active = self._ready.pop(pc)
+                if pc in self.flow.polls:
+                    self._polled[pc] = self.steps
                 self._count_polls(pc)
 
     def _turn(self, pc: int) -> tuple[bool, int]:
         """Who goes first: those furthest behind, so that threads meet again; last those who poll memory that others
-        have yet to write.
+        have yet to write, of several loops the one that polled longest ago.
         """
-        return pc in self.flow.polls, pc
+        return (True, self._polled.get(pc, 0)) if pc in self.flow.polls else (False, pc)
 
     def _count_polls(self, pc: int) -> None:
         """Raises `Deadlock` when all who are left have polled in vain."""

@@ -26,6 +26,15 @@ __device__ __forceinline__ bool mbarrier_try_wait(uint32_t barrier_smem, uint32_
                : "memory");
   return done != 0;
 }
+// The same at once, whatever is there.
+__device__ __forceinline__ bool mbarrier_test_wait(uint32_t barrier_smem, uint32_t parity) {
+  uint32_t done;
+  asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.b32 %0, 1, 0, p;\n}"
+               : "=r"(done)
+               : "r"(barrier_smem), "r"(parity)
+               : "memory");
+  return done != 0;
+}
 // Returns when the phase of that parity has ended: at once if it is the one before the current phase.
 __device__ __forceinline__ void mbarrier_wait(uint32_t barrier_smem, uint32_t parity) {
   while (!mbarrier_try_wait(barrier_smem, parity)) {}
