@@ -4,10 +4,11 @@
 // magnitude is found first, which gives its scale, and numbers are written when all chunks have been looked at; V is
 // turned. A producer waits for the unit of its tile. Nobody waits for a chunk that no running warp has taken, and
 // whoever writes waits only for chunks before its own, so that it does not matter which blocks run at once.
-#include "device/ptx/byte_permute.cuh"
 #include "device/ptx/e4m3.cuh"
 #include "device/ptx/flags.cuh"
 #include "device/ptx/largest2.cuh"
+#include "device/ptx/load_streaming.cuh"
+#include "device/ptx/opaque.cuh"
 #include "device/ptx/tma.cuh"
 #include "device/ptx/warp.cuh"
 #include "device/copy/vector.cuh"
@@ -68,6 +69,7 @@ template <class Wide, int HEAD_DIM, int VALUE_DIM, int LOADS> struct NumberMaker
   __device__ __forceinline__ bool make_one(int lane) const {
     int claim = 0;
     if (lane == 0) claim = count_one(words_zeroed + CLAIMED);
+    forget_origin(lane);
     return make(__shfl_sync(ALL_LANES, claim, 0), lane);
   }
   __device__ __forceinline__ void make_all(int lane) const {
@@ -99,16 +101,19 @@ private:
     if (writes) {
       while (acquire(words + LOOKED) < uint32_t(each)) {}
     }
+    auto rows_of = [&](const WideTensor<Wide>& of, int head, int place, int first, int seqlen, int tensor) {
+      if (writes) write<HEAD_DIM>(of, in_batch, head, place, first, seqlen, words + SIZES + tensor, lane);
+      else look<HEAD_DIM>(of, in_batch, head, first, seqlen, words + SIZES + tensor, lane);
+    };
     if (chunk < of_q) {
       const int in_group = chunk / q_chunks(), head = kv_head * (heads / kv_heads) + in_group;
-      rows<HEAD_DIM>(q, in_batch, head, in_batch * heads + head, (chunk - in_group * q_chunks()) * Q_ROWS, seqlen_q,
-                     words + SIZES, writes, lane);
+      rows_of(q, head, in_batch * heads + head, (chunk - in_group * q_chunks()) * Q_ROWS, seqlen_q, 0);
     } else if (chunk < of_k) {
-      rows<HEAD_DIM>(k, in_batch, kv_head, unit, (chunk - of_q) * Q_ROWS, seqlen_k, words + SIZES + 1, writes, lane);
+      rows_of(k, kv_head, unit, (chunk - of_q) * Q_ROWS, seqlen_k, 1);
     } else if (!writes) {
-      rows<VALUE_DIM>(v, in_batch, kv_head, unit, (chunk - of_k) * V_ROWS, seqlen_k, words + SIZES + 2, false, lane);
+      look<VALUE_DIM>(v, in_batch, kv_head, (chunk - of_k) * V_ROWS, seqlen_k, words + SIZES + 2, lane);
     } else {
-      turned(in_batch, kv_head, unit, (chunk - of_k) * V_ROWS, 1.f / scale_of(peek(words + SIZES + 2)), lane);
+      turn(in_batch, kv_head, unit, (chunk - of_k) * V_ROWS, 1.f / scale_of(peek(words + SIZES + 2)), lane);
     }
     if (writes) fence_proxy_async_all();  // copies see what was written
     __syncwarp();
@@ -118,84 +123,105 @@ private:
   static __device__ __forceinline__ float rounded(float x, float inverse) {
     return fmaf(x, 0.f, x * inverse);  // of infinities NaN
   }
-  // Rows from `first` on: their numbers, or the largest magnitude of those that are numbers.
-  template <int DIM>
-  __device__ __forceinline__ void rows(const WideTensor<Wide>& of, int in_batch, int head, int place, int first,
-                                       int seqlen, uint32_t* size_gmem, bool writes, int lane) const {
-    constexpr int VECTORS = DIM / 8;
-    const Wide* x = of.wide + in_batch * of.batch_stride + head * of.head_stride + first * of.row_stride;
-    uint8_t* numbers = of.numbers + (int64_t(place) * seqlen + first) * DIM;
-    const int count = min(rows_of_chunk(DIM), seqlen - first) * VECTORS;
-    const float inverse = writes ? 1.f / scale_of(peek(size_gmem)) : 0.f;
-    uint32_t most = 0;
-    for (int i = lane; i < count; i += 32 * LOADS) {
-      Vector<uint32_t, 4> words[LOADS];
+  // How lanes share rows of DIM: LANES of them take 8 columns of a row each, if it has so many.
+  template <int DIM> struct Lanes {
+    static constexpr int LANES = DIM > 128 ? 32 : DIM > 64 ? 16 : DIM > 32 ? 8 : 4, ROWS = 32 / LANES;
+    int row, column;
+    __device__ __forceinline__ Lanes(int lane) : row(lane / LANES), column(lane % LANES * 8) {}
+    // body(row, words) for the lane's rows of `count` from x on; words of others are 0.
+    template <class Body>
+    __device__ __forceinline__ void for_rows(const Wide* x, int64_t stride, int count, Body body) const {
+      forget_origin(stride);
+      const Wide* from = x + row * stride + column;
+      for (int first = row; first < count; first += ROWS * LOADS) {
+        uint32_t words[LOADS][4];
 #pragma unroll
-      for (int u = 0; u < LOADS; ++u) {
-        const int vector = i + 32 * u;
-        words[u] = Vector<uint32_t, 4>{};
-        if (vector >= count) continue;
-        const Wide* from = x + vector / VECTORS * of.row_stride + vector % VECTORS * 8;
-        words[u] = load_vector<4>(reinterpret_cast<const uint32_t*>(from));
-      }
+        for (int u = 0; u < LOADS; ++u, from += ROWS * stride)
+          load_streaming<16>(words[u], from, column < DIM && first + u * ROWS < count);
 #pragma unroll
-      for (int u = 0; u < LOADS; ++u) {
-        if (!writes) {
-#pragma unroll
-          for (int w = 0; w < 4; ++w) most = larger2(most, words[u].at[w], Wide{});
-        } else if (i + 32 * u < count) {
-          Vector<uint32_t, 2> made;
-#pragma unroll
-          for (int w = 0; w < 2; ++w) {
-            float y[4];
-            unpack2(words[u].at[2 * w], Wide{}, y[0], y[1]), unpack2(words[u].at[2 * w + 1], Wide{}, y[2], y[3]);
-            made.at[w] = pack4_e4m3(rounded(y[0], inverse), rounded(y[1], inverse), rounded(y[2], inverse),
-                                    rounded(y[3], inverse));
-          }
-          store_global(numbers + 8 * (i + 32 * u), made);
-        }
+        for (int u = 0; u < LOADS; ++u) body(first + u * ROWS, words[u]);
       }
     }
-    if (writes) return;
+  };
+  // The largest magnitude of rows from `first` on, of those that are numbers.
+  template <int DIM>
+  __device__ __forceinline__ void look(const WideTensor<Wide>& of, int in_batch, int head, int first, int seqlen,
+                                       uint32_t* size_gmem, int lane) const {
+    const Wide* x = of.wide + in_batch * of.batch_stride + head * of.head_stride + first * of.row_stride;
+    const Lanes<DIM> lanes(lane);
+    const int count = min(rows_of_chunk(DIM), seqlen - first);
+    uint32_t most = 0;
+    lanes.for_rows(x, of.row_stride, count, [&](int, const uint32_t(&words)[4]) {
+#pragma unroll
+      for (int w = 0; w < 4; ++w) most = larger2(most, words[w], Wide{});
+    });
     float low, high;
     unpack2(most, Wide{}, low, high);
     float size = fmaxf(low, high);
-    if (!(size <= 3.4028235e38f)) {  // infinities count for nothing
+    if (!is_number(size)) {
       size = 0.f;
-      for (int i = lane; i < count; i += 32)
-        for (int e = 0; e < 8; ++e) {
-          const float one = fabsf(to_float(x[i / VECTORS * of.row_stride + i % VECTORS * 8 + e]));
-          if (one <= 3.4028235e38f) size = fmaxf(size, one);
+      lanes.for_rows(x, of.row_stride, count, [&](int, const uint32_t(&words)[4]) {
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+          unpack2(words[w], Wide{}, low, high);
+          if (is_number(low)) size = fmaxf(size, fabsf(low));
+          if (is_number(high)) size = fmaxf(size, fabsf(high));
         }
+      });
     }
 #pragma unroll
     for (int shift = 16; shift > 0; shift /= 2) size = fmaxf(size, __shfl_xor_sync(ALL_LANES, size, shift));
     if (lane == 0) atomicMax(size_gmem, __float_as_uint(size));
   }
+  static __device__ __forceinline__ bool is_number(float x) { return fabsf(x) <= 3.4028235e38f; }
+  // The numbers of rows from `first` on; `place` counts heads of all batches.
+  template <int DIM>
+  __device__ __forceinline__ void write(const WideTensor<Wide>& of, int in_batch, int head, int place, int first,
+                                        int seqlen, const uint32_t* size_gmem, int lane) const {
+    const Wide* x = of.wide + in_batch * of.batch_stride + head * of.head_stride + first * of.row_stride;
+    const Lanes<DIM> lanes(lane);
+    uint8_t* numbers = of.numbers + (int64_t(place) * seqlen + first) * DIM + lanes.column;
+    const int count = min(rows_of_chunk(DIM), seqlen - first);
+    const float inverse = 1.f / scale_of(peek(size_gmem));
+    lanes.for_rows(x, of.row_stride, count, [&](int row, const uint32_t(&words)[4]) {
+      Vector<uint32_t, 2> made;
+#pragma unroll
+      for (int w = 0; w < 2; ++w) {
+        float y[4];
+        unpack2(words[2 * w], Wide{}, y[0], y[1]), unpack2(words[2 * w + 1], Wide{}, y[2], y[3]);
+        made.at[w] = pack4_e4m3(rounded(y[0], inverse), rounded(y[1], inverse), rounded(y[2], inverse),
+                                rounded(y[3], inverse));
+      }
+      if (lanes.column < DIM && row < count) store_global(numbers + row * DIM, made);
+    });
+  }
   // Keys from `first` on as numbers of V, [VALUE_DIM, keys rounded up to whole GROUPs, of zeros]: of each group place 4t
   // + e has key 2t + e % 2 + e / 2 · 8. A lane takes two columns of a group.
-  __device__ __forceinline__ void turned(int in_batch, int kv_head, int unit, int first, float inverse,
-                                         int lane) const {
+  __device__ __forceinline__ void turn(int in_batch, int kv_head, int unit, int first, float inverse, int lane) const {
     constexpr int PAIRS = VALUE_DIM / 2, ITEMS = V_ROWS / GROUP * PAIRS;
     const int padded = (seqlen_k + GROUP - 1) / GROUP * GROUP;
-    const Wide* x = v.wide + in_batch * v.batch_stride + kv_head * v.head_stride;
-    uint8_t* numbers = v.numbers + int64_t(unit) * VALUE_DIM * padded;
+    const Wide* x = v.wide + in_batch * v.batch_stride + kv_head * v.head_stride + first * v.row_stride;
+    uint8_t* numbers = v.numbers + int64_t(unit) * VALUE_DIM * padded + first;
+#pragma unroll 1
     for (int i = lane; i < ITEMS; i += 32) {
-      const int key = first + i / PAIRS * GROUP, column = i % PAIRS * 2;
-      if (key >= padded) continue;
+      const int key = i / PAIRS * GROUP, column = i % PAIRS * 2, left = seqlen_k - first - key;
+      if (left <= 0) continue;
+      int64_t stride = v.row_stride;
+      forget_origin(stride);
+      const Wide* from = x + key * stride + column;
       Vector<uint32_t, 4> low, high;
 #pragma unroll
-      for (int t = 0; t < 4; ++t) {
-        uint32_t words[4];
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const int row = key + 2 * t + e % 2 + e / 2 * 8;
-          words[e] = row < seqlen_k ? *reinterpret_cast<const uint32_t*>(x + row * v.row_stride + column) : 0;
-        }
+      for (int t = 0; t < 4; ++t, from += 2 * stride) {
+        uint32_t words[4][1];
         float a[4], b[4];
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          unpack2(words[e], Wide{}, a[e], b[e]);
+          const int apart = e % 2 + e / 2 * 8;
+          load_streaming<4>(words[e], from + apart * stride, 2 * t + apart < left);
+        }
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          unpack2(words[e][0], Wide{}, a[e], b[e]);
           a[e] = rounded(a[e], inverse), b[e] = rounded(b[e], inverse);
         }
         low.at[t] = pack4_e4m3(a[0], a[1], a[2], a[3]), high.at[t] = pack4_e4m3(b[0], b[1], b[2], b[3]);

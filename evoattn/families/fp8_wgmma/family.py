@@ -138,7 +138,7 @@ class Fp8Wgmma(Family):
             "TURNED": is_turned(problem),
             "MAKES_NUMBERS": problem.op in WIDE,
             "WIDE": DTYPES[WIDE.get(problem.op, "bf16")].cuda,
-            "MAKER_LOADS": 2,
+            "MAKER_LOADS": 4 if producer > 40 else 2,
             "SUM_BY_PRODUCT": genes.ROW_SUM == "product",
             "RESCALE": rescale,
             "LAZY_OCTAVES": octaves,

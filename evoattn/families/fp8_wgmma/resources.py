@@ -146,7 +146,7 @@ def smem_bytes(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> int:
     return q_bytes + rings + o_chunks * genes.BLOCK_M * ROW_BYTES + sums + barriers + words
 
 
-MAKER_REGISTERS = {1: 40, 2: 40, 3: 32, 4: 32}
+MAKER_REGISTERS = {1: 56, 2: 56, 3: 56, 4: 32}
 """As `PRODUCER_REGISTERS`, of a warpgroup whose warps make numbers, too."""
 
 
