@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from evoattn.correctness import eight_bits, inputs, interpreter_cases as forward_cases, quantize, reference
+from evoattn.correctness import eight_bits, inputs, quantize, reference
+from evoattn.correctness import interpreter_cases as forward_cases
 from evoattn.correctness.cases import device_cases as device_cases
 from evoattn.correctness.interpreter_cases import SmallCase
 from evoattn.model.forward import WIDE, of_numbers
@@ -29,8 +30,8 @@ def make_answer(
     for name in problem.tensors:
         _, heads, rows, _ = problem.shape(name)
         of = problem.with_(
-            op="quantize", dtype=WIDE[problem.op], kv="e4m3", heads=heads, seqlen_q=rows, window="", softcap=0.0, sink=False,
-            lse=False, mask="full", head_dim=problem.shape(name)[3], value_dim=0, turned=False, scale=None,
+            op="quantize", dtype=WIDE[problem.op], kv="e4m3", heads=heads, seqlen_q=rows, window="", softcap=0.0,
+            sink=False, lse=False, mask="full", head_dim=problem.shape(name)[3], value_dim=0, turned=False, scale=None,
         )  # fmt: skip
         answer = quantize.make_answer(of, {"x": tensors[name]})
         numbers = answer["numbers"].values.to(torch.float8_e4m3fn)

@@ -13,7 +13,7 @@ from evoattn.model.append import new_rows, why_not_appended
 from evoattn.model.backward import why_no_grads
 from evoattn.model.dtype import DTYPES, QUERY_DTYPES, Dtype
 from evoattn.model.errors import WrongUse
-from evoattn.model.forward import FORWARD, MAIN, WIDE, why_not_made
+from evoattn.model.forward import FORWARD, MAIN, WIDE
 from evoattn.model.hashes import kept_hash, short_hash
 from evoattn.model.lengths import parse_lengths
 from evoattn.model.mask import FULL, MASKS, Band, Mask
@@ -158,7 +158,7 @@ class AttentionProblem:
         for field in ("lse", "deterministic", "batch_invariant"):
             if not isinstance(getattr(self, field), bool):
                 raise ProblemError(f"{field} must be true or false, not {getattr(self, field)!r}.")
-        for why in (why_no_scales, fault_of, why_no_grads, why_not_merged, why_not_quantized, why_not_appended, why_not_made):
+        for why in (why_no_scales, fault_of, why_no_grads, why_not_merged, why_not_quantized, why_not_appended):
             if fault := why(self):
                 raise ProblemError(fault)
         if self.own_score:  # one way to write it
@@ -323,10 +323,9 @@ class AttentionProblem:
 
     def element_of(self, tensor: str) -> Dtype:
         """The row of `q`, `k`, `v`, `o` or `bias`, or of a gradient."""
-        name, cached = tensor.removeprefix("d"), "v" if self.rotary_apart else "kv"
-        own = DTYPES[self.kv] if self.kv and name in cached else self.element
-        own = DTYPES[WIDE[self.op]] if self.op in WIDE and name in "qkv" else own
-        return self.answer if name in ("o", "bias") else own
+        name, given = tensor.removeprefix("d"), WIDE.get(self.op, self.kv)
+        others = "qkv" if self.op in WIDE else "v" if self.rotary_apart else "kv"
+        return self.answer if name in ("o", "bias") else DTYPES[given] if given and name in others else self.element
 
     @property
     def scale_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from evoattn.model.dtype import DTYPES
 from evoattn.model.forward import MAIN
+from evoattn.model.forward import WIDE as OF_WIDE
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT, FULL
 from evoattn.model.scales import scale_blocks
 from evoattn.model.turned import GROUP, turned_keys
@@ -23,6 +25,7 @@ from evoattn.ops.call import (
     E4M3,
     Answer,
     Call,
+    StridedProblem,
     behind,
     out_like,
     terms_of,
@@ -42,6 +45,8 @@ BLOCKS_BELOW = 1200
 """`_seen`, below which tensors are quantised with a scale for each 128 rows: one launch reads them once, and kernels
 take a little longer. Together that took 0.84 to 1.17 of the time of scales of heads below, 0.94 in the mean of 20
 problems, and 1.00 to 1.20 above (an H100, 2026-11-27, reports/performance.md)."""
+ONE_LAUNCH_FROM = 0
+"""`_seen`, from which one kernel makes the numbers while it multiplies others."""
 WITH_WGMMA = "sm_90a"
 Scale = Tensor | float | None
 """One for all, `[batch, kv_heads]`, or of each 128 rows `[batch, heads, blocks]`; None is 1."""
@@ -105,6 +110,12 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
         if smooth_k and limit:
             raise ValueError("smooth_k goes with no softcap: a cap does not change all scores of a query alike.")
         turns = _turns(query, key, value)
+        if turns and not smooth_k:
+            own = None if sinks is None else sinks.to(ANSWERS)
+            words = scale_of(scale), True, window_of(window), limit, terms_of(sinks=own), return_lse
+            answer = _by_one_launch(Call(query, key, value, mask, *words))
+            if answer is not None:
+                return answer
         blocks = turns and not smooth_k and _seen(query, key, mask != FULL) < BLOCKS_BELOW
         given, mean = quantised(query, key, value, smooth_k, turns, "block" if blocks else "head")
         if mean is not None and return_lse:
@@ -160,6 +171,34 @@ def quantised(
     v = quantize(value, replace(plain, turned=turned))
     numbers = _as_rows(key, v.numbers) if turned else v.numbers
     return Quantised(q.numbers, k.numbers, numbers, q.scale, k.scale, v.scale, turned), k.mean
+
+
+WIDE = {getattr(torch, DTYPES[dtype].torch): op for op, dtype in OF_WIDE.items()}
+"""Operations of kernels that make numbers of 8 bits themselves, by the dtype of what they make them of."""
+
+
+def _by_one_launch(call: Call) -> Answer | None:
+    """The answer by a kernel that makes the numbers while it multiplies others; None where none serves the call."""
+    query, key, value, index = call.query, call.key, call.value, call.query.get_device()
+    if query.dtype not in WIDE or _seen(query, key, call.mask != FULL) < ONE_LAUNCH_FROM:
+        return None
+    runtime, lies = current.runtime(), [(one.shape, one.stride()) for one in (query, key, value)]
+    words = call.mask, call.scale, call.window, call.softcap, call.return_lse, call.term(SINKS) is None
+    plan = runtime.planned(("one launch", *lies, query.dtype, index, *words), index, lambda: _wide_problem(call))
+    if plan is None:
+        return None
+    made = plan.outputs(query.device)
+    given = {"q": query, "k": key, "v": value, "sinks": call.term(SINKS), **made}
+    if not runtime.performs(plan, {name: one for name, one in given.items() if one is not None}):
+        return None
+    return (made["o"], made["lse"]) if call.return_lse else made["o"]
+
+
+def _wide_problem(call: Call) -> StridedProblem | str:
+    problem = call.problem(out_like(call.query, call.value, "meta").stride())
+    if isinstance(problem, str):
+        return problem
+    return replace(problem, dtype="e4m3", scales="head", op=WIDE[call.query.dtype], scale=call.scale)
 
 
 def _as_rows(key: Tensor, turned: Tensor) -> Tensor:

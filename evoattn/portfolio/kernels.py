@@ -15,6 +15,7 @@ from typing import Any
 
 from evoattn.families import registry
 from evoattn.model.backward import BACKWARD
+from evoattn.model.forward import WIDE
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.scales import PER_TOKEN
 from evoattn.model.space import KernelConfig, Value
@@ -59,7 +60,8 @@ def kind_of(problem: AttentionProblem, without: tuple[str, ...] = ()) -> str:
         variants = (name for name in variants if name != "scales")
     if problem.element_bytes == 1:  # products of e4m3 and e5m2 take as long as those of e4m3 alone
         variants = (name for name in variants if name != "kv")
-    op = [problem.op] * (problem.op != "forward") + ["deterministic"] * (problem.deterministic and not by_formula)
+    said = "of wide" if problem.op in WIDE else problem.op  # of fp16 and bf16 alike
+    op = [said] * (said != "forward") + ["deterministic"] * (problem.deterministic and not by_formula)
     width = problem.dtype if problem.dtype == "int8" else str(8 * problem.element_bytes)
     return " ".join((width, *op, dims, *variants))
 

@@ -239,12 +239,19 @@ private:
     ring.advance();
     if constexpr (!OVERLAP) start_pv(), finish_pv();
   }
+  // Whether a phase has ended, for the whole warp; looks for longer than a copy takes.
+  __device__ __forceinline__ bool comes_soon(uint32_t barrier_smem, uint32_t parity) const {
+    bool there = false;
+#pragma unroll 1
+    for (int look = 0; look < 100 && !there; ++look) there = mbarrier_test_wait(barrier_smem, parity);
+    return __shfl_sync(ALL_LANES, int(there), 0);
+  }
   // The next tile of rows, once Q of this warpgroup has come; false if there is none.
   __device__ __forceinline__ bool take_tile(int round) {
     __syncwarp();  // the thread that stored the last tile is back: wgmma wants whole warps
     const uint32_t full = barrier(Smem::Q_FULL, warpgroup);
     if constexpr (Source::MADE) {  // numbers of this tile may be what is waited for
-      while (!__shfl_sync(ALL_LANES, int(mbarrier_test_wait(full, round % 2)), 0) && work.source.make_one(lane)) {}
+      while (!comes_soon(full, round % 2) && work.source.make_one(lane)) {}
     }
     mbarrier_wait(full, round % 2);
     return work.next(round);  // by all lanes, before lane 0 releases Q

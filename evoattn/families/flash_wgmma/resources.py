@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Literal
 
 from evoattn.families.dealt import DealtTiles
@@ -153,9 +152,9 @@ def registers_at_launch(genes: FlashWgmmaGenes) -> int:
     return register_cap(threads(genes) // 32, genes.BLOCKS_PER_SM)
 
 
-def moved_registers(genes: FlashWgmmaGenes, kept: Mapping[int, int] = PRODUCER_REGISTERS) -> tuple[int, int]:
-    """(producer's, consumers') registers per thread after setmaxnreg, (0, 0) without. `kept`: the producer's, by
-    consumer warpgroups.
+def moved_registers(genes: FlashWgmmaGenes, kept: int = 0) -> tuple[int, int]:
+    """(producer's, consumers') registers per thread after setmaxnreg, (0, 0) without. `kept`: the producer's, if they
+    are not as usual.
 
     A block owns what it had at launch: W·c + p <= (W + 1)·launch, or an increase would wait forever
     (reports/sources.md).
@@ -163,7 +162,7 @@ def moved_registers(genes: FlashWgmmaGenes, kept: Mapping[int, int] = PRODUCER_R
     if genes.PRODUCER != "warpgroup":
         return 0, 0
     consumers, launch = warpgroups(genes), min(registers_at_launch(genes) + 1, 256) // 8 * 8
-    producer = kept[consumers]
+    producer = kept or PRODUCER_REGISTERS[consumers]
     consumer = ((consumers + 1) * launch - producer) // consumers // 8 * 8
     return producer, min(consumer, MAX_CONSUMER_REGISTERS)
 

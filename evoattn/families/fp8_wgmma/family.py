@@ -33,8 +33,8 @@ from evoattn.families.flash_wgmma.text import wgmma_function
 from evoattn.families.fp8_wgmma.resources import (
     Fp8WgmmaGenes,
     begins_ahead,
-    launch_work,
     is_turned,
+    launch_work,
     registers_moved,
     registers_needed,
     smem_bytes,
@@ -138,7 +138,7 @@ class Fp8Wgmma(Family):
             "TURNED": is_turned(problem),
             "MAKES_NUMBERS": problem.op in WIDE,
             "WIDE": DTYPES[WIDE.get(problem.op, "bf16")].cuda,
-            "MAKER_LOADS": 4 if producer > 40 else 2,
+            "MAKER_LOADS": 4 if producer > 48 else 2,
             "SUM_BY_PRODUCT": genes.ROW_SUM == "product",
             "RESCALE": rescale,
             "LAZY_OCTAVES": octaves,
@@ -191,16 +191,16 @@ class Fp8Wgmma(Family):
 
 def _maps(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> tuple[TensorMap, ...]:
     """Of q, k, v and o."""
-    maps = {tensor: key_map(problem, tensor, genes.BLOCK_N) for tensor in "kv"}
+    maps = {name: key_map(problem, name, genes.BLOCK_N) for name in "kv"}
     if problem.turned:
         maps["v"] = _turned_map(problem, value_chunk(genes))
-    for tensor in "qo":
-        maps[tensor] = (
-            sliding_map(problem, tensor, WARPGROUP_ROWS)
+    for name in "qo":
+        maps[name] = (
+            sliding_map(problem, name, WARPGROUP_ROWS)
             if problem.varlen
-            else tile_map(problem, tensor, WARPGROUP_ROWS, tensor == "o" and genes.STORE == "chunks")
+            else tile_map(problem, name, WARPGROUP_ROWS, name == "o" and genes.STORE == "chunks")
         )
-    return tuple(maps[tensor] for tensor in MAIN)
+    return tuple(maps[name] for name in MAIN)
 
 
 def _turned_map(problem: AttentionProblem, keys: int) -> TensorMap:
@@ -212,7 +212,7 @@ def _turned_map(problem: AttentionProblem, keys: int) -> TensorMap:
 
 NO_SCALES = (Scalar("int64", 0),) * 12
 """Addresses and strides."""
-NUMBERS = {tensor: f"{tensor}_numbers" for tensor in "qkv"}
+NUMBERS = {name: f"{name}_numbers" for name in "qkv"}
 MADE_WORDS = "made_zeroed"
 """Scratch buffers: the numbers that are made, and the words by which warps tell one another of them."""
 UNIT_WORDS = 5

@@ -146,13 +146,16 @@ def smem_bytes(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> int:
     return q_bytes + rings + o_chunks * genes.BLOCK_M * ROW_BYTES + sums + barriers + words
 
 
-MAKER_REGISTERS = {1: 56, 2: 56, 3: 56, 4: 32}
-"""As `PRODUCER_REGISTERS`, of a warpgroup whose warps make numbers, too."""
+MAKER_REGISTERS = (56, 48, 40, 32)
+"""Per thread of a warpgroup whose warps make numbers, too: the most that leave consumers what they need."""
 
 
 def registers_moved(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> tuple[int, int]:
     """(producer's, consumers') registers per thread after setmaxnreg."""
-    return moved_registers(genes.flash, MAKER_REGISTERS) if problem.op in WIDE else moved_registers(genes.flash)
+    if problem.op not in WIDE:
+        return moved_registers(genes.flash)
+    needed, able = registers_needed(problem, genes), [moved_registers(genes.flash, kept) for kept in MAKER_REGISTERS]
+    return next((moved for moved in able if moved[1] >= needed), able[-1])
 
 
 OTHER_REGISTERS = 16
