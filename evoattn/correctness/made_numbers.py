@@ -9,6 +9,7 @@ from evoattn.correctness import eight_bits, inputs, quantize, reference
 from evoattn.correctness import interpreter_cases as forward_cases
 from evoattn.correctness.cases import device_cases as device_cases
 from evoattn.correctness.interpreter_cases import SmallCase
+from evoattn.correctness.terms import torch_dtype
 from evoattn.model.forward import WIDE, of_numbers
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
@@ -17,9 +18,10 @@ from evoattn.model.space import KernelConfig
 def make_inputs(
     problem: AttentionProblem, seed: int, device: torch.device | str, kind: str = "plain", tile: int = 64
 ) -> dict[str, Tensor]:
-    """Those of the forward pass of 16 bits."""
+    """Those of the forward pass of 16 bits; sinks have O's dtype."""
     wide = problem.with_(op="forward", dtype=WIDE[problem.op], scales="")
-    return inputs.make_inputs(wide, seed, device, kind, tile)
+    made = inputs.make_inputs(wide, seed, device, kind, tile)
+    return made | {"sinks": made["sinks"].to(torch_dtype(problem))} if problem.sink else made
 
 
 def make_answer(

@@ -128,7 +128,7 @@ def draw_operation(problem: AttentionProblem, family: str, rng: random.Random) -
         TURN: {"dtype": "e4m3", "turned": True},
         NARROW: {"dtype": rng.choice(("fp16", "bf16"))},
         **{name: {"scale": rng.choice((None, 0.5))} for name in (HALVES, PAIRS)},
-        **dict.fromkeys(WIDE, {"scales": "head"}),
+        **{name: {"scales": "head"} for name in WIDE},
     }
     return {"op": op} | fields.get(op, {})
 
