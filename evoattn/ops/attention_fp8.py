@@ -109,13 +109,13 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
             raise ValueError(f"descales belong to tensors of float8_e4m3fn or int8; these are {query.dtype}.")
         if smooth_k and limit:
             raise ValueError("smooth_k goes with no softcap: a cap does not change all scores of a query alike.")
-        turns = _turns(query, key, value)
-        if turns and not smooth_k:
+        if not smooth_k:
             own = None if sinks is None else sinks.to(ANSWERS)
             words = scale_of(scale), True, window_of(window), limit, terms_of(sinks=own), return_lse
             answer = _by_one_launch(Call(query, key, value, mask, *words))
             if answer is not None:
                 return answer
+        turns = _turns(query, key, value)
         blocks = turns and not smooth_k and _seen(query, key, mask != FULL) < BLOCKS_BELOW
         given, mean = quantised(query, key, value, smooth_k, turns, "block" if blocks else "head")
         if mean is not None and return_lse:
@@ -180,7 +180,8 @@ WIDE = {getattr(torch, DTYPES[dtype].torch): op for op, dtype in OF_WIDE.items()
 def _by_one_launch(call: Call) -> Answer | None:
     """The answer by a kernel that makes the numbers while it multiplies others; None where none serves the call."""
     query, key, value, index = call.query, call.key, call.value, call.query.get_device()
-    if query.dtype not in WIDE or _seen(query, key, call.mask != FULL) < ONE_LAUNCH_FROM:
+    pays = query.dtype in WIDE and _seen(query, key, call.mask != FULL) >= ONE_LAUNCH_FROM
+    if not pays or not _may_turn(query, key, value):
         return None
     runtime, lies = current.runtime(), [(one.shape, one.stride()) for one in (query, key, value)]
     words = call.mask, call.scale, call.window, call.softcap, call.return_lse, call.term(SINKS) is None
@@ -232,13 +233,15 @@ def _seen(query: Tensor, key: Tensor, causal: bool) -> float:
 
 def _turns(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether value is turned as it is quantised: where a kernel may take it."""
-    runtime = current.runtime()
+    return _may_turn(query, key, value) and (TURNED, *_shapes(query, key, value)) not in current.runtime().served
+
+
+def _may_turn(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether the device has kernels that read a value like this one turned."""
+    runtime, dim = current.runtime(), value.shape[3]
     if runtime.platform is None or query.device.type != runtime.device_type or not _may_launch(query, key, value):
         return False
-    if not _has_wgmma(query):
-        return False
-    dim = value.shape[3]
-    return dim <= WIDEST and dim % GROUP == 0 and (TURNED, *_shapes(query, key, value)) not in runtime.served
+    return _has_wgmma(query) and dim <= WIDEST and dim % GROUP == 0
 
 
 def _has_wgmma(query: Tensor) -> bool:
