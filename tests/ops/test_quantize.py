@@ -277,7 +277,7 @@ def test_one_launch_quantises_and_attends_where_that_pays(tmp_path, monkeypatch)
     assert asked.strides("q") == q.stride() and [spec.dtype for spec in asked.inputs] == ["float16"] * 3 + ["bfloat16"]
     exact, sums = evoattn.attention(q, k, v, enable_gqa=True, **words)
     assert out.dtype == torch.bfloat16 and (out - exact).square().mean() < 0.03 * exact.square().mean()
-    assert (lse - sums).abs().max() < 1
+    assert (lse - sums).abs().max() < 0.1 * sums.abs().max()
 
 
 def test_a_turned_value_has_no_scale_of_each_token():
