@@ -45,8 +45,9 @@ BLOCKS_BELOW = 1200
 """`_seen`, below which tensors are quantised with a scale for each 128 rows: one launch reads them once, and kernels
 take a little longer. Together that took 0.84 to 1.17 of the time of scales of heads below, 0.94 in the mean of 20
 problems, and 1.00 to 1.20 above (an H100, 2026-11-27, reports/performance.md)."""
-ONE_LAUNCH_FROM = 0
-"""`_seen`, from which one kernel makes the numbers while it multiplies others."""
+ONE_LAUNCH_FROM = 1500
+"""`_seen`, from which one kernel makes the numbers while it multiplies others: from there on it was the faster one at
+14 named problems (an H100, 2026-11-28, reports/performance.md)."""
 WITH_WGMMA = "sm_90a"
 Scale = Tensor | float | None
 """One for all, `[batch, kv_heads]`, or of each 128 rows `[batch, heads, blocks]`; None is 1."""
@@ -80,7 +81,8 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
     a head: of query `[batch, heads, query blocks]`, of key and value `[batch, kv_heads, key blocks]`. They are not
     negative; left out, 1. Those of 128 rows go with e4m3; kernels take 1.04 to 1.25 of the time of those of heads.
     Tensors of 16 or 32 bits are quantised first, with a scale for each K/V head of each batch, or each 128 rows of a
-    head (`BLOCKS_BELOW`), that takes its largest value to the end of the range, and no descale may be given.
+    head (`BLOCKS_BELOW`), that takes its largest value to the end of the range, and no descale may be given. Those of
+    16 bits are quantised by the kernel that multiplies them where that pays (`ONE_LAUNCH_FROM`).
     `smooth_k` takes the mean of the keys of a head from them first, as SageAttention does: outlier channels then cost
     less of the range. The answer is the same, since all scores of a query change alike, and the log-sum-exp is
     corrected. It goes with no `softcap`. With `turned` value is as `quantize_kv(…, turned=True)` makes it, which is
@@ -189,10 +191,11 @@ def _by_one_launch(call: Call) -> Answer | None:
     if plan is None:
         return None
     made = plan.outputs(query.device)
-    given = {"q": query, "k": key, "v": value, "sinks": call.term(SINKS), **made}
+    given = {**dict(zip(MAIN, (query, key, value), strict=False)), "sinks": call.term(SINKS), **made}
     if not runtime.performs(plan, {name: one for name, one in given.items() if one is not None}):
         return None
-    return (made["o"], made["lse"]) if call.return_lse else made["o"]
+    out = tuple(made.values())
+    return (out[0], out[1]) if call.return_lse else out[0]
 
 
 def _wide_problem(call: Call) -> StridedProblem | str:

@@ -60,7 +60,7 @@ def kind_of(problem: AttentionProblem, without: tuple[str, ...] = ()) -> str:
         variants = (name for name in variants if name != "scales")
     if problem.element_bytes == 1:  # products of e4m3 and e5m2 take as long as those of e4m3 alone
         variants = (name for name in variants if name != "kv")
-    said = "of wide" if problem.op in WIDE else problem.op  # of fp16 and bf16 alike
+    said = next(iter(WIDE)) if problem.op in WIDE else problem.op  # of fp16 and bf16 alike
     op = [said] * (said != "forward") + ["deterministic"] * (problem.deterministic and not by_formula)
     width = problem.dtype if problem.dtype == "int8" else str(8 * problem.element_bytes)
     return " ".join((width, *op, dims, *variants))

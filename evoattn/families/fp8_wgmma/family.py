@@ -210,7 +210,7 @@ def _turned_map(problem: AttentionProblem, keys: int) -> TensorMap:
     return TensorMap("v", "fp16", shape, strides, (keys // ELEMENT_BYTES, dim, 1, 1), swizzle_bytes=keys)
 
 
-NO_SCALES = (Scalar("int64", 0),) * 12
+NO_SCALES = (NULL,) * 12
 """Addresses and strides."""
 NUMBERS = {name: f"{name}_numbers" for name in "qkv"}
 MADE_WORDS = "made_zeroed"
