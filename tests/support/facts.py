@@ -19,6 +19,7 @@ from typing import Any
 RECORD = Path(__file__).parents[1] / "data" / "facts.json"
 TOPICS = {
     "problems": "tests.model.test_facts_of_problems",
+    "answers": "tests.correctness.test_facts_of_answers",
     "expressions": "tests.model.test_facts_of_expressions",
     "cards": "tests.model.test_facts_of_cards",
     "estimates": "tests.cost.test_facts_of_estimates",

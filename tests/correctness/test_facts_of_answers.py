@@ -1,0 +1,94 @@
+"""Which inputs a check has, and their exact answers, stay, until a change wants them otherwise: of all operations, with
+each variant, of all kinds. How far an answer may be off stays where that comes of no product in 16 bits, which
+processors round otherwise."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from evoattn.correctness import inputs
+from evoattn.correctness.cases import proof_of
+from evoattn.model.shape_text import parse_shape
+from tests.support.facts import answer, changed
+
+PLAIN = [
+    *("B=2,H=4/2,Sq=5,Sk=7,D=16", "B=1,H=2,S=6,D=16,dtype=fp32,mask=causal,layout=bshd,lse=1"),
+    *(
+        "B=1,H=4/2,Sq=5,Sk=9,D=16,dtype=bf16,mask=causal_lower_right,window=3:0",
+        "B=1,H=2,S=6,D=16,softcap=3,sink=1,lse=1",
+    ),
+    *("B=1,H=2,Sq=5,Sk=9,D=16,alibi=1,mask=causal_lower_right", "B=2,H=2,Sq=3,Sk=8,D=16,bias=bs,Dv=8"),
+    *("B=1,H=2,Sq=3,Sk=8,D=16,bias=hs,window=2:1", "B=1,H=4/1,Sq=2,Sk=7,D=24,Dv=16,shared_kv=1"),
+    *("B=3,H=2,Sq=3,Sk=9,D=16,seqused=0:9", "B=2,H=2,Sq=3,Sk=9,D=16,seqused=1:9,page=2,mask=causal_lower_right"),
+    *(
+        "B=3,H=2,Sq=6,Sk=9,D=16,varlen=0:6/1:9,layout=bshd,lse=1",
+        "B=2,H=2,Sq=4,Sk=8,D=16,varlen=1:4/1:8,page=2,layout=bshd",
+    ),
+    *("B=1,H=2,S=64,D=16,blocks=b:16x16:13+9", "B=1,H=2,Sq=5,Sk=7,D=16,score=s*2+t[h],tables=t:fp32:2"),
+]
+EIGHT_BITS = [
+    *("B=2,H=4/2,Sq=3,Sk=7,D=16,kv=e4m3", "B=2,H=4/2,Sq=3,Sk=7,D=16,kv=int8,scales=head,mask=causal_lower_right"),
+    *(
+        "B=2,H=4/2,Sq=3,Sk=7,D=16,kv=e5m2,scales=token,layout=bshd",
+        "B=2,H=4/2,Sq=3,Sk=9,D=16,kv=e4m3,scales=head,seqused=1:9,page=2",
+    ),
+    *(
+        "B=2,H=4/2,Sq=4,Sk=8,D=16,kv=e4m3,scales=head,varlen=1:4/1:8,layout=bshd",
+        "B=2,H=2,Sq=3,Sk=9,D=16,kv=e4m3,scales=token,seqused=1:9",
+    ),
+    *("B=1,H=4/2,S=160,D=16,dtype=e4m3,scales=block,lse=1", "B=1,H=2,S=40,D=16,dtype=e4m3,scales=head,turned=1"),
+    "B=2,H=4/1,Sq=1,Sk=4,D=192,Dv=128,kv=e4m3,scales=columns,rotary_apart=1,seqused=1:4,page=2",
+]
+BACKWARD = [
+    *("B=2,H=4/2,Sq=5,Sk=7,D=16,op=backward", "B=1,H=2,S=6,D=16,dtype=fp32,mask=causal,op=backward,lse=1,sink=1"),
+    *(
+        "B=1,H=2,Sq=5,Sk=8,D=16,Dv=8,bias=hs,grads=bias,op=backward",
+        "B=1,H=2,Sq=5,Sk=9,D=16,window=2:0,alibi=1,op=backward",
+    ),
+    *("B=2,H=2,Sq=4,Sk=8,D=16,varlen=1:4/1:8,layout=bshd,op=backward", "B=1,H=2,Sq=5,Sk=7,D=16,softcap=3,op=backward"),
+]
+OTHERS = [
+    *("B=2,H=3,Sq=5,Sk=4,D=16,op=merge", "B=2,H=3,Sq=5,Sk=4,D=16,op=merge_narrow,layout=bshd"),
+    *(
+        "B=2,H=2,S=40,D=16,op=quantize,kv=e4m3,scales=head",
+        "B=2,H=4/2,S=40,D=16,op=quantize,kv=int8,scales=token,layout=bshd",
+    ),
+    *("B=1,H=2,S=140,D=16,op=quantize,kv=e4m3,scales=block", "B=2,H=2,S=9,D=16,op=quantize_smooth,kv=e5m2,scales=head"),
+    *("B=2,H=2,S=40,D=16,dtype=e4m3,op=turn,turned=1", "B=2,H=4/2,Sq=3,Sk=9,D=16,op=append,seqused=0:8"),
+    *(
+        "B=2,H=4/2,Sq=3,Sk=9,D=16,op=append_halves,seqused=0:8,page=2",
+        "B=2,H=4/2,Sq=3,Sk=9,D=16,op=append_pairs,seqused=0:8",
+    ),
+]
+
+
+def _shown(tensor: torch.Tensor) -> Any:
+    """What a tensor is, and two sums of its numbers, of which the first depends on their order."""
+    numbers = tensor.double().nan_to_num(-7.0, 1e6, -1e6).clamp(-1e6, 1e6).flatten()
+    weights = 1 + torch.arange(numbers.numel(), dtype=torch.float64) % 1009 / 1009
+    sums = (f"{sum_.item():.4g}" for sum_ in (numbers.abs().mul(weights).sum(), numbers.abs().sum()))
+    return [str(tensor.dtype), tuple(tensor.shape), tensor.stride(), *sums, int((numbers > 0).sum())]
+
+
+def _of(text: str, kind: str) -> Any:
+    problem = parse_shape(text)
+    proof = proof_of(problem)
+    tensors = proof.make_inputs(problem, 3, "cpu", kind, 4)
+    found = proof.make_answer(problem, tensors, kind, True)
+    exact = {name: [*_shown(one.values), one.logarithms, one.partial, one.dims] for name, one in found.items()}
+    if problem.dtype == "fp32" or problem.op not in ("forward", "backward"):
+        exact["allowed"] = [f"{error:.2g}" for one in found.values() for error in (one.allowed_error, one.allowed_rms)]
+    return [{name: _shown(tensor) for name, tensor in tensors.items()}, exact]
+
+
+def facts() -> Iterator[tuple[str, Any]]:
+    """See `tests.support.facts`."""
+    for number, text in enumerate((*PLAIN, *EIGHT_BITS, *BACKWARD, *OTHERS)):
+        kinds = getattr(proof_of(parse_shape(text)), "KINDS", inputs.KINDS)
+        some = {kinds[0], *(kinds if text in OTHERS else kinds[number % 4 :: 4])}
+        yield text, {kind: answer(_of, text, kind) for kind in (*sorted(some), "odd")}
+
+
+def test_what_is_asked_and_answered_stays():
+    assert not changed("answers")
