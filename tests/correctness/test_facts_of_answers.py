@@ -66,6 +66,7 @@ OTHERS = [
 def _shown(tensor: torch.Tensor) -> Any:
     """What a tensor is, and two sums of its numbers, of which the first depends on their order."""
     numbers = tensor.double().nan_to_num(-7.0, 1e6, -1e6).clamp(-1e6, 1e6).flatten()
+    numbers[numbers.abs() < 1e-12 + 1e-9 * max(numbers.abs().tolist(), default=0.0)] = 0.0  # what is left of a sum of 0
     weights = 1 + torch.arange(numbers.numel(), dtype=torch.float64) % 1009 / 1009
     sums = (f"{sum_.item():.4g}" for sum_ in (numbers.abs().mul(weights).sum(), numbers.abs().sum()))
     return [str(tensor.dtype), tuple(tensor.shape), tensor.stride(), *sums, int((numbers > 0).sum())]
