@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from evoattn.correctness import inputs
+from evoattn.correctness import backward, inputs
 from evoattn.correctness.cases import proof_of
 from evoattn.model.shape_text import parse_shape
 from tests.support.facts import answer, changed
@@ -68,7 +68,7 @@ def _shown(tensor: torch.Tensor) -> Any:
     numbers = tensor.double().nan_to_num(-7.0, 1e6, -1e6).clamp(-1e6, 1e6).flatten()
     numbers[numbers.abs() < 1e-12 + 1e-9 * max(numbers.abs().tolist(), default=0.0)] = 0.0  # what is left of a sum of 0
     weights = 1 + torch.arange(numbers.numel(), dtype=torch.float64) % 1009 / 1009
-    sums = (f"{sum_.item():.4g}" for sum_ in (numbers.abs().mul(weights).sum(), numbers.abs().sum()))
+    sums = (f"{sum_.item():.3g}" for sum_ in (numbers.abs().mul(weights).sum(), numbers.abs().sum()))
     return [str(tensor.dtype), tuple(tensor.shape), tensor.stride(), *sums, int((numbers > 0).sum())]
 
 
@@ -78,7 +78,7 @@ def _of(text: str, kind: str) -> Any:
     tensors = proof.make_inputs(problem, 3, "cpu", kind, 4)
     found = proof.make_answer(problem, tensors, kind, True)
     exact = {name: [*_shown(one.values), one.logarithms, one.partial, one.dims] for name, one in found.items()}
-    if problem.dtype == "fp32" or problem.op not in ("forward", "backward"):
+    if problem.op != "backward" and (problem.dtype == "fp32" or problem.op != "forward"):
         exact["allowed"] = [f"{error:.2g}" for one in found.values() for error in (one.allowed_error, one.allowed_rms)]
     return [{name: _shown(tensor) for name, tensor in tensors.items()}, exact]
 
@@ -88,6 +88,8 @@ def facts() -> Iterator[tuple[str, Any]]:
     for number, text in enumerate((*PLAIN, *EIGHT_BITS, *BACKWARD, *OTHERS)):
         kinds = getattr(proof_of(parse_shape(text)), "KINDS", inputs.KINDS)
         some = {kinds[0], *(kinds if text in OTHERS else kinds[number % 4 :: 4])}
+        if text in BACKWARD:  # of these dQ is what roundings leave of a sum of 0
+            some -= {*backward.CANCELLING}
         yield text, {kind: answer(_of, text, kind) for kind in (*sorted(some), "odd")}
 
 
