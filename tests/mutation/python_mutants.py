@@ -40,6 +40,8 @@ FINAL_TESTS = (
 )
 
 
+ANSWERS = "tests/correctness/test_facts_of_answers.py"
+"""Digests of the inputs and answers of checks."""
 DECISIONS = "tests/families/test_decisions.py"
 """Digests of what is decided of kernels: it notices most faults of what makes them, in seconds."""
 
@@ -78,7 +80,7 @@ ROOMS = {
             "evoattn/correctness/interpreter_cases.py",
         ),
         (
-            DECISIONS,
+            *(DECISIONS, ANSWERS),
             "tests/correctness/test_validate.py",
             "tests/correctness/test_cases.py",
             "tests/cheats/test_timed_path.py",
@@ -111,7 +113,7 @@ ROOMS = {
             *("evoattn/*/block_list.py", "evoattn/families/mask_blocks.py", "evoattn/integrations/listed_mask.py"),
         ),
         (
-            DECISIONS,
+            *(DECISIONS, ANSWERS),
             *("tests/ops/test_flex*.py", "tests/ops/test_created_masks.py", "tests/*/test_block_list.py"),
             *("tests/integrations/test_listed_mask.py", "tests/peers/test_flex_masks.py"),
         ),
@@ -134,7 +136,7 @@ ROOMS = {
             "evoattn/families/backward_*/*.py",
         ),
         (
-            DECISIONS,
+            *(DECISIONS, ANSWERS),
             *("tests/ops/test_training*.py", "tests/ops/test_backward_picks.py", "tests/ops/test_flex_gradients.py"),
             *(
                 "tests/correctness/test_gradients.py",
@@ -170,6 +172,7 @@ ROOMS = {
         (
             DECISIONS,
             *("tests/*/test_eight_bits.py", "tests/ops/test_attention_fp8.py", "tests/*/test_quantize.py"),
+            *("tests/ops/test_append.py", "tests/ops/test_merge.py", "tests/ops/test_facts_of_calls.py"),
             *("tests/families/test_fp8_wgmma.py", "tests/families/test_eight_bit_cache.py", "tests/correctness"),
             *("tests/families/test_every_family.py", "tests/integrations/test_flash_attn_*.py"),
         ),
