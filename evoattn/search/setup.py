@@ -27,8 +27,6 @@ from evoattn.search.request import (
     SearchWords,
     choose_boards,
     choose_device,
-    plan,
-    read_words,
 )
 from evoattn.search.spaces import choose_spaces
 from evoattn.search.study import Search
@@ -48,18 +46,6 @@ class PreparedSearch:
     words: SearchWords
     earlier: Study | None = None
     """The latest study of the same problem and GPU, where a new one was begun beside it."""
-
-
-def prepare_search(words: SearchWords, devices: list[DetectedDevice] | None = None) -> PreparedSearch:
-    """Check the words, open the database, and find or make the study. `devices`: those of this machine, unless given.
-
-    Raises `WrongUse` or `FailedRun`, or one of their kinds, each with one sentence.
-    """
-    request = read_words(words)
-    here = gpus.detect_devices() if devices is None else devices
-    if request.problem is None:
-        return resume_study(request, here)
-    return begin_study(request, plan(words, request.problem, here))
 
 
 def begin_study(request: SearchRequest, wanted: SearchPlan) -> PreparedSearch:

@@ -12,11 +12,11 @@ from evoattn.model.records import CompileInfo, Evaluation, Timing, TrialState
 from evoattn.model.shape_text import parse_shape
 from evoattn.report.text import command
 from evoattn.search.request import SearchWords
-from evoattn.search.setup import prepare_search
 from evoattn.search.starting import starting_configs
 from evoattn.storage import Storage, UnknownRecord
 from evoattn.storage.chosen import chosen_trial
 from tests.cli.terminal import SHAPE, refused, run
+from tests.support.prepared import prepare_search
 
 H100 = DetectedDevice(0, "NVIDIA H100 80GB HBM3", (9, 0), "13.0")
 

@@ -38,9 +38,9 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompiledKernel, CompileInfo, Evaluation, Timing, Trial, TrialState
 from evoattn.search.machines import Machines
 from evoattn.search.request import SearchWords
-from evoattn.search.setup import prepare_search
 from evoattn.storage import Storage
 from evoattn.timing.finalists import FinalResult
+from tests.support.prepared import prepare_search
 
 KERNEL = CompiledKernel(b"", "", CompileInfo(registers=64))
 FAKE_SECONDS = 0.02
