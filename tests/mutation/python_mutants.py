@@ -445,17 +445,18 @@ def _begin(folder: Path) -> None:
     _COPIES.append(copy_tracked(place))
 
 
+MOST_WATCHED = 3.0
+"""Seconds of the tests of a file whose calls are watched, for which they take some times as long."""
+
+
 def sound_file(file: str) -> Sound:
-    """A file's tests as they are without a fault. What fails while calls are watched is judged without that."""
-    [copied], called, sound = _COPIES, dict[str, Called](), Sound()
-    for watches in (True, False):
-        sound = Sound()
-        if run_tests(copied, ["-m", SKIPPED, file], 600.0, sound, watches) == "timeout":
-            raise RuntimeError(f"{file} takes over ten minutes without a fault.")
-        called |= sound.called
-        if not sound.failed:
-            break
-    return replace(sound, called=called)
+    """A file's tests as they are without a fault, and what they call: anything, if they take long."""
+    [copied], sound, watched = _COPIES, Sound(), Sound(called={file: {"": []}})
+    if run_tests(copied, ["-m", SKIPPED, file], 600.0, sound) == "timeout":
+        raise RuntimeError(f"{file} takes over ten minutes without a fault.")
+    if sum(sound.seconds.values()) < MOST_WATCHED:
+        run_tests(copied, ["-m", SKIPPED, file], 100.0, watched, calls_too=True)
+    return replace(sound, called=watched.called)
 
 
 def judge(room: str, mutant: Mutant, sound: Sound, deep: bool, called_by: list[str] | None) -> dict[str, Any]:
