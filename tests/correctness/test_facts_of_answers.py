@@ -2,13 +2,15 @@
 each variant, of all kinds. How far an answer may be off stays where that comes of no product in 16 bits, which
 processors round otherwise."""
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from evoattn.correctness import backward, inputs
+from evoattn.correctness import backward, cases, inputs
 from evoattn.correctness.cases import proof_of
+from evoattn.model.mask import MASKS
 from evoattn.model.shape_text import parse_shape
 from tests.support.facts import answer, changed
 
@@ -91,6 +93,25 @@ def facts() -> Iterator[tuple[str, Any]]:
         if text in BACKWARD:  # of these dQ is what roundings leave of a sum of 0
             some -= {*backward.CANCELLING}
         yield text, {kind: answer(_of, text, kind) for kind in (*sorted(some), "odd")}
+        problem = parse_shape(text)
+        found = proof_of(problem).device_cases(problem)
+        yield f"cases of {text}", [[name, case.describe(), kind] for name, case, kind in found]
+    plain, used = (parse_shape(text) for text in (PLAIN[0], PLAIN[8]))
+    for rows, tile in itertools.product((1, 2, 3, 4, 5, 8, 9, 64), (16, 100)):
+        found = [*cases.appended_cases(used, rows, tile), *cases.used_cases(used, tile)]
+        yield f"cases of {rows} rows and {tile} keys", [[name, case.describe(), kind] for name, case, kind in found]
+        masks = [plain.with_(mask=mask, window=window) for mask in MASKS for window in ("", "9:0")]
+        some = [case for problem in masks for case in cases.beside_tiles(problem, rows, tile, 2)]
+        some += [case for problem in masks for case in cases.begin_apart(problem, rows, tile, 1 + rows % 3)]
+        yield f"edges of {rows} rows and {tile} keys", [case.describe() for case in some]
+        splits = [cases.of_first_split(stages, 3, tile, rows) for stages in (1, 2, 5)]
+        yield (
+            f"heads and splits of {rows} rows and {tile} keys",
+            [
+                *(cases.by_heads(problem, rows).describe() for problem in (plain, *masks[1::2])),
+                splits,
+            ],
+        )
 
 
 def test_what_is_asked_and_answered_stays():

@@ -12,7 +12,6 @@ from evoattn.storage.course import Tried, _tried
 from tests.report.report_studies import add, make_study, timed_study, timing
 
 
-@pytest.mark.slow
 def test_each_trial_is_as_it_is_read_alone(storage):
     study = timed_study(storage, 30)
     make_study(storage, name="another")
