@@ -163,6 +163,7 @@ def test_studies_lists_what_is_there(db):
     assert "seed_s64_l4_offline: 0 trials, best: none right yet" in words
 
 
+@pytest.mark.slow
 def test_a_timed_study_is_resumed_only_where_its_gpu_is(db):
     name = begin(db, [H100], shape=SHAPE).study.name
     with pytest.raises(GpuError, match="there is no CUDA device here"):

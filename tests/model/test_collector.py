@@ -89,6 +89,7 @@ def is_enabled_in_a_child() -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+@pytest.mark.slow
 def test_a_child_does_not_wait_for_the_block_of_a_thread_that_it_lacks():
     inside, forked = threading.Event(), threading.Event()
 

@@ -31,6 +31,7 @@ def matrix(mask: Mask, seqlen_q: int, seqlen_k: int) -> torch.Tensor:
     return visible
 
 
+@pytest.mark.slow
 @given(bands.filter(lambda m: m.past is None or m.ahead is None or m.past + m.ahead >= 0), lengths, lengths)
 def test_a_band_counts_what_its_matrix_shows(mask, seqlen_q, seqlen_k):
     visible = matrix(mask, seqlen_q, seqlen_k)

@@ -47,9 +47,14 @@ def test_streams_have_zeroed_scratch_of_their_own(device, tmp_path):
 def test_memory_of_variants_in_compiled_code_comes_from_no_pool(tmp_path):
     """The first runs of compiled code may allocate from the pool of a graph that is to come, whose replays would write
     into what is kept."""
+
+    def pick(problem, gpu):
+        parts = split_kv_pick(problem, gpu).config.params | {"SPLITS": 2, "MERGE": "last_block"}
+        return Pick("split_kv", KernelConfig("split_kv", parts))
+
     device, (q, k, v) = CacheDevice(), tensors()
     used = torch.full((2,), 45, dtype=torch.int32)
-    with current.use(fake_runtime(device, tmp_path, split_kv_pick)) as runtime:
+    with current.use(fake_runtime(device, tmp_path, pick)) as runtime:
         variant_op(*operands(Call(q, k, v, enable_gqa=True, terms=terms_of(seqused_k=used), strict=True)))
         assert device.outside == len(runtime._kernels._scratch._kept) > 0
 

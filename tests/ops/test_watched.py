@@ -77,6 +77,7 @@ def test_gradients_of_what_is_added(name):
     assert added.grad.abs().sum() > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [{}, *VARIANTS.values()], ids=["plain", *VARIANTS])
 def test_dual_numbers_reach_no_kernel(with_kernels, words):
     """It would drop the derivative; torch's own attention for 16 bits on a CPU has none, and says so."""

@@ -135,6 +135,7 @@ LIBRARY = SimpleNamespace(
 PEER = Peer(lambda p, t: flashinfer.make(p, t, lambda name: LIBRARY), "flashinfer-python")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "problem",
     [

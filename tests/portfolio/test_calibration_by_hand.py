@@ -282,6 +282,7 @@ def test_a_long_search_learns_when_it_knows_something():
         assert calibrate.turns(Plan(CARD, [group], [], seconds, 0.0, recalled)) == parts
 
 
+@pytest.mark.slow
 def test_what_would_be_chosen_is_asked_where_it_was_not_timed(monkeypatch):
     group = Group("16 d64 full", [ONE, TWO], ("flash_mma",))
     configs = [KernelConfig("flash_mma", params) for params in PARAMS]

@@ -18,6 +18,7 @@ H200 = lookup("h200")
 SPACE = load_space("flash_wgmma", H200)
 
 
+@pytest.mark.slow
 def test_problems_come_as_they_are_drawn():
     groups = make_groups(draw(0, 400), H200, 20)
     problems = [p for group in groups for p in group.problems]

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import pytest
+
 from evoattn.cost.correction import NONE
 from evoattn.engine.alike import distance, features
 from evoattn.engine.breeding import Breeder
@@ -155,5 +157,6 @@ def facts() -> Iterator[tuple[str, Any]]:
     yield from _summaries()
 
 
+@pytest.mark.slow
 def test_what_searches_of_groups_propose_stays():
     assert not changed("breeding")

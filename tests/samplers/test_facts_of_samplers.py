@@ -8,6 +8,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 
 from evoattn.model.records import TrialState
 from evoattn.samplers import guided, tpe
@@ -71,6 +72,7 @@ def facts() -> Iterator[tuple[str, Any]]:
     )
 
 
+@pytest.mark.slow
 def test_what_samplers_propose_stays():
     assert not changed("samplers")
 

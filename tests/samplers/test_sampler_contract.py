@@ -235,6 +235,7 @@ def test_four_in_five_children_have_two_parents():
     assert operators.count("mutation") / 600 == pytest.approx(0.9 * (0.2 + 0.8 * 4 / 3 / POPULATION), abs=0.05)
 
 
+@pytest.mark.slow
 def test_the_better_parents_have_more_children():
     sampler = GeneticSampler(SamplerSetup(SPACES, 0, lambda family, params: None))
     trials = generation_of_right_trials()

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import pytest
+
 from evoattn.backends.base import LaunchError
 from evoattn.backends.compiler import CompileError
 from evoattn.engine.progress import Progress
@@ -310,6 +312,7 @@ def facts() -> Iterator[tuple[str, Any]]:
         yield f"result {best.timing is None} {ratio} {words}", [str(result), result.value, result.ratio, result.peers]
 
 
+@pytest.mark.slow
 def test_what_a_search_says_stays():
     assert not changed("searching")
 

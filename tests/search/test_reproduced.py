@@ -64,6 +64,7 @@ def test_answers_say_of_which_inputs_they_are():
     assert wrong.agrees is False and "It is wrong." in wrong.sentence
 
 
+@pytest.mark.slow
 def test_another_text_is_compiled_to_see_whether_it_is_the_same_kernel():
     problem = parse_shape("B=1,H=1,S=16,D=16,dtype=fp16,mask=full")
     one, other = starting_configs(load_space("flash_scalar", L4), problem, L4)[:2]

@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
+import pytest
 from sqlalchemy import text
 
 from evoattn.model.errors import WrongUse
@@ -145,6 +146,7 @@ def _without(value: Any, folder: str) -> Any:
     return [_without(each, folder) for each in value] if isinstance(value, (list, tuple)) else value
 
 
+@pytest.mark.slow
 def test_what_a_database_says_stays():
     assert not changed("records")
 

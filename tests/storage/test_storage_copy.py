@@ -86,6 +86,7 @@ def test_large_tables_go_in_pages(either, target):
     there.close()
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_where_rows_go_missing(either, target):
     def miscount(connection, table):
         rows = count_rows(connection, table)
