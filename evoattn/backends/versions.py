@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
-import os
 import re
 from functools import cache
 from importlib.metadata import PackageNotFoundError
@@ -17,21 +16,24 @@ from evoattn.model.paths import TEMPLATES
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 
-def header_folders(name: str, folder: Path = TEMPLATES) -> tuple[str, ...]:
-    """Where the headers of a family lie: what all share, its own, and those of a family whose parts it is made of."""
-    included = re.findall(r'#include "(\w+)/', (folder / f"{name}.cu.j2").read_text(encoding="utf-8"))
-    return tuple(sorted({"device", name, *included}))
+_INCLUDED, _CONSTANT = re.compile(r'include "(.+)"'), re.compile(r"{{.*?}}")
+"""Of C++ and of Jinja; a part of a header's name that a constant says."""
 
 
 @cache
 def template_digest(name: str, folder: Path = TEMPLATES) -> str:
-    """sha256 over a family's template and all that it may include: with the constants, all that its sources have."""
-    walks = (os.walk(folder / own) for own in header_folders(name, folder))
-    included = [os.path.join(at, one) for walk in walks for at, _, found in walk for one in found]
-    included = [path for path in included if path.endswith((".cuh", ".j2"))]
-    included.sort(key=lambda path: path.split(os.sep))
-    files = (folder / f"{name}.cu.j2", *folder.glob("problem.j2"), *map(Path, included))
-    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
+    """sha256 over a family's template and all that it may include: with the constants, all that its sources have. What
+    other families alone are made of does not count, so that what was measured outlasts changes of these."""
+    texts, left = dict[Path, str](), [folder / f"{name}.cu.j2"]
+    while left:
+        if (file := left.pop()) in texts:
+            continue
+        texts[file] = file.read_text(encoding="utf-8")
+        for included in _INCLUDED.findall(texts[file]):
+            left += (found := list(folder.glob(_CONSTANT.sub("*", included))))
+            if not found:
+                raise FileNotFoundError(f"{file} includes {included}, which is not there.")
+    return hashlib.sha256("\0".join(texts[file] for file in sorted(texts)).encode()).hexdigest()
 
 
 @cache
