@@ -17,8 +17,10 @@ from evoattn.model.score import cost, depends_on
 BUFFERS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
 BITS = "mask_bits"
 """The scratch buffer of what the predicate says in PARTIAL blocks, a bit each."""
-MOST_BIT_BYTES = 1 << 28
-"""More is not kept: heads then ask the predicate themselves."""
+MOST_BIT_BYTES, LEAST_ROOM = 1 << 28, 8
+"""More is not kept, and bits of no fewer blocks of a list: heads ask the predicate of others themselves."""
+BIT_LINE = 128
+"""Bits of a load: rows of them are whole multiples."""
 STATES = "block_states"
 """The scratch buffer of what each block is, which blocks of keys read column by column."""
 READ_BIT = 2.0
@@ -26,8 +28,8 @@ READ_BIT = 2.0
 
 
 class Packed(NamedTuple):
-    """The shape of `BITS`: one answer for so many batches and heads, of all rows of whole blocks; of the backward pass,
-    whose blocks have keys, of all keys."""
+    """The shape of `BITS`: one answer for so many batches and heads, of all rows of whole blocks, and of each the keys
+    of so many PARTIAL blocks of its list; of the backward pass, whose blocks have keys, of all keys the rows."""
 
     batches: int
     heads: int
@@ -49,8 +51,13 @@ def packed_mask(problem: AttentionProblem) -> Packed | None:
     batches = problem.batch if mask.by_batch or depends_on(problem.shown, "b") else 1
     heads = problem.heads if mask.by_head or depends_on(problem.shown, "h") else 1
     by_keys = problem.op == BACKWARD.name
-    lines, bits = (keys, rows) if by_keys else (rows, keys)
-    found = Packed(batches, heads, lines, 4 * math.ceil(bits / 128))
+    room = keys // mask.keys
+    if not by_keys:
+        whole_lines = BIT_LINE // math.gcd(BIT_LINE, mask.keys)
+        most = 8 * MOST_BIT_BYTES // (batches * heads * rows * mask.keys) // whole_lines * whole_lines
+        room = min(room, max(LEAST_ROOM, most))
+    lines, bits = (keys, rows) if by_keys else (rows, room * mask.keys)
+    found = Packed(batches, heads, lines, 4 * math.ceil(bits / BIT_LINE))
     sharers, asked = problem.batch * problem.heads / (batches * heads), cost(problem.shown)[2] + 1
     too_many = found.bytes > MOST_BIT_BYTES or batches * heads > MAX_GRID_YZ
     saves = sharers * (asked - READ_BIT) > asked + READ_BIT

@@ -13,7 +13,7 @@
   SeenKeys<2 * ROW_TILES, BLOCK_N> seen;  // of the tile whose scores were computed last, if it is PARTIAL
   KeyList::wait_for_bits();
   auto scores = [&](Scores& s, int tile) {  // S = Q Kᵀ
-    if (key_tiles.is_packed(tile)) key_tiles.load_seen(seen, warp_row + lane / 4, first_key(tile), lane);
+    if (key_tiles.is_packed(tile)) key_tiles.load_seen(seen, warp_row + lane / 4, tile, lane);
     if constexpr (EIGHT_BITS) {
       key_scales.load_k(pages, first_key(tile) + lane % 4 * 2, seqlen_k);
       const uint32_t k_smem = k_ring_smem + tile % K_STAGES * K_TILE_BYTES;

@@ -108,16 +108,16 @@ private:
   template <bool MASKED> __device__ __forceinline__ void look_up() {
     const ListedTiles<BLOCK_N> listed = work.listed();
     listed_key = listed.first_key_down(key_tile);
-    if (MASKED && listed.is_packed(key_tile)) {
+    if (MASKED && listed.is_packed(listed.up(key_tile))) {
       KeyList::wait_for_bits();
-      listed.load_seen(seen, lane_row(work.tile), listed_key, lane);
+      listed.load_seen(seen, lane_row(work.tile), listed.up(key_tile), lane);
     }
   }
   // Of PARTIAL blocks by bits or the predicate, else behind the last key.
   __device__ __forceinline__ void mask_listed() {
     const ListedTiles<BLOCK_N> listed = work.listed();
     const int row = lane_row(work.tile);
-    if (listed.is_packed(key_tile)) {
+    if (listed.is_packed(listed.up(key_tile))) {
       listed.mask_unseen(s, seen);
     } else if (listed.is_partial(key_tile)) {
       mask_scores(s, listed_key, work.mask.keys_from(row, 0), lane);

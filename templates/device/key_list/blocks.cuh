@@ -12,8 +12,8 @@ struct KeyList {
   const int *partial_counts, *partial_blocks, *full_counts, *full_blocks;  // [lists, blocks of rows(, key_blocks)]
   int block_rows, block_keys, key_blocks;
   int64_t batch_stride, head_stride;  // lists; 0 where it is the same for all
-  // [bits, whole blocks of rows, bits_row_words]: which keys of PARTIAL blocks are seen; or [bits, whole blocks of
-  // keys, bits_row_words]: which queries see them. May be null.
+  // [bits, whole blocks of rows, bits_row_words]: which keys of PARTIAL blocks are seen, of the first blocks of a list
+  // in its order; or [bits, whole blocks of keys, bits_row_words]: which queries see them. May be null.
   uint32_t* bits;
   int64_t bits_batch_stride, bits_head_stride;  // words; 0 where it is the same for all
   int bits_row_words;
@@ -83,8 +83,8 @@ template <int ROWS, int BLOCK_N> struct SeenKeys {
 // The tiles of BLOCK_N keys that a tile of rows takes: those of PARTIAL blocks, then those of FULL ones.
 template <int BLOCK_N> struct ListedTiles {
   const int *partial_blocks, *full_blocks;
-  int block_keys, tiles_per_block, partial_tiles, tiles;
-  const uint32_t* bits;  // of query 0; null where the predicate is asked
+  int block_keys, tiles_per_block, partial_tiles, tiles, packed_tiles;  // packed: the first ones of PARTIAL blocks
+  const uint32_t* bits;                                                 // of query 0; null where the predicate is asked
   int bits_row_words;
 
   __device__ __forceinline__ ListedTiles(const KeyList& list, int batch, int head, int block_row)
@@ -96,9 +96,11 @@ template <int BLOCK_N> struct ListedTiles {
     tiles = partial_tiles + list.full_counts[row] * tiles_per_block;
     bits = list.bits ? list.bits + batch * list.bits_batch_stride + head * list.bits_head_stride : nullptr;
     bits_row_words = list.bits_row_words;
+    packed_tiles = bits ? min(partial_tiles, bits_row_words / (block_keys / 32) * tiles_per_block) : 0;
   }
   __device__ __forceinline__ bool is_partial(int tile) const { return tile < partial_tiles; }
-  __device__ __forceinline__ bool is_packed(int tile) const { return bits && is_partial(tile); }  // there are bits
+  // There are bits; of an empty list, whose tile is before the first, none.
+  __device__ __forceinline__ bool is_packed(int tile) const { return uint32_t(tile) < uint32_t(packed_tiles); }
   // Whether keys of a tile may be hidden but for those behind the last: PARTIAL ones hide none where neither the mask
   // nor a predicate does.
   template <class Mask, class Terms> __device__ __forceinline__ bool may_hide(const Terms& terms, int tile) const {
@@ -130,17 +132,19 @@ template <int BLOCK_N> struct ListedTiles {
 
   // The same, counted down: from `tiles` - 1 FULL blocks first, in each the first keys first, then PARTIAL ones. Where
   // the lists name none, key 0.
-  __device__ __forceinline__ int first_key_down(int tile) const {
-    if (tiles == 0) return 0;
-    return first_key(is_partial(tile) ? partial_tiles - 1 - tile : tiles - 1 - (tile - partial_tiles));
+  __device__ __forceinline__ int first_key_down(int tile) const { return tiles == 0 ? 0 : first_key(up(tile)); }
+  // The place of such a tile, counted up.
+  __device__ __forceinline__ int up(int tile) const {
+    return is_partial(tile) ? partial_tiles - 1 - tile : tiles - 1 - (tile - partial_tiles);
   }
 
-  // Of the rows `row`, `row` + 8 and so on of a lane, in a PARTIAL tile from key `first_key` on.
+  // Of the rows `row`, `row` + 8 and so on of a lane, in a tile that is packed.
   template <int ROWS>
-  __device__ __forceinline__ void load_seen(SeenKeys<ROWS, BLOCK_N>& seen, int row, int first_key, int lane) const {
+  __device__ __forceinline__ void load_seen(SeenKeys<ROWS, BLOCK_N>& seen, int row, int tile, int lane) const {
+    const int first = tile * BLOCK_N;  // blocks lie next to one another
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
-      seen.load(i, bits + int64_t(row + i * 8) * bits_row_words + first_key / 32, first_key % 32, lane % 4 * 2);
+      seen.load(i, bits + int64_t(row + i * 8) * bits_row_words + first / 32, first % 32, lane % 4 * 2);
     }
   }
   // s = -inf for keys that are not seen.
@@ -216,7 +220,8 @@ __device__ __forceinline__ void pack_partial_blocks(const KeyList& list, const T
   const Mask mask(seqlen_q, seqlen_k, terms.given.window);
   uint32_t* bits = list.bits + batch * list.bits_batch_stride + head * list.bits_head_stride;
   auto sees = [&](int query, int key) { return (key < mask.keys_of(query)) & terms.shows(batch, head, query, key); };
-  const int all = list.partial_counts[row] * pieces;
+  const int room = BY_KEYS ? list.key_blocks : list.bits_row_words / columns;  // the kernel asks of further blocks
+  const int all = min(list.partial_counts[row], room) * pieces;
   for (int number = blockIdx.y * warps + threadIdx.x / 32; number < all; number += gridDim.y * warps) {
     const int piece = number % pieces, rows = piece / columns * 32, column = piece % columns;
     const int first_key = list.partial_blocks[row * list.key_blocks + number / pieces] * list.block_keys + column * 32;
@@ -237,7 +242,7 @@ __device__ __forceinline__ void pack_partial_blocks(const KeyList& list, const T
     if constexpr (BY_KEYS) {
       bits[int64_t(first_key + lane) * list.bits_row_words + (block_row + rows) / 32] = word;
     } else if (rows + lane < list.block_rows) {
-      bits[int64_t(block_row + rows + lane) * list.bits_row_words + first_key / 32] = word;
+      bits[int64_t(block_row + rows + lane) * list.bits_row_words + number / pieces * columns + column] = word;
     }
   }
 }

@@ -15,6 +15,7 @@ template <int BLOCK_N> struct ListedTiles {
   template <class Terms> __device__ __forceinline__ bool ask_predicate(Terms&, int) const { return false; }
   __device__ __forceinline__ int first_key(int) const { return 0; }
   __device__ __forceinline__ int first_key_down(int) const { return 0; }
+  __device__ __forceinline__ int up(int tile) const { return tile; }
   template <class Mask, class Terms> __device__ __forceinline__ bool has_cut_block(const Terms&, int, int) const {
     return false;
   }
