@@ -2,6 +2,7 @@
 
 import pytest
 
+from evoattn.families import block_list
 from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
@@ -189,6 +190,22 @@ def test_a_last_block_may_have_whole_tiles_behind_the_last_key():
     config = load_space("flash_wgmma", H100).make_config(test_flash_wgmma.BASE | {"BLOCK_N": 64})
     result = judged(built(test_flash_wgmma.FAMILY, problem, config, H100), problem)
     assert result.passed, result.reason
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["flash_mma", "flash_wgmma"])
+def test_bits_of_the_first_blocks_of_a_list(family, monkeypatch):
+    """Where there is no room for bits of all PARTIAL blocks, the kernel asks the predicate of the others."""
+    monkeypatch.setattr(block_list, "MOST_BIT_BYTES", 8192)
+    monkeypatch.setattr(block_list, "LEAST_ROOM", 1)
+    shared = PROBLEMS["a predicate that heads share"]
+    problem = shared.with_(heads=4, seqlen_q=256, seqlen_k=1024, blocks="64x64:12/2/16")
+    assert block_list.packed_mask(problem).row_words == 8  # of four blocks
+    module = MODULES[family]
+    config = load_space(family, H100).make_config(module.BASE | {"BLOCK_N": 64})
+    fault = ("bits_row_words / (block_keys / 32) * tiles_per_block", "partial_tiles")
+    passed = [judged(built(module.FAMILY, problem, config, H100, *e), problem).passed for e in ((), (fault,))]
+    assert passed == [True, False]
 
 
 def test_tiles_that_are_no_parts_of_a_block_are_refused_in_one_sentence():
