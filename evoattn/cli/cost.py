@@ -46,6 +46,10 @@ def fit(
         list[str] | None,
         typer.Option("--family", help="Fit this family alone, and keep the rest of the fit; may be given again."),
     ] = None,
+    near: Annotated[
+        bool,
+        typer.Option("--near", help="Keep the fit, and add trees for kernels near the best of problems new to it."),
+    ] = False,
     each: Each = 40,
     judged: Judged = None,
     jobs: Jobs = None,
@@ -60,6 +64,8 @@ def fit(
 
         if again and (files or family):
             raise WrongUse("Files or families are named, or the fit that ships is repeated with --again: not both.")
+        if near and (again or family or not files):
+            raise WrongUse("--near takes files that the fit has not seen, and no other way to fit.")
         paths = files or measured.files()
         path, cores = output or fitted.DATA, jobs or os.cpu_count() or 1
 
@@ -68,6 +74,8 @@ def fit(
 
         if again:
             experiments.fit_again(typer.echo, keep, each, 0 if unjudged else judged, cores)
+        elif near:
+            keep(experiments.fit_near(paths, typer.echo, cores))
         elif family:
             keep(experiments.fit_families(paths, family, typer.echo, each, cores, not unjudged))
         elif unjudged:

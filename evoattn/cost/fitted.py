@@ -12,6 +12,7 @@ from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
 
@@ -93,7 +94,9 @@ def save(fitted: Fitted, path: Path = DATA) -> None:
     columns: dict[str, Any] = {
         f"{name} {key}": column for name, tree in fitted.trees.items() for key, column in tree.columns().items()
     }
-    about = json.dumps(fitted.about | {"weights": weights, "trees": trees})
+    columns["about"] = np.array(json.dumps(fitted.about | {"weights": weights, "trees": trees}))
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:  # to a path without .npz NumPy would add it
-        np.savez_compressed(file, about=np.array(about), **columns)
+    with ZipFile(path, "w", ZIP_DEFLATED, compresslevel=9) as stored:  # 3 KB less than by the level that NumPy takes
+        for name, column in columns.items():
+            with stored.open(f"{name}.npy", "w") as file:
+                np.lib.format.write_array(file, column)

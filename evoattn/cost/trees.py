@@ -76,6 +76,24 @@ class Trees:
         total: Floats = self.base + self.value[reached.reshape(count, len(self.roots))].sum(axis=1)
         return total
 
+    def and_then(self, more: Trees) -> Trees:
+        """The trees whose sum is that of both."""
+        names = tuple(dict.fromkeys((*self.names, *more.names)))
+        places = np.array([names.index(name) for name in more.names], np.int64)
+        asked, nodes = len(self.feature), len(self.right)
+        return Trees(
+            names,
+            np.concatenate([self.roots, more.roots + nodes]),
+            np.concatenate([self.question, more.question + asked]),
+            np.concatenate([self.right, more.right + nodes]),
+            np.concatenate([self.value, more.value]),
+            np.concatenate([self.feature, places[more.feature]]),
+            np.concatenate([self.threshold, more.threshold]),
+            np.concatenate([self.missing_left, more.missing_left]),
+            max(self.depth, more.depth),
+            self.base + more.base,
+        )
+
     @classmethod
     def of_nodes(
         cls, nodes: NDArray[np.void], roots: NDArray[np.int64], names: tuple[str, ...], depth: int, base: float

@@ -43,5 +43,6 @@ def test_a_judgement_is_tables_and_writes_nothing(kept):
 def test_words_that_cannot_be_are_refused(kept, tmp_path):
     one = kept[0]
     refused(run("cost", "fit", one, "--again"), 2, "not both")
+    refused(run("cost", "fit", "--near"), 2, "has not seen")
     refused(run("cost", "fit", tmp_path / "none.jsonl.gz", "-o", tmp_path / "fit"), 2, "none.jsonl.gz")
     refused(run("cost", "judge", one.with_name("none")), 2, "none")

@@ -2,12 +2,16 @@
 
 import gzip
 import json
+import math
 import re
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from evoattn.cost.fitted import Fitted, load
 from evoattn.cost.training import experiments, measured
+from evoattn.cost.training import fit as fits
 from evoattn.cost.training.experiments import Data, folds
 from evoattn.cost.training.rows import Row
 from evoattn.cost.training.table import make_table
@@ -93,6 +97,27 @@ def test_a_fit_alone_is_judged_on_nothing(kept):
     said = []
     found = experiments.make_fit(kept[:1], said.append, each=9)
     assert said == ["63 times in the fit"] and found.about["left_out"] == {} and found.about["times"] == 63
+
+
+@pytest.mark.slow
+def test_trees_behind_those_of_a_fit_learn_how_kernels_near_the_best_are_ordered(kept, monkeypatch):
+    problems = [PROBLEM.with_(batch=b) for b in range(1, 60)]
+    base, rows = load(), [row(H100, problem, config) for problem in problems for config in CONFIGS]
+    table = make_table(rows, "estimate")
+    expected = fits.predict(table, np.arange(len(rows)), base)
+    off = [1.1 if row.config["BLOCK_ORDER"] == "heads" else 1.0 for row in rows]
+    slower = [replace(row, us=us * factor) for row, us, factor in zip(rows, expected, off)]
+    monkeypatch.setattr(experiments, "read", lambda paths: slower)
+    said: list[str] = []
+    found = experiments.fit_near(kept, said.append, 1)
+    *_, told = found.about["near"]
+    assert told["files"] == ["h100-x", "h200-x"] and told["left_out"]["problems"] == 59
+    assert "Of 59 problems left out" in said[0] and told["left_out"]["mean"] < told["left_out"]["before"]
+    logs = np.log(fits.predict(table, np.arange(len(rows)), found) / expected)
+    heads = np.array(off) > 1
+    assert logs[heads].mean() - logs[~heads].mean() == pytest.approx(math.log(1.1), rel=0.3)
+    with pytest.raises(WrongUse, match="times of h100-x already"):
+        experiments.fit_near(kept, said.append, 1, found)
 
 
 @pytest.mark.slow

@@ -42,6 +42,15 @@ def test_a_file_rounds_leaves_by_half_a_step_and_keeps_thresholds():
     assert Trees.of_columns(before, trees.names, trees.depth, trees.base).value == pytest.approx(value, rel=2**-11)
 
 
+def test_two_sets_of_trees_are_one_whose_sum_is_theirs():
+    both = TREES.and_then(replace(TREES, names=("z", "x"), base=0.25))
+    again = Trees.of_columns(both.columns(), both.names, both.depth, both.base)
+    rows = np.array([[1.0, 9.0, 1.5], [1.5, 2.5, math.nan]])
+    assert both.names == ("x", "y", "z")
+    first, second = TREES.predict(rows[:, :2]), replace(TREES, base=0.25).predict(rows[:, [2, 0]])
+    assert both.predict(rows).tolist() == again.predict(rows).tolist() == (first + second).tolist()
+
+
 def test_nodes_in_another_order_are_refused():
     with pytest.raises(ValueError, match="left side first"):
         Trees.of_nodes(np.roll(NODES, 1), TREES.roots, TREES.names, 2, 0.5)

@@ -23,7 +23,7 @@ from evoattn.cost.training.judge import (
     problem_keys,
     spread_table,
 )
-from evoattn.cost.training.measured import named, read
+from evoattn.cost.training.measured import name_of, named, read
 from evoattn.cost.training.rows import Row, launched_as_today, thinned
 from evoattn.cost.training.table import Floats, Numbers, Table, make_table
 from evoattn.model.errors import WrongUse
@@ -90,7 +90,8 @@ def fit_and_judge(
 
 def fit_again(say: Say, keep: Callable[[Fitted], None], each: int, judged: int | None, jobs: int) -> None:
     """The fit that ships, made again: of the files that its `about` names, then the trees of families that have later
-    ones. `judged`: as for `fit_and_judge`; 0: on nothing. Raises `WrongUse` where the repository lacks a file."""
+    ones, then those of kernels near the best. `judged`: as for `fit_and_judge`; 0: on nothing. Raises `WrongUse` where
+    the repository lacks a file."""
     about, stages = load().about, defaultdict[tuple[str, ...], list[str]](list)
     for family, told in about.get("families", {}).items():
         stages[tuple(told["files"])].append(family)
@@ -102,6 +103,8 @@ def fit_again(say: Say, keep: Callable[[Fitted], None], each: int, judged: int |
         fit_and_judge(paths, say, made.append, each, judged, jobs)
     for files_of_stage, families in later:
         made.append(fit_families(files_of_stage, families, say, each, jobs, False, made[-1]))
+    for told in about.get("near", []):
+        made.append(fit_near(named(told["files"]), say, jobs, made[-1]))
     keep(made[-1])
 
 
@@ -137,6 +140,30 @@ def fit_families(
     later = {family: told | {"times": counts[family]} for family in families}
     about = {**base.about, "families": {**base.about.get("families", {}), **later}}
     return Fitted(weights, {**base.trees, **found.trees}, about)
+
+
+def fit_near(paths: Sequence[Path], say: Say, jobs: int, base: Fitted | None = None) -> Fitted:
+    """`base`, the fit that ships unless given, with more trees for how kernels near the best of a problem are ordered
+    (`fit.fit_near`), judged by fits that leave problems of these files out. Raises `WrongUse` where it has seen one of
+    the files."""
+    base = base or load()
+    stages = [base.about, *base.about.get("families", {}).values(), *base.about.get("near", [])]
+    names = list(map(name_of, paths))
+    if seen := sorted(set(names) & {name_of(Path(name)) for stage in stages for name in stage["files"]}):
+        raise WrongUse(f"The fit has times of {seen[0]} already: what it leaves over there is less than elsewhere.")
+    rows = launched_as_today(read(paths))
+    table = make_table(rows, "estimate", jobs)
+    everything, score = np.arange(len(rows)), np.zeros(len(rows))
+    for inside, outside in folds(Data(table, table)):
+        score[outside] = fits.predict(table, outside, fits.fit_near(table, inside, base))
+    regrets = (_first_choices(rows, one) for one in (fits.predict(table, everything, base), score))
+    before, after = (float(np.exp(np.log(one).mean())) for one in regrets)
+    problems = len({(row.gpu.name, row.problem) for row in rows})
+    say(f"Of {problems} problems left out first choices took {after:.3f} times the best, {before:.3f} before.")
+    told = {"files": names, "made": time.strftime("%Y-%m-%d"), "times": len(rows),
+            "left_out": {"problems": problems, "before": before, "mean": after}}  # fmt: skip
+    about = {**base.about, "near": [*base.about.get("near", []), told]}
+    return replace(fits.fit_near(table, everything, base), about=about)
 
 
 def _first_choices(rows: Sequence[Row], score: Floats) -> Floats:

@@ -38,13 +38,14 @@ def files() -> list[Path]:
 
 def named(names: Iterable[str]) -> list[Path]:
     """Those of these names, as a fit's `about` has them. Raises `WrongUse` where one is not in the repository."""
-    known, wanted = {_name(path): path for path in files()}, [_name(Path(name)) for name in names]
+    known, wanted = {name_of(path): path for path in files()}, [name_of(Path(name)) for name in names]
     if missing := [name for name in wanted if name not in known]:
         raise WrongUse(f"The fit that ships has times of {missing[0]}, which are not in {measurements.FOLDER}.")
     return [known[name] for name in wanted]
 
 
-def _name(path: Path) -> str:
+def name_of(path: Path) -> str:
+    """A campaign's, whether the repository has it or a search wrote the file."""
     return path.name.removesuffix(".jsonl.gz")
 
 
