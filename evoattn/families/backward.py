@@ -8,12 +8,9 @@ from functools import lru_cache
 
 from evoattn.model.backward import parse_grads
 from evoattn.model.block_list import blocks_of_rows, parse_blocks
-from evoattn.model.launch import Buffer, KernelArg, Scalar
+from evoattn.model.launch import NULL, Buffer, KernelArg, Scalar
 from evoattn.model.mask import Mask
 from evoattn.model.problem import AttentionProblem
-
-NULL = Scalar("int64", 0)
-"""In place of a buffer."""
 
 
 def strides_of(problem: AttentionProblem, *tensors: str) -> tuple[KernelArg, ...]:

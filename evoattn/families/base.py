@@ -14,7 +14,7 @@ from evoattn.families.aim import Aimed
 from evoattn.families.genes import Genes
 from evoattn.families.work import LaunchWork
 from evoattn.model.forward import MAIN
-from evoattn.model.gpu import GpuSpec
+from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.paths import SEARCH_SPACES, TEMPLATES
 from evoattn.model.problem import AttentionProblem
@@ -110,6 +110,21 @@ class Family(ABC):
         """Whether it may be the fastest for a problem that it serves, by what was measured so far. Searches of several
         problems spend their time on families that may, or, where none does, on all that serve a problem."""
         return True
+
+    def why_too_old(self, gpu: GpuSpec, needs: str = "mma.m16n8k16 and cp.async") -> str | None:
+        """One sentence if the card is older than Ampere, which has what the family `needs`."""
+        too_old = gpu.capability < (8, 0)
+        return f"{self.name} needs {needs} of sm_80 and newer, and {gpu.name} is {gpu.arch}." if too_old else None
+
+    def why_no_head_dim(self, least: int, most: int, *dims: int) -> str | None:
+        """One sentence if one of the head_dims is smaller or larger."""
+        others = [dim for dim in dims if not least <= dim <= most]
+        return f"{self.name} takes a head_dim of {least} to {most}, not {others[0]}." if others else None
+
+    def why_past_grid(self, count: int, what: str = "heads and batches") -> str | None:
+        """One sentence if a grid's y or z has not so many places."""
+        past = count > MAX_GRID_YZ
+        return f"{self.name} takes at most {MAX_GRID_YZ} {what} (grid y and z), not {count}." if past else None
 
     @abstractmethod
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:

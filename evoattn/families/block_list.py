@@ -10,7 +10,7 @@ from evoattn.families.residency import WARP
 from evoattn.model.backward import BACKWARD
 from evoattn.model.block_list import blocks_of_rows, parse_blocks
 from evoattn.model.gpu import MAX_GRID_YZ
-from evoattn.model.launch import Buffer, KernelArg, Scalar
+from evoattn.model.launch import NULL, Buffer, KernelArg
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.score import cost, depends_on
 
@@ -79,7 +79,7 @@ def list_given(problem: AttentionProblem, packs: bool = True) -> list[Given]:
     batches, heads, rows, keys = shapes["kv_indices"]
     bits = packed_mask(problem) if packs else None
     words = bits.rows * bits.row_words if bits else 0
-    of_bits: KernelArg = Buffer(BITS) if bits else Scalar("int64", 0)
+    of_bits: KernelArg = Buffer(BITS) if bits else NULL
     return [
         *(tensor("const int", name, name) for name in BUFFERS),
         number("int", "list_block_rows", mask.rows),

@@ -10,8 +10,8 @@ from evoattn.families.base import Family, softmax_scale_log2
 from evoattn.families.given import passed, printed
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, key_map, why_not_sliding
 from evoattn.families.variants import variant_constants, variant_given
-from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
-from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.launch import NULL, Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
@@ -41,7 +41,7 @@ class Latent(Family):
     """Of a block of the second launch."""
 
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
-        name, columns, grid = self.name, self.value_columns, max(problem.kv_heads, problem.batch)
+        name, columns = self.name, self.value_columns
         if gpu.arch != ARCH:
             return f"{name} needs wgmma and tensor maps of {ARCH}, and {gpu.name} is {gpu.arch}."
         if not (problem.shared_kv or problem.rotary_apart):
@@ -53,9 +53,8 @@ class Latent(Family):
             )
         if problem.head_dim_v > MAX_VALUE_DIM:
             return f"{name} takes a head_dim of V of at most {MAX_VALUE_DIM}, not {problem.head_dim_v}."
-        if grid > MAX_GRID_YZ:
-            return f"{name} takes at most {MAX_GRID_YZ} K/V heads and batches (grid y and z), not {grid}."
-        return why_not_sliding(problem)
+        grid = max(problem.kv_heads, problem.batch)
+        return self.why_past_grid(grid, "K/V heads and batches") or why_not_sliding(problem)
 
     def merge_smem_bytes(self, problem: AttentionProblem) -> int:
         """Of a block that merges one row: an O in fp32 of each group of threads, one for a chunk of four columns, in
@@ -105,7 +104,7 @@ class Latent(Family):
 
 
 def _lse(problem: AttentionProblem) -> tuple[KernelArg]:
-    return (Buffer("lse") if problem.lse else Scalar("int64", 0),)
+    return (Buffer("lse") if problem.lse else NULL,)
 
 
 def row_blocks(problem: AttentionProblem, heads: int, queries: int = 1) -> int:

@@ -11,7 +11,7 @@ from evoattn.families.row_kernels import RowGenes, RowKernels
 from evoattn.families.work import LaunchWork, Step
 from evoattn.model.append import APPEND_OPERATIONS, PAIRS, new_rows, turned_columns
 from evoattn.model.gpu import GpuSpec
-from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
+from evoattn.model.launch import NULL, Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 
@@ -67,8 +67,7 @@ class AppendKv(RowKernels):
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         genes, turned = AppendGenes.of(config), turned_columns(problem)
-        none = Scalar("int64", 0)
-        rotary: dict[str, KernelArg] = {name: Buffer(name) if turned else none for name in ("q", "o", "cos", "sin")}
+        rotary: dict[str, KernelArg] = {name: Buffer(name) if turned else NULL for name in ("q", "o", "cos", "sin")}
         counts = (
             *(problem.batch * problem.seqlen_q, problem.seqlen_q, problem.heads, problem.kv_heads),
             *((problem.table_pages * problem.page, problem.page) if problem.page else (problem.seqlen_k, 0)),
@@ -84,7 +83,7 @@ class AppendKv(RowKernels):
             *(rotary["q"], rotary["o"]),
             *(Buffer(name) for name in ("new_k", "new_v", "k_cache", "v_cache")),
             *(rotary["cos"], rotary["sin"]),
-            *(Buffer("seqused") if problem.seqused else none, Buffer("table") if problem.page else none),
+            *(Buffer("seqused") if problem.seqused else NULL, Buffer("table") if problem.page else NULL),
             *(Scalar("int32", count) for count in counts),
             *(Scalar("int64", stride) for stride in strides),
         )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from evoattn.families.backward import NULL, bias_gradient, bias_gradient_strides, key_blocks, shares_bias, strides_of
+from evoattn.families.backward import bias_gradient, bias_gradient_strides, key_blocks, shares_bias, strides_of
 from evoattn.families.backward_mma.resources import (
     IDLE,
     ROW_THREADS,
@@ -37,7 +37,7 @@ from evoattn.families.variants import variant_constants, variant_given
 from evoattn.families.work import LaunchWork
 from evoattn.model.backward import parse_grads
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
-from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
+from evoattn.model.launch import NULL, Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.score import Load, Name, Number, Table, derivative
@@ -72,17 +72,11 @@ class BackwardMma(Family):
     )
 
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
-        if gpu.capability < (8, 0):
-            return f"backward_mma needs mma.m16n8k16 and cp.async of sm_80 and newer, and {gpu.name} is {gpu.arch}."
-        for dim in (problem.head_dim, problem.head_dim_v):
-            if not MIN_HEAD_DIM <= dim <= MAX_HEAD_DIM:
-                return f"backward_mma takes a head_dim of {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {dim}."
-        if max(problem.heads, batches(problem)) > MAX_GRID_YZ:
-            return (
-                f"backward_mma takes at most {MAX_GRID_YZ} heads and batches (grid y and z), not "
-                f"{max(problem.heads, batches(problem))}."
-            )
-        return None
+        return (
+            self.why_too_old(gpu)
+            or self.why_no_head_dim(MIN_HEAD_DIM, MAX_HEAD_DIM, problem.head_dim, problem.head_dim_v)
+            or self.why_past_grid(max(problem.heads, batches(problem)))
+        )
 
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True

@@ -19,8 +19,8 @@ from evoattn.families.residency import WARP, why_no_memory, why_not_resident, wh
 from evoattn.families.variants import OWN, members, table_given, variant_constants
 from evoattn.families.work import LaunchWork
 from evoattn.model.backward import TERM_GRADS, parse_grads
-from evoattn.model.gpu import GpuSpec
-from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
+from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
+from evoattn.model.launch import NULL, Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.score import SCORE, Apply, Load, Name, Number, Table, Tree, derivative, parts, replaced
@@ -28,9 +28,6 @@ from evoattn.model.score_cuda import in_cuda
 from evoattn.model.space import KernelConfig
 
 MAX_HEAD_DIM = 256
-MAX_GRID_YZ = 65535
-NONE = Scalar("int64", 0)
-"""In the place of a buffer that there is not."""
 
 
 class BackwardScalar(Family):
@@ -89,16 +86,16 @@ class BackwardScalar(Family):
         sums = Buffer("lse"), Buffer("deltas")
         sizes = _ints(problem.heads, problem.kv_heads, problem.seqlen_q, problem.seqlen_k, rows, problem.batch)
         window = _ints(problem.masking.past or 0, problem.masking.ahead or 0)
-        terms = [Buffer(n) if n in shapes else NONE for n in ("sinks", "seqused", "cu_seqlens_q", "cu_seqlens_k")]
+        terms = [Buffer(n) if n in shapes else NULL for n in ("sinks", "seqused", "cu_seqlens_q", "cu_seqlens_k")]
         given: tuple[KernelArg, ...] = (*sizes, *window, Scalar("float32", problem.softmax_scale), *terms)
         inputs = _strides(problem, "q", "k", "v", "do")
         score = passed(score_given(problem))
         key_tiles = math.ceil(problem.seqlen_k / genes.BLOCK_N) + ("sinks" in wanted)
-        of_keys = (Buffer("dk"), NONE if problem.shared_kv else Buffer("dv"))
-        dsinks = Buffer("dsinks") if "sinks" in wanted else NONE
+        of_keys = (Buffer("dk"), NULL if problem.shared_kv else Buffer("dv"))
+        dsinks = Buffer("dsinks") if "sinks" in wanted else NULL
         bias = shapes["bias"] if "bias" in wanted else (problem.batch, problem.heads, 0, 0)
-        dbias = Buffer("dbias") if "bias" in wanted else NONE
-        dlse = Buffer("dlse") if problem.lse else NONE
+        dbias = Buffer("dbias") if "bias" in wanted else NULL
+        dlse = Buffer("dlse") if problem.lse else NULL
         first: tuple[KernelArg, ...] = (
             *(Buffer("o"), Buffer("do"), dlse, Buffer("deltas")),
             *_ints(problem.heads, rows),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-from evoattn.families.backward import NULL, bias_gradient, bias_gradient_strides, shares_bias, strides_of
+from evoattn.families.backward import bias_gradient, bias_gradient_strides, shares_bias, strides_of
 from evoattn.families.backward_wgmma.resources import (
     BackwardWgmmaGenes,
     adds_in_order,
@@ -42,8 +42,8 @@ from evoattn.families.tensor_tiles import CHUNK_COLUMNS, bias_map, sliding_map, 
 from evoattn.families.variants import variant_constants, variant_given
 from evoattn.families.work import LaunchWork
 from evoattn.model.backward import TERM_GRADS, parse_grads
-from evoattn.model.gpu import GpuSpec
-from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
+from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
+from evoattn.model.launch import NULL, Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
@@ -330,7 +330,6 @@ def _ints(*numbers: int) -> tuple[Scalar, ...]:
 MAX_WARPGROUPS = 3
 SCORE_STEP = 16
 """Queries of scores that a warp puts into shared memory at a time."""
-MAX_GRID_YZ = 65535
 
 
 def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:

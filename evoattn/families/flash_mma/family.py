@@ -63,11 +63,9 @@ class FlashMma(Family):
     )
 
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
-        if gpu.capability < (8, 0):
-            return f"flash_mma needs mma.m16n8k16 and cp.async of sm_80 and newer, and {gpu.name} is {gpu.arch}."
-        for dim in (problem.head_dim, problem.head_dim_v):
-            if not MIN_HEAD_DIM <= dim <= MAX_HEAD_DIM:
-                return f"flash_mma takes a head_dim of {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {dim}."
+        dims = problem.head_dim, problem.head_dim_v
+        if reason := self.why_too_old(gpu) or self.why_no_head_dim(MIN_HEAD_DIM, MAX_HEAD_DIM, *dims):
+            return reason
         if problem.element.bytes == 1 and (reason := why_not_all_eight(problem, gpu)):
             return reason
         eight = problem.kv or problem.element.bytes == 1
@@ -75,12 +73,7 @@ class FlashMma(Family):
             return f"flash_mma takes K and V of 8 bits with head_dims that are multiples of {EIGHT_BIT_STEP}."
         if eight and (problem.shared_kv or problem.blocks):
             return "flash_mma takes K and V of 8 bits without a block list, and no V within K."
-        if max(problem.heads, batches(problem)) > MAX_GRID_YZ:
-            return (
-                f"flash_mma takes at most {MAX_GRID_YZ} heads and batches (grid y and z), not "
-                f"{max(problem.heads, batches(problem))}."
-            )
-        return None
+        return self.why_past_grid(max(problem.heads, batches(problem)))
 
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True

@@ -18,7 +18,7 @@ from evoattn.families.flash_wmma.resources import (
 )
 from evoattn.families.residency import WARP, why_not_resident, why_too_few_registers
 from evoattn.families.work import LaunchWork
-from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
+from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import KernelLaunch
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
@@ -42,16 +42,11 @@ class FlashWmma(Family):
         return False
 
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
-        if gpu.capability < (8, 0):
-            return f"flash_wmma needs cp.async and bf16 matrices of sm_80 and newer, and {gpu.name} is {gpu.arch}."
-        if not MIN_HEAD_DIM <= problem.head_dim <= MAX_HEAD_DIM:
-            return f"flash_wmma takes a head_dim of {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {problem.head_dim}."
-        if max(problem.heads, problem.batch) > MAX_GRID_YZ:
-            return (
-                f"flash_wmma takes at most {MAX_GRID_YZ} heads and batches (grid y and z), not "
-                f"{max(problem.heads, problem.batch)}."
-            )
-        return None
+        return (
+            self.why_too_old(gpu, "cp.async and bf16 matrices")
+            or self.why_no_head_dim(MIN_HEAD_DIM, MAX_HEAD_DIM, problem.head_dim)
+            or self.why_past_grid(max(problem.heads, problem.batch))
+        )
 
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True

@@ -42,11 +42,7 @@ class LargeHeadMma(Family):
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
 
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
-        if gpu.capability < (8, 0):
-            return f"large_head_mma needs mma.m16n8k16 and cp.async of sm_80 and newer, and {gpu.name} is {gpu.arch}."
-        if not MIN_HEAD_DIM <= problem.head_dim <= MAX_HEAD_DIM:
-            return f"large_head_mma takes a head_dim of {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {problem.head_dim}."
-        return None
+        return self.why_too_old(gpu) or self.why_no_head_dim(MIN_HEAD_DIM, MAX_HEAD_DIM, problem.head_dim)
 
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True

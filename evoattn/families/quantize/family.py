@@ -11,7 +11,7 @@ from evoattn.families.residency import WARP
 from evoattn.families.row_kernels import RowGenes, RowKernels
 from evoattn.families.work import LaunchWork, Step
 from evoattn.model.gpu import GpuSpec
-from evoattn.model.launch import STATIC_SMEM_LIMIT, Buffer, KernelArg, KernelLaunch, Scalar
+from evoattn.model.launch import NULL, STATIC_SMEM_LIMIT, Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.quantize import QUANTIZE_OPERATIONS, SMOOTH, TURN, number_of
 from evoattn.model.scales import BLOCK_ROWS, PER_BLOCK, PER_TOKEN
@@ -105,8 +105,8 @@ class Quantize(RowKernels):
         if problem.op == TURN:
             return (KernelLaunch(TURN, grid, block, 0, (Buffer("x"), Buffer("numbers"), *counts, *x, *numbers)),)
         of_scale = _heads_of_scale(problem)
-        sizes: KernelArg = Scalar("int64", 0) if problem.scales in OF_BLOCKS else Buffer(SIZES)
-        mean: KernelArg = Buffer("mean") if problem.op == SMOOTH else Scalar("int64", 0)
+        sizes: KernelArg = NULL if problem.scales in OF_BLOCKS else Buffer(SIZES)
+        mean: KernelArg = Buffer("mean") if problem.op == SMOOTH else NULL
         own = int(_is_own(problem, parts))
         args = (
             *(Buffer("x"), Buffer("numbers"), Buffer("scale"), mean, sizes, *counts),

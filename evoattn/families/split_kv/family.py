@@ -39,7 +39,7 @@ from evoattn.families.variants import lse_given, scale_constants, scale_given, v
 from evoattn.families.work import LaunchWork
 from evoattn.model.append import new_rows
 from evoattn.model.block_list import parse_blocks
-from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
+from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, scratch_args
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
@@ -75,16 +75,11 @@ class SplitKv(Family):
         return problem.dtype == "fp32" or problem.group_size * problem.seqlen_q <= MOST_ROWS_WON
 
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
-        if gpu.capability < (8, 0):
-            return f"split_kv needs mma.m16n8k16 and cp.async of sm_80 and newer, and {gpu.name} is {gpu.arch}."
+        if reason := self.why_too_old(gpu):
+            return reason
         if problem.head_dim > MAX_HEAD_DIM:
             return f"split_kv takes a head_dim of up to {MAX_HEAD_DIM}, not {problem.head_dim}."
-        if max(tile_heads(problem), problem.batch) > MAX_GRID_YZ:
-            return (
-                f"split_kv takes at most {MAX_GRID_YZ} K/V heads and batches (grid y and z), not "
-                f"{max(tile_heads(problem), problem.batch)}."
-            )
-        return None
+        return self.why_past_grid(max(tile_heads(problem), problem.batch), "K/V heads and batches")
 
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True

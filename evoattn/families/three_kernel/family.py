@@ -25,7 +25,7 @@ from evoattn.families.three_kernel.resources import (
 )
 from evoattn.families.work import LaunchWork
 from evoattn.model.dtype import DTYPES
-from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
+from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
@@ -82,15 +82,12 @@ class ThreeKernel(Family):
         return False
 
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
-        if gpu.capability < (8, 0):
-            return f"three_kernel needs mma.m16n8k16 and cp.async of sm_80 and newer, and {gpu.name} is {gpu.arch}."
-        if not MIN_HEAD_DIM <= problem.head_dim <= MAX_HEAD_DIM:
-            return f"three_kernel takes a head_dim of {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {problem.head_dim}."
-        if problem.heads * problem.batch > MAX_GRID_YZ:
-            return (
-                f"three_kernel takes at most {MAX_GRID_YZ} heads over all batches (grid y and z), not "
-                f"{problem.heads * problem.batch}."
-            )
+        if reason := (
+            self.why_too_old(gpu)
+            or self.why_no_head_dim(MIN_HEAD_DIM, MAX_HEAD_DIM, problem.head_dim)
+            or self.why_past_grid(problem.heads * problem.batch, "heads over all batches")
+        ):
+            return reason
         if query_rows(problem) > MAX_ROWS:
             return (
                 f"three_kernel takes at most {MAX_ROWS} queries over all heads and batches, not {query_rows(problem)}."
