@@ -8,7 +8,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from evoattn.families.backward import bias_gradient, bias_gradient_strides, key_blocks, shares_bias, strides_of
+from evoattn.families.backward import (
+    Backward,
+    bias_gradient,
+    bias_gradient_strides,
+    key_blocks,
+    shares_bias,
+    strides_of,
+)
 from evoattn.families.backward_mma.resources import (
     IDLE,
     ROW_THREADS,
@@ -28,7 +35,7 @@ from evoattn.families.backward_mma.resources import (
     sum_offsets,
     tables_of,
 )
-from evoattn.families.base import Family, softmax_scale_log2
+from evoattn.families.base import softmax_scale_log2
 from evoattn.families.block_list import block_list_constants, list_given, states_given, why_not_listed
 from evoattn.families.given import Given, passed, printed
 from evoattn.families.residency import WARP, register_cap, why_no_memory, why_not_resident, why_same_code
@@ -38,7 +45,6 @@ from evoattn.families.work import LaunchWork
 from evoattn.model.backward import parse_grads
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
 from evoattn.model.launch import NULL, Buffer, KernelArg, KernelLaunch, Scalar
-from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.score import Load, Name, Number, Table, derivative
 from evoattn.model.score_cuda import in_cuda, inside_in_cuda, place_in_cuda, size_member
@@ -47,29 +53,14 @@ from evoattn.model.space import KernelConfig
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 
 
-class BackwardMma(Family):
+class BackwardMma(Backward):
     """The `Family` of `templates/backward_mma.cu.j2`."""
 
     name: ClassVar[str] = "backward_mma"
     genes = BackwardMmaGenes
     summary: ClassVar[str] = "gradients on tensor cores by mma.sync m16n8k16; fp16 and bf16"
     devices: ClassVar[str] = "sm_80 and newer"
-    operations: ClassVar[tuple[str, ...]] = ("backward",)
-    dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
-    masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
-    writes_lse: ClassVar[bool] = True
-    variants: ClassVar[tuple[str, ...]] = (
-        "window",
-        "softcap",
-        "sink",
-        "alibi",
-        "bias",
-        "score",
-        "value_dim",
-        "seqused",
-        "varlen",
-        "blocks",
-    )
+    variants: ClassVar[tuple[str, ...]] = (*Backward.scored, "seqused", "varlen", "blocks")
 
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         return (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
+from evoattn.families.backward import Backward
 from evoattn.families.backward_scalar.resources import (
     EACH,
     BackwardScalarGenes,
@@ -13,7 +14,7 @@ from evoattn.families.backward_scalar.resources import (
     scratch,
     smem_bytes,
 )
-from evoattn.families.base import Family, buffer_of
+from evoattn.families.base import buffer_of
 from evoattn.families.given import Given, number, passed, printed, tensor
 from evoattn.families.residency import WARP, why_no_memory, why_not_resident, why_same_code, why_too_few_registers
 from evoattn.families.variants import OWN, members, table_given, variant_constants
@@ -21,7 +22,6 @@ from evoattn.families.work import LaunchWork
 from evoattn.model.backward import TERM_GRADS, parse_grads
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
 from evoattn.model.launch import NULL, Buffer, KernelArg, KernelLaunch, Scalar
-from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.score import SCORE, Apply, Load, Name, Number, Table, Tree, derivative, parts, replaced
 from evoattn.model.score_cuda import in_cuda
@@ -30,20 +30,15 @@ from evoattn.model.space import KernelConfig
 MAX_HEAD_DIM = 256
 
 
-class BackwardScalar(Family):
+class BackwardScalar(Backward):
     """The `Family` of `templates/backward_scalar.cu.j2`."""
 
     name: ClassVar[str] = "backward_scalar"
     genes = BackwardScalarGenes
     summary: ClassVar[str] = "gradients on CUDA cores: fp32 arithmetic, all variants, the same bits in every run"
     devices: ClassVar[str] = "any GPU, sm_80 and newer"
-    operations: ClassVar[tuple[str, ...]] = ("backward",)
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "fp32")
-    masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
-    writes_lse: ClassVar[bool] = True
-    variants: ClassVar[tuple[str, ...]] = (
-        "window", "softcap", "sink", "alibi", "bias", "score", "value_dim", "shared_kv", "seqused", "varlen",
-    )  # fmt: skip
+    variants: ClassVar[tuple[str, ...]] = (*Backward.scored, "shared_kv", "seqused", "varlen")
 
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         if max(problem.head_dim, problem.head_dim_v) > MAX_HEAD_DIM:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-from evoattn.families.backward import bias_gradient, bias_gradient_strides, shares_bias, strides_of
+from evoattn.families.backward import Backward, bias_gradient, bias_gradient_strides, shares_bias, strides_of
 from evoattn.families.backward_wgmma.resources import (
     BackwardWgmmaGenes,
     adds_in_order,
@@ -31,7 +31,7 @@ from evoattn.families.backward_wgmma.resources import (
     warpgroups,
     whole_tiles,
 )
-from evoattn.families.base import Family, softmax_scale_log2
+from evoattn.families.base import softmax_scale_log2
 from evoattn.families.block_list import block_list_constants, list_given, states_given, why_not_listed
 from evoattn.families.flash_wgmma.text import wgmma_function
 from evoattn.families.given import passed, printed
@@ -44,7 +44,6 @@ from evoattn.families.work import LaunchWork
 from evoattn.model.backward import TERM_GRADS, parse_grads
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
 from evoattn.model.launch import NULL, Buffer, KernelArg, KernelLaunch, Scalar
-from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 
@@ -63,28 +62,14 @@ KEY_SHARES = 8
 """Blocks of the last launch that add up dK and dV of a tile of keys, QUERY_SPLIT > 1; of grouped heads in all."""
 
 
-class BackwardWgmma(Family):
+class BackwardWgmma(Backward):
     """The `Family` of `templates/backward_wgmma.cu.j2`."""
 
     name: ClassVar[str] = "backward_wgmma"
     genes = BackwardWgmmaGenes
     summary: ClassVar[str] = "gradients by Hopper's wgmma, tensor copies and warp specialization; fp16 and bf16"
     devices: ClassVar[str] = ARCH
-    operations: ClassVar[tuple[str, ...]] = ("backward",)
-    dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
-    masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
-    writes_lse: ClassVar[bool] = True
-    variants: ClassVar[tuple[str, ...]] = (
-        "window",
-        "softcap",
-        "sink",
-        "alibi",
-        "bias",
-        "score",
-        "value_dim",
-        "varlen",
-        "blocks",
-    )
+    variants: ClassVar[tuple[str, ...]] = (*Backward.scored, "varlen", "blocks")
 
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         if gpu.arch != ARCH:
