@@ -45,9 +45,10 @@ BLOCKS_BELOW = 1200
 """`_seen`, below which tensors are quantised with a scale for each 128 rows: one launch reads them once, and kernels
 take a little longer. Together that took 0.84 to 1.17 of the time of scales of heads below, 0.94 in the mean of 20
 problems, and 1.00 to 1.20 above (an H100, 2026-11-27, reports/performance.md)."""
-ONE_LAUNCH_FROM = 1500
-"""`_seen`, from which one kernel makes the numbers while it multiplies others: from there on it was the faster one at
-14 named problems (an H100, 2026-11-28, reports/performance.md)."""
+ONE_LAUNCH_FROM = 2500
+"""`_seen`, from which one kernel makes the numbers while it multiplies others. Its kernels had 1.01 to 1.37 of bf16's
+speed there (26 problems), launches of their own 1.03 to 1.32 (eight); below mostly less than those (an H100,
+2026-11-28, reports/performance.md)."""
 WITH_WGMMA = "sm_90a"
 Scale = Tensor | float | None
 """One for all, `[batch, kv_heads]`, or of each 128 rows `[batch, heads, blocks]`; None is 1."""
