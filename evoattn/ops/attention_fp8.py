@@ -8,9 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from evoattn.model.dtype import DTYPES
 from evoattn.model.forward import MAIN
-from evoattn.model.forward import WIDE as OF_WIDE
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT, FULL
 from evoattn.model.scales import scale_blocks
 from evoattn.model.turned import GROUP, turned_keys
@@ -25,7 +23,6 @@ from evoattn.ops.call import (
     E4M3,
     Answer,
     Call,
-    StridedProblem,
     behind,
     out_like,
     terms_of,
@@ -45,10 +42,6 @@ BLOCKS_BELOW = 1200
 """`_seen`, below which tensors are quantised with a scale for each 128 rows: one launch reads them once, and kernels
 take a little longer. Together that took 0.84 to 1.17 of the time of scales of heads below, 0.94 in the mean of 20
 problems, and 1.00 to 1.20 above (an H100, 2026-11-27, reports/performance.md)."""
-ONE_LAUNCH_FROM = 2500
-"""`_seen`, from which one kernel makes the numbers while it multiplies others. Its kernels had 1.01 to 1.37 of bf16's
-speed there (26 problems), launches of their own 1.03 to 1.32 (eight); below mostly less than those (an H100,
-2026-11-28, reports/performance.md)."""
 WITH_WGMMA = "sm_90a"
 Scale = Tensor | float | None
 """One for all, `[batch, kv_heads]`, or of each 128 rows `[batch, heads, blocks]`; None is 1."""
@@ -82,8 +75,7 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
     a head: of query `[batch, heads, query blocks]`, of key and value `[batch, kv_heads, key blocks]`. They are not
     negative; left out, 1. Those of 128 rows go with e4m3; kernels take 1.04 to 1.25 of the time of those of heads.
     Tensors of 16 or 32 bits are quantised first, with a scale for each K/V head of each batch, or each 128 rows of a
-    head (`BLOCKS_BELOW`), that takes its largest value to the end of the range, and no descale may be given. Those of
-    16 bits are quantised by the kernel that multiplies them where that pays (`ONE_LAUNCH_FROM`).
+    head (`BLOCKS_BELOW`), that takes its largest value to the end of the range, and no descale may be given.
     `smooth_k` takes the mean of the keys of a head from them first, as SageAttention does: outlier channels then cost
     less of the range. The answer is the same, since all scores of a query change alike, and the log-sum-exp is
     corrected. It goes with no `softcap`. With `turned` value is as `quantize_kv(…, turned=True)` makes it, which is
@@ -112,12 +104,6 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
             raise ValueError(f"descales belong to tensors of float8_e4m3fn or int8; these are {query.dtype}.")
         if smooth_k and limit:
             raise ValueError("smooth_k goes with no softcap: a cap does not change all scores of a query alike.")
-        if not smooth_k:
-            own = None if sinks is None else sinks.to(ANSWERS)
-            words = scale_of(scale), True, window_of(window), limit, terms_of(sinks=own), return_lse
-            answer = _by_one_launch(Call(query, key, value, mask, *words))
-            if answer is not None:
-                return answer
         turns = _turns(query, key, value)
         blocks = turns and not smooth_k and _seen(query, key, mask != FULL) < BLOCKS_BELOW
         given, mean = quantised(query, key, value, smooth_k, turns, "block" if blocks else "head")
@@ -176,36 +162,6 @@ def quantised(
     return Quantised(q.numbers, k.numbers, numbers, q.scale, k.scale, v.scale, turned), k.mean
 
 
-WIDE = {getattr(torch, DTYPES[dtype].torch): op for op, dtype in OF_WIDE.items()}
-"""Operations of kernels that make numbers of 8 bits themselves, by the dtype of what they make them of."""
-
-
-def _by_one_launch(call: Call) -> Answer | None:
-    """The answer by a kernel that makes the numbers while it multiplies others; None where none serves the call."""
-    query, key, value, index = call.query, call.key, call.value, call.query.get_device()
-    pays = query.dtype in WIDE and _seen(query, key, call.mask != FULL) >= ONE_LAUNCH_FROM
-    if not pays or not _may_turn(query, key, value):
-        return None
-    runtime, lies = current.runtime(), [(one.shape, one.stride()) for one in (query, key, value)]
-    words = call.mask, call.scale, call.window, call.softcap, call.return_lse, call.term(SINKS) is None
-    plan = runtime.planned(("one launch", *lies, query.dtype, index, *words), index, lambda: _wide_problem(call))
-    if plan is None:
-        return None
-    made = plan.outputs(query.device)
-    given = {**dict(zip(MAIN, (query, key, value), strict=False)), "sinks": call.term(SINKS), **made}
-    if not runtime.performs(plan, {name: one for name, one in given.items() if one is not None}):
-        return None
-    out = tuple(made.values())
-    return (out[0], out[1]) if call.return_lse else out[0]
-
-
-def _wide_problem(call: Call) -> StridedProblem | str:
-    problem = call.problem(out_like(call.query, call.value, "meta").stride())
-    if isinstance(problem, str):
-        return problem
-    return replace(problem, dtype="e4m3", scales="head", op=WIDE[call.query.dtype], scale=call.scale)
-
-
 def _as_rows(key: Tensor, turned: Tensor) -> Tensor:
     """The view `[batch, kv_heads, seqlen_k, head_dim]` of a turned value; keys lie in an order of their own."""
     fits = isinstance(turned, Tensor) and turned.dim() == 4 and isinstance(key, Tensor) and key.dim() == 4
@@ -237,15 +193,13 @@ def _seen(query: Tensor, key: Tensor, causal: bool) -> float:
 
 def _turns(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether value is turned as it is quantised: where a kernel may take it."""
-    return _may_turn(query, key, value) and (TURNED, *_shapes(query, key, value)) not in current.runtime().served
-
-
-def _may_turn(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether the device has kernels that read a value like this one turned."""
-    runtime, dim = current.runtime(), value.shape[3]
+    runtime = current.runtime()
     if runtime.platform is None or query.device.type != runtime.device_type or not _may_launch(query, key, value):
         return False
-    return _has_wgmma(query) and dim <= WIDEST and dim % GROUP == 0
+    if not _has_wgmma(query):
+        return False
+    dim = value.shape[3]
+    return dim <= WIDEST and dim % GROUP == 0 and (TURNED, *_shapes(query, key, value)) not in runtime.served
 
 
 def _has_wgmma(query: Tensor) -> bool:

@@ -10,9 +10,8 @@ import torch
 
 import evoattn
 from evoattn.backends.cubins import Cubin
-from evoattn.correctness import eight_bits, made_numbers
+from evoattn.correctness import eight_bits
 from evoattn.correctness.quantize import make_answer
-from evoattn.model.forward import WIDE
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.quantize import QUANTIZE_OPERATIONS
 from evoattn.ops import attention_fp8
@@ -235,49 +234,6 @@ def test_enable_has_calls_run_in_eight_bits_where_a_kernel_serves_them(tmp_path,
         evoattn.enable(precision="int4")
     with pytest.raises(ValueError, match="exclude each other"):
         evoattn.enable(precision="fp8", batch_invariant=True)
-
-
-class OneLaunchRuntime(Runtime):
-    """Its kernel that makes numbers itself is the proof's answer."""
-
-    def planned(self, known, index, problem):
-        found = problem()
-        if isinstance(found, str) or found.op not in WIDE:
-            return super().planned(known, index, lambda: found)
-        self.asked = found
-        specs = [spec._replace(dtype=getattr(torch, spec.dtype)) for spec in found.outputs]
-        self.outputs = lambda device: {s.name: torch.empty_strided(s.shape, s.strides, dtype=s.dtype) for s in specs}
-        return self
-
-    def performs(self, plan, tensors):
-        if plan is not self:
-            return super().performs(plan, tensors)
-        answer = made_numbers.make_answer(
-            self.asked.as_searched, {spec.name: tensors[spec.name] for spec in self.asked.inputs}
-        )
-        for name, exact in answer.items():
-            tensors[name].copy_(exact.values)
-        return True
-
-
-def test_one_launch_quantises_and_attends_where_that_pays(tmp_path, monkeypatch):
-    runtime = OneLaunchRuntime(FakeDevice(), lambda problem, gpu: None, tmp_path)
-    q, k, v = given(8, 70, "bshd", torch.float16), given(2, 70, dtype=torch.float16), given(2, 70, dtype=torch.float16)
-    words = dict(causal="lower_right", window=(50, 0), sinks=torch.zeros(8).half(), scale=0.2, return_lse=True)
-    with current.use(runtime):
-        runtime.asked = None
-        monkeypatch.setattr(attention_fp8, "ONE_LAUNCH_FROM", 1 << 30)
-        evoattn.attention_fp8(q, k, v, **words)
-        assert runtime.asked is None
-        monkeypatch.setattr(attention_fp8, "ONE_LAUNCH_FROM", 0)
-        out, lse = evoattn.attention_fp8(q, k, v, **words)
-        asked = runtime.asked
-        evoattn.attention_fp8(q, k, v, smooth_k=True)
-    assert asked is runtime.asked and asked.op == "forward_of_fp16" and asked.scale == 0.2 and asked.window == "50:0"
-    assert asked.strides("q") == q.stride() and [spec.dtype for spec in asked.inputs] == ["float16"] * 3 + ["bfloat16"]
-    exact, sums = evoattn.attention(q, k, v, enable_gqa=True, **words)
-    assert out.dtype == torch.bfloat16 and (out - exact).square().mean() < 0.03 * exact.square().mean()
-    assert (lse - sums).abs().max() < 0.1 * sums.abs().max()
 
 
 def test_a_turned_value_has_no_scale_of_each_token():
