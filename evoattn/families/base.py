@@ -191,6 +191,8 @@ class Family(ABC):
             )
         if ALL_GIVEN in source:
             return "It takes the arguments of all variants, as an older evoattn gave them; today's launches have less."
+        if all(text in source for text in BITS_BY_KEY):
+            return "It keeps bits of a block list where the keys lie, and today's launches may have room for fewer."
         return None
 
     @abstractmethod
@@ -280,6 +282,8 @@ KEYS_USED = "keys_used"
 """In kernels that serve packed sequences in pages, and in no older ones."""
 ALL_GIVEN = "int total_queries, int sequences OWN_SCORE_PARAMETERS"
 """In older kernels for variants, which took what any variant needs."""
+BITS_BY_KEY = "PACK_MASK_KERNEL(Terms, false)", "bits_row_words + first_key / 32"
+"""In older kernels for block lists that read bits."""
 ZEROED_SUFFIX = "_zeroed"
 
 

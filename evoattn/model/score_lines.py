@@ -7,7 +7,18 @@ import math
 from typing import NamedTuple
 
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT, FULL
-from evoattn.model.score import SCORE, Apply, Load, Name, Number, Tree, depends_on, loads_pairs, parts
+from evoattn.model.score import (
+    LARGEST_FLOAT,
+    SCORE,
+    Apply,
+    Load,
+    Name,
+    Number,
+    Tree,
+    depends_on,
+    loads_pairs,
+    parts,
+)
 
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 Bounds = tuple[int | None, int | None]
@@ -61,7 +72,8 @@ def _within(tree: Tree) -> _Range | None:
         case Apply(sign, of):
             given = [_within(one) for one in of]
             known = [one for one in given if one is not None]
-            if len(known) == len(given) and (found := _of_ranges(sign, known)) is not None:
+            found = _of_ranges(sign, known) if len(known) == len(given) else None
+            if found is not None and all(abs(end) <= LARGEST_FLOAT for end in found):
                 return found
     if tree.kind == "float":
         return None

@@ -101,7 +101,7 @@ private:
     before = ring;
     ring.advance();
   }
-  // OVERLAP: the softmax of a tile of keys beside Q Kᵀ of the f.next. `last`: of its own once more, for nothing: ptxas
+  // OVERLAP: the softmax of a tile of keys beside Q Kᵀ of the next. `last`: of its own once more, for nothing: ptxas
   // would wait at a branch around a product.
   template <bool FIRST> __device__ __forceinline__ void step(bool last) {
     Ring behind = ring;

@@ -4,6 +4,7 @@ import pytest
 
 from evoattn.families import block_list
 from evoattn.families.registry import FAMILIES, load_space
+from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from tests.families import test_flash_mma, test_flash_wgmma, test_split_kv
@@ -206,6 +207,14 @@ def test_bits_of_the_first_blocks_of_a_list(family, monkeypatch):
     fault = ("bits_row_words / (block_keys / 32) * tiles_per_block", "partial_tiles")
     passed = [judged(built(module.FAMILY, problem, config, H100, *e), problem).passed for e in ((), (fault,))]
     assert passed == [True, False]
+
+
+def test_a_source_whose_bits_lie_by_keys_is_outdated():
+    family, config = FAMILIES["flash_mma"], test_flash_mma.config()
+    source = render(family, PROBLEMS["a predicate that heads share"], config, H100).source
+    assert family.why_outdated(config, source) is None
+    before = source.replace("bits_row_words + first / 32", "bits_row_words + first_key / 32")
+    assert "room" in (family.why_outdated(config, before) or "")
 
 
 def test_tiles_that_are_no_parts_of_a_block_are_refused_in_one_sentence():

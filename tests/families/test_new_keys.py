@@ -82,6 +82,7 @@ def test_what_cannot_be(words, fault):
     [
         ("Sq=3,Sk=500,D=64,seqused=9:500", TMA | dict(BLOCK_M=8), "has all rows"),
         ("Sq=1,Sk=500,D=64,seqused=9:500", FMA | dict(LOAD="registers"), "LOAD=registers"),
+        ("Sq=1,Sk=500,D=64,seqused=9:500,mask=causal,window=100:0", TMA, "has no new ones"),
     ],
 )
 def test_what_a_kernel_does_not_serve(words, params, why):

@@ -414,6 +414,9 @@ EXTREMES = {SCORE: (-1e20, 0.0, 1e20), "b": (0, 7), "h": (0, 127), "q": (0, (1 <
         ("s+log(k*1.0)", False),
         ("s-sqrt(s)", False),
         ("s*h*k", False),
+        ("s*1e30/1e30", False),
+        ("max(s*1e30,-3.0)", False),
+        ("where(q<k,s,0*(s*1e30*1e30))", False),
     ],
 )
 def test_which_scores_stay_finite(text, finite):

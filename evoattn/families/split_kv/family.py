@@ -252,6 +252,8 @@ def why_not_appended(problem: AttentionProblem, genes: SplitKvGenes) -> str | No
         return f"BLOCK_M={genes.BLOCK_M} of {packed_rows(problem)} rows: the block that writes new keys has all rows."
     if genes.LOAD == "registers":
         return "LOAD=registers reads K and V as what no kernel changes, and new keys are written before."
+    if problem.window and not problem.masking.ends_lower_right:
+        return "Splits have the keys of the window alone, and one that counts from the first key has no new ones."
     return None
 
 
