@@ -12,6 +12,7 @@ from evoattn.families import registry
 from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig
 from evoattn.portfolio.climb import (
     A_GENE,
@@ -163,3 +164,19 @@ def test_a_config_must_save_something_for_each_gene_that_was_not_timed() -> None
     assert cost(scored("other", 10.0, A=1)) == pytest.approx(10 * (1 + OTHER_FAMILY * A_GENE))
     other = scored("other", 10.0, A=1)
     assert penalised(kernels, {name_of(other.config)})(other) == 10.0, "a calibration has timed it"
+
+
+def test_gradients_leave_the_list_for_twice_as_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = list_for(H100)
+    assert listed
+    problems = [
+        canonical(parse_shape(f"{text},dtype=bf16,op=backward"))
+        for text in ("B=7,H=12,S=2682,D=128", "B=3,H=16,S=900,D=64", "B=28,H=12,S=1874,D=128")
+    ]
+
+    def left() -> int:
+        return sum(climbed(ranked(one, H100), one, H100, listed.genes).gain > 1 for one in problems)
+
+    careful = left()
+    monkeypatch.setattr("evoattn.portfolio.climb.OF_GRADIENTS", 1)
+    assert careful < left()
