@@ -1,6 +1,7 @@
 """`tests/mutation/false_alarms.py`: a few configs, as the command runs hundreds; and what it once met."""
 
 import json
+import random
 import sys
 from dataclasses import dataclass
 
@@ -12,8 +13,10 @@ from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import TrialState
+from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig
 from tests.mutation import false_alarms
+from tests.mutation.false_alarms import draw_variant
 
 pytestmark = pytest.mark.slow
 
@@ -128,3 +131,9 @@ def test_what_it_met_is_right_now(fault):
     task = Compile(FAMILIES[family], config, problem)
     result = evaluate_offline(task, spec)
     assert result.state is TrialState.ESTIMATED, result.reason
+
+
+@pytest.mark.parametrize("name", sorted({name for family in FAMILIES.values() for name in family.variants}))
+def test_every_variant_can_be_drawn(name):
+    problem = parse_shape("B=2,H=8,Hkv=2,Sq=2,Sk=600,D=64,dtype=fp16")
+    assert draw_variant(problem, name, random.Random(1))
