@@ -77,7 +77,8 @@ class Row:
 
 
 def timed(calls: dict[str, Call]) -> dict[str, float]:
-    """Median device time of each in µs: one call in a graph, replayed by turns behind what empties the L2 cache."""
+    """Median device time of each in µs: one call in a graph, replayed by turns behind what empties the L2 cache. Raises
+    `ValueError` for a call that declines in a capture, as `listed_mask.attention` does."""
     graphs, flush = {}, torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
     for name, call in calls.items():
         for _ in range(WARM):
@@ -85,7 +86,9 @@ def timed(calls: dict[str, Call]) -> dict[str, float]:
         torch.cuda.synchronize()
         graphs[name] = graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            call()
+            answer = call()
+        if answer is None:
+            raise ValueError(f"{name} serves no call in a capture: its graph is empty.")
     spans: dict[str, list[tuple[Any, Any]]] = {name: [] for name in graphs}
     torch.cuda.synchronize()
     started = time.perf_counter()

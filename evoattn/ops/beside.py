@@ -135,8 +135,10 @@ def _can_append_to(call: Call, tensors: Mapping[str, Tensor], runtime: Runtime) 
 
 
 def _appended_problem(call: Call, out: Tensor, runtime: Runtime) -> StridedProblem | str:
-    """What a kernel is asked for, or one reason, without a full stop, why none is."""
+    """What a kernel is asked for, or one reason, without a full stop, why none is. Raises as
+    `Call.require`."""
     assert runtime.platform is not None
+    call.require()
     gpu, problem = runtime.platform.spec(call.query.get_device()), call.problem(out.stride())
     if isinstance(problem, str) or gpu is None:
         return problem if isinstance(problem, str) else "evoattn does not know this GPU"

@@ -139,6 +139,19 @@ def test_new_keys_and_attention_in_one_launch(tmp_path, paged, words):
     assert torch.equal(cache.k, other[0]) and torch.equal(cache.v, other[1]) and cache.k.any()
 
 
+@pytest.mark.parametrize("paged", [False, True])
+def test_one_launch_reads_nothing_behind_terms_of_wrong_shapes(tmp_path, paged):
+    q, (k, v), cache, _ = drawn(paged)
+    device, words = CacheDevice(), dict(cache_seqlens=cache.used, causal=True, page_table=cache.table)
+    wrong = [("sinks", dict(s_aux=torch.zeros(1).to(q.dtype))), ("alibi_slopes", dict(alibi_slopes=torch.zeros(1)))]
+    wrong.append(("seqused_k", dict(cache_seqlens=cache.used[:1])))
+    with current.use(fake_runtime(device, tmp_path, pick_of_one_launch)):
+        for name, given in wrong:
+            with pytest.raises(ValueError, match=name):
+                flash_attn.flash_attn_with_kvcache(q, cache.k, cache.v, k, v, **(words | given))
+    assert not device.launches
+
+
 def slower(problem, gpu):
     """Of one launch a kernel that the cost model takes to be slow."""
     return Pick(
