@@ -251,9 +251,10 @@ def _scales(descales: tuple[Scale, Scale, Scale], query: Tensor, key: Tensor) ->
     made = []
     per_head = key.shape[0], key.shape[1]
     per_block = {
-        name: (*one.shape[:2], scale_blocks(one.shape[2])) for name, one in zip(MAIN, (query, key, key), strict=False)
+        name: (*one.shape[:2], scale_blocks(one.shape[2]))
+        for name, one in zip(MAIN[:3], (query, key, key), strict=True)
     }
-    for name, descale in zip(MAIN, descales, strict=False):
+    for name, descale in zip(MAIN[:3], descales, strict=True):
         if descale is None or isinstance(descale, (int, float)):
             if descale is not None and not descale >= 0:
                 raise ValueError(f"{name}_descale must not be negative, as {descale} is.")
@@ -271,7 +272,7 @@ def _scales(descales: tuple[Scale, Scale, Scale], query: Tensor, key: Tensor) ->
         one = descale.detach().float()
         made.append(one.reshape(1, 1) if descale.numel() == 1 else one.contiguous())
     if any(one.dim() == 3 for one in made):
-        made = [_of_blocks(one, per_block[name]) for name, one in zip(MAIN, made, strict=False)]
+        made = [_of_blocks(one, per_block[name]) for name, one in zip(MAIN[:3], made, strict=True)]
     elif any(tuple(one.shape) != (1, 1) for one in made):
         made = [one.expand(per_head).contiguous() for one in made]
     return made[0].contiguous(), made[1], made[2]

@@ -18,7 +18,7 @@ from evoattn.model.merge import NARROW
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.quantize import QUANTIZE_OPERATIONS, TURN
 from evoattn.model.scales import BLOCK_ROWS, GRANULARITIES
-from evoattn.ops.arguments import SEQUSED, SINKS, SLOPES, TABLE, is_ordinary
+from evoattn.ops.arguments import SEQUSED, SINKS, SLOPES, TABLE, has_autocast, is_ordinary
 from evoattn.ops.call import (
     BESIDE,
     DTYPES,
@@ -119,9 +119,11 @@ def appended_to(call: Call, new: tuple[Tensor, Tensor]) -> Answer | None:
 def _can_append_to(call: Call, tensors: Mapping[str, Tensor], runtime: Runtime) -> bool:
     """As `_can_append`, of a call and the tensors of a kernel that answers it."""
     query, (batch, _, rows, dim) = call.query, call.query.shape
-    if torch.compiler.is_compiling() or call.wants_gradients:
+    if torch.compiler.is_compiling() or call.wants_gradients or has_autocast(query.device.type):
         return False
     if not all(is_ordinary(one, one, one) for one in tensors.values()):
+        return False
+    if call.key.data_ptr() == call.value.data_ptr():  # one cache for both: new keys and values have the same place
         return False
     if query.dtype not in DTYPES or query.device.type != runtime.device_type or "seqused" not in tensors:
         return False
@@ -135,8 +137,7 @@ def _can_append_to(call: Call, tensors: Mapping[str, Tensor], runtime: Runtime) 
 
 
 def _appended_problem(call: Call, out: Tensor, runtime: Runtime) -> StridedProblem | str:
-    """What a kernel is asked for, or one reason, without a full stop, why none is. Raises as
-    `Call.require`."""
+    """What a kernel is asked for, or one reason, without a full stop, why none is. Raises as `Call.require`."""
     assert runtime.platform is not None
     call.require()
     gpu, problem = runtime.platform.spec(call.query.get_device()), call.problem(out.stride())

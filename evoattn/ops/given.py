@@ -105,10 +105,16 @@ def call_of(query: Tensor, key: Tensor, value: Tensor, given: dict[str, Any]) ->
     return with_scales(Call(**fields), get("k_scale"), get("v_scale"), get("q_scale"))
 
 
-def _require_dims(count: int, said: str, **tensors: Any) -> None:
+def require_tensors(**tensors: Any) -> None:
+    """Raise `TypeError` for the first that is none."""
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}.")
+
+
+def _require_dims(count: int, said: str, **tensors: Any) -> None:
+    require_tensors(**tensors)
+    for name, tensor in tensors.items():
         if tensor.dim() != count:
             raise ValueError(f"{name} must have {said}, not {list(tensor.shape)}.")
 
@@ -130,7 +136,7 @@ def of_sequences(query: Tensor, key: Tensor, value: Tensor, longest: tuple[Any, 
         "out": None if out is None else out.transpose(0, 1)[None],
         "longest": tuple(  # none has more rows than all have together
             min(whole(f"max_seqlen_{name}", most), len(tensor))
-            for name, most, tensor in zip(MAIN, longest, (query, key), strict=False)
+            for name, most, tensor in zip(MAIN[:2], longest, (query, key), strict=True)
         ),
         "enable_gqa": True,
     }

@@ -152,6 +152,17 @@ def test_one_launch_reads_nothing_behind_terms_of_wrong_shapes(tmp_path, paged):
     assert not device.launches
 
 
+@pytest.mark.parametrize("name", ["q", "k_cache", "v_cache"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_is_no_tensor_is_one_sentence(name, packed):
+    q, _new, cache, _ = drawn(True)
+    given = {"q": q[0], "k_cache": cache.k, "v_cache": cache.v} | {name: [[1.0]]}
+    starts = torch.tensor([0, len(q[0])], dtype=torch.int32)
+    words = dict(cu_seqlens_q=starts, max_seqlen_q=len(q[0])) if packed else {}
+    with pytest.raises(TypeError, match=f"{name} must be a tensor, not list"):
+        flash_attn.flash_attn_with_kvcache(**given, page_table=cache.table, cache_seqlens=cache.used, **words)
+
+
 def slower(problem, gpu):
     """Of one launch a kernel that the cost model takes to be slow."""
     return Pick(
@@ -169,6 +180,8 @@ def slower(problem, gpu):
         dict(words={"softcap": 3.0, "slopes": torch.rand(2, 4)}),
         dict(rows=9),
         dict(invariant=True),
+        dict(autocast=True),
+        dict(one_cache=True),
     ],
 )
 def test_two_launches_where_one_does_not_serve_or_is_slower(tmp_path, given):
@@ -177,12 +190,13 @@ def test_two_launches_where_one_does_not_serve_or_is_slower(tmp_path, given):
     q, new = torch.randn(2, rows, 4, 64).half(), torch.randn(2, 2, rows, 2, 64).half()
     k, v = torch.randn(2, 2, keys, 2, 64).half()
     device = CacheDevice()
-    cache = Cache(k, v, 2, torch.tensor([9, 50], dtype=given.get("used", torch.int32)))
+    cache = Cache(k, k if "one_cache" in given else v, 2, torch.tensor([9, 50], dtype=given.get("used", torch.int32)))
     with current.use(fake_runtime(device, tmp_path, given.get("pick", pick_of_one_launch))):
         try:
             if given.get("invariant"):
                 evoattn.enable(batch_invariant=True)
-            assert append_and_attend(q, tuple(new), cache, Options(causal=True, **given.get("words", {}))) is None
+            with torch.autocast("cpu", torch.float16, enabled="autocast" in given):
+                assert append_and_attend(q, tuple(new), cache, Options(causal=True, **given.get("words", {}))) is None
         finally:
             evoattn.disable()
     assert not device.launches

@@ -25,7 +25,7 @@ from evoattn.integrations.flash_attn.rotary import rotated
 from evoattn.integrations.flash_attn.sequences import Keys, Queries, over_rows
 from evoattn.ops.beside import Rotary, appended, merged
 from evoattn.ops.call import Answer
-from evoattn.ops.given import is_eight_bits
+from evoattn.ops.given import is_eight_bits, require_tensors
 
 NUMBERS_AT_ONCE = 1 << 26
 """Of products that are summed: 256 MiB, where one batch of all parts is not more."""
@@ -239,7 +239,10 @@ def flash_attn_with_kvcache(
 
     With `return_softmax_lse` four things come, as from FlashAttention 3: output, log-sum-exp, and two tensors without
     elements where it has the results of splits.
+
+    Raises `TypeError` for a q or a cache that is no tensor.
     """
+    require_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
     eight = eight_bits.takes(q) and k is qv is rotary_cos is None
     if not eight:
         refuse_fp8(q, q_descale)
