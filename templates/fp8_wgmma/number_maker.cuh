@@ -86,7 +86,7 @@ template <class Wide, int HEAD_DIM, int VALUE_DIM, int LOADS> struct NumberMaker
   // By each warp of the grid, when it asks for nothing any more: the last one leaves zeros.
   __device__ __forceinline__ void leave(int warps, int lane) const {
     uint32_t before = 0;
-    __syncwarp();
+    __syncwarp();  // no lane reads the words after lane 0 has said that the warp is done
     if (lane == 0) before = exchange_count(words_zeroed + LEFT, gridDim.x * warps - 1);
     if (__shfl_sync(ALL_LANES, before, 0) != gridDim.x * warps - 1) return;
     if (lane == 0) words_zeroed[CLAIMED] = 0;
@@ -130,7 +130,7 @@ private:
       write<AT_ONCE>(x, stride, min(Q_ROWS, seqlen - first), numbers, words, tensor, lane);
     }
     if (writes) fence_proxy_async_all();  // copies see what was written
-    __syncwarp();
+    __syncwarp();                         // lane 0 counts what all lanes have done
     if (lane == 0) release_one(words + (writes ? WRITTEN : LOOKED));
     return true;
   }
@@ -139,7 +139,7 @@ private:
     if (lane == 0) {
       while (acquire(words + LOOKED) < uint32_t(chunks())) {}
     }
-    __syncwarp();
+    __syncwarp();  // all lanes read sizes after lane 0 has seen the last count
     return 1.f / scale_of(peek(words + SIZES + tensor));
   }
   static __device__ __forceinline__ bool is_number(float x) { return fabsf(x) <= FINITE; }

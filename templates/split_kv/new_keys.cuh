@@ -37,5 +37,5 @@ __device__ __forceinline__ void write_new_keys(const NewKeys<Element>& given, co
     __threadfence();
     fence_proxy_async_all();
   }
-  __syncthreads();
+  __syncthreads();  // warps read keys that others have written
 }
