@@ -16,8 +16,8 @@ class Timing:
     """Cache mode, calls per replay, stage (`screen`, `repeat`, `final`), the `run` (timings with the same one were
     taken in turns), the device's `clocks`; in a search on several GPUs the `board` and its `board_factor`; of a final
     also least and most `sm_mhz`, `power_w` and `temperature_c` over its rounds, `energy_mj_per_call` of the whole
-    board, `sanitizer`, `disqualified`: the sentence by which a finalist proved wrong, and `out` (there are no samples
-    then): the sentence by which it left the final."""
+    board, `sanitizer`, `disqualified`: the sentence by which a finalist proved wrong, and `out`: the sentence by
+    which it left the final, without samples or with one of a probe."""
 
     @staticmethod
     def out(sentence: str, disqualified: bool) -> Timing:

@@ -395,20 +395,21 @@ def _checked(
 
 
 def _same(own: list[Tensor], theirs: list[Tensor]) -> bool:
-    return all(torch.equal(one, other) for one, other in zip(own, theirs, strict=True))
+    return all(torch.equal(one.cpu(), other.cpu()) for one, other in zip(own, theirs, strict=True))
 
 
 def _lists_by_pairs(mask_mod: Any, shape: MaskShape, device: torch.device) -> list[Tensor] | None:
     """`LISTS` of a small mask of one batch and head, of what the function says of all pairs at once; None where it
-    takes none at once. Torch's own function, which takes all, imports its compilers: seconds."""
+    takes none at once. Torch's own function, which takes all, imports its compilers: seconds. On the CPU but for the
+    function, as kernels that sort would have to be loaded."""
     zero, rows, keys = (torch.arange(n, device=device) for n in (1, shape.seqlen_q, shape.seqlen_k))
     try:
-        seen = torch.as_tensor(mask_mod(zero, zero, rows[:, None], keys)).bool().expand(shape.seqlen_q, shape.seqlen_k)
+        seen = torch.as_tensor(mask_mod(zero, zero, rows[:, None], keys)).bool().cpu()
     except Exception:  # the function's own
         return None
     (row_blocks, key_blocks), sizes = shape.blocks, (shape.block_rows, shape.block_keys)
     whole = seen.new_zeros(row_blocks * sizes[0], key_blocks * sizes[1])
-    whole[: shape.seqlen_q, : shape.seqlen_k] = seen
+    whole[: shape.seqlen_q, : shape.seqlen_k] = seen  # which may not depend on all of both
     blocks = whole.view(row_blocks, sizes[0], key_blocks, sizes[1])
     full = blocks.all(3).all(1)
     partial = blocks.any(3).any(1) & ~full

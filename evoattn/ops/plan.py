@@ -8,8 +8,11 @@ import json
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -35,6 +38,9 @@ from evoattn.model.space import KernelConfig
 from evoattn.ops.arguments import ALIGNMENT, Given
 from evoattn.ops.call import Call, Packed
 from evoattn.ops.choice import Choice, KernelKey, Refusal
+
+if TYPE_CHECKING:
+    from evoattn.correctness.cases import Case
 
 ADDRESS_BITS = 15
 """Those that are 0 in a multiple of 16 bytes."""
@@ -414,8 +420,12 @@ class Kernels:
 
     def _load(self, choice: Choice, key: tuple[int, KernelKey]) -> LoadedKernel:
         """The kernel, loaded on the device and checked there. Raises what compiling, loading and checking raise."""
-        cubin = self._build(choice.family, choice.problem.as_searched, choice.config, choice.gpu, self._folder)
-        kernel = load_checked(choice, cubin, key[0], self._platform, self._folder)
+        what = choice.family, choice.problem.as_searched, choice.config, choice.gpu, self._folder
+        cases: Callable[[], list[Case]] = partial(cases_of, choice, key[0], self._platform)
+        with ThreadPoolExecutor(1) as beside:  # a compiler leaves the GPU and most of Python alone
+            if not has_cubin(*what):
+                cases = beside.submit(cases).result
+            kernel = load_checked(choice, self._build(*what), key[0], self._platform, self._folder, cases)
         self._loaded[key] = kernel
         if choice.problem.own_score is not None or choice.problem.shown is not None:
             self._chosen[key] = choice
@@ -467,8 +477,11 @@ def record_check(cubin: Cubin, machine: str, folder: Path, config: KernelConfig,
     write_whole(_place(cubin, machine, folder), json.dumps(row).encode())
 
 
-def load_checked(choice: Choice, cubin: Cubin, index: int, platform: Platform, folder: Path) -> LoadedKernel:
+def load_checked(
+    choice: Choice, cubin: Cubin, index: int, platform: Platform, folder: Path, cases: Callable[[], list[Case]]
+) -> LoadedKernel:
     """The chosen kernel on a device. Its `failure` is set if it answered wrong there, now or at an earlier check.
+    `cases` are `cases_of` it, asked for where there was no check.
 
     Raises what loading and checking raise, and keeps no record then: it may go well in the next process.
     """
@@ -476,24 +489,36 @@ def load_checked(choice: Choice, cubin: Cubin, index: int, platform: Platform, f
     kernel, machine = LoadedKernel(cubin.code, platform, index), platform.identity(index)
     wrong = recorded_check(cubin, machine, folder)
     if wrong is None:
-        wrong = prove(choice, cubin, kernel, platform)
+        wrong = prove(choice, cubin, kernel, platform, cases())
         record_check(cubin, machine, folder, config, wrong)
     if wrong:
         kernel.failure = f"{family.name} {config.describe()} failed its check on this machine: {wrong.rstrip('.')}"
     return kernel
 
 
-def prove(choice: Choice, cubin: Cubin, kernel: LoadedKernel, platform: Platform) -> str:
+def cases_of(choice: Choice, index: int, platform: Platform) -> list[Case]:
+    """Two small problems of the chosen kernel's head_dim, dtype and mask, with inputs and exact answers on a device:
+    which takes most of a second in a process that computed nothing there yet. Waits for the device."""
+    from evoattn.correctness.cases import make_case, proof_of  # what a kernel with a record does not need
+
+    with platform.guard(index), torch.no_grad(), torch.autocast(platform.device_type, enabled=False):
+        problem, device = choice.problem.as_searched, platform.device(index)
+        wanted = [case for case in proof_of(problem).device_cases(problem) if case[0] in CASES]
+        made = [make_case(name, shape, SEED, device, kind, double=True) for name, shape, kind in wanted]
+        platform.synchronize(index)  # whoever reads them may do so on another stream
+    return made
+
+
+def prove(choice: Choice, cubin: Cubin, kernel: LoadedKernel, platform: Platform, cases: Sequence[Case]) -> str:
     """Empty if the kernel answers right on this machine, else one sentence.
 
-    Two small problems of the same head_dim, dtype and mask, over poisoned outputs between guard bands, judged by
-    flash-attention's rule (`correctness.reference.Answer`); the second is run twice and compared bit for bit. A kernel
-    that loses the device's context is not right either. Waits for the device.
+    `cases_of` it, over poisoned outputs between guard bands, judged by flash-attention's rule
+    (`correctness.reference.Answer`); the last is run twice and compared bit for bit. A kernel that loses the device's
+    context is not right either. Waits for the device.
 
     Raises what says nothing of the kernel: `LaunchError` where the driver refuses something, torch's errors where there
     is no memory, `ContextLost` where the context was lost before.
     """
-    from evoattn.correctness.cases import make_case, proof_of  # what a kernel with a record does not need
     from evoattn.correctness.validate import check
     from evoattn.families.built import BuiltKernel
     from evoattn.model.records import CompiledKernel, CompileInfo
@@ -503,13 +528,10 @@ def prove(choice: Choice, cubin: Cubin, kernel: LoadedKernel, platform: Platform
     platform.synchronize(kernel.index)  # a fault in what was enqueued before is not this kernel's
     try:
         with platform.guard(kernel.index), torch.no_grad(), torch.autocast(platform.device_type, enabled=False):
-            problem = choice.problem.as_searched
-            for name, shape, kind in proof_of(problem).device_cases(problem):
-                if name in CASES:
-                    case = make_case(name, shape, SEED, backend.device, kind, double=True)
-                    result = check(backend, built, case, repeat=name == CASES[-1])
-                    if not result.passed:
-                        return result.reason
+            for case in cases:
+                result = check(backend, built, case, repeat=case is cases[-1])
+                if not result.passed:
+                    return result.reason
     except ContextLost as error:
         return str(error)
     return ""

@@ -119,7 +119,9 @@ def _compare(
     best_peer = min(peers, key=lambda name: peers[name]) if peers else None
     before, before_us = f"SDPA {best_peer or ''}".rstrip(), peers[best_peer] if best_peer else None
     if ours:
-        before, before_us = _name(ours), times.get(ours.id)
+        timing = result.timings.get(ours.id)
+        timed = timing is not None and timing.samples_us and not timing.disqualified  # be it far behind
+        before, before_us = _name(ours), timing.median_us if timing and timed else None
     limit = min([us for us in (before_us, *peers.values()) if us is not None], default=float("inf"))
     best = min((k for k in found if k.id in times), key=lambda k: times[k.id], default=None)
     if best is None or times[best.id] > CLEARLY * limit:

@@ -135,7 +135,7 @@ class Contest:
 
     def _leave_behind(self) -> None:
         """Who is far behind has the time of its probe: finalists behind the fastest of them, of whom one that has to be
-        proved has none, and peers behind the fastest of all."""
+        proved is out with it, and peers behind the fastest of all."""
         if math.isinf(self._protocol.behind):
             return
         ours = min((self._contestants[name].us for name in self._runs), default=math.inf)
@@ -145,11 +145,10 @@ class Contest:
             if contestant.us <= self._protocol.behind * least:
                 continue
             del self._contestants[name]
+            protocol = {"stage": "probe"}
             if self._runs.pop(name, None) and self._protocol.proves:
-                late = f"It takes {contestant.us:.2f} µs, {least:.2f} the fastest, and was not timed any further."
-                self._out[name] = Timing.out(late, disqualified=False)
-            else:
-                self._out[name] = Timing((contestant.us,), {"stage": "probe"})
+                protocol["out"] = f"{least:.2f} µs is the fastest, so that it was not proved."
+            self._out[name] = Timing((contestant.us,), protocol)
 
     def _capture(self) -> None:
         """Graphs of one number of calls for all: with fewer, a contestant would carry more of the graph's launch."""

@@ -15,9 +15,9 @@ class FinalResult(NamedTuple):
     """The result of a final, or of one try at it."""
 
     timings: dict[str, Timing]
-    """By finalist and peer. A finalist that failed has a timing without samples (`Timing.out`). `disqualified` in a
-    timing's protocol is the sentence by which a finalist proved wrong. A peer's protocol has its package and
-    `version`."""
+    """By finalist and peer. A finalist that failed has a timing without samples (`Timing.out`), one that was left far
+    behind unproved that of its probe, and the word `out`. `disqualified` in a timing's protocol is the sentence by
+    which a finalist proved wrong. A peer's protocol has its package and `version`."""
     refusals: dict[str, str]
     """By peer: why it has no timing."""
     complete: bool = True
@@ -26,4 +26,8 @@ class FinalResult(NamedTuple):
     @property
     def right_us(self) -> dict[str, float]:
         """Median µs of all who have a time and proved right, or were not asked to."""
-        return {n: t.median_us for n, t in self.timings.items() if t.samples_us and not t.disqualified}
+        return {
+            n: t.median_us
+            for n, t in self.timings.items()
+            if t.samples_us and not t.disqualified and "out" not in t.protocol
+        }

@@ -172,6 +172,22 @@ def test_the_progress_is_told(wins):
     assert told[-1].measured == 3
 
 
+class FarBehind(FakeEngine):
+    """Today's kernels are left unproved in the comparison."""
+
+    def result(self, times, refusals):
+        found = super().result(times, refusals)
+        for timing in found.timings.values():
+            if timing.samples_us == (9.0,):
+                timing.protocol["out"] = "far behind"
+        return found
+
+
+def test_what_runs_today_has_a_time_however_far_behind(wins):
+    [row] = tune([SMALL], "10s", gpu=H100, make_engine=FarBehind).rows
+    assert (row.before_us, row.after_us, row.gain) == (9.0, 5.0, 1.8)
+
+
 class Alone(FakeEngine):
     """SDPA refuses the problem."""
 

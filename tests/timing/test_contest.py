@@ -191,5 +191,6 @@ def test_a_finalist_that_is_proved_runs_twice(monkeypatch):
         return CheckResult("own", False, 0.0, 1.0, "Two runs differ."), None
 
     monkeypatch.setattr("evoattn.timing.contest.run_case", run_case)
-    result = final({"ours": Kernel(us=400.0)}, protocol=replace(ORDER, proves=True))
-    assert asked == [True] and result.timings["ours"].disqualified == "In the final: Two runs differ."
+    result = final({"ours": Kernel(us=400.0), "behind": Kernel(us=700.0)}, protocol=replace(ORDER, proves=True))
+    assert asked == [True, True] and result.timings["ours"].disqualified == "In the final: Two runs differ."
+    assert result.timings["behind"].samples_us == (700.0,) and not result.right_us, "its time is known, no more"
