@@ -15,6 +15,7 @@ from typing import Any
 from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
+from numpy.typing import NDArray
 
 from evoattn.cost.trees import COLUMNS, Trees
 
@@ -66,7 +67,7 @@ class StoredTrees(Mapping[str, Trees]):
         if family not in self._read:
             row = self._rows[family]
             with np.load(BytesIO(self._file)) as file:
-                columns = {key: file[f"{family} {key}"] for key in COLUMNS}
+                columns = {key: _of_bytes(file[f"{family} {key}"]) for key in COLUMNS}
             self._read[family] = Trees.of_columns(columns, tuple(row["names"]), row["depth"], row["base"])
         return self._read[family]
 
@@ -82,7 +83,7 @@ def load(path: Path = DATA) -> Fitted:
     """The file that `save` wrote."""
     stored = path.read_bytes()
     with np.load(BytesIO(stored)) as file:
-        about = json.loads(str(file["about"]))
+        about = json.loads(file["about"].tobytes())
     weights = {name: Weights(**row) for name, row in about.pop("weights").items()}
     return Fitted(weights, StoredTrees(stored, about.pop("trees")), about)
 
@@ -94,9 +95,25 @@ def save(fitted: Fitted, path: Path = DATA) -> None:
     columns: dict[str, Any] = {
         f"{name} {key}": column for name, tree in fitted.trees.items() for key, column in tree.columns().items()
     }
-    columns["about"] = np.array(json.dumps(fitted.about | {"weights": weights, "trees": trees}))
+    about = json.dumps(fitted.about | {"weights": weights, "trees": trees})
+    columns["about"] = np.frombuffer(about.encode(), np.uint8)
     path.parent.mkdir(parents=True, exist_ok=True)
     with ZipFile(path, "w", ZIP_DEFLATED, compresslevel=9) as stored:  # 3 KB less than by the level that NumPy takes
         for name, column in columns.items():
             with stored.open(f"{name}.npy", "w") as file:
-                np.lib.format.write_array(file, column)
+                np.lib.format.write_array(file, _by_bytes(column))
+
+
+def _by_bytes(column: NDArray[Any]) -> NDArray[Any]:
+    """Whole numbers of several bytes as [byte, number]: all first bytes, then
+    all second ones deflate to 15 KB less. Other columns as they are."""
+    if column.dtype.kind not in "iu" or column.itemsize == 1:
+        return column
+    return np.ascontiguousarray(column.view(f"{column.dtype.kind}1").reshape(-1, column.itemsize).T)
+
+
+def _of_bytes(stored: NDArray[Any]) -> NDArray[Any]:
+    """The column that `_by_bytes` stored."""
+    if stored.ndim == 1:
+        return stored
+    return np.ascontiguousarray(stored.T).view(f"{stored.dtype.kind}{len(stored)}").ravel()

@@ -181,7 +181,7 @@ def _about(paths: Sequence[Path], rows: Sequence[Row], judged: dict[str, Judgeme
     """What the fit's file says about it."""
     return {
         "files": [path.name for path in paths], "times": len(rows), "cards": sorted({row.gpu.name for row in rows}),
-        "made": time.strftime("%Y-%m-%d"), "left_out": {label: vars(one) for label, one in judged.items()},
+        "made": time.strftime("%Y-%m-%d"), "left_out": {label: one.rounded() for label, one in judged.items()},
     }  # fmt: skip
 
 

@@ -37,6 +37,10 @@ class Judgement:
     best_of_eight: float
     worst_of_eight: float
 
+    def rounded(self) -> dict[str, float]:
+        """What a file keeps."""
+        return {name: round(value, 4) for name, value in vars(self).items()}
+
     def line(self, label: str) -> str:
         """One row of the table."""
         return (
