@@ -215,11 +215,10 @@ struct Products {
       mbarrier_wait(smem_address + scores_of(1 - warpgroup), ds_parity);
       wgmma_fence();
       multiply_keys(dq, of_scores, of_keys, 1 - warpgroup, true);
-      wgmma_commit();
-      return;
+    } else {
+      wgmma_fence();
+      multiply_keys(dq, of_scores, of_keys);
     }
-    wgmma_fence();
-    multiply_keys(dq, of_scores, of_keys);
     if constexpr (DQ_SHARE > 0) {
       const int first = warpgroup * DQ_SHARE;  // of its queries
       multiply_keys(dq_share, own_descriptor(smem_address + ds_smem + first * 128, 0),
