@@ -141,11 +141,22 @@ def test_new_keys_go_to_their_slots(page):
     assert torch.equal(cache, expected)
 
 
-def test_no_slot_at_all_writes_nothing():
-    batch = Batch(DECODING)
-    k, cache = batch.rows(4, KV_HEADS, DIM, seed=8), cache_of(batch, False)
-    adapter.Impl(HEADS, DIM, 0.2, KV_HEADS).do_kv_cache_update(None, k, k, cache, torch.full((4,), -1))
-    assert torch.equal(cache, cache_of(Batch(DECODING), False))
+def test_padding_of_a_graph_writes_no_key(tmp_path):
+    """It has no slot, and its row of the page table is another's: a kernel that wrote keys by the table would write
+    there."""
+    batch = Batch(DECODING, lengths=(40, 33, 1, 1))
+    batch.table[2:] = batch.table[0]
+    k, cache, slots = batch.rows(4, KV_HEADS, DIM, seed=8), cache_of(batch, True), batch.slots()
+    slots[2:] = -1
+    both, others = torch.cat((k, k), dim=-1), torch.ones(cache.shape[0], batch.page, dtype=torch.bool)
+    others.view(-1)[slots[:2]] = False
+    impl, metadata = adapter.Impl(HEADS, DIM, 0.2, KV_HEADS), adapter.Builder().build(0, common_of(batch))
+    impl.do_kv_cache_update(None, k, k, cache, slots)
+    with current.use(fake_runtime(CacheDevice(), tmp_path, split_kv_pick)):
+        impl.forward(None, batch.q, None, None, cache, metadata, torch.empty_like(batch.q))
+    kept = cache.transpose(1, 2)
+    assert torch.equal(kept.flatten(0, 1)[slots[:2]], both[:2])
+    assert torch.equal(kept[others], cache_of(batch, True).transpose(1, 2)[others])
 
 
 def test_encoders_have_no_cache():
