@@ -14,6 +14,8 @@ Called = dict[str, list[tuple[int, int]]]
 were started, of whose functions nothing is known."""
 STARTS = "multiprocessing/process.py"
 """Whose `start` no audit hook hears of where it spawns."""
+FAST = sys.version_info >= (3, 12)
+"""A function is heard of once: the interpreter of PTX runs as fast as it does unwatched."""
 
 
 class Calls:
@@ -22,8 +24,20 @@ class Calls:
     def __init__(self, root: Path) -> None:
         self._root, self._codes, self._starts = f"{root}/", set[CodeType](), False
         sys.addaudithook(self._hear)
-        threading.settrace(self._see)
-        sys.settrace(self._see)
+        if sys.version_info >= (3, 12):
+            monitoring = sys.monitoring
+            begins = monitoring.events.PY_START
+
+            def begin(code: CodeType, _: int) -> object:
+                self._codes.add(code)
+                return monitoring.DISABLE
+
+            monitoring.use_tool_id(monitoring.PROFILER_ID, "calls")
+            monitoring.register_callback(monitoring.PROFILER_ID, begins, begin)
+            monitoring.set_events(monitoring.PROFILER_ID, begins)
+        else:
+            threading.settrace(self._see)
+            sys.settrace(self._see)
 
     def _see(self, frame: FrameType, event: str, _: object) -> None:
         self._codes.add(frame.f_code)
@@ -33,12 +47,11 @@ class Calls:
         self._starts = self._starts or python or event == "os.fork"
 
     def found(self) -> Called:
-        """What ran until now."""
-        sys.settrace(None)
-        threading.settrace(None)
-        starts = any(code.co_filename.endswith(STARTS) and code.co_name == "start" for code in self._codes)
+        """What ran until now; threads that still run may add to it."""
+        codes = self._codes.copy()
+        starts = any(code.co_filename.endswith(STARTS) and code.co_name == "start" for code in codes)
         found: Called = {"": []} if self._starts or starts else {}
-        for code in self._codes:
+        for code in codes:
             lines = [line for _, _, line in code.co_lines() if line]
             if code.co_filename.startswith(self._root) and code.co_name != "<module>" and lines:
                 found.setdefault(code.co_filename.removeprefix(self._root), []).append((min(lines), max(lines)))

@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -30,7 +30,7 @@ import yaml
 from evoattn.model.paths import ROOT
 from tests.mutation.changes import changes_of
 from tests.mutation.python_faults import faults_of
-from tests.mutation.python_lines import Called, Calls, callers
+from tests.mutation.python_lines import FAST, Called, Calls, callers
 
 WANTED = 0.95
 """The share of a room's mutants, but for equivalent ones, that its tests are to notice."""
@@ -312,25 +312,11 @@ def run_tests(copied: Path, words: list[str], limit: float, watch: Sound | None 
     said = copied.with_name(copied.name + ".json")
     child = os.fork()
     if not child:
-        os.setsid()
-        quiet = os.open(os.devnull, os.O_RDWR)
-        for stream in (0, 1, 2):
-            os.dup2(quiet, stream)
-        os.chdir(copied)
-        sys.path[:0] = [str(copied)]
-        for name in [name for name in sys.modules if name.split(".")[0] in OWN]:
-            del sys.modules[name]
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(copied), *THEIRS])
-        os.environ["TMPDIR"], tempfile.tempdir = str(copied.parent), None
-        sys.dont_write_bytecode = True
-        import pytest
-
-        plugins = ["-p", "no:cacheprovider", "-p", "no:xdist", "--continue-on-collection-errors" if watch else "-x"]
-        calls = Calls(copied) if calls_too else None
-        status = pytest.main(["-q", *plugins, *words], [watch] if watch else None)
-        if watch:
-            said.write_text(json.dumps([watch.seconds, watch.failed, calls.found() if calls else {}]))
-        os._exit(status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED))
+        status = 1
+        try:
+            status = _pytest(copied, words, watch, calls_too, said)
+        finally:  # whatever is raised: this is a copy of a process that has more to do
+            os._exit(status)
     end = time.monotonic() + limit
     while True:
         done, status = os.waitpid(child, os.WNOHANG)
@@ -347,9 +333,32 @@ def run_tests(copied: Path, words: list[str], limit: float, watch: Sound | None 
         os.waitpid(child, 0)
     if watch and said.exists():
         watch.seconds, watch.failed, called = json.loads(said.read_text())
-        watch.called = {words[-1]: called} if calls_too else {}
+        watch.called |= {words[-1]: called} if calls_too else {}
         said.unlink()
     return verdict
+
+
+def _pytest(copied: Path, words: list[str], watch: Sound | None, calls_too: bool, said: Path) -> int:
+    """1 if a test failed; what `watch` saw is written to a file. Nothing of this process is as it was afterwards."""
+    os.setsid()
+    quiet = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(quiet, stream)
+    os.chdir(copied)
+    sys.path[:0] = [str(copied)]
+    for name in [name for name in sys.modules if name.split(".")[0] in OWN]:
+        del sys.modules[name]
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(copied), *THEIRS])
+    os.environ["TMPDIR"], tempfile.tempdir = str(copied.parent), None
+    sys.dont_write_bytecode = True
+    import pytest
+
+    plugins = ["-p", "no:cacheprovider", "-p", "no:xdist", "--continue-on-collection-errors" if watch else "-x"]
+    calls = Calls(copied) if calls_too else None
+    status = pytest.main(["-q", *plugins, *words], [watch] if watch else None)
+    if watch:
+        said.write_text(json.dumps([watch.seconds, watch.failed, calls.found() if calls else {}]))
+    return int(status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED))
 
 
 def files_of(room: str, copied: Path) -> list[str]:
@@ -446,17 +455,21 @@ def _begin(folder: Path) -> None:
 
 
 MOST_WATCHED = 3.0
-"""Seconds of the tests of a file whose calls are watched, for which they take some times as long."""
+"""Seconds of the tests of a file whose calls are watched where that makes them some times slower."""
 
 
 def sound_file(file: str) -> Sound:
-    """A file's tests as they are without a fault, and what they call: anything, if they take long."""
-    [copied], sound, watched = _COPIES, Sound(), Sound(called={file: {"": []}})
-    if run_tests(copied, ["-m", SKIPPED, file], 600.0, sound) == "timeout":
+    """A file's tests as they are without a fault, and what they call: anything, if that is not known."""
+    [copied], sound, watched = _COPIES, Sound(called={file: {"": []}}), Sound()
+    verdict = run_tests(copied, ["-m", SKIPPED, file], 600.0, sound, FAST)
+    if verdict == "timeout":
         raise RuntimeError(f"{file} takes over ten minutes without a fault.")
-    if sum(sound.seconds.values()) < MOST_WATCHED:
+    if verdict == "failed" and not sound.failed:  # pytest itself fell over
+        sound.failed.append(file)
+    if not FAST and sum(sound.seconds.values()) < MOST_WATCHED:
         run_tests(copied, ["-m", SKIPPED, file], 100.0, watched, calls_too=True)
-    return replace(sound, called=watched.called)
+        sound.called |= watched.called
+    return sound
 
 
 def judge(room: str, mutant: Mutant, sound: Sound, deep: bool, called_by: list[str] | None) -> dict[str, Any]:
