@@ -21,7 +21,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, quantiles
@@ -155,7 +155,7 @@ def judge(
     words: argparse.Namespace,
     say: Callable[[str], None],
     tools: Tools | None = None,
-) -> list[Row]:
+) -> Iterator[Row]:
     """The picks of the played card in turns with the others. `real`: the GPU whose shipped picks take part."""
     from evoattn.cost import correction
     from evoattn.engine.group_search import GroupSearch
@@ -172,7 +172,6 @@ def judge(
     forget()
     groups, places = make_groups(problems, picks, gpu)
     fleet = LocalFleet(words.jobs) if words.jobs else None
-    rows: list[Row] = []
     with GroupSearch(groups, gpu, fleet=fleet, tools=tools) as engine:
         if words.search > 0:
             engine.run(words.search * len(problems))
@@ -185,11 +184,7 @@ def judge(
             named[i] |= {f"found {n}": kernel for n, kernel in enumerate(group.leaders(index, FOUND))}
         engine.compile_all([(places[i][0], kernel) for i, kernels in named.items() for kernel in kernels.values()])
         say("compiled")
-        end = time.monotonic() + words.finals
         for i, (group, index) in enumerate(places):
-            if time.monotonic() > end:
-                say(f"the time for finals is over: {len(rows)} of {len(problems)} problems were timed")
-                break
             kernels = named[i]
             result = engine.final(group, index, list({k.id: k for k in kernels.values()}.values()), COMPARISON, PEERS)
             times = result.right_us
@@ -201,10 +196,7 @@ def judge(
             wrong = "" if "pick" in us else result.refusals.get("all", "the pick has no time")
             ours = {name: (kernels[name].family, kernels[name].params) for name in us if name in kernels}
             family = kernels["pick"].family if "pick" in kernels else "none"
-            rows.append(Row(problems[i].describe(), family, us, wrong, ours))
-            if len(rows) % 10 == 0:
-                say(f"{len(rows)} of {len(problems)} timed")
-    return rows
+            yield Row(problems[i].describe(), family, us, wrong, ours)
 
 
 def main() -> int:
@@ -216,12 +208,11 @@ def main() -> int:
     parser.add_argument("--problems", type=int, default=60, metavar="N")
     parser.add_argument("--seed", type=int, default=FIRST_SEED, metavar="N", help="of the problems")
     parser.add_argument("--search", type=float, default=0.0, metavar="S", help="of each problem, for its regret")
-    parser.add_argument("--finals", type=float, default=600.0, metavar="S", help="at most, of all finals")
     parser.add_argument("--folder", type=Path, metavar="FOLDER", help="data and cache; a new one unless given")
     parser.add_argument("--jobs", type=int, metavar="N", help="compile processes")
     parser.add_argument("--part", type=share, default="1/1", metavar="I/N", help="of the problems")
     parser.add_argument("--tables", type=Path, nargs="+", metavar="FILE", help="one table of what -o kept, and no more")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="all times, as JSON")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="all times, as JSON, as they come")
     words = parser.parse_args()
     if words.tables:
         play, kept = kept_rows(words.tables)
@@ -239,8 +230,8 @@ def main() -> int:
     from evoattn.model.gpu import row_of
     from evoattn.portfolio.calibrate import Wanted, calibrate
 
-    row = row_of(device.product)
-    real = row.with_limits(device.limits) if row and words.play == "stranger" else None
+    known = row_of(device.product)
+    real = known.with_limits(device.limits) if known and words.play == "stranger" else None
     seconds = 0.0 if words.calibrate == "0" else parse_budget(words.calibrate).seconds or 0.0
     calibrated: dict[str, Any] = {}
     if seconds:
@@ -248,12 +239,14 @@ def main() -> int:
         calibrated = {"times": done.calibration.times, "fit": done.calibration.correction.left_out["all"]}
     if not words.problems:
         return 0
-    rows = judge(unseen(words.problems, gpu, words.seed)[words.part], gpu, real, words, say)
+    about = {"device": device.product, "play": words.play, "calibrate": words.calibrate, **calibrated}
+    rows = list[Row]()
+    for row in judge(unseen(words.problems, gpu, words.seed)[words.part], gpu, real, words, say):
+        rows.append(row)
+        if words.output:
+            words.output.write_text(json.dumps(about | {"rows": [vars(row) for row in rows]}), encoding="utf-8")
     print(f"{device.product} as {gpu.name}, calibrated for {words.calibrate}, {time.strftime('%Y-%m-%d')}:")
     print(table(rows, GOALS.get(words.play, BESIDE_SDPA)))
-    if words.output:
-        about = {"device": device.product, "play": words.play, "calibrate": words.calibrate, **calibrated}
-        words.output.write_text(json.dumps(about | {"rows": [vars(row) for row in rows]}), encoding="utf-8")
     return 0
 
 

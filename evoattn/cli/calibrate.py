@@ -19,6 +19,10 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+CHANGED = (
+    "The cost model has changed since; the correction of before still counts, and "
+    "`evoattn calibrate --budget 1m` fits it anew"
+)
 Card = Annotated[str, typer.Argument(metavar="CARD", help="As `evoattn calibration list` names it.")]
 
 
@@ -100,8 +104,11 @@ def list_() -> None:
             if judged.get("regret"):
                 words += f"; regret {judged['regret']:.3f} on {judged['problems']} problems"
                 words += f", ahead of SDPA on {judged['ahead']} of {judged['beside']}"
-            old = one.why_old()
-            typer.echo(words + (f". {old}: `evoattn calibrate --budget 1m` times the best again" if old else ""))
+            if old := one.why_old():
+                words += f". {old}: `evoattn calibrate --budget 1m` times the best again"
+            if one.model_changed:
+                words += f". {CHANGED}"
+            typer.echo(words)
 
 
 @app.command()

@@ -33,7 +33,7 @@ from evoattn.model.played import is_played
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.space import KernelConfig
 from evoattn.portfolio import calibrations, campaign, pick
-from evoattn.portfolio.calibrations import Calibration, Journal, card_of, short, times_of, versions_here
+from evoattn.portfolio.calibrations import Calibration, Journal, card_of, model_digest, short, times_of, versions_here
 from evoattn.portfolio.pick import shipped_for
 from evoattn.portfolio.proposals import ClimbingBreeder
 from evoattn.portfolio.select import Checked, Judging, check_all, select_of
@@ -484,7 +484,8 @@ def make(made: Plan, jobs: int | None) -> Calibration:
     listed = select_of(groups, gpu, today, jobs, beside=True, most=MOST_OF_A_KIND)
     found = Calibration(
         card_of(gpu),
-        versions_here({kernel.family for kernel in listed.kernels}),
+        versions_here({kernel.family for kernel in listed.kernels})
+        | {"model": model_digest(listed.kernels, card_of(gpu))},
         calibrations.today(),
         replace(listed, skipped=today.skipped if today else ()),
         fitted,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -27,6 +28,7 @@ from evoattn.model.calibrated import FILE, calibration_folder, calibration_name,
 from evoattn.model.errors import FailedRun, WrongUse
 from evoattn.model.gpu import GPUS, GpuSpec
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig
 from evoattn.model.whole_file import replace_file
 from evoattn.portfolio.kernels import KernelList, of_row, to_row
 
@@ -34,13 +36,30 @@ TIMES = "times.jsonl"
 VERSION = 3
 """Of the files: one of another version may mean something else."""
 DIGITS = 16
-"""Of a template's digest."""
+"""Of a digest."""
+PROBES = tuple(
+    AttentionProblem(batch=2, heads=16, kv_heads=16, seqlen_q=rows, seqlen_k=2048, head_dim=dim, dtype="bf16")
+    for rows in (1, 2048)
+    for dim in (64, 128, 256)
+)
+"""Problems whose scores tell one cost model from another."""
 
 
 def versions_here(families: Iterable[str]) -> dict[str, Any]:
     """What decides times beside the card; no driver where there is none."""
     templates = {name: template_digest(name)[:DIGITS] for name in sorted(families)}
     return {"driver": driver_version(), "nvrtc": nvrtc_version(), "evoattn": __version__, "templates": templates}
+
+
+def model_digest(kernels: Iterable[KernelConfig], card: Mapping[str, Any]) -> str:
+    """Tells by its scores of a card's kernels which cost model it is that a correction is of."""
+    from evoattn.cost.cost import scores
+
+    gpu, said = spec_of(card), list[str]()
+    for problem in PROBES:
+        able = [k for k in kernels if not registry.lookup(k.family).why_impossible(problem, k, gpu)]
+        said += [f"{score:.3g}" for score in scores(problem, able, gpu, correction=correction.NONE)]
+    return hashlib.sha256(" ".join(said).encode()).hexdigest()[:DIGITS]
 
 
 @dataclass(frozen=True)
@@ -72,6 +91,13 @@ class Calibration:
             return f"the driver was {self.versions['driver']}, and is {here['driver']}"
         return ""
 
+    @property
+    def model_changed(self) -> bool:
+        """Whether its correction was fitted to another cost model than there is now. It counts all the same: on 45
+        problems beside searches first choices lose 1.039 by an older model's correction, 1.044 by one fitted anew,
+        1.076 without one (reports/performance.md, 2026-11-28, tenth session)."""
+        return bool(self.versions["model"] != model_digest(self.listed.kernels, self.card))
+
     def current_list(self) -> KernelList:
         """Its list; of another driver, NVRTC or template its kernels are known-good, and not measured."""
         return replace(self.listed, cards=(f"{self.card['name']} before",)) if self.why_old() else self.listed
@@ -100,6 +126,7 @@ class Calibration:
             if not isinstance(card["sm_count"], int) or not all(isinstance(card[n], str) for n in ("name", "arch")):
                 raise ValueError("it names no card")
             versions = {name: row["versions"][name] for name in ("driver", "nvrtc", "evoattn", "templates")}
+            versions["model"] = str(row["versions"].get("model", ""))  # which files did not say before 2026-11-28
             listed = _known(of_row(card["arch"], row["list"]), spec_of(card))
             found = correction.of_row(row["correction"])
             return cls(card, versions, str(row["made"]), listed, found, dict(row["judged"]), int(row["times"]))

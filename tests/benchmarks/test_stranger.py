@@ -67,14 +67,13 @@ def test_picks_are_timed_with_the_best_of_a_search_and_sdpa():
     problems = unseen(3, CARD)
     assert len(problems) == 3 and all(p.dtype != "fp32" for p in problems)
     said = []
-    rows = judge(problems, CARD, GPUS["l4"], argparse.Namespace(search=0.7, finals=100, jobs=1), said.append, TOOLS)
+    rows = list(judge(problems, CARD, GPUS["l4"], argparse.Namespace(search=0.7, jobs=1), said.append, TOOLS))
     assert [row.problem for row in rows] == [p.describe() for p in problems]
     assert all({"pick", "shipped", "flash", "efficient"} <= row.us.keys() and row.us["flash"] == 1e6 for row in rows)
     assert all(row.us["pick"] == row.us["shipped"] for row in rows), "one kernel"
     assert any("found" in row.us for row in rows)
     assert "Ahead of SDPA on 3 of 3; 0 of 3" in table(rows, GOALS["stranger"])
-    assert not judge(problems, CARD, None, argparse.Namespace(search=0.0, finals=-1, jobs=1), said.append, TOOLS)
-    assert "the time for finals is over: 0 of 3 problems were timed" in said
+    assert "compiled" in said
 
 
 def test_the_table_says_who_is_ahead():

@@ -10,11 +10,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from evoattn.cli.main import app
 from evoattn.cost import correction_fit
 from evoattn.cost.correction import MOST, NONE, Correction, of_row
 from evoattn.cost.correction_fit import Timed
 from evoattn.cost.cost import scores
+from evoattn.cost.fitted import Fitted
 from evoattn.engine.groups import Group, Kernel
 from evoattn.families.registry import load_space
 from evoattn.model.calibrated import FILE, calibration_folder, calibrations_folder
@@ -53,8 +56,10 @@ def made(card=CARD, **changes):
     genes = {"flash_mma": {p.name: list(p.values) for p in SPACE.parameters}}
     listed = KernelList(card.arch, (card.name,), (), {"plain": 1.05}, genes, kernels, (0, 2), {"16 d64 full": (1, 2)})
     fitted = Correction({}, {"all": [12, 1.2, 1.1]})
+    about = calibrations.card_of(card)
+    versions = calibrations.versions_here(["flash_mma"]) | {"model": calibrations.model_digest(kernels, about)}
     usual = Calibration(
-        *(calibrations.card_of(card), calibrations.versions_here(["flash_mma"]), "2026-11-27", listed, fitted),
+        *(about, versions, "2026-11-27", listed, fitted),
         *({"problems": 4, "regret": 1.05}, 77),
     )
     return replace(usual, **changes)
@@ -93,6 +98,21 @@ def test_what_has_changed_since_makes_it_old():
     ):
         old = made(versions={**now.versions, **changed})
         assert why in old.why_old() and vars(old.current_list()) == vars(old.listed) | {"cards": ("l4 before",)}
+
+
+def test_a_correction_says_of_which_cost_model_it_is(folder, monkeypatch):
+    now = made(judged=summary([row()]))
+    calibrations.save(now)
+    listed = CliRunner().invoke(app, ["calibration", "list"]).stdout
+    assert not of_card(CARD).model_changed and "77 times, 3 kernels; regret" in listed and "changed" not in listed
+    weights = Fitted.weights_of
+    monkeypatch.setattr(Fitted, "weights_of", lambda *about: replace(weights(*about), ends=2 * weights(*about).ends))
+    old = of_card(CARD)
+    assert old.model_changed and not old.why_old() and old.current_list() is old.listed, "its times are as before"
+    listed = CliRunner().invoke(app, ["calibration", "list"]).stdout
+    assert "The cost model has changed since" in listed and "`evoattn calibrate --budget 1m` fits it anew" in listed
+    versions = {name: value for name, value in now.versions.items() if name != "model"}
+    assert Calibration.of_row(now.to_row() | {"versions": versions}).model_changed, "a file of before says nothing"
 
 
 def test_without_a_driver_only_templates_and_nvrtc_count(monkeypatch):
