@@ -203,15 +203,8 @@ def test_queries_of_values(causal):
     q, k, v = tensors(11, 15, value_dim=32)
     qv = drawn(3, 11, HEADS, 32, seed=7)
     out, lse = flash_attn.flash_attn_func(q, k, v, causal=causal, qv=qv, return_attn_probs=True)
-    rows = flash_attn.flash_attn_varlen_func(
-        *(t.flatten(0, 1) for t in (q, k, v)),
-        torch.arange(4).int() * 11,
-        torch.arange(4).int() * 15,
-        11,
-        15,
-        causal=causal,
-        qv=qv.flatten(0, 1),
-    )
+    flat, bounds = [t.flatten(0, 1) for t in (q, k, v, qv)], [torch.arange(4).int() * count for count in (11, 15)]
+    rows = flash_attn.flash_attn_varlen_func(*flat[:3], *bounds, 11, 15, causal=causal, qv=flat[3])
     for b in range(3):
         expected, sums = Asked(causal=causal).of(q[b], k[b], v[b], qv=qv[b])
         assert near(out[b], expected) and near(lse[b], sums) and near(rows.unflatten(0, (3, 11))[b], expected)

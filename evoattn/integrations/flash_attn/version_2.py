@@ -32,18 +32,9 @@ def flash_attn_func(
 ) -> Any:
     """q `[batch, seqlen_q, heads, head_dim]`, k and v `[batch, seqlen_k, kv_heads, head_dim]`."""
     answer = version_3.flash_attn_func(
-        q,
-        k,
-        v,
-        softmax_scale,
-        causal,
-        window_size=window_size,
-        softcap=softcap,
-        return_attn_probs=return_attn_probs,
-        dropout_p=dropout_p,
-        alibi_slopes=alibi_slopes,
-        deterministic=deterministic,
-    )
+        q, k, v, softmax_scale, causal, window_size=window_size, softcap=softcap, return_attn_probs=return_attn_probs,
+        dropout_p=dropout_p, alibi_slopes=alibi_slopes, deterministic=deterministic,
+    )  # fmt: skip
     return _as_here(answer)
 
 
@@ -103,23 +94,10 @@ def flash_attn_varlen_func(
     """q `[total_q, heads, head_dim]`, k and v `[total_k, kv_heads, head_dim]`, or with `block_table` `[sequences, most
     pages]` caches `[pages, page, kv_heads, head_dim]` of pages of any size."""
     answer = version_3.flash_attn_varlen_func(
-        q,
-        k,
-        v,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        window_size=window_size,
-        softcap=softcap,
-        return_attn_probs=return_attn_probs,
-        dropout_p=dropout_p,
-        alibi_slopes=alibi_slopes,
-        page_table=block_table,
-        deterministic=deterministic,
-    )
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale=softmax_scale, causal=causal,
+        window_size=window_size, softcap=softcap, return_attn_probs=return_attn_probs, dropout_p=dropout_p,
+        alibi_slopes=alibi_slopes, page_table=block_table, deterministic=deterministic,
+    )  # fmt: skip
     return _as_here(answer)
 
 
@@ -189,25 +167,11 @@ def flash_attn_with_kvcache(
 ) -> Any:
     """As `version_3.flash_attn_with_kvcache`; with `return_softmax_lse` output and log-sum-exp."""
     answer = version_3.flash_attn_with_kvcache(
-        q,
-        k_cache,
-        v_cache,
-        k,
-        v,
-        rotary_cos=rotary_cos,
-        rotary_sin=rotary_sin,
-        cache_seqlens=cache_seqlens,
-        cache_batch_idx=cache_batch_idx,
-        cache_leftpad=cache_leftpad,
-        page_table=block_table,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        window_size=window_size,
-        softcap=softcap,
-        rotary_interleaved=rotary_interleaved,
-        return_softmax_lse=return_softmax_lse,
-        alibi_slopes=alibi_slopes,
-    )
+        q, k_cache, v_cache, k, v, rotary_cos=rotary_cos, rotary_sin=rotary_sin, cache_seqlens=cache_seqlens,
+        cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad, page_table=block_table,
+        softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
+        rotary_interleaved=rotary_interleaved, return_softmax_lse=return_softmax_lse, alibi_slopes=alibi_slopes,
+    )  # fmt: skip
     return answer if isinstance(answer, Tensor) else answer[:2]
 
 

@@ -64,17 +64,9 @@ def flash_attn_func(
     if not eight:
         refuse_fp8(q, q_descale, k_descale, v_descale)
     options = Options(
-        softmax_scale,
-        bool(causal),
-        window_of(window_size),
-        softcap or 0.0,
-        attention_chunk or 0,
-        alibi_slopes,
-        learnable_sink if s_aux is None else s_aux,
-        dropout_p,
-        return_attn_probs,
-        deterministic,
-    )
+        softmax_scale, bool(causal), window_of(window_size), softcap or 0.0, attention_chunk or 0, alibi_slopes,
+        learnable_sink if s_aux is None else s_aux, dropout_p, return_attn_probs, deterministic,
+    )  # fmt: skip
     if eight:
         return eight_bits.attend(q, k, v, options, (q_descale, k_descale, v_descale))
     if qv is not None:
@@ -123,18 +115,10 @@ def flash_attn_varlen_func(
     if not eight:
         refuse_fp8(q, q_descale, k_descale, v_descale)
     options = Options(
-        softmax_scale,
-        bool(causal),
-        window_of(window_size),
-        softcap or 0.0,
-        attention_chunk or 0,
-        alibi_slopes,
-        learnable_sink if s_aux is None else s_aux,
-        dropout_p,
-        return_attn_probs,
-        deterministic,
+        softmax_scale, bool(causal), window_of(window_size), softcap or 0.0, attention_chunk or 0, alibi_slopes,
+        learnable_sink if s_aux is None else s_aux, dropout_p, return_attn_probs, deterministic,
         **(eight_bits.scales(q, q_descale, k_descale, v_descale) if eight else {}),
-    )
+    )  # fmt: skip
     queries = Queries(cu_seqlens_q, int(max_seqlen_q), seqused_q)
     if k.dim() == 4:
         if seqused_k is None and cu_seqlens_k is not None:
@@ -176,17 +160,9 @@ def flash_attn_qkvpacked_func(
         q, k, v = qkv.split([num_heads_q, kv_heads, kv_heads], dim=-2)
     refuse_fp8(q, q_descale, k_descale, v_descale)
     return flash_attn_func(
-        q,
-        k,
-        v,
-        softmax_scale,
-        causal,
-        window_size=window_size,
-        attention_chunk=attention_chunk,
-        softcap=softcap,
-        return_attn_probs=return_attn_probs,
-        deterministic=deterministic,
-    )
+        q, k, v, softmax_scale, causal, window_size=window_size, attention_chunk=attention_chunk, softcap=softcap,
+        return_attn_probs=return_attn_probs, deterministic=deterministic,
+    )  # fmt: skip
 
 
 @torch.no_grad()
@@ -248,21 +224,12 @@ def flash_attn_with_kvcache(
         refuse_fp8(q, q_descale)
     if is_eight_bits(k_cache) and (k is not None or qv is not None):
         raise ValueError("a cache of 8 bits takes neither qv nor new keys: quantise these, and write them before.")
+    own = dict(k_scale=k_descale, v_scale=v_descale)
     options = Options(
-        softmax_scale,
-        bool(causal),
-        window_of(window_size),
-        softcap or 0.0,
-        attention_chunk or 0,
-        alibi_slopes,
-        learnable_sink if s_aux is None else s_aux,
-        return_lse=return_softmax_lse,
-        **(
-            eight_bits.scales(q, q_descale, k_descale, v_descale)
-            if eight
-            else dict(k_scale=k_descale, v_scale=v_descale)
-        ),
-    )
+        softmax_scale, bool(causal), window_of(window_size), softcap or 0.0, attention_chunk or 0, alibi_slopes,
+        learnable_sink if s_aux is None else s_aux, return_lse=return_softmax_lse,
+        **(eight_bits.scales(q, q_descale, k_descale, v_descale) if eight else own),
+    )  # fmt: skip
     table = block_table if page_table is None else page_table
     if table is not None and cache_batch_idx is not None:
         table, cache_batch_idx = table[cache_batch_idx.long()], None
