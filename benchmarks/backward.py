@@ -10,8 +10,6 @@ pick, the cost model's choice, which always stands. TFLOP/s count 2.5 times the 
 forward pass is timed too, and the sum of both compared, each contestant with itself.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

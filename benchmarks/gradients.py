@@ -8,8 +8,6 @@ case has them. For the same bits each case runs `--repeats` times with `determin
 with and without. On a CPU, where kernels do not run, it goes through with few rows.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

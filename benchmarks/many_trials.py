@@ -6,8 +6,6 @@ The configs are drawn from the search space of flash_mma, a fifth of the trials 
 of its own that a search's would have, one line long. Half a minute of one core for 200,000.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 from collections.abc import Iterator

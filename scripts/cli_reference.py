@@ -3,8 +3,6 @@
 The commands by which evoattn's own list of kernels and cost model are made go to scripts/commands.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import textwrap
 from collections import Counter

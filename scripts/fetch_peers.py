@@ -9,8 +9,6 @@ folder; that build is then preferred. FlashInfer compiles what it is asked for w
 dtype and variant, and keeps it in ~/.cache/flashinfer.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

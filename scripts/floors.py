@@ -6,8 +6,6 @@ makes an environment in FOLDER, which takes some minutes and gigabytes. `--torch
 where that one cannot be had.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

@@ -8,8 +8,6 @@ Headers and what is exported with them are formatted whole, templates (.cu.j2) b
 header whose first line calls it a part of a kernel's body is formatted as one.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import re

@@ -10,8 +10,6 @@ With `--targets 0.97,0.7` a column says whether evoattn takes at most these shar
 FlexAttention's.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -10,8 +10,6 @@ Also the seconds that `import torch` and, after it, `import evoattn; evoattn.att
 With `--no-device h100` no GPU is needed: the CPU time of all that is not CUDA's, for kernels of that GPU.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

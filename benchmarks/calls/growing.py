@@ -11,8 +11,6 @@ SDPA is asked where it needs no mask tensor: as it comes, and by one backend alo
 needed: the CPU time of all that is not CUDA's, of kernels of that GPU, without SDPA.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """A device that does nothing: what the op costs beside CUDA can be timed with it on a machine without a GPU."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import hashlib

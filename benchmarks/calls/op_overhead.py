@@ -9,8 +9,6 @@ replayed. `--pieces` also times the parts of an eager call, each alone; `--varia
 turns with the plain one.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import itertools

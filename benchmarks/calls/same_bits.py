@@ -11,8 +11,6 @@ comparison can fail.
 turns (`serving.times`). `--warm` only compiles, so that several processes can, each a part.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import random

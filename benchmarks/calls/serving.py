@@ -12,8 +12,6 @@ batch.
 Then the CPU time of a call, and of planning a step, whose sizes were not met before. Prints Markdown.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -7,8 +7,6 @@ outside of its graphs; that is not timed. Each raises what its library raises wh
 - `fi2`, `fi3`: FlashInfer's kernels for tensor cores of Ampere, which split keys, and for those of Hopper.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from importlib import import_module

@@ -7,8 +7,6 @@ how many the registers leave room for fewer blocks on an SM than the family's es
 says that the choice does what the cost model can, and nothing of the model itself.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import time

@@ -16,8 +16,6 @@ times alone, and begins no problem after `--seconds`. `--part` takes one of so m
 GPUs, and `--of` prints the table of the files that they wrote.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -12,8 +12,6 @@ lengths.
 With `--no-device h100` no GPU is needed: CPU time of all that is not CUDA's, and PyTorch makes the block masks.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -3,8 +3,6 @@
 Each row of `MODS` makes the functions for a shape, with tensors of its own: of documents, lengths, trees and so on.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple

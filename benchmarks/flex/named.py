@@ -6,8 +6,6 @@ Both sides of a problem are captured in CUDA graphs and replayed by turns (`benc
 differ by is printed, too. A band and a soft cap alone run as the name: there the two are the same kernel.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

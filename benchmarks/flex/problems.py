@@ -5,8 +5,6 @@ attention-gym has two: `examples/benchmark.py`, float16 and `[16, 16, 8192, 64]`
 another in one sequence of 4 · S. The functions are written anew after what these say.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace

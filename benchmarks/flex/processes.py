@@ -1,8 +1,6 @@
 """Problems shared by processes, as compilers of peers take most of the time: each has its own problems, and the device
 for itself while it times."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import math

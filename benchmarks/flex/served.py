@@ -3,8 +3,6 @@
 python -m benchmarks.flex.served [GPU]        a table for reports/flex_functions.md
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable

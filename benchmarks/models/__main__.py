@@ -8,8 +8,6 @@ that of the attention in it, both by CUDA graphs, and its CPU time and that of a
 time of a token: with a growing cache (`--growing`: alone), and with a static one under a CUDA graph. Prints Markdown.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

@@ -9,8 +9,6 @@ Outlier channels, as Llama's keys have, are a constant that is added to a channe
 change alike, so that attention is the same, and only what is lost by rounding is not.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Iterator
 

@@ -5,8 +5,6 @@ Served: layers without a mask tensor, a window or a bias. The wheel is built wit
 sinks, which "sdpa" lacks too.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ arguments of its forward pass. (Encoder and decoder of T5 have configs of their 
 does not reach.)
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

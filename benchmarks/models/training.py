@@ -10,8 +10,6 @@ torch's allocator had in use. `--estimated` allows kernels that were measured on
 do not run, it goes through with few small steps: the losses are equal then.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

@@ -13,8 +13,6 @@ recorded in each second. Each search has a cache of compiled kernels of its own,
 the last one's file.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

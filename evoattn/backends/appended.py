@@ -1,8 +1,6 @@
 """A file of lines that several processes append to and read: each line is one write, and has a checksum, so that one
 that is not whole is passed over. Plain data: a name and a JSON value a line."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

@@ -2,8 +2,6 @@
 judge to the byte.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from evoattn.backends.cuda import CudaBackend

@@ -1,8 +1,6 @@
 """Files of a cache folder that several processes share: put in place whole, read only where nobody else can have
 written them, and removed where they are too many."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -1,7 +1,5 @@
 """CUDA's context of the first device, made by libcuda alone: it takes 0.2 s, in which torch may be imported."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,6 @@
 """Machine code by the recipe that makes it, compiled once and kept on disk: what a call from PyTorch reads, without
 rendering a source."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import warnings

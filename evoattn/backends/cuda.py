@@ -2,8 +2,6 @@
 context.
 """
 
-from __future__ import annotations
-
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Mapping

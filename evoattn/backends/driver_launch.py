@@ -2,8 +2,6 @@
 a launch, of which a graph has hundreds.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache

@@ -1,7 +1,5 @@
 """The machine code of a cubin by itself: what tells two compiled kernels apart that differ in text only."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import struct

@@ -1,7 +1,5 @@
 """What the op asks of a machine: `Platform`, which `CudaPlatform` answers by torch, and by libcuda through ctypes."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 from collections.abc import Callable

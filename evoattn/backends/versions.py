@@ -1,7 +1,5 @@
 """What decides how fast the kernel of a config is beside the card: templates, NVRTC, the driver."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import hashlib

@@ -1,7 +1,5 @@
 """What a process on a device needs before its first answer and has not to be imported: it starts beside the imports."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """CuPy, imported so that it makes no folder in the home directory, and needs none."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Which configs stand for a problem: recorded ones, those of a file, or the families' starting configs."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Where the bench keeps its results: in the trials that it repeats, else in a study of its own."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from evoattn.bench.contenders import Contender

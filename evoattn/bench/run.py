@@ -1,7 +1,5 @@
 """One problem after another: compile, validate, time interleaved with every peer, record."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The bench's rows for a terminal and as JSON."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from typing import Any

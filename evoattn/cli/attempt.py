@@ -1,7 +1,5 @@
 """`evoattn try`: one config, every step of its evaluation."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """`evoattn bench`: our best kernels timed beside every peer."""
 
-from __future__ import annotations
-
 import os
 from io import StringIO
 from pathlib import Path

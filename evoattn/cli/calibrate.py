@@ -1,7 +1,5 @@
 """`evoattn calibrate` and `evoattn calibration`: what picks need of the card that is here, measured and kept."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

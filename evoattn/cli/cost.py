@@ -1,7 +1,5 @@
 """`evoattn cost`: fit the cost model to measured times, and judge it on problems that a fit did not see."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`evoattn dashboard`: a study in a browser, while it runs."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """`evoattn db`: whole databases."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

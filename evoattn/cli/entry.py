@@ -1,7 +1,5 @@
 """Where the `evoattn` command begins: a search has its workers' imports run beside its own from the first moment on."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 import os

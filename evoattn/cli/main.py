@@ -1,7 +1,5 @@
 """The command line: the table of commands, and one sentence for what was typed wrongly."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """`evoattn pick`: the kernel that would run for a shape."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

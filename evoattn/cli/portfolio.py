@@ -1,7 +1,5 @@
 """`evoattn portfolio`: what the kernels that come with evoattn are made from, chosen by and judged on."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`evoattn profile`: hardware counters of a recorded kernel."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`evoattn search` on a terminal: the study under a live display, then its result."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """`evoattn tune`: shapes of a file searched together."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

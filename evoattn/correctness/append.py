@@ -1,7 +1,5 @@
 """The proof of new keys in caches and of rotary embeddings: a `cases.Proof`."""
 
-from __future__ import annotations
-
 import math
 
 import torch

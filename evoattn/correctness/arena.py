@@ -2,8 +2,6 @@
 data behind them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """The proof of the backward pass: a `cases.Proof`."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

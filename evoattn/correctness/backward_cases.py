@@ -1,7 +1,5 @@
 """The small cases of the backward pass: what catches wrong kernels of it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import cycle
 from math import lcm

@@ -1,7 +1,5 @@
 """Block lists as tensors: the inputs that a text makes, and which keys they show."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Small problems, inputs and their answers: what catches wrong kernels."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

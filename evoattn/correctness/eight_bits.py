@@ -1,7 +1,5 @@
 """Tensors of 8 bits with their scales: how inputs are quantised, and what they stand for."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

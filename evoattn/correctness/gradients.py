@@ -1,7 +1,5 @@
 """The exact gradients of attention, a few heads and rows at a time, and what honest arithmetic may make of them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

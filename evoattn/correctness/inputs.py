@@ -1,7 +1,5 @@
 """Inputs of a problem, of the kinds that have caught wrong kernels."""
 
-from __future__ import annotations
-
 import math
 
 import torch

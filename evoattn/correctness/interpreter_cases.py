@@ -1,7 +1,5 @@
 """The small cases by which the interpreter judges a kernel: they grow with the config's tiles."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass, fields, replace

@@ -1,7 +1,5 @@
 """Is an output right, and are two outputs the same? Each answer is one sentence, empty where nothing is wrong."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace

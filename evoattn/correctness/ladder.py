@@ -1,7 +1,5 @@
 """A device's small cases, run one behind the other in memory that is made once for all candidates."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Sequence

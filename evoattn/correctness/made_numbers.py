@@ -1,7 +1,5 @@
 """The proof of the forward pass of numbers of 8 bits that a kernel makes of 16: a `cases.Proof`."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """The proof of merges of partial answers: a `cases.Proof`."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """The proof of the making of 8 bits: a `cases.Proof`."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """The answer that an output is judged by; made once per problem."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

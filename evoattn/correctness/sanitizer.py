@@ -2,8 +2,6 @@
 (racecheck), and other tools by their names.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Keys of which only some are in use, and pages: how inputs are made so, and what each sequence then is."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

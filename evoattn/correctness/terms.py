@@ -1,7 +1,5 @@
 """What is done to the scores of the reference between the product and the softmax, and the inputs that it takes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Runs a candidate on a case and judges what it wrote, where it wrote, and whether it does so every time."""
 
-from __future__ import annotations
-
 import math
 import time
 

@@ -3,8 +3,6 @@ the means of what they leave over, on all problems and on a class of them. Wheth
 without them is judged on problems left out, family by family; where not, nothing is corrected.
 """
 
-from __future__ import annotations
-
 import math
 import multiprocessing
 import os

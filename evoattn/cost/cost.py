@@ -5,8 +5,6 @@ to do (`physics.py`); trees, fitted to times measured on an H100 and an H200, co
 (`fitted.py`). `reports/cost_model.md` says how well that orders kernels, and of which cards nothing was measured.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

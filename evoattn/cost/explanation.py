@@ -1,7 +1,5 @@
 """What a cost says, in sentences: what bounds a kernel, how far the first choices have been from the best."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the trees may ask of a candidate: how its physical time splits, how it lies on the card, its genes."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from functools import lru_cache

@@ -3,8 +3,6 @@
 Plain numbers in `data/fitted.npz`; `evoattn cost fit` makes the file anew.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

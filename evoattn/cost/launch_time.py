@@ -1,8 +1,6 @@
 """The time of one launch, term by term: what keeps each unit of the fullest SM busy, what a chain of waits takes, and
 what memory takes."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

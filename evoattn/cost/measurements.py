@@ -4,8 +4,6 @@ landscapes, the times of many configs, good and bad, on a few problems: they are
 Its README says what each column is. What is read is what was written, but for how long a kernel took to compile.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import zipfile

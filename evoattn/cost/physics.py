@@ -1,7 +1,5 @@
 """The physical part of the cost: each launch's terms in µs, put together as units that work beside one another."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """optuna-dashboard on a local port, for whoever asks this machine by its own name, and only to look."""
 
-from __future__ import annotations
-
 import ipaddress
 import platform
 import threading

@@ -1,8 +1,6 @@
 """How alike two problems are to a kernel, by numbers of tiles, rows and keys: a search of several problems times a
 kernel on those first that are most like its own."""
 
-from __future__ import annotations
-
 import math
 
 from evoattn.model.gpu import GpuSpec

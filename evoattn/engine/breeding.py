@@ -1,7 +1,5 @@
 """Which config to try next in a group: those that were given, children of the fastest, and some at random."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How long a search may go on: a time or a count of trials."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable

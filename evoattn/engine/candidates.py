@@ -1,7 +1,5 @@
 """Candidates between the sampler and the database: those on their way, those compiled, and the table of all seen."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import math

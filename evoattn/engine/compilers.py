@@ -1,7 +1,5 @@
 """The compile workers of a search: configs go in, rendered and compiled candidates come out."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace

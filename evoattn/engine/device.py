@@ -1,7 +1,5 @@
 """A GPU worker of a search: it times one candidate at a time."""
 
-from __future__ import annotations
-
 from evoattn.engine.progress import Progress
 from evoattn.evaluation.tasks import DeviceTask
 from evoattn.evaluation.workers import BaseWorker, Outcome

@@ -1,7 +1,5 @@
 """A final over as many tries as it takes until all who are left have a time."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Mapping
 

@@ -1,7 +1,5 @@
 """One kernel of a group of problems, and what is known of it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,8 +1,6 @@
 """The loop of every search: candidates are proposed, compiled and timed, each by processes of its own, until time,
 trials or candidates are over."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing

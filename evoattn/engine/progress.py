@@ -1,7 +1,5 @@
 """Where a running search stands: what it counts, for those who show it."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from dataclasses import dataclass, field

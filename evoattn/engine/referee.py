@@ -5,8 +5,6 @@ The peers may take seconds to get going (FlashAttention 4 compiles for ten). The
 the board is theirs alone only for the fraction of a second in which they are timed themselves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from enum import Enum
 

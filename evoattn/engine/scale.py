@@ -1,7 +1,5 @@
 """The speed of each board, by a reference kernel that all of them time now and then."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """What a search works with: renderer, compiler and the handlers of its worker processes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The memory bandwidth of a card that is not in the table, measured by a copy in a process of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -1,8 +1,6 @@
 """For a device: a candidate is rendered, compiled and priced. Imports no torch, so that a process that does only this
 starts fast."""
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

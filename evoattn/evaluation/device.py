@@ -1,7 +1,5 @@
 """On the device: validate and time candidates. Every failure becomes a state with a sentence."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Mapping

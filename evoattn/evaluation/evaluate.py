@@ -3,8 +3,6 @@
 Every failure becomes a state with a sentence; nothing is raised for a bad kernel.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -4,8 +4,6 @@ while Python imports something else, and no garbage is looked for meanwhile.
 Nothing here starts CUDA: a process that is forked after it could not use it any more.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os

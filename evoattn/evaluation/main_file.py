@@ -1,8 +1,6 @@
 """The main file of the program that searches: `multiprocessing` has each new process import it, which a search does
 without, unless what it sends to its workers is defined there."""
 
-from __future__ import annotations
-
 import multiprocessing
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """One memory for the tensors of all problems: each takes its views of it, so that none is allocated for a timing."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

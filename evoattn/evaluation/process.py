@@ -1,7 +1,5 @@
 """The inside of a worker process: a handler that answers one task after another over a pipe."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -5,8 +5,6 @@ may leave out torch, whose import takes seconds: then it soon forks the workers 
 is begun ahead, before it is known what it will do.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import resource

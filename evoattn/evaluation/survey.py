@@ -1,7 +1,5 @@
 """On the device: quick times of one kernel on several problems, of which the best are timed carefully in a final."""
 
-from __future__ import annotations
-
 import os
 
 import torch

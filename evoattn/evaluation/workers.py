@@ -1,7 +1,5 @@
 """Killable processes that run one task at a time: the GPU worker and the compile pool are both made of them."""
 
-from __future__ import annotations
-
 import math
 import os
 import selectors

@@ -1,7 +1,5 @@
 """A trial as one .cu file that plain nvcc builds: provenance, the recorded kernel, a check of its answer, a timing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from evoattn.export.kept import kept_case, kept_constants

@@ -1,7 +1,5 @@
 """A trial as one CUDA header that a project includes, and as a folder that `torch.utils.cpp_extension.load` builds."""
 
-from __future__ import annotations
-
 import json
 import keyword
 import re

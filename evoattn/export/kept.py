@@ -1,8 +1,6 @@
 """A small problem of a kernel whose inputs and answer an exported program keeps: the check of operations and variants
 for which there is no reference in C++."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

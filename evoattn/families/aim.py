@@ -1,7 +1,5 @@
 """A problem that searches of several problems change configs for, as a family's `aims` see it."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What the families of the backward pass have in common."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from functools import lru_cache

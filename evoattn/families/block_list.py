@@ -1,7 +1,5 @@
 """What a kernel takes of a block list (`evoattn.model.block_list`), and which tiles it can have."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

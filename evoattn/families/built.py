@@ -1,7 +1,5 @@
 """A compiled kernel together with what is needed to launch it, and what tells it from another one."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 

@@ -7,8 +7,6 @@ many blocks as tiles of rows that lie next to one another in the order of tiles;
 the same time, each for its own tile of rows.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from evoattn.model.symbol import as_one, first, least

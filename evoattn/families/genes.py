@@ -1,7 +1,5 @@
 """The parameters of a family, said once: name, type, values, meaning and default; and a config with types."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar, NamedTuple, Self, get_args, get_type_hints

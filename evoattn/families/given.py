@@ -1,7 +1,5 @@
 """Arguments that not every kernel of a family takes. One list says what a template prints and what a launch passes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 

@@ -1,7 +1,5 @@
 """`#include "…"` lines of templates and device headers, resolved once, so that a source is whole."""
 
-from __future__ import annotations
-
 import os
 import re
 from functools import cache

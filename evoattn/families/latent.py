@@ -1,8 +1,6 @@
 """What families share that attend over a latent cache, whose V is the first columns of K, with the query heads of a
 K/V head as the rows of a tile."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, ClassVar
 

@@ -1,8 +1,6 @@
 """The lists of a `BlockMask` out of a predicate: the source of its kernels, and their launches. No family: it computes
 no attention, and there is nothing to choose."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

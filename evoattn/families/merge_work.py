@@ -1,7 +1,5 @@
 """What a launch does that merges splits of the keys: see `evoattn.families.work`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """The launch that asks a predicate of PARTIAL blocks once, for all heads of a kernel that reads block lists."""
 
-from __future__ import annotations
-
 import math
 
 from evoattn.families.block_list import BITS, Packed, list_given, packed_mask

@@ -1,7 +1,5 @@
 """The one table of families."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from functools import cache
 

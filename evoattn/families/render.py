@@ -1,7 +1,5 @@
 """(problem, config) → Candidate: the only importer of jinja2."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path

@@ -4,8 +4,6 @@ families.
 `blocks` is BLOCKS_PER_SM, 1 where a family has no such parameter; `warps` are those of a block.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

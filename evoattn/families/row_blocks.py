@@ -1,7 +1,5 @@
 """How many tiles of rows a grid has."""
 
-from __future__ import annotations
-
 import math
 
 from evoattn.model.problem import AttentionProblem

@@ -1,8 +1,6 @@
 """What families have in common whose blocks take BLOCK_M whole rows, each of them by some threads of a warp: operations
 beside attention, which read and write a row once."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """Tensor maps of tiles of Q, K, V and O, for the families that copy by them."""
 
-from __future__ import annotations
-
 import math
 
 from evoattn.families.base import buffer_of

@@ -1,7 +1,5 @@
 """What a template gets to know of a problem's variants, and the arguments that its kernel then takes (`given.py`)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

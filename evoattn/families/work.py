@@ -5,8 +5,6 @@ unless it says otherwise. Counts are of the steady state: boundary tiles count a
 frozen: a pick makes hundreds of each, and a frozen one takes three times as long to make.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What a search asks of the machines that it runs on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 

@@ -1,7 +1,5 @@
 """What has to be alike on all machines of a search, so that a candidate is the same kernel on each."""
 
-from __future__ import annotations
-
 import hashlib
 from functools import cache
 from pathlib import Path

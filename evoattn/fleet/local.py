@@ -1,7 +1,5 @@
 """The GPUs and cores of this machine, by processes of its own."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from functools import partial

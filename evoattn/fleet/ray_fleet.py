@@ -1,7 +1,5 @@
 """A Ray cluster as a fleet: the search stays here, compiles are tasks on any node, each GPU has an actor."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,6 @@
 """What runs on the nodes of a Ray cluster: compile tasks, and an actor for each GPU. Imports no ray: the driver makes
 tasks and actors of it."""
 
-from __future__ import annotations
-
 import pickle
 import platform
 from collections.abc import Callable

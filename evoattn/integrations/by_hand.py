@@ -1,7 +1,5 @@
 """Attention as the formula says it, where neither a kernel nor "sdpa" computes what a model asks for."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -4,8 +4,6 @@ diffusers' names are members of an enumeration, and its registry is private; her
 https://github.com/huggingface/diffusers/blob/main/src/diffusers/models/attention_dispatch.py
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

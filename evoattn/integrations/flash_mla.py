@@ -4,8 +4,6 @@ A row of DeepSeek's cache of 8 bits ("FP8 with scale", github.com/deepseek-ai/Fl
 e4m3, four scales in float32, one of each 128 of them, and 64 rotary columns in bfloat16.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

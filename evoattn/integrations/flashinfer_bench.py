@@ -10,8 +10,6 @@ fields mean. Log-sum-exps are to base 2 there, `[rows, heads]`.
 The longest length is read from the device once a call, as FlashInfer's `plan` reads lengths.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from math import log2

@@ -8,8 +8,6 @@ https://github.com/huggingface/kernels/blob/main/docs/source/kernel-requirements
 these fields.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -6,8 +6,6 @@ PARTIAL blocks kernels read the mask itself. The lists are made once for a tenso
 pass share them.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask

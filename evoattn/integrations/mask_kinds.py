@@ -1,7 +1,5 @@
 """Which keys a mask tensor of transformers shows, by the function that made it, or by what it holds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import FunctionType
 

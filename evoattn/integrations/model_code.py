@@ -1,7 +1,5 @@
 """What the code of a transformers model says of how it calls attention, by the config that a mask is made for."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import re

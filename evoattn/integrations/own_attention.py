@@ -1,8 +1,6 @@
 """Models that choose among attention classes of their own by the name of the implementation, as Falcon, GPT-J and SAM's
 image encoder do, and know no other names."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import re

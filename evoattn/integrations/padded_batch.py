@@ -5,8 +5,6 @@ Keys behind the text of each row are keys that are not in use. Under a causal ma
 sequences, its text and its padding, whichever comes first; they lie end to end as they are, so that nothing is moved.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

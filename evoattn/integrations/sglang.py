@@ -5,8 +5,6 @@ https://github.com/sgl-project/sglang/blob/main/python/sglang/srt/layers/attenti
 arguments and fields here have the names of version 0.5.23.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Decoding with a static cache of transformers: how many of its places are filled is a tensor on the device. Steps
 over a growing cache with padding are taken as steps over a static one whose places are all filled."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

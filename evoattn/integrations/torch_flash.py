@@ -9,8 +9,6 @@ of that output and log-sum-exp. Next to `evoattn.enable` it costs a few microsec
 torch gives to other backends.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

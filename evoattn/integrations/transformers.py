@@ -14,8 +14,6 @@ kernels', where these serve them. Other mask tensors and dropout take what "sdpa
 "sdpa" leaves out without a word, what "eager" computes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

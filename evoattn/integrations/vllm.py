@@ -5,8 +5,6 @@ https://github.com/vllm-project/vllm/blob/main/vllm/v1/attention/backend.py; met
 names of version 0.33.0. Nothing of vLLM is imported before it asks for `EngineBackend`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, ClassVar

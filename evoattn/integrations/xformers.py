@@ -6,8 +6,6 @@ https://github.com/facebookresearch/xformers/blob/main/xformers/ops/fmha/common.
 version 1.1.0 of mslk. Gradients are those of an operator that the library chooses, from the log-sum-exp.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from importlib import import_module
 from typing import Any

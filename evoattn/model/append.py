@@ -11,8 +11,6 @@ the last.
 The method: Su et al., RoFormer, https://arxiv.org/abs/2104.09864. The functions take an `AttentionProblem`.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -3,8 +3,6 @@
 Its functions take an `AttentionProblem`, whose module imports this one.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from evoattn.model.forward import LSE, MAIN

@@ -14,8 +14,6 @@ hidden that these show, and shown that they hide, in no order. It is for checks.
 most. So a caller's lists are written, which only the device knows.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import re

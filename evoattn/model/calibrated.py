@@ -1,7 +1,5 @@
 """Where what was measured on the user's own cards lies."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Python's collector of cyclic garbage, kept from running where an answer is waited for."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import threading

@@ -1,7 +1,5 @@
 """The one table of element types: what each is called wherever a name or a size of it is needed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,7 +1,5 @@
 """What a child of `os.fork` has to put right: a lock that another thread held stays held there for ever."""
 
-from __future__ import annotations
-
 import os
 import threading
 import weakref

@@ -3,8 +3,6 @@
 Its functions take an `AttentionProblem`, whose module imports this one.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The GPUs that evoattn knows by name, and which of them is in this machine."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 from collections.abc import Mapping

@@ -6,8 +6,6 @@ matrix rates, memory, L2). Matrix rates are those with fp32 accumulation: a GeFo
 workstation sister has.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from evoattn.model.gpu_spec import GpuSpec

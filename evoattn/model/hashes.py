@@ -1,7 +1,5 @@
 """Hashes: those that objects keep, since they are looked up a thousand times for a pick, and those of names."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """Lengths of the sequences of a batch, as a problem records them: a distribution, and the numbers that it gives."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

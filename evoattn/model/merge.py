@@ -8,8 +8,6 @@ nothing, whatever its O_i holds; where all are -inf, O is 0 and L -inf.
 Its functions take an `AttentionProblem`, whose module imports this one.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

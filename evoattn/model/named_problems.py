@@ -1,7 +1,5 @@
 """Problems that have a name (`search_spaces/problems.yaml`)."""
 
-from __future__ import annotations
-
 from functools import cache
 
 from evoattn.model.problem import AttentionProblem, ProblemError

@@ -1,7 +1,5 @@
 """What is computed of a problem: named inputs and outputs, the work, and where its reference stands."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

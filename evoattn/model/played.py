@@ -5,8 +5,6 @@ of an A100; `stranger@sm_90a` has it be a card that nobody has seen. Either way 
 the name of the played card is no row of the table. Clocks, SMs and memory stay those of the GPU, on which kernels run.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What hardware counters say of one call."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

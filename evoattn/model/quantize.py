@@ -8,8 +8,6 @@ mean of the rows of each head from them first, as SageAttention's `smooth_k`. `t
 them `turned`.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

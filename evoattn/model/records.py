@@ -1,7 +1,5 @@
 """The records that pass along the line: candidate, compile info, validation, timing, evaluation, trial, study."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from dataclasses import dataclass, field, replace

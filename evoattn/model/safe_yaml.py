@@ -1,8 +1,6 @@
 """YAML of plain values from files that may be anybody's: no tags, no key twice, no aliases that multiply, of bounded
 size."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ per block of rows as SageAttention's Q and K, per token and head as vLLM's `fp8_
 128 columns as DeepSeek's latent cache (FlashMLA's "FP8 with scale").
 """
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 from evoattn.model.dtype import DTYPES, KEY_DTYPES

@@ -1,7 +1,5 @@
 """Expressions of scores as CUDA C++ has them."""
 
-from __future__ import annotations
-
 import math
 
 from evoattn.model.score import (

@@ -1,8 +1,6 @@
 """How expressions differ from one query and key to the next ones, and which of them say no more than a name does: a
 causal mask, a window, a soft cap, slopes, a bias. Kernels of these are faster."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -1,8 +1,6 @@
 """Between what numbers an expression of whole numbers lies over a block of queries and keys, as CUDA C++ has it. So a
 predicate is known to hold for all pairs of a block, or for none, without asking each."""
 
-from __future__ import annotations
-
 from evoattn.model.score import WHOLE, Apply, Load, Name, Number, Tree, replaced
 from evoattn.model.score_cuda import member, size_member
 

@@ -6,8 +6,6 @@ A text gives the lengths of the queries and those of the keys, with a slash betw
 - `sum:1000`, lengths as equal as can be with that sum: for a caller whose lengths are on the device alone.
 """
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from itertools import accumulate

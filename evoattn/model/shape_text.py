@@ -1,7 +1,5 @@
 """A problem as people write its shape: on the command line, in Python and as evoattn prints it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from functools import cache

@@ -1,7 +1,5 @@
 """Which known word a user meant who wrote another."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 ALIKE = 0.8

@@ -3,8 +3,6 @@
 `benchmarks/samplers/search_speed.py` reads it.
 """
 
-from __future__ import annotations
-
 import os
 import time
 

@@ -4,8 +4,6 @@ Keys are rounded up to whole groups of 16, of zeros. In a group place 4t + e has
 scores a thread holds (`templates/fp8_wgmma/value_tile.cuh`).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from evoattn.model.operation import TensorSpec, contiguous

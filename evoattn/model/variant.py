@@ -6,8 +6,6 @@ as in DeepSeek V2's latent attention, used lengths and pages as `seqused_k` and 
 packed sequences as its `flash_attn_varlen_func`, block lists as `BlockMask` of torch's FlexAttention.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

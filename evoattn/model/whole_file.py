@@ -1,7 +1,5 @@
 """A file is written whole or not at all: on a full disk, the one that was there stays."""
 
-from __future__ import annotations
-
 import os
 import re
 import secrets

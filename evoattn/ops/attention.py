@@ -1,7 +1,5 @@
 """The functions of the op: scaled dot-product attention by the best known kernel, or by torch where there is none."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, Literal, overload
 

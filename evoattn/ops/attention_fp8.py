@@ -1,8 +1,6 @@
 """Attention in 8 bits: of query, key and value of e4m3 by a kernel that multiplies them as they are, or by 16-bit
 attention of what they stand for; and which calls `evoattn.enable(precision="fp8")` has run so."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

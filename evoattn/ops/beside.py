@@ -2,8 +2,6 @@
 rotary embedding of keys and queries; the merge of partial answers; numbers of 8 bits and their scales of tensors of 16
 or 32 bits."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol

@@ -6,8 +6,6 @@ number for each pair of a query and a key first. A `score_mod` that hides keys b
 as captured tensors may change from call to call, so that hidden tiles are not computed.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import warnings

@@ -1,8 +1,6 @@
 """Which kernel a problem gets on a device, or the reason why none: everything short of loading it. And the race of a
 pick beside what PyTorch would run, held once for a problem on a card where such picks were not measured."""
 
-from __future__ import annotations
-
 import math
 import time
 import warnings

@@ -13,8 +13,6 @@ what is seen; how many blocks they have is read once for each kind of mask, when
 Importing this module imports `torch._dynamo`, which takes a second: `attention` does so inside of a trace only.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import zlib

@@ -2,8 +2,6 @@
 their names; slopes and a bias that an expression adds to scores, as arguments, of which kernels read several at once.
 And what torch makes of K and V of 8 bits."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace

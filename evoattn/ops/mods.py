@@ -5,8 +5,6 @@ written down by a row of `RULES`; none runs on the device. Captured tensors beco
 What cannot be said so raises `Untraceable`, and torch's FlexAttention runs in its place.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence

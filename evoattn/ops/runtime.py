@@ -1,7 +1,5 @@
 """Decides each call once, keeps what it decided, and runs it: the state behind `evoattn.attention`."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence

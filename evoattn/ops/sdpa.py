@@ -6,8 +6,6 @@ backends after that, by `torch.nn.attention.sdpa_kernel` or its flags, gets them
 whether backends were chosen, when it was compiled; it is compiled again where a thread's blocks have changed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ take; the formula, for what SDPA lacks, and for the log-sum-exp, which it does n
 than break them, as nothing is known that would keep the bits of torch's rows in every batch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace

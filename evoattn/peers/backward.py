@@ -1,7 +1,5 @@
 """The backward pass of peers: a forward pass runs once, and calls compute the gradients that the problem asks for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ its `flash_attn_func` is 1, which leaves most of the GPU idle in decode, that of
 Where there are blocks enough, 0 chooses 1. Keys in use and pages go to the latter (`cache_seqlens`, `page_table`).
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """FlashAttention 4 (`flash_attn.cute`), whose kernels are compiled just in time; one split per row, as it has no more
 on Hopper. Slopes and a bias are a function of the scores there, which evoattn brings (`fa4_scores`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any

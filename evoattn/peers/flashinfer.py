@@ -5,8 +5,6 @@ backend, which split the keys, on caches and pages, and those of latent attentio
 all layers. What it has not compiled yet, it compiles with nvcc at the first call, which takes minutes on few cores.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module

@@ -1,8 +1,6 @@
 """FlexAttention, compiled, with a block mask: PyTorch's own way to a variant of attention
 (https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 

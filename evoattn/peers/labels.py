@@ -1,7 +1,5 @@
 """The names of the peers, for people."""
 
-from __future__ import annotations
-
 PEER_NAMES = ("flash", "cudnn", "efficient", "math", "fa3", "fa4", "flex", "varlen", "flashinfer")
 """Those of `table.PEERS`, in its order. That module imports torch."""
 SDPA = ("flash", "cudnn", "efficient", "math")

@@ -1,8 +1,6 @@
 """What users would run instead, on the same inputs as our kernels: torch's SDPA backends, FlexAttention and
 `varlen_attn`, FlashAttention 3 and 4 and FlashInfer, each proved right first."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace

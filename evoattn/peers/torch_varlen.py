@@ -1,8 +1,6 @@
 """PyTorch's attention of packed sequences, `torch.nn.attention.varlen.varlen_attn` (torch 2.10 and later), whose
 arguments differ between releases."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from functools import partial

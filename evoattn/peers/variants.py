@@ -1,8 +1,6 @@
 """Variants of attention as the peers take them: SDPA as a tensor that is added to the scores, FlashAttention 3 and 4 as
 options of their functions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

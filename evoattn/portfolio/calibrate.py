@@ -4,8 +4,6 @@ Problems as people have them, and the user's own, are searched together; each ti
 made a correction of the cost model and the card's list of kernels, and both are judged on problems left out.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,8 +1,6 @@
 """A measuring campaign: its problems, in groups that one compiled kernel serves; which of their kernels are worth a
 careful comparison; and its file."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import time

@@ -7,8 +7,6 @@ decides a climb. Its lines are appended, each by one write, so that processes sh
 right checksum. What cannot be read or written costs a climb, nothing else.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os

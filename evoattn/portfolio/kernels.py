@@ -4,8 +4,6 @@ A file says on which cards its kernels were timed and which of them were fast on
 from them may change, and which problems are left to PyTorch. `evoattn portfolio select` writes it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """A measuring campaign on the GPU that is here: problems drawn as people have them are searched all at once, and all
 times are kept."""
 
-from __future__ import annotations
-
 import json
 import math
 import platform

@@ -3,8 +3,6 @@ and climbs from the best of them go on to what fits the problem. A pick is made 
 what a caller knows without waiting for the device, with lengths rounded, so that a sequence that grows keeps its kernel
 for some while."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

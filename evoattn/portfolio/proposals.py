@@ -7,8 +7,6 @@
   that the cost model expects most of, and any gene's best value.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

@@ -6,8 +6,6 @@ from it and from the families' known-good configs, and every peer are timed in t
 best of ours.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

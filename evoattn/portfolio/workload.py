@@ -17,8 +17,6 @@
 What ships is made from seeds below 100 (`BUILD_SEEDS`); whoever judges it draws from others.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Nsight Compute's command line (`ncu`) on one call, a kernel of ours or a peer, and what of its table is kept."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -5,8 +5,6 @@
 FOLDER holds what `evoattn.profiling.ncu` wrote.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

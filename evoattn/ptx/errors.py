@@ -1,7 +1,5 @@
 """What can go wrong in a PTX program; every message is one sentence."""
 
-from __future__ import annotations
-
 
 class PtxError(Exception):
     """A program that cannot be run, or that went wrong while it ran."""

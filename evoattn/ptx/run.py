@@ -1,7 +1,5 @@
 """One launch of one kernel over NumPy arrays."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Two studies of one problem side by side: on two cards, or of two dates."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass
 

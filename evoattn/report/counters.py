@@ -1,7 +1,5 @@
 """Hardware counters as a table: the trial's kernels beside those of a peer."""
 
-from __future__ import annotations
-
 from evoattn.model.profile import KernelCounters, Profile
 from evoattn.model.records import Study, Trial
 from evoattn.peers.labels import peer_label

@@ -1,7 +1,5 @@
 """The summary of a study and the records in it: all that the table, the JSON and the page say."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import asdict, dataclass, field, replace

@@ -1,7 +1,5 @@
 """How many PTX instructions of each class a kernel has: a loop's body counts once, however often it runs."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """A study as one HTML page: its figures and its tables."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The result of a study on one screen: at most 24 lines of 80 columns."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from rich.console import Console

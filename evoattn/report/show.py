@@ -1,7 +1,5 @@
 """One trial for a terminal: what is recorded of it, and its counters."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeGuard

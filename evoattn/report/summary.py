@@ -1,7 +1,5 @@
 """The summary of a study, computed once from what is recorded."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from evoattn.families import registry

@@ -1,7 +1,5 @@
 """Studies for a terminal: a list of them, or the result of one, with `--full` what was learnt on the way."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rich.console import Console

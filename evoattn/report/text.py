@@ -1,7 +1,5 @@
 """Text for a terminal: clean, broken between words only, and commands that can be pasted."""
 
-from __future__ import annotations
-
 import shlex
 import textwrap
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """What a user takes home: the best candidate, how sure it is, where it came from, and how to have it again."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What a sampler is, and the part of the work that all of them share."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections import Counter, deque

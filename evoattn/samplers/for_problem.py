@@ -1,8 +1,6 @@
 """A sampler for a problem on a GPU, with all that it is lent. Imports no torch and no database, as the process that it
 runs in starts beside those that do."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from evoattn.families import registry

@@ -1,7 +1,5 @@
 """The genetic algorithm: Optuna's NSGA-II keeps the generations and selects who may breed; children are bred here."""
 
-from __future__ import annotations
-
 from bisect import insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

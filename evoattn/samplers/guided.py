@@ -1,7 +1,5 @@
 """Guided by a model of what was measured: many configs are thought of, the model chooses which to try."""
 
-from __future__ import annotations
-
 import math
 import threading
 from bisect import insort

@@ -1,7 +1,5 @@
 """The model of what was measured in a study, from scikit-learn: what it is fitted to, and how it judges configs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

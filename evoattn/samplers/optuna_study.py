@@ -1,7 +1,5 @@
 """Optuna kept in memory and kept quiet."""
 
-from __future__ import annotations
-
 import optuna
 
 

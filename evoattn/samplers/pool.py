@@ -1,7 +1,5 @@
 """The configs that may still be proposed: valid, and not proposed or recorded before."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import re

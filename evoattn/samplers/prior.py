@@ -1,7 +1,5 @@
 """What the cost model lets expect of a config, before anything was measured on the problem."""
 
-from __future__ import annotations
-
 import math
 
 from evoattn.model.gpu import GpuSpec

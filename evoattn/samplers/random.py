@@ -1,7 +1,5 @@
 """Uniform over the families, then over the valid configs of the one chosen."""
 
-from __future__ import annotations
-
 from evoattn.samplers.base import ProposingSampler
 
 

@@ -1,7 +1,5 @@
 """The one table of samplers. A sampler is imported when it is made: optuna takes a third of a second."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib import import_module
 

@@ -1,7 +1,5 @@
 """Configs that a sampler thinks of before it proposes one, and how they are written as rows of features."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 

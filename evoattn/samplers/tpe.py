@@ -1,7 +1,5 @@
 """Optuna's tree-structured Parzen estimator, one for each family."""
 
-from __future__ import annotations
-
 import random
 from bisect import insort
 from operator import itemgetter

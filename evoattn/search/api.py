@@ -1,7 +1,5 @@
 """`evoattn.search(problem, budget="1m")`: a study from Python, without a terminal."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """One config tried by hand: what it lacks filled in, then every step of an evaluation, each with what it found."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

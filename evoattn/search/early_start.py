@@ -1,8 +1,6 @@
 """The processes of a new search, asked for as soon as it is known what is searched: they import what they need, and
 compile its first candidates, while the search's own process imports the database."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Event, Thread

@@ -1,7 +1,5 @@
 """Who takes part in the final of a search, and what compute-sanitizer says of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 

@@ -1,7 +1,5 @@
 """What a study found, for calls from PyTorch: its leader is kept as one of the user's own finds."""
 
-from __future__ import annotations
-
 from evoattn.model.records import Timing, TrialState
 from evoattn.model.space import KernelConfig
 from evoattn.peers.labels import SDPA

@@ -1,7 +1,5 @@
 """What a search runs on: the GPUs that its words name here, or those of a Ray cluster."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

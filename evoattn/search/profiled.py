@@ -1,7 +1,5 @@
 """The hardware counters of a recorded trial, and of the best peer beside it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 

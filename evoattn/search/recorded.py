@@ -1,8 +1,6 @@
 """Before a recorded trial runs again: whether its source may be trusted and fits today's launches, and its device is
 here."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from evoattn.families import registry

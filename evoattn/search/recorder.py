@@ -1,8 +1,6 @@
 """Every result goes to the database first, then to those who learn from it: sampler, progress and the table of what
 ran."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

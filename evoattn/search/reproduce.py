@@ -1,7 +1,5 @@
 """A recorded trial again: render, recompile, validate and time, each held against the record."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from evoattn.backends.compiler import CompileError, compile_source

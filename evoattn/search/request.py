@@ -1,7 +1,5 @@
 """What `evoattn search` was asked for, checked before anything slow is imported: no torch, no optuna, no database."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """From a checked request to a study that is ready to run: which study, under which name, with which sampler."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any

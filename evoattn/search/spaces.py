@@ -1,7 +1,5 @@
 """The search spaces of a study: of which families, and how much of each."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Where a search begins: at what was kept and a portfolio's kernels for the problem, then at known-good configs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from evoattn.families import registry

@@ -1,7 +1,5 @@
 """One run of a study: propose → render and compile → check → time → record → tell, within a budget; then the final."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Results on their way into the database: a thread writes them, so that the search does not wait for the disk."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

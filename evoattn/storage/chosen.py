@@ -1,7 +1,5 @@
 """Which recorded trial a user means: by its number, or the best of a study, or of all studies of a problem."""
 
-from __future__ import annotations
-
 from evoattn.model.errors import WrongUse
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem

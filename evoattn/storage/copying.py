@@ -1,7 +1,5 @@
 """A database moved to another one, of either kind."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 

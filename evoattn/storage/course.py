@@ -1,7 +1,5 @@
 """A study's course: of each trial what all of them say together, and no more, for studies of 200,000."""
 
-from __future__ import annotations
-
 import gc
 import json
 import math

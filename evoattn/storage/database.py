@@ -1,7 +1,5 @@
 """An open database: transactions, and sentences for what goes wrong."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sqlite3

@@ -1,7 +1,5 @@
 """Opening a database: its URL, SQLite's settings, read-only files, and the migration to this version's tables."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What can go wrong with a database, in sentences that say what to do."""
 
-from __future__ import annotations
-
 import sqlite3
 
 from sqlalchemy.exc import DBAPIError, IntegrityError, StatementError

@@ -1,7 +1,5 @@
 """One search per study: a lock that the operating system gives back when its holder dies, however it dies."""
 
-from __future__ import annotations
-
 import fcntl
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Transactions on a server that may go away and come back: they wait for it, and none is done twice."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 import time

@@ -1,7 +1,5 @@
 """Records to rows and back. A row may come from somebody else's database, so every value read is checked."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re

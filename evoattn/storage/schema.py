@@ -1,7 +1,5 @@
 """The tables. Of results, rows are only ever added: none is updated or deleted."""
 
-from __future__ import annotations
-
 from sqlalchemy import (
     JSON,
     BigInteger,

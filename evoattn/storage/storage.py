@@ -1,7 +1,5 @@
 """The database as the rest of evoattn sees it: records in, records out, sentences for what goes wrong."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sqlalchemy import select

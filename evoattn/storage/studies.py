@@ -1,7 +1,5 @@
 """The studies of a database."""
 
-from __future__ import annotations
-
 import shlex
 import warnings
 from collections.abc import Callable, Sequence

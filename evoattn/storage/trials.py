@@ -1,7 +1,5 @@
 """The trials of a study: recorded with their sources and samples, read in pages."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence

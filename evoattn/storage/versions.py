@@ -1,7 +1,5 @@
 """Versions of everything that can change a result, for the record."""
 
-from __future__ import annotations
-
 import platform
 import re
 import subprocess

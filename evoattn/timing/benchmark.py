@@ -1,7 +1,5 @@
 """Timing on the device: one candidate alone, or the contestants of a final in turns."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable

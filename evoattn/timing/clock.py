@@ -1,7 +1,5 @@
 """Times of calls by CUDA events on the current stream, many calls at once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,8 +1,6 @@
 """Clocks, temperature, power, energy and throttle reasons of a device by NVML, where `pynvml` (nvidia-ml-py) and
 the driver's library are there."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -1,8 +1,6 @@
 """A final on the device: finalists and peers interleaved over the same memory. One that fails is out; the others go
 on."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

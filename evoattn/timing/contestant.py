@@ -1,7 +1,5 @@
 """One of those who are timed: a CUDA graph of calls, how many of them, and a sample of their time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import ceil
 

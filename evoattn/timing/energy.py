@@ -1,7 +1,5 @@
 """Energy of a call: what the board's own counter says over many replays."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from math import ceil

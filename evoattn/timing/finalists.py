@@ -1,7 +1,5 @@
 """Who takes part in a final, and what comes of it. Imports no torch: the search passes these between processes."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from evoattn.families.built import BuiltKernel

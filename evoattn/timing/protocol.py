@@ -1,8 +1,6 @@
 """How long and how often a candidate is timed. Imports no torch: the search names a protocol, the GPU worker follows
 it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

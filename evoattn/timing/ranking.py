@@ -7,8 +7,6 @@ by the sign test: the number of ratios under the true median is binomial with p 
 Statistics, 3rd ed., section 3.2). Outliers and heavy tails move it no more than their count does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import comb

@@ -1,7 +1,5 @@
 """Whether a contestant does the same work when it is timed."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 import torch

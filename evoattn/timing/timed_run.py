@@ -1,8 +1,6 @@
 """Times one candidate and checks the timed launches' outputs: a check before the timing says nothing about the
 timing."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """CUDA events and graphs: how long work takes on the device, and what a graph's own launch costs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property

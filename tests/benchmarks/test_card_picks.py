@@ -1,7 +1,5 @@
 """Picks on cards that nobody measured are as good by the cost model as any known config."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.cards import picks

@@ -1,7 +1,5 @@
 """Steps of a serving engine: what is drawn, that a right answer is found right and a wrong one wrong, what is asked."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.calls.serving import MODELS, TOLERANCE, Batch, Step, draw, problems_of, report

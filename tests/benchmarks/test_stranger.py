@@ -1,7 +1,5 @@
 """A GPU plays another card, and the program that judges picks on it does so."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

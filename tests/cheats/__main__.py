@@ -8,8 +8,6 @@ to catch it, where. Exit code 1 if one got through, was caught for another reaso
 failed.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -1,8 +1,6 @@
 """A device made of Python: kernels are functions over the launch's buffers, so that the timed path and its defences run
 without a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ fault of the config at hand. Everything behind it (compile pool, interpreter or 
 product's own.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from evoattn.model.problem import AttentionProblem

@@ -1,8 +1,6 @@
 """Every cheat through the product: a search over as many honest configs, each of whose sources has a fault planted in
 it."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator

@@ -9,8 +9,6 @@ plain problems that `evoattn portfolio check` draws of them. A line for each as 
 `-o FILE` keeps them as JSON lines. Nothing is timed: the processes share the GPU.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing

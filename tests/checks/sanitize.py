@@ -9,8 +9,6 @@ runs on ragged lengths and on strided views, under each tool in a process of its
 of counts a family, and ends with exit code 1 if a tool found something that counts (`is_damning`).
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

@@ -1,7 +1,5 @@
 """What the tests of the command line share: a command run on a machine without a GPU, and what a refusal looks like."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from typer.testing import CliRunner

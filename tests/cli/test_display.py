@@ -1,7 +1,5 @@
 """The live view: the best and its config, the ratio to the best peer, convergence, the time since it improved."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

@@ -1,7 +1,5 @@
 """Texts are UTF-8 whatever the locale says, and the command line answers where the locale knows ASCII alone."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess

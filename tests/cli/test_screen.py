@@ -1,7 +1,5 @@
 """The last screen of a search, and the report: at most 24 lines of 80 columns, no word broken, what comes next."""
 
-from __future__ import annotations
-
 import io
 import shlex
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Studies by name: made of the shape, listed, resumed, and searched for the best of a problem."""
 
-from __future__ import annotations
-
 import pytest
 
 from evoattn.cli.run import resume_command

@@ -1,7 +1,5 @@
 """`evoattn try`: why a config cannot be, what was filled in, what each step found, and which element is wrong first."""
 
-from __future__ import annotations
-
 import math
 import multiprocessing
 

@@ -1,7 +1,5 @@
 """Faults that one case of the interpreter alone finds, planted in configs that have their place."""
 
-from __future__ import annotations
-
 import pytest
 
 from evoattn.backends.interpreter import InterpreterBackend

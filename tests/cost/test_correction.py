@@ -1,7 +1,5 @@
 """A correction finds what a card does otherwise than the model says, and does nothing where there is nothing."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

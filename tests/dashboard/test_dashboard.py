@@ -1,7 +1,5 @@
 """A study in optuna-dashboard: what its server answers, and that it follows the database."""
 
-from __future__ import annotations
-
 import json
 import platform
 import sqlite3

@@ -1,7 +1,5 @@
 """optuna-dashboard's pages of a study, in headless Chromium."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 

@@ -1,7 +1,5 @@
 """The page of choices names the kinds of problems that were timed as the list of kernels does."""
 
-from __future__ import annotations
-
 import re
 
 from evoattn.model.gpu import GPUS

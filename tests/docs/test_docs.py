@@ -1,7 +1,5 @@
 """The documentation: links lead somewhere, commands are what the command line takes, examples run, pictures fit."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json

@@ -1,7 +1,5 @@
 """scripts/README.md names every program beside the package, and commands that start one are what it takes."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

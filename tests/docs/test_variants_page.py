@@ -1,7 +1,5 @@
 """The page of variants says which family serves which as the families do."""
 
-from __future__ import annotations
-
 import pytest
 
 from evoattn.families import registry

@@ -1,7 +1,5 @@
 """C++ host code of kernels, compiled by g++ into a program that prints the plan of every case it reads."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

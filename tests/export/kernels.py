@@ -1,7 +1,5 @@
 """Kernels of every family as they would lie in a database, rendered from today's templates."""
 
-from __future__ import annotations
-
 from evoattn.export.recorded import Recorded
 from evoattn.families.registry import FAMILIES, load_space
 from evoattn.families.render import render

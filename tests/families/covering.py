@@ -1,7 +1,5 @@
 """Few of many candidates that together show all that the candidates show."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from itertools import combinations
 from typing import TypeVar

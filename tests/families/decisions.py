@@ -10,8 +10,6 @@ their keys; those whose line has changed are left out. `--plant FAMILY` finds ot
 each.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -1,7 +1,5 @@
 """Kernels of a family as they are or with a fault in them, and what the interpreter says of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from evoattn.backends.interpreter import InterpreterBackend

@@ -1,7 +1,5 @@
 """backward_mma: what `why_invalid` promises, and which outputs may differ."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

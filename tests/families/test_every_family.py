@@ -1,7 +1,5 @@
 """What holds for every family: one kernel for all lengths, and starting configs wherever it runs."""
 
-from __future__ import annotations
-
 import pickle
 import random
 from dataclasses import replace

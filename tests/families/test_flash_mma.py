@@ -1,7 +1,5 @@
 """flash_mma: what `why_invalid` promises."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

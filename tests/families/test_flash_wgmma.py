@@ -1,7 +1,5 @@
 """flash_wgmma: what `why_invalid` promises, and that what it lets through compiles as it should."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

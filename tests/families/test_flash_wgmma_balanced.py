@@ -1,8 +1,6 @@
 """flash_wgmma with SCHEDULE=balanced: who takes which key tiles, in Python and in CUDA, how many blocks a gang has, and
 kernels whose blocks and gangs hand results over."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

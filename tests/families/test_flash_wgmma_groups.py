@@ -1,7 +1,5 @@
 """flash_wgmma with the heads of a group as rows: its tensor maps and launches, and merges whose blocks never meet."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """flash_wmma: what `why_invalid` promises."""
 
-from __future__ import annotations
-
 from evoattn.families.flash_wmma.family import FlashWmma
 from evoattn.families.flash_wmma.resources import FlashWmmaGenes, smem_bytes, smem_parts
 from evoattn.families.registry import load_space

@@ -1,7 +1,5 @@
 """Headers are found by what a template includes, each put into the source once."""
 
-from __future__ import annotations
-
 import pytest
 
 from evoattn.families.includes import IncludeError, resolve

@@ -1,7 +1,5 @@
 """large_head: fp32 precision, every refusal explained, starting configs."""
 
-from __future__ import annotations
-
 import pytest
 
 from evoattn.backends.interpreter import InterpreterBackend

@@ -1,7 +1,5 @@
 """large_head_mma: every refusal explained, starting configs."""
 
-from __future__ import annotations
-
 import pytest
 
 from evoattn.families.large_head_mma.family import LargeHeadMma

@@ -1,8 +1,6 @@
 """Pages of few keys; and kernels of packed queries over pages whose launches have room for more sequences and rows than
 there are: they read and write nothing that there is not, and the answer is right."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,8 +1,6 @@
 """Rows of the same bits in every batch: what a family promises of a recipe holds on the interpreter, for a row alone
 and among others; and a kernel that breaks the promise is found."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """split_kv: what `why_invalid` promises, splits, launches and shared memory."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """split_kv on sm_90: tiles of K and V by the tensor copy engine, a merge that begins early."""
 
-from __future__ import annotations
-
 import itertools
 
 from evoattn.families.registry import load_space

@@ -4,8 +4,6 @@
 where the config is valid), and a GPU if not the family's usual; `STARTING` of a problem, a GPU, and the number or genes
 of a starting config."""
 
-from __future__ import annotations
-
 import pytest
 
 from evoattn.families.registry import load_space

@@ -1,7 +1,5 @@
 """three_kernel: what `why_invalid` promises, its starting configs, scratch and launches."""
 
-from __future__ import annotations
-
 import pytest
 
 from evoattn.families.registry import load_space

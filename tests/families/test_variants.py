@@ -1,8 +1,6 @@
 """Variants of attention: which lengths and strides families take, how many tiles packed sequences have, and expressions
 of scores in kernels."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 
 import pytest

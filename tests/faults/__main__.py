@@ -11,8 +11,6 @@ needs PostgreSQL's programs. `boards` is `workers` on three made-up GPUs, `ray` 
 actors are killed too.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

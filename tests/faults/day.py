@@ -6,8 +6,6 @@ Prints the resident memory in MB at a tenth of the trials, when all are written 
 were read.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import resource

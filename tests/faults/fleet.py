@@ -1,7 +1,5 @@
 """Faults of the processes that a search works with, on one GPU, on several, and on a Ray cluster of this machine."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

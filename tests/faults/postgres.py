@@ -1,7 +1,5 @@
 """Several searches on one PostgreSQL database, of which one is killed while the server goes away and comes back."""
 
-from __future__ import annotations
-
 import random
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A search in a process of its own, and its database held to what was acknowledged."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource

@@ -10,8 +10,6 @@ each worker process that started (`worker HANDLER PID`). `fake` stands in for co
 processes and the storage are the real ones, on a made-up H100. The words are those of `evoattn search`.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import os

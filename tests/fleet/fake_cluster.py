@@ -1,7 +1,5 @@
 """A cluster in this process, in place of Ray: calls run at once, or wait until a test lets them."""
 
-from __future__ import annotations
-
 import sys
 from concurrent.futures import Future
 from types import ModuleType, SimpleNamespace

@@ -11,8 +11,6 @@ ahead. After a call that breaks the device another process goes on. Exit code 1 
 PyTorch answers all calls.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

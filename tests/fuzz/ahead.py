@@ -1,7 +1,5 @@
 """Compiles the kernels of drawn calls in other processes, which need no GPU."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Generator
 from functools import partial

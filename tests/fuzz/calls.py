@@ -1,7 +1,5 @@
 """Calls of `evoattn.attention`, `attention_paged`, `attention_varlen` and `attention_mixed`, over all arguments."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence

@@ -2,8 +2,6 @@
 `evoattn.correctness`, whose reference proves the kernels before they answer.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """One drawn call, run and judged."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The tensors of a drawn call, and the call itself."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

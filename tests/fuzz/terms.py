@@ -1,7 +1,5 @@
 """The tensors of a drawn call beside query, key and value: sinks, biases and masks, and tables of pages."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,8 +1,6 @@
 """The ways in which a drawn call is made a second time: compiled, in a CUDA graph, by threads, on streams, as SDPA, in
 the modes and by the transforms of torch."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """FlashAttention's answers by the formula, in float64 and one sequence at a time, to hold evoattn's functions to."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,8 +1,6 @@
 """Tokens over a growing cache of transformers: what the integration does for each is little, whatever the model's code
 is as long."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from pathlib import Path

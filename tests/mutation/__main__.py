@@ -22,8 +22,6 @@ timeout, which counts as killed) and the share killed per room; the exit code is
 copy of the tracked files, at best under `nice -n 15`.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

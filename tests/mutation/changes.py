@@ -2,8 +2,6 @@
 edges and stages off by one, PTX of less meaning; and what `operands` and `statements` have.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The brackets and commas of CUDA code, comments and strings left out."""
 
-from __future__ import annotations
-
 import re
 
 

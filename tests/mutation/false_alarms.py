@@ -10,8 +10,6 @@ ends it with the table of what ran. The configs of a seed are numbered: those be
 run may be done in pieces, and on several machines (`cat` puts their files together).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -2,8 +2,6 @@
 start late or step too far, assignments left out, shuffles of other lanes, 64-bit numbers made narrow.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """What can be changed of PTX in a source: other words, operands, rounding and predicates."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 

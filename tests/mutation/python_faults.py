@@ -1,7 +1,5 @@
 """The faults: what can be changed at one place of a Python source."""
 
-from __future__ import annotations
-
 import ast
 import copy
 import re

@@ -1,7 +1,5 @@
 """Which files of tests call which functions of evoattn, so that a mutant meets those alone that can notice it."""
 
-from __future__ import annotations
-
 import ast
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Faults in evoattn's own Python: a room's mutants, and runs of its tests on a copy of the sources for each."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import importlib

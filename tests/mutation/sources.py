@@ -1,7 +1,5 @@
 """A family's CUDA as files, each of which can be changed and rendered again."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Iterable

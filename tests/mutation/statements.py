@@ -2,8 +2,6 @@
 order, conditions negated, other functions and signs, other bits and rounding, values of which nothing is left.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from itertools import pairwise

@@ -2,8 +2,6 @@
 nothing in place of an argument, operands in another order, statements that one block, head or warp leaves out.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from functools import cache

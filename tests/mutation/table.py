@@ -1,7 +1,5 @@
 """The table of mutants by family, and the survivors with their reasons."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Variants of attention: settings that have one, and the mutants on the lines that have code for it alone."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from itertools import zip_longest

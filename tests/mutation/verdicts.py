@@ -1,7 +1,5 @@
 """What the offline path says of a mutant."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import asdict, dataclass, field
 from typing import Any

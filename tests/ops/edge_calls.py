@@ -1,7 +1,5 @@
 """Calls at the edges of what SDPA takes, and beyond: what it answers the op answers, what it raises the op raises."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

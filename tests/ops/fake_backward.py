@@ -1,8 +1,6 @@
 """A family of backward kernels, and the fake device that runs them: it reads the arguments of a launch as a GPU would,
 and computes gradients out of the answer and the log-sum-exp that it finds there."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import json

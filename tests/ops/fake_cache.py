@@ -1,7 +1,5 @@
 """The fake device that runs split_kv over keys in use and pages."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import math

@@ -2,8 +2,6 @@
 what they point to. So an answer is right only if every pointer, stride, length, tensor map and the scale are.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import hashlib

@@ -2,8 +2,6 @@
 serve the problem.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 from evoattn.families.registry import FAMILIES, load_space

@@ -1,8 +1,6 @@
 """Keys in use and pages by `evoattn.attention` and `evoattn.attention_paged`: torch's answer and a kernel's are the
 reference's, whatever lies behind the last key; compiled code calls one op; what does not fit is one sentence."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Where the picked kernel cannot serve a call as its tensors lie, the next one that can is taken."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """A token over a cache that grows: each length gets its own launch and answer, for little work, and plans stay few."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """A call gets the plan of one that differs in nothing that the plan depends on; no word of a mask is passed over."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

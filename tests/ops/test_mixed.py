@@ -1,8 +1,6 @@
 """Packed queries over pages by `evoattn.attention_mixed`: torch's answer and a kernel's are those of each sequence
 alone, and batches of other sizes find the plan that is there."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """On a card that nobody measured the pick and PyTorch race once for a size of problems, and the faster runs."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

@@ -1,8 +1,6 @@
 """`batch_invariant`: the argument and `evoattn.enable` reach the choice of a kernel on every way, and torch never
 answers in its place."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

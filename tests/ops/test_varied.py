@@ -1,8 +1,6 @@
 """`evoattn.attention` beyond plain attention: torch's answer is the reference's, arguments that do not fit raise, and a
 kernel gets the arguments that its launches say."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

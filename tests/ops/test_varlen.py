@@ -1,8 +1,6 @@
 """`evoattn.attention_varlen`: torch's answer is the reference's, a kernel gets what its launches say, nothing reads the
 lengths, and arguments that do not fit raise."""
 
-from __future__ import annotations
-
 import numpy
 import pytest
 import torch

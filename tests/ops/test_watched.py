@@ -1,8 +1,6 @@
 """What is beyond plain attention, where something watches: transforms, traces, compilers, fake and meta tensors,
 inference mode and autocast. The answer is that of the eager call."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

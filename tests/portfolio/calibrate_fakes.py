@@ -1,7 +1,5 @@
 """A card that the cost model knows badly: what a calibration has to find out."""
 
-from __future__ import annotations
-
 import math
 
 from evoattn.cost.correction import NONE

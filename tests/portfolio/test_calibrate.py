@@ -1,7 +1,5 @@
 """A card is calibrated: what was measured is kept whatever ends it, and picks are made from it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """What calibrations write, read and say, of kernels and times that are made up: nothing is searched."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

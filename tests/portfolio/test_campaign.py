@@ -1,7 +1,5 @@
 """Campaigns search problems as they are drawn, in groups that one kernel serves."""
 
-from __future__ import annotations
-
 import pytest
 
 from evoattn.engine.groups import Group, Kernel

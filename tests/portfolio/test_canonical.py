@@ -1,7 +1,5 @@
 """Lengths that picks are made for: near the true ones, and few of them while a sequence grows."""
 
-from __future__ import annotations
-
 import pytest
 
 from evoattn.model.problem import MAX_TENSOR_BYTES, AttentionProblem

@@ -1,7 +1,5 @@
 """Kernels near a portfolio's: each runs on the problem, and a climb by the cost model never ends higher."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -1,7 +1,5 @@
 """ClimbCache that are kept on disk: the same in the next process, and never another's, whatever happens to the file."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Picks for a token over a cache that grows: few climbs, kernels that serve each length, scores near a climb's own."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 

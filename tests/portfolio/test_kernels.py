@@ -1,7 +1,5 @@
 """The kernels that come with evoattn: what the file says is read, and each can run where it is said to be fast."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Picks serve problems as people have them, with kernels that can run, on cards that were timed and on others."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Which kernels come with evoattn: those that cover what was measured, one by one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Hardware counters: ncu's table read, kept with the trial and shown beside a peer's; and sentences where there are
 none."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -2,8 +2,6 @@
 by choice.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from re import _constants as codes

@@ -1,7 +1,5 @@
 """Studies for the tests of the report: small ones of two parameters, and one of real families with made-up times."""
 
-from __future__ import annotations
-
 import io
 import random
 from functools import cache

@@ -1,7 +1,5 @@
 """The page in headless Chromium, wide and narrow, light and dark. Debian: apt-get install chromium chromium-driver."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """Made-up families for the samplers: no kernels, no database, a cost that a formula knows."""
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

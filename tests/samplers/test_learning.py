@@ -1,7 +1,5 @@
 """What samplers learn: better than chance, with a history cut short too; the lineage of what they breed."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The prior of the samplers is the cost model: it knows good from bad before anything is measured."""
 
-from __future__ import annotations
-
 import random
 from statistics import median
 

@@ -1,8 +1,6 @@
 """The contract of every sampler, on made-up families; the pool they draw from, whom the genetic one breeds, what TPE is
 told."""
 
-from __future__ import annotations
-
 import random
 import statistics
 import time

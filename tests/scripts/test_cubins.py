@@ -1,7 +1,5 @@
 """scripts/cubins.py tells machine code that differs from source that only reads otherwise."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import sys

@@ -1,7 +1,5 @@
 """What the formatter of CUDA may not touch stays. `make lint` says whether templates/ is formatted."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

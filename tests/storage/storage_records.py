@@ -1,7 +1,5 @@
 """Records for the storage tests, and how to make them."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """A database moved to another one: whole, once, and numbered on from where it was."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

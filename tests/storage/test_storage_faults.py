@@ -1,7 +1,5 @@
 """Killed, locked, full, read-only: a sentence, and nothing lost that was acknowledged."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

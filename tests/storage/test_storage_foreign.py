@@ -1,7 +1,5 @@
 """Databases of other versions, of other programs, and tampered with: checked before they are used."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sqlite3

@@ -1,7 +1,5 @@
 """PostgreSQL: searches side by side, a server that goes away and comes back, and refusals in words."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

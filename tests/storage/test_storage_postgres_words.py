@@ -1,7 +1,5 @@
 """PostgreSQL: what cannot be opened or written is said in words, and no password ever is."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """What goes into the database comes out of it, in the order that it should."""
 
-from __future__ import annotations
-
 import json
 import math
 from concurrent.futures import ThreadPoolExecutor

@@ -3,8 +3,6 @@
 
 A test of what the compiler says of a source compiles it itself: the cache tells no patch level of NVRTC apart."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from evoattn.backends.compiler import CompileError, compile_candidate, first_error, include_options, version

@@ -6,8 +6,6 @@
 A topic is a module of tests with a function `facts()`, which yields (name, anything): `TOPICS`.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

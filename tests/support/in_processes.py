@@ -1,7 +1,5 @@
 """Calls in several processes, for programs whose work is many small runs of the interpreter (`--jobs N`)."""
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Callable, Generator, Iterable
 from typing import TypeVar

@@ -5,8 +5,6 @@
 Needs PostgreSQL's programs (Debian: `apt-get install postgresql`). The tests and `tests/faults` use `Server`.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import pwd

@@ -1,7 +1,5 @@
 """Edits of kernel sources by anchors: texts that are found however a formatter sets white space and breaks lines."""
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """Anchors are found however a formatter sets white space and breaks lines, and only where they are meant."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.source_edits import AnchorError, find_all, replaced

@@ -1,7 +1,5 @@
 """Which fits are made, and on which measured times each is judged."""
 
-from __future__ import annotations
-
 import multiprocessing
 import time
 from collections import Counter, defaultdict

@@ -1,7 +1,5 @@
 """The fit: weights of the physical terms by least squares, and trees for each family for what the terms leave over."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """How well predicted times order kernels: the numbers of reports/cost_model.md."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence

@@ -1,8 +1,6 @@
 """Measured times of kernels, out of campaigns (`evoattn/portfolio/campaign.py`) and landscapes: many configs, good and
 bad, on a few problems (`evoattn/cost/measurements.py`)."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A measured time, and of which kernel on which GPU; which of the measured times a fit is given."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence

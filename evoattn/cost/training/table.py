@@ -1,7 +1,5 @@
 """What the fit needs of measured rows, computed once: the physical terms without their weights, and the features."""
 
-from __future__ import annotations
-
 import math
 import multiprocessing
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """New keys and values into caches, plain or of pages, and a rotary embedding of keys and queries, in one launch."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, ClassVar
 

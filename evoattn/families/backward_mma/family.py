@@ -1,8 +1,6 @@
 """Attention backward on tensor cores by mma.sync m16n8k16: rows' terms, dK and dV by blocks of keys, dQ; sm_80 and
 newer."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

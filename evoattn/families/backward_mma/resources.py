@@ -1,7 +1,5 @@
 """The genes of backward_mma, and what they take: threads, shared memory, registers, scratch, work."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """The backward pass on CUDA cores, in three launches that add up nothing in memory: any GPU, dtype and variant."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, ClassVar
 

@@ -1,8 +1,6 @@
 """The backward pass on Hopper: tensor copies by a producer warp, wgmma by one to three consumer warpgroups; sm_90a
 only."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, ClassVar
 

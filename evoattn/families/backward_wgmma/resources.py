@@ -1,7 +1,5 @@
 """The genes of backward_wgmma, and what they take: threads, shared memory, registers, scratch, work."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import lru_cache

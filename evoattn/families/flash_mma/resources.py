@@ -1,7 +1,5 @@
 """The genes of flash_mma, and what they take: threads, shared memory, registers, scratch, work."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Flash attention on CUDA cores: one kernel, one pass over the keys, any GPU of the table."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, ClassVar
 

@@ -1,8 +1,6 @@
 """Genes of flash_wgmma that searches of several problems aim at a problem: tiles that fill the SMs, heads of a group as
 rows, keys shared out among blocks."""
 
-from __future__ import annotations
-
 import math
 
 from evoattn.families.aim import Aim, Aimed, Params

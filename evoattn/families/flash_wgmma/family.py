@@ -1,8 +1,6 @@
 """Flash attention on Hopper: tensor copies by a producer warp, wgmma by one to four consumer warpgroups; sm_90a
 only."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, ClassVar
 

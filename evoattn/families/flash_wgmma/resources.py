@@ -1,7 +1,5 @@
 """The genes of flash_wgmma, and what they take: registers, shared memory, results that blocks hand over, work."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

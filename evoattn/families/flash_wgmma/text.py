@@ -1,7 +1,5 @@
 """The one generated piece of CUDA: a `wgmma` with an operand for each accumulator, which C++ has no way to repeat."""
 
-from __future__ import annotations
-
 from evoattn.model.dtype import DTYPES
 
 PTX_TYPES = {"fp16": "f16", "bf16": "bf16", "e4m3": "e4m3", "e5m2": "e5m2"}

@@ -1,7 +1,5 @@
 """Flash attention on tensor cores by nvcuda::wmma: one kernel, one pass over the keys, sm_80 and newer."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, ClassVar
 

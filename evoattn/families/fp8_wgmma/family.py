@@ -1,7 +1,5 @@
 """Flash attention on Hopper of Q, K and V of 8 bits with scales, by wgmma; sm_90a only."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any, ClassVar

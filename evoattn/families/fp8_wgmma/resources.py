@@ -1,7 +1,5 @@
 """The genes of fp8_wgmma, and what they take: threads, shared memory, registers, scratch, work."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """Attention for a head_dim of hundreds to thousands and few queries: head_dim split over blocks, any GPU of the
 table."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, ClassVar
 

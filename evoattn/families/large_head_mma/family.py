@@ -1,7 +1,5 @@
 """Flash attention for a head_dim beyond 256 on tensor cores by mma.sync: K and V in chunks, sm_80 and newer."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, ClassVar
 

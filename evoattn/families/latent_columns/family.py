@@ -1,8 +1,6 @@
 """Attention of few query heads over a latent cache on Hopper, whose V is the first columns of K: keys, and columns of
 V, are the rows of wgmma's products; one wave of blocks shares all keys evenly; sm_90a only."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from evoattn.families.flash_wgmma.text import wgmma_function

@@ -1,7 +1,5 @@
 """The genes of latent_columns, and what they take: threads, shared memory, registers, work."""
 
-from __future__ import annotations
-
 from evoattn.families.genes import Genes, gene
 from evoattn.families.latent import row_blocks
 from evoattn.families.merge_work import merge_work

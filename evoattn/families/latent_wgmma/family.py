@@ -1,8 +1,6 @@
 """Attention over a latent cache on Hopper, whose V is the first columns of K: a tile of K is loaded once and used
 twice; sm_90a only."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from evoattn.families.flash_wgmma.text import wgmma_function

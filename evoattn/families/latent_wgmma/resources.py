@@ -1,7 +1,5 @@
 """The genes of latent_wgmma, and what they take: threads, shared memory, registers, work."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """One answer of attention out of those over parts of its keys, by their log-sum-exps, in one launch."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, ClassVar
 

@@ -1,8 +1,6 @@
 """Tensors of 16 bits as numbers of 8 bits with scales: a launch over parts of heads, or two where a scale is of more
 than a part."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, ClassVar
 

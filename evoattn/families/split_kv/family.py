@@ -1,8 +1,6 @@
 """Attention for few query rows and many keys: the keys are split over warps and blocks, and partial results are added
 up."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, ClassVar
 

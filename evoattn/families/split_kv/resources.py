@@ -1,7 +1,5 @@
 """The genes of split_kv, and what they take: threads, shared memory, registers, scratch, work."""
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 from typing import Literal

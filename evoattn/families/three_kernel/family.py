@@ -1,8 +1,6 @@
 """Attention in three launches: Q Kᵀ into a scratch buffer, softmax over its rows, P V; tensor cores, sm_80 and
 newer."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """The genes of three_kernel, and what they take: threads, shared memory, registers, work."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """What no kernel has: dropout, by torch's own attention with a mask tensor; and what gradients by the formula need."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

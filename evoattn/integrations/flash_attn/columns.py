@@ -1,7 +1,5 @@
 """Queries and keys that come in two tensors, as those of latent attention do: columns that meet V, and rotated ones."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

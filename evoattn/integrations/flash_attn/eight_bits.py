@@ -1,7 +1,5 @@
 """Calls of FlashAttention with tensors of 8 bits and their descale factors."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ where they merge parts of the keys, as context parallelism does.
 The formulas: Dao et al., FlashAttention, https://arxiv.org/abs/2205.14135, section B.4.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,8 +1,6 @@
 """Functions of FlashAttention 2 that begin with an underscore: libraries that split keys over cards call them. Forward
 passes are evoattn's, gradients are torch's by the formula, from the output and the log-sum-exp that are given."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

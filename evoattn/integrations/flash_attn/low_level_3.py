@@ -1,7 +1,5 @@
 """The same of FlashAttention 3: `_flash_attn_forward` and `_flash_attn_backward` of its `flash_attn_interface`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Modules under FlashAttention's names, for libraries that import them: transformers, diffusers, TransformerEngine."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import re

@@ -1,7 +1,5 @@
 """`flash_attn.bert_padding`: padded batches to packed rows and back, by torch, with gradients."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

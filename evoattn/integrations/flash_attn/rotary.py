@@ -3,8 +3,6 @@
 The method: Su et al., RoFormer, https://arxiv.org/abs/2104.09864.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

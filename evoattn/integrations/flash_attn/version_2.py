@@ -7,8 +7,6 @@ probabilities in it where there is dropout, and evoattn refuses the two together
 no key is -inf, where FlashAttention 2 has +inf. `deterministic` is of gradients: answers have the same bits anyway.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

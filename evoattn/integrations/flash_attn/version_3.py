@@ -10,8 +10,6 @@ itself, and its answers are the same bits at each call; `deterministic` asks for
 query that sees no key is -inf.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

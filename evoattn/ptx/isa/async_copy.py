@@ -3,8 +3,6 @@
 Groups are counted for each thread, so that warps may run apart. From issue to landing the destination holds poison.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ They race with weak accesses of global memory only, and order blocks as `global_
 are not checked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

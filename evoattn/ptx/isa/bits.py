@@ -1,7 +1,5 @@
 """Logic, shifts and bit fields."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 

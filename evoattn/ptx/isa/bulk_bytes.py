@@ -3,8 +3,6 @@
 As in `bulk_copy.py`, a copy is carried out when it is asked for; a sum too, or late (`tensor_stores.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial

@@ -5,8 +5,6 @@ A copy is carried out when it is asked for, which is as early as a device may do
 overwrites what is not yet read, is for `async_proxy.py` to see.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from evoattn.ptx.isa.dispatch import Action, Fields, instruction

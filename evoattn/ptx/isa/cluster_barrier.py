@@ -5,8 +5,6 @@ the arriving warps knew passes to those that wait, except from `arrive.relaxed`:
 alone that its own thread has fenced for the cluster (PTX ISA, barrier.cluster and fence.mbarrier_init).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Addresses in the shared memory of a cluster, and stores into it that complete on an mbarrier (sm_90)."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from evoattn.ptx.errors import AsyncFault

@@ -1,7 +1,5 @@
 """Comparisons and choices: setp, set and selp."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Branches, exits and barriers: what the scheduler itself acts on."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from evoattn.ptx.errors import unsupported

@@ -1,7 +1,5 @@
 """Conversions of values and addresses: cvt and cvta."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

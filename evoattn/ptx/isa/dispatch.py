@@ -1,7 +1,5 @@
 """The one table of instructions: which (opcode, modifiers, type) the interpreter knows, and who prepares them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The formats: Micikevicius et al., "FP8 formats for deep learning", 2022; rounding and NaN: PTX ISA, cvt.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from evoattn.ptx.isa.dispatch import Fields, Operation, instruction

@@ -2,8 +2,6 @@
 where.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """fp16 and bf16 as arrays of bits: to float32 and back."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from evoattn.ptx.program.arrays import Lanes

@@ -1,7 +1,5 @@
 """Arithmetic on fp16 and bf16, single or packed in pairs: computed in float32 or wider and rounded once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

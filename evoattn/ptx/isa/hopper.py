@@ -1,7 +1,5 @@
 """The rest of sm_90's instructions: fences of the asynchronous proxy, register counts, dependent launches."""
 
-from __future__ import annotations
-
 from evoattn.ptx.errors import AsyncFault
 from evoattn.ptx.isa.dispatch import Action, Fields, instruction
 from evoattn.ptx.program.kernel import Instruction

@@ -1,7 +1,5 @@
 """Integer arithmetic. Results wrap as in hardware; a division by zero gives an unspecified value and no fault."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Loads and stores in every space; fences."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

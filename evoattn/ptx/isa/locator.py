@@ -1,7 +1,5 @@
 """Where an instruction's addresses lie, in which memory; and who is told of the accesses."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from evoattn.ptx.errors import MemoryFault

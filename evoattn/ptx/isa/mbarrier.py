@@ -1,7 +1,5 @@
 """The instructions on mbarriers (PTX ISA, mbarrier)."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from evoattn.ptx.errors import AsyncFault

@@ -1,7 +1,5 @@
 """Boxes that the tensor copy engine moves: where they lie in shared memory and in the tensor."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 

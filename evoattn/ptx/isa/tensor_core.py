@@ -2,8 +2,6 @@
 mma".
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from evoattn.ptx.errors import DivergentCollective

@@ -4,8 +4,6 @@ A device adds up between the asking and the end of its thread's wait for it. Her
 `late_blocks`, as late as may be: a block that tells others too early has its sums behind theirs then, and bits differ.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

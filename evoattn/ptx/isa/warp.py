@@ -1,7 +1,5 @@
 """Exchange between the threads of a warp."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

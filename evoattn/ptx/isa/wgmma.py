@@ -6,8 +6,6 @@ shuffling of registers; that nobody touches the registers meanwhile is for `wgmm
 overwrites the operands in shared memory for `async_proxy.py`.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from evoattn.ptx.errors import AsyncFault, unsupported

@@ -1,7 +1,5 @@
 """Accumulators of wgmma, kept as matrices while products are under way."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from evoattn.ptx.program.arrays import Mask, Numbers

@@ -6,8 +6,6 @@ product's own writes to its accumulators need none before the next of the same s
 product.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from evoattn.ptx.isa.flow import flow_of

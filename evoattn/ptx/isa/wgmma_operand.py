@@ -1,7 +1,5 @@
 """Operands of wgmma in shared memory, as matrices."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from evoattn.ptx.errors import AsyncFault, MemoryFault

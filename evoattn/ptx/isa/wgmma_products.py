@@ -1,7 +1,5 @@
 """wgmma products under way, by groups, and who may touch their registers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Registers of wgmma products under way: until the warpgroup waits, nobody may touch its accumulators or write its A
 operand (PTX ISA, wgmma.mma_async). The next product of the same accumulators may follow at once."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from evoattn.ptx.isa.flow import Flow, flow_of

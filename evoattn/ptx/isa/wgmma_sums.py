@@ -7,8 +7,6 @@ to the last bit; of 47 other choices of these none makes more than 82 % of them.
 3.5.2) speaks of some 14 bits. Those of e5m2 were not looked at, and are taken to be alike.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -6,8 +6,6 @@ fragments hold everything twice. Memory is read and written in pieces of 16 byte
 counts as one that accesses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Block barriers, plain and named: who waits, and when they go on."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

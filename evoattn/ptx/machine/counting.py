@@ -1,7 +1,5 @@
 """Counters out of how often each instruction was executed."""
 
-from __future__ import annotations
-
 import re
 
 from evoattn.ptx.isa.flow import Flow

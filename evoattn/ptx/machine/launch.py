@@ -1,7 +1,5 @@
 """Runs one kernel launch on the CPU."""
 
-from __future__ import annotations
-
 import gc
 import math
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Threads that poll memory in vain, and blocks that begin late, for which they may be waiting."""
 
-from __future__ import annotations
-
 from evoattn.ptx.errors import Deadlock
 from evoattn.ptx.isa.flow import Flow
 from evoattn.ptx.program.arrays import Mask

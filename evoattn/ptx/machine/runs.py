@@ -1,7 +1,5 @@
 """Straight runs of instructions, made ready to be executed by some threads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial

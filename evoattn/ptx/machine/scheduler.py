@@ -1,7 +1,5 @@
 """Runs prepared instructions: all threads together while they agree, else the group with the lowest pc first."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Where addresses lie, and the memories behind them that belong to threads and blocks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Global memory: named buffers in one arena, with gaps between them in which every access is a fault."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Operands of wgmma in shared memory: what their 64-bit descriptors say (PTX ISA, "Matrix Descriptor Format")."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The interpreter's stand-in for a CUtensorMap: the 128 bytes that a kernel gets by value."""
 
-from __future__ import annotations
-
 import math
 import struct
 from dataclasses import dataclass

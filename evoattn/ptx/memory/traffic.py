@@ -1,7 +1,5 @@
 """Counts passes through shared memory with bank conflicts, and sectors of global memory."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from evoattn.ptx.memory.address_space import BankedMemory

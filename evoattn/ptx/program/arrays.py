@@ -1,7 +1,5 @@
 """Names for the kinds of NumPy arrays that the interpreter works on."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

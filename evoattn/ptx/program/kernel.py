@@ -1,7 +1,5 @@
 """What a PTX module says: kernels, their registers, symbols and instructions."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from evoattn.ptx.program.dtypes import PtxType

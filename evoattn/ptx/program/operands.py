@@ -1,7 +1,5 @@
 """Operands as they are written: lists, vectors, addresses, and the registers that occur in them."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 

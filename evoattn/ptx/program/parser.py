@@ -1,7 +1,5 @@
 """PTX text → `Program`. Reads syntax only: nothing is refused here but text that it cannot read."""
 
-from __future__ import annotations
-
 import math
 import re
 from functools import lru_cache

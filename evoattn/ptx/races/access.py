@@ -1,7 +1,5 @@
 """Accesses to shared memory, as the race detector gathers and checks them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 

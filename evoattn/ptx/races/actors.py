@@ -1,7 +1,5 @@
 """Names of those who access shared memory: threads, warps acting as one, agents of the asynchronous proxy."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from evoattn.ptx.program.threads import Threads

@@ -13,8 +13,6 @@ ordered after it (PTX ISA, memory consistency model, proxy-preserved base causal
 ldmatrix has not yet read, where the warp has only arrived on the producer's mbarrier.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from evoattn.ptx.errors import UnsupportedInstruction

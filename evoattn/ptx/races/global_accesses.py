@@ -8,8 +8,6 @@ run again with these buffers watched. Blocks may run one after another: only wha
 counts as order, not who came first.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from evoattn.ptx.memory.global_buffers import GlobalMemory

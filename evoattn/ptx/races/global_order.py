@@ -8,8 +8,6 @@ barrier. Atomics on one place continue what earlier ones released; another store
 is in the last columns of its warps' clocks, one per warp of the grid.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The smallest access of a kernel: race detectors keep one entry for each piece of memory of that size."""
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 

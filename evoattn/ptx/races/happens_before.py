@@ -17,8 +17,6 @@ Clocks are kept for warps. What a thread learns alone (a part of its warp waited
 `bar.warp.sync` or a barrier, and what it hands on alone is its own accesses, and those of its warp up to that meeting.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from evoattn.ptx.program.arrays import Mask, Numbers

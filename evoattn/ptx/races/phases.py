@@ -6,8 +6,6 @@ parity gone. Knowledge of an end is that of somebody who has waited for it, or, 
 arrivals.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Who read each granule of shared memory last: one entry for each warp and each reading agent."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

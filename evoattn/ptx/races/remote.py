@@ -1,7 +1,5 @@
 """Who accesses the shared memory of other blocks of its cluster: those blocks must live until all that is done."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from evoattn.ptx.errors import MemoryFault

@@ -11,8 +11,6 @@ Accesses are gathered and checked together at the next synchronization: between 
 against another's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """All race detectors of one machine."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from evoattn.ptx.races.async_proxy import AsyncRaces

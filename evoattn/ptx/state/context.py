@@ -1,7 +1,5 @@
 """What instructions work on: registers, memories, and those who watch them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """What ends a straight run of instructions."""
 
-from __future__ import annotations
-
 
 class Ending:
     """An instruction that the scheduler itself acts on: a branch, an exit, a wait. Each kind is a class of its own."""

@@ -1,7 +1,5 @@
 """One mbarrier (sm_90)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from evoattn.ptx.program.arrays import Mask

@@ -1,8 +1,6 @@
 """mbarriers (sm_90): barriers in shared memory that count arrivals and bytes copied. Phases alternate in parity; the
 state that an arrival returns is the number of its phase. `phase_waits.py` has those who wait."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from evoattn.ptx.errors import AsyncFault

@@ -4,8 +4,6 @@ A thread that waits for a phase which has not ended is parked until it ends, so 
 spin.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Registers as arrays with an element for each thread, and operands as views of them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

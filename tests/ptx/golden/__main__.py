@@ -10,8 +10,6 @@ After an instruction was added run both again: `collect` keeps the outputs that 
 between two runs, or that the driver refuses, is left out and named.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

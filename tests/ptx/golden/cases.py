@@ -6,8 +6,6 @@ Each thread has a result. What needs a program is in `programs.py`.
 `python -m tests.ptx.golden collect` runs them (and the launches of `tests/ptx`) on the interpreter, `… run` on a GPU.
 """
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

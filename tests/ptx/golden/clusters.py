@@ -1,7 +1,5 @@
 """Golden launches of what blocks of a cluster do to each other, of order between blocks, and of the widest products."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

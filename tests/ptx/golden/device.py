@@ -1,7 +1,5 @@
 """Golden launches on a CUDA device, in a process that may hang or die. Only that process imports this."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Golden launches: PTX, inputs, and what a GPU made of them, in one file; and how close the interpreter must come."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Values for an instruction's operands: edges of each PTX type among random ones."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Golden launches of what needs a program: memory in every form, order between threads, atomics."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

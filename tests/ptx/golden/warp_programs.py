@@ -1,7 +1,5 @@
 """Golden launches of what needs a program: warps, matrices, asynchronous copies, barriers, parameters."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
