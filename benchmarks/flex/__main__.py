@@ -53,8 +53,6 @@ MOST_PAIRS = 1 << 24
 LONG_US = 5000
 """Of a call: longer ones have fewer rounds."""
 LONG_ROUNDS = 7
-LONGEST_WHOLE_MASK = 8192
-"""Of longer ones PyTorch's way to make a block mask holds gigabytes."""
 Call = Callable[[], Tensor]
 
 
@@ -115,9 +113,8 @@ def timed_alone(calls: dict[str, Call], lock: Path | None) -> dict[str, float]:
 
 
 def mask_of(written: Written, shape: Shape) -> BlockMask | None:
-    """The block mask of a problem: torch's where it can make one."""
-    own = shape.longest > LONGEST_WHOLE_MASK
-    return written.block_mask(shape, create=evoattn.create_block_mask) if own else written.block_mask(shape)
+    """The block mask of a problem, with torch's lists: of longer ones torch's way to make them holds gigabytes."""
+    return written.block_mask(shape, create=evoattn.create_block_mask)
 
 
 def reference(tensors: Sequence[Tensor], written: Written, mask: BlockMask | None) -> Tensor:

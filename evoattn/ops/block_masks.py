@@ -8,10 +8,11 @@ as captured tensors may change from call to call, so that hidden tiles are not c
 
 import copy
 import hashlib
+import math
 import warnings
 import weakref
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -80,6 +81,12 @@ class Kept:
     """Lists without an entry, for a mask that has none of FULL blocks."""
     versions: tuple[int, ...] = ()
     """Of the lists, when `agrees` was found out: they may change in place."""
+    again: Callable[[int], BlockMask] | None = None
+    """Of a mask that `created` made: makes it with blocks of so many rows and keys."""
+    captured: tuple[Tensor, ...] = ()
+    """What its function reads."""
+    finer: tuple[BlockMask, tuple[int, ...]] | None = None
+    """See `finer`, and `_versions` of what was captured when it was made."""
 
 
 _kept: weakref.WeakKeyDictionary[BlockMask, Kept] = weakref.WeakKeyDictionary()
@@ -130,17 +137,17 @@ def kept(mask: BlockMask) -> Kept:
     """What is known of a mask that fits. Counts stay where lists change in place: they choose kernels alone."""
     if not is_kept(mask):
         _kept[mask] = Kept(_parts(mask))
-    known, versions = _kept[mask], _versions(mask)
+    known, versions = _kept[mask], _versions(_parts(mask)[:4])
     if known.versions != versions:
         known.agrees.clear()
+        known.again = known.finer = None
         known.versions = versions
     return known
 
 
-def _versions(mask: BlockMask) -> tuple[int, ...]:
+def _versions(tensors: Iterable[Tensor | None]) -> tuple[int, ...]:
     """Torch's counts of changes in place, which tensors of inference mode have not."""
-    lists = (one for one in _parts(mask)[:4] if one is not None)
-    return tuple(0 if one.is_inference() else one._version for one in lists)
+    return tuple(0 if one is None or one.is_inference() else one._version for one in tensors)
 
 
 def counted(mask: BlockMask) -> Kept:
@@ -150,6 +157,40 @@ def counted(mask: BlockMask) -> Kept:
         known.no_full = none_full(mask)
         known.counts = _counts(mask.kv_num_blocks, mask.full_kv_num_blocks)
     return known
+
+
+FINER, MOST_FINER = 64, 1 << 20
+"""Rows and keys of the blocks of small tiles, and how many of these a head may have at most."""
+CLEARLY = 0.97
+"""Of the time over larger blocks: finer ones are made by two launches more."""
+MOST_WORTH = 1024
+_finer: dict[Hashable, bool] = {}
+"""Whether masks of a kind and of such counts are better with finer blocks."""
+
+
+def finer(mask: BlockMask, kind: Hashable, us_of: Callable[[BlockMask], float]) -> BlockMask:
+    """A mask that `created` made as lists for small tiles, `FINER` rows and keys to a block, where kernels should take
+    less time over them by `us_of`; else the mask as it is. They are made and kept when they are first asked for, not in
+    a capture, and are gone when its own lists or what its function captures change in place. `kind`: what `us_of`
+    depends on beside a mask. The first of a kind waits for the device."""
+    known = counted(mask)
+    versions = _versions(known.captured)
+    if known.finer is not None:
+        return known.finer[0] if known.finer[1] == versions else mask
+    if known.again is None or (mask.kv_num_blocks.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return mask
+    again, known.again, kind = known.again, None, (kind, known.counts)
+    if not _finer.get(kind, True):
+        return mask
+    made = again(FINER)
+    if kind not in _finer:
+        if len(_finer) >= MOST_WORTH:
+            _finer.clear()
+        _finer[kind] = us_of(made) < CLEARLY * us_of(mask)
+    if not _finer[kind]:
+        return mask
+    known.finer = made, versions
+    return made
 
 
 def none_full(mask: BlockMask) -> tuple[Tensor, Tensor] | None:
@@ -304,9 +345,16 @@ def created(
         lists = _run(platform, kernel, where, shape, given, tables)
     except LaunchError:
         return None
-    made = _mask_of(lists, shape, mask_mod)
+    made, sizes = _mask_of(lists, shape, mask_mod), (shape.block_rows, shape.block_keys)
     if bounds is not None:
         kept(made).agrees[Band(shape.seqlen_q, shape.seqlen_k, *bounds)] = True
+    elif sizes == (BLOCK, BLOCK) and math.prod(shape.blocks) * (BLOCK // FINER) ** 2 <= MOST_FINER:
+
+        def again(size: int) -> BlockMask:
+            finer = replace(shape, block_rows=size, block_keys=size)
+            return _mask_of(_run(platform, kernel, where, finer, given, tables), finer, mask_mod)
+
+        kept(made).again, kept(made).captured = again, tuple(given.values())
     return made
 
 
@@ -448,7 +496,6 @@ LEAST_SCORES = 1 << 26
 """Of all heads. Making lists takes some 10 to 20 µs, fewer scores some 50."""
 MOST_SHARE = 0.75
 """Of the blocks that are computed: lists of more save less than they cost."""
-MOST_WORTH = 1024
 _worth: dict[Hashable, str] = {}
 """The counts of the first mask of such a condition and size; empty where lists are not worth it."""
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
+import re
 import types
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
@@ -34,10 +36,11 @@ from evoattn.ops import block_masks, mods
 from evoattn.ops.arguments import WATCHED, Score, is_ordinary
 from evoattn.ops.attention import attend
 from evoattn.ops.call import NO_TENSOR, Answer, Call, why_not_shapes
+from evoattn.ops.choice import Refusal
 from evoattn.ops.given import scored, with_added
 from evoattn.ops.runtime import current
 from evoattn.ops.shapes import paused
-from evoattn.ops.torch_answer import NoKernel, refuse
+from evoattn.ops.torch_answer import NoKernel, is_promised, refuse
 
 TORCH = torch_flex.flex_attention
 """Torch's own function, whatever `flex` puts in its place."""
@@ -142,6 +145,43 @@ def _said_of(traced: mods.Traced, tables: str) -> Said:
     return replace(found, apart=_said_of(replace(traced, score=text, predicate=text_of(shown)), tables))
 
 
+NUMBERS = re.compile(r"(?<![\w.%/])\d{3,}(?![\w.])")
+"""Whole ones in an expression that may be lengths; by others it divides, which a compiler makes cheap."""
+
+
+def _of_lengths(
+    said: Said, tables: dict[str, Tensor], lengths: tuple[int, int], device: torch.device
+) -> tuple[Said, dict[str, Tensor]]:
+    """What functions say with arguments in place of numbers that are a mask's lengths, or one less, and the tables with
+    these: so another length needs no other kernel."""
+    given = {int(one) for text in (said.traced.score, said.traced.predicate) for one in NUMBERS.findall(text)}
+    if not given or not (numbers := sorted(given & {n - less for n in lengths for less in (0, 1)})):
+        return said, tables
+    names = {str(number): f"t{len(tables) + place}" for place, number in enumerate(numbers)}
+
+    def in_general(text: str) -> str:
+        return NUMBERS.sub(lambda one: f"{names[one[0]]}[0]" if one[0] in names else one[0], text)
+
+    def of_any(one: Said) -> Said:
+        traced = replace(one.traced, score=in_general(one.traced.score), predicate=in_general(one.traced.predicate))
+        return replace(one, traced=traced, apart=one.apart and of_any(one.apart))
+
+    return of_any(said), tables | {name: _of_number(int(number), device) for number, name in names.items()}
+
+
+def _of_number(number: int, device: torch.device) -> Tensor:
+    """A tensor of it, kept but in a capture. Nothing waits for the device but the first copy."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return torch.full((1,), number, dtype=torch.int32, device=device)
+    return _kept_number(number, device)
+
+
+@functools.lru_cache(MOST_TRACED)
+def _kept_number(number: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.tensor([number], dtype=torch.int32, device=device)
+
+
 def calls(
     call: Call, score_mod: Callable[..., Any] | None, block_mask: BlockMask | None
 ) -> list[Callable[[], Call]] | str:
@@ -170,7 +210,7 @@ def calls(
     is_new = block_mask is not None and not block_masks.is_known(block_mask, masking and masking[0])
     if is_new and query.is_cuda and torch.cuda.is_current_stream_capturing():
         return NEW_IN_GRAPH
-    tables = said.traced.tables(captured)
+    said, tables = _of_lengths(said, said.traced.tables(captured), (rows, keys), query.device)
     hiding: list[Callable[[], Call]] = []
     if block_mask is None and (apart := said.apart) is not None:
         if (masking := _masking(apart, rows, keys)) is not None:
@@ -220,17 +260,35 @@ def _ways(
     masking = _masking(said, rows, keys)
     if masking is not None and block_masks.agrees(block_mask, known, masking[0]):
         return without_blocks(replace(call, mask=masking[1], window=masking[2]))
-    known = block_masks.counted(block_mask)
-    text = block_masks.text_of(block_mask, known)
 
     def by_table() -> Call:
         named = {**tables, block_masks.TABLE: block_masks.table_of(block_mask, keys)}
         return scored(call, block_masks.expression_of(block_mask, score, predicate), "", named)
 
-    def by_lists() -> Call:
-        return scored(call, score, predicate, tables, text, block_masks.lists_of(block_mask, known, keys))
+    def over(mask: BlockMask) -> Call:
+        known = block_masks.counted(mask)
+        lists = block_masks.lists_of(mask, known, keys)
+        return scored(call, score, predicate, tables, block_masks.text_of(mask, known), lists)
 
+    def by_lists() -> Call:
+        if call.wants_gradients or is_promised(call.batch_invariant):
+            return over(block_mask)
+        query = call.query
+        kind = score, predicate, call.softcap, query.dtype, query.device, query.shape, call.key.shape, call.value.shape
+        return over(block_masks.finer(block_mask, kind, lambda mask: _us(over(mask))))
+
+    text = block_masks.text_of(block_mask, block_masks.counted(block_mask))
     return [by_lists, by_table] if text else [by_table]
+
+
+def _us(call: Call) -> float:
+    """What a call should take by the cost model, in its unit of time; infinity where no kernel serves it."""
+    from evoattn.cost.cost import scores  # here: it imports NumPy and reads a file of weights
+
+    choice = current.runtime().choice(call)
+    if isinstance(choice, Refusal):
+        return math.inf
+    return float(scores(choice.problem.as_searched, [choice.config], choice.gpu)[0])
 
 
 def _for_torch(call: Call, mask: BlockMask | None) -> BlockMask | None:
@@ -298,7 +356,7 @@ def flex_attention(  # noqa: PLR0913 - torch's own arguments
         return TORCH(query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, **words)
     wants_lse = return_lse or (return_aux is not None and return_aux.lse)
     wants_largest = return_aux is not None and (return_aux.max_scores or return_lse)  # torch refuses both ways at once
-    call = Call(query, key, value, scale=scale, enable_gqa=enable_gqa, return_lse=wants_lse, strict=True)
+    call = Call(query, key, value, scale=scale, enable_gqa=enable_gqa, return_lse=wants_lse, strict=True, spoken=True)
     made = MAX_SCORES if wants_largest else calls(call, score_mod, block_mask)
     answer = None if isinstance(made, str) else _attended(made)
     if answer is None:
@@ -362,8 +420,9 @@ def _created(mask_mod: Any, shape: MaskShape, device: Any, separate: bool) -> Bl
         return None
     if isinstance(said, str):
         return None
-    traced, bounds = said[0].traced, said[0].bounds if said[0].traced.predicate else None
-    return block_masks.created(mask_mod, shape, where, traced.predicate, traced.tables(said[1]), bounds)
+    bounds = said[0].bounds if said[0].traced.predicate else None
+    any_length, tables = _of_lengths(said[0], said[0].traced.tables(said[1]), (shape.seqlen_q, shape.seqlen_k), where)
+    return block_masks.created(mask_mod, shape, where, any_length.traced.predicate, tables, bounds)
 
 
 _blocks = Blocks[bool]("evoattn.flex")

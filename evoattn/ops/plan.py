@@ -55,6 +55,8 @@ FREED = -1
 COLD = "its kernel is not loaded yet and a CUDA graph is being captured; call evoattn.warmup or the model once before"
 FIRST = 4
 """Tensors whose addresses every call has: what the others are, and whether there are any, its plan says."""
+READ_SECONDS = 0.05
+"""Machine code that is not there by then is being compiled."""
 MOST_KEPT = 32 << 20
 """Bytes: larger scratch memory goes back to torch's allocator after each call."""
 
@@ -306,7 +308,7 @@ class Kernels:
         self._scratch = Scratch(platform)
         self._loaded: dict[tuple[int, KernelKey], LoadedKernel] = {}
         self._chosen: dict[tuple[int, KernelKey], Choice] = {}
-        """Of loaded kernels of callers' own expressions, what they were chosen as."""
+        """Of loaded kernels, what they were chosen as."""
         self._beside: threading.Thread | None = None
         """What compiles while others run."""
         self._failures: dict[tuple[int, KernelKey], str] = {}
@@ -340,13 +342,14 @@ class Kernels:
             return ready
         return CallPlan(choice, *ready, given or (), self._platform)
 
-    def meanwhile(self, choice: Choice, index: int) -> Choice:
-        """What runs in place of a chosen kernel whose compilation a call would wait for: a loaded one of the same
-        expressions of a caller's, which were chosen for other lengths or masks. The chosen one is compiled beside it,
-        and runs from then on. Where bits must not change, or there is no such kernel, the chosen one itself."""
+    def meanwhile(self, choice: Choice, index: int, spoken: bool) -> Choice:
+        """What runs in place of a chosen kernel whose compilation a call would wait for: a loaded one that says the
+        same, which was chosen for other lengths or masks, of calls that are `spoken` and of a caller's expressions. The
+        chosen one is compiled beside it, and runs from then on. Where bits must not change, or there is no such kernel,
+        the chosen one itself."""
         key, problem = (index, choice.key), choice.problem
-        is_own = problem.own_score is not None or problem.shown is not None
-        if not is_own or choice.estimated or key in self._loaded or self._failure(key):
+        spoken = spoken or problem.own_score is not None or problem.shown is not None
+        if not spoken or choice.estimated or key in self._loaded or self._failure(key):
             return choice
         if problem.batch_invariant or problem.deterministic or torch.are_deterministic_algorithms_enabled():
             return choice
@@ -420,15 +423,16 @@ class Kernels:
 
     def _load(self, choice: Choice, key: tuple[int, KernelKey]) -> LoadedKernel:
         """The kernel, loaded on the device and checked there. Raises what compiling, loading and checking raise."""
-        what = choice.family, choice.problem.as_searched, choice.config, choice.gpu, self._folder
-        cases: Callable[[], list[Case]] = partial(cases_of, choice, key[0], self._platform)
+        there, of_check = threading.Event(), partial(cases_of, choice, key[0], self._platform)
         with ThreadPoolExecutor(1) as beside:  # a compiler leaves the GPU and most of Python alone
-            if not has_cubin(*what):
-                cases = beside.submit(cases).result
-            kernel = load_checked(choice, self._build(*what), key[0], self._platform, self._folder, cases)
-        self._loaded[key] = kernel
-        if choice.problem.own_score is not None or choice.problem.shown is not None:
-            self._chosen[key] = choice
+            cases = beside.submit(lambda: None if there.wait(READ_SECONDS) else of_check())
+            try:
+                cubin = self._build(choice.family, choice.problem.as_searched, choice.config, choice.gpu, self._folder)
+            finally:
+                there.set()
+            wanted = lambda: cases.result() or of_check()
+            kernel = load_checked(choice, cubin, key[0], self._platform, self._folder, wanted)
+        self._loaded[key], self._chosen[key] = kernel, choice
         if kernel.failure:
             self._lost()
             self.say(f"{kernel.failure}; it is never used here, {choice.instead} runs")

@@ -17,6 +17,7 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.launch import Buffer, KernelLaunch
 from evoattn.model.paths import TEMPLATES
 from evoattn.ops import block_masks, flex
+from evoattn.ops.runtime import current
 from tests.support.compiles import ptx_kept
 
 SHAPE = Shape(2, 2, 77, 131)
@@ -252,3 +253,40 @@ def test_a_made_mask_asks_its_function_and_short_lists_are_padded():
     found = block_masks.lists_of(mask, SimpleNamespace(no_full=None), 896)
     assert [tuple(one.shape) for one in found] == [(1, 2, 10), (1, 2, 10, 7)] * 2
     assert all(one.dtype == torch.int32 and one.is_contiguous() for one in found)
+
+
+def test_small_tiles_have_lists_of_their_own(monkeypatch):
+    """Where they should take less time, which is asked once for a kind of masks; not once what they are of changes."""
+    ids, made, asked = torch.arange(300) // 40, [], []
+    seen = lambda b, h, q, k: ids[q] == ids[k]
+
+    def run(platform, kernel, device, shape, given, tables):
+        made.append(shape.block_rows)
+        sizes = shape.block_rows, shape.block_keys
+        mask = torch_flex.create_block_mask(seen, 1, 1, shape.seqlen_q, shape.seqlen_k, "cpu", sizes)
+        return [getattr(mask, name) for name in LISTS]
+
+    def new():
+        shape = MaskShape(1, 1, 300, 300, 128, 128)
+        return block_masks.created(seen, shape, torch.device("cpu"), "t0[q]==t0[k]", {"t0": ids}, None)
+
+    def finer(mask, kind="kind", us=1.0):
+        def us_of(one):
+            asked.append(one.BLOCK_SIZE[0])
+            return us if one.BLOCK_SIZE[0] == 64 else 2.0
+
+        return block_masks.finer(mask, (test_small_tiles_have_lists_of_their_own, kind), us_of)
+
+    monkeypatch.setattr(block_masks, "_run", run)
+    monkeypatch.setattr(block_masks, "_kernel", lambda *_: "kernel")
+    with current.use(SimpleNamespace(platform="a platform")):
+        first, second, third, fourth = (new() for _ in range(4))
+        found = finer(first)
+        assert found.BLOCK_SIZE == (64, 64) and found.kv_num_blocks.shape == (1, 1, 5) and found.mask_mod is seen
+        assert finer(first) is found and finer(second).BLOCK_SIZE == (64, 64) and asked == [64, 128]
+        assert finer(third, "other", 1.98) is third and finer(fourth, "other") is fourth
+        assert made == [128] * 4 + [64] * 3
+        second.kv_num_blocks += 0
+        assert finer(second) is second
+        ids += 1
+        assert finer(first) is first

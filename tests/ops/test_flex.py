@@ -342,8 +342,30 @@ def test_functions_made_anew_are_traced_once_and_share_a_kernel(device):
     assert known[0] == known[1] == known[2]
 
 
+def test_another_length_has_no_kernel_of_its_own(device):
+    """Which a number of the function's is, or one less; but for one that it divides by."""
+    texts = set()
+    for length in (140, 200, 150):
+        table = torch.linspace(-1, 1, 2 * length)
+        q, k, v = tensors(1, 2, 2, length, length)
+
+        def biased(s, b, h, i, j, table=table, length=length):
+            return s + table[j - i + length] + i // 128 + (j // 7 == length - 1)
+
+        assert near(evoattn.flex_attention(q, k, v, biased), expected_of(q, k, v, biased)[0])
+        call = flex.calls(flex.Call(q, k, v), biased, None)[0]()
+        texts.add(call.score.text)
+        assert [one.tolist() for one in call.terms[-2:]] == [[length - 1], [length]]
+    assert len(texts) == 1 and device.loads == 1 and "//128" in texts.pop()
+
+
+OF_AN_EXPRESSION = lambda s, b, h, i, j: s + (i - j) * 0.1
+OF_A_NAME = lambda s, b, h, i, j: 4 * torch.tanh(s / 4)
+
+
 @pytest.mark.slow
-def test_no_call_waits_for_another_kernel_of_its_expression(tmp_path):
+@pytest.mark.parametrize("score_mod", [OF_AN_EXPRESSION, OF_A_NAME])
+def test_no_call_waits_for_another_kernel_of_its_expression(tmp_path, score_mod):
     """Another length has another kernel: the first one serves it until that is compiled, beside the calls."""
     device, may, built = FakeDevice(), threading.Event(), []
 
@@ -366,7 +388,6 @@ def test_no_call_waits_for_another_kernel_of_its_expression(tmp_path):
         assert near(out, expected_of(q, k, v, score_mod)[0])
         return device.launches[-1].smem_bytes
 
-    score_mod = lambda s, b, h, i, j: s + (i - j) * 0.1
     with current.use(Runtime(device, pick, tmp_path, build=slow)) as runtime:
         first = called(30)
         assert called(100) == called(90) == first and built == [2]
