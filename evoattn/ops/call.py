@@ -123,7 +123,7 @@ class Call:
     softcap: float = 0.0
     """0 for none."""
     terms: tuple[Tensor | None, ...] = ()
-    """The tensors of `arguments.TERMS` in that order, the tables of `score`, the four lists of `blocks`; empty for none."""
+    """The tensors of `arguments.TERMS` in order, the tables of `score`, the four lists of `blocks`; empty for none."""
     return_lse: bool = False
     out: Tensor | None = None
     strict: bool = False
