@@ -22,83 +22,79 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
+from operator import itemgetter
 from pathlib import Path
-from statistics import fmean, quantiles
+from statistics import geometric_mean, quantiles
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from evoattn.engine.tools import Tools
     from evoattn.model.gpu import DetectedDevice, GpuSpec
     from evoattn.model.problem import AttentionProblem
+    from evoattn.portfolio.select import Checked
 
 PEERS = ("flash", "efficient")
 """Not cuDNN: it uses Hopper's instructions."""
 FIRST_SEED, EACH_SEED = 8200, 20
-FOUND = 3
-"""Kernels of a search that take part in a problem's final."""
+SHOWN = 8
+"""Problems that a table names."""
 GOALS = {"stranger": "times of shipped picks: 1.05 after 10 minutes, 1.03 after 20"}
 BESIDE_SDPA = "ahead of SDPA on 57 of 60, SDPA / pick 1.25, regret 1.04, all after 10 minutes"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Row:
-    """One problem: µs by contestant; `pick`, `plain` (what the cost model picks of the same list without the card's
-    correction), `shipped`, `found` (the best of a search) and PEERS."""
+    """One problem as `check_all` judges it, and µs of two more picks that took part, None where there is none: `plain`,
+    without the card's correction, and `shipped`."""
 
-    problem: str
-    family: str
-    us: dict[str, float] = field(default_factory=dict)
-    wrong: str = ""
-    kernels: dict[str, tuple[str, dict[str, Any]]] = field(default_factory=dict)
-    """Family and config of each contestant of ours."""
+    checked: Checked
+    plain: float | None = None
+    shipped: float | None = None
 
-    def ratio(self, over: str, under: str = "pick") -> float | None:
-        """One time over another, None where there is none."""
-        return self.us[over] / self.us[under] if over in self.us and under in self.us else None
+    def over(self, us: float | None) -> float | None:
+        """A time over the pick's, None where there is none of either."""
+        return us / self.checked.pick_us if us and self.checked.pick_us else None
 
     @property
-    def sdpa(self) -> float | None:
-        return min((self.us[name] for name in PEERS if name in self.us), default=None)
+    def gain(self) -> float | None:
+        """The time of the faster one of SDPA's backends over the pick's."""
+        return self.over(min(self.checked.peers.values(), default=None))
 
-    @property
-    def regret(self) -> float | None:
-        """Of the pick over the best of all of ours."""
-        best = min((self.us[name] for name in ("pick", "plain", "found", "shipped") if name in self.us), default=None)
-        return self.us["pick"] / best if best and "pick" in self.us else None
+    def name(self, ratio: float) -> str:
+        """For people, behind a ratio."""
+        return f"  {ratio:.3f} {self.checked.problem} ({self.checked.pick[0] if self.checked.pick else 'none'})"
 
 
 def _geomean(ratios: Sequence[float]) -> str:
-    return f"{math.exp(fmean(map(math.log, ratios))):.3f}" if ratios else "none"
+    return f"{geometric_mean(ratios):.3f}" if ratios else "none"
 
 
 def table(rows: Sequence[Row], goal: str) -> str:
     """What came of it, for people."""
-    beside = [row for row in rows if row.sdpa and "pick" in row.us]
-    gains = [row.sdpa / row.us["pick"] for row in beside if row.sdpa]
-    over = [r for row in rows if (r := row.ratio("pick", "shipped"))]
-    plain = [r for row in rows if (r := row.ratio("plain"))]
-    regrets = [r for row in rows if (r := row.regret)]
+    gains = [(gain, row) for row in rows if (gain := row.gain)]
+    shipped = [1 / r for row in rows if (r := row.over(row.shipped))]
+    plain = [r for row in rows if (r := row.over(row.plain))]
+    lost = [(row.checked.regret, row) for row in rows if row.checked.pick_us]
+    regrets, sdpa = [regret for regret, _ in lost], [gain for gain, _ in gains]
     tail = f"{quantiles(regrets, n=20)[-1]:.3f}" if len(regrets) > 1 else "none"
     lines = [
         f"Goal: {goal}.",
         "| what | problems | geomean | worst |",
         "|---|---|---|---|",
-        f"| pick / shipped pick | {len(over)} | {_geomean(over)} | {max(over, default=math.nan):.3f} |",
+        f"| pick / shipped pick | {len(shipped)} | {_geomean(shipped)} | {max(shipped, default=math.nan):.3f} |",
         f"| pick without correction / pick | {len(plain)} | {_geomean(plain)} | {min(plain, default=math.nan):.3f} |",
         f"| pick / best of ours (regret; 95th percentile {tail}) | {len(regrets)} | {_geomean(regrets)} "
         f"| {max(regrets, default=math.nan):.3f} |",
-        f"| SDPA flash or efficient / pick | {len(gains)} | {_geomean(gains)} | {min(gains, default=math.nan):.3f} |",
-        f"Ahead of SDPA on {sum(gain > 1 for gain in gains)} of {len(gains)}; "
-        f"{sum('pick' not in row.us for row in rows)} of {len(rows)} problems have no pick or a wrong one.",
+        f"| SDPA flash or efficient / pick | {len(sdpa)} | {_geomean(sdpa)} | {min(sdpa, default=math.nan):.3f} |",
+        f"Ahead of SDPA on {sum(gain > 1 for gain in sdpa)} of {len(sdpa)}; "
+        f"{sum(not row.checked.pick_us for row in rows)} of {len(rows)} problems have no pick or a wrong one.",
+        "Least ahead of SDPA:",
+        *(row.name(gain) for gain, row in sorted(gains, key=itemgetter(0))[:SHOWN]),
+        "Most lost to the best of ours:",
+        *(row.name(regret) for regret, row in sorted(lost, key=itemgetter(0), reverse=True)[:SHOWN]),
+        *(f"  wrong: {row.checked.problem}: {row.checked.wrong}" for row in rows if row.checked.wrong),
     ]
-    behind = sorted((row for row in beside if row.sdpa), key=lambda row: (row.sdpa or 0) / row.us["pick"])[:8]
-    lines += ["Least ahead of SDPA:"]
-    lines += [f"  {(row.sdpa or 0) / row.us['pick']:.3f} {row.problem} ({row.family})" for row in behind]
-    lines += ["Most lost to the best of ours:"]
-    lost = sorted((row for row in rows if row.regret), key=lambda row: -(row.regret or 0))[:8]
-    lines += [f"  {row.regret:.3f} {row.problem} ({row.family})" for row in lost]
-    lines += [f"  wrong: {row.problem}: {row.wrong}" for row in rows if row.wrong]
     return "\n".join(lines)
 
 
@@ -144,8 +140,11 @@ def share(text: str) -> slice:
 
 def kept_rows(files: Sequence[Path]) -> tuple[str, list[Row]]:
     """The card that was played, and the rows of all files of `-o`."""
+    from evoattn.portfolio.select import Checked
+
     read = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    return read[0]["play"], [Row(**row) for one in read for row in one["rows"]]
+    rows = [row | {"checked": Checked(**row["checked"])} for one in read for row in one["rows"]]
+    return read[0]["play"], [Row(**row) for row in rows]
 
 
 def judge(
@@ -158,45 +157,23 @@ def judge(
 ) -> Iterator[Row]:
     """The picks of the played card in turns with the others. `real`: the GPU whose shipped picks take part."""
     from evoattn.cost import correction
-    from evoattn.engine.group_search import GroupSearch
-    from evoattn.engine.groups import Kernel
-    from evoattn.fleet.local import LocalFleet
+    from evoattn.engine.breeding import Breeder
     from evoattn.portfolio.pick import forget, pick
-    from evoattn.portfolio.select import make_groups
+    from evoattn.portfolio.select import Judging, check_all
     from evoattn.timing.protocol import COMPARISON
 
-    picks = [pick(problem, gpu) for problem in problems]
-    forget()
     correction.put(gpu, correction.NONE)
-    plain = [pick(problem, gpu) for problem in problems]
+    plain = {problem: pick(problem, gpu) for problem in problems}
     forget()
-    groups, places = make_groups(problems, picks, gpu)
-    fleet = LocalFleet(words.jobs) if words.jobs else None
-    with GroupSearch(groups, gpu, fleet=fleet, tools=tools) as engine:
-        if words.search > 0:
-            engine.run(words.search * len(problems))
-            say(f"searched: {engine.compiled} kernels compiled, {engine.measured} times")
-        shipped = [pick(problem, real) if real else None for problem in problems]
-        named = {}
-        for i, (group, index) in enumerate(places):
-            mine = {"pick": picks[i], "plain": plain[i], "shipped": shipped[i]}
-            named[i] = {name: Kernel(one.family, one.config.params) for name, one in mine.items() if one}
-            named[i] |= {f"found {n}": kernel for n, kernel in enumerate(group.leaders(index, FOUND))}
-        engine.compile_all([(places[i][0], kernel) for i, kernels in named.items() for kernel in kernels.values()])
-        say("compiled")
-        for i, (group, index) in enumerate(places):
-            kernels = named[i]
-            result = engine.final(group, index, list({k.id: k for k in kernels.values()}.values()), COMPARISON, PEERS)
-            times = result.right_us
-            us = {name: times[k.id] for name, k in kernels.items() if k.id in times}
-            found = [(us.pop(name), kernels[name]) for name in list(us) if name.startswith("found")]
-            if found:
-                us["found"], kernels["found"] = min(found, key=lambda one: one[0])
-            us |= {name: times[name] for name in PEERS if name in times}
-            wrong = "" if "pick" in us else result.refusals.get("all", "the pick has no time")
-            ours = {name: (kernels[name].family, kernels[name].params) for name in us if name in kernels}
-            family = kernels["pick"].family if "pick" in kernels else "none"
-            yield Row(problems[i].describe(), family, us, wrong, ours)
+    shipped = {problem: pick(problem, real) if real else None for problem in problems}
+
+    def others(problem: AttentionProblem) -> list[tuple[str, dict[str, Any]]]:
+        return [(one.family, one.config.params) for one in (plain[problem], shipped[problem]) if one]
+
+    how = Judging(words.search, PEERS, COMPARISON.samples, words.jobs, others, Breeder)
+    for (group, index), row in check_all(problems, gpu, how, say, tools):
+        theirs = plain[group.problems[index]], shipped[group.problems[index]]
+        yield Row(row, *(row.times.get(one.config.id) if one else None for one in theirs))
 
 
 def main() -> int:
@@ -244,7 +221,7 @@ def main() -> int:
     for row in judge(unseen(words.problems, gpu, words.seed)[words.part], gpu, real, words, say):
         rows.append(row)
         if words.output:
-            words.output.write_text(json.dumps(about | {"rows": [vars(row) for row in rows]}), encoding="utf-8")
+            words.output.write_text(json.dumps(about | {"rows": [asdict(row) for row in rows]}), encoding="utf-8")
     print(f"{device.product} as {gpu.name}, calibrated for {words.calibrate}, {time.strftime('%Y-%m-%d')}:")
     print(table(rows, GOALS.get(words.play, BESIDE_SDPA)))
     return 0

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from evoattn.engine.breeding import Breeder
 from evoattn.engine.group_search import GroupSearch
 from evoattn.engine.groups import Group, Kernel
 from evoattn.engine.tools import Tools
@@ -455,6 +456,8 @@ class Judging:
     """Compile processes."""
     known: Callable[[AttentionProblem], Sequence[tuple[str, dict[str, Any]]]] | None = None
     """Kernels that take part in a problem's final, (family, parameters)."""
+    breeder: type[Breeder] = ClimbingBreeder
+    """Of the search."""
 
 
 def check_all(
@@ -468,9 +471,13 @@ def check_all(
     picks = [pick(problem, gpu) for problem in problems]
     groups, places = make_groups(problems, picks, gpu)
     fleet = LocalFleet(wanted.jobs) if wanted.jobs else None
-    with GroupSearch(groups, gpu, ClimbingBreeder, fleet, tools) as engine:
-        engine.run(wanted.seconds * len(problems))
-        say(f"searched: {engine.compiled} compiles, {engine.measured} times")
-        known = [known_kernels(wanted.known(p), p, gpu) if wanted.known else [] for p in problems]
-        for place, chosen, more in zip(places, picks, known, strict=True):
-            yield place, check(engine, place, chosen, wanted.rounds, wanted.peers, more)
+    known = [known_kernels(wanted.known(p), p, gpu) if wanted.known else [] for p in problems]
+    with GroupSearch(groups, gpu, wanted.breeder, fleet, tools) as engine:
+        if wanted.seconds:
+            engine.run(wanted.seconds * len(problems))
+            say(f"searched: {engine.compiled} compiles, {engine.measured} times")
+        chosen = [[Kernel(one.family, one.config.params)] if one else [] for one in picks]
+        named = zip(places, chosen, known, strict=True)
+        engine.compile_all([(group, kernel) for (group, _), own, more in named for kernel in own + more])
+        for place, one, more in zip(places, picks, known, strict=True):
+            yield place, check(engine, place, one, wanted.rounds, wanted.peers, more)

@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -15,6 +15,7 @@ from evoattn.model.gpu import GPUS, DetectedDevice
 from evoattn.model.played import VARIABLE, is_played, target
 from evoattn.model.shape_text import parse_shape
 from evoattn.portfolio.pick import list_for, pick
+from evoattn.portfolio.select import Checked
 from tests.portfolio.calibrate_fakes import CARD, TOOLS
 
 HERE = DetectedDevice(0, "NVIDIA H200", (9, 0), "13.0")
@@ -66,19 +67,24 @@ def test_picks_are_timed_with_the_best_of_a_search_and_sdpa():
     assert len(problems) == 3 and all(p.dtype != "fp32" for p in problems)
     said = []
     rows = list(judge(problems, CARD, GPUS["l4"], argparse.Namespace(search=0.7, jobs=1), said.append, TOOLS))
-    assert [row.problem for row in rows] == [p.describe() for p in problems]
-    assert all({"pick", "shipped", "flash", "efficient"} <= row.us.keys() and row.us["flash"] == 1e6 for row in rows)
-    assert all(row.us["pick"] == row.us["shipped"] for row in rows), "one kernel"
-    assert any("found" in row.us for row in rows)
+    assert [row.checked.problem for row in rows] == [p.describe() for p in problems]
+    assert all(row.checked.peers == {"flash": 1e6, "efficient": 1e6} and row.plain for row in rows)
+    assert all(row.checked.pick_us == row.shipped >= row.checked.best_us for row in rows), "one kernel"
     assert "Ahead of SDPA on 3 of 3; 0 of 3" in table(rows, GOALS["stranger"])
-    assert "compiled" in said
+    assert "searched: " in said[-1]
+    (row,) = judge(problems[:1], CARD, None, argparse.Namespace(search=0.0, jobs=1), said.append, TOOLS)
+    assert row.shipped is None and row.checked.candidates == 0 and row.checked.pick_us and len(said) == 1
+
+
+def row(problem, pick_us, best_us, peers, shipped=None, wrong=""):
+    return Row(Checked(problem, "", ("f", {}), wrong, pick_us, best_us, None, 1, peers), pick_us, shipped)
 
 
 def test_the_table_says_who_is_ahead():
     rows = [
-        Row("a", "flash_mma", {"pick": 10.0, "shipped": 8.0, "flash": 20.0, "efficient": 15.0}),
-        Row("b", "split_kv", {"pick": 10.0, "found": 9.0, "flash": 9.0}),
-        Row("c", "none", {"flash": 9.0}, "no pick"),
+        row("a", 10.0, 8.0, {"flash": 20.0, "efficient": 15.0}, 8.0),
+        row("b", 10.0, 9.0, {"flash": 9.0}),
+        row("c", None, 8.0, {"flash": 9.0}, wrong="no pick"),
     ]
     text = table(rows, "none")
     assert "| pick / shipped pick | 1 | 1.250 | 1.250 |" in text and "Ahead of SDPA on 1 of 2; 1 of 3" in text
@@ -92,11 +98,12 @@ def test_parts_are_all_problems_once_and_files_of_parts_one_table(tmp_path):
     for text in ("0/4", "5/4", "1", "a/b"):
         with pytest.raises(ValueError):
             share(text)
-    rows = [Row("a", "flash_mma", {"pick": 10.0}), Row("b", "none", {}, "no pick")]
+    rows = [row("a", 10.0, 9.0, {"flash": 9.0}), row("b", None, None, {}, wrong="no pick")]
     files = [tmp_path / "1.json", tmp_path / "2.json"]
-    for file, row in zip(files, rows, strict=True):
-        file.write_text(json.dumps({"play": "l4", "rows": [vars(row)]}))
-    assert kept_rows(files) == ("l4", rows)
+    for file, one in zip(files, rows, strict=True):
+        file.write_text(json.dumps({"play": "l4", "rows": [asdict(one)]}))
+    play, kept = kept_rows(files)
+    assert play == "l4" and table(kept, "") == table(rows, "")
 
 
 def test_without_a_gpu_it_says_so(monkeypatch, capsys):
