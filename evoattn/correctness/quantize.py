@@ -1,5 +1,7 @@
 """The proof of the making of 8 bits: a `cases.Proof`."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -88,7 +90,7 @@ def make_answer(
     kept = (scale[:, :, ::BLOCK_ROWS] if problem.scales == PER_BLOCK else scale).reshape(problem.outputs[1].shape)
     if not smooth:
         return {"numbers": Exact(rounded, 0.0, 0.0), "scale": Exact(kept, 0.0, 0.0)}
-    step = element.largest / {"e4m3": 14, "e5m2": 7, "int8": 127}[element.name]
+    step = torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(element.largest)) if dtype.is_floating_point else 1.0
     off = OF_MEANS * x.abs().max().item()
     return {
         "numbers": Exact(rounded, step, OF_FLIPS * rms(rounded)),

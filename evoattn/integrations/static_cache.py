@@ -10,8 +10,9 @@ from torch import Tensor
 
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, FULL
 from evoattn.model.problem import BIAS_ROW_STEP, AttentionProblem, ProblemError
+from evoattn.ops.arguments import DTYPES
 from evoattn.ops.attention import attend
-from evoattn.ops.call import DTYPES, Call, strided, terms_of
+from evoattn.ops.call import Call, strided, terms_of
 from evoattn.ops.choice import Refusal
 from evoattn.ops.runtime import current
 

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from evoattn.model.dtype import DTYPES as ELEMENTS
+from evoattn.model.dtype import KEY_DTYPES, WIDE_DTYPES
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT, FULL
 from evoattn.model.problem import BIAS_ROW_STEP
 from evoattn.model.score import FLAGS, INTEGERS, LONG, SCORE, Tree, evaluate, parse_predicate, parse_score
@@ -34,8 +36,12 @@ Given = tuple[int, Reader | None, bool]
 long as its address is aligned."""
 ALIGNMENT = 16
 """Bytes that every address and stride is a multiple of: vector loads and tensor maps need it."""
-TABLE_DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
-TABLE_DTYPES |= {torch.int32: INTEGERS, torch.int64: LONG, torch.bool: FLAGS}
+DTYPES, KV_DTYPES = (
+    {getattr(torch, ELEMENTS[name].torch): name for name in names} for names in (WIDE_DTYPES, KEY_DTYPES)
+)
+"""Those of query, and those that key and value may have beside a query of 16 bits, with scales (`given.py`)."""
+EIGHT_BIT_NAMES = ", ".join(ELEMENTS[name].torch for name in KEY_DTYPES)
+TABLE_DTYPES = DTYPES | {torch.int32: INTEGERS, torch.int64: LONG, torch.bool: FLAGS}
 MOST_DIMENSIONS = 4
 """Of a table."""
 LONGEST = 1 << 31

@@ -9,6 +9,7 @@ from torch import Tensor
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT, FULL
 from evoattn.ops import shapes, torch_answer
 from evoattn.ops.arguments import (
+    KV_DTYPES,
     WATCHED,
     Causal,
     Score,
@@ -23,7 +24,6 @@ from evoattn.ops.arguments import (
 )
 from evoattn.ops.call import DROPOUT, DROPOUT_ALONE, Answer, Call, Packed, require_out, terms_of, with_tables
 from evoattn.ops.given import (
-    EIGHT_BITS,
     Scale,
     call_of,
     causal_kind,
@@ -182,7 +182,7 @@ def attention(
         call.deterministic = True
     if batch_invariant:
         call.batch_invariant = True
-    if k_scale is not None or v_scale is not None or getattr(key, "dtype", None) in EIGHT_BITS:
+    if k_scale is not None or v_scale is not None or getattr(key, "dtype", None) in KV_DTYPES:
         call = with_scales(call, k_scale, v_scale)
     if score is not None:
         call.score, call.terms = score, with_tables(call.terms, score)

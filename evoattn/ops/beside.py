@@ -16,10 +16,19 @@ from evoattn.model.merge import NARROW
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.quantize import QUANTIZE_OPERATIONS, TURN
 from evoattn.model.scales import BLOCK_ROWS, GRANULARITIES
-from evoattn.ops.arguments import SEQUSED, SINKS, SLOPES, TABLE, has_autocast, is_ordinary
+from evoattn.ops.arguments import (
+    DTYPES,
+    EIGHT_BIT_NAMES,
+    KV_DTYPES,
+    SEQUSED,
+    SINKS,
+    SLOPES,
+    TABLE,
+    has_autocast,
+    is_ordinary,
+)
 from evoattn.ops.call import (
     BESIDE,
-    DTYPES,
     E4M3,
     Answer,
     Call,
@@ -29,7 +38,6 @@ from evoattn.ops.call import (
     strided,
     why_wrong_strides,
 )
-from evoattn.ops.given import EIGHT_BITS
 from evoattn.ops.runtime import Runtime, current
 from evoattn.ops.torch_answer import PROMISE
 from evoattn.portfolio.climb import Costs
@@ -284,7 +292,7 @@ class Wanted:
         try:
             return StridedProblem(
                 batch, heads, self.kv_heads, rows, rows, dim, WIDE[tensor.dtype],
-                kv=EIGHT_BITS[self.dtype], scales="" if self.granularity == "tensor" else self.granularity,
+                kv=KV_DTYPES[self.dtype], scales="" if self.granularity == "tensor" else self.granularity,
                 op=QUANTIZE_OPERATIONS[self.smooth], turned=self.turned, strides_of=(given, given, given, made),
             )  # fmt: skip
         except ProblemError as error:
@@ -322,9 +330,8 @@ def quantize_kv(
     order of `evoattn.model.turned`, zeros behind the last. Raises `ValueError` for another dtype or granularity, and
     for tensors of other dimensions.
     """
-    if dtype not in EIGHT_BITS:
-        known = ", ".join(str(one).removeprefix("torch.") for one in EIGHT_BITS)
-        raise ValueError(f"dtype must be one of {known}, not {dtype}.")
+    if dtype not in KV_DTYPES:
+        raise ValueError(f"dtype must be one of {EIGHT_BIT_NAMES}, not {dtype}.")
     if granularity not in ("tensor", *GRANULARITIES[1:]):
         raise ValueError(f"granularity must be 'tensor', 'head', 'block' or 'token', not {granularity!r}.")
     if key.dim() != 4 or value.dim() != 4:
@@ -383,7 +390,7 @@ def _is_readable(tensor: Tensor, runtime: Runtime) -> bool:
 
 def quantize_by_torch(tensor: Tensor, wanted: Wanted) -> Numbers:
     """`quantize` by PyTorch's expressions."""
-    largest, wide = ELEMENTS[EIGHT_BITS[wanted.dtype]].largest, tensor.float()
+    largest, wide = ELEMENTS[KV_DTYPES[wanted.dtype]].largest, tensor.float()
     finite = wide.isfinite()
     sizes, mean = wide.where(finite, 0), None
     if wanted.smooth:

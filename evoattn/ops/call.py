@@ -19,7 +19,9 @@ from evoattn.model.sequences import with_room
 from evoattn.ops.arguments import (
     ALIGNMENT,
     BIAS,
+    DTYPES,
     K_SCALE,
+    KV_DTYPES,
     SEQUSED,
     SINKS,
     SLOPES,
@@ -39,9 +41,6 @@ from evoattn.ops.arguments import (
     is_apart,
 )
 
-DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
-KV_DTYPES = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2", torch.int8: "int8"}
-"""Those that key and value may have beside a query of 16 bits, with scales (`given.py`)."""
 E4M3, ANSWERS = torch.float8_e4m3fn, torch.bfloat16
 """A dtype of 8 bits that query may have too (`attention_fp8.py`), and that of its answers."""
 BESIDE = {E4M3: (E4M3, torch.float8_e5m2), torch.int8: (torch.int8,)}

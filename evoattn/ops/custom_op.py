@@ -38,9 +38,8 @@ from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.score import parse_score
 from evoattn.model.score_lines import added_of, softcap_of
 from evoattn.ops import block_masks, mods, torch_answer
-from evoattn.ops.arguments import ARGUMENTS, TERMS, Score, has_autocast
+from evoattn.ops.arguments import ARGUMENTS, DTYPES, TERMS, Score, has_autocast
 from evoattn.ops.call import (
-    DTYPES,
     GRADIENTS,
     Answer,
     Call,

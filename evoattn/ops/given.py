@@ -11,7 +11,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from evoattn.model.dtype import DTYPES, KEY_DTYPES
 from evoattn.model.forward import MAIN
 from evoattn.model.mask import CAUSAL_UPPER_LEFT
 from evoattn.model.problem import BIAS_ROW_STEP
@@ -21,7 +20,9 @@ from evoattn.ops.arguments import (
     ALIGNMENT,
     ATTENTION,
     BIAS,
+    EIGHT_BIT_NAMES,
     K_SCALE,
+    KV_DTYPES,
     MASKS,
     PAGED,
     SLOPES,
@@ -48,8 +49,6 @@ from evoattn.ops.call import ANSWERS, BESIDE, E4M3, FLOATS, NO_TENSOR, Call, beh
 CAUSAL_BIAS = "torch.nn.attention.bias", "CausalBias"
 """The class of torch's causal masks by its names: an import takes two seconds, and a compiler that looks for it in
 `sys.modules` fails where an import adds to them meanwhile."""
-EIGHT_BITS = {getattr(torch, DTYPES[name].torch): name for name in KEY_DTYPES}
-"""Names of the dtypes, as `AttentionProblem.kv` has them."""
 FORMS = {
     ATTENTION: "[batch, kv_heads, seqlen_k]",
     VARLEN: "[total_k, kv_heads]",
@@ -240,7 +239,7 @@ def with_mask(call: Call, mask: Any) -> Call:
 def is_eight_bits(tensor: Any) -> bool:
     """Whether it is a tensor of numbers that scales belong to; of a subclass, if it says so."""
     try:
-        return getattr(tensor, "dtype", None) in EIGHT_BITS
+        return getattr(tensor, "dtype", None) in KV_DTYPES
     except TypeError:  # a subclass that answers to some of torch's functions alone
         return False
 
@@ -265,7 +264,7 @@ def with_scales(call: Call, k_scale: Scale, v_scale: Scale, q_scale: Scale = Non
     if not is_eight_bits(call.key):
         if k_scale is None and v_scale is None:
             return call
-        raise ValueError("k_scale and v_scale belong to keys and values of 8 bits: float8_e4m3fn, float8_e5m2 or int8.")
+        raise ValueError(f"k_scale and v_scale belong to keys and values of 8 bits: {EIGHT_BIT_NAMES}.")
     if call.key.dim() != 4 or call.value.dim() != 4 or call.key.shape[:3] != call.value.shape[:3]:
         raise ValueError("key and value of 8 bits must have four dimensions, and as many heads and rows.")
     made = [_scale(name, given, call) for name, given in (("k_scale", k_scale), ("v_scale", v_scale))]

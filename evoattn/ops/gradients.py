@@ -17,6 +17,7 @@ from evoattn.ops import torch_answer
 from evoattn.ops.arguments import (
     ALIGNMENT,
     BIAS,
+    KV_DTYPES,
     SEQUSED,
     SINKS,
     TERMS,
@@ -27,7 +28,6 @@ from evoattn.ops.arguments import (
 )
 from evoattn.ops.call import (
     GRADIENTS,
-    KV_DTYPES,
     Answer,
     Call,
     StridedProblem,

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from evoattn.model.shape_text import parse_shape
-from evoattn.ops.call import DTYPES, KV_DTYPES, Call, StridedProblem, behind, out_like, terms_of
+from evoattn.ops.arguments import DTYPES, KV_DTYPES
+from evoattn.ops.call import Call, StridedProblem, behind, out_like, terms_of
 from evoattn.portfolio.workload import DRAWS, drawn
 
 TORCH = {name: dtype for dtype, name in (DTYPES | KV_DTYPES).items()}
