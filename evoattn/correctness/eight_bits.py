@@ -8,8 +8,9 @@ import torch
 from evoattn.correctness import sequences
 from evoattn.correctness.sequences import each
 from evoattn.correctness.terms import torch_dtype
+from evoattn.model.forward import FORWARD
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.scales import BLOCK_ROWS, PER_BLOCK, PER_COLUMNS, PER_TOKEN, SCALE_COLUMNS, scale_blocks
+from evoattn.model.scales import BLOCK_ROWS, PER_BLOCK, PER_COLUMNS, PER_TOKEN, ROUNDED, ROUNDED_ROWS, SCALE_COLUMNS
 from evoattn.model.turned import GROUP, ORDER, turned_keys
 
 UNEVEN = 1.37
@@ -98,16 +99,26 @@ def stored_scales(
     return made
 
 
-def of_blocks(largest: torch.Tensor) -> torch.Tensor:
+def of_blocks(largest: torch.Tensor, block: int = BLOCK_ROWS) -> torch.Tensor:
     """`[batch, heads, rows, 1]` as it is largest in each block of rows, for each of these."""
     rows = largest.shape[2]
-    whole = torch.nn.functional.pad(largest, (0, 0, 0, scale_blocks(rows) * BLOCK_ROWS - rows))
-    return spread(whole.unflatten(2, (-1, BLOCK_ROWS)).amax((3, 4)), rows)
+    whole = torch.nn.functional.pad(largest, (0, 0, 0, -rows % block))
+    return spread(whole.unflatten(2, (-1, block)).amax((3, 4)), rows, block)
 
 
-def spread(scale: torch.Tensor, rows: int) -> torch.Tensor:
+def spread(scale: torch.Tensor, rows: int, block: int = BLOCK_ROWS) -> torch.Tensor:
     """Scales `[batch, heads, blocks]` as they broadcast over `[batch, heads, rows, head_dim]`."""
-    return scale.repeat_interleave(BLOCK_ROWS, 2)[:, :, :rows, None]
+    return scale.repeat_interleave(block, 2)[:, :, :rows, None]
+
+
+def rounded_rows(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What a kernel that rounds Q on the way multiplies (`rounded_rows.cuh`), as `dtype`, exactly in float64."""
+    wide, largest = values.float(), torch.finfo(torch.float8_e4m3fn).max
+    finite = wide.isfinite()
+    most = of_blocks(wide.where(finite, 0).abs().amax(-1, keepdim=True), ROUNDED_ROWS)
+    scale = torch.where(most > 0, (most / torch.full_like(most, largest)).clamp(min=torch.finfo(wide.dtype).tiny), 1.0)
+    numbers = (wide * scale.reciprocal()).where(finite, torch.nan).clamp(-largest, largest)
+    return numbers.to(torch.float8_e4m3fn).to(dtype) * scale.to(dtype)
 
 
 def of_columns(scale: torch.Tensor) -> torch.Tensor:
@@ -153,7 +164,10 @@ def dequantised(
             stored = turned_back(stored, problem.seqlen_k)
         wide = stored.to(dtype)
         made[name] = wide.mul_(_broadcast(problem, name, tensors).to(dtype))
-    return problem.with_(kv="", scales="", turned=False, dtype=problem.answer.name), made
+    if problem.op in ROUNDED:
+        made["q"] = rounded_rows(tensors["q"], dtype)
+    plain = {"op": FORWARD.name} if problem.op in ROUNDED else {}
+    return problem.with_(kv="", scales="", turned=False, dtype=problem.answer.name, **plain), made
 
 
 def _broadcast(problem: AttentionProblem, tensor: str, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -61,9 +61,9 @@ def make_inputs(
         if problem.seqused and name != "q":
             for row, keys in zip(values, problem.key_lengths, strict=True):
                 _bend(row[None, :, :keys], name, kind, problem.softmax_scale, tile)
+        if name == "q" and problem.element.bytes == 1 and kind.startswith("large_logits_"):
+            values *= LARGE_OF_EIGHT_BITS / 300
         if problem.element_of(name).bytes == 1:
-            if name == "q" and kind.startswith("large_logits_"):
-                values *= LARGE_OF_EIGHT_BITS / 300
             values, scales[name] = eight_bits.quantised(problem, name, values, kind == "extreme_terms")
         tensors[name] = values.to(torch_dtype(problem, name))
     others = terms.make_terms(problem, generator, device, kind == "extreme_terms")

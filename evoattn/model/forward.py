@@ -10,7 +10,7 @@ from evoattn.model import block_list
 from evoattn.model.append import new_rows
 from evoattn.model.dtype import DTYPES
 from evoattn.model.operation import OPERATIONS, Operation, TensorSpec, contiguous
-from evoattn.model.scales import SCALES
+from evoattn.model.scales import ROUNDED, SCALES
 from evoattn.model.score import WHOLE
 from evoattn.model.turned import turned_spec
 
@@ -84,25 +84,5 @@ def _bytes(problem: Any) -> int:
 FORWARD = Operation("forward", _inputs, _outputs, _flops, _bytes, proof="evoattn.correctness.forward")
 OPERATIONS[FORWARD.name] = FORWARD
 
-WIDE = {"forward_of_bf16": "bf16", "forward_of_fp16": "fp16"}
-"""Operations of `dtype=e4m3` that make these numbers themselves, with a scale of each K/V head, and by them the forward
-pass: what Q, K and V are."""
-
-
-def of_numbers(problem: Any) -> Any:
-    """The forward pass of the numbers that such an operation makes."""
-    return problem.with_(op=FORWARD.name, turned=True)
-
-
-def why_not_made(problem: Any) -> str:
-    """One sentence if the fields of a problem whose operation is one of `WIDE` cannot be, else empty."""
-    if problem.op not in WIDE:
-        return ""
-    if problem.dtype != "e4m3" or problem.scales != "head" or problem.kv or problem.turned:
-        return f"op={problem.op} makes numbers of e4m3: write dtype=e4m3 scales=head, and leave kv and turned out."
-    others = [name for name in ("seqused", "page", "varlen", "shared_kv", "blocks") if getattr(problem, name)]
-    return f"op={problem.op} and {others[0]} exclude each other; take one of them out." if others else ""
-
-
-for _name in WIDE:
-    OPERATIONS[_name] = Operation(_name, _inputs, _outputs, _flops, _bytes, proof="evoattn.correctness.made_numbers")
+for _name in ROUNDED:
+    OPERATIONS[_name] = Operation(_name, _inputs, _outputs, _flops, _bytes, proof=FORWARD.proof)

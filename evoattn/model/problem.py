@@ -13,14 +13,14 @@ from evoattn.model.append import new_rows, why_not_appended
 from evoattn.model.backward import why_no_grads
 from evoattn.model.dtype import DTYPES, QUERY_DTYPES, Dtype
 from evoattn.model.errors import WrongUse
-from evoattn.model.forward import FORWARD, MAIN, WIDE
+from evoattn.model.forward import FORWARD, MAIN
 from evoattn.model.hashes import kept_hash, short_hash
 from evoattn.model.lengths import parse_lengths
 from evoattn.model.mask import FULL, MASKS, Band, Mask
 from evoattn.model.merge import why_not_merged
 from evoattn.model.operation import OPERATIONS, Operation, TensorSpec
 from evoattn.model.quantize import why_not_quantized
-from evoattn.model.scales import scale_shapes, scale_strides, why_no_scales
+from evoattn.model.scales import ROUNDED, scale_shapes, scale_strides, why_no_scales
 from evoattn.model.score import (
     INTEGERS,
     SCORE,
@@ -319,13 +319,14 @@ class AttentionProblem:
     @property
     def answer(self) -> Dtype:
         """O's row, and that of the bias and the sinks."""
-        return DTYPES[self.element.answers or self.dtype]
+        return DTYPES[ROUNDED.get(self.op) or self.element.answers or self.dtype]
 
     def element_of(self, tensor: str) -> Dtype:
         """The row of `q`, `k`, `v`, `o` or `bias`, or of a gradient."""
-        name, given = tensor.removeprefix("d"), WIDE.get(self.op, self.kv)
-        others = "qkv" if self.op in WIDE else "v" if self.rotary_apart else "kv"
-        return self.answer if name in ("o", "bias") else DTYPES[given] if given and name in others else self.element
+        name, others = tensor.removeprefix("d"), "v" if self.rotary_apart else "kv"
+        if name in ("o", "bias") or (name == "q" and self.op in ROUNDED):
+            return self.answer
+        return DTYPES[self.kv] if self.kv and name in others else self.element
 
     @property
     def scale_shapes(self) -> dict[str, tuple[int, ...]]:

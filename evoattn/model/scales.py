@@ -20,6 +20,20 @@ PER_COLUMNS: Final = "columns"
 SCALE_COLUMNS = 128
 BLOCK_ROWS = 128
 """A tile of keys of 64 or 128 has one scale then, and so have the 64 rows of a warpgroup."""
+ROUNDED = {"forward_of_bf16": "bf16", "forward_of_fp16": "fp16"}
+"""Operations of `dtype=e4m3` whose Q, like O, has 16 bits, which ones: a kernel rounds it to e4m3 as it comes, with a
+scale of each ROUNDED_ROWS rows of a head."""
+ROUNDED_ROWS = 16
+
+
+def why_not_rounded(problem: Any) -> str:
+    """One sentence if the fields of a problem whose operation is one of `ROUNDED` cannot be, else empty."""
+    if problem.op not in ROUNDED:
+        return ""
+    if problem.dtype != "e4m3":
+        return f"op={problem.op} multiplies numbers of e4m3: write dtype=e4m3."
+    others = [name for name in ("seqused", "page", "varlen", "shared_kv", "blocks") if getattr(problem, name)]
+    return f"op={problem.op} and {others[0]} exclude each other; take one of them out." if others else ""
 
 
 def scale_blocks(rows: Any) -> Any:

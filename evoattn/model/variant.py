@@ -11,9 +11,9 @@ import re
 from typing import Any
 
 from evoattn.model.block_list import fault_of_blocks
-from evoattn.model.forward import why_not_made
 from evoattn.model.lengths import parse_lengths
 from evoattn.model.mask import MASKS
+from evoattn.model.scales import why_not_rounded
 from evoattn.model.score import parse_predicate, parse_score, parse_tables
 from evoattn.model.sequences import parse_sequences
 from evoattn.model.turned import why_not_turned
@@ -94,7 +94,7 @@ def fault_of(problem: Any) -> str:
         return "tables: there is no score that uses them."
     others = tuple(name for name in VARIANTS if getattr(problem, name))
     found = _fault_of_keys(problem) or _fault_of_sequences(problem) or _fault_of_window(problem)
-    found = found or why_not_turned(problem) or why_not_made(problem)
+    found = found or why_not_turned(problem) or why_not_rounded(problem)
     return found or fault_of_blocks(problem.blocks, others)
 
 

@@ -8,13 +8,13 @@ from torch import Tensor
 
 from evoattn.model.forward import MAIN
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT, FULL
-from evoattn.model.scales import scale_blocks
+from evoattn.model.scales import ROUNDED, scale_blocks
 from evoattn.model.turned import GROUP, turned_keys
 from evoattn.model.variant import TURNED
 from evoattn.ops import shapes
 from evoattn.ops.arguments import SINKS, TERMS, Causal, cap_of, is_ordinary, mask_of, require_flags, scale_of, window_of
 from evoattn.ops.attention import attend
-from evoattn.ops.beside import Granularity, Wanted, quantize, turn
+from evoattn.ops.beside import WIDE, Granularity, Wanted, quantize, turn
 from evoattn.ops.call import (
     ANSWERS,
     BESIDE,
@@ -41,6 +41,8 @@ BLOCKS_BELOW = 1200
 take a little longer. Together that took 0.84 to 1.17 of the time of scales of heads below, 0.94 in the mean of 20
 problems, and 1.00 to 1.20 above (an H100, 2026-11-27, reports/performance.md)."""
 WITH_WGMMA = "sm_90a"
+ROUNDS = "rounds"
+"""Before the shapes of calls whose query no kernel rounds."""
 Scale = Tensor | float | None
 """One for all, `[batch, kv_heads]`, or of each 128 rows `[batch, heads, blocks]`; None is 1."""
 
@@ -64,7 +66,7 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
     strict: bool = False,
 ) -> Answer:
     """`evoattn.attention` in 8 bits, with `causal`, `scale`, `window`, `softcap`, `sinks` and `return_lse` as there.
-    The answer is bfloat16 `[batch, heads, seqlen_q, head_dim]`, the log-sum-exp float32.
+    The answer is bfloat16, of float16 tensors float16, `[batch, heads, seqlen_q, head_dim]`, the log-sum-exp float32.
 
     Tensors of float8_e4m3fn are taken as they are, key and value of float8_e5m2 beside such a query too, and so are
     three of int8: the sums of Q Kᵀ are exact then, and weights and value are multiplied in 16 bits. A number
@@ -73,7 +75,8 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
     a head: of query `[batch, heads, query blocks]`, of key and value `[batch, kv_heads, key blocks]`. They are not
     negative; left out, 1. Those of 128 rows go with e4m3; kernels take 1.04 to 1.25 of the time of those of heads.
     Tensors of 16 or 32 bits are quantised first, with a scale for each K/V head of each batch, or each 128 rows of a
-    head (`BLOCKS_BELOW`), that takes its largest value to the end of the range, and no descale may be given.
+    head (`BLOCKS_BELOW`), that takes its largest value to the end of the range, and no descale may be given. A kernel
+    of Hopper rounds query itself, with a scale for each 16 rows of a head.
     `smooth_k` takes the mean of the keys of a head from them first, as SageAttention does: outlier channels then cost
     less of the range. The answer is the same, since all scores of a query change alike, and the log-sum-exp is
     corrected. It goes with no `softcap`. With `turned` value is as `quantize_kv(…, turned=True)` makes it, which is
@@ -103,8 +106,9 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
         if smooth_k and limit:
             raise ValueError("smooth_k goes with no softcap: a cap does not change all scores of a query alike.")
         turns = _turns(query, key, value)
-        blocks = turns and not smooth_k and _seen(query, key, mask != FULL) < BLOCKS_BELOW
-        given, mean = quantised(query, key, value, smooth_k, turns, "block" if blocks else "head")
+        rounds = turns and query.dtype in WIDE and (ROUNDS, *_shapes(query, key, value)) not in current.runtime().served
+        blocks = turns and not smooth_k and _seen(query, key, mask != FULL, rounds) < BLOCKS_BELOW
+        given, mean = quantised(query, key, value, smooth_k, turns, "block" if blocks else "head", rounds)
         if mean is not None and return_lse:
             correction = _lse_correction(query, mean, scale_of(scale))
     call = Call(
@@ -116,28 +120,27 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
         True,
         window_of(window),
         limit,
-        behind(terms_of(sinks=sinks, k_scale=given.k_scale, v_scale=given.v_scale), (given.q_scale,)),
+        terms_of(sinks=sinks, k_scale=given.k_scale, v_scale=given.v_scale),
         return_lse,
         strict=strict,
-        q_scaled=True,
         turned=given.turned,
     )
     answer = _answer(call, given, sinks)
-    if correction is None or isinstance(answer, Tensor):
-        return answer
-    return answer[0], answer[1] + correction
+    out, lse = (answer, None) if isinstance(answer, Tensor) else answer
+    out = out.to(query.dtype) if query.dtype in WIDE else out
+    return out if lse is None else (out, lse if correction is None else lse + correction)
 
 
 @dataclass(frozen=True)
 class Quantised:
     """Query, key and value in e4m3 or int8; their scales, float32, all `[1, 1]`, all `[batch, kv_heads]`, or all of
-    each 128 rows of a head, `[batch, heads, blocks]`; query's are contiguous. With `turned` value is a view of that
-    shape of a turned tensor."""
+    each 128 rows of a head, `[batch, heads, blocks]`; query's are contiguous, or None where a kernel rounds it. With
+    `turned` value is a view of that shape of a turned tensor."""
 
     query: Tensor
     key: Tensor
     value: Tensor
-    q_scale: Tensor
+    q_scale: Tensor | None
     k_scale: Tensor
     v_scale: Tensor
     turned: bool = False
@@ -150,14 +153,22 @@ def quantised(
     smooth: bool = False,
     turned: bool = False,
     granularity: Granularity = "head",
+    rounds: bool = False,
 ) -> tuple[Quantised, Tensor | None]:
     """Tensors of 16 or 32 bits in e4m3, with a scale for each K/V head of each batch, or each 128 rows; with `smooth`
-    of keys less the mean of those of their head, which is the second."""
+    of keys less the mean of those of their head, which is the second. With `rounds` query stays as it is."""
     plain = Wanted(E4M3, granularity, key.shape[1])
-    q, k = quantize(query, plain), quantize(key, replace(plain, smooth=smooth))
-    v = quantize(value, replace(plain, turned=turned))
+    k, v = quantize(key, replace(plain, smooth=smooth)), quantize(value, replace(plain, turned=turned))
     numbers = _as_rows(key, v.numbers) if turned else v.numbers
-    return Quantised(q.numbers, k.numbers, numbers, q.scale, k.scale, v.scale, turned), k.mean
+    made = Quantised(query, k.numbers, numbers, None, k.scale, v.scale, turned)
+    return made if rounds else _with_query(made), k.mean
+
+
+def _with_query(given: Quantised) -> Quantised:
+    """With query quantised as key and value are."""
+    granularity: Granularity = "block" if given.k_scale.dim() == 3 else "head"
+    made = quantize(given.query, Wanted(E4M3, granularity, given.key.shape[1]))
+    return replace(given, query=made.numbers, q_scale=made.scale)
 
 
 def _as_rows(key: Tensor, turned: Tensor) -> Tensor:
@@ -183,10 +194,11 @@ def _turned(given: Quantised, causal: bool) -> Quantised:
     return replace(given, value=_as_rows(key, made), turned=True)
 
 
-def _seen(query: Tensor, key: Tensor, causal: bool) -> float:
-    """Keys that queries see, for each row of the three tensors: about half of all under a causal mask."""
+def _seen(query: Tensor, key: Tensor, causal: bool, rounds: bool) -> float:
+    """Keys that queries see, about half of all under a causal mask, for each row that is quantised: of key, value, and
+    query unless its kernel `rounds` it."""
     rows, keys = query.shape[1] * query.shape[2], key.shape[1] * key.shape[2]
-    return rows * key.shape[2] / (2 if causal else 1) / (rows + 2 * keys)
+    return rows * key.shape[2] / (2 if causal else 1) / (2 * keys if rounds else rows + 2 * keys)
 
 
 def _turns(query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -293,6 +305,15 @@ def _lse_correction(query: Tensor, means: Tensor, scale: float | None) -> Tensor
 
 def _answer(call: Call, given: Quantised, sinks: Tensor | None) -> Answer:
     """By a kernel of 8 bits, else in 16."""
+    if given.q_scale is None:
+        runtime = current.runtime()
+        try:
+            return runtime.attend(replace(call, strict=True, rounded=True))
+        except NoKernel:
+            runtime.keep(runtime.served, (ROUNDS, *_shapes(call.query, call.key, call.value)), False)
+            given = _with_query(given)
+    assert given.q_scale is not None
+    call = replace(call, query=given.query, terms=behind(call.terms, (given.q_scale,)), q_scaled=True)
     widest = WIDEST if call.turned or call.query.dtype != E4M3 else WIDEST_IN_ROWS
     if _may_launch(call.query, call.key, call.value) and call.value.shape[3] <= widest:
         runtime = current.runtime()
@@ -314,6 +335,7 @@ def _answer(call: Call, given: Quantised, sinks: Tensor | None) -> Answer:
 def dequantised(call: Call, given: Quantised, sinks: Tensor | None) -> Answer:
     """The answer in 16 bits: query takes its scales and those of key, the answer takes value's; each tensor its own
     where these are of blocks of rows."""
+    assert given.q_scale is not None
     group, query, value = call.query.shape[1] // call.key.shape[1], call.query, call.value
     if call.turned:
         from evoattn.correctness.eight_bits import turned_back  # which a kernel does without
@@ -403,7 +425,8 @@ def choice_in_eight_bits(runtime: Runtime, call: Call) -> Choice | Refusal:
     if products * problem.head_dim < LEAST_GAIN:
         least = LEAST_GAIN // problem.head_dim
         return Refusal(f"to quantise takes longer than it saves: {products} multiply-adds a number, and {least} pay")
-    eight = replace(problem, dtype="e4m3", scales="head", turned=problem.head_dim_v % GROUP == 0)
+    op = next(op for op, dtype in ROUNDED.items() if dtype == problem.dtype)
+    eight = replace(problem, dtype="e4m3", op=op, scales="head", turned=problem.head_dim_v % GROUP == 0)
     return runtime.choose(eight, gpu, index=call.query.get_device())
 
 
@@ -426,14 +449,14 @@ def in_eight_bits(runtime: Runtime, call: Call) -> Answer | None:
     try:
         answer = attention_fp8(
             query, key, value, causal=CAUSAL[call.mask], scale=call.scale, window=call.window, softcap=call.softcap,
-            sinks=None if sinks is None else sinks.to(ANSWERS), smooth_k=not call.softcap,
+            sinks=sinks, smooth_k=not call.softcap,
             return_lse=call.return_lse, strict=True,
         )  # fmt: skip
     except NoKernel:
         runtime.keep(plans, known, False)
         return None
     out, lse = (answer, None) if isinstance(answer, Tensor) else answer
-    out = out.to(query.dtype) if call.out is None else call.out.copy_(out)
+    out = out if call.out is None else call.out.copy_(out)
     return out if lse is None else (out, lse)
 
 

@@ -14,7 +14,7 @@ from evoattn.model.backward import LIES_AS, MADE
 from evoattn.model.forward import MAIN
 from evoattn.model.mask import FULL
 from evoattn.model.problem import AttentionProblem, ProblemError, canonical_mask, canonical_window
-from evoattn.model.scales import PER_BLOCK, PER_COLUMNS, PER_TOKEN
+from evoattn.model.scales import PER_BLOCK, PER_COLUMNS, PER_TOKEN, ROUNDED
 from evoattn.model.sequences import with_room
 from evoattn.ops.arguments import (
     ALIGNMENT,
@@ -145,6 +145,9 @@ class Call:
     """Whether query has 8 bits too, and the last of the terms is its scales."""
     turned: bool = False
     """Whether value is a view of what `evoattn.model.turned` speaks of."""
+    rounded: bool = False
+    """Whether query, of 16 bits, is rounded to e4m3 by the kernel that multiplies it (`evoattn.model.scales.ROUNDED`).
+    """
 
     def term(self, which: int) -> Tensor | None:
         """One of `terms`, by its index."""
@@ -316,7 +319,7 @@ class Call:
             return {}
         both = [self.term(which) for which in (K_SCALE, V_SCALE)]
         dims = max((one.dim() for one in both if one is not None and (one.dim() > 2 or one.numel() > 1)), default=0)
-        names = {0: "", 2: "head", 3: PER_BLOCK if self.q_scaled else PER_TOKEN, 4: PER_COLUMNS}
+        names = {0: "", 2: "head", 3: PER_BLOCK if self.q_scaled or self.rounded else PER_TOKEN, 4: PER_COLUMNS}
         strides = ((0, 0, 0) if one is None or one.numel() == 1 else (*one.stride(), 0)[:3] for one in both)
         return {"kv": KV_DTYPES[self.value.dtype], "scales": names[dims], "scale_strides_of": tuple(strides)}
 
@@ -337,6 +340,8 @@ class Call:
                 return wrong
         fields = self._variant_fields() if self.has_variant else {}
         fields |= self._scale_fields()
+        if self.rounded:
+            fields["op"] = next(op for op, given in ROUNDED.items() if given == DTYPES[query.dtype])
         try:
             return StridedProblem(
                 heads=query.shape[1],
@@ -345,7 +350,7 @@ class Call:
                 value_dim=value.shape[3],
                 rotary_apart=key.shape[3] != query.shape[3],
                 shared_kv="kv" not in fields and may_share(key, value) and key.data_ptr() == value.data_ptr() != 0,
-                dtype=(DTYPES | KV_DTYPES)[query.dtype],
+                dtype="e4m3" if self.rounded else (DTYPES | KV_DTYPES)[query.dtype],
                 mask=canonical_mask(self.mask, fields.get("seqlen_q", query.shape[2])),
                 layout="bshd" if query.stride(1) < query.stride(2) else "bhsd",
                 lse=self.return_lse,

@@ -13,7 +13,7 @@
 #include "flash_wgmma/output_sums.cuh"
 
 struct Consumer : OutputSums {
-  RowOperand<Operands::ROW_COLUMNS, Q_IN_REGISTERS>& q;
+  Rows& q;
   float (&s)[BLOCK_N / 2];
   uint32_t (&p)[KEY_STEPS][4];
   RowState& state;
@@ -31,8 +31,8 @@ struct Consumer : OutputSums {
   Ring skipped;       // AHEAD: the first place of V that is passed over
   TileScheduler& work;
 
-  __device__ __forceinline__ Consumer(RowOperand<Operands::ROW_COLUMNS, Q_IN_REGISTERS>& q, Fragments& f,
-                                      TileScheduler& work, const Output& output, float softmax_scale_log2)
+  __device__ __forceinline__ Consumer(Rows& q, Fragments& f, TileScheduler& work, const Output& output,
+                                      float softmax_scale_log2)
       : OutputSums(f, work, output),
         q(q),
         s(f.s),
@@ -62,7 +62,6 @@ struct Consumer : OutputSums {
     KeyList::wait_for_bits();  // this launch does not end before the one that writes them
     // Takes the turn that the last round left, so that the barrier ends as it began.
     if (PING_PONG && warpgroup == 0) wait_for_turn();
-    work.source.leave(THREADS / 32, lane);
   }
 
 private:
@@ -239,22 +238,17 @@ private:
     ring.advance();
     if constexpr (!OVERLAP) start_pv(), finish_pv();
   }
-  // Whether a phase has ended, for the whole warp; looks for longer than a copy takes.
-  __device__ __forceinline__ bool comes_soon(uint32_t barrier_smem, uint32_t parity) const {
-    bool there = false;
-#pragma unroll 1
-    for (int look = 0; look < 100 && !there; ++look) there = mbarrier_test_wait(barrier_smem, parity);
-    return __shfl_sync(ALL_LANES, int(there), 0);
-  }
   // The next tile of rows, once Q of this warpgroup has come; false if there is none.
   __device__ __forceinline__ bool take_tile(int round) {
     __syncwarp();  // the thread that stored the last tile is back: wgmma wants whole warps
-    const uint32_t full = barrier(Smem::Q_FULL, warpgroup);
-    if constexpr (Source::MADE) {  // numbers of this tile may be what is waited for
-      while (!comes_soon(full, round % 2) && work.source.make_one(lane)) {}
-    }
-    mbarrier_wait(full, round % 2);
+    mbarrier_wait(barrier(Smem::Q_FULL, warpgroup), round % 2);
     return work.next(round);  // by all lanes, before lane 0 releases Q
+  }
+  // ROUNDS_ROWS: makes Q what is multiplied; returns the scale of the warp's rows.
+  template <class Of> __device__ __forceinline__ float round_rows(Of& rows) const {
+    auto meet = [&] { named_barrier_sync<128>(O_TILE + warpgroup); };
+    if constexpr (Operands::ROUNDS_ROWS) return rows.round(smem + (q_smem - smem_address), q_smem, thread, meet);
+    return 1.f;
   }
   __device__ __forceinline__ void begin_rows() {
     state.clear();
@@ -263,15 +257,14 @@ private:
       for (int i = 0; i < (GROUP_ROWS ? 2 : 1); ++i)
         head_terms[i] = work.terms.head(work.tile.batch, work.rows.head(work.tile, lane_row(work.tile) + 8 * i));
     }
+    const float unit = round_rows(q) * (Terms::CAPPED ? cap_scale : softmax_scale_log2);
     if constexpr (Scales::BY_BLOCK) {
       running.begin_rows(scales, work.tile.batch, work.tile.head, work.kv_head(work.tile), first_row(work.tile),
-                         work.seqlen_q, Terms::CAPPED ? cap_scale : softmax_scale_log2);
+                         work.seqlen_q, unit);
     } else if constexpr (Scales::GIVEN) {
-      const float scale = scales.of_scores(work.tile.batch, work.kv_head(work.tile));
-      score_scale = softmax_scale_log2 * scale;
-      if constexpr (Terms::CAPPED) work.terms.given.score_scale = cap_scale * scale;
+      take_score_scale(unit * scales.of_scores(work.tile.batch, work.kv_head(work.tile)));
     }
-    q.load(q_smem, thread / 32, lane);
+    if constexpr (!Operands::ROUNDS_ROWS) q.load(q_smem, thread / 32, lane);
     // All lanes have read the warp's rows of Q, which its rows of O may overwrite.
     if constexpr (Q_IN_REGISTERS) __syncwarp();
     key_tile = work.last_key_tile();

@@ -15,8 +15,6 @@ static_assert(!SEQUSED || SCHEDULE != Schedule::BALANCED, "sequences of one leng
 constexpr bool SHARES_SEQUENCES = VARLEN && SCHEDULE == Schedule::BALANCED;
 static_assert(!SHARES_SEQUENCES || (STORE == Store::ROWS && !CAUSAL_SKIP && !Scales::GIVEN),
               "blocks add up the columns of one another's rows");
-static_assert(!Source::MADE || (SCHEDULE != Schedule::SINGLE && SCHEDULE != Schedule::BALANCED && !SEQUSED && !VARLEN),
-              "one wave of blocks in one dimension, whose tiles begin head by head");
 static_assert(!KeyList::LISTED || (KEY_SPLIT == 1 && !GROUP_ROWS && SCHEDULE != Schedule::BALANCED && !CAUSAL_SKIP),
               "a block takes all tiles of a list");
 // Warpgroups behind the last row of a sequence compute nothing: single tokens beside prompts have few rows of a tile.
@@ -52,9 +50,10 @@ static_assert(VALUE_SUMS == 1 || VALUE_PARTS > 1, "a sum for a part");
 static_assert(BLOCK_M == 64 * WARPGROUPS && BLOCK_N == Operands::STEP_KEYS * KEY_STEPS && HEAD_DIM % 8 == 0 &&
                   VALUE_DIM % 8 == 0,
               "whole wgmma tiles");
-using Tiles = TensorTile<Operands::ROW_COLUMNS>;    // of Q, K
-using ValueTiles = typename Operands::LoadedTiles;  // of V
-using OutputTiles = TensorTile<VALUE_DIM>;          // of O
+using Tiles = TensorTile<Operands::ROW_COLUMNS>;         // of K
+using QueryTiles = TensorTile<Operands::QUERY_COLUMNS>;  // of Q as it comes
+using ValueTiles = typename Operands::LoadedTiles;       // of V
+using OutputTiles = TensorTile<VALUE_DIM>;               // of O
 using Ring = RingPosition<STAGES>;
 using Partial = PartialOutput<VALUE_DIM / 2>;
 constexpr bool IN_MEMORY = KEY_SPLIT > CLUSTER;  // blocks that share rows merge their results in global memory

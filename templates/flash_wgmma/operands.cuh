@@ -9,6 +9,8 @@
 template <typename Element, int HEAD_DIM, int VALUE_DIM, int BLOCK_N> struct SixteenBitOperands {
   static constexpr int STEP_KEYS = 16;                                       // of a step of P V
   static constexpr int ROW_COLUMNS = HEAD_DIM;                               // of 16 bits, in a row of Q and K
+  static constexpr int QUERY_COLUMNS = HEAD_DIM;                             // in one of Q as it comes
+  static constexpr bool ROUNDS_ROWS = false;                                 // Q is multiplied as it comes
   using LoadedTiles = TensorTile<VALUE_DIM>;                                 // V as it comes
   static constexpr int VALUE_BYTES = TensorTile<VALUE_DIM>::bytes(BLOCK_N);  // of a tile of V as it is multiplied
   static constexpr int SUM_COLUMNS = 0;                                      // of P, beside those of V

@@ -30,7 +30,7 @@ struct Producer : TileFinder {
     Operands::template prepare<Smem>(static_cast<const Block&>(*this));
     __syncwarp();
     // Others see the initialised barriers; who initialised them need not wait.
-    const bool helps = warp > 4 * WARPGROUPS, transposes = Operands::TRANSPOSERS > 0 && helps;
+    const bool transposes = Operands::TRANSPOSERS > 0 && warp > 4 * WARPGROUPS;
     if (transposes || (PARTS > 1 && part > 0)) named_barrier_sync<THREADS>(BARRIERS_READY);
     else named_barrier_arrive<THREADS>(BARRIERS_READY);
     if constexpr (CLUSTER > 1) cluster_arrive();  // other blocks see them too
@@ -38,8 +38,6 @@ struct Producer : TileFinder {
     if constexpr (PRODUCER_REGISTERS > 0) decrease_registers<PRODUCER_REGISTERS>();
     if (transposes) Operands::template transpose<Smem>(static_cast<const Block&>(*this));
     else if ((PARTS > 1 || warp == 4 * WARPGROUPS) && lane == 0) copy();
-    if (Source::MADE && helps) work.source.make_all(lane);
-    work.source.leave(THREADS / 32, lane);
     if constexpr (CLUSTER > 1) __syncwarp(), cluster_wait();
   }
 
@@ -77,18 +75,17 @@ private:
     if constexpr (PERSISTENT) mbarrier_wait(barrier(Smem::Q_EMPTY, i), round % 2 ^ 1);
   }
   __device__ __forceinline__ void load_q(int round) const {
-    work.source.await(work.tile.batch, work.kv_head(work.tile));
     for (int i = 0; i < WARPGROUPS && part == 0; ++i) {
       wait_for_q_place(i, round);
       const int row = work.tile.row_block * BLOCK_M + i * 64;
       const uint32_t place = smem_address + i * Smem::Q_PLACE_BYTES, full = barrier(Smem::Q_FULL, i);
       if constexpr (VARLEN && GROUP_ROWS) {
-        work.rows.load<Tiles>(place, q_map, full, row, work.tile, work.sequence.first_query);
+        work.rows.load<QueryTiles>(place, q_map, full, row, work.tile, work.sequence.first_query);
       } else if constexpr (VARLEN) {
-        Tiles::load_sliding<64>(place, q_map, full, row, work.sequence.queries, work.sequence.end_query(),
-                                work.tile.head);
+        QueryTiles::load_sliding<64>(place, q_map, full, row, work.sequence.queries, work.sequence.end_query(),
+                                     work.tile.head);
       } else {
-        work.rows.load<Tiles>(place, q_map, full, row, work.tile);
+        work.rows.load<QueryTiles>(place, q_map, full, row, work.tile);
       }
     }
   }

@@ -1,15 +1,5 @@
 // running_scales.cuh: the scales of numbers of 8 bits that a consumer warpgroup keeps from tile to tile.
 
-// Numbers that come as they are multiplied: nobody makes them.
-struct GivenNumbers {
-  static constexpr bool MADE = false;
-  __device__ __forceinline__ void take_sizes(int, int, int, int, int) {}
-  __device__ __forceinline__ bool make_one(int) const { return false; }
-  __device__ __forceinline__ void make_all(int) const {}
-  __device__ __forceinline__ void await(int, int) const {}
-  __device__ __forceinline__ void leave(int, int) const {}
-};
-
 // Scales that are the same for all rows and keys of a tile of rows: nothing to keep.
 struct NoBlockScales {
   template <class Scales>
@@ -39,7 +29,7 @@ template <int ROWS> struct BlockScales {
   template <class Scales>
   __device__ __forceinline__ void begin_rows(const Scales& scales, int batch, int head, int kv_head, int first,
                                              int rows, float softmax_scale) {
-    row = scales.q.of_block(scales.q.of_head(batch, head), block_of(first, rows)) * softmax_scale;
+    row = scales.of_query_block(batch, head, block_of(first, rows)) * softmax_scale;
     first_keys = scales.k.of_head(batch, kv_head), first_value = scales.v.of_head(batch, kv_head);
   }
   // Of the tile from `first_key` on; the next begins at `key_before`.

@@ -12,7 +12,8 @@ template <class Operands, int VALUE_DIM, int WARPGROUPS, int BLOCK_N, int STAGES
 struct SharedLayout {
   using Partial = PartialOutput<VALUE_DIM / 2>;
   static constexpr int ROW_COLUMNS = Operands::ROW_COLUMNS;
-  static constexpr int WIDEST = O_CHUNKS || SUM_IN_SHARED || ROW_COLUMNS > VALUE_DIM ? ROW_COLUMNS : VALUE_DIM;
+  static constexpr int QUERY_COLUMNS = Operands::QUERY_COLUMNS;
+  static constexpr int WIDEST = O_CHUNKS || SUM_IN_SHARED || QUERY_COLUMNS > VALUE_DIM ? QUERY_COLUMNS : VALUE_DIM;
   static constexpr int Q_PLACE_BYTES = TensorTile<WIDEST>::bytes(64);  // of one warpgroup
   static constexpr int K_TILE_BYTES = TensorTile<ROW_COLUMNS>::bytes(BLOCK_N);
   static constexpr int V_TILE_BYTES = Operands::VALUE_BYTES;

@@ -24,11 +24,9 @@ struct TileScheduler : Block {
   Tile tile;            // at hand
   KeyRange range;       // BALANCED: of it
   KeyList list;
-  Source source;
 
   __device__ __forceinline__ TileScheduler(unsigned char* smem, int batch, int heads, int kv_heads, int seqlen_q,
-                                           int seqlen_k, const Terms& terms, const KeyList& list,
-                                           const Source& source = {})
+                                           int seqlen_k, const Terms& terms, const KeyList& list)
       : Block(smem),
         batch(batch),
         heads(heads),
@@ -50,9 +48,7 @@ struct TileScheduler : Block {
                seqlen_k,
                rows.row_bits(),
                PAGED ? terms.given.seqused : nullptr},
-        list(list),
-        source(source) {
-    this->source.take_sizes(batch, heads, kv_heads, seqlen_q, seqlen_k);
+        list(list) {
     split = blockIdx.x % KEY_SPLIT;
     tile = block_tile<HEADS_IN_TURN, LAST_FIRST, KEY_SPLIT>(row_blocks, rows.heads);  // of a block that takes one
   }

@@ -17,10 +17,13 @@ template <bool BY_PRODUCT> struct E4m3Range {
 };
 
 // BY_PRODUCT: V has eight more columns, the first of which is ones, so that P V has the sums of P.
-// TURNED: V comes as wgmma wants it, so that no warp turns it round.
-template <int HEAD_DIM, int VALUE_DIM, int BLOCK_N, int STAGES, bool BY_PRODUCT, bool TURNED> struct EightBitOperands {
+// TURNED: V comes as wgmma wants it, so that no warp turns it round. ROUNDS: Q comes in 16 bits (`rounded_rows.cuh`).
+template <int HEAD_DIM, int VALUE_DIM, int BLOCK_N, int STAGES, bool BY_PRODUCT, bool TURNED, bool ROUNDS>
+struct EightBitOperands {
   static constexpr int STEP_KEYS = 32;
   static constexpr int ROW_COLUMNS = HEAD_DIM / 2;
+  static constexpr bool ROUNDS_ROWS = ROUNDS;
+  static constexpr int QUERY_COLUMNS = ROUNDS ? HEAD_DIM : ROW_COLUMNS;
   static constexpr int SUM_COLUMNS = BY_PRODUCT ? 8 : 0;
   using Value = ValueTile<VALUE_DIM, SUM_COLUMNS, BLOCK_N>;
   using LoadedTiles = typename TileOfValues<Value, VALUE_DIM, TURNED>::Type;
@@ -91,16 +94,16 @@ struct HeadScales {
     return load_constant(scales + (first + block * int(block_stride)));
   }
 };
-// Q's too are of K/V heads, but BY_BLOCK.
-template <bool OF_BLOCKS, int ROWS> struct ScalesOf {
+// Q's too are of K/V heads, but BY_BLOCK; without OF_QUERIES it has none here.
+template <bool OF_BLOCKS, int ROWS, bool OF_QUERIES> struct ScalesOf {
   static constexpr bool GIVEN = true, BY_BLOCK = OF_BLOCKS;
   using Running = typename RunningScales<OF_BLOCKS, ROWS>::Type;
   HeadScales q, k, v;
-  static __device__ __forceinline__ ScalesOf of(const GivenNumbers&, HeadScales q, HeadScales k, HeadScales v) {
-    return {q, k, v};
-  }
   __device__ __forceinline__ float of_scores(int batch, int kv_head) const {
-    return not_zero(q.of(batch, kv_head) * k.of(batch, kv_head));
+    return not_zero((OF_QUERIES ? q.of(batch, kv_head) : 1.f) * k.of(batch, kv_head));
+  }
+  __device__ __forceinline__ float of_query_block(int batch, int head, int block) const {
+    return OF_QUERIES ? q.of_block(q.of_head(batch, head), block) : 1.f;
   }
   __device__ __forceinline__ float of_values(int batch, int kv_head) const { return v.of(batch, kv_head); }
 };

@@ -27,7 +27,7 @@ from evoattn.evaluation.tasks import Compile
 from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.append import HALVES, PAIRS
 from evoattn.model.dtype import DTYPES, WIDE_DTYPES
-from evoattn.model.forward import WIDE
+from evoattn.model.scales import ROUNDED
 from evoattn.model.gpu import GPUS
 from evoattn.model.mask import MASKS
 from evoattn.model.merge import NARROW
@@ -126,7 +126,7 @@ def draw_operation(problem: AttentionProblem, family: str, rng: random.Random) -
         TURN: {"dtype": "e4m3", "turned": True},
         NARROW: {"dtype": rng.choice(("fp16", "bf16"))},
         **{name: {"scale": rng.choice((None, 0.5))} for name in (HALVES, PAIRS)},
-        **{name: {"scales": "head"} for name in WIDE},
+        **{name: {"scales": "head"} for name in ROUNDED},
     }
     return {"op": op} | fields.get(op, {})
 

@@ -150,9 +150,8 @@ def registers_at_launch(genes: FlashWgmmaGenes) -> int:
     return register_cap(threads(genes) // 32, genes.BLOCKS_PER_SM)
 
 
-def moved_registers(genes: FlashWgmmaGenes, kept: int = 0) -> tuple[int, int]:
-    """(producer's, consumers') registers per thread after setmaxnreg, (0, 0) without. `kept`: the producer's, if they
-    are not as usual.
+def moved_registers(genes: FlashWgmmaGenes) -> tuple[int, int]:
+    """(producer's, consumers') registers per thread after setmaxnreg, (0, 0) without.
 
     A block owns what it had at launch: W·c + p <= (W + 1)·launch, or an increase would wait forever
     (reports/sources.md).
@@ -160,7 +159,7 @@ def moved_registers(genes: FlashWgmmaGenes, kept: int = 0) -> tuple[int, int]:
     if genes.PRODUCER != "warpgroup":
         return 0, 0
     consumers, launch = warpgroups(genes), min(registers_at_launch(genes) + 1, 256) // 8 * 8
-    producer = kept or PRODUCER_REGISTERS[consumers]
+    producer = PRODUCER_REGISTERS[consumers]
     consumer = ((consumers + 1) * launch - producer) // consumers // 8 * 8
     return producer, min(consumer, MAX_CONSUMER_REGISTERS)
 

@@ -1,7 +1,6 @@
 """Flash attention on Hopper of Q, K and V of 8 bits with scales, by wgmma; sm_90a only."""
 
 import math
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from evoattn.families.base import Family, softmax_scale_log2
@@ -20,10 +19,10 @@ from evoattn.families.flash_wgmma.resources import (
     HEADS_IN_TURN,
     WARPGROUP_ROWS,
     grid,
+    moved_registers,
     producer_warps,
     registers_at_launch,
     result_bytes,
-    row_tiles,
     threads,
     warpgroups,
 )
@@ -31,27 +30,23 @@ from evoattn.families.flash_wgmma.text import wgmma_function
 from evoattn.families.fp8_wgmma.resources import (
     Fp8WgmmaGenes,
     begins_ahead,
-    is_turned,
     launch_work,
-    registers_moved,
     registers_needed,
     smem_bytes,
     value_chunk,
     widest_wgmma,
 )
-from evoattn.families.given import Given, number, passed, printed, tensor
+from evoattn.families.given import passed, printed
 from evoattn.families.tensor_tiles import ELEMENT_BYTES, key_map, sliding_map, tile_map, why_not_sliding
 from evoattn.families.variants import scale_given, variant_constants, variant_given
 from evoattn.families.work import LaunchWork
-from evoattn.model.dtype import DTYPES
-from evoattn.model.forward import FORWARD, MAIN, WIDE, of_numbers
+from evoattn.model.forward import FORWARD, MAIN
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import NULL, Buffer, KernelArg, KernelLaunch, TensorMap, scratch_args
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.scales import BLOCK_ROWS, PER_BLOCK, PER_TOKEN
+from evoattn.model.scales import BLOCK_ROWS, PER_BLOCK, PER_TOKEN, ROUNDED
 from evoattn.model.space import KernelConfig
-from evoattn.model.symbol import least
 from evoattn.model.turned import turned_spec
 from evoattn.model.variant import KEY_VARIANTS, TURNED
 
@@ -69,7 +64,7 @@ class Fp8Wgmma(Family):
     genes = Fp8WgmmaGenes
     summary: ClassVar[str] = "Hopper's wgmma on Q, K and V of 8 bits with scales; e4m3, K and V e5m2 too"
     devices: ClassVar[str] = ARCH
-    operations: ClassVar[tuple[str, ...]] = (FORWARD.name, *WIDE)
+    operations: ClassVar[tuple[str, ...]] = (FORWARD.name, *ROUNDED)
     dtypes: ClassVar[tuple[str, ...]] = ("e4m3",)
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
     writes_lse: ClassVar[bool] = True
@@ -111,7 +106,6 @@ class Fp8Wgmma(Family):
             or why_no_parts(problem, genes)
             or why_no_sums(problem, genes)
             or why_no_blocks(problem, genes)
-            or why_no_numbers(problem, genes)
             or (why_redundant(problem, genes.flash, gpu) if redundant else None)
             or why_too_long(problem, genes.flash, gpu)
             or why_too_big(problem, genes, gpu)
@@ -119,13 +113,13 @@ class Fp8Wgmma(Family):
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes = Fp8WgmmaGenes.of(config)
-        producer, consumer = registers_moved(problem, genes)
+        producer, consumer = moved_registers(genes.flash)
         rescale, octaves = RESCALES[genes.RESCALE]
         return {
             "ELEMENT": problem.answer.cuda,
             **variant_constants(problem),
             **block_list_constants(problem),
-            **printed(VARIANT=variant_given(problem), KEY_LIST=(), MADE=made_given(problem, genes, gpu)),
+            **printed(VARIANT=variant_given(problem), KEY_LIST=()),
             "AHEAD": begins_ahead(problem, genes),
             "PRODUCER_WARPS": producer_warps(genes.flash),
             "PRODUCER_REGISTERS": producer,
@@ -133,10 +127,8 @@ class Fp8Wgmma(Family):
             "SUM_IN_SHARED": genes.SUM_PLACE == "shared",
             "SCALES_BY_BLOCK": problem.scales == PER_BLOCK,
             "SCALE_ROWS": BLOCK_ROWS,
-            "TURNED": is_turned(problem),
-            "MAKES_NUMBERS": problem.op in WIDE,
-            "WIDE": DTYPES[WIDE.get(problem.op, "bf16")].cuda,
-            "MAKER_LOADS": 4 if producer > 48 else 2,
+            "TURNED": problem.turned,
+            "ROUNDS_ROWS": problem.op in ROUNDED,
             "SUM_BY_PRODUCT": genes.ROW_SUM == "product",
             "RESCALE": rescale,
             "LAZY_OCTAVES": octaves,
@@ -163,14 +155,15 @@ class Fp8Wgmma(Family):
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         genes = Fp8WgmmaGenes.of(config)
         args: tuple[KernelArg, ...] = (
-            *(_made_maps(problem, genes) if problem.op in WIDE else _maps(problem, genes)),
+            *_maps(problem, genes),
             Buffer("o"),
             Buffer("lse") if problem.lse else NULL,
             *scratch_args(self.workspace(problem, config, gpu), COUNTERS, RESULTS),
             *size_args(problem),
-            *(passed(scale_given(problem, *"qkv")) or NO_SCALES),
+            *(() if "q_scale" in problem.scale_shapes else NO_SCALE),
+            *passed(scale_given(problem, *"qkv")),
             softmax_scale_log2(problem),
-            *passed(variant_given(problem), made_given(problem, genes, gpu)),
+            *passed(variant_given(problem)),
         )
         blocks = grid(problem, genes.flash, gpu)
         return (KernelLaunch(self.name, blocks, (threads(genes.flash), 1, 1), smem_bytes(problem, genes), args),)
@@ -180,8 +173,7 @@ class Fp8Wgmma(Family):
         if genes.SCHEDULE == "balanced":
             results = math.prod(grid(problem, genes.flash, gpu)) * warpgroups(genes.flash)
             return {COUNTERS: 4 * results, RESULTS: results * result_bytes(problem)}
-        kept = {COUNTERS: 4} if genes.SCHEDULE == "claimed" else {}
-        return kept | made_bytes(problem) if problem.op in WIDE else kept
+        return {COUNTERS: 4} if genes.SCHEDULE == "claimed" else {}
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
         return launch_work(problem, Fp8WgmmaGenes.of(config), registers)
@@ -208,56 +200,8 @@ def _turned_map(problem: AttentionProblem, keys: int) -> TensorMap:
     return TensorMap("v", "fp16", shape, strides, (keys // ELEMENT_BYTES, dim, 1, 1), swizzle_bytes=keys)
 
 
-NO_SCALES = (NULL,) * 12
-"""Addresses and strides."""
-NUMBERS = {name: f"{name}_numbers" for name in "qkv"}
-MADE_WORDS = "made_zeroed"
-"""Scratch buffers: the numbers that are made, and the words by which warps tell one another of them."""
-UNIT_WORDS = 5
-"""Of a K/V head; two beside those of all (`number_maker.cuh`)."""
-
-
-def made_bytes(problem: AttentionProblem) -> dict[str, int]:
-    """Bytes of what numbers that are made need."""
-    made = _numbers_of(problem)
-    sizes = {NUMBERS[name]: math.prod(made.shape(name)) for name in "qk"}
-    sizes[NUMBERS["v"]] = math.prod(turned_spec("v", made.shape("v"), "").shape)
-    return sizes | {MADE_WORDS: 4 * (2 + UNIT_WORDS * problem.batch * problem.kv_heads)}
-
-
-def _numbers_of(problem: AttentionProblem) -> AttentionProblem:
-    """The forward pass of the numbers, which lie without gaps."""
-    inner = of_numbers(problem)
-    fields = AttentionProblem.__dataclass_fields__
-    return AttentionProblem(**{name: getattr(inner, name) for name in fields} | {"layout": "bhsd"})
-
-
-def _made_maps(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> tuple[TensorMap, ...]:
-    """Of q, k and v of numbers, and o."""
-    *maps, _ = _maps(_numbers_of(problem), genes)
-    made = (replace(one, buffer=NUMBERS[one.buffer]) for one in maps)
-    return (*made, tile_map(problem, "o", WARPGROUP_ROWS, genes.STORE == "chunks"))
-
-
-def made_given(problem: AttentionProblem, genes: Fp8WgmmaGenes, gpu: GpuSpec) -> list[Given]:
-    """The fields of `NumberMaker`; none where numbers are given."""
-    if problem.op not in WIDE:
-        return []
-    fields = []
-    for name in "qkv":
-        strides = zip(("batch", "head", "row"), problem.strides(name)[:3], strict=True)
-        fields.append(tensor("const Wide", f"{name}_wide", name))
-        fields += [number("int64_t", f"{name}_{of}_stride", stride) for of, stride in strides]
-        fields.append(Given("uint8_t*", NUMBERS[name], Buffer(NUMBERS[name])))
-    rows, heads = row_tiles(problem, genes.flash)
-    turn = HEADS_IN_TURN[genes.TILE_ORDER] or heads
-    blocks = gpu.sm_count * genes.BLOCKS_PER_SM
-    first_heads = math.ceil(blocks / (rows * turn)) * turn
-    units = least(math.ceil(first_heads / problem.group_size), problem.batch * problem.kv_heads)
-    words = Given("uint32_t*", MADE_WORDS, Buffer(MADE_WORDS))
-    return [*fields, words, number("int", "units_together", units)]
-
-
+NO_SCALE = (NULL,) * 4
+"""An address and strides, of Q that is rounded on the way."""
 PART_COLUMNS = 8
 """Of V, of which the columns of a wgmma are a multiple."""
 MOST_SUMMED = 512
@@ -322,13 +266,6 @@ def why_no_sums(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> str | None:
     return None
 
 
-def why_no_numbers(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> str | None:
-    """Numbers that are made: a wave of blocks makes those of the next heads while it multiplies those of others."""
-    if problem.op in WIDE and genes.SCHEDULE not in ("fixed", "claimed"):
-        return f"SCHEDULE={genes.SCHEDULE}: op={problem.op} needs one wave of blocks, fixed or claimed."
-    return None
-
-
 def why_no_blocks(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> str | None:
     """Scales of blocks of rows: a tile of keys has one, and O is rescaled by those of V after every tile."""
     if problem.scales != PER_BLOCK:
@@ -351,7 +288,7 @@ def why_too_big(problem: AttentionProblem, genes: Fp8WgmmaGenes, gpu: GpuSpec) -
             f"BLOCKS_PER_SM={blocks} with {tiles} need {smem} bytes and 1 KB each, over the {gpu.smem_per_sm} of an SM."
         )
     launch, needed = registers_at_launch(genes.flash), registers_needed(problem, genes)
-    producer, consumer = registers_moved(problem, genes)
+    producer, consumer = moved_registers(genes.flash)
     if consumer <= launch or producer >= launch:
         return (
             f"The producer has no registers to give: {warpgroups(genes.flash)} warpgroups and BLOCKS_PER_SM={blocks}."

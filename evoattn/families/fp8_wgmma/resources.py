@@ -27,9 +27,8 @@ from evoattn.families.genes import Genes, gene
 from evoattn.families.residency import WARP
 from evoattn.families.tensor_tiles import ROW_BYTES
 from evoattn.families.work import LaunchWork, Step, together, up_to, variant_step
-from evoattn.model.forward import WIDE
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.scales import PER_BLOCK
+from evoattn.model.scales import PER_BLOCK, ROUNDED
 
 SHARED: Mapping[str, Any] = FlashWgmmaGenes.declared
 """Parameters that mean the same in both families are declared in flash_wgmma's."""
@@ -116,15 +115,11 @@ def value_chunk(genes: Fp8WgmmaGenes) -> int:
     return next(keys for keys in (128, 64, 32) if genes.BLOCK_N % keys == 0)
 
 
-def is_turned(problem: AttentionProblem) -> bool:
-    """Whether V comes to shared memory with its keys along rows."""
-    return problem.turned or problem.op in WIDE
-
-
 def smem_bytes(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> int:
     """Dynamic shared memory of a block: Q; the rings of K, of V as it comes and of V turned round; O or some chunks of
     it if the next Q loads before O has left; or O in fp32 if it is added up there; barriers; what the producer says of
     two tiles, and of the last V."""
+    q_chunks = chunks_of(problem.head_dim) if problem.op in ROUNDED else row_chunks(problem.head_dim)
     chunks, value_chunks, o_columns = (
         row_chunks(problem.head_dim),
         row_chunks(problem.head_dim_v),
@@ -134,26 +129,14 @@ def smem_bytes(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> int:
     sums = genes.BLOCK_M * sums if genes.SUM_PLACE == "shared" else 0
     own = is_persistent(genes.flash) and not sums
     o_chunks = (O_CHUNK_PLACES if genes.STORE == "chunks" else o_columns) if own else 0
-    q_bytes = genes.BLOCK_M * ROW_BYTES * (chunks if o_chunks or sums else max(chunks, o_columns))
+    q_bytes = genes.BLOCK_M * ROW_BYTES * (q_chunks if o_chunks or sums else max(q_chunks, o_columns))
     turned = math.ceil((problem.head_dim_v + genes.sum_columns) * genes.BLOCK_N / ALIGNMENT) * ALIGNMENT
-    loaded = 0 if is_turned(problem) else value_chunks
+    loaded = 0 if problem.turned else value_chunks
     rings = genes.STAGES * (genes.BLOCK_N * ROW_BYTES * (chunks + loaded) + turned)
     tile_words = SEQUENCE_TILE_WORDS if problem.varlen or problem.seqused else TILE_WORDS
-    barriers = 8 * (2 * warpgroups(genes.flash) + (4 if is_turned(problem) else 6) * genes.STAGES + 1)
-    words = 4 * genes.STAGES * (not is_turned(problem)) + 2 * tile_words * 4
+    barriers = 8 * (2 * warpgroups(genes.flash) + (4 if problem.turned else 6) * genes.STAGES + 1)
+    words = 4 * genes.STAGES * (not problem.turned) + 2 * tile_words * 4
     return q_bytes + rings + o_chunks * genes.BLOCK_M * ROW_BYTES + sums + barriers + words
-
-
-MAKER_REGISTERS = (56, 48, 40, 32)
-"""Per thread of a warpgroup whose warps make numbers, too: the most that leave consumers what they need."""
-
-
-def registers_moved(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> tuple[int, int]:
-    """(producer's, consumers') registers per thread after setmaxnreg."""
-    if problem.op not in WIDE:
-        return moved_registers(genes.flash)
-    needed, able = registers_needed(problem, genes), [moved_registers(genes.flash, kept) for kept in MAKER_REGISTERS]
-    return next((moved for moved in able if moved[1] >= needed), able[-1])
 
 
 OTHER_REGISTERS = 16
@@ -178,12 +161,12 @@ def registers_needed(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> int:
 def begins_ahead(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> bool:
     """As flash_wgmma's: whether a tile of rows begins beside the last product of the one before."""
     skipped = math.ceil((genes.BLOCK_M - WARPGROUP_ROWS) / genes.BLOCK_N) if genes.CAUSAL_SKIP else 0
-    if problem.scales == PER_BLOCK or problem.op in WIDE:  # O keeps the unit of its last tile; numbers are waited for
+    if problem.scales == PER_BLOCK:  # O keeps the unit of its last tile
         return False
     if not (is_persistent(genes.flash) and genes.OVERLAP and genes.Q_IN_REGISTERS) or skipped >= genes.STAGES:
         return False
     ahead = genes.BLOCK_N // 8 + FIXED_REGISTERS - OTHER_REGISTERS  # for the next tile's P, and as flash_wgmma keeps
-    return registers_needed(problem, genes) + ahead <= registers_moved(problem, genes)[1]
+    return registers_needed(problem, genes) + ahead <= moved_registers(genes.flash)[1]
 
 
 def widest_wgmma(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> int:
@@ -205,13 +188,14 @@ def launch_work(problem: AttentionProblem, genes: Fp8WgmmaGenes, registers: int)
     """The one launch: flash_wgmma's, but for the tiles of keys, what a block keeps, and half of the bytes of Q."""
     [launch] = flash.launch_work(problem, genes.flash, registers)
     rows, keys, groups = genes.BLOCK_M, genes.BLOCK_N, warpgroups(genes.flash)
-    have = registers_moved(problem, genes)[1] or registers_at_launch(genes.flash)
+    of_query = 0 if problem.op in ROUNDED else problem.head_dim
+    have = moved_registers(genes.flash)[1] or registers_at_launch(genes.flash)
     numbers = dict(launch.genes) | {
         "begins ahead": begins_ahead(problem, genes),
         "spare registers": have - registers_needed(problem, genes),
         "flush tiles": genes.FLUSH_TILES,
         "sum columns": genes.sum_columns,
-        "turned": is_turned(problem),
+        "turned": problem.turned,
         "value parts": genes.VALUE_PARTS,
         "value sums": genes.VALUE_SUMS,
     }
@@ -221,7 +205,7 @@ def launch_work(problem: AttentionProblem, genes: Fp8WgmmaGenes, registers: int)
             kernel="fp8_wgmma",
             smem_bytes=smem_bytes(problem, genes),
             step=together(variant_step(problem, rows * keys), _step(problem, genes, groups)),
-            ends=replace(launch.ends, loaded_bytes=launch.ends.loaded_bytes - rows * problem.head_dim),
+            ends=replace(launch.ends, loaded_bytes=launch.ends.loaded_bytes - rows * of_query),
             in_flight_bytes=launch.in_flight_bytes / 2,
             genes=numbers,
         ),
@@ -240,7 +224,7 @@ def _step(problem: AttentionProblem, genes: Fp8WgmmaGenes, groups: int) -> Step:
     lanes = scores * (a_score + 5 * polynomial) + kept + shared
     width = up_to(problem.head_dim, 32) + value_dim + genes.sum_columns
     tile_bytes = keys * (up_to(problem.head_dim, 128) + value_dim)
-    loaded = 0 if is_turned(problem) else keys * up_to(value_dim, 128)
+    loaded = 0 if problem.turned else keys * up_to(value_dim, 128)
     reads = groups * tile_bytes + (0 if genes.Q_IN_REGISTERS else rows * up_to(problem.head_dim, 32))
     return Step(
         2.0 * scores * width / RATE,
