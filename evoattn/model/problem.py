@@ -324,9 +324,8 @@ class AttentionProblem:
     def element_of(self, tensor: str) -> Dtype:
         """The row of `q`, `k`, `v`, `o` or `bias`, or of a gradient."""
         name, others = tensor.removeprefix("d"), "v" if self.rotary_apart else "kv"
-        if name in ("o", "bias") or (name == "q" and self.op in ROUNDED):
-            return self.answer
-        return DTYPES[self.kv] if self.kv and name in others else self.element
+        wide = name in ("o", "bias") or (name == "q" and self.op in ROUNDED)
+        return self.answer if wide else DTYPES[self.kv] if self.kv and name in others else self.element
 
     @property
     def scale_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -26,6 +26,11 @@ scale of each ROUNDED_ROWS rows of a head."""
 ROUNDED_ROWS = 16
 
 
+def rounded_op(dtype: str) -> str:
+    """Of a Q of that dtype."""
+    return next(op for op, given in ROUNDED.items() if given == dtype)
+
+
 def why_not_rounded(problem: Any) -> str:
     """One sentence if the fields of a problem whose operation is one of `ROUNDED` cannot be, else empty."""
     if problem.op not in ROUNDED:

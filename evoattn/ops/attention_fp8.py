@@ -8,7 +8,7 @@ from torch import Tensor
 
 from evoattn.model.forward import MAIN
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT, FULL
-from evoattn.model.scales import ROUNDED, scale_blocks
+from evoattn.model.scales import rounded_op, scale_blocks
 from evoattn.model.turned import GROUP, turned_keys
 from evoattn.model.variant import TURNED
 from evoattn.ops import shapes
@@ -425,7 +425,7 @@ def choice_in_eight_bits(runtime: Runtime, call: Call) -> Choice | Refusal:
     if products * problem.head_dim < LEAST_GAIN:
         least = LEAST_GAIN // problem.head_dim
         return Refusal(f"to quantise takes longer than it saves: {products} multiply-adds a number, and {least} pay")
-    op = next(op for op, dtype in ROUNDED.items() if dtype == problem.dtype)
+    op = rounded_op(problem.dtype)
     eight = replace(problem, dtype="e4m3", op=op, scales="head", turned=problem.head_dim_v % GROUP == 0)
     return runtime.choose(eight, gpu, index=call.query.get_device())
 

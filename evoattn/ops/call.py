@@ -14,7 +14,7 @@ from evoattn.model.backward import LIES_AS, MADE
 from evoattn.model.forward import MAIN
 from evoattn.model.mask import FULL
 from evoattn.model.problem import AttentionProblem, ProblemError, canonical_mask, canonical_window
-from evoattn.model.scales import PER_BLOCK, PER_COLUMNS, PER_TOKEN, ROUNDED
+from evoattn.model.scales import PER_BLOCK, PER_COLUMNS, PER_TOKEN, rounded_op
 from evoattn.model.sequences import with_room
 from evoattn.ops.arguments import (
     ALIGNMENT,
@@ -146,8 +146,7 @@ class Call:
     turned: bool = False
     """Whether value is a view of what `evoattn.model.turned` speaks of."""
     rounded: bool = False
-    """Whether query, of 16 bits, is rounded to e4m3 by the kernel that multiplies it (`evoattn.model.scales.ROUNDED`).
-    """
+    """Whether query, of 16 bits, is rounded by its kernel (`evoattn.model.scales.ROUNDED`)."""
 
     def term(self, which: int) -> Tensor | None:
         """One of `terms`, by its index."""
@@ -321,7 +320,8 @@ class Call:
         dims = max((one.dim() for one in both if one is not None and (one.dim() > 2 or one.numel() > 1)), default=0)
         names = {0: "", 2: "head", 3: PER_BLOCK if self.q_scaled or self.rounded else PER_TOKEN, 4: PER_COLUMNS}
         strides = ((0, 0, 0) if one is None or one.numel() == 1 else (*one.stride(), 0)[:3] for one in both)
-        return {"kv": KV_DTYPES[self.value.dtype], "scales": names[dims], "scale_strides_of": tuple(strides)}
+        made = {"kv": KV_DTYPES[self.value.dtype], "scales": names[dims], "scale_strides_of": tuple(strides)}
+        return made | {"op": rounded_op(DTYPES[self.query.dtype])} if self.rounded else made
 
     def problem(self, out_strides: tuple[int, ...]) -> StridedProblem | str:
         """The problem of the call, whose answer has these strides, or one reason, without a full stop, why no kernel
@@ -338,10 +338,7 @@ class Call:
         for name, one, shape, stride in zip(names, like, shapes, strides, strict=True):
             if wrong := why_wrong_strides(name, shape, stride, one.element_size()):
                 return wrong
-        fields = self._variant_fields() if self.has_variant else {}
-        fields |= self._scale_fields()
-        if self.rounded:
-            fields["op"] = next(op for op, given in ROUNDED.items() if given == DTYPES[query.dtype])
+        fields = (self._variant_fields() if self.has_variant else {}) | self._scale_fields()
         try:
             return StridedProblem(
                 heads=query.shape[1],

@@ -25,8 +25,8 @@ FULL = "B=1 H=1 Sq=64 Sk=330 D=64 e4m3"
 CAUSAL = f"{FULL} causal_lower_right"
 BLOCKS = "B=2 H=2 Hkv=1 Sq=200 Sk=330 D=32 e4m3 scales=block causal_lower_right lse turned"
 HEADS = "B=2 H=4 Hkv=2 S=70 D=32 e4m3 causal scales=head lse"
-MAKES = {"SCHEDULE": "fixed", "BLOCK_M": 128, "BLOCKS_PER_SM": 1}
-MADE = "B=3 H=4 Hkv=2 Sq=70 Sk=133 D=32 Dv=48 e4m3 scales=head causal lse op=forward_of_fp16 layout=bshd"
+NARROW = "forward_of_bf16"
+ROUNDED = f"B=1 H=2 Hkv=1 Sq=70 Sk=133 D=64 e4m3 scales=head lse op={NARROW}"
 
 
 def config(**genes):
@@ -73,8 +73,17 @@ RIGHT = [
         "B=1 H=3 Sq=250 Sk=700 D=32 e4m3 scales=block",
         "extreme_terms",
     ),
-    (MAKES, MADE, "plain"),
-    (MAKES | {"SCHEDULE": "claimed"}, "B=1 H=1 Sq=1 Sk=1 D=64 e4m3 scales=head op=forward_of_bf16", "plain"),
+    ({}, ROUNDED, "plain"),
+    (
+        PERSISTENT,
+        "B=2 H=4 Hkv=2 Sq=150 Sk=133 D=128 e4m3 scales=head causal op=forward_of_fp16 turned layout=bshd",
+        "plain",
+    ),
+    (
+        {"BLOCK_N": 128},
+        f"B=1 H=2 Sq=100 Sk=133 D=80 Dv=32 e4m3 scales=block causal op={NARROW} softcap=20",
+        "extreme_terms",
+    ),
 ]
 FAULTS = [
     (
@@ -101,24 +110,17 @@ FAULTS = [
     ({"VALUE_PARTS": 4}, FULL, "plain", "Operands::value_columns(PART * 2 * SUMS)", "0"),
     (SUMS, FULL, "plain", "wgmma_wait<VALUE_SUMS - 1>()", "wgmma_wait<VALUE_SUMS>()"),
     ({"POLYNOMIAL_EIGHTHS": 2}, FULL, "plain", "low + (1 << 22)", "low + (1 << 23)"),
-    ({}, HEADS, "plain", "q.of(batch, kv_head) * k.of(batch, kv_head)", "q.of(batch, kv_head)"),
+    ({}, HEADS, "plain", ") * k.of(batch, kv_head));", "));"),
     ({}, HEADS, "extreme_terms", "return scale == 0.f ? 1e-30f : scale;", "return scale;"),
     ({}, HEADS, "plain", "inverse[0] *= scale, inverse[1] *= scale;", ""),
     ({}, BLOCKS, "plain", "factor[0] *= change, factor[1] *= change;", ""),
     ({}, BLOCKS, "plain", "__fdividef(before, unit)", "before * unit"),
     ({}, BLOCKS, "plain", "block_of(first, rows)", "0"),
     ({}, BLOCKS, "extreme_terms", "least = fmaxf(FIRST ? LEAST : least, value * LEAST_STEP)", "least = LEAST"),
-    (MAKES, MADE, "plain", "while (acquire(written) < all) {}", ""),
-    (MAKES, MADE, "plain", "const int apart = e % 2 + e / 2 * 8;", "const int apart = e % 2 + e / 2 * 4;"),
-    (MAKES, MADE, "plain", "head = head * (heads / kv_heads) + in_unit", "head = head + in_unit * kv_heads"),
-    (MAKES, MADE, "plain", "return numbers.scale(batch, kv_head, 2);", "return numbers.scale(batch, kv_head, 1);"),
-    (
-        MAKES,
-        MADE,
-        "plain",
-        "const int64_t stride = of_tensor(q.row_stride,",
-        "const int64_t stride = of_tensor(k.row_stride,",
-    ),
+    ({}, ROUNDED, "plain", "unit = round_rows(q) *", "unit = (round_rows(q), 1.f) *"),
+    ({}, ROUNDED, "plain", "part / 2 * 2 + lane % 4 / 2;", "part / 2 * 2;"),
+    ({}, ROUNDED, "plain", "* 128 + place * 16 + lane % 4 * 4", "* 128 + place * 16 + lane % 4"),
+    (PERSISTENT, ROUNDED, "plain", "apart = 16; apart > 0", "apart = 4; apart > 0"),
 ]
 
 
@@ -147,7 +149,6 @@ def test_a_fault_is_found(genes, text, kind, old, new):
         ("B=1 H=16 S=4096 D=64 e4m3 kv=e5m2 causal", {"ROW_SUM": "product"}, "a column of ones of e4m3"),
         ("B=1 H=16 S=4096 D=64 e4m3 scales=block", {"BLOCK_N": 96}, "128 keys that share one"),
         ("B=1 H=16 S=4096 D=64 e4m3 scales=block causal", {"ROW_SUM": "product"}, "scales=block takes add"),
-        (MADE, {}, "needs one wave of blocks"),
         ("B=1 H=16 S=4096 D=64 e4m3", {"SUM_PLACE": "shared", "VALUE_PARTS": 2}, "needs SUM_PLACE=registers"),
         ("B=1 H=16 S=4096 D=64 Dv=48 e4m3", {"VALUE_PARTS": 4}, "a multiple of 32"),
         ("B=1 H=16 S=4096 D=64 e4m3", {"VALUE_SUMS": 2}, "one part has one sum"),

@@ -27,13 +27,13 @@ from evoattn.evaluation.tasks import Compile
 from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.append import HALVES, PAIRS
 from evoattn.model.dtype import DTYPES, WIDE_DTYPES
-from evoattn.model.scales import ROUNDED
 from evoattn.model.gpu import GPUS
 from evoattn.model.mask import MASKS
 from evoattn.model.merge import NARROW
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.quantize import SMOOTH, TURN
 from evoattn.model.records import TrialState
+from evoattn.model.scales import ROUNDED
 from evoattn.model.space import KernelConfig
 from evoattn.model.variant import BIASES, PAGES
 from evoattn.samplers.pool import ConfigPool
