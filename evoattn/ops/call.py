@@ -53,8 +53,7 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """Dtypes of torch's own formula, and of SDPA."""
 DROPOUT = "kernels have no dropout"
 DROPOUT_ALONE = "dropout_p goes with the arguments of SDPA alone: nothing computes it with others."
-SEVERAL_DEVICES = "the tensors are on several devices"
-GRADIENTS = "gradients are wanted"
+SEVERAL_DEVICES, GRADIENTS = "the tensors are on several devices", "gradients are wanted"
 NO_TENSOR, NOT_STRIDED = "an argument is not a tensor", "kernels take strided tensors"
 STRIDED = (*MAIN, *MADE)
 """The tensors that may lie in memory as callers like. The gradient of O lies as O does."""
