@@ -10,7 +10,16 @@ from evoattn.correctness.sequences import each
 from evoattn.correctness.terms import torch_dtype
 from evoattn.model.forward import FORWARD
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.scales import BLOCK_ROWS, PER_BLOCK, PER_COLUMNS, PER_TOKEN, ROUNDED, ROUNDED_ROWS, SCALE_COLUMNS
+from evoattn.model.scales import (
+    ANSWERED,
+    BLOCK_ROWS,
+    PER_BLOCK,
+    PER_COLUMNS,
+    PER_TOKEN,
+    ROUNDED,
+    ROUNDED_ROWS,
+    SCALE_COLUMNS,
+)
 from evoattn.model.turned import GROUP, ORDER, turned_keys
 
 UNEVEN = 1.37
@@ -166,7 +175,7 @@ def dequantised(
         made[name] = wide.mul_(_broadcast(problem, name, tensors).to(dtype))
     if problem.op in ROUNDED:
         made["q"] = rounded_rows(tensors["q"], dtype)
-    plain = {"op": FORWARD.name} if problem.op in ROUNDED else {}
+    plain = {"op": FORWARD.name} if problem.op in ANSWERED else {}
     return problem.with_(kv="", scales="", turned=False, dtype=problem.answer.name, **plain), made
 
 

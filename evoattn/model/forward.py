@@ -10,7 +10,7 @@ from evoattn.model import block_list
 from evoattn.model.append import new_rows
 from evoattn.model.dtype import DTYPES
 from evoattn.model.operation import OPERATIONS, Operation, TensorSpec, contiguous
-from evoattn.model.scales import ROUNDED, SCALES
+from evoattn.model.scales import ANSWERED, SCALES
 from evoattn.model.score import WHOLE
 from evoattn.model.turned import turned_spec
 
@@ -84,5 +84,5 @@ def _bytes(problem: Any) -> int:
 FORWARD = Operation("forward", _inputs, _outputs, _flops, _bytes, proof="evoattn.correctness.forward")
 OPERATIONS[FORWARD.name] = FORWARD
 
-for _name in ROUNDED:
+for _name in ANSWERED:
     OPERATIONS[_name] = Operation(_name, _inputs, _outputs, _flops, _bytes, proof=FORWARD.proof)

@@ -20,7 +20,7 @@ from evoattn.model.mask import FULL, MASKS, Band, Mask
 from evoattn.model.merge import why_not_merged
 from evoattn.model.operation import OPERATIONS, Operation, TensorSpec
 from evoattn.model.quantize import why_not_quantized
-from evoattn.model.scales import ROUNDED, scale_shapes, scale_strides, why_no_scales
+from evoattn.model.scales import ANSWERED, ROUNDED, scale_shapes, scale_strides, why_no_scales
 from evoattn.model.score import (
     INTEGERS,
     SCORE,
@@ -319,7 +319,7 @@ class AttentionProblem:
     @property
     def answer(self) -> Dtype:
         """O's row, and that of the bias and the sinks."""
-        return DTYPES[ROUNDED.get(self.op) or self.element.answers or self.dtype]
+        return DTYPES[ANSWERED.get(self.op) or self.element.answers or self.dtype]
 
     def element_of(self, tensor: str) -> Dtype:
         """The row of `q`, `k`, `v`, `o` or `bias`, or of a gradient."""

@@ -24,6 +24,10 @@ ROUNDED = {"forward_of_bf16": "bf16", "forward_of_fp16": "fp16"}
 """Operations of `dtype=e4m3` whose Q, like O, has 16 bits, which ones: a kernel rounds it to e4m3 as it comes, with a
 scale of each ROUNDED_ROWS rows of a head."""
 ROUNDED_ROWS = 16
+IN_FP16 = "forward_in_fp16"
+"""The forward pass of numbers of e4m3 whose answer is fp16, not bf16."""
+ANSWERED = {**ROUNDED, IN_FP16: "fp16"}
+"""By such an operation the dtype of its answer."""
 
 
 def rounded_op(dtype: str) -> str:
@@ -32,11 +36,13 @@ def rounded_op(dtype: str) -> str:
 
 
 def why_not_rounded(problem: Any) -> str:
-    """One sentence if the fields of a problem whose operation is one of `ROUNDED` cannot be, else empty."""
-    if problem.op not in ROUNDED:
+    """One sentence if the fields of a problem whose operation is one of `ANSWERED` cannot be, else empty."""
+    if problem.op not in ANSWERED:
         return ""
     if problem.dtype != "e4m3":
         return f"op={problem.op} multiplies numbers of e4m3: write dtype=e4m3."
+    if problem.op == IN_FP16:
+        return ""
     others = [name for name in ("seqused", "page", "varlen", "shared_kv", "blocks") if getattr(problem, name)]
     return f"op={problem.op} and {others[0]} exclude each other; take one of them out." if others else ""
 

@@ -7,7 +7,7 @@ scores a thread holds (`templates/fp8_wgmma/value_tile.cuh`).
 from typing import Any
 
 from evoattn.model.operation import TensorSpec, contiguous
-from evoattn.model.scales import PER_TOKEN, ROUNDED
+from evoattn.model.scales import ANSWERED, PER_TOKEN
 
 GROUP = 16
 ORDER = tuple(2 * (place // 4) + place % 2 + place % 4 // 2 * 8 for place in range(GROUP))
@@ -31,7 +31,7 @@ def why_not_turned(problem: Any) -> str:
         return ""
     if problem.op == "forward" and problem.dtype != "e4m3":
         return f"turned: V of 8 bits alone comes so, beside Q of 8 bits; write dtype=e4m3, not {problem.dtype}."
-    if problem.op not in ("forward", *ROUNDED, "quantize", "quantize_smooth", "turn"):
+    if problem.op not in ("forward", *ANSWERED, "quantize", "quantize_smooth", "turn"):
         return f"op={problem.op} takes no V with its keys along rows; take turned out."
     if problem.scales == PER_TOKEN or problem.op == "quantize_smooth":
         return "turned: V has one scale, or one of each head; write scales=head, or leave it out."

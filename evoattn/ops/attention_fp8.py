@@ -8,7 +8,7 @@ from torch import Tensor
 
 from evoattn.model.forward import MAIN
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT, FULL
-from evoattn.model.scales import rounded_op, scale_blocks
+from evoattn.model.scales import IN_FP16, rounded_op, scale_blocks
 from evoattn.model.turned import GROUP, turned_keys
 from evoattn.model.variant import TURNED
 from evoattn.ops import shapes
@@ -62,11 +62,13 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
     v_descale: Scale = None,
     smooth_k: bool = False,
     turned: bool = False,
+    dtype: torch.dtype | None = None,
     return_lse: bool = False,
     strict: bool = False,
 ) -> Answer:
     """`evoattn.attention` in 8 bits, with `causal`, `scale`, `window`, `softcap`, `sinks` and `return_lse` as there.
-    The answer is bfloat16, of float16 tensors float16, `[batch, heads, seqlen_q, head_dim]`, the log-sum-exp float32.
+    The answer is `[batch, heads, seqlen_q, head_dim]` of `dtype`, float16 or bfloat16; unless given query's where it is
+    one of these, else bfloat16. The log-sum-exp is float32.
 
     Tensors of float8_e4m3fn are taken as they are, key and value of float8_e5m2 beside such a query too, and so are
     three of int8: the sums of Q Kᵀ are exact then, and weights and value are multiplied in 16 bits. A number
@@ -91,6 +93,10 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
     if turned:
         value = _as_rows(key, value)
     _require(query, key, value)
+    if dtype is None:
+        dtype = query.dtype if query.dtype in WIDE else ANSWERS
+    elif dtype not in WIDE:
+        raise ValueError(f"dtype must be float16 or bfloat16, not {str(dtype).removeprefix('torch.')}.")
     descales = (q_descale, k_descale, v_descale)
     mask, limit = mask_of(causal, False), cap_of(softcap)
     correction = None
@@ -125,9 +131,11 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
         strict=strict,
         turned=given.turned,
     )
+    if query.dtype == E4M3 and dtype != ANSWERS:
+        call.op, call.out = IN_FP16, out_like(given.query, given.value).to(dtype)
     answer = _answer(call, given, sinks)
     out, lse = (answer, None) if isinstance(answer, Tensor) else answer
-    out = out.to(query.dtype) if query.dtype in WIDE else out
+    out = out.to(dtype)
     return out if lse is None else (out, lse if correction is None else lse + correction)
 
 
@@ -308,7 +316,7 @@ def _answer(call: Call, given: Quantised, sinks: Tensor | None) -> Answer:
     if given.q_scale is None:
         runtime = current.runtime()
         try:
-            return runtime.attend(replace(call, strict=True, rounded=True))
+            return runtime.attend(replace(call, strict=True, op=rounded_op(WIDE[call.query.dtype])))
         except NoKernel:
             runtime.keep(runtime.served, (ROUNDS, *_shapes(call.query, call.key, call.value)), False)
             given = _with_query(given)

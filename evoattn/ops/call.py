@@ -14,7 +14,7 @@ from evoattn.model.backward import LIES_AS, MADE
 from evoattn.model.forward import MAIN
 from evoattn.model.mask import FULL
 from evoattn.model.problem import AttentionProblem, ProblemError, canonical_mask, canonical_window
-from evoattn.model.scales import PER_BLOCK, PER_COLUMNS, PER_TOKEN, rounded_op
+from evoattn.model.scales import PER_BLOCK, PER_COLUMNS, PER_TOKEN
 from evoattn.model.sequences import with_room
 from evoattn.ops.arguments import (
     ALIGNMENT,
@@ -144,8 +144,8 @@ class Call:
     """Whether query has 8 bits too, and the last of the terms is its scales."""
     turned: bool = False
     """Whether value is a view of what `evoattn.model.turned` speaks of."""
-    rounded: bool = False
-    """Whether query, of 16 bits, is rounded by its kernel (`evoattn.model.scales.ROUNDED`)."""
+    op: str = ""
+    """One of `evoattn.model.scales.ANSWERED`; the answer goes to `out` where it has not query's dtype."""
 
     def term(self, which: int) -> Tensor | None:
         """One of `terms`, by its index."""
@@ -317,10 +317,10 @@ class Call:
             return {}
         both = [self.term(which) for which in (K_SCALE, V_SCALE)]
         dims = max((one.dim() for one in both if one is not None and (one.dim() > 2 or one.numel() > 1)), default=0)
-        names = {0: "", 2: "head", 3: PER_BLOCK if self.q_scaled or self.rounded else PER_TOKEN, 4: PER_COLUMNS}
+        names = {0: "", 2: "head", 3: PER_BLOCK if self.q_scaled or self.op else PER_TOKEN, 4: PER_COLUMNS}
         strides = ((0, 0, 0) if one is None or one.numel() == 1 else (*one.stride(), 0)[:3] for one in both)
         made = {"kv": KV_DTYPES[self.value.dtype], "scales": names[dims], "scale_strides_of": tuple(strides)}
-        return made | {"op": rounded_op(DTYPES[self.query.dtype])} if self.rounded else made
+        return made | {"op": self.op} if self.op else made
 
     def problem(self, out_strides: tuple[int, ...]) -> StridedProblem | str:
         """The problem of the call, whose answer has these strides, or one reason, without a full stop, why no kernel
@@ -346,7 +346,7 @@ class Call:
                 value_dim=value.shape[3],
                 rotary_apart=key.shape[3] != query.shape[3],
                 shared_kv="kv" not in fields and may_share(key, value) and key.data_ptr() == value.data_ptr() != 0,
-                dtype="e4m3" if self.rounded else (DTYPES | KV_DTYPES)[query.dtype],
+                dtype="e4m3" if self.op else (DTYPES | KV_DTYPES)[query.dtype],
                 mask=canonical_mask(self.mask, fields.get("seqlen_q", query.shape[2])),
                 layout="bshd" if query.stride(1) < query.stride(2) else "bhsd",
                 lse=self.return_lse,
@@ -374,7 +374,7 @@ class Call:
         """Those of `terms` that there are, and what makes of each, and of every other tensor of its shape, strides and
         dtype, what kernels read: sinks in query's dtype, slopes in float32, the bias with rows of whole 16 bytes,
         lengths and table int32, all contiguous."""
-        wanted = {SINKS: answer_dtype(self.query), SLOPES: torch.float32}
+        wanted = {SINKS: answer_dtype(self.query if self.out is None else self.out), SLOPES: torch.float32}
         made: list[Given] = []
         for which, term in enumerate(self.terms):
             if term is None:

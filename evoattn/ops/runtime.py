@@ -123,7 +123,7 @@ class Runtime:
                     query.dtype, key.dtype, value.dtype, query.get_device(), key.get_device(), value.get_device(),
                     call.mask, call.scale, call.enable_gqa, call.return_lse, None if out is None else out.stride(),
                     call.window, call.softcap, call.score and call.score.key, call.blocks,
-                    call.batch_invariant, call.turned, call.rounded,
+                    call.batch_invariant, call.turned, call.op,
                 )  # fmt: skip
                 if terms:
                     known = _with_terms(known, call)

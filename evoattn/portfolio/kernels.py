@@ -14,7 +14,7 @@ from typing import Any
 from evoattn.families import registry
 from evoattn.model.backward import BACKWARD
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.scales import PER_TOKEN, ROUNDED
+from evoattn.model.scales import ANSWERED, PER_TOKEN
 from evoattn.model.space import KernelConfig, Value
 from evoattn.model.variant import ROTARY_APART
 
@@ -57,7 +57,7 @@ def kind_of(problem: AttentionProblem, without: tuple[str, ...] = ()) -> str:
         variants = (name for name in variants if name != "scales")
     if problem.element_bytes == 1:  # products of e4m3 and e5m2 take as long as those of e4m3 alone
         variants = (name for name in variants if name != "kv")
-    said = "forward" if problem.op in ROUNDED else problem.op  # Q is one of many reads
+    said = "forward" if problem.op in ANSWERED else problem.op  # Q is one of many reads
     op = [said] * (said != "forward") + ["deterministic"] * (problem.deterministic and not by_formula)
     width = problem.dtype if problem.dtype == "int8" else str(8 * problem.element_bytes)
     return " ".join((width, *op, dims, *variants))

@@ -63,7 +63,7 @@ RIGHT = [
         "extreme_terms",
     ),
     (SHARED | PERSISTENT | PRODUCT, "B=1 H=3 Sq=250 Sk=200 D=64 e4m3 causal turned", "large_logits"),
-    (SUMS | {"POLYNOMIAL_EIGHTHS": 2}, f"{HEADS} turned", "extreme_terms"),
+    (SUMS | {"POLYNOMIAL_EIGHTHS": 2}, f"{HEADS} turned op=forward_in_fp16 sink", "extreme_terms"),
     ({"VALUE_PARTS": 4}, CAUSAL, "large_logits"),
     ({}, BLOCKS, "extreme_terms"),
     ({"BLOCK_N": 128}, "B=1 H=2 Sq=64 Sk=150 D=32 e4m3 kv=e5m2 scales=head turned", "large_logits"),

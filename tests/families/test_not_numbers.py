@@ -13,6 +13,7 @@ from evoattn.correctness.validate import run_case
 from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.scales import ROUNDED
 from evoattn.model.space import KernelConfig
 from tests.families.on_interpreter import built
 
@@ -34,6 +35,8 @@ def with_keys(problem: AttentionProblem, first: int) -> Case:
     case = make_case("not numbers", problem, 3, "cpu")
     for head in range(problem.kv_heads):
         case.tensors["k"][0, head, first + head, 5] = math.nan if head < problem.kv_heads // 2 else math.inf
+    if problem.op in ROUNDED:  # counts for no scale of the rows beside it
+        case.tensors["q"][0, :, 9, 3] = -math.inf
     return case
 
 
@@ -65,6 +68,12 @@ def test_exponentials_by_the_polynomial(genes, mask):
     problem = PROBLEM.with_(mask=mask)
     assert not FAMILIES["flash_wgmma"].why_impossible(problem, config, H100)
     assert wrong(config, problem) == ""
+
+
+def test_rows_that_are_rounded_on_the_way():
+    problem = PROBLEM.with_(dtype="e4m3", op="forward_of_bf16", mask="causal_upper_left")
+    family, starting = FAMILIES["fp8_wgmma"], load_space("fp8_wgmma", H100).starting_configs()
+    assert wrong(next(c for c in starting if not family.why_impossible(problem, c, H100)), problem) == ""
 
 
 @pytest.mark.parametrize(

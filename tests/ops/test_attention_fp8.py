@@ -10,8 +10,9 @@ from evoattn.backends.loaded import tensor_places
 from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.launch import Buffer, TensorMap
+from evoattn.model.scales import rounded_op
 from evoattn.ops.attention_fp8 import quantised
-from evoattn.ops.beside import Wanted, quantize
+from evoattn.ops.beside import WIDE, Wanted, quantize
 from evoattn.ops.call import E4M3, Call, behind, out_like, terms_of
 from evoattn.ops.given import call_of
 
@@ -106,6 +107,29 @@ def test_keys_less_their_mean_cost_less_of_the_range():
     plain, smooth = (evoattn.attention_fp8(q, k, v, smooth_k=s, return_lse=True) for s in (False, True))
     assert rms(smooth[0] - values) < 0.5 * rms(plain[0] - values)
     assert rms(smooth[1] - sums) < 0.1 < rms(sums)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_answer_has_a_dtype(dtype):
+    q, k, v = tensors()
+    numbers = [x.to(E4M3) for x in (q, k, v)]
+    out = evoattn.attention_fp8(*numbers, dtype=dtype)
+    assert out.dtype == dtype and rms(out - evoattn.attention_fp8(*numbers)) < 0.01 * rms(out)
+    assert evoattn.attention_fp8(q.to(dtype), k.to(dtype), v.to(dtype)).dtype == dtype
+    with pytest.raises(ValueError, match="dtype must be float16 or bfloat16, not float32"):
+        evoattn.attention_fp8(q, k, v, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("dtype, of", [(torch.float16, "head"), (torch.bfloat16, "block")])
+def test_a_kernel_may_round_query_itself(dtype, of):
+    q, k, v = (x.to(dtype) for x in tensors())
+    given, _ = quantised(q, k, v, turned=True, granularity=of, rounds=True)
+    assert given.query is q and given.q_scale is None
+    terms = terms_of(k_scale=given.k_scale, v_scale=given.v_scale)
+    call = Call(q, given.key, given.value, enable_gqa=True, terms=terms, turned=True, op=rounded_op(WIDE[dtype]))
+    problem = call.problem(out_like(q, given.value).stride())
+    assert (problem.dtype, problem.op, problem.answer.torch) == ("e4m3", call.op, str(dtype)[6:])
+    assert (problem.scales, set(problem.scale_shapes)) == (of, {"k_scale", "v_scale"})
 
 
 @pytest.mark.parametrize("of", ["", "head", "block"])

@@ -45,7 +45,7 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import NULL, Buffer, KernelArg, KernelLaunch, TensorMap, scratch_args
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.scales import BLOCK_ROWS, PER_BLOCK, PER_TOKEN, ROUNDED
+from evoattn.model.scales import ANSWERED, BLOCK_ROWS, PER_BLOCK, PER_TOKEN, ROUNDED
 from evoattn.model.space import KernelConfig
 from evoattn.model.turned import turned_spec
 from evoattn.model.variant import KEY_VARIANTS, TURNED
@@ -64,7 +64,7 @@ class Fp8Wgmma(Family):
     genes = Fp8WgmmaGenes
     summary: ClassVar[str] = "Hopper's wgmma on Q, K and V of 8 bits with scales; e4m3, K and V e5m2 too"
     devices: ClassVar[str] = ARCH
-    operations: ClassVar[tuple[str, ...]] = (FORWARD.name, *ROUNDED)
+    operations: ClassVar[tuple[str, ...]] = (FORWARD.name, *ANSWERED)
     dtypes: ClassVar[tuple[str, ...]] = ("e4m3",)
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
     writes_lse: ClassVar[bool] = True
