@@ -56,7 +56,7 @@ def fp8(smooth: bool) -> Attention:
         given, _ = quantised(q, k, v, smooth)
         group = q.shape[1] // k.shape[1]
         q, k, v = (
-            numbers.float() * scale.repeat_interleave(times, 1)[:, :, None, None]
+            numbers.float() * (scale.repeat_interleave(times, 1)[:, :, None, None] if scale is not None else 1.0)
             for numbers, scale, times in (
                 (given.query, given.q_scale, group),
                 (given.key, given.k_scale, 1),

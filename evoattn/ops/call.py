@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from evoattn.model.backward import LIES_AS, MADE
-from evoattn.model.forward import MAIN
+from evoattn.model.forward import FORWARD, MAIN
 from evoattn.model.mask import FULL
 from evoattn.model.problem import AttentionProblem, ProblemError, canonical_mask, canonical_window
-from evoattn.model.scales import PER_BLOCK, PER_COLUMNS, PER_TOKEN
+from evoattn.model.scales import PER_BLOCK, PER_COLUMNS, PER_TOKEN, ROUNDED
 from evoattn.model.sequences import with_room
 from evoattn.ops.arguments import (
     ALIGNMENT,
@@ -144,8 +144,8 @@ class Call:
     """Whether query has 8 bits too, and the last of the terms is its scales."""
     turned: bool = False
     """Whether value is a view of what `evoattn.model.turned` speaks of."""
-    op: str = ""
-    """One of `evoattn.model.scales.ANSWERED`; the answer goes to `out` where it has not query's dtype."""
+    op: str = FORWARD.name
+    """Or one of `evoattn.model.scales.ANSWERED`; of IN_FP16 the answer goes to `out`."""
 
     def term(self, which: int) -> Tensor | None:
         """One of `terms`, by its index."""
@@ -315,12 +315,11 @@ class Call:
         """Those of `StridedProblem` that K and V of 8 bits set."""
         if self.value.dtype not in KV_DTYPES:
             return {}
-        both = [self.term(which) for which in (K_SCALE, V_SCALE)]
+        both, kv = [self.term(which) for which in (K_SCALE, V_SCALE)], KV_DTYPES[self.value.dtype]
         dims = max((one.dim() for one in both if one is not None and (one.dim() > 2 or one.numel() > 1)), default=0)
-        names = {0: "", 2: "head", 3: PER_BLOCK if self.q_scaled or self.op else PER_TOKEN, 4: PER_COLUMNS}
+        scales = ("", "", "head", PER_BLOCK if self.q_scaled or self.op in ROUNDED else PER_TOKEN, PER_COLUMNS)[dims]
         strides = ((0, 0, 0) if one is None or one.numel() == 1 else (*one.stride(), 0)[:3] for one in both)
-        made = {"kv": KV_DTYPES[self.value.dtype], "scales": names[dims], "scale_strides_of": tuple(strides)}
-        return made | {"op": self.op} if self.op else made
+        return {"op": self.op, "kv": kv, "scales": scales, "scale_strides_of": tuple(strides)}
 
     def problem(self, out_strides: tuple[int, ...]) -> StridedProblem | str:
         """The problem of the call, whose answer has these strides, or one reason, without a full stop, why no kernel
@@ -346,7 +345,7 @@ class Call:
                 value_dim=value.shape[3],
                 rotary_apart=key.shape[3] != query.shape[3],
                 shared_kv="kv" not in fields and may_share(key, value) and key.data_ptr() == value.data_ptr() != 0,
-                dtype="e4m3" if self.op else (DTYPES | KV_DTYPES)[query.dtype],
+                dtype="e4m3" if self.op in ROUNDED else (DTYPES | KV_DTYPES)[query.dtype],
                 mask=canonical_mask(self.mask, fields.get("seqlen_q", query.shape[2])),
                 layout="bshd" if query.stride(1) < query.stride(2) else "bhsd",
                 lse=self.return_lse,
