@@ -33,6 +33,7 @@ from evoattn.model.block_list import parse_blocks
 from evoattn.model.dtype import DTYPES
 from evoattn.model.forward import MAIN
 from evoattn.model.launch import KernelLaunch
+from evoattn.model.mask import MaskKind
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 
@@ -242,7 +243,8 @@ class _Maker:
         keys += (1 - keys) % self.block_n if keys < self.most else -((keys - 1) % self.block_n)
         self.keys = keys
         """Of the case of many key tiles."""
-        self.many = self.one.with_(seqlen_q=self._rows_for(keys), seqlen_k=keys)
+        rows = self._rows_for(keys) if self.sides else min(40, max(16, 2 * self.block_m + 1))
+        self.many = self.one.with_(seqlen_q=rows, seqlen_k=keys)
         interleaved = again - self.block_n * self.shares + 5  # of blocks that take every KEY_SPLIT-th tile of keys
         if self.number("KEY_SPLIT") > 1 and self.keys < interleaved <= MOST_KEYS and self.most == square:
             self.many = self.one.with_(seqlen_q=interleaved + 5, seqlen_k=interleaved)
@@ -263,6 +265,11 @@ class _Maker:
         return self.problem.masking.queries_to_see_all(keys) == 1
 
     @property
+    def sides(self) -> bool:
+        """Whether queries see different keys; else a case has no more of them than three tiles of rows."""
+        return self.problem.masking.kind is not MaskKind.FULL
+
+    @property
     def coarse_scores(self) -> bool:
         return str(self.params.get("S_TYPE")) in ("fp16", "bf16")
 
@@ -279,13 +286,15 @@ class _Maker:
         kv_heads = 2 if self.heads_are_rows else 1  # heads of a batch that have blocks of their own are two
         rows = self._rows_for(some)
         grouped = self.other.with_(heads=2 * kv_heads, kv_heads=kv_heads, seqlen_q=rows, seqlen_k=some)
-        whole = problem.with_(batch=1, heads=2, kv_heads=2, seqlen_q=max(block_m, 64), seqlen_k=2 * block_n)
+        rows = max(block_m, 64 if self.sides else 16)
+        whole = problem.with_(batch=1, heads=2, kv_heads=2, seqlen_q=rows, seqlen_k=2 * block_n)
         found = (_IN_TURN.fullmatch(str(value)) for value in self.params.values())
         turn = max([int(match[1]) for match in found if match] or [1])
         groups = 2 if turn < 4 else 3 if turn < 12 else 5  # no multiple of the turn: it would hide the group of heads
         heads = 2 * groups
         single = problem.with_(batch=min(turn, 2), heads=heads, kv_heads=groups, seqlen_q=1, seqlen_k=2 * block_n - 1)
-        rows = max((2 if turn == 1 else 1) * block_m + 7, block_n // 2 + 42)  # three tiles of rows, or more heads
+        rows = (2 if turn == 1 else 1) * block_m + 7  # three tiles of rows, or more heads
+        rows = max(rows, block_n // 2 + 42) if self.sides else rows
         part = self.one.with_(heads=min(max(turn + 1, 3), 5), seqlen_q=rows, seqlen_k=block_n // 2 + 1)
         part = part.with_(layout="bshd")  # in which rows of Q lie further apart than those of K
         low = self.one.with_(seqlen_q=5 if self.heads_are_rows else 40, seqlen_k=block_n + 3)
