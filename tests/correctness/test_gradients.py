@@ -212,6 +212,17 @@ def test_faults_do_not_pass(dtype, fault):
     assert "error is" in judge(in_steps(problem, tensors, FAULTS[fault]), answer)[0]
 
 
+@pytest.mark.parametrize("kind", ["plain", "parts_of_keys", "extreme_terms", "huge_keys_within", "large_gradients"])
+def test_gradients_in_16_bits_are_near_the_exact_ones(kind):
+    for text in ("H=4 Hkv=2 mask=causal_upper_left sink=1", "H=2 Sq=31 Sk=60 softcap=3"):
+        problem = problem_of(text).with_(dtype="fp16")
+        tensors = backward.make_inputs(problem, 2, "cpu", kind, 8)
+        exact = exact_gradients(problem, tensors, torch.float64).values
+        low = backward.gradients_of_torch(problem, tensors, whole=kind != "parts_of_keys").values
+        for name, values in exact.items():
+            assert (low[name] - values).norm() <= 0.002 * values.norm(), name
+
+
 def test_a_softcap_allows_three_times():
     problem = AttentionProblem(1, 1, 1, 40, 60, 32, "fp16", op="backward", softcap=5.0)
     tensors = backward.make_inputs(problem, 1, "cpu")

@@ -24,7 +24,10 @@ from tests.support.facts import changed
 
 PLAIN = AttentionProblem(2, 8, 2, 203, 1024, 64, "fp16", "causal_lower_right")
 PROBLEMS = [PLAIN, PLAIN.with_(seqlen_q=1), PLAIN.with_(batch=16, seqlen_q=2048, seqlen_k=2048)]
-OTHERS = [PLAIN.with_(varlen="1:203/1:1024"), PLAIN.with_(seqused="1:1024"), PLAIN.with_(window="64:0")]
+OTHERS = [
+    *(PLAIN.with_(varlen="1:203/1:1024"), PLAIN.with_(seqused="1:1024"), PLAIN.with_(window="64:0")),
+    *(PLAIN.with_(mask="full", window=window) for window in ("2000:40", "64:2000", "64:40")),
+]
 COUNT = 40
 
 
