@@ -74,7 +74,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     whole = plain.with_(batch=1, heads=2, kv_heads=2, seqlen_q=2 * m, seqlen_k=2 * n)
     single = plain.with_(batch=1, heads=4, kv_heads=2, seqlen_q=1, seqlen_k=2 * n - 1)
     threes = other.with_(heads=3, kv_heads=1, seqlen_q=m + 9, seqlen_k=n + 5)
-    half = one.with_(heads=2, seqlen_q=192, seqlen_k=192)
+    of_one, pair = threes.with_(batch=1, heads=1), threes.with_(batch=1, heads=2)
+    half = one.with_(seqlen_q=192, seqlen_k=192)
     low = one.with_(seqlen_q=40, seqlen_k=n + 3)
     many = one.with_(seqlen_q=rows, seqlen_k=few_keys)
     cases = [
@@ -93,8 +94,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
         SmallCase("half a tile", fitted(half, 65, 64)),
         SmallCase("three heads a group", fitted(threes, n // 2 - 1, 2), sms=3),
         SmallCase("low scores", fitted(low, n // 2, 1), "low_scores"),
-        SmallCase("large gradients beside zeros", fitted(threes, n, 1), "large_gradients"),
-        SmallCase("some of the keys", fitted(threes, n + 3, 3), "parts_of_keys"),
+        SmallCase("large gradients beside zeros", fitted(of_one, n, 1), "large_gradients"),
+        SmallCase("some of the keys", fitted(pair, n + 3, 3), "parts_of_keys"),
         SmallCase("more queries than keys", fitted(one.with_(heads=2, seqlen_q=m + 9, seqlen_k=5), 1, 0)),
     ]
     if problem.own_score:  # of which an expression may make anything
