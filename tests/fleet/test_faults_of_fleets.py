@@ -1,5 +1,7 @@
 """Faults that once passed the tests of fleets, which need no cluster to be seen."""
 
+import os
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +10,7 @@ from evoattn.evaluation.workers import START_TRIES, BaseWorker, WorkerFailed
 from evoattn.fleet.facts import _hash, facts_here
 from evoattn.fleet.ray_fleet import RayFleet
 from evoattn.fleet.ray_worker import RayWorker
+from evoattn.model.errors import FailedRun
 from evoattn.model.paths import SEARCH_SPACES
 
 
@@ -25,6 +28,14 @@ class Worker(RayWorker):
     def _start(self): ...
 
     def _forget(self): ...
+
+
+def test_ray_sends_nothing_home(monkeypatch):
+    monkeypatch.delenv("RAY_USAGE_STATS_ENABLED", raising=False)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(FailedRun, match="needs Ray"):
+        RayFleet("local")
+    assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
 
 
 def test_one_worker_that_is_up_is_enough():

@@ -14,16 +14,18 @@ from tests.report.report_studies import add, make_study, timed_study, timing
 
 def test_each_trial_is_as_it_is_read_alone(storage):
     study = timed_study(storage, 30)
-    make_study(storage, name="another")
+    offline = make_study(storage, name="another", offline=True)
+    for n in range(3):
+        add(storage, offline, TrialState.ESTIMATED, cost=1.0 + n, A=n)
     best = storage.leaderboard(study, 1)[0]
     lost = timing(9.0, "final")
     lost.protocol["disqualified"] = "In the final: it is wrong."
     storage.add_timing(best.number, lost)
     with mock.patch("evoattn.storage.course._tried", side_effect=AssertionError("a sound page is read at once")):
-        course = storage.course(study)
-    assert course == [
-        Tried(**{name: getattr(trial, name) for name in Tried._fields}) for trial in storage.iter_trials(study)
-    ]
+        course, estimated = storage.course(study), storage.course(offline)
+    for said, of in ((course, study), (estimated, offline)):
+        trials = storage.iter_trials(of)
+        assert said == [Tried(**{name: getattr(trial, name) for name in Tried._fields}) for trial in trials]
     assert next(tried.value for tried in course if tried.number == best.number) is None
 
 
