@@ -15,11 +15,12 @@ import numpy as np
 
 from evoattn.cost import correction, correction_fit, measurements, trees
 from evoattn.cost.cost import cost, scores
-from evoattn.cost.explanation import ANY_CARD, SOURCES, how_far, kinds
+from evoattn.cost.explanation import ANY_CARD, SOURCES, how_far, kinds, sentences
 from evoattn.cost.fitted import Fitted, Weights, load
 from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.shape_text import parse_shape
 from tests.cost.made_up_campaigns import H100, H200, campaign
 from tests.families.decisions import rows
 from tests.support.facts import answer, changed
@@ -173,6 +174,11 @@ def facts() -> Iterator[tuple[str, Any]]:
     yield from _files()
     yield from _corrected()
     yield from _recordings()
+    for text in ("B=1,H=2,S=300,D=64", "B=1,H=2,S=300,D=64,op=backward"):
+        family = "backward_mma" if "op" in text else "flash_mma"
+        problem, gpu = parse_shape(text), GPUS["l4"]
+        config = load_space(family, gpu).starting_configs()[0]
+        yield f"sentences of {text}", sentences(problem, config, gpu, 96)
 
 
 def test_what_the_cost_model_says_stays():

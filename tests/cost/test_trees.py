@@ -23,6 +23,12 @@ def test_each_row_goes_down_every_tree():
     assert TREES.predict(rows).tolist() == [15.5, 25.5, 35.5, 25.5, 35.5]
 
 
+def test_the_sum_of_trees_is_that_of_what_they_say():
+    more = replace(TREES, names=("y", "z"), value=TREES.value * 7, base=0.25)
+    rows = np.array([[1.0, 9.0, 3.0], [1.5, 0.5, 2.5], [1.5, 2.5, math.nan]])
+    assert TREES.and_then(more).predict(rows) == pytest.approx(TREES.predict(rows[:, :2]) + more.predict(rows[:, 1:]))
+
+
 def test_the_file_keeps_all(tmp_path):
     weights = {"f": Weights({"tensor": 1.0}, 0.5, 0.25, 1.5, 2.0)}
     save(Fitted(weights, {"f": TREES}, {"times": 3}), tmp_path / "fitted.npz")

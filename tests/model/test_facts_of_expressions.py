@@ -75,6 +75,9 @@ def _of(tree: Any) -> dict[str, Any]:
     return found | {"number": number}
 
 
+SIGNS = (*"+-*/", "minus", "abs", "max", "min", "where", "exp", "tanh", "erf", "sin", "cos", "floor", "log")
+
+
 def facts() -> Iterator[tuple[str, Any]]:
     """See `tests.support.facts`."""
     for parse, texts in ((score.parse_score, SCORES), (score.parse_predicate, PREDICATES)):
@@ -96,6 +99,13 @@ def facts() -> Iterator[tuple[str, Any]]:
     yield "masks", [answer(score_lines.masking_of, (low, high), q, k) for low, high, q, k in places]
     tables = TABLES, "t:fp32", "t:fp99:3", "t:fp32:0", "t:fp32:3+t:fp32:4", "s:fp32:3"
     yield "tables", [answer(score.parse_tables, text) for text in tables]
+    ends = (
+        ((-2.0, 3.0), (0.5, 4.0)),
+        ((-5.0, -1.0), (-2.0, 1.0), (2.0, 7.0)),
+        ((1.0, 2.0),),
+        ((3.0, 30.0), (-4.0, -3.0)),
+    )
+    yield "ranges", [[sign, [answer(score_lines._of_ranges, sign, [*one]) for one in ends]] for sign in SIGNS]
     yield "launches", [mask_blocks.launches(MaskShape(*sizes), score.parse_tables(TABLES)) for sizes in MASKS]
 
 

@@ -83,6 +83,8 @@ def facts() -> Iterator[tuple[str, Any]]:
         if problem.blocks:
             yield f"blocks of {text}", _blocks(problem)
     yield "what is none", [answer(parse_shape, text) for text in WRONG]
+    texts = ("h:64x64:2/1/3", "h:64x64:2/2/3", "b:64x0:1/1/3", "64x64:1+0", "64x64:70+200:2/1/2", "64x64:70+200:2/2/2")
+    yield "texts of blocks", [answer(block_list.parse_blocks, text) for text in texts]
     yield "names", [[name, answer(by_name_or_shape, name)] for name in (*named_shapes(), "seed_h10", "nothing")]
     yield "lengths", [answer(lambda text: parse_lengths(text).draw(7), text) for text in LENGTHS]
     yield "sequences", [answer(parse_sequences, text, count, 9, 7) for text, count in SEQUENCES]

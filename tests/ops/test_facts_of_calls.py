@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 import evoattn
-from evoattn.families import mask_blocks
 from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
@@ -261,9 +260,6 @@ def facts() -> Iterator[tuple[str, Any]]:
     yield "properties", [[answer(getattr, call, name) for name in said] for call in calls]
     yield "refusals", [[words, answer(_refused, words)] for words in REFUSED]
     yield "functions", _told_apart()
-    sizes = (1, 1, 300, 500, 128, 128), (2, 3, 129, 64, 128, 64), (2, 40000, 5, 5, 1, 1), (1, 0, 5, 5, 1, 1)
-    shapes = [mask_blocks.MaskShape(*one) for one in sizes]
-    yield "mask blocks", [[shape.list_shapes, shape.why_not(), mask_blocks.launches(shape, ())] for shape in shapes]
     shapes = itertools.product(
         ((1, 2, 5, 64), (9, 2, 5, 64), (0, 2, 5, 64), (1, 2, 5, 0)), (32, 64, 512), (96, 128, 576)
     )

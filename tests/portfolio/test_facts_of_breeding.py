@@ -16,7 +16,7 @@ from evoattn.engine.groups import Group, Kernel
 from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
-from evoattn.portfolio import calibrate, campaign, select, workload
+from evoattn.portfolio import calibrate, campaign, pick, select, workload
 from evoattn.portfolio.calibrations import Calibration
 from evoattn.portfolio.kernels import KernelList
 from evoattn.portfolio.proposals import AimedBreeder
@@ -158,6 +158,10 @@ def facts() -> Iterator[tuple[str, Any]]:
     for parts, judged, played in itertools.product(turns, (0, 3), (False, True)):
         yield f"calibrated {parts} {judged} {played}", _calibrated(parts, judged, played)
     yield from _summaries()
+    packed = OTHERS[0].with_(layout="bshd")
+    yield "rows of keys", [pick._rows_of_keys(one) for one in (packed, packed.with_(page=16), PLAIN)]
+    steps = (4, 9, 3, 64), (3, 100, 90, 64), (1, 7, 7, 100), (5, 400, 100, 4000), (2, 200, 100, 999)
+    yield "steps of engines", [pick._step_of_engine(*step) for step in steps]
 
 
 @pytest.mark.slow

@@ -8,6 +8,8 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from evoattn.model.gpu import GPUS
 from evoattn.model.launch import KernelLaunch
 from evoattn.model.problem import AttentionProblem
@@ -67,6 +69,8 @@ def facts() -> Iterator[tuple[str, Any]]:
     yield "families", {name: [(t.number, value) for t, value in pairs] for name, pairs in results.items()}
     few = replace(course, value=course.value[:9], improvements=[])
     yield "progress", [course, course.drawn(), few.drawn()]
+    yield "undated", analysis.progress(SimpleNamespace(offline=True, created_at="?"), right).elapsed_s
+    yield "ranks", analysis._ranks(np.array([3.0, 1.0, 1.0, 2.0, 2.0, 2.0, 9.0])).tolist()
     yield "improvements", analysis.improvements(course, by_number)
     yield "failures", analysis.group_failures(FAILED)
     yield "the cost model", [analysis.rank_cost_model(some) for some in (trials, trials[:9], trials[:14])]
