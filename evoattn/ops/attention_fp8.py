@@ -36,10 +36,10 @@ TURNED_FROM = 1 << 17
 """Keys that a query sees, in the mean, times head_dim, from which an e4m3 V is turned by a kernel of its own, which
 reads and writes V once. From here on that took 0.91 of the time in the mean (0.61 to 1.09, 34 problems), below 1.16
 (0.87 to 1.67, 46 problems; an H200 and an H100, 2026-11-27, reports/performance.md)."""
-BLOCKS_BELOW = 1200
-"""`_seen`, below which tensors are quantised with a scale for each 128 rows: one launch reads them once, and kernels
-take a little longer. Together that took 0.84 to 1.17 of the time of scales of heads below, 0.94 in the mean of 20
-problems, and 1.00 to 1.20 above (an H100, 2026-11-27, reports/performance.md)."""
+BLOCKS_BELOW = 900
+"""`_seen`, below which tensors are quantised with a scale for each 128 rows: one launch reads them once, but beside a
+query that is rounded kernels take 1.09 to 1.18 of the time of given numbers, and with scales of heads 1.02 to 1.06. At
+1,024 that made up for the launch at none of three problems (an H200, 2026-11-28, reports/performance.md)."""
 WITH_WGMMA = "sm_90a"
 ROUNDS = "rounds"
 """Before the shapes of calls whose query no kernel rounds."""
@@ -385,12 +385,11 @@ def dequantised(call: Call, given: Quantised, sinks: Tensor | None) -> Answer:
 
 
 LEAST_GAIN = 1 << 19
-"""Multiply-adds of both products for each number that is quantised, times head_dim, as exponentials take less of the
-time of wide heads. From here on 8 bits, with quantising counted, have 1.02 to 1.26 of the speed of 16; below 0.43 to
-1.00: 38 problems of head_dim 96 to 256 on an H200 (reports/performance.md, "The last runs on merged main").
-"""
-LEAST_DIM = 96
-"""head_dim. At 64 exponentials take so much of the time that little is gained: 0.34 to 1.03 of the speed of 16 bits."""
+"""Multiply-adds of both products for each number of query, key and value, times head_dim, as exponentials take less of
+the time of wide heads. From here on 8 bits, with quantising counted, have 1.06 to 1.36 of the speed of 16 (19
+problems), below 0.51 to 1.13 (25): an H200, 2026-11-28, reports/performance.md."""
+LEAST_DIM = 64
+"""The narrowest head_dim that was tried."""
 CAUSAL: dict[str, Causal] = {FULL: False, CAUSAL_UPPER_LEFT: "upper_left", CAUSAL_LOWER_RIGHT: "lower_right"}
 FP8 = "in 8 bits, as evoattn.enable(precision='fp8') says"
 
@@ -417,7 +416,7 @@ def why_sixteen_bits(call: Call) -> str:
     if value.shape[3] > WIDEST:
         return f"kernels of 8 bits take a head_dim of V up to {WIDEST}"
     if dim < LEAST_DIM:
-        return f"8 bits with quantising gain next to nothing at head_dim {dim}; from {LEAST_DIM} on they may"
+        return f"nobody tried whether 8 bits gain at head_dim {dim}; from {LEAST_DIM} on they may"
     return ""
 
 

@@ -201,7 +201,6 @@ class EightBitRuntime(Runtime):
 
 
 def test_enable_has_calls_run_in_eight_bits_where_a_kernel_serves_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(attention_fp8, "LEAST_DIM", 64)
     monkeypatch.setattr(attention_fp8, "LEAST_GAIN", 1000)
     pick = lambda p, gpu: current.best_known(p, gpu) if p.dtype == "e4m3" else None
     runtime = EightBitRuntime(FakeDevice(), pick, tmp_path)
@@ -228,7 +227,7 @@ def test_enable_has_calls_run_in_eight_bits_where_a_kernel_serves_them(tmp_path,
     assert 0 < (out - exact).square().mean() < 0.05 * exact.square().mean()
     assert said.startswith("fp8_wgmma") and "in 8 bits, as evoattn.enable" in said
     assert few.startswith("SDPA runs") and "not in 8 bits" in few and "multiply-adds a number" in few
-    assert "next to nothing at head_dim 64" in small
+    assert "whether 8 bits gain at head_dim 64" in small
     assert runtime.asked is None and narrow.shape[-1] == 32 and "8 bits" not in plain
     with pytest.raises(ValueError, match="precision must be 'fp8'"):
         evoattn.enable(precision="int4")
