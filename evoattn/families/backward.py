@@ -9,14 +9,12 @@ from evoattn.families.base import Family
 from evoattn.model.backward import parse_grads
 from evoattn.model.block_list import blocks_of_rows, parse_blocks
 from evoattn.model.launch import NULL, Buffer, KernelArg, Scalar
-from evoattn.model.mask import FULL_AND_CAUSAL, Mask
+from evoattn.model.mask import Mask
 from evoattn.model.problem import AttentionProblem
 
 
 class Backward(Family):
     operations: ClassVar[tuple[str, ...]] = ("backward",)
-    dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
-    masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
     writes_lse: ClassVar[bool] = True
     scored: ClassVar[tuple[str, ...]] = ("window", "softcap", "sink", "alibi", "bias", "score", "value_dim")
     """The variants that all of them serve."""

@@ -16,6 +16,7 @@ from evoattn.families.work import LaunchWork
 from evoattn.model.forward import MAIN
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
+from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.paths import SEARCH_SPACES, TEMPLATES
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, SearchSpace, Value, read_space, spelling
@@ -49,9 +50,9 @@ class Family(ABC):
     """The folder of its template."""
     search_spaces: ClassVar[Path] = SEARCH_SPACES
     """The folder of the file of its known-good configs."""
-    dtypes: ClassVar[tuple[str, ...]]
+    dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
     """Those that it serves, by their names in `model/dtype.py`."""
-    masks: ClassVar[tuple[str, ...]]
+    masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
     """Those that it serves, by their names in `model/mask.py`: a mask that is new there is refused until it stands
     here."""
     writes_lse: ClassVar[bool] = False

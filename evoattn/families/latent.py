@@ -10,7 +10,6 @@ from evoattn.families.tensor_tiles import CHUNK_COLUMNS, key_map, why_not_slidin
 from evoattn.families.variants import variant_constants, variant_given
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import NULL, Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
-from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.model.variant import KEY_VARIANTS, ROTARY_APART
@@ -26,8 +25,6 @@ class Latent(Family):
     """A `Family` over such a cache, whose blocks share keys and leave results for a second launch to add up."""
 
     devices: ClassVar[str] = ARCH
-    dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
-    masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
     writes_lse: ClassVar[bool] = True
     variants: ClassVar[tuple[str, ...]] = ("value_dim", "shared_kv", ROTARY_APART, *KEY_VARIANTS)
     plain: ClassVar[bool] = False

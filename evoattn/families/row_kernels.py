@@ -9,7 +9,6 @@ from evoattn.families.base import Family
 from evoattn.families.genes import Genes
 from evoattn.families.residency import WARP
 from evoattn.model.gpu import GpuSpec
-from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 
 MAX_HEAD_DIM = 1024
@@ -40,7 +39,6 @@ class RowKernels(Family):
 
     devices: ClassVar[str] = "any GPU"
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "fp32")
-    masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
 
     @abstractmethod
     def rows(self, problem: AttentionProblem) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from evoattn.families import registry
+from evoattn.model.collector import paused
 from evoattn.model.gpu import GpuError, GpuSpec
 from evoattn.model.launch import KernelLaunch
 from evoattn.model.problem import AttentionProblem
@@ -36,7 +37,6 @@ from evoattn.report.data import (
 from evoattn.report.winner import make_winner
 from evoattn.samplers.base import STARTING
 from evoattn.storage import Storage
-from evoattn.storage.course import without_collections
 from evoattn.timing import ranking
 from evoattn.timing.protocol import ENERGY
 
@@ -150,7 +150,7 @@ FINALISTS = 100
 """More than any final has."""
 
 
-@without_collections()
+@paused()
 def summarise(storage: Storage, study: Study, limit: int = 20, course: bool = True) -> StudySummary:
     """All that a report says about `study`, with the best `limit` trials. Without `course` it leaves out what only all
     trials together say, so that none but the best is read: `best_of_families`, `right_by_family`, `progress`,

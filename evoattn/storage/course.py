@@ -1,16 +1,15 @@
 """A study's course: of each trial what all of them say together, and no more, for studies of 200,000."""
 
-import gc
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Text, cast, select
 
+from evoattn.model.collector import paused
 from evoattn.model.records import Study, TrialState, is_positive
 from evoattn.storage.database import Database
 from evoattn.storage.rows import checked, each, plain_text
@@ -44,20 +43,8 @@ class Courses(Database):
 
     def course(self, study: Study) -> list[Tried]:
         """All trials of the study by number. Raises `DamagedRecord` for one that is not as evoattn writes it."""
-        with without_collections():
+        with paused():  # none of what is made here is garbage
             return self._read(lambda connection: _course(connection, study))
-
-
-@contextmanager
-def without_collections() -> Iterator[None]:
-    """None of what is made here is garbage, and going through all of it again and again takes a third of the time."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 def _course(connection: Connection, study: Study) -> list[Tried]:

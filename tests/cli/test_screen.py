@@ -16,7 +16,6 @@ from evoattn.model.space import KernelConfig, spelling
 from evoattn.report import render_table, summarise
 from evoattn.report.screen import Kept
 from evoattn.report.text import command, wrapped
-from evoattn.storage import Storage
 
 PROBLEM = AttentionProblem(8, 32, 8, 1024, 4096, 128, "bf16", "causal_lower_right", "bshd")
 PLACE = "/home/somebody/.local/share/evoattn/evoattn.sqlite"
@@ -31,13 +30,6 @@ def longest(family: str) -> KernelConfig:
 def timing(us: float, spread: float = 0.01, stage: str = "final") -> Timing:
     samples = tuple(us * (1 + spread * (n % 5 - 2)) for n in range(30))
     return Timing(samples, {"stage": stage, "run": "r"})
-
-
-@pytest.fixture
-def storage(tmp_path):
-    storage = Storage.open(str(tmp_path / "db.sqlite"))
-    yield storage
-    storage.close()
 
 
 def measured(storage, family="three_kernel", times=(2000.0, 2500.0), peers=(("flash", 3000.0), ("cudnn", 2600.0))):

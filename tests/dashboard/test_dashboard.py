@@ -11,7 +11,6 @@ from urllib.request import urlopen
 import pytest
 
 from evoattn.model.records import TrialState
-from evoattn.storage import Storage
 from tests.report.report_studies import add, make_study, timed_study, timing
 
 pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is not installed (evoattn[dashboard])")
@@ -19,13 +18,6 @@ pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is not installe
 from evoattn.dashboard.mirror import Mirror
 from evoattn.dashboard.serve import Dashboard, DashboardError, OnlyLooks, listen, serve
 from evoattn.model.errors import WrongUse
-
-
-@pytest.fixture
-def storage(tmp_path):
-    opened = Storage.open(str(tmp_path / "db.sqlite"))
-    yield opened
-    opened.close()
 
 
 @pytest.fixture

@@ -22,7 +22,6 @@ from evoattn.families.variants import lse_given, scale_constants, scale_given, v
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
 from evoattn.model.launch import KernelLaunch
-from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.scales import PER_TOKEN
 from evoattn.model.space import KernelConfig, Value
@@ -48,7 +47,6 @@ class FlashMma(Family):
     summary: ClassVar[str] = "tensor cores by mma.sync, ldmatrix and cp.async; fp16, bf16, int8, from sm_89 on e4m3"
     devices: ClassVar[str] = "sm_80 and newer"
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16", E4M3, INT8)
-    masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
     writes_lse: ClassVar[bool] = True
     variants: ClassVar[tuple[str, ...]] = (
         *SCORE_VARIANTS,

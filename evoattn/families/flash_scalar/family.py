@@ -21,7 +21,6 @@ from evoattn.families.residency import MAX_REGISTERS, WARP
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import KernelLaunch
-from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, Value
 
@@ -38,7 +37,6 @@ class FlashScalar(Family):
     summary: ClassVar[str] = "Flash attention on CUDA cores: fp32 arithmetic, register tiles, K and V by cp.async."
     devices: ClassVar[str] = "any GPU, sm_80 and newer"
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "fp32")
-    masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
 
     def may_win(self, problem: AttentionProblem) -> bool:
         """In 16 bits tensor cores are many times as fast."""

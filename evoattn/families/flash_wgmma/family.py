@@ -53,7 +53,6 @@ from evoattn.families.work import LaunchWork
 from evoattn.model.forward import MAIN
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import NULL, Buffer, KernelArg, KernelLaunch, Scalar, TensorMap, scratch_args
-from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, SearchSpace, Value
 from evoattn.model.variant import KEY_VARIANTS, SCORE_VARIANTS
@@ -88,8 +87,6 @@ class FlashWgmma(Family):
     known_for_lists = True
     summary: ClassVar[str] = "Hopper's wgmma, tensor copies and warp specialization; fp16 and bf16"
     devices: ClassVar[str] = ARCH
-    dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
-    masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
     writes_lse: ClassVar[bool] = True
     variants: ClassVar[tuple[str, ...]] = (*SCORE_VARIANTS, "value_dim", "shared_kv", *KEY_VARIANTS, "varlen", "blocks")
 

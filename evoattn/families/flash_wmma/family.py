@@ -18,7 +18,6 @@ from evoattn.families.residency import WARP, why_not_resident, why_too_few_regis
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import KernelLaunch
-from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 
@@ -32,8 +31,6 @@ class FlashWmma(Family):
     genes = FlashWmmaGenes
     summary: ClassVar[str] = "tensor cores by nvcuda::wmma m16n16k16, S and P in shared memory; fp16 and bf16"
     devices: ClassVar[str] = "sm_80 and newer"
-    dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
-    masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
 
     def may_win(self, problem: AttentionProblem) -> bool:
         """It has won no measured problem."""

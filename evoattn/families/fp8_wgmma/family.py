@@ -43,7 +43,6 @@ from evoattn.families.work import LaunchWork
 from evoattn.model.forward import FORWARD, MAIN
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import NULL, Buffer, KernelArg, KernelLaunch, TensorMap, scratch_args
-from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.scales import ANSWERED, BLOCK_ROWS, PER_BLOCK, PER_TOKEN, ROUNDED
 from evoattn.model.space import KernelConfig
@@ -66,7 +65,6 @@ class Fp8Wgmma(Family):
     devices: ClassVar[str] = ARCH
     operations: ClassVar[tuple[str, ...]] = (FORWARD.name, *ANSWERED)
     dtypes: ClassVar[tuple[str, ...]] = ("e4m3",)
-    masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
     writes_lse: ClassVar[bool] = True
     plain: ClassVar[bool] = False
     variants: ClassVar[tuple[str, ...]] = (

@@ -26,7 +26,6 @@ from evoattn.families.residency import WARP, why_no_memory, why_too_few_register
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
 from evoattn.model.launch import KernelLaunch, scratch_args
-from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, Value
 
@@ -48,7 +47,6 @@ class LargeHead(Family):
     )
     devices: ClassVar[str] = "any GPU, sm_80 and newer"
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "fp32")
-    masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
 
     def may_win(self, problem: AttentionProblem) -> bool:
         """In 16 bits it won none of 14 recorded problems (landscapes.npz), and was 1.5 to 11 times slower."""

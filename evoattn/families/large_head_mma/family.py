@@ -22,7 +22,6 @@ from evoattn.families.residency import WARP, why_not_resident, why_same_code, wh
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import KernelLaunch
-from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 
@@ -36,8 +35,6 @@ class LargeHeadMma(Family):
     genes = LargeHeadMmaGenes
     summary: ClassVar[str] = "tensor cores by mma.sync for a head_dim beyond 256: K and V in chunks; fp16 and bf16"
     devices: ClassVar[str] = "sm_80 and newer"
-    dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
-    masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
 
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         return self.why_too_old(gpu) or self.why_no_head_dim(MIN_HEAD_DIM, MAX_HEAD_DIM, problem.head_dim)

@@ -39,7 +39,6 @@ from evoattn.model.append import new_rows
 from evoattn.model.block_list import parse_blocks
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, scratch_args
-from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.model.variant import APPENDED, EIGHT_BITS, KEY_VARIANTS, SCORE_VARIANTS, SMALL_PAGE
@@ -64,7 +63,6 @@ class SplitKv(Family):
     )
     devices: ClassVar[str] = "sm_80 and newer"
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "fp32")
-    masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
     writes_lse: ClassVar[bool] = True
     variants: ClassVar[tuple[str, ...]] = (*SCORE_VARIANTS, *KEY_VARIANTS, APPENDED, "varlen", "blocks", *EIGHT_BITS)
 

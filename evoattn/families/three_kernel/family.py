@@ -25,7 +25,6 @@ from evoattn.families.work import LaunchWork
 from evoattn.model.dtype import DTYPES
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
-from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 
@@ -72,8 +71,6 @@ class ThreeKernel(Family):
     genes = ThreeKernelGenes
     summary: ClassVar[str] = "QKᵀ, softmax and PV in three launches, S and P in device memory; fp16 and bf16"
     devices: ClassVar[str] = "sm_80 and newer"
-    dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
-    masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
 
     def may_win(self, problem: AttentionProblem) -> bool:
         """It has won no measured problem."""

@@ -1,15 +1,14 @@
 """Runs one kernel launch on the CPU."""
 
-import gc
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 import evoattn.ptx.isa.table  # noqa: F401  fills the table of instructions
+from evoattn.model.collector import paused
 from evoattn.ptx.errors import ImpossibleLaunch, PtxError, UnsupportedInstruction
 from evoattn.ptx.isa.flow import Flow, flow_of
 from evoattn.ptx.machine.counters import Counters
@@ -144,7 +143,7 @@ class Machine:
         counters, steps = Counters(), 0
         for first in range(0, blocks, at_once):
             threads = Threads(self.shape.grid, self.shape.block, first, min(at_once, blocks - first), self.cluster)
-            with _without_collector():
+            with paused():  # a machine's 10^5 objects live as long as it does
                 faults, counted, taken = self._run_blocks(threads, races)
             counters, steps = counters + counted, steps + taken
             if faults:
@@ -183,20 +182,6 @@ class Machine:
             counters = count_instructions(self.flow, scheduler.executions(), context.traffic)
         context.release()
         return faults, counters, scheduler.steps
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """A machine's 10^5 objects live as long as it does: Python's collector of cycles would only look at them again and
-    again, for a third of the time.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _pack(kernel: Kernel, params: Sequence[object]) -> Numbers:
