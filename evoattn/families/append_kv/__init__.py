@@ -1,1 +1,0 @@
-"""The family `append_kv`: its parameters and launch."""

@@ -1,1 +1,0 @@
-"""The family `backward_mma`: its parameters, launches, resources and refusals."""

@@ -1,1 +1,0 @@
-"""The family `backward_scalar`: its parameters, launches, resources and refusals."""

@@ -1,1 +1,0 @@
-"""The family `backward_wgmma`: its parameters, launches, resources and refusals."""

@@ -1,1 +1,0 @@
-"""The family `flash_mma`: its parameters, launches, resources and refusals."""

@@ -1,1 +1,0 @@
-"""The family `flash_scalar`: its parameters, launches, resources and refusals."""

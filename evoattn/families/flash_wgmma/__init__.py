@@ -1,1 +1,0 @@
-"""The family `flash_wgmma`: its parameters, launches, resources and refusals."""

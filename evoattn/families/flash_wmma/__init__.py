@@ -1,1 +1,0 @@
-"""The family `flash_wmma`: its parameters, launches, resources and refusals."""

@@ -1,1 +1,0 @@
-"""The family `fp8_wgmma`: its parameters, launches, resources and refusals."""

@@ -1,1 +1,0 @@
-"""The family `large_head_mma`: its parameters, launches, resources and refusals."""

@@ -1,1 +1,0 @@
-"""The family `latent_columns`: its parameters, launches, resources and refusals."""

@@ -1,1 +1,0 @@
-"""The family `latent_wgmma`: its parameters, launches, resources and refusals."""

@@ -1,1 +1,0 @@
-"""The family `merge_parts`: its parameters and launches."""

@@ -1,1 +1,0 @@
-"""The family `quantize`: its parameters and launches."""

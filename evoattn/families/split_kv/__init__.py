@@ -1,1 +1,0 @@
-"""The family `split_kv`: its parameters, launches, resources and refusals."""

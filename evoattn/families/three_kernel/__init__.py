@@ -1,1 +1,0 @@
-"""The family `three_kernel`: its parameters, launches, resources and refusals."""
