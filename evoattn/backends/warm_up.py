@@ -1,12 +1,27 @@
 """What a process on a device needs before its first answer and has not to be imported: it starts beside the imports."""
 
+import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 SIDE = 64
+
+
+def make_context(load: Callable[[str], Any] = ctypes.CDLL) -> bool:
+    """Make the primary context of device 0, which torch and CuPy use and which stays for as long as the process;
+    whether there is one. What stands in the way is said by whoever needs it. `load` gives the driver's library."""
+    try:
+        cuda = load("libcuda.so.1")
+    except OSError:
+        return False
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    if cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), 0):
+        return False
+    return int(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)) == 0
 
 
 def load_products(device: str, *dtypes: str) -> None:

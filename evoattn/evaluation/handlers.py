@@ -10,8 +10,7 @@ from functools import partial
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from evoattn.backends.context import make_context
-from evoattn.backends.warm_up import load_products, read_peers_ahead
+from evoattn.backends.warm_up import load_products, make_context, read_peers_ahead
 from evoattn.evaluation.process import Handler
 from evoattn.evaluation.tasks import Compile, Compiled, DeviceAnswer, DeviceTask, OnProblem, Rendered, Survey, Surveyed
 from evoattn.model.dtype import DTYPES

@@ -49,7 +49,7 @@ def import_for_compiling() -> None:
     with _at_best():
         for name in ("evaluation.compile", "families.render", "samplers.for_problem", "samplers.guided"):
             import_module(f"evoattn.{name}")
-        import_module("evoattn.samplers.prior")
+        import_module("evoattn.samplers.for_problem")
         _load_compiler()
     _freeze()
 

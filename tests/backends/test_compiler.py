@@ -18,9 +18,8 @@ from evoattn.backends.compiler import (
     parse_log,
     version,
 )
-from evoattn.backends.context import make_context
 from evoattn.backends.kernel_files import KernelFiles
-from evoattn.backends.warm_up import load_products
+from evoattn.backends.warm_up import load_products, make_context
 from evoattn.model.records import Candidate
 
 SOURCE = 'extern "C" __global__ void k(float* o) { __shared__ float t[64]; t[threadIdx.x] = o[0]; o[1] = t[5]; }'
