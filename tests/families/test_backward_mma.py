@@ -1,14 +1,10 @@
 """backward_mma: what `why_invalid` promises, and which outputs may differ."""
 
-import random
-
 import pytest
 
-from evoattn.backends.compiler import compile_source
 from evoattn.families.backward_mma.family import BackwardMma
 from evoattn.families.backward_mma.resources import key_steps
 from evoattn.families.registry import load_space
-from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
@@ -73,27 +69,6 @@ STARTING = [
         (L4, 256, 0, {}),
     )
 ]
-
-
-@pytest.mark.slow
-def test_shared_memory_of_python_is_that_of_cuda():
-    """The static_assert of the kernel over draws of all genes that it depends on; the kernels themselves are left
-    out."""
-    draw, cases = random.Random(0), []
-    for i in range(24):
-        p = problem(head_dim=draw.choice((16, 24, 64, 72, 256)), value_dim=draw.choice((0, 16, 40, 128)))
-        genes = {
-            "QUERY_WARPS": draw.choice((1, 2)),
-            "STAGES": draw.choice((1, 2, 3)),
-            "SMEM_LAYOUT": draw.choice(("swizzled", "padded")),
-            "KV_PLACE": draw.choice(("shared", "v_registers", "registers")),
-            "DQ": draw.choice(("add", "pass")),
-            "QUERY_SPLIT": draw.choice((1, 2)),
-        }
-        genes |= {"PART": 16, "QUERY_SPLIT": 1 if genes["DQ"] == "pass" else genes["QUERY_SPLIT"]}
-        text = render(FAMILY, p, config(**genes), L4).source.partition('extern "C" __global__')[0]
-        cases.append(f"namespace case{i} {{\n{text}\n}}")
-    compile_source("\n".join(cases), L4.arch)
 
 
 @pytest.mark.parametrize(

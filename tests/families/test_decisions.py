@@ -5,7 +5,9 @@ found."""
 import pytest
 
 from evoattn.families.registry import FAMILIES
-from tests.families.decisions import LEAST, decided, faults_of, rows
+from evoattn.model.gpu import GPUS
+from tests.families.decisions import LEAST, decided, faults_of, rows, setting
+from tests.support.compiles import ptx_kept
 
 ROWS = rows()
 PLANTED = [(row, key) for row in ROWS for key in row["faults"]]
@@ -23,6 +25,15 @@ def test_what_is_decided_of_a_kernel_stays(family):
             f"{others} of {row['params']} on {row['gpu']} for {row['problem']} are not as they were. If that is "
             f"wanted: python -m tests.families.decisions. What there is now: the same with --show {family}."
         )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_shared_memory_of_python_is_that_of_cuda(family):
+    """The kernels' static_assert; the kernel behind it, and what follows, is left out."""
+    for row in [row for row in ROWS if row["family"] == family][::2]:
+        before, asserts, behind = setting(row).source.partition("disagree")
+        ptx_kept(before + asserts + behind.partition('extern "C" __global__')[0], GPUS[row["gpu"]].arch)
 
 
 @pytest.mark.slow

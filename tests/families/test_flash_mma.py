@@ -1,14 +1,8 @@
 """flash_mma: what `why_invalid` promises."""
 
-import random
-
-import pytest
-
-from evoattn.backends.compiler import compile_source
 from evoattn.families.flash_mma.family import FlashMma
 from evoattn.families.flash_mma.resources import FlashMmaGenes, registers_needed
 from evoattn.families.registry import load_space
-from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
@@ -63,32 +57,6 @@ STARTING = [
     (problem(head_dim=head_dim), gpu, which)
     for gpu, head_dim, which in ((L4, 32, 0), (H100, 64, 1), (L4, 128, 0), (H100, 256, 1))
 ]
-
-
-@pytest.mark.slow
-def test_shared_memory_of_python_is_that_of_cuda():
-    """The static_assert of the kernel over draws of all genes that it depends on; the kernels themselves are left
-    out."""
-    draw = random.Random(0)
-    cases = []
-    for i in range(24):
-        p = problem(head_dim=draw.choice((16, 24, 64, 72, 256)))
-        genes = {
-            name: draw.choice(values)
-            for name, values in (
-                ("KEY_WARPS", (1, 2)),
-                ("KEY_SPLIT", (1, 4)),
-                ("STAGES", (2, 3)),
-                ("SCHEDULE", ("split", "split_short_v", "together")),
-                ("SMEM_LAYOUT", ("swizzled", "padded")),
-                ("Q_PLACE", ("shared", "registers", "direct")),
-                ("O_STORE", ("direct", "shared")),
-            )
-        }
-        c = config(**genes)
-        text = render(FAMILY, p, c, L4).source.partition('extern "C" __global__')[0]
-        cases.append(f"namespace case{i} {{\n{text}\n}}")
-    compile_source("\n".join(cases), L4.arch)
 
 
 def test_register_estimate_bounds_a_big_kernel():
