@@ -1,6 +1,6 @@
 // producer.cuh: the warps that bring tiles of Q, K and V into shared memory. One thread issues every copy; of pages,
-// which may be many small ones, each warp of a warpgroup a part, if all know the tiles. Needs the constants of
-// flash_wgmma.cu.j2.
+// which may be many small ones, each warp of a warpgroup a part, half of them of K, the others of V, if all know the
+// tiles. Needs the constants of flash_wgmma.cu.j2.
 #include "device/ptx/cluster.cuh"
 #include "device/ptx/mbarrier.cuh"
 #include "device/ptx/named_barrier.cuh"
@@ -13,6 +13,7 @@
 struct Producer : TileFinder {
   static constexpr int PARTS =
       PAGED && SCHEDULE != Schedule::CLAIMED && Operands::TRANSPOSERS == 0 ? PRODUCER_WARPS : 1;
+  static constexpr int OF_RING = PARTS > 1 ? PARTS / 2 : 1;  // of them those that copy K, or V
   const TensorMap &q_map, &k_map, &v_map;
   int part;
 
@@ -25,7 +26,7 @@ struct Producer : TileFinder {
   __device__ __forceinline__ void run() {
     if (warp == 4 * WARPGROUPS && lane == 0) {
       prefetch_tensor_map(q_map), prefetch_tensor_map(k_map), prefetch_tensor_map(v_map);
-      Smem::init_barriers<PARTS>(smem_address);
+      Smem::init_barriers<OF_RING>(smem_address);
     }
     Operands::template prepare<Smem>(static_cast<const Block&>(*this));
     __syncwarp();
@@ -97,10 +98,12 @@ private:
                          work.terms.given.page_bits, work.terms.given.kv_rows, work.seqlen_k};
     for (int key_tile = last; key_tile >= first; key_tile = work.tile_before(key_tile)) {
       const int key = KeyList::LISTED ? work.listed().first_key_down(key_tile) : key_tile * BLOCK_N;
-      k_ring.template load_keys<PAGED, SLIDING, PARTS>(ring, key, pages, work.sequence.end_key(), kv_head,
-                                                       work.tile.batch, part);
-      v_ring.template load_keys<PAGED, SLIDING, PARTS>(ring, key, pages, work.sequence.end_key(), kv_head,
-                                                       work.tile.batch, part);
+      auto load = [&](const auto& ring_of, int own) {
+        ring_of.template load_keys<PAGED, SLIDING, OF_RING>(ring, key, pages, work.sequence.end_key(), kv_head,
+                                                            work.tile.batch, own);
+      };
+      if (PARTS == 1 || part < OF_RING) load(k_ring, part);
+      if (PARTS == 1 || part >= OF_RING) load(v_ring, part % OF_RING);
       ring.advance();
     }
   }
