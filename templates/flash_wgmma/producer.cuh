@@ -96,14 +96,24 @@ private:
     const int last = work.last_key_tile(), first = work.first_key_tile();
     const KeyPages pages{work.terms.given.table + work.tile.batch * int64_t(work.terms.given.table_pages),
                          work.terms.given.page_bits, work.terms.given.kv_rows, work.seqlen_k};
-    for (int key_tile = last; key_tile >= first; key_tile = work.tile_before(key_tile)) {
-      const int key = KeyList::LISTED ? work.listed().first_key_down(key_tile) : key_tile * BLOCK_N;
-      auto load = [&](const auto& ring_of, int own) {
-        ring_of.template load_keys<PAGED, SLIDING, OF_RING>(ring, key, pages, work.sequence.end_key(), kv_head,
-                                                            work.tile.batch, own);
+    auto key_of = [&](int key_tile) {
+      return KeyList::LISTED ? work.listed().first_key_down(key_tile) : key_tile * BLOCK_N;
+    };
+    const bool keys = PARTS == 1 || part < OF_RING, values = PARTS == 1 || !keys;
+    const int own = keys ? part : part - OF_RING, end = work.sequence.end_key(), batch = work.tile.batch;
+    FirstPages next;
+    if (PAGED && last >= first) next = KRing::template first_pages<OF_RING>(pages, key_of(last), own);
+    for (int key_tile = last; key_tile >= first;) {
+      const int key = key_of(key_tile);
+      auto load = [&](const auto& of) {
+        if constexpr (PAGED) of.template load_paged<OF_RING>(ring, pages, key, kv_head, next, own);
+        else of.template load_keys<false, SLIDING>(ring, key, pages, end, kv_head, batch);
       };
-      if (PARTS == 1 || part < OF_RING) load(k_ring, part);
-      if (PARTS == 1 || part >= OF_RING) load(v_ring, part % OF_RING);
+      if (keys) load(k_ring);
+      if (values) load(v_ring);
+      key_tile = work.tile_before(key_tile);
+      // Beside the wait for a place.
+      if (PAGED && key_tile >= first) next = KRing::template first_pages<OF_RING>(pages, key_of(key_tile), own);
       ring.advance();
     }
   }
