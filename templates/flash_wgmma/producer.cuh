@@ -103,7 +103,7 @@ private:
     const int own = keys ? part : part - OF_RING, end = work.sequence.end_key(), batch = work.tile.batch;
     FirstPages next;
     if (PAGED && last >= first) next = KRing::template first_pages<OF_RING>(pages, key_of(last), own);
-    for (int key_tile = last; key_tile >= first;) {
+    for (int key_tile = last; key_tile >= first; key_tile = work.tile_before(key_tile)) {
       const int key = key_of(key_tile);
       auto load = [&](const auto& of) {
         if constexpr (PAGED) of.template load_paged<OF_RING>(ring, pages, key, kv_head, next, own);
@@ -111,9 +111,10 @@ private:
       };
       if (keys) load(k_ring);
       if (values) load(v_ring);
-      key_tile = work.tile_before(key_tile);
-      // Beside the wait for a place.
-      if (PAGED && key_tile >= first) next = KRing::template first_pages<OF_RING>(pages, key_of(key_tile), own);
+      if constexpr (PAGED) {  // beside the wait for a place
+        const int before = work.tile_before(key_tile);
+        if (before >= first) next = KRing::template first_pages<OF_RING>(pages, key_of(before), own);
+      }
       ring.advance();
     }
   }
