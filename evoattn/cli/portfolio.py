@@ -119,10 +119,6 @@ def check(
     peers: Peers = "flash,cudnn,efficient,fa3,fa4",
     rounds: Rounds = 7,
     configs: Annotated[Path | None, typer.Option(metavar="FILE", help="Kernels that take part in the finals.")] = None,
-    winners: Annotated[Path | None, typer.Option(metavar="FILE", help="Where the best kernels go.")] = None,
-    table: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where times and spreads go, as `evoattn bench` writes them.")
-    ] = None,
     times: Annotated[
         Path | None, typer.Option(metavar="FILE.jsonl.gz", help="Where all times go, as a campaign has them.")
     ] = None,
@@ -152,17 +148,10 @@ def check(
         named = tuple(filter(None, peers.split(",")))
         known = partial(read_configs, configs, arch=gpu.arch) if configs else None
         wanted = room.Judging(seconds, named, rounds, jobs, known)
-        judged, benched, best = [], [], list[str]()
+        judged = []
         for place, row in room.check_all(problems, gpu, wanted, say):
             judged.append((place, row))
             say(row.line())
-            group, index = place
-            if winners:
-                best += room.winner_lines(place, row, gpu)
-                write_file(winners, "".join(best))
-            if table:
-                benched.append(room.bench_row(group.problems[index], row))
-                write_file(table, json.dumps(benched, indent=1))
             if output:
                 kept = {"device": devices[0].product, "seeds": list(_seeds(seeds))}
                 write_file(output, json.dumps(kept | {"rows": [one.to_dict() for _, one in judged]}))

@@ -6,7 +6,6 @@ from it and from the families' known-good configs, and every peer are timed in t
 best of ours.
 """
 
-import json
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -32,7 +31,6 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.space import ConfigError, KernelConfig, Value
 from evoattn.peers.labels import FLASH_ATTENTION
-from evoattn.peers.table import peers_of
 from evoattn.portfolio import campaign
 from evoattn.portfolio.campaign import bits_of, families_of, group_of
 from evoattn.portfolio.kernels import Genes, KernelList, kind_of
@@ -220,8 +218,6 @@ def select_of(
 
 FINALISTS = 5
 """Kernels of each search that are timed in turns with the pick."""
-WINNERS = 3
-"""Kernels of each problem that `--winners` keeps."""
 NEXT, STARTING = 8, 4
 """What comes after a problem's pick, and known-good configs of each family, that its group's search begins at."""
 Place = tuple[Group, int]
@@ -243,8 +239,6 @@ class Checked:
     """Kernels that the search timed on the problem."""
     peers: dict[str, float] = field(default_factory=dict)
     refusals: dict[str, str] = field(default_factory=dict)
-    spreads: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """10th and 90th percentile of the rounds, µs, of the winner, called `ours`, and of each peer."""
     fault: str = ""
     """Which kernels of the search proved wrong, and so have no time."""
     times: dict[str, float] = field(default_factory=dict)
@@ -334,8 +328,6 @@ def check(
     winner = min(right, key=lambda k: times[k.id], default=None)
     best = times[winner.id] if winner else None
     theirs = {name: times[name] for name in peers if name in times}
-    named = {"ours": timings[winner.id].samples_us} if winner else {}
-    named |= {name: timings[name].samples_us for name in theirs}
     fault = "; ".join(f"{distinct[id].family} {id}: {why}" for id, why in faults.items() if not ours or id != ours.id)
     return Checked(
         problem.describe(),
@@ -348,7 +340,6 @@ def check(
         sum(index in kernel.times for kernel in group.kernels.values()),
         theirs,
         result.refusals,
-        {name: _spread(list(samples)) for name, samples in named.items() if samples},
         fault,
         {k.id: times[k.id] for k in right},
     )
@@ -372,12 +363,6 @@ def final_tables(judged: Iterable[tuple[Place, Checked]]) -> dict[str, Any]:
     return tables
 
 
-def _spread(samples: list[float]) -> tuple[float, float]:
-    """10th and 90th percentile."""
-    tenths = quantiles(samples, n=10, method="inclusive") if len(samples) > 1 else samples * 2
-    return tenths[0], tenths[-1]
-
-
 def summary(rows: list[Checked]) -> str:
     """Regret, who is ahead of whom, and the ten problems that lost most."""
     regrets = [r.regret for r in rows if not math.isnan(r.regret)]
@@ -397,17 +382,6 @@ def summary(rows: list[Checked]) -> str:
     )
 
 
-def winner_lines(place: Place, row: Checked, gpu: GpuSpec) -> list[str]:
-    """The fastest of the final and the next ones of the search, as `read_configs` takes them."""
-    group, index = place
-    problem = group.problems[index]
-    best = [row.winner] if row.winner else []
-    best += [(kernel.family, kernel.params) for kernel in group.leaders(index, WINNERS)]
-    distinct = [kernel for i, kernel in enumerate(best) if kernel not in best[:i]][:WINNERS]
-    about = {"problem": problem.to_dict(), "arch": gpu.arch, "median_us": row.best_us}
-    return [json.dumps(about | {"family": family, "config": params}) + "\n" for family, params in distinct]
-
-
 def known_kernels(rows: Sequence[tuple[str, dict[str, Any]]], problem: AttentionProblem, gpu: GpuSpec) -> list[Kernel]:
     """Of the rows, (family, parameters), those that today's families and spaces have for the problem."""
     found = []
@@ -419,27 +393,6 @@ def known_kernels(rows: Sequence[tuple[str, dict[str, Any]]], problem: Attention
         if not registry.lookup(family).why_invalid(problem, config, gpu):
             found.append(Kernel(family, config.params))
     return found
-
-
-def bench_row(problem: AttentionProblem, row: Checked) -> dict[str, Any]:
-    """The row as `evoattn bench` writes it; without a time of ours where it proved wrong."""
-
-    def time_of(name: str, us: float) -> dict[str, float]:
-        low, high = row.spreads.get(name, (us, us))
-        return {"median_us": us, "p10_us": low, "p90_us": high}
-
-    us, (family, config) = (row.best_us or 0.0, row.winner) if row.winner else (0.0, ("", {}))
-    return {
-        "problem": problem.to_dict(),
-        "describe": problem.describe(),
-        "ours": time_of("ours", us) if us else None,
-        "tflops": problem.flops / us / 1e6 if us else None,
-        "family": family,
-        "config": config,
-        "peers": {name: time_of(name, us) for name, us in row.peers.items()},
-        "versions": {name: peers_of(problem)[name].version(problem) for name in row.peers},
-        "refusals": row.refusals,
-    }
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """What a check says of a pick, a search and peers; peers that compile can be called ahead."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -13,10 +12,9 @@ from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig
 from evoattn.portfolio import campaign
 from evoattn.portfolio.pick import pick
-from evoattn.portfolio.select import bench_row, check, final_tables, known_kernels, make_groups, winner_lines
+from evoattn.portfolio.select import check, final_tables, known_kernels, make_groups
 from evoattn.portfolio.workload import draw, draw_all
 from evoattn.timing.finalists import FinalResult
-from scripts import results_page
 
 H100 = lookup("h100")
 PROBLEM = parse_shape("B=2,H=8,Hkv=2,S=500,D=64,dtype=bf16,mask=causal,layout=bshd")
@@ -64,25 +62,11 @@ def test_a_pick_that_has_no_time_says_why(fault, said):
     assert row.wrong == said and not row.fault and row.winner is None
 
 
-def test_known_kernels_take_part_and_spreads_are_kept():
+def test_known_kernels_take_part():
     chosen = pick(PROBLEM, H100)
     known = Kernel("flash_mma", {"known": 1})
     row = check(FakeEngine(), place_of(PROBLEM, chosen), chosen, 3, ("flash",), [known, known])
     assert row.winner == ("flash_mma", {"known": 1}) and row.best_us == 10.0 and row.pick_us == 11.0
-    assert row.spreads == {"ours": (pytest.approx(9.2), pytest.approx(10.8)), "flash": (20.0, 20.0)}
-
-
-def test_a_row_goes_to_the_results_page_as_one_of_the_bench():
-    problem = lookup_problem("varlen_bert")
-    place = place_of(problem)
-    row = check(FakeEngine(), place, None, 3, ("varlen",), [Kernel("flash_mma", {"known": 1})])
-    told = bench_row(problem, row)
-    assert row.wrong == "no pick" and not row.fault
-    (kept,) = results_page.run_of_bench([told])["rows"]
-    assert kept["ours"] == [10.0, 9.2, 10.8] and kept["peers"] == {"varlen_attn": [20.0, 20.0, 20.0]}
-    assert bench_row(problem, replace(row, winner=None))["ours"] is None
-    (line,) = winner_lines(place, row, H100)
-    assert json.loads(line)["config"] == {"known": 1} and json.loads(line)["arch"] == H100.arch
 
 
 @pytest.mark.parametrize(

@@ -62,12 +62,9 @@ def _judged() -> list[select.Checked]:
     """A pick behind the best, one that is the best, one alone, a wrong one, and none."""
     pick, other = ("flash_scalar", {"A": 1}), ("flash_mma", {"B": 2})
     peers = {"flash": 9.0, "cudnn": 6.5, "fa3": 5.5}
-    spreads = {"ours": (5.0, 7.0), "flash": (8.0, 10.0)}
     return [
-        select.Checked(
-            "a", "g", pick, "", 6.0, 5.0, other, 7, peers, {"math": "no"}, spreads, "", {"x": 5.0, "y": 6.0}
-        ),
-        select.Checked("b", "g", pick, "", 4.0, 4.0, pick, 3, {"flash": 4.5}, {}, {}, "", {"y": 4.0}),
+        select.Checked("a", "g", pick, "", 6.0, 5.0, other, 7, peers, {"math": "no"}, "", {"x": 5.0, "y": 6.0}),
+        select.Checked("b", "g", pick, "", 4.0, 4.0, pick, 3, {"flash": 4.5}, {}, "", {"y": 4.0}),
         select.Checked("c", "g", pick, "", 4.0, 3.5, None, 3),
         select.Checked("d", "g", pick, "It differs.", None, 5.0, other, 3, {"fa3": 4.5}),
         select.Checked("e", "g", None, "There is no pick.", None, None, None, 0),
@@ -90,10 +87,7 @@ def _summaries() -> Iterator[tuple[str, Any]]:
     ahead = [[row.ahead_of(row.peers), row.ahead_of(row.sdpa), row.line(), row.to_dict()] for row in rows]
     yield "judged", [ahead, select.summary(rows), select.summary(rows[:1])]
     places = [((group, index), row) for index, row in enumerate(rows[:3])]
-    lines = [select.winner_lines(place, row, GPUS["l4"]) for place, row in places]
-    yield "tables", [select.final_tables(places), lines]
-    made = [select.bench_row(PROBLEMS[0], row) | {"versions": "of what is installed"} for row in (*rows[1:3], rows[4])]
-    yield "rows", made
+    yield "tables", select.final_tables(places)
 
 
 def _calibrated(parts: list[tuple[bool, float]], judged: int, played: bool) -> list[str]:
