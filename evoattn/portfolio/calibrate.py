@@ -484,7 +484,7 @@ def make(made: Plan, jobs: int | None) -> Calibration:
         card_of(gpu),
         versions_here({kernel.family for kernel in listed.kernels})
         | {"model": model_digest(listed.kernels, card_of(gpu))},
-        calibrations.today(),
+        time.strftime("%Y-%m-%d"),
         replace(listed, skipped=today.skipped if today else ()),
         fitted,
         summary(()),

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import shutil
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
@@ -280,8 +279,3 @@ def times_of(folder: Path) -> Iterator[dict[str, Any]]:
             row = json.loads(line)
             times = row.pop("times")
             yield from [row | time for time in times]
-
-
-def today() -> str:
-    """E.g. `2026-11-26`."""
-    return time.strftime("%Y-%m-%d")

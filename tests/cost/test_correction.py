@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from evoattn.cost.correction import ANYWHERE, NONE, Correction, class_of, forget, name_of, of_row, put
+from evoattn.cost.correction import ANYWHERE, Correction, class_of, forget, name_of, of_row, put
 from evoattn.cost.correction_fit import LEAST_PROBLEMS, SIZE, Timed, fit, without_late
 from evoattn.cost.cost import scores
 from evoattn.cost.explanation import how_far
@@ -53,16 +53,6 @@ def test_a_file_says_the_same_trees(corrected):
     again, trees = of_row(json.loads(text)), corrected.trees["flash_mma"]
     asked = np.random.default_rng(0).uniform(0, 130, (50, len(trees.names)))
     assert (again.trees["flash_mma"].predict(asked) == trees.predict(asked)).all()
-
-
-def test_what_is_no_correction_is_refused():
-    for wrong in ("b", {}, {"names": [], "to_right": 3, "feature": []}, None):
-        with pytest.raises(ValueError, match="no table of trees"):
-            of_row({"trees": {"a": wrong}, "left_out": {}, "kernels": {}})
-    for row in ([], {}, {"trees": {}}, {"trees": {}, "left_out": {"all": [1, "x", 2]}}, None):
-        with pytest.raises(ValueError, match="a correction"):
-            of_row(row)
-    assert of_row({"trees": {}, "left_out": {}, "kernels": {}}) == NONE == Correction()
 
 
 @pytest.mark.slow

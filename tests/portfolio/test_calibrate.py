@@ -135,22 +135,6 @@ def test_a_later_run_goes_on_and_other_versions_are_timed_again(made, forgotten)
 
 
 @pytest.mark.slow
-def test_of_another_driver_or_template_the_kernels_are_known_and_not_measured(made, forgotten):
-    _, files, _ = made
-    problem = parse_shape("B=4,H=16,S=1024,D=64,dtype=bf16")
-    row = json.loads(files[FILE])
-    versions = row["versions"]
-    names = dict.fromkeys(versions["templates"], "0")
-    for other, why in (({"nvrtc": "1.0"}, "NVRTC was 1.0"), ({"templates": names}, "templates have changed")):
-        put(forgotten, {FILE: json.dumps(row | {"versions": versions | other})}, (FILE,))
-        assert why in calibrations.of_card(CARD).why_old()
-        found = pick.pick(problem, CARD)
-        assert found.estimated and "l4 before" in found.why
-    put(forgotten, files, (FILE,))
-    assert not calibrations.of_card(CARD).why_old()
-
-
-@pytest.mark.slow
 def test_kill_9_keeps_what_was_measured_and_two_at_once_are_refused(forgotten):
     words = [sys.executable, "-c", "from tests.portfolio.calibrate_fakes import run; run(60)"]
     with subprocess.Popen(words, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE) as run:

@@ -87,15 +87,22 @@ def test_a_file_says_what_was_found(folder):
 
 
 def test_what_has_changed_since_makes_it_old():
-    now = made()
+    now = made(listed=replace(made().listed, kinds={"16 d64": (0, 1)}))
     assert now.why_old() == "" and now.current_list() is now.listed
     for changed, why in (
         ({"templates": {"flash_mma": "0"}}, "templates have changed"),
         ({"nvrtc": "12.9"}, "NVRTC was 12.9, and is 13.0"),
         ({"driver": "570"}, "the driver was 570, and is 580.1"),
     ):
-        old = made(versions={**now.versions, **changed})
+        old = replace(now, versions={**now.versions, **changed})
         assert why in old.why_old() and vars(old.current_list()) == vars(old.listed) | {"cards": ("l4 before",)}
+        calibrations.save(old)
+        pick.forget()
+        found = pick.pick(ONE, CARD)
+        assert found.estimated and "l4 before" in found.why, "its kernels are known, and not measured"
+    calibrations.save(now)
+    pick.forget()
+    assert not pick.pick(ONE, CARD).estimated
 
 
 def test_a_correction_says_of_which_cost_model_it_is(folder, monkeypatch):
@@ -425,6 +432,12 @@ def test_trees_of_a_file_are_looked_at_before_they_are_walked():
         for value in values:
             with pytest.raises(ValueError, match="a correction is no table of trees"):
                 of_row({"trees": {"flash_mma": TREE | {name: value}}, "left_out": {}, "kernels": {}})
+    for odd in ("b", {}, {"names": [], "to_right": 3, "feature": []}, None):
+        with pytest.raises(ValueError, match="a correction is no table of trees"):
+            of_row({"trees": {"flash_mma": odd}, "left_out": {}, "kernels": {}})
+    for row in ([], {}, {"trees": {}}, None):
+        with pytest.raises(ValueError, match="a correction"):
+            of_row(row)
     for left_out in ({"all": [1.0, 2.0]}, {"all": [1, 2, "3"]}, [], None):
         with pytest.raises(ValueError, match="does not say how good it is"):
             of_row({"trees": {}, "left_out": left_out, "kernels": {}})
