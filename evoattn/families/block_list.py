@@ -41,10 +41,12 @@ class Packed(NamedTuple):
 
 def packed_mask(problem: AttentionProblem) -> Packed | None:
     """The bits that a launch before the kernel makes; None where heads ask the predicate themselves, as it is cheap,
-    few share its answers, or there are too many."""
+    few share its answers, or there are none or too many."""
     if problem.shown is None:
         return None
     mask = parse_blocks(problem.blocks)
+    if not (mask.documents or mask.counts[0]):
+        return None
     rows, keys = (n * size for n, size in zip(mask.blocks(problem.band), (mask.rows, mask.keys), strict=True))
     batches = problem.batch if mask.by_batch or depends_on(problem.shown, "b") else 1
     heads = problem.heads if mask.by_head or depends_on(problem.shown, "h") else 1

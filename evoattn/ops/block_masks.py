@@ -171,18 +171,22 @@ _finer: dict[Hashable, bool] = {}
 def finer(mask: BlockMask, kind: Hashable, us_of: Callable[[BlockMask], float]) -> BlockMask:
     """A mask that `created` made as lists for small tiles, `FINER` rows and keys to a block, where kernels should take
     less time over them by `us_of`; else the mask as it is. They are made and kept when they are first asked for, not in
-    a capture, and are gone when its own lists or what its function captures change in place. `kind`: what `us_of`
-    depends on beside a mask. The first of a kind waits for the device."""
+    a capture, and are gone when its function is another, or its lists or what that captures change in place. `kind`:
+    what `us_of` depends on beside a mask. The first of a kind waits for the device."""
     known = counted(mask)
     versions = _versions(known.captured)
     if known.finer is not None:
-        return known.finer[0] if known.finer[1] == versions else mask
+        made, before = known.finer
+        return made if before == versions and made.mask_mod is mask.mask_mod else mask
     if known.again is None or (mask.kv_num_blocks.is_cuda and torch.cuda.is_current_stream_capturing()):
         return mask
     again, known.again, kind = known.again, None, (kind, known.counts)
-    if not _finer.get(kind, True):
+    try:
+        made = again(FINER) if _finer.get(kind, True) else mask
+    except LaunchError:
         return mask
-    made = again(FINER)
+    if made is mask or made.mask_mod is not mask.mask_mod:
+        return mask
     if kind not in _finer:
         if len(_finer) >= MOST_WORTH:
             _finer.clear()
@@ -450,12 +454,13 @@ def _lists_by_pairs(mask_mod: Any, shape: MaskShape, device: torch.device) -> li
     function, as kernels that sort would have to be loaded."""
     zero, rows, keys = (torch.arange(n, device=device) for n in (1, shape.seqlen_q, shape.seqlen_k))
     try:
-        seen = torch.as_tensor(mask_mod(zero, zero, rows[:, None], keys)).bool().cpu()
+        seen = torch.as_tensor(mask_mod(zero, zero, rows[:, None], keys)).bool().expand(shape.seqlen_q, shape.seqlen_k)
     except Exception:  # the function's own
         return None
+    seen = seen.cpu()
     (row_blocks, key_blocks), sizes = shape.blocks, (shape.block_rows, shape.block_keys)
     whole = seen.new_zeros(row_blocks * sizes[0], key_blocks * sizes[1])
-    whole[: shape.seqlen_q, : shape.seqlen_k] = seen  # which may not depend on all of both
+    whole[: shape.seqlen_q, : shape.seqlen_k] = seen
     blocks = whole.view(row_blocks, sizes[0], key_blocks, sizes[1])
     full = blocks.all(3).all(1)
     partial = blocks.any(3).any(1) & ~full

@@ -239,6 +239,8 @@ def test_the_first_mask_is_no_larger_than_the_one_that_is_wanted(monkeypatch, tm
     assert block_masks._checked(*given) == block_masks._checked(*given) == "kernel"
     assert shapes == [(100, 100)]
     monkeypatch.setattr(block_masks, "TORCH", torch_flex.create_block_mask)
+    of_two = lambda b, h, q, k: q < torch.tensor([9, 8])  # torch's function asks pair by pair
+    assert block_masks._lists_by_pairs(of_two, given[4], torch.device("cpu")) is None
     other = lambda b, h, q, k: q < -k
     with pytest.warns(RuntimeWarning, match="were others"):
         assert block_masks._checked(*given[:2], "other", other, *given[4:]) is None
@@ -286,6 +288,15 @@ def test_small_tiles_have_lists_of_their_own(monkeypatch):
         assert finer(first) is found and finer(second).BLOCK_SIZE == (64, 64) and asked == [64, 128]
         assert finer(third, "other", 1.98) is third and finer(fourth, "other") is fourth
         assert made == [128] * 4 + [64] * 3
+        monkeypatch.setattr(flex, "_us", lambda call: float(call.blocks.partition("x")[0]))
+        q, other = torch.zeros(1, 2, 300, 64, dtype=torch.float16), new()
+        calls = (
+            flex.calls(flex.Call(q, q, q), None, other),
+            flex.calls(flex.Call(q.clone().requires_grad_(), q, q), None, other),
+        )
+        assert [both[0]().blocks for both in calls] == ["64x64:3/0/3", "128x128:2/0/3"]
+        other.mask_mod = lambda b, h, q, k: ids[q] == ids[k]
+        assert flex.calls(flex.Call(q, q, q), None, other)[0]().blocks == "128x128:2/0/3"
         second.kv_num_blocks += 0
         assert finer(second) is second
         ids += 1
