@@ -6,7 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from evoattn.engine.budget import Budget
+from evoattn.engine.devices import Devices
 from evoattn.engine.errors import SearchError
+from evoattn.engine.progress import Progress
 from evoattn.engine.scale import EVERY, LATEST, Reference, Scale
 from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES
@@ -121,6 +123,27 @@ def test_a_board_is_measured_at_first_and_now_and_then_by_the_median_of_its_late
     for _ in range(LATEST):
         scale.took("a", 11.0)
     assert scale.factor("a") == pytest.approx(1.1) and not scale.due("a")
+
+
+def worker(ready: bool, busy: bool) -> SimpleNamespace:
+    return SimpleNamespace(ready=ready, busy=busy, idle=ready and not busy)
+
+
+def test_what_boards_say_of_themselves():
+    progress, asked = Progress(), []
+    workers = [worker(False, False), worker(True, False), worker(True, True)]
+    several = Devices(("a", "b", "c"), workers, progress, 5.0, lambda: None)
+    assert (several.state, several.busy, several.compared, progress.boards) == ("1 of 3 busy", 1, True, 3)
+    assert several.for_final.board == "b" and several.first.board == "a"
+    several.referee.go_on = asked.append
+    assert not [*several.free()], "a candidate is timed, and may become the reference"
+    workers[2].busy, workers[2].idle, progress.recorded = False, True, 7
+    assert [one.board for one in several.free()] == ["b", "c"] and asked == [0, 7]
+    for one, state in ((workers[0], "starting"), (worker(True, True), "busy"), (worker(True, False), "waiting")):
+        alone = Devices(("a",), [one], Progress(), 5.0, lambda: None)
+        assert alone.state == state and not alone.compared and alone.for_final is alone.first
+    alone.scale.refer_to(reference(10.0), "a")
+    assert alone.compared, "the study had several before"
 
 
 def device(index: int, product: str = "NVIDIA H100 80GB HBM3", driver: str = "13.0", sms: int = 132) -> DetectedDevice:
