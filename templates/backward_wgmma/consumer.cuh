@@ -22,7 +22,8 @@ struct Consumer : Products {
   using Products::Products;
 
   __device__ __forceinline__ void run(const KeyGradients& to) {
-    named_barrier_sync<THREADS>(BARRIERS_READY);  // the barriers are initialised
+    if constexpr (PAIRED) cluster_sync();              // the barriers of both blocks are initialised
+    else named_barrier_sync<THREADS>(BARRIERS_READY);  // the barriers are
     if constexpr (CONSUMER_REGISTERS > 0) increase_registers<CONSUMER_REGISTERS>();
     grid_dependency_wait();  // dQ is cleared
     if (alone()) make_terms();
@@ -37,6 +38,8 @@ struct Consumer : Products {
       key_tile(to, 0);
     }
     if (DQ_BY_BULK && !DQ_BY_WARP && lane == 0) tma_store_wait_read();  // shared memory must live until it is read
+    if constexpr (PAIRED)
+      __syncwarp(), cluster_sync();  // that of a block, until the other does not write there any more
   }
 
 private:
@@ -86,13 +89,25 @@ private:
     multiply_dq();
     multiply_dk();
     if constexpr (BIAS_FROM_SHARED) add_rows_to_bias();
-    wgmma_wait<1>();  // dV and dQ are there
-    pin_registers(dv), pin_dq();
+    wgmma_wait<PAIRED ? 2 : 1>();  // dV is there; if not PAIRED dQ, too
+    pin_registers(dv);
+    if constexpr (!PAIRED) pin_dq();
     release(Smem::DO_EMPTY + 8 * d.stage);
-    add_dq();
-    wgmma_wait<0>();
-    pin_registers(dk);
-    release(Smem::Q_EMPTY + 8 * q.stage);
+    if constexpr (PAIRED) {
+      multiply_dq_of_other();
+      wgmma_wait<1>();
+      pin_registers(dk);
+      release(Smem::Q_EMPTY + 8 * q.stage);
+      wgmma_wait<0>();
+      pin_dq();
+      if (lane == 0) mbarrier_arrive_cluster(in_other(Smem::OTHER_EMPTY + 8 * score_stage));
+      add_dq();
+    } else {
+      add_dq();
+      wgmma_wait<0>();
+      pin_registers(dk);
+      release(Smem::Q_EMPTY + 8 * q.stage);
+    }
     q.advance();
     if constexpr (DO_STAGES == Q_STAGES) d.stage = q.stage, d.parity = q.parity;  // in the same registers
     else d.advance();
@@ -100,7 +115,7 @@ private:
   }
   __device__ __forceinline__ void next_tile() {
     if constexpr (ONE_LAUNCH) done += BLOCK_M;
-    if (DS_STAGES > 1 && ++score_stage == DS_STAGES) score_stage = 0, ds_parity ^= 1;
+    if (DS_STAGES == 1 || ++score_stage == DS_STAGES) score_stage = 0, ds_parity ^= 1;
     walk.advance(block);
   }
   // LISTED: what the producer says of the tile in the ring.
@@ -141,6 +156,7 @@ private:
       named_barrier_sync<128 * WARPGROUPS>(SCORES);  // no product reads the last dS any more
     }
     scores_to_shared(dp, Smem::DS + score_stage * Smem::SCORE_TILE_BYTES);
+    if constexpr (PAIRED) send_gradients();
     if constexpr (DV_LAST) multiply_dv();
     fence_proxy_async();
     if constexpr (OWN_KEYS_FIRST) __syncwarp(), release(scores_of(warpgroup));
@@ -309,6 +325,23 @@ private:
                         pack2<Element>(x[i + 4], x[i + 5]), pack2<Element>(x[i + 6], x[i + 7]));
   }
 
+  // PAIRED: this warp's part of dS to the other block, which adds it to its part of dQ.
+  __device__ __forceinline__ void send_gradients() const {
+    const int tile = score_stage * Smem::SCORE_TILE_BYTES + keys * Smem::SCORE_GROUP_BYTES;
+    const uint32_t full = in_other(Smem::OTHER_FULL + 8 * score_stage), to = in_other(Smem::OTHER_DS + tile);
+    if (threadIdx.x == 0)
+      mbarrier_arrive_expect_tx(smem_address + Smem::OTHER_FULL + 8 * score_stage, Smem::SCORE_TILE_BYTES);
+    __syncwarp();  // all lanes have written
+    mbarrier_wait_cluster(smem_address + Smem::OTHER_EMPTY + 8 * score_stage, ds_parity ^ 1);
+#pragma unroll
+    for (int i = lane; i < SCORE_COLUMNS * 2; i += 32) {
+      const int row = dims * SCORE_COLUMNS + i / 2, at = row * 128 + ((2 * warp + i % 2) ^ row % 8) * 16;
+      const float4 eight = *reinterpret_cast<const float4*>(smem + Smem::DS + tile + at);
+      store_async_16(to + at, full, eight.x, eight.y, eight.z, eight.w);
+    }
+    if (lane == 0) mbarrier_arrive_cluster(full);
+  }
+
   // ---- results
 
   // This warp's part of dQ, which is whole, to its rows. DQ_BY_DIMS: lanes of dimensions g and g + 1 exchange, and the
@@ -338,7 +371,8 @@ private:
   __device__ __forceinline__ void add_dq() {
     if (alone()) return write_dq();
     const int64_t tile = terms.tile(work, walk.head, walk.tile);
-    float* sums = dq_sums_gmem + tile * Sums::FLOATS + warpgroup * Sums::TILE_FLOATS + warp * Sums::WARP_FLOATS;
+    float* sums = dq_sums_gmem + tile * Sums::FLOATS + (block.first_part() + warpgroup) * Sums::TILE_FLOATS +
+                  warp * Sums::WARP_FLOATS;
     if constexpr (DQ_BY_BULK) {
       const int place = Smem::DQ + (warpgroup * 4 + warp) * Smem::DQ_WARP_BYTES;
       if constexpr (DQ_BY_WARP) {

@@ -45,7 +45,7 @@ struct Producer {
   KeyWork& work;  // at hand
   const QueryTerms& terms;
   int group;  // heads of the block's K/V head
-  const TensorMap &q_map, &k_map, &v_map, &do_map, &bias_map;
+  const TensorMap &q_map, &k_map, &v_map, &do_map, &bias_map, &half_map;
   bool bias_of_heads, bias_of_batches;  // else they share it
   float* dq_sums_gmem;
   uint32_t* progress_gmem;
@@ -58,7 +58,8 @@ struct Producer {
       Smem::init_barriers(smem_address);
     }
     __syncwarp();
-    if (DQ_BY_WARP && warp == 4 * WARPGROUPS + 1) named_barrier_sync<THREADS>(BARRIERS_READY);
+    if constexpr (PAIRED) cluster_sync();
+    else if (DQ_BY_WARP && warp == 4 * WARPGROUPS + 1) named_barrier_sync<THREADS>(BARRIERS_READY);
     else named_barrier_arrive<THREADS>(BARRIERS_READY);  // others see the initialised barriers
     if constexpr (PRODUCER_REGISTERS > 0) decrease_registers<PRODUCER_REGISTERS>();
     if (warp == 4 * WARPGROUPS) {
@@ -150,7 +151,8 @@ private:
   __device__ __forceinline__ void add_tiles(uint32_t smem_address, uint32_t& parity) const {
     constexpr int BYTES = 4 * Smem::DQ_WARP_BYTES;
     for (QueryWalk walk(work.block, group); !walk.done(); walk.advance(work.block), parity ^= 1) {
-      float* sums = dq_sums_gmem + terms.tile(work, walk.head, walk.tile) * Sums::FLOATS;
+      float* sums = dq_sums_gmem + terms.tile(work, walk.head, walk.tile) * Sums::FLOATS +
+                    work.block.first_part() * Sums::TILE_FLOATS;
       const uint32_t turn = IN_ORDER ? blocks_before(walk) : 0;
       if (!issues()) continue;
       bool first = IN_ORDER && turn == 0;
@@ -236,7 +238,18 @@ private:
   }
   __device__ __forceinline__ void load_keys(uint32_t smem_address) const {
     load_keys_of<Tiles>(smem_address + Smem::K, k_map, smem_address + Smem::K_FULL);
+    if constexpr (PAIRED) load_half_of_other(smem_address + Smem::OTHER_K, smem_address + Smem::K_FULL);
     load_keys_of<ValueTiles>(smem_address + Smem::V, v_map, smem_address + Smem::V_FULL);
+  }
+  // PAIRED: of the other block's keys the columns of this block's part of dQ.
+  __device__ __forceinline__ void load_half_of_other(uint32_t half_smem, uint32_t full) const {
+    constexpr int HALF = Tiles::CHUNKS / 2;
+    const int other = work.block.key_tile ^ 1;
+    mbarrier_arrive_expect_tx(full, Tiles::bytes(BLOCK_N) / 2);
+#pragma unroll
+    for (int i = 0; i < HALF; ++i)
+      tma_load_5d(half_smem + i * BLOCK_N * 128, half_map, full, 0, other * BLOCK_N, work.block.key_tile % 2 * HALF + i,
+                  work.block.kv_head, work.block.batch);
   }
   template <class Of>
   __device__ __forceinline__ void load_keys_of(uint32_t tile_smem, const TensorMap& map, uint32_t full) const {

@@ -1,10 +1,12 @@
 // products.cuh: what a consumer warpgroup of backward_wgmma holds, and the products of its 64 keys. Needs the constants
 // of backward_wgmma.cu.j2.
+#include "device/ptx/cluster.cuh"
 #include "device/ptx/keep.cuh"
 #include "device/ptx/mbarrier.cuh"
 #include "device/ptx/named_barrier.cuh"
 #include "device/ptx/opaque.cuh"
 #include "device/ptx/shared_address.cuh"
+#include "device/ptx/tma.cuh"
 #include "device/ptx/wgmma.cuh"
 #include "device/copy/ring_position.cuh"
 #include "device/copy/tensor_tile.cuh"
@@ -106,7 +108,7 @@ struct Products {
   RingPosition<Q_STAGES> q;   // of the tile at hand
   RingPosition<DO_STAGES> d;
   int score_stage = 0;     // of dS and P
-  uint32_t ds_parity = 0;  // OWN_KEYS_FIRST: of the barriers of dS
+  uint32_t ds_parity = 0;  // OWN_KEYS_FIRST, PAIRED: of the barriers of dS
   int done = 0;            // ONE_LAUNCH: queries of the tiles before
   uint32_t dq_parity = 1;  // DQ_BY_WARP: of the barrier that says that the last dQ has been read; DS_STAGES = 1
 
@@ -204,9 +206,9 @@ struct Products {
   // dQ = dS K of 64 queries and DQ_COLUMNS dimensions, or dQᵀ = Kᵀ dSᵀ of 64 dimensions and all queries.
   __device__ __forceinline__ void multiply_dq() {
     const int ds_smem = Smem::DS + score_stage * Smem::SCORE_TILE_BYTES;
-    const int part = warpgroup % SUM_TILES_ALONG, rows = warpgroup / SUM_TILES_ALONG;
+    const int of_all = block.first_part() + warpgroup, part = of_all % SUM_TILES_ALONG, rows = of_all / SUM_TILES_ALONG;
     const uint64_t of_scores = own_descriptor(smem_address + ds_smem + (DQ_BY_DIMS ? 0 : rows * 64 * 128), 0);
-    const uint64_t of_keys = columns_descriptor(Smem::K, BLOCK_N, DQ_BY_DIMS ? warpgroup * 64 : part * DQ_COLUMNS);
+    const uint64_t of_keys = columns_descriptor(Smem::K, BLOCK_N, DQ_BY_DIMS ? of_all * 64 : part * DQ_COLUMNS);
     if constexpr (OWN_KEYS_FIRST) {
       mbarrier_wait(smem_address + scores_of(warpgroup), ds_parity);
       wgmma_fence();
@@ -226,13 +228,30 @@ struct Products {
     }
     wgmma_commit();
   }
+  // PAIRED: dQ += dS K of the other block's keys.
+  __device__ __forceinline__ void multiply_dq_of_other() {
+    mbarrier_wait_cluster(smem_address + Smem::OTHER_FULL + 8 * score_stage, ds_parity);
+    fence_proxy_async();  // what came from there is read by products
+    const int ds_smem = Smem::OTHER_DS + score_stage * Smem::SCORE_TILE_BYTES;
+    const int column = warpgroup * (DQ_BY_DIMS ? 64 : DQ_COLUMNS);  // of the half that is there
+    wgmma_fence();
+    multiply_keys(dq, own_descriptor(smem_address + ds_smem, 0), columns_descriptor(Smem::OTHER_K, BLOCK_N, column),
+                  true);
+    wgmma_commit();
+  }
+  // PAIRED: where something lies in the other block's shared memory.
+  __device__ __forceinline__ uint32_t in_other(int place) const {
+    return cluster_address(smem_address + place, block.key_tile % 2 ^ 1);
+  }
+  // All keys of a block.
   template <int FLOATS>
-  __device__ __forceinline__ void multiply_keys(float (&to)[FLOATS], uint64_t of_scores, uint64_t of_keys) {
+  __device__ __forceinline__ void multiply_keys(float (&to)[FLOATS], uint64_t of_scores, uint64_t of_keys,
+                                                bool add = false) {
 #pragma unroll
     for (int step = 0; step < BLOCK_N / 16; ++step) {  // of keys
       const uint64_t ds_step = of_scores + descriptor_step(step / 4 * Smem::SCORE_GROUP_BYTES + step % 4 * 32);
       const uint64_t k_step = of_keys + descriptor_step(step * 16 * 128);
-      wgmma_dq(to, DQ_BY_DIMS ? k_step : ds_step, DQ_BY_DIMS ? ds_step : k_step, step > 0);
+      wgmma_dq(to, DQ_BY_DIMS ? k_step : ds_step, DQ_BY_DIMS ? ds_step : k_step, add || step > 0);
     }
   }
   // The same of 64 keys.

@@ -22,11 +22,14 @@ struct KeyBlock {
         part(place.part),
         parts(place.parts) {
     first_key = key_tile * BLOCK_N;
-    first_tile = BlockStates::LISTED ? 0 : mask.first_query(first_key) / BLOCK_M;
+    const int first = PAIRED ? first_key - key_tile % 2 * BLOCK_N : first_key;  // of all that go through these tiles
+    first_tile = BlockStates::LISTED ? 0 : mask.first_query(first) / BLOCK_M;
     const int queries =
-        BlockStates::LISTED ? mask.seqlen_q : mask.end_query(min(first_key + BLOCK_N, mask.seqlen_k) - 1);
+        BlockStates::LISTED ? mask.seqlen_q : mask.end_query(min(first + BLOCK_N * (1 + PAIRED), mask.seqlen_k) - 1);
     tiles = max(0, (queries + BLOCK_M - 1) / BLOCK_M - first_tile);
   }
+  // Of dQ, a part for each warpgroup: the first of this block. PAIRED: two blocks share it.
+  __device__ __forceinline__ int first_part() const { return PAIRED ? key_tile % 2 * WARPGROUPS : 0; }
 };
 
 // A tile that a block list names, as the producer tells it.

@@ -16,6 +16,7 @@ from evoattn.families.backward_wgmma.resources import (
     lacks_room,
     launch_work,
     moved_registers,
+    pair,
     producer_warps,
     registers_at_launch,
     registers_needed,
@@ -158,6 +159,10 @@ class BackwardWgmma(Backward):
             "ONE_LAUNCH": genes.LAUNCHES == "one",
             "ROW_PARAMETERS": ROW_PARAMETERS * (genes.LAUNCHES == "one"),
             "ROW_ARGUMENTS": ROW_ARGUMENTS * (genes.LAUNCHES == "one"),
+            "PAIRED": genes.PAIR,
+            "HALF_PARAMETERS": ", const __grid_constant__ TensorMap half_map" * genes.PAIR,
+            "HALF_MAP": "half_map" if genes.PAIR else "k_map",
+            "CLUSTER_DIMS": f"__cluster_dims__({pair(genes)}, 1, 1)" * genes.PAIR,
             "ROTATED": genes.ROTATE,
             "STAGGERED": genes.STAGGER,
             "IN_ORDER": adds_in_order(problem, genes),
@@ -193,7 +198,7 @@ class BackwardWgmma(Backward):
         claimed = genes.SCHEDULE == "claimed"
         progress: KernelArg = Buffer("progress") if in_order or claimed or genes.DQ_BEGIN == "stored" else NULL
         keys, heads, batch = key_blocks(problem, genes), problem.kv_heads, batches(problem)
-        blocks, in_parts = keys * genes.QUERY_SPLIT, genes.QUERY_SPLIT > 1
+        blocks, in_parts = math.ceil(keys / pair(genes)) * pair(genes) * genes.QUERY_SPLIT, genes.QUERY_SPLIT > 1
         grid = (heads, batch, blocks) if genes.BLOCK_ORDER != "keys" else (blocks, heads, batch)
         ahead = waits_ahead(problem, genes, gpu.sm_count) if in_order else 0
         tiles_of_all, whole = keys * heads * batch, whole_tiles(problem, genes, gpu.sm_count)
@@ -242,6 +247,7 @@ class BackwardWgmma(Backward):
             *passed(variant_given(problem), states_given(problem)),
             sums,
             *((bias_map(problem, m),) if problem.bias else ()),
+            *((tile_map(problem, "k", n, by_chunks=True),) if genes.PAIR else ()),
             *_ints(*(count,) * claimed),
             *row_arguments(problem) * (genes.LAUNCHES == "one"),
         )
@@ -267,7 +273,16 @@ class BackwardWgmma(Backward):
             KernelLaunch(
                 "backward_wgmma_terms", (tiles * ROW_PARTS, *row_grid), row_block, 0, terms, overlaps=bool(packs)
             ),
-            KernelLaunch(self.name, grid, (threads(genes), 1, 1), smem, main, overlaps=True, together=together),
+            KernelLaunch(
+                self.name,
+                grid,
+                (threads(genes), 1, 1),
+                smem,
+                main,
+                (pair(genes), 1, 1),
+                overlaps=True,
+                together=together,
+            ),
             KernelLaunch(
                 "backward_wgmma_rows",
                 (tiles * ROW_PARTS + sinks + sum_slots, *row_grid),
@@ -349,7 +364,28 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
             f"SCHEDULE=claimed puts dK and dV where dS and P lie: BLOCK_M={genes.BLOCK_M} DS_STAGES={genes.DS_STAGES} "
             f"P_PLACE={genes.P_PLACE} leave no room."
         )
-    return (why_not_one_launch(problem, genes) if genes.LAUNCHES == "one" else None) or why_not_in_order(genes)
+    return (
+        (why_not_one_launch(problem, genes) if genes.LAUNCHES == "one" else None)
+        or (why_not_paired(problem, genes) if genes.PAIR else None)
+        or why_not_in_order(genes)
+    )
+
+
+def why_not_paired(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
+    """PAIR where two blocks do not go through the same tiles of queries, or cannot share dQ."""
+    if problem.head_dim % (2 * CHUNK_COLUMNS) or (genes.DQ_ROWS == "queries" and genes.BLOCK_M > 64):
+        return f"PAIR needs head_dims of {2 * CHUNK_COLUMNS} or {4 * CHUNK_COLUMNS}, and BLOCK_M=64 or DQ_ROWS=dims."
+    if problem.varlen or problem.blocks or problem.deterministic:
+        return "PAIR takes no packed sequences or block lists, and adds in any order."
+    if key_blocks(problem, genes) == 1:
+        return f"PAIR needs more than BLOCK_N={genes.BLOCK_N} keys."
+    others = (genes.BLOCK_ORDER, genes.QUERY_SPLIT, genes.SCHEDULE, genes.DQ_BEGIN, genes.DQ_WHEN, genes.ROTATE)
+    if others != ("keys", 1, "single", "cleared", "all_there", False) or genes.LAUNCHES == "one":
+        return (
+            "PAIR needs BLOCK_ORDER=keys QUERY_SPLIT=1 SCHEDULE=single DQ_BEGIN=cleared DQ_WHEN=all_there ROTATE=false "
+            "LAUNCHES=three."
+        )
+    return None
 
 
 def why_not_one_launch(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:

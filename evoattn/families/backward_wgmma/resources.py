@@ -89,6 +89,11 @@ class BackwardWgmmaGenes(Genes):
         "dQ's product begins once dS of all keys is there, or with that of the warpgroup's own keys",
         default="all_there",
     )
+    PAIR: bool = gene(
+        "two blocks of neighbouring keys are a cluster and share dQ: each multiplies half of its dimensions, of the "
+        "keys of both, so that half as much is added in memory",
+        default=False,
+    )
 
 
 WARPGROUP, GROUP_KEYS = 128, 64
@@ -156,6 +161,11 @@ def moved_registers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> tup
     return producer, min(consumer, MAX_CONSUMER_REGISTERS)
 
 
+def pair(genes: BackwardWgmmaGenes) -> int:
+    """Blocks that share dQ."""
+    return 1 + genes.PAIR
+
+
 def whole_chunks(dim: int) -> int:
     """Columns up to whole 64-column chunks."""
     return math.ceil(dim / CHUNK_COLUMNS) * CHUNK_COLUMNS
@@ -170,14 +180,15 @@ def dq_width(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
 def dq_columns(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     """Columns of a warpgroup's part of dQ, or, DQ_ROWS=dims, queries; 0 where the warpgroups cannot share dQ. Of one
     chunk parts may be narrower than that."""
-    columns, groups = dq_width(problem, genes), warpgroups(genes)
+    columns, groups = dq_width(problem, genes), warpgroups(genes) * pair(genes)
     if genes.DQ_ROWS == "dims":
         return genes.BLOCK_M if columns == CHUNK_COLUMNS * groups or dq_share(problem, genes) else 0
     rows = genes.BLOCK_M // GROUP_KEYS
     if genes.BLOCK_M % GROUP_KEYS or groups % rows:
         return 0
-    parts, step = groups // rows, CHUNK_COLUMNS if columns > CHUNK_COLUMNS else LEAST_COLUMNS
-    return columns // parts if columns % (parts * step) == 0 else 0
+    part, left = divmod(columns, groups // rows)
+    step = CHUNK_COLUMNS if columns > CHUNK_COLUMNS else LEAST_COLUMNS
+    return part if left == 0 and (part % step == 0 or CHUNK_COLUMNS % part == 0) else 0
 
 
 def dq_share(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
@@ -218,7 +229,8 @@ def smem_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     scores = key_groups(genes) * genes.BLOCK_M * ROW_BYTES
     tiles = genes.BLOCK_N * (rows + value_rows)
     tiles += genes.BLOCK_M * (genes.Q_STAGES * rows + genes.DO_STAGES * value_rows)
-    tiles += scores * genes.DS_STAGES * (1 + (genes.P_PLACE == "shared"))
+    tiles += scores * genes.DS_STAGES * (1 + (genes.P_PLACE == "shared") + genes.PAIR)
+    tiles += genes.BLOCK_N * rows // 2 * genes.PAIR
     tiles += genes.Q_STAGES * genes.BLOCK_M * genes.BLOCK_N * problem.element_bytes * bool(problem.bias)
     sums = 64 * dq_columns(problem, genes) * 4 * warpgroups(genes) if genes.DQ_SUM != "registers" else 0
     terms = 4 * genes.BLOCK_M * (genes.Q_STAGES + genes.DO_STAGES)
@@ -226,7 +238,8 @@ def smem_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     told = genes.Q_STAGES * bool(problem.blocks)  # which tile of queries the producer brought
     terms += 8 * TERM_QUERIES * (genes.LAUNCHES == "one")
     claims, own = 2 * (genes.SCHEDULE == "claimed"), 2 * warpgroups(genes) * (genes.DQ_WHEN != "all_there")
-    return tiles + sums + terms + 8 * (barriers + told + claims + own)
+    paired = 2 * genes.DS_STAGES * genes.PAIR
+    return tiles + sums + terms + 8 * (barriers + told + claims + own + paired)
 
 
 TERM_QUERIES = 512

@@ -14,6 +14,10 @@ __device__ __forceinline__ void mbarrier_init_fence() {
 __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier_smem) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier_smem) : "memory");
 }
+// The same at a barrier of any block of the cluster, at an address from `cluster_address`.
+__device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
 // Arrives, and makes the phase wait for `bytes` more.
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t barrier_smem, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier_smem), "r"(bytes) : "memory");
