@@ -297,8 +297,9 @@ class BackwardWgmma(Backward):
         return scratch(problem, BackwardWgmmaGenes.of(config), gpu.sm_count)
 
     def unordered(self, problem: AttentionProblem, config: KernelConfig) -> tuple[str, ...]:
-        several = key_blocks(problem, BackwardWgmmaGenes.of(config)) > 1 and not problem.deterministic
-        return (*(("dq",) if several else ()), *(("dbias",) if shares_bias(problem) else ()))
+        genes = BackwardWgmmaGenes.of(config)
+        any_order = key_blocks(problem, genes) > 1 and not adds_in_order(problem, genes)
+        return (*(("dq",) if any_order else ()), *(("dbias",) if shares_bias(problem) else ()))
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
         return *pack_work(problem), *launch_work(problem, BackwardWgmmaGenes.of(config), registers)
