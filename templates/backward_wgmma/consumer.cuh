@@ -45,14 +45,24 @@ struct Consumer : Products {
 private:
   // `parity`: of the barriers of K and V.
   __device__ __forceinline__ void key_tile(const KeyGradients& to, uint32_t parity) {
+    if constexpr (!BY_PRODUCTS) key_tile_of<true, true>(to, parity);
+    else if (warpgroup == 0) key_tile_of<false, true>(to, parity);
+    else key_tile_of<true, false>(to, parity);
+  }
+  // DK, DV: which of both is this warpgroup's.
+  template <bool DK, bool DV> __device__ __forceinline__ void key_tile_of(const KeyGradients& to, uint32_t parity) {
     walk.begin(block, group);
 #pragma unroll
-    for (int i = 0; i < DK_COLUMNS / 2; ++i) dk[i] = 0.f;
+    for (int i = 0; DK && i < DK_COLUMNS / 2; ++i) dk[i] = 0.f;
 #pragma unroll
-    for (int i = 0; i < DV_COLUMNS / 2; ++i) dv[i] = 0.f;
+    for (int i = 0; DV && i < DV_COLUMNS / 2; ++i) dv[i] = 0.f;
     if constexpr (!CLAIMED) mbarrier_wait(smem_address + Smem::K_FULL, 0);
     mbarrier_wait(smem_address + Smem::V_FULL, parity);
-    while (!walk.done()) query_tile();
+    while (!walk.done()) {
+      if constexpr (DK && DV) query_tile();
+      else if constexpr (DV) tile_of_values();
+      else tile_of_keys();
+    }
     if constexpr (CLAIMED) release(Smem::K_EMPTY);
     else grid_dependency_launch();
     if (QUERY_SPLIT > 1 && (!SPLIT_LAST || block.parts > 1)) {
@@ -63,10 +73,12 @@ private:
       KeySums::write(dv, key_sums_gmem + KeySums::OfKeys::FLOATS + of_block * DV_FLOATS, lane);
     } else {
       named_barrier_sync<128 * WARPGROUPS>(SCORES);  // no product reads what lies where the results go
-      to_global<HEAD_DIM, DK_COLUMNS>(dk, CLAIMED ? Smem::DS : Smem::K, to.dk.of(work), to.dk.row_stride,
-                                      to.softmax_scale);
+      if constexpr (DK)
+        to_global<HEAD_DIM, DK_COLUMNS>(dk, CLAIMED ? Smem::DS : Smem::K, to.dk.of(work), to.dk.row_stride,
+                                        to.softmax_scale);
       if constexpr (CLAIMED) __syncwarp();  // in the same place
-      to_global<VALUE_DIM, DV_COLUMNS>(dv, CLAIMED ? Smem::DS : Smem::V, to.dv.of(work), to.dv.row_stride, 1.f);
+      if constexpr (DV)
+        to_global<VALUE_DIM, DV_COLUMNS>(dv, CLAIMED ? Smem::DS : Smem::V, to.dv.of(work), to.dv.row_stride, 1.f);
       if constexpr (CLAIMED) named_barrier_sync<128 * WARPGROUPS>(SCORES);  // the next dS may go there
     }
   }
@@ -100,14 +112,86 @@ private:
       release(Smem::Q_EMPTY + 8 * q.stage);
       wgmma_wait<0>();
       pin_dq();
-      if (lane == 0) mbarrier_arrive_cluster(in_other(Smem::OTHER_EMPTY + 8 * score_stage));
-      add_dq();
+      release_other(), add_dq();
     } else {
       add_dq();
       wgmma_wait<0>();
       pin_registers(dk);
       release(Smem::Q_EMPTY + 8 * q.stage);
     }
+    next_stage();
+  }
+  // BY_PRODUCTS, of the warpgroup that has P and dV.
+  __device__ __forceinline__ void tile_of_values() {
+    multiply_s(), take_tile(), load_seen();
+    if constexpr (TERMS_EARLY) load_terms(log_sums());
+    wgmma_wait<0>();
+    pin_registers(s);
+    probabilities();
+    scores_to_shared(s, Smem::P);
+    named_barrier_arrive<128 * WARPGROUPS>(PROBABILITIES);
+    fence_proxy_async(), __syncwarp();  // all lanes have read their terms
+    release(Smem::Q_EMPTY + 8 * q.stage);
+    mbarrier_wait(smem_address + Smem::DO_FULL + 8 * d.stage, d.parity);
+    multiply_dv();
+    named_barrier_sync<128 * WARPGROUPS>(SCORES);
+    multiply_dq();
+    wgmma_wait<1>();
+    pin_registers(dv);
+    release(Smem::DO_EMPTY + 8 * d.stage);
+    if constexpr (PAIRED) multiply_dq_of_other();
+    wgmma_wait<0>();
+    pin_dq();
+    if constexpr (PAIRED) release_other();
+    add_dq();
+    next_stage();
+  }
+  // Of the one that has dS and dK.
+  __device__ __forceinline__ void tile_of_keys() {
+    mbarrier_wait(smem_address + Smem::Q_FULL + 8 * q.stage, q.parity);
+    take_tile(), multiply_dp();
+    if constexpr (TERMS_EARLY) load_terms(deltas());
+    wgmma_wait<0>();
+    pin_registers(dp);
+    if constexpr (!TERMS_EARLY) load_terms(deltas());
+    fence_proxy_async(), __syncwarp();
+    release(Smem::DO_EMPTY + 8 * d.stage);
+    named_barrier_sync<128 * WARPGROUPS>(PROBABILITIES);
+    read_probabilities(), score_gradients(), gradients_to_shared();
+    multiply_dq(), multiply_dk();
+    if constexpr (PAIRED) {
+      multiply_dq_of_other();
+      wgmma_wait<1>();
+      pin_registers(dk);
+      release(Smem::Q_EMPTY + 8 * q.stage);
+      wgmma_wait<0>();
+      pin_dq(), release_other(), add_dq();
+    } else {
+      wgmma_wait<1>();
+      pin_dq(), add_dq();
+      wgmma_wait<0>();
+      pin_registers(dk);
+      release(Smem::Q_EMPTY + 8 * q.stage);
+    }
+    next_stage();
+  }
+  // PAIRED: the other block's dS is read no more.
+  __device__ __forceinline__ void release_other() const {
+    if (lane == 0) mbarrier_arrive_cluster(in_other(Smem::OTHER_EMPTY + 8 * score_stage));
+  }
+  // BY_PRODUCTS: what `scores_to_shared` wrote, of the same lane.
+  __device__ __forceinline__ void read_probabilities() {
+    const int row = lane / 16 * 8 + lane % 8, column = 2 * warp + lane / 8 % 2;
+    const uint32_t address = smem_address + Smem::P + row * 128 + (column ^ row % 8) * 16;
+#pragma unroll
+    for (int i = 0; i < SCORE_COLUMNS / 2; i += 8) {
+      uint32_t pairs[4];
+      ldmatrix_x4_trans(pairs, address + i * 2 * 128);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) s[i + e] = to_float(Element{uint16_t(pairs[e / 2] >> e % 2 * 16)});
+    }
+  }
+  __device__ __forceinline__ void next_stage() {
     q.advance();
     if constexpr (DO_STAGES == Q_STAGES) d.stage = q.stage, d.parity = q.parity;  // in the same registers
     else d.advance();
@@ -152,7 +236,7 @@ private:
     if constexpr (!TERMS_EARLY && !DV_LAST) load_terms(deltas());
   }
   __device__ __forceinline__ void gradients_to_shared() {
-    if constexpr (DS_STAGES == 1) {
+    if constexpr (DS_STAGES == 1 && !BY_PRODUCTS) {
       named_barrier_sync<128 * WARPGROUPS>(SCORES);  // no product reads the last dS any more
     }
     scores_to_shared(dp, Smem::DS + score_stage * Smem::SCORE_TILE_BYTES);
@@ -329,7 +413,7 @@ private:
   __device__ __forceinline__ void send_gradients() const {
     const int tile = score_stage * Smem::SCORE_TILE_BYTES + keys * Smem::SCORE_GROUP_BYTES;
     const uint32_t full = in_other(Smem::OTHER_FULL + 8 * score_stage), to = in_other(Smem::OTHER_DS + tile);
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 128 * BY_PRODUCTS)
       mbarrier_arrive_expect_tx(smem_address + Smem::OTHER_FULL + 8 * score_stage, Smem::SCORE_TILE_BYTES);
     __syncwarp();  // all lanes have written
     mbarrier_wait_cluster(smem_address + Smem::OTHER_EMPTY + 8 * score_stage, ds_parity ^ 1);
@@ -411,7 +495,7 @@ private:
                                             int64_t row_stride, float scale) const {
     constexpr int BYTES = (COLUMNS + 63) / 64 * 64 * 128;
     const float factor[2] = {scale, scale};
-    const int at = place + warpgroup * (CLAIMED ? Smem::RESULT_BYTES : BYTES);
+    const int at = place + (BY_PRODUCTS ? keys : warpgroup) * (CLAIMED ? Smem::RESULT_BYTES : BYTES);
     output_to_shared<Element>(x, factor, smem_address + at, warp, lane);
     __syncwarp();  // all rows of the warp are written
     const int row = keys * 64 + warp * 16;

@@ -145,7 +145,7 @@ struct Products {
         lane(threadIdx.x % 32),
         warpgroup(block_warp / 4),
         keys(block_warp / 4 / DIM_GROUPS),
-        dims(block_warp / 4 % DIM_GROUPS) {
+        dims(block_warp / 4 % DIM_SHARES) {
     enter();
   }
 

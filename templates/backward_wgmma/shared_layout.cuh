@@ -16,7 +16,10 @@ struct Smem {
   static constexpr int DS = DO + DO_STAGES * DO_TILE_BYTES;    // [DS_STAGES]
   static constexpr int P = DS + DS_STAGES * SCORE_TILE_BYTES;  // [DS_STAGES]
   // PAIRED: dS of the other block's keys, and half of the columns of these keys
-  static constexpr int OTHER_DS = P + (P_IN_REGISTERS ? 0 : DS_STAGES * SCORE_TILE_BYTES);  // [DS_STAGES]
+  static constexpr int OTHER_DS = P + (BY_PRODUCTS      ? 1
+                                       : P_IN_REGISTERS ? 0
+                                                        : DS_STAGES) *
+                                          SCORE_TILE_BYTES;  // [DS_STAGES]
   static constexpr int OTHER_K = OTHER_DS + (PAIRED ? DS_STAGES * SCORE_TILE_BYTES : 0);
   static constexpr int BIAS_GROUP_BYTES = BIAS ? BLOCK_M * 128 : 0;                     // of 64 keys
   static constexpr int BIAS_TILE = OTHER_K + (PAIRED ? Tiles::bytes(BLOCK_N) / 2 : 0);  // [Q_STAGES][KEY_GROUPS]
@@ -57,7 +60,8 @@ struct Smem {
     init(Q_EMPTY, Q_STAGES, 4 * WARPGROUPS), init(DO_EMPTY, DO_STAGES, 4 * WARPGROUPS);
     if constexpr (DQ_BY_WARP) init(DQ_FULL, WARPGROUPS, 4), init(DQ_EMPTY, WARPGROUPS, 1);
     if constexpr (OWN_KEYS_FIRST) init(DS_FULL, 2 * WARPGROUPS, 4);
-    if constexpr (PAIRED) init(OTHER_FULL, DS_STAGES, 1 + 4 * WARPGROUPS), init(OTHER_EMPTY, DS_STAGES, 4 * WARPGROUPS);
+    if constexpr (PAIRED)
+      init(OTHER_FULL, DS_STAGES, 1 + 4 * WARPGROUPS / (1 + BY_PRODUCTS)), init(OTHER_EMPTY, DS_STAGES, 4 * WARPGROUPS);
     if constexpr (CLAIMED) init(K_EMPTY, 1, 4 * WARPGROUPS + DQ_BY_WARP);
     mbarrier_init_fence();
   }

@@ -8,6 +8,7 @@ from evoattn.families.backward import Backward, bias_gradient, bias_gradient_str
 from evoattn.families.backward_wgmma.resources import (
     BackwardWgmmaGenes,
     adds_in_order,
+    dim_shares,
     dq_columns,
     dq_share,
     dq_width,
@@ -124,7 +125,7 @@ class BackwardWgmma(Backward):
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes = BackwardWgmmaGenes.of(config)
         producer, consumer = moved_registers(problem, genes)
-        dims, dtype = genes.DIM_GROUPS, problem.dtype
+        dims, dtype = dim_shares(genes), problem.dtype
         columns, share = dq_columns(problem, genes), dq_share(problem, genes)
         p_in_registers, ds_in_registers = genes.P_PLACE == "registers", genes.DS_PLACE == "registers"
         by_dims, claimed = genes.DQ_ROWS == "dims", genes.SCHEDULE == "claimed"
@@ -159,6 +160,7 @@ class BackwardWgmma(Backward):
             "ONE_LAUNCH": genes.LAUNCHES == "one",
             "ROW_PARAMETERS": ROW_PARAMETERS * (genes.LAUNCHES == "one"),
             "ROW_ARGUMENTS": ROW_ARGUMENTS * (genes.LAUNCHES == "one"),
+            "BY_PRODUCTS": genes.GROUP_SHARE == "products",
             "PAIRED": genes.PAIR,
             "HALF_PARAMETERS": ", const __grid_constant__ TensorMap half_map" * genes.PAIR,
             "HALF_MAP": "half_map" if genes.PAIR else "k_map",
@@ -333,9 +335,9 @@ SCORE_STEP = 16
 
 def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
     """Genes that do not fit each other."""
-    groups, dims = warpgroups(genes), genes.DIM_GROUPS
+    groups, dims = warpgroups(genes), dim_shares(genes)
     if groups > MAX_WARPGROUPS:
-        return f"BLOCK_N={genes.BLOCK_N} with DIM_GROUPS={dims} are {groups} warpgroups, of which there are 3 at most."
+        return f"BLOCK_N={genes.BLOCK_N} with DIM_GROUPS={genes.DIM_GROUPS} are {groups} warpgroups, of which there are 3 at most."
     if dims > 1 and "registers" in (genes.P_PLACE, genes.DS_PLACE):
         return f"DIM_GROUPS={dims} needs P_PLACE=shared and DS_PLACE=shared: each warpgroup has a part of both."
     if dims > 1 and (
@@ -368,8 +370,20 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
     return (
         (why_not_one_launch(problem, genes) if genes.LAUNCHES == "one" else None)
         or (why_not_paired(problem, genes) if genes.PAIR else None)
+        or (why_not_by_products(problem, genes) if genes.GROUP_SHARE == "products" else None)
         or why_not_in_order(genes)
     )
+
+
+def why_not_by_products(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
+    """GROUP_SHARE=products where there are not two warpgroups, or one needs what the other has."""
+    if (genes.BLOCK_N, genes.DIM_GROUPS) != (64, 2) or "shared" in (genes.P_PLACE, genes.DS_PLACE):
+        return "GROUP_SHARE=products needs BLOCK_N=64 DIM_GROUPS=2 P_PLACE=registers DS_PLACE=registers."
+    if genes.ORDER != "in_turn" or genes.STAGGER or genes.QUERY_SPLIT > 1 or genes.SCHEDULE != "single":
+        return "GROUP_SHARE=products needs ORDER=in_turn STAGGER=false QUERY_SPLIT=1 SCHEDULE=single."
+    if problem.own_score or "bias" in parse_grads(problem.grads):
+        return "GROUP_SHARE=products takes no expression of scores, and makes no gradient of a bias."
+    return None
 
 
 def why_not_paired(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:

@@ -89,6 +89,11 @@ class BackwardWgmmaGenes(Genes):
         "dQ's product begins once dS of all keys is there, or with that of the warpgroup's own keys",
         default="all_there",
     )
+    GROUP_SHARE: Literal["dims", "products"] = gene(
+        "what warpgroups of the same keys share (DIM_GROUPS): the dimensions of dK and dV, or one of two has the "
+        "probabilities and dV, the other the gradients of the scores and dK",
+        default="dims",
+    )
     PAIR: bool = gene(
         "two blocks of neighbouring keys are a cluster and share dQ: each multiplies half of its dimensions, of the "
         "keys of both, so that half as much is added in memory",
@@ -161,6 +166,11 @@ def moved_registers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> tup
     return producer, min(consumer, MAX_CONSUMER_REGISTERS)
 
 
+def dim_shares(genes: BackwardWgmmaGenes) -> int:
+    """Warpgroups that share the dimensions of dK and dV."""
+    return genes.DIM_GROUPS if genes.GROUP_SHARE == "dims" else 1
+
+
 def pair(genes: BackwardWgmmaGenes) -> int:
     """Blocks that share dQ."""
     return 1 + genes.PAIR
@@ -204,9 +214,11 @@ def dq_share(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
 def registers_needed(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     """Estimate of the registers per consumer thread below which ptxas spills: dK and dV, S and dP of a tile, what is
     rounded, and dQ in the place of dP."""
-    scores = genes.BLOCK_M // genes.DIM_GROUPS // 2
+    scores = genes.BLOCK_M // dim_shares(genes) // 2
     dq = (dq_columns(problem, genes) + dq_share(problem, genes)) // 2
+    by_products = genes.GROUP_SHARE == "products"
     kept = (problem.head_dim + problem.head_dim_v) // genes.DIM_GROUPS // 2
+    kept = max(problem.head_dim, problem.head_dim_v) // 2 if by_products else kept
     rounded = (scores // 2) * ((genes.P_PLACE == "registers") + (genes.DS_PLACE == "registers"))
     wanted = parse_grads(problem.grads)
     at_once = genes.P_PLACE == "registers" and "bias" not in wanted  # factors of the scores' gradients
@@ -219,6 +231,8 @@ def registers_needed(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> in
     if genes.ORDER == "dv_last":
         p = scores // 2 * (genes.P_PLACE == "registers")
         return kept + max(2 * scores + p, rounded + dq) + FIXED_REGISTERS[genes.ORDER]
+    if by_products:
+        return kept + max(2 * scores, dq) + scores // 2 + FIXED_REGISTERS[genes.ORDER]
     return kept + scores + max(scores, dq) + rounded + FIXED_REGISTERS[genes.ORDER]
 
 
@@ -230,6 +244,7 @@ def smem_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     tiles = genes.BLOCK_N * (rows + value_rows)
     tiles += genes.BLOCK_M * (genes.Q_STAGES * rows + genes.DO_STAGES * value_rows)
     tiles += scores * genes.DS_STAGES * (1 + (genes.P_PLACE == "shared") + genes.PAIR)
+    tiles += scores * (genes.GROUP_SHARE == "products")  # P
     tiles += genes.BLOCK_N * rows // 2 * genes.PAIR
     tiles += genes.Q_STAGES * genes.BLOCK_M * genes.BLOCK_N * problem.element_bytes * bool(problem.bias)
     sums = 64 * dq_columns(problem, genes) * 4 * warpgroups(genes) if genes.DQ_SUM != "registers" else 0
@@ -266,7 +281,7 @@ def adds_in_order(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> bool:
 
 def lacks_room(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> bool:
     """Whether dK or dV does not fit where dS and P lie, which SCHEDULE=claimed needs; of parts neither goes there."""
-    rows = WARPGROUP * max(whole_chunks(dim // genes.DIM_GROUPS) for dim in (problem.head_dim, problem.head_dim_v))
+    rows = WARPGROUP * max(whole_chunks(dim // dim_shares(genes)) for dim in (problem.head_dim, problem.head_dim_v))
     scores = key_groups(genes) * genes.BLOCK_M * ROW_BYTES * genes.DS_STAGES * (1 + (genes.P_PLACE == "shared"))
     return rows * warpgroups(genes) > scores and (genes.QUERY_SPLIT == 1 or genes.SPLIT == "last")
 
