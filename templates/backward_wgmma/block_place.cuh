@@ -12,6 +12,7 @@ struct BlockPlace {
   // CLAIMED: `claimed` of `blocks` in place of those of the grid.
   __device__ __forceinline__ BlockPlace(int seqlen_k, int kv_heads, int number, int claimed, int blocks)
       : parts(QUERY_SPLIT) {
+    const int x = blockIdx.x / (1 + PAIRED), all_x = gridDim.x / (1 + PAIRED);  // PAIRED: two have a pair of tiles
     if constexpr (SPLIT_LAST) {
       const int block = CLAIMED ? claimed : blockIdx.x, behind = block - number, split = behind / QUERY_SPLIT;
       const int all = number + ((CLAIMED ? blocks : int(gridDim.x)) - number) / QUERY_SPLIT;
@@ -21,11 +22,11 @@ struct BlockPlace {
     }
     int tiles;  // parts of the tiles of a head
     if constexpr (CLAIMED) tiles = VARLEN ? blocks / kv_heads : (seqlen_k + BLOCK_N - 1) / BLOCK_N * QUERY_SPLIT;
-    else tiles = HEADS_FASTEST || SECTIONS ? gridDim.z : gridDim.x;
+    else tiles = HEADS_FASTEST || SECTIONS ? gridDim.z : all_x;
     if constexpr (SECTIONS) {  // of the first one's heads the first keys, then the next; then of the heads of the next
-      const int units = CLAIMED ? blocks / tiles : gridDim.x * gridDim.y;
+      const int units = CLAIMED ? blocks / tiles : all_x * gridDim.y;
       const int first = units % number;  // heads, the first section's where less
-      int block = CLAIMED ? claimed : (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+      int block = CLAIMED ? claimed : (blockIdx.z * gridDim.y + blockIdx.y) * all_x + x;
       int unit = 0, here = first;
       if (block >= first * tiles) {
         block -= first * tiles, here = number;
@@ -37,12 +38,13 @@ struct BlockPlace {
     } else if constexpr (CLAIMED) {
       take(claimed, blocks, tiles, kv_heads);
     } else {
-      tile = HEADS_FASTEST ? blockIdx.z : blockIdx.x;
-      kv_head = HEADS_FASTEST ? blockIdx.x : blockIdx.y, batch = HEADS_FASTEST ? blockIdx.y : blockIdx.z;
+      tile = HEADS_FASTEST ? blockIdx.z : x;
+      kv_head = HEADS_FASTEST ? x : blockIdx.y, batch = HEADS_FASTEST ? blockIdx.y : blockIdx.z;
     }
     if (IN_ORDER && (BlockStates::LISTED || (CAUSAL && number > 0))) tile = tiles - 1 - tile;
     sums = (int64_t(batch) * kv_heads + kv_head) * tiles + tile;
     part = tile % QUERY_SPLIT, tile /= QUERY_SPLIT;
+    if constexpr (PAIRED) tile = 2 * tile + blockIdx.x % 2;
   }
   // SPLIT_LAST: the tile of keys with a number among `all` of them.
   __device__ __forceinline__ BlockPlace(int number, int all, int seqlen_k, int kv_heads) {

@@ -58,6 +58,7 @@ private:
     for (int i = 0; DV && i < DV_COLUMNS / 2; ++i) dv[i] = 0.f;
     if constexpr (!CLAIMED) mbarrier_wait(smem_address + Smem::K_FULL, 0);
     mbarrier_wait(smem_address + Smem::V_FULL, parity);
+    if (BY_PRODUCTS && STAGGERED && DV && !walk.done()) multiply_s();
     while (!walk.done()) {
       if constexpr (DK && DV) query_tile();
       else if constexpr (DV) tile_of_values();
@@ -101,29 +102,19 @@ private:
     multiply_dq();
     multiply_dk();
     if constexpr (BIAS_FROM_SHARED) add_rows_to_bias();
-    wgmma_wait<PAIRED ? 2 : 1>();  // dV is there; if not PAIRED dQ, too
-    pin_registers(dv);
-    if constexpr (!PAIRED) pin_dq();
+    wgmma_wait<1>();  // dV and dQ are there
+    pin_registers(dv), pin_dq();
     release(Smem::DO_EMPTY + 8 * d.stage);
-    if constexpr (PAIRED) {
-      multiply_dq_of_other();
-      wgmma_wait<1>();
-      pin_registers(dk);
-      release(Smem::Q_EMPTY + 8 * q.stage);
-      wgmma_wait<0>();
-      pin_dq();
-      release_other(), add_dq();
-    } else {
-      add_dq();
-      wgmma_wait<0>();
-      pin_registers(dk);
-      release(Smem::Q_EMPTY + 8 * q.stage);
-    }
+    add_dq();
+    wgmma_wait<0>();
+    pin_registers(dk);
+    release(Smem::Q_EMPTY + 8 * q.stage);
     next_stage();
   }
   // BY_PRODUCTS, of the warpgroup that has P and dV.
   __device__ __forceinline__ void tile_of_values() {
-    multiply_s(), take_tile(), load_seen();
+    if constexpr (!STAGGERED) multiply_s();
+    take_tile(), load_seen();
     if constexpr (TERMS_EARLY) load_terms(log_sums());
     wgmma_wait<0>();
     pin_registers(s);
@@ -134,14 +125,22 @@ private:
     release(Smem::Q_EMPTY + 8 * q.stage);
     mbarrier_wait(smem_address + Smem::DO_FULL + 8 * d.stage, d.parity);
     multiply_dv();
+    if constexpr (STAGGERED) {  // the scores of the next tile; of the last one, its own again
+      ConsumerWalk next = walk;
+      next.advance(block);
+      RingPosition<Q_STAGES> ahead = q;
+      if (!next.done()) ahead.advance(), mbarrier_wait(smem_address + Smem::Q_FULL + 8 * ahead.stage, ahead.parity);
+      multiply_rows<Tiles>(s, Smem::K, Smem::Q + ahead.stage * Smem::Q_TILE_BYTES);
+    }
     named_barrier_sync<128 * WARPGROUPS>(SCORES);
     multiply_dq();
-    wgmma_wait<1>();
+    wgmma_wait<1 + STAGGERED>();
     pin_registers(dv);
     release(Smem::DO_EMPTY + 8 * d.stage);
     if constexpr (PAIRED) multiply_dq_of_other();
     wgmma_wait<0>();
     pin_dq();
+    if constexpr (STAGGERED) pin_registers(s);
     if constexpr (PAIRED) release_other();
     add_dq();
     next_stage();

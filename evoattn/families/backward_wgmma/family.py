@@ -200,7 +200,7 @@ class BackwardWgmma(Backward):
         claimed = genes.SCHEDULE == "claimed"
         progress: KernelArg = Buffer("progress") if in_order or claimed or genes.DQ_BEGIN == "stored" else NULL
         keys, heads, batch = key_blocks(problem, genes), problem.kv_heads, batches(problem)
-        blocks, in_parts = math.ceil(keys / pair(genes)) * pair(genes) * genes.QUERY_SPLIT, genes.QUERY_SPLIT > 1
+        blocks, in_parts = math.ceil(keys / pair(genes)) * genes.QUERY_SPLIT, genes.QUERY_SPLIT > 1
         grid = (heads, batch, blocks) if genes.BLOCK_ORDER != "keys" else (blocks, heads, batch)
         ahead = waits_ahead(problem, genes, gpu.sm_count) if in_order else 0
         tiles_of_all, whole = keys * heads * batch, whole_tiles(problem, genes, gpu.sm_count)
@@ -208,6 +208,7 @@ class BackwardWgmma(Backward):
             ahead = section_heads(problem, genes, gpu.sm_count)
         if genes.SPLIT == "last":
             grid, ahead = (whole + (tiles_of_all - whole) * genes.QUERY_SPLIT, 1, 1), whole
+        grid = (grid[0] * pair(genes), *grid[1:])
         count = math.prod(grid)
         if claimed:
             grid = (min(count, gpu.sm_count * genes.BLOCKS_PER_SM), 1, 1)
@@ -337,7 +338,10 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
     """Genes that do not fit each other."""
     groups, dims = warpgroups(genes), dim_shares(genes)
     if groups > MAX_WARPGROUPS:
-        return f"BLOCK_N={genes.BLOCK_N} with DIM_GROUPS={genes.DIM_GROUPS} are {groups} warpgroups, of which there are 3 at most."
+        return (
+            f"BLOCK_N={genes.BLOCK_N} with DIM_GROUPS={genes.DIM_GROUPS} are {groups} warpgroups, of which there are 3 "
+            f"at most."
+        )
     if dims > 1 and "registers" in (genes.P_PLACE, genes.DS_PLACE):
         return f"DIM_GROUPS={dims} needs P_PLACE=shared and DS_PLACE=shared: each warpgroup has a part of both."
     if dims > 1 and (
@@ -379,8 +383,12 @@ def why_not_by_products(problem: AttentionProblem, genes: BackwardWgmmaGenes) ->
     """GROUP_SHARE=products where there are not two warpgroups, or one needs what the other has."""
     if (genes.BLOCK_N, genes.DIM_GROUPS) != (64, 2) or "shared" in (genes.P_PLACE, genes.DS_PLACE):
         return "GROUP_SHARE=products needs BLOCK_N=64 DIM_GROUPS=2 P_PLACE=registers DS_PLACE=registers."
-    if genes.ORDER != "in_turn" or genes.STAGGER or genes.QUERY_SPLIT > 1 or genes.SCHEDULE != "single":
-        return "GROUP_SHARE=products needs ORDER=in_turn STAGGER=false QUERY_SPLIT=1 SCHEDULE=single."
+    if genes.ORDER != "in_turn" or genes.QUERY_SPLIT > 1 or genes.SCHEDULE != "single":
+        return "GROUP_SHARE=products needs ORDER=in_turn QUERY_SPLIT=1 SCHEDULE=single."
+    if genes.STAGGER and genes.Q_STAGES == 1:
+        return (
+            "GROUP_SHARE=products STAGGER needs Q_STAGES=2 or more: the scores of the next tile are multiplied early."
+        )
     if problem.own_score or "bias" in parse_grads(problem.grads):
         return "GROUP_SHARE=products takes no expression of scores, and makes no gradient of a bias."
     return None
@@ -388,18 +396,14 @@ def why_not_by_products(problem: AttentionProblem, genes: BackwardWgmmaGenes) ->
 
 def why_not_paired(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
     """PAIR where two blocks do not go through the same tiles of queries, or cannot share dQ."""
-    if problem.head_dim % (2 * CHUNK_COLUMNS) or (genes.DQ_ROWS == "queries" and genes.BLOCK_M > 64):
-        return f"PAIR needs head_dims of {2 * CHUNK_COLUMNS} or {4 * CHUNK_COLUMNS}, and BLOCK_M=64 or DQ_ROWS=dims."
+    if genes.GROUP_SHARE != "products" or problem.head_dim % (2 * CHUNK_COLUMNS):
+        return f"PAIR needs GROUP_SHARE=products, and a head_dim of {2 * CHUNK_COLUMNS} or {4 * CHUNK_COLUMNS}."
     if problem.varlen or problem.blocks or problem.deterministic:
         return "PAIR takes no packed sequences or block lists, and adds in any order."
     if key_blocks(problem, genes) == 1:
         return f"PAIR needs more than BLOCK_N={genes.BLOCK_N} keys."
-    others = (genes.BLOCK_ORDER, genes.QUERY_SPLIT, genes.SCHEDULE, genes.DQ_BEGIN, genes.DQ_WHEN, genes.ROTATE)
-    if others != ("keys", 1, "single", "cleared", "all_there", False) or genes.LAUNCHES == "one":
-        return (
-            "PAIR needs BLOCK_ORDER=keys QUERY_SPLIT=1 SCHEDULE=single DQ_BEGIN=cleared DQ_WHEN=all_there ROTATE=false "
-            "LAUNCHES=three."
-        )
+    if genes.DQ_BEGIN != "cleared" or genes.ROTATE or genes.LAUNCHES == "one":
+        return "PAIR needs DQ_BEGIN=cleared ROTATE=false LAUNCHES=three."
     return None
 
 

@@ -95,8 +95,8 @@ class BackwardWgmmaGenes(Genes):
         default="dims",
     )
     PAIR: bool = gene(
-        "two blocks of neighbouring keys are a cluster and share dQ: each multiplies half of its dimensions, of the "
-        "keys of both, so that half as much is added in memory",
+        "with GROUP_SHARE=products two blocks of neighbouring keys are a cluster and share dQ: each multiplies half of "
+        "its dimensions, of the keys of both, so that half as much is added in memory",
         default=False,
     )
 
@@ -196,9 +196,8 @@ def dq_columns(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     rows = genes.BLOCK_M // GROUP_KEYS
     if genes.BLOCK_M % GROUP_KEYS or groups % rows:
         return 0
-    part, left = divmod(columns, groups // rows)
-    step = CHUNK_COLUMNS if columns > CHUNK_COLUMNS else LEAST_COLUMNS
-    return part if left == 0 and (part % step == 0 or CHUNK_COLUMNS % part == 0) else 0
+    parts, step = groups // rows, CHUNK_COLUMNS if columns > CHUNK_COLUMNS else LEAST_COLUMNS
+    return columns // parts if columns % (parts * step) == 0 else 0
 
 
 def dq_share(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
@@ -232,7 +231,8 @@ def registers_needed(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> in
         p = scores // 2 * (genes.P_PLACE == "registers")
         return kept + max(2 * scores + p, rounded + dq) + FIXED_REGISTERS[genes.ORDER]
     if by_products:
-        return kept + max(2 * scores, dq) + scores // 2 + FIXED_REGISTERS[genes.ORDER]
+        alive = scores + dq if genes.STAGGER else max(2 * scores, dq)
+        return kept + alive + scores // 2 + FIXED_REGISTERS[genes.ORDER]
     return kept + scores + max(scores, dq) + rounded + FIXED_REGISTERS[genes.ORDER]
 
 
@@ -321,11 +321,15 @@ def section_heads(problem: AttentionProblem, genes: BackwardWgmmaGenes, sms: int
     if genes.BLOCK_ORDER != "sections":
         return units(problem) if genes.BLOCK_ORDER == "heads" else 1
     columns = problem.element_bytes * (problem.head_dim + problem.head_dim_v) + 4 * dq_width(problem, genes)
-    steps = tile_steps(problem.masking, problem.seqlen_q, problem.seqlen_k, genes.BLOCK_M, genes.BLOCK_N)
+    keys = genes.BLOCK_N * pair(genes)
+    steps = tile_steps(problem.masking, problem.seqlen_q, problem.seqlen_k, genes.BLOCK_M, keys)
     if problem.varlen or problem.blocks:
         steps = (1,) * key_blocks(problem, genes)
     steps = tuple(count for count in steps for _ in range(genes.QUERY_SPLIT))
-    places, head_bytes = sms * genes.BLOCKS_PER_SM, problem.group_size * problem.seqlen_q * columns
+    places, head_bytes = (
+        max(1, sms * genes.BLOCKS_PER_SM // pair(genes)),
+        problem.group_size * problem.seqlen_q * columns,
+    )
     return _section_heads(units(problem), steps, places, head_bytes)
 
 
@@ -413,11 +417,12 @@ def launch_work(problem: AttentionProblem, genes: BackwardWgmmaGenes, registers:
     tile_bytes = queries * (whole_chunks(problem.head_dim) + whole_chunks(problem.head_dim_v)) * size
     own_keys = keys * (width + value_width) * size  # K and V as A operands
     parts = [part for part in (dq_columns(problem, genes), dq_share(problem, genes)) if part]
-    dq_reads = groups * sum(64 * keys + part * keys for part in parts) * size
-    scores = pairs * size * (1 + genes.DIM_GROUPS * (genes.DS_PLACE == "shared"))
+    dq_reads = groups * sum(64 * keys + part * keys for part in parts) * size * pair(genes)
+    scores = pairs * size * (pair(genes) + genes.DIM_GROUPS * (genes.DS_PLACE == "shared"))
     probabilities = pairs * size * (1 + genes.DIM_GROUPS) * (genes.P_PLACE == "shared")
-    sums = queries * columns * 4
-    shared = own_keys + 2 * tile_bytes * groups / genes.DIM_GROUPS + tile_bytes + dq_reads + scores + probabilities
+    probabilities += pairs * size * 2 * (genes.GROUP_SHARE == "products")
+    sums = queries * columns * 4 / pair(genes)
+    shared = own_keys + 2 * tile_bytes * key_groups(genes) + tile_bytes + dq_reads + scores + probabilities
     shared += 2 * sums * (genes.DQ_SUM != "registers")
     step = Step(
         tensor_flops=2.0 * pairs * (2 * width + 2 * value_width + columns),
@@ -459,6 +464,7 @@ def launch_work(problem: AttentionProblem, genes: BackwardWgmmaGenes, registers:
         sweepers=float(count),
         visits=float(count),
         heads_in_turn=float(section_heads(problem, genes, SMS_MEASURED)),
+        cluster=pair(genes),
         overlaps=True,
         schedule=genes.SCHEDULE if most > mean else "single",  # of equal tiles whole rounds are claimed
         genes=_numbers(problem, genes),
@@ -533,6 +539,8 @@ def _numbers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, 
         "dq by warp": genes.DQ_SUM == "warp",
         "bias gradient": "bias" in parse_grads(problem.grads),
         "staggered": genes.STAGGER,
+        "by products": genes.GROUP_SHARE == "products",
+        "paired": genes.PAIR,
         "dq stored": genes.DQ_BEGIN == "stored",
         "sections": genes.BLOCK_ORDER == "sections",
         "terms early": genes.TERMS_EARLY,
