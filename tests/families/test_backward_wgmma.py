@@ -57,6 +57,24 @@ WAITS = [
     "mbarrier_wait(smem_address + Smem::K_EMPTY, parity ^ 1);",
     "mbarrier_wait(smem_address + scores_of(1 - warpgroup), ds_parity);",
 ]
+PRODUCTS = {"BLOCK_N": 64, "DIM_GROUPS": 2, "DO_STAGES": 1, "GROUP_SHARE": "products"}
+PAIR = PRODUCTS | {"DS_STAGES": 1, "PAIR": True}
+PAIRS = [
+    (PRODUCTS | {"DS_STAGES": 1}, "softcap=20 lse=1", "D=128", ()),
+    (PRODUCTS | {"Q_STAGES": 1, "DQ_SUM": "warp", "DQ_BEGIN": "stored"}, "mask=causal_lower_right", "D=256", ()),
+    (PAIR | {"STAGGER": True, "BLOCK_ORDER": "sections"}, "window=90:9 softcap=20", "D=256", ()),
+    (PAIR | {"DQ_ROWS": "dims", "TERMS_EARLY": False, "BLOCK_ORDER": "heads"}, "mask=causal alibi=1", "D=256", ()),
+    (PAIR, "", "D=256", ("mbarrier_wait_cluster(smem_address + Smem::OTHER_FULL + 8 * score_stage, ds_parity);", "")),
+    (
+        PAIR,
+        "",
+        "D=256",
+        ("    mbarrier_wait_cluster(smem_address + Smem::OTHER_EMPTY + 8 * score_stage, ds_parity ^ 1);\n", ""),
+    ),
+    (PAIR, "", "D=256", ("    named_barrier_sync<128 * WARPGROUPS>(PROBABILITIES);\n    read", "    read")),
+    (PAIR, "", "D=256", ("key_tile ^ 1;", "key_tile;")),
+]
+"""Warpgroups with products of their own, pairs of blocks, and faults of these."""
 KEYLESS = ["B=1 mask=causal_lower_right", "B=1 window=20:9", "B=3 varlen=40+90+300/5+0+100"]
 """Masks and lengths by which queries see no key."""
 SMALL = {"BLOCK_N": 64, "DQ_ROWS": "dims", "PRODUCER": "warp"}
@@ -144,6 +162,13 @@ def test_warpgroups_share_dimensions(params, text, dims):
 def test_short_sequences_and_the_gradient_of_a_bias(params, text):
     problem, config = parse_shape(f"D=128 op=backward {text}"), type(START)(START.family, START.params | params)
     assert judged(built(FAMILY, problem, config, H100), problem).passed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("params, text, dims, edit", PAIRS)
+@pytest.mark.sampled(2)
+def test_warpgroups_with_products_of_their_own_and_blocks_that_share_dq(params, text, dims, edit):
+    assert bool(faults(params, text, *[edit] * bool(edit), dims=dims)) == bool(edit)
 
 
 @pytest.mark.slow
