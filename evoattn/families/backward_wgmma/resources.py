@@ -421,7 +421,7 @@ def launch_work(problem: AttentionProblem, genes: BackwardWgmmaGenes, registers:
     scores = pairs * size * (pair(genes) + genes.DIM_GROUPS * (genes.DS_PLACE == "shared"))
     probabilities = pairs * size * (1 + genes.DIM_GROUPS) * (genes.P_PLACE == "shared")
     probabilities += pairs * size * 2 * (genes.GROUP_SHARE == "products")
-    sums = queries * columns * 4 / pair(genes)
+    sums = queries * columns * 4 // pair(genes)
     shared = own_keys + 2 * tile_bytes * key_groups(genes) + tile_bytes + dq_reads + scores + probabilities
     shared += 2 * sums * (genes.DQ_SUM != "registers")
     step = Step(
