@@ -262,7 +262,7 @@ private:
       running.begin_rows(scales, work.tile.batch, work.tile.head, work.kv_head(work.tile), first_row(work.tile),
                          work.seqlen_q, unit);
     } else if constexpr (Scales::GIVEN) {
-      take_score_scale(unit * scales.of_scores(work.tile.batch, work.kv_head(work.tile)));
+      take_score_scale(not_zero(unit * scales.of_scores(work.tile.batch, work.kv_head(work.tile))));
     }
     if constexpr (!Operands::ROUNDS_ROWS) q.load(q_smem, thread / 32, lane);
     // All lanes have read the warp's rows of Q, which its rows of O may overwrite.

@@ -100,7 +100,7 @@ template <bool OF_BLOCKS, int ROWS, bool OF_QUERIES> struct ScalesOf {
   using Running = typename RunningScales<OF_BLOCKS, ROWS>::Type;
   HeadScales q, k, v;
   __device__ __forceinline__ float of_scores(int batch, int kv_head) const {
-    return not_zero((OF_QUERIES ? q.of(batch, kv_head) : 1.f) * k.of(batch, kv_head));
+    return (OF_QUERIES ? q.of(batch, kv_head) : 1.f) * k.of(batch, kv_head);
   }
   __device__ __forceinline__ float of_query_block(int batch, int head, int block) const {
     return OF_QUERIES ? q.of_block(q.of_head(batch, head), block) : 1.f;

@@ -74,6 +74,7 @@ RIGHT = [
         "extreme_terms",
     ),
     ({}, ROUNDED, "plain"),
+    ({}, f"B=1 H=2 Sq=70 Sk=133 D=64 e4m3 scales=head causal scale=1e-14 op={NARROW}", "extreme_terms"),
     (
         PERSISTENT,
         "B=2 H=4 Hkv=2 Sq=150 Sk=133 D=128 e4m3 scales=head causal op=forward_of_fp16 turned layout=bshd",
@@ -110,7 +111,7 @@ FAULTS = [
     ({"VALUE_PARTS": 4}, FULL, "plain", "Operands::value_columns(PART * 2 * SUMS)", "0"),
     (SUMS, FULL, "plain", "wgmma_wait<VALUE_SUMS - 1>()", "wgmma_wait<VALUE_SUMS>()"),
     ({"POLYNOMIAL_EIGHTHS": 2}, FULL, "plain", "low + (1 << 22)", "low + (1 << 23)"),
-    ({}, HEADS, "plain", ") * k.of(batch, kv_head));", "));"),
+    ({}, HEADS, "plain", ") * k.of(batch, kv_head);", ");"),
     ({}, HEADS, "extreme_terms", "return scale == 0.f ? 1e-30f : scale;", "return scale;"),
     ({}, HEADS, "plain", "inverse[0] *= scale, inverse[1] *= scale;", ""),
     ({}, BLOCKS, "plain", "factor[0] *= change, factor[1] *= change;", ""),

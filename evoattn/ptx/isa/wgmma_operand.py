@@ -16,7 +16,7 @@ from evoattn.ptx.state.context import Context
 DEPTH = 16
 CHUNK = 16
 """Bytes, eight elements: what swizzling moves in one piece."""
-_SWIZZLECHUNKS = {0: 1, 1: 8, 2: 4, 3: 2}
+_SWIZZLED_CHUNKS = {0: 1, 1: 8, 2: 4, 3: 2}
 """Chunks of a swizzled row, by the layout type in bits 62 and 63; 1 for none."""
 _U64 = parse_type("u64")
 _KNOWN_BITS = 0x3FFF | 0x3FFF << 16 | 0x3FFF << 32 | 3 << 62
@@ -36,7 +36,7 @@ def operand_chunks(descriptor: int, side: int, transposed: bool) -> Numbers | No
     if descriptor & ~_KNOWN_BITS:
         return None
     start, leading, stride = (descriptor >> shift & 0x3FFF for shift in (0, 16, 32))  # in chunks
-    wide = _SWIZZLECHUNKS[descriptor >> 62]
+    wide = _SWIZZLED_CHUNKS[descriptor >> 62]
     if not transposed:
         row, chunk = np.arange(side)[:, None], np.arange(2)[None, :]
         at = row % 8 * wide + row // 8 * stride + chunk * (leading if wide == 1 else 1)
