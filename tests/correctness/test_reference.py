@@ -133,7 +133,9 @@ def test_only_plain_inputs_of_16_bit_problems_are_judged_by_their_rounding():
     assert make_case("", plain, 0, "cpu", double=True).answer["o"].rounds_evenly
     assert not make_case("", plain, 0, "cpu").answer["o"].rounds_evenly
     assert not make_case("", plain, 0, "cpu", "rising_maximum", double=True).answer["o"].rounds_evenly
-    for other in (plain.with_(dtype="fp32"), plain.with_(softcap=20.0)):
+    eight = plain.with_(dtype="e4m3", scales="head")
+    assert make_case("", eight, 0, "cpu", double=True).answer["o"].rounds_evenly
+    for other in (plain.with_(dtype="fp32"), plain.with_(softcap=20.0), eight.with_(op="forward_in_fp16")):
         assert not make_case("", other, 0, "cpu", double=True).answer["o"].rounds_evenly
 
 
