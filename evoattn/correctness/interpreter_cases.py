@@ -285,7 +285,6 @@ class _Maker:
         some = max(block_n + 3, min(self.shares * block_n + 3, min(self.most, MOST_KEYS) // 4))
         kv_heads = 2 if self.heads_are_rows else 1  # heads of a batch that have blocks of their own are two
         rows = self._rows_for(some)
-        rows = rows // 2 if self.heads_are_rows and rows == 40 else rows  # of two heads each
         grouped = self.other.with_(heads=2 * kv_heads, kv_heads=kv_heads, seqlen_q=rows, seqlen_k=some)
         rows = max(block_m, 64 if self.sides else 16)
         whole = problem.with_(batch=1, heads=2, kv_heads=2, seqlen_q=rows, seqlen_k=2 * block_n)
