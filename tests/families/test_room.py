@@ -86,7 +86,7 @@ EIGHT_KEYS = SMALL.with_(seqused="0:500", page=8, dtype="fp16", layout="bshd")
         (test_flash_mma, {}, ONE_KEY),
         (test_split_kv, test_split_kv.RING | {"BLOCK_N": 32}, ONE_KEY),
         (test_split_kv, FMA, EIGHT_KEYS),
-        (test_flash_wgmma, {"BLOCK_N": 64}, EIGHT_KEYS),
+        (test_flash_wgmma, test_flash_wgmma.TWO | {"BLOCK_N": 128, "SCHEDULE": "fixed"}, EIGHT_KEYS),
     ],
 )
 @pytest.mark.slow
