@@ -172,6 +172,16 @@ def test_warpgroups_with_products_of_their_own_and_blocks_that_share_dq(params, 
     assert bool(faults(params, text, *[edit] * bool(edit), dims=dims)) == bool(edit)
 
 
+def test_a_pair_shares_dimensions_and_no_queries():
+    for dim, word in ((128, "a head_dim of 256"), (256, "not queries")):
+        genes = PAIR | {"BLOCK_M": 128, "Q_STAGES": 1, "DQ_ROWS": "queries"}
+        config, problem = (
+            type(START)(START.family, START.params | genes),
+            parse_shape(f"B=1 H=1 S=200 D={dim} op=backward"),
+        )
+        assert word in (FAMILY.why_impossible(problem, config, H100) or "")
+
+
 @pytest.mark.slow
 def test_a_part_that_is_left_out_is_found():
     assert faults({"QUERY_SPLIT": 3}, "", ("part = 1; part < PARTS", "part = 2; part < PARTS"))

@@ -396,8 +396,10 @@ def why_not_by_products(problem: AttentionProblem, genes: BackwardWgmmaGenes) ->
 
 def why_not_paired(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
     """PAIR where two blocks do not go through the same tiles of queries, or cannot share dQ."""
-    if genes.GROUP_SHARE != "products" or problem.head_dim % (2 * CHUNK_COLUMNS):
-        return f"PAIR needs GROUP_SHARE=products, and a head_dim of {2 * CHUNK_COLUMNS} or {4 * CHUNK_COLUMNS}."
+    if genes.GROUP_SHARE != "products" or problem.head_dim != 4 * CHUNK_COLUMNS:
+        return f"PAIR needs GROUP_SHARE=products, and a head_dim of {4 * CHUNK_COLUMNS}: a warpgroup has 64 of dQ."
+    if genes.DQ_ROWS == "queries" and genes.BLOCK_M != CHUNK_COLUMNS:
+        return f"PAIR needs DQ_ROWS=dims or BLOCK_M={CHUNK_COLUMNS}: blocks share dimensions of dQ, not queries."
     if problem.varlen or problem.blocks or problem.deterministic:
         return "PAIR takes no packed sequences or block lists, and adds in any order."
     if key_blocks(problem, genes) == 1:
