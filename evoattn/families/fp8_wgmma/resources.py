@@ -185,7 +185,7 @@ RATE = 2
 
 
 def launch_work(problem: AttentionProblem, genes: Fp8WgmmaGenes, registers: int) -> tuple[LaunchWork, ...]:
-    """The one launch: flash_wgmma's, but for the tiles of keys, what a block keeps, and half of the bytes of Q."""
+    """The one launch: flash_wgmma's, but for the tiles of keys, what a block keeps, and the bytes of Q."""
     [launch] = flash.launch_work(problem, genes.flash, registers)
     rows, keys, groups = genes.BLOCK_M, genes.BLOCK_N, warpgroups(genes.flash)
     of_query = 0 if problem.op in ROUNDED else problem.head_dim
