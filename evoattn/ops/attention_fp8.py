@@ -132,7 +132,7 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
         turned=given.turned,
     )
     if query.dtype == E4M3 and dtype != ANSWERS:
-        call.op, call.out = IN_FP16, out_like(given.query, given.value).to(dtype)
+        call.op, call.out = IN_FP16, out_like(given.query, given.value, dtype=dtype)
     answer = _answer(call, given, sinks)
     out, lse = (answer, None) if isinstance(answer, Tensor) else answer
     out = out.to(dtype)

@@ -85,8 +85,10 @@ class Kept:
     """Of a mask that `created` made: makes it with blocks of so many rows and keys."""
     captured: tuple[Tensor, ...] = ()
     """What its function reads."""
-    finer: tuple[BlockMask, tuple[int, ...]] | None = None
-    """See `finer`, and `_versions` of what was captured when it was made."""
+    read: tuple[int, ...] = ()
+    """`_versions` of what was captured when the mask was made."""
+    finer: BlockMask | None = None
+    """See `finer`."""
 
 
 _kept: weakref.WeakKeyDictionary[BlockMask, Kept] = weakref.WeakKeyDictionary()
@@ -171,13 +173,13 @@ _finer: dict[Hashable, bool] = {}
 def finer(mask: BlockMask, kind: Hashable, us_of: Callable[[BlockMask], float]) -> BlockMask:
     """A mask that `created` made as lists for small tiles, `FINER` rows and keys to a block, where kernels should take
     less time over them by `us_of`; else the mask as it is. They are made and kept when they are first asked for, not in
-    a capture, and are gone when its function is another, or its lists or what that captures change in place. `kind`:
-    what `us_of` depends on beside a mask. The first of a kind waits for the device."""
+    a capture, and are gone when its function is another, or its lists or what that captures have changed in place since
+    it was made. `kind`: what `us_of` depends on beside a mask. The first of a kind waits for the device."""
     known = counted(mask)
-    versions = _versions(known.captured)
+    if _versions(known.captured) != known.read:
+        return mask
     if known.finer is not None:
-        made, before = known.finer
-        return made if before == versions and made.mask_mod is mask.mask_mod else mask
+        return known.finer if known.finer.mask_mod is mask.mask_mod else mask
     if known.again is None or (mask.kv_num_blocks.is_cuda and torch.cuda.is_current_stream_capturing()):
         return mask
     again, known.again, kind = known.again, None, (kind, known.counts)
@@ -193,7 +195,7 @@ def finer(mask: BlockMask, kind: Hashable, us_of: Callable[[BlockMask], float]) 
         _finer[kind] = us_of(made) < CLEARLY * us_of(mask)
     if not _finer[kind]:
         return mask
-    known.finer = made, versions
+    known.finer = made
     return made
 
 
@@ -358,7 +360,8 @@ def created(
             finer = replace(shape, block_rows=size, block_keys=size)
             return _mask_of(_run(platform, kernel, where, finer, given, tables), finer, mask_mod)
 
-        kept(made).again, kept(made).captured = again, tuple(given.values())
+        known, captured = kept(made), tuple(given.values())
+        known.again, known.captured, known.read = again, captured, _versions(captured)
     return made
 
 

@@ -418,10 +418,10 @@ def answer_dtype(query: Tensor) -> torch.dtype:
     return ANSWERS if query.dtype in BESIDE else query.dtype
 
 
-def out_like(query: Tensor, value: Tensor, device: str | None = None) -> Tensor:
+def out_like(query: Tensor, value: Tensor, device: str | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """An empty answer to a call: of query's order of dimensions in memory, with the head_dim of value; on query's
-    device unless another is given."""
-    dtype = answer_dtype(query)
+    device and of `answer_dtype` unless others are given."""
+    dtype = dtype or answer_dtype(query)
     if query.shape[-1] == value.shape[-1]:
         return torch.empty_like(query, dtype=dtype, device=device)
     if query.dim() == 4 and query.stride(1) < query.stride(2):

@@ -145,8 +145,8 @@ def _said_of(traced: mods.Traced, tables: str) -> Said:
     return replace(found, apart=_said_of(replace(traced, score=text, predicate=text_of(shown)), tables))
 
 
-NUMBERS = re.compile(r"(?<![\w.%/])\d{3,}(?![\w.])")
-"""Whole ones in an expression that may be lengths; by others it divides, which a compiler makes cheap."""
+NUMBERS = re.compile(r"(?<![\w.%/])(?<!\de[-+])\d{3,}(?![\w.])")
+"""Whole ones in an expression that may be lengths, no exponents; by others it divides, which a compiler makes cheap."""
 
 
 def _of_lengths(

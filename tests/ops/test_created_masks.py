@@ -10,6 +10,7 @@ import torch
 import torch.nn.attention.flex_attention as torch_flex
 
 from benchmarks.flex.mods import MODS, Shape, Written
+from evoattn.backends.base import LaunchError
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.families.includes import resolve
 from evoattn.families.mask_blocks import LISTS, STATES, MaskShape, launches
@@ -268,6 +269,9 @@ def test_small_tiles_have_lists_of_their_own(monkeypatch):
         mask = torch_flex.create_block_mask(seen, 1, 1, shape.seqlen_q, shape.seqlen_k, "cpu", sizes)
         return [getattr(mask, name) for name in LISTS]
 
+    def refuse(*_):
+        raise LaunchError("no")
+
     def new():
         shape = MaskShape(1, 1, 300, 300, 128, 128)
         return block_masks.created(seen, shape, torch.device("cpu"), "t0[q]==t0[k]", {"t0": ids}, None)
@@ -299,5 +303,9 @@ def test_small_tiles_have_lists_of_their_own(monkeypatch):
         assert flex.calls(flex.Call(q, q, q), None, other)[0]().blocks == "128x128:2/0/3"
         second.kv_num_blocks += 0
         assert finer(second) is second
+        unread = new()
         ids += 1
-        assert finer(first) is first
+        assert finer(first) is first and finer(unread) is unread, "blocks that its own lists hide stay hidden"
+        later = new()
+        monkeypatch.setattr(block_masks, "_run", refuse)
+        assert finer(later) is later, "the driver refuses the launch"

@@ -357,6 +357,9 @@ def test_another_length_has_no_kernel_of_its_own(device):
         texts.add(call.score.text)
         assert [one.tolist() for one in call.terms[-2:]] == [[length - 1], [length]]
     assert len(texts) == 1 and device.loads == 1 and "//128" in texts.pop()
+    q, k, v = tensors(1, 2, 2, 100, 100)
+    call = flex.calls(flex.Call(q, k, v), lambda s, b, h, i, j: s + i * 1e-100, None)[0]()
+    assert "1e-100" in call.score.text, "an exponent is no length"
 
 
 OF_AN_EXPRESSION = lambda s, b, h, i, j: s + (i - j) * 0.1
