@@ -1,0 +1,1 @@
+"""The family `append_kv`: its parameters and launch."""

@@ -1,0 +1,1 @@
+"""The family `backward_mma`: its parameters, launches, resources and refusals."""

@@ -1,0 +1,1 @@
+"""The family `backward_scalar`: its parameters, launches, resources and refusals."""

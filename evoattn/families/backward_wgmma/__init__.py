@@ -1,0 +1,1 @@
+"""The family `backward_wgmma`: its parameters, launches, resources and refusals."""

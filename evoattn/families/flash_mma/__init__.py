@@ -1,0 +1,1 @@
+"""The family `flash_mma`: its parameters, launches, resources and refusals."""

@@ -1,0 +1,1 @@
+"""The family `flash_scalar`: its parameters, launches, resources and refusals."""

@@ -1,0 +1,1 @@
+"""The family `flash_wgmma`: its parameters, launches, resources and refusals."""

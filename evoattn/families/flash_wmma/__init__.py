@@ -1,0 +1,1 @@
+"""The family `flash_wmma`: its parameters, launches, resources and refusals."""

@@ -1,0 +1,1 @@
+"""The family `fp8_wgmma`: its parameters, launches, resources and refusals."""

@@ -1,0 +1,1 @@
+"""The family `large_head`: its parameters, launches, resources and refusals."""

@@ -1,0 +1,1 @@
+"""The family `large_head_mma`: its parameters, launches, resources and refusals."""

@@ -1,0 +1,1 @@
+"""The family `latent_columns`: its parameters, launches, resources and refusals."""

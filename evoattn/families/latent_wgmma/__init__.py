@@ -1,0 +1,1 @@
+"""The family `latent_wgmma`: its parameters, launches, resources and refusals."""

@@ -1,0 +1,1 @@
+"""The family `merge_parts`: its parameters and launches."""

@@ -1,0 +1,1 @@
+"""The family `quantize`: its parameters and launches."""

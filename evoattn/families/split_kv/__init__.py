@@ -1,0 +1,1 @@
+"""The family `split_kv`: its parameters, launches, resources and refusals."""

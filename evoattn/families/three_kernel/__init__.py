@@ -1,0 +1,1 @@
+"""The family `three_kernel`: its parameters, launches, resources and refusals."""
