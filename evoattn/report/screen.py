@@ -41,7 +41,7 @@ def print_result(summary: StudySummary, console: Console, kept: Kept) -> None:
         print_lines(console, [f"On {summary.gpu} these settle it:", *_on_the_card(summary, winner, width)])
         return
     settings = [["--set", f"{name}={clean(value)}"] for name, value in winner.settings.items()]
-    config = command([["--family", winner.row.family], *settings], width)
+    config = command([["--family", winner.row.family], *settings], width, any_order=True)
     print_lines(console, ["Its config, as options of `evoattn search`:", *config])
     _print_place(summary, console, kept)
     print_lines(console, ["", "Next:", *export, *page, f"  python: {_python(kept)}"])

@@ -63,17 +63,18 @@ def wrapped(text: str, width: int, indent: str = "") -> list[str]:
     )
 
 
-def command(groups: Sequence[Sequence[str]], width: int, indent: str = "  ") -> list[str]:
+def command(groups: Sequence[Sequence[str]], width: int, indent: str = "  ", any_order: bool = False) -> list[str]:
     """The lines of one shell command, continued by backslashes. The words of a group, such as an option and its value,
-    stay on one line."""
-    quoted = [shlex.join(map(clean, group)) for group in groups]
-    lines, line = [], indent
-    for part in quoted:
-        if line.strip() and len(line) + len(part) + 3 > width:
-            lines.append(line + " \\")
-            line = indent + "  "
-        line += part if not line.strip() else f" {part}"
-    return [*lines, line]
+    stay on one line; in `any_order` a group goes to the first line that has room for it."""
+    lines: list[str] = []
+    for part in (shlex.join(map(clean, group)) for group in groups):
+        roomy = [i for i, line in enumerate(lines) if len(line) + len(part) + 3 <= width]
+        place = next((i for i in roomy if any_order or i == len(lines) - 1), None)
+        if place is None:
+            lines.append(f"{indent}  {part}" if lines else indent + part)
+        else:
+            lines[place] += f" {part}"
+    return [*(f"{line} \\" for line in lines[:-1]), *lines[-1:]]
 
 
 def cost_text(value: float | None) -> str:

@@ -1,14 +1,15 @@
 """Runs one kernel launch on the CPU."""
 
+import gc
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 import evoattn.ptx.isa.table  # noqa: F401  fills the table of instructions
-from evoattn.model.collector import paused
 from evoattn.ptx.errors import ImpossibleLaunch, PtxError, UnsupportedInstruction
 from evoattn.ptx.isa.flow import Flow, flow_of
 from evoattn.ptx.machine.counters import Counters
@@ -143,7 +144,7 @@ class Machine:
         counters, steps = Counters(), 0
         for first in range(0, blocks, at_once):
             threads = Threads(self.shape.grid, self.shape.block, first, min(at_once, blocks - first), self.cluster)
-            with paused():  # a machine's 10^5 objects live as long as it does
+            with _without_collector():
                 faults, counted, taken = self._run_blocks(threads, races)
             counters, steps = counters + counted, steps + taken
             if faults:
@@ -182,6 +183,20 @@ class Machine:
             counters = count_instructions(self.flow, scheduler.executions(), context.traffic)
         context.release()
         return faults, counters, scheduler.steps
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """A machine's 10^5 objects live as long as it does: Python's collector of cycles would only look at them again and
+    again, for a third of the time. The interpreter is a library of its own, and has no pause of evoattn's.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _pack(kernel: Kernel, params: Sequence[object]) -> Numbers:
