@@ -34,7 +34,8 @@ def template_digest(name: str, folder: Path = TEMPLATES) -> str:
             left += (found := glob(names, root_dir=folder) if "*" in names else [names])
             if not found:
                 raise FileNotFoundError(f"{file} includes {names}, which is not there.")
-    return hashlib.sha256(b"\0".join(texts[file] for file in sorted(texts, key=lambda f: f.split("/")))).hexdigest()
+    in_order = sorted(texts, key=lambda file: file.split("/"))  # of paths, by which calibrations have digests
+    return hashlib.sha256(b"\0".join(texts[file] for file in in_order)).hexdigest()
 
 
 @cache

@@ -131,8 +131,9 @@ class Call:
     """Whether what lies behind the last key in use is finite, so that torch need not clear it."""
     compiled: bool = False
     """Whether it comes from compiled code."""
-    spoken: bool = False
-    """Whether functions say it, as of FlexAttention: another length or mask of theirs waits for no compiler."""
+    from_functions: bool = False
+    """Whether functions say what is computed, as in FlexAttention's calls: one of another length or mask waits for no
+    compiler."""
     score: Score | None = None
     blocks: str = ""
     """As in `AttentionProblem`, of lists among the terms; the score has the predicate."""

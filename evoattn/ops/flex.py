@@ -356,7 +356,9 @@ def flex_attention(  # noqa: PLR0913 - torch's own arguments
         return TORCH(query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, **words)
     wants_lse = return_lse or (return_aux is not None and return_aux.lse)
     wants_largest = return_aux is not None and (return_aux.max_scores or return_lse)  # torch refuses both ways at once
-    call = Call(query, key, value, scale=scale, enable_gqa=enable_gqa, return_lse=wants_lse, strict=True, spoken=True)
+    call = Call(
+        query, key, value, scale=scale, enable_gqa=enable_gqa, return_lse=wants_lse, strict=True, from_functions=True
+    )
     made = MAX_SCORES if wants_largest else calls(call, score_mod, block_mask)
     answer = None if isinstance(made, str) else _attended(made)
     if answer is None:

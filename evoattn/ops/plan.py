@@ -342,14 +342,14 @@ class Kernels:
             return ready
         return CallPlan(choice, *ready, given or (), self._platform)
 
-    def meanwhile(self, choice: Choice, index: int, spoken: bool) -> Choice:
+    def meanwhile(self, choice: Choice, index: int, from_functions: bool) -> Choice:
         """What runs in place of a chosen kernel whose compilation a call would wait for: a loaded one that says the
-        same, which was chosen for other lengths or masks, of calls that are `spoken` and of a caller's expressions. The
+        same, which was chosen for other lengths or masks, of calls `from_functions` and of a caller's expressions. The
         chosen one is compiled beside it, and runs from then on. Where bits must not change, or there is no such kernel,
         the chosen one itself."""
         key, problem = (index, choice.key), choice.problem
-        spoken = spoken or problem.own_score is not None or problem.shown is not None
-        if not spoken or choice.estimated or key in self._loaded or self._failure(key):
+        may_wait = from_functions or problem.own_score is not None or problem.shown is not None
+        if not may_wait or choice.estimated or key in self._loaded or self._failure(key):
             return choice
         if problem.batch_invariant or problem.deterministic or torch.are_deterministic_algorithms_enabled():
             return choice

@@ -426,7 +426,7 @@ class Runtime:
             return choice
         assert self._kernels is not None
         scale, index = call.scale if choice.problem.scale is None else None, call.query.get_device()
-        return self.prepare(self._kernels.meanwhile(choice, index, call.spoken), index, scale, call.given())
+        return self.prepare(self._kernels.meanwhile(choice, index, call.from_functions), index, scale, call.given())
 
     def _why_no_race(self, choice: Choice, call: Call) -> str:
         assert self._race is not None and self.platform is not None and self._kernels is not None

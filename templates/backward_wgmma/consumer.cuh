@@ -120,8 +120,8 @@ private:
     pin_registers(s);
     probabilities();
     scores_to_shared(s, Smem::P);
-    named_barrier_arrive<128 * WARPGROUPS>(PROBABILITIES);
-    fence_proxy_async(), __syncwarp();  // all lanes have read their terms
+    named_barrier_arrive<128 * WARPGROUPS>(PROBABILITIES);  // the other warpgroup may read them
+    fence_proxy_async(), __syncwarp();                      // all lanes have read their terms
     release(Smem::Q_EMPTY + 8 * q.stage);
     mbarrier_wait(smem_address + Smem::DO_FULL + 8 * d.stage, d.parity);
     multiply_dv();
@@ -132,7 +132,7 @@ private:
       if (!next.done()) ahead.advance(), mbarrier_wait(smem_address + Smem::Q_FULL + 8 * ahead.stage, ahead.parity);
       multiply_rows<Tiles>(s, Smem::K, Smem::Q + ahead.stage * Smem::Q_TILE_BYTES);
     }
-    named_barrier_sync<128 * WARPGROUPS>(SCORES);
+    named_barrier_sync<128 * WARPGROUPS>(SCORES);  // dS of the other warpgroup is there, and it has read P
     multiply_dq();
     wgmma_wait<1 + STAGGERED>();
     pin_registers(dv);
@@ -153,9 +153,9 @@ private:
     wgmma_wait<0>();
     pin_registers(dp);
     if constexpr (!TERMS_EARLY) load_terms(deltas());
-    fence_proxy_async(), __syncwarp();
+    fence_proxy_async(), __syncwarp();  // all lanes have read their terms
     release(Smem::DO_EMPTY + 8 * d.stage);
-    named_barrier_sync<128 * WARPGROUPS>(PROBABILITIES);
+    named_barrier_sync<128 * WARPGROUPS>(PROBABILITIES);  // P is there, and the last dS is read no more
     read_probabilities(), score_gradients(), gradients_to_shared();
     multiply_dq(), multiply_dk();
     if constexpr (PAIRED) {
@@ -415,6 +415,7 @@ private:
     if (threadIdx.x == 128 * BY_PRODUCTS)
       mbarrier_arrive_expect_tx(smem_address + Smem::OTHER_FULL + 8 * score_stage, Smem::SCORE_TILE_BYTES);
     __syncwarp();  // all lanes have written
+    // The other block has read what was sent there before.
     mbarrier_wait_cluster(smem_address + Smem::OTHER_EMPTY + 8 * score_stage, ds_parity ^ 1);
 #pragma unroll
     for (int i = lane; i < SCORE_COLUMNS * 2; i += 32) {

@@ -58,7 +58,7 @@ struct Producer {
       Smem::init_barriers(smem_address);
     }
     __syncwarp();
-    if constexpr (PAIRED) cluster_sync();
+    if constexpr (PAIRED) cluster_sync();  // those of both blocks are initialised
     else if (DQ_BY_WARP && warp == 4 * WARPGROUPS + 1) named_barrier_sync<THREADS>(BARRIERS_READY);
     else named_barrier_arrive<THREADS>(BARRIERS_READY);  // others see the initialised barriers
     if constexpr (PRODUCER_REGISTERS > 0) decrease_registers<PRODUCER_REGISTERS>();

@@ -14,12 +14,10 @@ struct Smem {
   static constexpr int Q = V + ValueTiles::bytes(BLOCK_N);     // [Q_STAGES]
   static constexpr int DO = Q + Q_STAGES * Q_TILE_BYTES;       // [DO_STAGES]
   static constexpr int DS = DO + DO_STAGES * DO_TILE_BYTES;    // [DS_STAGES]
-  static constexpr int P = DS + DS_STAGES * SCORE_TILE_BYTES;  // [DS_STAGES]
+  static constexpr int P = DS + DS_STAGES * SCORE_TILE_BYTES;  // [P_STAGES]
+  static constexpr int P_STAGES = BY_PRODUCTS ? 1 : P_IN_REGISTERS ? 0 : DS_STAGES;
   // PAIRED: dS of the other block's keys, and half of the columns of these keys
-  static constexpr int OTHER_DS = P + (BY_PRODUCTS      ? 1
-                                       : P_IN_REGISTERS ? 0
-                                                        : DS_STAGES) *
-                                          SCORE_TILE_BYTES;  // [DS_STAGES]
+  static constexpr int OTHER_DS = P + P_STAGES * SCORE_TILE_BYTES;  // [DS_STAGES]
   static constexpr int OTHER_K = OTHER_DS + (PAIRED ? DS_STAGES * SCORE_TILE_BYTES : 0);
   static constexpr int BIAS_GROUP_BYTES = BIAS ? BLOCK_M * 128 : 0;                     // of 64 keys
   static constexpr int BIAS_TILE = OTHER_K + (PAIRED ? Tiles::bytes(BLOCK_N) / 2 : 0);  // [Q_STAGES][KEY_GROUPS]

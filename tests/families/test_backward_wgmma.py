@@ -71,7 +71,7 @@ PAIRS = [
         "D=256",
         ("    mbarrier_wait_cluster(smem_address + Smem::OTHER_EMPTY + 8 * score_stage, ds_parity ^ 1);\n", ""),
     ),
-    (PAIR, "", "D=256", ("    named_barrier_sync<128 * WARPGROUPS>(PROBABILITIES);\n    read", "    read")),
+    (PAIR, "", "D=256", ("named_barrier_sync<128 * WARPGROUPS>(PROBABILITIES);  // P is there", "// P is there")),
     (PAIR, "", "D=256", ("key_tile ^ 1;", "key_tile;")),
 ]
 """Warpgroups with products of their own, pairs of blocks, and faults of these."""

@@ -326,10 +326,8 @@ def section_heads(problem: AttentionProblem, genes: BackwardWgmmaGenes, sms: int
     if problem.varlen or problem.blocks:
         steps = (1,) * key_blocks(problem, genes)
     steps = tuple(count for count in steps for _ in range(genes.QUERY_SPLIT))
-    places, head_bytes = (
-        max(1, sms * genes.BLOCKS_PER_SM // pair(genes)),
-        problem.group_size * problem.seqlen_q * columns,
-    )
+    places = max(1, sms * genes.BLOCKS_PER_SM // pair(genes))
+    head_bytes = problem.group_size * problem.seqlen_q * columns
     return _section_heads(units(problem), steps, places, head_bytes)
 
 
