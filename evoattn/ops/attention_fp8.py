@@ -42,7 +42,7 @@ query that is rounded kernels take 1.09 to 1.18 of the time of given numbers, an
 1,024 that made up for the launch at none of three problems (an H200, 2026-11-28, reports/performance.md)."""
 WITH_WGMMA = "sm_90a"
 ROUNDS = "rounds"
-"""Before the shapes of calls whose query no kernel rounds."""
+"""Before what is known of calls whose query no kernel rounds."""
 Scale = Tensor | float | None
 """One for all, `[batch, kv_heads]`, or of each 128 rows `[batch, heads, blocks]`; None is 1."""
 
@@ -99,11 +99,22 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
         raise ValueError(f"dtype must be float16 or bfloat16, not {str(dtype).removeprefix('torch.')}.")
     descales = (q_descale, k_descale, v_descale)
     mask, limit = mask_of(causal, False), cap_of(softcap)
+    kind = (
+        query.dtype,
+        mask,
+        window_of(window),
+        limit > 0,
+        sinks is None,
+        return_lse,
+        query.shape,
+        key.shape,
+        value.shape,
+    )
     correction = None
     if query.dtype in BESIDE:
         if smooth_k:
             raise ValueError("smooth_k is for keys that are quantised on the way; these have 8 bits already.")
-        given = _turned(Quantised(query, key, value, *_scales(descales, query, key), turned), mask != FULL)
+        given = _turned(Quantised(query, key, value, *_scales(descales, query, key), turned), mask != FULL, kind)
     else:
         if turned:
             raise ValueError("turned is for a value of float8_e4m3fn; others are quantised so on the way.")
@@ -111,8 +122,8 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
             raise ValueError(f"descales belong to tensors of float8_e4m3fn or int8; these are {query.dtype}.")
         if smooth_k and limit:
             raise ValueError("smooth_k goes with no softcap: a cap does not change all scores of a query alike.")
-        turns = _turns(query, key, value)
-        rounds = turns and query.dtype in WIDE and (ROUNDS, *_shapes(query, key, value)) not in current.runtime().served
+        turns = _turns(query, key, value, kind)
+        rounds = turns and query.dtype in WIDE and (ROUNDS, *kind) not in current.runtime().served
         blocks = turns and not smooth_k and _seen(query, key, mask != FULL, rounds) < BLOCKS_BELOW
         given, mean = quantised(query, key, value, smooth_k, turns, "block" if blocks else "head", rounds)
         if mean is not None and return_lse:
@@ -133,7 +144,7 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
     )
     if query.dtype == E4M3 and dtype != ANSWERS:
         call.op, call.out = IN_FP16, out_like(given.query, given.value, dtype=dtype)
-    answer = _answer(call, given, sinks)
+    answer = _answer(call, given, sinks, kind)
     out, lse = (answer, None) if isinstance(answer, Tensor) else answer
     out = out.to(dtype)
     return out if lse is None else (out, lse if correction is None else lse + correction)
@@ -187,15 +198,15 @@ def _as_rows(key: Tensor, turned: Tensor) -> Tensor:
     return turned.transpose(2, 3)[:, :, : key.shape[2]]
 
 
-def _turned(given: Quantised, causal: bool) -> Quantised:
-    """With value turned by a kernel, where that pays."""
+def _turned(given: Quantised, causal: bool, kind: tuple[object, ...]) -> Quantised:
+    """With value turned by a kernel, where that pays. `kind`: as of `_turns`."""
     query, key, value = given.query, given.key, given.value
     seen = key.shape[2] // 2 if causal else key.shape[2]
     if (
         given.turned
         or query.dtype != E4M3
         or seen * query.shape[3] < TURNED_FROM
-        or not _turns(query, key, value)
+        or not _turns(query, key, value, kind)
         or (made := turn(value)) is None
     ):
         return given
@@ -209,15 +220,16 @@ def _seen(query: Tensor, key: Tensor, causal: bool, rounds: bool) -> float:
     return rows * key.shape[2] / (2 if causal else 1) / (2 * keys if rounds else rows + 2 * keys)
 
 
-def _turns(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether value is turned as it is quantised: where a kernel may take it."""
+def _turns(query: Tensor, key: Tensor, value: Tensor, kind: tuple[object, ...]) -> bool:
+    """Whether value is turned as it is quantised: where a kernel may take it. `kind`: what is known of calls that one
+    kernel serves, or none."""
     runtime = current.runtime()
     if runtime.platform is None or query.device.type != runtime.device_type or not _may_launch(query, key, value):
         return False
     if not _has_wgmma(query):
         return False
     dim = value.shape[3]
-    return dim <= WIDEST and dim % GROUP == 0 and (TURNED, *_shapes(query, key, value)) not in runtime.served
+    return dim <= WIDEST and dim % GROUP == 0 and (TURNED, *kind) not in runtime.served
 
 
 def _has_wgmma(query: Tensor) -> bool:
@@ -227,10 +239,6 @@ def _has_wgmma(query: Tensor) -> bool:
         return True
     gpu = runtime.platform.spec(query.get_device())
     return gpu is None or gpu.arch == WITH_WGMMA
-
-
-def _shapes(*tensors: Tensor) -> tuple[torch.Size, ...]:
-    return tuple(tensor.shape for tensor in tensors)
 
 
 def _may_launch(query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -311,14 +319,14 @@ def _lse_correction(query: Tensor, means: Tensor, scale: float | None) -> Tensor
     return (query.float() @ means.transpose(2, 3))[..., 0] * factor
 
 
-def _answer(call: Call, given: Quantised, sinks: Tensor | None) -> Answer:
-    """By a kernel of 8 bits, else in 16."""
+def _answer(call: Call, given: Quantised, sinks: Tensor | None, kind: tuple[object, ...]) -> Answer:
+    """By a kernel of 8 bits, else in 16. `kind`: as of `_turns`."""
     if given.q_scale is None:
         runtime = current.runtime()
         try:
             return runtime.attend(replace(call, strict=True, op=rounded_op(WIDE[call.query.dtype])))
         except NoKernel:
-            runtime.keep(runtime.served, (ROUNDS, *_shapes(call.query, call.key, call.value)), False)
+            runtime.keep(runtime.served, (ROUNDS, *kind), False)
             given = _with_query(given)
     assert given.q_scale is not None
     call = replace(call, query=given.query, terms=behind(call.terms, (given.q_scale,)), q_scaled=True)
@@ -329,7 +337,7 @@ def _answer(call: Call, given: Quantised, sinks: Tensor | None) -> Answer:
             return runtime.attend(replace(call, strict=True))
         except NoKernel:
             if call.turned:  # the next such value is quantised as it lies
-                runtime.keep(runtime.served, (TURNED, *_shapes(call.query, call.key, call.value)), False)
+                runtime.keep(runtime.served, (TURNED, *kind), False)
             if call.strict:
                 raise
     elif call.strict:

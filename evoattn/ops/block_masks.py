@@ -156,8 +156,8 @@ def counted(mask: BlockMask) -> Kept:
     """The same with the counts of its lists; the first call waits for the device."""
     known = kept(mask)
     if not known.counts:
-        known.no_full = none_full(mask)
-        known.counts = _counts(mask.kv_num_blocks, mask.full_kv_num_blocks)
+        no_full, counts = none_full(mask), _counts(mask.kv_num_blocks, mask.full_kv_num_blocks)
+        known.no_full, known.counts = no_full, counts  # filled by now, for threads with other streams too
     return known
 
 
@@ -195,6 +195,7 @@ def finer(mask: BlockMask, kind: Hashable, us_of: Callable[[BlockMask], float]) 
         _finer[kind] = us_of(made) < CLEARLY * us_of(mask)
     if not _finer[kind]:
         return mask
+    counted(made)  # waits, so that a thread that finds these lists, with another stream, reads them filled
     known.finer = made
     return made
 
@@ -354,7 +355,11 @@ def created(
     made, sizes = _mask_of(lists, shape, mask_mod), (shape.block_rows, shape.block_keys)
     if bounds is not None:
         kept(made).agrees[Band(shape.seqlen_q, shape.seqlen_k, *bounds)] = True
-    elif sizes == (BLOCK, BLOCK) and math.prod(shape.blocks) * (BLOCK // FINER) ** 2 <= MOST_FINER:
+    elif (
+        sizes == (BLOCK, BLOCK)
+        and math.prod(shape.blocks) * (BLOCK // FINER) ** 2 <= MOST_FINER
+        and not any(table.is_inference() for table in given.values())  # which may change unseen
+    ):
 
         def again(size: int) -> BlockMask:
             finer = replace(shape, block_rows=size, block_keys=size)

@@ -15,6 +15,9 @@ from evoattn.ops.attention_fp8 import quantised
 from evoattn.ops.beside import WIDE, Wanted, quantize
 from evoattn.ops.call import E4M3, Call, behind, out_like, terms_of
 from evoattn.ops.given import call_of
+from evoattn.ops.runtime import current
+from evoattn.ops.torch_answer import NoKernel
+from tests.ops.fake_device import FakeDevice, fake_runtime
 
 B, H, HKV, SQ, SK, D = 2, 8, 2, 50, 70, 64
 
@@ -221,6 +224,26 @@ def test_packed_sequences_and_pages():
         evoattn.attention_paged(query, *pages, table.int(), used, q_scale=-1.0)
     with pytest.raises(ValueError, match="scales of each key"):
         evoattn.attention_varlen(*packed, starts_q, starts_k, 25, 40, k_scale=torch.ones(60, HKV))
+
+
+def test_what_no_kernel_takes_is_tried_again_of_another_mask_and_dtype(tmp_path):
+    runtime, asked = fake_runtime(FakeDevice(), tmp_path), []
+
+    def refuse(call):
+        asked.append((call.mask, call.op, call.turned))
+        raise NoKernel("none")
+
+    runtime.attend = refuse
+    q, k, v = tensors()
+    with current.use(runtime):
+        for query, causal in ((q, True), (q, True), (q, False), (q.half(), True)):
+            with pytest.raises(NoKernel):
+                evoattn.attention_fp8(query, k.to(query.dtype), v.to(query.dtype), causal=causal, strict=True)
+    causal, full = "causal_lower_right", "full"
+    rounded, half = (rounded_op(dtype) for dtype in ("bf16", "fp16"))
+    new = lambda mask, op: [(mask, op, True), (mask, "forward", True)]
+    known = [(causal, "forward", False)]
+    assert asked == [*new(causal, rounded), *known, *new(full, rounded), *new(causal, half)]
 
 
 def test_strict_says_that_no_kernel_serves():

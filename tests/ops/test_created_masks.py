@@ -289,7 +289,9 @@ def test_small_tiles_have_lists_of_their_own(monkeypatch):
         first, second, third, fourth = (new() for _ in range(4))
         found = finer(first)
         assert found.BLOCK_SIZE == (64, 64) and found.kv_num_blocks.shape == (1, 1, 5) and found.mask_mod is seen
-        assert finer(first) is found and finer(second).BLOCK_SIZE == (64, 64) and asked == [64, 128]
+        again = finer(second)
+        assert finer(first) is found and again.BLOCK_SIZE == (64, 64) and asked == [64, 128]
+        assert block_masks.kept(again).counts, "they are filled before another stream may find them"
         assert finer(third, "other", 1.98) is third and finer(fourth, "other") is fourth
         assert made == [128] * 4 + [64] * 3
         monkeypatch.setattr(flex, "_us", lambda call: float(call.blocks.partition("x")[0]))
@@ -306,6 +308,10 @@ def test_small_tiles_have_lists_of_their_own(monkeypatch):
         unread = new()
         ids += 1
         assert finer(first) is first and finer(unread) is unread, "blocks that its own lists hide stay hidden"
+        with torch.inference_mode():
+            ids = torch.arange(300) // 40
+        unseen, ids = new(), torch.arange(300) // 40
+        assert finer(unseen) is unseen, "torch counts no changes of what it captures"
         later = new()
         monkeypatch.setattr(block_masks, "_run", refuse)
         assert finer(later) is later, "the driver refuses the launch"
