@@ -47,9 +47,10 @@ def forward(  # noqa: PLR0913 — as transformers calls it
     if window and window < key.shape[2]:
         served = False
     if not served or others.get("position_bias") is not None:
-        return sdpa_attention_forward(
+        found: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, is_causal=is_causal, **others
         )
+        return found
     causal = query.shape[2] > 1 and bool(is_causal if is_causal is not None else getattr(module, "is_causal", True))
     if causal and key.shape[2] > query.shape[2]:  # an empty static cache
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
