@@ -11,6 +11,9 @@ each.
 """
 
 import argparse
+import contextlib
+import importlib
+import inspect
 import json
 import random
 from collections.abc import Iterator
@@ -36,7 +39,7 @@ from tests.mutation.settings import Setting
 from tests.mutation.sources import in_turn, mutants_in, mutants_of
 from tests.mutation.verdicts import judge
 from tests.support.compiles import ptx_kept
-from tests.support.facts import digest, plain
+from tests.support.facts import answer, digest, plain
 
 RECORD = Path(__file__).parents[1] / "data" / "decisions.json"
 REGISTERS, LEAST, FAULTS, SEED = 96, 8, 12, 1
@@ -67,6 +70,7 @@ def _texts(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
     physics = physical_part(*asked, REGISTERS, load())
     yield "features", plain(physics and [physics.terms, fixed_features(problem, config, physics, gpu)])
     yield "refusals", plain(list(_refusals(*asked)))
+    yield "resources", plain(list(_resources(problem, config, gpu)))
     yield (
         "device cases",
         plain([(name, p.describe(), kind) for name, p, kind in proof_of(problem).device_cases(problem)]),
@@ -93,11 +97,34 @@ def _refusals(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> 
             other = KernelConfig(config.family, config.params | {parameter.name: value})
             yield f"{parameter.name}={value}", family.why_invalid(problem, other, gpu)
             yield "at all", family.why_impossible(problem, other, gpu)
+            for edge in _edges(problem, parameter.name, value):
+                yield f"{parameter.name}={value} {edge}", family.why_invalid(problem.with_(**edge), other, gpu)
     for name in ("a100", "l4", "h100", "b200"):
         yield name, family.why_unsupported(problem, GPUS[name])
     for field, value in (("head_dim", 40), ("head_dim", 2048), ("lse", True), ("layout", "bshd")):
         if not (field == "head_dim" and (problem.shared_kv or problem.value_dim)):
             yield f"{field}={value}", family.why_unsupported(problem.with_(**{field: value}), gpu)
+
+
+def _resources(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> Iterator[tuple[str, Any]]:
+    """What the family counts of threads, registers and shared memory, also of the configs that differ in one gene."""
+    family, told = FAMILIES[config.family], list[tuple[Any, list[str]]]()
+    with contextlib.suppress(ModuleNotFoundError):
+        for of in vars(importlib.import_module(f"evoattn.families.{family.name}.resources")).values():
+            if inspect.isfunction(of) and family.name in of.__module__ and not of.__name__.startswith(("_", "why")):
+                told.append((of, list(inspect.signature(of).parameters)))
+    for parameter in load_space(family.name, gpu).parameters:
+        for value in parameter.values:
+            given = {"problem": problem, "genes": family.genes(**config.params | {parameter.name: value})}
+            counted = [answer(of, *map(given.get, takes)) for of, takes in told if given.keys() >= {*takes}]
+            yield f"{parameter.name}={value}", counted
+
+
+def _edges(problem: AttentionProblem, gene: str, tile: Any) -> Iterator[dict[str, int]]:
+    """Lengths at which a tile is half full, and full, and one more."""
+    length = {"M": "seqlen_q", "N": "seqlen_k"}.get(gene.rpartition("_")[2])
+    if length and not problem.varlen:
+        yield from ({length: of} for of in (max(1, tile // 2), tile // 2 + 1, tile, tile + 1))
 
 
 def main() -> None:

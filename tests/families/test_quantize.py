@@ -66,6 +66,22 @@ def test_a_fault_is_found(shape, old, new):
     assert small_faults(found, problem)
 
 
+@pytest.mark.parametrize(
+    ("shape", "word", "most"),
+    [
+        (f"D=320 bf16 {SMOOTH}", "registers of a thread", 2),  # 16 columns of four numbers each: 256 of 128
+        (f"D=256 bf16 {SMOOTH}", "", 4),
+        (f"D=320 bf16 {HEAD}", "", 4),
+        (f"D=64 bf16 {BLOCK}", "are loaded together", 1),
+    ],
+)
+def test_rows_that_a_thread_loads_together_fit_its_registers_and_are_more_than_one(shape, word, most):
+    problem = parse_shape(f"B=1 H=2 S=5000 {shape}")
+    for unroll in (1, 2, 4):
+        config = KernelConfig("quantize", CONFIG | {"BLOCK_M": 128, "THREADS": 256, "UNROLL": unroll})
+        assert (word if unroll > most else "None") in str(FAMILY.why_invalid(problem, config, GPUS["h100"]))
+
+
 @pytest.mark.parametrize("kv", ["e4m3", "int8"])
 def test_nan_and_infinities_are_nan_and_count_for_no_scale(kv):
     made, problem = kernel(f"D=64 bf16 op=quantize kv={kv} scales=head", "l4")

@@ -47,7 +47,9 @@ def plain(value: Any) -> str:
         return "[" + ", ".join(map(plain, value)) + "]"
     if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
         return type(value).__name__ + plain({name: getattr(value, name) for name in value.__dataclass_fields__})
-    return getattr(value, "__name__", "a callable") if callable(value) else repr(value)
+    if callable(value):
+        return getattr(value, "__name__", "a callable")
+    return plain(vars(value)) if type(value).__repr__ is object.__repr__ else repr(value)
 
 
 def digest(text: str) -> str:

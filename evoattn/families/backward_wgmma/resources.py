@@ -158,7 +158,7 @@ def moved_registers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> tup
     """(producer's, consumers') registers per thread after setmaxnreg, (0, 0) without: as in flash_wgmma."""
     if genes.PRODUCER != "warpgroup":
         return 0, 0
-    consumers, launch = warpgroups(genes), min(registers_at_launch(genes) + 1, 256) // 8 * 8
+    consumers, launch = warpgroups(genes), (registers_at_launch(genes) + 1) // 8 * 8
     producer = PRODUCER_REGISTERS[consumers]
     if problem.blocks and genes.DS_PLACE == "shared":  # else ptxas has products wait in turn (C7512)
         producer = max(producer, LISTED_REGISTERS)

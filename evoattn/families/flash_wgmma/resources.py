@@ -158,7 +158,7 @@ def moved_registers(genes: FlashWgmmaGenes) -> tuple[int, int]:
     """
     if genes.PRODUCER != "warpgroup":
         return 0, 0
-    consumers, launch = warpgroups(genes), min(registers_at_launch(genes) + 1, 256) // 8 * 8
+    consumers, launch = warpgroups(genes), (registers_at_launch(genes) + 1) // 8 * 8
     producer = PRODUCER_REGISTERS[consumers]
     consumer = ((consumers + 1) * launch - producer) // consumers // 8 * 8
     return producer, min(consumer, MAX_CONSUMER_REGISTERS)
