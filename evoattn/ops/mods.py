@@ -278,7 +278,7 @@ def _named(name: str) -> Callable[..., Tree]:
 RULES: dict[str, Callable[..., Tree]] = {
     "aten::add": _add,
     "aten::sub": _sub,
-    "aten::rsub": lambda x, y, alpha=ONE: _sub(y, x, alpha) if alpha == ONE else _sub(y, _apply("*", x, alpha)),
+    "aten::rsub": lambda x, y, alpha=ONE: _sub(y, x, alpha),
     "aten::mul": _named("*"),
     "aten::div": _divided,
     "aten::floor_divide": lambda x, y: _divided(x, y, "floor"),

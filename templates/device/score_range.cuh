@@ -82,17 +82,15 @@ __device__ __forceinline__ int as_int(long long x) { return to_int(x); }
 __device__ __forceinline__ int as_int(int x) { return x; }
 __device__ __forceinline__ int as_int(bool x) { return x; }
 
-// By all lanes of a warp, along the same line or with an element for each.
+// By all lanes of a warp, along the same line or with an element for each: where an index is of a row and of a key,
+// nobody asks for a key of each lane (`PAIRED`).
 template <typename Element> __device__ __forceinline__ Range elements_of(const Element* table, Line line, int lane) {
   constexpr bool IS_FLAG = sizeof(Element) == 1;
   if (__all_sync(ALL_LANES, line.count == 1)) {
     const int value = as_int(table[line.first]);
     return {value, value};
   }
-  const bool is_one = line.first == __shfl_sync(ALL_LANES, line.first, 0) &&
-                      line.step == __shfl_sync(ALL_LANES, line.step, 0) && line.count >= 1 &&
-                      line.count == __shfl_sync(ALL_LANES, line.count, 0) && line.count <= MOST_ELEMENTS;
-  if (!__all_sync(ALL_LANES, is_one)) return IS_FLAG ? Range{0, 1} : Range::anything();
+  if (line.count < 1 || line.count > MOST_ELEMENTS) return IS_FLAG ? Range{0, 1} : Range::anything();
   Range found{0x7fffffff, -0x7fffffff - 1};
   for (int i = lane; i < line.count; i += 32) {
     const int value = as_int(table[line.first + i * line.step]);

@@ -65,6 +65,7 @@ OTHERS = [
         "B=2,H=4/2,Sq=3,Sk=9,D=16,op=append_pairs,seqused=0:8",
     ),
 ]
+APPENDED = "B=3,H=4/2,Sq=3,Sk=70,D=16,dtype=bf16,mask=causal_lower_right,seqused=0:70,appended=1"
 
 
 def _shown(tensor: torch.Tensor) -> Any:
@@ -103,6 +104,9 @@ def facts() -> Iterator[tuple[str, Any]]:
         problem = parse_shape(text)
         found = proof_of(problem).device_cases(problem)
         yield f"cases of {text}", [[name, case.describe(), kind] for name, case, kind in found]
+    for text in (APPENDED, f"{APPENDED},page=16"):
+        case = cases.make_case("new keys", parse_shape(text), 3, "cpu")
+        yield f"after {text}", {name: _shown(tensor) for name, tensor in case.changed().items()}
     plain, used = (parse_shape(text) for text in (PLAIN[0], PLAIN[8]))
     for rows, tile in itertools.product((1, 2, 3, 4, 5, 8, 9, 64), (16, 100)):
         found = [*cases.appended_cases(used, rows, tile), *cases.used_cases(used, tile)]

@@ -13,10 +13,11 @@ from unittest import mock
 
 import numpy as np
 
-from evoattn.cost import correction, correction_fit, measurements, trees
+from evoattn.cost import correction, correction_fit, launch_time, measurements, trees
 from evoattn.cost.cost import cost, scores
 from evoattn.cost.explanation import ANY_CARD, SOURCES, how_far, kinds, sentences
 from evoattn.cost.fitted import Fitted, Weights, load
+from evoattn.families.gangs import TilesInOrder
 from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
@@ -160,7 +161,7 @@ def _corrected() -> Iterator[tuple[str, Any]]:
         (timed, timed[:180], timed[::7], [row for row in timed if row.family != "flash_mma"])
     ):
         with mock.patch.object(correction_fit, "fit_trees", _one_question):
-            yield f"fitted {number}", correction_fit.fit(some, 1).to_row()
+            yield f"fitted {number}", correction_fit.fit(some, 1 + (number == 2)).to_row()
         table, kinds_of = correction_fit._table(some)
         numbers = {name: getattr(table, name).round(4).tolist() for name in ("us", "scores", "over", "weights")}
         families = {name: [mine, names, asked.tolist()] for name, (mine, names, asked) in table.families.items()}
@@ -171,6 +172,8 @@ def _corrected() -> Iterator[tuple[str, Any]]:
 def facts() -> Iterator[tuple[str, Any]]:
     """See `tests.support.facts`."""
     yield from _estimates()
+    orders = [TilesInOrder(count, 10**12, sharing) for count in (1, 2, 100, 132, 200) for sharing in (1, 2, 4)]
+    yield "bytes apart", [launch_time._apart_bytes(order, 8.0, GPUS["h100"], 132) for order in orders]
     yield from _files()
     yield from _corrected()
     yield from _recordings()

@@ -68,7 +68,10 @@ def _texts(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "scratch", plain([family.workspace(*asked), family.unordered(problem, config)])
     yield "work", plain([family.work(problem, config), family.work(problem, config, REGISTERS)])
     physics = physical_part(*asked, REGISTERS, load())
-    yield "features", plain(physics and [physics.terms, fixed_features(problem, config, physics, gpu)])
+    yield (
+        "features",
+        plain(physics and [physics.terms, physics.memory_us, fixed_features(problem, config, physics, gpu)]),
+    )
     yield "refusals", plain(list(_refusals(*asked)))
     yield "resources", plain(list(_resources(problem, config, gpu)))
     yield (

@@ -10,6 +10,7 @@ import torch
 
 from evoattn import flash_attn
 from evoattn.integrations.flash_attn import version_2
+from evoattn.integrations.flash_attn.cache import Cache
 from evoattn.integrations.flash_attn.sequences import MOST_PADDING, classes
 from tests.integrations.flash_attn_formula import Asked, drawn, turned
 
@@ -77,6 +78,16 @@ class Kept:
     @property
     def seqlens(self) -> torch.Tensor:
         return torch.tensor(self.used).int()
+
+
+@pytest.mark.parametrize(
+    ("pages", "dim", "value_dim", "joined"), [(700, 64, 512, 512), (2, 128, 64, 192), (2, 9, 9, 9)]
+)
+def test_keys_beside_a_latent_stay_in_pages_where_they_are_no_wider(pages, dim, value_dim, joined):
+    k, v = (torch.zeros(pages, 16, 1, size) for size in (dim, value_dim))
+    found = Cache(k, v, 1, table=torch.zeros(1, 2, dtype=torch.int32)).joined()
+    assert found.v.shape[-1] == value_dim and (found.k is k) == (joined == value_dim)
+    assert found.k is k or found.k.shape[-1] == joined
 
 
 CACHES = list(itertools.product([0, 1, 3, 16, 48], ["own rows", "other rows"]))

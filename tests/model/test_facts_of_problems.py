@@ -47,6 +47,7 @@ WRONG = [
     *("B=2,H=2,S=3,D=64,varlen=3", "B=2,H=2,S=3,D=64,varlen=3+4/3+3", "B=2,H=2,S=3,D=64,varlen=1:3,seqused=1:3"),
     *("B=1,H=2,S=3,D=64,shared_kv=1", "B=1,H=2,S=3,D=64,shared_kv=1,Dv=128", "B=1,H=2,S=3,D=64,score=s*t[h]"),
     *("B=1,H=2,S=3,D=64,score=s+", "B=1,H=2,S=3,D=64,blocks=3x4:5", "B=1,H=2,S=300,D=64,blocks=128x128:300,window=3:0"),
+    "B=1,H=2,S=128,D=64,op=quantize,kv=e4m3,scales=block,seqused=1:9,page=64",
     *("B=1,H=2,S=3,D=64,kv=fp8", "B=1,H=2,S=3,D=64,scales=head", "B=1,H=2,S=3,D=64,turned=1"),
     *("B=1,H=2,S=3,D=64,grads=bias", "B=1,H=2,S=3,D=64,op=backward,grads=bias", "B=1,H=2,S=3,D=64,scale=nan"),
     *("B=1234567890,H=2,S=3,D=64", "B=1,H=2,S=3,D=64,deterministic=1", "B=1 H=2 S=3 D=64", "x: B=1,H=2,S=3,D=64"),

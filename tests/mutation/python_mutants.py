@@ -552,7 +552,9 @@ def equivalents() -> list[dict[str, str]]:
 def is_equivalent(row: dict[str, Any]) -> bool:
     """Whether a row of JSON is of one of these."""
     return any(
-        row["file"] == f"evoattn/{one['file']}" and row.get("text") == one["line"] and one["what"] in row["change"]
+        row["file"] in (f"evoattn/{one['file']}", one["file"])
+        and row.get("text") == one["line"]
+        and one["what"] in row["change"]
         for one in equivalents()
     )
 

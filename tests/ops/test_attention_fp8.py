@@ -1,6 +1,7 @@
 """`evoattn.attention_fp8` without a kernel, and what a kernel would be given."""
 
 import functools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.launch import Buffer, TensorMap
 from evoattn.model.scales import rounded_op
-from evoattn.ops.attention_fp8 import quantised
+from evoattn.ops.attention_fp8 import choice_in_eight_bits, quantised
 from evoattn.ops.beside import WIDE, Wanted, quantize
 from evoattn.ops.call import E4M3, Call, behind, out_like, terms_of
 from evoattn.ops.given import call_of
@@ -244,6 +245,19 @@ def test_what_no_kernel_takes_is_tried_again_of_another_mask_and_dtype(tmp_path)
     new = lambda mask, op: [(mask, op, True), (mask, "forward", True)]
     known = [(causal, "forward", False)]
     assert asked == [*new(causal, rounded), *known, *new(full, rounded), *new(causal, half)]
+
+
+def test_a_kernel_is_chosen_for_the_device_of_the_tensors(monkeypatch):
+    """Each device has picks of its own."""
+    q, k, v = (torch.empty(1, 8, 32768, 128, dtype=torch.bfloat16, device="meta") for _ in range(3))
+    asked = []
+    runtime = SimpleNamespace(
+        platform=SimpleNamespace(spec=lambda index: GPUS["h100"] if index == 3 else None),
+        choose=lambda problem, gpu, index: asked.append((problem.dtype, problem.scales, gpu.name, index)),
+    )
+    monkeypatch.setattr(torch.Tensor, "get_device", lambda _: 3)
+    choice_in_eight_bits(runtime, Call(q, k, v))
+    assert asked == [("e4m3", "head", "h100", 3)]
 
 
 def test_strict_says_that_no_kernel_serves():

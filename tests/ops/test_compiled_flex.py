@@ -145,6 +145,27 @@ def test_kernels_are_asked_for_what_is_added_and_for_the_tables_of_the_mask(runt
     ]
 
 
+def test_lists_are_of_the_lengths_of_queries_and_keys(runtime):
+    from evoattn.ops.custom_op import calls_of
+
+    q, k, v = tensors(1, 2, 2, 100, 130, dtype=torch.bfloat16)
+    mask = create_block_mask(lambda b, h, i, j: (i + j) % 3 > 0, None, None, 100, 130, "cpu", 64)
+    (call,) = calls_of((q, k, v), lambda s, b, h, i, j: s, mask.as_tuple(), 0.5, [], [])
+    assert call.blocks == "64x64:?"
+
+
+def test_compiled_code_hands_torch_s_operator_all_that_it_was_given(monkeypatch):
+    given = []
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    monkeypatch.setattr("evoattn.ops.flex.refuse", lambda _: None)
+    monkeypatch.setattr("evoattn.ops.flex.TORCH", lambda *words, **named: given.append((words, named)))
+    options = {"BLOCK_M": 64}
+    evoattn.flex_attention("q", "k", "v", "score", "mask", 0.5, True, True, options, return_aux="aux")
+    ((words, named),) = given
+    assert words == ("q", "k", "v", "score", "mask", 0.5, True, True)
+    assert named["return_aux"] == "aux" and options.items() < named["kernel_options"].items()
+
+
 @pytest.mark.slow
 def test_other_calls_are_torch_s(runtime):
     """What is no expression, and calls by torch's name."""

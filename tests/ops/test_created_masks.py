@@ -14,6 +14,7 @@ from evoattn.backends.base import LaunchError
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.families.includes import resolve
 from evoattn.families.mask_blocks import LISTS, STATES, MaskShape, launches
+from evoattn.model.block_list import parse_blocks
 from evoattn.model.gpu import GPUS
 from evoattn.model.launch import Buffer, KernelLaunch
 from evoattn.model.paths import TEMPLATES
@@ -201,6 +202,39 @@ def test_what_lies_between_two_numbers_stays_between_those_of_its_operators():
             assert tuple(one) == (ANYTHING if low < LEAST or high > MOST else (low, high)), (name, x, y)
 
 
+OF_LINES = {
+    "one for all": ([(3, 2, 40)] * 32, (13, 91)),
+    "as many as are looked at": ([(0, 1, 4096)] * 32, (10, 4105)),
+    "one more": ([(0, 1, 4097)] * 32, ANYTHING),
+    "along several": ([(3, 2, 0)] * 32, ANYTHING),
+    "an element each": ([(7 * lane, 0, 1) for lane in range(32)], None),
+}
+"""By name (first, step, count) of each lane in a table of 10, 11, 12, …, and between what the elements lie."""
+
+
+def test_between_what_the_elements_of_a_line_of_a_table_lie():
+    headers = ("device/ptx/element.cuh", "device/score.cuh", "device/score_range.cuh")
+    text = "\n".join(
+        (
+            *(f'#include "{name}"' for name in headers),
+            'extern "C" __global__ void lines(const int* table, const int* given, int* all) {',
+            "const int number = blockIdx.x * 32 + threadIdx.x;",
+            "const Line line{given[3 * number], given[3 * number + 1], given[3 * number + 2]};",
+            "const Range found = elements_of(table, line, threadIdx.x);",
+            "all[2 * number] = found.low, all[2 * number + 1] = found.high;",
+            "}\n",
+        )
+    )
+    given = torch.tensor([lanes for lanes, _ in OF_LINES.values()], dtype=torch.int32)
+    buffers = {"table": torch.arange(10, 5010, dtype=torch.int32), "given": given, "all": torch.zeros(5, 32, 2).int()}
+    launch = KernelLaunch("lines", (len(OF_LINES), 1, 1), (32, 1, 1), 0, tuple(map(Buffer, buffers)))
+    kernel = ptx_kept(resolve(text, TEMPLATES), "sm_90a")
+    assert not InterpreterBackend().run(kernel, (launch,), buffers)
+    for (name, (_, lies)), lanes in zip(OF_LINES.items(), buffers["all"].tolist(), strict=True):
+        expected = [list(lies or (10 + 7 * lane,) * 2) for lane in range(32)]
+        assert lanes == expected, name
+
+
 def test_launches_have_room_for_so_many_heads_and_blocks():
     for sizes, fits in (
         ((255, 257, 9, 9, 1, 1), True),
@@ -245,6 +279,46 @@ def test_the_first_mask_is_no_larger_than_the_one_that_is_wanted(monkeypatch, tm
     other = lambda b, h, q, k: q < -k
     with pytest.warns(RuntimeWarning, match="were others"):
         assert block_masks._checked(*given[:2], "other", other, *given[4:]) is None
+
+
+def test_a_kernel_is_made_once_for_a_text_and_none_where_that_fails(monkeypatch):
+    asked = []
+
+    def checked(platform, device, text, *of):
+        asked.append((device.index, text, *of))
+        if text == "wrong":
+            raise RuntimeError("no such function")
+        return f"kernel of {text}"
+
+    monkeypatch.setattr(block_masks, "_checked", checked)
+    monkeypatch.setattr(block_masks, "_loaded", {})
+    platform, device = SimpleNamespace(capturing=lambda: False), torch.device("cuda:1")
+    assert [block_masks._kernel(platform, device, "right", (1, 2)) for _ in range(2)] == ["kernel of right"] * 2
+    with pytest.warns(RuntimeWarning, match="no such function"):
+        assert block_masks._kernel(platform, device, "wrong", (3,)) is None
+    assert block_masks._kernel(platform, device, "wrong", (3,)) is None
+    assert asked == [(1, "right", 1, 2), (1, "wrong", 3)]
+
+
+def test_counts_of_a_mask_are_those_of_the_first_one_like_it_or_likely_ones(monkeypatch):
+    monkeypatch.setattr(block_masks, "_read", {})
+    counts, indices, full = torch.full((1, 1, 3), 2), torch.zeros(1, 1, 3, 5), torch.ones(1, 1, 3)
+    unread = f"64x64:{block_masks.UNREAD}"
+    for lists in ((counts, indices, full, None), (full, indices, counts, None)):
+        assert block_masks.told(unread, lists) == "64x64:2/1/3"
+    for blocks in (1, 2, 9, 500):
+        partial, whole, most = parse_blocks(block_masks.likely(unread, blocks)).counts
+        assert 1 <= partial == whole <= max(1, blocks // 2) and most == partial + whole
+
+
+def test_a_block_mask_is_asked_for_by_its_sizes(monkeypatch):
+    asked = []
+    monkeypatch.setattr(flex, "_created", lambda mask_mod, shape, device, apart: asked.append((shape, apart)))
+    seen = lambda b, h, q, k: q >= k
+    flex.create_block_mask(seen, None, 3, 300, 200, "cpu")
+    flex.create_block_mask(seen, 2, None, 300, 200, "cpu", BLOCK_SIZE=(64, 32), separate_full_blocks=False)
+    flex.create_block_mask(seen, 1, 1, 300, 200, "cpu", BLOCK_SIZE=(torch.tensor(64), 32))
+    assert asked == [(MaskShape(1, 3, 300, 200, 128, 128), True), (MaskShape(2, 1, 300, 200, 64, 32), False)]
 
 
 def test_a_made_mask_asks_its_function_and_short_lists_are_padded():

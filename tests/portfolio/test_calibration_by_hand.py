@@ -234,6 +234,7 @@ def test_a_journal_is_read_by_versions_and_odd_lines_are_passed_over(folder):
     plan = Plan(CARD, [Group(group.name, [TWO], ("flash_mma",)), Group("third", [ONE], ("flash_mma",))], [], 10.0, 0.0)
     calibrate._recall(plan, today, before)
     assert plan.recalled == 1 and plan.old == 2, "of the group's problems"
+    assert [kernel.params for kernel in plan.before[group.name].kernels.values()] == [PARAMS[1]]
     assert plan.groups[0].given == [("flash_mma", PARAMS[1])] and not plan.groups[1].kernels
     assert "2 more are of another driver" in plan.describe() and "2 problems in 2 groups" in plan.describe()
 
@@ -357,7 +358,9 @@ def test_what_was_judged_is_told_by_kinds():
     assert told == {"problems": 4, "regret": round(2 ** (1 / 3), 4), "worst": 1.6, "ahead": 2, "beside": 3}
     assert summary(()) == {"problems": 0, "regret": None, "worst": None, "ahead": 0, "beside": 0}
     assert calibrate._regrets(rows) == {"plain": round(math.sqrt(2), 4), "variants": 1.0}
+    assert summary([row(pick_us=8.0, best_us=7.0)])["worst"] == 1.143
     lines = Done(made(), rows).table().split("\n")
+    assert len({line.count("|") for line in lines[:5]}) == 1
     assert lines[2:5] == [
         f"| plain | 2 | {math.sqrt(2):.3f} | 1.600 | 1 of 2 | {math.sqrt(2 * 0.625):.2f} |",
         "| window | 2 | 1.000 | 1.000 | 1 of 1 | 2.50 |",
@@ -366,6 +369,19 @@ def test_what_was_judged_is_told_by_kinds():
     assert lines[5] == "The cost model's first choice takes 1.200 times the best, corrected 1.100."
     assert "was not judged" in calibrate.first_choice(made(correction=NONE))
     assert calibrate._line("plain", [row(pick_us=None)]) == "| plain | 1 | none | none | 0 of 0 | none |"
+
+
+def test_kernels_that_ship_count_where_they_are_of_the_card(monkeypatch):
+    told = []
+    fakes = {"fit": lambda *_: NONE, "with_confirmed": lambda _: []}
+    for cards in ((CARD.name,), ("h100",)):
+        listed = replace(made().listed, cards=cards)
+        fakes["shipped_for"] = lambda _, listed=listed: listed
+        fakes["select_of"] = lambda groups, gpu, today, *_, **__: told.append(today and today.cards) or made().listed
+        for name, fake in fakes.items():
+            monkeypatch.setattr(calibrate, name, fake)
+        calibrate.make(Plan(CARD, [], [], 1.0, 0.0), 1)
+    assert told == [(CARD.name,), None]
 
 
 def timed(number, kernel, us, score, **asked):

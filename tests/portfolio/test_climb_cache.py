@@ -55,7 +55,8 @@ def test_another_problem_or_gpu_is_another_climb(tmp_path: Path) -> None:
     ClimbCache(tmp_path).add(key(0), climbed(0))
     others: list[Key] = [(replace(about, lse=True), gpu), (about, replace(gpu, sm_count=114))]
     assert [ClimbCache(tmp_path).get(other) for other in others] == [None] * 2
-    assert ClimbCache(tmp_path).get(key(0)) == climbed(0)
+    again = ClimbCache(tmp_path)
+    assert again.get(key(0)) == climbed(0) and again.get(key(0)) is again.get(key(0)), "a file is read once"
 
 
 def test_a_config_that_cannot_serve_is_not_taken(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def plain(value: Any) -> str:
         return type(value).__name__ + plain({name: getattr(value, name) for name in value.__dataclass_fields__})
     if callable(value):
         return getattr(value, "__name__", "a callable")
-    return plain(vars(value)) if type(value).__repr__ is object.__repr__ else repr(value)
+    return plain(vars(value)) if repr(value) == object.__repr__(value) else repr(value)
 
 
 def digest(text: str) -> str:
