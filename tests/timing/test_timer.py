@@ -6,7 +6,7 @@ import gc
 import pytest
 import torch
 
-from evoattn.correctness.arena import Arena, Layout
+from evoattn.correctness.arena import POISON_BYTE, Arena, Layout
 from evoattn.timing.contestant import PROBE_US, Contestant
 from evoattn.timing.energy import energy_per_call
 from evoattn.timing.replay_watch import ReplayWatch
@@ -73,6 +73,16 @@ def test_a_watch_counts_the_replays_that_did_wrong():
     assert replays(leaves_it, leaves_it, is_off).startswith("2 of 3 timed replays left outputs unwritten: ")
     assert replays(is_off, honest) == "1 of 2 timed replays left another output than the validated one."
     assert replays(leaves_it, expected=None) == ""
+
+    new_rows = right.clone()  # of a cache
+    new_rows[:2].view(torch.uint8).fill_(POISON_BYTE)
+
+    def leaves_the_others():
+        arena.poison()
+        arena.views["o"][2:] = 2.0
+
+    assert replays(leaves_the_others, expected=new_rows) == ""
+    assert replays(honest, expected=new_rows) and "unwritten" in replays(leaves_it, expected=new_rows)
 
     def is_near():
         arena.views["o"][2] += 1e-5
