@@ -75,6 +75,8 @@ class GroupSearch(Loop):
         super().__init__(fleet or LocalFleet(max(1, (os.cpu_count() or 2) - 1)), tools)
         self.groups, self.gpu, self._breeder = list(groups), gpu, breeder
         self._asked: deque[tuple[Group, Kernel, tuple[int, ...]]] = deque()
+        self._promising: deque[_Bred] = deque()
+        """To be timed on more problems where no fresh kernel waits: of that the cost model learns more."""
         self._breeders = self._new_breeders()
         self._near = {g.name: g.near(gpu) for g in groups}
         self._searched: Sequence[Group] = self.groups
@@ -97,6 +99,7 @@ class GroupSearch(Loop):
         """Search `among`, or all groups, for `seconds` from when a GPU process is up. Raises `WorkerFailed`."""
         self._searched, self._refresh, self.exhausted = among or self.groups, refresh, False
         self._clock = Clock(Budget(seconds=seconds))
+        self._promising.clear()
         self._loop()
         if self._devices:
             self._end_devices_tasks(self._devices)
@@ -114,7 +117,10 @@ class GroupSearch(Loop):
 
     def _begin_next(self, idle: list[BaseWorker]) -> bool:
         if self._asked:
-            pending = self._pending(*self._asked.popleft())
+            group, kernel, indexes = self._asked.popleft()
+            others = [i for i in self._others_of(group, kernel, indexes[0]) if i not in kernel.times]
+            rest = tuple(i for i in others if i not in indexes)[: MOST - 1]
+            pending = self._pending(group, kernel, indexes, rest)
             if pending.kernel:
                 self._ready.add(pending, Compiled(pending.kernel, None))
             else:
@@ -132,10 +138,14 @@ class GroupSearch(Loop):
         return False
 
     def _bred(self, group: Group, kernel: Kernel, target: int) -> _Bred:
-        able = set(self.serves(group, kernel))
-        others = [i for i in self._near[group.name][target] if i in able]
+        others = self._others_of(group, kernel, target)
         indexes, rest = (target, *others[:SAMPLE]), tuple(others[SAMPLE : MOST - 1])
         return self._pending(group, kernel, indexes, rest)
+
+    def _others_of(self, group: Group, kernel: Kernel, target: int) -> list[int]:
+        """The group's other problems that the kernel can run, those most like the target first."""
+        able = set(self.serves(group, kernel))
+        return [i for i in self._near[group.name][target] if i in able]
 
     def _pending(
         self, group: Group, kernel: Kernel, indexes: tuple[int, ...], rest: tuple[int, ...] = (), check: bool = True
@@ -160,6 +170,19 @@ class GroupSearch(Loop):
         kernel.compile_seconds = answer.kernel.info.seconds
         if pending.indexes and pending.check:
             self._ready.add(pending, replace(answer, relative_cost=None))  # costs of several problems do not compare
+
+    def _more(self) -> bool:
+        return bool(self._promising)
+
+    def _feed_boards(self) -> None:
+        """As ever; promising kernels are for the boards for which nothing fresh is ready, until the time is spent."""
+        super()._feed_boards()
+        if self._promising and not self._clock.spent(self.progress.recorded):
+            for device in self._devices.free() if self._devices else ():
+                if not self._promising:
+                    return
+                pending = self._promising.popleft()
+                device.submit(pending, self._task(pending, device))
 
     def _task(self, pending: Pending, device: Device) -> Survey:
         assert isinstance(pending, _Bred)
@@ -186,8 +209,7 @@ class GroupSearch(Loop):
             if rough:
                 kernel.rough.add(index)
         if near and pending.rest:
-            more = replace(pending, indexes=pending.rest, rest=(), check=False, again=False)
-            self._ready.add_again(more)
+            self._promising.append(replace(pending, indexes=pending.rest, rest=(), check=False, again=False))
 
     def serves(self, group: Group, kernel: Kernel) -> list[int]:
         """Indexes of the group's problems that the kernel can run."""

@@ -6,12 +6,15 @@ made a correction of the cost model and the card's list of kernels, and both are
 
 import json
 import math
+import multiprocessing
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import repeat, zip_longest
 from statistics import fmean, median
 from typing import Any
@@ -382,10 +385,9 @@ def calibrate(wanted: Wanted, gpu: GpuSpec, say: Say, tools: Tools | None = None
             keeper = Keeper(engine, journal, say, end - time.monotonic())
             try:
                 for learns, share in parts:
-                    if learns:
-                        say(f"learnt: {first_choice(make(made, wanted.jobs))}")
-                        engine.ask(list(asked(made, wanted.jobs)))
-                    engine.run(max(1.0, started + share * made.search_seconds - time.monotonic()), keeper)
+                    with learning(made, wanted.jobs, engine, say) if learns else nullcontext(list) as take:
+                        left = started + share * made.search_seconds - time.monotonic()
+                        engine.run(max(1.0, left), partial(_each, keeper, take))
             finally:
                 keeper.save()
         say(f"searched: {engine.compiled} kernels compiled, {engine.measured} times")
@@ -404,6 +406,42 @@ def calibrate(wanted: Wanted, gpu: GpuSpec, say: Say, tools: Tools | None = None
     calibrations.save(found)
     pick.forget()
     return Done(found, rows)
+
+
+_HERE: list[Plan] = []
+"""Of a process that learns, which is forked: what is known by then need not be sent there."""
+
+
+@contextmanager
+def learning(made: Plan, jobs: int | None, engine: GroupSearch, say: Say) -> Iterator[Callable[[], None]]:
+    """Learns from what is timed by now, in a process of its own, so that the GPU works on; the function has the search
+    take what came of it, once it is there. At the end it is waited for."""
+    groups, taken = {group.name: group for group in made.groups}, list[str]()
+    _HERE[:] = [made]
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as apart:
+        found = apart.submit(_learn, jobs)
+
+        def take(waits: bool = False) -> None:
+            if not taken and (waits or found.done()):
+                words, chosen = found.result()
+                taken.append(words)
+                pick.forget()  # this process reads what that one has saved
+                say(f"learnt: {words}")
+                engine.ask([(groups[name], kernel, indexes) for name, kernel, indexes in chosen])
+
+        yield take
+        take(waits=True)
+
+
+def _learn(jobs: int | None) -> tuple[str, list[tuple[str, Kernel, tuple[int, ...]]]]:
+    (made,) = _HERE
+    words = first_choice(make(made, jobs))
+    return words, [(group.name, kernel, indexes) for group, kernel, indexes in asked(made, jobs)]
+
+
+def _each(*calls: Callable[[], object]) -> None:
+    for call in calls:
+        call()
 
 
 def turns(made: Plan) -> list[tuple[bool, float]]:

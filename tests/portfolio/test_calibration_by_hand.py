@@ -3,8 +3,10 @@
 import contextlib
 import json
 import math
+from concurrent.futures import Future
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -326,6 +328,25 @@ def test_what_would_be_chosen_is_asked_where_it_was_not_timed(monkeypatch):
     monkeypatch.undo()
     first, *others = calibrate._choices(ONE, ("flash_mma",), CARD)
     assert first == pick.portfolio_kernels(ONE, CARD)[0] and others and len({c.id for c in others}) == len(others)
+
+
+def test_what_was_learnt_is_taken_once_it_is_there(monkeypatch):
+    """The search goes on meanwhile; the end waits."""
+    group, found, engine, said = Group("16 d64 full", [ONE], ("flash_mma",)), Future(), mock.Mock(), list[str]()
+    kernel, made = Kernel("flash_mma", PARAMS[0]), Plan(CARD, [group], [], 1.0, 0.0)
+    pool = mock.MagicMock()
+    pool.return_value.__enter__.return_value.submit.return_value = found
+    monkeypatch.setattr(calibrate, "ProcessPoolExecutor", pool)
+    with calibrate.learning(made, 2, engine, said.append) as take:
+        take()
+        assert not said
+        found.set_result(("1.03", [(group.name, kernel, (0,))]))
+        take()
+    assert said == ["learnt: 1.03"] and engine.ask.call_args_list == [mock.call([(group, kernel, (0,))])]
+    monkeypatch.setattr(calibrate, "make", lambda *about: about)
+    monkeypatch.setattr(calibrate, "first_choice", lambda about: f"by {about[1]}")
+    monkeypatch.setattr(calibrate, "asked", lambda *about: [(group, kernel, (0,))])
+    assert calibrate._learn(3) == ("by 3", [(group.name, kernel, (0,))])
 
 
 def test_problems_are_half_plain_and_fit_the_card():

@@ -106,7 +106,7 @@ def _calibrated(parts: list[tuple[bool, float]], judged: int, played: bool) -> l
     log.ProcessPoolExecutor.return_value.__enter__.return_value.map = map
     fakes = {"Journal": log.Journal, "GroupSearch": log.GroupSearch, "Keeper": log.Keeper, "LocalFleet": log.LocalFleet}
     fakes |= {"plan": lambda *_: made, "turns": lambda _: parts, "make": mock.Mock(return_value=found)}
-    fakes |= {"ProcessPoolExecutor": log.ProcessPoolExecutor, "asked": lambda *_: ["one", "two"]}
+    fakes |= {"ProcessPoolExecutor": log.ProcessPoolExecutor, "learning": log.learning}
     fakes |= {"check_all": mock.Mock(return_value=rows), "summary": lambda rows: {"rows": len(rows)}}
     fakes |= {"_regrets": lambda rows: {"plain": 1.0 * len(rows)}, "first_choice": lambda _: "1.02"}
     fakes |= {"is_played": lambda _: played, "calibration_folder": lambda gpu: f"folder of {gpu}"}
