@@ -66,7 +66,7 @@ def calibrate(
             own = [(one.problem, one.count * (one.us or 1.0)) for one in Shapes.load(shapes).entries]
         devices = [device for device in detect_devices() if device.spec]
         if not devices or devices[0].spec is None:
-            stop("There is no CUDA device here that evoattn knows (see `evoattn gpus`).", FAILED_RUN)
+            stop("No CUDA device of sm_80 or newer is here: `evoattn calibrate` runs on the card itself.", FAILED_RUN)
         gpu, wanted = devices[0].spec, room.Wanted(seconds, chosen, own, jobs)
         if dry_run:
             typer.echo(room.plan(wanted, gpu).describe())
