@@ -28,20 +28,12 @@ NO_HOME = Path("/nonexistent/evoattn")
 
 
 def _user_folder(kind: Literal["data", "cache"]) -> Path:
-    """As platformdirs says; by the rule of Linux on a machine that only runs kernels and lacks it."""
-    try:
-        from platformdirs import user_cache_path, user_data_path
-    except ImportError:
-        given = os.environ.get(f"XDG_{kind.upper()}_HOME")
-        home = Path(os.path.expanduser("~"))
-        if not given and not home.is_absolute():
-            return NO_HOME
-        return Path(given or home / {"data": ".local/share", "cache": ".cache"}[kind]) / "evoattn"
-    try:
-        found = (user_data_path if kind == "data" else user_cache_path)("evoattn", appauthor=False)
-    except RuntimeError:
+    """By the rule of Linux; platformdirs says the same, and takes a known kernel's first call some milliseconds."""
+    given = os.environ.get(f"XDG_{kind.upper()}_HOME")
+    home = Path(os.path.expanduser("~"))
+    if not given and not home.is_absolute():
         return NO_HOME
-    return NO_HOME if found.parts[0] == "~" else found  # as earlier versions of platformdirs have it
+    return Path(given or home / {"data": ".local/share", "cache": ".cache"}[kind]) / "evoattn"
 
 
 def data_folder() -> Path:

@@ -549,5 +549,6 @@ def mask_of_scores(
         _worth[kind] = counts
     if made is None or not counts:
         return None
-    kept(made).counts = counts
+    known = kept(made)
+    known.counts, known.again = counts, None  # of finer lists, new in each call, counts would be waited for
     return made

@@ -41,6 +41,7 @@ from evoattn.ops.given import scored, with_added
 from evoattn.ops.runtime import current
 from evoattn.ops.shapes import paused
 from evoattn.ops.torch_answer import NoKernel, is_promised, refuse
+from evoattn.portfolio.pick import canonical
 
 TORCH = torch_flex.flex_attention
 """Torch's own function, whatever `flex` puts in its place."""
@@ -283,12 +284,16 @@ def _ways(
 
 def _us(call: Call) -> float:
     """What a call should take by the cost model, in its unit of time; infinity where no kernel serves it."""
-    from evoattn.cost.cost import scores  # here: it imports NumPy and reads a file of weights
-
     choice = current.runtime().choice(call)
     if isinstance(choice, Refusal):
         return math.inf
-    return float(scores(choice.problem.as_searched, [choice.config], choice.gpu)[0])
+    problem = choice.problem.as_searched
+    end = current.climbs().get((canonical(problem), choice.gpu))
+    if end is not None and end.config == choice.config:
+        return end.score
+    from evoattn.cost.cost import scores  # here: it imports NumPy and reads a file of weights
+
+    return float(scores(problem, [choice.config], choice.gpu)[0])
 
 
 def _for_torch(call: Call, mask: BlockMask | None) -> BlockMask | None:

@@ -82,9 +82,10 @@ class Scored:
 
 @dataclass(frozen=True)
 class Climbed:
-    """Where climbs ended, and by what factor it should be faster than the best kernel of the list."""
+    """Where climbs ended, its cost, and by what factor it should be faster than the best kernel of the list."""
 
     config: KernelConfig
+    score: float
     gain: float
     asked: int
     """Costs that were computed."""
@@ -227,8 +228,8 @@ def climbed(
             steps += climb(start.config, problem, gpu, STEPS, genes.get(start.config.family, {}), costs)
     first, end = _cheapest(ranked, cost), _cheapest(steps, cost)
     if cost(end) < cost(first) * (1 - caution * LEAST_GAIN):
-        return Climbed(end.config, first.score / end.score, len(costs))
-    return Climbed(first.config, 1.0, len(costs))
+        return Climbed(end.config, end.score, first.score / end.score, len(costs))
+    return Climbed(first.config, first.score, 1.0, len(costs))
 
 
 def _cheapest(found: Iterable[Scored], cost: Callable[[Scored], float]) -> Scored:
@@ -347,8 +348,8 @@ class ClimbCache:
                 self._lines = self._read()
             name = appended.name_of(key)
             if (line := self._lines.get(name)) and (row := appended.parsed(name, line)):
-                family, params, gain, asked = row
-                found = Climbed(KernelConfig(family, params), gain, asked)
+                family, params, *numbers = row
+                found = Climbed(KernelConfig(family, params), *numbers)
                 self._remember(key, found)
         return found
 
@@ -358,7 +359,7 @@ class ClimbCache:
         if not self._writes or (path := self.path) is None:
             return
         config = climbed.config
-        row = [config.family, config.params, climbed.gain, climbed.asked]
+        row = [config.family, config.params, climbed.score, climbed.gain, climbed.asked]
         self._writes = appended.append(path, appended.name_of(key), row)
 
     def forget(self) -> None:

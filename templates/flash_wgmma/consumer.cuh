@@ -68,21 +68,16 @@ private:
   __device__ __forceinline__ void multiply_qk(int stage) {  // S = Q Kᵀ
     wgmma_fence();
     const uint64_t k_stage = k_descriptor + descriptor_step(Smem::K_TILE_BYTES) * stage;
-#pragma unroll
-    for (int step = 0; step < Tiles::DIM_STEPS; ++step) {
-      wgmma_qk(s, q[step], k_stage + descriptor_step(Tiles::step_offset(step, BLOCK_N)), step > 0);
-    }
+    wgmma_qk(s, q, [&](int step) { return k_stage + descriptor_step(Tiles::step_offset(step, BLOCK_N)); }, false);
     wgmma_commit();
   }
   template <int PART = 0> __device__ __forceinline__ void multiply_pv(int stage) {  // O += P V
     wgmma_fence();
     const uint64_t v_stage = v_descriptor + descriptor_step(Smem::V_TILE_BYTES) * stage +
                              descriptor_step(Operands::value_columns(PART * 2 * SUMS));
-#pragma unroll
-    for (int step = 0; step < KEY_STEPS; ++step) {
-      wgmma_pv(sum_of<PART>(), p[step], v_stage + descriptor_step(Operands::value_step(step)),
-               IN_PARTS ? step > 0 || !fresh : !TWO_LEVELS || step > 0 || (IN_TURNS && tiles_added > 0));
-    }
+    wgmma_pv(
+        sum_of<PART>(), p, [&](int step) { return v_stage + descriptor_step(Operands::value_step(step)); },
+        IN_PARTS ? !fresh : !TWO_LEVELS || (IN_TURNS && tiles_added > 0));
     wgmma_commit();
     if constexpr (IN_PARTS) fresh = false;
   }
@@ -112,19 +107,10 @@ private:
       listed.load_seen(seen, lane_row(work.tile), listed.up(key_tile), lane);
     }
   }
-  // Of PARTIAL blocks by bits or the predicate, else behind the last key.
   __device__ __forceinline__ void mask_listed() {
-    const ListedTiles<BLOCK_N> listed = work.listed();
     const int row = lane_row(work.tile);
-    if (listed.is_packed(listed.up(key_tile))) {
-      listed.mask_unseen(s, seen);
-    } else if (listed.is_partial(key_tile)) {
-      mask_scores(s, listed_key, work.mask.keys_from(row, 0), lane);
-      listed.mask_partial(s, work.terms, work.tile.batch, work.rows.head(work.tile, row), row,
-                          listed_key + lane % 4 * 2);
-    } else if (listed.tiles == 0 || listed_key + BLOCK_N > work.seqlen_k) {
-      mask_scores(s, listed_key, AllKeys(work.seqlen_q, listed.tiles == 0 ? 0 : work.seqlen_k).keys_from(0, 0), lane);
-    }
+    work.listed().mask_tile(s, seen, key_tile, listed_key + lane % 4 * 2, work.mask, work.terms, work.tile.batch,
+                            work.rows.head(work.tile, row), row);
   }
   // Whether the mask hides keys of the next tile from some row of the warpgroup.
   __device__ __forceinline__ bool hides_keys() const {

@@ -170,16 +170,6 @@ def test_threads_that_begin_together_load_one_kernel(tmp_path):
     assert not wrong and len(compiled) == 1 and device.loads == 1
 
 
-def test_an_older_platformdirs_without_a_home_is_no_folder_called_tilde(tmp_path):
-    (tmp_path / "platformdirs.py").write_text(
-        "from pathlib import Path\ndef user_data_path(*_, **__): return Path('~/.local/share/evoattn')\n"
-        "user_cache_path = user_data_path\n"
-    )
-    code = "from evoattn.model.paths import NO_HOME, data_folder; assert data_folder() == NO_HOME"
-    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=600)
-
-
 HOMELESS = """
     import torch, evoattn
     from evoattn.families.registry import FAMILIES

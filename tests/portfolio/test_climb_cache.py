@@ -28,7 +28,7 @@ def key(number: int) -> Key:
 
 
 def climbed(number: int) -> Climbed:
-    return Climbed(CONFIG, 1 + number / 7, number)
+    return Climbed(CONFIG, 3 / 7 + number, 1 + number / 7, number)
 
 
 def file_of(climbs: ClimbCache) -> Path:
@@ -65,7 +65,7 @@ def test_a_config_that_cannot_serve_is_not_taken(tmp_path: Path) -> None:
     wrong = KernelConfig(following.family, following.config.params | {"BLOCK_M": 4096})
     assert registry.lookup(following.family).why_impossible(PROBLEM, wrong, H100)
     kept = ClimbCache(tmp_path)
-    kept.add((canonical(PROBLEM), H100), Climbed(wrong, 2.0, 9))
+    kept.add((canonical(PROBLEM), H100), Climbed(wrong, 5.0, 2.0, 9))
     assert pick(PROBLEM, H100, ClimbCache(tmp_path)) == following
 
 

@@ -176,7 +176,7 @@ def test_what_is_picked_can_serve_the_very_problem():
     config = load_space("flash_wgmma", GPUS["h100"]).starting_configs()[0]
     assert registry.lookup("flash_wgmma").why_impossible(problem, config, gpu)
     climbs = ClimbCache()
-    climbs.add((canonical(problem), gpu), Climbed(config, 1.25, 1))
+    climbs.add((canonical(problem), gpu), Climbed(config, 8.0, 1.25, 1))
     found = lasting_pick(problem, gpu, climbs)
     assert found.config == config and "should take 20% less time" in found.why
     picked = pick(problem, gpu, climbs)

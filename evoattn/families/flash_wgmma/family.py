@@ -35,7 +35,7 @@ from evoattn.families.flash_wgmma.resources import (
     warpgroups,
     widest_wgmma,
 )
-from evoattn.families.flash_wgmma.text import wgmma_function
+from evoattn.families.flash_wgmma.text import wgmma_product
 from evoattn.families.given import passed, printed
 from evoattn.families.packed_mask import pack_launches, pack_work, packed_bytes
 from evoattn.families.tensor_tiles import (
@@ -162,11 +162,21 @@ class FlashWgmma(Family):
             "LAZY_OCTAVES": octaves,
             "HEADS_IN_TURN": HEADS_IN_TURN[genes.TILE_ORDER],
             "SMEM_BYTES": smem_bytes(problem, genes),
-            "WGMMA_QK": wgmma_function(
-                "wgmma_qk", genes.BLOCK_N, problem.dtype, genes.Q_IN_REGISTERS, b_transposed=False
+            "WGMMA_QK": wgmma_product(
+                "wgmma_qk",
+                math.ceil(problem.head_dim / problem.element.mma_k),
+                genes.BLOCK_N,
+                problem.dtype,
+                genes.Q_IN_REGISTERS,
+                b_transposed=False,
             ),
-            "WGMMA_PV": wgmma_function(
-                "wgmma_pv", problem.head_dim_v, problem.dtype, a_in_registers=True, b_transposed=True
+            "WGMMA_PV": wgmma_product(
+                "wgmma_pv",
+                genes.BLOCK_N // problem.element.mma_k,
+                problem.head_dim_v,
+                problem.dtype,
+                a_in_registers=True,
+                b_transposed=True,
             ),
         }
 

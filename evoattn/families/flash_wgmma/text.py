@@ -1,4 +1,5 @@
-"""The one generated piece of CUDA: a `wgmma` with an operand for each accumulator, which C++ has no way to repeat."""
+"""The one generated piece of CUDA: a `wgmma` with an operand for each accumulator, which C++ has no way to repeat; one
+alone, and all those of a product."""
 
 from evoattn.model.dtype import DTYPES
 
@@ -59,4 +60,43 @@ __device__ __forceinline__ void {name}(float (&d)[{count}], {a_type}, uint64_t b
                "{a_text}, {b}, {flags};\\n}}"
                : {_lines(outputs, indent + "  ")}
                : {a_inputs}, "l"(b), "r"(accumulate));
+}}"""
+
+
+def wgmma_product(
+    name: str, steps: int, columns: int, dtype: str, a_in_registers: bool, b_transposed: bool, b_dtype: str = ""
+) -> str:
+    """A C++ function `name(d, a, b, accumulate)` of `steps` such products, which all add to the same D: `a[step]` and
+    `b(step)` are their operands, of A with its columns contiguous; before the first D is 0 unless `accumulate`.
+
+    In one asm statement: NVRTC makes the same machine code of it as of one for each step, in four fifths of the time.
+    """
+    count, ptx, of_b = columns // 2, PTX_TYPES[dtype], PTX_TYPES[b_dtype or dtype]
+    width = 4 if a_in_registers else 1
+    places = [count + step * (width + 1) for step in range(steps)]
+    transposed = [] if DTYPES[dtype].bytes == 1 else [b_transposed] if a_in_registers else [False, b_transposed]
+    flags = ", ".join(["1, 1", *(str(int(flag)) for flag in transposed)])
+    indent = " " * 15
+    d = _string_lines([f"%{i}" for i in range(count)], indent)
+    lines, inputs = [], []
+    for step, place in enumerate(places):
+        a = ", ".join(f"%{place + i}" for i in range(width))
+        of_step = "{" + a + "}" if a_in_registers else a
+        added = "always" if step else "p"
+        lines.append(
+            f'"wgmma.mma_async.sync.aligned.m64n{columns}k{DTYPES[dtype].mma_k}.f32.{ptx}.{of_b} "\n{indent}'
+            f'"{{{d}}}, "\n{indent}"{of_step}, %{place + width}, {added}, {flags};\\n"'
+        )
+        inputs += [f'"r"(a[{step}][{i}])' for i in range(4)] if a_in_registers else [f'"l"(a[{step}])']
+        inputs.append(f'"l"(b({step}))')
+    given = f"%{count + steps * (width + 1)}"
+    outputs = _lines([f'"+f"(d[{i}])' for i in range(count)], indent + "  ")
+    return f"""\
+template <class A, class B>
+__device__ __forceinline__ void {name}(float (&d)[{count}], const A& a, const B& b, int accumulate) {{
+  asm volatile("{{\\n.reg .pred p, always;\\nsetp.ne.b32 p, {given}, 0;\\nsetp.eq.b32 always, {given}, {given};\\n"
+               {f"{chr(10)}{indent}".join(lines)}
+               "}}"
+               : {outputs}
+               : {_lines([*inputs, '"r"(accumulate)'], indent + "  ")});
 }}"""

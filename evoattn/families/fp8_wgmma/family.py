@@ -26,7 +26,7 @@ from evoattn.families.flash_wgmma.resources import (
     threads,
     warpgroups,
 )
-from evoattn.families.flash_wgmma.text import wgmma_function
+from evoattn.families.flash_wgmma.text import wgmma_product
 from evoattn.families.fp8_wgmma.resources import (
     Fp8WgmmaGenes,
     begins_ahead,
@@ -132,16 +132,18 @@ class Fp8Wgmma(Family):
             "LAZY_OCTAVES": octaves,
             "HEADS_IN_TURN": HEADS_IN_TURN[genes.TILE_ORDER],
             "SMEM_BYTES": smem_bytes(problem, genes),
-            "WGMMA_QK": wgmma_function(
+            "WGMMA_QK": wgmma_product(
                 "wgmma_qk",
+                math.ceil(problem.head_dim / problem.element.mma_k),
                 genes.BLOCK_N,
                 problem.dtype,
                 genes.Q_IN_REGISTERS,
                 b_transposed=False,
                 b_dtype=problem.kv,
             ),
-            "WGMMA_PV": wgmma_function(
+            "WGMMA_PV": wgmma_product(
                 "wgmma_pv",
+                genes.BLOCK_N // problem.element.mma_k,
                 problem.head_dim_v // genes.VALUE_PARTS + genes.sum_columns,
                 problem.dtype,
                 a_in_registers=True,

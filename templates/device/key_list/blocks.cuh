@@ -58,23 +58,49 @@ template <int ROWS, int BLOCK_N> struct SeenKeys {
 #pragma unroll
     for (int i = 0; i < WORDS; ++i) words[row][i] >>= shift;
   }
-  // By the predicate, `row` and `key` being the lane's first: in a loop, which makes little code. BY_KEYS: rows are
-  // keys, and keys queries.
+  // By the predicate, `row` and `key` being the lane's first: in a loop, which makes little code; words come in at the
+  // end, as registers have no index that runs. BY_KEYS: rows are keys, and keys queries.
   template <bool BY_KEYS = false, class Terms>
   __device__ __forceinline__ void ask(const Terms& terms, int batch, int head, int row, int key) {
+#pragma unroll 1
+    for (int word = 0; word < WORDS; ++word) {
+      uint32_t asked[ROWS] = {};
+#pragma unroll 1
+      for (int step = 0; step < (BLOCK_N < 32 ? BLOCK_N : 32); step += 8) {
+        const int first = key + word * 32 + step;
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i) {
+          const uint32_t low = shows<BY_KEYS>(terms, batch, head, row + i * 8, first),
+                         high = shows<BY_KEYS>(terms, batch, head, row + i * 8, first + 1);
+          asked[i] |= (low | high << 1) << step;
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < ROWS; ++i) {
+#pragma unroll
+        for (int other = 1; other < WORDS; ++other) words[i][other - 1] = words[i][other];
+        words[i][WORDS - 1] = asked[i];
+      }
+    }
+  }
+  __device__ __forceinline__ void show_all() {
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i)
+#pragma unroll
+      for (int word = 0; word < WORDS; ++word) words[i][word] = ~0u;
+  }
+  // Of those that are seen the `visible` ones, counted from the lane's first key on.
+  template <class Keys> __device__ __forceinline__ void keep(const Keys& visible) {
 #pragma unroll
     for (int i = 0; i < ROWS; ++i)
 #pragma unroll
       for (int word = 0; word < WORDS; ++word) {
-        const int query = row + i * 8, first = key + word * 32;
-        words[i][word] = 0;
-#pragma unroll 1
-        for (int step = 0; step < (BLOCK_N < 32 ? BLOCK_N : 32); step += 8) {
-          const uint32_t low = shows<BY_KEYS>(terms, batch, head, query, first + step),
-                         high = shows<BY_KEYS>(terms, batch, head, query, first + step + 1);
-          words[i][word] |= (low | high << 1) << step;
-        }
+        words[i][word] &= first_bits(visible.of(i * 8) - word * 32);
+        if constexpr (Keys::WINDOW) words[i][word] &= ~first_bits(visible.hidden_of(i * 8) - word * 32);
       }
+  }
+  static __device__ __forceinline__ uint32_t first_bits(int count) {
+    return count <= 0 ? 0 : ~0u >> max(0, 32 - count);
   }
   // Of pairs of neighbours that begin at multiples of 8.
   __device__ __forceinline__ bool sees(int row, int step) const { return words[row][step / 32] >> step % 32 & 1; }
@@ -203,6 +229,27 @@ template <int BLOCK_N> struct ListedTiles {
         for (int j = 0; j < 4; ++j) {
           if (!terms.shows(batch, head, row + m * 16 + j / 2 * 8, key + n * 8 + j % 2)) s[m][n][j] = NEGATIVE_INFINITY;
         }
+  }
+  // s = -inf for keys of a tile, counted down, that a row does not see: of a PARTIAL one by bits or the predicate, else
+  // those behind the last. `key` and `row` are this lane's first. One piece of code hides them all: with one for each
+  // kind NVRTC takes a fifth longer.
+  template <class Mask, class Terms, int FLOATS>
+  __device__ __forceinline__ void mask_tile(float (&s)[FLOATS], SeenKeys<2, BLOCK_N>& seen, int tile, int key,
+                                            const Mask& mask, const Terms& terms, int batch, int head, int row) const {
+    using Own = decltype(terms.own);
+    if (!is_packed(up(tile))) {
+      const int keys = tiles > 0 ? mask.seqlen_k : 0;
+      if (!is_partial(tile) && (key & -8) + BLOCK_N <= keys) return;
+      seen.show_all();
+      if (is_partial(tile)) {
+        if constexpr (Own::SHOWS && Own::IN_LOOP) seen.ask(terms, batch, head, row, key);
+        else mask_partial(s, terms, batch, head, row, key);
+        seen.keep(mask.keys_from(row, key));
+      } else {
+        seen.keep(KeysFrom<false>{0, keys - key});
+      }
+    }
+    mask_unseen(s, seen);
   }
 };
 
