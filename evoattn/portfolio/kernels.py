@@ -91,7 +91,7 @@ class KernelList:
     """What a pick takes over the best of a search, geometric mean of problems left out: `plain` and `variants`."""
     genes: Mapping[str, Genes]
     """By family: values of parameters that right kernels had."""
-    kernels: tuple[KernelConfig, ...]
+    kernels: Sequence[KernelConfig]
     general: tuple[int, ...]
     """Of the kernels those for plain attention of any head_dim, and for kinds of problems that none was timed on."""
     kinds: Mapping[str, tuple[int, ...]]
@@ -133,34 +133,48 @@ def load(arch: str, folder: Path = DATA) -> KernelList | None:
 
 def of_row(arch: str, row: Mapping[str, Any]) -> KernelList:
     """The list that a file holds. Raises as `load` does."""
-    rows = _of_places(row["genes"], row["kernels"])
-    first = {one[0]: one[1:] for one in reversed(rows)}
-    like = {family: _completed(family, dict(zip(row["genes"][family], first[family]))) for family in first}
-    kernels = (KernelConfig(family, like[family] | dict(zip(row["genes"][family], values))) for family, *values in rows)
     return KernelList(
         arch,
         tuple(row["cards"]),
         tuple(Skipped(**one) for one in row["skipped"]),
         row["regret"],
         row["genes"],
-        tuple(kernels),
+        _Kernels(row["genes"], row["kernels"]),
         tuple(row["general"]),
         {kind: tuple(places) for kind, places in row["kinds"].items()},
     )
 
 
-def _of_places(genes: Mapping[str, Genes], rows: Sequence[str | list[Any]]) -> list[list[Any]]:
-    """The families and values of kernels. Files of before have these themselves."""
-    families = {
-        digit: (family, [dict(zip(DIGITS, values)) for values in of_family.values()])
-        for digit, (family, of_family) in zip(DIGITS, genes.items())
-    }
+class _Kernels(Sequence[KernelConfig]):
+    """Those of a file's rows, each made when it is asked for: a pick that is known asks for none."""
 
-    def spelt(row: str) -> list[Any]:
-        family, values = families[row[0]]
+    def __init__(self, genes: Mapping[str, Genes], rows: Sequence[str | list[Any]]) -> None:
+        self._genes, self._rows = genes, rows
+        self._values = {
+            digit: (family, [dict(zip(DIGITS, values)) for values in of_family.values()])
+            for digit, (family, of_family) in zip(DIGITS, genes.items())
+        }
+        self._like: dict[str, dict[str, Value]] = {}
+        """Of each family a kernel with the defaults of parameters that are younger than the file."""
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return [self[one] for one in range(*place.indices(len(self)))]
+        family, *values = self._spelt(self._rows[place])
+        params = dict(zip(self._genes[family], values))
+        if family not in self._like:
+            self._like[family] = _completed(family, params)
+        return KernelConfig(family, self._like[family] | params)
+
+    def _spelt(self, row: str | list[Any]) -> list[Any]:
+        """The family and the values of a kernel. Files of before have these themselves."""
+        if not isinstance(row, str):
+            return row
+        family, values = self._values[row[0]]
         return [family, *[of_gene[digit] for of_gene, digit in zip(values, row[1:], strict=True)]]
-
-    return [spelt(row) if isinstance(row, str) else row for row in rows]
 
 
 def _to_places(genes: Mapping[str, Genes], kernel: KernelConfig) -> str:

@@ -139,7 +139,7 @@ WRONG = {
         WGMMA,
         (": full_blocks[i - partial]) + 1)", ": full_blocks[i - partial]))"),
     ),
-    "wgmma: an empty list shows the first keys": (WGMMA, ("listed.tiles == 0 ? 0 : work.seqlen_k", "work.seqlen_k")),
+    "wgmma: an empty list shows the first keys": (WGMMA, ("tiles > 0 ? mask.seqlen_k : 0", "mask.seqlen_k")),
     "wgmma: a tile too few": (WGMMA, ("max(0, listed().tiles - 1)", "max(0, listed().tiles - 2)")),
     "wgmma: PARTIAL blocks first": (WGMMA, ("tiles - 1 - (tile - partial_tiles)", "tiles - 1 - tile")),
 }
