@@ -67,33 +67,39 @@ def wgmma_product(
     name: str, steps: int, columns: int, dtype: str, a_in_registers: bool, b_transposed: bool, b_dtype: str = ""
 ) -> str:
     """A C++ function `name(d, a, b, accumulate)` of `steps` such products, which all add to the same D: `a[step]` and
-    `b(step)` are their operands, of A with its columns contiguous; before the first D is 0 unless `accumulate`.
+    `b(step)` are their operands, A has its columns contiguous; before the first D is 0 unless `accumulate`.
 
-    In one asm statement: NVRTC makes the same machine code of it as of one for each step, in four fifths of the time.
+    Of A in registers it is one asm statement, of which NVRTC makes the same machine code as of one for each step, in
+    less time; where descriptors are computed for both operands it makes another one, 1 % slower at head_dim 256.
     """
-    count, ptx, of_b = columns // 2, PTX_TYPES[dtype], PTX_TYPES[b_dtype or dtype]
-    width = 4 if a_in_registers else 1
-    places = [count + step * (width + 1) for step in range(steps)]
-    transposed = [] if DTYPES[dtype].bytes == 1 else [b_transposed] if a_in_registers else [False, b_transposed]
-    flags = ", ".join(["1, 1", *(str(int(flag)) for flag in transposed)])
-    indent = " " * 15
+    count = columns // 2
+    head = f"""\
+template <class A, class B>
+__device__ __forceinline__ void {name}(float (&d)[{count}], const A& a, const B& b, int accumulate) {{"""
+    if not a_in_registers:
+        one = wgmma_function(f"{name}_step", columns, dtype, False, b_transposed, b_dtype=b_dtype)
+        return f"""\
+{one}
+{head}
+#pragma unroll
+  for (int step = 0; step < {steps}; ++step) {name}_step(d, a[step], b(step), accumulate || step > 0);
+}}"""
+    ptx, of_b, indent = PTX_TYPES[dtype], PTX_TYPES[b_dtype or dtype], " " * 15
+    flags = ", ".join(["1, 1", *[str(int(b_transposed))] * (DTYPES[dtype].bytes > 1)])
     d = _string_lines([f"%{i}" for i in range(count)], indent)
-    lines, inputs = [], []
-    for step, place in enumerate(places):
-        a = ", ".join(f"%{place + i}" for i in range(width))
-        of_step = "{" + a + "}" if a_in_registers else a
-        added = "always" if step else "p"
+    given = f"%{count + 5 * steps}"
+    lines, inputs = list[str](), list[str]()
+    for step in range(steps):
+        first = count + 5 * step
+        a = ", ".join(f"%{first + i}" for i in range(4))
         lines.append(
             f'"wgmma.mma_async.sync.aligned.m64n{columns}k{DTYPES[dtype].mma_k}.f32.{ptx}.{of_b} "\n{indent}'
-            f'"{{{d}}}, "\n{indent}"{of_step}, %{place + width}, {added}, {flags};\\n"'
+            f'"{{{d}}}, "\n{indent}"{{{a}}}, %{first + 4}, {"always" if step else "p"}, {flags};\\n"'
         )
-        inputs += [f'"r"(a[{step}][{i}])' for i in range(4)] if a_in_registers else [f'"l"(a[{step}])']
-        inputs.append(f'"l"(b({step}))')
-    given = f"%{count + steps * (width + 1)}"
+        inputs += [*(f'"r"(a[{step}][{i}])' for i in range(4)), f'"l"(b({step}))']
     outputs = _lines([f'"+f"(d[{i}])' for i in range(count)], indent + "  ")
     return f"""\
-template <class A, class B>
-__device__ __forceinline__ void {name}(float (&d)[{count}], const A& a, const B& b, int accumulate) {{
+{head}
   asm volatile("{{\\n.reg .pred p, always;\\nsetp.ne.b32 p, {given}, 0;\\nsetp.eq.b32 always, {given}, {given};\\n"
                {f"{chr(10)}{indent}".join(lines)}
                "}}"
