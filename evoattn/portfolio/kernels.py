@@ -148,33 +148,20 @@ def of_row(arch: str, row: Mapping[str, Any]) -> KernelList:
 class _Kernels(Sequence[KernelConfig]):
     """Those of a file's rows, each made when it is asked for: a pick that is known asks for none."""
 
-    def __init__(self, genes: Mapping[str, Genes], rows: Sequence[str | list[Any]]) -> None:
-        self._genes, self._rows = genes, rows
-        self._values = {
-            digit: (family, [dict(zip(DIGITS, values)) for values in of_family.values()])
-            for digit, (family, of_family) in zip(DIGITS, genes.items())
-        }
-        self._like: dict[str, dict[str, Value]] = {}
-        """Of each family a kernel with the defaults of parameters that are younger than the file."""
+    def __init__(self, genes: Mapping[str, Genes], rows: Sequence[str]) -> None:
+        self._rows, self._like = rows, dict[str, dict[str, Value]]()
+        self._genes = dict(zip(DIGITS, genes.items()))
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, place: Any) -> Any:
-        if isinstance(place, slice):
-            return [self[one] for one in range(*place.indices(len(self)))]
-        family, *values = self._spelt(self._rows[place])
-        params = dict(zip(self._genes[family], values))
+        family, genes = self._genes[(row := self._rows[place])[0]]
+        found = zip(genes.items(), row[1:], strict=True)
+        params = {name: values[DIGITS.index(digit)] for (name, values), digit in found}
         if family not in self._like:
             self._like[family] = _completed(family, params)
         return KernelConfig(family, self._like[family] | params)
-
-    def _spelt(self, row: str | list[Any]) -> list[Any]:
-        """The family and the values of a kernel. Files of before have these themselves."""
-        if not isinstance(row, str):
-            return row
-        family, values = self._values[row[0]]
-        return [family, *[of_gene[digit] for of_gene, digit in zip(values, row[1:], strict=True)]]
 
 
 def _to_places(genes: Mapping[str, Genes], kernel: KernelConfig) -> str:

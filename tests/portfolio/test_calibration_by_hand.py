@@ -164,7 +164,11 @@ def test_kernels_that_today_s_spaces_lack_are_left_out():
         known, kernels=(known.kernels[0], *odd, known.kernels[1]), general=(1, 3), kinds=kinds, genes=genes
     )
     found = calibrations._known(listed, CARD)
-    assert found.kernels == known.kernels[:2] and found.general == (1,) and found.kinds == {"16 d64 full": (0, 1)}
+    assert (
+        found.kernels == (known.kernels[0], known.kernels[1])
+        and found.general == (1,)
+        and found.kinds == {"16 d64 full": (0, 1)}
+    )
     assert set(found.genes) == {"flash_mma"}
 
 

@@ -8,7 +8,7 @@ from evoattn.families import registry
 from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
-from evoattn.portfolio.kernels import DATA, KernelList, Skipped, kind_of, load, of_row, save, to_row
+from evoattn.portfolio.kernels import DATA, KernelList, Skipped, kind_of, load, save
 from evoattn.portfolio.pick import list_for
 
 H100 = GPUS["h100"]
@@ -38,13 +38,6 @@ def test_every_kernel_is_of_todays_spaces_and_of_a_kind() -> None:
     places = {i for kind in listed.kinds.values() for i in kind} | set(listed.general)
     assert places == set(range(len(listed.kernels)))
     assert all(listed.kinds.values()) and len({c.id for c in listed.kernels}) == len(listed.kernels)
-
-
-def test_a_file_of_before_is_read() -> None:
-    """It has the names of families, and the values of genes themselves, as calibrations of before have, too."""
-    row = to_row(shipped())
-    row["kernels"] = [[k.family, *[k.params[gene] for gene in row["genes"][k.family]]] for k in shipped().kernels]
-    assert [*of_row("sm_90a", row).kernels] == [*shipped().kernels]
 
 
 def test_a_parameter_that_is_younger_than_the_file_has_its_default(tmp_path: Path) -> None:
