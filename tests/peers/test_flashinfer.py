@@ -1,7 +1,7 @@
 """FlashInfer as it is told of a problem: stubs have the signatures of flashinfer-python 0.7.2 and compute what it is
 documented to, out of what `plan` and `run` get."""
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +16,21 @@ DENSE = AttentionProblem(1, 4, 2, 24, 24, 16, mask="causal_upper_left")
 PACKED = AttentionProblem(4, 4, 2, 37, 53, 16, varlen="37+1+0+20/53+9+4+1", mask="causal_lower_right", layout="bshd")
 USED = AttentionProblem(3, 4, 2, 5, 70, 16, seqused="0:64", mask="causal_lower_right", layout="bshd")
 LATENT = AttentionProblem(2, 8, 1, 1, 128, 24, value_dim=16, shared_kv=True)
+
+
+def test_pages_are_those_with_keys_in_use():
+    for problem, size, pages in (
+        (AttentionProblem(3, 1, 1, 1, 24, 16, seqused="0:24"), 8, 3),
+        (AttentionProblem(3, 1, 1, 1, 24, 16, seqused="0:24", page=4), 4, 6),
+    ):
+        lengths = problem.key_lengths
+        table = torch.arange(3 * pages).flip(0).view(3, pages).int() if problem.page else torch.arange(9).view(3, 3)
+        found = flashinfer.pages_of(problem, {"q": torch.zeros(1), "table": table}, size)
+        used = [-(-keys // size) for keys in lengths]
+        starts, rows, last = found.indexes
+        assert starts.tolist() == [0, *accumulate(used)] and 0 in lengths
+        assert rows.tolist() == [page for row, count in zip(table.tolist(), used, strict=True) for page in row[:count]]
+        assert last.tolist() == [keys and (keys - 1) % size + 1 for keys in lengths]
 
 
 def attend(q, k, v, planned, sinks=None):

@@ -12,6 +12,7 @@ from evoattn.model import named_problems as problems
 from evoattn.model.gpu import GPUS
 from evoattn.model.space import KernelConfig
 from evoattn.samplers.base import STARTING, SamplerSetup
+from evoattn.samplers.for_problem import sampler_of
 from evoattn.samplers.guided import GuidedSampler
 from evoattn.samplers.pool import ConfigPool
 from evoattn.samplers.prior import WORST, cost_prior
@@ -43,6 +44,14 @@ def test_known_good_configs_are_expected_to_be_faster_than_random_ones(gpu):
     known = [("flash_mma", c.params) for c in load_space("flash_mma", GPUS[gpu]).starting_configs()]
     known = [c for c in known if not registry.lookup("flash_mma").why_invalid(PROBLEM, KernelConfig(*c), GPUS[gpu])]
     assert median(prior(known)) < median(prior(drawn("flash_scalar", 20))) - 0.5
+
+
+def test_a_sampler_of_a_problem_knows_which_configs_cannot_be():
+    spaces = {name: load_space(name, H100) for name in ("flash_scalar", "flash_mma")}
+    sampler = sampler_of("random", spaces, PROBLEM, H100, 3)
+    for proposal in sampler.ask(30):
+        assert not why_invalid(proposal.family, proposal.params)
+    assert sampler.pool.rejected
 
 
 @pytest.mark.slow
