@@ -20,7 +20,8 @@ from evoattn.evaluation.workers import Outcome, Pool, Worker, failed, processes
 from evoattn.families import registry
 from evoattn.families.built import BuiltKernel
 from evoattn.model import gpu as gpus
-from evoattn.model.gpu import DetectedDevice, GpuError, GpuSpec
+from evoattn.model.errors import FailedRun
+from evoattn.model.gpu import DetectedDevice, GpuSpec
 from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompiledKernel, Evaluation, Timing, TrialState
@@ -187,14 +188,14 @@ def run_bench(
 ) -> list[Row]:
     """The rows of the problems; as each ends, a line on `progress` and a call of `keep` with all so far.
 
-    `devices`: those of this machine unless given. Raises `GpuError` without a device of the named kind, `ProblemError`,
-    `ConfigError`, `StorageError` or `WorkerFailed`.
+    `devices`: those of this machine unless given. Raises `FailedRun` where there is none, `GpuError` where none is of
+    the named kind, `ProblemError`, `ConfigError`, `StorageError` or `WorkerFailed`.
     """
     wanted = list(dict.fromkeys(map(by_name_or_shape, words.problems)))
     devices = gpus.detect_devices() if devices is None else devices
     spec, device = choose_device(words.gpu, devices) if devices else (None, None)
     if spec is None or device is None:
-        raise GpuError("There is no CUDA device here; `evoattn bench` times kernels, so run it where the GPU is.")
+        raise FailedRun("There is no CUDA device here; `evoattn bench` times kernels, so run it where the GPU is.")
     from_file: dict[AttentionProblem, Configs] = {
         problem: read_configs(words.configs, problem, spec.arch) if words.configs else [] for problem in wanted
     }

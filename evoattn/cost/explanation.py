@@ -58,17 +58,14 @@ def how_far(gpu: GpuSpec, sets: Sequence[str] = (), fitted: Fitted | None = None
     unknown = "" if gpu.name in cards else f" Nothing was measured on the {gpu.product}."
     if not judged:
         return unknown.strip()
-    kind = ", of this card's families," if any_card else ""
-    found = " and ".join(f"{_factors(row)} on an {GPUS[card].product}" for card, row in judged.items())
-    of_sets = ", ".join(f"{_factors(left_out[name])} {_spoken(name)}" for name in sets if name in left_out)
-    return (
-        f"The cost model's first choices{kind} take this many times as long as the best (at worst): {found}."
-        f"{f' By kind: {of_sets}.' if of_sets else ''}{unknown}"
-    )
+    kind = " among this card's families" if any_card else ""
+    found = [_factors(row, f"on an {GPUS[card].product}") for card, row in judged.items()]
+    found += [_factors(left_out[name], _spoken(name)) for name in sets if name in left_out]
+    return f"First choices of the cost model{kind} take so many times the best time: {', '.join(found)}.{unknown}"
 
 
-def _factors(row: dict[str, Any]) -> str:
-    return f"{row['first']:.2f} ({row['worst_first']:.2f})"
+def _factors(row: dict[str, Any], where: str) -> str:
+    return f"{row['first']:.2f} {where} (at worst {row['worst_first']:.2f})"
 
 
 def _spoken(name: str) -> str:

@@ -52,9 +52,8 @@ def complete(fields: dict[str, Any], name: str = "") -> AttentionProblem:
     fields = {"kv_heads": fields.get("heads"), "seqlen_k": fields.get("seqlen_q"), **fields}
     missing = [f for f in ("batch", "heads", "seqlen_q", "head_dim") if f not in fields]
     if missing:
-        raise ProblemError(
-            f"The shape lacks {', '.join(f'{f} ({_KEYS[f]}=)' for f in missing)}; it is written like {SHAPE_SYNTAX}."
-        )
+        lacks = ", ".join(f"{f} ({_KEYS[f]}=)" for f in missing)
+        raise ProblemError(f"The shape lacks {lacks}; it is written like {EXAMPLE}.")
     return AttentionProblem(**fields, name=name)
 
 

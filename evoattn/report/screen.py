@@ -38,7 +38,7 @@ def print_result(summary: StudySummary, console: Console, kept: Kept) -> None:
     if summary.kind == "estimated":
         _print_place(summary, console, kept)
         print_lines(console, ["", "Next:", *export, *page])
-        print_lines(console, [f"On {summary.gpu} these settle it:", *_on_the_card(summary, winner, width)])
+        print_lines(console, [f"On the {summary.gpu} itself these time it:", *_on_the_card(summary, winner, width)])
         return
     settings = [["--set", f"{name}={clean(value)}"] for name, value in winner.settings.items()]
     config = command([["--family", winner.row.family], *settings], width, any_order=True)

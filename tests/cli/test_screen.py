@@ -136,7 +136,7 @@ def test_an_offline_result_has_a_relative_cost_and_says_what_that_is(storage):
     assert len(text.splitlines()) <= 24
     assert "relative cost 1,234; never timed" in text and "not a time" in " ".join(text.split())
     assert "µs" not in text and "×" not in text and "TFLOP" not in text
-    commands = text.partition("On l4 these settle it:\n")[2].replace(" \\\n", "").splitlines()
+    commands = text.partition("On the l4 itself these time it:\n")[2].replace(" \\\n", "").splitlines()
     assert [shlex.split(line)[1] for line in commands] == ["try", "search", "report"]
     _, _, family, *rest = shlex.split(commands[0])
     assert family == "flash_mma" and len(rest) == len(longest("flash_mma").params) + 2
