@@ -58,14 +58,14 @@ def how_far(gpu: GpuSpec, sets: Sequence[str] = (), fitted: Fitted | None = None
     unknown = "" if gpu.name in cards else f" Nothing was measured on the {gpu.product}."
     if not judged:
         return unknown.strip()
-    kind = " among this card's families" if any_card else ""
+    kind = ", of this card's families," if any_card else ""
     found = [_factors(row, f"on an {GPUS[card].product}") for card, row in judged.items()]
     found += [_factors(left_out[name], _spoken(name)) for name in sets if name in left_out]
-    return f"First choices of the cost model{kind} take so many times the best time: {', '.join(found)}.{unknown}"
+    return f"The cost model's first choices{kind} take so many times the best time: {', '.join(found)}.{unknown}"
 
 
 def _factors(row: dict[str, Any], where: str) -> str:
-    return f"{row['first']:.2f} {where} (at worst {row['worst_first']:.2f})"
+    return f"{row['first']:.2f} {where} (worst {row['worst_first']:.2f})"
 
 
 def _spoken(name: str) -> str:

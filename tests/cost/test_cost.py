@@ -199,7 +199,7 @@ def fitted(**left_out):
 def test_a_measured_card_hears_of_all_families():
     both = fitted(lands={}, camp={"first": 9.0}, h200={"first": 1.2}, any={"first": 5.0})
     assert how_far(GPUS["h100"], (), both).endswith(
-        "times the best time: 1.04 on an H100 (at worst 1.62), 1.20 on an H200 (at worst 1.62)."
+        "times the best time: 1.04 on an H100 (worst 1.62), 1.20 on an H200 (worst 1.62)."
     )
 
 
@@ -208,14 +208,12 @@ def test_kinds_of_problems_are_told_one_by_one():
     assert kinds(problem) == ("of one query", "in fp32", "with window")
     split = fitted(lands={}, window={"first": 1.3}, scalar={"first": 1.2})
     text = how_far(GPUS["h100"], ("flash_scalar", *kinds(problem)), split)
-    assert text.endswith("1.20 within flash_scalar (at worst 1.62), 1.30 with window (at worst 1.62).")
+    assert text.endswith("1.20 within flash_scalar (worst 1.62), 1.30 with window (worst 1.62).")
 
 
 def test_another_card_hears_of_the_families_that_it_has_and_that_nothing_was_measured_on_it():
     text = how_far(GPUS["l4"], (), fitted(lands={}, any={"first": 1.1}))
-    assert (
-        "among this card's families take" in text and "1.10 on an H100 (at worst 1.62)" in text and "1.04" not in text
-    )
+    assert "of this card's families, take" in text and "1.10 on an H100 (worst 1.62)" in text and "1.04" not in text
     assert text.endswith("Nothing was measured on the L4.")
     assert "Nothing was measured" in how_far(replace(GPUS["h100"], name="h100-pcie"), (), fitted(lands={}))
 
