@@ -102,6 +102,11 @@ def test_a_late_launch_is_no_time_and_a_slow_kernel_is_slow():
     late = [replace(times[n], us=5 * times[n].us) for n in (0, 7)]
     rest = [row for n, row in enumerate(times) if n not in (0, 7)]
     assert without_late([*late, *rest]) == rest
+    own = [row for row in times if row.kernel == times[0].kernel]
+    for count, taken in ((2, False), (3, True)):
+        late = [replace(row, us=5 * row.us) for row in own[:count]]
+        rest = [row for row in times if row not in own[:count]]
+        assert without_late([*late, *rest]) == late * taken + rest
 
 
 @pytest.mark.parametrize("problems", [0, 1, LEAST_PROBLEMS - 1])

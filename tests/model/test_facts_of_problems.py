@@ -6,6 +6,7 @@ from typing import Any
 
 from evoattn.model import block_list
 from evoattn.model.lengths import parse_lengths
+from evoattn.model.mask import Band
 from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.sequences import parse_sequences, rounded_up, starts, with_room
 from evoattn.model.shape_text import named_shapes, parse_shape
@@ -86,6 +87,11 @@ def facts() -> Iterator[tuple[str, Any]]:
     yield "what is none", [answer(parse_shape, text) for text in WRONG]
     texts = ("h:64x64:2/1/3", "h:64x64:2/2/3", "b:64x0:1/1/3", "64x64:1+0", "64x64:70+200:2/1/2", "64x64:70+200:2/2/2")
     yield "texts of blocks", [answer(block_list.parse_blocks, text) for text in texts]
+    counted = [block_list.parse_blocks(f"{dims}64x64:2/1/3") for dims in ("", "b:", "h:", "bh:")]
+    asked = [(batch, heads, kv_heads) for batch in (1, 3) for heads, kv_heads in ((4, 2), (4, 4), (2, 1))]
+    bands = [Band(100, 5000, None, None), Band(500, 300, None, 0)]
+    read = [block_list.keys_read(mask, *of, band, 0) for mask in counted for of in asked for band in bands]
+    yield "keys that counted lists read", read
     yield "names", [[name, answer(by_name_or_shape, name)] for name in (*named_shapes(), "seed_h10", "nothing")]
     yield "lengths", [answer(lambda text: parse_lengths(text).draw(7), text) for text in LENGTHS]
     yield "sequences", [answer(parse_sequences, text, count, 9, 7) for text, count in SEQUENCES]

@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from evoattn.model.gpu import GPUS, MADE_ROW, DetectedDevice, GpuError, lookup
+from evoattn.model.gpu import GPUS, MADE_ROW, DetectedDevice, GpuError, detect_devices, lookup
 from evoattn.model.records import Study
 from evoattn.search.request import choose_device
 
@@ -38,6 +38,55 @@ from evoattn.search.request import choose_device
 )
 def test_a_device_is_recognised_by_the_words_of_its_name(product, name):
     assert DetectedDevice(0, product, (8, 0), "13.0").spec == (GPUS[name] if name else None)
+
+
+ATTRIBUTES = {75: 8, 76: 9, 16: 58, 97: 101376, 39: 1536, 38: 48 << 20, 13: 2040000, 36: 6251000, 37: 192}
+
+
+class Driver:
+    """libcuda on a machine with an L4 and a card that nobody knows; an attribute that it lacks is an error."""
+
+    def cuInit(self, flags):
+        return flags
+
+    def cuDriverGetVersion(self, out):
+        out._obj.value = 13010
+
+    def cuDeviceGetCount(self, out):
+        out._obj.value = 2
+        return 0
+
+    def cuDeviceGet(self, out, index):
+        out._obj.value = 40 + index
+
+    def cuDeviceGetName(self, name, size, device):
+        name.value = b"NVIDIA L4" if device.value == 40 else b"NVIDIA X"
+
+    def cuDeviceTotalMem_v2(self, out, device):
+        out._obj.value = 24 << 30
+        return int(device.value == 41)
+
+    def cuDeviceGetUuid(self, raw, device):
+        raw.raw = bytes(range(16))
+        return int(device.value == 41)
+
+    def cuDeviceGetAttribute(self, out, number, device):
+        found = ATTRIBUTES.get(number) if device.value == 40 or number in (75, 76) else 0
+        out._obj.value = found or 0
+        return int(found is None)
+
+
+def test_devices_are_what_the_driver_says(monkeypatch):
+    monkeypatch.setattr("ctypes.CDLL", lambda _: Driver())
+    known, other = detect_devices()
+    assert (known.index, known.product, known.capability, known.driver) == (0, "NVIDIA L4", (8, 9), "13.1")
+    assert known.uuid == "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
+    limits = {"sm_count": 58, "smem_per_block": 101376, "threads_per_sm": 1536, "l2_bytes": 48 << 20}
+    rates = {"clock_khz": 2040000, "memory_khz": 6251000, "bus_bits": 192}
+    assert known.limits == limits and known.rates == rates | {"memory_bytes": 24 << 30}
+    assert other == DetectedDevice(1, "NVIDIA X", (8, 9), "13.1") and not other.limits and not other.rates
+    monkeypatch.setattr(Driver, "cuInit", lambda *_: 100)
+    assert detect_devices() == []
 
 
 def device(**limits: int) -> DetectedDevice:

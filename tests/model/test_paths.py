@@ -2,7 +2,7 @@
 
 import pytest
 
-from evoattn.model.paths import NO_HOME, _user_folder, for_people
+from evoattn.model.paths import NO_HOME, _user_folder, data_folder, default_database, for_people
 
 
 @pytest.mark.parametrize(
@@ -32,3 +32,10 @@ def test_the_folders_are_those_of_linux(monkeypatch, home, given, expected):
     assert str(_user_folder("cache")) == expected
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert (_user_folder("cache") == NO_HOME) is (home == "odd")
+
+
+def test_the_database_is_in_the_folder_of_data_unless_said_otherwise(monkeypatch):
+    monkeypatch.delenv("EVOATTN_DB", raising=False)
+    assert default_database() == f"{data_folder()}/evoattn.sqlite" and data_folder().name == "evoattn"
+    monkeypatch.setenv("EVOATTN_DB", "sqlite:///x.db")
+    assert default_database() == "sqlite:///x.db"
