@@ -161,7 +161,7 @@ def _corrected() -> Iterator[tuple[str, Any]]:
         (timed, timed[:180], timed[::7], [row for row in timed if row.family != "flash_mma"])
     ):
         with mock.patch.object(correction_fit, "fit_trees", _one_question):
-            yield f"fitted {number}", correction_fit.fit(some, 1 + (number == 2)).to_row()
+            yield f"fitted {number}", correction_fit.fit(some, 1 + (number == 0)).to_row()
         table, kinds_of = correction_fit._table(some)
         numbers = {name: getattr(table, name).round(4).tolist() for name in ("us", "scores", "over", "weights")}
         families = {name: [mine, names, asked.tolist()] for name, (mine, names, asked) in table.families.items()}

@@ -90,7 +90,10 @@ def test_configs_recorded_before_a_gene_was_there_have_its_default(name):
         for t, params in zip(measured, old, strict=True)
     ]
     sampler = make_sampler(name, SamplerSetup({"tiny": young}, 0, lambda family, params: None))
+    learnt, learn = [], sampler._learn
+    sampler._learn = lambda trial: (learnt.append(trial.config_id), learn(trial))
     sampler.restore(recorded)
+    assert learnt == [config_id("tiny", params | {"YOUNG": False}) for params in old]
     seen = {tuple(p.params.values()) for _ in range(30) for p in sampler.ask(1)}
     assert len(seen) == 4 * 3 * 2 - 2 and not seen & {(1, 1, False), (2, 3, False)}
 
