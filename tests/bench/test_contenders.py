@@ -12,7 +12,8 @@ from evoattn.bench.run import BenchWords, run_bench
 from evoattn.cli.main import app
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
-from evoattn.model.gpu import GPUS, DetectedDevice, GpuError
+from evoattn.model.errors import FailedRun
+from evoattn.model.gpu import GPUS, DetectedDevice
 from evoattn.model.records import Evaluation, TrialState
 from evoattn.model.space import ConfigError
 from tests.bench.bench_fakes import CONFIGS, GPU, PROBLEM, record, timing
@@ -69,7 +70,7 @@ def test_results_go_to_the_bench_s_own_study_of_the_card_that_was_timed(storage)
 
 @pytest.mark.slow
 def test_without_a_device_it_is_one_sentence():
-    with pytest.raises(GpuError, match="no CUDA device"):
+    with pytest.raises(FailedRun, match="no CUDA device"):
         run_bench(BenchWords(("seed_h100",), "auto", (), None, 4, 1), Console(), devices=[])
 
 
