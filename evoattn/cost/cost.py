@@ -152,8 +152,7 @@ class Model:
         return found
 
     def _sums(self, family: str) -> tuple[tuple[Trees | None, float], ...]:
-        own = self.own.trees.get(family) if self.own.rows else None
-        return (self.fitted.trees.get(family), MOST_CORRECTION), (own, MOST)
+        return (self.fitted.trees.get(family), MOST_CORRECTION), (self.own.trees.get(family), MOST)
 
     def asked(
         self, problem: AttentionProblem, configs: Sequence[KernelConfig], parts: Sequence[Physics], spill_bytes: int = 0

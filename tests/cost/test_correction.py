@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from evoattn.cost.correction import ANYWHERE, Correction, class_of, forget, name_of, of_row, put
+from evoattn.cost.correction import ANYWHERE, NONE, Correction, class_of, forget, name_of, of_row, put
 from evoattn.cost.correction_fit import LEAST_PROBLEMS, SIZE, Timed, fit, without_late
 from evoattn.cost.cost import scores
 from evoattn.cost.explanation import how_far
@@ -77,6 +77,22 @@ def test_a_kernel_s_own_part_multiplies_its_score_alone():
     other = problem.with_(head_dim=128)
     before, after = scores(other, [one, two], l4), scores(other, [one, two], l4, correction=own)
     assert after == pytest.approx([before[0] * math.exp(0.2), before[1]]), "timed on other classes"
+
+
+def test_trees_of_a_calibration_multiply_scores():
+    """One leaf, of half a logarithm."""
+    columns = {"to_right": [0], "question": [], "feature": [], "threshold": [], "missing_left": [], "value": [0.5]}
+    own = of_row(
+        {
+            "trees": {"flash_mma": columns | {"names": [], "depth": 0, "base": 0.0, "roots": [0]}},
+            "left_out": {},
+            "kernels": {},
+        }
+    )
+    problem, l4 = AttentionProblem(1, 8, 8, 1024, 1024, 64), GPUS["l4"]
+    some = load_space("flash_mma", l4).starting_configs()[:2]
+    before, after = scores(problem, some, l4, correction=NONE), scores(problem, some, l4, correction=own)
+    assert after == pytest.approx([one * math.exp(0.5) for one in before], rel=1e-3)
 
 
 def test_how_sure_an_order_is_is_what_the_card_s_calibration_says():

@@ -106,7 +106,7 @@ def test_what_other_launches_move_drives_a_launch_s_bytes_out_of_l2_but_not_what
 def test_bank_conflicts():
     assert bank_conflicts(8, 128, 16) == 8, "eight lanes, all in the same four banks"
     assert bank_conflicts(8, 144, 16) == 1, "a padding of 16 bytes"
-    assert bank_conflicts(32, 4, 4) == 1 and bank_conflicts(32, 8, 4) == 2
+    assert bank_conflicts(32, 4, 4) == 1 and bank_conflicts(32, 8, 4) == 2 and bank_conflicts(1, 128, 4) == 1
 
 
 def test_a_balanced_schedule_reads_keys_once_for_a_gang_and_again_for_each_tile_without():
