@@ -58,7 +58,6 @@ private:
     for (int i = 0; DV && i < DV_COLUMNS / 2; ++i) dv[i] = 0.f;
     if constexpr (!CLAIMED) mbarrier_wait(smem_address + Smem::K_FULL, 0);
     mbarrier_wait(smem_address + Smem::V_FULL, parity);
-    if (BY_PRODUCTS && STAGGERED && DV && !walk.done()) multiply_s();
     while (!walk.done()) {
       if constexpr (DK && DV) query_tile();
       else if constexpr (DV) tile_of_values();
@@ -113,8 +112,7 @@ private:
   }
   // BY_PRODUCTS, of the warpgroup that has P and dV.
   __device__ __forceinline__ void tile_of_values() {
-    if constexpr (!STAGGERED) multiply_s();
-    take_tile(), load_seen();
+    multiply_s(), take_tile(), load_seen();
     if constexpr (TERMS_EARLY) load_terms(log_sums());
     wgmma_wait<0>();
     pin_registers(s);
@@ -125,22 +123,14 @@ private:
     release(Smem::Q_EMPTY + 8 * q.stage);
     mbarrier_wait(smem_address + Smem::DO_FULL + 8 * d.stage, d.parity);
     multiply_dv();
-    if constexpr (STAGGERED) {  // the scores of the next tile; of the last one, its own again
-      ConsumerWalk next = walk;
-      next.advance(block);
-      RingPosition<Q_STAGES> ahead = q;
-      if (!next.done()) ahead.advance(), mbarrier_wait(smem_address + Smem::Q_FULL + 8 * ahead.stage, ahead.parity);
-      multiply_rows<Tiles>(s, Smem::K, Smem::Q + ahead.stage * Smem::Q_TILE_BYTES);
-    }
     named_barrier_sync<128 * WARPGROUPS>(SCORES);  // dS of the other warpgroup is there, and it has read P
     multiply_dq();
-    wgmma_wait<1 + STAGGERED>();
+    wgmma_wait<1>();
     pin_registers(dv);
     release(Smem::DO_EMPTY + 8 * d.stage);
     if constexpr (PAIRED) multiply_dq_of_other();
     wgmma_wait<0>();
     pin_dq();
-    if constexpr (STAGGERED) pin_registers(s);
     if constexpr (PAIRED) release_other();
     add_dq();
     next_stage();

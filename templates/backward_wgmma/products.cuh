@@ -167,9 +167,7 @@ struct Products {
 
   __device__ __forceinline__ void multiply_s() {  // Sᵀ = K Qᵀ
     mbarrier_wait(smem_address + Smem::Q_FULL + 8 * q.stage, q.parity);
-    if (STAGGERED && !BY_PRODUCTS && warpgroup > 0) named_barrier_sync<128 * WARPGROUPS>(FIRST_SCORES);
     multiply_rows<Tiles>(s, Smem::K, Smem::Q + q.stage * Smem::Q_TILE_BYTES);
-    if (STAGGERED && !BY_PRODUCTS && warpgroup == 0) named_barrier_arrive<128 * WARPGROUPS>(FIRST_SCORES);
   }
   __device__ __forceinline__ void multiply_dp() {  // dPᵀ = V dOᵀ
     mbarrier_wait(smem_address + Smem::DO_FULL + 8 * d.stage, d.parity);

@@ -29,7 +29,7 @@ GENES = [
         BESIDE
         | CLAIMED
         | OWN_FIRST
-        | {"STAGGER": True, "P_PLACE": "shared", "DS_PLACE": "shared", "DQ_BEGIN": "stored", "BLOCK_ORDER": "sections"},
+        | {"P_PLACE": "shared", "DS_PLACE": "shared", "DQ_BEGIN": "stored", "BLOCK_ORDER": "sections"},
         "mask=causal lse=1 sink=1 grads=sinks score=s-0.02*(q-k)*(q-k)",
     ),
     (
@@ -62,7 +62,7 @@ PAIR = PRODUCTS | {"DS_STAGES": 1, "PAIR": True}
 PAIRS = [
     (PRODUCTS | {"DS_STAGES": 1}, "softcap=20 lse=1", "D=128", ()),
     (PRODUCTS | {"Q_STAGES": 1, "DQ_SUM": "warp", "DQ_BEGIN": "stored"}, "mask=causal_lower_right", "D=256", ()),
-    (PAIR | {"STAGGER": True, "BLOCK_ORDER": "sections"}, "window=90:9 softcap=20", "D=256", ()),
+    (PAIR | {"BLOCK_ORDER": "sections"}, "window=90:9 softcap=20", "D=256", ()),
     (PAIR | {"DQ_ROWS": "dims", "TERMS_EARLY": False, "BLOCK_ORDER": "heads"}, "mask=causal alibi=1", "D=256", ()),
     (PAIR, "", "D=256", ("mbarrier_wait_cluster(smem_address + Smem::OTHER_FULL + 8 * score_stage, ds_parity);", "")),
     (

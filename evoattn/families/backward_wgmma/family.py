@@ -166,7 +166,6 @@ class BackwardWgmma(Backward):
             "HALF_MAP": "half_map" if genes.PAIR else "k_map",
             "CLUSTER_DIMS": f"__cluster_dims__({pair(genes)}, 1, 1)" * genes.PAIR,
             "ROTATED": genes.ROTATE,
-            "STAGGERED": genes.STAGGER,
             "IN_ORDER": adds_in_order(problem, genes),
             "LSE_GRADIENT": problem.lse,
             "SMEM_BYTES": smem_bytes(problem, genes),
@@ -364,6 +363,8 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
         return "DQ_SUM=warp needs PRODUCER=warpgroup, which has warps to spare."
     if genes.ROTATE and problem.causal:
         return "ROTATE needs mask=full: under a causal mask blocks begin with different queries as it is."
+    if genes.BLOCK_ORDER == "sections" and not (problem.causal or problem.window or problem.varlen or problem.blocks):
+        return "BLOCK_ORDER=sections is of tiles of keys that take different times: a mask, packed sequences or a list."
     if genes.SCHEDULE == "claimed" and (adds_in_order(problem, genes) or problem.blocks):
         return "SCHEDULE=claimed is of blocks that add in any order, without block lists."
     if genes.SCHEDULE == "claimed" and lacks_room(problem, genes):
@@ -385,10 +386,6 @@ def why_not_by_products(problem: AttentionProblem, genes: BackwardWgmmaGenes) ->
         return "GROUP_SHARE=products needs BLOCK_N=64 DIM_GROUPS=2 P_PLACE=registers DS_PLACE=registers."
     if genes.ORDER != "in_turn" or genes.QUERY_SPLIT > 1 or genes.SCHEDULE != "single":
         return "GROUP_SHARE=products needs ORDER=in_turn QUERY_SPLIT=1 SCHEDULE=single."
-    if genes.STAGGER and genes.Q_STAGES == 1:
-        return (
-            "GROUP_SHARE=products STAGGER needs Q_STAGES=2 or more: the scores of the next tile are multiplied early."
-        )
     if problem.own_score or "bias" in parse_grads(problem.grads):
         return "GROUP_SHARE=products takes no expression of scores, and makes no gradient of a bias."
     return None
@@ -421,11 +418,8 @@ def why_not_one_launch(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> 
 
 
 def why_not_in_order(genes: BackwardWgmmaGenes) -> str | None:
-    """Genes of which product begins when, where they do not fit each other."""
-    groups = warpgroups(genes)
-    if genes.STAGGER and groups != 2:
-        return f"STAGGER needs two warpgroups (BLOCK_N, DIM_GROUPS), not {groups}."
-    if genes.DQ_WHEN != "all_there" and (groups != 2 or genes.DIM_GROUPS > 1 or genes.DS_STAGES == 1):
+    """DQ_WHEN=own_first where no two warpgroups have keys of their own, or dS has one stage."""
+    if genes.DQ_WHEN != "all_there" and (warpgroups(genes) != 2 or genes.DIM_GROUPS > 1 or genes.DS_STAGES == 1):
         return f"DQ_WHEN={genes.DQ_WHEN} needs BLOCK_N=128 DIM_GROUPS=1, the keys of two warpgroups, and DS_STAGES=2."
     return None
 

@@ -70,11 +70,6 @@ class BackwardWgmmaGenes(Genes):
         "the sums of dQ are cleared by the launch before, or the first block that has a part of them stores it",
         default="cleared",
     )
-    STAGGER: bool = gene(
-        "of two consumer warpgroups the first has its scores multiplied before the second, so that its "
-        "exponentials run beside the products of the other",
-        default=False,
-    )
     SCHEDULE: Literal["single", "claimed"] = gene(
         "a block has one tile of keys, or there are as many blocks as run at once, and each claims the next tile "
         "while it still works on the last one",
@@ -231,8 +226,7 @@ def registers_needed(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> in
         p = scores // 2 * (genes.P_PLACE == "registers")
         return kept + max(2 * scores + p, rounded + dq) + FIXED_REGISTERS[genes.ORDER]
     if by_products:
-        alive = scores + dq if genes.STAGGER else max(2 * scores, dq)
-        return kept + alive + scores // 2 + FIXED_REGISTERS[genes.ORDER]
+        return kept + max(2 * scores, dq) + scores // 2 + FIXED_REGISTERS[genes.ORDER]
     return kept + scores + max(scores, dq) + rounded + FIXED_REGISTERS[genes.ORDER]
 
 
@@ -536,7 +530,6 @@ def _numbers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, 
         "dq by bulk": genes.DQ_SUM == "bulk",
         "dq by warp": genes.DQ_SUM == "warp",
         "bias gradient": "bias" in parse_grads(problem.grads),
-        "staggered": genes.STAGGER,
         "by products": genes.GROUP_SHARE == "products",
         "paired": genes.PAIR,
         "dq stored": genes.DQ_BEGIN == "stored",
