@@ -28,10 +28,7 @@ def turned_columns(problem: Any) -> int:
     return round(share * int(problem.head_dim))
 
 
-def why_not_appended(problem: Any) -> str:
-    """One sentence if the fields of a problem whose operation is one of these cannot be, else empty."""
-    if problem.op not in APPEND_OPERATIONS:
-        return ""
+def _why_not(problem: Any) -> str:
     turned = turned_columns(problem)
     if turned % 2 or turned > problem.head_dim or (problem.op != "append" and not turned):
         return f"op={problem.op}: scale is the share of columns that turn, an even number up to {problem.head_dim}."
@@ -84,4 +81,4 @@ def _bytes(problem: Any) -> int:
 
 
 for _name in APPEND_OPERATIONS:
-    OPERATIONS[_name] = Operation(_name, _inputs, _outputs, _flops, _bytes, proof="evoattn.correctness.append")
+    OPERATIONS[_name] = Operation(_name, _inputs, _outputs, _flops, _bytes, "evoattn.correctness.append", _why_not)

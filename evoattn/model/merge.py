@@ -17,10 +17,7 @@ NARROW = "merge_narrow"
 MERGE_OPERATIONS = ("merge", NARROW)
 
 
-def why_not_merged(problem: Any) -> str:
-    """One sentence if the fields of a problem whose operation is one of these cannot be, else empty."""
-    if problem.op not in MERGE_OPERATIONS:
-        return ""
+def _why_not(problem: Any) -> str:
     if problem.variants:
         return f"op={problem.op} has nothing of attention's variants; take {min(problem.variants)} out of the shape."
     if problem.op == NARROW and problem.element_bytes != 2:
@@ -67,4 +64,4 @@ def _bytes(problem: Any) -> int:
 
 
 for _name in MERGE_OPERATIONS:
-    OPERATIONS[_name] = Operation(_name, _inputs, _outputs, _flops, _bytes, proof="evoattn.correctness.merge")
+    OPERATIONS[_name] = Operation(_name, _inputs, _outputs, _flops, _bytes, "evoattn.correctness.merge", _why_not)

@@ -48,6 +48,8 @@ class Operation:
     proof: str
     """The module that makes its inputs, its float64 reference with its tolerance, and its small cases: a
     `correctness.cases.Proof`. A name, since the model imports no torch."""
+    why_not: Callable[[Any], str] = lambda problem: ""
+    """One sentence if the fields of a problem cannot be, else empty."""
 
 
 OPERATIONS: dict[str, Operation] = {}

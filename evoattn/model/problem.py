@@ -9,7 +9,9 @@ from functools import cached_property
 from typing import Any
 
 from evoattn.model import block_list
-from evoattn.model.append import new_rows, why_not_appended
+from evoattn.model import merge as merge  # its rows of OPERATIONS
+from evoattn.model import quantize as quantize  # the same
+from evoattn.model.append import new_rows
 from evoattn.model.backward import why_no_grads
 from evoattn.model.dtype import DTYPES, QUERY_DTYPES, Dtype
 from evoattn.model.errors import WrongUse
@@ -17,9 +19,7 @@ from evoattn.model.forward import FORWARD, MAIN
 from evoattn.model.hashes import kept_hash, short_hash
 from evoattn.model.lengths import parse_lengths
 from evoattn.model.mask import FULL, MASKS, Band, Mask
-from evoattn.model.merge import why_not_merged
 from evoattn.model.operation import OPERATIONS, Operation, TensorSpec
-from evoattn.model.quantize import why_not_quantized
 from evoattn.model.scales import ANSWERED, ROUNDED, scale_shapes, scale_strides, why_no_scales
 from evoattn.model.score import (
     INTEGERS,
@@ -158,7 +158,7 @@ class AttentionProblem:
         for field in ("lse", "deterministic", "batch_invariant"):
             if not isinstance(getattr(self, field), bool):
                 raise ProblemError(f"{field} must be true or false, not {getattr(self, field)!r}.")
-        for why in (why_no_scales, fault_of, why_no_grads, why_not_merged, why_not_quantized, why_not_appended):
+        for why in (why_no_scales, fault_of, why_no_grads, self.operation.why_not):
             if fault := why(self):
                 raise ProblemError(fault)
         if self.own_score:  # one way to write it

@@ -26,10 +26,7 @@ def number_of(problem: Any) -> Dtype:
     return DTYPES[problem.kv or "e4m3"]
 
 
-def why_not_quantized(problem: Any) -> str:
-    """One sentence if the fields of a problem whose operation is one of these cannot be, else empty."""
-    if problem.op not in QUANTIZE_OPERATIONS:
-        return ""
+def _why_not(problem: Any) -> str:
     if problem.op == TURN:
         fits = problem.dtype == "e4m3" and problem.turned and not problem.scales and not problem.kv
         words = f"op={TURN} takes numbers of 8 bits: write dtype=e4m3 turned=1, and leave scales and kv out."
@@ -73,4 +70,4 @@ def _bytes(problem: Any) -> int:
 
 
 for _name in QUANTIZE_OPERATIONS:
-    OPERATIONS[_name] = Operation(_name, _inputs, _outputs, _flops, _bytes, proof="evoattn.correctness.quantize")
+    OPERATIONS[_name] = Operation(_name, _inputs, _outputs, _flops, _bytes, "evoattn.correctness.quantize", _why_not)
