@@ -60,6 +60,8 @@ LAUNCHES += [
     (265, 5, 132),
     (7000, 32768, 132),
 ]
+GANGS = (2, 5, 7, 3), (3, 4, 5, 7), (4, 3, 11, 2), (7, 1, 3, 5)
+"""Blocks of a gang, gangs, tiles of rows of each, key tiles."""
 
 
 def test_every_key_tile_is_one_blocks_and_all_have_the_same_number():
@@ -90,47 +92,41 @@ def test_a_tile_is_two_neighbours_at_most_and_who_gives_has_not_waited_before():
 
 @pytest.mark.slow
 def test_cuda_takes_the_same_shares():
-    """`KeyShare` of every launch above by itself, on the interpreter: [pairs, rounds] of (index, range) a block."""
+    """`KeyShare` of every launch above by itself, and of some gangs, on the interpreter: [gang, blocks, pairs, rounds]
+    of (index, range)."""
     header = (TEMPLATES / "flash_wgmma" / "key_share.cuh").read_text()
     source = (
         header
         + """
-// out [blocks, pairs, rounds]
 extern "C" __global__ void k(int2* out, const int2* sizes, int pairs, int rounds) {
   const int i = threadIdx.x;
   if (i >= pairs) return;
   KeyShare share;
-  out += (blockIdx.y * pairs + i) * rounds;
+  out += ((blockIdx.x * gridDim.y + blockIdx.y) * pairs + i) * rounds;
   for (int round = 0; share.next(round, sizes[i].x, sizes[i].y); ++round)
     out[round] = make_int2(share.index, share.range.word);
 }"""
     )
     ptx = ptx_kept(source, "sm_90a").ptx
-    for blocks, group in itertools.groupby(LAUNCHES, lambda launch: launch[2]):
-        group = list(group)
-        taken = [shares(*launch) if launch[1] < 1000 else None for launch in group]
-        rounds = 2 + max(tiles // blocks for tiles, _, _ in group)
-        out, sizes = (
-            np.full((blocks, len(group), rounds, 2), -1, np.int32),
-            np.array([launch[:2] for launch in group], np.int32),
-        )
+    alone = [(1, blocks, list(group)) for blocks, group in itertools.groupby(LAUNCHES, lambda launch: launch[2])]
+    gangs = [(gang, blocks, [(tiles, keys, blocks)]) for gang, blocks, tiles, keys in GANGS]
+    for gang, blocks, group in alone + gangs:
+        rounds = 3 + max(tiles // blocks for tiles, _, _ in group)
+        out = np.full((gang, blocks, len(group), rounds, 2), -1, np.int32)
+        sizes = np.array([(gang * tiles, key_tiles) for tiles, key_tiles, _ in group], np.int32)
         numbers = [np.int32(len(group)), np.int32(rounds)]
-        execution = run_launch(ptx, "k", (1, blocks, 1), 256, ["out", "sizes", *numbers], {"out": out, "sizes": sizes})
-        assert not execution.faults
-        for i, (launch, expected) in enumerate(zip(group, taken)):
-            for block in range(blocks):
-                pieces = [
-                    (index, word & 0xFFFF, word >> 16 & 0x7FFF, word < 0)
-                    for index, word in out[block, i].tolist()
-                    if index >= 0
-                ]
-                key_tiles = launch[1]
+        given = {"out": out, "sizes": sizes}
+        assert not run_launch(ptx, "k", (gang, blocks, 1), 256, ["out", "sizes", *numbers], given).faults
+        for i, (tiles, key_tiles, _) in enumerate(group):
+            expected = shares(tiles, key_tiles, blocks) if key_tiles < 1000 else None
+            for member, block in itertools.product(range(gang), range(blocks)):
+                taken = [(n, w & 0xFFFF, w >> 16 & 0x7FFF, w < 0) for n, w in out[member, block, i].tolist() if n >= 0]
                 if expected is None:  # so many key tiles that a word and 31 bits of steps are nearly full
-                    assert sum(last - first + 1 for _, first, last, _ in pieces) in (
-                        launch[0] * key_tiles // blocks + n for n in (0, 1)
-                    )
+                    count = sum(last - first + 1 for _, first, last, _ in taken)
+                    assert count - tiles * key_tiles // blocks in (0, 1)
                 else:
-                    assert pieces == [(*piece, piece[2] < key_tiles - 1) for piece in expected[block]], (launch, block)
+                    of_gang = [(n * gang + member, first, last) for n, first, last in expected[block]]
+                    assert taken == [(*piece, piece[2] < key_tiles - 1) for piece in of_gang], (group[i], block)
 
 
 class Twice:
@@ -153,47 +149,47 @@ SMALL = {"SCHEDULE": "balanced", "BLOCKS_PER_SM": 1, "STAGES": 1}
 TWO, SEVERAL = {"BLOCK_M": 128, "PRODUCER": "warpgroup"}, {"BLOCK_M": 192, "PRODUCER": "warpgroup"}
 
 
+ROWS, HELD, TURNS = {"STORE": "rows"}, {"Q_IN_REGISTERS": True}, TWO | {"PING_PONG": True}
+HANDED_OVER = [  # sizes, inputs, SMs, blocks of a gang and gangs, genes
+    ((1, 3, 1, 131, 333, 64, "bf16"), "plain", 4, (1, 4), ROWS | {"BLOCK_N": 64, "OVERLAP": False}),
+    ((2, 2, 2, 65, 150, 128, "fp16"), "rising_maximum", 5, (1, 5), ROWS | HELD | {"RESCALE": "lazy_5"}),
+    ((1, 2, 1, 259, 200, 64, "fp16"), "large_logits", 4, (1, 4), {**TURNS, "STAGES": 2, "RESCALE": "lazy_8"}),
+    (
+        (1, 3, 3, 200, 130, 128, "bf16"),
+        "large_logits",
+        5,
+        (1, 5),
+        {**TWO, **HELD, "RESCALE": "lazy_after", "TILE_ORDER": "all_heads"},
+    ),
+    (
+        (1, 6, 2, 193, 113, 64, "bf16"),
+        "plain",
+        10,
+        (1, 10),
+        {**SEVERAL, **ROWS, "RESCALE": "lazy_after", "PING_PONG": True},
+    ),
+    ((1, 4, 4, 131, 333, 64, "bf16"), "plain", 9, (3, 3), ROWS | {"BLOCK_N": 64}),
+    ((1, 15, 5, 65, 150, 128, "fp16"), "plain", 13, (6, 2), HELD | {"RESCALE": "lazy_5"}),
+    ((1, 12, 12, 140, 113, 64, "bf16"), "plain", 17, (8, 2), TURNS | {"TILE_ORDER": "heads_4"}),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("sizes", "kind", "sm_count", "genes"),
-    [
-        ((1, 3, 1, 131, 333, 64, "bf16"), "plain", 4, {"BLOCK_N": 64, "OVERLAP": False, "STORE": "rows"}),
-        (
-            (2, 2, 2, 65, 150, 128, "fp16"),
-            "rising_maximum",
-            5,
-            {"BLOCK_N": 48, "RESCALE": "lazy_5", "Q_IN_REGISTERS": True, "STORE": "rows"},
-        ),
-        (
-            (1, 2, 1, 259, 200, 64, "fp16"),
-            "large_logits",
-            4,
-            {**TWO, "BLOCK_N": 48, "STAGES": 2, "RESCALE": "lazy_8", "PING_PONG": True},
-        ),
-        (
-            (1, 3, 3, 200, 130, 128, "bf16"),
-            "large_logits",
-            5,
-            {**TWO, "BLOCK_N": 48, "RESCALE": "lazy_after", "Q_IN_REGISTERS": True, "TILE_ORDER": "all_heads"},
-        ),
-        (
-            (1, 6, 2, 193, 113, 64, "bf16"),
-            "plain",
-            10,
-            {**SEVERAL, "BLOCK_N": 48, "PING_PONG": True, "RESCALE": "lazy_after", "STORE": "rows"},
-        ),
-    ],
-)
+@pytest.mark.parametrize(("sizes", "kind", "sm_count", "blocks", "genes"), HANDED_OVER)
 @pytest.mark.sampled(2)
-def test_blocks_hand_their_results_over(sizes, kind, sm_count, genes):
+def test_blocks_hand_their_results_over(sizes, kind, sm_count, blocks, genes):
     """On the interpreter, launch after launch: right answers and log-sum-exps, no race, and counters that every launch
-    leaves at zero. The blocks of the last case are more than run together."""
-    gpu = replace(H100, sm_count=sm_count)
-    p, c = AttentionProblem(*sizes, lse=True), config(**SMALL | genes)
-    blocks, tiles = grid(p, FlashWgmmaGenes.of(c), gpu)[1], p.heads * p.batch * -(-p.seqlen_q // c["BLOCK_M"])
-    key_tiles = -(-p.seqlen_k // c["BLOCK_N"])
-    cut = [piece for pieces in shares(tiles, key_tiles, blocks) for piece in pieces if piece[1] > 0]
-    assert cut and FAMILY.why_invalid(p, c, gpu) is None
+    leaves at zero. Blocks of the fifth case are more than run together."""
+    gang, gangs = blocks
+    gpu = replace(H100, sm_count=sm_count, l2_bytes=H100.l2_bytes if gang == 1 else 1000)
+    p, c = AttentionProblem(*sizes, lse=True), config(**SMALL | {"BLOCK_N": 48} | genes)
+    assert FAMILY.why_invalid(p, c, gpu) is None
+    (launch,) = FAMILY.launches(p, c, gpu)
+    assert launch.grid == (gang, gangs, 1)
+    units = p.heads * p.batch * -(-p.seqlen_q // c["BLOCK_M"]) // gang
+    assert any(first for taken in shares(units, -(-p.seqlen_k // c["BLOCK_N"]), gangs) for _, first, _ in taken)
+    results = gang * gangs * warpgroups(FlashWgmmaGenes.of(c))
+    assert sorted(FAMILY.workspace(p, c, gpu).values()) == [4 * results, results * result_bytes(p)]
     result = judged(replace(built(FAMILY, p, c, gpu), family=Twice(FAMILY)), p, kind, seed=3)
     assert result.passed, result.reason
 
@@ -324,57 +320,3 @@ def test_a_gang_leaves_few_places_empty():
     assert TilesInOrder(4 * 67, 10**12, 67).gang(132, H100.l2_bytes) == 1, "one gang of 67"
     assert [TilesInOrder(8 * n, 10**12, 8).gang(132, H100.l2_bytes) for n in (22, 190)] == [8, 4], "of 132 places four"
     assert TilesInOrder(4 * 84, 10**12, 84).gang(132, H100.l2_bytes) == 42
-
-
-@pytest.mark.slow
-def test_blocks_of_a_gang_take_the_same_key_tiles_of_neighbouring_tiles_of_rows():
-    """`KeyShare` on the interpreter: [gang, gangs, rounds] of (index, range)."""
-    header = (TEMPLATES / "flash_wgmma" / "key_share.cuh").read_text()
-    source = (
-        header
-        + """
-extern "C" __global__ void k(int2* out, int tiles, int key_tiles, int rounds) {
-  KeyShare share;
-  out += (blockIdx.x * gridDim.y + blockIdx.y) * rounds;
-  for (int round = 0; share.next(round, tiles, key_tiles); ++round)
-    out[round] = make_int2(share.index, share.range.word);
-}"""
-    )
-    ptx = ptx_kept(source, "sm_90a").ptx
-    for gang, gangs, units, key_tiles in ((2, 5, 7, 3), (3, 4, 5, 7), (4, 3, 11, 2), (7, 1, 3, 5)):
-        expected, rounds = shares(units, key_tiles, gangs), 3 + units // gangs
-        out = np.full((gang, gangs, rounds, 2), -1, np.int32)
-        numbers = [np.int32(n) for n in (gang * units, key_tiles, rounds)]
-        assert not run_launch(ptx, "k", (gang, gangs, 1), 1, ["out", *numbers], {"out": out}).faults
-        for member, block in itertools.product(range(gang), range(gangs)):
-            pieces = [(i, word & 0xFFFF, word >> 16 & 0x7FFF) for i, word in out[member, block].tolist() if i >= 0]
-            assert pieces == [(unit * gang + member, first, last) for unit, first, last in expected[block]]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("sizes", "sm_count", "gangs", "genes"),
-    [
-        ((1, 4, 4, 131, 333, 64, "bf16"), 9, (3, 3), {"BLOCK_N": 64, "STORE": "rows"}),
-        ((1, 15, 5, 65, 150, 128, "fp16"), 13, (2, 6), {"BLOCK_N": 48, "RESCALE": "lazy_5", "Q_IN_REGISTERS": True}),
-        (
-            (1, 12, 12, 140, 113, 64, "bf16"),
-            17,
-            (2, 8),
-            {"BLOCK_M": 128, "PRODUCER": "warpgroup", "BLOCK_N": 48, "TILE_ORDER": "heads_4", "PING_PONG": True},
-        ),
-    ],
-)
-def test_blocks_of_gangs_hand_their_results_over(sizes, sm_count, gangs, genes):
-    """On the interpreter, twice: right answers, no race, and counters that every launch leaves at zero."""
-    gpu = replace(H100, sm_count=sm_count, l2_bytes=1000)
-    p, c = AttentionProblem(*sizes, lse=True), config(**SMALL | genes)
-    assert FAMILY.why_invalid(p, c, gpu) is None
-    (launch,) = FAMILY.launches(p, c, gpu)
-    assert launch.grid == (gangs[1], gangs[0], 1)
-    units = p.heads * p.batch * -(-p.seqlen_q // c["BLOCK_M"]) // gangs[1]
-    assert any(first for pieces in shares(units, -(-p.seqlen_k // c["BLOCK_N"]), gangs[0]) for _, first, _ in pieces)
-    results = math.prod(gangs) * warpgroups(FlashWgmmaGenes.of(c))
-    assert sorted(FAMILY.workspace(p, c, gpu).values()) == [4 * results, results * result_bytes(p)]
-    result = judged(replace(built(FAMILY, p, c, gpu), family=Twice(FAMILY)), p, seed=3)
-    assert result.passed, result.reason
