@@ -77,7 +77,7 @@ private:
                              descriptor_step(Operands::value_columns(PART * 2 * SUMS));
     wgmma_pv(
         sum_of<PART>(), p, [&](int step) { return v_stage + descriptor_step(Operands::value_step(step)); },
-        IN_PARTS ? !fresh : !TWO_LEVELS || (IN_TURNS && tiles_added > 0));
+        IN_PARTS ? !fresh : !TWO_LEVELS || (SUM_IN_SHARED && tiles_added > 0));
     wgmma_commit();
     if constexpr (IN_PARTS) fresh = false;
   }
@@ -145,8 +145,7 @@ private:
               if constexpr (Terms::ANY) change_scores();
             });
     if constexpr (Scales::BY_BLOCK) {
-      const float change = running.template change<FIRST>();
-      factor[0] *= change, factor[1] *= change;
+      if constexpr (!FIRST) factor[0] *= running.change, factor[1] *= running.change;
     }
     return rescale;
   }
@@ -192,8 +191,7 @@ private:
   // Waits for S while a newer product, if any, is under way, and returns what its softmax does.
   template <bool FIRST, bool MASKED, bool NEWER> __device__ __forceinline__ bool finish_qk() {
     // Beside the product.
-    if constexpr (Scales::BY_BLOCK)
-      running.template load<FIRST>(scales, key_tile * BLOCK_N, (key_tile - 1) * BLOCK_N, work.seqlen_k);
+    if constexpr (Scales::BY_BLOCK) running.take(smem_address + Smem::TOLD + Smem::TOLD_BYTES * ring.stage, lane);
     if constexpr (KeyList::LISTED && (FIRST || MASKED || Terms::ANY)) look_up<FIRST || MASKED>();
     if constexpr (Terms::BIASED) load_bias(bias, work.terms, row_terms(0), row_terms(8));
     wgmma_wait<NEWER>();  // S is there
@@ -245,8 +243,7 @@ private:
     }
     const float unit = round_rows(q) * (Terms::CAPPED ? cap_scale : softmax_scale_log2);
     if constexpr (Scales::BY_BLOCK) {
-      running.begin_rows(scales, work.tile.batch, work.tile.head, work.kv_head(work.tile), first_row(work.tile),
-                         work.seqlen_q, unit);
+      running.begin_rows(scales, work.tile.batch, work.tile.head, min(first_row(work.tile), work.seqlen_q - 1), unit);
     } else if constexpr (Scales::GIVEN) {
       take_score_scale(not_zero(unit * scales.of_scores(work.tile.batch, work.kv_head(work.tile))));
     }

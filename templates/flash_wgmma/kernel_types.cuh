@@ -43,9 +43,10 @@ constexpr bool PERSISTENT = SCHEDULE != Schedule::SINGLE;
 constexpr int KEY_STEPS = BLOCK_N / Operands::STEP_KEYS;       // of P V
 constexpr bool TWO_LEVELS = FLUSH_TILES > 0;                   // O is added up in fp32, of sums that tensor cores make
 constexpr bool SUMMED_BY_PRODUCT = Operands::SUM_COLUMNS > 0;  // P V has the sums of P too
-constexpr bool IN_TURNS = TWO_LEVELS && (SUM_IN_SHARED || FLUSH_TILES > 1);  // not after every tile
 constexpr int SUMS = (VALUE_DIM / VALUE_PARTS + Operands::SUM_COLUMNS) / 2;  // accumulators of P V
-static_assert(VALUE_PARTS == 1 || (TWO_LEVELS && !IN_TURNS && !SUMMED_BY_PRODUCT), "parts are added to O in registers");
+static_assert(FLUSH_TILES <= 1 || SUM_IN_SHARED, "O in registers takes what comes after every tile");
+static_assert(VALUE_PARTS == 1 || (TWO_LEVELS && !SUM_IN_SHARED && !SUMMED_BY_PRODUCT),
+              "parts are added to O in registers");
 static_assert(VALUE_SUMS == 1 || VALUE_PARTS > 1, "a sum for a part");
 static_assert(BLOCK_M == 64 * WARPGROUPS && BLOCK_N == Operands::STEP_KEYS * KEY_STEPS && HEAD_DIM % 8 == 0 &&
                   VALUE_DIM % 8 == 0,
@@ -60,8 +61,8 @@ constexpr bool IN_MEMORY = KEY_SPLIT > CLUSTER;  // blocks that share rows merge
 // Places for O beside Q, where the next Q takes Q's.
 constexpr bool O_IN_SHARED = SUM_IN_SHARED || PARTS_IN_SHARED;  // some O in fp32, then O in its place
 constexpr int O_CHUNKS = !PERSISTENT || O_IN_SHARED ? 0 : STORE == Store::CHUNKS ? 2 : OutputTiles::CHUNKS;
-using Smem =
-    SharedLayout<Operands, VALUE_DIM, WARPGROUPS, BLOCK_N, STAGES, O_CHUNKS, O_IN_SHARED, CLUSTER, SLIDING ? 8 : 4>;
+using Smem = SharedLayout<Operands, VALUE_DIM, WARPGROUPS, BLOCK_N, STAGES, O_CHUNKS, O_IN_SHARED, CLUSTER,
+                          SLIDING ? 8 : 4, Scales::Running::WORDS>;
 static_assert(Smem::BYTES == SMEM_BYTES, "Python and CUDA disagree");
 
 // Named barriers of the block.

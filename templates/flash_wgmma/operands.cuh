@@ -39,6 +39,7 @@ template <typename Element, int HEAD_DIM, int VALUE_DIM, int BLOCK_N> struct Six
 struct NoScales {
   static constexpr bool GIVEN = false, BY_BLOCK = false;
   using Running = NoBlockScales;
+  using Ahead = NoScalesAhead;
   __device__ __forceinline__ float of_scores(int batch, int kv_head) const { return 1.f; }
   __device__ __forceinline__ float of_values(int batch, int kv_head) const { return 1.f; }
 };

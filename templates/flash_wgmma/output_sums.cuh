@@ -39,7 +39,7 @@ struct OutputSums : Epilogue {
   float (&factor)[2], (&o_factor)[2], (&total)[2];
   float (&o_parts)[VALUE_DIM / 2];
   RowState& of_parts;
-  int tiles_added;  // IN_TURNS: whose P V are in `sum`
+  int tiles_added;  // SUM_IN_SHARED: whose P V are in `sum`
   bool flushed;     // O_IN_SHARED: some are in shared memory
   bool fresh;       // IN_PARTS: O of this part is nothing yet
 
@@ -85,14 +85,8 @@ struct OutputSums : Epilogue {
 #pragma unroll
     for (int i = 0; i < ADDED; ++i) o[PART * ADDED + i] = fmaf(o[PART * ADDED + i], o_factor[i / 2 % 2], of_part[i]);
   }
-  // IN_TURNS: what tensor cores have added up, in fewer bits than fp32, to O.
+  // SUM_IN_SHARED: what tensor cores have added up, in fewer bits than fp32, to O.
   __device__ __forceinline__ void flush() {
-    if constexpr (!SUM_IN_SHARED) {
-      add_to_output();
-      o_factor[0] = o_factor[1] = 1.f;
-      tiles_added = 0;
-      return;
-    }
     add_total();
     if (PERSISTENT && !flushed) {  // O of the tile of rows before has left this memory
       if (STORE != Store::ROWS && thread == 0) tma_store_wait_read();
@@ -107,7 +101,7 @@ struct OutputSums : Epilogue {
   }
   // TWO_LEVELS: P V of a tile is there.
   __device__ __forceinline__ void add_up() {
-    if constexpr (IN_TURNS) {
+    if constexpr (SUM_IN_SHARED) {
       if (++tiles_added == FLUSH_TILES) flush();
     } else {
       add_to_output<VALUE_PARTS - 1>();
@@ -115,7 +109,7 @@ struct OutputSums : Epilogue {
     }
   }
   __device__ __forceinline__ void rescale_output() {
-    if constexpr (IN_TURNS) {
+    if constexpr (SUM_IN_SHARED) {
       if (tiles_added > 0) scale_rows(sum, factor);
       pin_registers(sum);  // before the fence of the next product
       o_factor[0] *= factor[0], o_factor[1] *= factor[1];
@@ -127,9 +121,7 @@ struct OutputSums : Epilogue {
   }
   // TWO_LEVELS: all P V of a tile of rows are in o, and the sums of P in `of`.
   __device__ __forceinline__ void complete_output(RowState& of) {
-    if constexpr (IN_TURNS && !SUM_IN_SHARED) {
-      if (tiles_added > 0) flush();
-    } else if constexpr (SUM_IN_SHARED) {
+    if constexpr (SUM_IN_SHARED) {
       const bool more = tiles_added > 0;
       if (more) add_total();
       if constexpr (SUMMED_BY_PRODUCT) {

@@ -15,11 +15,12 @@ struct Producer : TileFinder {
       PAGED && SCHEDULE != Schedule::CLAIMED && Operands::TRANSPOSERS == 0 ? PRODUCER_WARPS : 1;
   static constexpr int OF_RING = PARTS > 1 ? PARTS / 2 : 1;  // of them those that copy K, or V
   const TensorMap &q_map, &k_map, &v_map;
+  const Scales& scales;
   int part;
 
   __device__ __forceinline__ Producer(TileScheduler& work, const TensorMap& q_map, const TensorMap& k_map,
-                                      const TensorMap& v_map, uint32_t* counters_zeroed)
-      : TileFinder(work, counters_zeroed), q_map(q_map), k_map(k_map), v_map(v_map) {
+                                      const TensorMap& v_map, uint32_t* counters_zeroed, const Scales& scales)
+      : TileFinder(work, counters_zeroed), q_map(q_map), k_map(k_map), v_map(v_map), scales(scales) {
     part = PARTS == 1 ? 0 : warp - 4 * WARPGROUPS;
   }
 
@@ -101,10 +102,16 @@ private:
     };
     const bool keys = PARTS == 1 || part < OF_RING, values = PARTS == 1 || !keys;
     const int own = keys ? part : part - OF_RING, end = work.sequence.end_key(), batch = work.tile.batch;
+    typename Scales::Ahead ahead;
+    ahead.begin_rows(scales, batch, kv_head, key_of(last));
     FirstPages next;
     if (PAGED && last >= first) next = KRing::template first_pages<OF_RING>(pages, key_of(last), own);
     for (int key_tile = last; key_tile >= first; key_tile = work.tile_before(key_tile)) {
       const int key = key_of(key_tile);
+      if constexpr (Scales::BY_BLOCK) {
+        mbarrier_wait(barrier(Smem::K_EMPTY, ring.stage), ring.parity ^ 1);  // what was told there has been read
+        ahead.tell(scales, smem_address + Smem::TOLD + Smem::TOLD_BYTES * ring.stage, key - BLOCK_N);
+      }
       auto load = [&](const auto& of) {
         if constexpr (PAGED) of.template load_paged<OF_RING>(ring, pages, key, kv_head, next, own);
         else of.template load_keys<false, SLIDING>(ring, key, pages, end, kv_head, batch);

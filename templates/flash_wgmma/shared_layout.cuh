@@ -8,7 +8,7 @@
 #include "flash_wgmma/key_split.cuh"
 
 template <class Operands, int VALUE_DIM, int WARPGROUPS, int BLOCK_N, int STAGES, int O_CHUNKS, bool SUM_IN_SHARED,
-          int CLUSTER, int TILE_WORDS>
+          int CLUSTER, int TILE_WORDS, int TOLD_WORDS>
 struct SharedLayout {
   using Partial = PartialOutput<VALUE_DIM / 2>;
   static constexpr int ROW_COLUMNS = Operands::ROW_COLUMNS;
@@ -47,7 +47,9 @@ struct SharedLayout {
   static constexpr int TILE = LAST + (TURNS ? 4 * STAGES : 0);  // [2] a tile of rows, as the producer hands it over
   // Row block, head, batch, key tiles; the first query, queries and keys of its sequence. Row block -1: none.
   static constexpr int TILE_BYTES = 4 * TILE_WORDS;
-  static constexpr int BYTES = TILE + 2 * TILE_BYTES;
+  static constexpr int TOLD = TILE + 2 * TILE_BYTES,
+                       TOLD_BYTES = 4 * TOLD_WORDS;  // [STAGES], of a tile of K: its scales
+  static constexpr int BYTES = TOLD + STAGES * TOLD_BYTES;
 
   // By one thread: the instruction takes uniform registers, so lanes in parallel would loop (SASS). "Full" gets one
   // arrival of each thread that copies, which of K and V are COPIERS, "empty" one of each warp that reads; results of

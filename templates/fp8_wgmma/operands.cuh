@@ -98,6 +98,7 @@ struct HeadScales {
 template <bool OF_BLOCKS, int ROWS, bool OF_QUERIES> struct ScalesOf {
   static constexpr bool GIVEN = true, BY_BLOCK = OF_BLOCKS;
   using Running = typename RunningScales<OF_BLOCKS, ROWS>::Type;
+  using Ahead = typename RunningScales<OF_BLOCKS, ROWS>::Ahead;
   HeadScales q, k, v;
   __device__ __forceinline__ float of_scores(int batch, int kv_head) const {
     return (OF_QUERIES ? q.of(batch, kv_head) : 1.f) * k.of(batch, kv_head);

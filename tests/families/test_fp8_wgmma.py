@@ -18,7 +18,7 @@ BASE = dict(
     SUM_PLACE="registers",
 )  # fmt: skip
 SHARED = {"SUM_PLACE": "shared", "FLUSH_TILES": 2}
-PRODUCT = {"ROW_SUM": "product", "RESCALE": "lazy_2", "FLUSH_TILES": 4}
+PRODUCT = {"ROW_SUM": "product", "RESCALE": "lazy_2"}
 SUMS = {"OVERLAP": False, "VALUE_PARTS": 4, "VALUE_SUMS": 2}
 PERSISTENT = {"SCHEDULE": "claimed", "BLOCK_M": 128, "BLOCKS_PER_SM": 1, "PING_PONG": True, "Q_IN_REGISTERS": True}
 FULL = "B=1 H=1 Sq=64 Sk=330 D=64 e4m3"
@@ -56,7 +56,7 @@ RIGHT = [
     ),
     (PRODUCT, CAUSAL, "large_logits"),
     (SHARED | PERSISTENT | PRODUCT, "B=1 H=3 Sq=250 Sk=200 D=64 e4m3 causal", "large_logits"),
-    (PRODUCT | {"RESCALE": "always", "FLUSH_TILES": 1, "BLOCK_N": 96}, HEADS.replace(" lse", ""), "extreme_terms"),
+    (PRODUCT | {"RESCALE": "always", "BLOCK_N": 96}, HEADS.replace(" lse", ""), "extreme_terms"),
     (
         PERSISTENT | {"BLOCK_N": 96, "VALUE_PARTS": 2},
         "B=2 H=4 Hkv=2 S=150 D=32 Dv=48 e4m3 causal scales=head lse turned",
@@ -107,17 +107,17 @@ FAULTS = [
     (PRODUCT, CAUSAL, "large_logits", "greatest >= __float_as_int(Range::LIMIT)", "false"),
     (PRODUCT, CAUSAL, "large_logits", "fmaf(total[row], o_factor[row], sum", "fmaf(total[row], 1.f, sum"),
     (PRODUCT, CAUSAL, "plain", "place < WIDTH / 4 ? ONES : 0", "ONES"),
-    (PRODUCT, CAUSAL, "plain", "if (tiles_added > 0) flush();", ""),
+    (SHARED | PRODUCT | {"FLUSH_TILES": 4}, CAUSAL, "plain", "if (more) add_total();", ""),
     ({"VALUE_PARTS": 4}, FULL, "plain", "Operands::value_columns(PART * 2 * SUMS)", "0"),
     (SUMS, FULL, "plain", "wgmma_wait<VALUE_SUMS - 1>()", "wgmma_wait<VALUE_SUMS>()"),
     ({"POLYNOMIAL_EIGHTHS": 2}, FULL, "plain", "low + (1 << 22)", "low + (1 << 23)"),
     ({}, HEADS, "plain", ") * k.of(batch, kv_head);", ");"),
     ({}, HEADS, "extreme_terms", "return scale == 0.f ? 1e-30f : scale;", "return scale;"),
     ({}, HEADS, "plain", "inverse[0] *= scale, inverse[1] *= scale;", ""),
-    ({}, BLOCKS, "plain", "factor[0] *= change, factor[1] *= change;", ""),
+    ({}, BLOCKS, "plain", "factor[0] *= running.change, factor[1] *= running.change;", "(void)0;"),
     ({}, BLOCKS, "plain", "__fdividef(before, unit)", "before * unit"),
-    ({}, BLOCKS, "plain", "block_of(first, rows)", "0"),
-    ({}, BLOCKS, "extreme_terms", "least = fmaxf(FIRST ? LEAST : least, value * LEAST_STEP)", "least = LEAST"),
+    ({}, BLOCKS, "plain", "head, first / ROWS)", "head, 0)"),
+    ({}, BLOCKS, "extreme_terms", "least = fmaxf(least, value * LEAST_STEP)", "least = LEAST"),
     ({}, ROUNDED, "plain", "unit = round_rows(q) *", "unit = (round_rows(q), 1.f) *"),
     ({}, ROUNDED, "plain", "part / 2 * 2 + lane % 4 / 2;", "part / 2 * 2;"),
     ({}, ROUNDED, "plain", "* 128 + place * 16 + lane % 4 * 4", "* 128 + place * 16 + lane % 4"),

@@ -118,7 +118,7 @@ def value_chunk(genes: Fp8WgmmaGenes) -> int:
 def smem_bytes(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> int:
     """Dynamic shared memory of a block: Q; the rings of K, of V as it comes and of V turned round; O or some chunks of
     it if the next Q loads before O has left; or O in fp32 if it is added up there; barriers; what the producer says of
-    two tiles, and of the last V."""
+    two tiles, of the last V, and of scales."""
     q_chunks = chunks_of(problem.head_dim) if problem.op in ROUNDED else row_chunks(problem.head_dim)
     chunks, value_chunks, o_columns = (
         row_chunks(problem.head_dim),
@@ -135,7 +135,8 @@ def smem_bytes(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> int:
     rings = genes.STAGES * (genes.BLOCK_N * ROW_BYTES * (chunks + loaded) + turned)
     tile_words = SEQUENCE_TILE_WORDS if problem.varlen or problem.seqused else TILE_WORDS
     barriers = 8 * (2 * warpgroups(genes.flash) + (4 if problem.turned else 6) * genes.STAGES + 1)
-    words = 4 * genes.STAGES * (not problem.turned) + 2 * tile_words * 4
+    told = 16 if problem.scales == PER_BLOCK else 0
+    words = genes.STAGES * (told + 4 * (not problem.turned)) + 2 * tile_words * 4
     return q_bytes + rings + o_chunks * genes.BLOCK_M * ROW_BYTES + sums + barriers + words
 
 
@@ -151,8 +152,7 @@ def registers_needed(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> int:
     o, twice = problem.head_dim_v // 2, genes.SUM_PLACE == "registers"
     sums = o + o * genes.VALUE_SUMS // genes.VALUE_PARTS if twice else o
     scores, rest = genes.BLOCK_N // 2, genes.BLOCK_N // 8 + sums + genes.sum_columns // 2
-    kept = sums if genes.FLUSH_TILES > 1 else o  # beside S: after every tile one of the two sums is read
-    operands = scores + rest if genes.OVERLAP else max(scores + kept, rest)
+    operands = scores + rest if genes.OVERLAP else max(scores + o, rest)  # beside S one of two sums is read
     if genes.Q_IN_REGISTERS:
         operands += 4 * math.ceil(problem.head_dim / STEP_BYTES)
     return operands + OTHER_REGISTERS
