@@ -98,8 +98,7 @@ def global_window(shape: Shape) -> Written:
     is_global = torch.rand(shape.longest, generator=_random(shape), device=shape.device) < 0.01
     near = max(8, shape.keys // 16)
     return Written(
-        None,
-        or_masks(lambda b, h, q, k: (q - k).abs() <= near, lambda b, h, q, k: is_global[q] | is_global[k]),
+        None, or_masks(lambda b, h, q, k: (q - k).abs() <= near, lambda b, h, q, k: is_global[q] | is_global[k])
     )
 
 
@@ -315,8 +314,7 @@ def tree_of_bits(shape: Shape) -> Written:
     weights = 1 << torch.arange(nodes, device=shape.device)
     bits, before = (_tree(nodes, shape.device) * weights).sum(-1), shape.keys - nodes
     return Written(
-        None,
-        lambda b, h, q, k: (k < before) | (((bits[q.clamp(max=nodes - 1)] >> (k - before).clamp(min=0)) & 1) == 1),
+        None, lambda b, h, q, k: (k < before) | (((bits[q.clamp(max=nodes - 1)] >> (k - before).clamp(min=0)) & 1) == 1)
     )
 
 

@@ -55,10 +55,7 @@ class CudaBackend:
         self._latest: tuple[Any, Callable[[], None]] | None = None
 
     def prepare(
-        self,
-        compiled: CompiledKernel,
-        launches: tuple[KernelLaunch, ...],
-        buffers: Mapping[str, DeviceBuffer],
+        self, compiled: CompiledKernel, launches: tuple[KernelLaunch, ...], buffers: Mapping[str, DeviceBuffer]
     ) -> Callable[[], None]:
         """A call that enqueues `launches` on torch's current stream, once each, with nothing left to set up: safe to
         capture in a graph.

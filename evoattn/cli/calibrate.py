@@ -12,10 +12,7 @@ from evoattn.model.errors import WrongUse
 from evoattn.model.whole_file import write_file
 
 app = typer.Typer(
-    name="calibration",
-    help="What `evoattn calibrate` has kept of cards.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+    name="calibration", help="What `evoattn calibrate` has kept of cards.", no_args_is_help=True, rich_markup_mode=None
 )
 CHANGED = (
     "The cost model has changed since; the correction of before still counts, and "
@@ -27,8 +24,7 @@ Card = Annotated[str, typer.Argument(metavar="CARD", help="As `evoattn calibrati
 def calibrate(
     budget: Annotated[str, typer.Option(metavar="BUDGET", help="A time, such as 90s or 20m.")] = "20m",
     shapes: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Your own problems, as `evoattn.capture` in Python saves them."),
+        Path | None, typer.Option(metavar="FILE", help="Your own problems, as `evoattn.capture` in Python saves them.")
     ] = None,
     kinds: Annotated[
         str | None,
@@ -110,10 +106,7 @@ def list_() -> None:
 
 
 @app.command()
-def export(
-    card: Card,
-    output: Output = None,
-) -> None:
+def export(card: Card, output: Output = None) -> None:
     """Write a card's calibration as plain data, for others who have such a card."""
     with errors():
         from evoattn.portfolio.calibrations import named

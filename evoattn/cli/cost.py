@@ -10,10 +10,7 @@ from evoattn.cli.common import errors
 from evoattn.model.errors import WrongUse
 
 app = typer.Typer(
-    name="cost",
-    help="For contributors: the fit of the cost model.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+    name="cost", help="For contributors: the fit of the cost model.", no_args_is_help=True, rich_markup_mode=None
 )
 Files = Annotated[
     list[Path] | None,
@@ -84,12 +81,7 @@ def fit(
 
 
 @app.command()
-def judge(
-    files: Files = None,
-    each: Each = 40,
-    judged: Judged = None,
-    jobs: Jobs = None,
-) -> None:
+def judge(files: Files = None, each: Each = 40, judged: Judged = None, jobs: Jobs = None) -> None:
     """How well does the cost model order kernels of problems that it was not fitted to? Needs no GPU.
 
     Prints the tables of reports/cost_model.md, and writes no fit.

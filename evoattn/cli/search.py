@@ -50,8 +50,7 @@ def search(
         str, typer.Option(metavar="BUDGET", help="A time (90s, 30m, 2h) or a count (500trials).")
     ] = "10m",
     problem: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="A name of `evoattn problems`.", autocompletion=problem_names),
+        str | None, typer.Option(metavar="NAME", help="A name of `evoattn problems`.", autocompletion=problem_names)
     ] = None,
     shape: Annotated[
         str | None, typer.Option(metavar="SHAPE", help=SHAPE_HELP, show_default="B=1,H=16,S=1024,D=64")
@@ -124,8 +123,7 @@ def search(
         ),
     ] = None,
     offline: Annotated[
-        bool,
-        typer.Option("--offline", help="Time nothing, even if a device is here: for another GPU than that one."),
+        bool, typer.Option("--offline", help="Time nothing, even if a device is here: for another GPU than that one.")
     ] = False,
     keep: Annotated[
         bool,

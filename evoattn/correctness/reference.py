@@ -108,10 +108,7 @@ def _rows(scores: torch.Tensor, value: torch.Tensor, added: terms.Terms, cut: fl
 
 
 def exact_lse(
-    problem: AttentionProblem,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    others: Mapping[str, torch.Tensor] | None = None,
+    problem: AttentionProblem, q: torch.Tensor, k: torch.Tensor, others: Mapping[str, torch.Tensor] | None = None
 ) -> torch.Tensor:
     """Σ exp of each query's scores, and of its sink, as a natural logarithm, `[batch, heads, seqlen_q]` float64; -inf
     for nothing to sum.

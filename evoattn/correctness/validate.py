@@ -28,12 +28,7 @@ def make_arena(case: Case, scratch: dict[str, int], device: torch.device) -> Are
     return Arena(case.tensors, output_layouts(case.problem), scratch, device, case.changed())
 
 
-def check(
-    backend: Backend,
-    kernel: BuiltKernel,
-    case: Case,
-    repeat: bool = False,
-) -> CheckResult:
+def check(backend: Backend, kernel: BuiltKernel, case: Case, repeat: bool = False) -> CheckResult:
     """Run a candidate once on `case` over poisoned output between guard bands, and judge it. With `repeat` run it
     twice: the bits of both are compared, or both are judged in outputs whose bits may differ (`Family.unordered`).
 
@@ -56,10 +51,7 @@ def check_small_cases(
 
 
 def run_case(
-    backend: Backend,
-    kernel: BuiltKernel,
-    case: Case,
-    repeat: bool = False,
+    backend: Backend, kernel: BuiltKernel, case: Case, repeat: bool = False
 ) -> tuple[CheckResult, Outputs | None]:
     """`check`, and the outputs that were judged, by name (None where the run itself showed a fault)."""
     started = time.perf_counter()

@@ -134,12 +134,7 @@ class BaseWorker(ABC):
 class Worker(BaseWorker):
     """One process of this machine."""
 
-    def __init__(
-        self,
-        make_handler: Callable[..., Handler],
-        args: tuple[Any, ...] = (),
-        beside: bool = False,
-    ) -> None:
+    def __init__(self, make_handler: Callable[..., Handler], args: tuple[Any, ...] = (), beside: bool = False) -> None:
         """`beside`: it needs no torch, and does not wait for it."""
         super().__init__()
         self._make_handler, self._args, self._beside = make_handler, args, beside

@@ -161,13 +161,7 @@ def _up_to(count: int, step: int) -> int:
 
 
 def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    seen: Places,
-    scale: float | None,
-    softcap: float,
-    sinks: Tensor | None,
+    query: Tensor, key: Tensor, value: Tensor, seen: Places, scale: float | None, softcap: float, sinks: Tensor | None
 ) -> Tensor:
     """A step's attention `[batch, heads, queries, head_dim]` over a cache whose empty places hold zeros."""
     answer = attend(

@@ -219,12 +219,7 @@ OPERATORS: dict[str, Operator] = {
     ),
     "log": Operator("float", _F, _function("log"), "logf({})", lambda x: (divided(Number(1), x),), (0.0, 10.0, 20.0)),
     "sqrt": Operator(
-        "float",
-        _F,
-        _function("sqrt"),
-        "sqrtf({})",
-        lambda x: (divided(Number(0.5), Apply("sqrt", (x,))),),
-        _LONG_COST,
+        "float", _F, _function("sqrt"), "sqrtf({})", lambda x: (divided(Number(0.5), Apply("sqrt", (x,))),), _LONG_COST
     ),
     "tanh": Operator(
         "float",

@@ -5,18 +5,7 @@ import math
 from typing import NamedTuple
 
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT, FULL
-from evoattn.model.score import (
-    LARGEST_FLOAT,
-    SCORE,
-    Apply,
-    Load,
-    Name,
-    Number,
-    Tree,
-    depends_on,
-    loads_pairs,
-    parts,
-)
+from evoattn.model.score import LARGEST_FLOAT, SCORE, Apply, Load, Name, Number, Tree, depends_on, loads_pairs, parts
 
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 Bounds = tuple[int | None, int | None]

@@ -15,16 +15,7 @@ from evoattn.ops import shapes
 from evoattn.ops.arguments import SINKS, TERMS, Causal, cap_of, is_ordinary, mask_of, require_flags, scale_of, window_of
 from evoattn.ops.attention import attend
 from evoattn.ops.beside import WIDE, Granularity, Wanted, quantize, turn
-from evoattn.ops.call import (
-    ANSWERS,
-    BESIDE,
-    E4M3,
-    Answer,
-    Call,
-    behind,
-    out_like,
-    terms_of,
-)
+from evoattn.ops.call import ANSWERS, BESIDE, E4M3, Answer, Call, behind, out_like, terms_of
 from evoattn.ops.choice import Choice, Refusal
 from evoattn.ops.runtime import Runtime, current
 from evoattn.ops.torch_answer import NoKernel, is_promised

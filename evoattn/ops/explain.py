@@ -209,11 +209,7 @@ class RecordedKernel:
     """
 
     def __init__(
-        self,
-        trial: Trial,
-        study: Study,
-        make_runtime: Callable[[Picker], Runtime] = _own_runtime,
-        source: str = "",
+        self, trial: Trial, study: Study, make_runtime: Callable[[Picker], Runtime] = _own_runtime, source: str = ""
     ) -> None:
         """`make_runtime` makes the runtime that answers with this kernel only; `source` is the recorded CUDA source.
         Raises `ConfigError` where today's search space lacks the recorded config."""

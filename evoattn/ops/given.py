@@ -49,11 +49,7 @@ from evoattn.ops.call import ANSWERS, BESIDE, E4M3, FLOATS, NO_TENSOR, Call, beh
 CAUSAL_BIAS = "torch.nn.attention.bias", "CausalBias"
 """The class of torch's causal masks by its names: an import takes two seconds, and a compiler that looks for it in
 `sys.modules` fails where an import adds to them meanwhile."""
-FORMS = {
-    ATTENTION: "[batch, kv_heads, seqlen_k]",
-    VARLEN: "[total_k, kv_heads]",
-    PAGED: "[pages, page, kv_heads]",
-}
+FORMS = {ATTENTION: "[batch, kv_heads, seqlen_k]", VARLEN: "[total_k, kv_heads]", PAGED: "[pages, page, kv_heads]"}
 """Of scales of each key, by the function that takes them."""
 Scale = float | Tensor | None
 FLAGS = ("enable_gqa", "deterministic", "batch_invariant")
@@ -413,12 +409,7 @@ Surely = Callable[[Any], bool]
 
 
 def scored(
-    call: Call,
-    score: str,
-    predicate: str,
-    tables: dict[str, Tensor],
-    blocks: str = "",
-    lists: tuple[Tensor, ...] = (),
+    call: Call, score: str, predicate: str, tables: dict[str, Tensor], blocks: str = "", lists: tuple[Tensor, ...] = ()
 ) -> Call:
     """The call with these expressions, and block lists if there are any."""
     own = Score.of_texts(score, predicate, tables) if score or predicate else None

@@ -26,15 +26,7 @@ from evoattn.ops.arguments import (
     is_ordinary,
     without_autocast,
 )
-from evoattn.ops.call import (
-    GRADIENTS,
-    Answer,
-    Call,
-    StridedProblem,
-    out_like,
-    plain_strides,
-    why_wrong_strides,
-)
+from evoattn.ops.call import GRADIENTS, Answer, Call, StridedProblem, out_like, plain_strides, why_wrong_strides
 from evoattn.ops.plan import CallPlan
 from evoattn.ops.torch_answer import (
     SCORES_PER_CHUNK,

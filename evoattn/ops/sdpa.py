@@ -207,10 +207,7 @@ def capture() -> Iterator[Shapes]:
 
 
 def enable(
-    estimated: bool = False,
-    race: bool = True,
-    batch_invariant: bool = False,
-    precision: Literal["fp8"] | None = None,
+    estimated: bool = False, race: bool = True, batch_invariant: bool = False, precision: Literal["fp8"] | None = None
 ) -> None:
     """Put evoattn behind every `scaled_dot_product_attention` of the process. An `sdpa_kernel` later on has PyTorch's
     backends run.

@@ -61,12 +61,7 @@ def find(dtype: str, load: Load = importlib.import_module) -> Fa3:
 
 
 def _prepare(
-    interface: Any,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool,
-    options: Mapping[str, Any],
+    interface: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, options: Mapping[str, Any]
 ) -> Call:
     """Lengths of a cache and pages are another function's of it, and packed sequences, `[total, heads, head_dim]`, of a
     third."""

@@ -162,11 +162,7 @@ LARGE_HEADS: Any = {"BLOCK_M": 64, "BLOCK_N": 16, "num_stages": 1, "num_warps": 
 """`kernel_options` for a head_dim over 256, whose tiles would not fit into shared memory by torch's own choice."""
 
 
-def make(
-    problem: AttentionProblem,
-    tensors: Tensors,
-    compiler: Compiler | None = None,
-) -> Callable[[], torch.Tensor]:
+def make(problem: AttentionProblem, tensors: Tensors, compiler: Compiler | None = None) -> Callable[[], torch.Tensor]:
     """A call that gives O. Sinks are folded in by the log-sum-exp, in the same compiled function.
     `compiler` is `torch.compile` unless given.
 

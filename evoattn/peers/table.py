@@ -133,11 +133,7 @@ def fa3_peer(load: fa3.Load = import_module) -> Peer:
 
         return _flash_attention(prepare, (), "FlashAttention 3")(plain, tensors)
 
-    return Peer(
-        make,
-        "flash-attn-3",
-        lambda p: fa3.find(p.dtype, load).version,
-    )
+    return Peer(make, "flash-attn-3", lambda p: fa3.find(p.dtype, load).version)
 
 
 def fa4_peer(load: fa3.Load = import_module, score_mod: Callable[[str], ScoreMod] = find_score_mod) -> Peer:

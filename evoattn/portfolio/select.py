@@ -155,11 +155,7 @@ def genes_of(configs: Iterable[KernelConfig]) -> dict[str, Genes]:
 
 
 def select(
-    files: Sequence[Path],
-    gpu: GpuSpec,
-    today: KernelList | None,
-    jobs: int | None = None,
-    kinds: Collection[str] = (),
+    files: Sequence[Path], gpu: GpuSpec, today: KernelList | None, jobs: int | None = None, kinds: Collection[str] = ()
 ) -> KernelList:
     """The list of these campaigns and of `today`: kinds that they measured, or those of them that are named, have the
     kernels that cover them, others keep theirs. Raises `OSError` or `ValueError` on a file that cannot be read, and

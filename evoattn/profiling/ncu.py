@@ -101,11 +101,7 @@ def _write_job(folder: Path, problem: AttentionProblem, contestant: BuiltKernel 
     if isinstance(contestant, str):
         job["peer"] = contestant
     else:
-        job |= {
-            "family": contestant.family.name,
-            "params": contestant.config.params,
-            "gpu": asdict(contestant.gpu),
-        }
+        job |= {"family": contestant.family.name, "params": contestant.config.params, "gpu": asdict(contestant.gpu)}
         (folder / "kernel.cubin").write_bytes(contestant.compiled.cubin)
     (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
 

@@ -203,9 +203,7 @@ def _config_text(winner: Winner) -> str:
 
 
 def render_html(
-    summary: StudySummary,
-    db: str | None = None,
-    count: Callable[[str, str], Counts | str] = count_instructions,
+    summary: StudySummary, db: str | None = None, count: Callable[[str, str], Counts | str] = count_instructions
 ) -> str:
     """The page. All text of the database is escaped, and the page's policy runs its own scripts only and loads nothing.
 

@@ -32,12 +32,7 @@ class Contestant:
     """Work that is repeated in a graph. `capture` comes before the first `sample`."""
 
     def __init__(
-        self,
-        name: str,
-        enqueue: Enqueue,
-        timer: Timer,
-        watch: ReplayWatch | None = None,
-        flush: Enqueue | None = None,
+        self, name: str, enqueue: Enqueue, timer: Timer, watch: ReplayWatch | None = None, flush: Enqueue | None = None
     ) -> None:
         """Warms up. Raises what `enqueue` raises.
 

@@ -59,11 +59,7 @@ class TimedRun:
     """
 
     def __init__(
-        self,
-        setup: TimingSetup,
-        kernel: BuiltKernel,
-        outputs: dict[str, torch.Tensor] | None,
-        arena: Arena,
+        self, setup: TimingSetup, kernel: BuiltKernel, outputs: dict[str, torch.Tensor] | None, arena: Arena
     ) -> None:
         """`arena` is shared among the contestants of a final, scratch buffers are not. Raises what `Arena` raises."""
         self._setup, self._kernel, self._outputs, self._arena = setup, kernel, outputs, arena

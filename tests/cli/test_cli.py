@@ -105,15 +105,7 @@ def test_show_export_and_reproduce(study, tmp_path):
     shown = run("show", 1, "--db", db).stdout
     leader = json.loads(run("report", "--format", "json", "--db", db).stdout)["leaderboard"][0]["trial"]
     assert f"{leader} of study small" in run("show", "best", "--study", "small", "--db", db).stdout
-    words = (
-        "config id",
-        "ran on",
-        "host",
-        "commit",
-        "inputs' seed",
-        "guided, seed",
-        "source hash",
-    )
+    words = ("config id", "ran on", "host", "commit", "inputs' seed", "guided, seed", "source hash")
     assert all(word in shown for word in words)
     kernel = tmp_path / "kernel.cu"
     assert run("export", "best", "-o", kernel, "--db", db).exit_code == 0

@@ -230,13 +230,7 @@ def test_the_ladder_of_the_device(mask, layout, other):
     small = [case for _, case, _ in ladder]
     assert {(c.dtype, c.head_dim, c.mask, c.lse) for c in small} == {("bf16", 128, mask, True)}
     assert len({name for name, _, _ in ladder}) == len(ladder)
-    assert {kind for _, _, kind in ladder} == {
-        "plain",
-        "large_logits",
-        "late_huge_key",
-        "rising_maximum",
-        "equal_keys",
-    }
+    assert {kind for _, _, kind in ladder} == {"plain", "large_logits", "late_huge_key", "rising_maximum", "equal_keys"}
     ragged, strided, one_query, one_key, *others = small
     assert (ragged.batch, ragged.heads, ragged.kv_heads) == (2, 4, 2)
     assert {(c.batch, c.heads, c.kv_heads) for c in small[1:]} == {(1, 2, 1)}

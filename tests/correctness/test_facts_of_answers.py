@@ -118,10 +118,7 @@ def facts() -> Iterator[tuple[str, Any]]:
         splits = [cases.of_first_split(stages, 3, tile, rows) for stages in (1, 2, 5)]
         yield (
             f"heads and splits of {rows} rows and {tile} keys",
-            [
-                *(cases.by_heads(problem, rows).describe() for problem in (plain, *masks[1::2])),
-                splits,
-            ],
+            [*(cases.by_heads(problem, rows).describe() for problem in (plain, *masks[1::2])), splits],
         )
 
 

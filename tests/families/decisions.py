@@ -151,10 +151,7 @@ def main() -> None:
 
 def setting(row: dict[str, Any]) -> Setting:
     return Setting(
-        row["family"],
-        AttentionProblem(**row["problem"]),
-        KernelConfig(row["family"], row["params"]),
-        row["gpu"],
+        row["family"], AttentionProblem(**row["problem"]), KernelConfig(row["family"], row["params"]), row["gpu"]
     )
 
 

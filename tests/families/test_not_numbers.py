@@ -78,8 +78,7 @@ def test_rows_that_are_rounded_on_the_way():
 
 
 @pytest.mark.parametrize(
-    "name",
-    [n for n, f in FAMILIES.items() if (f.plain and "forward" in f.operations) or n == "fp8_wgmma"],
+    "name", [n for n, f in FAMILIES.items() if (f.plain and "forward" in f.operations) or n == "fp8_wgmma"]
 )
 def test_a_starting_config_of_each_family(name):
     family, starting = FAMILIES[name], load_space(name, H100).starting_configs()

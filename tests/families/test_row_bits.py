@@ -131,13 +131,7 @@ def test_rows_have_the_same_bits_alone_and_among_others(name):
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_the_same_under_a_window(head_dim):
     whole = causal(dtype="bf16", lse=True, window="70:0", head_dim=head_dim)
-    assert (
-        compared(
-            *kernels("flash_wgmma", "h100", whole, (MANY, {**SPLIT, "KEY_SPLIT": 3})),
-            whole,
-        )
-        == []
-    )
+    assert compared(*kernels("flash_wgmma", "h100", whole, (MANY, {**SPLIT, "KEY_SPLIT": 3})), whole) == []
 
 
 @pytest.mark.slow

@@ -45,10 +45,7 @@ def facts() -> Iterator[tuple[str, Any]]:
     cards = {name: gpu.GPUS[name] for name in CARDS}
     for name, spec in cards.items():
         yield name, [told(spec, *arguments, without=("is_like", "with_limits")), target(spec.arch), is_played(spec)]
-        yield (
-            f"likes of {name}",
-            [spec.is_like(other) for other in (*cards.values(), None, spec.with_limits(LIMITS))],
-        )
+        yield (f"likes of {name}", [spec.is_like(other) for other in (*cards.values(), None, spec.with_limits(LIMITS))])
         yield f"calibrations of {name}", calibration_name(spec.name, spec.sm_count, spec.arch)
     yield "lookups", [answer(gpu.lookup, word) for word in ("h100", "H100", "NVIDIA H100", "h10", "", "rtx 4090")]
     yield "products", [answer(gpu.row_of, product) for product in PRODUCTS]

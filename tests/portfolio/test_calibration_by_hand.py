@@ -58,10 +58,7 @@ def made(card=CARD, **changes):
     fitted = Correction({}, {"all": [12, 1.2, 1.1]})
     about = calibrations.card_of(card)
     versions = calibrations.versions_here(["flash_mma"]) | {"model": calibrations.model_digest(kernels, about)}
-    usual = Calibration(
-        *(about, versions, "2026-11-27", listed, fitted),
-        *({"problems": 4, "regret": 1.05}, 77),
-    )
+    usual = Calibration(*(about, versions, "2026-11-27", listed, fitted), *({"problems": 4, "regret": 1.05}, 77))
     return replace(usual, **changes)
 
 

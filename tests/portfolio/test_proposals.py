@@ -18,16 +18,7 @@ from evoattn.model.space import KernelConfig
 from evoattn.portfolio.campaign import group_of
 from evoattn.portfolio.climb import Scored, all_genes, climb, neighbours
 from evoattn.portfolio.pick import portfolio_kernels
-from evoattn.portfolio.proposals import (
-    ALSO_FAR,
-    BEHIND,
-    KEPT,
-    RIVAL,
-    RIVALS,
-    STEPS,
-    AimedBreeder,
-    ClimbingBreeder,
-)
+from evoattn.portfolio.proposals import ALSO_FAR, BEHIND, KEPT, RIVAL, RIVALS, STEPS, AimedBreeder, ClimbingBreeder
 
 H200 = lookup("h200")
 SPACE = load_space("flash_wgmma", H200)

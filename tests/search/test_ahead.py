@@ -16,17 +16,7 @@ from evoattn.fleet.local import LocalFleet
 from evoattn.model.records import Proposal, TrialState
 from evoattn.samplers.base import SamplerSetup
 from evoattn.samplers.registry import make_sampler
-from evoattn.search.ahead import (
-    AHEAD,
-    FIRST,
-    AheadSampler,
-    Proposed,
-    has_more,
-    listen,
-    provide_for,
-    stop,
-    worker_of,
-)
+from evoattn.search.ahead import AHEAD, FIRST, AheadSampler, Proposed, has_more, listen, provide_for, stop, worker_of
 from evoattn.search.request import SearchPlan
 from evoattn.search.study import Search
 from tests.search.search_fakes import cost

@@ -228,10 +228,7 @@ def _counted() -> Iterator[Any]:
 
     states = TrialState.COMPLETE, TrialState.TIMEOUT
     for peers, peer, cache, state in itertools.product(
-        ({}, {"flash": [timing]}),
-        (None, "odd", "math"),
-        ("warm", "cold", None),
-        states,
+        ({}, {"flash": [timing]}), (None, "odd", "math"), ("warm", "cold", None), states
     ):
         kept, checks = mock.Mock(), mock.Mock()
         kept.peers.return_value, kept.source.return_value = peers, "text"

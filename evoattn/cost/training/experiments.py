@@ -14,13 +14,7 @@ import numpy as np
 
 from evoattn.cost.fitted import Fitted, load
 from evoattn.cost.training import fit as fits
-from evoattn.cost.training.judge import (
-    HEAD,
-    Judgement,
-    judged_sets,
-    problem_keys,
-    spread_table,
-)
+from evoattn.cost.training.judge import HEAD, Judgement, judged_sets, problem_keys, spread_table
 from evoattn.cost.training.measured import name_of, named, read
 from evoattn.cost.training.rows import Row, launched_as_today, thinned
 from evoattn.cost.training.table import Floats, Numbers, Table, make_table

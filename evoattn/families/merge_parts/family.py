@@ -57,10 +57,7 @@ class MergeParts(RowKernels):
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         element = problem.element.cuda
-        return {
-            "PART": element if problem.op == NARROW else "Fp32",
-            "ELEMENT": element,
-        }
+        return {"PART": element if problem.op == NARROW else "Fp32", "ELEMENT": element}
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         genes, rows = MergeGenes.of(config), rows_of(problem)

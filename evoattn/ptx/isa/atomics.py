@@ -65,11 +65,7 @@ def _tell(races: Races, place: int, thread: int, *, reads: bool, acquires: bool,
 
 
 @instruction(
-    "red",
-    r"(?:\.relaxed\.gpu)?\.global\.add(?:\.v(?P<vector>2|4))?\.f32",
-    kind="memory",
-    pure=False,
-    writes=0,
+    "red", r"(?:\.relaxed\.gpu)?\.global\.add(?:\.v(?P<vector>2|4))?\.f32", kind="memory", pure=False, writes=0
 )
 def add_floats(context: Context, ins: Instruction, fields: Fields) -> Action:
     """Floats added to global memory: the form that kernels sum by, and the only one of vectors, whose elements are

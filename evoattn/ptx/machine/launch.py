@@ -156,13 +156,7 @@ class Machine:
     def _run_blocks(self, threads: Threads, races: GlobalRaces | None) -> tuple[list[str], Counters, int]:
         """Blocks that run together: their faults, what they did, the instructions executed."""
         context = Context(
-            self.kernel,
-            threads,
-            self.memory,
-            self.parameters,
-            self.shape.dynamic_smem_bytes,
-            races,
-            self.options,
+            self.kernel, threads, self.memory, self.parameters, self.shape.dynamic_smem_bytes, races, self.options
         )
         late_blocks = self.options.late_blocks and threads.first_block == 0
         scheduler = Scheduler(context, self.flow, self.options.step_limit, late_blocks)
