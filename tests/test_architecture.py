@@ -9,8 +9,9 @@ import ast
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 
@@ -248,11 +249,14 @@ def files_of_a_call() -> list[str]:
     import torch
 
     import evoattn
-    from benchmarks.calls.growing import Op
+    from benchmarks.calls.no_device import NoDevice, no_code
+    from evoattn.ops.runtime import Runtime, current
+    from evoattn.portfolio.pick import lasting_pick, next_picks
 
     entered: dict[str, None] = {}
     query, key, value = (torch.zeros(1, 16, 1024, 64, dtype=torch.float16) for _ in range(3))
-    with Op("h100", False).used(), torch.no_grad():
+    made = partial(Runtime, NoDevice("h100"), lasting_pick, build=no_code, others=next_picks)
+    with tempfile.TemporaryDirectory() as folder, current.use(made(Path(folder))), torch.no_grad():
         evoattn.attention(query, key, value)
         sys.setprofile(lambda frame, *_: entered.setdefault(frame.f_code.co_filename))
         evoattn.attention(query, key, value)
