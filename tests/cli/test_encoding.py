@@ -4,6 +4,7 @@ import ast
 import os
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
@@ -22,6 +23,7 @@ def is_of_text(call: ast.Call) -> bool:
     return call.func.attr == "write_text" or (call.func.attr == "open" and modes in (["r"], ["w"], ["a"]))
 
 
+@cache
 def calls_of_text() -> list[tuple[str, ast.Call]]:
     """(file, call) of all of the package."""
     return [

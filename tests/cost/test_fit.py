@@ -146,8 +146,7 @@ def landscapes():
 @pytest.mark.parametrize("any_card", [False, True], ids=["all families", "families of any card"])
 def test_kernels_of_landscapes_are_ordered_as_measured(landscapes, any_card):
     rows = thinned((row for row in landscapes if for_all_cards(row) or not any_card), EACH)
-    costs = [cost(row.problem, row.config, row.gpu, row.registers, row.spill_bytes) for row in rows]
-    found = judge([one.score for one in costs], [row.us for row in rows], problem_keys(rows))
+    found = judge(predict(rows, load()), [row.us for row in rows], problem_keys(rows))
     assert found.problems >= 30
     assert_good(vars(found))
     assert found.worst_spearman >= 0.75 and found.worst_first <= 1.6 and found.fastest_tenth >= 0.6
