@@ -136,41 +136,37 @@ class AsyncRaces:
     ) -> None:
         stamps = self.detector.last_write[granules]
         different = np.unique(stamps) if np.count_nonzero(stamps != stamps[0]) else stamps[:1]
-        for stamp in different.tolist():
-            key = int(issuers[0]), stamp
-            if stamp == 0 or key in self._known_ordered:
-                continue
-            wrong = self._why_unordered(stamp >> THREAD_BITS, stamp & THREAD_MASK, issuers, proxied)
+        first = int(issuers[0])
+        unknown = [stamp for stamp in different.tolist() if stamp and (first, stamp) not in self._known_ordered]
+        made = [(stamp >> THREAD_BITS, stamp & THREAD_MASK) for stamp in unknown]
+        for stamp, (_, writer), wrong in zip(unknown, made, self._why_unordered(made, issuers, proxied)):
             if wrong:
-                self._tell(
-                    int(issuers[0]),
-                    verb,
-                    f"what {self.detector.actors.name(stamp & THREAD_MASK)} wrote last, {wrong}",
-                    ins,
-                )
+                self._tell(first, verb, f"what {self.detector.actors.name(writer)} wrote last, {wrong}", ins)
             else:
-                self._known_ordered.add(key)
+                self._known_ordered.add((first, stamp))
         if self.detector.copies and self.detector.in_flight[granules].any():
-            self._tell(int(issuers[0]), verb, "an asynchronous copy that its thread has not yet waited for", ins)
+            self._tell(first, verb, "an asynchronous copy that its thread has not yet waited for", ins)
 
-    def _why_unordered(self, time: int, writer: int, issuers: Numbers, proxied: bool) -> str:
-        """What is missing between a write and an agent's access that these actors issue now; an empty string if nothing
-        is.
+    def _why_unordered(self, made: list[tuple[int, int]], issuers: Numbers, proxied: bool) -> list[str]:
+        """What is missing between each access, of (time, actor), and an agent's access that these actors issue now; an
+        empty string if nothing is. All that clocks have to tell is asked of them at once.
         """
-        if writer < self.order.first_agent and proxied:
-            fenced = self._fenced(writer, time)
-            if fenced is None:
-                return "with no fence.proxy.async between"
-            time = fenced
-        if writer < self.order.first_agent:
-            block = int(self.order.warp_of[issuers[0]]) // self.threads.block_warps
-            if time <= self.order.block_floor[block]:
-                return ""
-        count = len(issuers)
-        column, lane = (np.full(count, array[writer]) for array in (self.order.column_of, self.order.lane_of))
-        return (
-            "with no barrier between" if self.order.unordered(issuers, column, lane, np.full(count, time)).any() else ""
-        )
+        found, asked = [""] * len(made), list[tuple[int, int, int]]()
+        floor = self.order.block_floor[int(self.order.warp_of[issuers[0]]) // self.threads.block_warps] if made else 0
+        for i, (time, actor) in enumerate(made):
+            if actor >= self.order.first_agent:
+                asked.append((i, time, actor))
+            elif (fenced := self._fenced(actor, time) if proxied else time) is None:
+                found[i] = "with no fence.proxy.async between"
+            elif fenced > floor:
+                asked.append((i, fenced, actor))
+        if asked:
+            places, times, actors = np.repeat(np.array(asked).T, len(issuers), axis=1)
+            columns, lanes = self.order.column_of[actors], self.order.lane_of[actors]
+            late = self.order.unordered(np.tile(issuers, len(asked)), columns, lanes, times)
+            for i in set(places[late].tolist()):
+                found[i] = "with no barrier between"
+        return found
 
     def _fenced(self, writer: int, time: int) -> int | None:
         """When the first fence of a thread (of all threads of a warp) after `time` was complete; None if it was not."""
@@ -217,7 +213,7 @@ class AsyncRaces:
                     continue
                 time, lane, warp = stamp >> LANE_BITS, stamp & LANE_MASK, first_warp + column
                 reader = self.threads.count + warp if lane == SEVERAL else warp * WARP + lane
-                wrong = self._why_unordered(time, reader, np.array([issuer]), True)
+                (wrong,) = self._why_unordered([(time, reader)], np.array([issuer]), True)
                 if wrong:
                     self._tell(issuer, "overwrites", f"what {self.detector.actors.name(reader)} has read, {wrong}", ins)
                 else:
