@@ -40,8 +40,8 @@ class Runs:
         self.instructions = context.kernel.instructions
         self._everyone = ActiveThreads(context.threads, None)
         self._prepared: dict[int, Prepared] = {}
-        for pc, (entry, _) in enumerate(flow.entries):
-            if not (flow.understood and entry.pure):  # others may keep watch from the start
+        for pc, ins in enumerate(self.instructions):
+            if not flow.understood or ins.opcode.startswith("wgmma."):  # which keeps watch from the start
                 self._prepare(pc)
         flow.understood = True
         self._runs: dict[int, Run] = {}
