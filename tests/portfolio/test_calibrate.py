@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from typer.testing import CliRunner
@@ -22,7 +23,7 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.paths import ROOT
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig
-from evoattn.portfolio import calibrations, pick
+from evoattn.portfolio import calibrations, pick, select
 from evoattn.portfolio.calibrate import Keeper, Wanted, calibrate, fits, plan
 from evoattn.portfolio.calibrations import TIMES, Calibration, Journal, times_of
 from evoattn.portfolio.climb import what_decides
@@ -53,7 +54,8 @@ def made(tmp_path_factory):
     try:
         folder, said = calibration_folder(CARD), []
         time_before(plan(WANTED, CARD))
-        done = calibrate(WANTED, CARD, said.append, TOOLS)
+        with mock.patch.object(select, "EACH", 4):  # problems of a seed, for the general kernels
+            done = calibrate(WANTED, CARD, said.append, TOOLS)
         return done, {name: (folder / name).read_text() for name in (FILE, TIMES)}, said
     finally:
         os.environ["XDG_DATA_HOME"] = before or ""
