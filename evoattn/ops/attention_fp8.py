@@ -27,10 +27,10 @@ TURNED_FROM = 1 << 17
 """Keys that a query sees, in the mean, times head_dim, from which an e4m3 V is turned by a kernel of its own, which
 reads and writes V once. From here on that took 0.91 of the time in the mean (0.61 to 1.09, 34 problems), below 1.16
 (0.87 to 1.67, 46 problems; an H200 and an H100, 2026-11-27, reports/performance.md)."""
-BLOCKS_BELOW = 900
-"""`_seen`, below which tensors are quantised with a scale for each 128 rows: one launch reads them once, but beside a
-query that is rounded kernels take 1.09 to 1.18 of the time of given numbers, and with scales of heads 1.02 to 1.06. At
-1,024 that made up for the launch at none of three problems (an H200, 2026-11-28, reports/performance.md)."""
+BLOCKS_BELOW, BLOCKS_BELOW_WIDE, WIDE_DIM = 900, 3000, 128
+"""`_seen`, below which tensors are quantised with a scale for each 128 rows, from WIDE_DIM on the second: one launch
+reads them once, in 0.67 of the time, and kernels then take 1.00 to 1.05 of that with scales of heads. Narrow heads have
+faster kernels for those (H100 and H200, 2026-11-27 and 28, reports/performance.md)."""
 WITH_WGMMA = "sm_90a"
 ROUNDS = "rounds"
 """Before what is known of calls whose query no kernel rounds."""
@@ -66,7 +66,7 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
     stands for itself times its scale: `q_descale`, `k_descale` and `v_descale` are float32 `[batch, kv_heads]` as
     FlashAttention 3's, those of query too, or one for all, a tensor of one element or a number, or of each 128 rows of
     a head: of query `[batch, heads, query blocks]`, of key and value `[batch, kv_heads, key blocks]`. They are not
-    negative; left out, 1. Those of 128 rows go with e4m3; kernels take 1.04 to 1.25 of the time of those of heads.
+    negative; left out, 1. Those of 128 rows go with e4m3; kernels take 0.95 to 1.05 of the time of those of heads.
     Tensors of 16 or 32 bits are quantised first, with a scale for each K/V head of each batch, or each 128 rows of a
     head (`BLOCKS_BELOW`), that takes its largest value to the end of the range, and no descale may be given. A kernel
     of Hopper rounds query itself, with a scale for each 16 rows of a head.
@@ -115,7 +115,8 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
             raise ValueError("smooth_k goes with no softcap: a cap does not change all scores of a query alike.")
         turns = _turns(query, key, value, kind)
         rounds = turns and query.dtype in WIDE and (ROUNDS, *kind) not in current.runtime().served
-        blocks = turns and not smooth_k and _seen(query, key, mask != FULL, rounds) < BLOCKS_BELOW
+        below = BLOCKS_BELOW if query.shape[3] < WIDE_DIM else BLOCKS_BELOW_WIDE
+        blocks = turns and not smooth_k and _seen(query, key, mask != FULL, rounds) < below
         given, mean = quantised(query, key, value, smooth_k, turns, "block" if blocks else "head", rounds)
         if mean is not None and return_lse:
             correction = _lse_correction(query, mean, scale_of(scale))
