@@ -390,3 +390,8 @@ def test_small_tiles_have_lists_of_their_own(monkeypatch):
         later = new()
         monkeypatch.setattr(block_masks, "_run", refuse)
         assert finer(later) is later, "the driver refuses the launch"
+
+
+def test_counts_have_two_significant_bits():
+    """So that masks that differ little have one plan."""
+    assert [block_masks._rounded(count) for count in (0, 0.2, 1, 5, 6.9, 110)] == [0, 1, 1, 6, 6, 96]
