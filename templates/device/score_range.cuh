@@ -82,15 +82,20 @@ __device__ __forceinline__ int as_int(long long x) { return to_int(x); }
 __device__ __forceinline__ int as_int(int x) { return x; }
 __device__ __forceinline__ int as_int(bool x) { return x; }
 
-// By all lanes of a warp, along the same line or with an element for each: where an index is of a row and of a key,
-// nobody asks for a key of each lane (`PAIRED`).
+// What all lanes of a warp ask: elements along the same line, or one for each lane; of other lines it says nothing.
+// Lanes with a key each can have such lines, where numbers of some pass the bounds of an int.
 template <typename Element> __device__ __forceinline__ Range elements_of(const Element* table, Line line, int lane) {
   constexpr bool IS_FLAG = sizeof(Element) == 1;
   if (__all_sync(ALL_LANES, line.count == 1)) {
     const int value = as_int(table[line.first]);
     return {value, value};
   }
-  if (line.count < 1 || line.count > MOST_ELEMENTS) return IS_FLAG ? Range{0, 1} : Range::anything();
+  // Of all lanes each: && between them would keep some from the next one.
+  const int64_t first = __shfl_sync(ALL_LANES, line.first, 0), step = __shfl_sync(ALL_LANES, line.step, 0);
+  const int count = __shfl_sync(ALL_LANES, line.count, 0);
+  const bool is_one = line.first == first && line.step == step && line.count == count;
+  if (!__all_sync(ALL_LANES, is_one) || count < 1 || count > MOST_ELEMENTS)
+    return IS_FLAG ? Range{0, 1} : Range::anything();
   Range found{0x7fffffff, -0x7fffffff - 1};
   for (int i = lane; i < line.count; i += 32) {
     const int value = as_int(table[line.first + i * line.step]);

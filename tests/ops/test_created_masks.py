@@ -81,6 +81,9 @@ BARE[32:48, 64:] = BARE[48:, :64] = False
 SPOTS = torch.ones(77, 131, dtype=torch.bool)
 SPOTS[5, 40] = SPOTS[60, 129] = False
 OF_SPOTS = Written(mask_mod=lambda b, h, q, k: SPOTS[q, k])  # past the first 32 keys of their blocks
+STARTS = torch.tensor([0] + [90] * 7 + [0] * 8)
+OF_HASH = Written(mask_mod=lambda b, h, q, k: q > STARTS[(k * 30000001) % 16])
+"""Products from key 72 on are no int, so that of a warp's keys some have one element and others may have any."""
 OF_COARSE = Written(mask_mod=lambda b, h, q, k: PAIRS[q // 8, k // 8])
 OF_BARE = Written(mask_mod=lambda b, h, q, k: BARE[q, k])
 """A table of pairs with blocks of 48 rows and 32 keys of each kind, of which 32 by 32 pairs are all alike."""
@@ -99,6 +102,7 @@ OF_BARE = Written(mask_mod=lambda b, h, q, k: BARE[q, k])
         ("of spots", (16, 70)),
         ("of coarse pairs", (16, 32)),
         ("of each kind", (16, 32)),
+        ("of a hash", (16, 32)),
     ],
 )
 def test_lists_are_torch_s(name, blocks):
@@ -108,6 +112,7 @@ def test_lists_are_torch_s(name, blocks):
         "of bare blocks": OF_BARE,
         "of spots": OF_SPOTS,
         "of coarse pairs": OF_COARSE,
+        "of a hash": OF_HASH,
         "of each kind": Written(None, of_each_kind, by_head=True),
     }
     heads = len(OF_EACH_KIND) + 1 if name == "of each kind" else SHAPE.heads
@@ -208,6 +213,9 @@ OF_LINES = {
     "one more": ([(0, 1, 4097)] * 32, ANYTHING),
     "along several": ([(3, 2, 0)] * 32, ANYTHING),
     "an element each": ([(7 * lane, 0, 1) for lane in range(32)], None),
+    "other first elements": ([(lane // 31, 1, 40) for lane in range(32)], ANYTHING),
+    "other steps": ([(0, 1 + lane // 31, 40) for lane in range(32)], ANYTHING),
+    "other counts": ([(0, 1, 1 + lane // 8) for lane in range(32)], ANYTHING),
 }
 """By name (first, step, count) of each lane in a table of 10, 11, 12, …, and between what the elements lie."""
 
@@ -226,11 +234,12 @@ def test_between_what_the_elements_of_a_line_of_a_table_lie():
         )
     )
     given = torch.tensor([lanes for lanes, _ in OF_LINES.values()], dtype=torch.int32)
-    buffers = {"table": torch.arange(10, 5010, dtype=torch.int32), "given": given, "all": torch.zeros(5, 32, 2).int()}
+    found = torch.zeros(len(OF_LINES), 32, 2, dtype=torch.int32)
+    buffers = {"table": torch.arange(10, 5010, dtype=torch.int32), "given": given, "all": found}
     launch = KernelLaunch("lines", (len(OF_LINES), 1, 1), (32, 1, 1), 0, tuple(map(Buffer, buffers)))
     kernel = ptx_kept(resolve(text, TEMPLATES), "sm_90a")
     assert not InterpreterBackend().run(kernel, (launch,), buffers)
-    for (name, (_, lies)), lanes in zip(OF_LINES.items(), buffers["all"].tolist(), strict=True):
+    for (name, (_, lies)), lanes in zip(OF_LINES.items(), found.tolist(), strict=True):
         expected = [list(lies or (10 + 7 * lane,) * 2) for lane in range(32)]
         assert lanes == expected, name
 
