@@ -24,7 +24,7 @@ def loaded_by(statement: str) -> set[str]:
 
 
 def test_the_import_is_light():
-    assert not loaded_by("import evoattn") & {*HEAVY, "importlib_metadata", "platformdirs"}
+    assert not loaded_by("import evoattn") & {*HEAVY, "importlib_metadata"}
 
 
 IMPORT_WITHOUT = """
@@ -52,7 +52,7 @@ SEARCH_MODULES = {"evoattn.model.safe_yaml", "evoattn.families.render"}
 @pytest.mark.slow
 def test_a_kernel_that_was_found_needs_no_library_of_the_search():
     values = {
-        "SEARCH_ONLY": {"optuna", "sqlalchemy", "alembic", "jinja2", "rich", "typer", "yaml", "platformdirs"},
+        "SEARCH_ONLY": {"optuna", "sqlalchemy", "alembic", "jinja2", "rich", "typer", "yaml"},
         "SEARCH_MODULES": SEARCH_MODULES,
         "PACKAGE": str(Path(evoattn.__file__).parent),
     }

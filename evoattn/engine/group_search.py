@@ -105,11 +105,15 @@ class GroupSearch(Loop):
             self._end_devices_tasks(self._devices)
 
     def ask(self, asked: Sequence[tuple[Group, Kernel, tuple[int, ...]]]) -> None:
-        """Have the next `run` begin with these kernels, each on the group's problems of these indexes, in place of what
-        is left of earlier ones, and breeders begin anew: the cost model says something else now."""
-        for group, kernel, _ in asked:
-            group.kernels.setdefault(kernel.id, kernel)  # or a breeder would propose it, too
-        self._asked = deque((group, group.kernels[kernel.id], indexes) for group, kernel, indexes in asked)
+        """Go on with these kernels, or have the next `run` begin with them, each on those of the group's problems of
+        these indexes that it was not timed on meanwhile, in place of what is left of earlier ones; breeders begin anew:
+        the cost model says something else now."""
+        self._asked.clear()
+        for group, new, indexes in asked:
+            kernel = group.kernels.setdefault(new.id, new)  # or a breeder would propose it, too
+            left = tuple(i for i in indexes if i not in kernel.times)
+            if left and kernel.state in ("new", "right"):
+                self._asked.append((group, kernel, left))
         self._breeders = self._new_breeders()
 
     def _new_breeders(self) -> dict[str, Breeder]:
@@ -170,9 +174,6 @@ class GroupSearch(Loop):
         kernel.compile_seconds = answer.kernel.info.seconds
         if pending.indexes and pending.check:
             self._ready.add(pending, replace(answer, relative_cost=None))  # costs of several problems do not compare
-
-    def _more(self) -> bool:
-        return bool(self._promising)
 
     def _feed_boards(self) -> None:
         """As ever; promising kernels are for the boards for which nothing fresh is ready, until the time is spent."""

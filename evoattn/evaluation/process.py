@@ -79,19 +79,20 @@ def serve(
             connection.send((Ending.RAISED, sentence_of(error), True))
 
 
-def die_with_parent() -> None:
-    """In a worker: be killed when the process that asked for it ends, however that ends and whatever the worker does.
+def die_with_parent(whole_group: bool = False) -> None:
+    """In a worker: be killed when the process that asked for it ends, however that ends and whatever the worker does;
+    with `whole_group` all processes of its group are.
 
     Its own parent is the server, which does not end before its workers have.
     """
     parent = multiprocessing.parent_process()
     if parent is not None:
-        threading.Thread(target=_outlive_nobody, args=(parent.sentinel,), daemon=True).start()
+        threading.Thread(target=_outlive_nobody, args=(parent.sentinel, whole_group), daemon=True).start()
 
 
-def _outlive_nobody(sentinel: int) -> None:
+def _outlive_nobody(sentinel: int, whole_group: bool) -> None:
     wait([sentinel])
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(0 if whole_group else os.getpid(), signal.SIGKILL)
 
 
 def adopt(environment: dict[str, str], own: MutableMapping[str, str] = os.environ) -> None:

@@ -28,7 +28,7 @@ NO_HOME = Path("/nonexistent/evoattn")
 
 
 def _user_folder(kind: Literal["data", "cache"]) -> Path:
-    """By the rule of Linux; platformdirs says the same, and takes a known kernel's first call some milliseconds."""
+    """By the rule of Linux. To import platformdirs, which says the same, takes some milliseconds."""
     given = os.environ.get(f"XDG_{kind.upper()}_HOME")
     home = Path(os.path.expanduser("~"))
     if not given and not home.is_absolute():

@@ -90,17 +90,10 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
         raise ValueError(f"dtype must be float16 or bfloat16, not {str(dtype).removeprefix('torch.')}.")
     descales = (q_descale, k_descale, v_descale)
     mask, limit = mask_of(causal, False), cap_of(softcap)
-    kind = (
-        query.dtype,
-        mask,
-        window_of(window),
-        limit > 0,
-        sinks is None,
-        return_lse,
-        query.shape,
-        key.shape,
-        value.shape,
-    )
+    dtypes, shapes_of = (query.dtype, key.dtype, dtype), (query.shape, key.shape, value.shape)
+    blocks_given = any(isinstance(one, Tensor) and one.dim() == 3 for one in descales)
+    asked = mask, window_of(window), limit > 0, sinks is None, return_lse, smooth_k, blocks_given
+    kind = query.device, dtypes, shapes_of, asked
     correction = None
     if query.dtype in BESIDE:
         if smooth_k:

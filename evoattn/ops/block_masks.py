@@ -183,17 +183,18 @@ def finer(mask: BlockMask, kind: Hashable, us_of: Callable[[BlockMask], float]) 
     if known.again is None or (mask.kv_num_blocks.is_cuda and torch.cuda.is_current_stream_capturing()):
         return mask
     again, known.again, kind = known.again, None, (kind, known.counts)
+    better = _finer.get(kind)
     try:
-        made = again(FINER) if _finer.get(kind, True) else mask
+        made = mask if better is False else again(FINER)
     except LaunchError:
         return mask
     if made is mask or made.mask_mod is not mask.mask_mod:
         return mask
-    if kind not in _finer:
+    if better is None:
         if len(_finer) >= MOST_WORTH:
             _finer.clear()
-        _finer[kind] = us_of(made) < CLEARLY * us_of(mask)
-    if not _finer[kind]:
+        better = _finer[kind] = us_of(made) < CLEARLY * us_of(mask)
+    if not better:
         return mask
     counted(made)  # waits, so that a thread that finds these lists, with another stream, reads them filled
     known.finer = made

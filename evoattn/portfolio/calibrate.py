@@ -8,11 +8,13 @@ import json
 import math
 import multiprocessing
 import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, nullcontext
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import repeat, zip_longest
@@ -25,10 +27,12 @@ from evoattn.cost.correction_fit import Timed, fit
 from evoattn.engine.group_search import GroupSearch
 from evoattn.engine.groups import Group, Kernel
 from evoattn.engine.tools import Tools
+from evoattn.evaluation.process import die_with_parent
 from evoattn.families import registry
 from evoattn.families.registry import load_space
 from evoattn.fleet.local import LocalFleet
 from evoattn.model.calibrated import calibration_folder
+from evoattn.model.errors import FailedRun
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.played import is_played
 from evoattn.model.problem import AttentionProblem, ProblemError
@@ -47,10 +51,10 @@ JUDGED_SEEDS = range(80, 100)
 JUDGE_SHARE, MAKE_SHARE = 0.24, 0.06
 """Of the budget: for judging, and for making the list; the search has the rest."""
 LEARN_SECONDS, LEARN_TIMES = 200.0, 16
-"""A search of so many seconds stops twice to learn: the correction and the list are made of what is timed, and what
-these choose is timed next. Where so many times a problem are known it learns before it begins, and once more. Of the
-picks for 80 problems left out half had not been timed there. Where a half of the kernels is hidden from a fit, first
-choices take 1.048 in place of 1.033 times the best; where a half of the problems is, 1.030 in place of 1.027."""
+"""Beside a search of so many seconds it learns twice: the correction and the list are made of what is timed, and what
+these choose is timed next. Where so many times a problem are known the first begins with the search. Of the picks for
+80 problems left out half had not been timed there. Where a half of the kernels is hidden from a fit, first choices take
+1.048 in place of 1.033 times the best; where a half of the problems is, 1.030 in place of 1.027."""
 FIRST, ENDS = 3, 2
 """What is timed then of each problem: kernels of the list, the pick before all others, and ends of climbs."""
 MOST_OF_A_KIND = 24
@@ -409,28 +413,48 @@ def calibrate(wanted: Wanted, gpu: GpuSpec, say: Say, tools: Tools | None = None
 
 
 _HERE: list[Plan] = []
-"""Of a process that learns, which is forked: what is known by then need not be sent there."""
+"""In a process that learns, which is forked: what is known by then need not be sent there."""
 
 
 @contextmanager
 def learning(made: Plan, jobs: int | None, engine: GroupSearch, say: Say) -> Iterator[Callable[[], None]]:
     """Learns from what is timed by now, in a process of its own, so that the GPU works on; the function has the search
-    take what came of it, once it is there. At the end it is waited for."""
+    take what came of it, once it is there. At the end it is waited for, unless an exception ends the search. Raises
+    `FailedRun` where that process is killed."""
     groups, taken = {group.name: group for group in made.groups}, list[str]()
-    _HERE[:] = [made]
-    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as apart:
-        found = apart.submit(_learn, jobs)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork"), _begin, (made,)) as apart:
+        own_group, found = apart.submit(os.getpid).result(), apart.submit(_learn, jobs)
 
         def take(waits: bool = False) -> None:
             if not taken and (waits or found.done()):
-                words, chosen = found.result()
+                try:
+                    words, chosen = found.result()
+                except BrokenProcessPool:
+                    raise FailedRun(
+                        "The process that learns was killed, as for want of memory; what was measured is kept: the "
+                        "same command goes on."
+                    ) from None
                 taken.append(words)
                 pick.forget()  # this process reads what that one has saved
                 say(f"learnt: {words}")
                 engine.ask([(groups[name], kernel, indexes) for name, kernel, indexes in chosen])
 
-        yield take
-        take(waits=True)
+        try:
+            yield take
+            take(waits=True)
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(own_group, signal.SIGKILL)
+            raise
+
+
+def _begin(made: Plan) -> None:
+    """In the process that learns: it and those that it starts are a group, which Ctrl-C does not reach and which ends
+    with this command."""
+    os.setpgid(0, 0)
+    multiprocessing.set_start_method("fork", force=True)  # a fork server is its parent's alone
+    die_with_parent(whole_group=True)
+    _HERE.append(made)
 
 
 def _learn(jobs: int | None) -> tuple[str, list[tuple[str, Kernel, tuple[int, ...]]]]:
@@ -445,8 +469,7 @@ def _each(*calls: Callable[[], object]) -> None:
 
 
 def turns(made: Plan) -> list[tuple[bool, float]]:
-    """Of each part of the search whether it learns before it begins, and the share of the search after which it
-    ends."""
+    """Of each part of the search whether it learns beside it, and the share of the search after which it ends."""
     if made.search_seconds < LEARN_SECONDS:
         return [(False, 1.0)]
     if made.recalled >= LEARN_TIMES * made.problems:

@@ -237,14 +237,17 @@ def test_what_no_kernel_takes_is_tried_again_of_another_mask_and_dtype(tmp_path)
     runtime.attend = refuse
     q, k, v = tensors()
     with current.use(runtime):
-        for query, causal in ((q, True), (q, True), (q, False), (q.half(), True)):
+        given = (q, True, None), (q, True, None), (q, False, None), (q.half(), True, None), (q, True, torch.float16)
+        for query, causal, out in given:
             with pytest.raises(NoKernel):
-                evoattn.attention_fp8(query, k.to(query.dtype), v.to(query.dtype), causal=causal, strict=True)
+                evoattn.attention_fp8(
+                    query, k.to(query.dtype), v.to(query.dtype), causal=causal, dtype=out, strict=True
+                )
     causal, full = "causal_lower_right", "full"
     rounded, half = (rounded_op(dtype) for dtype in ("bf16", "fp16"))
     new = lambda mask, op: [(mask, op, True), (mask, "forward", True)]
     known = [(causal, "forward", False)]
-    assert asked == [*new(causal, rounded), *known, *new(full, rounded), *new(causal, half)]
+    assert asked == [*new(causal, rounded), *known, *new(full, rounded), *new(causal, half), *new(causal, rounded)]
 
 
 def test_a_kernel_is_chosen_for_the_device_of_the_tensors(monkeypatch):

@@ -3,8 +3,13 @@
 import contextlib
 import json
 import math
+import os
+import signal
+import subprocess
+import time
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -20,8 +25,9 @@ from evoattn.cost.cost import scores
 from evoattn.cost.fitted import Fitted
 from evoattn.engine.groups import Group, Kernel
 from evoattn.families.registry import load_space
+from evoattn.model import whole_file
 from evoattn.model.calibrated import FILE, calibration_folder, calibrations_folder
-from evoattn.model.errors import WrongUse
+from evoattn.model.errors import FailedRun, WrongUse
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig, config_id
@@ -336,7 +342,7 @@ def test_what_was_learnt_is_taken_once_it_is_there(monkeypatch):
     group, found, engine, said = Group("16 d64 full", [ONE], ("flash_mma",)), Future(), mock.Mock(), list[str]()
     kernel, made = Kernel("flash_mma", PARAMS[0]), Plan(CARD, [group], [], 1.0, 0.0)
     pool = mock.MagicMock()
-    pool.return_value.__enter__.return_value.submit.return_value = found
+    pool.return_value.__enter__.return_value.submit.side_effect = [mock.Mock(), found]
     monkeypatch.setattr(calibrate, "ProcessPoolExecutor", pool)
     with calibrate.learning(made, 2, engine, said.append) as take:
         take()
@@ -347,7 +353,41 @@ def test_what_was_learnt_is_taken_once_it_is_there(monkeypatch):
     monkeypatch.setattr(calibrate, "make", lambda *about: about)
     monkeypatch.setattr(calibrate, "first_choice", lambda about: f"by {about[1]}")
     monkeypatch.setattr(calibrate, "asked", lambda *about: [(group, kernel, (0,))])
+    monkeypatch.setattr(calibrate, "_HERE", [made])
     assert calibrate._learn(3) == ("by 3", [(group.name, kernel, (0,))])
+
+
+def is_running(pid):
+    with contextlib.suppress(FileNotFoundError):
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kill", ["the command", "the process"])
+def test_who_learns_ends_with_the_search(monkeypatch, tmp_path, kill):
+    """With all that it has started, in a group that Ctrl-C does not reach."""
+    told = tmp_path / "pids"
+
+    def lasting(*_):
+        other = subprocess.Popen(["sleep", "600"])
+        whole_file.write_file(told, f"{os.getpid()} {other.pid} {os.getpgid(other.pid)}")
+        other.wait()
+
+    def search():
+        while not told.exists():
+            time.sleep(0.01)
+        if kill == "the command":
+            raise KeyboardInterrupt
+        os.kill(int(told.read_text().split()[0]), signal.SIGKILL)
+
+    monkeypatch.setattr(calibrate, "make", lasting)
+    ends = KeyboardInterrupt if kill == "the command" else FailedRun
+    with pytest.raises(ends), calibrate.learning(Plan(CARD, [], [], 1.0, 0.0), 1, mock.Mock(), print):
+        search()
+    learns, other, group = map(int, told.read_text().split())
+    assert group == learns != os.getpgid(0) and not calibrate._HERE
+    while any(is_running(pid) for pid in (learns, other)):  # a signal takes its time
+        time.sleep(0.01)
 
 
 def test_problems_are_half_plain_and_fit_the_card():

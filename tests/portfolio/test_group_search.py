@@ -4,10 +4,11 @@ import hashlib
 import os
 import signal
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from evoattn.engine.group_search import GroupSearch
+from evoattn.engine.group_search import TRIES, GroupSearch
 from evoattn.engine.groups import Group, Kernel
 from evoattn.engine.tools import Tools
 from evoattn.evaluation.process import Handler
@@ -132,6 +133,26 @@ def test_a_run_gives_up_where_no_gpu_process_can_start_any_more(soon):
 def test_groups_of_one_name_are_refused():
     with pytest.raises(ValueError, match="Two groups have one name: 16 d64, 16 d64"):
         GroupSearch([group_of_both("16 d64") for _ in range(2)], GPU)
+
+
+def test_groups_without_a_kernel_do_not_end_a_search_of_others():
+    none = [Group(f"none {number}", [parse_shape(SHAPES[0])], ()) for number in range(TRIES)]
+    engine = GroupSearch([*none, group_of_both()], GPU)
+    engine._compilers = mock.Mock(**{"idle.side_effect": lambda: ["a worker"]}, workers=["a worker"], busy=0)
+    assert not engine._feed_compilers() and not engine.exhausted
+    assert engine._feed_compilers() and engine._compilers.submit.call_count == 1
+
+
+def test_what_was_timed_or_found_wrong_since_it_was_chosen_is_not_asked_for():
+    group, (first, second, third) = group_of_both(), load_space("split_kv", GPU).starting_configs()[:3]
+    timed, wrong = Kernel("split_kv", first.params, times={0: 5.0}, state="right"), Kernel("split_kv", second.params)
+    wrong.state = "wrong"
+    group.kernels |= {timed.id: timed, wrong.id: wrong}
+    engine, new = GroupSearch([group], GPU), Kernel("split_kv", third.params)
+    engine.ask([(group, Kernel("split_kv", one.params), (0, 1)) for one in (first, second)] + [(group, new, (0, 1))])
+    assert [*engine._asked] == [(group, timed, (1,)), (group, new, (0, 1))]
+    engine.ask([(group, Kernel("split_kv", first.params), (0,))])
+    assert not engine._asked
 
 
 @pytest.mark.slow
