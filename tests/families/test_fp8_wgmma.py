@@ -66,6 +66,11 @@ RIGHT = [
     (SUMS | {"POLYNOMIAL_EIGHTHS": 2}, f"{HEADS} turned op=forward_in_fp16 sink", "extreme_terms"),
     ({"VALUE_PARTS": 4}, CAUSAL, "large_logits"),
     ({}, BLOCKS, "extreme_terms"),
+    (
+        PERSISTENT | {"BLOCK_M": 192, "CAUSAL_SKIP": True},
+        "B=2 H=2 Hkv=1 Sq=400 Sk=530 D=32 e4m3 scales=block causal lse turned",
+        "extreme_terms",
+    ),
     ({"BLOCK_N": 128}, "B=1 H=2 Sq=64 Sk=150 D=32 e4m3 kv=e5m2 scales=head turned", "large_logits"),
     (SHARED, "B=1 H=1 Sq=64 Sk=530 D=32 e4m3 scales=block window=200:10 softcap=20 sink", "plain"),
     (
@@ -116,6 +121,14 @@ FAULTS = [
     ({}, HEADS, "plain", "inverse[0] *= scale, inverse[1] *= scale;", ""),
     ({}, BLOCKS, "plain", "factor[0] *= running.change, factor[1] *= running.change;", "(void)0;"),
     ({}, BLOCKS, "plain", "__fdividef(before, unit)", "before * unit"),
+    (
+        {},
+        BLOCKS,
+        "plain",
+        "mbarrier_wait(barrier(Smem::K_EMPTY, ring.stage), ring.parity ^ 1);  // what was told",
+        "//",
+    ),
+    ({}, BLOCKS, "plain", "Smem::TOLD_BYTES * ring.stage, key - BLOCK_N", "0, key - BLOCK_N"),
     ({}, BLOCKS, "plain", "head, first / ROWS)", "head, 0)"),
     ({}, BLOCKS, "extreme_terms", "least = fmaxf(least, value * LEAST_STEP)", "least = LEAST"),
     ({}, ROUNDED, "plain", "unit = round_rows(q) *", "unit = (round_rows(q), 1.f) *"),
