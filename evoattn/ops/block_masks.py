@@ -178,11 +178,12 @@ def finer(mask: BlockMask, kind: Hashable, us_of: Callable[[BlockMask], float]) 
     known = counted(mask)
     if _versions(known.captured) != known.read:
         return mask
-    if known.finer is not None:
-        return known.finer if known.finer.mask_mod is mask.mask_mod else mask
-    if known.again is None or (mask.kv_num_blocks.is_cuda and torch.cuda.is_current_stream_capturing()):
+    made, again = known.finer, known.again  # once: another thread may change them meanwhile
+    if made is not None:
+        return made if made.mask_mod is mask.mask_mod else mask
+    if again is None or (mask.kv_num_blocks.is_cuda and torch.cuda.is_current_stream_capturing()):
         return mask
-    again, known.again, kind = known.again, None, (kind, known.counts)
+    known.again, kind = None, (kind, known.counts)
     better = _finer.get(kind)
     try:
         made = mask if better is False else again(FINER)

@@ -401,6 +401,18 @@ def test_small_tiles_have_lists_of_their_own(monkeypatch):
         assert finer(later) is later, "the driver refuses the launch"
 
 
+def test_another_thread_may_take_what_makes_finer_lists(monkeypatch):
+    mask = torch_flex.create_block_mask(of_each_kind, 1, 1, 300, 300, "cpu")
+    makers = iter([lambda size: mask])
+
+    class Known:
+        counts, captured, read, finer = "1/1/1", (), (), None
+        again = property(lambda self: next(makers, None), lambda self, value: None)
+
+    monkeypatch.setattr(block_masks, "counted", lambda _: Known())
+    assert block_masks.finer(mask, "a kind", lambda _: 1.0) is mask
+
+
 def test_counts_have_two_significant_bits():
     """So that masks that differ little have one plan."""
     assert [block_masks._rounded(count) for count in (0, 0.2, 1, 5, 6.9, 110)] == [0, 1, 1, 6, 6, 96]
