@@ -122,7 +122,7 @@ class KernelList:
 def load(arch: str, folder: Path = DATA) -> KernelList | None:
     """The list of an architecture, e.g. `sm_90a`, or None where there is none.
 
-    Raises `ValueError`, `KeyError` or `TypeError` on a damaged file.
+    Raises `ValueError`, `KeyError` or `TypeError` on a damaged file; a kernel's row raises when it is asked for.
     """
     try:
         row = json.loads((folder / f"{arch}.json").read_text(encoding="utf-8"))
