@@ -345,8 +345,8 @@ class Kernels:
     def meanwhile(self, choice: Choice, index: int, from_functions: bool) -> Choice:
         """What runs in place of a chosen kernel whose compilation a call would wait for: a loaded one that says the
         same, which was chosen for other lengths or masks, of calls `from_functions` and of a caller's expressions. The
-        chosen one is compiled beside it, and runs from then on. Where bits must not change, or there is no such kernel,
-        the chosen one itself."""
+        chosen one is compiled beside it, and runs from then on, but in a capture, which loads none. Where bits must not
+        change, or there is no such kernel, the chosen one itself."""
         key, problem = (index, choice.key), choice.problem
         may_wait = from_functions or problem.own_score is not None or problem.shown is not None
         if not may_wait or choice.estimated or key in self._loaded or self._failure(key):
@@ -361,7 +361,8 @@ class Kernels:
             and not self._failure((at, of))
             and not other.family.why_impossible(problem, other.config, choice.gpu)
         ]
-        if not others or has_cubin(choice.family, problem.as_searched, choice.config, choice.gpu, self._folder):
+        recipe = choice.family, problem.as_searched, choice.config, choice.gpu, self._folder
+        if not others or (has_cubin(*recipe) and not self._platform.capturing()):
             return choice
         from evoattn.cost.cost import scores  # here: it imports NumPy and reads a file of weights
 
