@@ -28,6 +28,7 @@ from evoattn.correctness.reference import with_kept_scores
 from evoattn.families.block_list import packed_mask
 from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES
+from evoattn.families.residency import WARP
 from evoattn.families.split_kv.resources import LEAST_STEPS
 from evoattn.model.block_list import parse_blocks
 from evoattn.model.dtype import DTYPES
@@ -391,10 +392,12 @@ class _Maker:
         """The case with blocks of one or two tiles, by turns, and documents that begin within them. Some have lists
         that heads share, for which a launch may ask the predicate once. Turn 1, the case with two batches and heads,
         has lists that batches share where tiles are wider than high, else one for each batch and head: no other case
-        with rows enough asks the predicate in the loop over keys."""
+        with rows enough asks the predicate in the loop over keys. Turn 7, the other one with two batches, has blocks
+        of which a launch asks the predicate, which are whole warps of keys."""
         batches_share = turn == 1 and self.block_n > self.block_m
         by = "h" if batches_share else "b" if turn % 8 in (3, 4, 7) else "bh"
-        return self._with_lists(case, by, 1 + turn % 2, 2 - turn // 2 % 2)
+        in_words = self.block_n % WARP == 0 or turn % 8 != 7
+        return self._with_lists(case, by, 1 + turn % 2, 2 - turn // 2 % 2 if in_words else 2)
 
     def _with_lists(self, case: AttentionProblem, by: str, row_tiles: int, key_tiles: int) -> AttentionProblem:
         rows, keys = self.block_m * row_tiles, self.block_n * key_tiles

@@ -147,7 +147,7 @@ def draw(mask: BlockMask, batch: int, heads: int, band: Band, diagonal: int) -> 
             else _honest(mask, mask.starts(b, max(band.seqlen_k, diagonal + band.seqlen_q)), band, diagonal)
         )
         lists = heads if mask.by_head else 1
-        made.append(tuple(_mixed(honest, mask.blocks(band)[1], b, h) if mask.mixed else honest for h in range(lists)))
+        made.append(tuple(_mixed(honest, mask, band, b, h) if mask.mixed else honest for h in range(lists)))
     return tuple(made)
 
 
@@ -180,13 +180,15 @@ def _counted(mask: BlockMask, band: Band, batch: int) -> tuple[BlockRow, ...]:
     return tuple(made)
 
 
-def _mixed(rows: tuple[BlockRow, ...], blocks: int, batch: int, head: int) -> tuple[BlockRow, ...]:
+def _mixed(rows: tuple[BlockRow, ...], mask: BlockMask, band: Band, batch: int, head: int) -> tuple[BlockRow, ...]:
     """The same with half of the blocks anything, in no order, some rows with one kind of blocks alone, or none. The
-    first row of all has both kinds where there are two blocks: by turns its PARTIAL one shows nothing, so that the
-    first key that it sees is in the FULL one."""
+    first row of all, and of each list that all heads share, has both kinds where there are two blocks: by turns its
+    PARTIAL one shows nothing, so that the first key that it sees is in the FULL one."""
+    blocks = mask.blocks(band)[1]
     chance, made = random.Random(f"{batch}, {head}, {blocks}"), []
     for number, row in enumerate(rows):
-        partial, full, first = set(row.partial), set(row.full), number == batch == head == 0
+        partial, full = set(row.partial), set(row.full)
+        first = number == head == 0 and not (batch and mask.by_head)
         hidden = set(range(1, blocks)) - partial - full
         for block in range(blocks):
             if chance.random() < 0.5:

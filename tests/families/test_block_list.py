@@ -70,6 +70,7 @@ WRONG = {
     "bits of the lane's first key": (SHARED, ("words[row][i] >>= shift;", "words[row][i] >>= 0;")),
     "bits of the row above": (SHARED, ("(row + i * 8) * bits_row_words", "(row + i * 8 - 1) * bits_row_words")),
     "bits without the diagonal": (SHARED, ("(key < mask.keys_of(query)) &", "(key < seqlen_k) &")),
+    "bits of another batch": (SHARED, ("? list.bits + batch * ", "? list.bits + 0 * ")),
     "bits of rows in no order": (SHARED, ("if (lane == i) word", "if (lane == 31 - i) word")),
     "split: the list is ignored": (SPLIT, ("return listed.first_key(key / LIST_GRANULE) +", "return key -")),
     "split: FULL taken for PARTIAL": (SPLIT, ("return terms.own.partial = is_partial(tile);", "return true;")),
@@ -80,7 +81,7 @@ WRONG = {
     "FULL taken for PARTIAL": (ANY, ("return tile < partial_tiles;", "return true;")),
     "PARTIAL taken for FULL": (ANY, ("return tile < partial_tiles;", "return tile < 0;")),
     "PARTIAL without the predicate's value": (SHORT, ("if (!terms.shows(batch, head, row + m", "if (0 * (row + m")),
-    "in a loop: the row above": (ANY, ("const int query = row + i * 8,", "const int query = row + i * 8 - 1,")),
+    "in a loop: the row above": (ANY, ("row + i * 8, first),", "row + i * 8 - 1, first),")),
     "PARTIAL without the diagonal": (
         ANY,
         ("mask_scores(s, mask.keys_from(", "mask_scores(s, AllKeys(seqlen_q, seqlen_k).keys_from("),

@@ -170,7 +170,7 @@ def draw_variant(problem: AttentionProblem, name: str, rng: random.Random) -> di
         "page": {"seqused": f"1:{keys}", "page": rng.choice(PAGES)},
         "appended": {"seqused": f"{min(queries, keys)}:{keys}", "appended": True},
         "varlen": {"varlen": f"1:{queries}/1:{keys}"},
-        "score": {"score": "s*gate[h]-max(q+d-k,0)/64+slope[k-q+99]", "tables": "gate:fp32:4+slope:bf16:200"}
+        "score": {"score": "s*gate[h]-max(q+d-k,16)/64+slope[k-q+99]", "tables": "gate:fp32:4+slope:bf16:200"}
         | ({"grads": "own_gate+own_slope"} if problem.op == "backward" and problem.layout == "bshd" else {}),
         "kv": {"kv": rng.choice(EIGHT_BIT_CACHES)},
         "scales": {"scales": "head"}

@@ -13,8 +13,9 @@ from tests.mutation.settings import Setting
 from tests.mutation.sources import Mutant, in_turn, mutants_of, text_of
 from tests.mutation.substitutes import KINDS
 
-PREDICATES = "((k//3+q//5)%7<3)|((q+h)%2==b)", "((k//3+q//5)%7<3)|(q%4+k%5<3)"
-"""One of them in every other setting with block lists: all batches and heads have the second in common."""
+PREDICATES = tuple(f"((k//3+q//5)%7<3)|({other})" for other in ("(q+h)%2==b", "q%4+k%5<3", "q%4+k%5<b+2"))
+"""One of them in every other setting with block lists: all batches and heads have the second in common, heads alone the
+third."""
 VARIANTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "window": (("window",), ("window",)),
     "softcap": (("softcap",), ("softcap",)),
