@@ -348,6 +348,7 @@ def test_small_tiles_have_lists_of_their_own(monkeypatch):
     seen = lambda b, h, q, k: ids[q] == ids[k]
 
     def run(platform, kernel, device, shape, given, tables):
+        assert (platform, kernel, device) == ("a platform", "kernel", torch.device("cpu"))
         made.append(shape.block_rows)
         sizes = shape.block_rows, shape.block_keys
         mask = torch_flex.create_block_mask(seen, 1, 1, shape.seqlen_q, shape.seqlen_k, "cpu", sizes)
