@@ -276,7 +276,7 @@ def test_the_first_mask_is_no_larger_than_the_one_that_is_wanted(monkeypatch, tm
     monkeypatch.setattr(block_masks, "_run", run)
     monkeypatch.setattr(block_masks, "LoadedKernel", lambda *_: "kernel")
     compiled = SimpleNamespace(cubin=b"")
-    monkeypatch.setattr(block_masks, "KernelFiles", lambda *_: SimpleNamespace(get=lambda _: compiled))
+    monkeypatch.setattr(block_masks, "KernelFiles", lambda at, _: SimpleNamespace(get=lambda _: at.parent and compiled))
     platform = SimpleNamespace(spec=lambda _: GPUS["h100"], identity=lambda _: "a machine")
     given = platform, torch.device("cpu"), "", mask.mask_mod, MaskShape(1, 1, 100, 100, 128, 128), {}, ()
     monkeypatch.setattr(block_masks, "TORCH", None)
