@@ -84,7 +84,7 @@ OF_SPOTS = Written(mask_mod=lambda b, h, q, k: SPOTS[q, k])  # past the first 32
 STARTS = torch.tensor([0] + [90] * 7 + [0] * 8)
 OF_HASH = Written(mask_mod=lambda b, h, q, k: q > STARTS[(k * 30000001) % 16])
 """Products from key 72 on are no int, so that of a warp's keys some have one element and others may have any."""
-OF_COARSE = Written(mask_mod=lambda b, h, q, k: PAIRS[q // 8, k // 8])
+OF_COARSE = Written(mask_mod=lambda b, h, q, k: PAIRS[q // 8 + 9 * b, k // 8], by_batch=True)
 OF_BARE = Written(mask_mod=lambda b, h, q, k: BARE[q, k])
 """A table of pairs with blocks of 48 rows and 32 keys of each kind, of which 32 by 32 pairs are all alike."""
 
@@ -275,8 +275,8 @@ def test_the_first_mask_is_no_larger_than_the_one_that_is_wanted(monkeypatch, tm
 
     monkeypatch.setattr(block_masks, "_run", run)
     monkeypatch.setattr(block_masks, "LoadedKernel", lambda *_: "kernel")
-    compiled = SimpleNamespace(cubin=b"")
-    monkeypatch.setattr(block_masks, "KernelFiles", lambda at, _: SimpleNamespace(get=lambda _: at.parent and compiled))
+    files = SimpleNamespace(get=lambda _: SimpleNamespace(cubin=b""))
+    monkeypatch.setattr(block_masks, "KernelFiles", lambda folder, version: folder.parent and files)
     platform = SimpleNamespace(spec=lambda _: GPUS["h100"], identity=lambda _: "a machine")
     given = platform, torch.device("cpu"), "", mask.mask_mod, MaskShape(1, 1, 100, 100, 128, 128), {}, ()
     monkeypatch.setattr(block_masks, "TORCH", None)
