@@ -52,7 +52,7 @@ FAULTS = [
         "first_key, min(seqlen_k, first_key + split_keys) - 1, THREADS",
     ),
     ("APPENDED ? seqlen_q : 0", "0"),
-    ("  }\n  __syncthreads();", "  }"),
+    ("__syncthreads();  // warps read keys", "// warps read keys"),
 ]
 
 
