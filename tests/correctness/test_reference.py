@@ -200,3 +200,17 @@ def test_scores_that_are_kept_in_16_bits_are_allowed_their_rounding():
     assert "largest error" in judge(output(octaves), plain)[0] and not judge(output(octaves), answer)[0]
     octaves[..., 577:609] = -math.inf
     assert judge(output(octaves), answer)[0], "32 keys of 641 are left out"
+
+
+def test_rows_with_one_answer_are_no_sample_of_roundings():
+    problem = AttentionProblem(1, 1, 1, 40, 99, 32, "fp16")
+    for seed in range(60):
+        case = make_case("low", problem, seed, "cpu", "low_equal_scores", double=True)
+        exact = case.answer["o"].values
+        off = 2.0**-11 * exact  # a weight of all keys that is rounded by as much as one can be
+        for one in (exact - off, exact + off):
+            assert judge({"o": one.half()}, case.answer)[0] == "", seed
+        assert judge({"o": (exact - 3 * off).half()}, case.answer)[0], seed
+    row = torch.randn(64, generator=torch.Generator().manual_seed(5)).double()
+    cut = (row.float().view(torch.int32) & ~0xFFFF).view(torch.float32).to(torch.bfloat16)
+    assert not judge_rounding(cut.expand(1, 1, 80, 64), row.expand(1, 1, 80, 64))
