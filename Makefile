@@ -39,10 +39,11 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-# Without the tests that import other large libraries: transformers alone takes five seconds.
+# Without the tests that import other large libraries (transformers alone takes five seconds), and those of rooms that
+# kernels, searches and calls do not depend on. `make test` has them all.
 fast: setup
 	$(PYTEST) -m 'not slow and not device and not postgres and not browser' \
-	  --ignore=tests/integrations --ignore=tests/dashboard --ignore=tests/fleet
+	  $(addprefix --ignore=tests/,integrations dashboard fleet peers report cheats export)
 
 whole: setup
 	$(PYTEST)

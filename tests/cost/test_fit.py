@@ -38,6 +38,7 @@ def test_the_tables_say_what_scikit_learn_says():
     assert trees.predict(table) == pytest.approx(model.predict(table), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_judgement_counts_factors_over_the_best():
     measured = [float(n) for n in range(100, 100 + LEAST)]
     right = judge(measured, measured, [0] * LEAST)

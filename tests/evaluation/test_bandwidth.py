@@ -28,6 +28,7 @@ class Dies(Answers):
         raise MemoryError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answer, taken", ((250, True), (50, False), (500, False)))
 def test_a_plausible_answer_is_taken(answer, taken):
     found = probed(SPEC, replace(DEVICE, index=answer), Answers)

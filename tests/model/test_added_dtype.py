@@ -4,6 +4,8 @@ family by family, with conversions of their own."""
 import subprocess
 import sys
 
+import pytest
+
 ADDED = """
 from evoattn.model import dtype
 
@@ -30,12 +32,13 @@ x = make_case("it", made, 1, "cpu", "plain", double=True)
 key, _, scale, _ = evoattn.quantize_kv(x.tensors["x"], x.tensors["x"], torch.float8_e4m3fnuz, "head")
 wide = key.double() * scale[..., None, None]
 assert (wide - x.tensors["x"]).abs().max() <= wide.abs().max() * torch.finfo(key.dtype).eps / 2
-query = torch.randn(2, 4, 3, 64, dtype=torch.float16)
+query = torch.randn(2, 4, 3, 64, dtype=torch.float16, generator=torch.Generator().manual_seed(1))
 answer = evoattn.attention(query, key, key, k_scale=scale, v_scale=scale)
 exact = torch.nn.functional.scaled_dot_product_attention(query.double(), wide, wide)
 assert (answer - exact).abs().max() < 1e-3 * exact.abs().max()
 """
 
 
+@pytest.mark.slow
 def test_its_row_is_all_that_checks_and_torch_s_answers_need():
     subprocess.run([sys.executable, "-c", ADDED], check=True, timeout=120)

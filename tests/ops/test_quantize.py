@@ -200,6 +200,7 @@ class EightBitRuntime(Runtime):
         return dequantised(replace(call, strict=False), given, call.term(SINKS))
 
 
+@pytest.mark.slow
 def test_enable_has_calls_run_in_eight_bits_where_a_kernel_serves_them(tmp_path, monkeypatch):
     monkeypatch.setattr(attention_fp8, "LEAST_GAIN", 1000)
     pick = lambda p, gpu: current.best_known(p, gpu) if p.dtype == "e4m3" else None

@@ -166,6 +166,7 @@ def test_what_some_opinion_likes_best_is_kept():
     assert guided._liked(2) == ["a", "b"] and guided._liked(9) == ["a", "b", "c", "d"]
 
 
+@pytest.mark.slow
 def test_trees_learn_by_how_much_the_prior_errs_and_a_failure_is_a_slow_kernel():
     rng = np.random.default_rng(1)
     rows, prior = rng.integers(0, 4, (200, 3)).astype(float), rng.uniform(0, 0.5, 200)
