@@ -30,7 +30,8 @@ reads and writes V once. From here on that took 0.91 of the time in the mean (0.
 BLOCKS_BELOW, BLOCKS_BELOW_WIDE, WIDE_DIM = 900, 3000, 128
 """`_seen`, below which tensors are quantised with a scale for each 128 rows, from WIDE_DIM on the second: one launch
 reads them once, in 0.67 of the time, and kernels then take 1.00 to 1.05 of that with scales of heads. Narrow heads have
-faster kernels for those (H100 and H200, 2026-11-27 and 28, reports/performance.md)."""
+faster kernels for those (H100 and H200, 2026-11-27 and 28, reports/performance.md). The second is an estimate by these
+parts: no whole call with it was timed."""
 WITH_WGMMA = "sm_90a"
 ROUNDS = "rounds"
 """Before what is known of calls whose query no kernel rounds."""
