@@ -11,7 +11,6 @@ from evoattn.families.flash_wgmma.resources import (
     HEADS_IN_TURN,
     O_CHUNK_PLACES,
     WARPGROUP_ROWS,
-    WIDE_HEAD_DIM,
     FlashWgmmaGenes,
     begins_ahead,
     chunks_of,
@@ -64,18 +63,23 @@ MAP_STRIDE = 16
 GANGS_ALONG_Y = "gridDim.y"
 """In `key_share.cuh`, and in no other part of the kernel."""
 RESCALES = {"always": ("ALWAYS", 0), "lazy_5": ("LAZY", 5), "lazy_8": ("LAZY", 8), "lazy_after": ("LAZY_AFTER", 0)}
-RECIPE: dict[str, Any] = {"BLOCK_N": 64, "RESCALE": "lazy_5", "POLYNOMIAL_EIGHTHS": 0, "PART_TILES": 8}
-"""Of rows of the same bits in every batch. A V of more than WIDE_HEAD_DIM columns has no parts: registers hold no
-second O beside the first."""
+RECIPE: dict[str, Any] = {"BLOCK_N": 64, "RESCALE": "lazy_after", "POLYNOMIAL_EIGHTHS": 0, "PART_TILES": 8}
+"""Of rows of the same bits in every batch."""
+WIDEST_IN_PARTS = 160
+"""The most columns of V whose keys have parts: shared memory has room for sums of 128 rows of these beside two tiles of
+keys. With 64 rows prompts would take 1.4 times as long, by the cost model."""
+WIDEST_LOOKING_BACK = 192
+"""The head_dim up to which all kernels of the recipe have registers for RESCALE=lazy_after; beyond, it is lazy_5."""
 SHORT_TILE = 48
 """BLOCK_N where there are no more keys: what follows in a tile of 64 adds zeros, so that bits are the same."""
 COUNTERS, RESULTS = "counters" + ZEROED_SUFFIX, "results"
 """Scratch buffers: tiles claimed or results given, and results of blocks that share a tile of rows."""
 
 
-def has_parts(problem: AttentionProblem) -> bool:
-    """Whether rows of the same bits in every batch have keys of several parts."""
-    return problem.head_dim_v <= WIDE_HEAD_DIM and problem.seqlen_k > RECIPE["PART_TILES"] * RECIPE["BLOCK_N"]
+def part_tiles(problem: AttentionProblem) -> int:
+    """PART_TILES of rows of the same bits in every batch; 0 where all keys are in the first part."""
+    tiles: int = RECIPE["PART_TILES"]
+    return tiles if problem.head_dim_v <= WIDEST_IN_PARTS and problem.seqlen_k > tiles * RECIPE["BLOCK_N"] else 0
 
 
 class FlashWgmma(Family):
@@ -122,7 +126,9 @@ class FlashWgmma(Family):
     def recipe(self, problem: AttentionProblem, gpu: GpuSpec) -> dict[str, Value]:
         if gpu.arch != ARCH or problem.dtype not in self.dtypes:
             return {}
-        own: dict[str, Value] = {} if has_parts(problem) else {"PART_TILES": 0}
+        own: dict[str, Value] = {"PART_TILES": part_tiles(problem)}
+        if max(problem.head_dim, problem.head_dim_v) > WIDEST_LOOKING_BACK:
+            own["RESCALE"] = "lazy_5"
         if problem.seqlen_k <= SHORT_TILE:
             own["BLOCK_N"] = SHORT_TILE
         return RECIPE | own
@@ -137,7 +143,7 @@ class FlashWgmma(Family):
         one block and by several; of one part nothing is added up."""
         genes = FlashWgmmaGenes.of(config)
         shared = (genes.KEY_SPLIT > 1 and not genes.PART_TILES) or genes.SCHEDULE == "balanced"
-        if shared or problem.blocks or genes.RESCALE == "lazy_after":  # which multiplies again by another instruction
+        if shared or problem.blocks:
             return None
         one = {"PART_TILES": 0} if parts(problem, genes) == 1 else {}
         return tuple(one.get(name, genes.value(name)) for name in RECIPE)
@@ -322,9 +328,10 @@ def why_no_parts(problem: AttentionProblem, genes: FlashWgmmaGenes) -> str | Non
     """Parts of keys that do not go with the problem, or with the other genes."""
     if not problem.batch_invariant:
         return f"PART_TILES={genes.PART_TILES} takes time for the same bits in every batch, of batch_invariant=1."
-    if problem.blocks or genes.SCHEDULE == "balanced" or problem.head_dim_v > WIDE_HEAD_DIM:
+    if problem.blocks or genes.SCHEDULE == "balanced" or problem.head_dim_v > WIDEST_IN_PARTS:
         return (
-            f"PART_TILES={genes.PART_TILES} needs a V of at most {WIDE_HEAD_DIM} columns, and tiles by the mask alone."
+            f"PART_TILES={genes.PART_TILES} needs a V of at most {WIDEST_IN_PARTS} columns, and tiles by the mask "
+            "alone."
         )
     if genes.KEY_SPLIT > 1 and genes.CAUSAL_SKIP:
         return f"CAUSAL_SKIP passes over tiles of one block: KEY_SPLIT={genes.KEY_SPLIT} parts have several."
@@ -395,7 +402,7 @@ def why_too_long(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec
         )
     if genes.PARTS_MERGE == "cluster" and parts(problem, genes) > genes.KEY_SPLIT:
         return f"PARTS_MERGE=cluster: each of the {parts(problem, genes)} parts needs a block of its own."
-    if problem.batch_invariant and not genes.PART_TILES and has_parts(problem):
+    if problem.batch_invariant and not genes.PART_TILES and part_tiles(problem):
         return f"PART_TILES=0: {problem.seqlen_k} keys are more than those of the first part."
     key_tiles = math.ceil(problem.seqlen_k / genes.BLOCK_N)
     if genes.SCHEDULE == "balanced" and key_tiles > MAX_KEY_TILES:

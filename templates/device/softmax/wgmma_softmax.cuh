@@ -17,8 +17,8 @@ using False = Flag<false>;
 enum class Rescale {
   ALWAYS,      // shift = row maximum; O and sums are rescaled after every tile
   LAZY,        // shift = LAZY_OCTAVES above the first maximum; O and sums are rescaled only if a score reaches it
-  LAZY_AFTER,  // shift = the first maximum; only if the sum of a tile is too high are its scores multiplied again and
-               // treated as ALWAYS
+  LAZY_AFTER,  // shift = the first maximum; only if the sum of a tile is too high are its scores multiplied again, and
+               // the rows whose sum it is raised to their maximum
 };
 
 constexpr float NO_KEYS = -1e38f;  // the shift of no key: finite, so that a masked score minus it is -inf and no NaN
@@ -125,14 +125,55 @@ __device__ __forceinline__ void row_max(const float (&s)[FLOATS], float (&maximu
   }
 }
 
-// s = s · scale - shift, with shift and sums of the rows raised so that it is at most 0; not raised by LAZY_AFTER
-// unless FIRST or MASKED. Returns whether O must be multiplied by `factor`, the same for all lanes of the warp. FIRST:
-// the first tile, O is still 0. MASKED: some row may see none or the first of its keys in this tile.
+// LAZY_AFTER: which of a lane's rows have probabilities that are too high, by sums of a tile of their four lanes.
+template <class Range> __device__ __forceinline__ void find_high_rows(const float (&sum)[2], bool (&high)[2]) {
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const unsigned lanes = __ballot_sync(ALL_LANES, !(sum[row] <= Range::HIGHEST));
+    high[row] = lanes >> threadIdx.x % 32 / 4 * 4 & 0xf;
+  }
+}
+// Raises these to their greatest score.
+__device__ __forceinline__ void raise_high_rows(RowState& state, const bool (&high)[2], const float (&maximum)[2],
+                                                float scale, float (&factor)[2]) {
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    if (!high[row]) continue;
+    const float shift = fmaxf(__fmul_rn(maximum[row], scale), state.shift[row]);
+    const float change = exp2_approx(state.shift[row] - shift);
+    factor[row] *= change, state.sum[row] = __fmul_rn(state.sum[row], change), state.shift[row] = shift;
+  }
+}
+// The same of a masked tile, before its exponentials; sums are made for it where one may be too high. Returns whether
+// one was.
+template <class Range, int FLOATS>
+__device__ __forceinline__ bool raise_in_masked(RowState& state, const float (&s)[FLOATS], const float (&maximum)[2],
+                                                float scale, float (&factor)[2]) {
+  constexpr float SAFE = Range::HIGHEST / FLOATS;  // a lane has half as many numbers of a row
+  bool high[2] = {false, false}, may_be = false;
+#pragma unroll
+  for (int row = 0; row < 2; ++row) may_be |= !(exp2_approx(fmaf(maximum[row], scale, -state.shift[row])) <= SAFE);
+  if (__any_sync(ALL_LANES, may_be)) {
+    float sum[2] = {0.f, 0.f}, odd[2] = {0.f, 0.f};
+#pragma unroll
+    for (int i = 0; i < FLOATS; ++i)
+      (i % 2 ? odd : sum)[i / 2 % 2] += exp2_approx(fmaf(s[i], scale, -state.shift[i / 2 % 2]));
+    sum[0] += odd[0], sum[1] += odd[1];
+    find_high_rows<Range>(sum, high);
+    raise_high_rows(state, high, maximum, scale, factor);
+  }
+  return high[0] || high[1];
+}
+
+// s = s · scale - shift, with shift and sums of the rows raised so that it is at most 0; of LAZY_AFTER so that sums are
+// not too high, and unless MASKED by `softmax_tile`. Returns whether O must be multiplied by `factor`, the same for all
+// lanes of the warp. FIRST: the first tile, O is still 0. MASKED: some row may see none or the first of its keys in
+// this tile.
 //
-// But for LAZY_AFTER what becomes of a row is the same whether its tile is FIRST, MASKED or neither, which depends on
-// other rows: a row that has seen no key takes the first maximum, every other one is raised by the same operations in
-// the same order. Products are not to be fused with the sum behind them, as the compiler may in one case and not in
-// another: `__fmul_rn`.
+// What becomes of a row is the same whether its tile is FIRST, MASKED or neither, which depends on other rows: a row
+// that has seen no key takes the first maximum, every other one is raised by the same operations in the same order.
+// Products are not to be fused with the sum behind them, as the compiler may in one case and not in another:
+// `__fmul_rn`.
 template <Rescale RESCALE, int LAZY_OCTAVES, bool FIRST, bool MASKED, int EIGHTHS, class Range, int FLOATS>
 __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS], float scale, float (&factor)[2]) {
   constexpr bool KEEP_NAN = EIGHTHS > 0;
@@ -148,7 +189,8 @@ __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS]
     for (int row = 0; row < 2; ++row) {
       const float old_shift = state.shift[row];
       const float scaled = Range::TOP ? fmaf(maximum[row], scale, -float(Range::TOP)) : __fmul_rn(maximum[row], scale);
-      const bool higher = exceeds<KEEP_NAN>(scaled, old_shift);
+      const bool is_set = RESCALE == Rescale::LAZY_AFTER && !FIRST && old_shift > NO_KEYS;
+      const bool higher = exceeds<KEEP_NAN>(scaled, old_shift) && !is_set;
       state.shift[row] = !LAZY ? greater<KEEP_NAN>(scaled, old_shift) : higher ? scaled + LAZY_OCTAVES : old_shift;
       state.shift[row] = finite_or_nan<KEEP_NAN>(state.shift[row]);
       subtracted[row] = state.shift[row];
@@ -161,6 +203,10 @@ __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS]
         if constexpr (!Range::SUMMED_BY_PRODUCT) state.sum[row] = __fmul_rn(state.sum[row], factor[row]);
         rescale |= RISES ? rise[row] != 0.f : higher;
       }
+    }
+    if constexpr (RESCALE == Rescale::LAZY_AFTER && !FIRST) {
+      rescale |= raise_in_masked<Range>(state, s, maximum, scale, factor);
+      subtracted[0] = state.shift[0], subtracted[1] = state.shift[1];
     }
     if constexpr (!FIRST) rescale = !LAZY || __any_sync(ALL_LANES, rescale);
   }
@@ -222,20 +268,28 @@ template <Rescale RESCALE, int LAZY_OCTAVES, int EIGHTHS, bool FIRST, bool MASKE
 __device__ __forceinline__ bool softmax_tile(RowState& state, float (&s)[FLOATS], float scale, float (&factor)[2],
                                              ScoresAgain scores_again) {
   bool rescale = shift_scores<RESCALE, LAZY_OCTAVES, FIRST, MASKED, EIGHTHS, Range>(state, s, scale, factor);
+  if constexpr (RESCALE == Rescale::ALWAYS) {
+    exponentiate<EIGHTHS, Range>(s, state.sum);
+    return rescale;
+  }
+  float sum[2] = {0.f, 0.f};
+  exponentiate<EIGHTHS, Range>(s, sum);
   if constexpr (RESCALE == Rescale::LAZY_AFTER && !FIRST && !MASKED) {
-    float sum[2] = {0.f, 0.f};
-    exponentiate<EIGHTHS, Range>(s, sum);
     rescale = too_high<Range>(sum);
     if (rescale) {
+      bool high[2];
+      find_high_rows<Range>(sum, high);
       scores_again();
-      shift_scores<Rescale::ALWAYS, 0, false, false, EIGHTHS, Range>(state, s, scale, factor);
-      sum[0] = sum[1] = 0.f;
+      float maximum[2];
+      row_max<false, false>(s, maximum);
+      factor[0] = factor[1] = 1.f, sum[0] = sum[1] = 0.f;
+      raise_high_rows(state, high, maximum, scale, factor);
+#pragma unroll
+      for (int i = 0; i < FLOATS; ++i) s[i] = fmaf(s[i], scale, -state.shift[i / 2 % 2]);
       exponentiate<EIGHTHS, Range>(s, sum);
     }
-    state.sum[0] += sum[0], state.sum[1] += sum[1];
-  } else {
-    exponentiate<EIGHTHS, Range>(s, state.sum);
   }
+  state.sum[0] += sum[0], state.sum[1] += sum[1];
   return rescale;
 }
 
