@@ -22,13 +22,10 @@ constexpr bool PASSES = VARLEN && BLOCK_M > 64 && KEY_SPLIT == 1 && PART_TILES =
                         !KeyList::LISTED && !Scales::GIVEN;
 constexpr bool LAST_FIRST = Mask::LAST_FIRST || KeyList::LISTED;  // the longest tiles of rows; most lists grow by rows
 constexpr bool IN_PARTS = PART_TILES > 0;
-// Tiles of keys by parts: the first four have PART_TILES each, all others twice as many.
+// Tiles of keys by parts.
 struct KeyParts {
-  static __device__ __forceinline__ int of(int tile) {
-    const int first_parts = tile / (IN_PARTS ? PART_TILES : 1);
-    return min(first_parts, 2 + first_parts / 2);
-  }
-  static __device__ __forceinline__ int first_tile(int part) { return max(part, 2 * (part - 2)) * PART_TILES; }
+  static __device__ __forceinline__ int of(int tile) { return tile / (IN_PARTS ? PART_TILES : 1); }
+  static __device__ __forceinline__ int first_tile(int part) { return part * PART_TILES; }
   // The last tile of the part that a block with every KEY_SPLIT-th has before this one; negative where there is none.
   static __device__ __forceinline__ int tile_before(int part) { return first_tile(part - KEY_SPLIT + 1) - 1; }
 };

@@ -63,7 +63,7 @@ MAP_STRIDE = 16
 GANGS_ALONG_Y = "gridDim.y"
 """In `key_share.cuh`, and in no other part of the kernel."""
 RESCALES = {"always": ("ALWAYS", 0), "lazy_5": ("LAZY", 5), "lazy_8": ("LAZY", 8), "lazy_after": ("LAZY_AFTER", 0)}
-RECIPE: dict[str, Any] = {"BLOCK_N": 64, "RESCALE": "lazy_after", "POLYNOMIAL_EIGHTHS": 0, "PART_TILES": 8}
+RECIPE: dict[str, Any] = {"BLOCK_N": 64, "RESCALE": "lazy_after", "POLYNOMIAL_EIGHTHS": 0, "PART_TILES": 16}
 """Of rows of the same bits in every batch."""
 WIDEST_IN_PARTS = 160
 """The most columns of V whose keys have parts: shared memory has room for sums of 128 rows of these beside two tiles of

@@ -73,8 +73,7 @@ class FlashWgmmaGenes(Genes):
     )
     PART_TILES: int = gene(
         "tiles of keys, counted from the first key, whose sums are made by themselves and then added up part by "
-        "part, by one block or by several with the same bits: of the first four parts so many, of others twice as "
-        "many; 0: none. Of batch_invariant problems",
+        "part, by one block or by several with the same bits; 0: none. Of batch_invariant problems",
         (0, 4, 8, 16, 32),
         default=0,
     )
@@ -292,8 +291,7 @@ def parts(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
 
 def parts_of(tiles: int, genes: FlashWgmmaGenes) -> int:
     """Parts of so many tiles of keys: `KeyParts` of the template."""
-    last = math.ceil(tiles / genes.PART_TILES) - 1
-    return 1 + least(last, 2 + last // 2)
+    return math.ceil(tiles / genes.PART_TILES)
 
 
 def merge_words(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
@@ -478,9 +476,8 @@ def _most_tiles(genes: FlashWgmmaGenes, most: int) -> int:
     if not genes.PART_TILES:
         return math.ceil(most / genes.KEY_SPLIT)
     own = [0] * genes.KEY_SPLIT
-    for part in range(parts_of(most, genes)):
-        first, end = (max(one, 2 * (one - 2)) * genes.PART_TILES for one in (part, part + 1))
-        own[part % genes.KEY_SPLIT] += min(end, most) - first
+    for part, first in enumerate(range(0, most, genes.PART_TILES)):
+        own[part % genes.KEY_SPLIT] += min(genes.PART_TILES, most - first)
     return max(own)
 
 
