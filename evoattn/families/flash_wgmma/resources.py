@@ -476,8 +476,8 @@ def _most_tiles(genes: FlashWgmmaGenes, most: int) -> int:
     if not genes.PART_TILES:
         return math.ceil(most / genes.KEY_SPLIT)
     own = [0] * genes.KEY_SPLIT
-    for first in range(0, most, genes.PART_TILES):
-        own[first // genes.PART_TILES % genes.KEY_SPLIT] += min(genes.PART_TILES, most - first)
+    for begin in range(0, most, genes.PART_TILES):
+        own[begin // genes.PART_TILES % genes.KEY_SPLIT] += min(genes.PART_TILES, most - begin)
     return max(own)
 
 
