@@ -268,13 +268,13 @@ template <Rescale RESCALE, int LAZY_OCTAVES, int EIGHTHS, bool FIRST, bool MASKE
 __device__ __forceinline__ bool softmax_tile(RowState& state, float (&s)[FLOATS], float scale, float (&factor)[2],
                                              ScoresAgain scores_again) {
   bool rescale = shift_scores<RESCALE, LAZY_OCTAVES, FIRST, MASKED, EIGHTHS, Range>(state, s, scale, factor);
-  if constexpr (RESCALE == Rescale::ALWAYS) {
+  if constexpr (RESCALE != Rescale::LAZY_AFTER) {
     exponentiate<EIGHTHS, Range>(s, state.sum);
     return rescale;
   }
   float sum[2] = {0.f, 0.f};
   exponentiate<EIGHTHS, Range>(s, sum);
-  if constexpr (RESCALE == Rescale::LAZY_AFTER && !FIRST && !MASKED) {
+  if constexpr (!FIRST && !MASKED) {
     rescale = too_high<Range>(sum);
     if (rescale) {
       bool high[2];
